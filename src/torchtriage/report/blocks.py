@@ -6,7 +6,7 @@ A style is one of rich; pages and Markdown know ``bold`` in it, and ``code``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from torchtriage.core.finding import Note
@@ -35,6 +35,9 @@ __all__ = [
     "bold",
     "code",
     "dim",
+    "labelled",
+    "share_bar",
+    "shown",
     "unfold",
 ]
 
@@ -100,11 +103,6 @@ class Block:
     on: str = ALL
     tight: bool = False
 
-    @property
-    def empty(self) -> bool:
-        """Whether there is nothing to show."""
-        return False
-
 
 @dataclass(frozen=True)
 class Row:
@@ -144,11 +142,6 @@ class Rows(Block):
     rows: Sequence[Row]
     indent: int = 2
 
-    @property
-    def empty(self) -> bool:
-        """Whether there is nothing to show."""
-        return not self.rows
-
 
 @dataclass(frozen=True)
 class Lines(Block):
@@ -162,30 +155,14 @@ class Lines(Block):
     kind: str = ""
     """The class of the paragraphs on a page."""
 
-    @property
-    def empty(self) -> bool:
-        """Whether there is nothing to show."""
-        return not any(map(unfold, self.lines))
-
 
 @dataclass(frozen=True)
 class Table(Block):
     """Rows of cells; the first column is text, the others are numbers unless ``align`` says so.
 
-    Parameters
-    ----------
-    columns, rows
-        Their names, and the cells.
-    align : str
-        ``l`` or ``r`` for each column.
-    kind : str
-        Its class on a page; ``kinds`` those of its rows.
-    styles : sequence of str
-        Of the rows on the terminal.
-    drop : sequence of int
-        Columns that the terminal leaves out where they do not fit, the first of them first.
-    limit : int
-        Rows that are shown; the number of the others is said.
+    ``align`` : ``l`` or ``r`` for each column. ``kind`` : its class on a page; ``kinds`` those of its rows.
+    ``styles`` : of the rows on the terminal. ``drop`` : columns that the terminal leaves out where they do not fit,
+    the first of them first. ``limit`` : rows that are shown; the number of the others is said.
     """
 
     columns: Sequence[str]
@@ -196,11 +173,6 @@ class Table(Block):
     styles: Sequence[str] = ()
     drop: Sequence[int] = ()
     limit: int = 10_000
-
-    @property
-    def empty(self) -> bool:
-        """Whether there is nothing to show."""
-        return not self.rows
 
 
 @dataclass(frozen=True)
@@ -216,11 +188,6 @@ class Code(Block):
     language: str = ""
     fit: bool = False
 
-    @property
-    def empty(self) -> bool:
-        """Whether there is nothing to show."""
-        return not self.rows
-
 
 @dataclass(frozen=True)
 class Entry(Block):
@@ -234,11 +201,6 @@ class Entry(Block):
     fold: bool = False
     """Whether Markdown shows the title alone until it is opened."""
 
-    @property
-    def empty(self) -> bool:
-        """Whether there is nothing to show."""
-        return (not unfold(self.title) and not self.blocks) or (bool(self.blocks) and all(b.empty for b in self.blocks))
-
 
 @dataclass(frozen=True)
 class Section(Block):
@@ -251,11 +213,6 @@ class Section(Block):
     name: str = ""
     """Its id on a page."""
 
-    @property
-    def empty(self) -> bool:
-        """Whether there is nothing to show."""
-        return all(block.empty for block in self.blocks)
-
 
 @dataclass(frozen=True)
 class Folded(Block):
@@ -264,11 +221,6 @@ class Folded(Block):
     title: Text
     blocks: Sequence[Block]
     on: str = field(default=MARKDOWN + PAGE, kw_only=True)
-
-    @property
-    def empty(self) -> bool:
-        """Whether there is nothing to show."""
-        return all(block.empty for block in self.blocks)
 
 
 @dataclass(frozen=True)
@@ -285,11 +237,6 @@ class Notes(Block):
     codes: bool = False
     """Whether each begins with its code."""
 
-    @property
-    def empty(self) -> bool:
-        """Whether there is nothing to show."""
-        return not self.notes
-
 
 @dataclass(frozen=True)
 class Markup(Block):
@@ -298,11 +245,6 @@ class Markup(Block):
     html: str
     on: str = field(default=PAGE, kw_only=True)
 
-    @property
-    def empty(self) -> bool:
-        """Whether there is nothing to show."""
-        return not self.html
-
 
 @dataclass(frozen=True)
 class Foot(Block):
@@ -310,6 +252,40 @@ class Foot(Block):
 
     text: str
     on: str = field(default=MARKDOWN, kw_only=True)
+
+
+def _empty(block: Block) -> bool:
+    match block:
+        case Rows(rows=parts) | Table(rows=parts) | Code(rows=parts) | Notes(notes=parts) | Markup(html=parts):
+            return not parts
+        case Lines(lines=lines):
+            return not any(map(unfold, lines))
+        case Entry(title=title, blocks=[]):
+            return not unfold(title)
+        case Entry(blocks=blocks) | Section(blocks=blocks) | Folded(blocks=blocks):
+            return all(map(_empty, blocks))
+    return False
+
+
+def shown(blocks: Iterable[Block], form: str) -> list[Block]:
+    """Return the blocks that a format shows: those for it that hold anything."""
+    return [block for block in blocks if form in block.on and not _empty(block)]
+
+
+def labelled(label: str, texts: Iterable[Text], style: str = "dim") -> list[Row]:
+    """Return a row for each text, of which the first has the label."""
+    return [Row("" if place else label, text, style) for place, text in enumerate(texts)]
+
+
+def share_bar(parts: Iterable[tuple[float, str, str]], cells: int) -> list[Span]:
+    """Return shares of a whole, each with its mark and style, as a bar; its rounding errors do not add up."""
+    bar, used, reach = [], 0, 0.0
+    for share, mark, style in parts:
+        reach += share
+        wide = max(round(reach * cells) - used, 0)
+        bar.append(Span(mark * wide, style))
+        used += wide
+    return bar
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,8 @@ def render(document: b.Document) -> str:
 
 
 def _blocks(blocks: Iterable[b.Block]) -> Iterable[str]:
-    for block in blocks:
-        if b.MARKDOWN in block.on and not block.empty:
-            yield from filter(None, _block(block))
+    for block in b.shown(blocks, b.MARKDOWN):
+        yield from filter(None, _block(block))
 
 
 def _block(block: b.Block) -> Iterable[str]:
@@ -147,5 +146,4 @@ def _fence(text: str, least: int) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Escape for HTML blocks, where neither Markdown nor references are to be read."""
     return _REFERENCE.sub(lambda match: f"{match[1]}&#8203;", html.escape(visible(text)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from torchtriage.core.finding import Fix
 from torchtriage.core.html import filled, policy, template
@@ -12,9 +12,11 @@ from torchtriage.core.names import visible
 from torchtriage.core.units import format_count
 from torchtriage.report import blocks as b
 
-__all__ = ["body", "fix", "line", "lines", "render", "svg_line", "text"]
+__all__ = ["HIGH", "WIDE", "body", "fix", "line", "lines", "render", "svg", "svg_line", "text", "whisker"]
 
 MAX_TEXT = 4000
+WIDE, HIGH = 1000.0, 100.0
+"""Of pictures as wide as their place, in their own units."""
 _UNIT = re.compile(r"(?<=\d) (?=(?:[nµm]?s|%|[KMGT]?i?B|/s)(?:\W|$))")
 
 
@@ -77,6 +79,33 @@ def fix(value: Fix) -> str:
     return parts
 
 
+def svg(parts: Iterable[str], kind: str, label: str) -> str:
+    """Return a picture that is as wide as its place; ``label`` says what it shows."""
+    name = f'class="{kind}" ' if kind else ""
+    return (
+        f'<svg {name}viewBox="0 0 {WIDE:g} {HIGH:g}" preserveAspectRatio="none" role="img" aria-label="{text(label)}">'
+        f"{''.join(parts)}</svg>"
+    )
+
+
+def whisker(
+    kind: str, label: str, verdict: str, *, limit: float | None, low: float | None, high: float, centre: float | None
+) -> str:
+    """Return an interval on an axis from -1 to 1 around no change; what lies beyond is cut."""
+
+    def at(share: float) -> float:
+        return round((max(min(share, 1.0), -1.0) + 1) / 2 * WIDE, 1)
+
+    parts = [svg_line(WIDE / 2, 0, WIDE / 2, HIGH, "zero")]
+    if limit is not None:
+        parts.append(svg_line(at(limit), 0, at(limit), HIGH, "limit"))
+    if low is not None:
+        parts.append(svg_line(at(low), HIGH / 2, at(high), HIGH / 2, f"range-line {verdict}"))
+    if centre is not None:
+        parts.append(svg_line(at(centre), HIGH / 2, at(centre), HIGH / 2, "centre"))
+    return svg(parts, kind, label)
+
+
 def svg_line(x1: float, y1: float, x2: float, y2: float, kind: str, title: str = "") -> str:
     """Return a line of a picture; ``title`` is what it says when it is pointed at."""
     shape = f'class="{html.escape(kind)}" x1="{x1:g}" y1="{y1:g}" x2="{x2:g}" y2="{y2:g}"'
@@ -84,9 +113,8 @@ def svg_line(x1: float, y1: float, x2: float, y2: float, kind: str, title: str =
 
 
 def _blocks(blocks: Iterable[b.Block]) -> Iterator[str]:
-    for block in blocks:
-        if b.PAGE in block.on and not block.empty:
-            yield from _block(block)
+    for block in b.shown(blocks, b.PAGE):
+        yield from _block(block)
 
 
 def _block(block: b.Block) -> Iterator[str]:
@@ -94,7 +122,8 @@ def _block(block: b.Block) -> Iterator[str]:
         case b.Head():
             yield from _head(block)
         case b.Rows():
-            yield _pairs(block.rows)
+            cells = "".join(f"<dt>{text(row.label)}</dt><dd>{line(row.text)}</dd>" for row in block.rows)
+            yield f'<dl class="pairs">{cells}</dl>'
         case b.Lines():
             kind = f' class="{block.kind}"' if block.kind else ""
             if block.bullets:
@@ -140,11 +169,6 @@ def _head(head: b.Head) -> Iterator[str]:
         rows = "".join(f"<div><dt>{text(label)}</dt><dd>{line(value)}</dd></div>" for label, value in head.facts)
         yield f'<dl class="facts">{rows}</dl>'
     yield "</header>"
-
-
-def _pairs(rows: Sequence[b.Row]) -> str:
-    cells = "".join(f"<dt>{text(row.label)}</dt><dd>{line(row.text)}</dd>" for row in rows)
-    return f'<dl class="pairs">{cells}</dl>'
 
 
 def _table(table: b.Table) -> str:

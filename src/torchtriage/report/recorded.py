@@ -46,7 +46,6 @@ def run(recorded: RecordedRun) -> tuple[tuple[str, str], ...]:
 
 
 def _memory(seen: WatchedMemory) -> list[tuple[str, str]]:
-    """Return the leak verdict and what memory was used, as rows of label and text."""
     if seen.answer == "not watched":
         return [("memory", visible(f"not watched: {'; '.join(seen.notes)}"))]
     steps, looks = format_count(seen.n_steps, "step"), format_count(seen.n_looks, "look")
@@ -94,22 +93,22 @@ def compiled(recorded: RecordedRun | None) -> tuple[tuple[str, str], ...]:
     return tuple(rows)
 
 
-def _compile_event(one: CompileEvent) -> str:
-    times = f", {one.count}x" if one.count > 1 else ""
-    at = f" at {visible(file_name(one.frame.file))}:{one.frame.line}" if one.frame else ""
-    of = f" in {one.function}" if one.function else ""
-    parts = [f"{one.what}{at}{of}{times}"]
-    if one.total_ms:
-        parts.append(f"{format_ms(one.total_ms)} of compiling")
-    if one.limit:
+def _compile_event(event: CompileEvent) -> str:
+    times = f", {event.count}x" if event.count > 1 else ""
+    at = f" at {visible(file_name(event.frame.file))}:{event.frame.line}" if event.frame else ""
+    of = f" in {event.function}" if event.function else ""
+    parts = [f"{event.what}{at}{of}{times}"]
+    if event.total_ms:
+        parts.append(f"{format_ms(event.total_ms)} of compiling")
+    if event.limit:
         parts.append("the recompile limit is reached: later calls run uncompiled")
-    if one.host_ms is not None and one.of_ms is not None:
-        most = "at most " if one.at_most else ""
-        idle = "" if one.idle_ms is None else f", device idle {most}{format_ms(one.idle_ms)}"
-        parts.append(f"host {most}{format_ms(one.host_ms)}{idle} {one.per} of {format_ms(one.of_ms)}")
-    elif one.kind == "graph break":
+    if event.host_ms is not None and event.of_ms is not None:
+        most = "at most " if event.at_most else ""
+        idle = "" if event.idle_ms is None else f", device idle {most}{format_ms(event.idle_ms)}"
+        parts.append(f"host {most}{format_ms(event.host_ms)}{idle} {event.per} of {format_ms(event.of_ms)}")
+    elif event.kind == "graph break":
         parts.append("not in the recorded steps")
-    return f"{'; '.join(parts)}. {one.fix.text}"
+    return f"{'; '.join(parts)}. {event.fix.text}"
 
 
 def _signed(ratio: float) -> str:
@@ -117,7 +116,6 @@ def _signed(ratio: float) -> str:
 
 
 def _environment(facts: Mapping[str, Any]) -> str:
-    """Return what of the environment matters for speed, on one line; empty where unknown."""
     parts = []
     if torch := facts.get("torch"):
         parts.append(f"torch {torch}")

@@ -45,8 +45,12 @@ def encode(results: Sequence[Result], jobs: Sequence[JobResult] = ()) -> bytes:
         results[0].version if results else "",
         [(result.trace.path, finding) for result, finding in findings],
         [
-            *(said for job in jobs for said in _job_notifications(job)),
-            *(said for result in results for said in _notifications(result)),
+            *(
+                notification(note.code, _NOTE_LEVEL[note.level], f"{len(job.ranks)} ranks: {note.message} {note.fix}")
+                for job in jobs
+                for note in job.notes
+            ),
+            *(row for result in results for row in _notifications(result)),
         ],
         successful=not any(result.refused for result in results),
     )
@@ -57,17 +61,9 @@ def log(
 ) -> bytes:
     """Return one SARIF run as UTF-8.
 
-    Parameters
-    ----------
-    version : str
-        Of torchtriage.
-    findings : sequence of (str, Finding)
-        Each with the path of its trace, which is where it points without a frame; empty when there
-        is none.
-    notifications : sequence of dict
-        What was not judged, and why; see :func:`notification`.
-    successful : bool
-        Whether a verdict could be given.
+    ``findings`` : each with the path of its trace, which is where it points without a frame; empty when there is
+    none. ``notifications`` : what was not judged, and why; see :func:`notification`. ``successful`` : whether a
+    verdict could be given.
     """
     codes = sorted({finding.code for _, finding in findings})
     seen: Counter[str] = Counter()
@@ -96,13 +92,6 @@ def _shown(results: Sequence[Result], job: JobResult, finding: Finding) -> Resul
     rank = finding.evidence.get("shown_rank", finding.evidence.get("late_rank"))
     path = next((item.path for item in job.ranks if item.rank == rank), job.ranks[0].path)
     return next((result for result in results if result.trace.path == path), results[0])
-
-
-def _job_notifications(job: JobResult) -> list[dict[str, Any]]:
-    return [
-        notification(note.code, _NOTE_LEVEL[note.level], f"{len(job.ranks)} ranks: {note.message} {note.fix}")
-        for note in job.notes
-    ]
 
 
 def _rule(finding: Finding) -> dict[str, Any]:
@@ -174,7 +163,6 @@ def _location(trace: str, finding: Finding) -> dict[str, Any]:
 
 
 def _uri(path: str) -> str:
-    """Return a URI reference: relative for relative paths, ``file://`` for absolute ones."""
     slashed = path.replace("\\", "/")
     encoded = quote(slashed, safe="/", errors="replace")
     if re.match(r"[A-Za-z]:/", slashed):
@@ -191,16 +179,11 @@ def _identity(finding: Finding) -> str:
 
 def _notifications(result: Result) -> list[dict[str, Any]]:
     """List notes, losses, unchecked and failed patterns: silence must not look clean."""
-    said = [(note.code, _NOTE_LEVEL[note.level], f"{note.message} {note.fix}".strip()) for note in result.notes]
-    said += [("read", "warning", line) for line in words.losses(result.trace)]
-    said += [
-        (
-            entry.code,
-            "note",
-            f"{entry.name} was not checked, missing: {', '.join(entry.missing)}. {entry.how_to_record}".strip(),
-        )
-        for entry in result.not_checked
-    ]
-    said += [(crash.code, "error", f"the pattern failed: {crash.error}") for crash in result.crashes]
+    rows = [(note.code, _NOTE_LEVEL[note.level], f"{note.message} {note.fix}".strip()) for note in result.notes]
+    rows += [("read", "warning", line) for line in words.losses(result.trace)]
+    for entry in result.not_checked:
+        text = f"{entry.name} was not checked, missing: {', '.join(entry.missing)}. {entry.how_to_record}"
+        rows.append((entry.code, "note", text.strip()))
+    rows += [(crash.code, "error", f"the pattern failed: {crash.error}") for crash in result.crashes]
     path = visible(result.trace.path)
-    return [notification(code, level, f"{path}: {text}") for code, level, text in said]
+    return [notification(code, level, f"{path}: {text}") for code, level, text in rows]

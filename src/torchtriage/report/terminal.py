@@ -46,11 +46,10 @@ def render(document: b.Document, *, width: int | None = None) -> Text:
 
 def _blocks(page: TerminalPage, blocks: Iterable[b.Block], shift: int = 0) -> None:
     first = not page.text
-    for block in blocks:
-        if b.TERMINAL in block.on and not block.empty:
-            page.blank(not (first or block.tight))
-            first = False
-            _block(page, block, shift)
+    for block in b.shown(blocks, b.TERMINAL):
+        page.blank(not (first or block.tight))
+        first = False
+        _block(page, block, shift)
 
 
 def _block(page: TerminalPage, block: b.Block, shift: int) -> None:
@@ -82,21 +81,15 @@ def _block(page: TerminalPage, block: b.Block, shift: int) -> None:
             page.verbatim(rows, indent=shift + block.indent)
         case b.Entry():
             page.line(*_parts(block.title, "bold"), indent=shift + block.indent, hang=block.hang)
-            for child in block.blocks:
-                if b.TERMINAL in child.on and not child.empty:
-                    page.blank(not child.tight and isinstance(child, b.Entry | b.Section))
-                    _block(page, child, shift + block.indent)
+            for child in b.shown(block.blocks, b.TERMINAL):
+                page.blank(not child.tight and isinstance(child, b.Entry | b.Section))
+                _block(page, child, shift + block.indent)
         case b.Section():
             if block.heading:
                 page.line(*_parts(block.heading, "bold"))
-                for child in block.blocks:
-                    if b.TERMINAL in child.on and not child.empty:
-                        _block(page, child, shift)
-            else:
-                inner = [child for child in block.blocks if b.TERMINAL in child.on and not child.empty]
-                for index, child in enumerate(inner):
-                    page.blank(index > 0 and not child.tight)
-                    _block(page, child, shift)
+            for index, child in enumerate(b.shown(block.blocks, b.TERMINAL)):
+                page.blank(index > 0 and not child.tight and not block.heading)
+                _block(page, child, shift)
         case b.Notes():
             for index, note in enumerate(block.notes):
                 page.blank(block.apart and index > 0)
@@ -164,7 +157,6 @@ class TerminalPage:
     """Lines of styled text, wrapped to a width as they come."""
 
     def __init__(self, width: int | None) -> None:
-        """Start a page of at most 120 columns, 80 when not given."""
         self.width = min(max(width or WIDTH, MIN_WIDTH), MAX_WIDTH)
         self.text = Text(no_wrap=True, overflow="ignore", end="")
         # measures and wraps, never prints

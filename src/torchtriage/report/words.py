@@ -124,15 +124,15 @@ def outside(results: Sequence[Result], jobs: Sequence[JobResult]) -> list[Result
     return [result for result in results if result.trace.path not in spoken]
 
 
-def rank_line(one: RankSummary) -> str:
-    """Return what one rank has to say of itself: its waiting, and what it makes others wait."""
-    if one.refused:
-        return f"no verdict: {visible(one.verdict)}"
-    parts = [format_ns(one.wall_ns)]
-    if one.wait_ns > WORTH_SAYING * one.wall_ns:
-        parts.append(f"waits {format_ns(one.wait_ns)}")
-    if one.caused_wait_ns > WORTH_SAYING * one.wall_ns:
-        parts.append(f"others wait {format_ns(one.caused_wait_ns)}")
+def rank_line(rank: RankSummary) -> str:
+    """Return what a rank has to say of itself: its waiting, and what it makes others wait."""
+    if rank.refused:
+        return f"no verdict: {visible(rank.verdict)}"
+    parts = [format_ns(rank.wall_ns)]
+    if rank.wait_ns > WORTH_SAYING * rank.wall_ns:
+        parts.append(f"waits {format_ns(rank.wait_ns)}")
+    if rank.caused_wait_ns > WORTH_SAYING * rank.wall_ns:
+        parts.append(f"others wait {format_ns(rank.caused_wait_ns)}")
     return ", ".join(parts)
 
 
@@ -151,19 +151,19 @@ def joint(result: Result | JobResult) -> str:
     return f"{saving(result.joint_cost)}, {how}"
 
 
-def answer(one: Answer) -> str:
+def answer(rerun: Answer) -> str:
     """Return ``87.4 ms per step instead of 176 ms: saves 72.1 ms (36-42 %)``."""
-    if one.saving_ms is None or one.low_ms is None or one.high_ms is None or one.after_ms is None:
-        return f"no answer: {visible(one.reason)}"
-    per = "per step" if one.per == "step" else "for the window"
-    change = f"{format_ms(one.after_ms)} {per} instead of {format_ms(one.of_ms)}"
-    ends = sorted((abs(one.low_ms), abs(one.high_ms)))
-    of = max(one.of_ms, 1e-9)
+    if rerun.saving_ms is None or rerun.low_ms is None or rerun.high_ms is None or rerun.after_ms is None:
+        return f"no answer: {visible(rerun.reason)}"
+    per = "per step" if rerun.per == "step" else "for the window"
+    change = f"{format_ms(rerun.after_ms)} {per} instead of {format_ms(rerun.of_ms)}"
+    ends = sorted((abs(rerun.low_ms), abs(rerun.high_ms)))
+    of = max(rerun.of_ms, 1e-9)
     share = format_range(format_share(ends[0] / of), format_share(ends[1] / of), from_zero=ends[0] <= 0)
-    verb = "saves" if one.saving_ms >= 0 else "costs"
-    text = f"{change}: {verb} {format_ms(abs(one.saving_ms))} ({share})"
-    if one.naive_ms is not None and one.naive_ms > 2 * max(one.saving_ms, 0) and share != "0 %":
-        text += f", not the {format_ms(one.naive_ms)} that durations add up to"
+    verb = "saves" if rerun.saving_ms >= 0 else "costs"
+    text = f"{change}: {verb} {format_ms(abs(rerun.saving_ms))} ({share})"
+    if rerun.naive_ms is not None and rerun.naive_ms > 2 * max(rerun.saving_ms, 0) and share != "0 %":
+        text += f", not the {format_ms(rerun.naive_ms)} that durations add up to"
     return text
 
 
@@ -193,13 +193,13 @@ SUSPICIOUS = "Suspicious, and no rule explains it"
 OPINION = "the learned detector's opinion, without a cost"
 
 
-def suspicion(one: Suspicion) -> str:
+def suspicion(hint: Suspicion) -> str:
     """Return ``31-44 % of a step, in 5 steps: 94 % likely to hold an anti-pattern, most ...``."""
-    most = next(iter(one.types.items()), None)
+    most = next(iter(hint.types.items()), None)
     like = f", most like {visible(most[0])} ({format_share(most[1])})" if most else ""
-    place = f"{100 * one.begins:.0f}-{format_share(one.ends)} of a step"
+    place = f"{100 * hint.begins:.0f}-{format_share(hint.ends)} of a step"
     return (
-        f"{place}, in {format_count(one.n_steps, 'step')}: {format_share(one.probability)} likely to hold"
+        f"{place}, in {format_count(hint.n_steps, 'step')}: {format_share(hint.probability)} likely to hold"
         f" an anti-pattern{like}"
     )
 
@@ -234,8 +234,8 @@ def frame(place: Frame) -> str:
         # of its start, or where it stood when the recording began
         return f"{words} (the function's line, not the call's)"
     lines = ", ".join(str(line) for line in place.lines)
-    said = f"on one of lines {lines}" if len(place.lines) > 1 else f"probably on line {lines}"
-    return f"{words} (the call is {said})"
+    where = f"on one of lines {lines}" if len(place.lines) > 1 else f"probably on line {lines}"
+    return f"{words} (the call is {where})"
 
 
 def quoted(place: Frame, quote: Quote | None) -> list[str]:
@@ -303,9 +303,9 @@ def evidence(finding: Finding) -> str:
 
 def _facts(values: Mapping[str, Any]) -> list[str]:
     facts = [words for key, value in values.items() if (words := _fact(str(key), value))]
-    said = next((i for i, words in enumerate(facts) if words.endswith(_WINDOW)), len(facts))
+    first = next((i for i, words in enumerate(facts) if words.endswith(_WINDOW)), len(facts))
     # there is one window: to say so once is enough
-    return facts[: said + 1] + [words.removesuffix(_WINDOW) for words in facts[said + 1 :]]
+    return facts[: first + 1] + [words.removesuffix(_WINDOW) for words in facts[first + 1 :]]
 
 
 def _fact(key: str, value: Any) -> str:

@@ -38,8 +38,8 @@ def document(result: BenchResult) -> b.Document:
     settings = [_setting(row) for row in result.rows]
     styles = ["red" if row.failure is not None else "" for row in result.rows]
     pairs = [
-        b.Row("" if rank else "order", comparison(pair) if not pair.tie or pair.resolved else b.dim(comparison(pair)))
-        for rank, pair in enumerate(result.comparisons[:N_PAIRS])
+        comparison(pair) if not pair.tie or pair.resolved else b.dim(comparison(pair))
+        for pair in result.comparisons[:N_PAIRS]
     ]
     blocks: list[b.Block] = [
         b.Head("torchtriage bench", result.verdict, facts=facts),
@@ -60,7 +60,7 @@ def document(result: BenchResult) -> b.Document:
             [b.Table(COLUMNS, table, kind="settings"), b.Lines([comparison(pair) for pair in result.comparisons])],
             on=b.PAGE,
         ),
-        b.Rows(pairs, on=b.TERMINAL),
+        b.Rows(b.labelled("order", pairs), on=b.TERMINAL),
         b.Section("", settings, on=b.TERMINAL),
         b.Section("Setting by setting", settings, on=b.PAGE),
         b.Notes(result.notes),
@@ -71,20 +71,17 @@ def document(result: BenchResult) -> b.Document:
 
 
 def _advice(result: BenchResult) -> Iterator[b.Block]:
-    for advice in result.advice:
-        title = f"{advice.need}, batch {advice.batch_size}" if advice.batch_size else advice.need
-        line = b.Lines([b.Span(advice.line, "green"), advice.why], hang=0, on=b.TERMINAL)
-        rows: list[b.Block] = [line, b.Code([(advice.line, "")], on=b.PAGE), b.Lines([advice.why], on=b.PAGE)]
-        yield b.Entry(title, rows, indent=2, kind="advice", on=b.TERMINAL + b.PAGE)
     lines: list[b.Text] = []
     for advice in result.advice:
         title = f"{advice.need}, batch {advice.batch_size}" if advice.batch_size else advice.need
         lines.append((b.bold(title), ": ", b.code(advice.line), f" ({advice.why})"))
+        line = b.Lines([b.Span(advice.line, "green"), advice.why], hang=0, on=b.TERMINAL)
+        rows: list[b.Block] = [line, b.Code([(advice.line, "")], on=b.PAGE), b.Lines([advice.why], on=b.PAGE)]
+        yield b.Entry(title, rows, indent=2, kind="advice", on=b.TERMINAL + b.PAGE)
     yield b.Lines(lines, bullets=True, on=b.MARKDOWN)
 
 
 def _setting(row: SettingRow) -> b.Entry:
-    """Return what the table of all settings has no room for."""
     rows: list[b.Row] = []
     for quantile in row.quantiles:
         if quantile.low_ms is not None and quantile.high_ms is not None:
@@ -204,7 +201,6 @@ def _tiny(share: float | None) -> str:
 
 
 def _errors(numerics: Numerics) -> str:
-    """Return the errors behind a verdict about the answers."""
     if numerics.verdict == "not checked":
         beside = f"; {_tiny(numerics.error)} from eager" if numerics.error is not None else ""
         return f"not checked: {numerics.reason}{beside}"
@@ -247,7 +243,6 @@ def misses(row: Misses) -> str:
 
 
 def _bars(times: Sequence[float]) -> str:
-    """Return the first steps as bars: one per step, heights by the logarithm."""
     logs = [math.log(max(time, 1e-9)) for time in times[:N_BARS]]
     return b.bars(logs, min(logs))
 
@@ -274,7 +269,6 @@ def _times(rows: Sequence[SettingRow]) -> str:
 
 
 def _curve(row: SettingRow) -> str:
-    """Return the first steps as a line over a logarithmic axis, and where they become steady."""
     logs = [math.log10(max(time, 1e-9)) for time in row.warm_up_ms]
     low, span = min(logs), max(max(logs) - min(logs), 0.05)
     across, room = WIDTH / max(len(logs) - 1, 1), HEIGHT - 8

@@ -167,7 +167,6 @@ def _sum(label: str, causes: Sequence[ChangeCause], *, told: bool) -> ChangeLine
 
 
 def _inside(line: ChangeLine, limit: int = 3) -> tuple[str, ...]:
-    """Return what moved most inside a line: kernels, operators or functions, or small causes."""
     cause, least_ns = line.cause, MIN_PART * abs(line.delta_ns)
     if cause is None:
         moved = [small for small in line.small if abs(small.change.delta_ns) >= max(least_ns, 1)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from itertools import pairwise
 from statistics import median
@@ -13,7 +13,7 @@ from torchtriage.core.units import format_count, format_share
 from torchtriage.measure.gate import formatting
 from torchtriage.measure.gate.result import Culprit, GateResult, HistoryResult, MetricRow, RowVerdict, Side, Track
 from torchtriage.report import blocks as b
-from torchtriage.report.page import svg_line, text
+from torchtriage.report.page import HIGH, WIDE, svg, svg_line, text, whisker
 
 __all__ = ["document", "workflow_commands"]
 
@@ -22,7 +22,6 @@ MAX_ANNOTATIONS = 10
 N_LOUD, N_WELL, N_IN_MARKDOWN = 30, 12, 50
 N_ROWS, N_PICTURES, N_TRACKS = 300, 40, 60
 CELLS = 57
-WIDE, HIGH = 1000.0, 100.0
 MIN_SPAN, MAX_SPAN = 0.02, 1.0
 """The axis of intervals reaches from 2 % to 100 %; what lies beyond is cut, its numbers are not."""
 _WORDS: dict[RowVerdict, tuple[str, str, str]] = {
@@ -161,26 +160,22 @@ def _loud(row: MetricRow, name: str) -> b.Block:
 
 def _culprit(culprit: Culprit) -> Iterator[b.Block]:
     lines = [*culprit.causes, *(f"new: {line}" for line in culprit.came)]
-    compare = ""
-    if culprit.before != culprit.after:
-        compare = f"torchtriage compare {culprit.before} {culprit.after}"
-    rows = [
-        b.Row("culprit", b.bold(f"{culprit.benchmark}: {culprit.sentence}")),
-        *(b.Row("", line) for line in lines),
-        *([b.Row("", b.Span(compare, "green"))] if compare else ()),
-    ]
+    differs = culprit.before != culprit.after
+    compare = f"torchtriage compare {culprit.before} {culprit.after}" if differs else ""
+    texts: list[b.Text] = [b.bold(f"{culprit.benchmark}: {culprit.sentence}"), *lines]
+    if compare:
+        texts.append(b.Span(compare, "green"))
     parts: list[b.Block] = [
         b.Lines([culprit.sentence]),
         b.Lines(lines, bullets=True),
         b.Lines([b.code(compare)] if compare else []),
     ]
     title = ("What changed in ", b.code(culprit.benchmark))
-    yield b.Rows(rows, on=b.TERMINAL)
+    yield b.Rows(b.labelled("culprit", texts), on=b.TERMINAL)
     yield b.Entry(title, parts, kind="culprit", on=b.MARKDOWN + b.PAGE)
 
 
 def _bar(row: MetricRow) -> list[tuple[str, str]]:
-    """Return the interval on an axis with no change in its middle, and the limit marked."""
     if row.low is None or row.high is None or row.ratio is None:
         return []
     limit = row.max_regress if row.better == "lower" else -row.max_regress
@@ -220,7 +215,6 @@ def _markdown_table(rows: Sequence[MetricRow], many: bool) -> b.Table:
 
 
 def _side(side: Side) -> str:
-    """Return what a side was measured on, in few words."""
     parts = [side.label]
     commits = [commit[:10] for commit in side.commits if commit[:4] not in side.label]
     if commits:
@@ -233,7 +227,6 @@ def _side(side: Side) -> str:
 
 
 def _machine(side: Side) -> str:
-    """Return the machine in few words: what makes its times comparable."""
     machine = dict(side.machine)
     parts = [machine[name] for name in ("cpu", "gpu", "os") if machine.get(name)]
     if machine.get("cores"):
@@ -248,7 +241,6 @@ def _host(sides: Sequence[Side]) -> str:
 
 
 def _classic(row: MetricRow) -> str:
-    """Return what people ask for, none of which decides; empty where there is nothing."""
     tests = row.classic
     if tests is None:
         return ""
@@ -329,7 +321,6 @@ def _sparks(track: Track, room: int = 66) -> list[tuple[str, str]]:
 
 
 def _forest(rows: Sequence[MetricRow], n_hidden: int, *, many: bool) -> Iterator[str]:
-    """Return every row's change and interval on one axis."""
     if not rows:
         return
     reach = [MIN_SPAN, *(row.max_regress for row in rows)]
@@ -356,18 +347,17 @@ def _forest(rows: Sequence[MetricRow], n_hidden: int, *, many: bool) -> Iterator
 
 
 def _whisker(row: MetricRow, span: float) -> str:
-    def at(share: float) -> float:
-        return round((max(min(share / span, 1.0), -1.0) + 1) / 2 * WIDE, 1)
-
-    middle = HIGH / 2
-    parts = [svg_line(WIDE / 2, 0, WIDE / 2, HIGH, "zero")]
-    if limit := row.max_regress if row.better == "lower" else -row.max_regress:
-        parts.append(svg_line(at(limit), 0, at(limit), HIGH, "limit"))
-    if row.low is not None and row.high is not None:
-        parts.append(svg_line(at(row.low - 1), middle, at(row.high - 1), middle, f"range-line {row.verdict}"))
-    if row.ratio is not None:
-        parts.append(svg_line(at(row.ratio - 1), middle, at(row.ratio - 1), middle, "centre"))
-    return _svg(parts, "whisker", f"{formatting.row_name(row)}: {row.sentence}")
+    limit = row.max_regress if row.better == "lower" else -row.max_regress
+    known = row.low is not None and row.high is not None
+    return whisker(
+        "whisker",
+        f"{formatting.row_name(row)}: {row.sentence}",
+        row.verdict,
+        limit=limit / span if limit else None,
+        low=((row.low or 0.0) - 1) / span if known else None,
+        high=((row.high or 0.0) - 1) / span,
+        centre=(row.ratio - 1) / span if row.ratio is not None else None,
+    )
 
 
 def _pictures(rows: Sequence[MetricRow], *, many: bool) -> Iterator[str]:
@@ -411,8 +401,8 @@ def _sessions(row: MetricRow, *, many: bool) -> str:
             parts.append(svg_line(x(i, side), y(value), x(i, side), y(value), f"dot {side}", title))
     classic = f'<p class="classic">Not used for the verdict: {text(_classic(row))}</p>' if _classic(row) else ""
     per = "pair" if row.paired else "session"
-    svg = _svg(parts, "dots", f"{formatting.row_name(row)}, by session")
-    plot = _plot(svg, formatting.amount(high, row.unit), formatting.amount(low, row.unit), f"{per} 1", f"{per} {n}")
+    picture = svg(parts, "dots", f"{formatting.row_name(row)}, by session")
+    plot = _plot(picture, formatting.amount(high, row.unit), formatting.amount(low, row.unit), f"{per} 1", f"{per} {n}")
     name = formatting.row_name(row, with_benchmark=many)
     return f'<div class="card"><h3>{text(name)}</h3><p>{text(row.sentence)}</p>{classic}{plot}</div>'
 
@@ -445,7 +435,7 @@ def _track(track: Track) -> str:
         parts.append(svg_line(x(i), y(point.value), x(i), y(point.value), "point", title))
     why = f"Not analysed: {text(track.refused)}" if track.refused else "" if track.changes else "No change."
     plot = _plot(
-        _svg(parts, "trail", f"{formatting.row_name(track)}, by commit"),
+        svg(parts, "trail", f"{formatting.row_name(track)}, by commit"),
         formatting.amount(high, track.unit),
         formatting.amount(low, track.unit),
         formatting.commit(track.points[0].commit),
@@ -459,21 +449,13 @@ def _track(track: Track) -> str:
 
 
 def _ends(values: Sequence[float]) -> tuple[float, float]:
-    """Return an axis around values: a tenth of their span beyond them, never empty."""
     low, high = min(values), max(values)
     beyond = (high - low) / 10 or abs(high) / 10 or 1.0
     return (max(low - beyond, 0.0) if low >= 0 else low - beyond), high + beyond
 
 
-def _plot(svg: str, top: str, bottom: str, first: str, last: str) -> str:
+def _plot(picture: str, top: str, bottom: str, first: str, last: str) -> str:
     return (
-        f'<div class="plot"><div class="scale"><span>{text(top)}</span><span>{text(bottom)}</span></div>{svg}'
+        f'<div class="plot"><div class="scale"><span>{text(top)}</span><span>{text(bottom)}</span></div>{picture}'
         f'<div class="below"><span>{text(first)}</span><span>{text(last)}</span></div></div>'
-    )
-
-
-def _svg(parts: Iterable[str], kind: str, label: str) -> str:
-    return (
-        f'<svg class="{kind}" viewBox="0 0 {WIDE:g} {HIGH:g}" preserveAspectRatio="none"'
-        f' role="img" aria-label="{text(label)}">{"".join(parts)}</svg>'
     )

@@ -115,19 +115,13 @@ def _growth(growth: Growth) -> b.Rows:
     held = growth.held_bytes
     at = [i * (len(held) - 1) // max(min(len(held), N_BARS) - 1, 1) for i in range(N_BARS)]
     values = [held[i] for i in at if i < len(held)]
-    rows = [
-        b.Row("steps", b.Span(b.bars(values, min(values)), "bold red" if growth.is_leak else "dim")),
-        b.Row("", f"{growth.name}: {_change(growth)}"),
-    ]
-    rows += [
-        b.Row("" if place else "grew", f"{format_bytes(area.values[-1]):>9}  {_fit(area.label)}")
-        for place, area in enumerate(growth.areas[:N_LINES])
-    ]
-    return b.Rows(rows, on=b.TERMINAL)
+    bars = b.Span(b.bars(values, min(values)), "bold red" if growth.is_leak else "dim")
+    rows = b.labelled("steps", [bars, f"{growth.name}: {_change(growth)}"])
+    areas = [f"{format_bytes(area.values[-1]):>9}  {_fit(area.label)}" for area in growth.areas[:N_LINES]]
+    return b.Rows([*rows, *b.labelled("grew", areas)], on=b.TERMINAL)
 
 
 def _change(growth: Growth) -> str:
-    """Return what memory did from the first step to the last, and how fast it changes per step."""
     first, last = format_bytes(growth.held_bytes[0]), format_bytes(growth.held_bytes[-1])
     n_steps = format_count(growth.steps[-1] - growth.steps[0] + 1, "step")
     low, high = format_bytes(growth.slope_low_bytes), format_bytes(growth.slope_high_bytes)
@@ -168,36 +162,29 @@ def _device(device: DeviceMemory) -> Iterator[b.Block]:
     yield b.Entry((b.bold(device.name), b.dim(" at the end")), [b.Rows(rows, indent=0)], indent=2, on=b.TERMINAL)
     for failure in device.out_of_memory[-N_FAILED:]:
         first, *others = failure.sentences
-        yield b.Rows(
-            [
-                b.Row("failed", b.Span(first, "bold red")),
-                *(b.Row("", line) for line in others),
-                *(b.Row("", f"{_amount(holder)}  {_fit(holder.label)}") for holder in failure.holders[:N_LINES]),
-            ],
-            on=b.TERMINAL,
-        )
+        holders = [f"{_amount(holder)}  {_fit(holder.label)}" for holder in failure.holders[:N_LINES]]
+        yield b.Rows(b.labelled("failed", [b.Span(first, "bold red"), *others, *holders]), on=b.TERMINAL)
     if device.peak is not None:
         yield _peak(device.peak)
     free = device.fragmentation
     if free is not None and free.free_bytes and not device.out_of_memory:
-        parts = [b.Row("", (f"{format_bytes(part.size_bytes):>9}", b.dim(f"  {part.name}"))) for part in free.parts]
-        yield b.Rows([b.Row("free", _because(free)), *parts], on=b.TERMINAL)
+        parts = [(f"{format_bytes(part.size_bytes):>9}", b.dim(f"  {part.name}")) for part in free.parts]
+        yield b.Rows(b.labelled("free", [_because(free), *parts]), on=b.TERMINAL)
 
 
 def _peak(peak: MemoryPeak) -> b.Rows:
     reserved = f", {format_bytes(peak.reserved_bytes)} reserved" if peak.reserved_bytes is not None else ""
     when = f" allocated{reserved}, at entry {peak.entry:,} of {peak.n_entries:,}"
-    rows = [b.Row("peak", (b.bold(format_bytes(peak.allocated_bytes)), when))]
+    texts: list[b.Text] = [(b.bold(format_bytes(peak.allocated_bytes)), when)]
     for holder in peak.lines[:N_LINES]:
         tags = f"{_tags(holder)}, from {_callers(holder)}" if _callers(holder) else _tags(holder)
         label = b.Span(_fit(holder.label), "bold" if holder.stack else "")
-        rows += [b.Row("", (f"{_amount(holder)}  ", label)), b.Row("", b.dim(f"{'':18}{_fit(tags)}"))]
+        texts += [(f"{_amount(holder)}  ", label), b.dim(f"{'':18}{_fit(tags)}")]
     if len(peak.lines) > N_LINES:
-        rows.append(b.Row("", b.dim(f"{'':18}{len(peak.lines) - N_LINES} more lines are in the JSON")))
-    for name, group in (("by phase", peak.phases), ("for", peak.categories), ("by module", peak.modules)):
-        if len(group) > 1:
-            rows.append(b.Row(name, parts(group)))
-    return b.Rows(rows, on=b.TERMINAL)
+        texts.append(b.dim(f"{'':18}{len(peak.lines) - N_LINES} more lines are in the JSON"))
+    groups = (("by phase", peak.phases), ("for", peak.categories), ("by module", peak.modules))
+    rows = [b.Row(name, parts(group)) for name, group in groups if len(group) > 1]
+    return b.Rows([*b.labelled("peak", texts), *rows], on=b.TERMINAL)
 
 
 def _device_in_markdown(device: DeviceMemory) -> Iterator[b.Block]:
@@ -314,7 +301,6 @@ def _tags(holder: Holder) -> str:
 
 
 def _callers(holder: Holder) -> str:
-    """Return who called the holder's line, outermost last; empty when it was called by nobody."""
     return " < ".join(f"{file_name(frame.file)}:{frame.line}" for frame in holder.stack[1:5])
 
 

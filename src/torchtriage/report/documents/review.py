@@ -59,16 +59,13 @@ def _window(window: WindowReview) -> b.Entry:
     calm = window.code == NONE
     verdict = b.Span("no anti-pattern", "green") if calm else b.bold(f"{window.code} {window.title}")
     rows = [
-        b.Row("" if number else label, (sentence.text, b.dim(f" [{', '.join(sentence.evidence)}]")))
+        row
         for label, sentences in (("why", window.why), ("advice", window.advice))
-        for number, sentence in enumerate(sentences)
+        for row in b.labelled(label, [(line.text, b.dim(f" [{', '.join(line.evidence)}]")) for line in sentences])
     ]
     texts = {quoted.id: quoted.text for quoted in window.evidence}
     cited = dict.fromkeys(name for sentence in (*window.why, *window.advice) for name in sentence.evidence)
-    rows += [
-        b.Row("" if number else "evidence", (b.bold(f"{name} "), b.dim(texts.get(name, ""))))
-        for number, name in enumerate(cited)
-    ]
+    rows += b.labelled("evidence", [(b.bold(f"{name} "), b.dim(texts.get(name, ""))) for name in cited])
     confidence = b.Span(f"  confidence {format_share(window.confidence)}", "italic")
     return b.Entry((b.dim(f"{_span(window)}  "), verdict, confidence), [b.Rows(rows, indent=3)])
 

@@ -12,12 +12,11 @@ from torchtriage.operate.experiment.result import ExperimentRow as Metric
 from torchtriage.operate.rollout.result import RolloutEvent, RolloutResult
 from torchtriage.operate.rollout.summary import percent
 from torchtriage.report import blocks as b
-from torchtriage.report.page import svg_line, text
+from torchtriage.report.page import text, whisker
 
 __all__ = ["document"]
 
 N_ON_TERMINAL, N_IN_MARKDOWN = 20, 50
-WIDE, HIGH = 1000.0, 100.0
 MIN_SPAN, MAX_SPAN = math.log(1.05), math.log(10)
 """The axis of ratios reaches from 5 % to ten-fold; what lies beyond is cut, its numbers are not."""
 _LABEL = {"worse": "worse", "better": "better", "undecided": "no regression", "no data": "no data"}
@@ -136,20 +135,15 @@ def _metrics(rows: Sequence[Metric]) -> Iterator[str]:
 
 
 def _whisker(row: Metric, span: float) -> str:
-    def at(ratio: float) -> float:
-        share = math.log(ratio) / span if ratio > 0 else -1.0
-        return round((max(min(share, 1.0), -1.0) + 1) / 2 * WIDE, 1)
+    def share(ratio: float) -> float:
+        return math.log(ratio) / span if ratio > 0 else -1.0
 
-    limit = at(row.worse_than if row.better == "lower" else 1 / row.worse_than)
-    middle = HIGH / 2
-    parts = [svg_line(WIDE / 2, 0, WIDE / 2, HIGH, "zero"), svg_line(limit, 0, limit, HIGH, "limit")]
-    if row.low is not None:
-        high = at(row.high) if row.high is not None else WIDE
-        parts.append(svg_line(at(row.low), middle, high, middle, f"range-line {row.verdict}"))
-    if row.ratio:
-        parts.append(svg_line(at(row.ratio), middle, at(row.ratio), middle, "centre"))
-    label = text(f"{row.name}: {row.sentence}")
-    return (
-        f'<svg viewBox="0 0 {WIDE:g} {HIGH:g}" preserveAspectRatio="none" role="img" aria-label="{label}">'
-        f"{''.join(parts)}</svg>"
+    return whisker(
+        "",
+        f"{row.name}: {row.sentence}",
+        row.verdict,
+        limit=share(row.worse_than if row.better == "lower" else 1 / row.worse_than),
+        low=share(row.low) if row.low is not None else None,
+        high=share(row.high) if row.high is not None else 1.0,
+        centre=share(row.ratio) if row.ratio else None,
     )

@@ -54,16 +54,9 @@ def document(
 ) -> b.Document:
     """Return the report of one or more traces, and of the jobs some of them are ranks of.
 
-    Parameters
-    ----------
-    results : sequence of Result
-        In the order to show them; with more than one, each starts with its path.
-    jobs : sequence of JobResult
-        Shown first; their ranks are not shown again one by one.
-    top : int, optional
-        Findings shown per trace or job; the number left out is stated. None shows all.
-    quote : Quote, optional
-        Gives the source lines to show below their place.
+    With more than one result, each starts with its path; jobs come first, and their ranks are not shown again one by
+    one. ``top`` : findings shown per trace or job; the number left out is stated. ``quote`` : gives the source lines
+    to show below their place.
     """
     single = words.outside(results, jobs)
     several = len(single) + len(jobs) > 1
@@ -116,8 +109,8 @@ def _result(result: Result, top: int | None, quote: Quote | None, several: bool)
         if not result.summary.devices:
             yield from _host(result.summary)
     yield from _findings(result, result.summary, top, quote)
-    suspicions = [words.suspicion(suspicion) for suspicion in result.suspicions]
-    yield b.Entry((b.bold(words.SUSPICIOUS), b.dim(f"  {words.OPINION}")), [b.Lines(suspicions, bullets=True)])
+    suspicions = b.Lines([words.suspicion(suspicion) for suspicion in result.suspicions], bullets=True)
+    yield b.Entry((b.bold(words.SUSPICIOUS), b.dim(f"  {words.OPINION}")), [suspicions])
     yield _what_ifs(result)
     if result.critical_path is not None and result.summary and result.summary.devices:
         path = words.critical(result.critical_path, result.summary)
@@ -234,24 +227,12 @@ def _recording(result: Result, *, named: bool = False) -> Iterator[b.Block]:
     yield b.Lines([b.Span(first, "yellow"), *map(b.dim, others)], tight=True)
 
 
-def _bar(parts: Sequence[tuple[float, str, str]], cells: int) -> list[b.Span]:
-    """Return shares of a whole as a bar; its rounding errors do not add up."""
-    bar, used, reach = [], 0, 0.0
-    for share, mark, style in parts:
-        reach += share
-        wide = max(round(reach * cells) - used, 0)
-        bar.append(b.Span(mark * wide, style))
-        used += wide
-    return bar
-
-
 def _device(device: DeviceSummary) -> b.Rows:
-    """Return one device's window as a bar of its classes, with their shares below."""
     wall_ns = device.classes.wall_ns
     if wall_ns <= 0:
         return b.Rows([])
     shares = {field: int(getattr(device.classes, field)) / wall_ns for field, *_ in _BUSY + _IDLE}
-    bar = _bar([(shares[field], mark, style) for field, _, mark, style in _BUSY + _IDLE], BAR)
+    bar = b.share_bar([(shares[field], mark, style) for field, _, mark, style in _BUSY + _IDLE], BAR)
     busy = [
         span
         for field, word, mark, style in _BUSY
@@ -260,16 +241,11 @@ def _device(device: DeviceSummary) -> b.Rows:
     ]
     causes = ", ".join(f"{word} {format_share(shares[field])}" for field, word, *_ in _IDLE if shares[field])
     idle = f"idle {format_share(sum(shares[field] for field, *_ in _IDLE))}{': ' if causes else ''}{causes}"
-    rows = [
-        b.Row(f"GPU {device.device}", (*bar, b.dim(f" {format_ns(wall_ns)} window"))),
-        b.Row("", tuple(busy)),
-        b.Row("", (b.Span("· ", "red"), idle)),
-    ]
-    return b.Rows(rows, on=b.TERMINAL)
+    texts = [(*bar, b.dim(f" {format_ns(wall_ns)} window")), tuple(busy), (b.Span("· ", "red"), idle)]
+    return b.Rows(b.labelled(f"GPU {device.device}", texts), on=b.TERMINAL)
 
 
 def _host(summary: Summary) -> Iterator[b.Rows]:
-    """Yield what a recording without a device has to show: its steps and its operators."""
     walls = [step.end_ns - step.start_ns for step in summary.steps]
     if walls:
         reach = f" {format_ns(min(walls))} to {format_ns(max(walls))}"
@@ -277,29 +253,26 @@ def _host(summary: Summary) -> Iterator[b.Rows]:
         yield b.Rows([b.Row("steps", (b.Span(b.bars(walls[:BAR]), "green"), reach, b.dim(more)))], on=b.TERMINAL)
     ops = summary.top_ops[:N_OPS]
     room = max((len(format_ns(op.self_ns)) for op in ops), default=0)
-    rows = [
-        b.Row(
-            "" if rank else "top ops",
-            (
-                b.bold(format_ns(op.self_ns).rjust(room)),
-                f"  {words.event_name(op.name)}",
-                b.dim(f", {format_count(op.count, 'call')}"),
-            ),
+    texts = [
+        (
+            b.bold(format_ns(op.self_ns).rjust(room)),
+            f"  {words.event_name(op.name)}",
+            b.dim(f", {format_count(op.count, 'call')}"),
         )
-        for rank, op in enumerate(ops)
+        for op in ops
     ]
-    below = [b.Row("", b.dim("self time in the window"))] if ops else []
-    yield b.Rows([*rows, *below], tight=bool(walls), on=b.TERMINAL)
+    below = [b.dim("self time in the window")] * bool(ops)
+    yield b.Rows(b.labelled("top ops", [*texts, *below]), tight=bool(walls), on=b.TERMINAL)
 
 
 def _rank_bars(job: JobResult) -> b.Rows:
-    """Return each rank's mean step as a bar: who waits, and for whom."""
     longest = max(max(rank.wall_ns for rank in job.ranks), 1)
     # who makes others wait, and who waits most
     shown = sorted(job.ranks, key=lambda rank: (-rank.caused_wait_ns, -rank.wait_ns, rank.rank))[:N_RANKS]
     rows = []
     for rank in sorted(shown, key=lambda rank: rank.rank):
-        bar = _bar([(int(getattr(rank, field)) / longest, *mark) for field, mark in _RANK_MARKS.items()], RANK_BAR)
+        parts = [(int(getattr(rank, field)) / longest, *mark) for field, mark in _RANK_MARKS.items()]
+        bar = b.share_bar(parts, RANK_BAR)
         pad = " " * (RANK_BAR - sum(len(span.text) for span in bar))
         rows.append(b.Row(f"rank {rank.rank}", (*bar, f"{pad} {words.rank_line(rank)}")))
     if hidden := len(job.ranks) - len(shown):
@@ -316,7 +289,6 @@ def _rank_bars(job: JobResult) -> b.Rows:
 
 
 def _rank_table(job: JobResult) -> b.Table:
-    """Return the ranks that make others wait, and how each spends its step."""
     parts = words.rank_parts(job)
     ranks = sorted(job.ranks, key=lambda rank: (-rank.caused_wait_ns, rank.rank))
     ranks = [*sorted(ranks[:N_RANKS_IN_MARKDOWN], key=lambda rank: rank.rank), *ranks[N_RANKS_IN_MARKDOWN:]]
@@ -332,15 +304,15 @@ def _rank_table(job: JobResult) -> b.Table:
 
 
 def _collectives(job: JobResult) -> b.Rows:
-    rows: list[b.Row] = []
+    texts: list[b.Text] = []
     for collective in job.collectives[:N_COLLECTIVES]:
         size = f" of {collective.nelems:,}" if collective.nelems is not None else ""
         group = f" in group {collective.group}" if collective.group else ""
         times = f"transfer {format_ns(collective.transfer_ns)}, wait {format_ns(collective.wait_ns)}"
         kind = f"{collective.n_per_step:.3g} x {words.event_name(collective.name)}{size}{group}: {times}"
         late = b.dim(f", rank {collective.late_rank} last in {format_share(collective.late_share)}")
-        rows.append(b.Row("" if rows else "exchanged", (kind, late)))
-    rest = len(job.collectives) - len(rows)
-    if rows:
-        rows.append(b.Row("", b.dim(f"per step, each in the mean{f', {rest:,} more kinds not shown' if rest else ''}")))
-    return b.Rows(rows, on=b.TERMINAL)
+        texts.append((kind, late))
+    rest = len(job.collectives) - len(texts)
+    if texts:
+        texts.append(b.dim(f"per step, each in the mean{f', {rest:,} more kinds not shown' if rest else ''}"))
+    return b.Rows(b.labelled("exchanged", texts), on=b.TERMINAL)

@@ -34,7 +34,6 @@ def document(result: Verification) -> b.Document:
 
 
 def _dots(result: Verification) -> list[tuple[str, str]]:
-    """Return each program's rounds as dots on one axis of time that begins at zero."""
     longest = max(max(pair.before_ms, pair.after_ms) for pair in result.rounds)
     rows = []
     for label, times, mean in (

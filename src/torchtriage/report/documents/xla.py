@@ -35,35 +35,19 @@ def document(result: XlaResult) -> b.Document:
     """Return the report of ``torchtriage xla``."""
     names = [model.target for model in result.models] + [program.name for program in result.programs]
     together = [correlation(row) for row in result.correlations]
-    fixes = [
-        b.Row("" if rank else "fixes", (b.bold(f"{cause}: "), b.Span(fix.text, "green")))
-        for rank, (cause, fix) in enumerate(result.fixes)
+    fixes = b.labelled("fixes", [(b.bold(f"{cause}: "), b.Span(fix.text, "green")) for cause, fix in result.fixes])
+    more = [
+        (b.bold(cause), f": {fix.text}", " " * bool(fix.link), b.Span("more" if fix.link else "", link=fix.link))
+        for cause, fix in result.fixes
     ]
     blocks: list[b.Block] = [
         b.Head("torchtriage xla", result.verdict),
         *(block for model in result.models for block in _model(model)),
         *(block for program in result.programs for block in _program(program)),
-        b.Rows([b.Row("" if rank else "together", line) for rank, line in enumerate(together)], on=b.TERMINAL),
+        b.Rows(b.labelled("together", together), on=b.TERMINAL),
         b.Section("Graphs and time", [b.Lines(together, bullets=True)], on=b.PAGE + b.MARKDOWN),
         b.Rows(fixes, on=b.TERMINAL),
-        b.Section(
-            "What to change",
-            [
-                b.Lines(
-                    [
-                        (
-                            b.bold(cause),
-                            f": {fix.text}",
-                            " " * bool(fix.link),
-                            b.Span("more" if fix.link else "", link=fix.link),
-                        )
-                        for cause, fix in result.fixes
-                    ],
-                    bullets=True,
-                )
-            ],
-            on=b.PAGE + b.MARKDOWN,
-        ),
+        b.Section("What to change", [b.Lines(more, bullets=True)], on=b.PAGE + b.MARKDOWN),
         b.Notes(result.notes),
         b.Foot(f"torchtriage {result.version}"),
     ]
@@ -203,7 +187,6 @@ def cells(route: Route) -> tuple[str, ...]:
 
 
 def _counted(route: Route) -> str:
-    """Return what torch_xla's metrics counted, step by step."""
     compiled = ", ".join(str(step.compiled) for step in route.steps)
     executed = ", ".join(str(step.executed) for step in route.steps)
     spent_ms = sum(step.compile_ms for step in route.steps)
@@ -217,7 +200,6 @@ def _counted(route: Route) -> str:
 
 
 def _times(route: Route) -> str:
-    """Return the intervals behind a route's times."""
     times = route.times
     if times is None:
         return ""
@@ -232,7 +214,6 @@ def _times(route: Route) -> str:
 
 
 def _graph(graph: HloGraph) -> str:
-    """Return one HLO graph on a line: why, where from, how large, how often."""
     parts = [graph.reason, place(graph.frame)]
     if graph.n_ops is not None:
         parts.append(format_count(graph.n_ops, "instruction"))
@@ -248,7 +229,6 @@ def _graph(graph: HloGraph) -> str:
 
 
 def _fx(graph: FxGraph, graphs: Sequence[HloGraph]) -> str:
-    """Return what became of an FX graph."""
     size = format_count(graph.n_ops, "operator") if graph.n_ops is not None else "of unknown size"
     names = ", ".join(op.name for op in graph.not_lowered[:4])
     cut = f", cut at {names}" if names else ""
@@ -284,7 +264,6 @@ def correlation(row: Correlation) -> str:
 
 
 def _counts(program: XlaProgram) -> Iterator[tuple[str, str]]:
-    """Yield what the dumps of a program count, each with its source."""
     for label, n_calls, ms, metric in (
         ("compiled", program.n_compiled, program.compile_ms, "CompileTime"),
         ("executed", program.n_executed, program.execute_ms, "ExecuteTime"),

@@ -38,24 +38,22 @@ def benchmark(
 
     Parameters
     ----------
-    target : str or function
+    target
         ``module:function``, ``file.py:function``, or a function at the top of a file. It may take
         ``batch_size``, ``dtype`` and ``device``, and returns ``(model, inputs)``,
         ``(model, inputs, loss)`` or a function without arguments (``docs/bench.md``).
-    modes, backends, batch_sizes, dynamic, dtypes : sequences
+    modes, backends, batch_sizes, dynamic, dtypes
         What is combined; modes are ``eager`` and those of ``torch.compile``.
-    out : path, optional
+    out
         Folder that keeps the sessions, ``bench-TARGET`` unless given; a killed benchmark goes on
         there. ``fresh`` measures anew.
-    progress : callable, optional
+    progress
         Called with what begins now and the share that is done.
     **plan
         Other fields of :class:`torchtriage.measure.bench.plan.BenchPlan`: ``train``, ``rounds``, ``steps`` ...
 
-    Raises
-    ------
-    UsageError
-        The target cannot be used, a setting does not exist, or the folder holds something else.
+    Raises UsageError: the target cannot be used, a setting does not exist, or the folder holds
+    something else.
     """
     name = check_target(target) if isinstance(target, str) else target_of(target)
     unknown = sorted(set(plan) - {field_.name for field_ in fields(BenchPlan)})
@@ -65,5 +63,4 @@ def benchmark(
         )
     ways = settings(modes, backends, batch_sizes, dynamic, dtypes)
     folder = Path(out) if out is not None else folder_of(name)
-    result = summarise(measure(BenchPlan(name, ways, **plan), folder, fresh=fresh, progress=progress))
-    return BenchReport(**{field_.name: getattr(result, field_.name) for field_ in fields(result)})
+    return BenchReport.of(summarise(measure(BenchPlan(name, ways, **plan), folder, fresh=fresh, progress=progress)))

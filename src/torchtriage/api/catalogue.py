@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 from torchtriage.core.docpages import section
 from torchtriage.core.errors import UsageError
@@ -70,51 +70,25 @@ def pages() -> tuple[Page, ...]:
     from torchtriage.memory import findings as codes
     from torchtriage.operate.monitor import alert as alerts
 
-    found = []
-    for entry in patterns.catalogue():
-        one = entry.pattern
-        needs = ", ".join(base.NEEDS[need][1] for need in sorted(one.needs))
-        found.append(
-            Page(
-                one.code,
-                one.name,
-                one.family,
-                one.title,
-                "trace",
-                entry.page,
-                base.SECTIONS,
-                entry.fix,
-                needs,
-                one.suppresses,
-            )
+    def page(part: Part, about: Any, text: str, fix: Fix, titles: tuple[str, ...] = base.SECTIONS, **more: Any) -> Page:
+        return Page(about.code, about.name, about.family, about.title, part, text, titles, fix, **more)
+
+    found = [
+        page(
+            "trace",
+            entry.pattern,
+            entry.page,
+            entry.fix,
+            needs=", ".join(base.NEEDS[need][1] for need in sorted(entry.pattern.needs)),
+            suppresses=entry.pattern.suppresses,
         )
-    for rule in lint.catalogue():
-        it = rule.rule
-        found.append(Page(it.code, it.name, it.family, it.title, "source", rule.page, rules.SECTIONS, rule.fix))
-    found += [
-        Page(cause.code, cause.name, cause.family, cause.title, "run", cause.page, base.SECTIONS, cause.fix)
-        for cause in run_causes()
+        for entry in patterns.catalogue()
     ]
-    for verdict in codes.catalogue():
-        is_ = verdict.identity
-        found.append(
-            Page(
-                is_.code, is_.name, is_.family, is_.title, "memory", verdict.page, base.SECTIONS, verdict.fix, is_.needs
-            )
-        )
-    found.append(
-        Page(
-            order.CODE,
-            order.NAME,
-            order.FAMILY,
-            order.TITLE,
-            "logs",
-            order.__doc__ or "",
-            base.SECTIONS,
-            order.FIX,
-            order.NEEDS,
-        )
-    )
+    found += [page("source", rule.rule, rule.page, rule.fix, rules.SECTIONS) for rule in lint.catalogue()]
+    found += [page("run", cause, cause.page, cause.fix) for cause in run_causes()]
+    found += [page("memory", row.identity, row.page, row.fix, needs=row.identity.needs) for row in codes.catalogue()]
+    names = order.CODE, order.NAME, order.FAMILY, order.TITLE
+    found.append(Page(*names, "logs", order.__doc__ or "", base.SECTIONS, order.FIX, order.NEEDS))
     found += [
         Page(value.code, value.name, alerts.FAMILY, value.title, "alerts", value.page, base.SECTIONS, value.fix)
         for value in alerts.CODES.values()
@@ -125,10 +99,7 @@ def pages() -> tuple[Page, ...]:
 def lookup(code_or_name: str) -> tuple[Page, ...]:
     """Return the pages of the code or name.
 
-    Raises
-    ------
-    UsageError
-        There is none; the message suggests near ones.
+    Raises UsageError: there is none; the message suggests near ones.
     """
     wanted = code_or_name.strip().lower()
     codes = {key: page.code for page in pages() for key in (page.code.lower(), page.name)}

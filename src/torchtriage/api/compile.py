@@ -6,7 +6,7 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,14 +63,8 @@ def compile_logs(
     eager : path, optional
         A trace without torch.compile: after how many steps compiling pays back.
 
-    Raises
-    ------
-    LogError
-        There is no log among them.
-    TraceFormatError
-        A trace cannot be read.
-    UsageError
-        ``eager`` without ``trace``, or no path.
+    Raises LogError: there is no log among them; TraceFormatError: a trace cannot be read;
+    UsageError: ``eager`` without ``trace``, or no path.
     """
     if not paths:
         raise UsageError("expected a compile log, found no path")
@@ -112,14 +106,9 @@ def compile_report(
         ``fn`` compiles by itself, such as a training step with a compiled model: it is not handed
         to ``torch.compile``.
 
-    Raises
-    ------
-    MissingExtraError
-        torch is not installed.
-    UsageError
-        ``fn`` cannot be called, or there are both ``args`` and ``calls``.
-    Exception
-        What ``fn`` raises; the report until then is its ``compile_report``.
+    Raises MissingExtraError: torch is not installed; UsageError: ``fn`` cannot be called, or there
+    are both ``args`` and ``calls``; Exception: what ``fn`` raises; the report until then is its
+    ``compile_report``.
     """
     if not callable(fn):
         raise UsageError(
@@ -156,7 +145,6 @@ def compile_report(
 
 
 def _is_compiled(fn: Callable[..., Any]) -> bool:
-    """Return whether this is what ``torch.compile`` gave back, or a module compiled in place."""
     return (
         hasattr(fn, "_torchdynamo_orig_callable")
         or getattr(fn, "_orig_mod", None) is not None
@@ -195,7 +183,6 @@ def _notes(log: StructuredLog, result: CompileResult) -> Iterable[Note]:
 
 
 def _shown(result: CompileResult, logs: Sequence[ProcessLog]) -> CompileReport:
-    """Return a result that shows itself, with the logs that its graphs are drawn from."""
-    report = CompileReport(**{field_.name: getattr(result, field_.name) for field_ in fields(result)})
+    report = CompileReport.of(result)
     object.__setattr__(report, "_logs", tuple(logs))
     return report

@@ -48,10 +48,7 @@ def profile(out: str | os.PathLike[str] | None = None, *, steps: int | None = 6,
     warmup : int
         Steps to let pass before anything; compiling and caches belong there.
 
-    Raises
-    ------
-    UsageError
-        A number of steps cannot be meant.
+    Raises UsageError: a number of steps cannot be meant.
     """
     if steps is not None and steps < 1:
         raise UsageError(
@@ -81,12 +78,8 @@ class Profile:
     def __enter__(self) -> Profile:
         """Begin.
 
-        Raises
-        ------
-        MissingExtraError
-            torch is not installed.
-        UsageError
-            The folder cannot be written, or the block has been recorded before.
+        Raises MissingExtraError: torch is not installed; UsageError: the folder cannot be written,
+        or the block has been recorded before.
         """
         self.start(sys._getframe(1))
         return self
@@ -138,10 +131,7 @@ class Profile:
     def report(self) -> Report:
         """The judged recordings; reading and judging happen when it is first asked for.
 
-        Raises
-        ------
-        UsageError
-            There is nothing to judge; the message says why.
+        Raises UsageError: there is nothing to judge; the message says why.
         """
         recorder = self.recorder
         if recorder is None:
@@ -156,7 +146,6 @@ class Profile:
         return found
 
     def _repr_html_(self) -> str:
-        """Return the report for a notebook cell."""
         try:
             return self.report._repr_html_()
         except UsageError as error:
@@ -165,7 +154,6 @@ class Profile:
             return f"<pre>{html.escape(str(error))}</pre>"
 
     def _clear(self, folder: Path, rank: int) -> None:
-        """Remove what an earlier block left here under the same rank."""
         for path in self.out.glob("process-*.json"):
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 if json.loads(path.read_text(encoding="utf-8"))["rank"] == rank:
@@ -190,10 +178,7 @@ class Profile:
 def need_torch(who: str) -> None:
     """Import torch.
 
-    Raises
-    ------
-    MissingExtraError
-        It is not installed.
+    Raises MissingExtraError: it is not installed.
     """
     try:
         import torch  # noqa: F401
@@ -204,7 +189,6 @@ def need_torch(who: str) -> None:
 
 
 def _why_nothing(recorder: Recorder) -> tuple[str, str]:
-    """Return what to say of a block that left no recording, and what to try."""
     failures = recorder.facts()["failures"]
     if failures:
         return f"nothing was recorded: {next(iter(failures))}", "report it, with torch's version"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
-    from torchtriage.report.blocks import Document
+    from typing_extensions import Self
 
 __all__ = ["Renderable"]
 
@@ -16,24 +17,23 @@ class Renderable:
     _sandbox: ClassVar[str] = ""
     """What the frame in a notebook lets its page do."""
 
+    @classmethod
+    def of(cls, result: Any) -> Self:
+        """Return a result of the class beside this one as one that shows itself."""
+        return cls(**{field.name: getattr(result, field.name) for field in fields(result)})
+
     def _subject(self) -> Any:
         """Return what the formats know: the result, or the document that holds it."""
         return self
 
-    def _document(self) -> Document:
-        from torchtriage.report.formats import format_of
-
-        subject = self._subject()
-        return format_of(subject).document(subject)
-
     def __str__(self) -> str:
         """Return the terminal report as plain text."""
-        from torchtriage.report import terminal
+        from torchtriage.report import formats, terminal
 
-        return terminal.render(self._document()).plain
+        subject = self._subject()
+        return terminal.render(formats.format_of(subject).document(subject)).plain
 
     def _repr_html_(self) -> str:
-        """Return the page for a notebook cell, in a frame of its own."""
         import html  # nobody else needs it
 
         page = html.escape(self.to_html(), quote=True)
@@ -57,6 +57,7 @@ class Renderable:
 
     def to_markdown(self) -> str:
         """Return Markdown for a pull-request comment."""
-        from torchtriage.report import markdown
+        from torchtriage.report import formats, markdown
 
-        return markdown.render(self._document())
+        subject = self._subject()
+        return markdown.render(formats.format_of(subject).document(subject))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -26,7 +26,7 @@ from torchtriage.measure.verify.result import Verification
 
 if TYPE_CHECKING:
     from torchtriage.core.record.launch import Command
-    from torchtriage.report.blocks import Document
+    from torchtriage.report.json_report import JsonReport
 
 __all__ = [
     "ComparisonReport",
@@ -48,38 +48,16 @@ TracePath = str | os.PathLike[str]
 SUFFIXES = (".json", ".json.gz", ".zip")
 
 
-class _TraceRenderable(Renderable):
-    """One trace or several: their page draws with a script of its own."""
-
-    _sandbox = "allow-scripts"
-
-    def _contents(self) -> tuple[Sequence[Result], Sequence[JobResult]]:
-        raise NotImplementedError
-
-    def _document(self) -> Document:
-        from torchtriage.report.documents.trace import document
-
-        return document(*self._contents())
-
-    def to_html(self) -> str:
-        """Return one self-contained HTML page."""
-        from torchtriage.report.pages import trace
-
-        return trace.render(*self._contents())
-
-    def to_json(self) -> bytes:
-        """Return the versioned JSON document (``docs/json.md``)."""
-        from torchtriage.report import json_report
-
-        return json_report.encode(*self._contents())
-
-
 @dataclass(frozen=True)
-class Report(_TraceRenderable, Result):
+class Report(Renderable, Result):
     """A :class:`~torchtriage.diagnose.verdict.result.Result` that shows itself, in notebooks too."""
 
-    def _contents(self) -> tuple[Sequence[Result], Sequence[JobResult]]:
-        return [self], ()
+    _sandbox = "allow-scripts"  # its page draws with a script of its own
+
+    def _subject(self) -> JsonReport:
+        from torchtriage.report.json_report import JsonReport
+
+        return JsonReport.of([self])
 
 
 @dataclass(frozen=True)
@@ -112,12 +90,8 @@ def load(
     progress : callable, optional
         Called with (uncompressed bytes read, size on disk).
 
-    Raises
-    ------
-    TraceFormatError
-        The input is not a readable profiler trace.
-    UsageError
-        The bound on memory cannot be kept.
+    Raises TraceFormatError: the input is not a readable profiler trace; UsageError: the bound on
+    memory cannot be kept.
     """
     with within(max_memory):
         return read_trace(path, cache=cache, max_bytes=max_bytes, progress=progress)
@@ -162,13 +136,8 @@ def analyze(
     detector : bool
         Also ask the learned detector; what it sees beyond the findings is in ``suspicions``.
 
-    Raises
-    ------
-    TraceFormatError
-        The input is not a readable profiler trace.
-    UsageError
-        A code does not exist, a question cannot be read, ``step_ms`` is no time, or the bound on
-        memory cannot be kept.
+    Raises TraceFormatError: the input is not a readable profiler trace; UsageError: a code does not
+    exist, a question cannot be read, ``step_ms`` is no time, or the bound on memory cannot be kept.
     """
     options = Options(
         only, skip, min_share, what_if, step_ms, sources, cache, max_bytes, max_memory, detector
@@ -178,7 +147,7 @@ def analyze(
         trace = (
             source if isinstance(source, Trace) else load(source, cache=cache, max_bytes=max_bytes, progress=progress)
         )
-        return _report(diagnose(trace, options, places=None if folders is None else Locator(folders)))
+        return Report.of(diagnose(trace, options, places=None if folders is None else Locator(folders)))
 
 
 def compare(
@@ -201,12 +170,8 @@ def compare(
     cache, max_bytes, progress
         As in :func:`load`.
 
-    Raises
-    ------
-    TraceFormatError
-        An input is not a readable profiler trace.
-    UsageError
-        ``promise`` is about another recording.
+    Raises TraceFormatError: an input is not a readable profiler trace; UsageError: ``promise`` is
+    about another recording.
     """
     from torchtriage.diagnose.compare import verdict
 
@@ -217,11 +182,11 @@ def compare(
         for source in (before, after)
     ]
     result = verdict.compare(*sides, promised=promise)
-    return ComparisonReport(**{field_.name: getattr(result, field_.name) for field_ in fields(result)})
+    return ComparisonReport.of(result)
 
 
 @dataclass(frozen=True)
-class RanksReport(_TraceRenderable):
+class RanksReport(Renderable):
     """Several traces: the jobs that some of them are ranks of, and each one's own result.
 
     ``unreadable`` holds what could not be read, as it would be raised.
@@ -231,8 +196,12 @@ class RanksReport(_TraceRenderable):
     results: tuple[Result, ...]
     unreadable: tuple[TraceFormatError, ...] = ()
 
-    def _contents(self) -> tuple[Sequence[Result], Sequence[JobResult]]:
-        return self.results, self.jobs
+    _sandbox = "allow-scripts"
+
+    def _subject(self) -> JsonReport:
+        from torchtriage.report.json_report import JsonReport
+
+        return JsonReport.of(self.results, self.jobs)
 
 
 def analyze_ranks(
@@ -263,15 +232,9 @@ def analyze_ranks(
         ``only``, ``skip``, ``min_share`` and the others of :func:`analyze`, for each trace; each
         process keeps within ``max_memory``.
 
-    Raises
-    ------
-    TraceFormatError
-        There is no trace, or none that can be read.
-    MissingExtraError
-        fsspec or Ray is needed and not installed.
-    UsageError
-        A code or an engine does not exist, a question cannot be read, or the bound on memory
-        cannot be kept.
+    Raises TraceFormatError: there is no trace, or none that can be read; MissingExtraError: fsspec
+    or Ray is needed and not installed; UsageError: a code or an engine does not exist, a question
+    cannot be read, or the bound on memory cannot be kept.
     """
     from torchtriage.diagnose.ranks.workers import analyze_files
 
@@ -309,20 +272,12 @@ def analyze_run(
     options : Options
         As in :func:`analyze`; the folders of the script are searched for sources, too.
 
-    Raises
-    ------
-    TraceFormatError
-        Nothing was recorded, or none of it can be read; the message says why.
+    Raises TraceFormatError: nothing was recorded, or none of it can be read; the message says why.
     """
     from torchtriage.diagnose.runs.analyze import judge_run
 
     jobs, results = judge_run(Path(out), options, command=command, exit_code=exit_code, pid=pid)
-    return RanksReport(jobs, tuple(map(_report, results)))
-
-
-def _report(result: Result) -> Report:
-    """Return a result that shows itself."""
-    return Report(**{field.name: getattr(result, field.name) for field in fields(result)})
+    return RanksReport(jobs, tuple(map(Report.of, results)))
 
 
 def verify(
@@ -352,10 +307,7 @@ def verify(
     progress : callable, optional
         Called with a line of text before each run.
 
-    Raises
-    ------
-    UsageError
-        A program cannot be started, or failed.
+    Raises UsageError: a program cannot be started, or failed.
     """
     from torchtriage.core.record.launch import find_command
     from torchtriage.measure.verify.paired_runs import Trial, run_trial, sample
@@ -365,7 +317,7 @@ def verify(
     tell = progress or (lambda _text: None)
     commands = find_command(before), find_command(after)
 
-    def told(number: int, trial: Trial | None) -> None:
+    def on_round(number: int, trial: Trial | None) -> None:
         known = "" if trial is None else f", after takes {trial.ratio.value:.3f} of before so far"
         tell(f"round {number + 1} of at most {rounds}{known}")
 
@@ -379,7 +331,7 @@ def verify(
         lambda number: sample(commands[0], folder / f"before{number + 1}", steps=steps),
         lambda number: sample(commands[1], folder / f"after{number + 1}", steps=steps),
         most_rounds=rounds,
-        progress=told,
+        progress=on_round,
     )
     return conclude(
         trial,
@@ -391,7 +343,6 @@ def verify(
 
 
 def _recorded(command: Command, folder: Path) -> tuple[Result, ...]:
-    """Return what a recording of the program shows; nothing where it has no loop."""
     from torchtriage.measure.verify.paired_runs import record_once
 
     record_once(command, folder)
@@ -411,12 +362,8 @@ def overlay(path: TracePath, result: Result, out: TracePath, *, max_bytes: int =
 
     Compressed when ``out`` ends in ``.gz``.
 
-    Raises
-    ------
-    TraceFormatError
-        The trace cannot be read, or expands beyond ``max_bytes``.
-    UsageError
-        ``out`` cannot be written, or is the input.
+    Raises TraceFormatError: the trace cannot be read, or expands beyond ``max_bytes``; UsageError:
+    ``out`` cannot be written, or is the input.
     """
     from torchtriage.report import perfetto
 
@@ -426,10 +373,7 @@ def overlay(path: TracePath, result: Result, out: TracePath, *, max_bytes: int =
 def explain(code_or_name: str | None = None) -> PatternEntry | tuple[PatternEntry, ...]:
     """Return a pattern's page, or all patterns without an argument.
 
-    Raises
-    ------
-    UsageError
-        No pattern has this code or name.
+    Raises UsageError: no pattern has this code or name.
     """
     return catalogue() if code_or_name is None else lookup(code_or_name)
 
@@ -442,10 +386,7 @@ def find_traces(paths: Iterable[TracePath]) -> list[str | Path]:
     Patterns (``run/*.json.gz``) are expanded where no file has that name; URLs (``s3://…``) are
     looked up in their store.
 
-    Raises
-    ------
-    TraceFormatError
-        A path does not exist, or a folder holds no candidate.
+    Raises TraceFormatError: a path does not exist, or a folder holds no candidate.
     """
     found: list[str | Path] = []
     for item in paths:

@@ -82,8 +82,6 @@ class _Program(click.Group):
         try:
             value = super().invoke(ctx)
             sys.stdout.flush()
-        except TriageError as error:
-            _fail(ctx, str(error))
         except BrokenPipeError:
             # the reader of our output went away (| head): not our failure
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123
@@ -93,7 +91,7 @@ class _Program(click.Group):
             ctx.exit(EXIT_INTERRUPTED)
         except MemoryError:
             _fail(ctx, "out of memory")
-        except OSError as error:
+        except (TriageError, OSError) as error:
             _fail(ctx, str(error))
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
@@ -114,7 +112,6 @@ def _fail(ctx: click.Context, message: str) -> NoReturn:
 
 
 def _means_analyze(args: list[str]) -> bool:
-    """Return whether arguments without a command stand for ``analyze``."""
     if not args or args[0] in COMMANDS or args[0] in ("-h", "--help", "-V", "--version"):
         return False
     if _is_option(args[0]):
@@ -135,7 +132,6 @@ def _may_be_path(text: str) -> bool:
 
 
 def _origin(error: BaseException) -> str:
-    """Return file and line of the innermost frame."""
     trail = error.__traceback__
     while trail is not None and trail.tb_next is not None:
         trail = trail.tb_next

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
 from typing import Any, TypeVar
 
 import click
@@ -10,20 +11,45 @@ import click
 from torchtriage.core.finding import SEVERITIES
 
 __all__ = [
+    "POSITIVE",
     "fail_on_option",
     "fails",
+    "file_option",
     "html_option",
     "json_option",
+    "made_of",
     "markdown_option",
     "output_option",
     "quiet_option",
+    "result_options",
     "sarif_option",
     "top_option",
     "value_option",
 ]
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+T = TypeVar("T")
+POSITIVE = click.FloatRange(0, min_open=True)
 LEVELS = SEVERITIES[::-1]
+
+
+def value_option(
+    name: str, kind: Any, metavar: str | None, default: Any, help: str, *, dest: str | None = None, **more: Any
+) -> Callable[[Command], Command]:
+    """Return an option of one value, whose default the help shows if it has one; ``dest`` : its parameter's name."""
+    shown = default not in (None, "", ())
+    names = (name,) if dest is None else (name, dest)
+    return click.option(*names, type=kind, metavar=metavar, default=default, help=help, show_default=shown, **more)
+
+
+def file_option(
+    name: str, help: str, *, metavar: str = "FILE", dest: str | None = None
+) -> Callable[[Command], Command]:
+    """Return an option that names a file or folder; with ``dest`` it may be given several times."""
+    return value_option(
+        name, click.Path(), metavar, None if dest is None else (), help, dest=dest, multiple=dest is not None
+    )
+
 
 json_option = click.option("--json", "form", flag_value="json", help="Print the versioned JSON document.")
 markdown_option = click.option("--markdown", "form", flag_value="markdown", help="Print Markdown for a PR comment.")
@@ -31,23 +57,25 @@ sarif_option = click.option("--sarif", "form", flag_value="sarif", help="Print S
 output_option = click.option(
     "-o", "--output", metavar="FILE", type=click.Path(), help="Write what would be printed to FILE."
 )
-html_option = click.option("--html", metavar="FILE", type=click.Path(), help="Also write a self-contained page.")
-top_option = click.option("--top", type=click.IntRange(1), metavar="N", help="Show the N findings that save most.")
-fail_on_option = click.option(
-    "--fail-on",
-    type=click.Choice([*LEVELS, "never"]),
-    default="never",
-    show_default=True,
-    help="Exit with 1 on a finding this severe or worse.",
+html_option = file_option("--html", "Also write a self-contained page.")
+top_option = value_option("--top", click.IntRange(1), "N", None, "Show the N findings that save most.")
+fail_on_option = value_option(
+    "--fail-on", click.Choice([*LEVELS, "never"]), None, "never", "Exit with 1 on a finding this severe or worse."
 )
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="No progress line.")
 
 
-def value_option(name: str, kind: Any, metavar: str | None, default: Any, help: str) -> Callable[[Command], Command]:
-    """Return an option of one value, whose default the help shows if it has one."""
-    return click.option(
-        name, type=kind, metavar=metavar, default=default, help=help, show_default=default not in (None, "", ())
-    )
+def result_options(function: Command) -> Command:
+    """Add the options of commands whose result has every form for people, and JSON: what ``present`` reads."""
+    for option in (html_option, output_option, markdown_option, json_option):
+        function = option(function)
+    return function
+
+
+def made_of(kind: type[T], given: Mapping[str, Any], **own: Any) -> T:
+    """Return a dataclass made of the options that are named like its fields, and of ``own`` values."""
+    named = {field.name: given[field.name] for field in fields(kind) if field.name in given}  # type: ignore[arg-type]
+    return kind(**{**named, **own})
 
 
 def fails(findings: Iterable[Any], fail_on: str) -> bool:

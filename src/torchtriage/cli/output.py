@@ -13,14 +13,13 @@ import click
 from torchtriage.core.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rich.console import Console
 
-    from torchtriage.core.finding import Quote
-    from torchtriage.diagnose.ranks.result import JobResult
-    from torchtriage.diagnose.verdict.result import Result
     from torchtriage.report.blocks import Document
 
-__all__ = ["check_outputs", "complain", "emit", "encode", "present", "print_report", "put_document", "save", "screen"]
+__all__ = ["check_outputs", "complain", "emit", "present", "put_document", "read_input", "save", "screen"]
 
 
 def complain(message: str) -> None:
@@ -85,26 +84,42 @@ def emit(data: bytes, name: str | None) -> None:
     sys.stdout.buffer.flush()
 
 
-def present(result: Any, given: Mapping[str, Any]) -> None:
+def read_input(name: str) -> bytes:
+    """Return what is in a file that a command was given.
+
+    Raises UsageError: it cannot be read.
+    """
+    try:
+        return Path(name).read_bytes()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot be read: {error}", where=name) from error
+
+
+def present(result: Any, given: Mapping[str, Any], *, quote: Callable[..., str] | None = None, **options: Any) -> None:
     """Write a result as its command's options say: a page, a document, or on the terminal.
 
-    ``given`` : those of ``form``, ``output`` and ``html`` that are options of the command.
+    ``given`` : those of ``form``, ``output`` and ``html`` that are options of the command. ``quote`` : gives source
+    lines, for this machine's screen and page: the other forms are passed on. ``options`` : of the document.
 
     Raises UsageError: a file cannot be written.
     """
     from torchtriage.report import formats
 
     if given.get("html"):
-        save(given["html"], formats.page(result).encode())
+        save(given["html"], formats.page(result, quote).encode())
     form, output, known = given["form"], given["output"], formats.format_of(result)
     if form == "json":
         emit(known.encode(result), output)
+    elif form == "sarif":
+        from torchtriage.report import sarif
+
+        emit(sarif.encode(result.results, result.jobs), output)
     elif form == "markdown":
         from torchtriage.report import markdown
 
-        emit(markdown.render(known.document(result)).encode(), output)
+        emit(markdown.render(known.document(result, **options)).encode(), output)
     else:
-        put_document(known.document(result), output)
+        put_document(known.document(result, **options, **({} if quote is None else {"quote": quote})), output)
 
 
 def put_document(document: Document, name: str | None = None) -> None:
@@ -124,24 +139,6 @@ def _same(target: Path, other: str | Path) -> bool:
     return other != "-" and Path(other).exists() and target.samefile(other)
 
 
-def print_report(
-    results: Sequence[Result],
-    *,
-    jobs: Sequence[JobResult] = (),
-    top: int | None = None,
-    view: str = "report",
-    quote: Quote | None = None,
-) -> None:
-    """Print results in the terminal's width and colours."""
-    from torchtriage.report.documents import trace
-
-    if view == "doctor":
-        for result in results:
-            put_document(trace.doctor(result))
-    else:
-        put_document(trace.document(results, jobs, top=top, quote=quote))
-
-
 def screen() -> Console:
     """Return the terminal, on which a closed pipe is no fault."""
     from rich.console import Console
@@ -151,26 +148,3 @@ def screen() -> Console:
             raise BrokenPipeError  # rich would exit with 1, which means findings here
 
     return Screen()
-
-
-def encode(
-    results: Sequence[Result], jobs: Sequence[JobResult], form: str | None, *, top: int | None, quote: Quote | None
-) -> bytes:
-    """Return results in a form (``json``, ``sarif``, ``markdown``), as plain text without one.
-
-    Source lines are quoted in plain text alone: the other forms are passed on.
-    """
-    if form == "json":
-        from torchtriage.report import json_report
-
-        return json_report.encode(results, jobs)
-    if form == "sarif":
-        from torchtriage.report import sarif
-
-        return sarif.encode(results, jobs)
-    from torchtriage.report import markdown, terminal
-    from torchtriage.report.documents.trace import document
-
-    if form == "markdown":
-        return markdown.render(document(results, jobs, top=top)).encode()
-    return (terminal.render(document(results, jobs, top=top, quote=quote)).plain + "\n").encode()

@@ -6,10 +6,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
 
 from torchtriage.core.units import format_bytes
 
-__all__ = ["counting", "doing", "reading", "reading_many", "working"]
+if TYPE_CHECKING:
+    from torchtriage.core.trace import Trace
+
+__all__ = ["counting", "doing", "read", "reading", "reading_many", "working"]
 
 DELAY_S = 1.0
 EVERY_S = 0.1
@@ -27,7 +31,6 @@ class _Line:
         return time.monotonic() - self.begun_s
 
     def due(self) -> bool:
-        """Return whether what happens very often should be shown again."""
         recently = self.shown_s is not None and self.passed_s - self.shown_s < EVERY_S
         return self.passed_s >= DELAY_S and not recently
 
@@ -73,6 +76,14 @@ def reading(name: str, *, quiet: bool) -> Iterator[Callable[[int, int], None] | 
                 line.show(f"reading {label}: {format_bytes(read_bytes)}, {rate}/s")
 
         yield progress
+
+
+def read(path: str, *, quiet: bool) -> Trace:
+    """Return a trace, read with a line of progress."""
+    from torchtriage.core.trace import read_trace
+
+    with reading(path, quiet=quiet) as progress:
+        return read_trace(path, progress=progress)
 
 
 @contextmanager
@@ -125,11 +136,11 @@ def working(*, quiet: bool) -> Iterator[Callable[[str, float], None]]:
     """Yield a callback for what begins now and the share that is done; each takes long."""
     with _line(quiet=quiet, since_s=time.monotonic() - DELAY_S) as line:
 
-        def told(what: str, share: float) -> None:
+        def progress(what: str, share: float) -> None:
             if line is not None and what:
                 line.show(f"{share:4.0%}  {_label(what, 70)}")
 
-        yield told
+        yield progress
 
 
 def _label(name: str, length: int = 40) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
+from typing import Any
 
 import click
 
-from torchtriage.cli.output import check_outputs, present, print_report, save
+from torchtriage.cli.output import check_outputs, present, read_input, save
 from torchtriage.core.errors import UsageError
 
 __all__ = ["command"]
@@ -26,36 +27,15 @@ def command(path: str, html: str | None, markdown: bool, top: int | None) -> Non
     from torchtriage.report import formats, json_report
 
     check_outputs([html], [path])
-    data = _read(path)
-    if json_report.schema_name(data) in formats.FORMATS:
-        if top:
-            raise UsageError("--top is for results of analyze", where=path)
-        result = formats.decode(data)
-        if html:
-            save(html, formats.page(result).encode())
-        else:
-            present(result, {"form": "markdown" if markdown else None, "output": None})
-        return
-    saved = json_report.read(data)
-    results, jobs = saved.results, saved.jobs
+    if os.path.exists(path) and not os.path.isfile(path):  # noqa: PTH110, PTH113 - no name makes these raise
+        raise UsageError("expected a result file, found a folder, pipe or device", where=path)
+    data = read_input(path)
+    schema = json_report.schema_name(data)
+    if top and schema in formats.FORMATS and schema != json_report.TRACES.name:
+        raise UsageError("--top is for results of analyze", where=path)
+    result = formats.decode(data)
     if html:
-        from torchtriage.report.pages import trace
-
-        save(html, trace.render(results, jobs).encode())
-    elif markdown:
-        from torchtriage.report import markdown as markdown_report
-        from torchtriage.report.documents import trace as trace_document
-
-        click.echo(markdown_report.render(trace_document.document(results, jobs, top=top)))
+        save(html, formats.page(result).encode())
     else:
-        print_report(results, jobs=jobs, top=top)
-
-
-def _read(path: str) -> bytes:
-    file = Path(path)
-    try:
-        if file.exists() and not file.is_file():
-            raise UsageError("expected a result file, found a folder, pipe or device", where=path)
-        return file.read_bytes()
-    except (OSError, ValueError) as error:
-        raise UsageError(f"cannot be read: {error}", where=path) from error
+        options: dict[str, Any] = {"top": top} if top else {}
+        present(result, {"form": "markdown" if markdown else None, "output": None}, **options)

@@ -7,101 +7,94 @@ fields it does not know; none is renamed, removed or given another meaning witho
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from torchtriage.report.json_report import JsonFormat, schema_name
+from torchtriage.core.finding import Quote
+from torchtriage.report.json_report import TRACES, Format, JsonReport, schema_name
 
 if TYPE_CHECKING:
     from torchtriage.report.blocks import Document
 
-__all__ = ["FORMATS", "Format", "decode", "format_of", "page"]
+__all__ = ["FORMATS", "decode", "format_of", "page"]
 
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Format(JsonFormat[T]):
-    """A JSON document, and how its value is shown to people."""
-
-    document: Callable[[T], Document]
-
-
-# Schema: what is written, the module of documents that shows it; title, words for errors, command that writes it.
-_TABLE = {
-    "torchtriage-bench/1": (
-        "measure.bench.result.BenchResult",
-        "bench",
-        ("A benchmark by torchtriage", "a benchmark", "torchtriage bench TARGET --json"),
-    ),
-    "torchtriage-comparison/1": (
-        "diagnose.compare.result.Comparison",
-        "comparison",
-        ("Comparison of two runs by torchtriage", "a comparison", "torchtriage compare BEFORE AFTER --json"),
-    ),
-    "torchtriage-compile/1": (
-        "report.documents.compile.CompileReport",
-        "compile",
-        ("Result of torchtriage about compile logs", "a compile result", "torchtriage compile LOG --json"),
-    ),
-    "torchtriage-experiment/1": (
-        "operate.experiment.result.ExperimentResult",
-        "rollout",
-        ("An experiment of torchtriage", "an experiment", "Experiment.result()"),
-    ),
-    "torchtriage-gate/1": (
-        "measure.gate.result.GateResult",
-        "gate",
-        ("A check of torchtriage gate", "a check", "torchtriage gate check --json"),
-    ),
-    "torchtriage-gate-history/1": (
-        "measure.gate.result.HistoryResult",
-        "gate",
-        ("A history of torchtriage gate", "a history", "torchtriage gate history --json"),
-    ),
-    "torchtriage-lint/1": (
-        "diagnose.lint.result.LintResult",
-        "lint",
-        ("Result of torchtriage lint", "a lint result", "torchtriage lint PATH --json"),
-    ),
-    "torchtriage-memory/1": (
-        "report.documents.memory.MemoryReport",
-        "memory",
-        ("Result of torchtriage about memory snapshots", "a memory result", "torchtriage memory SNAPSHOT --json"),
-    ),
-    "torchtriage-review/1": (
-        "learn.review.result.ReviewResult",
-        "review",
-        ("Review of suspicious windows of a trace", "a review", "torchtriage review TRACE --json"),
-    ),
-    "torchtriage-rollout/1": (
-        "operate.rollout.result.RolloutResult",
-        "rollout",
-        ("A rollout of torchtriage", "a rollout", "torchtriage rollout report --json"),
-    ),
-    "torchtriage-verification/1": (
-        "measure.verify.result.Verification",
-        "verification",
-        ("A fix on trial by torchtriage", "a verification", "torchtriage verify BEFORE.py AFTER.py --json"),
-    ),
-    "torchtriage-xla/1": (
-        "compile.xla.result.XlaResult",
-        "xla",
-        ("Models on PyTorch/XLA by torchtriage", "an XLA result", "torchtriage xla TARGET --json"),
-    ),
+# Title of the published schema, words for errors, and the command that writes it.
+_WORDS = {
+    "bench": ("A benchmark by torchtriage", "a benchmark", "torchtriage bench TARGET --json"),
+    "comparison": ("Comparison of two runs by torchtriage", "a comparison", "torchtriage compare BEFORE AFTER --json"),
+    "compile": ("Result of torchtriage about compile logs", "a compile result", "torchtriage compile LOG --json"),
+    "experiment": ("An experiment of torchtriage", "an experiment", "Experiment.result()"),
+    "gate": ("A check of torchtriage gate", "a check", "torchtriage gate check --json"),
+    "gate-history": ("A history of torchtriage gate", "a history", "torchtriage gate history --json"),
+    "lint": ("Result of torchtriage lint", "a lint result", "torchtriage lint PATH --json"),
+    "memory": ("Result of torchtriage about memory snapshots", "a memory result", "torchtriage memory SNAPSHOT --json"),
+    "review": ("Review of suspicious windows of a trace", "a review", "torchtriage review TRACE --json"),
+    "rollout": ("A rollout of torchtriage", "a rollout", "torchtriage rollout report --json"),
+    "verification": ("A fix on trial by torchtriage", "a verification", "torchtriage verify BEFORE.py AFTER.py --json"),
+    "xla": ("Models on PyTorch/XLA by torchtriage", "an XLA result", "torchtriage xla TARGET --json"),
 }
 
 
-def _format(name: str) -> Format[Any]:
-    kind, document, words = _TABLE[name]
-    module, _, attribute = f"torchtriage.{kind}".rpartition(".")
-    documents = import_module(f"torchtriage.report.documents.{document}")
-    return Format(getattr(import_module(module), attribute), name, *words, documents.document)
+def _parts(kind: str) -> tuple[type, Callable[..., Document]]:
+    """Return the dataclass of a kind of result, and what shows it: only these two are imported."""
+    if kind == "bench":
+        from torchtriage.measure.bench.result import BenchResult
+        from torchtriage.report.documents import bench
+
+        return BenchResult, bench.document
+    if kind == "comparison":
+        from torchtriage.diagnose.compare.result import Comparison
+        from torchtriage.report.documents import comparison
+
+        return Comparison, comparison.document
+    if kind == "compile":
+        from torchtriage.report.documents import compile as compiler
+
+        return compiler.CompileReport, compiler.document
+    if kind in ("experiment", "rollout"):
+        from torchtriage.operate.experiment.result import ExperimentResult
+        from torchtriage.operate.rollout.result import RolloutResult
+        from torchtriage.report.documents import rollout
+
+        return ExperimentResult if kind == "experiment" else RolloutResult, rollout.document
+    if kind in ("gate", "gate-history"):
+        from torchtriage.measure.gate.result import GateResult, HistoryResult
+        from torchtriage.report.documents import gate
+
+        return GateResult if kind == "gate" else HistoryResult, gate.document
+    if kind == "lint":
+        from torchtriage.diagnose.lint.result import LintResult
+        from torchtriage.report.documents import lint
+
+        return LintResult, lint.document
+    if kind == "memory":
+        from torchtriage.report.documents import memory
+
+        return memory.MemoryReport, memory.document
+    if kind == "review":
+        from torchtriage.learn.review.result import ReviewResult
+        from torchtriage.report.documents import review
+
+        return ReviewResult, review.document
+    if kind == "verification":
+        from torchtriage.measure.verify.result import Verification
+        from torchtriage.report.documents import verification
+
+        return Verification, verification.document
+    from torchtriage.compile.xla.result import XlaResult
+    from torchtriage.report.documents import xla
+
+    return XlaResult, xla.document
 
 
-FORMATS: dict[str, Callable[[], Format[Any]]] = {name: partial(_format, name) for name in _TABLE}
+def _format(kind: str) -> Format[Any]:
+    return Format(*_parts(kind), f"torchtriage-{kind}/1", *_WORDS[kind])
+
+
+FORMATS: dict[str, Callable[[], Format[Any]]] = {
+    TRACES.name: lambda: TRACES,
+    **{f"torchtriage-{kind}/1": partial(_format, kind) for kind in _WORDS},
+}
 """By schema name; each imports its own result and document alone."""
 
 
@@ -113,17 +106,19 @@ def format_of(result: Any) -> Format[Any]:
 def decode(data: bytes, *kinds: str) -> Any:
     """Return the result of a document of one of these schemas, of any without; the first one says what is wrong.
 
-    Raises
-    ------
-    TraceFormatError
-        ``data`` is no such document.
+    Raises TraceFormatError: ``data`` is no such document.
     """
+    known = kinds or tuple(FORMATS)
     name = schema_name(data)
-    return FORMATS[name if name in (kinds or FORMATS) else kinds[0]]().decode(data)
+    return FORMATS[name if name in known else known[0]]().decode(data)
 
 
-def page(result: Any) -> str:
-    """Return a result as one self-contained HTML page."""
+def page(result: Any, quote: Quote | None = None) -> str:
+    """Return a result as one self-contained HTML page; ``quote`` : gives source lines, of a trace's findings alone."""
+    if isinstance(result, JsonReport):
+        from torchtriage.report.pages import trace
+
+        return trace.render(result.results, result.jobs, quote=quote)
     if result.schema.startswith("torchtriage-memory/"):
         from torchtriage.report.pages import memory
 

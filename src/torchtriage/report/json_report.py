@@ -10,9 +10,9 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
@@ -20,7 +20,10 @@ from torchtriage.core.errors import TraceFormatError
 from torchtriage.diagnose.ranks.result import JobResult
 from torchtriage.diagnose.verdict.result import SCHEMA, Result
 
-__all__ = ["JsonFormat", "JsonReport", "decode", "encode", "plain", "read", "schema", "schema_name", "schema_of"]
+if TYPE_CHECKING:
+    from torchtriage.report.blocks import Document
+
+__all__ = ["TRACES", "Format", "JsonReport", "decode", "encode", "plain", "read", "schema", "schema_name", "schema_of"]
 
 T = TypeVar("T")
 
@@ -28,15 +31,16 @@ SCHEMA_ID = "https://json-schema.org/draft/2020-12/schema"
 
 
 @dataclass(frozen=True)
-class JsonFormat(Generic[T]):
-    """A dataclass as a versioned JSON document: written, read back and described.
+class Format(Generic[T]):
+    """A dataclass as a versioned JSON document: written, read back and described; and how it is shown to people.
 
     ``name`` : what its field ``schema`` holds, and a reader looks for first. ``title`` : of the
     published schema. A reader that finds something else says that it expected ``what``, which
-    ``command`` writes.
+    ``command`` writes. ``document`` : takes the value, and what its command's options say of it.
     """
 
     kind: type[T]
+    document: Callable[..., Document]
     name: str
     title: str
     what: str
@@ -45,29 +49,25 @@ class JsonFormat(Generic[T]):
     def encode(self, value: T) -> bytes:
         """Return the document as UTF-8, one line, ending in a newline; equal values, equal bytes.
 
-        Raises
-        ------
-        ValueError
-            A field other than evidence holds a number that is not finite, which JSON cannot say.
+        Raises ValueError: a field other than evidence holds a number that is not finite, which JSON
+        cannot say.
         """
         return msgspec.json.encode(plain(value)) + b"\n"
 
     def decode(self, data: bytes) -> T:
         """Return the value of a document that ``encode`` made, in this version or another.
 
-        Raises
-        ------
-        TraceFormatError
-            ``data`` is no such document, or one of another schema.
+        Raises TraceFormatError: ``data`` is no such document, or one of another schema.
         """
         try:
             head = msgspec.json.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise TraceFormatError(f"expected {self.what}, found no JSON: {error}") from None
-        found = head.get("schema") if isinstance(head, dict) else None
-        if found != self.name:
+        name = head.get("schema") if isinstance(head, dict) else None
+        if name != self.name:
+            shown = "none" if name is None else repr(name)[:80]
             raise TraceFormatError(
-                f'expected {self.what} with schema "{self.name}", found {_shown(found)}',
+                f'expected {self.what} with schema "{self.name}", found {shown}',
                 where="$.schema",
                 hint=f"write one with: {self.command}",
             )
@@ -93,15 +93,31 @@ class JsonReport:
     jobs: tuple[JobResult, ...] = ()
     """Several ranks of one job together; their own results stay among ``results``."""
 
+    @classmethod
+    def of(cls, results: Sequence[Result], jobs: Sequence[JobResult] = ()) -> JsonReport:
+        """Return the report of these results."""
+        return cls(SCHEMA, results[0].version if results else "", tuple(results), tuple(jobs))
 
-_DOCUMENT = JsonFormat(
+
+def _document(report: JsonReport, **options: Any) -> Document:
+    from torchtriage.report.documents import trace  # a result written as JSON is not drawn
+
+    return trace.document(report.results, report.jobs, **options)
+
+
+TRACES = Format(
     JsonReport,
+    _document,
     SCHEMA,
     title="Result of torchtriage",
     what="a torchtriage result",
     command="torchtriage analyze TRACE --json",
 )
-schema = _DOCUMENT.schema
+schema = TRACES.schema
+
+
+read = TRACES.decode
+"""Return a document that ``encode`` made, by this version or another."""
 
 
 def encode(results: Sequence[Result], jobs: Sequence[JobResult] = ()) -> bytes:
@@ -110,29 +126,15 @@ def encode(results: Sequence[Result], jobs: Sequence[JobResult] = ()) -> bytes:
     Keys come in the order of the dataclasses and of the results' own tables, so equal runs give
     equal bytes. A number that is not finite becomes ``null`` inside ``evidence``.
 
-    Raises
-    ------
-    ValueError
-        A field other than evidence holds a number that is not finite, which JSON cannot say.
+    Raises ValueError: a field other than evidence holds a number that is not finite, which JSON
+    cannot say.
     """
-    version = results[0].version if results else ""
-    return _DOCUMENT.encode(JsonReport(SCHEMA, version, tuple(results), tuple(jobs)))
+    return TRACES.encode(JsonReport.of(results, jobs))
 
 
 def decode(data: bytes) -> list[Result]:
     """Return the results of a document that ``encode`` made; see :func:`read`."""
     return list(read(data).results)
-
-
-def read(data: bytes) -> JsonReport:
-    """Return a document that ``encode`` made, by this version or another.
-
-    Raises
-    ------
-    TraceFormatError
-        ``data`` is no such document, or one of another schema.
-    """
-    return _DOCUMENT.decode(data)
 
 
 def schema_of(kind: type, name: str, title: str) -> dict[str, Any]:
@@ -161,10 +163,6 @@ def schema_name(data: bytes) -> str:
         return msgspec.json.decode(data, type=Head).schema
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ""  # the reader says what is wrong
-
-
-def _shown(found: object) -> str:
-    return "none" if found is None else repr(found)[:80]
 
 
 def plain(value: Any, where: str = "$", *, strict: bool = True) -> Any:

@@ -2,47 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from torchtriage.cli.options import (
-    fail_on_option,
-    fails,
-    html_option,
-    json_option,
-    markdown_option,
-    output_option,
-    quiet_option,
-)
+from torchtriage.cli.options import fail_on_option, fails, file_option, quiet_option, result_options
 from torchtriage.cli.output import check_outputs, complain, present
-from torchtriage.cli.progress import reading, reading_many
+from torchtriage.cli.progress import read, reading_many
 from torchtriage.core.errors import UsageError
-
-if TYPE_CHECKING:
-    from torchtriage.core.trace import Trace
 
 __all__ = ["command"]
 
 
 @click.command("compile")
 @click.argument("paths", nargs=-1, required=True, metavar="LOG…", type=click.Path())
-@click.option(
-    "--trace",
-    metavar="FILE",
-    type=click.Path(),
-    help="A trace of the same program: what each break and recompilation costs in it.",
-)
-@click.option(
-    "--eager",
-    metavar="FILE",
-    type=click.Path(),
-    help="A trace of the program without torch.compile: after how many steps compiling pays back.",
-)
-@json_option
-@markdown_option
-@output_option
-@html_option
+@file_option("--trace", "A trace of the same program: what each break and recompilation costs in it.")
+@file_option("--eager", "A trace of the program without torch.compile: after how many steps compiling pays back.")
+@result_options
 @fail_on_option
 @quiet_option
 @click.pass_context
@@ -73,8 +49,8 @@ def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None
     if given["trace"]:
         from torchtriage.compile.logs.join import join
 
-        trace = _trace(given["trace"], given["quiet"])
-        eager = _trace(given["eager"], given["quiet"]) if given["eager"] else None
+        trace = read(given["trace"], quiet=given["quiet"])
+        eager = read(given["eager"], quiet=given["quiet"]) if given["eager"] else None
         result = join(result, trace, given["trace"], eager=eager)
     if given["html"]:
         from torchtriage.compile.logs.drawings import with_drawings
@@ -87,10 +63,3 @@ def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None
         ctx.exit(1)
     if refused:
         ctx.exit(2)
-
-
-def _trace(path: str, quiet: bool) -> Trace:
-    from torchtriage.core.trace import read_trace
-
-    with reading(path, quiet=quiet) as progress:
-        return read_trace(path, progress=progress)

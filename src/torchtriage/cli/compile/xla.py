@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from torchtriage.cli.options import html_option, json_option, markdown_option, output_option, quiet_option
+from torchtriage.cli.options import POSITIVE, made_of, quiet_option, result_options, value_option
 from torchtriage.cli.output import check_outputs, present
 from torchtriage.cli.progress import working
 from torchtriage.core.errors import UsageError
@@ -22,37 +22,13 @@ __all__ = ["command"]
 @click.option("--python", metavar="PATH", help="A Python that has torch_xla; default: this one or .venv-xla.")
 @click.option("--device", metavar="NAME", default="", help="PJRT device: cpu, tpu, cuda. Default: torch_xla's choice.")
 @click.option("--threads", type=click.IntRange(1), metavar="N", help="Use N processors and as many threads.")
-@click.option(
-    "--steps", type=click.IntRange(2), metavar="N", default=4, show_default=True, help="Steps that are counted."
+@value_option("--steps", click.IntRange(2), "N", 4, "Steps that are counted.")
+@value_option("--rounds", click.IntRange(0), "N", 3, "Timed processes of each route; 0 counts only.")
+@value_option("--seconds", POSITIVE, "S", 1.0, "Steady steps per timed process.")
+@value_option(
+    "--timeout", click.FloatRange(1), "S", 600.0, "Count a start or run longer than this as failed.", dest="timeout_s"
 )
-@click.option(
-    "--rounds",
-    type=click.IntRange(0),
-    metavar="N",
-    default=3,
-    show_default=True,
-    help="Timed processes of each route; 0 counts only.",
-)
-@click.option(
-    "--seconds",
-    type=click.FloatRange(0, min_open=True),
-    metavar="S",
-    default=1.0,
-    show_default=True,
-    help="Steady steps per timed process.",
-)
-@click.option(
-    "--timeout",
-    type=click.FloatRange(1),
-    metavar="S",
-    default=600.0,
-    show_default=True,
-    help="Count a start or run longer than this as failed.",
-)
-@json_option
-@markdown_option
-@output_option
-@html_option
+@result_options
 @quiet_option
 @click.pass_context
 def command(ctx: click.Context, /, targets: tuple[str, ...], **given: Any) -> None:
@@ -82,7 +58,7 @@ def command(ctx: click.Context, /, targets: tuple[str, ...], **given: Any) -> No
         from torchtriage.compile.xla.run import run_script
 
         python = find_python(given["python"])
-        program, code = run_script(targets, python, given["device"], given["timeout"])
+        program, code = run_script(targets, python, given["device"], given["timeout_s"])
         present(judge(programs=[program]), given)
         ctx.exit(2 if code else 0)
     for target in targets:  # those of a script are its own
@@ -96,16 +72,12 @@ def command(ctx: click.Context, /, targets: tuple[str, ...], **given: Any) -> No
         from torchtriage.compile.xla.run import XlaPlan, measure
         from torchtriage.measure.bench.plan import check_target
 
-        plan = XlaPlan(
+        plan = made_of(
+            XlaPlan,
+            given,
             targets=tuple(map(check_target, models)),
             modes=(False, True) if given["both"] else (given["train"],),
             python=find_python(given["python"]),
-            device=given["device"],
-            threads=given["threads"],
-            steps=given["steps"],
-            rounds=given["rounds"],
-            seconds=given["seconds"],
-            timeout_s=given["timeout"],
         )
         with working(quiet=given["quiet"]) as progress:
             measured, notes = measure(plan, progress)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +11,21 @@ import click
 
 from torchtriage.cli.config import with_config
 from torchtriage.cli.options import (
+    POSITIVE,
     fail_on_option,
     fails,
+    file_option,
     html_option,
     json_option,
+    made_of,
     markdown_option,
     output_option,
     quiet_option,
     sarif_option,
     top_option,
+    value_option,
 )
-from torchtriage.cli.output import check_outputs, complain, emit, encode, print_report, save
+from torchtriage.cli.output import check_outputs, complain, present, save
 from torchtriage.cli.progress import reading, reading_many
 from torchtriage.core.errors import UsageError
 from torchtriage.core.finding import Quote
@@ -49,19 +52,16 @@ def _size(_ctx: click.Context, _param: click.Parameter, value: Any) -> int | Non
 @sarif_option
 @output_option
 @html_option
-@click.option(
-    "--perfetto", metavar="FILE", type=click.Path(), help="Also write the trace with a findings track (.json[.gz])."
-)
+@file_option("--perfetto", "Also write the trace with a findings track (.json[.gz]).")
 @top_option
 @click.option("--only", multiple=True, metavar="CODE", help="Run only this pattern (repeatable).")
 @click.option("--skip", multiple=True, metavar="CODE", help="Skip this pattern (repeatable).")
-@click.option(
+@value_option(
     "--min-share",
-    type=click.FloatRange(0, 1),
-    default=DEFAULTS.min_share,
-    show_default=True,
-    metavar="RATIO",
-    help="Leave out findings that save less than this share of a step.",
+    click.FloatRange(0, 1),
+    "RATIO",
+    DEFAULTS.min_share,
+    "Leave out findings that save less than this share of a step.",
 )
 @click.option(
     "--what-if",
@@ -69,19 +69,12 @@ def _size(_ctx: click.Context, _param: click.Parameter, value: Any) -> int | Non
     metavar="QUESTION",
     help="Predict the effect of a change: gpu*0.5, cpu*0.5, comm=0, no-sync, launch=0 (repeatable).",
 )
-@click.option(
-    "--step-ms",
-    type=click.FloatRange(0, min_open=True),
-    metavar="MS",
-    help="Step time without the profiler; savings are scaled to it.",
-)
-@click.option(
+@value_option("--step-ms", POSITIVE, "MS", None, "Step time without the profiler; savings are scaled to it.")
+@file_option(
     "--source",
-    "sources",
-    multiple=True,
+    "Look for the recorded program's source here too, for exact lines (repeatable).",
     metavar="DIR",
-    type=click.Path(),
-    help="Look for the recorded program's source here too, for exact lines (repeatable).",
+    dest="sources",
 )
 @click.option("--no-source", is_flag=True, help="Do not open source files: report lines as recorded.")
 @click.option(
@@ -89,26 +82,21 @@ def _size(_ctx: click.Context, _param: click.Parameter, value: Any) -> int | Non
 )
 @fail_on_option
 @click.option("--cache", is_flag=True, help="Cache the parsed trace beside the file.")
-@click.option(
-    "--max-bytes",
-    metavar="SIZE",
-    default=f"{DEFAULTS.max_bytes >> 30}G",
-    show_default=True,
-    callback=_size,
-    help="Refuse inputs that expand beyond this.",
+@value_option(
+    "--max-bytes", str, "SIZE", f"{DEFAULTS.max_bytes >> 30}G", "Refuse inputs that expand beyond this.", callback=_size
 )
 @click.option(
     "--max-memory",
-    metavar="SIZE",
     callback=_size,
+    metavar="SIZE",
     help="Limit memory to this, with the rest in temporary files (at least 128M; Linux).",
 )
-@click.option(
+@value_option(
     "--engine",
-    type=click.Choice(["local", "ray"]),
-    default="local",
-    show_default=True,
-    help="Where many ranks are read: this machine or a Ray cluster.",
+    click.Choice(["local", "ray"]),
+    None,
+    "local",
+    "Where many ranks are read: this machine or a Ray cluster.",
 )
 @quiet_option
 @click.pass_context
@@ -126,8 +114,7 @@ def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None
     from torchtriage.api import traces
 
     options = with_config(ctx, given, Path.cwd())
-    keywords = {field.name: options[field.name] for field in fields(Options)}
-    asked = Options(**keywords | {"sources": None if options["no_source"] else options["sources"]})
+    asked = made_of(Options, options, sources=None if options["no_source"] else options["sources"])
     files = _expand(paths, traces.find_traces)
     if options["perfetto"] and (len(files) != 1 or files[0] == "-" or "://" in str(files[0])):
         raise UsageError("--perfetto needs exactly one trace file")
@@ -135,8 +122,10 @@ def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None
 
     results, jobs, n_unusable = _judge(files, asked, options)
     _report(results, jobs, files, options)
-    speaking = _speaking(results, jobs)
-    if fails((finding for told in speaking for finding in told.findings), options["fail_on"]):
+    from torchtriage.report.words import outside
+
+    judged: list[Result | JobResult] = [*jobs, *outside(results, jobs)]  # ranks of a job do not count again
+    if fails((finding for subject in judged for finding in subject.findings), options["fail_on"]):
         ctx.exit(1)
     if n_unusable or any(result.refused for result in results):
         ctx.exit(2)
@@ -165,32 +154,22 @@ def _judge(
     return list(report.results), list(report.jobs), len(report.unreadable)
 
 
-def _speaking(results: list[Result], jobs: list[JobResult]) -> list[Result | JobResult]:
-    """Return whose findings count: jobs, and the results that are of no job."""
-    from torchtriage.report import words
-
-    return [*jobs, *words.outside(results, jobs)]
-
-
 def _report(results: list[Result], jobs: list[JobResult], files: list[str | Path], options: dict[str, Any]) -> None:
-    if options["html"]:
-        from torchtriage.report.pages import trace as trace_page
+    from torchtriage.report import formats
+    from torchtriage.report.json_report import JsonReport
 
-        save(options["html"], trace_page.render(results, jobs, quote=_quote(options)).encode())
+    report, quote = JsonReport.of(results, jobs), _quote(options)
+    if options["html"]:
+        save(options["html"], formats.page(report, quote).encode())
     if options["perfetto"]:
         from torchtriage.api import traces
 
         traces.overlay(files[0], results[0], options["perfetto"], max_bytes=options["max_bytes"])
         click.echo(f"wrote {options['perfetto']}: open it at https://ui.perfetto.dev", err=True)
-    if options["form"] is None and options["output"] is None:
-        print_report(results, jobs=jobs, top=options["top"], quote=_quote(options))
-        return
-    data = encode(results, jobs, options["form"], top=options["top"], quote=_quote(options))
-    emit(data, options["output"])
+    present(report, {**options, "html": None}, quote=quote, top=options["top"])
 
 
 def _quote(options: dict[str, Any]) -> Quote | None:
-    """Return what shows source lines beside findings, on this machine's screen or page."""
     if options["no_source"]:
         return None
     from torchtriage.core.source import Sources

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from torchtriage.cli.options import html_option, json_option, markdown_option, output_option, quiet_option
-from torchtriage.cli.output import check_outputs, present
+from torchtriage.cli.options import file_option, quiet_option, result_options, value_option
+from torchtriage.cli.output import check_outputs, present, read_input
 from torchtriage.cli.progress import reading
 from torchtriage.core.errors import UsageError
 
@@ -18,21 +18,16 @@ __all__ = ["command"]
 @click.command("compare")
 @click.argument("before", metavar="BEFORE", type=click.Path())
 @click.argument("after", metavar="AFTER", type=click.Path())
-@json_option
-@markdown_option
-@output_option
-@html_option
-@click.option(
-    "--promise",
-    metavar="REPORT.json",
-    type=click.Path(),
-    help="Check the promises of this saved report on BEFORE instead of today's.",
+@result_options
+@file_option(
+    "--promise", "Check the promises of this saved report on BEFORE instead of today's.", metavar="REPORT.json"
 )
-@click.option(
+@value_option(
     "--fail-on-slower",
-    type=click.FloatRange(0),
-    metavar="PCT",
-    help="Exit with 1 when the step is slower by more than PCT percent and than the noise.",
+    click.FloatRange(0),
+    "PCT",
+    None,
+    "Exit with 1 when the step is slower by more than PCT percent and than the noise.",
 )
 @quiet_option
 @click.pass_context
@@ -66,11 +61,7 @@ def command(ctx: click.Context, /, before: str, after: str, **given: Any) -> Non
 def _promised(path: str, before: str) -> Any:
     from torchtriage.report import json_report
 
-    try:
-        data = Path(path).read_bytes()
-    except (OSError, ValueError) as error:
-        raise UsageError(f"cannot be read: {error}", where=path) from error
-    results = json_report.decode(data)
+    results = json_report.decode(read_input(path))
     name = Path(before).name
     named = [result for result in results if Path(result.trace.path).name == name]
     if len(results) == 1:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import click
 
-from torchtriage.cli.output import check_outputs, print_report, save
+from torchtriage.cli.output import check_outputs, put_document, save
 
 __all__ = ["command"]
 
@@ -17,6 +17,7 @@ def command(html: str | None) -> None:
     """Analyse the bundled recording of a small training script."""
     from torchtriage.api import traces
     from torchtriage.core.source import Sources
+    from torchtriage.report.documents.trace import document
 
     path = traces.sample_path()
     check_outputs([html], [path])
@@ -25,7 +26,7 @@ def command(html: str | None) -> None:
     # where the package is installed is no news
     result = replace(result, trace=replace(result.trace, path=path.name))
     quote = Sources([path.parent]).quote
-    print_report([result], quote=quote)
+    put_document(document([result], quote=quote))
     if html:
         from torchtriage.report.pages import trace as trace_page
 

@@ -7,7 +7,7 @@ import platform
 
 import click
 
-from torchtriage.cli.output import print_report
+from torchtriage.cli.output import put_document
 from torchtriage.cli.progress import reading
 
 __all__ = ["command"]
@@ -24,6 +24,7 @@ def command(ctx: click.Context, /, path: str | None, system: bool, quiet: bool) 
     Exit code 2 if no verdict on it is possible.
     """
     from torchtriage.api import traces
+    from torchtriage.report.documents.trace import doctor
 
     if system:
         _print_system()
@@ -34,7 +35,7 @@ def command(ctx: click.Context, /, path: str | None, system: bool, quiet: bool) 
 
     with reading(path, quiet=quiet) as progress:
         result = traces.analyze(path, progress=progress)
-    print_report([result], view="doctor")
+    put_document(doctor(result))
     if result.refused:
         ctx.exit(2)
 

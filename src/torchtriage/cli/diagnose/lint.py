@@ -12,13 +12,15 @@ from torchtriage.cli.config import with_config
 from torchtriage.cli.options import (
     fail_on_option,
     fails,
+    file_option,
     json_option,
     markdown_option,
     output_option,
     quiet_option,
     sarif_option,
+    value_option,
 )
-from torchtriage.cli.output import check_outputs, complain, emit, put_document
+from torchtriage.cli.output import check_outputs, complain, emit, present
 from torchtriage.cli.progress import counting
 from torchtriage.core.errors import UsageError
 from torchtriage.diagnose.lint.result import LintResult
@@ -37,24 +39,15 @@ CONFIG = ("exclude", "fail-on", "only", "skip")
 @sarif_option
 @output_option
 @click.option("--fix", is_flag=True, help="Apply the safe edits, shown as a diff otherwise.")
-@click.option(
-    "--trace",
-    metavar="TRACE",
-    type=click.Path(),
-    help="Compare with a trace, or the folder of torchtriage run: what both show is certain.",
+@file_option(
+    "--trace", "Compare with a trace, or the folder of torchtriage run: what both show is certain.", metavar="TRACE"
 )
 @click.option("--only", multiple=True, metavar="CODE", help="Run only this rule (repeatable).")
 @click.option("--skip", multiple=True, metavar="CODE", help="Skip this rule (repeatable).")
 @click.option("--exclude", multiple=True, metavar="PATTERN", help="Skip matching paths in folders (repeatable).")
 @click.option("--notes", is_flag=True, help="Also show remarks: possible improvements that are no faults.")
 @fail_on_option
-@click.option(
-    "--stdin-filename",
-    metavar="NAME",
-    default="<stdin>",
-    show_default=True,
-    help="What to call the source that - reads from standard input.",
-)
+@value_option("--stdin-filename", str, "NAME", "<stdin>", "What to call the source that - reads from standard input.")
 @quiet_option
 @click.pass_context
 def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None:
@@ -85,7 +78,6 @@ def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None
 
 
 def _traces(path: str) -> tuple[Result, ...]:
-    """Return what a trace says, or each process of a folder that ``torchtriage run`` left."""
     from torchtriage.api import traces
 
     if Path(path).is_dir():
@@ -105,34 +97,22 @@ def _look(paths: tuple[str, ...], options: dict[str, Any]) -> LintResult:
 
 
 def _report(result: LintResult, options: dict[str, Any]) -> None:
-    form = options["form"]
-    if form is None:
-        from torchtriage.report.documents.lint import document
-
-        put_document(document(result, quote=_quote, fixing=options["fix"]), options["output"])
-        return
-    if form == "concise" and not options["output"]:
-        for patch in result.patches:
-            said = "fixed" if patch.applied else "--fix fixes"
-            complain(f"{patch.file}: {said} {', '.join(patch.codes)}")
-    emit(_encode(result, form), options["output"])
-
-
-def _encode(result: LintResult, form: str) -> bytes:
-    from torchtriage.report import formats, markdown
     from torchtriage.report.documents import lint
 
-    if form == "json":
-        return formats.format_of(result).encode(result)
-    if form == "sarif":
-        return lint.sarif(result)
-    if form == "markdown":
-        return markdown.render(lint.document(result)).encode()
-    return lint.concise(result).encode("utf-8", "backslashreplace")
+    form, output = options["form"], options["output"]
+    if form == "concise":
+        if not output:
+            for patch in result.patches:
+                outcome = "fixed" if patch.applied else "--fix fixes"
+                complain(f"{patch.file}: {outcome} {', '.join(patch.codes)}")
+        emit(lint.concise(result).encode("utf-8", "backslashreplace"), output)
+    elif form == "sarif":
+        emit(lint.sarif(result), output)
+    else:
+        present(result, options, quote=_quote, fixing=options["fix"])
 
 
 def _quote(file: str, line: int) -> str:
-    """Return a line of a file as it is now, empty where it cannot be read."""
     import linecache
 
     return linecache.getline(file, line)

@@ -11,8 +11,8 @@ from typing import Any
 
 import click
 
-from torchtriage.cli.options import html_option, json_option, markdown_option, sarif_option, top_option
-from torchtriage.cli.output import check_outputs, complain, emit, encode, print_report, save
+from torchtriage.cli.options import file_option, html_option, json_option, markdown_option, sarif_option, top_option
+from torchtriage.cli.output import check_outputs, complain, present, save
 from torchtriage.core.errors import TriageError, UsageError
 
 __all__ = ["command"]
@@ -57,12 +57,7 @@ class _Run(click.Command):
 @sarif_option
 @click.option("-o", "--output", metavar="FILE", type=click.Path(), help="Write the report to FILE instead.")
 @html_option
-@click.option(
-    "--folded",
-    metavar="FILE",
-    type=click.Path(),
-    help="Write the step's stacks to FILE as speedscope and flamegraph.pl read them.",
-)
+@file_option("--folded", "Write the step's stacks to FILE as speedscope and flamegraph.pl read them.")
 @top_option
 @click.option("--no-source", is_flag=True, help="Do not open source files: report lines as recorded.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but failures on stderr.")
@@ -89,11 +84,11 @@ def command(ctx: click.Context, /, words: tuple[str, ...], **given: Any) -> None
     # names are of the folder we were called in, wherever the script goes
     files = {name: Path(given[name]).absolute() for name in ("output", "html", "folded") if given[name]}
     out = _folder(given["out"])
-    told = _Telling(out, given["quiet"])
+    announcer = _Telling(out, given["quiet"])
     names = {"steps": "light", "warmup": "warmup"}  # of the options, of the recorder's plan
     plan = {names[name]: given[name] for name in names if given[name] is not None}
     wants = {name: given[name] for name in ("exit_after", "memory", "compile_log")}
-    code = launch(what, out, plan=plan, **wants, sample=True, while_running=told.look)
+    code = launch(what, out, plan=plan, **wants, sample=True, while_running=announcer.look)
     try:
         _report(out, shlex.join(words), code, files, given)
     except TriageError as error:
@@ -109,7 +104,6 @@ def command(ctx: click.Context, /, words: tuple[str, ...], **given: Any) -> None
 
 
 def _folder(name: str | None) -> Path:
-    """Return a folder for the recordings: the one that was named, or a new one here."""
     if name is None:
         stem = f"torchtriage-run-{time.strftime('%Y%m%d-%H%M%S')}"
         out = next(
@@ -138,9 +132,8 @@ def _complain_of_watches(out: Path) -> None:
 
 
 def _remove_if_empty(out: Path) -> None:
-    """Remove a folder of ours that holds no recording and no failure to report."""
-    kept = ("*/*.json.gz", "*/*.pickle", "compile/*.log", "errors-*.txt")
-    if not any(path for pattern in kept for path in out.glob(pattern)):
+    recordings = ("*/*.json.gz", "*/*.pickle", "compile/*.log", "errors-*.txt")
+    if not any(path for pattern in recordings for path in out.glob(pattern)):
         shutil.rmtree(out, ignore_errors=True)
 
 
@@ -148,15 +141,15 @@ class _Telling:
     """Says once, while the script still runs, that all is recorded."""
 
     def __init__(self, out: Path, quiet: bool) -> None:
-        self.out, self.told = out, quiet
+        self.out, self.done = out, quiet
 
     def look(self) -> None:
-        if self.told:
+        if self.done:
             return
         from torchtriage.diagnose.runs.run_folder import all_recorded
 
         if all_recorded(self.out):
-            self.told = True
+            self.done = True
             click.echo(
                 f"torchtriage: recorded; the report follows when the script ends"
                 f" (at once: torchtriage analyze {self.out})",
@@ -170,21 +163,18 @@ def _report(out: Path, what: str, code: int, files: dict[str, Path], options: di
     from torchtriage.diagnose.runs.flame import folded
     from torchtriage.diagnose.runs.run_folder import source_roots
     from torchtriage.diagnose.verdict.options import Options
-    from torchtriage.report.pages import trace as trace_page
+    from torchtriage.report import formats
+    from torchtriage.report.json_report import JsonReport
 
     sources = None if options["no_source"] else ()
-    report = traces.analyze_run(out, command=what, exit_code=code, options=Options(sources=sources))
-    results, jobs = report.results, report.jobs
+    judged = traces.analyze_run(out, command=what, exit_code=code, options=Options(sources=sources))
+    report = JsonReport.of(judged.results, judged.jobs)
     quote = None if sources is None else Sources((*source_roots(out), Path.cwd())).quote
     if "html" in files:
-        page = trace_page.render(results, jobs, quote=quote)
-        save(str(files["html"]), page.encode())
+        save(str(files["html"]), formats.page(report, quote).encode())
     if "folded" in files:
-        accounts = [result.recorded.account for result in results if result.recorded and result.recorded.account]
+        accounts = [row.recorded.account for row in report.results if row.recorded and row.recorded.account]
         lines = [line for account in accounts for line in folded(account)]
         save(str(files["folded"]), "".join(f"{line}\n" for line in lines).encode())
-    if options["form"] is None and "output" not in files:
-        print_report(results, jobs=jobs, top=options["top"], quote=quote)
-        return
-    data = encode(results, jobs, options["form"], top=options["top"], quote=quote)
-    emit(data, str(files["output"]) if "output" in files else None)
+    output = str(files["output"]) if "output" in files else None
+    present(report, {"form": options["form"], "output": output}, quote=quote, top=options["top"])

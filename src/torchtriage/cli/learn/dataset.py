@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from torchtriage.cli.options import value_option
 from torchtriage.cli.progress import counting
 from torchtriage.core.errors import UsageError
 
@@ -25,13 +27,8 @@ _MAKING = {
 }
 """What each does, for the list of commands where the distribution is not installed."""
 
-folder_option = click.option(
-    "--dir",
-    "folder",
-    default="benchmark",
-    show_default=True,
-    type=click.Path(path_type=Path),
-    help="Where the recordings are.",
+folder_option = value_option(
+    "--dir", click.Path(path_type=Path), None, "benchmark", "Where the recordings are.", dest="folder"
 )
 
 
@@ -46,8 +43,6 @@ def not_installed(error: ModuleNotFoundError) -> Exception:
 
 
 def _missing(name: str, error: Exception) -> click.Command:
-    """Return a command that is listed, and raises whatever it is asked."""
-
     def refuse(**_: object) -> None:
         raise error
 
@@ -85,10 +80,12 @@ def command() -> None:
 @folder_option
 @click.argument("number")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write to this file instead of NUMBER.json.")
-@click.option(
+@value_option(
     "--parquet",
-    type=click.Path(path_type=Path),
-    help="Write a Parquet table to this file instead, one row per event; needs pyarrow.",
+    click.Path(path_type=Path),
+    None,
+    None,
+    "Write a Parquet table to this file instead, one row per event; needs pyarrow.",
 )
 def export(folder: Path, number: str, output: Path | None, parquet: Path | None) -> None:
     """Write recording NUMBER as the profiler's JSON, without its label.
@@ -137,6 +134,7 @@ def score(folder: Path, system: str, predictions: Path | None, quiet: bool) -> N
     """
     from torchtriage.learn.dataset.predictions import Predictions, read_predictions, rules
     from torchtriage.learn.dataset.recordings import kept
+    from torchtriage.learn.dataset.score import Score
     from torchtriage.learn.dataset.score import score as score_all
 
     items: list[Any] = list(kept(folder))
@@ -148,28 +146,17 @@ def score(folder: Path, system: str, predictions: Path | None, quiet: bool) -> N
             raise not_installed(error) from None
         items, says = trained(system, folder)
     if says is not None:
-        said = {}
+        answers = {}
         with counting(f"of {len(items):,} judged", quiet=quiet) as progress:
             for item in items:
-                said[item.id] = says(item)
-                progress(len(said))
-        found = Predictions(system, said)
+                answers[item.id] = says(item)
+                progress(len(answers))
+        found = Predictions(system, answers)
     else:
         found = read_predictions(Path(system))
     if predictions is not None:
         predictions.write_text(found.to_json(), encoding="utf-8")
-    columns = (
-        "auroc",
-        "auprc",
-        "type_accuracy",
-        "macro_f1",
-        "detected",
-        "quiet",
-        "not_severe",
-        "overlap",
-        "line_accuracy",
-        "saving",
-    )
+    columns = [field.name for field in fields(Score)][3:]  # before them the group, and how many it has
     heads = (found.system, "recordings", *(column.replace("_", " ") for column in columns))
     click.echo(f"| {' | '.join(heads)} |")
     click.echo(f"|:--|{'--:|' * (len(columns) + 1)}")

@@ -11,7 +11,7 @@ import click
 from torchtriage.cli.learn.reviewing import llm_options, make_reviewer, review_with_progress
 from torchtriage.cli.options import json_option, output_option, quiet_option, value_option
 from torchtriage.cli.output import check_outputs, present
-from torchtriage.cli.progress import reading
+from torchtriage.cli.progress import read
 from torchtriage.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -41,11 +41,8 @@ __all__ = ["command"]
     help="Review this window instead, in ms from the first event (repeatable).",
 )
 @value_option("--top", click.IntRange(1), "N", 8, "Review at most N windows; similar windows are reviewed once.")
-@click.option(
-    "--detector",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="Weights of the learned detector instead of the package's.",
+@value_option(
+    "--detector", click.Path(path_type=Path), "FILE", None, "Weights of the learned detector instead of the package's."
 )
 @click.option(
     "--evidence", "show_evidence", is_flag=True, help="Print the evidence that a reviewer would get, without a review."
@@ -66,7 +63,6 @@ def command(ctx: click.Context, /, path: str, **given: Any) -> None:
 
     Exit codes: 0 all reviewed, 1 some windows could not be, 2 unusable input or usage.
     """
-    from torchtriage.core.trace import read_trace
     from torchtriage.diagnose.verdict.verdict import diagnose
     from torchtriage.learn.review.evidence import applicable, gather
     from torchtriage.learn.review.result import collect
@@ -81,8 +77,7 @@ def command(ctx: click.Context, /, path: str, **given: Any) -> None:
             "--detector scores sixteenths of a step, not the windows of --window", hint="leave one of them out"
         )
     reviewer = make_reviewer(given["reviewer"], given)
-    with reading(path, quiet=given["quiet"]) as progress:
-        trace = read_trace(path, progress=progress)
+    trace = read(path, quiet=given["quiet"])
     if not len(trace):
         raise UsageError("expected events to review, found none", where=path)
     findings = diagnose(trace).findings
@@ -135,7 +130,6 @@ def command(ctx: click.Context, /, path: str, **given: Any) -> None:
 
 
 def _suspects(trace: Trace, findings: Sequence[Finding], detector: Path | None) -> tuple[tuple[Suspect, ...], str]:
-    """Return all windows, most suspicious first, and what was asked."""
     from torchtriage.diagnose.detector.detector import Detector
     from torchtriage.learn.dataset.windows import PER_STEP, windows
     from torchtriage.learn.review.window_selection import suspects
@@ -151,10 +145,6 @@ def _suspects(trace: Trace, findings: Sequence[Finding], detector: Path | None) 
 
 
 def _asked_for(spans: tuple[str, ...], begin_ns: int, end_ns: int) -> list[tuple[int, int]]:
-    """Return the windows that options name.
-
-    Raises UsageError: one is no span of this recording.
-    """
     found = []
     for text in spans:
         match = re.fullmatch(r"(\d+(?:\.\d+)?)-(\d+(?:\.\d+)?)", text.strip())

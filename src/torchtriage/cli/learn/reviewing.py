@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchtriage.cli.options import value_option
+from torchtriage.cli.options import POSITIVE, file_option, value_option
 from torchtriage.cli.progress import working
 from torchtriage.core.errors import UsageError
 
@@ -31,28 +31,14 @@ def llm_options(function: Callable[..., Any]) -> Callable[..., Any]:
             click.option("--base-url", metavar="URL", help="The endpoint. [default: OpenAI's]"),
             click.option("--model", metavar="NAME", help="The model to ask."),
             click.option("--no-redact", is_flag=True, help="Show the reviewer names, paths and messages as recorded."),
-            click.option(
-                "--price-prompt", type=click.FloatRange(0), metavar="PRICE", help="Price of a million tokens sent."
-            ),
-            click.option(
-                "--price-reply", type=click.FloatRange(0), metavar="PRICE", help="Price of a million tokens received."
-            ),
-            click.option(
-                "--max-cost",
-                type=click.FloatRange(0),
-                metavar="COST",
-                help="Stop before the cost exceeds this; needs both prices.",
+            value_option("--price-prompt", click.FloatRange(0), "PRICE", None, "Price of a million tokens sent."),
+            value_option("--price-reply", click.FloatRange(0), "PRICE", None, "Price of a million tokens received."),
+            value_option(
+                "--max-cost", click.FloatRange(0), "COST", None, "Stop before the cost exceeds this; needs both prices."
             ),
             value_option("--at-once", click.IntRange(1), "N", 4, "Parallel requests."),
-            value_option(
-                "--timeout", click.FloatRange(0, min_open=True), "SECONDS", 240.0, "Longest wait for a reply."
-            ),
-            click.option(
-                "--cache",
-                metavar="DIR",
-                type=click.Path(),
-                help="Cache replies here. [default: ~/.cache/torchtriage/reviews]",
-            ),
+            value_option("--timeout", POSITIVE, "SECONDS", 240.0, "Longest wait for a reply."),
+            file_option("--cache", "Cache replies here. [default: ~/.cache/torchtriage/reviews]", metavar="DIR"),
             click.option("--no-cache", is_flag=True, help="Ignore cached replies."),
         )
     ):
@@ -112,7 +98,7 @@ def review_with_progress(reviewer: Reviewer, evidence: Sequence[Evidence], *, qu
     n_done = 0
     with working(quiet=quiet) as shown:
 
-        def told(_place: int, _outcome: Outcome) -> None:
+        def on_done(_place: int, _outcome: Outcome) -> None:
             nonlocal n_done
             n_done += 1
             shown(f"{n_done} of {len(evidence)} windows reviewed", n_done / len(evidence))
@@ -122,4 +108,4 @@ def review_with_progress(reviewer: Reviewer, evidence: Sequence[Evidence], *, qu
 
         if isinstance(reviewer, Llm):
             reviewer.progress = streaming
-        return reviewer.review_all(evidence, told)
+        return reviewer.review_all(evidence, on_done)

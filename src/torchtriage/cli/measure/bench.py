@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchtriage.cli.options import html_option, json_option, markdown_option, output_option, quiet_option, value_option
+from torchtriage.cli.options import POSITIVE, file_option, made_of, quiet_option, result_options, value_option
 from torchtriage.cli.output import check_outputs, complain, present, save
 from torchtriage.cli.progress import working
 
@@ -27,7 +27,6 @@ class _List(click.ParamType):  # type: ignore[type-arg, unused-ignore]
         self.kind = kind
 
     def convert(self, value: Any, param: Any, ctx: Any) -> tuple[Any, ...]:
-        """Return the values of a text; a default is a tuple already."""
         if isinstance(value, tuple):
             return value
         words = [word.strip() for word in value.split(",")]
@@ -38,7 +37,6 @@ class _List(click.ParamType):  # type: ignore[type-arg, unused-ignore]
 
 
 DEFAULT_MODES = "eager,default,reduce-overhead,max-autotune"
-POSITIVE = click.FloatRange(0, min_open=True)
 
 
 @click.command("bench")
@@ -51,25 +49,19 @@ POSITIVE = click.FloatRange(0, min_open=True)
 @click.option("--train", is_flag=True, help="A step is forward, loss and backward.")
 @value_option("--device", str, "NAME", "", "Move model and inputs there: cpu, cuda.")
 @value_option("--threads", click.IntRange(1), "N", None, "Use N processors and as many threads.")
-@value_option("--deadline", POSITIVE, "MS", None, "Count steady steps that take longer than this.")
+@value_option("--deadline", POSITIVE, "MS", None, "Count steady steps that take longer than this.", dest="deadline_ms")
 @value_option("--seconds", POSITIVE, "S", 1.0, "Steady steps per session.")
 @value_option("--steps", click.IntRange(1), "N", 20, "Steady steps per session at least; P95 needs 20, P99 needs 100.")
 @value_option("--rounds", click.IntRange(1), "N", 5, "Sessions of each setting, at least.")
 @value_option("--max-rounds", click.IntRange(1), "N", 10, "Sessions until the order is clear, at most.")
-@value_option("--warm-up", click.FloatRange(0), "S", 5.0, "Longest wait for steady steps.")
-@value_option("--timeout", click.FloatRange(1), "S", 900.0, "Count a start or run longer than this as failed.")
+@value_option("--warm-up", click.FloatRange(0), "S", 5.0, "Longest wait for steady steps.", dest="warm_up_s")
+@value_option(
+    "--timeout", click.FloatRange(1), "S", 900.0, "Count a start or run longer than this as failed.", dest="timeout_s"
+)
 @value_option("--out", click.Path(file_okay=False), "DIR", None, "Where sessions are kept: bench-TARGET.")
 @click.option("--fresh", is_flag=True, help="Measure again what the folder already holds.")
-@json_option
-@markdown_option
-@output_option
-@html_option
-@click.option(
-    "--samples",
-    metavar="FILE",
-    type=click.Path(),
-    help="Also write what each session measured, for gate record --import and gate check.",
-)
+@result_options
+@file_option("--samples", "Also write what each session measured, for gate record --import and gate check.")
 @quiet_option
 def command(target: str, **given: Any) -> None:
     """Find the fastest way to run a model: eager or compiled, and in which mode.
@@ -93,20 +85,8 @@ def command(target: str, **given: Any) -> None:
     from torchtriage.measure.bench.summary import summarise
 
     check_outputs([given["output"], given["html"], given["samples"]])
-    plan = BenchPlan(
-        target=check_target(target),
-        settings=settings(given["modes"], given["backends"], given["batch_sizes"], given["dynamic"], given["dtypes"]),
-        train=given["train"],
-        device=given["device"],
-        threads=given["threads"],
-        seconds=given["seconds"],
-        steps=given["steps"],
-        rounds=given["rounds"],
-        max_rounds=given["max_rounds"],
-        timeout_s=given["timeout"],
-        warm_up_s=given["warm_up"],
-        deadline_ms=given["deadline"],
-    )
+    combined = (given[name] for name in ("modes", "backends", "batch_sizes", "dynamic", "dtypes"))
+    plan = made_of(BenchPlan, given, target=check_target(target), settings=settings(*combined))
     folder = Path(given["out"]) if given["out"] else folder_of(target)
     try:
         with working(quiet=given["quiet"]) as progress:

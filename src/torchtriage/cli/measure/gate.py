@@ -8,26 +8,26 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchtriage.cli.measure.gate_check import check, share
-from torchtriage.cli.measure.gate_record import GateCommand, infrastructure, record, store_option
-from torchtriage.cli.options import html_option, json_option, markdown_option, output_option
-from torchtriage.cli.output import check_outputs, present
+from torchtriage.cli.measure.gate_record import GateCommand, record, store_option
+from torchtriage.cli.options import (
+    html_option,
+    json_option,
+    markdown_option,
+    output_option,
+    result_options,
+    value_option,
+)
+from torchtriage.cli.output import check_outputs, present, read_input
 from torchtriage.core.errors import TraceFormatError, UsageError
 
 if TYPE_CHECKING:
-    from torchtriage.measure.gate.result import GateResult, HistoryResult
+    from torchtriage.measure.gate.result import HistoryResult
 
 __all__ = ["command"]
 
 
 class _Gate(GateCommand, click.Group):
     """Wrong usage of the gate itself ends with 3 too: 2 is a verdict."""
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command that was asked for."""
-        with infrastructure(ctx):
-            return super().resolve_command(ctx, args)
 
 
 @click.group("gate", cls=_Gate)
@@ -42,17 +42,11 @@ def command() -> None:
 @click.option("--branch", metavar="NAME", default="main", show_default=True, help="The branch to search.")
 @click.option("--name", metavar="NAME", help="Only this benchmark.")
 @click.option("--metric", "metrics", metavar="NAME", multiple=True, help="Only these metrics.")
-@click.option(
-    "--min-change", metavar="SHARE", default="2%", show_default=True, help="Leave out smaller changes of level."
-)
+@value_option("--min-change", str, "SHARE", "2%", "Leave out smaller changes of level.")
 @click.option("--last", type=click.IntRange(1), metavar="N", help="Only the newest N runs.")
 @store_option
-@json_option
-@markdown_option
-@output_option
-@html_option
-@click.pass_context
-def history(ctx: click.Context, /, **given: Any) -> None:
+@result_options
+def history(**given: Any) -> None:
     """Find the commits where a metric changed.
 
     Every stored run of the branch is a point, with the commits in git's order. A change is reported
@@ -60,9 +54,8 @@ def history(ctx: click.Context, /, **given: Any) -> None:
 
     Exit codes: 0 done, 3 no store, broken samples, wrong usage.
     """
-    with infrastructure(ctx):
-        check_outputs([given["output"], given["html"]])
-        present(_history(given), given)
+    check_outputs([given["output"], given["html"]])
+    present(_history(given), given)
 
 
 def _history(given: dict[str, Any]) -> HistoryResult:
@@ -75,8 +68,8 @@ def _history(given: dict[str, Any]) -> HistoryResult:
         entries = store.find(benchmark=given["name"], branch=branch, limit=given["last"])
         committed = [entry for entry in entries if UNCOMMITTED not in dict(entry.run.environment)]
         runs = store.load(committed, metrics=given["metrics"] or None)
-        told = {series.metric for run in runs for series in run.series}
-        unknown = [item for item in given["metrics"] if item not in told]
+        recorded = {series.metric for run in runs for series in run.series}
+        unknown = [name for name in given["metrics"] if name not in recorded]
         newest = store.load(committed[:1]) if unknown else ()
     if not entries:
         raise UsageError(
@@ -106,41 +99,30 @@ def _history(given: dict[str, Any]) -> HistoryResult:
 @output_option
 @html_option
 @click.option("--annotations", is_flag=True, help="Print GitHub's ::error lines and nothing else.")
-@click.pass_context
-def report(ctx: click.Context, /, path: str, **given: Any) -> None:
+def report(path: str, **given: Any) -> None:
     """Render a result that check or history saved with --json.
 
     On the terminal, as Markdown, as a page, or as GitHub annotations.
 
     Exit codes: 0 done, whatever the verdict was; 3 no such result, or it cannot be written.
     """
-    with infrastructure(ctx):
-        check_outputs([given["output"], given["html"]], [path])
-        result = _saved(path)
-        if not given["annotations"]:
-            present(result, given)
-            return
-        from torchtriage.measure.gate.result import GateResult
-        from torchtriage.report.documents.gate import workflow_commands
-
-        if not isinstance(result, GateResult):
-            raise UsageError("expected a check for --annotations, found a history", where=path)
-        click.echo(workflow_commands(result), nl=False)
-
-
-def _saved(path: str) -> GateResult | HistoryResult:
+    from torchtriage.measure.gate.result import GateResult
     from torchtriage.report import formats
+    from torchtriage.report.documents.gate import workflow_commands
 
+    check_outputs([given["output"], given["html"]], [path])
+    data = read_input(path)
     try:
-        data = Path(path).read_bytes()
-    except (OSError, ValueError) as error:
-        raise UsageError(f"cannot be read: {error}", where=path) from error
-    try:
-        result: GateResult | HistoryResult = formats.decode(data, "torchtriage-gate/1", "torchtriage-gate-history/1")
-        return result
+        result = formats.decode(data, "torchtriage-gate/1", "torchtriage-gate-history/1")
     except TraceFormatError as error:
         raise TraceFormatError(error.message, where=path, hint=error.hint) from error
+    if not given["annotations"]:
+        present(result, given)
+    elif isinstance(result, GateResult):
+        click.echo(workflow_commands(result), nl=False)
+    else:
+        raise UsageError("expected a check for --annotations, found a history", where=path)
 
 
-for one in (record, check, history, report):
-    command.add_command(one)
+for subcommand in (record, check, history, report):
+    command.add_command(subcommand)

@@ -13,14 +13,13 @@ import click
 
 from torchtriage.cli.measure.gate_record import (
     GateCommand,
-    infrastructure,
     measure,
     samples_option,
     setup_option,
     store_option,
     timeout_option,
 )
-from torchtriage.cli.options import html_option, json_option, markdown_option, output_option, quiet_option, value_option
+from torchtriage.cli.options import file_option, quiet_option, result_options, value_option
 from torchtriage.cli.output import check_outputs, complain, present
 
 if TYPE_CHECKING:
@@ -72,58 +71,47 @@ def _limit(text: str) -> tuple[str, float]:
     10,
     "Newest stored runs of the baseline to use; three or more show its noise floor.",
 )
-@click.option(
-    "--against",
-    metavar="REVISION",
-    help="Measure now: COMMAND here and in a checkout of this revision, in alternation.",
+@value_option(
+    "--against", str, "REVISION", None, "Measure now: COMMAND here and in a checkout of this revision, in alternation."
 )
 @click.option("--before", metavar="COMMAND", help="Measure now: this command against COMMAND.")
 @click.option("--after", metavar="COMMAND", help="COMMAND as one text, beside --before.")
-@click.option(
+@value_option(
     "--pairs",
-    "sessions",
-    type=click.IntRange(3),
-    default=20,
-    show_default=True,
-    metavar="N",
-    help="Measure no more than N pairs of processes (7 or more at --alpha 1%), fewer once the answer is clear.",
+    click.IntRange(3),
+    "N",
+    20,
+    "Measure no more than N pairs of processes (7 or more at --alpha 1%), fewer once the answer is clear.",
+    dest="sessions",
 )
 @click.option(
     "--max-regress",
-    metavar="[NAME=]SHARE",
     multiple=True,
+    metavar="[NAME=]SHARE",
     help="The smallest change for the worse that matters, such as 3%; NAME is a metric or a kind"
     " (latency, throughput, memory, compile_time, count, accuracy). [default: 3% of times and"
     " throughput, 1% of memory, 10% of compile time, 0.5% of accuracy, any of counts]",
 )
 @value_option("--alpha", str, "SHARE", "1%", "How often a check of equal programs may fail, all metrics together.")
-@click.option(
+@value_option(
     "--statistic",
-    "statistics",
-    multiple=True,
-    type=click.Choice(STATISTICS),
-    help="Also wait for a verdict on this of every latency; without it mean, P95 and P99 only fail"
+    click.Choice(STATISTICS),
+    None,
+    (),
+    "Also wait for a verdict on this of every latency; without it mean, P95 and P99 only fail"
     " a check where a regression is certain.",
+    dest="statistics",
+    multiple=True,
 )
 @click.option("--name", metavar="NAME", help="Name of the benchmark; of stored ones, only this.")
 @samples_option
 @value_option("--warm-up", click.IntRange(0), "N", 1, "Processes of each side to run first without counting them.")
 @timeout_option
 @setup_option
-@click.option(
-    "--trace",
-    "traces",
-    metavar="FILE",
-    multiple=True,
-    type=click.Path(),
-    help="A profiler trace that COMMAND writes, to explain what changed in a regression.",
-)
+@file_option("--trace", "A profiler trace that COMMAND writes, to explain what changed in a regression.", dest="traces")
 @click.option("--unlike-machines", is_flag=True, help="Compare although the machines are not alike.")
 @store_option
-@json_option
-@markdown_option
-@output_option
-@html_option
+@result_options
 @click.option("--annotations", is_flag=True, help="Also print GitHub's ::error lines.")
 @quiet_option
 @click.pass_context
@@ -148,16 +136,26 @@ def check(ctx: click.Context, /, words: tuple[str, ...], **given: Any) -> None:
     Exit codes: 0 no regression, 1 regression, 2 undecided (with the pairs still needed), 3 no
     verdict: no baseline, unlike machines or units, broken samples, a failing command, wrong usage.
     """  # noqa: D301 - \b keeps click from joining lines
-    with infrastructure(ctx):
-        limits = _limits(given)
-        live = bool(given["against"] or given["before"])
-        words = _words(words, given, live=live)
-        if live:
-            _check_pairs(limits, given)
-        check_outputs([given["output"], given["html"]], [] if live else words)
-        result = _live(words, given, limits) if live else _stored(words, given, limits)
-        _report(result, given)
-        ctx.exit(result.exit_code)
+    from torchtriage.measure.gate.row_verdict import least_pairs
+
+    limits = _limits(given)
+    live = bool(given["against"] or given["before"])
+    words = _words(words, given, live=live)
+    if live and given["sessions"] < (least := least_pairs(limits)):
+        raise click.UsageError(
+            f"expected --pairs {least} or more, found {given['sessions']}: fewer can show no"
+            f" regression at --alpha {given['alpha']}"
+        )
+    check_outputs([given["output"], given["html"]], [] if live else words)
+    result = _live(words, given, limits) if live else _stored(words, given, limits)
+    present(result, given)
+    if given["annotations"]:
+        from torchtriage.report.documents.gate import workflow_commands
+
+        # beside a document on standard output they would break it
+        document = given["form"] is not None and not given["output"]
+        click.echo(workflow_commands(result), nl=False, err=document)
+    ctx.exit(result.exit_code)
 
 
 def _limits(given: dict[str, Any]) -> GateLimits:
@@ -169,22 +167,7 @@ def _limits(given: dict[str, Any]) -> GateLimits:
     return GateLimits(alpha=alpha, max_regress=tuple(map(_limit, given["max_regress"])), statistics=given["statistics"])
 
 
-def _check_pairs(limits: GateLimits, given: dict[str, Any]) -> None:
-    from torchtriage.measure.gate.row_verdict import least_pairs
-
-    least = least_pairs(limits)
-    if given["sessions"] < least:
-        raise click.UsageError(
-            f"expected --pairs {least} or more, found {given['sessions']}: fewer can show no"
-            f" regression at --alpha {given['alpha']}"
-        )
-
-
 def _words(words: tuple[str, ...], given: dict[str, Any], *, live: bool) -> tuple[str, ...]:
-    """Return the command's words or the files' names.
-
-    Raises click.UsageError: the options do not go together.
-    """
     if given["against"] and given["before"]:
         raise click.UsageError("--against and --before exclude each other")
     if given["after"] and not given["before"]:
@@ -249,7 +232,7 @@ def _sides(words: Sequence[str], given: dict[str, Any]) -> Sides:
     from torchtriage.measure.gate.store import open_store
 
     # of what ran in turns with something else, only the work itself is a side
-    read = [sides_of(_named(_read(name), given["name"])) for name in words]
+    read = [sides_of([run for run in _read(name) if given["name"] in (None, run.benchmark)]) for name in words]
     names = [Path(name).name for name in words]
     if len(words) == 2:
         return Sides(tuple(read[0][1]), tuple(read[1][1]), (names[0], names[1]))
@@ -260,8 +243,8 @@ def _sides(words: Sequence[str], given: dict[str, Any]) -> Sides:
     with open_store(given["store"], create=False) as store:
         if words:
             base, now = given["base"] or "main", read[0][1]
-            found = find_baseline(store, now, base, n_runs=given["runs"], folder=Path.cwd())
-            return Sides(found, tuple(now), (base, names[0]))
+            baseline = find_baseline(store, now, base, n_runs=given["runs"], folder=Path.cwd())
+            return Sides(baseline, tuple(now), (base, names[0]))
         return find_sides(
             store,
             candidate=given["candidate"],
@@ -272,12 +255,7 @@ def _sides(words: Sequence[str], given: dict[str, Any]) -> Sides:
         )
 
 
-def _named(runs: Sequence[Run], name: str | None) -> list[Run]:
-    return [run for run in runs if name is None or run.benchmark == name]
-
-
 def _read(name: str) -> tuple[Run, ...]:
-    """Return the runs of a file, or of a folder of files, each a session."""
     from torchtriage.measure.gate.importers import read_sessions
 
     path = Path(name)
@@ -286,20 +264,7 @@ def _read(name: str) -> tuple[Run, ...]:
         from torchtriage.core.errors import SampleError
 
         raise SampleError("expected JSON files in this folder, found none", where=name)
-    told = read_sessions(files)
-    for note in told.notes:
+    imported = read_sessions(files)
+    for note in imported.notes:
         complain(note)
-    return told.runs
-
-
-# -- what is written -----------------------------------------------------------------------------
-
-
-def _report(result: GateResult, given: dict[str, Any]) -> None:
-    present(result, given)
-    if given["annotations"]:
-        from torchtriage.report.documents.gate import workflow_commands
-
-        # beside a document on standard output they would break it
-        document = given["form"] is not None and not given["output"]
-        click.echo(workflow_commands(result), nl=False, err=document)
+    return imported.runs

@@ -9,14 +9,14 @@ import secrets
 import shlex
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchtriage.cli.options import quiet_option, value_option
+from torchtriage.cli.options import POSITIVE, file_option, quiet_option, value_option
 from torchtriage.cli.output import check_outputs, complain, save
 from torchtriage.cli.progress import counting
 from torchtriage.core.errors import TriageError, UsageError
@@ -30,7 +30,6 @@ __all__ = [
     "EXIT_INFRASTRUCTURE",
     "GateCommand",
     "here",
-    "infrastructure",
     "measure",
     "record",
     "samples_option",
@@ -53,12 +52,8 @@ store_option = click.option(
 samples_option = click.option(
     "--samples", is_flag=True, help="COMMAND hands over its own samples, instead of being timed as a whole."
 )
-timeout_option = value_option(
-    "--timeout", click.FloatRange(0, min_open=True), "S", 600.0, "End a process that runs longer."
-)
-setup_option = click.option(
-    "--setup", metavar="COMMAND", help="Run this once in the checkout of --against, to build it."
-)
+timeout_option = value_option("--timeout", POSITIVE, "S", 600.0, "End a process that runs longer.")
+setup_option = value_option("--setup", str, "COMMAND", None, "Run this once in the checkout of --against, to build it.")
 
 
 class GateCommand(click.Command):
@@ -72,25 +67,23 @@ class GateCommand(click.Command):
             _end_with_3(error)
             raise
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; what cannot be done is one line, and 3."""
+        try:
+            return super().invoke(ctx)
+        except click.UsageError as error:
+            _end_with_3(error)
+            if error.ctx is None:
+                vars(error).update(ctx=ctx, cmd=ctx.command)
+            raise
+        except (TriageError, OSError) as error:
+            complain(str(error))
+            ctx.exit(EXIT_INFRASTRUCTURE)
+
 
 def _end_with_3(error: click.UsageError) -> None:
     # a constant of click's classes: what shows the error stays as it is
     vars(error)["exit_code"] = EXIT_INFRASTRUCTURE
-
-
-@contextlib.contextmanager
-def infrastructure(ctx: click.Context) -> Iterator[None]:
-    """Print what cannot be done as one line and exit with 3."""
-    try:
-        yield
-    except click.UsageError as error:
-        _end_with_3(error)
-        if error.ctx is None:
-            vars(error).update(ctx=ctx, cmd=ctx.command)
-        raise
-    except (TriageError, OSError) as error:
-        complain(str(error))
-        ctx.exit(EXIT_INFRASTRUCTURE)
 
 
 @click.command("record", cls=GateCommand)
@@ -102,27 +95,17 @@ def infrastructure(ctx: click.Context) -> Iterator[None]:
 @value_option("--warm-up", click.IntRange(0), "N", 1, "Processes to run first without counting them, to fill caches.")
 @samples_option
 @timeout_option
-@click.option(
-    "--against", metavar="REVISION", help="Also run COMMAND in a checkout of this revision, in alternation: A B B A."
+@value_option(
+    "--against", str, "REVISION", None, "Also run COMMAND in a checkout of this revision, in alternation: A B B A."
 )
 @click.option("--before", metavar="COMMAND", help="Also run this other command, in alternation.")
 @setup_option
-@click.option(
+@file_option(
     "--import",
-    "imports",
-    metavar="FILE",
-    multiple=True,
-    type=click.Path(),
-    help="Store this file's samples (torchtriage, pytest-benchmark or asv); several files are sessions of one run.",
+    "Store this file's samples (torchtriage, pytest-benchmark or asv); several files are sessions of one run.",
+    dest="imports",
 )
-@click.option(
-    "--trace",
-    "traces",
-    metavar="FILE",
-    multiple=True,
-    type=click.Path(),
-    help="Store a copy of this trace with the samples, to explain a regression.",
-)
+@file_option("--trace", "Store a copy of this trace with the samples, to explain a regression.", dest="traces")
 @click.option("--commit", metavar="ID", help="The commit. [default: git's]")
 @click.option("--branch", metavar="NAME", help="The branch. [default: git's or CI's]")
 @click.option("--parent", metavar="ID", help="The commit before. [default: git's]")
@@ -135,8 +118,7 @@ def infrastructure(ctx: click.Context) -> Iterator[None]:
     help="Also write the samples to FILE, JSON lines that gate check and --import read.",
 )
 @quiet_option
-@click.pass_context
-def record(ctx: click.Context, /, words: tuple[str, ...], **given: Any) -> None:
+def record(words: tuple[str, ...], **given: Any) -> None:
     """Run a benchmark as fresh processes, or import its samples, and store them.
 
     COMMAND runs --sessions times. Each process is timed as a whole (wall time, CPU time, peak memory); with
@@ -150,10 +132,9 @@ def record(ctx: click.Context, /, words: tuple[str, ...], **given: Any) -> None:
 
     Exit codes: 0 stored, 3 not: a failing command, unusable samples, no store, wrong usage.
     """
-    with infrastructure(ctx):
-        _check_usage(words, given)
-        check_outputs([given["output"]], given["imports"])
-        _record(words, given)
+    _check_usage(words, given)
+    check_outputs([given["output"]], given["imports"])
+    _record(words, given)
 
 
 def _check_usage(words: Sequence[str], given: dict[str, Any]) -> None:
@@ -218,11 +199,11 @@ def here(revision: GitRevision, benchmark: str = "") -> Run:
 def _import(given: dict[str, Any]) -> list[Run]:
     from torchtriage.measure.gate.importers import read_sessions
 
-    told = read_sessions(given["imports"], here=here(_revision(given), given["name"] or ""))
-    for note in told.notes:
+    imported = read_sessions(given["imports"], here=here(_revision(given), given["name"] or ""))
+    for note in imported.notes:
         complain(note)
     traces = _traces(given["traces"], Path())
-    return [replace(run, traces=run.traces + traces) for run in told.runs]
+    return [replace(run, traces=run.traces + traces) for run in imported.runs]
 
 
 def measure(
@@ -294,7 +275,7 @@ def measure(
         other = replace(program, arguments=find_program(_split(given["before"])))
     with counting("rounds", quiet=given["quiet"]) as progress:
 
-        def told(*sides: Sequence[MeasuredProcess]) -> bool:
+        def on_round(*sides: Sequence[MeasuredProcess]) -> bool:
             progress(len(sides[0]))
             if enough is None:
                 return False
@@ -311,7 +292,7 @@ def measure(
             )
             return enough(before, after)
 
-        sides = run_in_turns(other, program, most_rounds=n, warm_up=warm_up, enough=told)
+        sides = run_in_turns(other, program, most_rounds=n, warm_up=warm_up, enough=on_round)
     return [run_of(sides[0], other, other_revision, "before"), run_of(sides[1], program, revision, "after")]
 
 
@@ -335,7 +316,6 @@ def _revision(given: dict[str, Any]) -> GitRevision:
 
 
 def _traces(names: Sequence[str], folder: Path) -> tuple[str, ...]:
-    """Return the traces that are there, of the side that ran in this folder."""
     out = []
     for name in names:
         path = folder / name
@@ -354,7 +334,6 @@ def _set_up(command: str, program: BenchmarkProgram) -> None:
 
 
 def _summary(run: Run, place: str, *, new: bool) -> str:
-    """Return what was stored, a line for each of the first metrics."""
     from torchtriage.measure.gate.run import SIDE
 
     n = max(len(item.sessions) for item in run.series)

@@ -8,17 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchtriage.cli.options import (
-    fail_on_option,
-    fails,
-    html_option,
-    json_option,
-    markdown_option,
-    output_option,
-    quiet_option,
-)
+from torchtriage.cli.options import fail_on_option, fails, file_option, quiet_option, result_options
 from torchtriage.cli.output import check_outputs, complain, present
-from torchtriage.cli.progress import doing, reading
+from torchtriage.cli.progress import doing, read, reading
 from torchtriage.core.errors import TriageError, UsageError
 
 if TYPE_CHECKING:
@@ -30,16 +22,8 @@ __all__ = ["command"]
 
 @click.command("memory")
 @click.argument("paths", nargs=-1, required=True, metavar="SNAPSHOT…", type=click.Path())
-@click.option(
-    "--trace",
-    metavar="FILE",
-    type=click.Path(),
-    help="A trace of the same program, with_stack=True: what checkpointing would cost per step.",
-)
-@json_option
-@markdown_option
-@output_option
-@html_option
+@file_option("--trace", "A trace of the same program, with_stack=True: what checkpointing would cost per step.")
+@result_options
 @fail_on_option
 @quiet_option
 @click.pass_context
@@ -56,7 +40,7 @@ def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None
     """
     check_outputs([given["output"], given["html"]], paths)
     _check_inputs(paths, given["form"])
-    trace = _trace(given["trace"], given["quiet"])
+    trace = None if given["trace"] is None else read(given["trace"], quiet=given["quiet"])
     results: list[MemoryResult] = []
     n_unusable = 0
     for path in paths:
@@ -89,15 +73,6 @@ def _check_inputs(paths: tuple[str, ...], form: str | None) -> None:
             )
 
 
-def _trace(path: str | None, quiet: bool) -> Trace | None:
-    if path is None:
-        return None
-    from torchtriage.core.trace import read_trace
-
-    with reading(path, quiet=quiet) as progress:
-        return read_trace(path, progress=progress)
-
-
 def _judge(path: str, quiet: bool, trace: Trace | None) -> MemoryResult:
     from torchtriage.core.trace import Trace
     from torchtriage.memory.snapshot.categories import CategoryTimeline, judge_categories
@@ -107,14 +82,14 @@ def _judge(path: str, quiet: bool, trace: Trace | None) -> MemoryResult:
 
     began_s = time.monotonic()
     with reading(path, quiet=quiet) as progress:
-        told = read_memory(path, progress)
-    if isinstance(told, Snapshot):
+        memory = read_memory(path, progress)
+    if isinstance(memory, Snapshot):
         with doing(path, quiet=quiet, since_s=began_s) as stage:
-            return judge(told, stage, trace=trace)
-    if isinstance(told, CategoryTimeline):
-        return judge_categories(told)
-    if isinstance(told, Trace):
-        return judge_trace(told, path)
+            return judge(memory, stage, trace=trace)
+    if isinstance(memory, CategoryTimeline):
+        return judge_categories(memory)
+    if isinstance(memory, Trace):
+        return judge_trace(memory, path)
     from torchtriage.memory.leaks.leak_report import judge_watch
 
-    return judge_watch(told)
+    return judge_watch(memory)

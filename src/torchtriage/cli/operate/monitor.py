@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchtriage.cli.options import output_option
+from torchtriage.cli.options import file_option, output_option, value_option
 from torchtriage.cli.output import check_outputs, emit, save
 from torchtriage.core.errors import UsageError
 from torchtriage.core.names import visible
@@ -28,11 +28,10 @@ def command() -> None:
 
 @command.command("replay")
 @click.argument("logs", metavar="LOG...", nargs=-1, required=True, type=click.Path())
-@click.option(
+@file_option(
     "--labels",
+    "Score the alarms against this file, or against the file of the log's name in this folder.",
     metavar="PATH",
-    type=click.Path(),
-    help="Score the alarms against this file, or against the file of the log's name in this folder.",
 )
 @click.option(
     "--ladder",
@@ -41,25 +40,11 @@ def command() -> None:
     " is assumed to take as a share of the full one.",
 )
 @click.option("--deadline-ms", type=float, help="Ladder: calls slower than this are late.")
-@click.option(
-    "--enter", type=float, default=0.05, show_default=True, help="Ladder: switch down above this share of late calls."
-)
-@click.option(
-    "--leave",
-    type=float,
-    default=0.01,
-    show_default=True,
-    help="Ladder: switch back up to this share of late trial calls.",
-)
-@click.option(
-    "--dwell-s", type=float, default=30.0, show_default=True, help="Ladder: minimum time between two switches."
-)
-@click.option(
-    "--recover-s",
-    type=float,
-    default=30.0,
-    show_default=True,
-    help="Ladder: how long calls must be on time before it tries the better mode.",
+@value_option("--enter", float, None, 0.05, "Ladder: switch down above this share of late calls.")
+@value_option("--leave", float, None, 0.01, "Ladder: switch back up to this share of late trial calls.")
+@value_option("--dwell-s", float, None, 30.0, "Ladder: minimum time between two switches.")
+@value_option(
+    "--recover-s", float, None, 30.0, "Ladder: how long calls must be on time before it tries the better mode."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the versioned JSON document.")
 @output_option
@@ -177,18 +162,11 @@ def dashboard(output: str | None) -> None:
 @command.command("rules")
 @click.option(
     "--latency",
-    metavar="[MODEL=]SECONDS",
     multiple=True,
+    metavar="[MODEL=]SECONDS",
     help="Alert when p99 is above this; without MODEL, for all models not named.",
 )
-@click.option(
-    "--errors",
-    metavar="SHARE",
-    type=float,
-    default=0.05,
-    show_default=True,
-    help="Alert when a larger share of a model's requests fails.",
-)
+@value_option("--errors", float, "SHARE", 0.05, "Alert when a larger share of a model's requests fails.")
 @output_option
 def rules(latency: tuple[str, ...], errors: float, output: str | None) -> None:
     """Print recording and alerting rules for Prometheus, as YAML for its rule_files.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchtriage.cli.options import html_option, json_option, markdown_option, output_option
+from torchtriage.cli.options import file_option, result_options
 from torchtriage.cli.output import check_outputs, present
 from torchtriage.core.errors import UsageError
 
@@ -19,11 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 _name = click.argument("name", required=False)
-_store = click.option(
-    "--store",
-    metavar="FILE",
-    type=click.Path(),
-    help="Where rollouts are stored. [default: $TORCHTRIAGE_ROLLOUTS, else .torchtriage/rollouts.db]",
+_store = file_option(
+    "--store", "Where rollouts are stored. [default: $TORCHTRIAGE_ROLLOUTS, else .torchtriage/rollouts.db]"
 )
 _reason = click.option("--reason", metavar="TEXT", required=True, help="The reason, for the history.")
 
@@ -58,10 +55,7 @@ def status(store: str | None) -> None:
 @command.command("report")
 @_name
 @_store
-@json_option
-@markdown_option
-@output_option
-@html_option
+@result_options
 def report(name: str | None, store: str | None, **given: Any) -> None:
     """Show the state of a rollout, how its versions compare, and its full history.
 

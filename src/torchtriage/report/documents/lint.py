@@ -40,13 +40,8 @@ def sarif(result: LintResult) -> bytes:
 def document(result: LintResult, *, quote: Quote | None = None, fixing: bool = False) -> b.Document:
     """Return the report of ``torchtriage lint``.
 
-    Parameters
-    ----------
-    result : LintResult
-    quote : callable, optional
-        Returns a file's source line, empty where it cannot be read. Without it none is shown.
-    fixing : bool
-        Whether autofixes were to be applied: they are named, not shown as a diff.
+    ``quote`` : returns a file's source line, empty where it cannot be read. ``fixing`` : autofixes were to be applied,
+    so they are named, not shown as a diff.
     """
     first, *rest = _summary(result)
     fixes: set[str] = set()
@@ -148,7 +143,6 @@ def _traced(finding: Finding) -> str:
 
 
 def _summary(result: LintResult) -> list[str]:
-    """Return the totals: findings, files, and everything that was left out."""
     n_files = result.n_files - result.n_without_torch - len({odd.file for odd in result.odd})
     counts = (
         (result.n_without_torch, "file", " without torch"),

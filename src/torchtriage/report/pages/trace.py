@@ -84,19 +84,9 @@ def render(results: Sequence[Result], jobs: Sequence[JobResult] = (), *, quote: 
     The page stays under ``MAX_PAGE_BYTES``: with many or very large results it carries less
     detail per result, and says what it left out.
 
-    Parameters
-    ----------
-    results : sequence of Result
-        One per trace; several are offered in a selector.
-    jobs : sequence of JobResult
-        Several of the traces together; offered first.
-    quote : Quote, optional
-        Gives the source lines to show with the findings.
+    Several results are offered in a selector, jobs first. ``quote`` : gives the source lines to show with the findings.
 
-    Raises
-    ------
-    ValueError
-        If ``results`` is empty.
+    Raises ValueError: if ``results`` is empty.
     """
     if not results:
         raise ValueError("expected at least one result to render, found none")
@@ -119,9 +109,9 @@ def _expected_bytes(results: Sequence[Result], detail: _Detail) -> float:
 
     fullest = max(results, key=weight)
     packer = _Packer(detail)
-    one = len(json.dumps(packer.result(fullest), separators=(",", ":")))
-    # ranks of one run share their names
-    return one * sum(map(weight, results)) / weight(fullest) + len(json.dumps(packer.names))
+    size_bytes = len(json.dumps(packer.result(fullest), separators=(",", ":")))
+    # ranks of size_bytes run share their names
+    return size_bytes * sum(map(weight, results)) / weight(fullest) + len(json.dumps(packer.names))
 
 
 # -- the document ------------------------------------------------------------------------------
@@ -170,7 +160,6 @@ class _Packer:
         self._name_index: dict[str, int] = {"": 0}
 
     def name(self, value: str, *, kernel: bool) -> int:
-        """Return the index of a span's name in the page's own table, kernels by short name."""
         index = self._name_index.get(value)
         if index is None:
             index = self._name_index[value] = len(self.names)
@@ -178,10 +167,9 @@ class _Packer:
         return index
 
     def take(self, values: Sequence[Any], limit: int, what: str) -> Sequence[Any]:
-        """Return the first ``limit`` values, and remember it when that is not all of them."""
         if len(values) > limit:
-            kept = f"the first {limit:,} of {len(values):,}" if limit else "none of the"
-            self.cut[f"{kept} {what}"] = None
+            cut = f"the first {limit:,} of {len(values):,}" if limit else "none of the"
+            self.cut[f"{cut} {what}"] = None
         return values[:limit]
 
     def value(self, value: Any) -> Any:
@@ -193,7 +181,6 @@ class _Packer:
         return [self.value(item) for item in value] if isinstance(value, (tuple, list)) else value
 
     def row(self, record: Any, names: str) -> list[Any]:
-        """Return some fields of a record."""
         return [self.value(getattr(record, name)) for name in names.split()]
 
     def fields(self, record: Any, names: str) -> dict[str, Any]:
@@ -230,7 +217,6 @@ class _Packer:
         }
 
     def where(self, run: RecordedRun | None) -> dict[str, Any]:
-        """Return the accounts of the step and of the run, None where stacks were not looked at."""
         step, whole = (run.account, run.run_account) if run is not None else (None, None)
         return {
             "step": step
@@ -313,7 +299,6 @@ class _Packer:
         }
 
     def replay(self, result: Result) -> dict[str, Any] | None:
-        """Return what bounds a step, the answers to questions, and how far to trust them."""
         path = result.critical_path
         if result.replay is None or not (result.what_ifs or path):
             return None
@@ -425,7 +410,6 @@ class _Packer:
         }
 
     def evidence(self, evidence: Mapping[str, Any]) -> list[list[Any]]:
-        """Return evidence as pairs; a list becomes its first values and its length."""
         pairs = self.take(list(evidence.items()), self.detail.facts, "facts of a finding")
         return [[_clean(key, 80), _evidence(value)] for key, value in pairs]
 
@@ -434,7 +418,6 @@ _PATH_CLASSES = {"host": "op", "lag": "wait", "unexplained": "wait"}
 
 
 def _path_lane(path: PathSummary) -> TimelineLane:
-    """Return the critical path of a step as one more lane: who bounds the step, and when."""
     spans = tuple(
         (
             piece.start_ns,
@@ -448,7 +431,6 @@ def _path_lane(path: PathSummary) -> TimelineLane:
 
 
 def _origin_ns(finding: Finding, job: JobResult, results: Sequence[Result]) -> int:
-    """Return where the window of the rank begins that stands for a job's finding."""
     path = next((rank.path for rank in job.ranks if rank.rank == finding.evidence.get("shown_rank")), "")
     found = next((result.summary for result in results if result.trace.path == path), None)
     return found.window_start_ns if found is not None else 0
@@ -489,7 +471,6 @@ def _counts(counts: Mapping[str, int]) -> list[list[Any]]:
 
 
 def _evidence(value: Any) -> Any:
-    """Return a piece of evidence: a list becomes its first values and its length."""
     if hasattr(value, "tolist"):  # numpy scalars and arrays
         value = value.tolist()
     if value is None or isinstance(value, (bool, int)):

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from torchtriage.learn.dataset.windows import faulty
+from torchtriage.learn.dataset.recordings import faulty
 from torchtriage_benchmark.recording.labelling import label
 
 

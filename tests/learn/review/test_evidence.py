@@ -14,9 +14,9 @@ from builder import TraceBuilder
 from torchtriage.api import traces
 from torchtriage.core.finding import Frame
 from torchtriage.core.trace import Kind, Trace
+from torchtriage.diagnose.detector.features import windows
 from torchtriage.diagnose.verdict.result import Result
 from torchtriage.diagnose.verdict.verdict import diagnose
-from torchtriage.learn.dataset.windows import windows
 from torchtriage.learn.review.evidence import Evidence, applicable, count_tokens, gather
 from torchtriage.learn.review.redaction import RedactedNames
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from torchtriage.api import traces
+from torchtriage.diagnose.detector.features import windows
 from torchtriage.diagnose.patterns import catalogue
 from torchtriage.diagnose.verdict.verdict import diagnose
-from torchtriage.learn.dataset.windows import windows
 from torchtriage.learn.review import prompt
 from torchtriage.learn.review.evidence import Evidence, EvidenceLine, gather
 from torchtriage.learn.review.reviewer import NONE, Outcome, check, silent

@@ -131,7 +131,7 @@ def command(ctx: click.Context, /, path: str, **given: Any) -> None:
 
 def _suspects(trace: Trace, findings: Sequence[Finding], detector: Path | None) -> tuple[tuple[Suspect, ...], str]:
     from torchtriage.diagnose.detector.detector import Detector
-    from torchtriage.learn.dataset.windows import PER_STEP, windows
+    from torchtriage.diagnose.detector.features import PER_STEP, windows
     from torchtriage.learn.review.window_selection import suspects
 
     windows_ns = windows(trace)

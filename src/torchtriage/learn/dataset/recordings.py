@@ -15,15 +15,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from torchtriage.core import intervals
 from torchtriage.core.errors import TraceFormatError, UsageError
 from torchtriage.core.trace import Trace, read_trace
+from torchtriage.diagnose.detector.features import windows
 from torchtriage.learn.dataset import trace_codec
-from torchtriage.learn.dataset.windows import faulty, windows
 
-__all__ = ["TRACE", "Kept", "kept", "one_kept"]
+__all__ = ["TRACE", "Kept", "faulty", "kept", "one_kept"]
 
 TRACE = ".ttcol"
 _KEYS = {"id", "code", "family", "split", "script", "intervals_ns", "step_ns", "sha256"}
+HALF = 0.5
 _ID = re.compile(r"[a-z]?[0-9]{4,}")
 
 
@@ -117,3 +119,16 @@ def one_kept(path: Path) -> Kept:
             f"expected what is known of a recording in {path}, found none of {', '.join(sorted(missing))}", hint=hint
         )
     return Kept(about, path.with_suffix(TRACE))
+
+
+def faulty(windows_ns: NDArray[np.int64], intervals_ns: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which windows the fault is in: it fills half of them, or half of it is in them.
+
+    ``windows_ns`` : int64[n, 2]; ``intervals_ns`` : int64[k, 2], apart and in order.
+    """
+    found = np.zeros(len(windows_ns), np.bool_)
+    for begin_ns, end_ns in intervals_ns:
+        shared = np.minimum(windows_ns[:, 1], end_ns) - np.maximum(windows_ns[:, 0], begin_ns)
+        found |= shared >= HALF * max(end_ns - begin_ns, 1)
+    filled = intervals.covered(windows_ns, intervals_ns)
+    return found | (filled >= HALF * (windows_ns[:, 1] - windows_ns[:, 0]))

@@ -86,9 +86,7 @@ class _Row:
     saving_right: bool | None
 
 
-def score(
-    items: Sequence[Kept], predictions: Predictions, *, seed: int = 0, only: Collection[str] = ()
-) -> tuple[Score, ...]:
+def score(items: Sequence[Kept], predictions: Predictions, *, only: Collection[str] = ()) -> tuple[Score, ...]:
     """Score a system on all recordings, on each split, and on each fault with its clean twins.
 
     Parts, devices and versions of torch are groups where there are several, severities where a
@@ -104,7 +102,7 @@ def score(
             name,
             [row for item, row in rows if belongs(item)],
             sum(item.id not in predictions.items for item, _ in rows if belongs(item)),
-            np.random.default_rng(seed),
+            np.random.default_rng(0),
         )
         for name, belongs in _groups(items).items()
         if not only or name in only

@@ -22,16 +22,11 @@ from numpy.typing import NDArray
 
 from torchtriage.core.errors import TraceFormatError
 
-__all__ = ["as_text", "pack", "read", "read_text", "unpack", "write"]
+__all__ = ["as_text", "pack", "read", "read_text", "unpack"]
 
 MAGIC = b"ttcol\x00\x00\x01"
 _TYPES = (np.int8, np.int16, np.int32, np.int64)
 Ints = NDArray[np.int64]
-
-
-def write(path: Path, document: dict[str, Any]) -> None:
-    """Write a trace document (``traceEvents`` and what stands beside it)."""
-    path.write_bytes(pack(document))
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -35,7 +35,7 @@ BUDGET = 1500
 MAX_ROWS = 20_000
 """So many host rows of a window, the longest, are put into its tree; more are said to be there."""
 DEPTH = 4
-N_OPS, N_KERNELS, N_FRAMES, N_AROUND = 24, 8, 6, 3
+N_LANES, N_OPS, N_KERNELS, N_FRAMES, N_AROUND = 3, 24, 8, 6, 3
 MIN_SHARE = 0.005
 """Operators that take less of the window tell nothing alone."""
 
@@ -232,9 +232,9 @@ class _Window:
         name = self.names.lane(lane)
         return name if self.names.redact else _quoted(name)
 
-    def _lanes(self, rows: Ints, time_ns: Ints, limit: int = 3) -> list[int]:
+    def _lanes(self, rows: Ints, time_ns: Ints) -> list[int]:
         total = np.bincount(self.trace.lane[rows], weights=time_ns)
-        busiest = np.argsort(-total, kind="stable")[:limit]
+        busiest = np.argsort(-total, kind="stable")[:N_LANES]
         return [int(lane) for lane in busiest if total[lane] > 0]
 
     def _union(self, rows: Ints) -> int:
@@ -245,11 +245,8 @@ class _Window:
         """Yield the tree of host operators: those of one name in one place are one line."""
         rows, time_ns = self.inside(Kind.OP, Kind.ANNOTATION, Kind.RUNTIME)
         if len(rows) > MAX_ROWS:
-            yield _Draft(
-                1.2,
-                "window",
-                f"of {len(rows):,} operators, annotations and calls the longest {MAX_ROWS:,} are in the tree",
-            )
+            text = f"of {len(rows):,} operators, annotations and calls the longest {MAX_ROWS:,} are in the tree"
+            yield _Draft(1.2, "window", text)
             longest_rows = np.sort(np.argsort(-time_ns, kind="stable")[:MAX_ROWS])
             rows, time_ns = rows[longest_rows], time_ns[longest_rows]
         total: dict[tuple[str, ...], int] = {}
@@ -268,19 +265,16 @@ class _Window:
         for path in sorted(chosen, key=lambda item: self._order(item, longest)):
             row = -longest[path][1]
             name, shapes = path[-1], self._shapes(row)
-            yield _Draft(
-                3 + len(path) / 10 - total[path] / self.long_ns,
-                "op",
+            text = (
                 f"{'. ' * (len(path) - 1)}{_quoted(name)} {counts[path]:,} x, "
-                f"{format_ns(total[path])}, {self.share(total[path])} of the window{shapes}",
-                {
-                    "name": name,
-                    "depth": len(path),
-                    "n": counts[path],
-                    "total_ns": total[path],
-                    "share": total[path] / self.long_ns,
-                },
+                f"{format_ns(total[path])}, {self.share(total[path])} of the window{shapes}"
             )
+            depth = len(path)
+            yield self._named(3 + depth / 10, "op", text, name, counts[path], total[path], depth=depth)
+
+    def _named(self, rank: float, kind: LineKind, text: str, name: str, n: int, total_ns: int, **more: int) -> _Draft:
+        share = total_ns / self.long_ns
+        return _Draft(rank - share, kind, text, {"name": name, **more, "n": n, "total_ns": total_ns, "share": share})
 
     def _path(self, row: int, known: dict[int, tuple[str, ...]]) -> tuple[str, ...]:
         """Return the names from the outermost operator down to a row, without the step's own."""
@@ -316,19 +310,11 @@ class _Window:
             return
         rows, time_ns = self.inside(Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET)
         idle_ns = self.long_ns - self._union(rows)
-        yield _Draft(
-            1.5,
-            "device",
-            f"device: {len(rows):,} kernels, copies and sets; idle {self.share(idle_ns)} of the window",
-            {"idle_share": idle_ns / self.long_ns, "n": len(rows)},
-        )
+        text = f"device: {len(rows):,} kernels, copies and sets; idle {self.share(idle_ns)} of the window"
+        yield _Draft(1.5, "device", text, {"idle_share": idle_ns / self.long_ns, "n": len(rows)})
         for name, n, total_ns in self._by_name(rows, time_ns, N_KERNELS):
-            yield _Draft(
-                3.2 - total_ns / self.long_ns,
-                "device",
-                f"on the device {_quoted(name)} {n:,} x, {format_ns(total_ns)}, {self.share(total_ns)} of the window",
-                {"name": name, "n": n, "total_ns": total_ns, "share": total_ns / self.long_ns},
-            )
+            text = f"on the device {_quoted(name)} {n:,} x, {format_ns(total_ns)}, {self.share(total_ns)} of the window"
+            yield self._named(3.2, "device", text, name, n, total_ns)
 
     def frames(self) -> Iterator[_Draft]:
         trace = self.trace
@@ -340,12 +326,8 @@ class _Window:
         parent = trace.frames.parent[rows]
         np.subtract.at(own_ns, parent[parent >= 0], time_ns[parent >= 0])
         for name, n, total_ns in self._by_name(rows, np.maximum(own_ns[rows], 0), N_FRAMES):
-            yield _Draft(
-                3.6 - total_ns / self.long_ns,
-                "python",
-                f"Python {_quoted(name)} {n:,} x, {format_ns(total_ns)} of its own with the operators it runs",
-                {"name": name, "n": n, "total_ns": total_ns, "share": total_ns / self.long_ns},
-            )
+            text = f"Python {_quoted(name)} {n:,} x, {format_ns(total_ns)} of its own with the operators it runs"
+            yield self._named(3.6, "python", text, name, n, total_ns)
 
     def around(self) -> Iterator[_Draft]:
         for word, begin_ns in (("before", self.begin_ns - self.long_ns), ("after", self.end_ns)):

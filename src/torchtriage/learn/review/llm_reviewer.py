@@ -8,6 +8,7 @@ endpoint says was used; where it says nothing, the worst case counts.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import random
@@ -90,25 +91,6 @@ class _RefusedError(Exception):
 
 class _StoppedError(Exception):
     """No attempt will help any window."""
-
-
-@dataclass
-class _Used:
-    """Tokens of one window so far."""
-
-    attempts: int = 0
-    prompt_tokens: int = 0
-    reply_tokens: int = 0
-
-    def outcome(self, evidence: Evidence, **more: Any) -> Outcome:
-        return Outcome(
-            evidence,
-            more.pop("review", None),
-            attempts=self.attempts,
-            prompt_tokens=self.prompt_tokens,
-            reply_tokens=self.reply_tokens,
-            **more,
-        )
 
 
 @dataclass(frozen=True)
@@ -203,12 +185,11 @@ class Llm:
             outcomes[place] = outcome
             on_done(place, outcome)
 
-        interrupted = False
+        reason = NOT_STARTED
         try:
             asyncio.run(self._review_all(evidence, done))
         except KeyboardInterrupt:
-            interrupted = True
-        reason = INTERRUPTED if interrupted else NOT_STARTED
+            reason = INTERRUPTED
         return tuple(outcomes.get(place) or Outcome(item, None, reason) for place, item in enumerate(evidence))
 
     async def _review_all(self, evidence: Sequence[Evidence], done: Callable[[int, Outcome], None]) -> None:
@@ -247,13 +228,13 @@ class Llm:
         known = self._cached(evidence)
         if known is not None:
             return Outcome(evidence, check(known, evidence), cached=True)
-        used = _Used()
+        used = {"attempts": 0, "prompt_tokens": 0, "reply_tokens": 0}
         asked = prompt.messages(evidence)
         sent, reason = list(asked), ""
-        while used.attempts < self.limits.attempts:
+        while used["attempts"] < self.limits.attempts:
             if self._stopped:
-                return used.outcome(evidence, reason=self._stopped)
-            used.attempts += 1
+                return Outcome(evidence, None, self._stopped, False, **used)
+            used["attempts"] += 1
             try:
                 reply = await self._paid(client, place, evidence, sent, used)
                 answer = _parse(reply)
@@ -266,9 +247,9 @@ class Llm:
                 sent = [*asked, prompt.again(problem.expected)]
             except _TransientError as problem:
                 reason = str(problem)
-                if used.attempts == self.limits.attempts:
+                if used["attempts"] == self.limits.attempts:
                     break
-                wait_s = self._backoff(used.attempts, problem.wait_s)
+                wait_s = self._backoff(used["attempts"], problem.wait_s)
                 if wait_s is None:
                     reason += f", and asks to wait {problem.wait_s:,.0f} s"
                     break
@@ -280,8 +261,8 @@ class Llm:
                 break
             else:
                 self._keep(evidence, answer)
-                return used.outcome(evidence, review=review)
-        return used.outcome(evidence, reason=self._safe(self._stopped or reason))
+                return Outcome(evidence, review, "", False, **used)
+        return Outcome(evidence, None, self._safe(self._stopped or reason), False, **used)
 
     def _backoff(self, attempt: int, wanted_s: float | None) -> float | None:
         longest_s = self.limits.longest_wait_s
@@ -290,7 +271,9 @@ class Llm:
             return jittered_s if wanted_s <= longest_s else None
         return min(2.0 ** (attempt - 1), longest_s) * self._chance.uniform(0.5, 1.0)
 
-    async def _paid(self, client: Any, place: int, evidence: Evidence, sent: list[Message], used: _Used) -> _Reply:
+    async def _paid(
+        self, client: Any, place: int, evidence: Evidence, sent: list[Message], used: dict[str, int]
+    ) -> _Reply:
         most = self._prompt_tokens(sent), self.limits.max_reply_tokens
         reserved = self.prices.of(*most) if self.prices else 0.0
         if self.prices and self._spent + self._reserved + reserved > self.prices.most:
@@ -311,8 +294,8 @@ class Llm:
             raise error.cause from error
         finally:
             self._reserved -= reserved
-            used.prompt_tokens += tokens[0]
-            used.reply_tokens += tokens[1]
+            used["prompt_tokens"] += tokens[0]
+            used["reply_tokens"] += tokens[1]
             if self.prices:
                 self._spent += self.prices.of(*tokens)
 
@@ -558,13 +541,8 @@ def _message(error: Any) -> str:
 
 def _retry_after_s(headers: Any) -> float | None:
     value = headers.get("retry-after")
-    if value is None:
-        return None
-    try:
+    with contextlib.suppress(ValueError, TypeError):
         return max(float(value), 0.0)
-    except ValueError:
-        pass
-    try:
+    with contextlib.suppress(ValueError, TypeError):
         return max(parsedate_to_datetime(value).timestamp() - time.time(), 0.0)
-    except (ValueError, TypeError):
-        return None
+    return None

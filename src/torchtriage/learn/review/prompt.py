@@ -36,32 +36,14 @@ def reply_schema(evidence: Evidence) -> dict[str, Any]:
 
     In the subset that endpoints with strict schemas know: no bounds, every field required.
     """
-    sentences = {
-        "type": "array",
-        "items": {
-            "type": "object",
-            "properties": {
-                "text": {"type": "string"},
-                "evidence": {
-                    "type": "array",
-                    "items": {"type": "string", "enum": [line.id for line in evidence.lines]},
-                },
-            },
-            "required": ["text", "evidence"],
-            "additionalProperties": False,
-        },
-    }
-    return {
-        "type": "object",
-        "properties": {
-            "code": {"type": "string", "enum": [*evidence.codes, NONE]},
-            "confidence": {"type": "number"},
-            "why": sentences,
-            "advice": sentences,
-        },
-        "required": ["code", "confidence", "why", "advice"],
-        "additionalProperties": False,
-    }
+    ids = {"type": "array", "items": {"type": "string", "enum": [line.id for line in evidence.lines]}}
+    sentences = {"type": "array", "items": _object(text={"type": "string"}, evidence=ids)}
+    code = {"type": "string", "enum": [*evidence.codes, NONE]}
+    return _object(code=code, confidence={"type": "number"}, why=sentences, advice=sentences)
+
+
+def _object(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
 
 @lru_cache(maxsize=16)

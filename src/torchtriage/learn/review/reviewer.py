@@ -6,7 +6,6 @@ a code that the recording could show, and sentences that each cite lines of the 
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -119,12 +118,7 @@ def check(reply: Any, evidence: Evidence) -> Review:
     if code != NONE and code not in evidence.codes:
         raise RejectedError(f'expected a known code or "{NONE}"', _shown(code))
     confidence = reply.get("confidence")
-    if (
-        isinstance(confidence, bool)
-        or not isinstance(confidence, int | float)
-        or not math.isfinite(confidence)
-        or not 0 <= confidence <= 1
-    ):
+    if isinstance(confidence, bool) or not isinstance(confidence, int | float) or not 0 <= confidence <= 1:
         raise RejectedError("expected a confidence from 0 to 1", _shown(confidence))
     why = _sentences(reply.get("why"), "why", evidence)
     if not why:

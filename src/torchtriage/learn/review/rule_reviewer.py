@@ -87,16 +87,17 @@ def _sigmoid(value: float) -> float:
 
 
 def _healthy(evidence: Evidence, rules: dict[str, EvidenceLine], detector: EvidenceLine | None) -> tuple[Sentence, ...]:
-    first = evidence.lines[0].id
+    text = "What the rules found covers too little of this window."
     if not rules:
-        sentences = [Sentence("No rule of the catalogue found anything in this window.", (first,))]
-    else:
-        ids = tuple(line.id for line in rules.values())
-        sentences = [Sentence("What the rules found covers too little of this window.", ids)]
-    if detector is not None:
-        sure = detector.facts["probability"]
-        sentences.append(Sentence(f"The learned detector gives a fault {sure:.2f}.", (detector.id,)))
-    return tuple(sentences)
+        text = "No rule of the catalogue found anything in this window."
+    ids = tuple(line.id for line in rules.values()) or (evidence.lines[0].id,)
+    return (Sentence(text, ids), *_opinion(detector))
+
+
+def _opinion(detector: EvidenceLine | None) -> list[Sentence]:
+    if detector is None:
+        return []
+    return [Sentence(f"The learned detector gives a fault {detector.facts['probability']:.2f}.", (detector.id,))]
 
 
 def _faulty(
@@ -108,9 +109,7 @@ def _faulty(
         share, certainty = format_share(rule.facts["share"]), rule.facts["certainty"]
         text = f"The rule {entry.pattern.name} ({certainty}) covers {share} of the window."
         sentences.append(Sentence(text, (rule.id,)))
-    if detector is not None:
-        sure = detector.facts["probability"]
-        sentences.append(Sentence(f"The learned detector gives a fault {sure:.2f}.", (detector.id,)))
+    sentences += _opinion(detector)
     ids = sentences[0].evidence
     sentences.append(Sentence(_short(section(entry.page, "Slow because")), ids))
     largest = max(evidence.of_kind("op", "device"), key=_share, default=None)

@@ -116,7 +116,7 @@ def _reviewer(given: dict[str, Any]) -> Reviewer:
         if given["who"]:
             raise UsageError("--who is of --reviewer person")
         return make_reviewer(given["reviewer"], given)
-    from torchtriage.learn.review.human_reviewer import Person
+    from torchtriage_benchmark.training.human_reviewer import Person
 
     if not given["who"]:
         raise UsageError("--reviewer person needs --who", hint="--who NAME goes into the history")

@@ -19,8 +19,8 @@ import msgspec
 
 from torchtriage.core.errors import UsageError
 from torchtriage.learn.dataset.recordings import Kept
-from torchtriage.learn.review.human_reviewer import PERSON
 from torchtriage.learn.review.reviewer import NONE, Sentence
+from torchtriage_benchmark.training.human_reviewer import PERSON
 
 __all__ = ["HISTORY", "Change", "History", "Labels", "recorded_labels"]
 

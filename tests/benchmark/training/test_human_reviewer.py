@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torchtriage.learn.review.evidence import Evidence, EvidenceLine
-from torchtriage.learn.review.human_reviewer import Person
 from torchtriage.learn.review.reviewer import INTERRUPTED, NONE, Outcome, Sentence, silent
+from torchtriage_benchmark.training.human_reviewer import Person
 
 
 def review(*answers: str, n: int = 1) -> tuple[tuple[Outcome, ...], list[str]]:

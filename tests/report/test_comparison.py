@@ -77,7 +77,7 @@ def test_the_rows_shown_add_up_to_the_change_however_few_are_shown(limit):
 
 def test_what_is_within_the_noise_is_one_row_and_marked_so():
     shown = table_lines(faster())
-    assert [row.told for row in shown] == sorted((row.told for row in shown), reverse=True)
+    assert [row.significant for row in shown] == sorted((row.significant for row in shown), reverse=True)
     assert shown[-1].label.endswith("within the noise")
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from torchtriage.core.finding import Note
+from torchtriage.core.units import format_count
 
 __all__ = [
     "MARKDOWN",
@@ -36,6 +37,7 @@ __all__ = [
     "code",
     "dim",
     "labelled",
+    "more",
     "share_bar",
     "shown",
     "unfold",
@@ -270,6 +272,11 @@ def _empty(block: Block) -> bool:
 def shown(blocks: Iterable[Block], form: str) -> list[Block]:
     """Return the blocks that a format shows: those for it that hold anything."""
     return [block for block in blocks if form in block.on and not _empty(block)]
+
+
+def more(number: int, noun: str) -> Lines:
+    """Return how many things the terminal does not show, if any."""
+    return Lines([dim(f"{format_count(number, noun)} more in --json and --html")] * (number > 0), on=TERMINAL)
 
 
 def labelled(label: str, texts: Iterable[Text], style: str = "dim") -> list[Row]:

@@ -6,13 +6,12 @@ import html
 import re
 from collections.abc import Iterable, Iterator
 
-from torchtriage.core.finding import Fix
 from torchtriage.core.html import filled, policy, template
 from torchtriage.core.names import visible
 from torchtriage.core.units import format_count
 from torchtriage.report import blocks as b
 
-__all__ = ["HIGH", "WIDE", "body", "fix", "line", "lines", "render", "svg", "svg_line", "text", "whisker"]
+__all__ = ["HIGH", "WIDE", "body", "line", "lines", "render", "svg", "svg_line", "text", "whisker"]
 
 MAX_TEXT = 4000
 WIDE, HIGH = 1000.0, 100.0
@@ -66,17 +65,6 @@ def line(value: b.Text) -> str:
 def lines(value: str) -> str:
     """Return code as HTML, line by line."""
     return "\n".join(text(row) for row in value.split("\n"))
-
-
-def fix(value: Fix) -> str:
-    """Return what to change: the text, its code and a link."""
-    parts = text(value.text)
-    if value.code:
-        parts += f" <pre>{lines(value.code)}</pre>"
-    if value.link.startswith("https://"):
-        link = html.escape(value.link, quote=True)
-        parts += f' <a href="{link}" rel="noreferrer">{link}</a>'
-    return parts
 
 
 def svg(parts: Iterable[str], kind: str, label: str) -> str:

@@ -8,7 +8,7 @@ reach the terminal.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from io import StringIO
 
 from rich.cells import cell_len
@@ -40,23 +40,18 @@ _ASCII = str.maketrans("█▓▒░·─…µ▁▂▃▄▅▆▇", "#=-w.-~u_
 def render(document: b.Document, *, width: int | None = None) -> Text:
     """Return the report, at most 120 columns wide, 80 when not given."""
     page = TerminalPage(width)
-    _blocks(page, document.blocks)
+    for index, block in enumerate(b.shown(document.blocks, b.TERMINAL)):
+        page.blank(index > 0 and not block.tight)
+        _block(page, block, 0)
     return page.text
-
-
-def _blocks(page: TerminalPage, blocks: Iterable[b.Block], shift: int = 0) -> None:
-    first = not page.text
-    for block in b.shown(blocks, b.TERMINAL):
-        page.blank(not (first or block.tight))
-        first = False
-        _block(page, block, shift)
 
 
 def _block(page: TerminalPage, block: b.Block, shift: int) -> None:
     match block:
         case b.Head():
             if block.path:
-                page.rule(elide(visible(block.path), page.width))
+                page.line((elide(visible(block.path), page.width), "bold"))
+                page.text.append("─" * page.width + "\n", "dim")
             for index, line in enumerate(filter(None, block.verdict)):
                 page.line((visible(line), block.styles[min(index, len(block.styles) - 1)]), hang=block.hang)
         case b.Rows():
@@ -105,8 +100,7 @@ def _parts(text: b.Text, default: str = "") -> list[tuple[str, str]]:
     return [(visible(span.text), "" if span.style == "code" else span.style) for span in b.unfold(text, default)]
 
 
-def _cut(row: str, room: int) -> str:
-    """Return a line that fits: its beginning, the columns, stays."""
+def _cut(row: str, room: int) -> str:  # its beginning, the columns, stays
     return row if len(row) <= room else f"{row[:22]}{elide(row[22:], room - 22)}"
 
 
@@ -115,10 +109,10 @@ def _fitted(parts: list[tuple[str, str]], room: int, fit: bool) -> list[tuple[st
 
 
 def _table(page: TerminalPage, table: b.Table, shift: int) -> None:
-    def plain(cell: b.Text) -> str:
-        return "".join(text for text, _ in _parts(cell))
-
-    cells = [[plain(cell) for cell in row] for row in (table.columns, *table.rows[: table.limit])]
+    cells = [
+        ["".join(text for text, _ in _parts(cell)) for cell in row]
+        for row in (table.columns, *table.rows[: table.limit])
+    ]
     columns = [at for at in range(len(table.columns)) if any(row[at] not in ("", "-") for row in cells[1:])]
     widths = [max(cell_len(row[at]) for row in cells) for at in range(len(table.columns))]
     for at in table.drop:
@@ -130,7 +124,8 @@ def _table(page: TerminalPage, table: b.Table, shift: int) -> None:
         style = "dim" if index == 0 else table.styles[index - 1] if table.styles else ""
         # wider than the page rather than wrapped
         page.text.append(f"{'':{shift + INDENT}}{'  '.join(padded).rstrip()}\n", style)
-    page.more(len(table.rows) - table.limit, "row")
+    if (hidden := len(table.rows) - table.limit) > 0:
+        page.line((f"{format_count(hidden, 'row')} more in --json and --html", "dim"), indent=INDENT)
 
 
 def put(render: Callable[..., Text], console: Console) -> None:
@@ -164,7 +159,7 @@ class TerminalPage:
 
     def line(self, *parts: tuple[str, str], indent: int = 0, hang: int = 0) -> None:
         """Add one paragraph; lines after its first are indented by ``hang`` more."""
-        rows = self._wrapped(_styled(parts), self.width - indent, self.width - indent - hang)
+        rows = self._wrapped(Text.assemble(*parts), self.width - indent, self.width - indent - hang)
         for index, row in enumerate(rows):
             self.text.append(" " * (indent + hang * (index > 0)))
             self.text.append_text(row)
@@ -173,7 +168,7 @@ class TerminalPage:
     def labelled(self, label: str, *parts: tuple[str, str], indent: int = INDENT, style: str = "dim") -> None:
         """Add a paragraph with a word in the margin."""
         room = self.width - indent - LABEL
-        for row in self._wrapped(_styled(parts), room, room):
+        for row in self._wrapped(Text.assemble(*parts), room, room):
             self.text.append(" " * indent)
             self.text.append(label.ljust(LABEL), style)
             self.text.append_text(row)
@@ -203,21 +198,7 @@ class TerminalPage:
             self.text.append(row, style)
             self.text.append("\n")
 
-    def more(self, number: int, noun: str, indent: int = INDENT) -> None:
-        """Say how many things are not shown, if any."""
-        if number > 0:
-            self.line((f"{format_count(number, noun)} more in --json and --html", "dim"), indent=indent)
-
-    def rule(self, title: str) -> None:
-        """Add a heading with a line below."""
-        self.line((title, "bold"))
-        self.text.append("─" * self.width + "\n", "dim")
-
     def blank(self, wanted: bool = True) -> None:
         """Add an empty line."""
         if wanted:
             self.text.append("\n")
-
-
-def _styled(parts: Iterable[tuple[str, str]]) -> Text:
-    return Text.assemble(*((text, style) for text, style in parts))

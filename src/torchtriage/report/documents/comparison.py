@@ -33,7 +33,7 @@ class ChangeLine:
     label: str
     before_ns: int
     after_ns: int
-    told: bool
+    significant: bool
     cause: ChangeCause | None = None
     small: tuple[ChangeCause, ...] = ()
     """The causes that a remainder is the sum of, largest change first."""
@@ -97,8 +97,8 @@ def _compared(result: Comparison) -> Iterator[b.Block]:
     yield b.Section(
         "From before to after", [b.Markup(_waterfall(lines, total.before_ns, total.after_ns))], sub, on=b.PAGE
     )
-    whole = ChangeLine("all causes together", total.before_ns, total.after_ns, told=True)
-    kinds = ["pale" if not line.told else "less" if line.delta_ns < 0 else "more" for line in lines]
+    whole = ChangeLine("all causes together", total.before_ns, total.after_ns, significant=True)
+    kinds = ["pale" if not line.significant else "less" if line.delta_ns < 0 else "more" for line in lines]
     cells = [*map(_cells, lines), tuple(map(b.bold, _amounts(whole)))]
     columns = (f"change {per}", "before", "after", "cause")
     table = b.Table(columns, cells, align="rrrl", kind="causes", kinds=[*kinds, "sum"])
@@ -119,14 +119,10 @@ def _findings(result: Comparison) -> Iterator[b.Block]:
         held = b.Span(verdict, "green" if promise.holds_within_noise else "yellow")
         row = b.Row("promise", (f"{', '.join(promise.codes)} promised ", b.bold(amount), saved, held))
         yield b.Rows([row], on=b.TERMINAL + b.PAGE)
-    rows = [
-        (
-            STATUS_WORDS[change.status],
-            (b.code(change.code), f" {change.title}", "\n", b.dim(change.place)),
-            _cost(change),
-        )
-        for change in result.findings
-    ]
+    rows = []
+    for change in result.findings:
+        what = (b.code(change.code), f" {change.title}", "\n", b.dim(change.place))
+        rows.append((STATUS_WORDS[change.status], what, _cost(change)))
     kinds = [change.status for change in result.findings]
     table = b.Table(("", "finding", "cost"), rows, align="lll", kinds=kinds)
     yield b.Section("Findings", [table], on=b.MARKDOWN + b.PAGE)
@@ -147,23 +143,25 @@ def changes(findings: Sequence[FindingChange], on: str = b.TERMINAL + b.MARKDOWN
 
 def table_lines(result: Comparison, limit: int = N_CAUSES) -> tuple[ChangeLine, ...]:
     """Return the causes that are told apart, then one line for each kind of remainder."""
-    significant = [cause for cause in result.causes if cause.change.told]
+    large = [cause for cause in result.causes if cause.change.told]
     lines = [
-        ChangeLine(visible(cause.label), cause.change.before_ns, cause.change.after_ns, told=True, cause=cause)
-        for cause in significant[:limit]
+        ChangeLine(visible(cause.label), cause.change.before_ns, cause.change.after_ns, significant=True, cause=cause)
+        for cause in large[:limit]
     ]
-    more = significant[limit:]
+    more = large[limit:]
     small = [cause for cause in result.causes if not cause.change.told]
     if more:
-        lines.append(_sum(format_count(len(more), "more cause"), more, told=True))
+        lines.append(_sum(format_count(len(more), "more cause"), more, significant=True))
     if small:
-        lines.append(_sum(f"{format_count(len(small), 'cause')} within the noise", small, told=False))
+        lines.append(_sum(f"{format_count(len(small), 'cause')} within the noise", small, significant=False))
     return tuple(lines)
 
 
-def _sum(label: str, causes: Sequence[ChangeCause], *, told: bool) -> ChangeLine:
+def _sum(label: str, causes: Sequence[ChangeCause], *, significant: bool) -> ChangeLine:
     before_ns = sum(cause.change.before_ns for cause in causes)
-    return ChangeLine(label, before_ns, sum(cause.change.after_ns for cause in causes), told, small=tuple(causes))
+    return ChangeLine(
+        label, before_ns, sum(cause.change.after_ns for cause in causes), significant, small=tuple(causes)
+    )
 
 
 def _inside(line: ChangeLine, limit: int = 3) -> tuple[str, ...]:
@@ -216,7 +214,7 @@ def _cells(line: ChangeLine) -> tuple[b.Text, ...]:
         interval = ("\n", b.dim(f"99 %: {format_change_ns(low)} to {format_change_ns(high)}"))
     inside = "; ".join(_inside(line))
     parts = ("\n", b.dim(inside)) if inside else ()
-    return (b.Span(change, "bold" if line.told else ""), *interval), before, after, (label, *parts)
+    return (b.Span(change, "bold" if line.significant else ""), *interval), before, after, (label, *parts)
 
 
 # -- the table on the terminal ---------------------------------------------------------------------
@@ -227,15 +225,15 @@ def _terminal_table(result: Comparison, lines: Sequence[ChangeLine], per: str) -
     assert total is not None
     what = "mean steady step" if result.before.per == "step" else "the window"
     label = f"{what}, {format_count(len(result.causes), 'cause')}"
-    whole = ChangeLine(label, total.before_ns, total.after_ns, told=True)
+    whole = ChangeLine(label, total.before_ns, total.after_ns, significant=True)
     largest = max([abs(line.delta_ns) for line in lines] + [abs(total.delta_ns), 1])
 
     def row(line: ChangeLine) -> tuple[str, str]:
         before, after, unit = format_both_ns(line.before_ns, line.after_ns)
         cells = max(round(abs(line.delta_ns) / largest * BAR), int(line.delta_ns != 0))
-        bar = ("█" if line.told else "·") * cells
+        bar = ("█" if line.significant else "·") * cells
         change = format_change_ns(line.delta_ns)
-        style = "dim" if not line.told else "green" if line.delta_ns < 0 else "red" if line.delta_ns > 0 else ""
+        style = "dim" if not line.significant else "green" if line.delta_ns < 0 else "red" if line.delta_ns > 0 else ""
         return f"{change:>9}  {bar:{BAR}}  {before:>7} {after:>7} {unit:2}   {line.label}", style
 
     rows = [(f"{'change':>9}  {'':{BAR}}  {'before':>7} {'after':>7}      {per}", "dim")]
@@ -271,7 +269,7 @@ def _waterfall(lines: Sequence[ChangeLine], before_ns: int, after_ns: int) -> st
         low, high = sorted(levels[place - 1 : place + 1])
         x, y = LABELS + levels[place - 1] * scale, place * (HEIGHT + GAP)
         bars.append(f'<path class="step-line" d="M{x:.1f} {y - GAP}V{y + HEIGHT}"/>')
-        kind = ("less" if line.delta_ns <= 0 else "more") + ("" if line.told else " pale")
+        kind = ("less" if line.delta_ns <= 0 else "more") + ("" if line.significant else " pale")
         bar(place, kind, low, high, text(elide(line.label, 54)), format_change_ns(line.delta_ns))
     bar(len(lines) + 1, "whole", 0, after_ns, "after", format_ns(after_ns))
     height = (len(lines) + 2) * (HEIGHT + GAP)

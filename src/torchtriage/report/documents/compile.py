@@ -75,10 +75,6 @@ def document(report: CompileReport) -> b.Document:
     return b.Document(title, result.version, result.schema, blocks, "compile.css", remark)
 
 
-def _more(number: int, noun: str) -> b.Lines:
-    return b.Lines([b.dim(f"{format_count(number, noun)} more in --json and --html")] if number > 0 else [])
-
-
 # -- causes ----------------------------------------------------------------------------------------
 
 
@@ -102,7 +98,7 @@ def _breaks(result: CompileResult) -> Iterator[b.Block]:
 
 
 def _listed(entries: Sequence[b.Entry], number: int, heading: b.Text, title: str, name: str) -> Iterator[b.Block]:
-    rest = _more(number - N_ROWS, "row")
+    rest = b.more(number - N_ROWS, "row")
     yield b.Section("", [*entries[:N_ROWS], rest], heading=heading, on=b.TERMINAL)
     left = [f"{number - N_ON_PAGE} more are in the JSON."] if number > N_ON_PAGE else []
     yield b.Section(title, [*entries, b.Lines(left, kind="sub")], name=name, on=b.PAGE)
@@ -213,14 +209,10 @@ def _phases(result: CompileResult) -> Iterator[b.Block]:
     yield b.Section("Compile time as a waterfall", [b.Markup(waterfall)], sub, name="waterfall", on=b.PAGE)
     phases = sorted(result.phases, key=lambda phase: -phase.self_ms)
     marked = format_ms(sum(process.marked_ms for process in result.processes))
-    lines = [
-        (
-            f"{format_ms(phase.self_ms):>9} {format_share(phase.share):>6}  ",
-            b.Span(f"{'█' * round(phase.share * BAR):<{BAR}}  ", "cyan"),
-            phase.name,
-        )
-        for phase in phases
-    ]
+    lines: list[b.Text] = []
+    for phase in phases:
+        bar = b.Span(f"{'█' * round(phase.share * BAR):<{BAR}}  ", "cyan")
+        lines.append((f"{format_ms(phase.self_ms):>9} {format_share(phase.share):>6}  ", bar, phase.name))
     heading = (b.bold("Compile time by phase"), b.dim(f"  of {marked} between the compiler's marks"))
     yield b.Section("", [b.Lines(lines, hang=19)], heading=heading, on=b.TERMINAL)
     rows = [(phase.name, format_ms(phase.self_ms), format_share(phase.share)) for phase in phases[:8]]
@@ -295,7 +287,7 @@ def _functions(result: CompileResult) -> Iterator[b.Block]:
         ]
     inlined = f"{format_count(result.n_inlined, 'function')} inlined into their graphs"
     heading = (b.bold("Functions"), b.dim(f"  {inlined}" if result.n_inlined else ""))
-    yield b.Section("", [*lines, _more(len(named) - N_FUNCTIONS, "function")], heading=heading, on=b.TERMINAL)
+    yield b.Section("", [*lines, b.more(len(named) - N_FUNCTIONS, "function")], heading=heading, on=b.TERMINAL)
 
     rows = [
         (
@@ -335,13 +327,8 @@ def _inductor(inductor: Inductor) -> Iterator[b.Block]:
         mean = inductor.n_fused_ops / inductor.n_fused_kernels
         ops = format_count(inductor.n_fused_ops, "operator")
         fused = f"{ops} in {format_count(inductor.n_fused_kernels, 'kernel')}, {mean:.1f} each"
-    library, fallback = counts(inductor.library), counts(inductor.fallback)
-    rows: list[tuple[str, b.Text]] = [
-        ("kernels", kernels),
-        ("fusion", fused),
-        ("library", library),
-        ("fallback", fallback),
-    ]
+    rows: list[tuple[str, b.Text]] = [("kernels", kernels), ("fusion", fused)]
+    rows += [("library", counts(inductor.library)), ("fallback", counts(inductor.fallback))]
     for stage in inductor.stages:
         gone = f"; gone: {counts(stage.gone, 4)}" if stage.gone else ""
         new = f"; new: {counts(stage.came, 4)}" if stage.came else ""
@@ -440,7 +427,7 @@ def _processes(result: CompileResult) -> Iterator[b.Block]:
             (formatting.process(process), b.dim(f"  {file_name(process.path)}")) for process in processes[:N_PROCESSES]
         ]
         differ = b.Rows([b.Row("differs", b.Span(line, "yellow")) for line in result.divergence])
-        more = _more(len(processes) - N_PROCESSES, "process")
+        more = b.more(len(processes) - N_PROCESSES, "process")
         yield b.Section("", [b.Lines(lines), more, differ], heading="Processes", on=b.TERMINAL)
     ranks = [f"Ranks differ: {line}" for line in result.divergence]
     yield b.Lines(ranks, bullets=True, on=b.MARKDOWN)

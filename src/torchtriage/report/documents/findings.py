@@ -45,11 +45,8 @@ def entry(finding: Finding, rank: int, *, summary: Summary | None = None, quote:
     rows += [
         b.Row("" if below else "where", line, cut=line in quoted) for below, line in enumerate(filter(b.unfold, where))
     ]
-    rows += [
-        b.Row("ranks", words.rank_spread(finding)),
-        b.Row("evidence", words.evidence(finding)),
-        b.Row("fix", fix.text),
-    ]
+    rows += [b.Row("ranks", words.rank_spread(finding)), b.Row("evidence", words.evidence(finding))]
+    rows.append(b.Row("fix", fix.text))
     # a link and a line of code stay whole on the terminal
     source = fix.code.replace("\r\n", "\n").split("\n") if fix.code else []
     link = [fix.link] if fix.link.startswith("https://") else []

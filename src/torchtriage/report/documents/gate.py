@@ -21,7 +21,7 @@ MAX_ANNOTATIONS = 10
 """GitHub shows ten of a kind for each step and drops the others in silence."""
 N_LOUD, N_WELL, N_IN_MARKDOWN = 30, 12, 50
 N_ROWS, N_PICTURES, N_TRACKS = 300, 40, 60
-CELLS = 57
+CELLS, SPARKS = 57, 66
 MIN_SPAN, MAX_SPAN = 0.02, 1.0
 """The axis of intervals reaches from 2 % to 100 %; what lies beyond is cut, its numbers are not."""
 _WORDS: dict[RowVerdict, tuple[str, str, str]] = {
@@ -45,19 +45,17 @@ def document(result: GateResult | HistoryResult) -> b.Document:
 
 def workflow_commands(result: GateResult) -> str:
     """Return a check as workflow commands that GitHub shows beside the code, one per line."""
-    return "".join(f"{line}\n" for line in _commands(result))
-
-
-def _commands(result: GateResult) -> Iterator[str]:
+    lines = []
     worse = [row for row in result.rows if row.verdict == "regression"]
     for row in worse[:MAX_ANNOTATIONS]:
         file, line = _place(result, row)
         causes = "".join(f". {culprit.sentence}" for culprit in result.culprits if culprit.benchmark == row.benchmark)
-        yield _command("error", f"{formatting.row_name(row)} is worse", f"{row.sentence}{causes}", file, line)
+        lines.append(_command("error", f"{formatting.row_name(row)} is worse", f"{row.sentence}{causes}", file, line))
     if len(worse) > MAX_ANNOTATIONS:
-        yield _command("error", "and more", f"{len(worse) - MAX_ANNOTATIONS} more are worse")
+        lines.append(_command("error", "and more", f"{len(worse) - MAX_ANNOTATIONS} more are worse"))
     if result.outcome in ("inconclusive", "infrastructure"):
-        yield _command("warning", result.verdict[0], result.verdict[1])
+        lines.append(_command("warning", result.verdict[0], result.verdict[1]))
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _command(level: str, title: str, message: str, file: str = "", line: int = 0) -> str:
@@ -165,11 +163,8 @@ def _culprit(culprit: Culprit) -> Iterator[b.Block]:
     texts: list[b.Text] = [b.bold(f"{culprit.benchmark}: {culprit.sentence}"), *lines]
     if compare:
         texts.append(b.Span(compare, "green"))
-    parts: list[b.Block] = [
-        b.Lines([culprit.sentence]),
-        b.Lines(lines, bullets=True),
-        b.Lines([b.code(compare)] if compare else []),
-    ]
+    command = b.Lines([b.code(compare)] if compare else [])
+    parts = [b.Lines([culprit.sentence]), b.Lines(lines, bullets=True), command]
     title = ("What changed in ", b.code(culprit.benchmark))
     yield b.Rows(b.labelled("culprit", texts), on=b.TERMINAL)
     yield b.Entry(title, parts, kind="culprit", on=b.MARKDOWN + b.PAGE)
@@ -261,23 +256,16 @@ def _history(result: HistoryResult) -> Iterator[b.Block]:
     changed = [track for track in result.tracks if track.changes]
     level = [track for track in result.tracks if not track.changes]
     for track in changed:
-        changes = [
-            b.Row(
-                "worse" if change.worse else "better",
-                formatting.change_point(track, change),
-                "bold red" if change.worse else "green",
-            )
-            for change in track.changes
-        ]
+        changes = []
+        for change in track.changes:
+            word, style = ("worse", "bold red") if change.worse else ("better", "green")
+            changes.append(b.Row(word, formatting.change_point(track, change), style))
         title = (b.bold(formatting.row_name(track)), b.dim(f"  {_range(track)}"))
         yield b.Entry(title, [b.Code(_sparks(track), indent=0), b.Rows(changes, indent=0)], indent=2, on=b.TERMINAL)
-    rows = [
-        b.Row(
-            "refused" if track.refused else "level",
-            (f"{formatting.row_name(track)}: ", b.dim(track.refused or _range(track))),
-        )
-        for track in level[:N_WELL]
-    ]
+    rows = []
+    for track in level[:N_WELL]:
+        line = (f"{formatting.row_name(track)}: ", b.dim(track.refused or _range(track)))
+        rows.append(b.Row("refused" if track.refused else "level", line))
     if len(level) > N_WELL:
         rows.append(b.Row("", b.dim(f"{format_count(len(level) - N_WELL, 'more')} without a change")))
     yield b.Rows(rows, on=b.TERMINAL)
@@ -306,9 +294,9 @@ def _range(track: Track) -> str:
     return f"{format_count(len(values), 'commit')}, {low} … {high}"
 
 
-def _sparks(track: Track, room: int = 66) -> list[tuple[str, str]]:
+def _sparks(track: Track) -> list[tuple[str, str]]:
     values = [point.value for point in track.points]
-    step = -(-len(values) // room)
+    step = -(-len(values) // SPARKS)
     parts = [values[begin : begin + step] for begin in range(0, len(values), step)]
     means = [sum(part) / len(part) for part in parts]
     marks = [" "] * len(means)

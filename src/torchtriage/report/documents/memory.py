@@ -154,11 +154,8 @@ def _accounts(device: DeviceMemory) -> tuple[tuple[str, int | None, str], ...]:
 
 
 def _device(device: DeviceMemory) -> Iterator[b.Block]:
-    rows = [
-        b.Row(label, (f"{format_bytes(size):>9}", b.dim(f"  {meaning}")))
-        for label, size, meaning in _accounts(device)
-        if size is not None
-    ]
+    known = [(label, size, meaning) for label, size, meaning in _accounts(device) if size is not None]
+    rows = [b.Row(label, (f"{format_bytes(size):>9}", b.dim(f"  {meaning}"))) for label, size, meaning in known]
     yield b.Entry((b.bold(device.name), b.dim(" at the end")), [b.Rows(rows, indent=0)], indent=2, on=b.TERMINAL)
     for failure in device.out_of_memory[-N_FAILED:]:
         first, *others = failure.sentences

@@ -38,26 +38,13 @@ def document(result: RolloutResult | ExperimentResult) -> b.Document:
     facts = [(what, result.name)]
     if rollout:
         facts += [("candidate", rollout.candidate), ("watched by", rollout.owner or "nobody")]
+    cells = [(f"{_MARK[row.verdict]} {_LABEL[row.verdict]}", row.name, row.sentence) for row in result.rows]
     mark = (word, "good" if word in ("done", "better") else "")
     blocks: list[b.Block] = [
         b.Head(f"torchtriage {what}", result.verdict, (_HEAD.get(word, "bold"), ""), facts, mark),
         *(_stages(rollout) if rollout else ()),
-        b.Rows(
-            [
-                b.Row(
-                    row.role,
-                    (b.bold(f"{row.name}: "), b.Span(f"{_LABEL[row.verdict]}, ", _STYLE[row.verdict]), row.sentence),
-                )
-                for row in result.rows
-            ],
-            on=b.TERMINAL,
-        ),
-        b.Table(
-            ("", "metric", ""),
-            [(f"{_MARK[row.verdict]} {_LABEL[row.verdict]}", row.name, row.sentence) for row in result.rows],
-            align="lll",
-            on=b.MARKDOWN,
-        ),
+        b.Rows([b.Row(row.role, _line(row)) for row in result.rows], on=b.TERMINAL),
+        b.Table(("", "metric", ""), cells, align="lll", on=b.MARKDOWN),
         b.Markup("\n".join(_metrics(result.rows)), on=b.PAGE),
         *(_history(rollout.events) if rollout else ()),
         b.Notes(result.notes, style="dim"),
@@ -65,6 +52,10 @@ def document(result: RolloutResult | ExperimentResult) -> b.Document:
     ]
     remark = "Ratios are candidate over control; intervals hold at all looks together."
     return b.Document(result.verdict[0], result.version, result.schema, blocks, "rollout.css", remark)
+
+
+def _line(row: Metric) -> b.Text:
+    return b.bold(f"{row.name}: "), b.Span(f"{_LABEL[row.verdict]}, ", _STYLE[row.verdict]), row.sentence
 
 
 def _stages(result: RolloutResult) -> Iterator[b.Block]:

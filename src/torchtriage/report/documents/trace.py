@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from torchtriage.core.finding import Finding, Note, Quote
-from torchtriage.core.names import file_name
-from torchtriage.core.units import format_count, format_ns, format_share
+from torchtriage.core.names import file_name, visible
+from torchtriage.core.units import format_count, format_ms, format_ns, format_share
 from torchtriage.diagnose.ranks.result import JobResult
+from torchtriage.diagnose.runs.result import AccountPart, RecordedRun, StepAccount
 from torchtriage.diagnose.verdict.result import DeviceSummary, Result, Summary
 from torchtriage.report import blocks as b
 from torchtriage.report import recorded, words
 from torchtriage.report.documents import findings
-from torchtriage.report.documents.account import accounts
 
 __all__ = ["BAR", "doctor", "document"]
 
@@ -22,6 +22,8 @@ RANK_BAR = 24
 N_OPS = 5
 N_COLLECTIVES = 5
 N_RANKS, N_RANKS_IN_MARKDOWN = 16, 32
+N_ACCOUNT_LINES = 6
+MIN_ACCOUNT_SHARE = 0.005
 
 _RANK_MARKS = {
     "compute_ns": ("█", "green"),
@@ -41,6 +43,14 @@ _IDLE = (
     ("idle_queued_ns", "queued", "·", "yellow"),
     ("idle_unknown_ns", "cause unknown", "·", "bright_black"),
 )
+_ACCOUNT_MARKS = {
+    "operators": ("█", "green"),
+    "Python": ("▓", "red"),
+    "files": ("▒", "yellow"),
+    "compilation": ("▒", "magenta"),
+    "the loop": ("█", "green"),
+}
+_OTHER_MARK = ("░", "blue")
 _LEVELS = ("refuse", "warn", "info")
 _TRUST = {
     "refuse": b.Span("This recording cannot be analysed.", "bold red"),
@@ -71,7 +81,8 @@ def document(
         for result in single:
             blocks.append(b.Lines([result.trace.path], fit=True, tight=True, on=b.TERMINAL))
             blocks.append(b.Lines([b.dim(words.outcome(result))], indent=4, tight=True, on=b.TERMINAL))
-    return _whole(results, blocks)
+    version, schema = (results[0].version, results[0].schema) if results else ("", "")
+    return b.Document("Trace", version, schema, blocks)
 
 
 def doctor(result: Result) -> b.Document:
@@ -88,19 +99,14 @@ def doctor(result: Result) -> b.Document:
         b.Lines([b.bold(f"{words.checked(result)}.")], indent=0),
         *findings.unanswered(result.not_checked, result.crashes),
     ]
-    return _whole([result], blocks)
-
-
-def _whole(results: Sequence[Result], blocks: Sequence[b.Block]) -> b.Document:
-    version, schema = (results[0].version, results[0].schema) if results else ("", "")
-    return b.Document("Trace", version, schema, blocks)
+    return b.Document("Trace", result.version, result.schema, blocks)
 
 
 def _result(result: Result, top: int | None, quote: Quote | None, several: bool) -> Iterator[b.Block]:
     path = result.trace.path * several
     yield b.Head(file_name(result.trace.path), result.verdict, (_verdict_style(result), ""), hang=0, path=path)
     yield b.Rows(_ran(result), indent=0)
-    yield from accounts(result.recorded)
+    yield from _accounts(result.recorded)
     if result.summary is not None or result.trace.n_events:
         yield from _recording(result, named=several)
     if result.summary is not None:
@@ -128,7 +134,7 @@ def _job(
     path = f"{len(job.ranks)} ranks of one job" * several
     yield b.Head(f"{len(job.ranks)} ranks of one job", job.verdict, (_verdict_style(job), ""), hang=0, path=path)
     yield b.Rows(_ran(first), indent=0)
-    yield from accounts(first.recorded if first is not None else None)
+    yield from _accounts(first.recorded if first is not None else None)
     yield b.Lines([b.dim(job.basis)], on=b.TERMINAL)
     if not job.refused:
         yield _rank_bars(job)
@@ -151,14 +157,12 @@ def _verdict_style(subject: Result | JobResult) -> str:
 def _ran(result: Result | None) -> list[b.Row]:
     if result is None or result.recorded is None:
         return []
-    return [b.Row(label, line) for label, line in recorded.run(result.recorded)]
+    return [b.Row(*row) for row in recorded.run(result.recorded)]
 
 
 def _compiled(result: Result | None, whose: str = "") -> b.Entry:
-    rows = recorded.compiled(result.recorded) if result is not None else ()
-    return b.Entry(
-        (b.bold("torch.compile"), b.dim(whose)), [b.Rows([b.Row(label, line) for label, line in rows])], fold=True
-    )
+    rows = [b.Row(*row) for row in recorded.compiled(result.recorded)] if result is not None else []
+    return b.Entry((b.bold("torch.compile"), b.dim(whose)), [b.Rows(rows)], fold=True)
 
 
 def _what_ifs(subject: Result | JobResult) -> b.Entry:
@@ -172,6 +176,39 @@ def _answered(subject: Result | JobResult, without_device: str, where: str = "")
     yield from findings.unanswered(subject.not_checked, subject.crashes, without_device)
 
 
+# -- where a step's time and the run's went, by the user's lines ------------------------------------
+
+
+def _accounts(run: RecordedRun | None) -> Iterator[b.Block]:
+    if run is not None and run.account is not None:
+        yield from _step_account(run.account)
+    if run is not None and (whole := run.run_account) is not None:
+        yield b.Rows([b.Row("run", (f"{format_ms(whole.of_ms)}: ", _account_parts(whole.parts)))], indent=0)
+
+
+def _step_account(account: StepAccount) -> Iterator[b.Block]:
+    what = f"{format_ms(account.of_ms)} per {account.per}"
+    steps = f"{format_count(account.n_steps, 'step')}, " if account.n_steps else ""
+    rests = f"  {steps}{format_count(account.n_looks, 'look')} at the stack"
+    bar = b.share_bar(((part.share, *_ACCOUNT_MARKS.get(part.kind, _OTHER_MARK)) for part in account.parts), BAR)
+    yield b.Rows(b.labelled(account.per, [(*bar, f" {what}", b.dim(rests)), _account_parts(account.parts)]), indent=0)
+    lines = [line for line in account.lines if line.share >= MIN_ACCOUNT_SHARE][:N_ACCOUNT_LINES]
+    room = max((len(format_share(line.share)) for line in lines), default=0)
+    texts = [
+        (
+            b.bold(format_share(line.share).rjust(room)),
+            f"  {visible(file_name(line.file))}:{line.line} in {visible(line.function)}",
+            b.dim(f", {line.kind}"),
+        )
+        for line in lines
+    ]
+    yield b.Rows(b.labelled("lines", texts), indent=0, tight=True)
+
+
+def _account_parts(parts: Sequence[AccountPart]) -> str:
+    return ", ".join(f"{part.kind} {format_share(part.share)}" for part in parts if part.share >= MIN_ACCOUNT_SHARE)
+
+
 # -- findings --------------------------------------------------------------------------------------
 
 
@@ -181,14 +218,11 @@ def _findings(
     serious = [note for note in _by_level(subject.notes) if note.level != "info"]
     yield b.Notes(subject.notes, codes=True, on=b.PAGE)
     # what the verdict says already is not repeated
-    yield b.Notes(
-        [
-            replace(note, message="") if any(note.message.rstrip(".") in line for line in subject.verdict) else note
-            for note in serious
-        ],
-        codes=True,
-        on=b.TERMINAL + b.MARKDOWN,
-    )
+    new = [
+        replace(note, message="") if any(note.message.rstrip(".") in line for line in subject.verdict) else note
+        for note in serious
+    ]
+    yield b.Notes(new, codes=True, on=b.TERMINAL + b.MARKDOWN)
     shown = subject.findings if top is None else subject.findings[: max(top, 0)]
     columns = ("severity", "finding", "where", "saves", "certainty")
     yield b.Table(columns, [_cells(finding) for finding in shown], align="lllll", on=b.MARKDOWN)
@@ -200,7 +234,7 @@ def _findings(
         yield b.Lines([(b.bold("All together "), together)], indent=0, hang=0)
 
 
-def _cells(finding: Finding) -> tuple[str | b.Span | tuple[str | b.Span, ...], ...]:
+def _cells(finding: Finding) -> tuple[b.Text, ...]:
     frame = finding.place.frame
     where = words.source_line(frame) if frame else (finding.place.ops or ("",))[-1]
     return (
@@ -280,10 +314,8 @@ def _rank_bars(job: JobResult) -> b.Rows:
     legend = [
         span
         for field, word, share in words.rank_parts(job)
-        for span in (
-            b.Span(f"{_RANK_MARKS[field][0]} ", _RANK_MARKS[field][1]),
-            b.Span(f"{word} {format_share(share)}  "),
-        )
+        for mark, style in [_RANK_MARKS[field]]
+        for span in (b.Span(f"{mark} ", style), b.Span(f"{word} {format_share(share)}  "))
     ]
     return b.Rows([*rows, b.Row("", tuple(legend))], on=b.TERMINAL)
 

@@ -17,15 +17,10 @@ def document(result: Verification) -> b.Document:
     speed = "bold" if not result.told else "bold green" if result.ratio < 1 else "bold red"
     agree = "bold red" if result.answers.status == "differ" else ""
     steps = f", {format_count(result.n_steps, 'timed step')} each" if result.per == "step" else ""
+    programs = [b.Row("before", result.before, fit=True), b.Row("after", result.after, fit=True)]
     blocks: list[b.Block] = [
         b.Head("torchtriage verify", result.verdict, (speed, agree, ""), hang=0),
-        b.Rows(
-            [
-                b.Row("before", result.before, fit=True),
-                b.Row("after", result.after, fit=True),
-                b.Row("rounds", b.dim(f"{len(result.rounds)}, in turns, no profiler{steps}")),
-            ]
-        ),
+        b.Rows([*programs, b.Row("rounds", b.dim(f"{len(result.rounds)}, in turns, no profiler{steps}"))]),
         b.Code(_dots(result)),
         changes(result.findings),
         b.Notes(result.notes, label="limit"),

@@ -82,7 +82,7 @@ def _model(model: XlaModel) -> Iterator[b.Block]:
         ),
         b.Table(("compiled again by dynamo", "guard", "times"), again, kind="graphs", on=b.PAGE),
         b.Rows([b.Row("FX graph", (b.bold(f"{name} "), became)) for name, became in fx[:N_ROWS]], on=b.TERMINAL),
-        _more(len(fx) - N_ROWS, "FX graph"),
+        b.more(len(fx) - N_ROWS, "FX graph"),
         b.Table(("FX graph", "became"), fx, kind="graphs", on=b.PAGE),
         b.Rows([b.Row("failed", b.Span(line, "red")) for line in failed]),
         *routes,
@@ -99,7 +99,7 @@ def _route(route: Route) -> Iterator[b.Block]:
     yield from _graphs(route.graphs)
     fallbacks = [_fallback(fallback) for fallback in route.fallbacks]
     yield b.Rows([b.Row("host", line) for line in fallbacks[:N_ROWS]], on=b.TERMINAL)
-    yield _more(len(fallbacks) - N_ROWS, "operator")
+    yield b.more(len(fallbacks) - N_ROWS, "operator")
     yield b.Lines(fallbacks, bullets=True, on=b.PAGE)
 
 
@@ -113,7 +113,7 @@ def _program(program: XlaProgram) -> Iterator[b.Block]:
         *_breaks(program.breaks),
         *_graphs(program.graphs),
         b.Rows([b.Row("host", f"{name}, {number}") for name, _, number in calls[:N_ROWS]], on=b.TERMINAL),
-        _more(len(calls) - N_ROWS, "operator"),
+        b.more(len(calls) - N_ROWS, "operator"),
         b.Table(("operator on the host", "why", "calls"), calls, kind="graphs", align="llr", on=b.MARKDOWN + b.PAGE),
         b.Rows(left_out, on=b.TERMINAL),
         b.Notes(program.notes, apart=False),
@@ -129,7 +129,7 @@ def _breaks(breaks: Sequence[GraphBreak]) -> Iterator[b.Block]:
         rows += [b.Row("break", (b.bold(graph_break.type), where)), b.Row("", b.Span(graph_break.fix.text, "green"))]
     yield b.Rows(rows[: 2 * N_ROWS], on=b.TERMINAL)
     yield b.Rows(rows, on=b.PAGE)
-    yield _more(len(breaks) - N_ROWS, "graph break")
+    yield b.more(len(breaks) - N_ROWS, "graph break")
 
 
 def _graphs(graphs: Sequence[HloGraph]) -> Iterator[b.Block]:
@@ -149,10 +149,6 @@ def _graphs(graphs: Sequence[HloGraph]) -> Iterator[b.Block]:
     for on, limit in ((b.MARKDOWN, N_IN_MARKDOWN), (b.PAGE, len(graphs))):
         columns = ("HLO", "cause", "reason")
         yield b.Table(columns, cells, align="rll", kind="graphs", kinds=kinds, limit=limit, on=on)
-
-
-def _more(number: int, noun: str) -> b.Lines:
-    return b.Lines([b.dim(f"{format_count(number, noun)} more in --json and --html")] * (number > 0), on=b.TERMINAL)
 
 
 # -- what the parts say ----------------------------------------------------------------------------

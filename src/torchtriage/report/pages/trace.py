@@ -21,23 +21,9 @@ from torchtriage.core.names import file_name, short_name, visible
 from torchtriage.diagnose.ranks.result import JobResult
 from torchtriage.diagnose.runs.result import RecordedRun
 from torchtriage.diagnose.verdict.result import PathSummary, Result, Summary, TimelineLane
-from torchtriage.report import recorded
+from torchtriage.report import recorded, words
 from torchtriage.report.documents.trace import document
 from torchtriage.report.page import body
-from torchtriage.report.words import (
-    OPINION,
-    RANK_PARTS,
-    SUSPICIOUS,
-    answer,
-    critical,
-    event_name,
-    needs_device,
-    quoted,
-    rank_spread,
-    replayed,
-    suspicion,
-    without_device,
-)
 
 __all__ = ["MAX_PAGE_BYTES", "render"]
 
@@ -191,7 +177,7 @@ class _Packer:
     def result(self, result: Result) -> dict[str, Any]:
         origin_ns = result.summary.window_start_ns if result.summary else 0
         facts = result.trace
-        without = without_device(result)
+        without = words.without_device(result)
         return {
             "run": self.value(recorded.run(result.recorded) if result.recorded else ()),
             "compiled": self.value(recorded.compiled(result.recorded)),
@@ -210,9 +196,9 @@ class _Packer:
             **self.common(result, [origin_ns] * len(result.findings), without),
             "replay": self.replay(result),
             "suspicions": [
-                self.value(suspicion(place)) for place in self.take(result.suspicions, 16, "suspicious places")
+                self.value(words.suspicion(place)) for place in self.take(result.suspicions, 16, "suspicious places")
             ],
-            "suspicious": [SUSPICIOUS, OPINION],
+            "suspicious": [words.SUSPICIOUS, words.OPINION],
             "idle": _idle_by_cause(result),
         }
 
@@ -239,7 +225,7 @@ class _Packer:
     def job(self, job: JobResult, results: Sequence[Result]) -> dict[str, Any]:
         """Return a job in the shape of a result, so that the same parts of the page show it."""
         place = {result.trace.path: index for index, result in enumerate(results)}
-        parts = " ".join(RANK_PARTS)
+        parts = " ".join(words.RANK_PARTS)
         collective = "group name nelems n_ranks n_per_step transfer_ns wait_ns max_wait_ns late_rank late_share"
         return {
             **self.common(job, [_origin_ns(finding, job, results) for finding in job.findings]),
@@ -287,7 +273,7 @@ class _Packer:
                 {
                     **self.fields(entry, "code name missing"),
                     "how": _clean(entry.how_to_record, 500, lines=True),
-                    "device": bool(without) and needs_device(entry),
+                    "device": bool(without) and words.needs_device(entry),
                 }
                 for entry in self.take(subject.not_checked, 300, "unchecked patterns")
             ],
@@ -302,12 +288,12 @@ class _Packer:
         path = result.critical_path
         if result.replay is None or not (result.what_ifs or path):
             return None
-        bound = f"{critical(path, result.summary)}." if path is not None else ""
+        bound = f"{words.critical(path, result.summary)}." if path is not None else ""
         questions = self.take(result.what_ifs, 100, "what-if questions")
         return {
             "path": self.value(f"{bound[:1].upper()}{bound[1:]}"),
-            "model": self.value(replayed(result.replay)),
-            "whatIfs": [self.value((question.question, answer(question))) for question in questions],
+            "model": self.value(words.replayed(result.replay)),
+            "whatIfs": [self.value((question.question, words.answer(question))) for question in questions],
         }
 
     def summary(self, summary: Summary, path: PathSummary | None = None) -> dict[str, Any]:
@@ -377,7 +363,7 @@ class _Packer:
             **self.fields(finding, "code name family title severity certainty message n_events also_explains"),
             "cost": self.cost(finding.cost),
             "evidence": self.evidence(finding.evidence),
-            "ranks": self.value(rank_spread(finding)),
+            "ranks": self.value(words.rank_spread(finding)),
             "fix": {
                 "text": self.value(finding.fix.text),
                 "code": _clean(finding.fix.code, 4 * detail.text_chars, lines=True),
@@ -393,12 +379,12 @@ class _Packer:
                 "costliest": len(marks) < len(place.intervals_ns) or len(marks) >= MAX_INTERVALS,
                 "ops": self.value(place.ops[: detail.facts]),
                 "frame": self.fields(place.frame, frame) if place.frame else None,
-                "source": self.value(quoted(place.frame, self.quote) if place.frame else ()),
+                "source": self.value(words.quoted(place.frame, self.quote) if place.frame else ()),
                 "stack": [self.fields(caller, frame) for caller in place.stack[: detail.facts]],
                 "examples": [
                     {
                         **self.fields(example, "event dur_ns pid tid"),
-                        "short": _clean(event_name(example.name[:4096]), 120),
+                        "short": _clean(words.event_name(example.name[:4096]), 120),
                         "name": _clean(example.name, 4 * detail.name_chars),
                         "startNs": example.start_ns - origin_ns,
                         # as the trace itself writes it, to search for in a viewer

@@ -53,15 +53,9 @@ def compile_logs(
 ) -> CompileReport:
     """Judge logs of torch.compile, as ``torchtriage compile`` does.
 
-    Parameters
-    ----------
-    paths : files or folders
-        What ``TORCH_TRACE`` wrote, or the text of ``TORCH_LOGS``. Files that cannot be used are a
-        note of the report where others can.
-    trace : path, optional
-        Of the same program: what each break and recompilation costs in it.
-    eager : path, optional
-        A trace without torch.compile: after how many steps compiling pays back.
+    ``paths`` : what ``TORCH_TRACE`` wrote, or the text of ``TORCH_LOGS``. Files that cannot be used are a note of
+    the report where others can. ``trace`` : of the same program: what each break and recompilation costs in it.
+    ``eager`` : a trace without torch.compile: after how many steps compiling pays back.
 
     Raises LogError: there is no log among them; TraceFormatError: a trace cannot be read;
     UsageError: ``eager`` without ``trace``, or no path.
@@ -95,16 +89,9 @@ def compile_report(
     this process is not compiled again, and nothing is dropped: begin with
     ``torch._dynamo.reset()``, or in a new process, to see all of it.
 
-    Parameters
-    ----------
-    fn : callable
-        A module or a function.
-    calls : iterable
-        Instead of ``args``: several calls, one after the other, a tuple of arguments each (or the
-        one argument): ``calls=[x[:8], x[:5]]`` shows what another size does.
-    as_is : bool
-        ``fn`` compiles by itself, such as a training step with a compiled model: it is not handed
-        to ``torch.compile``.
+    ``fn`` : a module or a function. ``calls`` : instead of ``args``: several calls, one after the other, a tuple of
+    arguments each (or the one argument): ``calls=[x[:8], x[:5]]`` shows what another size does. ``as_is`` : ``fn``
+    compiles by itself, such as a training step with a compiled model: it is not handed to ``torch.compile``.
 
     Raises MissingExtraError: torch is not installed; UsageError: ``fn`` cannot be called, or there
     are both ``args`` and ``calls``; Exception: what ``fn`` raises; the report until then is its

@@ -38,15 +38,10 @@ def profile(out: str | os.PathLike[str] | None = None, *, steps: int | None = 6,
     timed again; then it costs next to nothing, and ``done`` says so. Results are not changed, and
     no failure of the profiler is raised.
 
-    Parameters
-    ----------
-    out : path, optional
-        Keep the recordings in this folder; a temporary one by default. Ranks of one job may share
-        a folder, which ``torchtriage analyze`` then judges together.
-    steps : int, optional
-        Steps to record for the cost. None: the block has no steps and is recorded as one window.
-    warmup : int
-        Steps to let pass before anything; compiling and caches belong there.
+    ``out`` : keep the recordings in this folder; a temporary one by default. Ranks of one job may share a folder,
+    which ``torchtriage analyze`` then judges together. ``steps`` : steps to record for the cost. None: the block
+    has no steps and is recorded as one window. ``warmup`` : steps to let pass before anything; compiling and caches
+    belong there.
 
     Raises UsageError: a number of steps cannot be meant.
     """

@@ -161,28 +161,22 @@ def compare(
 ) -> ComparisonReport:
     """Say what changed the step time between two runs of one workload.
 
-    Parameters
-    ----------
-    before, after : path, stream or Trace
-        The runs; see :func:`load`. Each is dropped before the next is read.
-    promise : Result, optional
-        An earlier result on ``before`` whose promised savings are checked, instead of today's.
-    cache, max_bytes, progress
-        As in :func:`load`.
+    ``before``, ``after`` : the runs; see :func:`load`. Each is dropped before the next is read. ``promise`` : an
+    earlier result on ``before`` whose promised savings are checked, instead of today's. ``cache``, ``max_bytes``,
+    ``progress`` : as in :func:`load`.
 
     Raises TraceFormatError: an input is not a readable profiler trace; UsageError: ``promise`` is
     about another recording.
     """
     from torchtriage.diagnose.compare import verdict
 
-    sides = [
-        verdict.gather(
-            source if isinstance(source, Trace) else load(source, cache=cache, max_bytes=max_bytes, progress=progress)
-        )
-        for source in (before, after)
-    ]
-    result = verdict.compare(*sides, promised=promise)
-    return ComparisonReport.of(result)
+    def read(source: TracePath | BinaryIO | Trace) -> Trace:
+        if isinstance(source, Trace):
+            return source
+        return load(source, cache=cache, max_bytes=max_bytes, progress=progress)
+
+    sides = [verdict.gather(read(source)) for source in (before, after)]
+    return ComparisonReport.of(verdict.compare(*sides, promised=promise))
 
 
 @dataclass(frozen=True)
@@ -261,16 +255,9 @@ def analyze_run(
     Costs come from the light recording, places from the heavy one, both scaled to the step time
     that was measured without a profiler.
 
-    Parameters
-    ----------
-    out : path
-        The folder of the recordings.
-    command, exit_code : str, int
-        What was run and how it ended, for the report.
-    pid : int, optional
-        Judge this process alone.
-    options : Options
-        As in :func:`analyze`; the folders of the script are searched for sources, too.
+    ``out`` : the folder of the recordings. ``command``, ``exit_code`` : what was run and how it ended, for the
+    report. ``pid`` : judge this process alone. ``options`` : as in :func:`analyze`; the folders of the script are
+    searched for sources, too.
 
     Raises TraceFormatError: nothing was recorded, or none of it can be read; the message says why.
     """

@@ -15,6 +15,7 @@ __all__ = [
     "fail_on_option",
     "fails",
     "file_option",
+    "form_options",
     "html_option",
     "json_option",
     "made_of",
@@ -22,7 +23,6 @@ __all__ = [
     "output_option",
     "quiet_option",
     "result_options",
-    "sarif_option",
     "top_option",
     "value_option",
 ]
@@ -67,9 +67,12 @@ quiet_option = click.option("-q", "--quiet", is_flag=True, help="No progress lin
 
 def result_options(function: Command) -> Command:
     """Add the options of commands whose result has every form for people, and JSON: what ``present`` reads."""
-    for option in (html_option, output_option, markdown_option, json_option):
-        function = option(function)
-    return function
+    return json_option(markdown_option(output_option(html_option(function))))
+
+
+def form_options(function: Command) -> Command:
+    """Add the options that say in which form findings are printed."""
+    return json_option(markdown_option(sarif_option(function)))
 
 
 def made_of(kind: type[T], given: Mapping[str, Any], **own: Any) -> T:

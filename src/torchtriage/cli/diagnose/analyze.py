@@ -15,13 +15,11 @@ from torchtriage.cli.options import (
     fail_on_option,
     fails,
     file_option,
+    form_options,
     html_option,
-    json_option,
     made_of,
-    markdown_option,
     output_option,
     quiet_option,
-    sarif_option,
     top_option,
     value_option,
 )
@@ -47,9 +45,7 @@ def _size(_ctx: click.Context, _param: click.Parameter, value: Any) -> int | Non
 
 @click.command("analyze")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH…", type=click.Path())
-@json_option
-@markdown_option
-@sarif_option
+@form_options
 @output_option
 @html_option
 @file_option("--perfetto", "Also write the trace with a findings track (.json[.gz]).")

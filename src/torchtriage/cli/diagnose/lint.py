@@ -13,11 +13,9 @@ from torchtriage.cli.options import (
     fail_on_option,
     fails,
     file_option,
-    json_option,
-    markdown_option,
+    form_options,
     output_option,
     quiet_option,
-    sarif_option,
     value_option,
 )
 from torchtriage.cli.output import check_outputs, complain, emit, present
@@ -34,9 +32,7 @@ CONFIG = ("exclude", "fail-on", "only", "skip")
 @click.command("lint")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH…", type=click.Path())
 @click.option("--concise", "form", flag_value="concise", help="One line each: path:line:col: CODE.")
-@json_option
-@markdown_option
-@sarif_option
+@form_options
 @output_option
 @click.option("--fix", is_flag=True, help="Apply the safe edits, shown as a diff otherwise.")
 @file_option(

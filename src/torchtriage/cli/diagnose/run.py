@@ -6,12 +6,13 @@ import shlex
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-from torchtriage.cli.options import file_option, html_option, json_option, markdown_option, sarif_option, top_option
+from torchtriage.cli.options import file_option, form_options, html_option, top_option
 from torchtriage.cli.output import check_outputs, complain, present, save
 from torchtriage.core.errors import TriageError, UsageError
 
@@ -52,9 +53,7 @@ class _Run(click.Command):
     help="Record torch.compile's log, to report graph breaks and recompilations with lines and fixes.",
 )
 @click.option("--out", metavar="DIR", type=click.Path(), help="Keep the recordings here  [default: a new folder]")
-@json_option
-@markdown_option
-@sarif_option
+@form_options
 @click.option("-o", "--output", metavar="FILE", type=click.Path(), help="Write the report to FILE instead.")
 @html_option
 @file_option("--folded", "Write the step's stacks to FILE as speedscope and flamegraph.pl read them.")
@@ -84,11 +83,10 @@ def command(ctx: click.Context, /, words: tuple[str, ...], **given: Any) -> None
     # names are of the folder we were called in, wherever the script goes
     files = {name: Path(given[name]).absolute() for name in ("output", "html", "folded") if given[name]}
     out = _folder(given["out"])
-    announcer = _Telling(out, given["quiet"])
     names = {"steps": "light", "warmup": "warmup"}  # of the options, of the recorder's plan
     plan = {names[name]: given[name] for name in names if given[name] is not None}
     wants = {name: given[name] for name in ("exit_after", "memory", "compile_log")}
-    code = launch(what, out, plan=plan, **wants, sample=True, while_running=announcer.look)
+    code = launch(what, out, plan=plan, **wants, sample=True, while_running=_announcer(out, given["quiet"]))
     try:
         _report(out, shlex.join(words), code, files, given)
     except TriageError as error:
@@ -137,24 +135,24 @@ def _remove_if_empty(out: Path) -> None:
         shutil.rmtree(out, ignore_errors=True)
 
 
-class _Telling:
-    """Says once, while the script still runs, that all is recorded."""
+def _announcer(out: Path, quiet: bool) -> Callable[[], None]:
+    """Return what says once, while the script still runs, that all is recorded."""
+    done = quiet
 
-    def __init__(self, out: Path, quiet: bool) -> None:
-        self.out, self.done = out, quiet
-
-    def look(self) -> None:
-        if self.done:
+    def look() -> None:
+        nonlocal done
+        if done:
             return
         from torchtriage.diagnose.runs.run_folder import all_recorded
 
-        if all_recorded(self.out):
-            self.done = True
+        done = all_recorded(out)
+        if done:
             click.echo(
-                f"torchtriage: recorded; the report follows when the script ends"
-                f" (at once: torchtriage analyze {self.out})",
+                f"torchtriage: recorded; the report follows when the script ends (at once: torchtriage analyze {out})",
                 err=True,
             )
+
+    return look
 
 
 def _report(out: Path, what: str, code: int, files: dict[str, Path], options: dict[str, Any]) -> None:

@@ -136,6 +136,7 @@ def check(ctx: click.Context, /, words: tuple[str, ...], **given: Any) -> None:
     Exit codes: 0 no regression, 1 regression, 2 undecided (with the pairs still needed), 3 no
     verdict: no baseline, unlike machines or units, broken samples, a failing command, wrong usage.
     """  # noqa: D301 - \b keeps click from joining lines
+    from torchtriage.measure.gate.check import check as judge
     from torchtriage.measure.gate.row_verdict import least_pairs
 
     limits = _limits(given)
@@ -147,7 +148,12 @@ def check(ctx: click.Context, /, words: tuple[str, ...], **given: Any) -> None:
             f" regression at --alpha {given['alpha']}"
         )
     check_outputs([given["output"], given["html"]], [] if live else words)
-    result = _live(words, given, limits) if live else _stored(words, given, limits)
+    if live:
+        result = _live(words, given, limits)
+    else:
+        sides = _sides(words, given)
+        unlike, notes = given["unlike_machines"], sides.notes
+        result = judge(sides.before, sides.after, limits, labels=sides.labels, unlike_machines=unlike, notes=notes)
     present(result, given)
     if given["annotations"]:
         from torchtriage.report.documents.gate import workflow_commands
@@ -211,20 +217,6 @@ def _live(words: Sequence[str], given: dict[str, Any], limits: GateLimits) -> Ga
 
 
 # -- stored, or in files -------------------------------------------------------------------------
-
-
-def _stored(words: Sequence[str], given: dict[str, Any], limits: GateLimits) -> GateResult:
-    from torchtriage.measure.gate.check import check as judge
-
-    sides = _sides(words, given)
-    return judge(
-        sides.before,
-        sides.after,
-        limits,
-        labels=sides.labels,
-        unlike_machines=given["unlike_machines"],
-        notes=sides.notes,
-    )
 
 
 def _sides(words: Sequence[str], given: dict[str, Any]) -> Sides:

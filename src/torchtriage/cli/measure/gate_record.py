@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -233,26 +234,20 @@ def measure(
         versions,
     )
 
-    machine = gather_machine()
     revision = _revision(given)
     program = BenchmarkProgram(find_program(words), Path.cwd(), samples=given["samples"], timeout_s=given["timeout"])
     benchmark = given["name"] or str(replace(program, arguments=tuple(words)))
     mark = secrets.token_hex(8)
     n, warm_up = given["sessions"], given["warm_up"]
 
+    assembled = partial(assemble, benchmark=benchmark, machine=gather_machine())
+
     def run_of(
         measured: Sequence[MeasuredProcess], program: BenchmarkProgram, revision: GitRevision, side: str = ""
     ) -> Run:
-        marks = {INTERLEAVING: mark, SIDE: side} if side else {}
-        run, noise = assemble(
-            measured,
-            benchmark=benchmark,
-            program=program,
-            revision=revision,
-            machine=machine,
-            environment={**versions(program), **marks},
-            traces=_traces(given["traces"], program.folder),
-        )
+        environment = {**versions(program), **({INTERLEAVING: mark, SIDE: side} if side else {})}
+        traces = _traces(given["traces"], program.folder)
+        run, noise = assembled(measured, program=program, revision=revision, environment=environment, traces=traces)
         if noise.status == "noisy":
             complain(f"the host was noisy{f' ({side})' if side else ''}: {'; '.join(noise.reasons)}")
         return run
@@ -279,17 +274,9 @@ def measure(
             progress(len(sides[0]))
             if enough is None:
                 return False
-            before, after = (
-                assemble(
-                    measured,
-                    benchmark=benchmark,
-                    program=item,
-                    revision=at,
-                    machine=machine,
-                    environment={INTERLEAVING: mark},
-                )[0]
-                for measured, item, at in zip(sides, (other, program), (other_revision, revision), strict=True)
-            )
+            marks = {INTERLEAVING: mark}
+            before, _ = assembled(sides[0], program=other, revision=other_revision, environment=marks)
+            after, _ = assembled(sides[1], program=program, revision=revision, environment=marks)
             return enough(before, after)
 
         sides = run_in_turns(other, program, most_rounds=n, warm_up=warm_up, enough=on_round)

@@ -121,7 +121,7 @@ def _ladder(replayed: StreamReplay, modes: tuple[AssumedMode, ...], policy: Poli
         calls.append(RecordedCall(sample.at_s if timed else clock_s, took_s, alarm_))
     faults = None
     if replayed.score is not None:
-        faults = [(entry.fault.start, entry.fault.end) for entry in replayed.score.faults]
+        faults = [(row.fault.start, row.fault.end) for row in replayed.score.faults]
     return replay_ladder(calls, modes, policy, faults)
 
 

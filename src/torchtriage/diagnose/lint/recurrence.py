@@ -13,7 +13,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 from torchtriage.diagnose.lint.conditions import ends, is_rare, is_switch, leaves
 from torchtriage.diagnose.lint.facts import Module, SourceCall, SourceFunction, SourceLoop, is_step
@@ -118,7 +118,6 @@ class _Reading:
     mutates: frozenset[str] = frozenset()
 
 
-@lru_cache(maxsize=1)
 def repeated(module: Module) -> tuple[Repeated, ...]:
     """Return the costly work of a file that turns do again from what stays the same, each place once."""
     facts = _Facts(module)
@@ -314,7 +313,8 @@ class _Run:
         self.loop, self.step, self.axis = loop, step, axis
         body = loop.node if loop is not None else step.node if step is not None else self.module.tree
         self.body: ast.AST = body
-        inside = [self.facts.calls[node] for node in ast.walk(body) if node in self.facts.calls]
+        function = loop.function if loop is not None else step
+        inside = [call for call in facts.by_function[function] if loop is None or loop in call.context.loops()]
         reached = self.facts.reached(inside)
         self.stored: set[str] = set(self.facts.stores(body))
         for function in reached:
@@ -324,9 +324,7 @@ class _Run:
         self.trains = loop is None or any(
             call.attr in ("backward", "step", "load_state_dict", "train", "manual_backward") for call in everything
         )
-        self._indexed = {
-            path for part in [body, *(function.node for function in reached)] for path in self.facts.indexed(part)
-        }
+        self._reached = reached
         self.mutated: set[str] = set()
         self.shared = _bound(body) if loop is not None else set()
         self._visits: dict[tuple[SourceFunction, frozenset[str], bool], _Reading] = {}
@@ -366,6 +364,12 @@ class _Run:
             node = node.value  # a column
         path = path_of(node)
         return bool(path) and path in self._indexed
+
+    @cached_property
+    def _indexed(self) -> set[str]:
+        """Return the paths of what a turn takes elements of."""
+        parts = [self.body, *(function.node for function in self._reached)]
+        return {path for part in parts for path in self.facts.indexed(part)}
 
     def _loop(self) -> _Reading:
         assert self.loop is not None
@@ -1007,19 +1011,15 @@ def _bound(node: ast.AST) -> set[str]:
 def _stored_attributes(node: ast.AST) -> Iterator[str]:
     for part in ast.walk(node):
         target: ast.AST | None = None
-        if isinstance(part, ast.Attribute | ast.Subscript) and isinstance(part.ctx, ast.Store | ast.Del):
-            target = part
-        elif (
-            isinstance(part, ast.Call)
-            and isinstance(part.func, ast.Attribute)
-            and (part.func.attr in _MUTATORS or (part.func.attr.endswith("_") and not part.func.attr.startswith("_")))
-        ):
-            target = part.func.value
-        elif isinstance(part, ast.Call) and path_of(part.func).rpartition(".")[2] in ("register_buffer", "setattr"):
-            for item in part.args:
-                said = literal(item)
-                if isinstance(said, str):
-                    yield said
+        if isinstance(part, ast.Attribute | ast.Subscript):
+            target = part if not isinstance(part.ctx, ast.Load) else None
+        elif isinstance(part, ast.Call):
+            func = part.func
+            last = func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else ""
+            if isinstance(func, ast.Attribute) and (last in _MUTATORS or (last[-1:] == "_" and last[0] != "_")):
+                target = func.value
+            elif last in ("register_buffer", "setattr"):
+                yield from (said for item in part.args if isinstance(said := literal(item), str))
         while isinstance(target, ast.Attribute | ast.Subscript):
             if isinstance(target, ast.Attribute):
                 yield target.attr

@@ -14,6 +14,7 @@ JOINS = frozenset(
         "pandas.concat",
     ]
 )
+_LAST = frozenset(name.rpartition(".")[2] for name in JOINS)
 
 
 def joined(module: Module, assign: Assign) -> ast.Call | None:
@@ -39,6 +40,9 @@ def _choices(node: ast.expr) -> Iterator[ast.Call]:
 
 def grows(module: Module, node: ast.Call, target: str) -> bool:
     """Return whether a call joins the target and something else."""
+    last = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+    if last and last not in _LAST:
+        return False  # most calls
     if module.name_of(node.func) not in JOINS or not node.args:
         return False
     parts = node.args[0]

@@ -100,7 +100,8 @@ def main() -> None:
         agreed += good
         unknown = sum(part["share"] for part in account["parts"] if part["kind"] == "unknown")
         whole = sum(part["ms"] for part in account["parts"]) / account["of_ms"]
-        light = recorded["light_ms"] / recorded["step_ms"] - 1 if recorded.get("light_ms") else math.nan
+        timed = recorded.get("light_ms") and recorded.get("step_ms")
+        light = recorded["light_ms"] / recorded["step_ms"] - 1 if timed else math.nan
         said = ", ".join(
             f"{span[0]}: {shares[span]:.0%} / {ours.get(span, 0.0):.0%}" for span, _ in theirs.most_common(3)
         )

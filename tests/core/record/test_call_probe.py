@@ -121,16 +121,91 @@ def test_a_profiler_of_the_script_stays() -> None:
         sys.setprofile(None)
 
 
-@pytest.mark.skipif(sys.version_info >= (3, 13), reason="locals are no copies there")
-def test_where_another_thread_runs_code_of_the_users_nothing_is_compared() -> None:
-    over = threading.Event()
-    other = threading.Thread(target=lambda: over.wait(60))
-    other.start()
-    try:
-        assert not CallProbe().start()
-    finally:
+def test_a_closures_variable_keeps_what_another_thread_assigns() -> None:
+    total, over = 0, threading.Event()
+
+    def count() -> None:
+        nonlocal total
+        for _ in range(20_000):
+            total += 1
         over.set()
-        other.join()
+
+    def step(values: Any) -> Any:
+        return values + min(total, 0)
+
+    probe = CallProbe()
+    assert probe.start()
+    counting = threading.Thread(target=count)
+    counting.start()
+    while not over.is_set():
+        step(np.ones(1000))
+    counting.join()
+    probe.stop()
+    assert total == 20_000
+
+
+class TimeUpError(Exception):
+    """What a signal handler of a script raises."""
+
+
+def test_what_a_signal_handler_raises_reaches_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(*_args: object, **_keywords: object) -> tuple[int, int]:
+        return raise_it()
+
+    def raise_it() -> tuple[int, int]:  # this file is no library's
+        raise TimeUpError
+
+    monkeypatch.setattr(call_probe, "_read", read)
+    probe = CallProbe()
+    assert probe.start()
+    with pytest.raises(TimeUpError):
+        scaled(np.ones(32))
+    assert sys.getprofile() is None
+    assert probe.stop() == []
+
+
+def test_a_digest_reads_more_than_one_column() -> None:
+    first, second = np.zeros((1024, 1024)), np.zeros((1024, 1024))
+    first[100:200, 100:200] = second[500:600, 700:800] = 1
+    assert call_probe._digest(first, 3, result=True)[0] != call_probe._digest(second, 3, result=True)[0]
+
+
+@pytest.mark.parametrize(
+    ("value", "other"), [([-1] * 20, [-2] * 20), ([0] * 640, [0] * 639 + [1])], ids=["minus", "last"]
+)
+def test_lists_of_numbers_are_read_to_the_end(value: list[int], other: list[int]) -> None:
+    assert call_probe._digest(value, 3, result=True)[0] != call_probe._digest(other, 3, result=True)[0]
+
+
+@pytest.mark.torch
+def test_modes_tracers_and_graphs_see_nothing_of_the_probe() -> None:
+    import torch
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.utils.flop_counter import FlopCounterMode
+
+    def double(x: Any) -> Any:
+        return x * 2
+
+    def work(x: Any) -> Any:
+        return double(x) + 1
+
+    probe = CallProbe()
+    assert probe.start()
+    graph = make_fx(work)(torch.ones(32))
+    with FlopCounterMode(display=False):
+        work(torch.ones(32))
+    weights = torch.ones(32, requires_grad=True)
+    for _ in range(2):
+        double(weights)
+        double(torch.ones(32))
+        probe.step()
+    calls = probe.stop()
+    assert [node.target for node in graph.graph.nodes if node.op == "call_function"] == [
+        torch.ops.aten.mul.Tensor,
+        torch.ops.aten.add.Tensor,
+    ]
+    by_line = {call["caller_line"]: call["repeated"] for call in calls if call["function"] == "double"}
+    assert sorted(by_line.values()) in ([0.0, 1.0], [])  # with a graph a result is another one's
 
 
 def test_what_cannot_be_read_does_no_harm() -> None:
@@ -158,6 +233,11 @@ def test_a_compiler_at_work_ends_the_probe(monkeypatch: pytest.MonkeyPatch) -> N
     assert "scaled" not in calls
 
 
-def test_a_long_probe_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_probe_ends_whatever_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(call_probe, "LONGEST_S", 0.0)
     assert not probed(lambda _step: scaled(np.ones(32)))
+    probe = CallProbe()
+    assert probe.start()
+    for number in range(300):
+        len(str(number))
+    assert sys.getprofile() is None

@@ -122,6 +122,16 @@ def test_an_optimizer_made_anew_for_each_fit_goes_on_with_the_loop(tmp_path: Pat
     assert facts["heavy_ms"] > 0
 
 
+def test_two_optimizers_that_step_at_one_line_are_one_loop(tmp_path: Path) -> None:
+    source = MODEL.replace("def step():", "def step(optimizer):") + (
+        "other = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for _ in range(10):\n    step(optimizer)\n"
+        "for _ in range(50):\n    step(optimizer); step(other)\n"
+    )
+    facts = recorded(judged(tmp_path, source))
+    assert 55 < facts["n_steps"] < 65
+
+
 def test_an_inference_loop_is_found_by_its_module(tmp_path: Path) -> None:
     source = FORWARDS + (
         "class Net(nn.Module):\n"

@@ -14,6 +14,7 @@ from torchtriage.diagnose.runs.repeated_calls import repeated_calls
 
 SOURCE = """\
 def bank(n):
+    rows = [0] * n
     for at in range(n):
         rows[at] = weight(at)
     return rows
@@ -39,8 +40,8 @@ def call(function: str, caller_line: int, first_line: int, **of: Any) -> dict[st
     return {**facts, **place, "large": True, **of}
 
 
-MODEL = call("Net", 13, 0, repeated=0.0)
-BANK, RESET, TEACHER = call("bank", 11, 1), call("reset", 12, 6), call("Net", 14, 0)
+MODEL = call("Net", 14, 0, repeated=0.0)
+BANK, RESET, TEACHER = call("bank", 12, 1), call("reset", 13, 7), call("Net", 15, 0)
 
 
 def repeated(folder: Path, *probed: dict[str, Any]) -> tuple[Finding, ...]:
@@ -57,7 +58,7 @@ def repeated(folder: Path, *probed: dict[str, Any]) -> tuple[Finding, ...]:
     assert loop is not None
     findings, rest = repeated_calls(loop, probed, [str(folder)], built.view, 10.0)
     assert ("HST020" in {finding.code for finding in hot_lines(rest, built.view, 10.0)}) != bool(
-        findings and findings[0].place.frame and findings[0].place.frame.line == 11
+        findings and findings[0].place.frame and findings[0].place.frame.line == 12
     )
     return findings
 
@@ -68,8 +69,8 @@ def test_a_function_that_repeats_itself_is_named_at_its_call(tmp_path: Path) -> 
     frame, cost = finding.place.frame, finding.cost
     assert frame is not None
     assert cost is not None
-    assert (frame.line, frame.called) == (11, "bank")
-    assert finding.place.stack[1].line == 3
+    assert (frame.line, frame.called) == (12, "bank")
+    assert finding.place.stack[1].line == 4
     assert cost.share_low == pytest.approx(0.34, abs=0.04)
     assert cost.share_high == pytest.approx(0.4, abs=0.04)
 
@@ -78,6 +79,27 @@ def test_calls_that_differ_are_no_finding(tmp_path: Path) -> None:
     assert not repeated(tmp_path, {**BANK, "repeated": 0.1}, MODEL)
     assert not repeated(tmp_path, MODEL)
     assert not repeated(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("body", "changes"),
+    [
+        ("rows = []\n    rows.append(1)\n    return rows", False),
+        ("rows[0] = 1\n    return rows", True),
+        ("return env.reset()", True),
+        ("dist.all_reduce(env)\n    return env", True),
+        ("env.add_(1)\n    return env", True),
+        ("env = env * 2\n    return env.sum()", False),
+    ],
+)
+def test_what_a_function_changes(tmp_path: Path, body: str, changes: bool) -> None:
+    view = SamplesBuilder(tmp_path, f"def work(env):\n    {body}\n").view
+    assert view.changes_state("train.py", 1) is changes
+    assert view.changes_state("other.py", 1)
+
+
+def test_another_caller_has_its_own_time(tmp_path: Path) -> None:
+    assert not repeated(tmp_path, {**BANK, "caller_line": 13}, MODEL)
 
 
 def test_where_nothing_varies_the_data_are_the_same(tmp_path: Path) -> None:
@@ -92,9 +114,9 @@ def test_a_module_that_repeats_itself_within_a_step_is_named(tmp_path: Path) -> 
     assert not repeated(tmp_path, TEACHER, MODEL)
     (finding,) = repeated(tmp_path, {**TEACHER, "within": 0.6}, MODEL)
     assert finding.place.frame is not None
-    assert finding.place.frame.line == 14
+    assert finding.place.frame.line == 15
 
 
 def test_what_a_repeated_call_calls_is_part_of_it(tmp_path: Path) -> None:
-    inner = call("weight", 3, 2, ns=0)
+    inner = call("weight", 4, 2, ns=0)
     assert len(repeated(tmp_path, BANK, inner, MODEL)) == 1

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from _thread import get_ident
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR
@@ -20,16 +19,16 @@ from itertools import count
 from types import CodeType, FrameType
 from typing import Any
 
-from torchtriage.core.record.stacks import callers, current_frames, is_library
+from torchtriage.core.record.stacks import is_library
 
 __all__ = ["CallProbe", "ProbedCall"]
 
 MOST_CALLS = 200
 """Calls of one function in a step whose inputs and results are read; more are counted."""
-LONGEST_S = 5.0
-"""So long a probe lasts at most; what digests take counts."""
-ELEMENTS, ITEMS, DEEPEST = 1024, 32, 3
-"""What is read of a tensor or an array, of a list or a mapping, and how deep."""
+LONGEST_S, LOOKS_AT_CLOCK = 5.0, 256
+"""So long a probe lasts at most, and after how many events it looks."""
+ELEMENTS, ITEMS, DEEPEST, LONGEST_LIST = 1024, 32, 3, 4096
+"""What is read of a tensor or an array, of a list or a mapping, how deep, and of a list of numbers."""
 LARGEST = 1 << 22
 """Elements; larger ones are not read."""
 FEWEST = 16
@@ -72,13 +71,17 @@ class CallProbe:
         self._open: dict[int, tuple[tuple[Any, ...], int, int]] = {}  # by frame: key, digest of inputs, begin
         self._calls: dict[tuple[Any, ...], list[tuple[int, int, int, int]]] = {}
         self._n_calls: dict[tuple[Any, ...], int] = {}
-        self._n_steps = 0
-        self._own_ns = 0
+        self._counted: dict[tuple[Any, ...], int] = {}  # of the last whole step
+        self._n_steps = self._n_events = self._own_ns = 0
+        self._incomplete = False
         self._until_ns = 0
 
     def start(self) -> bool:
-        """Begin, unless somebody else listens to calls or another thread runs code of the user's; return whether."""
-        if sys.getprofile() is not None or (sys.version_info < (3, 13) and _others_run()):
+        """Begin, unless somebody else listens to calls; return whether.
+
+        Python 3.10 copies the locals of every frame for each event, and back.
+        """
+        if sys.getprofile() is not None or sys.version_info < (3, 11):
             return False
         self._until_ns = time.perf_counter_ns() + int(LONGEST_S * 1e9)
         sys.setprofile(self._event)
@@ -87,23 +90,28 @@ class CallProbe:
     def step(self) -> None:
         """Say that a step has ended and the next begins."""
         self._n_steps += 1
-        self._n_calls.clear()
+        self._counted, self._n_calls = self._n_calls, {}
 
     def stop(self) -> list[dict[str, Any]]:
         """End, and return what the last whole step called, as JSON values."""
-        self._end()
-        last = self._n_steps - 1
-        return [asdict(call) for call in self._judged(last)] if last >= 0 else []
-
-    def _end(self) -> None:
+        self._until_ns = 0  # where another thread says so, the probe ends at its own next event
         if sys.getprofile() == self._event:
             sys.setprofile(None)
+        last = self._n_steps - 1
+        return [asdict(call) for call in self._judged(last)] if last >= 0 and not self._incomplete else []
+
+    def _cut(self) -> None:
+        self._incomplete = True
+        sys.setprofile(None)
 
     # -- events --------------------------------------------------------------------------------
 
     def _event(self, frame: FrameType, event: str, value: Any) -> None:
+        self._n_events += 1
         try:
-            if event == "call":
+            if self._n_events % LOOKS_AT_CLOCK == 0 and time.perf_counter_ns() > self._until_ns:
+                self._cut()
+            elif event == "call":
                 kind = self._wanted.get(frame.f_code)
                 if kind is None:
                     kind = self._wanted[frame.f_code] = _kind(frame.f_code)
@@ -111,13 +119,15 @@ class CallProbe:
                     self._called(frame, kind)
             elif event == "return" and (entry := self._open.pop(id(frame), None)) is not None:
                 self._returned(entry, value)
-        except Exception:  # it would be raised in the script
-            self._end()
+        except Exception as error:  # it would be raised in the script
+            self._cut()
+            if _of_the_user(error):
+                raise
 
     def _called(self, frame: FrameType, kind: int) -> None:
         begun = time.perf_counter_ns()
         if kind < 0 or begun > self._until_ns:  # a compiler at work, or a step without an end
-            self._end()
+            self._cut()
             return
         caller = frame.f_back
         if caller is None or (kind == 2 and is_library(caller.f_code.co_filename)):
@@ -158,22 +168,12 @@ class CallProbe:
                 repeated += took * (digest in here or digest in before)
                 here.add(digest)
                 ns += took
-            n_calls, large = len(mine), any(call[3] >= FEWEST for call in mine)
+            n_calls, large = self._counted.get(key, len(mine)), any(call[3] >= FEWEST for call in mine)
             file, function, first_line, caller_file, caller_line = key
             parts = repeated / max(ns, 1), within / max(ns, 1)
             call = ProbedCall(file, function, first_line, caller_file, caller_line, n_calls, ns, *parts, large)
             judged.append(call)
         return sorted(judged, key=lambda call: -call.ns)
-
-
-def _others_run() -> bool:
-    """Return whether another thread is in code of the user's.
-
-    Python before 3.13 copies a frame's locals for each event, and back: what another thread has assigned to a variable
-    of a closure meanwhile would be lost (CPython issue 74929).
-    """
-    others = (innermost for thread, innermost in current_frames().items() if thread != get_ident())
-    return any(not is_library(frame.f_code.co_filename) for innermost in others for frame in callers(innermost))
 
 
 def _kind(code: CodeType) -> int:
@@ -183,7 +183,11 @@ def _kind(code: CodeType) -> int:
     if is_library(file):
         return -1 if file.endswith(COMPILER) else 0
     # what is suspended returns many times; a comprehension and a module's body are part of what is around them
-    return 0 if code.co_flags & SUSPENDS or code.co_name.startswith("<") else 1
+    if code.co_flags & SUSPENDS or code.co_name.startswith("<"):
+        return 0
+    # before 3.13 the locals that are read are copied back: what another thread has assigned to a variable of a closure
+    # meanwhile would be lost (CPython issue 74929)
+    return 0 if sys.version_info < (3, 13) and (code.co_freevars or code.co_cellvars) else 1
 
 
 def _digest(value: Any, depth: int, *, result: bool) -> tuple[int, int]:
@@ -193,8 +197,20 @@ def _digest(value: Any, depth: int, *, result: bool) -> tuple[int, int]:
     """
     try:
         return _read(value, depth, result)
-    except Exception:  # anything may refuse to be read
+    except Exception as error:  # anything may refuse to be read
+        if _of_the_user(error):
+            raise
         return _unread(value, result)
+
+
+def _of_the_user(error: Exception) -> bool:
+    """Return whether code of the user's raised it: a signal handler, which runs wherever the main thread is."""
+    trace = error.__traceback__
+    while trace is not None:
+        if not is_library(trace.tb_frame.f_code.co_filename):
+            return True
+        trace = trace.tb_next
+    return False
 
 
 def _unread(value: Any, result: bool) -> tuple[int, int]:
@@ -203,21 +219,29 @@ def _unread(value: Any, result: bool) -> tuple[int, int]:
 
 def _read(value: Any, depth: int, result: bool) -> tuple[int, int]:
     if value is None or isinstance(value, SCALARS):
-        return hash((type(value), value if value == value else repr(value))), 1
+        return hash((type(value), repr(value) if isinstance(value, int | float | complex) else value)), 1
+    largest = LARGEST >> 4 * (DEEPEST - depth)  # a list may hold many
     torch: Any = sys.modules.get("torch")
-    if torch is not None and type(value) in (torch.Tensor, torch.nn.Parameter) and not torch._C._get_tracing_state():
-        return _of_tensor(value, torch, result)
+    if torch is not None and type(value) in (torch.Tensor, torch.nn.Parameter):
+        return _of_tensor(value, torch, result, largest)
     numpy: Any = sys.modules.get("numpy")
-    if numpy is not None and type(value) is numpy.ndarray and not value.dtype.hasobject and value.size <= LARGEST:
+    if numpy is not None and type(value) is numpy.ndarray and not value.dtype.hasobject and value.size <= largest:
         flat = value.reshape(-1)
-        total = repr(flat.sum().item()) if value.dtype.kind in "biufc" else ""
-        some = flat[:: max(value.size // ELEMENTS, 1)]
+        with numpy.errstate(all="ignore"):
+            total = repr(flat.sum().item()) if value.dtype.kind in "biufc" else ""
+        some = flat[:: _stride(value.size)]
         return hash(("array", value.shape, value.dtype.str, some.tobytes(), total)), value.size
     if depth and type(value) in (list, tuple):
+        if len(value) <= LONGEST_LIST and all(isinstance(item, SCALARS) for item in value):
+            return hash((type(value), *map(repr, value))), len(value)
         return _of_items(type(value), len(value), value[:: max(len(value) // ITEMS, 1)], depth, result)
     if depth and type(value) is dict and len(value) <= 4 * ITEMS:
         return _of_items(dict, len(value), [*value.keys(), *value.values()], depth, result)
     return _unread(value, result)
+
+
+def _stride(size: int) -> int:
+    return max(size // ELEMENTS, 1) | 1  # odd: else it may be the length of a row, and read one column alone
 
 
 def _of_items(kind: type, n_items: int, some: Sequence[Any], depth: int, result: bool) -> tuple[int, int]:
@@ -225,15 +249,24 @@ def _of_items(kind: type, n_items: int, some: Sequence[Any], depth: int, result:
     return hash((kind, n_items, *(part for part, _ in parts))), max(n_items, sum(size for _, size in parts))
 
 
-def _of_tensor(tensor: Any, torch: Any, result: bool) -> tuple[int, int]:
+def _of_tensor(tensor: Any, torch: Any, result: bool, largest: int) -> tuple[int, int]:
     size = tensor.numel()
     device = tensor.device.type
-    captures = device == "cuda" and torch.cuda.is_current_stream_capturing()
-    if tensor.layout != torch.strided or device not in ("cpu", "cuda") or captures or size > LARGEST:
+    readable = tensor.layout == torch.strided and device in ("cpu", "cuda") and size <= largest
+    # with a graph it is another one's input, whose backward pass needs its own; and a tracer or a mode of the script's
+    # would see what reads it
+    if not readable or (result and tensor.requires_grad) or _is_watched(torch, device):
         return _unread(tensor, result)[0], size
     with torch.no_grad():
         flat = tensor.detach().reshape(-1)
-        some = flat[:: max(size // ELEMENTS, 1)]
+        some = flat[:: _stride(size)]
         some = some.float() if some.dtype == torch.bfloat16 else some
         about = "tensor", tuple(tensor.shape), tensor.dtype, device
         return hash((*about, some.cpu().numpy().tobytes(), repr(flat.sum().item()))), size
+
+
+def _is_watched(torch: Any, device: str) -> bool:
+    """Return whether operators that run now become part of something: a trace, a mode's count, a CUDA graph."""
+    modes = (getattr(torch._C, f"_len_torch_{kind}_stack", int)() for kind in ("dispatch", "function"))
+    captures = device == "cuda" and torch.cuda.is_current_stream_capturing()
+    return captures or torch._C._get_tracing_state() is not None or any(modes)

@@ -23,13 +23,15 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from types import CodeType
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torchtriage.core.record.environment import process_rank, world_size
+from torchtriage.core.record.loop import Boundary, Loop
 from torchtriage.core.record.main_thread import in_main_thread, main_thread_prepares
 from torchtriage.core.record.output_digest import Answers
 from torchtriage.core.record.recorder import EARLY, Recorder, RecordPlan
@@ -50,7 +52,7 @@ if TYPE_CHECKING:  # here only the script imports torch
 
     from torchtriage.core.record.structured_log import StructuredLog
 
-__all__ = ["LeakWatcher", "Loop", "LoopFinder", "start_watching"]
+__all__ = ["LeakWatcher", "LoopFinder", "start_watching"]
 
 PROCESS_FILE = "process.json"
 FIRST_LOOKS = 2
@@ -71,29 +73,12 @@ PATIENCE_S = 15.0
 neither may show before fetches from a DataLoader are."""
 
 
-Boundary = Literal["optimizer", "forward", "loader", "time"]
 MOST_GROWTH = 256 << 20
 """A recording that makes the process larger than it ever was, by more than this, is thrown away."""
 WINDOWS_S = (0.4, 4.0, 15.0)
 """After so long outside of imports a stretch of time is recorded where no boundary was found; the last one is kept."""
 LIGHT_WINDOW_S, HEAVY_WINDOW_S = 0.4, 0.1
 WINDOW = "a stretch of time: no step was found"
-
-
-@dataclass(frozen=True)
-class Loop:
-    """What a step is, and how that was found.
-
-    ``boundary`` : what ends (optimizer) or begins (others) each step. ``name`` : its class.
-    ``file``, ``line``, ``function`` : the user's call of it. ``how`` : a sentence for the report.
-    """
-
-    boundary: Boundary
-    name: str
-    file: str
-    line: int
-    function: str
-    how: str
 
 
 class LeakWatcher(Protocol):
@@ -125,7 +110,9 @@ class LoopFinder:
         self.folder = ""
         self.n_optimizer_steps: dict[int, int] = {}
         self.optimizers: dict[int, str] = {}
-        self.chosen = 0
+        self.chosen, self.take_turns = 0, False
+        self.stepped: weakref.ref[Optimizer] | None = None  # the chosen one
+        self.replaced: dict[int, weakref.ref[Optimizer] | None] = {}
         self.rival, self.rival_seen = 0, 0
         self.undo: list[Callable[[], object]] = []
         self.over = False
@@ -251,14 +238,24 @@ class LoopFinder:
     def _made_anew(self, optimizer: Optimizer, key: int) -> bool:
         """Take an optimizer for the chosen one that was made since, and steps at the same line: for the next fit."""
         loop = self.loop
-        if loop is None or key in self.n_optimizer_steps or loop.name != type(optimizer).__name__:
+        if self.take_turns or loop is None or key in self.n_optimizer_steps or loop.boundary != "optimizer":
             return False
-        if loop.boundary != "optimizer" or user_call(sys._getframe(2)) != (loop.file, loop.line, loop.function):
+        if loop.name != type(optimizer).__name__:
             return False
-        self.n_optimizer_steps[key] = self.n_optimizer_steps.get(self.chosen, 0)
-        del self.n_optimizer_steps[self.chosen]  # another may come to have its number
-        self.chosen, self.optimizers[key] = key, loop.name
-        return True
+        if user_call(sys._getframe(2)) != (loop.file, loop.line, loop.function):
+            return False
+        with self._alone() as alone:
+            if not alone:
+                return False
+            if (before := self.replaced.get(key)) is not None and before() is optimizer:
+                self.take_turns = True  # both live, and step at one line
+                return False
+            self.replaced[self.chosen] = self.stepped
+            # another may come to have its number
+            self.n_optimizer_steps[key] = self.n_optimizer_steps.pop(self.chosen, 0)
+            self.chosen, self.optimizers[key], self.stepped = key, loop.name, weakref.ref(optimizer)
+            return True
+        return False
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[bool]:
@@ -294,7 +291,7 @@ class LoopFinder:
             self.rival, self.rival_seen = key, seen
             if not rarer or self.recorder.state not in EARLY:
                 return
-        self.chosen = key
+        self.chosen, self.stepped = key, weakref.ref(optimizer)
         name = self.optimizers[key]
         how = f"one step of {name}"
         if len(counts) > 1:

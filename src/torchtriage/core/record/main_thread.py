@@ -37,11 +37,13 @@ def in_main_thread(act: Callable[[], object]) -> bool:
 
     def call(_argument: object) -> int:
         before = set_eval_frame(None)
-        if not given_up.is_set():
-            with contextlib.suppress(Exception):
-                act()
-        done.set()
-        set_eval_frame(before)
+        try:
+            if not given_up.is_set():
+                with contextlib.suppress(Exception):
+                    act()
+        finally:
+            done.set()
+            set_eval_frame(before)
         return 0
 
     # in the middle of a compiled call the compiler would take this for a part of it, and all that it calls

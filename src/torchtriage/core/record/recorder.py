@@ -427,6 +427,7 @@ class Recorder:
             self._stray_run += 1
             if self._stray_run < TAKE_OVER or self._capture is not None:
                 return False
+            self._end_probe()
             if self.state == AGAIN:
                 self._after, self._phase_steps = _Timed([]), 0
             else:
@@ -521,6 +522,7 @@ def _close_all() -> None:
 
 def _forget() -> None:
     for recorder in list(_live):
+        recorder._end_probe()
         recorder._advance, recorder.state, recorder.ended = None, OFF, "forked"
     _live.clear()
 

@@ -153,8 +153,7 @@ class SampledLoop:
         return sum(item.weight_ns for item in self.seen if item.kind != "torchtriage")
 
     def _share(self, belongs: Callable[[Seen], bool]) -> float:
-        whole = sum(item.weight_ns for item in self.seen) or 1
-        return sum(item.weight_ns for item in self.seen if belongs(item)) / whole
+        return sum(item.weight_ns for item in self.seen if belongs(item)) / (self.judged_ns or 1)
 
     @property
     def step_ns(self) -> float:

@@ -21,8 +21,9 @@ from torchtriage.diagnose.runs.source_view import SourceView
 __all__ = ["repeated_calls"]
 
 MIN_SHARE, MIN_LOOKS = 0.03, 4
-MOSTLY = 0.5
-"""A function repeats itself where so much of its time has inputs and results of an earlier call."""
+MOSTLY = 0.4
+"""A function repeats itself where so much of its time has inputs and results of an earlier call; of two equal calls the
+second is the faster one."""
 KEEPS = 0.85
 """What part of the repeated time is surely saved: what is stored must be looked up."""
 MODULE = "torch/nn/modules/module.py"
@@ -42,12 +43,18 @@ def repeated_calls(
         for call in calls
         if call.large
     ]
+    of_modules: Counter[tuple[str, int]] = Counter()
+    for call in calls:
+        if not call.first_line:
+            of_modules[call.caller_file, call.caller_line] += call.ns
     varies = any(call.repeated < MOSTLY for call in calls)
     explained: set[Seen] = set()
     findings = []
     for call in calls:  # the longest first: what it calls is part of it
         # a module's weights change or its inputs do; where neither does, it is what the loop is for
         part = call.repeated if varies and call.first_line else call.within
+        if not call.first_line:  # the looks know the line, and not which of its modules was called
+            part *= call.ns / max(of_modules[call.caller_file, call.caller_line], 1)
         if part < MOSTLY or (call.first_line and view.changes_state(call.file, call.first_line)):
             continue
         inside = [item for item in loop.seen if item not in explained and _runs(call)(item)]
@@ -63,9 +70,13 @@ def repeated_calls(
 def _runs(call: ProbedCall) -> Callable[[Seen], bool]:
     """Return whether a look is inside this call."""
     where = call.file, call.first_line, call.function.rpartition(".")[2]
+    called_at = call.caller_file, call.caller_line
 
     def function(item: Seen) -> bool:
-        return any((position.file, position.first_line, position.name) == where for position in item.chain)
+        return any(
+            (inner.file, inner.first_line, inner.name) == where and (outer.file, outer.line) == called_at
+            for inner, outer in pairwise(item.look.stack)
+        )
 
     def module(item: Seen) -> bool:
         stack = item.look.stack

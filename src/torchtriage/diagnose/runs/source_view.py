@@ -13,6 +13,10 @@ __all__ = ["Loop", "SourceView", "elementwise", "sequential"]
 
 Loop = ast.For | ast.AsyncFor | ast.While | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+CHANGES = frozenset(
+    ["reset", "step", "update", "append", "extend", "push", "pop", "put", "write", "send", "fit", "seek", "all_reduce"]
+)
+"""Methods that change an object, or others' work."""
 SETUP = ("__init__", "__post_init__", "build", "setup")
 
 
@@ -64,21 +68,14 @@ class SourceView:
         )
 
     def changes_state(self, file: str, first_line: int) -> bool:
-        """Return whether the function that begins at a line stores into an object, or into names of others."""
+        """Return whether the function that begins at a line may change what it is given, or what others see.
+
+        True where it cannot be read.
+        """
         tree = self._tree(file)
         nodes = ast.walk(tree) if tree is not None else ()
-        functions = (node for node in nodes if isinstance(node, ast.FunctionDef) and _begins(node) == first_line)
-        return any(
-            isinstance(node, ast.Global | ast.Nonlocal)
-            or (isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load))
-            or (
-                isinstance(node, ast.Subscript)
-                and not isinstance(node.ctx, ast.Load)
-                and isinstance(node.value, ast.Attribute)
-            )
-            for function in functions
-            for node in ast.walk(function)
-        )
+        functions = [node for node in nodes if isinstance(node, ast.FunctionDef) and _begins(node) == first_line]
+        return not functions or any(_changes_state(function) for function in functions)
 
     def _around(self, file: str, first_line: int, line: int) -> Iterator[ast.AST]:
         """Yield the nodes around a line, outermost first, from the function that begins at ``first_line`` on."""
@@ -150,6 +147,24 @@ class SourceView:
             return _dotted(exact[0].func)
         mine = [node for node in calls if node.lineno <= position.line <= (node.end_lineno or 0)]
         return _dotted(mine[0].func) if len(mine) == 1 else ""
+
+
+def _changes_state(function: ast.FunctionDef) -> bool:
+    given = {arg.arg for arg in ast.walk(function.args) if isinstance(arg, ast.arg)}
+    own = {node.id for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    return any(_changes(node, given, own) for node in ast.walk(function))
+
+
+def _changes(node: ast.AST, given: set[str], own: set[str]) -> bool:
+    """Whether a node of a function stores into what is not its ``own``, or calls something for what it does."""
+    if isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load):
+        return isinstance(node, ast.Attribute) or not _names(node.value) <= own
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        in_place = node.func.attr.endswith("_") and not node.func.attr.startswith("_")
+        return (in_place or node.func.attr in CHANGES) and not _names(node.func.value) <= own
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        return bool(_names(node.value) & given) and not _names(node.value.func) & own
+    return isinstance(node, ast.Global | ast.Nonlocal)
 
 
 def _begins(node: ast.AST) -> int:

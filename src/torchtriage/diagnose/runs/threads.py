@@ -13,7 +13,7 @@ from torchtriage.diagnose.runs.account import PYTHON, SampledLoop, line_of
 from torchtriage.diagnose.runs.causes import CAUSES, Cause
 from torchtriage.diagnose.runs.costs import WORTH, severity_of, share_cost
 from torchtriage.diagnose.runs.samples import Look, Position, Samples
-from torchtriage.diagnose.runs.source_view import SourceView
+from torchtriage.diagnose.runs.source_view import Loop, SourceView
 
 __all__ = ["RIVAL", "paced", "rival_threads"]
 
@@ -100,7 +100,7 @@ def _spins(look: Look, view: SourceView) -> bool:
         return bool(look.user) and any(position.name in ASKS for position in look.below)
     call = view.call(look.stack[0])
     name = call.rpartition(".")[2]
-    return not call.startswith(("torch.", "F.", "np.")) and name not in {
+    return not call.startswith(("torch.", "F.", "np.", "numpy.", "cv2.", "scipy.")) and name not in {
         "sleep",
         "acquire",
         "get",
@@ -120,7 +120,14 @@ def _polls(look: Look, view: SourceView) -> bool:
     position = look.stack[0]
     around = view.loops(position.file, position.first_line, position.line)
     sleeps = view.call(position).rpartition(".")[2] == "sleep"
-    return sleeps and any(isinstance(loop, ast.While) for loop in around[-1:]) and not paced(position, view)
+    return sleeps and any(map(_only_asks, around[-1:])) and not paced(position, view)
+
+
+def _only_asks(loop: Loop) -> bool:
+    """Whether a loop does nothing but ask and sleep: a heartbeat does something each time."""
+    return isinstance(loop, ast.While) and all(
+        isinstance(statement, ast.If) or "sleep" in ast.unparse(statement) for statement in loop.body
+    )
 
 
 def paced(position: Position, view: SourceView) -> bool:

@@ -24,6 +24,7 @@ from torchtriage.core.trace.event_types import (
     Arrow,
     Begin,
     Complete,
+    DeviceArgs,
     End,
     Event,
     EventRow,
@@ -33,7 +34,6 @@ from torchtriage.core.trace.event_types import (
     Label,
     OldInstant,
     OpArgs,
-    WorkArgs,
     text_of,
     whole,
 )
@@ -264,7 +264,7 @@ class ColumnBuilder:
             rest = b"\0".join((b"", b"", *_collective(args)))
         return self._details[b"\0".join((args.dims, args.types, args.concrete, args.strides, rest))]
 
-    def _kernel_detail(self, args: WorkArgs) -> int:
+    def _kernel_detail(self, args: OpArgs | DeviceArgs) -> int:
         if not args.grid and not args.collective:
             return -1
         return self._details[b"\0".join((_NO_INPUTS, args.grid, args.block, *_collective(args)))]
@@ -500,6 +500,7 @@ def _lane(key: tuple[Any, ...]) -> Lane:
     return Lane("thread", str(key[0]), str(key[1]), -1, -1)
 
 
-def _collective(args: WorkArgs) -> tuple[bytes, ...]:
-    group = (args.group, args.ranks, args.seq) if args.collective else (b"", b"", b"")
-    return tuple(map(bytes, (args.collective, args.nelems, args.dtype, *group)))
+def _collective(args: OpArgs | DeviceArgs) -> tuple[bytes, ...]:
+    if not args.collective:
+        return bytes(args.collective), bytes(args.nelems), bytes(args.dtype), b"", b"", b""
+    return tuple(map(bytes, (args.collective, args.nelems, args.dtype, args.group, args.ranks, args.seq)))

@@ -28,6 +28,7 @@ __all__ = [
     "Arrow",
     "Begin",
     "Complete",
+    "DeviceArgs",
     "End",
     "Event",
     "EventRow",
@@ -39,7 +40,6 @@ __all__ = [
     "OldInstant",
     "OpArgs",
     "RawEvent",
-    "WorkArgs",
     "decode_by_category",
     "decode_by_phase",
     "decode_loosely",
@@ -67,9 +67,11 @@ class CallArgs(msgspec.Struct, gc=False):
     size_bytes: int | str | None = msgspec.field(default=-1, name="bytes")
 
 
-class WorkArgs(msgspec.Struct, gc=False):
-    """What kernels and operators may have: a launch's size, and a collective."""
+class DeviceArgs(CallArgs, gc=False):
+    """Those of work on a device."""
 
+    stream: int | str | None = None
+    device: int | str | None = None
     grid: msgspec.Raw = _NO_TEXT
     block: msgspec.Raw = _NO_TEXT
     collective: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Collective name")
@@ -80,15 +82,6 @@ class WorkArgs(msgspec.Struct, gc=False):
     seq: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Seq")
 
 
-class DeviceArgs(WorkArgs, gc=False):
-    """Those of work on a device."""
-
-    correlation: int = -1
-    size_bytes: int | str | None = msgspec.field(default=-1, name="bytes")
-    stream: int | str | None = None
-    device: int | str | None = None
-
-
 class FrameArgs(msgspec.Struct, gc=False):
     """Those of a Python frame."""
 
@@ -96,7 +89,7 @@ class FrameArgs(msgspec.Struct, gc=False):
     python_parent: int | None = msgspec.field(default=-1, name="Python parent id")
 
 
-class OpArgs(WorkArgs, gc=False):
+class OpArgs(msgspec.Struct, gc=False):
     """Those of an op or annotation."""
 
     sequence: int = msgspec.field(default=-1, name="Sequence number")
@@ -105,6 +98,14 @@ class OpArgs(WorkArgs, gc=False):
     types: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Input type")
     strides: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Input Strides")
     dims: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Input Dims")
+    grid: msgspec.Raw = _NO_TEXT
+    block: msgspec.Raw = _NO_TEXT
+    collective: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Collective name")
+    nelems: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="In msg nelems")
+    dtype: msgspec.Raw = _NO_TEXT
+    group: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Process Group Name")
+    ranks: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Process Group Ranks")
+    seq: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Seq")
 
 
 class Args(OpArgs, gc=False):

@@ -210,10 +210,15 @@ def _take(builder: ColumnBuilder, scanner: Scanner, found: Found) -> None:
         chunks=[(row - was.rows, offset, size) for row, offset, size in chunks.tolist()],
     )
     scanner.labels += map(_decode_label, labels)
-    order = label_order[:, 0].tolist()
+    order = label_order[:, 0]
+    if not len(order):
+        return
     # the order of the first ones is the table's, what the last ones say stays
-    for code in (*dict.fromkeys(order), *reversed(dict.fromkeys(reversed(order)))):
-        builder.take_label(scanner.labels[code])
+    for codes_in_order in (order, order[::-1]):
+        distinct, first = np.unique(codes_in_order, return_index=True)
+        by_place = distinct[np.argsort(first)]
+        for code in (by_place if codes_in_order is order else by_place[::-1]).tolist():
+            builder.take_label(scanner.labels[code])
 
 
 def _lane(text: bytes) -> tuple[str | int, ...]:

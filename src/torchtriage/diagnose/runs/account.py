@@ -22,6 +22,7 @@ __all__ = [
     "EITHER",
     "OPERATORS",
     "PYTHON",
+    "STARTS_WORKERS",
     "Place",
     "SampledLoop",
     "Seen",

@@ -11,7 +11,7 @@ from typing import Any
 from torchtriage.core.finding import Finding, Frame, Place
 from torchtriage.core.names import file_name
 from torchtriage.core.record.call_probe import ProbedCall
-from torchtriage.core.units import format_count, format_ms, format_share
+from torchtriage.core.units import format_ms, format_share
 from torchtriage.diagnose.lint.base import lookup
 from torchtriage.diagnose.runs.account import SampledLoop, Seen
 from torchtriage.diagnose.runs.costs import counting_error, severity_of, share_cost
@@ -118,7 +118,7 @@ def _finding(
         evidence={
             "share_of_step": round(share, 6),
             "repeated": round(part, 6),
-            "calls": format_count(call.n_calls, "call") + " in the step that was compared",
+            "calls_per_step": call.n_calls,
             "lines": [hottest.line],
         },
         fix=entry.fix,

@@ -179,7 +179,7 @@ def _of_the_loop(
 
     Waiting for the loader is long in the first steps, which a short run records: the looks know the others. The
     garbage collector runs more often while the profiler makes objects. A window is scaled to all of the loop, which
-    costs are told of.
+    costs are shares of.
     """
     cost = finding.cost
     if cost is None or not cost.of_ms:

@@ -12,7 +12,7 @@ from torchtriage.core.source import Sources
 from torchtriage.diagnose.lint import check
 from torchtriage.diagnose.lint.base import catalogue
 from torchtriage.diagnose.runs.account import SampledLoop
-from torchtriage.diagnose.runs.costs import share_cost
+from torchtriage.diagnose.runs.costs import WORTH, share_cost
 from torchtriage.diagnose.runs.samples import Samples
 from torchtriage.diagnose.runs.source_view import SourceView
 
@@ -23,8 +23,8 @@ NEAR = 3
 MAX_FILES = 20
 TIMED = ("host", "launch", "copy", "data", "optim")
 """Families whose findings are time at their own line."""
-WORTH, MUCH, SURELY = 0.03, 0.2, 0.2
-"""Of a step at a line that the source alone points at: what is told, what is much, what of it is surely saved."""
+MUCH, SURELY = 0.2, 0.2
+"""Of a step at a line that the source alone points at: what is much, and what of it is surely saved."""
 UNNAMED = ("HST020", "HST114")
 """Codes that say where the time is, and not why."""
 LOADED = ("DAT018", "DAT019", "MEM029")

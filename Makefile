@@ -29,7 +29,7 @@ TORCH_PYTEST_ARGS ?= -n 2
 CARGO  := $(shell PATH="$$PATH:$$HOME/.cargo/bin" command -v cargo)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo monitor-demo check test test-unit test-timing test-torch test-cluster test-xla torch-env cluster-env xla-env native lint format docs new-pattern new-rule fuzz clean
+.PHONY: help demo monitor-demo check test test-unit test-timing test-torch test-cluster test-xla torch-env cluster-env xla-env python native lint format docs new-pattern new-rule fuzz clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -122,13 +122,17 @@ fuzz: $(VENV)/.fuzz native ## Feed broken input to the readers, two minutes each
 clean: ## Remove the environment, caches and build outputs
 	rm -rf $(VENV) $(TORCH_VENV) $(XLA_VENV) build dist native/target src/torchtriage/core/trace/*torchtriage_native.* .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
-$(BIN)/python:
+# a Python that environments can be made with
+python:
 	@command -v $(PYTHON) >/dev/null || { \
 		echo "torchtriage needs python3: apt-get install python3 python3-venv, or pass PYTHON=/path/to/python3" >&2; exit 2; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
 		echo "torchtriage needs Python 3.10 or newer, found $$($(PYTHON) --version): pass PYTHON=/path/to/python3" >&2; exit 2; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 		echo "$(PYTHON) cannot create virtual environments: apt-get install python3-venv" >&2; exit 2; }
+
+# every environment is made by one rule alone: make torch-env may run beside make demo
+$(BIN)/python: | python
 	@echo "==> creating $(VENV) with $$($(PYTHON) --version)"
 	@$(PYTHON) -m venv $(VENV)
 
@@ -148,7 +152,7 @@ $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	@touch $@ $(VENV)/.core
 
 # torch first: a range would take the newest build with gigabytes of CUDA packages
-$(TORCH_VENV)/.dev: pyproject.toml | $(BIN)/python
+$(TORCH_VENV)/.dev: pyproject.toml | python
 	@echo "==> installing torchtriage, $(TORCH) and what its tests drive into $(TORCH_VENV)"
 	@$(PYTHON) -m venv $(TORCH_VENV)
 	@$(TORCH_VENV)/bin/python -m pip --disable-pip-version-check --quiet install '$(TORCH)'
@@ -156,7 +160,7 @@ $(TORCH_VENV)/.dev: pyproject.toml | $(BIN)/python
 	@touch $@
 
 # torchtriage itself is not installed there: its processes are started from here
-$(XLA_VENV)/.made: | $(BIN)/python
+$(XLA_VENV)/.made: | python
 	@echo "==> installing $(XLA) into $(XLA_VENV)"
 	@$(PYTHON) -m venv $(XLA_VENV)
 	@$(XLA_VENV)/bin/python -m pip --disable-pip-version-check --quiet install $(XLA) 'transformers>=4.57,<5'

@@ -66,7 +66,9 @@ def _is_column(module: Module, call: SourceCall) -> bool:
     made = [
         item.expression
         for item in module.assigns
-        if item.target == root.id and item.context.function is call.context.function
+        if item.target == root.id
+        and item.context.function is call.context.function
+        and item.expression.lineno < call.node.lineno  # what comes after, states = torch.tensor(states), is another
     ]
     if len(made) != 1 or not isinstance(made[0], ast.Call):
         return False

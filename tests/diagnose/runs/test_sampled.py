@@ -159,7 +159,7 @@ main()
 """
 
 
-@pytest.mark.parametrize(("sending_ms", "loop_line"), [(200, 9), (4, 4)])
+@pytest.mark.parametrize(("sending_ms", "loop_line"), [(200, 9), (12, 4), (4, 4)])
 def test_where_rounds_take_longer_than_their_steps_the_round_is_told(
     sending_ms: float, loop_line: int, tmp_path: Path
 ) -> None:
@@ -185,6 +185,43 @@ def test_where_rounds_take_longer_than_their_steps_the_round_is_told(
         assert (cost.per, round(cost.of_ms)) == ("window", 8 * (sending_ms + 24))
     else:
         assert codes[0] == "LCH016"
+        assert "HST103" in codes  # in steps, or beside them in a third of the rounds
+
+
+LEARN = """\
+import random
+import torch
+
+def learn(memory, optimizer):
+    states, next_states = zip(*random.sample(memory, 32))
+    states = torch.FloatTensor(states)
+    following = torch.FloatTensor(next_states)
+    loss = model(states, following)
+    loss.backward()
+    optimizer.step()
+
+def main(memory, optimizer):
+    for step in range(100):
+        learn(memory, optimizer)
+        end()
+
+main(memory, optimizer)
+"""
+
+
+def test_lines_of_one_function_with_one_fault_are_one_finding_that_names_it(tmp_path: Path) -> None:
+    built = SamplesBuilder(tmp_path, LEARN)
+    for _ in range(20):
+        built.look("main(memory", "learn(memory", "states = ", ms=4)
+        built.look("main(memory", "learn(memory", "following = ", ms=3)
+        built.look("main(memory", "learn(memory", "loss = model", below=(OP,), ms=3)
+        built.step()
+    by_code = checked(built, of_ms=10.0)
+    seen = by_code["CPY102"]
+    assert seen.place.frame is not None and seen.cost is not None
+    assert (seen.place.frame.line, seen.place.frame.lines) == (6, (6, 7))
+    assert (seen.cost.share_low, seen.cost.share_high) == (pytest.approx(0.28), pytest.approx(0.7))
+    assert "HST114" not in by_code  # the line whose reason is known is no mere line
 
 
 @pytest.mark.parametrize(("ms", "left"), [(0.1, False), (6.0, True)])

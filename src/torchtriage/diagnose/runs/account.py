@@ -138,10 +138,11 @@ class SampledLoop:
         either = {OPERATORS: 1 - self.either_is_python, PYTHON: self.either_is_python}.get(kind, 0.0)
         return self._share(lambda item: item.kind == kind) + either * self._share(lambda item: item.kind == EITHER)
 
-    def share_between(self, file: str, first: int, last: int) -> float:
+    def share_at(self, file: str, lines: Set[int]) -> float:
         """Return the share of the judged time at these lines of a file, and in what they call."""
-        return self._share(
-            lambda item: any(position.file == file and first <= position.line <= last for position in item.chain)
+        return min(
+            self._share(lambda item: any(position.file == file and position.line in lines for position in item.chain)),
+            1.0,
         )
 
     def share_inside(self, loops: Set[tuple[str, int]]) -> float:
@@ -205,10 +206,14 @@ def sampled_loop(
     return _over(samples, view, place, spans, None, operator_share)
 
 
-def longer_loop(samples: Samples, view: SourceView, loop: SampledLoop) -> tuple[SampledLoop, float] | None:
-    """Return another loop of the run that takes longer than all of this one's steps, beside them or around them.
+OUTSIDE = 0.25
+"""Of all steps' time, what another loop must spend outside of them to be worth a look."""
 
-    Beside it, what all these steps are of its time.
+
+def longer_loop(samples: Samples, view: SourceView, loop: SampledLoop) -> tuple[SampledLoop, float] | None:
+    """Return another loop of the run, beside these steps or around them, that spends much outside of them.
+
+    Beside it, what part these steps are of both.
     """
     place = _longest_loop(samples, view)
     if place is None or loop.place is None or loop.place == place:
@@ -216,11 +221,12 @@ def longer_loop(samples: Samples, view: SourceView, loop: SampledLoop) -> tuple[
     mine = [look for look in samples.looks if _depth(look, view, place) is not None]
     steps = {look for look in samples.looks if _depth(look, view, loop.place) is not None}
     took = sum(look.ns for look in steps)
-    if sum(look.ns for look in mine if look not in steps) <= took:
+    beside = sum(look.ns for look in mine if look not in steps)
+    if beside < OUTSIDE * took:
         return None
     spans = [(look.begin_ns, look.end_ns) for look in mine if kind_of_library(look.stack) != "torchtriage"]
     other = _over(samples, view, place, spans, None, None)
-    return (other, took / other.wall_ns) if other is not None else None
+    return (other, took / (took + beside)) if other is not None else None
 
 
 def outside(loop: SampledLoop, view: SourceView, steps: Place) -> SampledLoop:

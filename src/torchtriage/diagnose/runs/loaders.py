@@ -51,7 +51,8 @@ def restarted_workers(loop: SampledLoop, step_ms: float) -> Iterator[Finding]:
         return
     rule = lookup(STARVED).rule
     error = counting_error(share, len(loop.seen))
-    low, high = 0.8 * max(share - error, 0.0), min(share + error, 1.0)
+    # most waits are for workers that have just begun
+    low, high = 0.8 * max(share - error, 0.0), min(share + error + loop.waiting_share, 1.0)
     position = max(inside, key=lambda item: item.weight_ns).chain[0]
     frame = Frame(position.file, position.line, position.name, exact=True, lines=(position.line,))
     whole = f"{format_ms(step_ms)} per {'step' if loop.n_steps else 'loop'}"

@@ -74,7 +74,8 @@ def with_samples(
             other, part = longer
             other_ms = other.step_ns / 1e6
             timed.append((other, other_ms))
-            account = replace(step_account(other, samples, other_ms), flame=flame_bars(other))
+            if part < 0.5:
+                account = replace(step_account(other, samples, other_ms), flame=flame_bars(other))
             found += hot_lines(outside(other, view, loop.place), view, other_ms)
         facts = replace(facts, account=account)
         found += growing_step(loop, samples, step_ms)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from torchtriage.core.errors import TriageError
-from torchtriage.core.finding import Finding, Frame, Severity
+from torchtriage.core.finding import Finding, Frame
 from torchtriage.core.names import file_name
 from torchtriage.core.source import Sources
 from torchtriage.diagnose.lint import check
@@ -23,8 +23,10 @@ NEAR = 3
 MAX_FILES = 20
 TIMED = ("host", "launch", "copy", "data", "optim")
 """Families whose findings are time at their own line."""
-MUCH, SURELY = 0.2, 0.2
-"""Of a step at a line that the source alone points at: what is much, and what of it is surely saved."""
+MUCH, SURELY, MOST = 0.2, 0.4, 0.5
+"""Of a step at a line that the source alone points at: what is much, and what of it is surely saved; and what part of
+another finding's time must be at its lines for it to explain that."""
+MOST_LINES = 5
 UNNAMED = ("HST020", "HST114")
 """Codes that say where the time is, and not why."""
 LOADED = ("DAT018", "DAT019", "MEM029")
@@ -56,6 +58,7 @@ def with_source(
         for line_function in (position.name,)
     }
     files = sorted({file for file, _ in ran})[:MAX_FILES]
+    alone: dict[tuple[str, str, str], list[Finding]] = {}
     for hint in _hints(files, folders):
         frame = hint.place.frame
         if frame is None or hint.code in needless:
@@ -74,28 +77,70 @@ def with_source(
             certainty = "certain" if at.certainty != "certain" else at.certainty
             out[out.index(at)] = replace(at, place=place, certainty=certainty)
         elif not same or hint.severity != "note":
-            near = any(_at(other, frame) for other in out)
-            if not near:
-                hint = replace(hint, severity="low" if hint.severity != "note" else "note")
-                out.append(_costed(hint, timed, view))
+            alone.setdefault((hint.code, frame.file, frame.function), []).append(hint)
+    for hints in alone.values():
+        out = _with_hints(out, hints, timed, view)
     return tuple(_told_once(out, view))
 
 
-def _costed(hint: Finding, timed: Sequence[tuple[SampledLoop, float]], view: SourceView) -> Finding:
-    """Return what the source alone says with the share of the step that is spent in its statement, where it is time."""
-    frame = hint.place.frame
-    if frame is None or hint.family not in TIMED:
-        return hint
+def _with_hints(
+    findings: list[Finding], hints: Sequence[Finding], timed: Sequence[tuple[SampledLoop, float]], view: SourceView
+) -> list[Finding]:
+    """Return the findings with what the source alone says of one function, as one where time is spent at its lines.
+
+    It takes the place of those that say of a line only that time is spent there.
+    """
+    at = {id(hint): [finding for finding in findings if _at(finding, hint)] for hint in hints}
+    hints = [hint for hint in hints if all(map(_unexplained, at[id(hint)]))]
+    here = [finding for hint in hints for finding in at[id(hint)]]
+    costed = _costed(hints, here, timed, view)
+    if costed is None or costed.cost is None:
+        quiet = [hint for hint in hints if not at[id(hint)]]
+        return [*findings, *(hint if hint.severity == "note" else replace(hint, severity="low") for hint in quiet)]
+    most = costed.cost.share_high
+    explained = [finding for finding in here if finding.cost and most >= MOST * finding.cost.share_high]
+    return [*(finding for finding in findings if finding not in explained), costed]
+
+
+def _unexplained(finding: Finding) -> bool:
+    """Whether a finding says where the time is, and neither why nor that any of it need not be."""
+    cost = finding.cost
+    return finding.code in UNNAMED or (finding.family in TIMED and cost is not None and not cost.low_ms)
+
+
+def _costed(
+    hints: Sequence[Finding], here: Sequence[Finding], timed: Sequence[tuple[SampledLoop, float]], view: SourceView
+) -> Finding | None:
+    """Return the hints on one function as a finding with the share of the step that their statements take.
+
+    None where they are no matter of time, or next to none is spent. ``here`` : what the run says of these lines.
+    """
+    frames = {hint.place.frame: hint for hint in hints if hint.place.frame is not None and hint.family in TIMED}
+    spans = {frame: _statement(frame, view) for frame in frames}
+    for loop, step_ms in timed:
+        shares = {frame: loop.share_at(frame.file, span) for frame, span in spans.items()}
+        share = loop.share_at(next(iter(spans)).file, set().union(*spans.values())) if spans else 0.0
+        if share < WORTH:
+            continue
+        # what a library does at these lines is one piece of work with what it does beside them
+        share = max([share, *(other.cost.share_high for other in here if other.cost and other.code not in UNNAMED)])
+        low = SURELY * share if share >= MUCH else 0.0
+        frame = max(shares, key=shares.__getitem__)
+        lines = tuple(sorted({frame.line for frame, part in shares.items() if part}))[:MOST_LINES]
+        return replace(
+            frames[frame],
+            place=replace(frames[frame].place, frame=replace(frame, lines=lines)),
+            cost=share_cost(low, share, step_ms, share, "share of looks at the stack in these statements", loop, "C"),
+            severity="medium" if low >= WORTH else "low",
+            certainty="likely",
+        )
+    return None
+
+
+def _statement(frame: Frame, view: SourceView) -> set[int]:
+    """Return the lines of the statement that a frame is at."""
     statement = view.statement(frame.file, frame.line)
-    last = (statement.end_lineno if statement is not None else None) or frame.line
-    shares = ((loop.share_between(frame.file, frame.line, last), loop, step_ms) for loop, step_ms in timed)
-    share, loop, step_ms = next((timing for timing in shares if timing[0] >= WORTH), (0.0, None, 0.0))
-    if loop is None:
-        return hint
-    low = SURELY * share if share >= MUCH else 0.0
-    cost = share_cost(low, share, step_ms, share, "share of looks at the stack in this statement", loop, "C")
-    severity: Severity = "medium" if low >= WORTH else "low"
-    return replace(hint, cost=cost, severity=severity, certainty="likely")
+    return set(range(frame.line, ((statement.end_lineno if statement is not None else None) or frame.line) + 1))
 
 
 def _told_once(findings: Sequence[Finding], view: SourceView) -> Iterator[Finding]:
@@ -140,9 +185,11 @@ def _hints(files: Sequence[str], folders: Sequence[str]) -> list[Finding]:
     return found
 
 
-def _at(finding: Finding, frame: Frame) -> bool:
-    mine = finding.place.frame
-    return mine is not None and (file_name(mine.file), mine.line) == (file_name(frame.file), frame.line)
+def _at(finding: Finding, hint: Finding) -> bool:
+    mine, theirs = finding.place.frame, hint.place.frame
+    if mine is None or theirs is None:
+        return False
+    return (file_name(mine.file), mine.line) == (file_name(theirs.file), theirs.line)
 
 
 def _calls(hint: Finding, finding: Finding) -> bool:

@@ -34,9 +34,9 @@ def test_times_with_a_trend_have_not_settled() -> None:
 
 def test_mean_step_leaves_out_an_evaluation_but_no_wait_for_the_device() -> None:
     times = [10, 10, 10, 10, 100]
-    assert timing.step_wall_ns(times, queued=False) == 10
-    assert timing.step_wall_ns(times, queued=True) == 28
-    assert timing.step_wall_ns([], queued=True) is None
+    assert timing.step_wall_ns(times, all_steps=False) == 10
+    assert timing.step_wall_ns(times, all_steps=True) == 28
+    assert timing.step_wall_ns([], all_steps=True) is None
 
 
 # -- with torch --------------------------------------------------------------------------------

@@ -80,6 +80,23 @@ def test_what_may_be_either_is_shared_by_what_the_recording_saw(tmp_path: Path) 
         assert loop.share_of("operators") == pytest.approx(1 - python)
 
 
+@pytest.mark.parametrize(("below", "counts"), [(SAVE, True), (("torch/_dynamo/convert_frame.py:_compile",), False)])
+def test_long_steps_that_recur_are_of_the_loop_unless_they_compile(
+    below: tuple[str, ...], counts: bool, tmp_path: Path
+) -> None:
+    built = SamplesBuilder(tmp_path, SOURCE)
+    for at in range(30):
+        built.look("loss = model(batch)", below=OP, ms=10)
+        if at % 10 == 9:
+            built.look("save(loss)", "torch.save", below=below, ms=60)
+        built.step()
+    samples = built.samples()
+    assert {step.ns for step in samples.steady} == ({10 * MS, 70 * MS} if counts else {10 * MS})
+    loop = built.loop(boundary="optimizer.step()", operators=1.0)
+    assert loop is not None
+    assert (loop.share_of("operators") < 0.7) == counts
+
+
 def test_recorded_and_odd_steps_are_not_accounted_for(tmp_path: Path) -> None:
     built = SamplesBuilder(tmp_path, SOURCE)
     built.step("light")

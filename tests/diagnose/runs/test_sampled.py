@@ -218,7 +218,8 @@ def test_lines_of_one_function_with_one_fault_are_one_finding_that_names_it(tmp_
         built.step()
     by_code = checked(built, of_ms=10.0)
     seen = by_code["CPY102"]
-    assert seen.place.frame is not None and seen.cost is not None
+    assert seen.place.frame is not None
+    assert seen.cost is not None
     assert (seen.place.frame.line, seen.place.frame.lines) == (6, (6, 7))
     assert (seen.cost.share_low, seen.cost.share_high) == (pytest.approx(0.28), pytest.approx(0.7))
     assert "HST114" not in by_code  # the line whose reason is known is no mere line

@@ -505,7 +505,7 @@ class Recorder:
 
     def _unprofiled_ns(self) -> float | None:
         for timed in (self._before, self._after):
-            mean = step_wall_ns(timed.step_ns, queued=self._queued)
+            mean = step_wall_ns(timed.step_ns, all_steps=self._queued)
             if mean is not None:
                 return mean
         return None

@@ -27,16 +27,16 @@ def settled(step_ns: Sequence[int]) -> bool:
     return abs(later - earlier) <= SETTLED * earlier
 
 
-def step_wall_ns(step_ns: Sequence[int], *, queued: bool) -> float | None:
+def step_wall_ns(step_ns: Sequence[int], *, all_steps: bool) -> float | None:
     """Return the mean wall time of a step in ns, None without one.
 
-    ``queued``: a device works behind the host. Then the mean is of all steps, because a long one
-    is where the host waits for those before; else steps over three medians (an evaluation, a
+    ``all_steps``: where long steps are of the loop itself, because they recur, or because a device works behind the
+    host and a long step is where the host waits for those before. Else steps over three medians (an evaluation, a
     checkpoint) are left out.
     """
     if not step_ns:
         return None
-    if queued:
+    if all_steps:
         return fmean(step_ns)
     limit = OUTLIER * median(step_ns)
     return fmean(step for step in step_ns if step <= limit)

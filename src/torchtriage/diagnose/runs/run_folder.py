@@ -115,9 +115,10 @@ def recorded(one: Recording, command: str, exit_code: int | None) -> RecordedRun
     kinds = ("before", "light", "heavy", "after")
     own = {kind: _mean_ms(measured.get(kind), queued) for kind in kinds}
     times = [time for when in ("before", "after") for time in (measured.get(when) or {}).get("step_ns") or ()]
-    if not times and one.samples is not None:
+    recurring = one.samples is not None and bool(one.samples.recurring)
+    if one.samples is not None and (recurring or not times):
         times = [step.ns for step in one.samples.steady if not step.recorded]
-    unprofiled = step_wall_ns(times, queued=queued)
+    unprofiled = step_wall_ns(times, all_steps=queued or recurring)
     return RecordedRun(
         command=command,
         exit_code=exit_code,
@@ -162,7 +163,7 @@ def watched(one: Recording) -> WatchedMemory | None:
 
 
 def _mean_ms(facts: dict[str, Any] | None, queued: bool) -> float | None:
-    mean = step_wall_ns((facts or {}).get("step_ns") or (), queued=queued)
+    mean = step_wall_ns((facts or {}).get("step_ns") or (), all_steps=queued)
     return mean / 1e6 if mean else None
 
 

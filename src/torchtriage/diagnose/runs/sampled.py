@@ -74,9 +74,12 @@ def with_samples(
             other, part = longer
             other_ms = other.step_ns / 1e6
             timed.append((other, other_ms))
+            beside = list(hot_lines(outside(other, view, loop.place), view, other_ms))
             if part < 0.5:
                 account = replace(step_account(other, samples, other_ms), flame=flame_bars(other))
-            found += hot_lines(outside(other, view, loop.place), view, other_ms)
+                found, beside = beside, found
+            seen = {(finding.code, _line(finding)) for finding in found}
+            found += [finding for finding in beside if (finding.code, _line(finding)) not in seen]
         facts = replace(facts, account=account)
         found += growing_step(loop, samples, step_ms)
         found += restarted_workers(loop, step_ms)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -20,6 +21,8 @@ _OURS = ("/torchtriage/core/record/", "/torchtriage/memory/leaks/")
 FEWEST_STEPS = 3
 OUTLIER = 3.0
 """A step longer than this many medians is not steady: it compiled, evaluated or saved."""
+RECURS, RECURRING_SHARE = 3, 0.1
+"""How often steps are that long, and what part of all steps' time, where they belong to the loop: its every tenth."""
 CAPTURED = ("early light", "early heavy", "calls", "light", "heavy")
 """States of the recorder in which a step has the profiler in it, or a look at its calls."""
 
@@ -136,7 +139,27 @@ class Samples:
             return tuple(some)
         some = some[1:]
         limit = OUTLIER * median(step.ns for step in some)
-        return tuple(step for step in some if step.ns <= limit)
+        recurring = self.recurring if some[0] in bare else ()
+        return tuple(step for step in some if step.ns <= limit or step in recurring)
+
+    @cached_property
+    def recurring(self) -> tuple[Step, ...]:
+        """Long steps that come again and again, and are no compilation: loaders that start anew, saving, evaluation."""
+        bare = [step for step in self.steps if not step.recorded][1:]
+        if not bare:
+            return ()
+        limit = OUTLIER * median(step.ns for step in bare)
+        compiling = [look.begin_ns for look in self.looks if any(map(_compiles, look.stack))]
+        long = [
+            step
+            for step in bare
+            if step.ns > limit and bisect_left(compiling, step.begin_ns) == bisect_left(compiling, step.end_ns)
+        ]
+        halves = {step.begin_ns < bare[len(bare) // 2].begin_ns for step in long}
+        enough = len(long) >= RECURS and sum(step.ns for step in long) >= RECURRING_SHARE * sum(
+            step.ns for step in bare
+        )
+        return tuple(long) if enough and len(halves) == 2 else ()
 
 
 def read_samples(path: Path, roots: Sequence[str] = ()) -> Samples | None:
@@ -149,6 +172,10 @@ def read_samples(path: Path, roots: Sequence[str] = ()) -> Samples | None:
         return _samples(facts, roots)
     except (OSError, ValueError, KeyError, IndexError, TypeError):
         return None
+
+
+def _compiles(position: Position) -> bool:
+    return position.library.startswith("torch/_dynamo/convert_frame")
 
 
 def shortened(file: str, roots: Sequence[str]) -> str:

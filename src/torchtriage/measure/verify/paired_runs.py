@@ -128,7 +128,7 @@ def sample(command: Command, folder: Path, *, steps: int) -> ProgramRun:
         for recording in recordings
         if steps
         and (step_ns := recording["before"]["step_ns"] + recording["after"]["step_ns"])
-        and (mean := step_wall_ns(step_ns, queued=recording["queued"]))
+        and (mean := step_wall_ns(step_ns, all_steps=recording["queued"]))
     ]
     answers = [_read(path) for path in sorted(folder.glob("answers-*.json"))]
     # several processes: those of a rank, in the order of their losses, say the same in any order

@@ -454,8 +454,13 @@ class LoopFinder:
             return
         self.window = recorder = self._new_recorder(WINDOW)
         self._note()
+
+        def begin(heavy: bool) -> None:
+            if self.loop is None:  # this may come in the middle of the first step's recording
+                recorder.record_block(heavy=heavy)
+
         for heavy, seconds in ((False, LIGHT_WINDOW_S), (True, HEAVY_WINDOW_S)):
-            for act in (functools.partial(recorder.record_block, heavy=heavy), recorder.end_block):
+            for act in (functools.partial(begin, heavy), recorder.end_block):
                 if self.window is not recorder or recorder.ended or not in_main_thread(act):
                     return
                 if act is not recorder.end_block:
@@ -496,13 +501,13 @@ class LoopFinder:
 
     def _begin(self, boundary: Boundary, name: str, how: str, call: tuple[str, int, str] | None = None) -> None:
         file, line, function = call or user_call(sys._getframe(1))
+        self.loop = Loop(boundary, name, file, line, function, how)  # from here on no window begins
         for recorder in filter(None, (self.recorder, self.window)):
             recorder.close("another loop was found")
         if self.memory is not None:
             self.memory.close()
         if boundary != "loader":
             self.drop_loader()
-        self.loop = Loop(boundary, name, file, line, function, how)
         if self.sampler is not None:
             self.sampler.forget_marks()
         self.recorder = self._new_recorder(how)

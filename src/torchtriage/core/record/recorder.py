@@ -25,6 +25,7 @@ from torchtriage.core.record.environment import gather
 from torchtriage.core.record.profiler_capture import BUSY, Capture, ProfilerBusyError, devices
 from torchtriage.core.record.timing import settled, step_wall_ns
 from torchtriage.core.record.torch_hooks import may_compile
+from torchtriage.core.record.unused_gradients import GradientWatch
 
 __all__ = ["COMPLETE", "EARLY", "HEAVY_FILE", "LIGHT_FILE", "RECORDING_FILE", "SCHEMA", "RecordPlan", "Recorder"]
 
@@ -162,6 +163,8 @@ class Recorder:
         self._n_compiled = 0
         self._probe: CallProbe | None = None
         self._probed_calls: list[dict[str, Any]] = []
+        self._gradients: GradientWatch | None = None
+        self._unused_gradients: dict[str, Any] | None = None
         # what the next step boundary means; None: nothing any more
         self._advance: Callable[[int], None] | None
         if self.plan.early_light or self.plan.early_heavy:
@@ -269,6 +272,7 @@ class Recorder:
 
     def _warm_up(self, now: int) -> None:
         self._phase_steps += 1
+        self._watch_gradients()
         if self._phase_steps > self.plan.warmup:  # the first call only begins a step
             self._queued = bool(devices())
             if _world_size() > 1:
@@ -276,6 +280,16 @@ class Recorder:
                 n = min(self.plan.timing_steps, 1) * JOB_STEPS
                 self.plan = replace(self.plan, timing_steps=n, max_timing_steps=n, max_timing_s=FOREVER_S)
             self._next()
+
+    def _watch_gradients(self) -> None:
+        """Compare the gradients at the first and the second boundary of the warm-up."""
+        try:
+            if self._phase_steps == 1:
+                self._gradients = GradientWatch()
+            elif self._gradients is not None:
+                self._unused_gradients, self._gradients = self._gradients.facts(), None
+        except Exception as error:  # of the script's own classes
+            self._failures[f"gradients: {type(error).__name__}: {error}"] += 1
 
     def _timing(self, now: int) -> None:
         self._time(self._before, now, self.plan.max_timing_steps)
@@ -498,6 +512,7 @@ class Recorder:
             "after": asdict(self._after),
             **{kind: self._recordings.get(kind) for kind in (LIGHT, HEAVY)},
             "calls": self._probed_calls,
+            "unused_gradients": self._unused_gradients,
             "own_ns": self._own_ns,
             "failures": dict(self._failures),
             "environment": self._environment,

@@ -311,6 +311,10 @@ def _torch_facts() -> dict[str, Any]:
     with contextlib.suppress(Exception):
         facts["cores"] = len(os.sched_getaffinity(0))
     with contextlib.suppress(Exception):
+        facts["memory"] = os.sysconf("SC_PHYS_PAGES") * PAGE
+    with contextlib.suppress(Exception):
+        facts["device"] = bool(torch.cuda.is_initialized())
+    with contextlib.suppress(Exception):
         facts["threads"] = torch.get_num_threads()
     with contextlib.suppress(Exception):
         counters = sys.modules["torch._dynamo.utils"].counters

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchtriage.diagnose.runs import configuration, hot_lines, threads
+from torchtriage.diagnose.runs import backward_passes, configuration, hot_lines, threads
 from torchtriage.diagnose.runs.causes import CAUSES, Cause
 
 __all__ = ["catalogue"]
@@ -11,6 +11,8 @@ __all__ = ["catalogue"]
 def catalogue() -> tuple[Cause, ...]:
     """Return one cause for each code that has a page, in order of code."""
     found = {
-        cause.code: cause for cause in (*CAUSES, *hot_lines.CODES, threads.RIVAL, *configuration.CODES) if cause.page
+        cause.code: cause
+        for cause in (*CAUSES, *hot_lines.CODES, threads.RIVAL, *configuration.CODES, *backward_passes.CODES)
+        if cause.page
     }
     return tuple(found[code] for code in sorted(found))

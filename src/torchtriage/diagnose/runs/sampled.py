@@ -24,6 +24,7 @@ from torchtriage.diagnose.runs.account import (
     sampled_loop,
     step_account,
 )
+from torchtriage.diagnose.runs.backward_passes import backward_passes
 from torchtriage.diagnose.runs.compile_findings import compile_findings
 from torchtriage.diagnose.runs.configuration import configuration
 from torchtriage.diagnose.runs.costs import WORTH, of_share
@@ -84,6 +85,7 @@ def with_samples(
         found += growing_step(loop, samples, step_ms)
         found += restarted_workers(loop, step_ms)
         found += rival_threads(loop, samples, view, step_ms)
+        found += backward_passes(recording, samples, loop, view, step_ms)
     found += growing_memory(samples, growth, step_ms)
     known = _cautious(result, recording).findings
     if loop is not None:

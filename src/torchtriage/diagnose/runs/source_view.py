@@ -67,6 +67,19 @@ class SourceView:
             )
         )
 
+    def options(self, name: str, file: str) -> tuple[int, ...]:
+        """Return the lines on which a file passes True as the argument of this name."""
+        tree = self._tree(file)
+        nodes = ast.walk(tree) if tree is not None else ()
+        return tuple(
+            node.value.lineno
+            for node in nodes
+            if isinstance(node, ast.keyword)
+            and node.arg == name
+            and isinstance(node.value, ast.Constant)
+            and node.value.value is True
+        )
+
     def changes_state(self, file: str, first_line: int) -> bool:
         """Return whether the function that begins at a line may change what it is given, or what others see.
 

@@ -1,0 +1,83 @@
+"""Backward passes for gradients that nobody takes, or through activations that are computed again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.diagnose.runs.samples_builder import SamplesBuilder
+
+from torchtriage.core.finding import Finding
+from torchtriage.diagnose.runs.backward_passes import backward_passes
+from torchtriage.diagnose.runs.run_folder import Recording
+
+SOURCE = """\
+arguments = Arguments(
+    lr=1e-3,
+    gradient_checkpointing=True,
+)
+for batch in loader:
+    loss = model(batch)
+    loss.backward()
+    optimizer.step()
+"""
+OP = ("torch/nn/modules/module.py:Module._call_impl",)
+BACKWARD = ("torch/_tensor.py:Tensor.backward", "torch/autograd/graph.py:_engine_run_backward")
+AGAIN = (*BACKWARD, "torch/utils/checkpoint.py:_checkpoint_without_reentrant_generator.<locals>.recompute_fn")
+UNUSED = {"unused": 900, "taken": 100, "parameters": 4, "modules": ["encoder"]}
+
+
+def found(
+    folder: Path, unused: dict[str, Any] | None = None, *, again: bool = False, torch: dict[str, Any] | None = None
+) -> dict[str, Finding]:
+    """Return what is found in steps that are half forward and half backward, by code."""
+    built = SamplesBuilder(folder, SOURCE)
+    for _ in range(20):
+        built.look("loss = model", below=OP, ms=10)
+        built.look("loss.backward()", below=BACKWARD, ms=6)
+        built.look("loss.backward()", below=AGAIN if again else BACKWARD, ms=4)
+        built.step()
+    built.resident(100)
+    samples, loop = built.samples(), built.loop(boundary="optimizer.step()", operators=1.0)
+    samples.torch.update(torch or {})
+    assert loop is not None
+    recording = Recording({}, {"unused_gradients": unused}, None, None)
+    return {finding.code: finding for finding in backward_passes(recording, samples, loop, built.view, 20.0)}
+
+
+def test_gradients_that_nobody_takes_cost_a_part_of_the_backward_pass(tmp_path: Path) -> None:
+    finding = found(tmp_path, UNUSED)["OPT101"]
+    assert finding.place.frame is not None
+    assert finding.cost is not None
+    assert finding.place.frame.line == 7
+    assert "encoder" in finding.message
+    assert (finding.cost.share_low, finding.cost.share_high) == (
+        pytest.approx(0.12, abs=0.02),
+        pytest.approx(0.55, abs=0.02),
+    )
+
+
+def test_without_such_gradients_or_backward_passes_there_is_nothing(tmp_path: Path) -> None:
+    assert found(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("torch", "reported"),
+    [
+        ({"memory": 1 << 30}, True),
+        ({"memory": 150 << 20}, False),
+        ({"memory": 1 << 30, "device": True}, False),
+        ({}, False),
+    ],
+)
+def test_activations_are_computed_again_for_nothing_where_memory_is_free(
+    torch: dict[str, Any], reported: bool, tmp_path: Path
+) -> None:
+    findings = found(tmp_path, again=True, torch=torch)
+    assert set(findings) == ({"CFG102"} if reported else set())
+    if reported:
+        frame, cost = findings["CFG102"].place.frame, findings["CFG102"].cost
+        assert frame is not None
+        assert cost is not None
+        assert (frame.line, cost.share_low) == (3, pytest.approx(0.12, abs=0.02))

@@ -66,7 +66,7 @@ def finding(code: str, share: float, of_ms: float, line: int = 0) -> Finding:
 
 
 def checked(built: SamplesBuilder, *findings: Finding, of_ms: float) -> dict[str, Finding]:
-    """Return the findings that are left, by code."""
+    """Return the findings that are left, the first of each code."""
     built.samples()
     facts: dict[str, Any] = {"pid": 1, "roots": [str(built.folder)], "sampled": True}
     recording = Recording(facts, {}, None, None, samples_file=built.folder / "samples-1.json")
@@ -75,7 +75,10 @@ def checked(built: SamplesBuilder, *findings: Finding, of_ms: float) -> dict[str
     )
     result = replace(tt.analyze(sample_path()), findings=findings)
     result, _ = with_samples(result, recording, run, None, [str(built.folder)])
-    return {one.code: one for one in result.findings}
+    by_code: dict[str, Finding] = {}
+    for left in result.findings:
+        by_code.setdefault(left.code, left)
+    return by_code
 
 
 def test_a_loader_that_is_slow_in_the_first_steps_only_is_none(tmp_path: Path) -> None:
@@ -245,6 +248,23 @@ def test_rows_that_need_the_one_before_are_not_worked_on_together(tmp_path: Path
     assert cost is not None
     assert (cost.low_ms, cost.high_ms) == (pytest.approx(4.0, rel=0.1), pytest.approx(7.6, rel=0.1))
     assert "LCH017" not in checked(built, chained, of_ms=20.0)
+
+
+@pytest.mark.parametrize(
+    ("call", "everywhere", "asked"),
+    [("torch.set_default_dtype(kind)", False, True), ("model.double()", True, True), ("x.double()", False, False)],
+)
+def test_float64_that_the_source_asks_for_is_asked_about(
+    call: str, everywhere: bool, asked: bool, tmp_path: Path
+) -> None:
+    built = SamplesBuilder(tmp_path, SOURCE.replace("import gc", f"import gc, torch; {call}"))
+    for _ in range(20):
+        built.look(MAIN, FORWARD, below=(OP,))
+        built.step()
+    seen = replace(finding("CPY012", 0.4, 4.0, 5), evidence={"float64_everywhere": everywhere})
+    left = checked(built, seen, of_ms=4.0)["CPY012"]
+    assert left.cost is not None
+    assert (left.severity, left.cost.low_ms) == (("note", 0.0) if asked else ("medium", 1.6))
 
 
 def test_without_stacks_nothing_is_taken_back_and_nothing_is_healthy(tmp_path: Path) -> None:

@@ -208,7 +208,7 @@ def _of_the_loop(
         if share >= WORTH:
             low, high = (part * min(share, 1.0) for part in ROWS_GAIN)
             return replace(finding, cost=of_share(cost, low, high, step_ms, "share of looks at the stack in this loop"))
-    if finding.code == FLOAT64 and frame is not None and view.made("set_default_dtype", frame.file):
+    if finding.code == FLOAT64 and frame is not None and _asks_for_float64(finding, view, frame.file):
         # on purpose, it seems: asked about, and nothing promised
         cost = of_share(cost, 0.0, cost.share_high, cost.of_ms, cost.method)
         return replace(finding, cost=cost, certainty="hint", severity="note")
@@ -218,6 +218,12 @@ def _of_the_loop(
             finding, cost=of_share(cost, low, high, step_ms, f"{cost.method}; in proportion to all of the loop")
         )
     return finding
+
+
+def _asks_for_float64(finding: Finding, view: SourceView, file: str) -> bool:
+    """Whether a program computes in float64 because its source says so, and not because one operand is."""
+    everywhere = finding.evidence.get("float64_everywhere", False)
+    return bool(view.made("set_default_dtype", file) or (everywhere and view.made("double", file)))
 
 
 def _cautious(result: Result, recording: Recording) -> Result:

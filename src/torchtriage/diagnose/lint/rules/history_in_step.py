@@ -16,10 +16,10 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Assign, Context, Fix, Hit, Module, Rule, SourceCall, SourceLoop, text_of
-from torchtriage.diagnose.lint.recurrence import PURE_METHODS
 from torchtriage.diagnose.lint.rules._growth import grown_by, takes_prefix
 from torchtriage.diagnose.lint.syntax import path_of
 from torchtriage.diagnose.lint.torch_names import REDUCTIONS, words
+from torchtriage.diagnose.lint.work_words import PURE_METHODS
 
 RULE = Rule("HST106", "history-in-step", "host", "The cost of a step grows with the steps before it", "low")
 

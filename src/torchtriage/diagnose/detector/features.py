@@ -389,7 +389,7 @@ def _details(trace: Trace, rows: Ints) -> dict[str, Floats]:
         elements, first, second = shapes[detail.dims]
         if not first:
             continue
-        one = len(first) >= 3 and first[0] == 1
+        single = len(first) >= 3 and first[0] == 1
         last = differ = False
         if len(first) == 4:
             _, strides, others = shapes[detail.strides]
@@ -397,7 +397,7 @@ def _details(trace: Trace, rows: Ints) -> dict[str, Floats]:
             # an image with its channels apart, beside weights with theirs together
             differ = len(second) == 4 and last != _rows_last(second, others)
         codes.append(code)
-        found.append((1, elements, *kinds[detail.types], one, last, differ))
+        found.append((1, elements, *kinds[detail.types], single, last, differ))
     if codes:
         for name, column in zip(_TOLD, np.array(found, np.float64).T, strict=True):
             table[name][codes] = column

@@ -225,8 +225,8 @@ def _specific(found: list[tuple[RuleEntry, Hit]]) -> list[tuple[RuleEntry, Hit]]
 
 
 def _extent(node: ast.AST) -> tuple[tuple[int, int], tuple[int, int]]:
-    one: ast.stmt = node  # type: ignore[assignment]
-    return (one.lineno, one.col_offset), (one.end_lineno or 0, one.end_col_offset or 0)
+    statement: ast.stmt = node  # type: ignore[assignment]
+    return (statement.lineno, statement.col_offset), (statement.end_lineno or 0, statement.end_col_offset or 0)
 
 
 def _allow(entry: RuleEntry, hit: Hit, allowed: list[Allowance]) -> bool:

@@ -101,7 +101,7 @@ def delivers(module: Module, node: ast.expr, context: Context) -> bool:
         return False
     if function is not None and any(_holds(returned, node) for returned, _ in function.returns):
         return True
-    call = next((one for one in module.calls if one.node is node), None)
+    call = next((other for other in module.calls if other.node is node), None)
     user = call.user if call is not None else None
     while user is not None:
         if _OUTSIDE.search(user.attr):
@@ -115,9 +115,9 @@ def delivers(module: Module, node: ast.expr, context: Context) -> bool:
         and _holds(assign.node, node)
     }
     return bool(names) and any(
-        _OUTSIDE.search(one.attr) and names & names_in(one.node)
-        for one in module.calls
-        if one.context.function is function
+        _OUTSIDE.search(other.attr) and names & names_in(other.node)
+        for other in module.calls
+        if other.context.function is function
     )
 
 

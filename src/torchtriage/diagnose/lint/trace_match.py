@@ -51,48 +51,48 @@ def join(result: LintResult, trace: Result) -> LintResult:
     return replace(result, findings=findings, trace=path, trace_only=(*result.trace_only, *rest))
 
 
-def _partner(one: Finding, trace: Result) -> int | None:
+def _partner(linted: Finding, trace: Result) -> int | None:
     """Return the index of the trace's finding that a candidate agrees with."""
-    frame = one.place.frame
+    frame = linted.place.frame
     assert frame is not None
     for index, finding in enumerate(trace.findings):
-        if finding.code == one.code and any(_agree(frame, other) for other in _frames(finding)):
+        if finding.code == linted.code and any(_agree(frame, other) for other in _frames(finding)):
             return index
     return None
 
 
-def _joined(one: Finding, trace: Result, index: int | None, shared: Counter[int]) -> Finding:
-    evidence: dict[str, Any] = dict(one.evidence)
-    if index is not None and one.certainty == "certain":
-        return one  # another process showed it first; ranks do alike
+def _joined(linted: Finding, trace: Result, index: int | None, shared: Counter[int]) -> Finding:
+    evidence: dict[str, Any] = dict(linted.evidence)
+    if index is not None and linted.certainty == "certain":
+        return linted  # another process showed it first; ranks do alike
     if index is not None:
         evidence["trace"] = AGREES
         if shared[index] > 1:
             evidence["cost_shared_by"] = shared[index]
         found = trace.findings[index]
         return replace(
-            one,
+            linted,
             certainty="certain",
             severity=found.severity,
             cost=found.cost,
             evidence=evidence,
             n_events=found.n_events,
         )
-    if one.certainty in ("certain", "likely"):
-        return one
-    same = [finding for finding in trace.findings if finding.code == one.code]
+    if linted.certainty in ("certain", "likely"):
+        return linted
+    same = [finding for finding in trace.findings if finding.code == linted.code]
     if any(_unplaced(finding) for finding in same):
         evidence["trace"] = UNPLACED
-        return replace(one, certainty="likely", evidence=evidence)
+        return replace(linted, certainty="likely", evidence=evidence)
     if same:
         evidence["trace"] = ELSEWHERE
-    elif one.code[3:] > "099":
+    elif linted.code[3:] > "099":
         evidence["trace"] = UNSEEN
-    elif one.code in trace.checked:
+    elif linted.code in trace.checked:
         evidence["trace"] = FREE
     else:
         evidence["trace"] = UNCHECKED
-    return replace(one, evidence=evidence)
+    return replace(linted, evidence=evidence)
 
 
 def _frames(finding: Finding) -> Iterator[Frame]:

@@ -105,8 +105,8 @@ def _several(
         return earlier, earlier
     count, index = len(stream), np.arange(len(stream))
     lasts, nexts = [], []
-    for one in distinct(stream).tolist():
-        mine = stream == one
+    for number in distinct(stream).tolist():
+        mine = stream == number
         lasts.append(np.maximum.accumulate(np.where(mine, index, -1)))
         nexts.append(np.minimum.accumulate(np.where(mine, index, count)[::-1])[::-1])
     source, target, depth = before[earlier], found[earlier], rank[earlier]
@@ -150,29 +150,29 @@ def timed(trace: Trace, streams: Streams, ready_ns: Ints) -> CrossEdges:
         source = np.full(len(want), -1, np.int64)
         for back in range(4):
             at = index - back
-            one = by_end[np.maximum(at, 0)]
+            candidate = by_end[np.maximum(at, 0)]
             good = (
                 (source < 0)
                 & (at >= 0)
-                & (streams.stream[one] != streams.stream[want])
-                & (start - streams.end_ns[one] <= NEAR_NS)
-                & (streams.end_ns[one] > ready_ns[want])
-                & (streams.start_ns[one] < start)
+                & (streams.stream[candidate] != streams.stream[want])
+                & (start - streams.end_ns[candidate] <= NEAR_NS)
+                & (streams.end_ns[candidate] > ready_ns[want])
+                & (streams.start_ns[candidate] < start)
             )
-            source[good] = one[good]
+            source[good] = candidate[good]
         tail = np.zeros(len(want), dtype=bool)
         for ahead in range(1, 5):
             at = index + ahead
-            one = by_end[np.minimum(at, len(by_end) - 1)]
-            length = streams.end_ns[one] - streams.start_ns[one]
+            candidate = by_end[np.minimum(at, len(by_end) - 1)]
+            length = streams.end_ns[candidate] - streams.start_ns[candidate]
             good = (
                 (source < 0)
                 & (at < len(by_end))
-                & (streams.stream[one] != streams.stream[want])
-                & (streams.end_ns[one] - start <= TAIL_SHARE * length)
-                & (streams.start_ns[one] <= ready_ns[want])
+                & (streams.stream[candidate] != streams.stream[want])
+                & (streams.end_ns[candidate] - start <= TAIL_SHARE * length)
+                & (streams.start_ns[candidate] <= ready_ns[want])
             )
-            source[good] = one[good]
+            source[good] = candidate[good]
             tail |= good
         hit = source >= 0
         sources.append(source[hit])

@@ -551,13 +551,13 @@ def _covered(finish: Ints, begin: Ints, spans: intervals.Spans) -> tuple[Ints, I
     low, high = int(first[0]), int(last[-1]) + 1
     out = np.zeros(high - low, np.int64)
     same = first == last
-    one = first - low
+    head = first - low
     start = np.maximum(spans[:, 0], begin[first])
     end = np.minimum(spans[:, 1], finish[last])
-    np.add.at(out, one, np.where(same, end - start, finish[first] - start))
+    np.add.at(out, head, np.where(same, end - start, finish[first] - start))
     np.add.at(out, last - low, np.where(same, 0, end - begin[last]))
     change = np.zeros(high - low + 1, np.int64)
-    np.add.at(change, (one + 1)[~same], 1)
+    np.add.at(change, (head + 1)[~same], 1)
     np.add.at(change, (last - low)[~same], -1)
     whole = np.cumsum(change)[:-1] > 0
     out[whole] += (finish - begin)[low:high][whole]

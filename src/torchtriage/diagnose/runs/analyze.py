@@ -64,21 +64,21 @@ def _folders(recordings: Sequence[Recording], options: Options) -> tuple[str, ..
     return options.folders(*(root for recording in recordings for root in recording.facts.get("roots", ())))
 
 
-def _process(one: Recording, options: Options, command: str, exit_code: int | None) -> Result:
+def _process(recording: Recording, options: Options, command: str, exit_code: int | None) -> Result:
     """Return one process' result out of its two recordings."""
-    folders = _folders([one], options)
+    folders = _folders([recording], options)
     places = None if folders is None else Locator(folders)
-    traces = [read_trace(path) for path in (one.light, one.heavy) if path is not None]
-    compiled, unread = read_compiled(one, traces[0])
-    facts = recorded(one, command, exit_code)
-    facts = replace(facts, compiled=watched_compile(one, compiled, unread))
+    traces = [read_trace(path) for path in (recording.light, recording.heavy) if path is not None]
+    compiled, unread = read_compiled(recording, traces[0])
+    facts = recorded(recording, command, exit_code)
+    facts = replace(facts, compiled=watched_compile(recording, compiled, unread))
     options = replace(options, step_ms=facts.step_ms)
     results = [diagnose(trace, options, places=places) for trace in traces]
     results = [scaled(result, facts.step_ms) for result in results]
     result = join(*results) if len(results) == 2 else results[0]
-    result = with_leaks(result, one.memory, leak_findings(one.memory) if one.memory else ())
+    result = with_leaks(result, recording.memory, leak_findings(recording.memory) if recording.memory else ())
     result = named(result, compiled)
-    result, facts = with_samples(result, one, facts, traces[0], folders)
+    result, facts = with_samples(result, recording, facts, traces[0], folders)
     kept = next(trace for trace in traces if trace.report.path == result.trace.path)
     first, costliest, trust = sentences(kept, result, options.min_share)
     if facts.step_ms and not result.refused:

@@ -31,26 +31,26 @@ N_NAMED = 3
 Judged = TypeVar("Judged", Result, JobResult)
 
 
-def read_compiled(one: Recording, light: Trace | None) -> tuple[CompileResult | None, str]:
+def read_compiled(recording: Recording, light: Trace | None) -> tuple[CompileResult | None, str]:
     """Return what a process' log says, beside its light recording, and why it cannot be read.
 
     Neither without a log.
     """
-    if one.compile_log is None:
+    if recording.compile_log is None:
         return None, ""
     try:
-        logs, _ = read_logs([str(one.compile_log)])
+        logs, _ = read_logs([str(recording.compile_log)])
     except LogError as error:
         return None, str(error)
     result = judge(logs)
     return result if light is None else join(result, light, light.report.path), ""
 
 
-def watched_compile(one: Recording, compiled: CompileResult | None, unread: str = "") -> WatchedCompile | None:
+def watched_compile(recording: Recording, compiled: CompileResult | None, unread: str = "") -> WatchedCompile | None:
     """Return the same for the report; None where it was not asked for."""
-    if not one.facts.get("compile_log"):
+    if not recording.facts.get("compile_log"):
         return None
-    problem = str(one.facts.get("compile_problem") or "")
+    problem = str(recording.facts.get("compile_problem") or "")
     notes = [f"the compiler's log could not be kept: {problem}"] if problem else []
     notes += [f"the compiler's log could not be read: {unread}"] if unread else []
     if compiled is None:
@@ -62,36 +62,36 @@ def watched_compile(one: Recording, compiled: CompileResult | None, unread: str 
         compile_ms=compiled.compile_ms,
         events=tuple(events),
         payback=compiled.payback,
-        log=str(one.compile_log.parent) if one.compile_log else "",
+        log=str(recording.compile_log.parent) if recording.compile_log else "",
         trace=compiled.trace_path,
         notes=(*notes, *(note.message for note in compiled.notes if note.level == "warn")),
     )
 
 
-def _of_break(one: GraphBreak) -> CompileEvent:
+def _of_break(graph_break: GraphBreak) -> CompileEvent:
     return _event(
-        one,
+        graph_break,
         kind="graph break",
-        what=f"{one.id} {one.type}".strip(),
-        function=", ".join(dict.fromkeys(frame.function for frame in one.functions[:3])),
-        frame=one.caller or one.frame,
+        what=f"{graph_break.id} {graph_break.type}".strip(),
+        function=", ".join(dict.fromkeys(frame.function for frame in graph_break.functions[:3])),
+        frame=graph_break.caller or graph_break.frame,
     )
 
 
-def _of_recompile(one: Recompile) -> CompileEvent:
+def _of_recompile(recompile: Recompile) -> CompileEvent:
     return _event(
-        one,
+        recompile,
         kind="recompilation",
-        what=formatting.recompile(one),
-        function=part_name(one.function.function),
-        frame=one.frame or one.caller or (one.function if one.function.file else None),
-        total_ms=one.total_ms,
-        limit=one.limit,
+        what=formatting.recompile(recompile),
+        function=part_name(recompile.function.function),
+        frame=recompile.frame or recompile.caller or (recompile.function if recompile.function.file else None),
+        total_ms=recompile.total_ms,
+        limit=recompile.limit,
     )
 
 
 def _event(
-    one: GraphBreak | Recompile,
+    cause: GraphBreak | Recompile,
     *,
     kind: Literal["graph break", "recompilation"],
     what: str,
@@ -101,13 +101,13 @@ def _event(
     limit: bool = False,
 ) -> CompileEvent:
     """Return a break or a recompilation with what it costs in the trace, where that is known."""
-    cost = one.trace
+    cost = cause.trace
     return CompileEvent(
         kind=kind,
         what=what,
         function=function,
         frame=frame,
-        count=one.count,
+        count=cause.count,
         total_ms=total_ms,
         limit=limit,
         per=cost.per if cost else "",
@@ -115,7 +115,7 @@ def _event(
         host_ms=cost.host_ms if cost else None,
         idle_ms=cost.idle_ms if cost else None,
         at_most=cost.at_most if cost else False,
-        fix=one.fix,
+        fix=cause.fix,
     )
 
 
@@ -190,9 +190,9 @@ def named_as(job: JobResult, results: Sequence[Result]) -> JobResult:
     return replace(job, findings=tuple(findings))
 
 
-def _event_line(one: CompileEvent) -> str:
-    at = f" at {file_name(one.frame.file)}:{one.frame.line}" if one.frame else ""
-    return f"{one.what}{at}"
+def _event_line(event: CompileEvent) -> str:
+    at = f" at {file_name(event.frame.file)}:{event.frame.line}" if event.frame else ""
+    return f"{event.what}{at}"
 
 
 def _listed(told: Sequence[str]) -> str:

@@ -107,17 +107,17 @@ def all_recorded(out: Path) -> bool:
     return bool(loops) and all(recording.complete for recording in loops)
 
 
-def recorded(one: Recording, command: str, exit_code: int | None) -> RecordedRun:
+def recorded(recording: Recording, command: str, exit_code: int | None) -> RecordedRun:
     """Return how a process was recorded, for its report."""
-    loop = one.facts.get("loop") or {}
-    measured = one.measured
+    loop = recording.facts.get("loop") or {}
+    measured = recording.measured
     queued = bool(measured.get("queued"))
     kinds = ("before", "light", "heavy", "after")
     own = {kind: _mean_ms(measured.get(kind), queued) for kind in kinds}
     times = [time for when in ("before", "after") for time in (measured.get(when) or {}).get("step_ns") or ()]
-    recurring = one.samples is not None and bool(one.samples.recurring)
-    if one.samples is not None and (recurring or not times):
-        times = [step.ns for step in one.samples.steady if not step.recorded]
+    recurring = recording.samples is not None and bool(recording.samples.recurring)
+    if recording.samples is not None and (recurring or not times):
+        times = [step.ns for step in recording.samples.steady if not step.recorded]
     unprofiled = step_wall_ns(times, all_steps=queued or recurring)
     return RecordedRun(
         command=command,
@@ -133,16 +133,16 @@ def recorded(one: Recording, command: str, exit_code: int | None) -> RecordedRun
         light_ms=own["light"],
         heavy_ms=own["heavy"],
         environment=measured.get("environment") or {},
-        memory=watched(one),
+        memory=watched(recording),
         before_ms=own["before"],
         after_ms=own["after"],
     )
 
 
-def watched(one: Recording) -> WatchedMemory | None:
+def watched(recording: Recording) -> WatchedMemory | None:
     """Return what the leak watch saw, for the report; None without one."""
-    seen = one.memory
-    if problem := one.facts.get("memory_problem"):
+    seen = recording.memory
+    if problem := recording.facts.get("memory_problem"):
         return WatchedMemory("not watched", 0, 0, (), 0, 0, 0, None, None, "", 0.0, (str(problem),))
     if seen is None:
         return None
@@ -156,7 +156,7 @@ def watched(one: Recording) -> WatchedMemory | None:
         rss_peak_bytes=seen.rss_peak_bytes,
         allocated_peak_bytes=seen.allocated_peak_bytes,
         reserved_peak_bytes=seen.reserved_peak_bytes,
-        snapshot="" if one.snapshot is None else str(one.snapshot),
+        snapshot="" if recording.snapshot is None else str(recording.snapshot),
         own_share=seen.own_share,
         notes=seen.notes,
     )

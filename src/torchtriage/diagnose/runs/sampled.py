@@ -198,10 +198,10 @@ def _of_the_loop(
         return replace(finding, cost=of_share(cost, collecting / 2, collecting, step_ms, "time in the collector"))
     frame = finding.place.frame
     if finding.code == ROWS and frame is not None:
-        loops = {one for line in (frame.lines or (frame.line,)) for one in view.loops(frame.file, 0, line)[-1:]}
+        loops = {around for line in (frame.lines or (frame.line,)) for around in view.loops(frame.file, 0, line)[-1:]}
         if loops and all(map(sequential, loops)):
             return None
-        share = loop.share_inside({(frame.file, one.lineno) for one in loops})
+        share = loop.share_inside({(frame.file, inner.lineno) for inner in loops})
         backward = loop.backward_share
         if backward < 1:  # what is recorded operator by operator is gone through backwards in the same way
             share += backward * min(share / (1 - backward), 1.0)

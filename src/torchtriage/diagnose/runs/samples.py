@@ -211,7 +211,7 @@ def _samples(facts: dict[str, Any], roots: Sequence[str]) -> Samples:
         others={other: tuple(seen) for other, seen in looks.items()},
         steps=tuple(_steps(marks, facts["states"])),
         own=tuple(marks),
-        collections=tuple(tuple(one) for one in facts["collections"]),
+        collections=tuple(tuple(collection) for collection in facts["collections"]),
         memory=tuple(MemoryLook(*look) for look in zip(*facts["rss"], strict=True)),
         torch=facts.get("torch") or {},
         names={int(ident): name for ident, name in (facts.get("threads") or {}).items()},

@@ -195,7 +195,11 @@ def elementwise(loop: Loop) -> bool:
     """Whether a loop's body computes on single elements: indexes by the loop's variable, or does arithmetic on it."""
     if isinstance(loop, ast.While):
         return False
-    targets = [loop.target] if isinstance(loop, ast.For | ast.AsyncFor) else [one.target for one in loop.generators]
+    targets = (
+        [loop.target]
+        if isinstance(loop, ast.For | ast.AsyncFor)
+        else [generator.target for generator in loop.generators]
+    )
     names = {node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)}
     bodies = loop.body if isinstance(loop, ast.For | ast.AsyncFor) else [loop]
     for body in bodies:
@@ -225,7 +229,7 @@ def sequential(loop: Loop) -> bool:
         for node in ast.walk(statement):
             if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
                 first_set.pop(node.target.id, None)
-    inner = {name for one in ast.walk(loop) if isinstance(one, ast.For) for name in _names(one.target)}
+    inner = {name for node in ast.walk(loop) if isinstance(node, ast.For) for name in _names(node.target)}
     return any(name in first_read and first_read[name] <= line for name, line in first_set.items() if name not in inner)
 
 

@@ -137,7 +137,7 @@ def _groups_of(items: Sequence[Kept], prefix: str) -> dict[str, Callable[[Kept],
     if not items and prefix:
         return {}
     return {
-        f"{prefix}{name}": lambda one, ids=ids: one.id in ids  # type: ignore[misc]
+        f"{prefix}{name}": lambda item, ids=ids: item.id in ids  # type: ignore[misc]
         for name, ids in members.items()
     }
 

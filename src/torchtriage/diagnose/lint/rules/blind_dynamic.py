@@ -54,13 +54,13 @@ def _takes_lists(module: Module, compiled: SourceCall) -> bool:
         for item in arguments(call.node):
             made = [item]
             if isinstance(item, ast.Name):
-                made = [one.expression for one in module.assigns if one.target == item.id]
+                made = [assign.expression for assign in module.assigns if assign.target == item.id]
             if any(
                 isinstance(node, ast.Call)
                 and module.name_of(node.func) in ("torch.tensor", "torch.as_tensor", "torch.from_numpy")
                 and not isinstance(node.args[0] if node.args else None, ast.List)
-                for one in made
-                for node in ast.walk(one)
+                for expression in made
+                for node in ast.walk(expression)
             ):
                 return True
     return False

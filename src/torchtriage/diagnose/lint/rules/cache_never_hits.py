@@ -54,7 +54,7 @@ def _asked(module: Module, node: ast.Compare, function: SourceFunction | None) -
         return
     key = node.left
     if isinstance(key, ast.Name):
-        made = [one for one in module.assigns if one.target == key.id and one.context.function is function]
+        made = [assign for assign in module.assigns if assign.target == key.id and assign.context.function is function]
         if len(made) == 1:
             key = made[0].expression
     if _is_of_one_step(module, key, function):

@@ -76,21 +76,21 @@ def _severity(loop: SourceLoop) -> Severity:
     return "low" if isinstance(loop.node, ast.While) or counted else "note"
 
 
-def _joins(module: Module, one: Assign) -> int:
+def _joins(module: Module, assign: Assign) -> int:
     """Return how many assignments in the loop make the same target grow."""
     return sum(
-        other.target == one.target
-        and other.context.loop is one.context.loop
+        other.target == assign.target
+        and other.context.loop is assign.context.loop
         and other.how == "="
         and joined(module, other) is not None
         for other in module.assigns
     )
 
 
-def _only_tokens(module: Module, one: Assign) -> bool:
+def _only_tokens(module: Module, assign: Assign) -> bool:
     """Return whether generated tokens are gathered that the model does not see again: a few numbers."""
-    loop = one.context.statement_loop
-    parts = names_in(one.expression) - {one.target}
+    loop = assign.context.statement_loop
+    parts = names_in(assign.expression) - {assign.target}
     made = [other.expression for other in module.assigns if other.target in parts and other.context.loop is loop]
     drawn = any(
         isinstance(node, ast.Attribute) and node.attr in ("argmax", "multinomial")
@@ -98,7 +98,7 @@ def _only_tokens(module: Module, one: Assign) -> bool:
         for node in ast.walk(item)
     )
     seen = any(
-        call.context.statement_loop is loop and call.receiver.kind == "module" and one.target in names_in(call.node)
+        call.context.statement_loop is loop and call.receiver.kind == "module" and assign.target in names_in(call.node)
         for call in module.calls
     )
     return drawn and not seen

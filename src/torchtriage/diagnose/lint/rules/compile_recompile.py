@@ -162,7 +162,7 @@ def _counters(node: ast.AST) -> Iterator[str]:
 
 
 def _flips(node: ast.IfExp) -> bool:
-    def cast(one: ast.expr) -> bool:
-        return isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and one.func.attr in _CASTS
+    def cast(branch: ast.expr) -> bool:
+        return isinstance(branch, ast.Call) and isinstance(branch.func, ast.Attribute) and branch.func.attr in _CASTS
 
     return cast(node.body) != cast(node.orelse)

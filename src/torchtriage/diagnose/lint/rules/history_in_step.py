@@ -108,7 +108,7 @@ def _whole(module: Module, grown: Grown) -> Iterator[Hit]:
 
 def _is_list(module: Module, call: SourceCall) -> bool:
     name = text_of(call.owner, 200) if call.owner is not None else ""
-    made = [one.expression for one in module.assigns if one.target == name and one.how == "="]
+    made = [assign.expression for assign in module.assigns if assign.target == name and assign.how == "="]
     return bool(made) and all(isinstance(node, ast.List | ast.ListComp) or text_of(node) == "list()" for node in made)
 
 
@@ -139,23 +139,23 @@ def _gathers(assign: Assign) -> bool:
     return assign.how != "=" or assign.target.startswith("self.") or (loop is not None and loop.over_loader)
 
 
-def _outlives(module: Module, one: Assign) -> bool:
+def _outlives(module: Module, assign: Assign) -> bool:
     """Return whether a list is made before the loop and never shortened."""
-    loop = one.context.step_loop
-    joins = one.how == "="
-    if loop is not None and (one.target in loop.cleared or loop.assigned.get(one.target, 0) > joins):
+    loop = assign.context.step_loop
+    joins = assign.how == "="
+    if loop is not None and (assign.target in loop.cleared or loop.assigned.get(assign.target, 0) > joins):
         return False
-    if loop is None and not one.target.startswith("self."):
+    if loop is None and not assign.target.startswith("self."):
         return False
     for call in module.sent("clear", "pop", "popleft"):
-        if call.owner is not None and text_of(call.owner, 200) == one.target:
+        if call.owner is not None and text_of(call.owner, 200) == assign.target:
             return False
     made = [
         other
         for other in module.assigns
-        if other.target == one.target and other.how == "=" and not grown_by(module, other)
+        if other.target == assign.target and other.how == "=" and not grown_by(module, other)
     ]
-    if one.target.startswith("self.") and any(other.context.hot for other in made):
+    if assign.target.startswith("self.") and any(other.context.hot for other in made):
         return False
     return joins or (bool(made) and all(isinstance(other.expression, ast.List | ast.ListComp) for other in made))
 

@@ -134,10 +134,13 @@ def _is_left_out(module: Module, call: SourceCall, trained: set[str] | None) -> 
     if function is not None and function.owner is not None and function.owner.is_module:
         return False
     last = module.name_of(call.node.func).rpartition(".")[2]
-    made = [one for one in module.assigns if one.target.rpartition(".")[2] == last]
-    words = {name for one in made for name in re.findall(r"\w+", text_of(one.expression, 400))}
+    made = [assign for assign in module.assigns if assign.target.rpartition(".")[2] == last]
+    words = {name for assign in made for name in re.findall(r"\w+", text_of(assign.expression, 400))}
     around = {
-        name for one in module.assigns if one.target.rpartition(".")[2] in trained for name in names_in(one.expression)
+        name
+        for assign in module.assigns
+        if assign.target.rpartition(".")[2] in trained
+        for name in names_in(assign.expression)
     }
     return bool(last and made) and last not in trained and not words & trained and last not in around
 
@@ -151,7 +154,7 @@ def _is_trained(module: Module, path: str) -> bool:
 def _is_detached(module: Module, call: SourceCall) -> bool:
     """Return whether only ``out.detach()`` of the result is used."""
     names = {assign.target for assign in module.assigns if assign.expression is call.node}
-    return any(one.owner is not None and module.name_of(one.owner) in names for one in module.sent("detach"))
+    return any(call.owner is not None and module.name_of(call.owner) in names for call in module.sent("detach"))
 
 
 def _repeats(call: SourceCall) -> bool:
@@ -175,17 +178,17 @@ def _is_never_trained(module: Module, function: SourceFunction) -> bool:
     seen: set[SourceFunction | None] = {function}
     waiting = [function]
     while waiting:
-        one = waiting.pop()
-        if one.has_backward or _USES_GRAD.search(module.text_of(one)):
+        current = waiting.pop()
+        if current.has_backward or _USES_GRAD.search(module.text_of(current)):
             return False
         kept = any(
-            assign.context.function is one and _outlives(assign) and assign.value.kind in ("tensor", "unknown")
+            assign.context.function is current and _outlives(assign) and assign.value.kind in ("tensor", "unknown")
             for assign in module.assigns
         )
-        gives = one.is_generator or any(value.kind != "host" for _, value in one.returns)
+        gives = current.is_generator or any(value.kind != "host" for _, value in current.returns)
         if not gives and not (kept and module.trains):
             continue
-        callers = {context.function for context, callee in module.edges if callee is one}
+        callers = {context.function for context, callee in module.edges if callee is current}
         if not callers and module.trains:
             return False
         if None in callers and any(event.kind == "backward" for event in module.module_events):

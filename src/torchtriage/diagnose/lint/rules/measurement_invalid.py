@@ -87,24 +87,26 @@ def _judge(
     # read in each turn of a loop, one reading of many holds the compilation
     looped = any(event.context.loop is not None for event in events if _at(event.node) == first)
     rate = _is_rate(module, node)
-    for one in between:
-        if not rate and _takes_new_data(one):
+    for inside in between:
+        if not rate and _takes_new_data(inside):
             continue  # the time of a whole job, which compiling is part of
-        if one.kind == "compile":
-            yield Hit(one.node, "the clock runs while this compiles", fix=WARM)
+        if inside.kind == "compile":
+            yield Hit(inside.node, "the clock runs while this compiles", fix=WARM)
             return
         if (
             (
-                one.kind == "first"
-                or (one.kind == "call" and not one.name.startswith("self.") and "first" in _inside(module, one))
+                inside.kind == "first"
+                or (
+                    inside.kind == "call" and not inside.name.startswith("self.") and "first" in _inside(module, inside)
+                )
             )
             and not looped
             and not any(
-                other.kind in ("first", "work", "call") and other.name == one.name and _at(other.node) < first
+                other.kind in ("first", "work", "call") and other.name == inside.name and _at(other.node) < first
                 for other in events
             )
         ):
-            yield Hit(one.node, "the clock runs while the first call compiles", fix=WARM)
+            yield Hit(inside.node, "the clock runs while the first call compiles", fix=WARM)
             return
     between = [_as_run(module, item) for item in between]
     work = [index for index, item in enumerate(between) if item.kind in _WORK]

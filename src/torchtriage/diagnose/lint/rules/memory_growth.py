@@ -85,7 +85,7 @@ def _retained(module: Module) -> Iterator[Hit]:
     for call in backward:
         if not call.context.hot or literal(keyword(call.node, "retain_graph")) is not True:
             continue
-        beside = [one for one in backward if one.context.function is call.context.function]
+        beside = [other for other in backward if other.context.function is call.context.function]
         if len(beside) == 1 and "autograd.grad" not in module.text and not _in_own_loop(call):
             yield Hit(call.node, "retain_graph=True keeps a graph that nothing uses again", "backward", "low")
 
@@ -105,12 +105,12 @@ def _takes_gradients(module: Module, function: SourceFunction | None) -> bool:
     )
 
 
-def _kept(one: Assign) -> Value:
+def _kept(assign: Assign) -> Value:
     """Return what is kept: of a tuple the part that holds a graph."""
-    return next((item for item in one.value.items if item.kind == "tensor" and item.grad), one.value)
+    return next((item for item in assign.value.items if item.kind == "tensor" and item.grad), assign.value)
 
 
-def _list(module: Module, one: Assign, loop: SourceLoop | None, value: Value) -> Iterator[Hit]:
+def _list(module: Module, assign: Assign, loop: SourceLoop | None, value: Value) -> Iterator[Hit]:
     severity: Severity = "medium"
     if value.grad:
         if loop is not None and not loop.trains and _takes_gradients(module, loop.function):
@@ -120,33 +120,33 @@ def _list(module: Module, one: Assign, loop: SourceLoop | None, value: Value) ->
         said, severity = "keeps a device tensor of every step", "low"
     else:
         return
-    yield Hit(_node(one), f"{said}: {text_of(one.node)}", "append", severity)
+    yield Hit(_node(assign), f"{said}: {text_of(assign.node)}", "append", severity)
 
 
-def _node(one: Assign) -> ast.expr | ast.stmt:
-    return one.node
+def _node(assign: Assign) -> ast.expr | ast.stmt:
+    return assign.node
 
 
-def _adds_itself(one: Assign) -> bool:
-    node = one.expression
+def _adds_itself(assign: Assign) -> bool:
+    node = assign.expression
     return (
         isinstance(node, ast.BinOp)
         and isinstance(node.op, ast.Add)
-        and one.target in (text_of(node.left, 999), text_of(node.right, 999))
+        and assign.target in (text_of(node.left, 999), text_of(node.right, 999))
     )
 
 
-def _renewed(loop: SourceLoop, one: Assign) -> bool:
+def _renewed(loop: SourceLoop, assign: Assign) -> bool:
     """Return whether the target starts afresh in each step."""
-    if one.target in loop.cleared:
+    if assign.target in loop.cleared:
         return True
-    own = 1 if one.how == "=" else 0
-    return loop.assigned.get(one.target, 0) > own
+    own = 1 if assign.how == "=" else 0
+    return loop.assigned.get(assign.target, 0) > own
 
 
-def _is_trained(module: Module, one: Assign, loop: SourceLoop | None) -> bool:
+def _is_trained(module: Module, assign: Assign, loop: SourceLoop | None) -> bool:
     """Return whether a backward pass runs on the target, or on what is computed from it."""
-    last = one.target.rpartition(".")[2]
+    last = assign.target.rpartition(".")[2]
     for call in module.sent("backward", "manual_backward"):
         inside = [*call.node.args] + ([call.owner] if call.owner is not None else [])
         for part in inside:
@@ -155,12 +155,12 @@ def _is_trained(module: Module, one: Assign, loop: SourceLoop | None) -> bool:
                     return True
                 if isinstance(node, ast.Attribute) and node.attr == last:
                     return True
-    function = one.context.function
+    function = assign.context.function
     if module.is_program and not module.trains:
         return False
     if function is not None and not (loop is not None and loop.over_loader):
         for returned, _ in function.returns:
-            if returned.value is not None and one.target in names_in(returned.value) and not function.has_backward:
+            if returned.value is not None and assign.target in names_in(returned.value) and not function.has_backward:
                 return True  # a loss that is put together for the caller
     # torch.stack(losses).mean() and the like feed a loss
     return (
@@ -169,7 +169,7 @@ def _is_trained(module: Module, one: Assign, loop: SourceLoop | None) -> bool:
         and any(
             isinstance(node, ast.Name) and node.id == last
             for other in module.assigns
-            if other.how == "=" and "loss" in other.target.lower() and other.target != one.target
+            if other.how == "=" and "loss" in other.target.lower() and other.target != assign.target
             for node in ast.walk(other.expression)
         )
     )

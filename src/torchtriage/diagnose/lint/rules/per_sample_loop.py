@@ -226,14 +226,14 @@ def _said(module: Module, node: ast.expr, loop: SourceLoop) -> ast.expr:
         return node
     body = loop.function.node if loop.function is not None else module.tree
     made: list[ast.expr] = []
-    for one in ast.walk(body):
-        if not isinstance(one, ast.Assign):
+    for statement in ast.walk(body):
+        if not isinstance(statement, ast.Assign):
             continue
-        for target in one.targets:
+        for target in statement.targets:
             if isinstance(target, ast.Name) and target.id == node.id:
-                made.append(one.value)
+                made.append(statement.value)
             elif isinstance(target, ast.Tuple) and node.id in names_in(target):
-                made.append(_first_size(one.value) if text_of(target.elts[0]) == node.id else node)
+                made.append(_first_size(statement.value) if text_of(target.elts[0]) == node.id else node)
     return made[0] if len(made) == 1 else node
 
 

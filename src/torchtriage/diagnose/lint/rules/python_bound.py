@@ -199,12 +199,14 @@ def _fills(module: Module, loop: SourceLoop, counters: set[str]) -> bool:
         )
 
     lines = [node for node in loop.node.body if isinstance(node, ast.Assign | ast.AugAssign)]
-    if len(lines) != len(loop.node.body) or any(isinstance(node, ast.Call) for one in lines for node in ast.walk(one)):
+    if len(lines) != len(loop.node.body) or any(
+        isinstance(node, ast.Call) for line in lines for node in ast.walk(line)
+    ):
         return False
     return any(
-        picks(one.targets[0] if isinstance(one, ast.Assign) else one.target)
-        and any(isinstance(node, ast.BinOp) and any(map(picks, ast.walk(node))) for node in ast.walk(one.value))
-        for one in lines
+        picks(line.targets[0] if isinstance(line, ast.Assign) else line.target)
+        and any(isinstance(node, ast.BinOp) and any(map(picks, ast.walk(node))) for node in ast.walk(line.value))
+        for line in lines
     )
 
 

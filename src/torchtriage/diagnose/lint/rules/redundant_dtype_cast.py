@@ -113,9 +113,9 @@ def _weights(module: Module) -> Iterator[Hit]:
         if call.attr == "to" and not any(_DTYPE.match(module.name_of(item)) for item in arguments(call.node)):
             continue
         made = [
-            one.expression
-            for one in module.assigns
-            if one.target == f"self.{owner.attr}" and one.context.function in function.owner.methods.values()
+            assign.expression
+            for assign in module.assigns
+            if assign.target == f"self.{owner.attr}" and assign.context.function in function.owner.methods.values()
         ]
         if any(_is_matrix(module, item) for item in made):
             yield Hit(call.node, f"a weight is converted again in every call: {text_of(call.node)}", call.attr)

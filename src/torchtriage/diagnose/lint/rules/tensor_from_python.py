@@ -93,9 +93,9 @@ def _is_gathered(module: Module, call: SourceCall) -> bool:
     node = call.node.args[0]
     if isinstance(node, ast.Name):
         made = [
-            one.expression
-            for one in module.assigns
-            if one.target == node.id and one.context.function is call.context.function
+            assign.expression
+            for assign in module.assigns
+            if assign.target == node.id and assign.context.function is call.context.function
         ]
         node = made[0] if len(made) == 1 and isinstance(made[0], ast.ListComp) else node
     if isinstance(node, ast.Call) and module.name_of(node.func) in ("list", "numpy.array") and node.args:

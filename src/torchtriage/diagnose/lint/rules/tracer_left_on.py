@@ -55,7 +55,7 @@ def _switches_off(call: SourceCall) -> bool:
 
 def _stopped(module: Module, call: SourceCall, end: str) -> bool:
     """Return whether it is stopped before any loop of steps begins."""
-    stops = [one.node.lineno for one in module.called(end) if one.context.function is call.context.function]
+    stops = [stop.node.lineno for stop in module.called(end) if stop.context.function is call.context.function]
     first = min(stops, default=0)
     return (
         bool(stops)
@@ -64,7 +64,9 @@ def _stopped(module: Module, call: SourceCall, end: str) -> bool:
             for loop in module.loops
         )
         and not any(
-            call.node.lineno < one.node.lineno < first and one.callees and one.context.function is call.context.function
-            for one in module.calls
+            call.node.lineno < other.node.lineno < first
+            and other.callees
+            and other.context.function is call.context.function
+            for other in module.calls
         )
     )

@@ -174,12 +174,12 @@ def _tell_callee(context: Context, callee: SourceFunction) -> bool:
     return drives or old != _told(callee)
 
 
-def _told(one: SourceFunction) -> tuple[bool, ...]:
+def _told(function: SourceFunction) -> tuple[bool, ...]:
     return (
-        one.called_hot,
-        one.called_in_loop,
-        one.called_again,
-        one.called_without_grad,
-        one.compiled_by_caller,
-        one.loads,
+        function.called_hot,
+        function.called_in_loop,
+        function.called_again,
+        function.called_without_grad,
+        function.compiled_by_caller,
+        function.loads,
     )

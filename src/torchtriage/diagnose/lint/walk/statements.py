@@ -33,10 +33,10 @@ def _assign(walker: Walker, node: ast.Assign) -> None:
         if path:
             walker.module.assigns.append(Assign(node, "=", path, value, node.value, walker.context))
         elif isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
-            for one, given in zip(target.elts, node.value.elts, strict=False):
-                if path_of(one):
+            for name, given in zip(target.elts, node.value.elts, strict=False):
+                if path_of(name):
                     inner = walker.module.value(given)
-                    walker.module.assigns.append(Assign(node, "=", path_of(one), inner, given, walker.context))
+                    walker.module.assigns.append(Assign(node, "=", path_of(name), inner, given, walker.context))
         elif isinstance(target, ast.Tuple):
             for item in target.elts:
                 if path_of(item):

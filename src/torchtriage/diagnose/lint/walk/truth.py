@@ -18,12 +18,12 @@ def _conditional(walker: Walker, node: ast.IfExp) -> Value:
     saved = walker.context
     if rare and not saved.rare:
         walker.context = walker.inside(rare=True)
-    one = walker.eval(node.body)
+    body = walker.eval(node.body)
     walker.context = saved
-    other = walker.eval(node.orelse)
-    if one.kind == other.kind:
-        return one if one.device >= other.device else other
-    return one if other.kind in ("host", "unknown") else other
+    orelse = walker.eval(node.orelse)
+    if body.kind == orelse.kind:
+        return body if body.device >= orelse.device else orelse
+    return body if orelse.kind in ("host", "unknown") else orelse
 
 
 def _boolean(walker: Walker, node: ast.BoolOp) -> Value:

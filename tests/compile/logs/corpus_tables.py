@@ -116,11 +116,11 @@ FIXES: dict[str, tuple[str, ...]] = {
         "Call to `torch._dynamo.skip_frame()`",
         "Call to `torch._dynamo.step_unsupported()`",
     ),
-    "The function called here is kept from compilation: call it outside, or delete the decorator.": (
+    "The function called here is excluded from compilation: call it outside, or delete the decorator.": (
         "Skip calling `torch.compiler.disable()`d function",
         "Skip inlining `torch.compiler.disable()`d function",
     ),
-    "Log outside of the compiled function, or tell the compiler to leave the call out.": (
+    "Log outside of the compiled function, or tell the compiler to ignore the call.": (
         "logging.Logger method not supported for non-export cases",
     ),
     "What is called here cannot be traced: call it outside, or make it a custom operator.": (

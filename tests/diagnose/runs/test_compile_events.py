@@ -125,7 +125,7 @@ def test_where_nothing_was_compiled_nothing_is_said() -> None:
     assert (told.verdict, told.events, told.notes) == ((), (), ())
     told = watched_compile(recording(compile_log=True, compile_problem="OSError: full"), None)
     assert told is not None
-    assert (told.verdict, told.notes) == ((), ("the compiler's log could not be kept: OSError: full",))
+    assert (told.verdict, told.notes) == ((), ("the compiler's log could not be stored: OSError: full",))
 
 
 def test_a_process_reads_its_own_log(tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ def test_what_could_not_be_reviewed_is_told_and_the_exit_says_so() -> None:
         done = review(*MODEL, "--base-url", endpoint.url, "--top", "2")
     assert done.exit_code == 1
     assert "1 window could not be reviewed" in done.stdout
-    assert "reply not taken: expected ids from e1 to e" in " ".join(done.stdout.split())
+    assert "reply rejected: expected ids from e1 to e" in " ".join(done.stdout.split())
 
 
 def test_the_cache_answers_the_second_time() -> None:

@@ -143,7 +143,7 @@ def test_a_reply_that_cannot_be_taken_is_asked_again_once(name: str) -> None:
     with serving(step, step, good()) as endpoint:
         first, second = ask(endpoint, 2)
     assert first.review is None
-    assert first.reason.startswith("reply not taken: ")
+    assert first.reason.startswith("reply rejected: ")
     assert reason in first.reason
     assert first.attempts == 2
     assert second.review is not None
@@ -410,7 +410,7 @@ def test_a_folder_that_cannot_be_written_loses_no_review(tmp_path: Path) -> None
         llm = Llm(Endpoint("tiny", endpoint.url), limits=LONG, cache=tmp_path / "file" / "x")
         (one,) = llm.review_all(windows(1), silent)
     assert one.review is not None
-    assert "answers are not kept" in llm.problem
+    assert "answers cannot be cached" in llm.problem
 
 
 def test_ctrl_c_keeps_what_is_done() -> None:

@@ -71,7 +71,7 @@ def test_wild_sessions_are_a_tie_that_is_not_resolved() -> None:
     result = summarise(found)
     assert "not resolved" in " ".join(one.message for one in result.notes)
     assert "whether anything is faster was not resolved" in result.verdict[0]
-    assert "not told apart" in result.advice[0].why
+    assert "not distinguishable" in result.advice[0].why
     assert result.rows[1].pays == "not told"
 
 

@@ -67,8 +67,8 @@ def test_too_noisy_to_tell_says_how_many_more() -> None:
     assert (result.outcome, result.exit_code) == ("inconclusive", 2)
     assert row.pairs_needed is not None
     assert row.pairs_needed > 12
-    assert f"about {row.pairs_needed - 12} more pairs would tell" in result.verdict[0]
-    assert "would tell, if it is as estimated" in row.sentence
+    assert f"about {row.pairs_needed - 12} more pairs would decide" in result.verdict[0]
+    assert "would decide, if the estimate holds" in row.sentence
 
 
 def pairs(*differences: float) -> GateResult:
@@ -196,7 +196,7 @@ def test_tails_are_refused_without_enough_values() -> None:
     assert result.exit_code == 0
     asked = judge(timed(n_values=19), timed(n_values=19, seed=2), GateLimits(statistics=("p95",)))
     assert asked.exit_code == 3
-    assert "P95 cannot be judged" in asked.verdict[0]
+    assert "P95 cannot be evaluated" in asked.verdict[0]
 
 
 def test_what_people_ask_for_is_reported_and_never_decides() -> None:
@@ -541,7 +541,7 @@ def test_a_busy_host_is_blamed_before_the_program_unless_in_turns() -> None:
     slow = replace(stored(1.3, 9, 90), environment=busy)
     result = check(repeats, [slow], LIMITS)
     assert result.exit_code == 2
-    assert "the host was noisy then; pairs run in turns would tell" in first(result).sentence
+    assert "the host was noisy then; pairs run in turns would decide" in first(result).sentence
     assert check(repeats, [replace(slow, environment=())], LIMITS).exit_code == 1
     mark = (("interleaving", "one"),)
     turns = [run(timed(seed=1)), run(timed(1.3, seed=2), environment=(*mark, *busy))]

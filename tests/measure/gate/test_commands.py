@@ -458,7 +458,7 @@ def test_history_finds_the_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert gate("report", saved, "--html", page).exit_code == 0
     assert "Along the commits" in page.read_text("utf-8")
     few = gate("history", "--store", "gate.db", "--last", "5", "--metric", "latency")
-    assert "No history of main to judge: 5 commits recorded." in few.stdout
+    assert "No history of main to analyse: 5 commits recorded." in few.stdout
     assert gate("history", "--store", "gate.db", "--branch", "none").exit_code == 3
     none = gate("history", "--store", "gate.db", "--metric", "nosuch")
     assert none.exit_code == 3

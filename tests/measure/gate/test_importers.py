@@ -142,7 +142,7 @@ def test_metrics_alone_are_one_session_measured_here(tmp_path: Path) -> None:
     (run,) = told.runs
     assert run.benchmark == "decode"
     assert run.machine == HERE.machine
-    assert "taken as measured on this one" in told.notes[0]
+    assert "assumed to be measured on this one" in told.notes[0]
     assert [one.sessions for one in run.series] == [(Session((0.1, 0.2, 0.3)),), (Session((3.0,)),)]
     assert read_runs(saved(tmp_path, lines)).runs[0].series == run.series
     assert read_runs(path).notes == ()
@@ -258,8 +258,8 @@ def test_what_was_taken_from_here_is_said(tmp_path: Path) -> None:
     assert HERE.commit
     assert HERE.machine.fields
     assert read_runs(file, here=HERE).notes == (
-        f"{file} tells no machine: taken as measured on this one",
-        f"{file} tells no commit: taken as measured at {HERE.commit[:10]}",
+        f"{file} names no machine: assumed to be measured on this one",
+        f"{file} names no commit: assumed to be measured at {HERE.commit[:10]}",
     )
     whole = {**metric(), "commit": "c" * 40, "machine": {"cpu": "A"}}
     assert read_runs(saved(tmp_path, whole), here=HERE).notes == ()
@@ -307,7 +307,7 @@ def metric(**change: Any) -> dict[str, Any]:
         (metric(unit="B", sessions=[[-1.0]]), "of zero or more, found a negative one"),
         (metric(unit=""), "expected"),
         (metric(unit=None), "$.series[0].unit: expected text, found null"),
-        (metric(unit="furlong"), "the unit does not tell"),
+        (metric(unit="furlong"), "the unit does not say which"),
         (metric(unit="s", kind="speed"), "expected one of latency, throughput, memory, comp"),
         (metric(better="faster"), 'expected one of lower, higher, found "faster"'),
         (metric(metric=""), "expected a metric, found an empty one"),

@@ -114,7 +114,7 @@ def test_files_are_imported_as_sessions(recorded: Recorded, folder: Path) -> Non
     assert (run.benchmark, run.commit, run.branch) == ("decode", "c0ffee", "main")
     assert run.parent == "beef00"
     assert [one.values for one in run.series[0].sessions] == [(1.0,), (2.0,)]
-    assert "tells no machine: taken as measured on this one" in done.stderr
+    assert "names no machine: assumed to be measured on this one" in done.stderr
 
 
 def test_in_turns_with_a_revision(

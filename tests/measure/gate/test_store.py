@@ -456,7 +456,7 @@ def test_traces_are_kept_beside_the_store(place: str, tmp_path: Path) -> None:
 
 def test_a_trace_that_is_not_there_is_told_and_nothing_stored(place: str, tmp_path: Path) -> None:
     with open_store(place, traces_dir=tmp_path / "kept") as store:
-        with pytest.raises(StoreError, match="trace cannot be kept"):
+        with pytest.raises(StoreError, match="trace cannot be stored"):
             store.add(replace(run_of(), traces=(str(tmp_path / "none.json"),)))
         assert store.find() == ()
 

@@ -153,7 +153,7 @@ def test_alarms_and_judges_that_fail_promote_nothing(store, clock: Clock) -> Non
 
     rollout = made(store, clock, judge=fails)
     clock.now_s += 1
-    assert rollout.tick().waiting == "the judge failed: RuntimeError: no metrics server"
+    assert rollout.tick().waiting == "the evaluation failed: RuntimeError: no metrics server"
     rollout.close()
     rollout = made(store, clock, alarm=fails)
     serve(rollout, clock, 30)

@@ -93,7 +93,7 @@ def command(target: str, **given: Any) -> None:
             measured = measure(plan, folder, fresh=given["fresh"], progress=progress)
     except KeyboardInterrupt:
         if not given["quiet"]:
-            click.echo(f"kept in {folder}: the same command goes on there", err=True)
+            click.echo(f"saved in {folder}: the same command resumes there", err=True)
         raise
     if given["samples"]:
         _save_samples(measured, given["samples"])

@@ -83,12 +83,12 @@ _FIXES = (
     ),
     (
         r"\bcompiler\.disable\b|\b_dynamo\.disable\b",
-        "The function called here is kept from compilation: call it outside, or delete the decorator.",
+        "The function called here is excluded from compilation: call it outside, or delete the decorator.",
         "",
     ),
     (
         r"\blogging\.Logger\b|\bmodule: logging\b",
-        "Log outside of the compiled function, or tell the compiler to leave the call out.",
+        "Log outside of the compiled function, or tell the compiler to ignore the call.",
         "torch._dynamo.config.ignore_logger_methods.add(logging.Logger.info)",
     ),
     (
@@ -305,7 +305,7 @@ def recompile_fix(cause: Cause, source: str, dim: int, count: int, *, automatic:
         return RecompileFix("The guard's text says what changed; keep it from changing.")
     text, code = fixed
     if cause == "number" and source.startswith("self."):
-        text = "{name} is a number kept in a module, and part of the graph: keep it as a tensor."
+        text = "{name} is a number stored in a module, and part of the graph: keep it as a tensor."
     elif cause == "number" and source.startswith("G["):
         text = "{name} is a global number, and part of the graph: keep it as a tensor."
     elif cause == "aliasing":

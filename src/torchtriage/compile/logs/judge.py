@@ -152,7 +152,7 @@ def _first(
 def _second(processes: Sequence[Process], phases: Sequence[LogPhase]) -> str:
     counted = [process.n_compiles for process in processes if process.n_compiles is not None]
     if not counted:
-        return "A text log tells neither how much was compiled nor how long it took."
+        return "A text log records neither how much was compiled nor how long it took."
     many = f" in {format_count(len(counted), 'process', 'processes')}" if len(processes) > 1 else ""
     text = f"Compiling: {format_count(sum(counted), 'compilation')}{many}"
     total = format_ms(sum(process.compile_ms for process in processes))
@@ -204,8 +204,7 @@ def _notes(logs: Sequence[ProcessLog]) -> Iterable[Note]:
             yield Note(
                 "marks-unended",
                 "warn",
-                f"{marks} of the compiler never ended; counted until the last that the log tells"
-                f" of the compilation{where}",
+                f"{marks} of the compiler never ended; counted until the last record of the compilation{where}",
             )
         if log.specialized:
             names = ", ".join(name for name, _ in log.specialized.most_common(3))
@@ -222,7 +221,7 @@ def _notes(logs: Sequence[ProcessLog]) -> Iterable[Note]:
                 "log-rank",
                 "info",
                 f"the file's name says rank {log.named_rank}, its records rank {log.logged_rank};"
-                f" the name is taken{where}",
+                f" the name is used{where}",
             )
 
 

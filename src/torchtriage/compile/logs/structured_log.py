@@ -333,7 +333,7 @@ class _EntryReader:
         if what == "hit" and isinstance(saved, int) and _is_number(saved):
             self.log.cache_saved_ns[name] += saved
         elif what == "bypass":
-            self.log.bypasses[name, str(facts.get("cache_bypass_reason") or "not told")[:300]] += 1
+            self.log.bypasses[name, str(facts.get("cache_bypass_reason") or "not recorded")[:300]] += 1
 
     def _stage(self, name: str, compile_id: str, text: str) -> None:
         stage, side = _STAGES[name]

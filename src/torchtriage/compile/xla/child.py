@@ -176,7 +176,7 @@ class XlaSession(session_main.ModelSession):
             if loss.numel() != 1:
                 raise RuntimeError(
                     f"expected one number as loss, found a tensor of shape {tuple(loss.shape)}; if"
-                    " eager's is one number, outputs came back at other places: torch_xla 2.9's"
+                    " eager's is one number, outputs were returned in other positions: torch_xla 2.9's"
                     " bridge does that where a dropout of probability 0 trains"
                 )
             loss.backward()

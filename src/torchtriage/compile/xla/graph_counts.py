@@ -171,7 +171,7 @@ def _reason(asked: CauseReason, graphs: Sequence[dict[str, Any]], train: bool) -
         "new sizes": f"FX graph {fx} called with sizes that it was not lowered for",
     }
     at = f" ({asked.op})" if asked.op else ""
-    return known.get(asked.cause, f"unknown: neither a mark nor an operator around it tells{at}")
+    return known.get(asked.cause, f"unknown: neither a mark nor an operator around it shows why{at}")
 
 
 def _fx_name(graphs: Sequence[dict[str, Any]], number: int | None) -> str:

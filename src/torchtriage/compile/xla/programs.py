@@ -232,7 +232,7 @@ def _of_modules(number: int, key: str, whens: dict[str, HloModule]) -> HloGraph:
     text = f"module {module.name}"
     if after is not None and after is not module:
         text += f", {after.n_ops} instructions when optimised"
-    text += "; an HLO module does not tell why it was compiled"
+    text += "; an HLO module does not record why it was compiled"
     return _of_module(number, key, module, CauseReason("unknown", text, expected=True))
 
 
@@ -280,7 +280,7 @@ def _notes(read: _Read) -> Iterator[Note]:
             yield Note(
                 "counts-differ",
                 "warn",
-                f"the metrics count {compiled.n} compilations and PT_XLA_DEBUG tells {blocks}: blocks are printed by"
+                f"the metrics count {compiled.n} compilations and PT_XLA_DEBUG reports {blocks}: blocks are printed by"
                 " the first process alone, not in threads without Python, as the backward pass is",
                 "add XLA_SAVE_TENSORS_FILE, which has all of them",
             )

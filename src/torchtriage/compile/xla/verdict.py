@@ -156,9 +156,9 @@ def _of_programs(programs: Sequence[XlaProgram]) -> tuple[str, str, str]:
     second = (
         f"operators on the host: {calls:,} calls, {format_count(len(host), 'operator')} not lowered"
         if program.fallbacks
-        else "no operator ran on the host, as far as the dumps tell"
+        else "no operator ran on the host, as far as the dumps show"
         if program.counters
-        else "no counters in the dumps: operators on the host are not told"
+        else "no counters in the dumps: operators on the host are not counted"
     )
     parts = []
     if program.compile_ms is not None:
@@ -250,7 +250,7 @@ def _notes(models: Sequence[XlaModel]) -> Iterable[Note]:
                 yield Note(
                     "unknown-cause",
                     "info",
-                    f"{name}, {route.name}: nothing tells why {format_count(unknown, 'HLO graph')}"
+                    f"{name}, {route.name}: nothing shows why {format_count(unknown, 'HLO graph')}"
                     " of its own was compiled",
                 )
             if route.answers is not None and route.answers.verdict == "wrong":

@@ -51,7 +51,7 @@ def watched_compile(recording: Recording, compiled: CompileResult | None, unread
     if not recording.facts.get("compile_log"):
         return None
     problem = str(recording.facts.get("compile_problem") or "")
-    notes = [f"the compiler's log could not be kept: {problem}"] if problem else []
+    notes = [f"the compiler's log could not be stored: {problem}"] if problem else []
     notes += [f"the compiler's log could not be read: {unread}"] if unread else []
     if compiled is None:
         return WatchedCompile((), 0, 0.0, (), "", "", "", tuple(notes))

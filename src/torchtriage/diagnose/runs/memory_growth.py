@@ -130,7 +130,7 @@ def with_graph_cost(finding: Finding, n_ops_per_step: float, growth: Growth | No
         share_high=round(high / step_ms, 6),
         naive_ms=round(high, 6),
         basis="modelled",
-        method="1.5-8 µs for each core operator that is recorded, and the system time of the pages that are kept",
+        method="1.5-8 µs for each core operator that is recorded, and the system time of the pages that are held",
         grade="C",
     )
     return replace(finding, cost=cost)

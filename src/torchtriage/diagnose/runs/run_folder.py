@@ -180,7 +180,7 @@ def why_nothing(out: Path, recordings: list[Recording], exit_code: int | None = 
         how = f"ended with {exit_code}" if exit_code > 0 else f"was ended by signal {-exit_code}"
         return (
             f"the script {how} before it imported torch",
-            "see what it said; without torchtriage it ends the same way",
+            "see its output; without torchtriage it ends the same way",
         )
     if not recordings:
         return (

@@ -180,7 +180,7 @@ def _unlike(before: Run, after: Run) -> str:
     differ = [
         f"{name} {old.get(name, 'none')} / {new.get(name, 'none')}" for name in names if old.get(name) != new.get(name)
     ]
-    return "; ".join(differ) or "not told"
+    return "; ".join(differ) or "not recorded"
 
 
 def _counted(metric: str, series: Series, before: Sequence[Series], lines: tuple[str, ...]) -> Check:
@@ -207,7 +207,7 @@ def _timed(metric: str, series: Series, before: Sequence[Series], lines: tuple[s
     n = len(known)
     sentence = f"{amount(now, series.unit)}, {ends} in {format_count(n, 'recording')}"
     if n < LEAST_RUNS:
-        more = f"{LEAST_RUNS} recordings or more tell what varies by itself: pytest --perf-record again"
+        more = f"{LEAST_RUNS} recordings or more show how much it varies by itself: pytest --perf-record again"
         return Check(metric, "inconclusive", f"{sentence}; {more}")
     logs = np.log(known)
     ratio = math.exp(math.log(now) - float(logs.mean()))
@@ -223,6 +223,6 @@ def _timed(metric: str, series: Series, before: Sequence[Series], lines: tuple[s
     return Check(
         metric,
         "inconclusive",
-        f"{sentence}; a change of {short(interest)} cannot be told from what recordings vary by; record"
+        f"{sentence}; recordings vary too much to show a change of {short(interest)}; record"
         " more, or measure both in turns: torchtriage gate check --against REV -- CMD",
     )

@@ -232,7 +232,7 @@ class MemoryWatch:
 def judge_memory(memory: Memory | None, budget_mb: float) -> Check:
     """Check whether peak memory is within its budget, in MiB."""
     if memory is None:
-        return Check("peak memory", "not checked", "this system does not tell it")
+        return Check("peak memory", "not checked", "this system does not report it")
     budget = budget_mb * MIB
     sentence = f"{memory}, budget {format_bytes(budget)}"
     if memory.peak_bytes <= budget:

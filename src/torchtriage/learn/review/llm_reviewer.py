@@ -241,7 +241,7 @@ class Llm:
                 review = check(answer, evidence)
             except RejectedError as problem:
                 # once more, with what was wrong; what the model wrote is not sent back to it
-                reason = f"reply not taken: {problem}"
+                reason = f"reply rejected: {problem}"
                 if len(sent) > len(asked):
                     break
                 sent = [*asked, prompt.again(problem.expected)]
@@ -468,7 +468,7 @@ class Llm:
             draft.write_text(json.dumps(about), encoding="utf-8")
             draft.replace(path)
         except OSError as error:  # the review is there all the same
-            self.problem = f"answers are not kept in {self.cache}: {error.strerror}"
+            self.problem = f"answers cannot be cached in {self.cache}: {error.strerror}"
 
 
 class _SilentError(Exception):

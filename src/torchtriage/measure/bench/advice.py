@@ -151,7 +151,7 @@ def _choose(
             continue
         # what is known of the best and the chosen is known of neither and a third
         comparison = against(chosen, row)
-        said = "as good" if comparison is not None and comparison.resolved and comparison.tie else "not told apart"
+        said = "as good" if comparison is not None and comparison.resolved and comparison.tie else "not distinguishable"
         if _simplicity(row.setting) != _simplicity(chosen.setting):
             said += ", and not as simple"
         by.setdefault(said, []).append(row.label)

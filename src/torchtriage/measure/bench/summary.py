@@ -350,7 +350,7 @@ def _costs(chosen: SettingRow) -> str:
         return "It compiles nothing."
     said = f"Its first call takes {format_ms(chosen.cold.first_call_s * 1e3)} with empty caches"
     if chosen.warm is not None:
-        said += f", {format_ms(chosen.warm.first_call_s * 1e3)} with them kept"
+        said += f", {format_ms(chosen.warm.first_call_s * 1e3)} with warm ones"
     if chosen.break_even_cold is not None:
         calls = format_count(chosen.break_even_cold, "call")
         said += f"; paid for after {calls}"

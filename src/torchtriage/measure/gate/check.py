@@ -195,7 +195,7 @@ def _unlike(before: Sequence[Run], after: Sequence[Run], *, allowed: bool) -> It
         yield Note(
             "machine",
             "warn",
-            "the samples do not tell their machine: that both sides ran on the same one is taken on trust",
+            "the samples do not name their machine: both sides are assumed to have run on the same one",
         )
     n_benchmarks = len({run.benchmark for run in after})
     for what, names in differing.items():
@@ -220,7 +220,7 @@ def _newest(runs: Iterable[Run]) -> Run:
 def _differing(before: Run, after: Run) -> str:
     fields, other = dict(before.machine.fields), dict(after.machine.fields)
     differ = [
-        f"{name} {fields.get(name, 'not told')} / {other.get(name, 'not told')}"
+        f"{name} {fields.get(name, 'not recorded')} / {other.get(name, 'not recorded')}"
         for name in sorted(COMPARABLE)
         if fields.get(name) != other.get(name)
     ]
@@ -318,7 +318,7 @@ def _differences(before: Sequence[Run], after: Sequence[Run], labels: tuple[str,
             "missing",
             "warn",
             f"recorded for {labels[0]} and not for {labels[1]}: {', '.join(lacks[:4])}{more}",
-            "record it too: did its job fail? --name NAME judges one benchmark alone",
+            "record it too: did its job fail? --name NAME checks one benchmark alone",
         )
     if min(run.recorded_at_s for run in before) > max(run.recorded_at_s for run in after) > 0:
         yield Note("later", "info", f"all runs of {labels[0]} were recorded later than {labels[1]}")
@@ -408,7 +408,7 @@ def _undecided(result: GateResult, base: str) -> tuple[str, str]:
         n = max(needed - there, 1)
         what = "pair" if result.design == "interleaved" else "session"
         a_side = "" if result.design == "interleaved" else " a side"
-        more = f"; about {n} more {what}{'' if n == 1 else 's'}{a_side} would tell"
+        more = f"; about {n} more {what}{'' if n == 1 else 's'}{a_side} would decide"
     first = f"Undecided against {base}: {len(waiting)} of {format_count(len(decided), 'metric')}{more}."
     return first, f"{formatting.row_name(waiting[0])}: {waiting[0].sentence}."
 
@@ -422,7 +422,7 @@ def _refused(result: GateResult, base: str) -> tuple[str, str]:
         return "No verdict: no metric is on both sides.", "Try: record the same benchmark on both."
     more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
     return (
-        f"No verdict: {formatting.row_name(bad[0])}{more} cannot be judged.",
+        f"No verdict: {formatting.row_name(bad[0])}{more} cannot be evaluated.",
         f"{bad[0].sentence[:1].upper()}{bad[0].sentence[1:]}.",
     )
 

@@ -156,7 +156,7 @@ def _verdict(tracks: Sequence[Track], branch: str, min_change: float) -> tuple[s
     if not judged:
         n = max((len(track.points) for track in tracks), default=0)
         return (
-            f"No history{where} to judge: {format_count(n, 'commit')} recorded.",
+            f"No history{where} to analyse: {format_count(n, 'commit')} recorded.",
             f"A level shows from {LEAST_VALUES} commits on either side of a change.",
             "Try: torchtriage gate record -- CMD on every commit of the branch.",
         )

@@ -101,7 +101,7 @@ def checked_out(name: str, folder: Path) -> Iterator[tuple[Path, GitRevision]]:
         raise UsageError(
             "expected a branch, tag or commit, found none of this name",
             where=name,
-            hint=f"git fetch origin {name}; CI clones only the newest commit unless told otherwise",
+            hint=f"git fetch origin {name}; CI clones only the newest commit unless configured otherwise",
         )
     place = Path(tempfile.mkdtemp(prefix="torchtriage-"))
     tree = place / Path(top).name

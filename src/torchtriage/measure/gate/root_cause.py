@@ -40,7 +40,7 @@ def name_culprit(
     (path_before, first), (path_after, other) = sides
     comparison = compare(first, other)
     if not comparison.comparable:
-        return Note("culprit", "warn", f"{benchmark}: the kept traces are unlike: {comparison.verdict[0]}")
+        return Note("culprit", "warn", f"{benchmark}: the stored traces cannot be compared: {comparison.verdict[0]}")
     new = [finding for finding in comparison.findings if finding.status == "came"]
     return Culprit(
         benchmark=benchmark,
@@ -56,7 +56,7 @@ def name_culprit(
 
 
 def _first(paths: Sequence[str], read: Read) -> tuple[str, ChangeEvidence] | str:
-    why = "none was kept"
+    why = "none was stored"
     for path in paths:
         try:
             return path, read(path)

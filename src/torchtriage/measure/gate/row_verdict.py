@@ -284,7 +284,7 @@ def _no_measurement(before: SessionTable, after: SessionTable) -> str:
         if series.kind == "count" and any((matrix % 1).any() for _, matrix in table.parts):
             return f"the {side} has counts that are no whole numbers"
         if series.kind != "count" and table.least <= 0 and (table.least or table.most):
-            return f"the {side} has values of zero or less, of which no ratio can be told"
+            return f"the {side} has values of zero or less, which have no ratio"
     return ""
 
 
@@ -414,7 +414,7 @@ def _judge(draft: _RowDraft, change: session_comparison.Change, adjusted_p: floa
         classic=_classic(draft),
     )
     if blamed:
-        sentence = f"{_change(judged)}: worse, but the host was noisy then; pairs run in turns would tell"
+        sentence = f"{_change(judged)}: worse, but the host was noisy then; pairs run in turns would decide"
         return replace(judged, pairs_needed=None, sentence=sentence)
     return replace(judged, sentence=_sentence(judged, change))
 
@@ -480,10 +480,10 @@ def _change(row: MetricRow) -> str:
 def _more(row: MetricRow, change: session_comparison.Change) -> str:
     if row.pairs_needed:
         what = "pairs" if row.paired else "sessions a side"
-        return f"about {row.pairs_needed} {what} in all would tell, if it is as estimated"
+        return f"about {row.pairs_needed} {what} in all would decide, if the estimate holds"
     if row.floor:
         floor = formatting.short(row.floor)
-        return f"recordings of one program may differ by {floor}, pairs run in turns would tell"
+        return f"recordings of one program may differ by {floor}, pairs run in turns would decide"
     limit = row.max_regress
     if limit and session_comparison.pairs_needed(change, limit) <= MANY_PAIRS:
         return f"the estimate is too close to {formatting.short(limit)}"

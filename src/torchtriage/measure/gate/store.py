@@ -277,7 +277,7 @@ class Store:
                 shutil.copyfile(source, part)
                 part.replace(target)
             except (OSError, ValueError) as error:
-                raise StoreError(f"trace cannot be kept: {error}", where=path) from error
+                raise StoreError(f"trace cannot be stored: {error}", where=path) from error
             copies.append(inside)
         return copies
 

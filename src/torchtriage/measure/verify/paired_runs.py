@@ -178,7 +178,7 @@ def agreement(before: Sequence[ProgramRun], after: Sequence[ProgramRun]) -> Resu
         of = "outputs"
         sides = [[sum(sample.outputs, ()) for sample in side] for side in (before, after)]
     else:
-        reason = "no loss went backwards and no model was called in one of them"
+        reason = "in one of them no backward pass ran and no model was called"
         return ResultAgreement("nothing", "not compared", 0, None, None, reason)
     lengths = {len(run) for side in sides for run in side}
     if len(lengths) > 1 and of == "outputs":

@@ -97,7 +97,7 @@ def record(snapshot: Snapshot, device: int, *, as_asked: bool = False) -> Alloca
         raise ReplayError("the snapshot holds no history of allocations", hint=HOW)
     sizes = np.concatenate([rows.size_bytes, snapshot.segments.size_bytes, snapshot.blocks.size_bytes])
     if sizes.min(initial=0) < 0 or sizes.max(initial=0) > MAX_BYTES:
-        raise ReplayError("the snapshot tells sizes that no device has", hint=HOW)
+        raise ReplayError("the snapshot holds sizes that no device has", hint=HOW)
     now = now_of(snapshot, device)
     lives = lives_of(rows, now)
     start = segments_at_start(rows, now, lives, settings)

@@ -118,7 +118,7 @@ def _unsafe() -> str:
         return "torch.compile is in use"
     depth = getattr(sys.modules.get("torch._C"), "_len_torch_dispatch_stack", None)
     if depth is None:
-        return "this version of torch does not tell whether that is safe"
+        return "this version of torch does not report whether that is safe"
     if depth():
         return "another dispatch mode is active"
     torch: Any = sys.modules["torch"]

@@ -294,7 +294,7 @@ def _stairs(counted: Floats, count: Floats, at: Floats, level: Floats, patience_
     more = count[-1] - np.interp(first, counted, count)
     why = (
         f"the number of objects keeps climbing: {format_count(int(more))} more since step"
-        f" {first:.0f}, none came back; memory rose by {format_bytes(grown)}"
+        f" {first:.0f}, none was released; memory rose by {format_bytes(grown)}"
     )
     return LeakVerdict("leak", slope.slope, slope.low, slope.high, int(first), grown, int(at[-1]), "objects", why)
 
@@ -334,7 +334,7 @@ def _no_leak(at: Floats, level: Floats, patience_steps: int, floor_bytes: int) -
         why = f"memory rises and falls: in {int((rise > 0).sum())} of {len(rise)} stretches higher"
     else:
         answer = "too early"
-        why = f"memory grew by {format_bytes(grown)} in the last {span}; whether it comes to rest cannot be told yet"
+        why = f"memory grew by {format_bytes(grown)} in the last {span}; it is too early to say whether it levels off"
     return LeakVerdict(answer, slope.slope, slope.low, slope.high, None, grown, int(at[-1]), "", why)
 
 

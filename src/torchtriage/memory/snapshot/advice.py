@@ -198,7 +198,7 @@ def _candidates(snapshot: Snapshot, settings: Settings, *, limit_known: object) 
     if limit_known:
         confs += _WITH_LIMIT
     else:
-        left_out.append("garbage_collection_threshold: the snapshot does not tell how much the process may use")
+        left_out.append("garbage_collection_threshold: the snapshot does not record how much the process may use")
     if any(re.match(r"[A-Za-z]:[\\/]", file) for file in snapshot.stacks.files):
         confs = [conf for conf in confs if "expandable" not in conf]
         left_out.append("expandable_segments: PyTorch does not support it on Windows")

@@ -156,7 +156,7 @@ def judge_categories(timeline: CategoryTimeline) -> MemoryResult:
         verdict=(
             f"Peak: {format_bytes(most)} allocated{when}.",
             f"Held then: {top}." if top else "Nothing was held.",
-            "Leak: not checked. Lines and fragmentation: a memory timeline tells none.",
+            "Leak: not checked. Lines and fragmentation: a memory timeline has none.",
         ),
         healthy=False,
         n_devices=1,

@@ -221,7 +221,7 @@ def _refuse_foreign(head: bytes, name: str, *, is_json: bool) -> None:
         raise _IsJsonError(
             "expected a memory snapshot, found JSON (a profiler trace?)",
             where=name,
-            hint="judge traces with: torchtriage analyze FILE",
+            hint="analyse traces with: torchtriage analyze FILE",
         )
     for magic, what, hint in _FOREIGN:
         if text.startswith(magic):

@@ -193,9 +193,9 @@ def _judge(snapshot: Snapshot, memory: Timeline, owners: Owners) -> tuple[list[F
     ]
     first = int(stacks[0])
     what = {
-        "graph": "saved for a backward that never comes: an autograd graph is kept",
-        "hook": "taken in a hook",
-        "tensor": "kept",
+        "graph": "saved for a backward pass that never runs: an autograd graph is kept",
+        "hook": "stored by a hook",
+        "tensor": "still held",
     }[kind]
     low, high = format_bytes(slope.low), format_bytes(slope.high)
     interval = f" ({low} to {high})" if low != high else ""

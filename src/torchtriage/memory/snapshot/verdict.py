@@ -106,11 +106,11 @@ def judge_trace(trace: Trace, path: str) -> MemoryResult:
         raise SnapshotError(
             "expected memory events, found a trace without any",
             where=path,
-            hint="record with profile_memory=True, or judge its times: torchtriage analyze FILE",
+            hint="record with profile_memory=True, or analyse its times: torchtriage analyze FILE",
         )
     devices = [_traced(memory, place) for place, memory in enumerate(recorded)]
     not_checked = [
-        NotChecked("MEM029", "memory-growth", ("snapshot",), f"judged by: torchtriage analyze {path}"),
+        NotChecked("MEM029", "memory-growth", ("snapshot",), f"analysed by: torchtriage analyze {path}"),
         NotChecked(FRAGMENTATION.code, FRAGMENTATION.name, ("segments of the allocator",), RECORD),
     ]
     if not trace.has_stacks:
@@ -142,7 +142,7 @@ def _trace_notes(trace: Trace) -> tuple[Note, ...]:
         notes.append(Note("salvaged", "warn", message, "copy the file again, or record anew"))
     if (trace.memory.allocated_bytes < 0).all():
         message = (
-            "the trace tells no totals: what was allocated before it began and stayed is not"
+            "the trace records no totals: what was allocated before it began and stayed is not"
             " counted, nor is what was reserved"
         )
         notes.append(Note("totals", "warn", message, "record with a newer torch"))

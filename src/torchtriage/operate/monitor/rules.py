@@ -64,7 +64,7 @@ ALERTS = (
         "2m",
         "critical",
         f"{OF_INSTANCE} cannot be scraped",
-        "It told its metrics within the last hour and does not answer now: look whether the process"
+        "It was scraped within the last hour and does not answer now: look whether the process"
         " runs, and whether its port or token changed.",
     ),
     AlertRule(
@@ -124,7 +124,7 @@ ALERTS = (
         "warning",
         f"{OF_INSTANCE}: tensors fill device {{{{ $labels.device }}}}",
         "Tensors hold {{ $value | humanizePercentage }} of its memory: the next larger batch may"
-        " fail. tt.memory.watch() tells whether it leaks (docs/leaks.md).",
+        " fail. tt.memory.watch() shows whether it leaks (docs/leaks.md).",
     ),
     AlertRule(
         "TorchtriageRecompiles",
@@ -134,7 +134,7 @@ ALERTS = (
         f"{OF_INSTANCE} compiles again after warm-up",
         "{{ $value | humanize }} recompilations in ten minutes, each of which stalls a request for"
         " seconds: torchtriage compile names the guard and the line (docs/compile.md); few planned"
-        " input sizes cure most (docs/bucketing.md).",
+        " input sizes avoid most (docs/bucketing.md).",
     ),
     AlertRule(
         "TorchtriageGraphBreaks",
@@ -143,7 +143,7 @@ ALERTS = (
         "warning",
         f"{OF_INSTANCE} meets graph breaks after warm-up",
         "{{ $value | humanize }} graph breaks in ten minutes: torchtriage compile names their lines"
-        " and cures (docs/compile.md).",
+        " and fixes (docs/compile.md).",
     ),
     AlertRule(
         "TorchtriageAnomaly",
@@ -152,7 +152,7 @@ ALERTS = (
         "warning",
         f"{OF_MODEL}: {{{{ $labels.kind }}}}",
         "The detectors in the service raised {{ $value | humanize }} alarms of this kind in ten"
-        " minutes; what they saw is in its log and channels (docs/detection.md).",
+        " minutes; what they observed is in its log and channels (docs/detection.md).",
     ),
     AlertRule(
         "TorchtriageDegraded",

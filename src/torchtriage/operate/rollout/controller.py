@@ -219,7 +219,7 @@ class Rollout:
             try:
                 evidence = self._judge(self._state)
             except Exception as error:
-                why = f"the judge failed: {type(error).__name__}: {error}"
+                why = f"the evaluation failed: {type(error).__name__}: {error}"
         if self._alarm is not None:
             try:
                 alarm = str(self._alarm() or "")

@@ -880,7 +880,7 @@ function uncheckedSection(result) {
     groups.set(how, [...(groups.get(how) || []), item]);
   }
   return section("unchecked", "Not checked",
-    `Nothing is said about these, neither good nor bad.${result.checked.length ? ` ${many(result.checked.length, "pattern")} could be checked.` : ""}`,
+    `There is no verdict on these, neither good nor bad.${result.checked.length ? ` ${many(result.checked.length, "pattern")} could be checked.` : ""}`,
     [...groups].map(([how, items]) => h("div", {},
       h("h3", {}, `No ${items[0].device ? "GPU rows" : [...new Set(items.flatMap((item) => item.missing))].join(", ") || "input"}`),
       h("p", {}, items.map((item, i) => [i ? ", " : "", h("span", { class: "mono" }, item.code), ` ${item.name}`])),
@@ -902,7 +902,7 @@ function readSection(result) {
   const t = result.trace;
   return section("read", "What was read", null,
     h("div", { class: "two" },
-      h("div", {}, pairs([["File", t.file], ["Size", bytes(t.sizeBytes)], ["Events", count(t.nEvents)], ["Complete events kept", count(t.nRows)],
+      h("div", {}, pairs([["File", t.file], ["Size", bytes(t.sizeBytes)], ["Events", count(t.nEvents)], ["Complete events read", count(t.nRows)],
         ["Read as", { strict: "valid JSON", repaired: "JSON after repairs", salvaged: "what a broken file still held" }[t.tier]],
         ["Lost", many(t.nLost, "event")], ["Repaired", many(t.nRepaired, "value")], ["Clock resolution", ns(t.resolutionNs)]]),
         t.loss.map((line) => h("p", { class: "how" }, line))),

@@ -53,7 +53,7 @@ def find(module: Module) -> Iterator[Hit]:
         if _uses(loop, ("norm", "vector_norm")):
             yield Hit(
                 loop.node,
-                "the norm of each gradient is taken one by one",
+                "the norm of each gradient is computed one by one",
                 "norm",
                 fix=fixes.CLIP_AT_ONCE,
                 span=loop.node,

@@ -27,7 +27,7 @@ FIX = Fix(
 
 _CONV = re.compile(r"^torch\.nn\.Conv(Transpose)?[123]d$")
 _NORM = re.compile(r"^torch\.nn\.(SyncBatchNorm|BatchNorm[123]d)$")
-MESSAGE = "this bias is taken away by the batch norm that follows"
+MESSAGE = "the batch norm that follows cancels this bias"
 
 
 def find(module: Module) -> Iterator[Hit]:

@@ -75,7 +75,7 @@ def _runs_often(module: Module, call: SourceCall) -> bool:
 
 def _hit(call: SourceCall, said: str) -> Hit:
     what = "all are put in random order" if call.attr in ("randperm", "permutation") else "all are sorted"
-    return Hit(call.node, f"{what}, a few are taken: {said}", call.attr)
+    return Hit(call.node, f"{what}, a few are used: {said}", call.attr)
 
 
 def _needs_order(call: SourceCall) -> bool:

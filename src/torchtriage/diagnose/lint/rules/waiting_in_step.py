@@ -56,7 +56,9 @@ def find(module: Module) -> Iterator[Hit]:
             if call.context.hot:
                 yield Hit(call.node, f"every step sleeps: {text_of(call.node)}", "sleep")
             elif _polls(module, call):
-                yield Hit(call.node, f"this polls what an event would tell at once: {text_of(call.node)}", "sleep")
+                yield Hit(
+                    call.node, f"this polls for what an event would signal at once: {text_of(call.node)}", "sleep"
+                )
         elif not call.context.hot:
             continue
         elif _PROGRAMS.match(call.name):

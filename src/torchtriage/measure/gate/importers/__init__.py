@@ -47,7 +47,7 @@ def read_runs(path: str | Path, *, here: Run = NOWHERE) -> Imported:
         series = read_metrics(metrics)
         runs.append(replace(here, benchmark=here.benchmark or Path(path).stem, series=series))
         if here.machine.fields:
-            notes.append(f"{path} tells no machine: taken as measured on this one")
+            notes.append(f"{path} names no machine: assumed to be measured on this one")
     else:
         for document in documents:
             run, own = _read(document, here, Path(path))
@@ -93,9 +93,9 @@ def _read(document: DocumentNode, here: Run, path: Path) -> tuple[Run, list[str]
     if document.has("series"):
         run, notes = read_run(document, here), []
         if here.machine.fields and not document.has("machine"):
-            notes.append(f"{path} tells no machine: taken as measured on this one")
+            notes.append(f"{path} names no machine: assumed to be measured on this one")
         if run.commit and not document.has("commit"):
-            notes.append(f"{path} tells no commit: taken as measured at {run.commit[:10]}")
+            notes.append(f"{path} names no commit: assumed to be measured at {run.commit[:10]}")
         return run, notes
     if document.has("benchmarks") and document.has("machine_info"):
         return read_pytest_benchmark(document, here), []

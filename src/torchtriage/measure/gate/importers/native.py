@@ -123,7 +123,7 @@ def _choice(node: DocumentNode, known: Sequence[str], default: str | None) -> st
         return default
     if node.value not in known:
         words = ", ".join(known)
-        hint = "the unit does not tell; units that do: s, ms, us, ns, …/s, B, MiB, 1"
+        hint = "the unit does not say which; units that do: s, ms, us, ns, …/s, B, MiB, 1"
         raise node.fail(f"one of {words}", hint if node.value is None else "")
     return str(node.value)
 

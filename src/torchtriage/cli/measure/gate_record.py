@@ -330,13 +330,13 @@ def _summary(run: Run, place: str, *, new: bool) -> str:
     did = f"stored in {place}" if new else f"was in {place} before"
     which = f" ({side})" if side else ""
     lines = [f"{run.benchmark}{which}{at}{on}: {n} session{'' if n == 1 else 's'}, {did}"]
-    lines += [f"  {_told(item)}" for item in run.series[:SHOWN]]
+    lines += [f"  {_range_text(item)}" for item in run.series[:SHOWN]]
     if len(run.series) > SHOWN:
         lines.append(f"  and {len(run.series) - SHOWN} metrics more")
     return "\n".join(lines)
 
 
-def _told(series: Series) -> str:
+def _range_text(series: Series) -> str:
     from torchtriage.measure.gate import formatting as words
 
     middles = [statistics.median(session.values) for session in series.sessions]

@@ -198,13 +198,13 @@ class StackSampler:
 
     def _thin(self) -> None:
         """Keep every other look; what stays stands for the time since the one kept before it."""
-        kept = array("q")
+        stored = array("q")
         times = sorted({self._looks[at] for at in range(0, len(self._looks), 3)})
         drop = set(times[::2])
         for at in range(0, len(self._looks), 3):
             if self._looks[at] not in drop:
-                kept.extend(self._looks[at : at + 3])
-        self._looks = kept
+                stored.extend(self._looks[at : at + 3])
+        self._looks = stored
 
     def _collected(self, phase: str, info: dict[str, int]) -> None:
         if phase == "start":

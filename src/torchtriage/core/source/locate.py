@@ -80,15 +80,15 @@ class Locator:
         """Return what was found on disk and could not be used, and why."""
         if not self._unlike:
             return ()
-        said = [f"{file}: {why}" for file, why in sorted(self._unlike.items())]
-        more = f", and {len(said) - 3} more" if len(said) > 3 else ""
+        reasons = [f"{file}: {why}" for file, why in sorted(self._unlike.items())]
+        more = f", and {len(reasons) - 3} more" if len(reasons) > 3 else ""
         return (
             Note(
                 "source-differs",
                 "info",
-                f"lines are those of functions, not of calls, in {'; '.join(said[:3])}{more}",
+                f"lines are those of functions, not of calls, in {'; '.join(reasons[:3])}{more}",
                 "name the folder of the recorded version with --source",
-                {"files": len(said)},
+                {"files": len(reasons)},
             ),
         )
 

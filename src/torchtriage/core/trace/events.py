@@ -419,7 +419,7 @@ class EventReader:
     def _salvage(self, text: bytes, *, is_tail: bool) -> Chunk:
         """Rescue what can be read of a damaged text, event by event."""
         offset = self.offset
-        kept: list[bytes] = []
+        pieces: list[bytes] = []
         n_used = len(text)
         for piece in walk(text, is_tail=is_tail):
             self.loss.n_repaired += piece.repaired
@@ -432,17 +432,17 @@ class EventReader:
                     shown = _shown(text[piece.offset : piece.offset + 60])
                     self.loss.say(f"an unreadable event at byte {at}: {shown}")
             if piece.text:
-                kept.append(piece.text)
+                pieces.append(piece.text)
             if piece.closes:
                 n_used = piece.end
                 self.ended = True
         self._pos += n_used
         try:
-            document = _join(kept)
+            document = _join(pieces)
             events = decode_loosely(document)
         except BROKEN:  # an event nested to the limit: the list around it is one too deep
-            shallow = [text for text in kept if is_complete(_join([text]))]
-            self.loss.n_lost += len(kept) - len(shallow)
+            shallow = [text for text in pieces if is_complete(_join([text]))]
+            self.loss.n_lost += len(pieces) - len(shallow)
             document = _join(shallow)
             events = decode_loosely(document)
         return Chunk(offset, n_used, events, document)

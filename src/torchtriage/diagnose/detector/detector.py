@@ -160,7 +160,7 @@ class Detector:
 
     def to_bytes(self) -> bytes:
         """Return the weights' file: the same weights, the same bytes."""
-        told = {
+        facts = {
             "codes": self.trees.codes,
             "slope": self.trees.slope,
             "offset": self.trees.offset,
@@ -171,7 +171,7 @@ class Detector:
         }
         likeness = ("centre", "scale", "directions", "centres")
         arrays: dict[str, Any] = {
-            "told": np.frombuffer(json.dumps(told, sort_keys=True).encode(), np.uint8),
+            "told": np.frombuffer(json.dumps(facts, sort_keys=True).encode(), np.uint8),
             **self.trees.faulty.arrays("faulty"),
             **self.trees.kinds.arrays("kinds"),
             **{name: getattr(self.likeness, name) for name in likeness},
@@ -201,26 +201,26 @@ class Detector:
 
     @classmethod
     def _of(cls, arrays: Mapping[str, Any], where: str) -> Detector:
-        told = json.loads(arrays["told"].tobytes())
-        if told["features"] != features_digest():
+        facts = json.loads(arrays["told"].tobytes())
+        if facts["features"] != features_digest():
             raise UsageError(
                 f"expected weights for the features of this version, found others in {where}",
                 hint="torchtriage learn train FOLDER --out FILE trains them again",
             )
         likeness = Likeness(
-            arrays["centre"], arrays["scale"], arrays["directions"], arrays["centres"], float(told["limit"])
+            arrays["centre"], arrays["scale"], arrays["directions"], arrays["centres"], float(facts["limit"])
         )
         trees = Trees(
             Forest.of(arrays, "faulty"),
             Forest.of(arrays, "kinds"),
-            tuple(told["codes"]),
-            float(told["slope"]),
-            float(told["offset"]),
+            tuple(facts["codes"]),
+            float(facts["slope"]),
+            float(facts["offset"]),
         )
         n_outputs = 1 if len(trees.codes) == 2 else len(trees.codes)
         if len(trees.kinds.base) != n_outputs:
             raise ValueError(f"{len(trees.codes)} types and {len(trees.kinds.base)} outputs")
-        return cls(trees, float(told["enough"]), likeness, told["about"])
+        return cls(trees, float(facts["enough"]), likeness, facts["about"])
 
 
 def features_digest() -> str:

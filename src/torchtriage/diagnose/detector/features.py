@@ -223,8 +223,8 @@ def _about(trace: Trace) -> Floats:
     names = [trace.names[code] for code in distinct(trace.name[trace.hosts]).tolist()]
     backward = any(name.startswith("autograd::engine") or "Backward" in name for name in names)
     optimizer = any(name.startswith("Optimizer.step#") for name in names)
-    told = (trace.has_stacks, trace.has_shapes, bool(trace.works.any()), backward, optimizer)
-    return np.array(told, np.float64)
+    present = (trace.has_stacks, trace.has_shapes, bool(trace.works.any()), backward, optimizer)
+    return np.array(present, np.float64)
 
 
 def _ratio(amount: Floats, of: Floats) -> Floats:

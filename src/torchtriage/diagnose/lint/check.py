@@ -123,18 +123,18 @@ class _Run:
         found = _specific(found)
         found.sort(key=lambda item: (item[1].node.lineno, item[1].node.col_offset, item[0].rule.code))
         allowed = allowances(source.text, source.tree)
-        kept: list[tuple[RuleEntry, Hit]] = []
+        reported: list[tuple[RuleEntry, Hit]] = []
         for entry, hit in found:
             if _allow(entry, hit, allowed):
                 self.n_suppressed += 1
             elif not self.notes and _severity(entry, hit) == "note":
                 self.n_notes += 1
             else:
-                kept.append((entry, hit))
+                reported.append((entry, hit))
         starts = [(function.node.lineno, function.node.end_lineno or 0, function) for function in module.functions]
-        self.findings += [_finding(entry, hit, source, shown, starts) for entry, hit in kept]
+        self.findings += [_finding(entry, hit, source, shown, starts) for entry, hit in reported]
         self._unused(shown, allowed)
-        self._patch(source, shown, kept)
+        self._patch(source, shown, reported)
         module.release()
 
     def _unused(self, shown: str, allowed: list[Allowance]) -> None:
@@ -153,8 +153,8 @@ class _Run:
                 message = f"allows {', '.join(idle)}, which is not found here"
                 self.unused.append(Unused(shown, item.line, idle, message))
 
-    def _patch(self, source: LintSource, shown: str, kept: list[tuple[RuleEntry, Hit]]) -> None:
-        offered = [(entry.rule.code, hit.autofix) for entry, hit in kept if hit.autofix is not None]
+    def _patch(self, source: LintSource, shown: str, reported: list[tuple[RuleEntry, Hit]]) -> None:
+        offered = [(entry.rule.code, hit.autofix) for entry, hit in reported if hit.autofix is not None]
         if not offered or source.cells:
             return
         after, done = apply(source.text, [fix for _, fix in offered])
@@ -212,7 +212,7 @@ def _specific(found: list[tuple[RuleEntry, Hit]]) -> list[tuple[RuleEntry, Hit]]
     for entry, hit in found:
         for code in entry.rule.over:
             spans.setdefault(code, []).append(_extent(hit.span or hit.node))
-    kept, seen = [], set()
+    reported, seen = [], set()
     for entry, hit in found:
         begin, end = _extent(hit.node)
         if any(first <= begin and end <= last for first, last in spans.get(entry.rule.code, ())):
@@ -220,8 +220,8 @@ def _specific(found: list[tuple[RuleEntry, Hit]]) -> list[tuple[RuleEntry, Hit]]
         identity = (entry.rule.code, begin)
         if identity not in seen:
             seen.add(identity)
-            kept.append((entry, hit))
-    return kept
+            reported.append((entry, hit))
+    return reported
 
 
 def _extent(node: ast.AST) -> tuple[tuple[int, int], tuple[int, int]]:

@@ -51,8 +51,8 @@ def allowances(text: str, tree: ast.Module) -> list[Allowance]:
 
 def _allowance(line: int, codes: str, alone: bool, statements: list[ast.stmt], tree: ast.Module) -> Allowance:
     # what follows the codes may be a reason: "allow SYN001 - the value decides"
-    said = re.split(r"(?<!\s)\s+(?:-+|because)\s|--", codes)[0]
-    named = tuple(re.findall(r"[A-Za-z]{3}\d{3}|(?<![a-z\d])[a-z][a-z\d]*(?:-[a-z\d]+)+", said))
+    listed = re.split(r"(?<!\s)\s+(?:-+|because)\s|--", codes)[0]
+    named = tuple(re.findall(r"[A-Za-z]{3}\d{3}|(?<![a-z\d])[a-z][a-z\d]*(?:-[a-z\d]+)+", listed))
     if alone:
         if not tree.body or line < _first_line(tree.body[0]):
             return Allowance(line, named, 1, 1 << 60)

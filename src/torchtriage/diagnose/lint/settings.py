@@ -32,9 +32,9 @@ class Settings:
 
     def value(self, node: ast.expr | None, function: ast.AST | None = None, depth: int = 0) -> object:
         """Return the constant that an expression is, ``...`` where it is none or not known."""
-        said = literal(node)
-        if said is not ... or node is None or depth > _DEPTH:
-            return said
+        constant = literal(node)
+        if constant is not ... or node is None or depth > _DEPTH:
+            return constant
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not | ast.USub):
             inner = self.value(node.operand, function, depth + 1)
             if isinstance(node.op, ast.Not):
@@ -63,8 +63,8 @@ class Settings:
                 return None if rest is None else isinstance(test.ops[0], ast.Eq)
             return None
         if isinstance(test, ast.Name | ast.Attribute):
-            said = self.value(test, function)
-            return said if isinstance(said, bool) else None
+            constant = self.value(test, function)
+            return constant if isinstance(constant, bool) else None
         return None
 
     def _parameter(self, scope: _Scope, name: str, depth: int) -> object:
@@ -112,7 +112,7 @@ class Settings:
     def _called(self, node: ast.Call) -> None:
         last = path_of(node.func).rpartition(".")[2]
         if last == "add_argument":
-            names = [said for arg in node.args if isinstance(said := literal(arg), str)]
+            names = [name for arg in node.args if isinstance(name := literal(arg), str)]
             default = keyword(node, "default")
             if names and default is not None:
                 self._fields[names[-1].lstrip("-").replace("-", "_")].append((default, (None, "")))

@@ -193,12 +193,12 @@ def _complaint(error: SyntaxError, data: bytes) -> str:
         text = data.decode("utf-8", "replace")
     except UnicodeDecodeError:
         text = ""
-    said = (error.msg or "invalid syntax").splitlines()[0][:120]
+    message = (error.msg or "invalid syntax").splitlines()[0][:120]
     if b"\0" in data:
-        said = "null bytes"
+        message = "null bytes"
     if _PYTHON_2.search(text):
-        return f"looks like Python 2: {said}"
-    return f"does not parse: {said}"
+        return f"looks like Python 2: {message}"
+    return f"does not parse: {message}"
 
 
 def _notebook(path: str, data: bytes, tally: Tally) -> LintSource | None:

@@ -79,8 +79,8 @@ def flag(node: ast.Call, name: str, position: int) -> bool | None:
         given = node.args[position]
     if given is None:
         return None if unpacks(node) else False
-    said = literal(given)
-    return bool(said) if said is not ... else None
+    value = literal(given)
+    return bool(value) if value is not ... else None
 
 
 def destination(node: ast.Call) -> str:
@@ -88,8 +88,8 @@ def destination(node: ast.Call) -> str:
     given = keyword(node, "device") or (node.args[0] if node.args else None)
     if isinstance(given, ast.Call) and given.args and path_of(given.func).endswith("device"):
         given = given.args[0]
-    said = literal(given)
-    return said.partition(":")[0] if isinstance(said, str) else ""
+    name = literal(given)
+    return name.partition(":")[0] if isinstance(name, str) else ""
 
 
 def moves(node: ast.Call) -> bool:

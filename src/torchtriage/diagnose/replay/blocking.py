@@ -125,13 +125,13 @@ def find_blocking(trace: Trace, streams: Streams) -> Blocking:
         keep[1:] = (lane[1:] != lane[:-1]) | (start[1:] >= reach[:-1])
     index = np.full(len(row), -1, np.int64)
     index[order[keep]] = np.arange(int(keep.sum()))
-    kept = index[wait] >= 0
+    present = index[wait] >= 0
     chosen = order[keep]
     return Blocking(
         row[chosen],
         np.minimum(own[chosen], trace.dur_ns[row[chosen]]),
         what[chosen],
-        WaitEdges(index[wait[kept]], position[kept], lag[kept], from_start[kept]),
+        WaitEdges(index[wait[present]], position[present], lag[present], from_start[present]),
     )
 
 
@@ -183,8 +183,8 @@ def _syncs(trace: Trace, streams: Streams, runtime: Mask) -> Blocking:
         earlier_end = np.where(over, streams.end_ns[np.maximum(earlier, 0)], -(1 << 62))
         over &= (end - earlier_end <= EXPLAINS_NS) & (earlier_end > best_end)
         best[over], best_end[over] = earlier[over], earlier_end[over]
-        told = (named == stream) & (last >= 0)
-        given[told] = last[told]
+        matches = (named == stream) & (last >= 0)
+        given[matches] = last[matches]
         whole = np.flatnonzero(possible & (what == EdgeKind.DEVICE_SYNC))
         wait.append(whole)
         position.append(last[whole])

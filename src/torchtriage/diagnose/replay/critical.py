@@ -153,9 +153,9 @@ def critical_path(trace: Trace, step: int | None = None) -> CriticalPath:
     before, edge = binding(graph)
     # every node brings up to three parts: lag, residual, work; cut so that they tile
     work = graph.finish_ns[path] - graph.dur_ns[path]
-    came = np.where(before[path] >= 0, graph.finish_ns[before[path]], 0)
-    known = np.maximum(work - graph.extra_ns[path], came)
-    starts = np.stack([came, known, work], axis=1).ravel()
+    ready = np.where(before[path] >= 0, graph.finish_ns[before[path]], 0)
+    known = np.maximum(work - graph.extra_ns[path], ready)
+    starts = np.stack([ready, known, work], axis=1).ravel()
     whats = np.stack(
         [np.full(len(path), _LAG), np.full(len(path), _UNEXPLAINED), _what(trace, graph)[path]], axis=1
     ).ravel()

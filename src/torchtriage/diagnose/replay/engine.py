@@ -140,9 +140,9 @@ class Schedule:
         for index, chunk in enumerate(self._chunks):
             table = np.empty((chunk.n_imports + chunk.stop - chunk.first, width), np.int64)
             for other, exported, rows in chunk.imports:
-                kept = held[other]
-                assert kept is not None
-                table[rows] = kept[exported]
+                finish = held[other]
+                assert finish is not None
+                table[rows] = finish[exported]
                 if self._last_use[other] == index:
                     held[other] = None
             table[chunk.n_imports :] = steps_ns(chunk.first, chunk.stop)

@@ -428,7 +428,7 @@ class ReplayModel:
         length = np.maximum(graph.finish_ns - graph.begin_ns, 1)
         every = np.concatenate([rows for rows, _ in host])
         factors = np.concatenate([left for _, left in host])
-        taken: dict[int, intervals.Spans] = {}
+        saved: dict[int, intervals.Spans] = {}
         # what several edits shrink is shrunk once, by the strongest
         for factor in distinct(factors).tolist():
             rows = every[factors == factor]
@@ -438,8 +438,8 @@ class ReplayModel:
                 a, b = self._host_lanes[lane]
                 mine = rows[trace.lane[rows] == lane]
                 spans = intervals.union(trace.spans_of(mine) - graph.origin_ns)
-                new = intervals.subtract(spans, taken.get(lane, intervals.EMPTY))
-                taken[lane] = intervals.union(np.concatenate([taken.get(lane, intervals.EMPTY), spans]))
+                new = intervals.subtract(spans, saved.get(lane, intervals.EMPTY))
+                saved[lane] = intervals.union(np.concatenate([saved.get(lane, intervals.EMPTY), spans]))
                 at, covered = _covered(graph.finish_ns[a:b], graph.begin_ns[a:b], new)
                 share = covered / length[a:b][at]
                 keep[a:b][at] *= np.maximum(1 - share * (1 - factor), 0.0)
@@ -457,8 +457,8 @@ class ReplayModel:
                 share = 1 - float(np.asarray(edit.factor))
                 total += intervals.length(held) / trace.steps.n_steady * share
                 continue
-            taken = np.ones(len(rows)) if edit.kind in ("drop", "unblock", "parallel") else 1 - left
-            total += self._per_step(rows, np.maximum(taken, 0.0))
+            weights = np.ones(len(rows)) if edit.kind in ("drop", "unblock", "parallel") else 1 - left
+            total += self._per_step(rows, np.maximum(weights, 0.0))
         return total
 
     def _per_step(self, rows: Ints, weight: Floats | None = None) -> float:
@@ -532,10 +532,10 @@ def model(trace: Trace, *, step_ms: float | None = None) -> ReplayModel:
             raise UsageError(f"expected a step time above 0 ms, found {step_ms!r}")
         return ReplayModel(trace, step_ms=step_ms)
     # beside the trace's own cached properties, and freed with them
-    kept = vars(trace)
-    if "replay_model" not in kept:
-        kept["replay_model"] = ReplayModel(trace)
-    found: ReplayModel = kept["replay_model"]
+    cached = vars(trace)
+    if "replay_model" not in cached:
+        cached["replay_model"] = ReplayModel(trace)
+    found: ReplayModel = cached["replay_model"]
     return found
 
 

@@ -79,8 +79,8 @@ def _process(recording: Recording, options: Options, command: str, exit_code: in
     result = with_leaks(result, recording.memory, leak_findings(recording.memory) if recording.memory else ())
     result = named(result, compiled)
     result, facts = with_samples(result, recording, facts, traces[0], folders)
-    kept = next(trace for trace in traces if trace.report.path == result.trace.path)
-    first, costliest, trust = sentences(kept, result, options.min_share)
+    analysed = next(trace for trace in traces if trace.report.path == result.trace.path)
+    first, costliest, trust = sentences(analysed, result, options.min_share)
     if facts.step_ms and not result.refused:
         first = f"{first.removesuffix('.')}; {format_ms(facts.step_ms)} without the profiler."
     return replace(result, verdict=(first, costliest, trust), recorded=facts)
@@ -91,17 +91,17 @@ def _jobs(usable: Sequence[Recording], results: Sequence[Result], options: Optio
     times = [result.recorded.step_ms for result in results if result.recorded and result.recorded.step_ms]
     step_ms = sum(times) / len(times) if times else None
     options = replace(options, step_ms=step_ms, sources=_folders(usable, options))
-    told: list[tuple[JobResult, ...]] = []
+    by_kind: list[tuple[JobResult, ...]] = []
     for kind in ("light", "heavy"):
         paths = [str(path) for recording in usable if (path := getattr(recording, kind)) is not None]
         if len(paths) == len(usable):
             jobs = analyze_files(paths, options).jobs
-            told.append(tuple(scaled(job, step_ms) for job in jobs))
-    if len(told) < 2 or [len(jobs) for jobs in told] != [1, 1]:
-        return told[0] if told else ()
-    job = join(told[0][0], told[1][0])
+            by_kind.append(tuple(scaled(job, step_ms) for job in jobs))
+    if len(by_kind) < 2 or [len(jobs) for jobs in by_kind] != [1, 1]:
+        return by_kind[0] if by_kind else ()
+    job = join(by_kind[0][0], by_kind[1][0])
     first, _, last = job.verdict
-    last = last.replace(checked_clause(told[0][0]), checked_clause(job))
+    last = last.replace(checked_clause(by_kind[0][0]), checked_clause(job))
     return (replace(job, verdict=(first, costliest_sentence(job, options.min_share), last)),)
 
 

@@ -126,8 +126,8 @@ def named(result: Judged, compiled: CompileResult | None) -> Judged:
     """
     if compiled is None:
         return result
-    told = tuple(_named(finding, compiled) for finding in result.findings)
-    return replace(result, findings=told)
+    findings = tuple(_named(finding, compiled) for finding in result.findings)
+    return replace(result, findings=findings)
 
 
 def _named(finding: Finding, compiled: CompileResult) -> Finding:
@@ -154,14 +154,14 @@ def _same(finding: Finding, recompiles: Sequence[Recompile]) -> list[Recompile]:
 
 
 def _with(finding: Finding, events: Sequence[CompileEvent], stack: tuple[Frame, ...]) -> Finding:
-    told = [_event_line(event) for event in events]
+    lines = [_event_line(event) for event in events]
     frame = events[0].frame
     return replace(
         finding,
         certainty="certain",
-        message=f"{finding.message}; {_listed(told)}",
+        message=f"{finding.message}; {_listed(lines)}",
         place=replace(finding.place, frame=frame, stack=stack) if frame else finding.place,
-        evidence={**finding.evidence, LOGGED: told},
+        evidence={**finding.evidence, LOGGED: lines},
         fix=events[0].fix,
     )
 
@@ -178,12 +178,12 @@ def named_as(job: JobResult, results: Sequence[Result]) -> JobResult:
     for finding in job.findings:
         same = known.get((finding.code, finding.evidence.get("frame")))
         if same is not None:
-            told = same.evidence[LOGGED]
+            logged = same.evidence[LOGGED]
             finding = replace(
                 finding,
-                message=f"{finding.message}; {_listed(told)}",
+                message=f"{finding.message}; {_listed(logged)}",
                 place=replace(finding.place, frame=same.place.frame, stack=same.place.stack),
-                evidence={**finding.evidence, LOGGED: told},
+                evidence={**finding.evidence, LOGGED: logged},
                 fix=same.fix,
             )
         findings.append(finding)
@@ -195,6 +195,6 @@ def _event_line(event: CompileEvent) -> str:
     return f"{event.what}{at}"
 
 
-def _listed(told: Sequence[str]) -> str:
-    more = f" and {len(told) - N_NAMED} more" if len(told) > N_NAMED else ""
-    return f"the compiler's log names {', '.join(told[:N_NAMED])}{more}"
+def _listed(lines: Sequence[str]) -> str:
+    more = f" and {len(lines) - N_NAMED} more" if len(lines) > N_NAMED else ""
+    return f"the compiler's log names {', '.join(lines[:N_NAMED])}{more}"

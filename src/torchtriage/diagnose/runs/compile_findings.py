@@ -31,8 +31,8 @@ def compile_findings(
     recompiles = [event for event in compiled.events if event.kind == "recompilation"]
     limited = [event.frame.file for event in recompiles if event.limit and event.frame]
     follow = [finding for finding in known if finding.code in UNCOMPILED and _in_files(finding, limited)]
-    kept = [finding for finding in known if not (finding.code == RECOMPILE and recompiles) and finding not in follow]
-    lines = {(frame.file, frame.line) for finding in kept if (frame := finding.place.frame)}
+    others = [finding for finding in known if not (finding.code == RECOMPILE and recompiles) and finding not in follow]
+    lines = {(frame.file, frame.line) for finding in others if (frame := finding.place.frame)}
     new = [finding for event in recompiles for finding in _recompiled(event, run_ms, view, follow)]
     new += [
         _broken(event)
@@ -42,7 +42,7 @@ def compile_findings(
         and not _known(event.frame, lines)
         and view.text(event.frame.file, event.frame.line)
     ]
-    return (*kept, *new)
+    return (*others, *new)
 
 
 def _in_files(finding: Finding, files: list[str]) -> bool:

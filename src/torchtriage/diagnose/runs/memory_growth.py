@@ -116,10 +116,10 @@ def with_graph_cost(finding: Finding, n_ops_per_step: float, growth: Growth | No
     """Return the finding of a needless autograd graph with what recording and keeping it takes of a step."""
     if finding.code != GRAPH or (finding.cost is not None and finding.cost.high_ms > 0) or not n_ops_per_step:
         return finding
-    kept = growth.saved_ms(step_ms) if growth is not None else (0.0, 0.0)
+    saved = growth.saved_ms(step_ms) if growth is not None else (0.0, 0.0)
     low, high = (
-        min(0.9 * step_ms, n_ops_per_step * node_us / 1e3 + kept_ms)
-        for node_us, kept_ms in zip(NODE_US, kept, strict=True)
+        min(0.9 * step_ms, n_ops_per_step * node_us / 1e3 + saved_ms)
+        for node_us, saved_ms in zip(NODE_US, saved, strict=True)
     )
     cost = Cost(
         low_ms=round(low, 6),

@@ -72,7 +72,7 @@ def _scaled(cost: Cost | None, step_ms: float) -> Cost | None:
     if cost is None or cost.per != "step":
         return cost
     factor = step_ms / cost.of_ms
-    said = "in proportion to the unprofiled step" if abs(factor - 1) > NEAR else ""
+    scaling = "in proportion to the unprofiled step" if abs(factor - 1) > NEAR else ""
     return replace(
         cost,
         low_ms=round(cost.low_ms * factor, 6),
@@ -80,7 +80,7 @@ def _scaled(cost: Cost | None, step_ms: float) -> Cost | None:
         naive_ms=round(cost.naive_ms * factor, 6),
         of_ms=round(step_ms, 6),
         together_ms=None if cost.together_ms is None else round(cost.together_ms * factor, 6),
-        method="; ".join(filter(None, [cost.method, said])),
+        method="; ".join(filter(None, [cost.method, scaling])),
     )
 
 
@@ -123,20 +123,20 @@ def join_findings(light: Judged, heavy: Judged) -> tuple[Finding, ...]:
             out += [finding for finding in ours if code not in heavy.checked or _seldom(finding, light)]
         elif not ours:
             sure = code not in light.checked
-            kept = [finding for finding in theirs if sure or finding.certainty == "certain"]
-            out += [_on_light_clock(_heavy_only(item), []) for item in kept]
+            added = [finding for finding in theirs if sure or finding.certainty == "certain"]
+            out += [_on_light_clock(_heavy_only(item), []) for item in added]
         elif _kinds(ours).isdisjoint(_kinds(theirs)):  # stacks have told another fault
             out += [_on_light_clock(_heavy_only(finding), []) for finding in theirs]
         else:
             for some_ours, some_theirs in _groups(ours, theirs):
-                told = _shared(some_ours, some_theirs) if some_ours else [_heavy_only(their) for their in some_theirs]
-                out += [_on_light_clock(item, some_ours) for item in told]
+                merged = _shared(some_ours, some_theirs) if some_ours else [_heavy_only(their) for their in some_theirs]
+                out += [_on_light_clock(item, some_ours) for item in merged]
     return tuple(sorted(out, key=rank_order))
 
 
 def _seldom(finding: Finding, result: Result | JobResult) -> bool:
-    told = result if isinstance(result, JobResult) else result.summary
-    return told is not None and 0 < len(finding.place.steps) < told.n_steady_steps
+    summary = result if isinstance(result, JobResult) else result.summary
+    return summary is not None and 0 < len(finding.place.steps) < summary.n_steady_steps
 
 
 def _kinds(findings: Sequence[Finding]) -> set[object]:

@@ -251,16 +251,16 @@ def _cautious(result: Result, recording: Recording) -> Result:
 def _merged(known: Sequence[Finding], found: Sequence[Finding]) -> tuple[Finding, ...]:
     """Return both, without what the looks at the stack tell better, and without a bare line that a pattern explains."""
     named = {finding.code for finding in found}
-    kept = [finding for finding in known if not (finding.code in REPLACED and finding.code in named)]
-    lines = {_line(finding) for finding in kept}
-    loads = any(finding.code in (LOADING, STARVED) for finding in kept)
+    others = [finding for finding in known if not (finding.code in REPLACED and finding.code in named)]
+    lines = {_line(finding) for finding in others}
+    loads = any(finding.code in (LOADING, STARVED) for finding in others)
     new = [
         finding
         for finding in found
         if not (finding.code == HOT_LINE.code and _line(finding) in lines)
         and not (finding.code in UNNAMED and loads and _fetches(finding))
     ]
-    return (*kept, *new)
+    return (*others, *new)
 
 
 def _fetches(finding: Finding) -> bool:

@@ -80,7 +80,7 @@ def with_source(
             alone.setdefault((hint.code, frame.file, frame.function), []).append(hint)
     for hints in alone.values():
         out = _with_hints(out, hints, timed, view)
-    return tuple(_told_once(out, view))
+    return tuple(_without_repeats(out, view))
 
 
 def _with_hints(
@@ -143,7 +143,7 @@ def _statement(frame: Frame, view: SourceView) -> set[int]:
     return set(range(frame.line, ((statement.end_lineno if statement is not None else None) or frame.line) + 1))
 
 
-def _told_once(findings: Sequence[Finding], view: SourceView) -> Iterator[Finding]:
+def _without_repeats(findings: Sequence[Finding], view: SourceView) -> Iterator[Finding]:
     """Yield the findings without those that say only "Python" or "this line" of a loop that another one explains."""
     named: dict[tuple[str, int], float] = {}
     for finding in findings:

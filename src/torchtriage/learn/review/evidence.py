@@ -368,10 +368,10 @@ def _findings(findings: Sequence[Finding], window: _Window, *, redact: bool) -> 
         saves = (
             f", saves {cost.low_ms:.3g} to {cost.high_ms:.3g} ms of {cost.of_ms:.3g} ms per {cost.per}" if cost else ""
         )
-        text = f": {finding.title}" if redact else f": {_told(finding.message)}"
+        text = f": {finding.title}" if redact else f": {_quoted_name(finding.message)}"
         frame = finding.place.frame
         if frame is not None and not redact:
-            text += f", at {_told(frame.file)}:{frame.line} {_told(frame.function)}"
+            text += f", at {_quoted_name(frame.file)}:{frame.line} {_quoted_name(frame.function)}"
         yield _Draft(
             2 - share,
             "finding",
@@ -419,7 +419,7 @@ def _is_shape(value: object) -> bool:
     return all(type(size) is int for size in sizes)
 
 
-def _told(text: str) -> str:
+def _quoted_name(text: str) -> str:
     """Return what others wrote as a name is: quoted, cut, all of it printable."""
     return _quoted(elide(visible(text), WIDTH))
 

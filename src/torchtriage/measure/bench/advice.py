@@ -41,20 +41,20 @@ def compare(measured: Measurements, first: Setting, other: Setting, q: float = 0
 
 def _comparison(first: str, other: str, ratios: Floats) -> SettingComparison:
     """Return the comparison of two names by ``other`` over ``one`` in each round."""
-    told = ratio_of_pairs(np.ones(len(ratios)), ratios, level=LEVEL)
-    if told.value < 1:
+    comparison = ratio_of_pairs(np.ones(len(ratios)), ratios, level=LEVEL)
+    if comparison.value < 1:
         return _comparison(other, first, 1 / ratios)
     known = len(ratios) >= LEAST_PAIRS
-    counts = known and told.low >= 1 + SURELY and told.value >= 1 + COUNTS
+    counts = known and comparison.low >= 1 + SURELY and comparison.value >= 1 + COUNTS
     return SettingComparison(
         faster=first,
         slower=other,
-        ratio=round(told.value, 6),
-        low=round(told.low, 6) if known else None,
-        high=round(told.high, 6) if known else None,
+        ratio=round(comparison.value, 6),
+        low=round(comparison.low, 6) if known else None,
+        high=round(comparison.high, 6) if known else None,
         n_rounds=len(ratios),
         tie=not counts,
-        resolved=counts or (known and told.high <= 1 + GAP + NARROW),
+        resolved=counts or (known and comparison.high <= 1 + GAP + NARROW),
     )
 
 
@@ -151,11 +151,13 @@ def _choose(
             continue
         # what is known of the best and the chosen is known of neither and a third
         comparison = against(chosen, row)
-        said = "as good" if comparison is not None and comparison.resolved and comparison.tie else "not distinguishable"
+        reason = (
+            "as good" if comparison is not None and comparison.resolved and comparison.tie else "not distinguishable"
+        )
         if _simplicity(row.setting) != _simplicity(chosen.setting):
-            said += ", and not as simple"
-        by.setdefault(said, []).append(row.label)
-    why = "".join(f"; {said}: {listed(by[said])}" for said in sorted(by))
+            reason += ", and not as simple"
+        by.setdefault(reason, []).append(row.label)
+    why = "".join(f"; {reason}: {listed(by[reason])}" for reason in sorted(by))
     return _Choice(chosen, tuple(row.label for row in as_good if row is not chosen), why)
 
 

@@ -348,15 +348,15 @@ def _stay(measured: Measurements, rows: Sequence[SettingRow], eager: SettingRow,
 def _costs(chosen: SettingRow) -> str:
     if chosen.setting.mode == "eager" or chosen.cold is None:
         return "It compiles nothing."
-    said = f"Its first call takes {format_ms(chosen.cold.first_call_s * 1e3)} with empty caches"
+    text = f"Its first call takes {format_ms(chosen.cold.first_call_s * 1e3)} with empty caches"
     if chosen.warm is not None:
-        said += f", {format_ms(chosen.warm.first_call_s * 1e3)} with warm ones"
+        text += f", {format_ms(chosen.warm.first_call_s * 1e3)} with warm ones"
     if chosen.break_even_cold is not None:
         calls = format_count(chosen.break_even_cold, "call")
-        said += f"; paid for after {calls}"
+        text += f"; paid for after {calls}"
         if chosen.break_even_warm is not None:
-            said += f" ({chosen.break_even_warm:,} warm)"
-    return f"{said}."
+            text += f" ({chosen.break_even_warm:,} warm)"
+    return f"{text}."
 
 
 def _answers(rows: Sequence[SettingRow]) -> str:

@@ -84,10 +84,10 @@ def sides_of(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
 
     The first are empty unless both sides of one measurement are there.
     """
-    told = [dict(run.environment) for run in runs]
-    marks = {facts.get(INTERLEAVING) for facts in told if facts.get(SIDE) == "after"} - {None}
+    environments = [dict(run.environment) for run in runs]
+    marks = {facts.get(INTERLEAVING) for facts in environments if facts.get(SIDE) == "after"} - {None}
     sides: tuple[list[Run], list[Run]] = ([], [])
-    for run, facts in zip(runs, told, strict=True):
+    for run, facts in zip(runs, environments, strict=True):
         before = facts.get(SIDE) == "before" and facts.get(INTERLEAVING) in marks
         sides[0 if before else 1].append(run)
     return sides

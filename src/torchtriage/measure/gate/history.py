@@ -93,8 +93,8 @@ def _point(commit: str, found: Sequence[tuple[Run, Series]], newest: Series, sta
         return None
     sessions = tuple(chain(*(series.sessions for _, series in alike)))
     whole = Series(newest.metric, newest.unit, newest.better, newest.kind, sessions)
-    told = amount(SessionTable(whole), statistic)
-    return Point(commit, alike[0][0].recorded_at_s, told.value, told.n_sessions, len(alike))
+    exact = amount(SessionTable(whole), statistic)
+    return Point(commit, alike[0][0].recorded_at_s, exact.value, exact.n_sessions, len(alike))
 
 
 def _position(point: Point, points: Sequence[Point], place: Mapping[str, int]) -> tuple[float, float]:
@@ -169,11 +169,11 @@ def _verdict(tracks: Sequence[Track], branch: str, min_change: float) -> tuple[s
     if not changes:
         return f"No change of level: {along}.", "Every metric stays on one level.", how
     n_worse = sum(change.worse for _, change in changes)
-    said = f"{n_worse} worse, {len(changes) - n_worse} better"
+    summary = f"{n_worse} worse, {len(changes) - n_worse} better"
     worse = [pair for pair in changes if pair[1].worse] or changes
     track, last = max(worse, key=lambda pair: pair[0].points[pair[1].index].recorded_at_s)
     return (
-        f"{format_count(len(changes), 'change')} of level: {said} ({along}).",
+        f"{format_count(len(changes), 'change')} of level: {summary} ({along}).",
         f"Newest: {formatting.row_name(track)} {formatting.change_point(track, last)}.",
         how,
     )

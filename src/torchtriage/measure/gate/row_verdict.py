@@ -353,20 +353,20 @@ def _judge_count(draft: _RowDraft, change: session_comparison.Change, adjusted_p
     """Judge counts that vary: any rise counts, once ranks show one."""
     row = draft.row
     before, after = _both(row)
-    said = f"{_range(row, before.sessions)} to {_range(row, after.sessions)}"
+    values = f"{_range(row, before.sessions)} to {_range(row, after.sessions)}"
     worse = "more" if row.better == "lower" else "fewer"
     less, more = sorted((before.value, after.value))
     beyond = more > less * (1 + row.max_regress) or not row.max_regress
     least = None
     if change.low > 1 and beyond:
         verdict: RowVerdict = "regression"
-        sentence = f"{said}, in the middle {_sides(row)}: {worse}"
+        sentence = f"{values}, in the middle {_sides(row)}: {worse}"
     elif change.high < 1:
-        verdict, sentence = "improvement", f"{said}, in the middle {_sides(row)}"
+        verdict, sentence = "improvement", f"{values}, in the middle {_sides(row)}"
     elif draft.after.max() <= draft.before.max() or (change.low > 1 and not beyond):
-        verdict, sentence = "same", f"{said}: no {worse} than the baseline has had"
+        verdict, sentence = "same", f"{values}: no {worse} than the baseline has had"
     else:
-        verdict, sentence = "inconclusive", f"{said}: it varies from session to session"
+        verdict, sentence = "inconclusive", f"{values}: it varies from session to session"
         if math.isnan(change.low):
             least = session_comparison.least_sessions(change.level, paired=change.paired)
             sentence += f"; at least {least} sessions a side are needed to show a change"
@@ -445,19 +445,19 @@ def _finite(value: float) -> float | None:
 
 def _sentence(row: MetricRow, change: session_comparison.Change) -> str:
     limit = formatting.short(row.max_regress)
-    said = _change(row)
+    text = _change(row)
     if row.low is None or row.high is None:
         least = session_comparison.least_sessions(change.level, paired=change.paired)
         what = "pairs" if row.paired else "sessions a side"
-        return f"{said}: too few sessions for an interval; at least {least} {what} are needed"
+        return f"{text}: too few sessions for an interval; at least {least} {what} are needed"
     if row.verdict == "regression":
         surely = change.low >= 1 + row.max_regress
-        return f"{said}: worse" + (f", by {limit} or more" if surely else f"; the estimate is beyond {limit}")
+        return f"{text}: worse" + (f", by {limit} or more" if surely else f"; the estimate is beyond {limit}")
     if row.verdict == "improvement":
-        return f"{said}: better"
+        return f"{text}: better"
     if row.verdict == "same":
-        return f"{said}: not worse by {limit}"
-    return f"{said}: {limit} worse can be neither shown nor excluded; {_more(row, change)}"
+        return f"{text}: not worse by {limit}"
+    return f"{text}: {limit} worse can be neither shown nor excluded; {_more(row, change)}"
 
 
 def _change(row: MetricRow) -> str:

@@ -43,14 +43,14 @@ def conclude(
     before_ms, after_ms = (geometric_mean(times) for times in (trial.before_ms, trial.after_ms))
     ratio = trial.ratio
     saved = [before_ms * (1 - end) for end in (ratio.value, ratio.high, ratio.low)]
-    told = ratio.high < 1 or ratio.low > 1
+    significant = ratio.high < 1 or ratio.low > 1
     change = TimeChange(
         before_ns=round(before_ms * NS_PER_MS),
         after_ns=round(after_ms * NS_PER_MS),
         delta_ns=-round(saved[0] * NS_PER_MS),
         low_ns=-round(saved[2] * NS_PER_MS),
         high_ns=-round(saved[1] * NS_PER_MS),
-        told=told,
+        told=significant,
     )
     findings: tuple[FindingChange, ...] = ()
     promise: Promise | None = None
@@ -73,7 +73,7 @@ def conclude(
         saved_ms=round(saved[0], 6),
         saved_low_ms=round(saved[1], 6),
         saved_high_ms=round(saved[2], 6),
-        told=told,
+        told=significant,
         rounds=tuple(
             Round(round(old_ms, 6), round(new_ms, 6), first)
             for old_ms, new_ms, first in zip(trial.before_ms, trial.after_ms, trial.firsts, strict=True)
@@ -108,8 +108,8 @@ def _mostly_gone(finding: FindingChange) -> FindingChange:
     old, new = finding.before, finding.after
     if finding.status != "stayed" or old is None or new is None or new.naive_ms > REST * old.naive_ms:
         return finding
-    kept = replace(old, low_ms=max(old.low_ms - new.high_ms, 0.0), high_ms=max(old.high_ms - new.low_ms, 0.0))
-    return replace(finding, status="went", before=kept)
+    saved = replace(old, low_ms=max(old.low_ms - new.high_ms, 0.0), high_ms=max(old.high_ms - new.low_ms, 0.0))
+    return replace(finding, status="went", before=saved)
 
 
 def _speed(verification: Verification) -> str:
@@ -159,7 +159,7 @@ def _promise(promise: Promise | None, recorded: bool) -> str:
             if recorded
             else "Promise not checked: the programs were not recorded."
         )
-    kept = (
+    outcome = (
         "kept"
         if promise.holds
         else "kept within the noise"
@@ -170,4 +170,4 @@ def _promise(promise: Promise | None, recorded: bool) -> str:
     )
     span = f"{format_ms(promise.low_ms)} to {format_ms(promise.high_ms)}"
     codes = ", ".join(promise.codes)
-    return f"Promised {span} per step for {codes}; {format_ms(promise.measured_ms)} saved: {kept}."
+    return f"Promised {span} per step for {codes}; {format_ms(promise.measured_ms)} saved: {outcome}."

@@ -18,8 +18,8 @@ def workers(module: Module, call: SourceCall) -> int | None:
         given = call.node.args[N_WORKERS]
     if given is None:
         return None if unpacks(call.node) else 0
-    said = module.constant(given, call.context) if module.is_program else literal(given)
-    return said if isinstance(said, int) else None
+    value = module.constant(given, call.context) if module.is_program else literal(given)
+    return value if isinstance(value, int) else None
 
 
 def dataset(module: Module, call: SourceCall) -> Class | None:

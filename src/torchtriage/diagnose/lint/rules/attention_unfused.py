@@ -55,7 +55,7 @@ class _Function:
     def __init__(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         self.stage: dict[str, int] = {}
         self.hit: ast.expr | None = None
-        self.kept = False
+        self.leaves_function = False
         for statement in sorted(
             (item for item in ast.walk(node) if isinstance(item, ast.stmt)),
             key=lambda item: (item.lineno, item.col_offset),
@@ -68,7 +68,7 @@ class _Function:
                 self._leaves(statement.value)
             elif isinstance(statement, ast.Expr):
                 self.of(statement.value)
-        if self.kept:
+        if self.leaves_function:
             self.hit = None
 
     def _assign(self, node: ast.Assign) -> None:
@@ -79,12 +79,12 @@ class _Function:
                 if not isinstance(node.value, ast.Constant):
                     self.stage[target.id] = stage
             elif isinstance(target, ast.Attribute) and stage == _WEIGHTS:
-                self.kept = True
+                self.leaves_function = True
 
     def _leaves(self, node: ast.expr) -> None:
         parts = node.elts if isinstance(node, ast.Tuple | ast.List) else [node]
         stages = {self.of(part) for part in parts}  # all of them: each may hold the product
-        self.kept = self.kept or max(stages, default=_NOTHING) > _NOTHING
+        self.leaves_function = self.leaves_function or max(stages, default=_NOTHING) > _NOTHING
 
     def of(self, node: ast.expr) -> int:
         """Return the stage of an expression, and note a product of the weights."""
@@ -118,7 +118,7 @@ class _Function:
         if _SOFTMAX.search(name):
             return _WEIGHTS if first == _SCORES else _NOTHING
         if name in ("append", "update") and _WEIGHTS in stages:
-            self.kept = True
+            self.leaves_function = True
         # a tensor's own method hands it on; of other calls, those that mask and drop
         return first if inner or _PASSED.search(name) else _NOTHING
 

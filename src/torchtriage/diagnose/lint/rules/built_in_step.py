@@ -44,7 +44,7 @@ def find(module: Module) -> Iterator[Hit]:
     """Yield constructions of hot code whose result is not kept."""
     for call in module.calls:
         function = call.context.function
-        if not call.context.hot or not call.attr or _is_kept(call) or (function and function.name == "__init__"):
+        if not call.context.hot or not call.attr or _is_stored(call) or (function and function.name == "__init__"):
             continue
         what, severity = _built(module, call)
         if what:
@@ -73,7 +73,7 @@ def _built(module: Module, call: SourceCall) -> tuple[str, Severity | None]:
     return "", None
 
 
-def _is_kept(call: SourceCall) -> bool:
+def _is_stored(call: SourceCall) -> bool:
     """Return whether the result outlives the step: in an attribute, or in a container."""
     if call.user is not None and call.user.attr in ("append", "setdefault", "add_module"):
         return True

@@ -53,10 +53,10 @@ def find(module: Module) -> Iterator[Hit]:
             yield Hit(call.node, f"breaks the graph: {text_of(call.node)}", call.attr)
     for node, context, how in reads(module):
         if _runs(context):
-            said = "this condition on a tensor" if how in ("if", "while", "not", "and") else how
+            what = "this condition on a tensor" if how in ("if", "while", "not", "and") else how
             if how in ("item", "tolist", "numpy", "float", "int", "bool"):
-                said = f"{how}()"
-            yield Hit(node, f"{said} breaks the graph: {text_of(node)}", how)
+                what = f"{how}()"
+            yield Hit(node, f"{what} breaks the graph: {text_of(node)}", how)
     for call in module.called("int", "float", "bool"):
         inner = call.node.args[0] if len(call.node.args) == 1 else None
         if (

@@ -37,8 +37,8 @@ def find(module: Module) -> Iterator[Hit]:
             if literal(keyword(call.node, "find_unused_parameters")) is True:
                 yield Hit(call.node, "every step searches the graph for unused parameters")
         elif call.name in _COPIES and not call.context.aside and not _offers(call):
-            said = "DataParallel copies the model in every forward pass"
-            yield Hit(call.node, said, fix=PROCESSES)
+            message = "DataParallel copies the model in every forward pass"
+            yield Hit(call.node, message, fix=PROCESSES)
 
 
 def _offers(call: SourceCall) -> bool:

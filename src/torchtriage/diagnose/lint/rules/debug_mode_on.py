@@ -47,11 +47,11 @@ def find(module: Module) -> Iterator[Hit]:
             continue
         yield Hit(call.node, f"{call.attr} checks every operator of the backward pass", call.attr)
     for node, name, value, context in module.environ:
-        said = literal(value)
+        setting = literal(value)
         if context.aside or context.rare:
             continue
-        if name in _VARIABLES and isinstance(said, str) and said not in _OFF and said[:1] != "-":
-            yield Hit(node, f"{name}={said} is set for every run")
+        if name in _VARIABLES and isinstance(setting, str) and setting not in _OFF and setting[:1] != "-":
+            yield Hit(node, f"{name}={setting} is set for every run")
     for call in [*module.called("os.environ.setdefault"), *module.called("os.putenv")]:
         given = [literal(arg) for arg in call.node.args[:2]]
         if len(given) == 2 and given[0] in _VARIABLES and given[1] not in _OFF and not _quiet(call):

@@ -65,9 +65,9 @@ def _rows(module: Module, call: SourceCall, given: ast.expr) -> int:
 
 def _number(module: Module, node: ast.expr) -> int:
     """Return what a number or a constant of the file says, 0 when that is not known."""
-    said = literal(node)
+    value = literal(node)
     if isinstance(node, ast.Name):
-        said = next(
+        value = next(
             (
                 literal(assign.expression)
                 for assign in module.assigns
@@ -75,4 +75,4 @@ def _number(module: Module, node: ast.expr) -> int:
             ),
             0,
         )
-    return said if isinstance(said, int) else 0
+    return value if isinstance(value, int) else 0

@@ -46,8 +46,8 @@ def find(module: Module) -> Iterator[Hit]:
         if not call.context.hot:
             continue
         if _appends(call):
-            said = f"every step opens this file again: {text_of(call.node)}"
-            yield Hit(call.node, said, call.attr, severity="note" if _writes_many(module, call) else None)
+            message = f"every step opens this file again: {text_of(call.node)}"
+            yield Hit(call.node, message, call.attr, severity="note" if _writes_many(module, call) else None)
         elif _is_fixed(call):
             yield Hit(call.node, f"every step opens the same file again: {text_of(call.node)}", call.attr)
 

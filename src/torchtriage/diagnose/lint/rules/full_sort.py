@@ -45,7 +45,7 @@ def find(module: Module) -> Iterator[Hit]:
     for body in {call.context.function for call in calls.values()}:
         tree = module.tree if body is None else body.node
         named = _named(module, [call for call in calls.values() if call.context.function is body])
-        taken: dict[str, list[bool]] = {name: [] for name in named}
+        slices: dict[str, list[bool]] = {name: [] for name in named}
         inside: set[int] = set()
         for node in ast.walk(tree):
             if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
@@ -53,12 +53,12 @@ def find(module: Module) -> Iterator[Hit]:
                 if inner in calls and _takes_few(node):
                     yield _hit(calls[inner], text_of(node))
                 elif isinstance(inner, ast.Name) and inner.id in named and _takes_few(node):
-                    taken[inner.id].append(True)
+                    slices[inner.id].append(True)
                     inside.add(id(inner))
             elif isinstance(node, ast.Name) and node.id in named and isinstance(node.ctx, ast.Load):
-                taken[node.id].append(id(node) in inside)
+                slices[node.id].append(id(node) in inside)
         for name, call in named.items():
-            if taken[name] and all(taken[name]):
+            if slices[name] and all(slices[name]):
                 yield _hit(call, f"{name} = {text_of(call.node)}")
 
 
@@ -73,9 +73,9 @@ def _runs_often(module: Module, call: SourceCall) -> bool:
     return call.context.hot and not (isinstance(number, int) and number <= _FEW)
 
 
-def _hit(call: SourceCall, said: str) -> Hit:
+def _hit(call: SourceCall, message: str) -> Hit:
     what = "all are put in random order" if call.attr in ("randperm", "permutation") else "all are sorted"
-    return Hit(call.node, f"{what}, a few are used: {said}", call.attr)
+    return Hit(call.node, f"{what}, a few are used: {message}", call.attr)
 
 
 def _needs_order(call: SourceCall) -> bool:

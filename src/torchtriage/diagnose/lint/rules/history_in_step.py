@@ -57,9 +57,9 @@ def find(module: Module) -> Iterator[Hit]:
     for call in module.sent("pop", "insert"):
         first = call.node.args[0] if call.node.args else None
         if call.context.hot and isinstance(first, ast.Constant) and first.value == 0 and _is_list(module, call):
-            said = f"every element moves by one place: {text_of(call.node)}"
+            message = f"every element moves by one place: {text_of(call.node)}"
             short = _is_short(module, call) or _is_renewed(module, call)
-            yield Hit(call.node, said, call.attr, severity="note" if short else None)
+            yield Hit(call.node, message, call.attr, severity="note" if short else None)
     grown: dict[str, set[SourceLoop | None]] = defaultdict(set)
     for assign in module.assigns:
         if grown_by(module, assign) and assign.context.hot and _gathers(assign) and _outlives(module, assign):
@@ -253,5 +253,5 @@ def _chains(module: Module) -> Iterator[Hit]:
             and text_of(assign.expression, 200) == path_of(given)
             for assign in module.assigns
         ):
-            said = f"the copy refers to what it was made of, and the next one copies both: {text_of(call.node)}"
-            yield Hit(call.node, said, "deepcopy", "medium")
+            message = f"the copy refers to what it was made of, and the next one copies both: {text_of(call.node)}"
+            yield Hit(call.node, message, "deepcopy", "medium")

@@ -38,11 +38,11 @@ def find(module: Module) -> Iterator[Hit]:
     for node, context, how in reads(module):
         if not context.hot or compiled(context):
             continue
-        said = _HOW.get(how, f"{how}()")
+        what = _HOW.get(how, f"{how}()")
         # in an assertion or a check of a library's forward it is one of many; still it waits
         yield Hit(
             node,
-            f"{said} waits for the device in every step: {text_of(node)}",
+            f"{what} waits for the device in every step: {text_of(node)}",
             called=how,
             severity="note" if delivers(module, node, context) else "low" if context.step_loop is None else None,
         )

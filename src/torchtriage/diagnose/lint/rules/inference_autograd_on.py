@@ -181,12 +181,12 @@ def _is_never_trained(module: Module, function: SourceFunction) -> bool:
         current = waiting.pop()
         if current.has_backward or _USES_GRAD.search(module.text_of(current)):
             return False
-        kept = any(
+        stores = any(
             assign.context.function is current and _outlives(assign) and assign.value.kind in ("tensor", "unknown")
             for assign in module.assigns
         )
         gives = current.is_generator or any(value.kind != "host" for _, value in current.returns)
-        if not gives and not (kept and module.trains):
+        if not gives and not (stores and module.trains):
             continue
         callers = {context.function for context, callee in module.edges if callee is current}
         if not callers and module.trains:

@@ -37,8 +37,8 @@ def find(module: Module) -> Iterator[Hit]:
     for ways in found.values():
         if len(ways) > 1:
             for call in (item for calls in ways.values() for item in calls):
-                said = f"this copy changes the layout, another one undoes it: {text_of(call.node)}"
-                yield Hit(call.node, said, call.attr)
+                message = f"this copy changes the layout, another one undoes it: {text_of(call.node)}"
+                yield Hit(call.node, message, call.attr)
 
 
 def _way(module: Module, call: SourceCall) -> str:

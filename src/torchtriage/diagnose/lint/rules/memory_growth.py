@@ -50,7 +50,7 @@ def find(module: Module) -> Iterator[Hit]:
     yield from _hooks(module)
     yield from _retained(module)
     for assign in module.assigns:
-        value, context = _kept(assign), assign.context
+        value, context = _stored_value(assign), assign.context
         if value.kind != "tensor" or value.guess or context.no_grad or not context.hot:
             continue
         if not value.grad and not value.on_device:
@@ -105,7 +105,7 @@ def _takes_gradients(module: Module, function: SourceFunction | None) -> bool:
     )
 
 
-def _kept(assign: Assign) -> Value:
+def _stored_value(assign: Assign) -> Value:
     """Return what is kept: of a tuple the part that holds a graph."""
     return next((item for item in assign.value.items if item.kind == "tensor" and item.grad), assign.value)
 
@@ -115,12 +115,12 @@ def _list(module: Module, assign: Assign, loop: SourceLoop | None, value: Value)
     if value.grad:
         if loop is not None and not loop.trains and _takes_gradients(module, loop.function):
             return  # gathered on purpose for a backward pass after the loop
-        said = "keeps the graph of every step"
+        message = "keeps the graph of every step"
     elif loop is not None and loop.trains and not value.scalar:
-        said, severity = "keeps a device tensor of every step", "low"
+        message, severity = "keeps a device tensor of every step", "low"
     else:
         return
-    yield Hit(_node(assign), f"{said}: {text_of(assign.node)}", "append", severity)
+    yield Hit(_node(assign), f"{message}: {text_of(assign.node)}", "append", severity)
 
 
 def _node(assign: Assign) -> ast.expr | ast.stmt:

@@ -100,8 +100,8 @@ def _averages(node: ast.Assign, loop: SourceLoop) -> bool:
     target = node.targets[0]
     if not isinstance(target, ast.Subscript) or not isinstance(node.value, ast.BinOp):
         return False
-    said = ast.dump(target.value)
-    mixed = any(isinstance(item, ast.Subscript) and ast.dump(item.value) == said for item in ast.walk(node.value))
+    changed = ast.dump(target.value)
+    mixed = any(isinstance(item, ast.Subscript) and ast.dump(item.value) == changed for item in ast.walk(node.value))
     return mixed and bool(names_in(target.slice) & loop.targets) and bool(names_in(node.value) & loop.targets)
 
 

@@ -107,8 +107,8 @@ def _new_axes(node: ast.expr) -> tuple[int, ...]:
         if isinstance(given, ast.UnaryOp):
             inner = literal(given.operand)
             return (-inner,) if isinstance(inner, int) else ()
-        said = literal(given)
-        return (said,) if isinstance(said, int) else ()
+        number = literal(given)
+        return (number,) if isinstance(number, int) else ()
     if isinstance(node, ast.Subscript):
         parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
         plain = all(isinstance(part, ast.Slice) or _is_new(part) for part in parts)

@@ -48,8 +48,8 @@ def find(module: Module) -> Iterator[Hit]:
     for call in module.sent("iterrows", "itertuples"):
         loop = _loop_over(module, call.node)
         if call.context.hot or (loop is not None and loop.steps):
-            said = "a Series is built for every row" if call.attr == "iterrows" else "one row at a time"
-            yield Hit(call.node, f"{said}: {text_of(call.node)}", call.attr)
+            message = "a Series is built for every row" if call.attr == "iterrows" else "one row at a time"
+            yield Hit(call.node, f"{message}: {text_of(call.node)}", call.attr)
     for call in module.sent("apply"):
         if call.context.hot and literal(keyword(call.node, "axis")) == 1:
             yield Hit(call.node, f"a Python function runs for every row: {text_of(call.node)}", "apply")

@@ -40,9 +40,9 @@ def find(module: Module) -> Iterator[Hit]:
             continue
         if loop.n_constant is not None and loop.n_constant < MIN_TURNS:
             continue
-        if said := _of_classes(module, loop):
+        if message := _of_classes(module, loop):
             place = loop.node.iter if isinstance(loop.node, ast.comprehension) else loop.node
-            yield Hit(place, said, severity="low")
+            yield Hit(place, message, severity="low")
             continue
         if (window := _of_windows(module, loop)) is not None:
             yield Hit(window, f"windows are cut out one by one: {text_of(window)}", severity="low")
@@ -220,7 +220,7 @@ def _first(index: ast.expr) -> ast.expr:
     return index.elts[0] if isinstance(index, ast.Tuple) and index.elts else index
 
 
-def _said(module: Module, node: ast.expr, loop: SourceLoop) -> ast.expr:
+def _stands_for(module: Module, node: ast.expr, loop: SourceLoop) -> ast.expr:
     """Return what a name stands for: ``n = x.shape[0]``, ``n, m, _ = x.shape``."""
     if not isinstance(node, ast.Name) or not module.is_program:
         return node
@@ -249,7 +249,7 @@ def _ranged(module: Module, node: ast.expr, loop: SourceLoop) -> str | None:
     """Return ``x`` of ``range(x.shape[0])``, ``range(x.size(0))`` or ``range(len(x))``."""
     if not isinstance(node, ast.Call) or module.name_of(node.func) != "range" or len(node.args) != 1:
         return None
-    bound = _said(module, node.args[0], loop)
+    bound = _stands_for(module, node.args[0], loop)
     if isinstance(bound, ast.Subscript) and isinstance(bound.value, ast.Attribute):
         first = isinstance(bound.slice, ast.Constant) and bound.slice.value == 0
         return text_of(bound.value.value, 999) if first and bound.value.attr == "shape" else None
@@ -292,8 +292,8 @@ def _computes(module: Module, loop: SourceLoop, row: ast.expr) -> bool:
             continue
         if call.value.kind == "tensor" and call.value.device == 0 and not module.is_program:
             continue
-        said = {text_of(node, 999) for node in ast.walk(call.node) if isinstance(node, ast.expr)}
-        if wanted in said or said & made:
+        expressions = {text_of(node, 999) for node in ast.walk(call.node) if isinstance(node, ast.expr)}
+        if wanted in expressions or expressions & made:
             return True
     return False
 

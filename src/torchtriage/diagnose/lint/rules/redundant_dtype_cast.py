@@ -205,12 +205,12 @@ def _made(module: Module, node: ast.Call, scope: SourceFunction | None, depth: i
     name = module.name_of(node.func)
     dtype = keyword(node, "dtype")
     if dtype is not None:
-        said = module.name_of(dtype)
-        return "float64" if said in ("numpy.float64", "numpy.double", "float") else ""
+        made = module.name_of(dtype)
+        return "float64" if made in ("numpy.float64", "numpy.double", "float") else ""
     if isinstance(node.func, ast.Attribute) and node.func.attr == "astype":
         given = node.args[0] if node.args else None
-        said = module.name_of(given) if given is not None else ""
-        wide = said in ("numpy.float64", "numpy.double", "float")
+        made = module.name_of(given) if given is not None else ""
+        wide = made in ("numpy.float64", "numpy.double", "float")
         return "float64" if wide or literal(given) == "float64" else ""
     if _WIDE.match(name):
         return "float64" if len(node.args) < 2 or "zeros" not in name else ""

@@ -37,8 +37,8 @@ def find(module: Module) -> Iterator[Hit]:
         if not names & names_in(item.node):
             called = item.node.func if isinstance(item.node, ast.Call) else None
             severity: Severity = "medium" if item.loop is None or item.loop.steps else "low"
-            said = f"{_turn(item)} computes this again from the same inputs: {text_of(item.node)}"
-            yield Hit(item.node, said, text_of(called).rpartition(".")[2] if called is not None else "", severity)
+            message = f"{_turn(item)} computes this again from the same inputs: {text_of(item.node)}"
+            yield Hit(item.node, message, text_of(called).rpartition(".")[2] if called is not None else "", severity)
         if item.node in targets:
             names.add(targets[item.node])
 

@@ -36,9 +36,15 @@ def find(module: Module) -> Iterator[Hit]:
         if (isinstance(number, int) and number >= _MANY) or _multiplies(given):
             yield Hit(call.node, f"threads may outnumber the cores: {text_of(call.node)}", call.attr)
     for node, name, value, context in module.environ:
-        said = literal(value)
-        if name in _VARIABLES and isinstance(said, str) and said.isdigit() and int(said) >= _MANY and not context.rare:
-            yield Hit(node, f"threads may outnumber the cores: {name}={said}")
+        setting = literal(value)
+        if (
+            name in _VARIABLES
+            and isinstance(setting, str)
+            and setting.isdigit()
+            and int(setting) >= _MANY
+            and not context.rare
+        ):
+            yield Hit(node, f"threads may outnumber the cores: {name}={setting}")
 
 
 def _multiplies(node: ast.expr) -> bool:

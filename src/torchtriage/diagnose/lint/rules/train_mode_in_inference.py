@@ -46,7 +46,7 @@ def find(module: Module) -> Iterator[Hit]:
     if evaluates:
         return
     infers = module.is_program and not module.trains and ".step(" not in module.text
-    said: Severity | None = "note" if _ON_PURPOSE.search(module.text) else None
+    severity: Severity | None = "note" if _ON_PURPOSE.search(module.text) else None
     for call in module.calls:
         receiver, function = call.receiver, call.context.function
         if function is not None and function.owner is not None and function.owner.is_module:
@@ -62,7 +62,7 @@ def find(module: Module) -> Iterator[Hit]:
             and call.value.kind == "tensor"
             and not receiver.of.endswith("Loss")
         ):
-            yield Hit(call.node, "this model was never switched to evaluation", "forward", severity=said)
+            yield Hit(call.node, "this model was never switched to evaluation", "forward", severity=severity)
             return
 
 

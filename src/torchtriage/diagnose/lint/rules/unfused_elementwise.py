@@ -63,8 +63,8 @@ def find(module: Module) -> Iterator[Hit]:
             for node in ast.walk(function.node)
         )
         if number >= 2 and number + operators >= MIN_CHAIN:
-            said = f"{number + operators} pointwise operators run one by one in {function.name}()"
-            yield Hit(function.node.body[-1], said, span=function.node)
+            message = f"{number + operators} pointwise operators run one by one in {function.name}()"
+            yield Hit(function.node.body[-1], message, span=function.node)
 
 
 def _is_tensors(call: SourceCall) -> bool:

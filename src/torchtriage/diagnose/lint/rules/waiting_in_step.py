@@ -80,8 +80,8 @@ def _polls(module: Module, call: SourceCall) -> bool:
             conditions.append(node.test)
         elif isinstance(node, ast.ExceptHandler) and any(item is call.node for item in ast.walk(node)):
             return node.type is not None and text_of(node.type).endswith("Empty")
-    said = [text_of(node, 200) for node in conditions if not isinstance(node, ast.Constant)]
-    return bool(said) and any(map(_WAITED.search, said)) and not any(map(_OUTSIDE.search, said))
+    texts = [text_of(node, 200) for node in conditions if not isinstance(node, ast.Constant)]
+    return bool(texts) and any(map(_WAITED.search, texts)) and not any(map(_OUTSIDE.search, texts))
 
 
 def _serves(module: Module, loop: SourceLoop) -> bool:

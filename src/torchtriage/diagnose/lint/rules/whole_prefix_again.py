@@ -87,9 +87,9 @@ def _begins_with(node: ast.Call, target: str) -> bool:
 
 
 def _has_cache(call: SourceCall) -> bool:
-    said = [item.arg or "" for item in call.node.keywords if literal(item.value) not in (None, False)]
-    said += [name for item in call.node.args[1:] for name in names_in(item)]
-    return any(map(_CACHE.search, said))
+    names = [item.arg or "" for item in call.node.keywords if literal(item.value) not in (None, False)]
+    names += [name for item in call.node.args[1:] for name in names_in(item)]
+    return any(map(_CACHE.search, names))
 
 
 def _is_whole(node: ast.expr, target: str) -> bool:

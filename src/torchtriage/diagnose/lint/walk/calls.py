@@ -84,8 +84,8 @@ def _dotted(walker: Walker, node: ast.Attribute) -> str:
 def _result(walker: Walker, call: SourceCall) -> Value:
     """Return what a call gives, and take note of what it does to its loop and function."""
     if torch_names.BUILDER.match(call.attr) and not call.name.startswith("torch."):
-        told = returned(walker, call.callees) if call.callees else UNKNOWN
-        return told if told.kind == "module" else Value("module", MAYBE if walker.module.uses_device else CPU)
+        result = returned(walker, call.callees) if call.callees else UNKNOWN
+        return result if result.kind == "module" else Value("module", MAYBE if walker.module.uses_device else CPU)
     if call.name:
         return _imported(walker, call)
     if isinstance(call.node.func, ast.Name):
@@ -176,9 +176,9 @@ def _plain(walker: Walker, call: SourceCall) -> Value:
         device, grad = placed(given)
         return Value("tensor", device, grad=grad)
     if callee is not None:
-        told = returned(walker, call.callees)
-        if told.kind != "unknown" or told.items:
-            return told
+        result = returned(walker, call.callees)
+        if result.kind != "unknown" or result.items:
+            return result
     if torch_names.CRITERION.match(attr):
         return loss_of(walker, given)
     return UNKNOWN

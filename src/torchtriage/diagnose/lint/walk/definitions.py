@@ -43,9 +43,9 @@ def bind_parameters(walker: Walker, function: SourceFunction, local: Env) -> Non
         known = walker.module.classes.get(path_of(arg.annotation)) if arg.annotation else None
         if known is not None:
             value = A_MODULE.but(of=known.name) if known.is_module else Value("object", CPU, of=known.name)
-        told = function.given.get(arg.arg)
-        if told is not None and (value.kind in ("unknown", told.kind) or value.guess):
-            value = told
+        argument = function.given.get(arg.arg)
+        if argument is not None and (value.kind in ("unknown", argument.kind) or value.guess):
+            value = argument
         if function.owner and function.owner.is_lightning and arg.arg == "batch":
             value = Value("tensor", DEVICE)
         elif arg.arg in ("batch_idx", "dataloader_idx"):
@@ -116,8 +116,8 @@ def _fired(node: ast.FunctionDef | ast.AsyncFunctionDef) -> tuple[str, str, str]
     for call in ast.walk(node):
         if not isinstance(call, ast.Call) or path_of(call.func) != "getattr" or len(call.args) < 2:
             continue
-        said = call.args[1].values if isinstance(call.args[1], ast.JoinedStr) else [call.args[1]]
-        names = [part.value if isinstance(part, ast.FormattedValue) else part for part in said]
+        parts = call.args[1].values if isinstance(call.args[1], ast.JoinedStr) else [call.args[1]]
+        names = [part.value if isinstance(part, ast.FormattedValue) else part for part in parts]
         at = next((i for i, part in enumerate(names) if isinstance(part, ast.Name) and part.id in parameters), None)
         if at is not None and all(isinstance(part, ast.Constant) for part in (*names[:at], *names[at + 1 :])):
             before, after = ("".join(str(literal(part)) for part in some) for some in (names[:at], names[at + 1 :]))
@@ -134,8 +134,8 @@ def _define(
 ) -> None:
     decorators, no_grad, compiled, serves = [], False, False, False
     for decorator in node.decorator_list:
-        said = decorator.func if isinstance(decorator, ast.Call) else decorator
-        name = walker.module.name_of(said)
+        target = decorator.func if isinstance(decorator, ast.Call) else decorator
+        name = walker.module.name_of(target)
         if name == "functools.partial" and isinstance(decorator, ast.Call) and decorator.args:
             name = walker.module.name_of(decorator.args[0])
         decorators.append(name)

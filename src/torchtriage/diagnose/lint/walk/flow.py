@@ -153,7 +153,7 @@ def _down(edges: Edges) -> None:
 def _tell_callee(context: Context, callee: SourceFunction) -> bool:
     """Pass on what is known of the place that a function is called from."""
     caller = context.function
-    old = _told(callee)
+    old = _call_facts(callee)
     drives = False
     if context.statement_loop is not None or (caller is not None and caller.called_in_loop):
         callee.called_in_loop = True
@@ -171,10 +171,10 @@ def _tell_callee(context: Context, callee: SourceFunction) -> bool:
                 loop.drives = True
         else:
             callee.called_hot = True
-    return drives or old != _told(callee)
+    return drives or old != _call_facts(callee)
 
 
-def _told(function: SourceFunction) -> tuple[bool, ...]:
+def _call_facts(function: SourceFunction) -> tuple[bool, ...]:
     return (
         function.called_hot,
         function.called_in_loop,

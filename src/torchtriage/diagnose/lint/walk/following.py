@@ -235,10 +235,10 @@ def returned(walker: Walker, functions: Iterable[SourceFunction]) -> Value:
             found.append(Value("list", CPU, items=items, calls=(function,)))
         else:
             found += [value for _, value in function.returns] or [HOST]
-    told = [value for value in found if value.kind != "host"]
-    if not told:
+    values = [value for value in found if value.kind != "host"]
+    if not values:
         return HOST if found else UNKNOWN
-    first = told[0]
-    if any(value.kind != first.kind for value in told) or first.kind == "clock":
+    first = values[0]
+    if any(value.kind != first.kind for value in values) or first.kind == "clock":
         return UNKNOWN
-    return first.but(grad=any(value.grad for value in told), evaluated=all(value.evaluated for value in told))
+    return first.but(grad=any(value.grad for value in values), evaluated=all(value.evaluated for value in values))

@@ -33,25 +33,25 @@ def annotated(node: ast.expr | None) -> Value | None:
     if isinstance(node, ast.Subscript):  # Optional[Tensor]
         optional = path_of(node.value).rpartition(".")[2] == "Optional"
         return annotated(node.slice) if optional else UNKNOWN
-    said = literal(node) if isinstance(node, ast.Constant) else path_of(node)
-    return _typed(said) if isinstance(said, str) else UNKNOWN
+    name = literal(node) if isinstance(node, ast.Constant) else path_of(node)
+    return _typed(name) if isinstance(name, str) else UNKNOWN
 
 
 @lru_cache(maxsize=1 << 14)
-def _typed(said: str) -> Value:
+def _typed(name: str) -> Value:
     """Return what the name of a type says."""
-    said = re.sub(r"\b(Optional\[|None\s*\|\s*|\|\s*None)", "", said).strip("[] ")
-    if re.fullmatch(r"(\w+\.)*(Tensor|FloatTensor|LongTensor|BoolTensor|IntTensor)", said):
+    name = re.sub(r"\b(Optional\[|None\s*\|\s*|\|\s*None)", "", name).strip("[] ")
+    if re.fullmatch(r"(\w+\.)*(Tensor|FloatTensor|LongTensor|BoolTensor|IntTensor)", name):
         return MAYBE_TENSOR
-    if re.fullmatch(r"int|float|bool|str|bytes|complex", said):
+    if re.fullmatch(r"int|float|bool|str|bytes|complex", name):
         return HOST
-    if said.endswith("ndarray"):
+    if name.endswith("ndarray"):
         return NUMPY
-    if said.endswith("DataLoader"):
+    if name.endswith("DataLoader"):
         return A_LOADER
-    if re.fullmatch(r"(torch\.)?(nn|optim)?\.?(Module|\w+Model)", said):
+    if re.fullmatch(r"(torch\.)?(nn|optim)?\.?(Module|\w+Model)", name):
         return A_MODULE
-    if said.endswith("Optimizer"):
+    if name.endswith("Optimizer"):
         return AN_OPTIMIZER
     return UNKNOWN
 

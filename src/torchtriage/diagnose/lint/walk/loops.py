@@ -85,8 +85,8 @@ def _turns(walker: Walker, node: ast.Call) -> int | None:
     known = turns(node)
     if known is not None or not walker.is_program or len(node.args) != 1:
         return known
-    said = walker.module.constant(node.args[0], walker.context)
-    return said if type(said) is int else None
+    number = walker.module.constant(node.args[0], walker.context)
+    return number if type(number) is int else None
 
 
 def _bind_all(walker: Walker, target: ast.expr, value: Value) -> None:

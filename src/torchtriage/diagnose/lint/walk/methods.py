@@ -125,10 +125,10 @@ def _own_method(walker: Walker, call: SourceCall) -> Value:
         call.receiver = value
         return invoke(walker, call)
     walker.event("call", call.node, path)
-    told = returned(walker, call.callees)
-    if told.kind == "unknown" and not told.items and torch_names.CRITERION.match(call.attr):
+    result = returned(walker, call.callees)
+    if result.kind == "unknown" and not result.items and torch_names.CRITERION.match(call.attr):
         return loss_of(walker, list(call.arguments))
-    return told
+    return result
 
 
 def _attribute_value(walker: Walker, func: ast.expr) -> Value:

@@ -62,8 +62,8 @@ def _note_environ(walker: Walker, node: ast.stmt, target: ast.expr, value: ast.e
 def _annotated(walker: Walker, node: ast.AnnAssign) -> None:
     if node.value is not None:
         value = walker.eval(node.value)
-        said = annotated(node.annotation)
-        walker.target(node.target, value if value.kind != "unknown" or said is None else said)
+        declared = annotated(node.annotation)
+        walker.target(node.target, value if value.kind != "unknown" or declared is None else declared)
 
 
 def _augmented(walker: Walker, node: ast.AugAssign) -> None:

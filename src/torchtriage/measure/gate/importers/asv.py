@@ -49,10 +49,10 @@ def read_asv(document: DocumentNode, here: Run, path: Path) -> tuple[Run, list[s
             elif math.isnan(result.number()):
                 skipped += 1
             else:
-                taken = values.numbers() if values.value is not None else (result.number(),)
+                numbers = values.numbers() if values.value is not None else (result.number(),)
                 medians += values.value is None
-                unit, kind, better = _meaning(name, known.get(name, {}), taken)
-                session = Session(taken, None, None, None)
+                unit, kind, better = _meaning(name, known.get(name, {}), numbers)
+                session = Session(numbers, None, None, None)
                 series.append(Series(label, unit, better, kind, (session,)))
     notes = []
     if failed or skipped:
@@ -121,14 +121,14 @@ def _cells(node: DocumentNode | None, n: int) -> list[DocumentNode]:
 
 
 def _meaning(name: str, about: dict[str, Any], values: tuple[float, ...]) -> tuple[str, Kind, Better]:
-    told = about.get("unit")
-    if not isinstance(told, str) or not told:
+    declared = about.get("unit")
+    if not isinstance(declared, str) or not declared:
         stem = name.rpartition(".")[2]
-        told = "s" if stem.startswith("time") else "B" if "mem_" in stem else "unit"
-    unit = UNITS.get(told, told)
+        declared = "s" if stem.startswith("time") else "B" if "mem_" in stem else "unit"
+    unit = UNITS.get(declared, declared)
     kind: Kind = (kind_of(unit) or ("accuracy", "lower"))[0]
     # "unit" is what asv calls any number, which may be whole by chance at one commit
-    if kind == "count" and (told == "unit" or any(value < 0 or value % 1 for value in values)):
+    if kind == "count" and (declared == "unit" or any(value < 0 or value % 1 for value in values)):
         kind = "accuracy"
     return unit, kind, "lower"  # asv knows one direction only
 

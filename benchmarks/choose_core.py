@@ -13,21 +13,21 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from torchtriage.learn.dataset.recordings import Kept, kept
+from torchtriage.learn.dataset.recordings import DatasetItem, dataset_items
 from torchtriage_benchmark.recording.checksums import write_index
 
 
-def size(item: Kept) -> int:
+def size(item: DatasetItem) -> int:
     """Return the bytes of a recording."""
     return item.path.stat().st_size + item.path.with_suffix(".json").stat().st_size
 
 
-def chosen(items: Iterable[Kept]) -> Iterator[Kept]:
+def chosen(items: Iterable[DatasetItem]) -> Iterator[DatasetItem]:
     """Yield the core, some of it more than once."""
     there = {one.id: one for one in items if one.about.get("part", "eager") != "synthetic"}
     families: set[str] = set()
 
-    def best(some: list[Kept]) -> Kept:
+    def best(some: list[DatasetItem]) -> DatasetItem:
         found = min(some, key=lambda one: (one.about["family"] in families, size(one), one.id))
         families.add(found.about["family"])
         return found
@@ -45,7 +45,7 @@ def chosen(items: Iterable[Kept]) -> Iterator[Kept]:
         )
 
 
-def all_ranks(item: Kept, there: dict[str, Kept]) -> list[Kept]:
+def all_ranks(item: DatasetItem, there: dict[str, DatasetItem]) -> list[DatasetItem]:
     """Return an item of rank 0, its twin and the other ranks of both; empty when one is missing."""
     number = item.id[-4:]
     prefix = item.id.removesuffix(number)
@@ -61,7 +61,7 @@ def main() -> None:
     core.mkdir(parents=True, exist_ok=True)
     for old in core.iterdir():
         old.unlink()
-    found = {one.id: one for one in chosen(list(kept(folder)))}
+    found = {one.id: one for one in chosen(list(dataset_items(folder)))}
     for one in found.values():
         for path in (one.path, one.path.with_suffix(".json")):
             shutil.copy(path, core / path.name)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from torchtriage.core.errors import MissingExtraError
-from torchtriage.learn.dataset.recordings import Kept, kept
+from torchtriage.learn.dataset.recordings import DatasetItem, dataset_items
 from torchtriage_benchmark.recording.plan import Item
 from torchtriage_benchmark.recording.program_generator import programs
 from torchtriage_benchmark.recording.record import record
@@ -22,7 +22,7 @@ FAULTS = [("LCH016", 0), ("SYN004", 60), ("CFG044", 0)]
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Kept]:
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, DatasetItem]:
     """Return a clean recording and some faulty twins, by code."""
     pytest.importorskip("diffusers")
     folder = tmp_path_factory.mktemp("benchmark")
@@ -32,11 +32,11 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Kept]:
     outcomes = record(items, folder)
     assert [one.failure for one in outcomes] == [""] * len(items)
     assert all(one.kept for one in record(items, folder))  # what is there is left alone
-    return {one.code: one for one in kept(folder)}
+    return {one.code: one for one in dataset_items(folder)}
 
 
 @pytest.mark.torch
-def test_nothing_tells_of_the_marks(recorded: dict[str, Kept]) -> None:
+def test_nothing_tells_of_the_marks(recorded: dict[str, DatasetItem]) -> None:
     for one in recorded.values():
         text = json.dumps(one.document())
         assert "tt:" not in text
@@ -55,7 +55,7 @@ def test_nothing_tells_of_the_marks(recorded: dict[str, Kept]) -> None:
 
 
 @pytest.mark.torch
-def test_the_label_lies_where_the_fault_ran(recorded: dict[str, Kept]) -> None:
+def test_the_label_lies_where_the_fault_ran(recorded: dict[str, DatasetItem]) -> None:
     assert not recorded[""].faulty.any()
     for code, name in (("LCH016", "Optimizer.step#AdamW.step"), ("SYN004", "aten::isfinite")):
         one = recorded[code]
@@ -78,7 +78,7 @@ def test_each_rank_has_its_own_trace_and_label(tmp_path: Path) -> None:
         for number, (rank, change) in enumerate([(0, {}), (1, {}), (0, late), (1, late)])
     ]
     assert [one.failure for one in record(items, tmp_path)] == [""] * 4
-    waiting, slow = list(kept(tmp_path))[2:]
+    waiting, slow = list(dataset_items(tmp_path))[2:]
     for one in (waiting, slow):
         assert one.trace.matching("^DistributedDataParallel.forward").sum() >= 5
         assert 0 < one.faulty.sum() < len(one.faulty)
@@ -93,7 +93,7 @@ def test_what_is_compiled_is_split_where_the_label_says(tmp_path: Path) -> None:
     program = Item("c0000", "gpt2", "infer", False, 4, 7, "", 0, "c0000", False, "compiled")
     broken = replace(program, id="c0001", code="CMP030", variant="CMP030-branch")
     assert [one.failure for one in record([program, broken], tmp_path)] == ["", ""]
-    clean, split = kept(tmp_path)
+    clean, split = dataset_items(tmp_path)
     region = "^Torch-Compiled Region"
     assert clean.trace.matching(region).sum() == 5
     assert split.trace.matching(region).sum() == 10

@@ -21,7 +21,7 @@ from torchtriage.core.errors import UsageError
 from torchtriage.core.trace import Kind, read_trace
 from torchtriage.learn.dataset import trace_codec
 from torchtriage.learn.dataset.predictions import Predictions
-from torchtriage.learn.dataset.recordings import Kept
+from torchtriage.learn.dataset.recordings import DatasetItem
 from torchtriage.learn.dataset.score import score
 from torchtriage_benchmark.synthetic.batch_scaling import scaled
 from torchtriage_benchmark.synthetic.faults import FAULTS
@@ -87,25 +87,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def kept(folder: Path) -> dict[str, Kept]:
+def kept(folder: Path) -> dict[str, DatasetItem]:
     """Return items by their faults."""
     items = [item(code, number) for number, code in enumerate(CODES)]
     outcomes = synthesize(items, folder)
     assert [one.failure for one in outcomes] == [""] * len(items)
     assert all(one.kept for one in synthesize(items, folder))
     return {
-        code: Kept(json.loads((folder / f"s{number:04d}.json").read_text()), folder / f"s{number:04d}.ttcol")
+        code: DatasetItem(json.loads((folder / f"s{number:04d}.json").read_text()), folder / f"s{number:04d}.ttcol")
         for number, code in enumerate(CODES)
     }
 
 
-def test_the_same_bytes_every_time(folder: Path, kept: dict[str, Kept]) -> None:
+def test_the_same_bytes_every_time(folder: Path, kept: dict[str, DatasetItem]) -> None:
     about, document = made(item("SYN001", CODES.index("SYN001")), folder)
     assert hashlib.sha256(trace_codec.pack(document)).hexdigest() == kept["SYN001"].about["sha256"]
     assert about["step_ns"] == kept["SYN001"].about["step_ns"]
 
 
-def test_a_reader_finds_nothing_wrong(kept: dict[str, Kept]) -> None:
+def test_a_reader_finds_nothing_wrong(kept: dict[str, DatasetItem]) -> None:
     for one in kept.values():
         trace = one.trace
         check_trace(trace)
@@ -116,7 +116,7 @@ def test_a_reader_finds_nothing_wrong(kept: dict[str, Kept]) -> None:
         assert (launched >= 0).mean() > 0.4
 
 
-def test_device_work_obeys_its_queue(kept: dict[str, Kept]) -> None:
+def test_device_work_obeys_its_queue(kept: dict[str, DatasetItem]) -> None:
     trace = kept[""].trace
     rows = np.flatnonzero(trace.works)
     call = trace.links.call[rows]
@@ -128,14 +128,14 @@ def test_device_work_obeys_its_queue(kept: dict[str, Kept]) -> None:
         assert (trace.start_ns[mine[1:]] >= trace.end_ns[mine[:-1]]).all()
 
 
-def test_operators_and_calls_nest(kept: dict[str, Kept]) -> None:
+def test_operators_and_calls_nest(kept: dict[str, DatasetItem]) -> None:
     for one in (kept[""], kept["MEM027"]):
         trace = one.trace
         calls = np.flatnonzero((trace.kind == Kind.RUNTIME) & trace.links.launches)
         assert (trace.tree.nearest(calls, trace.kind == Kind.OP) >= 0).mean() > 0.99
 
 
-def test_the_label_is_where_the_fault_is(kept: dict[str, Kept]) -> None:
+def test_the_label_is_where_the_fault_is(kept: dict[str, DatasetItem]) -> None:
     assert not kept[""].about["intervals_ns"]
     assert not kept[""].faulty.any()
     reads = kept["SYN001"]
@@ -156,7 +156,7 @@ def test_the_label_is_where_the_fault_is(kept: dict[str, Kept]) -> None:
     assert not kept["KRN022"].about["host_intervals_ns"]
 
 
-def test_faults_cost_what_the_timeline_says(kept: dict[str, Kept]) -> None:
+def test_faults_cost_what_the_timeline_says(kept: dict[str, DatasetItem]) -> None:
     healthy = np.median(kept[""].about["step_ns"])
     for code in CODES[1:]:
         about = kept[code].about
@@ -191,7 +191,7 @@ def test_a_graph_replays_the_same_kernels(folder: Path) -> None:
     assert len(calls) == N_STEPS
 
 
-def test_nothing_tells_of_the_fault(kept: dict[str, Kept]) -> None:
+def test_nothing_tells_of_the_fault(kept: dict[str, DatasetItem]) -> None:
     texts = {code: one.document() for code, one in kept.items()}
     for code, document in texts.items():
         text = json.dumps(document)
@@ -213,7 +213,7 @@ def test_nothing_tells_of_the_fault(kept: dict[str, Kept]) -> None:
     assert len(heads) == 1
 
 
-def test_args_are_what_real_recordings_have(kept: dict[str, Kept]) -> None:
+def test_args_are_what_real_recordings_have(kept: dict[str, DatasetItem]) -> None:
     # kinds and their args in recordings of torch 2.6 to 2.9 on an H100 and a B200
     real = {
         "kernel": {
@@ -246,7 +246,7 @@ def test_args_are_what_real_recordings_have(kept: dict[str, Kept]) -> None:
 
 
 @pytest.mark.data
-def test_real_recordings_have_the_same_kinds(kept: dict[str, Kept], recordings: Path) -> None:
+def test_real_recordings_have_the_same_kinds(kept: dict[str, DatasetItem], recordings: Path) -> None:
     packed = (recordings / "llm/b200_eager.json.gz").read_bytes()
     real = json.loads(gzip.decompress(packed))["traceEvents"]
     ours = kept[""].document()["traceEvents"]
@@ -279,7 +279,7 @@ def test_more_samples_scale_what_holds_them(folder: Path) -> None:
             assert new == old
 
 
-def test_they_are_scored_apart(kept: dict[str, Kept]) -> None:
+def test_they_are_scored_apart(kept: dict[str, DatasetItem]) -> None:
     said = Predictions("nothing", {})
     groups = {one.group: one for one in score([kept[""], kept["SYN001"]], said)}
     assert groups["all"].n_items == 0
@@ -314,7 +314,7 @@ def test_not_a_recording_of_steps() -> None:
         read_stream({"traceEvents": []})
 
 
-def test_round_trip_of_the_published_json(kept: dict[str, Kept], tmp_path: Path) -> None:
+def test_round_trip_of_the_published_json(kept: dict[str, DatasetItem], tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_text(json.dumps(kept[""].document()))
     assert read_trace(path).steps.wall_ns == kept[""].trace.steps.wall_ns

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from torchtriage.core.errors import UsageError
 from torchtriage.diagnose.detector.detector import Judged
-from torchtriage.learn.dataset.recordings import Kept
+from torchtriage.learn.dataset.recordings import DatasetItem
 from torchtriage.learn.review.evidence import Evidence, EvidenceLine
 from torchtriage.learn.review.reviewer import NONE, Outcome, Review, Sentence
 from torchtriage_benchmark.commands import labels as commands
@@ -92,7 +92,7 @@ class Seen(Findings):
     def __init__(self, **_: Any) -> None:
         super().__init__()
 
-    def of(self, item: Kept, windows: Any) -> list[Evidence]:
+    def of(self, item: DatasetItem, windows: Any) -> list[Evidence]:
         return [
             Evidence((at, at + 1), (EvidenceLine("e1", "window", f"{item.id} {at}"),), CODES, 0, True) for at in windows
         ]

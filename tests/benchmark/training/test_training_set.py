@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from torchtriage.diagnose.detector.features import NAMES
-from torchtriage.learn.dataset.recordings import Kept
+from torchtriage.learn.dataset.recordings import DatasetItem
 from torchtriage_benchmark.training.event_tokens import KINDS, VALUES
 from torchtriage_benchmark.training.training_set import FOLDER, Example, examples
 
@@ -29,7 +29,7 @@ def test_features_are_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert one.features.shape == (len(one.windows_ns), len(NAMES))
     assert one.looked["kind_names"].shape == (len(one.windows_ns), KINDS, 2)
     assert one.looked["kind_values"].shape == (len(one.windows_ns), KINDS, len(VALUES))
-    assert np.array_equal(one.windows_ns, Kept(one.about, one.path).windows_ns)
+    assert np.array_equal(one.windows_ns, DatasetItem(one.about, one.path).windows_ns)
     (kept,) = (tmp_path / FOLDER).iterdir()
 
     monkeypatch.setattr(Example, "_look", lambda _: pytest.fail("read twice"))

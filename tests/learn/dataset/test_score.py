@@ -14,7 +14,7 @@ from torchtriage.cli.learn.dataset import command
 from torchtriage.core.errors import UsageError
 from torchtriage.learn.dataset import trace_codec
 from torchtriage.learn.dataset.predictions import Prediction, Predictions, read_predictions
-from torchtriage.learn.dataset.recordings import Kept, kept
+from torchtriage.learn.dataset.recordings import DatasetItem, dataset_items
 from torchtriage.learn.dataset.score import area_under_roc, average_precision, score
 from torchtriage_benchmark.recording.plan import plan
 
@@ -89,7 +89,7 @@ def test_the_area_and_the_precision_of_known_orders() -> None:
 
 
 def test_one_who_knows_everything_scores_one_and_shuffled_labels_a_half(folder: Path) -> None:
-    items = list(kept(folder))
+    items = list(dataset_items(folder))
     knows = Predictions(
         "knows",
         {
@@ -123,13 +123,13 @@ def test_one_who_knows_everything_scores_one_and_shuffled_labels_a_half(folder: 
 
 
 def test_the_window_labels_are_the_second_quarter(folder: Path) -> None:
-    for one in kept(folder):
+    for one in dataset_items(folder):
         expected = ([False] * 4 + [True] * 4 + [False] * 8) * N_STEPS
         assert one.faulty.tolist() == (expected if one.code else [False] * 80)
 
 
 def test_what_is_not_predicted_counts_as_found_healthy_and_is_told(folder: Path) -> None:
-    items = list(kept(folder))
+    items = list(dataset_items(folder))
     row = score(items, Predictions("silent", {}))[0]
     assert row.missing == row.n_items == 12
     assert (row.auroc.value, row.detected.value, row.quiet.value) == (0.5, 0.0, 1.0)
@@ -138,12 +138,12 @@ def test_what_is_not_predicted_counts_as_found_healthy_and_is_told(folder: Path)
 
 
 def test_groups_are_told_apart_where_there_are_several(folder: Path) -> None:
-    items = list(kept(folder))
+    items = list(dataset_items(folder))
     silent = Predictions("silent", {})
     names = [one.group for one in score(items, silent)]
     assert not [one for one in names if one.startswith(("part", "device", "torch", "look"))]
     changed = [
-        Kept(
+        DatasetItem(
             one.about
             | {
                 "part": ("eager", "ranks")[at % 2],
@@ -167,7 +167,7 @@ def test_groups_are_told_apart_where_there_are_several(folder: Path) -> None:
 
 
 def test_windows_of_another_number_are_refused(folder: Path) -> None:
-    items = list(kept(folder))
+    items = list(dataset_items(folder))
     with pytest.raises(UsageError, match=r"each of the 80 windows of item 0000, found 3"):
         score(items, Predictions("odd", {"0000": Prediction((1.0, 2.0, 3.0))}))
 
@@ -211,6 +211,6 @@ def test_a_recording_that_was_changed_is_refused(folder: Path, tmp_path: Path) -
     for name in ("0000.json", "0000.ttcol"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     (tmp_path / "0000.ttcol").write_bytes(trace_codec.pack(synthetic(200)))
-    (one,) = kept(tmp_path)
+    (one,) = dataset_items(tmp_path)
     with pytest.raises(Exception, match="found another in"):
         one.document()

@@ -93,9 +93,9 @@ def export(folder: Path, number: str, output: Path | None, parquet: Path | None)
     Exit codes: 0 written, 2 no such recording.
     """
     from torchtriage.learn.dataset.parquet import write_parquet
-    from torchtriage.learn.dataset.recordings import kept
+    from torchtriage.learn.dataset.recordings import dataset_items
 
-    item = next((item for item in kept(folder) if item.id == number), None)
+    item = next((item for item in dataset_items(folder) if item.id == number), None)
     if item is None:
         raise UsageError(f"expected a recording's number, found {number}", where=str(folder))
     path = parquet or output or Path(f"{number}.json")
@@ -113,9 +113,9 @@ def windows(folder: Path) -> None:
 
     Exit codes: 0 printed, 2 no recordings.
     """
-    from torchtriage.learn.dataset.recordings import kept
+    from torchtriage.learn.dataset.recordings import dataset_items
 
-    click.echo(json.dumps({item.id: item.windows_ns.tolist() for item in kept(folder)}))
+    click.echo(json.dumps({item.id: item.windows_ns.tolist() for item in dataset_items(folder)}))
 
 
 @command.command("score")
@@ -133,11 +133,11 @@ def score(folder: Path, system: str, predictions: Path | None, quiet: bool) -> N
     Exit codes: 0 scored, 2 unusable input.
     """
     from torchtriage.learn.dataset.predictions import Predictions, read_predictions, rules
-    from torchtriage.learn.dataset.recordings import kept
+    from torchtriage.learn.dataset.recordings import dataset_items
     from torchtriage.learn.dataset.score import Score
     from torchtriage.learn.dataset.score import score as score_all
 
-    items: list[Any] = list(kept(folder))
+    items: list[Any] = list(dataset_items(folder))
     says: Callable[[Any], Prediction] | None = rules if system == "rules" else None
     if says is None and not Path(system).is_file():
         try:

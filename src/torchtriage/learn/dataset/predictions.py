@@ -26,7 +26,7 @@ from torchtriage.core.errors import UsageError
 from torchtriage.core.finding import Finding
 from torchtriage.diagnose.verdict.options import Options
 from torchtriage.diagnose.verdict.verdict import diagnose
-from torchtriage.learn.dataset.recordings import Kept
+from torchtriage.learn.dataset.recordings import DatasetItem
 
 __all__ = ["Prediction", "Predictions", "read_predictions", "rules"]
 
@@ -95,7 +95,7 @@ def _read(row: Any) -> Prediction:
     return Prediction(windows, types, lines, bounds, bool(row.get("severe")))
 
 
-def rules(item: Kept) -> Prediction:
+def rules(item: DatasetItem) -> Prediction:
     """Return what our patterns say: each finding counts where it lies, by how sure it is."""
     findings = diagnose(item.trace, Options(step_ms=item.step_ms)).findings
     windows_ns = item.windows_ns

@@ -21,7 +21,7 @@ from torchtriage.core.trace import Trace, read_trace
 from torchtriage.diagnose.detector.features import windows
 from torchtriage.learn.dataset import trace_codec
 
-__all__ = ["TRACE", "Kept", "faulty", "kept", "one_kept"]
+__all__ = ["TRACE", "DatasetItem", "dataset_items", "faulty", "read_item"]
 
 TRACE = ".ttcol"
 _KEYS = {"id", "code", "family", "split", "script", "intervals_ns", "step_ns", "sha256"}
@@ -30,7 +30,7 @@ _ID = re.compile(r"[a-z]?[0-9]{4,}")
 
 
 @dataclass(frozen=True, eq=False)
-class Kept:
+class DatasetItem:
     """One item of the benchmark. ``about`` : what its JSON says."""
 
     about: dict[str, Any]
@@ -89,7 +89,7 @@ class Kept:
         return faulty(self.windows_ns, intervals_ns)
 
 
-def kept(folder: Path) -> Iterator[Kept]:
+def dataset_items(folder: Path) -> Iterator[DatasetItem]:
     """Yield the items in a folder, by their numbers.
 
     Raises UsageError: there are none, or what is known of one cannot be read.
@@ -100,10 +100,10 @@ def kept(folder: Path) -> Iterator[Kept]:
             f"expected recordings of the benchmark in {folder}, found none",
             hint="torchtriage dataset record makes them",
         )
-    yield from map(one_kept, found)
+    yield from map(read_item, found)
 
 
-def one_kept(path: Path) -> Kept:
+def read_item(path: Path) -> DatasetItem:
     """Return the item whose JSON this is.
 
     Raises UsageError: the file is missing, damaged, or lacks something.
@@ -118,7 +118,7 @@ def one_kept(path: Path) -> Kept:
         raise UsageError(
             f"expected what is known of a recording in {path}, found none of {', '.join(sorted(missing))}", hint=hint
         )
-    return Kept(about, path.with_suffix(TRACE))
+    return DatasetItem(about, path.with_suffix(TRACE))
 
 
 def faulty(windows_ns: NDArray[np.int64], intervals_ns: NDArray[np.int64]) -> NDArray[np.bool_]:

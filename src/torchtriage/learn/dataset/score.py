@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from torchtriage.core.errors import UsageError
 from torchtriage.learn.dataset.predictions import Prediction, Predictions
-from torchtriage.learn.dataset.recordings import Kept
+from torchtriage.learn.dataset.recordings import DatasetItem
 
 __all__ = ["SPLITS", "SYNTHETIC", "Figure", "Score", "area_under_roc", "average_precision", "score"]
 
@@ -86,7 +86,7 @@ class _Row:
     saving_right: bool | None
 
 
-def score(items: Sequence[Kept], predictions: Predictions, *, only: Collection[str] = ()) -> tuple[Score, ...]:
+def score(items: Sequence[DatasetItem], predictions: Predictions, *, only: Collection[str] = ()) -> tuple[Score, ...]:
     """Score a system on all recordings, on each split, and on each fault with its clean twins.
 
     Parts, devices and versions of torch are groups where there are several, severities where a
@@ -109,17 +109,17 @@ def score(items: Sequence[Kept], predictions: Predictions, *, only: Collection[s
     )
 
 
-def _groups(items: Sequence[Kept]) -> dict[str, Callable[[Kept], bool]]:
+def _groups(items: Sequence[DatasetItem]) -> dict[str, Callable[[DatasetItem], bool]]:
     groups = _groups_of([item for item in items if not _is_synthetic(item)], "")
     # what a model made of recordings says nothing of recordings
     return groups | _groups_of([item for item in items if _is_synthetic(item)], f"{SYNTHETIC} ")
 
 
-def _is_synthetic(item: Kept) -> bool:
+def _is_synthetic(item: DatasetItem) -> bool:
     return item.about.get("part") == SYNTHETIC
 
 
-def _groups_of(items: Sequence[Kept], prefix: str) -> dict[str, Callable[[Kept], bool]]:
+def _groups_of(items: Sequence[DatasetItem], prefix: str) -> dict[str, Callable[[DatasetItem], bool]]:
     members = {"all": {item.id for item in items}}
     for split in SPLITS:
         members[split] = {item.id for item in items if item.about["split"] == split}
@@ -142,7 +142,7 @@ def _groups_of(items: Sequence[Kept], prefix: str) -> dict[str, Callable[[Kept],
     }
 
 
-def _by_severity(items: Sequence[Kept]) -> dict[str, set[str]]:
+def _by_severity(items: Sequence[DatasetItem]) -> dict[str, set[str]]:
     severities: dict[tuple[str, str], set[float]] = {}
     for item in items:
         if item.code:
@@ -158,7 +158,7 @@ def _by_severity(items: Sequence[Kept]) -> dict[str, set[str]]:
     return {f"severity {name}": ids for name, ids in members.items() if ids}
 
 
-def _row(item: Kept, answer: Prediction | None, twins: Mapping[str, Kept]) -> _Row:
+def _row(item: DatasetItem, answer: Prediction | None, twins: Mapping[str, DatasetItem]) -> _Row:
     faulty = item.faulty
     if answer is None:
         answer = Prediction((0.0,) * len(faulty))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from torchtriage.core.errors import UsageError
-from torchtriage.learn.dataset.recordings import Kept, kept
+from torchtriage.learn.dataset.recordings import DatasetItem, dataset_items
 from torchtriage_benchmark.recording.plan import PREFIX, plan
 
 __all__ = ["differences", "write_index"]
@@ -31,7 +31,7 @@ def write_index(folder: Path, seed: int | None = None) -> None:
     path = folder / NAME
     if seed is None:
         seed = _read(path)[0] if path.exists() else 0
-    rows = {item.id: _row(item) for item in kept(folder)}
+    rows = {item.id: _row(item) for item in dataset_items(folder)}
     path.write_text(f"{json.dumps({'seed': seed, 'items': rows}, indent=1)}\n", encoding="utf-8")
 
 
@@ -41,7 +41,7 @@ def differences(folder: Path) -> Iterator[str]:
     Raises UsageError: there is no index, or no recordings.
     """
     seed, rows = _read(folder / NAME)
-    found = {item.id: item for item in kept(folder)}
+    found = {item.id: item for item in dataset_items(folder)}
     yield from (f"{row}: missing" for row in sorted(rows.keys() - found.keys()))
     yield from (f"{item}: not in the index" for item in sorted(found.keys() - rows.keys()))
     for key in sorted(rows.keys() & found.keys()):
@@ -64,7 +64,7 @@ def _read(path: Path) -> tuple[int, dict[str, dict[str, Any]]]:
         ) from error
 
 
-def _row(item: Kept) -> dict[str, str]:
+def _row(item: DatasetItem) -> dict[str, str]:
     about = item.path.with_suffix(".json").read_bytes()
     trace = item.path.read_bytes() if item.path.exists() else b""
     return {
@@ -74,7 +74,7 @@ def _row(item: Kept) -> dict[str, str]:
     }
 
 
-def _unplanned(found: list[Kept], seed: int) -> Iterator[str]:
+def _unplanned(found: list[DatasetItem], seed: int) -> Iterator[str]:
     """Yield the recordings whose script is not the one that the plan has for their id."""
     for part, prefix in PREFIX.items():
         mine = [item for item in found if item.about.get("part", "eager") == part]

@@ -22,7 +22,7 @@ from typing import Any
 
 from torchtriage.core.errors import TraceFormatError, UsageError
 from torchtriage.learn.dataset import trace_codec
-from torchtriage.learn.dataset.recordings import TRACE, Kept, one_kept
+from torchtriage.learn.dataset.recordings import TRACE, DatasetItem, read_item
 from torchtriage_benchmark.recording.plan import Item, plan, split_of
 from torchtriage_benchmark.recording.program_generator import programs
 from torchtriage_benchmark.synthetic.accelerators import ACCELERATORS
@@ -277,7 +277,7 @@ def made(item: SyntheticItem, folder: Path) -> tuple[dict[str, Any], dict[str, A
 
 
 @cache
-def _healthy(clean: SyntheticItem, base: Kept) -> tuple[str, int, float]:
+def _healthy(clean: SyntheticItem, base: DatasetItem) -> tuple[str, int, float]:
     """Return where a healthy program runs, how many times its batch, and the time of a step."""
     factor = _factor(clean, base)
     while not clean.graph and factor > MAX_FACTOR and clean.accelerator in _SMALLER:
@@ -288,23 +288,23 @@ def _healthy(clean: SyntheticItem, base: Kept) -> tuple[str, int, float]:
 
 
 @cache
-def _recording(folder: Path, number: str) -> Kept:
+def _recording(folder: Path, number: str) -> DatasetItem:
     path = folder / f"{number}.json"
     if not path.exists():
         raise UsageError(
             f"expected the recording {number} to make it from, found none in {folder}",
             hint="torchtriage dataset record makes it",
         )
-    return one_kept(path)
+    return read_item(path)
 
 
 @lru_cache(maxsize=4)
-def _document(kept: Kept) -> dict[str, Any]:
+def _document(kept: DatasetItem) -> dict[str, Any]:
     return kept.document()
 
 
 @lru_cache(maxsize=4)
-def _brief(kept: Kept) -> dict[str, Any]:
+def _brief(kept: DatasetItem) -> dict[str, Any]:
     """Return the operators of one step alone."""
     document = _document(kept)
     marks = [item for item in document["traceEvents"] if item["name"].startswith("ProfilerStep#")]
@@ -354,7 +354,7 @@ def _inflation(stream: Stream) -> float:
 class _Scene:
     """An item's stream on its device."""
 
-    def __init__(self, item: SyntheticItem, source: Kept, factor: int, *, brief: bool = False) -> None:
+    def __init__(self, item: SyntheticItem, source: DatasetItem, factor: int, *, brief: bool = False) -> None:
         self.item, self.accelerator = item, ACCELERATORS[item.accelerator]
         fault = FAULTS.get(item.code) if item.source == item.base else None
         self.fault = fault
@@ -507,7 +507,7 @@ def _result(stream: Stream, batch: int) -> Shape:
     return last
 
 
-def _factor(item: SyntheticItem, base: Kept) -> int:
+def _factor(item: SyntheticItem, base: DatasetItem) -> int:
     """Return how many times as large a batch this device gets, beyond ``MAX_FACTOR`` if too many.
 
     People choose the batch so that the device has enough to do. A program that is replayed as a
@@ -532,7 +532,7 @@ def _factor(item: SyntheticItem, base: Kept) -> int:
     return max(factor // 2, 1) if item.graph else factor
 
 
-def _loads(item: SyntheticItem, base: Kept, factor: int) -> tuple[float, float]:
+def _loads(item: SyntheticItem, base: DatasetItem, factor: int) -> tuple[float, float]:
     """Return how long the host and the device work for a step, under the profiler."""
     scene = _Scene(item, base, factor, brief=True)
     found = run(scene.stream, scene.machine, Random(f"loads {item.seed}"))

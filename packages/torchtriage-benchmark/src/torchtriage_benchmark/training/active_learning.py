@@ -18,7 +18,7 @@ from torchtriage.core.errors import UsageError
 from torchtriage.diagnose.detector.detector import Judged
 from torchtriage.diagnose.verdict.options import Options
 from torchtriage.diagnose.verdict.verdict import diagnose
-from torchtriage.learn.dataset.recordings import Kept
+from torchtriage.learn.dataset.recordings import DatasetItem
 from torchtriage.learn.dataset.score import area_under_roc
 from torchtriage.learn.review.evidence import Evidence, applicable, gather
 from torchtriage.learn.review.reviewer import INTERRUPTED, NONE, Outcome, Reviewer, silent
@@ -148,13 +148,13 @@ class Findings:
         self.redact = redact
         self._known: dict[tuple[str, int], Evidence] = {}
 
-    def of(self, item: Kept, windows: Iterable[int]) -> list[Evidence]:
+    def of(self, item: DatasetItem, windows: Iterable[int]) -> list[Evidence]:
         """Return the evidence of some windows of a recording."""
         wanted = list(windows)
         missing = [at for at in wanted if (item.id, at) not in self._known]
         if missing:
             # a recording of its own: its trace does not stay in memory
-            one = Kept(item.about, item.path)
+            one = DatasetItem(item.about, item.path)
             trace = one.trace
             findings, codes = diagnose(trace, Options(step_ms=one.step_ms)).findings, applicable(trace)
             for at in missing:
@@ -247,7 +247,7 @@ def iterate(
     return Report(tuple(rounds), known, judge, ended)
 
 
-def _family(item: Kept) -> str:
+def _family(item: DatasetItem) -> str:
     return str(item.about["family"])
 
 

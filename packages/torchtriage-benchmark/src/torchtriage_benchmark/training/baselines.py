@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torchtriage.diagnose.detector.detector import Detector, Judged
 from torchtriage.diagnose.detector.features import NAMES, PER_STEP
 from torchtriage.learn.dataset.predictions import Prediction, rules
-from torchtriage.learn.dataset.recordings import Kept
+from torchtriage.learn.dataset.recordings import DatasetItem
 from torchtriage_benchmark.training.boosting import (
     Labels,
     Look,
@@ -113,7 +113,7 @@ def _network(found: Sequence[Example], seed: int) -> System:
 
 def _rules(_found: Sequence[Example], _seed: int) -> System:
     # a recording of its own: its trace does not stay in memory
-    return lambda one: rules(Kept(one.about, one.path))
+    return lambda one: rules(DatasetItem(one.about, one.path))
 
 
 # -- rules and detector --------------------------------------------------------------------------

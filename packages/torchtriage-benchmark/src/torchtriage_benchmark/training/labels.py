@@ -18,7 +18,7 @@ from typing import Any, Literal
 import msgspec
 
 from torchtriage.core.errors import UsageError
-from torchtriage.learn.dataset.recordings import Kept
+from torchtriage.learn.dataset.recordings import DatasetItem
 from torchtriage.learn.review.reviewer import NONE, Sentence
 from torchtriage_benchmark.training.human_reviewer import PERSON
 
@@ -31,7 +31,7 @@ Labels = dict[str, tuple[str, ...]]
 """A code, or ``none``, for each window of each recording."""
 
 
-def recorded_labels(items: Sequence[Kept]) -> Labels:
+def recorded_labels(items: Sequence[DatasetItem]) -> Labels:
     """Return the labels that the recordings came with."""
     return {item.id: tuple(item.code if faulty else NONE for faulty in item.faulty.tolist()) for item in items}
 

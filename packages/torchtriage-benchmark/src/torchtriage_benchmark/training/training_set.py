@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.diagnose.detector.features import window_features
-from torchtriage.learn.dataset.recordings import Kept, kept
+from torchtriage.learn.dataset.recordings import DatasetItem, dataset_items
 from torchtriage.learn.dataset.score import SYNTHETIC
 from torchtriage_benchmark.training.event_tokens import window_kinds
 
@@ -42,7 +42,7 @@ _COMPUTES: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, eq=False)
-class Example(Kept):
+class Example(DatasetItem):
     """A recording with what was computed from it; its trace is read only to compute that."""
 
     @cached_property
@@ -65,7 +65,7 @@ class Example(Kept):
 
     def _look(self) -> dict[str, Any]:
         # a recording of its own: its trace does not stay in memory
-        one = Kept(self.about, self.path)
+        one = DatasetItem(self.about, self.path)
         trace, windows_ns = one.trace, one.windows_ns
         return {
             "windows_ns": windows_ns,
@@ -99,7 +99,7 @@ def examples(folder: Path, *, jobs: int = 1, told: Callable[[int], None] = lambd
 
     Raises UsageError: there are none; TraceFormatError: one cannot be read.
     """
-    found = [Example(item.about, item.path) for item in kept(folder)]
+    found = [Example(item.about, item.path) for item in dataset_items(folder)]
     if jobs == 1:
         for done, one in enumerate(found, 1):
             _ = one.looked

@@ -268,9 +268,9 @@ def test_keys_move_zoom_and_visit_the_marks(page: Page) -> None:
         canvas.send_keys(keys)
         page.frame()
         assert (page.shown() == whole) is same
-    assert "SYN001, interval 1 of 4: 10.6 ms at" in page.text("#said")
+    assert "SYN001, interval 1 of 4: 10.6 ms at" in page.text("#announced")
     canvas.send_keys("n")
-    assert "interval 2 of 4" in page.text("#said")
+    assert "interval 2 of 4" in page.text("#announced")
     canvas.send_keys(Keys.ESCAPE)
     page.frame()
     assert page.shown() == whole

@@ -126,15 +126,15 @@ def test_a_slow_model_is_seen_as_alarm_step_and_rollback(chrome: webdriver.Chrom
         wait(chrome, lambda _: chrome.execute_script(drawn) > 5)
 
         chrome.find_element(By.CSS_SELECTOR, "#buttons button").click()
-        wait(chrome, lambda _: "alarm: shift" in text(chrome, "#told li"))
+        wait(chrome, lambda _: "alarm: shift" in text(chrome, "#events li"))
         wait(chrome, lambda _: text(chrome, ".rungs .now b") == "lite")
         wait(chrome, lambda _: text(chrome, ".stages .left") == "5\N{NO-BREAK SPACE}%")
-        wait(chrome, lambda _: "rolled back" in text(chrome, "#told li"))
-        assert "slower" in text(chrome, "#told li.bad")
+        wait(chrome, lambda _: "rolled back" in text(chrome, "#events li"))
+        assert "slower" in text(chrome, "#events li.bad")
         assert text(chrome, "#verdict") != "All is well"
         assert text(chrome, "#kicker b") != "all is well"
         assert chrome.title.startswith("! ")
-        assert "full → lite" in text(chrome, "#told li.bad")
+        assert "full → lite" in text(chrome, "#events li.bad")
         wait(chrome, lambda _: chrome.find_elements(By.CSS_SELECTOR, "figure path.sign.alarm"))
 
         for width, scheme in ((1280, "dark"), (360, "light"), (360, "dark")):
@@ -169,7 +169,7 @@ def test_the_page_is_used_by_keys_and_says_when_it_is_left_alone(chrome: webdriv
     page.show(Alert("a", "", "shift", "slower", "", 1.0, 0.0))
     time.sleep(1.5)
     assert chrome.execute_script("return document.getElementById('facts').firstChild === arguments[0]", facts)
-    assert text(chrome, "#told li") == "Nothing yet."
+    assert text(chrome, "#events li") == "Nothing yet."
     chrome.find_element(By.ID, "pause").click()
     wait(chrome, lambda _: text(chrome, "#verdict") == "a: slower")
 

@@ -196,10 +196,10 @@ def test_a_listener_gets_everything_and_then_what_is_new(monitor: Monitor, page:
 def test_alarms_come_at_once_and_whoever_comes_later_has_them_too(monitor: Monitor, page: LivePage) -> None:
     listener = Listener(page.port)
     page.show(alert(cause="model"))
-    (told,) = listener.find(lambda data: data["told"])
+    (told,) = listener.find(lambda data: data["events"])
     assert (told["source"], told["word"], told["subject"]) == ("alarm", "shift", "detector 2")
     assert (told["text"], told["tone"]) == ("requests are slower (model)", "bad")
-    assert Listener(page.port).next()[1]["told"] == [told]
+    assert Listener(page.port).next()[1]["events"] == [told]
 
 
 def test_text_from_anywhere_stays_text(monitor: Monitor, page: LivePage) -> None:
@@ -208,7 +208,7 @@ def test_text_from_anywhere_stays_text(monitor: Monitor, page: LivePage) -> None
         request.error = "</script>"
     page.show(alert(model=name, message="x" * 100_000))
     listener = Listener(page.port)
-    told = listener.find(lambda data: data["told"])
+    told = listener.find(lambda data: data["events"])
     assert len(told[0]["text"]) == LONGEST
     (model,) = listener.find(lambda data: data["models"])
     assert model["points"][0]["errors"] == {"</script>": 1}
@@ -234,20 +234,20 @@ def test_a_ladder_and_a_rollout_are_told_as_they_move(monitor: Monitor, page: Li
     assert everything["rollouts"][0]["share"] == 0.05
     ladder.raise_alarm("too slow")
     ladder.look()
-    told = listener.find(lambda data: [one for one in data["told"] if one["source"] == "ladder"])
+    told = listener.find(lambda data: [one for one in data["events"] if one["source"] == "ladder"])
     assert (told[0]["word"], told[0]["text"], told[0]["tone"]) == ("switch", "full → lite: too slow", "bad")
     for word, tone, share in (("promoted", "good", 1.0), ("rolled back", "bad", 0.0)):
         until(lambda share=share: rollout.tick().share == share)
 
         def moved(data: dict[str, Any], word: str = word) -> Any:
-            return [(one, data) for one in data["told"] if one["word"] == word]
+            return [(one, data) for one in data["events"] if one["word"] == word]
 
         ((one, data),) = listener.find(moved)
         assert one["tone"] == tone
         assert data["rollouts"][0]["share"] == share
         assert data["ladders"][0]["mode"] == "lite"
     assert one["text"] == "errors: worse"
-    told = [one for one in Listener(page.port).next()[1]["told"] if one["source"] == "ladder"]
+    told = [one for one in Listener(page.port).next()[1]["events"] if one["source"] == "ladder"]
     assert len(told) == len(ladder.entries)
     assert [share for _, share in data["rollouts"][0]["changes"]] == [0.05, 1.0, 0.0]
 
@@ -366,7 +366,7 @@ def test_a_listener_that_never_reads_holds_nobody_up(
     until(lambda: page._n_listeners == 1)
     listener = Listener(page.port)
     listener.next()
-    large = live_page._event("new", {"told": [], "text": "x" * 100_000})
+    large = live_page._event("new", {"events": [], "text": "x" * 100_000})
     n, end_s = 0, time.monotonic() + DEADLINE_S
     # the system takes some of it for the lazy one; then its thread alone waits, and gives up
     while page._n_listeners == 2:

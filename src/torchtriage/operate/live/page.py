@@ -186,7 +186,7 @@ class LivePage:
             self._thread.join(max(deadline_s - time.monotonic(), 0))
 
     def metrics(self) -> list[Value]:
-        """Return what a listener of the monitor tells of it."""
+        """Return what a listener of the monitor shows of it."""
         return [("monitor_failures_total", {}, self.n_failures)]
 
     # -- its thread ------------------------------------------------------------------------
@@ -224,7 +224,7 @@ class LivePage:
             new = {
                 "models": self._history.close_point(at_s) if over else [],
                 "memory": [self._memory[-1]] if over else [],
-                "told": self._new,
+                "events": self._new,
             }
             self._new = []
             self._feed.put(_event("new", self._standing(at_s) | new))
@@ -248,7 +248,7 @@ class LivePage:
                 "wall_s": self._wall_s,
                 "models": self._history.models(),
                 "memory": list(self._memory),
-                "told": list(self._events),
+                "events": list(self._events),
             }
             n = self._feed.n
         return n, _event("all", everything)

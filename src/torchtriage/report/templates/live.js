@@ -12,7 +12,7 @@ const NB = "\u00a0";
 const glued = (text) => text.replace(/(\d) (?=%|[mµ]?s\b)/g, `$1${NB}`); // a number stays with its unit
 const find = (id) => document.getElementById(id);
 
-const seen = { at: 0, wall: 0, models: new Map(), memory: [], told: [], ladders: [], rollouts: [], inFlight: [], notShown: 0, refused: 0, listeners: 0 };
+const seen = { at: 0, wall: 0, models: new Map(), memory: [], events: [], ladders: [], rollouts: [], inFlight: [], notShown: 0, refused: 0, listeners: 0 };
 let linked = "wait", paused = false, got = false;
 
 // -- elements -----------------------------------------------------------------------------------
@@ -72,7 +72,7 @@ function grid(time, high, labelled) {
   return parts;
 }
 function signs(time, high) {
-  return seen.told.filter((one) => one.at_s >= time.from && (one.source === "alarm" || one.tone !== "plain")).map((one) => {
+  return seen.events.filter((one) => one.at_s >= time.from && (one.source === "alarm" || one.tone !== "plain")).map((one) => {
     const x = time.x(one.at_s).toFixed(1);
     return [s("path", { class: `sign ${one.source}`, d: `M${x} 0V${high}` }), s("path", { class: `flag ${one.source}`, d: `M${x} 0l7 4-7 4z` })];
   });
@@ -269,8 +269,8 @@ const legend = h("p", { class: "keys" }, [["mid", "p50"], ["near", "p50 to p90"]
 
 function headline() {
   const models = [...seen.models.values()], last = lately(models, 10);
-  const alarm = seen.told.filter((one) => one.source === "alarm" && seen.at - one.at_s < ALARM_S).pop();
-  const back = seen.told.filter((one) => one.word === "rolled back" && seen.at - one.at_s < ALARM_S).pop();
+  const alarm = seen.events.filter((one) => one.source === "alarm" && seen.at - one.at_s < ALARM_S).pop();
+  const back = seen.events.filter((one) => one.word === "rolled back" && seen.at - one.at_s < ALARM_S).pop();
   const down = seen.ladders.find((ladder) => ladder.level > 0);
   const newest = alarm && back ? (alarm.at_s > back.at_s ? alarm : back) : alarm || back;
   let mark = ["good", "all is well"], text = models.length ? "All is well" : "Waiting for the first request";
@@ -309,12 +309,12 @@ function moves() {
     h("p", { class: "why" }, rollout.status === "running" ? "" : h("b", {}, rollout.status), rollout.status !== "running" && rollout.waiting ? ": " : "", glued(rollout.error || rollout.waiting)),
   ]));
 }
-function told() {
-  const list = find("told");
-  if (!seen.told.length) { list.replaceChildren(h("li", { class: "none" }, "Nothing yet.")); return; }
+function listEvents() {
+  const list = find("events");
+  if (!seen.events.length) { list.replaceChildren(h("li", { class: "none" }, "Nothing yet.")); return; }
   for (const old of list.querySelectorAll(".none")) old.remove();
   const known = new Set([...list.children].map((item) => item.dataset.id));
-  for (const one of seen.told) {
+  for (const one of seen.events) {
     if (known.has(String(one.id))) continue;
     list.prepend(h("li", { class: one.tone, "data-id": one.id }, h("p", { class: "head-line" }, h("b", {}, one.source === "alarm" ? `alarm: ${one.word}` : one.word), h("span", {}, one.subject), h("time", {}, clock(one.at_s))), h("p", {}, glued(one.text))));
   }
@@ -331,13 +331,13 @@ function draw() {
   headline();
   moves();
   charts();
-  told();
+  listEvents();
 }
 
 // -- the stream ---------------------------------------------------------------------------------
 
 function take(data, whole) {
-  if (whole) { seen.models.clear(); seen.memory = []; seen.told = []; seen.wall = data.wall_s; find("told").replaceChildren(); }
+  if (whole) { seen.models.clear(); seen.memory = []; seen.events = []; seen.wall = data.wall_s; find("events").replaceChildren(); }
   seen.at = data.at_s;
   [seen.inFlight, seen.ladders, seen.rollouts] = [data.in_flight, data.ladders, data.rollouts];
   [seen.notShown, seen.refused, seen.listeners] = [data.n_not_shown, data.n_refused, data.n_listeners];
@@ -352,10 +352,10 @@ function take(data, whole) {
     if (!model.points.length) seen.models.delete(key);
   }
   seen.memory = [...seen.memory, ...data.memory].filter((point) => point.at_s >= oldest);
-  const last = seen.told.length ? seen.told[seen.told.length - 1].id : 0;
-  const fresh = data.told.filter((one) => one.id > last);
-  seen.told = [...seen.told, ...fresh].slice(-200);
-  if (!whole) for (const one of fresh) write(find("said"), `${SOURCES[one.source]} ${one.subject}: ${one.word}, ${one.text}`);
+  const last = seen.events.length ? seen.events[seen.events.length - 1].id : 0;
+  const fresh = data.events.filter((one) => one.id > last);
+  seen.events = [...seen.events, ...fresh].slice(-200);
+  if (!whole) for (const one of fresh) write(find("announced"), `${SOURCES[one.source]} ${one.subject}: ${one.word}, ${one.text}`);
   got = true;
   draw();
 }
@@ -400,8 +400,8 @@ if (DATA.buttons.length) {
       try {
         const answer = await fetch(`press/${encodeURIComponent(label)}`, { method: "POST", headers: { "X-Torchtriage-Key": DATA.key } });
         button.classList.toggle("sent", answer.ok);
-        write(find("said"), answer.ok ? `${label}: done` : `${label}: refused`);
-      } catch { write(find("said"), `${label}: the service does not answer`); }
+        write(find("announced"), answer.ok ? `${label}: done` : `${label}: refused`);
+      } catch { write(find("announced"), `${label}: the service does not answer`); }
       setTimeout(() => { button.disabled = false; button.classList.remove("sent"); }, 800);
     });
     return button;

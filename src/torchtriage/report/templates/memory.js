@@ -100,8 +100,8 @@ function overTime(home, picture) {
     label.style.top = `${(y(mark) / HIGH) * 100}%`;
     frame.append(label);
   }
-  const said = el("p", "say");
-  said.setAttribute("aria-live", "polite");
+  const caption = el("p", "say");
+  caption.setAttribute("aria-live", "polite");
   const list = el("ul", "owners");
   let held = -1, at = peak;
   const buttons = areas.map((area, index) => {
@@ -130,7 +130,7 @@ function overTime(home, picture) {
     now.setAttribute("visibility", "visible");
     now.setAttribute("x1", x(at + 0.5));
     now.setAttribute("x2", x(at + 0.5));
-    said.textContent = `${at === peak ? "The peak, " : "At "}${moment(at)}.`;
+    caption.textContent = `${at === peak ? "The peak, " : "At "}${moment(at)}.`;
     buttons.forEach((button, index) => {
       button.lastChild.textContent = bytes(areas[index].values[at]);
     });
@@ -156,7 +156,7 @@ function overTime(home, picture) {
     event.preventDefault();
     go(at + step);
   });
-  home.append(frame, said, list);
+  home.append(frame, caption, list);
   go(peak);
 }
 
@@ -199,7 +199,7 @@ function slope(home, growth) {
   if (growth.leak) upper.append(shape("line", { class: "top", y1: 0, y2: HIGH, x1: x(ends[0]), x2: x(ends[0]) }));
   upper.append(now);
   frame.append(upper, tip);
-  const said = el("p", "say"), list = el("ul", "owners"), boxes = [frame];
+  const caption = el("p", "say"), list = el("ul", "owners"), boxes = [frame];
   const sums = new Float64Array(n);
   if (areas.length) {
     const tall = 120, lower = draw(tall, "What the growing stacks have left behind, by step");
@@ -240,8 +240,8 @@ function slope(home, growth) {
     place(tip, frame.getBoundingClientRect(), event);
   });
   frame.addEventListener("pointerleave", () => { tip.hidden = true; now.setAttribute("visibility", "hidden"); });
-  said.textContent = `At ${tell(n - 1)}.`;
-  home.append(...boxes, scale, said, list);
+  caption.textContent = `At ${tell(n - 1)}.`;
+  home.append(...boxes, scale, caption, list);
 }
 
 // -- the segments at the peak -------------------------------------------------------------------
@@ -305,14 +305,14 @@ function blockMap(home, picture) {
     const place01 = (event.clientX - box.left - 4) / width(row.size, frame.clientWidth - 8);
     const at = place01 * row.size;
     const piece = row.pieces.find(([start, end]) => at >= start && at < end);
-    const said = [[`segment of ${row.label}, ${bytes(row.allocated)} of it allocated`, "soft"]];
+    const texts = [[`segment of ${row.label}, ${bytes(row.allocated)} of it allocated`, "soft"]];
     if (piece) {
       const size = bytes(piece[1] - piece[0]);
       const name = piece[2] === -1 ? "free" : piece[2] === -2 ? "freed, another stream still uses it"
         : piece[2] === -3 ? "several small blocks" : areas[piece[2]].label;
-      said.unshift([`${name}, ${size}`]);
+      texts.unshift([`${name}, ${size}`]);
     }
-    lines(tip, said);
+    lines(tip, texts);
     place(tip, frame.getBoundingClientRect(), event);
   });
   canvas.addEventListener("pointerleave", () => { tip.hidden = true; });

@@ -25,7 +25,7 @@ const SPAN_WORDS = {
 };
 const NB = "\u00a0"; // a number stays with its unit
 const glued = (text) => text.replace(/(\d) (?=(?:%|[nµm]?s|[KMGT]i?B|B)(?:\W|$))/g, `$1${NB}`);
-const say = (text) => { document.getElementById("said").textContent = text; };
+const say = (text) => { document.getElementById("announced").textContent = text; };
 
 // -- numbers as people read them ----------------------------------------------------------------
 
@@ -813,16 +813,16 @@ function lateSection(job) {
   const top = Math.max(...steps.map((step) => step[2])) || 1;
   const text = ([number, steady, wall, wait, late, lateWait]) =>
     `step ${number}: ${ns(wall)}, ranks wait ${ns(wait)} in the mean${late === null ? "" : `, rank ${late} makes the others wait ${ns(lateWait)}`}${steady ? "" : ", not counted as steady"}`;
-  const said = h("p", { class: "say" }, text(steps.reduce((a, b) => (b[3] > a[3] ? b : a))));
+  const caption = h("p", { class: "say" }, text(steps.reduce((a, b) => (b[3] > a[3] ? b : a))));
   return section("imbalance", "Who was last, step by step",
     `Height: the step's wall time, mean over ranks, full height ${ns(top)}. Yellow: waiting for the last rank. Pale: not steady.`,
     h("div", { class: `steps ${steps.length > 60 ? "many" : ""}` }, steps.map((step) =>
-      h("div", { class: step[1] ? "" : "odd", title: text(step), style: { height: `${step[2] / top * 100}%` }, on: { mouseenter: () => { said.textContent = text(step); } } },
+      h("div", { class: step[1] ? "" : "odd", title: text(step), style: { height: `${step[2] / top * 100}%` }, on: { mouseenter: () => { caption.textContent = text(step); } } },
         h("i", { class: "await", style: { height: `${step[2] ? step[3] / step[2] * 100 : 0}%` } }),
         h("i", { class: "op", style: { height: `${step[2] ? 100 - step[3] / step[2] * 100 : 100}%` } })))),
     steps.length > 24 ? null : h("div", { class: "under", "aria-hidden": "true" },
       steps.map((step) => h("span", {}, `#${step[0]} `, step[4] === null ? "" : h("b", {}, `rank ${step[4]}`)))),
-    said);
+    caption);
 }
 
 function collectivesSection(job) {

@@ -216,7 +216,7 @@ class HostUse:
     """What the machine did while one process ran.
 
     ``own_s`` : CPU time of the process and its children; ``others_s`` of all others; ``stolen_s`` taken by the
-    hypervisor. ``others_s`` and ``stolen_s`` are None where the kernel tells nothing.
+    hypervisor. ``others_s`` and ``stolen_s`` are None where the kernel reports nothing.
     """
 
     wall_s: float
@@ -239,7 +239,7 @@ class Noise:
 
 
 def read_host(root: Path = ROOT) -> Reading | None:
-    """Return how much CPU time was used so far; None where the kernel does not tell."""
+    """Return how much CPU time was used so far; None where the kernel does not report it."""
     try:
         lines = read_kernel_file(f"{root}/proc/stat").decode().splitlines()
         ticks_per_s = os.sysconf("SC_CLK_TCK")

@@ -12,7 +12,7 @@ from torchtriage.diagnose.runs.result import CompileEvent, RecordedRun, WatchedM
 __all__ = ["compiled", "run"]
 
 APART = 0.2
-"""Step times on either side of the recordings that differ by more are both told."""
+"""Step times on either side of the recordings that differ by more are both reported."""
 
 
 def run(recorded: RecordedRun) -> tuple[tuple[str, str], ...]:

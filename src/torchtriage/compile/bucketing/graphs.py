@@ -34,7 +34,7 @@ class CompiledGraph:
 
     def __init__(self, model: Any, options: dict[str, Any], *, dynamic: bool) -> None:
         def call(args: Any, kwargs: Any) -> Any:
-            # True is a constant of the graph: it tells whether the graph is what ran; unlike
+            # True is a constant of the graph: it shows whether the graph is what ran; unlike
             # is_compiling() it is False for eager code while another thread compiles
             return model(*args, **kwargs), torch.compiler.is_dynamo_compiling()
 
@@ -115,7 +115,7 @@ class CompileThread:
         """Wait until nothing is left to do; return whether that is so."""
         thread = self._thread
         if thread is threading.current_thread() or (thread and not thread.is_alive()):
-            return not self._jobs  # a forked child has no thread that would tell
+            return not self._jobs  # a forked child has no thread that would report it
         return self._idle.wait(timeout_s)
 
     def _work(self) -> None:

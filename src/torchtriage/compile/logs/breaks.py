@@ -67,9 +67,9 @@ _OLD = (
 class Break:
     """One record of a graph break.
 
-    ``id`` : PyTorch's, ``GB0170``; empty where the log does not tell. ``type`` : its name there, or the sentence of
+    ``id`` : PyTorch's, ``GB0170``; empty where the log does not have it. ``type`` : its name there, or the sentence of
     older versions. ``trying`` : what dynamo was tracing. ``frame`` : where in user code, as PyTorch means it (the
-    innermost frame outside of what dynamo inlines blindly); None where the log does not tell. ``stack`` : innermost
+    innermost frame outside of what dynamo inlines blindly); None where the log does not say. ``stack`` : innermost
     first. ``caller`` : the innermost frame that is no library's. ``is_repeat`` : the log left the stack out, having
     shown it before.
     """

@@ -118,7 +118,7 @@ def draw(result: CompileResult, logs: Sequence[ProcessLog]) -> tuple[tuple[Drawi
 
 
 def _process(log: ProcessLog, logs: Sequence[ProcessLog]) -> str:
-    """Return what tells a process from the others; empty where there is one."""
+    """Return what distinguishes a process from the others; empty where there is one."""
     if len(logs) < 2:
         return ""
     rank = log.rank

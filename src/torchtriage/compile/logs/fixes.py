@@ -247,7 +247,7 @@ class RecompileFix:
 def fix_inside(cause: Cause, source: str, function: str, broken: Break | None, *, is_known: bool) -> Fix:
     """Return the remedy of what is looked at in the rest of a function, and is no argument of it.
 
-    ``broken`` : the break before, where the log tells. ``is_known`` : whether the log tells what the arguments are.
+    ``broken`` : the break before, where the log has it. ``is_known`` : whether the log shows what the arguments are.
     """
     at = f" at line {broken.frame.line}" if broken is not None and broken.frame else ""
     fix = fix_of(broken) if broken is not None else Fix("", "", _BREAKS_PAGE)

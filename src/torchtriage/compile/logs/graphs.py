@@ -110,7 +110,7 @@ _FALLBACK = re.compile(r"^ +(?:\w+ = )?torch\.ops\.(?P<name>[\w.]+)\(", re.MULTI
 class Kernels:
     """What Inductor's output code calls: kernels it wrote, library calls, operators left as is.
 
-    ``generated`` : name and the number of operators fused into it (0 where not told).
+    ``generated`` : name and the number of operators fused into it (0 where not logged).
     """
 
     generated: tuple[tuple[str, str, int], ...]

@@ -28,7 +28,7 @@ Ints = NDArray[np.int64]
 
 
 def join(result: CompileResult, trace: Trace, path: str, *, eager: Trace | None = None) -> CompileResult:
-    """Return the result with what the trace tells of each break and recompilation.
+    """Return the result with what the trace shows of each break and recompilation.
 
     ``result`` : of the logs of the same program. ``trace`` : of one rank. ``path`` : the trace's, to be named.
     ``eager`` : of the program without ``torch.compile``: tells after how many steps compiling pays back.
@@ -145,7 +145,7 @@ def _of_recompile(row: Recompile, regions: Regions) -> Joined | None:
 
 
 def _payback(result: CompileResult, trace: Trace, eager: Trace | None) -> str:
-    """Return after how many steps compiling is won back, as far as the traces tell."""
+    """Return after how many steps compiling is won back, as far as the traces show."""
     mine = [process for process in result.processes if process.rank == trace.origin.rank] or result.processes
     spent_ms = max((process.compile_ms for process in mine), default=0.0)
     if not spent_ms or not len(trace.steps):

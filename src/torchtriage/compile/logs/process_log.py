@@ -1,4 +1,4 @@
-"""What one process's compile log tells, whichever reader filled it; bounded by what is distinct."""
+"""What one process's compile log records, whichever reader filled it; bounded by what is distinct."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class RecompileGroup:
 
 @dataclass
 class ProcessLog:
-    """What one process's log tells.
+    """What one process's log records.
 
     Entries: ``n_read`` is ``n_used`` and all of ``skipped`` (by reason) together; ``n_damaged`` : payloads used though
     their checksum is not the header's. ``caches`` : by name and ``hit``, ``miss`` or ``bypass``, and ``bypasses`` by

@@ -85,7 +85,7 @@ class GuardFailure:
 
     ``graph`` : compile id of the cached graph. ``cause`` : the class of guard. ``source`` : what it looked at, as
     the user wrote it. ``dim`` : of a tensor; -1 elsewhere. ``was``/``now`` : what it expected and what came, empty
-    where the log does not tell. ``guard`` : the guard's text. ``frame`` : the line of the user's code that made it
+    where the log does not say. ``guard`` : the guard's text. ``frame`` : the line of the user's code that made it
     a guard, None where not told.
     """
 

@@ -216,7 +216,7 @@ class PassStage:
 
 @dataclass(frozen=True)
 class Cache:
-    """One cache; ``saved_ms`` : what its hits saved, where the log tells."""
+    """One cache; ``saved_ms`` : what its hits saved, where the log records it."""
 
     name: str
     n_hits: int

@@ -1,4 +1,4 @@
-"""The tables of a result: what the logs of all processes tell, in rows that add up."""
+"""The tables of a result: what the logs of all processes record, in rows that add up."""
 
 from __future__ import annotations
 

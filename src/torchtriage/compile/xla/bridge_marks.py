@@ -2,7 +2,7 @@
 
 The bridge takes each FX graph, runs it once to find operators that XLA does not know, cuts it into parts at those,
 and traces and compiles each part (``torch_xla/_dynamo/dynamo_bridge.py``). A mark around each of these, and
-PyTorch's own operators between them, say what asked for a compilation: the metrics of torch_xla tell when it was.
+PyTorch's own operators between them, say what asked for a compilation: the metrics of torch_xla record when it was.
 """
 
 from __future__ import annotations

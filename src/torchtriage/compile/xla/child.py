@@ -24,7 +24,7 @@ LEARNING_RATE = 1e-4
 TIMES = ("CompileTime", "ExecuteTime", "TransferToDeviceTime", "TransferFromDeviceTime")
 SIZES = ("InboundData", "OutboundData")
 CLOSE_NS = 1000
-"""Before a compilation's end, which metrics tell as a float of seconds: good to 0.3 us."""
+"""Before a compilation's end, which metrics report as a float of seconds: good to 0.3 us."""
 
 
 class XlaSession(session_main.ModelSession):

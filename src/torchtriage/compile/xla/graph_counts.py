@@ -188,7 +188,7 @@ def _runs(analyses: Sequence[Analysis], saved: Sequence[SavedGraph]) -> Counter[
     """Return how often each graph was executed in a step.
 
     LazyTensor saves a graph before it runs it, whatever thread that is; dynamo when it compiles it, and
-    ``PT_XLA_DEBUG`` tells when it runs.
+    ``PT_XLA_DEBUG`` reports when it runs.
     """
     ran = [analysis for analysis in analyses if analysis.kind == "execution"]
     dynamo = Counter(analysis.hash for analysis in ran if "dynamo is executing" in analysis.cause)

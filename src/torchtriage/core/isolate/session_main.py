@@ -1,4 +1,4 @@
-"""One session: a fresh process that builds the target, compiles it and runs steps when told to.
+"""One session: a fresh process that builds the target, compiles it and runs steps on request.
 
 Started by ``session_client.py`` as ``python -m torchtriage.core.isolate.session_main``. Commands come as JSON lines on
 standard input, answers go out the same way; what the target prints goes to standard error.

@@ -45,7 +45,7 @@ class ProbedCall:
 
     ``function``, ``first_line`` : of a module its class, and 0. ``repeated`` : what part of its calls had inputs and
     results of an earlier call, ``within`` : of an earlier one in the same step. ``large`` : whether a result has
-    elements enough to tell.
+    enough elements to decide.
     """
 
     file: str

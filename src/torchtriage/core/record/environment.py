@@ -118,7 +118,7 @@ def _start_method(loader: Any) -> str | None:
 
 
 def _compile() -> dict[str, Any]:
-    """Return what ``torch.compile`` was told and did, empty where it was not used."""
+    """Return how ``torch.compile`` was set up and what it did, empty where it was not used."""
     frames = sys.modules.get("torch._dynamo.eval_frame")
     utils = sys.modules.get("torch._dynamo.utils")
     if frames is None or utils is None or not utils.counters.get("frames"):
@@ -155,7 +155,7 @@ def process_rank() -> int | None:
 
 
 def world_size() -> int | None:
-    """Return how many processes the job has, told as :func:`process_rank` is."""
+    """Return how many processes the job has, found as :func:`process_rank` is."""
     return _of_group("get_world_size", "WORLD_SIZE")
 
 

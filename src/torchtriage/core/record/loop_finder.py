@@ -446,7 +446,7 @@ class LoopFinder:
     # -- no boundary at all --------------------------------------------------------------------
 
     def _record_window(self) -> None:
-        """Record a stretch of time on the main thread, lightly and then heavily, where steps cannot be told.
+        """Record a stretch of time on the main thread, lightly and then heavily, where steps cannot be found.
 
         The profiler sees the thread that starts it: the main thread is asked to, between two of its instructions.
         """

@@ -1,6 +1,6 @@
 """What a script computes at its start: the first losses, or the first outputs of its models.
 
-Two programs that should be alike are told apart by these. Taken while the script warms up, before
+Two programs that should be alike are compared by these. Taken while the script warms up, before
 anything is timed; then every hook is gone again.
 """
 
@@ -112,7 +112,7 @@ def _digest(output: Any) -> list[float]:
     """Return three numbers per tensor of an output, all positive: alike for alike tensors only.
 
     Its size, its root mean square, and the same of the values raised by that and weighted by their
-    place, which tells signs and orders apart. A mean would not do: next to zero it is all rounding.
+    place, which distinguishes signs and orders. A mean would not do: next to zero it is all rounding.
     """
     import torch
     from torch.utils._pytree import tree_leaves

@@ -28,7 +28,7 @@ class StructuredLog(logging.Handler):
     """The structured log of torch.compile from ``start`` to ``stop``, as ``TORCH_TRACE`` writes it.
 
     Each process writes a file of its own into ``folder``, made with its first record and named as
-    torch names them, so that ranks are told apart. What fails is kept in ``problem`` and ends the
+    torch names them, so that ranks stay separate. What fails is kept in ``problem`` and ends the
     log: nothing of it reaches the program.
     """
 
@@ -73,7 +73,7 @@ class StructuredLog(logging.Handler):
             self.problem = f"{type(error).__name__}: {error}"
 
     def _begun(self) -> TextIO:
-        """Return this process' file, which begins with what torch tells only once."""
+        """Return this process' file, which begins with what torch logs only once."""
         from torch._logging import structured
 
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -88,7 +88,7 @@ class StructuredLog(logging.Handler):
             "has_payload": hashlib.md5(version.encode(), usedforsecurity=False).hexdigest(),
         }
         file.write(f"{self.format(_record(about, version))}\n")
-        # the name of a source file is told once in a process, and by its number from then on
+        # the name of a source file is logged once in a process, and by its number from then on
         for name, number in list(structured.INTERN_TABLE.items()):
             file.write(f"{self.format(_record({'str': (name, number)}))}\n")
         return file

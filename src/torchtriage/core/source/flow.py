@@ -16,7 +16,7 @@ class Site:
 
     ``names`` : what a frame called from here is named, if it is named after the text.
     ``ops`` : operators (``add`` for ``aten::add``, ``aten::add_``) it can become directly.
-    ``classes`` : classes whose instance is called, where an assignment tells.
+    ``classes`` : classes whose instance is called, where an assignment shows it.
     ``kind`` : ``call`` leaves a frame; ``silent`` (an operator, an attribute), ``consume`` (a C
     type, an unpacking) and ``loop`` (its head, an ``await``) may leave none, or many.
     ``open`` : what is called has no name of its own (a parameter, a variable): any frame fits.

@@ -1,4 +1,4 @@
-"""What the names in one function body stand for, as far as assignments in the same file tell."""
+"""What the names in one function body stand for, as far as assignments in the same file show."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _class_names(owner: ast.ClassDef) -> tuple[dict[str, list[ast.expr]], set[st
 
 
 class Names:
-    """What the names a body calls stand for, as far as assignments in the same file tell."""
+    """What the names a body calls stand for, as far as assignments in the same file show."""
 
     def __init__(self, function: Function, module: ast.Module) -> None:
         self.params: set[str] = set()

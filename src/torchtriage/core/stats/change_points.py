@@ -23,7 +23,7 @@ __all__ = ["ChangePoint", "find"]
 PROPOSE = 1.5
 """A proposed change must explain this many times ``log(n)`` variances: 2 is Yao's (1988)."""
 REACH = 2
-"""Values on either side that tell whether one between them is an outlier."""
+"""Values on either side that decide whether one between them is an outlier."""
 OUTLIER = 3.0
 """Deviations from the median of its neighbours at which an outlier is cut off."""
 

@@ -175,7 +175,7 @@ def verdict(change: Change, *, min_effect: float, better: Literal["lower", "high
     same
         The interval excludes a regression of ``min_effect``: not worse, perhaps a little better.
     inconclusive
-        Neither; more sessions would tell (:func:`pairs_needed`).
+        Neither; more sessions would decide (:func:`pairs_needed`).
     """
     if not (math.isfinite(min_effect) and min_effect >= 0):
         raise ValueError(f"expected a smallest effect of 0 or more, found {min_effect}")

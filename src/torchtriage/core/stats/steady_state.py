@@ -51,7 +51,7 @@ def find_steady(times: NDArray[np.floating] | NDArray[np.integer]) -> Steady:
     what lies before it allows, because the end of warm-up is wanted relative to its length; levels are medians, so rare
     outliers make no stretch; and equivalent means within 3 % rather than within a fixed time. A steady state whose last
     half still drifts is none. Assumes a memory of few steps; where steps are alike over long stretches by chance, there
-    is no steady state to be told, and none is found.
+    is no steady state, and none is found.
 
     Raises ValueError: a value is not finite and positive.
     """
@@ -121,7 +121,7 @@ def _partition(middle: Floats, width: Floats, noise: float) -> list[int]:
     """
     n = len(middle)
     around = np.array([np.median(middle[max(i - 2, 0) : i + 3]) for i in range(n)])
-    # the first steps have no neighbours that could tell them from outliers: kept as they are
+    # the first steps have no neighbours that could distinguish them from outliers: kept as they are
     reach = 3 * noise / np.sqrt(width)
     clean = np.clip(middle, around - reach, around + reach)
     clean[:3] = middle[:3]

@@ -18,7 +18,7 @@ MAX_NAME = 300
 
 
 class Member(io.RawIOBase):
-    """A file in an archive that tells of its damage as other streams do, by an ``OSError``."""
+    """A file in an archive that reports its damage as other streams do, by an ``OSError``."""
 
     def __init__(self, member: IO[bytes]) -> None:
         self._member: Any = member

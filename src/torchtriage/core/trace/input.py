@@ -22,7 +22,7 @@ __all__ = ["EXPORT", "Input", "Source", "open_source", "reopenable"]
 
 """Refuse inputs that expand beyond this many bytes (a guard against decompression bombs)."""
 BOMB_BYTES, BOMB_RATIO = 1 << 30, 200
-"""Unless told otherwise, also refuse what expands beyond both: traces compress 8 to 30 times."""
+"""By default, also refuse what expands beyond both: traces compress 8 to 30 times."""
 
 _SNIFF_BYTES = 64 << 10
 _INFLATE_BYTES = 64 << 10

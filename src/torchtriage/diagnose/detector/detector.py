@@ -46,7 +46,7 @@ _UNREADABLE = (
 """What numpy and zipfile raise when a file is not what they wrote."""
 _NEW = 0.05
 _NAMED = 0.01
-"""A type less likely than this is not told."""
+"""A type less likely than this is not reported."""
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.float32]
@@ -224,6 +224,6 @@ class Detector:
 
 
 def features_digest() -> str:
-    """Return what tells one set of features from another."""
+    """Return what distinguishes one set of features from another."""
     tables = (NAMES, HOST_FAMILIES, WORK_FAMILIES, FRAME_FAMILIES)
     return hashlib.sha256(json.dumps(tables).encode()).hexdigest()[:16]

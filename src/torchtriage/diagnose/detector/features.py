@@ -2,7 +2,7 @@
 
 Times are shares of the window, counts are shares of the operators or logarithms of how many there
 are in a millisecond. Each is given twice: as it is, and less the trace's own median, because what
-is ordinary in one program is odd in another. Where in its step a window lies is not told.
+is ordinary in one program is odd in another. Where in its step a window lies is no feature.
 
 A row that lies in several windows counts in each with the time it is in it. Its own time is what
 none of its children covers: each row adds its time to its family and takes it from its parent's.
@@ -103,7 +103,7 @@ BASE: tuple[str, ...] = (
     *(f"device time {name}" for name in WORK),
     *(f"device {name}" for name in _DEVICE),
 )
-"""What is told of each window by itself."""
+"""What is measured of each window by itself."""
 
 NAMES: tuple[str, ...] = (*BASE, *(f"{name}, beside the trace" for name in BASE), *ABOUT)
 """The columns of :func:`window_features`."""

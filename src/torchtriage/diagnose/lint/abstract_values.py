@@ -1,4 +1,4 @@
-"""What an expression is, as far as its source tells: a tensor and where it lives, or a module.
+"""What an expression is, as far as its source shows: a tensor and where it lives, or a module.
 
 A :class:`Value` is a guess that only gets weaker: what is not known is ``UNKNOWN``, and rules speak
 about what is known. ``device`` is the taint: results of modules and of work on device tensors carry

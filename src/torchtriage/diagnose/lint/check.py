@@ -207,7 +207,7 @@ def _shown(path: str) -> str:
 
 
 def _specific(found: list[tuple[RuleEntry, Hit]]) -> list[tuple[RuleEntry, Hit]]:
-    """Drop hits that another rule tells more about, and repetitions."""
+    """Drop hits that another rule reports in more detail, and repetitions."""
     spans: dict[str, list[tuple[tuple[int, int], tuple[int, int]]]] = {}
     for entry, hit in found:
         for code in entry.rule.over:

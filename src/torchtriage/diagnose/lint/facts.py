@@ -282,7 +282,7 @@ def is_step(function: SourceFunction) -> bool:
 
 @dataclass(eq=False, slots=True)
 class SourceCall:
-    """One call. ``name`` is the full dotted name where imports tell it, ``attr`` the last part.
+    """One call. ``name`` is the full dotted name where imports show it, ``attr`` the last part.
 
     ``user`` : the call that takes this one's result directly, as receiver or argument. ``callee`` :
     the function of the file that is called, ``callees`` : all that it may be. ``target`` : the name

@@ -1,4 +1,4 @@
-"""Words that tell work which is costly, gives the same for the same, or changes something."""
+"""Names of work that is costly, gives the same for the same, or changes something."""
 
 import re
 

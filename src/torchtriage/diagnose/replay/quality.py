@@ -26,7 +26,7 @@ MAX_STRICT, MAX_UNEXPLAINED, MAX_PINNED = 0.03, 0.05, 0.50
 
 @dataclass(frozen=True)
 class Quality:
-    """Whether the model tells the recorded run again from its causes alone.
+    """Whether the model reconstructs the recorded run from its causes alone.
 
     ``strict_error`` : total time replayed without residuals and with one lag per kind of edge,
     against the recorded total; signed share. ``unexplained`` : share of the critical path that

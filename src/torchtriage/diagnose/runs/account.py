@@ -1,7 +1,7 @@
 """Where a step's time goes, to the last percent, and a whole run's: out of looks at the stacks.
 
 Each look stands for the time since the one before, so the parts of an account add up to the wall time. Which looks are
-inside an operator, and which in Python between two, a stack alone does not always tell: a line such as ``a * b`` may
+inside an operator, and which in Python between two, a stack alone does not always show: a line such as ``a * b`` may
 be either. Such looks are shared out so that operators get the part of the step that the light recording saw them take.
 """
 
@@ -58,7 +58,7 @@ class Place:
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """A look inside the loop, and what it tells.
+    """A look inside the loop, and what it shows.
 
     ``weight_ns`` : its time inside the judged steps. ``kind`` : the part of the account. ``chain`` : the user's
     frames below the loop's own, innermost first. ``loops`` : loops around the innermost, inside the step, with
@@ -78,7 +78,7 @@ class Seen:
 class SampledLoop:
     """The loop that steps go through: its place, the judged time, and every look inside it.
 
-    ``wall_ns`` : of the judged steps. ``n_steps`` : None where steps could not be told apart.
+    ``wall_ns`` : of the judged steps. ``n_steps`` : None where steps could not be separated.
     """
 
     place: Place | None

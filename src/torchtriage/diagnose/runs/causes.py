@@ -322,7 +322,7 @@ _LOADER = re.compile(r"^torch/utils/data/(dataloader|_utils)")
 
 
 def kind_of_library(frames: Sequence[Position]) -> str:
-    """Return what all library frames of a stack tell by themselves: compilation, imports, ours, or nothing."""
+    """Return what all library frames of a stack show by themselves: compilation, imports, ours, or nothing."""
     for position in frames:
         library = position.library
         if not library:

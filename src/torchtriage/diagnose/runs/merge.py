@@ -125,7 +125,7 @@ def join_findings(light: Judged, heavy: Judged) -> tuple[Finding, ...]:
             sure = code not in light.checked
             added = [finding for finding in theirs if sure or finding.certainty == "certain"]
             out += [_on_light_clock(_heavy_only(item), []) for item in added]
-        elif _kinds(ours).isdisjoint(_kinds(theirs)):  # stacks have told another fault
+        elif _kinds(ours).isdisjoint(_kinds(theirs)):  # stacks have shown another fault
             out += [_on_light_clock(_heavy_only(finding), []) for finding in theirs]
         else:
             for some_ours, some_theirs in _groups(ours, theirs):
@@ -140,7 +140,7 @@ def _seldom(finding: Finding, result: Result | JobResult) -> bool:
 
 
 def _kinds(findings: Sequence[Finding]) -> set[object]:
-    """Return which of the faults they are that a pattern tells apart, if it does."""
+    """Return which of the faults they are that a pattern distinguishes, if it does."""
     return {finding.evidence.get("kind") for finding in findings}
 
 

@@ -44,7 +44,7 @@ from torchtriage.diagnose.verdict.result import SCHEMA, Result, TraceFacts
 __all__ = ["untraced", "with_samples"]
 
 REPLACED = ("HST020", "HST021", "MEM028", "MSR045")
-"""Codes that a recording and the looks at the stack both tell; the looks know the line and do not slow it down."""
+"""Codes that a recording and the looks at the stack both report; the looks know the line and do not slow it down."""
 
 
 def with_samples(
@@ -118,7 +118,7 @@ def _order(finding: Finding, part: float) -> tuple[object, ...]:
     """Return what a finding is ranked by.
 
     What a step saves counts by ``part``, what the steps are of a longer loop's time. What is surely saved but less than
-    a measurement can tell counts as nothing: then what may be saved decides.
+    a measurement can resolve counts as nothing: then what may be saved decides.
     """
     cost = finding.cost
     if cost is not None:
@@ -249,7 +249,7 @@ def _cautious(result: Result, recording: Recording) -> Result:
 
 
 def _merged(known: Sequence[Finding], found: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Return both, without what the looks at the stack tell better, and without a bare line that a pattern explains."""
+    """Return both, without what the stack looks report better, and without a bare line that a pattern explains."""
     named = {finding.code for finding in found}
     others = [finding for finding in known if not (finding.code in REPLACED and finding.code in named)]
     lines = {_line(finding) for finding in others}
@@ -301,7 +301,7 @@ def _operator_share(trace: Trace | None) -> float | None:
 
 
 def untraced(recording: Recording, facts: RecordedRun, reason: str, hint: str, folders: Sequence[str] | None) -> Result:
-    """Return the result of a process without a recording of the profiler: what its stacks alone tell."""
+    """Return the result of a process without a recording of the profiler: what its stacks alone show."""
     empty = TraceFacts(
         path=str(recording.samples_file),
         size_bytes=0,

@@ -1,4 +1,4 @@
-"""What ``lint`` sees in the files that a run went through, beside what the run showed: told once, at its line."""
+"""What ``lint`` sees in the files that a run went through, beside what the run showed: reported once, at its line."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def with_source(
 ) -> tuple[Finding, ...]:
     """Return the findings with the source's own: one that both see is certain, and has the line of the source.
 
-    Only files that the looks at the stack went through are read; what did not run is not told. ``on_device`` : the
+    Only files that the looks at the stack went through are read; what did not run is not reported. ``on_device`` : the
     run used an accelerator; else nothing is said about the way to one. ``timed`` : loops with the ms of a step, whose
-    looks tell how much is spent at a line of the source.
+    looks show how much is spent at a line of the source.
     """
     out = list(findings)
     needless = frozenset() if on_device else _of_devices()

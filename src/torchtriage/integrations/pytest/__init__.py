@@ -35,7 +35,7 @@ class PerfWarning(UserWarning):
 
 
 class PerfInconclusive(PerfWarning):
-    """It was measured and can not be told: a noisy host, too few recordings."""
+    """It was measured and cannot be decided: a noisy host, too few recordings."""
 
 
 class PerfNotChecked(PerfWarning):

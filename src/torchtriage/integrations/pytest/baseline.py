@@ -1,8 +1,8 @@
 """What was measured as a run of the gate's store, and held against the runs stored before.
 
-One pytest session is one process, so a time is compared as one more recording: it is told apart
+One pytest session is one process, so a time is compared as one more recording: it is distinguished
 from the baseline by Student's prediction interval over the baseline's recordings. Two programs
-measured in turns, as ``torchtriage gate check --against REV`` does, tell much smaller changes.
+measured in turns, as ``torchtriage gate check --against REV`` does, resolve much smaller changes.
 """
 
 from __future__ import annotations

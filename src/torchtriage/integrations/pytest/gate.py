@@ -102,7 +102,7 @@ class PerfGate:
             Calls before those that count; else until 0.2 s have passed, three at least.
         repeats : int, optional
             Timed calls; else until 0.6 s have passed, twenty at least, and up to three times as
-            many where those cannot tell.
+            many where those cannot decide.
         budgets : float
             As in ``@pytest.mark.perf_budget``; these win over the marker's.
         """

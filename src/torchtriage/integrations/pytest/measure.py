@@ -22,7 +22,7 @@ from torchtriage.integrations.pytest.check import Check
 __all__ = ["LOOKS", "MIB", "Memory", "MemoryWatch", "Step", "Timing", "judge_memory", "judge_time", "waiting"]
 
 LOOKS = 3
-"""How often more steps are timed where the first ones cannot tell; each look has its share."""
+"""How often more steps are timed where the first ones cannot decide; each look has its share."""
 ALPHA = 0.01
 """How often a step of exactly its budget may be called too slow, and how often within."""
 WARM_UP_S, WARM_UP_CALLS = 0.2, 3
@@ -217,7 +217,7 @@ class MemoryWatch:
             self._can_reset = True
 
     def end(self) -> Memory | None:
-        """Return the peak; None where the system does not tell."""
+        """Return the peak; None where the system does not report it."""
         names = _accelerators()
         if names:
             peaks = {name: _allocated(name, "max_memory_allocated") for name in names}

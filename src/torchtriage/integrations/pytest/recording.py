@@ -135,7 +135,7 @@ def _launchers(trace: Trace, rows: Any) -> Iterator[str]:
 
 
 def _waiters(trace: Trace, ids: Any) -> Iterator[str]:
-    """Yield for each wait its operator or call, and the user's line where stacks tell it."""
+    """Yield for each wait its operator or call, and the user's line where stacks show it."""
     from torchtriage.core.trace.frames import user_stack
     from torchtriage.report.words import event_name, frame
 

@@ -37,7 +37,7 @@ MAX_ROWS = 20_000
 DEPTH = 4
 N_LANES, N_OPS, N_KERNELS, N_FRAMES, N_AROUND = 3, 24, 8, 6, 3
 MIN_SHARE = 0.005
-"""Operators that take less of the window tell nothing alone."""
+"""Operators that take less of the window show nothing alone."""
 
 _TOKEN = re.compile(r"[A-Za-z]{1,3}|[^\sA-Za-z]")
 

@@ -136,7 +136,7 @@ class Llm:
         self.endpoint, self.limits, self.prices, self.cache = endpoint, limits, prices, cache
         self._wait = wait
         self.progress: Callable[[int, int], None] = lambda _place, _size: None
-        """Is told the place of a window and how many characters of its reply are there."""
+        """Receives the place of a window and how many characters of its reply are there."""
         self._chance = random.Random(seed)
         self._spent = self._reserved = 0.0
         self._stopped = ""

@@ -147,7 +147,7 @@ _STANDARD_FILE = re.compile(
 )
 """As the profiler writes it; the folder of installed packages holds others."""
 _GENERATED_FILE = re.compile(r"<string>|<eval_with_key>(?:\.\d+)?")
-"""Code made while the program ran, also the user's: its functions are not told."""
+"""Code made while the program ran, also the user's: its functions are not named."""
 _PLACEHOLDER = {
     Kind.OP: "op",
     Kind.ANNOTATION: "annotation",
@@ -203,7 +203,7 @@ class RedactedNames:
 
     @staticmethod
     def _public(kind: Kind, name: str, code: int) -> str:
-        """Return what may be told of a name that is no Python frame's; empty for nothing."""
+        """Return what may be shown of a name that is no Python frame's; empty for nothing."""
         if kind == Kind.KERNEL:
             return _kernel(name, code)
         if kind in (Kind.MEMCPY, Kind.MEMSET):
@@ -251,9 +251,9 @@ class RedactedNames:
 
 
 def _kernel(name: str, code: int) -> str:
-    """Return what may be told of a kernel's name; empty for nothing.
+    """Return what may be shown of a kernel's name; empty for nothing.
 
-    A template's arguments are told where each of them is known, the user's functors are not.
+    A template's arguments are shown where each of them is known, the user's functors are not.
     """
     if fused := _FUSED.match(name):
         return f"{fused[0]}#{code}"

@@ -188,7 +188,7 @@ def check_target(target: str) -> str:
 
 
 def folder_of(target: str) -> Path:
-    """Return where a target's sessions are kept unless told otherwise: ``bench-models-py-bert``."""
+    """Return where a target's sessions are stored by default: ``bench-models-py-bert``."""
     where, _, name = target.rpartition(":")
     words = f"{Path(where).name if where.endswith('.py') else where}-{name}"
     return Path(f"bench-{re.sub(r'[^A-Za-z0-9]+', '-', words).strip('-')}")

@@ -275,7 +275,7 @@ def _pays(
 ) -> Literal["after", "never", "not told"]:
     """Return whether a setting wins back its start.
 
-    A gap that does not count saves nothing; of wrong answers there is nothing to tell.
+    A gap that does not count saves nothing; of wrong answers there is nothing to say.
     """
     if setting.mode == "eager":
         return "after"

@@ -1,4 +1,4 @@
-"""Which recordings of a baseline tell its level now: a change that was accepted is its own."""
+"""Which recordings of a baseline show its level now: a change that was accepted is its own."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def find_history(
     """Return the tracks of every metric and where their level changed.
 
     ``runs`` : of one branch, in any order. Unlike machines get tracks of their own. ``branch`` : how it is called.
-    ``min_change`` : changes of a smaller share are left out; of counts that are exact each is told. ``order`` :
+    ``min_change`` : changes of a smaller share are left out; of counts that are exact each is reported. ``order`` :
     commits, oldest first. Those that are not named stand where their recording falls.
 
     Raises SampleError: a run holds what nothing can be concluded from.

@@ -18,7 +18,7 @@ __all__ = ["UNCOMMITTED", "GitRevision", "checked_out", "commit_of", "commits_al
 UNCOMMITTED = "uncommitted changes"
 """Name in a run's environment: what was measured is not the commit alone."""
 
-# a detached checkout has no branch; CI tells it, for a pull request the source's first
+# a detached checkout has no branch; CI names it, for a pull request the source's first
 BRANCHES = (
     "GITHUB_HEAD_REF",
     "GITHUB_REF_NAME",
@@ -33,7 +33,7 @@ BRANCHES = (
 class GitRevision:
     """A commit. ``root`` : top of its checkout. All empty where there is no git.
 
-    ``problem`` : what git said, where there is a repository and it told no commit.
+    ``problem`` : what git said, where there is a repository and it named no commit.
     """
 
     commit: str = ""

@@ -118,7 +118,7 @@ class MetricMatch:
 
     @property
     def knows_floor(self) -> bool:
-        """Whether there are recordings enough to tell what two of them differ by."""
+        """Whether there are enough recordings to know what two of them differ by."""
         n_levels = 2 if self.earlier else 1
         return len(self.earlier) + len(self.repeats) >= LEAST_REPEATS + n_levels - 1
 
@@ -420,7 +420,7 @@ def _judge(draft: _RowDraft, change: session_comparison.Change, adjusted_p: floa
 
 
 def _needed(change: session_comparison.Change, limit: float, miss: float) -> int | None:
-    """Return how many sessions a side, those that are there included, would tell."""
+    """Return how many sessions a side, those that are there included, would decide."""
     if math.isnan(change.low):
         return session_comparison.least_sessions(change.level, paired=change.paired)
     wanted = session_comparison.pairs_to_tell(change, limit, miss=miss)

@@ -138,7 +138,7 @@ def _mapped_ranges(rows: History, now: Now, settings: Settings) -> list[StartSeg
         start, size = int(rows.address[at_row]), int(rows.size_bytes[at_row])
         pages = range(start, start + size, page)
         if rows.action[at_row] == Action.SEGMENT_UNMAP:
-            # what unmapped pages belonged to: a neighbour tells, else the pages' size
+            # what unmapped pages belonged to: a neighbour shows it, else the pages' size
             is_small = size % settings.large_segment_bytes != 0
             kind = next(
                 (kinds[near] for near in (start, start - page, start + size) if near in kinds),

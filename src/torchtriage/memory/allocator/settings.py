@@ -1,4 +1,4 @@
-"""What the CUDA caching allocator is told by ``PYTORCH_ALLOC_CONF``, and how it rounds sizes.
+"""What the CUDA caching allocator is set to by ``PYTORCH_ALLOC_CONF``, and how it rounds sizes.
 
 Constants and rules are those of PyTorch 2.0 to 2.13, which agree on them; the size of a large
 segment can be set since 2.10 (``large_segment_size_mb``). Source: ``c10/core/AllocatorConfig.h``

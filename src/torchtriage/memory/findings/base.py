@@ -40,7 +40,7 @@ class MemoryCode:
         fix: Fix,
         n_events: int = 0,
     ) -> Finding:
-        """Return a finding of this verdict; memory costs bytes, told in the evidence, no time."""
+        """Return a finding of this verdict; memory costs bytes, which the evidence holds, no time."""
         return Finding(
             code=self.code,
             name=self.name,

@@ -1,4 +1,4 @@
-"""Leak yes, no, or not to be told yet: from memory by step, told apart from all that only grows.
+"""Leak yes, no, or too early to say: from memory by step, distinguished from all that only grows.
 
 What makes memory grow in healthy programs is start-up, caches that fill, heaps that swing with the
 garbage collector or the load, and an allocator that keeps what it once had. A straight line fits
@@ -68,9 +68,9 @@ GIVEN_BACK = 0.75
 DIP_SHARE = 0.25
 """Of the time a rise took: what is half way up again sooner was a dip, and gave nothing back."""
 RETURN_CHANCE = 0.1
-"""That a rise like those given back would last this long; a leak is told where it is smaller."""
+"""That a rise like those given back would last this long; a leak is reported where it is smaller."""
 STARTUP_SHARE = 1 / 12
-"""Of the run, or the patience: what start-up gives back tells nothing of the loop."""
+"""Of the run, or the patience: what start-up gives back says nothing of the loop."""
 MIN_SAMPLES = 24
 MIN_STAIRS = 3
 
@@ -357,7 +357,7 @@ def _may_come_back(at: Floats, level: Floats, start: float, patience_steps: int)
     Rises are taken to end at random, at a rate that is not known (prior 1/rate). After n that came
     back in S steps altogether, the next one lasts T steps or more with probability
     ``(S / (S + T)) ** n``, the rate's gamma posterior integrated. What comes back at even intervals
-    ends sooner than that: a leak over it is told later than it could be.
+    ends sooner than that: a leak over it is reported later than it could be.
     """
     warm = int(np.searchsorted(at, at[0] + STARTUP_SHARE * patience_steps))
     at, level = at[warm:], level[warm:]

@@ -483,7 +483,7 @@ class LineWatch:
         sys.settrace(self._on_call)
 
     def stop(self) -> None:
-        """Take the tracer away again; told again, nothing happens."""
+        """Remove the tracer; a second call does nothing."""
         if not self._measures:
             return
         # only ours: somebody may have set another one since

@@ -62,7 +62,7 @@ class SettingOutcome:
     ``saving_bytes`` : of the peak reserved, negative when more is reserved; ``saving_share`` : of
     the recorded peak. ``n_calls`` : calls that take memory from the device or give it back;
     ``extra_calls`` : against the recorded setting, replayed alike. ``extra_ms`` : what these cost
-    at most, None where the recording tells no time for such calls. ``n_fitted`` : recorded
+    at most, None where the recording has no time for such calls. ``n_fitted`` : recorded
     out-of-memory errors that had room. ``n_ooms`` : requests without room that had it.
     """
 

@@ -1,11 +1,11 @@
-"""``[memory]`` events of a profiler trace, judged like a snapshot's history.
+"""``[memory]`` events of a profiler trace, analysed like a snapshot's history.
 
-A trace tells what was allocated and freed, and the allocator's totals beside it, but no segments:
-the peak and its holders can be told, why memory is free cannot. Who asked is what was open on the
+A trace records what was allocated and freed, and the allocator's totals beside it, but no segments:
+the peak and its holders can be found, why memory is free cannot. Who asked is what was open on the
 thread then: the operators, and the Python frames where ``with_stack=True`` recorded them.
 Source: ``profile_memory=True`` writes an instant for each with ``Addr``, ``Bytes``,
 ``Total Allocated``, ``Total Reserved``, ``Device Type`` and ``Device Id``; old ones (torch 1.9)
-tell neither addresses nor totals.
+record neither addresses nor totals.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _timeline(history: History, device: int, totals: Ints, reserved: Ints) -> Ti
     is_alloc = history.action == Action.ALLOC
     born, freed, by_free, old_born, old_freed = paired(np.arange(end), history.address, is_alloc, end)
     size = history.size_bytes
-    # what was there before and stays has no event: the total beside the first event tells it
+    # what was there before and stays has no event: the total beside the first event includes it
     start = int(totals[0] - (size[0] if is_alloc[0] else -size[0])) if end and totals[0] >= 0 else 0
     rest = max(start - int(size[old_freed[old_born < 0]].sum()), 0)
     extra = np.array([rest] if rest else [], np.int64)

@@ -263,6 +263,6 @@ class MemoryResult:
     advice: str = ""
     """What other allocator settings would change, by replay; empty where it was not replayed."""
     growth: tuple[Growth, ...] = ()
-    """Memory from step to step, where steps were told."""
+    """Memory from step to step, where steps were found."""
     n_steps: int | None = None
     """Steps that a live watch has seen; None for what was recorded otherwise."""

@@ -45,7 +45,7 @@ MIN_GROWTH = 1024
 """Bytes per step: two blocks of the allocator's smallest size. Losses that are kept are one."""
 MAX_HOLDERS = 5
 MIN_SPAN = 0.6
-"""Of the history, from the first step to the last, where steps are told by their period."""
+"""Of the history, from the first step to the last, where steps are found by their period."""
 MAX_UNEVEN = 0.5
 """Spread over mean of the distances between steps, in entries of the history."""
 MANY_STACKS = 3

@@ -1,6 +1,6 @@
 """Every allocation of a snapshot as a life, and memory over time from them.
 
-Sizes: the history tells what was asked for, blocks what the allocator gave. Here a life has the
+Sizes: the history records what was asked for, blocks what the allocator gave. Here a life has the
 size of its block where that is still there at the snapshot, else what was asked for rounded up to
 512 bytes, as the allocator does. What it could not split off a cached block is not known then, so
 allocated bytes in the past are a lower bound, by less than 1 MiB for each large allocation; at the
@@ -151,7 +151,7 @@ def _lives(snapshot: Snapshot, device: int, start: int, end: int) -> tuple[Block
 def paired(rows: Ints, address: Ints, is_alloc: Bools, end: int) -> tuple[Ints, Ints, Bools, Ints, Ints]:
     """Pair allocations with what ends them: the next row at their address, a free or not, else ``end``.
 
-    ``rows`` : in any order; a row's number tells when it was.
+    ``rows`` : in any order; a row's number says when it was.
 
     Returns
     -------

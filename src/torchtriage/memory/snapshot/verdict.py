@@ -158,7 +158,7 @@ def _traced(memory: RecordedEvents, place: int) -> DeviceMemory:
         peak = peak and replace(peak, reserved_bytes=None)
         picture = picture and replace(picture, reserved_bytes=())
     return DeviceMemory(
-        # a number of its own: the page tells devices by it
+        # a number of its own: the page identifies devices by it
         device=place,
         name=memory.name,
         requested_bytes=None,

@@ -18,7 +18,7 @@ __all__ = ["MetricDetector"]
 
 DAY_S = 86_400.0
 HOUR_S = 3_600.0
-FIRST = 30  # readings that tell the pace and the unit
+FIRST = 30  # readings from which the pace and the unit are learned
 WARM_UP = 100
 RARE_DAYS = 2.0  # an error is unusual that came less than once in so many days
 LEAST = 6.0  # usual errors a reading must be off by in any case
@@ -30,7 +30,7 @@ SEEN = 2  # times that an hour of the day or week was seen before it is a foreca
 FAR = 2.0
 LAST = 1
 CLUSTER_CHANCE = 1e-4
-CLEAR = 10  # readings in order after which the next alarm may be told
+CLEAR = 10  # readings in order after which the next alarm may be reported
 MAX_REPEATS = 0.05  # a metric that repeats itself more often is not stuck when it does
 NEW_FORECAST = 1.05  # what another forecast's error must be less by than the level's
 

@@ -26,7 +26,7 @@ _FIRST_FOUR = struct.Struct(">I").unpack_from
 class Split:
     """Places ids, and says which are treated at a share.
 
-    ``salt`` : what tells this split from others; an experiment's name does. Without a NUL.
+    ``salt`` : what distinguishes this split from others; an experiment's name does. Without a NUL.
     Raises ``UsageError``: an empty salt, one with a NUL, or a share out of its range.
     """
 

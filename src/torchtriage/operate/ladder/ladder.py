@@ -311,7 +311,7 @@ class Ladder:
         )
 
     def metrics(self) -> list[Value]:
-        """Return what a monitor's listener tells of it."""
+        """Return what a monitor's listener shows of it."""
         return [("ladder_level", {"ladder": self.name}, self._level)]
 
     @property

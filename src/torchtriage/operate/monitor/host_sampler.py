@@ -1,7 +1,7 @@
 """What else happened while requests ran: garbage collection, waiting for processors, compiling.
 
 All of it is read off the request path and takes constant memory: pauses come from ``gc.callbacks``,
-the rest is sampled a few times a second. Where the system tells nothing a number is None.
+the rest is sampled a few times a second. Where the system reports nothing a number is None.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class HostUsage(NamedTuple):
 
 
 class HostSampler:
-    """What a process can tell of itself and its machine, of the last two minutes."""
+    """What a process can measure of itself and its machine, of the last two minutes."""
 
     def __init__(self) -> None:
         self.requests_s = 0.0  # time of all requests that ended; whoever sees them adds it

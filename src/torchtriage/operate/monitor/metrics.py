@@ -124,7 +124,7 @@ def _model_text(state: dict[str, Any]) -> dict[str, str]:
         "inference_duration_seconds": _histogram(inference + "duration_seconds", labels, state["durations"]),
         "inference_in_flight": f"{inference}in_flight{text} {state['in_flight']}\n",
     }
-    # what the caller does not tell is absent: 0 would say that it was looked at
+    # what the caller does not report is absent: 0 would claim a measurement
     if state["n_nan"] is not None:
         out["inference_nan_outputs_total"] = f"{inference}nan_outputs_total{text} {state['n_nan']}\n"
     if state["sizes"]:

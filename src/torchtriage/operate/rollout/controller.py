@@ -95,7 +95,7 @@ class Rollout:
         return stage.ends and self._clock() - self._read_s > STALE_S
 
     def metrics(self) -> list[Value]:
-        """Return what a monitor's listener tells of it."""
+        """Return what a monitor's listener shows of it."""
         stage = self._stage
         share = 0.0 if self._is_stale(stage) else stage.split.share
         return [("rollout_candidate_ratio", {"rollout": self.plan.name}, share)]

@@ -69,7 +69,7 @@ class Router:
         return self._now[1].share
 
     def metrics(self) -> list[Value]:
-        """Return what a monitor's listener tells of it; nothing before it has read the store."""
+        """Return what a monitor's listener shows of it; nothing before it has read the store."""
         if self._now is None:
             return []
         return [("rollout_candidate_ratio", {"rollout": self.name}, self.share)]

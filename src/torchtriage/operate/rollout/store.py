@@ -295,7 +295,7 @@ def boot_seconds() -> float:
 
 @cache
 def boot_id() -> str:
-    """Return which start of the machine this is; empty where the system does not tell."""
+    """Return which start of the machine this is; empty where the system does not report it."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     except (OSError, UnicodeDecodeError):

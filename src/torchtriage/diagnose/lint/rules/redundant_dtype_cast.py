@@ -45,7 +45,7 @@ weights = torch.tensor(weights, dtype=torch.float32)""",
 _DOUBLE = re.compile(r"^torch\.(float64|double)$")
 _DTYPE = re.compile(r"^torch\.(float32|float16|bfloat16|half|float)$")
 _CASTS = frozenset(["float", "half", "bfloat16", "to", "type", "type_as", "long", "int", "bool"])
-# what NumPy makes in float64 unless told otherwise
+# what NumPy makes in float64 by default
 _WIDE = re.compile(
     r"^numpy\.(zeros|ones|linspace|logspace|eye|identity|hanning|hamming|blackman"
     r"|random\.(rand|randn|random|uniform|normal|standard_normal))$"

@@ -49,7 +49,7 @@ def find(module: Module) -> Iterator[Hit]:
 
 
 def _switches_off(call: SourceCall) -> bool:
-    """Return whether it is told to stop: ``sys.settrace(None)``."""
+    """Return whether it is stopped: ``sys.settrace(None)``."""
     return bool(call.node.args) and text_of(call.node.args[0]) in ("None", "False")
 
 

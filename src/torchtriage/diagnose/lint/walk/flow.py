@@ -1,4 +1,4 @@
-"""What calls tell functions, and functions their callers, at any depth.
+"""What functions learn of their callers, and calls of their functions, at any depth.
 
 Up: a function that calls one that trains, trains. Down: what a step calls runs in each step, what
 compiled code calls is compiled, what runs only without autograd records no graph.

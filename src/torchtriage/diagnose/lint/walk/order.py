@@ -35,7 +35,7 @@ def walk(tree: ast.Module, text: str, path: str) -> Module:
 
 
 def _in_order(pending: Iterable[SourceFunction]) -> list[SourceFunction]:
-    """Return functions in the order they tell about each other.
+    """Return functions in the order in which they inform each other.
 
     Constructors first: they say what self's attributes are. Then callers before what they call:
     ``main`` is the last function of most files, public methods are the first of most classes.

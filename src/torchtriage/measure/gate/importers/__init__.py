@@ -18,7 +18,7 @@ from torchtriage.measure.gate.importers.pytest_benchmark import read_pytest_benc
 __all__ = ["NOWHERE", "Imported", "encode_runs", "kind_of", "read_metrics", "read_runs", "read_sessions"]
 
 NOWHERE = Run("", "", "", None, 0.0, Machine(), (), ())
-"""What a file does not tell, where it is not known to be of here and now."""
+"""What a file does not record, where it is not known to be of here and now."""
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ def kind_of(unit: str) -> tuple[Kind, Better] | None:
 
 
 def read_run(document: DocumentNode, here: Run) -> Run:
-    """Return the run of a document; what it does not tell is taken from ``here``.
+    """Return the run of a document; what it does not record is taken from ``here``.
 
     Raises SampleError: it is of another schema, or a field is of another type.
     """

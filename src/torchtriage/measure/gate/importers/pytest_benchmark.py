@@ -52,7 +52,7 @@ def read_pytest_benchmark(document: DocumentNode, here: Run) -> Run:
     if document.has("commit_info") and document.get("commit_info").has("id"):
         info = document.get("commit_info")
         commit = info.get("id").text()
-        # a checkout of a tag or in CI has no branch: ours knows where CI tells it
+        # a checkout of a tag or in CI has no branch: ours knows where CI names it
         of_here = commit == here.commit
         if info.get("dirty").value is True:
             environment.append(("uncommitted changes", "yes"))

@@ -164,7 +164,7 @@ class Table(Block):
 
     ``align`` : ``l`` or ``r`` for each column. ``kind`` : its class on a page; ``kinds`` those of its rows.
     ``styles`` : of the rows on the terminal. ``drop`` : columns that the terminal leaves out where they do not fit,
-    the first of them first. ``limit`` : rows that are shown; the number of the others is said.
+    the first of them first. ``limit`` : rows that are shown; the number of the others is given.
     """
 
     columns: Sequence[str]

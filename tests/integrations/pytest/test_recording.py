@@ -90,7 +90,7 @@ def test_without_an_accelerator_nothing_is_counted() -> None:
 
 def test_what_was_not_looked_at_is_said() -> None:
     assert time_lines(RecordedTest(unknown="another profiler runs in this process")) == (
-        "where: not looked at, another profiler runs in this process",
+        "where: not analysed, another profiler runs in this process",
     )
 
 

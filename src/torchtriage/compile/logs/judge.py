@@ -212,7 +212,7 @@ def _notes(logs: Sequence[ProcessLog]) -> Iterable[Note]:
                 "size-specialized",
                 "info",
                 f"{format_count(len(log.specialized), 'size')} became a constant because the code"
-                f" asked for its value, so that marking it dynamic is in vain: {names}{where}",
+                f" asked for its value, so that marking it dynamic has no effect: {names}{where}",
             )
         if log.end:
             yield Note("log-cut", "warn", f"{log.end}{where}", "copy the log again")

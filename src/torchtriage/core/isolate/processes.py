@@ -1,4 +1,4 @@
-"""Processes that lead a group of their own: how they are ended, how they ended, and what they said last."""
+"""Processes that lead a group of their own: how they are ended, how they ended, and their last output."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def inference_phase(trace: Trace) -> InferencePhase | None:
 
     The whole recording, if it has neither backward nodes nor an optimizer nor a training wrapper; else the steps
     without any, as long as training goes on after them. A recording that lost events or shows one forward pass up to a
-    loss may be cut before its backward pass: nothing is said.
+    loss may be cut before its backward pass: no verdict.
     """
     host = trace.is_kind(Kind.OP, Kind.ANNOTATION)
     trains = host & trace.matching(f"{_BACKWARD}|{_TRAINING}")

@@ -54,7 +54,7 @@ Rows = NDArray[np.float32]
 
 @dataclass(frozen=True, eq=False)
 class Judged:
-    """What is said of windows.
+    """What the detector finds in windows.
 
     ``probability`` : float[n], that an anti-pattern is in it. ``types`` : per window, how likely it
     is each type if there is one. ``unusual`` : bool[n], unlike anything it learned from, so that
@@ -148,11 +148,11 @@ class Detector:
     about: Mapping[str, Any]
 
     def predict(self, trace: Trace, windows_ns: NDArray[np.int64]) -> Judged:
-        """Return what is said of the windows of a trace."""
+        """Return what is found in the windows of a trace."""
         return self.judge(window_features(trace, windows_ns))
 
     def judge(self, rows: Rows) -> Judged:
-        """Return what is said of windows with these features."""
+        """Return what is found in windows with these features."""
         unusual = self.likeness.distance(rows) > self.likeness.limit
         return Judged(self.trees.probability(rows), self.trees.types(rows), unusual)
 

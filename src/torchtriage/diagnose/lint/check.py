@@ -118,7 +118,7 @@ class _Run:
                 for hit in entry.find(module)
             ]
         except RecursionError:
-            self.tally.odd.append(Odd(source.path, 0, "nested too deeply to be looked at"))
+            self.tally.odd.append(Odd(source.path, 0, "nested too deeply to be analysed"))
             return
         found = _specific(found)
         found.sort(key=lambda item: (item[1].node.lineno, item[1].node.col_offset, item[0].rule.code))

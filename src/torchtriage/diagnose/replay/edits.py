@@ -1,4 +1,4 @@
-"""Edits: what a fix does to a recorded run, said so that the run can be replayed with it."""
+"""Edits: what a fix does to a recorded run, in a form with which the run can be replayed."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ __all__ = ["CODES", "HOT_LINE", "PYTHON_LOOP", "growing_step", "hot_lines"]
 MIN_SHARE, MIN_LOOKS = 0.03, 4
 HOT_SHARE = 0.10
 HOT_OPERATORS, HOT_IN_MODEL = 0.15, 0.35
-"""Of the step, what operators of one function take that is told: outside of the model, and in a module's forward."""
+"""Share of a step from which a function's operators are reported: outside of the model, and in a module's forward."""
 
 PYTHON_LOOP = Cause(
     "HST020",

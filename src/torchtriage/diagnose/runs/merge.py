@@ -20,7 +20,7 @@ from torchtriage.memory.leaks.leak_report import WatchReport
 __all__ = ["join", "join_findings", "scaled", "with_leaks"]
 
 NEAR = 0.02
-"""Costs scaled by less than this are not said to be."""
+"""Costs scaled by less than this do not mention it."""
 HEAVY_ONLY = "seen in the heavy recording alone, scaled to the step without a profiler"
 
 

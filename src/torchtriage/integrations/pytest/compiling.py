@@ -106,7 +106,7 @@ def judge_compiler(
     names = [name for name in LIMITS.values() if name in budgets]
     checks = [_check(result, name, budgets[name], during, found_code) for name in names]
     if any(check.verdict == "over" for check in checks[:-1]) and checks[-1].metric == "graphs":
-        # why there are more graphs is said by then
+        # why there are more graphs is known by then
         checks[-1] = replace(checks[-1], lines=checks[-1].lines[:1])
     return checks
 

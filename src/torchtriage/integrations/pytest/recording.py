@@ -171,7 +171,7 @@ def judge_count(recorded: RecordedTest, name: str, budget: float) -> Check:
 def time_lines(recorded: RecordedTest) -> tuple[str, ...]:
     """Return what costs the step its time, and what to change."""
     if recorded.result is None:
-        return (f"where: not looked at, {recorded.unknown}",)
+        return (f"where: not analysed, {recorded.unknown}",)
     return (*_operators(recorded.result), *_findings(recorded, None))
 
 

@@ -35,7 +35,7 @@ _SURE = {"certain": 1.0, "likely": 0.7, "hint": 0.4}
 
 @dataclass(frozen=True)
 class Prediction:
-    """What is said of one recording; see the module."""
+    """What a system reports of one recording; see the module."""
 
     windows: tuple[float, ...]
     types: Mapping[str, float] = field(default_factory=dict)

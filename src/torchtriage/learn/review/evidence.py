@@ -33,7 +33,7 @@ LineKind = Literal["window", "time", "op", "device", "python", "around", "findin
 
 BUDGET = 1500
 MAX_ROWS = 20_000
-"""So many host rows of a window, the longest, are put into its tree; more are said to be there."""
+"""So many host rows of a window, the longest, are put into its tree; of more, the number is given."""
 DEPTH = 4
 N_LANES, N_OPS, N_KERNELS, N_FRAMES, N_AROUND = 3, 24, 8, 6, 3
 MIN_SHARE = 0.005

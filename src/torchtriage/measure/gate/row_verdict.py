@@ -54,7 +54,7 @@ STATISTICS: dict[str, tuple[str, ...]] = {
 
 TAILS: dict[str, float] = {"p95": 0.95, "p99": 0.99}
 LEAST_VALUES = {"p95": 20, "p99": 100}
-"""Values per session below which nothing is said about a tail."""
+"""Values per session below which a tail gets no verdict."""
 LEAST_SESSIONS = 3
 """Two give an interval of no use to anyone."""
 LEAST_REPEATS = 3

@@ -32,7 +32,7 @@ def conclude(
     results: tuple[Result, Result] | None = None,
     scripts: tuple[str, str] = ("", ""),
 ) -> Verification:
-    """Return everything that is said about a trial.
+    """Return the verdict on a trial.
 
     ``trial`` : what was measured. ``before``, ``after`` : the commands, as shown. ``results`` : what was found in a
     recording of each: the findings that are gone are the promise. ``scripts`` : file names of two scripts that are

@@ -263,7 +263,7 @@ def _first(report: WatchReport, leaks: list[Leak]) -> str:
         also = f" {format_count(len(leaks) - 1, 'other leak')} below." if len(leaks) > 1 else ""
         return f"Leak: {leaks[0].sentence}.{also}"
     if report.answer == "no leak":
-        return f"No leak: nothing that was looked at keeps growing in {steps}."
+        return f"No leak: nothing that was watched keeps growing in {steps}."
     return f"Too early to tell whether memory leaks: {steps} seen."
 
 

@@ -40,7 +40,7 @@ SPAN_CLASSES = ("compute", "comm", "copy", "op", "wait", "python", "loader", "st
 
 @dataclass(frozen=True)
 class _Detail:
-    """How much of each result the page carries; everything cut is said on the page."""
+    """How much of each result the page carries; the page says what was cut."""
 
     lanes: int
     spans: int

@@ -281,6 +281,31 @@ def test_the_critical_path_says_who_bounds_the_step() -> None:
     assert "the host waited for the stream" in {piece.why for piece in reads.pieces}
 
 
+def test_a_launch_in_time_does_not_bind_work_that_the_busy_device_held_up() -> None:
+    builder = TraceBuilder().op("aten::mm", 0, 100)
+    builder.launch(10, 5, 30, 4_970, "first")
+    builder.launch(20, 5, 5_002, 4_998, "second")
+    # it got room in the middle of "second", 4 ms after its launch, and outlasts it
+    builder.launch(4_000, 5, 8_000, 3_000, "aside", stream=8)
+    builder.launch(30, 5, 8_300, 100, "small", stream=9)
+    builder.op("aten::relu", 3_990, 20)
+    path = critical_path(builder.build())
+    assert path.share("compute") > 0.95
+    assert path.share("host") < 0.01
+
+
+def test_a_thread_that_polls_for_its_last_launch_waits_for_the_device() -> None:
+    builder = TraceBuilder().op("aten::mm", 0, 40)
+    for index in range(4):
+        at = 10_000 * index
+        builder.launch(at + 10, 5, at + 40, 9_000, "work")
+        builder.launch(at + 20, 5, at + 9_042, 900, "count")
+        builder.op("aten::empty", at + 9_930, 5)
+    path = critical_path(builder.build())
+    assert path.share("compute") > 0.95
+    assert "the host waited, without a call that says so, for its last launch" in {piece.why for piece in path.pieces}
+
+
 def test_a_step_that_is_not_there() -> None:
     trace = programs.host_bound()
     with pytest.raises(UsageError, match="expected a step from 0 to 3, found 9"):

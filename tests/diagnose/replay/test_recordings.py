@@ -17,7 +17,6 @@ pytestmark = pytest.mark.data
 
 REFUSED = {
     "distributed/torchrec_a100_rank0_of_16.json.gz": "no recorded cause",  # graphs not traced
-    "llm/sglang_qwen3-8b_decode.json.gz": "no recorded cause",  # cut
     "other_devices/mtia_inference_rank0.json.gz": "the device's work is not in it",
     "other_devices/mtia_train_rank0_large.json.gz": "the device's work is not in it",
     "other_devices/ascend_npu_trace_view.json.gz": "the device's work is not in it",

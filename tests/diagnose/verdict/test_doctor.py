@@ -293,7 +293,34 @@ def test_work_that_waits_over_an_idle_device_was_not_first(start: float, expecte
     builder = TraceBuilder()
     builder.op("aten::mm", 0, 100).op("aten::mm", 100, 3900)
     builder.launch(10, 5, start, 700, "gemm")
-    assert level(builder.build(), "cut-window") == expected
+    trace = builder.build()
+    assert level(trace, "backlog") == expected
+    # busy then, though with what is not in the file
+    assert trace.window.start_ns == (3_000_000 if expected else 0)
+    assert trace.window.host_start_ns == 0
+
+
+def test_another_stream_may_be_the_one_that_waited() -> None:
+    builder = TraceBuilder().op("aten::mm", 0, 100).op("aten::mm", 100, 6900)
+    builder.launch(10, 5, 20, 4, "first", stream=8)
+    builder.launch(30, 5, 5_000, 1_900, "gemm", stream=7)
+    trace = builder.build()
+    assert level(trace, "backlog") == "warn"
+    assert trace.window[:2] == (5_000_000, 7_000_000)
+
+
+def test_work_that_waits_for_recorded_work_ends_no_backlog() -> None:
+    builder = TraceBuilder().op("aten::mm", 0, 100).op("aten::mm", 100, 6900)
+    builder.launch(10, 5, 20, 4_970, "long", stream=8)
+    builder.launch(30, 5, 5_000, 1_900, "gemm", stream=7)
+    assert level(builder.build(), "backlog") is None
+
+
+@pytest.mark.parametrize("text", [slice(0, -400), slice(None)])
+def test_a_file_cut_short_does_not_show_how_busy_the_gpu_was(text: slice) -> None:
+    builder = good()
+    found = {note.code for note in examine(read_trace(BytesIO(builder.json()[text])))}
+    assert ("missing-kernels" in found) == (text.stop is not None)
 
 
 def test_a_slice_with_nothing_in_it_is_refused() -> None:
@@ -393,7 +420,9 @@ def test_a_clock_of_whole_microseconds_is_said() -> None:
 TELLS: dict[str, set[str]] = {
     "no-gpu-rows": {"no-gpu-rows", "other-device"},
     # rows are missing at the edge or in the middle: either way idle time proves nothing
-    "cut-window": {"cut-window", "missing-kernels"},
+    "cut-window": {"cut-window", "missing-kernels", "backlog"},
+    # a wait for work enqueued before the recording, or for rows that are not in the file
+    "missing-kernels": {"missing-kernels", "backlog"},
 }
 
 

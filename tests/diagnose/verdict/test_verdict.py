@@ -238,6 +238,31 @@ def test_idle_time_proves_nothing_where_kernels_are_missing(install: Install) ->
     assert not result.healthy
 
 
+def test_how_busy_a_device_is_is_not_said_where_rows_are_missing(install: Install) -> None:
+    install(entry("TST001"))
+    result = diagnose(_blind_wait())
+    assert "busy" not in result.verdict[0].replace("How busy", "")
+    assert result.verdict[0].startswith(
+        "How busy NVIDIA H100 is in 3 steady steps of 50.0 ms is not known: the host waits"
+    )
+    assert result.verdict[2].startswith("Limited trust: device time is not judged")
+    assert result.summary is not None
+    (device,) = result.summary.devices
+    assert device.classes is None
+    assert "rows are missing" in device.unknown
+    assert {step.classes for step in result.summary.steps} == {None}
+    assert result.summary.judged_idle_ns is None
+    assert result.critical_path is None
+
+
+def test_only_a_judged_device_is_healthy(install: Install) -> None:
+    install(entry("TST001"))
+    assert diagnose(steps(vendor="cpu").build()).healthy
+    builder = steps(vendor="cpu")
+    builder.event("Conv2D", "hpu_op", 100, 50, pid=0, tid=7)
+    assert not diagnose(builder.build()).healthy
+
+
 def test_many_orphans_make_idle_findings_hints_without_a_sure_saving(install: Install) -> None:
     install(entry("TST001", claim((1500, 2000), time_class="idle", certainty="certain")))
     sure = diagnose(steps().build()).findings[0]

@@ -55,7 +55,7 @@ def idle_behind(trace: Trace, calls: Ints) -> tuple[Spans, Floats]:
     place[launches] = np.arange(len(launches))
     before = launches[np.maximum(place[launch] - 1, 0)]
     has_before = (place[launch] > 0) & (trace.lane[before] == trace.lane[launch])
-    since = np.where(has_before, trace.end_ns[before], trace.window.start_ns)
+    since = np.where(has_before, trace.end_ns[before], trace.window.host_start_ns)
     lost = np.zeros(len(late), np.int64)
     for lane in distinct(trace.lane[calls]).tolist():
         mine = calls[trace.lane[calls] == lane]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,19 @@ from torchtriage.core.trace.schema import Kind
 if TYPE_CHECKING:
     from torchtriage.core.trace.columns import Trace
 
-__all__ = ["BACK_TO_BACK_NS", "HOST_LATE", "QUEUED", "UNKNOWN", "Device", "Gaps", "find_devices"]
+__all__ = [
+    "BACK_TO_BACK_NS",
+    "EARLY_NS",
+    "HOST_LATE",
+    "LAUNCH_SLACK_NS",
+    "QUEUED",
+    "STAGED",
+    "UNKNOWN",
+    "Backlog",
+    "Device",
+    "Gaps",
+    "find_devices",
+]
 
 BACK_TO_BACK_NS = 2_000
 """Gaps up to this are the device's own turn-around: 0.8-2 us on CUDA, ~0 on ROCm (measured)."""
@@ -28,7 +40,21 @@ LAUNCH_SLACK_NS = 50_000
 """Longest time from a launch call's return to the start of its work on an idle device: medians are 6-20 us on NVIDIA
 and 9-38 us on ROCm (measured)."""
 
+EARLY_NS = 1_000_000
+"""Work waits 6-38 us in an empty queue (measured); longer on an idle device means that earlier work, not recorded, was
+still running: 7.8, 149 and 463 ms in three recordings that begin while the device is busy."""
+
+STAGED = r"^Memcpy HtoD"
+"""Uploads start late without a queue: the host stages them first."""
+
 HOST_LATE, QUEUED, UNKNOWN = 0, 1, 2
+
+
+class Backlog(NamedTuple):
+    """Work enqueued before the recording and not in it, over when ``row`` starts, ``lag_ns`` after its launch."""
+
+    row: int
+    lag_ns: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +111,25 @@ class Device:
     def copy_only(self) -> Spans:
         """Exposed copies: neither computation nor communication beside them."""
         return intervals.subtract(intervals.subtract(self.copies, self.compute), self.communication)
+
+    @cached_property
+    def backlog(self) -> Backlog | None:
+        """What the device still worked off, unrecorded, when the recording began; None where nothing shows it.
+
+        The first work of a stream waited for it: long after its launch, on a device that looks idle meanwhile.
+        """
+        trace, rows = self.trace, self.rows
+        first = rows[np.unique(trace.lane[rows], return_index=True)[1]]
+        call = trace.links.call[first]
+        lag = np.where(call >= 0, trace.start_ns[first] - trace.end_ns[call], 0)
+        waited = (lag > EARLY_NS) & ~trace.matching(STAGED)[first]
+        first, lag = first[waited], lag[waited]
+        busy = intervals.covered(intervals.spans(trace.start_ns[first] - lag, trace.start_ns[first]), self.busy)
+        first, lag = first[2 * busy < lag], lag[2 * busy < lag]
+        if not len(first):
+            return None
+        last = int(np.argmax(trace.start_ns[first]))
+        return Backlog(int(first[last]), int(lag[last]))
 
     @cached_property
     def gaps(self) -> Gaps:

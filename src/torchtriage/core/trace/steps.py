@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torchtriage.core import intervals
 from torchtriage.core.arrays import Ints
 from torchtriage.core.trace.schema import Kind
+from torchtriage.core.units import format_ns
 
 if TYPE_CHECKING:
     from torchtriage.core.trace.columns import Trace
@@ -48,11 +49,15 @@ OUTLIER = 3.0
 
 
 class Window(NamedTuple):
-    """The judged part of the recording: ``[start_ns, end_ns)`` and why that part."""
+    """The judged part of the recording: ``[start_ns, end_ns)`` and why that part.
+
+    ``host_start_ns`` : where the host's part begins, earlier where a device first worked off what is not recorded.
+    """
 
     start_ns: int
     end_ns: int
     basis: str
+    host_start_ns: int
 
     @property
     def wall_ns(self) -> int:
@@ -126,7 +131,7 @@ class Steps:
 
     def _of(self, times_ns: Ints) -> Ints:
         if not len(self):
-            inside = (times_ns >= self.window.start_ns) & (times_ns < self.window.end_ns)
+            inside = (times_ns >= self.window.host_start_ns) & (times_ns < self.window.end_ns)
             return np.where(inside, 0, -1)
         return intervals.owner(intervals.spans(self.host_start_ns, self.host_end_ns), times_ns)
 
@@ -167,7 +172,7 @@ def find_steps(trace: Trace) -> Steps:
         if found is not None:
             return _build(trace, found, marked=finder is _by_profiler)
     none = np.empty(0, np.int64)
-    window = _whole(trace, "no steps found: the whole recording is one window")
+    window = _whole(trace, "no steps found: the recording is one window")
     return Steps(trace, window, (), none, none, none, none, np.empty(0, bool), _busiest_lane(trace))
 
 
@@ -310,9 +315,12 @@ def _build(trace: Trace, found: _Found, *, marked: bool) -> Steps:
     end = np.maximum(end, start)
     edges = np.append(start, end[-1])
     edges = np.maximum.accumulate(np.maximum(edges, device_done(edges)))
+    host_ns = int(edges[0])
+    begin_ns, why = _device_begin(trace, host_ns, int(edges[-1]))
+    edges = np.maximum(edges, begin_ns)
     wall_start, wall_end = edges[:-1], edges[1:]
     window = (
-        Window(int(edges[0]), int(edges[-1]), basis)
+        Window(begin_ns, int(edges[-1]), f"{why}{basis}", host_ns)
         if marked
         else _whole(trace, f"the whole recording; steps by {basis}")
     )
@@ -360,9 +368,20 @@ def _whole(trace: Trace, basis: str) -> Window:
     if not starts.any():
         starts = ends = np.ones(len(trace), dtype=bool)
     if not len(trace):
-        return Window(0, 0, basis)
+        return Window(0, 0, basis, 0)
     first = int(trace.start_ns[starts].min())
-    return Window(first, max(int(trace.end_ns[ends].max()), first), basis)
+    last = max(int(trace.end_ns[ends].max()), first)
+    begin_ns, why = _device_begin(trace, first, last)
+    return Window(begin_ns, last, f"{why}{basis}", first)
+
+
+def _device_begin(trace: Trace, start_ns: int, end_ns: int) -> tuple[int, str]:
+    """Return from when on the recording holds all work of the devices, and why it is not from the start."""
+    backlogs = [device.backlog for device in trace.devices]
+    begin_ns = max((int(trace.start_ns[backlog.row]) for backlog in backlogs if backlog), default=start_ns)
+    if not start_ns < begin_ns < end_ns:
+        return start_ns, ""
+    return begin_ns, f"after {format_ns(begin_ns - start_ns)} of work that was enqueued before the recording; "
 
 
 def profiler_stop(trace: Trace) -> NDArray[np.bool_]:

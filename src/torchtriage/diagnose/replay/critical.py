@@ -9,10 +9,13 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from torchtriage.core import intervals
 from torchtriage.core.arrays import distinct
 from torchtriage.core.errors import UsageError
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.collectives import communicates
+from torchtriage.core.trace.device import EARLY_NS, LAUNCH_SLACK_NS
+from torchtriage.diagnose.replay.cross import LATE_NS
 from torchtriage.diagnose.replay.graph import EdgeKind, Graph, NodeKind
 from torchtriage.diagnose.replay.predict import model
 from torchtriage.diagnose.replay.quality import binding, critical_nodes
@@ -23,6 +26,10 @@ Ints = NDArray[np.int64]
 
 What = Literal["host", "compute", "comm", "copy", "wait", "lag", "unexplained", "loader"]
 MAX_ROWS = 8
+NEIGHBOURS = 4
+"""So many ends of work before and after a start are looked at."""
+NEAR_SHARE = 0.01
+"""Of a wait: how far its end may be from the end of the work. A kernel that writes a count has 22-64 us left to run."""
 
 WHY: dict[int, str] = {
     EdgeKind.CLOCK: "began before the recording",
@@ -40,6 +47,8 @@ WHY: dict[int, str] = {
     EdgeKind.HAND_OFF: "waited for another thread",
     EdgeKind.BATCH: "waited for a batch from the loader's workers",
     EdgeKind.COLLECTIVE: "waited for another rank",
+    (HELD := max(EdgeKind) + 1): "launched in time: waited for the busy device",
+    (POLLED := max(EdgeKind) + 2): "the host waited, without a call that says so, for its last launch",
 }
 
 
@@ -67,7 +76,7 @@ class CriticalPath:
 
     ``step`` : index of the step; -1 for the window of a recording without steps. Arrays have one
     element per piece: ``lane`` (index into ``trace.lanes``, -1 for none), ``kind`` (index into
-    ``WHATS``), ``begin_ns``, ``finish_ns``, ``cause`` (an ``EdgeKind``, -1 for the work before on
+    ``WHATS``), ``begin_ns``, ``finish_ns``, ``cause`` (a key of ``WHY``, -1 for the work before on
     the lane). ``node`` and ``first`` : nodes of the graph, and where those of each piece begin.
     """
 
@@ -149,11 +158,13 @@ def critical_path(trace: Trace, step: int | None = None) -> CriticalPath:
     bounds = graph.bounds(graph.finish_ns)
     index = _index(trace, np.diff(bounds), step)
     begin, end = int(bounds[index]), int(bounds[index + 1])
-    path = np.array(critical_nodes(graph, begin, index + 1)[::-1], np.int64)
-    before, edge = binding(graph)
+    before, edge = _causes(trace, graph)
+    path = np.array(critical_nodes(graph, before, begin, index + 1)[::-1], np.int64)
     # every node brings up to three parts: lag, residual, work; cut so that they tile
     work = graph.finish_ns[path] - graph.dur_ns[path]
     ready = np.where(before[path] >= 0, graph.finish_ns[before[path]], 0)
+    # until then it waited: the node's own work is what is left
+    work = np.where(edge[path] == len(graph.edge_kind) + 1, ready, work)
     known = np.maximum(work - graph.extra_ns[path], ready)
     starts = np.stack([ready, known, work], axis=1).ravel()
     whats = np.stack(
@@ -172,7 +183,7 @@ def critical_path(trace: Trace, step: int | None = None) -> CriticalPath:
     head = np.flatnonzero(new)
     first = np.append(head, len(node))
     cause = edge[node[head]]
-    kinds = np.append(graph.edge_kind, 0).astype(np.int64)
+    kinds = np.append(graph.edge_kind, [HELD, POLLED]).astype(np.int64)
     return CriticalPath(
         trace,
         index if len(trace.steps) else -1,
@@ -186,6 +197,74 @@ def critical_path(trace: Trace, step: int | None = None) -> CriticalPath:
         node,
         first,
     )
+
+
+def _causes(trace: Trace, graph: Graph) -> tuple[Ints, Ints]:
+    """Return what each node waited for, as :func:`binding` does, its edges and two more: ``HELD`` and ``POLLED``."""
+    before, edge = binding(graph)
+    works = np.flatnonzero(graph.kind == NodeKind.WORK)
+    _held(trace, graph, works, before, edge)
+    _polled(trace, graph, works, before, edge)
+    return before, edge
+
+
+def _held(trace: Trace, graph: Graph, works: Ints, before: Ints, edge: Ints) -> None:
+    """Enter what work was held by that was launched in time: a launch that came early holds nothing up.
+
+    Work that starts later than its launch explains, on a busy device, got the room of the work that ended nearest to
+    its start.
+    """
+    kinds = np.append(graph.edge_kind, EdgeKind.CLOCK)
+    late = (edge >= 0) & (kinds[edge] == EdgeKind.LAUNCH) & (graph.extra_ns > LATE_NS)
+    of_lane = np.array([lane.device for lane in trace.lanes], np.int64)
+    device_of = of_lane[trace.lane[graph.row]]
+    for device in trace.devices:
+        nodes = np.flatnonzero(late & (device_of == device.index))
+        starts = graph.finish_ns[nodes] - graph.dur_ns[nodes]
+        spans = np.stack([starts - graph.extra_ns[nodes], starts], axis=1)
+        busy = intervals.covered(spans + graph.origin_ns, device.busy)
+        nodes, starts = nodes[2 * busy > graph.extra_ns[nodes]], starts[2 * busy > graph.extra_ns[nodes]]
+        mine = works[device_of[works] == device.index]
+        mine = mine[np.argsort(graph.finish_ns[mine], kind="stable")]
+        place = np.searchsorted(graph.finish_ns[mine], starts)
+        nearest = np.full(len(nodes), np.iinfo(np.int64).max)
+        for step in range(-NEIGHBOURS, NEIGHBOURS):
+            work = mine[np.clip(place + step, 0, len(mine) - 1)]
+            distance = np.abs(graph.finish_ns[work] - starts)
+            better = (graph.begin_ns[work] < starts) & (distance < nearest)
+            nearest[better] = distance[better]
+            before[nodes[better]] = work[better]
+            edge[nodes[better]] = len(graph.edge_kind)
+
+
+def _polled(trace: Trace, graph: Graph, works: Ints, before: Ints, edge: Ints) -> None:
+    """Enter where a thread waited for its last launch without a call that says so: it read memory that the work writes.
+
+    Nothing is recorded on it for a millisecond after that launch, and it goes on when the work ends.
+    """
+    links = trace.links
+    rows = np.flatnonzero(trace.hosts | (trace.kind == Kind.PYTHON))
+    rows = rows[np.lexsort((trace.start_ns[rows], trace.lane[rows]))]
+    at = np.flatnonzero(links.launches[rows[:-1]] & (trace.lane[rows[1:]] == trace.lane[rows[:-1]]))
+    call, resumed_ns = rows[at], trace.start_ns[rows[at + 1]]
+    waited_ns = resumed_ns - trace.end_ns[call]
+    near_ns = np.maximum(LAUNCH_SLACK_NS, NEAR_SHARE * waited_ns)
+    waits = (waited_ns > EARLY_NS) & (np.abs(resumed_ns - links.device_end_ns[call]) <= near_ns)
+    call = call[waits]
+    last = np.full(len(trace) + 1, -1, np.int64)
+    by_end = works[np.argsort(graph.finish_ns[works], kind="stable")]
+    last[links.call[graph.row[by_end]]] = by_end
+    hosts = np.flatnonzero(graph.kind == NodeKind.HOST)
+    lane = graph.trace_lane[graph.lane_of()]
+    hosts = hosts[np.lexsort((graph.begin_ns[hosts], lane[hosts]))]
+    span = int(graph.finish_ns.max()) + 1
+    asked = trace.lane[call].astype(np.int64) * span + trace.start_ns[call] - graph.origin_ns
+    place = np.searchsorted(lane[hosts] * span + graph.begin_ns[hosts], asked, side="right")
+    node = hosts[np.maximum(place - 1, 0)]
+    same = (lane[node] == trace.lane[call]) & (graph.begin_ns[node] + graph.origin_ns == trace.start_ns[call])
+    same &= graph.finish_ns[last[call]] <= graph.finish_ns[node]
+    before[node[same]] = last[call[same]]
+    edge[node[same]] = len(graph.edge_kind) + 1
 
 
 def _index(trace: Trace, walls: Ints, step: int | None) -> int:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torchtriage.core.arrays import distinct
 from torchtriage.core.trace import Trace
 from torchtriage.core.trace.collectives import communicates
+from torchtriage.core.trace.device import EARLY_NS, STAGED
 from torchtriage.diagnose.replay.blocking import Blocking, EdgeKind, find_blocking
 from torchtriage.diagnose.replay.cross import CrossEdges, paired, timed
 from torchtriage.diagnose.replay.streams import Streams, device_streams
@@ -54,9 +55,6 @@ ENOUGH = 10
 """Samples before a kind of launch has lags of its own."""
 LAUNCH_NS, GAP_NS = 8_000, 1_000
 """Without samples: medians of 6-20 us for launches and 1-2 us between kernels on NVIDIA."""
-_UPLOAD = r"^Memcpy HtoD"
-EARLY_NS = 1_000_000
-"""Work waits 6-38 us in an empty queue (measured); longer and something not recorded ran before."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -262,7 +260,9 @@ def build(trace: Trace) -> Graph:
     source, target, lag, strict = source[order], target[order], lag[order], strict[order]
     # no cause explains more than was recorded
     lag = np.minimum(lag, finish[target] - dur[target] - finish[source])
-    bound_node, bound_first = _bounds(trace, streams, threads, anchors, bound_ns, body, lanes)
+    # where the window begins with a device's work, so does the first bound
+    begins = entry[backlog[streams.start_ns[backlog] == trace.window.start_ns]]
+    bound_node, bound_first = _bounds(trace, streams, threads, anchors, bound_ns, body, begins, lanes)
     graph = Graph(
         origin,
         np.array(lanes, np.int64),
@@ -378,14 +378,21 @@ def _bound_times(trace: Trace, threads: Threads) -> Ints:
         return np.append(steps.host_start_ns, steps.host_end_ns[-1])
     if not len(threads.lanes):
         return np.array([trace.window.start_ns], np.int64)
-    return np.array([max(trace.window.start_ns, int(threads.first_ns[0]))], np.int64)
+    return np.array([max(trace.window.host_start_ns, int(threads.first_ns[0]))], np.int64)
 
 
 def _bounds(
-    trace: Trace, streams: Streams, threads: Threads, anchors: _Anchors, bound_ns: Ints, body: Ints, lanes: list[int]
+    trace: Trace,
+    streams: Streams,
+    threads: Threads,
+    anchors: _Anchors,
+    bound_ns: Ints,
+    body: Ints,
+    begins: Ints,
+    lanes: list[int],
 ) -> tuple[Ints, Ints]:
-    parts: list[Ints] = []
-    index: list[Ints] = []
+    parts = [begins]
+    index = [np.zeros(len(begins), np.int64)]
     count = np.arange(len(bound_ns))
     if len(threads.lanes):
         main = np.full(len(bound_ns), threads.lanes[0], np.int64)
@@ -444,7 +451,7 @@ def _launch_lags(
     np.maximum.at(ready, recorded.target, streams.end_ns[recorded.source])
     idle &= ready[position] <= trace.start_ns[calls]
     # an upload is staged by the host first, and that takes as long as its bytes
-    staged = trace.matching(_UPLOAD)[streams.row[position]] & idle
+    staged = trace.matching(STAGED)[streams.row[position]] & idle
     idle &= observed <= EARLY_NS
     # one kind per call; the launch of a graph is a kind whatever its name, and few are enough
     graph = trace.links.n_enqueued[calls] > 1
@@ -484,20 +491,14 @@ def _stream_gaps(trace: Trace, streams: Streams, ready: Ints) -> tuple[Ints, Int
 def _backlog(trace: Trace, streams: Streams) -> Ints:
     """Return work that only the time before the recording explains.
 
-    Work before the first known launch of its stream; and the first work of a device, where it
-    began so long after its launch that other work, not recorded, must have been running.
+    Work before the first known launch of its stream; and the work that ends a device's :class:`Backlog`.
     """
     orphan = streams.call < 0
     known = np.cumsum(~orphan)
     base = np.append(0, known)[streams.first[:-1]]
     found = orphan & (known == base[streams.stream])
-    late = ~orphan & (streams.start_ns - streams.launch_ns > EARLY_NS)
-    late &= ~trace.matching(_UPLOAD)[streams.row]  # the host stages those first
-    for device in distinct(streams.device).tolist():
-        mine = np.flatnonzero(streams.device[streams.stream] == device)
-        head = mine[np.argmin(streams.start_ns[mine])]
-        found[head] |= late[head]
-    return np.flatnonzero(found)
+    ends = [device.backlog.row for device in trace.devices if device.backlog]
+    return np.flatnonzero(found | np.isin(streams.row, ends))
 
 
 def _add_cross(edges: _Edges, found: CrossEdges, body: Ints, entry: Ints, kind: EdgeKind) -> None:

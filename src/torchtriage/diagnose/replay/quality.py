@@ -60,7 +60,7 @@ def judge(graph: Graph, order: Schedule) -> Quality:
     )
     bounds = graph.bounds_of(done)
     strict, zero = (bounds[-1] - bounds[0]).tolist()
-    path = critical_nodes(graph, int(recorded[0]))
+    path = critical_nodes(graph, binding(graph)[0], int(recorded[0]))
     quality = Quality(
         strict_error=strict / total - 1,
         unexplained=min(int(graph.extra_ns[path].sum()) / total, 1.0),
@@ -105,9 +105,8 @@ def binding(graph: Graph) -> tuple[Ints, Ints]:
     return node, edge
 
 
-def critical_nodes(graph: Graph, since_ns: int, bound: int = -1) -> list[int]:
+def critical_nodes(graph: Graph, before: Ints, since_ns: int, bound: int = -1) -> list[int]:
     """Return the nodes that a bound (the last) hangs on, latest first, back to a moment."""
-    before, _ = binding(graph)
     first = graph.bound_first
     index = len(first) - 2 if bound < 0 else bound
     nodes = graph.bound_node[: first[index + 1]]

@@ -130,7 +130,7 @@ def _batches(trace: Trace, main: int, calls: Ints, blocking_row: Ints) -> Spans:
 def _assemble(trace: Trace, lanes: Ints, main_work: Spans, bursts: list[Spans], batches: Spans) -> Threads:
     main = int(lanes[0])
     window = trace.window
-    first = min(int(main_work[0, 0]), window.start_ns) if len(main_work) else window.start_ns
+    first = min(int(main_work[0, 0]), window.host_start_ns) if len(main_work) else window.host_start_ns
     last = max(int(main_work[-1, 1]), first) if len(main_work) else window.end_ns
     steps = trace.steps
     if len(steps):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from torchtriage.core.trace.schema import WORK_KINDS
 from torchtriage.core.trace.steps import first_use
 from torchtriage.core.units import format_ns, format_share
 
-__all__ = ["examine"]
+__all__ = ["examine", "missing_rows"]
 
 MANY_ORPHANS = 0.30
 """Above this share of GPU work without a launch, idle time cannot be explained (catalogue 3.1)."""
@@ -23,9 +23,8 @@ BLIND_SHARE = 0.02
 """Waits over an idle device above this share of the window: GPU rows are missing (DQ-1)."""
 DANGLING_SHARE, MIN_LAUNCHES = 0.05, 20
 """Launches whose work is not in the file, out of at least so many."""
-EARLY_NS = 1_000_000
-"""Work waits 6-38 us in an empty queue (measured); longer means that earlier work, not recorded,
-was still running: 7.8 and 149 ms in two recordings that begin while the device is busy."""
+DAMAGED_SHARE = 0.01
+"""Events lost, or without a time: above this share of all, what a device did cannot be told from idleness."""
 SLICED_SHARE = 0.01
 """Less of the window under any event: a slice. 0.01-0.04 % in slices, 7 % and more in the
 sparsest whole recordings (measured)."""
@@ -46,6 +45,11 @@ def examine(trace: Trace) -> tuple[Note, ...]:
     notes = [note for check in _CHECKS for note in check(trace)]
     order = {"refuse": 0, "warn": 1, "info": 2}
     return tuple(sorted(notes, key=lambda note: order[note.level]))
+
+
+def missing_rows(notes: Iterable[Note]) -> Note | None:
+    """Return the note that says why rows of the devices are missing: how busy they are is not known then."""
+    return next((note for note in notes if note.code in ("missing-kernels", "cut-window")), None)
 
 
 def _content(trace: Trace) -> Iterator[Note]:
@@ -138,7 +142,6 @@ def _device_rows(trace: Trace) -> Iterator[Note]:
     other = trace.kind == Kind.DEVICE_OTHER
     listed = trace.meta.get("deviceProperties")
     nccl = (trace.kind == Kind.ANNOTATION) & trace.matching(r"^nccl:")
-    cut = any("ends" in message for message in trace.report.loss)
     if other.any():
         yield Note(
             "other-device",
@@ -154,7 +157,7 @@ def _device_rows(trace: Trace) -> Iterator[Note]:
             "check that no other profiler was attached (CUPTI and roctracer serve one at a time),"
             " and that the file was not filtered",
         )
-    elif cut and listed != []:
+    elif _is_cut(trace) and listed != []:
         # host rows come first in a file: what is missing may be all of the device's
         yield Note(
             "missing-kernels",
@@ -176,6 +179,10 @@ def _device_rows(trace: Trace) -> Iterator[Note]:
             "recorded on the CPU only: costs are host time, GPU patterns are not checked",
             "if the script uses a GPU, add ProfilerActivity.CUDA to activities=",
         )
+
+
+def _is_cut(trace: Trace) -> bool:
+    return any("ends" in message for message in trace.report.loss)
 
 
 def _merged(trace: Trace) -> Iterator[Note]:
@@ -211,8 +218,17 @@ def _host_rows(trace: Trace) -> Iterator[Note]:
 
 
 def _missing_kernels(trace: Trace) -> Iterator[Note]:
-    """DQ-1: a long wait over an idle device means that its work was not recorded."""
-    waits = trace.waits
+    """DQ-1: a long wait over an idle device means that its work was not recorded; so does a damaged file."""
+    waits, report = trace.waits, trace.report
+    n_bad = report.n_lost + report.n_no_dur + report.n_negative_dur + report.n_no_time
+    if trace.devices and (_is_cut(trace) or n_bad > DAMAGED_SHARE * report.n_events):
+        yield Note(
+            "missing-kernels",
+            "warn",
+            "the file is cut short or damaged: GPU rows may be missing, so how busy the GPU is is not known",
+            "record again, and let the export finish before the process ends",
+        )
+        return
     blind = waits.blind & ~waits.profiler
     if not trace.devices or not blind.any():
         return
@@ -265,17 +281,15 @@ def _cut(trace: Trace) -> Iterator[Note]:
             {"covered_ns": covered, "window_ns": window.wall_ns},
         )
     for device in trace.devices:
-        first = int(device.rows[0])
-        call = int(trace.links.call[first])
-        lag = int(trace.start_ns[first] - trace.end_ns[call]) if call >= 0 else 0
-        if lag > EARLY_NS:
+        if device.backlog:
+            lag_ns = device.backlog.lag_ns
             yield Note(
-                "cut-window",
+                "backlog",
                 "warn",
-                f"the first work of GPU {device.index} waits {format_ns(lag)} after its launch:"
-                " earlier work, not in the file, was still running",
+                f"the first work of GPU {device.index} waits {format_ns(lag_ns)} after its launch: earlier work, not"
+                f" in the file, was still running, so the window is the {format_ns(window.wall_ns)} from then on",
                 "synchronise before the recording starts, or use schedule(warmup=1, …)",
-                {"lag_ns": lag, "device": device.index},
+                {"lag_ns": lag_ns, "device": device.index},
             )
     launches = (trace.kind == Kind.RUNTIME) & trace.matching(
         r"^(cuda|hip|cu)\w*Launch\w*Kernel|^(cuda|hip)GraphLaunch|^cuLaunchKernel"

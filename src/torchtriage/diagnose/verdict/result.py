@@ -115,13 +115,16 @@ class DeviceSummary:
 
     device: str
     name: str
-    classes: TimeClasses
+    classes: TimeClasses | None
+    """None where rows are missing: how busy it was is not known."""
     n_kernels: int
     n_copies: int
     n_orphans: int
     n_streams: int
     comm_ns: int
-    """Union of communication kernels, exposed or not."""
+    """Union of the recorded communication kernels, exposed or not."""
+    unknown: str = ""
+    """Why there are no ``classes``."""
 
 
 @dataclass(frozen=True)
@@ -178,8 +181,8 @@ class Summary:
     n_kernel_names: int
     top_ops: tuple[OpSummary, ...]
     n_op_names: int
-    judged_idle_ns: int
-    """Idle time of the main device in the judged steps; what findings leave is unexplained."""
+    judged_idle_ns: int | None
+    """Idle time of the main device in the judged steps; what findings leave is unexplained. None where not known."""
     timeline: tuple[TimelineLane, ...]
 
 
@@ -233,8 +236,9 @@ class Result:
     version: str
     verdict: tuple[str, str, str]
     healthy: bool
-    """True only when nothing worse than a note was found, failed or warned about, and no more than
-    a tenth of the judged time is unexplained idle; ``not_checked`` says what was not judged."""
+    """True only when the device's time could be judged (or only the CPU was at work), nothing worse than a note was
+    found, failed or warned about, and no more than a tenth of the judged time is unexplained idle; ``not_checked`` says
+    what was not judged."""
     refused: bool
     trace: TraceFacts
     notes: tuple[Note, ...]

@@ -42,13 +42,13 @@ N_NAMES = 3
 Ints = NDArray[np.int64]
 
 
-def summarise(trace: Trace) -> Summary:
-    """Return the figures that reports show beside the findings."""
+def summarise(trace: Trace, unknown: str = "") -> Summary:
+    """Return the figures that reports show beside the findings; ``unknown`` : why the devices' time has no classes."""
     window, steps = trace.window, trace.steps
     whole = np.array([[window.start_ns, window.end_ns]], np.int64)
     main = trace.devices[0] if trace.devices else None
     spans = intervals.spans(steps.start_ns, steps.end_ns)
-    classes = main.classes(spans) if main and len(steps) else [None] * len(steps)
+    classes = main.classes(spans) if main and len(steps) and not unknown else [None] * len(steps)
     kernels, n_names = _kernels(trace)
     return Summary(
         window_start_ns=window.start_ns,
@@ -67,17 +67,21 @@ def summarise(trace: Trace) -> Summary:
             )
             for i in range(len(steps))
         ),
-        devices=tuple(_device(trace, device, whole) for device in trace.devices),
+        devices=tuple(_device(trace, device, whole, unknown) for device in trace.devices),
         top_kernels=kernels,
         n_kernel_names=n_names,
         top_ops=_ops(trace),
         n_op_names=len(distinct(trace.name[_in_window(trace, trace.kind == Kind.OP)])),
-        judged_idle_ns=(intervals.length(intervals.intersect(main.idle, steps.judged)) if main else 0),
+        judged_idle_ns=None
+        if unknown
+        else intervals.length(intervals.intersect(main.idle, steps.judged))
+        if main
+        else 0,
         timeline=_timeline(trace),
     )
 
 
-def _device(trace: Trace, device: Device, whole: intervals.Spans) -> DeviceSummary:
+def _device(trace: Trace, device: Device, whole: intervals.Spans, unknown: str) -> DeviceSummary:
     rows = device.rows
     inside = (trace.end_ns[rows] > whole[0, 0]) & (trace.start_ns[rows] < whole[0, 1])
     rows = rows[inside]
@@ -85,18 +89,20 @@ def _device(trace: Trace, device: Device, whole: intervals.Spans) -> DeviceSumma
     return DeviceSummary(
         device=str(device.index),
         name=device.name,
-        classes=device.classes(whole)[0],
+        classes=None if unknown else device.classes(whole)[0],
         n_kernels=int((trace.kind[rows] == Kind.KERNEL).sum()),
         n_copies=int((trace.kind[rows] == Kind.MEMCPY).sum()),
         n_orphans=int(trace.links.orphans[rows].sum()),
         n_streams=len(device.streams),
         comm_ns=intervals.length(comm),
+        unknown=unknown,
     )
 
 
 def _in_window(trace: Trace, mask: NDArray[np.bool_]) -> Ints:
     window = trace.window
-    return np.flatnonzero(mask & (trace.start_ns >= window.start_ns) & (trace.start_ns < window.end_ns))
+    start_ns = np.where(trace.works, window.start_ns, window.host_start_ns)
+    return np.flatnonzero(mask & (trace.start_ns >= start_ns) & (trace.start_ns < window.end_ns))
 
 
 def _kernels(trace: Trace) -> tuple[tuple[KernelSummary, ...], int]:

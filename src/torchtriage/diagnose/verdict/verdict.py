@@ -32,7 +32,7 @@ from torchtriage.core.trace.frames import frame_label, module_path, user_stack
 from torchtriage.diagnose.patterns import Claim, Pattern, PatternEntry, catalogue, lookup
 from torchtriage.diagnose.patterns.base import NEEDS, missing_needs
 from torchtriage.diagnose.replay import parse_what_if
-from torchtriage.diagnose.verdict.doctor import examine
+from torchtriage.diagnose.verdict.doctor import examine, missing_rows
 from torchtriage.diagnose.verdict.options import DEFAULTS, Options
 from torchtriage.diagnose.verdict.pricing import Pricing, answers
 from torchtriage.diagnose.verdict.result import SCHEMA, Result, TraceFacts
@@ -81,16 +81,18 @@ def diagnose(trace: Trace, options: Options = DEFAULTS, *, places: Locator | Non
         findings, joint = _judge(pricing, claims, options.min_share, places)
         notes += tuple(_replay_notes(pricing, findings))
         notes += places.notes() if places is not None else ()
-    summary = None if refused else summarise(trace)
+    missing = missing_rows(notes)
+    summary = None if refused else summarise(trace, missing.message if missing else "")
     result = Result(
         schema=SCHEMA,
         version=__version__,
         verdict=("", "", ""),
         healthy=bool(checked)
         and not crashes
+        and (trace.is_host_only or (bool(trace.devices) and missing is None))
         and all(finding.severity == "note" for finding in findings)
         and all(note.level == "info" for note in notes)
-        and unexplained_idle(trace, findings) < MUCH_IDLE,
+        and (summary is None or unexplained_idle(trace, summary, findings) < MUCH_IDLE),
         refused=refused,
         trace=_facts(trace),
         notes=notes,
@@ -102,7 +104,7 @@ def diagnose(trace: Trace, options: Options = DEFAULTS, *, places: Locator | Non
         checked=tuple(checked),
         replay=pricing.facts if pricing else None,
         what_ifs=answers(pricing, [parse_what_if(text) for text in options.what_if]) if pricing else (),
-        critical_path=summarise_path(trace) if pricing and pricing.replayed else None,
+        critical_path=summarise_path(trace) if pricing and pricing.replayed and not missing else None,
     )
     if options.detector and not refused:
         # only who asks for the detector waits for it to load
@@ -141,9 +143,8 @@ def _run(
     except Exception as error:  # one broken pattern must not take the others along
         crashes.append(Crash(pattern.code, f"{type(error).__name__}: {error}"))
         return
-    incomplete = {note.code for note in notes} & {"missing-kernels", "cut-window"}
     idle = [claim for claim in found if claim.time_class == "idle"]
-    if idle and incomplete:
+    if idle and missing_rows(notes):
         # idle time in a recording without all its GPU rows proves nothing
         not_checked.append(
             NotChecked(

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from torchtriage.core import intervals
-from torchtriage.core.finding import Finding
+from torchtriage.core.finding import Finding, Note
 from torchtriage.core.trace import Trace
 from torchtriage.core.units import format_count, format_ms, format_ns, format_range, format_share
-from torchtriage.diagnose.verdict.result import Result
+from torchtriage.diagnose.verdict.doctor import missing_rows
+from torchtriage.diagnose.verdict.result import Result, Summary
 
 __all__ = ["MUCH_IDLE", "sentences", "unexplained_idle"]
 
@@ -23,7 +24,9 @@ def sentences(trace: Trace, result: Result, min_share: float) -> tuple[str, str,
             f"{first.fix[:1].upper()}{first.fix[1:]}.",
             f"{trace.report.n_events} events were read.",
         )
-    limits = [note.message for note in result.notes if note.level == "warn"]
+    missing = missing_rows(result.notes)
+    limits = ["device time is not judged"] if missing else []
+    limits += [note.message for note in result.notes if note.level == "warn" and note is not missing]
     n_missing, n_failed = len(result.not_checked), len(result.crashes)
     trust = (
         f"{format_count(len(result.checked), 'pattern')} checked"
@@ -32,7 +35,7 @@ def sentences(trace: Trace, result: Result, min_share: float) -> tuple[str, str,
     )
     if limits:
         trust = f"Limited trust: {'; '.join(limits[:2])}"
-    return _where_time_goes(trace), _largest_saving(trace, result, min_share), f"{trust}."
+    return _where_time_goes(trace, missing), _largest_saving(trace, result, min_share), f"{trust}."
 
 
 _BUSY = ("compute_ns", "comm_only_ns", "copy_only_ns")
@@ -46,7 +49,7 @@ _OTHER_THAN_COMPUTE = {
 WORTH_SAYING = 0.02
 
 
-def _where_time_goes(trace: Trace) -> str:
+def _where_time_goes(trace: Trace, missing: Note | None) -> str:
     steps = trace.steps
     over = (
         f"{format_count(int(steps.steady.sum()), 'steady step')} of {format_ns(steps.wall_ns)}"
@@ -56,6 +59,8 @@ def _where_time_goes(trace: Trace) -> str:
     if not trace.devices:
         return f"{'CPU only' if trace.is_host_only else 'No GPU rows'}, {over}."
     device = trace.devices[0]
+    if missing:
+        return f"How busy {device.name or 'the GPU'} is in {over} is not known: {missing.message}."
     pieces = device.classes(steps.judged)
     wall = max(sum(classes.wall_ns for classes in pieces), 1)
 
@@ -86,7 +91,7 @@ def _largest_saving(trace: Trace, result: Result, min_share: float) -> str:
     if not result.checked:
         return "Nothing was checked."
     whole = "a step" if len(trace.steps) else "the window"
-    share = unexplained_idle(trace, findings)
+    share = unexplained_idle(trace, result.summary, findings) if result.summary else 0.0
     much = format_share(share) if share >= MUCH_IDLE else ""
     if findings and much:
         return f"No finding explains that the device stands idle for {much} of {whole}."
@@ -101,11 +106,7 @@ MUCH_IDLE = 0.10
 """Idle time of this share of the judged time is a problem even when no pattern names it."""
 
 
-def unexplained_idle(trace: Trace, findings: Iterable[Finding]) -> float:
-    """Return the share of the judged time that the main device is idle and no finding owns."""
-    if not trace.devices:
-        return 0.0
-    judged = trace.steps.judged
-    idle = intervals.length(intervals.intersect(trace.devices[0].idle, judged))
-    rest = idle - sum(finding.idle_ns for finding in findings)
-    return max(rest, 0) / max(intervals.length(judged), 1)
+def unexplained_idle(trace: Trace, summary: Summary, findings: Iterable[Finding]) -> float:
+    """Return the share of the judged time that the main device is idle and no finding owns; 0 where not known."""
+    rest = (summary.judged_idle_ns or 0) - sum(finding.idle_ns for finding in findings)
+    return max(rest, 0) / max(intervals.length(trace.steps.judged), 1)

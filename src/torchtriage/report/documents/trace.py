@@ -262,6 +262,9 @@ def _recording(result: Result, *, named: bool = False) -> Iterator[b.Block]:
 
 
 def _device(device: DeviceSummary) -> b.Rows:
+    label = f"GPU {device.device}"
+    if device.classes is None:
+        return b.Rows(b.labelled(label, [b.dim("busy and idle time not known: rows are missing")]), on=b.TERMINAL)
     wall_ns = device.classes.wall_ns
     if wall_ns <= 0:
         return b.Rows([])
@@ -276,7 +279,7 @@ def _device(device: DeviceSummary) -> b.Rows:
     causes = ", ".join(f"{word} {format_share(shares[field])}" for field, word, *_ in _IDLE if shares[field])
     idle = f"idle {format_share(sum(shares[field] for field, *_ in _IDLE))}{': ' if causes else ''}{causes}"
     texts = [(*bar, b.dim(f" {format_ns(wall_ns)} window")), tuple(busy), (b.Span("· ", "red"), idle)]
-    return b.Rows(b.labelled(f"GPU {device.device}", texts), on=b.TERMINAL)
+    return b.Rows(b.labelled(label, texts), on=b.TERMINAL)
 
 
 def _host(summary: Summary) -> Iterator[b.Rows]:

@@ -299,7 +299,7 @@ class _Packer:
     def summary(self, summary: Summary, path: PathSummary | None = None) -> dict[str, Any]:
         detail, origin_ns = self.detail, summary.window_start_ns
         lanes = [*summary.timeline, *([_path_lane(path)] if path is not None else [])]
-        device = "device name n_kernels n_copies n_orphans n_streams comm_ns"
+        device = "device name n_kernels n_copies n_orphans n_streams comm_ns unknown"
         kernel = "name short_name count total_ns mean_ns max_ns share_of_kernel_sum"
         return {
             **self.fields(summary, "step_ms n_kernel_names n_op_names"),
@@ -423,9 +423,9 @@ def _origin_ns(finding: Finding, job: JobResult, results: Sequence[Result]) -> i
 
 
 def _idle_by_cause(result: Result) -> dict[str, Any] | None:
-    """Return which finding explains how much of the judged idle time; None without a device."""
+    """Return which finding explains how much of the judged idle time; None where it is not known."""
     summary = result.summary
-    if summary is None or not summary.devices:
+    if summary is None or not summary.devices or summary.judged_idle_ns is None:
         return None
     causes = [[index, finding.idle_ns] for index, finding in enumerate(result.findings) if finding.idle_ns > 0]
     rest_ns = summary.judged_idle_ns - sum(own_ns for _, own_ns in causes)

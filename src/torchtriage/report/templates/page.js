@@ -617,11 +617,11 @@ function accountSection(model) {
   return section("account", "Where the time goes",
     `Shares of the window, ${ns(model.wall)} (${model.summary.basis}). Per device, over the union of its streams.`,
     devices.map((device) => {
-      const every = split(device.classes), parts = every.filter((part) => part.ns > 0);
+      const every = device.classes ? split(device.classes) : [], parts = every.filter((part) => part.ns > 0);
       const idle = every.slice(3).reduce((sum, part) => sum + part.ns, 0);
       return h("div", { class: "device" },
         h("p", {}, h("b", {}, `GPU ${device.device}`), device.name ? ` ${device.name}` : "",
-          ` · busy ${share(1 - idle / device.classes[0])}, idle ${share(idle / device.classes[0])} · ${many(device.nKernels, "kernel")}, ${many(device.nCopies, "copy", "copies")}, ${many(device.nStreams, "stream")}`,
+          device.classes ? ` · busy ${share(1 - idle / device.classes[0])}, idle ${share(idle / device.classes[0])}` : ` · busy and idle time not known: ${device.unknown}`, ` · ${many(device.nKernels, "kernel")}, ${many(device.nCopies, "copy", "copies")}, ${many(device.nStreams, "stream")}`,
           device.commNs ? ` · communication ${ns(device.commNs)}, exposed or not` : "",
           device.nOrphans ? ` · ${many(device.nOrphans, "row")} without a recorded launch` : ""),
         h("div", { class: "stack", role: "img", "aria-label": parts.map((part) => `${part.label} ${share(part.part)}`).join(", ") },

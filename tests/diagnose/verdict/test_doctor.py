@@ -404,6 +404,48 @@ def test_shapes_and_stacks() -> None:
     assert "heavy-flags" not in notes(plain.build())
 
 
+def loop(n: int = 5, *, first: int = 4, wall: float = 1_000, **meta: Any) -> TraceBuilder:
+    builder = TraceBuilder(**meta)
+    for index in range(n):
+        builder.step(first + index, wall * index, wall).op("aten::mm", wall * index + 1, wall / 2 + 0.5)
+    return builder
+
+
+def heavy(builder: TraceBuilder) -> dict[str, Any]:
+    note = notes(builder.build()).get("heavy-recording")
+    return {"level": note.level, **note.evidence} if note else {}
+
+
+@pytest.mark.parametrize("flag", ["record_shapes", "with_stack", "profile_memory"])
+def test_one_option_on_a_short_schedule_is_not_heavy(flag: str) -> None:
+    assert not heavy(loop())
+    assert not heavy(loop(**{flag: 1}))
+    assert not heavy(loop(1, first=0))
+
+
+def test_a_little_of_the_profilers_own_work_is_not_heavy_nor_is_any_outside_the_judged_steps() -> None:
+    assert not heavy(loop().event("Buffer Flush", "overhead", 1_500, 30, pid=-1, tid=0))
+    assert not heavy(loop().event("Activity Buffer Request", "overhead", 100, 800, pid=-1, tid=0))
+
+
+def test_monitoring_now_and_then_is_not_heavy() -> None:
+    assert not heavy(loop().frame("torch/cuda/memory.py(200): memory_stats", 3_600, 50))
+
+
+def test_what_makes_a_recording_heavier_than_needed() -> None:
+    assert heavy(loop(21))["n_recorded_steps"] == 21
+    assert heavy(loop(first=0))["first_recorded_step"] == 0
+    assert heavy(loop(wall=13_000_000))["window_ms"] == 65_000
+    assert heavy(loop(record_shapes=1, with_stack=1, profile_memory=1)) == {"level": "info", "profiler_inflation": 2.2}
+    own = loop().event("Buffer Flush", "overhead", 1_500, 200, pid=-1, tid=0)
+    assert heavy(own)["profiler_overhead_ms_per_step"] == 0.05  # 0.2 ms over four steady steps
+    assert heavy(own)["level"] == "warn"
+    monitored = loop()
+    for index in range(5):
+        monitored.frame("torch/cuda/memory.py(200): memory_stats", 1_000 * index + 600, 50)
+    assert heavy(monitored)["n_monitor_calls_per_step"] == 1
+
+
 def test_a_clock_of_whole_microseconds_is_said() -> None:
     builder = TraceBuilder(vendor="cpu").step(0, 0, 100)
     for at in range(9):

@@ -44,6 +44,9 @@ PROFILED = Cause(
         "schedule=torch.profiler.schedule(wait=5, warmup=2, active=3, repeat=1)",
         "https://docs.pytorch.org/tutorials/recipes/recipes/profiler_recipe.html",
     ),
+    looks="the script starts a profiler of its own that is still recording when the loop runs, or spends steps in one.",
+    slow="every operator is written down: 1.5 times the host time without options, 2.2 times with shapes and stacks.",
+    leave="the run is there to be profiled.",
 )
 
 

@@ -43,7 +43,7 @@ from torchtriage.diagnose.verdict.result import SCHEMA, Result, TraceFacts
 
 __all__ = ["untraced", "with_samples"]
 
-REPLACED = ("HST020", "HST021", "MEM028", "MSR045")
+REPLACED = ("HST020", "HST021", "MEM028")
 """Codes that a recording and the looks at the stack both report; the looks know the line and do not slow it down."""
 
 

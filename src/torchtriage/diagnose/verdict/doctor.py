@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,7 @@ from torchtriage.core.finding import Note
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.schema import WORK_KINDS
 from torchtriage.core.trace.steps import first_use
-from torchtriage.core.units import format_ns, format_share
+from torchtriage.core.units import format_count, format_ns, format_share, ms
 
 __all__ = ["examine", "missing_rows"]
 
@@ -32,6 +33,14 @@ COLD_SHARE, COMPILE_SHARE = 0.10, 0.05
 """Of the window, before start-up is worth a warning."""
 STALL_NS, STALL_RATIO = 1_000_000, 20.0
 """A launch call this long, and this many medians, over an idle device: it loads its module."""
+MAX_STEPS, MAX_WINDOW_NS, MAX_EVENTS = 20, 60_000_000_000, 5_000_000
+"""More says no more about a loop (catalogue 45)."""
+MIN_OVERHEAD = 0.01
+"""Of the judged time, in the profiler's own rows."""
+MIN_MONITORED = 0.5
+"""Of the steps, with a call that monitors."""
+ALL_FLAGS = {"record_shapes", "with_stack", "profile_memory"}
+_MONITOR = r": memory_stats$|(^|/)psutil/|pynvml|nvidia_smi"
 
 LIGHT = (
     "with profile(activities=[CPU, CUDA], schedule=schedule(wait=1, warmup=3, active=5),"
@@ -350,6 +359,51 @@ def _inputs(trace: Trace) -> Iterator[Note]:
         )
 
 
+def _heavy(trace: Trace) -> Iterator[Note]:
+    """Yield one note where the profiler records more than a question needs.
+
+    A warning where that is part of the judged time, not of the recording's size alone.
+    """
+    evidence: dict[str, Any] = {}
+    reasons = list(_reasons(trace, evidence))
+    if reasons:
+        yield Note(
+            "heavy-recording",
+            "warn" if evidence.keys() & {"profiler_overhead_ms_per_step", "n_monitor_calls_per_step"} else "info",
+            f"the recording is heavier than it has to be: {'; '.join(reasons)}",
+            "record three to five steps after a warm-up; switch shapes, stacks and memory on one at a time",
+            {**evidence, "profiler_inflation": trace.origin.inflation},
+        )
+
+
+def _reasons(trace: Trace, evidence: dict[str, Any]) -> Iterator[str]:
+    steps, wall_ns = trace.steps, trace.window.wall_ns
+    marks = [name for name in steps.names if name.startswith("ProfilerStep#")]
+    if len(marks) > MAX_STEPS:
+        evidence["n_recorded_steps"] = len(marks)
+        yield f"{len(marks):,} steps"
+    elif len(marks) > 1 and marks[0] == "ProfilerStep#0":
+        evidence["first_recorded_step"] = 0
+        yield "recorded from step 0, without a warm-up"
+    if wall_ns > MAX_WINDOW_NS:
+        evidence["window_ms"] = ms(wall_ns)
+        yield format_ns(wall_ns)
+    if trace.report.n_events > MAX_EVENTS:
+        evidence["n_events"] = trace.report.n_events
+        yield f"{trace.report.n_events:,} events"
+    if set(trace.origin.flags) >= ALL_FLAGS:
+        yield "shapes, stacks and memory at once"
+    own_ns = steps.judged_ns(trace.spans_of(np.flatnonzero(trace.kind == Kind.OVERHEAD)))
+    if own_ns and own_ns >= MIN_OVERHEAD * intervals.length(steps.judged):
+        evidence["profiler_overhead_ms_per_step"] = ms(own_ns / steps.n_steady)
+        yield f"{format_ns(own_ns / steps.n_steady)} of the profiler's own work {steps.per}"
+    calls = np.flatnonzero((trace.kind == Kind.PYTHON) & trace.matching(_MONITOR))
+    step_of = steps.of_host(calls)
+    if len(steps) > 1 and len(calls) and steps.share_of_steps(step_of) >= MIN_MONITORED:
+        evidence["n_monitor_calls_per_step"] = steps.median_count(step_of)
+        yield f"{format_count(steps.median_count(step_of), 'monitoring call')} {steps.per}"
+
+
 def _clock(trace: Trace) -> Iterator[Note]:
     if trace.resolution_ns < 1000 or not len(trace):
         return
@@ -426,5 +480,6 @@ _CHECKS = (
     _start_up,
     _steps,
     _inputs,
+    _heavy,
     _clock,
 )

@@ -296,3 +296,16 @@ def test_only_what_was_checked_whole_is_green():
     assert "\x1b[1;32mNothing to win" in printed([healthy()], colour=True)
     some = replace(healthy(), not_checked=partial().not_checked)
     assert "\x1b[1mNothing to win" in printed([some], colour=True)
+
+
+def test_a_finding_without_a_saving_has_no_number_and_stands_after_the_others():
+    result = problems()
+    first, *rest = result.findings
+    nothing = replace(first, cost=replace(first.cost, low_ms=0.0, high_ms=0.0), title="Nothing to win")
+    result = replace(result, findings=(first, *(finding for finding in rest if finding.saves), nothing))
+    for text in (printed([result]), forms.traces_in_markdown([result])):
+        head, _, tail = text.partition("Without a saving in time:")
+        assert first.code in head
+        assert "Nothing to win" in tail
+        assert not re.search(r"^\d+\. .*Nothing to win", text, re.MULTILINE)
+        assert "saves     0 ns" not in text

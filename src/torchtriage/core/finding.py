@@ -154,6 +154,11 @@ class Finding:
     ranks: RankSpread | None = None
     """In a job of several ranks: where it was found. None in the result of one trace."""
 
+    @property
+    def saves(self) -> bool:
+        """Whether a saving in time is claimed; it may be 0 at its low end."""
+        return self.cost is not None and self.cost.high_ms > 0
+
 
 def rank_order(finding: Finding) -> tuple[Any, ...]:
     """Return the key that sorts findings: by the share surely saved, then possibly saved; without a saving last."""

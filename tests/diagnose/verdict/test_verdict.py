@@ -466,3 +466,16 @@ def test_min_share_is_a_share(share: float) -> None:
 def test_the_same_trace_gives_the_same_result(install: Install) -> None:
     install(entry("TST001", claim((1000, 1900))), entry("TST002", claim((1000, 1900))))
     assert diagnose(steps().build()) == diagnose(steps().build())
+
+
+def test_severity_follows_the_low_end_as_the_order_does(install: Install) -> None:
+    install(
+        entry("TST001", claim((1_000, 1_300), gain_low=0.0, gain_high=1.0)),
+        entry("TST002", claim((1_400, 1_520), gain_low=1.0, gain_high=1.0)),
+    )
+    first, second = diagnose(steps().build()).findings
+    assert first.cost
+    assert second.cost
+    assert first.cost.share_low >= second.cost.share_low
+    order = ("high", "medium", "low")
+    assert order.index(first.severity) <= order.index(second.severity)

@@ -136,10 +136,9 @@ def _job_cost(
 
 def severity_of(cost: Cost, certainty: str) -> Severity:
     """Return how much a finding of the job matters, by the lines drawn for one trace."""
-    middle = (cost.share_low + cost.share_high) / 2
-    if middle >= HIGH_SHARE and certainty != "hint":
+    if cost.share_low >= HIGH_SHARE and certainty != "hint":
         return "high"
-    return "medium" if middle >= MEDIUM_SHARE else "low"
+    return "medium" if cost.share_low >= MEDIUM_SHARE else "low"
 
 
 # -- what is said beside findings ----------------------------------------------------------------

@@ -259,10 +259,10 @@ def _severity(pattern: Pattern, cost: Cost | None, certainty: Certainty) -> Seve
         if pattern.family == "measure":
             return "note"
         return "medium" if certainty == "certain" else "low"
-    middle = (cost.share_low + cost.share_high) / 2
-    if middle >= HIGH_SHARE and certainty != "hint":
+    # by what is surely saved, as findings are ranked
+    if cost.share_low >= HIGH_SHARE and certainty != "hint":
         return "high"
-    return "medium" if middle >= MEDIUM_SHARE else "low"
+    return "medium" if cost.share_low >= MEDIUM_SHARE else "low"
 
 
 def _place(trace: Trace, share: Share, places: Locator | None) -> Place:

@@ -79,7 +79,7 @@ def _where_time_goes(trace: Trace, missing: Note | None) -> str:
 
 def _largest_saving(trace: Trace, result: Result, min_share: float) -> str:
     findings, joint = result.findings, result.joint_cost
-    timed = [(finding, finding.cost) for finding in findings if finding.cost and finding.cost.high_ms > 0]
+    timed = [(finding, finding.cost) for finding in findings if finding.cost and finding.saves]
     if timed and joint is not None:
         first, cost = timed[0]
         amount = format_range(format_ms(cost.low_ms), format_ms(cost.high_ms), from_zero=cost.low_ms <= 0)

@@ -15,21 +15,21 @@ __all__ = ["SEVERITY", "entry", "title", "unanswered"]
 SEVERITY = {"high": "bold red", "medium": "yellow", "low": "cyan", "note": "dim"}
 
 
-def title(finding: Finding, rank: int) -> tuple[b.Span, ...]:
-    """Return a finding's line: its place in the order, severity, code, title and certainty."""
+def title(finding: Finding, rank: int | None) -> tuple[b.Span, ...]:
+    """Return a finding's line: its place in the order, if it has one, severity, code, title and certainty."""
     return (
-        b.dim(f"{rank}. "),
+        b.dim(f"{rank}. " if rank is not None else ""),
         b.Span(finding.severity.upper(), SEVERITY[finding.severity]),
         b.bold(f" {finding.code} {finding.title}"),
         b.Span(f"  {finding.certainty}", "dim" if finding.certainty == "hint" else "italic"),
     )
 
 
-def entry(finding: Finding, rank: int, *, summary: Summary | None = None, quote: Quote | None = None) -> b.Entry:
+def entry(finding: Finding, rank: int | None, *, summary: Summary | None = None, quote: Quote | None = None) -> b.Entry:
     """Return a finding; ``quote`` gives the source lines below its place."""
     place, fix = finding.place, finding.fix
     rows = []
-    if finding.cost is not None:
+    if finding.cost is not None and finding.saves:
         rows.append(b.Row("saves", (b.bold(words.saving(finding.cost)), b.dim(f"  {words.basis(finding.cost)}"))))
     rows.append(b.Row("what", finding.message))
     where: list[b.Text] = []

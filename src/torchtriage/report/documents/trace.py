@@ -224,10 +224,15 @@ def _findings(
     ]
     yield b.Notes(new, codes=True, on=b.TERMINAL + b.MARKDOWN)
     shown = subject.findings if top is None else subject.findings[: max(top, 0)]
+    saving = [finding for finding in shown if finding.saves]
+    others = [finding for finding in shown if not finding.saves]
     columns = ("severity", "finding", "where", "saves", "certainty")
-    yield b.Table(columns, [_cells(finding) for finding in shown], align="lllll", on=b.MARKDOWN)
-    for rank, finding in enumerate(shown, start=1):
+    yield b.Table(columns, [_cells(finding) for finding in saving], align="lllll", on=b.MARKDOWN)
+    for rank, finding in enumerate(saving, start=1):
         yield findings.entry(finding, rank, summary=summary, quote=quote)
+    yield b.Lines([b.bold("Without a saving in time:")] if others else [], indent=0, on=b.TERMINAL + b.MARKDOWN)
+    for finding in others:
+        yield findings.entry(finding, None, summary=summary, quote=quote)
     if hidden := len(subject.findings) - len(shown):
         yield b.Lines([b.dim(f"{format_count(hidden, 'more finding')} not shown.")], indent=0)
     if together := words.joint(subject):

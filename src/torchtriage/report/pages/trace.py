@@ -361,7 +361,7 @@ class _Packer:
         frame = "file line function exact lines"
         return {
             **self.fields(finding, "code name family title severity certainty message n_events also_explains"),
-            "cost": self.cost(finding.cost),
+            "cost": self.cost(finding.cost) if finding.saves else None,
             "evidence": self.evidence(finding.evidence),
             "ranks": self.value(words.rank_spread(finding)),
             "fix": {

@@ -590,6 +590,7 @@ function findingsSection(result, model) {
   const joint = result.joint;
   const cards = model.findings.map((finding) => card(finding, model));
   cards[0].open = true;
+  const others = cards.filter((_, i) => !model.findings[i].cost);
   const toggle = h("button", { type: "button", on: { click: () => {
     const open = !cards.every((each) => each.open);
     for (const each of cards) each.open = open;
@@ -599,7 +600,8 @@ function findingsSection(result, model) {
     joint ? `Together ${between(joint.lowMs, joint.highMs, ms)} of ${ms(joint.ofMs)} ${per(joint)} (${between(joint.shareLow, joint.shareHigh, share)}), ${result.job ? "at least the best of them, at most what the slowest rank can save" : "each millisecond counted once"}; ${joint.basis}, grade ${joint.grade}. Solid bar: the low end; hatched: up to the high end.`
       : "Savings have one denominator each, written beside them.",
     cards.length > 1 ? h("div", { class: "tools" }, toggle) : null,
-    cards,
+    cards.filter((_, i) => model.findings[i].cost),
+    others.length ? h("p", { class: "more" }, "Without a saving in time:") : null, others,
     extra > 0 ? h("p", { class: "more" }, `${many(extra, "more finding")} in the JSON report.`) : null);
 }
 

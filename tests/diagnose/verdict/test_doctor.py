@@ -273,10 +273,18 @@ def test_many_orphans_warn() -> None:
 
 def test_launches_without_work_mean_that_the_window_was_cut() -> None:
     builder = good()
-    builder.call("cudaLaunchKernel", 4990, 1)
+    builder.call("cudaLaunchKernel", 2020, 1)
     assert level(builder.build(), "cut-window") is None  # 1 of 26
-    builder.call("cudaLaunchKernel", 4992, 1)
+    builder.call("cudaLaunchKernel", 2022, 1)
     assert level(builder.build(), "cut-window") == "warn"
+
+
+@pytest.mark.parametrize(("end", "expected"), [(4_850, None), (5_000, "warn")])
+def test_the_last_launch_without_work_hides_what_the_device_did_at_the_end(end: float, expected: str | None) -> None:
+    builder = good()
+    builder.events = [event for event in builder.events if event["ts"] + event.get("dur", 0) <= end]
+    builder.call("cudaLaunchKernel", end - 5, 1)
+    assert level(builder.build(), "cut-window") == expected
 
 
 def test_captured_launches_are_not_lost() -> None:

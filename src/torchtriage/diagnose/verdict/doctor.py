@@ -24,6 +24,8 @@ BLIND_SHARE = 0.02
 """Waits over an idle device above this share of the window: GPU rows are missing (DQ-1)."""
 DANGLING_SHARE, MIN_LAUNCHES = 0.05, 20
 """Launches whose work is not in the file, out of at least so many."""
+TAIL_SHARE = 0.01
+"""Of the window, after the last row of a device: its work at the end is missing if the last launches have none."""
 DAMAGED_SHARE = 0.01
 """Events lost, or without a time: above this share of all, what a device did cannot be told from idleness."""
 SLICED_SHARE = 0.01
@@ -305,7 +307,13 @@ def _cut(trace: Trace) -> Iterator[Note]:
     )
     n = int(launches.sum())
     dangling = int((launches & ~trace.links.launches).sum())
-    if not trace.devices or n < MIN_LAUNCHES or dangling < DANGLING_SHARE * n:
+    if not trace.devices or not dangling:
+        return
+    last_ns = int(trace.links.launch_ns[trace.works].max())
+    idle_ns = window.end_ns - max(int(trace.end_ns[device.rows].max()) for device in trace.devices)
+    # what was launched last ran after the last row of the file
+    after = (trace.start_ns[launches & ~trace.links.launches] > last_ns).any() and idle_ns > TAIL_SHARE * window.wall_ns
+    if not after and (n < MIN_LAUNCHES or dangling < DANGLING_SHARE * n):
         return
     captured = trace.matching(r"StreamBeginCapture|StreamEndCapture|GraphInstantiate").any()
     share = round(dangling / n, 4)

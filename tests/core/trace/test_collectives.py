@@ -31,6 +31,7 @@ def is_comm(name, cat="kernel", **args):
         "void nvshmemi_signal_op_kernel",
         "void deep_ep::intranode::dispatch<8, 768>(int4*)",
         "void deepep_combine",
+        "void vendor::ep::internode::dispatch<false, 8>(int4*)",
         "void tensorrt_llm::kernels::allreduce_fusion_kernel_oneshot_lamport<8>",
         "reduce_scatter_cross_device_store",
         "void alltoall_kernel<float>",

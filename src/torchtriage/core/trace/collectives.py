@@ -18,7 +18,7 @@ __all__ = ["COMMUNICATION", "communicates", "host_collectives"]
 # torch symmetric memory (one_shot/two_shot); NVSHMEM and DeepEP kernels of MoE dispatch
 COMMUNICATION = (
     r"(?i)nccl|rccl|multimem_|cross_device_reduce|one_shot_all|two_shot_all|symm_mem|nvshmem"
-    r"|deep_?ep(?![a-z])|(?<!sm)(?<!block)(?<!block_)(?<!warp)(?<!warp_)all_?reduce"
+    r"|deep_?ep(?![a-z])|(?<![a-z])ep::(?:inter|intra)node|(?<!sm)(?<!block)(?<!block_)(?<!warp)(?<!warp_)all_?reduce"
     r"|(?<!sm)all_?gather|reduce_?scatter|all_?to_?all"
 )
 

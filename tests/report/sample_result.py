@@ -11,9 +11,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from torchtriage.core.finding import Cost, Crash, Example, Finding, Fix, Frame, NotChecked, Note, Place, TimeClasses
+from torchtriage.diagnose.verdict.options import By
 from torchtriage.diagnose.verdict.result import (
     SCHEMA,
     DeviceSummary,
+    DeviceTime,
+    DeviceTimeRow,
     KernelSummary,
     OpSummary,
     Result,
@@ -403,6 +406,46 @@ def _checked(*others: str) -> tuple[str, ...]:
 JOINT = _cost(12.3, 27.8, 60.4, basis="bounded", grade="C", method="union of owned time")
 
 
+def _device_time(by: By, *rows: tuple[str, str, float, int]) -> DeviceTime:
+    """Return a table over four steady steps; rows are name, category, ms per step and launches per step."""
+    busy_ns = round(sum(4 * ms * MS for _, _, ms, _ in rows))
+    return DeviceTime(
+        by=by,
+        device="0",
+        per="step",
+        n_steps=4,
+        busy_ns=busy_ns,
+        rows=tuple(
+            DeviceTimeRow(name, category, round(4 * ms * MS), 4 * ms * MS / busy_ns, 4 * count, ms * MS / count)
+            for name, category, ms, count in rows
+        ),
+        n_rows=len(rows),
+        rest_ns=0,
+    )
+
+
+DEVICE_TIME = (
+    _device_time(
+        "category",
+        ("GEMM", "GEMM", 15.0, 96),
+        ("elementwise", "elementwise", 6.0, 400),
+        ("optimizer", "optimizer", 4.0, 1288),
+        ("norm and softmax", "norm and softmax", 3.0, 48),
+        ("communication", "communication", 2.0, 12),
+        ("copy and layout", "copy and layout", 1.5, 90),
+        ("attention", "attention", 1.0, 12),
+        ("embedding", "embedding", 0.5, 3),
+        ("other", "other", 0.25, 2),
+    ),
+    _device_time(
+        "operator",
+        ("aten::mm", "GEMM", 15.0, 96),
+        (HOSTILE, "elementwise", 12.25, 1750),
+        ("", "copy and layout", 6.0, 105),
+    ),
+)
+
+
 def problems() -> Result:
     """Return a training run with five findings, worst first, the last under hostile names."""
     return Result(
@@ -432,6 +475,7 @@ def problems() -> Result:
         crashes=(),
         joint_cost=JOINT,
         checked=_checked("MEM027", "MEM028"),
+        device_time=DEVICE_TIME,
     )
 
 

@@ -369,6 +369,17 @@ def test_tables_sort_by_their_heads_and_unfold_names(page: Page) -> None:
     assert "void at::native::vectorized_elementwise_kernel<4" in page.text("#kernels tbody")
 
 
+def test_device_time_is_there_by_category_and_by_what_was_asked(page: Page) -> None:
+    page.open([problems()])
+    text = page.text("#device-time")
+    assert "GPU 0 is busy for 33.2\N{NO-BREAK SPACE}ms per step" in text.replace(" ms", "\N{NO-BREAK SPACE}ms")
+    rows = page.js(
+        "return [...document.querySelectorAll('#device-time table')].map((table) => table.rows[1].innerText)"
+    )
+    assert [row.split()[0] for row in rows] == ["GEMM", "aten::mm"]
+    assert "outside operators" in text
+
+
 def test_steps_tell_their_classes(page: Page) -> None:
     summary = problems().summary
     assert summary is not None

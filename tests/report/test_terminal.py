@@ -186,11 +186,32 @@ def test_the_device_bar_fills_its_width_and_its_shares_name_the_window():
     assert any("host late 24 %, queued 6.0 %, cause unknown 1.0 %" in line for line in lines)
 
 
+def test_device_time_is_a_short_table_that_hides_no_category():
+    lines = forms.traces([problems()]).plain.split("1. HIGH")[0].splitlines()
+    first = next(index for index, line in enumerate(lines) if line.startswith("  category"))
+    rows = [" ".join(line.split()) for line in lines[first : first + 10]]
+    assert rows[0] == "category per step busy launches mean"
+    assert rows[1] == "GEMM 15.0 ms 45 % 96 156 µs"
+    assert rows[8] == "embedding, other 750 µs 2.3 %"
+    assert rows[9] == "GPU 0 is busy for 33.2 ms per step (4 steady steps); no instant counts twice."
+    second = next(index for index, line in enumerate(lines) if line.startswith("  operator"))
+    assert lines[second + 3].split()[:2] == ["outside", "operators"]
+    assert all(len(line) <= 80 for line in lines)
+
+
+def test_what_no_launch_was_recorded_with_is_said_instead_of_a_table():
+    row = replace(problems().device_time[1].rows[0], name="")
+    time = replace(problems().device_time[1], by="module", rows=(row,), n_rows=1, busy_ns=row.busy_ns)
+    text = forms.traces([replace(problems(), device_time=(problems().device_time[0], time))]).plain
+    assert "No module is recorded around a launch: record with with_stack=True." in text
+    assert "outside modules" not in text
+
+
 def test_a_device_without_time_draws_no_bar():
     result = problems()
     device = result.summary.devices[0]
     empty = replace(device, classes=replace(device.classes, **dict.fromkeys(vars(device.classes), 0)))
-    result = replace(result, summary=replace(result.summary, devices=(empty,)))
+    result = replace(result, summary=replace(result.summary, devices=(empty,)), device_time=())
     assert "GPU 0 " not in forms.traces([result]).plain.split("1. HIGH")[0]
 
 

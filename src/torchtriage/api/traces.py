@@ -19,7 +19,7 @@ from torchtriage.core.units import DEFAULT_MAX_BYTES, format_count
 from torchtriage.diagnose.compare.result import Comparison
 from torchtriage.diagnose.patterns import PatternEntry, catalogue, lookup
 from torchtriage.diagnose.ranks.result import JobResult
-from torchtriage.diagnose.verdict.options import DEFAULTS, Options
+from torchtriage.diagnose.verdict.options import DEFAULTS, By, Options
 from torchtriage.diagnose.verdict.result import Result
 from torchtriage.diagnose.verdict.verdict import diagnose
 from torchtriage.measure.verify.result import Verification
@@ -110,6 +110,7 @@ def analyze(
     max_bytes: int = DEFAULT_MAX_BYTES,
     max_memory: int | None = None,
     detector: bool = False,
+    by: By = DEFAULTS.by,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
     """Judge one trace: a ranked list of findings with what fixing each gives back.
@@ -135,12 +136,14 @@ def analyze(
         Keep this process within so many bytes, as in :func:`load`, for reading and judging.
     detector : bool
         Also ask the learned detector; what it sees beyond the findings is in ``suspicions``.
+    by : ``category``, ``kernel``, ``operator``, ``module``, ``annotation`` or ``line``
+        What the rows of the last table in ``device_time`` are.
 
     Raises TraceFormatError: the input is not a readable profiler trace; UsageError: a code does not
     exist, a question cannot be read, ``step_ms`` is no time, or the bound on memory cannot be kept.
     """
     options = Options(
-        only, skip, min_share, what_if, step_ms, sources, cache, max_bytes, max_memory, detector
+        only, skip, min_share, what_if, step_ms, sources, cache, max_bytes, max_memory, detector, by
     )  # checked before minutes of reading
     folders = options.folders()
     with within(max_memory):

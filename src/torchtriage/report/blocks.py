@@ -164,7 +164,8 @@ class Table(Block):
 
     ``align`` : ``l`` or ``r`` for each column. ``kind`` : its class on a page; ``kinds`` those of its rows.
     ``styles`` : of the rows on the terminal. ``drop`` : columns that the terminal leaves out where they do not fit,
-    the first of them first. ``limit`` : rows that are shown; the number of the others is given.
+    the first of them first. ``limit`` : rows that are shown; the number of the others is given. ``fit`` : on the
+    terminal the middle of the first column gives way.
     """
 
     columns: Sequence[str]
@@ -175,6 +176,7 @@ class Table(Block):
     styles: Sequence[str] = ()
     drop: Sequence[int] = ()
     limit: int = 10_000
+    fit: bool = False
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,9 @@ WIDTH = 80
 MIN_WIDTH, MAX_WIDTH = 40, 120
 """Longer lines are hard to read, however wide the screen."""
 
+LEAST_NAME = 18
+"""Columns of a name that still tells it from its neighbours."""
+
 INDENT = 2
 LABEL = 10
 LEVEL_STYLES = {"refuse": "bold red", "warn": "yellow", "info": "dim"}
@@ -115,11 +118,15 @@ def _table(page: TerminalPage, table: b.Table, shift: int) -> None:
     ]
     columns = [at for at in range(len(table.columns)) if any(row[at] not in ("", "-") for row in cells[1:])]
     widths = [max(cell_len(row[at]) for row in cells) for at in range(len(table.columns))]
+    if table.fit and columns:
+        others = sum(widths[column] + 2 for column in columns[1:])
+        widths[0] = min(widths[0], max(page.width - shift - INDENT - others, LEAST_NAME))
     for at in table.drop:
         if sum(widths[column] + 2 for column in columns) > page.width - shift and at in columns:
             columns.remove(at)
     align = table.align or "l" + "r" * len(table.columns)
     for index, row in enumerate(cells):
+        row[0] = elide(row[0], widths[0]) if table.fit else row[0]
         padded = [row[at].ljust(widths[at]) if align[at] == "l" else row[at].rjust(widths[at]) for at in columns]
         style = "dim" if index == 0 else table.styles[index - 1] if table.styles else ""
         # wider than the page rather than wrapped

@@ -28,7 +28,7 @@ from torchtriage.cli.progress import reading, reading_many
 from torchtriage.core.errors import UsageError
 from torchtriage.core.finding import Quote
 from torchtriage.diagnose.ranks.result import JobResult
-from torchtriage.diagnose.verdict.options import DEFAULTS, Options
+from torchtriage.diagnose.verdict.options import BYS, DEFAULTS, Options
 from torchtriage.diagnose.verdict.result import Result
 
 __all__ = ["command"]
@@ -65,6 +65,7 @@ def _size(_ctx: click.Context, _param: click.Parameter, value: Any) -> int | Non
     metavar="QUESTION",
     help="Predict the effect of a change: gpu*0.5, cpu*0.5, comm=0, no-sync, launch=0 (repeatable).",
 )
+@value_option("--by", click.Choice(BYS), None, DEFAULTS.by, "What the rows of the table of device time are.")
 @value_option("--step-ms", POSITIVE, "MS", None, "Step time without the profiler; savings are scaled to it.")
 @file_option(
     "--source",

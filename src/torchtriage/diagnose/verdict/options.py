@@ -6,11 +6,16 @@ import os
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, get_args
 
 from torchtriage.core.errors import UsageError
 from torchtriage.core.units import DEFAULT_MAX_BYTES
 
-__all__ = ["DEFAULTS", "Options"]
+__all__ = ["BYS", "DEFAULTS", "By", "Options"]
+
+By = Literal["category", "kernel", "operator", "module", "annotation", "line"]
+BYS: tuple[By, ...] = get_args(By)
+"""What the rows of a table of device time can be."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +42,16 @@ class Options:
     max_bytes: int = DEFAULT_MAX_BYTES
     max_memory: int | None = None
     detector: bool = False
+    by: By = "category"
+    """What the rows of the table of device time are; the table by category is there in any case."""
 
     def __post_init__(self) -> None:
         """Check the values, and take a single code for a collection of one."""
         for name in ("only", "skip", "what_if"):
             value = getattr(self, name)
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
+        if self.by not in BYS:
+            raise UsageError(f"expected one of {', '.join(BYS)}, found {self.by!r}")
         # not before they are asked for: --help has the defaults, and neither patterns nor numpy
         if self.what_if:
             from torchtriage.diagnose.replay import parse_what_if

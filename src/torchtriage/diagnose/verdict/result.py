@@ -11,11 +11,14 @@ from typing import Literal
 
 from torchtriage.core.finding import Cost, Crash, Finding, NotChecked, Note, TimeClasses
 from torchtriage.diagnose.runs.result import RecordedRun
+from torchtriage.diagnose.verdict.options import By
 
 __all__ = [
     "SCHEMA",
     "Answer",
     "DeviceSummary",
+    "DeviceTime",
+    "DeviceTimeRow",
     "KernelSummary",
     "OpSummary",
     "PathPiece",
@@ -187,6 +190,42 @@ class Summary:
 
 
 @dataclass(frozen=True)
+class DeviceTimeRow:
+    """Device work that belongs together.
+
+    ``name`` : empty for work without one, such as work launched outside every operator. ``category`` : what most of its
+    time is. ``busy_ns`` : its part of the busy time. ``share`` : of all busy time. ``n_launches`` : kernels, copies and
+    sets that begin in the judged time. ``mean_ns`` : how long one of them runs, beside others or not; null without any.
+    """
+
+    name: str
+    category: str
+    busy_ns: int
+    share: float
+    n_launches: int
+    mean_ns: float | None
+
+
+@dataclass(frozen=True)
+class DeviceTime:
+    """The busy time of the main device in the steady steps, or in the window, given out to rows that add up to it.
+
+    Each busy instant counts once: computation before communication before copies, in equal parts where rows of one
+    kind run at once. ``by`` : what the rows are. ``n_steps`` : steady steps the times are sums over, 1 for the window.
+    ``rows`` : the largest ``n_rows`` are all there are; ``rest_ns`` : busy time of those that are not listed.
+    """
+
+    by: By
+    device: str
+    per: Literal["step", "window"]
+    n_steps: int
+    busy_ns: int
+    rows: tuple[DeviceTimeRow, ...]
+    n_rows: int
+    rest_ns: int
+
+
+@dataclass(frozen=True)
 class TraceFacts:
     """What was read: the file, how much of it, and who recorded it."""
 
@@ -258,3 +297,5 @@ class Result:
     """How ``torchtriage run`` recorded it; None for a trace that was given."""
     suspicions: tuple[Suspicion, ...] = ()
     """Where the learned detector, when asked, sees more than the findings."""
+    device_time: tuple[DeviceTime, ...] = ()
+    """By category, and by what was asked for; empty without a device."""

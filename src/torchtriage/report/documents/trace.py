@@ -13,7 +13,7 @@ from torchtriage.diagnose.runs.result import AccountPart, RecordedRun, StepAccou
 from torchtriage.diagnose.verdict.result import DeviceSummary, Result, Summary
 from torchtriage.report import blocks as b
 from torchtriage.report import recorded, words
-from torchtriage.report.documents import findings
+from torchtriage.report.documents import device_time, findings
 
 __all__ = ["BAR", "doctor", "document"]
 
@@ -114,6 +114,7 @@ def _result(result: Result, top: int | None, quote: Quote | None, several: bool)
             yield _device(device)
         if not result.summary.devices:
             yield from _host(result.summary)
+    yield from device_time.tables(result.device_time)
     yield from _findings(result, result.summary, top, quote)
     suspicions = b.Lines([words.suspicion(suspicion) for suspicion in result.suspicions], bullets=True)
     yield b.Entry((b.bold(words.SUSPICIOUS), b.dim(f"  {words.OPINION}")), [suspicions])

@@ -20,8 +20,9 @@ from torchtriage.core.html import as_data, filled, policy, template
 from torchtriage.core.names import file_name, short_name, visible
 from torchtriage.diagnose.ranks.result import JobResult
 from torchtriage.diagnose.runs.result import RecordedRun
-from torchtriage.diagnose.verdict.result import PathSummary, Result, Summary, TimelineLane
+from torchtriage.diagnose.verdict.result import DeviceTime, PathSummary, Result, Summary, TimelineLane
 from torchtriage.report import recorded, words
+from torchtriage.report.documents import device_time
 from torchtriage.report.documents.trace import document
 from torchtriage.report.page import body
 
@@ -195,6 +196,7 @@ class _Packer:
             "summary": self.summary(result.summary, result.critical_path) if result.summary else None,
             **self.common(result, [origin_ns] * len(result.findings), without),
             "replay": self.replay(result),
+            "deviceTime": [self.device_time(time) for time in result.device_time],
             "suspicions": [
                 self.value(words.suspicion(place)) for place in self.take(result.suspicions, 16, "suspicious places")
             ],
@@ -281,6 +283,19 @@ class _Packer:
             "checked": self.value(subject.checked[:300]),
             "crashes": [
                 self.fields(crash, "code error") for crash in self.take(subject.crashes, 300, "failed patterns")
+            ],
+        }
+
+    def device_time(self, time: DeviceTime) -> dict[str, Any]:
+        return {
+            **self.fields(time, "by per n_steps busy_ns n_rows rest_ns"),
+            "words": self.value(device_time.words(time)),
+            "rows": [
+                [
+                    _clean(device_time.named(time, row), self.detail.name_chars),
+                    *self.row(row, "category busy_ns share n_launches mean_ns"),
+                ]
+                for row in time.rows[: self.detail.rows]
             ],
         }
 

@@ -752,6 +752,21 @@ function whereSection(result) {
           style: { left: `${100 * begin}%`, width: `${100 * part}%`, top: `${18 * depth}px` } }, name))))) : null,
     run ? [h("h3", {}, `The whole run, ${ms(run.ofMs)}`), partsBar(run.parts, "the whole run")] : null);
 }
+function deviceTimeSection(result) {
+  const times = result.deviceTime.filter((time) => time.busyNs);
+  if (!times.length) return null;
+  return section("device-time", "Device time", times[0].words, times.map((time) => {
+    const label = `Device time by ${time.by}`, rest = time.nRows - time.rows.length, each = (number) => number / time.nSteps;
+    return [h("h3", {}, label), sortable(label, [
+      [`${time.by[0].toUpperCase()}${time.by.slice(1)}`, (row) => foldable(row[0].length > 90 ? `${row[0].slice(0, 88)}…` : row[0], row[0]), (row) => row[0]],
+      time.by === "category" ? null : ["Mostly", (row) => row[1], (row) => row[1]],
+      [time.per === "step" ? "Per step" : "Time", (row) => ns(each(row[2])), (row) => row[2]],
+      ["Share", (row) => spark(row[3]), (row) => row[3]],
+      ["Launches", (row) => count(Math.round(10 * each(row[4])) / 10), (row) => row[4]],
+      ["Mean", (row) => row[5] === null ? "–" : ns(row[5]), (row) => row[5] || 0],
+    ].filter(Boolean), time.rows, time.by === "category" ? 1 : 2), rest ? h("p", { class: "more" }, `${many(rest, "more row")} in the JSON.`) : null];
+  }));
+}
 function kernelsSection(model) {
   const { kernels, nKernelNames } = model.summary;
   if (!kernels.length) return null;
@@ -969,7 +984,7 @@ function show(result) {
   const account = summary && accountSection(model), brief = !result.refused && account && summary.devices.length <= 2;
   if (result.refused) parts.push(notes, uncheckedSection(result), findings);
   else parts.push(brief ? account : null, findings, whereSection(result));
-  if (summary) parts.push(brief ? null : account, drawn ? model.time.node : null, stepsSection(model), idleSection(result, model), kernelsSection(model), opsSection(model));
+  if (summary) parts.push(brief ? null : account, drawn ? model.time.node : null, stepsSection(model), idleSection(result, model), deviceTimeSection(result), kernelsSection(model), opsSection(model));
   parts.push(suspicionSection(result), replaySection(result));
   if (!result.refused) parts.push(notes, uncheckedSection(result));
   parts.push(readSection(result));

@@ -1,0 +1,79 @@
+"""The device's time as tables: what it goes to, in the steady steps, adding up to its busy time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from torchtriage.core.names import elide, visible
+from torchtriage.core.units import format_count, format_ns, format_share
+from torchtriage.diagnose.verdict.result import DeviceTime, DeviceTimeRow
+from torchtriage.report import blocks as b
+
+__all__ = ["named", "tables", "words"]
+
+N_CATEGORIES = 8
+N_ROWS = 20
+WIDTH = 100
+"""Characters of a name."""
+
+_UNNAMED = {
+    "operator": "outside operators",
+    "module": "outside modules",
+    "annotation": "outside annotations",
+    "line": "outside the user's code",
+}
+_HOW = {
+    "module": "No module is recorded around a launch: record with with_stack=True.",
+    "line": "No line of yours is recorded around a launch: record with with_stack=True.",
+    "annotation": "No annotation is recorded around a launch: mark your code with torch.profiler.record_function.",
+    "operator": "No operator is recorded around a launch: record with ProfilerActivity.CPU.",
+}
+
+
+def tables(times: Sequence[DeviceTime]) -> Iterator[b.Block]:
+    """Return the table by category, then the one that was asked for, and what their times are parts of."""
+    for time in times:
+        if not time.busy_ns:
+            continue
+        if [row.name for row in time.rows] == [""]:
+            yield b.Lines([_HOW[time.by]])
+            continue
+        columns = (time.by, "per step" if time.per == "step" else "time", "busy", "launches", "mean")
+        yield b.Table(columns, _rows(time), align="lrrrr", drop=(4, 3), fit=True)
+        if time is times[0]:
+            yield b.Lines([b.dim(words(time))], tight=True)
+
+
+def words(time: DeviceTime) -> str:
+    """Return what the times of a table are parts of."""
+    busy = format_ns(round(time.busy_ns / time.n_steps))
+    where = f"per step ({format_count(time.n_steps, 'steady step')})" if time.per == "step" else "of the window"
+    return f"GPU {time.device} is busy for {busy} {where}; no instant counts twice."
+
+
+def named(time: DeviceTime, row: DeviceTimeRow) -> str:
+    """Return what a row is called."""
+    return visible(row.name) or _UNNAMED.get(time.by, "")
+
+
+def _rows(time: DeviceTime) -> list[Sequence[b.Text]]:
+    limit = N_CATEGORIES if time.by == "category" else N_ROWS
+    shown = time.rows[: limit if time.n_rows <= limit else limit - 1]
+    out = [_row(time, row) for row in shown]
+    if hidden := time.n_rows - len(shown):
+        names = ", ".join(row.name for row in time.rows[len(shown) :]) if time.by == "category" else f"{hidden:,} more"
+        rest_ns = time.busy_ns - sum(row.busy_ns for row in shown)
+        per_step, share = format_ns(round(rest_ns / time.n_steps)), format_share(rest_ns / time.busy_ns)
+        out.append((elide(names, WIDTH), per_step, share, "", ""))
+    return out
+
+
+def _row(time: DeviceTime, row: DeviceTimeRow) -> Sequence[b.Text]:
+    name = elide(named(time, row), WIDTH)
+    return (
+        b.code(name) if row.name and time.by != "category" else name,
+        format_ns(round(row.busy_ns / time.n_steps)),
+        format_share(row.share),
+        format_count(row.n_launches / time.n_steps),
+        format_ns(round(row.mean_ns)) if row.mean_ns is not None else "",
+    )

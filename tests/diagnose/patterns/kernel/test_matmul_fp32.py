@@ -116,7 +116,7 @@ def test_low_is_bounded_by_the_queue():
 
 
 def test_loud_without_operators_and_without_types():
-    builder = TraceBuilder(device="NVIDIA RTX A4000")
+    builder = TraceBuilder(device="NVIDIA RTX A400")
     builder.meta["deviceProperties"][0].update(computeMajor=8, computeMinor=6)
     for index in range(5):
         builder.launch(10 * index, 3, 100 + 200 * index, 200, name=SGEMM)

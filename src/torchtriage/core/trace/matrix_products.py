@@ -1,9 +1,10 @@
-"""Matrix products and convolutions: what they compute, from the shapes of their operators."""
+"""Matrix products, convolutions and attention: what they compute, from the shapes of their operators."""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
@@ -17,7 +18,22 @@ from torchtriage.core.trace.schema import Kind
 if TYPE_CHECKING:
     from torchtriage.core.trace.columns import Trace
 
-__all__ = ["BATCHED", "GEMMS", "Product", "Products", "is_shape", "product_of", "products"]
+__all__ = [
+    "ATTENTION",
+    "BATCHED",
+    "FP32_KERNEL",
+    "GEMMS",
+    "NOT_FP32_KERNEL",
+    "TF32_KERNEL",
+    "Product",
+    "Products",
+    "attention_flop",
+    "element_type",
+    "gradients_wanted",
+    "is_shape",
+    "product_of",
+    "products",
+]
 
 BATCHED = ("aten::bmm", "aten::baddbmm")
 GEMMS = ("aten::mm", "aten::addmm", *BATCHED, "aten::linear")
@@ -33,6 +49,23 @@ _CONVOLUTIONS = {
 }
 # where the gradient of the output and the weight stand, and how many products the op holds
 _CONVOLUTION_GRADIENTS = {"aten::convolution_backward": (0, 2, 2), "aten::cudnn_convolution_backward_input": (1, 2, 1)}
+# where the query stands and where is_causal, how many inputs there are at least, and the products with the head's size
+# and with the value's: two forward, five backward
+ATTENTION = {
+    "aten::_scaled_dot_product_flash_attention": (0, 4, 5, 1, 1),
+    "aten::_scaled_dot_product_efficient_attention": (0, 6, 8, 1, 1),
+    "aten::_scaled_dot_product_cudnn_attention": (0, 6, 8, 1, 1),
+    "aten::_scaled_dot_product_flash_attention_backward": (1, 11, 12, 3, 2),
+    "aten::_scaled_dot_product_efficient_attention_backward": (1, 11, 12, 3, 2),
+    "aten::_scaled_dot_product_cudnn_attention_backward": (1, 14, 15, 3, 2),
+}
+TF32_KERNEL = r"(?i)tf32|_s1688gemm_(?!f16|bf16|fp16)"
+FP32_KERNEL = (
+    r"(?i)sgemm|scudnn|f32f32_f32f32|(dgrad|wgrad)\w*_engine<float|implicit_convolve_sgemm<float"
+    # Tensile writes S for single precision, MI for the instruction of a matrix core
+    r"|^Cijk_A[a-z]+_B[a-z]+_S_?B_.*_MI\d|^igemm_\w+_gtcx\d*_\w+_fp32_"
+)
+NOT_FP32_KERNEL = r"(?i)tf32|s1688|s16816|s161616|s884|h884|half|fp16|bf16|bfloat"
 MAX_ELEMENTS = 1 << 40  # no tensor is larger; a shape that says so is damaged, and would not fit the arithmetic
 _HALF = {"c10::Half", "c10::BFloat16"}
 
@@ -112,7 +145,7 @@ def products(trace: Trace, ops: NDArray[np.integer]) -> Products:
         if name not in GEMMS and "conv" not in name:
             continue
         types = trace.details_of("types", [row])[0]
-        dtype[index] = _dtype(types)
+        dtype[index] = element_type(types)
         found = product_of(name, trace.details_of("dims", [row])[0], trace.details_of("concrete", [row])[0])
         if found is not None:
             table[index] = found
@@ -132,7 +165,7 @@ def product_of(name: str, dims: Any, concrete: Any = None) -> Product | None:
     if name in _CONVOLUTIONS:
         found = _convolution(dims, concrete, _CONVOLUTIONS[name])
     elif name in _CONVOLUTION_GRADIENTS:
-        found = _gradient(dims, _CONVOLUTION_GRADIENTS[name])
+        found = _gradient(dims, concrete, _CONVOLUTION_GRADIENTS[name])
     elif name in GEMMS:
         first = 1 if name in ("aten::addmm", "aten::baddbmm") else 0
         left, right = _shape(dims, first), _shape(dims, first + 1)
@@ -144,6 +177,28 @@ def product_of(name: str, dims: Any, concrete: Any = None) -> Product | None:
     if found is None or min(found) <= 0 or max(found) > MAX_ELEMENTS:
         return None
     return found
+
+
+def attention_flop(name: str, dims: Any, concrete: Any) -> int:
+    """Return the floating-point operations of the products of fused attention, 0 where its inputs do not say.
+
+    A causal mask halves them: the kernels skip what it hides. ``dims``, ``concrete`` : as of :func:`product_of`.
+    """
+    if name not in ATTENTION or not isinstance(dims, list) or not isinstance(concrete, list):
+        return 0
+    first, causal_at, least, n_head, n_value = ATTENTION[name]
+    query, key, value = (_shape(dims, first + offset) for offset in range(3))
+    if len(dims) < least or len(concrete) <= causal_at or concrete[causal_at] not in ("True", "False"):
+        return 0
+    if not len(query) == len(key) == len(value) == 4 or query[0] != key[0] or query[3] != key[3] or key[2] != value[2]:
+        return 0
+    batch, heads, n, head = query
+    pairs = n * key[2]
+    if concrete[causal_at] == "True":
+        square = min(n, key[2])
+        pairs = square * (square + 1) // 2 + (n - square) * key[2]
+    flop = 2 * batch * heads * pairs * (n_head * head + n_value * value[3])
+    return flop if flop <= MAX_ELEMENTS * MAX_ELEMENTS else 0
 
 
 def _linear(left: Sequence[int], weight: Sequence[int]) -> Product | None:
@@ -170,12 +225,25 @@ def _convolution(dims: list[Any], concrete: Any, at: tuple[int, int, int]) -> Pr
     return Product(1, image[0] * size, weight[0], taps)
 
 
-def _gradient(dims: list[Any], at: tuple[int, int, int]) -> Product | None:
+def _gradient(dims: list[Any], concrete: Any, at: tuple[int, int, int]) -> Product | None:
     gradient, weight = _shape(dims, at[0]), _shape(dims, at[1])
     if len(gradient) < 3 or len(weight) != len(gradient):
         return None
     rows = gradient[0] * int(np.prod(gradient[2:], dtype=np.int64))
-    return Product(at[2], rows, weight[0], int(np.prod(weight[1:], dtype=np.int64)))
+    wanted = gradients_wanted(concrete)
+    n = at[2] if wanted is None else wanted
+    return Product(n, rows, weight[0], int(np.prod(weight[1:], dtype=np.int64)))
+
+
+def gradients_wanted(concrete: Any) -> int | None:
+    """Return how many products ``aten::convolution_backward`` makes, None where its inputs do not say.
+
+    The first layer needs no gradient of its input. A transposed convolution has other shapes.
+    """
+    if not isinstance(concrete, list) or len(concrete) <= 10 or concrete[7] != "False":
+        return None
+    mask = re.fullmatch(r"\[(True|False), (True|False), (?:True|False)\]", str(concrete[10]))
+    return None if mask is None else [mask[1], mask[2]].count("True")
 
 
 def is_shape(value: Any) -> TypeGuard[list[int]]:
@@ -203,7 +271,8 @@ def _numbers(concrete: Any, index: int) -> list[int]:
     return [item for item in value if isinstance(item, int)] if isinstance(value, list) else []
 
 
-def _dtype(types: Any) -> str:
+def element_type(types: Any) -> str:
+    """Return what an operator computes in, by its ``Input type``: ``half``, ``float``, or empty for others."""
     if not isinstance(types, list):
         return ""
     if _HALF.intersection(type_ for type_ in types if isinstance(type_, str)):

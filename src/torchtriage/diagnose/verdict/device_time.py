@@ -23,12 +23,15 @@ from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.device import Device
 from torchtriage.core.trace.frames import frame_label, is_user_frame, user_stack
 from torchtriage.core.trace.kernel_categories import CATEGORIES, categories
+from torchtriage.diagnose.verdict.efficiency import at_peak, counted, unchecked
 from torchtriage.diagnose.verdict.options import By
 from torchtriage.diagnose.verdict.result import DeviceTime, DeviceTimeRow
 
 __all__ = ["busy_parts", "device_time"]
 
 N_ROWS = 50
+MOSTLY = 0.9
+"""Share of a row's counted kernel time whose operations must be known."""
 _MODULE = "nn.Module: "
 
 Groups = tuple[Ints, list[str]]
@@ -115,6 +118,7 @@ class _Time:
         of_category = np.bincount(
             group * len(CATEGORIES) + self.category, weights=self.part_ns, minlength=n * len(CATEGORIES)
         ).reshape(n, -1)
+        of_peak = self._of_peak(group, n) if by in ("kernel", "operator") else [None] * n
         # rounded so that the rows still add up
         until = np.round(np.cumsum(np.append(0.0, whole))).astype(np.int64)
         ns: Ints = until[1:] - until[:-1]
@@ -128,6 +132,7 @@ class _Time:
                 share=round(int(ns[index]) / max(busy_ns, 1), 6),
                 n_launches=int(count[index]),
                 mean_ns=round(float(total[index]) / int(count[index]), 3) if count[index] else None,
+                of_peak=of_peak[index],
             )
             for index in order[:N_ROWS]
         )
@@ -140,7 +145,25 @@ class _Time:
             rows=rows,
             n_rows=len(order),
             rest_ns=busy_ns - sum(row.busy_ns for row in rows),
+            peak_unchecked=unchecked(self.device) if by in ("kernel", "operator") else "",
         )
+
+    def _of_peak(self, group: Ints, n: int) -> list[float | None]:
+        """Return for each group the share of the peak its counted kernels reach, None where that is not known."""
+        ideal = at_peak(self.device, self.category)
+        dur = self.device.trace.dur_ns[self.device.rows]
+        at = np.flatnonzero(self.launched & counted(self.device, self.category))
+        known = at[np.isfinite(ideal[at])]
+        whole, known_ns, ideal_ns = (
+            np.bincount(group[rows], weights=values[rows], minlength=n).tolist()
+            for rows, values in ((at, dur), (known, dur), (known, ideal))
+        )
+        shares = (
+            part / took if took and took >= MOSTLY * all_ns else None
+            for part, took, all_ns in zip(ideal_ns, known_ns, whole, strict=True)
+        )
+        # above its peak nothing runs: the operations were fewer (Winograd), or the type another
+        return [round(share, 4) if share is not None and share <= 1 else None for share in shares]
 
     # -- what the rows of a table are ------------------------------------------------------------
 

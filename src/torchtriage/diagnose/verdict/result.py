@@ -204,6 +204,8 @@ class DeviceTimeRow:
     share: float
     n_launches: int
     mean_ns: float | None
+    of_peak: float | None = None
+    """Share of the dense peak that its products, convolutions and attention reach; null: not checked."""
 
 
 @dataclass(frozen=True)
@@ -223,6 +225,8 @@ class DeviceTime:
     rows: tuple[DeviceTimeRow, ...]
     n_rows: int
     rest_ns: int
+    peak_unchecked: str = ""
+    """Why no row by kernel or operator has a share of the peak; empty where one can."""
 
 
 @dataclass(frozen=True)

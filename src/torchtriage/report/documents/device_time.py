@@ -38,10 +38,14 @@ def tables(times: Sequence[DeviceTime]) -> Iterator[b.Block]:
         if [row.name for row in time.rows] == [""]:
             yield b.Lines([_HOW[time.by]])
             continue
-        columns = (time.by, "per step" if time.per == "step" else "time", "busy", "launches", "mean")
-        yield b.Table(columns, _rows(time), align="lrrrr", drop=(4, 3), fit=True)
+        columns = (time.by, "per step" if time.per == "step" else "time", "busy", "launches", "mean", "of peak")
+        peak = any(row.of_peak is not None for row in time.rows)
+        rows = [row if peak else row[:-1] for row in _rows(time)]
+        yield b.Table(columns[: None if peak else -1], rows, align="lrrrrr", drop=(4, 3), fit=True)
         if time is times[0]:
             yield b.Lines([b.dim(words(time))], tight=True)
+        if time.peak_unchecked:
+            yield b.Lines([b.dim(f"Share of the peak not checked: {time.peak_unchecked}.")], tight=True)
 
 
 def words(time: DeviceTime) -> str:
@@ -64,7 +68,7 @@ def _rows(time: DeviceTime) -> list[Sequence[b.Text]]:
         names = ", ".join(row.name for row in time.rows[len(shown) :]) if time.by == "category" else f"{hidden:,} more"
         rest_ns = time.busy_ns - sum(row.busy_ns for row in shown)
         per_step, share = format_ns(round(rest_ns / time.n_steps)), format_share(rest_ns / time.busy_ns)
-        out.append((elide(names, WIDTH), per_step, share, "", ""))
+        out.append((elide(names, WIDTH), per_step, share, "", "", ""))
     return out
 
 
@@ -76,4 +80,5 @@ def _row(time: DeviceTime, row: DeviceTimeRow) -> Sequence[b.Text]:
         format_share(row.share),
         format_count(row.n_launches / time.n_steps),
         format_ns(round(row.mean_ns)) if row.mean_ns is not None else "",
+        format_share(row.of_peak) if row.of_peak is not None else "",
     )

@@ -288,12 +288,12 @@ class _Packer:
 
     def device_time(self, time: DeviceTime) -> dict[str, Any]:
         return {
-            **self.fields(time, "by per n_steps busy_ns n_rows rest_ns"),
+            **self.fields(time, "by per n_steps busy_ns n_rows"),
             "words": self.value(device_time.words(time)),
             "rows": [
                 [
                     _clean(device_time.named(time, row), self.detail.name_chars),
-                    *self.row(row, "category busy_ns share n_launches mean_ns"),
+                    *self.row(row, "category busy_ns share n_launches mean_ns of_peak"),
                 ]
                 for row in time.rows[: self.detail.rows]
             ],

@@ -763,7 +763,8 @@ function deviceTimeSection(result) {
       [time.per === "step" ? "Per step" : "Time", (row) => ns(each(row[2])), (row) => row[2]],
       ["Share", (row) => spark(row[3]), (row) => row[3]],
       ["Launches", (row) => count(Math.round(10 * each(row[4])) / 10), (row) => row[4]],
-      ["Mean", (row) => row[5] === null ? "–" : ns(row[5]), (row) => row[5] || 0],
+      ["Mean", (row) => ns(row[5]), (row) => row[5] || 0],
+      time.rows.some((row) => row[6] !== null) ? ["Of peak", (row) => share(row[6]), (row) => row[6] || 0] : null,
     ].filter(Boolean), time.rows, time.by === "category" ? 1 : 2), rest ? h("p", { class: "more" }, `${many(rest, "more row")} in the JSON.`) : null];
   }));
 }

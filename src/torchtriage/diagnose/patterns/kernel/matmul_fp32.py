@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from torchtriage.core.names import short_name
-from torchtriage.core.trace.matrix_products import Products, products
+from torchtriage.core.trace.matrix_products import FP32_KERNEL, NOT_FP32_KERNEL, Products, products
 from torchtriage.core.trace.peak_rates import Peak, peak_of
 from torchtriage.core.units import format_ns, format_share
 from torchtriage.diagnose.patterns._op_work import work_at
@@ -54,12 +54,6 @@ _FIX_ROCM = Fix(
     link="https://docs.pytorch.org/docs/stable/amp.html",
 )
 
-_FP32 = (
-    r"(?i)sgemm|scudnn|f32f32_f32f32|(dgrad|wgrad)\w*_engine<float|implicit_convolve_sgemm<float"
-    # Tensile writes S for single precision, MI for the instruction of a matrix core
-    r"|^Cijk_A[a-z]+_B[a-z]+_S_?B_.*_MI\d|^igemm_\w+_gtcx\d*_\w+_fp32_"
-)
-_NOT_FP32 = r"(?i)tf32|s1688|s16816|s161616|s884|h884|half|fp16|bf16|bfloat"
 MIN_KERNEL_NS = 20_000  # below this a product is bound by launch and latency, not by arithmetic (catalogue 22)
 MIN_SHARE = 0.10  # of the kernel time (catalogue 22)
 CAUTIOUS_SPEEDUP = 2.0  # whole mixed-precision training steps gain 1.5-3 times (PyTorch's AMP recipe)
@@ -72,7 +66,7 @@ def find(trace: Trace) -> Claims:
     device = trace.devices[0]
     if not _has_tensor_cores(trace, device.name):
         return
-    fp32 = trace.matching(_FP32) & ~trace.matching(_NOT_FP32) & (trace.kind == Kind.KERNEL)
+    fp32 = trace.matching(FP32_KERNEL) & ~trace.matching(NOT_FP32_KERNEL) & (trace.kind == Kind.KERNEL)
     at = np.flatnonzero(fp32[device.rows] & ~device.comm & (trace.dur_ns[device.rows] >= MIN_KERNEL_NS))
     rows = device.rows[at]
     inputs = products(trace, trace.links.op[rows])

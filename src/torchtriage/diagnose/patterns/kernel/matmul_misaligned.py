@@ -19,7 +19,7 @@ Source: NVIDIA, "Matrix Multiplication Background User's Guide", tensor-core ali
 import numpy as np
 
 from torchtriage.core.names import short_name
-from torchtriage.core.trace.matrix_products import GEMMS, Products, products
+from torchtriage.core.trace.matrix_products import GEMMS, TF32_KERNEL, Products, products
 from torchtriage.core.trace.peak_rates import Peak, peak_of
 from torchtriage.core.units import format_ns, format_share
 from torchtriage.diagnose.patterns._op_work import work_at
@@ -37,7 +37,6 @@ batch = tokenizer(texts, padding=True, pad_to_multiple_of=8)""",
 
 _GEMM_KERNEL = r"(?i)gemm|cutlass|xmma|nvjet|^Cijk_|wmma"
 _UNALIGNED_KERNEL = r"_align[12](?!\d)"
-_TF32_KERNEL = r"(?i)tf32|_s1688gemm_(?!f16|bf16|fp16)"
 MIN_KERNEL_NS = 20_000  # below this a product is bound by launch and latency
 MIN_SIDE = 32  # below this it is bound by memory (catalogue 23)
 MIN_SHARE = 0.05
@@ -63,7 +62,7 @@ def find(trace: Trace) -> Claims:
     )
     rows = device.rows[at]
     inputs = products(trace, op[at])
-    tf32 = (inputs.dtype == "float") & trace.matching(_TF32_KERNEL)[rows]
+    tf32 = (inputs.dtype == "float") & trace.matching(TF32_KERNEL)[rows]
     usable = inputs.known & (inputs.least_side >= MIN_SIDE) & ((inputs.dtype == "half") | tf32)
     odd = usable & _misaligned(trace, rows, inputs, tf32)
     if not odd.any():

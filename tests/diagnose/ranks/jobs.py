@@ -16,6 +16,8 @@ STREAM = 7
 COMM = 20
 TRANSFER = 1000.0
 FORWARD, BACKWARD, OPTIMIZER = 2000.0, 3000.0, 500.0
+HIDDEN = 2000.0
+N_SLOW = 50
 STEP_NUMBER = 10
 """Of the first step."""
 
@@ -35,8 +37,10 @@ def job(
     ----------
     late : mapping or sequence of mappings
         Microseconds by which ranks come late, in every step or step by step.
-    how : ``python``, ``loader``, ``device``, ``op``, ``gc`` or ``after``
-        What the late ranks do in that time; ``after``: Python at the end of the step.
+    how : ``python``, ``loader``, ``device``, ``op``, ``gc``, ``after``, ``range``, ``inside`` or ``slow``
+        What the late ranks do in that time; ``after``: Python at the end of the step; ``range``: Python inside an
+        annotation, ``HIDDEN`` of it beside the device's work; ``inside``: one operator of all ranks takes longer,
+        ``slow``: fifty do.
     overlap : float
         Microseconds of computation on another stream beside each all-reduce.
     each : dict
@@ -99,6 +103,19 @@ def _until_all_reduce(builder: TraceBuilder, begin: float, extra: float, how: st
     builder.op("autograd::engine::evaluate_function: MmBackward0", at, 30)
     builder.launch(at + 2, 5, at + 10, length, "backward")
     at += 10 + length
+    if how == "range":
+        hole = HIDDEN + extra if extra else 0.0
+        begin = at - HIDDEN - 60
+        builder.annotation("## forward ##", begin, hole + 50)
+        builder.annotation("# sparse", begin + 5, hole + 40)
+        builder.op("aten::view", begin + 10, 5)
+        builder.op("exchange", begin + 20 + hole, 10)
+        at += extra
+    if how in ("inside", "slow"):
+        n = N_SLOW if how == "slow" else 1
+        for place in range(n):
+            builder.op("aten::embedding", at + place * (20 + extra / n), 20 + extra / n)
+        at += 20 * n + extra
     if how in ("python", "gc") and extra:
         if how == "gc":
             builder.frame("Python GC", at + 1, extra - 2)

@@ -78,3 +78,24 @@ def test_two_programs_with_a_rank_each_are_no_job() -> None:
         TRACES / "llm" / "b200_eager.json.gz",
     ]
     assert tt.analyze_ranks(files).jobs == ()
+
+
+@pytest.mark.parametrize(
+    ("run", "inside", "excess_ms"),
+    [
+        ("sst_sleep_pl_dense_after_backward_2__run954910", "# running sparse arch", 1001),
+        ("sst_long_a2a_optimizer_2__run955364", "# running sparse arch", 1001),
+        ("sst_long_a2a_optimizer_2__run955629", "# running sparse arch", 20.2),
+        ("sst_long_a2a_optimizer_4__run957662", "# running sparse arch", 20.2),
+        ("sst_long_a2a_optimizer_5_qcomm__run958942", "_AlltoAllSingle", 20.2),
+    ],
+)
+def test_a_sleep_of_one_rank_is_named_with_its_place(run: str, inside: str, excess_ms: float) -> None:
+    (job,) = tt.analyze_ranks(DATA / "gpu2" / "jobs" / f"pytorch__torchrec__{run}").jobs
+    (late,) = [finding for finding in job.findings if finding.code == "COM036"]
+    assert late.evidence["late_rank"] == 2
+    assert late.place.ops[-1] == inside
+    assert late.evidence["cause_kind"] == "stall"
+    assert late.evidence["excess_ms_per_step"] == pytest.approx(excess_ms, rel=0.02)
+    assert late.evidence["n_more_ops_per_step"] == 0
+    assert "only this rank does" in late.fix.text

@@ -60,6 +60,7 @@ def test_a_job_without_collectives_has_none_to_compare() -> None:
         ("device", ("", "device")),
         ("op", ("forward", "op")),
         ("gc", ("between", "gc")),
+        ("inside", ("between", "op")),
     ],
 )
 def test_the_late_rank_is_named_with_what_it_did(how: str, cell: tuple[str, str]) -> None:

@@ -38,6 +38,7 @@ COMMUNICATES = r"^(c10d::|_c10d_functional|record_param_comms|nccl:|gloo:|mpi:|u
 _LOADER = r"^enumerate\(DataLoader\)#"
 _OPTIMIZER = r"^Optimizer\."
 _ENGINE = r"^autograd::engine::"
+_STEP = "ProfilerStep#"
 _GC = r"^Python GC|^<built-in function collect>"
 
 
@@ -70,13 +71,33 @@ class Pieces:
         free = (self.activity == PYTHON) | (self.activity == COMM)
         return intervals.union(self.spans[free])
 
+    @cached_property
+    def places(self) -> Ints:
+        """int64[k, 3]: the innermost row's name and, outside operators, those before and after; -1 for none."""
+        name = np.append(self.trace.name, -1)[self.owner].astype(np.int64)
+        edged = np.concatenate([[-1], name, [-1]])
+        around = np.stack([edged[:-2], edged[2:]], axis=1)
+        around[(self.activity != PYTHON) & (self.activity != GC)] = -1
+        return np.column_stack([name, around])
+
+    def names_of(self, codes: Ints) -> tuple[str, ...]:
+        """Return the names of a place; marks of steps, which are numbered, have none."""
+        names = [self.trace.names[code] if code >= 0 else "" for code in codes.tolist()]
+        return tuple("" if name.startswith(_STEP) else name for name in names)
+
+    def within(self, piece: int) -> tuple[str, ...]:
+        """Return the names of the rows open in a piece, outermost first, without the step's mark."""
+        return self._names(self._open(int(self.owner[piece])))
+
     def around(self, piece: int) -> tuple[str, str]:
-        """Return the names of the last call before a piece of Python and of the first after."""
+        """Return the names of the last call before a piece of Python and of the first after, in the same range."""
         named = np.flatnonzero(self.activity != PYTHON)
         at = np.searchsorted(named, piece)
         before = int(self.owner[named[at - 1]]) if at else -1
         after = int(self.owner[named[at]]) if at < len(named) else -1
-        return self._outer(before), self._outer(after)
+        ranges = self._open(int(self.owner[piece]))
+        sides = [self._names([row for row in self._open(call) if row not in ranges]) for call in (before, after)]
+        return next(iter(sides[0]), ""), next(iter(sides[1]), "")
 
     def frame(self, piece: int) -> str:
         """Return the name of the innermost user frame open in a piece, empty without stacks."""
@@ -90,13 +111,13 @@ class Pieces:
         names = [trace.name_of(item) for item in [row, *trace.frames.chain(row)]]
         return next((name for name in names if is_user_frame(name)), "")
 
-    def _outer(self, row: int) -> str:
-        if row < 0:
-            return ""
-        chain = [row, *self.trace.tree.chain(row)]
-        names = [self.trace.name_of(item) for item in chain]
-        inside = [name for name in names if not name.startswith("ProfilerStep#")]
-        return inside[-1] if inside else ""
+    def _open(self, row: int) -> list[int]:
+        """Return a row and those it lies in, innermost first; none for -1."""
+        return [] if row < 0 else [row, *self.trace.tree.chain(row)]
+
+    def _names(self, rows: list[int]) -> tuple[str, ...]:
+        names = [self.trace.name_of(row) for row in reversed(rows)]
+        return tuple(name for name in names if not name.startswith(_STEP))
 
 
 def find_pieces(trace: Trace) -> Pieces:

@@ -424,11 +424,8 @@ def costliest_sentence(result: JobResult, min_share: float) -> str:
         first = timed[0]
         cost = first.cost
         assert cost is not None
-        amount = (
-            f"{format_ms(cost.low_ms)} to {format_ms(cost.high_ms)}"
-            if cost.low_ms > 0
-            else f"up to {format_ms(cost.high_ms)}"
-        )
+        low, high = format_ms(cost.low_ms), format_ms(cost.high_ms)
+        amount = high if low == high else f"{low} to {high}" if cost.low_ms > 0 else f"up to {high}"
         return f"{first.title}: {amount} of {format_ms(cost.of_ms)} per step to win ({first.code})."
     if result.findings:
         return f"{result.findings[0].title} ({result.findings[0].code})."

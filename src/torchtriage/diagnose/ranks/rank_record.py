@@ -15,10 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.core import intervals
+from torchtriage.core.arrays import distinct
 from torchtriage.core.intervals import Spans
 from torchtriage.core.names import short_name
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.collectives import communicates
+from torchtriage.core.trace.device import LAUNCH_SLACK_NS
 from torchtriage.diagnose.ranks.host_activity import ACTIVITIES, CELLS, PHASES, Pieces, find_pieces, no_pieces
 from torchtriage.diagnose.replay import Scenario
 from torchtriage.diagnose.replay.graph import Graph
@@ -53,10 +55,16 @@ class ProcessGroup:
 
 @dataclass(frozen=True)
 class Moment:
-    """The longest stretch of one cell before a step's last collective, and where it was."""
+    """The stretch of one cell that held the device up longest before a step's last collective.
+
+    ``dur_ns`` : the whole stretch, which may have begun beside the device's work. ``place`` : what a stretch of another
+    rank has in common with it. ``within`` : the names of the rows open in it, outermost first. ``after``, ``before`` :
+    of Python, the calls on both sides in the same range.
+    """
 
     dur_ns: int
-    name: str
+    place: tuple[str, ...]
+    within: tuple[str, ...] = ()
     after: str = ""
     before: str = ""
     frame: str = ""
@@ -69,8 +77,9 @@ class RankCollectives:
     ``row`` : row of the trace. ``group``, ``name`` : codes into ``groups`` and ``names``.
     ``nelems``, ``seq`` : -1 where not recorded. ``step`` : number of the step that enqueued it, -1
     outside. ``start_ns``, ``end_ns`` : on the rank's own clock, base time included.
-    ``spent_ns`` : int64[n, cells], time in each cell since the recording began.
-    ``n_ops`` : int64[n, phases], operators since the recording began.
+    ``spent_ns`` : int64[n, cells], time in each cell from the recording's begin to the launch that made the rank late,
+    or of the device to the start. ``n_ops`` : int64[n, phases + 1], operators up to the launch, and in the last column
+    kernels that compute up to the start.
     """
 
     row: Ints
@@ -126,6 +135,8 @@ class RankRecord:
 
     ``exposed`` : time with communication and nothing beside it, base time included.
     ``moments`` : step number and cell to the longest stretch in it.
+    ``paces`` : phase (empty: the device's kernels) and name of a call to how often it ran in the steady steps and its
+    median own ns. ``stretches`` : phase and place to the longest stretch there in the steady steps, ns.
     ``n_point_to_point`` : sends and receives, which are not matched.
     """
 
@@ -141,6 +152,8 @@ class RankRecord:
     exposed: Spans
     steps: RankSteps
     moments: dict[tuple[int, int], Moment]
+    paces: dict[tuple[str, str], tuple[int, int]]
+    stretches: dict[tuple[str, tuple[str, ...]], int]
     n_point_to_point: int
     replay: RankReplay | None = None
     """Where what-if questions were asked."""
@@ -161,7 +174,15 @@ def build_record(trace: Trace, path: str, result: Result) -> RankRecord:
     name_table = tuple(dict.fromkeys(names))
     codes = {name: code for code, name in enumerate(name_table)}
     start, end = trace.start_ns[rows], trace.end_ns[rows]
-    spent, late = _spent(trace, pieces, rows, device=device)
+    call = trace.links.call[rows]
+    launch = np.where(call >= 0, trace.start_ns[call], start)
+    late = _late(trace, pieces, rows, device=device)
+    spent, n_ops = _spent(pieces, late, launch), _n_ops(trace, pieces, launch)
+    if device:
+        main = trace.devices[0]
+        computed = np.stack([np.full_like(start, main.compute[:1, 0].min(initial=0)), start], axis=1)
+        spent[:, -1] = intervals.covered(computed, main.compute)
+        n_ops[:, -1] = np.searchsorted(trace.start_ns[main.rows[~main.comm]], start)
     table = RankCollectives(
         row=rows,
         group=group,
@@ -172,25 +193,29 @@ def build_record(trace: Trace, path: str, result: Result) -> RankRecord:
         start_ns=start + base,
         end_ns=end + base,
         spent_ns=spent,
-        n_ops=_n_ops(trace, pieces, start),
+        n_ops=n_ops,
         groups=groups,
         names=name_table,
     )
     exposed = trace.devices[0].comm_only if device else intervals.intersect(trace.time_of(rows), pieces.idle)
-    whole = intervals.spans(trace.start_ns, trace.end_ns)[trace.hosts | trace.works]
+    # a stretch may begin beside the device's work; without a device, waiting is no part of it
+    own = intervals.covered(pieces.spans, intervals.union(pieces.spans) if device else late)
+    everything = intervals.spans(trace.start_ns, trace.end_ns)[trace.hosts | trace.works]
     return RankRecord(
         path=path,
         result=result,
         host=str(trace.meta.get("host_name") or ""),
-        start_ns=int(whole[:, 0].min(initial=trace.window.end_ns)) + base,
-        end_ns=int(whole[:, 1].max(initial=trace.window.start_ns)) + base,
+        start_ns=int(everything[:, 0].min(initial=trace.window.end_ns)) + base,
+        end_ns=int(everything[:, 1].max(initial=trace.window.start_ns)) + base,
         has_base_time=trace.origin.base_time_ns is not None,
         device=device,
         inflation=trace.origin.inflation,
         collectives=table,
         exposed=exposed + base,
         steps=_steps(trace, pieces, exposed, numbers, base),
-        moments=_moments(pieces, late, table, base),
+        moments=_moments(pieces, own, late, table.step, launch),
+        paces=_paces(trace, pieces),
+        stretches=_stretches(pieces, own),
         n_point_to_point=n_point_to_point,
     )
 
@@ -308,48 +333,47 @@ def _size(dims: Any) -> int:
     return _whole(sum(prod(shape) for shape in shapes))
 
 
-def _spent(trace: Trace, pieces: Pieces, rows: Ints, *, device: bool) -> tuple[Ints, Spans]:
-    """Return the time in each cell before each collective, and the time that counts.
+def _late(trace: Trace, pieces: Pieces, rows: Ints, *, device: bool) -> Spans:
+    """Return the host's time that makes the rank late.
 
-    With a device, what the host does matters only where it makes the device stand idle; without
-    one, Python inside a running collective is waiting for it.
+    With a device, what the host does matters only where it makes the device stand idle; without one, Python inside a
+    running collective is waiting for it.
     """
-    start_ns = trace.start_ns[rows]
     if device:
-        late = trace.devices[0].host_late
-    else:
-        held = intervals.union(intervals.spans(start_ns, trace.end_ns[rows]))
-        late = intervals.subtract(intervals.union(pieces.spans), intervals.intersect(held, pieces.idle))
-    table = np.zeros((len(rows), len(CELLS)), np.int64)
-    if not len(rows) or not len(pieces.spans):
-        return table, late
-    own, cell = intervals.covered(pieces.spans, late), pieces.cell
-    at = np.searchsorted(pieces.spans[:, 0], start_ns, side="right") - 1
-    # whole pieces count for the collectives that start in a later one
-    first = np.searchsorted(at, np.arange(len(pieces.spans)), side="right")
-    whole = (cell >= 0) & (first < len(rows))
-    np.add.at(table, (first[whole], cell[whole]), own[whole])
-    table = np.cumsum(table, axis=0)
-    # and of the piece it starts in, what lies before it
+        return trace.devices[0].host_late
+    held = intervals.union(trace.time_of(rows))
+    return intervals.subtract(intervals.union(pieces.spans), intervals.intersect(held, pieces.idle))
+
+
+def _spent(pieces: Pieces, counted: Spans, until_ns: Ints) -> Ints:
+    """Return int64[moments, cells]: the time counted in each cell before each moment."""
+    table = np.zeros((len(until_ns), len(CELLS)), np.int64)
+    if not len(until_ns) or not len(pieces.spans):
+        return table
+    own, cell = intervals.covered(pieces.spans, counted), pieces.cell
+    at = np.searchsorted(pieces.spans[:, 0], until_ns, side="right") - 1
     inside = np.maximum(at, 0)
+    for code in distinct(cell[cell >= 0]).tolist():
+        sums = np.cumsum(np.where(cell == code, own, 0))
+        table[:, code] = np.append(0, sums)[inside]
+    # and of the piece the moment falls in, what lies before it
     begin = pieces.spans[inside, 0]
-    part = intervals.covered(np.stack([begin, np.maximum(start_ns, begin)], axis=1), late)
+    part = intervals.covered(np.stack([begin, np.maximum(until_ns, begin)], axis=1), counted)
     some = np.flatnonzero((at >= 0) & (cell[inside] >= 0))
     table[some, cell[inside][some]] += part[some]
-    if device:
-        compute = trace.devices[0].compute
-        before = np.stack([np.full_like(start_ns, compute[:1, 0].min(initial=0)), start_ns], axis=1)
-        table[:, -1] = intervals.covered(before, compute)
-    return table, late
+    return table
 
 
-def _n_ops(trace: Trace, pieces: Pieces, start_ns: Ints) -> Ints:
-    table = np.zeros((len(start_ns) + 1, len(PHASES)), np.int64)
+def _n_ops(trace: Trace, pieces: Pieces, until_ns: Ints) -> Ints:
+    order = np.argsort(until_ns, kind="stable")
+    table = np.zeros((len(until_ns) + 1, len(PHASES) + 1), np.int64)
     ops = trace.start_ns[np.isin(trace.lane, pieces.lanes) & (trace.kind == Kind.OP)]
     at = np.searchsorted(pieces.spans[:, 0], ops, side="right") - 1
     ops, at = ops[at >= 0], at[at >= 0]
-    np.add.at(table, (np.searchsorted(start_ns, ops, side="right"), pieces.phase[at]), 1)
-    return np.cumsum(table, axis=0)[: len(start_ns)]
+    np.add.at(table, (np.searchsorted(until_ns[order], ops, side="right"), pieces.phase[at]), 1)
+    counts = np.empty((len(until_ns), len(PHASES) + 1), np.int64)
+    counts[order] = np.cumsum(table, axis=0)[: len(until_ns)]
+    return counts
 
 
 def _steps(trace: Trace, pieces: Pieces, exposed: Spans, numbers: Ints, base: int) -> RankSteps:
@@ -372,32 +396,78 @@ def _steps(trace: Trace, pieces: Pieces, exposed: Spans, numbers: Ints, base: in
     return RankSteps(numbers, start + base, end + base, steady, np.stack([*parts, rest], axis=1))
 
 
-def _moments(pieces: Pieces, late: Spans, table: RankCollectives, base: int) -> dict[tuple[int, int], Moment]:
-    inside = table.step >= 0
+def _moments(pieces: Pieces, own: Ints, late: Spans, step: Ints, launch_ns: Ints) -> dict[tuple[int, int], Moment]:
+    inside = step >= 0
     if not inside.any():
         return {}
-    number, last = np.unique(table.step[inside][::-1], return_index=True)
-    until = table.start_ns[inside][::-1][last] - base
+    number, last = np.unique(step[inside][::-1], return_index=True)
+    until = launch_ns[inside][::-1][last]
     order = np.argsort(until, kind="stable")
     number, until = number[order], until[order]
-    own = intervals.covered(pieces.spans, late)
     # not to be missed: what happened after a step's last collective makes the next one late
     step_at = np.searchsorted(until, pieces.spans[:, 0], side="left")
-    good = (step_at < len(number)) & (pieces.cell >= 0) & (own > 0)
+    held = intervals.covered(pieces.spans, late)
+    good = (step_at < len(number)) & (pieces.cell >= 0) & (held > 0)
     index = np.flatnonzero(good)
-    order = index[np.lexsort((own[index], pieces.cell[index], step_at[index]))]
+    order = index[np.lexsort((held[index], pieces.cell[index], step_at[index]))]
     key = step_at[order] * len(CELLS) + pieces.cell[order]
     ends = np.flatnonzero(np.append(key[1:] != key[:-1], True)) if len(key) else key
     best = order[ends]
     # names are looked up for the longest only
-    best = best[np.argsort(-own[best], kind="stable")][:MAX_MOMENTS]
+    best = best[np.argsort(-held[best], kind="stable")][:MAX_MOMENTS]
     out = {}
     for piece in best.tolist():
         python = ACTIVITIES[pieces.activity[piece]] in ("python", "gc")
         after, before = pieces.around(piece) if python else ("", "")
-        row = int(pieces.owner[piece])
-        name = "" if python or row < 0 else pieces.trace.name_of(row)
         out[int(number[step_at[piece]]), int(pieces.cell[piece])] = Moment(
-            int(own[piece]), name, after, before, pieces.frame(piece)
+            int(own[piece]),
+            pieces.names_of(pieces.places[piece]),
+            pieces.within(piece),
+            after,
+            before,
+            pieces.frame(piece),
         )
     return out
+
+
+def _stretches(pieces: Pieces, own: Ints) -> dict[tuple[str, tuple[str, ...]], int]:
+    inside = intervals.covered(pieces.spans, pieces.trace.steps.judged) > 0
+    long = np.flatnonzero((pieces.cell >= 0) & (own > LAUNCH_SLACK_NS) & inside)
+    kinds, at = np.unique(np.column_stack([pieces.phase, pieces.places])[long], axis=0, return_inverse=True)
+    longest = np.zeros(len(kinds), np.int64)
+    np.maximum.at(longest, at.reshape(-1), own[long])
+    out: dict[tuple[str, tuple[str, ...]], int] = {}
+    for kind, dur_ns in zip(kinds, longest.tolist(), strict=True):
+        key = (PHASES[kind[0]], pieces.names_of(kind[1:]))
+        out[key] = max(out.get(key, 0), dur_ns)
+    return out
+
+
+def _paces(trace: Trace, pieces: Pieces) -> dict[tuple[str, str], tuple[int, int]]:
+    """Return how long each kind of call takes by itself; medians, so that a call that once waited does not count."""
+    steps, dur = trace.steps, pieces.spans[:, 1] - pieces.spans[:, 0]
+    calls = (pieces.activity == ACTIVITIES.index("op")) & (pieces.owner >= 0)
+    rows, at = np.unique(pieces.owner[calls], return_inverse=True)
+    own = np.bincount(at, weights=dur[calls], minlength=len(rows)).astype(np.int64)
+    phase = np.zeros(len(rows), np.int64)
+    phase[at] = pieces.phase[calls]
+    judged = steps.in_steady(steps.of_host(rows))
+    out = _medians(trace, rows[judged], own[judged], phase[judged], PHASES)
+    if trace.devices:
+        main = trace.devices[0]
+        rows = main.rows[~main.comm]
+        rows = rows[steps.in_steady(steps.of_work(rows))]
+        out |= _medians(trace, rows, trace.dur_ns[rows], np.zeros(len(rows), np.int64), ("",))
+    return out
+
+
+def _medians(
+    trace: Trace, rows: Ints, own_ns: Ints, phase: Ints, phases: tuple[str, ...]
+) -> dict[tuple[str, str], tuple[int, int]]:
+    key = phase * len(trace.names) + trace.name[rows]
+    order = np.lexsort((own_ns, key))
+    keys, first, count = np.unique(key[order], return_index=True, return_counts=True)
+    # of an even number the lower one
+    middle = own_ns[order][first + (count - 1) // 2]
+    kinds = [(phases[code // len(trace.names)], trace.names[code % len(trace.names)]) for code in keys.tolist()]
+    return dict(zip(kinds, zip(count.tolist(), middle.tolist(), strict=True), strict=True))

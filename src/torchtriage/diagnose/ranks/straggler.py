@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,7 @@ from torchtriage.core.intervals import Spans
 from torchtriage.core.stats.median import median_interval
 from torchtriage.diagnose.ranks.host_activity import CELLS, PHASES
 from torchtriage.diagnose.ranks.match import GroupMatch, Matches
-from torchtriage.diagnose.ranks.rank_record import RankRecord
+from torchtriage.diagnose.ranks.rank_record import Moment, RankRecord
 
 __all__ = ["Straggler", "StragglerCause", "Waiting", "find_straggler", "waiting"]
 
@@ -32,6 +33,10 @@ MIN_BLAME = 0.60
 """Of the steps, and of all waiting (catalogue 36)."""
 MIN_EXPLAINED = 0.3
 """Of the gain, before a difference between ranks is called the cause."""
+MOST = 0.5
+"""Of a difference: one stretch that explains so much is a stall, more calls that explain it are more work."""
+MIN_SLOWER = 1.02
+"""Times as long as on the other ranks, in the median over kinds of calls, before a rank is called slower."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,12 +65,23 @@ class Waiting:
 
 @dataclass(frozen=True)
 class StragglerCause:
-    """What the late rank did more of: a cell of ``CELLS``, and how much, per step."""
+    """What the late rank did more of: a cell of ``CELLS``, and how much, per step.
+
+    ``kind`` : ``stall`` (one stretch of it, which the others do not have), ``work`` (more calls, or kernels) or
+    ``slower`` (the same calls, each longer). ``pace`` : how many times as long a call takes as on the other ranks, the
+    median over kinds, ``device_pace`` the same of kernels. ``moment`` : the longest stretch of a step in the middle,
+    None where none was recorded. ``everywhere`` : the cause is there in every step.
+    """
 
     phase: str
     activity: str
     excess_ns: float
     n_more_ops: float
+    kind: Literal["stall", "work", "slower"]
+    pace: float
+    device_pace: float
+    moment: Moment | None
+    everywhere: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,15 +236,94 @@ def _cause(
     def between(tables: list[Ints]) -> Ints:
         return np.stack([table[group.index[ends, i]] - table[group.index[begins, i]] for i, table in enumerate(tables)])
 
-    spent = between([member.spent_ns for member in members])
     mine = group.members == late
-    more = np.median(spent[mine][0] - np.median(spent[~mine], axis=0), axis=0)
-    best = int(more.argmax())
-    if more[best] < MIN_EXPLAINED * gain_ns:
+
+    def excess(tables: list[Ints]) -> Floats:
+        """Return float64[steps, columns]: how much more than the others in the middle."""
+        amount = between(tables)
+        more: Floats = amount[mine][0] - np.median(amount[~mine], axis=0)
+        return more
+
+    more = excess([member.spent_ns for member in members])
+    middle = np.median(more, axis=0)
+    # of several, the one with the longest stretch, part of which is hidden behind the device's work
+    stalls = {cell: _stall(ranks, group, late, group.step[ends].tolist(), cell) for cell in range(len(CELLS))}
+    cells = [cell for cell in stalls if middle[cell] >= MIN_EXPLAINED * gain_ns]
+    if not cells:
         return None
+    best = max(cells, key=lambda cell: max(stalls[cell][1], middle[cell]))
     phase, activity = CELLS[best]
-    n_ops = between([member.n_ops for member in members])
-    at = PHASES.index(phase) if phase else slice(None)
-    counts = n_ops[:, :, at].reshape(*n_ops.shape[:2], -1).sum(axis=2)
-    ops = float(np.median(counts[mine][0] - np.median(counts[~mine], axis=0)))
-    return StragglerCause(phase, activity, float(more[best]), ops)
+    moment, stall_ns = stalls[best]
+    excess_ns = float(middle[best])
+    n_more = float(np.median(excess([member.n_ops for member in members])[:, PHASES.index(phase) if phase else -1]))
+    pace, mean_ns = _pace(ranks, group, late, phase)
+    kind: Literal["stall", "work", "slower"]
+    if stall_ns >= MOST * excess_ns:
+        kind, excess_ns = "stall", max(excess_ns, stall_ns)
+    elif n_more * mean_ns >= MOST * excess_ns:
+        kind = "work"
+    elif pace >= MIN_SLOWER or activity not in ("op", "device"):
+        kind = "slower"
+    else:
+        return None
+    return StragglerCause(
+        phase=phase,
+        activity=activity,
+        excess_ns=excess_ns,
+        n_more_ops=n_more,
+        kind=kind,
+        pace=pace,
+        device_pace=_pace(ranks, group, late, "")[0],
+        moment=moment,
+        everywhere=bool((more[:, best] >= MOST * middle[best]).all()),
+    )
+
+
+def _stall(
+    ranks: Sequence[RankRecord], group: GroupMatch, late: int, steps: list[int], cell: int
+) -> tuple[Moment | None, float]:
+    """Return the late rank's longest stretch in a cell, of a step in the middle, and what others have less there."""
+    moments = [ranks[late].moments[step, cell] for step in steps if (step, cell) in ranks[late].moments]
+    if not moments:
+        return None, 0.0
+    moment = sorted(moments, key=lambda moment: moment.dur_ns)[len(moments) // 2]
+    others = [ranks[position].stretches for position in group.members.tolist() if position != late]
+    usual = float(np.median([stretches.get((CELLS[cell][0], moment.place), 0) for stretches in others]))
+    return moment, moment.dur_ns - usual
+
+
+def _pace(ranks: Sequence[RankRecord], group: GroupMatch, late: int, phase: str) -> tuple[float, float]:
+    """Return how many times as long calls of a phase take on the late rank, and their mean own ns there.
+
+    The median over kinds of calls that all ranks make equally often, each weighted by its time.
+    """
+    mine = {kind: values for kind, values in ranks[late].paces.items() if kind[0] == phase}
+    others = [ranks[position].paces for position in group.members.tolist() if position != late]
+    ratios, weights = [], []
+    for kind, (n, own_ns) in mine.items():
+        theirs = [paces[kind] for paces in others if kind in paces]
+        usual = float(np.median([value for _, value in theirs])) if theirs else 0.0
+        if usual > 0 and len(theirs) == len(others) and all(count == n for count, _ in theirs):
+            ratios.append(own_ns / usual)
+            weights.append(n * usual)
+    total = sum(n for n, _ in mine.values())
+    mean_ns = sum(n * own_ns for n, own_ns in mine.values()) / max(total, 1)
+    if not ratios:
+        return 1.0, mean_ns
+    order = np.argsort(ratios)
+    reach = np.cumsum(np.array(weights)[order])
+    return ratios[int(order[int(np.searchsorted(reach, reach[-1] / 2))])], mean_ns
+
+
+def _moments(
+    ranks: Sequence[RankRecord], group: GroupMatch, late: int, steps: list[int], cell: int
+) -> tuple[list[Moment], float]:
+    """Return the late rank's longest stretches in a cell, one a step, and the others' in the middle."""
+    mine = [ranks[late].moments[step, cell] for step in steps if (step, cell) in ranks[late].moments]
+    others = [
+        moment.dur_ns if (moment := ranks[position].moments.get((step, cell))) else 0
+        for step in steps
+        for position in group.members.tolist()
+        if position != late
+    ]
+    return mine, float(np.median(others))

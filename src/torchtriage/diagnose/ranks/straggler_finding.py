@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -12,11 +11,10 @@ from torchtriage.core.names import visible
 from torchtriage.core.stats.median import median_interval
 from torchtriage.core.trace.frames import parse_frame
 from torchtriage.core.units import format_ns, ms
-from torchtriage.diagnose.ranks.host_activity import CELLS
 from torchtriage.diagnose.ranks.job_detection import Job
 from torchtriage.diagnose.ranks.merge import severity_of
-from torchtriage.diagnose.ranks.rank_record import Moment, RankRecord
-from torchtriage.diagnose.ranks.straggler import Straggler, Waiting
+from torchtriage.diagnose.ranks.rank_record import RankRecord
+from torchtriage.diagnose.ranks.straggler import MOST, Straggler, StragglerCause, Waiting
 
 __all__ = ["straggler_finding"]
 
@@ -45,20 +43,24 @@ def straggler_finding(
     if cause is not None and cause.excess_ns < low_ns:
         low_ns = cause.excess_ns
         method += "; low end: what the cause explains"
-    if cause is not None and cause.activity in ("op", "device") and cause.phase != "loader":
+    stalls = cause is not None and cause.kind == "stall"
+    if cause is not None and cause.activity in ("op", "device") and cause.phase != "loader" and not stalls:
         # work that is shared out again comes back in part
         low_ns *= (members - 1) / members
         method += "; low end: the work is shared out, not removed"
     record = ranks[late.position]
+    moment = cause.moment if cause is not None else None
     host = cause is not None and cause.phase != "loader" and cause.activity in HOST_ACTIVITIES
-    if host:
+    # a stretch without rows is no longer under the profiler, unless stacks are recorded: then its calls are
+    if host and not (stalls and moment is not None and not moment.frame):
         low_ns /= record.inflation
         method += "; low end divided by the profiler's inflation of host time"
     hint = ""
-    if n < 3:
+    if n < 2 or (n < 3 and not (cause is not None and cause.everywhere and cause.excess_ns >= MOST * middle_ns)):
         hint = f"only {n} step{'s' * (n > 1)} to compare with"
     elif any(note.code == "rank-missing" for note in job.notes):
         hint = "ranks are missing"
+        low_ns = 0.0
     elif not late.reaches_all:
         hint = "its groups do not hold all ranks, and waiting handed on between groups is not"
         hint += " followed"
@@ -80,32 +82,34 @@ def straggler_finding(
         method=method,
         grade="C" if hint else "A",
     )
-    moment = _moment(record, cause, waits)
     n_waiting = members - 1
     whom = f"the other {n_waiting} ranks wait" if n_waiting > 1 else "the other rank waits"
     of = f" of process group {visible(late.group.group.name)}" if not late.reaches_all else ""
     message = (
         f"in {late.n_late} of {n} steady step{'s' * (n > 1)} rank {rank} comes last to the"
         f" collectives, and {whom}{of}: {format_ns(middle_ns)} of {format_ns(step_ns)} per step"
-        f" in the median; {_why(cause, moment)}"
+        f" in the median; {_why(cause, device=record.device)}"
     )
     if hint:
         message += f"; {hint}"
     named = [other.code for other in others if _explains(other, rank, cause)]
     frame = parse_frame(moment.frame) if moment and moment.frame else None
-    calls = tuple(name for name in (moment.after, moment.before) if name) if moment else ()
-    if moment and moment.name:
-        calls = (moment.name,)
     certainty: Certainty = "hint" if hint else "likely"
     return Finding(
         code="COM036",
         name="rank-straggler",
         family="comm",
         title=f"Rank {rank} makes the others wait",
-        severity=severity_of(cost, certainty),
+        # how much is at stake is measured; how certain the reading of it is, is said by itself
+        severity=severity_of(cost, "likely"),
         certainty=certainty,
         message=message,
-        place=Place(lane=f"rank {rank}", ops=calls, frame=frame, stack=(frame,) if frame else ()),
+        place=Place(
+            lane=f"rank {rank}",
+            ops=moment.within if moment and stalls else (),
+            frame=frame,
+            stack=(frame,) if frame else (),
+        ),
         cost=cost,
         evidence={
             "late_rank": rank,
@@ -117,67 +121,82 @@ def straggler_finding(
             **(
                 {
                     "cause": f"{cause.phase} {cause.activity}".strip(),
+                    "cause_kind": cause.kind,
                     "excess_ms_per_step": ms(cause.excess_ns),
                     "n_more_ops_per_step": cause.n_more_ops,
+                    "pace": round(cause.pace, 4),
                 }
                 if cause
                 else {"cause": "not recorded"}
             ),
-            **({"after": moment.after, "before": moment.before} if moment and moment.after else {}),
+            **({"after": moment.after, "before": moment.before} if moment and (moment.after or moment.before) else {}),
             "n_matched_collectives": waits.n_judged,
         },
-        fix=_fix(cause),
+        fix=_fix(cause, device=record.device),
         n_events=waits.n_judged,
         also_explains=tuple(dict.fromkeys(named)),
         ranks=RankSpread(1, len(numbers), ms(middle_ns), ms(middle_ns), (rank,)),
     )
 
 
-def _moment(record: RankRecord, cause: Any, waits: Waiting) -> Moment | None:
-    if cause is None or cause.activity == "device":
-        return None
-    cell = CELLS.index((cause.phase, cause.activity))
-    steps = waits.step[waits.steady].tolist()
-    found = [record.moments[number, cell] for number in steps if (number, cell) in record.moments]
-    if not found:
-        return None
-    found.sort(key=lambda item: item.dur_ns)
-    return found[len(found) // 2]
-
-
-def _why(cause: Any, moment: Moment | None) -> str:
+def _why(cause: StragglerCause | None, *, device: bool) -> str:
     if cause is None:
         return "what it does longer than they do was not recorded"
     time = format_ns(cause.excess_ns)
     if cause.phase == "loader":
         return f"before that it is {time} longer than they are in its data loader"
+    if cause.activity == "gc":
+        return f"before that its garbage collector runs {time} longer than theirs"
     where = {
         "forward": "in the forward pass",
         "backward": "in the backward pass",
         "optimizer": "in the optimizer",
         "between": "between the phases of the step",
     }.get(cause.phase, "")
-    if cause.activity == "python" and moment is not None and moment.after and moment.before:
-        where += f", after {visible(moment.after)} and before {visible(moment.before)}"
-    if cause.activity == "gc":
-        return f"before that its garbage collector runs {time} longer than theirs"
+    if cause.kind == "stall" and cause.activity == "op":
+        call = visible(cause.moment.within[-1]) if cause.moment else ""
+        return f"before that {call} {where} takes {time} longer than theirs, in one stretch"
+    if cause.kind == "stall":
+        where += _at(cause)
     if cause.activity == "sync":
         return f"before that it waits {time} longer than they do in host syncs {where}"
     if cause.activity == "python":
         return f"before that it is {time} longer than they are in Python {where}"
-    if cause.activity == "device":
-        return f"before that its device computes {time} longer than theirs: more work, or slower"
-    more = round(cause.n_more_ops)
-    how = (
-        f"with {more:,} more operators per step"
-        if more > 0
-        else "with no more operators: larger inputs, or a slower machine"
-    )
+    computes = cause.activity == "device"
+    what = "kernels" if computes else "operators"
+    how = f"each {cause.pace:.2f} times as long in the median"
+    if cause.kind == "work":
+        how = f"with {round(cause.n_more_ops):,} more {what} per step"
+    elif computes or not device:
+        # sizes change what a kernel takes, and an operator where it computes on the host
+        how += f": larger inputs, or a slower {'device' if computes else 'host'}"
+    else:
+        how += f": a slower host, where kernels take {cause.device_pace:.2f} times as long as theirs"
+    if computes:
+        return f"before that its device computes {time} longer than theirs, {how}"
+    if device:
+        return f"before that its device stands idle {time} longer than theirs for operators {where}, {how}"
     return f"before that its operators {where} take {time} longer than theirs, {how}"
 
 
-def _fix(cause: Any) -> Fix:
-    if cause is not None and cause.phase == "loader":
+def _at(cause: StragglerCause) -> str:
+    """Return where a stall is: the range, and the calls on both sides of it."""
+    moment = cause.moment
+    assert moment is not None
+    parts = [f"inside {visible(moment.within[-1])}"] if moment.within else []
+    sides = [f"{word} {visible(name)}" for word, name in (("after", moment.after), ("before", moment.before)) if name]
+    parts += [" and ".join(sides)] if sides else []
+    return "".join(f", {part}" for part in parts)
+
+
+def _fix(cause: StragglerCause | None, *, device: bool) -> Fix:
+    if cause is None:
+        return Fix(
+            "Record the ranks with stacks and shapes: what this one does longer is then named.",
+            "with profile(record_shapes=True, with_stack=True, ...) as prof:",
+            "https://docs.pytorch.org/docs/stable/profiler.html",
+        )
+    if cause.phase == "loader":
         return Fix(
             "Give every rank the same loader: equal shards, as many workers, storage as near.",
             "sampler = DistributedSampler(dataset)\n"
@@ -186,28 +205,33 @@ def _fix(cause: Any) -> Fix:
             ")",
             "https://docs.pytorch.org/docs/stable/data.html",
         )
-    if cause is not None and cause.activity == "gc":
+    if cause.activity == "gc":
         return Fix(
             "Collect garbage on all ranks at the same step, or not at all in the loop.",
             "gc.disable()\nif step % 500 == 0:\n    gc.collect()  # on every rank",
             "https://docs.python.org/3/library/gc.html#gc.disable",
         )
-    if cause is not None and cause.activity in ("python", "sync"):
+    if cause.kind == "stall" or cause.activity == "sync":
         return Fix(
-            "Take what only this rank does (logging, checkpoints, evaluation, metrics) out of the"
+            "Take what only this rank does there (logging, checkpoints, waiting for a lock or a server) out of the"
             " step, do it rarely, or in a thread of its own.",
             "if rank == 0 and step % 100 == 0:\n    writer.submit(save, snapshot)  # a thread; the step goes on",
             _LINK,
         )
-    return Fix(
-        "Share the work evenly: batches by tokens or shapes rather than by samples, experts and"
-        " tables by load; and see that its device runs at the others' clocks.",
-        "batches = sorted(batches, key=n_tokens)\nmine = batches[rank::world_size]",
-        _LINK,
-    )
+    if cause.kind == "slower" and device and cause.activity != "device":
+        return Fix(
+            "Give its process cores of its own, near its device, and see what else runs on them and at which clock:"
+            " the same calls take longer on this host.",
+            "torchrun --numa-binding=node --nproc-per-node=8 train.py  # torch 2.9 or newer; else numactl",
+            "https://docs.pytorch.org/docs/stable/elastic/run.html",
+        )
+    text = "Share the work evenly: batches by tokens or shapes rather than by samples, experts and tables by load"
+    if cause.kind == "slower":
+        text += f"; where the sizes are equal, compare the clocks of its {'device' if device else 'processor'}"
+    return Fix(f"{text}.", "batches = sorted(batches, key=n_tokens)\nmine = batches[rank::world_size]", _LINK)
 
 
-def _explains(one: Finding, rank: int, cause: Any) -> bool:
+def _explains(one: Finding, rank: int, cause: StragglerCause | None) -> bool:
     spread = one.ranks
     if spread is None or spread.ranks != (rank,) or cause is None:
         return False

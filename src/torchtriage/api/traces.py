@@ -178,7 +178,7 @@ def compare(
             return source
         return load(source, cache=cache, max_bytes=max_bytes, progress=progress)
 
-    sides = [verdict.gather(read(source)) for source in (before, after)]
+    sides = verdict.gather(read(before), promised=promise), verdict.gather(read(after))
     return ComparisonReport.of(verdict.compare(*sides, promised=promise))
 
 

@@ -217,6 +217,7 @@ def mirrored(change: TimeChange) -> TimeChange:
         None if change.high_ns is None else -change.high_ns,
         None if change.low_ns is None else -change.low_ns,
         change.told,
+        change.bar_ns,
     )
 
 

@@ -7,7 +7,7 @@ from tests.report.sample_result import problems
 
 from torchtriage.core.finding import Cost, Finding, Frame, Place
 from torchtriage.diagnose.compare.findings import keep_promise, match
-from torchtriage.diagnose.compare.result import TimeChange
+from torchtriage.diagnose.compare.result import FindingChange, TimeChange
 from torchtriage.diagnose.verdict.result import Result
 
 WHOLE = problems()
@@ -35,6 +35,11 @@ def total(before_ms: float, after_ms: float, half_ms: float | None = 1.0) -> Tim
     delta = round((after_ms - before_ms) * 1e6)
     ends = (None, None) if half_ms is None else (delta - round(half_ms * 1e6), delta + round(half_ms * 1e6))
     return TimeChange(round(before_ms * 1e6), round(after_ms * 1e6), delta, *ends, told=True)
+
+
+def whole(went: list[FindingChange]) -> TimeChange | None:
+    """Say that no more is known than the whole step's change."""
+    return None
 
 
 def test_findings_went_came_and_stayed_the_costliest_first():
@@ -100,7 +105,7 @@ def test_without_stacks_one_code_at_other_operators_is_the_same_finding():
 )
 def test_a_promise_is_checked_against_what_was_saved(after_ms, holds, within):
     before, after = result(finding("SYN001", 10, 15), finding("LCH014", 2, 5)), result()
-    promise = keep_promise(match(before, after), total(100.0, after_ms))
+    promise = keep_promise(match(before, after), total(100.0, after_ms), whole)
     assert promise is not None
     assert (promise.low_ms, promise.high_ms) == (12, 20)
     assert promise.measured_ms == pytest.approx(100 - after_ms)
@@ -109,13 +114,27 @@ def test_a_promise_is_checked_against_what_was_saved(after_ms, holds, within):
 
 def test_without_an_interval_only_the_figure_itself_counts():
     found = match(result(finding("SYN001", 10, 15)), result())
-    promise = keep_promise(found, total(100.0, 84.0, None))
+    promise = keep_promise(found, total(100.0, 84.0, None), whole)
     assert promise is not None
     assert (promise.measured_low_ms, promise.holds, promise.holds_within_noise) == (None, False, False)
 
 
 def test_no_promise_without_a_finding_that_went_and_had_a_cost():
     before = result(finding("SYN001", 10, 15))
-    assert keep_promise(match(before, before), total(100, 90)) is None
+    assert keep_promise(match(before, before), total(100, 90), whole) is None
     free = result(replace(FIRST, cost=None))
-    assert keep_promise(match(free, result()), total(100, 90)) is None
+    assert keep_promise(match(free, result()), total(100, 90), whole) is None
+
+
+def test_a_promise_is_held_against_what_it_is_about_not_the_whole_step():
+    found = match(result(finding("SYN001", 10, 15)), result())
+    promise = keep_promise(found, total(100.0, 99.0), lambda _went: total(20.0, 8.0))
+    assert promise is not None
+    assert (promise.measured_ms, promise.step_ms, promise.outcome) == (12.0, 1.0, "kept")
+
+
+def test_nothing_is_said_of_a_promise_whose_time_did_not_change_beyond_the_noise():
+    found = match(result(finding("SYN001", 10, 15)), result())
+    promise = keep_promise(found, replace(total(100.0, 88.0), told=False), whole)
+    assert promise is not None
+    assert (promise.holds, promise.holds_within_noise, promise.outcome) == (False, False, "not checked")

@@ -81,6 +81,28 @@ def test_an_earlier_report_is_taken_at_its_word():
     assert "less than promised" in result.verdict[2]
 
 
+def test_a_promise_is_held_against_its_own_time_where_something_else_changed_as_well():
+    # the loader is fixed, and the layers got slower by as much: the step says nothing, the wait does
+    after = replace(BASE, loader=20, workers=4, linear=BASE.linear + 745)
+    result = compare(built(LOADER), built(after))
+    assert result.total is not None
+    assert abs(result.total.delta_ns) < 20_000
+    assert result.promise is not None
+    assert result.promise.measured_ms == pytest.approx(2.98, rel=0.01)
+    assert result.promise.step_ms == pytest.approx(0, abs=0.02)
+    assert "of its own time saved (kept" in result.verdict[2]
+
+
+def test_a_change_that_is_not_believed_says_why_beside_its_interval():
+    result = compare(built(BASE), built(replace(BASE, slower=1.4)))
+    total = result.total
+    assert total is not None
+    assert not total.told
+    assert total.low_ns is not None
+    assert total.low_ns > 0
+    assert "between steps, but two recordings of unchanged work differ by up to" in result.verdict[0]
+
+
 # -- real pairs --------------------------------------------------------------------------------
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -57,13 +57,31 @@ class ChangeAttribution:
     total: TimeChange
     classes: dict[str, TimeChange]
     causes: tuple[ChangeCause, ...]
+    pairs: dict[Key, _Pair] = field(repr=False)
+    bars_ns: dict[Key, float] = field(repr=False)
+
+    def of(self, keys: Collection[Key]) -> TimeChange | None:
+        """Return the change of some of the run before's keys together, None where it has none of them.
+
+        With what came in the same classes of time: work that a fix compiled, batched or fused runs under other names.
+        """
+        mine = [key for key, pair in self.pairs.items() if not pair[0].keys.isdisjoint(keys)]
+        if not mine:
+            return None
+        classes = {key.time_class for key in mine}
+        mine += [key for key, pair in self.pairs.items() if not pair[0].keys and key.time_class in classes]
+        sides = [np.sum([self.pairs[key][i].time_ns for key in mine], axis=0) for i in (0, 1)]
+        before_ns, after_ns = (round(float(side.mean())) for side in sides)
+        bar_ns = sum(self.bars_ns[key] for key in mine)
+        return _change(before_ns, after_ns, _interval([(sides[0], sides[1])], LEVEL), 0, bar_ns)
 
 
 @dataclass(eq=False)
 class _Side:
-    """One run's share of a cause: per-step times, number of pieces, and names."""
+    """One run's share of a cause: per-step times, number of pieces, names, and the keys of that run."""
 
     time_ns: Ints
+    keys: set[Key]
     count: int = 0
     names: list[str] = field(default_factory=list)
     parts: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -111,7 +129,8 @@ def attribute(before: Account, after: Account) -> ChangeAttribution:
     if not any(cause.change.told for cause in causes) and not any(class_.told for class_ in classes.values()):
         # many small changes that are each within the noise are noise together
         total = replace(total, told=False)
-    return ChangeAttribution(drift, slack, total, classes, tuple(_spoken(cause, total, before.per) for cause in causes))
+    spoken = tuple(_spoken(cause, total, before.per) for cause in causes)
+    return ChangeAttribution(drift, slack, total, classes, spoken, pairs, dict(zip(order, bars.tolist(), strict=True)))
 
 
 def _yardsticks(before: Account, after: Account) -> tuple[dict[str, float], dict[str, float]]:
@@ -169,12 +188,12 @@ def _aligned(before: Account, after: Account) -> tuple[dict[Key, _Side], dict[Ke
     for run in (before, after):
         side: dict[Key, _Side] = {}
         for i in np.argsort(run.first_ns, kind="stable").tolist():
-            key = run.keys[i]
+            key = own_key = run.keys[i]
             if key.mark not in marks:
                 key = key._replace(mark="")
             if key.region == PYTHON and not frames:
                 key = key._replace(what="")
-            own = _Side(run.time_ns[i], int(run.count[i]), [key.what], run.parts[i])
+            own = _Side(run.time_ns[i], {own_key}, int(run.count[i]), [key.what], run.parts[i])
             side[key] = _sum([side[key], own]) if key in side else own
         out.append(side)
     return out[0], out[1]
@@ -254,11 +273,12 @@ def _sum(sides: Iterable[_Side]) -> _Side:
             parts[name] = old[0] + ns, old[1] + count
     time_ns: Ints = np.sum([side.time_ns for side in sides], axis=0)
     names = [name for side in sides for name in side.names]
-    return _Side(time_ns, sum(side.count for side in sides), list(dict.fromkeys(names)), parts)
+    keys = {key for side in sides for key in side.keys}
+    return _Side(time_ns, keys, sum(side.count for side in sides), list(dict.fromkeys(names)), parts)
 
 
 def _nothing(run: Account) -> _Side:
-    return _Side(np.zeros(run.n_steps, np.int64))
+    return _Side(np.zeros(run.n_steps, np.int64), set())
 
 
 # -- amounts -----------------------------------------------------------------------------------
@@ -292,6 +312,7 @@ def _change(before_ns: int, after_ns: int, interval: Interval, i: int, bar_ns: f
         round(low) if known else None,
         round(high) if known else None,
         told=beyond and abs(delta) > bar_ns,
+        bar_ns=round(bar_ns),
     )
 
 

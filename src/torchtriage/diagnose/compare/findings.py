@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 
 from torchtriage.core.finding import Finding
 from torchtriage.core.units import ms
@@ -10,7 +11,7 @@ from torchtriage.diagnose.compare.result import FindingChange, Promise, TimeChan
 from torchtriage.diagnose.verdict.options import DEFAULTS
 from torchtriage.diagnose.verdict.result import Result
 
-__all__ = ["STATUS_WORDS", "keep_promise", "match"]
+__all__ = ["STATUS_WORDS", "keep_promise", "match", "place_of"]
 
 MOST = 0.5
 """A finding that keeps more than this of its plain time has stayed, though it may have become
@@ -37,27 +38,36 @@ def match(before: Result, after: Result) -> tuple[FindingChange, ...]:
     return tuple(sorted(out, key=_rank))
 
 
-def keep_promise(found: tuple[FindingChange, ...], total: TimeChange) -> Promise | None:
-    """Return what the findings that went had promised against what was saved; None without any."""
-    went = [item for item in found if item.status == "went"]
-    costs = [(item, item.before) for item in went if item.before and item.before.high_ms > 0]
-    if not costs:
+def keep_promise(
+    found: tuple[FindingChange, ...], total: TimeChange, about: Callable[[list[FindingChange]], TimeChange | None]
+) -> Promise | None:
+    """Return what the findings that went had promised against what was saved; None without any.
+
+    ``about`` : returns the change of what some findings are about; None: the whole step's is all that is known.
+    """
+    went = [item for item in found if item.status == "went" and item.before and item.before.high_ms > 0]
+    if not went:
         return None
-    whole = costs[0][1].of_ms
-    low = min(sum(cost.low_ms for _, cost in costs), whole)
-    high = min(sum(cost.high_ms for _, cost in costs), whole)
-    saved = ms(-total.delta_ns)
-    ends = (None, None) if total.low_ns is None or total.high_ns is None else (ms(-total.high_ns), ms(-total.low_ns))
+    costs = [item.before for item in went if item.before]
+    change = about(went) or total
+    low = min(sum(cost.low_ms for cost in costs), costs[0].of_ms)
+    high = min(sum(cost.high_ms for cost in costs), costs[0].of_ms)
+    saved = ms(-change.delta_ns)
+    ends = (
+        (None, None) if change.low_ns is None or change.high_ns is None else (ms(-change.high_ns), ms(-change.low_ns))
+    )
     least, most = (saved if end is None else end for end in ends)
     return Promise(
-        codes=tuple(dict.fromkeys(item.code for item, _ in costs)),
+        codes=tuple(dict.fromkeys(item.code for item in went)),
         low_ms=round(low, 6),
         high_ms=round(high, 6),
         measured_ms=saved,
         measured_low_ms=ends[0],
         measured_high_ms=ends[1],
-        holds=low <= saved <= high,
-        holds_within_noise=least <= high and most >= low,
+        holds=change.told and low <= saved <= high,
+        holds_within_noise=change.told and least <= high and most >= low,
+        step_ms=ms(-total.delta_ns),
+        told=change.told,
     )
 
 
@@ -105,7 +115,7 @@ def _change(one: Finding | None, other: Finding | None) -> FindingChange | None:
         status=status,  # type: ignore[arg-type]
         code=shown.code,
         title=shown.title,
-        place=_place(shown),
+        place=place_of(shown),
         before=one.cost if one else None,
         after=other.cost if other else None,
     )
@@ -122,7 +132,8 @@ def _plain(finding: Finding | None) -> float:
     return finding.cost.naive_ms if finding and finding.cost else 0.0
 
 
-def _place(finding: Finding) -> str:
+def place_of(finding: Finding) -> str:
+    """Return where a finding is, as both runs name it: the user's function, else the outermost operator."""
     frame = finding.place.frame
     if frame is not None:
         return f"{frame.file}: {frame.function}"

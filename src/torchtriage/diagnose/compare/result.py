@@ -27,7 +27,7 @@ class TimeChange:
     """One amount before and after, ns per step (or window).
 
     ``low_ns``/``high_ns`` : 95 % interval of the change from step to step; None where a side has
-    too few steps. ``told`` : larger than this interval and than what two recordings of one program
+    too few steps. ``told`` : beyond this interval and larger than ``bar_ns``, what two recordings of one program
     differ by; only then is it called a change.
     """
 
@@ -37,6 +37,7 @@ class TimeChange:
     low_ns: int | None
     high_ns: int | None
     told: bool
+    bar_ns: int = 0
 
 
 @dataclass(frozen=True)
@@ -102,11 +103,12 @@ class FindingChange:
 
 @dataclass(frozen=True)
 class Promise:
-    """What the findings that went had promised to save, against what was saved.
+    """What the findings that went had promised to save, against what was saved of what they are about.
 
-    ``measured_ms`` is the step time before minus after, ``measured_low_ms``/``measured_high_ms``
-    its interval. ``holds`` : the measured saving lies between ``low_ms`` and ``high_ms``;
-    ``holds_within_noise`` : its interval touches that range.
+    ``measured_ms`` is the time of their kernels, gaps and waits before minus after, ``measured_low_ms`` and
+    ``measured_high_ms`` its interval, ``step_ms`` what the whole step saved. ``told`` : that time is believed to have
+    changed; else nothing is said of the promise. ``holds`` : the measured saving lies between ``low_ms`` and
+    ``high_ms``; ``holds_within_noise`` : its interval touches that range.
     """
 
     codes: tuple[str, ...]
@@ -117,6 +119,21 @@ class Promise:
     measured_high_ms: float | None
     holds: bool
     holds_within_noise: bool
+    step_ms: float
+    told: bool = True
+
+    @property
+    def outcome(
+        self,
+    ) -> Literal["kept", "kept within the noise", "more than promised", "less than promised", "not checked"]:
+        """What came of it, in the words of every report."""
+        if not self.told:
+            return "not checked"
+        if self.holds:
+            return "kept"
+        if self.holds_within_noise:
+            return "kept within the noise"
+        return "more than promised" if self.measured_ms > self.high_ms else "less than promised"
 
 
 @dataclass(frozen=True)

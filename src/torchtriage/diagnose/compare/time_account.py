@@ -75,7 +75,8 @@ class Account:
     for idle time). ``first_ns`` : int64[k], how far into a step the key first appears.
     ``parts`` : for each key, what its time consists of: kernel, operator or frame name to
     (ns, count) over all steps. ``pace`` : how fast the ``host`` and the ``device`` did each kind
-    of work: the yardstick for how alike two recordings of one program are.
+    of work: the yardstick for how alike two recordings of one program are. ``asked`` : for each of the spans asked
+    for, the keys that hold their time, and how much of it.
     """
 
     keys: tuple[Key, ...]
@@ -88,6 +89,7 @@ class Account:
     per: Literal["step", "window"]
     has_frames: bool
     has_shapes: bool
+    asked: tuple[dict[Key, int], ...] = ()
 
     @property
     def n_steps(self) -> int:
@@ -121,8 +123,11 @@ _NONE, _LOADS, _BACK, _WAITS, _RUNS = -1, -2, -3, -4, -5
 _REGIONS = {_NONE: "", _LOADS: LOADER, _BACK: BACKWARD, _WAITS: WAIT, _RUNS: PYTHON}
 
 
-def account(trace: Trace) -> Account:
-    """Return where the steady steps of a run go (its window, without steps)."""
+def account(trace: Trace, asked: Sequence[Spans] = ()) -> Account:
+    """Return where the steady steps of a run go (its window, without steps).
+
+    ``asked`` : spans of time, for each of which the keys that hold it are wanted.
+    """
     steps = trace.steps
     spans = steps.judged
     if len(steps):
@@ -152,7 +157,13 @@ def account(trace: Trace) -> Account:
         per="step" if len(steps) else "window",
         has_frames=trace.has_stacks,
         has_shapes=trace.has_shapes,
+        asked=tuple(_asked(cut, code, [*keys, rest], spans) for spans in asked),
     )
+
+
+def _asked(cut: Spans, code: Ints, keys: list[Key], spans: Spans) -> dict[Key, int]:
+    time = np.bincount(code, weights=intervals.covered(cut, intervals.union(spans)), minlength=len(keys))
+    return {keys[at]: int(time[at]) for at in np.flatnonzero(time).tolist()}
 
 
 _LAST = np.iinfo(np.int64).max >> 2

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from torchtriage.core.errors import UsageError
 from torchtriage.core.finding import Note
 from torchtriage.core.trace import Trace
 from torchtriage.core.units import format_change_ns, format_count, format_ms, format_ns, format_share
 from torchtriage.diagnose.compare.attribute import ChangeAttribution, attribute
-from torchtriage.diagnose.compare.findings import STATUS_WORDS, keep_promise, match
+from torchtriage.diagnose.compare.findings import STATUS_WORDS, keep_promise, match, place_of
 from torchtriage.diagnose.compare.result import (
     COMPARISON_SCHEMA,
     ComparedRun,
@@ -21,7 +23,7 @@ from torchtriage.diagnose.compare.result import (
     TimeChange,
     Unlike,
 )
-from torchtriage.diagnose.compare.time_account import Account, account
+from torchtriage.diagnose.compare.time_account import Account, Key, account
 from torchtriage.diagnose.compare.workload import Workload, limits, unlike, workload
 from torchtriage.diagnose.verdict.options import Options
 from torchtriage.diagnose.verdict.result import Result
@@ -34,20 +36,35 @@ __all__ = ["ChangeEvidence", "compare", "gather"]
 class ChangeEvidence:
     """What a comparison needs of one run; small, so that the trace can be dropped.
 
-    ``account`` : None when the recording cannot be judged.
+    ``account`` : None when the recording cannot be judged. ``about`` : code and place of a finding to the keys of the
+    account that hold its time.
     """
 
     result: Result
     workload: Workload
     account: Account | None
+    about: dict[tuple[str, str], frozenset[Key]] = field(default_factory=dict)
 
 
-def gather(trace: Trace) -> ChangeEvidence:
-    """Judge one run and say where its step goes."""
+MIN_ABOUT = 0.05
+"""Share of a finding's time that a key must hold to be what the finding is about."""
+
+
+def gather(trace: Trace, *, promised: Result | None = None) -> ChangeEvidence:
+    """Judge one run and say where its step goes; ``promised`` : an earlier report on it, as in :func:`compare`."""
     # findings too small to report here may be what is left of one that was large
     result = diagnose(trace, Options(min_share=0.0))
     work = workload(trace, result.notes)
-    return ChangeEvidence(result, work, None if result.refused else account(trace))
+    if result.refused:
+        return ChangeEvidence(result, work, None)
+    findings = (promised or result).findings
+    run = account(trace, [np.array(finding.place.intervals_ns, np.int64).reshape(-1, 2) for finding in findings])
+    about: dict[tuple[str, str], frozenset[Key]] = {}
+    for finding, times in zip(findings, run.asked, strict=True):
+        least = MIN_ABOUT * sum(times.values())
+        where = finding.code, place_of(finding)
+        about[where] = about.get(where, frozenset()) | {key for key, ns in times.items() if ns >= least}
+    return ChangeEvidence(result, work, run, about)
 
 
 def compare(before: ChangeEvidence, after: ChangeEvidence, *, promised: Result | None = None) -> Comparison:
@@ -77,7 +94,7 @@ def compare(before: ChangeEvidence, after: ChangeEvidence, *, promised: Result |
         attribution = attribute(before.account, after.account)
         notes += tuple(_drift(attribution))
         found = match(promised or before.result, after.result)
-        promise = keep_promise(found, attribution.total)
+        promise = keep_promise(found, attribution.total, lambda went: _change_of(went, before, attribution))
     runs = (_run(before), _run(after))
     return Comparison(
         schema=COMPARISON_SCHEMA,
@@ -96,6 +113,10 @@ def compare(before: ChangeEvidence, after: ChangeEvidence, *, promised: Result |
         findings=found,
         promise=promise,
     )
+
+
+def _change_of(went: list[FindingChange], before: ChangeEvidence, attribution: ChangeAttribution) -> TimeChange | None:
+    return attribution.of({key for item in went for key in before.about.get((item.code, item.place), ())})
 
 
 MUCH_DRIFT = 1.10
@@ -154,10 +175,19 @@ def _what_changed(total: TimeChange, per: str) -> str:
         ends = format_change_ns(total.low_ns), format_change_ns(total.high_ns)
         noise = f"95 % interval {ends[0]} to {ends[1]}"
     if not total.told:
-        return f"No significant change: {sides} ({format_change_ns(total.delta_ns)}; {noise})."
+        return f"No significant change: {sides} ({format_change_ns(total.delta_ns)}; {noise}{_unbelieved(total)})."
     word = "Faster" if total.delta_ns < 0 else "Slower"
     share = format_share(abs(total.delta_ns) / max(total.before_ns, 1))
     return f"{word} by {format_ns(abs(total.delta_ns))} ({share}): {sides} ({noise})."
+
+
+def _unbelieved(total: TimeChange) -> str:
+    """Return why a change beyond the noise between steps is none, empty where it is within."""
+    if total.low_ns is None or total.high_ns is None or total.low_ns <= 0 <= total.high_ns:
+        return ""
+    if abs(total.delta_ns) > total.bar_ns:
+        return " between steps, but in causes that are each within the noise"
+    return f" between steps, but two recordings of unchanged work differ by up to {format_ns(total.bar_ns)}"
 
 
 def _causes(attribution: ChangeAttribution) -> str:
@@ -180,10 +210,13 @@ def _trust(
 ) -> str:
     parts = []
     if promise is not None:
+        own = f"of {'its' if len(promise.codes) == 1 else 'their'} own time"
+        saved = f"{format_ms(promise.measured_ms)} {own} saved ({promise.outcome})"
+        if not promise.told:
+            saved = f"not checked: no significant change {own}"
         parts.append(
-            f"{', '.join(promise.codes)} fixed: {format_ms(promise.low_ms)} to"
-            f" {format_ms(promise.high_ms)} promised, {format_ms(promise.measured_ms)} saved"
-            f" ({_kept(promise)})"
+            f"{', '.join(promise.codes)} fixed: {format_ms(promise.low_ms)} to {format_ms(promise.high_ms)} promised,"
+            f" {saved}"
         )
     else:
         counts: Counter[str] = Counter(finding.status for finding in found)
@@ -197,11 +230,3 @@ def _trust(
         parts.append(f"limited trust: {serious[0]}")
     text = "; ".join(parts) or "one window each"
     return f"{text[:1].upper()}{text[1:]}."
-
-
-def _kept(promise: Promise) -> str:
-    if promise.holds:
-        return "as promised"
-    if promise.holds_within_noise:
-        return "as promised, within the noise"
-    return "less than promised" if promise.measured_ms < promise.low_ms else "more than promised"

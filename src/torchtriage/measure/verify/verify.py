@@ -56,7 +56,7 @@ def conclude(
     promise: Promise | None = None
     if results is not None and per == "step":
         findings = match(results[0], _renamed(results[1], scripts))
-        promise = keep_promise(tuple(map(_mostly_gone, findings)), change)
+        promise = keep_promise(tuple(map(_mostly_gone, findings)), change, lambda _: None)
     notes = [] if per == "step" else [Note("whole-runs", "warn", WHOLE_RUNS)]
     out = Verification(
         schema=VERIFICATION_SCHEMA,
@@ -159,15 +159,6 @@ def _promise(promise: Promise | None, recorded: bool) -> str:
             if recorded
             else "Promise not checked: the programs were not recorded."
         )
-    outcome = (
-        "kept"
-        if promise.holds
-        else "kept within the noise"
-        if promise.holds_within_noise
-        else "more than that was saved"
-        if promise.measured_ms > promise.high_ms
-        else "NOT kept"
-    )
     span = f"{format_ms(promise.low_ms)} to {format_ms(promise.high_ms)}"
     codes = ", ".join(promise.codes)
-    return f"Promised {span} per step for {codes}; {format_ms(promise.measured_ms)} saved: {outcome}."
+    return f"Promised {span} per step for {codes}; {format_ms(promise.measured_ms)} saved: {promise.outcome}."

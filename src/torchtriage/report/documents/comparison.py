@@ -109,14 +109,12 @@ def _compared(result: Comparison) -> Iterator[b.Block]:
 
 def _findings(result: Comparison) -> Iterator[b.Block]:
     promise = result.promise
-    verdict = ""
-    if promise is not None:
-        verdict = "kept" if promise.holds else "kept within the noise" if promise.holds_within_noise else "not kept"
     yield changes(result.findings, on=b.TERMINAL)
     if promise is not None:
-        saved = f", saved {format_ns(promise.measured_ms * 1e6)}: "
+        own = f"of {'its' if len(promise.codes) == 1 else 'their'} own time"
+        saved = f", saved {format_ns(promise.measured_ms * 1e6)} {own}: "
         amount = f"{format_ns(promise.low_ms * 1e6)} to {format_ns(promise.high_ms * 1e6)}"
-        held = b.Span(verdict, "green" if promise.holds_within_noise else "yellow")
+        held = b.Span(promise.outcome, "green" if promise.holds_within_noise else "yellow")
         row = b.Row("promise", (f"{', '.join(promise.codes)} promised ", b.bold(amount), saved, held))
         yield b.Rows([row], on=b.TERMINAL + b.PAGE)
     rows = []

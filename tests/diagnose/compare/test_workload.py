@@ -102,6 +102,37 @@ def test_windows_without_operators_in_common_are_not_taken_on_trust():
     assert codes(eager, compiled) == {"model"}
 
 
+def window(*launched: tuple[str, list[list[int]], int], replay: int = 0) -> Trace:
+    """Return a window of operators, with shapes and some kernels each, and of a graph with so many more."""
+    trace = TraceBuilder()
+    at = 0.0
+    for name, dims, n in launched:
+        trace.op(name, at, 20.0 * n + 10, dims=dims, types=["float"] * len(dims))
+        for i in range(n):
+            trace.launch(at + 20 * i + 1, 5, at + 20 * i + 8, 10, f"{name} kernel {n}")
+        at += 20.0 * n + 20
+    if replay:
+        trace.op("Torch-Compiled Region: 0/0", at, 30)
+        trace.call("cudaGraphLaunch", at + 2, 5, correlation=999)
+        for i in range(replay):
+            trace.kernel("hidden", at + 10 + 20 * i, 15, correlation=999)
+    return trace.build()
+
+
+LAYER, HEAD = [[32, 64], [64, 64]], [[32, 64], [64, 500]]
+
+
+def test_one_operator_with_fewer_kernels_is_the_same_work():
+    assert codes(window(("aten::mm", LAYER, 19)), window(("aten::mm", LAYER, 4))) == set()
+
+
+def test_a_window_that_hides_more_of_the_same_work_is_let_through():
+    layers = [("aten::mm", LAYER, 1)] * 12
+    before = window(*layers, ("aten::mm", HEAD, 1), replay=2)
+    after = window(*layers[:4], ("aten::mm", HEAD, 1), replay=10)
+    assert codes(before, after) == set()
+
+
 # -- refused -----------------------------------------------------------------------------------
 
 
@@ -118,6 +149,25 @@ def test_unlike_runs_are_refused_with_the_true_reason_both_ways(after, reason):
     first, second = BASE.build(), after.build()
     assert reason in codes(first, second)
     assert reason in codes(second, first)
+
+
+def test_a_layer_in_plain_sight_with_more_rows_is_another_phase():
+    prefill = window(("aten::mm", [[64, 64], [64, 500]], 1), replay=8)
+    decode = window(("aten::mm", HEAD, 1), replay=20)
+    assert codes(decode, prefill) == codes(prefill, decode) == {"shapes"}
+
+
+def test_attention_over_another_length_is_another_size():
+    def attention(length: int) -> Trace:
+        return window(("aten::scaled_dot_product_attention", [[1, 8, length, 64]] * 3, 1))
+
+    assert codes(attention(1024), attention(1024)) == set()
+    assert codes(attention(1024), attention(128)) == {"shapes"}
+
+
+def test_a_run_without_layers_that_hides_nothing_is_another_model():
+    model = window(("aten::mm", LAYER, 1), replay=8)
+    assert codes(model, window(("aten::add", [[32, 64]] * 2, 1))) == {"model"}
 
 
 def test_a_gpu_and_the_cpu_alone_are_different_devices():

@@ -35,6 +35,8 @@ FEW_LAYERS = 3
 """Fewer shared weight shapes prove nothing where graph replays hide the others."""
 SAME_VOLUME = 0.02
 """Relative difference in the arithmetic of one step that is still the same work."""
+HIDDEN_ALIKE = 0.05
+"""Difference in the share of kernels without operators within which two runs hide as much."""
 COLD_SHARE = 0.10
 """First use and compilation in the judged time above which it measures no steady state."""
 HOST_MATTERS = 0.02
@@ -52,6 +54,8 @@ _PRODUCTS = (
 )
 _BACKWARD = r"^autograd::engine::evaluate_function: |Backward\d*$"
 _OPTIMIZER = r"^Optimizer\.step#"
+_ATTENTION = "aten::scaled_dot_product_attention"
+_REPLAY = r"GraphLaunch"
 _COMPILED = r"^triton_|CompiledFxGraph|Torch-Compiled Region"
 
 
@@ -59,10 +63,12 @@ _COMPILED = r"^triton_|CompiledFxGraph|Torch-Compiled Region"
 class Workload:
     """What one run does per step; plain data, so that the trace can be dropped.
 
-    ``layers`` : shapes of the weights in matrix products and convolutions of the forward pass.
+    ``calls`` : shapes of the weights in matrix products and convolutions of the forward pass, to how
+    often each is used per step and its multiply-adds.
     ``volume`` : multiply-adds of those per step; ``volume_error`` : the relative standard error of
-    that mean. ``compiles``/``replays`` : code of torch.compile, or graph replays, do part of it
-    without operators, so that the volume is a lower bound.
+    that mean. ``attention`` : multiply-adds of attention operators per step. ``sized`` : operators
+    have shapes. ``compiles``/``replays`` : code of torch.compile, or graph replays, do part of it
+    without operators, so that the volume is a lower bound; ``hidden`` : the share of kernels that they launch.
     """
 
     path: str
@@ -78,15 +84,23 @@ class Workload:
     flags: tuple[str, ...]
     inflation: float
     host_share: float
-    layers: frozenset[tuple[int, ...]]
+    calls: dict[tuple[int, ...], tuple[float, float]]
     volume: float
     volume_error: float
+    attention: float
+    sized: bool
     compiles: bool
     replays: bool
+    hidden: float
     names: dict[str, float]
     kernels: dict[str, float]
     notes: tuple[Note, ...]
     cold: bool
+
+    @property
+    def layers(self) -> frozenset[tuple[int, ...]]:
+        """Shapes of the weights."""
+        return frozenset(self.calls)
 
     @property
     def hides_work(self) -> bool:
@@ -97,7 +111,7 @@ class Workload:
 def workload(trace: Trace, notes: tuple[Note, ...]) -> Workload:
     """Return what a run works on; ``notes`` are the doctor's about this recording."""
     origin, steps = trace.origin, trace.steps
-    layers, volume = _products(trace)
+    calls, volume = _products(trace, *_PRODUCTS)
     mean = float(volume.mean()) if len(volume) else 0.0
     error = 0.0
     if len(volume) > 1 and mean:
@@ -121,11 +135,14 @@ def workload(trace: Trace, notes: tuple[Note, ...]) -> Workload:
         flags=origin.flags,
         inflation=origin.inflation,
         host_share=late if trace.devices else 1.0,
-        layers=layers,
+        calls=calls,
         volume=mean,
         volume_error=error,
+        attention=float(_products(trace, _ATTENTION)[1].mean()),
+        sized=trace.has_shapes,
         compiles=bool(trace.matching(_COMPILED).any()),
-        replays=bool(trace.matching(r"GraphLaunch").any()),
+        replays=bool(trace.matching(_REPLAY).any()),
+        hidden=_hidden(trace),
         names=_names(trace, Kind.OP),
         kernels=_names(trace, Kind.KERNEL),
         notes=notes,
@@ -204,27 +221,31 @@ def _mode(before: Workload, after: Workload) -> Iterator[Unlike]:
 
 
 def _model(before: Workload, after: Workload) -> Iterator[Unlike]:
-    if before.layers and after.layers:
-        shared = len(before.layers & after.layers)
-        share = shared / min(len(before.layers), len(after.layers))
-        if share < MIN_LAYERS:
-            yield Unlike(
-                "model",
-                f"different layers: {format_share(share)} of the weight shapes occur in both runs",
-                _shapes(before.layers - after.layers),
-                _shapes(after.layers - before.layers),
-                "record the same model in both runs",
-            )
-            return
-        if min(len(before.layers), len(after.layers)) >= FEW_LAYERS:
-            return
+    shared = before.layers & after.layers
+    few = min(len(before.layers), len(after.layers))
+    # one that computes no layers of the other's, and hides none, is another model
+    bare = any(run.sized and not run.layers and not run.hides_work for run in (before, after))
+    unlike = len(shared) < MIN_LAYERS * few or (bare and bool(before.layers or after.layers))
+    if not unlike and few >= FEW_LAYERS:
+        return
+    # code without operators may hide layers: the operators around it decide
+    if unlike and (bare or not shared or not (before.hides_work or after.hides_work)):
+        share = len(shared) / max(few, 1)
+        yield Unlike(
+            "model",
+            f"different layers: {format_share(share)} of the weight shapes occur in both runs",
+            _shapes(before.layers - after.layers),
+            _shapes(after.layers - before.layers),
+            "record the same model in both runs",
+        )
+        return
     marked = before.per == after.per == "step"
-    if before.compiles != after.compiles and marked:
+    if before.compiles != after.compiles and marked and not unlike:
         return  # compiled code shows no operators to go by; steps are at least marked alike
     what, one, other = "operators", before.names, after.names
-    if (not (one and other)) or (not marked and (before.replays or after.replays)):
+    if (not (one and other)) or (not marked and (before.replays or after.replays) and not unlike):
         what, one, other = "kernels", before.kernels, after.kernels
-    elif before.layers and after.layers:
+    elif before.layers and after.layers and not unlike:
         return
     alike = _likeness(one, other)
     if alike < MIN_NAMES:
@@ -253,11 +274,16 @@ def _sizes(before: Workload, after: Workload) -> Iterator[Unlike]:
     slack = 1 + SAME_VOLUME + 3 * math.hypot(before.volume_error, after.volume_error)
     ratio = after.volume / before.volume
     # where graphs or compiled code hide work, less of it is seen, never more; two windows that hide
-    # it the same way hide the same
+    # as much in the same way hide the same
     alike = (before.compiles, before.replays) == (after.compiles, after.replays)
+    alike &= abs(before.hidden - after.hidden) < HIDDEN_ALIKE
     strict = alike and before.per == "window"
     less = ratio < 1 / slack and (strict or not after.hides_work)
     more = ratio > slack and (strict or not before.hides_work)
+    if not (less or more):
+        # layers in plain sight in both runs, called as often, compute the same
+        ratio = next((other for other in _ratios(before, after) if not 1 / slack < other < slack), 1.0)
+        less, more = ratio < 1, ratio > 1
     if less or more:
         what = f"{ratio:.3g} times" if ratio > 1 else f"{format_share(ratio)} of"
         yield Unlike(
@@ -266,6 +292,29 @@ def _sizes(before: Workload, after: Workload) -> Iterator[Unlike]:
             f"{before.volume / 1e9:.4g} G multiply-adds per {before.per}",
             f"{after.volume / 1e9:.4g} G multiply-adds per {after.per}",
             "record both runs with the same batch size and input shapes",
+        )
+
+
+def _ratios(before: Workload, after: Workload) -> Iterator[float]:
+    for weight, (n, volume) in before.calls.items():
+        n_after, other = after.calls.get(weight, (0.0, 0.0))
+        if n == n_after and volume and other:
+            yield other / volume
+
+
+def _lengths(before: Workload, after: Workload) -> Iterator[Unlike]:
+    """Attention has no weights: its sizes are compared where both runs have the same operator in plain sight."""
+    if not (before.attention and after.attention) or before.per != after.per or before.hides_work or after.hides_work:
+        return
+    ratio = after.attention / before.attention
+    if not 1 / (1 + SAME_VOLUME) <= ratio <= 1 + SAME_VOLUME:
+        what = f"{ratio:.3g} times" if ratio > 1 else f"{format_share(ratio)} of"
+        yield Unlike(
+            "shapes",
+            f"different sizes: attention computes {what} what it did before per {before.per}",
+            f"{before.attention / 1e9:.4g} G multiply-adds per {before.per}",
+            f"{after.attention / 1e9:.4g} G multiply-adds per {after.per}",
+            "record both runs with the same batch size and sequence length",
         )
 
 
@@ -307,7 +356,7 @@ def _flags(run: Workload) -> str:
     return ", ".join(slow) or "neither shapes nor stacks"
 
 
-_CHECKS = (_unusable, _device, _job, _mode, _model, _sizes, _steps, _recorder)
+_CHECKS = (_unusable, _device, _job, _mode, _model, _sizes, _lengths, _steps, _recorder)
 
 
 # -- limits ------------------------------------------------------------------------------------
@@ -424,30 +473,40 @@ def _cold(trace: Trace, notes: tuple[Note, ...]) -> bool:
     return intervals.length(spans) > COLD_SHARE * wall
 
 
-def _products(trace: Trace) -> tuple[frozenset[tuple[int, ...]], NDArray[np.float64]]:
-    """Return the weight shapes and the multiply-adds per steady step of the forward pass.
+def _hidden(trace: Trace) -> float:
+    """Return the share of kernels that graphs or compiled code launch, by count."""
+    rows = np.flatnonzero(trace.kind == Kind.KERNEL)
+    call = trace.links.call[rows]
+    call = call[call >= 0]
+    code = trace.matching(f"{_COMPILED}|{_REPLAY}")
+    return float((code | trace.tree.under(code))[call].mean()) if len(call) else 0.0
+
+
+def _products(trace: Trace, *names: str) -> tuple[dict[tuple[int, ...], tuple[float, float]], NDArray[np.float64]]:
+    """Return the calls of each weight shape per step, and the multiply-adds of each steady step of the forward pass.
 
     Outermost products only (linear calls addmm), attention's left out: its kernels differ by
     implementation, and its products have no weights.
     """
     steps = trace.steps
-    mask = (trace.kind == Kind.OP) & trace.named(*_PRODUCTS)
+    mask = (trace.kind == Kind.OP) & trace.named(*names)
     rows = np.flatnonzero(mask)
     rows = rows[steps.in_steady(steps.of_host(rows))]
     within = trace.tree.under(mask | (trace.matching(_BACKWARD) & (trace.kind == Kind.OP)))
     rows = rows[~within[rows]]
-    n = max(len(steps), 1)
     code = trace.detail[rows].astype(np.int64) * len(trace.names) + trace.name[rows]
     first, where = np.unique(code, return_index=True, return_inverse=True)[1:]
     sizes = np.zeros(len(first))
-    layers = set()
+    counts = np.bincount(where, minlength=len(first))
+    calls: dict[tuple[int, ...], tuple[float, float]] = {}
     for i, (row, dims) in enumerate(zip(rows[first].tolist(), trace.details_of("dims", rows[first]), strict=True)):
-        weight, size = _product(trace.name_of(row), dims)
-        sizes[i] = size
+        weight, sizes[i] = _product(trace.name_of(row), dims)
         if weight:
-            layers.add(weight)
-    volume = np.bincount(steps.of_host(rows), weights=sizes[where], minlength=n).astype(float)
-    return frozenset(layers), volume[steps.steady] if len(steps) else volume
+            n, volume = calls.get(weight, (0.0, 0.0))
+            per_step = counts[i] / steps.n_steady
+            calls[weight] = n + per_step, volume + per_step * sizes[i]
+    each = np.bincount(steps.of_host(rows), weights=sizes[where], minlength=max(len(steps), 1)).astype(float)
+    return calls, each[steps.steady] if len(steps) else each
 
 
 def _product(name: str, dims: object) -> tuple[tuple[int, ...], float]:
@@ -467,6 +526,8 @@ def _product(name: str, dims: object) -> tuple[tuple[int, ...], float]:
         return tuple(right), math.prod(left) * math.prod(right) / max(right[1 % len(right)], 1)
     if name == "aten::linear":
         return tuple(sorted(right)), math.prod(left) * right[0]
+    if name == _ATTENTION:  # of queries and keys
+        return (), math.prod(left) * right[-2] if len(right) > 1 else 0.0
     if len(left) > 2 and len(right) > 2:
         return (), 0.0
     if name in ("aten::mv", "aten::addmv"):

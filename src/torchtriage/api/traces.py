@@ -158,6 +158,7 @@ def compare(
     after: TracePath | BinaryIO | Trace,
     *,
     promise: Result | None = None,
+    across: bool = False,
     cache: bool = False,
     max_bytes: int = DEFAULT_MAX_BYTES,
     progress: Callable[[int, int], None] | None = None,
@@ -165,7 +166,8 @@ def compare(
     """Say what changed the step time between two runs of one workload.
 
     ``before``, ``after`` : the runs; see :func:`load`. Each is dropped before the next is read. ``promise`` : an
-    earlier result on ``before`` whose promised savings are checked, instead of today's. ``cache``, ``max_bytes``,
+    earlier result on ``before`` whose promised savings are checked, instead of today's. ``across`` : the runs are of
+    two kinds of device, and the difference is split into host and work of the same operators. ``cache``, ``max_bytes``,
     ``progress`` : as in :func:`load`.
 
     Raises TraceFormatError: an input is not a readable profiler trace; UsageError: ``promise`` is
@@ -179,7 +181,7 @@ def compare(
         return load(source, cache=cache, max_bytes=max_bytes, progress=progress)
 
     sides = verdict.gather(read(before), promised=promise), verdict.gather(read(after))
-    return ComparisonReport.of(verdict.compare(*sides, promised=promise))
+    return ComparisonReport.of(verdict.compare(*sides, promised=promise, across=across))
 
 
 @dataclass(frozen=True)

@@ -103,6 +103,27 @@ def test_a_change_that_is_not_believed_says_why_beside_its_interval():
     assert "between steps, but two recordings of unchanged work differ by up to" in result.verdict[0]
 
 
+def test_two_kinds_of_device_are_compared_when_asked_and_the_difference_is_split():
+    other = replace(BASE, device="AMD Instinct MI300X", kernel="Cijk", linear=200, foreach=True)
+    refused = compare(built(BASE), built(other))
+    assert [one.code for one in refused.reasons] == ["device"]
+    assert "--across" in refused.reasons[0].fix
+    result = compare(built(BASE), built(other), across=True)
+    assert result.total is not None
+    assert set(result.split) == {"host", "kernels", "idle"}
+    assert sum(part.delta_ns for part in result.split.values()) == result.total.delta_ns
+    # four layers, 100 us less each, and one call of the optimizer's for eight
+    assert result.split["kernels"].delta_ns == pytest.approx(-400_000 - 70_000, rel=0.01)
+    assert result.verdict[1].startswith("Split: ")
+    # another device fixes nothing
+    assert result.promise is None
+
+
+def test_a_device_and_none_are_not_compared_across():
+    cpu = replace(built(BASE).workload, n_devices=0, device="", vendor="cpu")
+    assert "device" in {one.code for one in unlike(built(BASE).workload, cpu, across=True)}
+
+
 # -- real pairs --------------------------------------------------------------------------------
 
 
@@ -176,6 +197,18 @@ def test_unlike_recordings_are_refused_with_the_true_reason(evidence, before, af
         result = compare(evidence(one), evidence(other))
         assert not result.comparable
         assert code in {reason.code for reason in result.reasons}
+
+
+@pytest.mark.data
+@pytest.mark.parametrize(
+    "names", [("cv/vit_nsfw", "_infer"), ("cv/timesformer", "_infer"), ("llm/qwen1.5-0.5b", ""), ("llm/bert_small", "")]
+)
+def test_one_model_on_two_devices_is_split_and_adds_up(evidence, names):
+    result = compare(*(evidence(f"{names[0]}_{device}{names[1]}") for device in ("h100", "mi300x")), across=True)
+    adds_up(result)
+    assert result.total is not None
+    assert sum(part.delta_ns for part in result.split.values()) == result.total.delta_ns
+    assert "alone" not in result.split  # every operator has its partner
 
 
 @pytest.mark.data

@@ -29,6 +29,11 @@ __all__ = ["command"]
     None,
     "Exit with 1 when the step is slower by more than PCT percent and than the noise.",
 )
+@click.option(
+    "--across",
+    is_flag=True,
+    help="Compare two kinds of device: split the difference into host, work of the same operators, and the rest.",
+)
 @quiet_option
 @click.pass_context
 def command(ctx: click.Context, /, before: str, after: str, **given: Any) -> None:
@@ -37,7 +42,7 @@ def command(ctx: click.Context, /, before: str, after: str, **given: Any) -> Non
     BEFORE and AFTER are traces of one workload. The change in the mean steady step is split by
     cause and adds up to the nanosecond: which operators' kernels, waiting for the loader, the
     device, Python. Then come the findings that are gone, new or unchanged, and whether those gone
-    saved what they promised. Runs that cannot be compared (different device, model, sizes, mode or
+    saved what they promised. Runs that cannot be compared (different device without --across, model, sizes, mode or
     profiler options) are refused, with the reason.
 
     Exit codes: 0 fine, 1 slower by more than --fail-on-slower, 2 unlike or unusable input.
@@ -47,7 +52,7 @@ def command(ctx: click.Context, /, before: str, after: str, **given: Any) -> Non
     check_outputs([given["output"], given["html"]], [before, after])
     promised = _promised(given["promise"], before) if given["promise"] else None
     with reading(f"{before} and {after}", quiet=given["quiet"]) as progress:
-        result = traces.compare(before, after, promise=promised, progress=progress)
+        result = traces.compare(before, after, promise=promised, across=given["across"], progress=progress)
     present(result, given)
     if not result.comparable:
         ctx.exit(2)

@@ -75,6 +75,33 @@ class ChangeAttribution:
         bar_ns = sum(self.bars_ns[key] for key in mine)
         return _change(before_ns, after_ns, _interval([(sides[0], sides[1])], LEVEL), 0, bar_ns)
 
+    def split(self) -> dict[str, TimeChange]:
+        """Return the change of the step in parts that add up to it.
+
+        ``host`` (the device waits for launches), ``kernels`` (work of operators that both runs have), ``alone`` (work
+        of operators that one run has) and ``idle`` (other idle time).
+        """
+        parts: dict[str, list[ChangeCause]] = {"host": [], "kernels": [], "alone": [], "idle": []}
+        for cause in self.causes:
+            if cause.of_host:
+                parts["host"].append(cause)
+            elif cause.time_class.startswith("idle"):
+                parts["idle"].append(cause)
+            else:
+                parts["alone" if cause.kind in ("went", "came") else "kernels"].append(cause)
+        return {
+            name: TimeChange(
+                sum(cause.change.before_ns for cause in causes),
+                sum(cause.change.after_ns for cause in causes),
+                sum(cause.change.delta_ns for cause in causes),
+                None,
+                None,
+                told=any(cause.change.told for cause in causes),
+            )
+            for name, causes in parts.items()
+            if causes
+        }
+
 
 @dataclass(eq=False)
 class _Side:
@@ -90,9 +117,12 @@ class _Side:
 _Pair = tuple[_Side, _Side]
 
 
-def attribute(before: Account, after: Account) -> ChangeAttribution:
-    """Return where the change in the mean steady step comes from."""
+def attribute(before: Account, after: Account, *, across: bool = False) -> ChangeAttribution:
+    """Return where the change in the mean steady step comes from; ``across`` : from one kind of device to another."""
     drift, slack = _yardsticks(before, after)
+    if across:
+        # that the same work takes another time is the change, not what recordings differ by
+        drift, slack = dict.fromkeys(drift, 1.0), dict.fromkeys(slack, 1 + _least(before, after))
     sides = _aligned(before, after)
     pairs = _paired(*sides, before, after)
     pairs = _shortened(pairs, before, after)
@@ -140,7 +170,7 @@ def _yardsticks(before: Account, after: Account) -> tuple[dict[str, float], dict
     within a recording do not show it, work that did not change does. Where a program has none, or
     too little, the least allowance stands.
     """
-    least = WINDOW_TO_WINDOW if min(before.n_steps, after.n_steps) < 2 else RUN_TO_RUN
+    least = _least(before, after)
     sized = before.has_shapes == after.has_shapes
     drift, slack = {}, {}
     for domain in ("host", "device"):
@@ -151,6 +181,10 @@ def _yardsticks(before: Account, after: Account) -> tuple[dict[str, float], dict
         moved = max(float(np.quantile(np.abs(medians), UNMOVED)), abs(means)) if known else 0.0
         slack[domain] = max(math.exp(moved), 1 + least)
     return drift, slack
+
+
+def _least(before: Account, after: Account) -> float:
+    return WINDOW_TO_WINDOW if min(before.n_steps, after.n_steps) < 2 else RUN_TO_RUN
 
 
 def _ratios(before: Pace, after: Pace, *, sized: bool) -> tuple[NDArray[np.float64], float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from torchtriage.core.finding import Cost, Note
@@ -171,3 +171,5 @@ class Comparison:
     causes: tuple[ChangeCause, ...]
     findings: tuple[FindingChange, ...]
     promise: Promise | None
+    split: dict[str, TimeChange] = field(default_factory=dict)
+    """Between two kinds of device: ``host``, ``kernels`` of the same operators, operators ``alone``, other ``idle``."""

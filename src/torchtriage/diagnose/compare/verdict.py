@@ -29,7 +29,7 @@ from torchtriage.diagnose.verdict.options import Options
 from torchtriage.diagnose.verdict.result import Result
 from torchtriage.diagnose.verdict.verdict import diagnose
 
-__all__ = ["ChangeEvidence", "compare", "gather"]
+__all__ = ["SPLIT_WORDS", "ChangeEvidence", "compare", "gather"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,10 +67,13 @@ def gather(trace: Trace, *, promised: Result | None = None) -> ChangeEvidence:
     return ChangeEvidence(result, work, run, about)
 
 
-def compare(before: ChangeEvidence, after: ChangeEvidence, *, promised: Result | None = None) -> Comparison:
+def compare(
+    before: ChangeEvidence, after: ChangeEvidence, *, promised: Result | None = None, across: bool = False
+) -> Comparison:
     """Compare two runs.
 
-    ``promised`` : an earlier report on the run before, whose promises are checked instead of today's.
+    ``promised`` : an earlier report on the run before, whose promises are checked instead of today's. ``across`` : the
+    runs are of two kinds of device; the difference is split, and nothing is called fixed.
 
     Raises
     ------
@@ -86,22 +89,30 @@ def compare(before: ChangeEvidence, after: ChangeEvidence, *, promised: Result |
             f" ({promised.trace.n_events:,} events)",
             hint="pass the report that torchtriage analyze wrote about the run before",
         )
-    reasons = unlike(before.workload, after.workload)
+    reasons = unlike(before.workload, after.workload, across=across)
     notes = limits(before.workload, after.workload)
     found: tuple[FindingChange, ...] = ()
     attribution, promise = None, None
     if not reasons and before.account is not None and after.account is not None:
-        attribution = attribute(before.account, after.account)
+        attribution = attribute(before.account, after.account, across=across)
         notes += tuple(_drift(attribution))
         found = match(promised or before.result, after.result)
-        promise = keep_promise(found, attribution.total, lambda went: _change_of(went, before, attribution))
+        promise = (
+            None
+            if across
+            else keep_promise(found, attribution.total, lambda went: _change_of(went, before, attribution))
+        )
     runs = (_run(before), _run(after))
     return Comparison(
         schema=COMPARISON_SCHEMA,
         version=__version__,
         verdict=_refusal(reasons)
         if attribution is None
-        else (_what_changed(attribution.total, runs[0].per), _causes(attribution), _trust(found, promise, notes, runs)),
+        else (
+            _what_changed(attribution.total, runs[0].per),
+            _split(attribution) if across else _causes(attribution),
+            _trust(found, promise, notes, runs),
+        ),
         comparable=attribution is not None,
         reasons=reasons,
         limits=() if attribution is None else notes,
@@ -112,6 +123,7 @@ def compare(before: ChangeEvidence, after: ChangeEvidence, *, promised: Result |
         causes=attribution.causes if attribution else (),
         findings=found,
         promise=promise,
+        split=attribution.split() if across and attribution else {},
     )
 
 
@@ -200,6 +212,21 @@ def _causes(attribution: ChangeAttribution) -> str:
     other = f"{format_count(more, 'more cause')} and the rest" if more else "the rest"
     head = "Why" if attribution.total.told else "Beyond the noise"
     return f"{head}: {', '.join(named)}; {other} {format_change_ns(rest)}."
+
+
+SPLIT_WORDS = {
+    "host": "waiting for the host",
+    "kernels": "work of the same operators",
+    "alone": "work of operators without a partner",
+    "idle": "other idle time",
+}
+
+
+def _split(attribution: ChangeAttribution) -> str:
+    parts = [f"{SPLIT_WORDS[name]} {format_change_ns(change.delta_ns)}" for name, change in attribution.split().items()]
+    most = [cause for cause in attribution.causes if cause.change.told][:N_NAMED]
+    named = ", ".join(f"{cause.label} {format_change_ns(cause.change.delta_ns)}" for cause in most)
+    return f"Split: {', '.join(parts)}; most in {named}." if named else f"Split: {', '.join(parts)}."
 
 
 def _trust(

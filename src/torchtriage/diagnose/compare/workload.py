@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -150,8 +150,13 @@ def workload(trace: Trace, notes: tuple[Note, ...]) -> Workload:
     )
 
 
-def unlike(before: Workload, after: Workload) -> tuple[Unlike, ...]:
-    """Return every reason why two runs must not be compared, the plainest first; none is good."""
+def unlike(before: Workload, after: Workload, *, across: bool = False) -> tuple[Unlike, ...]:
+    """Return every reason why two runs must not be compared, the plainest first; none is good.
+
+    ``across`` : two kinds of device are what is compared.
+    """
+    if across and before.device and after.device and before.n_devices == after.n_devices:
+        before = replace(before, device=after.device, vendor=after.vendor)
     return tuple(reason for check in _CHECKS for reason in check(before, after))
 
 
@@ -185,7 +190,8 @@ def _device(before: Workload, after: Workload) -> Iterator[Unlike]:
             f"recorded on different devices: {one} before, {other} after",
             one,
             other,
-            "record both runs on the same kind of device",
+            "record both runs on the same kind of device"
+            + (", or compare the two kinds with --across" if before.n_devices == after.n_devices else ""),
         )
 
 

@@ -9,6 +9,7 @@ from torchtriage.core.names import elide, file_name, visible
 from torchtriage.core.units import format_both_ns, format_bytes, format_change_ns, format_count, format_ns
 from torchtriage.diagnose.compare.findings import STATUS_WORDS
 from torchtriage.diagnose.compare.result import ChangeCause, ChangePart, ComparedRun, Comparison, FindingChange
+from torchtriage.diagnose.compare.verdict import SPLIT_WORDS
 from torchtriage.report import blocks as b
 from torchtriage.report.page import text
 from torchtriage.report.words import event_name, saving
@@ -103,8 +104,19 @@ def _compared(result: Comparison) -> Iterator[b.Block]:
     columns = (f"change {per}", "before", "after", "cause")
     table = b.Table(columns, cells, align="rrrl", kind="causes", kinds=[*kinds, "sum"])
     yield b.Section("Causes", [table], on=b.MARKDOWN + b.PAGE)
+    yield from _split(result)
     yield from _findings(result)
     yield b.Notes(result.limits, label="limit", title="Limits")
+
+
+def _split(result: Comparison) -> Iterator[b.Block]:
+    rows = [
+        _amounts(ChangeLine(SPLIT_WORDS[name], change.before_ns, change.after_ns, significant=change.told))
+        for name, change in result.split.items()
+    ]
+    if rows:
+        table = b.Table(("change", "before", "after", "part"), rows, align="rrrl")
+        yield b.Section("From one device to the other", [table])
 
 
 def _findings(result: Comparison) -> Iterator[b.Block]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from torchtriage.api.rendering import Renderable
-from torchtriage.core.errors import TraceFormatError
+from torchtriage.core.errors import TraceFormatError, UsageError
 from torchtriage.core.folders import is_inside
 from torchtriage.core.source.locate import Locator
 from torchtriage.core.trace import Trace, read_trace
@@ -165,21 +165,36 @@ def compare(
 ) -> ComparisonReport:
     """Say what changed the step time between two runs of one workload.
 
-    ``before``, ``after`` : the runs; see :func:`load`. Each is dropped before the next is read. ``promise`` : an
+    ``before``, ``after`` : the runs; see :func:`load`. Each is dropped before the next is read. Two folders, each with
+    a recording of every rank, are compared rank by rank and as a job. ``promise`` : an
     earlier result on ``before`` whose promised savings are checked, instead of today's. ``across`` : the runs are of
     two kinds of device, and the difference is split into host and work of the same operators. ``cache``, ``max_bytes``,
     ``progress`` : as in :func:`load`.
 
     Raises TraceFormatError: an input is not a readable profiler trace; UsageError: ``promise`` is
-    about another recording.
+    about another recording, or a folder does not hold the ranks of one job.
     """
-    from torchtriage.diagnose.compare import verdict
+    from torchtriage.diagnose.compare import job, verdict
 
     def read(source: TracePath | BinaryIO | Trace) -> Trace:
         if isinstance(source, Trace):
             return source
         return load(source, cache=cache, max_bytes=max_bytes, progress=progress)
 
+    folders = [
+        os.fspath(side) for side in (before, after) if isinstance(side, str | os.PathLike) and Path(side).is_dir()
+    ]
+    if len(folders) == 2 and promise is None:
+        jobs = [job.gather_job(map(read, find_traces([folder])), folder) for folder in folders]
+        return ComparisonReport.of(job.compare_jobs(*jobs, across=across))
+    if folders:
+        raise UsageError(
+            "expected two folders with the ranks of one job, or two files",
+            where=folders[0],
+            hint="a saved promise is about one file"
+            if promise is not None
+            else "pass a folder or a file on both sides",
+        )
     sides = verdict.gather(read(before), promised=promise), verdict.gather(read(after))
     return ComparisonReport.of(verdict.compare(*sides, promised=promise, across=across))
 

@@ -39,11 +39,12 @@ __all__ = ["command"]
 def command(ctx: click.Context, /, before: str, after: str, **given: Any) -> None:
     """Explain what changed the step time between two runs, and whether it is more than noise.
 
-    BEFORE and AFTER are traces of one workload. The change in the mean steady step is split by
-    cause and adds up to the nanosecond: which operators' kernels, waiting for the loader, the
-    device, Python. Then come the findings that are gone, new or unchanged, and whether those gone
-    saved what they promised. Runs that cannot be compared (different device without --across, model, sizes, mode or
-    profiler options) are refused, with the reason.
+    BEFORE and AFTER are traces of one workload, or two folders with the ranks of one job. The
+    change in the mean steady step is split by cause and adds up to the nanosecond: which operators'
+    kernels, waiting for the loader, the device, Python. Then come the findings that are gone, new or
+    unchanged, and whether those gone saved what they promised. Runs that cannot be compared
+    (different device without --across, model, sizes, mode or profiler options) are refused, with the
+    reason.
 
     Exit codes: 0 fine, 1 slower by more than --fail-on-slower, 2 unlike or unusable input.
     """

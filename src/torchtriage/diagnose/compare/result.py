@@ -15,6 +15,7 @@ __all__ = [
     "Comparison",
     "FindingChange",
     "Promise",
+    "RankChange",
     "TimeChange",
     "Unlike",
 ]
@@ -137,6 +138,14 @@ class Promise:
 
 
 @dataclass(frozen=True)
+class RankChange:
+    """The mean step of one rank before and after."""
+
+    rank: int
+    change: TimeChange
+
+
+@dataclass(frozen=True)
 class ComparedRun:
     """One side of a comparison."""
 
@@ -173,3 +182,5 @@ class Comparison:
     promise: Promise | None
     split: dict[str, TimeChange] = field(default_factory=dict)
     """Between two kinds of device: ``host``, ``kernels`` of the same operators, operators ``alone``, other ``idle``."""
+    ranks: tuple[RankChange, ...] = ()
+    """Of two recordings of a job: each rank's own step. The figures above are then means over the ranks."""

@@ -68,12 +68,18 @@ def gather(trace: Trace, *, promised: Result | None = None) -> ChangeEvidence:
 
 
 def compare(
-    before: ChangeEvidence, after: ChangeEvidence, *, promised: Result | None = None, across: bool = False
+    before: ChangeEvidence,
+    after: ChangeEvidence,
+    *,
+    promised: Result | None = None,
+    across: bool = False,
+    reasons: tuple[Unlike, ...] | None = None,
 ) -> Comparison:
     """Compare two runs.
 
     ``promised`` : an earlier report on the run before, whose promises are checked instead of today's. ``across`` : the
-    runs are of two kinds of device; the difference is split, and nothing is called fixed.
+    runs are of two kinds of device; the difference is split, and nothing is called fixed. ``reasons`` : why they are
+    unlike, where that was looked at already.
 
     Raises
     ------
@@ -89,7 +95,8 @@ def compare(
             f" ({promised.trace.n_events:,} events)",
             hint="pass the report that torchtriage analyze wrote about the run before",
         )
-    reasons = unlike(before.workload, after.workload, across=across)
+    if reasons is None:
+        reasons = unlike(before.workload, after.workload, across=across)
     notes = limits(before.workload, after.workload)
     found: tuple[FindingChange, ...] = ()
     attribution, promise = None, None

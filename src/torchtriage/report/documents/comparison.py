@@ -105,6 +105,7 @@ def _compared(result: Comparison) -> Iterator[b.Block]:
     table = b.Table(columns, cells, align="rrrl", kind="causes", kinds=[*kinds, "sum"])
     yield b.Section("Causes", [table], on=b.MARKDOWN + b.PAGE)
     yield from _split(result)
+    yield from _ranks(result)
     yield from _findings(result)
     yield b.Notes(result.limits, label="limit", title="Limits")
 
@@ -117,6 +118,16 @@ def _split(result: Comparison) -> Iterator[b.Block]:
     if rows:
         table = b.Table(("change", "before", "after", "part"), rows, align="rrrl")
         yield b.Section("From one device to the other", [table])
+
+
+def _ranks(result: Comparison) -> Iterator[b.Block]:
+    rows = [
+        _amounts(ChangeLine(f"rank {item.rank}", item.change.before_ns, item.change.after_ns, item.change.told))
+        for item in result.ranks
+    ]
+    if rows:
+        table = b.Table(("change", "before", "after", "rank"), rows, align="rrrl")
+        yield b.Section("Rank by rank", [table], "The mean steady step of each rank; the figures above are their mean.")
 
 
 def _findings(result: Comparison) -> Iterator[b.Block]:

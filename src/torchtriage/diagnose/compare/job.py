@@ -1,0 +1,133 @@
+"""Two recordings of one job: each rank with itself, then the job's step, which is the mean over its ranks."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from torchtriage.core.errors import UsageError
+from torchtriage.core.trace import Trace
+from torchtriage.core.units import format_count
+from torchtriage.diagnose.compare.attribute import attribute
+from torchtriage.diagnose.compare.result import Comparison, RankChange, Unlike
+from torchtriage.diagnose.compare.time_account import Account, Key
+from torchtriage.diagnose.compare.verdict import ChangeEvidence, compare, gather
+from torchtriage.diagnose.compare.workload import unlike
+from torchtriage.diagnose.ranks.job import judge
+from torchtriage.diagnose.ranks.job_detection import detect_jobs
+from torchtriage.diagnose.ranks.merge import STRAGGLER
+from torchtriage.diagnose.ranks.rank_record import build_record
+
+__all__ = ["JobEvidence", "compare_jobs", "gather_job"]
+
+
+@dataclass(frozen=True, eq=False)
+class JobEvidence:
+    """What a comparison needs of a job: of each rank by its number, and of all together."""
+
+    ranks: dict[int, ChangeEvidence]
+    whole: ChangeEvidence
+
+
+def gather_job(traces: Iterable[Trace], folder: str) -> JobEvidence:
+    """Judge the ranks of one job and say where their mean step goes; each trace is dropped before the next is read.
+
+    Raises UsageError: the traces are not the ranks of one job.
+    """
+    sides, records = [], []
+    for trace in traces:
+        side = gather(trace)
+        sides.append(side)
+        records.append(build_record(trace, side.result.trace.path, side.result))
+    jobs = detect_jobs(records)
+    if len(jobs) != 1:
+        raise UsageError(
+            f"expected the ranks of one job, found {len(jobs):,} jobs in {format_count(len(sides), 'file')}",
+            where=folder,
+            hint="pass one file of each run, or folders that hold one recording of every rank",
+        )
+    (job,) = jobs
+    ranks = {number: sides[at] for at, number in zip(job.positions, job.numbers, strict=True)}
+    members = [ranks[number] for number in sorted(ranks)]
+    first = members[0]
+    facts = [side.result.trace for side in members]
+    result = replace(
+        first.result,
+        findings=judge(records, job, min_share=0.0).findings,
+        trace=replace(
+            facts[0],
+            path=folder,
+            n_events=sum(fact.n_events for fact in facts),
+            size_bytes=sum(fact.size_bytes for fact in facts),
+        ),
+    )
+    accounts = [side.account for side in members if side.account is not None]
+    about: dict[tuple[str, str], frozenset[Key]] = {}
+    for side in members:
+        for where, keys in side.about.items():
+            # who waits for a straggler, and for what, is the whole step's
+            about[where] = about.get(where, frozenset()) | (keys if where[0] != STRAGGLER else frozenset())
+    account = _mean(accounts) if len(accounts) == len(members) else None
+    return JobEvidence(ranks, ChangeEvidence(result, first.workload, account, about))
+
+
+def compare_jobs(before: JobEvidence, after: JobEvidence, *, across: bool = False) -> Comparison:
+    """Compare two recordings of one job; refused where any rank is unlike its partner."""
+    reasons: list[Unlike] = []
+    if before.ranks.keys() != after.ranks.keys():
+        sides = [", ".join(map(str, sorted(job.ranks))) for job in (before, after)]
+        reasons.append(
+            Unlike(
+                "ranks",
+                f"other ranks were recorded: {sides[0]} before, {sides[1]} after",
+                sides[0],
+                sides[1],
+                "record the same ranks of both runs",
+            )
+        )
+    for number in sorted(before.ranks.keys() & after.ranks.keys()):
+        for reason in unlike(before.ranks[number].workload, after.ranks[number].workload, across=across):
+            if reason.code not in {known.code for known in reasons}:
+                reasons.append(replace(reason, message=f"rank {number}: {reason.message}"))
+    result = compare(before.whole, after.whole, across=across, reasons=tuple(reasons))
+    if not result.comparable:
+        return result
+    changes = []
+    for number in sorted(before.ranks):
+        one, other = before.ranks[number].account, after.ranks[number].account
+        assert one is not None
+        assert other is not None
+        changes.append(RankChange(number, attribute(one, other, across=across).total))
+    return replace(result, ranks=tuple(changes))
+
+
+def _mean(accounts: Sequence[Account]) -> Account:
+    """Return the mean of the ranks' accounts, step by step from the last; what rounding leaves is the step's."""
+    n, n_steps = len(accounts), min(account.n_steps for account in accounts)
+    rows: dict[Key, list[tuple[Account, int]]] = defaultdict(list)
+    for account in accounts:
+        for at, key in enumerate(account.keys):
+            rows[key].append((account, at))
+    time_ns = np.stack(
+        [np.sum([account.time_ns[at, -n_steps:] for account, at in some], axis=0) // n for some in rows.values()]
+    )
+    parts = []
+    for some in rows.values():
+        sums: dict[str, tuple[int, int]] = {}
+        for account, at in some:
+            for name, (ns, count) in account.parts[at].items():
+                old = sums.get(name, (0, 0))
+                sums[name] = old[0] + ns // n, old[1] + count // n
+        parts.append(sums)
+    return replace(
+        accounts[0],
+        keys=tuple(rows),
+        step_ns=time_ns.sum(axis=0),
+        time_ns=time_ns,
+        count=np.array([sum(int(account.count[at]) for account, at in some) // n for some in rows.values()], np.int64),
+        first_ns=np.array([min(int(account.first_ns[at]) for account, at in some) for some in rows.values()], np.int64),
+        parts=tuple(parts),
+    )

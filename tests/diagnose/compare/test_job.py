@@ -1,0 +1,58 @@
+"""Two recordings of one job: rank by rank, and the step of all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.conftest import DATA
+from tests.diagnose.ranks.jobs import job, write
+
+import torchtriage as tt
+from torchtriage.core.errors import UsageError
+
+
+def test_a_straggler_that_is_gone_is_the_jobs_saving(tmp_path: Path) -> None:
+    write(job(late={2: 4000}), tmp_path / "before")
+    write(job(), tmp_path / "after")
+    result = tt.compare(tmp_path / "before", tmp_path / "after")
+    total = result.total
+    assert total is not None
+    assert total.told
+    assert total.delta_ns == pytest.approx(-4_000_000, rel=0.01)
+    assert sum(cause.change.delta_ns for cause in result.causes) == total.delta_ns
+    assert [item.rank for item in result.ranks] == [0, 1, 2, 3]
+    assert {item.change.delta_ns for item in result.ranks} == {-4_000_000}
+    # three ranks waited, and one was late: means over the four
+    waited = next(cause for cause in result.causes if cause.time_class == "comm_only")
+    assert waited.change.delta_ns == pytest.approx(-3_000_000, rel=0.01)
+    assert result.promise is not None
+    assert result.promise.codes[0] == "COM036"
+
+
+def test_a_rank_that_is_missing_on_one_side_is_a_reason(tmp_path: Path) -> None:
+    write(job(), tmp_path / "before")
+    write(job()[:3], tmp_path / "after")
+    result = tt.compare(tmp_path / "before", tmp_path / "after")
+    assert not result.comparable
+    assert result.reasons[0].message == "other ranks were recorded: 0, 1, 2, 3 before, 0, 1, 2 after"
+
+
+def test_a_folder_is_not_compared_with_a_file_nor_one_that_holds_no_job(tmp_path: Path) -> None:
+    paths = write(job(2), tmp_path / "job")
+    with pytest.raises(UsageError, match="expected two folders"):
+        tt.compare(tmp_path / "job", paths[0])
+    write(job(2)[:1], tmp_path / "one")
+    with pytest.raises(UsageError, match="expected the ranks of one job"):
+        tt.compare(tmp_path / "one", tmp_path / "one")
+
+
+@pytest.mark.data
+def test_a_sleep_cut_to_a_fiftieth_is_saved_on_every_rank() -> None:
+    jobs = DATA / "gpu2" / "jobs"
+    sides = (jobs / f"pytorch__torchrec__sst_long_a2a_optimizer_2__run{run}" for run in (955364, 955629))
+    result = tt.compare(*sides)
+    assert result.total is not None
+    for change in (result.total, *(item.change for item in result.ranks)):
+        assert change.told
+        assert change.delta_ns == pytest.approx(-978_000_000, rel=0.005)

@@ -22,7 +22,7 @@ from torchtriage.diagnose.ranks.host_activity import CELLS, PHASES
 from torchtriage.diagnose.ranks.match import GroupMatch, Matches
 from torchtriage.diagnose.ranks.rank_record import Moment, RankRecord
 
-__all__ = ["Straggler", "StragglerCause", "Waiting", "find_straggler", "waiting"]
+__all__ = ["MOST", "Straggler", "StragglerCause", "Waiting", "find_straggler", "waiting"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -143,6 +143,25 @@ def test_overlapped_work_of_a_stream_of_its_own_still_runs_there() -> None:
     assert one.after_ns(edits) >= 50 * US
 
 
+def test_overlapped_work_bounds_a_step_by_what_other_edits_leave_of_it() -> None:
+    trace = programs.device_bound()
+    kernels = np.flatnonzero(trace.works)
+    moved = kernels[np.arange(len(kernels)) % 3 > 0]  # most of the stream, yet not all
+    one = model(trace)
+    everything = parse_what_if("cpu*0").edits(trace)
+    whole = one.after_ns([*everything, Edit("overlap", moved)])
+    halved = one.after_ns([*everything, Edit("shrink", moved, factor=0.5), Edit("overlap", moved)])
+    assert halved == pytest.approx(whole / 2, rel=0.05)
+
+
+def test_a_wait_goes_only_where_nothing_of_it_remains() -> None:
+    trace = programs.reads_back()
+    waits = trace.waits.row
+    found = model(trace).predict([Edit("unblock", waits, factor=1.0, best=0.0)])
+    assert found.low_ns == 0
+    assert found.high_ns == pytest.approx(model(trace).predict([Edit("unblock", waits)]).high_ns)
+
+
 def test_a_slower_device_costs() -> None:
     trace = programs.device_bound()
     found = model(trace).predict(parse_what_if("gpu*2").edits(trace))

@@ -29,9 +29,9 @@ class Edit:
     ``drop`` : ``rows`` are gone. Host rows take the waits inside them along; the device work they enqueued stays unless
     it is among ``rows`` too.
     ``unblock`` : the host runs on past the waits in ``rows`` (calls; a copy stands for the sync that follows it), which
-    keep the cost of the call itself.
+    keep the cost of the call itself; only where ``factor`` is 0.
     ``overlap`` : device rows run beside everything else, but for ``factor`` of their time; nothing waits for the rest,
-    but a step lasts at least as long as they do together.
+    but a step lasts at least as long as they do together, as the edits before this one have left them.
     ``parallel`` : the time of ``rows`` (host) leaves their thread and is done elsewhere at ``factor`` of its length; a
     step lasts at least that long.
     ``threads`` : everything that host threads do in ``spans`` (always, when left out), gaps between events included,

@@ -359,7 +359,7 @@ class ReplayModel:
                 host.append((other, np.zeros(len(other))))
                 dropped.append(other)
             elif edit.kind == "unblock":
-                change.cut.append(self._edges_into(self._wait_nodes(other)))
+                change.cut.append(self._edges_into(self._wait_nodes(other[left_other == 0])))
             elif edit.kind == "overlap":
                 self._overlap(change, node, work, left_work)
             elif edit.kind == "parallel":
@@ -409,17 +409,22 @@ class ReplayModel:
         lane = graph.lane_of()
         moved_ns = np.bincount(lane[node], weights=graph.dur_ns[node], minlength=graph.n_lanes)
         stream_ns = np.bincount(lane, weights=graph.dur_ns, minlength=graph.n_lanes)
-        # on a stream that does little else it stays, and nothing waits for it
-        alone = (moved_ns >= 0.9 * stream_ns)[lane[node]] & (left == 0)
+        # on a stream that does little else, in time and in number, it stays, and nothing waits for it
+        aside = moved_ns >= 0.9 * stream_ns
+        aside &= 2 * np.bincount(lane[node], minlength=graph.n_lanes) >= np.bincount(
+            lane[graph.kind == NodeKind.WORK], minlength=graph.n_lanes
+        )
+        alone = aside[lane[node]] & (left == 0)
         leaving = np.zeros(graph.n_nodes, dtype=bool)
         leaving[node[alone]] = True
         change.cut.append(np.flatnonzero(leaving[graph.source]))
         moved = ~alone
+        # what is moved is as fast as the edits before this one have made it
+        change.floor_ns += self._per_step(work[moved], change.keep[node[moved]])
         change.keep[node[moved]] *= left[moved]
         change.gone.append(node[moved & (left == 0)])
         # memory that can be copied beside other work needs no staging by the host
         change.staged.append(self._edges_into(node[moved], EdgeKind.LAUNCH))
-        change.floor_ns += self._per_step(work[moved])
 
     def _apply_host(self, keep: Floats, host: list[tuple[Ints, Floats]]) -> Floats:
         """Shrink host nodes by what rows cover of them; return what remains of those covered wholly, else nan."""
@@ -457,7 +462,7 @@ class ReplayModel:
                 share = 1 - float(np.asarray(edit.factor))
                 total += intervals.length(held) / trace.steps.n_steady * share
                 continue
-            weights = np.ones(len(rows)) if edit.kind in ("drop", "unblock", "parallel") else 1 - left
+            weights = np.ones(len(rows)) if edit.kind in ("drop", "parallel") else 1 - left
             total += self._per_step(rows, np.maximum(weights, 0.0))
         return total
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from builder import TraceBuilder
 
+import torchtriage as tt
 from torchtriage.diagnose.patterns.copy.h2d_pageable import find
 
 MB = 1 << 20
@@ -94,3 +95,42 @@ def test_a_slower_link_saves_less() -> None:
     (claim,) = find(trace.build())
     lengths = claim.spans[:, 1] - claim.spans[:, 0]
     assert (lengths * claim.gain_low).sum() == pytest.approx(4 * (1_000_000 - 10_000_000 / 12))
+
+
+def priced(trace: TraceBuilder) -> tuple[float, float]:
+    """Return the saving of the upload in us per step, low and high."""
+    (finding,) = tt.analyze(trace.build(), only=["CPY007"]).findings
+    assert finding.cost is not None
+    assert finding.cost.method.startswith("replay")
+    return finding.cost.low_ms * 1e3, finding.cost.high_ms * 1e3
+
+
+def waiting(*, upload_stream: int = 7, readback_us: float = 0) -> TraceBuilder:
+    """Return steps of nothing but an upload and what follows it: 20 MB at 20 GB/s, and pinned 50."""
+    trace = TraceBuilder()
+    for step in range(4):
+        start = step * 3_000.0
+        trace.step(step, start, 1_400 + readback_us)
+        trace.copy(start + 100, 1_040, start + 150, 1_000, size=20_000_000, stream=upload_stream)
+        trace.launch(start + 1_190, 5, start + 1_200, 100)
+        trace.launch(start + 1_196, 5, start + 1_301, 50)
+        if readback_us:
+            kind = "DtoH (Device -> Pageable)"
+            trace.copy(
+                start + 1_390, readback_us, start + 1_400, readback_us - 20, kind=kind, size=20_000_000, stream=8
+            )
+    return trace.profiler_stop(12_001, 5)
+
+
+def test_pinned_memory_saves_the_staging_too() -> None:
+    low, high = priced(waiting())
+    # 600 of the transfer, and most of the 50 before it; prefetched, 400 at pinned speed bound the step
+    assert low == pytest.approx(600 + 42, abs=10)
+    assert high > low + 100
+
+
+def test_no_interval_without_a_width() -> None:
+    # the readback on a stream of its own could hide all of the upload, pinned or not
+    low, high = priced(waiting(upload_stream=9, readback_us=1_500))
+    assert low == pytest.approx(600 + 42, abs=10)
+    assert high > low + 100

@@ -20,7 +20,7 @@ import numpy as np
 
 from torchtriage.core.units import ms
 from torchtriage.diagnose.patterns._readbacks import bulk_reads, claim_reads
-from torchtriage.diagnose.patterns.base import Claims, Fix, Pattern, Trace, given
+from torchtriage.diagnose.patterns.base import Claims, Edit, Fix, Pattern, Trace, given
 from torchtriage.diagnose.patterns.copy._host_link import beyond_pinned, exposed
 
 PATTERN = Pattern.of(
@@ -73,4 +73,5 @@ def find(trace: Trace) -> Claims:
             gain_high=np.concatenate([high, np.full(len(transfer), saved)]),
             time_class="copy",
             evidence={**claim.evidence, **numbers},
+            edits=(*claim.edits, Edit("shrink", pageable, factor=1.0, best=1 - saved)),
         )

@@ -4,13 +4,16 @@ Looks like: copies of 1 MiB or more named ``HtoD (Pageable -> Device)``; on ROCm
     memory, copies by the blocking ``hipMemcpyWithStream``. In at least half of the steps; without two steps to compare
     also once, unless it looks like loading a model (8 uploads in a row).
 Slow because: the driver stages pageable memory through a small pinned buffer, at a fraction of the link's speed, and
-    the host stays in the call: nothing overlaps.
-Cost: exposed copy time (low: what pinned memory would save; high: all of it, when the copy is prefetched on another
-    stream), and at the high end the idle time the blocking call causes.
+    the host stays in the call: the transfer begins once the first piece is staged, nothing is launched meanwhile, and
+    the device waits for the next launch when the copy is done.
+Cost: exposed copy time and the idle time that the call causes. Low: pinned memory alone, with a call that still waits
+    for the copy, which saves the staging and the time beyond pinned speed; high: the copy is prefetched on another
+    stream, and bounds the step only by its time at pinned speed.
 Fix: let the loader pin its batches and copy with ``non_blocking=True``.
 Leave it when: it happens once. Calling ``.pin_memory()`` on the hot path is itself a copy and can be slower than the
     plain one.
-Source: PyTorch tutorial on ``pin_memory()`` and ``non_blocking``.
+Source: CUDA Runtime API, "API synchronization behavior" (pageable copies return once staged); CUDA C++ Best Practices
+    Guide, "Pinned Memory"; PyTorch tutorial on ``pin_memory()`` and ``non_blocking``.
 """
 
 from typing import Any
@@ -44,7 +47,10 @@ def find(trace: Trace) -> Claims:
     if not len(copies):
         return
     transfer = exposed(trace, copies)
-    blocked = waits.idle(np.isin(waits.copy, copies))
+    calls = trace.links.call[copies].astype(np.int64)
+    returned = trace.end_ns.copy()
+    returned[waits.row] = waits.end_ns  # behind the sync that follows a copy
+    blocked = waits.lost(trace.start_ns[calls], returned[calls])
     spans = np.concatenate([transfer, blocked])
     if not len(spans):
         return
@@ -53,7 +59,6 @@ def find(trace: Trace) -> Claims:
     took_ns = int(trace.dur_ns[steady].sum())
     size = int(np.maximum(trace.value[steady], 0).sum())
     rate = size / took_ns if took_ns else 0.0
-    calls = trace.links.call[copies].astype(np.int64)
     sites = call_sites(trace, calls)
     evidence: dict[str, Any] = {
         "copy_ms_per_step": ms(took_ns / steps.n_steady),
@@ -79,7 +84,11 @@ def find(trace: Trace) -> Claims:
         method="exposed copy time beyond pinned speed (low), all of it and the idle time of the blocking call (high)",
         evidence=evidence,
         anchor=int(calls[np.argmax(trace.dur_ns[copies])]),
-        edits=(Edit("overlap", copies, factor=1 - saved, best=0.0), Edit("unblock", calls)),
+        edits=(
+            Edit("shrink", copies, factor=1 - saved),
+            Edit("overlap", copies, factor=1.0, best=0.0),
+            Edit("unblock", calls, factor=1.0, best=0.0),
+        ),
     )
 
 

@@ -41,3 +41,29 @@ def test_pinning_both_directions_on_an_a100_saved_36_8_ms(public: Path) -> None:
     joint = tt.analyze(path).joint_cost
     assert joint is not None
     assert joint.low_ms < 36.8 < joint.high_ms
+
+
+def codes(path: Path) -> list[str]:
+    return [finding.code for finding in tt.analyze(path).findings]
+
+
+@pytest.mark.parametrize("rank", [0, 6])
+def test_a_preempted_host_is_not_bound_by_launches(public: Path, rank: int) -> None:
+    """The idle time is 34 and 20 single gaps over 1 ms, at unrelated calls; the median kernel takes 163 us."""
+    found = codes(public / f"jobs/astra-sim__astra-sim__megatron-tp8/rank{rank}.json.gz")
+    assert found[0] == "HST054"
+    assert "LCH014" not in found
+
+
+@pytest.mark.parametrize(
+    ("path", "operator"),
+    [
+        ("jobs/pytorch__torchrec__resnet18__run107929/rank0.json.gz", "aten::split_with_sizes"),
+        ("traces/marcalph__kernelforge__log_bfeed93fe629_2566.1773933981558265129.pt.trace.json.gz", "aten::randn"),
+    ],
+)
+def test_an_operator_of_the_host_is_not_bound_by_launches(public: Path, path: str, operator: str) -> None:
+    result = tt.analyze(public / path)
+    assert result.findings[0].code == "HST055"
+    assert operator in result.findings[0].message
+    assert "LCH014" not in [finding.code for finding in result.findings]

@@ -148,6 +148,19 @@ def test_late_idle_time_is_at_stake() -> None:
     assert trace.name_of(claim.anchor) == "aten::add"
 
 
+def test_slow_views_are_a_slow_host_and_promise_less() -> None:
+    builder = loop()
+    for i in range(100):
+        builder.op("aten::view", 50 * i + 5, 20)
+    (claim,) = claims(builder)
+    assert claim.gain_low == pytest.approx(0.5 / 1.5 * 5 / 20)
+    assert "a view takes the host 20.0 µs" in claim.message
+
+
+def test_few_gaps_are_no_rate_of_launching() -> None:
+    assert not claims(loop(n_steps=2, op=500, n_ops=4))
+
+
 def test_rocm_is_judged_alike() -> None:
     (cuda,), (rocm,) = claims(loop()), claims(loop(vendor="rocm"))
     assert cuda.evidence == rocm.evidence

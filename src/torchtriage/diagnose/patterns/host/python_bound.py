@@ -31,6 +31,7 @@ from torchtriage.diagnose.patterns._host_gaps import (
     has_its_place,
     loaders_and_first_use,
 )
+from torchtriage.diagnose.patterns._late_launches import MAX_WORK
 from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Fix, Ints, Kind, Pattern, Spans, Trace
 
 PATTERN = Pattern.of(__name__, "HST020", "The step waits for Python", order=370, needs="ops gaps")
@@ -43,7 +44,6 @@ outputs = model(upcoming.result())""",
     link="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html",
 )
 
-MAX_WORK = 0.5  # share of a stretch in ops or runtime calls; above it dispatch is the problem (LCH014)
 _ENGINE = r"^<built-in method run_backward of"
 _PAUSE = r"^Python GC|^<built-in function (collect|sleep)>|(^|/)torch/(autograd/)?profiler"
 """Garbage collection is another finding; who sleeps meant to; the profiler is not the program."""

@@ -1,11 +1,13 @@
 """The host cannot enqueue work as fast as the device finishes it.
 
-Looks like: the device is idle for at least 20 % of the step because the next launch is late, and the host spent that
-    time in operators and launch calls: dispatching. Loading data, waiting, allocating, other Python and catching up
-    after a wait are subtracted first.
+Looks like: the device is idle for at least 20 % of the step because the next launch is late, in many gaps shorter than
+    1 ms, and the host spent that time in operators and launch calls: dispatching. Loading data, waiting, allocating and
+    catching up after a wait are subtracted first. A longer gap is no launch: an operator that computes on the host
+    (HST055), a stalled thread (HST054) or Python (HST020).
 Slow because: an operator takes the host 5-20 µs and a launch call 3-9 µs, which shorter kernels cannot hide.
 Cost: all host-late idle time that no more specific finding owns; low counts half of it, divided by the profiler's
-    inflation, as that much remains without the profiler and goes with compilation.
+    inflation, as that much remains without the profiler and goes with compilation, and by how much longer than 5 µs
+    the median view takes: a profiler that just started or a slow host is no rate of launching.
 Fix: let a compiler or a CUDA graph issue the launches, or give each launch more work.
 Leave it when: the recording was made with stacks and the idle time disappears without them, or the launches are being
     captured into a graph.
@@ -18,7 +20,8 @@ import numpy as np
 from torchtriage.core import intervals
 from torchtriage.core.arrays import distinct
 from torchtriage.core.units import format_count, format_ns, format_share, ms
-from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Fix, Ints, Kind, Pattern, Spans, Trace
+from torchtriage.diagnose.patterns._late_launches import ALLOCATION, short_gaps
+from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Fix, Ints, Kind, Pattern, Spans, Trace, aten, given
 
 PATTERN = Pattern.of(
     __name__, "LCH014", "The host launches slower than the device computes", order=380, needs="device runtime ops"
@@ -34,14 +37,17 @@ MIN_DISPATCH = 1 / 3
 """Share of the idle time inside ops and calls; the rest is the Python between them, which stacks inflate: 0.45-0.87 in
 launch-bound recordings of both vendors."""
 LOW = 0.5
+USUAL_VIEW_NS = 5_000
+"""Own time of the median operator that makes a view: 0.6-4 us in launch-bound recordings of ten machines, shapes and
+stacks included. Where it takes 20 us (a profiler that just started, a throttled host), what is beyond is nothing that
+fewer launches save for sure."""
+_VIEWS = aten("as_strided view transpose t expand")
 TINY_NS = 10_000  # kernels below this cannot hide the dispatch of one op (5-20 us, measured)
 MIN_REPEATS = 3  # steps with one and the same kernel sequence, for a graph to be worth proposing
 MAX_GRAPHED = 0.05
-STRETCH_NS = 1_000_000  # longer stretches without ops are the host's own work (HST020 has the evidence)
+MIN_GAPS = 10  # fewer are no rate of launching
 _LAUNCH = r"^(cuda|hip|cu)\w*LaunchKernel"
 _GRAPH = r"GraphLaunch"
-_ALLOCATION = r"^(cuda|hip)(Malloc|Free|HostAlloc|HostFree|HostRegister)|^cuMem(Map|Unmap|Create)"
-_LOADER = r"^enumerate\(DataLoader\)#"
 
 
 def find(trace: Trace) -> Claims:
@@ -50,11 +56,11 @@ def find(trace: Trace) -> Claims:
     if _captures(trace):
         return
     judged = intervals.length(steps.judged)
-    spans = intervals.subtract(intervals.union(device.host_late), _explained(trace))
+    spans = short_gaps(trace)
     rest = intervals.intersect(spans, steps.judged)
     dispatch = intervals.length(intervals.intersect(rest, device.host_work))
     rest_ns = intervals.length(rest)
-    if not rest_ns or rest_ns < MIN_SHARE * judged or dispatch < MIN_DISPATCH * rest_ns:
+    if len(rest) < MIN_GAPS or rest_ns < MIN_SHARE * judged or dispatch < MIN_DISPATCH * rest_ns:
         return
     work = device.rows[steps.in_steady(steps.of_work(device.rows))]
     if not len(work):
@@ -64,14 +70,19 @@ def find(trace: Trace) -> Claims:
     per_step = steps.median_count(steps.of_work(work))
     late_rows = distinct(device.gaps.next_row[intervals.covered(device.gaps.spans, rest) > 0])
     latest = _latest(trace, rest)
+    view_ns = _median_view_ns(trace)
+    low = LOW * min(USUAL_VIEW_NS / max(view_ns, 1), 1.0)
+    gap_ns = int(np.median(rest[:, 1] - rest[:, 0]))
     yield Claim(
         message=f"the GPU waits {format_ns(rest_ns / steps.n_steady)} of {format_ns(steps.wall_ns)} {steps.per} for"
-        f" launches: {format_count(per_step, 'GPU event')}, {format_share(tiny)} of the kernels shorter than"
-        f" {TINY_NS // 1000} µs",
+        f" launches, in {format_count(len(rest) / steps.n_steady, 'gap')} of {format_ns(gap_ns)} in the median:"
+        f" {format_count(per_step, 'GPU event')}, {format_share(tiny)} of the kernels shorter than"
+        f" {TINY_NS // 1000} µs"
+        + (f"; a view takes the host {format_ns(view_ns)}, usually 1-4 µs" if view_ns > USUAL_VIEW_NS else ""),
         certainty="likely",
         rows=late_rows,
         spans=spans,
-        gain_low=LOW / trace.origin.inflation,
+        gain_low=low / trace.origin.inflation,
         time_class="idle",
         basis="modelled",
         method="host-late idle time; low: half of it over the profiler's inflation",
@@ -79,6 +90,9 @@ def find(trace: Trace) -> Claims:
             "gpu_idle_ms_per_step": ms(rest_ns / steps.n_steady),
             "share_of_step": round(rest_ns / judged, 6),
             "n_gpu_events_per_step": per_step,
+            "n_gaps_per_step": round(len(rest) / steps.n_steady, 2),
+            "median_gap_us": round(gap_ns / 1e3, 2),
+            **given(median_view_us=round(view_ns / 1e3, 2)),
             "mean_idle_us_before_gpu_event": round(rest_ns / len(work) / 1e3, 2),
             **(
                 {
@@ -96,7 +110,7 @@ def find(trace: Trace) -> Claims:
         },
         anchor=latest[0],
         examples=latest,
-        edits=(Edit("threads", factor=1 - LOW, best=0.0, spans=spans),),
+        edits=(Edit("threads", factor=1 - low, best=0.0, spans=spans),),
     )
 
 
@@ -105,24 +119,17 @@ def _captures(trace: Trace) -> bool:
     return 2 * int((launches & ~trace.links.launches).sum()) > int(launches.sum())
 
 
-def _explained(trace: Trace) -> Spans:
-    """Return the time that is not dispatch: loaders, pauses, allocation, waits, first use."""
-    device, waits = trace.devices[0], trace.waits
-    elsewhere = trace.is_kind(Kind.ANNOTATION, Kind.OP) & trace.matching(_LOADER)
-    elsewhere |= (trace.kind == Kind.PYTHON) & trace.matching(r"^Python GC")
-    elsewhere |= (trace.kind == Kind.RUNTIME) & trace.matching(_ALLOCATION)
-    rows = np.concatenate([np.flatnonzero(elsewhere), trace.steps.first_use])
-    idle = intervals.subtract(intervals.union(device.host_late), device.host_work)
-    idle = idle[idle[:, 1] - idle[:, 0] >= STRETCH_NS]
-    known = trace.spans_of(rows)
-    return intervals.union(np.concatenate([known, waits.bubble, waits.lead(waits.tells), idle]))
+def _median_view_ns(trace: Trace) -> int:
+    views = np.flatnonzero(trace.named(*_VIEWS))
+    views = views[trace.steps.in_steady(trace.steps.of_host(views))]
+    return int(np.median(trace.tree.self_ns[views])) if len(views) >= MIN_GAPS else 0
 
 
 def _graphable(trace: Trace, work: Ints) -> bool:
     steps = trace.steps
     if steps.n_steady < MIN_REPEATS:
         return False
-    blocking = (trace.kind == Kind.RUNTIME) & trace.matching(_ALLOCATION)
+    blocking = (trace.kind == Kind.RUNTIME) & trace.matching(ALLOCATION)
     blocking[trace.waits.row[~trace.waits.profiler]] = True
     rows = np.flatnonzero(blocking)
     calls = trace.links.call[work]

@@ -1,0 +1,163 @@
+"""Idle time of the device before launches that came late: short gaps are dispatch, long ones something else.
+
+A launch that follows the one before costs the host tens of microseconds, so a gap of a millisecond is no launch: the
+host did something else meanwhile. What held it is the operator or call that ran for a millisecond by itself; whether
+that is its way or an accident, the other rows of its name and the other steps tell.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from torchtriage.core import intervals
+from torchtriage.core.arrays import Ints, Mask, distinct
+from torchtriage.core.intervals import Spans
+from torchtriage.core.trace import Kind, Trace
+from torchtriage.diagnose.patterns._host_gaps import MIN_STRETCH_NS
+
+MAX_WORK = 0.5
+"""Share of a long gap in operators or calls; below it the Python between them is the problem (HST020), above it what
+they do (HST054, HST055)."""
+RARE = 20.0
+"""Medians of the own time of its name: a call this long did something else than its work. In public recordings the 99th
+percentile of ordinary calls stays below 10 medians."""
+MIN_PEERS = 3
+"""Calls of a name before its median says anything."""
+ALLOCATION = r"^(cuda|hip)(Malloc|Free|HostAlloc|HostFree|HostRegister)|^cuMem(Map|Unmap|Create)"
+_LOADER = r"^enumerate\(DataLoader\)#"
+
+
+class LongCalls(NamedTuple):
+    """Operators and calls that held the host for a millisecond while the device waited; arrays of equal length.
+
+    ``row`` ; ``idle_ns`` : what the device idled meanwhile; ``usual_ns`` : median of the short rows of its name, -1
+    where there are fewer than ``MIN_PEERS``.
+    """
+
+    row: Ints
+    idle_ns: Ints
+    usual_ns: Ints
+
+    def pick(self, mask: Mask) -> LongCalls:
+        """Return some of them."""
+        return LongCalls(self.row[mask], self.idle_ns[mask], self.usual_ns[mask])
+
+
+def short_gaps(trace: Trace) -> Spans:
+    """Return the host-late gaps that launching explains."""
+    gaps = trace.devices[0].gaps
+    late = (gaps.blame == 0) & (gaps.spans[:, 1] - gaps.spans[:, 0] < MIN_STRETCH_NS)
+    return intervals.subtract(intervals.union(gaps.spans[late]), _explained(trace))
+
+
+def slow_operators(trace: Trace) -> LongCalls:
+    """Return the long calls that take as long in step after step, or are never short."""
+    return _split(trace)[0]
+
+
+def stalls(trace: Trace) -> LongCalls:
+    """Return the long calls that are short elsewhere, or happen once."""
+    return _split(trace)[1]
+
+
+def idle_during(trace: Trace, rows: Ints, *, own: bool = False) -> Spans:
+    """Return the judged idle time in which these rows ran, as a union; ``own`` : without what they called."""
+    mine = trace.time_of(rows)
+    if own:
+        mask = trace.mask_of(rows)
+        members = trace.tree.members
+        above = trace.tree.parent[members]
+        inside = members[(above >= 0) & mask[above] & ~mask[members]]
+        mine = intervals.subtract(mine, trace.time_of(inside))
+    return intervals.intersect(mine, _long_gaps(trace))
+
+
+def _split(trace: Trace) -> tuple[LongCalls, LongCalls]:
+    """Return slow operators and stalls.
+
+    An operator that launches nothing is looked at as a whole; else a row counts with its own time.
+    """
+    gaps = _long_gaps(trace)
+    counted = trace.is_kind(Kind.OP, Kind.RUNTIME)
+    counted[trace.waits.row] = counted[trace.waits.sync_row] = False
+    rows = np.flatnonzero(counted)
+    held = np.zeros(len(trace), np.int64)
+    held[rows] = intervals.covered(trace.spans_of(rows), gaps)
+    alone = (trace.kind == Kind.OP) & ~trace.tree.above(trace.links.launches)
+    whole = _long(trace, held, alone & ~trace.tree.under(alone), trace.dur_ns)
+    whole = whole.pick(_habits(trace, whole))
+
+    rows = rows[held[rows] > 0]
+    own = held.copy()
+    above = trace.tree.nearest(rows, counted)
+    np.subtract.at(own, above[above >= 0], held[rows[above >= 0]])
+    mask = trace.mask_of(whole.row)
+    parts = _long(trace, own, counted & ~mask & ~trace.tree.under(mask), trace.tree.self_ns)
+    habit = _habits(trace, parts)
+    slow = parts.pick(habit)
+    rest = parts.pick(~habit & ((parts.usual_ns < 0) | (parts.idle_ns >= RARE * parts.usual_ns)))
+    return LongCalls(*(np.concatenate(pair) for pair in zip(whole, slow, strict=True))), rest
+
+
+def _long(trace: Trace, idle_ns: Ints, mask: Mask, length_ns: Ints) -> LongCalls:
+    """Return the rows of a mask with a millisecond of idle time in them; ``length_ns`` : int64[n], what compares."""
+    row = np.flatnonzero(mask & (idle_ns >= MIN_STRETCH_NS))
+    row = row[trace.steps.in_steady(trace.steps.of_host(row))]
+    usual = np.full(len(row), -1, np.int64)
+    for code in distinct(trace.name[row]).tolist():
+        mine = trace.name[row] == code
+        peers = np.flatnonzero(trace.name == code)
+        peers = peers[~np.isin(peers, row)]
+        if len(peers) >= MIN_PEERS:
+            usual[mine] = int(np.median(length_ns[peers]))
+    return LongCalls(row, idle_ns[row], usual)
+
+
+def _long_gaps(trace: Trace) -> Spans:
+    device = trace.devices[0]
+    gaps = device.gaps
+    length = gaps.spans[:, 1] - gaps.spans[:, 0]
+    late = (gaps.blame == 0) & (length >= MIN_STRETCH_NS)
+    late &= intervals.covered(gaps.spans, device.host_work) >= MAX_WORK * length
+    held = intervals.intersect(intervals.union(gaps.spans[late]), trace.steps.judged)
+    return intervals.subtract(held, _explained(trace))
+
+
+def _explained(trace: Trace) -> Spans:
+    """Return the time that is not dispatch: loaders, pauses, allocation, waits, first use."""
+    waits = trace.waits
+    elsewhere = trace.is_kind(Kind.ANNOTATION, Kind.OP) & trace.matching(_LOADER)
+    elsewhere |= (trace.kind == Kind.PYTHON) & trace.matching(r"^Python GC")
+    elsewhere |= (trace.kind == Kind.RUNTIME) & trace.matching(ALLOCATION)
+    known = trace.spans_of(np.concatenate([np.flatnonzero(elsewhere), trace.steps.first_use]))
+    return intervals.union(np.concatenate([known, waits.bubble, waits.lead(waits.tells)]))
+
+
+def _habits(trace: Trace, calls: LongCalls) -> Mask:
+    """Return bool[k]: calls that are as long in step after step, or never short."""
+    steps, rows = trace.steps, calls.row
+    if steps.n_steady < 2:
+        alone: Mask = (trace.kind[rows] == Kind.OP) & ~trace.tree.above(trace.links.launches)[rows]
+        return alone & (calls.usual_ns < 0)
+    # among short calls of its name it is the same call where it has the same place in its step
+    rare = (calls.usual_ns >= 0) & (calls.idle_ns >= RARE * calls.usual_ns)
+    nth = np.where(rare, _nth_of_step(trace, rows), 0)
+    _, place = np.unique(np.stack([trace.name[rows], nth]), axis=1, return_inverse=True)
+    step = np.cumsum(steps.steady)[steps.of_host(rows)] - 1
+    took = np.zeros((steps.n_steady, int(place.max(initial=-1)) + 1))
+    np.add.at(took, (step, place), calls.idle_ns)
+    alike: Mask = 2 * np.percentile(took, 50, axis=0, method="lower") >= took.mean(axis=0)
+    return alike[place]
+
+
+def _nth_of_step(trace: Trace, rows: Ints) -> Ints:
+    """Return how many calls of its name each row has before it in its step."""
+    begin = trace.steps.host_start_ns[trace.steps.of_host(rows)]
+    nth = np.zeros(len(rows), np.int64)
+    for code in distinct(trace.name[rows]).tolist():
+        mine = trace.name[rows] == code
+        calls = np.sort(trace.start_ns[trace.name == code])
+        nth[mine] = np.searchsorted(calls, trace.start_ns[rows[mine]]) - np.searchsorted(calls, begin[mine])
+    return nth

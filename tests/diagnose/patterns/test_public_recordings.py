@@ -67,3 +67,8 @@ def test_an_operator_of_the_host_is_not_bound_by_launches(public: Path, path: st
     assert result.findings[0].code == "HST055"
     assert operator in result.findings[0].message
     assert "LCH014" not in [finding.code for finding in result.findings]
+
+
+def test_ten_equal_additions_are_no_chain(public: Path) -> None:
+    name = "AMD-AGI__TraceLens__unit__01_add_poor_bw__elem_01_add_poor_bw.json.gz"
+    assert "LCH015" not in codes(public / "traces" / name)

@@ -13,6 +13,9 @@ from torchtriage.diagnose.patterns.launch.unfused_elementwise import find
 POINTWISE = "void at::native::vectorized_elementwise_kernel<4, at::native::{}>"
 MUL = ("aten::mul", POINTWISE.format("mul"), [[1024, 64], [1024, 64]])
 EXP = ("aten::exp", POINTWISE.format("exp"), [[1024, 64]])
+ADD = ("aten::add", POINTWISE.format("add"), [[1024, 64], [1024, 64]])
+LOG = ("aten::log", POINTWISE.format("log"), [[1024, 64]])
+CAST = ("aten::copy_", "direct_copy_kernel", [[1024, 64], [1024, 64], []])
 COPY = ("aten::copy_", "direct_copy_kernel", [[1024, 64], [1024, 64]])
 SMALL = ("aten::exp", POINTWISE.format("exp"), [[8, 64]])
 GEMM = ("aten::mm", "ampere_sgemm", [[1024, 64], [64, 64]])
@@ -45,6 +48,24 @@ def test_quiet_on_two_in_a_row() -> None:
 
 def test_quiet_when_sizes_differ() -> None:
     assert not claims(run(MUL, SMALL, EXP, GEMM))
+
+
+@pytest.mark.parametrize("kinds", [(ADD,) * 10, (COPY, COPY, COPY, COPY, ADD)])
+def test_quiet_on_one_operator_again_and_again(kinds: tuple[Op, ...]) -> None:
+    """A benchmark's loop, or the same copy of many tensors: nothing shows that one reads what another wrote."""
+    assert not claims(run(*kinds, GEMM))
+
+
+def test_quiet_on_the_kernels_of_one_operator() -> None:
+    builder = TraceBuilder().op("aten::empty", 0, 1.5).op("aten::add_", 10, 50, dims=[[1024, 64]])
+    for k in range(4):
+        builder.launch(12 + 10 * k, 4, 2_000 + 100 * k, 100, ADD[1])
+    assert not claims(builder)
+
+
+def test_a_factor_applied_twice_is_part_of_a_chain() -> None:
+    (claim,) = claims(run(MUL, MUL, EXP, GEMM))
+    assert claim.evidence["n_kernels_of_longest_chain"] == 3
 
 
 def test_quiet_when_products_come_between() -> None:
@@ -86,7 +107,7 @@ def test_quiet_below_five_percent_of_the_kernel_time() -> None:
 
 
 def test_traffic_of_the_chain_is_the_model() -> None:
-    (claim,) = claims(run(EXP, EXP, EXP, GEMM))
+    (claim,) = claims(run(EXP, LOG, EXP, GEMM))
     # three kernels read and write 6 tensors; fused 2: two thirds are saved
     assert claim.gain_high == pytest.approx([2 / 3] * 12)
     assert claim.gain_low == pytest.approx([1 / 3] * 12)
@@ -95,28 +116,28 @@ def test_traffic_of_the_chain_is_the_model() -> None:
     assert claim.evidence["chain_ms_per_step"] == 1.2
     assert claim.evidence["share_of_kernel_time"] == 0.75
     assert claim.evidence["n_kernels_of_longest_chain"] == 3
-    assert claim.evidence["costliest_chain_ops"] == ["aten::exp"] * 3
+    assert claim.evidence["costliest_chain_ops"] == ["aten::exp", "aten::log", "aten::exp"]
     assert claim.time_class == "compute"
     assert claim.certainty == "likely"
 
 
 def test_second_inputs_have_to_be_read_all_the_same() -> None:
-    (claim,) = claims(run(MUL, MUL, MUL, MUL, GEMM))
+    (claim,) = claims(run(MUL, ADD, MUL, ADD, GEMM))
     # four kernels move 12 tensors, fused 8 - 4 + 2 = 6
     assert claim.gain_high == pytest.approx([0.5] * 16)
 
 
 def test_a_copy_reads_one_and_writes_one() -> None:
-    (claim,) = claims(run(COPY, COPY, COPY, GEMM))
+    (claim,) = claims(run(COPY, CAST, COPY, GEMM))
     assert claim.gain_high == pytest.approx([2 / 3] * 12)
 
 
 def test_what_the_next_launch_does_not_follow_has_no_low_end() -> None:
-    builder = run(EXP, EXP, EXP, GEMM)
+    builder = run(EXP, LOG, EXP, GEMM)
     builder.op("aten::exp", 9_000, 8, dims=[[1024, 64]])
-    for k in range(3):
-        builder.op("aten::exp", 9_000 + 200 * k, 8, dims=[[1024, 64]])
-        builder.launch(9_001 + 200 * k, 4, 9_010 + 200 * k, 100, EXP[1])
+    for k, (op, kernel, dims) in enumerate((EXP, LOG, EXP)):
+        builder.op(op, 9_000 + 200 * k, 8, dims=list(dims))
+        builder.launch(9_001 + 200 * k, 4, 9_010 + 200 * k, 100, kernel)
     (claim,) = claims(builder)
     assert claim.gain_low.tolist().count(0.0) == 2  # nothing follows the last one late
     assert len(claim.spans) == 15
@@ -132,7 +153,7 @@ def test_without_shapes_grids_say_what_belongs_together() -> None:
     builder = TraceBuilder().op("aten::empty", 0, 1.5)
     for k in range(8):
         grid = [512, 1, 1] if k < 4 else [k, 1, 1]
-        builder.launch(10 * k + 2, 4, 2_000 + 100 * k, 100, EXP[1], grid=grid, block=[128, 1, 1])
+        builder.launch(10 * k + 2, 4, 2_000 + 100 * k, 100, (EXP, LOG)[k % 2][1], grid=grid, block=[128, 1, 1])
     (claim,) = claims(builder)
     assert claim.certainty == "hint"
     assert claim.evidence["n_kernels_per_step"] == 4
@@ -141,7 +162,7 @@ def test_without_shapes_grids_say_what_belongs_together() -> None:
 def test_interleaved_streams_keep_their_own_chains() -> None:
     builder = TraceBuilder().op("aten::empty", 0, 1.5)
     for k in range(4):
-        for stream, (op, kernel, dims) in ((7, EXP), (8, GEMM)):
+        for stream, (op, kernel, dims) in ((7, (EXP, LOG)[k % 2]), (8, GEMM)):
             at = 20 * k + 10 * (stream - 7) + 2
             builder.op(op, at, 8, dims=list(dims))
             builder.launch(at + 1, 4, 2_000 + 100 * k, 100, kernel, stream=stream)
@@ -168,6 +189,10 @@ def test_quiet_on_two_operators_on_a_cpu() -> None:
 
 def test_quiet_on_other_operators_between_them_on_a_cpu() -> None:
     assert not claims(on_cpu("aten::mul", "aten::tanh", "aten::layer_norm", "aten::mul"))
+
+
+def test_quiet_on_one_operator_again_and_again_on_a_cpu() -> None:
+    assert not claims(on_cpu(*["aten::add"] * 5))
 
 
 def test_quiet_on_single_numbers_on_a_cpu() -> None:

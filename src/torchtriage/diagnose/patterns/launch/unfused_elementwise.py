@@ -3,7 +3,8 @@
 Looks like: three or more kernels in a row on a stream that have the names of PyTorch's pointwise and copy kernels and
     work on the same number of elements, outside optimizers; the chains that the device itself paces take at least 5 %
     of its kernel time. On a CPU: three or more pointwise operators in a row on tensors of one size, at least 5 % of
-    the step.
+    the step. No chain where more than half of the neighbours are the same operator on inputs of the same shapes: which
+    tensors it reads is not recorded, and that is a loop over tensors rather than a flow through one.
 Slow because: each kernel moves the whole tensor through memory to do a few operations on it; fused, the intermediate
     results never leave the registers.
 Cost: traffic model, time in proportion to tensors read and written: a chain of k kernels with n full-size inputs moves
@@ -22,7 +23,7 @@ from torchtriage.core.arrays import distinct
 from torchtriage.core.trace.op_runs import outer_ops
 from torchtriage.core.units import format_count, format_ns, format_share, ms
 from torchtriage.diagnose.patterns._op_work import SHORT_NS, kernel_time_ns
-from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Fix, Ints, Kind, Pattern, Trace, given
+from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Fix, Ints, Kind, Mask, Pattern, Trace, given
 from torchtriage.diagnose.patterns.launch._pointwise_traffic import by_detail, largest, product, saved_traffic
 
 PATTERN = Pattern.of(__name__, "LCH015", "Chains of pointwise kernels are not fused", order=550, needs="sizes")
@@ -34,6 +35,7 @@ FIX = Fix(
 
 MIN_CHAIN = 3
 MIN_SHARE = 0.05  # share of the kernel time (catalogue 15)
+MAX_AGAIN = 0.5  # of a chain's links, between two operators of one name and the same inputs
 _POINTWISE = (
     r"elementwise_kernel|CUDAFunctor|copy_kernel"
     # a batch norm with stored statistics is pointwise too
@@ -110,8 +112,8 @@ def _on_cpu(trace: Trace) -> Claims:
     fits, step = named & (size > 1), steps.of_host(ops)
     same = (size[1:] == size[:-1]) & (step[1:] == step[:-1])
     goes_on = np.append(False, fits[1:] & fits[:-1] & same)[: len(ops)]
-    of = np.cumsum(~goes_on)
-    long = fits & (np.bincount(of)[of] >= MIN_CHAIN) & steps.in_steady(step)
+    of = np.cumsum(~goes_on, dtype=np.int64)
+    long = fits & _flows(trace, ops, of)[of] & steps.in_steady(step)
     rows = ops[long]
     chain = np.unique(of[long], return_inverse=True)[1].astype(np.int64)
     chain_ns = _time_ns(trace, rows) / steps.n_steady
@@ -162,9 +164,24 @@ def _chains(trace: Trace) -> tuple[Ints, Ints]:
     goes_on[0] = False
     goes_on[1:] &= pointwise[:-1] & (size[1:] == size[:-1])
     goes_on[1:] &= trace.lane[rows[1:]] == trace.lane[rows[:-1]]
-    chain = np.cumsum(~goes_on)
-    long = pointwise & (np.bincount(chain)[chain] >= MIN_CHAIN)
+    chain = np.cumsum(~goes_on, dtype=np.int64)
+    op = trace.links.op[rows]
+    long = pointwise & _flows(trace, np.where(op >= 0, op, rows), chain)[chain]
     return order[long], np.unique(chain[long], return_inverse=True)[1].astype(np.int64)
+
+
+def _flows(trace: Trace, rows: Ints, chain: Ints) -> Mask:
+    """Return bool[chains + 1]: long enough, and data may flow from one row of it to the next.
+
+    Which tensors an operator reads is not recorded. Two that differ do something to a result; the same one on the same
+    inputs again is a loop over other tensors, or a repetition.
+    """
+    again = (chain[1:] == chain[:-1]) & (trace.name[rows[1:]] == trace.name[rows[:-1]])
+    again &= trace.detail[rows[1:]] == trace.detail[rows[:-1]]
+    length = np.bincount(chain)
+    n_again = np.bincount(chain[1:][again], minlength=len(length))
+    out: Mask = (length >= MIN_CHAIN) & (n_again <= MAX_AGAIN * (length - 1))
+    return out
 
 
 def _numel(trace: Trace, rows: Ints) -> Ints:

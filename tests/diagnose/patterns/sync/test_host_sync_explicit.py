@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from builder import TraceBuilder
 
+import torchtriage as tt
 from torchtriage.diagnose.patterns.sync.host_sync_explicit import find
 
 
@@ -102,3 +103,19 @@ def test_a_recording_without_steps_needs_three() -> None:
     (claim,) = find(window(3).build())
     assert claim.certainty == "hint"
     assert "3 times in the window" in claim.message
+
+
+def test_no_more_is_promised_than_the_idle_time_that_is_said() -> None:
+    trace = TraceBuilder()
+    for step in range(4):
+        start = step * 2_000.0
+        trace.step(step, start, 2_000)
+        trace.launch(start + 10, 5, start + 20, 600)
+        trace.sync(start + 20, 610)
+        # the lead that the host lost: it launches late until the step ends
+        for k in range(8):
+            trace.op("aten::add", start + 650 + 150 * k, 145)
+            trace.launch(start + 780 + 150 * k, 5, start + 790 + 150 * k, 40)
+    (finding,) = tt.analyze(trace.profiler_stop(8_001, 5).build(), only=["SYN003"]).findings
+    assert finding.cost is not None
+    assert 0 < finding.cost.high_ms <= finding.evidence["gpu_idle_ms_per_step"]

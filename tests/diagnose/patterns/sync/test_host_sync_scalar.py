@@ -119,7 +119,8 @@ def test_reads_in_every_step(name: str, vendor: str) -> None:
     assert claim.evidence["n_reads_per_step"] == 2
     assert claim.evidence["ops"] == [name]
     assert claim.evidence["wait_ms_per_step"] == pytest.approx(0.032)
-    assert claim.evidence["gpu_idle_ms_per_step"] == pytest.approx(0.032)
+    # all that is at stake, the code around each read included
+    assert claim.evidence["gpu_idle_ms_per_step"] == pytest.approx(0.06)
     assert len(claim.rows) == 8
     assert "2 times per step" in claim.message
 

@@ -72,3 +72,10 @@ def test_an_operator_of_the_host_is_not_bound_by_launches(public: Path, path: st
 def test_ten_equal_additions_are_no_chain(public: Path) -> None:
     name = "AMD-AGI__TraceLens__unit__01_add_poor_bw__elem_01_add_poor_bw.json.gz"
     assert "LCH015" not in codes(public / "traces" / name)
+
+
+def test_a_walk_over_the_modules_is_no_work_for_a_loader(public: Path) -> None:
+    name = "AMD-AGI__TraceLens__tests_traces_inference_xdit_flux.1_capture_traces_capture_trace_rank_0.json.gz"
+    (finding,) = [finding for finding in tt.analyze(public / "traces" / name).findings if finding.code == "HST020"]
+    assert "named_modules()" in finding.message
+    assert finding.fix.text.startswith("Walk the modules once")

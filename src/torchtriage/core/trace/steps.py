@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from torchtriage.core import intervals
 from torchtriage.core.arrays import Ints
+from torchtriage.core.trace.pacing import Pace, find_pace
 from torchtriage.core.trace.schema import Kind
 from torchtriage.core.units import format_ns
 
@@ -120,6 +121,11 @@ class Steps:
     def first_use(self) -> Ints:
         """Host rows that compile, load modules or create contexts; see :func:`first_use`."""
         return first_use(self.trace)
+
+    @cached_property
+    def pace(self) -> Pace | None:
+        """The pace of its own that the loop keeps; None where steps are as long as their work."""
+        return find_pace(self.trace)
 
     def of_host(self, rows: NDArray[np.integer]) -> Ints:
         """Return the step each host row starts in (-1: none); 0 for all without steps."""

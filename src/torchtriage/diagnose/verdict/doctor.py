@@ -348,6 +348,22 @@ def _steps(trace: Trace) -> Iterator[Note]:
             " after the profiler starts may not be typical",
             f"record 5 or more: {LIGHT}",
         )
+    pace = trace.steps.pace
+    if pace is not None:
+        yield Note(
+            "paced-loop",
+            "info",
+            f"the loop keeps a pace of its own: a step every {format_ns(pace.period_ns)}, evenly to"
+            f" {format_ns(pace.jitter_ns)} (95th percentile), of which it waits {format_ns(pace.wait_ns)} in the median"
+            f" and {format_ns(pace.slack_ns)} at least",
+            "judge it by slack and jitter: less work makes the wait longer and the step no shorter",
+            {
+                "period_ms": ms(pace.period_ns),
+                "jitter_ms": ms(pace.jitter_ns),
+                "median_wait_ms": ms(pace.wait_ns),
+                "slack_ms": ms(pace.slack_ns),
+            },
+        )
 
 
 def _inputs(trace: Trace) -> Iterator[Note]:

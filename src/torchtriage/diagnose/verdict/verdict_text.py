@@ -107,6 +107,12 @@ MUCH_IDLE = 0.10
 
 
 def unexplained_idle(trace: Trace, summary: Summary, findings: Iterable[Finding]) -> float:
-    """Return the share of the judged time that the main device is idle and no finding owns; 0 where not known."""
+    """Return the share of the judged time that the main device is idle and no finding owns, a pace's waits aside.
+
+    0 where it is not known.
+    """
+    judged, pace = trace.steps.judged, trace.steps.pace
     rest = (summary.judged_idle_ns or 0) - sum(finding.idle_ns for finding in findings)
-    return max(rest, 0) / max(intervals.length(trace.steps.judged), 1)
+    if pace is not None and trace.devices:  # no work is missing there
+        rest -= intervals.length(intervals.intersect(intervals.intersect(trace.devices[0].idle, pace.waits), judged))
+    return max(rest, 0) / max(intervals.length(judged), 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from builder import TraceBuilder
 
+import torchtriage as tt
 from torchtriage.diagnose.patterns.base import Claim, missing_needs
 from torchtriage.diagnose.patterns.host.python_bound import PATTERN, find
 
@@ -294,3 +295,61 @@ def test_on_a_cpu_work_at_the_top_of_the_loop_recurs() -> None:
         builder.frame("train.py(3): prepare", 10_000 * i, 3_990)
     (claim,) = claims(builder)
     assert claim.evidence["hot_frame"] == "train.py(3): prepare"
+
+
+@pytest.mark.parametrize(
+    ("frame", "kind", "advice"),
+    [
+        ("torch/nn/modules/module.py(2868): named_modules", "module walk", "Walk the modules once"),
+        ("transformers/image_processing_utils.py(10): resize", "preprocessing", "DataLoader workers"),
+        ("queue.py(154): get", "waiting", "before waiting"),
+        ("json/__init__.py(120): dump", "input and output", "write behind"),
+        ("train.py(7): plan", "python", "once and reuse it"),
+        ("", "not known without stacks", "Python stacks"),
+    ],
+)
+def test_the_fix_follows_what_runs_there(frame: str, kind: str, advice: str) -> None:
+    builder = loop()
+    for i in range(4) if frame else ():
+        builder.frame(frame, 10_000 * i + 1, 3_990)
+    (claim,) = claims(builder)
+    assert claim.evidence["kind"] == kind
+    assert claim.fix is not None
+    assert advice in claim.fix.text
+
+
+def paced(period: float = 20_000, *, fixed_wait: bool = False) -> TraceBuilder:
+    """Return steps with 3 to 6 ms of work on a device, which wait for the next tick or for a fixed time."""
+    builder, at = TraceBuilder(), 0.0
+    for i in range(12):
+        work = 3_000 + 1_000 * (i * 7 % 4)
+        length = work + 8_000 if fixed_wait else period + i % 3
+        builder.step(i, at, length).op("aten::mm", at, work)
+        builder.launch(at + 50, 5, at + 60, work - 100)
+        at += length
+    return builder.profiler_stop(at, 5)
+
+
+def test_quiet_on_the_waits_of_a_paced_loop() -> None:
+    trace = paced().build()
+    assert not list(find(trace))
+    pace = trace.steps.pace
+    assert pace is not None
+    assert pace.period_ns == pytest.approx(20_001_000)
+    assert pace.slack_ns == pytest.approx(14_000_000, abs=2_000)
+    assert pace.jitter_ns <= 1_000
+
+
+def test_a_wait_of_fixed_length_keeps_no_pace() -> None:
+    trace = paced(fixed_wait=True).build()
+    assert trace.steps.pace is None
+    (claim,) = find(trace)
+    assert claim.evidence["gpu_idle_ms_per_step"] == pytest.approx(8 * 10 / 11)
+
+
+def test_a_pace_is_said_and_its_waits_are_no_lost_time() -> None:
+    result = tt.analyze(paced().build())
+    (note,) = [note for note in result.notes if note.code == "paced-loop"]
+    assert "slack and jitter" in note.fix
+    assert note.evidence["slack_ms"] == pytest.approx(14, abs=0.01)
+    assert result.healthy

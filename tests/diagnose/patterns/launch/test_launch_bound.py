@@ -185,7 +185,10 @@ def test_a_step_that_waits_or_allocates_is_no_graph(call: str) -> None:
 
 
 def test_kernels_that_change_are_no_graph() -> None:
-    assert claims(loop(name="kernel_{k}_{i}"))[0].evidence["same_kernels_every_step"] is False
+    (claim,) = claims(loop(name="kernel_{k}_{i}"))
+    assert claim.evidence["same_kernels_every_step"] is False
+    assert claim.fix is not None
+    assert "No CUDA graph" in claim.fix.text
 
 
 def test_graphs_are_not_proposed_again() -> None:

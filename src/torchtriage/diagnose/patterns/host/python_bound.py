@@ -2,13 +2,15 @@
 
 Looks like: stretches of at least 1 ms in which the device is idle because the next launch is late, and in which the
     launching thread spent less than half of the time in operators or runtime calls; together 5 % of the step. Time in
-    loaders, garbage collection, ``time.sleep`` and the profiler itself is excluded. On a CPU: the same stretches of
-    the main thread, between ops, where the same frames run between the same ops in step after step; waits inside the
-    backward engine are not Python.
+    loaders, garbage collection, ``time.sleep`` and the profiler itself is excluded, and so are the waits of a loop that
+    keeps a pace of its own, such as a controller's for its next tick (the doctor's ``paced-loop`` says its slack). On a
+    CPU: the same stretches of the main thread, between ops, where the same frames run between the same ops in step
+    after step; waits inside the backward engine are not Python.
 Slow because: nothing is enqueued while the host prepares inputs, waits for a lock or writes a file.
 Cost: the device idle time outside ops (on a CPU: the host time); low counts half of it, divided by the profiler's
     inflation.
-Fix: move the work off the launching thread, prepare the next batch while this one runs, or cache its result.
+Fix: by what runs there: preprocessing goes to workers, a walk over the modules is done once, files are read ahead and
+    written behind, waits come after the next launch; what else there is is computed once or in another thread.
 Leave it when: the work depends on the result of this very step and cannot be prepared earlier.
 Source: PyTorch performance tuning guide; measured: image preprocessing of TimeSformer, 217 of 382 ms. Stretches below
     1 ms are module code between ops, which launch-bound covers.
@@ -35,23 +37,55 @@ from torchtriage.diagnose.patterns._late_launches import MAX_WORK
 from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Fix, Ints, Kind, Pattern, Spans, Trace
 
 PATTERN = Pattern.of(__name__, "HST020", "The step waits for Python", order=370, needs="ops gaps")
+_GUIDE = "https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html"
 FIX = Fix(
-    text="Move this work to DataLoader workers or another thread, prepare the next batch while the device computes,"
-    " or cache the result.",
+    text="Compute its result once and reuse it, or do it in another thread while the device computes.",
+    code="""plan = make_plan(model)  # once, before the loop
+for batch in loader:
+    outputs = model(batch, plan)""",
+    link=_GUIDE,
+)
+_LOADED = Fix(
+    text="Move this work to DataLoader workers or another thread: prepare the next batch while the device computes.",
     code="""upcoming = executor.submit(preprocess, next_raw)  # while the device computes
 ...
 outputs = model(upcoming.result())""",
-    link="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html",
+    link=_GUIDE,
+)
+_WALKED = Fix(
+    text="Walk the modules once and keep the list: it is the same in every step.",
+    code="""blocks = [block for block in model.modules() if isinstance(block, Block)]  # once
+for block in blocks:
+    block.set_context(context)""",
+    link="https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html#torch.nn.Module.named_modules",
+)
+_AWAITED = Fix(
+    text="Enqueue the next work before waiting, and find out who holds the lock or fills the queue late.",
+    code="""outputs = model(batch)  # enqueued: the device works while the host waits
+item = results.get()""",
+    link="https://docs.python.org/3/library/queue.html",
+)
+_WRITTEN = Fix(
+    text="Read ahead and write behind in another thread, in fewer and larger pieces.",
+    code="executor.submit(write_results, outputs.to('cpu', non_blocking=True))",
+    link="https://docs.python.org/3/library/concurrent.futures.html",
+)
+_UNKNOWN = Fix(
+    text="Record two or three steps with Python stacks: they name the code that runs there.",
+    code="profile(with_stack=True)",
+    link="https://docs.pytorch.org/docs/stable/profiler.html",
 )
 
 _ENGINE = r"^<built-in method run_backward of"
 _PAUSE = r"^Python GC|^<built-in function (collect|sleep)>|(^|/)torch/(autograd/)?profiler"
 """Garbage collection is another finding; who sleeps meant to; the profiler is not the program."""
 _KINDS = {
-    "preprocessing": r"PIL|cv2|numpy|image|tokeniz|transforms|scipy|librosa|feature_extract|decode",
-    "waiting": r"lock|queue|threading|acquire|\bwait\b|select|poll|sleep",
-    "input and output": r"\bopen\b|json|pickle|\bread|\bwrite|socket|requests|serialization|ssl",
+    "module walk": (r"named_(modules|parameters|buffers|children)|torch/nn/modules/module\.py.*: modules$", _WALKED),
+    "preprocessing": (r"PIL|cv2|numpy|image|tokeniz|transforms|scipy|librosa|feature_extract|decode", _LOADED),
+    "waiting": (r"lock|queue|threading|acquire|\bwait\b|select|poll|sleep", _AWAITED),
+    "input and output": (r"\bopen\b|json|pickle|\bread|\bwrite|socket|requests|serialization|ssl", _WRITTEN),
 }
+_UNSEEN = "not known without stacks"
 
 
 def find(trace: Trace) -> Claims:
@@ -75,7 +109,7 @@ def find(trace: Trace) -> Claims:
         "longest_stretch_ms": ms(int((lost[:, 1] - lost[:, 0]).max())),
     }
     hot, frames = _attribute(trace, stretches, evidence)
-    evidence.setdefault("kind", "not known without stacks")
+    kind = evidence.setdefault("kind", _UNSEEN)
     evidence["profiler_inflation"] = trace.origin.inflation
     where = ""
     if hot >= 0 and (frame := parse_frame(trace.name_of(hot))) is not None:
@@ -94,6 +128,7 @@ def find(trace: Trace) -> Claims:
         if on_device
         else "time of the main thread outside ops",
         evidence=evidence,
+        fix=_UNKNOWN if kind == _UNSEEN else _KINDS[kind][1] if kind in _KINDS else FIX,
         anchor=hot,
         edits=(Edit("threads", factor=0.5, best=0.0, spans=spans),),
     )
@@ -149,8 +184,8 @@ def _recurs(trace: Trace, lost: Spans) -> bool:
 
 def _without_others(trace: Trace, spans: Spans) -> Spans:
     rows = np.flatnonzero((trace.kind == Kind.PYTHON) & trace.matching(_PAUSE))
-    pauses = trace.time_of(rows)
-    return intervals.subtract(intervals.subtract(spans, loaders_and_first_use(trace)), pauses)
+    spans = intervals.subtract(intervals.subtract(spans, loaders_and_first_use(trace)), trace.time_of(rows))
+    return spans if trace.steps.pace is None else intervals.subtract(spans, trace.steps.pace.waits)
 
 
 def _attribute(trace: Trace, stretches: dict[int, Spans], evidence: dict[str, Any]) -> tuple[int, Ints]:
@@ -172,16 +207,21 @@ def _attribute(trace: Trace, stretches: dict[int, Spans], evidence: dict[str, An
     hot = hot_frame(trace, total, span_ns)
     if hot >= 0:
         evidence["hot_frame"] = trace.name_of(hot)
-    evidence["kind"] = _kind(trace, own)
+    evidence["kind"] = _kind(trace, own, hot)
     evidence["top_frames_ms_per_step"] = {name: ms(ns / trace.steps.n_steady) for name, ns in best}
     return hot, frames
 
 
-def _kind(trace: Trace, own_ns: Ints) -> str:
+def _kind(trace: Trace, own_ns: Ints, hot: int) -> str:
+    """Return what most of the time is: by the function it is spent in, else by the frames that run themselves."""
+    if hot >= 0:
+        for kind, (pattern, _) in _KINDS.items():
+            if re.search(pattern, trace.name_of(hot)):
+                return kind
     rows = np.flatnonzero(own_ns)
     by_name = np.bincount(trace.name[rows], weights=own_ns[rows])
     spent = {trace.names[code]: by_name[code] for code in np.flatnonzero(by_name).tolist()}
-    for kind, pattern in _KINDS.items():
+    for kind, (pattern, _) in _KINDS.items():
         mine = sum(ns for name, ns in spent.items() if re.search(pattern, name))
         if 2 * mine > by_name.sum():
             return kind

@@ -31,6 +31,12 @@ FIX = Fix(
     code='model = torch.compile(model, mode="reduce-overhead")',
     link="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
 )
+_COMPILED = Fix(
+    text="Compile the model, which leaves fewer kernels to launch, or launch larger batches. No CUDA graph as it is:"
+    " kernels differ from step to step, or the host waits or allocates in between.",
+    code="model = torch.compile(model)",
+    link="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
+)
 
 MIN_SHARE = 0.20  # share of the step (catalogue 14)
 MIN_DISPATCH = 1 / 3
@@ -72,6 +78,7 @@ def find(trace: Trace) -> Claims:
     latest = _latest(trace, rest)
     view_ns = _median_view_ns(trace)
     low = LOW * min(USUAL_VIEW_NS / max(view_ns, 1), 1.0)
+    graphable = _graphable(trace, work)
     gap_ns = int(np.median(rest[:, 1] - rest[:, 0]))
     yield Claim(
         message=f"the GPU waits {format_ns(rest_ns / steps.n_steady)} of {format_ns(steps.wall_ns)} {steps.per} for"
@@ -106,8 +113,9 @@ def find(trace: Trace) -> Claims:
             "in_ops_share_of_idle": round(dispatch / rest_ns, 6),
             "profiler_inflation": trace.origin.inflation,
             "kind": "tiny kernels" if tiny >= 0.5 else "slow dispatch",
-            "same_kernels_every_step": _graphable(trace, work),
+            "same_kernels_every_step": graphable,
         },
+        fix=_COMPILED if steps.n_steady >= MIN_REPEATS and not graphable else FIX,
         anchor=latest[0],
         examples=latest,
         edits=(Edit("threads", factor=1 - low, best=0.0, spans=spans),),

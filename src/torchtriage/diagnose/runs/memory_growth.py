@@ -8,6 +8,7 @@ from itertools import groupby, pairwise
 
 from torchtriage.core.finding import Cost, Finding, Fix, Place
 from torchtriage.core.units import format_bytes, format_count
+from torchtriage.diagnose.patterns.config.inference_autograd_on import NODE_US
 from torchtriage.diagnose.runs.samples import Samples
 
 __all__ = ["CODE", "growing_memory", "growth_per_step", "with_graph_cost"]
@@ -17,8 +18,6 @@ MIN_STEPS, MIN_TOTAL, MIN_PER_STEP = 12, 32 << 20, 256 << 10
 STEADILY = 0.9
 """Of the quarters between looks, so many at least grow."""
 GRAPH = "CFG043"
-NODE_US = (1.5, 8.0)
-"""What recording one core operator and the views around it takes, at least and at most; on CPU, torch 2.13."""
 SYSTEM_PART = 0.5, 1.0
 """Of the system time that new pages took, what is surely and what is possibly saved where memory does not grow."""
 PAGE = 4096
@@ -114,7 +113,7 @@ def _cost(growth: Growth, step_ms: float) -> Cost:
 
 def with_graph_cost(finding: Finding, n_ops_per_step: float, growth: Growth | None, step_ms: float) -> Finding:
     """Return the finding of a needless autograd graph with what recording and keeping it takes of a step."""
-    if finding.code != GRAPH or (finding.cost is not None and finding.cost.high_ms > 0) or not n_ops_per_step:
+    if finding.code != GRAPH or not n_ops_per_step:
         return finding
     saved = growth.saved_ms(step_ms) if growth is not None else (0.0, 0.0)
     low, high = (

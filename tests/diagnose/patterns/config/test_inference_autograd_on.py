@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from builder import TraceBuilder
 
+import torchtriage as tt
 from torchtriage.diagnose.patterns.config.inference_autograd_on import find
 
 
@@ -110,10 +111,25 @@ def test_loud_on_one_forward_pass():
     (claim,) = find(forward(cpu(), 0, seq=40).build())
     assert claim.always
     assert claim.certainty == "likely"
-    assert claim.time_class == "none"
     assert claim.evidence["n_core_ops"] == 12  # outermost only
     assert claim.evidence["n_graph_nodes"] == 12
     assert "12 of 12" in claim.message
+
+
+def test_recording_takes_microseconds_per_operator_on_a_cpu():
+    (finding,) = tt.analyze(forward(cpu(), 0, seq=40).build(), only=["CFG043"]).findings
+    # at the low end of operators that are shorter without the profiler
+    assert 0.5 * 12 * 1.5e-3 < finding.cost.low_ms <= 12 * 1.5e-3
+    assert finding.cost.high_ms == pytest.approx(12 * 8e-3)
+    assert "the memory that it keeps is not priced" in finding.message
+
+
+def test_beside_a_device_the_reason_stands_for_the_price():
+    builder = forward(TraceBuilder(), 0, seq=40)
+    builder.launch(120, 5, 130, 500)
+    (finding,) = tt.analyze(builder.build(), only=["CFG043"]).findings
+    assert finding.cost is None
+    assert "not priced beside a device" in finding.message
 
 
 def test_certain_on_repeated_inference_even_with_a_loss():

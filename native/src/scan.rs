@@ -25,6 +25,9 @@ pub enum Group {
 /// Events that become rows or say something else we keep; the others are counted.
 const ROWLESS: &[u8] = b"stfCbneSTpFPNODVvRc(),";
 const MEMORY: &[u8] = b"[memory]";
+/// External ids are kept as so many below this, and larger ones are damage.
+const BELOW: i64 = -(1 << 62);
+const MAX_EXTERNAL: i64 = 1 << 40;
 
 const NO_DUR_NS: i64 = -1000;
 /// Times beyond are damage.
@@ -46,16 +49,17 @@ const PYTHON_PARENT: usize = 5;
 const SEQUENCE: usize = 6;
 const FWD_THREAD: usize = 7;
 const MEMORY_BYTES: usize = 8; // and the five behind it
-const N_NUMBERS: usize = 14;
+const EXTERNAL: usize = 14;
+const N_NUMBERS: usize = 15;
 // arguments that are kept as written: the fields of `Detail`, in their order
-const DIMS: usize = 14;
-const CONCRETE: usize = 16;
-const GRID: usize = 18;
-const COLLECTIVE: usize = 20;
-const NELEMS: usize = 21;
-const DTYPE: usize = 22;
+const DIMS: usize = 15;
+const CONCRETE: usize = 17;
+const GRID: usize = 19;
+const COLLECTIVE: usize = 21;
+const NELEMS: usize = 22;
+const DTYPE: usize = 23;
 /// More of a collective, only kept where that has a name.
-const MORE: usize = 23;
+const MORE: usize = 24;
 const N_SLOTS: usize = 32;
 
 /// What the caller says of its columns, so that `event_types.py` stays the one place to say it.
@@ -96,7 +100,7 @@ impl Schema {
     /// What `core/trace/native.py` says, as it was when this was written: for measuring and testing.
     pub fn example() -> Schema {
         let numbers = "correlation,bytes,stream,device,Python id,Python parent id,Sequence number,\
-                       Fwd thread id,Bytes,Addr,Total Allocated,Total Reserved,Device Type,Device Id";
+                       Fwd thread id,Bytes,Addr,Total Allocated,Total Reserved,Device Type,Device Id,External id";
         let details = "Input Dims,Input type,Concrete Inputs,Input Strides,grid,block,\
                        Collective name,In msg nelems,dtype,Process Group Name,Process Group Ranks,Seq";
         let groups = "1python_function,2cpu_op,2user_annotation,3kernel,3gpu_memcpy,3gpu_memset";
@@ -565,8 +569,9 @@ impl Scanner {
             return Err(Odd);
         }
         place.has |= 1 << slot;
-        let action =
-            if slot < N_NUMBERS { Action::Number(slot as u8) } else { Action::Raw(slot as u8) };
+        // nearly every event has an External id, and few need it
+        let is_number = slot < N_NUMBERS && slot != EXTERNAL;
+        let action = if is_number { Action::Number(slot as u8) } else { Action::Raw(slot as u8) };
         Ok((action, i))
     }
 
@@ -659,7 +664,7 @@ impl Scanner {
                 self.op_detail(text),
             ),
             Group::Calls | Group::Devices => (
-                self.number(text, CORRELATION, -1)?,
+                self.launch_id(text)?,
                 self.number(text, BYTES, -1)?,
                 if group == Group::Devices { self.kernel_detail(text) } else { -1 },
             ),
@@ -745,6 +750,21 @@ impl Scanner {
             Kind::Number => Ok(given.number),
             _ => written(given.span, text),
         }
+    }
+
+    /// The correlation; without one, the External id as `_launch_ids` has it.
+    #[inline(always)]
+    fn launch_id(&self, text: &[u8]) -> Found<i64> {
+        let id = self.number(text, CORRELATION, -1)?;
+        if id != -1 || self.has & 1 << EXTERNAL == 0 {
+            return Ok(id);
+        }
+        let span = self.given[EXTERNAL].span;
+        let external = match span.kind {
+            Kind::Number => integer(&number(text, span.start as usize)?.0)?,
+            _ => written(span, text)?,
+        };
+        Ok(if (1..MAX_EXTERNAL).contains(&external) { BELOW - external } else { id })
     }
 
     #[inline(always)]

@@ -7,7 +7,7 @@ from builder import TraceBuilder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchtriage.core.trace import Trace
+from torchtriage.core.trace import Kind, Trace
 
 
 def row(trace: Trace, name: str, nth: int = 0) -> int:
@@ -62,6 +62,39 @@ def test_correlation_zero_links_nothing() -> None:
     builder.kernel("rccl", 10, 5, correlation=0)
     trace = builder.build()
     assert trace.links.orphans[row(trace, "rccl")]
+
+
+def by_external_id(*calls: int) -> TraceBuilder:
+    """As some ROCm profilers write it: calls and their work share an External id, and nothing has a correlation."""
+    builder = TraceBuilder(vendor="rocm").op("aten::mm", 0, 100)
+    for i, external in enumerate(calls):
+        builder.event("hipExtModuleLaunchKernel", "cuda_runtime", 5 + 10 * i, 4, **{"External id": external})
+        builder.event("gemm", "kernel", 50 + 10 * i, 9, pid=2, tid=0, **{"External id": external})
+    return builder
+
+
+def test_external_ids_link_where_a_file_has_no_correlation() -> None:
+    trace = by_external_id(7, 8).build()
+    assert trace.links.call[trace.works].tolist() == np.flatnonzero(trace.kind == Kind.RUNTIME).tolist()
+    assert trace.links.op[row(trace, "gemm")] == row(trace, "aten::mm")
+
+
+def test_the_external_id_of_an_operator_links_nothing() -> None:
+    """Elsewhere it is the operator's: on several of its calls, or beside correlations."""
+    shared = by_external_id(7, 7).build()
+    assert shared.links.orphans[shared.works].all()
+    assert (shared.key[shared.works] == -1).all()
+    builder = by_external_id(7)
+    builder.launch(120, 5, 130, 5, "linked")
+    beside = builder.build()
+    assert beside.links.orphans[row(beside, "gemm")]
+    assert not beside.links.orphans[row(beside, "linked")]
+
+
+def test_negative_correlations_stay_as_they_are() -> None:
+    builder = by_external_id(7, 8)
+    builder.events[1]["args"]["correlation"] = -2
+    assert builder.build().key[1] == -2
 
 
 def test_a_repeated_correlation_goes_to_the_last_call_before_the_work() -> None:

@@ -66,6 +66,9 @@ _PHASE_OF: dict[type[Event], str] = {
 _ROWLESS = frozenset(PHASES.values()) - {Complete, Begin, Instant, OldInstant, End, Label} | ARROWS
 _MAX_LOOSE = 256
 """How many small arrays are kept apart, of a block or chunk each."""
+EXTERNAL, MAX_EXTERNAL = -(1 << 62), 1 << 40
+"""External ids wait in the key as so many below this, where no correlation is; larger ones are damage. The native
+scanner does the same."""
 MAX_CATEGORIES = 1 << 15
 """What the column's type holds; whatever comes behind them counts as the last one."""
 
@@ -231,7 +234,7 @@ class ColumnBuilder:
                 value[at] = int64_of([a.fwd_thread for a in args])
                 detail[at] = [self._op_detail(a) for a in args]
             else:
-                key[at] = int64_of([a.correlation for a in args])
+                key[at] = _launch_ids(args)
                 value[at] = int64_of([a.size_bytes for a in args])
                 if group == Group.DEVICES:
                     detail[at] = [self._kernel_detail(a) for a in args]
@@ -361,6 +364,7 @@ class ColumnBuilder:
         notes = np.array([ANNOTATION_NAME.match(name) is not None for name in self._names], bool)
         if notes.any():
             kind[(kind == Kind.OP) & notes[columns["name"]]] = Kind.ANNOTATION
+        _settle_launch_ids(columns["key"], kind)
         if timeless.any():
             # kept, so that rows and arguments stay in step, but out of every figure
             columns["start_ns"][timeless] = min(columns["start_ns"][~timeless], default=0)
@@ -463,6 +467,30 @@ def _renumber(codes: NDArray[np.int32], table: Sequence[T]) -> tuple[NDArray[np.
     position = np.full(len(unique) + 1, -1, np.int32)
     position[order] = np.arange(len(order))
     return position[codes], tuple(entries[code] for code in order.tolist())
+
+
+def _launch_ids(args: list[Any]) -> NDArray[np.int64]:
+    """Return correlations; where there is none, the External id below ``EXTERNAL``."""
+    ids = int64_of([a.correlation for a in args])
+    if (ids == -1).any():
+        external = int64_of([a.external for a in args])
+        ids = np.where((ids == -1) & (external > 0) & (external < MAX_EXTERNAL), EXTERNAL - external, ids)
+    return ids
+
+
+def _settle_launch_ids(key: NDArray[np.int64], kind: NDArray[np.uint8]) -> None:
+    """Take External ids for correlations where a file has only those, and forget them elsewhere.
+
+    Some ROCm profilers number each call and its work that way. In other files the id is the operator's, which several
+    calls share: it says nothing of launches.
+    """
+    external = np.flatnonzero((key < EXTERNAL) & (key > EXTERNAL - MAX_EXTERNAL))
+    if not len(external):
+        return
+    calls = key[kind == Kind.RUNTIME]
+    own = calls[calls < EXTERNAL]
+    alone = len(own) > 0 and not (calls > 0).any() and len(np.unique(own)) == len(own)
+    key[external] = EXTERNAL - key[external] if alone else -1
 
 
 def _bounded(texts: Iterable[str]) -> Iterable[str]:

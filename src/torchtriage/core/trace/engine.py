@@ -19,7 +19,7 @@ from torchtriage.core.errors import UsageError
 __all__ = ["FILE", "READER_VARIABLE", "Engine", "find_engine"]
 
 READER_VARIABLE = "TORCHTRIAGE_READER"
-VERSION = 4
+VERSION = 5
 """Of the library's interface; one of another version is left alone."""
 
 _NAMES = {"darwin": "libtorchtriage_native.dylib", "win32": "torchtriage_native.dll"}

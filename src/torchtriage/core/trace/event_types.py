@@ -63,6 +63,7 @@ class CallArgs(msgspec.Struct, gc=False):
     """The arguments of a runtime call that become columns; the others stay in the file."""
 
     correlation: int = -1
+    external: int | str | None = msgspec.field(default=-1, name="External id")
     # ROCm writes sizes as text
     size_bytes: int | str | None = msgspec.field(default=-1, name="bytes")
 
@@ -112,6 +113,7 @@ class Args(OpArgs, gc=False):
     """Those of a call of any category."""
 
     correlation: int = -1
+    external: int | str | None = msgspec.field(default=-1, name="External id")
     size_bytes: int | str | None = msgspec.field(default=-1, name="bytes")
     stream: int | str | None = None
     device: int | str | None = None

@@ -1,6 +1,7 @@
 """Launch links: which host call and which op enqueued each piece of device work.
 
-Joined on ``correlation`` only: flow arrows are missing or mean other things in many versions.
+Joined on the column ``key`` only (``correlation`` or what stands for it): flow arrows are missing or mean other things
+in many versions.
 """
 
 from __future__ import annotations

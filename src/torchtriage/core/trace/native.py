@@ -66,7 +66,7 @@ def _schema() -> bytes:
 _NUMBERS = (
     *("correlation", "size_bytes", "stream", "device", "python_id", "python_parent"),
     *("sequence", "fwd_thread", "memory_bytes", "addr", "allocated", "reserved"),
-    *("device_type", "device_id"),
+    *("device_type", "device_id", "external"),
 )
 
 

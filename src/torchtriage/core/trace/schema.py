@@ -86,7 +86,8 @@ COLUMNS: tuple[Column, ...] = (
         "key",
         "int64",
         "id",
-        "correlation (runtime calls, GPU work), sequence number (ops), Python id (frames); -1 none",
+        "correlation, or External id in files without any (runtime calls, GPU work), sequence number (ops),"
+        " Python id (frames); -1 none",
     ),
     Column(
         "value",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
-from diagnose.ranks.jobs import job, write
+from diagnose.ranks.jobs import job, merged, write
 
 from torchtriage.report import json_report
 
@@ -31,6 +31,18 @@ def test_a_folder_of_ranks_gets_one_verdict(run: Run, late: Path) -> None:
     assert [line.split()[1] for line in lines] == ["0", "1", "2", "3"]
     assert "others wait 4.00 ms" in lines[2]
     assert all("waits 4.00 ms" in lines[at] for at in (0, 1, 3))
+
+
+def test_ranks_merged_into_one_file_get_the_same_verdict(run: Run, late: Path, folder: Path) -> None:
+    (folder / "merged.json").write_bytes(merged(job(4, late={2: 4000})).json())
+    # each rank has a device number of its own there
+    found = run("analyze", "merged.json", code=0).stdout.replace("GPU 2", "GPU 0")
+    assert found == run("analyze", "late").stdout
+    assert (
+        "--perfetto shows the findings of one process"
+        in run("analyze", "merged.json", "--perfetto", "out.json", code=2).stderr
+    )
+    assert "judge the ranks together" in run("doctor", "merged.json", code=2).stdout
 
 
 def test_a_pattern_of_names_is_expanded(run: Run, late: Path) -> None:

@@ -173,6 +173,20 @@ def write(builders: Sequence[TraceBuilder], folder: Path) -> list[Path]:
     return paths
 
 
+def merged(builders: Sequence[TraceBuilder], *, devices: Sequence[int] | None = None) -> TraceBuilder:
+    """Return one recording of all ranks, as tools write it that offset process ids and name the rank of each event."""
+    whole = TraceBuilder()
+    for rank, builder in enumerate(builders):
+        for event in builder.events:
+            args = {**event.get("args", {}), "rank": rank, "pid_raw": event["pid"]}
+            if "device" in args:
+                args["device"] = event["pid"] = rank if devices is None else devices[rank]
+            if "correlation" in args:
+                args["correlation"] += 100_000 * rank
+            whole.events.append({**event, "pid": event["pid"] + 100_000_000 * rank, "args": args})
+    return whole
+
+
 def shifted(builder: TraceBuilder, by: float) -> TraceBuilder:
     """Return a builder whose clock is ahead by microseconds."""
     for event in builder.events:

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from diagnose.ranks.jobs import job, write
+from builder import TraceBuilder
+from diagnose.ranks.jobs import job, merged, write
 
 import torchtriage as tt
 from torchtriage.core.errors import MissingExtraError, TraceFormatError, UsageError
@@ -113,6 +114,24 @@ def test_a_rank_that_runs_out_of_memory_costs_its_file_only(
         (path, True) for path in files[1 : 3 if engine == "ray" else 2]
     ]
     assert len(outcomes) == len(files)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_ranks_merged_into_one_file_are_the_job_that_they_were(tmp_path: Path, processes: int) -> None:
+    ranks = job(3, late={1: 4000})
+    apart = tt.analyze_ranks(write(ranks, tmp_path / "apart"))
+    file = tmp_path / "merged.json"
+    file.write_bytes(merged(ranks).json())
+    # beside another file, so that processes have something to share
+    together = tt.analyze_ranks(
+        [file, *write([TraceBuilder().step(3, 0, 1000).op("aten::mm", 10, 900)], tmp_path / "other")],
+        processes=processes,
+    )
+    (expected,), (found,) = apart.jobs, together.jobs
+    assert found.verdict == expected.verdict
+    assert [finding.code for finding in found.findings] == [finding.code for finding in expected.findings]
+    assert [rank.path for rank in found.ranks] == [f"{file} (rank {number})" for number in range(3)]
+    assert [result.trace.rank for result in together.results] == [0, 1, 2, None]
 
 
 def test_a_defect_in_a_worker_is_said_to_be_one(tmp_path: Path) -> None:

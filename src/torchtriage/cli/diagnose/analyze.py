@@ -118,6 +118,8 @@ def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None
     check_outputs([options[name] for name in ("output", "html", "perfetto")], files)
 
     results, jobs, n_unusable = _judge(files, asked, options)
+    if options["perfetto"] and len(results) != 1:
+        raise UsageError("--perfetto shows the findings of one process", hint="pass one rank's own file")
     _report(results, jobs, files, options)
     from torchtriage.report.words import outside
 
@@ -143,7 +145,10 @@ def _judge(
 
     if len(files) == 1 and options["engine"] == "local" and "://" not in str(files[0]):
         with reading(str(files[0]), quiet=options["quiet"]) as progress:
-            return [traces.analyze(files[0], progress=progress, **vars(asked))], [], 0
+            result = traces.analyze(files[0], progress=progress, **vars(asked))
+        # standard input is gone by now
+        if files[0] == "-" or not result.holds_ranks:
+            return [result], [], 0
     with reading_many(len(files), quiet=options["quiet"]) as starting:
         report = traces.analyze_ranks(files, engine=options["engine"], starting=starting, **vars(asked))
     for error in report.unreadable:

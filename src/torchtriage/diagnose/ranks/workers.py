@@ -1,7 +1,8 @@
 """Analysing many files: one after the other, in processes of this machine, or on a Ray cluster.
 
 Whatever runs them, a file is read, judged and reduced to its record by :func:`examine`, and records
-come back in the order of the files: the engine shows in the time only.
+come back in the order of the files: the engine shows in the time only. A file into which ranks were
+merged gives a record for each.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from torchtriage.core.errors import MissingExtraError, TraceFormatError, TriageError, UsageError
 from torchtriage.core.source.locate import Locator
 from torchtriage.core.trace import Trace, read_trace
 from torchtriage.core.trace.memory_limit import within
+from torchtriage.core.trace.merged_ranks import split_ranks
 from torchtriage.core.workers import PROCESSES_VARIABLE, WorkerLostError, Workers, can_start, n_cores
 from torchtriage.diagnose.patterns import lookup
 from torchtriage.diagnose.ranks.job import judge
@@ -39,6 +43,7 @@ KEEP_TIMELINES = 64
 _KILLED = "the process that read it ended without an answer, most likely out of memory"
 
 
+Records = tuple[RankRecord, ...]
 Outcome = RankRecord | TraceFormatError
 Progress = Callable[[str], Callable[[int, int], None] | None]
 
@@ -98,8 +103,8 @@ def _names(codes: Collection[str], code: str) -> bool:
 
 def examine(
     path: str, options: Options, progress: Callable[[int, int], None] | None = None, *, timeline: bool = True
-) -> RankRecord:
-    """Read and analyse one file, and keep what a job needs of it; without the ``timeline`` on request.
+) -> Records:
+    """Read and analyse one file, and keep what a job needs of each rank in it; without the ``timeline`` on request.
 
     Raises
     ------
@@ -109,17 +114,19 @@ def examine(
     with within(options.max_memory):
         if is_url(path):
             with opened(path) as stream:
-                return _examined(
-                    read_trace(stream, max_bytes=options.max_bytes, progress=progress), path, options, timeline
-                )
+                trace = read_trace(stream, max_bytes=options.max_bytes, progress=progress)
+                trace = replace(trace, report=msgspec.structs.replace(trace.report, path=path))
+                return _examined(trace, options, timeline)
         trace = read_trace(path, cache=options.cache, max_bytes=options.max_bytes, progress=progress)
-        return _examined(trace, path, options, timeline)
+        return _examined(trace, options, timeline)
 
 
-def _examined(trace: Trace, path: str, options: Options, timeline: bool) -> RankRecord:
+def _examined(trace: Trace, options: Options, timeline: bool) -> Records:
+    return tuple(_record(rank, options, timeline) for rank in split_ranks(trace))
+
+
+def _record(trace: Trace, options: Options, timeline: bool) -> RankRecord:
     result = diagnose(trace, options, places=None if options.sources is None else Locator(options.sources))
-    if is_url(path):
-        result = replace(result, trace=replace(result.trace, path=path))
     if not timeline and result.summary is not None:
         result = replace(result, summary=replace(result.summary, timeline=()))
     found = build_record(trace, result.trace.path, result)
@@ -136,7 +143,7 @@ def examine_all(
     processes: int | None = None,
     starting: Callable[[str, int], Any] | None = None,
 ) -> Iterator[Outcome]:
-    """Yield the record of each file, in their order; what cannot be read as its error.
+    """Yield the records of each file, in their order; what cannot be read as its error.
 
     ``paths`` : files, ``-`` for standard input, or URLs. ``processes`` : of the local engine; by default as many as
     there are cores, where the files are worth it. ``starting`` : called with a path and how many are done, before
@@ -162,10 +169,9 @@ def examine_all(
     for done, path in enumerate(paths):
         progress = starting(path, done) if starting is not None else None
         try:
-            outcome: Outcome = examine(path, options, progress, timeline=timeline)
+            yield from examine(path, options, progress, timeline=timeline)
         except (TriageError, MemoryError) as error:
-            outcome = _outcome(_failure(path, error))
-        yield outcome
+            yield from _outcomes(_failure(path, error))
 
 
 def _failure(path: str, error: TriageError | MemoryError) -> TriageError:
@@ -175,13 +181,15 @@ def _failure(path: str, error: TriageError | MemoryError) -> TriageError:
     return error
 
 
-def _outcome(answer: RankRecord | TriageError | str) -> Outcome:
-    """Return a record or why a file has none; raise what ends the analysis of all."""
+def _outcomes(answer: Records | TriageError | str) -> tuple[Outcome, ...]:
+    """Return a file's records or why it has none; raise what ends the analysis of all."""
     if isinstance(answer, str):
         raise RuntimeError(answer)
-    if isinstance(answer, TraceFormatError | RankRecord):
-        return answer
-    raise answer
+    if isinstance(answer, TraceFormatError):
+        return (answer,)
+    if isinstance(answer, TriageError):
+        raise answer
+    return answer
 
 
 def _count(paths: Sequence[str]) -> int:
@@ -208,8 +216,8 @@ def _size_bytes(path: str) -> int:
 # -- what crosses between processes --------------------------------------------------------------
 
 
-def _answer(path: str, options: Options, timeline: bool) -> RankRecord | TriageError | str:
-    """Return a record, the error of the file, or a defect as text: it may not cross as it is."""
+def _answer(path: str, options: Options, timeline: bool) -> Records | TriageError | str:
+    """Return records, the error of the file, or a defect as text: it may not cross as it is."""
     try:
         return examine(path, options, timeline=timeline)
     except (TriageError, MemoryError) as error:
@@ -227,11 +235,11 @@ def _by_processes(
             if starting is not None:
                 starting(path, done)
             try:
-                outcome = _outcome(answers[done].result())
+                outcomes = _outcomes(answers[done].result())
             except WorkerLostError:
-                outcome = TraceFormatError(_KILLED, where=path, hint=f"set {PROCESSES_VARIABLE}=1")
-            answers[done] = None  # its record is the reader's now
-            yield outcome
+                outcomes = (TraceFormatError(_KILLED, where=path, hint=f"set {PROCESSES_VARIABLE}=1"),)
+            answers[done] = None  # its records are the reader's now
+            yield from outcomes
 
 
 # -- Ray -----------------------------------------------------------------------------------------
@@ -263,9 +271,9 @@ def _by_ray(
             if starting is not None:
                 starting(path, done)
             try:
-                outcome = _outcome(ray.get(waiting[done]))
+                outcomes = _outcomes(ray.get(waiting[done]))
             except (ray.exceptions.OutOfMemoryError, ray.exceptions.WorkerCrashedError):
-                outcome = TraceFormatError(_KILLED, where=path, hint="use nodes with more memory")
+                outcomes = (TraceFormatError(_KILLED, where=path, hint="use nodes with more memory"),)
             except ray.exceptions.RayError as error:
                 first = str(error).strip().splitlines()
                 raise TriageError(
@@ -274,7 +282,7 @@ def _by_ray(
                     hint="every node needs the same torchtriage, and must be able to read the file",
                 ) from error
             waiting[done] = None  # the store may forget it
-            yield outcome
+            yield from outcomes
     finally:
         if begun:
             ray.shutdown()

@@ -12,6 +12,7 @@ from torchtriage.core import intervals
 from torchtriage.core.arrays import distinct
 from torchtriage.core.finding import Note
 from torchtriage.core.trace import Kind, Trace
+from torchtriage.core.trace.merged_ranks import find_merged_ranks
 from torchtriage.core.trace.schema import WORK_KINDS
 from torchtriage.core.trace.steps import first_use
 from torchtriage.core.units import format_count, format_ns, format_share, ms
@@ -197,8 +198,25 @@ def _is_cut(trace: Trace) -> bool:
 
 
 def _merged(trace: Trace) -> Iterator[Note]:
-    """Ranks pasted into one file: their correlation ids collide, so no launch can be trusted."""
+    """Ranks in one file are no process; pasted together, even their correlation ids collide."""
+    ranks = find_merged_ranks(trace)
+    if ranks is not None:
+        mixed = f", and share device {', '.join(ranks.shared)}: whose work is whose is unknown" * bool(ranks.shared)
+        yield Note(
+            "merged-ranks",
+            "refuse",
+            f"{len(ranks.numbers)} ranks were merged into one file, which is judged as a job, not as a process{mixed}",
+            "pass each rank's own file: torchtriage analyze FOLDER"
+            if ranks.shared
+            else "judge the ranks together: torchtriage analyze FILE",
+            {"ranks": list(ranks.numbers)},
+        )
+        return
+    devices = {lane.pid for lane in trace.lanes if lane.kind == "stream"}
+    # some devices write calls of their own
+    on_host = np.array([lane.pid not in devices for lane in trace.lanes], bool)
     calls = np.flatnonzero((trace.kind == Kind.RUNTIME) & (trace.key > 0))
+    calls = calls[on_host[trace.lane[calls]]]
     if not len(calls):
         return
     processes = {pid: code for code, pid in enumerate(sorted({lane.pid for lane in trace.lanes}))}

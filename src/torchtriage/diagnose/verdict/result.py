@@ -303,3 +303,8 @@ class Result:
     """Where the learned detector, when asked, sees more than the findings."""
     device_time: tuple[DeviceTime, ...] = ()
     """By category, and by what was asked for; empty without a device."""
+
+    @property
+    def holds_ranks(self) -> bool:
+        """Whether ranks were merged into the file, so that only ``analyze_ranks`` judges it."""
+        return any(note.code == "merged-ranks" for note in self.notes)

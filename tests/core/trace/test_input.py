@@ -11,13 +11,15 @@ import os
 import pickle
 import random
 import socket
+import sqlite3
 import subprocess
 import sys
 import tarfile
+import tempfile
 import time
 import zipfile
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -63,10 +65,23 @@ def zip_of(*names: str) -> bytes:
     return packed.getvalue()
 
 
+def database_of(*tables: str) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "any.db"
+        with closing(sqlite3.connect(path)) as connection:
+            for table in tables:
+                connection.execute(f"CREATE TABLE {table} (id INTEGER)")
+            connection.commit()
+        return path.read_bytes()
+
+
 FOREIGN: dict[str, tuple[bytes, str]] = {
     "nothing": (b"", "an empty file"),
     "spaces": (b" \n\t " * 100_000, "only white space"),
-    "sqlite": (b"SQLite format 3\0" + bytes(100), "SQLite database"),
+    "sqlite": (b"SQLite format 3\0" + bytes(100), "an SQLite database"),
+    "rocpd": (database_of("rocpd_api", "rocpd_op"), "a database of ROCm's profilers (rocpd)"),
+    "nsys": (database_of("StringIds", "TARGET_INFO_GPU"), "an Nsight Systems export"),
+    "xplane": (b"\n\x9b\xb5\x10\x08\x02\x12\r/device:TPU:0\x1a\x96", "an XPlane profile"),
     "pickle": (pickle.dumps({"segments": []}), "Python pickle"),
     "checkpoint": (zip_of("model/data.pkl", "model/version"), "torch.save checkpoint"),
     "no trace in the zip": (zip_of("readme.txt"), "found 0"),

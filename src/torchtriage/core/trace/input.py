@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import io
 import os
+import re
 import stat
 import sys
 from collections.abc import Iterator
@@ -34,10 +35,18 @@ _NSYS_SUFFIXES = (".nsys-rep", ".qdrep", ".qdstrm")
 
 EXPORT = "pass the file written by prof.export_chrome_trace(...) or tensorboard_trace_handler"
 """What to try with a file that is no trace."""
-_NSYS = "Nsight Systems files are not read; record with torch.profiler and prof.export_chrome_trace('trace.json.gz')"
+_SQLITE = b"SQLite format 3\0"
+_RECORD = "record with torch.profiler and prof.export_chrome_trace('trace.json.gz')"
+_NSYS = f"Nsight Systems files are not read; {_RECORD}"
+# (what the name of a table begins with, what the database is, what to try)
+_DATABASES: tuple[tuple[bytes, str, str], ...] = (
+    (b"rocpd_", "a database of ROCm's profilers (rocpd)", f"rocpd files are not read; {_RECORD}"),
+    (b"TARGET_INFO_", "an Nsight Systems export", _NSYS),
+    (b"", "an SQLite database", EXPORT),
+)
+_XPLANE = re.compile(rb"\n.{1,12}?\x12./(?:host|device):", re.DOTALL)
 # magic bytes of files people pass by mistake: (offset, magic, what it is, what to try)
 _FOREIGN: tuple[tuple[int, bytes, str, str], ...] = (
-    (0, b"SQLite format 3\0", "an SQLite database (an Nsight Systems export?)", _NSYS),
     (0, b"QDSTRM", "an Nsight Systems recording", _NSYS),
     (0, b"\x28\xb5\x2f\xfd", "zstd-compressed data", "decompress it first: zstd -d FILE"),
     (0, b"BZh", "bzip2-compressed data", "decompress it first: bunzip2 FILE"),
@@ -367,6 +376,14 @@ def _refuse_foreign(head: bytes, name: str) -> None:
         )
     if name.endswith(_NSYS_SUFFIXES) and not head.lstrip().startswith((b"{", b"[")):
         raise TraceFormatError("expected a profiler trace, found an Nsight Systems report", where=name, hint=_NSYS)
+    if head.startswith(_SQLITE):
+        what, hint = next((what, hint) for table, what, hint in _DATABASES if table in head)
+        raise TraceFormatError(f"expected a profiler trace, found {what}", where=name, hint=hint)
+    if _XPLANE.match(head):
+        found = "an XPlane profile (of JAX, TensorFlow or PyTorch/XLA)"
+        raise TraceFormatError(
+            f"expected a profiler trace, found {found}", where=name, hint=f"XPlane files are not read; {_RECORD}"
+        )
     for offset, magic, what, hint in _FOREIGN:
         if head[offset : offset + len(magic)].lower() == magic.lower():
             raise TraceFormatError(f"expected a profiler trace, found {what}", where=name, hint=hint)

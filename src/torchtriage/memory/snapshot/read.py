@@ -45,7 +45,7 @@ SNAPSHOT = (
 _FOREIGN = (
     (b"<", "an HTML page", "pass the .pickle that it was made from"),
     (b"version https://git-lfs", "a Git LFS pointer, not the file itself", "git lfs pull"),
-    (b"SQLite format 3\0", "an SQLite database (an Nsight Systems export?)", SNAPSHOT),
+    (b"SQLite format 3\0", "an SQLite database", SNAPSHOT),
     (b"\x28\xb5\x2f\xfd", "zstd-compressed data", "decompress it first: zstd -d FILE"),
     (b"BZh", "bzip2-compressed data", "decompress it first: bunzip2 FILE"),
     (b"\xfd7zXZ", "xz-compressed data", "decompress it first: unxz FILE"),

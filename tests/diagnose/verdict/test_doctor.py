@@ -515,6 +515,21 @@ ALSO_TRUE = {
 }
 
 
+def test_a_window_that_the_loader_fills_is_no_slice() -> None:
+    def steps(loader: str) -> TraceBuilder:
+        builder = TraceBuilder()
+        for index in range(3):
+            at = index * 100_000
+            builder.step(index, at, 100_000).annotation(loader, at + 10, 99_000)
+            builder.op("aten::mm", at + 99_100, 20)
+            builder.launch(at + 99_105, 5, at + 99_150, 40, "gemm")
+        return builder
+
+    assert level(steps("some part of the loop").build(), "cut-window") == "refuse"
+    loader = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+    assert level(steps(loader).build(), "cut-window") is None
+
+
 def test_ranks_pasted_into_one_file_are_refused() -> None:
     one, other = TraceBuilder(), TraceBuilder()
     for index in range(5):

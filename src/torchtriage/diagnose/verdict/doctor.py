@@ -299,6 +299,8 @@ def _orphans(trace: Trace) -> Iterator[Note]:
 def _cut(trace: Trace) -> Iterator[Note]:
     window = trace.window
     inside = trace.is_kind(Kind.OP, Kind.RUNTIME, Kind.PYTHON, Kind.DEVICE_OTHER, Kind.OTHER, *WORK_KINDS)
+    # a loader that keeps the loop waiting is what there was, not what a slice left
+    inside |= (trace.kind == Kind.ANNOTATION) & trace.matching(r"^enumerate\(DataLoader\)#")
     covered = intervals.length(_in_window(trace, intervals.spans(trace.start_ns, trace.end_ns)[inside]))
     if len(trace) and covered < SLICED_SHARE * window.wall_ns:
         yield Note(

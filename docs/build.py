@@ -136,7 +136,9 @@ not an allocator record. Flow arrows, counters and metadata are counted, and are
 ## Kinds
 
 The category says what a row is, whatever its age and vendor called it. Categories that are not
-listed become `OTHER`; those that end in `_runtime` or `_driver` become `RUNTIME`.
+listed become `OTHER`; those that end in `_runtime` or `_driver` become `RUNTIME`. Rows of
+MTIA's device are kernels, copies or events by their name, and Ascend's rows, which have no category,
+device work or calls by the name of their process.
 
 {_table(("kind", "categories"), kinds)}
 """

@@ -229,7 +229,8 @@ def analyze_ranks(
     """Judge several traces, and those that are ranks of one job also together.
 
     Traces are read one after the other, or in processes, and of each only its result and a table
-    of its collectives are kept: memory grows with those, not with the traces.
+    of its collectives are kept: memory grows with those, not with the traces. A file into which
+    ranks were merged counts as their traces.
 
     Parameters
     ----------

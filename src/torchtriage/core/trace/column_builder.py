@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.core.names import LONGEST, elide
+from torchtriage.core.trace.accelerators import LaunchArrows, read_accelerators
 from torchtriage.core.trace.columns import Detail, Lane, MemoryEvents, ReadReport, Trace
 from torchtriage.core.trace.engine import find_engine
 from torchtriage.core.trace.event_numbers import NO_DUR_NS, NO_TIME_NS, ExactTimes, int64_of
@@ -32,6 +33,7 @@ from torchtriage.core.trace.event_types import (
     Instant,
     KnownInstant,
     Label,
+    LaunchArrow,
     OldInstant,
     OpArgs,
     text_of,
@@ -63,7 +65,7 @@ _PHASE_OF: dict[type[Event], str] = {
     **dict.fromkeys(_CALLS, "X"),
     KnownInstant: "i",
 }
-_ROWLESS = frozenset(PHASES.values()) - {Complete, Begin, Instant, OldInstant, End, Label} | ARROWS
+_ROWLESS = frozenset(PHASES.values()) - {Complete, Begin, Instant, OldInstant, End, Label} | (ARROWS - {LaunchArrow})
 _MAX_LOOSE = 256
 """How many small arrays are kept apart, of a block or chunk each."""
 EXTERNAL, MAX_EXTERNAL = -(1 << 62), 1 << 40
@@ -121,6 +123,7 @@ class ColumnBuilder:
         self._n_joined = 0  # of these arrays, at the front
         # (ns, opens, lane, row) of B and E events, in file order
         self._marks: list[tuple[int, bool, int, int]] = []
+        self._arrows: list[tuple[str, bool, int, int]] = []
         self._labels: dict[tuple[str, str, str], str] = {}
         self._phases: Counter[str] = Counter()
         self._chunks: list[tuple[int, int, int]] = []
@@ -157,6 +160,7 @@ class ColumnBuilder:
         memory: list[Instant | KnownInstant] = []
         marks: list[Begin | End] = []
         mark_rows: list[int] = []
+        arrows: list[LaunchArrow] = []
         for event in events:
             kind = type(event)
             if kind in _CALLS:
@@ -179,6 +183,8 @@ class ColumnBuilder:
             elif isinstance(event, End):
                 marks.append(event)
                 mark_rows.append(-1)
+            elif isinstance(event, LaunchArrow):
+                arrows.append(event)
         if memory:
             args = [event.args or NO_ARGS for event in memory]
             fields = ("memory_bytes", "addr", "allocated", "reserved", "device_type", "device_id")
@@ -186,6 +192,8 @@ class ColumnBuilder:
             self._keep_memory(np.stack([times.starts(memory), *numbers], axis=1))
         for mark, row, at_ns in zip(marks, mark_rows, times.starts(marks).tolist(), strict=True):
             self._marks.append((at_ns, row >= 0, self._lanes[mark.pid, mark.tid], row))
+        for arrow, at_ns in zip(arrows, times.starts(arrows).tolist(), strict=True):
+            self._arrows.append((arrow.id, arrow.ph == "s", at_ns, self._lanes[arrow.pid, arrow.tid]))
         return rows
 
     def take_label(self, event: Any) -> None:
@@ -286,6 +294,7 @@ class ColumnBuilder:
             self._columns[column].append(values)
         lanes = recoded["lane"].tolist()
         self._labels.update(other._labels)
+        self._arrows += [(name, starts, at_ns, lanes[lane]) for name, starts, at_ns, lane in other._arrows]
         self._take_rest(
             other._n_rows,
             memory=other._all_memory(),
@@ -371,7 +380,10 @@ class ColumnBuilder:
             columns["dur_ns"][timeless] = 0
             kind[timeless] = Kind.INSTANT
         # ids are numbers in some events of a file and text in others
-        columns["lane"], lanes = _renumber(columns["lane"], [_lane(key) for key in self._lanes])
+        table = [_lane(key) for key in self._lanes]
+        names, cats = list(self._names), list(self._cats)
+        read_accelerators(columns, kind, names, cats, table, self._labels, self._launch_arrows())
+        columns["lane"], lanes = _renumber(columns["lane"], table)
         columns["detail"], details = _renumber(columns["detail"], list(self._details))
         memory = self._all_memory()
         report = msgspec.structs.replace(
@@ -397,6 +409,12 @@ class ColumnBuilder:
             source=source,
             **columns,
         )
+
+    def _launch_arrows(self) -> LaunchArrows:
+        codes: dict[str, int] = {}
+        rows = [(codes.setdefault(name, len(codes)), starts, at, lane) for name, starts, at, lane in self._arrows]
+        ids, starts, at_ns, lane = np.array(rows, np.int64).reshape(-1, 4).T
+        return LaunchArrows(ids, starts == 1, at_ns, lane)
 
     def _pair(self, columns: dict[str, NDArray[Any]]) -> int:
         """Turn ``B``/``E`` pairs into durations; returns how many had no partner."""

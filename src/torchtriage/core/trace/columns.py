@@ -233,9 +233,9 @@ class Trace:
 
     def lane_label(self, lane: int) -> str:
         """Return what people call a lane: ``GPU 0 stream 7``, or the thread's own name."""
-        kind, pid, tid, *_ = self.lanes[lane]
+        kind, pid, tid, device, _ = self.lanes[lane]
         if kind == "stream":
-            return f"GPU {pid} stream {tid}"
+            return f"{self.origin.accelerator or 'GPU'} {device if device >= 0 else pid} stream {tid}"
         return self.labels.get(("thread_name", pid, tid)) or f"thread {tid}"
 
     # -- arguments -------------------------------------------------------------------------

@@ -207,7 +207,8 @@ class Device:
     @cached_property
     def _crew(self) -> Ints:
         trace = self.trace
-        engine = trace.matching("^autograd::engine::") & (trace.kind == Kind.OP)
+        # Ascend's queue is worked off by a thread of its own, which calls what the main thread enqueued
+        engine = trace.matching("^autograd::engine::|^Dequeue@") & trace.is_kind(Kind.OP, Kind.RUNTIME)
         return np.append(distinct(trace.lane[engine]), trace.steps.lane).astype(np.int64)
 
     @cached_property
@@ -274,5 +275,6 @@ def find_devices(trace: Trace) -> tuple[Device, ...]:
         mine = mine[np.argsort(trace.start_ns[mine], kind="stable")]
         # ROCm numbers agents, not devices: fall back on the order of appearance
         name = names[index] if 0 <= index < len(names) else names[order % len(names)] if names else ""
+        name = name or trace.origin.accelerator
         found.append(Device(trace, index, name, mine, comm[mine]))
     return tuple(sorted(found, key=lambda item: -intervals.length(item.busy)))

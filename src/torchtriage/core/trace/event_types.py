@@ -37,6 +37,7 @@ __all__ = [
     "InstantArgs",
     "KnownInstant",
     "Label",
+    "LaunchArrow",
     "OldInstant",
     "OpArgs",
     "RawEvent",
@@ -258,6 +259,18 @@ class Arrow(Event, gc=False, tag_field="cat", tag="ac2g"):
     ph: Literal["s", "t", "f"]
 
 
+class LaunchArrow(Arrow, gc=False, kw_only=True):
+    """An end of an arrow from a call to its work, decoded loosely, where nothing else links them."""
+
+    id: str = ""
+    pid: int | str = ""
+    tid: int | str = ""
+    ts: int | float | None = None
+
+
+_LAUNCHES = "HostToDevice"
+"""The category of such arrows in Ascend's recordings, whose times are text."""
+
 CATEGORIES: dict[str, type[Event]] = {
     KnownInstant.__struct_config__.tag: KnownInstant,  # type: ignore[dict-item]
     Arrow.__struct_config__.tag: Arrow,  # type: ignore[dict-item]
@@ -276,7 +289,7 @@ CATEGORIES: dict[str, type[Event]] = {
         for category in ("fwdbwd", "async", "async_gpu", "async_cpu_to_gpu")
     },
 }
-ARROWS = frozenset(kind for kind in CATEGORIES.values() if issubclass(kind, Arrow))
+ARROWS = frozenset(kind for kind in CATEGORIES.values() if issubclass(kind, Arrow)) | {LaunchArrow}
 
 
 class LooseEvent(msgspec.Struct, gc=False):
@@ -287,6 +300,7 @@ class LooseEvent(msgspec.Struct, gc=False):
     name: Any = ""
     pid: Any = ""
     tid: Any = ""
+    id: Any = ""
     ts: msgspec.Raw = _NO_TEXT
     dur: msgspec.Raw = _NO_TEXT
     args: msgspec.Raw = _NO_TEXT
@@ -387,6 +401,14 @@ def _tight(loose: LooseEvent) -> Event:
     kind = PHASES.get(loose.ph, Event) if isinstance(loose.ph, str) else Event
     if kind is End:
         return End(_identifier(loose.pid), _identifier(loose.tid), _number(loose.ts, None))
+    if loose.cat == _LAUNCHES and loose.ph in ("s", "f"):
+        return LaunchArrow(
+            ph=loose.ph,
+            id=text_of(loose.id),
+            pid=_identifier(loose.pid),
+            tid=_identifier(loose.tid),
+            ts=_number(loose.ts, None),
+        )
     if kind is Label:
         given = _loose_args(loose.args)
         return Label(

@@ -6,17 +6,22 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from torchtriage.core.trace.accelerators import ASCEND_DEVICE
 from torchtriage.core.trace.schema import Kind
 
 if TYPE_CHECKING:
     from torchtriage.core.trace.columns import Trace
 
-__all__ = ["Origin", "find_origin"]
+__all__ = ["ACCELERATORS", "Origin", "find_origin"]
 
 _FLAGS = ("record_shapes", "with_stack", "profile_memory", "with_flops", "with_modules")
 
 INFLATION = {(False, False): 1.5, (True, False): 2.0, (False, True): 2.0, (True, True): 2.2}
 """Profiled over real host time by (shapes, stacks); catalogue 1.5, measured on tiny ops."""
+
+
+ACCELERATORS = {"npu": "NPU", "mtia": "MTIA", "xpu": "XPU", "hpu": "HPU", "other": "accelerator"}
+"""What people call a device that is no GPU of NVIDIA or AMD, by vendor."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,11 @@ class Origin:
     base_time_ns: int | None
     inflation: float
     """How much longer host work looks under this profiler than without it."""
+
+    @property
+    def accelerator(self) -> str:
+        """What its device is called where it is no GPU of NVIDIA or AMD; empty for those, and without a device."""
+        return ACCELERATORS.get(self.vendor, "")
 
 
 def find_origin(trace: Trace) -> Origin:
@@ -77,6 +87,8 @@ def _vendor(trace: Trace, meta: dict[str, Any], device_names: tuple[str, ...]) -
         return "rocm"
     if any(re.match(r"cuda|cu[A-Z]", name) for name in runtime):
         return "cuda"
+    if ASCEND_DEVICE in trace.labels.values():
+        return "npu"
     cats = " ".join(trace.cats).lower()
     for vendor, sign in (("mtia", "mtia"), ("xpu", "xpu_"), ("hpu", "hpu"), ("npu", "enqueue")):
         if sign in cats:

@@ -46,6 +46,8 @@ CATEGORY_KINDS: dict[str, Kind] = {
     "user_annotation": Kind.ANNOTATION,
     **dict.fromkeys(("cuda_runtime", "cuda_driver", "Runtime", "xpu_runtime", "xpu_driver"), Kind.RUNTIME),
     **dict.fromkeys(("hip_runtime", "mtia_runtime", "privateuse1_runtime", "privateuse1_driver"), Kind.RUNTIME),
+    # Ascend's queue between the thread of the operators and the one that calls CANN
+    **dict.fromkeys(("enqueue", "dequeue"), Kind.RUNTIME),
     "python_function": Kind.PYTHON,
     **dict.fromkeys(("kernel", "Kernel"), Kind.KERNEL),
     **dict.fromkeys(("gpu_memcpy", "Memcpy"), Kind.MEMCPY),

@@ -305,8 +305,9 @@ def _build(trace: Trace, found: _Found, *, marked: bool) -> Steps:
     names, start, end, basis, lane = found
     work = np.flatnonzero(trace.works)
     launched = trace.links.launch_ns[work]
-    # work without a launch is the backlog from before the recording, never the first step's
-    backlog = trace.links.orphans[work] & (trace.start_ns[work] < end[0])
+    # work without a launch is the backlog from before the recording, never the first step's; a stream works in order,
+    # so what runs behind work with a launch is none
+    backlog = trace.links.orphans[work] & (trace.start_ns[work] < np.minimum(_first_launched(trace, work), end[0]))
     if not backlog.all():
         launched = np.where(backlog, np.minimum(launched, start[0] - 1), launched)
     order = np.argsort(launched, kind="stable")
@@ -341,6 +342,17 @@ def _build(trace: Trace, found: _Found, *, marked: bool) -> Steps:
         _steady(trace, start, end, wall_end - wall_start),
         lane,
     )
+
+
+def _first_launched(trace: Trace, work: Ints) -> Ints:
+    """Return when the first work with a launch begins on each one's stream, or on any where its own has none."""
+    lane, linked = trace.lane[work], ~trace.links.orphans[work]
+    starts = trace.start_ns[work][linked]
+    never = np.iinfo(np.int64).max
+    first = np.full(len(trace.lanes), never)
+    np.minimum.at(first, lane[linked], starts)
+    first[first == never] = starts.min(initial=never)
+    return first[lane]
 
 
 def _steady(trace: Trace, start: Ints, end: Ints, wall: Ints) -> NDArray[np.bool_]:

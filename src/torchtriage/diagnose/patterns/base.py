@@ -63,6 +63,12 @@ _ON_DEVICE = "add ProfilerActivity.CUDA to activities= (and record on the GPU ma
 NEEDS: dict[str, tuple[Callable[[Trace], bool], str, str]] = {
     # need: (test, what is missing, how to record it)
     "device": (lambda trace: bool(trace.devices), "GPU rows", _ON_DEVICE),
+    # not named by patterns: every one that looks at a device has it
+    "gpu": (
+        lambda trace: not trace.origin.accelerator,
+        "NVIDIA or AMD GPU",
+        "cannot be recorded: what these ask of a device is known for those GPUs alone",
+    ),
     "collectives": (
         lambda trace: bool(trace.devices) or (trace.is_host_only and bool(host_collectives(trace).any())),
         "GPU rows or collectives of the host",
@@ -227,8 +233,13 @@ def lookup(code_or_name: str) -> PatternEntry:
     return known[wanted.lower()]
 
 
+_OF_A_DEVICE = frozenset({"device", "collectives", "runtime", "work", "sizes"})
+
+
 def missing_needs(pattern: Pattern, trace: Trace) -> list[str]:
     """Return the needs of a pattern that a trace does not meet."""
+    if trace.origin.accelerator and pattern.needs & _OF_A_DEVICE:
+        return ["gpu"]
     return sorted(need for need in pattern.needs if not NEEDS[need][0](trace))
 
 

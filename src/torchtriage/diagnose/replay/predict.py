@@ -144,6 +144,10 @@ class ReplayModel:
         trace = self.trace
         if quality.accepted and not trace.devices and not trace.is_host_only:
             return replace(quality, accepted=False, reason="the device's work is not in it")
+        if quality.accepted and trace.origin.accelerator:
+            # its calls that wait have other names, and a run without their waits would seem to gain nothing
+            reason = f"which calls wait for the {trace.origin.accelerator} is not known"
+            return replace(quality, accepted=False, reason=reason)
         return quality
 
     @cached_property

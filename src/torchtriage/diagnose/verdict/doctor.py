@@ -13,6 +13,7 @@ from torchtriage.core.arrays import distinct
 from torchtriage.core.finding import Note
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.merged_ranks import find_merged_ranks
+from torchtriage.core.trace.producer import ACCELERATORS
 from torchtriage.core.trace.schema import WORK_KINDS
 from torchtriage.core.trace.steps import first_use
 from torchtriage.core.units import format_count, format_ns, format_share, ms
@@ -45,11 +46,16 @@ MIN_MONITORED = 0.5
 ALL_FLAGS = {"record_shapes", "with_stack", "profile_memory"}
 _MONITOR = r": memory_stats$|(^|/)psutil/|pynvml|nvidia_smi"
 
-LIGHT = (
-    "with profile(activities=[CPU, CUDA], schedule=schedule(wait=1, warmup=3, active=5),"
+_LIGHT = (
+    "with profile(activities=[CPU, {}], schedule=schedule(wait=1, warmup=3, active=5),"
     " on_trace_ready=...) as prof: … prof.step()"
 )
 HEAVY = "a second, short recording with record_shapes=True, with_stack=True (2-3 steps)"
+
+
+def _light(trace: Trace) -> str:
+    device = trace.origin.accelerator or "CUDA"
+    return _LIGHT.format("PrivateUse1" if device == ACCELERATORS["other"] else device)
 
 
 def examine(trace: Trace) -> tuple[Note, ...]:
@@ -87,7 +93,7 @@ def _content(trace: Trace) -> Iterator[Note]:
             "too-few-events",
             "refuse",
             f"only {n} event{'s' * (n != 1)} of the PyTorch profiler: nothing can be analysed",
-            f"record whole steps: {LIGHT}",
+            f"record whole steps: {_light(trace)}",
         )
 
 
@@ -140,14 +146,32 @@ def _losses(trace: Trace) -> Iterator[Note]:
 
 def _device_rows(trace: Trace) -> Iterator[Note]:
     """No work of a GPU, and why: the three cases must not be taken for each other."""
+    device = trace.origin.accelerator
     if trace.devices:
-        if not any(intervals.length(_in_window(trace, device.busy)) for device in trace.devices):
+        if not any(intervals.length(_in_window(trace, at_work.busy)) for at_work in trace.devices):
             yield Note(
                 "missing-kernels",
                 "refuse",
-                "no GPU work inside the steps, only outside them",
-                "record whole steps: " + LIGHT,
+                f"no {device or 'GPU'} work inside the steps, only outside them",
+                "record whole steps: " + _light(trace),
             )
+        elif device:
+            yield Note(
+                "other-device",
+                "warn",
+                f"of the {device}, busy time, idle time and late launches are judged; its kernels, copies and calls are"
+                " not: patterns know them on NVIDIA and AMD GPUs alone",
+            )
+        return
+    if device:
+        n_rows = int((trace.kind == Kind.DEVICE_OTHER).sum())
+        seen = f"{n_rows} rows of its own, of a kind that is not understood" if n_rows else "no row of its own"
+        yield Note(
+            "other-device",
+            "warn",
+            f"the {device} is not judged: the recording has {seen}",
+            "" if n_rows else f"record the device as well: {_light(trace)}",
+        )
         return
     calls = trace.kind == Kind.RUNTIME
     launches = calls & trace.matching(r"(?i)launch|memcpy")
@@ -158,8 +182,8 @@ def _device_rows(trace: Trace) -> Iterator[Note]:
         yield Note(
             "other-device",
             "warn",
-            f"{int(other.sum())} device events of a kind that is read but not analysed"
-            f" ({trace.origin.vendor}): device idle and kernels are not checked",
+            f"{int(other.sum())} device rows of a kind that is read but not analysed: idle time and kernels are not"
+            " checked",
         )
     elif launches.any():
         yield Note(
@@ -286,12 +310,14 @@ def _orphans(trace: Trace) -> Iterator[Note]:
         return
     time = int(trace.dur_ns[orphans].sum())
     share = max(n / total, time / max(int(trace.dur_ns[works].sum()), 1))
+    device = trace.origin.accelerator
+    why = f"the {device}'s profiler links not all" if device else "they were enqueued before it"
     yield Note(
         "orphans",
         "warn" if share > MANY_ORPHANS else "info",
-        f"{n} of {total} pieces of GPU work ({format_ns(time)}) have no launch in the recording:"
-        " they were enqueued before it, so no code here is held responsible",
-        "use schedule(wait=…, warmup=1 or more, …), so that recording starts with an empty queue",
+        f"{n} of {total} pieces of {device or 'GPU'} work ({format_ns(time)}) have no launch in the recording:"
+        f" {why}, so no code here is held responsible",
+        "" if device else "use schedule(wait=…, warmup=1 or more, …), so that recording starts with an empty queue",
         {"n_orphans": n, "n_work": total, "orphan_ns": time, "share": round(share, 4)},
     )
 
@@ -308,7 +334,7 @@ def _cut(trace: Trace) -> Iterator[Note]:
             "refuse",
             f"all events together cover {format_ns(covered)} of the {format_ns(window.wall_ns)}"
             " window: a slice, in which nothing can be analysed",
-            f"record whole steps, and pass the file as it was written: {LIGHT}",
+            f"record whole steps, and pass the file as it was written: {_light(trace)}",
             {"covered_ns": covered, "window_ns": window.wall_ns},
         )
     for device in trace.devices:
@@ -358,7 +384,7 @@ def _steps(trace: Trace) -> Iterator[Note]:
             "no-steps",
             "info",
             f"no ProfilerStep marks; {trace.window.basis}",
-            f"call prof.step() once per iteration: {LIGHT}",
+            f"call prof.step() once per iteration: {_light(trace)}",
         )
     elif n == 1:
         yield Note(
@@ -366,7 +392,7 @@ def _steps(trace: Trace) -> Iterator[Note]:
             "info",
             "one step only: nothing can be said about step-to-step variation, and the first step"
             " after the profiler starts may not be typical",
-            f"record 5 or more: {LIGHT}",
+            f"record 5 or more: {_light(trace)}",
         )
     pace = trace.steps.pace
     if pace is not None:
@@ -476,7 +502,7 @@ def _start_up(trace: Trace) -> Iterator[Note]:
             "warn",
             f"the recording holds the process's first use of the GPU: {format_ns(cost)} of"
             f" {format_ns(wall)} in calls such as {top}",
-            f"warm up first: {LIGHT}",
+            f"warm up first: {_light(trace)}",
             {"cold_ns": cost, "call": top},
         )
     cost = _time_of(trace, rows[compiles])

@@ -56,11 +56,12 @@ def _where_time_goes(trace: Trace, missing: Note | None) -> str:
         if len(steps)
         else f"one window of {format_ns(trace.window.wall_ns)}"
     )
+    kind = trace.origin.accelerator or "GPU"
     if not trace.devices:
-        return f"{'CPU only' if trace.is_host_only else 'No GPU rows'}, {over}."
+        return f"{'CPU only' if trace.is_host_only else f'No {kind} rows'}, {over}."
     device = trace.devices[0]
     if missing:
-        return f"How busy {device.name or 'the GPU'} is in {over} is not known: {missing.message}."
+        return f"How busy {device.name or f'the {kind}'} is in {over} is not known: {missing.message}."
     pieces = device.classes(steps.judged)
     wall = max(sum(classes.wall_ns for classes in pieces), 1)
 
@@ -74,7 +75,7 @@ def _where_time_goes(trace: Trace, missing: Note | None) -> str:
     ]
     busy = format_share(sum(map(share, _BUSY)))
     tail = f" ({', '.join(parts)})" if parts else ""
-    return f"{device.name or 'GPU'} is busy {busy} of {over}{tail}."
+    return f"{device.name or kind} is busy {busy} of {over}{tail}."
 
 
 def _largest_saving(trace: Trace, result: Result, min_share: float) -> str:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from torchtriage.core.finding import Finding, Note, Quote
 from torchtriage.core.names import file_name, visible
+from torchtriage.core.trace.producer import ACCELERATORS
 from torchtriage.core.units import format_count, format_ms, format_ns, format_share
 from torchtriage.diagnose.ranks.result import JobResult
 from torchtriage.diagnose.runs.result import AccountPart, RecordedRun, StepAccount
@@ -111,7 +112,7 @@ def _result(result: Result, top: int | None, quote: Quote | None, several: bool)
         yield from _recording(result, named=several)
     if result.summary is not None:
         for device in result.summary.devices:
-            yield _device(device)
+            yield _device(device, ACCELERATORS.get(result.trace.vendor, "GPU"))
         if not result.summary.devices:
             yield from _host(result.summary)
     yield from device_time.tables(result.device_time)
@@ -267,8 +268,8 @@ def _recording(result: Result, *, named: bool = False) -> Iterator[b.Block]:
     yield b.Lines([b.Span(first, "yellow"), *map(b.dim, others)], tight=True)
 
 
-def _device(device: DeviceSummary) -> b.Rows:
-    label = f"GPU {device.device}"
+def _device(device: DeviceSummary, kind: str) -> b.Rows:
+    label = f"{kind} {device.device}"
     if device.classes is None:
         return b.Rows(b.labelled(label, [b.dim("busy and idle time not known: rows are missing")]), on=b.TERMINAL)
     wall_ns = device.classes.wall_ns

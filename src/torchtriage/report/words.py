@@ -421,8 +421,7 @@ def recording(result: Result) -> tuple[str, ...]:
     """Return what was read: the file and its size, then device, rank and steps where known."""
     trace, summary = result.trace, result.summary
     where = []
-    if trace.device_names:
-        names = Counter(trace.device_names)
+    if names := Counter(filter(None, trace.device_names)):
         where.append(", ".join(visible(name) if n == 1 else f"{n} x {visible(name)}" for name, n in names.items()))
     if trace.rank is not None and trace.world_size != 1:
         size = f" of {trace.world_size:,}" if trace.world_size is not None else ""

@@ -34,7 +34,12 @@ from torchtriage.core.trace.peak_rates import peak_of
         ("AMD Instinct MI300A", 122.6, 981),
         ("AMD Instinct MI355X", 157.3, 2517),
         ("AMD Instinct MI300X VF", 163, 1307),
-        ("AMD Instinct MI250X / MI250", 23.9, 191),
+        ("AMD Instinct MI250X / MI250", 47.9, 191),
+        ("AMD Instinct MI250", 45.3, 181),
+        ("NVIDIA H200 NVL", 60, 835),
+        ("NVIDIA H800 NVL", 60, 835),
+        ("Tesla V100-PCIE-16GB", 14, 112),
+        ("NVIDIA A10G", 35, 70),
     ],
 )
 def test_known_devices(name, fp32, half):
@@ -51,7 +56,8 @@ def test_known_devices(name, fp32, half):
         "NVIDIA RTX A400",
         "NVIDIA GeForce RTX 4090 D",
         "NVIDIA GeForce RTX 3090 Ti",
-        "NVIDIA A10G",
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
         "Quadro GP100",
         "NVIDIA RTX 500 Ada Generation Laptop GPU",
         "GH100",

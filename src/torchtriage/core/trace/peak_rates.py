@@ -34,16 +34,18 @@ class Peak(NamedTuple):
 
 # Without sparsity. First match wins, so variants stand before their family. PG509 is the A100's board: engineering
 # samples carry its name alone. An MI250(X) shows up as two devices, so each has half of what the sheet says. GeForce
-# and RTX cards: fp16 with fp32 accumulation, which the sheets list beside the higher rate without.
+# cards: fp16 with fp32 accumulation, which the sheets list beside the higher rate without. V100, T4 and RTX 20 have no
+# units for bf16: what runs in it there is far below this rate.
 _PEAKS: tuple[tuple[str, Peak, str], ...] = (
     (r"\bGB300\b", Peak(80, 1250, 2500, 8.0), "NVIDIA GB300 NVL72"),
     (r"\bB300\b", Peak(75, 1100, 2250, 8.0), "NVIDIA HGX B300"),
     (r"\bGB200\b", Peak(80, 1250, 2500, 8.0), "NVIDIA GB200 NVL72"),
-    (r"\bB200\b", Peak(75, 1100, 2250, 8.0), "NVIDIA HGX B200"),
+    (r"\bB200\b", Peak(75, 1100, 2250, 7.7), "NVIDIA HGX B200"),
     (r"\bGH200 144G\b", Peak(67, 494, 990, 4.9), "NVIDIA GH200 data sheet"),
     (r"\bGH200\b", Peak(67, 494, 990, 4.0), "NVIDIA GH200 data sheet"),
+    (r"\bH200 NVL\b", Peak(60, 418, 835, 4.8), "NVIDIA H200 data sheet"),
     (r"\bH200\b", Peak(67, 495, 989, 4.8), "NVIDIA H200 data sheet"),
-    (r"\bH100 NVL\b", Peak(60, 418, 835, 3.9), "NVIDIA H100 data sheet"),
+    (r"\bH[18]00 NVL\b", Peak(60, 418, 835, 3.9), "NVIDIA H100 data sheet"),
     (r"\bH[18]00 PCIe\b", Peak(51, 378, 756, 2.0), "NVIDIA H100 data sheet"),
     (r"\bH[18]00\b", Peak(67, 495, 989, 3.35), "NVIDIA H100 data sheet; the H800 differs in NVLink and fp64"),
     (r"\bA[18]00\b.*80GB|PG509-21", Peak(19.5, 156, 312, 2.0), "NVIDIA A100 data sheet"),
@@ -51,9 +53,11 @@ _PEAKS: tuple[tuple[str, Peak, str], ...] = (
     (r"\bA40\b", Peak(37.4, 74.8, 149.7, 0.7), "NVIDIA A40 data sheet"),
     (r"\bA30\b", Peak(10.3, 82, 165, 0.93), "NVIDIA A30 data sheet"),
     (r"\bA10\b", Peak(31.2, 62.5, 125, 0.6), "NVIDIA A10 data sheet"),
+    (r"\bA10G\b", Peak(35, 35, 70, 0.6), "AWS data sheet of the A10G"),
     (r"\bL40S\b", Peak(91.6, 183, 362, 0.86), "NVIDIA L40S data sheet"),
     (r"\bL40\b", Peak(90.5, 90.5, 181, 0.86), "NVIDIA L40 data sheet"),
     (r"\bL4\b", Peak(30.3, 60, 121, 0.3), "NVIDIA L4 data sheet"),
+    (r"\bV100-PCIE\b", Peak(14, 0, 112, 0.9), "NVIDIA V100 data sheet, PCIe"),
     (r"\bV100\b", Peak(15.7, 0, 125, 0.9), "NVIDIA V100 data sheet, SXM2"),
     (r"\bT4\b", Peak(8.1, 0, 65, 0.32), "NVIDIA T4 data sheet"),
     (r"\bRTX 5090\b(?! D)", Peak(104.8, 104.8, 209.5, 1.79), "NVIDIA RTX Blackwell whitepaper"),
@@ -70,14 +74,17 @@ _PEAKS: tuple[tuple[str, Peak, str], ...] = (
     (r"\bMI325X\b", Peak(163, 654, 1307, 6.0), "AMD Instinct MI325X data sheet"),
     (r"\bMI300X\b", Peak(163, 654, 1307, 5.3), "AMD Instinct MI300X data sheet"),
     (r"\bMI300A\b", Peak(122.6, 490, 981, 5.3), "AMD Instinct MI300A data sheet"),
-    (r"\bMI250X?\b", Peak(23.9, 0, 191, 1.6), "AMD Instinct MI250X data sheet"),
-    (r"\bMI210\b", Peak(22.6, 0, 181, 1.6), "AMD Instinct MI210 data sheet"),
+    (r"\bMI250X\b", Peak(47.9, 0, 191, 1.6), "AMD Instinct MI250X data sheet, matrix rate for fp32"),
+    (r"\bMI250\b", Peak(45.3, 0, 181, 1.6), "AMD Instinct MI250 data sheet, matrix rate for fp32"),
+    (r"\bMI210\b", Peak(45.3, 0, 181, 1.6), "AMD Instinct MI210 data sheet, matrix rate for fp32"),
 )
 
 
 @lru_cache(maxsize=64)
 def peak_of(device_name: str) -> Peak | None:
-    """Return the peak rates of a device, None when its name is not known."""
+    """Return the peak rates of a device; None when its name is not known, or is that of a part or a mobile variant."""
+    if re.search(r"\bLaptop\b|\bMIG\b", device_name):
+        return None
     for pattern, peak, _source in _PEAKS:
         if re.search(pattern, device_name):
             return peak

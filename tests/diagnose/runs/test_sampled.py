@@ -250,6 +250,36 @@ def test_rows_that_need_the_one_before_are_not_worked_on_together(tmp_path: Path
     assert "LCH017" not in checked(built, chained, of_ms=20.0)
 
 
+HISTORY = """\
+import torch
+
+def score(history):
+    scores = torch.cat(history)
+    return auroc(scores)
+
+def main(loader, model):
+    history = []
+    for batch in loader:
+        history.append(model(batch))
+        score(history)
+        end()
+
+main(loader, model)
+"""
+
+
+def test_a_history_costs_what_is_computed_of_it(tmp_path: Path) -> None:
+    built = SamplesBuilder(tmp_path, HISTORY)
+    for _ in range(20):
+        built.look("main(loader", "history.append", below=(OP,), ms=4)
+        built.look("main(loader", "score(history)", "scores =", below=(OP,), ms=1)
+        built.look("main(loader", "score(history)", "return auroc", ms=5)
+        built.step()
+    seen = checked(built, of_ms=10.0)["HST106"]
+    assert seen.cost is not None
+    assert seen.cost.share_high == pytest.approx(0.6)
+
+
 @pytest.mark.parametrize(
     ("call", "everywhere", "asked"),
     [("torch.set_default_dtype(kind)", False, True), ("model.double()", True, True), ("x.double()", False, False)],

@@ -27,6 +27,8 @@ MUCH, SURELY, MOST = 0.2, 0.4, 0.5
 """Of a step at a line that the source alone points at: what is much, and what of it is surely saved; and what part of
 another finding's time must be at its lines for it to explain that."""
 MOST_LINES = 5
+GROWING = "HST106"
+"""What is everything so far is worked on by all that reads it."""
 UNNAMED = ("HST020", "HST114")
 """Codes that say where the time is, and not why."""
 LOADED = ("DAT018", "DAT019", "MEM029")
@@ -116,7 +118,10 @@ def _costed(
     None where they are no matter of time, or next to none is spent. ``here`` : what the run says of these lines.
     """
     frames = {hint.place.frame: hint for hint in hints if hint.place.frame is not None and hint.family in TIMED}
-    spans = {frame: _statement(frame, view) for frame in frames}
+    spans = {
+        frame: _statement(frame, view) | (view.readers(frame.file, frame.line) if hint.code == GROWING else set())
+        for frame, hint in frames.items()
+    }
     for loop, step_ms in timed:
         shares = {frame: loop.share_at(frame.file, span) for frame, span in spans.items()}
         share = loop.share_at(next(iter(spans)).file, set().union(*spans.values())) if spans else 0.0

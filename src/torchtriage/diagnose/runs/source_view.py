@@ -67,6 +67,24 @@ class SourceView:
             )
         )
 
+    def readers(self, file: str, line: int) -> set[int]:
+        """Return the lines of the statements that read, in the same function, what the statement at a line assigns."""
+        around = list(self._around(file, 0, line))
+        assigned = next((node for node in reversed(around) if isinstance(node, ast.Assign | ast.AnnAssign)), None)
+        if assigned is None:
+            return set()
+        names = {
+            node.id for node in ast.walk(assigned) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+        }
+        scope = next(node for node in reversed(around) if isinstance(node, ast.Module | ast.FunctionDef))
+        return {
+            number
+            for node in ast.walk(scope)
+            if isinstance(node, ast.Assign | ast.AugAssign | ast.Expr | ast.Return) and node.lineno > line
+            if any(isinstance(part, ast.Name) and part.id in names for part in ast.walk(node))
+            for number in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+        }
+
     def options(self, name: str, file: str) -> tuple[int, ...]:
         """Return the lines on which a file passes True as the argument of this name."""
         tree = self._tree(file)

@@ -37,6 +37,7 @@ COMM = re.compile(
 )
 STEP = re.compile(r"ProfilerStep#(\d+)")
 LAUNCH_SLACK_NS = 50_000
+EARLY_NS = 1_000_000
 BACK_TO_BACK_NS = 2_000
 TOP = 5
 
@@ -213,6 +214,25 @@ def plain_window(rows: list[Row], stop_sync: Row | None) -> Interval | None:
     if not starts or not ends:
         return None
     return min(starts), max(ends)
+
+
+def backlog_end(gpu: list[Row], start: int) -> int:
+    """Find when the devices have worked off what was enqueued before the recording and is not in it.
+
+    The first row of a stream that starts over a millisecond after its launch, while its device shows work for
+    less than half of that, waited for such work. Uploads wait for the host, which stages them.
+    """
+    first: dict[tuple[str, str], Row] = {}
+    for row in sorted(gpu, key=lambda r: (r["start"], r["index"])):
+        first.setdefault(stream_of(row), row)
+    for row in first.values():
+        if row["launch"] is None or row["name"].startswith("Memcpy HtoD"):
+            continue
+        wait = (row["launch"]["end"], row["start"])
+        own = [other for other in gpu if device_of(other) == device_of(row)]
+        if wait[1] - wait[0] > EARLY_NS and 2 * covered_ns(clip(own, wait)) < wait[1] - wait[0]:
+            start = max(start, row["start"])
+    return start
 
 
 def split_window(gpu: list[Row], window: Interval) -> dict[str, int]:
@@ -402,6 +422,11 @@ def reference(path: Path | str) -> dict[str, Any]:
     else:
         window = plain_window(rows, stop_sync)
     if window:
+        begin = backlog_end(gpu, window[0])
+        if begin < window[1]:
+            window = begin, window[1]
+            if steps:
+                result["step_boundary_ns"] = [max(boundary, begin) for boundary in boundaries]
         result["window_ns"] = list(window)
         result["devices"] = {}
         for device in sorted({device_of(r) for r in gpu}):

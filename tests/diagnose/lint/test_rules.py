@@ -11,6 +11,7 @@ from torchtriage.core.errors import UsageError
 from torchtriage.diagnose import patterns
 from torchtriage.diagnose.lint import catalogue, lookup
 from torchtriage.diagnose.lint.base import SECTIONS, RuleEntry
+from torchtriage.diagnose.runs.catalogue import catalogue as causes
 
 
 @pytest.fixture(params=catalogue(), ids=lambda one: one.rule.code)
@@ -26,7 +27,8 @@ def test_names_are_those_of_the_pattern(entry: RuleEntry) -> None:
     known = {one.pattern.code: one.pattern for one in patterns.catalogue()}
     pattern = known.get(entry.rule.code)
     if pattern is None:
-        assert int(entry.rule.code[3:]) >= 101, "codes of rules alone start at 101"
+        run_alone = {cause.code for cause in causes() if int(cause.code[3:]) < 101}
+        assert int(entry.rule.code[3:]) >= 101 or entry.rule.code in run_alone, "codes of rules alone start at 101"
     else:
         assert (entry.rule.name, entry.rule.family) == (pattern.name, pattern.family)
 

@@ -69,8 +69,8 @@ class Value:
 
     ``grad`` : holds on to the autograd graph. ``scalar`` : one number. ``guess`` : a tensor by its
     name or position only. ``data`` : comes out of a loader, ``pinned`` if that loader pins (None:
-    not known). ``made_by`` : the factory call that built it on the host. ``mask`` : what a
-    comparison gave. ``readback`` : the call that copied it from the device. ``items`` : elements of
+    not known). ``made_by`` : the factory call that built it on the host, or that made the loader.
+    ``mask`` : what a comparison gave. ``readback`` : the call that copied it from the device. ``items`` : elements of
     a tuple, in order; of an object or callable, what it may be. ``of`` : the local class or function
     behind it. ``calls`` : functions of the file that run when it is called, or iterated.
     """

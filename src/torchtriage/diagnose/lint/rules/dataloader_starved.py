@@ -1,7 +1,8 @@
 """Worker processes are restarted in every epoch.
 
 Looks like: ``DataLoader(num_workers=n)`` without ``persistent_workers=True`` that is iterated once
-    per epoch, or a ``DataLoader`` built inside the epoch loop.
+    per epoch, wherever it is handed to, or a ``DataLoader`` built for each epoch, in its loop or in what
+    that calls.
 Slow because: each epoch starts processes, imports, and fills the queues again, for a few seconds,
     while the device waits.
 Fix: build the loader once, with ``persistent_workers=True``.
@@ -49,8 +50,7 @@ def find(module: Module) -> Iterator[Hit]:
             continue
         if number is None and keyword(call.node, "num_workers") is None:
             continue
-        loop = call.context.loop
-        if loop is not None and not loop.comprehension and _iterated_inside(module, call, loop):
+        if _made_again(module, call):
             yield Hit(call.node, "this loader and its workers are created again in every epoch")
             continue
         given = keyword(call.node, "persistent_workers")
@@ -66,8 +66,23 @@ def find(module: Module) -> Iterator[Hit]:
         )
 
 
-def _iterated_inside(module: Module, call: SourceCall, around: SourceLoop) -> bool:
-    return bool(call.target) and any(loop.over == call.target and around in _outward(loop) for loop in module.loops)
+def _walks(module: Module, call: SourceCall) -> list[SourceLoop]:
+    """Return the loops over the batches of a loader, wherever it was handed to."""
+    return [
+        loop
+        for loop in module.loops
+        if not loop.comprehension
+        and ((call.target and loop.over == call.target) or (loop.iterates.made_by is call.node))
+    ]
+
+
+def _made_again(module: Module, call: SourceCall) -> bool:
+    """Return whether a loader is made for each pass: in a loop around that pass, or by what a loop calls."""
+    around, function = call.context.loop, call.context.function
+    walks = _walks(module, call)
+    if around is not None and not around.comprehension:
+        return any(around in _outward(loop) for loop in walks)
+    return function is not None and function.called_again and bool(walks)
 
 
 def _outward(loop: SourceLoop) -> Iterator[SourceLoop]:
@@ -77,23 +92,20 @@ def _outward(loop: SourceLoop) -> Iterator[SourceLoop]:
 
 
 def _again(module: Module, call: SourceCall) -> bool:
-    """Return whether the loader is iterated in a loop, here or one call away."""
-    name = call.target
-    if not name:
-        return False
-    for loop in module.loops:
-        if loop.over != name or loop.comprehension:
-            continue
+    """Return whether the loader is iterated in a loop, here or where it was handed to."""
+    for loop in _walks(module, call):
         if loop.outer is not None and not loop.outer.comprehension and not loop.outer.short:
             return True
         if loop.function is not None and loop.function.called_in_loop:
             return True
     for other in module.calls:
-        if other.context.loop is None or other.context.loop.comprehension:
+        if other.context.loop is None or other.context.loop.comprehension or not call.target:
             continue
         if other.attr in ("print", "len", "enumerate", "tqdm", "iter", "next"):
             continue
         given = arguments(other.node)
-        if any(module.name_of(item) == name for item in given) and other.context.function is (call.context.function):
+        if any(module.name_of(item) == call.target for item in given) and (
+            other.context.function is call.context.function
+        ):
             return True
     return False

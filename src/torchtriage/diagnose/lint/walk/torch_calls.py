@@ -30,7 +30,7 @@ def torch_call(walker: Walker, call: SourceCall) -> Value:
     if name in torch_names.FACTORIES or last.endswith("_like"):
         return _factory(walker, call)
     if name in torch_names.LOADERS:
-        return Value("loader", CPU, pinned=flag(node, "pin_memory", 7), calls=_loads(walker, call))
+        return Value("loader", CPU, pinned=flag(node, "pin_memory", 7), made_by=node, calls=_loads(walker, call))
     if name in torch_names.DATASETS:
         device, _ = placed(given)
         return Value("dataset", device)

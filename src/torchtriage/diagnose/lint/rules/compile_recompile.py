@@ -2,11 +2,12 @@
 
 Looks like: the loop's counter, or a number computed from it, passed to a compiled function; or an
     argument that changes its dtype from call to call (``model(x.half() if i % 2 else x)``); a number
-    that compiled code counts on ``self``; ``dynamic=False`` where a loop makes other sizes each turn.
-Slow because: what is a Python number or a dtype becomes part of the compiled code; another value
+    that compiled code counts on ``self``; a list outside of it that it appends to, or reads while steps
+    append to it; ``dynamic=False`` where a loop makes other sizes each turn.
+Slow because: what is a Python number, a list's length or a dtype becomes part of the compiled code; another value
     compiles again, for seconds, and after eight times the function runs without compilation.
-Fix: pass a tensor instead of the number; keep one dtype.
-Quiet when: the argument, or the counter, is a tensor.
+Fix: pass a tensor instead of the number; keep one dtype; return what is gathered, and append it outside.
+Quiet when: the argument, or the counter, is a tensor; the list is made anew in the compiled code itself.
 Source: PyTorch documentation, "torch.compile: recompilation".
 """
 
@@ -15,6 +16,7 @@ import re
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import (
+    Assign,
     Fix,
     Hit,
     Module,
@@ -47,6 +49,7 @@ def find(module: Module) -> Iterator[Hit]:
     if "compile" not in module.text:
         return
     yield from _counting(module)
+    yield from _growing(module)
     yield from _fixed_sizes(module)
     for call in module.calls:
         if not _is_compiled(module, call) or call.context.rare:
@@ -95,6 +98,42 @@ def _counting(module: Module) -> Iterator[Hit]:
         ]
         if any(isinstance(node, ast.Constant) and isinstance(node.value, int | float) for node in begun):
             yield Hit(assign.node, f"{assign.target} is another number in every call: it compiles again")
+
+
+def _growing(module: Module) -> Iterator[Hit]:
+    """Yield lists that outlive compiled code and grow with each call: each length is a graph of its own."""
+    grows = [assign for assign in module.assigns if assign.how in ("append", "extend") and not assign.context.rare]
+    kept = {assign.target for assign in grows if compiled(assign.context)}
+    fresh = {assign.target for assign in module.assigns if assign.how == "=" and compiled(assign.context)}
+    for assign in grows:
+        if assign.target in kept - fresh and compiled(assign.context) and _is_outside(assign):
+            yield Hit(assign.node, f"{assign.target} is longer in every call: it compiles again", assign.how)
+    growing = {assign.target for assign in grows if assign.context.hot and "." in assign.target} - kept - fresh
+    for function in module.functions if growing else ():
+        if not (function.compiled or function.compiled_by_caller):
+            continue
+        paths = {path for path in growing if path.startswith("self.")}
+        owners = {
+            assign.context.function.owner for assign in grows if assign.target in paths and assign.context.function
+        }
+        if function.owner not in owners:
+            continue
+        for node in ast.walk(function.node):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and text_of(node) in paths:
+                yield Hit(node, f"{text_of(node)} is longer in every call: it compiles again")
+                break
+
+
+def _is_outside(assign: Assign) -> bool:
+    """Return whether a list is none of the function's own: an attribute, or a name of what is around it."""
+    function = assign.context.function
+    if assign.target.startswith("self.") or function is None:
+        return function is not None
+    own = {arg.arg for arg in ast.walk(function.node) if isinstance(arg, ast.arg)}
+    own |= {
+        node.id for node in ast.walk(function.node) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
+    return assign.target.partition(".")[0] not in own
 
 
 def _fixed_sizes(module: Module) -> Iterator[Hit]:

@@ -6,8 +6,8 @@ import ast
 
 from torchtriage.diagnose.lint import torch_names
 from torchtriage.diagnose.lint.abstract_values import CPU, DEVICE, MAYBE, OUTPUT, PARAMETERS, UNKNOWN, Value, placed
-from torchtriage.diagnose.lint.facts import SourceCall
-from torchtriage.diagnose.lint.syntax import literal, moves, path_of
+from torchtriage.diagnose.lint.facts import SourceCall, SourceFunction
+from torchtriage.diagnose.lint.syntax import is_self, literal, moves, path_of
 from torchtriage.diagnose.lint.walk.walker import Walker
 
 __all__ = ["as_called", "builds_parts", "invoke", "loss_of", "module_method", "note_compile", "note_work"]
@@ -123,16 +123,26 @@ def note_compile(walker: Walker, node: ast.Call) -> None:
         _mark_compiled(walker, walker.module.value(target).of or target.id)
     elif isinstance(target, ast.Call):
         _mark_compiled(walker, walker.module.value(target).of)
-    elif isinstance(target, ast.Attribute) and path_of(target).startswith("self."):
-        if walker.owner is not None and target.attr in walker.owner.methods:
-            walker.owner.methods[target.attr].compiled = True
+    elif isinstance(target, ast.Attribute):
+        value = walker.module.value(target)
+        if walker.owner is not None and is_self(target.value) and target.attr in walker.owner.methods:
+            _compile(walker, walker.owner.methods[target.attr])
+        elif value.kind == "callable":
+            for function in value.calls:
+                _compile(walker, function)
         else:
-            _mark_compiled(walker, walker.module.value(target).of)
+            _mark_compiled(walker, value.of)
 
 
 def _mark_compiled(walker: Walker, name: str) -> None:
     known = walker.module.classes.get(name)
     if known is not None and "forward" in known.methods:
-        known.methods["forward"].compiled = True
+        _compile(walker, known.methods["forward"])
     elif name in walker.by_name:
-        walker.by_name[name].compiled = True
+        _compile(walker, walker.by_name[name])
+
+
+def _compile(walker: Walker, function: SourceFunction) -> None:
+    """Note that a function is compiled, and that rules have something to say of it."""
+    function.compiled = True
+    walker.speaking.add(function)

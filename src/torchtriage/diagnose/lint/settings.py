@@ -7,6 +7,7 @@ leave it; a switch whose default is True is on. The answers are for the program 
 from __future__ import annotations
 
 import ast
+import operator
 from collections import defaultdict
 from collections.abc import Iterator
 
@@ -15,6 +16,16 @@ from torchtriage.diagnose.lint.syntax import keyword, literal, path_of
 __all__ = ["Settings"]
 
 _DEPTH = 6
+_ARITHMETIC = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Pow: operator.pow,
+    ast.LShift: operator.lshift,
+}
+_ITSELF = object()  # of ``self.n = n`` where every caller gives ``settings.n``
+_LARGE = 1 << 40  # larger numbers are no sizes
 _Assignment = ast.Assign | ast.AnnAssign | ast.AugAssign | ast.NamedExpr
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _Scope = tuple[_Function | None, str]  # a function, and the class that it is a method of
@@ -28,20 +39,36 @@ class Settings:
         self._names: dict[str, list[ast.expr | None]] = defaultdict(list)
         self._calls: dict[str, list[ast.Call]] = defaultdict(list)
         self._scopes: dict[ast.AST, _Scope] = {}
+        self._asked: set[str] = set()  # attributes whose value is being looked up
         self._gather(tree, (None, ""))
 
     def value(self, node: ast.expr | None, function: ast.AST | None = None, depth: int = 0) -> object:
         """Return the constant that an expression is, ``...`` where it is none or not known."""
-        constant = literal(node)
-        if constant is not ... or node is None or depth > _DEPTH:
-            return constant
+        said = self._value(node, function, depth)
+        return ... if said is _ITSELF and not depth else said
+
+    def _value(self, node: ast.expr | None, function: ast.AST | None, depth: int) -> object:
+        said = literal(node)
+        if said is not ... or node is None or depth > _DEPTH:
+            return said
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not | ast.USub):
             inner = self.value(node.operand, function, depth + 1)
             if isinstance(node.op, ast.Not):
                 return not inner if inner is not ... else ...
             return -inner if isinstance(inner, int | float) else ...
+        if isinstance(node, ast.BinOp):
+            return _computed(
+                node.op, self.value(node.left, function, depth + 1), self.value(node.right, function, depth + 1)
+            )
+        if isinstance(node, ast.Call) and path_of(node.func) == "int" and len(node.args) == 1:
+            inner = self.value(node.args[0], function, depth + 1)
+            return int(inner) if isinstance(inner, int | float) and abs(inner) < _LARGE else ...
         if isinstance(node, ast.Attribute):
+            if node.attr in self._asked:
+                return _ITSELF
+            self._asked.add(node.attr)
             found = [self.value(item, scope[0], depth + 1) for item, scope in self._fields.get(node.attr, ())]
+            self._asked.remove(node.attr)
             return _agreed(found)
         if isinstance(node, ast.Name):
             scope = self._scopes.get(function, (None, "")) if function is not None else (None, "")
@@ -126,7 +153,23 @@ class Settings:
                         self._fields[item.arg].append((item.value, (None, "")))
 
 
+def _computed(op: ast.operator, left: object, right: object) -> object:
+    """Return what arithmetic gives on two whole numbers, ``...`` where it is not known."""
+    compute = _ARITHMETIC.get(type(op))
+    if (
+        compute is None
+        or type(left) is not int
+        or type(right) is not int
+        or (right == 0 and compute is operator.floordiv)
+    ):
+        return ...
+    if isinstance(op, ast.Pow | ast.LShift) and not (0 <= right <= 40 and abs(left) <= 1000):
+        return ...
+    return compute(left, right)
+
+
 def _agreed(found: list[object]) -> object:
+    found = [item for item in found if item is not _ITSELF] or found
     first = found[0] if found else ...
     return first if all(type(item) is type(first) and item == first for item in found) else ...
 

@@ -3,10 +3,11 @@
 Looks like: two loops, one in the other, over ``tensor.tolist()``, an array, a tensor or the pixels of
     an image, with arithmetic or comparisons inside, in a loop of steps, in what it calls, or in a data
     set; one loop or comprehension that takes numbers out of a tensor (``float(x[i])``, ``x[i].item()``,
-    ``if x[i] == 3``, ``for v in x: if v > 0``), in steps, rounds or folds.
+    ``if x[i] == 3``, ``for v in x: if v > 0``), in steps, rounds or folds; one that counts or marks
+    entries of an array one by one (``table[t, p] += 1``).
 Slow because: one pair takes Python as long as a kernel takes for thousands; the device waits.
-Fix: one operator over all: a mask, broadcasting, ``torchvision.ops.nms``, ``torch.cdist``; ``x.tolist()``
-    once where Python must see each number.
+Fix: one operator over all: a mask, broadcasting, ``torchvision.ops.nms``, ``torch.cdist``; ``bincount``,
+    ``index_add_`` and ``one_hot`` for counts and marks; ``x.tolist()`` once where Python must see each number.
 Quiet when: the loops only look up or collect, or it runs behind ``if step % n``.
 Source: PyTorch performance tuning guide; NumPy documentation, "Broadcasting".
 """
@@ -14,7 +15,7 @@ Source: PyTorch performance tuning guide; NumPy documentation, "Broadcasting".
 import ast
 from collections.abc import Callable, Iterator
 
-from torchtriage.diagnose.lint.base import Context, Fix, Hit, Module, Rule, SourceLoop, literal, names_in
+from torchtriage.diagnose.lint.base import Context, Fix, Hit, Module, Rule, SourceLoop, literal, names_in, text_of
 from torchtriage.diagnose.lint.syntax import path_of
 
 RULE = Rule("HST020", "python-bound", "host", "Python computes element by element in every step", "medium")
@@ -33,7 +34,6 @@ MIN_TURNS = 32
 
 def find(module: Module) -> Iterator[Hit]:
     """Yield inner loops of arithmetic over rows that were taken off the device."""
-    yield from _singles(module)
     rows = {
         assign.target
         for assign in module.assigns
@@ -41,6 +41,7 @@ def find(module: Module) -> Iterator[Hit]:
         and isinstance(assign.expression.func, ast.Attribute)
         and (assign.expression.func.attr == "tolist" or assign.value.readback is not None)
     }
+    yield from _singles(module, rows)
     inner = [
         loop
         for loop in module.loops
@@ -71,8 +72,8 @@ def _repeats(context: Context) -> bool:
     return context.hot or (context.function is not None and context.function.loads and not context.rare)
 
 
-def _singles(module: Module) -> Iterator[Hit]:
-    """Yield single loops that take numbers out of an array one by one and compute with them."""
+def _singles(module: Module, rows: set[str]) -> Iterator[Hit]:
+    """Yield single loops that take numbers out of an array one by one, compute with them or count by them."""
     for loop in module.loops:
         context = module.loop_contexts[loop]
         if isinstance(loop.node, ast.While) or (loop.n_constant is not None and loop.n_constant < MIN_TURNS):
@@ -84,6 +85,11 @@ def _singles(module: Module) -> Iterator[Hit]:
             node = loop.node.iter if isinstance(loop.node, ast.comprehension) else loop.node
             yield Hit(node, "Python takes the numbers out of a tensor one by one", severity=None if in_step else "low")
             continue
+        if module.is_program and _scatters(module, loop, rows):
+            assert isinstance(loop.node, ast.stmt)
+            said = "elements are counted, or entered, one by one"
+            yield Hit(loop.node, said, severity=None if in_step else "low")
+            continue
         counters = _counters(loop)
         if loop.comprehension or not in_step or loop.steps or not counters:
             continue
@@ -94,6 +100,72 @@ def _singles(module: Module) -> Iterator[Hit]:
         ):
             assert isinstance(loop.node, ast.stmt)
             yield Hit(loop.node, "Python computes here element by element in every step", severity="low")
+
+
+def _scatters(module: Module, loop: SourceLoop, rows: set[str]) -> bool:
+    """Return whether each turn changes the one entry of an array that an element of the data names."""
+    if not isinstance(loop.node, ast.For):
+        return False
+    elements = _data(module, loop.node.target, loop.node.iter, rows)
+    counters = _counters(loop)
+    if not elements and not counters:
+        return False
+    return any(
+        _is_entry(module, target, elements, counters, rows)
+        for statement in loop.node.body
+        for node in ast.walk(statement)
+        for target in _changed(node)
+    )
+
+
+def _changed(node: ast.AST) -> list[ast.Subscript]:
+    """Return the entry that a statement counts in or marks: ``x[k] += v``, ``x[k] = x[k] + v``, ``x[k] = 1``."""
+    if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Subscript):
+        return [node.target]
+    if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Subscript):
+        return []
+    itself = isinstance(node.value, ast.BinOp) and text_of(node.value.left, 999) == text_of(node.targets[0], 999)
+    return [node.targets[0]] if itself or isinstance(node.value, ast.Constant) else []
+
+
+def _is_entry(module: Module, node: ast.Subscript, elements: set[str], counters: set[str], rows: set[str]) -> bool:
+    """Return whether ``x[k]`` or ``x[i][k]`` is an entry of an array whose place the data says."""
+    places: list[ast.expr] = []
+    base: ast.expr = node
+    while isinstance(base, ast.Subscript):
+        places += base.slice.elts if isinstance(base.slice, ast.Tuple) else [base.slice]
+        base = base.value
+    if module.value(base).kind not in ("tensor", "numpy") or any(isinstance(item, ast.Slice) for item in places):
+        return False
+    return any(
+        (isinstance(part, ast.Name) and part.id in elements)
+        or (
+            isinstance(part, ast.Subscript)
+            and bool(names_in(part.slice) & counters)
+            and (module.value(part.value).kind in ("tensor", "numpy") or path_of(part.value) in rows)
+        )
+        for place in places
+        for part in ast.walk(place)
+    )
+
+
+def _data(module: Module, target: ast.expr, node: ast.expr, rows: set[str]) -> set[str]:
+    """Return the targets of a loop that are elements of arrays, also behind ``zip`` and ``enumerate``."""
+    if isinstance(node, ast.Call) and node.args:
+        name = module.name_of(node.func).rpartition(".")[2]
+        if name == "enumerate" and isinstance(target, ast.Tuple):
+            return _data(module, target.elts[-1], node.args[0], rows)
+        if name == "zip" and isinstance(target, ast.Tuple):
+            pairs = zip(target.elts, node.args, strict=False)
+            return {one for item, part in pairs for one in _data(module, item, part, rows)}
+        if name in ("tqdm", "list", "reversed"):
+            return _data(module, target, node.args[0], rows)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "unique":
+        return set()
+    listed = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "tolist"
+    if listed or path_of(node) in rows or module.value(node).kind in ("tensor", "numpy"):
+        return names_in(target)
+    return set()
 
 
 def _takes_numbers(module: Module, loop: SourceLoop) -> bool:

@@ -224,6 +224,8 @@ class Expressions(ABC):
         func = node.func
         parts = self._parts(item.value if isinstance(item, ast.Starred) else item for item in node.args)
         parts += self._parts(item.value for item in node.keywords)
+        if path_of(func).endswith("shuffle") and node.args:
+            self.change(node.args[0], VARIES)  # in place
         root = path_of(func).partition(".")[0]
         imported = root in self.module.aliases and root not in self.levels
         if call is not None and call.callees:

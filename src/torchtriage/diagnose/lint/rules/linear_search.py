@@ -16,7 +16,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import Context, Fix, Hit, Module, Rule, SourceFunction, keyword, text_of
+from torchtriage.diagnose.lint.base import Assign, Context, Fix, Hit, Module, Rule, SourceFunction, keyword, text_of
 from torchtriage.diagnose.lint.syntax import path_of
 
 RULE = Rule("HST118", "linear-search", "host", "A long list is searched for each element", "low")
@@ -39,18 +39,16 @@ def find(module: Module) -> Iterator[Hit]:
     if not module.takes_steps:
         return
     for search in module.searches:
-        path = path_of(search.node.comparators[-1]) if isinstance(search.node, ast.Compare) else ""
-        if path and _searched(module, path, search.context):
+        if isinstance(search.node, ast.Compare) and _searched(module, search.node.comparators[-1], search.context):
             yield Hit(search.node, f"this list is searched from its beginning each time: {text_of(search.node)}")
     for call in module.sent("index", "remove", "count"):
-        path = path_of(call.owner) if call.owner is not None else ""
-        if path and len(call.node.args) == 1 and _searched(module, path, call.context):
+        if call.owner is not None and len(call.node.args) == 1 and _searched(module, call.owner, call.context):
             yield Hit(call.node, f"this list is searched from its beginning each time: {text_of(call.node)}", call.attr)
     if "deque" in module.text:
         yield from _deques(module)
 
 
-def _searched(module: Module, path: str, context: Context) -> bool:
+def _searched(module: Module, node: ast.expr, context: Context) -> bool:
     """Return whether a long list is searched in a loop that does not make it."""
     loop = context.loop
     if loop is None or (loop.n_constant is not None and loop.n_constant < MIN_TURNS):
@@ -58,13 +56,37 @@ def _searched(module: Module, path: str, context: Context) -> bool:
     else:
         outside = module.loop_contexts[loop]
         again = module.repeats(outside) or (not loop.comprehension and module.repeats(context))
-    if not again or any(path in around.assigned for around in [loop] if around is not None):
+    if not again:
         return False
-    return _is_long(module, path, context.function)
+    if isinstance(node, ast.Subscript):
+        path = path_of(node.value)
+        return bool(path) and loop is not None and loop.outer is not None and _holds_lists(module, path, context)
+    path = path_of(node)
+    if not path or (loop is not None and path in loop.assigned):
+        return False
+    return _is_long(module, path, context)
 
 
-def _is_long(module: Module, path: str, function: SourceFunction | None, depth: int = 0) -> bool:
-    """Return whether a name is a list that grows, or is as long as some data."""
+def _holds_lists(module: Module, path: str, context: Context) -> bool:
+    """Return whether a table has lists as its entries, which grow one by one: ``defaultdict(list)``."""
+    made = [item for item in module.assigns if item.target == path and item.how == "="]
+    grown = any(
+        isinstance(call.owner, ast.Subscript) and path_of(call.owner.value) == path for call in module.sent("append")
+    )
+    return grown and bool(made) and all(_makes_lists(module, item.expression) for item in made)
+
+
+def _makes_lists(module: Module, node: ast.expr) -> bool:
+    if isinstance(node, ast.Call):
+        kind = [text_of(item) for item in node.args]
+        return module.name_of(node.func) == "collections.defaultdict" and kind == ["list"]
+    entry = node.elt if isinstance(node, ast.ListComp) else node.value if isinstance(node, ast.DictComp) else None
+    return isinstance(entry, ast.List) and not entry.elts
+
+
+def _is_long(module: Module, path: str, context: Context, depth: int = 0) -> bool:
+    """Return whether a name is a list that grows, or is as long as some data, or as what is searched for in it."""
+    function = context.function
     made, grown = [], False
     for assign in module.assigns:
         if assign.target != path or not _same_scope(path, assign.context.function, function):
@@ -72,9 +94,12 @@ def _is_long(module: Module, path: str, function: SourceFunction | None, depth: 
         if assign.how == "=":
             made.append(assign.expression)
         else:
-            grown = grown or (module.repeats(assign.context) if "." in path else assign.context.step_loop is not None)
+            grown = grown or _grows(module, assign, context)
     if made:
-        return all(_makes_list(module, node) for node in made) and (grown or any(map(_has_length, made)))
+        over = {loop.over for loop in context.loops() if loop.over} - {path}
+        return all(_makes_list(module, node) for node in made) and (
+            grown or any(_has_length(node) or _source(node) in over for node in made)
+        )
     if function is None or "." in path or depth:
         return False
     names = [arg.arg for arg in function.node.args.args]
@@ -83,14 +108,34 @@ def _is_long(module: Module, path: str, function: SourceFunction | None, depth: 
         return False
     at = names.index(path)
     passed = [
-        (call.node.args[at], call.context.function)
+        (given, call.context)
         for call in module.calls
-        if function in call.callees and len(call.node.args) > at
+        if function in call.callees
+        and (given := keyword(call.node, path) or (call.node.args[at] if len(call.node.args) > at else None))
     ]
     return bool(passed) and all(
         _is_long(module, path_of(node), scope, depth + 1) if path_of(node) else _has_length(node)
         for node, scope in passed
     )
+
+
+def _grows(module: Module, assign: Assign, context: Context) -> bool:
+    """Return whether a list gets longer from step to step, or in the loop that searches it."""
+    if "." in assign.target:
+        return module.repeats(assign.context)
+    if assign.context.step_loop is not None:
+        return True
+    around, searching = set(assign.context.loops()), set(context.loops())
+    return any(not loop.comprehension and loop.n_constant is None for loop in around & searching)
+
+
+def _source(node: ast.expr) -> str:
+    """Return the path of what a list has an element for each of."""
+    if isinstance(node, ast.ListComp) and len(node.generators) == 1 and not node.generators[0].ifs:
+        return path_of(node.generators[0].iter)
+    if isinstance(node, ast.Call) and path_of(node.func) in ("list", "sorted") and node.args:
+        return path_of(node.args[0])
+    return ""
 
 
 def _same_scope(path: str, made: SourceFunction | None, read: SourceFunction | None) -> bool:

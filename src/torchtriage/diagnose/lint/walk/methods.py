@@ -68,6 +68,8 @@ def method_call(walker: Walker, call: SourceCall) -> Value:
                 loop.times = True
         return UNKNOWN
     if receiver.kind in ("host", "clock"):
+        if attr in ("append", "extend"):
+            note_append(walker, call)  # of list(range(n)) and the like
         return HOST
     return UNKNOWN
 

@@ -10,7 +10,8 @@ Slow because: one float64 operand turns everything computed from it into float64
 Fix: ``.astype(np.float32)`` before, ``dtype=torch.float32`` in, or ``.float()`` after the
     conversion.
 Quiet when: it is one number, or cast before it is used; where NumPy's dtype is not known; statistics
-    of detached values on the CPU; where a comment, L-BFGS or an integrator tells that digits matter.
+    of detached values on the CPU; where a comment, L-BFGS, an integrator, a solver or derivatives by inputs
+    tell that digits matter.
 Source: PyTorch documentation, "Type promotion".
 """
 
@@ -76,6 +77,7 @@ def find(module: Module) -> Iterator[Hit]:
                 and not (call.context.rare or call.context.aside)
                 and (call.attr == "double" or _names_double(module, call))
                 and any(loop.steps for loop in module.loops)
+                and not _on_purpose(module, call)
             ):
                 yield Hit(call.node, f"all work in float64: {text_of(call.node)}", call.attr)
     yield from _weights(module)
@@ -93,10 +95,16 @@ def find(module: Module) -> Iterator[Hit]:
 
 _PRECISE = re.compile(r"\b(precis|float64\b|double\b|round-?off|cancel|stab|diverg|converg)", re.IGNORECASE)
 
+# line searches, integrators, derivatives of derivatives, solvers, and differences divided by a small step
+_NEEDS_DIGITS = re.compile(
+    r"\bLBFGS\(|\bodeint|\bsolve_ivp|gradcheck|\bautograd\.grad\(|\b(?:jacobian|hessian|jacrev|jacfwd)\("
+    r"|\blinalg\.(?:solve\w*|eigh?\w*|cholesky\w*|svd\w*|inv|lstsq|pinv)\(|/ *1e-"
+)
+
 
 def _on_purpose(module: Module, call: SourceCall) -> bool:
-    """Return whether a program needs the digits: a line search or an integrator, or a comment that says so."""
-    if re.search(r"\bLBFGS\(|\bodeint|gradcheck", module.text):
+    """Return whether a program needs the digits: by what it computes, or by a comment that says so."""
+    if _NEEDS_DIGITS.search(module.text):
         return True
     rows = module.text.split("\n")[max(call.node.lineno - 3, 0) : call.node.lineno + 1]
     return any(_PRECISE.search(row.partition("#")[2]) for row in rows)

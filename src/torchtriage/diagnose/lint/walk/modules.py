@@ -56,12 +56,13 @@ def invoke(walker: Walker, call: SourceCall) -> Value:
             loop.runs_module = True
         if walker.function is not None and (loop is None or loop.short):
             walker.function.runs_module = True
-    device, _ = placed(given)
+    device, grad = placed(given)
+    grad = grad or receiver.kind == "module"  # a function has no parameters of its own
     device = max(receiver.device, device if given else CPU)
     last = receiver.of.rpartition(".")[2]
     if last.endswith("Loss") or last == "criterion":
         return loss_of(walker, given)
-    return Value("tensor", device, grad=not walker.context.no_grad, of=OUTPUT)
+    return Value("tensor", device, grad=grad and not walker.context.no_grad, of=OUTPUT)
 
 
 def note_work(walker: Walker) -> None:

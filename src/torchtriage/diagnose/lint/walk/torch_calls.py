@@ -76,7 +76,9 @@ def torch_call(walker: Walker, call: SourceCall) -> Value:
     if name == "torch.autograd.grad":
         note_work(walker)
         device, _ = placed(given)
-        return Value("list", CPU, items=(Value("tensor", device, grad=keyword(node, "create_graph") is not None),))
+        again = keyword(node, "create_graph")
+        graph = again is not None and walker.module.constant(again, walker.context) is True
+        return Value("list", CPU, items=(Value("tensor", device, grad=graph),))
     if name in ("torch.cat", "torch.stack", "torch.concat", "torch.vstack", "torch.hstack"):
         device, grad = placed(given[:1])
         return Value("tensor", device, grad=grad and not walker.context.no_grad)

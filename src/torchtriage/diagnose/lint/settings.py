@@ -145,6 +145,8 @@ class Settings:
                 self._fields[names[-1].lstrip("-").replace("-", "_")].append((default, (None, "")))
             elif names:
                 self._fields[names[-1].lstrip("-").replace("-", "_")].append((ast.Name("..."), (None, "")))
+        elif last == "partial" and node.args:
+            self._called(ast.Call(node.args[0], node.args[1:], node.keywords))
         elif last:
             self._calls[last].append(node)
             if last[:1].isupper() or last == "replace":

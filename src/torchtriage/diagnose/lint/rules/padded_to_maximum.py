@@ -1,17 +1,19 @@
 """Every text is padded to the longest that is allowed.
 
 Looks like: ``tokenizer(texts, padding="max_length", max_length=128)`` in a program that trains or goes over
-    a loader; ``ids + [0] * (MAX_LEN - len(ids))`` in a data set or its ``collate_fn``.
+    a loader; ``ids + [0] * (MAX_LEN - len(ids))``, ``F.pad(x, (0, MAX_LEN - len(x)))``, or
+    ``out = torch.zeros(n, MAX_LEN)`` whose rows are filled by ``out[i, : len(x)] = x``.
 Slow because: the model computes padding like text: with texts a quarter as long as the maximum, three
     quarters of the work are thrown away.
 Fix: pad each batch to its own longest text (``DataCollatorWithPadding``, ``pad_sequence``); sort or bucket by
     length.
-Quiet when: the maximum is the tokenizer's own (text encoders of diffusion models need it), the length is
-    that of this batch, or something is compiled, exported or runs on XLA, which wants one shape.
+Quiet when: the length is that of this batch, or below 64, nothing tells padding from data (clips cut to
+    one length), or one shape is wanted: compiled, exported, on XLA, for the text encoder of a diffusion model.
 Source: transformers documentation, "Padding and truncation".
 """
 
 import ast
+import re
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceFunction, keyword, literal, text_of
@@ -39,37 +41,155 @@ _ONE_SHAPE = (
 )
 
 
+_LENGTH = re.compile(r"\blen\(|\.(size|shape|numel)\b")
+_FILLS = frozenset(["pad", "ConstantPad1d", "zeros", "ones", "full", "new_zeros", "new_ones", "new_full", "repeat"])
+_BUFFERS = frozenset(["zeros", "ones", "full", "empty", "new_zeros", "new_ones", "new_full", "new_empty"])
+_TOLD_APART = re.compile(r"mask|padding_idx|ignore_index|pack_padded|lengths|-100\b", re.IGNORECASE)
+
+
 def find(module: Module) -> Iterator[Hit]:
     """Yield texts and lists that are padded to a fixed length."""
     if not module.is_program or any(word in module.text for word in _ONE_SHAPE):
         return
-    works = module.trains or "Trainer" in module.text or "DataLoader" in module.text
-    if not works:
+    if not (module.trains or module.takes_steps or "Trainer" in module.text or "DataLoader" in module.text):
         return
-    if "max_length" in module.text:
-        for call in module.calls:
-            if literal(keyword(call.node, "padding")) != "max_length":
-                continue
-            longest = keyword(call.node, "max_length")
-            if longest is None or "model_max_length" in text_of(longest):
-                continue
-            yield Hit(call.node, f"every text is padded to max_length={text_of(longest)}", call.attr)
+    yield from _by_tokenizer(module)
     for function in module.functions:
-        if function.loads and "*" in module.text_of(function):
-            yield from _by_hand(module, function)
+        text = module.text_of(function)
+        inside = function.owner is not None and function.owner.is_module
+        if inside or function.runs_module or function.steps or not _LENGTH.search(text):
+            continue
+        yield from _by_hand(module, function)
+
+
+def _by_tokenizer(module: Module) -> Iterator[Hit]:
+    """Yield calls that ask for padding to a maximum."""
+    if "max_length" not in module.text and "maxlen" not in module.text and "enable_padding" not in module.text:
+        return
+    for call in module.calls:
+        longest = keyword(call.node, "max_length")
+        padded = module.constant(keyword(call.node, "padding"), call.context) == "max_length"
+        if padded or literal(keyword(call.node, "pad_to_max_length")) is True:
+            if longest is None and keyword(call.node, "truncation") is None:
+                continue
+            said = f"max_length={text_of(longest)}" if longest is not None else "the longest that the tokenizer allows"
+            if "model_max_length" not in said:
+                yield Hit(call.node, f"every text is padded to {said}", call.attr)
+        elif call.attr == "pad_sequences" and (longest := keyword(call.node, "maxlen")) is not None:
+            if _is_setting(module, longest, call.context.function):
+                yield Hit(call.node, f"every sample is filled up to {text_of(longest)}", call.attr)
+        elif call.attr == "enable_padding" and keyword(call.node, "length") is not None:
+            yield Hit(call.node, f"every text is padded: {text_of(call.node)}", call.attr)
 
 
 def _by_hand(module: Module, function: SourceFunction) -> Iterator[Hit]:
-    """Yield lists that are filled up to a constant: ``ids + [0] * (MAX_LEN - len(ids))``."""
+    """Yield what is filled up to a setting: lists, tensors, the rows of a buffer."""
+    buffers: dict[str, tuple[ast.Call, ast.expr]] = {}
+    apart = _TOLD_APART.search(module.text) is not None
     for node in ast.walk(function.node):
-        if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Mult):
+        filled = _missing(node)
+        if isinstance(node, ast.expr) and filled is not None and (apart or isinstance(node, ast.BinOp)):
+            whole = filled.left
+            if _LENGTH.search(_said(function, filled.right)) and _is_setting(module, whole, function):
+                yield Hit(node, f"every sample is filled up to {text_of(whole)}: {text_of(node)}")
+        elif isinstance(node, ast.While) and (limit := _grown_to(node)) is not None:
+            if _is_setting(module, limit, function):
+                yield Hit(node.test, f"every sample is filled up to {text_of(limit)}: {text_of(node.test)}")
+        elif isinstance(node, ast.Assign) and (size := _buffer(module, node.value, function)) is not None:
+            buffers |= {text_of(target): size for target in node.targets}
+    for node in ast.walk(function.node) if apart and buffers else ():
+        target = node.targets[0] if isinstance(node, ast.Assign) else None
+        if isinstance(target, ast.Subscript) and _fills_row(module, target, function):
+            made = buffers.pop(text_of(target.value), None)
+            if made is not None:
+                yield Hit(made[0], f"every sample is filled up to {text_of(made[1])}: {text_of(made[0])}")
+                return  # the mask beside it is no fault of its own
+
+
+def _missing(node: ast.AST) -> ast.BinOp | None:
+    """Return ``n - len(x)`` of ``[0] * (n - len(x))`` and ``F.pad(x, (0, n - len(x)))``."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        listed = isinstance(node.left, ast.List) and len(node.left.elts) == 1
+        parts: list[ast.AST] = [node.right] if listed else []
+    elif isinstance(node, ast.Call):
+        name = text_of(node.func).rpartition(".")[2]
+        parts = [part for item in node.args for part in ast.walk(item)] if name in _FILLS else []
+    else:
+        return None
+    return next((part for part in parts if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Sub)), None)
+
+
+def _grown_to(node: ast.While) -> ast.expr | None:
+    """Return ``n`` of ``while len(x) < n: x.append(0)``."""
+    test = node.test
+    if not isinstance(test, ast.Compare) or not isinstance(test.ops[0], ast.Lt) or len(node.body) != 1:
+        return None
+    grows = "append" in text_of(node.body[0]) or isinstance(node.body[0], ast.AugAssign)
+    return test.comparators[0] if grows and text_of(test.left).startswith("len(") else None
+
+
+def _buffer(module: Module, node: ast.expr, function: SourceFunction) -> tuple[ast.Call, ast.expr] | None:
+    """Return a new array, and its dimension that a setting says, behind the number of rows."""
+    if not isinstance(node, ast.Call) or text_of(node.func).rpartition(".")[2] not in _BUFFERS:
+        return None
+    shape = node.args[0].elts if node.args and isinstance(node.args[0], ast.Tuple | ast.List) else node.args
+    if not any(_LENGTH.search(_said(function, item)) for item in shape[:1]) and not function.loads:
+        return None
+    return next(((node, item) for item in shape[:2] if _is_setting(module, item, function)), None)
+
+
+def _fills_row(module: Module, node: ast.Subscript, function: SourceFunction) -> bool:
+    """Return whether a part from the beginning is written, as long as some sample: ``out[i, : len(x)] = x``."""
+    parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+    return any(
+        isinstance(part, ast.Slice)
+        and literal(part.lower) in (..., 0)
+        and (part.lower is None or isinstance(part.lower, ast.Constant))
+        and part.upper is not None
+        and _LENGTH.search(_said(function, part.upper)) is not None
+        for part in parts
+    )
+
+
+def _said(function: SourceFunction, node: ast.expr) -> str:
+    """Return the text of an expression, of a name what it was assigned in the function."""
+    if isinstance(node, ast.Name):
+        made = [text_of(value, 200) for value in _assigned(function, node.id)]
+        return " ".join(made)
+    return text_of(node, 200)
+
+
+def _assigned(function: SourceFunction, name: str) -> list[ast.expr]:
+    """Return what a function assigns to a name."""
+    found: list[ast.expr] = []
+    for node in ast.walk(function.node):
+        if not isinstance(node, ast.Assign):
             continue
-        if not isinstance(node.left, ast.List) or len(node.left.elts) != 1 or not isinstance(node.right, ast.BinOp):
-            continue
-        missing = node.right
-        if not isinstance(missing.op, ast.Sub) or "len(" not in text_of(missing.right):
-            continue
-        whole = missing.left
-        setting = isinstance(whole, ast.Attribute) or (isinstance(whole, ast.Name) and whole.id.isupper())
-        if setting or isinstance(literal(whole), int):
-            yield Hit(node, f"every sample is filled up to {text_of(whole)}: {text_of(node)}")
+        for target in node.targets:
+            if isinstance(target, ast.Name) and target.id == name:
+                found.append(node.value)
+            elif isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                pairs = zip(target.elts, node.value.elts, strict=False)
+                found += [value for item, value in pairs if isinstance(item, ast.Name) and item.id == name]
+    return found
+
+
+def _is_setting(module: Module, node: ast.expr, function: SourceFunction | None) -> bool:
+    """Return whether a length is a setting, and not that of these data."""
+    known = module.settings.value(node, function.node if function is not None else None)
+    if isinstance(known, int):
+        return known >= _SHORT
+    if isinstance(node, ast.Name) and function is not None:
+        made = _assigned(function, node.id)
+        if made:
+            return all(not isinstance(item, ast.Name) and _is_setting(module, item, function) for item in made)
+        return node.id.isupper() or (bool(_LONGEST.search(node.id)) and node.id in _parameters(function))
+    return isinstance(node, ast.Attribute) and not _LENGTH.search(f".{node.attr}")
+
+
+_SHORT = 64  # boxes of an image, neighbours of a node: their padding is little work
+_LONGEST = re.compile(r"max|limit|longest")
+
+
+def _parameters(function: SourceFunction) -> set[str]:
+    return {arg.arg for arg in (*function.node.args.args, *function.node.args.kwonlyargs)}

@@ -114,6 +114,8 @@ def _imported(walker: Walker, call: SourceCall) -> Value:
         return given[0]
     if last in torch_names.WRAPPERS and given:
         return _wrapped(last, given[0])
+    if name == "functools.partial" and given and given[0].kind == "callable":
+        return given[0]
     if last == "from_pretrained":
         owner = name.split(".")[-2]
         if torch_names.PRETRAINED.search(owner):

@@ -81,6 +81,7 @@ _TRIGGERS = (
     "hook(",
     "use_cache",
     "Compose(",
+    '"max_length"',
 )
 """Text without any of these needs no analysis: no rule speaks about anything else."""
 

@@ -3,13 +3,13 @@
 Looks like: a function called evaluate, validate, predict, infer or test that calls a model in a
     loop outside ``no_grad`` and ``inference_mode``; a function that answers requests
     (``@app.post``) and calls one; a loop of steps that calls one, itself or through functions of
-    the file, where no caller takes gradients of what it gives; in training, a teacher or target
-    network whose parameters no optimizer has.
+    the file, where no caller takes gradients of what it gives; in training, a teacher, a target
+    network, or a part of a model (``self.backbone(x)``) whose parameters no optimizer has.
 Slow because: every operator is noted for a backward pass that never comes, and all activations stay
     in memory until the result is let go.
 Fix: ``@torch.inference_mode()`` on the function, or ``with torch.inference_mode():``.
-Quiet when: gradients are used in the function, its callers switch autograd off, or a framework
-    does (Lightning's ``validation_step``).
+Quiet when: gradients are used in the function, or go through the model to something trained, its callers
+    switch autograd off, or a framework does (Lightning's ``validation_step``).
 Source: PyTorch documentation, "Inference mode".
 """
 
@@ -31,6 +31,7 @@ from torchtriage.diagnose.lint.base import (
     names_in,
     text_of,
 )
+from torchtriage.diagnose.lint.rules._trained import trained_modules
 from torchtriage.diagnose.lint.torch_names import INFERENCE
 
 RULE = Rule(
@@ -83,66 +84,33 @@ def find(module: Module) -> Iterator[Hit]:
 
 
 def _frozen(module: Module) -> Iterator[Hit]:
-    """Yield calls of a model that a training step only asks: a teacher, a target network."""
-    trained = _trained(module) if module.trains and module.is_program else None
+    """Yield calls of a model that a training step only asks: a teacher, a target network, a frozen encoder."""
+    trains = module.trains or any(known.is_lightning for known in module.classes.values())
+    if not trains:
+        return
+    trained = trained_modules(module) if module.is_program else None
     for call in module.calls:
         path = module.name_of(call.node.func)
+        function = call.context.function
         if (
             call.receiver.kind != "module"
             or call.value.kind != "tensor"
             or call.context.no_grad
             or not call.context.hot
-            or not (_ASKED.search(path) or _is_left_out(module, call, trained))
             or (call.user is not None and call.user.attr == "detach")
-            or any(item.grad for item in call.arguments)  # gradients go through it to its input
+            or (function is not None and function.called_without_grad)
+            or _is_trained(module, path)
+            or _is_detached(module, call)
         ):
             continue
-        function = call.context.function
-        if function is not None and (function.called_without_grad or function.name == "forward"):
-            continue
-        if module.trains and not _is_trained(module, path) and not _is_detached(module, call):
+        if trained is not None and trained.leaves_out(call):
+            yield Hit(call.node, f"no optimizer has the weights of {path}, and it records a graph", "forward")
+        elif (
+            _ASKED.search(path)
+            and not any(item.grad for item in call.arguments)  # gradients go through it to its input
+            and (function is None or function.name != "forward")
+        ):
             yield Hit(call.node, f"{path} is only asked, and records a graph: {text_of(call.node)}", "forward")
-
-
-def _trained(module: Module) -> set[str] | None:
-    """Return the last names of all models whose parameters an optimizer gets, None when one is not known."""
-    found: set[str] = set()
-    for call in module.calls:
-        if call.value.kind != "optimizer" or not call.node.args:
-            continue
-        owners = [
-            node.func.value
-            for node in ast.walk(call.node.args[0])
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and "parameters" in node.func.attr
-        ]
-        names = [module.name_of(owner).rpartition(".")[2] for owner in owners]
-        if not all(names) or not names or "self" in names:
-            return None
-        found |= set(names)
-    return found or None
-
-
-def _is_left_out(module: Module, call: SourceCall, trained: set[str] | None) -> bool:
-    """Return whether no optimizer has a model's parameters, nor those of anything it is made of."""
-    function = call.context.function
-    if (
-        trained is None
-        or not (call.receiver.of or call.receiver.evaluated)
-        or (call.receiver.of.startswith("torch.nn.") and not call.receiver.of.endswith("Sequential"))
-    ):
-        return False
-    if function is not None and function.owner is not None and function.owner.is_module:
-        return False
-    last = module.name_of(call.node.func).rpartition(".")[2]
-    made = [assign for assign in module.assigns if assign.target.rpartition(".")[2] == last]
-    words = {name for assign in made for name in re.findall(r"\w+", text_of(assign.expression, 400))}
-    around = {
-        name
-        for assign in module.assigns
-        if assign.target.rpartition(".")[2] in trained
-        for name in names_in(assign.expression)
-    }
-    return bool(last and made) and last not in trained and not words & trained and last not in around
 
 
 def _is_trained(module: Module, path: str) -> bool:
@@ -154,7 +122,13 @@ def _is_trained(module: Module, path: str) -> bool:
 def _is_detached(module: Module, call: SourceCall) -> bool:
     """Return whether only ``out.detach()`` of the result is used."""
     names = {assign.target for assign in module.assigns if assign.expression is call.node}
-    return any(call.owner is not None and module.name_of(call.owner) in names for call in module.sent("detach"))
+    function = call.context.function
+    if function is not None and any(call.node is returned.value for returned, _ in function.returns):
+        users = [one for one in module.calls if function in one.callees]
+        names |= {one.target for one in users if one.target}
+        if any(one.user is not None and one.user.attr == "detach" for one in users):
+            return True
+    return any(one.owner is not None and module.name_of(one.owner) in names for one in module.sent("detach"))
 
 
 def _repeats(call: SourceCall) -> bool:

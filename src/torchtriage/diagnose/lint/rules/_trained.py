@@ -1,0 +1,217 @@
+"""Which models of a program its optimizers train, and which are left out."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torchtriage.diagnose.lint.base import Module, SourceCall, SourceFunction, keyword, text_of
+from torchtriage.diagnose.lint.syntax import is_self, path_of
+
+__all__ = ["Trained", "trained_modules"]
+
+_GRADIENT_WANTED = re.compile(r"requires_grad(_\(|\s*=(?!=))|freeze|add_param_group|unfreeze")
+_MADE_ELSEWHERE = re.compile(r"models\.|create_model\(|hub\.load\(|from_pretrained\(|torch\.load\(|jit\.load\(")
+_SIZE = re.compile(r"dim|size|width|hidden|features|channels|config|cfg|num_|n_|embed")
+_DEPTH = 4
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What optimizers have: models by the last part of their names, and for a class the parts that they have.
+
+    ``parts`` : of a class of the file the attributes whose weights are trained, where not all are. ``roots`` :
+    models from elsewhere of which optimizers have one part.
+    """
+
+    module: Module
+    names: frozenset[str]
+    parts: dict[str, set[str]]
+    roots: frozenset[str]
+    calls: dict[ast.expr, SourceCall]
+
+    def leaves_out(self, call: SourceCall) -> bool:
+        """Return whether a model is run whose weights no optimizer has, on inputs that nothing trains."""
+        if not self._is_outside(call):
+            return False
+        function = call.context.function
+        given = [*call.node.args, *(item.value for item in call.node.keywords)]
+        return not any(self._is_trained(node, function) for node in given)
+
+    def _is_outside(self, call: SourceCall) -> bool:
+        function, func = call.context.function, call.node.func
+        owner = function.owner if function is not None else None
+        if not self._has_weights(call):
+            return False
+        last = self.module.name_of(func).rpartition(".")[2]
+        if last == "forward" and isinstance(func, ast.Attribute):
+            last = self.module.name_of(func.value).rpartition(".")[2]
+        if owner is not None and owner.is_module:
+            parts = self.parts.get(owner.name)
+            own = isinstance(func, ast.Attribute) and is_self(func.value)
+            return parts is not None and own and last not in parts and self._is_made(last) and not self._is_inside(last)
+        if not last or last in self.names:
+            return False
+        if last in self.roots:
+            return call.receiver.of not in self.module.classes
+        return bool(call.receiver.of not in self.parts) and self._is_made(last) and not self._is_inside(last)
+
+    def _has_weights(self, call: SourceCall) -> bool:
+        of = call.receiver.of
+        known = self.module.classes.get(of)
+        if known is not None:
+            return any(value.kind == "module" or value.grad for value in known.attributes.values())
+        return not of.startswith("torch.nn.") or of.endswith("Sequential")
+
+    def _is_made(self, last: str) -> bool:
+        """Return whether a model of this name is made here, of a class of the file or by a library of models."""
+        made = [one for one in self.module.assigns if one.target.rpartition(".")[2] == last and one.how == "="]
+        return any(
+            (one.value.kind == "module" and (one.value.of or one.value.evaluated))
+            or _MADE_ELSEWHERE.search(text_of(one.expression, 200))
+            for one in made
+        )
+
+    def _is_inside(self, last: str) -> bool:
+        """Return whether a model is a part of one that is trained, or made of one."""
+        for one in self.module.assigns:
+            name = one.target.rpartition(".")[2]
+            if name == last and set(_parts(self.module, one.expression)) & self.names:
+                return True
+            if name in self.names and last in _parts(self.module, one.expression):
+                return True
+        return False
+
+    def _is_trained(self, node: ast.expr, function: SourceFunction | None, depth: int = 0) -> bool:
+        """Return whether an expression comes from what is trained, as far as that can be followed."""
+        return depth > _DEPTH or any(self._holds(part, function, depth) for part in ast.walk(node))
+
+    def _holds(self, part: ast.AST, function: SourceFunction | None, depth: int) -> bool:
+        if isinstance(part, ast.Attribute):
+            return self.module.value(part).of == "parameter"
+        if isinstance(part, ast.Name):
+            return self.module.value(part).grad and self._comes_trained(part.id, function, depth)
+        call = self.calls.get(part) if isinstance(part, ast.Call) else None
+        if call is None or not call.value.grad:
+            return False
+        if call.receiver.kind == "module":
+            return self._has_weights(call) and not self._is_outside(call)
+        return any(
+            self._is_trained(returned.value, callee, depth + 1)
+            for callee in call.callees
+            for returned, _ in callee.returns
+            if returned.value is not None
+        )
+
+    def _comes_trained(self, name: str, function: SourceFunction | None, depth: int) -> bool:
+        made = [
+            one.expression
+            for one in self.module.assigns
+            if one.target == name and one.context.function is function and name not in _names(one.expression)
+        ]
+        if made:
+            return any(self._is_trained(item, function, depth + 1) for item in made)
+        passed = list(_passed(self.module, function, name)) if function is not None else []
+        return not passed or any(self._is_trained(item, scope, depth + 1) for item, scope in passed)
+
+
+def trained_modules(module: Module) -> Trained | None:
+    """Return what the optimizers of a program have, None where that is not known."""
+    if _GRADIENT_WANTED.search(module.text):
+        return None
+    names: set[str] = set()
+    parts: dict[str, set[str]] = defaultdict(set)
+    roots: set[str] = set()
+    whole: set[str] = set()
+    for call in module.calls:
+        if call.value.kind != "optimizer" or call.callees:
+            continue
+        given = call.node.args[0] if call.node.args else keyword(call.node, "params")
+        owners = list(_owners(module, given, call.context.function)) if given is not None else []
+        if not owners:
+            return None
+        for owner, function in owners:
+            path = path_of(owner)
+            if not path or path == "self":
+                return None
+            root, _, last = path.rpartition(".")
+            names.add(last)
+            whole.add(module.value(owner).of)
+            if not root:
+                continue
+            value = module.value(owner.value) if isinstance(owner, ast.Attribute) else None
+            own = function.owner.name if root == "self" and function is not None and function.owner is not None else ""
+            of = own or (value.of if value is not None else "")
+            if of in module.classes:
+                parts[of].add(last)
+            elif root.rpartition(".")[2]:
+                roots.add(root.rpartition(".")[2])
+    if not names:
+        return None
+    partly = {of: attributes for of, attributes in parts.items() if of not in whole}
+    calls: dict[ast.expr, SourceCall] = {call.node: call for call in module.calls}
+    return Trained(module, frozenset(names), partly, frozenset(roots - names - {"self"}), calls)
+
+
+def _owners(
+    module: Module, node: ast.expr, function: SourceFunction | None, depth: int = 0
+) -> Iterator[tuple[ast.expr, SourceFunction | None]]:
+    """Yield the models whose parameters an expression holds, and the function that names them so."""
+    if depth > _DEPTH:
+        return
+    for part in ast.walk(node):
+        if isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and "parameters" in part.func.attr:
+            owner = part.func.value
+            passed = list(_passed(module, function, path_of(owner))) if function is not None else []
+            yield from passed or [(owner, function)]
+        elif isinstance(part, ast.Name):
+            made = [one for one in module.assigns if one.target == part.id and one.context.function is function]
+            for one in made:
+                yield from _owners(module, one.expression, function, depth + 1)
+            if not made and function is not None:
+                for given, scope in _passed(module, function, part.id):
+                    yield from _owners(module, given, scope, depth + 1)
+
+
+def _passed(
+    module: Module, function: SourceFunction | None, name: str
+) -> Iterator[tuple[ast.expr, SourceFunction | None]]:
+    """Yield what callers give for a parameter."""
+    if function is None:
+        return
+    places = [arg.arg for arg in function.node.args.args]
+    if name not in places:
+        return
+    at = places.index(name) - (1 if function.owner is not None and "staticmethod" not in function.decorators else 0)
+    for call in module.calls:
+        if function in call.callees:
+            given = keyword(call.node, name) or (call.node.args[at] if 0 <= at < len(call.node.args) else None)
+            if given is not None:
+                yield given, call.context.function
+
+
+def _names(node: ast.expr) -> set[str]:
+    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+
+
+def _parts(module: Module, node: ast.expr) -> Iterator[str]:
+    """Yield the names of what something is made of; layers are made of numbers, ``encoder.width`` is one."""
+    if isinstance(node, ast.Call):
+        name = module.name_of(node.func)
+        last = name.rpartition(".")[2]
+        if name.startswith("torch.nn.") and last not in ("Sequential", "ModuleList", "ModuleDict", "DataParallel"):
+            return
+    if isinstance(node, ast.Attribute) and _SIZE.search(node.attr):
+        return
+    if isinstance(node, ast.Name):
+        yield node.id
+    elif isinstance(node, ast.Attribute):
+        yield node.attr
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.expr):
+            yield from _parts(module, child)
+        elif isinstance(child, ast.keyword):
+            yield from _parts(module, child.value)

@@ -24,6 +24,7 @@ from torchtriage.diagnose.lint.base import (
     SourceFunction,
     SourceLoop,
     keyword,
+    names_in,
     text_of,
 )
 from torchtriage.diagnose.lint.syntax import path_of
@@ -125,17 +126,30 @@ def _repeats(module: Module, context: Context) -> bool:
 
 def _passed(module: Module, function: SourceFunction, context: Context, weights: ast.expr) -> ast.expr | None:
     """Return what the weights are in a caller: the same attribute, or what it gives for a parameter."""
-    names = {arg.arg: place for place, arg in enumerate(function.node.args.args)}
-    root = path_of(weights).partition(".")[0]
-    if root == "self" or root not in names:
+    if isinstance(weights, ast.Name):
+        made = [
+            one.expression for one in module.assigns if one.target == weights.id and one.context.function is function
+        ]
+        if len(made) == 1:
+            return _passed(module, function, context, made[0])
+    places = [arg.arg for arg in function.node.args.args]
+    names = names_in(weights) - {"self"}
+    if not names & (set(places) | _bound(function)):
         return weights
-    if path_of(weights) != root:
+    if not isinstance(weights, ast.Name) or weights.id not in places:
         return None
     for call in module.calls:
         if function in call.callees and call.context is context:
-            at = names[root] - (1 if function.owner is not None else 0)
-            return keyword(call.node, root) or (call.node.args[at] if 0 <= at < len(call.node.args) else None)
+            at = places.index(weights.id) - (1 if function.owner is not None else 0)
+            return keyword(call.node, weights.id) or (call.node.args[at] if 0 <= at < len(call.node.args) else None)
     return None
+
+
+def _bound(function: SourceFunction) -> set[str]:
+    """Return the names that a function binds itself."""
+    return {
+        node.id for node in ast.walk(function.node) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
 
 
 def _changes(module: Module, weights: ast.expr, loop: SourceLoop | None, function: SourceFunction | None) -> bool:
@@ -147,19 +161,8 @@ def _changes(module: Module, weights: ast.expr, loop: SourceLoop | None, functio
         root, dot, _ = path.partition(".")
         if loop is not None and (root in loop.targets or path in loop.assigned or root in loop.assigned):
             return True
-        if loop is None and not dot and _is_own(node, function):
+        if loop is None and not dot and function is not None and root in _bound(function):
             return True
         if dot and any(one.target == path and one.context.repeated for one in module.assigns):
             return True
     return isinstance(weights, ast.Call) and not isinstance(weights.func, ast.Attribute)
-
-
-def _is_own(node: ast.AST, function: SourceFunction | None) -> bool:
-    """Return whether a name is bound by the function itself."""
-    return function is not None and any(
-        isinstance(one, ast.Name)
-        and isinstance(one.ctx, ast.Store)
-        and isinstance(node, ast.Name)
-        and one.id == node.id
-        for one in ast.walk(function.node)
-    )

@@ -414,8 +414,11 @@ class Module:
 
     @cached_property
     def takes_steps(self) -> bool:
-        """Whether it is a program with a loop of steps."""
-        return self.is_program and any(loop.steps for loop in self.loops)
+        """Whether it is a program with a loop of steps, or with steps that a framework or a server runs."""
+        return self.is_program and (
+            any(loop.steps for loop in self.loops)
+            or any(function.serves or is_step(function) for function in self.functions)
+        )
 
     @cached_property
     def settings(self) -> Settings:

@@ -15,7 +15,18 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import Assign, Context, Fix, Hit, Module, Rule, SourceCall, SourceLoop, text_of
+from torchtriage.diagnose.lint.base import (
+    Assign,
+    Context,
+    Fix,
+    Hit,
+    Module,
+    Rule,
+    SourceCall,
+    SourceFunction,
+    SourceLoop,
+    text_of,
+)
 from torchtriage.diagnose.lint.rules._growth import grown_by, takes_prefix
 from torchtriage.diagnose.lint.syntax import path_of
 from torchtriage.diagnose.lint.torch_names import REDUCTIONS, words
@@ -85,7 +96,36 @@ def _beside(node: ast.expr, context: Context, grown: Grown) -> bool:
     name = text_of(node, 200)
     if name not in grown:
         return False
-    return name.startswith("self.") or bool(grown[name] & set(context.loops()))
+    if name.startswith("self.") or grown[name] & set(context.loops()):
+        return True
+    return None in grown[name] and context.step_loop is None and name not in _bound(context.function)
+
+
+def _bound(function: SourceFunction | None) -> set[str]:
+    """Return the names that a function binds itself, its parameters too."""
+    if function is None:
+        return set()
+    nodes = list(ast.walk(function.node))
+    stored = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    return stored | {node.arg for node in nodes if isinstance(node, ast.arg)}
+
+
+def _is_shared(module: Module, one: Assign) -> bool:
+    """Return whether a list that a step's function lengthens is made around it, by what runs once."""
+    function = one.context.function
+    if "." in one.target or function is None or one.target in _bound(function):
+        return False
+    scopes: list[SourceFunction | None] = [None]
+    while (function := function.outer) is not None:
+        scopes.append(function)
+    return any(
+        other.target == one.target
+        and other.how == "="
+        and other.context.function in scopes
+        and other.context.loop is None
+        and not other.context.hot
+        for other in module.assigns
+    )
 
 
 def _whole(module: Module, grown: Grown) -> Iterator[Hit]:
@@ -145,7 +185,7 @@ def _outlives(module: Module, assign: Assign) -> bool:
     joins = assign.how == "="
     if loop is not None and (assign.target in loop.cleared or loop.assigned.get(assign.target, 0) > joins):
         return False
-    if loop is None and not assign.target.startswith("self."):
+    if loop is None and not (assign.target.startswith("self.") or _is_shared(module, assign)):
         return False
     for call in module.sent("clear", "pop", "popleft"):
         if call.owner is not None and text_of(call.owner, 200) == assign.target:

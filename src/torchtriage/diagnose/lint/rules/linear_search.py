@@ -149,11 +149,15 @@ def _same_scope(path: str, made: SourceFunction | None, read: SourceFunction | N
     return outer is made
 
 
+_LISTS = ("list", "sorted", "os.listdir", "glob.glob", "random.sample")
+_GIVES_LIST = ("tolist", "split", "splitlines", "readlines")
+
+
 def _makes_list(module: Module, node: ast.expr) -> bool:
     if isinstance(node, ast.BinOp):
         return _makes_list(module, node.left) or _makes_list(module, node.right)
     if isinstance(node, ast.Call):
-        return module.name_of(node.func) in ("list", "sorted") or text_of(node.func, 999).endswith(".tolist")
+        return module.name_of(node.func) in _LISTS or text_of(node.func, 999).rpartition(".")[2] in _GIVES_LIST
     return isinstance(node, ast.List | ast.ListComp)
 
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from torchtriage.diagnose.lint import torch_names
 from torchtriage.diagnose.lint.abstract_values import HOST, UNKNOWN, Value
 from torchtriage.diagnose.lint.conditions import is_rare, is_switch, leaves
 from torchtriage.diagnose.lint.facts import Class, Context, Module, SourceCall, SourceEvent, SourceFunction
@@ -35,9 +36,12 @@ _DEVICE = re.compile(
 _SAID_OFF = re.compile(r"no_?grad|inference_?mode", re.IGNORECASE)
 _GRAD_OFF = re.compile(r"\bno_grad\(|inference_mode\(|set_grad_enabled\(False")
 
+# asyncio.run(main()), fire.Fire(main), uvicorn.run(app)
+_STARTS = re.compile(r"(^|\.)(run|run_until_complete|spawn|Fire|launch|notebook_launcher|start_processes)$")
+
 
 def _is_program(tree: ast.Module) -> bool:
-    """Return whether a file runs something by itself: loops, calls of its own, ``if __name__ == ...``."""
+    """Return whether a file runs something by itself: loops, calls, answers, ``if __name__ == ...``."""
     imported = {
         (name.asname or name.name).partition(".")[0]
         for node in tree.body
@@ -46,12 +50,18 @@ def _is_program(tree: ast.Module) -> bool:
     }
 
     def runs(node: ast.stmt) -> bool:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            said = [item.func if isinstance(item, ast.Call) else item for item in node.decorator_list]
+            return any(torch_names.ROUTE.search(path_of(item)) for item in said)
         if isinstance(node, ast.If):
             return "__name__" in ast.dump(node.test) or any(map(runs, node.body))
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
             # torch.set_printoptions() is a setting of a library's module
-            root = path_of(node.value.func).partition(".")[0]
-            return root not in imported and not hasattr(builtins, root)
+            path = path_of(node.value.func)
+            root = path.partition(".")[0]
+            if root in imported:
+                return _STARTS.search(path) is not None and bool(node.value.args)
+            return not hasattr(builtins, root)
         return isinstance(node, ast.For | ast.While | ast.With)
 
     return any(map(runs, tree.body))

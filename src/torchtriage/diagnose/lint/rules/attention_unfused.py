@@ -1,10 +1,11 @@
 """Attention is written out as two products with a softmax between them.
 
 Looks like: ``(q @ k.transpose(-2, -1)).softmax(-1) @ v``, with ``matmul``, ``bmm`` or ``einsum``,
-    over as many lines as it takes, with scale, mask and dropout in between.
+    over as many lines as it takes, with scale, mask and dropout in between; a ``MultiheadAttention`` that
+    gives weights which nobody uses (``out, _ = self.attn(x, x, x)``).
 Slow because: the scores of every pair of tokens are written to memory and read again by each of
     these operators, and kept for the backward pass.
-Fix: ``torch.nn.functional.scaled_dot_product_attention``.
+Fix: ``torch.nn.functional.scaled_dot_product_attention``; ``need_weights=False``.
 Quiet when: the file can run the fused operator as well, the weights leave the function, or the
     attention is sparse.
 Source: PyTorch tutorial, "Implementing high-performance transformers with scaled dot product
@@ -15,7 +16,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule
+from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, keyword, literal, text_of, unpacks
 
 RULE = Rule("KRN025", "attention-unfused", "kernel", "Attention written out as single operators", "medium")
 
@@ -36,6 +37,7 @@ _NOTHING, _SCORES, _WEIGHTS = 0, 1, 2
 
 def find(module: Module) -> Iterator[Hit]:
     """Yield the second product of each attention that is written out."""
+    yield from _unused_weights(module)
     text = module.text
     if ("softmax" not in text and "Softmax" not in text) or _FUSED.search(text):
         return
@@ -47,6 +49,43 @@ def find(module: Module) -> Iterator[Hit]:
             hit = _Function(function.node).hit
             if hit is not None:
                 yield Hit(hit, "attention is written out: scores go through memory again and again")
+
+
+def _unused_weights(module: Module) -> Iterator[Hit]:
+    """Yield calls of PyTorch's own attention that ask for weights, and leave them."""
+    if "MultiheadAttention(" not in module.text:
+        return
+    for call in module.calls:
+        function = call.context.function
+        if call.receiver.of != "torch.nn.MultiheadAttention" or not call.context.hot or function is None:
+            continue
+        if keyword(call.node, "need_weights") is not None or len(call.node.args) >= _N_WEIGHTS or unpacks(call.node):
+            continue
+        if _takes_first(function.node, call.node):
+            said = f"attention weights are computed, and not used: {text_of(call.node)}"
+            yield Hit(call.node, said, "forward", "low", fix=_NO_WEIGHTS)
+
+
+_N_WEIGHTS = 5  # the place of need_weights among the positional arguments
+_NO_WEIGHTS = Fix(
+    text="Ask for no weights: the fused operator is used then.",
+    code="out, _ = self.attn(x, x, x, need_weights=False)",
+    link="https://docs.pytorch.org/docs/stable/generated/torch.nn.MultiheadAttention.html",
+)
+
+
+def _takes_first(body: ast.AST, call: ast.Call) -> bool:
+    """Return whether only the first of two results is used: ``f(x)[0]``, ``out, _ = f(x)``."""
+    nodes = list(ast.walk(body))
+    for node in nodes:
+        if isinstance(node, ast.Subscript) and node.value is call:
+            return literal(node.slice) == 0
+        if isinstance(node, ast.Assign) and node.value is call and isinstance(node.targets[0], ast.Tuple):
+            second = node.targets[0].elts[-1]
+            return isinstance(second, ast.Name) and not any(
+                isinstance(item, ast.Name) and item.id == second.id and isinstance(item.ctx, ast.Load) for item in nodes
+            )
+    return False
 
 
 class _Function:

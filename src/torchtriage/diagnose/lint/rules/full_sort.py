@@ -1,7 +1,8 @@
 """Everything is sorted, or put in random order, to take a few.
 
 Looks like: ``x.sort().indices[:, :k]``, ``torch.argsort(x)[:k]``, ``torch.randperm(n)[:k]``,
-    ``np.random.permutation(n)[:k]``, at once or under a name of which nothing else is used, in each step.
+    ``np.random.permutation(n)[:k]``, ``sorted(x)[:k]``, at once or under a name of which nothing else is used,
+    in each step; ``np.random.choice(n, k, replace=False)``, which permutes all; ``random.choice(list(table))``.
 Slow because: sorting takes several passes over all elements; the largest few can be picked in one or
     two. A permutation draws and moves a number for each element.
 Fix: ``x.topk(k)``; ``torch.kthvalue``, ``torch.quantile`` for one of them; ``torch.randint`` for a few
@@ -11,6 +12,7 @@ Source: PyTorch documentation of ``torch.topk``.
 """
 
 import ast
+import re
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, keyword, literal, text_of
@@ -30,11 +32,13 @@ _SHUFFLES = ("torch.randperm", "numpy.random.permutation")
 
 def find(module: Module) -> Iterator[Hit]:
     """Yield sorts and permutations of hot code of which only the beginning is taken."""
+    yield from _draws(module)
     calls = {
         call.node: call
         for call in [*module.sent("sort", "argsort"), *module.called(*_SORTS, *_SHUFFLES)]
         if _runs_often(module, call) and (call.receiver.kind == "tensor" or call.name) and not _needs_order(call)
     }
+    calls |= {call.node: call for call in module.called("sorted") if _sorts_many(module, call)}
     calls |= {
         call.node: call
         for call in module.sent("permutation")
@@ -62,6 +66,29 @@ def find(module: Module) -> Iterator[Hit]:
                 yield _hit(call, f"{name} = {text_of(call.node)}")
 
 
+def _draws(module: Module) -> Iterator[Hit]:
+    """Yield draws that go through all there is: a permutation inside, or a list that is made for them."""
+    if not module.is_program:
+        return  # positions in a sequence, as many as who calls it has
+    for call in module.called("numpy.random.choice"):
+        if literal(keyword(call.node, "replace")) is False and keyword(call.node, "p") is None and call.node.args:
+            number = module.constant(call.node.args[0], call.context)
+            if call.context.hot and not (isinstance(number, int) and number <= _FEW):
+                said = f"all are put in random order, a few are taken: {text_of(call.node)}"
+                yield Hit(call.node, said, call.attr, fix=_DRAW)
+    for call in module.called("random.choice", "random.sample", "random.choices"):
+        given = call.node.args[0] if call.node.args else None
+        if call.context.hot and isinstance(given, ast.Call) and module.name_of(given.func) == "list" and given.args:
+            yield Hit(call.node, f"all are listed for each draw: {text_of(call.node)}", call.attr, fix=_DRAW)
+
+
+_DRAW = Fix(
+    text="Draw places, not from a copy of all.",
+    code="""rng = np.random.default_rng(seed)
+picked = rng.choice(n, size=k, replace=False)      # RandomState.choice permutes all n first
+keys = list(table)                                 # once, and again only when the table changes""",
+    link="https://numpy.org/doc/stable/reference/random/generated/numpy.random.Generator.choice.html",
+)
 _FEW = 10_000
 
 
@@ -71,6 +98,13 @@ def _runs_often(module: Module, call: SourceCall) -> bool:
         return module.repeats(call.context)
     number = module.constant(call.node.args[0], call.context) if call.node.args else 0
     return call.context.hot and not (isinstance(number, int) and number <= _FEW)
+
+
+def _sorts_many(module: Module, call: SourceCall) -> bool:
+    """Return whether Python sorts in each step what may be many: not the files of a folder."""
+    given = call.node.args[0] if call.node.args else None
+    listed = isinstance(given, ast.Call) and re.search(r"glob|listdir|iterdir", text_of(given.func)) is not None
+    return module.is_program and call.context.hot and not listed and not isinstance(given, ast.List | ast.Tuple)
 
 
 def _hit(call: SourceCall, message: str) -> Hit:
@@ -120,6 +154,6 @@ def _is_short(part: ast.Slice) -> bool:
     ):
         return False  # a chunk of all, or a share of it
     if part.upper is not None:
-        whole = isinstance(part.upper, ast.UnaryOp) and literal(part.upper.operand) == 1
+        whole = isinstance(part.upper, ast.UnaryOp)  # all but the last
         return not whole and literal(part.lower) in (..., 0, 1) and not isinstance(part.lower, ast.Name)
     return isinstance(part.lower, ast.UnaryOp) and isinstance(part.lower.op, ast.USub)

@@ -2,7 +2,7 @@
 
 Looks like: ``total += loss`` or ``losses.append(loss)`` with a loss that still holds its graph; a
     list of device tensors that grows in a training loop; ``register_forward_hook`` in each step;
-    ``retain_graph=True`` without a second backward pass.
+    ``retain_graph=True`` or ``create_graph=True`` without a second backward pass.
 Slow because: every step's graph stays alive. After a backward pass it holds little, without one it
     holds all activations, until memory runs out.
 Fix: ``total += loss.detach()``; clear the list, or keep numbers.
@@ -11,6 +11,7 @@ Source: PyTorch FAQ, "My model reports cuda runtime error(2): out of memory".
 """
 
 import ast
+import re
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.abstract_values import Value
@@ -80,14 +81,21 @@ def _hooks(module: Module) -> Iterator[Hit]:
 
 
 def _retained(module: Module) -> Iterator[Hit]:
-    """Yield backward passes that keep a graph which no second one uses."""
+    """Yield backward passes that keep a graph which no second one uses, or make one of their own."""
     backward = module.sent("backward")
     for call in backward:
-        if not call.context.hot or literal(keyword(call.node, "retain_graph")) is not True:
+        kept = [name for name in ("create_graph", "retain_graph") if literal(keyword(call.node, name)) is True]
+        if not call.context.hot or not kept:
             continue
         beside = [other for other in backward if other.context.function is call.context.function]
-        if len(beside) == 1 and "autograd.grad" not in module.text and not _in_own_loop(call):
-            yield Hit(call.node, "retain_graph=True keeps a graph that nothing uses again", "backward", "low")
+        if len(beside) == 1 and not _SECOND_ORDER.search(module.text) and not _in_own_loop(call):
+            what = "makes a graph of the gradients" if kept[0] == "create_graph" else "keeps a graph"
+            yield Hit(call.node, f"{kept[0]}=True {what} that nothing uses again", "backward", "low")
+
+
+_SECOND_ORDER = re.compile(
+    r"autograd\.grad|[Hh]essian|Sophia|create_graph=(?!True\))|\.grad\b(?!\s*(=|is|\.zero_|\.data))"
+)
 
 
 def _in_own_loop(call: SourceCall) -> bool:

@@ -172,7 +172,7 @@ def _row(module: Module, loop: SourceLoop) -> ast.expr | None:
         if _indexes(node, loop, module, name) or not _is_made_a_batch(node, loop, module, name):
             return None
         return node.target
-    over = _ranged(module, node.iter, loop)
+    over = _ranged(module, node.iter, loop) or _entered(module, loop)
     if over is None or not isinstance(node.target, ast.Name):
         return None
     if _indexes(node, loop, module, node.target.id, but=over):
@@ -191,6 +191,36 @@ def _row(module: Module, loop: SourceLoop) -> ast.expr | None:
             )
         ):
             return item
+    return None
+
+
+def _entered(module: Module, loop: SourceLoop) -> str | None:
+    """Return ``x`` where each turn enters what it makes of one row into another tensor: ``out[i] = x[i].max()``."""
+    if not module.is_program or not isinstance(loop.node, ast.For) or len(loop.targets) != 1:
+        return None
+    made = loop.node.iter
+    if not isinstance(made, ast.Call) or module.name_of(made.func) != "range":
+        return None
+    if not module.repeats(module.loop_contexts[loop]):
+        return None
+    (counter,) = loop.targets
+    for statement in loop.node.body:
+        target = statement.targets[0] if isinstance(statement, ast.Assign) else None
+        if not isinstance(target, ast.Subscript) or not isinstance(statement, ast.Assign):
+            continue
+        places = target.slice.elts if isinstance(target.slice, ast.Tuple) else [target.slice]
+        if counter not in map(text_of, places) or module.value(target.value).kind != "tensor":
+            continue
+        rows = {
+            text_of(node.value, 999)
+            for node in ast.walk(statement.value)
+            if isinstance(node, ast.Subscript)
+            and text_of(_first(node.slice)) == counter
+            and module.value(node.value).kind == "tensor"
+            and not module.value(node.value).guess
+        }
+        if len(rows) == 1 and not names_in(target.value) & names_in(statement.value):
+            return rows.pop()
     return None
 
 

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from torchtriage.diagnose.lint.base import Module, SourceCall, SourceFunction, keyword, text_of
+from torchtriage.diagnose.lint.base import Module, SourceCall, SourceFunction, keyword, literal, text_of
 from torchtriage.diagnose.lint.syntax import is_self, path_of
 
 __all__ = ["Trained", "trained_modules"]
@@ -157,23 +157,44 @@ def trained_modules(module: Module) -> Trained | None:
 
 
 def _owners(
-    module: Module, node: ast.expr, function: SourceFunction | None, depth: int = 0
+    module: Module, node: ast.AST, function: SourceFunction | None, depth: int = 0
 ) -> Iterator[tuple[ast.expr, SourceFunction | None]]:
     """Yield the models whose parameters an expression holds, and the function that names them so."""
     if depth > _DEPTH:
         return
     for part in ast.walk(node):
         if isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and "parameters" in part.func.attr:
-            owner = part.func.value
+            owner = _chosen(module, node, part) or part.func.value
             passed = list(_passed(module, function, path_of(owner))) if function is not None else []
             yield from passed or [(owner, function)]
         elif isinstance(part, ast.Name):
             made = [one for one in module.assigns if one.target == part.id and one.context.function is function]
             for one in made:
-                yield from _owners(module, one.expression, function, depth + 1)
+                gathered = one.context.loop.node if one.how == "append" and one.context.loop is not None else None
+                source = gathered if isinstance(gathered, ast.For) else one.expression
+                yield from _owners(module, source, function, depth + 1)
             if not made and function is not None:
                 for given, scope in _passed(module, function, part.id):
                     yield from _owners(module, given, scope, depth + 1)
+
+
+def _chosen(module: Module, around: ast.AST, call: ast.Call) -> ast.Attribute | None:
+    """Return the part that names are asked for: ``model.head`` of ``if "head" in name`` over named parameters."""
+    assert isinstance(call.func, ast.Attribute)
+    known = module.classes.get(module.value(call.func.value).of)
+    if call.func.attr != "named_parameters" or known is None:
+        return None
+    if any(isinstance(node, ast.If) and node.orelse for node in ast.walk(around)):
+        return None  # two groups, and each parameter is in one of them
+    for node in ast.walk(around):
+        said: object = ...
+        if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In):
+            said = literal(node.left)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "startswith":
+            said = literal(node.args[0] if node.args else None)
+        if isinstance(said, str) and said.partition(".")[0] in known.attributes:
+            return ast.Attribute(call.func.value, said.partition(".")[0], ast.Load())
+    return None
 
 
 def _passed(

@@ -51,28 +51,34 @@ def find(module: Module) -> Iterator[Hit]:
 def _searched(module: Module, node: ast.expr, context: Context) -> bool:
     """Return whether a long list is searched in a loop that does not make it."""
     loop = context.loop
+    loads = context.function is not None and context.function.loads and not context.rare  # for each sample
     if loop is None or (loop.n_constant is not None and loop.n_constant < MIN_TURNS):
         again = context.hot
     else:
         outside = module.loop_contexts[loop]
         again = module.repeats(outside) or (not loop.comprehension and module.repeats(context))
-    if not again:
+    if not again and not loads:
         return False
     if isinstance(node, ast.Subscript):
         path = path_of(node.value)
-        return bool(path) and loop is not None and loop.outer is not None and _holds_lists(module, path, context)
+        nested = loop is not None and (loop.outer is not None or loads)
+        return bool(path) and nested and _holds_lists(module, path)
     path = path_of(node)
     if not path or (loop is not None and path in loop.assigned):
         return False
     return _is_long(module, path, context)
 
 
-def _holds_lists(module: Module, path: str, context: Context) -> bool:
+def _holds_lists(module: Module, path: str) -> bool:
     """Return whether a table has lists as its entries, which grow one by one: ``defaultdict(list)``."""
     made = [item for item in module.assigns if item.target == path and item.how == "="]
-    grown = any(
-        isinstance(call.owner, ast.Subscript) and path_of(call.owner.value) == path for call in module.sent("append")
-    )
+    owners = [call.owner for call in module.sent("append")]
+    if any(
+        isinstance(owner, ast.Call) and text_of(owner.func) == f"{path}.setdefault" and text_of(owner.args[-1]) == "[]"
+        for owner in owners
+    ):
+        return True
+    grown = any(isinstance(owner, ast.Subscript) and path_of(owner.value) == path for owner in owners)
     return grown and bool(made) and all(_makes_lists(module, item.expression) for item in made)
 
 

@@ -110,6 +110,10 @@ def _scatters(module: Module, loop: SourceLoop, rows: set[str]) -> bool:
     counters = _counters(loop)
     if not elements and not counters:
         return False
+    for statement in loop.node.body:
+        if isinstance(statement, ast.Assign) and names_in(statement.value) & elements:
+            bound = [target for target in statement.targets if isinstance(target, ast.Name | ast.Tuple)]
+            elements |= {name for target in bound for name in names_in(target)}
     return any(
         _is_entry(module, target, elements, counters, rows)
         for statement in loop.node.body

@@ -102,7 +102,7 @@ def _counting(module: Module) -> Iterator[Hit]:
 
 def _growing(module: Module) -> Iterator[Hit]:
     """Yield lists that outlive compiled code and grow with each call: each length is a graph of its own."""
-    grows = [assign for assign in module.assigns if assign.how in ("append", "extend") and not assign.context.rare]
+    grows = [assign for assign in module.assigns if _lengthens(assign) and not assign.context.rare]
     kept = {assign.target for assign in grows if compiled(assign.context)}
     fresh = {assign.target for assign in module.assigns if assign.how == "=" and compiled(assign.context)}
     for assign in grows:
@@ -122,6 +122,13 @@ def _growing(module: Module) -> Iterator[Hit]:
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and text_of(node) in paths:
                 yield Hit(node, f"{text_of(node)} is longer in every call: it compiles again")
                 break
+
+
+def _lengthens(assign: Assign) -> bool:
+    """Return whether a list gets more elements: ``x.append(y)``, ``x += [y]``."""
+    return assign.how in ("append", "extend") or (
+        assign.how == "+=" and isinstance(assign.expression, ast.List | ast.ListComp)
+    )
 
 
 def _is_outside(assign: Assign) -> bool:

@@ -417,7 +417,7 @@ class Module:
         """Whether it is a program with a loop of steps, or with steps that a framework or a server runs."""
         return self.is_program and (
             any(loop.steps for loop in self.loops)
-            or any(function.serves or is_step(function) for function in self.functions)
+            or any(function.serves or (is_step(function) and function.name != "forward") for function in self.functions)
         )
 
     @cached_property

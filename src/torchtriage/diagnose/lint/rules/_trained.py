@@ -24,13 +24,14 @@ class Trained:
     """What optimizers have: models by the last part of their names, and for a class the parts that they have.
 
     ``parts`` : of a class of the file the attributes whose weights are trained, where not all are. ``roots`` :
-    models from elsewhere of which optimizers have one part.
+    models from elsewhere of which optimizers have one part. ``around`` : models of which they have any.
     """
 
     module: Module
     names: frozenset[str]
     parts: dict[str, set[str]]
     roots: frozenset[str]
+    around: frozenset[str]
     calls: dict[ast.expr, SourceCall]
 
     def leaves_out(self, call: SourceCall) -> bool:
@@ -57,7 +58,9 @@ class Trained:
             return False
         if last in self.roots:
             return call.receiver.of not in self.module.classes
-        return bool(call.receiver.of not in self.parts) and self._is_made(last) and not self._is_inside(last)
+        if last in self.around or call.receiver.of in self.parts:
+            return False
+        return self._is_made(last) and not self._is_inside(last)
 
     def _has_weights(self, call: SourceCall) -> bool:
         of = call.receiver.of
@@ -124,7 +127,8 @@ def trained_modules(module: Module) -> Trained | None:
         return None
     names: set[str] = set()
     parts: dict[str, set[str]] = defaultdict(set)
-    roots: set[str] = set()
+    roots: dict[str, set[str]] = defaultdict(set)
+    around: set[str] = set()
     whole: set[str] = set()
     for call in module.calls:
         if call.value.kind != "optimizer" or call.callees:
@@ -142,18 +146,21 @@ def trained_modules(module: Module) -> Trained | None:
             whole.add(module.value(owner).of)
             if not root:
                 continue
+            around.add(root.rpartition(".")[2])
             value = module.value(owner.value) if isinstance(owner, ast.Attribute) else None
             own = function.owner.name if root == "self" and function is not None and function.owner is not None else ""
             of = own or (value.of if value is not None else "")
             if of in module.classes:
                 parts[of].add(last)
-            elif root.rpartition(".")[2]:
-                roots.add(root.rpartition(".")[2])
+            else:
+                roots[root.rpartition(".")[2]].add(last)
     if not names:
         return None
     partly = {of: attributes for of, attributes in parts.items() if of not in whole}
     calls: dict[ast.expr, SourceCall] = {call.node: call for call in module.calls}
-    return Trained(module, frozenset(names), partly, frozenset(roots - names - {"self"}), calls)
+    # several parts of a model from elsewhere may be all of it
+    single = {root for root, found in roots.items() if len(found) == 1} - names - {"self"}
+    return Trained(module, frozenset(names), partly, frozenset(single), frozenset(around - {"self"}), calls)
 
 
 def _owners(

@@ -57,7 +57,7 @@ def find(module: Module) -> Iterator[Hit]:
     for function in module.functions:
         text = module.text_of(function)
         inside = function.owner is not None and function.owner.is_module
-        if inside or function.runs_module or function.steps or not _LENGTH.search(text):
+        if inside or function.runs_module or function.steps or function.holds or not _LENGTH.search(text):
             continue
         yield from _by_hand(module, function)
 

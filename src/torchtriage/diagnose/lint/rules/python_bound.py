@@ -153,6 +153,9 @@ def _is_entry(module: Module, node: ast.Subscript, elements: set[str], counters:
     )
 
 
+_NO_ELEMENTS = ("unique", "items", "keys", "values")  # the kinds that there are, the entries of a dictionary
+
+
 def _data(module: Module, target: ast.expr, node: ast.expr, rows: set[str]) -> set[str]:
     """Return the targets of a loop that are elements of arrays, also behind ``zip`` and ``enumerate``."""
     if isinstance(node, ast.Call) and node.args:
@@ -164,7 +167,7 @@ def _data(module: Module, target: ast.expr, node: ast.expr, rows: set[str]) -> s
             return {one for item, part in pairs for one in _data(module, item, part, rows)}
         if name in ("tqdm", "list", "reversed"):
             return _data(module, target, node.args[0], rows)
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "unique":
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _NO_ELEMENTS:
         return set()
     listed = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "tolist"
     if listed or path_of(node) in rows or module.value(node).kind in ("tensor", "numpy"):

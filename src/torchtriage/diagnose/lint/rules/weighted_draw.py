@@ -49,6 +49,8 @@ def find(module: Module) -> Iterator[Hit]:
         weights = _weights(call)
         if weights is None or call.context.rare or _is_short(module, call, weights):
             continue
+        if _draws_many(module, call):
+            continue
         if _again(module, call.context, weights, many=_size(module, call) >= _MANY):
             yield Hit(call.node, f"sums all weights again for each draw: {text_of(call.node)}", call.attr)
 
@@ -67,6 +69,20 @@ def _weights(call: SourceCall) -> ast.expr | None:
     if call.name == "torch.multinomial":
         return node.args[0] if node.args else keyword(node, "input")
     return call.owner if call.receiver.kind == "tensor" else None
+
+
+def _draws_many(module: Module, call: SourceCall) -> bool:
+    """Return whether one call for a sample draws as many as a setting says: the sums are shared."""
+    function, node = call.context.function, call.node
+    if call.context.loop is not None or function is None or not function.loads:
+        return False
+    given = keyword(node, "size") or keyword(node, "k") or keyword(node, "num_samples")
+    if given is None:
+        given = node.args[1] if len(node.args) > 1 and call.attr != "choices" else None
+    if given is None:
+        return False
+    number = module.constant(given, call.context)
+    return not (isinstance(number, int) and number <= _FEW)
 
 
 def _size(module: Module, call: SourceCall) -> int:

@@ -71,20 +71,22 @@ class Trained:
 
     def _is_made(self, last: str) -> bool:
         """Return whether a model of this name is made here, of a class of the file or by a library of models."""
-        made = [one for one in self.module.assigns if one.target.rpartition(".")[2] == last and one.how == "="]
+        made = [
+            assign for assign in self.module.assigns if assign.target.rpartition(".")[2] == last and assign.how == "="
+        ]
         return any(
-            (one.value.kind == "module" and (one.value.of or one.value.evaluated))
-            or _MADE_ELSEWHERE.search(text_of(one.expression, 200))
-            for one in made
+            (assign.value.kind == "module" and (assign.value.of or assign.value.evaluated))
+            or _MADE_ELSEWHERE.search(text_of(assign.expression, 200))
+            for assign in made
         )
 
     def _is_inside(self, last: str) -> bool:
         """Return whether a model is a part of one that is trained, or made of one."""
-        for one in self.module.assigns:
-            name = one.target.rpartition(".")[2]
-            if name == last and set(_parts(self.module, one.expression)) & self.names:
+        for assign in self.module.assigns:
+            name = assign.target.rpartition(".")[2]
+            if name == last and set(_parts(self.module, assign.expression)) & self.names:
                 return True
-            if name in self.names and last in _parts(self.module, one.expression):
+            if name in self.names and last in _parts(self.module, assign.expression):
                 return True
         return False
 
@@ -111,9 +113,9 @@ class Trained:
 
     def _comes_trained(self, name: str, function: SourceFunction | None, depth: int) -> bool:
         made = [
-            one.expression
-            for one in self.module.assigns
-            if one.target == name and one.context.function is function and name not in _names(one.expression)
+            assign.expression
+            for assign in self.module.assigns
+            if assign.target == name and assign.context.function is function and name not in _names(assign.expression)
         ]
         if made:
             return any(self._is_trained(item, function, depth + 1) for item in made)
@@ -159,7 +161,7 @@ def trained_modules(module: Module) -> Trained | None:
     partly = {of: attributes for of, attributes in parts.items() if of not in whole}
     calls: dict[ast.expr, SourceCall] = {call.node: call for call in module.calls}
     # several parts of a model from elsewhere may be all of it
-    single = {root for root, found in roots.items() if len(found) == 1} - names - {"self"}
+    single = {root for root, attributes in roots.items() if len(attributes) == 1} - names - {"self"}
     return Trained(module, frozenset(names), partly, frozenset(single), frozenset(around - {"self"}), calls)
 
 
@@ -175,10 +177,14 @@ def _owners(
             passed = list(_passed(module, function, path_of(owner))) if function is not None else []
             yield from passed or [(owner, function)]
         elif isinstance(part, ast.Name):
-            made = [one for one in module.assigns if one.target == part.id and one.context.function is function]
-            for one in made:
-                gathered = one.context.loop.node if one.how == "append" and one.context.loop is not None else None
-                source = gathered if isinstance(gathered, ast.For) else one.expression
+            made = [
+                assign for assign in module.assigns if assign.target == part.id and assign.context.function is function
+            ]
+            for assign in made:
+                gathered = (
+                    assign.context.loop.node if assign.how == "append" and assign.context.loop is not None else None
+                )
+                source = gathered if isinstance(gathered, ast.For) else assign.expression
                 yield from _owners(module, source, function, depth + 1)
             if not made and function is not None:
                 for given, scope in _passed(module, function, part.id):

@@ -103,12 +103,12 @@ def _counting(module: Module) -> Iterator[Hit]:
 def _growing(module: Module) -> Iterator[Hit]:
     """Yield lists that outlive compiled code and grow with each call: each length is a graph of its own."""
     grows = [assign for assign in module.assigns if _lengthens(assign) and not assign.context.rare]
-    kept = {assign.target for assign in grows if compiled(assign.context)}
+    inside = {assign.target for assign in grows if compiled(assign.context)}
     fresh = {assign.target for assign in module.assigns if assign.how == "=" and compiled(assign.context)}
     for assign in grows:
-        if assign.target in kept - fresh and compiled(assign.context) and _is_outside(assign):
+        if assign.target in inside - fresh and compiled(assign.context) and _is_outside(assign):
             yield Hit(assign.node, f"{assign.target} is longer in every call: it compiles again", assign.how)
-    growing = {assign.target for assign in grows if assign.context.hot and "." in assign.target} - kept - fresh
+    growing = {assign.target for assign in grows if assign.context.hot and "." in assign.target} - inside - fresh
     for function in module.functions if growing else ():
         if not (function.compiled or function.compiled_by_caller):
             continue

@@ -110,16 +110,16 @@ def _bound(function: SourceFunction | None) -> set[str]:
     return stored | {node.arg for node in nodes if isinstance(node, ast.arg)}
 
 
-def _is_shared(module: Module, one: Assign) -> bool:
+def _is_shared(module: Module, assign: Assign) -> bool:
     """Return whether a list that a step's function lengthens is made around it, by what runs once."""
-    function = one.context.function
-    if "." in one.target or function is None or one.target in _bound(function):
+    function = assign.context.function
+    if "." in assign.target or function is None or assign.target in _bound(function):
         return False
     scopes: list[SourceFunction | None] = [None]
     while (function := function.outer) is not None:
         scopes.append(function)
     return any(
-        other.target == one.target
+        other.target == assign.target
         and other.how == "="
         and other.context.function in scopes
         and other.context.loop is None

@@ -124,9 +124,9 @@ def _is_detached(module: Module, call: SourceCall) -> bool:
     names = {assign.target for assign in module.assigns if assign.expression is call.node}
     function = call.context.function
     if function is not None and any(call.node is returned.value for returned, _ in function.returns):
-        users = [one for one in module.calls if function in one.callees]
-        names |= {one.target for one in users if one.target}
-        if any(one.user is not None and one.user.attr == "detach" for one in users):
+        callers = [caller for caller in module.calls if function in caller.callees]
+        names |= {caller.target for caller in callers if caller.target}
+        if any(caller.user is not None and caller.user.attr == "detach" for caller in callers):
             return True
     return any(one.owner is not None and module.name_of(one.owner) in names for one in module.sent("detach"))
 

@@ -84,13 +84,13 @@ def _retained(module: Module) -> Iterator[Hit]:
     """Yield backward passes that keep a graph which no second one uses, or make one of their own."""
     backward = module.sent("backward")
     for call in backward:
-        kept = [name for name in ("create_graph", "retain_graph") if literal(keyword(call.node, name)) is True]
-        if not call.context.hot or not kept:
+        asked = [name for name in ("create_graph", "retain_graph") if literal(keyword(call.node, name)) is True]
+        if not call.context.hot or not asked:
             continue
         beside = [other for other in backward if other.context.function is call.context.function]
         if len(beside) == 1 and not _SECOND_ORDER.search(module.text) and not _in_own_loop(call):
-            what = "makes a graph of the gradients" if kept[0] == "create_graph" else "keeps a graph"
-            yield Hit(call.node, f"{kept[0]}=True {what} that nothing uses again", "backward", "low")
+            what = "makes a graph of the gradients" if asked[0] == "create_graph" else "keeps a graph"
+            yield Hit(call.node, f"{asked[0]}=True {what} that nothing uses again", "backward", "low")
 
 
 _SECOND_ORDER = re.compile(

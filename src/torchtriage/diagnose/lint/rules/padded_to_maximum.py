@@ -161,17 +161,17 @@ def _said(function: SourceFunction, node: ast.expr) -> str:
 
 def _assigned(function: SourceFunction, name: str) -> list[ast.expr]:
     """Return what a function assigns to a name."""
-    found: list[ast.expr] = []
+    values: list[ast.expr] = []
     for node in ast.walk(function.node):
         if not isinstance(node, ast.Assign):
             continue
         for target in node.targets:
             if isinstance(target, ast.Name) and target.id == name:
-                found.append(node.value)
+                values.append(node.value)
             elif isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
                 pairs = zip(target.elts, node.value.elts, strict=False)
-                found += [value for item, value in pairs if isinstance(item, ast.Name) and item.id == name]
-    return found
+                values += [value for item, value in pairs if isinstance(item, ast.Name) and item.id == name]
+    return values
 
 
 def _is_setting(module: Module, node: ast.expr, function: SourceFunction | None) -> bool:

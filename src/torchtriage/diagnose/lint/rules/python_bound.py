@@ -164,7 +164,7 @@ def _data(module: Module, target: ast.expr, node: ast.expr, rows: set[str]) -> s
             return _data(module, target.elts[-1], node.args[0], rows)
         if name == "zip" and isinstance(target, ast.Tuple):
             pairs = zip(target.elts, node.args, strict=False)
-            return {one for item, part in pairs for one in _data(module, item, part, rows)}
+            return {name for item, part in pairs for name in _data(module, item, part, rows)}
         if name in ("tqdm", "list", "reversed"):
             return _data(module, target, node.args[0], rows)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _NO_ELEMENTS:

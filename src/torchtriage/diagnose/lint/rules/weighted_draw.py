@@ -105,7 +105,7 @@ def _is_written(module: Module, node: ast.expr, context: Context) -> bool:
     if isinstance(node, ast.BinOp):
         return _is_written(module, node.left, context)
     path = path_of(node)
-    made = [one.expression for one in module.assigns if path and one.target == path and one.how == "="]
+    made = [assign.expression for assign in module.assigns if path and assign.target == path and assign.how == "="]
     if made:
         return all(isinstance(item, ast.List | ast.Tuple) or _is_array(item) for item in made)
     return isinstance(node, ast.List | ast.Tuple)
@@ -144,7 +144,9 @@ def _passed(module: Module, function: SourceFunction, context: Context, weights:
     """Return what the weights are in a caller: the same attribute, or what it gives for a parameter."""
     if isinstance(weights, ast.Name):
         made = [
-            one.expression for one in module.assigns if one.target == weights.id and one.context.function is function
+            assign.expression
+            for assign in module.assigns
+            if assign.target == weights.id and assign.context.function is function
         ]
         if len(made) == 1:
             return _passed(module, function, context, made[0])
@@ -179,6 +181,6 @@ def _changes(module: Module, weights: ast.expr, loop: SourceLoop | None, functio
             return True
         if loop is None and not dot and function is not None and root in _bound(function):
             return True
-        if dot and any(one.target == path and one.context.repeated for one in module.assigns):
+        if dot and any(assign.target == path and assign.context.repeated for assign in module.assigns):
             return True
     return isinstance(weights, ast.Call) and not isinstance(weights.func, ast.Attribute)

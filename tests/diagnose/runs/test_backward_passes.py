@@ -75,9 +75,9 @@ def test_activations_are_computed_again_for_nothing_where_memory_is_free(
     torch: dict[str, Any], reported: bool, tmp_path: Path
 ) -> None:
     findings = found(tmp_path, again=True, torch=torch)
-    assert set(findings) == ({"CFG102"} if reported else set())
+    assert set(findings) == ({"MEM122"} if reported else set())
     if reported:
-        frame, cost = findings["CFG102"].place.frame, findings["CFG102"].cost
+        frame, cost = findings["MEM122"].place.frame, findings["MEM122"].cost
         assert frame is not None
         assert cost is not None
         assert (frame.line, cost.share_low) == (3, pytest.approx(0.12, abs=0.02))

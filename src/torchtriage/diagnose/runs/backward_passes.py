@@ -34,10 +34,10 @@ UNUSED = Cause(
     leave="the gradients are read by hand: saliency, penalties, an update of your own.",
 )
 RECOMPUTED = Cause(
-    "CFG102",
-    "activations-recomputed",
-    "config",
-    "Activations are computed again although memory would hold them",
+    "MEM122",
+    "recompute-in-backward",
+    "alloc",
+    "Activations are computed a second time",
     OPERATORS,
     "computing activations again",
     Fix(

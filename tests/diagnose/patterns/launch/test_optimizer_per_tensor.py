@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from builder import TraceBuilder
 
 from torchtriage.diagnose.patterns.base import Claim, missing_needs
-from torchtriage.diagnose.patterns.launch.optimizer_per_tensor import PATTERN, find
+from torchtriage.diagnose.patterns.launch.optimizer_per_tensor import FIX, PATTERN, find
 
 STEP = "Optimizer.step#AdamW.step"
 ZERO = "Optimizer.zero_grad#AdamW.zero_grad"
@@ -111,7 +113,7 @@ def test_idle_time_inside_the_optimizer_is_at_stake() -> None:
     assert claim.time_class == "idle"
     assert claim.certainty == "likely"
     assert claim.gain_low == pytest.approx(0.5 / 1.5)
-    assert claim.fix is None
+    assert claim.fix == FIX
 
 
 def test_quiet_on_gradients_filled_with_zeros() -> None:
@@ -158,6 +160,22 @@ def test_loud_on_foreach_that_could_be_fused() -> None:
     assert claim.gain_low == pytest.approx(0.25 / 1.5)
     assert claim.gain_high == 1.0
     assert claim.message.startswith("AdamW.step works through its tensors in 8 foreach calls")
+
+
+def test_the_fix_keeps_the_optimizer() -> None:
+    assert foreach(name="SGD").fix == replace(
+        FIX,
+        text="Use the fused form of the optimizer.",
+        code="optimizer = torch.optim.SGD(model.parameters(), lr=lr, fused=True)",
+    )
+    (claim,) = claims(loop(mark="Optimizer.step#Adam.step"))
+    assert claim.fix == replace(FIX, code="optimizer = torch.optim.Adam(model.parameters(), lr=lr, fused=True)")
+    (claim,) = claims(loop(mark="Optimizer.step#RMSprop.step"))
+    assert claim.fix is not None
+    assert claim.fix.text == "Use the foreach form of the optimizer."
+    assert claim.fix.code == "optimizer = torch.optim.RMSprop(model.parameters(), lr=lr, foreach=True)"
+    (claim,) = claims(loop(mark="Optimizer.step#MyOwn.step"))
+    assert claim.fix is None
 
 
 def test_foreach_on_a_busy_device_is_about_its_kernels() -> None:

@@ -25,7 +25,7 @@ from torchtriage.core.arrays import distinct
 from torchtriage.core.units import format_count
 from torchtriage.diagnose.patterns._host_time import host_claim, host_time
 from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Ints, Kind, Mask, Pattern, Trace
-from torchtriage.diagnose.patterns.launch._foreach_optimizer import claim_foreach, optimizer_name
+from torchtriage.diagnose.patterns.launch._foreach_optimizer import claim_foreach, fix_of, optimizer_name
 from torchtriage.diagnose.patterns.launch._update_loops import claim_updates
 
 PATTERN = Pattern.of(__name__, "LCH016", "The optimizer loops over parameters", order=351, needs="ops work")
@@ -125,6 +125,7 @@ def _claim(trace: Trace, rows: Ints, calls: Ints, per_call: float) -> Claim | No
             "optimizer": name,
         },
         anchor=trace.longest(rows),
+        fix=fix_of(name),
         # a CPU computes as long in one call as in many: foreach took 77 % of the loop there
         edits=(Edit("shrink", rows, factor=1.0 if single else 0.5 if on_device else 0.8, best=0.0),),
     )

@@ -35,6 +35,8 @@ NAMES = {
         "std::enable_if<!(false), void>::type internal::gemvx::kernel<int, int, float, float, float>",
         "void splitKreduce_kernel<32, 16, int, float, float, float, float, true, true, false>",
         "void marlin::Marlin<256, 1, 8, 8, 4, 8>",
+        # a library of grouped products has plain ones too
+        "void cutlass::device_kernel<dpsk::grouped_gemm::cuda::fp8_ptp128c::GemmKernel>",
         "triton_tem_fused_addmm_3",
         "triton_mm",
     ),
@@ -43,6 +45,8 @@ NAMES = {
         "void vllm::moe::topkGatingSoftmax<4, 64, 4, 16>",
         "void moe_align_block_size_kernel<int>",
         "void deep_gemm::m_grouped_gemm_fp8_kernel<128>",
+        "void cutlass::device_kernel<dpsk::grouped_gemm::cuda::m_grouped_fp8_ptp128c::GemmKernel>",
+        "void cutlass::device_kernel<cutlass::gemm::kernel::GroupedGemm<float>>",
         "void cutlass::device_kernel<cutlass::gemm::kernel::GemmUniversal<cutlass::gemm::GroupProblemShape<int>>>",
         "_matmul_ogs_NNT_bf16xbf16xmxfp4_16x128x256x1_swiglu",
     ),

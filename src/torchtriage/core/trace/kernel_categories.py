@@ -60,7 +60,7 @@ _KERNELS = tuple(
         ),
         (
             MOE,
-            r"moe|topk_?gating|topk_?softmax|experts?(?![a-z])|grouped_?gemm|gemm_?grouped|grouped_mm|groupproblemshape"
+            r"moe|topk_?gating|topk_?softmax|experts?(?![a-z])|grouped_?gemm(?!::)|gemm_?grouped|grouped_mm|groupproblemshape"
             r"|m_grouped|matmul_ogs|finalize_matmul_scatter|combined_routing|bitmatrix|topk_sum_and_topk_idx"
             r"|(?<![a-z])ep_(?:gather|scatter)",
         ),

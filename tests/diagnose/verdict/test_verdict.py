@@ -355,6 +355,15 @@ def test_small_findings_are_left_out_unless_they_are_configuration(install: Inst
     assert codes(diagnose(steps().build(), Options(min_share=0.001))) == ["TST001", "TST002"]
 
 
+def test_a_saving_too_small_to_look_for_is_no_headline(install: Install) -> None:
+    install(entry("TST001", claim((1100, 1105), always=True)))
+    result = diagnose(steps().build())
+    assert result.verdict[1] == (
+        "Nothing found that saves 1.0 % of a step or more, yet the device stands idle for 60 % of it;"
+        " the largest saving: Title of TST001 (TST001), 1.67 µs of 1.00 ms per step."
+    )
+
+
 def test_joint_cost_counts_each_millisecond_once(install: Install) -> None:
     install(entry("TST001", claim((1000, 1600)), order=100), entry("TST002", claim((1300, 1900)), order=200))
     result = diagnose(steps().build())

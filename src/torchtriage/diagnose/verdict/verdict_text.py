@@ -81,26 +81,28 @@ def _where_time_goes(trace: Trace, missing: Note | None) -> str:
 def _largest_saving(trace: Trace, result: Result, min_share: float) -> str:
     findings, joint = result.findings, result.joint_cost
     timed = [(finding, finding.cost) for finding in findings if finding.cost and finding.saves]
-    if timed and joint is not None:
-        first, cost = timed[0]
-        amount = format_range(format_ms(cost.low_ms), format_ms(cost.high_ms), from_zero=cost.low_ms <= 0)
-        more = f"; with {format_count(len(timed[1:]), 'more finding')} up to {format_ms(joint.high_ms)}"
-        return (
-            f"Largest saving: {first.title} ({first.code}), {amount} of"
-            f" {format_ms(cost.of_ms)} per {cost.per}{more if len(timed) > 1 else ''}."
-        )
-    if not result.checked:
-        return "Nothing was checked."
     whole = "a step" if len(trace.steps) else "the window"
     share = unexplained_idle(trace, result.summary, findings) if result.summary else 0.0
     much = format_share(share) if share >= MUCH_IDLE else ""
+    idle = f", yet the device stands idle for {much} of it" if much else ""
+    nothing = f"Nothing found that saves {format_share(min_share)} of {whole} or more"
+    if timed and joint is not None:
+        first, cost = timed[0]
+        amount = format_range(format_ms(cost.low_ms), format_ms(cost.high_ms), from_zero=cost.low_ms <= 0)
+        where = f"per {cost.per}" if len(trace.steps) else "in the window"
+        saving = f"{first.title} ({first.code}), {amount} of {format_ms(cost.of_ms)} {where}"
+        if joint.share_high < min_share:
+            return f"{nothing}{idle}; the largest saving: {saving}."
+        more = f"; with {format_count(len(timed[1:]), 'more finding')} up to {format_ms(joint.high_ms)}"
+        return f"Largest saving: {saving}{more if len(timed) > 1 else ''}."
+    if not result.checked:
+        return "Nothing was checked."
     if findings and much:
         return f"No finding explains that the device stands idle for {much} of {whole}."
     if findings:
         notes = format_count(len(findings), "note")
         return f"No lost time found; {notes}: {findings[0].title} ({findings[0].code})."
-    idle = f", yet the device stands idle for {much} of it" if much else ""
-    return f"Nothing found that saves {format_share(min_share)} of {whole} or more{idle}."
+    return f"{nothing}{idle}."
 
 
 MUCH_IDLE = 0.10

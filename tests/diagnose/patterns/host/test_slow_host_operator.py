@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from builder import TraceBuilder
 
+from torchtriage.diagnose.patterns.base import Fix
 from torchtriage.diagnose.patterns.host.host_stalled import find as host_stalled
-from torchtriage.diagnose.patterns.host.slow_host_operator import CREATED, FIX, find
+from torchtriage.diagnose.patterns.host.slow_host_operator import BUFFERS, CREATED, FIX, find
 from torchtriage.diagnose.patterns.launch.launch_bound import find as launch_bound
 
 
@@ -59,3 +60,18 @@ def test_an_operator_is_the_same_in_its_place_though_its_name_is_short_elsewhere
     (claim,) = find(trace.profiler_stop(20_001, 5).build())
     assert claim.evidence["ops_gpu_idle_ms_per_step"] == {"aten::split_with_sizes": pytest.approx(3.0)}
     assert claim.fix == FIX
+
+
+@pytest.mark.parametrize(
+    ("owner", "fix"), [("DistributedDataParallel.forward", BUFFERS), ("MyOptimizer.gather", FIX)], ids=["ddp", "other"]
+)
+def test_buffers_that_ddp_sends_have_a_flag(owner: str, fix: Fix) -> None:
+    trace = TraceBuilder()
+    for step in range(4):
+        start = step * 5_000.0
+        trace.step(step, start, 5_000).op(owner, start + 5, 3_200)
+        trace.op("aten::unflatten_dense_tensors", start + 10, 3_000)
+        trace.op("aten::mm", start + 3_020, 20)
+        trace.launch(start + 3_030, 5, start + 3_038, 500)
+    (claim,) = find(trace.profiler_stop(20_001, 5).build())
+    assert claim.fix == fix

@@ -7,7 +7,8 @@ Looks like: gaps of at least 1 ms in which the device is idle because the next l
 Slow because: random numbers and other work on CPU tensors, operators dispatched through Python (tensor subclasses, fake
     tensors) and lists of hundreds of views take the host milliseconds, in which nothing is launched.
 Cost: the device idle time in which these operators ran; low counts half of it, divided by the profiler's inflation.
-Fix: compute it on the device, once instead of in every step, or beside the launching thread.
+Fix: compute it on the device, once instead of in every step, or beside the launching thread;
+    ``broadcast_buffers=False`` where DDP joins its buffers.
 Leave it when: the work has to be done on the host and its result is needed for this very step.
 Source: PyTorch performance tuning guide, "Create tensors directly on the target device"; measured: ``torch.randn`` on
     the CPU 10 of 12 ms of a step, a split dispatched through Python 21 of 43 ms.
@@ -38,6 +39,14 @@ CREATED = Fix(
     link="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html"
     "#create-tensors-directly-on-the-target-device",
 )
+BUFFERS = Fix(
+    text="DDP sends the buffers of rank 0 to all ranks in each forward pass: switch that off where each rank may keep"
+    " its own, such as statistics of batch norm.",
+    code="model = DistributedDataParallel(model, broadcast_buffers=False)",
+    link="https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html",
+)
+_COALESCES = r"^aten::(un)?flatten_dense_tensors$"
+_DDP = r"^DistributedDataParallel\.forward$"
 _CREATES = r"^aten::(normal|uniform|random|bernoulli|exponential|randn?|randint|randperm|fill|arange|zeros|ones)_?$"
 
 
@@ -68,6 +77,11 @@ def find(trace: Trace) -> Claims:
             },
         },
         anchor=worst,
-        fix=CREATED if trace.matching(_CREATES)[worst] else FIX,
+        fix=CREATED if trace.matching(_CREATES)[worst] else BUFFERS if _sends_buffers(trace, worst) else FIX,
         edits=(Edit("threads", factor=0.5, best=0.0, spans=spans),),
     )
+
+
+def _sends_buffers(trace: Trace, row: int) -> bool:
+    """Return whether DDP joins its buffers there: outside the backward pass it joins nothing else."""
+    return bool((trace.matching(_COALESCES) & trace.tree.under(trace.matching(_DDP)))[row])

@@ -112,8 +112,9 @@ WORTH_SAYING = 0.02
 def rank_parts(job: JobResult) -> list[tuple[str, str, float]]:
     """Return (field, word, share of all ranks' steps) of the parts that there are."""
     wall = max(sum(rank.wall_ns for rank in job.ranks), 1)
+    named = RANK_PARTS | ({"idle_ns": "no rows"} if job.lacks_rows else {})
     shares = [
-        (field, word, sum(int(getattr(rank, field)) for rank in job.ranks) / wall) for field, word in RANK_PARTS.items()
+        (field, word, sum(int(getattr(rank, field)) for rank in job.ranks) / wall) for field, word in named.items()
     ]
     return [part for part in shares if part[2] > 0]
 

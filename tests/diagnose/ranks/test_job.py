@@ -14,6 +14,7 @@ from torchtriage.diagnose.ranks.merge import merge_findings, merge_notes
 from torchtriage.diagnose.ranks.rank_record import RankRecord
 from torchtriage.diagnose.ranks.result import JobResult
 from torchtriage.diagnose.verdict.result import Result
+from torchtriage.report import words
 
 STEP_MS = 10.0
 
@@ -194,6 +195,16 @@ def _none(one: RankRecord) -> Any:
 
 def healthy(result: Result) -> Result:
     return replace(result, findings=(), notes=(), healthy=True, joint_cost=None)
+
+
+def test_what_a_file_without_all_rows_does_not_show_is_not_idle_time() -> None:
+    whole, filtered = job(), job()
+    for builder in filtered:
+        builder.events = [one for one in builder.events if "nccl" in one["name"]]
+    assert of(records(whole)).verdict[0].endswith(" idle.")
+    result = of(records(filtered))
+    assert result.verdict[0].endswith(" without rows.")
+    assert words.rank_parts(result)[-1][:2] == ("idle_ns", "no rows")
 
 
 def test_parts_of_a_rank_add_up() -> None:

@@ -242,6 +242,22 @@ def test_among_ranks_the_gpu_may_wait_for_others() -> None:
     assert "or the GPU waits for other ranks" in notes(builder.build())["missing-kernels"].message
 
 
+def test_a_file_of_communication_alone_was_filtered() -> None:
+    def of(*names: str) -> TraceBuilder:
+        builder = TraceBuilder(distributedInfo={"rank": 0, "world_size": 8})
+        for index, name in enumerate(names):
+            builder.kernel(name, 1_000 * index, 100, correlation=index + 1)
+        return builder
+
+    nccl = "ncclDevKernel_Generic(ncclDevComm*)"
+    note = notes(of(nccl, nccl, nccl).build())["missing-kernels"]
+    assert note.level == "warn"
+    assert note.message.startswith("communication is all that the file shows")
+    assert "is not known: communication is all" in diagnose(of(nccl, nccl, nccl).build()).verdict[0]
+    assert level(of(nccl, "gemm", nccl).build(), "missing-kernels") is None
+    assert level(of(nccl, nccl, nccl).op("aten::mm", 1, 30).build(), "missing-kernels") is None
+
+
 # -- orphans -----------------------------------------------------------------------------------
 
 

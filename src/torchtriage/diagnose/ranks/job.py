@@ -439,6 +439,8 @@ def _verdict(result: JobResult, matches: Matches, min_share: float) -> tuple[str
         fix = f"{first.fix[:1].upper()}{first.fix[1:]}." if first.fix else "Record the ranks again."
         return f"No verdict: {first.message}.", fix, f"{n} ranks were read."
     wall = sum(rank.wall_ns for rank in result.ranks)
+    # computation may lie where a file without all rows shows none
+    idle = "without rows" if result.lacks_rows else "idle"
     parts = [
         (word, sum(getattr(rank, name) for rank in result.ranks) / max(wall, 1))
         for word, name in (
@@ -446,7 +448,7 @@ def _verdict(result: JobResult, matches: Matches, min_share: float) -> tuple[str
             ("waiting for other ranks", "wait_ns"),
             ("only communicating", "comm_ns"),
             ("only copying", "copy_ns"),
-            ("idle", "idle_ns"),
+            (idle, "idle_ns"),
         )
     ]
     split = ", ".join(f"{format_share(part)} {word}" for word, part in parts if part >= 0.005)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torchtriage.core.finding import Cost, Crash, Finding, NotChecked, Note
-from torchtriage.diagnose.verdict.result import Answer
+from torchtriage.diagnose.verdict.result import MISSING_ROWS, Answer
 
 __all__ = ["CollectiveSummary", "JobResult", "JobStep", "RankSummary"]
 
@@ -102,3 +102,8 @@ class JobResult:
     """Codes of the patterns that ran to their end on every rank."""
     what_ifs: tuple[Answer, ...] = ()
     """Answers of all ranks replayed together."""
+
+    @property
+    def lacks_rows(self) -> bool:
+        """Whether a rank's file lacks rows of its device: what it does not show may be work."""
+        return any(note.code in MISSING_ROWS for note in self.notes)

@@ -12,11 +12,13 @@ from torchtriage.core import intervals
 from torchtriage.core.arrays import distinct
 from torchtriage.core.finding import Note
 from torchtriage.core.trace import Kind, Trace
+from torchtriage.core.trace.collectives import communicates
 from torchtriage.core.trace.merged_ranks import find_merged_ranks
 from torchtriage.core.trace.producer import ACCELERATORS
 from torchtriage.core.trace.schema import WORK_KINDS
 from torchtriage.core.trace.steps import first_use
 from torchtriage.core.units import format_count, format_ns, format_share, ms
+from torchtriage.diagnose.verdict.result import MISSING_ROWS
 
 __all__ = ["examine", "missing_rows"]
 
@@ -67,7 +69,7 @@ def examine(trace: Trace) -> tuple[Note, ...]:
 
 def missing_rows(notes: Iterable[Note]) -> Note | None:
     """Return the note that says why rows of the devices are missing: how busy they are is not known then."""
-    return next((note for note in notes if note.code in ("missing-kernels", "cut-window")), None)
+    return next((note for note in notes if note.code in MISSING_ROWS), None)
 
 
 def _content(trace: Trace) -> Iterator[Note]:
@@ -278,8 +280,17 @@ def _missing_kernels(trace: Trace) -> Iterator[Note]:
         yield Note(
             "missing-kernels",
             "warn",
-            "the file is cut short or damaged: GPU rows may be missing, so how busy the GPU is is not known",
+            "the file is cut short or damaged: GPU rows may be missing, so idle time here proves nothing",
             "record again, and let the export finish before the process ends",
+        )
+        return
+    if trace.devices and not trace.is_kind(Kind.OP, Kind.RUNTIME).any() and communicates(trace)[trace.works].all():
+        yield Note(
+            "missing-kernels",
+            "warn",
+            "communication is all that the file shows, of GPU and host: the rest was filtered out, so idle time here"
+            " proves nothing",
+            "pass the file as it was written",
         )
         return
     blind = waits.blind & ~waits.profiler

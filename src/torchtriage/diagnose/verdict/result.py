@@ -14,6 +14,7 @@ from torchtriage.diagnose.runs.result import RecordedRun
 from torchtriage.diagnose.verdict.options import By
 
 __all__ = [
+    "MISSING_ROWS",
     "SCHEMA",
     "Answer",
     "DeviceSummary",
@@ -33,6 +34,8 @@ __all__ = [
 ]
 
 SCHEMA = "torchtriage/1"
+MISSING_ROWS = ("missing-kernels", "cut-window")
+"""The notes that say that rows of the devices are missing: how busy these are is not known then."""
 
 
 @dataclass(frozen=True)

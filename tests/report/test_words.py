@@ -7,6 +7,7 @@ from tests.report.sample_result import SYNC, healthy, partial, problems, refused
 
 from torchtriage.core.finding import Cost, Frame, NotChecked, Place
 from torchtriage.report import words
+from torchtriage.report.documents import device_time
 
 
 def cost(low_ms, high_ms, of_ms=100.0):
@@ -131,6 +132,19 @@ def test_equal_devices_are_counted():
     result = problems()
     trace = replace(result.trace, device_names=("H100", "H100", "A10"))
     assert words.recording(replace(result, trace=trace))[2].startswith("2 x H100, A10, rank 0 of 8")
+
+
+def test_what_has_no_name_is_said_to_have_none():
+    result = problems()
+    trace = replace(result.trace, device_names=("", ""), categories={"": 1205, "kernel": 3})
+    assert words.recording(replace(result, trace=trace))[2].startswith("2 devices without a name, rank 0 of 8")
+    assert dict(words.contents(replace(result, trace=trace)))["holds"] == "without a category 1,205, kernel 3"
+
+
+def test_the_device_time_is_of_the_device_that_there_is():
+    (time, *_) = problems().device_time
+    assert device_time.words(time, "npu").startswith(f"NPU {time.device} is busy for ")
+    assert device_time.words(time, "rocm").startswith(f"GPU {time.device} is busy for ")
 
 
 def test_a_long_group_of_patterns_is_listed_by_code():

@@ -422,8 +422,9 @@ def recording(result: Result) -> tuple[str, ...]:
     """Return what was read: the file and its size, then device, rank and steps where known."""
     trace, summary = result.trace, result.summary
     where = []
-    if names := Counter(filter(None, trace.device_names)):
-        where.append(", ".join(visible(name) if n == 1 else f"{n} x {visible(name)}" for name, n in names.items()))
+    if trace.device_names:
+        names = Counter(trace.device_names)
+        where.append(", ".join(_devices(name, n) for name, n in names.items()))
     if trace.rank is not None and trace.world_size != 1:
         size = f" of {trace.world_size:,}" if trace.world_size is not None else ""
         where.append(f"rank {trace.rank}{size}")
@@ -436,6 +437,12 @@ def recording(result: Result) -> tuple[str, ...]:
     return (visible(trace.path), file, *([", ".join(where)] if where else []))
 
 
+def _devices(name: str, n: int) -> str:
+    if not name:
+        return f"{format_count(n, 'device')} without a name"
+    return visible(name) if n == 1 else f"{n} x {visible(name)}"
+
+
 def contents(result: Result) -> tuple[tuple[str, str], ...]:
     """Return what the recording holds as rows of label and text, for the doctor's view."""
     trace, summary = result.trace, result.summary
@@ -444,7 +451,7 @@ def contents(result: Result) -> tuple[tuple[str, str], ...]:
     rows = [
         ("recorded", f"{visible(trace.vendor) or 'unknown device kind'}, {flags}"),
         ("times", f"to {format_ns(trace.resolution_ns)}"),
-        ("holds", ", ".join(f"{visible(name)} {n:,}" for name, n in held) or "nothing"),
+        ("holds", ", ".join(f"{visible(name) or 'without a category'} {n:,}" for name, n in held) or "nothing"),
     ]
     if summary is not None:
         window = format_ns(summary.window_end_ns - summary.window_start_ns)

@@ -150,3 +150,9 @@ def test_missing_device_fields_are_none():
     found = origin(builder.kernel("sgemm", 0, 5, correlation=1))
     assert found.device_names == ("X",)
     assert (found.capability, found.n_multiprocessors) == (None, None)
+
+
+@pytest.mark.parametrize("properties", [{"id": 0}, {"id": 0, "name": None}, {"id": 0, "name": ""}])
+def test_a_device_without_a_name_has_none(properties):
+    builder = TraceBuilder(vendor="cpu", deviceProperties=[properties])
+    assert origin(builder.kernel("sgemm", 0, 5, correlation=1)).device_names == ("",)

@@ -53,7 +53,7 @@ def find_origin(trace: Trace) -> Origin:
     meta = trace.meta
     devices = [item for item in _listed(meta.get("deviceProperties")) if isinstance(item, dict)]
     first = devices[0] if devices else {}
-    names = tuple(str(item.get("name", "")) for item in devices)
+    names = tuple(str(item.get("name") or "") for item in devices)
     distributed = meta.get("distributedInfo")
     distributed = distributed if isinstance(distributed, dict) else {}
     shapes = bool(meta.get("record_shapes")) or trace.has_shapes

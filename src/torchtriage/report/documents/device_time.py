@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from torchtriage.core.names import elide, visible
+from torchtriage.core.trace.producer import ACCELERATORS
 from torchtriage.core.units import format_count, format_ns, format_share
 from torchtriage.diagnose.verdict.result import DeviceTime, DeviceTimeRow
 from torchtriage.report import blocks as b
@@ -30,7 +31,7 @@ _HOW = {
 }
 
 
-def tables(times: Sequence[DeviceTime]) -> Iterator[b.Block]:
+def tables(times: Sequence[DeviceTime], vendor: str = "") -> Iterator[b.Block]:
     """Return the table by category, then the one that was asked for, and what their times are parts of."""
     for time in times:
         if not time.busy_ns:
@@ -43,16 +44,17 @@ def tables(times: Sequence[DeviceTime]) -> Iterator[b.Block]:
         rows = [row if peak else row[:-1] for row in _rows(time)]
         yield b.Table(columns[: None if peak else -1], rows, align="lrrrrr", drop=(4, 3), fit=True)
         if time is times[0]:
-            yield b.Lines([b.dim(words(time))], tight=True)
+            yield b.Lines([b.dim(words(time, vendor))], tight=True)
         if time.peak_unchecked:
             yield b.Lines([b.dim(f"Share of the peak not checked: {time.peak_unchecked}.")], tight=True)
 
 
-def words(time: DeviceTime) -> str:
+def words(time: DeviceTime, vendor: str = "") -> str:
     """Return what the times of a table are parts of."""
+    device = f"{ACCELERATORS.get(vendor, 'GPU')} {time.device}"
     busy = format_ns(round(time.busy_ns / time.n_steps))
     where = f"per step ({format_count(time.n_steps, 'steady step')})" if time.per == "step" else "of the window"
-    return f"GPU {time.device} is busy for {busy} {where}; no instant counts twice."
+    return f"{device} is busy for {busy} {where}; no instant counts twice."
 
 
 def named(time: DeviceTime, row: DeviceTimeRow) -> str:

@@ -115,7 +115,7 @@ def _result(result: Result, top: int | None, quote: Quote | None, several: bool)
             yield _device(device, ACCELERATORS.get(result.trace.vendor, "GPU"))
         if not result.summary.devices:
             yield from _host(result.summary)
-    yield from device_time.tables(result.device_time)
+    yield from device_time.tables(result.device_time, result.trace.vendor)
     yield from _findings(result, result.summary, top, quote)
     suspicions = b.Lines([words.suspicion(suspicion) for suspicion in result.suspicions], bullets=True)
     yield b.Entry((b.bold(words.SUSPICIOUS), b.dim(f"  {words.OPINION}")), [suspicions])

@@ -196,7 +196,7 @@ class _Packer:
             "summary": self.summary(result.summary, result.critical_path) if result.summary else None,
             **self.common(result, [origin_ns] * len(result.findings), without),
             "replay": self.replay(result),
-            "deviceTime": [self.device_time(time) for time in result.device_time],
+            "deviceTime": [self.device_time(time, facts.vendor) for time in result.device_time],
             "suspicions": [
                 self.value(words.suspicion(place)) for place in self.take(result.suspicions, 16, "suspicious places")
             ],
@@ -286,10 +286,10 @@ class _Packer:
             ],
         }
 
-    def device_time(self, time: DeviceTime) -> dict[str, Any]:
+    def device_time(self, time: DeviceTime, vendor: str) -> dict[str, Any]:
         return {
             **self.fields(time, "by per n_steps busy_ns n_rows"),
-            "words": self.value(device_time.words(time)),
+            "words": self.value(device_time.words(time, vendor)),
             "rows": [
                 [
                     _clean(device_time.named(time, row), self.detail.name_chars),

@@ -71,13 +71,11 @@ SHORT = {"early_light": 2, "early_heavy": 1, "calls": 2, "warmup": 3, "max_timin
 PATIENCE_S = 15.0
 """So long an optimizer that exists may not step before forwards alone are taken for the loop, and
 neither may show before fetches from a DataLoader are."""
-
-
 MOST_GROWTH = 256 << 20
 """A recording that makes the process larger than it ever was, by more than this, is thrown away."""
 WINDOWS_S = (0.4, 4.0, 15.0)
 """After so long outside of imports a stretch of time is recorded where no boundary was found; the last one is kept."""
-LIGHT_WINDOW_S, HEAVY_WINDOW_S = 0.4, 0.1
+WINDOW_S = 0.4
 WINDOW = "a stretch of time: no step was found"
 
 
@@ -304,6 +302,7 @@ class LoopFinder:
 
     def _look_for_forward(self) -> None:
         """Look at the stacks until the outermost module that is called repeatedly is known."""
+        sampler = self.sampler
         try:
             codes = module_codes()
             begun = time.monotonic()
@@ -311,14 +310,14 @@ class LoopFinder:
             listening: Callable[[], None] | None = None
             fetches_count = False
             worked_s = 0.0
-            windows = list(WINDOWS_S) if self.sampler is not None else []
+            windows = list(WINDOWS_S) if sampler is not None else []
             while not self.over and not self.n_optimizer_steps:
                 passed = time.monotonic() - begun
                 time.sleep(LOOK_S if passed < EAGER_S else SLOWER_LOOK_S)
+                if sampler is not None and sampler.resting():
+                    continue
                 if self.forward_found:
                     return
-                if self.sampler is not None and self.sampler.paused:
-                    continue
                 if windows and not main_thread_prepares():
                     worked_s += time.monotonic() - begun - passed
                     if worked_s > windows[0]:
@@ -446,26 +445,24 @@ class LoopFinder:
     # -- no boundary at all --------------------------------------------------------------------
 
     def _record_window(self) -> None:
-        """Record a stretch of time on the main thread, lightly and then heavily, where steps cannot be found.
+        """Record a stretch of time on the main thread, lightly, where steps cannot be found.
 
         The profiler sees the thread that starts it: the main thread is asked to, between two of its instructions.
+        Stacks would have to begin without a warm-up there, and that may damage the heap (torch 2.13).
         """
         if self.loop is not None or self.over:
             return
         self.window = recorder = self._new_recorder(WINDOW)
         self._note()
 
-        def begin(heavy: bool) -> None:
+        def begin() -> None:
             if self.loop is None:  # this may come in the middle of the first step's recording
-                recorder.record_block(heavy=heavy)
+                recorder.record_block(heavy=False)
 
-        for heavy, seconds in ((False, LIGHT_WINDOW_S), (True, HEAVY_WINDOW_S)):
-            for act in (functools.partial(begin, heavy), recorder.end_block):
-                if self.window is not recorder or recorder.ended or not in_main_thread(act):
-                    return
-                if act is not recorder.end_block:
-                    time.sleep(seconds)
-        in_main_thread(functools.partial(recorder.close, "the window is over"))
+        if in_main_thread(begin):
+            time.sleep(WINDOW_S)
+            in_main_thread(recorder.end_block)
+            in_main_thread(functools.partial(recorder.close, "the window is over"))
 
     # -- neither -------------------------------------------------------------------------------
 
@@ -530,6 +527,7 @@ class LoopFinder:
         watched: dict[str, Any] = {}
         if sampler is not None:
             watched = {"may_trace": lambda: not sampler.others_spin, "on_stacks": sampler.pause}
+            watched["at_rest"] = sampler.at_rest
         return Recorder(self.out / self.folder, plan, rank=rank, boundary=boundary, **watched)
 
     def _guard(self, resident: int) -> None:

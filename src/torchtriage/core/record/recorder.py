@@ -14,6 +14,7 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from threading import Lock, get_ident
@@ -119,6 +120,8 @@ class Recorder:
         Called in the loop's thread, at a step boundary, when everything is recorded.
     on_stacks : callable, optional
         Called with True before stacks are recorded, and with False when that is over, or was never on.
+    at_rest : callable, optional
+        Gives the context in which the recording of stacks begins and ends.
     """
 
     def __init__(
@@ -131,8 +134,10 @@ class Recorder:
         may_trace: Callable[[], bool] = lambda: True,
         on_done: Callable[[], object] | None = None,
         on_stacks: Callable[[bool], object] = lambda _: None,
+        at_rest: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self._may_trace = may_trace
+        self._at_rest = at_rest
         self._on_stacks = on_stacks
         self.out_dir = Path(out_dir)
         self.plan = plan or RecordPlan()
@@ -327,7 +332,8 @@ class Recorder:
         if self._phase_steps > capture.warms_up:
             self._capture_ns.append(now - self._last_ns)
         if self._phase_steps < self._steps_of(self.state) + capture.warms_up:
-            capture.step()
+            with self._at_rest() if capture.heavy else nullcontext():
+                capture.step()
             self._last_ns = perf_counter_ns()
             return
         self._keep(capture, inside_step=False)
@@ -388,7 +394,8 @@ class Recorder:
         capture = Capture(heavy=heavy, first_step=first_step, warms_up=warms_up, on_lost=self._lost)
         self._on_stacks(heavy)
         try:
-            capture.start()
+            with self._at_rest() if heavy else nullcontext():
+                capture.start()
         except ProfilerBusyError:
             self._on_stacks(False)
             self._end(BUSY)
@@ -407,7 +414,8 @@ class Recorder:
         started = perf_counter_ns()
         self._capture = None
         try:
-            capture.stop(inside_step=inside_step)
+            with self._at_rest() if capture.heavy else nullcontext():
+                capture.stop(inside_step=inside_step)
         finally:
             self._on_stacks(False)
         stopped = perf_counter_ns()

@@ -250,6 +250,44 @@ def test_rows_that_need_the_one_before_are_not_worked_on_together(tmp_path: Path
     assert "LCH017" not in checked(built, chained, of_ms=20.0)
 
 
+SEARCH = """\
+import torch
+
+def gather(edges):
+    nodes = []
+    rows = []
+    for source in edges:
+        if source not in nodes:
+            nodes.append(source)
+        rows.append(nodes.index(source))
+    return torch.tensor(rows)
+
+def main(loader, model, optimizer):
+    for edges in loader:
+        loss = model(gather(edges))
+        loss.backward()
+        optimizer.step()
+        end()
+
+main(loader, model, optimizer)
+"""
+
+
+def test_a_loop_of_python_is_called_by_what_most_of_it_does(tmp_path: Path) -> None:
+    built = SamplesBuilder(tmp_path, SEARCH)
+    for _ in range(20):
+        built.look("main(loader", "loss = model", "for source", below=("collections/abc.py:Iterator.__next__",), ms=3)
+        built.look("main(loader", "loss = model", "rows.append", below=("collections/abc.py:Sequence.index",), ms=5)
+        built.look("main(loader", "loss.backward", below=(OP,), ms=2)
+        built.step()
+    by_code = checked(built, of_ms=10.0)
+    searched = by_code["HST118"]
+    assert searched.place.frame is not None
+    assert searched.cost is not None
+    assert searched.cost.share_high > 0.7  # of the loop, not of the statement alone
+    assert "HST020" not in by_code
+
+
 HISTORY = """\
 import torch
 

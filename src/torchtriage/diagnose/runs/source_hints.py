@@ -29,7 +29,8 @@ another finding's time must be at its lines for it to explain that."""
 MOST_LINES = 5
 GROWING = "HST106"
 """What is everything so far is worked on by all that reads it."""
-UNNAMED = ("HST020", "HST114")
+PYTHON_LOOP = "HST020"
+UNNAMED = (PYTHON_LOOP, "HST114")
 """Codes that say where the time is, and not why."""
 LOADED = ("DAT018", "DAT019", "MEM029")
 """What is seen where batches are fetched or memory grows, and mended where the source says: one place each."""
@@ -99,9 +100,25 @@ def _with_hints(
     if costed is None or costed.cost is None:
         quiet = [hint for hint in hints if not at[id(hint)]]
         return [*findings, *(hint if hint.severity == "note" else replace(hint, severity="low") for hint in quiet)]
+    here += [finding for finding in findings if finding.code == PYTHON_LOOP and _around(finding, costed, view)]
     most = costed.cost.share_high
     explained = [finding for finding in here if finding.cost and most >= MOST * finding.cost.share_high]
+    for finding in explained:
+        if finding.code == PYTHON_LOOP and finding.cost and finding.cost.low_ms > costed.cost.low_ms:
+            costed = replace(costed, cost=finding.cost, severity=finding.severity)  # all of the loop is for this
     return [*(finding for finding in findings if finding not in explained), costed]
+
+
+def _around(finding: Finding, inner: Finding, view: SourceView) -> bool:
+    """Whether the loop of Python that a finding is about is the one around another's lines."""
+    frames = finding.place.frame, inner.place.frame
+    outermost = [
+        (file_name(frame.file), loop.lineno)
+        for frame in frames
+        if frame is not None and frame.file.endswith(".py")
+        for loop in view.loops(frame.file, 0, frame.line)[:1]
+    ]
+    return len(outermost) == len(frames) and outermost[0] == outermost[1]
 
 
 def _unexplained(finding: Finding) -> bool:

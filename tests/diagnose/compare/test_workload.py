@@ -8,6 +8,7 @@ import pytest
 from tests.builder import TraceBuilder
 from tests.diagnose.compare.runs import Script
 
+from torchtriage.core.finding import Note
 from torchtriage.core.trace import Trace
 from torchtriage.diagnose.compare.workload import limits, unlike, workload
 from torchtriage.diagnose.verdict.doctor import examine
@@ -228,6 +229,14 @@ def test_a_recording_that_cannot_be_judged_is_refused_with_the_doctors_words():
     for i in range(30):
         broken.call("cudaLaunchKernel", 10.0 * i, 5)
     assert "unusable" in codes(BASE.build(), broken.build())
+
+
+def test_a_run_with_rows_missing_is_not_compared_with_a_whole_one():
+    whole = BASE.build()
+    sides = [workload(whole, examine(whole)), workload(whole, (*examine(whole), Note("cut-window", "warn", "cut", "")))]
+    for before, after in (sides, sides[::-1]):
+        assert {reason.code for reason in unlike(before, after)} == {"missing-rows"}
+    assert unlike(sides[1], sides[1]) == ()  # cut in the same way: a limit
 
 
 def test_first_use_in_every_step_is_a_cold_start():

@@ -83,7 +83,9 @@ class ChangeCause:
 class Unlike:
     """Why two runs must not be compared: a code, a sentence, what was found on each side."""
 
-    code: Literal["unusable", "device", "ranks", "mode", "model", "shapes", "steps", "cold-start", "profiler"]
+    code: Literal[
+        "unusable", "device", "ranks", "mode", "model", "shapes", "steps", "cold-start", "profiler", "missing-rows"
+    ]
     message: str
     before: str
     after: str

@@ -20,6 +20,7 @@ from torchtriage.core.finding import Note
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.units import format_count, format_share
 from torchtriage.diagnose.compare.result import Unlike
+from torchtriage.diagnose.verdict.result import MISSING_ROWS
 
 __all__ = ["Workload", "limits", "unlike", "workload"]
 
@@ -179,6 +180,21 @@ def _unusable(before: Workload, after: Workload) -> Iterator[Unlike]:
                 refusal.message if side == "after" else "",
                 refusal.fix,
             )
+
+
+def _rows(before: Workload, after: Workload) -> Iterator[Unlike]:
+    # what is not in one of the files would look like time that was saved
+    missing = [next((note for note in run.notes if note.code in MISSING_ROWS), None) for run in (before, after)]
+    lacking = [note for note in missing if note is not None and note.level != "refuse"]
+    if len(lacking) == 1:
+        side, whole = ("before", "after") if missing[0] else ("after", "before")
+        sides = (lacking[0].message, "") if side == "before" else ("", lacking[0].message)
+        yield Unlike(
+            "missing-rows",
+            f"rows are missing in the run {side}, not in the one {whole}: what was not recorded is not saved",
+            *sides,
+            lacking[0].fix,
+        )
 
 
 def _device(before: Workload, after: Workload) -> Iterator[Unlike]:
@@ -362,7 +378,7 @@ def _flags(run: Workload) -> str:
     return ", ".join(slow) or "neither shapes nor stacks"
 
 
-_CHECKS = (_unusable, _device, _job, _mode, _model, _sizes, _lengths, _steps, _recorder)
+_CHECKS = (_unusable, _rows, _device, _job, _mode, _model, _sizes, _lengths, _steps, _recorder)
 
 
 # -- limits ------------------------------------------------------------------------------------

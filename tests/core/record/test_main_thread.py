@@ -44,3 +44,27 @@ def test_the_compiler_leaves_alone_what_falls_into_a_compiled_call() -> None:
         set_eval_frame(before)
     asking.join()
     assert not {"asked", "call"} & set(compiled)
+
+
+@pytest.mark.torch
+def test_nothing_begins_inside_a_backward_pass() -> None:
+    import torch
+
+    inside: list[bool] = [False]
+    seen: list[bool] = []
+    asking = threading.Thread(target=in_main_thread, args=(lambda: seen.append(inside[0]),))
+
+    def hook(_gradient: torch.Tensor) -> None:
+        inside[0] = True
+        asking.start()
+        until = time.monotonic() + 0.2
+        while time.monotonic() < until:
+            pass
+        inside[0] = False
+
+    x = torch.ones(2, requires_grad=True)
+    x.register_hook(hook)
+    (x * 2).sum().backward()
+    while asking.is_alive():
+        time.sleep(0.001)
+    assert seen == [False]

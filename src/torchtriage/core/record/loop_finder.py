@@ -499,7 +499,9 @@ class LoopFinder:
     def _begin(self, boundary: Boundary, name: str, how: str, call: tuple[str, int, str] | None = None) -> None:
         file, line, function = call or user_call(sys._getframe(1))
         self.loop = Loop(boundary, name, file, line, function, how)  # from here on no window begins
+        open_ranges = False
         for recorder in filter(None, (self.recorder, self.window)):
+            open_ranges = open_ranges or recorder.capturing
             recorder.close("another loop was found")
         if self.memory is not None:
             self.memory.close()
@@ -515,7 +517,8 @@ class LoopFinder:
                 self.memory_problem = f"{error} in the script's interpreter"
                 self.memory = None
         self._note()
-        self._boundary()
+        if not open_ranges:  # the end of a range of one profiler, in the next one, is written into freed memory
+            self._boundary()
 
     def _new_recorder(self, boundary: str) -> Recorder:
         rank = process_rank()

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 
 from torchtriage.core import machine
 from torchtriage.core.record import environment, profiler_capture, recorder, timing
+from torchtriage.core.record.profiler_capture import Capture
 from torchtriage.core.record.recorder import Recorder, RecordPlan
 
 QUICK = RecordPlan(warmup=2, timing_steps=4, min_timing_s=0.0, max_timing_steps=20, light=3, heavy=2)
@@ -135,12 +137,27 @@ def test_who_looks_is_told_when_stacks_are_recorded(
 
 
 @pytest.mark.torch
+def test_no_recording_begins_where_another_has_just_ended(
+    work: Callable[[], float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # a range that is open there would end in the memory of the one that is gone
+    at: list[tuple[str, int]] = []
+    start, stop = Capture.start, Capture.stop
+    one = Recorder(tmp_path, replace(QUICK, early_light=1, early_heavy=1))
+    monkeypatch.setattr(Capture, "start", lambda self: (at.append(("start", one.steps_seen)), start(self)))
+    monkeypatch.setattr(Capture, "stop", lambda self, **how: (at.append(("stop", one.steps_seen)), stop(self, **how)))
+    run(one, work)
+    assert [what for what, _ in at] == ["start", "stop"] * 4
+    assert all(begun > ended for (_, ended), (_, begun) in zip(at[1::2], at[2::2], strict=False))
+
+
+@pytest.mark.torch
 def test_steps_of_the_trace_are_those_of_the_loop(work: Callable[[], float], tmp_path: Path) -> None:
     one = Recorder(tmp_path, RecordPlan(warmup=2, timing_steps=0, light=2, heavy=1))
     run(one, work)
     # warm-up ends with the third call; the step after it warms the profiler up
     assert steps(tmp_path / "light.json.gz") == ["ProfilerStep#4", "ProfilerStep#5"]
-    assert steps(tmp_path / "heavy.json.gz") == ["ProfilerStep#7"]
+    assert steps(tmp_path / "heavy.json.gz") == ["ProfilerStep#8"]  # not where the light one ends
 
 
 @pytest.mark.torch

@@ -128,21 +128,6 @@ def test_a_pause_has_no_looks_and_no_collections(sampler: StackSampler) -> None:
     assert len(gc.callbacks) == n_callbacks
 
 
-def test_our_threads_rest_while_stacks_begin_or_end_to_be_recorded(sampler: StackSampler) -> None:
-    sampler.start()
-    until(lambda: len(sampler.facts()["looks"][0]) > 3)
-    with sampler.at_rest():
-        before = sampler.own_ns, len(sampler.facts()["looks"][0])
-        time.sleep(0.2)
-        assert (sampler.own_ns, len(sampler.facts()["looks"][0])) == before
-        with sampler.at_rest():  # within each other they do not wait for each other
-            pass
-    until(lambda: len(sampler.facts()["looks"][0]) > before[1])
-    sampler.stop()
-    with sampler.at_rest():  # and after the end for nobody
-        pass
-
-
 @pytest.mark.parametrize(("spins", "wait"), [(True, 0.0), (False, 0.002)])
 def test_a_thread_that_spins_is_told_from_one_that_waits(spins: bool, wait: float, sampler: StackSampler) -> None:
     over = threading.Event()

@@ -314,10 +314,10 @@ class LoopFinder:
             while not self.over and not self.n_optimizer_steps:
                 passed = time.monotonic() - begun
                 time.sleep(LOOK_S if passed < EAGER_S else SLOWER_LOOK_S)
-                if sampler is not None and sampler.resting():
-                    continue
                 if self.forward_found:
                     return
+                if sampler is not None and sampler.paused:
+                    continue
                 if windows and not main_thread_prepares():
                     worked_s += time.monotonic() - begun - passed
                     if worked_s > windows[0]:
@@ -447,8 +447,8 @@ class LoopFinder:
     def _record_window(self) -> None:
         """Record a stretch of time on the main thread, lightly, where steps cannot be found.
 
-        The profiler sees the thread that starts it: the main thread is asked to, between two of its instructions.
-        Stacks would have to begin without a warm-up there, and that may damage the heap (torch 2.13).
+        The profiler sees the thread that starts it: the main thread is asked to, between two of its instructions. One
+        recording is all: no boundary says when another may begin (:data:`capture_ended`).
         """
         if self.loop is not None or self.over:
             return
@@ -499,9 +499,7 @@ class LoopFinder:
     def _begin(self, boundary: Boundary, name: str, how: str, call: tuple[str, int, str] | None = None) -> None:
         file, line, function = call or user_call(sys._getframe(1))
         self.loop = Loop(boundary, name, file, line, function, how)  # from here on no window begins
-        open_ranges = False
         for recorder in filter(None, (self.recorder, self.window)):
-            open_ranges = open_ranges or recorder.capturing
             recorder.close("another loop was found")
         if self.memory is not None:
             self.memory.close()
@@ -517,8 +515,7 @@ class LoopFinder:
                 self.memory_problem = f"{error} in the script's interpreter"
                 self.memory = None
         self._note()
-        if not open_ranges:  # the end of a range of one profiler, in the next one, is written into freed memory
-            self._boundary()
+        self._boundary()
 
     def _new_recorder(self, boundary: str) -> Recorder:
         rank = process_rank()
@@ -530,7 +527,6 @@ class LoopFinder:
         watched: dict[str, Any] = {}
         if sampler is not None:
             watched = {"may_trace": lambda: not sampler.others_spin, "on_stacks": sampler.pause}
-            watched["at_rest"] = sampler.at_rest
         return Recorder(self.out / self.folder, plan, rank=rank, boundary=boundary, **watched)
 
     def _guard(self, resident: int) -> None:

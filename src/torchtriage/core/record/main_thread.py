@@ -28,9 +28,8 @@ _ASKED: list[object] = []
 def in_main_thread(act: Callable[[], object]) -> bool:
     """Call ``act`` on the main thread and wait for it; False where the interpreter does not come to it.
 
-    Not inside a backward pass: autograd sets the thread's state back at its end, and with it what a profiler that began
-    or ended there has put into it or has freed. What ``act`` raises is swallowed: it would appear in the middle of the
-    program.
+    Not inside a backward pass: autograd sets the thread's state back at its end, and a profiler that ended there is on
+    again, one that began there off. What ``act`` raises is swallowed: it would appear in the middle of the program.
     """
     until = time.monotonic() + PATIENCE_S
     while (called := _ask_main_thread(act)) is None and time.monotonic() < until:

@@ -13,13 +13,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["BUSY", "Capture", "ProfilerBusyError", "devices", "profiler_running"]
+__all__ = ["BUSY", "Capture", "ProfilerBusyError", "capture_ended", "devices", "profiler_running"]
 
 BUSY = "the script profiles itself"
 THREAD_ENDED = "the thread that stepped has ended"
 LEFTOVER = "after the last step"
 """The name of what the profiler calls one more step where the loop ended inside a capture."""
 _COMPRESS_BYTES = 1 << 20
+capture_ended = threading.Event()
+"""Set where a capture ends, for whoever knows when the ranges that are open there have ended, too, to clear: a
+``record_function`` that began under one profiler and ends under the next writes into the freed memory of the first."""
 GIVE_WAY_S = 5.0
 """So long a profiler that the script starts in another thread waits for our step to end."""
 _LOG_LEVEL = "KINETO_LOG_LEVEL"
@@ -172,6 +175,7 @@ class Capture:
                 self.active_steps = max(0, self._profiler.step_num - self._first_step + 1 - self.warms_up)
         with self._ours(), _quiet():
             self._running = False
+            capture_ended.set()
             self._profiler.stop()
         self._remove_guard()  # not before: another thread may wait for it
         results = self._profiler.profiler.kineto_results

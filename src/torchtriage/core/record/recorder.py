@@ -14,7 +14,6 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from threading import Lock, get_ident
@@ -23,7 +22,7 @@ from typing import Any
 
 from torchtriage.core.record.call_probe import CallProbe
 from torchtriage.core.record.environment import gather
-from torchtriage.core.record.profiler_capture import BUSY, Capture, ProfilerBusyError, devices
+from torchtriage.core.record.profiler_capture import BUSY, Capture, ProfilerBusyError, capture_ended, devices
 from torchtriage.core.record.timing import settled, step_wall_ns
 from torchtriage.core.record.torch_hooks import may_compile
 from torchtriage.core.record.unused_gradients import GradientWatch
@@ -120,8 +119,6 @@ class Recorder:
         Called in the loop's thread, at a step boundary, when everything is recorded.
     on_stacks : callable, optional
         Called with True before stacks are recorded, and with False when that is over, or was never on.
-    at_rest : callable, optional
-        Gives the context in which the recording of stacks begins and ends.
     """
 
     def __init__(
@@ -134,10 +131,8 @@ class Recorder:
         may_trace: Callable[[], bool] = lambda: True,
         on_done: Callable[[], object] | None = None,
         on_stacks: Callable[[bool], object] = lambda _: None,
-        at_rest: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self._may_trace = may_trace
-        self._at_rest = at_rest
         self._on_stacks = on_stacks
         self.out_dir = Path(out_dir)
         self.plan = plan or RecordPlan()
@@ -197,6 +192,7 @@ class Recorder:
             self._stray_run = 0
             self.steps_seen += 1
             advance(now)
+            capture_ended.clear()  # at the next boundary
         except Exception as error:
             self._failed(error)
         finally:
@@ -325,6 +321,11 @@ class Recorder:
             timed.step_ns = recent
             self._next()
 
+    def _begins_capture(self, _now: int) -> None:
+        self._advance = self._captured
+        self._begin_capture(self.steps_seen)
+        self._last_ns = perf_counter_ns()
+
     def _captured(self, now: int) -> None:
         capture = self._capture
         assert capture is not None
@@ -332,8 +333,7 @@ class Recorder:
         if self._phase_steps > capture.warms_up:
             self._capture_ns.append(now - self._last_ns)
         if self._phase_steps < self._steps_of(self.state) + capture.warms_up:
-            with self._at_rest() if capture.heavy else nullcontext():
-                capture.step()
+            capture.step()
             self._last_ns = perf_counter_ns()
             return
         self._keep(capture, inside_step=False)
@@ -342,7 +342,7 @@ class Recorder:
     # -- parts ---------------------------------------------------------------------------------
 
     def _next(self) -> None:
-        """Go to the next state that has steps, and begin it at this very boundary."""
+        """Go to the next state that has steps, and begin it: a recording at the next boundary if one ended here."""
         at = _ORDER.index(self.state) + 1 if self.state else 0
         while _ORDER[at] != OFF and not self._steps_of(_ORDER[at]):
             at += 1
@@ -352,8 +352,9 @@ class Recorder:
         if state == OFF:
             self._end(COMPLETE)
         elif state in CAPTURES:
-            self._advance = self._captured
-            self._begin_capture(self.steps_seen)
+            self._advance = self._begins_capture
+            if not capture_ended.is_set():
+                self._begins_capture(self._last_ns)
         elif state == CALLS:
             self._advance = self._probing
             self._probe = CallProbe()
@@ -394,8 +395,7 @@ class Recorder:
         capture = Capture(heavy=heavy, first_step=first_step, warms_up=warms_up, on_lost=self._lost)
         self._on_stacks(heavy)
         try:
-            with self._at_rest() if heavy else nullcontext():
-                capture.start()
+            capture.start()
         except ProfilerBusyError:
             self._on_stacks(False)
             self._end(BUSY)
@@ -414,8 +414,7 @@ class Recorder:
         started = perf_counter_ns()
         self._capture = None
         try:
-            with self._at_rest() if capture.heavy else nullcontext():
-                capture.stop(inside_step=inside_step)
+            capture.stop(inside_step=inside_step)
         finally:
             self._on_stacks(False)
         stopped = perf_counter_ns()

@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -44,8 +44,6 @@ MOST_STACKS, MOST_THREADS, DEEPEST = 20_000, 64, 200
 RECENT, SPINS = 16, 0.4
 """Looks that a thread is judged by, and what part of them find it elsewhere where it spins."""
 WRITE_S = 5.0
-PATIENCE_S = 0.5
-"""So long our threads are waited for to come to rest."""
 RSS_S = 0.02
 PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
@@ -70,10 +68,6 @@ class StackSampler:
         self._states: list[tuple[int, str]] = []
         self.paused = False
         self.problem = ""
-        self._threads: set[int] = set()  # ours, and those of them that rest
-        self._resting: set[int] = set()
-        self._asked = False
-        self._rest = _thread.allocate_lock()
         self._switch_s = sys.getswitchinterval()
         self._lock = threading.Lock()
         self.guards: list[Callable[[int], None]] = []
@@ -138,36 +132,6 @@ class StackSampler:
         """
         return any(share > SPINS for thread, (_, share) in tuple(self._moves.items()) if thread != self.main_thread)
 
-    @contextlib.contextmanager
-    def at_rest(self) -> Iterator[None]:
-        """Hold our threads in a lock while the profiler begins or ends to record stacks.
-
-        It walks over the states of all threads then. One that wakes in the middle of that finds its state in use, and
-        the process may crash.
-        """
-        if self.over or self._asked:
-            yield
-            return
-        with self._rest:
-            self._asked = True
-            until = time.monotonic() + PATIENCE_S
-            while (self._threads & current_frames().keys()) - self._resting and time.monotonic() < until:
-                time.sleep(PERIOD_S / 4)
-            try:
-                yield
-            finally:
-                self._asked = False
-
-    def resting(self) -> bool:
-        """Stay here, in a thread of ours, while :meth:`at_rest` holds it; return whether to look at nothing now."""
-        own = _thread.get_ident()
-        self._threads.add(own)
-        if self._asked:
-            self._resting.add(own)
-            with self._rest:
-                self._resting.discard(own)
-        return self.paused
-
     # -- parts ---------------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -177,9 +141,8 @@ class StackSampler:
         try:
             while not self.over:
                 time.sleep(period_s)
-                rests = self.resting()
                 begun, cpu = time.perf_counter_ns(), time.thread_time_ns()
-                if not rests:
+                if not self.paused:
                     self._look(begun, own)
                 looks += 1
                 skipped = skipped or self._hide_from_compiler()

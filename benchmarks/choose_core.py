@@ -61,7 +61,7 @@ def main() -> None:
     core.mkdir(parents=True, exist_ok=True)
     for old in core.iterdir():
         old.unlink()
-    found = {one.id: one for one in chosen(list(dataset_items(folder)))}
+    found = {item.id: item for item in chosen(list(dataset_items(folder)))}
     for one in found.values():
         for path in (one.path, one.path.with_suffix(".json")):
             shutil.copy(path, core / path.name)

@@ -32,7 +32,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, DatasetItem]
     outcomes = record(items, folder)
     assert [one.failure for one in outcomes] == [""] * len(items)
     assert all(one.kept for one in record(items, folder))  # what is there is left alone
-    return {one.code: one for one in dataset_items(folder)}
+    return {item.code: item for item in dataset_items(folder)}
 
 
 @pytest.mark.torch

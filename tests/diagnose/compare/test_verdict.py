@@ -106,7 +106,7 @@ def test_a_change_that_is_not_believed_says_why_beside_its_interval():
 def test_two_kinds_of_device_are_compared_when_asked_and_the_difference_is_split():
     other = replace(BASE, device="AMD Instinct MI300X", kernel="Cijk", linear=200, foreach=True)
     refused = compare(built(BASE), built(other))
-    assert [one.code for one in refused.reasons] == ["device"]
+    assert [reason.code for reason in refused.reasons] == ["device"]
     assert "--across" in refused.reasons[0].fix
     result = compare(built(BASE), built(other), across=True)
     assert result.total is not None
@@ -121,7 +121,7 @@ def test_two_kinds_of_device_are_compared_when_asked_and_the_difference_is_split
 
 def test_a_device_and_none_are_not_compared_across():
     cpu = replace(built(BASE).workload, n_devices=0, device="", vendor="cpu")
-    assert "device" in {one.code for one in unlike(built(BASE).workload, cpu, across=True)}
+    assert "device" in {reason.code for reason in unlike(built(BASE).workload, cpu, across=True)}
 
 
 # -- real pairs --------------------------------------------------------------------------------

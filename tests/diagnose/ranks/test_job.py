@@ -200,7 +200,7 @@ def healthy(result: Result) -> Result:
 def test_what_a_file_without_all_rows_does_not_show_is_not_idle_time() -> None:
     whole, filtered = job(), job()
     for builder in filtered:
-        builder.events = [one for one in builder.events if "nccl" in one["name"]]
+        builder.events = [event for event in builder.events if "nccl" in event["name"]]
     assert of(records(whole)).verdict[0].endswith(" idle.")
     result = of(records(filtered))
     assert result.verdict[0].endswith(" without rows.")

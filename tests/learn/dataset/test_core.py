@@ -15,7 +15,7 @@ CORE = Path(__file__).parents[3] / "benchmarks" / "core"
 
 @pytest.fixture(scope="module")
 def core() -> dict[str, DatasetItem]:
-    return {one.id: one for one in dataset_items(CORE)}
+    return {item.id: item for item in dataset_items(CORE)}
 
 
 def test_the_core_is_as_recorded_and_small() -> None:

@@ -123,9 +123,9 @@ def test_one_who_knows_everything_scores_one_and_shuffled_labels_a_half(folder: 
 
 
 def test_the_window_labels_are_the_second_quarter(folder: Path) -> None:
-    for one in dataset_items(folder):
+    for item in dataset_items(folder):
         expected = ([False] * 4 + [True] * 4 + [False] * 8) * N_STEPS
-        assert one.faulty.tolist() == (expected if one.code else [False] * 80)
+        assert item.faulty.tolist() == (expected if item.code else [False] * 80)
 
 
 def test_what_is_not_predicted_counts_as_found_healthy_and_is_told(folder: Path) -> None:

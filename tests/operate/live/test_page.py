@@ -234,20 +234,20 @@ def test_a_ladder_and_a_rollout_are_told_as_they_move(monitor: Monitor, page: Li
     assert everything["rollouts"][0]["share"] == 0.05
     ladder.raise_alarm("too slow")
     ladder.look()
-    told = listener.find(lambda data: [one for one in data["events"] if one["source"] == "ladder"])
+    told = listener.find(lambda data: [event for event in data["events"] if event["source"] == "ladder"])
     assert (told[0]["word"], told[0]["text"], told[0]["tone"]) == ("switch", "full → lite: too slow", "bad")
     for word, tone, share in (("promoted", "good", 1.0), ("rolled back", "bad", 0.0)):
         until(lambda share=share: rollout.tick().share == share)
 
         def moved(data: dict[str, Any], word: str = word) -> Any:
-            return [(one, data) for one in data["events"] if one["word"] == word]
+            return [(event, data) for event in data["events"] if event["word"] == word]
 
         ((one, data),) = listener.find(moved)
         assert one["tone"] == tone
         assert data["rollouts"][0]["share"] == share
         assert data["ladders"][0]["mode"] == "lite"
     assert one["text"] == "errors: worse"
-    told = [one for one in Listener(page.port).next()[1]["events"] if one["source"] == "ladder"]
+    told = [event for event in Listener(page.port).next()[1]["events"] if event["source"] == "ladder"]
     assert len(told) == len(ladder.entries)
     assert [share for _, share in data["rollouts"][0]["changes"]] == [0.05, 1.0, 0.0]
 

@@ -67,7 +67,7 @@ def keep_promise(
         holds=change.told and low <= saved <= high,
         holds_within_noise=change.told and least <= high and most >= low,
         step_ms=ms(-total.delta_ns),
-        told=change.told,
+        checked=change.told,
     )
 
 

@@ -109,8 +109,8 @@ class Promise:
     """What the findings that went had promised to save, against what was saved of what they are about.
 
     ``measured_ms`` is the time of their kernels, gaps and waits before minus after, ``measured_low_ms`` and
-    ``measured_high_ms`` its interval, ``step_ms`` what the whole step saved. ``told`` : that time is believed to have
-    changed; else nothing is said of the promise. ``holds`` : the measured saving lies between ``low_ms`` and
+    ``measured_high_ms`` its interval, ``step_ms`` what the whole step saved. ``checked`` : that time
+    has changed, as far as can be said; else nothing is said of the promise. ``holds`` : the measured saving lies between ``low_ms`` and
     ``high_ms``; ``holds_within_noise`` : its interval touches that range.
     """
 
@@ -123,14 +123,14 @@ class Promise:
     holds: bool
     holds_within_noise: bool
     step_ms: float
-    told: bool = True
+    checked: bool = True
 
     @property
     def outcome(
         self,
     ) -> Literal["kept", "kept within the noise", "more than promised", "less than promised", "not checked"]:
         """What came of it, in the words of every report."""
-        if not self.told:
+        if not self.checked:
             return "not checked"
         if self.holds:
             return "kept"

@@ -246,7 +246,7 @@ def _trust(
     if promise is not None:
         own = f"of {'its' if len(promise.codes) == 1 else 'their'} own time"
         saved = f"{format_ms(promise.measured_ms)} {own} saved ({promise.outcome})"
-        if not promise.told:
+        if not promise.checked:
             saved = f"not checked: no significant change {own}"
         parts.append(
             f"{', '.join(promise.codes)} fixed: {format_ms(promise.low_ms)} to {format_ms(promise.high_ms)} promised,"

@@ -8,6 +8,7 @@ that is its way or an accident, the other rows of its name and the other steps t
 from __future__ import annotations
 
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -45,21 +46,43 @@ class LongCalls(NamedTuple):
         return LongCalls(self.row[mask], self.idle_ns[mask], self.usual_ns[mask])
 
 
+class _Late(NamedTuple):
+    """What three patterns share of one trace."""
+
+    explained: Spans
+    """Time that is not dispatch: loaders, pauses, allocation, waits, first use."""
+    gaps: Spans
+    """Long gaps in which operators or calls held the host."""
+    slow: LongCalls
+    stalls: LongCalls
+
+
+_LATE: WeakKeyDictionary[Trace, _Late] = WeakKeyDictionary()
+
+
+def _late(trace: Trace) -> _Late:
+    if trace not in _LATE:
+        explained = _explained(trace)
+        gaps = _long_gaps(trace, explained)
+        _LATE[trace] = _Late(explained, gaps, *_split(trace, gaps))
+    return _LATE[trace]
+
+
 def short_gaps(trace: Trace) -> Spans:
     """Return the host-late gaps that launching explains."""
     gaps = trace.devices[0].gaps
     late = (gaps.blame == 0) & (gaps.spans[:, 1] - gaps.spans[:, 0] < MIN_STRETCH_NS)
-    return intervals.subtract(intervals.union(gaps.spans[late]), _explained(trace))
+    return intervals.subtract(intervals.union(gaps.spans[late]), _late(trace).explained)
 
 
 def slow_operators(trace: Trace) -> LongCalls:
     """Return the long calls that take as long in step after step, or are never short."""
-    return _split(trace)[0]
+    return _late(trace).slow
 
 
 def stalls(trace: Trace) -> LongCalls:
     """Return the long calls that are short elsewhere, or happen once."""
-    return _split(trace)[1]
+    return _late(trace).stalls
 
 
 def idle_during(trace: Trace, rows: Ints, *, own: bool = False) -> Spans:
@@ -71,15 +94,14 @@ def idle_during(trace: Trace, rows: Ints, *, own: bool = False) -> Spans:
         above = trace.tree.parent[members]
         inside = members[(above >= 0) & mask[above] & ~mask[members]]
         mine = intervals.subtract(mine, trace.time_of(inside))
-    return intervals.intersect(mine, _long_gaps(trace))
+    return intervals.intersect(mine, _late(trace).gaps)
 
 
-def _split(trace: Trace) -> tuple[LongCalls, LongCalls]:
-    """Return slow operators and stalls.
+def _split(trace: Trace, gaps: Spans) -> tuple[LongCalls, LongCalls]:
+    """Return slow operators and stalls in these gaps.
 
     An operator that launches nothing is looked at as a whole; else a row counts with its own time.
     """
-    gaps = _long_gaps(trace)
     counted = trace.is_kind(Kind.OP, Kind.RUNTIME)
     counted[trace.waits.row] = counted[trace.waits.sync_row] = False
     rows = np.flatnonzero(counted)
@@ -115,18 +137,17 @@ def _long(trace: Trace, idle_ns: Ints, mask: Mask, length_ns: Ints) -> LongCalls
     return LongCalls(row, idle_ns[row], usual)
 
 
-def _long_gaps(trace: Trace) -> Spans:
+def _long_gaps(trace: Trace, explained: Spans) -> Spans:
     device = trace.devices[0]
     gaps = device.gaps
     length = gaps.spans[:, 1] - gaps.spans[:, 0]
     late = (gaps.blame == 0) & (length >= MIN_STRETCH_NS)
     late &= intervals.covered(gaps.spans, device.host_work) >= MAX_WORK * length
     held = intervals.intersect(intervals.union(gaps.spans[late]), trace.steps.judged)
-    return intervals.subtract(held, _explained(trace))
+    return intervals.subtract(held, explained)
 
 
 def _explained(trace: Trace) -> Spans:
-    """Return the time that is not dispatch: loaders, pauses, allocation, waits, first use."""
     waits = trace.waits
     elsewhere = trace.is_kind(Kind.ANNOTATION, Kind.OP) & trace.matching(_LOADER)
     elsewhere |= (trace.kind == Kind.PYTHON) & trace.matching(r"^Python GC")

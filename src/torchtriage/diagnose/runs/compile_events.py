@@ -21,7 +21,7 @@ from torchtriage.diagnose.runs.result import CompileEvent, WatchedCompile
 from torchtriage.diagnose.runs.run_folder import Recording
 from torchtriage.diagnose.verdict.result import Result
 
-__all__ = ["BREAK", "RECOMPILE", "named", "named_as", "read_compiled", "watched_compile"]
+__all__ = ["BREAK", "LOGGED", "RECOMPILE", "event_line", "named", "named_as", "read_compiled", "watched_compile"]
 
 BREAK, RECOMPILE = "CMP030", "CMP031"
 """The trace's patterns of the same things."""
@@ -154,7 +154,7 @@ def _same(finding: Finding, recompiles: Sequence[Recompile]) -> list[Recompile]:
 
 
 def _with(finding: Finding, events: Sequence[CompileEvent], stack: tuple[Frame, ...]) -> Finding:
-    lines = [_event_line(event) for event in events]
+    lines = [event_line(event) for event in events]
     frame = events[0].frame
     return replace(
         finding,
@@ -190,7 +190,8 @@ def named_as(job: JobResult, results: Sequence[Result]) -> JobResult:
     return replace(job, findings=tuple(findings))
 
 
-def _event_line(event: CompileEvent) -> str:
+def event_line(event: CompileEvent) -> str:
+    """Return what an event is, and where."""
     at = f" at {file_name(event.frame.file)}:{event.frame.line}" if event.frame else ""
     return f"{event.what}{at}"
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from torchtriage.core.finding import Cost, Finding, Fix, Frame, Place, Severity
 from torchtriage.core.names import file_name
 from torchtriage.core.units import format_count, format_ms
-from torchtriage.diagnose.runs.compile_events import BREAK, RECOMPILE
+from torchtriage.diagnose.runs.compile_events import BREAK, LOGGED, RECOMPILE, event_line
 from torchtriage.diagnose.runs.result import CompileEvent, WatchedCompile
 from torchtriage.diagnose.runs.source_view import SourceView
 
@@ -126,7 +126,7 @@ def _broken(event: CompileEvent) -> Finding:
         f" {format_count(event.count, 'time')}",
         place=Place(frame=replace(event.frame, exact=True, lines=(event.frame.line,))),
         cost=None,
-        evidence={"breaks": event.count},
+        evidence={"breaks": event.count, LOGGED: [event_line(event)]},
         fix=event.fix if event.fix.text else Fix("Move this line out of the compiled function."),
         n_events=event.count,
     )

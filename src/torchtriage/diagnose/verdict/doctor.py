@@ -31,7 +31,7 @@ DANGLING_SHARE, MIN_LAUNCHES = 0.05, 20
 TAIL_SHARE = 0.01
 """Of the window, after the last row of a device: its work at the end is missing if the last launches have none."""
 DAMAGED_SHARE = 0.01
-"""Events lost, or without a time: above this share of all, what a device did cannot be told from idleness."""
+"""Events lost, or without a time: above this share of all, work cannot be distinguished from idleness."""
 SLICED_SHARE = 0.01
 """Less of the window under any event: a slice. 0.01-0.04 % in slices, 7 % and more in the
 sparsest whole recordings (measured)."""

@@ -322,7 +322,7 @@ def _orphans(trace: Trace) -> Iterator[Note]:
     time = int(trace.dur_ns[orphans].sum())
     share = max(n / total, time / max(int(trace.dur_ns[works].sum()), 1))
     device = trace.origin.accelerator
-    why = f"the {device}'s profiler links not all" if device else "they were enqueued before it"
+    why = f"the {device}'s profiler does not link all" if device else "they were enqueued before it"
     yield Note(
         "orphans",
         "warn" if share > MANY_ORPHANS else "info",
@@ -354,8 +354,9 @@ def _cut(trace: Trace) -> Iterator[Note]:
             yield Note(
                 "backlog",
                 "warn",
-                f"the first work of GPU {device.index} waits {format_ns(lag_ns)} after its launch: earlier work, not"
-                f" in the file, was still running, so the window is the {format_ns(window.wall_ns)} from then on",
+                f"the first work of a stream on GPU {device.index} waits {format_ns(lag_ns)} after its launch: earlier"
+                f" work, not in the file, was still running, so the window is the {format_ns(window.wall_ns)} from"
+                " then on",
                 "synchronise before the recording starts, or use schedule(warmup=1, …)",
                 {"lag_ns": lag_ns, "device": device.index},
             )

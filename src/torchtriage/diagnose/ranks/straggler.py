@@ -313,17 +313,3 @@ def _pace(ranks: Sequence[RankRecord], group: GroupMatch, late: int, phase: str)
     order = np.argsort(ratios)
     reach = np.cumsum(np.array(weights)[order])
     return ratios[int(order[int(np.searchsorted(reach, reach[-1] / 2))])], mean_ns
-
-
-def _moments(
-    ranks: Sequence[RankRecord], group: GroupMatch, late: int, steps: list[int], cell: int
-) -> tuple[list[Moment], float]:
-    """Return the late rank's longest stretches in a cell, one a step, and the others' in the middle."""
-    mine = [ranks[late].moments[step, cell] for step in steps if (step, cell) in ranks[late].moments]
-    others = [
-        moment.dur_ns if (moment := ranks[position].moments.get((step, cell))) else 0
-        for step in steps
-        for position in group.members.tolist()
-        if position != late
-    ]
-    return mine, float(np.median(others))

@@ -92,18 +92,13 @@ def _finding(
     error = counting_error(share, len(loop.seen))
     low = part * cause.gain[0] * max(share - error, 0.0)
     high = min(cause.gain[1] * (share + error), 1.0)
-    yield Finding(
-        code=cause.code,
-        name=cause.name,
-        family=cause.family,
-        title=cause.title,
+    yield cause.finding(
         severity=severity_of(low, high),
         certainty="likely",
         message=f"{message}; {cause.what} takes {format_ms(share * step_ms)} of {format_ms(step_ms)}",
         place=Place(frame=frame, stack=(frame,) if frame else ()),
         cost=share_cost(low, high, step_ms, share, f"share of {format_count(len(loop.seen), 'look')}", loop, "C"),
         evidence={"share_of_step": round(share, 6), "looks": len(seen)},
-        fix=cause.fix,
         n_events=len(seen),
     )
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from torchtriage.core.finding import Fix
+from torchtriage.core.finding import Finding, Fix
 from torchtriage.diagnose.runs.samples import Position
 
 __all__ = ["CAUSES", "Cause", "cause_of", "kind_of_library"]
@@ -36,6 +37,10 @@ class Cause:
     looks: str = ""
     slow: str = ""
     leave: str = ""
+
+    def finding(self, **seen: Any) -> Finding:
+        """Return a finding of this cause; ``seen`` : what :class:`Finding` holds beside code, words and fix."""
+        return Finding(code=self.code, name=self.name, family=self.family, title=self.title, fix=self.fix, **seen)
 
     @property
     def page(self) -> str:

@@ -87,18 +87,8 @@ def _finding(
     cause: Cause, message: str, frame: Frame | None, cost: Cost | None, certainty: Certainty = "likely"
 ) -> Finding:
     severity: Severity = "low" if cost is None or not cost.low_ms else "high" if cost.share_low >= 0.1 else "medium"
-    return Finding(
-        code=cause.code,
-        name=cause.name,
-        family=cause.family,
-        title=cause.title,
-        severity=severity,
-        certainty=certainty,
-        message=message,
-        place=Place(frame=frame),
-        cost=cost,
-        evidence={},
-        fix=cause.fix,
+    return cause.finding(
+        severity=severity, certainty=certainty, message=message, place=Place(frame=frame), cost=cost, evidence={}
     )
 
 

@@ -233,18 +233,13 @@ def _finding(group: _Group, share: float, step_ms: float, n_looks: int, loop: Sa
         "lines": [number for number, _ in group.lines.most_common(5)],
         **({"calls": [word for word in calls[:4] if word]} if called else {}),
     }
-    return Finding(
-        code=group.cause.code,
-        name=group.cause.name,
-        family=group.cause.family,
-        title=group.cause.title,
+    return group.cause.finding(
         severity="note" if group.cause in UNNAMED[1:] else severity_of(low, high),
         certainty=_certainty(group.cause),
         message=_message(group, item, function, file, took, called),
         place=Place(frame=frame, stack=frames),
         cost=share_cost(low, high, step_ms, share, f"share of {format_count(n_looks, 'look')} at the stack", loop, "B"),
         evidence=evidence,
-        fix=group.cause.fix,
         n_events=round(group.n_looks),
     )
 
@@ -304,11 +299,7 @@ def growing_step(loop: SampledLoop, samples: Samples, step_ms: float) -> tuple[F
     frame = Frame(file, line, function, exact=True, called=item.call, lines=(line,))
     low, high = SURELY_GROWN * grown, min(grown / SURELY_GROWN, 0.95)
     return (
-        Finding(
-            code=GROWING.code,
-            name=GROWING.name,
-            family=GROWING.family,
-            title=GROWING.title,
+        GROWING.finding(
             severity=severity_of(low, high),
             certainty="likely",
             message=f"a step takes {format_ms(parts[0] / 1e6)} at first and {format_ms(parts[2] / 1e6)} at last, over"
@@ -321,7 +312,6 @@ def growing_step(loop: SampledLoop, samples: Samples, step_ms: float) -> tuple[F
             ),
             cost=share_cost(low, high, step_ms, grown, "mean step against one before anything has grown", loop, "C"),
             evidence={"first_ms": round(parts[0] / 1e6, 6), "last_ms": round(parts[2] / 1e6, 6), "steps": len(times)},
-            fix=GROWING.fix,
         ),
     )
 

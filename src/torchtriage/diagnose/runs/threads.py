@@ -75,18 +75,13 @@ def _finding(
 ) -> Finding:
     file, function, line = Counter(line_of(look.stack[look.user[0]]) for look in looks).most_common(1)[0][0]
     low, high = shares
-    return Finding(
-        code=cause.code,
-        name=cause.name,
-        family=cause.family,
-        title=cause.title,
+    return cause.finding(
         severity=severity_of(low, high),
         certainty="likely",
         message=f"thread {name} {what}, in {function}, {file_name(file)}:{line}; the loop waits for it",
         place=Place(frame=Frame(file, line, function, exact=True, lines=(line,))),
         cost=share_cost(low, high, step_ms, high, method, loop, "C"),
         evidence={"looks": len(looks)},
-        fix=cause.fix,
     )
 
 

@@ -131,7 +131,7 @@ def _switched_on(view: SourceView, files: list[str]) -> Frame | None:
 
 
 def _is_backward(position: Position) -> bool:
-    return position.library.startswith("torch/autograd/")
+    return position.library in ("torch/autograd/graph.py", "torch/autograd/__init__.py")
 
 
 def _recomputes(position: Position) -> bool:

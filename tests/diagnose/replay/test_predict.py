@@ -332,6 +332,18 @@ def test_a_step_that_is_not_there() -> None:
     assert critical_path(trace, 2).step == 2
 
 
+def test_work_of_before_the_recording_does_not_hide_that_of_the_steps() -> None:
+    builder = TraceBuilder()
+    builder.kernel("earlier", 1500, 2000, correlation=99)
+    for step in range(4):
+        builder.step(step, 100 * step, 90).op("aten::mm", 100 * step + 10, 40)
+        builder.launch(100 * step + 20, 10, 3500 + 1000 * step, 1000, "gemm")
+    trace = builder.build()
+    path = critical_path(trace)
+    assert path.end_ns - path.start_ns == 1_000_000
+    assert path.share("compute") == 1
+
+
 def test_variants_leave_out_inferred_edges_only_where_there_are_any() -> None:
     plain = ReplayModel(programs.two_streams())
     assert [variant.name for variant in plain._variants][:2] == ["default", "strict"]

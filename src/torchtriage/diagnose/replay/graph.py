@@ -405,7 +405,10 @@ def _bounds(
         backlog = (streams.call < 0) & (streams.start_ns < trace.steps.host_end_ns[0])
         launch[backlog] = np.minimum(launch[backlog], trace.steps.host_start_ns[0] - 1)
         for a, b in zip(streams.first[:-1].tolist(), streams.first[1:].tolist(), strict=True):
-            known = np.maximum.accumulate(launch[a:b])
+            # a stream works in order: what has no launch was enqueued before the next that has one
+            linked = np.where(streams.call[a:b] >= 0, launch[a:b], np.iinfo(np.int64).max)
+            following = np.minimum.accumulate(linked[::-1])[::-1]
+            known = np.maximum.accumulate(np.minimum(launch[a:b], following))
             last = np.searchsorted(known, bound_ns, side="left") - 1
             parts.append(body[a + last[last >= 0]])
             index.append(count[last >= 0])

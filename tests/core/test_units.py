@@ -59,7 +59,15 @@ def test_milliseconds_keep_the_nanosecond() -> None:
 
 @pytest.mark.parametrize(
     ("ratio", "text"),
-    [(0, "0 %"), (0.004, "0.4 %"), (0.0994, "9.9 %"), (0.0996, "10 %"), (0.256, "26 %"), (1, "100 %")],
+    [
+        (0, "0 %"),
+        (0.004, "0.4 %"),
+        (0.0994, "9.9 %"),
+        (0.0996, "10 %"),
+        (0.256, "26 %"),
+        (0.998, "99.8 %"),
+        (1, "100 %"),
+    ],
 )
 def test_shares(ratio: float, text: str) -> None:
     assert format_share(ratio) == text

@@ -79,9 +79,10 @@ def format_count(number: float, noun: str = "", plural: str = "") -> str:
 
 
 def format_share(ratio: float) -> str:
-    """Return a ratio as a percentage: ``12 %``, ``0.4 %``."""
+    """Return a ratio as a percentage: ``12 %``, ``0.4 %``, and ``99.8 %`` where rounding would claim all."""
     percent = ratio * 100
-    return f"{percent:.1f} %" if 0 < abs(percent) < 9.95 else f"{percent:.0f} %"
+    exact = 0 < abs(percent) < 9.95 or 99.5 <= abs(percent) < 99.95
+    return f"{percent:.1f} %" if exact else f"{percent:.0f} %"
 
 
 def format_bytes(size_bytes: float) -> str:

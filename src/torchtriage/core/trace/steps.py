@@ -117,6 +117,13 @@ class Steps:
             return np.array([[self.window.start_ns, self.window.end_ns]], np.int64)
         return intervals.union(intervals.spans(self.start_ns, self.end_ns)[self.steady])
 
+    @property
+    def host_judged(self) -> intervals.Spans:
+        """Where the host was in the judged steps: it runs ahead of the device."""
+        if not len(self):
+            return np.array([[self.window.host_start_ns, self.window.end_ns]], np.int64)
+        return intervals.union(intervals.spans(self.host_start_ns, self.host_end_ns)[self.steady])
+
     @cached_property
     def first_use(self) -> Ints:
         """Host rows that compile, load modules or create contexts; see :func:`first_use`."""

@@ -1,6 +1,5 @@
 """Time that the host takes, and the part of it at stake: what the device idles meanwhile."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from torchtriage.core import intervals
@@ -39,13 +38,14 @@ class HostTime(NamedTuple):
         }
 
 
-def host_time(trace: Trace, held: Spans, measure: Callable[[Spans], int] = intervals.length) -> HostTime:
-    """Return what of some time (a union) is at stake.
+def host_time(trace: Trace, held: Spans) -> HostTime:
+    """Return what of some time (a union) in the steady steps is at stake.
 
-    ``measure`` : the length of it that counts; ``steps.judged_ns`` where not all is of steady steps.
+    A range that is open when the recording stops has an end that lies behind its step.
     """
+    held = intervals.intersect(held, trace.steps.host_judged)
     spans = intervals.intersect(held, trace.devices[0].host_late) if trace.devices else held
-    return HostTime(trace, held, spans, *(measure(part) / trace.steps.n_steady for part in (held, spans)))
+    return HostTime(trace, held, spans, *(intervals.length(part) / trace.steps.n_steady for part in (held, spans)))
 
 
 def host_claim(

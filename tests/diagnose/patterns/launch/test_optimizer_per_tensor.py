@@ -64,6 +64,18 @@ def test_quiet_on_grouped_forms(op: str) -> None:
     assert not claims(builder)
 
 
+def test_a_range_that_is_open_when_the_recording_stops_counts_in_its_step() -> None:
+    builder = cpu_loop()
+    whole = claims(builder)[0].evidence
+    builder.events = [
+        event | {"dur": 30_000} if event["name"] == STEP and event["ts"] > 30_000 else event for event in builder.events
+    ]
+    cut = claims(builder)[0].evidence
+    # three steady steps of 2.4 ms; the last one's range seems to fill the 9 ms to the end of its step
+    assert whole["host_ms_per_step"] == pytest.approx(2.4)
+    assert cut["host_ms_per_step"] == pytest.approx((2.4 + 2.4 + 9) / 3)
+
+
 def test_quiet_on_multi_tensor_kernels() -> None:
     assert not claims(loop(kernel="multi_tensor_apply_kernel<AdamFunctor>"))
 

@@ -29,7 +29,7 @@ def claim_updates(trace: Trace, min_share: float) -> Claims:
         return
     updates = np.concatenate([ops[begin:end] for begin, end in stretches.tolist()])
     held = intervals.union(intervals.spans(trace.start_ns[first], trace.end_ns[last]))
-    time = host_time(trace, held, steps.judged_ns)
+    time = host_time(trace, held)
     if time.held_ns < min_share * steps.wall_ns or not time.lost_ns:
         return
     count = steps.mean_count(steps.of_host(updates))

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,13 @@ import pytest
 from compile.logs.log_builder import LogBuilder, break_text
 
 from torchtriage.compile.logs.read import read_logs
+from torchtriage.core.finding import Finding, Fix, Frame, Place
 from torchtriage.core.record.launch import BOOTSTRAP
 from torchtriage.diagnose.runs.compile_events import read_compiled, watched_compile
+from torchtriage.diagnose.runs.compile_findings import compile_findings
+from torchtriage.diagnose.runs.result import CompileEvent, WatchedCompile
 from torchtriage.diagnose.runs.run_folder import Recording, find_recordings
+from torchtriage.diagnose.runs.source_view import SourceView
 
 SCRIPT = """
 import os, torch
@@ -126,6 +131,32 @@ def test_where_nothing_was_compiled_nothing_is_said() -> None:
     told = watched_compile(recording(compile_log=True, compile_problem="OSError: full"), None)
     assert told is not None
     assert (told.verdict, told.notes) == ((), ("the compiler's log could not be stored: OSError: full",))
+
+
+def test_the_log_confirms_a_break_that_only_the_source_shows() -> None:
+    frame = Frame("train.py", 7, "forward")
+    event = CompileEvent(
+        "graph break", "GB0170", "forward", frame, 2, 0, False, "step", None, None, None, False, Fix("Decide.")
+    )
+    compiled = WatchedCompile((), 1, 5.0, (event,), "", "log", "", ())
+    hint = Finding(
+        code="CMP030",
+        name="compile-graph-break",
+        family="compile",
+        title="",
+        severity="low",
+        certainty="hint",
+        message="the branch looks at a value",
+        place=Place(frame=frame),
+        cost=None,
+        evidence={"column": 4},
+        fix=Fix("Look."),
+    )
+    (finding,) = compile_findings(compiled, (hint,), 0.0, SourceView(None))
+    assert (finding.certainty, finding.fix.text) == ("certain", "Decide.")
+    assert finding.evidence == {"column": 4, "compile_log": ["GB0170 at train.py:7"]}
+    elsewhere = replace(hint, place=Place(frame=Frame("train.py", 8, "forward")))
+    assert compile_findings(compiled, (elsewhere,), 0.0, SourceView(None)) == (elsewhere,)
 
 
 def test_a_process_reads_its_own_log(tmp_path: Path) -> None:

@@ -32,16 +32,15 @@ def compile_findings(
     limited = [event.frame.file for event in recompiles if event.limit and event.frame]
     follow = [finding for finding in known if finding.code in UNCOMPILED and _in_files(finding, limited)]
     others = [finding for finding in known if not (finding.code == RECOMPILE and recompiles) and finding not in follow]
-    lines = {(frame.file, frame.line) for finding in others if (frame := finding.place.frame)}
     new = [finding for event in recompiles for finding in _recompiled(event, run_ms, view, follow)]
-    new += [
-        _broken(event)
-        for event in compiled.events
-        if event.kind == "graph break"
-        and event.frame
-        and not _known(event.frame, lines)
-        and view.text(event.frame.file, event.frame.line)
-    ]
+    for event in compiled.events:
+        if event.kind != "graph break" or event.frame is None:
+            continue
+        at = next((index for index, finding in enumerate(others) if _at(finding, event.frame)), None)
+        if at is None:
+            new += [_broken(event)] if view.text(event.frame.file, event.frame.line) else []
+        elif others[at].code == BREAK and LOGGED not in others[at].evidence:
+            others[at] = _confirmed(others[at], event)
     return (*others, *new)
 
 
@@ -50,8 +49,21 @@ def _in_files(finding: Finding, files: list[str]) -> bool:
     return frame is not None and any(file_name(frame.file) == file_name(file) for file in files)
 
 
-def _known(frame: Frame, lines: set[tuple[str, int]]) -> bool:
-    return any(line == frame.line and file_name(file) == file_name(frame.file) for file, line in lines)
+def _at(finding: Finding, frame: Frame) -> bool:
+    mine = finding.place.frame
+    return mine is not None and mine.line == frame.line and file_name(mine.file) == file_name(frame.file)
+
+
+def _confirmed(finding: Finding, event: CompileEvent) -> Finding:
+    """Return a finding of the source with what the log says of its line."""
+    line = event_line(event)
+    return replace(
+        finding,
+        certainty="certain",
+        message=f"{finding.message}; {line}",
+        evidence={**finding.evidence, LOGGED: [line]},
+        fix=event.fix if event.fix.text else finding.fix,
+    )
 
 
 def _recompiled(event: CompileEvent, run_ms: float, view: SourceView, follow: list[Finding]) -> Iterator[Finding]:

@@ -4,6 +4,7 @@
 
 A folder holds programs and labels as ``run_programs.py`` reads them. A fault counts as found where a finding stands on
 one of its lines, under any code; what stands on a program without faults is printed in full, for a reader to judge.
+Look-alikes are places that a naive reader would blame.
 """
 
 from __future__ import annotations
@@ -31,10 +32,12 @@ def recall(faults: list[tuple[Program, Fault, bool]], told: tuple[str, ...], *, 
 def main() -> None:
     """Lint the programs and print the table."""
     faults: list[tuple[Program, Fault, bool]] = []
-    elsewhere, alarms = [], []
+    elsewhere, alarms, fooled, looks = [], [], 0, 0
     for program in (program for folder in sys.argv[1:] for program in programs(Path(folder))):
         findings = lint([str(program.path)]).findings
         lines = {line(finding) for finding in findings}
+        looks += len(program.lookalikes)
+        fooled += sum(bool(lines & look) for look in program.lookalikes)
         faults += [(program, fault, bool(lines & fault.lines)) for fault in program.faults]
         labelled = {number for fault in program.faults for number in fault.lines}
         others = elsewhere if program.faults else alarms
@@ -48,6 +51,7 @@ def main() -> None:
     print(f"both, main ones                   {recall(faults, ('yes', 'partly'), mains=True)}")
     print(f"all                               {recall(faults, ('yes', 'partly', 'no'))}")
     print(f"alarms on programs without faults {len(alarms):3}")
+    print(f"alarms on look-alikes             {fooled:3} of {looks}")
     print("\nmissed")
     for program, fault, hit in faults:
         if not hit:

@@ -52,11 +52,12 @@ class Fault:
 
 @dataclass(frozen=True)
 class Program:
-    """A script, the faults in it, and its first lines' file."""
+    """A script, the faults in it, and the lines that only look like faults."""
 
     name: str
     path: Path
     faults: tuple[Fault, ...]
+    lookalikes: tuple[frozenset[int], ...] = ()
 
 
 def statements(text: str) -> dict[int, tuple[int, int]]:
@@ -110,14 +111,18 @@ def _from_toml(folder: Path) -> Iterator[Program]:
                 continue
             text = path.read_text()
             rows = [line.strip() for line in text.splitlines()]
+
+            def places(texts: Iterable[str], text: str = text, rows: list[str] = rows) -> frozenset[int]:
+                wanted = {line.strip() for line in texts}
+                return _whole(text, (at for at, row in enumerate(rows, 1) if row in wanted))
+
             faults = []
             for fault in entry.get("fault", ()) if kind == "slow" else ():
-                wanted = {line.strip() for line in fault["lines"]}
-                lines = _whole(text, (at for at, row in enumerate(rows, 1) if row in wanted))
                 ratio = tuple(fault["ratio"]) if fault.get("ratio") else None
                 main, told = fault.get("main", False), "yes" if fault.get("source_tells", True) else "no"
-                faults.append(Fault(fault["kind"], main, lines, ratio, entry.get("per", "step"), told))
-            yield Program(f"{name}_{kind}", path, tuple(faults))
+                faults.append(Fault(fault["kind"], main, places(fault["lines"]), ratio, entry.get("per", "step"), told))
+            looks = tuple(places(look["lines"]) for look in entry.get("lookalike", ()))
+            yield Program(f"{name}_{kind}", path, tuple(faults), looks)
 
 
 def run(program: Program, out: Path, python: str) -> dict[str, Any]:

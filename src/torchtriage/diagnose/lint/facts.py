@@ -352,7 +352,8 @@ class Module:
     """Everything the walker found in one file.
 
     ``edges`` : where a function of the file runs, for each call and each iteration of it.
-    ``is_program`` : it runs something by itself, and is not only there for others to import.
+    ``is_program`` : it runs something by itself, and is not only there for others to import. ``alone`` : it is no
+    part of a package, by its imports.
     """
 
     path: str
@@ -377,6 +378,7 @@ class Module:
     elements: dict[ast.comprehension, ast.expr] = field(default_factory=dict)
     edges: list[tuple[Context, SourceFunction]] = field(default_factory=list)
     is_program: bool = False
+    alone: bool = False
     module_events: list[SourceEvent] = field(default_factory=list)
     aliases: dict[str, str] = field(default_factory=dict)
     _rows: list[str] | None = None
@@ -419,6 +421,52 @@ class Module:
             any(loop.steps for loop in self.loops)
             or any(function.serves or (is_step(function) and function.name != "forward") for function in self.functions)
         )
+
+    @cached_property
+    def parents(self) -> dict[ast.AST, ast.AST]:
+        """The node around each node; a rule asks for it once the text has what it looks for."""
+        return {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
+
+    def around(self, node: ast.AST, *kinds: type[ast.AST]) -> ast.AST | None:
+        """Return the nearest node of these kinds around a node."""
+        outer = self.parents.get(node)
+        while outer is not None and not isinstance(outer, kinds):
+            outer = self.parents.get(outer)
+        return outer
+
+    def scope(self, node: ast.AST) -> ast.AST:
+        """Return the function around a node, or the whole file."""
+        return self.around(node, ast.FunctionDef, ast.AsyncFunctionDef) or self.tree
+
+    @cached_property
+    def _names(self) -> dict[ast.AST, dict[str, list[ast.Name]]]:
+        known: dict[ast.AST, dict[str, list[ast.Name]]] = {}
+        for node in self.parents:
+            if isinstance(node, ast.Name):
+                known.setdefault(self.scope(node), {}).setdefault(node.id, []).append(node)
+        return known
+
+    def names(self, name: str, scope: ast.AST) -> list[ast.Name]:
+        """Return where a function names a variable."""
+        return self._names.get(scope, {}).get(name, [])
+
+    def made_of(self, node: ast.expr) -> ast.expr:
+        """Return what a variable stands for that its function assigns once, anything else as it is."""
+        if not isinstance(node, ast.Name):
+            return node
+        stores = [item for item in self.names(node.id, self.scope(node)) if isinstance(item.ctx, ast.Store)]
+        made = self.parents.get(stores[0]) if len(stores) == 1 else None
+        return made.value if isinstance(made, ast.Assign) and stores[0] in made.targets else node
+
+    def uses(self, node: ast.expr) -> list[ast.expr]:
+        """Return where a result is read: the place itself, or the reads of the variable that it is assigned to."""
+        made = self.parents.get(node)
+        if not isinstance(made, ast.Assign) or len(made.targets) != 1 or not isinstance(made.targets[0], ast.Name):
+            return [node]
+        named = self.names(made.targets[0].id, self.scope(node))
+        if sum(isinstance(item.ctx, ast.Store) for item in named) != 1:
+            return [node]
+        return [item for item in named if isinstance(item.ctx, ast.Load)]
 
     @cached_property
     def settings(self) -> Settings:

@@ -31,7 +31,7 @@ MAX_BYTES = 4 << 20
 # "import torch" counts wherever it stands, "torch_dtype" in a configuration does not
 _IMPORTS = re.compile(
     rb"(?:import|from)\s(?:[^\n#;]{0,160}?\b|\s{0,9}[\w.]{1,60}\s+import\s*\(\s*)"
-    rb"(?:torch|lightning|pytorch_lightning|accelerate|transformers|diffusers|deepspeed|timm)"
+    rb"(?:torch|lightning|pytorch_lightning|accelerate|transformers|diffusers|deepspeed|timm|sentence_transformers|peft|trl)"
 )
 _SKIPPED = frozenset({"__pycache__", "node_modules", "venv", "env", "build", "dist", "site-packages"})
 _TESTS = frozenset({"tests", "test", "testing"})

@@ -95,7 +95,9 @@ VERB = re.compile(r"^_?(update|train|eval|evaluate|test|run|log|save|print|plot|
 
 LOADER = re.compile(r"^_?(\w*_)?(data_?)?loader$|^_?\w*(dataloader|DataLoader)$|^(train|val|test)_dl$")
 OPTIMIZER = re.compile(r"^_?(\w*_)?(optim|optimizer|opt)(izer)?(_?\w{1,3}|_\w+)?$")
-CRITERION = re.compile(r"^_?(criterion\w*|loss_?(fn|func|function|criterion)\w*|\w+_(criterion|loss_fn|loss))$|^loss$")
+CRITERION = re.compile(
+    r"^_?(criterion\w*|crit|loss_?(fn|func|function|criterion)\w*|\w+_(criterion|loss_fn|loss))$|^loss$"
+)
 
 INFERENCE = re.compile(
     r"^_?(eval|evaluate|evaluation|validate|validation|predict|infer|inference|test|sample)"

@@ -214,7 +214,9 @@ class Expressions(ABC):
             reading.pieces = [piece._replace(weight=piece.weight * MANY) for piece in reading.pieces]
             parts.append((reading, item))
         self.levels, self.fresh = saved, fresh
-        nested = is_long(node) and (self.inner > 0 or len(node.generators) > 1)
+        made = node.value if isinstance(node, ast.DictComp) else node.elt
+        picks = isinstance(made, ast.Subscript) and len(node.generators) == 1  # of a dictionary of tensors, say
+        nested = is_long(node) and not picks and (self.inner > 0 or len(node.generators) > 1)
         return self._join(parts, weight=COSTLY if nested or by_element(node) else 0)
 
     # -- calls ---------------------------------------------------------------------------------
@@ -334,6 +336,8 @@ class Expressions(ABC):
             done.pieces = done.pieces + reading.pieces
             for name in reading.mutates & given.keys():
                 self.change(given[name], VARIES)
+        if call.callees[0].name in _TOKENIZES:
+            done.weight = max(done.weight, COSTLY)
         if call.callees[0].name == "__init__":
             done.level = max([done.level, *(reading.level for reading, _ in parts)])
         result = self._join(parts, done.level, done.weight, effect=done.effect)
@@ -351,6 +355,10 @@ class Expressions(ABC):
         holder = func.value
         targets = self.turn.loop.targets if self.turn.loop is not None and self.top else frozenset()
         return self.eval(holder.value).level == FIXED and not (names_in(holder.slice) & targets)
+
+
+_TOKENIZES = frozenset(["encode", "tokenize", "numericalize", "encode_text", "texts_to_ids"])
+"""Functions that go over whole texts, by their names."""
 
 
 def elements(module: Module, iterable: ast.expr, reading: Reading) -> Reading:

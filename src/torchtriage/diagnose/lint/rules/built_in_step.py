@@ -16,7 +16,9 @@ from collections.abc import Iterator
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, Severity, SourceCall, text_of
 from torchtriage.diagnose.lint.torch_names import LOADERS
 
-RULE = Rule("HST105", "built-in-step", "host", "Objects are built anew in every step", "medium", over=("LCH105",))
+RULE = Rule(
+    "HST105", "built-in-step", "host", "Objects are built anew in every step", "medium", over=("LCH105", "HST134")
+)
 
 FIX = Fix(
     text="Build it once, before the loop.",

@@ -15,7 +15,9 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, keyword, literal, names_in, text_of
 
-RULE = Rule("HST101", "file-io-in-step", "host", "A file is opened or flushed in every step", "medium")
+RULE = Rule(
+    "HST101", "file-io-in-step", "host", "A file is opened or flushed in every step", "medium", over=("HST134",)
+)
 
 FIX = Fix(
     text="Open the file once, and write when its buffer is full or the run ends.",

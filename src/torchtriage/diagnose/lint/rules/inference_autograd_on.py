@@ -32,6 +32,7 @@ from torchtriage.diagnose.lint.base import (
     text_of,
 )
 from torchtriage.diagnose.lint.rules._trained import trained_modules
+from torchtriage.diagnose.lint.syntax import is_self
 from torchtriage.diagnose.lint.torch_names import INFERENCE
 
 RULE = Rule(
@@ -55,6 +56,8 @@ _USES_GRAD = re.compile(r"backward|autograd\.grad|requires_grad|enable_grad|\.gr
 def find(module: Module) -> Iterator[Hit]:
     """Yield the first call of a model in each function that only infers and records a graph."""
     yield from _frozen(module)
+    yield from _detached(module)
+    yield from _targets(module)
     done: set[SourceFunction | None] = set()
     for call in module.calls:
         function = call.context.function
@@ -97,7 +100,7 @@ def _frozen(module: Module) -> Iterator[Hit]:
             or call.value.kind != "tensor"
             or call.context.no_grad
             or not call.context.hot
-            or (call.user is not None and call.user.attr == "detach")
+            or (call.user is not None and call.user.attr == "detach" and module.is_program)
             or (function is not None and function.called_without_grad)
             or _is_trained(module, path)
             or _is_detached(module, call)
@@ -111,6 +114,135 @@ def _frozen(module: Module) -> Iterator[Hit]:
             and (function is None or function.name != "forward")
         ):
             yield Hit(call.node, f"{path} is only asked, and records a graph: {text_of(call.node)}", "forward")
+
+
+def _detached(module: Module) -> Iterator[Hit]:
+    """Yield models of a training program whose result is detached, or only says which is the largest."""
+    if not module.trains or not module.is_program:
+        return
+    for call in module.calls:
+        function = call.context.function
+        if call.receiver.kind != "module" or call.value.kind != "tensor" or call.context.no_grad or call.context.rare:
+            continue
+        if _is_layer(call, function) or call.attr == "generate":
+            continue
+        if function is not None and (function.called_without_grad or function.name == "forward" or function.sets_up):
+            continue
+        path = module.name_of(call.node.func)
+        if _is_frozen(module, path) or not _runs_often(module, call):
+            continue
+        uses = module.uses(call.node)
+        if uses and all(_drops(module, use) for use in uses):
+            message = f"a graph is recorded and dropped: {text_of(call.node)}"
+            yield Hit(call.node, message, "forward", severity="low")
+
+
+def _is_layer(call: SourceCall, function: SourceFunction | None) -> bool:
+    """Return whether a layer or a loss is run in the code of a module, which its callers switch off."""
+    inside = function is not None and _in_module(function)
+    return call.receiver.of.endswith("Loss") or (inside and call.receiver.of.startswith("torch."))
+
+
+def _targets(module: Module) -> Iterator[Hit]:
+    """Yield values that a step computes through models, with a graph, and only ever detaches."""
+    if not module.trains or not module.is_program or ".detach()" not in module.text:
+        return
+    for assign in module.assigns:
+        function = assign.context.function
+        if assign.how != "=" or assign.context.no_grad or assign.context.rare or function is None:
+            continue
+        if not function.has_backward or not isinstance(assign.expression, ast.BinOp | ast.Call):
+            continue
+        uses = module.uses(assign.expression)
+        if uses == [assign.expression] or not uses or not all(_is_detached_here(module, use) for use in uses):
+            continue
+        made: list[ast.expr] = [assign.expression]
+        names = names_in(assign.expression)
+        made += [
+            item.expression
+            for item in module.assigns
+            if item.target in names and item.context.function is function and not item.context.no_grad
+        ]
+        runs = {node for part in made for node in ast.walk(part)}
+        for call in module.calls:
+            if call.node in runs and _runs_model(call, function):
+                message = f"a graph is recorded and dropped: {text_of(call.node)}"
+                yield Hit(call.node, message, "forward", severity="low")
+                break
+
+
+def _runs_model(call: SourceCall, function: SourceFunction) -> bool:
+    """Return whether a call runs a model: a module, or an attribute that is called and is no method."""
+    if call.receiver.kind == "module":
+        return not (call.receiver.of.startswith("torch.") or call.receiver.of.endswith("Loss"))
+    func, owner = call.node.func, function.owner
+    own = isinstance(func, ast.Attribute) and is_self(func.value)
+    return own and owner is not None and isinstance(func, ast.Attribute) and owner.method(func.attr) is None
+
+
+def _is_detached_here(module: Module, node: ast.expr) -> bool:
+    around = module.parents.get(node)
+    return isinstance(around, ast.Attribute) and around.attr == "detach"
+
+
+def _runs_often(module: Module, call: SourceCall) -> bool:
+    """Return whether a call runs in steps, or in a method that others call: an agent's, a trainer's."""
+    function = call.context.function
+    if call.context.hot or module.repeats(call.context):
+        return True
+    return (
+        function is not None
+        and function.owner is not None
+        and all(callee is not function for _, callee in module.edges)
+    )
+
+
+_KEEPS_GRAPH = frozenset(
+    [
+        "max",
+        "min",
+        "mean",
+        "sum",
+        "squeeze",
+        "view",
+        "reshape",
+        "softmax",
+        "log_softmax",
+        "float",
+        "unsqueeze",
+        "gather",
+    ]
+)
+_DROPS = frozenset(["detach", "argmax", "item", "tolist", "argmin"])
+
+
+def _drops(module: Module, node: ast.AST) -> bool:
+    """Return whether a result is detached, or becomes an index or a number, before anything else uses it."""
+    for _ in range(6):
+        around = module.parents.get(node)
+        if isinstance(around, ast.Attribute) and around.value is node:
+            if around.attr in _DROPS or around.attr == "indices":
+                return True
+            if around.attr not in _KEEPS_GRAPH and around.attr not in ("logits", "values"):
+                return False
+            node = around
+        elif isinstance(around, ast.Call):
+            if around.func is not node:
+                return module.name_of(around.func) in ("torch.argmax", "torch.argmin") and around.args[:1] == [node]
+            node = around
+        elif isinstance(around, ast.Subscript) and around.value is node:
+            node = around
+        else:
+            return False
+    return False
+
+
+def _is_frozen(module: Module, path: str) -> bool:
+    """Return whether the weights of a model are said to need no gradients."""
+    last = re.escape(path.rpartition(".")[2])
+    frozen = rf"\b{last}(\.requires_grad_\(False|\.(named_)?parameters\(\)\s*:\s+\w+\.requires_grad)"
+    made = rf"\b{last}\s*=[^\n]*requires_grad_\(False"
+    return re.search(f"{frozen}|{made}", module.text) is not None
 
 
 def _is_trained(module: Module, path: str) -> bool:

@@ -1,7 +1,8 @@
 """Distances of all pairs are made from all pairs of differences.
 
 Looks like: ``((x[:, None] - y[None]) ** 2).sum(-1)``, ``(x.unsqueeze(1) - y.unsqueeze(0)).norm(dim=-1)``,
-    ``(x[:, None] * y[None]).sum(-1)``, in one expression or over a name, in steps, rounds or folds.
+    ``(x[:, None] * y[None]).sum(-1)``,
+    ``F.cosine_similarity(x[:, None], y[None], dim=-1)``, in one expression or over a name, in steps, rounds or folds.
 Slow because: the difference has an element for each pair and each dimension; it is written to memory
     and read again before it is summed, where a matrix product needs neither.
 Fix: ``torch.cdist(x, y)``; ``x @ y.T`` for products.
@@ -37,6 +38,12 @@ def find(module: Module) -> Iterator[Hit]:
     """Yield sums over the last dimension of differences or products of all pairs."""
     if not any(item in module.text for item in ("None", "unsqueeze(", "newaxis")):
         return
+    for call in module.called("torch.nn.functional.cosine_similarity", "torch.cosine_similarity"):
+        if module.repeats(call.context) and len(call.node.args) > 1:
+            left, right = map(_new_axes, call.node.args[:2])
+            if left and right and left != right:
+                message = f"an element for each pair and dimension, to sum over: {text_of(call.node)}"
+                yield Hit(call.node, message, call.attr)
     for call in [*module.sent(*_SUMS), *module.called(*_NAMED)]:
         if not module.repeats(call.context) or not _over_last(call):
             continue

@@ -16,9 +16,15 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.abstract_values import DEVICE, OUTPUT
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, SourceLoop, names_in, text_of
+from torchtriage.diagnose.lint.rules._turns import carries
 
 RULE = Rule(
-    "LCH017", "per-sample-loop", "launch", "Python loop over the elements of a tensor", "medium", over=("LCH102",)
+    "LCH017",
+    "per-sample-loop",
+    "launch",
+    "Python loop over the elements of a tensor",
+    "medium",
+    over=("LCH102", "LCH109"),
 )
 
 FIX = Fix(
@@ -50,7 +56,7 @@ def find(module: Module) -> Iterator[Hit]:
         row = _row(module, loop)
         if row is None or not _computes(module, loop, row):
             continue
-        if not loop.comprehension and (_carries(loop) or _ragged(loop)):
+        if not loop.comprehension and (carries(loop) or _ragged(loop)):
             continue
         node = loop.node.iter if isinstance(loop.node, ast.comprehension) else loop.node
         assert isinstance(node, ast.expr | ast.stmt)
@@ -59,7 +65,11 @@ def find(module: Module) -> Iterator[Hit]:
 
 def _of_classes(module: Module, loop: SourceLoop) -> str:
     """Return what is done for each class or cluster on its own: ``x[labels == k]`` for each ``k``."""
-    if not module.is_program or not module.repeats(module.loop_contexts[loop]) or isinstance(loop.node, ast.While):
+    if (
+        not (module.is_program or module.alone)
+        or not module.repeats(module.loop_contexts[loop])
+        or isinstance(loop.node, ast.While)
+    ):
         return ""
     targets = _counted(module, loop)
     if not targets or loop.runs_module or any(callee.runs_module for callee in loop.calls):
@@ -196,7 +206,7 @@ def _row(module: Module, loop: SourceLoop) -> ast.expr | None:
 
 def _entered(module: Module, loop: SourceLoop) -> str | None:
     """Return ``x`` where each turn enters what it makes of one row into another tensor: ``out[i] = x[i].max()``."""
-    if not module.is_program or not isinstance(loop.node, ast.For) or len(loop.targets) != 1:
+    if not (module.is_program or module.alone) or not isinstance(loop.node, ast.For) or len(loop.targets) != 1:
         return None
     made = loop.node.iter
     if not isinstance(made, ast.Call) or module.name_of(made.func) != "range":
@@ -345,31 +355,3 @@ def _ragged(loop: SourceLoop) -> bool:
         )
         for node in ast.walk(loop.node)
     )
-
-
-def _carries(loop: SourceLoop) -> bool:
-    """Return whether a name is read before it is assigned in the same turn: a recurrence."""
-    body = loop.node.body  # type: ignore[union-attr]
-    assigned = {
-        node.id
-        for statement in body
-        for node in ast.walk(statement)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    }
-    augmented = {
-        node.target.id
-        for statement in body
-        for node in ast.walk(statement)
-        if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name)
-    }
-    done: set[str] = set(loop.targets)
-    for statement in body:
-        loads = {
-            node.id for node in ast.walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
-        }
-        if loads & (assigned - done - augmented):
-            return True
-        done |= {
-            node.id for node in ast.walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-        }
-    return False

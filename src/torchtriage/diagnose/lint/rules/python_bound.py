@@ -18,7 +18,9 @@ from collections.abc import Callable, Iterator
 from torchtriage.diagnose.lint.base import Context, Fix, Hit, Module, Rule, SourceLoop, literal, names_in, text_of
 from torchtriage.diagnose.lint.syntax import path_of
 
-RULE = Rule("HST020", "python-bound", "host", "Python computes element by element in every step", "medium")
+RULE = Rule(
+    "HST020", "python-bound", "host", "Python computes element by element in every step", "medium", over=("LCH108",)
+)
 
 FIX = Fix(
     text="Compute all pairs with one operator.",
@@ -81,11 +83,11 @@ def _singles(module: Module, rows: set[str]) -> Iterator[Hit]:
         in_step = _repeats(context)
         if not (in_step or module.repeats(context)) or (loop.steps and not loop.outer):
             continue
-        if module.is_program and _takes_numbers(module, loop):
+        if (module.is_program or module.alone) and _takes_numbers(module, loop):
             node = loop.node.iter if isinstance(loop.node, ast.comprehension) else loop.node
             yield Hit(node, "Python takes the numbers out of a tensor one by one", severity=None if in_step else "low")
             continue
-        if module.is_program and _scatters(module, loop, rows):
+        if (module.is_program or module.alone) and _scatters(module, loop, rows):
             assert isinstance(loop.node, ast.stmt)
             said = "elements are counted, or entered, one by one"
             yield Hit(loop.node, said, severity=None if in_step else "low")

@@ -61,15 +61,33 @@ def find(module: Module) -> Iterator[Hit]:
             yield Hit(call.node, "use_cache=False: each token computes the whole prefix again", "generate")
             continue
         loop = call.context.statement_loop
-        if loop is None or call.receiver.kind != "module" or call.value.kind != "tensor" or call.context.rare:
+        if loop is None or not _is_model(module, call) or call.value.kind != "tensor" or call.context.rare:
             continue
         function = call.context.function
         if loop.trains or _has_cache(call) or (function is not None and is_step(function)):
             continue
-        given = arguments(call.node)
+        given = [made for item in arguments(call.node) for made in _followed(module, item, loop)]
         joined = any(where is loop and _is_whole(item, target) for target, where in grown for item in given)
         if joined or any(_is_prefix(item, loop) for item in given):
             yield Hit(call.node, f"each turn runs all of it again: {text_of(call.node)}", "forward")
+
+
+def _is_model(module: Module, call: SourceCall) -> bool:
+    """Return whether a call runs a module, ``self`` among them."""
+    known = module.classes.get(call.receiver.of) if call.receiver.kind == "object" else None
+    return call.receiver.kind == "module" or (known is not None and known.is_module)
+
+
+def _followed(module: Module, node: ast.expr, loop: SourceLoop) -> list[ast.expr]:
+    """Return what an argument may be: itself, what the turn made it of, the branches of a choice."""
+    made = [node]
+    if isinstance(node, ast.Name):
+        made += [
+            assign.expression
+            for assign in module.assigns
+            if assign.target == node.id and assign.context.statement_loop is loop and assign.how == "="
+        ]
+    return [part for item in made for part in ([item.body, item.orelse] if isinstance(item, ast.IfExp) else [item])]
 
 
 def _is_prefix(node: ast.expr, loop: SourceLoop) -> bool:

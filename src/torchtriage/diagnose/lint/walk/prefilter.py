@@ -82,6 +82,13 @@ _TRIGGERS = (
     "use_cache",
     "Compose(",
     '"max_length"',
+    "diag(",
+    "one_hot(",
+    "svd(",
+    "eigh",
+    "inverse(",
+    "linalg.inv(",
+    ".generate(",
 )
 """Text without any of these needs no analysis: no rule speaks about anything else."""
 
@@ -112,15 +119,22 @@ _WHERE = re.compile(r"where\((?:[^,()]|\((?:[^()]|\([^()]*\))*\))*\)")
 _MASK = re.compile(r"\[[^\[\]\n]*[<>=~]")
 """What may be a selection by condition."""
 
+_COMPUTES = re.compile(
+    r"^ *(?:import|from) .*(?<!\w)(?:torch|transformers|sentence_transformers|diffusers)\b", re.MULTILINE
+)
+_PACKAGED = re.compile(r"^ *from \.", re.MULTILINE)
+
 
 class Relevance:
     """The text of a file, asked function by function.
 
+    ``alone`` : it is no part of a package, and all of it is read.
     ``trains`` : it holds a step of training. ``folds`` : what a module is built of matters.
     """
 
     def __init__(self, text: str) -> None:
         self.text = text
+        self.alone = _COMPUTES.search(text) is not None and _PACKAGED.search(text) is None
         self.trains = "backward(" in text or ".step(" in text
         self._embeds = self.trains and "Embedding(" in text
         self.folds = self._embeds or ("BatchNorm" in text and "Conv" in text)
@@ -130,6 +144,8 @@ class Relevance:
 
     def speaks(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
         """Return whether the text of a function holds anything rules are about."""
+        if self.alone:
+            return True
         text, find = self.text, self.text.find
         first, end = self._extent(node)
         for word in _TRIGGERS:

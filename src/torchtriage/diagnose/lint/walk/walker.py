@@ -36,6 +36,9 @@ _DEVICE = re.compile(
 _SAID_OFF = re.compile(r"no_?grad|inference_?mode", re.IGNORECASE)
 _GRAD_OFF = re.compile(r"\bno_grad\(|inference_mode\(|set_grad_enabled\(False")
 
+# takes steps of training itself: what a step is does not depend on who imports the file
+_TRAINS = re.compile(r"^[^#\n]*\.backward\(", re.MULTILINE)
+
 # asyncio.run(main()), fire.Fire(main), uvicorn.run(app)
 _STARTS = re.compile(r"(^|\.)(run|run_until_complete|spawn|Fire|launch|notebook_launcher|start_processes)$")
 
@@ -67,6 +70,11 @@ def _is_program(tree: ast.Module) -> bool:
     return any(map(runs, tree.body))
 
 
+def _trains(text: str) -> bool:
+    """Return whether a text takes steps of training itself."""
+    return ".backward(" in text and "step(" in text and _TRAINS.search(text) is not None
+
+
 def _uses_device(text: str) -> bool:
     """Return whether a text moves something, or hands it to a library that does."""
     own = _OWN_TRAINER.search(text) is not None
@@ -91,11 +99,12 @@ class Walker:
         uses_device = any(word in text for word in _DEVICE_WORDS) or bool(_DEVICE.search(text)) or _uses_device(text)
         self.module = Module(path, text, tree, uses_device)
         self.relevance = Relevance(text)
+        self.module.alone = self.relevance.alone
         self.aliases = self.module.aliases
         self.by_name: dict[str, SourceFunction] = {}
         self.unread: dict[SourceFunction, list[Env]] = {}
         self.speaking: set[SourceFunction] = set()
-        self.is_program = _is_program(tree)
+        self.is_program = _is_program(tree) or _trains(text)
         self.depth = 0
         self.scopes: list[Env] = [{}]
         self.function: SourceFunction | None = None

@@ -41,7 +41,7 @@ def find(module: Module) -> Iterator[Hit]:
             continue
         if not isinstance(function.node, ast.AsyncFunctionDef) or isinstance(module.parents.get(call.node), ast.Await):
             continue
-        if _runs(module, call):
+        if not _PREPARES.search(call.attr) and _runs(module, call):
             done.add(function)
             yield Hit(call.node, f"every other request waits for this: {text_of(call.node)}", "forward")
 

@@ -26,7 +26,7 @@ same = (x * y).sum(-1)           # torch.diag(x @ y.T)""",
     link="https://docs.pytorch.org/docs/stable/generated/torch.nn.Embedding.html",
 )
 
-_MULTIPLIES = re.compile(r"(diag(_embed|onal|flat)?|one_hot|trace)\(")
+_MULTIPLIES = re.compile(r"(?<!jit\.)\b(diag(_embed|onal|flat)?|one_hot|trace)\(")
 _PRODUCTS = frozenset(["matmul", "mm", "bmm"])
 _DIAGONALS = frozenset(["torch.diag", "torch.diag_embed", "torch.diagflat"])
 _READS = frozenset(["torch.diag", "torch.diagonal", "torch.trace"])
@@ -40,7 +40,11 @@ def find(module: Module) -> Iterator[Hit]:
         yield from _dense_graphs(module)
     if not ("diag" in text or "one_hot(" in text or "trace(" in text) or not _MULTIPLIES.search(text):
         return
-    for node in ast.walk(module.tree):
+    speaking = [
+        item.node for item in module.functions if item.outer is None and _MULTIPLIES.search(module.text_of(item))
+    ]
+    bare = [item for item in module.tree.body if not isinstance(item, ast.FunctionDef | ast.ClassDef)]
+    for node in (part for item in (*speaking, *bare) for part in ast.walk(item)):
         if not isinstance(node, ast.BinOp | ast.Call):
             continue
         operands = _operands(module, node)

@@ -501,6 +501,19 @@ def _clock(trace: Trace) -> Iterator[Note]:
     )
 
 
+def _clock_of_device(trace: Trace) -> Iterator[Note]:
+    for device in trace.devices:
+        if device.early_ns > trace.resolution_ns:
+            yield Note(
+                "early-clock",
+                "info",
+                f"work on GPU {device.index} begins up to {format_ns(device.early_ns)} before its own launch: the"
+                " clocks of host and device are apart, and waits between them are known no closer than that",
+                "record with a newer PyTorch and driver",
+                {"early_ns": device.early_ns, "device": device.index},
+            )
+
+
 def _start_up(trace: Trace) -> Iterator[Note]:
     rows = first_use(trace)
     compiles = trace.is_kind(Kind.ANNOTATION, Kind.OP)[rows]
@@ -564,4 +577,5 @@ _CHECKS = (
     _inputs,
     _heavy,
     _clock,
+    _clock_of_device,
 )

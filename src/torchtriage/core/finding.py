@@ -159,14 +159,22 @@ class Finding:
         """Whether a saving in time is claimed; it may be 0 at its low end."""
         return self.cost is not None and self.cost.high_ms > 0
 
+    @property
+    def grave(self) -> bool:
+        """Whether it is of high severity without a saving: what was recorded is not the program, or it failed."""
+        return self.severity == "high" and not self.saves
+
 
 def rank_order(finding: Finding) -> tuple[Any, ...]:
-    """Return the key that sorts findings: by the share surely saved, then possibly saved; without a saving last."""
+    """Return the key that sorts findings: by the share surely saved, then possibly saved; without a saving last.
+
+    What is grave without a saving goes first: what the others say depends on it.
+    """
     low = high = 0.0
     if finding.cost is not None and finding.cost.of_ms > 0:
         low, high = finding.cost.low_ms / finding.cost.of_ms, finding.cost.high_ms / finding.cost.of_ms
     severity = SEVERITIES.index(finding.severity)
-    return (high <= 0, -low, -high, severity, finding.code, finding.message)
+    return (not finding.grave, high <= 0, -low, -high, severity, finding.code, finding.message)
 
 
 @dataclass(frozen=True)

@@ -233,7 +233,7 @@ def _finding(
         # hidden behind other work: worth knowing, not worth fixing first
         severity="note"
         if cost is not None and not claim.always and cost.share_high < min_share
-        else _severity(pattern, cost, certainty),
+        else _severity(claim, pattern, cost, certainty),
         certainty=certainty,
         message=claim.message,
         place=_place(trace, share, places),
@@ -256,7 +256,9 @@ def _evidence(trace: Trace, claim: Claim) -> dict[str, Any]:
     return {_STEP.sub("window", key): value for key, value in claim.evidence.items()}
 
 
-def _severity(pattern: Pattern, cost: Cost | None, certainty: Certainty) -> Severity:
+def _severity(claim: Claim, pattern: Pattern, cost: Cost | None, certainty: Certainty) -> Severity:
+    if claim.voids:
+        return "high"
     if cost is None or cost.high_ms == 0:
         if pattern.family == "measure":
             return "note"

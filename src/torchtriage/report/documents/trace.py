@@ -226,8 +226,8 @@ def _findings(
     ]
     yield b.Notes(new, codes=True, on=b.TERMINAL + b.MARKDOWN)
     shown = subject.findings if top is None else subject.findings[: max(top, 0)]
-    saving = [finding for finding in shown if finding.saves]
-    others = [finding for finding in shown if not finding.saves]
+    saving = [finding for finding in shown if finding.saves or finding.grave]
+    others = [finding for finding in shown if finding not in saving]
     columns = ("severity", "finding", "where", "saves", "certainty")
     yield b.Table(columns, [_cells(finding) for finding in saving], align="lllll", on=b.MARKDOWN)
     for rank, finding in enumerate(saving, start=1):

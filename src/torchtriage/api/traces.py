@@ -296,6 +296,7 @@ def verify(
     steps: int = 40,
     rounds: int = 12,
     record: bool = True,
+    allow: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Verification:
     """Prove a fix: run two programs in turns, unprofiled, and see what was saved.
@@ -312,6 +313,8 @@ def verify(
         Runs of each at most.
     record : bool
         Record both once, to know what the fixed findings had promised.
+    allow : bool
+        Other results are intended: the outcome is that of the times.
     progress : callable, optional
         Called with a line of text before each run.
 
@@ -347,6 +350,7 @@ def verify(
         after=str(commands[1]),
         results=results,
         scripts=(_script(before), _script(after)),
+        allow=allow,
     )
 
 

@@ -1,8 +1,8 @@
 """The trace: arrays, string tables, and the structure computed from them when first asked.
 
-The one circle of this package: ``Trace`` imports the modules of its seven structures (``tree``, ``frames``, ``links``,
-``steps``, ``devices``, ``waits``, ``origin``) on first use, and they name ``Trace`` in annotations only. So each is
-computed once, and reading a trace imports none of them.
+The one circle of this package: ``Trace`` imports the modules of its eight structures (``tree``, ``frames``, ``links``,
+``steps``, ``devices``, ``waits``, ``origin``, ``serving``) on first use, and they name ``Trace`` in annotations only.
+So each is computed once, and reading a trace imports none of them.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from torchtriage.core.trace.launch_links import Links
     from torchtriage.core.trace.nesting import Tree
     from torchtriage.core.trace.producer import Origin
+    from torchtriage.core.trace.serving import Serving
     from torchtriage.core.trace.steps import Steps, Window
 
 __all__ = ["Detail", "Lane", "MemoryEvents", "ReadReport", "Trace"]
@@ -351,6 +352,13 @@ class Trace:
         from torchtriage.core.trace.producer import find_origin
 
         return find_origin(self)
+
+    @cached_property
+    def serving(self) -> Serving | None:
+        """The steps of an inference engine; None where the recording shows none."""
+        from torchtriage.core.trace.serving import find_serving
+
+        return find_serving(self)
 
     @cached_property
     def resolution_ns(self) -> int:

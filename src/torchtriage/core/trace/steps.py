@@ -18,7 +18,8 @@ from torchtriage.core import intervals
 from torchtriage.core.arrays import Ints
 from torchtriage.core.trace.pacing import Pace, find_pace
 from torchtriage.core.trace.schema import Kind
-from torchtriage.core.units import format_ns
+from torchtriage.core.trace.serving import read_batch
+from torchtriage.core.units import format_count, format_ns
 
 if TYPE_CHECKING:
     from torchtriage.core.trace.columns import Trace
@@ -179,11 +180,11 @@ class Steps:
 
 
 def find_steps(trace: Trace) -> Steps:
-    """Find steps by ProfilerStep marks, a repeated annotation, or the optimizer; else none."""
-    for finder in (_by_profiler, _by_annotation, _by_optimizer):
+    """Find steps by an engine's ranges, ProfilerStep marks, a repeated annotation, or the optimizer; else none."""
+    for finder in (_by_engine, _by_profiler, _by_annotation, _by_optimizer):
         found = finder(trace)
         if found is not None:
-            return _build(trace, found, marked=finder is _by_profiler)
+            return _build(trace, found, marked=finder in (_by_engine, _by_profiler))
     none = np.empty(0, np.int64)
     window = _whole(trace, "no steps found: the recording is one window")
     return Steps(trace, window, (), none, none, none, none, np.empty(0, bool), _busiest_lane(trace))
@@ -226,6 +227,27 @@ class _Found(NamedTuple):
     end_ns: Ints
     basis: str
     lane: int
+    alike: tuple[str, ...] = ()
+    """What each step does, where they differ by design: a step is an outlier among those alike."""
+
+
+def _by_engine(trace: Trace) -> _Found | None:
+    """Take what an inference engine runs as one step, from its start to the next one's: it samples in between."""
+    serving = trace.serving
+    rows = _one_lane(trace, serving.rows) if serving is not None else np.empty(0, np.int64)
+    if serving is None or not len(rows):
+        return None
+    names = [trace.name_of(row) for row in rows.tolist()]
+    batches = [read_batch(name) for name in names]
+    start = trace.start_ns[rows]
+    return _Found(
+        names,
+        start,
+        np.append(start[1:], trace.end_ns[rows[-1]]),
+        f"{format_count(len(rows), 'step')} of {serving.engine}",
+        int(trace.lane[rows[0]]),
+        tuple(batch.phase if batch else "unknown" for batch in batches),
+    )
 
 
 def _by_profiler(trace: Trace) -> _Found | None:
@@ -309,7 +331,7 @@ def _one_lane(trace: Trace, rows: Ints) -> Ints:
 
 
 def _build(trace: Trace, found: _Found, *, marked: bool) -> Steps:
-    names, start, end, basis, lane = found
+    names, start, end, basis, lane, _ = found
     work = np.flatnonzero(trace.works)
     launched = trace.links.launch_ns[work]
     # work without a launch is the backlog from before the recording, never the first step's; a stream works in order,
@@ -346,7 +368,7 @@ def _build(trace: Trace, found: _Found, *, marked: bool) -> Steps:
         end,
         wall_start,
         wall_end,
-        _steady(trace, start, end, wall_end - wall_start),
+        _steady(trace, start, end, wall_end - wall_start, found.alike),
         lane,
     )
 
@@ -362,7 +384,7 @@ def _first_launched(trace: Trace, work: Ints) -> Ints:
     return first[lane]
 
 
-def _steady(trace: Trace, start: Ints, end: Ints, wall: Ints) -> NDArray[np.bool_]:
+def _steady(trace: Trace, start: Ints, end: Ints, wall: Ints, alike: tuple[str, ...]) -> NDArray[np.bool_]:
     steady = wall > 0
     ops = np.sort(trace.start_ns[trace.kind == Kind.OP])
     filled = np.searchsorted(ops, end) > np.searchsorted(ops, start)
@@ -380,8 +402,9 @@ def _steady(trace: Trace, start: Ints, end: Ints, wall: Ints) -> NDArray[np.bool
         last = late[len(late) // 2 :]
         if not (last.sum() >= HABIT_STEPS and 2 * last.sum() > len(last)):
             steady &= ~late
-    if steady.any():
-        steady &= wall <= OUTLIER * np.median(wall[steady])
+    kinds = np.array(alike or [""] * len(wall))
+    for kind in np.unique(kinds[steady]).tolist():
+        steady &= (kinds != kind) | (wall <= OUTLIER * np.median(wall[steady & (kinds == kind)]))
     return steady if steady.any() else np.ones(len(wall), dtype=bool)
 
 

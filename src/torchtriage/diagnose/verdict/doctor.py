@@ -391,7 +391,7 @@ def _cut(trace: Trace) -> Iterator[Note]:
 
 def _steps(trace: Trace) -> Iterator[Note]:
     n = len(trace.steps)
-    if "ProfilerStep" not in trace.window.basis:
+    if not n or (trace.serving is None and "ProfilerStep" not in trace.window.basis):
         yield Note(
             "no-steps",
             "info",

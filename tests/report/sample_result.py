@@ -11,22 +11,26 @@ from __future__ import annotations
 from dataclasses import replace
 
 from torchtriage.core.finding import Cost, Crash, Example, Finding, Fix, Frame, NotChecked, Note, Place, TimeClasses
+from torchtriage.core.trace.serving import Phase
 from torchtriage.diagnose.verdict.options import By
 from torchtriage.diagnose.verdict.result import (
     SCHEMA,
     DeviceSummary,
     DeviceTime,
     DeviceTimeRow,
+    GraphUse,
     KernelSummary,
     OpSummary,
+    PhaseTime,
     Result,
+    ServingTime,
     StepSummary,
     Summary,
     TimelineLane,
     TraceFacts,
 )
 
-__all__ = ["HOSTILE", "all_results", "healthy", "partial", "problems", "refused", "unmarked"]
+__all__ = ["HOSTILE", "SERVING", "all_results", "healthy", "partial", "problems", "refused", "unmarked"]
 
 MS = 1_000_000
 START_NS = 5_000_000_000
@@ -424,6 +428,36 @@ def _device_time(by: By, *rows: tuple[str, str, float, int]) -> DeviceTime:
     )
 
 
+def _phase(
+    phase: Phase,
+    n: int,
+    context: tuple[int | None, int | None],
+    generation: tuple[int | None, int | None],
+    wall_ms: float,
+    graphs: dict[GraphUse, int],
+) -> PhaseTime:
+    """Return a phase of ``n`` steady steps; requests and tokens of each kind in all, three quarters of it busy."""
+    wall_ns = round(wall_ms * MS)
+    tokens = None if context[1] is None or generation[1] is None else context[1] + generation[1]
+    return PhaseTime(
+        phase=phase,
+        n_steps=n,
+        n_steady=n,
+        n_context=context[0],
+        context_tokens=context[1],
+        n_generation=generation[0],
+        generation_tokens=generation[1],
+        kv_tokens=None,
+        wall_ns=wall_ns,
+        busy_ns=3 * wall_ns // 4,
+        between_ns=wall_ns // 8,
+        n_work=400 * n,
+        n_launches=12 * n,
+        tokens_per_s=None if tokens is None else tokens / wall_ns * 1e9,
+        graphs=graphs,
+    )
+
+
 DEVICE_TIME = (
     _device_time(
         "category",
@@ -442,6 +476,18 @@ DEVICE_TIME = (
         ("aten::mm", "GEMM", 15.0, 96),
         (HOSTILE, "elementwise", 12.25, 1750),
         ("", "copy and layout", 6.0, 105),
+    ),
+)
+
+
+SERVING = ServingTime(
+    "vLLM",
+    "ranges",
+    (),
+    (
+        _phase("prefill", 2, (3, 1536), (0, 0), 60.0, {"piecewise": 1, "eager": 1}),
+        _phase("decode", 10, (0, 0), (320, 320), 100.0, {"full": 10}),
+        _phase("unknown", 1, (None, None), (None, None), 9.0, {"unknown": 1}),
     ),
 )
 

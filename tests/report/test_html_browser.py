@@ -23,7 +23,7 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from tests.report.maximal_result import maximal
-from tests.report.sample_result import all_results, healthy, partial, problems, refused
+from tests.report.sample_result import SERVING, all_results, healthy, partial, problems, refused
 
 from torchtriage.core.units import format_ns
 from torchtriage.diagnose.ranks.job import judge
@@ -378,6 +378,16 @@ def test_device_time_is_there_by_category_and_by_what_was_asked(page: Page) -> N
     )
     assert [row.split()[0] for row in rows] == ["GEMM", "aten::mm"]
     assert "outside operators" in text
+
+
+def test_the_steps_of_an_engine_are_there_by_phase(page: Page) -> None:
+    page.open([dataclasses.replace(problems(), serving=SERVING)])
+    text = page.text("#serving")
+    assert "Steps of vLLM by phase" in text
+    assert "means over 13 steady steps" in text
+    rows = page.js("return [...document.querySelectorAll('#serving tbody tr')].map((row) => row.innerText)")
+    assert [row.split()[0] for row in rows] == ["prefill", "decode", "not"]
+    assert rows[1].split()[-2:] == ["3,200", "full"]
 
 
 def test_steps_tell_their_classes(page: Page) -> None:

@@ -9,7 +9,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 from tests.report import forms
-from tests.report.sample_result import all_results, healthy, partial, problems, refused, unmarked
+from tests.report.sample_result import SERVING, all_results, healthy, partial, problems, refused, unmarked
 
 from torchtriage.core.finding import Fix, NotChecked
 from torchtriage.core.names import visible
@@ -217,6 +217,33 @@ def test_what_no_launch_was_recorded_with_is_said_instead_of_a_table():
     text = forms.traces([replace(problems(), device_time=(problems().device_time[0], time))]).plain
     assert "No module is recorded around a launch: record with with_stack=True." in text
     assert "outside modules" not in text
+
+
+def test_the_steps_of_an_engine_are_a_table_by_phase():
+    text = forms.traces([replace(problems(), serving=SERVING)]).plain
+    lines = text[text.index("  phase") : text.index("  category")].splitlines()
+    rows = [" ".join(line.split()) for line in lines if line]
+    assert rows[:4] == [
+        "phase steps tokens per step busy tokens/s graphs",
+        "prefill 2 768 30.0 ms 75 % 25,600 piecewise (1), none (1)",
+        "decode 10 32 10.0 ms 75 % 3,200 full",
+        "not known 1 not known 9.00 ms 75 % not known",
+    ]
+    assert " ".join(rows[4:]) == (
+        "vLLM, means over 13 steady steps, 169 ms in all as recorded; requests and tokens: prefill + decode."
+    )
+    assert all(len(line) <= 80 for line in lines)
+    frames = replace(SERVING, basis="frames", phases=(replace(SERVING.phases[1], n_steps=12, n_steady=10),))
+    text = " ".join(forms.traces([replace(problems(), serving=frames)]).plain.split())
+    assert "decode 10 of 12 32 32 10.0 ms" in text
+    assert "means over 10 steady steps of 12" in text
+    assert "No range says what a step holds" in text
+
+
+def test_a_recording_of_captures_says_so():
+    captures = replace(SERVING, phases=(), captures=("capture_8192_PIECEWISE",))
+    text = " ".join(forms.traces([replace(problems(), serving=captures)]).plain.split())
+    assert "vLLM captures graphs here: capture_8192_PIECEWISE. The recording holds no step of vLLM." in text
 
 
 def test_a_device_without_time_draws_no_bar():

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from torchtriage.core.finding import Cost, Crash, Finding, NotChecked, Note, TimeClasses
+from torchtriage.core.trace.serving import Phase
 from torchtriage.diagnose.runs.result import RecordedRun
 from torchtriage.diagnose.verdict.options import By
 
@@ -20,12 +21,15 @@ __all__ = [
     "DeviceSummary",
     "DeviceTime",
     "DeviceTimeRow",
+    "GraphUse",
     "KernelSummary",
     "OpSummary",
     "PathPiece",
     "PathSummary",
+    "PhaseTime",
     "Replay",
     "Result",
+    "ServingTime",
     "StepSummary",
     "Summary",
     "Suspicion",
@@ -232,6 +236,55 @@ class DeviceTime:
     """Why no row by kernel or operator has a share of the peak; empty where one can."""
 
 
+GraphUse = Literal["full", "piecewise", "some", "eager", "unknown"]
+"""``full`` : attention runs in replayed graphs. ``piecewise`` : outside, between them. ``some`` : graphs are replayed,
+and no attention is recognised. ``eager`` : no graph is replayed. ``unknown`` : no call of the host is recorded."""
+
+
+@dataclass(frozen=True)
+class PhaseTime:
+    """The steady steps of an engine in one phase, as sums over them; null for what the recording does not say.
+
+    ``n_steps`` : those that are not steady too. ``n_context``, ``n_generation`` : requests in prefill and in decode,
+    once per step. ``context_tokens``, ``generation_tokens`` : tokens their steps compute, verified drafts included.
+    ``kv_tokens`` : summed length of the sequences, which attention reads. ``wall_ns`` : from the start of a step to
+    that of the next, or until the device has done what came before; the denominator of ``tokens_per_s``, which counts
+    both kinds of tokens. ``busy_ns`` : of it with work on the main device. ``between_ns`` : of the rest, before the
+    first and after the last work of the step. ``n_work`` : kernels, copies and sets. ``n_launches`` : host calls that
+    enqueue them. ``graphs`` : number of steps by use of graphs.
+    """
+
+    phase: Phase
+    n_steps: int
+    n_steady: int
+    n_context: int | None
+    context_tokens: int | None
+    n_generation: int | None
+    generation_tokens: int | None
+    kv_tokens: int | None
+    wall_ns: int
+    busy_ns: int | None
+    between_ns: int | None
+    n_work: int | None
+    n_launches: int
+    tokens_per_s: float | None
+    graphs: dict[GraphUse, int]
+
+
+@dataclass(frozen=True)
+class ServingTime:
+    """The steps of an inference engine by phase; none where it only captures graphs.
+
+    ``basis`` : ``ranges`` that the engine puts around its steps, or the ``frames`` of the function that runs one, which
+    say nothing of the batch. ``captures`` : ranges in which graphs are captured.
+    """
+
+    engine: str
+    basis: Literal["ranges", "frames"]
+    captures: tuple[str, ...] = ()
+    phases: tuple[PhaseTime, ...] = ()
+
+
 @dataclass(frozen=True)
 class TraceFacts:
     """What was read: the file, how much of it, and who recorded it."""
@@ -306,6 +359,8 @@ class Result:
     """Where the learned detector, when asked, sees more than the findings."""
     device_time: tuple[DeviceTime, ...] = ()
     """By category, and by what was asked for; empty without a device."""
+    serving: ServingTime | None = None
+    """The steps of an inference engine by phase; None where none is recorded."""
 
     @property
     def holds_ranks(self) -> bool:

@@ -37,6 +37,7 @@ from torchtriage.diagnose.verdict.doctor import examine, missing_rows
 from torchtriage.diagnose.verdict.options import DEFAULTS, Options
 from torchtriage.diagnose.verdict.pricing import Pricing, answers
 from torchtriage.diagnose.verdict.result import SCHEMA, Result, TraceFacts
+from torchtriage.diagnose.verdict.serving_time import serving_time
 from torchtriage.diagnose.verdict.summary import summarise, summarise_path
 from torchtriage.diagnose.verdict.time_ownership import Share, share_out
 from torchtriage.diagnose.verdict.verdict_text import MUCH_IDLE, sentences, unexplained_idle
@@ -107,6 +108,7 @@ def diagnose(trace: Trace, options: Options = DEFAULTS, *, places: Locator | Non
         what_ifs=answers(pricing, [parse_what_if(text) for text in options.what_if]) if pricing else (),
         critical_path=summarise_path(trace) if pricing and pricing.replayed and not missing else None,
         device_time=() if refused or missing else device_time(trace, options.by, places),
+        serving=None if refused else serving_time(trace, whole=missing is None),
     )
     if options.detector and not refused:
         # only who asks for the detector waits for it to load

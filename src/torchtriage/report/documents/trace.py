@@ -14,7 +14,7 @@ from torchtriage.diagnose.runs.result import AccountPart, RecordedRun, StepAccou
 from torchtriage.diagnose.verdict.result import DeviceSummary, Result, Summary
 from torchtriage.report import blocks as b
 from torchtriage.report import recorded, words
-from torchtriage.report.documents import device_time, findings
+from torchtriage.report.documents import device_time, findings, serving
 
 __all__ = ["BAR", "doctor", "document"]
 
@@ -115,6 +115,7 @@ def _result(result: Result, top: int | None, quote: Quote | None, several: bool)
             yield _device(device, ACCELERATORS.get(result.trace.vendor, "GPU"))
         if not result.summary.devices:
             yield from _host(result.summary)
+    yield from serving.account(result.serving)
     yield from device_time.tables(result.device_time, result.trace.vendor)
     yield from _findings(result, result.summary, top, quote)
     suspicions = b.Lines([words.suspicion(suspicion) for suspicion in result.suspicions], bullets=True)

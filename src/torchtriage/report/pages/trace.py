@@ -20,9 +20,9 @@ from torchtriage.core.html import as_data, filled, policy, template
 from torchtriage.core.names import file_name, short_name, visible
 from torchtriage.diagnose.ranks.result import JobResult
 from torchtriage.diagnose.runs.result import RecordedRun
-from torchtriage.diagnose.verdict.result import DeviceTime, PathSummary, Result, Summary, TimelineLane
+from torchtriage.diagnose.verdict.result import DeviceTime, PathSummary, Result, ServingTime, Summary, TimelineLane
 from torchtriage.report import recorded, words
-from torchtriage.report.documents import device_time
+from torchtriage.report.documents import device_time, serving
 from torchtriage.report.documents.trace import document
 from torchtriage.report.page import body
 
@@ -196,6 +196,7 @@ class _Packer:
             "summary": self.summary(result.summary, result.critical_path) if result.summary else None,
             **self.common(result, [origin_ns] * len(result.findings), without),
             "replay": self.replay(result),
+            "serving": self.serving(result.serving) if result.serving is not None else None,
             "deviceTime": [self.device_time(time, facts.vendor) for time in result.device_time],
             "suspicions": [
                 self.value(words.suspicion(place)) for place in self.take(result.suspicions, 16, "suspicious places")
@@ -284,6 +285,14 @@ class _Packer:
             "crashes": [
                 self.fields(crash, "code error") for crash in self.take(subject.crashes, 300, "failed patterns")
             ],
+        }
+
+    def serving(self, time: ServingTime) -> dict[str, Any]:
+        return {
+            "engine": self.value(time.engine),
+            "columns": self.value(serving.COLUMNS),
+            "rows": self.value(serving.rows(time)),
+            "words": self.value(" ".join(serving.words(time))),
         }
 
     def device_time(self, time: DeviceTime, vendor: str) -> dict[str, Any]:

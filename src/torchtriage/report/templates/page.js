@@ -752,6 +752,14 @@ function whereSection(result) {
           style: { left: `${100 * begin}%`, width: `${100 * part}%`, top: `${18 * depth}px` } }, name))))) : null,
     run ? [h("h3", {}, `The whole run, ${ms(run.ofMs)}`), partsBar(run.parts, "the whole run")] : null);
 }
+function servingSection(result) {
+  const serving = result.serving;
+  if (!serving) return null;
+  return section("serving", `Steps of ${serving.engine} by phase`, serving.words,
+    serving.rows.length ? h("div", { class: "scroll" }, h("table", {},
+      h("thead", {}, h("tr", {}, serving.columns.map((name) => h("th", { scope: "col" }, `${name[0].toUpperCase()}${name.slice(1)}`)))),
+      h("tbody", {}, serving.rows.map((row) => h("tr", {}, row.map((cell) => h("td", {}, cell))))))) : null);
+}
 function deviceTimeSection(result) {
   const times = result.deviceTime.filter((time) => time.busyNs);
   if (!times.length) return null;
@@ -985,7 +993,7 @@ function show(result) {
   const account = summary && accountSection(model), brief = !result.refused && account && summary.devices.length <= 2;
   if (result.refused) parts.push(notes, uncheckedSection(result), findings);
   else parts.push(brief ? account : null, findings, whereSection(result));
-  if (summary) parts.push(brief ? null : account, drawn ? model.time.node : null, stepsSection(model), idleSection(result, model), deviceTimeSection(result), kernelsSection(model), opsSection(model));
+  if (summary) parts.push(brief ? null : account, drawn ? model.time.node : null, stepsSection(model), idleSection(result, model), servingSection(result), deviceTimeSection(result), kernelsSection(model), opsSection(model));
   parts.push(suspicionSection(result), replaySection(result));
   if (!result.refused) parts.push(notes, uncheckedSection(result));
   parts.push(readSection(result));

@@ -34,6 +34,7 @@ from torchtriage.diagnose.patterns.base import NEEDS, missing_needs
 from torchtriage.diagnose.replay import parse_what_if
 from torchtriage.diagnose.verdict.device_time import device_time
 from torchtriage.diagnose.verdict.doctor import examine, missing_rows
+from torchtriage.diagnose.verdict.engine_advice import in_engine_words
 from torchtriage.diagnose.verdict.options import DEFAULTS, Options
 from torchtriage.diagnose.verdict.pricing import Pricing, answers
 from torchtriage.diagnose.verdict.result import SCHEMA, Result, TraceFacts
@@ -115,6 +116,7 @@ def diagnose(trace: Trace, options: Options = DEFAULTS, *, places: Locator | Non
         from torchtriage.diagnose.verdict.detector_hints import suspicions
 
         result = replace(result, suspicions=suspicions(trace, findings))
+    result = in_engine_words(result, trace)
     return replace(result, verdict=sentences(trace, result, options.min_share))
 
 

@@ -56,6 +56,15 @@ def test_a_refused_trace_is_unusable_input(run: Run) -> None:
     assert "No verdict: 10 launches and copies, but no GPU row" in result.stdout
 
 
+def test_a_capture_is_for_one_trace_and_has_to_fit(run: Run) -> None:
+    assert (
+        "needs exactly one trace" in run("analyze", "slow.json", "fine.json", "--capture", "fine.json", code=2).stderr
+    )
+    assert "says nothing by category" in run("analyze", "slow.json", "--capture", "fine.json", code=2).stderr
+    result = run("analyze", "slow.json", "--by", "module", "--capture", "fine.json", code=2)
+    assert "expected a trace that replays graphs" in result.stderr
+
+
 def test_an_unreadable_trace_is_one_clear_message(run: Run) -> None:
     result = run("analyze", "broken.json", code=2)
     assert result.stdout == ""

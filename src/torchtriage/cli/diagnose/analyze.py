@@ -66,6 +66,9 @@ def _size(_ctx: click.Context, _param: click.Parameter, value: Any) -> int | Non
     help="Predict the effect of a change: gpu*0.5, cpu*0.5, comm=0, no-sync, launch=0 (repeatable).",
 )
 @value_option("--by", click.Choice(BYS), None, DEFAULTS.by, "What the rows of the table of device time are.")
+@file_option(
+    "--capture", "Recording in which the replayed graphs were captured (ROCm), for --by operator, module or line."
+)
 @value_option("--step-ms", POSITIVE, "MS", None, "Step time without the profiler; savings are scaled to it.")
 @file_option(
     "--source",
@@ -115,6 +118,8 @@ def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None
     files = _expand(paths, traces.find_traces)
     if options["perfetto"] and (len(files) != 1 or files[0] == "-" or "://" in str(files[0])):
         raise UsageError("--perfetto needs exactly one trace file")
+    if options["capture"] and (len(files) != 1 or options["engine"] != "local" or "://" in str(files[0])):
+        raise UsageError("--capture needs exactly one trace file")
     check_outputs([options[name] for name in ("output", "html", "perfetto")], files)
 
     results, jobs, n_unusable = _judge(files, asked, options)
@@ -145,9 +150,9 @@ def _judge(
 
     if len(files) == 1 and options["engine"] == "local" and "://" not in str(files[0]):
         with reading(str(files[0]), quiet=options["quiet"]) as progress:
-            result = traces.analyze(files[0], progress=progress, **vars(asked))
+            result = traces.analyze(files[0], capture=options["capture"], progress=progress, **vars(asked))
         # standard input is gone by now
-        if files[0] == "-" or not result.holds_ranks:
+        if files[0] == "-" or options["capture"] or not result.holds_ranks:
             return [result], [], 0
     with reading_many(len(files), quiet=options["quiet"]) as starting:
         report = traces.analyze_ranks(files, engine=options["engine"], starting=starting, **vars(asked))

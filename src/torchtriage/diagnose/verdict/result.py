@@ -234,6 +234,8 @@ class DeviceTime:
     rest_ns: int
     peak_unchecked: str = ""
     """Why no row by kernel or operator has a share of the peak; empty where one can."""
+    captured: str = ""
+    """How many replays of graphs are counted where they were captured; empty without a recording of that."""
 
 
 GraphUse = Literal["full", "piecewise", "some", "eager", "unknown"]

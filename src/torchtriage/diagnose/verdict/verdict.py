@@ -28,6 +28,7 @@ from torchtriage.core.finding import (
 )
 from torchtriage.core.source.locate import Locator
 from torchtriage.core.trace import Kind, Trace
+from torchtriage.core.trace.captured_graphs import CapturedGraphs
 from torchtriage.core.trace.frames import frame_label, module_path, user_stack
 from torchtriage.diagnose.patterns import Claim, Pattern, PatternEntry, catalogue, lookup
 from torchtriage.diagnose.patterns.base import NEEDS, missing_needs
@@ -52,10 +53,13 @@ MAX_EXAMPLES = 3
 Ints = NDArray[np.int64]
 
 
-def diagnose(trace: Trace, options: Options = DEFAULTS, *, places: Locator | None = None) -> Result:
+def diagnose(
+    trace: Trace, options: Options = DEFAULTS, *, places: Locator | None = None, captured: CapturedGraphs | None = None
+) -> Result:
     """Analyse a trace; options about reading and source files have been followed already.
 
-    ``places`` : knows more about frames than their recorded names; nothing here opens a source file.
+    ``places`` : knows more about frames than their recorded names; nothing here opens a source file. ``captured`` : the
+    launches that kernels of replayed graphs were captured from.
     """
     from torchtriage.core.version import __version__
 
@@ -108,7 +112,7 @@ def diagnose(trace: Trace, options: Options = DEFAULTS, *, places: Locator | Non
         replay=pricing.facts if pricing else None,
         what_ifs=answers(pricing, [parse_what_if(text) for text in options.what_if]) if pricing else (),
         critical_path=summarise_path(trace) if pricing and pricing.replayed and not missing else None,
-        device_time=() if refused or missing else device_time(trace, options.by, places),
+        device_time=() if refused or missing else device_time(trace, options.by, places, captured),
         serving=None if refused else serving_time(trace, whole=missing is None),
     )
     if options.detector and not refused:

@@ -45,6 +45,8 @@ def tables(times: Sequence[DeviceTime], vendor: str = "") -> Iterator[b.Block]:
         yield b.Table(columns[: None if peak else -1], rows, align="lrrrrr", drop=(4, 3), fit=True)
         if time is times[0]:
             yield b.Lines([b.dim(words(time, vendor))], tight=True)
+        if time.captured:
+            yield b.Lines([b.dim(f"{time.captured[:1].upper()}{time.captured[1:]}.")], tight=True)
         if time.peak_unchecked:
             yield b.Lines([b.dim(f"Share of the peak not checked: {time.peak_unchecked}.")], tight=True)
 

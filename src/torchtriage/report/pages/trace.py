@@ -297,7 +297,7 @@ class _Packer:
 
     def device_time(self, time: DeviceTime, vendor: str) -> dict[str, Any]:
         return {
-            **self.fields(time, "by per n_steps busy_ns n_rows"),
+            **self.fields(time, "by per n_steps busy_ns n_rows captured"),
             "words": self.value(device_time.words(time, vendor)),
             "rows": [
                 [

@@ -773,7 +773,8 @@ function deviceTimeSection(result) {
       ["Launches", (row) => count(Math.round(10 * each(row[4])) / 10), (row) => row[4]],
       ["Mean", (row) => ns(row[5]), (row) => row[5] || 0],
       time.rows.some((row) => row[6] !== null) ? ["Of peak", (row) => share(row[6]), (row) => row[6] || 0] : null,
-    ].filter(Boolean), time.rows, time.by === "category" ? 1 : 2), rest ? h("p", { class: "more" }, `${many(rest, "more row")} in the JSON.`) : null];
+    ].filter(Boolean), time.rows, time.by === "category" ? 1 : 2), rest ? h("p", { class: "more" }, `${many(rest, "more row")} in the JSON.`) : null,
+      time.captured ? h("p", { class: "more" }, `${time.captured[0].toUpperCase()}${time.captured.slice(1)}.`) : null];
   }));
 }
 function kernelsSection(model) {

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from torchtriage.core.arrays import Ints, Mask, distinct
+from torchtriage.core.arrays import Ints, distinct
 from torchtriage.core.trace.schema import Kind
+from torchtriage.core.trace.steps import one_lane
 
 if TYPE_CHECKING:
     from torchtriage.core.trace.columns import Trace
@@ -87,15 +88,16 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Serving:
-    """The steps of an engine.
+    """The steps of an engine, of the thread that runs most of them.
 
-    ``rows`` : one per step, no step inside another; ranges, or frames where ``basis`` is ``frames``. ``captures`` :
-    ranges in which graphs are captured.
+    ``rows`` : one per step, in order and without overlaps; ranges, or frames where ``basis`` is ``frames``.
+    ``batches`` : what each works on. ``captures`` : ranges in which graphs are captured.
     """
 
     engine: str
     basis: Literal["ranges", "frames"]
     rows: Ints
+    batches: tuple[Batch, ...]
     captures: Ints
 
 
@@ -155,18 +157,19 @@ def find_serving(trace: Trace) -> Serving | None:
     engine, step_function = _package(trace)
     if steps.any():
         # a harness may put a range of its own around the engine's, whose dialect is the engine's
-        inner = trace.names[int(trace.name[np.flatnonzero(steps)[-1]])]
+        inside = trace.tree.under(steps)
+        inner = trace.name_of(int(np.argmax(steps & inside if (steps & inside).any() else steps)))
         said = next(name for name, pattern in _DIALECTS if re.match(pattern, inner))
-        return Serving(engine or said, "ranges", _outermost(steps, trace.tree.under(steps)), captures)
-    frames = (trace.kind == Kind.PYTHON) & trace.matching(step_function) if engine else np.zeros(len(trace), bool)
-    rows = _outermost(frames, trace.frames.under(frames)) if engine else np.flatnonzero(frames)
-    if engine and (len(rows) or len(captures)):
-        return Serving(engine, "frames", rows, captures)
-    return None
-
-
-def _outermost(mask: Mask, under: Mask) -> Ints:
-    return np.flatnonzero(mask & ~under)
+        rows = one_lane(trace, np.flatnonzero(steps & ~inside))
+        batches = tuple(read_batch(trace.name_of(row)) or Batch("unknown") for row in rows.tolist())
+        return Serving(engine or said, "ranges", rows, batches, captures)
+    if not engine:
+        return None
+    frames = (trace.kind == Kind.PYTHON) & trace.matching(step_function)
+    rows = one_lane(trace, np.flatnonzero(frames & ~trace.frames.under(frames)))
+    if not len(rows) and not len(captures):
+        return None
+    return Serving(engine, "frames", rows, (Batch("unknown"),) * len(rows), captures)
 
 
 def _package(trace: Trace) -> tuple[str, str]:

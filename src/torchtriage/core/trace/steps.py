@@ -18,13 +18,12 @@ from torchtriage.core import intervals
 from torchtriage.core.arrays import Ints
 from torchtriage.core.trace.pacing import Pace, find_pace
 from torchtriage.core.trace.schema import Kind
-from torchtriage.core.trace.serving import read_batch
 from torchtriage.core.units import format_count, format_ns
 
 if TYPE_CHECKING:
     from torchtriage.core.trace.columns import Trace
 
-__all__ = ["COMPILES", "Steps", "Window", "find_steps", "first_use", "profiler_stop"]
+__all__ = ["COMPILES", "Steps", "Window", "find_steps", "first_use", "one_lane", "profiler_stop"]
 
 COMPILES = (
     r"_compile\.compile_inner|entire_frame_compile|compile_fx_inner|CUDAGraphNode\.record"
@@ -234,19 +233,18 @@ class _Found(NamedTuple):
 def _by_engine(trace: Trace) -> _Found | None:
     """Take what an inference engine runs as one step, from its start to the next one's: it samples in between."""
     serving = trace.serving
-    rows = _one_lane(trace, serving.rows) if serving is not None else np.empty(0, np.int64)
-    if serving is None or not len(rows):
+    if serving is None or not len(serving.rows):
         return None
-    names = [trace.name_of(row) for row in rows.tolist()]
-    batches = [read_batch(name) for name in names]
+    rows = serving.rows
+    phases = tuple(batch.phase for batch in serving.batches)
     start = trace.start_ns[rows]
     return _Found(
-        names,
+        [f"{phase if phase != 'unknown' else 'step'} {index}" for index, phase in enumerate(phases)],
         start,
         np.append(start[1:], trace.end_ns[rows[-1]]),
         f"{format_count(len(rows), 'step')} of {serving.engine}",
         int(trace.lane[rows[0]]),
-        tuple(batch.phase if batch else "unknown" for batch in batches),
+        phases,
     )
 
 
@@ -254,7 +252,7 @@ def _by_profiler(trace: Trace) -> _Found | None:
     mask = trace.is_kind(Kind.ANNOTATION, Kind.OP) & trace.where_name(
         lambda name: _PROFILER_STEP.match(name) is not None
     )
-    rows = _one_lane(trace, np.flatnonzero(mask))
+    rows = one_lane(trace, np.flatnonzero(mask))
     if not len(rows):
         return None
     names = [trace.name_of(row) for row in rows.tolist()]
@@ -281,7 +279,7 @@ def _by_annotation(trace: Trace) -> _Found | None:
     often = np.bincount(trace.name[rows]) >= 3
     often &= np.bincount(trace.name[rows], weights=trace.dur_ns[rows]) >= 0.5 * window.wall_ns
     for code in np.flatnonzero(often).tolist():
-        same = _one_lane(trace, rows[trace.name[rows] == code])
+        same = one_lane(trace, rows[trace.name[rows] == code])
         start, end = trace.start_ns[same], trace.end_ns[same]
         if len(same) < 3 or (end - start).sum() < 0.5 * window.wall_ns:
             continue
@@ -297,7 +295,7 @@ def _by_optimizer(trace: Trace) -> _Found | None:
         return None
     # several optimizers (a GAN) step together: one name's calls mark the loop
     code = np.bincount(trace.name[rows]).argmax()
-    rows = _one_lane(trace, rows[trace.name[rows] == code])
+    rows = one_lane(trace, rows[trace.name[rows] == code])
     if len(rows) < 3:
         return None
     end = trace.end_ns[rows]
@@ -318,7 +316,7 @@ def _busiest_lane(trace: Trace) -> int:
     return int(np.bincount(trace.lane[rows], weights=trace.dur_ns[rows]).argmax())
 
 
-def _one_lane(trace: Trace, rows: Ints) -> Ints:
+def one_lane(trace: Trace, rows: Ints) -> Ints:
     """Return the rows of the lane that holds most of them, in time order, without overlaps."""
     if not len(rows):
         return rows

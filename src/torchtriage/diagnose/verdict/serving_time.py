@@ -17,7 +17,7 @@ from torchtriage.core.arrays import Ints, distinct
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.captured_graphs import GRAPH_LAUNCH
 from torchtriage.core.trace.kernel_categories import ATTENTION, CATEGORIES, categories
-from torchtriage.core.trace.serving import PHASES, Batch, Phase, read_batch
+from torchtriage.core.trace.serving import PHASES, Batch, Phase, Serving
 from torchtriage.diagnose.verdict.result import GraphUse, PhaseTime, ServingTime
 
 __all__ = ["serving_time"]
@@ -34,7 +34,7 @@ def serving_time(trace: Trace, *, whole: bool = True) -> ServingTime | None:
     captures = tuple(trace.name_of(row) for row in serving.captures.tolist())
     if not len(serving.rows):
         return ServingTime(serving.engine, serving.basis, captures)
-    steps = _Steps.of(trace, whole=whole)
+    steps = _Steps.of(trace, serving, whole=whole)
     return ServingTime(
         serving.engine, serving.basis, captures, tuple(steps.phase(phase) for phase in PHASES if phase in steps.phases)
     )
@@ -45,7 +45,7 @@ class _Steps:
     """One entry per step of the engine; of the main device where ``device`` columns are there."""
 
     trace: Trace
-    batches: list[Batch]
+    batches: tuple[Batch, ...]
     phases: list[Phase]
     graphs: list[GraphUse]
     n_launches: Ints
@@ -54,14 +54,13 @@ class _Steps:
     between_ns: Ints | None
 
     @classmethod
-    def of(cls, trace: Trace, *, whole: bool) -> _Steps:
+    def of(cls, trace: Trace, serving: Serving, *, whole: bool) -> _Steps:
         steps = trace.steps
         n = len(steps)
-        batches = [read_batch(name) or Batch("unknown") for name in steps.names]
         calls = np.flatnonzero(trace.links.launches)
         graphs = _graphs(trace)
-        phases = [batch.phase for batch in batches]
-        if trace.serving is not None and trace.serving.basis == "frames":
+        phases = [batch.phase for batch in serving.batches]
+        if serving.basis == "frames":
             # by default engines capture whole steps of decode alone
             phases = ["decode" if use == "full" else "unknown" for use in graphs]
         busy_ns = between_ns = None
@@ -83,7 +82,7 @@ class _Steps:
             between_ns += intervals.covered(intervals.spans(last, steps.end_ns), idle)
         return cls(
             trace,
-            batches,
+            serving.batches,
             phases,
             graphs,
             _counts(steps.of_host(calls), n),

@@ -10,8 +10,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torchtriage.core.finding import Cost, Crash, Example, Finding, Fix, Frame, NotChecked, Note, Place, TimeClasses
-from torchtriage.core.trace.serving import Phase
+from torchtriage.core.finding import (
+    Cost,
+    Crash,
+    Example,
+    Finding,
+    Fix,
+    Frame,
+    NotChecked,
+    Note,
+    Phase,
+    Place,
+    TimeClasses,
+)
 from torchtriage.diagnose.verdict.options import By
 from torchtriage.diagnose.verdict.result import (
     SCHEMA,

@@ -21,6 +21,7 @@ __all__ = [
     "Frame",
     "NotChecked",
     "Note",
+    "Phase",
     "Place",
     "Quote",
     "RankSpread",
@@ -29,6 +30,8 @@ __all__ = [
     "rank_order",
 ]
 
+Phase = Literal["prefill", "mixed", "decode", "idle", "unknown"]
+"""What a step of an inference engine does for its requests."""
 Certainty = Literal["certain", "likely", "hint"]
 Severity = Literal["high", "medium", "low", "note"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)

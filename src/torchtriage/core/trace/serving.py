@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 
 from torchtriage.core.arrays import Ints, distinct
+from torchtriage.core.finding import Phase
 from torchtriage.core.trace.schema import Kind
 from torchtriage.core.trace.steps import one_lane
 
 if TYPE_CHECKING:
     from torchtriage.core.trace.columns import Trace
 
-__all__ = ["PHASES", "Batch", "Phase", "Serving", "find_serving", "read_batch"]
+__all__ = ["PHASES", "Batch", "Serving", "find_serving", "read_batch"]
 
-Phase = Literal["prefill", "mixed", "decode", "idle", "unknown"]
 PHASES: tuple[Phase, ...] = ("prefill", "mixed", "decode", "idle", "unknown")
 
 _VLLM = r"context_(?P<c>\d+)\({c}\)_generation_(?P<g>\d+)\({g}\)$"

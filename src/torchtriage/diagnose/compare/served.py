@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from torchtriage.core.finding import Phase
 from torchtriage.core.trace import Trace
-from torchtriage.core.trace.serving import Phase
 from torchtriage.core.units import format_count, format_share
 from torchtriage.diagnose.compare.result import Unlike
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from torchtriage.core.finding import Cost, Crash, Finding, NotChecked, Note, TimeClasses
-from torchtriage.core.trace.serving import Phase
+from torchtriage.core.finding import Cost, Crash, Finding, NotChecked, Note, Phase, TimeClasses
 from torchtriage.diagnose.runs.result import RecordedRun
 from torchtriage.diagnose.verdict.options import By
 

@@ -14,10 +14,11 @@ import numpy as np
 
 from torchtriage.core import intervals
 from torchtriage.core.arrays import Ints, distinct
+from torchtriage.core.finding import Phase
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.captured_graphs import GRAPH_LAUNCH
 from torchtriage.core.trace.kernel_categories import ATTENTION, CATEGORIES, categories
-from torchtriage.core.trace.serving import PHASES, Batch, Phase, Serving
+from torchtriage.core.trace.serving import PHASES, Batch, Serving
 from torchtriage.diagnose.verdict.result import GraphUse, PhaseTime, ServingTime
 
 __all__ = ["serving_time"]

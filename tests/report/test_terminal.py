@@ -361,7 +361,8 @@ def test_only_what_was_checked_whole_is_green():
 def test_a_finding_without_a_saving_has_no_number_and_stands_after_the_others():
     result = problems()
     first, *rest = result.findings
-    nothing = replace(first, cost=replace(first.cost, low_ms=0.0, high_ms=0.0), title="Nothing to win")
+    none = replace(first.cost, low_ms=0.0, high_ms=0.0)
+    nothing = replace(first, cost=none, severity="medium", title="Nothing to win")
     result = replace(result, findings=(first, *(finding for finding in rest if finding.saves), nothing))
     for text in (printed([result]), forms.traces_in_markdown([result])):
         head, _, tail = text.partition("Without a saving in time:")

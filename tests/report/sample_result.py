@@ -18,7 +18,9 @@ from torchtriage.diagnose.verdict.result import (
     DeviceTime,
     DeviceTimeRow,
     KernelSummary,
+    ModelFlops,
     OpSummary,
+    PeakShare,
     Result,
     StepSummary,
     Summary,
@@ -406,7 +408,7 @@ def _checked(*others: str) -> tuple[str, ...]:
 JOINT = _cost(12.3, 27.8, 60.4, basis="bounded", grade="C", method="union of owned time")
 
 
-def _device_time(by: By, *rows: tuple[str, str, float, int]) -> DeviceTime:
+def _device_time(by: By, *rows: tuple[str, str, float, int], mfu: ModelFlops | None = None) -> DeviceTime:
     """Return a table over four steady steps; rows are name, category, ms per step and launches per step."""
     busy_ns = round(sum(4 * ms * MS for _, _, ms, _ in rows))
     return DeviceTime(
@@ -421,6 +423,7 @@ def _device_time(by: By, *rows: tuple[str, str, float, int]) -> DeviceTime:
         ),
         n_rows=len(rows),
         rest_ns=0,
+        mfu=mfu,
     )
 
 
@@ -436,6 +439,7 @@ DEVICE_TIME = (
         ("attention", "attention", 1.0, 12),
         ("embedding", "embedding", 0.5, 3),
         ("other", "other", 0.25, 2),
+        mfu=ModelFlops(0.181, 8_640_000_000_000, 48_200_000, (PeakShare(989.0, 0.97), PeakShare(495.0, 0.03))),
     ),
     _device_time(
         "operator",

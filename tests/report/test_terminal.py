@@ -13,6 +13,7 @@ from tests.report.sample_result import all_results, healthy, partial, problems, 
 
 from torchtriage.core.finding import Fix, NotChecked
 from torchtriage.core.names import visible
+from torchtriage.diagnose.verdict.result import ModelFlops
 from torchtriage.report import terminal
 from torchtriage.report.documents import trace
 
@@ -197,6 +198,19 @@ def test_device_time_is_a_short_table_that_hides_no_category():
     second = next(index for index, line in enumerate(lines) if line.startswith("  operator"))
     assert lines[second + 3].split()[:2] == ["outside", "operators"]
     assert all(len(line) <= 80 for line in lines)
+
+
+def test_mfu_states_what_it_is_a_share_of():
+    category = problems().device_time[0]
+    text = " ".join(forms.traces([problems()]).plain.split())
+    peaks = "989 TFLOP/s for 97 %, 495 TFLOP/s for 3.0 %"
+    assert f"MFU 18 %: 8.64 TFLOP in a step of 48.2 ms, over the dense peak of {peaks}." in text
+    why = replace(category, mfu=ModelFlops(unchecked="the recording has no steps"))
+    assert (
+        "MFU not checked: the recording has no steps." in forms.traces([replace(problems(), device_time=(why,))]).plain
+    )
+    none = replace(category, mfu=None)
+    assert "MFU" not in forms.traces([replace(problems(), device_time=(none,))]).plain
 
 
 def test_a_share_of_the_peak_has_a_column_where_one_is_known_and_a_reason_where_none_is():

@@ -24,6 +24,7 @@ from torchtriage.core.trace.device import Device
 from torchtriage.core.trace.frames import frame_label, is_user_frame, user_stack
 from torchtriage.core.trace.kernel_categories import CATEGORIES, categories
 from torchtriage.diagnose.verdict.efficiency import at_peak, counted, unchecked
+from torchtriage.diagnose.verdict.model_flops import model_flops
 from torchtriage.diagnose.verdict.options import By
 from torchtriage.diagnose.verdict.result import DeviceTime, DeviceTimeRow
 
@@ -146,6 +147,7 @@ class _Time:
             n_rows=len(order),
             rest_ns=busy_ns - sum(row.busy_ns for row in rows),
             peak_unchecked=unchecked(self.device) if by in ("kernel", "operator") else "",
+            mfu=model_flops(self.device, self.category) if by == "category" else None,
         )
 
     def _of_peak(self, group: Ints, n: int) -> list[float | None]:

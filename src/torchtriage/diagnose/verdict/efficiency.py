@@ -6,6 +6,8 @@ kernel computes in. What of the three is not known is not checked.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from torchtriage.core.arrays import Floats, Ints, Mask
@@ -24,7 +26,7 @@ from torchtriage.core.trace.matrix_products import (
 )
 from torchtriage.core.trace.peak_rates import Peak, peak_of
 
-__all__ = ["at_peak", "counted", "unchecked"]
+__all__ = ["Work", "at_peak", "counted", "multiplied", "unchecked"]
 
 _MULTIPLY = ("attention", "GEMM", "convolution")
 _COUNTED = [CATEGORIES.index(category) for category in _MULTIPLY]
@@ -47,9 +49,25 @@ def counted(device: Device, category: Codes) -> Mask:
     return mask
 
 
+class Work(NamedTuple):
+    """What the rows of a device multiply, arrays of one element per row; nan where it is not known.
+
+    ``flop`` : operations. ``rate`` : the peak that applies to them, FLOP per ns.
+    """
+
+    flop: Floats
+    rate: Floats
+
+
 def at_peak(device: Device, category: Codes) -> Floats:
     """Return float64[len(device.rows)], ns: how long each counted kernel's work takes at the peak, nan if not known."""
-    out = np.full(len(device.rows), np.nan)
+    flop, rate = multiplied(device, category)
+    return flop / rate
+
+
+def multiplied(device: Device, category: Codes) -> Work:
+    """Return the work of each counted kernel; either all of it is known, or nothing."""
+    out = Work(np.full(len(device.rows), np.nan), np.full(len(device.rows), np.nan))
     peak = peak_of(device.name)
     if peak is None or not device.trace.has_shapes:
         return out
@@ -64,8 +82,9 @@ def at_peak(device: Device, category: Codes) -> Floats:
         dur = np.maximum(trace.dur_ns[rows], 1).astype(np.float64)
         whole = np.bincount(which, weights=dur)[which]
         rate = _rates(trace, rows, peak, half, single)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            out[at] = np.where((flop > 0) & (rate > 0), flop * dur / whole / rate, np.nan)
+        known = (flop > 0) & (rate > 0)
+        out.flop[at[known]] = (flop * dur / whole)[known]
+        out.rate[at[known]] = rate[known]
     return out
 
 

@@ -21,9 +21,11 @@ __all__ = [
     "DeviceTime",
     "DeviceTimeRow",
     "KernelSummary",
+    "ModelFlops",
     "OpSummary",
     "PathPiece",
     "PathSummary",
+    "PeakShare",
     "Replay",
     "Result",
     "StepSummary",
@@ -212,6 +214,30 @@ class DeviceTimeRow:
 
 
 @dataclass(frozen=True)
+class PeakShare:
+    """A dense peak, and the share of the operations that are held against it."""
+
+    tflops: float
+    share: float
+
+
+@dataclass(frozen=True)
+class ModelFlops:
+    """MFU: how long the products, convolutions and attention of a steady step take at the dense peak, over its time.
+
+    ``share`` : null where it is not checked, and then ``unchecked`` says why. ``flop`` : operations of a step;
+    recomputed ones count, those that a causal mask hides do not. ``step_ns`` : mean wall time of the steady steps.
+    ``peaks`` : by the types that are computed in, the highest first.
+    """
+
+    share: float | None = None
+    flop: int = 0
+    step_ns: int = 0
+    peaks: tuple[PeakShare, ...] = ()
+    unchecked: str = ""
+
+
+@dataclass(frozen=True)
 class DeviceTime:
     """The busy time of the main device in the steady steps, or in the window, given out to rows that add up to it.
 
@@ -230,6 +256,8 @@ class DeviceTime:
     rest_ns: int
     peak_unchecked: str = ""
     """Why no row by kernel or operator has a share of the peak; empty where one can."""
+    mfu: ModelFlops | None = None
+    """Beside the table by category; null where nothing multiplies."""
 
 
 @dataclass(frozen=True)

@@ -290,6 +290,7 @@ class _Packer:
         return {
             **self.fields(time, "by per n_steps busy_ns n_rows"),
             "words": self.value(device_time.words(time, vendor)),
+            "mfu": self.value(device_time.mfu(time.mfu) if time.mfu is not None else ""),
             "rows": [
                 [
                     _clean(device_time.named(time, row), self.detail.name_chars),

@@ -755,7 +755,7 @@ function whereSection(result) {
 function deviceTimeSection(result) {
   const times = result.deviceTime.filter((time) => time.busyNs);
   if (!times.length) return null;
-  return section("device-time", "Device time", times[0].words, times.map((time) => {
+  return section("device-time", "Device time", `${times[0].words} ${times[0].mfu}`, times.map((time) => {
     const label = `Device time by ${time.by}`, rest = time.nRows - time.rows.length, each = (number) => number / time.nSteps;
     return [h("h3", {}, label), sortable(label, [
       [`${time.by[0].toUpperCase()}${time.by.slice(1)}`, (row) => foldable(row[0].length > 90 ? `${row[0].slice(0, 88)}…` : row[0], row[0]), (row) => row[0]],

@@ -14,6 +14,8 @@ from torchtriage.core.finding import Cost, Crash, Example, Finding, Fix, Frame, 
 from torchtriage.diagnose.verdict.options import By
 from torchtriage.diagnose.verdict.result import (
     SCHEMA,
+    BusBandwidth,
+    CollectiveRow,
     DeviceSummary,
     DeviceTime,
     DeviceTimeRow,
@@ -449,6 +451,17 @@ DEVICE_TIME = (
     ),
 )
 
+BUS_BANDWIDTH = BusBandwidth(
+    rows=(
+        CollectiveRow("allreduce", "default_pg", 8, 13_107_200, 26_214_400, 8.0, 210_000, 162.4, 284.2),
+        CollectiveRow("all_to_allv", "mesh_ep", 4, 65_536, 65_536, 4.0, 80_000, 2.048, 1.536),
+    ),
+    n_rows=2,
+    n_collectives=56,
+    n_unchecked=8,
+    unchecked="how much they exchange is not recorded",
+)
+
 
 def problems() -> Result:
     """Return a training run with five findings, worst first, the last under hostile names."""
@@ -480,6 +493,7 @@ def problems() -> Result:
         joint_cost=JOINT,
         checked=_checked("MEM027", "MEM028"),
         device_time=DEVICE_TIME,
+        bus_bandwidth=BUS_BANDWIDTH,
     )
 
 

@@ -213,6 +213,23 @@ def test_mfu_states_what_it_is_a_share_of():
     assert "MFU" not in forms.traces([replace(problems(), device_time=(none,))]).plain
 
 
+def test_bandwidths_of_collectives_say_what_they_are_and_what_has_none():
+    text = forms.traces([problems()], width=100).plain
+    rows = [" ".join(line.split()) for line in text[text.index("  collective ") :].splitlines()[:3]]
+    assert rows == [
+        "collective size ranks per step mean algorithm bus",
+        "allreduce in default_pg 12.5-25.0 MiB 8 8 210 µs 162 GB/s 284 GB/s",
+        "all_to_allv in mesh_ep 64.0 KiB 4 4 80.0 µs 2.05 GB/s 1.54 GB/s",
+    ]
+    said = " ".join(text.split())
+    assert "kernels wait for other ranks too, so the link does at least that" in said
+    assert "Bus bandwidth of 8 of 56 collectives not checked: how much they exchange is not recorded." in said
+    none = replace(problems().bus_bandwidth, rows=(), n_rows=0)
+    said = forms.traces([replace(problems(), bus_bandwidth=none)]).plain
+    assert "Bus bandwidth not checked: how much they exchange is not recorded." in said
+    assert "algorithm" not in said
+
+
 def test_a_share_of_the_peak_has_a_column_where_one_is_known_and_a_reason_where_none_is():
     category, operator = problems().device_time
     rows = (replace(operator.rows[0], of_peak=0.64), *operator.rows[1:])

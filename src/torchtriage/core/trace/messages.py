@@ -55,6 +55,11 @@ class ProcessGroup:
     what: str = ""
     """What the program called it, such as ``mesh_tp``."""
 
+    @property
+    def label(self) -> str:
+        """What people call it; PyTorch's word for a group that nobody named is none."""
+        return self.what if self.what not in ("", "undefined") else self.name
+
 
 @dataclass(frozen=True, eq=False)
 class Messages:

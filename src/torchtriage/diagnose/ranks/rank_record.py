@@ -56,7 +56,7 @@ class RankCollectives:
     """The collectives of one rank in order of their start; arrays have one element for each.
 
     ``row`` : row of the trace. ``group``, ``name`` : codes into ``groups`` and ``names``.
-    ``nelems``, ``seq`` : -1 where not recorded. ``size_bytes``, ``bus_factor`` : of
+    ``nelems``, ``seq`` : -1 where not recorded. ``size_bytes``, ``n_ranks``, ``bus_factor`` : of
     :class:`~torchtriage.core.trace.messages.Messages`. ``step`` : number of the step that enqueued it, -1
     outside. ``start_ns``, ``end_ns`` : on the rank's own clock, base time included.
     ``spent_ns`` : int64[n, cells], time in each cell from the recording's begin to the launch that made the rank late,
@@ -69,6 +69,7 @@ class RankCollectives:
     name: Ints
     nelems: Ints
     size_bytes: Ints
+    n_ranks: Ints
     bus_factor: NDArray[np.float64]
     seq: Ints
     step: Ints
@@ -174,6 +175,7 @@ def build_record(trace: Trace, path: str, result: Result) -> RankRecord:
         name=np.array([codes[name] for name in names], np.int64),
         nelems=messages.nelems,
         size_bytes=messages.size_bytes,
+        n_ranks=messages.n_ranks,
         bus_factor=messages.bus_factor,
         seq=messages.seq,
         step=np.append(numbers, -1)[step_of],

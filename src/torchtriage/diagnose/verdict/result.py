@@ -17,6 +17,8 @@ __all__ = [
     "MISSING_ROWS",
     "SCHEMA",
     "Answer",
+    "BusBandwidth",
+    "CollectiveRow",
     "DeviceSummary",
     "DeviceTime",
     "DeviceTimeRow",
@@ -261,6 +263,42 @@ class DeviceTime:
 
 
 @dataclass(frozen=True)
+class CollectiveRow:
+    """Collectives of one operation and process group, of sizes up to four times each other, in the steady steps.
+
+    ``n_ranks`` : members of the group. ``least_bytes``, ``most_bytes`` : their sizes as NCCL's tests count them: what a
+    gather returns, what other operations are given. ``mean_ns`` : how long a kernel runs, waiting for other ranks
+    included. ``algorithm_gbps``, ``bus_gbps`` : size over time and bytes on the bus over time, 10^9 bytes per second,
+    of the fastest one. The link does at least that.
+    """
+
+    name: str
+    group: str
+    n_ranks: int
+    least_bytes: int
+    most_bytes: int
+    n_per_step: float
+    mean_ns: int
+    algorithm_gbps: float
+    bus_gbps: float
+
+
+@dataclass(frozen=True)
+class BusBandwidth:
+    """What the collectives of the main device reach, by NCCL's tests, as one rank sees it.
+
+    ``rows`` : the largest ``n_rows`` are all there are. ``n_unchecked`` : collectives of ``n_collectives`` without a
+    bandwidth, most of them because of ``unchecked``.
+    """
+
+    rows: tuple[CollectiveRow, ...]
+    n_rows: int
+    n_collectives: int
+    n_unchecked: int
+    unchecked: str = ""
+
+
+@dataclass(frozen=True)
 class TraceFacts:
     """What was read: the file, how much of it, and who recorded it."""
 
@@ -334,6 +372,8 @@ class Result:
     """Where the learned detector, when asked, sees more than the findings."""
     device_time: tuple[DeviceTime, ...] = ()
     """By category, and by what was asked for; empty without a device."""
+    bus_bandwidth: BusBandwidth | None = None
+    """Of the collectives in the steady steps; null without any."""
 
     @property
     def holds_ranks(self) -> bool:

@@ -768,6 +768,20 @@ function deviceTimeSection(result) {
     ].filter(Boolean), time.rows, time.by === "category" ? 1 : 2), rest ? h("p", { class: "more" }, `${many(rest, "more row")} in the JSON.`) : null];
   }));
 }
+const gbps = (number) => number === null ? "–" : `${digits(number)}${NB}GB/s`;
+function bandwidthSection(result) {
+  const bandwidth = result.busBandwidth;
+  if (!bandwidth) return null;
+  return section("bus-bandwidth", "Collectives", bandwidth.words, bandwidth.rows.length ? sortable("Collectives", [
+    ["Collective", (c) => h("code", {}, c[0]), (c) => c[0]],
+    ["Size", (c) => c[1], (c) => c[2]],
+    ["Ranks", (c) => count(c[3]), (c) => c[3]],
+    [result.deviceTime[0]?.per === "window" ? "Number" : "Per step", (c) => String(Number(c[4].toPrecision(3))), (c) => c[4]],
+    ["Mean", (c) => ns(c[5]), (c) => c[5]],
+    ["Algorithm", (c) => gbps(c[6]), (c) => c[6]],
+    ["Bus", (c) => gbps(c[7]), (c) => c[7]],
+  ], bandwidth.rows, 4) : null);
+}
 function kernelsSection(model) {
   const { kernels, nKernelNames } = model.summary;
   if (!kernels.length) return null;
@@ -847,17 +861,18 @@ function collectivesSection(job) {
   const rows = job.collectives;
   if (!rows.length) return null;
   return section("collectives", "Collectives",
-    `${many(job.nMatches, "match", "matches")} between ranks. Transfer: from the last rank's start to the end; wait: from a rank's own start to the last one's, in the mean, also beside computation.`,
+    `${many(job.nMatches, "match", "matches")} between ranks. Transfer: from the last rank's start to the end; wait: from a rank's own start to the last one's, in the mean, also beside computation.${rows.some((c) => c[12] !== null) ? " Bus: bytes on the bus over the transfer, as NCCL's tests count them." : ""}`,
     sortable("Collectives", [
       ["Collective", (c) => h("code", {}, c[1]), (c) => c[1]],
       ["Group", (c) => `${c[0] || "–"}, ${many(c[3], "rank")}`, (c) => c[0]],
-      ["Elements", (c) => count(c[2]), (c) => c[2] === null ? -1 : c[2]],
+      ["Size", (c) => c[10] === null ? c[2] === null ? "" : count(c[2]) : bytes(c[10]), (c) => c[2] === null ? -1 : c[2]],
       ["Per step", (c) => String(Number(c[4].toPrecision(3))), (c) => c[4]],
       ["Transfer", (c) => ns(c[5]), (c) => c[5]],
       ["Wait", (c) => ns(c[6]), (c) => c[6]],
-      ["Longest wait", (c) => ns(c[7]), (c) => c[7]],
+      ["Longest", (c) => ns(c[7]), (c) => c[7]],
+      rows.some((c) => c[12] !== null) ? ["Bus", (c) => `${c[13] ? "at least " : ""}${gbps(c[12])}`, (c) => c[12] || 0] : null,
       ["Last", (c) => `rank ${c[8]} in ${share(c[9])}`, (c) => c[9]],
-    ], rows, 5));
+    ].filter(Boolean), rows, 5));
 }
 
 function jobHeadline(result) {
@@ -985,7 +1000,7 @@ function show(result) {
   const account = summary && accountSection(model), brief = !result.refused && account && summary.devices.length <= 2;
   if (result.refused) parts.push(notes, uncheckedSection(result), findings);
   else parts.push(brief ? account : null, findings, whereSection(result));
-  if (summary) parts.push(brief ? null : account, drawn ? model.time.node : null, stepsSection(model), idleSection(result, model), deviceTimeSection(result), kernelsSection(model), opsSection(model));
+  if (summary) parts.push(brief ? null : account, drawn ? model.time.node : null, stepsSection(model), idleSection(result, model), deviceTimeSection(result), bandwidthSection(result), kernelsSection(model), opsSection(model));
   parts.push(suspicionSection(result), replaySection(result));
   if (!result.refused) parts.push(notes, uncheckedSection(result));
   parts.push(readSection(result));

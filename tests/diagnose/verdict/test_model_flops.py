@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from builder import TraceBuilder
 
+import torchtriage as tt
+from torchtriage.core.errors import TraceFormatError
 from torchtriage.core.trace import Trace
 from torchtriage.diagnose.verdict.device_time import device_time
 from torchtriage.diagnose.verdict.result import ModelFlops, PeakShare
@@ -89,3 +92,34 @@ def test_it_is_never_above_the_peak() -> None:
     assert found is not None
     assert found.share is None
     assert "longer than the steps" in found.unchecked
+
+
+@pytest.mark.data
+@pytest.mark.parametrize(
+    ("name", "giga_macs"),
+    [
+        # torchvision's counts for one image; in training twice as much backward, but for the images' own gradient
+        ("cv/vit_nsfw_h100_infer.json.gz", 4 * 17.564),
+        ("cv/vit_nsfw_mi300x_infer.json.gz", 4 * 17.564),
+        ("cv/resnet18_mi300x_ddp_train.json.gz", 512 * (3 * 1.814 - 0.118)),
+    ],
+)
+def test_operations_of_models_agree_with_what_is_published(name: str, giga_macs: float, recordings: Path) -> None:
+    found = mfu(tt.load(recordings / name))
+    assert found is not None
+    assert found.flop == pytest.approx(2e9 * giga_macs, rel=1e-3)
+
+
+@pytest.mark.data
+def test_mfu_on_every_recording_is_a_share_or_a_reason(recordings: Path) -> None:
+    n_known = 0
+    for path in recordings.rglob("*.json.gz"):
+        try:
+            times = device_time(tt.load(path))
+        except TraceFormatError:
+            continue
+        for found in (time.mfu for time in times[:1]):
+            assert found is None or (found.share is None) == bool(found.unchecked), path.name
+            assert found is None or 0 <= (found.share or 0) <= 1, path.name
+            n_known += found is not None and found.share is not None
+    assert n_known >= 10

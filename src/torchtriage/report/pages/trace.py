@@ -293,7 +293,7 @@ class _Packer:
             "rows": [
                 [
                     _clean(device_time.named(time, row), self.detail.name_chars),
-                    *self.row(row, "category busy_ns share n_launches mean_ns of_peak"),
+                    *self.row(row, "category busy_ns share n_launches mean_ns of_roof roof"),
                 ]
                 for row in time.rows[: self.detail.rows]
             ],

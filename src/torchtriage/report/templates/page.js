@@ -764,7 +764,7 @@ function deviceTimeSection(result) {
       ["Share", (row) => spark(row[3]), (row) => row[3]],
       ["Launches", (row) => count(Math.round(10 * each(row[4])) / 10), (row) => row[4]],
       ["Mean", (row) => ns(row[5]), (row) => row[5] || 0],
-      time.rows.some((row) => row[6] !== null) ? ["Of peak", (row) => share(row[6]), (row) => row[6] || 0] : null,
+      time.rows.some((row) => row[6] !== null) ? ["Of roof", (row) => row[6] === null ? "" : `${share(row[6])} ${row[7]}`, (row) => row[6] || 0] : null,
     ].filter(Boolean), time.rows, time.by === "category" ? 1 : 2), rest ? h("p", { class: "more" }, `${many(rest, "more row")} in the JSON.`) : null];
   }));
 }

@@ -96,11 +96,11 @@ def unchecked(device: Device) -> str:
     return "" if device.trace.has_shapes else "input shapes are not recorded: record with record_shapes=True"
 
 
-def roofline(device: Device, category: Codes, peak: Peak | None = None) -> Roofline | None:
+def roofline(device: Device, category: Codes, peak: Peak | None = None, *, least_ns: int = 0) -> Roofline | None:
     """Return the work of a device's rows and its roofs; None where its rates or the shapes are not known.
 
     ``category`` : of :func:`~torchtriage.core.trace.kernel_categories.categories`. ``peak`` : the rates to hold it
-    against, else those of the device's name.
+    against, else those of the device's name. ``least_ns`` : the bytes of shorter rows are left out.
     """
     trace, rows = device.trace, device.rows
     peak = peak or peak_of(device.name)
@@ -126,8 +126,9 @@ def roofline(device: Device, category: Codes, peak: Peak | None = None) -> Roofl
     _, which = np.unique(op[at] * 2 + multiplies[at], return_inverse=True)
     dur = np.maximum(trace.dur_ns[rows[at]], 1).astype(np.float64)
     part = dur / np.bincount(which, weights=dur)[which] if len(at) else dur
-    n_bytes[at] = _bytes(trace, op[at]) * part
     flop[at] *= part
+    long = dur >= least_ns
+    n_bytes[at[long]] = _bytes(trace, op[at[long]]) * part[long]
     copied = trace.value[rows]
     known = copied > 0
     on_device = trace.matching(_ON_DEVICE)[rows] & (kind == Kind.MEMCPY)

@@ -33,6 +33,8 @@ __all__ = ["busy_parts", "device_time"]
 N_ROWS = 50
 MOSTLY = 0.9
 """Share of a row's counted kernel time whose work must be known."""
+SOME = 0.005
+"""Share of the busy time from which on a type's dense peak is one of the roofs."""
 _MODULE = "nn.Module: "
 
 
@@ -172,7 +174,10 @@ class _Time:
         line = self._roofline
         if line is None:
             return None
-        return RoofRates(line.peak.memory_tbps, tuple(sorted(set((line.rate[line.rate > 0] / 1e3).tolist()))))
+        at = np.flatnonzero(line.rate > 0)
+        rates, which = np.unique(line.rate[at], return_inverse=True)
+        part_ns = np.bincount(which, weights=self.part_ns[at], minlength=len(rates))
+        return RoofRates(line.peak.memory_tbps, tuple((rates[part_ns >= SOME * self.busy_ns] / 1e3).tolist()))
 
     def _roofs(self, group: Ints, n: int) -> list[_Roof]:
         """Return how near to its roof each group runs; None where too little of its time is known."""

@@ -222,7 +222,7 @@ class DeviceTimeRow:
 
 @dataclass(frozen=True)
 class RoofRates:
-    """The roofs of a device: the memory's bandwidth in TB/s, and the dense peaks of the types it computed in."""
+    """The roofs of a device: the memory's bandwidth in TB/s, and the dense peaks of the types it computes in."""
 
     memory_tbps: float
     peak_tflops: tuple[float, ...]

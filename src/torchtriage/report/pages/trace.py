@@ -290,10 +290,11 @@ class _Packer:
         return {
             **self.fields(time, "by per n_steps busy_ns n_rows"),
             "words": self.value(device_time.words(time, vendor)),
+            "roofs": [time.roofs.memory_tbps, *time.roofs.peak_tflops] if time.roofs is not None else None,
             "rows": [
                 [
                     _clean(device_time.named(time, row), self.detail.name_chars),
-                    *self.row(row, "category busy_ns share n_launches mean_ns of_roof roof"),
+                    *self.row(row, "category busy_ns share n_launches mean_ns of_roof roof flop_per_byte tflops"),
                 ]
                 for row in time.rows[: self.detail.rows]
             ],

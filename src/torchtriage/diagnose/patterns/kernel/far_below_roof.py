@@ -234,7 +234,8 @@ def _slow(device: Device, slowest: Peak, fastest: Peak, units: int) -> _Kernels:
     """Return all kernels that run far below their roof, each with its cause."""
     trace = device.trace
     category = categories(device)
-    line, other = (roofline(device, category, peak) for peak in (slowest, fastest))
+    line = roofline(device, category, slowest, least_ns=MIN_NS)
+    other = line if fastest == slowest else roofline(device, category, fastest, least_ns=MIN_NS)
     assert line is not None  # the pattern needs shapes
     assert other is not None
     dur = trace.dur_ns[device.rows]

@@ -63,6 +63,18 @@ def test_an_expanded_axis_is_read_once() -> None:
     assert moved("add", [[8, 100], [8, 100], []], [FLOAT, FLOAT, "Scalar"], strides=strides) == 4 * (800 + 100 + 800)
 
 
+def test_rows_taken_by_an_index_are_written_once() -> None:
+    types = [HALF, "Scalar", "long int"]
+    assert moved("index_select", [[4, 500, 8], [], [30]], types, ["", "1", ""]) == 30 * 8 + 2 * 4 * 30 * 8
+    assert moved("index_select", [[4, 500, 8], [], [30]], types, ["", "7", ""]) == 0
+
+
+def test_gradients_of_a_pooling_read_its_indices() -> None:
+    dims = [[8, 4], [8, 16], [], [], [], [], [], [8, 4]]
+    types = [HALF, HALF, "", "", "", "", "", "long int"]
+    assert moved("max_pool2d_with_indices_backward", dims, types) == 2 * 32 + 8 * 32 + 2 * 128
+
+
 def test_a_softmax_may_change_the_type() -> None:
     assert moved("_softmax", [[8, 100], [], []], [HALF, "", ""], ["", "1", "False"]) == 2 * 800 + 2 * 800
     assert moved("_softmax", [[8, 100], [], []], [HALF, "", ""], ["", "1", "True"]) == 2 * 800 + 4 * 800

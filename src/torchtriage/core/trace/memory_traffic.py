@@ -49,7 +49,10 @@ _LIKE = {
     "cudnn_batch_norm_backward": ((0, 1), 0),
     "miopen_batch_norm_backward": ((0, 1), 0),
     "cumsum": ((0,), 0),
+    "max_pool2d_with_indices_backward": ((0, 7), 1),
 }
+# where the index stands among the inputs
+_LOOKUPS = {"embedding": 1, "index_select": 2}
 # where the stride stands among the inputs
 _CONVOLUTION_STRIDES = {
     **dict.fromkeys(("aten::convolution", "aten::_convolution", "aten::convolution_overrideable"), 3),
@@ -97,11 +100,18 @@ def _others(name: str, inputs: Inputs) -> int:
         return _all(_read(inputs, 0), _read(inputs, 1), inputs.numel(1) * size)
     if name == "native_dropout":
         return _all(_read(inputs, 0), _whole(inputs, 0), inputs.numel(0))
-    if name == "embedding":
-        # rows that are asked for twice need not be read twice: only what is written is certain
-        width = inputs.shape(0)[-1:] or [0]
-        return _all(_read(inputs, 1), inputs.numel(1) * width[0] * _size(inputs, 0))
+    if name in _LOOKUPS:
+        return _looked_up(inputs, _LOOKUPS[name])
     return _pointwise(name, inputs)
+
+
+def _looked_up(inputs: Inputs, index: int) -> int:
+    """Return the bytes of rows taken by an index: what is asked for twice need not be read twice, so only written."""
+    source, axis = inputs.shape(0), 0 if index == 1 else inputs.axis(1, len(inputs.shape(0)))
+    if not source or axis < 0:
+        return 0
+    width = math.prod(source[:axis] + source[axis + 1 :])
+    return _all(_read(inputs, index), inputs.numel(index) * width * _size(inputs, 0))
 
 
 def _pointwise(name: str, inputs: Inputs) -> int:

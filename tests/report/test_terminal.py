@@ -230,16 +230,16 @@ def test_bandwidths_of_collectives_say_what_they_are_and_what_has_none():
     assert "algorithm" not in said
 
 
-def test_a_share_of_the_peak_has_a_column_where_one_is_known_and_a_reason_where_none_is():
+def test_a_share_of_the_roof_has_a_column_where_one_is_known_and_a_reason_where_none_is():
     category, operator = problems().device_time
-    rows = (replace(operator.rows[0], of_peak=0.64), *operator.rows[1:])
+    rows = (replace(operator.rows[0], of_roof=0.64, roof="memory"), *operator.rows[1:])
     text = forms.traces([replace(problems(), device_time=(category, replace(operator, rows=rows)))]).plain
     head, first, *_ = text[text.index("  operator") :].splitlines()
-    assert (head.split()[-2:], first.split()[-2:]) == (["of", "peak"], ["64", "%"])
+    assert (head.split()[-2:], first.split()[-3:]) == (["of", "roof"], ["64", "%", "memory"])
     why = replace(operator, peak_unchecked="the peak rates of X are not known")
     text = forms.traces([replace(problems(), device_time=(category, why))]).plain
-    assert "of peak" not in text
-    assert "Share of the peak not checked: the peak rates of X are not known." in text
+    assert "of roof" not in text
+    assert "Share of the roof not checked: the peak rates of X are not known." in text
 
 
 def test_what_no_launch_was_recorded_with_is_said_instead_of_a_table():

@@ -12,8 +12,8 @@ from torchtriage.core import intervals
 from torchtriage.core.arrays import distinct
 from torchtriage.core.trace.device import Device
 from torchtriage.core.trace.kernel_categories import Codes
+from torchtriage.core.trace.roofline import Roofline, multiplying, unchecked
 from torchtriage.core.units import format_share
-from torchtriage.diagnose.verdict.efficiency import counted, multiplied, unchecked
 from torchtriage.diagnose.verdict.result import ModelFlops, PeakShare
 
 __all__ = ["model_flops"]
@@ -22,18 +22,21 @@ MOSTLY = 0.9
 """Share of the products' time whose operations must be known."""
 
 
-def model_flops(device: Device, category: Codes) -> ModelFlops | None:
-    """Return the MFU of a device's steady steps, or why it is not checked; None where nothing multiplies."""
+def model_flops(device: Device, category: Codes, line: Roofline | None) -> ModelFlops | None:
+    """Return the MFU of a device's steady steps, or why it is not checked; None where nothing multiplies.
+
+    ``line`` : the roofs of the device, None where they are not known.
+    """
     trace, steps = device.trace, device.trace.steps
     begins = intervals.owner(steps.judged, trace.start_ns[device.rows]) >= 0
-    mask = begins & counted(device, category)
+    mask = begins & multiplying(device, category)
     if not mask.any():
         return None
-    if reason := unchecked(device):
-        return ModelFlops(unchecked=reason)
+    if line is None:
+        return ModelFlops(unchecked=unchecked(device))
     if not len(steps):
         return ModelFlops(unchecked="the recording has no steps: call profiler.step() after each")
-    flop, rate = multiplied(device, category)
+    flop, rate = line.flop, line.rate
     dur = trace.dur_ns[device.rows].astype(np.float64)
     # above its peak nothing runs: the operations were fewer (Winograd), or the type another
     known = mask & (flop <= rate * (dur + trace.resolution_ns))

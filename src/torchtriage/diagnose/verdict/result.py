@@ -30,6 +30,7 @@ __all__ = [
     "PeakShare",
     "Replay",
     "Result",
+    "RoofRates",
     "StepSummary",
     "Summary",
     "Suspicion",
@@ -213,6 +214,22 @@ class DeviceTimeRow:
     mean_ns: float | None
     of_peak: float | None = None
     """Share of the dense peak that its products, convolutions and attention reach; null: not checked."""
+    of_roof: float | None = None
+    """How long its work takes at the roof, as a share of how long it ran; null: not checked."""
+    roof: Literal["compute", "memory", ""] = ""
+    """Which roof applies to most of it: the dense peak or the memory's bandwidth."""
+    flop_per_byte: float | None = None
+    """Of its products, convolutions and attention: operations over the bytes that have to move at least."""
+    tflops: float | None = None
+    """The rate at which they ran, in 10^12 operations per second."""
+
+
+@dataclass(frozen=True)
+class RoofRates:
+    """The roofs of a device: the memory's bandwidth in TB/s, and the dense peaks of the types it computes in."""
+
+    memory_tbps: float
+    peak_tflops: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -257,7 +274,8 @@ class DeviceTime:
     n_rows: int
     rest_ns: int
     peak_unchecked: str = ""
-    """Why no row by kernel or operator has a share of the peak; empty where one can."""
+    """Why no row by kernel or operator has a share of its peak and roof; empty where one can."""
+    roofs: RoofRates | None = None
     mfu: ModelFlops | None = None
     """Beside the table by category; null where nothing multiplies."""
 

@@ -41,16 +41,16 @@ def tables(times: Sequence[DeviceTime], vendor: str = "") -> Iterator[b.Block]:
         if [row.name for row in time.rows] == [""]:
             yield b.Lines([_HOW[time.by]])
             continue
-        columns = (time.by, "per step" if time.per == "step" else "time", "busy", "launches", "mean", "of peak")
-        peak = any(row.of_peak is not None for row in time.rows)
-        rows = [row if peak else row[:-1] for row in _rows(time)]
-        yield b.Table(columns[: None if peak else -1], rows, align="lrrrrr", drop=(4, 3), fit=True)
+        columns = (time.by, "per step" if time.per == "step" else "time", "busy", "launches", "mean", "of roof")
+        roof = any(row.of_roof is not None for row in time.rows)
+        rows = [row if roof else row[:-1] for row in _rows(time)]
+        yield b.Table(columns[: None if roof else -1], rows, align="lrrrrr", drop=(4, 3), fit=True)
         if time is times[0]:
             yield b.Lines([b.dim(words(time, vendor))], tight=True)
         if time.mfu is not None:
             yield b.Lines([b.dim(mfu(time.mfu))], tight=True)
         if time.peak_unchecked:
-            yield b.Lines([b.dim(f"Share of the peak not checked: {time.peak_unchecked}.")], tight=True)
+            yield b.Lines([b.dim(f"Share of the roof not checked: {time.peak_unchecked}.")], tight=True)
 
 
 def words(time: DeviceTime, vendor: str = "") -> str:
@@ -98,5 +98,5 @@ def _row(time: DeviceTime, row: DeviceTimeRow) -> Sequence[b.Text]:
         format_share(row.share),
         format_count(row.n_launches / time.n_steps),
         format_ns(round(row.mean_ns)) if row.mean_ns is not None else "",
-        format_share(row.of_peak) if row.of_peak is not None else "",
+        f"{format_share(row.of_roof)} {row.roof}" if row.of_roof is not None else "",
     )

@@ -295,10 +295,11 @@ class _Packer:
             **self.fields(time, "by per n_steps busy_ns n_rows"),
             "words": self.value(device_time.words(time, vendor)),
             "mfu": self.value(device_time.mfu(time.mfu) if time.mfu is not None else ""),
+            "roofs": [time.roofs.memory_tbps, *time.roofs.peak_tflops] if time.roofs is not None else None,
             "rows": [
                 [
                     _clean(device_time.named(time, row), self.detail.name_chars),
-                    *self.row(row, "category busy_ns share n_launches mean_ns of_peak"),
+                    *self.row(row, "category busy_ns share n_launches mean_ns of_roof roof flop_per_byte tflops"),
                 ]
                 for row in time.rows[: self.detail.rows]
             ],

@@ -26,12 +26,16 @@ from torchtriage.core.finding import (
 from torchtriage.diagnose.verdict.options import By
 from torchtriage.diagnose.verdict.result import (
     SCHEMA,
+    BusBandwidth,
+    CollectiveRow,
     DeviceSummary,
     DeviceTime,
     DeviceTimeRow,
     GraphUse,
     KernelSummary,
+    ModelFlops,
     OpSummary,
+    PeakShare,
     PhaseTime,
     Result,
     ServingTime,
@@ -421,7 +425,7 @@ def _checked(*others: str) -> tuple[str, ...]:
 JOINT = _cost(12.3, 27.8, 60.4, basis="bounded", grade="C", method="union of owned time")
 
 
-def _device_time(by: By, *rows: tuple[str, str, float, int]) -> DeviceTime:
+def _device_time(by: By, *rows: tuple[str, str, float, int], mfu: ModelFlops | None = None) -> DeviceTime:
     """Return a table over four steady steps; rows are name, category, ms per step and launches per step."""
     busy_ns = round(sum(4 * ms * MS for _, _, ms, _ in rows))
     return DeviceTime(
@@ -436,6 +440,7 @@ def _device_time(by: By, *rows: tuple[str, str, float, int]) -> DeviceTime:
         ),
         n_rows=len(rows),
         rest_ns=0,
+        mfu=mfu,
     )
 
 
@@ -481,6 +486,7 @@ DEVICE_TIME = (
         ("attention", "attention", 1.0, 12),
         ("embedding", "embedding", 0.5, 3),
         ("other", "other", 0.25, 2),
+        mfu=ModelFlops(0.181, 8_640_000_000_000, 48_200_000, (PeakShare(989.0, 0.97), PeakShare(495.0, 0.03))),
     ),
     _device_time(
         "operator",
@@ -488,6 +494,17 @@ DEVICE_TIME = (
         (HOSTILE, "elementwise", 12.25, 1750),
         ("", "copy and layout", 6.0, 105),
     ),
+)
+
+BUS_BANDWIDTH = BusBandwidth(
+    rows=(
+        CollectiveRow("allreduce", "default_pg", 8, 13_107_200, 26_214_400, 8.0, 210_000, 162.4, 284.2),
+        CollectiveRow("all_to_allv", "mesh_ep", 4, 65_536, 65_536, 4.0, 80_000, 2.048, 1.536),
+    ),
+    n_rows=2,
+    n_collectives=56,
+    n_unchecked=8,
+    unchecked="how much they exchange is not recorded",
 )
 
 
@@ -533,6 +550,7 @@ def problems() -> Result:
         joint_cost=JOINT,
         checked=_checked("MEM027", "MEM028"),
         device_time=DEVICE_TIME,
+        bus_bandwidth=BUS_BANDWIDTH,
     )
 
 

@@ -13,6 +13,7 @@ from tests.report.sample_result import SERVING, all_results, healthy, partial, p
 
 from torchtriage.core.finding import Fix, NotChecked
 from torchtriage.core.names import visible
+from torchtriage.diagnose.verdict.result import ModelFlops
 from torchtriage.report import terminal
 from torchtriage.report.documents import trace
 
@@ -199,16 +200,46 @@ def test_device_time_is_a_short_table_that_hides_no_category():
     assert all(len(line) <= 80 for line in lines)
 
 
-def test_a_share_of_the_peak_has_a_column_where_one_is_known_and_a_reason_where_none_is():
+def test_mfu_states_what_it_is_a_share_of():
+    category = problems().device_time[0]
+    text = " ".join(forms.traces([problems()]).plain.split())
+    peaks = "989 TFLOP/s for 97 %, 495 TFLOP/s for 3.0 %"
+    assert f"MFU 18 %: 8.64 TFLOP in a step of 48.2 ms, over the dense peak of {peaks}." in text
+    why = replace(category, mfu=ModelFlops(unchecked="the recording has no steps"))
+    assert (
+        "MFU not checked: the recording has no steps." in forms.traces([replace(problems(), device_time=(why,))]).plain
+    )
+    none = replace(category, mfu=None)
+    assert "MFU" not in forms.traces([replace(problems(), device_time=(none,))]).plain
+
+
+def test_bandwidths_of_collectives_say_what_they_are_and_what_has_none():
+    text = forms.traces([problems()], width=100).plain
+    rows = [" ".join(line.split()) for line in text[text.index("  collective ") :].splitlines()[:3]]
+    assert rows == [
+        "collective size ranks per step mean algorithm bus",
+        "allreduce in default_pg 12.5-25.0 MiB 8 8 210 µs 162 GB/s 284 GB/s",
+        "all_to_allv in mesh_ep 64.0 KiB 4 4 80.0 µs 2.05 GB/s 1.54 GB/s",
+    ]
+    said = " ".join(text.split())
+    assert "kernels wait for other ranks too, so the link does at least that" in said
+    assert "Bus bandwidth of 8 of 56 collectives not checked: how much they exchange is not recorded." in said
+    none = replace(problems().bus_bandwidth, rows=(), n_rows=0)
+    said = forms.traces([replace(problems(), bus_bandwidth=none)]).plain
+    assert "Bus bandwidth not checked: how much they exchange is not recorded." in said
+    assert "algorithm" not in said
+
+
+def test_a_share_of_the_roof_has_a_column_where_one_is_known_and_a_reason_where_none_is():
     category, operator = problems().device_time
-    rows = (replace(operator.rows[0], of_peak=0.64), *operator.rows[1:])
+    rows = (replace(operator.rows[0], of_roof=0.64, roof="memory"), *operator.rows[1:])
     text = forms.traces([replace(problems(), device_time=(category, replace(operator, rows=rows)))]).plain
     head, first, *_ = text[text.index("  operator") :].splitlines()
-    assert (head.split()[-2:], first.split()[-2:]) == (["of", "peak"], ["64", "%"])
+    assert (head.split()[-2:], first.split()[-3:]) == (["of", "roof"], ["64", "%", "memory"])
     why = replace(operator, peak_unchecked="the peak rates of X are not known")
     text = forms.traces([replace(problems(), device_time=(category, why))]).plain
-    assert "of peak" not in text
-    assert "Share of the peak not checked: the peak rates of X are not known." in text
+    assert "of roof" not in text
+    assert "Share of the roof not checked: the peak rates of X are not known." in text
 
 
 def test_what_no_launch_was_recorded_with_is_said_instead_of_a_table():

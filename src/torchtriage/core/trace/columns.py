@@ -64,6 +64,7 @@ class Detail(NamedTuple):
     group: bytes = b""
     ranks: bytes = b""
     seq: bytes = b""
+    group_size: bytes = b""
 
 
 class MemoryEvents(NamedTuple):
@@ -245,7 +246,8 @@ class Trace:
         """Return one decoded detail per row, None where it was not recorded (or is no list).
 
         ``what`` is a field of :class:`Detail`: ``dims``, ``types``, ``concrete``, ``strides``, ``grid``, ``block``,
-        ``collective``, ``nelems``, ``dtype``, ``group``, ``ranks``, ``seq``.
+        ``collective``, ``nelems``, ``dtype``, ``group``, ``ranks``, ``seq``,
+        ``group_size``.
         """
         index = Detail._fields.index(what)
         out: list[Any] = []

@@ -8,6 +8,8 @@ behind computation costs nothing. Rows of one kind that run at once share the in
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,17 +23,33 @@ from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.captured_graphs import CapturedGraphs
 from torchtriage.core.trace.device import Device
 from torchtriage.core.trace.kernel_categories import CATEGORIES, categories
+from torchtriage.core.trace.roofline import Roofline, roofline, unchecked
 from torchtriage.core.units import format_count
-from torchtriage.diagnose.verdict.efficiency import at_peak, counted, unchecked
 from torchtriage.diagnose.verdict.launch_groups import Groups, grouped, named
+from torchtriage.diagnose.verdict.model_flops import model_flops
 from torchtriage.diagnose.verdict.options import CAPTURED, By
-from torchtriage.diagnose.verdict.result import DeviceTime, DeviceTimeRow
+from torchtriage.diagnose.verdict.result import DeviceTime, DeviceTimeRow, RoofRates
 
 __all__ = ["busy_parts", "device_time"]
 
 N_ROWS = 50
 MOSTLY = 0.9
-"""Share of a row's counted kernel time whose operations must be known."""
+"""Share of a row's counted kernel time whose work must be known."""
+SOME = 0.005
+"""Share of the busy time from which on a type's dense peak is one of the roofs."""
+
+
+class _Roof(NamedTuple):
+    """What :class:`DeviceTimeRow` says of a row's roof."""
+
+    of_peak: float | None = None
+    of_roof: float | None = None
+    roof: Literal["compute", "memory", ""] = ""
+    flop_per_byte: float | None = None
+    tflops: float | None = None
+
+
+_UNKNOWN = _Roof()
 
 
 def device_time(
@@ -118,7 +136,7 @@ class _Time:
         of_category = np.bincount(
             group * len(CATEGORIES) + self.category, weights=self.part_ns, minlength=n * len(CATEGORIES)
         ).reshape(n, -1)
-        of_peak = self._of_peak(group, n) if by in ("kernel", "operator") else [None] * n
+        roofs = self._roofs(group, n) if by in ("kernel", "operator") else [_UNKNOWN] * n
         # rounded so that the rows still add up
         until = np.round(np.cumsum(np.append(0.0, whole))).astype(np.int64)
         ns: Ints = until[1:] - until[:-1]
@@ -132,7 +150,7 @@ class _Time:
                 share=round(int(ns[index]) / max(busy_ns, 1), 6),
                 n_launches=int(count[index]),
                 mean_ns=round(float(total[index]) / int(count[index]), 3) if count[index] else None,
-                of_peak=of_peak[index],
+                **roofs[index]._asdict(),
             )
             for index in order[:N_ROWS]
         )
@@ -147,24 +165,68 @@ class _Time:
             rest_ns=busy_ns - sum(row.busy_ns for row in rows),
             peak_unchecked=unchecked(self.device) if by in ("kernel", "operator") else "",
             captured=self._captured(by),
+            mfu=model_flops(self.device, self.category, self._roofline) if by == "category" else None,
+            roofs=self._rates() if by in ("kernel", "operator") else None,
         )
 
-    def _of_peak(self, group: Ints, n: int) -> list[float | None]:
-        """Return for each group the share of the peak its counted kernels reach, None where that is not known."""
-        ideal = at_peak(self.device, self.category)
-        dur = self.device.trace.dur_ns[self.device.rows]
-        at = np.flatnonzero(self.launched & counted(self.device, self.category))
-        known = at[np.isfinite(ideal[at])]
-        whole, known_ns, ideal_ns = (
-            np.bincount(group[rows], weights=values[rows], minlength=n).tolist()
-            for rows, values in ((at, dur), (known, dur), (known, ideal))
-        )
-        shares = (
-            part / took if took and took >= MOSTLY * all_ns else None
-            for part, took, all_ns in zip(ideal_ns, known_ns, whole, strict=True)
-        )
-        # above its peak nothing runs: the operations were fewer (Winograd), or the type another
-        return [round(share, 4) if share is not None and share <= 1 else None for share in shares]
+    @cached_property
+    def _roofline(self) -> Roofline | None:
+        return roofline(self.device, self.category)
+
+    def _rates(self) -> RoofRates | None:
+        """Return the memory's bandwidth and the peaks that apply to what the device multiplies."""
+        line = self._roofline
+        if line is None:
+            return None
+        at = np.flatnonzero(line.rate > 0)
+        rates, which = np.unique(line.rate[at], return_inverse=True)
+        part_ns = np.bincount(which, weights=self.part_ns[at], minlength=len(rates))
+        return RoofRates(line.peak.memory_tbps, tuple((rates[part_ns >= SOME * self.busy_ns] / 1e3).tolist()))
+
+    def _roofs(self, group: Ints, n: int) -> list[_Roof]:
+        """Return how near to its roof each group runs; None where too little of its time is known."""
+        line = self._roofline
+        if line is None:
+            return [_UNKNOWN] * n
+        dur = self.device.trace.dur_ns[self.device.rows].astype(np.float64)
+
+        def shares(ideal: Floats, counted: Mask) -> list[float | None]:
+            at = np.flatnonzero(self.launched & counted)
+            known = at[np.isfinite(ideal[at])]
+            whole, took, best = (
+                np.bincount(group[rows], weights=values[rows], minlength=n).tolist()
+                for rows, values in ((at, dur), (known, dur), (known, ideal))
+            )
+            out = (
+                part / took if took and took >= MOSTLY * whole else None
+                for part, took, whole in zip(best, took, whole, strict=True)
+            )
+            # above it nothing runs: the operations were fewer (Winograd), or the type another
+            return [round(share, 4) if share is not None and share <= 1 else None for share in out]
+
+        def total(values: Floats, mask: Mask) -> Floats:
+            at = np.flatnonzero(self.launched & mask & np.isfinite(line.roof_ns))
+            out: Floats = np.bincount(group[at], weights=values[at], minlength=n).astype(np.float64)
+            return out
+
+        of_peak, of_roof = shares(line.peak_ns, line.multiplies), shares(line.roof_ns, line.counted)
+        everything, computes = total(line.roof_ns, line.counted), total(line.roof_ns, line.computes)
+        flop, n_bytes, took = (total(values, line.multiplies) for values in (line.flop, line.n_bytes, dur))
+        return [
+            _UNKNOWN._replace(of_peak=of_peak[index])
+            if (share := of_roof[index]) is None
+            else _Roof(
+                of_peak[index],
+                share,
+                "compute" if 2 * computes[index] >= everything[index] else "memory",
+                *(
+                    (round(flop[index] / n_bytes[index], 3), round(flop[index] / took[index] / 1e3, 3))
+                    if flop[index]
+                    else (None, None)
+                ),
+            )
+            for index in range(n)
+        ]
 
     # -- what the rows of a table are ------------------------------------------------------------
 

@@ -17,17 +17,22 @@ __all__ = [
     "MISSING_ROWS",
     "SCHEMA",
     "Answer",
+    "BusBandwidth",
+    "CollectiveRow",
     "DeviceSummary",
     "DeviceTime",
     "DeviceTimeRow",
     "GraphUse",
     "KernelSummary",
+    "ModelFlops",
     "OpSummary",
     "PathPiece",
     "PathSummary",
+    "PeakShare",
     "PhaseTime",
     "Replay",
     "Result",
+    "RoofRates",
     "ServingTime",
     "StepSummary",
     "Summary",
@@ -212,6 +217,46 @@ class DeviceTimeRow:
     mean_ns: float | None
     of_peak: float | None = None
     """Share of the dense peak that its products, convolutions and attention reach; null: not checked."""
+    of_roof: float | None = None
+    """How long its work takes at the roof, as a share of how long it ran; null: not checked."""
+    roof: Literal["compute", "memory", ""] = ""
+    """Which roof applies to most of it: the dense peak or the memory's bandwidth."""
+    flop_per_byte: float | None = None
+    """Of its products, convolutions and attention: operations over the bytes that have to move at least."""
+    tflops: float | None = None
+    """The rate at which they ran, in 10^12 operations per second."""
+
+
+@dataclass(frozen=True)
+class RoofRates:
+    """The roofs of a device: the memory's bandwidth in TB/s, and the dense peaks of the types it computes in."""
+
+    memory_tbps: float
+    peak_tflops: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class PeakShare:
+    """A dense peak, and the share of the operations that are held against it."""
+
+    tflops: float
+    share: float
+
+
+@dataclass(frozen=True)
+class ModelFlops:
+    """MFU: how long the products, convolutions and attention of a steady step take at the dense peak, over its time.
+
+    ``share`` : null where it is not checked, and then ``unchecked`` says why. ``flop`` : operations of a step;
+    recomputed ones count, those that a causal mask hides do not. ``step_ns`` : mean wall time of the steady steps.
+    ``peaks`` : by the types that are computed in, the highest first.
+    """
+
+    share: float | None = None
+    flop: int = 0
+    step_ns: int = 0
+    peaks: tuple[PeakShare, ...] = ()
+    unchecked: str = ""
 
 
 @dataclass(frozen=True)
@@ -232,7 +277,10 @@ class DeviceTime:
     n_rows: int
     rest_ns: int
     peak_unchecked: str = ""
-    """Why no row by kernel or operator has a share of the peak; empty where one can."""
+    """Why no row by kernel or operator has a share of its peak and roof; empty where one can."""
+    roofs: RoofRates | None = None
+    mfu: ModelFlops | None = None
+    """Beside the table by category; null where nothing multiplies."""
     captured: str = ""
     """How many replays of graphs are counted where they were captured; empty without a recording of that."""
 
@@ -284,6 +332,42 @@ class ServingTime:
     basis: Literal["ranges", "frames"]
     captures: tuple[str, ...] = ()
     phases: tuple[PhaseTime, ...] = ()
+
+
+@dataclass(frozen=True)
+class CollectiveRow:
+    """Collectives of one operation and process group, of sizes up to four times each other, in the steady steps.
+
+    ``n_ranks`` : members of the group. ``least_bytes``, ``most_bytes`` : their sizes as NCCL's tests count them: what a
+    gather returns, what other operations are given. ``mean_ns`` : how long a kernel runs, waiting for other ranks
+    included. ``algorithm_gbps``, ``bus_gbps`` : size over time and bytes on the bus over time, 10^9 bytes per second,
+    of the fastest one. The link does at least that.
+    """
+
+    name: str
+    group: str
+    n_ranks: int
+    least_bytes: int
+    most_bytes: int
+    n_per_step: float
+    mean_ns: int
+    algorithm_gbps: float
+    bus_gbps: float
+
+
+@dataclass(frozen=True)
+class BusBandwidth:
+    """What the collectives of the main device reach, by NCCL's tests, as one rank sees it.
+
+    ``rows`` : the largest ``n_rows`` are all there are. ``n_unchecked`` : collectives of ``n_collectives`` without a
+    bandwidth, most of them because of ``unchecked``.
+    """
+
+    rows: tuple[CollectiveRow, ...]
+    n_rows: int
+    n_collectives: int
+    n_unchecked: int
+    unchecked: str = ""
 
 
 @dataclass(frozen=True)
@@ -362,6 +446,8 @@ class Result:
     """By category, and by what was asked for; empty without a device."""
     serving: ServingTime | None = None
     """The steps of an inference engine by phase; None where none is recorded."""
+    bus_bandwidth: BusBandwidth | None = None
+    """Of the collectives in the steady steps; null without any."""
 
     @property
     def holds_ranks(self) -> bool:

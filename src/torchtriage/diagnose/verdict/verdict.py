@@ -33,6 +33,7 @@ from torchtriage.core.trace.frames import frame_label, module_path, user_stack
 from torchtriage.diagnose.patterns import Claim, Pattern, PatternEntry, catalogue, lookup
 from torchtriage.diagnose.patterns.base import NEEDS, missing_needs
 from torchtriage.diagnose.replay import parse_what_if
+from torchtriage.diagnose.verdict.bus_bandwidth import bus_bandwidth
 from torchtriage.diagnose.verdict.device_time import device_time
 from torchtriage.diagnose.verdict.doctor import examine, missing_rows
 from torchtriage.diagnose.verdict.engine_advice import in_engine_words
@@ -114,6 +115,7 @@ def diagnose(
         critical_path=summarise_path(trace) if pricing and pricing.replayed and not missing else None,
         device_time=() if refused or missing else device_time(trace, options.by, places, captured),
         serving=None if refused else serving_time(trace, whole=missing is None),
+        bus_bandwidth=None if refused or missing or not trace.devices else bus_bandwidth(trace.devices[0]),
     )
     if options.detector and not refused:
         # only who asks for the detector waits for it to load

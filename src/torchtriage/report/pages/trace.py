@@ -20,9 +20,17 @@ from torchtriage.core.html import as_data, filled, policy, template
 from torchtriage.core.names import file_name, short_name, visible
 from torchtriage.diagnose.ranks.result import JobResult
 from torchtriage.diagnose.runs.result import RecordedRun
-from torchtriage.diagnose.verdict.result import DeviceTime, PathSummary, Result, ServingTime, Summary, TimelineLane
+from torchtriage.diagnose.verdict.result import (
+    BusBandwidth,
+    DeviceTime,
+    PathSummary,
+    Result,
+    ServingTime,
+    Summary,
+    TimelineLane,
+)
 from torchtriage.report import recorded, words
-from torchtriage.report.documents import device_time, serving
+from torchtriage.report.documents import bus_bandwidth, device_time, serving
 from torchtriage.report.documents.trace import document
 from torchtriage.report.page import body
 
@@ -198,6 +206,7 @@ class _Packer:
             "replay": self.replay(result),
             "serving": self.serving(result.serving) if result.serving is not None else None,
             "deviceTime": [self.device_time(time, facts.vendor) for time in result.device_time],
+            "busBandwidth": result.bus_bandwidth and self.bus_bandwidth(result.bus_bandwidth),
             "suspicions": [
                 self.value(words.suspicion(place)) for place in self.take(result.suspicions, 16, "suspicious places")
             ],
@@ -229,7 +238,10 @@ class _Packer:
         """Return a job in the shape of a result, so that the same parts of the page show it."""
         place = {result.trace.path: index for index, result in enumerate(results)}
         parts = " ".join(words.RANK_PARTS)
-        collective = "group name nelems n_ranks n_per_step transfer_ns wait_ns max_wait_ns late_rank late_share"
+        collective = (
+            "group name nelems n_ranks n_per_step transfer_ns wait_ns max_wait_ns late_rank late_share"
+            " size_bytes algorithm_gbps bus_gbps n_missing"
+        )
         return {
             **self.common(job, [_origin_ns(finding, job, results) for finding in job.findings]),
             "job": {
@@ -299,12 +311,27 @@ class _Packer:
         return {
             **self.fields(time, "by per n_steps busy_ns n_rows captured"),
             "words": self.value(device_time.words(time, vendor)),
+            "mfu": self.value(device_time.mfu(time.mfu) if time.mfu is not None else ""),
+            "roofs": [time.roofs.memory_tbps, *time.roofs.peak_tflops] if time.roofs is not None else None,
             "rows": [
                 [
                     _clean(device_time.named(time, row), self.detail.name_chars),
-                    *self.row(row, "category busy_ns share n_launches mean_ns of_peak"),
+                    *self.row(row, "category busy_ns share n_launches mean_ns of_roof roof flop_per_byte tflops"),
                 ]
                 for row in time.rows[: self.detail.rows]
+            ],
+        }
+
+    def bus_bandwidth(self, bandwidth: BusBandwidth) -> dict[str, Any]:
+        return {
+            "words": self.value(bus_bandwidth.words(bandwidth)),
+            "rows": [
+                [
+                    _clean(bus_bandwidth.named(row, bandwidth), self.detail.name_chars),
+                    self.value(bus_bandwidth.size(row)),
+                    *self.row(row, "most_bytes n_ranks n_per_step mean_ns algorithm_gbps bus_gbps"),
+                ]
+                for row in bandwidth.rows[: self.detail.rows]
             ],
         }
 

@@ -95,7 +95,7 @@ def _class(walker: Walker, node: ast.ClassDef) -> None:
             # what the others' names are, and who calls them in each step
             frames = statement.name in ("__init__", "setup", "forward", "training_step")
             needed = bool(speaking) or walker.relevance.folds
-            asked = id(statement) in speaking or torch_names.HOOK.match(statement.name) is not None
+            asked = id(statement) in speaking or torch_names.STEP_OR_SAMPLE.match(statement.name) is not None
             _define(walker, statement, here, read=asked or (frames and needed))
         elif isinstance(statement, ast.ClassDef):
             _class(walker, statement)
@@ -174,6 +174,8 @@ def _define(
     speaks = read
     if read is None:
         speaks = walker.relevance.speaks(node) or (owner is None and walker.relevance.calls_model(node))
+    if read is None and torch_names.STEP_OR_SAMPLE.match(node.name) is not None:
+        speaks = True
     walker.unread[function] = list(walker.scopes)
     if compiled or serves or speaks:
         walker.speaking.add(function)

@@ -120,9 +120,6 @@ HOOK = re.compile(
 )
 """Methods that a trainer calls of its callbacks in each step, often by a name that is put together."""
 
-STEP_OR_SAMPLE = re.compile(rf"{HOOK.pattern}|__getitems?__$|\w*collat\w*$")
-"""Functions that others call in each step, or for each sample."""
-
 RESHAPES = words("""
     view reshape flatten squeeze unsqueeze expand expand_as view_as contiguous clone transpose permute repeat
     logical_and logical_or logical_not any all

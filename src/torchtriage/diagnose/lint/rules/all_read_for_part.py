@@ -56,6 +56,8 @@ def find(module: Module) -> Iterator[Hit]:
                 message = f"all of it is read, and a part used: {text_of(cut)}"
                 yield Hit(call.node, message, call.attr, severity=None if call.name in _VIDEO else "low")
     for function in samples.functions:
+        for taken in _collected(function):
+            yield Hit(taken, f"all of it is read for one part: {text_of(taken)}")
         named = _named(module, function)
         for node in ast.walk(function.node):
             if not isinstance(node, ast.Subscript) or not _varies(samples, function, node):
@@ -88,6 +90,38 @@ def _cut(samples: Samples, function: SourceFunction, call: SourceCall) -> ast.Su
             if isinstance(item, ast.Slice) and item.lower is not None and item.upper is not None:
                 return node if not isinstance(item.lower, ast.Constant) else None
     return None
+
+
+def _collected(function: SourceFunction) -> Iterator[ast.Subscript]:
+    """Yield the parts that are taken of a list of all frames, which nothing else uses."""
+    lists = {
+        node.targets[0].id
+        for node in ast.walk(function.node)
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and _is_empty(node.value)
+    }
+    for name in lists:
+        uses = [node for node in ast.walk(function.node) if _of_name(node, name)]
+        cuts = [node for node in uses if isinstance(node, ast.Subscript) and _begins_inside(node.slice)]
+        grows = [node for node in uses if isinstance(node, ast.Attribute) and node.attr == "append"]
+        plain = sum(isinstance(node, ast.Name) and node.id == name for node in ast.walk(function.node))
+        if len(cuts) == 1 and len(grows) == 1 and plain == 3:
+            yield cuts[0]
+
+
+def _begins_inside(node: ast.expr) -> bool:
+    """Return whether a slice begins where a variable says."""
+    return isinstance(node, ast.Slice) and node.lower is not None and not isinstance(node.lower, ast.Constant)
+
+
+def _is_empty(node: ast.expr) -> bool:
+    return isinstance(node, ast.List) and not node.elts
+
+
+def _of_name(node: ast.AST, name: str) -> bool:
+    """Return whether a subscript or an attribute is one of a variable."""
+    return (
+        isinstance(node, ast.Subscript | ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == name
+    )
 
 
 def _turns(node: ast.AST) -> bool:

@@ -2,7 +2,8 @@
 
 Looks like: ``Trainer(detect_anomaly=True)``, ``profiler="advanced"``, ``deterministic=True``, ``precision=64``,
     ``strategy="dp"``, ``val_check_interval=20``, ``reload_dataloaders_every_n_epochs=1`` of Lightning;
-    ``TrainingArguments(logging_steps=1, eval_steps=10, torch_empty_cache_steps=1, dataloader_pin_memory=False)``.
+    ``TrainingArguments(logging_steps=1, eval_steps=10, torch_empty_cache_steps=1, dataloader_pin_memory=False)``;
+    ``compute_metrics`` that takes an ``argmax`` without ``preprocess_logits_for_metrics``.
 Slow because: each is a debugging aid, a wait for the device, or a pass over other data, repeated through the run.
 Fix: leave the default, or a larger interval.
 Quiet when: the setting is not a constant, or is the default.
@@ -13,7 +14,18 @@ import ast
 import re
 from collections.abc import Callable, Iterator
 
-from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, Severity, SourceCall, keyword, literal
+from torchtriage.diagnose.lint.base import (
+    Fix,
+    Hit,
+    Module,
+    Rule,
+    Severity,
+    SourceCall,
+    keyword,
+    literal,
+    text_of,
+    unpacks,
+)
 
 RULE = Rule("CFG103", "trainer-settings", "config", "A trainer's setting costs every step", "medium")
 
@@ -71,6 +83,10 @@ _ARGUMENTS = re.compile(r"TrainingArguments$|^(SFT|DPO|ORPO|KTO|CPO|GRPO|PPO|RLO
 def find(module: Module) -> Iterator[Hit]:
     """Yield settings of a trainer whose constant value costs."""
     for call in module.calls:
+        if (metrics := _keeps_logits(module, call)) is not None:
+            yield Hit(
+                metrics, "the logits of the whole evaluation are gathered and copied to take their largest", call.attr
+            )
         table = _table(call)
         if table is None or call.context.aside or call.context.rare:
             continue
@@ -82,6 +98,21 @@ def find(module: Module) -> Iterator[Hit]:
             value = module.constant(given.value, call.context) if named else literal(given.value)
             if row[0](value):
                 yield Hit(given.value, f"{row[1]}: {given.arg}={value!r}", call.attr, severity=row[2])
+
+
+_MANY = re.compile(r"For(MaskedLM|CausalLM|Seq2SeqLM|ConditionalGeneration|SemanticSegmentation)|LMHead")
+
+
+def _keeps_logits(module: Module, call: SourceCall) -> ast.expr | None:
+    """Return the metrics for which all logits of an evaluation are collected, only to take their largest."""
+    if not call.attr.endswith("Trainer") or keyword(call.node, "preprocess_logits_for_metrics") is not None:
+        return None
+    given = keyword(call.node, "compute_metrics")
+    name = text_of(given) if given is not None else ""
+    function = next((item for item in module.functions if item.name == name.rpartition(".")[2]), None)
+    if function is None or unpacks(call.node) or "argmax" not in module.text_of(function):
+        return None
+    return given if _MANY.search(module.text) and "predict_with_generate" not in module.text else None
 
 
 def _table(call: SourceCall) -> dict[str, _Row] | None:

@@ -1,7 +1,8 @@
 """The same thing is copied to the device in every step.
 
 Looks like: ``model(x, adj.to(device))`` in a loop that never changes ``adj``; ``self.table.to(x.device)`` in
-    ``forward`` of a plain tensor; ``teacher.to(device)`` and ``teacher.cpu()`` in each step;
+    ``forward`` of a plain tensor; ``images[i].to(device)`` in a loop that trains;
+    ``teacher.to(device)`` and ``teacher.cpu()`` in each step;
     ``x.pin_memory().to(device)``.
 Slow because: the same bytes cross the bus in each step, and the host waits for them; pinning memory costs more than
     the copy that it speeds up.
@@ -13,7 +14,7 @@ Source: PyTorch tutorial, "A guide on good usage of non_blocking and pin_memory(
 import ast
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.abstract_values import CPU
+from torchtriage.diagnose.lint.abstract_values import CPU, DEVICE
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, SourceLoop, text_of
 from torchtriage.diagnose.lint.syntax import destination, moves, path_of
 from torchtriage.diagnose.lint.torch_names import MODULE, OPTIMIZER
@@ -47,6 +48,9 @@ def find(module: Module) -> Iterator[Hit]:
             yield Hit(call.node, f"every step moves this model to the device and back: {text_of(call.node)}", call.attr)
         elif path and not _is_module(call, path) and _lasts(module, call, path):
             yield Hit(call.node, f"every step copies this again: {text_of(call.node)}", call.attr)
+        elif not path and (rows := _rows(module, call)) is not None:
+            message = f"every step copies a part of what lies in memory: {text_of(rows)}"
+            yield Hit(call.node, message, call.attr, severity="low")
     for call in module.sent("pin_memory"):
         if call.context.hot and not call.node.args and call.user is not None and call.user.attr in ("to", "cuda"):
             message = f"every step pins memory, which costs more than the copy: {text_of(call.node)}"
@@ -72,8 +76,6 @@ def _is_module(call: SourceCall, path: str) -> bool:
 
 def _lasts(module: Module, call: SourceCall, path: str) -> bool:
     """Return whether what is copied is a tensor that no step makes or moves for good."""
-    if call.user is None and not call.target and not _within(module, call):
-        return False  # a statement of its own: a module, which stays
     if call.target == path or call.receiver.kind not in ("tensor", "unknown") or call.receiver.data:
         return False
     if call.receiver.kind == "tensor" and call.receiver.device != CPU:
@@ -82,17 +84,44 @@ def _lasts(module: Module, call: SourceCall, path: str) -> bool:
     loop, function = call.context.step_loop, call.context.function
     if root == "self":
         return _plain_tensor(call, path) and function is not None and not function.has_backward
-    if "." in path:
+    if "." in path or not _known(module, root, loop):
         return False
     if loop is not None:
-        return not _changes(loop, root) and _known(module, root, loop)
+        return not _changes(loop, root) and _is_used(module, call)
     if function is None or root in parameters(function.node) | bound_names(function.node):
         return False
-    return _known(module, root, None)
+    return _is_used(module, call)
 
 
-def _within(module: Module, call: SourceCall) -> bool:
-    """Return whether the copy is part of a larger expression."""
+def _rows(module: Module, call: SourceCall) -> ast.Subscript | None:
+    """Return what is taken of an array that no step changes: ``x[rows].to(device)``, ``from_numpy(x[i]).cuda()``."""
+    node, loop = call.owner, call.context.step_loop
+    if isinstance(node, ast.Call) and module.name_of(node.func) in _FROM and node.args:
+        node = node.args[0]
+    if loop is None or not loop.trains or loop.over_loader or not isinstance(node, ast.Subscript):
+        return None
+    root = path_of(node.value)
+    if not root or "." in root or isinstance(node.slice, ast.Constant) or call.receiver.kind == "module":
+        return None
+    if call.receiver.kind == "tensor" and call.receiver.device == DEVICE:
+        return None
+    index = {item.id for item in ast.walk(node.slice) if isinstance(item, ast.Name)}
+    drawn = any(_changes(loop, name) for name in index)
+    return node if drawn and not _changes(loop, root) and (_known(module, root, loop) or _given(loop, root)) else None
+
+
+_FROM = ("torch.from_numpy", "torch.tensor", "torch.as_tensor")
+
+
+def _given(loop: SourceLoop, root: str) -> bool:
+    """Return whether a function is given what it takes rows of."""
+    return loop.function is not None and root in parameters(loop.function.node)
+
+
+def _is_used(module: Module, call: SourceCall) -> bool:
+    """Return whether the copy is part of more than a statement of its own, which moves a module for good."""
+    if call.user is not None or call.target:
+        return True
     return not any(isinstance(item, ast.Expr) and item.value is call.node for item in ast.walk(module.tree))
 
 

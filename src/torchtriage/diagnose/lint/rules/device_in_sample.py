@@ -12,10 +12,10 @@ Source: PyTorch documentation of ``torch.utils.data``, "Multi-process data loadi
 import ast
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, text_of
+from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, keyword, literal, text_of
 from torchtriage.diagnose.lint.samples import samples_of
 from torchtriage.diagnose.lint.syntax import destination, moves, path_of
-from torchtriage.diagnose.lint.torch_names import MODULE
+from torchtriage.diagnose.lint.torch_names import FACTORIES, MODULE
 
 RULE = Rule("DAT106", "device-in-sample", "data", "Samples go to the device one by one", "medium", device=True)
 
@@ -42,6 +42,9 @@ def find(module: Module) -> Iterator[Hit]:
 
 
 def _copies(call: SourceCall) -> bool:
+    if call.name in FACTORIES:
+        where = keyword(call.node, "device")
+        return where is not None and (path_of(where) == "self.device" or "cuda" in str(literal(where)))
     if call.name:
         return False
     if call.attr == "cuda":

@@ -12,7 +12,7 @@ Source: PyTorch documentation of ``torch.Tensor.backward``.
 import ast
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, keyword, literal, text_of
+from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, SourceLoop, keyword, literal, text_of
 
 RULE = Rule("OPT102", "several-backwards", "optim", "Losses go backward one by one", "medium", over=("MEM029",))
 
@@ -42,11 +42,17 @@ def find(module: Module) -> Iterator[Hit]:
         if literal(keyword(call.node, "create_graph")) is True:
             continue
         following = _next(module, call)
-        looped = call.context.loop is not None and not call.context.loop.steps and call.context.step_loop is not None
+        loop = call.context.loop
+        looped = loop is not None and not (loop.optimizes or loop.over_loader) and _in_step(loop)
         if following is not None or (looped and _only(module, call)):
             yield Hit(
                 call.node, f"the graph is walked backward again for the next loss: {text_of(call.node)}", "backward"
             )
+
+
+def _in_step(loop: SourceLoop) -> bool:
+    """Return whether a loop stands in one over the batches of a loader, or one that steps the optimizer."""
+    return loop.outer is not None and (loop.outer.over_loader or loop.outer.optimizes)
 
 
 def _repeats(call: SourceCall) -> bool:

@@ -82,6 +82,22 @@ _TRIGGERS = (
     "use_cache",
     "Compose(",
     '"max_length"',
+    "okenizer(",
+    "okenizer.",
+    ".map(",
+    "next(iter(",
+    " = iter(",
+    "Trainer(",
+    "Arguments(",
+    "cudnn.",
+    "process_group(",
+    "FSDP(",
+    "pin_memory(",
+    ".add_image",
+    ".add_figure",
+    "save_image(",
+    "wandb.",
+    "sync_dist",
 )
 """Text without any of these needs no analysis: no rule speaks about anything else."""
 

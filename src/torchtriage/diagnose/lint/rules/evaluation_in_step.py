@@ -1,0 +1,70 @@
+"""The whole validation set is gone through in every step of training, or every few.
+
+Looks like: a loop over ``val_loader``, or a call of what goes over one, in the loop over training batches; the same
+    behind ``if step % 5 == 0``.
+Slow because: one step of training is followed by a pass over all other data.
+Fix: evaluate once per epoch, or every few hundred steps, on a part.
+Quiet when: it is behind ``if step % n`` with n above 10 or not known, after the loop, or at its end.
+Source: Lightning documentation, "Speed up model training", ``val_check_interval``.
+"""
+
+import ast
+from collections.abc import Iterator
+
+from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, SourceFunction, SourceLoop, text_of
+
+RULE = Rule("HST123", "evaluation-in-step", "host", "The validation set is gone through in every step", "high")
+
+FIX = Fix(
+    text="Evaluate once per epoch, or every few hundred steps.",
+    code="""if step % 1000 == 0:
+    evaluate(model, val_loader)""",
+    link="https://lightning.ai/docs/pytorch/stable/advanced/speed.html",
+)
+
+OFTEN = 10
+
+
+def find(module: Module) -> Iterator[Hit]:
+    """Yield passes over another loader inside a loop that trains on one."""
+    passes = {loop.function for loop in module.loops if _evaluates(loop)} - {None}
+    for loop in module.loops:
+        outer = loop.outer
+        if _evaluates(loop) and outer is not None and _is_training(outer) and not module.loop_contexts[loop].rare:
+            yield Hit(loop.node, "all of this is gone through in every step of training")  # type: ignore[arg-type]
+    for call in module.calls:
+        around = call.context.step_loop
+        if around is None or not _is_training(around) or not passes.intersection(call.callees):
+            continue
+        if not call.context.rare and not call.context.aside:
+            yield Hit(call.node, f"every step of training goes through all of this: {text_of(call.node)}", call.attr)
+        elif call.context.modulo and (every := _every(module, call)):
+            message = f"training goes through all of this every {every} steps: {text_of(call.node)}"
+            yield Hit(call.node, message, call.attr, severity="medium")
+
+
+def _evaluates(loop: SourceLoop) -> bool:
+    """Return whether a loop goes over all batches of a loader without training."""
+    if loop.comprehension or not loop.over_loader or loop.trains or not isinstance(loop.node, ast.For):
+        return False
+    function: SourceFunction | None = loop.function
+    leaves = any(isinstance(item, ast.Break) for item in ast.walk(loop.node))
+    return not leaves and (function is None or not function.has_backward or not function.steps)
+
+
+def _is_training(loop: SourceLoop) -> bool:
+    return loop.over_loader and (loop.backward or loop.optimizes)
+
+
+def _every(module: Module, call: SourceCall) -> int:
+    """Return every how many steps a condition around a call holds, 0 when seldom or not known."""
+    loop = call.context.step_loop
+    for node in ast.walk(loop.node) if loop is not None else ():
+        if not isinstance(node, ast.If) or not any(item is call.node for part in node.body for item in ast.walk(part)):
+            continue
+        for item in ast.walk(node.test):
+            if isinstance(item, ast.BinOp) and isinstance(item.op, ast.Mod):
+                every = module.constant(item.right, call.context)
+                if type(every) is int and 0 < every <= OFTEN:
+                    return every
+    return 0

@@ -159,7 +159,7 @@ def critical_path(trace: Trace, step: int | None = None) -> CriticalPath:
     index = _index(trace, np.diff(bounds), step)
     begin, end = int(bounds[index]), int(bounds[index + 1])
     before, edge = _causes(trace, graph)
-    path = np.array(critical_nodes(graph, before, begin, index + 1)[::-1], np.int64)
+    path = critical_nodes(graph, before, begin, index + 1)[::-1]
     # every node brings up to three parts: lag, residual, work; cut so that they tile
     work = graph.finish_ns[path] - graph.dur_ns[path]
     ready = np.where(before[path] >= 0, graph.finish_ns[before[path]], 0)

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.core import intervals
-from torchtriage.core.arrays import distinct
 from torchtriage.core.errors import PatternError
 from torchtriage.core.finding import (
     Certainty,
@@ -46,6 +45,7 @@ __all__ = ["HIGH_SHARE", "MEDIUM_SHARE", "diagnose"]
 HIGH_SHARE, MEDIUM_SHARE = 0.10, 0.03
 MAX_INTERVALS = 200
 MAX_EXAMPLES = 3
+PIECE = 1 << 16
 
 Ints = NDArray[np.int64]
 
@@ -288,12 +288,9 @@ def _place(trace: Trace, share: Share, places: Locator | None) -> Place:
         lane = trace.lane_label(int(trace.lane[anchor]))
     owned = share.taken[:, 1] - share.taken[:, 0]
     top = np.sort(_largest(owned, MAX_INTERVALS))
-    works = trace.works[rows]
-    step_of = np.where(works, trace.steps.of_work(rows), trace.steps.of_host(rows))
-    judged = rows[trace.steps.in_steady(step_of)]
-    longest = judged[_largest(trace.dur_ns[judged], MAX_EXAMPLES)].tolist()
+    steps, longest = _steps_and_longest(trace, rows)
     return Place(
-        steps=tuple(distinct(step_of[step_of >= 0]).tolist()) if len(trace.steps) else (),
+        steps=steps,
         intervals_ns=tuple((int(a), int(b)) for a, b in share.taken[top].tolist()),
         lane=lane,
         ops=ops,
@@ -302,6 +299,22 @@ def _place(trace: Trace, share: Share, places: Locator | None) -> Place:
         module=module,
         examples=tuple(_example(trace, row) for row in (claim.examples or longest)[:MAX_EXAMPLES]),
     )
+
+
+def _steps_and_longest(trace: Trace, rows: Ints) -> tuple[tuple[int, ...], list[int]]:
+    """Return the steps some rows are in, and the longest of them that are judged."""
+    steps = trace.steps
+    seen, longest = np.zeros(max(len(steps), 1), bool), rows[:0]
+    # a finding may have most rows of a trace: piece by piece they need no memory
+    for first in range(0, len(rows), PIECE):
+        some = rows[first : first + PIECE]
+        step_of = steps.of_host(some)
+        works = np.flatnonzero(trace.works[some])
+        step_of[works] = steps.of_work(some[works])
+        seen[step_of[step_of >= 0]] = True
+        longest = np.concatenate([longest, some[steps.in_steady(step_of)]])
+        longest = longest[_largest(trace.dur_ns[longest], MAX_EXAMPLES)]
+    return tuple(np.flatnonzero(seen).tolist()) if len(steps) else (), longest.tolist()
 
 
 def _largest(values: Ints, n: int) -> Ints:

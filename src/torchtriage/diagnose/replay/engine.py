@@ -30,7 +30,7 @@ Ints = NDArray[np.int64]
 
 NEVER = -(1 << 60)
 """A lag that never binds: the edge is not there."""
-CHUNK = 8_192
+CHUNK = 4_096
 """Nodes worked through at once."""
 PLAIN_COST, RUN_COST = 0.25, 12.0
 """Microseconds: one node alone in plain Python, and one run in numpy (measured)."""

@@ -36,7 +36,7 @@ INFERRED = 0.6
 PER_OP_NS, PER_FRAME_NS = 1_400, 1_700
 """What the profiler itself adds to an operator and to a Python frame (fitted on four pairs)."""
 COLUMNS = 256
-"""Variants times scenarios replayed at once: 17 MB per chunk of nodes."""
+"""Variants times scenarios replayed at once: 8 MB per chunk of nodes."""
 CROWDING, MAX_CROWDING = 0.8, 0.31
 """Work moved to other processes takes cores: with 4 workers instead of none for loading that took
 38 % of the step, the other host work was 2-31 % slower (six recorded pairs)."""

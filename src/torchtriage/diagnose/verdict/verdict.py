@@ -26,6 +26,7 @@ from torchtriage.core.finding import (
     rank_order,
 )
 from torchtriage.core.source.locate import Locator
+from torchtriage.core.timing import part
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.frames import frame_label, module_path, user_stack
 from torchtriage.diagnose.patterns import Claim, Pattern, PatternEntry, catalogue, lookup
@@ -57,11 +58,14 @@ def diagnose(trace: Trace, options: Options = DEFAULTS, *, places: Locator | Non
     """
     from torchtriage.core.version import __version__
 
+    with part("imports"):
+        catalogue()
     wanted = {lookup(code).pattern.code for code in options.only}
     unwanted = {lookup(code).pattern.code for code in options.skip}
     codes = (wanted or {entry.pattern.code for entry in catalogue()}) - unwanted
     chosen = [entry for entry in catalogue() if entry.pattern.code in codes]
-    notes = examine(trace)
+    with part("doctor"):
+        notes = examine(trace)
     refused = any(note.level == "refuse" for note in notes)
     findings: list[Finding] = []
     claims: list[tuple[Pattern, Claim]] = []
@@ -76,14 +80,20 @@ def diagnose(trace: Trace, options: Options = DEFAULTS, *, places: Locator | Non
     else:
         for entry in chosen:
             _run(trace, entry, notes, claims, not_checked, crashes, checked)
-        pricing = Pricing.of(trace, notes, options.step_ms)
+        with part("replay"):
+            pricing = Pricing.of(trace, notes, options.step_ms)
         gone = {code for pattern, claim in claims if claim.certainty == "certain" for code in pattern.suppresses}
         claims = [(pattern, claim) for pattern, claim in claims if pattern.code not in gone]
-        findings, joint = _judge(pricing, claims, options.min_share, places)
+        with part("findings"):
+            findings, joint = _judge(pricing, claims, options.min_share, places)
         notes += tuple(_replay_notes(pricing, findings))
         notes += places.notes() if places is not None else ()
     missing = missing_rows(notes)
-    summary = None if refused else summarise(trace, missing.message if missing else "")
+    with part("summary"):
+        summary = None if refused else summarise(trace, missing.message if missing else "")
+        path = summarise_path(trace) if pricing and pricing.replayed and not missing else None
+    with part("device time"):
+        times = () if refused or missing else device_time(trace, options.by, places)
     result = Result(
         schema=SCHEMA,
         version=__version__,
@@ -105,8 +115,8 @@ def diagnose(trace: Trace, options: Options = DEFAULTS, *, places: Locator | Non
         checked=tuple(checked),
         replay=pricing.facts if pricing else None,
         what_ifs=answers(pricing, [parse_what_if(text) for text in options.what_if]) if pricing else (),
-        critical_path=summarise_path(trace) if pricing and pricing.replayed and not missing else None,
-        device_time=() if refused or missing else device_time(trace, options.by, places),
+        critical_path=path,
+        device_time=times,
     )
     if options.detector and not refused:
         # only who asks for the detector waits for it to load
@@ -141,7 +151,8 @@ def _run(
         )
         return
     try:
-        found = [_sound(trace, claim) for claim in entry.find(trace)]
+        with part(f"{pattern.code} {pattern.name}"):
+            found = [_sound(trace, claim) for claim in entry.find(trace)]
     except Exception as error:  # one broken pattern must not take the others along
         crashes.append(Crash(pattern.code, f"{type(error).__name__}: {error}"))
         return
@@ -180,7 +191,8 @@ def _judge(
     pricing: Pricing, claims: list[tuple[Pattern, Claim]], min_share: float, places: Locator | None
 ) -> tuple[list[Finding], Cost | None]:
     trace = pricing.trace
-    predictions = pricing.predict([claim for _, claim in claims])
+    with part("replay"):
+        predictions = pricing.predict([claim for _, claim in claims])
     of_claim = {id(claim): prediction for (_, claim), prediction in zip(claims, predictions, strict=True)}
     shares = share_out(trace, claims)
     # time whose loss costs little is left to those whose fix would win it
@@ -196,8 +208,9 @@ def _judge(
             found.append((finding, share.claim))
     found.sort(key=lambda item: rank_order(item[0]))
     ranked = [claim for _, claim in found]
-    findings = pricing.together([finding for finding, _ in found], ranked)
-    return findings, pricing.joint(findings, ranked)
+    with part("replay"):
+        findings = pricing.together([finding for finding, _ in found], ranked)
+        return findings, pricing.joint(findings, ranked)
 
 
 def _replay_notes(pricing: Pricing, findings: list[Finding]) -> Iterator[Note]:

@@ -12,6 +12,7 @@ from torchtriage.api.rendering import Renderable
 from torchtriage.core.errors import TraceFormatError, UsageError
 from torchtriage.core.folders import is_inside
 from torchtriage.core.source.locate import Locator
+from torchtriage.core.timing import part
 from torchtriage.core.trace import Trace, read_trace
 from torchtriage.core.trace.memory_limit import within
 from torchtriage.core.trace.overlay import write_overlay
@@ -93,7 +94,7 @@ def load(
     Raises TraceFormatError: the input is not a readable profiler trace; UsageError: the bound on
     memory cannot be kept.
     """
-    with within(max_memory):
+    with within(max_memory), part("read"):
         return read_trace(path, cache=cache, max_bytes=max_bytes, progress=progress)
 
 

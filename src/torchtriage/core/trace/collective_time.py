@@ -192,7 +192,7 @@ def _computing(trace: Trace) -> Spans:
     # an op that enqueues a collective may wait for it before it returns; what it computes has
     # rows of its own
     mine = ops & ~enqueues & ~trace.tree.above(enqueues) & np.isin(trace.lane, crew)
-    return intervals.union(intervals.spans(trace.start_ns, trace.end_ns)[mine])
+    return trace.time_of(np.flatnonzero(mine))
 
 
 def _of_dims(dims: Any, types: Any) -> tuple[int, str]:

@@ -125,11 +125,6 @@ class Steps:
         return intervals.union(intervals.spans(self.host_start_ns, self.host_end_ns)[self.steady])
 
     @cached_property
-    def first_use(self) -> Ints:
-        """Host rows that compile, load modules or create contexts; see :func:`first_use`."""
-        return first_use(self.trace)
-
-    @cached_property
     def pace(self) -> Pace | None:
         """The pace of its own that the loop keeps; None where steps are as long as their work."""
         return find_pace(self.trace)
@@ -204,8 +199,7 @@ def first_use(trace: Trace) -> Ints:
     marked[slow[trace.dur_ns[slow] >= FIRST_USE_RATIO * _medians(trace, usual)[trace.name[slow]]]] = True
     rows = np.flatnonzero(marked)
     # a call over a busy device waits for it
-    work = intervals.union(intervals.spans(trace.start_ns, trace.end_ns)[trace.works])
-    busy = intervals.covered(intervals.spans(trace.start_ns[rows], trace.end_ns[rows]), work)
+    busy = intervals.covered(trace.spans_of(rows), trace.time_of(np.flatnonzero(trace.works)))
     idle: Ints = rows[~calls[rows] | (2 * busy < trace.dur_ns[rows])]
     return idle
 
@@ -391,9 +385,9 @@ def _steady(trace: Trace, start: Ints, end: Ints, wall: Ints, alike: tuple[str, 
         steady &= filled
     if len(wall) >= 3:
         steady[0] = False
-    rows = first_use(trace)
+    rows = trace.first_use
     if len(rows):
-        cover = intervals.union(intervals.spans(trace.start_ns[rows], trace.end_ns[rows]))
+        cover = trace.time_of(rows)
         busy = intervals.covered(intervals.spans(start, end), cover)
         late = busy > COMPILE_SHARE * np.maximum(end - start, 1)
         # a loop that compiles to the end (another shape in every step) has no other steps

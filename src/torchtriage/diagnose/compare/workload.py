@@ -497,7 +497,7 @@ def _cold(trace: Trace, notes: tuple[Note, ...]) -> bool:
     """Return whether no step is free of first use: then all of them were taken as steady."""
     if any(note.code == "cold-start" for note in notes) and not len(trace.steps):
         return True
-    rows = trace.steps.first_use
+    rows = trace.first_use
     step_of = trace.steps.of_host(rows)
     inside = rows[trace.steps.in_steady(step_of)]
     wall = max(int((trace.steps.judged[:, 1] - trace.steps.judged[:, 0]).sum()), 1)

@@ -61,7 +61,7 @@ def find(trace: Trace) -> Claims:
 
 
 def _first_use(trace: Trace) -> Claim | None:
-    rows = trace.steps.first_use
+    rows = trace.first_use
     window = trace.window
     spans = trace.time_of(rows)
     inside = intervals.clip(spans, window.start_ns, window.end_ns)

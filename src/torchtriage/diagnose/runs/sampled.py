@@ -27,7 +27,7 @@ from torchtriage.diagnose.runs.account import (
 from torchtriage.diagnose.runs.backward_passes import backward_passes
 from torchtriage.diagnose.runs.compile_findings import compile_findings
 from torchtriage.diagnose.runs.configuration import configuration
-from torchtriage.diagnose.runs.costs import WORTH, of_share
+from torchtriage.diagnose.runs.costs import WORTH, counting_error, of_share
 from torchtriage.diagnose.runs.flame import flame_bars
 from torchtriage.diagnose.runs.hot_lines import HOT_LINE, growing_step, hot_lines
 from torchtriage.diagnose.runs.loaders import LOADING, STARVED, causes_first, loader_cost, restarted_workers
@@ -174,8 +174,8 @@ def _at_its_cause(finding: Finding, view: SourceView) -> Finding:
 
 
 ROWS, FLOAT64, GARBAGE = "LCH017", "CPY012", "HST021"
-ROWS_GAIN = 0.5, 0.95
-"""What working on all rows at once gives back of a loop over them."""
+ROWS_SURELY = 0.5
+"""What working on all rows at once surely gives back of a loop over them; at most it is all of it."""
 
 
 def _of_the_loop(
@@ -206,7 +206,8 @@ def _of_the_loop(
         if backward < 1:  # what is recorded operator by operator is gone through backwards in the same way
             share += backward * min(share / (1 - backward), 1.0)
         if share >= WORTH:
-            low, high = (part * min(share, 1.0) for part in ROWS_GAIN)
+            error = counting_error(share, len(loop.seen))
+            low, high = ROWS_SURELY * max(share - error, 0.0), min(share + error, 1.0)
             return replace(finding, cost=of_share(cost, low, high, step_ms, "share of looks at the stack in this loop"))
     if finding.code == FLOAT64 and frame is not None and _asks_for_float64(finding, view, frame.file):
         # on purpose, it seems: asked about, and nothing promised

@@ -146,7 +146,8 @@ def _costed(
         if share < WORTH:
             continue
         # what a library does at these lines is one piece of work with what it does beside them
-        share = max([share, *(other.cost.share_high for other in here if other.cost and other.code not in UNNAMED)])
+        costs = [other.cost for other in here if other.cost and other.code not in UNNAMED]
+        share = max([share, *((cost.calibration or cost).share_high for cost in costs)])
         error = counting_error(share, len(loop.seen))
         low = SURELY * max(share - error, 0.0) if share >= MUCH else 0.0
         high = min(share + error, 1.0)

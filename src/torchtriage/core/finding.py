@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 
 __all__ = [
     "SEVERITIES",
+    "Calibration",
     "Certainty",
     "Cost",
     "Crash",
@@ -40,6 +41,20 @@ Quote = Callable[[str, str, int], str]
 
 
 @dataclass(frozen=True)
+class Calibration:
+    """How an interval was made to cover what fixes really save.
+
+    At least ``coverage`` (0-1) of measured savings lay inside such intervals of this ``family``. ``share_low`` and
+    ``share_high`` are its ends as first worked out, before they were moved.
+    """
+
+    family: Literal["replay", "looks"]
+    coverage: float
+    share_low: float
+    share_high: float
+
+
+@dataclass(frozen=True)
 class Cost:
     """What fixing one finding gives back: an interval with its denominator.
 
@@ -60,6 +75,8 @@ class Cost:
     grade: Literal["A", "B", "C"]
     together_ms: float | None = None
     """Saving with all findings ranked above it fixed too, by one replay; None without replay."""
+    calibration: Calibration | None = None
+    """None where no measured fixes tell how such intervals cover."""
 
 
 @dataclass(frozen=True)
@@ -173,11 +190,14 @@ def rank_order(finding: Finding) -> tuple[Any, ...]:
 
     What is grave without a saving goes first: what the others say depends on it.
     """
-    low = high = 0.0
-    if finding.cost is not None and finding.cost.of_ms > 0:
-        low, high = finding.cost.low_ms / finding.cost.of_ms, finding.cost.high_ms / finding.cost.of_ms
+    low = high = first = 0.0
+    cost = finding.cost
+    if cost is not None and cost.of_ms > 0:
+        low, high = cost.low_ms / cost.of_ms, cost.high_ms / cost.of_ms
+        # of savings within the noise, which are all low ends of 0, the surest is still the first
+        first = cost.calibration.share_low if cost.calibration is not None else low
     severity = SEVERITIES.index(finding.severity)
-    return (not finding.grave, high <= 0, -low, -high, severity, finding.code, finding.message)
+    return (not finding.grave, high <= 0, -low, -first, -high, severity, finding.code, finding.message)
 
 
 @dataclass(frozen=True)

@@ -243,7 +243,9 @@ def _finding(
 ) -> Finding | None:
     trace, claim, pattern = pricing.trace, share.claim, share.pattern
     at_stake = share.high_ns / trace.steps.n_steady / pricing.wall_ns
-    worth = cost is not None and max(cost.share_high, at_stake) >= min_share
+    # what is worth a word is what the fix may save, not what a measurement may be off by
+    may_save = 0.0 if cost is None else (cost.calibration or cost).share_high
+    worth = cost is not None and max(may_save, at_stake) >= min_share
     if not claim.always and not worth:
         return None
     certainty: Certainty = claim.certainty
@@ -257,7 +259,7 @@ def _finding(
         title=pattern.title,
         # hidden behind other work: worth knowing, not worth fixing first
         severity="note"
-        if cost is not None and not claim.always and cost.share_high < min_share
+        if cost is not None and not claim.always and may_save < min_share
         else _severity(claim, pattern, cost, certainty),
         certainty=certainty,
         message=claim.message,

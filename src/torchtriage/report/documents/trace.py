@@ -126,7 +126,7 @@ def _result(result: Result, top: int | None, quote: Quote | None, several: bool)
         path = words.critical(result.critical_path, result.summary)
         yield b.Lines([f"{path[:1].upper()}{path[1:]}."], indent=0)
     if result.replay is not None and (result.findings or result.what_ifs):
-        yield b.Lines([b.dim(words.replayed(result.replay))], tight=True)
+        yield b.Lines([b.dim(words.replayed(result.replay, result.findings))], tight=True)
     yield _compiled(result)
     yield from _answered(result, words.without_device(result))
     yield b.Foot(", ".join([*words.recording(result), f"torchtriage {result.version}"]))

@@ -343,7 +343,7 @@ class _Packer:
         questions = self.take(result.what_ifs, 100, "what-if questions")
         return {
             "path": self.value(f"{bound[:1].upper()}{bound[1:]}"),
-            "model": self.value(words.replayed(result.replay)),
+            "model": self.value(words.replayed(result.replay, result.findings)),
             "whatIfs": [self.value((question.question, words.answer(question))) for question in questions],
         }
 
@@ -384,7 +384,9 @@ class _Packer:
 
     def cost(self, cost: Cost | None) -> dict[str, Any] | None:
         names = "low_ms high_ms per of_ms share_low share_high naive_ms basis method grade"
-        return None if cost is None else self.fields(cost, names)
+        if cost is None:
+            return None
+        return {**self.fields(cost, names), "coverage": cost.calibration.coverage if cost.calibration else None}
 
     def lane(self, lane: TimelineLane, origin_ns: int) -> dict[str, Any]:
         """Return a lane as flat rows of gap from the last start, duration, class and name."""

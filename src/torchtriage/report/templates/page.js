@@ -564,7 +564,8 @@ function card(finding, model) {
   if (finding.nEvents) where.push(["Events", count(finding.nEvents)]);
   const facts = [];
   if (cost) {
-    facts.push(["Basis", `${cost.basis}, grade ${cost.grade}`], ["Method", cost.method], ["Plain sum of durations", ms(cost.naiveMs)]);
+    const covers = cost.coverage === null ? "" : `, ${share(cost.coverage)} interval`;
+    facts.push(["Basis", `${cost.basis}, grade ${cost.grade}${covers}`], ["Method", cost.method], ["Plain sum of durations", ms(cost.naiveMs)]);
   }
   for (const [key, value] of finding.evidence) facts.push([evidenceName(key), evidenceText(key, value)]);
   node.append(h("div", { class: "inside" },

@@ -8,12 +8,12 @@ use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::ptr;
 use std::slice;
 
-use crate::replay::Stretch;
+use crate::replay::{Lanes, Stretch};
 use crate::scan::{Scanner, Schema, Totals};
 use crate::tree::{group, renumber, Rows};
 
 /// Raise with every change of what is declared here.
-const VERSION: u32 = 5;
+const VERSION: u32 = 6;
 
 /// What [`tt_scan`] and the others return when something is wrong with the library itself.
 const BROKEN: i64 = -1;
@@ -360,6 +360,42 @@ pub unsafe extern "C" fn tt_replay(stretch: *const GraphStretch, table: *mut i64
         )
     };
     catch_unwind(AssertUnwindSafe(|| stretch.run(table))).map_or(BROKEN, |()| 0)
+}
+
+/// Write an order to run the nodes of a graph in; return of how many runs, -1 where causes form a circle.
+///
+/// # Safety
+/// `first` has `n_lanes` elements and one more, and counts nodes; `edge_first` has one for each node
+/// and one more, and counts edges; `source` has a node for each; `runs` has room for three numbers a node.
+#[no_mangle]
+pub unsafe extern "C" fn tt_runs(
+    first: *const i64,
+    n_lanes: usize,
+    edge_first: *const i64,
+    n_nodes: usize,
+    source: *const i64,
+    n_edges: usize,
+    runs: *mut i64,
+) -> i64 {
+    // SAFETY: by contract.
+    let (lanes, runs) = unsafe {
+        (
+            Lanes {
+                first: slice::from_raw_parts(first, n_lanes + 1),
+                edge_first: slice::from_raw_parts(edge_first, n_nodes + 1),
+                source: slice::from_raw_parts(source, n_edges),
+            },
+            slice::from_raw_parts_mut(runs.cast::<[i64; 3]>(), n_nodes),
+        )
+    };
+    catch_unwind(|| lanes.runs())
+        .ok()
+        .flatten()
+        .map(|found| {
+            runs[..found.len()].copy_from_slice(&found);
+            found.len() as i64
+        })
+        .unwrap_or(BROKEN)
 }
 
 /// Keep the process within `limit` bytes, with what is beyond in files in a folder; 0 for no bound.

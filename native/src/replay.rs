@@ -1,5 +1,7 @@
 //! The longest path to every node of a graph, for many scenarios at once.
 
+use std::collections::VecDeque;
+
 /// A stretch of a graph in running order; its table has a row per node and a column per scenario.
 ///
 /// The table begins with rows that are done; the others hold how long each node takes and become
@@ -45,6 +47,60 @@ impl Stretch<'_> {
     }
 }
 
+/// The lanes of a graph, whose nodes follow each other, and what the nodes wait for.
+///
+/// Edges of node `i` go from `edge_first[i]` to `edge_first[i + 1]`, and come from other lanes.
+pub struct Lanes<'a> {
+    pub first: &'a [i64],
+    pub edge_first: &'a [i64],
+    pub source: &'a [i64],
+}
+
+impl Lanes<'_> {
+    /// Return an order to run the nodes in, as runs `[lane, first node, one past the last]`: every lane goes on as far
+    /// as what ran before allows. None where causes form a circle.
+    pub fn runs(&self) -> Option<Vec<[i64; 3]>> {
+        let n_lanes = self.first.len() - 1;
+        let mut lane_of = vec![0u32; self.edge_first.len() - 1];
+        for (lane, ends) in self.first.windows(2).enumerate() {
+            lane_of[ends[0] as usize..ends[1] as usize].fill(lane as u32);
+        }
+        let mut done = self.first[..n_lanes].to_vec();
+        let mut waiting: Vec<Vec<(i64, usize)>> = vec![Vec::new(); n_lanes];
+        let mut ready: VecDeque<usize> = (0..n_lanes).collect();
+        let mut runs = Vec::new();
+        while let Some(lane) = ready.pop_front() {
+            let (begin, end) = (done[lane], self.first[lane + 1]);
+            let mut node = begin;
+            while node < end {
+                let edges = self.edge_first[node as usize]..self.edge_first[node as usize + 1];
+                let missing = self.source[edges.start as usize..edges.end as usize]
+                    .iter()
+                    .find(|&&source| source >= done[lane_of[source as usize] as usize]);
+                if let Some(&source) = missing {
+                    waiting[lane_of[source as usize] as usize].push((source, lane));
+                    break;
+                }
+                node += 1;
+            }
+            if node == begin {
+                continue;
+            }
+            runs.push([lane as i64, begin, node]);
+            done[lane] = node;
+            let asleep = &mut waiting[lane];
+            asleep.retain(|&(source, other)| {
+                let still = source >= node;
+                if !still {
+                    ready.push_back(other);
+                }
+                still
+            });
+        }
+        (0..n_lanes).all(|lane| done[lane] == self.first[lane + 1]).then_some(runs)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -80,5 +136,20 @@ mod tests {
         let mut table = vec![10, 20, 30, -40, 1, 1, 1, 1];
         stretch.run(&mut table);
         assert_eq!(table[4..], [12, 22, 33, 1]);
+    }
+
+    #[test]
+    fn lanes_go_on_as_far_as_their_causes_allow() {
+        // nodes 0, 1 | 2, 3 | 4: 3 waits for 1, and 1 for 4
+        let lanes =
+            Lanes { first: &[0, 2, 4, 5], edge_first: &[0, 0, 1, 1, 2, 2], source: &[4, 1] };
+        let runs = lanes.runs().unwrap();
+        assert_eq!(runs, [[0, 0, 1], [1, 2, 3], [2, 4, 5], [0, 1, 2], [1, 3, 4]]);
+    }
+
+    #[test]
+    fn a_circle_has_no_order() {
+        let lanes = Lanes { first: &[0, 1, 2], edge_first: &[0, 1, 2], source: &[1, 0] };
+        assert!(lanes.runs().is_none());
     }
 }

@@ -102,7 +102,7 @@ impl Schema {
         let numbers = "correlation,bytes,stream,device,Python id,Python parent id,Sequence number,\
                        Fwd thread id,Bytes,Addr,Total Allocated,Total Reserved,Device Type,Device Id,External id";
         let details = "Input Dims,Input type,Concrete Inputs,Input Strides,grid,block,\
-                       Collective name,In msg nelems,dtype,Process Group Name,Process Group Ranks,Seq";
+                       Collective name,In msg nelems,dtype,Process Group Name,Process Group Ranks,Seq,Group size";
         let groups = "1python_function,2cpu_op,2user_annotation,3kernel,3gpu_memcpy,3gpu_memset";
         let entries: Vec<String> = [('n', numbers), ('d', details), ('c', groups)]
             .iter()
@@ -995,7 +995,7 @@ mod tests {
         assert_eq!((columns.key[0], columns.value[0]), (7, 2));
         assert_eq!(scanner.names.entry(0), b"ab");
         assert_eq!(scanner.lanes.entry(0), b"tn1\0sx\0");
-        let detail = b"[[1, 2]]\0[\"float\"]\0\0\0\0\0\0\0\0\0\0\0";
+        let detail = b"[[1, 2]]\0[\"float\"]\0\0\0\0\0\0\0\0\0\0\0\0";
         assert_eq!(scanner.details.entry(0), detail);
     }
 

@@ -10,23 +10,42 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torchtriage.core.finding import Cost, Crash, Example, Finding, Fix, Frame, NotChecked, Note, Place, TimeClasses
+from torchtriage.core.finding import (
+    Cost,
+    Crash,
+    Example,
+    Finding,
+    Fix,
+    Frame,
+    NotChecked,
+    Note,
+    Phase,
+    Place,
+    TimeClasses,
+)
 from torchtriage.diagnose.verdict.options import By
 from torchtriage.diagnose.verdict.result import (
     SCHEMA,
+    BusBandwidth,
+    CollectiveRow,
     DeviceSummary,
     DeviceTime,
     DeviceTimeRow,
+    GraphUse,
     KernelSummary,
+    ModelFlops,
     OpSummary,
+    PeakShare,
+    PhaseTime,
     Result,
+    ServingTime,
     StepSummary,
     Summary,
     TimelineLane,
     TraceFacts,
 )
 
-__all__ = ["HOSTILE", "all_results", "healthy", "partial", "problems", "refused", "unmarked"]
+__all__ = ["HOSTILE", "SERVING", "all_results", "healthy", "partial", "problems", "refused", "unmarked"]
 
 MS = 1_000_000
 START_NS = 5_000_000_000
@@ -406,7 +425,7 @@ def _checked(*others: str) -> tuple[str, ...]:
 JOINT = _cost(12.3, 27.8, 60.4, basis="bounded", grade="C", method="union of owned time")
 
 
-def _device_time(by: By, *rows: tuple[str, str, float, int]) -> DeviceTime:
+def _device_time(by: By, *rows: tuple[str, str, float, int], mfu: ModelFlops | None = None) -> DeviceTime:
     """Return a table over four steady steps; rows are name, category, ms per step and launches per step."""
     busy_ns = round(sum(4 * ms * MS for _, _, ms, _ in rows))
     return DeviceTime(
@@ -421,6 +440,37 @@ def _device_time(by: By, *rows: tuple[str, str, float, int]) -> DeviceTime:
         ),
         n_rows=len(rows),
         rest_ns=0,
+        mfu=mfu,
+    )
+
+
+def _phase(
+    phase: Phase,
+    n: int,
+    context: tuple[int | None, int | None],
+    generation: tuple[int | None, int | None],
+    wall_ms: float,
+    graphs: dict[GraphUse, int],
+) -> PhaseTime:
+    """Return a phase of ``n`` steady steps; requests and tokens of each kind in all, three quarters of it busy."""
+    wall_ns = round(wall_ms * MS)
+    tokens = None if context[1] is None or generation[1] is None else context[1] + generation[1]
+    return PhaseTime(
+        phase=phase,
+        n_steps=n,
+        n_steady=n,
+        n_context=context[0],
+        context_tokens=context[1],
+        n_generation=generation[0],
+        generation_tokens=generation[1],
+        kv_tokens=None,
+        wall_ns=wall_ns,
+        busy_ns=3 * wall_ns // 4,
+        between_ns=wall_ns // 8,
+        n_work=400 * n,
+        n_launches=12 * n,
+        tokens_per_s=None if tokens is None else tokens / wall_ns * 1e9,
+        graphs=graphs,
     )
 
 
@@ -436,12 +486,36 @@ DEVICE_TIME = (
         ("attention", "attention", 1.0, 12),
         ("embedding", "embedding", 0.5, 3),
         ("other", "other", 0.25, 2),
+        mfu=ModelFlops(0.181, 8_640_000_000_000, 48_200_000, (PeakShare(989.0, 0.97), PeakShare(495.0, 0.03))),
     ),
     _device_time(
         "operator",
         ("aten::mm", "GEMM", 15.0, 96),
         (HOSTILE, "elementwise", 12.25, 1750),
         ("", "copy and layout", 6.0, 105),
+    ),
+)
+
+BUS_BANDWIDTH = BusBandwidth(
+    rows=(
+        CollectiveRow("allreduce", "default_pg", 8, 13_107_200, 26_214_400, 8.0, 210_000, 162.4, 284.2),
+        CollectiveRow("all_to_allv", "mesh_ep", 4, 65_536, 65_536, 4.0, 80_000, 2.048, 1.536),
+    ),
+    n_rows=2,
+    n_collectives=56,
+    n_unchecked=8,
+    unchecked="how much they exchange is not recorded",
+)
+
+
+SERVING = ServingTime(
+    "vLLM",
+    "ranges",
+    (),
+    (
+        _phase("prefill", 2, (3, 1536), (0, 0), 60.0, {"piecewise": 1, "eager": 1}),
+        _phase("decode", 10, (0, 0), (320, 320), 100.0, {"full": 10}),
+        _phase("unknown", 1, (None, None), (None, None), 9.0, {"unknown": 1}),
     ),
 )
 
@@ -476,6 +550,7 @@ def problems() -> Result:
         joint_cost=JOINT,
         checked=_checked("MEM027", "MEM028"),
         device_time=DEVICE_TIME,
+        bus_bandwidth=BUS_BANDWIDTH,
     )
 
 

@@ -23,11 +23,12 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from tests.report.maximal_result import maximal
-from tests.report.sample_result import all_results, healthy, partial, problems, refused
+from tests.report.sample_result import SERVING, all_results, healthy, partial, problems, refused
 
 from torchtriage.core.units import format_ns
 from torchtriage.diagnose.ranks.job import judge
 from torchtriage.diagnose.ranks.job_detection import detect_jobs
+from torchtriage.diagnose.verdict.result import RoofRates
 from torchtriage.report.pages.trace import render
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -378,6 +379,36 @@ def test_device_time_is_there_by_category_and_by_what_was_asked(page: Page) -> N
     )
     assert [row.split()[0] for row in rows] == ["GEMM", "aten::mm"]
     assert "outside operators" in text
+
+
+def test_the_steps_of_an_engine_are_there_by_phase(page: Page) -> None:
+    page.open([dataclasses.replace(problems(), serving=SERVING)])
+    text = page.text("#serving")
+    assert "Steps of vLLM by phase" in text
+    assert "means over 13 steady steps" in text
+    rows = page.js("return [...document.querySelectorAll('#serving tbody tr')].map((row) => row.innerText)")
+    assert [row.split()[0] for row in rows] == ["prefill", "decode", "not"]
+    assert rows[1].split()[-2:] == ["3,200", "full"]
+
+
+def test_a_roofline_is_drawn_where_a_rate_is_known(page: Page) -> None:
+    category, operator = problems().device_time
+    product = dataclasses.replace(operator.rows[0], of_roof=0.64, roof="compute", flop_per_byte=660.0, tflops=632.0)
+    small = dataclasses.replace(product, name="aten::bmm", busy_ns=1, share=0.001)
+    known = dataclasses.replace(
+        operator, rows=(product, small, *operator.rows[1:]), roofs=RoofRates(3.35, (67.0, 989.0))
+    )
+    page.open([dataclasses.replace(problems(), device_time=(category, known))])
+    assert "64 % compute" in page.text("#device-time").replace("\N{NO-BREAK SPACE}", " ")
+    points = page.js("return [...document.querySelectorAll('.roofline .point')].map((point) => point.textContent)")
+    assert len(points) == 1
+    assert points[0].startswith("aten::mm: ")
+    said = "632 TFLOP/s at 660 operations per byte, 64 % of the compute roof"
+    assert said in points[0].replace("\N{NO-BREAK SPACE}", " ")
+    texts = page.js("return [...document.querySelectorAll('.roofline > text')].map((text) => text.textContent)")
+    assert {"3.35 TB/s", "67 TFLOP/s", "989 TFLOP/s", "aten::mm"} <= set(texts)
+    page.open([problems()])
+    assert page.js("return document.querySelector('.roofline')") is None
 
 
 def test_steps_tell_their_classes(page: Page) -> None:

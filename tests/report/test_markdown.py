@@ -24,7 +24,9 @@ def test_hostile_names_open_no_tag():
 def test_every_row_of_the_table_has_its_five_cells():
     hostile = replace(SYNC, title=HOSTILE, place=replace(SYNC.place, frame=None, ops=(HOSTILE,)))
     piped = replace(SYNC, place=replace(SYNC.place, frame=None, ops=("a|b`c",)))
-    text = forms.traces_in_markdown([replace(problems(), findings=(SYNC, hostile, piped), device_time=())])
+    text = forms.traces_in_markdown(
+        [replace(problems(), findings=(SYNC, hostile, piped), device_time=(), bus_bandwidth=None)]
+    )
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert len(rows) == 5
     assert [len(re.findall(r"(?<!\\)\|", row)) for row in rows] == [6] * 5

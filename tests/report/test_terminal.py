@@ -9,10 +9,11 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 from tests.report import forms
-from tests.report.sample_result import all_results, healthy, partial, problems, refused, unmarked
+from tests.report.sample_result import SERVING, all_results, healthy, partial, problems, refused, unmarked
 
 from torchtriage.core.finding import Fix, NotChecked
 from torchtriage.core.names import visible
+from torchtriage.diagnose.verdict.result import ModelFlops
 from torchtriage.report import terminal
 from torchtriage.report.documents import trace
 
@@ -199,16 +200,46 @@ def test_device_time_is_a_short_table_that_hides_no_category():
     assert all(len(line) <= 80 for line in lines)
 
 
-def test_a_share_of_the_peak_has_a_column_where_one_is_known_and_a_reason_where_none_is():
+def test_mfu_states_what_it_is_a_share_of():
+    category = problems().device_time[0]
+    text = " ".join(forms.traces([problems()]).plain.split())
+    peaks = "989 TFLOP/s for 97 %, 495 TFLOP/s for 3.0 %"
+    assert f"MFU 18 %: 8.64 TFLOP in a step of 48.2 ms, over the dense peak of {peaks}." in text
+    why = replace(category, mfu=ModelFlops(unchecked="the recording has no steps"))
+    assert (
+        "MFU not checked: the recording has no steps." in forms.traces([replace(problems(), device_time=(why,))]).plain
+    )
+    none = replace(category, mfu=None)
+    assert "MFU" not in forms.traces([replace(problems(), device_time=(none,))]).plain
+
+
+def test_bandwidths_of_collectives_say_what_they_are_and_what_has_none():
+    text = forms.traces([problems()], width=100).plain
+    rows = [" ".join(line.split()) for line in text[text.index("  collective ") :].splitlines()[:3]]
+    assert rows == [
+        "collective size ranks per step mean algorithm bus",
+        "allreduce in default_pg 12.5-25.0 MiB 8 8 210 µs 162 GB/s 284 GB/s",
+        "all_to_allv in mesh_ep 64.0 KiB 4 4 80.0 µs 2.05 GB/s 1.54 GB/s",
+    ]
+    said = " ".join(text.split())
+    assert "kernels wait for other ranks too, so the link does at least that" in said
+    assert "Bus bandwidth of 8 of 56 collectives not checked: how much they exchange is not recorded." in said
+    none = replace(problems().bus_bandwidth, rows=(), n_rows=0)
+    said = forms.traces([replace(problems(), bus_bandwidth=none)]).plain
+    assert "Bus bandwidth not checked: how much they exchange is not recorded." in said
+    assert "algorithm" not in said
+
+
+def test_a_share_of_the_roof_has_a_column_where_one_is_known_and_a_reason_where_none_is():
     category, operator = problems().device_time
-    rows = (replace(operator.rows[0], of_peak=0.64), *operator.rows[1:])
+    rows = (replace(operator.rows[0], of_roof=0.64, roof="memory"), *operator.rows[1:])
     text = forms.traces([replace(problems(), device_time=(category, replace(operator, rows=rows)))]).plain
     head, first, *_ = text[text.index("  operator") :].splitlines()
-    assert (head.split()[-2:], first.split()[-2:]) == (["of", "peak"], ["64", "%"])
+    assert (head.split()[-2:], first.split()[-3:]) == (["of", "roof"], ["64", "%", "memory"])
     why = replace(operator, peak_unchecked="the peak rates of X are not known")
     text = forms.traces([replace(problems(), device_time=(category, why))]).plain
-    assert "of peak" not in text
-    assert "Share of the peak not checked: the peak rates of X are not known." in text
+    assert "of roof" not in text
+    assert "Share of the roof not checked: the peak rates of X are not known." in text
 
 
 def test_what_no_launch_was_recorded_with_is_said_instead_of_a_table():
@@ -217,6 +248,33 @@ def test_what_no_launch_was_recorded_with_is_said_instead_of_a_table():
     text = forms.traces([replace(problems(), device_time=(problems().device_time[0], time))]).plain
     assert "No module is recorded around a launch: record with with_stack=True." in text
     assert "outside modules" not in text
+
+
+def test_the_steps_of_an_engine_are_a_table_by_phase():
+    text = forms.traces([replace(problems(), serving=SERVING)]).plain
+    lines = text[text.index("  phase") : text.index("  category")].splitlines()
+    rows = [" ".join(line.split()) for line in lines if line]
+    assert rows[:4] == [
+        "phase steps tokens per step busy tokens/s graphs",
+        "prefill 2 768 30.0 ms 75 % 25,600 piecewise (1), none (1)",
+        "decode 10 32 10.0 ms 75 % 3,200 full",
+        "not known 1 not known 9.00 ms 75 % not known",
+    ]
+    assert " ".join(rows[4:]) == (
+        "vLLM, means over 13 steady steps, 169 ms in all as recorded; requests and tokens: prefill + decode."
+    )
+    assert all(len(line) <= 80 for line in lines)
+    frames = replace(SERVING, basis="frames", phases=(replace(SERVING.phases[1], n_steps=12, n_steady=10),))
+    text = " ".join(forms.traces([replace(problems(), serving=frames)]).plain.split())
+    assert "decode 10 of 12 32 32 10.0 ms" in text
+    assert "means over 10 steady steps of 12" in text
+    assert "No range says what a step holds" in text
+
+
+def test_a_recording_of_captures_says_so():
+    captures = replace(SERVING, phases=(), captures=("capture_8192_PIECEWISE",))
+    text = " ".join(forms.traces([replace(problems(), serving=captures)]).plain.split())
+    assert "vLLM captures graphs here: capture_8192_PIECEWISE. The recording holds no step of vLLM." in text
 
 
 def test_a_device_without_time_draws_no_bar():
@@ -334,7 +392,8 @@ def test_only_what_was_checked_whole_is_green():
 def test_a_finding_without_a_saving_has_no_number_and_stands_after_the_others():
     result = problems()
     first, *rest = result.findings
-    nothing = replace(first, cost=replace(first.cost, low_ms=0.0, high_ms=0.0), title="Nothing to win")
+    none = replace(first.cost, low_ms=0.0, high_ms=0.0)
+    nothing = replace(first, cost=none, severity="medium", title="Nothing to win")
     result = replace(result, findings=(first, *(finding for finding in rest if finding.saves), nothing))
     for text in (printed([result]), forms.traces_in_markdown([result])):
         head, _, tail = text.partition("Without a saving in time:")

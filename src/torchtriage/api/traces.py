@@ -12,6 +12,7 @@ from torchtriage.api.rendering import Renderable
 from torchtriage.core.errors import TraceFormatError, UsageError
 from torchtriage.core.folders import is_inside
 from torchtriage.core.source.locate import Locator
+from torchtriage.core.timing import part
 from torchtriage.core.trace import Trace, read_trace
 from torchtriage.core.trace.memory_limit import within
 from torchtriage.core.trace.overlay import write_overlay
@@ -19,7 +20,7 @@ from torchtriage.core.units import DEFAULT_MAX_BYTES, format_count
 from torchtriage.diagnose.compare.result import Comparison
 from torchtriage.diagnose.patterns import PatternEntry, catalogue, lookup
 from torchtriage.diagnose.ranks.result import JobResult
-from torchtriage.diagnose.verdict.options import DEFAULTS, By, Options
+from torchtriage.diagnose.verdict.options import CAPTURED, DEFAULTS, By, Options
 from torchtriage.diagnose.verdict.result import Result
 from torchtriage.diagnose.verdict.verdict import diagnose
 from torchtriage.measure.verify.result import Verification
@@ -93,7 +94,7 @@ def load(
     Raises TraceFormatError: the input is not a readable profiler trace; UsageError: the bound on
     memory cannot be kept.
     """
-    with within(max_memory):
+    with within(max_memory), part("read"):
         return read_trace(path, cache=cache, max_bytes=max_bytes, progress=progress)
 
 
@@ -111,6 +112,7 @@ def analyze(
     max_memory: int | None = None,
     detector: bool = False,
     by: By = DEFAULTS.by,
+    capture: TracePath | BinaryIO | Trace | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
     """Judge one trace: a ranked list of findings with what fixing each gives back.
@@ -138,19 +140,32 @@ def analyze(
         Also ask the learned detector; what it sees beyond the findings is in ``suspicions``.
     by : ``category``, ``kernel``, ``operator``, ``module``, ``annotation`` or ``line``
         What the rows of the last table in ``device_time`` are.
+    capture : path, stream or Trace, optional
+        A recording in which the graphs that the trace replays were captured (ROCm): with ``by`` operator,
+        module or line their kernels count where they were captured.
 
-    Raises TraceFormatError: the input is not a readable profiler trace; UsageError: a code does not
-    exist, a question cannot be read, ``step_ms`` is no time, or the bound on memory cannot be kept.
+    Raises TraceFormatError: the input is not a readable profiler trace, or ``capture`` does not fit it; UsageError: a
+    code does not exist, a question cannot be read, ``step_ms`` is no time, ``capture`` says nothing of ``by``, or the
+    bound on memory cannot be kept.
     """
     options = Options(
         only, skip, min_share, what_if, step_ms, sources, cache, max_bytes, max_memory, detector, by
     )  # checked before minutes of reading
+    if capture is not None and by not in CAPTURED:
+        raise UsageError(f"a recording of a capture says nothing by {by}", hint="ask for by operator, module or line")
     folders = options.folders()
     with within(max_memory):
         trace = (
             source if isinstance(source, Trace) else load(source, cache=cache, max_bytes=max_bytes, progress=progress)
         )
-        return Report.of(diagnose(trace, options, places=None if folders is None else Locator(folders)))
+        captured = None
+        if capture is not None:
+            from torchtriage.core.trace.captured_graphs import find_captured
+
+            other = capture if isinstance(capture, Trace) else load(capture, cache=cache, max_bytes=max_bytes)
+            captured = find_captured(trace, other)
+        places = None if folders is None else Locator(folders)
+        return Report.of(diagnose(trace, options, places=places, captured=captured))
 
 
 def compare(
@@ -296,6 +311,7 @@ def verify(
     steps: int = 40,
     rounds: int = 12,
     record: bool = True,
+    allow: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Verification:
     """Prove a fix: run two programs in turns, unprofiled, and see what was saved.
@@ -312,6 +328,8 @@ def verify(
         Runs of each at most.
     record : bool
         Record both once, to know what the fixed findings had promised.
+    allow : bool
+        Other results are intended: the outcome is that of the times.
     progress : callable, optional
         Called with a line of text before each run.
 
@@ -347,6 +365,7 @@ def verify(
         after=str(commands[1]),
         results=results,
         scripts=(_script(before), _script(after)),
+        allow=allow,
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 
 __all__ = [
     "SEVERITIES",
+    "Calibration",
     "Certainty",
     "Cost",
     "Crash",
@@ -21,6 +22,7 @@ __all__ = [
     "Frame",
     "NotChecked",
     "Note",
+    "Phase",
     "Place",
     "Quote",
     "RankSpread",
@@ -29,11 +31,27 @@ __all__ = [
     "rank_order",
 ]
 
+Phase = Literal["prefill", "mixed", "decode", "idle", "unknown"]
+"""What a step of an inference engine does for its requests."""
 Certainty = Literal["certain", "likely", "hint"]
 Severity = Literal["high", "medium", "low", "note"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 Quote = Callable[[str, str, int], str]
 """Gives the text of one line of a file's function, or nothing: reports never read files."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """How an interval was made to cover what fixes really save.
+
+    At least ``coverage`` (0-1) of measured savings lay inside such intervals of this ``family``. ``share_low`` and
+    ``share_high`` are its ends as first worked out, before they were moved.
+    """
+
+    family: Literal["replay", "looks"]
+    coverage: float
+    share_low: float
+    share_high: float
 
 
 @dataclass(frozen=True)
@@ -57,6 +75,8 @@ class Cost:
     grade: Literal["A", "B", "C"]
     together_ms: float | None = None
     """Saving with all findings ranked above it fixed too, by one replay; None without replay."""
+    calibration: Calibration | None = None
+    """None where no measured fixes tell how such intervals cover."""
 
 
 @dataclass(frozen=True)
@@ -159,14 +179,25 @@ class Finding:
         """Whether a saving in time is claimed; it may be 0 at its low end."""
         return self.cost is not None and self.cost.high_ms > 0
 
+    @property
+    def grave(self) -> bool:
+        """Whether it is of high severity without a saving: what was recorded is not the program, or it failed."""
+        return self.severity == "high" and not self.saves
+
 
 def rank_order(finding: Finding) -> tuple[Any, ...]:
-    """Return the key that sorts findings: by the share surely saved, then possibly saved; without a saving last."""
-    low = high = 0.0
-    if finding.cost is not None and finding.cost.of_ms > 0:
-        low, high = finding.cost.low_ms / finding.cost.of_ms, finding.cost.high_ms / finding.cost.of_ms
+    """Return the key that sorts findings: by the share surely saved, then possibly saved; without a saving last.
+
+    What is grave without a saving goes first: what the others say depends on it.
+    """
+    low = high = first = 0.0
+    cost = finding.cost
+    if cost is not None and cost.of_ms > 0:
+        low, high = cost.low_ms / cost.of_ms, cost.high_ms / cost.of_ms
+        # of savings within the noise, which are all low ends of 0, the surest is still the first
+        first = cost.calibration.share_low if cost.calibration is not None else low
     severity = SEVERITIES.index(finding.severity)
-    return (high <= 0, -low, -high, severity, finding.code, finding.message)
+    return (not finding.grave, high <= 0, -low, -first, -high, severity, finding.code, finding.message)
 
 
 @dataclass(frozen=True)

@@ -33,22 +33,30 @@ EMPTY: Spans = np.empty((0, 2), dtype=np.int64)
 
 def spans(start_ns: Ints, end_ns: Ints) -> Spans:
     """Stack starts and ends into ``int64[k, 2]``; not sorted, may overlap."""
-    return np.stack([np.asarray(start_ns, np.int64), np.asarray(end_ns, np.int64)], axis=1)
+    out = np.empty((len(start_ns), 2), np.int64)
+    out[:, 0], out[:, 1] = start_ns, end_ns
+    return out
 
 
 def union(values: Spans) -> Spans:
     """Return the time covered by any of ``values``."""
-    values = values[values[:, 1] > values[:, 0]]
-    if not len(values):
+    start, end = values.T
+    some = end > start
+    # most are neither empty nor out of order
+    if not some.all():
+        start, end = start[some], end[some]
+    if not len(start):
         return EMPTY
-    values = values[np.argsort(values[:, 0], kind="stable")]
-    reach = np.maximum.accumulate(values[:, 1])
-    first = np.empty(len(values), dtype=bool)
+    if (start[1:] < start[:-1]).any():
+        order = np.argsort(start, kind="stable")
+        start, end = start[order], end[order]
+    reach = np.maximum.accumulate(end)
+    first = np.empty(len(start), dtype=bool)
     first[0] = True
-    np.greater(values[1:, 0], reach[:-1], out=first[1:])
+    np.greater(start[1:], reach[:-1], out=first[1:])
     heads = np.flatnonzero(first)
-    tails = np.append(heads[1:] - 1, len(values) - 1)
-    return np.stack([values[heads, 0], reach[tails]], axis=1)
+    tails = np.append(heads[1:] - 1, len(start) - 1)
+    return spans(start[heads], reach[tails])
 
 
 def length(values: Spans) -> int:
@@ -66,6 +74,10 @@ def intersect(left: Spans, right: Spans) -> Spans:
     """Return the time covered by both; each side must be sorted and disjoint."""
     if not len(left) or not len(right):
         return EMPTY
+    if len(left) == 1 or len(right) == 1:
+        many, (start, end) = (right, left[0]) if len(left) == 1 else (left, right[0])
+        touched = many[np.searchsorted(many[:, 1], start, side="right") : np.searchsorted(many[:, 0], end)]
+        return np.clip(touched, start, end)
     # for every left interval: the run of right intervals that touch it
     lo = np.searchsorted(right[:, 1], left[:, 0], side="right")
     hi = np.searchsorted(right[:, 0], left[:, 1], side="left")
@@ -73,7 +85,7 @@ def intersect(left: Spans, right: Spans) -> Spans:
     which = np.repeat(np.arange(len(left)), counts)
     offset = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
     other = lo[which] + offset
-    return np.stack([np.maximum(left[which, 0], right[other, 0]), np.minimum(left[which, 1], right[other, 1])], axis=1)
+    return spans(np.maximum(left[which, 0], right[other, 0]), np.minimum(left[which, 1], right[other, 1]))
 
 
 def subtract(left: Spans, right: Spans) -> Spans:
@@ -95,8 +107,13 @@ def covered(values: Spans, cover: Spans) -> Ints:
     """
     if not len(cover):
         return np.zeros(len(values), dtype=np.int64)
-    total = totals(cover)
-    out: Ints = np.maximum(until(cover, total, values[:, 1]) - until(cover, total, values[:, 0]), 0)
+    if len(cover) == 1:
+        inside = np.clip(values, *cover[0])
+        length_ns = inside[:, 1] - inside[:, 0]
+    else:
+        total = totals(cover)
+        length_ns = until(cover, total, values[:, 1]) - until(cover, total, values[:, 0])
+    out: Ints = np.maximum(length_ns, 0)
     return out
 
 

@@ -11,12 +11,13 @@ import dataclasses
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
 from torchtriage.core.errors import TraceFormatError
+from torchtriage.core.timing import PartTime
 from torchtriage.diagnose.ranks.result import JobResult
 from torchtriage.diagnose.verdict.result import SCHEMA, Result
 
@@ -92,11 +93,15 @@ class JsonReport:
     results: tuple[Result, ...]
     jobs: tuple[JobResult, ...] = ()
     """Several ranks of one job together; their own results stay among ``results``."""
+    timing: tuple[PartTime, ...] = field(default=(), metadata={"asked": True})
+    """Where the time of this run went, the longest part first; there with ``--timing`` alone."""
 
     @classmethod
-    def of(cls, results: Sequence[Result], jobs: Sequence[JobResult] = ()) -> JsonReport:
+    def of(
+        cls, results: Sequence[Result], jobs: Sequence[JobResult] = (), timing: Sequence[PartTime] = ()
+    ) -> JsonReport:
         """Return the report of these results."""
-        return cls(SCHEMA, results[0].version if results else "", tuple(results), tuple(jobs))
+        return cls(SCHEMA, results[0].version if results else "", tuple(results), tuple(jobs), tuple(timing))
 
 
 def _document(report: JsonReport, **options: Any) -> Document:
@@ -168,8 +173,8 @@ def schema_name(data: bytes) -> str:
 def plain(value: Any, where: str = "$", *, strict: bool = True) -> Any:
     """Return ``value`` as dicts, lists, text, finite numbers and None; UTF-8 can hold its text.
 
-    Dataclasses become dicts in field order, sets become sorted lists, numpy scalars and arrays
-    become what they hold. With ``strict`` off, numbers that are not finite become None.
+    Dataclasses become dicts in field order, without empty fields that somebody has to ask for; sets become sorted
+    lists, numpy scalars and arrays become what they hold. With ``strict`` off, numbers that are not finite become None.
     """
     if value is None or isinstance(value, bool):
         return value
@@ -196,6 +201,7 @@ def plain(value: Any, where: str = "$", *, strict: bool = True) -> Any:
                 getattr(value, field.name), f"{where}.{field.name}", strict=strict and field.name != "evidence"
             )
             for field in dataclasses.fields(value)
+            if "asked" not in field.metadata or getattr(value, field.name)
         }
     if hasattr(value, "tolist"):
         return plain(value.tolist(), where, strict=strict)

@@ -205,12 +205,14 @@ def suspicion(hint: Suspicion) -> str:
     )
 
 
-def replayed(replay: Replay) -> str:
+def replayed(replay: Replay, findings: Sequence[Finding]) -> str:
     """Return how far to trust replayed savings, or why there are none."""
     if not replay.accepted:
         return f"savings are not replayed: {visible(replay.reason)}"
+    made = next((item.cost.calibration for item in findings if item.cost and item.cost.calibration), None)
+    covers = f", as {format_share(made.coverage)} intervals" if made else ""
     text = (
-        "savings are replayed; the recorded causes alone give the total to within"
+        f"savings are replayed{covers}; the recorded causes alone give the total to within"
         f" {format_share(max(abs(replay.strict_error), 0.001))}"
     )
     if replay.unprofiled_step_ms is not None:

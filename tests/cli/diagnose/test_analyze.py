@@ -56,6 +56,15 @@ def test_a_refused_trace_is_unusable_input(run: Run) -> None:
     assert "No verdict: 10 launches and copies, but no GPU row" in result.stdout
 
 
+def test_a_capture_is_for_one_trace_and_has_to_fit(run: Run) -> None:
+    assert (
+        "needs exactly one trace" in run("analyze", "slow.json", "fine.json", "--capture", "fine.json", code=2).stderr
+    )
+    assert "says nothing by category" in run("analyze", "slow.json", "--capture", "fine.json", code=2).stderr
+    result = run("analyze", "slow.json", "--by", "module", "--capture", "fine.json", code=2)
+    assert "expected a trace that replays graphs" in result.stderr
+
+
 def test_an_unreadable_trace_is_one_clear_message(run: Run) -> None:
     result = run("analyze", "broken.json", code=2)
     assert result.stdout == ""
@@ -343,3 +352,28 @@ def test_a_file_without_read_permission(run: Run, folder: Path, monkeypatch: pyt
     if os.access(path, os.R_OK):  # root may read everything: let the system say no
         monkeypatch.setattr("io.open", denied)
     assert "Permission denied" in run("analyze", "secret.json", code=2).stderr
+
+
+# -- where the time goes -----------------------------------------------------------------------
+
+
+def test_timing_names_every_part_on_stderr_and_in_json(run: Run) -> None:
+    result = run("analyze", "slow.json", "--timing", "--json", code=0)
+    document = json.loads(result.stdout)
+    names = {part["name"] for part in document["timing"]}
+    assert {"read", "doctor", "replay", "device time", "summary", "SYN001 host-sync-scalar"} <= names
+    assert sum(part["share"] for part in document["timing"]) == pytest.approx(1, abs=1e-3)
+    first, *lines = result.stderr.splitlines()
+    assert first.endswith("s in all, of which")
+    assert names | {"rendering"} == {line.split(maxsplit=4)[-1].removeprefix("% ") for line in lines}
+    assert json_report.read(result.stdout.encode()).timing
+
+
+def test_without_timing_the_document_says_nothing_of_it(run: Run) -> None:
+    assert "timing" not in json.loads(run("analyze", "slow.json", "--json", code=0).stdout)
+
+
+def test_timing_is_of_one_file(run: Run) -> None:
+    assert (
+        "--timing needs exactly one trace file" in run("analyze", "slow.json", "fine.json", "--timing", code=2).stderr
+    )

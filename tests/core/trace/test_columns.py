@@ -46,7 +46,7 @@ def test_rows_by_name(n_names: int, share: float) -> None:
 
 def test_names_of_collectives_are_text() -> None:
     builder = TraceBuilder()
-    group = {"Process Group Name": "3", "Process Group Ranks": "[0, 4]", "Seq": 17}
+    group = {"Process Group Name": "3", "Process Group Ranks": "[0, 4]", "Seq": 17, "Group size": 2}
     builder.launch(0, 5, 10, 5, **{"Collective name": "allreduce", "In msg nelems": 16, **group})
     trace = builder.build()
     assert trace.details_of("collective", [1]) == ["allreduce"]
@@ -54,6 +54,7 @@ def test_names_of_collectives_are_text() -> None:
     assert trace.details_of("group", [1]) == ["3"]
     assert trace.details_of("ranks", [1]) == ["[0, 4]"]  # the profiler writes a list as text
     assert trace.details_of("seq", [1]) == [17]
+    assert trace.details_of("group_size", [1]) == [2]
 
 
 @pytest.mark.parametrize("number", ["6e53135406", "-6e53135406", "6e-53135406", "1e999999999999"])

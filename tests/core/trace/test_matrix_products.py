@@ -67,9 +67,22 @@ def test_a_convolution_without_its_stride_is_unknown():
     assert product_of("aten::cudnn_convolution", [IMAGE, WEIGHT]) is None
 
 
-def test_a_transposed_convolution_is_unknown():
-    concrete = ["", "", "", "[2, 2]", "[1, 1]", "[1, 1]", "True", "[0, 0]", "1"]
-    assert product_of("aten::convolution", [IMAGE, WEIGHT], concrete) is None
+TRANSPOSED = ["", "", "", "[2, 2]", "[1, 1]", "[1, 1]", "True", "[0, 0]", "1"]
+
+
+@pytest.mark.parametrize(
+    ("name", "concrete"), [("aten::convolution", TRANSPOSED), ("aten::cudnn_convolution_transpose", None)]
+)
+def test_a_transposed_convolution_meets_every_tap_at_every_element(name, concrete):
+    weight = [3, 5, 4, 4]
+    assert product_of(name, [IMAGE, weight], concrete) == (1, 2 * 8 * 8, 5 * 4 * 4, 3)
+    assert product_of(name, [IMAGE, [7, 5, 4, 4]], concrete) is None
+
+
+def test_the_gradients_of_a_transposed_convolution():
+    concrete = ["", "", "", "", *TRANSPOSED[3:], "[True, True, True]"]
+    dims = [[2, 5, 17, 17], IMAGE, [3, 5, 4, 4], *[[]] * 8]
+    assert product_of("aten::convolution_backward", dims, concrete) == (2, 2 * 8 * 8, 5 * 4 * 4, 3)
 
 
 def test_the_backward_convolution_holds_two_products():

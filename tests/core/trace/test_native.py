@@ -276,7 +276,7 @@ ARGUMENTS = [
     *("Sequence number", "Fwd thread id", "Addr", "Total Allocated", "Total Reserved"),
     *("Device Type", "Device Id", "Input Dims", "Input type", "Concrete Inputs", "Input Strides"),
     *("grid", "block", "Collective name", "In msg nelems", "dtype", "External id", "Ev Idx"),
-    *("Process Group Name", "Process Group Ranks", "Seq", "other"),
+    *("Process Group Name", "Process Group Ranks", "Seq", "Group size", "other"),
 ]
 categories = st.sampled_from(
     [

@@ -198,6 +198,21 @@ def test_at_is_the_innermost_open_row(rows: list[tuple[int, int, int]]) -> None:
                 assert inner == open_now[0]
 
 
+def test_how_many_have_started_is_the_same_for_few_times_and_many() -> None:
+    builder = TraceBuilder().op("other", 0, 5, tid=2)
+    for index in range(300):
+        builder.op("op", 10 * (index // 2), 4)
+    trace = builder.build()
+    lane = int(trace.lane[row(trace, "op")])
+    times = np.array([-1, 0, 9_999, 10_000, 745_000, 9_000_000])
+    expected = [0, 2, 2, 4, 150, 300]
+    # bisected, and looked up among copied starts
+    assert trace.tree.n_started(lane, times[:4]).tolist() == expected[:4]
+    assert trace.tree.n_started(lane, np.tile(times, 50)).tolist() == expected * 50
+    assert trace.tree.n_started(lane, times[:0]).tolist() == []
+    assert trace.frames.n_started(lane, times).tolist() == [0] * 6
+
+
 def test_frames_follow_the_ids_the_profiler_wrote() -> None:
     trace = (
         TraceBuilder()

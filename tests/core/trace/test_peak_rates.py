@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchtriage.core.trace.peak_rates import peak_of
+from torchtriage.core.trace.peak_rates import family_of, peak_of
 
 
 @pytest.mark.parametrize(
@@ -40,6 +40,12 @@ from torchtriage.core.trace.peak_rates import peak_of
         ("NVIDIA H800 NVL", 60, 835),
         ("Tesla V100-PCIE-16GB", 14, 112),
         ("NVIDIA A10G", 35, 70),
+        ("Tesla V100S-PCIE-32GB", 16.4, 130),
+        ("NVIDIA GeForce RTX 5070 Ti", 43.9, 87.9),
+        ("NVIDIA GeForce RTX 5070", 30.9, 61.7),
+        ("NVIDIA GeForce RTX 4080", 48.7, 97.5),
+        ("NVIDIA GeForce RTX 2080", 10.6, 42.4),
+        ("NVIDIA TITAN RTX", 16.3, 130.5),
     ],
 )
 def test_known_devices(name, fp32, half):
@@ -56,6 +62,8 @@ def test_known_devices(name, fp32, half):
         "NVIDIA RTX A400",
         "NVIDIA GeForce RTX 4090 D",
         "NVIDIA GeForce RTX 3090 Ti",
+        "NVIDIA GeForce RTX 4080 SUPER",
+        "NVIDIA GeForce RTX 3080",
         "NVIDIA GeForce RTX 4090 Laptop GPU",
         "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
         "Quadro GP100",
@@ -78,3 +86,15 @@ def test_rates_per_ns():
     assert peak.flop_per_ns("tf32") == 495_000
     assert peak.flop_per_ns("float") == 67_000
     assert peak.bytes_per_ns == 3350
+
+
+def test_an_instruction_set_bounds_the_rates_of_its_devices():
+    family = family_of("942")
+    assert family.names == ("MI300A", "MI300X", "MI325X")
+    assert (family.slowest.half_tflops, family.fastest.half_tflops) == (981, 1307)
+    assert (family.slowest.memory_tbps, family.fastest.memory_tbps) == (5.3, 6.0)
+    assert family_of("1100") is None
+
+
+def test_every_device_of_an_instruction_set_has_a_peak():
+    assert all(peak_of(name) is not None for isa in ("90a", "942", "950") for name in family_of(isa).names)

@@ -82,7 +82,7 @@ def test_files_with_many_names_are_read_in_time_that_grows_with_the_events() -> 
         builder.call(f"cudaCall{i}", at + 1, 15_000).call(f"cudaCall{i}", at + 16_000, 100.5)
     trace = builder.build()
     assert not len(trace.steps)
-    assert len(trace.steps.first_use) == 20_000
+    assert len(trace.first_use) == 20_000
 
 
 def test_gpu_projections_of_the_marks_are_not_steps() -> None:

@@ -166,6 +166,31 @@ def test_attention_over_another_length_is_another_size():
     assert codes(attention(1024), attention(128)) == {"shapes"}
 
 
+def serves(*names: str) -> Trace:
+    builder = TraceBuilder()
+    for index, name in enumerate(names):
+        at = 100.0 * index
+        builder.annotation(name, at, 90).op("aten::linear", at + 2, 50)
+        builder.launch(at + 5, 2, at + 10, 60.5)
+    return builder.build()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reasons"),
+    [
+        (["step[DECODE bs=32]"] * 4, ["step[DECODE bs=31]"] * 6, set()),
+        (["step[DECODE bs=32]"] * 4, ["step[DECODE bs=64]"] * 4, {"shapes"}),
+        (["step[DECODE bs=32]"] * 4, ["step[EXTEND bs=2 toks=32]"] * 4, {"shapes"}),
+        (["step[DECODE bs=32]"] * 6, ["step[DECODE bs=32]", "step[EXTEND bs=2 toks=32]"] * 3, {"shapes"}),
+        (["step[DECODE bs=32]"] * 4, ["execute_context_0(0)_generation_32(32)"] * 4, {"steps"}),
+        (["step[DECODE bs=32]"] * 4, ["step[DRAFT_EXTEND bs=32]"] * 4, {"shapes"}),
+    ],
+)
+def test_steps_of_an_engine_hold_the_same_work(before: list[str], after: list[str], reasons: set[str]) -> None:
+    assert codes(serves(*before), serves(*after)) == reasons
+    assert codes(serves(*after), serves(*before)) == reasons
+
+
 def test_a_run_without_layers_that_hides_nothing_is_another_model():
     model = window(("aten::mm", LAYER, 1), replay=8)
     assert codes(model, window(("aten::add", [[32, 64]] * 2, 1))) == {"model"}

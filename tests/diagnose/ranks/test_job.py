@@ -225,6 +225,32 @@ def test_transfer_and_waiting_are_split_by_collective() -> None:
     assert (one.late_rank, one.late_share) == (2, 1.0)
 
 
+def test_bandwidth_is_of_the_transfer_not_of_the_waiting() -> None:
+    (one,) = of(records(job(late={2: 4000}))).collectives
+    size = 4096 * 4
+    assert (one.size_bytes, one.n_missing) == (size, 0)
+    assert one.algorithm_gbps == round(size / 1e6, 3)
+    assert one.bus_gbps == round(size / 1e6 * 2 * 3 / 4, 3)
+
+
+def test_bandwidth_is_a_bound_where_a_rank_of_the_group_is_missing() -> None:
+    (one,) = of(records(job(late={2: 4000}))[:3]).collectives
+    assert (one.n_ranks, one.n_missing) == (3, 1)
+    assert one.bus_gbps == round(4096 * 4 / 1e6 * 2 * 3 / 4, 3)
+
+
+def test_without_type_or_members_there_is_no_bandwidth() -> None:
+    for change in ({"dtype": None}, {"Process Group Ranks": None}):
+        builders = job()
+        for builder in builders:
+            del builder.meta["distributedInfo"]["pg_config"]
+            for event in builder.events:
+                args = event.get("args", {})
+                args.update({key: value for key, value in change.items() if key in args})
+        (one,) = of(records(builders)).collectives
+        assert (one.n_ranks, one.size_bytes, one.bus_gbps) == (4, None, None)
+
+
 def test_steps_say_who_was_last() -> None:
     result = of(records(job(late=[{}, {0: 2000}, {1: 3000}, {}, {2: 1000}, {}])))
     assert [step.number for step in result.steps] == list(range(10, 16))

@@ -480,6 +480,17 @@ def test_a_clock_of_whole_microseconds_is_said() -> None:
     assert "coarse-clock" not in notes(builder.build())
 
 
+def test_a_device_clock_that_is_ahead_is_said() -> None:
+    builder = TraceBuilder().step(0, 0, 5_000)
+    for index in range(20):
+        builder.launch(200 * index + 100, 8, 200 * index + 70, 50)
+    assert notes(builder.build())["early-clock"].evidence == {"early_ns": 30_000, "device": 0}
+    builder = TraceBuilder().step(0, 0, 5_000)
+    for index in range(20):
+        builder.launch(200 * index + 100, 8, 200 * index + 104, 50)
+    assert "early-clock" not in notes(builder.build())
+
+
 # -- the shared recordings ---------------------------------------------------------------------
 
 # what the review calls a fact, and the notes that tell it

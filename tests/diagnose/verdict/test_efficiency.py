@@ -1,4 +1,4 @@
-"""Share of the dense peak: exact where shapes, type and device are known, not checked elsewhere."""
+"""Shares of peak and roof: exact where shapes, type and device are known, not checked elsewhere."""
 
 from __future__ import annotations
 
@@ -123,6 +123,59 @@ def test_gradients_of_a_convolution_count_those_that_are_wanted(mask: str, n: in
     assert share(builder.build()) == (None if n is None else pytest.approx(flop / (989e6 * 1000), abs=1e-4))
 
 
+def pointwise(dur_us: float, name: str = "aten::add") -> DeviceTime:
+    dims = [[1 << 14, 1 << 14], [1 << 14, 1 << 14], []]
+    builder = TraceBuilder().op(name, 0, 50, dims=dims, types=["float", "float", "Scalar"])
+    builder.launch(5, 2, 10, dur_us, "vectorized_elementwise_kernel<4, CUDAFunctor_add<float>>")
+    return table(builder.build())
+
+
+def test_what_multiplies_nothing_has_the_memory_for_a_roof() -> None:
+    (row,) = pointwise(2000).rows
+    assert row.of_roof == pytest.approx(3 * 4 * (1 << 28) / 3.35e12 / 2000e-6, abs=1e-4)
+    assert (row.roof, row.of_peak, row.flop_per_byte) == ("memory", None, None)
+
+
+def test_what_a_cache_holds_and_what_is_not_known_is_not_checked() -> None:
+    assert [(row.of_roof, row.roof) for row in pointwise(900).rows] == [(None, "")]
+    assert [(row.of_roof, row.roof) for row in pointwise(2000, "aten::some_operator").rows] == [(None, "")]
+
+
+def test_a_narrow_product_is_bound_by_memory() -> None:
+    builder = TraceBuilder().op("aten::mm", 0, 50, dims=[[1 << 20, 32], [32, 32]], types=BF16)
+    builder.launch(5, 2, 10, 100, HALF)
+    (row,) = table(builder.build()).rows
+    n_bytes, flop = 2 * (2 * (1 << 25) + 1024), 2 * (1 << 20) * 32 * 32
+    assert row.roof == "memory"
+    assert row.of_roof == pytest.approx(n_bytes / 3.35e12 / 100e-6, abs=1e-4)
+    assert row.of_peak == pytest.approx(flop / 989e12 / 100e-6, abs=1e-4)
+    assert row.flop_per_byte == pytest.approx(flop / n_bytes, abs=1e-3)
+    assert row.tflops == pytest.approx(flop / 100e-6 / 1e12, abs=1e-3)
+
+
+def test_the_roofs_of_a_table_are_the_memory_and_the_peaks_that_apply() -> None:
+    roofs = table(product(HALF, BF16, 4000)).roofs
+    assert roofs is not None
+    assert (roofs.memory_tbps, roofs.peak_tflops) == (3.35, (989.0,))
+    assert table(product(HALF, BF16, 4000, device="Some Future Device")).roofs is None
+    assert device_time(product(HALF, BF16, 4000))[0].roofs is None
+
+
+@pytest.mark.parametrize(("kind", "of_roof"), [("DtoD", 0.5), ("HtoD (Pinned -> Device)", None)])
+def test_copies_on_the_device_move_their_bytes_twice(kind: str, of_roof: float | None) -> None:
+    builder = TraceBuilder().op("aten::copy_", 0, 50, dims=[[1], [1], []], types=["float", "float", "Scalar"])
+    builder.copy(5, 2, 10, 1000, kind=kind, size=round(3.35e12 * 1e-3 / 4))
+    assert [row.of_roof for row in table(builder.build()).rows] == [of_roof]
+
+
+def test_a_device_that_is_not_named_is_known_by_its_kernels_and_not_checked() -> None:
+    builder = TraceBuilder(vendor="rocm", device="").op("aten::mm", 0, 50, dims=SIDE, types=BF16)
+    builder.launch(5, 2, 10, 1000, "Cijk_Ailk_Bljk_BBS_BH_MT256x128x64_MI16x16x16x1_GSU1_ISA942_IU1")
+    time = table(builder.build())
+    assert "MI300A, MI300X, MI325X" in time.peak_unchecked
+    assert [row.of_roof for row in time.rows] == [None]
+
+
 @pytest.mark.data
 def test_shares_of_the_peak_on_every_recording_are_shares(recordings: Path) -> None:
     n_known = 0
@@ -132,7 +185,7 @@ def test_shares_of_the_peak_on_every_recording_are_shares(recordings: Path) -> N
         except TraceFormatError:
             continue
         for time in device_time(trace, "kernel")[1:]:
-            shares = [row.of_peak for row in time.rows if row.of_peak is not None]
+            shares = [share for row in time.rows for share in (row.of_peak, row.of_roof) if share is not None]
             assert all(0 <= share <= 1 for share in shares), path.name
             assert not (shares and time.peak_unchecked), path.name
             n_known += len(shares)

@@ -397,6 +397,17 @@ def test_findings_are_ranked_by_what_they_surely_give_back(install: Install) -> 
     assert result.verdict[1].startswith("Largest saving: Title of TST003 (TST003), 133 µs of 1.00 ms")
 
 
+def test_what_voids_the_rest_goes_first_and_is_the_headline(install: Install) -> None:
+    install(
+        entry("TST001", claim((1000, 1900))),
+        entry("TST002", claim(always=True, time_class="none", voids=True), family="measure"),
+    )
+    result = diagnose(steps().build())
+    assert codes(result) == ["TST002", "TST001"]
+    assert result.findings[0].severity == "high"
+    assert result.verdict[1] == "Title of TST002 (TST002): it happens."
+
+
 @pytest.mark.parametrize(
     ("share_us", "certainty", "severity"),
     [(300, "likely", "high"), (300, "hint", "medium"), (60, "likely", "medium"), (15, "certain", "low")],

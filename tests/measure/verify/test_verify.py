@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from torchtriage.core.record.launch import find_command
-from torchtriage.measure.verify.paired_runs import agreement, sample
+from torchtriage.measure.verify.agreement import Answer, agreement, read_answers
 
 pytestmark = pytest.mark.torch
 
@@ -46,22 +45,75 @@ def test_python_work_taken_away_is_time_saved(tmp_path):
     ended = verify(slow, fixed, "--rounds", "3", "--steps", "12", "--out", str(out))
     assert ended.returncode == 0, ended.stderr
     result = json.loads(ended.stdout)
+    assert result["outcome"] == "faster"
     assert result["per"] == "step"
     assert result["told"]
     assert result["ratio_high"] < 0.6
     assert result["answers"]["status"] == "same"
-    assert result["answers"]["n"] == 8
+    assert result["answers"]["n"] == 24
     assert result["promise"]["codes"] == ["HST020"]
     assert "noise" in (out / "before1" / "output.txt").read_text()
 
 
-def test_another_learning_rate_is_other_results(tmp_path):
-    taken = []
-    for lr in (0.1, 0.5):
-        command = find_command([write(tmp_path, f"{lr}.py", work=10, lr=lr)])
-        taken.append(sample(command, tmp_path / str(lr), steps=4))
-    assert all(one.n_steps == 4 for one in taken)
-    assert agreement(taken[:1], taken[1:]).status == "differ"
+TRAINING = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+data, labels = torch.randn(60, 8, 3, 8, 8), torch.randint(10, (60, 8))
+for x, y in zip(data, labels):
+    logits = model(x)
+    loss = nn.functional.cross_entropy(logits, y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+WRONG = {
+    "no-zero-grad": ("    optimizer.zero_grad()\n", "", "gradients 2"),
+    "learning-rate": ("lr=1e-3", "lr=1e-4", "update 1"),
+    "weight-decay": ("lr=1e-3", "lr=1e-3, weight_decay=0.5", "update 1"),
+    "logits": ("logits = model(x)", "logits = model(x) * 1.03", "loss 1"),
+    "labels": ("zip(data, labels)", "zip(data, labels.flip(1))", "loss 1"),
+    "half": ("    logits = model(x)", "    with torch.autocast('cpu'):\n        logits = model(x)", "loss 1"),
+}
+RIGHT = {
+    "fused": ("lr=1e-3", "lr=1e-3, fused=True"),
+    "foreach": ("lr=1e-3", "lr=1e-3, foreach=True"),
+    "channels-last": ("data, labels =", "model = model.to(memory_format=torch.channels_last)\ndata, labels ="),
+    "zero-by-hand": ("optimizer.zero_grad()", "optimizer.zero_grad(set_to_none=False)"),
+}
+
+
+ALL = """
+import json, sys
+from pathlib import Path
+from torchtriage.core.record.output_digest import Answers
+for name, text in json.load(sys.stdin).items():
+    folder = Path(name)
+    folder.mkdir()
+    Answers(folder).start()
+    exec(compile(text, name, "exec"), {"__name__": "__main__"})
+"""
+
+
+def test_wrong_fixes_are_caught_where_they_first_show_and_right_ones_agree(tmp_path):
+    programs = {"reference": TRAINING}
+    programs |= {name: TRAINING.replace(old, new) for name, (old, new, *_) in (WRONG | RIGHT).items()}
+    command = [sys.executable, "-c", ALL]
+    subprocess.run(command, cwd=tmp_path, input=json.dumps(programs), text=True, check=True, capture_output=True)
+
+    def answers(name: str) -> tuple[Answer, ...]:
+        (path,) = (tmp_path / name).glob("answers-*.json")
+        return read_answers(json.loads(path.read_text()))
+
+    verdicts = {name: agreement([answers("reference")] * 2, [answers(name)]) for name in programs}
+    assert {name: verdict.first for name, verdict in verdicts.items() if verdict.status == "differ"} == {
+        name: first for name, (*_, first) in WRONG.items()
+    }
+    assert {name for name, verdict in verdicts.items() if verdict.status == "same"} == {"reference", *RIGHT}
+    assert verdicts["reference"].worst == 0
+    assert {verdict.n for name, verdict in verdicts.items() if name in RIGHT} == {24}
 
 
 def test_a_program_that_fails_shows_its_last_words(tmp_path):

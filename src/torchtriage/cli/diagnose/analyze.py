@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -27,9 +27,14 @@ from torchtriage.cli.output import check_outputs, complain, present, save
 from torchtriage.cli.progress import reading, reading_many
 from torchtriage.core.errors import UsageError
 from torchtriage.core.finding import Quote
+from torchtriage.core.timing import measured, part, part_times
+from torchtriage.core.units import format_share
 from torchtriage.diagnose.ranks.result import JobResult
 from torchtriage.diagnose.verdict.options import BYS, DEFAULTS, Options
 from torchtriage.diagnose.verdict.result import Result
+
+if TYPE_CHECKING:
+    from torchtriage.report.json_report import JsonReport
 
 __all__ = ["command"]
 
@@ -66,6 +71,9 @@ def _size(_ctx: click.Context, _param: click.Parameter, value: Any) -> int | Non
     help="Predict the effect of a change: gpu*0.5, cpu*0.5, comm=0, no-sync, launch=0 (repeatable).",
 )
 @value_option("--by", click.Choice(BYS), None, DEFAULTS.by, "What the rows of the table of device time are.")
+@file_option(
+    "--capture", "Recording in which the replayed graphs were captured (ROCm), for --by operator, module or line."
+)
 @value_option("--step-ms", POSITIVE, "MS", None, "Step time without the profiler; savings are scaled to it.")
 @file_option(
     "--source",
@@ -95,6 +103,7 @@ def _size(_ctx: click.Context, _param: click.Parameter, value: Any) -> int | Non
     "local",
     "Where many ranks are read: this machine or a Ray cluster.",
 )
+@click.option("--timing", is_flag=True, help="Also say on stderr how long each part of the analysis took; of one file.")
 @quiet_option
 @click.pass_context
 def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None:
@@ -109,18 +118,28 @@ def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None
     [tool.torchtriage] in the nearest pyproject.toml.
     """
     from torchtriage.api import traces
+    from torchtriage.report.json_report import JsonReport
 
     options = with_config(ctx, given, Path.cwd())
     asked = made_of(Options, options, sources=None if options["no_source"] else options["sources"])
     files = _expand(paths, traces.find_traces)
     if options["perfetto"] and (len(files) != 1 or files[0] == "-" or "://" in str(files[0])):
         raise UsageError("--perfetto needs exactly one trace file")
+    if options["capture"] and (len(files) != 1 or options["engine"] != "local" or "://" in str(files[0])):
+        raise UsageError("--capture needs exactly one trace file")
+    if options["timing"] and len(files) != 1:
+        raise UsageError("--timing needs exactly one trace file", hint="many are analysed in several processes")
     check_outputs([options[name] for name in ("output", "html", "perfetto")], files)
 
-    results, jobs, n_unusable = _judge(files, asked, options)
-    if options["perfetto"] and len(results) != 1:
-        raise UsageError("--perfetto shows the findings of one process", hint="pass one rank's own file")
-    _report(results, jobs, files, options)
+    with measured() as seconds, part("other"):
+        results, jobs, n_unusable = _judge(files, asked, options)
+        if options["perfetto"] and len(results) != 1:
+            raise UsageError("--perfetto shows the findings of one process", hint="pass one rank's own file")
+        timing = part_times(seconds) if options["timing"] else ()
+        with part("rendering"):
+            _report(JsonReport.of(results, jobs, timing), files, options)
+    if options["timing"]:
+        click.echo("\n".join(_time_lines(seconds)), err=True)
     from torchtriage.report.words import outside
 
     judged: list[Result | JobResult] = [*jobs, *outside(results, jobs)]  # ranks of a job do not count again
@@ -145,9 +164,9 @@ def _judge(
 
     if len(files) == 1 and options["engine"] == "local" and "://" not in str(files[0]):
         with reading(str(files[0]), quiet=options["quiet"]) as progress:
-            result = traces.analyze(files[0], progress=progress, **vars(asked))
+            result = traces.analyze(files[0], capture=options["capture"], progress=progress, **vars(asked))
         # standard input is gone by now
-        if files[0] == "-" or not result.holds_ranks:
+        if files[0] == "-" or options["capture"] or not result.holds_ranks:
             return [result], [], 0
     with reading_many(len(files), quiet=options["quiet"]) as starting:
         report = traces.analyze_ranks(files, engine=options["engine"], starting=starting, **vars(asked))
@@ -156,17 +175,23 @@ def _judge(
     return list(report.results), list(report.jobs), len(report.unreadable)
 
 
-def _report(results: list[Result], jobs: list[JobResult], files: list[str | Path], options: dict[str, Any]) -> None:
-    from torchtriage.report import formats
-    from torchtriage.report.json_report import JsonReport
+def _time_lines(seconds: Mapping[str, float]) -> Iterator[str]:
+    times = part_times(seconds)
+    yield f"{sum(time.seconds for time in times):.3f} s in all, of which"
+    for time in times:
+        yield f"{time.seconds:9.3f} s {format_share(time.share):>6}  {time.name}"
 
-    report, quote = JsonReport.of(results, jobs), _quote(options)
+
+def _report(report: JsonReport, files: list[str | Path], options: dict[str, Any]) -> None:
+    from torchtriage.report import formats
+
+    quote = _quote(options)
     if options["html"]:
         save(options["html"], formats.page(report, quote).encode())
     if options["perfetto"]:
         from torchtriage.api import traces
 
-        traces.overlay(files[0], results[0], options["perfetto"], max_bytes=options["max_bytes"])
+        traces.overlay(files[0], report.results[0], options["perfetto"], max_bytes=options["max_bytes"])
         click.echo(f"wrote {options['perfetto']}: open it at https://ui.perfetto.dev", err=True)
     present(report, {**options, "html": None}, quote=quote, top=options["top"])
 

@@ -16,6 +16,8 @@ from torchtriage.core.errors import UsageError
 
 __all__ = ["command"]
 
+EXIT_CODES = {"faster": 0, "slower": 1, "no difference": 3, "results differ": 4, "undecided": 5}
+
 
 @click.command("verify")
 @click.argument("scripts", nargs=-1, metavar="[BEFORE.py AFTER.py]", type=click.Path())
@@ -26,6 +28,7 @@ __all__ = ["command"]
     "--rounds", click.IntRange(3), "N", 12, "Runs of each program at most; five suffice where they agree to 2 %."
 )
 @click.option("--no-record", is_flag=True, help="Do not record the promised saving first.")
+@click.option("--allow", is_flag=True, help="Other results are intended: say how they differ, and judge the time.")
 @click.option("--out", metavar="DIR", type=click.Path(), help="Keep the measurements here.")
 @json_option
 @output_option
@@ -35,14 +38,15 @@ def command(ctx: click.Context, /, scripts: tuple[str, ...], **given: Any) -> No
     """Prove a fix: run two versions of a script in alternation and measure the saving.
 
     Both are recorded once, to know what saving the finding promised, and then run in alternation
-    without the profiler until the difference is known to 2 %. Their first losses (or, without any,
-    outputs) must agree. The programs read no input; their output is kept in --out.
+    without the profiler until the difference is known to 2 %. Losses, gradients and updates of their
+    first steps (or, where nothing trains, outputs) must agree to rounding. The programs read no input;
+    their output is kept in --out.
 
     \b
     torchtriage verify train.py train_fixed.py
     torchtriage verify --before "python train.py --workers 0" --after "python train.py --workers 4"
 
-    Exit codes: 0 faster or no significant difference, 1 slower or different results, 2 a program failed.
+    Exit codes: 0 faster, 1 slower, 2 a program failed, 3 no difference, 4 other results, 5 undecided.
     """  # noqa: D301 - \b keeps click from joining lines
     from torchtriage.api import traces
 
@@ -58,14 +62,14 @@ def command(ctx: click.Context, /, scripts: tuple[str, ...], **given: Any) -> No
             steps=given["steps"],
             rounds=given["rounds"],
             record=not given["no_record"],
+            allow=given["allow"],
             progress=None if given["quiet"] else lambda text: click.echo(text, err=True),
         )
     finally:
         if not given["out"]:
             shutil.rmtree(out, ignore_errors=True)
     present(result, given)
-    if result.answers.status == "differ" or (result.told and result.ratio > 1):
-        ctx.exit(1)
+    ctx.exit(EXIT_CODES[result.outcome])
 
 
 def _commands(scripts: tuple[str, ...], before: str | None, after: str | None) -> tuple[list[str], list[str]]:

@@ -27,7 +27,7 @@ from torchtriage.core.trace.schema import COLUMN_TYPES
 __all__ = ["SUFFIX", "cache_path", "digest_of", "load", "store"]
 
 SUFFIX = ".torchtriage-cache"
-VERSION = 3
+VERSION = 4
 """Raise with every change of what a column or table means."""
 
 _MAGIC = b"ttcache\0"

@@ -13,6 +13,7 @@ from torchtriage.core.intervals import Spans
 from torchtriage.core.names import short_name
 from torchtriage.core.trace.collectives import host_collectives
 from torchtriage.core.trace.columns import Trace
+from torchtriage.core.trace.messages import MAX_BYTES, item_bytes
 from torchtriage.core.trace.schema import Kind
 
 __all__ = ["ENGINE", "Collectives", "find_collectives"]
@@ -20,13 +21,6 @@ __all__ = ["ENGINE", "Collectives", "find_collectives"]
 ENQUEUES = r"^c10d::|^_?c10d_functional::"
 _WAITS = r"wait_tensor$"
 ENGINE = r"^autograd::engine::"
-_ITEM_BYTES = {
-    **dict.fromkeys(("double", "long", "long int"), 8),
-    **dict.fromkeys(("float", "int"), 4),
-    **dict.fromkeys(("half", "bfloat16", "short"), 2),
-    **dict.fromkeys(("byte", "char", "bool", "unsigned char", "signed char"), 1),
-}
-_MAX_BYTES = 1 << 50  # what a damaged file gives as a size need not be one
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,7 +192,7 @@ def _computing(trace: Trace) -> Spans:
     # an op that enqueues a collective may wait for it before it returns; what it computes has
     # rows of its own
     mine = ops & ~enqueues & ~trace.tree.above(enqueues) & np.isin(trace.lane, crew)
-    return intervals.union(intervals.spans(trace.start_ns, trace.end_ns)[mine])
+    return trace.time_of(np.flatnonzero(mine))
 
 
 def _of_dims(dims: Any, types: Any) -> tuple[int, str]:
@@ -218,5 +212,5 @@ def _of_count(count: Any, dtype: Any) -> tuple[int, str]:
 
 
 def _bytes(count: int, dtype: str) -> int:
-    size = count * _ITEM_BYTES.get(dtype.lower().removeprefix("c10::"), 0)
-    return size if 0 < size < _MAX_BYTES else -1
+    size = count * item_bytes(dtype)
+    return size if 0 < size < MAX_BYTES else -1

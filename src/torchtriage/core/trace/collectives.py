@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,11 +28,17 @@ COMMUNICATION = (
 _GENERATED = r"^triton_(poi|red|per|tem|unk|for|mm)_"
 
 
+_KERNELS: WeakKeyDictionary[Trace, NDArray[np.bool_]] = WeakKeyDictionary()
+"""What :func:`communicates` has found out."""
+
+
 def communicates(trace: Trace) -> NDArray[np.bool_]:
     """Return bool[n]: kernels that move data between ranks."""
-    kernels = trace.kind == Kind.KERNEL
-    named = trace.matching(COMMUNICATION) & ~trace.matching(_GENERATED)
-    out: NDArray[np.bool_] = (kernels & named) | trace.where_detail("collective", bool, kernels)
+    out = _KERNELS.get(trace)
+    if out is None:
+        kernels = trace.kind == Kind.KERNEL
+        named = trace.matching(COMMUNICATION) & ~trace.matching(_GENERATED)
+        out = _KERNELS[trace] = (kernels & named) | trace.where_detail("collective", bool, kernels)
     return out
 
 

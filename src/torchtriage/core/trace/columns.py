@@ -1,8 +1,8 @@
 """The trace: arrays, string tables, and the structure computed from them when first asked.
 
-The one circle of this package: ``Trace`` imports the modules of its seven structures (``tree``, ``frames``, ``links``,
-``steps``, ``devices``, ``waits``, ``origin``) on first use, and they name ``Trace`` in annotations only. So each is
-computed once, and reading a trace imports none of them.
+The one circle of this package: ``Trace`` imports the modules of its eight structures (``tree``, ``frames``, ``links``,
+``steps``, ``devices``, ``waits``, ``origin``, ``serving``) on first use, and they name ``Trace`` in annotations only.
+So each is computed once, and reading a trace imports none of them.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torchtriage.core import intervals
 from torchtriage.core.arrays import Ints, Mask
 from torchtriage.core.intervals import Spans
 from torchtriage.core.names import LONGEST, elide
+from torchtriage.core.timing import part
 from torchtriage.core.trace.engine import find_engine
 from torchtriage.core.trace.schema import HOST_KINDS, WORK_KINDS, Kind
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from torchtriage.core.trace.launch_links import Links
     from torchtriage.core.trace.nesting import Tree
     from torchtriage.core.trace.producer import Origin
+    from torchtriage.core.trace.serving import Serving
     from torchtriage.core.trace.steps import Steps, Window
 
 __all__ = ["Detail", "Lane", "MemoryEvents", "ReadReport", "Trace"]
@@ -63,6 +65,7 @@ class Detail(NamedTuple):
     group: bytes = b""
     ranks: bytes = b""
     seq: bytes = b""
+    group_size: bytes = b""
 
 
 class MemoryEvents(NamedTuple):
@@ -156,12 +159,11 @@ class Trace:
 
     def is_kind(self, *kinds: Kind) -> Mask:
         """Return bool[n]: rows of any of these kinds."""
-        if len(kinds) == 1:
-            same: Mask = self.kind == kinds[0]
-            return same
-        table = np.zeros(256, dtype=bool)
-        table[list(kinds)] = True
-        return table[self.kind]
+        # a comparison at a time: a look-up per row takes ten times as long
+        any_of: Mask = self.kind == kinds[0]
+        for kind in kinds[1:]:
+            any_of |= self.kind == kind
+        return any_of
 
     @cached_property
     def works(self) -> Mask:
@@ -244,7 +246,8 @@ class Trace:
         """Return one decoded detail per row, None where it was not recorded (or is no list).
 
         ``what`` is a field of :class:`Detail`: ``dims``, ``types``, ``concrete``, ``strides``, ``grid``, ``block``,
-        ``collective``, ``nelems``, ``dtype``, ``group``, ``ranks``, ``seq``.
+        ``collective``, ``nelems``, ``dtype``, ``group``, ``ranks``, ``seq``,
+        ``group_size``.
         """
         index = Detail._fields.index(what)
         out: list[Any] = []
@@ -303,28 +306,39 @@ class Trace:
         """The op tree: ops, annotations and runtime calls of every host thread."""
         from torchtriage.core.trace.nesting import host_tree
 
-        return host_tree(self)
+        with part("operator tree"):
+            return host_tree(self)
 
     @cached_property
     def frames(self) -> Tree:
         """The Python tree: frames of every thread."""
         from torchtriage.core.trace.nesting import frame_tree
 
-        return frame_tree(self)
+        with part("Python tree"):
+            return frame_tree(self)
 
     @cached_property
     def links(self) -> Links:
         """Launch links: device rows to the runtime calls and ops that enqueued them."""
         from torchtriage.core.trace.launch_links import link
 
-        return link(self)
+        with part("launch links"):
+            return link(self)
 
     @cached_property
     def steps(self) -> Steps:
         """The steps of the loop, with wall boundaries, and which of them are steady."""
         from torchtriage.core.trace.steps import find_steps
 
-        return find_steps(self)
+        with part("steps"):
+            return find_steps(self)
+
+    @cached_property
+    def first_use(self) -> Ints:
+        """Host rows that compile, load modules or create contexts; see :mod:`~torchtriage.core.trace.steps`."""
+        from torchtriage.core.trace.steps import first_use
+
+        return first_use(self)
 
     @property
     def window(self) -> Window:
@@ -336,21 +350,31 @@ class Trace:
         """Every accelerator with its work, idle gaps and their classes; busiest first."""
         from torchtriage.core.trace.device import find_devices
 
-        return find_devices(self)
+        with part("devices"):
+            return find_devices(self)
 
     @cached_property
     def waits(self) -> Waits:
         """Host calls that wait for the device, and the device idle time each one causes."""
         from torchtriage.core.trace.host_syncs import find_waits
 
-        return find_waits(self)
+        with part("waits"):
+            return find_waits(self)
 
     @cached_property
     def origin(self) -> Origin:
         """Who recorded this: vendor, devices, versions, flags, rank."""
         from torchtriage.core.trace.producer import find_origin
 
-        return find_origin(self)
+        with part("origin"):
+            return find_origin(self)
+
+    @cached_property
+    def serving(self) -> Serving | None:
+        """The steps of an inference engine; None where the recording shows none."""
+        from torchtriage.core.trace.serving import find_serving
+
+        return find_serving(self)
 
     @cached_property
     def resolution_ns(self) -> int:

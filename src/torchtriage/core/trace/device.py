@@ -113,6 +113,16 @@ class Device:
         return intervals.subtract(intervals.subtract(self.copies, self.compute), self.communication)
 
     @cached_property
+    def early_ns(self) -> int:
+        """How far the device's clock is ahead of the host's at least: so long before their launch call its rows begin.
+
+        Of all but 1 % of the rows; 0 where they begin later, as they must.
+        """
+        call = self.trace.links.call[self.rows]
+        begun = self.trace.start_ns[self.rows[call >= 0]] - self.trace.start_ns[call[call >= 0]]
+        return max(0, -int(np.percentile(begun, 1))) if len(begun) else 0
+
+    @cached_property
     def backlog(self) -> Backlog | None:
         """What the device still worked off, unrecorded, when the recording began; None where nothing shows it.
 

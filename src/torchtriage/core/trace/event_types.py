@@ -82,6 +82,7 @@ class DeviceArgs(CallArgs, gc=False):
     group: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Process Group Name")
     ranks: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Process Group Ranks")
     seq: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Seq")
+    group_size: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Group size")
 
 
 class FrameArgs(msgspec.Struct, gc=False):
@@ -108,6 +109,7 @@ class OpArgs(msgspec.Struct, gc=False):
     group: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Process Group Name")
     ranks: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Process Group Ranks")
     seq: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Seq")
+    group_size: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Group size")
 
 
 class Args(OpArgs, gc=False):

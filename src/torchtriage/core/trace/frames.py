@@ -262,15 +262,20 @@ def own_time_ns(trace: Trace, lane: int, within: Spans) -> tuple[Ints, Ints]:
     Returns ``total_ns``, ``own_ns`` : int64[n], with and without the frames it called; 0 for rows that are not frames
     of this thread.
     """
-    total = np.zeros(len(trace), np.int64)
-    rows = trace.frames.members
-    rows = rows[trace.lane[rows] == lane]
-    total[rows] = intervals.covered(intervals.spans(trace.start_ns[rows], trace.end_ns[rows]), within)
+    total, own = np.zeros((2, len(trace)), np.int64)
+    rows = trace.frames.members_of(lane)
+    # only frames that run into the first piece that ends after their start; most of them run in none
+    over = np.bincount(trace.frames.n_started(lane, within[:, 1] - 1), minlength=len(rows) + 1)
+    piece = np.cumsum(over)[:-1]
+    begins = np.append(within[:, 0], np.iinfo(np.int64).max)
+    rows = rows[begins[piece] < trace.end_ns[rows]]
+    total[rows] = own[rows] = intervals.covered(trace.spans_of(rows), within)
     rows = rows[total[rows] > 0]
-    own = total.copy()
     parent = trace.frames.parent[rows]
-    np.subtract.at(own, parent[parent >= 0], total[rows[parent >= 0]])
-    return total, np.maximum(own, 0)
+    rows, parent = rows[parent >= 0], parent[parent >= 0]
+    np.subtract.at(own, parent, total[rows])
+    own[parent] = np.maximum(own[parent], 0)
+    return total, own
 
 
 def top_frames(trace: Trace, own_ns: Ints, limit: int = 5) -> list[tuple[str, int]]:

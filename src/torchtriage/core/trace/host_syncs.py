@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -112,7 +112,7 @@ class Waits:
         ``start_ns``, ``end_ns`` : int64[k], one stretch of host time around each wait, such as the whole op that holds
         it.
         """
-        spans = bubbles(self.trace, start_ns, end_ns, ignore=self.copy[self.to_host])
+        spans = bubbles(self.trace, start_ns, end_ns, self._launches_but_readbacks)
         spans[self.blind | self.profiler, 0] = spans[self.blind | self.profiler, 1]
         return spans
 
@@ -129,8 +129,7 @@ class Waits:
         """
         picked = np.zeros(len(self), dtype=bool)
         picked[pick] = True
-        spans = lost_lead(self.trace, self.start_ns, self.end_ns, picked & self.tells)
-        return spans[pick]
+        return lost_lead(self, picked & self.tells)[pick]
 
     @cached_property
     def tells(self) -> Mask:
@@ -146,7 +145,7 @@ class Waits:
 
         ``start_ns``, ``end_ns`` : int64[m], any stretches, such as operators; see :func:`bubbles`.
         """
-        return self._idle(bubbles(self.trace, start_ns, end_ns))
+        return self._idle(bubbles(self.trace, start_ns, end_ns, self.launches))
 
     def stake(
         self, pick: Mask | Ints, start_ns: Ints, end_ns: Ints
@@ -163,7 +162,7 @@ class Waits:
         sure = self.idle(pick)
         more = intervals.subtract(self._idle(self.bubbles(start_ns, end_ns)[pick]), sure)
         near = intervals.union(np.concatenate([sure, more]))
-        late = intervals.intersect(intervals.union(self.lead(pick)), _dispatch(self.trace))
+        late = intervals.intersect(intervals.union(self.lead(pick)), self.dispatch)
         later = intervals.subtract(late, near)
         if intervals.length(later) < MISSED * int(self.wait_ns[pick].sum()):
             later = intervals.EMPTY
@@ -179,6 +178,42 @@ class Waits:
 
     def _idle(self, spans: Spans) -> Spans:
         return intervals.intersect(intervals.union(spans), _late(self.trace))
+
+    @cached_property
+    def launches(self) -> _Launches:
+        """What the main device was given."""
+        return _launches(self.trace)
+
+    @cached_property
+    def _launches_but_readbacks(self) -> _Launches:
+        """The same without readbacks: they are no work to run ahead to, they go as well."""
+        return _launches(self.trace, ignore=self.copy[self.to_host])
+
+    @cached_property
+    def dispatch(self) -> Spans:
+        """Idle time of the main device for a late host, without longer stretches of the host's own work."""
+        late = _late(self.trace)
+        if not len(late):
+            return late
+        own = intervals.subtract(late, self.trace.devices[0].host_work)
+        return intervals.subtract(late, own[own[:, 1] - own[:, 0] >= STRETCH_NS])
+
+    @cached_property
+    def lead_room(self) -> tuple[Ints, Ints, Ints, Ints]:
+        """int64[k] each, for a lead lost: where it would show, the late time before, how much there is, how much it is.
+
+        From the first work launched after each wait to the last before the next; ns, the first a time.
+        """
+        launch_ns, first_start, last_start = self.launches
+        first = np.searchsorted(launch_ns, self.end_ns, side="left")
+        until = np.append(self.start_ns[1:], np.iinfo(np.int64).max)
+        last = np.searchsorted(launch_ns, until, side="left") - 1
+        begin, end = first_start[first], last_start[np.maximum(last, 0)]
+        total = intervals.totals(self.dispatch)
+        before = intervals.until(self.dispatch, total, begin)
+        idle = np.where(last > first, intervals.until(self.dispatch, total, end) - before, 0)
+        took = intervals.covered(intervals.spans(self.start_ns, self.end_ns), self.trace.devices[0].busy)
+        return begin, before, idle, took
 
     def _copies(self, what: str) -> Mask:
         hit = self.trace.where_name(lambda name: name.startswith(f"Memcpy {what}"))
@@ -235,7 +270,15 @@ def find_waits(trace: Trace) -> Waits:
     )
 
 
-def bubbles(trace: Trace, start_ns: Ints, end_ns: Ints, *, ignore: Ints | None = None) -> Spans:
+class _Launches(NamedTuple):
+    """Launches in time order; the earliest start of what is launched from each on, and the latest up to it."""
+
+    launch_ns: Ints
+    first_start: Ints
+    last_start: Ints
+
+
+def bubbles(trace: Trace, start_ns: Ints, end_ns: Ints, launches: _Launches) -> Spans:
     """Return the spans in which host time starves the main device.
 
     Had the host not spent ``start_ns`` to ``end_ns``, everything it launched afterwards would have been launched that
@@ -243,8 +286,7 @@ def bubbles(trace: Trace, start_ns: Ints, end_ns: Ints, *, ignore: Ints | None =
     launched before and the first launched after: a queue that was deep gives the whole gap, an empty one no more than
     the time spent.
 
-    ``start_ns``, ``end_ns`` : int64[k], stretches of host time. ``ignore`` : int64[m], device rows that are
-    no work to run ahead to, such as readbacks that go as well.
+    ``start_ns``, ``end_ns`` : int64[k], stretches of host time. ``launches`` : the work to run ahead to.
 
     Returns int64[k, 2]: spans that begin inside or after the stretch and end once the time won is used up, at the
     latest with the start of that first work. The host-late idle time inside is the bubble; spans without any are empty.
@@ -253,7 +295,7 @@ def bubbles(trace: Trace, start_ns: Ints, end_ns: Ints, *, ignore: Ints | None =
     late = _late(trace)
     if not len(late) or not len(spans):
         return spans
-    launch_ns, first_start, last_start = _launches(trace, ignore)
+    launch_ns, first_start, last_start = launches
     index = np.searchsorted(launch_ns, end_ns, side="left")
     stop = first_start[index]
 
@@ -270,49 +312,44 @@ def bubbles(trace: Trace, start_ns: Ints, end_ns: Ints, *, ignore: Ints | None =
     return spans
 
 
-def lost_lead(trace: Trace, start_ns: Ints, end_ns: Ints, picked: Mask) -> Spans:
+def lost_lead(waits: Waits, picked: Mask) -> Spans:
     """Return the spans in which the device idles for a lead that waits took; see ``Waits.lead``.
 
-    ``start_ns``, ``end_ns`` : int64[k], all waits, in the order they began. ``picked`` : bool[k], those that would go.
+    ``picked`` : bool[k], those that would go.
 
     Returns int64[k, 2]: from the first work launched after each wait, until the lead lost is used up, at the latest
     with the last work launched before the next wait.
     """
-    spans = np.stack([end_ns, end_ns], axis=1)
-    late = _dispatch(trace)
+    spans = intervals.spans(waits.end_ns, waits.end_ns)
+    late = waits.dispatch
     if not len(late) or not picked.any():
         return spans
-    launch_ns, first_start, last_start = _launches(trace)
-    first = np.searchsorted(launch_ns, end_ns, side="left")
-    until = np.append(start_ns[1:], np.iinfo(np.int64).max)
-    last = np.searchsorted(launch_ns, until, side="left") - 1
-    begin, end = first_start[first], last_start[np.maximum(last, 0)]
-    total = intervals.totals(late)
-    before = intervals.until(late, total, begin)
-    idle = np.where(last > first, intervals.until(late, total, end) - before, 0)
-    took = intervals.covered(np.stack([start_ns, end_ns], axis=1), trace.devices[0].busy)
-    lost, lead = np.zeros(len(spans), np.int64), 0
-    for at, (goes, more, most) in enumerate(zip(picked.tolist(), took.tolist(), idle.tolist(), strict=True)):
-        lead = (lead + more if more >= LEAD_NS else lead) if goes else 0
+    begin, before, idle, took = waits.lead_room
+    lost, lead, previous = np.zeros(len(spans), np.int64), 0, -1
+    rows = np.flatnonzero(picked)
+    for at, more, most in zip(rows.tolist(), took[rows].tolist(), idle[rows].tolist(), strict=True):
+        # a wait between them that stays has used the lead up
+        lead = lead if at == previous + 1 else 0
+        lead = lead + more if more >= LEAD_NS else lead
         used = min(lead, most)
         lost[at] = used = used if used >= LEAD_NS else 0
-        lead -= used
+        lead, previous = lead - used, at
     hit = lost > 0
-    spans[hit] = np.stack([begin, _used_up(late, total, before + lost)], axis=1)[hit]
+    spans[hit] = np.stack([begin, _used_up(late, intervals.totals(late), before + lost)], axis=1)[hit]
     return spans
 
 
-def _launches(trace: Trace, ignore: Ints | None = None) -> tuple[Ints, Ints, Ints]:
-    """Return launches in time order, the earliest start of what is launched from each on, the latest up to it."""
-    rows = trace.devices[0].rows
+def _launches(trace: Trace, ignore: Ints | None = None) -> _Launches:
+    """Return what the main device was given, but for some device rows; empty without a device."""
+    rows = trace.devices[0].rows if trace.devices else np.empty(0, np.int64)
     launched = trace.links.call[rows] >= 0
     if ignore is not None:
-        launched &= ~np.isin(rows, ignore)
+        launched &= ~trace.mask_of(ignore[ignore >= 0])[rows]
     rows = rows[launched]
     rows = rows[np.argsort(trace.links.launch_ns[rows], kind="stable")]
     started = trace.start_ns[rows]
     first_start = np.append(np.minimum.accumulate(started[::-1])[::-1], 0)
-    return trace.links.launch_ns[rows], first_start, np.append(np.maximum.accumulate(started), 0)
+    return _Launches(trace.links.launch_ns[rows], first_start, np.append(np.maximum.accumulate(started), 0))
 
 
 def _used_up(late: Spans, total: Ints, amount: Ints) -> Ints:
@@ -320,14 +357,6 @@ def _used_up(late: Spans, total: Ints, amount: Ints) -> Ints:
     gap = np.maximum(np.searchsorted(total, amount, side="left") - 1, 0)
     at_ns: Ints = late[gap, 0] + amount - total[gap]
     return at_ns
-
-
-def _dispatch(trace: Trace) -> Spans:
-    late = _late(trace)
-    if not len(late):
-        return late
-    own = intervals.subtract(late, trace.devices[0].host_work)
-    return intervals.subtract(late, own[own[:, 1] - own[:, 0] >= STRETCH_NS])
 
 
 def _late(trace: Trace) -> Spans:

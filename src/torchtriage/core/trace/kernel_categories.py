@@ -17,7 +17,7 @@ from torchtriage.core.trace.columns import Trace
 from torchtriage.core.trace.device import Device
 from torchtriage.core.trace.schema import Kind
 
-__all__ = ["CATEGORIES", "OTHER", "Codes", "categories", "kernel_category", "operator_category"]
+__all__ = ["ATTENTION", "CATEGORIES", "OTHER", "Codes", "categories", "kernel_category", "operator_category"]
 
 ATTENTION, GEMM, MOE, CONVOLUTION = "attention", "GEMM", "MoE", "convolution"
 NORM, ELEMENTWISE, COPY, QUANTISATION = "norm and softmax", "elementwise", "copy and layout", "quantisation"

@@ -50,8 +50,10 @@ class Links:
     @cached_property
     def launch_ns(self) -> Ints:
         """int64[n], ns: when each device row was enqueued (call start), own start for orphans."""
-        trace = self.trace
-        return np.where(self.call >= 0, trace.start_ns[self.call], trace.start_ns)
+        out = self.trace.start_ns.copy()
+        rows = np.flatnonzero(self.call >= 0)
+        out[rows] = out[self.call[rows]]
+        return out
 
     @cached_property
     def device_end_ns(self) -> Ints:

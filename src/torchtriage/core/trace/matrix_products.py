@@ -44,9 +44,19 @@ _CONVOLUTIONS = {
     "aten::_convolution": (4, 3, 5),
     "aten::convolution_overrideable": (4, 3, 5),
     "aten::cudnn_convolution": (2, 3, 4),
+    "aten::cudnn_convolution_relu": (4, 3, 5),
+    "aten::cudnn_convolution_add_relu": (6, 5, 7),
     "aten::miopen_convolution": (3, 4, 5),
+    "aten::miopen_convolution_relu": (4, 3, 5),
+    "aten::miopen_convolution_add_relu": (6, 5, 7),
+    "aten::miopen_depthwise_convolution": (3, 4, 5),
+    "aten::_conv_depthwise2d": (5, 4, 6),
+    "aten::conv_depthwise3d": (5, 4, 6),
     "aten::mkldnn_convolution": (3, 4, 5),
 }
+_TRANSPOSED = ("aten::cudnn_convolution_transpose", "aten::miopen_convolution_transpose")
+# transposed or not, by an input of theirs
+_EITHER = ("aten::convolution", "aten::_convolution", "aten::convolution_overrideable")
 # where the gradient of the output and the weight stand, and how many products the op holds
 _CONVOLUTION_GRADIENTS = {"aten::convolution_backward": (0, 2, 2), "aten::cudnn_convolution_backward_input": (1, 2, 1)}
 # where the query stands and where is_causal, how many inputs there are at least, and the products with the head's size
@@ -55,9 +65,11 @@ ATTENTION = {
     "aten::_scaled_dot_product_flash_attention": (0, 4, 5, 1, 1),
     "aten::_scaled_dot_product_efficient_attention": (0, 6, 8, 1, 1),
     "aten::_scaled_dot_product_cudnn_attention": (0, 6, 8, 1, 1),
+    "aten::_scaled_dot_product_flash_attention_for_cpu": (0, 4, 5, 1, 1),
     "aten::_scaled_dot_product_flash_attention_backward": (1, 11, 12, 3, 2),
     "aten::_scaled_dot_product_efficient_attention_backward": (1, 11, 12, 3, 2),
     "aten::_scaled_dot_product_cudnn_attention_backward": (1, 14, 15, 3, 2),
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": (1, 7, 8, 3, 2),
 }
 TF32_KERNEL = r"(?i)tf32|_s1688gemm_(?!f16|bf16|fp16)"
 FP32_KERNEL = (
@@ -162,7 +174,9 @@ def product_of(name: str, dims: Any, concrete: Any = None) -> Product | None:
     if not isinstance(dims, list):
         return None
     found = None
-    if name in _CONVOLUTIONS:
+    if name in _TRANSPOSED or (name in _EITHER and _text(concrete, 6) == "True"):
+        found = _transposed(_shape(dims, 0), _shape(dims, 1))
+    elif name in _CONVOLUTIONS:
         found = _convolution(dims, concrete, _CONVOLUTIONS[name])
     elif name in _CONVOLUTION_GRADIENTS:
         found = _gradient(dims, concrete, _CONVOLUTION_GRADIENTS[name])
@@ -213,9 +227,6 @@ def _convolution(dims: list[Any], concrete: Any, at: tuple[int, int, int]) -> Pr
     n_space = len(image) - 2
     if n_space < 1 or len(weight) != len(image) or not padding or not stride or not dilation:
         return None
-    # aten::convolution may be transposed, with other meanings of the same shapes
-    if at[0] == 4 and str(concrete[6] if len(concrete) > 6 else "") == "True":
-        return None
     size = 1
     for axis in range(n_space):
         pad, step, dilate = (values[axis % len(values)] for values in (padding, stride, dilation))
@@ -225,22 +236,32 @@ def _convolution(dims: list[Any], concrete: Any, at: tuple[int, int, int]) -> Pr
     return Product(1, image[0] * size, weight[0], taps)
 
 
+def _transposed(image: list[int], weight: list[int]) -> Product | None:
+    """Every element of the image meets every tap of its channel's weights."""
+    if len(image) < 3 or len(weight) != len(image) or image[1] != weight[0]:
+        return None
+    return Product(1, image[0] * math.prod(image[2:]), math.prod(weight[1:]), weight[0])
+
+
 def _gradient(dims: list[Any], concrete: Any, at: tuple[int, int, int]) -> Product | None:
     gradient, weight = _shape(dims, at[0]), _shape(dims, at[1])
     if len(gradient) < 3 or len(weight) != len(gradient):
         return None
-    rows = gradient[0] * int(np.prod(gradient[2:], dtype=np.int64))
     wanted = gradients_wanted(concrete)
     n = at[2] if wanted is None else wanted
+    if wanted is not None and concrete[7] == "True":
+        forward = _transposed(_shape(dims, 1), weight)
+        return None if forward is None else forward._replace(batch=n)
+    rows = gradient[0] * int(np.prod(gradient[2:], dtype=np.int64))
     return Product(n, rows, weight[0], int(np.prod(weight[1:], dtype=np.int64)))
 
 
 def gradients_wanted(concrete: Any) -> int | None:
     """Return how many products ``aten::convolution_backward`` makes, None where its inputs do not say.
 
-    The first layer needs no gradient of its input. A transposed convolution has other shapes.
+    The first layer needs no gradient of its input.
     """
-    if not isinstance(concrete, list) or len(concrete) <= 10 or concrete[7] != "False":
+    if not isinstance(concrete, list) or len(concrete) <= 10 or concrete[7] not in ("True", "False"):
         return None
     mask = re.fullmatch(r"\[(True|False), (True|False), (?:True|False)\]", str(concrete[10]))
     return None if mask is None else [mask[1], mask[2]].count("True")
@@ -260,12 +281,14 @@ def _shape(dims: list[Any], index: int) -> list[int]:
     return value if is_shape(value) else []
 
 
+def _text(concrete: Any, index: int) -> Any:
+    return concrete[index] if isinstance(concrete, list) and index < len(concrete) else ""
+
+
 def _numbers(concrete: Any, index: int) -> list[int]:
     """Return a list of integers written as text (``"[2, 2]"``), empty when it is none."""
-    if not isinstance(concrete, list) or index >= len(concrete):
-        return []
     try:
-        value = json.loads(concrete[index])
+        value = json.loads(_text(concrete, index))
     except (TypeError, ValueError):
         return []
     return [item for item in value if isinstance(item, int)] if isinstance(value, list) else []

@@ -53,7 +53,14 @@ def find_merged_ranks(trace: Trace) -> MergedRanks | None:
 
     Raises TraceFormatError: the file is gone, or is no longer the one that was read.
     """
-    rows = np.flatnonzero(trace.is_kind(*_DATED))
+    dated = trace.is_kind(*_DATED)
+    seen = np.zeros(len(trace.lanes), bool)
+    seen[trace.lane[dated]] = True
+    owners = {trace.lanes[lane][:2] for lane in np.flatnonzero(seen).tolist()}
+    n_processes = sum(kind == "thread" for kind, _ in owners)
+    if n_processes < 2 and (n_processes or len(owners) < 2):
+        return None
+    rows = np.flatnonzero(dated)
     first, last = np.full((2, len(trace.lanes)), -1)
     # the last assignment stays
     last[trace.lane[rows]] = rows
@@ -61,9 +68,6 @@ def find_merged_ranks(trace: Trace) -> MergedRanks | None:
     ends: dict[tuple[str, str], list[int]] = {}
     for lane in np.flatnonzero(last >= 0).tolist():
         ends.setdefault(trace.lanes[lane][:2], []).extend((int(first[lane]), int(last[lane])))
-    n_processes = sum(kind == "thread" for kind, _ in ends)
-    if n_processes < 2 and (n_processes or len(ends) < 2):
-        return None
     asked = {row: owner for owner, of_owner in ends.items() for row in (min(of_owner), max(of_owner))}
     found: dict[tuple[str, str], set[int]] = {}
     for row, owner in sorted(asked.items()):

@@ -33,6 +33,8 @@ _OUTER_FIRST[Kind.RUNTIME] = 2
 
 _NEAR = 64
 """Ancestors to climb one by one; real stacks are less deep, and short ways are cheap."""
+_MANY = 64
+"""So many members for each time: bisecting them is faster than copying their starts."""
 _MAX_ROUNDS = 1000
 """Beyond, one pass over all intervals is faster: nesting deeper than Python's own limit."""
 
@@ -175,6 +177,20 @@ class Tree:
         """Return the members on one lane in order."""
         return self.members[self._bounds[lane] : self._bounds[lane + 1]]
 
+    def n_started(self, lane: int, times_ns: Ints) -> Ints:
+        """Return how many members on a lane have started at each time, those that start just then included."""
+        rows, start_ns = self.members_of(lane), self.trace.start_ns
+        if len(rows) < _MANY * len(times_ns):
+            found: Ints = np.searchsorted(start_ns[rows], times_ns, side="right")
+            return found
+        # few times among many members: bisected without a copy of all starts
+        low, high = np.zeros(len(times_ns), np.int64), np.full(len(times_ns), len(rows), np.int64)
+        for _ in range(len(rows).bit_length()):
+            middle = (low + high) // 2
+            started = (low < high) & (start_ns[rows[np.minimum(middle, len(rows) - 1)]] <= times_ns)
+            low, high = np.where(started, middle + 1, low), np.where(started, high, middle)
+        return low
+
     @cached_property
     def _bounds(self) -> list[int]:
         lanes = np.arange(len(self.trace.lanes) + 1)
@@ -187,15 +203,13 @@ class Tree:
         ``lanes`` : int[k], lane codes. ``times_ns`` : int64[k], times; a member is open on ``[start, end)``.
         """
         out = np.full(len(times_ns), -1, np.int64)
-        trace, members = self.trace, self.members
-        member_lane = trace.lane[members]
+        trace = self.trace
         for lane in distinct(lanes).tolist():
-            lo, hi = np.searchsorted(member_lane, [lane, lane + 1])
-            if lo == hi:
+            rows = self.members_of(lane)
+            if not len(rows):
                 continue
-            rows = members[lo:hi]
             pick = np.flatnonzero(lanes == lane)
-            index = np.searchsorted(trace.start_ns[rows], times_ns[pick], side="right") - 1
+            index = self.n_started(lane, times_ns[pick]) - 1
             current = np.where(index >= 0, rows[np.maximum(index, 0)], -1)
             for _ in range(_NEAR):
                 over = np.flatnonzero((current >= 0) & (trace.end_ns[current] <= times_ns[pick]))

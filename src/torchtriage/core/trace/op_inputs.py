@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,11 +53,19 @@ class Inputs(NamedTuple):
         return int(text) % n_axes if -n_axes <= int(text) < n_axes else -1
 
 
+_KNOWN: WeakKeyDictionary[Trace, dict[int, Inputs]] = WeakKeyDictionary()
+"""Inputs by their code: several patterns ask for those of the same operators."""
+
+
 def inputs_of(trace: Trace, rows: Ints) -> tuple[list[Inputs], Ints]:
     """Return the distinct inputs of some operators, and for each row the index of its own."""
-    _, first, inverse = np.unique(trace.detail[rows], return_index=True, return_inverse=True)
-    decoded = [trace.details_of(field, rows[first]) for field in _FIELDS]
-    return [Inputs(*(each or [] for each in entry)) for entry in zip(*decoded, strict=True)], inverse.astype(np.int64)
+    found, first, inverse = np.unique(trace.detail[rows], return_index=True, return_inverse=True)
+    codes, known = found.tolist(), _KNOWN.setdefault(trace, {})
+    new = [index for index, code in enumerate(codes) if code not in known]
+    decoded = [trace.details_of(field, rows[first[new]]) for field in _FIELDS]
+    for index, entry in zip(new, zip(*decoded, strict=True), strict=True):
+        known[codes[index]] = Inputs(*(value or [] for value in entry))
+    return [known[code] for code in codes], inverse.astype(np.int64)
 
 
 def where_inputs(trace: Trace, rows: Ints, test: Callable[[Inputs], object]) -> NDArray[np.bool_]:

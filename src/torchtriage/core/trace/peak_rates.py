@@ -6,7 +6,7 @@ import re
 from functools import lru_cache
 from typing import NamedTuple
 
-__all__ = ["Peak", "peak_of"]
+__all__ = ["Family", "Peak", "family_of", "peak_of"]
 
 
 class Peak(NamedTuple):
@@ -30,6 +30,18 @@ class Peak(NamedTuple):
     def bytes_per_ns(self) -> float:
         """Memory bandwidth."""
         return self.memory_tbps * 1e3
+
+
+class Family(NamedTuple):
+    """Devices that one instruction set is built for, where the recording does not say which of them it is.
+
+    ``slowest``, ``fastest`` : bounds of every rate. ``n_units`` : compute units, of the smallest.
+    """
+
+    names: tuple[str, ...]
+    slowest: Peak
+    fastest: Peak
+    n_units: int
 
 
 # Without sparsity. First match wins, so variants stand before their family. PG509 is the A100's board: engineering
@@ -58,14 +70,21 @@ _PEAKS: tuple[tuple[str, Peak, str], ...] = (
     (r"\bL40\b", Peak(90.5, 90.5, 181, 0.86), "NVIDIA L40 data sheet"),
     (r"\bL4\b", Peak(30.3, 60, 121, 0.3), "NVIDIA L4 data sheet"),
     (r"\bV100-PCIE\b", Peak(14, 0, 112, 0.9), "NVIDIA V100 data sheet, PCIe"),
+    (r"\bV100S\b", Peak(16.4, 0, 130, 1.13), "NVIDIA V100 data sheet, V100S PCIe"),
     (r"\bV100\b", Peak(15.7, 0, 125, 0.9), "NVIDIA V100 data sheet, SXM2"),
     (r"\bT4\b", Peak(8.1, 0, 65, 0.32), "NVIDIA T4 data sheet"),
     (r"\bRTX 5090\b(?! D)", Peak(104.8, 104.8, 209.5, 1.79), "NVIDIA RTX Blackwell whitepaper"),
     (r"\bRTX 5080\b", Peak(56.3, 56.3, 112.6, 0.96), "NVIDIA RTX Blackwell whitepaper"),
+    (r"\bRTX 5070 Ti\b", Peak(43.9, 43.9, 87.9, 0.9), "NVIDIA RTX Blackwell whitepaper"),
+    (r"\bRTX 5070\b", Peak(30.9, 30.9, 61.7, 0.67), "NVIDIA RTX Blackwell whitepaper"),
     (r"\bRTX 4090\b(?! D)", Peak(83, 83, 165, 1.0), "NVIDIA Ada whitepaper"),
+    (r"\bRTX 4080\b(?! SUPER)", Peak(48.7, 48.7, 97.5, 0.72), "NVIDIA Ada whitepaper"),
     (r"\bRTX 3090\b(?! Ti)", Peak(35.6, 35.6, 71, 0.94), "NVIDIA Ampere GA102 whitepaper"),
     (r"\bRTX 3070\b(?! Ti)", Peak(20.3, 20.3, 40.6, 0.45), "NVIDIA Ampere GA102 whitepaper"),
     (r"\bRTX 2080 Ti\b", Peak(14.2, 0, 56.9, 0.62), "NVIDIA Turing whitepaper, Founders Edition"),
+    (r"\bRTX 2080\b(?! SUPER)", Peak(10.6, 0, 42.4, 0.45), "NVIDIA Turing whitepaper, Founders Edition"),
+    (r"\bRTX 2070\b(?! SUPER)", Peak(7.9, 0, 31.5, 0.45), "NVIDIA Turing whitepaper, Founders Edition"),
+    (r"\bTITAN RTX\b", Peak(16.3, 0, 130.5, 0.67), "NVIDIA Turing whitepaper"),
     (r"\bRTX 6000 Ada\b", Peak(91.1, 182, 364, 0.96), "NVIDIA RTX 6000 Ada data sheet"),
     (r"\bRTX A6000\b", Peak(39, 77, 155, 0.77), "NVIDIA RTX A6000 data sheet"),
     (r"\bRTX A4000\b", Peak(19.2, 38.3, 76.7, 0.45), "NVIDIA RTX A4000 data sheet"),
@@ -78,6 +97,23 @@ _PEAKS: tuple[tuple[str, Peak, str], ...] = (
     (r"\bMI250\b", Peak(45.3, 0, 181, 1.6), "AMD Instinct MI250 data sheet, matrix rate for fp32"),
     (r"\bMI210\b", Peak(45.3, 0, 181, 1.6), "AMD Instinct MI210 data sheet, matrix rate for fp32"),
 )
+
+# "AMD GPU hardware specifications", ROCm documentation
+_INSTRUCTION_SETS = {
+    "90a": (("MI210", "MI250", "MI250X"), 104),
+    "942": (("MI300A", "MI300X", "MI325X"), 228),
+    "950": (("MI350X", "MI355X"), 256),
+}
+
+
+def family_of(isa: str) -> Family | None:
+    """Return the devices of an AMD instruction set (``942``), None when it is not known."""
+    if isa not in _INSTRUCTION_SETS:
+        return None
+    names, n_units = _INSTRUCTION_SETS[isa]
+    peaks = [peak for peak in map(peak_of, names) if peak is not None]
+    slowest, fastest = (Peak(*map(bound, zip(*peaks, strict=True))) for bound in (min, max))
+    return Family(names, slowest, fastest, n_units)
 
 
 @lru_cache(maxsize=64)

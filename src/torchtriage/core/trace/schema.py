@@ -7,7 +7,7 @@ arrows, counters and metadata are not rows; they are counted. The documentation 
 from __future__ import annotations
 
 import re
-from enum import IntEnum
+from enum import Enum
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,8 +15,11 @@ import numpy as np
 __all__ = ["ANNOTATION_NAME", "CATEGORY_KINDS", "COLUMNS", "COLUMN_TYPES", "HOST_KINDS", "WORK_KINDS", "Column", "Kind"]
 
 
-class Kind(IntEnum):
-    """What a row is, whatever its age and vendor called it."""
+class Kind(np.uint8, Enum):
+    """What a row is, whatever its age and vendor called it.
+
+    Of the column's own type: against an ``IntEnum`` numpy compares as int64, which takes eight times as long.
+    """
 
     OTHER = 0
     OP = 1

@@ -18,12 +18,12 @@ from torchtriage.core import intervals
 from torchtriage.core.arrays import Ints
 from torchtriage.core.trace.pacing import Pace, find_pace
 from torchtriage.core.trace.schema import Kind
-from torchtriage.core.units import format_ns
+from torchtriage.core.units import format_count, format_ns
 
 if TYPE_CHECKING:
     from torchtriage.core.trace.columns import Trace
 
-__all__ = ["COMPILES", "Steps", "Window", "find_steps", "first_use", "profiler_stop"]
+__all__ = ["COMPILES", "Steps", "Window", "find_steps", "first_use", "one_lane", "profiler_stop"]
 
 COMPILES = (
     r"_compile\.compile_inner|entire_frame_compile|compile_fx_inner|CUDAGraphNode\.record"
@@ -125,11 +125,6 @@ class Steps:
         return intervals.union(intervals.spans(self.host_start_ns, self.host_end_ns)[self.steady])
 
     @cached_property
-    def first_use(self) -> Ints:
-        """Host rows that compile, load modules or create contexts; see :func:`first_use`."""
-        return first_use(self.trace)
-
-    @cached_property
     def pace(self) -> Pace | None:
         """The pace of its own that the loop keeps; None where steps are as long as their work."""
         return find_pace(self.trace)
@@ -179,11 +174,11 @@ class Steps:
 
 
 def find_steps(trace: Trace) -> Steps:
-    """Find steps by ProfilerStep marks, a repeated annotation, or the optimizer; else none."""
-    for finder in (_by_profiler, _by_annotation, _by_optimizer):
+    """Find steps by an engine's ranges, ProfilerStep marks, a repeated annotation, or the optimizer; else none."""
+    for finder in (_by_engine, _by_profiler, _by_annotation, _by_optimizer):
         found = finder(trace)
         if found is not None:
-            return _build(trace, found, marked=finder is _by_profiler)
+            return _build(trace, found, marked=finder in (_by_engine, _by_profiler))
     none = np.empty(0, np.int64)
     window = _whole(trace, "no steps found: the recording is one window")
     return Steps(trace, window, (), none, none, none, none, np.empty(0, bool), _busiest_lane(trace))
@@ -204,8 +199,7 @@ def first_use(trace: Trace) -> Ints:
     marked[slow[trace.dur_ns[slow] >= FIRST_USE_RATIO * _medians(trace, usual)[trace.name[slow]]]] = True
     rows = np.flatnonzero(marked)
     # a call over a busy device waits for it
-    work = intervals.union(intervals.spans(trace.start_ns, trace.end_ns)[trace.works])
-    busy = intervals.covered(intervals.spans(trace.start_ns[rows], trace.end_ns[rows]), work)
+    busy = intervals.covered(trace.spans_of(rows), trace.time_of(np.flatnonzero(trace.works)))
     idle: Ints = rows[~calls[rows] | (2 * busy < trace.dur_ns[rows])]
     return idle
 
@@ -226,13 +220,33 @@ class _Found(NamedTuple):
     end_ns: Ints
     basis: str
     lane: int
+    alike: tuple[str, ...] = ()
+    """What each step does, where they differ by design: a step is an outlier among those alike."""
+
+
+def _by_engine(trace: Trace) -> _Found | None:
+    """Take what an inference engine runs as one step, from its start to the next one's: it samples in between."""
+    serving = trace.serving
+    if serving is None or not len(serving.rows):
+        return None
+    rows = serving.rows
+    phases = tuple(batch.phase for batch in serving.batches)
+    start = trace.start_ns[rows]
+    return _Found(
+        [f"{phase if phase != 'unknown' else 'step'} {index}" for index, phase in enumerate(phases)],
+        start,
+        np.append(start[1:], trace.end_ns[rows[-1]]),
+        f"{format_count(len(rows), 'step')} of {serving.engine}",
+        int(trace.lane[rows[0]]),
+        phases,
+    )
 
 
 def _by_profiler(trace: Trace) -> _Found | None:
     mask = trace.is_kind(Kind.ANNOTATION, Kind.OP) & trace.where_name(
         lambda name: _PROFILER_STEP.match(name) is not None
     )
-    rows = _one_lane(trace, np.flatnonzero(mask))
+    rows = one_lane(trace, np.flatnonzero(mask))
     if not len(rows):
         return None
     names = [trace.name_of(row) for row in rows.tolist()]
@@ -259,7 +273,7 @@ def _by_annotation(trace: Trace) -> _Found | None:
     often = np.bincount(trace.name[rows]) >= 3
     often &= np.bincount(trace.name[rows], weights=trace.dur_ns[rows]) >= 0.5 * window.wall_ns
     for code in np.flatnonzero(often).tolist():
-        same = _one_lane(trace, rows[trace.name[rows] == code])
+        same = one_lane(trace, rows[trace.name[rows] == code])
         start, end = trace.start_ns[same], trace.end_ns[same]
         if len(same) < 3 or (end - start).sum() < 0.5 * window.wall_ns:
             continue
@@ -275,7 +289,7 @@ def _by_optimizer(trace: Trace) -> _Found | None:
         return None
     # several optimizers (a GAN) step together: one name's calls mark the loop
     code = np.bincount(trace.name[rows]).argmax()
-    rows = _one_lane(trace, rows[trace.name[rows] == code])
+    rows = one_lane(trace, rows[trace.name[rows] == code])
     if len(rows) < 3:
         return None
     end = trace.end_ns[rows]
@@ -296,7 +310,7 @@ def _busiest_lane(trace: Trace) -> int:
     return int(np.bincount(trace.lane[rows], weights=trace.dur_ns[rows]).argmax())
 
 
-def _one_lane(trace: Trace, rows: Ints) -> Ints:
+def one_lane(trace: Trace, rows: Ints) -> Ints:
     """Return the rows of the lane that holds most of them, in time order, without overlaps."""
     if not len(rows):
         return rows
@@ -309,7 +323,7 @@ def _one_lane(trace: Trace, rows: Ints) -> Ints:
 
 
 def _build(trace: Trace, found: _Found, *, marked: bool) -> Steps:
-    names, start, end, basis, lane = found
+    names, start, end, basis, lane, _ = found
     work = np.flatnonzero(trace.works)
     launched = trace.links.launch_ns[work]
     # work without a launch is the backlog from before the recording, never the first step's; a stream works in order,
@@ -346,7 +360,7 @@ def _build(trace: Trace, found: _Found, *, marked: bool) -> Steps:
         end,
         wall_start,
         wall_end,
-        _steady(trace, start, end, wall_end - wall_start),
+        _steady(trace, start, end, wall_end - wall_start, found.alike),
         lane,
     )
 
@@ -362,7 +376,7 @@ def _first_launched(trace: Trace, work: Ints) -> Ints:
     return first[lane]
 
 
-def _steady(trace: Trace, start: Ints, end: Ints, wall: Ints) -> NDArray[np.bool_]:
+def _steady(trace: Trace, start: Ints, end: Ints, wall: Ints, alike: tuple[str, ...]) -> NDArray[np.bool_]:
     steady = wall > 0
     ops = np.sort(trace.start_ns[trace.kind == Kind.OP])
     filled = np.searchsorted(ops, end) > np.searchsorted(ops, start)
@@ -371,17 +385,18 @@ def _steady(trace: Trace, start: Ints, end: Ints, wall: Ints) -> NDArray[np.bool
         steady &= filled
     if len(wall) >= 3:
         steady[0] = False
-    rows = first_use(trace)
+    rows = trace.first_use
     if len(rows):
-        cover = intervals.union(intervals.spans(trace.start_ns[rows], trace.end_ns[rows]))
+        cover = trace.time_of(rows)
         busy = intervals.covered(intervals.spans(start, end), cover)
         late = busy > COMPILE_SHARE * np.maximum(end - start, 1)
         # a loop that compiles to the end (another shape in every step) has no other steps
         last = late[len(late) // 2 :]
         if not (last.sum() >= HABIT_STEPS and 2 * last.sum() > len(last)):
             steady &= ~late
-    if steady.any():
-        steady &= wall <= OUTLIER * np.median(wall[steady])
+    kinds = np.array(alike or [""] * len(wall))
+    for kind in np.unique(kinds[steady]).tolist():
+        steady &= (kinds != kind) | (wall <= OUTLIER * np.median(wall[steady & (kinds == kind)]))
     return steady if steady.any() else np.ones(len(wall), dtype=bool)
 
 

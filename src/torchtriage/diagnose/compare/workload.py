@@ -20,6 +20,7 @@ from torchtriage.core.finding import Note
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.units import format_count, format_share
 from torchtriage.diagnose.compare.result import Unlike
+from torchtriage.diagnose.compare.served import Served, served, unlike_served
 from torchtriage.diagnose.verdict.result import MISSING_ROWS
 
 __all__ = ["Workload", "limits", "unlike", "workload"]
@@ -97,6 +98,7 @@ class Workload:
     kernels: dict[str, float]
     notes: tuple[Note, ...]
     cold: bool
+    served: Served
 
     @property
     def layers(self) -> frozenset[tuple[int, ...]]:
@@ -148,6 +150,7 @@ def workload(trace: Trace, notes: tuple[Note, ...]) -> Workload:
         kernels=_names(trace, Kind.KERNEL),
         notes=notes,
         cold=_cold(trace, notes),
+        served=served(trace),
     )
 
 
@@ -261,7 +264,8 @@ def _model(before: Workload, after: Workload) -> Iterator[Unlike]:
             "record the same model in both runs",
         )
         return
-    marked = before.per == after.per == "step"
+    # an engine's steps are called alike whatever they replay
+    marked = before.per == after.per == "step" and not (before.served or after.served)
     if before.compiles != after.compiles and marked and not unlike:
         return  # compiled code shows no operators to go by; steps are at least marked alike
     what, one, other = "operators", before.names, after.names
@@ -340,6 +344,10 @@ def _lengths(before: Workload, after: Workload) -> Iterator[Unlike]:
         )
 
 
+def _batch(before: Workload, after: Workload) -> Iterator[Unlike]:
+    yield from unlike_served(before.served, after.served)
+
+
 def _steps(before: Workload, after: Workload) -> Iterator[Unlike]:
     if (before.per, before.basis) != (after.per, after.basis):
         yield Unlike(
@@ -378,7 +386,7 @@ def _flags(run: Workload) -> str:
     return ", ".join(slow) or "neither shapes nor stacks"
 
 
-_CHECKS = (_unusable, _rows, _device, _job, _mode, _model, _sizes, _lengths, _steps, _recorder)
+_CHECKS = (_unusable, _rows, _device, _job, _mode, _model, _batch, _sizes, _lengths, _steps, _recorder)
 
 
 # -- limits ------------------------------------------------------------------------------------
@@ -479,6 +487,8 @@ def _basis(trace: Trace) -> str:
     basis = trace.window.basis
     if "ProfilerStep" in basis:
         return "ProfilerStep# marks"
+    if trace.serving is not None and len(trace.serving.rows):
+        return f"steps of {trace.serving.engine}"
     found = basis.partition("steps by ")[2]
     return re.sub(r"^\d+ ", "", found) if found else "one window"
 
@@ -487,7 +497,7 @@ def _cold(trace: Trace, notes: tuple[Note, ...]) -> bool:
     """Return whether no step is free of first use: then all of them were taken as steady."""
     if any(note.code == "cold-start" for note in notes) and not len(trace.steps):
         return True
-    rows = trace.steps.first_use
+    rows = trace.first_use
     step_of = trace.steps.of_host(rows)
     inside = rows[trace.steps.in_steady(step_of)]
     wall = max(int((trace.steps.judged[:, 1] - trace.steps.judged[:, 0]).sum()), 1)

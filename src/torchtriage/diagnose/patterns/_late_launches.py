@@ -152,7 +152,7 @@ def _explained(trace: Trace) -> Spans:
     elsewhere = trace.is_kind(Kind.ANNOTATION, Kind.OP) & trace.matching(_LOADER)
     elsewhere |= (trace.kind == Kind.PYTHON) & trace.matching(r"^Python GC")
     elsewhere |= (trace.kind == Kind.RUNTIME) & trace.matching(ALLOCATION)
-    known = trace.spans_of(np.concatenate([np.flatnonzero(elsewhere), trace.steps.first_use]))
+    known = trace.spans_of(np.concatenate([np.flatnonzero(elsewhere), trace.first_use]))
     return intervals.union(np.concatenate([known, waits.bubble, waits.lead(waits.tells)]))
 
 

@@ -136,6 +136,7 @@ class Claim:
     ``anchor`` : the row whose op chain, frame and module stand for the finding (-1: the first row).
     ``time_class`` : which class of time the spans are taken from; ``none`` claims no time.
     ``always`` : report whatever the cost (a configuration that is wrong by itself).
+    ``voids`` : what was recorded is not the program at work; other findings' shares are of something else.
     """
 
     message: str
@@ -151,6 +152,7 @@ class Claim:
     anchor: int = -1
     fix: Fix | None = None
     always: bool = False
+    voids: bool = False
     edits: tuple[Edit, ...] = ()
     examples: tuple[int, ...] = ()
 

@@ -14,7 +14,7 @@ from torchtriage.core.names import visible
 from torchtriage.core.units import format_ms, format_ns, format_share, ms
 from torchtriage.diagnose.ranks.job_detection import Job
 from torchtriage.diagnose.ranks.job_replay import JobReplay
-from torchtriage.diagnose.ranks.match import END_SKEW_NS, Matches, match
+from torchtriage.diagnose.ranks.match import END_SKEW_NS, GroupMatch, Matches, match
 from torchtriage.diagnose.ranks.merge import merge_checks, merge_findings, merge_notes
 from torchtriage.diagnose.ranks.rank_record import RankRecord
 from torchtriage.diagnose.ranks.result import CollectiveSummary, JobResult, JobStep, RankSummary
@@ -98,7 +98,7 @@ def judge(
         step_ms=step_ms or None,
         n_steady_steps=int(steady.sum()),
         steps=_steps(numbers, waits),
-        collectives=_collectives(numbers, matches, waits),
+        collectives=_collectives(ranks, numbers, matches, waits),
         n_matches=sum(len(group) for group in matches.groups if not group.fault),
         notes=tuple(notes),
         findings=tuple(findings),
@@ -184,16 +184,17 @@ def _steps(numbers: Sequence[int], waits: Waiting) -> tuple[JobStep, ...]:
     return tuple(out)
 
 
-def _collectives(numbers: Sequence[int], matches: Matches, waits: Waiting) -> tuple[CollectiveSummary, ...]:
+def _collectives(
+    ranks: Sequence[RankRecord], numbers: Sequence[int], matches: Matches, waits: Waiting
+) -> tuple[CollectiveSummary, ...]:
     steps = waits.step[waits.steady]
     out = []
     for group in matches.groups:
         use = np.flatnonzero(np.isin(group.step, steps) & ~group.begins)
         if group.fault or not len(use):
             continue
-        last = group.start_ns.max(axis=1)
-        wait = last[:, None] - group.start_ns
-        transfer = np.maximum(np.median(group.end_ns, axis=1) - last, 0)
+        wait = group.start_ns.max(axis=1)[:, None] - group.start_ns
+        transfer = np.maximum(group.transfer_ns, 0)
         late = group.late
         table: dict[tuple[str, int], list[int]] = {}
         for at in use.tolist():
@@ -213,10 +214,31 @@ def _collectives(numbers: Sequence[int], matches: Matches, waits: Waiting) -> tu
                     max_wait_ns=int(wait[some].max()),
                     late_rank=numbers[group.members[int(count.argmax())]],
                     late_share=round(float(count.max() / len(some)), 6),
+                    **_bandwidth(ranks, group, some),
                 )
             )
     out.sort(key=lambda item: (-item.n_per_step * (item.wait_ns + item.transfer_ns), item.group, item.name))
     return tuple(out[:MAX_COLLECTIVES])
+
+
+def _bandwidth(ranks: Sequence[RankRecord], group: GroupMatch, some: list[int]) -> dict[str, Any]:
+    """Return what :class:`CollectiveSummary` says of the bandwidth of equal ones, nothing where it is not known."""
+    tables = [ranks[position].collectives for position in group.members.tolist()]
+    places = list(zip(tables, group.index[some].T, strict=True))
+    size = np.array([table.size_bytes[at] for table, at in places])
+    factor, n_ranks = tables[0].bus_factor[places[0][1][0]], int(tables[0].n_ranks[places[0][1][0]])
+    transfer_ns = float(group.transfer_ns[some].sum())
+    device = all(ranks[position].device for position in group.members.tolist())
+    if not device or (size <= 0).any() or np.isnan(factor) or transfer_ns <= 0:
+        return {}
+    # every rank of an all-to-all has a size of its own
+    rate = float(size.mean(axis=0).sum()) / transfer_ns
+    return {
+        "size_bytes": round(float(size.mean())),
+        "algorithm_gbps": round(rate, 3),
+        "bus_gbps": round(rate * float(factor), 3),
+        "n_missing": max(n_ranks - len(tables), 0),
+    }
 
 
 # -- words ---------------------------------------------------------------------------------------

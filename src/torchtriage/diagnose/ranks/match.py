@@ -74,6 +74,18 @@ class GroupMatch:
         return ordered
 
     @cached_property
+    def transfer_ns(self) -> Ints:
+        """int64[matches]: what is left when the last rank has come.
+
+        By that rank's own clock where all end at once, else to the last end: a sender may be done before.
+        """
+        rows = np.arange(len(self))
+        own = (self.end_ns - self.start_ns)[rows, self.late]
+        whole = self.end_ns.max(axis=1) - self.start_ns.max(axis=1)
+        out: Ints = np.where(np.isin(rows, _together(self)), own, whole)
+        return out
+
+    @cached_property
     def begins(self) -> NDArray[np.bool_]:
         """bool[matches]: the first collective after a profiler started, on some rank."""
         begins: NDArray[np.bool_] = (self.index == 0).any(axis=1)

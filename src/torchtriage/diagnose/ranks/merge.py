@@ -123,6 +123,7 @@ def _job_cost(
     return replace(
         chosen.cost,
         together_ms=None,
+        calibration=None,
         low_ms=round(min(low, high), 6),
         high_ms=round(high, 6),
         of_ms=round(step_ms, 6),

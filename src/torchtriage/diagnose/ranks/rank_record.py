@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from math import prod
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +15,10 @@ from numpy.typing import NDArray
 from torchtriage.core import intervals
 from torchtriage.core.arrays import distinct
 from torchtriage.core.intervals import Spans
-from torchtriage.core.names import short_name
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.collectives import communicates
 from torchtriage.core.trace.device import LAUNCH_SLACK_NS
+from torchtriage.core.trace.messages import HOST_COLLECTIVE, Messages, ProcessGroup
 from torchtriage.diagnose.ranks.host_activity import ACTIVITIES, CELLS, PHASES, Pieces, find_pieces, no_pieces
 from torchtriage.diagnose.replay import Scenario
 from torchtriage.diagnose.replay.graph import Graph
@@ -30,27 +28,10 @@ __all__ = ["Moment", "ProcessGroup", "RankCollectives", "RankRecord", "RankRepla
 
 Ints = NDArray[np.int64]
 
-_HOST_COLLECTIVE = r"^(gloo|mpi|ucc):"
-_ANNOTATED = r"^(nccl|rccl|xccl|hccl|ucc):"
 _POINT_TO_POINT = re.compile(r"^(i?send|i?recv\w*|batch_isend_irecv|p2p\w*|coalesced)\b", re.I)
 _STEP_NUMBER = re.compile(r"#(\d+)$")
 MAX_MOMENTS = 2000
 """Longest stretches kept by name: what a late rank did is among them."""
-
-
-@dataclass(frozen=True)
-class ProcessGroup:
-    """A process group: its name, and its members.
-
-    Where the name was not recorded it is ``stream 1``, ``stream 2``, ... of those that communicate.
-
-    ``ranks`` is empty where they were not recorded.
-    """
-
-    name: str
-    ranks: tuple[int, ...] = ()
-    what: str = ""
-    """What the program called it, such as ``mesh_tp``."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +56,8 @@ class RankCollectives:
     """The collectives of one rank in order of their start; arrays have one element for each.
 
     ``row`` : row of the trace. ``group``, ``name`` : codes into ``groups`` and ``names``.
-    ``nelems``, ``seq`` : -1 where not recorded. ``step`` : number of the step that enqueued it, -1
+    ``nelems``, ``seq`` : -1 where not recorded. ``size_bytes``, ``n_ranks``, ``bus_factor`` : of
+    :class:`~torchtriage.core.trace.messages.Messages`. ``step`` : number of the step that enqueued it, -1
     outside. ``start_ns``, ``end_ns`` : on the rank's own clock, base time included.
     ``spent_ns`` : int64[n, cells], time in each cell from the recording's begin to the launch that made the rank late,
     or of the device to the start. ``n_ops`` : int64[n, phases + 1], operators up to the launch, and in the last column
@@ -86,6 +68,9 @@ class RankCollectives:
     group: Ints
     name: Ints
     nelems: Ints
+    size_bytes: Ints
+    n_ranks: Ints
+    bus_factor: NDArray[np.float64]
     seq: Ints
     step: Ints
     start_ns: Ints
@@ -164,13 +149,14 @@ def build_record(trace: Trace, path: str, result: Result) -> RankRecord:
     base = trace.origin.base_time_ns or 0
     rows, device = _rows(trace)
     pieces = find_pieces(trace) if len(rows) or not trace.devices else no_pieces(trace)
-    names = _names(trace, rows)
-    single = np.array([_POINT_TO_POINT.match(name) is None for name in names], dtype=bool)
+    messages = Messages(trace, rows)
+    single = np.array([_POINT_TO_POINT.match(name) is None for name in messages.names], dtype=bool)
     n_point_to_point = int((~single).sum())
-    rows, names = rows[single], [name for name, keep in zip(names, single, strict=True) if keep]
+    rows, names = rows[single], [name for name, keep in zip(messages.names, single, strict=True) if keep]
     step_of = trace.steps.of_work(rows) if device else trace.steps.of_host(rows)
     numbers = _numbers(trace)
-    groups, group = _groups(trace, rows)
+    messages = Messages(trace, rows)
+    groups, group = messages.groups
     name_table = tuple(dict.fromkeys(names))
     codes = {name: code for code, name in enumerate(name_table)}
     start, end = trace.start_ns[rows], trace.end_ns[rows]
@@ -187,8 +173,11 @@ def build_record(trace: Trace, path: str, result: Result) -> RankRecord:
         row=rows,
         group=group,
         name=np.array([codes[name] for name in names], np.int64),
-        nelems=_numbers_of(trace, rows, "nelems"),
-        seq=_numbers_of(trace, rows, "seq"),
+        nelems=messages.nelems,
+        size_bytes=messages.size_bytes,
+        n_ranks=messages.n_ranks,
+        bus_factor=messages.bus_factor,
+        seq=messages.seq,
         step=np.append(numbers, -1)[step_of],
         start_ns=start + base,
         end_ns=end + base,
@@ -228,68 +217,8 @@ def _rows(trace: Trace) -> tuple[Ints, bool]:
         of_lane = np.array([lane.device for lane in trace.lanes], np.int64)
         rows = rows[of_lane[trace.lane[rows]] == trace.devices[0].index]
     else:
-        rows = np.flatnonzero((trace.kind == Kind.ANNOTATION) & trace.matching(_HOST_COLLECTIVE))
+        rows = np.flatnonzero((trace.kind == Kind.ANNOTATION) & trace.matching(HOST_COLLECTIVE))
     return rows[np.argsort(trace.start_ns[rows], kind="stable")], device
-
-
-def _names(trace: Trace, rows: Ints) -> list[str]:
-    """Return what each collective is called: by its argument, its annotation, or its kernel."""
-    call = trace.links.call[rows]
-    mask = trace.matching(_ANNOTATED) & trace.is_kind(Kind.ANNOTATION, Kind.OP)
-    around = np.full(len(rows), -1, np.int64)
-    around[call >= 0] = trace.tree.nearest(call[call >= 0], mask)
-    names = []
-    for row, note, given in zip(rows.tolist(), around.tolist(), trace.details_of("collective", rows), strict=True):
-        own = trace.name_of(row)
-        text = given or (trace.name_of(note) if note >= 0 else own)
-        text = str(text).split(":", 1)[-1] if ":" in str(text)[:6] else str(text)
-        names.append(short_name(text) if text == own else text)
-    return names
-
-
-def _groups(trace: Trace, rows: Ints) -> tuple[tuple[ProcessGroup, ...], Ints]:
-    """Return the process groups, and the code of each collective's; streams where not recorded."""
-    known = _configured(trace)
-    names, members = trace.details_of("group", rows), trace.details_of("ranks", rows)
-    # numbers of streams differ between ranks, their order does not
-    lanes = sorted(set(trace.lane[rows].tolist()), key=lambda lane: (trace.lanes[lane].stream, lane))
-    streams = {lane: place for place, lane in enumerate(lanes, 1) if trace.lanes[lane].kind == "stream"}
-    table: dict[ProcessGroup, int] = {}
-    codes = []
-    for name, ranks, lane in zip(names, members, trace.lane[rows].tolist(), strict=True):
-        if name is None:
-            only = next(iter(known.values())) if len(known) == 1 else None
-            group = only or ProcessGroup(f"stream {streams[lane]}" if lane in streams else "")
-        else:
-            listed = _listed(ranks)
-            config = known.get(str(name))
-            group = ProcessGroup(str(name), listed or (config.ranks if config else ()))
-            if config is not None:
-                group = ProcessGroup(group.name, group.ranks, config.what)
-        codes.append(table.setdefault(group, len(table)))
-    return tuple(table), np.array(codes, np.int64)
-
-
-def _configured(trace: Trace) -> dict[str, ProcessGroup]:
-    info = trace.meta.get("distributedInfo")
-    listed = info.get("pg_config") if isinstance(info, dict) else None
-    out = {}
-    for item in listed if isinstance(listed, list) else []:
-        if isinstance(item, dict) and "pg_name" in item:
-            name = str(item["pg_name"])
-            out[name] = ProcessGroup(name, _listed(item.get("ranks")), str(item.get("pg_desc") or ""))
-    return out
-
-
-def _listed(value: Any) -> tuple[int, ...]:
-    """Return rank numbers from a list, or from its text; nothing when it was cut short."""
-    if isinstance(value, str):
-        if "..." in value:
-            return ()
-        value = [int(match) for match in re.findall(r"\d+", value)]
-    if not isinstance(value, list):
-        return ()
-    return tuple(item for item in value if isinstance(item, int))
 
 
 def _numbers(trace: Trace) -> Ints:
@@ -298,39 +227,6 @@ def _numbers(trace: Trace) -> Ints:
         return np.zeros(1, np.int64)
     found = [_STEP_NUMBER.search(name) for name in trace.steps.names]
     return np.array([int(match[1]) if match else index for index, match in enumerate(found)], np.int64)
-
-
-def _numbers_of(trace: Trace, rows: Ints, what: str) -> Ints:
-    """Return a number of each collective, -1 where it was not recorded."""
-    values = trace.details_of(what, rows)
-    out = np.array([_whole(value) for value in values], np.int64)
-    if what != "nelems":
-        return out
-    # older versions: the shape of the annotation's input
-    call = trace.links.call[rows]
-    mask = trace.matching(f"{_ANNOTATED}|{_HOST_COLLECTIVE}") & (trace.kind == Kind.ANNOTATION)
-    around = np.where(mask[rows], rows, -1)
-    linked = call >= 0
-    around[linked] = trace.tree.nearest(call[linked], mask)
-    old = np.flatnonzero((out < 0) & (around >= 0))
-    shapes = trace.details_of("dims", around[old])
-    for at, dims in zip(old.tolist(), shapes, strict=True):
-        out[at] = _size(dims)
-    return out
-
-
-def _whole(value: Any) -> int:
-    try:
-        return int(value) if value is not None and abs(int(value)) < 1 << 62 else -1
-    except (TypeError, ValueError):
-        return -1
-
-
-def _size(dims: Any) -> int:
-    shapes = [dim for dim in dims or [] if isinstance(dim, list)]
-    if not shapes or not all(isinstance(n, int) for shape in shapes for n in shape):
-        return -1
-    return _whole(sum(prod(shape) for shape in shapes))
 
 
 def _late(trace: Trace, pieces: Pieces, rows: Ints, *, device: bool) -> Spans:

@@ -56,7 +56,10 @@ class CollectiveSummary:
     """Equal collectives of one process group in the steady steps: transfer against waiting.
 
     ``transfer_ns`` is from the last rank's start to the end, ``wait_ns`` from a rank's own start to
-    the last one's, both means; waiting beside computation is included.
+    the last one's, both means; waiting beside computation is included. ``size_bytes`` : as NCCL's tests count it.
+    ``algorithm_gbps``, ``bus_gbps`` : that size and the bytes on the bus over the transfer, 10^9 bytes per second; null
+    where size, type or group were not recorded. With ``n_missing`` members of the group not recorded, the last of whom
+    may have come later, the link does at least that.
     """
 
     group: str
@@ -70,6 +73,10 @@ class CollectiveSummary:
     late_rank: int
     """The rank that is last most often."""
     late_share: float
+    size_bytes: int | None = None
+    algorithm_gbps: float | None = None
+    bus_gbps: float | None = None
+    n_missing: int = 0
 
 
 @dataclass(frozen=True)

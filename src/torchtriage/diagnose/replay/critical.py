@@ -143,6 +143,7 @@ class CriticalPath:
 
 
 WHATS: tuple[What, ...] = get_args(What)
+_NEVER = np.iinfo(np.int64).max
 _LAG, _UNEXPLAINED = WHATS.index("lag"), WHATS.index("unexplained")
 
 
@@ -159,7 +160,7 @@ def critical_path(trace: Trace, step: int | None = None) -> CriticalPath:
     index = _index(trace, np.diff(bounds), step)
     begin, end = int(bounds[index]), int(bounds[index + 1])
     before, edge = _causes(trace, graph)
-    path = np.array(critical_nodes(graph, before, begin, index + 1)[::-1], np.int64)
+    path = critical_nodes(graph, before, begin, index + 1)[::-1]
     # every node brings up to three parts: lag, residual, work; cut so that they tile
     work = graph.finish_ns[path] - graph.dur_ns[path]
     ready = np.where(before[path] >= 0, graph.finish_ns[before[path]], 0)
@@ -243,14 +244,12 @@ def _polled(trace: Trace, graph: Graph, works: Ints, before: Ints, edge: Ints) -
     Nothing is recorded on it for a millisecond after that launch, and it goes on when the work ends.
     """
     links = trace.links
-    rows = np.flatnonzero(trace.hosts | (trace.kind == Kind.PYTHON))
-    rows = rows[np.lexsort((trace.start_ns[rows], trace.lane[rows]))]
-    at = np.flatnonzero(links.launches[rows[:-1]] & (trace.lane[rows[1:]] == trace.lane[rows[:-1]]))
-    call, resumed_ns = rows[at], trace.start_ns[rows[at + 1]]
-    waited_ns = resumed_ns - trace.end_ns[call]
+    call = np.flatnonzero(links.launches)
+    resumed_ns = _resumed(trace, call)
+    waited_ns = np.where(resumed_ns < _NEVER, resumed_ns - trace.end_ns[call], 0)
     near_ns = np.maximum(LAUNCH_SLACK_NS, NEAR_SHARE * waited_ns)
     waits = (waited_ns > EARLY_NS) & (np.abs(resumed_ns - links.device_end_ns[call]) <= near_ns)
-    call = call[waits]
+    call = np.array([row for row in call[waits].tolist() if not _is_followed_at_once(trace, row)], np.int64)
     last = np.full(len(trace) + 1, -1, np.int64)
     by_end = works[np.argsort(graph.finish_ns[works], kind="stable")]
     last[links.call[graph.row[by_end]]] = by_end
@@ -265,6 +264,31 @@ def _polled(trace: Trace, graph: Graph, works: Ints, before: Ints, edge: Ints) -
     same &= graph.finish_ns[last[call]] <= graph.finish_ns[node]
     before[node[same]] = last[call[same]]
     edge[node[same]] = len(graph.edge_kind) + 1
+
+
+def _resumed(trace: Trace, call: Ints) -> Ints:
+    """Return when the next row on the thread of each call begins; ``_NEVER`` without one."""
+    resumed_ns = np.full(len(call), _NEVER)
+    for lane in distinct(trace.lane[call]).tolist():
+        mine = np.flatnonzero(trace.lane[call] == lane)
+        start_ns = trace.start_ns[call[mine]]
+        for tree in (trace.tree, trace.frames):
+            rows = tree.members_of(lane)
+            at = tree.n_started(lane, start_ns)
+            more = at < len(rows)
+            later_ns = trace.start_ns[rows[at[more]]]
+            resumed_ns[mine[more]] = np.minimum(resumed_ns[mine[more]], later_ns)
+    return resumed_ns
+
+
+def _is_followed_at_once(trace: Trace, row: int) -> bool:
+    """Return whether a later row of the file starts on the same thread in the same moment."""
+    lane, start_ns = int(trace.lane[row]), int(trace.start_ns[row])
+    for tree in (trace.tree, trace.frames):
+        first, last = tree.n_started(lane, np.array([start_ns - 1, start_ns])).tolist()
+        if (tree.members_of(lane)[first:last] > row).any():
+            return True
+    return False
 
 
 def _index(trace: Trace, walls: Ints, step: int | None) -> int:

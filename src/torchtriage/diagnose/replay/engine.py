@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torchtriage.core.arrays import distinct
 from torchtriage.core.trace.engine import find_engine
 from torchtriage.diagnose.replay.graph import CONFIDENCE, Graph
-from torchtriage.diagnose.replay.native import run_nodes
+from torchtriage.diagnose.replay.native import find_runs, run_nodes
 
 __all__ = ["CHUNK", "NEVER", "Patch", "Schedule", "schedule"]
 
@@ -30,7 +30,7 @@ Ints = NDArray[np.int64]
 
 NEVER = -(1 << 60)
 """A lag that never binds: the edge is not there."""
-CHUNK = 2_048
+CHUNK = 4_096
 """Nodes worked through at once."""
 PLAIN_COST, RUN_COST = 0.25, 12.0
 """Microseconds: one node alone in plain Python, and one run in numpy (measured)."""
@@ -274,10 +274,11 @@ def _run_chunk(chunk: _Chunk, table: Ints, lag: Ints) -> None:
 
 def schedule(graph: Graph) -> Schedule:
     """Return an order to run a graph in."""
-    runs, cut = _runs(graph)
-    lane = np.array([run[0] for run in runs], np.int64)
-    begin = np.array([run[1] for run in runs], np.int64)
-    stop = np.array([run[2] for run in runs], np.int64)
+    runs, cut = _native_runs(graph), np.empty(0, np.int64)
+    if runs is None:
+        listed, cut = _runs(graph)
+        runs = np.array(listed, np.int64).reshape(-1, 3)
+    lane, begin, stop = runs.T
     first = np.concatenate([[0], np.cumsum(stop - begin)])
     node = np.repeat(begin - first[:-1], stop - begin) + np.arange(graph.n_nodes)
     place = np.empty(graph.n_nodes, np.int64)
@@ -377,6 +378,15 @@ def _chunk_runs(order: Schedule, first: Ints, before: Ints, shift: int, edge_shi
             if plain[index]:
                 heads = None
         yield _Run(places[index], places[index + 1], row, bounds[index], bounds[index + 1], what, heads, found, counts)
+
+
+def _native_runs(graph: Graph) -> Ints | None:
+    """Return int64[runs, 3], what :func:`_runs` does; None without the library, and where edges close a circle."""
+    library = find_engine().library
+    if library is None:
+        return None
+    edge_first = np.searchsorted(graph.target, np.arange(graph.n_nodes + 1))
+    return find_runs(library, graph.lane_first, edge_first, graph.source)
 
 
 def _runs(graph: Graph) -> tuple[list[tuple[int, int, int]], Ints]:

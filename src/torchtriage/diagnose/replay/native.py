@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["run_nodes"]
+__all__ = ["find_runs", "run_nodes"]
 
 Ints = NDArray[np.int64]
 
@@ -40,3 +40,17 @@ def run_nodes(library: Any, table: Ints, before: Ints, edge_first: Ints, source:
     )
     if library.tt_replay(byref(stretch), table.ctypes.data):
         raise AssertionError("the native library refused a graph")
+
+
+def find_runs(library: Any, lane_first: Ints, edge_first: Ints, source: Ints) -> Ints | None:
+    """Return int64[runs, 3]: lane, first node and one past the last of each run in order; None where there is a circle.
+
+    ``lane_first`` : int64[lanes + 1] and ``edge_first`` : int64[nodes + 1], where the nodes and their edges begin.
+    ``source`` : a node per edge.
+    """
+    arrays = [np.ascontiguousarray(item, np.int64) for item in (lane_first, edge_first, source)]
+    n_lanes, n_nodes = len(lane_first) - 1, len(edge_first) - 1
+    runs = np.empty((n_nodes, 3), np.int64)
+    first, edges, sources = (array.ctypes.data for array in arrays)
+    n = library.tt_runs(first, n_lanes, edges, n_nodes, sources, len(source), runs.ctypes.data)
+    return runs[:n] if n >= 0 else None

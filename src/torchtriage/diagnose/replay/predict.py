@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torchtriage.core import intervals
 from torchtriage.core.arrays import distinct
 from torchtriage.core.errors import UsageError
-from torchtriage.core.trace import Kind, Trace
+from torchtriage.core.trace import Trace
 from torchtriage.diagnose.replay.edits import Edit
 from torchtriage.diagnose.replay.engine import NEVER, Patch, Schedule, schedule
 from torchtriage.diagnose.replay.graph import CONFIDENCE, LAUNCH_NS, EdgeKind, Graph, NodeKind, build
@@ -36,7 +36,7 @@ INFERRED = 0.6
 PER_OP_NS, PER_FRAME_NS = 1_400, 1_700
 """What the profiler itself adds to an operator and to a Python frame (fitted on four pairs)."""
 COLUMNS = 256
-"""Variants times scenarios replayed at once: 17 MB per chunk of nodes."""
+"""Variants times scenarios replayed at once: 8 MB per chunk of nodes."""
 CROWDING, MAX_CROWDING = 0.8, 0.31
 """Work moved to other processes takes cores: with 4 workers instead of none for loading that took
 38 % of the step, the other host work was 2-31 % slower (six recorded pairs)."""
@@ -94,10 +94,10 @@ class _Change:
 
 
 class _Steps:
-    def __init__(self, order: Schedule, variants: Sequence[_Variant], scenarios: Sequence[Scenario]) -> None:
-        node = np.argsort(order.place)
-        self._dur = [variant.dur_ns[node] for variant in variants]
-        self._still = [variant.still_ns[node] for variant in variants]
+    """What each node takes, in running order; ``dur`` and ``still`` : int64[nodes], one of each for a variant."""
+
+    def __init__(self, order: Schedule, dur: list[Ints], still: list[Ints], scenarios: Sequence[Scenario]) -> None:
+        self._dur, self._still = dur, still
         self._changes = []
         for scenario in scenarios:
             place, gone = order.place[scenario.node], np.sort(order.place[scenario.gone])
@@ -238,6 +238,17 @@ class ReplayModel:
             variants.append(_Variant("unprofiled", light, still, lag))
         return variants
 
+    @cached_property
+    def _ordered(self) -> tuple[list[Ints], list[Ints], Ints]:
+        """What nodes take in running order, as :class:`_Steps` is given it, and int64[edges, variants]: the lags."""
+        node = np.empty(self.graph.n_nodes, np.int64)
+        node[self.schedule.place] = np.arange(len(node))
+        return (
+            [variant.dur_ns[node] for variant in self._variants],
+            [variant.still_ns[node] for variant in self._variants],
+            np.stack([variant.lag_ns for variant in self._variants], axis=1),
+        )
+
     @property
     def _names(self) -> list[str]:
         return [variant.name for variant in self._variants]
@@ -250,8 +261,7 @@ class ReplayModel:
     def _without_profiler(self) -> Ints | None:
         """Return durations without the profiler's cost; None where it cost nothing."""
         graph, trace = self.graph, self.trace
-        hosts = np.isin(graph.kind, (NodeKind.HOST, NodeKind.WAIT))
-        own = np.where(hosts, graph.dur_ns, 0)
+        own = np.where(self._hosts, graph.dur_ns, 0)
         cost = np.minimum(self._profiler_ns(), own * (1 - 1 / trace.origin.inflation))
         if not cost.any():
             return None
@@ -263,16 +273,11 @@ class ReplayModel:
         """Return int64[nodes], ns: what the profiler itself cost inside each host node."""
         graph, trace = self.graph, self.trace
         cost = np.zeros(graph.n_nodes, np.int64)
-        lanes = self._host_lanes
-        for kinds, each in (((Kind.OP, Kind.ANNOTATION, Kind.RUNTIME), PER_OP_NS), ((Kind.PYTHON,), PER_FRAME_NS)):
-            rows = np.flatnonzero(trace.is_kind(*kinds))
-            rows = rows[np.isin(trace.lane[rows], list(lanes))]
-            rows = rows[np.argsort(trace.lane[rows], kind="stable")]
-            lane = trace.lane[rows]
-            for number, (a, b) in lanes.items():
-                mine = rows[slice(*np.searchsorted(lane, [number, number + 1]))]
-                at = np.searchsorted(graph.finish_ns[a:b], trace.start_ns[mine] - graph.origin_ns, side="right")
-                cost[a:b] += each * np.bincount(at[at < b - a], minlength=b - a)
+        for tree, each in ((trace.tree, PER_OP_NS), (trace.frames, PER_FRAME_NS)):
+            for lane, (a, b) in self._host_lanes.items():
+                # those that start before a node ends are its own, or of the nodes before it
+                started = tree.n_started(lane, graph.finish_ns[a:b] + graph.origin_ns - 1)
+                cost[a:b] += each * np.diff(started, prepend=0)
         return cost
 
     def _scale(self, cost: Floats) -> float:
@@ -314,7 +319,7 @@ class ReplayModel:
     def _steps(self, scenarios: Sequence[Scenario]) -> Floats:
         """Return float64[variants, scenarios], ns: the wall time of the mean steady step."""
         variants, order = self._variants, self.schedule
-        lag = np.stack([variant.lag_ns for variant in variants], axis=1)
+        dur, still, lag = self._ordered
         out = np.empty((len(variants), len(scenarios)))
         size = max(COLUMNS // len(variants), 1)
         for first in range(0, len(scenarios), size):
@@ -325,7 +330,7 @@ class ReplayModel:
             column = [np.repeat(columns + s, len(scenario.edge)) for s, scenario in enumerate(some)]
             lags = [np.tile(scenario.lag_ns, len(variants)) for scenario in some]
             patch = Patch(*(np.concatenate(part) for part in (edge, column, lags)))
-            filled = _Steps(order, variants, some)
+            filled = _Steps(order, dur, still, some)
             walls = self._finished(order.run(filled, lag, self.graph.bound_node, patch))
             out[:, first : first + width] = walls.reshape(len(variants), width)
         return out
@@ -397,12 +402,12 @@ class ReplayModel:
 
     def _slow(self, change: _Change, edit: Edit, factor: float) -> None:
         graph = self.graph
-        hosts = np.isin(graph.kind, (NodeKind.HOST, NodeKind.WAIT))
+        hosts = self._hosts
         if edit.spans is None:
             change.keep[hosts] *= factor
             return
         spans = intervals.union(np.asarray(edit.spans, np.int64)) - graph.origin_ns
-        length = np.maximum(graph.finish_ns - graph.begin_ns, 1)
+        length = self._length_ns
         for a, b in self._host_lanes.values():
             at, covered = _covered(graph.finish_ns[a:b], graph.begin_ns[a:b], spans)
             share = np.where(hosts[a:b][at], covered / length[a:b][at], 0.0)
@@ -434,7 +439,7 @@ class ReplayModel:
         """Shrink host nodes by what rows cover of them; return what remains of those covered wholly, else nan."""
         graph, trace = self.graph, self.trace
         whole = np.full(graph.n_nodes, np.nan)
-        length = np.maximum(graph.finish_ns - graph.begin_ns, 1)
+        length = self._length_ns
         every = np.concatenate([rows for rows, _ in host])
         factors = np.concatenate([left for _, left in host])
         saved: dict[int, intervals.Spans] = {}
@@ -487,6 +492,18 @@ class ReplayModel:
         return total / trace.steps.n_steady
 
     # -- places ------------------------------------------------------------------------------
+
+    @cached_property
+    def _hosts(self) -> NDArray[np.bool_]:
+        """bool[nodes]: work and waits of the host."""
+        hosts: NDArray[np.bool_] = (self.graph.kind == NodeKind.HOST) | (self.graph.kind == NodeKind.WAIT)
+        return hosts
+
+    @cached_property
+    def _length_ns(self) -> Ints:
+        """int64[nodes], ns: how long each was on, 1 at least."""
+        length_ns: Ints = np.maximum(self.graph.finish_ns - self.graph.begin_ns, 1)
+        return length_ns
 
     @cached_property
     def _host_lanes(self) -> dict[int, tuple[int, int]]:

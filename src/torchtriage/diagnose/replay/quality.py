@@ -105,15 +105,23 @@ def binding(graph: Graph) -> tuple[Ints, Ints]:
     return node, edge
 
 
-def critical_nodes(graph: Graph, before: Ints, since_ns: int, bound: int = -1) -> list[int]:
+def critical_nodes(graph: Graph, before: Ints, since_ns: int, bound: int = -1) -> Ints:
     """Return the nodes that a bound (the last) hangs on, latest first, back to a moment."""
     first = graph.bound_first
     index = len(first) - 2 if bound < 0 else bound
     nodes = graph.bound_node[: first[index + 1]]
     node = int(nodes[np.argmax(graph.finish_ns[nodes])])
-    steps, finish = before.tolist(), graph.finish_ns
-    path = []
-    while node >= 0 and int(finish[node]) > since_ns:
-        path.append(node)
-        node = steps[node]
-    return path
+    if int(graph.finish_ns[node]) <= since_ns:
+        return nodes[:0]
+    every = np.arange(graph.n_nodes)
+    steps = np.where(graph.finish_ns[before] > since_ns, before, -1)
+    # along a lane a stretch at a time: it ends at the first node that waited for another lane
+    heads = np.maximum.accumulate(np.where(steps != every - 1, every, 0))
+    stretches = []
+    onward, ends = steps.tolist(), heads.tolist()
+    while node >= 0:
+        stretches.append((node, ends[node]))
+        node = onward[ends[node]]
+    last, head = np.array(stretches, np.int64).T
+    length = last - head + 1
+    return np.repeat(last + np.cumsum(length) - length, length) - np.arange(length.sum())

@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import Literal
 
 from torchtriage.core.finding import Cost, Severity
+from torchtriage.diagnose.calibration import calibrated
 from torchtriage.diagnose.runs.account import SampledLoop
 
-__all__ = ["WORTH", "counting_error", "of_share", "severity_of", "share_cost"]
+__all__ = ["WORTH", "counting_error", "of_looks", "of_share", "severity_of", "share_cost"]
 
 WORTH = 0.03
 """Of a step, what is worth a word: less is within the noise of most measurements."""
@@ -22,7 +23,7 @@ def share_cost(
 
     Grade B is measured, C bounded.
     """
-    return Cost(
+    cost = Cost(
         low_ms=round(low * of_ms, 6),
         high_ms=round(high * of_ms, 6),
         per="step" if loop.n_steps else "window",
@@ -34,6 +35,12 @@ def share_cost(
         method=method,
         grade=grade,
     )
+    return calibrated(cost, "looks")
+
+
+def of_looks(cost: Cost, low: float, high: float, of_ms: float, method: str) -> Cost:
+    """Return a cost with the saving that the looks at the stacks tell of."""
+    return calibrated(of_share(cost, low, high, of_ms, method), "looks")
 
 
 def of_share(cost: Cost, low: float, high: float, of_ms: float, method: str) -> Cost:
@@ -48,6 +55,7 @@ def of_share(cost: Cost, low: float, high: float, of_ms: float, method: str) -> 
         naive_ms=round(high * of_ms, 6),
         together_ms=None,
         method=method,
+        calibration=None,
     )
 
 

@@ -10,7 +10,7 @@ from torchtriage.core.names import file_name
 from torchtriage.core.units import format_ms, format_share
 from torchtriage.diagnose.lint.base import lookup
 from torchtriage.diagnose.runs.account import STARTS_WORKERS, SampledLoop
-from torchtriage.diagnose.runs.costs import WORTH, counting_error, of_share, severity_of, share_cost
+from torchtriage.diagnose.runs.costs import WORTH, counting_error, of_looks, severity_of, share_cost
 
 __all__ = ["LOADING", "STARVED", "causes_first", "loader_cost", "restarted_workers"]
 
@@ -39,7 +39,7 @@ def loader_cost(finding: Finding, loop: SampledLoop, step_ms: float, cores: int)
         low = work * (1 - 1 / max(min(cores, 8), 2)) if work * step_ms >= PAYS_MS else 0.0
     else:  # two cores are busy already, with a worker and with the loop
         low = max(share - (0.25 if cores > 2 else 0.5), 0.0) / 2
-    cost = of_share(cost, low, share, step_ms, "share of looks at the stack")
+    cost = of_looks(cost, low, share, step_ms, "share of looks at the stack")
     return replace(finding, cost=cost, severity=severity_of(low, share))
 
 

@@ -182,6 +182,7 @@ def _shared(light: list[Finding], heavy: list[Finding]) -> list[Finding]:
             share_low=round(low * part / first.of_ms, 6),
             share_high=round(high * part / first.of_ms, 6),
             together_ms=first.together_ms if len(heavy) == len(costs) == 1 else None,
+            calibration=first.calibration if len(heavy) == len(costs) == 1 else None,
         )
         severity = light[0].severity if len(heavy) == 1 else finding.severity
         out.append(replace(finding, cost=cost, severity=severity))
@@ -219,5 +220,10 @@ def _joint(light: Cost | None, heavy: Cost | None, findings: Sequence[Finding]) 
     high = min(most.high_ms, sum(cost.high_ms for cost in costs), most.of_ms)
     low = min(most.low_ms, high)
     return replace(
-        most, low_ms=low, high_ms=high, share_low=round(low / most.of_ms, 6), share_high=round(high / most.of_ms, 6)
+        most,
+        low_ms=low,
+        high_ms=high,
+        share_low=round(low / most.of_ms, 6),
+        share_high=round(high / most.of_ms, 6),
+        calibration=None,
     )

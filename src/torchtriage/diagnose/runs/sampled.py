@@ -27,7 +27,7 @@ from torchtriage.diagnose.runs.account import (
 from torchtriage.diagnose.runs.backward_passes import backward_passes
 from torchtriage.diagnose.runs.compile_findings import compile_findings
 from torchtriage.diagnose.runs.configuration import configuration
-from torchtriage.diagnose.runs.costs import WORTH, of_share
+from torchtriage.diagnose.runs.costs import WORTH, counting_error, of_looks, of_share
 from torchtriage.diagnose.runs.flame import flame_bars
 from torchtriage.diagnose.runs.hot_lines import HOT_LINE, growing_step, hot_lines
 from torchtriage.diagnose.runs.loaders import LOADING, STARVED, causes_first, loader_cost, restarted_workers
@@ -124,7 +124,8 @@ def _order(finding: Finding, part: float) -> tuple[object, ...]:
     if cost is not None:
         scale = part if cost.per == "step" else 1.0
         low = cost.low_ms if cost.low_ms * scale >= WORTH * cost.of_ms else 0.0
-        finding = replace(finding, cost=replace(cost, low_ms=scale * low, high_ms=scale * cost.high_ms))
+        cost = replace(cost, low_ms=scale * low, high_ms=scale * cost.high_ms, calibration=None)
+        finding = replace(finding, cost=cost)
     return rank_order(finding)
 
 
@@ -174,8 +175,8 @@ def _at_its_cause(finding: Finding, view: SourceView) -> Finding:
 
 
 ROWS, FLOAT64, GARBAGE = "LCH017", "CPY012", "HST021"
-ROWS_GAIN = 0.5, 0.95
-"""What working on all rows at once gives back of a loop over them."""
+ROWS_SURELY = 0.5
+"""What working on all rows at once surely gives back of a loop over them; at most it is all of it."""
 
 
 def _of_the_loop(
@@ -195,7 +196,7 @@ def _of_the_loop(
     if finding.code == GARBAGE:
         if collecting < WORTH:
             return None
-        return replace(finding, cost=of_share(cost, collecting / 2, collecting, step_ms, "time in the collector"))
+        return replace(finding, cost=of_looks(cost, collecting / 2, collecting, step_ms, "time in the collector"))
     frame = finding.place.frame
     if finding.code == ROWS and frame is not None:
         loops = {around for line in (frame.lines or (frame.line,)) for around in view.loops(frame.file, 0, line)[-1:]}
@@ -206,17 +207,17 @@ def _of_the_loop(
         if backward < 1:  # what is recorded operator by operator is gone through backwards in the same way
             share += backward * min(share / (1 - backward), 1.0)
         if share >= WORTH:
-            low, high = (part * min(share, 1.0) for part in ROWS_GAIN)
-            return replace(finding, cost=of_share(cost, low, high, step_ms, "share of looks at the stack in this loop"))
+            error = counting_error(share, len(loop.seen))
+            low, high = ROWS_SURELY * max(share - error, 0.0), min(share + error, 1.0)
+            return replace(finding, cost=of_looks(cost, low, high, step_ms, "share of looks at the stack in this loop"))
     if finding.code == FLOAT64 and frame is not None and _asks_for_float64(finding, view, frame.file):
         # on purpose, it seems: asked about, and nothing promised
-        cost = of_share(cost, 0.0, cost.share_high, cost.of_ms, cost.method)
+        cost = replace(cost, low_ms=0.0, share_low=0.0, together_ms=None)
         return replace(finding, cost=cost, certainty="hint", severity="note")
     if cost.per == "window" and loop.n_steps is None:
         low, high = cost.low_ms / cost.of_ms, cost.high_ms / cost.of_ms
-        return replace(
-            finding, cost=of_share(cost, low, high, step_ms, f"{cost.method}; in proportion to all of the loop")
-        )
+        whole = of_share(cost, low, high, step_ms, f"{cost.method}; in proportion to all of the loop")
+        return replace(finding, cost=replace(whole, calibration=cost.calibration))
     return finding
 
 
@@ -284,7 +285,13 @@ def _joint(joint: Cost | None, findings: Sequence[Finding]) -> Cost | None:
     high = min(of_ms, max(sum(cost.high_ms for cost in costs), low))
     base = joint or replace(costs[0], together_ms=None)
     return replace(
-        base, low_ms=low, high_ms=high, of_ms=of_ms, share_low=round(low / of_ms, 6), share_high=round(high / of_ms, 6)
+        base,
+        low_ms=low,
+        high_ms=high,
+        of_ms=of_ms,
+        share_low=round(low / of_ms, 6),
+        share_high=round(high / of_ms, 6),
+        calibration=None,
     )
 
 

@@ -7,9 +7,9 @@ behind computation costs nothing. Rows of one kind that run at once share the in
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,32 +20,49 @@ from torchtriage.core.intervals import Spans
 from torchtriage.core.names import short_name
 from torchtriage.core.source.locate import Locator
 from torchtriage.core.trace import Kind, Trace
+from torchtriage.core.trace.captured_graphs import CapturedGraphs
 from torchtriage.core.trace.device import Device
-from torchtriage.core.trace.frames import frame_label, is_user_frame, user_stack
 from torchtriage.core.trace.kernel_categories import CATEGORIES, categories
-from torchtriage.diagnose.verdict.efficiency import at_peak, counted, unchecked
-from torchtriage.diagnose.verdict.options import By
-from torchtriage.diagnose.verdict.result import DeviceTime, DeviceTimeRow
+from torchtriage.core.trace.roofline import Roofline, roofline, unchecked
+from torchtriage.core.units import format_count
+from torchtriage.diagnose.verdict.launch_groups import Groups, grouped, named
+from torchtriage.diagnose.verdict.model_flops import model_flops
+from torchtriage.diagnose.verdict.options import CAPTURED, By
+from torchtriage.diagnose.verdict.result import DeviceTime, DeviceTimeRow, RoofRates
 
 __all__ = ["busy_parts", "device_time"]
 
 N_ROWS = 50
 MOSTLY = 0.9
-"""Share of a row's counted kernel time whose operations must be known."""
-_MODULE = "nn.Module: "
-
-Groups = tuple[Ints, list[str]]
-"""int64[k], the group of each row of a device, and the names of the groups; an empty name is none."""
+"""Share of a row's counted kernel time whose work must be known."""
+SOME = 0.005
+"""Share of the busy time from which on a type's dense peak is one of the roofs."""
 
 
-def device_time(trace: Trace, by: By = "category", places: Locator | None = None) -> tuple[DeviceTime, ...]:
+class _Roof(NamedTuple):
+    """What :class:`DeviceTimeRow` says of a row's roof."""
+
+    of_peak: float | None = None
+    of_roof: float | None = None
+    roof: Literal["compute", "memory", ""] = ""
+    flop_per_byte: float | None = None
+    tflops: float | None = None
+
+
+_UNKNOWN = _Roof()
+
+
+def device_time(
+    trace: Trace, by: By = "category", places: Locator | None = None, captured: CapturedGraphs | None = None
+) -> tuple[DeviceTime, ...]:
     """Return the main device's time by category and by what else is asked for; empty without a device.
 
-    ``by`` : one of ``options.BYS``. ``places`` : finds the lines of calls in the source files.
+    ``by`` : one of ``options.BYS``. ``places`` : finds the lines of calls in the source files. ``captured`` : the
+    launches that kernels of replayed graphs were captured from, whose operators, modules and lines count.
     """
     if not trace.devices:
         return ()
-    time = _Time.of(trace.devices[0])
+    time = _Time.of(trace.devices[0], captured)
     return tuple(time.table(key, places) for key in {"category": None, by: None})
 
 
@@ -97,19 +114,20 @@ class _Time:
     launched: Mask
     """Rows that begin in the judged time."""
     busy_ns: int
+    captured: CapturedGraphs | None
 
     @classmethod
-    def of(cls, device: Device) -> _Time:
+    def of(cls, device: Device, captured: CapturedGraphs | None) -> _Time:
         trace = device.trace
         judged = trace.steps.judged
         busy_ns = intervals.length(intervals.intersect(device.busy, judged))
         launched = intervals.owner(judged, trace.start_ns[device.rows]) >= 0
-        return cls(device, categories(device), busy_parts(device, judged), launched, busy_ns)
+        return cls(device, categories(device), busy_parts(device, judged), launched, busy_ns, captured)
 
     def table(self, by: By, places: Locator | None) -> DeviceTime:
         """Return the table of one key, its largest rows first."""
         trace = self.device.trace
-        group, names = _GROUPS[by](self, places)
+        group, names = self._groups(by, places)
         n = len(names)
         whole = np.bincount(group, weights=self.part_ns, minlength=n)
         launched = np.flatnonzero(self.launched)
@@ -118,7 +136,7 @@ class _Time:
         of_category = np.bincount(
             group * len(CATEGORIES) + self.category, weights=self.part_ns, minlength=n * len(CATEGORIES)
         ).reshape(n, -1)
-        of_peak = self._of_peak(group, n) if by in ("kernel", "operator") else [None] * n
+        roofs = self._roofs(group, n) if by in ("kernel", "operator") else [_UNKNOWN] * n
         # rounded so that the rows still add up
         until = np.round(np.cumsum(np.append(0.0, whole))).astype(np.int64)
         ns: Ints = until[1:] - until[:-1]
@@ -132,7 +150,7 @@ class _Time:
                 share=round(int(ns[index]) / max(busy_ns, 1), 6),
                 n_launches=int(count[index]),
                 mean_ns=round(float(total[index]) / int(count[index]), 3) if count[index] else None,
-                of_peak=of_peak[index],
+                **roofs[index]._asdict(),
             )
             for index in order[:N_ROWS]
         )
@@ -146,143 +164,93 @@ class _Time:
             n_rows=len(order),
             rest_ns=busy_ns - sum(row.busy_ns for row in rows),
             peak_unchecked=unchecked(self.device) if by in ("kernel", "operator") else "",
+            captured=self._captured(by),
+            mfu=model_flops(self.device, self.category, self._roofline) if by == "category" else None,
+            roofs=self._rates() if by in ("kernel", "operator") else None,
         )
 
-    def _of_peak(self, group: Ints, n: int) -> list[float | None]:
-        """Return for each group the share of the peak its counted kernels reach, None where that is not known."""
-        ideal = at_peak(self.device, self.category)
-        dur = self.device.trace.dur_ns[self.device.rows]
-        at = np.flatnonzero(self.launched & counted(self.device, self.category))
-        known = at[np.isfinite(ideal[at])]
-        whole, known_ns, ideal_ns = (
-            np.bincount(group[rows], weights=values[rows], minlength=n).tolist()
-            for rows, values in ((at, dur), (known, dur), (known, ideal))
-        )
-        shares = (
-            part / took if took and took >= MOSTLY * all_ns else None
-            for part, took, all_ns in zip(ideal_ns, known_ns, whole, strict=True)
-        )
-        # above its peak nothing runs: the operations were fewer (Winograd), or the type another
-        return [round(share, 4) if share is not None and share <= 1 else None for share in shares]
+    @cached_property
+    def _roofline(self) -> Roofline | None:
+        return roofline(self.device, self.category)
+
+    def _rates(self) -> RoofRates | None:
+        """Return the memory's bandwidth and the peaks that apply to what the device multiplies."""
+        line = self._roofline
+        if line is None:
+            return None
+        at = np.flatnonzero(line.rate > 0)
+        rates, which = np.unique(line.rate[at], return_inverse=True)
+        part_ns = np.bincount(which, weights=self.part_ns[at], minlength=len(rates))
+        return RoofRates(line.peak.memory_tbps, tuple((rates[part_ns >= SOME * self.busy_ns] / 1e3).tolist()))
+
+    def _roofs(self, group: Ints, n: int) -> list[_Roof]:
+        """Return how near to its roof each group runs; None where too little of its time is known."""
+        line = self._roofline
+        if line is None:
+            return [_UNKNOWN] * n
+        dur = self.device.trace.dur_ns[self.device.rows].astype(np.float64)
+
+        def shares(ideal: Floats, counted: Mask) -> list[float | None]:
+            at = np.flatnonzero(self.launched & counted)
+            known = at[np.isfinite(ideal[at])]
+            whole, took, best = (
+                np.bincount(group[rows], weights=values[rows], minlength=n).tolist()
+                for rows, values in ((at, dur), (known, dur), (known, ideal))
+            )
+            out = (
+                part / took if took and took >= MOSTLY * whole else None
+                for part, took, whole in zip(best, took, whole, strict=True)
+            )
+            # above it nothing runs: the operations were fewer (Winograd), or the type another
+            return [round(share, 4) if share is not None and share <= 1 else None for share in out]
+
+        def total(values: Floats, mask: Mask) -> Floats:
+            at = np.flatnonzero(self.launched & mask & np.isfinite(line.roof_ns))
+            out: Floats = np.bincount(group[at], weights=values[at], minlength=n).astype(np.float64)
+            return out
+
+        of_peak, of_roof = shares(line.peak_ns, line.multiplies), shares(line.roof_ns, line.counted)
+        everything, computes = total(line.roof_ns, line.counted), total(line.roof_ns, line.computes)
+        flop, n_bytes, took = (total(values, line.multiplies) for values in (line.flop, line.n_bytes, dur))
+        return [
+            _UNKNOWN._replace(of_peak=of_peak[index])
+            if (share := of_roof[index]) is None
+            else _Roof(
+                of_peak[index],
+                share,
+                "compute" if 2 * computes[index] >= everything[index] else "memory",
+                *(
+                    (round(flop[index] / n_bytes[index], 3), round(flop[index] / took[index] / 1e3, 3))
+                    if flop[index]
+                    else (None, None)
+                ),
+            )
+            for index in range(n)
+        ]
 
     # -- what the rows of a table are ------------------------------------------------------------
 
-    def by_category(self, _places: Locator | None) -> Groups:
-        return self.category.astype(np.int64), list(CATEGORIES)
+    def _groups(self, by: By, places: Locator | None) -> Groups:
+        trace, rows = self.device.trace, self.device.rows
+        if by == "category":
+            return self.category.astype(np.int64), list(CATEGORIES)
+        groups = grouped(trace, trace.links.call[rows], by, places)
+        if groups is None:
+            group, names = named(trace, rows)
+            groups = group, [short_name(name) for name in names]
+        elif self.captured is not None and by in CAPTURED:
+            call = self.captured.call[rows]
+            group, names = grouped(self.captured.trace, call, by, places) or groups
+            groups = np.where(call >= 0, group + len(groups[1]), groups[0]), groups[1] + names
+        return _merged(*groups)
 
-    def by_kernel(self, _places: Locator | None) -> Groups:
-        group, names = self._named(self.device.rows)
-        labels, merged = np.unique(np.array([short_name(name) for name in names]), return_inverse=True)
-        return merged[group], labels.tolist()
-
-    def by_operator(self, _places: Locator | None) -> Groups:
-        return self._named(self.device.trace.links.op[self.device.rows])
-
-    def by_annotation(self, _places: Locator | None) -> Groups:
-        trace = self.device.trace
-        marks = (trace.kind == Kind.ANNOTATION) & ~trace.matching(r"^ProfilerStep#")
-        call, which = self._calls
-        return self._named(_where(call, lambda calls: trace.tree.nearest(calls, marks))[which])
-
-    def by_module(self, _places: Locator | None) -> Groups:
-        trace = self.device.trace
-        mask = (trace.kind == Kind.PYTHON) & trace.where_name(lambda name: name.startswith(_MODULE))
-        call, which = self._calls
-        _, inner = _open_at(trace, call, mask)
-        chain = [inner]
-        while (chain[-1] >= 0).any():
-            chain.append(_where(chain[-1], lambda rows: trace.frames.nearest(rows, mask)))
-        names = np.where(np.stack(chain) >= 0, trace.name[np.stack(chain)], -1)
-        paths, group = np.unique(names, axis=1, return_inverse=True)
-        labels = [
-            ".".join(trace.names[name][len(_MODULE) :] for name in reversed(path) if name >= 0)
-            for path in paths.T.tolist()
-        ]
-        return group.ravel()[which], labels
-
-    def by_line(self, places: Locator | None) -> Groups:
-        trace = self.device.trace
-        mask = (trace.kind == Kind.PYTHON) & trace.where_name(is_user_frame)
-        call, which = self._calls
-        row, frame = _open_at(trace, call, mask)
-        below = _where(row, lambda rows: trace.frames.at(trace.lane[rows], trace.start_ns[rows]))
-        while len(climb := np.flatnonzero((below >= 0) & (below != frame) & (trace.frames.parent[below] != frame))):
-            below[climb] = trace.frames.parent[below[climb]]
-        # calls of one function from one place of another have one line; an operator is what is called, or its name is
-        called = np.where(below != frame, trace.name[below], -1 - trace.name[row])
-        keys = np.stack([np.where(frame >= 0, trace.name[frame], -1), np.where(frame >= 0, called, -1)])
-        _, first, group = np.unique(keys, axis=1, return_index=True, return_inverse=True)
-        labels = [
-            _line(trace, item, places) if known >= 0 else ""
-            for item, known in zip(row[first].tolist(), frame[first].tolist(), strict=True)
-        ]
-        lines, merged = np.unique(np.array(labels), return_inverse=True)
-        return merged[group.ravel()][which], lines.tolist()
-
-    @cached_property
-    def _calls(self) -> tuple[Ints, Ints]:
-        """The distinct launch calls, and which of them each row has; -1 among them stands for none."""
-        return np.unique(self.device.trace.links.call[self.device.rows].astype(np.int64), return_inverse=True)
-
-    def _named(self, rows: NDArray[np.integer]) -> Groups:
-        """Group by the names of some rows, -1 for none."""
-        trace = self.device.trace
-        code = np.where(rows >= 0, trace.name[rows] + 1, 0)
-        seen = np.flatnonzero(np.bincount(code, minlength=1))
-        group = np.zeros(len(trace.names) + 1, np.int64)
-        group[seen] = np.arange(len(seen))
-        return group[code], ["" if item == 0 else frame_label(trace.names[item - 1]) for item in seen.tolist()]
+    def _captured(self, by: By) -> str:
+        if self.captured is None or by not in CAPTURED:
+            return ""
+        replays = format_count(self.captured.n_replays, "graph launch", "graph launches")
+        return f"kernels of {self.captured.n_known:,} of {replays} count where they were captured"
 
 
-def _where(rows: Ints, look: Callable[[Ints], Ints]) -> Ints:
-    """Return what ``look`` finds for rows that are some, -1 for the others."""
-    out = np.full(len(rows), -1, np.int64)
-    some = rows >= 0
-    out[some] = look(rows[some])
-    return out
-
-
-def _open_at(trace: Trace, calls: Ints, mask: Mask) -> tuple[Ints, Ints]:
-    """Return for each launch call a host row that stands for it and the innermost frame of ``mask`` around that.
-
-    The host row is the call itself; where it runs in the backward pass, the forward operator it is the gradient of.
-    """
-
-    def around(rows: Ints) -> Ints:
-        inner = trace.frames.at(trace.lane[rows], trace.start_ns[rows])
-        return np.where(mask[inner] | (inner < 0), inner, _where(inner, lambda some: trace.frames.nearest(some, mask)))
-
-    frame = _where(calls, around)
-    row = np.where(frame >= 0, calls, _where(calls, lambda some: _forward(trace, some)))
-    return row, np.where(frame >= 0, frame, _where(row, around))
-
-
-def _forward(trace: Trace, calls: Ints) -> Ints:
-    """Return the forward operator whose gradient each call computes, -1 where it is in none.
-
-    Autograd gives a backward node the sequence number of its forward operator, and the number of its thread.
-    """
-    numbered = (trace.kind == Kind.OP) & (trace.key >= 0)
-    node = trace.tree.nearest(calls, numbered & (trace.value > 0))
-    forward = np.flatnonzero(numbered & (trace.value <= 0))
-    forward = forward[np.lexsort((trace.start_ns[forward], trace.key[forward]))]
-    if not len(forward):
-        return np.full(len(calls), -1, np.int64)
-    last = np.searchsorted(trace.key[forward], trace.key[node], side="right") - 1
-    before = forward[np.maximum(last, 0)]
-    return np.where((node >= 0) & (last >= 0) & (trace.key[before] == trace.key[node]), before, -1)
-
-
-def _line(trace: Trace, row: int, places: Locator | None) -> str:
-    stack = user_stack(trace, row, limit=1) if places is None else places.stack(trace, row)
-    return f"{stack[0].file}:{stack[0].line} in {stack[0].function}" if stack else ""
-
-
-_GROUPS: dict[By, Callable[[_Time, Locator | None], Groups]] = {
-    "category": _Time.by_category,
-    "kernel": _Time.by_kernel,
-    "operator": _Time.by_operator,
-    "module": _Time.by_module,
-    "annotation": _Time.by_annotation,
-    "line": _Time.by_line,
-}
+def _merged(group: Ints, names: list[str]) -> Groups:
+    labels, merged = np.unique(np.array(names), return_inverse=True)
+    return merged[group], labels.tolist()

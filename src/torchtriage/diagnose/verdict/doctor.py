@@ -16,7 +16,6 @@ from torchtriage.core.trace.collectives import communicates
 from torchtriage.core.trace.merged_ranks import find_merged_ranks
 from torchtriage.core.trace.producer import ACCELERATORS
 from torchtriage.core.trace.schema import WORK_KINDS
-from torchtriage.core.trace.steps import first_use
 from torchtriage.core.units import format_count, format_ns, format_share, ms
 from torchtriage.diagnose.verdict.result import MISSING_ROWS
 
@@ -338,8 +337,13 @@ def _cut(trace: Trace) -> Iterator[Note]:
     inside = trace.is_kind(Kind.OP, Kind.RUNTIME, Kind.PYTHON, Kind.DEVICE_OTHER, Kind.OTHER, *WORK_KINDS)
     # a loader that keeps the loop waiting is what there was, not what a slice left
     inside |= (trace.kind == Kind.ANNOTATION) & trace.matching(r"^enumerate\(DataLoader\)#")
-    covered = intervals.length(_in_window(trace, intervals.spans(trace.start_ns, trace.end_ns)[inside]))
-    if len(trace) and covered < SLICED_SHARE * window.wall_ns:
+    enough_ns, covered = SLICED_SHARE * window.wall_ns, 0
+    # the long ones first: where they are enough, the others need no look
+    for some in (inside & (trace.dur_ns >= SLICED_SHARE * enough_ns), inside):
+        covered = _time_of(trace, np.flatnonzero(some))
+        if covered >= enough_ns:
+            break
+    else:
         yield Note(
             "cut-window",
             "refuse",
@@ -391,7 +395,7 @@ def _cut(trace: Trace) -> Iterator[Note]:
 
 def _steps(trace: Trace) -> Iterator[Note]:
     n = len(trace.steps)
-    if "ProfilerStep" not in trace.window.basis:
+    if not n or (trace.serving is None and "ProfilerStep" not in trace.window.basis):
         yield Note(
             "no-steps",
             "info",
@@ -501,8 +505,21 @@ def _clock(trace: Trace) -> Iterator[Note]:
     )
 
 
+def _clock_of_device(trace: Trace) -> Iterator[Note]:
+    for device in trace.devices:
+        if device.early_ns > trace.resolution_ns:
+            yield Note(
+                "early-clock",
+                "info",
+                f"work on GPU {device.index} begins up to {format_ns(device.early_ns)} before its own launch: the"
+                " clocks of host and device are apart, and waits between them are known no closer than that",
+                "record with a newer PyTorch and driver",
+                {"early_ns": device.early_ns, "device": device.index},
+            )
+
+
 def _start_up(trace: Trace) -> Iterator[Note]:
-    rows = first_use(trace)
+    rows = trace.first_use
     compiles = trace.is_kind(Kind.ANNOTATION, Kind.OP)[rows]
     cold = distinct(np.concatenate([rows[~compiles], _stalled_launches(trace)]))
     wall = trace.window.wall_ns
@@ -564,4 +581,5 @@ _CHECKS = (
     _inputs,
     _heavy,
     _clock,
+    _clock_of_device,
 )

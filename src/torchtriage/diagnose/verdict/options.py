@@ -11,11 +11,13 @@ from typing import Literal, get_args
 from torchtriage.core.errors import UsageError
 from torchtriage.core.units import DEFAULT_MAX_BYTES
 
-__all__ = ["BYS", "DEFAULTS", "By", "Options"]
+__all__ = ["BYS", "CAPTURED", "DEFAULTS", "By", "Options"]
 
 By = Literal["category", "kernel", "operator", "module", "annotation", "line"]
 BYS: tuple[By, ...] = get_args(By)
 """What the rows of a table of device time can be."""
+CAPTURED: tuple[By, ...] = ("operator", "module", "line")
+"""Those that a recording of the capture knows of kernels in replayed graphs."""
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 from torchtriage.core.finding import Cost, Finding, Note
 from torchtriage.core.trace import Trace
 from torchtriage.core.units import format_share, ms
+from torchtriage.diagnose.calibration import calibrated, margins, step_noise, widened
 from torchtriage.diagnose.patterns import Claim
 from torchtriage.diagnose.replay import ReplayModel, ReplayPrediction, WhatIf, model
 from torchtriage.diagnose.verdict.result import Answer, Replay
@@ -103,7 +105,12 @@ class Pricing:
         high = min(max(prediction.high_ns, 0.0) * n, owned)
         low = min(max(prediction.low_ns, 0.0) * n, high)
         cost = self._priced(low, high, share.naive_ns, "modelled", self._method(prediction))
-        return replace(cost, grade=self._grade(prediction, low, high))
+        return calibrated(replace(cost, grade=self._grade(prediction, low, high)), "replay", self.noise)
+
+    @cached_property
+    def noise(self) -> float:
+        """How far two such recordings' steps lie apart by chance, as a share of the step."""
+        return step_noise(self.trace)
 
     def hides(self, share: Share, prediction: ReplayPrediction | None) -> bool:
         """Return whether replay finds less than half of what the share's time suggests."""
@@ -129,10 +136,14 @@ class Pricing:
         together = self.replayed.predict(edits)
         rest_low = sum(cost.low_ms for cost in other) * 1e6 * n
         rest_high = sum(cost.high_ms for cost in other) * 1e6 * n
-        high = min(max(together.high_ns, 0.0) * n + rest_high, highs)
-        low = min(max(together.low_ns, 0.0) * n + rest_low, high)
+        high = max(together.high_ns, 0.0) * n + rest_high
+        low = max(together.low_ns, 0.0) * n + rest_low
         cost = self._priced(low, high, naive, "modelled", "one replay with all fixes")
-        return replace(cost, grade=self._grade(together, low, high))
+        cost = calibrated(replace(cost, grade=self._grade(together, low, high)), "replay", self.noise)
+        most = self._priced(
+            min(cost.low_ms * 1e6 * n, highs), min(cost.high_ms * 1e6 * n, highs), naive, "modelled", ""
+        )
+        return replace(cost, **{name: getattr(most, name) for name in ("low_ms", "high_ms", "share_low", "share_high")})
 
     def together(self, findings: Sequence[Finding], claims: Sequence[Claim]) -> list[Finding]:
         """Return the findings with the saving of each one and all above it, in this order."""
@@ -215,6 +226,8 @@ def answers(pricing: Pricing, questions: Sequence[WhatIf]) -> tuple[Answer, ...]
         if one is None:
             out.append(Answer(question.text, per, wall, reason="nothing in the recording is that"))
             continue
+        shares = one.low_ns / pricing.wall_ns, one.high_ns / pricing.wall_ns
+        low, high = widened(*shares, margins("replay"), pricing.noise)
         out.append(
             Answer(
                 question.text,
@@ -222,8 +235,8 @@ def answers(pricing: Pricing, questions: Sequence[WhatIf]) -> tuple[Answer, ...]
                 wall,
                 after_ms=ms(replayed.step_ns - one.saving_ns),
                 saving_ms=ms(one.saving_ns),
-                low_ms=ms(one.low_ns),
-                high_ms=ms(one.high_ns),
+                low_ms=ms(low * pricing.wall_ns),
+                high_ms=ms(high * pricing.wall_ns),
                 naive_ms=ms(one.naive_ns),
             )
         )

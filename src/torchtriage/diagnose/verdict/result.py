@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from torchtriage.core.finding import Cost, Crash, Finding, NotChecked, Note, TimeClasses
+from torchtriage.core.finding import Cost, Crash, Finding, NotChecked, Note, Phase, TimeClasses
 from torchtriage.diagnose.runs.result import RecordedRun
 from torchtriage.diagnose.verdict.options import By
 
@@ -17,15 +17,23 @@ __all__ = [
     "MISSING_ROWS",
     "SCHEMA",
     "Answer",
+    "BusBandwidth",
+    "CollectiveRow",
     "DeviceSummary",
     "DeviceTime",
     "DeviceTimeRow",
+    "GraphUse",
     "KernelSummary",
+    "ModelFlops",
     "OpSummary",
     "PathPiece",
     "PathSummary",
+    "PeakShare",
+    "PhaseTime",
     "Replay",
     "Result",
+    "RoofRates",
+    "ServingTime",
     "StepSummary",
     "Summary",
     "Suspicion",
@@ -209,6 +217,46 @@ class DeviceTimeRow:
     mean_ns: float | None
     of_peak: float | None = None
     """Share of the dense peak that its products, convolutions and attention reach; null: not checked."""
+    of_roof: float | None = None
+    """How long its work takes at the roof, as a share of how long it ran; null: not checked."""
+    roof: Literal["compute", "memory", ""] = ""
+    """Which roof applies to most of it: the dense peak or the memory's bandwidth."""
+    flop_per_byte: float | None = None
+    """Of its products, convolutions and attention: operations over the bytes that have to move at least."""
+    tflops: float | None = None
+    """The rate at which they ran, in 10^12 operations per second."""
+
+
+@dataclass(frozen=True)
+class RoofRates:
+    """The roofs of a device: the memory's bandwidth in TB/s, and the dense peaks of the types it computes in."""
+
+    memory_tbps: float
+    peak_tflops: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class PeakShare:
+    """A dense peak, and the share of the operations that are held against it."""
+
+    tflops: float
+    share: float
+
+
+@dataclass(frozen=True)
+class ModelFlops:
+    """MFU: how long the products, convolutions and attention of a steady step take at the dense peak, over its time.
+
+    ``share`` : null where it is not checked, and then ``unchecked`` says why. ``flop`` : operations of a step;
+    recomputed ones count, those that a causal mask hides do not. ``step_ns`` : mean wall time of the steady steps.
+    ``peaks`` : by the types that are computed in, the highest first.
+    """
+
+    share: float | None = None
+    flop: int = 0
+    step_ns: int = 0
+    peaks: tuple[PeakShare, ...] = ()
+    unchecked: str = ""
 
 
 @dataclass(frozen=True)
@@ -229,7 +277,97 @@ class DeviceTime:
     n_rows: int
     rest_ns: int
     peak_unchecked: str = ""
-    """Why no row by kernel or operator has a share of the peak; empty where one can."""
+    """Why no row by kernel or operator has a share of its peak and roof; empty where one can."""
+    roofs: RoofRates | None = None
+    mfu: ModelFlops | None = None
+    """Beside the table by category; null where nothing multiplies."""
+    captured: str = ""
+    """How many replays of graphs are counted where they were captured; empty without a recording of that."""
+
+
+GraphUse = Literal["full", "piecewise", "some", "eager", "unknown"]
+"""``full`` : attention runs in replayed graphs. ``piecewise`` : outside, between them. ``some`` : graphs are replayed,
+and no attention is recognised. ``eager`` : no graph is replayed. ``unknown`` : no call of the host is recorded."""
+
+
+@dataclass(frozen=True)
+class PhaseTime:
+    """The steady steps of an engine in one phase, as sums over them; null for what the recording does not say.
+
+    ``n_steps`` : those that are not steady too. ``n_context``, ``n_generation`` : requests in prefill and in decode,
+    once per step. ``context_tokens``, ``generation_tokens`` : tokens their steps compute, verified drafts included.
+    ``kv_tokens`` : summed length of the sequences, which attention reads. ``wall_ns`` : from the start of a step to
+    that of the next, or until the device has done what came before; the denominator of ``tokens_per_s``, which counts
+    both kinds of tokens. ``busy_ns`` : of it with work on the main device. ``between_ns`` : of the rest, before the
+    first and after the last work of the step. ``n_work`` : kernels, copies and sets. ``n_launches`` : host calls that
+    enqueue them. ``graphs`` : number of steps by use of graphs.
+    """
+
+    phase: Phase
+    n_steps: int
+    n_steady: int
+    n_context: int | None
+    context_tokens: int | None
+    n_generation: int | None
+    generation_tokens: int | None
+    kv_tokens: int | None
+    wall_ns: int
+    busy_ns: int | None
+    between_ns: int | None
+    n_work: int | None
+    n_launches: int
+    tokens_per_s: float | None
+    graphs: dict[GraphUse, int]
+
+
+@dataclass(frozen=True)
+class ServingTime:
+    """The steps of an inference engine by phase; none where it only captures graphs.
+
+    ``basis`` : ``ranges`` that the engine puts around its steps, or the ``frames`` of the function that runs one, which
+    say nothing of the batch. ``captures`` : ranges in which graphs are captured.
+    """
+
+    engine: str
+    basis: Literal["ranges", "frames"]
+    captures: tuple[str, ...] = ()
+    phases: tuple[PhaseTime, ...] = ()
+
+
+@dataclass(frozen=True)
+class CollectiveRow:
+    """Collectives of one operation and process group, of sizes up to four times each other, in the steady steps.
+
+    ``n_ranks`` : members of the group. ``least_bytes``, ``most_bytes`` : their sizes as NCCL's tests count them: what a
+    gather returns, what other operations are given. ``mean_ns`` : how long a kernel runs, waiting for other ranks
+    included. ``algorithm_gbps``, ``bus_gbps`` : size over time and bytes on the bus over time, 10^9 bytes per second,
+    of the fastest one. The link does at least that.
+    """
+
+    name: str
+    group: str
+    n_ranks: int
+    least_bytes: int
+    most_bytes: int
+    n_per_step: float
+    mean_ns: int
+    algorithm_gbps: float
+    bus_gbps: float
+
+
+@dataclass(frozen=True)
+class BusBandwidth:
+    """What the collectives of the main device reach, by NCCL's tests, as one rank sees it.
+
+    ``rows`` : the largest ``n_rows`` are all there are. ``n_unchecked`` : collectives of ``n_collectives`` without a
+    bandwidth, most of them because of ``unchecked``.
+    """
+
+    rows: tuple[CollectiveRow, ...]
+    n_rows: int
+    n_collectives: int
+    n_unchecked: int
+    unchecked: str = ""
 
 
 @dataclass(frozen=True)
@@ -306,6 +444,10 @@ class Result:
     """Where the learned detector, when asked, sees more than the findings."""
     device_time: tuple[DeviceTime, ...] = ()
     """By category, and by what was asked for; empty without a device."""
+    serving: ServingTime | None = None
+    """The steps of an inference engine by phase; None where none is recorded."""
+    bus_bandwidth: BusBandwidth | None = None
+    """Of the collectives in the steady steps; null without any."""
 
     @property
     def holds_ranks(self) -> bool:

@@ -100,9 +100,9 @@ def _device(trace: Trace, device: Device, whole: intervals.Spans, unknown: str) 
 
 
 def _in_window(trace: Trace, mask: NDArray[np.bool_]) -> Ints:
-    window = trace.window
-    start_ns = np.where(trace.works, window.start_ns, window.host_start_ns)
-    return np.flatnonzero(mask & (trace.start_ns >= start_ns) & (trace.start_ns < window.end_ns))
+    window, rows = trace.window, np.flatnonzero(mask)
+    first_ns = np.where(trace.works[rows], window.start_ns, window.host_start_ns)
+    return rows[(trace.start_ns[rows] >= first_ns) & (trace.start_ns[rows] < window.end_ns)]
 
 
 def _kernels(trace: Trace) -> tuple[tuple[KernelSummary, ...], int]:

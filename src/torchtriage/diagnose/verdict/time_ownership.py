@@ -57,8 +57,11 @@ def share_out(trace: Trace, claims: list[tuple[Pattern, Claim]], *, last: Collec
         claims,
         key=lambda item: (id(item[1]) in last, item[0].order, -int(np.diff(item[1].spans).sum()), item[1].message),
     )
+    fields: dict[str, Spans] = {}
     for pattern, claim in ordered:
-        field_of_play = intervals.intersect(judged, _class_time(trace, claim))
+        if claim.time_class not in fields:
+            fields[claim.time_class] = intervals.intersect(judged, _class_time(trace, claim))
+        field_of_play = fields[claim.time_class]
         pieces, source = intervals.disjoint(claim.spans)
         owned = intervals.covered(pieces, intervals.intersect(free, field_of_play))
         at_stake = intervals.covered(pieces, field_of_play)

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.core import intervals
-from torchtriage.core.arrays import distinct
 from torchtriage.core.errors import PatternError
 from torchtriage.core.finding import (
     Certainty,
@@ -27,16 +26,21 @@ from torchtriage.core.finding import (
     rank_order,
 )
 from torchtriage.core.source.locate import Locator
+from torchtriage.core.timing import part
 from torchtriage.core.trace import Kind, Trace
+from torchtriage.core.trace.captured_graphs import CapturedGraphs
 from torchtriage.core.trace.frames import frame_label, module_path, user_stack
 from torchtriage.diagnose.patterns import Claim, Pattern, PatternEntry, catalogue, lookup
 from torchtriage.diagnose.patterns.base import NEEDS, missing_needs
 from torchtriage.diagnose.replay import parse_what_if
+from torchtriage.diagnose.verdict.bus_bandwidth import bus_bandwidth
 from torchtriage.diagnose.verdict.device_time import device_time
 from torchtriage.diagnose.verdict.doctor import examine, missing_rows
+from torchtriage.diagnose.verdict.engine_advice import in_engine_words
 from torchtriage.diagnose.verdict.options import DEFAULTS, Options
 from torchtriage.diagnose.verdict.pricing import Pricing, answers
 from torchtriage.diagnose.verdict.result import SCHEMA, Result, TraceFacts
+from torchtriage.diagnose.verdict.serving_time import serving_time
 from torchtriage.diagnose.verdict.summary import summarise, summarise_path
 from torchtriage.diagnose.verdict.time_ownership import Share, share_out
 from torchtriage.diagnose.verdict.verdict_text import MUCH_IDLE, sentences, unexplained_idle
@@ -46,22 +50,29 @@ __all__ = ["HIGH_SHARE", "MEDIUM_SHARE", "diagnose"]
 HIGH_SHARE, MEDIUM_SHARE = 0.10, 0.03
 MAX_INTERVALS = 200
 MAX_EXAMPLES = 3
+PIECE = 1 << 16
 
 Ints = NDArray[np.int64]
 
 
-def diagnose(trace: Trace, options: Options = DEFAULTS, *, places: Locator | None = None) -> Result:
+def diagnose(
+    trace: Trace, options: Options = DEFAULTS, *, places: Locator | None = None, captured: CapturedGraphs | None = None
+) -> Result:
     """Analyse a trace; options about reading and source files have been followed already.
 
-    ``places`` : knows more about frames than their recorded names; nothing here opens a source file.
+    ``places`` : knows more about frames than their recorded names; nothing here opens a source file. ``captured`` : the
+    launches that kernels of replayed graphs were captured from.
     """
     from torchtriage.core.version import __version__
 
+    with part("imports"):
+        catalogue()
     wanted = {lookup(code).pattern.code for code in options.only}
     unwanted = {lookup(code).pattern.code for code in options.skip}
     codes = (wanted or {entry.pattern.code for entry in catalogue()}) - unwanted
     chosen = [entry for entry in catalogue() if entry.pattern.code in codes]
-    notes = examine(trace)
+    with part("doctor"):
+        notes = examine(trace)
     refused = any(note.level == "refuse" for note in notes)
     findings: list[Finding] = []
     claims: list[tuple[Pattern, Claim]] = []
@@ -76,14 +87,22 @@ def diagnose(trace: Trace, options: Options = DEFAULTS, *, places: Locator | Non
     else:
         for entry in chosen:
             _run(trace, entry, notes, claims, not_checked, crashes, checked)
-        pricing = Pricing.of(trace, notes, options.step_ms)
+        with part("replay"):
+            pricing = Pricing.of(trace, notes, options.step_ms)
         gone = {code for pattern, claim in claims if claim.certainty == "certain" for code in pattern.suppresses}
         claims = [(pattern, claim) for pattern, claim in claims if pattern.code not in gone]
-        findings, joint = _judge(pricing, claims, options.min_share, places)
+        with part("findings"):
+            findings, joint = _judge(pricing, claims, options.min_share, places)
         notes += tuple(_replay_notes(pricing, findings))
         notes += places.notes() if places is not None else ()
     missing = missing_rows(notes)
-    summary = None if refused else summarise(trace, missing.message if missing else "")
+    with part("summary"):
+        summary = None if refused else summarise(trace, missing.message if missing else "")
+        path = summarise_path(trace) if pricing and pricing.replayed and not missing else None
+    with part("device time"):
+        times = () if refused or missing else device_time(trace, options.by, places, captured)
+        served = None if refused else serving_time(trace, whole=missing is None)
+        bandwidth = None if refused or missing or not trace.devices else bus_bandwidth(trace.devices[0])
     result = Result(
         schema=SCHEMA,
         version=__version__,
@@ -105,14 +124,17 @@ def diagnose(trace: Trace, options: Options = DEFAULTS, *, places: Locator | Non
         checked=tuple(checked),
         replay=pricing.facts if pricing else None,
         what_ifs=answers(pricing, [parse_what_if(text) for text in options.what_if]) if pricing else (),
-        critical_path=summarise_path(trace) if pricing and pricing.replayed and not missing else None,
-        device_time=() if refused or missing else device_time(trace, options.by, places),
+        critical_path=path,
+        device_time=times,
+        serving=served,
+        bus_bandwidth=bandwidth,
     )
     if options.detector and not refused:
         # only who asks for the detector waits for it to load
         from torchtriage.diagnose.verdict.detector_hints import suspicions
 
         result = replace(result, suspicions=suspicions(trace, findings))
+    result = in_engine_words(result, trace)
     return replace(result, verdict=sentences(trace, result, options.min_share))
 
 
@@ -141,7 +163,8 @@ def _run(
         )
         return
     try:
-        found = [_sound(trace, claim) for claim in entry.find(trace)]
+        with part(f"{pattern.code} {pattern.name}"):
+            found = [_sound(trace, claim) for claim in entry.find(trace)]
     except Exception as error:  # one broken pattern must not take the others along
         crashes.append(Crash(pattern.code, f"{type(error).__name__}: {error}"))
         return
@@ -180,7 +203,8 @@ def _judge(
     pricing: Pricing, claims: list[tuple[Pattern, Claim]], min_share: float, places: Locator | None
 ) -> tuple[list[Finding], Cost | None]:
     trace = pricing.trace
-    predictions = pricing.predict([claim for _, claim in claims])
+    with part("replay"):
+        predictions = pricing.predict([claim for _, claim in claims])
     of_claim = {id(claim): prediction for (_, claim), prediction in zip(claims, predictions, strict=True)}
     shares = share_out(trace, claims)
     # time whose loss costs little is left to those whose fix would win it
@@ -196,8 +220,9 @@ def _judge(
             found.append((finding, share.claim))
     found.sort(key=lambda item: rank_order(item[0]))
     ranked = [claim for _, claim in found]
-    findings = pricing.together([finding for finding, _ in found], ranked)
-    return findings, pricing.joint(findings, ranked)
+    with part("replay"):
+        findings = pricing.together([finding for finding, _ in found], ranked)
+        return findings, pricing.joint(findings, ranked)
 
 
 def _replay_notes(pricing: Pricing, findings: list[Finding]) -> Iterator[Note]:
@@ -218,7 +243,9 @@ def _finding(
 ) -> Finding | None:
     trace, claim, pattern = pricing.trace, share.claim, share.pattern
     at_stake = share.high_ns / trace.steps.n_steady / pricing.wall_ns
-    worth = cost is not None and max(cost.share_high, at_stake) >= min_share
+    # what is worth a word is what the fix may save, not what a measurement may be off by
+    may_save = 0.0 if cost is None else (cost.calibration or cost).share_high
+    worth = cost is not None and max(may_save, at_stake) >= min_share
     if not claim.always and not worth:
         return None
     certainty: Certainty = claim.certainty
@@ -232,8 +259,8 @@ def _finding(
         title=pattern.title,
         # hidden behind other work: worth knowing, not worth fixing first
         severity="note"
-        if cost is not None and not claim.always and cost.share_high < min_share
-        else _severity(pattern, cost, certainty),
+        if cost is not None and not claim.always and may_save < min_share
+        else _severity(claim, pattern, cost, certainty),
         certainty=certainty,
         message=claim.message,
         place=_place(trace, share, places),
@@ -256,7 +283,9 @@ def _evidence(trace: Trace, claim: Claim) -> dict[str, Any]:
     return {_STEP.sub("window", key): value for key, value in claim.evidence.items()}
 
 
-def _severity(pattern: Pattern, cost: Cost | None, certainty: Certainty) -> Severity:
+def _severity(claim: Claim, pattern: Pattern, cost: Cost | None, certainty: Certainty) -> Severity:
+    if claim.voids:
+        return "high"
     if cost is None or cost.high_ms == 0:
         if pattern.family == "measure":
             return "note"
@@ -288,12 +317,9 @@ def _place(trace: Trace, share: Share, places: Locator | None) -> Place:
         lane = trace.lane_label(int(trace.lane[anchor]))
     owned = share.taken[:, 1] - share.taken[:, 0]
     top = np.sort(_largest(owned, MAX_INTERVALS))
-    works = trace.works[rows]
-    step_of = np.where(works, trace.steps.of_work(rows), trace.steps.of_host(rows))
-    judged = rows[trace.steps.in_steady(step_of)]
-    longest = judged[_largest(trace.dur_ns[judged], MAX_EXAMPLES)].tolist()
+    steps, longest = _steps_and_longest(trace, rows)
     return Place(
-        steps=tuple(distinct(step_of[step_of >= 0]).tolist()) if len(trace.steps) else (),
+        steps=steps,
         intervals_ns=tuple((int(a), int(b)) for a, b in share.taken[top].tolist()),
         lane=lane,
         ops=ops,
@@ -302,6 +328,22 @@ def _place(trace: Trace, share: Share, places: Locator | None) -> Place:
         module=module,
         examples=tuple(_example(trace, row) for row in (claim.examples or longest)[:MAX_EXAMPLES]),
     )
+
+
+def _steps_and_longest(trace: Trace, rows: Ints) -> tuple[tuple[int, ...], list[int]]:
+    """Return the steps some rows are in, and the longest of them that are judged."""
+    steps = trace.steps
+    seen, longest = np.zeros(max(len(steps), 1), bool), rows[:0]
+    # a finding may have most rows of a trace: piece by piece they need no memory
+    for first in range(0, len(rows), PIECE):
+        some = rows[first : first + PIECE]
+        step_of = steps.of_host(some)
+        works = np.flatnonzero(trace.works[some])
+        step_of[works] = steps.of_work(some[works])
+        seen[step_of[step_of >= 0]] = True
+        longest = np.concatenate([longest, some[steps.in_steady(step_of)]])
+        longest = longest[_largest(trace.dur_ns[longest], MAX_EXAMPLES)]
+    return tuple(np.flatnonzero(seen).tolist()) if len(steps) else (), longest.tolist()
 
 
 def _largest(values: Ints, n: int) -> Ints:

@@ -86,6 +86,8 @@ def _largest_saving(trace: Trace, result: Result, min_share: float) -> str:
     much = format_share(share) if share >= MUCH_IDLE else ""
     idle = f", yet the device stands idle for {much} of it" if much else ""
     nothing = f"Nothing found that saves {format_share(min_share)} of {whole} or more"
+    if findings and findings[0].grave:
+        return f"{findings[0].title} ({findings[0].code}): {findings[0].message}."
     if timed and joint is not None:
         first, cost = timed[0]
         amount = format_range(format_ms(cost.low_ms), format_ms(cost.high_ms), from_zero=cost.low_ms <= 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -17,20 +17,19 @@ from torchtriage.core.record.launch import Command, launch
 from torchtriage.core.record.recorder import RECORDING_FILE
 from torchtriage.core.record.timing import step_wall_ns
 from torchtriage.core.stats.paired_interval import LEAST_PAIRS, Ratio, ratio_of_pairs
+from torchtriage.core.stats.session_comparison import session_value
 from torchtriage.core.units import NS_PER_MS
-from torchtriage.measure.verify.result import ResultAgreement
+from torchtriage.measure.verify.agreement import Answer, read_answers
 
-__all__ = ["LEVEL", "ProgramRun", "Trial", "agreement", "record_once", "run_trial", "sample"]
+__all__ = ["LEVEL", "NARROW", "ProgramRun", "Trial", "record_once", "run_trial", "sample"]
 
 LEVEL = 0.98
 """Of an interval looked at after each round: holds the truth in 95 % of trials (stats.pairs)."""
 FEWEST_ROUNDS = 5
 NARROW = 0.02
-"""Rounds are added until the interval reaches no further than this from the ratio, each way."""
-TOLERANCE = 0.01
-"""Values this close are the same: sums in another order, fused kernels, other precision."""
-SLACK = 2.0
-"""... or values no further apart than so many times what two runs of one program are."""
+"""Rounds are added until the interval reaches no further than this from the ratio, each way ..."""
+PLAIN = 0.25
+"""... or than this share of the difference: far outside of what looking again could make of equal programs."""
 LAST_WORDS = 12
 
 
@@ -38,15 +37,15 @@ LAST_WORDS = 12
 class ProgramRun:
     """One run of one program.
 
-    ``step_ms`` : mean time of its timed steps, over the processes of a job; None where no loop was found.
-    ``run_ms`` : of the whole process.
+    ``step_ms`` : mean time of its timed steps, over the processes of a job; None where no loop was found. ``low_ms`` :
+    the mean of its fastest tenth. ``run_ms`` : of the whole process.
     """
 
     step_ms: float | None
+    low_ms: float | None
     run_ms: float
     n_steps: int
-    losses: tuple[float | None, ...]
-    outputs: tuple[tuple[float | None, ...], ...]
+    answers: tuple[Answer, ...]
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ def run_trial(
     """Run both in turns and return what was measured.
 
     Who goes first changes from round to round. Rounds are added, ``FEWEST_ROUNDS`` at least, until the ratio's
-    interval is within ``NARROW`` of it or there are ``most_rounds``.
+    interval is within ``NARROW`` of it, or far from 1 for its width, or there are ``most_rounds``.
 
     ``before``, ``after`` : run the program once, given the number of the round. ``most_rounds`` : where to stop;
     ``LEAST_PAIRS`` or more. ``progress`` : called with the number of rounds done and what is known after each.
@@ -91,14 +90,29 @@ def run_trial(
             tuple(sample.step_ms if everywhere and sample.step_ms else sample.run_ms for sample in side)
             for side in samples
         )
-        ratio = ratio_of_pairs(np.array(before_ms), np.array(after_ms), level=LEVEL)
+        ratio = _ratio(before_ms, after_ms, samples)
         per: Literal["step", "run"] = "step" if everywhere else "run"
         trial = Trial(per, tuple(samples[0]), tuple(samples[1]), tuple(firsts), before_ms, after_ms, ratio)
         reach = max(ratio.high / ratio.value - 1, 1 - ratio.low / ratio.value)
-        if number + 1 >= FEWEST_ROUNDS and reach <= NARROW:
+        if number + 1 >= FEWEST_ROUNDS and reach <= max(NARROW, PLAIN * abs(ratio.value - 1)):
             break
     assert trial is not None
     return trial
+
+
+def _ratio(before_ms: tuple[float, ...], after_ms: tuple[float, ...], samples: tuple[list[ProgramRun], ...]) -> Ratio:
+    """Return after over before, of the mean steps or, where that is known better, of the fastest tenth.
+
+    Neighbours on the machine only ever add time. The fastest steps say nothing of what happens now and then: where the
+    two do not fit each other, the mean counts. Which is taken never depends on who is faster.
+    """
+    mean = ratio_of_pairs(np.array(before_ms), np.array(after_ms), level=LEVEL)
+    lows = [[run.low_ms for run in side if run.low_ms] for side in samples]
+    if any(len(low) < len(before_ms) for low in lows) or any(run.step_ms is None for side in samples for run in side):
+        return mean
+    low = ratio_of_pairs(np.array(lows[0]), np.array(lows[1]), level=LEVEL)
+    fits = low.low <= mean.high and mean.low <= low.high
+    return low if fits and low.high / low.low < mean.high / mean.low else mean
 
 
 def sample(command: Command, folder: Path, *, steps: int) -> ProgramRun:
@@ -124,22 +138,20 @@ def sample(command: Command, folder: Path, *, steps: int) -> ProgramRun:
     run_ms = (time.monotonic_ns() - begun) / NS_PER_MS
     recordings = [_read(path) for path in sorted(folder.glob(f"*/{RECORDING_FILE}"))]
     times = [
-        (mean, len(step_ns))
+        (mean, session_value(np.array(step_ns, np.float64), "low"), len(step_ns))
         for recording in recordings
         if steps
         and (step_ns := recording["before"]["step_ns"] + recording["after"]["step_ns"])
         and (mean := step_wall_ns(step_ns, all_steps=recording["queued"]))
     ]
-    answers = [_read(path) for path in sorted(folder.glob("answers-*.json"))]
-    # several processes: those of a rank, in the order of their losses, say the same in any order
-    losses = sorted((answer["losses"] for answer in answers), key=repr)
-    outputs = sorted((answer["outputs"] for answer in answers), key=repr)
+    # several processes: those of a rank, in the order of what they say, whatever their numbers
+    answers = sorted((_read(path) for path in folder.glob("answers-*.json")), key=repr)
     return ProgramRun(
-        step_ms=fmean(mean for mean, _ in times) / NS_PER_MS if times else None,
+        step_ms=fmean(mean for mean, *_ in times) / NS_PER_MS if times else None,
+        low_ms=fmean(low for _, low, _ in times) / NS_PER_MS if times else None,
         run_ms=run_ms,
-        n_steps=min((n for _, n in times), default=0),
-        losses=tuple(value for run_losses in losses for value in run_losses),
-        outputs=tuple(tuple(values) for run_outputs in outputs for values in run_outputs),
+        n_steps=min((n for *_, n in times), default=0),
+        answers=tuple(answer for document in answers for answer in read_answers(document)),
     )
 
 
@@ -163,48 +175,3 @@ def _run(command: Command, folder: Path, plan: dict[str, Any], *, exit_after: bo
 
 def _read(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
-
-
-def agreement(before: Sequence[ProgramRun], after: Sequence[ProgramRun]) -> ResultAgreement:
-    """Say whether both programs compute the same, given what runs of one of them differ by.
-
-    The first losses are compared where both have some, else the first outputs (three numbers per tensor, see
-    ``answers.py``). Values of several runs are represented by their median.
-    """
-    of: Any
-    if all(sample.losses for sample in (*before, *after)):
-        of, sides = "losses", [[sample.losses for sample in side] for side in (before, after)]
-    elif all(sample.outputs for sample in (*before, *after)):
-        of = "outputs"
-        sides = [[sum(sample.outputs, ()) for sample in side] for side in (before, after)]
-    else:
-        reason = "in one of them no backward pass ran and no model was called"
-        return ResultAgreement("nothing", "not compared", 0, None, None, reason)
-    lengths = {len(run) for side in sides for run in side}
-    if len(lengths) > 1 and of == "outputs":
-        reason = "they call their models in other ways: outputs have other shapes"
-        return ResultAgreement(of, "not compared", 0, None, None, reason)
-    n = min(lengths)
-    values = [np.array([[np.nan if v is None else v for v in run[:n]] for run in side], float) for side in sides]
-    if not all((np.isnan(side) == np.isnan(values[0][:1])).all() for side in values):
-        return ResultAgreement(of, "differ", n, None, None, "some are not finite in one of them only")
-    finite = ~np.isnan(values[0][0])
-    middle = [np.median(side[:, finite], axis=0) for side in values]
-    worst = _apart(*middle)
-    own = max(
-        (_apart(run, mid) for side, mid in zip(values, middle, strict=True) for run in side[:, finite]), default=0.0
-    )
-    status: Any = "differ"
-    if worst <= TOLERANCE:
-        status = "same"
-    elif worst <= SLACK * own:
-        status = "within its own spread"
-    return ResultAgreement(of, status, n, float(worst), float(own))
-
-
-def _apart(first: Any, other: Any) -> float:
-    scale = np.maximum(np.abs(first), np.abs(other))
-    # values next to nothing beside their series differ by rounding alone
-    floor = 1e-6 * float(scale.max(initial=0.0))
-    apart = np.abs(first - other) / np.maximum(scale, max(floor, 1e-12))
-    return float(apart.max(initial=0.0))

@@ -8,9 +8,11 @@ from typing import Literal
 from torchtriage.core.finding import Note
 from torchtriage.diagnose.compare.result import FindingChange, Promise
 
-__all__ = ["VERIFICATION_SCHEMA", "ResultAgreement", "Round", "Verification"]
+__all__ = ["VERIFICATION_SCHEMA", "Outcome", "ResultAgreement", "Round", "Verification"]
 
 VERIFICATION_SCHEMA = "torchtriage-verification/1"
+
+Outcome = Literal["faster", "no difference", "slower", "results differ", "undecided"]
 
 
 @dataclass(frozen=True)
@@ -26,16 +28,18 @@ class Round:
 class ResultAgreement:
     """Whether two programs compute the same at their start.
 
-    ``worst`` : the largest difference of two values, as a share of the larger. ``own`` : the same
-    between runs of one program. ``n`` : how many values were compared.
+    ``of`` : losses, gradients and updates of the first steps, or the first outputs where nothing trains. ``worst`` :
+    the largest difference, as a share of the larger size. ``own`` : the same between runs of one program. ``n`` : how
+    many losses, gradients, updates or outputs were compared. ``first`` : where they differ first, such as ``update 1``.
     """
 
-    of: Literal["losses", "outputs", "nothing"]
+    of: Literal["training", "outputs", "nothing"]
     status: Literal["same", "within its own spread", "differ", "not compared"]
     n: int
     worst: float | None
     own: float | None
     reason: str = ""
+    first: str = ""
 
 
 @dataclass(frozen=True)
@@ -44,12 +48,15 @@ class Verification:
 
     ``ratio`` is after over before, the rounds' geometric mean; ``saved_ms`` follows from it and the
     mean of before. ``low``/``high`` hold the truth in 95 % of trials. ``told`` : the ratio's
-    interval leaves out 1.
+    interval leaves out 1. ``outcome`` : ``no difference`` where the interval lies within 2 % of 1, ``undecided`` where
+    it holds 1 and reaches further. ``allowed`` : other results were allowed.
     """
 
     schema: str
     version: str
     verdict: tuple[str, str, str]
+    outcome: Outcome
+    allowed: bool
     before: str
     after: str
     per: Literal["step", "run"]

@@ -10,17 +10,21 @@ from dataclasses import replace
 from statistics import fmean, geometric_mean
 
 from torchtriage.core.finding import Finding, Note
-from torchtriage.core.units import NS_PER_MS, format_ms, format_share
+from torchtriage.core.stats.paired_interval import Ratio
+from torchtriage.core.units import NS_PER_MS, format_count, format_ms, format_share
 from torchtriage.core.version import __version__
 from torchtriage.diagnose.compare.findings import keep_promise, match
 from torchtriage.diagnose.compare.result import FindingChange, Promise, TimeChange
 from torchtriage.diagnose.verdict.result import Result
-from torchtriage.measure.verify.paired_runs import Trial, agreement
-from torchtriage.measure.verify.result import VERIFICATION_SCHEMA, ResultAgreement, Round, Verification
+from torchtriage.measure.verify.agreement import agreement
+from torchtriage.measure.verify.paired_runs import NARROW, Trial
+from torchtriage.measure.verify.result import VERIFICATION_SCHEMA, Outcome, ResultAgreement, Round, Verification
 
 __all__ = ["conclude"]
 
 REST = 0.25
+LONG_ENOUGH_S = 1.0
+"""Of timed steps in one run: below, a neighbour on the machine is most of what is measured."""
 WHOLE_RUNS = "whole runs are compared, not steps: start-up and imports dilute the difference"
 
 
@@ -31,15 +35,16 @@ def conclude(
     after: str,
     results: tuple[Result, Result] | None = None,
     scripts: tuple[str, str] = ("", ""),
+    allow: bool = False,
 ) -> Verification:
     """Return the verdict on a trial.
 
     ``trial`` : what was measured. ``before``, ``after`` : the commands, as shown. ``results`` : what was found in a
     recording of each: the findings that are gone are the promise. ``scripts`` : file names of two scripts that are
-    two versions of one, so that places can be compared.
+    two versions of one, so that places can be compared. ``allow`` : other results are intended.
     """
     per = trial.per
-    answers = agreement(trial.before, trial.after)
+    answers = agreement(*([run.answers for run in side] for side in (trial.before, trial.after)))
     before_ms, after_ms = (geometric_mean(times) for times in (trial.before_ms, trial.after_ms))
     ratio = trial.ratio
     saved = [before_ms * (1 - end) for end in (ratio.value, ratio.high, ratio.low)]
@@ -58,10 +63,17 @@ def conclude(
         findings = match(results[0], _renamed(results[1], scripts))
         promise = keep_promise(tuple(map(_mostly_gone, findings)), change, lambda _: None)
     notes = [] if per == "step" else [Note("whole-runs", "warn", WHOLE_RUNS)]
+    outcome = _outcome(ratio, differ=answers.status == "differ" and not allow)
+    if outcome == "undecided" and per == "step":
+        timed_s = before_ms * trial.before[0].n_steps / 1000
+        if timed_s < LONG_ENOUGH_S:
+            notes.append(Note("short-runs", "warn", f"each run times {timed_s:.2g} s of steps: give more --steps"))
     out = Verification(
         schema=VERIFICATION_SCHEMA,
         version=__version__,
         verdict=("", "", ""),
+        outcome=outcome,
+        allowed=allow,
         before=before,
         after=after,
         per=per,
@@ -84,8 +96,19 @@ def conclude(
         findings=findings,
         notes=tuple(notes),
     )
-    verdict = (_speed(out), _answers(answers), _promise(promise, results is not None))
+    allowed = " That was allowed." if allow and answers.status == "differ" else ""
+    verdict = (_speed(out), f"{_answers(answers)}{allowed}", _promise(promise, results is not None))
     return replace(out, verdict=verdict)
+
+
+def _outcome(ratio: Ratio, *, differ: bool) -> Outcome:
+    if differ:
+        return "results differ"
+    if ratio.high < 1:
+        return "faster"
+    if ratio.low > 1:
+        return "slower"
+    return "no difference" if max(ratio.high - 1, 1 - ratio.low) <= NARROW else "undecided"
 
 
 def _renamed(result: Result, scripts: tuple[str, str]) -> Result:
@@ -116,8 +139,9 @@ def _speed(verification: Verification) -> str:
     times = f"{format_ms(verification.after_ms)} per {verification.per} instead of {format_ms(verification.before_ms)}"
     ends = f"{1 / verification.ratio_high:.3g}-{1 / verification.ratio_low:.3g}"
     if not verification.told:
+        known = "No difference" if verification.outcome == "no difference" else "Undecided"
         less, more = _percent(verification.ratio_low), _percent(verification.ratio_high)
-        return f"No significant difference: {times}; {-less} % less to {more} % more would fit."
+        return f"{known}: {times}; {-less} % less to {more} % more would fit."
     if verification.ratio < 1:
         saved = f"{format_ms(verification.saved_ms)} saved"
         return f"Faster: {times}, {1 / verification.ratio:.3g} times as fast ({ends}), {saved}."
@@ -132,19 +156,24 @@ def _percent(ratio: float) -> float:
 def _answers(answers: ResultAgreement) -> str:
     if answers.status == "not compared":
         return f"Results not compared: {answers.reason}."
-    what = f"the first {answers.n} losses" if answers.of == "losses" else "the first outputs"
+    what = (
+        f"{format_count(answers.n, 'output')}"
+        if answers.of == "outputs"
+        else f"{answers.n} losses, gradients and updates of the first steps"
+    )
     if answers.status == "differ":
-        if answers.worst is None:
-            return f"Results DIFFER: {what}: {answers.reason}."
-        own = f"; two runs of one program by {format_share(answers.own or 0)}" if answers.own else ""
-        return f"Results DIFFER: {what} by up to {_tiny(answers.worst)}{own}."
+        details = [answers.reason] if answers.reason else []
+        if answers.worst is not None:
+            details.insert(0, f"by {_tiny(answers.worst)}")
+            details += [f"runs of one program by {_tiny(answers.own)}"] if answers.own else []
+        return f"Results DIFFER, first in {answers.first}: {', '.join(details)}."
+    if not answers.worst:
+        return f"Results agree: {what} are equal."
     if answers.status == "same":
-        if not answers.worst:
-            return f"Results agree: {what} are equal."
-        return f"Results agree: {what} differ by {_tiny(answers.worst)} at most."
+        return f"Results agree to rounding: {what} differ by {_tiny(answers.worst)} at most."
     return (
-        f"Results agree as far as runs of one program do: {what} differ by {_tiny(answers.worst or 0)},"
-        f" within one program by {_tiny(answers.own or 0)}."
+        f"Results agree as far as runs of one program do: {what} differ by {_tiny(answers.worst)} at most, within one"
+        f" program by {_tiny(answers.own or 0)}."
     )
 
 

@@ -7,15 +7,17 @@ from collections.abc import Iterator, Sequence
 from torchtriage.core.names import elide, visible
 from torchtriage.core.trace.producer import ACCELERATORS
 from torchtriage.core.units import format_count, format_ns, format_share
-from torchtriage.diagnose.verdict.result import DeviceTime, DeviceTimeRow
+from torchtriage.diagnose.verdict.result import DeviceTime, DeviceTimeRow, ModelFlops
 from torchtriage.report import blocks as b
 
-__all__ = ["named", "tables", "words"]
+__all__ = ["mfu", "named", "tables", "words"]
 
 N_CATEGORIES = 8
 N_ROWS = 20
 WIDTH = 100
 """Characters of a name."""
+LEAST_SHARE = 0.005
+"""Of the operations: what is less reads as 0 %."""
 
 _UNNAMED = {
     "operator": "outside operators",
@@ -39,14 +41,18 @@ def tables(times: Sequence[DeviceTime], vendor: str = "") -> Iterator[b.Block]:
         if [row.name for row in time.rows] == [""]:
             yield b.Lines([_HOW[time.by]])
             continue
-        columns = (time.by, "per step" if time.per == "step" else "time", "busy", "launches", "mean", "of peak")
-        peak = any(row.of_peak is not None for row in time.rows)
-        rows = [row if peak else row[:-1] for row in _rows(time)]
-        yield b.Table(columns[: None if peak else -1], rows, align="lrrrrr", drop=(4, 3), fit=True)
+        columns = (time.by, "per step" if time.per == "step" else "time", "busy", "launches", "mean", "of roof")
+        roof = any(row.of_roof is not None for row in time.rows)
+        rows = [row if roof else row[:-1] for row in _rows(time)]
+        yield b.Table(columns[: None if roof else -1], rows, align="lrrrrr", drop=(4, 3), fit=True)
         if time is times[0]:
             yield b.Lines([b.dim(words(time, vendor))], tight=True)
+        if time.captured:
+            yield b.Lines([b.dim(f"{time.captured[:1].upper()}{time.captured[1:]}.")], tight=True)
+        if time.mfu is not None:
+            yield b.Lines([b.dim(mfu(time.mfu))], tight=True)
         if time.peak_unchecked:
-            yield b.Lines([b.dim(f"Share of the peak not checked: {time.peak_unchecked}.")], tight=True)
+            yield b.Lines([b.dim(f"Share of the roof not checked: {time.peak_unchecked}.")], tight=True)
 
 
 def words(time: DeviceTime, vendor: str = "") -> str:
@@ -55,6 +61,18 @@ def words(time: DeviceTime, vendor: str = "") -> str:
     busy = format_ns(round(time.busy_ns / time.n_steps))
     where = f"per step ({format_count(time.n_steps, 'steady step')})" if time.per == "step" else "of the window"
     return f"{device} is busy for {busy} {where}; no instant counts twice."
+
+
+def mfu(model: ModelFlops) -> str:
+    """Return the MFU with its denominator, or why it is not checked."""
+    if model.share is None:
+        return f"MFU not checked: {model.unchecked}."
+    shown = [peak for peak in model.peaks if peak.share >= LEAST_SHARE]
+    peaks = [f"{peak.tflops:,.4g} TFLOP/s" for peak in shown]
+    if len(shown) > 1:
+        peaks = [f"{text} for {format_share(peak.share)}" for text, peak in zip(peaks, shown, strict=True)]
+    work = f"{model.flop / 1e12:,.3g} TFLOP in a step of {format_ns(model.step_ns)}"
+    return f"MFU {format_share(model.share)}: {work}, over the dense peak of {', '.join(peaks)}."
 
 
 def named(time: DeviceTime, row: DeviceTimeRow) -> str:
@@ -82,5 +100,5 @@ def _row(time: DeviceTime, row: DeviceTimeRow) -> Sequence[b.Text]:
         format_share(row.share),
         format_count(row.n_launches / time.n_steps),
         format_ns(round(row.mean_ns)) if row.mean_ns is not None else "",
-        format_share(row.of_peak) if row.of_peak is not None else "",
+        f"{format_share(row.of_roof)} {row.roof}" if row.of_roof is not None else "",
     )

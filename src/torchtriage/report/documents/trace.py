@@ -8,20 +8,20 @@ from dataclasses import replace
 from torchtriage.core.finding import Finding, Note, Quote
 from torchtriage.core.names import file_name, visible
 from torchtriage.core.trace.producer import ACCELERATORS
-from torchtriage.core.units import format_count, format_ms, format_ns, format_share
-from torchtriage.diagnose.ranks.result import JobResult
+from torchtriage.core.units import format_bytes, format_count, format_ms, format_ns, format_share
+from torchtriage.diagnose.ranks.result import CollectiveSummary, JobResult
 from torchtriage.diagnose.runs.result import AccountPart, RecordedRun, StepAccount
 from torchtriage.diagnose.verdict.result import DeviceSummary, Result, Summary
 from torchtriage.report import blocks as b
 from torchtriage.report import recorded, words
-from torchtriage.report.documents import device_time, findings
+from torchtriage.report.documents import bus_bandwidth, device_time, findings, serving
 
 __all__ = ["BAR", "doctor", "document"]
 
 BAR = 40
 RANK_BAR = 24
 N_OPS = 5
-N_COLLECTIVES = 5
+N_COLLECTIVES, N_COLLECTIVES_IN_MARKDOWN = 5, 20
 N_RANKS, N_RANKS_IN_MARKDOWN = 16, 32
 N_ACCOUNT_LINES = 6
 MIN_ACCOUNT_SHARE = 0.005
@@ -115,7 +115,9 @@ def _result(result: Result, top: int | None, quote: Quote | None, several: bool)
             yield _device(device, ACCELERATORS.get(result.trace.vendor, "GPU"))
         if not result.summary.devices:
             yield from _host(result.summary)
+    yield from serving.account(result.serving)
     yield from device_time.tables(result.device_time, result.trace.vendor)
+    yield from bus_bandwidth.table(result.bus_bandwidth, result.device_time[0].per if result.device_time else "step")
     yield from _findings(result, result.summary, top, quote)
     suspicions = b.Lines([words.suspicion(suspicion) for suspicion in result.suspicions], bullets=True)
     yield b.Entry((b.bold(words.SUSPICIOUS), b.dim(f"  {words.OPINION}")), [suspicions])
@@ -124,7 +126,7 @@ def _result(result: Result, top: int | None, quote: Quote | None, several: bool)
         path = words.critical(result.critical_path, result.summary)
         yield b.Lines([f"{path[:1].upper()}{path[1:]}."], indent=0)
     if result.replay is not None and (result.findings or result.what_ifs):
-        yield b.Lines([b.dim(words.replayed(result.replay))], tight=True)
+        yield b.Lines([b.dim(words.replayed(result.replay, result.findings))], tight=True)
     yield _compiled(result)
     yield from _answered(result, words.without_device(result))
     yield b.Foot(", ".join([*words.recording(result), f"torchtriage {result.version}"]))
@@ -142,6 +144,7 @@ def _job(
         yield _rank_bars(job)
         yield _collectives(job)
     yield _rank_table(job)
+    yield _collective_table(job)
     yield from _findings(job, None, top, quote)
     yield _what_ifs(job)
     yield _compiled(first, f"  on rank {job.ranks[0].rank}")
@@ -226,8 +229,8 @@ def _findings(
     ]
     yield b.Notes(new, codes=True, on=b.TERMINAL + b.MARKDOWN)
     shown = subject.findings if top is None else subject.findings[: max(top, 0)]
-    saving = [finding for finding in shown if finding.saves]
-    others = [finding for finding in shown if not finding.saves]
+    saving = [finding for finding in shown if finding.saves or finding.grave]
+    others = [finding for finding in shown if finding not in saving]
     columns = ("severity", "finding", "where", "saves", "certainty")
     yield b.Table(columns, [_cells(finding) for finding in saving], align="lllll", on=b.MARKDOWN)
     for rank, finding in enumerate(saving, start=1):
@@ -348,13 +351,42 @@ def _rank_table(job: JobResult) -> b.Table:
 def _collectives(job: JobResult) -> b.Rows:
     texts: list[b.Text] = []
     for collective in job.collectives[:N_COLLECTIVES]:
-        size = f" of {collective.nelems:,}" if collective.nelems is not None else ""
+        size = _size(collective)
         group = f" in group {collective.group}" if collective.group else ""
-        times = f"transfer {format_ns(collective.transfer_ns)}, wait {format_ns(collective.wait_ns)}"
-        kind = f"{collective.n_per_step:.3g} x {words.event_name(collective.name)}{size}{group}: {times}"
+        bus = f" ({bus_bandwidth.reached(collective)} on the bus)" if collective.bus_gbps is not None else ""
+        times = f"transfer {format_ns(collective.transfer_ns)}{bus}, wait {format_ns(collective.wait_ns)}"
+        kind = (
+            f"{collective.n_per_step:.3g} x {words.event_name(collective.name)}{f' of {size}' if size else ''}{group}"
+        )
+        kind = f"{kind}: {times}"
         late = b.dim(f", rank {collective.late_rank} last in {format_share(collective.late_share)}")
         texts.append((kind, late))
     rest = len(job.collectives) - len(texts)
     if texts:
         texts.append(b.dim(f"per step, each in the mean{f', {rest:,} more kinds not shown' if rest else ''}"))
     return b.Rows(b.labelled("exchanged", texts), on=b.TERMINAL)
+
+
+def _collective_table(job: JobResult) -> b.Table:
+    columns = ("collective", "size", "ranks", "per step", "transfer", "algorithm", "bus", "wait", "last")
+    rows = [
+        (
+            f"{words.event_name(each.name)}{f' in group {each.group}' if each.group else ''}",
+            _size(each),
+            f"{each.n_ranks:,}",
+            f"{each.n_per_step:.3g}",
+            format_ns(each.transfer_ns),
+            bus_bandwidth.format_gbps(each.algorithm_gbps) if each.algorithm_gbps is not None else "",
+            bus_bandwidth.reached(each),
+            format_ns(each.wait_ns),
+            f"rank {each.late_rank} in {format_share(each.late_share)}",
+        )
+        for each in job.collectives
+    ]
+    return b.Table(columns, rows, align="lrrrrrrrl", limit=N_COLLECTIVES_IN_MARKDOWN, on=b.MARKDOWN)
+
+
+def _size(collective: CollectiveSummary) -> str:
+    if collective.size_bytes is not None:
+        return format_bytes(collective.size_bytes)
+    return f"{collective.nelems:,}" if collective.nelems is not None else ""

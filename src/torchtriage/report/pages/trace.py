@@ -20,9 +20,17 @@ from torchtriage.core.html import as_data, filled, policy, template
 from torchtriage.core.names import file_name, short_name, visible
 from torchtriage.diagnose.ranks.result import JobResult
 from torchtriage.diagnose.runs.result import RecordedRun
-from torchtriage.diagnose.verdict.result import DeviceTime, PathSummary, Result, Summary, TimelineLane
+from torchtriage.diagnose.verdict.result import (
+    BusBandwidth,
+    DeviceTime,
+    PathSummary,
+    Result,
+    ServingTime,
+    Summary,
+    TimelineLane,
+)
 from torchtriage.report import recorded, words
-from torchtriage.report.documents import device_time
+from torchtriage.report.documents import bus_bandwidth, device_time, serving
 from torchtriage.report.documents.trace import document
 from torchtriage.report.page import body
 
@@ -196,7 +204,9 @@ class _Packer:
             "summary": self.summary(result.summary, result.critical_path) if result.summary else None,
             **self.common(result, [origin_ns] * len(result.findings), without),
             "replay": self.replay(result),
+            "serving": self.serving(result.serving) if result.serving is not None else None,
             "deviceTime": [self.device_time(time, facts.vendor) for time in result.device_time],
+            "busBandwidth": result.bus_bandwidth and self.bus_bandwidth(result.bus_bandwidth),
             "suspicions": [
                 self.value(words.suspicion(place)) for place in self.take(result.suspicions, 16, "suspicious places")
             ],
@@ -228,7 +238,10 @@ class _Packer:
         """Return a job in the shape of a result, so that the same parts of the page show it."""
         place = {result.trace.path: index for index, result in enumerate(results)}
         parts = " ".join(words.RANK_PARTS)
-        collective = "group name nelems n_ranks n_per_step transfer_ns wait_ns max_wait_ns late_rank late_share"
+        collective = (
+            "group name nelems n_ranks n_per_step transfer_ns wait_ns max_wait_ns late_rank late_share"
+            " size_bytes algorithm_gbps bus_gbps n_missing"
+        )
         return {
             **self.common(job, [_origin_ns(finding, job, results) for finding in job.findings]),
             "job": {
@@ -286,16 +299,39 @@ class _Packer:
             ],
         }
 
+    def serving(self, time: ServingTime) -> dict[str, Any]:
+        return {
+            "engine": self.value(time.engine),
+            "columns": self.value(serving.COLUMNS),
+            "rows": self.value(serving.rows(time)),
+            "words": self.value(" ".join(serving.words(time))),
+        }
+
     def device_time(self, time: DeviceTime, vendor: str) -> dict[str, Any]:
         return {
-            **self.fields(time, "by per n_steps busy_ns n_rows"),
+            **self.fields(time, "by per n_steps busy_ns n_rows captured"),
             "words": self.value(device_time.words(time, vendor)),
+            "mfu": self.value(device_time.mfu(time.mfu) if time.mfu is not None else ""),
+            "roofs": [time.roofs.memory_tbps, *time.roofs.peak_tflops] if time.roofs is not None else None,
             "rows": [
                 [
                     _clean(device_time.named(time, row), self.detail.name_chars),
-                    *self.row(row, "category busy_ns share n_launches mean_ns of_peak"),
+                    *self.row(row, "category busy_ns share n_launches mean_ns of_roof roof flop_per_byte tflops"),
                 ]
                 for row in time.rows[: self.detail.rows]
+            ],
+        }
+
+    def bus_bandwidth(self, bandwidth: BusBandwidth) -> dict[str, Any]:
+        return {
+            "words": self.value(bus_bandwidth.words(bandwidth)),
+            "rows": [
+                [
+                    _clean(bus_bandwidth.named(row, bandwidth), self.detail.name_chars),
+                    self.value(bus_bandwidth.size(row)),
+                    *self.row(row, "most_bytes n_ranks n_per_step mean_ns algorithm_gbps bus_gbps"),
+                ]
+                for row in bandwidth.rows[: self.detail.rows]
             ],
         }
 
@@ -307,7 +343,7 @@ class _Packer:
         questions = self.take(result.what_ifs, 100, "what-if questions")
         return {
             "path": self.value(f"{bound[:1].upper()}{bound[1:]}"),
-            "model": self.value(words.replayed(result.replay)),
+            "model": self.value(words.replayed(result.replay, result.findings)),
             "whatIfs": [self.value((question.question, words.answer(question))) for question in questions],
         }
 
@@ -348,7 +384,9 @@ class _Packer:
 
     def cost(self, cost: Cost | None) -> dict[str, Any] | None:
         names = "low_ms high_ms per of_ms share_low share_high naive_ms basis method grade"
-        return None if cost is None else self.fields(cost, names)
+        if cost is None:
+            return None
+        return {**self.fields(cost, names), "coverage": cost.calibration.coverage if cost.calibration else None}
 
     def lane(self, lane: TimelineLane, origin_ns: int) -> dict[str, Any]:
         """Return a lane as flat rows of gap from the last start, duration, class and name."""

@@ -82,6 +82,13 @@ function h(tag, props, ...kids) {
   node.append(...kids.flat(3).filter((kid) => kid !== null && kid !== undefined && kid !== false && kid !== ""));
   return node;
 }
+/** An SVG element; its colours are classes, so that the theme decides. */
+function shape(tag, props, ...kids) {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [key, value] of Object.entries(props)) node.setAttribute(key, value);
+  node.append(...kids);
+  return node;
+}
 const section = (id, title, sub, ...kids) =>
   h("section", { id, "aria-labelledby": `${id}-title` },
     h("h2", { id: `${id}-title` }, title), sub && h("p", { class: "sub" }, sub), kids);
@@ -557,7 +564,8 @@ function card(finding, model) {
   if (finding.nEvents) where.push(["Events", count(finding.nEvents)]);
   const facts = [];
   if (cost) {
-    facts.push(["Basis", `${cost.basis}, grade ${cost.grade}`], ["Method", cost.method], ["Plain sum of durations", ms(cost.naiveMs)]);
+    const covers = cost.coverage === null ? "" : `, ${share(cost.coverage)} interval`;
+    facts.push(["Basis", `${cost.basis}, grade ${cost.grade}${covers}`], ["Method", cost.method], ["Plain sum of durations", ms(cost.naiveMs)]);
   }
   for (const [key, value] of finding.evidence) facts.push([evidenceName(key), evidenceText(key, value)]);
   node.append(h("div", { class: "inside" },
@@ -752,10 +760,18 @@ function whereSection(result) {
           style: { left: `${100 * begin}%`, width: `${100 * part}%`, top: `${18 * depth}px` } }, name))))) : null,
     run ? [h("h3", {}, `The whole run, ${ms(run.ofMs)}`), partsBar(run.parts, "the whole run")] : null);
 }
+function servingSection(result) {
+  const serving = result.serving;
+  if (!serving) return null;
+  return section("serving", `Steps of ${serving.engine} by phase`, serving.words,
+    serving.rows.length ? h("div", { class: "scroll" }, h("table", {},
+      h("thead", {}, h("tr", {}, serving.columns.map((name) => h("th", { scope: "col" }, `${name[0].toUpperCase()}${name.slice(1)}`)))),
+      h("tbody", {}, serving.rows.map((row) => h("tr", {}, row.map((cell) => h("td", {}, cell))))))) : null);
+}
 function deviceTimeSection(result) {
   const times = result.deviceTime.filter((time) => time.busyNs);
   if (!times.length) return null;
-  return section("device-time", "Device time", times[0].words, times.map((time) => {
+  return section("device-time", "Device time", `${times[0].words} ${times[0].mfu}`, times.map((time) => {
     const label = `Device time by ${time.by}`, rest = time.nRows - time.rows.length, each = (number) => number / time.nSteps;
     return [h("h3", {}, label), sortable(label, [
       [`${time.by[0].toUpperCase()}${time.by.slice(1)}`, (row) => foldable(row[0].length > 90 ? `${row[0].slice(0, 88)}…` : row[0], row[0]), (row) => row[0]],
@@ -764,9 +780,86 @@ function deviceTimeSection(result) {
       ["Share", (row) => spark(row[3]), (row) => row[3]],
       ["Launches", (row) => count(Math.round(10 * each(row[4])) / 10), (row) => row[4]],
       ["Mean", (row) => ns(row[5]), (row) => row[5] || 0],
-      time.rows.some((row) => row[6] !== null) ? ["Of peak", (row) => share(row[6]), (row) => row[6] || 0] : null,
-    ].filter(Boolean), time.rows, time.by === "category" ? 1 : 2), rest ? h("p", { class: "more" }, `${many(rest, "more row")} in the JSON.`) : null];
+      time.rows.some((row) => row[6] !== null) ? ["Of roof", (row) => row[6] === null ? "" : `${share(row[6])} ${row[7]}`, (row) => row[6] || 0] : null,
+    ].filter(Boolean), time.rows, time.by === "category" ? 1 : 2), rest ? h("p", { class: "more" }, `${many(rest, "more row")} in the JSON.`) : null,
+      time.captured ? h("p", { class: "more" }, `${time.captured[0].toUpperCase()}${time.captured.slice(1)}.`) : null, roofline(time)];
   }));
+}
+/** Rates over intensity, both on logarithmic axes: a point per row, as large as its time, under the device's roofs. */
+function roofline(time) {
+  const points = time.rows.filter((row) => row[8] && row[9] && row[3] >= 0.005);
+  if (!time.roofs || time.roofs.length < 2 || !points.length) return null;
+  const [memory, ...peaks] = time.roofs, top = Math.max(...peaks);
+  const left = 56, right = 700, ceiling = 16, floor = 340;
+  const xs = [Math.min(...points.map((row) => row[8]), top / memory / 4) / 2, Math.max(...points.map((row) => row[8]), top / memory) * 4];
+  const ys = [Math.min(...points.map((row) => row[9]), top / 10) / 2, top * 1.6];
+  const along = ([low, high], from, to) => (value) => from + (to - from) * Math.log(value / low) / Math.log(high / low);
+  const x = along(xs, left, right), y = along(ys, floor, ceiling);
+  const decades = Array.from({ length: 24 }, (_, k) => 10 ** (k - 8));
+  const ticks = ([low, high]) => (high / low > 900 ? decades : decades.flatMap((value) => [value, 2 * value, 5 * value])).filter((value) => value >= low && value <= high);
+  const text = (words, props) => shape("text", props, words);
+  const parts = [
+    ...ticks(xs).flatMap((value) => [shape("line", { class: "grid", x1: x(value), x2: x(value), y1: ceiling, y2: floor }),
+      text(count(value), { x: x(value), y: floor + 16, "text-anchor": "middle" })]),
+    ...ticks(ys).flatMap((value) => [shape("line", { class: "grid", x1: left, x2: right, y1: y(value), y2: y(value) }),
+      text(count(value), { x: left - 8, y: y(value) + 4, "text-anchor": "end" })]),
+    text("operations per byte", { x: right, y: floor + 34, "text-anchor": "end" }),
+    text("TFLOP/s", { x: left - 8, y: ceiling - 3, "text-anchor": "end" }),
+  ];
+  // the memory's roof ends where the highest peak begins
+  const foot = Math.max(xs[0], ys[0] / memory), slope = [x(foot), y(foot * memory), x(top / memory), y(top)];
+  const angle = Math.atan2(slope[3] - slope[1], slope[2] - slope[0]) * 180 / Math.PI;
+  const middle = [(slope[0] + slope[2]) / 2, (slope[1] + slope[3]) / 2 - 7];
+  parts.push(shape("line", { class: "roof", x1: slope[0], y1: slope[1], x2: slope[2], y2: slope[3] }),
+    text(`${memory} TB/s`, { x: middle[0], y: middle[1], "text-anchor": "middle", transform: `rotate(${angle} ${middle[0]} ${middle[1]})` }));
+  for (const peak of peaks) {
+    parts.push(shape("line", { class: "roof", x1: x(peak / memory), x2: right, y1: y(peak), y2: y(peak) }),
+      text(`${peak} TFLOP/s`, { x: right - 4, y: y(peak) - 6, "text-anchor": "end" }));
+  }
+  const kinds = { GEMM: "compute", attention: "comm", convolution: "copy" };
+  // a name covers neither a point nor the rate of a roof
+  const taken = [...peaks.map((peak) => [right - 90, y(peak) - 18, right, y(peak)]), ...points.map((row) => {
+    const r = 3 + 20 * Math.sqrt(row[3]), [cx, cy] = [x(row[8]), y(row[9])];
+    return [cx - r, cy - r, cx + r, cy + r];
+  })];
+  for (const row of points) {
+    const r = 4 + 22 * Math.sqrt(row[3]), at = [x(row[8]), y(row[9])];
+    parts.push(shape("circle", { class: `point ${kinds[row[1]] || "op"}`, cx: at[0], cy: at[1], r },
+      shape("title", {}, `${row[0]}: ${share(row[3])} of the busy time, ${digits(row[9])} TFLOP/s at ${digits(row[8])} operations per byte${row[6] === null ? "" : `, ${share(row[6])} of the ${row[7]} roof`}`)));
+  }
+  for (const row of points.slice(0, 8)) {
+    const words = row[0].length > 34 ? `${row[0].slice(0, 33)}…` : row[0], wide = 6.4 * words.length;
+    const r = 8 + 22 * Math.sqrt(row[3]), [cx, cy] = [x(row[8]), y(row[9])];
+    const places = [[cx + r, cy + 4, "start"], [cx, cy + r + 10, "middle"], [cx, cy - r, "middle"], [cx - r, cy + 4, "end"]];
+    for (const [px, py, anchor] of places) {
+      const from = anchor === "start" ? px : anchor === "end" ? px - wide : px - wide / 2, box = [from, py - 11, from + wide, py + 3];
+      const free = taken.every((other) => box[2] < other[0] || box[0] > other[2] || box[3] < other[1] || box[1] > other[3]);
+      if (box[0] < left || box[2] > right || box[1] < ceiling || box[3] > floor || !free) continue;
+      taken.push(box);
+      parts.push(text(words, { class: "name", x: px, y: py, "text-anchor": anchor }));
+      break;
+    }
+  }
+  const shown = Object.entries(kinds).filter(([kind]) => points.some((row) => row[1] === kind));
+  return h("div", {}, h("h3", {}, `Roofline by ${time.by}`),
+    h("div", { class: "scroll" }, shape("svg", { class: "roofline", viewBox: "0 0 712 380", role: "img",
+      "aria-label": `Rates over operations per byte of ${many(points.length, time.by)} under the roofs of the device` }, ...parts)),
+    h("ul", { class: "legend" }, shown.map(([kind, fill]) => h("li", {}, h("i", { class: fill }), kind))),
+    h("p", { class: "more" }, "Products, convolutions and fused attention; the larger a point, the more of the busy time it takes (from 0.5 % on). Under the slope the memory is the roof, under the level lines the dense peak of a type."));
+}
+const gbps = (number) => number === null ? "–" : `${digits(number)}${NB}GB/s`;
+function bandwidthSection(result) {
+  const bandwidth = result.busBandwidth;
+  if (!bandwidth) return null;
+  return section("bus-bandwidth", "Collectives", bandwidth.words, bandwidth.rows.length ? sortable("Collectives", [
+    ["Collective", (c) => h("code", {}, c[0]), (c) => c[0]],
+    ["Size", (c) => c[1], (c) => c[2]],
+    ["Ranks", (c) => count(c[3]), (c) => c[3]],
+    [result.deviceTime[0]?.per === "window" ? "Number" : "Per step", (c) => String(Number(c[4].toPrecision(3))), (c) => c[4]],
+    ["Mean", (c) => ns(c[5]), (c) => c[5]],
+    ["Algorithm", (c) => gbps(c[6]), (c) => c[6]],
+    ["Bus", (c) => gbps(c[7]), (c) => c[7]],
+  ], bandwidth.rows, 4) : null);
 }
 function kernelsSection(model) {
   const { kernels, nKernelNames } = model.summary;
@@ -847,17 +940,18 @@ function collectivesSection(job) {
   const rows = job.collectives;
   if (!rows.length) return null;
   return section("collectives", "Collectives",
-    `${many(job.nMatches, "match", "matches")} between ranks. Transfer: from the last rank's start to the end; wait: from a rank's own start to the last one's, in the mean, also beside computation.`,
+    `${many(job.nMatches, "match", "matches")} between ranks. Transfer: from the last rank's start to the end; wait: from a rank's own start to the last one's, in the mean, also beside computation.${rows.some((c) => c[12] !== null) ? " Bus: bytes on the bus over the transfer, as NCCL's tests count them." : ""}`,
     sortable("Collectives", [
       ["Collective", (c) => h("code", {}, c[1]), (c) => c[1]],
       ["Group", (c) => `${c[0] || "–"}, ${many(c[3], "rank")}`, (c) => c[0]],
-      ["Elements", (c) => count(c[2]), (c) => c[2] === null ? -1 : c[2]],
+      ["Size", (c) => c[10] === null ? c[2] === null ? "" : count(c[2]) : bytes(c[10]), (c) => c[2] === null ? -1 : c[2]],
       ["Per step", (c) => String(Number(c[4].toPrecision(3))), (c) => c[4]],
       ["Transfer", (c) => ns(c[5]), (c) => c[5]],
       ["Wait", (c) => ns(c[6]), (c) => c[6]],
-      ["Longest wait", (c) => ns(c[7]), (c) => c[7]],
+      ["Longest", (c) => ns(c[7]), (c) => c[7]],
+      rows.some((c) => c[12] !== null) ? ["Bus", (c) => `${c[13] ? "at least " : ""}${gbps(c[12])}`, (c) => c[12] || 0] : null,
       ["Last", (c) => `rank ${c[8]} in ${share(c[9])}`, (c) => c[9]],
-    ], rows, 5));
+    ].filter(Boolean), rows, 5));
 }
 
 function jobHeadline(result) {
@@ -985,7 +1079,7 @@ function show(result) {
   const account = summary && accountSection(model), brief = !result.refused && account && summary.devices.length <= 2;
   if (result.refused) parts.push(notes, uncheckedSection(result), findings);
   else parts.push(brief ? account : null, findings, whereSection(result));
-  if (summary) parts.push(brief ? null : account, drawn ? model.time.node : null, stepsSection(model), idleSection(result, model), deviceTimeSection(result), kernelsSection(model), opsSection(model));
+  if (summary) parts.push(brief ? null : account, drawn ? model.time.node : null, stepsSection(model), idleSection(result, model), servingSection(result), deviceTimeSection(result), bandwidthSection(result), kernelsSection(model), opsSection(model));
   parts.push(suspicionSection(result), replaySection(result));
   if (!result.refused) parts.push(notes, uncheckedSection(result));
   parts.push(readSection(result));

@@ -115,6 +115,14 @@ def test_blocking_launches_cost_what_could_overlap():
     assert claim.gain_low * idle.sum() == pytest.approx(min(busy_ns, idle.sum() / 1.5))
 
 
+def test_quiet_where_the_device_s_clock_is_ahead():
+    builder = TraceBuilder()
+    for index in range(40):
+        # it runs for 20 us from its launch on, and a clock that is 30 us ahead says that it had ended before
+        builder.launch(100 * index + 100, 8, 100 * index + 76, 20)
+    assert not list(find(builder.build()))
+
+
 def test_blocking_launches_on_rocm():
     (claim,) = find(launches(TraceBuilder(vendor="rocm"), blocking=True).build())
     assert "AMD_SERIALIZE_KERNEL" in claim.fix.code

@@ -107,3 +107,16 @@ def test_tf32_asks_for_multiples_of_four():
         TraceBuilder(device=device), kernel=kernel, types=float2, dur=20_000, dims=[[4096, 1024], [1024, 50260]]
     )
     assert not list(find(trace.build()))
+
+
+def test_a_device_that_is_not_named_is_judged_by_those_its_kernels_are_built_for():
+    def claims(isa):
+        kernel = f"Cijk_Alik_Bljk_BBS_BH_MT128x64x64_MI16x16x16x1_SN_GSU1_ISA{isa}_IU1"
+        return list(find(odd(TraceBuilder(vendor="rocm", device=""), kernel=kernel).build()))
+
+    assert not claims("1100")
+    (claim,) = claims("942")
+    rate = 2 * 4096 * 1024 * 50257 / 5000 / 1e6
+    assert claim.edits[0].factor == pytest.approx(1 - (1 - rate / (0.5 * 981)) / 2)
+    assert claim.edits[0].best == pytest.approx(rate / (0.5 * 1307))
+    assert claim.evidence["device_is_one_of"] == ["MI300A", "MI300X", "MI325X"]

@@ -54,6 +54,18 @@ def test_quiet_on_frees_without_a_caching_allocator() -> None:
     assert not claims(builder)
 
 
+def test_from_a_quarter_of_the_judged_time_on_first_use_voids_the_rest() -> None:
+    def window(first_use: float) -> TraceBuilder:
+        builder = TraceBuilder().op("aten::mm", 0, 100_000)
+        return builder.call("cudaFree", 100, first_use)
+
+    assert [claim.voids for claim in claims(window(26_000))] == [True]
+    assert [claim.voids for claim in claims(window(24_000))] == [False]
+    # steps that hold it are left out of what is judged
+    (claim,) = claims(loop(50_000, 50_000, 50_000).call("cudaFree", 100, 40_000))
+    assert not claim.voids
+
+
 def test_first_use_claims_no_time() -> None:
     (claim,) = claims(loop(50_000, 50_000, 50_000).call("cudaFree", 100, 40_000))
     assert claim.time_class == "none"

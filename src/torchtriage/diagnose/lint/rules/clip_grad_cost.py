@@ -50,20 +50,16 @@ def find(module: Module) -> Iterator[Hit]:
             continue
         if any(logging_call.context.loop is loop for logging_call in logging_calls(module)):
             continue  # looked at, not clipped: its reads are found where they are
-        if _uses(loop, ("norm", "vector_norm")):
+        if (norm := _uses(loop, ("norm", "vector_norm"))) is not None:
             yield Hit(
-                loop.node,
-                "the norm of each gradient is computed one by one",
-                "norm",
-                fix=fixes.CLIP_AT_ONCE,
-                span=loop.node,
+                norm, "the norm of each gradient is computed one by one", "norm", fix=fixes.CLIP_AT_ONCE, span=loop.node
             )
-        elif _uses(loop, ("clamp_", "clip_")):
-            yield Hit(loop.node, "gradients are clipped one by one", "clamp_", fix=BY_VALUE, span=loop.node)
+        elif (clamp := _uses(loop, ("clamp_", "clip_"))) is not None:
+            yield Hit(clamp, "gradients are clipped one by one", "clamp_", fix=BY_VALUE, span=loop.node)
 
 
-def _uses(loop: SourceLoop, methods: tuple[str, ...]) -> bool:
-    """Return whether one of these methods is called on, or given, a gradient."""
+def _uses(loop: SourceLoop, methods: tuple[str, ...]) -> ast.Call | None:
+    """Return where one of these methods is called on, or given, a gradient."""
     for node in ast.walk(loop.node):
         if (
             isinstance(node, ast.Call)
@@ -71,5 +67,5 @@ def _uses(loop: SourceLoop, methods: tuple[str, ...]) -> bool:
             and node.func.attr in methods
             and ".grad" in ast.unparse(node)
         ):
-            return True
-    return False
+            return node
+    return None

@@ -1,8 +1,8 @@
 """Worker processes are restarted in every epoch.
 
 Looks like: ``DataLoader(num_workers=n)`` without ``persistent_workers=True`` that is iterated once
-    per epoch, wherever it is handed to, or a ``DataLoader`` built for each epoch, in its loop or in what
-    that calls.
+    per epoch, wherever it is handed to, or that Lightning's ``train_dataloader`` gives; a
+    ``DataLoader`` built for each epoch, in its loop or in what that calls.
 Slow because: each epoch starts processes, imports, and fills the queues again, for a few seconds,
     while the device waits.
 Fix: build the loader once, with ``persistent_workers=True``.
@@ -10,6 +10,7 @@ Quiet when: it is iterated once, or the setting is given.
 Source: PyTorch documentation of ``torch.utils.data.DataLoader``.
 """
 
+import re
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import (
@@ -56,7 +57,7 @@ def find(module: Module) -> Iterator[Hit]:
         given = keyword(call.node, "persistent_workers")
         if given is not None and literal(given) is not False:
             continue
-        if unpacks(call.node) or not _again(module, call):
+        if unpacks(call.node) or not (_again(module, call) or _of_lightning(call)):
             continue
         edit = add_keyword(module.text, call.node, "persistent_workers", "True")
         yield Hit(
@@ -64,6 +65,18 @@ def find(module: Module) -> Iterator[Hit]:
             "the workers of this loader are restarted in every epoch",
             autofix=Autofix((edit,), SAFE) if edit is not None and number else None,
         )
+
+
+def _of_lightning(call: SourceCall) -> bool:
+    """Return whether a loader is what Lightning goes over in each epoch of training."""
+    function = call.context.function
+    owner = function.owner if function is not None else None
+    if function is None or owner is None or function.name not in ("train_dataloader", "val_dataloader"):
+        return False
+    return owner.is_lightning or any(_DATA_MODULE.search(base) for base in owner.bases)
+
+
+_DATA_MODULE = re.compile(r"(^|\.)LightningDataModule$")
 
 
 def _walks(module: Module, call: SourceCall) -> list[SourceLoop]:

@@ -33,7 +33,7 @@ _COPIES = ("torch.nn.DataParallel", "torch.nn.parallel.DataParallel")
 def find(module: Module) -> Iterator[Hit]:
     """Yield DDP with the search for unused parameters, and DataParallel."""
     for call in module.calls:
-        if call.attr in ("DistributedDataParallel", "DDP") or call.value.ddp:
+        if call.attr in ("DistributedDataParallel", "DDP", "DDPStrategy") or call.value.ddp:
             if literal(keyword(call.node, "find_unused_parameters")) is True:
                 yield Hit(call.node, "every step searches the graph for unused parameters")
         elif call.name in _COPIES and not call.context.aside and not _offers(call):

@@ -1,28 +1,40 @@
-"""A whole validation runs after each step of training.
+"""The whole validation set is gone through in every step of training, or every few.
 
-Looks like: ``evaluate(model, val_loader)``, ``validate()``, ``model(X_val)`` in each turn of a loop that trains.
-Slow because: a step costs one batch, and its validation a whole set: most of the time goes into numbers that nobody
-    looks at one by one.
-Fix: validate once in an epoch, or every few hundred steps.
-Quiet when: it is behind ``step % n == 0``, or the loop goes over epochs.
-Source: PyTorch Lightning documentation of ``val_check_interval``.
+Looks like: a loop over ``val_loader``, a call of what goes over one, ``evaluate(model, val_loader)`` or
+    ``model(X_val)`` in the loop over training batches; the first two behind ``if step % 5 == 0``, too.
+Slow because: one step of training is followed by a pass over all other data.
+Fix: evaluate once per epoch, or every few hundred steps, on a part.
+Quiet when: it is behind ``if step % n`` with n above 10 or not known, after the loop, or at its end.
+Source: Lightning documentation, "Speed up model training", ``val_check_interval``.
 """
 
 import ast
 import re
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, SourceLoop, arguments, names_in, text_of
-
-RULE = Rule("HST133", "evaluation-in-step", "host", "A whole validation runs after each step of training", "medium")
-
-FIX = Fix(
-    text="Validate every epoch, or every few hundred steps.",
-    code="""if step % 500 == 0:
-    evaluate(model, val_loader)""",
-    link="https://lightning.ai/docs/pytorch/stable/common/trainer.html",
+from torchtriage.diagnose.lint.base import (
+    Fix,
+    Hit,
+    Module,
+    Rule,
+    SourceCall,
+    SourceFunction,
+    SourceLoop,
+    arguments,
+    names_in,
+    text_of,
 )
 
+RULE = Rule("HST123", "evaluation-in-step", "host", "The validation set is gone through in every step", "high")
+
+FIX = Fix(
+    text="Evaluate once per epoch, or every few hundred steps.",
+    code="""if step % 1000 == 0:
+    evaluate(model, val_loader)""",
+    link="https://lightning.ai/docs/pytorch/stable/advanced/speed.html",
+)
+
+OFTEN = 10
 _EVALUATES = re.compile(r"^_?(run_)?(eval|evaluate|evaluation|validate|validation|test|compute_val|calc_val)(_|$)")
 _HELD_OUT = re.compile(
     r"(^|_)(val|valid|validation|test|dev|holdout)(_|$)|_(val|valid|test|dev)$|^X_?(val|test)", re.IGNORECASE
@@ -30,17 +42,65 @@ _HELD_OUT = re.compile(
 
 
 def find(module: Module) -> Iterator[Hit]:
-    """Yield validations in loops whose turns are steps of training over batches."""
+    """Yield passes over another loader inside a loop that trains on one."""
+    passes = {loop.function for loop in module.loops if _evaluates(loop)} - {None}
+    for loop in module.loops:
+        outer = loop.outer
+        if _evaluates(loop) and outer is not None and _is_training(outer) and not module.loop_contexts[loop].rare:
+            yield Hit(loop.node, "all of this is gone through in every step of training")  # type: ignore[arg-type]
+    for call in module.calls:
+        around = call.context.step_loop
+        if around is None or not _is_training(around) or not passes.intersection(call.callees):
+            continue
+        if not call.context.rare and not call.context.aside:
+            yield Hit(call.node, f"every step of training goes through all of this: {text_of(call.node)}", call.attr)
+        elif call.context.modulo and (every := _every(module, call)):
+            message = f"training goes through all of this every {every} steps: {text_of(call.node)}"
+            yield Hit(call.node, message, call.attr, severity="medium")
+    yield from _by_name(module, passes)
+
+
+def _by_name(module: Module, passes: set[SourceFunction | None]) -> Iterator[Hit]:
+    """Yield calls given a held-out set, where what they do is not in this file."""
     for call in module.calls:
         loop = call.context.step_loop
         if loop is None or loop is not call.context.loop or call.context.rare or call.context.aside:
             continue
-        if not _takes_batches(loop) or not _held_out(call, loop):
+        if passes.intersection(call.callees) or not _takes_batches(loop) or not _held_out(call, loop):
             continue
         if call.value.kind == "tensor" and call.receiver.kind == "module":
-            yield Hit(call.node, f"the whole set runs in every step: {text_of(call.node)}", "forward")
+            yield Hit(
+                call.node, f"the whole set runs in every step: {text_of(call.node)}", "forward", severity="medium"
+            )
         elif _EVALUATES.match(call.attr) and call.attr not in ("eval", "test"):
-            yield Hit(call.node, f"a validation in every step: {text_of(call.node)}", call.attr)
+            yield Hit(call.node, f"a validation in every step: {text_of(call.node)}", call.attr, severity="medium")
+
+
+def _evaluates(loop: SourceLoop) -> bool:
+    """Return whether a loop goes over all batches of a loader without training."""
+    if loop.comprehension or not loop.over_loader or loop.trains or not isinstance(loop.node, ast.For):
+        return False
+    function: SourceFunction | None = loop.function
+    leaves = any(isinstance(item, ast.Break) for item in ast.walk(loop.node))
+    return not leaves and (function is None or not function.has_backward or not function.steps)
+
+
+def _is_training(loop: SourceLoop) -> bool:
+    return loop.over_loader and (loop.backward or loop.optimizes)
+
+
+def _every(module: Module, call: SourceCall) -> int:
+    """Return every how many steps a condition around a call holds, 0 when seldom or not known."""
+    loop = call.context.step_loop
+    for node in ast.walk(loop.node) if loop is not None else ():
+        if not isinstance(node, ast.If) or not any(item is call.node for part in node.body for item in ast.walk(part)):
+            continue
+        for item in ast.walk(node.test):
+            if isinstance(item, ast.BinOp) and isinstance(item.op, ast.Mod):
+                every = module.constant(item.right, call.context)
+                if type(every) is int and 0 < every <= OFTEN:
+                    return every
+    return 0
 
 
 def _takes_batches(loop: SourceLoop) -> bool:

@@ -43,6 +43,9 @@ def find(module: Module) -> Iterator[Hit]:
     for call in [*module.sent("savefig"), *module.called("matplotlib.pyplot.savefig")]:
         if call.context.hot:
             yield Hit(call.node, f"every step draws and writes a figure: {text_of(call.node)}", "savefig")
+    for call in module.sent("to_csv", "to_json", "to_excel", "to_parquet", "to_pickle"):
+        if call.context.hot:
+            yield Hit(call.node, f"every step writes the whole table: {text_of(call.node)}", call.attr)
     opened = [*module.called("open", "io.open", "gzip.open", *_READS, *_WRITES), *module.sent("open", *_PATHS)]
     for call in opened:
         if not call.context.hot:

@@ -11,6 +11,7 @@ Source: PyTorch tutorial, "A guide on good usage of non_blocking and pin_memory(
 
 from collections.abc import Iterator
 
+from torchtriage.diagnose.lint.abstract_values import CPU
 from torchtriage.diagnose.lint.base import (
     Autofix,
     Fix,
@@ -44,7 +45,7 @@ def find(module: Module) -> Iterator[Hit]:
     for call in module.sent("to", "cuda"):
         if not moves_batch(call) or keyword(call.node, "non_blocking") is not None:
             continue
-        if unpacks(call.node) or len(call.node.args) > 1:
+        if unpacks(call.node) or len(call.node.args) > 1 or not _goes(call):
             continue
         if not call.context.hot:
             continue
@@ -56,6 +57,13 @@ def find(module: Module) -> Iterator[Hit]:
                 call.attr,
                 autofix=_mend(module, call),
             )
+
+
+def _goes(call: SourceCall) -> bool:
+    """Return whether a call copies: it names a device, and what it is called on is not there already."""
+    if call.attr == "to" and call.node.keywords and not call.node.args and keyword(call.node, "device") is None:
+        return False
+    return call.receiver.device == CPU
 
 
 def _mend(module: Module, call: SourceCall) -> Autofix | None:

@@ -10,9 +10,11 @@ Quiet when: it is behind ``if step % n`` or runs once per epoch.
 Source: PyTorch documentation, "Distributed communication package".
 """
 
+import ast
+import re
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule
+from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, names_in, text_of
 
 RULE = Rule("COM037", "many-small-collectives", "comm", "Many small collectives", "medium")
 
@@ -33,6 +35,7 @@ _OBJECTS = (
     "broadcast_object_list",
     "scatter_object_list",
 )
+_PARAMETERS = re.compile(r"parameters\(|state_dict\(|(^|[\s(._])(params|grads|weights|deltas|buffers)([\s),._]|$)")
 _EACH = ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter")
 
 
@@ -43,12 +46,14 @@ def find(module: Module) -> Iterator[Hit]:
             yield Hit(call.node, f"{call.attr}() makes all ranks wait in every step", call.attr)
     for call in module.called(*(_DIST + name for name in _EACH)):
         loop = call.context.loop
-        if loop is None or loop.iterates.kind != "params" or call.context.rare:
+        if loop is None or call.context.rare or loop.steps or isinstance(loop.node, ast.While):
             continue
         outer = module.loop_contexts[loop]
-        if outer.hot or (call.node.args and _of_gradient(call.node.args[0])):
-            node = loop.node if not loop.comprehension else call.node
-            yield Hit(node, f"one {call.attr}() for each parameter", call.attr)  # type: ignore[arg-type]
+        of_parameters = loop.iterates.kind == "params" or _PARAMETERS.search(text_of(loop.node.iter, 200)) is not None
+        if of_parameters and (module.repeats(outer) or (call.node.args and _of_gradient(call.node.args[0]))):
+            yield Hit(call.node, f"one {call.attr}() for each parameter", call.attr)
+        elif outer.hot and not of_parameters and call.node.args and names_in(call.node) & loop.targets:
+            yield Hit(call.node, f"one {call.attr}() for each of these in every step", call.attr, severity="low")
 
 
 def _of_gradient(node: object) -> bool:

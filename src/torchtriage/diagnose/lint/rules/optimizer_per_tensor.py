@@ -1,7 +1,8 @@
 """Parameters are updated one by one.
 
 Looks like: an optimizer with ``foreach=False``; a loop over ``parameters()`` that updates each in
-    place (``p.data.mul_(...)``, an average of weights) in each step.
+    place (``p.data.mul_(...)``, an average of weights) in each step; a penalty that is summed up parameter by
+    parameter.
 Slow because: several launches per parameter, each a few microseconds of host time, for kernels that
     take less.
 Fix: ``AdamW(..., fused=True)``; ``torch._foreach_lerp_`` or ``AveragedModel`` for averages.
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from torchtriage.core import fixes
 from torchtriage.diagnose.lint.base import (
     Autofix,
+    Fix,
     Hit,
     Module,
     Rule,
@@ -32,6 +34,13 @@ RULE = Rule(
 )
 
 FIX = fixes.FUSE_OPTIMIZER
+
+PENALTY = Fix(
+    text="Let the optimizer decay the weights, or take all norms with one call.",
+    code="""optimizer = AdamW(model.parameters(), weight_decay=1e-4)
+penalty = sum(n.square() for n in torch._foreach_norm(list(model.parameters())))""",
+    link="https://docs.pytorch.org/docs/stable/optim.html",
+)
 
 SAFE = "the same arithmetic on all parameters at once; it needs memory for one more copy of them"
 
@@ -53,6 +62,41 @@ def find(module: Module) -> Iterator[Hit]:
                 fix=fixes.AVERAGE_AT_ONCE,
                 span=loop.node,
             )
+        elif (term := _penalty(module, loop)) is not None:
+            yield Hit(
+                term,
+                "a penalty on the weights is computed parameter by parameter in every step",
+                fix=PENALTY,
+                severity="low",
+            )
+
+
+def _penalty(module: Module, loop: SourceLoop) -> ast.expr | ast.stmt | None:
+    """Return where a loss gets a term of each parameter, which the graph then holds."""
+    if loop.iterates.kind != "params" or not module.loop_contexts[loop].hot or isinstance(loop.node, ast.While):
+        return None
+    if loop.comprehension:
+        element = module.elements.get(loop.node) if isinstance(loop.node, ast.comprehension) else None
+        summed = any(
+            call.attr == "sum" and any(item is element for item in ast.walk(call.node)) for call in module.called("sum")
+        )
+        return element if element is not None and summed and _reduces(element, loop) else None
+    for node in ast.walk(loop.node):
+        adds = isinstance(node, ast.AugAssign) or (
+            isinstance(node, ast.Assign) and isinstance(node.value, ast.BinOp) and isinstance(node.value.op, ast.Add)
+        )
+        if adds and isinstance(node, ast.AugAssign | ast.Assign) and _reduces(node.value, loop):
+            return loop.node  # type: ignore[return-value]
+    return None
+
+
+_DETACHED = ("grad", "data", "detach", "item", "numel", "size", "shape", "nelement")
+
+
+def _reduces(node: ast.expr, loop: SourceLoop) -> bool:
+    """Return whether an expression makes one number of a parameter, with its graph."""
+    attrs = {item.attr for item in ast.walk(node) if isinstance(item, ast.Attribute)}
+    return bool(attrs & {"norm", "sum", "abs"}) and not attrs & set(_DETACHED) and bool(names_in(node) & loop.targets)
 
 
 def _optimizer(call: SourceCall) -> Iterator[Hit]:

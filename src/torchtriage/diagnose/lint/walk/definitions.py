@@ -95,7 +95,7 @@ def _class(walker: Walker, node: ast.ClassDef) -> None:
             # what the others' names are, and who calls them in each step
             frames = statement.name in ("__init__", "setup", "forward", "training_step")
             needed = bool(speaking) or walker.relevance.folds
-            asked = id(statement) in speaking or torch_names.HOOK.match(statement.name) is not None
+            asked = id(statement) in speaking or _others_call(statement.name)
             _define(walker, statement, here, read=asked or (frames and needed))
         elif isinstance(statement, ast.ClassDef):
             _class(walker, statement)
@@ -108,6 +108,11 @@ def _class(walker: Walker, node: ast.ClassDef) -> None:
             for target in statement.targets:
                 if isinstance(target, ast.Name):
                     here.attributes[target.id] = value
+
+
+def _others_call(name: str) -> bool:
+    """Return whether a trainer or a loader calls a function of this name, in each step or for each sample."""
+    return torch_names.HOOK.match(name) is not None or name.startswith("__getitem") or "collat" in name
 
 
 def _fired(node: ast.FunctionDef | ast.AsyncFunctionDef) -> tuple[str, str, str] | None:
@@ -174,6 +179,8 @@ def _define(
     speaks = read
     if read is None:
         speaks = walker.relevance.speaks(node) or (owner is None and walker.relevance.calls_model(node))
+    if read is None and _others_call(node.name):
+        speaks = True
     walker.unread[function] = list(walker.scopes)
     if compiled or serves or speaks:
         walker.speaking.add(function)

@@ -89,6 +89,22 @@ _TRIGGERS = (
     "inverse(",
     "linalg.inv(",
     ".generate(",
+    "okenizer(",
+    "okenizer.",
+    ".map(",
+    "next(iter(",
+    " = iter(",
+    "Trainer(",
+    "Arguments(",
+    "cudnn.",
+    "process_group(",
+    "FSDP(",
+    "pin_memory(",
+    ".add_image",
+    ".add_figure",
+    "save_image(",
+    "wandb.",
+    "sync_dist",
 )
 """Text without any of these needs no analysis: no rule speaks about anything else."""
 

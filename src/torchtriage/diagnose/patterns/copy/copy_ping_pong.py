@@ -96,7 +96,8 @@ def _pairs(trace: Trace) -> tuple[Ints, Ints]:
     copies = np.flatnonzero((trace.kind == Kind.MEMCPY) & (links.call >= 0))
     copies = copies[trace.matching("HtoD")[copies]]
     found: list[tuple[Ints, Ints]] = []
-    for size in np.intersect1d(waits.copy_bytes[down], trace.value[copies]).tolist():
+    sizes = distinct(waits.copy_bytes[down])
+    for size in sizes[np.isin(sizes, distinct(trace.value[copies]))].tolist():
         left = down[waits.copy_bytes[down] == size]
         right = links.call[copies[trace.value[copies] == size]].astype(np.int64)
         right = right[np.argsort(trace.start_ns[right], kind="stable")]

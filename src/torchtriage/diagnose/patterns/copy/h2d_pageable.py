@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from torchtriage.core import intervals
+from torchtriage.core.arrays import distinct
 from torchtriage.core.units import format_bytes, format_ns, ms
 from torchtriage.diagnose.patterns._recurrence import call_sites
 from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Fix, Ints, Kind, Pattern, Spans, Trace
@@ -120,4 +121,5 @@ def _recurring(trace: Trace, copies: Ints) -> Ints:
     run = np.cumsum(~upload)
     length = np.bincount(run[upload], minlength=int(run[-1]) + 1 if len(run) else 1)
     loading = rows[upload & (length[run] >= LOADING_RUN)]
-    return np.setdiff1d(copies, loading)
+    copies = distinct(copies)
+    return copies[~trace.mask_of(loading)[copies]]

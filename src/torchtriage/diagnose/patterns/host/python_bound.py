@@ -192,13 +192,12 @@ def _attribute(trace: Trace, stretches: dict[int, Spans], evidence: dict[str, An
     """Name the frames that ran meanwhile; return the hottest one and all of them."""
     if not trace.has_stacks:
         return -1, np.empty(0, np.int64)
-    total = np.zeros(len(trace), np.int64)
-    own = np.zeros(len(trace), np.int64)
+    total = own = np.zeros(0, np.int64)
     span_ns = 0
     for lane, spans in stretches.items():
         inside = intervals.intersect(spans, trace.steps.judged)
         lane_total, lane_own = own_time_ns(trace, lane, inside)
-        total, own = total + lane_total, own + lane_own
+        total, own = (total + lane_total, own + lane_own) if len(own) else (lane_total, lane_own)
         span_ns += intervals.length(inside)
     frames = np.flatnonzero(own)
     if not len(frames):

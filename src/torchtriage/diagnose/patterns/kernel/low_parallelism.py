@@ -20,7 +20,8 @@ from torchtriage.core.names import short_name
 from torchtriage.core.trace.device import Device
 from torchtriage.core.units import format_ns, format_share
 from torchtriage.diagnose.patterns._op_work import work_at
-from torchtriage.diagnose.patterns.base import Claims, Fix, Floats, Ints, Kind, Mask, Pattern, Trace, longest_names
+from torchtriage.diagnose.patterns.base import Claims, Fix, Floats, Ints, Kind, Pattern, Trace, longest_names
+from torchtriage.diagnose.patterns.kernel._occupancy import alone, blocks, multiprocessors
 
 PATTERN = Pattern.of(__name__, "KRN024", "Kernels are too small to fill the device", order=560, needs="device")
 FIX = Fix(
@@ -40,7 +41,7 @@ _GRID_OF_ITS_OWN = r"(?i)reduce_kernel|batch_?norm|\bbn_(fw|bw)|multi_tensor|Cat
 def find(trace: Trace) -> Claims:
     """Yield one claim over all small kernels of the main device."""
     device = trace.devices[0]
-    units = _multiprocessors(trace, device)
+    units = multiprocessors(device)
     if not units:
         return
     at, filled = _small(trace, device, units)
@@ -68,34 +69,12 @@ def find(trace: Trace) -> Claims:
     )
 
 
-def _multiprocessors(trace: Trace, device: Device) -> int:
-    listed = trace.meta.get("deviceProperties")
-    listed = [properties for properties in listed if isinstance(properties, dict)] if isinstance(listed, list) else []
-    named = [properties for properties in listed if properties.get("name") == device.name] or listed
-    units = named[0].get("numSms") if named else None
-    return units if isinstance(units, int) and units > 0 else 0
-
-
 def _small(trace: Trace, device: Device, units: int) -> tuple[Ints, Floats]:
     rows = device.rows
     fits = (trace.kind[rows] == Kind.KERNEL) & ~device.comm & (trace.dur_ns[rows] >= MIN_NS)
-    fits &= device.followed_in_time & _alone(trace, device)
+    fits &= device.followed_in_time & alone(device)
     fits &= ~trace.matching(_GRID_OF_ITS_OWN)[rows]
     at = np.flatnonzero(fits)
-    codes, first, inverse = np.unique(trace.detail[rows[at]], return_index=True, return_inverse=True)
-    blocks = np.zeros(len(codes), np.int64)
-    for index, grid in enumerate(trace.details_of("grid", rows[at[first]])):
-        if isinstance(grid, list) and len(grid) == 3 and all(isinstance(n, int) for n in grid):
-            blocks[index] = max(min(grid), 0) and min(grid[0] * grid[1] * grid[2], 1 << 40)
-    filled = blocks[inverse] / units
+    filled = blocks(trace, rows[at]) / units
     small = (filled > 0) & (filled <= MAX_FILLED)
     return at[small], filled[small]
-
-
-def _alone(trace: Trace, device: Device) -> Mask:
-    start, end = trace.start_ns[device.rows], trace.end_ns[device.rows]
-    alone = np.ones(len(start), dtype=bool)
-    reach = np.maximum.accumulate(end)
-    alone[1:] &= start[1:] >= reach[:-1]
-    alone[:-1] &= start[1:] >= end[:-1]
-    return alone

@@ -7,8 +7,8 @@ Looks like: ``mm``, ``addmm``, ``bmm``, ``baddbmm`` or ``linear`` over fp16/bf16
 Slow because: tensor-core kernels load 16 bytes at a time; a row that does not start on such a boundary falls back to
     loads of 2 or 4 bytes and often to a kernel of an older GPU.
 Cost: modelled: the time above what the same work takes at the aligned rate of this recording (half of the peak rate
-    where there is none to compare); half of it at the low end, and nothing where the host launched the next kernel too
-    late for it to matter.
+    where there is none to compare, of the slowest and the fastest device that one without a name may be); half of it at
+    the low end, and nothing where the host launched the next kernel too late for it to matter.
 Fix: pad the side (vocabulary, sequence, heads) to the next multiple of 8; for attention use
     ``scaled_dot_product_attention``, which takes any length.
 Leave it when: the product is memory-bound, or runs once per step and is small (a classifier head).
@@ -21,6 +21,7 @@ import numpy as np
 from torchtriage.core.names import short_name
 from torchtriage.core.trace.matrix_products import GEMMS, TF32_KERNEL, Products, products
 from torchtriage.core.trace.peak_rates import Peak, peak_of
+from torchtriage.core.trace.roofline import device_family
 from torchtriage.core.units import format_ns, format_share
 from torchtriage.diagnose.patterns._op_work import work_at
 from torchtriage.diagnose.patterns.base import Claims, Fix, Floats, Ints, Kind, Mask, Pattern, Trace
@@ -69,7 +70,9 @@ def find(trace: Trace) -> Claims:
         return
     peak = peak_of(device.name)
     dur = trace.dur_ns[rows].astype(np.float64)
-    gain = _gains(inputs, dur, odd, usable & ~odd, tf32, peak)
+    family = device_family(device)
+    slowest, fastest = (peak, peak) if family is None else (family.slowest, family.fastest)
+    gain, best = (_gains(inputs, dur, odd, usable & ~odd, tf32, rates) for rates in (slowest, fastest))
     slow = gain > 0
     work = work_at(trace, at[slow])
     if work is None or work.share < MIN_SHARE:
@@ -84,7 +87,7 @@ def find(trace: Trace) -> Claims:
         f" [{shape[3]}, {shape[2]}]",
         "misaligned",
         low=gain[slow] / 2,
-        high=gain[slow],
+        high=best[slow],
         method="each kernel's time above the rate of aligned products of similar size",
         evidence={
             "n_kernels_per_step": work.n_per_step,
@@ -92,6 +95,7 @@ def find(trace: Trace) -> Claims:
             "longest_kernel": short_name(trace.name_of(rows[longest])),
             "longest_batch_m_n_k": shape,
             **({} if peak is None else {"share_of_peak_half_rate": round(rate / peak.flop_per_ns("half"), 6)}),
+            **({} if family is None else {"device_is_one_of": list(family.names)}),
         },
         anchor=int(rows[longest]),
     )

@@ -6,12 +6,14 @@ Looks like: context creation, module loading, lazy kernel loading or compilation
 Slow because: it is not slow, it is not the program: these things happen once, and launches return before their work is
     done.
 Cost: none is claimed. Steps that contain them are left out of all costs; where there are no steps, costs are shares of
-    a window that contains them, and are not reliable.
+    a window that contains them, and are not reliable: from a quarter of it this is the first finding.
 Fix: warm up before recording; wait for the device around clocks.
 Leave it when: the start-up or the compilation itself is what you want to look at.
 Source: PyTorch documentation, torch.profiler.schedule and torch.utils.benchmark.Timer; measured: 43 of 43.4 s in an
     AlexNet recording.
 """
+
+from dataclasses import replace
 
 import numpy as np
 
@@ -41,6 +43,8 @@ elapsed_s = time.perf_counter() - start
 MIN_SHARE = 0.05  # share of the window; the same line keeps a step out of the steady ones
 FIRST_STEP_RATIO = 5.0  # of a first step to the median of the others (catalogue 34)
 CLOCK_ERROR = 0.10
+VOID_SHARE = 0.25
+"""Share of the judged time in first use or compilation from which the rest says little about the program."""
 _CLOCK = r"^<built-in function (perf_counter|time|monotonic|process_time)(_ns)?>$"
 
 
@@ -57,7 +61,7 @@ def find(trace: Trace) -> Claims:
 
 
 def _first_use(trace: Trace) -> Claim | None:
-    rows = trace.steps.first_use
+    rows = trace.first_use
     window = trace.window
     spans = trace.time_of(rows)
     inside = intervals.clip(spans, window.start_ns, window.end_ns)
@@ -67,7 +71,7 @@ def _first_use(trace: Trace) -> Claim | None:
     by_name = np.bincount(trace.name[rows], weights=trace.dur_ns[rows])
     best = np.argsort(-by_name, kind="stable")[:5]
     left = trace.steps.judged_ns(inside)
-    return _claim(
+    claim = _claim(
         trace,
         f"first use or compilation takes {format_ns(lost_ns)} of the {format_ns(window.wall_ns)} recorded"
         f" ({format_share(lost_ns / window.wall_ns)})",
@@ -82,6 +86,7 @@ def _first_use(trace: Trace) -> Claim | None:
             },
         },
     )
+    return replace(claim, voids=left >= VOID_SHARE * intervals.length(trace.steps.judged))
 
 
 def _first_step(trace: Trace) -> Claim | None:

@@ -1,0 +1,101 @@
+"""Losses of one forward pass go backward one by one.
+
+Looks like: ``a.backward(retain_graph=True)`` and then ``b.backward()`` in one step, with nothing between that needs
+    the first gradients; ``for loss in losses: loss.backward(retain_graph=True)``.
+Slow because: the part of the graph that the losses share is walked backward once for each of them, and its
+    activations stay in memory meanwhile.
+Fix: add the losses up and call ``backward`` once: the gradients are the same.
+Quiet when: a step, a clip or a read of the gradients stands between them, or they update different networks.
+Source: PyTorch documentation of ``torch.Tensor.backward``.
+"""
+
+import ast
+from collections.abc import Iterator
+
+from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, SourceLoop, keyword, literal, text_of
+
+RULE = Rule("OPT102", "several-backwards", "optim", "Losses go backward one by one", "medium", over=("MEM029",))
+
+FIX = Fix(
+    text="Add them up, and go backward once.",
+    code="(loss_a + 0.5 * loss_b).backward()",
+    link="https://docs.pytorch.org/docs/stable/generated/torch.Tensor.backward.html",
+)
+
+_BETWEEN = (
+    "step",
+    "zero_grad",
+    "unscale_",
+    "clip_grad_norm_",
+    "clip_grad_value_",
+    "no_sync",
+    "requires_grad_",
+    "clone",
+)
+
+
+def find(module: Module) -> Iterator[Hit]:
+    """Yield backward passes that keep the graph for the next one."""
+    for call in module.sent("backward"):
+        if literal(keyword(call.node, "retain_graph")) is not True or not _repeats(call):
+            continue
+        if literal(keyword(call.node, "create_graph")) is True:
+            continue
+        following = _next(module, call)
+        loop = call.context.loop
+        looped = loop is not None and not (loop.optimizes or loop.over_loader) and _in_step(loop)
+        if following is not None or (looped and _only(module, call)):
+            yield Hit(
+                call.node, f"the graph is walked backward again for the next loss: {text_of(call.node)}", "backward"
+            )
+
+
+def _in_step(loop: SourceLoop) -> bool:
+    """Return whether a loop stands in one over the batches of a loader, or one that steps the optimizer."""
+    return loop.outer is not None and (loop.outer.over_loader or loop.outer.optimizes)
+
+
+def _repeats(call: SourceCall) -> bool:
+    return call.context.hot or call.context.step_loop is not None
+
+
+def _next(module: Module, call: SourceCall) -> SourceCall | None:
+    """Return the backward pass that follows in the same block, with nothing between that uses the gradients."""
+    block = _block(module, call)
+    seen = False
+    for statement in block:
+        inside = [item for item in ast.walk(statement) if isinstance(item, ast.Call)]
+        if any(item is call.node for item in inside):
+            seen = True
+            continue
+        if not seen:
+            continue
+        attrs = [item.func.attr for item in inside if isinstance(item.func, ast.Attribute)]
+        if "backward" in attrs:
+            return next(other for other in module.sent("backward") if any(item is other.node for item in inside))
+        if any(attr in _BETWEEN for attr in attrs) or any(
+            isinstance(item, ast.Attribute) and item.attr in ("grad", "requires_grad") for item in ast.walk(statement)
+        ):
+            return None
+    return None
+
+
+def _block(module: Module, call: SourceCall) -> list[ast.stmt]:
+    """Return the statements among which a call is one."""
+    function = call.context.function
+    root: ast.AST = function.node if function is not None else module.tree
+    for node in ast.walk(root):
+        for name in ("body", "orelse", "finalbody"):
+            block = getattr(node, name, None)
+            if isinstance(block, list) and any(
+                isinstance(statement, ast.Expr) and statement.value is call.node for statement in block
+            ):
+                return block
+    return []
+
+
+def _only(module: Module, call: SourceCall) -> bool:
+    """Return whether a loop does nothing with the gradients of each of its losses."""
+    loop = call.context.loop
+    assert loop is not None
+    return not any(isinstance(item, ast.Attribute) and item.attr in (*_BETWEEN, "grad") for item in ast.walk(loop.node))

@@ -13,13 +13,13 @@ def _finding(message: str, severity: Severity, interval_ms: tuple[float, float] 
     return Finding("SYN001", "name", "sync", "Title", severity, "likely", message, Place(), cost, {}, Fix("fix"))
 
 
-def test_the_sure_saving_ranks_before_severity() -> None:
+def test_the_sure_saving_ranks_before_severity_and_what_is_grave_before_all() -> None:
     ranked = [
+        _finding("severe, no saving", "high", None),
         _finding("sure", "medium", (4.0, 5.0)),
         _finding("wide", "high", (1.0, 60.0)),
         _finding("narrow", "high", (1.0, 2.0)),
         _finding("nothing sure", "low", (0.0, 3.0)),
-        _finding("severe, no saving", "high", None),
         _finding("costs nothing", "low", (0.0, 0.0)),
     ]
     for shuffled in (ranked[::-1], ranked[3:] + ranked[:3]):

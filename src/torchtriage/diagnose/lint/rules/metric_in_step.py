@@ -26,7 +26,7 @@ value = metric.compute()                   # after the loop""",
 )
 
 _METRIC = re.compile(
-    r"metric|acc(uracy)?\w*$|auroc|auc$|f1|(^|_)map$|iou|psnr|ssim|recall|precision|(^|_)fid$|confmat|bleu|wer$"
+    r"metric|acc(uracy)?(\d|_\w{1,20})?$|auroc|auc$|f1|(^|_)map$|iou|psnr|ssim|recall|precision|(^|_)fid$|confmat|bleu|wer$"
 )
 _HOST = re.compile(r"^sklearn\.metrics\.(\w+\.)?\w+$")
 

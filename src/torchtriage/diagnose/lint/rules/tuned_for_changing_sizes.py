@@ -24,7 +24,9 @@ FIX = Fix(
     link="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html#enable-cudnn-auto-tuner",
 )
 
-_ONE_SIZE = re.compile(r"Resize\w*\(|\w*Crop\(|\.resize\(|cv2\.resize|crop_size|pad_to|image_size|img_size|patch_size")
+_ONE_SIZE = re.compile(
+    r"Resize\w{0,20}\(|Crop\(|\.resize\(|cv2\.resize|crop_size|pad_to|image_size|img_size|patch_size"
+)
 _DRAWN = re.compile(r"rand|choice")
 
 

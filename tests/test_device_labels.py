@@ -1,0 +1,77 @@
+"""On recordings of accelerators that two readers labelled blind: the first finding is right, nothing loud is false."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from torchtriage.cli.main import cli
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+LABELS: dict[str, dict[str, Any]] = tomllib.loads(
+    (Path(__file__).parent / "expected" / "devices.toml").read_text(encoding="utf-8")
+)
+FIRST_RIGHT = 0.9
+
+
+def codes(label: dict[str, Any]) -> Iterator[str]:
+    for key in ("first", "also", "false"):
+        yield from label[key]
+
+
+def test_labels_name_codes_once() -> None:
+    seen = {page.stem for page in (Path(__file__).parents[1] / "docs" / "patterns").glob("*.md")}
+    for name, label in LABELS.items():
+        assert set(codes(label)) <= seen, name
+        assert not {*label["first"], *label["also"]} & set(label["false"]), name
+
+
+@pytest.fixture(scope="module")
+def reports(recordings: Path) -> dict[str, list[dict[str, Any]]]:
+    """Return the findings of each report that are more than a note."""
+    folder = recordings.parent / "gpu2"
+    if not folder.is_dir():
+        pytest.skip("the second set of recordings is not here")
+    out = {}
+    for name in LABELS:
+        ended = CliRunner().invoke(cli, ["analyze", str(folder / name), "--json", "-q"])
+        report = json.loads(ended.stdout)
+        judged = [*report["jobs"], *report["results"]][0]
+        out[name] = [finding for finding in judged["findings"] if finding["severity"] != "note"]
+    return out
+
+
+@pytest.mark.data
+def test_the_first_finding_is_right(reports: dict[str, list[dict[str, Any]]]) -> None:
+    wrong = {}
+    for name, label in LABELS.items():
+        first = next((finding["code"] for finding in reports[name]), "")
+        if first not in label["first"] and (first or (label["first"] and not label.get("none_ok"))):
+            wrong[name] = (first, label["first"])
+    assert 1 - len(wrong) / len(LABELS) >= FIRST_RIGHT, wrong
+
+
+@pytest.mark.data
+def test_nothing_above_low_is_false(reports: dict[str, list[dict[str, Any]]]) -> None:
+    false = {
+        name: loud
+        for name, label in LABELS.items()
+        if (
+            loud := [
+                finding["code"]
+                for finding in reports[name]
+                if finding["severity"] in ("medium", "high") and finding["code"] in label["false"]
+            ]
+        )
+    }
+    assert false == {}

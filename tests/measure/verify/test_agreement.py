@@ -55,7 +55,7 @@ def noted(*events) -> tuple[Answer, ...]:
 
 def test_equal_runs_are_equal():
     agrees = agreement([training(), training()], [training(), training()])
-    assert (agrees.of, agrees.status, agrees.n, agrees.worst, agrees.own) == ("training", "same", 24, 0.0, 0.0)
+    assert (agrees.of, agrees.status, agrees.n, agrees.worst, agrees.own) == ("steps", "same", 16, 0.0, 0.0)
 
 
 def test_rounding_is_no_difference():
@@ -70,10 +70,10 @@ def test_rounding_is_no_difference():
         ({"lr": 0.01}, "update 1"),
         ({"lr": 0.102}, "update 1"),
         ({"decay": 0.5}, "update 1"),
-        ({"scale": 1.03}, "loss 1"),
+        ({"scale": 1.03}, "gradients 1"),
         ({"accumulate": True}, "gradients 2"),
         ({"skip": 5}, "update 6"),
-        ({"data_seed": 1}, "loss 1"),
+        ({"data_seed": 1}, "gradients 1"),
     ],
 )
 def test_what_is_wrong_is_found_where_it_first_shows(wrong, first):
@@ -109,10 +109,16 @@ def test_a_gradient_that_is_missing_differs():
     assert (differs.status, differs.reason) == ("differ", "gradients are missing in one of them")
 
 
+def test_a_batch_in_one_piece_or_in_two_has_the_same_gradients():
+    halves = noted(("loss", [], [0.5]), ("loss", [], [0.25]), ("gradients", [1], [0.2]), ("update", [1], [0.1]))
+    whole = noted(("loss", [], [0.75]), ("gradients", [1], [0.2]), ("update", [1], [0.1]))
+    assert agreement([halves], [whole]).status == "same"
+
+
 def test_steps_after_another_number_of_losses_differ():
     often = noted(("loss", [], [1.0]), ("update", [1], [0.1]))
-    seldom = noted(("loss", [], [1.0]), ("loss", [], [0.9]))
-    assert agreement([often], [seldom]).reason == "one goes on with update, the other with loss"
+    twice = noted(("loss", [], [1.0]), ("gradients", [1], [0.1]), ("update", [1], [0.1]))
+    assert agreement([often], [twice]).reason == "one goes on with update, the other with gradients"
 
 
 def test_a_value_that_became_nan_differs():

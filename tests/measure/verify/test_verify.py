@@ -50,7 +50,7 @@ def test_python_work_taken_away_is_time_saved(tmp_path):
     assert result["told"]
     assert result["ratio_high"] < 0.6
     assert result["answers"]["status"] == "same"
-    assert result["answers"]["n"] == 24
+    assert result["answers"]["n"] == 16
     assert result["promise"]["codes"] == ["HST020"]
     assert "noise" in (out / "before1" / "output.txt").read_text()
 
@@ -73,9 +73,9 @@ WRONG = {
     "no-zero-grad": ("    optimizer.zero_grad()\n", "", "gradients 2"),
     "learning-rate": ("lr=1e-3", "lr=1e-4", "update 1"),
     "weight-decay": ("lr=1e-3", "lr=1e-3, weight_decay=0.5", "update 1"),
-    "logits": ("logits = model(x)", "logits = model(x) * 1.03", "loss 1"),
-    "labels": ("zip(data, labels)", "zip(data, labels.flip(1))", "loss 1"),
-    "half": ("    logits = model(x)", "    with torch.autocast('cpu'):\n        logits = model(x)", "loss 1"),
+    "logits": ("logits = model(x)", "logits = model(x) * 1.03", "gradients 1"),
+    "labels": ("zip(data, labels)", "zip(data, labels.flip(1))", "gradients 1"),
+    "half": ("    logits = model(x)", "    with torch.autocast('cpu'):\n        logits = model(x)", "gradients 1"),
 }
 RIGHT = {
     "fused": ("lr=1e-3", "lr=1e-3, fused=True"),
@@ -113,7 +113,7 @@ def test_wrong_fixes_are_caught_where_they_first_show_and_right_ones_agree(tmp_p
     }
     assert {name for name, verdict in verdicts.items() if verdict.status == "same"} == {"reference", *RIGHT}
     assert verdicts["reference"].worst == 0
-    assert {verdict.n for name, verdict in verdicts.items() if name in RIGHT} == {24}
+    assert {verdict.n for name, verdict in verdicts.items() if name in RIGHT} == {16}
 
 
 def test_a_program_that_fails_shows_its_last_words(tmp_path):

@@ -38,8 +38,8 @@ def command(ctx: click.Context, /, scripts: tuple[str, ...], **given: Any) -> No
     """Prove a fix: run two versions of a script in alternation and measure the saving.
 
     Both are recorded once, to know what saving the finding promised, and then run in alternation
-    without the profiler until the difference is known to 2 %. Losses, gradients and updates of their
-    first steps (or, where nothing trains, outputs) must agree to rounding. The programs read no input;
+    without the profiler until the difference is known to 2 %. Gradients and updates of their first
+    steps (or, where nothing trains, outputs) must agree to rounding. The programs read no input;
     their output is kept in --out.
 
     \b

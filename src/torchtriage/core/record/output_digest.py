@@ -11,6 +11,8 @@ import contextlib
 import json
 import math
 import os
+import random
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -22,6 +24,7 @@ if TYPE_CHECKING:  # here only the script imports torch
 __all__ = ["ANSWERS_FILE", "Answers"]
 
 ANSWERS_FILE = "answers-{pid}.json"
+SEED = 0
 FIRST = 8
 """So many losses, optimizer steps or outputs are noted."""
 MOST_TENSORS = 128
@@ -52,10 +55,11 @@ class Answers:
         self._undo_before_step: Callable[[], object] = int
 
     def start(self) -> None:
-        """Begin to listen."""
+        """Begin to listen, from seeds that hold until the script sets its own: unseeded programs repeat themselves."""
         from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+        _seed()
         self._listen_to_backward()
         # depth, because only what the script itself calls is an answer
         self._undo_outputs = [
@@ -156,6 +160,15 @@ class Answers:
         if self._counts["output"] >= FIRST:
             while self._undo_outputs:
                 self._undo_outputs.pop()()
+
+
+def _seed() -> None:
+    import torch
+
+    torch.manual_seed(SEED)
+    random.seed(SEED)
+    if "numpy" in sys.modules:  # torch imports it where there is one
+        sys.modules["numpy"].random.seed(SEED)
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

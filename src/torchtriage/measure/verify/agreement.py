@@ -100,12 +100,12 @@ def read_answers(document: dict[str, Any]) -> tuple[Answer, ...]:
 
 def agreement(before: Sequence[tuple[Answer, ...]], after: Sequence[tuple[Answer, ...]]) -> ResultAgreement:
     """Say whether both programs compute the same; ``before``, ``after`` : what each run of them noted, in order."""
-    runs = [*before, *after]
-    n = min(map(len, runs))
+    before, after = ([_judged(run, [*before, *after]) for run in side] for side in (before, after))
+    n = min(map(len, [*before, *after]))
     if not n:
         reason = "in one of them nothing trains and no model is called"
         return ResultAgreement("nothing", "not compared", 0, None, None, reason)
-    of: Any = "outputs" if all(answer.kind == "output" for answer in before[0]) else "training"
+    of: Any = {"output": "outputs", "loss": "losses"}.get(before[0][0].kind, "steps")
     worst = own_worst = 0.0
     repeats = True
     largest = {kind: max(answer.size for answer in before[0] if answer.kind == kind) for kind in _kinds(before[0])}
@@ -135,6 +135,15 @@ def agreement(before: Sequence[tuple[Answer, ...]], after: Sequence[tuple[Answer
             worst, own_worst = max(worst, apart), max(own_worst, own)
             repeats = repeats and apart <= allowed
     return ResultAgreement(of, "same" if repeats else "within its own spread", n, worst, own_worst)
+
+
+def _judged(run: tuple[Answer, ...], runs: Sequence[tuple[Answer, ...]]) -> tuple[Answer, ...]:
+    """Return the answers that are compared: without losses where steps say more.
+
+    A batch in one piece or in four, a division before or after the sum: the losses are others, the gradients are not.
+    """
+    steps = all(any(answer.kind == "update" for answer in each) for each in runs)
+    return tuple(answer for answer in run if answer.kind != "loss") if steps else run
 
 
 def _noise(answers: Sequence[Answer], place: int) -> NDArray[np.bool_]:
@@ -181,8 +190,9 @@ def _apart(old: Answer, new: Answer, floor: float) -> float:
 
 
 def _sizes_apart(old: Answer, new: Answer, floor: float) -> float:
-    scale = max(old.size, new.size, floor)
-    return abs(old.size - new.size) / scale if scale else 0.0
+    """Return the logarithm of the ratio of two sizes: nearly the share by which they differ, without an end."""
+    one, other = max(old.size, floor), max(new.size, floor)
+    return abs(math.log(one / other)) if one and other else 0.0
 
 
 def _largest(old: Answer, new: Answer) -> str:

@@ -28,12 +28,13 @@ class Round:
 class ResultAgreement:
     """Whether two programs compute the same at their start.
 
-    ``of`` : losses, gradients and updates of the first steps, or the first outputs where nothing trains. ``worst`` :
-    the largest difference, as a share of the larger size. ``own`` : the same between runs of one program. ``n`` : how
-    many losses, gradients, updates or outputs were compared. ``first`` : where they differ first, such as ``update 1``.
+    ``of`` : gradients and updates of the first steps, the first losses where no optimizer steps, or the first outputs
+    where nothing trains. ``worst`` : the largest difference, as a share of the larger size. ``own`` : the same between
+    runs of one program. ``n`` : how many gradients, updates, losses or outputs were compared. ``first`` : where they
+    differ first, such as ``update 1``.
     """
 
-    of: Literal["training", "outputs", "nothing"]
+    of: Literal["steps", "losses", "outputs", "nothing"]
     status: Literal["same", "within its own spread", "differ", "not compared"]
     n: int
     worst: float | None

@@ -157,9 +157,9 @@ def _answers(answers: ResultAgreement) -> str:
     if answers.status == "not compared":
         return f"Results not compared: {answers.reason}."
     what = (
-        f"{format_count(answers.n, 'output')}"
-        if answers.of == "outputs"
-        else f"{answers.n} losses, gradients and updates of the first steps"
+        f"{answers.n} gradients and updates of the first steps"
+        if answers.of == "steps"
+        else format_count(answers.n, answers.of.removesuffix("s"), answers.of)
     )
     if answers.status == "differ":
         details = [answers.reason] if answers.reason else []

@@ -219,6 +219,17 @@ def test_the_profiler_s_own_stop_is_not_waited_for() -> None:
     assert stop not in rows.tolist()
 
 
+@pytest.mark.parametrize("early_us", [0, 100])
+def test_a_wait_for_the_whole_device_holds_where_the_clocks_are_apart(early_us: int) -> None:
+    builder = TraceBuilder().op("aten::mm", 0, 100)
+    for index in range(10):
+        builder.launch(10 * index, 5, 200 + 4_000 * index, 4_000)
+    # it returns with the last kernel, by the host's clock
+    builder.sync(110, 40_200 - early_us - 110, "cudaDeviceSynchronize")
+    builder.op("aten::add", 40_210 - early_us, 20).sync(40_240 - early_us, 2, "cudaDeviceSynchronize")
+    assert asked_us(builder.build(), "gpu*0.5") == pytest.approx(20_000, rel=0.02)
+
+
 def test_circles_in_damaged_times_are_cut_and_counted() -> None:
     """A sync that returns before the launch it is said to wait for, both ways round."""
     b = TraceBuilder()

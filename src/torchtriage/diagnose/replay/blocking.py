@@ -31,6 +31,8 @@ RETURN_NS = 8_000
 """From the end of the work to the return of the call that waits for it: 5-10 us."""
 EXPLAINS_NS = 30_000
 """A wait that returns this soon after a stream's work ended waited for that stream."""
+APART_SHARE, APART_NS = 0.01, 1_000_000
+"""How far the clocks of host and device may be apart over a wait for the whole device, and at most: 100 us seen."""
 LONG_NS = 20_000
 """A synchronise call this long waited for something."""
 QUEUE_LIMIT = 1_000
@@ -154,6 +156,10 @@ def _syncs(trace: Trace, streams: Streams, runtime: Mask) -> Blocking:
     what[[_EVENT_SYNC.search(name) is not None for name in names]] = EdgeKind.EVENT_SYNC
     start, end = trace.start_ns[row], trace.end_ns[row]
     tolerance = 2 * trace.resolution_ns
+    # it waits for all that was launched: where that seems to end a little later, the clocks are apart
+    apart = np.where(what == EdgeKind.DEVICE_SYNC, np.minimum(APART_SHARE * (end - start), APART_NS), 0).astype(
+        np.int64
+    )
 
     # an event sync waits for what had been launched when the event was recorded
     as_of = start.copy()
@@ -170,7 +176,7 @@ def _syncs(trace: Trace, streams: Streams, runtime: Mask) -> Blocking:
     for stream in range(streams.n_streams):
         last = streams.last_before(stream, as_of)
         ends = np.where(last >= 0, streams.end_ns[last], -(1 << 62))
-        possible = (last >= 0) & (ends <= end + tolerance)
+        possible = (last >= 0) & (ends <= end + np.maximum(tolerance, apart))
         better = possible & (ends > best_end)
         best[better], best_end[better] = last[better], ends[better]
         mine = possible & (current == stream)
@@ -209,7 +215,7 @@ def _syncs(trace: Trace, streams: Streams, runtime: Mask) -> Blocking:
     own = np.where(idle, end - start, SYNC_COST_NS)
     typical_own = _typical((end - start)[idle & (end - start < LONG_NS)], SYNC_COST_NS)
     own[waited] = np.minimum(typical_own, np.maximum(end - late, 0)[waited])
-    lag = np.minimum(typical_return, np.maximum(end[waits] - streams.end_ns[positions], 0))
+    lag = np.minimum(typical_return, end[waits] - streams.end_ns[positions])
     lag = np.where(waited[waits], lag, 0) - own[waits]
     edges = WaitEdges(waits, positions, lag, np.zeros(len(waits), dtype=bool))
     return Blocking(row, own, what, edges)

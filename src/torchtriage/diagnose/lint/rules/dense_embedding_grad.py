@@ -54,9 +54,11 @@ def _picked(module: Module) -> Iterator[SourceCall]:
     made = [call for call in module.called("torch.nn.Parameter") if call.target.startswith("self.")]
     if not made:
         return
+    # the whole file is gone through only where its text has one
+    subscripted = any(f"{call.target}[" in module.text for call in made)
     indexed = {
         text_of(node.value)
-        for node in ast.walk(module.tree)
+        for node in (ast.walk(module.tree) if subscripted else ())
         if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Name) and isinstance(node.ctx, ast.Load)
     }
     looked_up = module.called("torch.nn.functional.embedding", "torch.nn.functional.embedding_bag")

@@ -27,7 +27,7 @@ NONE = Margins(1.0, 1.0, 0.0, 0.8)
 
 
 def cost(low: float, high: float) -> Cost:
-    return Cost(10 * low, 10 * high, "step", 10.0, low, high, 10 * high, "modelled", "replay", "A")
+    return Cost(10 * low, 10 * high, "step", 10.0, low, high, 9.5, "modelled", "replay", "A")
 
 
 def test_margins_of_nothing_move_nothing() -> None:
@@ -54,6 +54,13 @@ def test_a_cost_says_what_was_moved_and_promises_nothing_below_zero() -> None:
     assert out.calibration is not None
     assert (out.calibration.share_low, out.calibration.share_high) == (0.001, 0.4)
     assert out.calibration.coverage == margins("replay").coverage
+
+
+def test_no_more_is_promised_than_the_time_that_a_finding_is_about() -> None:
+    assert calibrated(replace(cost(0.1, 0.4), naive_ms=4.1), "replay", 0.01).high_ms == pytest.approx(4.1)
+    # where the model itself says more, it stays
+    assert calibrated(replace(cost(0.1, 0.4), naive_ms=3.0), "replay", 0.01).high_ms == pytest.approx(4.0)
+    assert calibrated(replace(cost(0.1, 0.4), naive_ms=4.1), "looks").high_ms > 4.1
 
 
 def test_no_saving_stays_no_saving() -> None:

@@ -120,22 +120,25 @@ class Answers:
     # -- steps ---------------------------------------------------------------------------------
 
     def _before_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-        parameters = _parameters(optimizer)
-        for parameter in parameters:
-            self._computed_in(parameter.dtype)
-        self._note("gradients", [_sampled(parameter.grad) for parameter in parameters])
-        self._before[id(optimizer)] = [_sampled(parameter) for parameter in parameters]
+        with contextlib.suppress(Exception):  # what cannot be sampled is not compared, and the script goes on
+            parameters = _parameters(optimizer)
+            for parameter in parameters:
+                self._computed_in(parameter.dtype)
+            before = [_sampled(parameter) for parameter in parameters]
+            self._note("gradients", [_sampled(parameter.grad) for parameter in parameters])
+            self._before[id(optimizer)] = before
 
     def _after_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         before = self._before.pop(id(optimizer), None)
         if before is None:
             return
-        after = [_sampled(parameter) for parameter in _parameters(optimizer)]
-        update: list[Sampled] = [
-            (shape, new - old) if old is not None and new is not None and old.shape == new.shape else (shape, None)
-            for (_, old), (shape, new) in zip(before, after, strict=False)
-        ]
-        self._note("update", update)
+        with contextlib.suppress(Exception):
+            after = [_sampled(parameter) for parameter in _parameters(optimizer)]
+            update: list[Sampled] = [
+                (shape, new - old) if old is not None and new is not None and old.shape == new.shape else (shape, None)
+                for (_, old), (shape, new) in zip(before, after, strict=False)
+            ]
+            self._note("update", update)
         if self._counts["update"] >= FIRST:
             self._undo_before_step()  # torch goes through the hooks after a step right now: this one stays, and returns
 
@@ -145,9 +148,10 @@ class Answers:
         import torch
 
         self._depth.value = getattr(self._depth, "value", 0) + 1
-        for device in ("cpu", "cuda", "xpu"):
-            if torch.is_autocast_enabled(device):
-                self._computed_in(torch.get_autocast_dtype(device))
+        with contextlib.suppress(TypeError, AttributeError):  # before torch 2.4 it is not asked by device
+            for device in ("cpu", "cuda", "xpu"):
+                if torch.is_autocast_enabled(device):
+                    self._computed_in(torch.get_autocast_dtype(device))
 
     def _leave(self, _module: torch.nn.Module, _args: Any, output: Any) -> None:
         import torch
@@ -156,7 +160,8 @@ class Answers:
         if self._depth.value or torch.compiler.is_compiling():
             return
         if self._counts["output"] < FIRST:
-            self._note("output", [_sampled(tensor) for tensor in _spread(_tensors(output), MOST_TENSORS)])
+            with contextlib.suppress(Exception):
+                self._note("output", [_sampled(tensor) for tensor in _spread(_tensors(output), MOST_TENSORS)])
         if self._counts["output"] >= FIRST:
             while self._undo_outputs:
                 self._undo_outputs.pop()()

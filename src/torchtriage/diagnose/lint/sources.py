@@ -23,7 +23,7 @@ from pathlib import Path
 from torchtriage.core.errors import UsageError
 from torchtriage.diagnose.lint.result import Odd
 
-__all__ = ["MAX_BYTES", "LintSource", "Tally", "find", "read", "source_of"]
+__all__ = ["MAX_BYTES", "LintSource", "Tally", "find", "python_source", "read", "source_of"]
 
 MAX_BYTES = 4 << 20
 """A larger file was written by a program, for a program."""
@@ -124,7 +124,7 @@ def source_of(path: str, data: bytes, tally: Tally) -> LintSource | None:
     try:
         if path.endswith(".ipynb"):
             return _notebook(path, data, tally)
-        return _python(path, data)
+        return python_source(path, data)
     except SyntaxError as error:
         tally.odd.append(Odd(path, error.lineno or 0, _complaint(error, data)))
     except (UnicodeDecodeError, LookupError) as error:
@@ -174,7 +174,11 @@ def _bytes(path: str) -> bytes:
         return file.read(MAX_BYTES + 1 if not path.endswith(".ipynb") else 16 * MAX_BYTES)
 
 
-def _python(path: str, data: bytes) -> LintSource:
+def python_source(path: str, data: bytes) -> LintSource:
+    """Return the parsed text of a module's bytes.
+
+    Raises SyntaxError, ValueError: they are no Python source; LookupError: in an unknown encoding.
+    """
     encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
     bom = data.startswith(b"\xef\xbb\xbf")
     plain = "utf-8" if encoding == "utf-8-sig" else encoding

@@ -1,0 +1,191 @@
+"""From findings to changes that may mend them: every edit that knows a finding's code is asked at its places."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from pathlib import Path
+
+from torchtriage.core.errors import PatternError
+from torchtriage.core.finding import Finding, Frame
+from torchtriage.diagnose.lint import base
+from torchtriage.diagnose.lint.edits import Autofix, SourceEdit, apply
+from torchtriage.diagnose.lint.facts import Module
+from torchtriage.diagnose.lint.sources import LintSource, python_source
+from torchtriage.diagnose.lint.walk import walk
+from torchtriage.measure.fix.proposal import Proposal, Site
+
+__all__ = ["Candidate", "Edit", "Files", "candidates_of", "changed", "known_edits"]
+
+MOST_PER_FINDING = 4
+NEAR = 3
+"""Lines between a hit of lint and a finding of the run that are one place."""
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A module of ``edits/``: its name, the codes of findings it may mend, and what it proposes."""
+
+    name: str
+    codes: frozenset[str]
+    propose: Callable[[Site], Iterator[Proposal]]
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A change on trial.
+
+    ``edits`` : by file, relative to the project. ``edit`` : the name of what proposed it.
+    """
+
+    finding: Finding
+    edit: str
+    what: str
+    edits: Mapping[str, tuple[SourceEdit, ...]]
+    changes: str = ""
+    per_run: bool = False
+
+
+@dataclass
+class Files:
+    """The source files of a project, read and walked once each."""
+
+    root: Path
+    _known: dict[str, tuple[LintSource, Module] | None] = field(default_factory=dict)
+
+    def path_of(self, frame: Frame) -> str | None:
+        """Return the file of a frame, relative to the project; None outside of it.
+
+        Reports may name a file by the last parts of its path: the one file of the project that ends so is meant.
+        """
+        path = Path(frame.file)
+        if path.suffix not in (".py", ".pyw"):
+            return None
+        if path.is_absolute():
+            inside = path.is_relative_to(self.root) and path.is_file()
+            return path.relative_to(self.root).as_posix() if inside else None
+        found = [name for name in self._names if f"/{name}".endswith(f"/{path.as_posix()}")]
+        return found[0] if len(found) == 1 else None
+
+    @cached_property
+    def _names(self) -> list[str]:
+        return [path.relative_to(self.root).as_posix() for path in self.root.rglob("*.py*") if path.is_file()]
+
+    def text(self, path: str) -> str:
+        """Return the text of a file as it was when it was first asked for."""
+        known = self._look(path)
+        return known[0].text if known is not None else ""
+
+    def encoded(self, path: str, text: str) -> bytes:
+        """Return a new text of a file in the file's own encoding."""
+        known = self._look(path)
+        if known is None:
+            return text.encode()
+        return (b"\xef\xbb\xbf" if known[0].bom else b"") + text.encode(known[0].encoding)
+
+    def module(self, path: str) -> Module | None:
+        """Return what lint knows of a file; None where it cannot be parsed."""
+        known = self._look(path)
+        return known[1] if known is not None else None
+
+    def _look(self, path: str) -> tuple[LintSource, Module] | None:
+        if path not in self._known:
+            self._known[path] = self._read(path)
+        return self._known[path]
+
+    def _read(self, path: str) -> tuple[LintSource, Module] | None:
+        try:
+            source = python_source(path, (self.root / path).read_bytes())
+            return source, walk(source.tree, source.text, path)
+        except (OSError, SyntaxError, ValueError, LookupError, RecursionError, MemoryError):
+            return None
+
+
+@lru_cache(maxsize=1)
+def known_edits() -> tuple[Edit, ...]:
+    """Return every edit in the folder ``edits``, in order of name.
+
+    Raises PatternError: a module has no ``CODES`` or no ``propose``.
+    """
+    from torchtriage.measure.fix import edits
+
+    found = []
+    for info in pkgutil.iter_modules(edits.__path__):
+        if info.name.startswith("_"):
+            continue
+        module = importlib.import_module(f"{edits.__name__}.{info.name}")
+        codes, propose = getattr(module, "CODES", None), getattr(module, "propose", None)
+        if not isinstance(codes, frozenset) or not callable(propose):
+            raise PatternError("expected CODES = frozenset(...) and def propose(site)", where=module.__name__)
+        found.append(Edit(info.name.replace("_", "-"), codes, propose))
+    return tuple(found)
+
+
+def candidates_of(findings: Iterable[Finding], files: Files) -> list[Candidate]:
+    """Return what may mend the findings, in their order; the same change is proposed once."""
+    out: list[Candidate] = []
+    seen: set[str] = set()
+    for finding in findings:
+        n = 0
+        for candidate in _proposed(finding, files):
+            identity = repr({path: changed(files.text(path), [edits]) for path, edits in candidate.edits.items()})
+            if identity in seen or n == MOST_PER_FINDING or not _changes(candidate, files):
+                continue
+            seen.add(identity)
+            n += 1
+            out.append(candidate)
+    return out
+
+
+def changed(text: str, edits: Sequence[tuple[SourceEdit, ...]]) -> str:
+    """Return a text after edits; those that do not fit with an earlier one, or break the syntax, are left out."""
+    return apply(text, [Autofix(group, "") for group in edits])[0]
+
+
+def _changes(candidate: Candidate, files: Files) -> bool:
+    return all(changed(files.text(path), [edits]) != files.text(path) for path, edits in candidate.edits.items())
+
+
+def _proposed(finding: Finding, files: Files) -> Iterator[Candidate]:
+    for path, module, line in _places(finding, files):
+        for autofix in _of_lint(finding, module, line):
+            yield Candidate(finding, "lint", finding.fix.text, {path: autofix.edits})
+        for edit in known_edits():
+            if finding.code not in edit.codes:
+                continue
+            for proposal in edit.propose(Site(module, line, finding)):
+                if proposal.edits:
+                    yield Candidate(
+                        finding,
+                        edit.name,
+                        proposal.what,
+                        {path: proposal.edits},
+                        proposal.changes,
+                        proposal.per_run or (finding.cost is not None and finding.cost.per == "run"),
+                    )
+
+
+def _places(finding: Finding, files: Files) -> Iterator[tuple[str, Module, int]]:
+    """Yield where a finding is: its own line or lines, then the lines of the user's that lead there."""
+    seen: set[tuple[str, int]] = set()
+    for frame in (finding.place.frame, *finding.place.stack):
+        path = files.path_of(frame) if frame is not None else None
+        module = files.module(path) if path is not None else None
+        if frame is None or path is None or module is None:
+            continue
+        for line in (frame.line, *frame.lines):
+            if (path, line) not in seen:
+                seen.add((path, line))
+                yield path, module, line
+
+
+def _of_lint(finding: Finding, module: Module, line: int) -> Iterator[Autofix]:
+    """Yield the autofixes of the rule with the finding's code near its line."""
+    for entry in base.catalogue():
+        if entry.rule.code == finding.code:
+            for hit in entry.find(module):
+                if hit.autofix is not None and abs(hit.node.lineno - line) <= NEAR:
+                    yield hit.autofix

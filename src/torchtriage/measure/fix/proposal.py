@@ -1,0 +1,80 @@
+"""What an edit is given, a place in the source that a finding points at, and what it returns, a change to try."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from torchtriage.core.finding import Finding
+from torchtriage.diagnose.lint.edits import SourceEdit
+from torchtriage.diagnose.lint.facts import Module, SourceLoop
+
+__all__ = ["Loop", "Proposal", "Site"]
+
+Loop = ast.For | ast.AsyncFor | ast.While
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A change of one file that may save time; the trial says whether it does, and whether results stay.
+
+    ``what`` : what it does, as the subject line of a commit would say. ``changes`` : how results change on purpose
+    (evaluation mode, another precision), empty where they must stay. ``per_run`` : the time is saved once a run, not in
+    each step.
+    """
+
+    edits: tuple[SourceEdit, ...]
+    what: str
+    changes: str = ""
+    per_run: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """A line of a file that a finding points at, or that calls what it points at.
+
+    ``module`` : what lint knows of the file: tree, text, calls, loops, values.
+    """
+
+    module: Module
+    line: int
+    finding: Finding
+
+    @cached_property
+    def statement(self) -> ast.stmt | None:
+        """The innermost statement at the line."""
+        at = [
+            node
+            for node in ast.walk(self.module.tree)
+            if isinstance(node, ast.stmt) and node.lineno <= self.line <= (node.end_lineno or node.lineno)
+        ]
+        return max(at, key=lambda node: (node.lineno, node.col_offset), default=None)
+
+    @cached_property
+    def function(self) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+        """The function around the line."""
+        node: ast.AST | None = self.statement
+        while node is not None and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            node = self.module.parents.get(node)
+        return node
+
+    @cached_property
+    def loops(self) -> tuple[Loop, ...]:
+        """The loops whose body holds the line, or that begin at it, in its function; innermost first."""
+        return tuple(self._loops())
+
+    def _loops(self) -> Iterator[Loop]:
+        node: ast.AST | None = self.statement
+        while node is not None and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            if isinstance(node, Loop):
+                yield node
+            node = self.module.parents.get(node)
+
+    @cached_property
+    def step_loop(self) -> Loop | None:
+        """The innermost loop of steps around the line, in its function; its innermost loop where none is known."""
+        known: dict[ast.AST, SourceLoop] = {loop.node: loop for loop in self.module.loops}
+        steps = [node for node in self.loops if node in known and known[node].steps]
+        return next(iter([*steps, *self.loops]), None)

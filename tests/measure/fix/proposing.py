@@ -1,45 +1,54 @@
-"""What edits propose for one place of a source text, as new texts."""
+"""Source text in, what edits propose for one of its lines out."""
 
 from __future__ import annotations
 
 import ast
-from pathlib import Path
-from textwrap import dedent
+import textwrap
 
 from torchtriage.core.finding import Finding, Fix, Frame, Place
 from torchtriage.diagnose.lint.walk import walk
 from torchtriage.measure.fix.candidates import changed, known_edits
 from torchtriage.measure.fix.proposal import Proposal, Site
 
-__all__ = ["finding", "proposals", "proposed"]
-
-
-def proposed(text: str, line: int | str, code: str, edit: str = "") -> list[str]:
-    """Return the texts that the edits for a code make of a text, those without effect left out.
-
-    ``line`` : of the finding, or a part of its text. ``edit`` : the name of the one edit to ask.
-    """
-    text = dedent(text).lstrip("\n")
-    made = [changed(text, [proposal.edits]) for proposal in proposals(text, line, code, edit)]
-    return [new for new in made if new != text]
-
 
 def proposals(text: str, line: int | str, code: str, edit: str = "") -> list[Proposal]:
-    """Return what the edits for a code propose at a line of a text."""
-    text = dedent(text).lstrip("\n")
-    if isinstance(line, str):
-        line = next(number for number, row in enumerate(text.splitlines(), start=1) if line in row)
-    site = Site(walk(ast.parse(text), text, "train.py"), line, finding(code, line))
+    """Return what edits that know a code, or the named one, propose for a line, given by number or a part of it."""
+    text = source(text)
+    number = line if isinstance(line, int) else _number(text, line)
+    finding = Finding(
+        code,
+        "a-finding",
+        "host",
+        "A finding",
+        "medium",
+        "likely",
+        "A finding.",
+        Place(frame=Frame("program.py", number, "", lines=(number,))),
+        None,
+        {},
+        Fix("Mend it."),
+    )
+    site = Site(walk(ast.parse(text), text, "program.py"), number, finding)
     return [
         proposal
         for known in known_edits()
         if code in known.codes and edit in ("", known.name)
         for proposal in known.propose(site)
+        if proposal.edits
     ]
 
 
-def finding(code: str, line: int, file: str | Path = "train.py") -> Finding:
-    """Return a finding with a code at a line."""
-    frame = Frame(str(file), line, "main", exact=True, lines=(line,))
-    place = Place(frame=frame, stack=(frame,))
-    return Finding(code, "", "", "", "high", "certain", "", place, None, {}, Fix(""))
+def proposed(text: str, line: int | str, code: str, edit: str = "") -> list[str]:
+    """Return the texts after each proposal; ``text`` may be indented as the test is."""
+    text = source(text)
+    new = [changed(text, [proposal.edits]) for proposal in proposals(text, line, code, edit)]
+    return [item for item in dict.fromkeys(new) if item != text]
+
+
+def source(text: str) -> str:
+    """Return a text written indented in a test as a file holds it."""
+    return textwrap.dedent(text).lstrip("\n")
+
+
+def _number(text: str, part: str) -> int:
+    return next(number for number, row in enumerate(text.splitlines(), start=1) if part in row)

@@ -22,8 +22,7 @@ def test_a_checkpoint_is_saved_now_and_then_and_at_the_end():
         torch.save(model.state_dict(), "last.pt")
         print(loss)
     """
-    assert proposed(before, "torch.save", "HST102", "less-often")[0] == source(after)
-
+    assert proposed(before, 'torch.save', "HST102", "less-often")[0] == source(after)
 
 def test_a_trainer_counts_its_batches():
     before = """
@@ -47,8 +46,7 @@ def test_a_trainer_counts_its_batches():
                         self.model.train()
                         print(f"accuracy {acc:.3f}")
     """
-    assert proposed(before, "self.evaluate", "HST123", "less-often")[0] == source(after)
-
+    assert proposed(before, 'self.evaluate', "HST123", "less-often")[0] == source(after)
 
 def test_a_metric_is_computed_where_it_is_shown():
     before = """
@@ -71,8 +69,7 @@ def test_a_metric_is_computed_where_it_is_shown():
                     show(i, **postfix)
             return meter
     """
-    assert proposed(before, "postfix =", "HST124", "less-often")[0] == source(after)
-
+    assert proposed(before, 'postfix =', "HST124", "less-often")[0] == source(after)
 
 def test_an_update_of_a_meter_goes_where_it_is_shown():
     before = """
@@ -93,8 +90,7 @@ def test_an_update_of_a_meter_goes_where_it_is_shown():
                     meter.show(step, total)
             return meter.values
     """
-    assert proposed(before, "meter.values", "HST106", "less-often")[0] == source(after)
-
+    assert proposed(before, 'meter.values', "HST106", "less-often")[0] == source(after)
 
 def test_pictures_follow_the_interval_of_the_logs():
     before = """
@@ -114,8 +110,7 @@ def test_pictures_follow_the_interval_of_the_logs():
                 grid = make_grid(batch)
                 writer.add_images("x", grid, it)
     """
-    assert proposed(before, "add_images", "HST122", "less-often")[0] == source(after)
-
+    assert proposed(before, 'add_images', "HST122", "less-often")[0] == source(after)
 
 def test_a_callback_has_the_step():
     before = """
@@ -131,8 +126,7 @@ def test_a_callback_has_the_step():
                     for name, p in model.named_parameters():
                         self.writer.add_histogram(name, p, step)
     """
-    assert proposed(before, "add_histogram", "HST122", "less-often")[0] == source(after)
-
+    assert proposed(before, 'add_histogram', "HST122", "less-often")[0] == source(after)
 
 def test_what_trains_stays():
     before = """
@@ -140,8 +134,7 @@ def test_what_trains_stays():
             log = model.fit_step(step)
             log.backward()
     """
-    assert not proposed(before, "model.fit_step", "HST115", "less-often")
-
+    assert not proposed(before, 'model.fit_step', "HST115", "less-often")
 
 def test_what_the_loop_reads_again_stays():
     before = """
@@ -150,8 +143,7 @@ def test_what_the_loop_reads_again_stays():
             if metric > best:
                 break
     """
-    assert not proposed(before, "metric =", "HST124", "less-often")
-
+    assert not proposed(before, 'metric =', "HST124", "less-often")
 
 def test_rows_of_a_log_are_not_dropped():
     before = """
@@ -160,8 +152,7 @@ def test_rows_of_a_log_are_not_dropped():
             with open("log.csv", "a") as f:
                 f.write(f"{step},{loss}\\n")
     """
-    assert not proposed(before, "open(", "HST101", "less-often")
-
+    assert not proposed(before, 'open(', "HST101", "less-often")
 
 def test_an_evaluation_of_the_file_runs_now_and_then():
     before = """
@@ -180,8 +171,26 @@ def test_an_evaluation_of_the_file_runs_now_and_then():
                 history.append(acc)
             return history, acc
     """
-    assert not proposed(before, "acc = accuracy", "HST123", "less-often")
+    after = """
+        def accuracy(model, loader):
+            correct = 0
+            for x, y in loader:
+                correct += (model(x).argmax(1) == y).sum()
+            return correct
 
+
+        def fit(model, loader, val_loader, steps):
+            history = []
+            for step in range(steps):
+                train_step(model, next_batch(step))
+                if step % 50 == 0:
+                    acc = accuracy(model, val_loader)
+                    history.append(acc)
+            acc = accuracy(model, val_loader)
+            history.append(acc)
+            return history, acc
+    """
+    assert proposed(before, 'acc = accuracy', "HST123", "less-often")[0] == source(after)
 
 def test_a_sum_over_all_steps_stays():
     before = """
@@ -189,4 +198,4 @@ def test_a_sum_over_all_steps_stays():
             confusion[y] += metric_of(x)
             total += len(x)
     """
-    assert not proposed(before, "confusion", "LCH017", "less-often")
+    assert not proposed(before, 'confusion', "LCH017", "less-often")

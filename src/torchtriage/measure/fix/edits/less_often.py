@@ -23,15 +23,13 @@ EVERY = 50
 OFTEN = 10
 REPORTS = re.compile(
     r"(?<!load_)(save|ckpt|checkpoint|print|report|record|plot|figure|hist|image|eval(?!$)|evaluate|valid|test|metric|auc"
-    r"|accuracy|score|summar|dump|show|display|monitor|snapshot|backup|deepcopy|postfix|wandb|mlflow|psnr|ssim|confusion"
+    r"|accuracy|score|summary|dump|show|display|monitor|snapshot|backup|deepcopy|postfix|wandb|mlflow|psnr|ssim|confusion"
     r"|precision|recall|compute$|state_dict|writer\.|logger\.|logging\.|(^|[._])log(_(?!soft|prob|sig)\w*|ger|s)?$|\.info$)",
     re.IGNORECASE,
 )
 LIBRARY = re.compile(r"^(torch|numpy|math|torch\.nn\.functional)\.(?!save|load)")
 TRAINS = re.compile(r"\.backward\(|optimi[sz]er\.step\(|\bopt\.step\(|scheduler\.step\(|\bnext\(")
-COUNTERS = re.compile(
-    r"(^|[._])(step|steps|iteration|iter|it|i|k|tick|batch_idx|batch_index|global_step|n_iter|idx|epoch|t)$"
-)
+COUNTERS = re.compile(r"(^|[._])(step|iteration|iter|it|i|k|tick|batch_idx|batch_index|n_iter|idx)$")
 MODES = re.compile(r"\.(eval|train)\((True|False)?\)$")
 
 
@@ -40,11 +38,8 @@ def propose(site: Site) -> Iterator[Proposal]:
     statement, loop, function = site.statement, site.step_loop, site.function
     if statement is None or statement is loop:
         return
-    if (
-        function is not None
-        and _counter(site, None)[0]
-        and not any(known.node is loop and known.steps for known in site.module.loops)
-    ):
+    steps = {item.node for item in site.module.loops if item.steps}
+    if loop is not None and loop not in steps and _counter(site, None)[0] and _counter(site, loop)[1]:
         loop = None  # a callback that is given the step
     if loop is None and (function is None or not _is_report(site, [statement])):
         return
@@ -79,7 +74,7 @@ def _is_report(site: Site, block: list[ast.stmt]) -> bool:
     if any(not isinstance(target, ast.Name) or target.id not in own for target in adds):
         return False  # a sum over all steps
     reached = flow.facts.reached(known for call in calls if (known := flow.call(call)) is not None)
-    return not any(function.steps or function.has_backward or function.holds for function in reached)
+    return not any(function.steps or function.has_backward for function in reached)
 
 
 _WAYS_OUT = ast.Return | ast.Break | ast.Continue | ast.Yield | ast.YieldFrom

@@ -22,7 +22,8 @@ def test_a_checkpoint_is_saved_now_and_then_and_at_the_end():
         torch.save(model.state_dict(), "last.pt")
         print(loss)
     """
-    assert proposed(before, 'torch.save', "HST102", "less-often")[0] == source(after)
+    assert proposed(before, "torch.save", "HST102", "less-often")[0] == source(after)
+
 
 def test_a_trainer_counts_its_batches():
     before = """
@@ -46,7 +47,8 @@ def test_a_trainer_counts_its_batches():
                         self.model.train()
                         print(f"accuracy {acc:.3f}")
     """
-    assert proposed(before, 'self.evaluate', "HST123", "less-often")[0] == source(after)
+    assert proposed(before, "self.evaluate", "HST123", "less-often")[0] == source(after)
+
 
 def test_a_metric_is_computed_where_it_is_shown():
     before = """
@@ -69,7 +71,8 @@ def test_a_metric_is_computed_where_it_is_shown():
                     show(i, **postfix)
             return meter
     """
-    assert proposed(before, 'postfix =', "HST124", "less-often")[0] == source(after)
+    assert proposed(before, "postfix =", "HST124", "less-often")[0] == source(after)
+
 
 def test_an_update_of_a_meter_goes_where_it_is_shown():
     before = """
@@ -90,7 +93,8 @@ def test_an_update_of_a_meter_goes_where_it_is_shown():
                     meter.show(step, total)
             return meter.values
     """
-    assert proposed(before, 'meter.values', "HST106", "less-often")[0] == source(after)
+    assert proposed(before, "meter.values", "HST106", "less-often")[0] == source(after)
+
 
 def test_pictures_follow_the_interval_of_the_logs():
     before = """
@@ -110,7 +114,8 @@ def test_pictures_follow_the_interval_of_the_logs():
                 grid = make_grid(batch)
                 writer.add_images("x", grid, it)
     """
-    assert proposed(before, 'add_images', "HST122", "less-often")[0] == source(after)
+    assert proposed(before, "add_images", "HST122", "less-often")[0] == source(after)
+
 
 def test_a_callback_has_the_step():
     before = """
@@ -126,7 +131,8 @@ def test_a_callback_has_the_step():
                     for name, p in model.named_parameters():
                         self.writer.add_histogram(name, p, step)
     """
-    assert proposed(before, 'add_histogram', "HST122", "less-often")[0] == source(after)
+    assert proposed(before, "add_histogram", "HST122", "less-often")[0] == source(after)
+
 
 def test_what_trains_stays():
     before = """
@@ -134,7 +140,8 @@ def test_what_trains_stays():
             log = model.fit_step(step)
             log.backward()
     """
-    assert not proposed(before, 'model.fit_step', "HST115", "less-often")
+    assert not proposed(before, "model.fit_step", "HST115", "less-often")
+
 
 def test_what_the_loop_reads_again_stays():
     before = """
@@ -143,7 +150,8 @@ def test_what_the_loop_reads_again_stays():
             if metric > best:
                 break
     """
-    assert not proposed(before, 'metric =', "HST124", "less-often")
+    assert not proposed(before, "metric =", "HST124", "less-often")
+
 
 def test_rows_of_a_log_are_not_dropped():
     before = """
@@ -152,7 +160,8 @@ def test_rows_of_a_log_are_not_dropped():
             with open("log.csv", "a") as f:
                 f.write(f"{step},{loss}\\n")
     """
-    assert not proposed(before, 'open(', "HST101", "less-often")
+    assert not proposed(before, "open(", "HST101", "less-often")
+
 
 def test_an_evaluation_of_the_file_runs_now_and_then():
     before = """
@@ -190,7 +199,8 @@ def test_an_evaluation_of_the_file_runs_now_and_then():
             history.append(acc)
             return history, acc
     """
-    assert proposed(before, 'acc = accuracy', "HST123", "less-often")[0] == source(after)
+    assert proposed(before, "acc = accuracy", "HST123", "less-often")[0] == source(after)
+
 
 def test_a_sum_over_all_steps_stays():
     before = """
@@ -198,4 +208,4 @@ def test_a_sum_over_all_steps_stays():
             confusion[y] += metric_of(x)
             total += len(x)
     """
-    assert not proposed(before, 'confusion', "LCH017", "less-often")
+    assert not proposed(before, "confusion", "LCH017", "less-often")

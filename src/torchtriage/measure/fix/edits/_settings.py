@@ -1,0 +1,95 @@
+"""Where a value comes from: the one expression of the file that a name stands for when nobody changes it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from torchtriage.diagnose.lint.facts import Module
+from torchtriage.diagnose.lint.syntax import keyword, literal, path_of
+
+__all__ = ["constant_of", "origin_of"]
+
+DEPTH = 5
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def constant_of(module: Module, node: ast.expr | None) -> ast.Constant | None:
+    """Return the constant behind an expression: itself, a default, a field, an option; None where it is not one."""
+    origin = origin_of(module, node) if node is not None else None
+    return origin if isinstance(origin, ast.Constant) else None
+
+
+def origin_of(module: Module, node: ast.expr, depth: int = 0) -> ast.expr:
+    """Return the expression that a name or attribute stands for; the last name that may stand for several."""
+    if isinstance(node, ast.Name):
+        behind = _of_name(module, node)
+    elif isinstance(node, ast.Attribute):
+        behind = list(_given(module, node.attr)) or list(_defaults(module, node.attr))
+    else:
+        return node
+    return origin_of(module, behind[0], depth + 1) if len(behind) == 1 and depth < DEPTH else node
+
+
+def _of_name(module: Module, node: ast.Name) -> list[ast.expr]:
+    """Return what a variable may stand for: what callers give for a parameter, its default, what is assigned."""
+    scope = module.scope(node)
+    while isinstance(scope, Function):
+        args = scope.args
+        places = [*args.posonlyargs, *args.args]
+        if any(arg.arg == node.id for arg in (*places, *args.kwonlyargs)):
+            given = list(_passed(module, scope, node.id, [arg.arg for arg in places]))
+            default = dict(zip([arg.arg for arg in reversed(places)], reversed(args.defaults), strict=False))
+            default |= {arg.arg: value for arg, value in zip(args.kwonlyargs, args.kw_defaults, strict=True) if value}
+            return given or [default[node.id]] if node.id in default else given
+        stores = [name for name in module.names(node.id, scope) if isinstance(name.ctx, ast.Store)]
+        if stores:
+            break
+        scope = module.scope(scope)
+    made = [module.parents.get(name) for name in module.names(node.id, scope) if isinstance(name.ctx, ast.Store)]
+    return [item.value for item in made if isinstance(item, ast.Assign | ast.AnnAssign) and item.value is not None]
+
+
+def _passed(module: Module, function: Function, name: str, places: list[str]) -> Iterator[ast.expr]:
+    """Yield what the calls in the file give for a parameter."""
+    owner = module.parents.get(function)
+    called = owner.name if isinstance(owner, ast.ClassDef) and function.name == "__init__" else function.name
+    at = places.index(name) - isinstance(owner, ast.ClassDef) if name in places else -1
+    for call in module.calls:
+        if path_of(call.node.func).rpartition(".")[2] == called:
+            given = keyword(call.node, name)
+            if given is None and 0 <= at < len(call.node.args):
+                given = call.node.args[at]
+            if given is not None:
+                yield given
+
+
+def _given(module: Module, attr: str) -> Iterator[ast.expr]:
+    """Yield what constructors of records are given for a field."""
+    for known in module.classes.values():
+        if attr in known.fields:
+            yield from (
+                item.value
+                for call in module.calls
+                if call.attr == known.name
+                for item in call.node.keywords
+                if item.arg == attr
+            )
+
+
+def _defaults(module: Module, attr: str) -> Iterator[ast.expr]:
+    """Yield the default of an option or a field, and what is assigned to an attribute."""
+    for call in module.sent("add_argument"):
+        names = [name for arg in call.node.args if isinstance(name := literal(arg), str)]
+        default = keyword(call.node, "default")
+        if names and default is not None and names[-1].lstrip("-").replace("-", "_") == attr:
+            yield default
+    for node in module.parents:
+        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+        if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
+            continue
+        field = isinstance(target, ast.Name) and isinstance(module.parents.get(node), ast.ClassDef)
+        if (isinstance(target, ast.Name) and field and target.id == attr) or (
+            isinstance(target, ast.Attribute) and target.attr == attr
+        ):
+            yield node.value

@@ -1,0 +1,54 @@
+"""Source text in, what edits propose for one of its lines out."""
+
+from __future__ import annotations
+
+import ast
+import textwrap
+
+from torchtriage.core.finding import Finding, Fix, Frame, Place
+from torchtriage.diagnose.lint.walk import walk
+from torchtriage.measure.fix.candidates import changed, known_edits
+from torchtriage.measure.fix.proposal import Proposal, Site
+
+
+def proposals(text: str, line: int | str, code: str, edit: str = "") -> list[Proposal]:
+    """Return what edits that know a code, or the named one, propose for a line, given by number or a part of it."""
+    text = source(text)
+    number = line if isinstance(line, int) else _number(text, line)
+    finding = Finding(
+        code,
+        "a-finding",
+        "host",
+        "A finding",
+        "medium",
+        "likely",
+        "A finding.",
+        Place(frame=Frame("program.py", number, "", lines=(number,))),
+        None,
+        {},
+        Fix("Mend it."),
+    )
+    site = Site(walk(ast.parse(text), text, "program.py"), number, finding)
+    return [
+        proposal
+        for known in known_edits()
+        if code in known.codes and edit in ("", known.name)
+        for proposal in known.propose(site)
+        if proposal.edits
+    ]
+
+
+def proposed(text: str, line: int | str, code: str, edit: str = "") -> list[str]:
+    """Return the texts after each proposal; ``text`` may be indented as the test is."""
+    text = source(text)
+    new = [changed(text, [proposal.edits]) for proposal in proposals(text, line, code, edit)]
+    return [item for item in dict.fromkeys(new) if item != text]
+
+
+def source(text: str) -> str:
+    """Return a text written indented in a test as a file holds it."""
+    return textwrap.dedent(text).lstrip("\n")
+
+
+def _number(text: str, part: str) -> int:
+    return next(number for number, row in enumerate(text.splitlines(), start=1) if part in row)

@@ -26,6 +26,7 @@ EXIT_INTERRUPTED = 130
 COMMANDS: dict[str, str] = {
     "run": "Run a script, record its loop, and report what costs time and where.",
     "analyze": "Analyse traces: ranked findings, and the time each fix saves.",
+    "fix": "Make a script faster and prove it: try its findings' fixes, print a patch.",
     "verify": "Prove a fix: run two versions of a script in alternation.",
     "compare": "Explain what changed the step time between two runs.",
     "bench": "Find the fastest way to run a model: eager or a torch.compile mode.",
@@ -51,7 +52,7 @@ _WINGS = {
     "compile": ("compile", "xla"),
     "diagnose": ("run", "analyze", "compare", "doctor", "lint", "explain", "demo"),
     "learn": ("review", "dataset", "learn"),
-    "measure": ("verify", "bench", "gate"),
+    "measure": ("fix", "verify", "bench", "gate"),
     "memory": ("memory",),
     "operate": ("rollout", "monitor"),
 }

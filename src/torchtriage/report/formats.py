@@ -24,6 +24,7 @@ _WORDS = {
     "comparison": ("Comparison of two runs by torchtriage", "a comparison", "torchtriage compare BEFORE AFTER --json"),
     "compile": ("Result of torchtriage about compile logs", "a compile result", "torchtriage compile LOG --json"),
     "experiment": ("An experiment of torchtriage", "an experiment", "Experiment.result()"),
+    "fix": ("Fixes on trial by torchtriage", "a fix result", "torchtriage fix SCRIPT.py --json"),
     "gate": ("A check of torchtriage gate", "a check", "torchtriage gate check --json"),
     "gate-history": ("A history of torchtriage gate", "a history", "torchtriage gate history --json"),
     "lint": ("Result of torchtriage lint", "a lint result", "torchtriage lint PATH --json"),
@@ -57,6 +58,11 @@ def _parts(kind: str) -> tuple[type, Callable[..., Document]]:
         from torchtriage.report.documents import rollout
 
         return ExperimentResult if kind == "experiment" else RolloutResult, rollout.document
+    if kind == "fix":
+        from torchtriage.measure.fix.result import FixResult
+        from torchtriage.report.documents import fix
+
+        return FixResult, fix.document
     if kind in ("gate", "gate-history"):
         from torchtriage.measure.gate.result import GateResult, HistoryResult
         from torchtriage.report.documents import gate

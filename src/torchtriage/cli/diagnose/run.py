@@ -16,13 +16,14 @@ from torchtriage.cli.options import file_option, form_options, html_option, top_
 from torchtriage.cli.output import check_outputs, complain, present, save
 from torchtriage.core.errors import TriageError, UsageError
 
-__all__ = ["command"]
+__all__ = ["ScriptCommand", "command"]
 
 
-class _Run(click.Command):
+class ScriptCommand(click.Command):
     """Everything from the script, or ``-m``, on is the script's own."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Take options before the script alone."""
         takes_value = {
             name
             for param in self.params
@@ -36,7 +37,7 @@ class _Run(click.Command):
         return super().parse_args(ctx, [*args[:at], "--", *words])
 
 
-@click.command("run", cls=_Run)
+@click.command("run", cls=ScriptCommand)
 @click.argument("words", nargs=-1, metavar="SCRIPT.py | -m MODULE | LAUNCHER …  [ARGS]…")
 @click.option("--steps", type=click.IntRange(1), metavar="N", help="Steps to record for the cost.")
 @click.option("--warmup", type=click.IntRange(0), metavar="N", help="Steps to skip at the start.")

@@ -92,16 +92,20 @@ def launch(
     compile_log: bool = False,
     answers: bool = False,
     sample: bool = False,
+    effects: bool = False,
     log: Path | None = None,
-    while_running: Callable[[], None] | None = None,
+    cwd: Path | None = None,
+    extra_paths: Sequence[str] = (),
+    while_running: Callable[[], int | None] | None = None,
 ) -> int:
     """Run the command to its end and return its exit code (negative: the signal that ended it).
 
     Standard streams, folder, terminal and signals are the script's own. ``while_running`` is called
-    about twice a second. ``memory`` : watch for leaks to the script's end. ``compile_log`` : keep
-    what torch.compile logs. ``answers`` : have its first losses or outputs noted. ``sample`` : look at
-    its stacks from beginning to end. ``log`` : a file
-    that takes its output; its standard input is empty then.
+    about twice a second and may return a signal for the script. ``memory`` : watch for leaks to the
+    script's end. ``compile_log`` : keep what torch.compile logs. ``answers`` : have its first losses or outputs noted.
+    ``sample`` : look at its stacks from beginning to end. ``effects`` : note what it writes, connects to and starts.
+    ``log`` : a file that takes its output; its standard input is empty then. ``cwd`` : the folder it runs in.
+    ``extra_paths`` : folders that its modules are looked for in first.
 
     Raises
     ------
@@ -117,19 +121,21 @@ def launch(
         "hide": command.is_script,
         "answers": answers,
         "sample": sample,
+        "effects": effects,
     }
-    paths = [str(BOOTSTRAP), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(BOOTSTRAP), *extra_paths, *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), SETTINGS: json.dumps(settings)}
     children: list[subprocess.Popen[bytes]] = []
     with _standing_aside(children), _streams(log) as streams:
         try:
-            child = subprocess.Popen(command.arguments, env=environment, **streams)
+            child = subprocess.Popen(command.arguments, env=environment, cwd=cwd, **streams)
         except OSError as error:
             raise UsageError(f"cannot be started: {error.strerror}", where=command.arguments[0]) from error
         children.append(child)
         while (code := _ended(child)) is None:
-            if while_running is not None:
-                while_running()
+            number = while_running() if while_running is not None else None
+            if number is not None:
+                child.send_signal(number)
         return code
 
 

@@ -35,6 +35,7 @@ from torchtriage.core.record.loop import Boundary, Loop
 from torchtriage.core.record.main_thread import in_main_thread, main_thread_prepares
 from torchtriage.core.record.output_digest import Answers
 from torchtriage.core.record.recorder import EARLY, Recorder, RecordPlan
+from torchtriage.core.record.side_effects import watch_effects
 from torchtriage.core.record.stack_sampler import StackSampler
 from torchtriage.core.record.stacks import inside_another, module_codes, outermost_modules, runs, user_call
 from torchtriage.core.record.torch_hooks import (
@@ -593,4 +594,6 @@ def start_watching(settings: dict[str, Any], leak_watch: Callable[[Path], LeakWa
     """
     if settings["answers"]:
         Answers(Path(settings["out"])).start()
+    if settings.get("effects"):
+        watch_effects(Path(settings["out"]))
     LoopFinder(settings, leak_watch).start()

@@ -86,6 +86,11 @@ class Files:
             return text.encode()
         return (b"\xef\xbb\xbf" if known[0].bom else b"") + text.encode(known[0].encoding)
 
+    def decoded(self, path: str, data: bytes) -> str:
+        """Return the text of a file's new bytes."""
+        known = self._look(path)
+        return data.decode(known[0].encoding if known is not None else "utf-8").removeprefix("\ufeff")
+
     def module(self, path: str) -> Module | None:
         """Return what lint knows of a file; None where it cannot be parsed."""
         known = self._look(path)
@@ -124,20 +129,26 @@ def known_edits() -> tuple[Edit, ...]:
     return tuple(found)
 
 
-def candidates_of(findings: Iterable[Finding], files: Files) -> list[Candidate]:
-    """Return what may mend the findings, in their order; the same change is proposed once."""
+def candidates_of(findings: Iterable[Finding], files: Files) -> tuple[list[Candidate], list[Finding]]:
+    """Return what may mend the findings, in their order, and the findings that nothing is known for.
+
+    The same change is proposed once, for the first finding that it may mend.
+    """
     out: list[Candidate] = []
+    without: list[Finding] = []
     seen: set[str] = set()
     for finding in findings:
-        n = 0
-        for candidate in _proposed(finding, files):
+        proposed = [candidate for candidate in _proposed(finding, files) if _changes(candidate, files)]
+        if not proposed:
+            without.append(finding)
+        fresh = []
+        for candidate in proposed:
             identity = repr({path: changed(files.text(path), [edits]) for path, edits in candidate.edits.items()})
-            if identity in seen or n == MOST_PER_FINDING or not _changes(candidate, files):
-                continue
-            seen.add(identity)
-            n += 1
-            out.append(candidate)
-    return out
+            if identity not in seen:
+                seen.add(identity)
+                fresh.append(candidate)
+        out += fresh[:MOST_PER_FINDING]
+    return out, without
 
 
 def changed(text: str, edits: Sequence[tuple[SourceEdit, ...]]) -> str:
@@ -152,7 +163,8 @@ def _changes(candidate: Candidate, files: Files) -> bool:
 def _proposed(finding: Finding, files: Files) -> Iterator[Candidate]:
     for path, module, line in _places(finding, files):
         for autofix in _of_lint(finding, module, line):
-            yield Candidate(finding, "lint", finding.fix.text, {path: autofix.edits})
+            what = finding.fix.text.rstrip(".")
+            yield Candidate(finding, "lint", what[:1].lower() + what[1:], {path: autofix.edits})
         for edit in known_edits():
             if finding.code not in edit.codes:
                 continue

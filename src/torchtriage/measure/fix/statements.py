@@ -36,6 +36,7 @@ __all__ = [
     "set_keywords",
     "source",
     "statement_edit",
+    "unwrap",
     "wrap",
 ]
 
@@ -138,6 +139,22 @@ def wrap(module: Module, statements: Sequence[ast.stmt], header: str) -> tuple[S
         if line not in inside and rows[line - 1].strip()
     ]
     return (_insertion(begin, header, indent), *deeper)
+
+
+def unwrap(module: Module, block: ast.With | ast.AsyncWith) -> tuple[SourceEdit, ...]:
+    """Return the edits that take a ``with`` away and leave its body, as deep as it was itself."""
+    outer, inner = indent_of(module, block), indent_of(module, block.body[0])
+    begin, end = _first_line(block.body[0]), block.end_lineno or block.lineno
+    if outer is None or inner is None or begin == block.lineno or not _alone(module, block):
+        return ()
+    inside, rows = _in_strings(module), lines_of(module.text)
+    deeper = len(inner) - len(outer)
+    shallower = [
+        SourceEdit(line, 0, line, min(deeper, len(row) - len(row.lstrip(" \t"))), "")
+        for line in range(begin, end + 1)
+        if line not in inside and (row := rows[line - 1]).strip()
+    ]
+    return (SourceEdit(block.lineno, 0, begin, 0, ""), *shallower)
 
 
 def import_edit(module: Module, text: str) -> SourceEdit | None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -21,7 +22,18 @@ from torchtriage.core.stats.session_comparison import session_value
 from torchtriage.core.units import NS_PER_MS
 from torchtriage.measure.verify.agreement import Answer, read_answers
 
-__all__ = ["LEVEL", "NARROW", "ProgramRun", "Trial", "record_once", "run_trial", "sample"]
+__all__ = [
+    "LEVEL",
+    "NARROW",
+    "ProgramRun",
+    "Trial",
+    "is_settled",
+    "last_words",
+    "record_once",
+    "run_trial",
+    "sample",
+    "trial_of",
+]
 
 LEVEL = 0.98
 """Of an interval looked at after each round: holds the truth in 95 % of trials (stats.pairs)."""
@@ -31,6 +43,8 @@ NARROW = 0.02
 PLAIN = 0.25
 """... or than this share of the difference: far outside of what looking again could make of equal programs."""
 LAST_WORDS = 12
+INTERRUPTED = (-signal.SIGINT, -signal.SIGTERM)
+"""How a program ends that somebody interrupts, together with us."""
 
 
 @dataclass(frozen=True)
@@ -85,22 +99,37 @@ def run_trial(
         firsts.append("after" if number % 2 else "before")
         for run_side, runs in turns[:: -1 if number % 2 else 1]:
             runs.append(run_side(number))
-        everywhere = all(sample.step_ms is not None for side in samples for sample in side)
-        before_ms, after_ms = (
-            tuple(sample.step_ms if everywhere and sample.step_ms else sample.run_ms for sample in side)
-            for side in samples
-        )
-        ratio = _ratio(before_ms, after_ms, samples)
-        per: Literal["step", "run"] = "step" if everywhere else "run"
-        trial = Trial(per, tuple(samples[0]), tuple(samples[1]), tuple(firsts), before_ms, after_ms, ratio)
-        reach = max(ratio.high / ratio.value - 1, 1 - ratio.low / ratio.value)
-        if number + 1 >= FEWEST_ROUNDS and reach <= max(NARROW, PLAIN * abs(ratio.value - 1)):
+        trial = trial_of(samples[0], samples[1], firsts)
+        if is_settled(trial):
             break
     assert trial is not None
     return trial
 
 
-def _ratio(before_ms: tuple[float, ...], after_ms: tuple[float, ...], samples: tuple[list[ProgramRun], ...]) -> Ratio:
+def trial_of(
+    before: Sequence[ProgramRun], after: Sequence[ProgramRun], firsts: Sequence[Literal["before", "after"]]
+) -> Trial:
+    """Return what rounds of runs say; ``firsts`` : who went first in each."""
+    samples = before, after
+    everywhere = all(sample.step_ms is not None for side in samples for sample in side)
+    before_ms, after_ms = (
+        tuple(sample.step_ms if everywhere and sample.step_ms else sample.run_ms for sample in side) for side in samples
+    )
+    ratio = _ratio(before_ms, after_ms, samples)
+    per: Literal["step", "run"] = "step" if everywhere else "run"
+    return Trial(per, tuple(before), tuple(after), tuple(firsts), before_ms, after_ms, ratio)
+
+
+def is_settled(trial: Trial) -> bool:
+    """Whether there were enough rounds, and the ratio's interval is narrow or far from 1 for its width."""
+    ratio = trial.ratio
+    reach = max(ratio.high / ratio.value - 1, 1 - ratio.low / ratio.value)
+    return len(trial.firsts) >= FEWEST_ROUNDS and reach <= max(NARROW, PLAIN * abs(ratio.value - 1))
+
+
+def _ratio(
+    before_ms: tuple[float, ...], after_ms: tuple[float, ...], samples: tuple[Sequence[ProgramRun], ...]
+) -> Ratio:
     """Return after over before, of the mean steps or, where that is known better, of the fastest tenth.
 
     Neighbours on the machine only ever add time. The fastest steps say nothing of what happens now and then: where the
@@ -115,11 +144,13 @@ def _ratio(before_ms: tuple[float, ...], after_ms: tuple[float, ...], samples: t
     return low if fits and low.high / low.low < mean.high / mean.low else mean
 
 
-def sample(command: Command, folder: Path, *, steps: int) -> ProgramRun:
+def sample(
+    command: Command, folder: Path, *, steps: int, cwd: Path | None = None, extra_paths: Sequence[str] = ()
+) -> ProgramRun:
     """Run a program once, without the profiler, and return its times and first answers.
 
     It is ended after ``steps`` timed steps; with 0 it runs to its own end and only the whole run counts. Its output
-    goes into ``output.txt`` of the folder, its input is empty.
+    goes into ``output.txt`` of the folder, its input is empty. ``cwd``, ``extra_paths`` : as for ``launch``.
 
     Raises UsageError: it cannot be started, or failed.
     """
@@ -134,7 +165,7 @@ def sample(command: Command, folder: Path, *, steps: int) -> ProgramRun:
         "max_timing_s": 600.0,
     }
     begun = time.monotonic_ns()
-    _run(command, folder, plan, exit_after=steps > 0)
+    _run(command, folder, plan, exit_after=steps > 0, cwd=cwd, extra_paths=extra_paths)
     run_ms = (time.monotonic_ns() - begun) / NS_PER_MS
     recordings = [_read(path) for path in sorted(folder.glob(f"*/{RECORDING_FILE}"))]
     times = [
@@ -163,14 +194,20 @@ def record_once(command: Command, folder: Path) -> None:
     _run(command, folder, {}, exit_after=True)
 
 
-def _run(command: Command, folder: Path, plan: dict[str, Any], *, exit_after: bool) -> None:
+def _run(command: Command, folder: Path, plan: dict[str, Any], *, exit_after: bool, **where: Any) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "output.txt"
-    code = launch(command, folder, plan=plan, exit_after=exit_after, answers=True, log=log)
+    code = launch(command, folder, plan=plan, exit_after=exit_after, answers=True, log=log, **where)
+    if code in INTERRUPTED:
+        raise KeyboardInterrupt
     if code:
-        last = log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_WORDS:]
-        output = "".join(f"\n    {line}" for line in last)
-        raise UsageError(f"the program ended with exit code {code}{output}", where=str(command))
+        raise UsageError(f"the program ended with exit code {code}{last_words(log)}", where=str(command))
+
+
+def last_words(log: Path) -> str:
+    """Return the last lines of what a program wrote, each on a line of its own."""
+    last = log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_WORDS:]
+    return "".join(f"\n    {line}" for line in last)
 
 
 def _read(path: Path) -> Any:

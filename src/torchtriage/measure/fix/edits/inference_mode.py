@@ -5,26 +5,113 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 from torchtriage.diagnose.lint.base import decorate
+from torchtriage.diagnose.lint.facts import Module, SourceFunction
+from torchtriage.measure.fix.edits._torch import called_by_training, calls_at, function_at, takes_gradients, torch_in
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import import_edit, source, wrap
+from torchtriage.measure.fix.statements import wrap
 
 CODES = frozenset({"CFG043", "MEM029"})
-USES_GRADIENTS = re.compile(r"\.backward\(|autograd\.grad|requires_grad|\.grad\b")
+
+IN_PLACE = re.compile(r"\.[a-z]\w*[a-z0-9]_\(")
+Generator = ast.Yield | ast.YieldFrom
 
 
 def propose(site: Site) -> Iterator[Proposal]:
-    """Yield a decorator for the function around the line, else a block around the loop that it stands in."""
-    torch = next((name for name, full in site.module.aliases.items() if full == "torch"), "")
-    imports = () if torch else (import_edit(site.module, "import torch"),)
-    function, loop = site.function, site.step_loop
-    name = torch or "torch"
-    if function is not None and not USES_GRADIENTS.search(source(site.module, function)):
-        is_generator = any(isinstance(node, ast.Yield | ast.YieldFrom) for node in ast.walk(function))
-        if not is_generator and isinstance(function, ast.FunctionDef):
-            edits = [decorate(site.module.text, function, f"{name}.no_grad()"), *imports]
-            yield Proposal(tuple(filter(None, edits)), f"run {function.name}() without autograd")
-    if loop is not None and not USES_GRADIENTS.search(source(site.module, loop)):
-        edits = [*wrap(site.module, [loop], f"with {name}.no_grad():"), *imports]
-        yield Proposal(tuple(filter(None, edits)), f"run the loop in line {loop.lineno} without autograd")
+    """Yield a decorator for the function around the line, a block around its loop, or around the one statement.
+
+    A caller is asked only where the finding's own line has none.
+    """
+    frame = site.finding.place.frame
+    same_file = frame is not None and Path(frame.file).name == Path(site.module.path).name
+    if frame is None or _is_own(site) or not same_file or not any(_at(Site(site.module, frame.line, site.finding))):
+        yield from _at(site)
+
+
+def _at(site: Site) -> Iterator[Proposal]:
+    calls = calls_at(site)
+    function = function_at(site)
+    if any(call.context.no_grad for call in calls) or (function is not None and _is_off(function)):
+        return
+    if function is not None and not takes_gradients(site.module, function.node):
+        if function.owner is not None and function.owner.is_module and function.name == "forward":
+            return  # whoever calls a module says whether it is differentiated
+        if not _is_own(site) and called_by_training(site.module, function):
+            return
+        builds = any(
+            call.value.kind == "module" and call.receiver.kind != "module" and call.context.function is function
+            for call in site.module.calls
+        )
+        proposals = [*_around_loop(site), *_decorated(site, function)]
+        yield from proposals[:1] if builds else proposals[-1:]
+        return
+    block = list(_around_loop(site))
+    if not block and site.finding.code == "CFG043" and _is_own(site):
+        block = list(_around_statement(site))
+    yield from block
+    yield from _callees(site)
+
+
+def _is_own(site: Site) -> bool:
+    """Whether the line is the finding's, not that of a caller."""
+    frame = site.finding.place.frame
+    return frame is None or site.line in (frame.line, *frame.lines)
+
+
+def _is_off(function: SourceFunction) -> bool:
+    return function.no_grad or function.called_without_grad
+
+
+def _mode(module: Module) -> str:
+    """Return the way to switch autograd off: tensors of inference mode can be neither trained with nor changed."""
+    text = module.text
+    trains = module.trains or "requires_grad" in text or "backward(" in text or ".fit(" in text
+    return "no_grad" if trains or IN_PLACE.search(text) else "inference_mode"
+
+
+def _decorated(site: Site, function: SourceFunction) -> Iterator[Proposal]:
+    """Yield a decorator, which works for generators as well; coroutines would leave it before they run."""
+    if isinstance(function.node, ast.FunctionDef):
+        torch, imports = torch_in(site.module)
+        edit = decorate(site.module.text, function.node, f"{torch}.{_mode(site.module)}()")
+        yield Proposal((edit, *imports), f"run {function.name}() without autograd")
+
+
+def _callees(site: Site) -> Iterator[Proposal]:
+    """Yield decorators for what a training loop calls only to keep its result."""
+    statement = site.statement
+    if not isinstance(statement, ast.Expr | ast.AugAssign):
+        return
+    for call in calls_at(site):
+        callee = call.callee
+        plain = callee is not None and (callee.owner is None or not callee.owner.is_module) and callee.runs_module
+        if callee is None or not plain or _is_off(callee) or takes_gradients(site.module, callee.node):
+            continue
+        if sum(edge is callee for _, edge in site.module.edges) == 1:
+            yield from _decorated(site, callee)
+
+
+def _around_loop(site: Site) -> Iterator[Proposal]:
+    loop = site.step_loop
+    if loop is None or takes_gradients(site.module, loop):
+        return
+    if any(isinstance(node, Generator) for node in ast.walk(site.function or loop)):
+        return  # whoever asks for the next item would run without autograd
+    torch, imports = torch_in(site.module)
+    edits = wrap(site.module, [loop], f"with {torch}.{_mode(site.module)}():")
+    if edits:
+        yield Proposal((*edits, *imports), f"run the loop in line {loop.lineno} without autograd")
+
+
+def _around_statement(site: Site) -> Iterator[Proposal]:
+    statement = site.statement
+    if not isinstance(statement, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Expr):
+        return
+    if takes_gradients(site.module, statement):
+        return
+    torch, imports = torch_in(site.module)
+    edits = wrap(site.module, [statement], f"with {torch}.no_grad():")
+    if edits:
+        yield Proposal((*edits, *imports), f"compute line {statement.lineno} without autograd")

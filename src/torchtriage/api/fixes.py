@@ -1,0 +1,66 @@
+"""Fixes that prove themselves: ``torchtriage fix`` as a function."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchtriage.api.rendering import Renderable
+from torchtriage.measure.fix.result import FixResult
+
+__all__ = ["FixReport", "fix"]
+
+
+@dataclass(frozen=True)
+class FixReport(Renderable, FixResult):
+    """A :class:`~torchtriage.measure.fix.result.FixResult` that shows itself, in notebooks too."""
+
+
+def fix(
+    words: Sequence[str],
+    *,
+    project: str | None = None,
+    only: Iterable[str] = (),
+    allow: bool = False,
+    budget_s: float = 600.0,
+    apply: bool = False,
+    out: str | Path | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> FixReport:
+    """Make a program faster: try what its findings propose in a copy of its project, and return what is proved.
+
+    Parameters
+    ----------
+    words : sequence of str
+        Words of a command, as for ``torchtriage run``: ``["train.py", "--epochs", "1"]``.
+    project : str, optional
+        The folder to copy; that of the script's repository or package, else its own, unless given.
+    only : iterable of str
+        Codes or names of findings: mend these alone.
+    allow : bool
+        Accept changes of the results that are what a change is for, and changes whose results cannot be compared.
+    budget_s : float
+        Seconds after which nothing new is tried.
+    apply : bool
+        Write the patch into the project. Without it nothing is written there.
+    out : path, optional
+        Keep recordings and measurements here.
+    progress : callable, optional
+        Called with a line of text on what is done next.
+
+    Raises UsageError: the program fails, a code is unknown, or a file was changed by someone else meanwhile.
+    """
+    from torchtriage.api.catalogue import lookup
+    from torchtriage.measure.fix.fix import Wanted
+    from torchtriage.measure.fix.fix import fix as find_fixes
+    from torchtriage.measure.fix.project import ProjectCopy, project_of
+
+    wanted = Wanted(frozenset(lookup(name)[0].code for name in only), allow, budget_s)
+    folder = project_of(words, project)
+    with tempfile.TemporaryDirectory(prefix="torchtriage-fix-") as temporary:
+        copy = ProjectCopy.make(folder, Path(temporary) / "copy", words)
+        measured = Path(out).absolute() if out is not None else Path(temporary) / "out"
+        measured.mkdir(parents=True, exist_ok=True)
+        return FixReport.of(find_fixes(copy, measured, wanted, apply=apply, tell=progress or (lambda _: None)))

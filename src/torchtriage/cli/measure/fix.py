@@ -1,0 +1,67 @@
+"""``torchtriage fix``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from torchtriage.cli.diagnose.run import ScriptCommand
+from torchtriage.cli.options import POSITIVE, file_option, result_options, value_option
+from torchtriage.cli.output import check_outputs, present, save
+
+__all__ = ["command"]
+
+NO_PATCH = 3
+
+
+@click.command("fix", cls=ScriptCommand)
+@click.argument("words", nargs=-1, metavar="SCRIPT.py | -m MODULE | LAUNCHER …  [ARGS]…")
+@click.option("--apply", is_flag=True, help="Write the proved changes into the project.")
+@file_option("--patch", "Write the patch to FILE, as git apply takes it.")
+@click.option("--only", metavar="CODE", multiple=True, help="Mend this finding alone; may be given several times.")
+@value_option("--budget", POSITIVE, "MINUTES", 10.0, "Try nothing new after this time.")
+@click.option(
+    "--allow",
+    is_flag=True,
+    help="Accept changed results where a change is made for that (evaluation mode, precision), and results that"
+    " cannot be compared.",
+)
+@click.option("--project", metavar="DIR", type=click.Path(), help="The folder to copy  [default: the script's project]")
+@click.option("--out", metavar="DIR", type=click.Path(), help="Keep recordings and measurements here.")
+@result_options
+@click.option("-q", "--quiet", is_flag=True, help="No progress output.")
+@click.pass_context
+def command(ctx: click.Context, /, words: tuple[str, ...], **given: Any) -> None:
+    """Make a script faster, and prove it: try the fixes of its findings, and print those that hold as a patch.
+
+    The project is copied, and the script runs in the copy only: once recorded, then in turns as it
+    is and with each change. A change is in the patch when the script is surely faster with it and
+    its gradients, updates or outputs are the same. Nothing is written into the project without
+    --apply. Files that the script writes in its project stay in the copy; files elsewhere, network
+    and programs that it starts are not stopped, but named before it runs again.
+
+    \b
+    torchtriage fix train.py --epochs 1
+    torchtriage fix --patch faster.diff --budget 5 train.py
+    torchtriage fix --only dataloader-main-process --apply -m package.train
+
+    Exit codes: 0 a patch, 2 the script failed, 3 nothing is proved.
+    """  # noqa: D301 - \b keeps click from joining lines
+    from torchtriage.api import fixes
+
+    check_outputs([given["output"], given["html"], given["patch"]])
+    result = fixes.fix(
+        words,
+        project=given["project"],
+        only=given["only"],
+        allow=given["allow"],
+        budget_s=60 * given["budget"],
+        apply=given["apply"],
+        out=given["out"],
+        progress=None if given["quiet"] else lambda text: click.echo(text, err=True),
+    )
+    present(result, given)
+    if given["patch"] and result.patch:
+        save(given["patch"], result.patch.encode())
+    ctx.exit(0 if result.patch else NO_PATCH)

@@ -1,0 +1,254 @@
+"""What code changes, what expressions read, and which of them give the same whenever they are computed."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import re
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+
+from torchtriage.diagnose.lint.facts import Class, Module, SourceCall, SourceFunction
+from torchtriage.diagnose.lint.syntax import path_of
+from torchtriage.diagnose.lint.torch_names import words
+from torchtriage.diagnose.lint.turns import FileFacts
+from torchtriage.diagnose.lint.work_syntax import bound_names, parameters
+from torchtriage.diagnose.lint.work_words import MUTATORS, PURE_BUILTINS, PURE_LIBRARY, PURE_METHODS, RANDOM
+
+__all__ = ["Flow", "flow_of", "loads", "meets", "mutated", "written"]
+
+# what makes something from settings alone: worth a line, and the same each time
+MAKES = re.compile(
+    r"^(re\.compile|torch\.utils\.data\.\w+|json\.loads?|yaml\.(safe_|full_)?load|pickle\.loads?|tomllib\.loads?|csv\.\w*reader|pathlib\.Path"
+    r"|numpy\.(load|loadtxt|genfromtxt|memmap|fromfile)|pandas\.(read_\w+|DataFrame)|open|torch\.(load|compile|device)"
+    r"|torch\.nn\.\w*Loss|torchvision\.(transforms|models)\..+|torchaudio\.transforms\..+|albumentations\..+"
+    r"|(concurrent\.futures|multiprocessing\.pool)\.\w+|functools\.partial|torchmetrics\..+|tiktoken\..+|spacy\.load"
+    r"|sklearn\.\w+\.[A-Z]\w+|os\.path\.\w+|torch\.hann_window|timm\.create_model|torch\.jit\.load|joblib\.load)$"
+    r"|(^|\.)from_pretrained$|^transformers\."
+)
+FITS = words("fit fit_transform transform predict read read_text read_bytes splitlines eval")
+
+
+def loads(node: ast.AST) -> set[str]:
+    """Return the paths that a piece of syntax reads: ``x``, ``self.size``; those of comprehensions left out."""
+    own = {
+        item.id
+        for part in ast.walk(node)
+        if isinstance(part, ast.comprehension)
+        for item in ast.walk(part.target)
+        if isinstance(item, ast.Name)
+    }
+    return {path for path in _paths(node) if path.partition(".")[0] not in own}
+
+
+def _paths(node: ast.AST) -> Iterator[str]:
+    path = path_of(node) if isinstance(node, ast.Name | ast.Attribute) else ""
+    if path and isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
+        yield path
+        return
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and path_of(node.func.value):
+        owner = path_of(node.func.value)
+        yield f"self.{node.func.attr}" if owner == "self" else owner
+        children: Iterable[ast.AST] = [*node.args, *node.keywords]
+    else:
+        children = ast.iter_child_nodes(node)
+    for child in children:
+        yield from _paths(child)
+
+
+def written(nodes: Iterable[ast.AST]) -> set[str]:
+    """Return the paths that code binds, or whose attributes, entries or contents it changes."""
+    found: set[str] = set()
+    for root in nodes:
+        found |= bound_names(root)
+        for node in ast.walk(root):
+            target = node.target if isinstance(node, ast.NamedExpr) else _changed_in_place(node)
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                found |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ExceptHandler) and node.name:
+                found.add(node.name)
+            while target is not None and not path_of(target) and isinstance(target, _INNER):
+                target = target.func if isinstance(target, ast.Call) else target.value
+            if target is not None:
+                found.add(path_of(target))
+    return found - {""}
+
+
+_INNER = ast.Attribute | ast.Subscript | ast.Call
+
+
+def mutated(nodes: Iterable[ast.AST]) -> set[str]:
+    """Return the variables whose contents code changes in place."""
+    found: set[str] = set()
+    for node in (part for root in nodes for part in ast.walk(root)):
+        target = node.target if isinstance(node, ast.AugAssign) else _changed_in_place(node)
+        while isinstance(target, _INNER):
+            target = target.func if isinstance(target, ast.Call) else target.value
+        if isinstance(target, ast.Name):
+            found.add(target.id)
+    return found
+
+
+def _changed_in_place(node: ast.AST) -> ast.expr | None:
+    """Return what a piece of syntax itself writes to: an attribute, an object with entries, a receiver, ``out=``."""
+    if isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load):
+        return node.value if isinstance(node, ast.Subscript) else node
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        name = node.func.attr
+        return node.func.value if name in MUTATORS or (name[-1] == "_" and name[0] != "_") else None
+    return node.value if isinstance(node, ast.keyword) and node.arg == "out" else None
+
+
+def meets(path: str, others: Iterable[str]) -> bool:
+    """Return whether a path is one of others, a part of one, or holds one."""
+    return any(f"{path}.".startswith(f"{other}.") or f"{other}.".startswith(f"{path}.") for other in others)
+
+
+class Flow:
+    """What the functions of a file compute and change."""
+
+    def __init__(self, module: Module) -> None:
+        self.module = module
+        self.facts = FileFacts(module)
+        self.functions: dict[ast.AST, SourceFunction] = {function.node: function for function in module.functions}
+        self._pure: dict[SourceFunction, bool] = {}
+
+    def function(self, node: ast.AST | None) -> SourceFunction | None:
+        """Return what is known of a function by its syntax."""
+        return self.functions.get(node) if node is not None else None
+
+    def call(self, node: ast.Call) -> SourceCall | None:
+        """Return what is known of a call by its syntax."""
+        return self.facts.calls.get(node)
+
+    def changes(self, nodes: Iterable[ast.AST]) -> set[str]:
+        """Return what code writes, functions of the file that it calls with it included."""
+        nodes = list(nodes)
+        found = written(nodes)
+        for node in (part for root in nodes for part in ast.walk(root) if isinstance(part, ast.Call)):
+            known = self.call(node)
+            for callee in known.callees if known is not None else ():
+                found |= self._changed_by(node, callee)
+        return found
+
+    def _changed_by(self, node: ast.Call, callee: SourceFunction) -> set[str]:
+        names = [arg.arg for arg in (*callee.node.args.posonlyargs, *callee.node.args.args)]
+        inside = written(callee.node.body) - bound_names(callee.node)
+        if callee.owner is not None and names[:1] == ["self"]:
+            names = names[1:]
+        given: dict[str, ast.expr] = dict(zip(names, node.args, strict=False))
+        given |= {item.arg: item.value for item in node.keywords if item.arg}
+        found = {path_of(given[name]) for path in inside if (name := path.partition(".")[0]) in given}
+        if isinstance(node.func, ast.Attribute) and path_of(node.func.value):
+            found |= {f"{path_of(node.func.value)}{path[4:]}" for path in inside if path.startswith("self.")}
+        return found - {""}
+
+    def lasting(self, owner: Class) -> set[str]:
+        """Return the attributes that a class's ``__init__`` sets and nothing changes afterwards."""
+        init = owner.methods.get("__init__")
+        if init is None:
+            return set()
+        kept = {path for path in written(init.node.body) if path.startswith("self.")}
+        kept |= {f"self.{name}" for name in owner.fields}
+        later = [method.node for name, method in owner.methods.items() if name != "__init__" and method.owner is owner]
+        changed = {path for node in later for path in written(node.body) if path.startswith("self.")}
+        outside = {
+            path.rpartition(".")[2]
+            for path in written([self.module.tree])
+            if "." in path and not path.startswith("self.")
+        }
+        return {
+            path
+            for path in kept
+            if not meets(path, changed) and path[5:].partition(".")[0] not in outside and not self.learns({path})
+        }
+
+    def constants(self) -> set[str]:
+        """Return the names that the file binds once outside of functions, and that no function changes."""
+        return _constants(self.module)
+
+    def learns(self, paths: Iterable[str]) -> bool:
+        """Return whether training changes any of these."""
+        learned = self.facts.learned
+        return any(path in learned or any(f".{part}" in learned for part in path.split(".")[1:]) for path in paths)
+
+    def pure(self, function: SourceFunction) -> bool:
+        """Return whether a function gives the same for the same and changes nothing."""
+        if function not in self._pure:
+            self._pure[function] = False  # recursion is not looked through
+            self._pure[function] = self._is_pure(function)
+        return self._pure[function]
+
+    def _is_pure(self, function: SourceFunction) -> bool:
+        node = function.node
+        if function.is_generator or isinstance(node, ast.AsyncFunctionDef):
+            return False
+        if any(isinstance(part, ast.Global | ast.Nonlocal | ast.Yield | ast.Await) for part in ast.walk(node)):
+            return False
+        own = bound_names(node)
+        if any(path.partition(".")[0] not in own for path in written(node.body)):
+            return False
+        if mutated(node.body) & parameters(node):
+            return False
+        known = own | parameters(node) | self.constants() | set(dir(builtins))
+        if any(path.partition(".")[0] not in known for statement in node.body for path in loads(statement)):
+            return False
+        return all(self.repeats(statement, own) for statement in node.body)
+
+    def reads(self, node: ast.AST) -> set[str]:
+        """Return the paths that an expression reads, in methods of the file that it calls as well."""
+        found = loads(node)
+        for part in ast.walk(node):
+            known = self.call(part) if isinstance(part, ast.Call) else None
+            method = path_of(known.node.func) if known is not None else ""
+            if known is not None and known.callees and method.startswith("self."):
+                inside = {path for callee in known.callees for path in loads(callee.node) if path.startswith("self.")}
+                found = found - {method} | inside
+        return found
+
+    def repeats(self, node: ast.AST, own: Iterable[str] = ()) -> bool:
+        """Return whether an expression gives the same for the same and does no more; ``own`` : what it may change."""
+        if isinstance(node, ast.NamedExpr | ast.Await | ast.Yield | ast.YieldFrom):
+            return False
+        if isinstance(node, ast.Call) and not self._repeats(node, set(own)):
+            return False
+        return all(self.repeats(child, own) for child in ast.iter_child_nodes(node))
+
+    def _repeats(self, node: ast.Call, own: set[str]) -> bool:
+        known = self.call(node)
+        name = self.module.name_of(node.func)
+        last = node.func.attr if isinstance(node.func, ast.Attribute) else name
+        if RANDOM.search(name) or RANDOM.search(last):
+            return False
+        if known is not None and known.callees:
+            return all(self.pure(callee) for callee in known.callees)
+        if name in PURE_BUILTINS or PURE_LIBRARY.match(name):
+            return True
+        if name == "open":
+            return len(node.args) == 1 or getattr(node.args[1], "value", "") in ("r", "rb", "rt")
+        if MAKES.search(name) or (not name and last == "from_pretrained"):
+            return True
+        if isinstance(node.func, ast.Attribute):
+            root = path_of(node.func.value).partition(".")[0]
+            changes = last in MUTATORS or last.endswith("_")
+            return (changes and root in own) or last in PURE_METHODS or last in FITS
+        return False
+
+
+@lru_cache(maxsize=8)
+def _constants(module: Module) -> set[str]:
+    bound: dict[str, int] = {}
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and module.scope(node) is module.tree:
+            turns = module.around(node, ast.For, ast.While, ast.AsyncFor) is not None
+            bound[node.id] = bound.get(node.id, 0) + 1 + turns
+    shared = {name for node in ast.walk(module.tree) if isinstance(node, ast.Global) for name in node.names}
+    named = {node.name for node in module.tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    once = {name for name, n in bound.items() if n == 1} | named | set(module.aliases)
+    return once - shared - mutated(module.tree.body)
+
+
+@lru_cache(maxsize=8)
+def flow_of(module: Module) -> Flow:
+    """Return what a file's functions compute and change, made once."""
+    return Flow(module)

@@ -1,0 +1,79 @@
+"""What edits ask of a file again and again: its name for torch, what runs at a line, whether that takes gradients."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from torchtriage.diagnose.lint.edits import SourceEdit
+from torchtriage.diagnose.lint.facts import Module, SourceCall, SourceFunction
+from torchtriage.measure.fix.proposal import Site
+from torchtriage.measure.fix.statements import import_edit, source
+
+__all__ = ["called_by_training", "calls_at", "function_at", "takes_gradients", "torch_in"]
+
+GRADIENTS = re.compile(r"backward\(|autograd\.grad|requires_grad|enable_grad|\.grad\b|jacobian|vjp|\.fit\(")
+
+
+def torch_in(module: Module) -> tuple[str, tuple[SourceEdit, ...]]:
+    """Return the file's name for torch, and the import that it needs for it."""
+    known = next((name for name, full in module.aliases.items() if full == "torch"), "")
+    if known:
+        return known, ()
+    edit = import_edit(module, "import torch")
+    return "torch", () if edit is None else (edit,)
+
+
+def calls_at(site: Site) -> list[SourceCall]:
+    """Return the calls of the statement at the line; of a loop or another block those of its head."""
+    statement = site.statement
+    if statement is None:
+        return []
+    inner = {node for part in getattr(statement, "body", []) for node in ast.walk(part)}
+    own = {node for node in ast.walk(statement) if node not in inner}
+    return [call for call in site.module.calls if call.node in own]
+
+
+def function_at(site: Site) -> SourceFunction | None:
+    """Return what is known of the function around the line."""
+    return next((item for item in site.module.functions if item.node is site.function), None)
+
+
+def takes_gradients(module: Module, node: ast.AST) -> bool:
+    """Return whether code takes gradients, or calls a function of the file that does, at any depth."""
+    if GRADIENTS.search(source(module, node)):
+        return True
+    return any(GRADIENTS.search(module.text_of(function)) for function in _reached(module, node))
+
+
+def called_by_training(module: Module, function: SourceFunction) -> bool:
+    """Return whether a function or loop that takes gradients calls a function, at any depth."""
+    waiting, seen = [function], {function}
+    while waiting:
+        now = waiting.pop()
+        for context, callee in module.edges:
+            if callee is not now:
+                continue
+            if any(loop.backward for loop in context.loops()):
+                return True
+            caller = context.function
+            if caller is not None and caller.has_backward:
+                return True
+            if caller is not None and caller not in seen:
+                seen.add(caller)
+                waiting.append(caller)
+    return False
+
+
+def _reached(module: Module, node: ast.AST) -> Iterator[SourceFunction]:
+    seen: set[SourceFunction] = set()
+    waiting: list[ast.AST] = [node]
+    while waiting:
+        inside = set(ast.walk(waiting.pop()))
+        for call in module.calls:
+            if call.node in inside:
+                new = [callee for callee in call.callees if callee not in seen]
+                seen |= set(new)
+                waiting += [callee.node for callee in new]
+                yield from new

@@ -1,0 +1,61 @@
+"""Switch a model to evaluation where it is made, or around the loop that only asks it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from torchtriage.diagnose.lint.edits import SourceEdit
+from torchtriage.diagnose.lint.facts import Module, SourceCall
+from torchtriage.diagnose.lint.syntax import path_of
+from torchtriage.measure.fix.edits._torch import calls_at
+from torchtriage.measure.fix.proposal import Proposal, Site
+from torchtriage.measure.fix.statements import insert_after, insert_before, source
+
+CODES = frozenset({"CFG042"})
+CHANGES = "in evaluation mode dropout is off and batch norm uses the statistics it has gathered"
+
+
+def propose(site: Site) -> Iterator[Proposal]:
+    """Yield ``.eval()`` after the model is made, or ``eval()`` and ``train()`` around a loop of a training program."""
+    for call in calls_at(site):
+        path = path_of(call.node.func)
+        function = call.context.function
+        inside = function is not None and function.owner is not None and function.owner.is_module
+        if call.receiver.kind != "module" or not path or path.endswith(".forward") or inside:
+            continue
+        if any(path_of(other.owner) == path for other in site.module.sent("eval") if other.owner is not None):
+            return
+        edits = _around(site, path) if site.module.trains else _where_made(site.module, path, call)
+        if edits:
+            yield Proposal(edits, f"switch {path} to evaluation", changes=CHANGES)
+            return
+
+
+def _where_made(module: Module, path: str, call: SourceCall) -> tuple[SourceEdit, ...]:
+    made = [
+        assign
+        for assign in module.assigns
+        if assign.target == path
+        and assign.how == "="
+        and isinstance(assign.node, ast.Assign)
+        and assign.expression is not call.node
+    ]
+    if len(made) != 1:
+        return ()
+    expression = made[0].expression
+    if not isinstance(expression, ast.Call) or ".eval()" in source(module, expression):
+        return ()
+    if module.name_of(expression.func) == "torch.compile":
+        edit = insert_after(module, made[0].node, f"{path}.eval()") if isinstance(made[0].node, ast.stmt) else None
+        return () if edit is None else (edit,)
+    line, column = expression.end_lineno or expression.lineno, expression.end_col_offset or 0
+    return (SourceEdit(line, column, line, column, ".eval()"),)
+
+
+def _around(site: Site, path: str) -> tuple[SourceEdit, ...]:
+    loop = site.step_loop
+    if loop is None or "backward(" in source(site.module, loop):
+        return ()
+    edits = (insert_before(site.module, loop, f"{path}.eval()"), insert_after(site.module, loop, f"{path}.train()"))
+    return tuple(edit for edit in edits if edit is not None) if None not in edits else ()

@@ -1,0 +1,51 @@
+"""Let an optimizer update all parameters at once: ``fused=True``, or ``foreach=True`` where it has no fused kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torchtriage.diagnose.lint.base import add_keyword, keyword, literal, replace_node
+from torchtriage.diagnose.lint.edits import SourceEdit
+from torchtriage.diagnose.lint.facts import Module, SourceCall
+from torchtriage.diagnose.lint.syntax import path_of
+from torchtriage.measure.fix.edits._torch import calls_at
+from torchtriage.measure.fix.proposal import Proposal, Site
+
+CODES = frozenset({"HST020", "HST114", "LCH014", "LCH016", "OPT041"})
+
+FUSED = frozenset({"Adagrad", "Adam", "AdamW", "SGD"})
+FOREACH = frozenset({"ASGD", "Adadelta", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop"})
+OPTIMIZERS = tuple(f"torch.optim.{name}" for name in sorted(FUSED | FOREACH))
+
+
+def propose(site: Site) -> Iterator[Proposal]:
+    """Yield the option for the optimizer whose step the line takes, or that it makes."""
+    made = site.module.called(*OPTIMIZERS)
+    at = calls_at(site)
+    for call in at:
+        if call in made:
+            yield from _faster(site.module, call)
+        elif call.attr == "step" and call.owner is not None and not call.callees:
+            last = path_of(call.owner).rpartition(".")[2]
+            same = [item for item in made if item.target.rpartition(".")[2] == last]
+            known = same or (made if len(made) == 1 and call.receiver.kind == "optimizer" else [])
+            for item in known[:1]:
+                yield from _faster(site.module, item)
+
+
+def _faster(module: Module, call: SourceCall) -> Iterator[Proposal]:
+    option = "fused" if call.attr in FUSED else "foreach"
+    if any(literal(keyword(call.node, name)) is True for name in ("fused", "foreach", "differentiable")):
+        return
+    edit = _replaced(call, option) or add_keyword(module.text, call.node, option, "True")
+    if edit is not None:
+        yield Proposal((edit,), f"update all parameters at once: {call.attr}(..., {option}=True)")
+
+
+def _replaced(call: SourceCall, option: str) -> SourceEdit | None:
+    """Return the edit of ``foreach=False``, which cannot stand beside ``fused=True``."""
+    for item in call.node.keywords:
+        if item.arg == "foreach" and option == "fused" and literal(item.value) in (False, None):
+            edit = replace_node(item.value, "True")
+            return SourceEdit(item.lineno, item.col_offset, edit.end_line, edit.end_column, "fused=True")
+    return None

@@ -1,0 +1,407 @@
+"""From a program to a patch: record it, try what its findings propose, and put together what is proved.
+
+The program runs in a copy of its project only. A change is in the patch when the program is surely faster with it and
+computes the same, alone and together with the others.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import fmean
+
+from torchtriage.core.errors import TraceFormatError, UsageError
+from torchtriage.core.finding import Finding, Note
+from torchtriage.core.record.launch import find_command, launch
+from torchtriage.core.units import format_count, format_ms
+from torchtriage.core.version import __version__
+from torchtriage.diagnose.lint.edits import Autofix, diff
+from torchtriage.diagnose.lint.edits import apply as apply_edits
+from torchtriage.diagnose.runs.analyze import judge_run
+from torchtriage.diagnose.runs.run_folder import all_recorded
+from torchtriage.diagnose.verdict.options import Options
+from torchtriage.diagnose.verdict.result import Result
+from torchtriage.measure.fix.candidates import Candidate, Files, candidates_of
+from torchtriage.measure.fix.project import ProjectCopy
+from torchtriage.measure.fix.race import Entrant, race
+from torchtriage.measure.fix.result import FIX_SCHEMA, Attempt, AttemptOutcome, FixResult, Unedited
+from torchtriage.measure.fix.side_effects import effects_of, effects_sentences
+from torchtriage.measure.verify.paired_runs import Trial, last_words
+from torchtriage.measure.verify.result import Verification
+from torchtriage.measure.verify.verify import conclude
+
+__all__ = ["Wanted", "fix"]
+
+HEAT = 4
+"""Changes on trial at once: more and the rounds, in which each runs once, last so long that the machine drifts."""
+TIMED_S = 2.0
+"""Of steps in each run: neighbours on the machine are most of what is measured in less."""
+FEWEST_STEPS, MOST_STEPS = 8, 200
+WORTH = 0.01
+"""A change is in the patch when at least this share of the time is surely saved."""
+HALF = 0.5
+LONG_RUN_S = 120.0
+"""Of a program that is ended once it is recorded, and never run to its end again."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the user asks for.
+
+    ``only`` : codes or names of findings. ``allow`` : results may change where that is what a change is for, or where
+    they cannot be compared. ``budget_s`` : after it nothing new is tried.
+    """
+
+    only: frozenset[str] = frozenset()
+    allow: bool = False
+    budget_s: float = 600.0
+
+
+@dataclass
+class _Try:
+    """A change on its way through the trials."""
+
+    candidate: Candidate
+    entrant: Entrant
+    outcome: AttemptOutcome = "not tried"
+    reason: str = "the time was over"
+    verification: Verification | None = None
+
+    @property
+    def keeps_promise(self) -> bool:
+        """Whether it saves half of what the finding surely promises, or most of the time."""
+        cost = self.candidate.finding.cost
+        promised = cost.share_low if cost is not None and cost.per != "window" else 0.0
+        return self.outcome == "faster alone" and self.saves >= min(HALF * promised, HALF)
+
+    @property
+    def saves(self) -> float:
+        """The share of the time that it saves."""
+        return 1 - self.verification.ratio if self.verification is not None else 0.0
+
+
+@dataclass
+class _Fixing:
+    copy: ProjectCopy
+    out: Path
+    wanted: Wanted
+    tell: Callable[[str], None]
+    files: Files = field(init=False)
+    begun_s: float = field(default_factory=time.monotonic)
+    run_s: float = 0.0
+    complete: bool = True
+    steps: int = 40
+
+    def __post_init__(self) -> None:
+        self.files = Files(self.copy.root)
+
+    @property
+    def command(self) -> str:
+        """The command, as the user gave it."""
+        return str(find_command(self.copy.words)).replace(f"{sys.executable} ", "", 1)
+
+    @property
+    def deadline_s(self) -> float:
+        return self.begun_s + self.wanted.budget_s
+
+    def record(self) -> Result:
+        """Record the program in the copy, and return what is found."""
+        folder = self.out / "recording"
+        folder.mkdir(parents=True)
+        log = folder / "output.txt"
+        begun_s = time.monotonic()
+
+        def ended_early() -> int | None:
+            passed_s = time.monotonic() - begun_s
+            if self.complete and passed_s > LONG_RUN_S and all_recorded(folder):
+                self.complete = False
+                return int(signal.SIGINT)
+            return int(signal.SIGKILL) if not self.complete and passed_s > 1.25 * LONG_RUN_S else None
+
+        code = launch(
+            self.copy.command,
+            folder,
+            plan={},
+            compile_log=True,
+            sample=True,
+            effects=True,
+            log=log,
+            cwd=self.copy.cwd,
+            extra_paths=self.copy.extra_paths,
+            while_running=ended_early,
+        )
+        self.run_s = time.monotonic() - begun_s
+        if code in (-signal.SIGINT, -signal.SIGTERM) and self.complete:
+            raise KeyboardInterrupt
+        if code and self.complete:
+            raise UsageError(
+                f"the program ended with exit code {code} in a copy of its project{last_words(log)}",
+                where=self.command,
+                hint="does it need files outside of the project? --project with the folder that holds all it needs",
+            )
+        try:
+            _, results = judge_run(folder, Options(sources=()), command=self.command, exit_code=code, pid=None)
+        except TraceFormatError as error:
+            raise UsageError(f"nothing to fix was recorded: {error}", where=self.command) from error
+        result = results[0]
+        step_ms = result.recorded.step_ms if result.recorded is not None else None
+        if step_ms:
+            self.steps = min(max(round(1000 * TIMED_S / step_ms), FEWEST_STEPS), MOST_STEPS)
+        return result
+
+    def attempt(self, candidates: Sequence[Candidate]) -> list[_Try]:
+        """Try the changes alone: for each finding the first one, and the next where that does not keep the promise."""
+        tries = [_Try(item, Entrant(self.contents([item])[0], self.allows(item))) for item in candidates]
+        waiting = list(tries)
+        while waiting and time.monotonic() < self.deadline_s:
+            # what saves time once a run is measured on whole runs; the others on steps
+            per_run = waiting[0].candidate.per_run
+            heat: list[_Try] = []
+            for row in waiting:
+                others = [other.candidate.finding for other in heat]
+                if row.candidate.per_run == per_run and row.candidate.finding not in others and len(heat) < HEAT:
+                    heat.append(row)
+            self._heat(heat, 0 if per_run else self.steps)
+            mended = [row.candidate.finding for row in heat if row.keeps_promise]
+            for row in waiting:
+                if row.candidate.finding in mended and row not in heat:
+                    row.outcome, row.reason = "not needed", ""
+            waiting = [row for row in waiting if row not in heat and row.candidate.finding not in mended]
+        return tries
+
+    def _heat(self, heat: Sequence[_Try], steps: int) -> None:
+        if steps == 0 and not self.complete:
+            for row in heat:
+                row.reason = f"it saves time once a run, and a run takes more than {format_ms(1000 * LONG_RUN_S)}"
+            return
+        for row in heat:
+            self.tell(f"on trial: {row.candidate.finding.code} {row.candidate.what}")
+        race(
+            self.copy,
+            [row.entrant for row in heat],
+            self.out / f"heat-{time.monotonic_ns()}",
+            steps=steps,
+            deadline_s=self.deadline_s,
+            progress=lambda number, n: self.tell(f"round {number + 1}: the program, and {n} changed"),
+        )
+        for row in heat:
+            self._conclude(row)
+
+    def _conclude(self, row: _Try) -> None:
+        entrant = row.entrant
+        if entrant.error or entrant.trial is None:
+            row.outcome, row.reason = ("failed", entrant.error) if entrant.error else (row.outcome, row.reason)
+            return
+        row.verification = conclude(
+            entrant.trial, before=self.command, after=f"{self.command}, changed", allow=entrant.allow
+        )
+        row.outcome, row.reason = judged(row.verification, allow=entrant.allow)
+
+    def together(self, tries: Sequence[_Try]) -> tuple[list[_Try], Verification | None]:
+        """Return the changes that are in the patch, and what it saves as a whole."""
+        chosen = best_of_each(tries, self.contents)
+        if not chosen:
+            return [], None
+        while len(chosen) > 1:
+            whole = self._whole(chosen)
+            best = max(chosen, key=lambda row: row.saves)
+            if whole is not None and whole.outcome == "faster" and 1 - whole.ratio > best.saves - WORTH:
+                return chosen, whole
+            # they get in each other's way: without the smallest
+            smallest = min(chosen, key=lambda row: row.saves)
+            smallest.reason = "adds nothing to the others"
+            chosen = [row for row in chosen if row is not smallest]
+        return chosen, chosen[0].verification
+
+    def _whole(self, chosen: Sequence[_Try]) -> Verification | None:
+        contents, _ = self.contents([row.candidate for row in chosen])
+        per_run = all(row.candidate.per_run for row in chosen)
+        whole = _Try(chosen[0].candidate, Entrant(contents, any(row.entrant.allow for row in chosen)))
+        self.tell(f"on trial: {len(chosen)} changes together")
+        race(
+            self.copy,
+            [whole.entrant],
+            self.out / f"together-{time.monotonic_ns()}",
+            steps=0 if per_run else self.steps,
+            deadline_s=max(self.deadline_s, time.monotonic() + 60.0),  # what is to be printed is measured
+            progress=lambda number, _: self.tell(f"round {number + 1}: the program, and changed"),
+        )
+        self._conclude(whole)
+        return whole.verification if whole.outcome == "faster alone" else None
+
+    def contents(self, candidates: Iterable[Candidate]) -> tuple[dict[str, bytes], list[Candidate]]:
+        """Return the files that changes make together, and the changes that fit with those before them."""
+        edits: dict[str, list[Autofix]] = {}
+        fitting = []
+        for candidate in candidates:
+            wanted = {path: Autofix(group, candidate.what) for path, group in candidate.edits.items()}
+            tried = {path: [*edits.get(path, []), fix] for path, fix in wanted.items()}
+            if all(wanted[path] in apply_edits(self.files.text(path), group)[1] for path, group in tried.items()):
+                edits |= tried
+                fitting.append(candidate)
+        texts = {path: apply_edits(self.files.text(path), group)[0] for path, group in edits.items()}
+        return {path: self.files.encoded(path, text) for path, text in texts.items()}, fitting
+
+    def patch(self, candidates: Iterable[Candidate]) -> str:
+        """Return changes as one unified diff of the project."""
+        contents, _ = self.contents(candidates)
+        parts = (
+            diff(self.files.text(path), self.files.decoded(path, data), path) for path, data in sorted(contents.items())
+        )
+        return "".join(f"{part}\n" for part in parts)
+
+    def allows(self, candidate: Candidate) -> bool:
+        """Whether other results do not end its trial."""
+        return self.wanted.allow and bool(candidate.changes)
+
+
+def judged(verification: Verification, *, allow: bool) -> tuple[AttemptOutcome, str]:
+    """Return what became of a change that was measured, and why it is in no patch."""
+    if verification.outcome != "faster":
+        return verification.outcome, ""
+    if 1 - verification.ratio_high < WORTH:
+        return "no difference", "less than 1 % is surely saved"
+    if verification.answers.status == "not compared" and not allow:
+        return "not compared", verification.answers.reason
+    return "faster alone", ""
+
+
+def best_of_each(
+    tries: Iterable[_Try], contents: Callable[[list[Candidate]], tuple[dict[str, bytes], list[Candidate]]]
+) -> list[_Try]:
+    """Return the best change for each finding, the one that saves most first, as far as they fit with each other."""
+    chosen: list[_Try] = []
+    for row in sorted(tries, key=lambda row: -row.saves):
+        if row.outcome != "faster alone":
+            continue
+        if any(row.candidate.finding is other.candidate.finding for other in chosen):
+            row.reason = "another change for the same finding saves more"
+            continue
+        together = [*(other.candidate for other in chosen), row.candidate]
+        if len(contents(together)[1]) < len(together):
+            row.reason = "changes the same lines as one that saves more"
+            continue
+        chosen.append(row)
+    return chosen
+
+
+def fix(
+    copy: ProjectCopy, out: Path, wanted: Wanted, *, apply: bool = False, tell: Callable[[str], None] = lambda _: None
+) -> FixResult:
+    """Return the patch that makes a program faster, with the proof.
+
+    ``copy`` : of the project, with the command. ``out`` : a folder for recordings and measurements. ``apply`` : write
+    the patch into the project. ``tell`` : called with a line of text on what is done next.
+
+    Raises UsageError: the program fails, nothing of it could be recorded, or its files were changed meanwhile.
+    """
+    fixing = _Fixing(copy, out, wanted, tell)
+    tell(f"recording {fixing.command} in a copy of {copy.project}")
+    recorded = fixing.record()
+    effects = effects_of(out / "recording", copy, copy.restore())
+    for sentence in effects_sentences(effects):
+        tell(sentence)
+    findings = [finding for finding in recorded.findings if _wanted(finding, wanted.only)]
+    candidates, without = candidates_of(findings, fixing.files)
+    tries = fixing.attempt(candidates)
+    chosen, whole = fixing.together(tries)
+    for row in chosen:
+        row.outcome, row.reason = "in the patch", ""
+    contents, in_patch = fixing.contents(row.candidate for row in chosen)
+    result = FixResult(
+        schema=FIX_SCHEMA,
+        version=__version__,
+        verdict=(),
+        command=fixing.command,
+        project=copy.project.name,
+        attempts=tuple(_attempt(row, fixing) for row in tries),
+        unedited=tuple(
+            Unedited(finding.code, finding.name, *_place(finding, fixing.files), finding.cost)
+            for finding in without
+            if finding.saves
+        ),
+        patch=fixing.patch(in_patch),
+        together=whole,
+        effects=effects,
+        applied=tuple(_written(copy.project, contents, fixing.files)) if apply else (),
+        notes=tuple(_notes(fixing, recorded)),
+    )
+    return replace(result, verdict=_verdict(result))
+
+
+def _written(project: Path, contents: dict[str, bytes], files: Files) -> Iterable[str]:
+    """Write files of the project, none where one was changed by someone else meanwhile; return their names."""
+    for name in contents:
+        if (project / name).read_bytes() != files.encoded(name, files.text(name)):
+            hint = "nothing was written; run fix again"
+            raise UsageError("was changed while its fix was on trial", where=str(project / name), hint=hint)
+    for name, data in contents.items():
+        target = (project / name).resolve()
+        fresh = target.with_name(f".{target.name}.torchtriage")
+        fresh.write_bytes(data)
+        shutil.copymode(target, fresh)
+        fresh.replace(target)
+    return contents
+
+
+def _wanted(finding: Finding, only: Collection[str]) -> bool:
+    if finding.severity == "note" and not finding.saves:
+        return False
+    return not only or finding.code in only or finding.name in only
+
+
+def _attempt(row: _Try, fixing: _Fixing) -> Attempt:
+    finding = row.candidate.finding
+    trial = row.entrant.trial
+    return Attempt(
+        finding.code,
+        finding.name,
+        *_place(finding, fixing.files),
+        promise=finding.cost,
+        edit=row.candidate.edit,
+        what=row.candidate.what,
+        changes=row.candidate.changes,
+        diff=fixing.patch([row.candidate]),
+        outcome=row.outcome,
+        reason=row.reason,
+        trial=row.verification,
+        start_up_ms=_start_up_ms(trial) if trial is not None and trial.per == "step" else None,
+    )
+
+
+def _start_up_ms(trial: Trial) -> float | None:
+    """Return how much longer runs take beside their steps; None where it is not so in each round."""
+    extra = [
+        (after.run_ms - after.n_steps * (after.step_ms or 0)) - (before.run_ms - before.n_steps * (before.step_ms or 0))
+        for before, after in zip(trial.before, trial.after, strict=True)
+    ]
+    return round(fmean(extra), 3) if min(extra) > 0 else None
+
+
+def _place(finding: Finding, files: Files) -> tuple[str, int]:
+    frame = finding.place.frame
+    return (files.path_of(frame) or frame.file, frame.line) if frame is not None else ("", 0)
+
+
+def _notes(fixing: _Fixing, result: Result) -> Iterable[Note]:
+    if not fixing.complete:
+        yield Note("long-run", "info", f"the recorded run was ended after {format_ms(1000 * LONG_RUN_S)}")
+    if fixing.copy.cwd == Path.cwd():
+        yield Note(
+            "outside", "warn", "the current folder is not in the project: files that the program writes there stay"
+        )
+    yield from (note for note in result.notes if note.level == "refuse")
+
+
+def _verdict(result: FixResult) -> tuple[str, ...]:
+    if result.together is None:
+        n = sum(attempt.trial is not None for attempt in result.attempts)
+        tried = f"{format_count(n, 'change')} tried, none is proved" if n else "no finding has a change to try"
+        return (f"No patch: {tried}.",)
+    n = sum(attempt.outcome == "in the patch" for attempt in result.attempts)
+    return (f"{format_count(n, 'change')} in the patch. {result.together.verdict[0]}", result.together.verdict[1])

@@ -1,0 +1,180 @@
+"""A copy of the user's project that programs on trial run in, and that is put back after each of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from torchtriage.core.errors import UsageError
+from torchtriage.core.record.launch import Command, find_command
+from torchtriage.core.units import format_bytes
+
+__all__ = ["MOST_BYTES", "ProjectCopy", "project_of"]
+
+MOST_BYTES = 2 << 30
+MARKERS = (".git", ".hg", "pyproject.toml", "setup.py", "setup.cfg", "requirements.txt")
+LEFT_OUT = frozenset(
+    {".git", ".hg", "__pycache__", "node_modules", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".tox"}
+)
+
+
+def project_of(words: Sequence[str], given: str | None = None) -> Path:
+    """Return the folder that belongs together with a script: that of its repository or package, else its own.
+
+    Where the script lies below the current folder and nothing marks a project, that folder is meant.
+
+    Raises UsageError: the folder that was given does not hold the script.
+    """
+    start = Path.cwd() if words[0] == "-m" else Path(words[0]).absolute().parent
+    start = start.resolve()
+    if given is not None:
+        project = Path(given).resolve()
+        if not start.is_relative_to(project):
+            raise UsageError("expected a folder that holds the script", where=given)
+        return project
+    home = Path.home().resolve()
+    for folder in (start, *start.parents):
+        if folder == home or folder == Path(folder.anchor):
+            break
+        if any((folder / marker).exists() for marker in MARKERS):
+            return folder
+    here = Path.cwd().resolve()
+    return here if start.is_relative_to(here) and here != home and here != Path(here.anchor) else start
+
+
+@dataclass(frozen=True)
+class ProjectCopy:
+    """The copy ``root`` of ``project``, and how a command runs in it."""
+
+    project: Path
+    root: Path
+    words: tuple[str, ...]
+
+    @staticmethod
+    def make(project: Path, into: Path, words: Sequence[str]) -> ProjectCopy:
+        """Copy a project, without repositories, environments, caches and earlier recordings.
+
+        Raises UsageError: it is larger than ``MOST_BYTES``, or cannot be read.
+        """
+        files = list(_files(project))
+        size = sum(path.lstat().st_size for path in files)
+        if size > MOST_BYTES:
+            raise UsageError(
+                f"expected a project of at most {format_bytes(MOST_BYTES)} to copy, found {format_bytes(size)}",
+                where=str(project),
+                hint="--project with the folder that the script needs; data may lie outside of it",
+            )
+        copy = ProjectCopy(project, into.resolve() / (project.name or "project"), tuple(words))
+        copy.root.mkdir(parents=True)
+        copy.restore()
+        return copy
+
+    @cached_property
+    def cwd(self) -> Path:
+        """The folder to run in: the copy of the current one, or the current one itself outside of the project."""
+        here = Path.cwd().resolve()
+        return self._mirrored(here) if here.is_relative_to(self.project) else here
+
+    @cached_property
+    def command(self) -> Command:
+        """The command with absolute names in the project replaced by those in the copy."""
+        found = find_command(self.words)
+        script = Path(self.words[0]).resolve()
+        arguments = [
+            str(self._mirrored(Path(word).resolve()))
+            if Path(word).is_absolute() and Path(word).resolve().is_relative_to(self.project)
+            else str(self._mirrored(script))
+            if number == 0 and script.is_relative_to(self.project) and script.exists()
+            else word
+            for number, word in enumerate(self.words)
+        ]
+        n = len(self.words)
+        return Command((*found.arguments[:-n], *arguments), found.is_script)
+
+    @cached_property
+    def extra_paths(self) -> tuple[str, ...]:
+        """Copies of the folders of the project that modules are imported from, editable installs among them."""
+        inside = [Path(path).resolve() for path in sys.path if path]
+        return tuple(str(self._mirrored(path)) for path in inside if path.is_relative_to(self.project))
+
+    def restore(self) -> list[str]:
+        """Put the copy back as the project is, and return what had been changed, made or deleted, by relative name."""
+        originals, found = (
+            {path.relative_to(root): path for path in _files(root)} for root in (self.project, self.root)
+        )
+        touched = [name for name in found if name not in originals]
+        for name in touched:
+            found[name].unlink()
+        for name, original in originals.items():
+            if name not in found or not _same(original, found[name]):
+                _copy(original, self.root / name)
+                touched.append(name)
+        folders, made = (set(_folders(root)) for root in (self.project, self.root))
+        for folder in sorted(made - folders, reverse=True):
+            shutil.rmtree(self.root / folder, ignore_errors=True)
+        for folder in sorted(folders - made):
+            (self.root / folder).mkdir(parents=True, exist_ok=True)
+        return sorted(path.as_posix() for path in touched)
+
+    @contextlib.contextmanager
+    def changed(self, files: dict[str, bytes]) -> Iterator[None]:
+        """Have files of the copy hold something else for a while; the copy is restored after it."""
+        try:
+            for name, data in files.items():
+                (self.root / name).write_bytes(data)
+            yield
+        finally:
+            self.restore()
+
+    def _mirrored(self, path: Path) -> Path:
+        return self.root / path.relative_to(self.project)
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Yield the files and links below a folder that belong to a project."""
+    for here, _, names in _walk(folder):
+        yield from (here / name for name in names)
+
+
+def _folders(folder: Path) -> Iterator[Path]:
+    for here, names, _ in _walk(folder):
+        yield from ((here / name).relative_to(folder) for name in names)
+
+
+def _walk(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
+    for where, folders, files in os.walk(folder):
+        here = Path(where)
+        links = [name for name in folders if (here / name).is_symlink()]
+        folders[:] = [
+            name
+            for name in folders
+            if name not in LEFT_OUT
+            and name not in links
+            and not name.startswith("torchtriage-run-")
+            and not (here / name / "pyvenv.cfg").exists()
+        ]
+        yield (
+            here,
+            folders,
+            [name for name in (*files, *links) if (here / name).is_symlink() or (here / name).is_file()],
+        )
+
+
+def _copy(path: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.unlink(missing_ok=True)
+    try:
+        shutil.copy2(path, target, follow_symlinks=False)
+    except OSError as error:
+        raise UsageError(f"cannot be copied: {error.strerror}", where=str(path)) from error
+
+
+def _same(original: Path, copy: Path) -> bool:
+    old, new = original.lstat(), copy.lstat()
+    return (old.st_size, old.st_mtime_ns, old.st_mode) == (new.st_size, new.st_mtime_ns, new.st_mode)

@@ -1,0 +1,98 @@
+"""Several changes of one program on trial at once: each round runs the program as it is, and with each of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from torchtriage.core.errors import TriageError
+from torchtriage.measure.fix.project import ProjectCopy
+from torchtriage.measure.verify.agreement import agreement
+from torchtriage.measure.verify.paired_runs import ProgramRun, Trial, is_settled, sample, trial_of
+
+__all__ = ["Entrant", "race"]
+
+MOST_ROUNDS = 9
+ENOUGH_TO_DIFFER = 2
+"""Rounds after which other results end a trial: the spread of the program's own runs is known then."""
+
+
+@dataclass(eq=False)
+class Entrant:
+    """A change on trial: the files it makes, by name in the project, and what is known of it so far.
+
+    ``trial`` : None until there are rounds. ``error`` : why it failed; ``differs`` : it computes something else.
+    """
+
+    files: dict[str, bytes]
+    allow: bool = False
+    trial: Trial | None = None
+    error: str = ""
+    differs: bool = False
+    runs: list[ProgramRun] = field(default_factory=list)
+
+
+def race(
+    copy: ProjectCopy,
+    entrants: Sequence[Entrant],
+    out: Path,
+    *,
+    steps: int,
+    deadline_s: float,
+    progress: Callable[[int, int], None],
+) -> None:
+    """Run all in turns until each is settled, failed, or the time is over.
+
+    ``steps`` : timed steps of a run; 0 for whole runs. ``deadline_s`` : on the monotonic clock; no round begins after
+    it, once there are three. ``progress`` : called with the number of the round and of entrants still in it.
+
+    Raises UsageError: the program as it is failed.
+    """
+    base: list[ProgramRun] = []
+    firsts: list[Literal["before", "after"]] = []
+    live = list(entrants)
+    for number in range(MOST_ROUNDS):
+        if not live or (number >= 3 and time.monotonic() > deadline_s):
+            break
+        progress(number, len(live))
+        folder = out / f"round{number + 1}"
+
+        def before(folder: Path = folder) -> None:
+            base.append(_run(copy, {}, folder / "before", steps))
+
+        # the program as it is runs before the others in one round, after them in the next
+        if number % 2 == 0:
+            before()
+        for place, entrant in enumerate(live[:: -1 if number % 2 else 1]):
+            _run_changed(copy, entrant, folder / f"after{place + 1}", steps)
+        if number % 2:
+            before()
+        firsts.append("after" if number % 2 else "before")
+        for entrant in live:
+            if not entrant.error:
+                entrant.trial = trial_of(base, entrant.runs, firsts)
+                answers = agreement([run.answers for run in base], [run.answers for run in entrant.runs])
+                entrant.differs = answers.status == "differ" and number + 1 >= ENOUGH_TO_DIFFER
+        live = [
+            entrant
+            for entrant in live
+            if not entrant.error
+            and not (entrant.differs and not entrant.allow)
+            and entrant.trial is not None
+            and not is_settled(entrant.trial)
+        ]
+
+
+def _run(copy: ProjectCopy, files: dict[str, bytes], out: Path, steps: int) -> ProgramRun:
+    with copy.changed(files):
+        return sample(copy.command, out, steps=steps, cwd=copy.cwd, extra_paths=copy.extra_paths)
+
+
+def _run_changed(copy: ProjectCopy, entrant: Entrant, out: Path, steps: int) -> None:
+    try:
+        entrant.runs.append(_run(copy, entrant.files, out, steps))
+    except TriageError as error:
+        entrant.error = str(error)

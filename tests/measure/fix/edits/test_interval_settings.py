@@ -28,7 +28,8 @@ def test_a_callback_saves_less_often():
                 if trainer.step % self.every == 0:
                     torch.save(trainer.model.state_dict(), self.folder / "last.pt")
     """
-    assert proposed(before, 'torch.save', "HST102", "interval-settings")[0] == source(after)
+    assert proposed(before, "torch.save", "HST102", "interval-settings")[0] == source(after)
+
 
 def test_a_field_of_a_config_is_larger():
     before = """
@@ -61,7 +62,8 @@ def test_a_field_of_a_config_is_larger():
                 if step % cfg.eval_every == 0:
                     evaluate()
     """
-    assert proposed(before, 'evaluate(', "HST123", "interval-settings")[0] == source(after)
+    assert proposed(before, "evaluate(", "HST123", "interval-settings")[0] == source(after)
+
 
 def test_an_option_has_a_larger_default():
     before = """
@@ -86,7 +88,8 @@ def test_an_option_has_a_larger_default():
             if step % args.log_every == 0:
                 print(loss)
     """
-    assert proposed(before, 'print(', "HST115", "interval-settings")[0] == source(after)
+    assert proposed(before, "print(", "HST115", "interval-settings")[0] == source(after)
+
 
 def test_a_framework_is_told_to_save_less_often():
     before = """
@@ -103,7 +106,8 @@ def test_a_framework_is_told_to_save_less_often():
         trainer = Trainer(model, args)
         trainer.train()
     """
-    assert proposed(before, 'trainer.train()', "HST102", "interval-settings")[0] == source(after)
+    assert proposed(before, "trainer.train()", "HST102", "interval-settings")[0] == source(after)
+
 
 def test_large_numbers_stay():
     before = """
@@ -112,4 +116,4 @@ def test_large_numbers_stay():
             if step % 100 == 0:
                 print(loss)
     """
-    assert not proposed(before, 'print(', "HST115", "interval-settings")
+    assert not proposed(before, "print(", "HST115", "interval-settings")

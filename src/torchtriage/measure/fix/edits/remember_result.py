@@ -30,8 +30,12 @@ def propose(site: Site) -> Iterator[Proposal]:
     if (proposal := _by_target(site, flow)) is not None:
         yield proposal
     function = flow.function(site.function)
-    if function is not None and (proposal := _cached(site, flow, function)) is not None:
-        yield proposal
+    parts = ast.walk(site.statement) if site.statement is not None else ()
+    called = [known for part in parts if isinstance(part, ast.Call) and (known := flow.call(part)) is not None]
+    for callee in [function, *(callee for call in called for callee in call.callees)]:
+        if callee is not None and (proposal := _cached(site, flow, callee)) is not None:
+            yield proposal
+            return
 
 
 def _cached(site: Site, flow: Flow, function: SourceFunction) -> Proposal | None:
@@ -41,12 +45,9 @@ def _cached(site: Site, flow: Flow, function: SourceFunction) -> Proposal | None
         return None
     if any(CACHES.search(name) for name in function.decorators) or node.args.vararg or node.args.kwarg:
         return None
-    again = any(call.context.repeated or call.context.hot or call.context.loop is not None for call in calls)
-    if (
-        not again
-        or not all(_is_hashable(site, call) for call in calls)
-        or any(_is_changed(site, call) for call in calls)
-    ):
+    if not any(_comes_again(call) for call in calls) or not all(_is_hashable(site, call) for call in calls):
+        return None
+    if any(_is_changed(site, call) for call in calls):
         return None
     functools = next((name for name, full in module.aliases.items() if full == "functools"), "")
     direct = next((name for name, full in module.aliases.items() if full == "functools.cache"), "")
@@ -57,6 +58,12 @@ def _cached(site: Site, flow: Flow, function: SourceFunction) -> Proposal | None
             return None
         edits.append(added)
     return Proposal(tuple(edits), f"remember what {function.name}() gives for the same arguments")
+
+
+def _comes_again(call: SourceCall) -> bool:
+    """Return whether a call may be made more than once: in a loop, or in a function that does not set up."""
+    function = call.context.function
+    return call.context.loop is not None or (function is not None and not function.sets_up and function.name != "main")
 
 
 def _is_hashable(site: Site, call: SourceCall) -> bool:

@@ -160,13 +160,14 @@ class _Fixing:
         waiting = list(tries)
         while waiting and time.monotonic() < self.deadline_s:
             # what saves time once a run is measured on whole runs; the others on steps
-            per_run = waiting[0].candidate.per_run
+            first = waiting[0].candidate
             heat: list[_Try] = []
             for row in waiting:
                 others = [other.candidate.finding for other in heat]
-                if row.candidate.per_run == per_run and row.candidate.finding not in others and len(heat) < HEAT:
+                alike = row.candidate.per_run == first.per_run and row.candidate.finding.saves == first.finding.saves
+                if alike and row.candidate.finding not in others and len(heat) < HEAT:
                     heat.append(row)
-            self._heat(heat, 0 if per_run else self.steps)
+            self._heat(heat, 0 if first.per_run else self.steps)
             mended = [row.candidate.finding for row in heat if row.keeps_promise]
             for row in waiting:
                 if row.candidate.finding in mended and row not in heat:

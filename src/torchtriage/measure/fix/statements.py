@@ -38,6 +38,7 @@ __all__ = [
     "source",
     "statement_edit",
     "unwrap",
+    "without_keyword",
     "wrap",
 ]
 
@@ -171,6 +172,20 @@ def import_edit(module: Module, text: str) -> SourceEdit | None:
     if last is None:
         return SourceEdit(1, 0, 1, 0, f"{text}\n")
     return insert_after(module, last, text)
+
+
+def without_keyword(call: ast.Call, name: str) -> SourceEdit | None:
+    """Return the edit that takes a keyword argument out; None where it is the first of all arguments."""
+    parts: list[ast.expr] = sorted(
+        (*call.args, *(item.value for item in call.keywords)), key=lambda part: (part.lineno, part.col_offset)
+    )
+    given = next((item.value for item in call.keywords if item.arg == name), None)
+    at = parts.index(given) if given is not None else 0
+    if given is None or not at:
+        return None
+    before = parts[at - 1]
+    end = (before.end_lineno or 0, before.end_col_offset or 0)
+    return SourceEdit(*end, given.end_lineno or 0, given.end_col_offset or 0, "")
 
 
 def replace(node: ast.expr, text: str) -> SourceEdit:

@@ -1,0 +1,195 @@
+"""Arithmetic on one tensor after another, written as arithmetic on lists of tensors (``torch._foreach_*``)."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from torchtriage.diagnose.lint.syntax import names_in, path_of
+from torchtriage.diagnose.lint.torch_names import words
+
+__all__ = ["Lists", "NotListsError"]
+
+OPERATORS: dict[type[ast.operator], str] = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div"}
+UNARY = words(
+    "abs ceil cos erf exp expm1 floor log log10 log1p log2 neg reciprocal round rsqrt sigmoid sign sin sqrt tanh"
+)
+BINARY = words("add clamp_max clamp_min copy div lerp maximum minimum mul pow sub")
+TERNARY = words("addcdiv addcmul")
+SAME = frozenset({"data", "detach"})
+
+
+class NotListsError(Exception):
+    """Something that no operator on lists computes."""
+
+
+@dataclass
+class Lists:
+    """Translates expressions and statements; ``names`` : the list that stands for each variable of the loop.
+
+    ``entries`` : makes the list of an attribute or an entry (``p.grad``, ``state[k]``). ``source`` : gives the text of
+    a node. ``free`` : gives a name that nothing has. ``rows`` : the statements so far.
+    """
+
+    torch: str
+    names: dict[str, str]
+    source: Callable[[ast.AST], str]
+    entries: Callable[[ast.expr], str]
+    free: Callable[[str], str]
+    rows: list[str] = field(default_factory=list)
+
+    def is_list(self, node: ast.AST) -> bool:
+        """Return whether an expression is another one for each tensor."""
+        return bool(names_in(node) & set(self.names))
+
+    def expression(self, node: ast.expr) -> str:
+        """Return an expression over lists. Raises NotListsError."""
+        if not self.is_list(node):
+            return self.source(node)
+        if isinstance(node, ast.Name):
+            return self.names[node.id]
+        if isinstance(node, ast.Attribute) and node.attr in SAME:
+            return self.expression(node.value)
+        if isinstance(node, ast.Attribute | ast.Subscript):
+            return self.entries(node)
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            return self._call("neg", [self.expression(node.operand)])
+        if isinstance(node, ast.BinOp):
+            return self._binary(node)
+        if isinstance(node, ast.Call):
+            return self._called(node)
+        raise NotListsError
+
+    def statement(self, node: ast.stmt) -> None:
+        """Add the rows for a statement. Raises NotListsError."""
+        if (
+            isinstance(node, ast.AugAssign)
+            and type(node.op) in OPERATORS
+            and not isinstance(node.target, ast.Subscript)
+        ):
+            self._in_place(OPERATORS[type(node.op)], self.expression(node.target), [node.value], [])
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            self._chain(node.value)
+        elif isinstance(node, ast.Assign) and len(node.targets) == 1:
+            target = node.targets[0]
+            if isinstance(target, ast.Name) and self.is_list(node.value) and target.id not in self.names:
+                self.rows.append(f"{target.id} = {self.expression(node.value)}")
+                self.names[target.id] = target.id
+            elif isinstance(target, ast.Attribute) and target.attr == "data":
+                self._in_place("copy", self.expression(target), [node.value], [])
+            else:
+                raise NotListsError
+        else:
+            raise NotListsError
+
+    def _binary(self, node: ast.BinOp) -> str:
+        left, right = node.left, node.right
+        if isinstance(node.op, ast.Pow) and not self.is_list(right):
+            return self._call("pow", [self.expression(left), self.source(right)])
+        name = OPERATORS.get(type(node.op))
+        if name is None:
+            raise NotListsError
+        if not self.is_list(left):
+            if name not in ("add", "mul"):
+                raise NotListsError
+            left, right = right, left
+        first = self.expression(left)
+        if name == "div" and self.is_list(right) and isinstance(right, ast.BinOp):
+            return self._call(name, [first, self._row("denom", self.expression(right))])
+        return self._call(name, [first, *self._scaled(name, right)])
+
+    def _scaled(self, name: str, node: ast.expr) -> list[str]:
+        """Return the second operand, a factor as ``alpha`` where the operator has one."""
+        if name in ("add", "sub") and isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+            for factor, other in ((node.left, node.right), (node.right, node.left)):
+                if not self.is_list(factor) and self.is_list(other):
+                    return [self.expression(other), f"alpha={self.source(factor)}"]
+        return [self.expression(node)]
+
+    def _called(self, node: ast.Call) -> str:
+        if not isinstance(node.func, ast.Attribute):
+            raise NotListsError
+        given = list(node.args) if path_of(node.func.value) == self.torch else [node.func.value, *node.args]
+        name = node.func.attr
+        if name in SAME:
+            return self.expression(given[0])
+        if name == "square":
+            return self._call("mul", [self.expression(given[0])] * 2)
+        return self._call(name, *self._arguments(name, given, node.keywords))
+
+    def _arguments(self, name: str, given: list[ast.expr], keywords: list[ast.keyword]) -> tuple[list[str], list[str]]:
+        n = 1 if name in UNARY else 2 if name in BINARY else 3 if name in TERNARY else 0
+        options = [f"{item.arg}={self.source(item.value)}" for item in keywords]
+        if not given or not self.is_list(given[0]) or any(self.is_list(item.value) for item in keywords):
+            raise NotListsError
+        if name == "lerp" and len(given) == 3:
+            n = 3
+        if name in ("add", "sub") and len(given) == 2 and not options:
+            return [self.expression(given[0]), *self._scaled(name, given[1])], []
+        if n == 0 or len(given) != n or any(item.arg not in ("alpha", "value", "weight") for item in keywords):
+            raise NotListsError
+        return [self.expression(item) for item in given], [item.removeprefix("weight=") for item in options]
+
+    def _chain(self, node: ast.Call) -> None:
+        """Add the rows of ``m.mul_(a).add_(g, alpha=b)``."""
+        links: list[ast.Call] = []
+        base: ast.expr = node
+        while isinstance(base, ast.Call) and isinstance(base.func, ast.Attribute) and base.func.attr.endswith("_"):
+            links.insert(0, base)
+            base = base.func.value
+        if not links or not self.is_list(base):
+            raise NotListsError
+        target = self.expression(base)
+        for link in links:
+            assert isinstance(link.func, ast.Attribute)
+            self._in_place(link.func.attr[:-1], target, link.args, link.keywords)
+
+    def _in_place(self, name: str, target: str, given: list[ast.expr], keywords: list[ast.keyword]) -> None:
+        if name == "zero" and not given:
+            self.rows.append(f"{self.torch}._foreach_zero_({target})")
+            return
+        if name == "copy" and given and self._mixed(target, given[0]):
+            return
+        if name in ("add", "sub") and len(given) == 1 and not keywords:
+            parts = self._scaled(name, given[0])
+        else:
+            options = [f"{item.arg}={self.source(item.value)}" for item in keywords if not self.is_list(item.value)]
+            n = 0 if name in UNARY else 2 if name in TERNARY or (name == "lerp" and len(given) == 2) else 1
+            if name not in UNARY | BINARY | TERNARY or len(given) != n or len(options) != len(keywords):
+                raise NotListsError
+            parts = [*(self.expression(item) for item in given), *(item.removeprefix("weight=") for item in options)]
+        if parts and "(" in parts[0] and parts[0].startswith(f"{self.torch}._foreach") and len(parts[0]) > 60:
+            parts[0] = self._row("update", parts[0])
+        self.rows.append(f"{self.torch}._foreach_{name}_({', '.join([target, *parts])})")
+
+    def _mixed(self, target: str, node: ast.expr) -> bool:
+        """Add the rows of ``t.copy_(a * p + (1 - a) * t)``, which need no list in between."""
+        if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Add):
+            return False
+        terms = [self._term(part) for part in (node.left, node.right)]
+        own = [term for term in terms if term is not None and term[1] == target]
+        other = [term for term in terms if term is not None and term[1] != target]
+        if len(own) != 1 or len(other) != 1:
+            return False
+        self.rows.append(f"{self.torch}._foreach_mul_({target}, {own[0][0]})")
+        self.rows.append(f"{self.torch}._foreach_add_({target}, {other[0][1]}, alpha={other[0][0]})")
+        return True
+
+    def _term(self, node: ast.expr) -> tuple[str, str] | None:
+        if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Mult):
+            return None
+        for factor, other in ((node.left, node.right), (node.right, node.left)):
+            if not self.is_list(factor) and self.is_list(other):
+                return self.source(factor), self.expression(other)
+        return None
+
+    def _row(self, name: str, text: str) -> str:
+        name = self.free(name)
+        self.rows.append(f"{name} = {text}")
+        return name
+
+    def _call(self, name: str, given: list[str], options: list[str] | None = None) -> str:
+        if name not in UNARY | BINARY | TERNARY:
+            raise NotListsError
+        return f"{self.torch}._foreach_{name}({', '.join([*given, *(options or [])])})"

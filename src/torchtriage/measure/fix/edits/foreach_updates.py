@@ -1,0 +1,191 @@
+"""Update all parameters with a few calls: a loop over tensors becomes operators on lists of them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from torchtriage.diagnose.lint.edits import SourceEdit, lines_of
+from torchtriage.diagnose.lint.facts import Module
+from torchtriage.diagnose.lint.syntax import names_in, path_of
+from torchtriage.measure.fix.edits._foreach import Lists, NotListsError
+from torchtriage.measure.fix.edits._torch import torch_in
+from torchtriage.measure.fix.proposal import Proposal, Site
+from torchtriage.measure.fix.statements import indent_of, source
+
+CODES = frozenset({"HST020", "HST114", "LCH014", "LCH015", "LCH016"})
+
+PLURALS = {"p": "params", "param": "params", "parameter": "parameters"}
+
+
+def propose(site: Site) -> Iterator[Proposal]:
+    """Yield the loop around the line as operators on lists, where its body is arithmetic on parameters."""
+    for loop in site.loops:
+        if isinstance(loop, ast.For) and not loop.orelse:
+            try:
+                rows, torch = _rows(site.module, loop)
+            except NotListsError:
+                continue
+            edit = _instead(site.module, loop, rows)
+            imports = torch_in(site.module)[1]
+            if edit is not None:
+                yield Proposal((edit, *imports), f"the loop in line {loop.lineno} on lists: {torch}._foreach_...")
+            return
+
+
+class _Loop:
+    """A loop over tensors: the lists that it goes over, in rows before the arithmetic."""
+
+    def __init__(self, module: Module, loop: ast.For) -> None:
+        self.module, self.loop = module, loop
+        self.rows: list[str] = []
+        self.lists: dict[str, str] = {}
+        self.taken = {node.id for node in ast.walk(module.scope(loop)) if isinstance(node, ast.Name)}
+        self.made: dict[str, str] = {}
+        body, test = _guarded(loop)
+        self.body = body
+        self._begin(test)
+
+    def _begin(self, test: str) -> None:
+        targets = [item.id for item in _targets(self.loop)]
+        used = set().union(*(names_in(item) for item in self.body))
+        iterated = self.loop.iter
+        name = self.module.name_of(iterated.func) if isinstance(iterated, ast.Call) else ""
+        zipped = list(iterated.args) if isinstance(iterated, ast.Call) and name == "zip" else []
+        if zipped and len(zipped) == len(targets) and not test:
+            for target, item in zip(targets, zipped, strict=True):
+                self.lists[target] = self._named(target, item)
+            return
+        head = f"for {source(self.module, self.loop.target)} in {source(self.module, iterated)}{test}"
+        wanted = [target for target in targets if target in used]
+        if len(targets) == 1 and not test:
+            self.lists[targets[0]] = self._named(targets[0], iterated)
+        elif len(wanted) == 1:
+            self.lists[wanted[0]] = self._new(_plural(wanted[0]), f"[{wanted[0]} {head}]")
+        else:
+            names = [self.free(_plural(target)) for target in wanted]
+            whole = wanted == targets and not test
+            pairs = source(self.module, iterated) if whole else f"[({', '.join(wanted)}) {head}]"
+            self.rows.append(f"{', '.join(names)} = zip(*{pairs})")
+            self.lists |= dict(zip(wanted, names, strict=True))
+
+    def _named(self, target: str, node: ast.expr) -> str:
+        """Return the name of a list: its own, or that of a new list of what is iterated."""
+        text = source(self.module, node)
+        if path_of(node) and self._is_list(node):
+            return text
+        if any(isinstance(part, ast.Yield | ast.Await) for part in ast.walk(node)) or "open(" in text:
+            raise NotListsError
+        return self._new(_plural(target), f"list({text})")
+
+    def _is_list(self, node: ast.expr) -> bool:
+        if self.module.value(node).kind == "list":
+            return True
+        path = path_of(node)
+        for statement in ast.walk(self.module.tree):
+            if not isinstance(statement, ast.Assign):
+                continue
+            for target in statement.targets:
+                pairs = (
+                    zip(target.elts, statement.value.elts, strict=False)
+                    if isinstance(target, ast.Tuple) and isinstance(statement.value, ast.Tuple)
+                    else [(target, statement.value)]
+                )
+                for item, value in pairs:
+                    if path_of(item) == path:
+                        made = path_of(value.func) if isinstance(value, ast.Call) else ""
+                        return isinstance(value, ast.ListComp | ast.List) or made == "list"
+        return False
+
+    def free(self, name: str) -> str:
+        while name in self.taken:
+            name += "_"
+        self.taken.add(name)
+        return name
+
+    def _new(self, name: str, text: str) -> str:
+        if text not in self.made:
+            self.made[text] = self.free(name)
+            self.rows.append(f"{self.made[text]} = {text}")
+        return self.made[text]
+
+    def entries(self, node: ast.expr) -> str:
+        """Return the list of an attribute, or an entry, of each tensor."""
+        inside = [name for name in self.lists if name in names_in(node)]
+        if len(inside) != 1 or not isinstance(node, ast.Attribute | ast.Subscript):
+            raise NotListsError
+        if isinstance(node, ast.Attribute) and (node.attr != "grad" or path_of(node) == ""):
+            raise NotListsError
+        name = "grads" if isinstance(node, ast.Attribute) else f"{path_of(node.value).rpartition('.')[2]}_values"
+        return self._new(name, f"[{source(self.module, node)} for {inside[0]} in {self.lists[inside[0]]}]")
+
+
+def _rows(module: Module, loop: ast.For) -> tuple[list[str], str]:
+    torch, _ = torch_in(module)
+    known = _Loop(module, loop)
+    if not any(_is_tensors(module, node) for node in ast.walk(loop)):
+        raise NotListsError
+    lists = Lists(torch, dict(known.lists), lambda node: source(module, node), known.entries, known.free)
+    stored: list[str] = []
+    for statement in known.body:
+        target = statement.targets[0] if isinstance(statement, ast.Assign) else None
+        if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Name) and path_of(target.value):
+            assert isinstance(statement, ast.Assign)
+            key = known.lists.get(target.slice.id)
+            if key is None or stored:
+                raise NotListsError
+            text = f"{source(module, target.value)}.update(zip({key}, {lists.expression(statement.value)}))"
+            lists.rows.append(text)
+            stored.append(text)
+        else:
+            lists.statement(statement)
+    local = set(lists.names) - set(known.lists)
+    inside = set(ast.walk(loop))
+    if any(
+        node.id in local for node in ast.walk(module.scope(loop)) if isinstance(node, ast.Name) and node not in inside
+    ):
+        raise NotListsError  # what the last turn left is used
+    return [*known.rows, *lists.rows], torch
+
+
+def _is_tensors(module: Module, node: ast.AST) -> bool:
+    """Return whether an expression shows that the loop goes over parameters, gradients or a state."""
+    if isinstance(node, ast.Attribute):
+        return node.attr in ("grad", "data", "state_dict", "parameters", "named_parameters")
+    return isinstance(node, ast.expr) and module.value(node).of == "parameter"
+
+
+def _targets(loop: ast.For) -> list[ast.Name]:
+    items = loop.target.elts if isinstance(loop.target, ast.Tuple) else [loop.target]
+    names = [item for item in items if isinstance(item, ast.Name)]
+    if len(names) != len(items):
+        raise NotListsError
+    return names
+
+
+def _guarded(loop: ast.For) -> tuple[list[ast.stmt], str]:
+    """Return the arithmetic of a body and the condition that it is behind, as part of a comprehension."""
+    first = loop.body[0]
+    if isinstance(first, ast.If) and not first.orelse:
+        if len(loop.body) == 1:
+            return first.body, f" if {ast.unparse(first.test)}"
+        skips = len(first.body) == 1 and isinstance(first.body[0], ast.Continue)
+        test = first.test
+        if skips and isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Is):
+            return loop.body[1:], f" if {ast.unparse(test.left)} is not {ast.unparse(test.comparators[0])}"
+        raise NotListsError
+    return loop.body, ""
+
+
+def _plural(name: str) -> str:
+    return PLURALS.get(name, f"{name}s")
+
+
+def _instead(module: Module, loop: ast.For, rows: list[str]) -> SourceEdit | None:
+    """Return the edit that puts rows in the place of a loop; None where comments in it would be lost."""
+    indent = indent_of(module, loop)
+    last = loop.end_lineno or loop.lineno
+    text = lines_of(module.text)[loop.lineno - 1 : last]
+    if indent is None or any("#" in row for row in text):
+        return None
+    return SourceEdit(loop.lineno, 0, last + 1, 0, "".join(f"{indent}{row}\n" for row in rows))

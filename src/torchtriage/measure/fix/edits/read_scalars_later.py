@@ -1,0 +1,146 @@
+"""Add up on the device what a loop reads in each step, and read it once after the loop, or where it is shown."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from torchtriage.diagnose.lint.base import literal
+from torchtriage.diagnose.lint.edits import SourceEdit
+from torchtriage.diagnose.lint.syntax import names_in
+from torchtriage.measure.fix.edits._torch import torch_in
+from torchtriage.measure.fix.proposal import Loop, Proposal, Site
+from torchtriage.measure.fix.statements import body_of, insert_after, move_before, source
+
+CODES = frozenset({"LCH014", "SYN001", "SYN004"})
+
+COUNTS = re.compile(r"==|!=|[<>]|argmax|\beq\(|\bne\(")
+
+
+def propose(site: Site) -> Iterator[Proposal]:
+    """Yield all sums and lists of the loop read after it; else the read moved to where its value is shown."""
+    loop = site.step_loop
+    if loop is None:
+        return
+    edits: list[SourceEdit] = []
+    for item in loop.body:
+        edits += _later(site, item)
+    if edits:
+        yield Proposal(tuple(edits), f"read what the loop in line {loop.lineno} adds up after it")
+    elif (statement := site.statement) is not None:
+        moved = _where_shown(site, statement)
+        if moved:
+            yield Proposal(moved, f"read line {statement.lineno}'s value only where it is shown")
+
+
+def _read(node: ast.AST) -> tuple[ast.Call, ast.expr] | None:
+    """Return the one read of a tensor in an expression, and the tensor."""
+    found: list[tuple[ast.Call, ast.expr]] = []
+    for part in ast.walk(node):
+        if not isinstance(part, ast.Call):
+            continue
+        if isinstance(part.func, ast.Attribute) and part.func.attr == "item" and not part.args:
+            found.append((part, part.func.value))
+        elif isinstance(part.func, ast.Name) and part.func.id == "float" and len(part.args) == 1:
+            found.append((part, part.args[0]))
+    return found[0] if len(found) == 1 else None
+
+
+def _later(site: Site, statement: ast.stmt) -> list[SourceEdit]:
+    """Return the edits for ``total += loss.item()`` and ``losses.append(loss.item())``."""
+    name, value, how = _gathered(statement)
+    read = _read(value) if value is not None else None
+    if not name or read is None or value is None or (how == "append" and read[0] is not value):
+        return []
+    start, outer = _start(site, name, statement)
+    if start is None or outer is None or _is_used(site, name, statement, outer):
+        return []
+    call, tensor = read
+    text = source(site.module, tensor)
+    if not isinstance(tensor, ast.Name | ast.Attribute | ast.Call | ast.Subscript):
+        text = f"({text})"
+    end = (call.end_lineno or 0, call.end_col_offset or 0)
+    if how == "append":
+        after = f"{name} = {torch_in(site.module)[0]}.stack({name}).tolist()"
+    else:
+        whole = type(literal(start)) is int and COUNTS.search(text)
+        after = f"{name} = {'int' if whole else 'float'}({name})"
+    edit = insert_after(site.module, outer, after)
+    if edit is None:
+        return []
+    return [SourceEdit(call.lineno, call.col_offset, *end, f"{text}.detach()"), edit]
+
+
+def _gathered(statement: ast.stmt) -> tuple[str, ast.expr | None, str]:
+    if isinstance(statement, ast.AugAssign) and isinstance(statement.op, ast.Add):
+        target = statement.target
+        return (target.id if isinstance(target, ast.Name) else "", statement.value, "+=")
+    if isinstance(statement, ast.Expr) and isinstance(call := statement.value, ast.Call) and len(call.args) == 1:
+        func = call.func
+        if isinstance(func, ast.Attribute) and func.attr == "append" and isinstance(func.value, ast.Name):
+            return func.value.id, call.args[0], "append"
+    return "", None, ""
+
+
+def _start(site: Site, name: str, statement: ast.stmt) -> tuple[ast.expr | None, Loop | None]:
+    """Return what a name is before the loop, and the outermost loop after that which holds the statement."""
+    node: ast.AST = statement
+    outer: Loop | None = None
+    while node in site.module.parents and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        if isinstance(node, Loop):
+            outer = node
+            for before in body_of(site.module, node) or []:
+                if before is node:
+                    break
+                for target, value in _pairs(before):
+                    if isinstance(target, ast.Name) and target.id == name:
+                        return value, outer
+        node = site.module.parents[node]
+    return None, None
+
+
+def _pairs(statement: ast.stmt) -> Iterator[tuple[ast.expr, ast.expr]]:
+    if isinstance(statement, ast.Assign):
+        for target in statement.targets:
+            if isinstance(target, ast.Tuple) and isinstance(statement.value, ast.Tuple):
+                yield from zip(target.elts, statement.value.elts, strict=False)
+            else:
+                yield target, statement.value
+
+
+def _is_used(site: Site, name: str, statement: ast.stmt, loop: Loop) -> bool:
+    """Return whether the loop does more with a name than show it as text, which a tensor can be as well."""
+    own = set(ast.walk(statement))
+    for part in ast.walk(loop):
+        if not isinstance(part, ast.Name) or part.id != name or part in own:
+            continue
+        shown = site.module.around(part, ast.FormattedValue)
+        if not isinstance(shown, ast.FormattedValue) or shown.format_spec is None:
+            return True
+    return False
+
+
+def _where_shown(site: Site, statement: ast.stmt) -> tuple[SourceEdit, ...]:
+    """Return the edits that move ``value = loss.item()`` into the one condition that uses the value."""
+    body = body_of(site.module, statement)
+    if not isinstance(statement, ast.Assign) or body is None or _read(statement.value) is None:
+        return ()
+    name = statement.targets[0]
+    if not isinstance(name, ast.Name) or len(statement.targets) != 1:
+        return ()
+    rest = body[body.index(statement) + 1 :]
+    users = [item for item in rest if name.id in names_in(item)]
+    everywhere = [item for item in site.module.names(name.id, site.module.scope(name)) if item is not name]
+    if len(users) != 1 or not isinstance(users[0], ast.If) or name.id in names_in(users[0].test) or users[0].orelse:
+        return ()
+    inside = set(ast.walk(users[0]))
+    if any(item not in inside for item in everywhere):
+        return ()
+    needed = names_in(statement.value)
+    changed = {item.id for other in rest for item in ast.walk(other) if isinstance(item, ast.Name) and _stores(item)}
+    return move_before(site.module, statement, users[0].body[0]) if not needed & changed else ()
+
+
+def _stores(node: ast.Name) -> bool:
+    return isinstance(node.ctx, ast.Store)

@@ -1,0 +1,105 @@
+from measure.fix.proposing import proposed
+
+EDIT = "foreach-updates"
+
+
+def test_an_optimizer_written_out():
+    before = """
+        import torch
+
+        class Adam:
+            def __init__(self, params, lr):
+                self.params, self.lr = list(params), lr
+                self.m = [torch.zeros_like(p) for p in self.params]
+                self.v = [torch.zeros_like(p) for p in self.params]
+
+            @torch.no_grad()
+            def step(self):
+                for p, m, v in zip(self.params, self.m, self.v):
+                    m.mul_(0.9).add_(p.grad, alpha=0.1)
+                    v.mul_(0.99).addcmul_(p.grad, p.grad, value=0.01)
+                    p.sub_(self.lr * m / (v.sqrt() + 1e-8))
+    """
+    (after,) = proposed(before, "m.mul_", "LCH016", EDIT)
+    assert after.endswith("""
+    def step(self):
+        grads = [p.grad for p in self.params]
+        torch._foreach_mul_(self.m, 0.9)
+        torch._foreach_add_(self.m, grads, alpha=0.1)
+        torch._foreach_mul_(self.v, 0.99)
+        torch._foreach_addcmul_(self.v, grads, grads, value=0.01)
+        denom = torch._foreach_add(torch._foreach_sqrt(self.v), 1e-8)
+        update = torch._foreach_div(torch._foreach_mul(self.m, self.lr), denom)
+        torch._foreach_sub_(self.params, update)
+""")
+
+
+def test_an_average_in_a_dictionary():
+    before = """
+        import torch
+
+        for step in range(100):
+            train(step)
+            for k, v in model.state_dict().items():
+                ema[k] = decay * ema[k] + (1 - decay) * v
+    """
+    (after,) = proposed(before, "ema[k] =", "LCH016", EDIT)
+    assert "    ks, vs = zip(*model.state_dict().items())\n    ema_values = [ema[k] for k in ks]\n" in after
+    assert "torch._foreach_add(torch._foreach_mul(ema_values, decay), vs, alpha=1 - decay)" in after
+    assert not proposed(after, "ema.update", "LCH016", EDIT)
+
+
+def test_a_target_network():
+    before = """
+        import torch
+
+        def soft_update(target, online, tau):
+            with torch.no_grad():
+                for tp, p in zip(target.parameters(), online.parameters()):
+                    tp.data.copy_(tau * p.data + (1.0 - tau) * tp.data)
+    """
+    (after,) = proposed(before, "tp.data.copy_", "LCH016", EDIT)
+    assert after.endswith("""
+        tps = list(target.parameters())
+        params = list(online.parameters())
+        torch._foreach_mul_(tps, 1.0 - tau)
+        torch._foreach_add_(tps, params, alpha=tau)
+""")
+
+
+def test_steps_of_gradient_descent_behind_a_condition():
+    before = """
+        import torch
+
+        @torch.no_grad()
+        def step(model, lr):
+            for p in model.parameters():
+                if p.grad is None:
+                    continue
+                p -= lr * p.grad
+    """
+    (after,) = proposed(before, "p -= lr", "LCH016", EDIT)
+    assert after.endswith("""
+    params = [p for p in model.parameters() if p.grad is not None]
+    grads = [p.grad for p in params]
+    torch._foreach_sub_(params, grads, alpha=lr)
+""")
+
+
+def test_nothing_for_what_no_list_computes():
+    before = """
+        import torch
+
+        def step(params, state):
+            for p in params:
+                p.data.add_(project(p.grad), alpha=-0.1)
+            for p in params:
+                # as in the paper
+                p.data.add_(p.grad, alpha=-0.1)
+            for p in params:
+                print(p.grad.norm())
+            for x in range(10):
+                y = x * 2
+    """
+    for line in ("project", "p.data.add_(p.grad", "print(", "y = x"):
+        assert not proposed(before, line, "LCH016", EDIT)

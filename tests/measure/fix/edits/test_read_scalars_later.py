@@ -1,0 +1,73 @@
+from measure.fix.proposing import proposed
+
+EDIT = "read-scalars-later"
+
+
+def test_sums_of_a_loop_are_read_after_it():
+    before = """
+        import torch
+
+        def evaluate(model, loader):
+            total, correct, n = 0.0, 0, 0
+            for x, y in loader:
+                out = model(x)
+                total += loss_fn(out, y).item() * x.size(0)
+                correct += (out.argmax(1) == y).sum().item()
+                n += x.size(0)
+            return total / n, correct / n
+    """
+    (after,) = proposed(before, "total += ", "SYN001", EDIT)
+    assert "total += loss_fn(out, y).detach() * x.size(0)\n" in after
+    assert "correct += (out.argmax(1) == y).sum().detach()\n" in after
+    assert "        n += x.size(0)\n    total = float(total)\n    correct = int(correct)\n    return" in after
+    assert not proposed(after, "total += ", "SYN001", EDIT)
+
+
+def test_a_list_of_a_script_is_read_after_all_epochs():
+    before = """
+        import torch
+
+        losses = []
+        for epoch in range(3):
+            for x in loader:
+                loss = model(x).mean()
+                loss.backward()
+                losses.append(loss.item())
+        print(losses[-1])
+    """
+    (after,) = proposed(before, "losses.append", "SYN001", EDIT)
+    assert after.endswith("losses.append(loss.detach())\nlosses = torch.stack(losses).tolist()\nprint(losses[-1])\n")
+
+
+def test_a_value_that_is_shown_now_and_then():
+    before = """
+        class Trainer:
+            def fit(self, loader):
+                for step, x in enumerate(loader):
+                    loss = self.model(x).mean()
+                    loss.backward()
+                    value = loss.item()
+                    self.opt.step()
+                    if step % 50 == 0:
+                        print(step, value)
+    """
+    (after,) = proposed(before, "value = ", "SYN001", EDIT)
+    assert (
+        "            if step % 50 == 0:\n                value = loss.item()\n                print(step, value)\n"
+        in after
+    )
+
+
+def test_nothing_where_each_step_uses_the_value():
+    before = """
+        def fit(model, loader):
+            best, history = 1e9, []
+            for x in loader:
+                loss = model(x).mean()
+                value = loss.item()
+                best = min(best, value)
+                history.append(loss.item())
+                scheduler.step(history[-1])
+    """
+    assert not proposed(before, "value = ", "SYN001", EDIT)
+    assert not proposed(before, "history.append", "SYN001", EDIT)

@@ -9,6 +9,7 @@ import ast
 import difflib
 import io
 import re
+import sys
 import tokenize
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -42,6 +43,8 @@ __all__ = [
 ]
 
 INDENT = "    "
+SHORT = {"numpy": "np"}
+"""What packages are imported as."""
 LINE = 88
 """Characters of a line, in a file whose own lines are not longer."""
 
@@ -295,8 +298,33 @@ def imported(module: Module, full: str) -> tuple[str, tuple[SourceEdit, ...]]:
     for name, known in module.aliases.items():
         if holder == known or holder.startswith(f"{known}."):
             return f"{name}{full.removeprefix(known)}", ()
-    edit_or_none = import_edit(module, f"from {holder} import {last}")
-    return last, (edit_or_none,) if edit_or_none is not None else ()
+    short = SHORT.get(holder)
+    edit_or_none = _sorted_import(module, f"import {holder} as {short}" if short else f"from {holder} import {last}")
+    return f"{short}.{last}" if short else last, (edit_or_none,) if edit_or_none is not None else ()
+
+
+def _sorted_import(module: Module, text: str) -> SourceEdit | None:
+    """Return the edit that adds an import among those like it, in the order of their names."""
+    new = ast.parse(text).body[0]
+    first = [node for node in module.tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    section = [
+        node for node in first if (_root(node) in sys.stdlib_module_names) == (_root(new) in sys.stdlib_module_names)
+    ]
+    section = [node for node in section if _root(node) != "__future__"]
+    if not section:
+        return import_edit(module, text)
+    later = [
+        node
+        for node in section
+        if (isinstance(node, ast.ImportFrom), _root(node)) > (isinstance(new, ast.ImportFrom), _root(new))
+    ]
+    return insert_before(module, later[0], text) if later else insert_after(module, section[-1], text)
+
+
+def _root(node: ast.stmt) -> str:
+    if isinstance(node, ast.ImportFrom):
+        return (node.module or "").partition(".")[0]
+    return node.names[0].name.partition(".")[0] if isinstance(node, ast.Import) else ""
 
 
 def body_of(module: Module, statement: ast.stmt) -> list[ast.stmt] | None:

@@ -55,8 +55,7 @@ LONG_RUN_S = 120.0
 class Wanted:
     """What the user asks for.
 
-    ``only`` : codes or names of findings. ``allow`` : results may change where that is what a change is for, or where
-    they cannot be compared. ``budget_s`` : after it nothing new is tried.
+    ``only`` : codes or names of findings. ``allow`` : take what changes results on purpose, and what cannot be compared. ``budget_s`` : after it nothing new is tried.
     """
 
     only: frozenset[str] = frozenset()
@@ -158,7 +157,7 @@ class _Fixing:
 
     def attempt(self, candidates: Sequence[Candidate]) -> list[_Try]:
         """Try the changes alone: for each finding the first one, and the next where that does not keep the promise."""
-        tries = [_Try(item, Entrant(self.contents([item])[0], self.allows(item))) for item in candidates]
+        tries = [_Try(item, Entrant(self.contents([item])[0], bool(item.changes))) for item in candidates]
         waiting = list(tries)
         while waiting and time.monotonic() < self.deadline_s:
             # what saves time once a run is measured on whole runs; the others on steps
@@ -196,7 +195,9 @@ class _Fixing:
         row.verification = conclude(
             entrant.trial, before=self.command, after=f"{self.command}, changed", allow=entrant.allow
         )
-        row.outcome, row.reason = judged(row.verification, allow=entrant.allow)
+        row.outcome, row.reason = judged(row.verification, allow=self.wanted.allow)
+        if row.outcome == "faster alone" and row.candidate.changes and not self.wanted.allow:
+            row.outcome, row.reason = "not allowed", "--allow takes it"
 
     def together(self, tries: Sequence[_Try]) -> tuple[list[_Try], Verification | None]:
         """Return the changes that are in the patch, and what it saves as a whole."""
@@ -288,10 +289,6 @@ class _Fixing:
             diff(self.files.text(path), self.files.decoded(path, data), path) for path, data in sorted(contents.items())
         )
         return "".join(f"{part}\n" for part in parts)
-
-    def allows(self, candidate: Candidate) -> bool:
-        """Whether other results do not end its trial."""
-        return self.wanted.allow and bool(candidate.changes)
 
 
 def judged(verification: Verification, *, allow: bool) -> tuple[AttemptOutcome, str]:

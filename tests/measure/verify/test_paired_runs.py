@@ -129,6 +129,7 @@ def test_printed_numbers_judge_programs_of_which_nothing_else_is_known():
     )
     silent = conclude(printing(trial_of(), "", "", noted=False), before="a", after="b")
     assert silent.verdict[1] == f"Results not compared: {reason}."
+    assert [note.code for note in silent.notes] == ["ended-early"]
 
 
 def neighbours(before_ms: float, after_ms: float, *, now_and_then: float = 0.0, seed: int = 0, most_rounds: int = 12):

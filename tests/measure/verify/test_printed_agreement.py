@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from torchtriage.measure.verify.printed_agreement import LINES_DIFFER, printed_agreement, with_printed
@@ -81,6 +83,9 @@ def test_another_order_is_no_difference():
     scores = ["score 0.5", "score 0.75", "score 0.25"]
     assert compared(scores, scores[::-1]) == PrintedAgreement("not compared", 1, reason=LINES_DIFFER)
     assert compared(scores, ["score 0.5", "score 0.95", "score 0.05"]).status == "differ"
+    rounded = ["score 0.25001", "score 0.75001", "score 0.5"]
+    assert compared([f"{score} 0.5" for score in scores], [f"{score} 0.5" for score in rounded]).reason == LINES_DIFFER
+    assert compared(["best [3, 1, 7]"], ["best [7, 1, 3]"]).reason == LINES_DIFFER
 
 
 def test_lines_are_paired_by_their_counters():
@@ -101,6 +106,34 @@ def test_rounding_itself_is_not_compared():
 def test_norms_of_gradients_are_left_to_the_gradients():
     assert compared(["loss 0.5, grad norm 1.5"], ["loss 0.5, grad norm 2.5"]).n == 1
     assert compared(["grad norm 1.5"], ["grad norm 2.5"], trains=False).status == "differ"
+
+
+def test_no_output_is_too_odd():
+    words = [
+        "#",
+        "~",
+        "1.",
+        "nan",
+        "-inf",
+        "3/4",
+        "[",
+        "]",
+        "step",
+        "\r",
+        "|",
+        "10%|#",
+        "0x1f",
+        ",",
+        ":",
+        "e",
+        "٣",
+        "\x1b[1m",
+    ]
+    rng = random.Random(0)
+    for _ in range(300):
+        lines = [" ".join(rng.choices(words, k=rng.randrange(8))) for _ in range(10)]
+        assert compared(lines, lines).status != "differ"
+        compared(lines, rng.sample(lines, len(lines)))
 
 
 def test_few_whole_numbers_prove_nothing():

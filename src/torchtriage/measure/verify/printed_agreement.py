@@ -20,6 +20,8 @@ TOLERANCE = {True: (0.03, 0.3), False: (0.005, 0.05)}
 its name, and of a late one ..."""
 GROWTH = 1.2
 """... which grows so from line to line: what lies between two lines may be a hundred steps, and training is chaotic."""
+SAME = 0.005
+"""By which share a number may be off that is looked for in other lines."""
 NOTHING = 1e-4
 """Numbers below are rounding of something else."""
 FEWEST_OF_A_COUNTER = 3
@@ -74,12 +76,12 @@ def printed_agreement(
     for nth, key in enumerate(both):
         allowed = max(min(first * GROWTH**nth, most), 4 * epsilon)
         line, other = sides[0][key], sides[1][key]
-        for place, (number, again) in enumerate(zip(line.numbers, other.numbers, strict=True)):
-            if number.counts or (key[0], place) in varying:
+        for (number, left_out), again in zip(_marked(line, varying), other.numbers, strict=True):
+            if left_out:
                 continue
             if _same(number, again, allowed * scales[key[0], number.label]):
                 n, fractions = n + 1, fractions or not number.whole
-            elif _in_another_order(key, *sides):
+            elif _in_another_order(key, sides, varying, max(SAME, 4 * epsilon)):
                 others.add(key[:2])
             else:
                 reason = f"{number.label} {again} instead of {number}".strip()
@@ -158,11 +160,13 @@ def _of_gradients(lines: Iterable[tuple[Key, Line]]) -> frozenset[Field]:
 
 def _comparable(lines: dict[Key, Line], varying: frozenset[Field]) -> dict[Key, Line]:
     """Return the lines with numbers that are compared."""
-    return {
-        key: line
-        for key, line in lines.items()
-        if any(not number.counts and (key[0], place) not in varying for place, number in enumerate(line.numbers))
-    }
+    return {key: line for key, line in lines.items() if not all(left_out for _, left_out in _marked(line, varying))}
+
+
+def _marked(line: Line, varying: frozenset[Field]) -> Iterable[tuple[Number, bool]]:
+    """Yield the numbers of a line, and whether they are left out of the comparison."""
+    for place, number in enumerate(line.numbers):
+        yield number, number.counts or (line.words, place) in varying
 
 
 def _unpaired(old: dict[Key, Line], new: dict[Key, Line], both: Sequence[Key]) -> bool:
@@ -174,14 +178,25 @@ def _unpaired(old: dict[Key, Line], new: dict[Key, Line], both: Sequence[Key]) -
     return all(tails) or any(sum(side) > tail for side, tail in zip(alone, tails, strict=True))
 
 
-def _in_another_order(key: Key, old: dict[Key, Line], new: dict[Key, Line]) -> bool:
-    """Return whether lines of these words may be others than those they are paired with."""
-    alike = [[line for other, line in side.items() if other[:2] == key[:2]] for side in (old, new)]
+def _in_another_order(key: Key, sides: Sequence[dict[Key, Line]], varying: frozenset[Field], within: float) -> bool:
+    """Return whether lines of these words may be others than those they are paired with.
+
+    ``within`` : how far, as a share of its size, a number may be off to be taken for the same.
+    """
+    alike = [[line for other, line in side.items() if other[:2] == key[:2]] for side in sides]
     counts = sorted(map(len, alike))
     if counts[1] - counts[0] > (counts[1] >= OFF_BY_THE_END):
         return True
-    first, second = (sorted([number.value for number in line.numbers] for line in side) for side in alike)
-    return first == second
+    values = [
+        sorted(
+            (number.value, number.digit) for line in side for number, left_out in _marked(line, varying) if not left_out
+        )
+        for side in alike
+    ]
+    return counts[0] == counts[1] and all(
+        abs(value - again) <= max(within * abs(value), digit, NOTHING)
+        for (value, digit), (again, _) in zip(*values, strict=True)
+    )
 
 
 def _same(number: Number, again: Number, within: float) -> bool:

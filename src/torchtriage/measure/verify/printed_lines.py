@@ -74,7 +74,7 @@ COUNTER = re.compile(
     r"""
     steps? | epochs? | iters? | iterations? | it | batch | batches | chunks? | updates? | rounds? | gen | generations?
     | trial | frames? | requests? | episodes? | folds? | ticks? | query | image | sample | item | row | prompt | seq
-    | sequence | task | case | layer
+    | sequence | task | case | layer | rank
     """,
     re.VERBOSE | re.IGNORECASE,
 )
@@ -135,7 +135,7 @@ def read_lines(output: str) -> Iterator[Line]:
 
 def _line(place: int, text: str, header: tuple[str, ...]) -> Line:
     """Return one line; ``header`` : titles of the columns, if it is a row of a table."""
-    text = OF_THE_MOMENT.sub("~", text)
+    text = OF_THE_MOMENT.sub("~", text.replace("#", " "))  # below it stands for a number
     found = list(NUMBER.finditer(text))
     ends = [0, *(match.end() for match in found)]
     gaps = [text[end : match.start()] for end, match in zip(ends, found, strict=False)] + [text[ends[-1] :]]

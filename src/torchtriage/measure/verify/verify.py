@@ -27,6 +27,7 @@ __all__ = ["conclude"]
 REST = 0.25
 LONG_ENOUGH_S = 1.0
 """Of timed steps in one run: below, a neighbour on the machine is most of what is measured."""
+ENDED_EARLY = "what the programs print at their end was not reached: --steps 0 runs them to it, and compares it"
 WHOLE_RUNS = "whole runs are compared, not steps: start-up and imports dilute the difference"
 
 
@@ -65,6 +66,8 @@ def conclude(
         findings = match(results[0], _renamed(results[1], scripts))
         promise = keep_promise(tuple(map(_mostly_gone, findings)), change, lambda _: None)
     notes = [] if per == "step" else [Note("whole-runs", "warn", WHOLE_RUNS)]
+    if answers.status == "not compared" and per == "step":
+        notes.append(Note("ended-early", "info", ENDED_EARLY))
     outcome = _outcome(ratio, differ=answers.status == "differ" and not allow)
     if outcome == "undecided" and per == "step":
         timed_s = before_ms * trial.before[0].n_steps / 1000

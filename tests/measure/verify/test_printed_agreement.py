@@ -159,7 +159,8 @@ def test_printed_numbers_judge_where_nothing_else_can():
 
 def test_printed_numbers_that_differ_are_other_results_though_gradients_agree():
     judged = with_printed(AGREE, DIFFER)
-    assert (judged.of, judged.status, judged.first, judged.reason) == ("printed", "differ", "line 3", DIFFER.reason)
+    assert (judged.of, judged.status, judged.n, judged.first) == ("printed", "differ", 3, "line 3")
+    assert judged.reason == "loss 1.1 instead of 1.5, though the first steps agree"
     assert with_printed(AGREE, PrintedAgreement("same", 5)).of == "steps"
 
 

@@ -96,13 +96,13 @@ def printed_agreement(
 
 def with_printed(answers: ResultAgreement, printed: PrintedAgreement) -> ResultAgreement:
     """Return what both say together: printed numbers judge where nothing else could be compared, or nothing differs."""
-    whole = replace(answers, printed=printed)
-    alone = answers.status == "not compared" and printed.status != "not compared"
-    if alone or (answers.status != "differ" and printed.status == "differ"):
-        n = printed.n + (printed.status == "differ")
-        reason = printed.reason if printed.status == "differ" else answers.reason
-        return replace(whole, of="printed", status=printed.status, n=n, reason=reason, first=printed.first)
-    return whole
+    alone = answers.status == "not compared"
+    if printed.status == "not compared" or answers.status == "differ" or (printed.status == "same" and not alone):
+        return replace(answers, printed=printed)
+    if printed.status == "same":
+        return ResultAgreement("printed", "same", printed.n, None, None, answers.reason, printed=printed)
+    reason = printed.reason if alone else f"{printed.reason}, though the first {answers.of} agree"
+    return ResultAgreement("printed", "differ", printed.n + 1, None, None, reason, printed.first, printed)
 
 
 def _led_by_counters(runs: Sequence[Sequence[Line]]) -> frozenset[str]:

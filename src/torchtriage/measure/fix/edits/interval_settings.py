@@ -41,7 +41,8 @@ def propose(site: Site) -> Iterator[Proposal]:
     constants = [item for item in constants if type(item.value) is int and 0 < item.value <= OFTEN]
     if constants:
         edits = tuple(replace_node(item, str(EVERY)) for item in dict.fromkeys(constants))
-        yield Proposal(edits, f"let {name} be {EVERY}: {', '.join(_lines(constants))}")
+        what = f"let {name} be {EVERY}: {', '.join(_lines(constants))}"
+        yield Proposal(edits, what, changes=f"reports, checkpoints or evaluations come every {EVERY} steps")
 
 
 def _lines(constants: list[ast.Constant]) -> list[str]:

@@ -138,7 +138,8 @@ def _under_condition(site: Site, body: list[ast.stmt], at: int, loop: Loop | Non
             return None
         edits.append(last)
     called = source(module, block[0]).splitlines()[0]
-    return Proposal(tuple(edits), f"run this every {every} steps: {called[:60]}")
+    changes = f"what it saves, prints or evaluates comes every {every} steps"
+    return Proposal(tuple(edits), f"run this every {every} steps: {called[:60]}", changes=changes)
 
 
 def _block(module: Module, body: list[ast.stmt], at: int) -> list[ast.stmt]:

@@ -23,6 +23,7 @@ NEEDLESS = re.compile(
     r"|torch\.\w+\.memory\._record_memory_history|empty_cache|synchronize|sleep|inspect\.stack|warnings\.warn)$"
     r"|\.(flush|fsync)$"
 )
+UNSYNCED = "what is written last may be lost when the machine fails"
 CLOCK = re.compile(r"perf_counter|time\.time\(|monotonic|Event\(|\.record\(|elapsed_time|timeit")
 COPIES = re.compile(r"^(copy\.(deepcopy|copy)|deepcopy|traceback\.(extract_stack|format_stack)|inspect\.stack)$")
 
@@ -38,10 +39,12 @@ def propose(site: Site) -> Iterator[Proposal]:
         beside = body_of(module, statement) or [statement]
         calls = [item for item in beside if _is_needless(site, item)]
         edits = tuple(filter(None, (remove(module, item) for item in calls)))
-        if len(calls) < len(beside):
-            yield Proposal(edits, f"take {_names(module, calls)} out of the step")
-        elif (edit := remove(module, statement)) is not None:
-            yield Proposal((edit,), f"take {_names(module, [statement])} out of the step")
+        if len(calls) == len(beside):
+            edits = tuple(filter(None, [remove(module, statement)]))
+        text = "\n".join(source(module, item) for item in calls)
+        if edits:
+            what = f"take {_names(module, calls)} out of the step"
+            yield Proposal(edits, what, changes=UNSYNCED if "sync(" in text and "os." in text else "")
     elif (edit := _without_flush(site, statement)) is not None:
         yield Proposal((edit,), "let the output buffer fill")
     elif _is_unread_copy(site, statement) and (edit := remove(module, statement)) is not None:

@@ -23,6 +23,7 @@ from torchtriage.core.units import NS_PER_MS
 from torchtriage.measure.verify.agreement import Answer, read_answers
 
 __all__ = [
+    "FEWEST_ROUNDS",
     "LEVEL",
     "NARROW",
     "ProgramRun",

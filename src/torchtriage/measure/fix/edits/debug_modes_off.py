@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import keyword, literal, replace_node
+from torchtriage.diagnose.lint.base import keyword, literal
 from torchtriage.diagnose.lint.edits import SourceEdit
 from torchtriage.diagnose.lint.facts import Module, SourceCall
-from torchtriage.measure.fix.edits._settings import constant_of
+from torchtriage.measure.fix.edits._switches import flag_off, taken_out
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import body_of, insert_after, remove, unwrap
+from torchtriage.measure.fix.statements import insert_after, unwrap
 
 CODES = frozenset({"CFG044", "CFG046", "CFG103", "MSR101"})
 
@@ -56,13 +56,13 @@ def propose(site: Site) -> Iterator[Proposal]:
         for call in module.calls:
             flag = keyword(call.node, "detect_anomaly")
             if flag is not None:
-                yield from _flag_off(module, flag, "detect_anomaly")
+                yield from flag_off(module, flag, "detect_anomaly")
         for node, name, value, _ in module.environ:
             if name in VARIABLES and literal(value) not in ("0", ""):
-                yield from _taken_out(module, node, name)
+                yield from taken_out(module, node, name)
         for call in module.called("os.environ.setdefault", "os.putenv"):
             if call.node.args and literal(call.node.args[0]) in VARIABLES:
-                yield from _taken_out(module, call.node, str(literal(call.node.args[0])))
+                yield from taken_out(module, call.node, str(literal(call.node.args[0])))
     if code == "CFG046" and "fill_uninitialized_memory" not in module.text:
         for call in module.called("torch.use_deterministic_algorithms"):
             yield from _unfilled(module, call)
@@ -70,7 +70,7 @@ def propose(site: Site) -> Iterator[Proposal]:
         for call in module.called(*TRACERS):
             snapshot = call.attr == "start" and "take_snapshot" in module.text
             if not snapshot and literal(call.node.args[0] if call.node.args else None) is not None:
-                yield from _taken_out(module, call.node, call.name)
+                yield from taken_out(module, call.node, call.name)
 
 
 def _off(module: Module, call: SourceCall) -> Iterator[Proposal]:
@@ -78,7 +78,7 @@ def _off(module: Module, call: SourceCall) -> Iterator[Proposal]:
     if mode is None and call.attr != "detect_anomaly" and call.node.args:
         mode = call.node.args[0]
     if mode is not None and not isinstance(mode, ast.Constant):
-        yield from _flag_off(module, mode, call.attr)
+        yield from flag_off(module, mode, call.attr)
     elif mode is None or literal(mode):
         item = module.parents.get(call.node)
         block = module.parents.get(item) if isinstance(item, ast.withitem) else None
@@ -87,32 +87,7 @@ def _off(module: Module, call: SourceCall) -> Iterator[Proposal]:
             if edits and item.optional_vars is None:
                 yield Proposal(edits, f"take {call.attr} out")
         else:
-            yield from _taken_out(module, call.node, call.attr)
-
-
-def _flag_off(module: Module, flag: ast.expr, what: str) -> Iterator[Proposal]:
-    """Yield the edit of the one place that says the flag is on."""
-    constant = constant_of(module, flag)
-    if constant is not None and constant.value is True:
-        yield Proposal((replace_node(constant, "False"),), f"switch {what} off")
-
-
-def _taken_out(module: Module, node: ast.AST, what: str) -> Iterator[Proposal]:
-    """Yield the edit that takes a statement out, with the condition that it is alone behind."""
-    statement = node if isinstance(node, ast.stmt) else module.parents.get(node)
-    if not isinstance(statement, ast.Expr | ast.Assign):
-        return
-    around = module.parents.get(statement)
-    if isinstance(around, ast.If) and around.body == [statement] and not around.orelse:
-        flags = list(_flag_off(module, around.test, what))
-        if flags:
-            yield from flags
-            return
-        if body_of(module, around) != [around]:
-            statement = around
-    edit = remove(module, statement)
-    if edit is not None:
-        yield Proposal((edit,), f"take {what} out")
+            yield from taken_out(module, call.node, call.attr)
 
 
 def _without(module: Module, block: ast.With, item: ast.withitem) -> tuple[SourceEdit, ...]:

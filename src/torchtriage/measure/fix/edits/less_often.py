@@ -39,7 +39,7 @@ def propose(site: Site) -> Iterator[Proposal]:
     if statement is None or statement is loop:
         return
     steps = {item.node for item in site.module.loops if item.steps}
-    if loop is not None and loop not in steps and _counter(site, None)[0] and _counter(site, loop)[1]:
+    if loop is not None and loop not in steps and counter_of(site, None)[0] and counter_of(site, loop)[1]:
         loop = None  # a callback that is given the step
     if loop is None and (function is None or not _is_report(site, [statement])):
         return
@@ -122,7 +122,7 @@ def _under_condition(site: Site, body: list[ast.stmt], at: int, loop: Loop | Non
     outside = [node for node in ast.walk(around) if isinstance(node, ast.Name) and node not in inside]
     if any(node.id in names and isinstance(node.ctx, ast.Load) for node in outside):
         return None
-    counter, more = _counter(site, loop)
+    counter, more = counter_of(site, loop)
     if not counter:
         return None
     every = _interval(module, around)
@@ -174,7 +174,7 @@ def _adds(site: Site, block: list[ast.stmt]) -> bool:
     )
 
 
-def _counter(site: Site, loop: Loop | None) -> tuple[str, list[SourceEdit]]:
+def counter_of(site: Site, loop: Loop | None) -> tuple[str, list[SourceEdit]]:
     """Return the expression that counts steps, and the edits that make one where there is none."""
     module = site.module
     if loop is None:

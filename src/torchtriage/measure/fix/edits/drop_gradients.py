@@ -1,0 +1,46 @@
+"""Drop gradients instead of filling them with zeros: ``zero_grad()`` as it is by default, ``p.grad = None``."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from torchtriage.diagnose.lint.base import keyword, literal, replace_node
+from torchtriage.diagnose.lint.edits import SourceEdit
+from torchtriage.measure.fix.edits._torch import calls_at
+from torchtriage.measure.fix.proposal import Proposal, Site
+from torchtriage.measure.fix.statements import source
+
+CODES = frozenset({"HST020", "HST114", "LCH014", "LCH016", "OPT040"})
+
+
+def propose(site: Site) -> Iterator[Proposal]:
+    """Yield what drops the gradients that the line fills, or that the optimizer of its loop does."""
+    calls = calls_at(site)
+    if site.finding.code == "OPT040" and site.step_loop is not None:
+        inside = set(ast.walk(site.step_loop))
+        calls += [call for call in site.module.sent("zero_grad", "zero_") if call.node in inside]
+    for call in calls:
+        edit = None
+        if call.attr == "zero_grad":
+            given = keyword(call.node, "set_to_none") or next(iter(call.node.args), None)
+            edit = replace_node(given, "True") if given is not None and literal(given) is False else None
+        elif call.attr == "zero_" and call.owner is not None:
+            statement = site.module.parents.get(call.node)
+            grad = _grad(call.owner)
+            if grad is not None and isinstance(statement, ast.Expr):
+                end = (statement.end_lineno or 0, statement.end_col_offset or 0)
+                text = f"{source(site.module, grad)} = None"
+                edit = SourceEdit(statement.lineno, statement.col_offset, *end, text)
+        if edit is not None:
+            yield Proposal((edit,), "drop gradients instead of filling them with zeros")
+            return
+
+
+def _grad(node: ast.expr) -> ast.Attribute | None:
+    """Return ``p.grad`` of ``p.grad``, ``p.grad.data`` and ``p.grad.detach_()``."""
+    while isinstance(node, ast.Attribute | ast.Call):
+        if isinstance(node, ast.Attribute) and node.attr == "grad":
+            return node
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return None

@@ -1,0 +1,87 @@
+"""Keep a compiled function in one graph: no prints, no reads, ``torch.where`` in the place of a branch on a tensor."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from torchtriage.diagnose.lint.base import compiled, logging_calls, reads, replace_node
+from torchtriage.diagnose.lint.edits import SourceEdit
+from torchtriage.diagnose.lint.facts import Module
+from torchtriage.measure.fix.edits._switches import taken_out
+from torchtriage.measure.fix.edits._torch import torch_in
+from torchtriage.measure.fix.proposal import Proposal, Site
+from torchtriage.measure.fix.statements import source
+
+CODES = frozenset({"CMP030"})
+
+
+def propose(site: Site) -> Iterator[Proposal]:
+    """Yield the cures of all breaks of the file at once: one that stays would hide what the others save."""
+    module = site.module
+    edits: list[SourceEdit] = []
+    done: list[str] = []
+    for call in logging_calls(module):
+        if compiled(call.context):
+            for proposal in taken_out(module, call.node, f"{call.attr}()"):
+                edits += proposal.edits
+                done.append(f"no {call.attr}()")
+    for node, context, how in reads(module):
+        if not compiled(context) or _inside(node, edits):
+            continue
+        if how == "item" and isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            if _computes_only(module, node):
+                edits.append(replace_node(node, source(module, node.func.value)))
+                done.append("no item()")
+        elif how == "if":
+            chosen = _chosen(module, node)
+            if chosen is not None:
+                edits += [chosen, *torch_in(module)[1]]
+                done.append("torch.where in the place of a branch")
+    if edits:
+        yield Proposal(tuple(edits), f"one graph: {', '.join(dict.fromkeys(done))}")
+
+
+def _inside(node: ast.AST, edits: list[SourceEdit]) -> bool:
+    line = getattr(node, "lineno", 0)
+    return any(edit.line <= line < max(edit.end_line, edit.line + 1) for edit in edits)
+
+
+def _computes_only(module: Module, node: ast.Call) -> bool:
+    """Return whether a number is only computed with or handed on, which a tensor can be as well."""
+    for use in module.uses(node):
+        around = module.parents.get(use)
+        if isinstance(around, ast.Call | ast.Subscript | ast.keyword | ast.Slice | ast.If | ast.While):
+            return False
+    return True
+
+
+def _chosen(module: Module, test: ast.expr) -> SourceEdit | None:
+    """Return ``x = torch.where(test, a, b)`` for ``if test: x = a`` and ``else: x = b``."""
+    branch: ast.AST | None = test
+    while branch is not None and not isinstance(branch, ast.stmt):
+        branch = module.parents.get(branch)
+    if not isinstance(branch, ast.If) or test not in ast.walk(branch.test):
+        return None
+    first = _assigned(branch.body)
+    other = _assigned(branch.orelse) if branch.orelse else (first[0], first[0]) if first is not None else None
+    if first is None or other is None or first[0] != other[0] or isinstance(branch.test, ast.BoolOp):
+        return None
+    name, value = first
+    condition = source(module, branch.test)
+    rest = other[1] if isinstance(other[1], str) else source(module, other[1])
+    given = value if isinstance(value, str) else source(module, value)
+    text = f"{name} = {torch_in(module)[0]}.where({condition}, {given}, {rest})"
+    last, end = branch.end_lineno or branch.lineno, branch.end_col_offset or 0
+    inside = source(module, branch)
+    if "#" in inside or inside.startswith("elif"):
+        return None
+    return SourceEdit(branch.lineno, branch.col_offset, last, end, text)
+
+
+def _assigned(body: list[ast.stmt]) -> tuple[str, ast.expr | str] | None:
+    statement = body[0]
+    if len(body) != 1 or not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
+        return None
+    target = statement.targets[0]
+    return (target.id, statement.value) if isinstance(target, ast.Name) else None

@@ -38,7 +38,8 @@ def _edits(samples: Samples, function: SourceFunction, node: ast.Subscript) -> t
     if isinstance(table, ast.Attribute) and table.attr == "loc":
         table = table.value
         if isinstance(test, ast.Tuple) and len(test.elts) == 2:
-            test, wanted = test.elts[0], f"[{source(module, test.elts[1])}]"
+            wanted = f"[{source(module, test.elts[1])}]"
+            test = test.elts[0]
     if not isinstance(test, ast.Compare) or len(test.ops) != 1 or not isinstance(test.ops[0], ast.Eq) or owner is None:
         return ()
     column, key = test.left, test.comparators[0]

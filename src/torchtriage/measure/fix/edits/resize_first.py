@@ -20,7 +20,7 @@ SMALLER = re.compile(r"^(Resize|RandomResizedCrop|CenterCrop|Scale|LongestMaxSiz
 LIGHT = re.compile(r"^(Random\w*Flip|Lambda|Normalize|ToTensor|PILToTensor|ConvertImageDtype|ToImage|ToDtype)$")
 SHRINKS = frozenset({"resize", "thumbnail", "center_crop"})
 WORKS = re.compile(
-    r"rotat|filter|enhance|[bB]lur|warp|affine|augment|jitter|contrast|equalize|denoise|sharpen|perspective"
+    r"rotate|filter|enhance|[bB]lur|warp|affine|augment|jitter|contrast|equalize|denoise|sharpen|perspective"
 )
 
 

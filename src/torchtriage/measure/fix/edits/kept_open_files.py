@@ -63,7 +63,7 @@ def _around_loop(site: Site, flow: Flow, block: ast.With) -> Proposal | None:
     moved = wrap(module, [outer], f"with {opened} as {source(module, item.optional_vars or item.context_expr)}:")
     edits = [edit for edit in moved if edit.line not in inside]  # a level more outside, and one less inside
     edits += [SourceEdit(block.lineno, 0, block.body[0].lineno, 0, ""), *_without_flush(site, block)]
-    return Proposal(tuple(edits), f"open {opened} once, around the loop in line {outer.lineno}") if moved else None
+    return Proposal(tuple(edits), f"keep {opened} open, around the loop in line {outer.lineno}") if moved else None
 
 
 def _in_class(site: Site, flow: Flow, block: ast.With) -> Proposal | None:
@@ -99,7 +99,7 @@ def _in_class(site: Site, flow: Flow, block: ast.With) -> Proposal | None:
     if not all(edits):
         return None
     return Proposal(
-        tuple(filter(None, edits)), f"open {source(module, item.context_expr)} once, in {owner.name}.__init__()"
+        tuple(filter(None, edits)), f"keep {source(module, item.context_expr)} open, in {owner.name}.__init__()"
     )
 
 
@@ -123,13 +123,9 @@ def _is_read(site: Site, opened: ast.expr, block: ast.With) -> bool:
     """Return whether the file is opened in another place as well: what is in the buffer is not seen there."""
     files = _names(opened)
     inside = set(ast.walk(block))
-    for call in site.module.calls:
-        if call.node not in inside and (
-            call.attr.startswith(("read", "load")) or call.attr == "open" or call.name == "open"
-        ):
-            if files & _names(call.node):
-                return True
-    return False
+    calls = [call for call in site.module.calls if call.node not in inside]
+    reading = [call.node for call in calls if call.attr.startswith(("read", "load", "open")) or call.name == "open"]
+    return any(files & _names(node) for node in reading)
 
 
 def _names(node: ast.AST) -> set[str]:

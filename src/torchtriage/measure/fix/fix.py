@@ -55,7 +55,8 @@ LONG_RUN_S = 120.0
 class Wanted:
     """What the user asks for.
 
-    ``only`` : codes or names of findings. ``allow`` : take what changes results on purpose, and what cannot be compared. ``budget_s`` : after it nothing new is tried.
+    ``only`` : codes or names of findings. ``allow`` : take what changes results on purpose, and what cannot be
+    compared. ``budget_s`` : after it nothing new is tried.
     """
 
     only: frozenset[str] = frozenset()

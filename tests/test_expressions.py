@@ -24,7 +24,10 @@ else:
 
 SOURCE = Path(torchtriage.__file__).parent
 PUMPS = [*" \n\ta0_.-/\\\"'([{<,:=#", " \n", "a\n", "a ", "ab.", "a/", "\x1b[", '\\"']
-BOUNDED = {"compile/logs/recompiles.py": "a guard is cut to _MAX_GUARD characters before it is read"}
+BOUNDED = {
+    "compile/logs/recompiles.py": "a guard is cut to _MAX_GUARD characters before it is read",
+    "measure/verify/printed_lines.py": "a line is cut to LONGEST characters before it is read",
+}
 """Modules whose texts cannot be long, and what sees to that."""
 ANCHORED = {"match", "fullmatch"}
 FLAGS = {

@@ -15,7 +15,7 @@ from torchtriage.measure.fix.statements import body_of, imported, replace, sourc
 CODES = frozenset({"CPY102", "CPY007", "HST020", "HST114", "LCH105"})
 FACTORIES = frozenset({"torch.tensor", "torch.as_tensor", "torch.FloatTensor", "torch.LongTensor", "torch.Tensor"})
 WHOLE = re.compile(r"action|label|target|class|index|idx|ids?\b|count|token|length|\bint\(|\blen\(")
-ROWS = re.compile(r"(^|[._])(\w*(batch|state|obs|action|reward|window|hist)\w*|\w+s|s2?|done)$")
+ROWS = re.compile(r"batch|state|obs|action|reward|window|hist|\ws$|(^|_)(s2?|done)$")
 """Names of columns, lists of rows or numbers."""
 
 
@@ -54,7 +54,8 @@ def _is_made_of_python(module: Module, call: SourceCall) -> bool:
         return isinstance(made[0].expression, ast.ListComp | ast.List)
     appended = [assign for assign in made if assign.how == "append"]
     return bool(appended) or (
-        bool(ROWS.search(text)) and not any("numpy" in module.name_of(item.expression) for item in made)
+        bool(ROWS.search(text.rpartition(".")[2]))
+        and not any("numpy" in module.name_of(item.expression) for item in made)
     )
 
 

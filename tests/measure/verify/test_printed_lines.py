@@ -72,10 +72,10 @@ def test_what_the_machine_and_the_moment_print_is_left_out(text):
 
 
 def test_long_lines_take_no_time():
-    begun = time.monotonic()
+    begun = time.process_time()
     assert list(read_lines("a1" * 500_000 + "\n" + "x/" * 500_000 + "\n" + "1" * 1_000_000 + "\n")) is not None
     assert len(list(read_lines("step 1 loss 0.5 grad 1.25 lr 1e-3\n" * 10_000))) == 10_000
-    assert time.monotonic() - begun < 10
+    assert time.process_time() - begun < 10
 
 
 def test_names_with_digits_are_words():

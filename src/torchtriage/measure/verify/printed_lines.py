@@ -20,12 +20,14 @@ NEAR = 4
 """Words before a number that can say what it is."""
 
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-PROGRESS_BAR = re.compile(r"^.*?\d+%\|[^|]*\|.*?\[[^\]]*\]|^.*?\b\d+it \[[^\]]*\]")
+PROGRESS_BAR = re.compile(
+    r"(?<!\d)\d{1,3}%\|[^|]{0,200}\|[^|\[]{0,60}\[[^\]]{0,200}\]|(?<!\d)\d{1,9}it \[[^\]]{0,200}\]"
+)
 OF_LIBRARIES = re.compile(r"\b\w*Warning: |^\[?[IWEF]\d{4} |\.(?:cpp|cc|cu|h):\d+\b")
 """Warnings and logs. Python's warnings are followed by the line of source that they are about, set in."""
 OF_THE_MOMENT = re.compile(
     r"""
-    (?<![\w/])(?:[A-Za-z]:)?(?:~|\.{1,2})?[/\\][^\s'",;)\]]+ | \w+://\S+  # paths
+    (?<![\w/])(?:[A-Za-z]:)?(?:~|\.{1,2})?[/\\][^\s'",;)\]]+ | \b\w+://\S+  # paths
     | (?<![\w.-])(?=[\d.-]*[A-Za-z_])[\w.-]+(?:/[\w.-]+){2,}
     | (?<![\w./-])[\w./-]+\.(?:py|pth?|json|csv|txt|log|png|jpe?g|npz?|ckpt|safetensors|onnx|pkl|bin|ya?ml)\b(?::\d+)*
     | \b0x[0-9a-f]+ | \b(?=[0-9a-f]*[a-f])(?=[0-9a-f]*\d)[0-9a-f]{7,}\b  # addresses, digests
@@ -49,10 +51,10 @@ BREAK = re.compile(r"[,;|()\[\]{}]")
 TIME_FOLLOWS = re.compile(r"\b(?:in|p\d\d)[ :=]*$", re.IGNORECASE)
 """Such as ``3 epochs in 0.4``, or a percentile."""
 UNIT = re.compile(
-    r"""(?:min|h|b|x)(?!\w) | \s*(?:
+    r"""(?:min|h|b|x)(?!\w) | \s{0,4}(?:
     (?: s | secs? | seconds? | ms | msecs? | milliseconds? | [uµμ]s | microseconds? | ns | mins | minutes? | hrs?
     | hours? | days? | fps | qps | rps | ips | [kmg]?hz | [kmgtp]i?b | bytes? | [kmgtp]?flops?/?s? | times ) (?!\w)
-    | [a-z]*\s*/\s*[a-z] | [a-z]*\s+(?:per|an?)\s+(?:second|minute|hour|step|batch|iteration)
+    | [a-z]{0,20}\s{0,4}/\s{0,4}[a-z] | [a-z]{0,20}\s{1,4}(?:per|an?)\s{1,4}(?:second|minute|hour|step|batch|iteration)
     )""",
     re.VERBOSE | re.IGNORECASE,
 )
@@ -126,11 +128,16 @@ def read_lines(output: str) -> Iterator[Line]:
         if of_library or set_in:
             continue
         for part in text.split("\r"):
-            line = _line(place, PROGRESS_BAR.sub("", ESCAPE.sub("", part[:LONGEST])), header)
+            line = _line(place, _past_bar(ESCAPE.sub("", part[:LONGEST])), header)
             if line.numbers:
                 yield line
             elif titles := tuple(word for word in line.words.split() if WORD.search(word)):
                 header = titles
+
+
+def _past_bar(text: str) -> str:
+    bar = PROGRESS_BAR.search(text)
+    return text[bar.end() :] if bar else text
 
 
 def _line(place: int, text: str, header: tuple[str, ...]) -> Line:

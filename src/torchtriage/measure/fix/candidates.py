@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -24,13 +25,20 @@ MOST_PER_FINDING = 4
 NEAR = 3
 """Lines between a hit of lint and a finding of the run that are one place."""
 
+MOST_FILES = 60
+_TESTS = re.compile(r"(^|/)(tests?/|test_|conftest|setup\.py)")
+
 
 @dataclass(frozen=True)
 class Edit:
-    """A module of ``edits/``: its name, the codes of findings it may mend, and what it proposes."""
+    """A module of ``edits/``: its name, the codes of findings it may mend, and what it proposes.
+
+    ``elsewhere`` : what it changes may be made in a file that no finding points at; it is asked at line 0 of each.
+    """
 
     name: str
     codes: frozenset[str]
+    elsewhere: bool
     propose: Callable[[Site], Iterator[Proposal]]
 
 
@@ -73,6 +81,11 @@ class Files:
     @cached_property
     def _names(self) -> list[str]:
         return [path.relative_to(self.root).as_posix() for path in self.root.rglob("*.py*") if path.is_file()]
+
+    def others(self, known: Collection[str]) -> list[str]:
+        """Return the other source files of the project, tests left out; of a large one the first."""
+        names = [name for name in self._names if name not in known and not _TESTS.search(name)]
+        return names[:MOST_FILES]
 
     def text(self, path: str) -> str:
         """Return the text of a file as it was when it was first asked for."""
@@ -125,7 +138,8 @@ def known_edits() -> tuple[Edit, ...]:
         codes, propose = getattr(module, "CODES", None), getattr(module, "propose", None)
         if not isinstance(codes, frozenset) or not callable(propose):
             raise PatternError("expected CODES = frozenset(...) and def propose(site)", where=module.__name__)
-        found.append(Edit(info.name.replace("_", "-"), codes, propose))
+        elsewhere = getattr(module, "ELSEWHERE", False)
+        found.append(Edit(info.name.replace("_", "-"), codes, elsewhere, propose))
     return tuple(found)
 
 
@@ -161,23 +175,27 @@ def _changes(candidate: Candidate, files: Files) -> bool:
 
 
 def _proposed(finding: Finding, files: Files) -> Iterator[Candidate]:
+    asked = set()
     for path, module, line in _places(finding, files):
+        asked.add(path)
         for autofix in _of_lint(finding, module, line):
             what = finding.fix.text.rstrip(".")
             yield Candidate(finding, "lint", what[:1].lower() + what[1:], {path: autofix.edits})
         for edit in known_edits():
-            if finding.code not in edit.codes:
-                continue
-            for proposal in edit.propose(Site(module, line, finding)):
-                if proposal.edits:
-                    yield Candidate(
-                        finding,
-                        edit.name,
-                        proposal.what,
-                        {path: proposal.edits},
-                        proposal.changes,
-                        proposal.per_run or (finding.cost is not None and finding.cost.per == "run"),
-                    )
+            if finding.code in edit.codes:
+                yield from _asked(edit, finding, path, Site(module, line, finding))
+    for path in files.others(asked):
+        module_elsewhere = files.module(path)
+        for edit in known_edits():
+            if finding.code in edit.codes and edit.elsewhere and module_elsewhere is not None:
+                yield from _asked(edit, finding, path, Site(module_elsewhere, 0, finding))
+
+
+def _asked(edit: Edit, finding: Finding, path: str, site: Site) -> Iterator[Candidate]:
+    for proposal in edit.propose(site):
+        if proposal.edits:
+            per_run = proposal.per_run or (finding.cost is not None and finding.cost.per == "run")
+            yield Candidate(finding, edit.name, proposal.what, {path: proposal.edits}, proposal.changes, per_run)
 
 
 def _places(finding: Finding, files: Files) -> Iterator[tuple[str, Module, int]]:

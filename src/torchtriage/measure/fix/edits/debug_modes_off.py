@@ -14,6 +14,7 @@ from torchtriage.measure.fix.statements import insert_after, unwrap
 
 CODES = frozenset({"CFG044", "CFG046", "CFG103", "MSR101"})
 
+ELSEWHERE = True
 ANOMALY = tuple(
     f"torch.autograd.{name}"
     for name in (

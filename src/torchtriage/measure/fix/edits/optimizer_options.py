@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import add_keyword, keyword, literal, replace_node
@@ -16,12 +17,15 @@ CODES = frozenset({"HST020", "HST114", "LCH014", "LCH016", "OPT041"})
 FUSED = frozenset({"Adagrad", "Adam", "AdamW", "SGD"})
 FOREACH = frozenset({"ASGD", "Adadelta", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop"})
 OPTIMIZERS = tuple(f"torch.optim.{name}" for name in sorted(FUSED | FOREACH))
+ELSEWHERE = True
 
 
 def propose(site: Site) -> Iterator[Proposal]:
-    """Yield the option for the optimizer whose step the line takes, or that it makes."""
-    made = site.module.called(*OPTIMIZERS)
-    at = calls_at(site)
+    """Yield the option for the optimizer whose step the line takes, or that it makes; else for the file's only one."""
+    made = [*site.module.called(*OPTIMIZERS), *_chosen_by_name(site.module)]
+    if not site.line and len(made) == 1:
+        yield from _faster(site.module, made[0])
+    at = calls_at(site) if site.line else []
     for call in at:
         if call in made:
             yield from _faster(site.module, call)
@@ -33,13 +37,26 @@ def propose(site: Site) -> Iterator[Proposal]:
                 yield from _faster(site.module, item)
 
 
+def _chosen_by_name(module: Module) -> list[SourceCall]:
+    """Return the calls of ``getattr(torch.optim, name)``."""
+    makers = [call.node for call in module.calls if call.attr == "getattr" and call.node.args]
+    optimizers = {node for node in makers if module.name_of(node.args[0]) == "torch.optim"}
+    return [call for call in module.calls if call.node.func in optimizers]
+
+
 def _faster(module: Module, call: SourceCall) -> Iterator[Proposal]:
-    option = "fused" if call.attr in FUSED else "foreach"
+    name = call.attr
+    if isinstance(call.node.func, ast.Call):
+        name = str(module.constant(call.node.func.args[1], call.context)) if len(call.node.func.args) > 1 else ""
+    option = "fused" if name in FUSED else "foreach"
     if any(literal(keyword(call.node, name)) is True for name in ("fused", "foreach", "differentiable")):
         return
     edit = _replaced(call, option) or add_keyword(module.text, call.node, option, "True")
     if edit is not None:
-        yield Proposal((edit,), f"update all parameters at once: {call.attr}(..., {option}=True)")
+        yield Proposal(
+            (edit,),
+            f"update all parameters at once: {name if name.isidentifier() else 'optimizer'}(..., {option}=True)",
+        )
 
 
 def _replaced(call: SourceCall, option: str) -> SourceEdit | None:

@@ -178,3 +178,20 @@ def test_one_script_alone_says_what_is_missing(tmp_path):
     ended = verify(write(tmp_path, "a.py", work=10))
     assert ended.returncode == 2
     assert "expected two scripts, or --before and --after" in ended.stderr
+
+
+def test_steps_of_a_script_that_profiles_itself_are_timed(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\n"
+        "model = torch.nn.Linear(8, 8)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "with torch.profiler.profile():\n"
+        "    for _ in range(30):\n"
+        "        optimizer.zero_grad()\n"
+        "        model(torch.ones(4, 8)).sum().backward()\n"
+        "        optimizer.step()\n"
+    )
+    run = sample(find_command([str(script)]), tmp_path / "out", steps=10)
+    assert run.step_ms is not None
+    assert run.n_steps >= 10

@@ -165,6 +165,9 @@ def sample(
     plan = {
         "light": 0,
         "heavy": 0,
+        "early_light": 0,
+        "early_heavy": 0,
+        "calls": 0,
         "timing_steps": half,
         "max_timing_steps": half,
         "min_timing_s": 0.0,

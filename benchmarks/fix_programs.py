@@ -49,7 +49,9 @@ def document(arguments: list[str], out: Path) -> Any:
     return json.loads(done.stdout) if done.stdout else None
 
 
-def measure(name: str, script: Path, twin: Path | None, out: Path, python: str, options: list[str]) -> dict[str, Any]:
+def measure(
+    name: str, script: Path, twin: Path | None, out: Path, python: str, options: list[str], *, with_twin: bool
+) -> dict[str, Any]:
     """Return what ``fix`` did, and what the twin saves: shares of the time."""
     folder = out / name
     shutil.rmtree(folder, ignore_errors=True)
@@ -63,7 +65,7 @@ def measure(name: str, script: Path, twin: Path | None, out: Path, python: str, 
     if fix is not None and fix["together"] is not None:
         row |= {"saved": 1 - fix["together"]["ratio"], "per": fix["together"]["per"]}
         row["edits"] = [attempt["edit"] for attempt in fix["attempts"] if attempt["outcome"] == "in the patch"]
-    if twin is not None:
+    if twin is not None and with_twin:
         fixed.parent.mkdir()
         shutil.copyfile(twin, fixed)
         for steps in ("40", "0"):
@@ -82,6 +84,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--out", type=Path, default=Path("fix-programs"))
     parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--no-twins", action="store_true", help="do not measure what the twins save")
     parser.add_argument("--jobs", type=int, default=1, help="programs at once; each needs a core for itself")
     words = sys.argv[1:]
     cut = words.index("--") if "--" in words else len(words)
@@ -89,7 +92,7 @@ def main() -> None:
     out = given.out.resolve()
     chosen = [row for row in programs(given.folder) if not given.names or row[0] in given.names]
     with ThreadPoolExecutor(given.jobs) as pool:
-        tasks = [pool.submit(measure, *row, out, given.python, options) for row in chosen]
+        tasks = [pool.submit(measure, *row, out, given.python, options, with_twin=not given.no_twins) for row in chosen]
         rows = []
         for task in tasks:
             rows.append(row := task.result())

@@ -63,6 +63,13 @@ def test_an_unknown_device_or_type_is_not_checked(kernel: str, types: Any, devic
     assert share(product(kernel, types, 4000, device=device)) is None
 
 
+def test_rates_that_the_user_states_are_those_of_the_device() -> None:
+    trace = product(HALF, BF16, 4000, device="Some Future Device")
+    (_, table) = tt.analyze(trace, by="operator", peak="fp32=100,half=2000,memory=8").device_time
+    assert (table.rows[0].of_peak, table.peak_unchecked) == (pytest.approx(FLOP / (2000e6 * 4000), abs=1e-4), "")
+    assert "--peak" in tt.analyze(trace, by="operator").device_time[1].peak_unchecked
+
+
 def test_nothing_is_above_its_peak() -> None:
     assert share(product(HALF, BF16, 130)) is None
 
@@ -83,6 +90,18 @@ def test_the_kernels_of_one_operator_share_its_operations() -> None:
     expected = pytest.approx(FLOP / (989e6 * 4000), abs=1e-4)
     assert [row.of_peak for row in table(trace).rows] == [expected]
     assert [row.of_peak for row in table(trace, "kernel").rows if row.category == "GEMM"] == [expected, expected]
+
+
+def test_what_prepares_a_convolution_computes_none_of_it() -> None:
+    dims = [[64, 64, 56, 56], [256, 64, 1, 1], [], [], [], []]
+    concrete = ["", "", "", "[0, 0]", "[1, 1]", "[1, 1]"]
+    builder = TraceBuilder().op("aten::miopen_convolution", 0, 50, dims=dims, types=BF16, concrete=concrete)
+    builder.launch(5, 2, 10, 300, "SubTensorOpWithScalar1d")
+    builder.launch(8, 2, 310, 100, "igemm_fwd_gtcx3_nhwc_bf16_bx0_ex1_bt256x64x8")
+    builder.launch(12, 2, 410, 200, "SubTensorOpWithCastTensor1d")
+    rows = {row.category: row.of_peak for row in table(builder.build(), "kernel").rows}
+    flop = 2 * 64 * 56 * 56 * 256 * 64
+    assert rows == {"convolution": pytest.approx(flop / (989e6 * 100), abs=1e-4), "copy and layout": None}
 
 
 def test_a_row_of_which_too_little_is_known_is_not_checked() -> None:

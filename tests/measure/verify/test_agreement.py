@@ -121,6 +121,15 @@ def test_steps_after_another_number_of_losses_differ():
     assert agreement([often], [twice]).reason == "one goes on with update, the other with gradients"
 
 
+def test_an_optimizer_written_out_in_one_script_leaves_the_losses():
+    written_out = noted(("loss", [], [1.0]), ("loss", [], [0.5]))
+    library = noted(("loss", [], [1.0]), ("gradients", [1], [0.1]), ("update", [1], [0.1]), ("loss", [], [0.5]))
+    assert agreement([written_out], [library]).of == "losses"
+    assert agreement([written_out], [library]).status == "same"
+    wrong = noted(("loss", [], [1.0]), ("gradients", [1], [0.1]), ("update", [1], [0.1]), ("loss", [], [0.4]))
+    assert agreement([written_out], [wrong]).first == "loss 2"
+
+
 def test_a_value_that_became_nan_differs():
     whole, broken = noted(("loss", [], [1.0])), noted(("loss", [], [float("nan")]))
     assert agreement([whole], [broken]).reason == "some values are not finite in one of them only"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import jsonschema
 import numpy as np
@@ -14,7 +14,7 @@ from tests.report import forms
 from torchtriage.core.finding import Cost, Finding, Fix, Frame, Place
 from torchtriage.diagnose.verdict.result import Result
 from torchtriage.measure.verify.agreement import read_answers
-from torchtriage.measure.verify.paired_runs import ProgramRun, run_trial
+from torchtriage.measure.verify.paired_runs import ProgramRun, Trial, run_trial
 from torchtriage.measure.verify.verify import conclude
 
 LOSSES = read_answers(
@@ -97,6 +97,41 @@ def test_a_slower_program_is_called_slower():
     result = conclude(trial_of(50.0, 60.0), before="a", after="b")
     assert result.verdict[0].startswith("SLOWER: ")
     assert result.saved_ms < 0
+
+
+def printing(trial: Trial, before: str, after: str, *, noted: bool = True) -> Trial:
+    sides = (
+        tuple(replace(run, printed=text, answers=run.answers if noted else ()) for run in runs)
+        for runs, text in ((trial.before, before), (trial.after, after))
+    )
+    return replace(trial, **dict(zip(("before", "after"), sides, strict=True)))
+
+
+def test_printed_numbers_are_one_more_witness():
+    agree = conclude(printing(trial_of(), "accuracy 0.83\n", "accuracy 0.83\n"), before="a", after="b")
+    assert agree.verdict[1] == "Results agree: 2 losses are equal. 1 printed number agrees."
+    differ = conclude(printing(trial_of(), "accuracy 0.83\n", "accuracy 0.41\n"), before="a", after="b")
+    assert differ.verdict[1] == (
+        "Results DIFFER, first in printed line 1: accuracy 0.41 instead of 0.83, though the first losses agree."
+    )
+    assert differ.outcome == "results differ"
+    assert differ.answers.printed.status == "differ"
+    jsonschema.validate(json.loads(forms.encode(differ)), forms.schema("verification"))
+    assert forms.decode(forms.encode(differ), "verification") == differ
+    other = conclude(printing(trial_of(), "accuracy 0.83\n", "mean accuracy 0.41\n"), before="a", after="b")
+    assert other.verdict[1] == "Results agree: 2 losses are equal. Printed lines differ and are not compared."
+    assert other.outcome == "faster"
+
+
+def test_printed_numbers_judge_programs_of_which_nothing_else_is_known():
+    alone = printing(trial_of(), "mean score 0.83\n", "mean score 0.83\n", noted=False)
+    reason = "in one of them nothing trains and no model is called"
+    assert conclude(alone, before="a", after="b").verdict[1] == (
+        f"Results agree as far as they are printed: 1 number is the same, and {reason}."
+    )
+    silent = conclude(printing(trial_of(), "", "", noted=False), before="a", after="b")
+    assert silent.verdict[1] == f"Results not compared: {reason}."
+    assert [note.code for note in silent.notes] == ["ended-early"]
 
 
 def neighbours(before_ms: float, after_ms: float, *, now_and_then: float = 0.0, seed: int = 0, most_rounds: int = 12):

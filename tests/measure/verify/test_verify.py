@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from torchtriage.core.record.launch import find_command
 from torchtriage.measure.verify.agreement import Answer, agreement, read_answers
+from torchtriage.measure.verify.paired_runs import sample
 
 pytestmark = pytest.mark.torch
 
@@ -133,6 +135,33 @@ print("went on")
 def test_what_cannot_be_noted_does_not_stop_the_program(tmp_path):
     ended = subprocess.run([sys.executable, "-c", ODD, str(tmp_path)], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (0, "went on\n"), ended.stderr
+
+
+ENDED = """
+import sys, torch
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+try:
+    for step in range(3000):
+        loss = model(torch.ones(2, 4)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        print("step", step)
+        print("loss", loss.item(), file=sys.stderr)
+        optimizer.step()
+finally:
+    print("ended after", step)
+"""
+
+
+def test_what_a_run_printed_is_whole_and_in_order_up_to_where_it_was_ended(tmp_path):
+    script = tmp_path / "a.py"
+    script.write_text(ENDED, encoding="utf-8")
+    printed = sample(find_command([str(script)]), tmp_path / "run", steps=6).printed
+    lines = printed.splitlines()
+    assert printed.endswith("\n")
+    assert [line.split()[0] for line in lines] == ["step", "loss"] * (len(lines) // 2)
+    assert "ended after" in (tmp_path / "run" / "output.txt").read_text(encoding="utf-8")
 
 
 def test_a_program_that_fails_shows_its_last_words(tmp_path):

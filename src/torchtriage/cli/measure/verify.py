@@ -39,8 +39,8 @@ def command(ctx: click.Context, /, scripts: tuple[str, ...], **given: Any) -> No
 
     Both are recorded once, to know what saving the finding promised, and then run in alternation
     without the profiler until the difference is known to 2 %. Gradients and updates of their first
-    steps (or, where nothing trains, outputs) must agree to rounding. The programs read no input;
-    their output is kept in --out.
+    steps (or, where nothing trains, outputs) must agree to rounding, and so must the numbers that
+    they print. The programs read no input; their output is kept in --out.
 
     \b
     torchtriage verify train.py train_fixed.py

@@ -34,6 +34,7 @@ from torchtriage.core.record.environment import process_rank, world_size
 from torchtriage.core.record.loop import Boundary, Loop
 from torchtriage.core.record.main_thread import in_main_thread, main_thread_prepares
 from torchtriage.core.record.output_digest import Answers
+from torchtriage.core.record.printed_output import finish_printing, print_by_line
 from torchtriage.core.record.recorder import EARLY, Recorder, RecordPlan
 from torchtriage.core.record.side_effects import watch_effects
 from torchtriage.core.record.stack_sampler import StackSampler
@@ -579,11 +580,10 @@ class LoopFinder:
             self._end_script()
 
     def _end_script(self) -> None:
+        finish_printing(self.out if self.settings["answers"] else None)
         if threading.current_thread() is threading.main_thread():
             raise SystemExit(0)
         self._ended()
-        sys.stdout.flush()
-        sys.stderr.flush()
         os._exit(0)
 
 
@@ -593,6 +593,7 @@ def start_watching(settings: dict[str, Any], leak_watch: Callable[[Path], LeakWa
     ``leak_watch`` makes what looks for leaks, given the folder for its report.
     """
     if settings["answers"]:
+        print_by_line()
         Answers(Path(settings["out"])).start()
     if settings.get("effects"):
         watch_effects(Path(settings["out"]))

@@ -45,6 +45,8 @@ FEWEST_STEPS, MOST_STEPS = 8, 200
 WORTH = 0.01
 """A change is in the patch when at least this share of the time is surely saved."""
 HALF = 0.5
+MUCH = 0.2
+"""Of the time that a patch saves, so that what was too small to tell is tried once more on top of it."""
 LONG_RUN_S = 120.0
 """Of a program that is ended once it is recorded, and never run to its end again."""
 
@@ -53,8 +55,8 @@ LONG_RUN_S = 120.0
 class Wanted:
     """What the user asks for.
 
-    ``only`` : codes or names of findings. ``allow`` : results may change where that is what a change is for, or where
-    they cannot be compared. ``budget_s`` : after it nothing new is tried.
+    ``only`` : codes or names of findings. ``allow`` : take what changes results on purpose, and what cannot be
+    compared. ``budget_s`` : after it nothing new is tried.
     """
 
     only: frozenset[str] = frozenset()
@@ -156,17 +158,18 @@ class _Fixing:
 
     def attempt(self, candidates: Sequence[Candidate]) -> list[_Try]:
         """Try the changes alone: for each finding the first one, and the next where that does not keep the promise."""
-        tries = [_Try(item, Entrant(self.contents([item])[0], self.allows(item))) for item in candidates]
+        tries = [_Try(item, Entrant(self.contents([item])[0], bool(item.changes))) for item in candidates]
         waiting = list(tries)
         while waiting and time.monotonic() < self.deadline_s:
             # what saves time once a run is measured on whole runs; the others on steps
-            per_run = waiting[0].candidate.per_run
+            first = waiting[0].candidate
             heat: list[_Try] = []
             for row in waiting:
                 others = [other.candidate.finding for other in heat]
-                if row.candidate.per_run == per_run and row.candidate.finding not in others and len(heat) < HEAT:
+                alike = row.candidate.per_run == first.per_run and row.candidate.finding.saves == first.finding.saves
+                if alike and row.candidate.finding not in others and len(heat) < HEAT:
                     heat.append(row)
-            self._heat(heat, 0 if per_run else self.steps)
+            self._heat(heat, 0 if first.per_run else self.steps)
             mended = [row.candidate.finding for row in heat if row.keeps_promise]
             for row in waiting:
                 if row.candidate.finding in mended and row not in heat:
@@ -181,14 +184,7 @@ class _Fixing:
             return
         for row in heat:
             self.tell(f"on trial: {row.candidate.finding.code} {row.candidate.what}")
-        race(
-            self.copy,
-            [row.entrant for row in heat],
-            self.out / f"heat-{time.monotonic_ns()}",
-            steps=steps,
-            deadline_s=self.deadline_s,
-            progress=lambda number, n: self.tell(f"round {number + 1}: the program, and {n} changed"),
-        )
+        self._race([row.entrant for row in heat], per_run=steps == 0)
         for row in heat:
             self._conclude(row)
 
@@ -200,39 +196,79 @@ class _Fixing:
         row.verification = conclude(
             entrant.trial, before=self.command, after=f"{self.command}, changed", allow=entrant.allow
         )
-        row.outcome, row.reason = judged(row.verification, allow=entrant.allow)
+        row.outcome, row.reason = judged(row.verification, allow=self.wanted.allow)
+        if row.outcome == "faster alone" and row.candidate.changes and not self.wanted.allow:
+            row.outcome, row.reason = "not allowed", "--allow takes it"
 
     def together(self, tries: Sequence[_Try]) -> tuple[list[_Try], Verification | None]:
         """Return the changes that are in the patch, and what it saves as a whole."""
-        chosen = best_of_each(tries, self.contents)
-        if not chosen:
-            return [], None
+        chosen, whole = self._combined(best_of_each(tries, self.contents))
+        if whole is None or whole.ratio > 1 - MUCH:
+            return chosen, whole
+        # what was lost in the time that is saved now may show
+        small = [row for row in tries if row.outcome in ("no difference", "undecided") and self._fits(chosen, row)]
+        more = self._beside(chosen, small[:HEAT]) if time.monotonic() < self.deadline_s else []
+        return self._combined([*chosen, *more]) if more else (chosen, whole)
+
+    def _combined(self, chosen: list[_Try]) -> tuple[list[_Try], Verification | None]:
         while len(chosen) > 1:
             whole = self._whole(chosen)
             best = max(chosen, key=lambda row: row.saves)
-            if whole is not None and whole.outcome == "faster" and 1 - whole.ratio > best.saves - WORTH:
+            if whole is not None and 1 - whole.ratio > best.saves - WORTH:
                 return chosen, whole
-            # they get in each other's way: without the smallest
-            smallest = min(chosen, key=lambda row: row.saves)
-            smallest.reason = "adds nothing to the others"
-            chosen = [row for row in chosen if row is not smallest]
-        return chosen, chosen[0].verification
+            # they get in each other's way: without the last, which saves least
+            chosen[-1].outcome, chosen[-1].reason = "faster alone", "adds nothing to the others"
+            chosen = chosen[:-1]
+        return chosen, chosen[0].verification if chosen else None
 
     def _whole(self, chosen: Sequence[_Try]) -> Verification | None:
         contents, _ = self.contents([row.candidate for row in chosen])
-        per_run = all(row.candidate.per_run for row in chosen)
         whole = _Try(chosen[0].candidate, Entrant(contents, any(row.entrant.allow for row in chosen)))
         self.tell(f"on trial: {len(chosen)} changes together")
-        race(
-            self.copy,
-            [whole.entrant],
-            self.out / f"together-{time.monotonic_ns()}",
-            steps=0 if per_run else self.steps,
-            deadline_s=max(self.deadline_s, time.monotonic() + 60.0),  # what is to be printed is measured
-            progress=lambda number, _: self.tell(f"round {number + 1}: the program, and changed"),
-        )
+        self._race([whole.entrant], per_run=all(row.candidate.per_run for row in chosen), more_s=60.0)
         self._conclude(whole)
         return whole.verification if whole.outcome == "faster alone" else None
+
+    def _fits(self, chosen: Sequence[_Try], row: _Try) -> bool:
+        """Whether a change can be made on top of others, and mends something else."""
+        together = [*(other.candidate for other in chosen), row.candidate]
+        mended = [other.candidate.finding for other in chosen]
+        return row.candidate.finding not in mended and len(self.contents(together)[1]) == len(together)
+
+    def _beside(self, chosen: Sequence[_Try], rows: Sequence[_Try]) -> list[_Try]:
+        """Return the changes that save time on top of those that are chosen."""
+        base, _ = self.contents([row.candidate for row in chosen])
+        again = [
+            _Try(
+                row.candidate, Entrant(self.contents([*(other.candidate for other in chosen), row.candidate])[0], allow)
+            )
+            for row in rows
+            for allow in (row.entrant.allow,)
+        ]
+        for row in again:
+            self.tell(f"on trial, on top: {row.candidate.finding.code} {row.candidate.what}")
+        if again:
+            self._race([row.entrant for row in again], per_run=again[0].candidate.per_run, base=base)
+        more = []
+        for row, retried in zip(rows, again, strict=True):
+            self._conclude(retried)
+            if retried.outcome == "faster alone":
+                row.verification, row.reason = retried.verification, "measured on top of the others"
+                more.append(row)
+        return more
+
+    def _race(
+        self, entrants: Sequence[Entrant], *, per_run: bool, base: dict[str, bytes] | None = None, more_s: float = 0.0
+    ) -> None:
+        race(
+            self.copy,
+            entrants,
+            self.out / f"race-{time.monotonic_ns()}",
+            steps=0 if per_run else self.steps,
+            deadline_s=max(self.deadline_s, time.monotonic() + more_s),
+            progress=lambda number, n: self.tell(f"round {number + 1}: the program, and {n} changed"),
+            base_files=base,
+        )
 
     def contents(self, candidates: Iterable[Candidate]) -> tuple[dict[str, bytes], list[Candidate]]:
         """Return the files that changes make together, and the changes that fit with those before them."""
@@ -254,10 +290,6 @@ class _Fixing:
             diff(self.files.text(path), self.files.decoded(path, data), path) for path, data in sorted(contents.items())
         )
         return "".join(f"{part}\n" for part in parts)
-
-    def allows(self, candidate: Candidate) -> bool:
-        """Whether other results do not end its trial."""
-        return self.wanted.allow and bool(candidate.changes)
 
 
 def judged(verification: Verification, *, allow: bool) -> tuple[AttemptOutcome, str]:
@@ -311,7 +343,7 @@ def fix(
     tries = fixing.attempt(candidates)
     chosen, whole = fixing.together(tries)
     for row in chosen:
-        row.outcome, row.reason = "in the patch", ""
+        row.outcome = "in the patch"
     contents, in_patch = fixing.contents(row.candidate for row in chosen)
     result = FixResult(
         schema=FIX_SCHEMA,

@@ -11,11 +11,13 @@ from typing import Literal
 from torchtriage.core.errors import TriageError
 from torchtriage.measure.fix.project import ProjectCopy
 from torchtriage.measure.verify.agreement import agreement
-from torchtriage.measure.verify.paired_runs import ProgramRun, Trial, is_settled, sample, trial_of
+from torchtriage.measure.verify.paired_runs import FEWEST_ROUNDS, ProgramRun, Trial, is_settled, sample, trial_of
 
 __all__ = ["Entrant", "race"]
 
 MOST_ROUNDS = 9
+HOPE = 0.97
+"""What saves less than 3 % at best is not measured to the end."""
 ENOUGH_TO_DIFFER = 2
 """Rounds after which other results end a trial: the spread of the program's own runs is known then."""
 
@@ -43,11 +45,13 @@ def race(
     steps: int,
     deadline_s: float,
     progress: Callable[[int, int], None],
+    base_files: dict[str, bytes] | None = None,
 ) -> None:
-    """Run all in turns until each is settled, failed, or the time is over.
+    """Run all in turns until each is settled, failed, without hope, or the time is over.
 
-    ``steps`` : timed steps of a run; 0 for whole runs. ``deadline_s`` : on the monotonic clock; no round begins after
-    it, once there are three. ``progress`` : called with the number of the round and of entrants still in it.
+    ``base_files`` : what the program that they are measured against is changed by already. ``steps`` : timed steps of a
+    run; 0 for whole runs. ``deadline_s`` : on the monotonic clock; no round begins after it, once there are three.
+    ``progress`` : called with the number of the round and of entrants still in it.
 
     Raises UsageError: the program as it is failed.
     """
@@ -61,7 +65,7 @@ def race(
         folder = out / f"round{number + 1}"
 
         def before(folder: Path = folder) -> None:
-            base.append(_run(copy, {}, folder / "before", steps))
+            base.append(_run(copy, base_files or {}, folder / "before", steps))
 
         # the program as it is runs before the others in one round, after them in the next
         if number % 2 == 0:
@@ -83,6 +87,7 @@ def race(
             and not (entrant.differs and not entrant.allow)
             and entrant.trial is not None
             and not is_settled(entrant.trial)
+            and not (number + 1 >= FEWEST_ROUNDS and entrant.trial.ratio.low > HOPE)
         ]
 
 

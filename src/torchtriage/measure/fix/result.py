@@ -20,6 +20,7 @@ AttemptOutcome = Literal[
     "undecided",
     "results differ",
     "not compared",
+    "not allowed",
     "failed",
     "not tried",
     "not needed",
@@ -48,6 +49,7 @@ class Attempt:
     proposed it, ``model`` for a language model. ``changes`` : how results change on purpose, empty where they must
     stay. ``outcome`` : ``faster alone`` is in no patch: another change for the same finding saves more, it adds nothing
     to the others, or does not fit with them; ``not compared`` is faster, but nothing shows that results stay;
+    ``not allowed`` is faster, but changes something on purpose;
     ``not needed`` was not tried, as another change for the same finding keeps its promise.
     ``reason`` : why it was not tried, failed, or is not in the patch. ``trial`` : the measurement, None without one.
     """

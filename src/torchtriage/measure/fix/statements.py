@@ -6,29 +6,47 @@ All return None, or no edits, where it cannot be done for sure, such as with sev
 from __future__ import annotations
 
 import ast
+import difflib
 import io
 import re
+import sys
 import tokenize
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from torchtriage.diagnose.lint.edits import SourceEdit, lines_of
+from torchtriage.diagnose.lint.edits import Autofix, SourceEdit, add_keyword, apply, lines_of, replace_node
 from torchtriage.diagnose.lint.facts import Module
+from torchtriage.diagnose.lint.syntax import keyword
+from torchtriage.diagnose.lint.walk import walk
 
 __all__ = [
+    "again",
     "body_of",
     "bound",
+    "call_text",
+    "edits_between",
+    "free_name",
     "import_edit",
+    "imported",
     "indent_of",
     "insert_after",
     "insert_before",
     "move_before",
     "remove",
+    "replace",
+    "replaced_in",
+    "set_keywords",
     "source",
+    "statement_edit",
     "unwrap",
+    "without_keyword",
     "wrap",
 ]
 
 INDENT = "    "
+SHORT = {"numpy": "np"}
+"""What packages are imported as."""
+LINE = 88
+"""Characters of a line, in a file whose own lines are not longer."""
 
 
 def source(module: Module, node: ast.AST) -> str:
@@ -154,6 +172,159 @@ def import_edit(module: Module, text: str) -> SourceEdit | None:
     if last is None:
         return SourceEdit(1, 0, 1, 0, f"{text}\n")
     return insert_after(module, last, text)
+
+
+def without_keyword(call: ast.Call, name: str) -> SourceEdit | None:
+    """Return the edit that takes a keyword argument out; None where it is the first of all arguments."""
+    parts: list[ast.expr] = sorted(
+        (*call.args, *(item.value for item in call.keywords)), key=lambda part: (part.lineno, part.col_offset)
+    )
+    given = next((item.value for item in call.keywords if item.arg == name), None)
+    at = parts.index(given) if given is not None else 0
+    if given is None or not at:
+        return None
+    before = parts[at - 1]
+    end = (before.end_lineno or 0, before.end_col_offset or 0)
+    return SourceEdit(*end, given.end_lineno or 0, given.end_col_offset or 0, "")
+
+
+def replace(node: ast.expr, text: str) -> SourceEdit:
+    """Return the edit that puts ``text`` in the place of an expression."""
+    return replace_node(node, text)
+
+
+def replaced_in(module: Module, outer: ast.stmt | ast.expr, *changes: tuple[ast.expr, str]) -> str:
+    """Return the text of a node with some of the nodes inside it replaced."""
+    text, base = source(module, outer), _offset(module, outer.lineno, outer.col_offset)
+    for node, new in sorted(changes, key=lambda change: (change[0].lineno, change[0].col_offset), reverse=True):
+        begin = _offset(module, node.lineno, node.col_offset) - base
+        text = text[:begin] + new + text[begin + len(source(module, node)) :]
+    return text
+
+
+def _offset(module: Module, line: int, column: int) -> int:
+    """Return the index of a position in the text; ``column`` counts UTF-8 bytes."""
+    rows = lines_of(module.text)
+    return sum(map(len, rows[: line - 1])) + len(rows[line - 1].encode("utf-8", "surrogatepass")[:column].decode())
+
+
+def statement_edit(module: Module, statement: ast.stmt, text: str) -> SourceEdit | None:
+    """Return the edit that puts lines in the place of a statement, indented as it is."""
+    indent = indent_of(module, statement)
+    if indent is None or not _alone(module, statement):
+        return None
+    new = f"\n{indent}".join(text.splitlines())
+    return SourceEdit(
+        statement.lineno, statement.col_offset, statement.end_lineno or 0, statement.end_col_offset or 0, new
+    )
+
+
+def free_name(module: Module, *names: str) -> str:
+    """Return the first of some names that the file does not use; empty where it uses all."""
+    taken = {node.id for node in module.parents if isinstance(node, ast.Name)} | set(module.aliases)
+    return next((name for name in names if name not in taken), "")
+
+
+def set_keywords(module: Module, call: ast.Call, values: Mapping[str, str]) -> tuple[SourceEdit, ...]:
+    """Return the edits that give keyword arguments of a call these values; none where it cannot be done for sure.
+
+    A call of one line that would be too long is broken behind its parenthesis.
+    """
+    edits = [add_keyword(module.text, call, name, value) for name, value in values.items()]
+    if not all(edits):
+        return ()
+    row = lines_of(module.text)[(call.end_lineno or call.lineno) - 1].rstrip("\r\n")
+    added = sum(len(f", {name}={value}") for name, value in values.items() if keyword(call, name) is None)
+    behind = row.encode()[call.end_col_offset :].strip()
+    if call.lineno != call.end_lineno or len(row) + added <= _limit(module) or behind:
+        return tuple(filter(None, edits))
+    arguments = [source(module, item) for item in call.args]
+    arguments += [f"{item.arg}={values.get(item.arg or '', source(module, item.value))}" for item in call.keywords]
+    arguments += [f"{name}={value}" for name, value in values.items() if keyword(call, name) is None]
+    return (replace(call, call_text(module, call, arguments)),)
+
+
+def call_text(module: Module, call: ast.Call, arguments: Sequence[str]) -> str:
+    """Return the text of a call with other arguments, in its place: on one line where it fits, else broken."""
+    row = lines_of(module.text)[call.lineno - 1].rstrip("\r\n")
+    indent = row[: len(row) - len(row.lstrip())]
+    name, joined, limit = source(module, call.func), ", ".join(arguments), _limit(module)
+    if len(row.encode()[: call.col_offset]) + len(name) + len(joined) + 2 <= limit:
+        return f"{name}({joined})"
+    if len(indent) + len(INDENT) + len(joined) <= limit:
+        return f"{name}(\n{indent}{INDENT}{joined}\n{indent})"
+    return f"{name}(\n" + "".join(f"{indent}{INDENT}{item},\n" for item in arguments) + f"{indent})"
+
+
+def _limit(module: Module) -> int:
+    """Return how long a line may be, as far as the file's own lines show."""
+    return min(max(LINE, *(len(line.rstrip()) for line in lines_of(module.text))), 120)
+
+
+def again(module: Module, edits: tuple[SourceEdit, ...]) -> Module:
+    """Return what is known of a file after edits: for changes that are made in stages."""
+    text = apply(module.text, [Autofix(edits, "")])[0]
+    return walk(ast.parse(text), text, module.path)
+
+
+def edits_between(before: str, after: str) -> tuple[SourceEdit, ...]:
+    """Return the edits, by whole lines, that make one text of another."""
+    old, new = lines_of(before), lines_of(after)
+    matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
+    return tuple(
+        SourceEdit(first + 1, 0, last + 1, 0, "".join(new[begin:end]).replace("\r\n", "\n"))
+        for tag, first, last, begin, end in matcher.get_opcodes()
+        if tag != "equal"
+    )
+
+
+def imported(module: Module, full: str) -> tuple[str, tuple[SourceEdit, ...]]:
+    """Return how a file names a thing, ``package.Thing``, and the edits that import it where it does not yet."""
+    holder, _, last = full.rpartition(".")
+    for name, known in module.aliases.items():
+        if known == full:
+            return name, ()
+    for node in module.tree.body:
+        if isinstance(node, ast.ImportFrom) and node.module == holder and not node.level:
+            names = [alias for alias in node.names if alias.name < last] or node.names[-1:]
+            line, at = names[-1].end_lineno, names[-1].end_col_offset
+            assert line is not None
+            assert at is not None
+            edit = SourceEdit(line, at, line, at, f", {last}")
+            if node.names[0].name > last:
+                first = node.names[0]
+                edit = SourceEdit(first.lineno, first.col_offset, first.lineno, first.col_offset, f"{last}, ")
+            return last, (edit,)
+    for name, known in module.aliases.items():
+        if holder == known or holder.startswith(f"{known}."):
+            return f"{name}{full.removeprefix(known)}", ()
+    short = SHORT.get(holder)
+    edit_or_none = _sorted_import(module, f"import {holder} as {short}" if short else f"from {holder} import {last}")
+    return f"{short}.{last}" if short else last, (edit_or_none,) if edit_or_none is not None else ()
+
+
+def _sorted_import(module: Module, text: str) -> SourceEdit | None:
+    """Return the edit that adds an import among those like it, in the order of their names."""
+    new = ast.parse(text).body[0]
+    first = [node for node in module.tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    section = [
+        node for node in first if (_root(node) in sys.stdlib_module_names) == (_root(new) in sys.stdlib_module_names)
+    ]
+    section = [node for node in section if _root(node) != "__future__"]
+    if not section:
+        return import_edit(module, text)
+    later = [
+        node
+        for node in section
+        if (isinstance(node, ast.ImportFrom), _root(node)) > (isinstance(new, ast.ImportFrom), _root(new))
+    ]
+    return insert_before(module, later[0], text) if later else insert_after(module, section[-1], text)
+
+
+def _root(node: ast.stmt) -> str:
+    if isinstance(node, ast.ImportFrom):
+        return (node.module or "").partition(".")[0]
+    return node.names[0].name.partition(".")[0] if isinstance(node, ast.Import) else ""
 
 
 def body_of(module: Module, statement: ast.stmt) -> list[ast.stmt] | None:

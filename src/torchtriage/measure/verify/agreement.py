@@ -138,12 +138,14 @@ def agreement(before: Sequence[tuple[Answer, ...]], after: Sequence[tuple[Answer
 
 
 def _judged(run: tuple[Answer, ...], runs: Sequence[tuple[Answer, ...]]) -> tuple[Answer, ...]:
-    """Return the answers that are compared: without losses where steps say more.
+    """Return the answers that are compared: without losses where steps say more, and losses where only some can say.
 
     A batch in one piece or in four, a division before or after the sum: the losses are others, the gradients are not.
+    An optimizer that is written out in the script has no steps that can be seen.
     """
-    steps = all(any(answer.kind == "update" for answer in each) for each in runs)
-    return tuple(answer for answer in run if answer.kind != "loss") if steps else run
+    steps = [any(answer.kind == "update" for answer in each) for each in runs]
+    left_out = ("loss",) if all(steps) else ("gradients", "update") if any(steps) else ()
+    return tuple(answer for answer in run if answer.kind not in left_out)
 
 
 def _noise(answers: Sequence[Answer], place: int) -> NDArray[np.bool_]:

@@ -15,6 +15,7 @@ import numpy as np
 
 from torchtriage.core.errors import UsageError
 from torchtriage.core.record.launch import Command, launch
+from torchtriage.core.record.printed_output import PRINTED_FILE
 from torchtriage.core.record.recorder import RECORDING_FILE
 from torchtriage.core.record.timing import step_wall_ns
 from torchtriage.core.stats.paired_interval import LEAST_PAIRS, Ratio, ratio_of_pairs
@@ -23,6 +24,7 @@ from torchtriage.core.units import NS_PER_MS
 from torchtriage.measure.verify.agreement import Answer, read_answers
 
 __all__ = [
+    "FEWEST_ROUNDS",
     "LEVEL",
     "NARROW",
     "ProgramRun",
@@ -45,6 +47,9 @@ PLAIN = 0.25
 LAST_WORDS = 12
 INTERRUPTED = (-signal.SIGINT, -signal.SIGTERM)
 """How a program ends that somebody interrupts, together with us."""
+OUTPUT_FILE = "output.txt"
+MOST_PRINTED = 1 << 20
+"""Bytes of a program's output that are looked at."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,7 @@ class ProgramRun:
     """One run of one program.
 
     ``step_ms`` : mean time of its timed steps, over the processes of a job; None where no loop was found. ``low_ms`` :
-    the mean of its fastest tenth. ``run_ms`` : of the whole process.
+    the mean of its fastest tenth. ``run_ms`` : of the whole process. ``printed`` : its output until it was ended.
     """
 
     step_ms: float | None
@@ -60,6 +65,7 @@ class ProgramRun:
     run_ms: float
     n_steps: int
     answers: tuple[Answer, ...]
+    printed: str = ""
 
 
 @dataclass(frozen=True)
@@ -183,7 +189,15 @@ def sample(
         run_ms=run_ms,
         n_steps=min((n for *_, n in times), default=0),
         answers=tuple(answer for document in answers for answer in read_answers(document)),
+        printed=_printed(folder),
     )
+
+
+def _printed(folder: Path) -> str:
+    """Return what a program printed, standard output and error, until the first of its processes was ended."""
+    ends = [int(path.read_text(encoding="utf-8")) for path in folder.glob(PRINTED_FILE.format(pid="*"))]
+    with (folder / OUTPUT_FILE).open("rb") as file:
+        return file.read(min([*ends, MOST_PRINTED])).decode("utf-8", errors="replace")
 
 
 def record_once(command: Command, folder: Path) -> None:
@@ -196,7 +210,7 @@ def record_once(command: Command, folder: Path) -> None:
 
 def _run(command: Command, folder: Path, plan: dict[str, Any], *, exit_after: bool, **where: Any) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    log = folder / "output.txt"
+    log = folder / OUTPUT_FILE
     code = launch(command, folder, plan=plan, exit_after=exit_after, answers=True, log=log, **where)
     if code in INTERRUPTED:
         raise KeyboardInterrupt

@@ -8,7 +8,7 @@ from typing import Literal
 from torchtriage.core.finding import Note
 from torchtriage.diagnose.compare.result import FindingChange, Promise
 
-__all__ = ["VERIFICATION_SCHEMA", "Outcome", "ResultAgreement", "Round", "Verification"]
+__all__ = ["VERIFICATION_SCHEMA", "Outcome", "PrintedAgreement", "ResultAgreement", "Round", "Verification"]
 
 VERIFICATION_SCHEMA = "torchtriage-verification/1"
 
@@ -25,22 +25,38 @@ class Round:
 
 
 @dataclass(frozen=True)
+class PrintedAgreement:
+    """Whether two programs print the same numbers, but for rounding.
+
+    ``n`` : how many numbers agree. ``first`` : where they differ first, such as ``line 3`` of what the program before
+    prints. ``reason`` : the numbers that differ, or why nothing is said.
+    """
+
+    status: Literal["same", "differ", "not compared"]
+    n: int
+    first: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True)
 class ResultAgreement:
     """Whether two programs compute the same at their start.
 
     ``of`` : gradients and updates of the first steps, the first losses where no optimizer steps, or the first outputs
-    where nothing trains. ``worst`` : the largest difference, as a share of the larger size. ``own`` : the same between
-    runs of one program. ``n`` : how many gradients, updates, losses or outputs were compared. ``first`` : where they
-    differ first, such as ``update 1``.
+    where nothing trains; what they print, where none of these could be compared or where that alone differs.
+    ``worst`` : the largest difference, as a share of the larger size. ``own`` : the same between runs of one program.
+    ``n`` : how many gradients, updates, losses, outputs or printed numbers were compared. ``first`` : where they differ
+    first, such as ``update 1``. ``printed`` : what the numbers they print say, whatever the rest does.
     """
 
-    of: Literal["steps", "losses", "outputs", "nothing"]
+    of: Literal["steps", "losses", "outputs", "printed", "nothing"]
     status: Literal["same", "within its own spread", "differ", "not compared"]
     n: int
     worst: float | None
     own: float | None
     reason: str = ""
     first: str = ""
+    printed: PrintedAgreement = PrintedAgreement("not compared", 0)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import chain
 from statistics import fmean, geometric_mean
 
 from torchtriage.core.finding import Finding, Note
@@ -18,6 +19,7 @@ from torchtriage.diagnose.compare.result import FindingChange, Promise, TimeChan
 from torchtriage.diagnose.verdict.result import Result
 from torchtriage.measure.verify.agreement import agreement
 from torchtriage.measure.verify.paired_runs import NARROW, Trial
+from torchtriage.measure.verify.printed_agreement import LINES_DIFFER, printed_agreement, with_printed
 from torchtriage.measure.verify.result import VERIFICATION_SCHEMA, Outcome, ResultAgreement, Round, Verification
 
 __all__ = ["conclude"]
@@ -25,6 +27,7 @@ __all__ = ["conclude"]
 REST = 0.25
 LONG_ENOUGH_S = 1.0
 """Of timed steps in one run: below, a neighbour on the machine is most of what is measured."""
+ENDED_EARLY = "what the programs print at their end was not reached: --steps 0 runs them to it, and compares it"
 WHOLE_RUNS = "whole runs are compared, not steps: start-up and imports dilute the difference"
 
 
@@ -44,7 +47,7 @@ def conclude(
     two versions of one, so that places can be compared. ``allow`` : other results are intended.
     """
     per = trial.per
-    answers = agreement(*([run.answers for run in side] for side in (trial.before, trial.after)))
+    answers = _agreement(trial)
     before_ms, after_ms = (geometric_mean(times) for times in (trial.before_ms, trial.after_ms))
     ratio = trial.ratio
     saved = [before_ms * (1 - end) for end in (ratio.value, ratio.high, ratio.low)]
@@ -63,6 +66,8 @@ def conclude(
         findings = match(results[0], _renamed(results[1], scripts))
         promise = keep_promise(tuple(map(_mostly_gone, findings)), change, lambda _: None)
     notes = [] if per == "step" else [Note("whole-runs", "warn", WHOLE_RUNS)]
+    if answers.status == "not compared" and per == "step":
+        notes.append(Note("ended-early", "info", ENDED_EARLY))
     outcome = _outcome(ratio, differ=answers.status == "differ" and not allow)
     if outcome == "undecided" and per == "step":
         timed_s = before_ms * trial.before[0].n_steps / 1000
@@ -99,6 +104,17 @@ def conclude(
     allowed = " That was allowed." if allow and answers.status == "differ" else ""
     verdict = (_speed(out), f"{_answers(answers)}{allowed}", _promise(promise, results is not None))
     return replace(out, verdict=verdict)
+
+
+def _agreement(trial: Trial) -> ResultAgreement:
+    sides = (trial.before, trial.after)
+    noted = [answer for run in chain(*sides) for answer in run.answers]
+    printed = printed_agreement(
+        *([run.printed for run in side] for side in sides),
+        trains=not noted or any(answer.kind != "output" for answer in noted),
+        epsilon=max((answer.epsilon for answer in noted), default=0.0),
+    )
+    return with_printed(agreement(*([run.answers for run in side] for side in sides)), printed)
 
 
 def _outcome(ratio: Ratio, *, differ: bool) -> Outcome:
@@ -154,13 +170,18 @@ def _percent(ratio: float) -> float:
 
 
 def _answers(answers: ResultAgreement) -> str:
+    return f"{_computed(answers)}{_printed(answers)}"
+
+
+def _computed(answers: ResultAgreement) -> str:
     if answers.status == "not compared":
         return f"Results not compared: {answers.reason}."
-    what = (
-        f"{answers.n} gradients and updates of the first steps"
-        if answers.of == "steps"
-        else format_count(answers.n, answers.of.removesuffix("s"), answers.of)
-    )
+    what = _what(answers)
+    if answers.of == "printed":
+        if answers.status == "differ":
+            return f"Results DIFFER, first in printed {answers.first}: {answers.reason}."
+        verb = "is" if answers.n == 1 else "are"
+        return f"Results agree as far as they are printed: {what} {verb} the same, and {answers.reason}."
     if answers.status == "differ":
         details = [answers.reason] if answers.reason else []
         if answers.worst is not None:
@@ -175,6 +196,26 @@ def _answers(answers: ResultAgreement) -> str:
         f"Results agree as far as runs of one program do: {what} differ by {_tiny(answers.worst)} at most, within one"
         f" program by {_tiny(answers.own or 0)}."
     )
+
+
+def _what(answers: ResultAgreement) -> str:
+    if answers.of == "steps":
+        return f"{answers.n} gradients and updates of the first steps"
+    if answers.of == "printed":
+        return format_count(answers.n, "number")
+    return format_count(answers.n, answers.of.removesuffix("s"), answers.of)
+
+
+def _printed(answers: ResultAgreement) -> str:
+    """Return what is printed, where something else was judged."""
+    printed = answers.printed
+    if answers.of == "printed":
+        return ""
+    if printed.status == "same":
+        return f" {format_count(printed.n, 'printed number')} agree{'s' if printed.n == 1 else ''}."
+    if printed.status == "differ":
+        return f" Printed numbers differ, first in {printed.first}: {printed.reason}."
+    return " Printed lines differ and are not compared." if printed.reason == LINES_DIFFER else ""
 
 
 def _tiny(share: float) -> str:

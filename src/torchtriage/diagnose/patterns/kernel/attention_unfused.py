@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 from torchtriage.core import intervals
 from torchtriage.core.arrays import distinct
-from torchtriage.core.trace.peak_rates import peak_of
 from torchtriage.core.units import format_ns, format_share, ms
 from torchtriage.diagnose.patterns._op_work import work_at
 from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Fix, Floats, Ints, Kind, Mask, Pattern, Spans, Trace
@@ -32,6 +31,7 @@ from torchtriage.diagnose.patterns.kernel._attention_chains import (
     AttentionChains,
     find_chains,
     foreign_work,
+    kernels_of,
     with_inner,
 )
 
@@ -78,7 +78,7 @@ def find(trace: Trace) -> Claims:
 
 
 def _on_device(trace: Trace, chains: AttentionChains) -> Claims:
-    at, chain = _kernels(trace, chains)
+    at, chain = kernels_of(trace, chains)
     work = work_at(trace, at)
     if work is None or work.share < MIN_SHARE:
         return
@@ -182,23 +182,6 @@ def _largest(
     )
 
 
-def _kernels(trace: Trace, chains: AttentionChains) -> tuple[Ints, Ints]:
-    device = trace.devices[0]
-    op, call = trace.links.op[device.rows], trace.links.call[device.rows]
-    foreign = foreign_work(trace, chains)
-    able = (op >= 0) & ~foreign[op] & (trace.kind[device.rows] == Kind.KERNEL) & ~device.comm
-    chain = np.full(len(device.rows), -1, np.int64)
-    for lane in distinct(trace.lane[chains.softmax]).tolist():
-        mine = np.flatnonzero(trace.lane[chains.softmax] == lane)
-        mine = mine[np.argsort(trace.start_ns[chains.first[mine]])]
-        spans = intervals.spans(trace.start_ns[chains.first[mine]], trace.end_ns[chains.last[mine]])
-        here = np.flatnonzero(able & (trace.lane[call] == lane))
-        owner = intervals.owner(spans, trace.start_ns[call[here]])
-        chain[here[owner >= 0]] = mine[owner[owner >= 0]]
-    at = np.flatnonzero(chain >= 0)
-    return at, chain[at]
-
-
 def _gains(trace: Trace, chains: AttentionChains, rows: Ints, chain: Ints) -> tuple[Floats, Floats]:
     count = len(chains.softmax)
     dur = trace.dur_ns[rows].astype(np.float64)
@@ -207,7 +190,7 @@ def _gains(trace: Trace, chains: AttentionChains, rows: Ints, chain: Ints) -> tu
     whole = np.maximum(np.bincount(chain, weights=dur, minlength=count), 1.0)
     gemm = np.bincount(chain, weights=dur * is_gemm, minlength=count)
     beside = 1 - gemm / whole
-    peak = peak_of(trace.devices[0].name)
+    peak = trace.devices[0].peak
     if peak is None:
         return np.where(chains.half, beside / 2, 0.0), beside
     slow, fast = (

@@ -1,0 +1,90 @@
+"""Which loader a place is about: the calls that construct it, in the same file."""
+
+from __future__ import annotations
+
+import ast
+
+from torchtriage.diagnose.lint.facts import Module, SourceCall, SourceFunction
+from torchtriage.diagnose.lint.samples import samples_of
+from torchtriage.diagnose.lint.syntax import keyword, path_of
+from torchtriage.diagnose.lint.torch_names import DATASETS, LOADERS
+from torchtriage.measure.fix.edits._settings import origin_of
+from torchtriage.measure.fix.proposal import Site
+
+__all__ = ["data_of", "hands_out_rows", "loaders_at", "reached", "sample_class"]
+
+ROWS = frozenset({"clone", "tensor", "as_tensor", "from_numpy", "long", "float", "dict"})
+"""What a ``__getitem__`` may call that gives many rows for many."""
+
+
+def loaders_at(site: Site) -> list[SourceCall]:
+    """Return the constructions of the loader that a line makes, goes over, or makes samples for."""
+    module, line = site.module, site.line
+    calls = [call for call in module.called(*LOADERS) if not call.context.aside]
+    made = [call for call in calls if call.node.lineno <= line <= (call.node.end_lineno or line)]
+    if made:
+        return made
+    owner = sample_class(site)
+    if owner is not None:
+        return [call for call in calls if (data := data_of(module, call)) and path_of(data.func) == owner.name]
+    turns = {loop.node: loop for loop in module.loops}
+    walked = [turns[loop] for loop in site.loops if loop in turns and turns[loop].over_loader]
+    for loop in walked:
+        found = [call for call in calls if call.node is loop.iterates.made_by]
+        if not found:
+            found = [call for call in calls if call.target and call.target.rpartition(".")[2] == loop.over]
+        if found or len(calls) == 1:
+            return found or calls
+    return []
+
+
+def data_of(module: Module, call: SourceCall) -> ast.Call | None:
+    """Return the construction of the data set that a loader, or a part of which it, goes over."""
+    given = call.node.args[0] if call.node.args else keyword(call.node, "dataset")
+    while given is not None:
+        made = origin_of(module, given)
+        if not isinstance(made, ast.Call):
+            return None
+        if path_of(made.func).rpartition(".")[2] not in ("Subset", "random_split"):
+            return made
+        given = made.args[0] if made.args else None
+    return None
+
+
+def hands_out_rows(module: Module, call: SourceCall) -> bool:
+    """Return whether the data set gives several rows, and nothing but rows, for a list of their numbers."""
+    made = data_of(module, call)
+    if made is None:
+        return False
+    if module.name_of(made.func) in DATASETS:
+        return True
+    known = module.classes.get(path_of(made.func))
+    getter = known.methods.get("__getitem__") if known is not None else None
+    if getter is None or not isinstance(getter.node.body[-1], ast.Return) or len(getter.node.body) > 3:
+        return False
+    called = [
+        module.name_of(node.func).rpartition(".")[2] for node in ast.walk(getter.node) if isinstance(node, ast.Call)
+    ]
+    plain = not any(isinstance(node, ast.If | ast.IfExp | ast.BinOp | ast.For) for node in ast.walk(getter.node))
+    return plain and set(called) <= ROWS
+
+
+def reached(module: Module, node: ast.AST) -> set[SourceFunction]:
+    """Return the functions of the file that a piece of code leads to."""
+    found: set[SourceFunction] = set()
+    todo = [node]
+    while todo:
+        inside = set(ast.walk(todo.pop()))
+        for call in module.calls:
+            if call.node in inside:
+                todo += [item.node for item in call.callees if item not in found]
+                found |= set(call.callees)
+    return found
+
+
+def sample_class(site: Site) -> ast.ClassDef | None:
+    """Return the class of the data set whose samples the line makes, itself or in what a sample calls."""
+    samples = samples_of(site.module)
+    here = [function for function in samples.functions if function.node is site.function]
+    owners = [function.owner for function in (*here, *(samples.roots if here else ())) if function.owner is not None]
+    return owners[0].node if owners else None

@@ -1,0 +1,173 @@
+"""Search in a set or a dictionary beside a list, and take from the front of a deque."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
+from torchtriage.diagnose.lint.syntax import literal, names_in, path_of
+from torchtriage.diagnose.lint.torch_names import words
+from torchtriage.measure.fix.edits._flow import flow_of, meets
+from torchtriage.measure.fix.proposal import Proposal, Site
+from torchtriage.measure.fix.statements import import_edit, insert_after, insert_before
+
+CODES = words("HST020 HST106 HST111 HST114 HST118 LCH017 LCH105 DAT018 DAT019 DAT110 DAT113 HST135")
+
+
+def propose(site: Site) -> Iterator[Proposal]:
+    """Yield a set for ``x in items``, a dictionary for ``items.index(x)``, a deque for ``items.pop(0)``."""
+    statement = site.statement
+    if statement is None:
+        return
+    for node in _own_parts(statement):
+        if isinstance(node, ast.Compare) and len(node.ops) == 1 and isinstance(node.ops[0], ast.In | ast.NotIn):
+            proposal = _looked_up(site, statement, node, node.comparators[0], "")
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "index":
+            proposal = _looked_up(site, statement, node, node.func.value, "index") if len(node.args) == 1 else None
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "pop":
+            first = len(node.args) == 1 and literal(node.args[0]) == 0
+            proposal = _deque(site, path_of(node.func.value)) if first else None
+        else:
+            continue
+        if proposal is not None:
+            yield proposal
+            return
+
+
+def _own_parts(statement: ast.stmt) -> Iterator[ast.AST]:
+    """Yield the parts of a statement, those of blocks below it left out."""
+    todo: list[ast.AST] = [statement]
+    while todo:
+        node = todo.pop(0)
+        yield node
+        todo += [child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.stmt)]
+
+
+def _looked_up(site: Site, statement: ast.stmt, node: ast.expr, over: ast.expr, method: str) -> Proposal | None:
+    module, path = site.module, path_of(over)
+    if not path or not _is_list(site, path):
+        return None
+    flow = flow_of(module)
+    inner = module.around(node, ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
+    place = statement
+    added: list[ast.Call] = []
+    for loop in site.loops:
+        if loop is statement:
+            continue
+        changes = _changing(loop, path)
+        others = flow.changes([item for item in loop.body if not any(call in ast.walk(item) for call in changes)])
+        appends = all(call.func.attr == "append" for call in changes if isinstance(call.func, ast.Attribute))
+        if meets(path, others) or not appends or (method and changes) or _assigned(loop, path):
+            break
+        place, added = loop, changes
+    if place is statement and inner is None:
+        return None
+    base = re.sub(r"^_+", "", path.rpartition(".")[2])
+    names = (f"{base}_set", f"known_{base}") if not method else (f"{base}_places", f"place_in_{base}")
+    name = next((item for item in names if item not in names_in(module.tree)), "")
+    made = f"set({path})" if not method else f"{{item: place for place, item in enumerate({path})}}"
+    before = insert_before(module, place, f"{name} = {made}")
+    later: list[SourceEdit | None] = []
+    for call in added:
+        outer = module.parents.get(call)
+        if not isinstance(outer, ast.Expr):
+            return None
+        later.append(insert_after(module, outer, f"{name}.add({ast.unparse(call.args[0])})"))
+    if before is None or not name or not all(later):
+        return None
+    if method and isinstance(node, ast.Call):
+        edits = [before, replace_node(node, f"{name}[{ast.unparse(node.args[0])}]")]
+    else:
+        edits = [before, *(replace_node(item, name) for item in _same_tests(place, path)), *filter(None, later)]
+    return Proposal(tuple(edits), f"look in a {'dictionary' if method else 'set'} instead of through {path}")
+
+
+def _same_tests(root: ast.AST, path: str) -> list[ast.expr]:
+    return [
+        node.comparators[0]
+        for node in ast.walk(root)
+        if isinstance(node, ast.Compare)
+        and len(node.ops) == 1
+        and isinstance(node.ops[0], ast.In | ast.NotIn)
+        and path_of(node.comparators[0]) == path
+    ]
+
+
+def _is_list(site: Site, path: str) -> bool:
+    """Return whether a path is a list, as far as the file shows."""
+    made = [
+        value
+        for node in ast.walk(site.module.tree)
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None
+        for target, value in _pairs(node)
+        if path_of(target) == path
+    ]
+    return bool(made) and all(
+        isinstance(value, ast.List | ast.ListComp)
+        or (isinstance(value, ast.BinOp) and isinstance(value.left, ast.List))
+        or (isinstance(value, ast.Call) and path_of(value.func).rpartition(".")[2] in ("list", "sorted"))
+        or (isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in _LISTS)
+        for value in made
+    )
+
+
+_LISTS = words("tolist split splitlines readlines copy")
+
+
+def _pairs(node: ast.Assign | ast.AnnAssign) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Yield what is assigned to what; ``a, b = x, y`` part by part."""
+    assert node.value is not None
+    for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+        if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+            yield from zip(target.elts, node.value.elts, strict=False)
+        else:
+            yield target, node.value
+
+
+def _changing(loop: ast.AST, path: str) -> list[ast.Call]:
+    return [
+        node
+        for node in ast.walk(loop)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and path_of(node.func.value) == path
+        and node.func.attr in ("append", "extend", "remove", "pop", "insert", "clear", "sort", "reverse")
+    ]
+
+
+def _assigned(loop: ast.AST, path: str) -> bool:
+    nodes = [node for node in ast.walk(loop) if isinstance(node, ast.Name | ast.Attribute)]
+    return any(path_of(node) == path and not isinstance(node.ctx, ast.Load) for node in nodes)
+
+
+def _deque(site: Site, path: str) -> Proposal | None:
+    """Make a list that is emptied from the front a deque, where nothing takes slices of it."""
+    module = site.module
+    if not path or not _is_list(site, path):
+        return None
+    edits: list[SourceEdit | None] = []
+    name = next((item for item, full in module.aliases.items() if full == "collections.deque"), "deque")
+    root = next((item for item, full in module.aliases.items() if full == "collections"), "")
+    if name not in module.aliases and root:
+        name = f"{root}.deque"
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            for target, value in _pairs(node):
+                if path_of(target) == path:
+                    given = ast.get_source_segment(module.text, value) or ""
+                    edits.append(replace_node(value, f"{name}()" if given in ("[]", "list()") else f"{name}({given})"))
+        if isinstance(node, ast.Subscript) and path_of(node.value) == path and isinstance(node.slice, ast.Slice):
+            return None
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and path_of(node.func.value) == path:
+            method = node.func.attr
+            if method == "pop" and len(node.args) == 1 and literal(node.args[0]) == 0:
+                edits.append(replace_node(node, f"{path}.popleft()"))
+            elif method == "sort" or (method == "pop" and node.args):
+                return None
+    if name == "deque" and name not in module.aliases:
+        edits.append(import_edit(module, "from collections import deque"))
+    if len(edits) < 2 or not all(edits):
+        return None
+    return Proposal(tuple(filter(None, edits)), f"make {path} a deque")

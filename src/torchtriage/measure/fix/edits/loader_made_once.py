@@ -1,0 +1,134 @@
+"""A loader, or the data set below it, made once: before the loop that makes it again in each turn."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from torchtriage.diagnose.lint.facts import Module, SourceCall
+from torchtriage.diagnose.lint.syntax import keyword, names_in, path_of
+from torchtriage.diagnose.lint.torch_names import DATASETS, LOADERS
+from torchtriage.measure.fix.edits._settings import constant_of
+from torchtriage.measure.fix.proposal import Loop, Proposal, Site
+from torchtriage.measure.fix.statements import (
+    again,
+    bound,
+    edits_between,
+    insert_before,
+    move_before,
+    replace,
+    set_keywords,
+    source,
+)
+
+CODES = frozenset({"DAT018", "DAT019", "DAT113", "HST105", "LCH105", "HST020", "HST114"})
+DRAWS = re.compile(r"\brandom\b|rand(n|int|perm)?\(|epoch|seed|shuffle\(|Generator")
+
+
+def propose(site: Site) -> Iterator[Proposal]:
+    """Yield the loader of the line, or what the line calls to make one, moved out of the loops around it."""
+    module = site.module
+    for call in module.calls:
+        node = call.node
+        if node.lineno <= site.line <= (node.end_lineno or node.lineno) and _makes_data(module, call):
+            text = _moved(module, call)
+            if text != module.text:
+                thing = "loader" if _is_loader(module, call) else "data"
+                yield Proposal(edits_between(module.text, text), f"make the {thing} once, before the loop")
+                return
+
+
+def _makes_data(module: Module, call: SourceCall) -> bool:
+    """Return whether a call gives a loader or a data set, itself or as a function of the file, and draws nothing."""
+    known = module.classes.get(call.attr)
+    if _is_loader(module, call):
+        bodies: list[ast.AST] = [item.node for item in call.callees]
+    elif known is not None and "__getitem__" in known.methods:
+        bodies = [item.node for name, item in known.methods.items() if name == "__init__"]
+    elif call.name in DATASETS or call.name.endswith("Dataset"):
+        bodies = []
+    else:
+        return False
+    return not any(DRAWS.search(source(module, body)) for body in (*bodies, call.node))
+
+
+def _is_loader(module: Module, call: SourceCall) -> bool:
+    if call.name in LOADERS:
+        return True
+    last = [item.node.body[-1] for item in call.callees]
+    return bool(last) and all(
+        isinstance(item, ast.Return) and isinstance(item.value, ast.Call) and module.name_of(item.value.func) in LOADERS
+        for item in last
+    )
+
+
+def _moved(module: Module, call: SourceCall) -> str:
+    """Return the text with a call before the outermost loop in whose turns it stays the same; the same where none."""
+    place = (call.node.lineno, call.node.col_offset)
+    for name in names_in(call.node):
+        # the data set that this loader goes over, where the same loop makes it
+        made = [item for item in module.calls if item.target == name and item.context.loop is call.context.loop]
+        if call.context.loop is not None and len(made) == 1 and _makes_data(module, made[0]):
+            text = _moved(module, made[0])
+            if text != module.text:
+                number = text.count("\n") - module.text.count("\n")
+                module = again(module, edits_between(module.text, text))
+                return _moved(module, _at(module, (place[0] + number, place[1])))
+    loops = _around(module, call.node)
+    outermost = None
+    for loop in loops:
+        if not _stays(module, call.node, loop):
+            break
+        outermost = loop
+    if outermost is None:
+        return module.text
+    workers = constant_of(module, keyword(call.node, "num_workers"))
+    if workers is not None and workers.value and keyword(call.node, "persistent_workers") is None:
+        module = again(module, set_keywords(module, call.node, {"persistent_workers": "True"}))
+        call = _at(module, place)
+        outermost = _around(module, call.node)[loops.index(outermost)]
+    return _before(module, call.node, outermost)
+
+
+def _before(module: Module, node: ast.Call, loop: Loop) -> str:
+    statement = module.around(node, ast.stmt)
+    if isinstance(statement, ast.Assign) and statement.value is node and isinstance(statement.targets[0], ast.Name):
+        edits = move_before(module, statement, loop)
+    else:
+        taken = {item.id for item in ast.walk(module.tree) if isinstance(item, ast.Name)}
+        name = next((item for item in ("loader", "batches", "data_loader") if item not in taken), "")
+        lines = source(module, node)
+        put = insert_before(module, loop, f"{name} = {lines}") if name and "\n" not in lines else None
+        edits = (put, replace(node, name)) if put is not None else ()
+    return again(module, edits).text if edits else module.text
+
+
+def _at(module: Module, place: tuple[int, int]) -> SourceCall:
+    return next(call for call in module.calls if (call.node.lineno, call.node.col_offset) == place)
+
+
+def _around(module: Module, node: ast.AST) -> list[Loop]:
+    """Return the loops that make a node again in each turn, innermost first."""
+    loops: list[Loop] = []
+    child, outer = node, module.parents.get(node)
+    while outer is not None and not isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        if isinstance(outer, Loop) and (isinstance(outer, ast.While) or child is not outer.iter):
+            loops.append(outer)
+        child, outer = outer, module.parents.get(outer)
+    return loops
+
+
+def _stays(module: Module, node: ast.Call, loop: Loop) -> bool:
+    """Return whether all that a call reads comes from outside of a loop, and its name means nothing else there."""
+    inside = [*([] if isinstance(loop, ast.While) else [loop.target]), *loop.body]
+    parts = [part for item in inside for part in ast.walk(item)]
+    stored = [part for part in parts if isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store)]
+    own = module.parents.get(node)
+    if isinstance(own, ast.Assign):
+        target = own.targets[0]
+        again_bound = [part for part in parts if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)]
+        if isinstance(target, ast.Name) and [part.id for part in again_bound].count(target.id) != 1:
+            return False
+    read = {path_of(part) for part in ast.walk(node) if isinstance(part, ast.Attribute)}
+    return not names_in(node) & bound(inside) and not read & {path_of(part) for part in stored}

@@ -1,0 +1,158 @@
+"""Keep the result of a forward pass: for the second call with the same inputs, or for the next epoch's same batches."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from torchtriage.diagnose.lint.edits import replace_node
+from torchtriage.diagnose.lint.syntax import keyword, literal, names_in, path_of
+from torchtriage.diagnose.lint.torch_names import LOADERS, words
+from torchtriage.diagnose.lint.work_words import RANDOM
+from torchtriage.measure.fix.edits._flow import Flow, flow_of, meets
+from torchtriage.measure.fix.edits._lasting import outdented, same
+from torchtriage.measure.fix.edits.less_often import counter_of
+from torchtriage.measure.fix.proposal import Loop, Proposal, Site
+from torchtriage.measure.fix.statements import body_of, insert_before, source
+
+CODES = words("LCH103 LCH105 LCH111 HST020 HST114 CFG043 CFG042 OPT101 LCH014")
+BETWEEN = re.compile(r"\.(step|train|eval|load_state_dict|zero_|copy_|requires_grad_)\(")
+FROZEN = re.compile(
+    r"teacher|frozen|ref(erence)?(_|$|\b)|backbone|encoder|pretrained|extractor|vgg|clip|lpips|target", re.I
+)
+
+
+def propose(site: Site) -> Iterator[Proposal]:
+    """Yield one call instead of two that are the same, then a table of what a frozen model gives for each batch."""
+    flow, statement = flow_of(site.module), site.statement
+    if statement is None:
+        return
+    calls = [part for part in ast.walk(statement) if isinstance(part, ast.Call) and _runs(flow, part)]
+    for call in calls:
+        if (proposal := _second(site, flow, call)) is not None:
+            yield proposal
+            return
+    for call in calls:
+        if (proposal := _kept(site, flow, call, statement)) is not None:
+            yield proposal
+            return
+
+
+def _runs(flow: Flow, call: ast.Call) -> bool:
+    known = flow.call(call)
+    if known is None or not (call.args or call.keywords):
+        return False
+    if any(
+        isinstance(part, ast.Call) and RANDOM.search(path_of(part.func))
+        for item in call.args
+        for part in ast.walk(item)
+    ):
+        return False
+    return known.receiver.kind == "module" or any(callee.runs_module for callee in known.callees)
+
+
+def _statement(site: Site, node: ast.AST) -> ast.stmt:
+    while not isinstance(node, ast.stmt):
+        node = site.module.parents[node]
+    return node
+
+
+def _second(site: Site, flow: Flow, call: ast.Call) -> Proposal | None:
+    """Use the result of the first of two calls that are written the same, where nothing changes between them."""
+    module = site.module
+    around = module.scope(call)
+    pairs = [item for item in same(around, call) if isinstance(item, ast.Call)]
+    pairs.sort(key=lambda item: (item.lineno, item.col_offset))
+    if len(pairs) < 2:
+        return None
+    first, second = pairs[0], pairs[1]
+    begin, end = _statement(site, first), _statement(site, second)
+    body = body_of(module, begin) or []
+    inside = next((item for item in body if end in ast.walk(item)), None)
+    if (
+        inside is None
+        or begin is end
+        or module.around(first, ast.For, ast.While) is not module.around(second, ast.For, ast.While)
+    ):
+        return None
+    between = body[body.index(begin) + 1 : body.index(inside)]
+    text = "\n".join(source(module, item) for item in between)
+    changed = flow.changes([begin, *between])
+    if BETWEEN.search(text) or any(meets(path, changed) for path in flow.reads(call) if path != path_of(call.func)):
+        return None
+    if isinstance(begin, ast.Assign) and begin.value is first and isinstance(begin.targets[0], ast.Name):
+        name = begin.targets[0].id
+        if name in flow.changes(between):
+            return None
+        return Proposal((replace_node(second, name),), f"use the result of line {first.lineno} again")
+    name = next(item for item in ("output", "forward_output", "first_output") if item not in names_in(module.tree))
+    before = insert_before(module, begin, f"{name} = {outdented(module, first, begin)}")
+    if before is None or isinstance(begin, ast.For | ast.While | ast.With | ast.If):
+        return None
+    edits = (before, replace_node(first, name), replace_node(second, name))
+    return Proposal(edits, f"run {path_of(call.func)}() once and use its result twice")
+
+
+def _kept(site: Site, flow: Flow, call: ast.Call, statement: ast.stmt) -> Proposal | None:
+    """Keep what a frozen model gives for each batch of data that comes in the same order in every epoch."""
+    module = site.module
+    loops = [loop for loop in site.loops if isinstance(loop, ast.For)]
+    if len(loops) < 2 or not isinstance(statement, ast.Assign) or not FROZEN.search(path_of(call.func)):
+        return None
+    inner, outer = loops[0], loops[1]
+    if not _keeps_order(site, inner):
+        return None
+    target = names_in(inner.target)
+    varying = flow.changes([outer]) - target
+    if any(meets(path, varying) for path in flow.reads(statement.value)) or not names_in(call) & target:
+        return None
+    if any(
+        isinstance(node, ast.Name) and node.id in target and isinstance(node.ctx, ast.Store)
+        for item in inner.body
+        for node in ast.walk(item)
+    ):
+        return None
+    counter, more = counter_of(site, inner)
+    model = re.sub(r"\W+", "_", path_of(call.func).removeprefix("self."))
+    name = f"{model}_outputs"
+    if not counter or name in names_in(module.tree) or _is_trained(site, path_of(call.func)):
+        return None
+    text = outdented(module, statement.value, statement)
+    check = insert_before(module, statement, f"if {counter} not in {name}:\n    {name}[{counter}] = {text}")
+    before = insert_before(module, outer, f"{name} = {{}}")
+    if check is None or before is None:
+        return None
+    edits = (before, *more, check, replace_node(statement.value, f"{name}[{counter}]"))
+    return Proposal(edits, f"run {path_of(call.func)}() once for each batch, and not in each epoch")
+
+
+def _is_trained(site: Site, path: str) -> bool:
+    """Return whether an optimizer is given a model's parameters, or the model is trained or averaged."""
+    used = [
+        call
+        for call in site.module.calls
+        if call.name.startswith("torch.optim.") or call.attr in ("train", "load_state_dict", "mul_", "lerp_", "copy_")
+    ]
+    return any(f"{path}." in source(site.module, call.node) for call in used if call.context.loop is not None) or any(
+        re.search(rf"\b{re.escape(path)}\.parameters\(", source(site.module, call.node))
+        for call in used
+        if call.name.startswith("torch.optim.")
+    )
+
+
+def _keeps_order(site: Site, loop: Loop) -> bool:
+    """Return whether a loop goes over the same batches in the same order each time."""
+    over: ast.AST = loop.iter if isinstance(loop, ast.For) else loop
+    while isinstance(over, ast.Call) and path_of(over.func) in ("enumerate", "tqdm") and over.args:
+        over = over.args[0]
+    made = site.module.made_of(over) if isinstance(over, ast.expr) else over
+    if isinstance(made, ast.Call) and site.module.name_of(made.func) in LOADERS:
+        return (
+            literal(keyword(made, "shuffle")) in (False, ...)
+            and keyword(made, "shuffle") is None
+            and keyword(made, "sampler") is None
+        )
+    if isinstance(made, ast.Call) and isinstance(made.func, ast.Attribute):
+        return made.func.attr in ("split", "chunk") and "perm" not in source(site.module, made)
+    return isinstance(made, ast.List | ast.ListComp | ast.Tuple)

@@ -1,0 +1,91 @@
+"""Weights summed up once: draws by ``searchsorted`` in their running sum, as NumPy itself does in each call."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from torchtriage.diagnose.lint.edits import SourceEdit
+from torchtriage.diagnose.lint.facts import Module
+from torchtriage.diagnose.lint.syntax import keyword, literal, path_of
+from torchtriage.measure.fix.proposal import Proposal, Site
+from torchtriage.measure.fix.statements import imported, insert_after, replace, source
+
+CODES = frozenset({"HST121", "HST020", "HST114", "LCH105"})
+NUMBER = re.compile(r"(^|[._])(n|num|len|size|count|total|vocab\w*)(_|$)|(^|_)n[A-Z]|_size$|_count$|^len\(")
+
+
+def propose(site: Site) -> Iterator[Proposal]:
+    """Yield the draw at the line from sums that are made where the weights are."""
+    module = site.module
+    for call in module.calls:
+        node = call.node
+        if not node.lineno <= site.line <= (node.end_lineno or node.lineno) or not isinstance(node.func, ast.Attribute):
+            continue
+        if node.func.attr == "choice" and (weights := keyword(node, "p")) is not None:
+            edits = _of_choice(module, node, weights)
+        elif node.func.attr == "choices" and (weights := keyword(node, "weights")) is not None:
+            edits = _of_choices(module, node, weights)
+        else:
+            continue
+        if edits:
+            yield Proposal(edits, f"sum {source(module, weights)} up once for all draws")
+            return
+
+
+def _of_choice(module: Module, node: ast.Call, weights: ast.expr) -> tuple[SourceEdit, ...]:
+    """Return the edits for ``rng.choice(n, size=k, p=weights)``: what it does, without the sum."""
+    if keyword(node, "replace") is not None and literal(keyword(node, "replace")) is not True:
+        return ()
+    if not node.args or len(node.args) > 2 or any(item.arg not in ("size", "p", "replace") for item in node.keywords):
+        return ()
+    name, made = _kept(module, weights, "cdf")
+    size = keyword(node, "size") or (node.args[1] if len(node.args) > 1 else None)
+    numpy, imports = imported(module, "numpy.cumsum")
+    after = insert_after(module, made, f"{name} = {numpy}({path_of(weights)})\n{name} /= {name}[-1]") if made else None
+    if after is None or not isinstance(node.func, ast.Attribute):
+        return ()
+    drawn = f"{source(module, node.func.value)}.random({source(module, size) if size is not None else ''})"
+    picked = f'{name}.searchsorted({drawn}, side="right")'
+    number = isinstance(node.args[0], ast.Constant) or NUMBER.search(source(module, node.args[0]))
+    if not number:
+        picked = f"{source(module, node.args[0])}[{picked}]"
+    return (*imports, after, replace(node, picked))
+
+
+def _of_choices(module: Module, node: ast.Call, weights: ast.expr) -> tuple[SourceEdit, ...]:
+    """Return the edits for ``random.choices(items, weights=weights)``."""
+    name, made = _kept(module, weights, "cum_weights")
+    accumulate, imports = imported(module, "itertools.accumulate")
+    after = insert_after(module, made, f"{name} = list({accumulate}({path_of(weights)}))") if made else None
+    given = next(item for item in node.keywords if item.value is weights)
+    if after is None:
+        return ()
+    start = (given.lineno, given.col_offset)
+    end = (given.end_lineno or 0, given.end_col_offset or 0)
+    return (*imports, after, SourceEdit(*start, *end, f"cum_weights={name}"))
+
+
+def _kept(module: Module, weights: ast.expr, name: str) -> tuple[str, ast.stmt | None]:
+    """Return what the sums are to be called, and the one statement that gives the weights their value."""
+    path = path_of(weights)
+    owner, dot, _ = path.rpartition(".")
+    made = [
+        assign
+        for assign in module.assigns
+        if assign.target == path and isinstance(assign.node, ast.stmt) and assign.how == "="
+    ]
+    others = [assign for assign in module.assigns if assign.target == path and assign not in made]
+    if not path or len(made) != 1 or others or not isinstance(made[0].node, ast.Assign):
+        return "", None
+    statement = made[0].node
+    if not dot and module.scope(statement) not in (module.scope(weights), module.tree):
+        return "", None
+    used = f"{owner}{dot}{name}"
+    if re.search(rf"(?<![\w.]){re.escape(used)}\b", module.text):
+        used = f"{path}_{name}"
+    loop = module.around(weights, ast.For, ast.While)
+    same = module.around(statement, ast.For, ast.While)
+    again = module.scope(statement) is module.scope(weights) and loop is same
+    return ("", None) if again else (used, statement)

@@ -1,0 +1,114 @@
+"""Lists are not searched from the beginning."""
+
+from tests.measure.fix.proposing import proposed, source
+
+
+def test_a_comprehension_looks_in_a_set():
+    before = """
+        class Oracle:
+            def __init__(self, x, rng):
+                self.x = x
+                self.labeled = rng.choice(len(x), 10).tolist()
+
+            def unlabeled(self):
+                return [i for i in range(len(self.x)) if i not in self.labeled]
+    """
+    after = """
+        class Oracle:
+            def __init__(self, x, rng):
+                self.x = x
+                self.labeled = rng.choice(len(x), 10).tolist()
+
+            def unlabeled(self):
+                labeled_set = set(self.labeled)
+                return [i for i in range(len(self.x)) if i not in labeled_set]
+    """
+    assert proposed(before, "not in self.labeled", "HST118", "list-lookups")[0] == source(after)
+
+
+def test_a_list_that_grows_has_a_set_beside_it():
+    before = """
+        def sample(adj, seeds, rng):
+            n_id = list(seeds)
+            for v in seeds:
+                for u in rng.sample(adj[v], 5):
+                    if u not in n_id:
+                        n_id.append(u)
+            return n_id
+    """
+    after = """
+        def sample(adj, seeds, rng):
+            n_id = list(seeds)
+            n_id_set = set(n_id)
+            for v in seeds:
+                for u in rng.sample(adj[v], 5):
+                    if u not in n_id_set:
+                        n_id.append(u)
+                        n_id_set.add(u)
+            return n_id
+    """
+    assert proposed(before, "not in n_id", "HST118", "list-lookups")[0] == source(after)
+
+
+def test_places_are_in_a_dictionary():
+    before = """
+        def edges_of(seeds, edges):
+            n_id = list(seeds)
+            src = [n_id.index(u) for u, _ in edges]
+            return src
+    """
+    after = """
+        def edges_of(seeds, edges):
+            n_id = list(seeds)
+            n_id_places = {item: place for place, item in enumerate(n_id)}
+            src = [n_id_places[u] for u, _ in edges]
+            return src
+    """
+    assert proposed(before, "n_id.index", "HST118", "list-lookups")[0] == source(after)
+
+
+def test_a_window_is_a_deque():
+    before = """
+        class Window:
+            def __init__(self, size):
+                self.size, self.rows = size, []
+
+            def add(self, row):
+                self.rows.append(row)
+                if len(self.rows) > self.size:
+                    self.rows.pop(0)
+    """
+    after = """
+        from collections import deque
+        class Window:
+            def __init__(self, size):
+                self.size, self.rows = size, deque()
+
+            def add(self, row):
+                self.rows.append(row)
+                if len(self.rows) > self.size:
+                    self.rows.popleft()
+    """
+    assert proposed(before, "pop(0)", "HST020", "list-lookups")[0] == source(after)
+
+
+def test_slices_need_a_list():
+    before = """
+        rows = []
+        for row in stream:
+            rows.append(row)
+            if len(rows) > 10:
+                rows.pop(0)
+            use(rows[-3:])
+    """
+    assert not proposed(before, "pop(0)", "HST020", "list-lookups")
+
+
+def test_other_containers_stay():
+    before = """
+        known = load()
+        for x in xs:
+            if x in known:
+                use(x)
+    """
+    assert not proposed(before, "in known", "HST118", "list-lookups")

@@ -1,0 +1,66 @@
+"""Loaders before the loops that made them again."""
+
+from __future__ import annotations
+
+from tests.measure.fix.proposing import proposed
+
+HEAD = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+"""
+
+
+def test_a_loader_with_its_data_and_its_workers() -> None:
+    text = f"""{HEAD}
+def main(x):
+    for epoch in range(3):
+        data = TensorDataset(x)
+        loader = DataLoader(data, num_workers=2)
+        for (batch,) in loader:
+            train(batch)
+"""
+    (new,) = proposed(text, "loader = DataLoader", "DAT019", "loader-made-once")
+    assert new.endswith("""def main(x):
+    data = TensorDataset(x)
+    loader = DataLoader(data, num_workers=2, persistent_workers=True)
+    for epoch in range(3):
+        for (batch,) in loader:
+            train(batch)
+""")
+    assert proposed(new, "loader = DataLoader", "DAT019", "loader-made-once") == []
+
+
+def test_a_loader_in_the_head_of_the_inner_loop() -> None:
+    text = f"""{HEAD}
+for epoch in range(3):
+    for (batch,) in DataLoader(data, batch_size=4):
+        train(batch)
+"""
+    (new,) = proposed(text, "in DataLoader", "DAT018", "loader-made-once")
+    assert new.endswith(
+        "loader = DataLoader(data, batch_size=4)\nfor epoch in range(3):\n"
+        "    for (batch,) in loader:\n        train(batch)\n"
+    )
+
+
+def test_what_a_function_of_the_file_makes() -> None:
+    text = f"""{HEAD}
+def make_loader(data, size):
+    return DataLoader(data, batch_size=size)
+
+while step < 100:
+    loader = make_loader(data, 4)
+    for (batch,) in loader:
+        step += 1
+"""
+    (new,) = proposed(text, "loader = make_loader", "HST105", "loader-made-once")
+    assert "loader = make_loader(data, 4)\nwhile step < 100:\n" in new
+
+
+def test_nothing_where_each_epoch_has_its_own() -> None:
+    for made in ("DataLoader(folds[epoch])", "DataLoader(data, generator=torch.Generator().manual_seed(3))"):
+        text = f"{HEAD}\nfor epoch in range(3):\n    loader = {made}\n    data = shorter(data)\n"
+        assert proposed(text, "loader = ", "DAT019", "loader-made-once") == []
+    text = f"{HEAD}\nfor epoch in range(3):\n    loader = DataLoader(data)\n    data = shorter(data)\n"
+    assert proposed(text, "loader = ", "DAT019", "loader-made-once") == []

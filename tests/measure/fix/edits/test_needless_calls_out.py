@@ -1,0 +1,200 @@
+"""Calls that the step does not need are taken out."""
+
+from tests.measure.fix.proposing import proposed, source
+
+
+def test_a_collection_leaves_a_loop():
+    before = """
+        import gc
+
+        import torch
+
+        for step, batch in enumerate(loader):
+            train(batch)
+            gc.collect()  # keep memory low
+            torch.cuda.empty_cache()
+            log(step)
+    """
+    after = """
+        import gc
+
+        import torch
+
+        for step, batch in enumerate(loader):
+            train(batch)
+            log(step)
+    """
+    assert proposed(before, "gc.collect", "HST021", "needless-calls-out")[0] == source(after)
+
+
+def test_a_guarded_call_leaves_with_its_condition():
+    before = """
+        import torch
+
+
+        def train(loader):
+            for batch in loader:
+                step(batch)
+                if torch.cuda.is_available():
+                    torch.cuda.empty_cache()
+    """
+    after = """
+        import torch
+
+
+        def train(loader):
+            for batch in loader:
+                step(batch)
+    """
+    assert proposed(before, "empty_cache", "MEM028", "needless-calls-out")[0] == source(after)
+
+
+def test_a_helper_that_does_nothing_else_is_not_called():
+    before = """
+        import gc
+        import torch
+
+
+        def free_memory():
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+
+
+        class Trainer:
+            def fit(self, loader):
+                for batch in loader:
+                    self.step(batch)
+                    free_memory()  #
+    """
+    after = """
+        import gc
+        import torch
+
+
+        def free_memory():
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+
+
+        class Trainer:
+            def fit(self, loader):
+                for batch in loader:
+                    self.step(batch)
+    """
+    assert proposed(before, "free_memory()  #", "HST021", "needless-calls-out")[0] == source(after)
+
+
+def test_a_log_is_not_flushed_by_line():
+    before = """
+        import json
+        import os
+
+
+        class Controller:
+            def log(self, row):
+                with open(self.path, "a") as f:
+                    f.write(json.dumps(row) + "\\n")
+                    f.flush()
+                    os.fsync(f.fileno())
+    """
+    after = """
+        import json
+        import os
+
+
+        class Controller:
+            def log(self, row):
+                with open(self.path, "a") as f:
+                    f.write(json.dumps(row) + "\\n")
+    """
+    assert proposed(before, "os.fsync", "HST101", "needless-calls-out")[0] == source(after)
+
+
+def test_a_line_is_printed_without_flush():
+    before = """
+        for step in range(100):
+            print("step", step, flush=True)
+    """
+    after = """
+        for step in range(100):
+            print("step", step)
+    """
+    assert proposed(before, "print(", "HST115", "needless-calls-out")[0] == source(after)
+
+
+def test_a_loop_is_not_slowed_down():
+    before = """
+        import time
+
+        PAUSE = 0.01
+        for batch in loader:
+            train(batch)
+            time.sleep(PAUSE)
+    """
+    after = """
+        import time
+
+        PAUSE = 0.01
+        for batch in loader:
+            train(batch)
+    """
+    assert proposed(before, "time.sleep", "HST104", "needless-calls-out")[0] == source(after)
+
+
+def test_a_copy_that_nobody_reads_goes():
+    before = """
+        import copy
+
+
+        def fit(model, loader):
+            for batch in loader:
+                backup = copy.deepcopy(model.state_dict())
+                train(model, batch)
+    """
+    after = """
+        import copy
+
+
+        def fit(model, loader):
+            for batch in loader:
+                train(model, batch)
+    """
+    assert proposed(before, "backup =", "HST109", "needless-calls-out")[0] == source(after)
+
+
+def test_a_poll_stays():
+    before = """
+        import time
+
+
+        def wait(self, ticket):
+            while ticket not in self.results:
+                time.sleep(0.05)
+    """
+    assert not proposed(before, "time.sleep", "HST104", "needless-calls-out")
+
+
+def test_a_paced_loop_stays():
+    before = """
+        import time
+
+        for batch in loader:
+            train(batch)
+            time.sleep(max(0.0, deadline - time.time()))
+    """
+    assert not proposed(before, "time.sleep", "HST104", "needless-calls-out")
+
+
+def test_a_wait_before_the_clock_stays():
+    before = """
+        import time
+        import torch
+
+        for batch in loader:
+            train(batch)
+            torch.cuda.synchronize()
+            end = time.perf_counter()
+    """
+    assert not proposed(before, "torch.cuda.synchronize", "SYN003", "needless-calls-out")

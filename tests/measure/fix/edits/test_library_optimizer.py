@@ -1,0 +1,74 @@
+from measure.fix.proposing import proposed
+
+EDIT = "library-optimizer"
+ADAMW = """
+import torch
+
+class PlainAdamW:
+    def __init__(self, params, lr, betas=(0.9, 0.95), eps=1e-8, wd=0.1):
+        self.params, self.lr, self.betas, self.eps, self.wd, self.t = list(params), lr, betas, eps, wd, 0
+
+    def zero_grad(self):
+        for p in self.params:
+            p.grad = None
+
+    @torch.no_grad()
+    def step(self):
+        for p, m, v in zip(self.params, self.m, self.v):
+            p.mul_(1 - self.lr * self.wd)
+            v.mul_(0.9).addcmul_(p.grad, p.grad, value=0.1)
+            p.sub_(self.lr * m / (v.sqrt() + self.eps))
+
+opt = PlainAdamW(model.parameters(), lr)
+for x in loader:
+    opt.zero_grad()
+    model(x).mean().backward()
+    opt.step()
+"""
+
+
+def test_a_class_of_a_script_is_replaced():
+    after = proposed(ADAMW, "p.mul_", "LCH016", EDIT)[0]
+    assert "class" not in after
+    wanted = "torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, fused=True)"
+    assert f"opt = {wanted}\n" in after
+    assert proposed(ADAMW, "    opt.step()", "HST114", EDIT) == [after]
+    assert not proposed(after, "opt.step()", "LCH016", EDIT)
+
+
+def test_gradient_descent_of_a_trainer():
+    before = """
+        import torch
+
+        class Momentum:
+            def __init__(self, params, learning_rate=0.1, mu=0.9):
+                self.params, self.lr, self.mu = list(params), learning_rate, mu
+
+            def step(self):
+                for p, b in zip(self.params, self.buffers):
+                    b.mul_(self.mu).add_(p.grad)
+                    p.data.add_(b, alpha=-self.lr)
+
+        class Trainer:
+            def __init__(self, model):
+                self.opt = Momentum(model.parameters(), mu=0.8)
+
+            def fit(self, loss):
+                loss.backward()
+                self.opt.step()
+    """
+    (after,) = proposed(before, "b.mul_", "LCH016", EDIT)
+    assert "self.opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.8, fused=True)" in after
+
+
+def test_two_coefficients_are_a_pair():
+    before = ADAMW.replace("betas=(0.9, 0.95)", "beta1=0.9, beta2=0.95").replace(
+        "            p.mul_(1 - self.lr * self.wd)\n", ""
+    )
+    (after,) = proposed(before, "v.mul_", "LCH016", EDIT)
+    assert "torch.optim.Adam(model.parameters(), lr=lr, betas=(0.9, 0.95), eps=1e-8" in after
+
+
+def test_nothing_for_other_options_or_uses():
+    assert not proposed(ADAMW.replace("wd=0.1", "rho=0.1"), "p.mul_", "LCH016", EDIT)
+    assert not proposed(ADAMW + "    opt.lr = opt.lr * 0.9\n", "p.mul_", "LCH016", EDIT)

@@ -1,0 +1,60 @@
+"""Let a profiler record a few steps instead of the whole run."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from torchtriage.diagnose.lint.edits import SourceEdit, add_keyword
+from torchtriage.diagnose.lint.syntax import keyword
+from torchtriage.diagnose.lint.torch_names import words
+from torchtriage.measure.fix.proposal import Loop, Proposal, Site
+from torchtriage.measure.fix.statements import import_edit, insert_after, insert_before, source
+
+CODES = words("MSR045 HST020 HST114")
+
+
+def propose(site: Site) -> Iterator[Proposal]:
+    """Yield a schedule for ``torch.profiler.profile``, and its ``step()`` at the end of the loop that it is around."""
+    module = site.module
+    node: ast.AST | None = site.statement
+    while node is not None and not isinstance(node, ast.With):
+        node = module.parents.get(node)
+    if node is None:
+        return
+    for item in node.items:
+        call = item.context_expr
+        if not isinstance(call, ast.Call) or module.name_of(call.func) not in (
+            "torch.profiler.profile",
+            "torch.profiler.profiler.profile",
+        ):
+            continue
+        if keyword(call, "schedule") is not None or not isinstance(item.optional_vars, ast.Name):
+            continue
+        loop = _innermost(site, node)
+        if loop is None or f"{item.optional_vars.id}.step" in source(module, loop):
+            continue
+        torch = next((name for name, full in module.aliases.items() if full == "torch"), "")
+        schedule = f"{torch or 'torch'}.profiler.schedule(wait=1, warmup=1, active=3, repeat=1)"
+        given = add_keyword(module.text, call, "schedule", "few_steps")
+        if not call.args and not call.keywords:
+            line, column = call.end_lineno or 0, (call.end_col_offset or 0) - 1
+            given = SourceEdit(line, column, line, column, "schedule=few_steps")
+        edits = [
+            insert_before(module, node, f"few_steps = {schedule}"),
+            given,
+            insert_after(module, loop.body[-1], f"{item.optional_vars.id}.step()"),
+        ]
+        if not torch:
+            edits.append(import_edit(module, "import torch"))
+        if all(edits):
+            yield Proposal(tuple(edit for edit in edits if edit is not None), "profile a few steps only")
+            return
+
+
+def _innermost(site: Site, block: ast.With) -> Loop | None:
+    """Return the loop of steps in a block, or the one loop that stands in it."""
+    steps = {loop.node for loop in site.module.loops if loop.steps}
+    loops = [node for node in ast.walk(block) if isinstance(node, ast.For | ast.While)]
+    known = [loop for loop in loops if loop in steps]
+    return known[-1] if known else loops[0] if len(loops) == 1 else None

@@ -1,0 +1,160 @@
+"""Wait for what is to come instead of asking for it again and again, and do not spin."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
+from torchtriage.diagnose.lint.facts import Module
+from torchtriage.diagnose.lint.syntax import literal, names_in, path_of
+from torchtriage.diagnose.lint.torch_names import words
+from torchtriage.measure.fix.edits._flow import written
+from torchtriage.measure.fix.proposal import Proposal, Site
+from torchtriage.measure.fix.statements import body_of, import_edit, insert_after, insert_before, remove, source
+
+CODES = words("HST104 HST108 HST112 HST020 HST054 HST114")
+SHORT = "0.001"
+
+
+def propose(site: Site) -> Iterator[Proposal]:
+    """Yield a condition that the other thread notifies, a queue that blocks, a pause in a loop that spins."""
+    module = site.module
+    for loop in site.loops:
+        if not isinstance(loop, ast.While):
+            continue
+        sleep = _sleep(module, loop)
+        if sleep is None:
+            if (edits := _paused(module, loop)) is not None:
+                yield Proposal(edits, f"pause in the loop in line {loop.lineno}, which would spin")
+            continue
+        for edits, what in (
+            (_blocking(module, loop), "let the queue wait"),
+            (_notified(site, loop), "wait for a notice"),
+        ):
+            if edits:
+                yield Proposal(edits, f"{what} instead of polling in line {loop.lineno}")
+        if _polls(module, loop, sleep):
+            short = replace_node(sleep.args[0], SHORT)
+            yield Proposal((short,), f"poll more often in line {loop.lineno}")
+        return
+
+
+def _sleep(module: Module, loop: ast.While) -> ast.Call | None:
+    for node in ast.walk(loop):
+        if isinstance(node, ast.Call) and module.name_of(node.func) == "time.sleep" and node.args:
+            return node
+    return None
+
+
+def _polls(module: Module, loop: ast.While, sleep: ast.Call) -> bool:
+    """Return whether a pause of a fixed time stands between two questions, and is not the shortest already."""
+    seconds = module.settings.value(sleep.args[0], module.scope(loop))
+    asks = (
+        not isinstance(loop.test, ast.Constant)
+        or module.around(sleep, ast.If, ast.ExceptHandler, ast.While) is not loop
+    )
+    return asks and isinstance(seconds, int | float) and seconds > float(SHORT)
+
+
+def _only_sleeps(module: Module, loop: ast.While) -> bool:
+    return len(loop.body) == 1 and isinstance(loop.body[0], ast.Expr) and loop.body[0].value is _sleep(module, loop)
+
+
+def _blocking(module: Module, loop: ast.While) -> tuple[SourceEdit, ...]:
+    """Return the edits that let ``get`` of a queue wait."""
+    test = source(module, loop.test)
+    body = body_of(module, loop) or []
+    if _only_sleeps(module, loop) and test.endswith(".empty()") and loop in body[:-1]:
+        after = source(module, body[body.index(loop) + 1])
+        if f"{test.removesuffix('.empty()')}.get(" in after:
+            edit = remove(module, loop)
+            return (edit,) if edit is not None else ()
+    for node in ast.walk(loop):
+        if not isinstance(node, ast.Try):
+            continue
+        calls = [part for item in node.body for part in ast.walk(item) if isinstance(part, ast.Call)]
+        gets = [call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr == "get_nowait"]
+        sleeps = [
+            item
+            for handler in node.handlers
+            for item in handler.body
+            if isinstance(item, ast.Expr)
+            and isinstance(item.value, ast.Call)
+            and module.name_of(item.value.func) == "time.sleep"
+        ]
+        if len(gets) == len(sleeps) == 1:
+            seconds = source(module, sleeps[0].value.args[0])  # type: ignore[attr-defined]
+            queue = source(module, gets[0].func.value)  # type: ignore[attr-defined]
+            out = remove(module, sleeps[0])
+            return (replace_node(gets[0], f"{queue}.get(timeout={seconds})"), out) if out is not None else ()
+    return ()
+
+
+def _notified(site: Site, loop: ast.While) -> tuple[SourceEdit, ...]:
+    """Return the edits that make a condition, wait for it, and notify wherever what is waited for is set."""
+    module = site.module
+    owner = module.around(loop, ast.ClassDef)
+    init = next((item for item in getattr(owner, "body", ()) if getattr(item, "name", "") == "__init__"), None)
+    if not _only_sleeps(module, loop) or not isinstance(owner, ast.ClassDef) or not isinstance(init, ast.FunctionDef):
+        return ()
+    paths = {
+        path for node in ast.walk(loop.test) if isinstance(node, ast.expr) and (path := path_of(node)).count(".") == 1
+    }
+    watched = {path for path in paths if path.startswith("self.")}
+    setting: list[ast.stmt] = []
+    for method in owner.body:
+        if not isinstance(method, ast.FunctionDef) or method in (init, module.scope(loop)):
+            continue
+        setting += [item for item in ast.walk(method) if isinstance(item, _SIMPLE) and watched & written([item])]
+    first = next((item for item in init.body if watched & written([item])), None)
+    if first is None or not setting or any("self.changed" in source(module, item) for item in owner.body):
+        return ()
+    threading = next((name for name, full in module.aliases.items() if full == "threading"), "")
+    edits = [insert_before(module, first, f"self.changed = {threading or 'threading'}.Condition()")]
+    edits += [insert_after(module, item, "with self.changed:\n    self.changed.notify_all()") for item in setting]
+    if not threading:
+        edits.append(import_edit(module, "import threading"))
+    indent = " " * (loop.col_offset + 4)
+    text = f"with self.changed:\n{indent}self.changed.wait_for(lambda: {_opposite(module, loop.test)})"
+    edits.append(SourceEdit(loop.lineno, loop.col_offset, loop.end_lineno or 0, loop.end_col_offset or 0, text))
+    return tuple(filter(None, edits)) if all(edits) else ()
+
+
+_SIMPLE = ast.Assign | ast.AugAssign | ast.Expr | ast.AnnAssign
+
+
+def _opposite(module: Module, test: ast.expr) -> str:
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return source(module, test.operand)
+    if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.NotIn):
+        return f"{source(module, test.left)} in {source(module, test.comparators[0])}"
+    return f"not ({source(module, test)})"
+
+
+def _paused(module: Module, loop: ast.While) -> tuple[SourceEdit, ...] | None:
+    """Return the edits that put a pause where a loop of a thread has nothing to do."""
+    threads = [call for name in ("threading.Thread", "Thread") for call in module.called(name)]
+    targets = {
+        path_of(item.value).rpartition(".")[2]
+        for call in threads
+        for item in call.node.keywords
+        if item.arg == "target"
+    }
+    is_thread = getattr(module.scope(loop), "name", "") in targets
+    nothing = all(isinstance(item, ast.Pass) for item in loop.body)
+    if not (is_thread or nothing) or (isinstance(loop.test, ast.Constant) and not literal(loop.test)):
+        return None
+    time = next((name for name, full in module.aliases.items() if full == "time"), "")
+    sleep = f"{time or 'time'}.sleep({SHORT})"
+    edits: list[SourceEdit | None] = []
+    last = loop.body[-1]
+    if nothing:
+        edits.append(SourceEdit(last.lineno, last.col_offset, last.end_lineno or 0, last.end_col_offset or 0, sleep))
+    elif isinstance(last, ast.If) and not last.orelse and len(loop.body) == 1 and names_in(last.test):
+        edits.append(insert_after(module, last, f"else:\n    {sleep}"))
+    else:
+        return None
+    if not time:
+        edits.append(import_edit(module, "import time"))
+    return tuple(filter(None, edits)) if all(edits) else None

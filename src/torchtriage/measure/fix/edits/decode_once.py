@@ -16,8 +16,7 @@ from torchtriage.measure.fix.statements import bound, insert_after, source, stat
 
 LOADING = ("DAT018", "DAT019")
 CODES = frozenset(
-    {*LOADING, "DAT101", "DAT105", "DAT108", "DAT110", "HST020", "HST101", "HST103", "HST110", "HST111", "HST114"}
-    | {"LCH105"}
+    {*LOADING, "DAT105", "DAT108", "DAT110", "HST020", "HST101", "HST103", "HST110", "HST111", "HST114"} | {"LCH105"}
 )
 DRAWS = re.compile(r"rand|choice\(|shuffle|sample\(|uniform|normal\(|\brng\b|noise|Jitter|Compose|[aA]ugment|time\(")
 TRANSFORM = re.compile(r"transform|aug|tfm|preproc")

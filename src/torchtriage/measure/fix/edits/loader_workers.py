@@ -15,9 +15,7 @@ from torchtriage.measure.fix.proposal import Proposal, Site
 from torchtriage.measure.fix.statements import replace, set_keywords, source
 
 LOADING, STARVED = "DAT018", "DAT019"
-CODES = frozenset(
-    {LOADING, STARVED, "DAT101", "DAT103", "DAT105", "HST020", "HST101", "HST103", "HST110", "HST111", "HST114"}
-)
+CODES = frozenset({LOADING, STARVED, "DAT103", "DAT105", "HST020", "HST101", "HST103", "HST110", "HST111", "HST114"})
 MOST = 4
 """Workers that one loader is given."""
 DRAWS = re.compile(r"\brandom\b|np\.random|\brand(n|int|perm)?\(|Random[A-Z]|[Aa]ugment|[Jj]itter|default_rng")

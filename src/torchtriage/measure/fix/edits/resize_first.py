@@ -14,7 +14,7 @@ from torchtriage.measure.fix.edits._loaders import reached
 from torchtriage.measure.fix.proposal import Proposal, Site
 from torchtriage.measure.fix.statements import move_before, replace, source, statement_edit
 
-CODES = frozenset({"DAT101", "HST110", "DAT018", "HST114", "HST020"})
+CODES = frozenset({"DAT101", "HST110", "HST114"})
 CHANGES = "pixels differ: what comes after the resize works on the small image"
 SMALLER = re.compile(r"^(Resize|RandomResizedCrop|CenterCrop|Scale|LongestMaxSize|SmallestMaxSize)$")
 LIGHT = re.compile(r"^(Random\w*Flip|Lambda|Normalize|ToTensor|PILToTensor|ConvertImageDtype|ToImage|ToDtype)$")
@@ -44,7 +44,7 @@ def _pipelines(site: Site) -> list[ast.List]:
     made = [call.node for call in site.module.calls if call.attr == "Compose" and call.node.args]
     lists = [node.args[0] for node in made if isinstance(node.args[0], ast.List)]
     here = [node for node in lists if node.lineno <= site.line <= (node.end_lineno or 0)]
-    return here or (lists[:1] if len(lists) <= 2 and (_methods(site) or site.finding.code == "DAT018") else [])
+    return here or (lists[:1] if len(lists) <= 2 and _methods(site) else [])
 
 
 def _first_in(module: Module, steps: ast.List) -> tuple[SourceEdit, ...]:

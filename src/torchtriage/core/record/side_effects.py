@@ -64,6 +64,6 @@ def _effect(event: str, arguments: tuple[Any, ...]) -> tuple[str, str] | None:
 
 def _path(path: Any) -> str:
     try:
-        return os.path.abspath(os.fsdecode(path))  # noqa: PTH100 - of a name in whatever form
+        return os.path.realpath(os.fsdecode(path))  # links may lead out of a project
     except (TypeError, ValueError, OSError):
         return repr(path)

@@ -100,7 +100,7 @@ class ProjectCopy:
     @cached_property
     def extra_paths(self) -> tuple[str, ...]:
         """Copies of the folders of the project that modules are imported from, editable installs among them."""
-        inside = [Path(path).resolve() for path in sys.path if path]
+        inside = [Path(path).resolve() for path in sys.path[1:] if path]  # the first is our own
         return tuple(str(self._mirrored(path)) for path in inside if path.is_relative_to(self.project))
 
     def restore(self) -> list[str]:

@@ -39,7 +39,9 @@ def propose(site: Site) -> Iterator[Proposal]:
                 edits += [chosen, *torch_in(module)[1]]
                 done.append("torch.where in the place of a branch")
     if edits:
-        yield Proposal(tuple(edits), f"one graph: {', '.join(dict.fromkeys(done))}")
+        silent = [item for item in done if item.endswith("()") and item != "no item()"]
+        changes = "compiled code reports nothing any more" if silent else ""
+        yield Proposal(tuple(edits), f"one graph: {', '.join(dict.fromkeys(done))}", changes)
 
 
 def _inside(node: ast.AST, edits: list[SourceEdit]) -> bool:

@@ -27,6 +27,7 @@ from torchtriage.diagnose.runs.run_folder import all_recorded
 from torchtriage.diagnose.verdict.options import Options
 from torchtriage.diagnose.verdict.result import Result
 from torchtriage.measure.fix.candidates import Candidate, Files, candidates_of
+from torchtriage.measure.fix.model import ModelProposer
 from torchtriage.measure.fix.project import ProjectCopy
 from torchtriage.measure.fix.race import Entrant, race
 from torchtriage.measure.fix.result import FIX_SCHEMA, Attempt, AttemptOutcome, FixResult, Unedited
@@ -174,6 +175,14 @@ class _Fixing:
             waiting = [row for row in waiting if row not in heat and row.candidate.finding not in mended]
         return tries
 
+    def ask(self, model: ModelProposer, findings: Iterable[Finding], tries: Sequence[_Try]) -> list[_Try]:
+        """Try what a model proposes for findings without a change that helps; what is dropped says why."""
+        mended = [row.candidate.finding for row in tries if row.outcome in ("faster alone", "not needed", "not tried")]
+        open_ones = [item for item in findings if item.saves and not any(item is other for other in mended)]
+        answers = model.candidates(open_ones, self.files) if time.monotonic() < self.deadline_s else []
+        dropped = [_Try(item, Entrant({}), "dropped", reason) for item, reason in answers if reason]
+        return [*self.attempt([item for item, reason in answers if not reason]), *dropped]
+
     def _heat(self, heat: Sequence[_Try], steps: int) -> None:
         if steps == 0 and not self.complete:
             for row in heat:
@@ -291,12 +300,19 @@ def best_of_each(
 
 
 def fix(
-    copy: ProjectCopy, out: Path, wanted: Wanted, *, apply: bool = False, tell: Callable[[str], None] = lambda _: None
+    copy: ProjectCopy,
+    out: Path,
+    wanted: Wanted,
+    *,
+    model: ModelProposer | None = None,
+    apply: bool = False,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> FixResult:
     """Return the patch that makes a program faster, with the proof.
 
-    ``copy`` : of the project, with the command. ``out`` : a folder for recordings and measurements. ``apply`` : write
-    the patch into the project. ``tell`` : called with a line of text on what is done next.
+    ``copy`` : of the project, with the command. ``out`` : a folder for recordings and measurements. ``model`` :
+    asked for a change of each finding that nothing else mends. ``apply`` : write the patch into the project. ``tell`` :
+    called with a line of text on what is done next.
 
     Raises UsageError: the program fails, nothing of it could be recorded, or its files were changed meanwhile.
     """
@@ -309,6 +325,10 @@ def fix(
     findings = [finding for finding in recorded.findings if _wanted(finding, wanted.only)]
     candidates, without = candidates_of(findings, fixing.files)
     tries = fixing.attempt(candidates)
+    if model is not None:
+        asked = fixing.ask(model, findings, tries)
+        tries += asked
+        without = [finding for finding in without if all(row.candidate.finding is not finding for row in asked)]
     chosen, whole = fixing.together(tries)
     for row in chosen:
         row.outcome, row.reason = "in the patch", ""

@@ -20,7 +20,7 @@ from torchtriage.core.finding import Finding, Note
 from torchtriage.core.record.launch import find_command, launch
 from torchtriage.core.units import format_count, format_ms
 from torchtriage.core.version import __version__
-from torchtriage.diagnose.lint.edits import Autofix, diff
+from torchtriage.diagnose.lint.edits import Autofix, exact_diff
 from torchtriage.diagnose.lint.edits import apply as apply_edits
 from torchtriage.diagnose.runs.analyze import judge_run
 from torchtriage.diagnose.runs.run_folder import all_recorded
@@ -259,10 +259,11 @@ class _Fixing:
     def patch(self, candidates: Iterable[Candidate]) -> str:
         """Return changes as one unified diff of the project."""
         contents, _ = self.contents(candidates)
-        parts = (
-            diff(self.files.text(path), self.files.decoded(path, data), path) for path, data in sorted(contents.items())
-        )
-        return "".join(f"{part}\n" for part in parts)
+        parts = []
+        for path, data in sorted(contents.items()):
+            before = self.files.encoded(path, self.files.text(path))
+            parts.append(exact_diff(self.files.decoded(path, before), self.files.decoded(path, data), path))
+        return "".join(parts)
 
     def allows(self, candidate: Candidate) -> bool:
         """Whether other results do not end its trial."""
@@ -357,15 +358,24 @@ def fix(
 def _written(project: Path, contents: dict[str, bytes], files: Files) -> Iterable[str]:
     """Write files of the project, none where one was changed by someone else meanwhile; return their names."""
     for name in contents:
-        if (project / name).read_bytes() != files.encoded(name, files.text(name)):
+        original = project / name
+        if not original.is_file() or original.read_bytes() != files.encoded(name, files.text(name)):
             hint = "nothing was written; run fix again"
-            raise UsageError("was changed while its fix was on trial", where=str(project / name), hint=hint)
-    for name, data in contents.items():
-        target = (project / name).resolve()
-        fresh = target.with_name(f".{target.name}.torchtriage")
-        fresh.write_bytes(data)
-        shutil.copymode(target, fresh)
-        fresh.replace(target)
+            raise UsageError("was changed while its fix was on trial", where=str(original), hint=hint)
+    fresh: dict[Path, Path] = {}
+    try:
+        for name, data in contents.items():
+            target = (project / name).resolve()
+            fresh[target] = target.with_name(f".{target.name}.torchtriage")
+            fresh[target].write_bytes(data)
+            shutil.copymode(target, fresh[target])
+        for target, path in fresh.items():
+            path.replace(target)
+    except OSError as error:
+        raise UsageError(f"cannot be written: {error.strerror}", where=str(project)) from error
+    finally:
+        for path in fresh.values():
+            path.unlink(missing_ok=True)
     return contents
 
 

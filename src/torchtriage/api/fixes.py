@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchtriage.api.rendering import Renderable
+from torchtriage.measure.fix.model import ModelProposer
 from torchtriage.measure.fix.result import FixResult
 
 __all__ = ["FixReport", "fix"]
@@ -27,6 +28,7 @@ def fix(
     budget_s: float = 600.0,
     apply: bool = False,
     out: str | Path | None = None,
+    model: ModelProposer | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> FixReport:
     """Make a program faster: try what its findings propose in a copy of its project, and return what is proved.
@@ -47,6 +49,8 @@ def fix(
         Write the patch into the project. Without it nothing is written there.
     out : path, optional
         Keep recordings and measurements here.
+    model : ModelProposer, optional
+        Asked for a change of each finding that nothing else mends; sends source where its ``ask`` goes.
     progress : callable, optional
         Called with a line of text on what is done next.
 
@@ -60,7 +64,9 @@ def fix(
     wanted = Wanted(frozenset(lookup(name)[0].code for name in only), allow, budget_s)
     folder = project_of(words, project)
     with tempfile.TemporaryDirectory(prefix="torchtriage-fix-") as temporary:
-        copy = ProjectCopy.make(folder, Path(temporary) / "copy", words)
-        measured = Path(out).absolute() if out is not None else Path(temporary) / "out"
+        measured = Path(out).resolve() if out is not None else Path(temporary) / "out"
         measured.mkdir(parents=True, exist_ok=True)
-        return FixReport.of(find_fixes(copy, measured, wanted, apply=apply, tell=progress or (lambda _: None)))
+        copy = ProjectCopy.make(folder, Path(temporary) / "copy", words, apart=measured)
+        return FixReport.of(
+            find_fixes(copy, measured, wanted, model=model, apply=apply, tell=progress or (lambda _: None))
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from torchtriage.learn.review.llm_reviewer import Llm
     from torchtriage.learn.review.reviewer import Outcome, Reviewer
 
-__all__ = ["llm_options", "make_reviewer", "review_with_progress"]
+__all__ = ["llm_options", "make_llm", "make_reviewer", "refuse_llm_options", "review_with_progress"]
+
+L = TypeVar("L", bound="Llm")
 
 KEY = "OPENAI_API_KEY"
 OF_LLM = ("base_url", "model", "price_prompt", "price_reply", "max_cost", "cache")
@@ -30,7 +32,7 @@ def llm_options(function: Callable[..., Any]) -> Callable[..., Any]:
         (
             click.option("--base-url", metavar="URL", help="The endpoint. [default: OpenAI's]"),
             click.option("--model", metavar="NAME", help="The model to ask."),
-            click.option("--no-redact", is_flag=True, help="Show the reviewer names, paths and messages as recorded."),
+            click.option("--no-redact", is_flag=True, help="Show the model names, paths and texts as they are."),
             value_option("--price-prompt", click.FloatRange(0), "PRICE", None, "Price of a million tokens sent."),
             value_option("--price-reply", click.FloatRange(0), "PRICE", None, "Price of a million tokens received."),
             value_option(
@@ -52,21 +54,31 @@ def make_reviewer(name: str, given: Mapping[str, Any]) -> Reviewer:
     Raises UsageError: options of one reviewer are given to another, or some are missing;
     MissingExtraError: a model is to be asked, and the openai package is not installed.
     """
-    if name == "llm":
-        return _llm(given)
+    from torchtriage.learn.review.llm_reviewer import Llm
     from torchtriage.learn.review.rule_reviewer import Offline
 
-    used = [f"--{item.replace('_', '-')}" for item in OF_LLM if given[item] is not None]
-    if used:
-        raise UsageError(f"{', '.join(used)} {'is' if len(used) == 1 else 'are'} of --reviewer llm")
+    if name == "llm":
+        return make_llm(Llm, given, "--reviewer llm")
+    refuse_llm_options(given, "--reviewer llm")
     return Offline()
 
 
-def _llm(given: Mapping[str, Any]) -> Llm:
-    from torchtriage.learn.review.llm_reviewer import OPENAI_URL, Endpoint, Limits, Llm, Prices
+def refuse_llm_options(given: Mapping[str, Any], option: str) -> None:
+    """Raise UsageError: options are given that only ``option`` has a use for."""
+    used = [f"--{item.replace('_', '-')}" for item in OF_LLM if given[item] is not None]
+    if used:
+        raise UsageError(f"{', '.join(used)} {'is' if len(used) == 1 else 'are'} of {option}")
+
+
+def make_llm(kind: type[L], given: Mapping[str, Any], option: str, max_reply_tokens: int = 1500) -> L:
+    """Return the model that options name, to be asked what ``kind`` asks.
+
+    Raises as :func:`make_reviewer`.
+    """
+    from torchtriage.learn.review.llm_reviewer import OPENAI_URL, Endpoint, Limits, Prices
 
     if not given["model"]:
-        raise UsageError("--reviewer llm needs --model", hint="--model NAME, as the endpoint calls it")
+        raise UsageError(f"{option} needs --model", hint="--model NAME, as the endpoint calls it")
     key = os.environ.get(KEY, "")
     url = given["base_url"] or OPENAI_URL
     if not url.startswith(("http://", "https://")):
@@ -81,9 +93,14 @@ def _llm(given: Mapping[str, Any]) -> Llm:
         prices = Prices(sent, received, float("inf") if most is None else most)
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = Path(given["cache"]) if given["cache"] else caches / "torchtriage" / "reviews"
-    return Llm(
+    return kind(
         Endpoint(given["model"], url, key),
-        limits=Limits(total_s=given["timeout"], silence_s=min(given["timeout"], 60.0), at_once=given["at_once"]),
+        limits=Limits(
+            total_s=given["timeout"],
+            silence_s=min(given["timeout"], 60.0),
+            at_once=given["at_once"],
+            max_reply_tokens=max_reply_tokens,
+        ),
         prices=prices,
         cache=None if given["no_cache"] else folder,
     )

@@ -14,6 +14,8 @@ __all__ = ["EFFECTS_FILE", "watch_effects"]
 
 EFFECTS_FILE = "effects-{pid}.txt"
 MOST = 200
+STARTS = {"subprocess.Popen": 0, "os.system": 0, "os.exec": 0, "os.posix_spawn": 0, "os.spawn": 1}
+"""Events, and which of their arguments is the program."""
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
@@ -24,7 +26,7 @@ def watch_effects(out: Path) -> None:
     """
     seen: set[tuple[str, str]] = set()
     file = (out / EFFECTS_FILE.format(pid=os.getpid())).open("a", encoding="utf-8", errors="backslashreplace")
-    own = str(out)
+    own = os.path.realpath(out) + os.sep
     busy = False
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
@@ -52,18 +54,23 @@ def _effect(event: str, arguments: tuple[Any, ...]) -> tuple[str, str] | None:
         writes = any(letter in mode for letter in "wax+") if isinstance(mode, str) else bool((flags or 0) & WRITES)
         return ("write", _path(path)) if writes and isinstance(path, str | bytes | os.PathLike) else None
     if event in ("os.remove", "os.rmdir", "shutil.rmtree"):
-        return "remove", _path(arguments[0])
+        return "remove", _path(arguments[0], through=False)
     if event == "os.rename":
-        return "write", _path(arguments[1])
+        return "write", _path(arguments[1], through=False)
     if event == "socket.connect":
         return "connect", str(arguments[1])
-    if event == "subprocess.Popen":
-        return "start", str(arguments[0])
+    if event in STARTS:
+        return "start", os.fsdecode(arguments[STARTS[event]])
     return None
 
 
-def _path(path: Any) -> str:
+def _path(path: Any, *, through: bool = True) -> str:
+    """Return where a file is, ``through`` a link that it may be or of the link itself."""
     try:
-        return os.path.realpath(os.fsdecode(path))  # links may lead out of a project
+        name = os.fsdecode(path)
+        if through:
+            return os.path.realpath(name)
+        folder, base = os.path.split(os.path.abspath(name))  # noqa: PTH100 - of a name in whatever form
+        return os.path.join(os.path.realpath(folder), base)  # noqa: PTH118
     except (TypeError, ValueError, OSError):
         return repr(path)

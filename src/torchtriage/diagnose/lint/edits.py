@@ -13,7 +13,17 @@ from dataclasses import dataclass
 
 from torchtriage.diagnose.lint.syntax import keyword, literal, unpacks
 
-__all__ = ["Autofix", "SourceEdit", "add_keyword", "apply", "decorate", "diff", "lines_of", "replace_node"]
+__all__ = [
+    "Autofix",
+    "SourceEdit",
+    "add_keyword",
+    "apply",
+    "decorate",
+    "diff",
+    "exact_diff",
+    "lines_of",
+    "replace_node",
+]
 
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 _TAIL = re.compile(r"\s+|#[^\r\n]*|\\(?:\r\n|\r|\n)|[,)]")
@@ -141,6 +151,14 @@ def diff(before: str, after: str, path: str) -> str:
     return "\n".join(rows)
 
 
+def exact_diff(before: str, after: str, path: str) -> str:
+    """Return a unified diff as ``git apply`` and ``patch`` take it: line ends as they are, a missing last one named."""
+    tab = "\t" if " " in path else ""  # else the name would end at its first space
+    old, new = (re.findall(r"[^\n]*\n|[^\n]+", text) for text in (before, after))
+    rows = difflib.unified_diff(old, new, f"a/{path}{tab}", f"b/{path}{tab}")
+    return "".join(row if row.endswith("\n") else f"{row}\n\\ No newline at end of file\n" for row in rows)
+
+
 def _shown(line: str) -> str:
     return line.rstrip("\r\n")
 
@@ -177,8 +195,8 @@ def _overlap(one: tuple[int, int, str], other: tuple[int, int, str]) -> bool:
 
 
 def _changed(text: str, spans: list[tuple[int, int, str]]) -> str:
-    # from the end; insertions at one place keep their order
-    for start, end, new in sorted(spans, key=lambda span: span[0])[::-1]:
+    # from the end; insertions at one place keep their order, and stand before what is replaced there
+    for start, end, new in sorted(spans, key=lambda span: span[:2])[::-1]:
         text = text[:start] + new + text[end:]
     return text
 

@@ -23,6 +23,7 @@ from typing import Any
 
 from torchtriage.core.errors import MissingExtraError
 from torchtriage.core.names import visible
+from torchtriage.core.units import format_count
 from torchtriage.learn.review import prompt
 from torchtriage.learn.review.evidence import Evidence, count_tokens
 from torchtriage.learn.review.reviewer import INTERRUPTED, NOT_STARTED, Outcome, RejectedError, check
@@ -160,14 +161,14 @@ class Llm:
         """What was paid so far, None without prices."""
         return self._spent if self.prices else None
 
-    def notice(self, evidence: Sequence[Evidence]) -> str:
+    def notice(self, evidence: Sequence[Any]) -> str:
         """Return what will be sent, and where, for whoever is about to send it."""
         sent = [item for item in evidence if self._cached(item) is None]
-        tokens = sum(self._prompt_tokens(prompt.messages(item)) for item in sent)
+        tokens = sum(self._prompt_tokens(self._messages(item)) for item in sent)
         raw = any(not item.redacted for item in sent)
         what = "with names, paths and messages as recorded" if raw else "names redacted"
         parts = [
-            f"sends evidence of {len(sent)} windows, at most {tokens:,} tokens, {what}, "
+            f"sends {self._sent} {format_count(len(sent), self.noun)}, at most {tokens:,} tokens, {what}, "
             f"to {self.endpoint.base_url}, model {self.endpoint.model}"
         ]
         if len(sent) < len(evidence):
@@ -177,7 +178,7 @@ class Llm:
             parts.append(f"costs at most {min(cost, self.prices.most):.4f} at one answer each")
         return visible("; ".join(parts))
 
-    def review_all(self, evidence: Sequence[Evidence], on_done: Callable[[int, Outcome], None]) -> tuple[Outcome, ...]:
+    def review_all(self, evidence: Sequence[Any], on_done: Callable[[int, Outcome], None]) -> tuple[Outcome, ...]:
         """Return an outcome for each window; what Ctrl-C leaves undone says so."""
         outcomes: dict[int, Outcome] = {}
 
@@ -222,14 +223,28 @@ class Llm:
         ) as client:
             await asyncio.gather(*(work(client) for _ in range(min(limits.at_once, len(evidence)))))
 
+    # -- what is asked, and what is taken: of a window here, of something else in a subclass
+
+    noun = "window"
+    _sent = "evidence of"
+
+    def _messages(self, evidence: Any) -> list[Message]:
+        return prompt.messages(evidence)
+
+    def _schema(self, evidence: Any) -> dict[str, Any]:
+        return prompt.reply_schema(evidence)
+
+    def _check(self, answer: Any, evidence: Any) -> Any:
+        return check(answer, evidence)
+
     # -- one window ------------------------------------------------------------------------
 
     async def _review(self, client: Any, place: int, evidence: Evidence) -> Outcome:
         known = self._cached(evidence)
         if known is not None:
-            return Outcome(evidence, check(known, evidence), cached=True)
+            return Outcome(evidence, self._check(known, evidence), cached=True)
         used = {"attempts": 0, "prompt_tokens": 0, "reply_tokens": 0}
-        asked = prompt.messages(evidence)
+        asked = self._messages(evidence)
         sent, reason = list(asked), ""
         while used["attempts"] < self.limits.attempts:
             if self._stopped:
@@ -238,7 +253,7 @@ class Llm:
             try:
                 reply = await self._paid(client, place, evidence, sent, used)
                 answer = _parse(reply)
-                review = check(answer, evidence)
+                review = self._check(answer, evidence)
             except RejectedError as problem:
                 # once more, with what was wrong; what the model wrote is not sent back to it
                 reason = f"reply rejected: {problem}"
@@ -279,7 +294,7 @@ class Llm:
         if self.prices and self._spent + self._reserved + reserved > self.prices.most:
             raise _RefusedError(
                 f"the cost cap of {self.prices.most:g}: {self._spent:.4f} is spent, "
-                f"{self._reserved:.4f} reserved, and this window could cost {reserved:.4f}"
+                f"{self._reserved:.4f} reserved, and this {self.noun} could cost {reserved:.4f}"
             )
         self._reserved += reserved
         # a request that ended in nothing may have been worked on
@@ -324,7 +339,7 @@ class Llm:
     ) -> _Reply:
         form = options.pop("response_format", None)
         if form is not None:
-            schema = {"name": "review", "strict": True, "schema": prompt.reply_schema(evidence)}
+            schema = {"name": "review", "strict": True, "schema": self._schema(evidence)}
             options["response_format"] = {"type": form, form: schema}
         answer = await client.chat.completions.create(model=self.endpoint.model, messages=sent, **options)
         if "stream" not in options:
@@ -442,7 +457,7 @@ class Llm:
     def _place_of(self, evidence: Evidence) -> Path | None:
         if self.cache is None:
             return None
-        asked = [self.endpoint.base_url, self.endpoint.model, prompt.messages(evidence)]
+        asked = [self.endpoint.base_url, self.endpoint.model, self._messages(evidence)]
         data = json.dumps(asked).encode("utf-8", "backslashreplace")
         return self.cache / f"{hashlib.sha256(data).hexdigest()}.json"
 
@@ -452,7 +467,7 @@ class Llm:
             return None
         try:
             answer = json.loads(path.read_bytes())["answer"]
-            check(answer, evidence)
+            self._check(answer, evidence)
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
         return answer

@@ -100,9 +100,12 @@ class Files:
         return (b"\xef\xbb\xbf" if known[0].bom else b"") + text.encode(known[0].encoding)
 
     def decoded(self, path: str, data: bytes) -> str:
-        """Return the text of a file's new bytes."""
+        """Return a file's bytes as text, with its mark if it has one."""
         known = self._look(path)
-        return data.decode(known[0].encoding if known is not None else "utf-8").removeprefix("\ufeff")
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return data.decode(known[0].encoding if known is not None else "utf-8", "replace")
 
     def module(self, path: str) -> Module | None:
         """Return what lint knows of a file; None where it cannot be parsed."""

@@ -20,13 +20,14 @@ from torchtriage.core.finding import Finding, Note
 from torchtriage.core.record.launch import find_command, launch
 from torchtriage.core.units import format_count, format_ms
 from torchtriage.core.version import __version__
-from torchtriage.diagnose.lint.edits import Autofix, diff
+from torchtriage.diagnose.lint.edits import Autofix, exact_diff
 from torchtriage.diagnose.lint.edits import apply as apply_edits
 from torchtriage.diagnose.runs.analyze import judge_run
 from torchtriage.diagnose.runs.run_folder import all_recorded
 from torchtriage.diagnose.verdict.options import Options
 from torchtriage.diagnose.verdict.result import Result
 from torchtriage.measure.fix.candidates import Candidate, Files, candidates_of
+from torchtriage.measure.fix.model import ModelProposer
 from torchtriage.measure.fix.project import ProjectCopy
 from torchtriage.measure.fix.race import Entrant, race
 from torchtriage.measure.fix.result import FIX_SCHEMA, Attempt, AttemptOutcome, FixResult, Unedited
@@ -177,6 +178,14 @@ class _Fixing:
             waiting = [row for row in waiting if row not in heat and row.candidate.finding not in mended]
         return tries
 
+    def ask(self, model: ModelProposer, findings: Iterable[Finding], tries: Sequence[_Try]) -> list[_Try]:
+        """Try what a model proposes for findings without a change that helps; what is dropped says why."""
+        mended = [row.candidate.finding for row in tries if row.outcome in ("faster alone", "not needed", "not tried")]
+        open_ones = [item for item in findings if item.saves and not any(item is other for other in mended)]
+        answers = model.candidates(open_ones, self.files) if time.monotonic() < self.deadline_s else []
+        dropped = [_Try(item, Entrant({}), "dropped", reason) for item, reason in answers if reason]
+        return [*self.attempt([item for item, reason in answers if not reason]), *dropped]
+
     def _heat(self, heat: Sequence[_Try], steps: int) -> None:
         if steps == 0 and not self.complete:
             for row in heat:
@@ -286,10 +295,11 @@ class _Fixing:
     def patch(self, candidates: Iterable[Candidate]) -> str:
         """Return changes as one unified diff of the project."""
         contents, _ = self.contents(candidates)
-        parts = (
-            diff(self.files.text(path), self.files.decoded(path, data), path) for path, data in sorted(contents.items())
-        )
-        return "".join(f"{part}\n" for part in parts)
+        parts = []
+        for path, data in sorted(contents.items()):
+            before = self.files.encoded(path, self.files.text(path))
+            parts.append(exact_diff(self.files.decoded(path, before), self.files.decoded(path, data), path))
+        return "".join(parts)
 
 
 def judged(verification: Verification, *, allow: bool) -> tuple[AttemptOutcome, str]:
@@ -323,12 +333,19 @@ def best_of_each(
 
 
 def fix(
-    copy: ProjectCopy, out: Path, wanted: Wanted, *, apply: bool = False, tell: Callable[[str], None] = lambda _: None
+    copy: ProjectCopy,
+    out: Path,
+    wanted: Wanted,
+    *,
+    model: ModelProposer | None = None,
+    apply: bool = False,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> FixResult:
     """Return the patch that makes a program faster, with the proof.
 
-    ``copy`` : of the project, with the command. ``out`` : a folder for recordings and measurements. ``apply`` : write
-    the patch into the project. ``tell`` : called with a line of text on what is done next.
+    ``copy`` : of the project, with the command. ``out`` : a folder for recordings and measurements. ``model`` :
+    asked for a change of each finding that nothing else mends. ``apply`` : write the patch into the project. ``tell`` :
+    called with a line of text on what is done next.
 
     Raises UsageError: the program fails, nothing of it could be recorded, or its files were changed meanwhile.
     """
@@ -341,6 +358,10 @@ def fix(
     findings = [finding for finding in recorded.findings if _wanted(finding, wanted.only)]
     candidates, without = candidates_of(findings, fixing.files)
     tries = fixing.attempt(candidates)
+    if model is not None:
+        asked = fixing.ask(model, findings, tries)
+        tries += asked
+        without = [finding for finding in without if all(row.candidate.finding is not finding for row in asked)]
     chosen, whole = fixing.together(tries)
     for row in chosen:
         row.outcome = "in the patch"
@@ -369,15 +390,24 @@ def fix(
 def _written(project: Path, contents: dict[str, bytes], files: Files) -> Iterable[str]:
     """Write files of the project, none where one was changed by someone else meanwhile; return their names."""
     for name in contents:
-        if (project / name).read_bytes() != files.encoded(name, files.text(name)):
+        original = project / name
+        if not original.is_file() or original.read_bytes() != files.encoded(name, files.text(name)):
             hint = "nothing was written; run fix again"
-            raise UsageError("was changed while its fix was on trial", where=str(project / name), hint=hint)
-    for name, data in contents.items():
-        target = (project / name).resolve()
-        fresh = target.with_name(f".{target.name}.torchtriage")
-        fresh.write_bytes(data)
-        shutil.copymode(target, fresh)
-        fresh.replace(target)
+            raise UsageError("was changed while its fix was on trial", where=str(original), hint=hint)
+    fresh: dict[Path, Path] = {}
+    try:
+        for name, data in contents.items():
+            target = (project / name).resolve()
+            fresh[target] = target.with_name(f".{target.name}.torchtriage")
+            fresh[target].write_bytes(data)
+            shutil.copymode(target, fresh[target])
+        for target, path in fresh.items():
+            path.replace(target)
+    except OSError as error:
+        raise UsageError(f"cannot be written: {error.strerror}", where=str(project)) from error
+    finally:
+        for path in fresh.values():
+            path.unlink(missing_ok=True)
     return contents
 
 

@@ -50,19 +50,23 @@ def project_of(words: Sequence[str], given: str | None = None) -> Path:
 
 @dataclass(frozen=True)
 class ProjectCopy:
-    """The copy ``root`` of ``project``, and how a command runs in it."""
+    """The copy ``root`` of ``project``, and how a command runs in it.
+
+    ``apart`` : a folder of the project that is ours, not the project's.
+    """
 
     project: Path
     root: Path
     words: tuple[str, ...]
+    apart: Path | None = None
 
     @staticmethod
-    def make(project: Path, into: Path, words: Sequence[str]) -> ProjectCopy:
+    def make(project: Path, into: Path, words: Sequence[str], apart: Path | None = None) -> ProjectCopy:
         """Copy a project, without repositories, environments, caches and earlier recordings.
 
         Raises UsageError: it is larger than ``MOST_BYTES``, or cannot be read.
         """
-        files = list(_files(project))
+        files = list(_files(project, apart))
         size = sum(path.lstat().st_size for path in files)
         if size > MOST_BYTES:
             raise UsageError(
@@ -70,7 +74,7 @@ class ProjectCopy:
                 where=str(project),
                 hint="--project with the folder that the script needs; data may lie outside of it",
             )
-        copy = ProjectCopy(project, into.resolve() / (project.name or "project"), tuple(words))
+        copy = ProjectCopy(project, into.resolve() / (project.name or "project"), tuple(words), apart)
         copy.root.mkdir(parents=True)
         copy.restore()
         return copy
@@ -106,16 +110,16 @@ class ProjectCopy:
     def restore(self) -> list[str]:
         """Put the copy back as the project is, and return what had been changed, made or deleted, by relative name."""
         originals, found = (
-            {path.relative_to(root): path for path in _files(root)} for root in (self.project, self.root)
+            {path.relative_to(root): path for path in _files(root, self.apart)} for root in (self.project, self.root)
         )
         touched = [name for name in found if name not in originals]
         for name in touched:
             found[name].unlink()
         for name, original in originals.items():
-            if name not in found or not _same(original, found[name]):
-                _copy(original, self.root / name)
+            if name not in found or not self._same(original, found[name]):
+                self._copy(original, self.root / name)
                 touched.append(name)
-        folders, made = (set(_folders(root)) for root in (self.project, self.root))
+        folders, made = (set(_folders(root, self.apart)) for root in (self.project, self.root))
         for folder in sorted(made - folders, reverse=True):
             shutil.rmtree(self.root / folder, ignore_errors=True)
         for folder in sorted(folders - made):
@@ -127,6 +131,8 @@ class ProjectCopy:
         """Have files of the copy hold something else for a while; the copy is restored after it."""
         try:
             for name, data in files.items():
+                if (self.root / name).is_symlink():
+                    (self.root / name).unlink()  # never through it
                 (self.root / name).write_bytes(data)
             yield
         finally:
@@ -135,19 +141,46 @@ class ProjectCopy:
     def _mirrored(self, path: Path) -> Path:
         return self.root / path.relative_to(self.project)
 
+    def _target(self, link: Path) -> str:
+        """Return what the copy of a link points at: the copy of what is in the project, the same outside of it."""
+        target = str(link.readlink())
+        full = Path(os.path.normpath(link.parent / target))
+        if full.is_relative_to(self.project):
+            return str(self._mirrored(full)) if Path(target).is_absolute() else target
+        return str(full)
 
-def _files(folder: Path) -> Iterator[Path]:
+    def _copy(self, path: Path, target: Path) -> None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            if target.is_dir() and not target.is_symlink():
+                shutil.rmtree(target)
+            target.unlink(missing_ok=True)
+            if path.is_symlink():
+                target.symlink_to(self._target(path))
+            else:
+                shutil.copy2(path, target)
+        except OSError as error:
+            raise UsageError(f"cannot be copied: {error.strerror}", where=str(path)) from error
+
+    def _same(self, original: Path, copy: Path) -> bool:
+        if original.is_symlink():
+            return copy.is_symlink() and str(copy.readlink()) == self._target(original)
+        old, new = original.lstat(), copy.lstat()
+        return (old.st_size, old.st_mtime_ns, old.st_mode) == (new.st_size, new.st_mtime_ns, new.st_mode)
+
+
+def _files(folder: Path, apart: Path | None) -> Iterator[Path]:
     """Yield the files and links below a folder that belong to a project."""
-    for here, _, names in _walk(folder):
+    for here, _, names in _walk(folder, apart):
         yield from (here / name for name in names)
 
 
-def _folders(folder: Path) -> Iterator[Path]:
-    for here, names, _ in _walk(folder):
+def _folders(folder: Path, apart: Path | None) -> Iterator[Path]:
+    for here, names, _ in _walk(folder, apart):
         yield from ((here / name).relative_to(folder) for name in names)
 
 
-def _walk(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
+def _walk(folder: Path, apart: Path | None) -> Iterator[tuple[Path, list[str], list[str]]]:
     for where, folders, files in os.walk(folder):
         here = Path(where)
         links = [name for name in folders if (here / name).is_symlink()]
@@ -156,7 +189,8 @@ def _walk(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
             for name in folders
             if name not in LEFT_OUT
             and name not in links
-            and not name.startswith("torchtriage-run-")
+            and not name.startswith(("torchtriage-run-", "torchtriage-fix-"))
+            and here / name != apart
             and not (here / name / "pyvenv.cfg").exists()
         ]
         yield (
@@ -164,17 +198,3 @@ def _walk(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
             folders,
             [name for name in (*files, *links) if (here / name).is_symlink() or (here / name).is_file()],
         )
-
-
-def _copy(path: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.unlink(missing_ok=True)
-    try:
-        shutil.copy2(path, target, follow_symlinks=False)
-    except OSError as error:
-        raise UsageError(f"cannot be copied: {error.strerror}", where=str(path)) from error
-
-
-def _same(original: Path, copy: Path) -> bool:
-    old, new = original.lstat(), copy.lstat()
-    return (old.st_size, old.st_mtime_ns, old.st_mode) == (new.st_size, new.st_mtime_ns, new.st_mode)

@@ -24,6 +24,7 @@ AttemptOutcome = Literal[
     "failed",
     "not tried",
     "not needed",
+    "dropped",
 ]
 
 
@@ -51,7 +52,9 @@ class Attempt:
     to the others, or does not fit with them; ``not compared`` is faster, but nothing shows that results stay;
     ``not allowed`` is faster, but changes something on purpose;
     ``not needed`` was not tried, as another change for the same finding keeps its promise.
-    ``reason`` : why it was not tried, failed, or is not in the patch. ``trial`` : the measurement, None without one.
+    ``dropped`` : a model's answer that is no change that can be tried.
+    ``reason`` : why it was not tried, was dropped, failed, or is not in the patch. ``trial`` : the measurement, None
+    without one.
     """
 
     code: str

@@ -1,0 +1,179 @@
+"""A language model as the one that proposes: what it is asked of a finding, and candidates of its answers."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from torchtriage.core.finding import Finding
+from torchtriage.core.names import visible
+from torchtriage.core.units import format_ms
+from torchtriage.measure.fix.candidates import Candidate, Files
+from torchtriage.measure.fix.model_diff import DiffError, Shown, edits_of
+from torchtriage.measure.fix.proposal import Site
+from torchtriage.measure.fix.source_redaction import SourceNames
+
+__all__ = ["MODEL", "ModelProposer", "Question"]
+
+MODEL = "model"
+MOST_ASKED = 8
+"""Findings, those that matter most first."""
+MOST_FUNCTIONS, MOST_LINES, AROUND = 3, 300, 30
+LONGEST_WHAT = 100
+FORM = {
+    "type": "object",
+    "properties": {"what": {"type": "string"}, "diff": {"type": "string"}},
+    "required": ["what", "diff"],
+    "additionalProperties": False,
+}
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a model is asked of one finding. ``redacted`` : only public names are in it."""
+
+    messages: list[dict[str, str]]
+    redacted: bool
+    form: dict[str, Any] = field(default_factory=lambda: FORM)
+
+    @property
+    def text(self) -> str:
+        """All that is sent."""
+        return "\n\n".join(message["content"] for message in self.messages)
+
+    @staticmethod
+    def problem(answer: Any) -> str:
+        """Return why an answer is not of the form; empty where it is."""
+        if not isinstance(answer, dict) or not all(isinstance(answer.get(name), str) for name in ("what", "diff")):
+            return 'expected an object with the texts "what" and "diff"'
+        return ""
+
+
+Ask = Callable[[Sequence[Question]], Sequence[tuple[Any, str]]]
+"""Returns an answer of the form, or None and the reason, for each question."""
+
+
+@dataclass(frozen=True)
+class ModelProposer:
+    """Asks a model for changes. ``ask`` : reaches it."""
+
+    ask: Ask
+    redact: bool = True
+
+    def candidates(self, findings: Sequence[Finding], files: Files) -> list[tuple[Candidate, str]]:
+        """Return a change for each finding that can be asked about; or one without edits, and why it is dropped.
+
+        Raises UsageError: source cannot be redacted.
+        """
+        names = SourceNames(redact=self.redact)
+        asked = [(finding, shown) for finding in findings if (shown := _shown(finding, files, names))][:MOST_ASKED]
+        questions = [Question(_messages(finding, shown, names), self.redact) for finding, shown in asked]
+        answers = self.ask(questions) if questions else []
+        return [_candidate(*row, *answer, names) for row, answer in zip(asked, answers, strict=True)]
+
+
+def _candidate(
+    finding: Finding, shown: Mapping[str, Shown], answer: Any, reason: str, names: SourceNames
+) -> tuple[Candidate, str]:
+    per_run = finding.cost is not None and finding.cost.per == "run"
+    if answer is None:
+        return Candidate(finding, MODEL, "no change", {}), reason
+    what = visible(" ".join(names.restore(answer["what"])[0].split()))[:LONGEST_WHAT] or "a change"
+    if not answer["diff"].strip():
+        return Candidate(finding, MODEL, "no change", {}), f"the model proposes none: {what}"
+    try:
+        edits = edits_of(answer["diff"], shown, names)
+    except DiffError as error:
+        return Candidate(finding, MODEL, what, {}), f"the model's diff {error}"
+    return Candidate(finding, MODEL, what, edits, per_run=per_run), ""
+
+
+def _shown(finding: Finding, files: Files, names: SourceNames) -> dict[str, Shown]:
+    """Return the source that a finding is about: the functions at its place, and the imports of their files."""
+    lines: dict[str, set[int]] = {}
+    for path, begin, end in _functions(finding, files):
+        lines.setdefault(path, set()).update(range(begin, end + 1))
+    shown = {}
+    for number, (path, some) in enumerate(lines.items(), start=1):
+        module, text = files.module(path), files.text(path)
+        rows = names.rows(text)
+        if module is None or rows is None:
+            continue
+        for node in module.tree.body:
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                some |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        name = f"file{number}.py" if names.redact else path
+        shown[name] = Shown(path, text, rows, frozenset(some & set(range(1, len(rows) + 1))))
+    return shown
+
+
+def _functions(finding: Finding, files: Files) -> Iterator[tuple[str, int, int]]:
+    seen: set[tuple[str, int, int]] = set()
+    room = MOST_LINES
+    for frame in (finding.place.frame, *finding.place.stack):
+        path = files.path_of(frame) if frame is not None else None
+        module = files.module(path) if path is not None else None
+        if frame is None or path is None or module is None or len(seen) == MOST_FUNCTIONS:
+            continue
+        function = Site(module, frame.line, finding).function
+        begin, end = max(frame.line - AROUND, 1), frame.line + AROUND
+        if function is not None:
+            begin = min([function.lineno, *(node.lineno for node in function.decorator_list)])
+            end = function.end_lineno or begin
+        if end - begin >= MOST_LINES:
+            begin, end = max(begin, frame.line - AROUND), min(end, frame.line + AROUND)
+        place = path, begin, end
+        room -= end - begin + 1
+        if place not in seen and room >= 0:
+            seen.add(place)
+            yield place
+
+
+def _messages(finding: Finding, shown: Mapping[str, Shown], names: SourceNames) -> list[dict[str, str]]:
+    source = "\n\n".join(f"--- {name}\n{_numbered(file)}" for name, file in shown.items())
+    told = _told(finding, shown, names)
+    digest = hashlib.sha256((told + source).encode("utf-8", "backslashreplace")).hexdigest()[:16]
+    asked = _prompt("finding").replace("{digest}", digest).replace("{finding}", told).replace("{source}", source)
+    return [{"role": "system", "content": _prompt("system")}, {"role": "user", "content": asked}]
+
+
+def _numbered(file: Shown) -> str:
+    rows, last = [], 0
+    for line in sorted(file.lines):
+        rows += ["     ..."] * (last + 1 < line)
+        rows.append(f"{line:5} {file.rows[line - 1]}".rstrip())
+        last = line
+    return "\n".join(rows)
+
+
+def _told(finding: Finding, shown: Mapping[str, Shown], names: SourceNames) -> str:
+    """Return the finding: its own words where names may be seen, its title and numbers where not."""
+    said = finding.title if names.redact else visible(finding.message)
+    rows = [f"{finding.code} {finding.name} ({finding.certainty}): {said}"]
+    cost, frame = finding.cost, finding.place.frame
+    if cost is not None:
+        rows.append(
+            f"a fix saves {format_ms(cost.low_ms)} to {format_ms(cost.high_ms)}"
+            f" of {format_ms(cost.of_ms)} per {cost.per}"
+        )
+    if frame is not None:
+        here = next((name for name, file in shown.items() if file.path.endswith(Path(frame.file).name)), "")
+        rows.append(f"at {here or 'a file that is not shown'}, line {frame.line}, in {names.name(frame.function)}")
+    numbers = [
+        f"{key} {value:.4g}"
+        for key, value in finding.evidence.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    ]
+    rows += [", ".join(numbers)] * bool(numbers)
+    rows.append(f"usual fix: {finding.fix.text}")
+    return "\n".join(rows)
+
+
+@lru_cache(maxsize=2)
+def _prompt(name: str) -> str:
+    return (Path(__file__).parent / "prompts" / f"{name}.md").read_text(encoding="utf-8").strip()

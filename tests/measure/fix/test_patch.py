@@ -1,0 +1,199 @@
+"""The patch: which changes are in it, that tools take it, and that writing it harms no file."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from torchtriage.core.errors import UsageError
+from torchtriage.core.record.side_effects import watch_effects
+from torchtriage.diagnose.lint.edits import SourceEdit
+from torchtriage.measure.fix.candidates import Candidate, Files
+from torchtriage.measure.fix.fix import Wanted, _Fixing, _Try, _written, best_of_each, judged
+from torchtriage.measure.fix.project import ProjectCopy
+from torchtriage.measure.fix.race import Entrant
+from torchtriage.measure.fix.side_effects import effects_of, effects_sentences
+
+TEXTS = {
+    "plain.py": b"import torch\nx = 1\ny = 2\n",
+    "no_end.py": b"import torch\nx = 1",
+    "crlf.py": b"import torch\r\nx = 1\r\ny = 2\r\n",
+    "bom.py": b"\xef\xbb\xbfimport torch\nx = 1\n",
+    "a folder/with space.py": b"import torch\nx = 1\n",
+    "\u00fc.py": "# \u00fc\nx = 1\n".encode(),
+    "latin.py": "# -*- coding: latin-1 -*-\n# \u00fc\n\n\n\n\nimport torch\n\n\nx = 1\n".encode("latin-1"),
+}
+
+
+@pytest.fixture
+def fixing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> _Fixing:
+    project = tmp_path / "project"
+    for name, data in TEXTS.items():
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_bytes(data)
+    monkeypatch.chdir(project)
+    copy = ProjectCopy.make(project, tmp_path / "copy", ("plain.py",))
+    return _Fixing(copy, tmp_path / "out", Wanted(), lambda _: None)
+
+
+def change(name: str, new: str = "x = 3", finding: Any = None, **more: Any) -> Candidate:
+    text = TEXTS[name].decode("latin-1" if name == "latin.py" else "utf-8-sig")
+    line = text.replace("\r\n", "\n").split("\n").index("x = 1") + 1
+    return Candidate(finding, "edit", "what", {name: (SourceEdit(line, 0, line, 5, new),)}, **more)
+
+
+@pytest.mark.parametrize("tool", [["git", "apply"], ["patch", "-p1", "--binary", "-i"]])
+def test_tools_apply_the_patch_as_fix_writes_it(fixing, tool, tmp_path):
+    if shutil.which(tool[0]) is None:
+        pytest.skip(f"no {tool[0]}")
+    changes = [change(name) for name in TEXTS]
+    patch = tmp_path / "p.diff"
+    patch.write_bytes(fixing.patch(changes).encode())
+    subprocess.run([*tool, str(patch)], cwd=fixing.copy.project, check=True, capture_output=True)
+    contents, fitting = fixing.contents(changes)
+    assert fitting == changes
+    for name, data in contents.items():
+        assert data == TEXTS[name].replace(b"x = 1", b"x = 3")
+        assert (fixing.copy.project / name).read_bytes() == data
+
+
+def test_written_files_keep_their_mode_encoding_line_ends_and_mark(fixing):
+    project = fixing.copy.project
+    (project / "plain.py").chmod(0o755)
+    contents, _ = fixing.contents([change(name) for name in TEXTS])
+    before = sorted(project.rglob("*"))
+    assert sorted(_written(project, contents, fixing.files)) == sorted(TEXTS)
+    assert sorted(project.rglob("*")) == before
+    assert (project / "plain.py").stat().st_mode & 0o777 == 0o755
+    for name in TEXTS:
+        assert (project / name).read_bytes() == TEXTS[name].replace(b"x = 1", b"x = 3")
+
+
+@pytest.mark.parametrize("deleted", [True, False])
+def test_nothing_is_written_where_one_file_was_changed_meanwhile(fixing, deleted):
+    project = fixing.copy.project
+    contents, _ = fixing.contents([change("plain.py"), change("crlf.py")])
+    if deleted:
+        (project / "crlf.py").unlink()
+    else:
+        (project / "crlf.py").write_bytes(b"x = 1\n# mine")
+    with pytest.raises(UsageError, match="was changed while"):
+        _written(project, contents, fixing.files)
+    assert (project / "plain.py").read_bytes() == TEXTS["plain.py"]
+
+
+def test_changes_of_the_same_lines_do_not_fit_and_the_same_change_does(fixing):
+    first, other, same = change("plain.py"), change("plain.py", "x = 4"), change("plain.py")
+    assert fixing.contents([first, other])[1] == [first]
+    assert fixing.contents([first, same])[1] == [first, same]
+
+
+def test_what_is_put_in_stands_before_what_is_replaced_there(fixing):
+    added = Candidate(None, "edit", "w", {"plain.py": (SourceEdit(2, 0, 2, 0, "z = 0\n"),)})  # type: ignore[arg-type]
+    for order in ([change("plain.py"), added], [added, change("plain.py")]):
+        contents, fitting = fixing.contents(order)
+        assert len(fitting) == 2
+        assert contents["plain.py"] == b"import torch\nz = 0\nx = 3\ny = 2\n"
+
+
+def verified(outcome: str = "faster", high: float = 0.5, status: str = "same") -> Any:
+    return SimpleNamespace(
+        outcome=outcome, ratio=high - 0.1, ratio_high=high, answers=SimpleNamespace(status=status, reason="no outputs")
+    )
+
+
+def test_only_what_is_surely_faster_and_compared_is_proved():
+    assert judged(verified(), allow=False)[0] == "faster alone"
+    assert judged(verified("slower"), allow=False)[0] == "slower"
+    assert judged(verified(high=0.995), allow=False)[0] == "no difference"
+    assert judged(verified(status="not compared"), allow=False) == ("not compared", "no outputs")
+    assert judged(verified(status="not compared"), allow=True)[0] == "faster alone"
+
+
+def tried(candidate: Candidate, high: float) -> _Try:
+    row = _Try(candidate, Entrant({}), "faster alone", "")
+    row.verification = verified(high=high)
+    return row
+
+
+def test_the_best_change_of_each_finding_is_chosen_and_the_others_say_why(fixing):
+    one, two, three = object(), object(), object()
+    good, worse = tried(change("plain.py", finding=one), 0.3), tried(change("crlf.py", finding=one), 0.4)
+    clash = tried(change("plain.py", "x = 5", finding=two), 0.5)
+    free = tried(change("bom.py", finding=three), 0.8)
+    assert best_of_each([free, clash, worse, good], fixing.contents) == [good, free]
+    assert worse.reason == "another change for the same finding saves more"
+    assert clash.reason == "changes the same lines as one that saves more"
+
+
+@pytest.mark.parametrize("whole", ["no difference", "faster"])
+def test_together_the_smallest_goes_where_it_adds_nothing(fixing, monkeypatch, whole):
+    rows = [tried(change("plain.py", finding=object()), 0.3), tried(change("crlf.py", finding=object()), 0.9)]
+    monkeypatch.setattr(fixing, "_whole", lambda _: verified(whole, 0.25) if whole == "faster" else None)
+    chosen, proof = fixing.together(rows)
+    assert chosen == (rows if whole == "faster" else rows[:1])
+    assert rows[1].reason == ("" if whole == "faster" else "adds nothing to the others")
+    assert proof is not None
+
+
+def test_a_file_of_the_report_is_the_one_of_the_project_that_ends_so(tmp_path):
+    for name in ("a/train.py", "b/model.py", "c/model.py"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text("")
+    files = Files(tmp_path)
+    path_of = lambda name: files.path_of(SimpleNamespace(file=name))  # type: ignore[arg-type]  # noqa: E731
+    assert path_of("train.py") == "a/train.py"
+    assert path_of("model.py") is None
+    assert path_of("rain.py") is None
+    assert path_of(str(tmp_path / "b" / "model.py")) == "b/model.py"
+    assert path_of(str(tmp_path / "b" / "gone.py")) is None
+    assert path_of("/usr/lib/python3/os.py") is None
+    assert path_of("notebook.ipynb") is None
+
+
+EFFECTS = """
+import os, shutil, socket, subprocess, sys
+from pathlib import Path
+sys.path[:0] = [{source!r}]
+from torchtriage.core.record.side_effects import watch_effects
+watch_effects(Path({out!r}))
+os.chdir({root!r})
+open("inside.txt", "w").close()
+open({outside!r}, "w").close()
+open("link.txt", "w").close()
+open("train.py").close()
+try:
+    socket.create_connection(("127.0.0.1", 9), 1)
+except OSError:
+    pass
+os.system("true first")
+subprocess.run(["true", "second"])
+"""
+
+
+def test_what_a_program_does_elsewhere_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.gettempdir", lambda: "/nowhere")
+    project, out = tmp_path / "project", tmp_path / "out"
+    project.mkdir()
+    out.mkdir()
+    (project / "train.py").write_text("")
+    (tmp_path / "linked.txt").write_text("")
+    (project / "link.txt").symlink_to("../linked.txt")
+    monkeypatch.chdir(project)
+    copy = ProjectCopy.make(project, tmp_path / "copy", ("train.py",))
+    outside = str(tmp_path / "outside.txt")
+    source = str(Path(sys.modules[watch_effects.__module__].__file__ or "").parents[3])
+    program = EFFECTS.format(source=source, out=str(out), root=str(copy.root), outside=outside)
+    subprocess.run([sys.executable, "-c", program], check=True)
+    effects = effects_of(out, copy, copy.restore())
+    assert effects.written == ("inside.txt",)
+    assert effects.outside == (outside, str(tmp_path / "linked.txt"))
+    assert effects.connections == ("('127.0.0.1', 9)",)
+    assert effects.programs == ("true first", "true")
+    assert len(list(effects_sentences(effects))) == 4

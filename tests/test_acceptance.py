@@ -193,7 +193,7 @@ def test_communication_is_more_than_nccl(name: str) -> None:
     result = diagnose(builder.build())
     assert result.summary is not None
     (device,) = result.summary.devices
-    assert device.classes.comm_only_ns == 5 * 500_500
+    assert device.classes.comm_only_ns == 4 * 500_500
     assert "COM035" in codes(result)
 
 

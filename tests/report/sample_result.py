@@ -8,7 +8,7 @@ together: the classes of a step add up to its wall time, the steps to the window
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 from torchtriage.core.finding import (
     Cost,
@@ -158,16 +158,8 @@ def _timeline(steps: tuple[StepSummary, ...], hostile: bool) -> tuple[TimelineLa
 def _summary(percent: tuple[int, int, int, int, int] = MIXED, hostile: bool = False) -> Summary:
     steps = _steps(percent)
     window_ns = steps[-1].end_ns - START_NS
-    per_step = [step.classes for step in steps if step.classes]
-    device = TimeClasses(
-        window_ns,
-        sum(c.compute_ns for c in per_step),
-        sum(c.comm_only_ns for c in per_step),
-        sum(c.copy_only_ns for c in per_step),
-        sum(c.idle_host_late_ns for c in per_step),
-        sum(c.idle_queued_ns for c in per_step),
-        sum(c.idle_unknown_ns for c in per_step),
-    )
+    judged = [step.classes for step in steps if step.classes and step.steady]
+    device = TimeClasses(*map(sum, zip(*map(astuple, judged), strict=True)))
     kernels = [
         (GEMM, "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x8", 960, 98_400_000, 310_000),
         (ADD, "vectorized_elementwise_kernel<CUDAFunctor_add<float>>", 5200, 41_600_000, 21_000),
@@ -183,7 +175,6 @@ def _summary(percent: tuple[int, int, int, int, int] = MIXED, hostile: bool = Fa
     if hostile:
         kernels.append((HOSTILE, HOSTILE, 20, 900_000, 45_000))
     total = sum(kernel[3] for kernel in kernels)
-    judged = [step.classes for step in steps if step.classes and step.steady]
     return Summary(
         window_start_ns=START_NS,
         window_end_ns=START_NS + window_ns,

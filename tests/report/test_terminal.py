@@ -179,11 +179,11 @@ def test_several_traces_are_told_apart_by_path():
     assert "\ncut.json\n────" in text
 
 
-def test_the_device_bar_fills_its_width_and_its_shares_name_the_window():
+def test_the_device_bar_fills_its_width_and_its_shares_name_what_they_are_of():
     lines = forms.traces([problems()]).plain.splitlines()
     bar = next(line for line in lines if line.startswith("  GPU 0"))
     assert len(re.findall("[█▓▒·]", bar)) == trace.BAR
-    assert bar.endswith("334 ms window")
+    assert bar.endswith("193 ms in 4 steady steps")
     assert any("host late 24 %, queued 6.0 %, cause unknown 1.0 %" in line for line in lines)
 
 

@@ -431,7 +431,9 @@ def recording(result: Result) -> tuple[str, ...]:
         size = f" of {trace.world_size:,}" if trace.world_size is not None else ""
         where.append(f"rank {trace.rank}{size}")
     if summary is not None and summary.n_steady_steps:
-        where.append(format_count(summary.n_steady_steps, "steady step"))
+        n_steps = len(summary.steps)
+        of = f" of {n_steps:,}" if n_steps > summary.n_steady_steps else ""
+        where.append(f"{format_count(summary.n_steady_steps, 'steady step')}{of}")
     elif summary is not None:
         window = format_ns(summary.window_end_ns - summary.window_start_ns)
         where.append(f"a window of {window} without steps")

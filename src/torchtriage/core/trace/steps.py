@@ -23,7 +23,7 @@ from torchtriage.core.units import format_count, format_ns
 if TYPE_CHECKING:
     from torchtriage.core.trace.columns import Trace
 
-__all__ = ["COMPILES", "Steps", "Window", "find_steps", "first_use", "one_lane", "profiler_stop"]
+__all__ = ["COMPILES", "FIRST", "NO_WORK", "Steps", "Window", "find_steps", "first_use", "one_lane", "profiler_stop"]
 
 COMPILES = (
     r"_compile\.compile_inner|entire_frame_compile|compile_fx_inner|CUDAGraphNode\.record"
@@ -47,6 +47,13 @@ HABIT_STEPS = 2
 """So many of the later half, and most of them: compiling is what this loop does."""
 OUTLIER = 3.0
 """A step longer than this many medians is not steady (catalogue 1.5)."""
+FIRST, COMPILING, LONG, NO_WORK = (
+    "as the first",
+    "for compiling or loading kernels",
+    "as over three medians long",
+    "as empty",
+)
+"""Why a step is left out."""
 
 
 class Window(NamedTuple):
@@ -71,8 +78,8 @@ class Steps:
     """The steps, possibly none; arrays have one element per step.
 
     ``start_ns``/``end_ns`` : wall boundaries (see the module). ``host_start_ns``/``host_end_ns`` : where the host was.
-    ``steady`` : not first, not compiling, not an outlier. ``lane`` : the main thread, which holds the steps (without
-    steps: the one with the most op time; -1 without ops).
+    ``left_out`` : why no number is taken from a step, empty for the steady ones. ``lane`` : the main thread, which
+    holds the steps (without steps: the one with the most op time; -1 without ops).
     """
 
     trace: Trace
@@ -82,8 +89,13 @@ class Steps:
     host_end_ns: Ints
     start_ns: Ints
     end_ns: Ints
-    steady: NDArray[np.bool_]
+    left_out: tuple[str, ...]
     lane: int
+
+    @cached_property
+    def steady(self) -> NDArray[np.bool_]:
+        """bool[steps]: not first, not compiling, not an outlier."""
+        return np.array([not why for why in self.left_out], bool)
 
     def __len__(self) -> int:
         """Return the number of steps."""
@@ -181,7 +193,7 @@ def find_steps(trace: Trace) -> Steps:
             return _build(trace, found, marked=finder in (_by_engine, _by_profiler))
     none = np.empty(0, np.int64)
     window = _whole(trace, "no steps found: the recording is one window")
-    return Steps(trace, window, (), none, none, none, none, np.empty(0, bool), _busiest_lane(trace))
+    return Steps(trace, window, (), none, none, none, none, (), _busiest_lane(trace))
 
 
 def first_use(trace: Trace) -> Ints:
@@ -297,7 +309,7 @@ def _by_optimizer(trace: Trace) -> _Found | None:
         [f"step {i}" for i in range(len(rows) - 1)],
         end[:-1],
         end[1:],
-        f"{len(rows)} calls of {trace.names[code]}",
+        f"what lies between {len(rows)} calls of {trace.names[code]}",
         int(trace.lane[rows[0]]),
     )
 
@@ -360,7 +372,7 @@ def _build(trace: Trace, found: _Found, *, marked: bool) -> Steps:
         end,
         wall_start,
         wall_end,
-        _steady(trace, start, end, wall_end - wall_start, found.alike),
+        _left_out(trace, start, end, wall_end - wall_start, found.alike),
         lane,
     )
 
@@ -376,15 +388,15 @@ def _first_launched(trace: Trace, work: Ints) -> Ints:
     return first[lane]
 
 
-def _steady(trace: Trace, start: Ints, end: Ints, wall: Ints, alike: tuple[str, ...]) -> NDArray[np.bool_]:
-    steady = wall > 0
+def _left_out(trace: Trace, start: Ints, end: Ints, wall: Ints, alike: tuple[str, ...]) -> tuple[str, ...]:
+    why = np.where(wall > 0, "", NO_WORK).astype(object)
     ops = np.sort(trace.start_ns[trace.kind == Kind.OP])
     filled = np.searchsorted(ops, end) > np.searchsorted(ops, start)
     # prof.step() after the last iteration opens a step in which nothing happens any more
     if filled[:-1].all():
-        steady &= filled
+        why[~filled] = NO_WORK
     if len(wall) >= 3:
-        steady[0] = False
+        why[0] = FIRST
     rows = trace.first_use
     if len(rows):
         cover = trace.time_of(rows)
@@ -393,11 +405,12 @@ def _steady(trace: Trace, start: Ints, end: Ints, wall: Ints, alike: tuple[str, 
         # a loop that compiles to the end (another shape in every step) has no other steps
         last = late[len(late) // 2 :]
         if not (last.sum() >= HABIT_STEPS and 2 * last.sum() > len(last)):
-            steady &= ~late
+            why[late & (why == "")] = COMPILING
     kinds = np.array(alike or [""] * len(wall))
-    for kind in np.unique(kinds[steady]).tolist():
-        steady &= (kinds != kind) | (wall <= OUTLIER * np.median(wall[steady & (kinds == kind)]))
-    return steady if steady.any() else np.ones(len(wall), dtype=bool)
+    for kind in np.unique(kinds[why == ""]).tolist():
+        mine = (kinds == kind) & (why == "")
+        why[mine & (wall > OUTLIER * np.median(wall[mine]))] = LONG
+    return tuple(why.tolist()) if (why == "").any() else ("",) * len(wall)
 
 
 def _whole(trace: Trace, basis: str) -> Window:

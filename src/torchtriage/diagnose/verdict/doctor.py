@@ -17,6 +17,7 @@ from torchtriage.core.trace.merged_ranks import find_merged_ranks
 from torchtriage.core.trace.producer import ACCELERATORS
 from torchtriage.core.trace.schema import WORK_KINDS
 from torchtriage.core.units import format_count, format_ns, format_share, ms
+from torchtriage.diagnose.verdict.left_out_steps import left_out_steps
 from torchtriage.diagnose.verdict.result import MISSING_ROWS
 
 __all__ = ["examine", "missing_rows"]
@@ -578,6 +579,7 @@ _CHECKS = (
     _cut,
     _start_up,
     _steps,
+    left_out_steps,
     _inputs,
     _heavy,
     _clock,

@@ -125,7 +125,7 @@ class StepSummary:
 
 @dataclass(frozen=True)
 class DeviceSummary:
-    """One accelerator over the window."""
+    """One accelerator over the judged time: the steady steps together, or the window without steps."""
 
     device: str
     name: str

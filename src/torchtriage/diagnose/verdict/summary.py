@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
 from itertools import pairwise
 
 import numpy as np
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 
 from torchtriage.core import intervals
 from torchtriage.core.arrays import distinct
+from torchtriage.core.finding import TimeClasses
 from torchtriage.core.names import short_name
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.device import Device
@@ -45,7 +47,6 @@ Ints = NDArray[np.int64]
 def summarise(trace: Trace, unknown: str = "") -> Summary:
     """Return the figures that reports show beside the findings; ``unknown`` : why the devices' time has no classes."""
     window, steps = trace.window, trace.steps
-    whole = np.array([[window.start_ns, window.end_ns]], np.int64)
     main = trace.devices[0] if trace.devices else None
     spans = intervals.spans(steps.start_ns, steps.end_ns)
     classes = main.classes(spans) if main and len(steps) and not unknown else [None] * len(steps)
@@ -67,7 +68,7 @@ def summarise(trace: Trace, unknown: str = "") -> Summary:
             )
             for i in range(len(steps))
         ),
-        devices=tuple(_device(trace, device, whole, unknown) for device in trace.devices),
+        devices=tuple(_device(trace, device, unknown) for device in trace.devices),
         top_kernels=kernels,
         n_kernel_names=n_names,
         top_ops=_ops(trace),
@@ -81,20 +82,23 @@ def summarise(trace: Trace, unknown: str = "") -> Summary:
     )
 
 
-def _device(trace: Trace, device: Device, whole: intervals.Spans, unknown: str) -> DeviceSummary:
+def _device(trace: Trace, device: Device, unknown: str) -> DeviceSummary:
+    judged = trace.steps.judged
     rows = device.rows
-    inside = (trace.end_ns[rows] > whole[0, 0]) & (trace.start_ns[rows] < whole[0, 1])
+    inside = (intervals.owner(judged, trace.start_ns[rows]) >= 0) | (
+        intervals.covered(trace.spans_of(rows), judged) > 0
+    )
     rows = rows[inside]
-    comm = intervals.clip(device.communication, int(whole[0, 0]), int(whole[0, 1]))
+    pieces = zip(*map(astuple, device.classes(judged)), strict=True)
     return DeviceSummary(
         device=str(device.index),
         name=device.name,
-        classes=None if unknown else device.classes(whole)[0],
+        classes=None if unknown else TimeClasses(*map(sum, pieces)),
         n_kernels=int((trace.kind[rows] == Kind.KERNEL).sum()),
         n_copies=int((trace.kind[rows] == Kind.MEMCPY).sum()),
         n_orphans=int(trace.links.orphans[rows].sum()),
         n_streams=len(device.streams),
-        comm_ns=intervals.length(comm),
+        comm_ns=intervals.length(intervals.intersect(device.communication, judged)),
         unknown=unknown,
     )
 

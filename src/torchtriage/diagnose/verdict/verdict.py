@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.core import intervals
+from torchtriage.core.arrays import distinct
 from torchtriage.core.errors import PatternError
 from torchtriage.core.finding import (
     Certainty,
@@ -251,7 +252,7 @@ def _finding(
     certainty: Certainty = claim.certainty
     if claim.time_class == "idle" and pricing.many_orphans:
         certainty = "hint"
-    rows = claim.rows
+    rows, steps = _judged_rows(trace, claim)
     return Finding(
         code=pattern.code,
         name=pattern.name,
@@ -263,7 +264,7 @@ def _finding(
         else _severity(claim, pattern, cost, certainty),
         certainty=certainty,
         message=claim.message,
-        place=_place(trace, share, places),
+        place=_place(trace, share, rows, steps, places),
         cost=cost,
         evidence=_evidence(trace, claim),
         fix=claim.fix or entry.fix,
@@ -296,9 +297,8 @@ def _severity(claim: Claim, pattern: Pattern, cost: Cost | None, certainty: Cert
     return "medium" if cost.share_low >= MEDIUM_SHARE else "low"
 
 
-def _place(trace: Trace, share: Share, places: Locator | None) -> Place:
+def _place(trace: Trace, share: Share, rows: Ints, steps: tuple[int, ...], places: Locator | None) -> Place:
     claim = share.claim
-    rows = claim.rows
     anchor = claim.anchor if claim.anchor >= 0 else int(rows[0]) if len(rows) else -1
     host = _host_row(trace, anchor)
     ops: tuple[str, ...] = ()
@@ -317,7 +317,7 @@ def _place(trace: Trace, share: Share, places: Locator | None) -> Place:
         lane = trace.lane_label(int(trace.lane[anchor]))
     owned = share.taken[:, 1] - share.taken[:, 0]
     top = np.sort(_largest(owned, MAX_INTERVALS))
-    steps, longest = _steps_and_longest(trace, rows)
+    longest = rows[_largest(trace.dur_ns[rows], MAX_EXAMPLES)].tolist()
     return Place(
         steps=steps,
         intervals_ns=tuple((int(a), int(b)) for a, b in share.taken[top].tolist()),
@@ -330,20 +330,22 @@ def _place(trace: Trace, share: Share, places: Locator | None) -> Place:
     )
 
 
-def _steps_and_longest(trace: Trace, rows: Ints) -> tuple[tuple[int, ...], list[int]]:
-    """Return the steps some rows are in, and the longest of them that are judged."""
-    steps = trace.steps
-    seen, longest = np.zeros(max(len(steps), 1), bool), rows[:0]
+def _judged_rows(trace: Trace, claim: Claim) -> tuple[Ints, tuple[int, ...]]:
+    """Return the rows of the steps that the cost is taken from (all, where none is or it costs no time), and these."""
+    steps, rows = trace.steps, claim.rows
+    if not len(steps):
+        return rows, ()
+    step_of = np.empty(len(rows), np.int64)
     # a finding may have most rows of a trace: piece by piece they need no memory
     for first in range(0, len(rows), PIECE):
-        some = rows[first : first + PIECE]
-        step_of = steps.of_host(some)
-        works = np.flatnonzero(trace.works[some])
-        step_of[works] = steps.of_work(some[works])
-        seen[step_of[step_of >= 0]] = True
-        longest = np.concatenate([longest, some[steps.in_steady(step_of)]])
-        longest = longest[_largest(trace.dur_ns[longest], MAX_EXAMPLES)]
-    return tuple(np.flatnonzero(seen).tolist()) if len(steps) else (), longest.tolist()
+        some = slice(first, first + PIECE)
+        step_of[some] = steps.of_host(rows[some])
+        works = first + np.flatnonzero(trace.works[rows[some]])
+        step_of[works] = steps.of_work(rows[works])
+    judged = steps.in_steady(step_of)
+    if claim.time_class != "none" and judged.any():
+        rows, step_of = rows[judged], step_of[judged]
+    return rows, tuple(distinct(step_of[step_of >= 0]).tolist())
 
 
 def _largest(values: Ints, n: int) -> Ints:

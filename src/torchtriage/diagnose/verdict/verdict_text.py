@@ -35,7 +35,7 @@ def sentences(trace: Trace, result: Result, min_share: float) -> tuple[str, str,
     )
     if limits:
         trust = f"Limited trust: {'; '.join(limits[:2])}"
-    return _where_time_goes(trace, missing), _largest_saving(trace, result, min_share), f"{trust}."
+    return _where_time_goes(trace, result.summary, missing), _largest_saving(trace, result, min_share), f"{trust}."
 
 
 _BUSY = ("compute_ns", "comm_only_ns", "copy_only_ns")
@@ -49,7 +49,7 @@ _OTHER_THAN_COMPUTE = {
 WORTH_SAYING = 0.02
 
 
-def _where_time_goes(trace: Trace, missing: Note | None) -> str:
+def _where_time_goes(trace: Trace, summary: Summary | None, missing: Note | None) -> str:
     steps = trace.steps
     over = (
         f"{format_count(int(steps.steady.sum()), 'steady step')} of {format_ns(steps.wall_ns)}"
@@ -62,11 +62,11 @@ def _where_time_goes(trace: Trace, missing: Note | None) -> str:
     device = trace.devices[0]
     if missing:
         return f"How busy {device.name or f'the {kind}'} is in {over} is not known: {missing.message}."
-    pieces = device.classes(steps.judged)
-    wall = max(sum(classes.wall_ns for classes in pieces), 1)
+    classes = summary.devices[0].classes if summary is not None else None
+    assert classes is not None
 
     def share(field: str) -> float:
-        return float(sum(getattr(classes, field) for classes in pieces) / wall)
+        return float(getattr(classes, field) / max(classes.wall_ns, 1))
 
     parts = [
         f"{format_share(share(field))} {label}"

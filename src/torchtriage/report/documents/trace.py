@@ -112,7 +112,7 @@ def _result(result: Result, top: int | None, quote: Quote | None, several: bool)
         yield from _recording(result, named=several)
     if result.summary is not None:
         for device in result.summary.devices:
-            yield _device(device, ACCELERATORS.get(result.trace.vendor, "GPU"))
+            yield _device(device, ACCELERATORS.get(result.trace.vendor, "GPU"), result.summary.n_steady_steps)
         if not result.summary.devices:
             yield from _host(result.summary)
     yield from serving.account(result.serving)
@@ -271,7 +271,7 @@ def _recording(result: Result, *, named: bool = False) -> Iterator[b.Block]:
     yield b.Lines([b.Span(first, "yellow"), *map(b.dim, others)], tight=True)
 
 
-def _device(device: DeviceSummary, kind: str) -> b.Rows:
+def _device(device: DeviceSummary, kind: str, n_steps: int) -> b.Rows:
     label = f"{kind} {device.device}"
     if device.classes is None:
         return b.Rows(b.labelled(label, [b.dim("busy and idle time not known: rows are missing")]), on=b.TERMINAL)
@@ -286,9 +286,10 @@ def _device(device: DeviceSummary, kind: str) -> b.Rows:
         if shares[field] or field == "compute_ns"
         for span in (b.Span(f"{mark} ", style), b.Span(f"{word} {format_share(shares[field])}  "))
     ]
+    over = f"in {format_count(n_steps, 'steady step')}" if n_steps else "window"
     causes = ", ".join(f"{word} {format_share(shares[field])}" for field, word, *_ in _IDLE if shares[field])
     idle = f"idle {format_share(sum(shares[field] for field, *_ in _IDLE))}{': ' if causes else ''}{causes}"
-    texts = [(*bar, b.dim(f" {format_ns(wall_ns)} window")), tuple(busy), (b.Span("· ", "red"), idle)]
+    texts = [(*bar, b.dim(f" {format_ns(wall_ns)} {over}")), tuple(busy), (b.Span("· ", "red"), idle)]
     return b.Rows(b.labelled(label, texts), on=b.TERMINAL)
 
 

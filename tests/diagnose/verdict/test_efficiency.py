@@ -85,6 +85,18 @@ def test_the_kernels_of_one_operator_share_its_operations() -> None:
     assert [row.of_peak for row in table(trace, "kernel").rows if row.category == "GEMM"] == [expected, expected]
 
 
+def test_what_prepares_a_convolution_computes_none_of_it() -> None:
+    dims = [[64, 64, 56, 56], [256, 64, 1, 1], [], [], [], []]
+    concrete = ["", "", "", "[0, 0]", "[1, 1]", "[1, 1]"]
+    builder = TraceBuilder().op("aten::miopen_convolution", 0, 50, dims=dims, types=BF16, concrete=concrete)
+    builder.launch(5, 2, 10, 300, "SubTensorOpWithScalar1d")
+    builder.launch(8, 2, 310, 100, "igemm_fwd_gtcx3_nhwc_bf16_bx0_ex1_bt256x64x8")
+    builder.launch(12, 2, 410, 200, "SubTensorOpWithCastTensor1d")
+    rows = {row.category: row.of_peak for row in table(builder.build(), "kernel").rows}
+    flop = 2 * 64 * 56 * 56 * 256 * 64
+    assert rows == {"convolution": pytest.approx(flop / (989e6 * 100), abs=1e-4), "copy and layout": None}
+
+
 def test_a_row_of_which_too_little_is_known_is_not_checked() -> None:
     builder = TraceBuilder()
     for at, dims in ((0, SIDE), (5000, None)):

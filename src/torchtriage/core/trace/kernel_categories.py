@@ -77,7 +77,7 @@ _KERNELS = tuple(
         (
             COPY,
             r"direct_copy|copy_kernel|copy_device|fillfunctor|catarray|nchwto|nhwcto|foldednhwc|batched_transpose"
-            r"|converttensor|gpu_index_kernel|index_elementwise|_scatter_gather|indexselect|indexing_backward|index_put",
+            r"|converttensor|im2(?:d2)?col|col2im|subtensorop|gpu_index_kernel|index_elementwise|_scatter_gather|indexselect|indexing_backward|index_put",
         ),
         # FlashAttention's layer norm is called ln_fwd, cuDNN's batch norm bn_fw
         (
@@ -90,7 +90,7 @@ _KERNELS = tuple(
         (
             CONVOLUTION,
             r"(?<![a-z])conv(?!er)|convol|asmconv|conv\dd|[fdw](?:prop|grad)|winograd|implicit_?gemm|igemm_(?:fwd|bwd|wrw)"
-            r"|scudnn|cudnn|cask_|im2(?:d2)?col|col2im|fft[12]d|subtensorop",
+            r"|scudnn|cudnn|cask_|fft[12]d",
         ),
         (
             GEMM,

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from builder import TraceBuilder
 
+from torchtriage.diagnose.patterns.kernel import far_below_roof
 from torchtriage.diagnose.patterns.kernel.attention_unfused import find
 
 HALF = ["c10::Half", "c10::Half"]
@@ -52,6 +53,21 @@ def test_quiet_on_shapes_that_are_none(shape):
         if event["name"] == "aten::_softmax":
             event["args"]["Input Dims"] = [shape, [], []]
     assert not list(find(line.build()))
+
+
+def test_its_kernels_are_not_blamed_for_their_speed_as_well():
+    gemm = "ampere_fp16_s16816gemm_fp16_128x128_ldg8_f2f_stages_32x5_tn"
+    line = Line()
+    for _ in range(4):
+        line.run("aten::bmm", [[16, 1024, 64], [16, 64, 1024]], 1000, kernel=gemm)
+        line.run("aten::_softmax", [[16, 1024, 1024], [], []], 300)
+        line.run("aten::bmm", [[16, 1024, 1024], [16, 1024, 64]], 1000, kernel=gemm)
+    alone = Line()
+    for _ in range(4):
+        alone.run("aten::bmm", [[16, 1024, 64], [16, 64, 1024]], 1000, kernel=gemm)
+    assert list(far_below_roof.find(alone.build()))
+    assert list(find(line.build()))
+    assert not list(far_below_roof.find(line.build()))
 
 
 def test_quiet_on_the_softmax_of_a_classifier():

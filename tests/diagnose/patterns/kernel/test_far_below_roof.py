@@ -96,6 +96,28 @@ def test_quiet_where_the_host_launches_the_next_kernel_too_late() -> None:
     assert not claims or len(claims[0].rows) == 1
 
 
+def test_a_kernel_that_the_host_waits_for_counts() -> None:
+    builder = TraceBuilder()
+    for at in range(0, 12_000, 3000):
+        builder.op("aten::mm", at, 8, dims=SQUARE, types=BF16)
+        builder.launch(at + 2, 2, at + 10, 2000, GEMM)
+        builder.call("cudaFree", at + 10, 2005)
+    assert len(only(builder.build()).rows) == 4
+
+
+NORM = "void at::native::{}<c10::BFloat16, c10::BFloat16, float, int>(at::GenericPackedTensorAccessor<int>)"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "key"),
+    [("batch_norm_backward_kernel", "batch_norm"), ("batch_norm_backward_elemt_channels_last_kernel", "bandwidth")],
+)
+def test_a_batch_norm_that_reads_channel_by_channel(kernel: str, key: str) -> None:
+    dims = [[512, 64, 112, 112]] * 2  # 368 us
+    claim = only(run("aten::native_batch_norm_backward", dims, NORM.format(kernel), 2000).build())
+    assert f"{key}_ms_per_step" in claim.evidence
+
+
 def test_quiet_below_a_twentieth_of_the_kernel_time() -> None:
     builder = run("aten::mm", SQUARE, GEMM, 500)
     builder.launch(46, 2, 3000, 60_000, "other")

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from torchtriage.core import intervals
 from torchtriage.core.arrays import distinct
 from torchtriage.core.trace.matrix_products import Products, is_shape, products
 from torchtriage.diagnose.patterns.base import Floats, Ints, Kind, Mask, Trace
@@ -122,6 +123,24 @@ def _head(work: Products, index: Ints, scores: Ints) -> Ints:
     volume = work.m[index] * work.n[index] * work.k[index]
     head: Ints = volume // np.maximum(scores[:, 1] * scores[:, 2], 1)
     return head
+
+
+def kernels_of(trace: Trace, chains: AttentionChains) -> tuple[Ints, Ints]:
+    """Return the kernels of all chains, as positions in ``devices[0].rows``, and the chain that each is of."""
+    device = trace.devices[0]
+    op, call = trace.links.op[device.rows], trace.links.call[device.rows]
+    foreign = foreign_work(trace, chains)
+    able = (op >= 0) & ~foreign[op] & (trace.kind[device.rows] == Kind.KERNEL) & ~device.comm
+    chain = np.full(len(device.rows), -1, np.int64)
+    for lane in distinct(trace.lane[chains.softmax]).tolist():
+        mine = np.flatnonzero(trace.lane[chains.softmax] == lane)
+        mine = mine[np.argsort(trace.start_ns[chains.first[mine]])]
+        spans = intervals.spans(trace.start_ns[chains.first[mine]], trace.end_ns[chains.last[mine]])
+        here = np.flatnonzero(able & (trace.lane[call] == lane))
+        owner = intervals.owner(spans, trace.start_ns[call[here]])
+        chain[here[owner >= 0]] = mine[owner[owner >= 0]]
+    at = np.flatnonzero(chain >= 0)
+    return at, chain[at]
 
 
 def foreign_work(trace: Trace, chains: AttentionChains) -> Mask:

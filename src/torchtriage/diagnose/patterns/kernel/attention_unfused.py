@@ -32,6 +32,7 @@ from torchtriage.diagnose.patterns.kernel._attention_chains import (
     AttentionChains,
     find_chains,
     foreign_work,
+    kernels_of,
     with_inner,
 )
 
@@ -78,7 +79,7 @@ def find(trace: Trace) -> Claims:
 
 
 def _on_device(trace: Trace, chains: AttentionChains) -> Claims:
-    at, chain = _kernels(trace, chains)
+    at, chain = kernels_of(trace, chains)
     work = work_at(trace, at)
     if work is None or work.share < MIN_SHARE:
         return
@@ -180,23 +181,6 @@ def _largest(
             "head_dimension": head,
         },
     )
-
-
-def _kernels(trace: Trace, chains: AttentionChains) -> tuple[Ints, Ints]:
-    device = trace.devices[0]
-    op, call = trace.links.op[device.rows], trace.links.call[device.rows]
-    foreign = foreign_work(trace, chains)
-    able = (op >= 0) & ~foreign[op] & (trace.kind[device.rows] == Kind.KERNEL) & ~device.comm
-    chain = np.full(len(device.rows), -1, np.int64)
-    for lane in distinct(trace.lane[chains.softmax]).tolist():
-        mine = np.flatnonzero(trace.lane[chains.softmax] == lane)
-        mine = mine[np.argsort(trace.start_ns[chains.first[mine]])]
-        spans = intervals.spans(trace.start_ns[chains.first[mine]], trace.end_ns[chains.last[mine]])
-        here = np.flatnonzero(able & (trace.lane[call] == lane))
-        owner = intervals.owner(spans, trace.start_ns[call[here]])
-        chain[here[owner >= 0]] = mine[owner[owner >= 0]]
-    at = np.flatnonzero(chain >= 0)
-    return at, chain[at]
 
 
 def _gains(trace: Trace, chains: AttentionChains, rows: Ints, chain: Ints) -> tuple[Floats, Floats]:

@@ -1,10 +1,11 @@
 """Kernels run far below what the device could do with their work.
 
-Looks like: kernels of at least 10 µs, alone and with the next one queued, whose operations and bytes, from the
-    recorded shapes, take less than 30 % of their time at the device's dense peak, or less than 40 % at its memory
-    bandwidth, 3 µs for their start and end not counted; each cause at least 5 % of the kernel time. Causes: products
-    with fewer tiles than half of the device's compute units, narrow products that the memory bounds, short sequences
-    in attention, inputs that are broadcast or not contiguous; else the kernel itself.
+Looks like: kernels of at least 10 µs, alone and with the next one queued or the host waiting for them, whose
+    operations and bytes, from the recorded shapes, take less than 30 % of their time at the device's dense peak, or
+    less than 40 % at its memory bandwidth, 3 µs for their start and end not counted; each cause at least 5 % of the
+    kernel time. Not the kernels of attention that is not fused (KRN025). Causes: products with fewer tiles than half
+    of the device's compute units, narrow products that the memory bounds, short sequences in attention, batch norms
+    that read one channel per workgroup, inputs that are broadcast or not contiguous; else the kernel itself.
 Slow because: healthy kernels reach 35-80 % of the dense peak and 50-90 % of the bandwidth in recordings of V100, A100,
     H100 and MI300X. What stays far below waits: for units without work, for memory, or for its own start and end.
 Cost: modelled: up to the time above 60 % of the dense peak or 80 % of the bandwidth; at the low end half of what is
@@ -23,7 +24,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from torchtriage.core import intervals
 from torchtriage.core.names import short_name
+from torchtriage.core.trace.allocator_calls import allocator_calls
 from torchtriage.core.trace.device import Device
 from torchtriage.core.trace.kernel_categories import categories
 from torchtriage.core.trace.matrix_products import ATTENTION, GEMMS, Product, product_of
@@ -34,6 +37,7 @@ from torchtriage.core.trace.tensile import tensile_of
 from torchtriage.core.units import format_share
 from torchtriage.diagnose.patterns._op_work import Work, work_at
 from torchtriage.diagnose.patterns.base import Claim, Claims, Fix, Floats, Ints, Kind, Mask, Pattern, Trace, given
+from torchtriage.diagnose.patterns.kernel._attention_chains import find_chains, kernels_of
 from torchtriage.diagnose.patterns.kernel._occupancy import alone, blocks, multiprocessors
 
 PATTERN = Pattern.of(__name__, "KRN056", "Kernels run far below their roof", order=555, needs="device shapes")
@@ -93,6 +97,13 @@ mask = create_block_mask(same, None, None, n, n)
 out = flex_attention(q, k, v, block_mask=mask)  # many sequences in one""",
     link="https://docs.pytorch.org/docs/stable/nn.attention.flex_attention.html",
 )
+_BATCH_NORM = Fix(
+    text="Keep activations in channels_last: else PyTorch's batch norm gives each channel to one workgroup, which reads"
+    " it from all over the batch.",
+    code="""model = model.to(memory_format=torch.channels_last)
+x = x.to(memory_format=torch.channels_last)  # once, where the batch is moved""",
+    link="https://docs.pytorch.org/tutorials/intermediate/memory_format_tutorial.html",
+)
 _STRIDED = Fix(
     text="Keep the layout that the next operators read, so that they pass through memory in order.",
     code="""x = x.contiguous()  # once, where several operators read it
@@ -126,6 +137,8 @@ SHORT = 512
 _OUT_OF_ORDER = r"\belementwise_kernel<"
 """PyTorch's pointwise kernel for tensors that it cannot walk in order; the others are vectorized or unrolled."""
 
+_ONE_GROUP_PER_CHANNEL = r"at::native::batch_norm_(backward|collect_statistics)_kernel<"
+
 
 class _Cause(NamedTuple):
     """Why kernels are slow. ``what`` : opens the sentence. ``sure`` : whether the low end counts anything."""
@@ -143,6 +156,7 @@ _CAUSES = (
     _Cause("convolution", "convolutions take", _CONVOLUTION),
     _Cause("short_attention", "fused attention over short sequences takes", _SHORT),
     _Cause("attention", "fused attention takes", _ATTENTION),
+    _Cause("batch_norm", "batch norms, one workgroup per channel, take", _BATCH_NORM),
     _Cause("strided", "operators whose inputs are broadcast or not contiguous take", _STRIDED),
     _Cause("bandwidth", "operators bound by memory take", _BANDWIDTH),
 )
@@ -243,11 +257,34 @@ def _slow(device: Device, slowest: Peak, fastest: Peak, units: int) -> _Kernels:
     far = np.where(compute, FAR["compute"], FAR["memory"])
     roof, best = line.roof_ns, other.roof_ns
     slow = (roof < far * (dur - START_NS)) & (dur >= MIN_NS) & (trace.kind[device.rows] == Kind.KERNEL) & (line.op >= 0)
-    slow &= device.followed_in_time & alone(device)
+    slow &= (device.followed_in_time | _waited_for(device)) & alone(device)
+    slow[_unfused_attention(trace)] = False
     at = np.flatnonzero(slow)
     cause, groups = _causes(device, line, at, units)
     kernels = _Kernels(at, line.op[at], cause, compute[at], (roof[at], best[at]), groups)
     return kernels.where((cause >= 0) & (_blamed(cause) | (dur[at] >= MIN_UNEXPLAINED_NS)))
+
+
+def _unfused_attention(trace: Trace) -> Ints:
+    """Return the kernels whose problem is that attention is not fused (KRN025), as positions in ``devices[0].rows``."""
+    chains = find_chains(trace)
+    if chains is None:
+        return np.empty(0, np.int64)
+    at, _ = kernels_of(trace, chains)
+    work = work_at(trace, at)
+    return at if work is not None and work.share >= MIN_SHARE else at[:0]
+
+
+def _waited_for(device: Device) -> Mask:
+    """Return bool[len(device.rows)]: work that ends while the host stands in a call that waits for the device.
+
+    Freeing the device's memory does too.
+    """
+    trace = device.trace
+    _, frees = allocator_calls(trace)
+    rows = np.concatenate([trace.waits.sync_row, np.flatnonzero(frees)])
+    mask: Mask = intervals.owner(trace.time_of(rows), trace.end_ns[device.rows]) >= 0
+    return mask
 
 
 def _blamed(cause: Ints) -> Mask:
@@ -286,6 +323,8 @@ def _cause(name: str, kernel: str, inputs: Inputs, product: Product | None, *, f
         return "short_attention" if longest <= SHORT else "attention"
     if "conv" in name:
         return "convolution"
+    if re.search(_ONE_GROUP_PER_CHANNEL, kernel):
+        return "batch_norm"
     return "strided" if re.search(_OUT_OF_ORDER, kernel) or _strided(inputs) else "bandwidth"
 
 

@@ -191,6 +191,16 @@ def test_steps_of_an_engine_hold_the_same_work(before: list[str], after: list[st
     assert codes(serves(*after), serves(*before)) == reasons
 
 
+def test_only_what_was_recorded_is_said_to_have_changed() -> None:
+    larger = [[48, 64], [64, 500]]
+    before, after = (workload(window(("aten::mm", dims, 1), replay=9), ()) for dims in (HEAD, larger))
+    (reason,) = unlike(before, after)
+    assert reason.message == (
+        "different sizes: the layers recorded as operators (64x500) compute 1.5 times what they did before per window;"
+        " of the kernels, graphs or compiled code without sizes launch 90 % before, 90 % after"
+    )
+
+
 def test_a_run_without_layers_that_hides_nothing_is_another_model():
     model = window(("aten::mm", LAYER, 1), replay=8)
     assert codes(model, window(("aten::add", [[32, 64]] * 2, 1))) == {"model"}

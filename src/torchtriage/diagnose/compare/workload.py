@@ -312,11 +312,18 @@ def _sizes(before: Workload, after: Workload) -> Iterator[Unlike]:
         less, more = ratio < 1, ratio > 1
     if less or more:
         what = f"{ratio:.3g} times" if ratio > 1 else f"{format_share(ratio)} of"
+        layers, rest = "the layers", ""
+        if before.hides_work or after.hides_work:
+            seen = before.layers | after.layers
+            others = f", {len(seen) - 3} more" if len(seen) > 3 else ""
+            layers = f"the layers recorded as operators ({_shapes(seen)}{others})"
+            rest = "; of the kernels, graphs or compiled code without sizes launch"
+            rest += f" {format_share(before.hidden)} before, {format_share(after.hidden)} after"
         yield Unlike(
             "shapes",
-            f"different sizes: the layers compute {what} what they did before per {before.per}",
-            f"{before.volume / 1e9:.4g} G multiply-adds per {before.per}",
-            f"{after.volume / 1e9:.4g} G multiply-adds per {after.per}",
+            f"different sizes: {layers} compute {what} what they did before per {before.per}{rest}",
+            f"{before.volume / 1e9:.4g} G multiply-adds per {before.per} with recorded sizes",
+            f"{after.volume / 1e9:.4g} G multiply-adds per {after.per} with recorded sizes",
             "record both runs with the same batch size and input shapes",
         )
 

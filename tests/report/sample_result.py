@@ -431,6 +431,7 @@ def _device_time(by: By, *rows: tuple[str, str, float, int], mfu: ModelFlops | N
         ),
         n_rows=len(rows),
         rest_ns=0,
+        kernel_ns=busy_ns,
         mfu=mfu,
     )
 

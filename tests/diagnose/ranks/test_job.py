@@ -8,6 +8,7 @@ import pytest
 from diagnose.ranks.jobs import all_reduce, job, records
 
 from torchtriage.core.finding import Cost, Finding, Fix, Place
+from torchtriage.diagnose.patterns import lookup
 from torchtriage.diagnose.ranks.job import judge
 from torchtriage.diagnose.ranks.job_detection import detect_jobs
 from torchtriage.diagnose.ranks.merge import merge_findings, merge_notes
@@ -324,6 +325,12 @@ def test_exposed_communication_holds_the_waiting_already() -> None:
     (one,) = merged([a_finding(1, 2, **comm), a_finding(3, 6, **comm)], [0, 4])
     assert one.cost is not None
     assert (one.cost.low_ms, one.cost.high_ms) == (1.0, 2.0)
+
+
+def test_a_job_does_not_ask_for_the_traces_it_has() -> None:
+    alone = a_finding(1.0, 8.0, family="comm", code="COM035", fix=Fix("Analyse the traces of all ranks."))
+    (found,) = merged([alone, alone], [6.0, 0.0])
+    assert found.fix == lookup("COM035").fix
 
 
 def test_what_one_rank_guesses_of_others_is_replaced() -> None:

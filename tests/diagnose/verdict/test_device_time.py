@@ -15,6 +15,7 @@ from torchtriage.core.trace import Trace
 from torchtriage.diagnose.verdict.device_time import device_time
 from torchtriage.diagnose.verdict.options import BYS, By, Options
 from torchtriage.diagnose.verdict.result import DeviceTime
+from torchtriage.report.documents.device_time import words
 
 GEMM = "ampere_sgemm_128x64_tn"
 SUM = "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, sum_functor>>"
@@ -188,3 +189,12 @@ NAMED = (
 def test_hardly_anything_is_other(recordings: Path, name: str) -> None:
     (shown,) = device_time(tt.load(recordings / name))
     assert sum(row.share for row in shown.rows if row.name == "other") < MOST_OTHER
+
+
+def test_kernel_time_is_the_part_of_busy_time_that_computes() -> None:
+    builder = TraceBuilder()
+    builder.launch(0, 5, 10, 30, "gemm")
+    builder.copy(6, 5, 40, 20)
+    (table,) = device_time(builder.build(), "category")
+    assert (table.busy_ns, table.kernel_ns) == (50_000, 30_000)
+    assert "busy for 50.0 µs of the window, 30.0 µs of it kernel time" in words(table)

@@ -12,13 +12,14 @@ from dataclasses import replace
 from typing import Any
 
 from torchtriage.core.finding import SEVERITIES, Cost, Crash, Finding, NotChecked, Note, RankSpread, Severity
+from torchtriage.diagnose.patterns import lookup
 from torchtriage.diagnose.verdict.result import Result
 from torchtriage.diagnose.verdict.verdict import HIGH_SHARE, MEDIUM_SHARE
 
 __all__ = ["STRAGGLER", "merge_checks", "merge_findings", "merge_notes", "severity_of"]
 
 MAX_NAMED = 64
-STRAGGLER = "COM036"
+STRAGGLER, EXPOSED = "COM036", "COM035"
 
 
 def merge_findings(
@@ -89,6 +90,8 @@ def _merged(
         cost=cost,
         evidence={**chosen.evidence, "shown_rank": numbers[position]},
         ranks=spread,
+        # one rank's trace asks for the others'
+        fix=lookup(EXPOSED).fix if chosen.code == EXPOSED else chosen.fix,
     )
 
 

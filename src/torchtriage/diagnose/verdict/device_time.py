@@ -163,6 +163,7 @@ class _Time:
             rows=rows,
             n_rows=len(order),
             rest_ns=busy_ns - sum(row.busy_ns for row in rows),
+            kernel_ns=trace.steps.judged_ns(self.device.compute),
             peak_unchecked=unchecked(self.device) if by in ("kernel", "operator") else "",
             captured=self._captured(by),
             mfu=model_flops(self.device, self.category, self._roofline) if by == "category" else None,

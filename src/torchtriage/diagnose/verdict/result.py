@@ -276,6 +276,8 @@ class DeviceTime:
     rows: tuple[DeviceTimeRow, ...]
     n_rows: int
     rest_ns: int
+    kernel_ns: int
+    """Of ``busy_ns``, computation: what findings call kernel time."""
     peak_unchecked: str = ""
     """Why no row by kernel or operator has a share of its peak and roof; empty where one can."""
     roofs: RoofRates | None = None

@@ -60,7 +60,9 @@ def words(time: DeviceTime, vendor: str = "") -> str:
     device = f"{ACCELERATORS.get(vendor, 'GPU')} {time.device}"
     busy = format_ns(round(time.busy_ns / time.n_steps))
     where = f"per step ({format_count(time.n_steps, 'steady step')})" if time.per == "step" else "of the window"
-    return f"{device} is busy for {busy} {where}; no instant counts twice."
+    kernels = format_ns(round(time.kernel_ns / time.n_steps))
+    of_it = f", {kernels} of it kernel time, what findings give shares of" if kernels != busy else ""
+    return f"{device} is busy for {busy} {where}{of_it}; no instant counts twice."
 
 
 def mfu(model: ModelFlops) -> str:

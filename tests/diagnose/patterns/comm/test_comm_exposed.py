@@ -82,7 +82,16 @@ def test_high_is_all_that_is_exposed():
     assert claim.evidence["exposed_ms_per_step"] == pytest.approx(0.2)
     assert claim.evidence["n_collectives_per_step"] == 1
     assert claim.evidence["top_exposed_ms_per_step"] == {"allreduce": pytest.approx(0.2)}
-    assert "cannot attribute" in claim.evidence["waiting_for_other_ranks"]
+    assert "torchtriage analyze FOLDER" in claim.fix.text
+    assert "beyond" not in claim.message
+
+
+def test_what_is_beyond_the_fastest_of_equal_messages_is_said():
+    (claim,) = find(job(durs=[200, 300, 400, 300, 200]).build())
+    assert "beyond" not in claim.message
+    (claim,) = find(job(durs=[100, 300, 300, 300, 300]).build())
+    assert claim.message.endswith("; 200 µs of it is beyond what the fastest of equal messages took")
+    assert claim.evidence["beyond_fastest_ms_per_step"] == pytest.approx(0.2)
 
 
 def test_only_the_exposed_part_is_claimed():

@@ -18,6 +18,7 @@ Source: PyTorch documentation, "DistributedDataParallel", internal design; Li et
 """
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 
@@ -55,7 +56,12 @@ work = torch.distributed.all_reduce(tensor, async_op=True)
 work.wait()""",
     link="https://docs.pytorch.org/docs/stable/notes/ddp.html",
 )
-
+_FIX_ALONE = replace(
+    FIX,
+    text="Analyse the traces of all ranks together (torchtriage analyze FOLDER): one rank's does not separate transfer"
+    " from waiting for a rank that comes late, which hiding does not mend. For the transfer, start collectives while"
+    " there is still something to compute, and wait for them late.",
+)
 MIN_SHARE = 0.10  # of the judged time (catalogue 35)
 
 
@@ -85,6 +91,7 @@ def find(trace: Trace) -> Claims:
     room_ns = trace.steps.judged_ns(intervals.subtract(found.computing, found.running))
     low = low * (min(1.0, room_ns / hidden_ns) if hidden_ns else 1.0)
     own = np.bincount(found.source, weights=intervals.covered(spans, judged), minlength=len(rows)).astype(np.int64)
+    beyond_ns = int(np.maximum(own - found.fastest_ns, 0)[found.fastest_ns > 0].sum())
     steps = trace.steps
     per_step = exposed_ns / steps.n_steady
     comm_ns = intervals.length(intervals.intersect(found.running, judged))
@@ -93,6 +100,8 @@ def find(trace: Trace) -> Claims:
         names[label] += time_ns
     of_step = f"{format_ns(per_step)} of {format_ns(steps.wall_ns)} {steps.per}"
     share = f"{format_share(exposed_ns / comm_ns)} of all communication"
+    if 2 * beyond_ns > exposed_ns:
+        share += f"; {format_ns(beyond_ns / steps.n_steady)} of it is beyond what the fastest of equal messages took"
     yield Claim(
         message=(
             f"the host computes nothing and waits for collectives for {of_step}, {share}"
@@ -118,8 +127,9 @@ def find(trace: Trace) -> Claims:
             "n_threads" if found.on_host else "n_streams": len(distinct(trace.lane[rows])),
             "top_exposed_ms_per_step": {name: ms(time_ns / steps.n_steady) for name, time_ns in names.most_common(3)},
             **given(world_size=trace.origin.world_size),
-            "waiting_for_other_ranks": "part of the exposed time that one rank alone cannot attribute",
+            **given(beyond_fastest_ms_per_step=ms(beyond_ns / steps.n_steady)),
         },
+        fix=_FIX_ALONE,
         edits=(
             # on the host, a wait is time of the main thread; low: the transfer, high: all of it
             Edit("threads", factor=1 - float(np.mean(low)), best=0.0, spans=spans)

@@ -112,6 +112,7 @@ def analyze(
     max_memory: int | None = None,
     detector: bool = False,
     by: By = DEFAULTS.by,
+    peak: str = "",
     capture: TracePath | BinaryIO | Trace | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
@@ -140,16 +141,19 @@ def analyze(
         Also ask the learned detector; what it sees beyond the findings is in ``suspicions``.
     by : ``category``, ``kernel``, ``operator``, ``module``, ``annotation`` or ``line``
         What the rows of the last table in ``device_time`` are.
+    peak : str
+        Peak rates of the device where they are not known: a device's name (``MI300X``), or rates in TFLOP/s and TB/s
+        (``fp32=67,half=989,memory=3.35``).
     capture : path, stream or Trace, optional
         A recording in which the graphs that the trace replays were captured (ROCm): with ``by`` operator,
         module or line their kernels count where they were captured.
 
     Raises TraceFormatError: the input is not a readable profiler trace, or ``capture`` does not fit it; UsageError: a
-    code does not exist, a question cannot be read, ``step_ms`` is no time, ``capture`` says nothing of ``by``, or the
-    bound on memory cannot be kept.
+    code does not exist, a question cannot be read, ``step_ms`` is no time, ``peak`` states none, ``capture`` says
+    nothing of ``by``, or the bound on memory cannot be kept.
     """
     options = Options(
-        only, skip, min_share, what_if, step_ms, sources, cache, max_bytes, max_memory, detector, by
+        only, skip, min_share, what_if, step_ms, sources, cache, max_bytes, max_memory, detector, by, peak
     )  # checked before minutes of reading
     if capture is not None and by not in CAPTURED:
         raise UsageError(f"a recording of a capture says nothing by {by}", hint="ask for by operator, module or line")

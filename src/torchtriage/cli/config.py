@@ -13,7 +13,7 @@ from torchtriage.core.errors import UsageError
 
 __all__ = ["KEYS", "with_config"]
 
-KEYS = ("fail-on", "max-bytes", "min-share", "only", "skip", "top")
+KEYS = ("fail-on", "max-bytes", "min-share", "only", "peak", "skip", "top")
 TABLES = ("lint",)
 """Tables inside the section, each for the command of its name."""
 

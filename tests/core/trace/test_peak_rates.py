@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from torchtriage.core.trace.peak_rates import family_of, peak_of
+from torchtriage.core.errors import UsageError
+from torchtriage.core.trace.peak_rates import Peak, family_of, peak_of, stated_peak
 
 
 @pytest.mark.parametrize(
@@ -98,3 +99,18 @@ def test_an_instruction_set_bounds_the_rates_of_its_devices():
 
 def test_every_device_of_an_instruction_set_has_a_peak():
     assert all(peak_of(name) is not None for isa in ("90a", "942", "950") for name in family_of(isa).names)
+
+
+def test_a_user_states_a_device_or_its_rates():
+    assert stated_peak("MI300X") == peak_of("AMD Instinct MI300X VF")
+    assert stated_peak("fp32=67,half=989,memory=3.35") == Peak(67, 0, 989, 3.35)
+    assert stated_peak("memory=3.35,tf32=495,half=989,fp32=67") == Peak(67, 495, 989, 3.35)
+
+
+@pytest.mark.parametrize(
+    "text", ["x", "half=989", "fp32=1,half=0,memory=1", "fp32=1,half=2,memory=-1", "fp32=1 half=2"]
+)
+def test_rates_that_state_no_device_are_refused(text):
+    with pytest.raises(UsageError, match="no device with known peak rates") as caught:
+        stated_peak(text)
+    assert "MI300X" in str(caught.value.hint)

@@ -63,6 +63,13 @@ def test_an_unknown_device_or_type_is_not_checked(kernel: str, types: Any, devic
     assert share(product(kernel, types, 4000, device=device)) is None
 
 
+def test_rates_that_the_user_states_are_those_of_the_device() -> None:
+    trace = product(HALF, BF16, 4000, device="Some Future Device")
+    (_, table) = tt.analyze(trace, by="operator", peak="fp32=100,half=2000,memory=8").device_time
+    assert (table.rows[0].of_peak, table.peak_unchecked) == (pytest.approx(FLOP / (2000e6 * 4000), abs=1e-4), "")
+    assert "--peak" in tt.analyze(trace, by="operator").device_time[1].peak_unchecked
+
+
 def test_nothing_is_above_its_peak() -> None:
     assert share(product(HALF, BF16, 130)) is None
 

@@ -74,6 +74,13 @@ def _size(_ctx: click.Context, _param: click.Parameter, value: Any) -> int | Non
 @file_option(
     "--capture", "Recording in which the replayed graphs were captured (ROCm), for --by operator, module or line."
 )
+@value_option(
+    "--peak",
+    str,
+    "DEVICE|RATES",
+    "",
+    "Peak rates of a device without a known name: MI300X, or fp32=67,half=989,memory=3.35 (dense TFLOP/s, TB/s).",
+)
 @value_option("--step-ms", POSITIVE, "MS", None, "Step time without the profiler; savings are scaled to it.")
 @file_option(
     "--source",
@@ -114,7 +121,7 @@ def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None
     how many milliseconds per step a fix saves, and the fix. Traces that are ranks of one job get
     one verdict: which rank makes the others wait, and each finding once.
 
-    Defaults of --fail-on, --max-bytes, --min-share, --only, --skip and --top come from
+    Defaults of --fail-on, --max-bytes, --min-share, --only, --peak, --skip and --top come from
     [tool.torchtriage] in the nearest pyproject.toml.
     """
     from torchtriage.api import traces

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from torchtriage.core.trace.host_syncs import Waits
     from torchtriage.core.trace.launch_links import Links
     from torchtriage.core.trace.nesting import Tree
+    from torchtriage.core.trace.peak_rates import Peak
     from torchtriage.core.trace.producer import Origin
     from torchtriage.core.trace.serving import Serving
     from torchtriage.core.trace.steps import Steps, Window
@@ -126,6 +127,8 @@ class Trace:
     report: ReadReport
     source: Any = field(default=None, repr=False)
     """Path or stream from which arguments are read again."""
+    stated_peak: Peak | None = None
+    """The peak rates of its devices, where the user states them."""
     _decoded: dict[tuple[str, int], Any] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:

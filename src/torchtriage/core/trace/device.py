@@ -14,6 +14,7 @@ from torchtriage.core.arrays import Ints, distinct
 from torchtriage.core.finding import TimeClasses
 from torchtriage.core.intervals import Spans
 from torchtriage.core.trace.collectives import communicates
+from torchtriage.core.trace.peak_rates import Peak, peak_of
 from torchtriage.core.trace.schema import Kind
 
 if TYPE_CHECKING:
@@ -81,6 +82,11 @@ class Device:
     rows: Ints
     comm: NDArray[np.bool_]
     """bool[len(rows)]: communication kernels."""
+
+    @property
+    def peak(self) -> Peak | None:
+        """Its dense peak rates, as stated by the user or known by its name."""
+        return self.trace.stated_peak or peak_of(self.name)
 
     @cached_property
     def busy(self) -> Spans:

@@ -6,7 +6,9 @@ import re
 from functools import lru_cache
 from typing import NamedTuple
 
-__all__ = ["Family", "Peak", "family_of", "peak_of"]
+from torchtriage.core.errors import UsageError
+
+__all__ = ["STATED", "Family", "Peak", "family_of", "peak_of", "stated_peak"]
 
 
 class Peak(NamedTuple):
@@ -114,6 +116,27 @@ def family_of(isa: str) -> Family | None:
     peaks = [peak for peak in map(peak_of, names) if peak is not None]
     slowest, fastest = (Peak(*map(bound, zip(*peaks, strict=True))) for bound in (min, max))
     return Family(names, slowest, fastest, n_units)
+
+
+STATED = "MI300X, or fp32=67,half=989,memory=3.35 with the dense TFLOP/s (tf32 too where there is one) and TB/s"
+
+
+def stated_peak(text: str) -> Peak:
+    """Return the rates that a user states: a device's name, or rates by name, as :data:`STATED`.
+
+    Raises UsageError: neither a known device nor rates.
+    """
+    known = peak_of(text)
+    if known is not None:
+        return known
+    rates = dict(_RATE.findall(text))
+    if not (_RATES.fullmatch(text) and rates.keys() >= {"fp32", "half", "memory"} and all(map(float, rates.values()))):
+        raise UsageError(f"no device with known peak rates, and no rates: {text!r}", hint=f"state them as {STATED}")
+    return Peak(*(float(rates.get(name, 0)) for name in ("fp32", "tf32", "half", "memory")))
+
+
+_RATE = re.compile(r"(fp32|tf32|half|memory)=(\d+(?:\.\d+)?)")
+_RATES = re.compile(rf"(?:{_RATE.pattern}(?:,|$))+")
 
 
 @lru_cache(maxsize=64)

@@ -27,7 +27,7 @@ from torchtriage.core.trace.matrix_products import (
 )
 from torchtriage.core.trace.memory_traffic import least_bytes
 from torchtriage.core.trace.op_inputs import inputs_of
-from torchtriage.core.trace.peak_rates import Family, Peak, family_of, peak_of
+from torchtriage.core.trace.peak_rates import Family, Peak, family_of
 from torchtriage.core.trace.tensile import instruction_set
 
 __all__ = ["Roofline", "device_family", "multiplying", "roofline", "unchecked"]
@@ -84,15 +84,16 @@ class Roofline:
 
 def device_family(device: Device) -> Family | None:
     """Return which devices one without a name may be, by what its kernels are built for; None where they do not say."""
-    return None if device.name else family_of(instruction_set(device.trace))
+    return None if device.name or device.peak else family_of(instruction_set(device.trace))
 
 
 def unchecked(device: Device) -> str:
     """Return why nothing of a device can be held against its roof, empty where something can."""
-    if peak_of(device.name) is None:
+    if device.peak is None:
         if (family := device_family(device)) is not None:
-            return f"the recording does not name the device; its kernels are built for {', '.join(family.names)}"
-        return f"the peak rates of {device.name or 'this device'} are not known"
+            built = f"its kernels are built for {', '.join(family.names)}, between which findings give bounds"
+            return f"the recording does not name the device; {built}; say with --peak which it is"
+        return f"the peak rates of {device.name or 'this device'} are not known: state them with --peak"
     return "" if device.trace.has_shapes else "input shapes are not recorded: record with record_shapes=True"
 
 
@@ -113,7 +114,7 @@ def roofline(device: Device, category: Codes, peak: Peak | None = None, *, least
     against, else those of the device's name. ``least_ns`` : the bytes of shorter rows are left out.
     """
     trace, rows = device.trace, device.rows
-    peak = peak or peak_of(device.name)
+    peak = peak or device.peak
     if peak is None or not trace.has_shapes:
         return None
     multiplies = multiplying(device, category)

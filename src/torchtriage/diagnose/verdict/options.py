@@ -30,7 +30,7 @@ class Options:
     ------
     UsageError
         A code in ``only`` or ``skip`` does not exist, a question cannot be read, ``min_share`` is no
-        share, or ``step_ms`` is no time.
+        share, ``step_ms`` is no time, or ``peak`` states none.
     """
 
     only: Collection[str] = ()
@@ -46,6 +46,8 @@ class Options:
     detector: bool = False
     by: By = "category"
     """What the rows of the table of device time are; the table by category is there in any case."""
+    peak: str = ""
+    """Peak rates of the device, by its name or as rates, where the recording or this package does not know them."""
 
     def __post_init__(self) -> None:
         """Check the values, and take a single code for a collection of one."""
@@ -65,6 +67,10 @@ class Options:
 
             for code in codes:
                 lookup(code)
+        if self.peak:
+            from torchtriage.core.trace.peak_rates import stated_peak
+
+            stated_peak(self.peak)
         if not 0 <= self.min_share <= 1:
             raise UsageError(f"expected min_share between 0 and 1, found {self.min_share!r}")
         if self.step_ms is not None and not 0 < self.step_ms < float("inf"):

@@ -31,6 +31,7 @@ from torchtriage.core.timing import part
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.captured_graphs import CapturedGraphs
 from torchtriage.core.trace.frames import frame_label, module_path, user_stack
+from torchtriage.core.trace.peak_rates import stated_peak
 from torchtriage.diagnose.patterns import Claim, Pattern, PatternEntry, catalogue, lookup
 from torchtriage.diagnose.patterns.base import NEEDS, missing_needs
 from torchtriage.diagnose.replay import parse_what_if
@@ -68,6 +69,8 @@ def diagnose(
 
     with part("imports"):
         catalogue()
+    if options.peak:
+        trace = replace(trace, stated_peak=stated_peak(options.peak))
     wanted = {lookup(code).pattern.code for code in options.only}
     unwanted = {lookup(code).pattern.code for code in options.skip}
     codes = (wanted or {entry.pattern.code for entry in catalogue()}) - unwanted

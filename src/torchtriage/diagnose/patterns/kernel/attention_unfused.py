@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 from torchtriage.core import intervals
 from torchtriage.core.arrays import distinct
-from torchtriage.core.trace.peak_rates import peak_of
 from torchtriage.core.units import format_ns, format_share, ms
 from torchtriage.diagnose.patterns._op_work import work_at
 from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Fix, Floats, Ints, Kind, Mask, Pattern, Spans, Trace
@@ -191,7 +190,7 @@ def _gains(trace: Trace, chains: AttentionChains, rows: Ints, chain: Ints) -> tu
     whole = np.maximum(np.bincount(chain, weights=dur, minlength=count), 1.0)
     gemm = np.bincount(chain, weights=dur * is_gemm, minlength=count)
     beside = 1 - gemm / whole
-    peak = peak_of(trace.devices[0].name)
+    peak = trace.devices[0].peak
     if peak is None:
         return np.where(chains.half, beside / 2, 0.0), beside
     slow, fast = (

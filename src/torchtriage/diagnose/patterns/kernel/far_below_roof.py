@@ -31,7 +31,7 @@ from torchtriage.core.trace.device import Device
 from torchtriage.core.trace.kernel_categories import categories
 from torchtriage.core.trace.matrix_products import ATTENTION, GEMMS, Product, product_of
 from torchtriage.core.trace.op_inputs import Inputs, inputs_of
-from torchtriage.core.trace.peak_rates import Peak, peak_of
+from torchtriage.core.trace.peak_rates import Peak
 from torchtriage.core.trace.roofline import Roofline, device_family, roofline
 from torchtriage.core.trace.tensile import tensile_of
 from torchtriage.core.units import format_share
@@ -190,7 +190,7 @@ class _Kernels:
 def find(trace: Trace) -> Claims:
     """Yield one claim for each cause."""
     device = trace.devices[0]
-    peak, family = peak_of(device.name), device_family(device)
+    peak, family = device.peak, device_family(device)
     units = multiprocessors(device) if family is None else family.n_units
     slowest, fastest = (peak, peak) if family is None else (family.slowest, family.fastest)
     if slowest is None or fastest is None:

@@ -22,7 +22,7 @@ import numpy as np
 
 from torchtriage.core.names import short_name
 from torchtriage.core.trace.matrix_products import FP32_KERNEL, NOT_FP32_KERNEL, Products, products
-from torchtriage.core.trace.peak_rates import Peak, peak_of
+from torchtriage.core.trace.peak_rates import Peak
 from torchtriage.core.units import format_ns, format_share
 from torchtriage.diagnose.patterns._op_work import work_at
 from torchtriage.diagnose.patterns.base import Claims, Fix, Floats, Ints, Kind, Pattern, Trace, longest_names
@@ -76,7 +76,7 @@ def find(trace: Trace) -> Claims:
     work = work_at(trace, at)
     if work is None or work.share < MIN_SHARE:
         return
-    peak = peak_of(device.name)
+    peak = device.peak
     low, high = _gains(trace.dur_ns[rows], inputs, peak)
     evidence: dict[str, Any] = {"n_kernels_per_step": work.n_per_step}
     known = inputs.known

@@ -20,7 +20,7 @@ import numpy as np
 
 from torchtriage.core.names import short_name
 from torchtriage.core.trace.matrix_products import GEMMS, TF32_KERNEL, Products, products
-from torchtriage.core.trace.peak_rates import Peak, peak_of
+from torchtriage.core.trace.peak_rates import Peak
 from torchtriage.core.trace.roofline import device_family
 from torchtriage.core.units import format_ns, format_share
 from torchtriage.diagnose.patterns._op_work import work_at
@@ -68,7 +68,7 @@ def find(trace: Trace) -> Claims:
     odd = usable & _misaligned(trace, rows, inputs, tf32)
     if not odd.any():
         return
-    peak = peak_of(device.name)
+    peak = device.peak
     dur = trace.dur_ns[rows].astype(np.float64)
     family = device_family(device)
     slowest, fastest = (peak, peak) if family is None else (family.slowest, family.fastest)

@@ -112,6 +112,7 @@ def analyze(
     max_memory: int | None = None,
     detector: bool = False,
     by: By = DEFAULTS.by,
+    confined: bool = False,
     capture: TracePath | BinaryIO | Trace | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
@@ -140,6 +141,8 @@ def analyze(
         Also ask the learned detector; what it sees beyond the findings is in ``suspicions``.
     by : ``category``, ``kernel``, ``operator``, ``module``, ``annotation`` or ``line``
         What the rows of the last table in ``device_time`` are.
+    confined : bool
+        Open no source outside the folders in ``sources``, wherever the recording says it was.
     capture : path, stream or Trace, optional
         A recording in which the graphs that the trace replays were captured (ROCm): with ``by`` operator,
         module or line their kernels count where they were captured.
@@ -149,7 +152,7 @@ def analyze(
     bound on memory cannot be kept.
     """
     options = Options(
-        only, skip, min_share, what_if, step_ms, sources, cache, max_bytes, max_memory, detector, by
+        only, skip, min_share, what_if, step_ms, sources, cache, max_bytes, max_memory, detector, by, confined
     )  # checked before minutes of reading
     if capture is not None and by not in CAPTURED:
         raise UsageError(f"a recording of a capture says nothing by {by}", hint="ask for by operator, module or line")
@@ -164,7 +167,7 @@ def analyze(
 
             other = capture if isinstance(capture, Trace) else load(capture, cache=cache, max_bytes=max_bytes)
             captured = find_captured(trace, other)
-        places = None if folders is None else Locator(folders)
+        places = None if folders is None else Locator(folders, confined=confined)
         return Report.of(diagnose(trace, options, places=places, captured=captured))
 
 

@@ -46,6 +46,8 @@ class Options:
     detector: bool = False
     by: By = "category"
     """What the rows of the table of device time are; the table by category is there in any case."""
+    confined: bool = False
+    """Open no source outside ``sources``: neither below the current folder nor where a recording says it was."""
 
     def __post_init__(self) -> None:
         """Check the values, and take a single code for a collection of one."""
@@ -74,6 +76,8 @@ class Options:
         """Return where source files are searched, the current folder last; None where none is opened."""
         if self.sources is None:
             return None
+        if self.confined:
+            return tuple(map(str, self.sources))
         return tuple(dict.fromkeys(str(Path(folder)) for folder in (*self.sources, *more, Path.cwd())))
 
 

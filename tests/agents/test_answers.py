@@ -119,6 +119,19 @@ def test_an_error_is_one_page_whatever_it_quotes() -> None:
         assert json.loads(page)["error"] == "UsageError"
 
 
+@pytest.mark.parametrize("path", ["jobs/" + "run-2024/" * 30 + "trace.json.gz", "übung/" * 30])
+def test_an_input_can_be_asked_about_again(path: str) -> None:
+    (page,) = all_pages(Pages(), Answer("analyze", path, []))
+    assert json.loads(page)["input"] == path
+
+
+@given(TEXT, st.sampled_from([LEAST_BYTES, 4096]))
+def test_no_input_takes_the_place_of_the_answer(text: str, max_bytes: int) -> None:
+    (page,) = all_pages(Pages(max_bytes), Answer("analyze", text * 20, [{"kind": "row", "id": "r.1", "n": 1}]))
+    assert len(page.encode()) <= max_bytes
+    assert json.loads(page)["records"] == [{"kind": "row", "id": "r.1", "n": 1}]
+
+
 def test_pages_that_could_hold_nothing_are_refused() -> None:
     with pytest.raises(UsageError, match="1024"):
         Pages(100)

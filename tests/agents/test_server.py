@@ -98,6 +98,17 @@ def test_the_skill_is_about_these_tools() -> None:
         assert word in body
 
 
+def test_an_interpreter_and_a_root_must_be_there(tmp_path: Path) -> None:
+    for words, problem in (
+        (["--python", str(tmp_path / "python")], "expected a Python interpreter"),
+        (["--root", str(tmp_path / "none")], "expected a folder as root"),
+        (["--max-bytes", "10"], "not in the range"),
+    ):
+        result = CliRunner().invoke(cli, ["mcp", *words])
+        assert result.exit_code == 2
+        assert problem in result.stderr
+
+
 def test_without_the_sdk_the_extra_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     agent = Agent(folder)
     monkeypatch.setitem(sys.modules, "mcp_types", None)

@@ -29,7 +29,6 @@ Record = dict[str, Any]
 
 _SIZES = ((800, 64), (240, 24), (100, 10), (40, 4), (16, 2))
 """Characters of a text and entries of a list or table, tried in this order until a record fits into a page."""
-_HEAD_WIDTH = 60
 # printable by name, and drawn as nothing: text can be hidden in them
 _INVISIBLE = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
@@ -91,7 +90,7 @@ class Pages:
         return self._page(answer, key, int(number))[0]
 
     def _page(self, answer: Answer, key: str, start: int) -> tuple[str, int]:
-        head = {"schema": SCHEMA, "tool": answer.tool, "input": shown(answer.input, _HEAD_WIDTH)}
+        head = {"schema": SCHEMA, "tool": answer.tool, "input": _narrow(answer.input, self.max_bytes // 8)}
         if answer.more and not start:
             head["more"] = answer.more
         opened = msgspec.json.encode(head)[:-1] + b',"records":['
@@ -109,6 +108,15 @@ class Pages:
         cursor = f"{key}:{end}" if end < len(answer.records) else None
         closed = b'],"next":' + msgspec.json.encode(cursor) + b"}"
         return (opened + b",".join(parts) + closed).decode(), end
+
+
+def _narrow(text: str, n_bytes: int) -> str:
+    """Return a text as shown, shortened where it takes more bytes than these."""
+    for width in (n_bytes, n_bytes // 3):
+        out = shown(text, width)
+        if len(out.encode()) <= n_bytes:
+            return out
+    return shown(text, n_bytes // 12)
 
 
 def one_page(head: Record, max_bytes: int) -> str:

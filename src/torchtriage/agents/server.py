@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -351,7 +352,8 @@ async def _serve(served: Server[Any]) -> None:
     async with stdio_server() as streams:
         hung_up = False
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(end_on_signal, tasks.cancel_scope)
+            if sys.platform != "win32":  # where a process is ended, not asked to end
+                tasks.start_soon(end_on_signal, tasks.cancel_scope)
             await served.run(*streams, served.create_initialization_options())
             hung_up = True
             tasks.cancel_scope.cancel()

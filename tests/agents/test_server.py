@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import shutil
 import sys
 from collections import Counter
@@ -111,9 +112,14 @@ def test_an_interpreter_and_a_root_must_be_there(tmp_path: Path) -> None:
 
 def test_without_the_sdk_the_extra_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     agent = Agent(folder)
-    monkeypatch.setitem(sys.modules, "mcp_types", None)
-    with pytest.raises(MissingExtraError, match=r"torchtriage\[mcp\]"):
-        server(agent.desk)
+    for name in ("mcp_types", "anyio"):
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, name, None)
+            with pytest.raises(MissingExtraError, match=r"torchtriage\[mcp\]"):
+                server(agent.desk)
+            result = CliRunner().invoke(cli, ["mcp", "--root", str(folder)])
+            assert result.exit_code == 2
+            assert "pip install 'torchtriage[mcp]'" in result.stderr
 
 
 # -- the numbers of the command line -----------------------------------------------------------
@@ -305,6 +311,10 @@ def test_paths_are_followed_before_they_are_judged(folder: Path, tmp_path: Path)
     for path in ("slow.json", "./late/../slow.json", "inside.json", str(folder / "slow.json"), "../root/slow.json"):
         assert roots.find(path) == slow
     assert roots.find(".") == folder.resolve()
+    assert desk.Roots(["/"]).shown("/a/b") == "/a/b"
+    os.mkfifo(folder / "pipe.json")
+    with pytest.raises(UsageError, match="found none"):
+        roots.find("pipe.json")
     both = desk.Roots([folder / "late", tmp_path])
     assert both.find("secret.json") == (tmp_path / "secret.json").resolve()
     with pytest.raises(UsageError, match="expected a folder as root"):

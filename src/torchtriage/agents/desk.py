@@ -46,7 +46,8 @@ class Roots:
         if path and "\0" not in path:
             for folder in self.folders:
                 real = os.path.realpath(folder / path)
-                if (Path(real) in self.folders or self._root_of(Path(real))) and os.path.exists(real):  # noqa: PTH110
+                below = Path(real) in self.folders or self._root_of(Path(real))
+                if below and (os.path.isfile(real) or os.path.isdir(real)):  # noqa: PTH112, PTH113 - no name raises
                     return Path(real)
         raise UsageError(
             "expected a file or folder below a root, found none",
@@ -61,6 +62,8 @@ class Roots:
     def shown(self, text: str) -> str:
         """Return a text without the roots' own folders."""
         for folder in self.folders:
+            if folder == folder.parent:
+                continue  # of all files
             text = text.replace(os.path.join(folder, ""), "")  # noqa: PTH118 - with the separator
         return text
 
@@ -129,12 +132,8 @@ class Desk:
 
     def __init__(self, roots: Roots, limits: Limits) -> None:
         """Nothing is read before a tool is called."""
-        import anyio
-
         self.roots, self.limits = roots, limits
         self.pages = Pages(limits.max_bytes)
-        self.one_at_a_time = anyio.Lock()
-        """What is measured must not be disturbed by what we ourselves do meanwhile."""
         self._runs: OrderedDict[str, Any] = OrderedDict()
         self._n_runs = 0
         self._traces: OrderedDict[Any, Any] = OrderedDict()

@@ -248,6 +248,7 @@ def server(desk: Desk) -> Server[Any]:
     Raises MissingExtraError: the SDK is not installed.
     """
     try:
+        import anyio
         import mcp_types as types
         from mcp.server import Server
     except ImportError as error:
@@ -256,6 +257,9 @@ def server(desk: Desk) -> Server[Any]:
         ) from error
 
     tools = {_name(kind): kind for kind in (*READERS, *(RUNNERS if desk.limits.allow_run else ()))}
+
+    # what is measured must not be disturbed by what we ourselves do meanwhile
+    one_at_a_time = anyio.Lock()
 
     async def list_tools(_context: Any, _params: Any) -> types.ListToolsResult:
         return types.ListToolsResult(
@@ -274,7 +278,7 @@ def server(desk: Desk) -> Server[Any]:
 
     async def call_tool(context: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
         call = Call(context.session.report_progress)
-        text, failed = await _called(desk, tools, params.name, params.arguments or {}, call)
+        text, failed = await _called(desk, tools, one_at_a_time, params.name, params.arguments or {}, call)
         return types.CallToolResult(content=[types.TextContent(type="text", text=text)], is_error=failed)
 
     return Server(
@@ -283,7 +287,7 @@ def server(desk: Desk) -> Server[Any]:
 
 
 async def _called(
-    desk: Desk, tools: dict[str, type[Tool]], name: str, arguments: dict[str, Any], call: Call
+    desk: Desk, tools: dict[str, type[Tool]], turn: Any, name: str, arguments: dict[str, Any], call: Call
 ) -> tuple[str, bool]:
     """Return the text of an answer, and whether it is an error."""
     try:
@@ -293,7 +297,7 @@ async def _called(
         asked = msgspec.structs.replace(request, next="")
         if request.next:
             return desk.pages.further(request.next, asked), False
-        async with desk.one_at_a_time:
+        async with turn:
             answer = await request.find(desk, call)
         return desk.pages.first(answer, asked), False
     except msgspec.ValidationError as error:

@@ -46,7 +46,9 @@ def xla_python() -> str:
     return str(beside) if list(beside.parents[1].glob("lib/python*/site-packages/torch_xla")) else ""
 
 
-STARTERS = frozenset({"subprocess", "Popen", "multiprocessing", "webdriver", "fork", "ProcessPoolExecutor"})
+STARTERS = frozenset(
+    {"subprocess", "Popen", "multiprocessing", "webdriver", "fork", "ProcessPoolExecutor", "StdioServerParameters"}
+)
 
 
 def functions_of(item: pytest.Function) -> list[object]:

@@ -63,9 +63,12 @@ def fix(
 
     wanted = Wanted(frozenset(lookup(name)[0].code for name in only), allow, budget_s)
     folder = project_of(words, project)
-    with tempfile.TemporaryDirectory(prefix="torchtriage-fix-") as temporary:
-        measured = Path(out).resolve() if out is not None else Path(temporary) / "out"
-        measured.mkdir(parents=True, exist_ok=True)
+    kept = Path(out).resolve() if out is not None else None
+    if kept is not None:
+        kept.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="torchtriage-fix-", dir=kept) as temporary:
+        measured = kept or Path(temporary) / "out"
+        measured.mkdir(exist_ok=True)
         copy = ProjectCopy.make(folder, Path(temporary) / "copy", words, apart=measured)
         return FixReport.of(
             find_fixes(copy, measured, wanted, model=model, apply=apply, tell=progress or (lambda _: None))

@@ -113,6 +113,7 @@ def analyze(
     detector: bool = False,
     by: By = DEFAULTS.by,
     peak: str = "",
+    confined: bool = False,
     capture: TracePath | BinaryIO | Trace | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
@@ -144,6 +145,8 @@ def analyze(
     peak : str
         Peak rates of the device where they are not known: a device's name (``MI300X``), or rates in TFLOP/s and TB/s
         (``fp32=67,half=989,memory=3.35``).
+    confined : bool
+        Open no source outside the folders in ``sources``, wherever the recording says it was.
     capture : path, stream or Trace, optional
         A recording in which the graphs that the trace replays were captured (ROCm): with ``by`` operator,
         module or line their kernels count where they were captured.
@@ -153,7 +156,7 @@ def analyze(
     nothing of ``by``, or the bound on memory cannot be kept.
     """
     options = Options(
-        only, skip, min_share, what_if, step_ms, sources, cache, max_bytes, max_memory, detector, by, peak
+        only, skip, min_share, what_if, step_ms, sources, cache, max_bytes, max_memory, detector, by, peak, confined
     )  # checked before minutes of reading
     if capture is not None and by not in CAPTURED:
         raise UsageError(f"a recording of a capture says nothing by {by}", hint="ask for by operator, module or line")
@@ -168,7 +171,7 @@ def analyze(
 
             other = capture if isinstance(capture, Trace) else load(capture, cache=cache, max_bytes=max_bytes)
             captured = find_captured(trace, other)
-        places = None if folders is None else Locator(folders)
+        places = None if folders is None else Locator(folders, confined=confined)
         return Report.of(diagnose(trace, options, places=places, captured=captured))
 
 

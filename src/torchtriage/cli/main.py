@@ -39,6 +39,7 @@ COMMANDS: dict[str, str] = {
     "doctor": "Check whether a trace can be trusted, and how to record a better one.",
     "lint": "Find slow PyTorch code in its source, with exact lines.",
     "explain": "Explain a pattern, or list all patterns.",
+    "mcp": "Serve agents over the Model Context Protocol, below the folders you name.",
     "review": "Get a second opinion on suspicious windows of a trace, with evidence.",
     "dataset": "The open benchmark: record programs with known faults, score systems.",
     "learn": "Train the learned detector on the benchmark, and compare systems.",

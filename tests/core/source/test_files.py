@@ -66,6 +66,22 @@ def test_a_recorded_path_opens_nothing_else(tmp_path: Path, recorded: str) -> No
     assert Sources([root]).find(recorded) == []
 
 
+def test_confined_sources_open_no_recorded_place_and_no_link_outside(tmp_path: Path) -> None:
+    root, elsewhere = tmp_path / "root", tmp_path / "elsewhere"
+    for folder in (root, elsewhere):
+        folder.mkdir()
+    (root / "train.py").write_text("x = 1\n")
+    (elsewhere / "other.py").write_text("y = 1\n")
+    (root / "link.py").symlink_to(elsewhere / "other.py")
+    outside = str(elsewhere / "other.py")
+    assert [file.path for file in Sources([root]).find(outside)] == [outside]
+    confined = Sources([root], confined=True)
+    assert confined.find(outside) == []
+    assert confined.find("link.py") == []
+    assert [file.path for file in confined.find("train.py")] == [str(root / "train.py")]
+    assert [file.path for file in confined.find(str(root / "train.py"))] == [str(root / "train.py")]
+
+
 def test_functions_start_where_python_says_they_do() -> None:
     text = b"""import functools
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PureWindowsPath
 
+from torchtriage.core.folders import is_inside
 from torchtriage.core.source.functions import Function, find_functions
 
 __all__ = ["MAX_BYTES", "SourceFile", "Sources", "parse", "read"]
@@ -101,12 +102,13 @@ def parse(data: bytes, path: str = "<memory>") -> SourceFile:
 class Sources:
     """Where source files are looked for; each is read once.
 
-    Roots come first, in their order; then the path itself where it is absolute.
+    The path itself comes first where it is absolute, then roots in their order.
     """
 
-    def __init__(self, roots: Iterable[str | os.PathLike[str]]) -> None:
-        """Look for files below ``roots``."""
+    def __init__(self, roots: Iterable[str | os.PathLike[str]], *, confined: bool = False) -> None:
+        """Look for files below ``roots``; ``confined`` : open no other file, whatever a recording or a link names."""
         self.roots = tuple(Path(root) for root in roots)
+        self.confined = confined
         self._read: dict[Path, SourceFile] = {}
 
     def quote(self, file: str, function: str, line: int) -> str:
@@ -139,7 +141,8 @@ class Sources:
         for candidate in dict.fromkeys(candidates):
             if candidate not in self._read:
                 try:
-                    exists = candidate.is_file()
+                    allowed = not self.confined or any(is_inside(candidate, root) for root in self.roots)
+                    exists = allowed and candidate.is_file()
                 except (OSError, ValueError):
                     exists = False
                 self._read[candidate] = read(candidate) if exists else SourceFile("", reason="none")

@@ -47,9 +47,9 @@ class _Found:
 class Locator:
     """Finds the lines of one trace's frames in the sources on this disk."""
 
-    def __init__(self, roots: Iterable[str | os.PathLike[str]] = (".",)) -> None:
-        """Look for files below ``roots``, then where the recording says they were."""
-        self.sources = Sources(roots)
+    def __init__(self, roots: Iterable[str | os.PathLike[str]] = (".",), *, confined: bool = False) -> None:
+        """Look for files below ``roots`` and, unless ``confined``, where the recording says they were."""
+        self.sources = Sources(roots, confined=confined)
         self._known: dict[tuple[int, int], _Found] = {}
         self._flows: dict[Function, Flow | None] = {}
         self._unlike: dict[str, str] = {}

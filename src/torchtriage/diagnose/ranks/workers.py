@@ -126,7 +126,8 @@ def _examined(trace: Trace, options: Options, timeline: bool) -> Records:
 
 
 def _record(trace: Trace, options: Options, timeline: bool) -> RankRecord:
-    result = diagnose(trace, options, places=None if options.sources is None else Locator(options.sources))
+    places = None if options.sources is None else Locator(options.sources, confined=options.confined)
+    result = diagnose(trace, options, places=places)
     if not timeline and result.summary is not None:
         result = replace(result, summary=replace(result.summary, timeline=()))
     found = build_record(trace, result.trace.path, result)

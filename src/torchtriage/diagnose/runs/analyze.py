@@ -67,7 +67,7 @@ def _folders(recordings: Sequence[Recording], options: Options) -> tuple[str, ..
 def _process(recording: Recording, options: Options, command: str, exit_code: int | None) -> Result:
     """Return one process' result out of its two recordings."""
     folders = _folders([recording], options)
-    places = None if folders is None else Locator(folders)
+    places = None if folders is None else Locator(folders, confined=options.confined)
     traces = [read_trace(path) for path in (recording.light, recording.heavy) if path is not None]
     compiled, unread = read_compiled(recording, traces[0])
     facts = recorded(recording, command, exit_code)

@@ -48,6 +48,8 @@ class Options:
     """What the rows of the table of device time are; the table by category is there in any case."""
     peak: str = ""
     """Peak rates of the device, by its name or as rates, where the recording or this package does not know them."""
+    confined: bool = False
+    """Open no source outside ``sources``: neither below the current folder nor where a recording says it was."""
 
     def __post_init__(self) -> None:
         """Check the values, and take a single code for a collection of one."""
@@ -80,6 +82,8 @@ class Options:
         """Return where source files are searched, the current folder last; None where none is opened."""
         if self.sources is None:
             return None
+        if self.confined:
+            return tuple(map(str, self.sources))
         return tuple(dict.fromkeys(str(Path(folder)) for folder in (*self.sources, *more, Path.cwd())))
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from torchtriage.core.errors import TriageError
+from torchtriage.core.stats.paired_interval import LEAST_PAIRS
 from torchtriage.measure.fix.project import ProjectCopy
 from torchtriage.measure.verify.agreement import agreement
 from torchtriage.measure.verify.paired_runs import FEWEST_ROUNDS, ProgramRun, Trial, is_settled, sample, trial_of
@@ -18,7 +19,7 @@ __all__ = ["Entrant", "race"]
 MOST_ROUNDS = 9
 HOPE = 0.97
 """What saves less than 3 % at best is not measured to the end."""
-ENOUGH_TO_DIFFER = 2
+ENOUGH_TO_DIFFER = LEAST_PAIRS
 """Rounds after which other results end a trial: the spread of the program's own runs is known then."""
 
 

@@ -46,16 +46,23 @@ def file_option(
     name: str, help: str, *, metavar: str = "FILE", dest: str | None = None
 ) -> Callable[[Command], Command]:
     """Return an option that names a file or folder; with ``dest`` it may be given several times."""
+    default = None if dest is None else ()
     return value_option(
-        name, click.Path(), metavar, None if dest is None else (), help, dest=dest, multiple=dest is not None
+        name, click.Path(), metavar, default, help, dest=dest, multiple=dest is not None, callback=_a_path
     )
+
+
+def _a_path(_ctx: click.Context, _param: click.Parameter, value: Any) -> Any:
+    if value == "" or (isinstance(value, tuple) and "" in value):
+        raise click.BadParameter("expected a path, found an empty one")
+    return value
 
 
 json_option = click.option("--json", "form", flag_value="json", help="Print the versioned JSON document.")
 markdown_option = click.option("--markdown", "form", flag_value="markdown", help="Print Markdown for a PR comment.")
 sarif_option = click.option("--sarif", "form", flag_value="sarif", help="Print SARIF 2.1.0 for code scanning.")
 output_option = click.option(
-    "-o", "--output", metavar="FILE", type=click.Path(), help="Write what would be printed to FILE."
+    "-o", "--output", metavar="FILE", type=click.Path(), callback=_a_path, help="Write what would be printed to FILE."
 )
 html_option = file_option("--html", "Also write a self-contained page.")
 top_option = value_option("--top", click.IntRange(1), "N", None, "Show the N findings that save most.")

@@ -65,6 +65,12 @@ def test_a_capture_is_for_one_trace_and_has_to_fit(run: Run) -> None:
     assert "expected a trace that replays graphs" in result.stderr
 
 
+def test_an_empty_path_and_a_second_table_are_refused(run: Run) -> None:
+    assert "found an empty one" in run("analyze", "fine.json", "--capture", "", code=2).stderr
+    twice = run("analyze", "fine.json", "--by", "kernel", "--by", "line", code=2)
+    assert "expected one of kernel and line" in twice.stderr
+
+
 def test_an_unreadable_trace_is_one_clear_message(run: Run) -> None:
     result = run("analyze", "broken.json", code=2)
     assert result.stdout == ""

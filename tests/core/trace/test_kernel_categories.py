@@ -87,6 +87,8 @@ NAMES = {
         "void at::native::(anonymous namespace)::CatArrayBatchedCopy<float, unsigned int, 2, 64, 64>",
         "void cudnn::ops::nchwToNhwcKernel<float, float, float, false, true>",
         "batched_transpose_32x32_half",
+        "void at::native::multi_tensor_apply_kernel<TensorListMetadata<2>, at::native::CopyFunctor<int, long>>",
+        "void at::native::multi_tensor_apply_kernel<UnaryOpFunctor<long, 2, 1, 1>, at::native::Copy<long, long> >",
         "SubTensorOpWithScalar1d",
         "SubTensorOpWithCastTensor1d",
         "void at::native::im2col_kernel<float>(long, float const*)",

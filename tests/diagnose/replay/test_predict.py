@@ -313,6 +313,16 @@ def test_a_launch_in_time_does_not_bind_work_that_the_busy_device_held_up() -> N
     assert path.share("host") < 0.01
 
 
+def test_work_launched_before_the_recording_follows_the_work_before_it() -> None:
+    builder = TraceBuilder().op("aten::mm", 0, 60)
+    for index in range(4):
+        builder.kernel("orphan", 1_000 * index, 999, correlation=900 + index)
+    builder.launch(40, 5, 4_000, 1_000, "last")
+    path = critical_path(builder.build())
+    assert path.share("compute") > 0.95
+    assert path.share("lag") < 0.01
+
+
 def test_a_thread_that_polls_for_its_last_launch_waits_for_the_device() -> None:
     builder = TraceBuilder().op("aten::mm", 0, 40)
     for index in range(4):

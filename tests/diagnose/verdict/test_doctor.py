@@ -205,9 +205,9 @@ def test_gpu_rows_without_operators_name_what_stays_unknown() -> None:
 # -- missing kernels (DQ-1) --------------------------------------------------------------------
 
 
-def waiting(busy_us: float, *, stop: bool = False) -> Trace:
+def waiting(busy_us: float, *, stop: bool = False, vendor: str = "cuda") -> Trace:
     """Return steps with a wait of 20 ms over ``busy_us`` of GPU work."""
-    builder = TraceBuilder()
+    builder = TraceBuilder(vendor=vendor)
     for index in range(3):
         at = index * 25_000
         builder.step(index, at, 25_000).op("aten::mm", at + 5, 30)
@@ -221,6 +221,12 @@ def waiting(busy_us: float, *, stop: bool = False) -> Trace:
 
 def test_a_long_wait_over_a_busy_gpu_is_complete() -> None:
     assert level(waiting(20_000), "missing-kernels") is None
+
+
+@pytest.mark.parametrize(("vendor", "said"), [("cuda", True), ("rocm", False)])
+def test_advice_about_a_profiler_is_for_its_own_devices(vendor: str, said: bool) -> None:
+    note = notes(waiting(100, vendor=vendor))["missing-kernels"]
+    assert ("CUPTI" in note.fix) is said
 
 
 def test_the_profilers_own_stop_says_nothing() -> None:

@@ -48,6 +48,12 @@ def _size(_ctx: click.Context, _param: click.Parameter, value: Any) -> int | Non
     return int(float(match[1]) * 1024 ** " kmgt".index(match[2].lower() or " "))
 
 
+def _once(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) -> str:
+    if len(value) > 1:
+        raise click.BadParameter(f"expected one of {' and '.join(value)}: a report has one such table")
+    return value[0]
+
+
 @click.command("analyze")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH…", type=click.Path())
 @form_options
@@ -70,7 +76,15 @@ def _size(_ctx: click.Context, _param: click.Parameter, value: Any) -> int | Non
     metavar="QUESTION",
     help="Predict the effect of a change: gpu*0.5, cpu*0.5, comm=0, no-sync, launch=0 (repeatable).",
 )
-@value_option("--by", click.Choice(BYS), None, DEFAULTS.by, "What the rows of the table of device time are.")
+@value_option(
+    "--by",
+    click.Choice(BYS),
+    None,
+    (DEFAULTS.by,),
+    "What the rows of the table of device time are.",
+    multiple=True,
+    callback=_once,
+)
 @file_option(
     "--capture", "Recording in which the replayed graphs were captured (ROCm), for --by operator, module or line."
 )

@@ -47,6 +47,11 @@ class Origin:
         """What its device is called where it is no GPU of NVIDIA or AMD; empty for those, and without a device."""
         return ACCELERATORS.get(self.vendor, "")
 
+    @property
+    def device_word(self) -> str:
+        """What people call its devices: ``GPU`` unless it is another accelerator."""
+        return self.accelerator or "GPU"
+
 
 def find_origin(trace: Trace) -> Origin:
     """Read the top-level keys, and the event names where the keys are silent."""

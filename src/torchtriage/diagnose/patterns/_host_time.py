@@ -27,7 +27,8 @@ class HostTime(NamedTuple):
 
     def idle_text(self, before: str, after: str = "") -> str:
         """Return how long the GPU stands idle for it, between two words; nothing without a device."""
-        return f"{before} the GPU stands idle for {format_ns(self.lost_ns)}{after}" if self.trace.devices else ""
+        device = self.trace.origin.device_word
+        return f"{before} the {device} stands idle for {format_ns(self.lost_ns)}{after}" if self.trace.devices else ""
 
     def evidence(self, what: str = "host", *, share: bool = True) -> dict[str, float]:
         """Return the figures under their names; ``what`` says whose the host's time is."""

@@ -217,6 +217,7 @@ def _held(trace: Trace, graph: Graph, works: Ints, before: Ints, edge: Ints) -> 
     """
     kinds = np.append(graph.edge_kind, EdgeKind.CLOCK)
     late = (edge >= 0) & (kinds[edge] == EdgeKind.LAUNCH) & (graph.extra_ns > LATE_NS)
+    _continued(trace, graph, works[(edge[works] >= 0) & (kinds[edge[works]] == EdgeKind.CLOCK)], before, edge)
     of_lane = np.array([lane.device for lane in trace.lanes], np.int64)
     device_of = of_lane[trace.lane[graph.row]]
     for device in trace.devices:
@@ -236,6 +237,20 @@ def _held(trace: Trace, graph: Graph, works: Ints, before: Ints, edge: Ints) -> 
             nearest[better] = distance[better]
             before[nodes[better]] = work[better]
             edge[nodes[better]] = len(graph.edge_kind)
+
+
+def _continued(trace: Trace, graph: Graph, clocked: Ints, before: Ints, edge: Ints) -> None:
+    """Enter, for work that was launched before the recording, the work before it on its stream, if that ends then."""
+    lane, finish = trace.lane[graph.row], graph.finish_ns
+    works = np.flatnonzero(graph.kind == NodeKind.WORK)
+    works = works[np.lexsort((finish[works], lane[works]))]
+    place = np.empty(graph.n_nodes, np.int64)
+    place[works] = np.arange(len(works))
+    previous = works[np.maximum(place[clocked] - 1, 0)]
+    gap = finish[clocked] - graph.dur_ns[clocked] - finish[previous]
+    goes_on = (place[clocked] > 0) & (lane[previous] == lane[clocked]) & (gap >= 0) & (gap <= LATE_NS)
+    before[clocked[goes_on]] = previous[goes_on]
+    edge[clocked[goes_on]] = -1
 
 
 def _polled(trace: Trace, graph: Graph, works: Ints, before: Ints, edge: Ints) -> None:

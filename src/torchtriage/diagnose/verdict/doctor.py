@@ -307,7 +307,8 @@ def _missing_kernels(trace: Trace) -> Iterator[Note]:
         "warn",
         f"the host waits {format_ns(wait)} for the GPU while only {format_share(share)} of that"
         f" shows GPU work: rows are missing{or_peers}, so idle time here proves nothing",
-        "record whole steps without filtering; graph kernels need CUPTI's graph support (torch 2.1 or newer)",
+        "record whole steps without filtering"
+        + "; graph kernels need CUPTI's graph support (torch 2.1 or newer)" * (trace.origin.vendor == "cuda"),
         {"wait_ns": wait, "busy_share": round(share, 4)},
     )
 

@@ -56,7 +56,7 @@ def _where_time_goes(trace: Trace, summary: Summary | None, missing: Note | None
         if len(steps)
         else f"one window of {format_ns(trace.window.wall_ns)}"
     )
-    kind = trace.origin.accelerator or "GPU"
+    kind = trace.origin.device_word
     if not trace.devices:
         return f"{'CPU only' if trace.is_host_only else f'No {kind} rows'}, {over}."
     device = trace.devices[0]

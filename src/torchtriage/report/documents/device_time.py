@@ -16,6 +16,8 @@ N_CATEGORIES = 8
 N_ROWS = 20
 WIDTH = 100
 """Characters of a name."""
+ALL_BUT = 0.99
+"""Of the busy time, below which kernel time is another number."""
 LEAST_SHARE = 0.005
 """Of the operations: what is less reads as 0 %."""
 
@@ -60,8 +62,8 @@ def words(time: DeviceTime, vendor: str = "") -> str:
     device = f"{ACCELERATORS.get(vendor, 'GPU')} {time.device}"
     busy = format_ns(round(time.busy_ns / time.n_steps))
     where = f"per step ({format_count(time.n_steps, 'steady step')})" if time.per == "step" else "of the window"
-    kernels = format_ns(round(time.kernel_ns / time.n_steps))
-    of_it = f", {kernels} of it kernel time, what findings give shares of" if kernels != busy else ""
+    kernels = f", {format_ns(round(time.kernel_ns / time.n_steps))} of it kernel time, what findings give shares of"
+    of_it = kernels * (time.kernel_ns < ALL_BUT * time.busy_ns)
     return f"{device} is busy for {busy} {where}{of_it}; no instant counts twice."
 
 

@@ -355,7 +355,8 @@ def _collectives(job: JobResult) -> b.Rows:
         size = _size(collective)
         group = f" in group {collective.group}" if collective.group else ""
         bus = f" ({bus_bandwidth.reached(collective)} on the bus)" if collective.bus_gbps is not None else ""
-        times = f"transfer {format_ns(collective.transfer_ns)}{bus}, wait {format_ns(collective.wait_ns)}"
+        n = collective.n_per_step
+        times = f"transfer {format_ns(n * collective.transfer_ns)}{bus}, wait {format_ns(n * collective.wait_ns)}"
         kind = (
             f"{collective.n_per_step:.3g} x {words.event_name(collective.name)}{f' of {size}' if size else ''}{group}"
         )
@@ -364,7 +365,8 @@ def _collectives(job: JobResult) -> b.Rows:
         texts.append((kind, late))
     rest = len(job.collectives) - len(texts)
     if texts:
-        texts.append(b.dim(f"per step, each in the mean{f', {rest:,} more kinds not shown' if rest else ''}"))
+        more = f"; {rest:,} more kinds not shown" if rest else ""
+        texts.append(b.dim(f"per step, mean of the ranks that wait, beside computation too{more}"))
     return b.Rows(b.labelled("exchanged", texts), on=b.TERMINAL)
 
 

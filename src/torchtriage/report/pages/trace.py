@@ -18,6 +18,7 @@ from typing import Any
 from torchtriage.core.finding import Cost, Finding, Quote, TimeClasses
 from torchtriage.core.html import as_data, filled, policy, template
 from torchtriage.core.names import file_name, short_name, visible
+from torchtriage.core.trace.producer import ACCELERATORS
 from torchtriage.diagnose.ranks.result import JobResult
 from torchtriage.diagnose.runs.result import RecordedRun
 from torchtriage.diagnose.verdict.result import (
@@ -193,6 +194,7 @@ class _Packer:
             "where": self.where(result.recorded),
             "trace": {
                 **self.fields(facts, "size_bytes n_events n_rows tier n_lost n_repaired vendor"),
+                "deviceWord": ACCELERATORS.get(facts.vendor, "GPU"),
                 **self.fields(facts, "rank world_size resolution_ns"),
                 "file": self.value(file_name(facts.path)),
                 "loss": self.value(self.take(facts.loss, 50, "loss lines")),

@@ -630,7 +630,7 @@ function accountSection(model) {
       const every = device.classes ? split(device.classes) : [], parts = every.filter((part) => part.ns > 0);
       const idle = every.slice(3).reduce((sum, part) => sum + part.ns, 0);
       return h("div", { class: "device" },
-        h("p", {}, h("b", {}, `GPU ${device.device}`), device.name ? ` ${device.name}` : "",
+        h("p", {}, h("b", {}, `${model.result.trace.deviceWord} ${device.device}`), device.name ? ` ${device.name}` : "",
           device.classes ? ` · busy ${share(1 - idle / device.classes[0])}, idle ${share(idle / device.classes[0])}` : ` · busy and idle time not known: ${device.unknown}`, ` · ${many(device.nKernels, "kernel")}, ${many(device.nCopies, "copy", "copies")}, ${many(device.nStreams, "stream")}`,
           device.commNs ? ` · communication ${ns(device.commNs)}, exposed or not` : "",
           device.nOrphans ? ` · ${many(device.nOrphans, "row")} without a recorded launch` : ""),
@@ -699,7 +699,7 @@ function idleSection(result, model) {
     h("span", { class: "track" }, h("i", { class: kind, style: { width: `${Math.min(1, value / idle.idleNs) * 100}%` } })),
     h("span", {}, `${ns(value)}, ${share(value / idle.idleNs)}`));
   return section("idle", "Idle time by cause",
-    `Shares of the ${ns(idle.idleNs)} that GPU ${model.summary.devices[0].device} stood idle in ${steady ? `the ${many(steady, "steady step")}` : "the window"}. Each moment belongs to one finding.`,
+    `Shares of the ${ns(idle.idleNs)} that ${model.result.trace.deviceWord} ${model.summary.devices[0].device} stood idle in ${steady ? `the ${many(steady, "steady step")}` : "the window"}. Each moment belongs to one finding.`,
     h("div", { class: "causes" },
       idle.causes.map(([index, value]) => {
         const finding = result.findings[index];

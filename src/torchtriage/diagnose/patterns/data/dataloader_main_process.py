@@ -66,7 +66,7 @@ def find(trace: Trace) -> Claims:
         evidence["top_frames_ms_per_step"] = {
             name: round(ns / 1e6 / steps.n_steady, 3) for name, ns in top_frames(trace, own)
         }
-    waits = f", and the GPU stands idle for {format_ns(idle_ns)} of it" if trace.devices else ""
+    waits = f", and the {trace.origin.device_word} stands idle for {format_ns(idle_ns)} of it" if trace.devices else ""
     # only the host was recorded, on a machine with a GPU: device work may hide the fetches
     blind = not trace.devices and not trace.is_host_only
     yield Claim(

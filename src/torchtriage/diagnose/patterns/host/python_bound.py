@@ -116,7 +116,8 @@ def find(trace: Trace) -> Claims:
         where = f", more than half of it in {frame.function}() of {frame.file}"
     lost_of = f"{format_ns(lost_ns / n_steps)} of {format_ns(trace.steps.wall_ns)}"
     yield Claim(
-        message=f"the GPU stands idle for {lost_of} {trace.steps.per} while host code runs between operators{where}"
+        message=f"the {trace.origin.device_word} stands idle for {lost_of} {trace.steps.per} while host code runs"
+        f" between operators{where}"
         if on_device
         else f"the main thread spends {lost_of} {trace.steps.per} between operators{where}",
         certainty="likely" if len(frames) else "hint",

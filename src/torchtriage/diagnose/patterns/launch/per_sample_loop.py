@@ -88,7 +88,9 @@ def _claim(trace: Trace, loop: SampleLoop) -> Claim | None:
     lost_ns, held_ns, filled_ns = (steps.judged_ns(spans) / steps.n_steady for spans in (at_stake, loop.spans, filled))
     if not lost_ns:
         return None
-    time = f"the GPU stands idle for {format_ns(lost_ns)}" if trace.devices else f"they take {format_ns(held_ns)}"
+    time = f"they take {format_ns(held_ns)}"
+    if trace.devices:
+        time = f"the {trace.origin.device_word} stands idle for {format_ns(lost_ns)}"
     lost = "gpu_idle" if trace.devices else "host_without_convolutions"
     gain = 1.0 - 1.0 / min(loop.rounds, MAX_GAIN_ROUNDS)
     shape = trace.details_of("dims", [loop.over])[0][0]

@@ -110,7 +110,8 @@ def _spelling(option: click.Option) -> str:
 
 
 def _default(option: click.Option) -> str:
-    return f"`{option.default}`" if option.show_default else ""
+    shown = ", ".join(option.default) if isinstance(option.default, tuple) else option.default
+    return f"`{shown}`" if option.show_default else ""
 
 
 # -- the columns -------------------------------------------------------------------------------

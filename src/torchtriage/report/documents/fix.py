@@ -12,6 +12,7 @@ from torchtriage.report import words
 __all__ = ["document"]
 
 STYLES = {"in the patch": "bold green", "results differ": "bold red", "failed": "bold red", "slower": "bold red"}
+RESULTS_MATTER = ("in the patch", "faster alone", "results differ", "not compared", "not allowed")
 DIFF = {"+": "green", "-": "red", "@": "cyan"}
 
 
@@ -43,9 +44,10 @@ def _attempt(number: int, attempt: Attempt) -> b.Entry:
     ]
     if attempt.trial is not None:
         rows.append(b.Row("measured", attempt.trial.verdict[0]))
-        rows.append(b.Row("results", attempt.trial.verdict[1]))
+        if attempt.outcome in RESULTS_MATTER:
+            rows.append(b.Row("results", attempt.trial.verdict[1]))
         rows.append(b.Row("start", _start(attempt, attempt.trial)))
-    rows.append(b.Row("on purpose", attempt.changes))
+    rows.append(b.Row("changes", attempt.changes))
     rows.append(b.Row("why", attempt.reason))
     return b.Entry(title, [b.Rows([row for row in rows if b.unfold(row.text)], indent=3)], fold=True)
 

@@ -37,7 +37,7 @@ def document(result: FixResult) -> b.Document:
 
 def _attempt(number: int, attempt: Attempt) -> b.Entry:
     style = STYLES.get(attempt.outcome, "yellow")
-    title = (b.dim(f"{number}. "), b.bold(f"{attempt.code} {attempt.what}"), b.Span(f"  {attempt.outcome}", style))
+    title = (b.dim(f"{number}. "), b.bold(f"{attempt.code} {attempt.what}"), b.Span(f"  ({attempt.outcome})", style))
     rows = [
         b.Row("where", b.code(f"{attempt.file}:{attempt.line}" if attempt.file else "")),
         b.Row("promised", _promise(attempt.promise)),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import pkgutil
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -26,19 +26,19 @@ NEAR = 3
 """Lines between a hit of lint and a finding of the run that are one place."""
 
 MOST_FILES = 60
-_TESTS = re.compile(r"(^|/)(tests?/|test_|conftest|setup\.py)")
 
 
 @dataclass(frozen=True)
 class Edit:
     """A module of ``edits/``: its name, the codes of findings it may mend, and what it proposes.
 
-    ``elsewhere`` : what it changes may be made in a file that no finding points at; it is asked at line 0 of each.
+    ``elsewhere`` : codes of what may be made in a file that the finding does not point at; it is asked at line 0 of
+    each that those import.
     """
 
     name: str
     codes: frozenset[str]
-    elsewhere: bool
+    elsewhere: frozenset[str]
     propose: Callable[[Site], Iterator[Proposal]]
 
 
@@ -59,9 +59,10 @@ class Candidate:
 
 @dataclass
 class Files:
-    """The source files of a project, read and walked once each."""
+    """The source files of a project, read and walked once each; ``script`` : what is run, relative to ``root``."""
 
     root: Path
+    script: frozenset[str] = frozenset()
     _known: dict[str, tuple[LintSource, Module] | None] = field(default_factory=dict)
 
     def path_of(self, frame: Frame) -> str | None:
@@ -83,9 +84,17 @@ class Files:
         return [path.relative_to(self.root).as_posix() for path in self.root.rglob("*.py*") if path.is_file()]
 
     def others(self, known: Collection[str]) -> list[str]:
-        """Return the other source files of the project, tests left out; of a large one the first."""
-        names = [name for name in self._names if name not in known and not _TESTS.search(name)]
-        return names[:MOST_FILES]
+        """Return the files of the project that these import, at any depth."""
+        todo, reached = list(known), set(known)
+        modules = {name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): name for name in self._names}
+        while todo and len(reached) < MOST_FILES:
+            module = self.module(todo.pop())
+            wanted = _imports(module.tree) if module is not None else set()
+            for dotted, name in modules.items():
+                if name not in reached and any(f".{dotted}".endswith(f".{item}") for item in wanted):
+                    reached.add(name)
+                    todo.append(name)
+        return sorted(reached - set(known))
 
     def text(self, path: str) -> str:
         """Return the text of a file as it was when it was first asked for."""
@@ -125,6 +134,18 @@ class Files:
             return None
 
 
+def _imports(tree: ast.Module) -> set[str]:
+    """Return the dotted names that a file imports, of packages and of what may be a module in them."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {f"{node.module}.{alias.name}" if node.module else alias.name for alias in node.names}
+            names |= {node.module} if node.module else set()
+    return names
+
+
 @lru_cache(maxsize=1)
 def known_edits() -> tuple[Edit, ...]:
     """Return every edit in the folder ``edits``, in order of name.
@@ -141,7 +162,7 @@ def known_edits() -> tuple[Edit, ...]:
         codes, propose = getattr(module, "CODES", None), getattr(module, "propose", None)
         if not isinstance(codes, frozenset) or not callable(propose):
             raise PatternError("expected CODES = frozenset(...) and def propose(site)", where=module.__name__)
-        elsewhere = getattr(module, "ELSEWHERE", False)
+        elsewhere: frozenset[str] = getattr(module, "CODES_ELSEWHERE", frozenset())
         found.append(Edit(info.name.replace("_", "-"), codes, elsewhere, propose))
     return tuple(found)
 
@@ -187,11 +208,12 @@ def _proposed(finding: Finding, files: Files) -> Iterator[Candidate]:
         for edit in known_edits():
             if finding.code in edit.codes:
                 yield from _asked(edit, finding, path, Site(module, line, finding))
-    for path in files.others(asked):
-        module_elsewhere = files.module(path)
-        for edit in known_edits():
-            if finding.code in edit.codes and edit.elsewhere and module_elsewhere is not None:
-                yield from _asked(edit, finding, path, Site(module_elsewhere, 0, finding))
+    elsewhere = [edit for edit in known_edits() if finding.code in edit.elsewhere]
+    for path in files.others(asked | files.script) if elsewhere else ():
+        other = files.module(path)
+        for edit in elsewhere:
+            if other is not None:
+                yield from _asked(edit, finding, path, Site(other, 0, finding))
 
 
 def _asked(edit: Edit, finding: Finding, path: str, site: Site) -> Iterator[Candidate]:

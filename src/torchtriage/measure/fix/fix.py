@@ -101,7 +101,7 @@ class _Fixing:
     steps: int = 40
 
     def __post_init__(self) -> None:
-        self.files = Files(self.copy.root)
+        self.files = Files(self.copy.root, self.copy.script)
 
     @property
     def command(self) -> str:

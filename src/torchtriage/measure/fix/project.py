@@ -102,6 +102,16 @@ class ProjectCopy:
         return Command((*found.arguments[:-n], *arguments), found.is_script)
 
     @cached_property
+    def script(self) -> frozenset[str]:
+        """The files of the project that the command names, relative to it."""
+        named = (Path(word).resolve() for word in self.words if word.endswith(".py"))
+        return frozenset(
+            path.relative_to(self.project).as_posix()
+            for path in named
+            if path.is_relative_to(self.project) and path.is_file()
+        )
+
+    @cached_property
     def extra_paths(self) -> tuple[str, ...]:
         """Copies of the folders of the project that modules are imported from, editable installs among them."""
         inside = [Path(path).resolve() for path in sys.path[1:] if path]  # the first is our own

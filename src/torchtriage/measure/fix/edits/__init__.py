@@ -1,1 +1,4 @@
-"""One file per edit. ``CODES`` : the findings it may mend; ``propose(site)`` : the changes it has for one place."""
+"""One file per edit. ``CODES`` : the findings it may mend; ``propose(site)`` : the changes it has for one place.
+
+``CODES_ELSEWHERE`` : those that may be mended in another file than the finding names.
+"""

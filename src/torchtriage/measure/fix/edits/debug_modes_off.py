@@ -14,7 +14,7 @@ from torchtriage.measure.fix.statements import insert_after, unwrap
 
 CODES = frozenset({"CFG044", "CFG046", "CFG103", "MSR101"})
 
-ELSEWHERE = True
+CODES_ELSEWHERE = CODES
 ANOMALY = tuple(
     f"torch.autograd.{name}"
     for name in (

@@ -17,7 +17,7 @@ CODES = frozenset({"HST020", "HST114", "LCH014", "LCH016", "OPT041"})
 FUSED = frozenset({"Adagrad", "Adam", "AdamW", "SGD"})
 FOREACH = frozenset({"ASGD", "Adadelta", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop"})
 OPTIMIZERS = tuple(f"torch.optim.{name}" for name in sorted(FUSED | FOREACH))
-ELSEWHERE = True
+CODES_ELSEWHERE = frozenset({"LCH016"})
 
 
 def propose(site: Site) -> Iterator[Proposal]:

@@ -148,13 +148,14 @@ def _imports(tree: ast.Module) -> set[str]:
 
 @lru_cache(maxsize=1)
 def known_edits() -> tuple[Edit, ...]:
-    """Return every edit in the folder ``edits``, in order of name.
+    """Return every edit in the folder ``edits``, in order of name; those that pay only in long runs come last.
 
     Raises PatternError: a module has no ``CODES`` or no ``propose``.
     """
     from torchtriage.measure.fix import edits
 
-    found = []
+    found: list[Edit] = []
+    last: list[Edit] = []
     for info in pkgutil.iter_modules(edits.__path__):
         if info.name.startswith("_"):
             continue
@@ -164,7 +165,9 @@ def known_edits() -> tuple[Edit, ...]:
             raise PatternError("expected CODES = frozenset(...) and def propose(site)", where=module.__name__)
         elsewhere: frozenset[str] = getattr(module, "CODES_ELSEWHERE", frozenset())
         found.append(Edit(info.name.replace("_", "-"), codes, elsewhere, propose))
-    return tuple(found)
+        if getattr(module, "LAST", False):
+            last.append(found.pop())
+    return (*found, *last)
 
 
 def candidates_of(findings: Iterable[Finding], files: Files) -> tuple[list[Candidate], list[Finding]]:

@@ -14,6 +14,7 @@ from torchtriage.measure.fix.edits._torch import calls_at, function_at, torch_in
 from torchtriage.measure.fix.proposal import Proposal, Site
 from torchtriage.measure.fix.statements import insert_after, source
 
+LAST = True
 CODES = frozenset({"HST020", "HST114", "LCH014", "LCH015"})
 
 SHORTEST = 5

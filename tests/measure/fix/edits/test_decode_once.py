@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.measure.fix.proposing import proposed
+from tests.measure.fix.proposing import proposals, proposed
 
 HEAD = """
 import random
@@ -81,3 +81,21 @@ def test_nothing_for_random_samples_and_what_is_changed_in_place() -> None:
         "        self.count = parse(i)\n        return self.count\n",
     ):
         assert proposed(f"{HEAD}    def __getitem__(self, i):\n{body}", "parse(", "HST103", "decode-once") == []
+
+
+def test_what_may_be_random_or_changed_needs_leave() -> None:
+    getter = """    def __getitem__(self, i):
+        image = Image.open(self.paths[i]).convert("RGB")
+        return np.array({}), self.labels[i]
+"""
+    sure = f"{HEAD}{getter.format('image')}{LOADER}"
+    assert not proposals(sure, "image = ", "HST110", "decode-once")[0].changes
+    for text in (
+        f"from pipeline import prepare\n{HEAD}{getter.format('prepare(image)')}{LOADER}",
+        f"{HEAD.replace('labels)', 'labels, t)')}{getter.format('self.t(image)')}{LOADER}".replace(
+            "        self.paths", "        self.transform = t\n        self.paths"
+        ).replace("self.t(", "self.transform("),
+        f"{sure}data.paths = paths[8:]\n",
+        sure.replace("batch_size=4", "batch_size=None"),
+    ):
+        assert all(item.changes for item in proposals(text, "image = ", "HST110", "decode-once"))

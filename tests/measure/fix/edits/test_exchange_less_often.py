@@ -72,3 +72,19 @@ def test_nothing_where_every_batch_is_a_step():
         "    if (i + 1) % 4 == 0:\n        opt.step()\n        opt.zero_grad()\n", "    opt.step()\n"
     )
     assert not proposed(before, "loss.backward", "COM038", EDIT)
+
+
+def test_nothing_where_the_test_changes_before_it_is_asked():
+    before = SCRIPT.replace("    if (i + 1) % 4 == 0:", "    n += 1\n    if n % 4 == 0:")
+    assert not proposed(before, "loss.backward", "COM038", EDIT)
+
+
+def test_a_barrier_may_be_needed():
+    before = """
+        import torch.distributed as dist
+
+        for x in loader:
+            model(x).mean().backward()
+            dist.barrier()
+    """
+    assert proposals(before, "dist.barrier", "COM101", EDIT)[0].changes

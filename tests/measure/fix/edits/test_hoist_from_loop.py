@@ -196,3 +196,18 @@ def test_a_file_that_the_loop_writes_is_read_again():
                 f.write(str(step))
     """
     assert not proposed(before, "known =", "HST103", "hoist-from-loop")
+
+
+def test_what_code_elsewhere_may_change_stays():
+    before = """
+        import torch
+        from annealing import anneal
+
+        for step in range(100):
+            noise = torch.full((8,), schedule.value)
+            use(noise)
+            {}
+    """
+    for call in ("schedule.advance()", "anneal(schedule)", "anneal(step, of=schedule)"):
+        assert not proposed(before.format(call), "noise =", "HST114", "hoist-from-loop")
+    assert proposed(before.format("other.advance()"), "noise =", "HST114", "hoist-from-loop")

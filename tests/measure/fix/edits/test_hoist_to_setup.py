@@ -313,3 +313,25 @@ def test_what_depends_on_the_input_stays():
                 return x * mask
     """
     assert not proposed(before, "mask =", "LCH105", "hoist-to-setup")
+
+
+def test_what_others_set_stays():
+    before = """
+        import torch
+        from torch import nn
+        class Net(nn.Module):
+            def __init__(self, n, beta):
+                super().__init__()
+                self.n, self.beta = n, beta
+            def forward(self, x):
+                ramp = torch.linspace(0, self.beta, self.n)
+                return x * ramp
+        class Trainer:
+            def __init__(self, model):
+                self.model = model
+            def fit(self, x):
+                {}
+    """
+    for line in ("self.model.beta = 0.5", 'setattr(self.model, "beta", 0.5)', "model.beta = 0.5"):
+        assert not proposed(before.format(line), "ramp =", "LCH105", "hoist-to-setup")
+    assert proposed(before.format("self.model(x)"), "ramp =", "LCH105", "hoist-to-setup")

@@ -72,3 +72,19 @@ def test_two_coefficients_are_a_pair():
 def test_nothing_for_other_options_or_uses():
     assert not proposed(ADAMW.replace("wd=0.1", "rho=0.1"), "p.mul_", "LCH016", EDIT)
     assert not proposed(ADAMW + "    opt.lr = opt.lr * 0.9\n", "p.mul_", "LCH016", EDIT)
+
+
+def test_nothing_where_a_step_has_a_schedule():
+    step = "            p.sub_(self.lr * m / (v.sqrt() + self.eps))\n"
+    counted = ADAMW.replace("    def step(self):\n", "    def step(self):\n        self.t += 1\n")
+    assert proposed(counted, "p.mul_", "LCH016", EDIT)
+    corrected = counted.replace(step, step.replace("m /", "m / (1 - 0.9 ** self.t) /"))
+    assert proposed(corrected, "p.mul_", "LCH016", EDIT)
+    for rate in ("0.5 ** (self.t // 100)", "0.5 ** self.t", "min(1, self.t / 100)", "(1 if self.t < 9 else 0.1)"):
+        assert not proposed(counted.replace(step, step.replace("self.lr", rate)), "p.mul_", "LCH016", EDIT)
+
+
+def test_nothing_where_an_option_is_set_later():
+    decay = "\ndef decay(optimizer, step):\n    if step > 1000:\n        optimizer.lr = 0.01\n"
+    assert not proposed(ADAMW + decay, "p.mul_", "LCH016", EDIT)
+    assert not proposed(ADAMW + "    anneal(opt)\n", "p.mul_", "LCH016", EDIT)

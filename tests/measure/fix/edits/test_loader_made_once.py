@@ -64,3 +64,32 @@ def test_nothing_where_each_epoch_has_its_own() -> None:
         assert proposed(text, "loader = ", "DAT019", "loader-made-once") == []
     text = f"{HEAD}\nfor epoch in range(3):\n    loader = DataLoader(data)\n    data = shorter(data)\n"
     assert proposed(text, "loader = ", "DAT019", "loader-made-once") == []
+
+
+def test_nothing_where_data_are_drawn_or_chosen_anew() -> None:
+    text = f"""{HEAD}
+def make(n):
+    return torch.randn(n)
+
+class Data(torch.utils.data.Dataset):
+    def __init__(self, n):
+        self.x = make(n)
+
+    def __getitem__(self, i):
+        return self.x[i]
+
+for epoch in range(3):
+    data = Data(8)
+    loader = DataLoader(data)
+"""
+    assert proposed(text, "data = Data", "DAT019", "loader-made-once") == []
+    text = f"""{HEAD}
+for epoch in range(3):
+    data = TensorDataset(x[labeled])
+    for (batch,) in DataLoader(data):
+        train(batch)
+    {{}}
+"""
+    for line in ("labeled.extend(choose())", "labeled += choose()"):
+        assert proposed(text.format(line), "data = ", "DAT019", "loader-made-once") == []
+    assert proposed(text.format("pass"), "data = ", "DAT019", "loader-made-once")

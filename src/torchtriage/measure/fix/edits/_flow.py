@@ -26,6 +26,8 @@ MAKES = re.compile(
     r"|sklearn\.\w+\.[A-Z]\w+|os\.path\.\w+|torch\.hann_window|timm\.create_model|torch\.jit\.load|joblib\.load)$"
     r"|(^|\.)from_pretrained$|^transformers\."
 )
+KEEPS = words("print train eval zero_grad backward parameters named_parameters state_dict info debug write format")
+FORM = words("device dtype shape ndim training")
 FITS = words("fit fit_transform transform predict read read_text read_bytes splitlines eval")
 
 
@@ -143,6 +145,37 @@ class Flow:
             found |= {f"{path_of(node.func.value)}{path[4:]}" for path in inside if path.startswith("self.")}
         return found - {""}
 
+    def handed(self, nodes: Iterable[ast.AST]) -> set[str]:
+        """Return the objects that code calls, or hands to calls, of which nothing is known: they may be changed."""
+        found: set[str] = set()
+        for node in (part for root in nodes for part in ast.walk(root) if isinstance(part, ast.Call)):
+            known = self.call(node)
+            name = self.module.name_of(node.func)
+            last = node.func.attr if isinstance(node.func, ast.Attribute) else name
+            if (known is not None and known.callees) or last in PURE_METHODS or last in KEEPS:
+                continue
+            if name in PURE_BUILTINS or PURE_LIBRARY.match(name) or MAKES.search(name):
+                continue
+            given = [*node.args, *(item.value for item in node.keywords)]
+            found |= {path_of(item.value if isinstance(item, ast.Starred) else item) for item in given}
+            if isinstance(node.func, ast.Attribute) and path_of(node.func.value).partition(".")[0] not in (
+                self.module.aliases
+            ):
+                found.add(path_of(node.func.value))
+                found |= {path_of(node.func)} if path_of(node.func).startswith("self.") else set()
+        return found - {"", "self"}
+
+    def handed_over(self, nodes: Iterable[ast.AST]) -> set[str]:
+        """Return the attributes read in code that calls of which nothing is known may change."""
+        nodes = list(nodes)
+        handed = self.handed(nodes)
+        reads = set().union(*(self.reads(node) for node in nodes))
+        return {
+            path
+            for path in reads
+            if path.rpartition(".")[2] not in FORM and any(path.startswith(f"{item}.") for item in handed)
+        }
+
     def lasting(self, owner: Class) -> set[str]:
         """Return the attributes that a class's ``__init__`` sets and nothing changes afterwards."""
         init = owner.methods.get("__init__")
@@ -155,7 +188,7 @@ class Flow:
         outside = {
             path.rpartition(".")[2]
             for path in written([self.module.tree])
-            if "." in path and not path.startswith("self.")
+            if "." in path and (not path.startswith("self.") or path.count(".") > 1)
         }
         return {
             path

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.edits import SourceEdit
 from torchtriage.diagnose.lint.facts import Class, Module, SourceFunction
 from torchtriage.diagnose.lint.samples import samples_of
-from torchtriage.diagnose.lint.syntax import names_in, path_of
+from torchtriage.diagnose.lint.syntax import keyword, names_in, path_of
+from torchtriage.diagnose.lint.torch_names import LOADERS, words
+from torchtriage.diagnose.lint.work_syntax import parameters
+from torchtriage.diagnose.lint.work_words import PURE_BUILTINS, PURE_METHODS
+from torchtriage.measure.fix.edits._flow import Flow, flow_of, loads, meets
 from torchtriage.measure.fix.edits._loaders import data_of, loaders_at, reached
 from torchtriage.measure.fix.proposal import Proposal, Site
 from torchtriage.measure.fix.statements import bound, insert_after, source, statement_edit, wrap
 
+STEADY = words("PIL numpy json torch math io os pathlib pickle csv gzip zlib cv2 pandas struct wave soundfile re")
 LOADING = ("DAT018", "DAT019")
 CODES = frozenset(
     {*LOADING, "DAT105", "DAT108", "DAT110", "HST020", "HST101", "HST103", "HST110", "HST111", "HST114"} | {"LCH105"}
@@ -29,7 +35,9 @@ def propose(site: Site) -> Iterator[Proposal]:
         edits = _edits(site, getter)
         if edits:
             owner = getter.owner
-            yield Proposal(edits, f"make each sample of {owner.name if owner else ''} once, and keep it")
+            changes = "" if _is_sure(site.module, getter) else "samples are the same in each epoch"
+            what = f"make each sample of {owner.name if owner else ''} once, and keep it"
+            yield Proposal(edits, what, changes=changes)
             return
 
 
@@ -106,6 +114,43 @@ def _is_same(module: Module, owner: Class, statement: ast.stmt, own: str) -> boo
         if given and TRANSFORM.search(called) and DRAWS.search(module.text.replace(source(module, owner.node), "")):
             return False  # what the data set is given may be random
     return True
+
+
+def _is_sure(module: Module, getter: SourceFunction) -> bool:
+    """Return whether all that makes a sample is known to give the same in each epoch, and no one else holds it."""
+    loaders = module.called(*LOADERS)
+    own_batches = any(keyword(call.node, "collate_fn") is not None for call in loaders)
+    sizes = [keyword(call.node, "batch_size") for call in loaders]
+    if own_batches or any(isinstance(size, ast.Constant) and size.value is None for size in sizes):
+        return False
+    if any(path_of(call.node.func) == "setattr" for call in module.calls) or getter.owner is None:
+        return False
+    flow = flow_of(module)
+    lasting = flow.lasting(getter.owner)
+    shared = flow.constants() | set(module.aliases) | set(dir(builtins))
+    for function in (getter, *reached(module, getter.node)):
+        local = bound(function.node.body) | parameters(function.node)
+        for path in set().union(*(loads(item) for item in function.node.body)):
+            root, _, name = path.partition(".")
+            kept = meets(path, lasting) or name in getter.owner.methods
+            if (root == "self" and not kept) or (root not in local and root not in shared):
+                return False
+        for node in ast.walk(function.node):
+            if isinstance(node, ast.Call) and not _is_known(module, flow, node, local):
+                return False
+    return True
+
+
+def _is_known(module: Module, flow: Flow, node: ast.Call, local: set[str]) -> bool:
+    call, name = flow.call(node), module.name_of(node.func)
+    if (call is not None and call.callees) or name in PURE_BUILTINS or name == "open":
+        return True
+    if name.partition(".")[0] in STEADY:
+        return True
+    if not isinstance(node.func, ast.Attribute):
+        return False
+    root = path_of(node.func.value).partition(".")[0]
+    return node.func.attr in PURE_METHODS or root == "" or (root in local and root != "self")
 
 
 def _does_work(statement: ast.stmt) -> bool:

@@ -9,6 +9,7 @@ from torchtriage.diagnose.lint.base import keyword, literal, replace_node
 from torchtriage.diagnose.lint.facts import Module
 from torchtriage.diagnose.lint.syntax import path_of
 from torchtriage.diagnose.lint.walk import is_optimizer_step
+from torchtriage.measure.fix.edits._flow import flow_of, loads, meets
 from torchtriage.measure.fix.edits._torch import calls_at
 from torchtriage.measure.fix.proposal import Proposal, Site
 from torchtriage.measure.fix.statements import import_edit, remove, source, wrap
@@ -29,7 +30,8 @@ def propose(site: Site) -> Iterator[Proposal]:
             if call.attr == "barrier" and isinstance(statement, ast.Expr):
                 edit = remove(module, statement)
                 if edit is not None:
-                    yield Proposal((edit,), "no barrier in each step")
+                    changes = "ranks no longer wait for each other here"
+                    yield Proposal((edit,), "no barrier in each step", changes=changes)
     elif "no_sync" not in module.text:
         yield from _accumulating(site)
 
@@ -48,6 +50,12 @@ def _accumulating(site: Site) -> Iterator[Proposal]:
     first = _first_use(module, loop, model)
     last = next((item for item in loop.body if passes[0].node in ast.walk(item)), None)
     if first is None or last is None or loop.body.index(first) > loop.body.index(last):
+        return
+    flow = flow_of(module)
+    decides = next(index for index, item in enumerate(loop.body) if steps[0].node in ast.walk(item))
+    end = decides if getattr(loop.body[decides], "test", None) is tests[0] else decides + 1
+    varying = flow.changes(loop.body[loop.body.index(first) : end])
+    if not flow.repeats(tests[0]) or any(meets(path, varying) for path in loads(tests[0])):
         return
     span = loop.body[loop.body.index(first) : loop.body.index(last) + 1]
     header = f"with nullcontext() if {source(module, tests[0])} else {model}.no_sync():"

@@ -30,7 +30,7 @@ def propose(site: Site) -> Iterator[Proposal]:
 
 
 def _before(site: Site, flow: Flow, loop: Loop, statement: ast.stmt) -> Proposal | None:
-    module, varying = site.module, flow.changes([loop])
+    module, varying = site.module, flow.changes([loop]) | flow.handed_over([loop])
     moved = lasting(flow, loop, loop.body, varying)
     if statement in moved:
         group = connected(module, moved, statement)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
 from torchtriage.diagnose.lint.facts import SourceFunction, is_step
-from torchtriage.diagnose.lint.syntax import names_in
+from torchtriage.diagnose.lint.syntax import names_in, path_of
 from torchtriage.diagnose.lint.work_syntax import parameters
 from torchtriage.measure.fix.edits._flow import Flow, flow_of
 from torchtriage.measure.fix.edits._lasting import connected, lasting, name_for, outdented, parts_of, replaced
@@ -58,6 +58,8 @@ def _into_init(site: Site, flow: Flow, function: SourceFunction, statement: ast.
     module, owner = site.module, function.owner
     init = owner.methods.get("__init__") if owner is not None else None
     if owner is None or init is None or init.owner is not owner or owner.children:
+        return None
+    if any(path_of(call.node.func) == "setattr" for call in module.calls):
         return None
     attributes = flow.lasting(owner)
     varying = _varying(flow, function, attributes)

@@ -41,6 +41,8 @@ def propose(site: Site) -> Iterator[Proposal]:
         made = [call for call in module.calls if call.attr == owner.name and call.node not in ast.walk(owner.node)]
         if len(made) != 1 or not made[0].target or _is_known(module, owner, made[0].target):
             continue
+        if _is_set_later(module, owner):
+            continue
         text = _replacement(module, owner, made[0])
         out = remove(module, owner.node)
         if text and out is not None:
@@ -53,13 +55,88 @@ def propose(site: Site) -> Iterator[Proposal]:
 def _is_known(module: Module, owner: Class, target: str) -> bool:
     """Return whether the program uses more of the class than an optimizer has."""
     inside = set(ast.walk(owner.node))
-    return any(
-        isinstance(node, ast.Attribute)
-        and path_of(node.value) == target
-        and node.attr not in USED
-        and node not in inside
+    last = target.rpartition(".")[2] if "." in target else ""
+    named = [
+        node
         for node in module.parents
-    )
+        if node not in inside
+        and isinstance(node, ast.Name | ast.Attribute)
+        and (path_of(node) == target or (isinstance(node, ast.Attribute) and node.attr == last))
+        and isinstance(node.ctx, ast.Load)
+    ]
+    outer = [module.parents[node] for node in named]
+    return not all(isinstance(node, ast.Attribute) and node.attr in USED for node in outer)
+
+
+def _is_set_later(module: Module, owner: Class) -> bool:
+    """Return whether anything but ``__init__`` gives an option another value."""
+    inside, begin = set(ast.walk(owner.node)), set(ast.walk(owner.methods["__init__"].node))
+    options = set(NAMES)
+    for node in begin:
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                pairs = [(target, node.value)]
+                if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                    pairs = list(zip(target.elts, node.value.elts, strict=False))
+                options |= {
+                    place.attr
+                    for place, value in pairs
+                    if isinstance(place, ast.Attribute) and isinstance(value, ast.Name) and value.id in NAMES
+                }
+    for node in module.parents:
+        if isinstance(node, ast.Call) and path_of(node.func) == "setattr":
+            return True
+        place = node.value if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load) else node
+        stored = place is not node or (isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load))
+        if not stored or not isinstance(place, ast.Attribute) or place.attr not in options or node in begin:
+            continue
+        if node in inside or path_of(place.value) != "self":
+            return True
+    return False
+
+
+def _has_schedule(module: Module, owner: Class) -> bool:
+    """Return whether a class does something else with its number of steps than to correct a bias: ``1 - beta**t``."""
+    methods = [item.node for name, item in owner.methods.items() if name != "__init__"]
+    nodes = [node for method in methods for node in ast.walk(method)]
+    counters = {ast.unparse(node.target) for node in nodes if isinstance(node, ast.AugAssign) and _is_one(node.value)}
+    assigned = [node for node in nodes if isinstance(node, ast.Assign)]
+    for assign in assigned:
+        target = ast.unparse(assign.targets[0])
+        value = assign.value
+        if isinstance(value, ast.BinOp) and _is_one(value.right) and ast.unparse(value.left) == target:
+            counters.add(target)
+    counters |= {ast.unparse(node.targets[0]) for node in assigned if ast.unparse(node.value) in counters}
+    for node in nodes:
+        outer = module.parents.get(node)
+        if isinstance(node, ast.FloorDiv | ast.Mod):
+            return True
+        if isinstance(node, ast.Compare) and not _is_plain(node, counters):
+            return True
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow) and not isinstance(node.right, ast.Constant):
+            if not isinstance(outer, ast.BinOp) or not isinstance(outer.op, ast.Sub) or outer.right is not node:
+                return True
+            if not isinstance(outer.left, ast.Constant):
+                return True
+        read = isinstance(node, ast.expr) and isinstance(getattr(node, "ctx", None), ast.Load)
+        if read and ast.unparse(node) in counters and isinstance(outer, ast.BinOp | ast.Call | ast.If | ast.IfExp):
+            power = isinstance(outer, ast.BinOp) and isinstance(outer.op, ast.Pow) and outer.right is node
+            counts = isinstance(outer, ast.BinOp) and isinstance(module.parents.get(outer), ast.Assign)
+            if not power and not counts:
+                return True
+    return False
+
+
+def _is_one(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value == 1
+
+
+def _is_plain(test: ast.Compare, counters: set[str]) -> bool:
+    """Return whether a comparison asks for what is there, or for an option that is not zero."""
+    if all(isinstance(op, ast.Is | ast.IsNot | ast.In | ast.NotIn) for op in test.ops):
+        return True
+    zero = all(isinstance(item, ast.Constant) and item.value == 0 for item in test.comparators)
+    return zero and ast.unparse(test.left) not in counters
 
 
 def _replacement(module: Module, owner: Class, call: SourceCall) -> str:
@@ -67,7 +144,7 @@ def _replacement(module: Module, owner: Class, call: SourceCall) -> str:
     if given is None or "params" not in given or "lr" not in given:
         return ""
     step = module.text_of(owner.methods["step"])
-    if not re.search(r"\.grad\b", step):
+    if not re.search(r"\.grad\b", step) or _has_schedule(module, owner):
         return ""
     text = {name: source(module, node) for name, node in given.items()}
     if "beta1" in text and "beta2" in text:

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from torchtriage.diagnose.lint.facts import Module, SourceCall
 from torchtriage.diagnose.lint.syntax import keyword, names_in, path_of
 from torchtriage.diagnose.lint.torch_names import DATASETS, LOADERS
+from torchtriage.measure.fix.edits._flow import flow_of, meets
+from torchtriage.measure.fix.edits._loaders import reached
 from torchtriage.measure.fix.edits._settings import constant_of
 from torchtriage.measure.fix.proposal import Loop, Proposal, Site
 from torchtriage.measure.fix.statements import (
@@ -50,6 +52,7 @@ def _makes_data(module: Module, call: SourceCall) -> bool:
         bodies = []
     else:
         return False
+    bodies += [item.node for body in list(bodies) for item in reached(module, body)]
     return not any(DRAWS.search(source(module, body)) for body in (*bodies, call.node))
 
 
@@ -131,4 +134,8 @@ def _stays(module: Module, node: ast.Call, loop: Loop) -> bool:
         if isinstance(target, ast.Name) and [part.id for part in again_bound].count(target.id) != 1:
             return False
     read = {path_of(part) for part in ast.walk(node) if isinstance(part, ast.Attribute)}
+    flow = flow_of(module)
+    varying = flow.changes(inside) | flow.handed_over(inside)
+    if any(meets(path, varying) for path in flow.reads(node)):
+        return False
     return not names_in(node) & bound(inside) and not read & {path_of(part) for part in stored}

@@ -19,7 +19,9 @@ __all__ = ["command"]
 @file_option(
     "--root", "Read below this folder (repeatable)  [default: the current folder]", metavar="DIR", dest="roots"
 )
-@click.option("--allow-run", is_flag=True, help="Also offer the tools that run programs below a root: run, verify.")
+@click.option(
+    "--allow-run", is_flag=True, help="Also offer the tools that run programs below a root: run, verify, fix."
+)
 @value_option("--max-bytes", click.IntRange(1024), "N", 4096, "Largest answer, in bytes of UTF-8; more is paged.")
 @value_option(
     "--python", click.Path(), "PYTHON", None, "Interpreter of the programs that are run, such as .venv/bin/python."
@@ -28,9 +30,9 @@ __all__ = ["command"]
 def command(roots: tuple[str, ...], skill: bool, **given: Any) -> None:
     """Serve agents over the Model Context Protocol, on standard input and output.
 
-    Tools: doctor, analyze, tables, explain, compare, what_if, lint and, with --allow-run, run and verify. Answers are
-    JSON with the numbers of --json, in pages. Nothing outside the roots is read, links followed; text of recordings
-    and programs is escaped, and marked as data.
+    Tools: doctor, analyze, tables, explain, compare, what_if, lint and, with --allow-run, run, verify and fix.
+    Answers are JSON with the numbers of --json, in pages. Nothing outside the roots is read, links followed; text of
+    recordings and programs is escaped, and marked as data.
 
     \b
     torchtriage mcp --root . --allow-run

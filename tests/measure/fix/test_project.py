@@ -156,3 +156,15 @@ def test_the_project_is_the_folder_with_its_marks_else_the_scripts_own(project, 
     assert project_of(("src/pkg/a.py",), "src") == project / "src"
     with pytest.raises(UsageError, match="holds the script"):
         project_of(("train.py",), "src")
+
+
+def test_what_is_saved_into_the_project_meanwhile_changes_no_run(tmp_path, monkeypatch):
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "a.py").write_text("first")
+    monkeypatch.chdir(folder)
+    copy = ProjectCopy.make(folder, tmp_path / "copy", ("a.py",))
+    (folder / "a.py").write_text("second")
+    (folder / "b.py").write_text("new")
+    assert copy.restore() == []
+    assert (copy.root / "a.py").read_text() == "first"

@@ -99,7 +99,7 @@ def test_what_never_settles_ends(copy, ran, monkeypatch):
 
 
 def test_the_program_as_it_is_must_run(copy, ran):
-    (copy.project / "a.py").write_text("broken")
+    (copy.original / "a.py").write_text("broken")
     copy.restore()
     with pytest.raises(UsageError, match="exit code 1"):
         run(copy, Entrant({"a.py": b"fast"}))

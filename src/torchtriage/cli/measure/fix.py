@@ -53,7 +53,7 @@ def command(ctx: click.Context, /, words: tuple[str, ...], **given: Any) -> None
 
     The project is copied, and the script runs in the copy only: once recorded, then in turns as it
     is and with each change. A change is in the patch when the script is surely faster with it and
-    its gradients, updates or outputs are the same. Nothing is written into the project without
+    the gradients, updates or outputs of its first steps are the same. Nothing is written into the project without
     --apply. Files that the script writes in its project stay in the copy; files elsewhere, network
     and programs that it starts are not stopped, but named before it runs again.
 

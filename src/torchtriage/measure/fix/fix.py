@@ -352,6 +352,7 @@ def fix(
     fixing = _Fixing(copy, out, wanted, tell)
     tell(f"recording {fixing.command} in a copy of {copy.project}")
     recorded = fixing.record()
+    fixing.begun_s = time.monotonic()  # the budget is for trials
     effects = effects_of(out / "recording", copy, copy.restore())
     for sentence in effects_sentences(effects):
         tell(sentence)
@@ -463,7 +464,10 @@ def _notes(fixing: _Fixing, result: Result) -> Iterable[Note]:
 def _verdict(result: FixResult) -> tuple[str, ...]:
     if result.together is None:
         n = sum(attempt.trial is not None for attempt in result.attempts)
+        left = sum(attempt.outcome == "not tried" for attempt in result.attempts)
         tried = f"{format_count(n, 'change')} tried, none is proved" if n else "no finding has a change to try"
+        if left:
+            tried = f"{tried}, {left} not tried" if n else f"{format_count(left, 'change')} not tried"
         return (f"No patch: {tried}.",)
     n = sum(attempt.outcome == "in the patch" for attempt in result.attempts)
     return (f"{format_count(n, 'change')} in the patch. {result.together.verdict[0]}", result.together.verdict[1])

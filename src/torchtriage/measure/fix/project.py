@@ -52,12 +52,14 @@ def project_of(words: Sequence[str], given: str | None = None) -> Path:
 class ProjectCopy:
     """The copy ``root`` of ``project``, and how a command runs in it.
 
-    ``apart`` : a folder of the project that is ours, not the project's.
+    ``apart`` : a folder of the project that is ours, not the project's. ``original`` : what it is put back to, a
+    copy as well: the project may be edited meanwhile.
     """
 
     project: Path
     root: Path
     words: tuple[str, ...]
+    original: Path
     apart: Path | None = None
 
     @staticmethod
@@ -74,9 +76,12 @@ class ProjectCopy:
                 where=str(project),
                 hint="--project with the folder that the script needs; data may lie outside of it",
             )
-        copy = ProjectCopy(project, into.resolve() / (project.name or "project"), tuple(words), apart)
-        copy.root.mkdir(parents=True)
-        copy.restore()
+        name, into = project.name or "project", into.resolve()
+        original = ProjectCopy(project, into / "original" / name, tuple(words), project, apart)
+        copy = ProjectCopy(project, into / name, tuple(words), original.root)
+        for made in (original, copy):
+            made.root.mkdir(parents=True)
+            made.restore()
         return copy
 
     @cached_property
@@ -118,9 +123,9 @@ class ProjectCopy:
         return tuple(str(self._mirrored(path)) for path in inside if path.is_relative_to(self.project))
 
     def restore(self) -> list[str]:
-        """Put the copy back as the project is, and return what had been changed, made or deleted, by relative name."""
+        """Put the copy back as the project was, and return what had been changed, made or deleted, by relative name."""
         originals, found = (
-            {path.relative_to(root): path for path in _files(root, self.apart)} for root in (self.project, self.root)
+            {path.relative_to(root): path for path in _files(root, self.apart)} for root in (self.original, self.root)
         )
         touched = [name for name in found if name not in originals]
         for name in touched:
@@ -129,7 +134,7 @@ class ProjectCopy:
             if name not in found or not self._same(original, found[name]):
                 self._copy(original, self.root / name)
                 touched.append(name)
-        folders, made = (set(_folders(root, self.apart)) for root in (self.project, self.root))
+        folders, made = (set(_folders(root, self.apart)) for root in (self.original, self.root))
         for folder in sorted(made - folders, reverse=True):
             shutil.rmtree(self.root / folder, ignore_errors=True)
         for folder in sorted(folders - made):
@@ -155,8 +160,8 @@ class ProjectCopy:
         """Return what the copy of a link points at: the copy of what is in the project, the same outside of it."""
         target = str(link.readlink())
         full = Path(os.path.normpath(link.parent / target))
-        if full.is_relative_to(self.project):
-            return str(self._mirrored(full)) if Path(target).is_absolute() else target
+        if full.is_relative_to(self.original):
+            return str(self.root / full.relative_to(self.original)) if Path(target).is_absolute() else target
         return str(full)
 
     def _copy(self, path: Path, target: Path) -> None:

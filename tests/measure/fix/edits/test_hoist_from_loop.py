@@ -211,3 +211,20 @@ def test_what_code_elsewhere_may_change_stays():
     for call in ("schedule.advance()", "anneal(schedule)", "anneal(step, of=schedule)"):
         assert not proposed(before.format(call), "noise =", "HST114", "hoist-from-loop")
     assert proposed(before.format("other.advance()"), "noise =", "HST114", "hoist-from-loop")
+
+
+def test_what_a_function_of_the_file_changes_for_all_stays():
+    before = """
+        import torch
+
+        def advance():
+            {}
+
+        for step in range(100):
+            noise = torch.full((8,), schedule.value)
+            use(noise)
+            advance()
+    """
+    for line in ("schedule.value *= 0.5", "schedule.advance()", "anneal(schedule)"):
+        assert not proposed(before.format(line), "noise =", "HST114", "hoist-from-loop")
+    assert proposed(before.format("print(3)"), "noise =", "HST114", "hoist-from-loop")

@@ -209,3 +209,25 @@ def test_a_sum_over_all_steps_stays():
             total += len(x)
     """
     assert not proposed(before, "confusion", "LCH017", "less-often")
+
+
+def test_what_any_finding_saves_is_saved_at_the_end_as_well():
+    before = """
+        def fit(model, optimizer, batches, steps, path):
+            for step in range(steps):
+                loss = model(batches[step])
+                loss.backward()
+                optimizer.step()
+                save_checkpoint(path, model, optimizer, step, loss)
+    """
+    after = """
+        def fit(model, optimizer, batches, steps, path):
+            for step in range(steps):
+                loss = model(batches[step])
+                loss.backward()
+                optimizer.step()
+                if step % 50 == 0:
+                    save_checkpoint(path, model, optimizer, step, loss)
+            save_checkpoint(path, model, optimizer, step, loss)
+    """
+    assert proposed(before, "save_checkpoint", "HST114", "less-often")[0] == source(after)

@@ -112,3 +112,75 @@ def test_other_containers_stay():
                 use(x)
     """
     assert not proposed(before, "in known", "HST118", "list-lookups")
+
+
+def test_a_function_searches_a_list_of_the_file():
+    before = """
+        def read_words(path):
+            return sorted(set(open(path).read().split()))
+
+
+        words = read_words("words.txt")
+
+
+        def encode(word):
+            return words.index(word)
+    """
+    after = """
+        def read_words(path):
+            return sorted(set(open(path).read().split()))
+
+
+        words = read_words("words.txt")
+        words_places = {item: place for place, item in enumerate(words)}
+
+
+        def encode(word):
+            return words_places[word]
+    """
+    assert proposed(before, "index(word)", "HST114", "list-lookups")[0] == source(after)
+
+
+def test_a_method_tests_a_constant():
+    before = """
+        STOP = ["the", "a", "of"]
+
+
+        class Cleaner:
+            def is_stop(self, word):
+                return word in STOP
+    """
+    after = """
+        STOP = ["the", "a", "of"]
+        STOP_set = set(STOP)
+
+
+        class Cleaner:
+            def is_stop(self, word):
+                return word in STOP_set
+    """
+    assert proposed(before, "in STOP", "HST020", "list-lookups")[0] == source(after)
+
+
+def test_lists_of_the_file_that_change_stay():
+    before = """
+        seen = []
+
+
+        def is_new(word):
+            return word not in seen
+
+
+        def add(word):
+            seen.append(word)
+    """
+    assert not proposed(before, "not in seen", "HST020", "list-lookups")
+    assert not proposed(before.replace("seen.append(word)", "global seen; seen = [word]"), "not in", "HST020")
+    local = """
+        words = ["a", "b"]
+
+
+        def place(words, word):
+            return words.index(word)
+    """
+    assert not proposed(local, "index(word)", "HST020", "list-lookups")

@@ -30,6 +30,7 @@ REPORTS = re.compile(
 LIBRARY = re.compile(r"^(torch|numpy|math|torch\.nn\.functional)\.(?!save|load)")
 TRAINS = re.compile(r"\.backward\(|optimi[sz]er\.step\(|\bopt\.step\(|scheduler\.step\(|\bnext\(")
 COUNTERS = re.compile(r"(^|[._])(step|iteration|iter|it|i|k|tick|batch_idx|batch_index|n_iter|idx)$")
+SAVES = re.compile(r"(^|[._])(save|dump|ckpt|checkpoint|backup|snapshot)(?![a-z])", re.IGNORECASE)
 MODES = re.compile(r"\.(eval|train)\((True|False)?\)$")
 
 
@@ -132,7 +133,7 @@ def _under_condition(site: Site, body: list[ast.stmt], at: int, loop: Loop | Non
         for node in ast.walk(site.function or module.tree)
         if isinstance(node, ast.Name) and node not in inside and isinstance(node.ctx, ast.Load)
     }
-    if loop is not None and (later or site.finding.code == "HST102"):
+    if loop is not None and (later or site.finding.code == "HST102" or _saves(module, block)):
         last = insert_after(module, loop, _outdented(module, block, loop))
         if last is None:
             return None
@@ -140,6 +141,12 @@ def _under_condition(site: Site, body: list[ast.stmt], at: int, loop: Loop | Non
     called = source(module, block[0]).splitlines()[0]
     changes = f"what it saves, prints or evaluates comes every {every} steps"
     return Proposal(tuple(edits), f"run this every {every} steps: {called[:60]}", changes=changes)
+
+
+def _saves(module: Module, block: list[ast.stmt]) -> bool:
+    """Return whether statements write what is read after the run: the last of it has to be written then."""
+    calls = [part for item in block for part in ast.walk(item) if isinstance(part, ast.Call)]
+    return any(SAVES.search(module.name_of(call.func) or f".{getattr(call.func, 'attr', '')}") for call in calls)
 
 
 def _block(module: Module, body: list[ast.stmt], at: int) -> list[ast.stmt]:

@@ -47,8 +47,8 @@ def _own_parts(statement: ast.stmt) -> Iterator[ast.AST]:
 
 def _looked_up(site: Site, statement: ast.stmt, node: ast.expr, over: ast.expr, method: str) -> Proposal | None:
     module, path = site.module, path_of(over)
-    if not path or not _is_list(site, path):
-        return None
+    if not path or not _is_list(site, path) or (method and "ValueError" in module.text):
+        return None  # a dictionary raises another error for what is missing
     flow = flow_of(module)
     inner = module.around(node, ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
     place = statement
@@ -62,13 +62,15 @@ def _looked_up(site: Site, statement: ast.stmt, node: ast.expr, over: ast.expr, 
         if meets(path, others) or not appends or (method and changes) or _assigned(loop, path):
             break
         place, added = loop, changes
-    if place is statement and inner is None:
+    shared = _shared(site, path) if place is statement and not site.loops and site.function is not None else None
+    if place is statement and inner is None and shared is None:
         return None
     base = re.sub(r"^_+", "", path.rpartition(".")[2])
     names = (f"{base}_set", f"known_{base}") if not method else (f"{base}_places", f"place_in_{base}")
     name = next((item for item in names if item not in names_in(module.tree)), "")
     made = f"set({path})" if not method else f"{{item: place for place, item in enumerate({path})}}"
-    before = insert_before(module, place, f"{name} = {made}")
+    row = f"{name} = {made}"
+    before = insert_after(module, shared, row) if shared is not None else insert_before(module, place, row)
     later: list[SourceEdit | None] = []
     for call in added:
         outer = module.parents.get(call)
@@ -82,6 +84,23 @@ def _looked_up(site: Site, statement: ast.stmt, node: ast.expr, over: ast.expr, 
     else:
         edits = [before, *(replace_node(item, name) for item in _same_tests(place, path)), *filter(None, later)]
     return Proposal(tuple(edits), f"look in a {'dictionary' if method else 'set'} instead of through {path}")
+
+
+def _shared(site: Site, path: str) -> ast.stmt | None:
+    """Return the statement of the file that makes a list once, above the function that searches it."""
+    module, function = site.module, site.function
+    if path not in flow_of(module).constants() or function is None:
+        return None
+    if path in {node.id for node in ast.walk(function) if isinstance(node, ast.Name) and _is_store(node)}:
+        return None
+    if path in {node.arg for node in ast.walk(function) if isinstance(node, ast.arg)}:
+        return None
+    made = [node for node in module.tree.body if isinstance(node, ast.Assign) and path in map(path_of, node.targets)]
+    return made[0] if len(made) == 1 else None
+
+
+def _is_store(node: ast.Name) -> bool:
+    return not isinstance(node.ctx, ast.Load)
 
 
 def _same_tests(root: ast.AST, path: str) -> list[ast.expr]:
@@ -104,13 +123,24 @@ def _is_list(site: Site, path: str) -> bool:
         for target, value in _pairs(node)
         if path_of(target) == path
     ]
-    return bool(made) and all(
+    return bool(made) and all(_gives_list(value) or _returns_list(site, value) for value in made)
+
+
+def _gives_list(value: ast.expr) -> bool:
+    return (
         isinstance(value, ast.List | ast.ListComp)
         or (isinstance(value, ast.BinOp) and isinstance(value.left, ast.List))
         or (isinstance(value, ast.Call) and path_of(value.func).rpartition(".")[2] in ("list", "sorted"))
         or (isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in _LISTS)
-        for value in made
     )
+
+
+def _returns_list(site: Site, value: ast.expr) -> bool:
+    """Return whether a value is what a function of the file returns, which returns nothing but new lists."""
+    known = flow_of(site.module).call(value) if isinstance(value, ast.Call) else None
+    nodes = [node for callee in (known.callees if known is not None else ()) for node in ast.walk(callee.node)]
+    returned = [node.value for node in nodes if isinstance(node, ast.Return)]
+    return bool(returned) and all(item is not None and _gives_list(item) for item in returned)
 
 
 _LISTS = words("tolist split splitlines readlines copy")

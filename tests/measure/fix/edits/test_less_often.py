@@ -1,6 +1,6 @@
 """Reports, checkpoints and evaluations run every so many steps."""
 
-from tests.measure.fix.proposing import proposed, source
+from tests.measure.fix.proposing import proposals, proposed, source
 
 
 def test_a_checkpoint_is_saved_now_and_then_and_at_the_end():
@@ -209,3 +209,13 @@ def test_a_sum_over_all_steps_stays():
             total += len(x)
     """
     assert not proposed(before, "confusion", "LCH017", "less-often")
+
+
+def test_a_metric_that_adds_up_every_batch_says_so():
+    before = """
+        for step, (x, y) in enumerate(loader):
+            metric.update(model(x), y)
+            if step % 10 == 0:
+                print(metric.compute())
+    """
+    assert all(item.changes for item in proposals(before, "metric.update", "HST106", "less-often"))

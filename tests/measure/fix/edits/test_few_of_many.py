@@ -57,3 +57,9 @@ def test_a_permutation_of_which_a_few_are_used() -> None:
 def test_nothing_where_more_of_the_order_is_used(text: str) -> None:
     for line in range(1, text.count("\n") + 1):
         assert proposed(text, line, "KRN101", "few-of-many") == []
+
+
+def test_the_axis_and_the_number_are_said() -> None:
+    (proposal,) = proposals("import torch\n\nbest = torch.argsort(s)[:100]\n", 3, "KRN101", "few-of-many")
+    assert "fewer" in proposal.changes
+    assert "last axis" in proposal.changes

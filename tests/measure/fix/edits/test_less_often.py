@@ -1,6 +1,6 @@
 """Reports, checkpoints and evaluations run every so many steps."""
 
-from tests.measure.fix.proposing import proposed, source
+from tests.measure.fix.proposing import proposals, proposed, source
 
 
 def test_a_checkpoint_is_saved_now_and_then_and_at_the_end():
@@ -231,3 +231,13 @@ def test_what_any_finding_saves_is_saved_at_the_end_as_well():
             save_checkpoint(path, model, optimizer, step, loss)
     """
     assert proposed(before, "save_checkpoint", "HST114", "less-often")[0] == source(after)
+
+
+def test_a_metric_that_adds_up_every_batch_says_so():
+    before = """
+        for step, (x, y) in enumerate(loader):
+            metric.update(model(x), y)
+            if step % 10 == 0:
+                print(metric.compute())
+    """
+    assert all(item.changes for item in proposals(before, "metric.update", "HST106", "less-often"))

@@ -60,7 +60,7 @@ def test_places_are_in_a_dictionary():
     after = """
         def edges_of(seeds, edges):
             n_id = list(seeds)
-            n_id_places = {item: place for place, item in enumerate(n_id)}
+            n_id_places = {item: place for place, item in reversed(list(enumerate(n_id)))}
             src = [n_id_places[u] for u, _ in edges]
             return src
     """
@@ -132,7 +132,7 @@ def test_a_function_searches_a_list_of_the_file():
 
 
         words = read_words("words.txt")
-        words_places = {item: place for place, item in enumerate(words)}
+        words_places = {item: place for place, item in reversed(list(enumerate(words)))}
 
 
         def encode(word):
@@ -184,3 +184,38 @@ def test_lists_of_the_file_that_change_stay():
             return words.index(word)
     """
     assert not proposed(local, "index(word)", "HST020", "list-lookups")
+
+
+def test_the_place_in_a_try_stays():
+    before = """
+        def places(rows):
+            names = list(rows)
+            for x in rows:
+                try:
+                    use(names.index(x))
+                except ValueError:
+                    pass
+    """
+    assert not proposed(before, "names.index", "HST118", "list-lookups")
+
+
+def test_what_is_appended_is_evaluated_once():
+    before = """
+        seen = []
+        for x in xs:
+            if x not in seen:
+                seen.append(random.randrange(100))
+    """
+    assert not proposed(before, "not in seen", "HST118", "list-lookups")
+
+
+def test_a_list_that_is_stacked_stays():
+    before = """
+        window = []
+        for row in rows:
+            window.append(row)
+            if len(window) > 10:
+                window.pop(0)
+            use(torch.stack(window))
+    """
+    assert not proposed(before, "pop(0)", "HST020", "list-lookups")

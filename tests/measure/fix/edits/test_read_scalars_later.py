@@ -71,3 +71,18 @@ def test_nothing_where_each_step_uses_the_value():
     """
     assert not proposed(before, "value = ", "SYN001", EDIT)
     assert not proposed(before, "history.append", "SYN001", EDIT)
+
+
+def test_a_parameter_that_is_kept_is_copied():
+    before = """
+        import torch
+
+        scale = torch.nn.Parameter(torch.ones(()))
+        history = []
+        for x in loader:
+            train(x, scale)
+            history.append(scale.item())
+        print(history)
+    """
+    (after,) = proposed(before, "history.append", "SYN001", EDIT)
+    assert "history.append(scale.detach().clone())" in after

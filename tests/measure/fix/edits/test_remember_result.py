@@ -176,3 +176,25 @@ def test_what_the_caller_changes_is_not_remembered():
             y += step
     """
     assert not proposed(before, "return torch.zeros", "LCH105", "remember-result")
+
+
+def test_what_reads_files_or_parameters_is_not_remembered():
+    for result in ("json.loads(open(path).read())", "weight.detach().abs().sum() * path"):
+        before = f"""
+            import json
+
+            import torch
+
+            weight = torch.nn.Parameter(torch.ones(3))
+
+
+            def total(path):
+                return {result}
+
+
+            for step in range(10):
+                y = total(3)
+                optimizer.step()
+        """
+        assert not proposed(before, "return ", "LCH105", "remember-result")
+        assert not proposed(before, "y = total", "LCH105", "remember-result")

@@ -1,6 +1,6 @@
 """The result of a forward pass is used again."""
 
-from tests.measure.fix.proposing import proposed, source
+from tests.measure.fix.proposing import proposals, proposed, source
 
 
 def test_the_first_result_is_used_again():
@@ -130,3 +130,34 @@ def test_a_step_between_stays():
             after = model(x)
     """
     assert not proposed(before, "after =", "LCH103", "repeated-forward")
+
+
+def test_a_teacher_that_follows_stays():
+    before = """
+        import torch
+        from torch import nn
+        from torch.utils.data import DataLoader
+
+        teacher = nn.Linear(4, 4)
+        student = nn.Linear(4, 4)
+        loader = DataLoader(data, batch_size=8)
+        for epoch in range(10):
+            for x in loader:
+                soft = teacher(x)
+                loss = (student(x) - soft).pow(2).mean()
+                loss.backward()
+            follow(teacher, student)
+    """
+    assert not proposed(before, "soft =", "LCH111", "repeated-forward")
+
+
+def test_running_statistics_move_once():
+    before = """
+        from torch import nn
+
+        model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+        for x, y in loader:
+            logits = model(x)
+            acc = (model(x).argmax(1) == y).float().mean()
+    """
+    assert all(item.changes for item in proposals(before, "acc =", "LCH103", "repeated-forward"))

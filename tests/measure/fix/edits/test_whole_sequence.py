@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.measure.fix.proposing import proposed
+from tests.measure.fix.proposing import proposals, proposed
 
 HEAD = """
 import torch
@@ -66,3 +66,23 @@ def test_nothing_where_a_step_needs_the_one_before() -> None:
         return h
 """
         assert proposed(text, "h = self.cell", "LCH106", "whole-sequence") == []
+
+
+def test_nothing_for_a_part_of_a_sequence_or_a_cell_used_again() -> None:
+    for over, more in (("n", ""), ("x.size(1)", "\n    def generate(self, x, h):\n        return self.cell(x, h)\n")):
+        text = f"""{HEAD.replace("CELL", "GRUCell")}    def forward(self, x, h, n):
+        for t in range({over}):
+            h = self.cell(x[:, t], h)
+        return h
+{more}"""
+        assert proposed(text, "h = self.cell", "LCH106", "whole-sequence") == []
+
+
+def test_other_names_of_parameters_are_said() -> None:
+    text = f"""{HEAD.replace("CELL", "GRUCell")}    def forward(self, x, h):
+        for t in range(x.size(1)):
+            h = self.cell(x[:, t], h)
+        return h
+"""
+    (proposal,) = proposals(text, "h = self.cell", "LCH106", "whole-sequence")
+    assert proposal.changes

@@ -59,10 +59,13 @@ def _sort(module: Module, node: ast.Call) -> Proposal | None:
     count = source(module, first[0])
     given = [count, *([f"dim={source(module, dim)}"] if dim is not None else [])]
     given += [] if descending is not None and literal(descending) is True else ["largest=False"]
+    changes = f"it raises where there are fewer than {count}"
+    if not first[2] and (dim is None or literal(dim) != first[1]):
+        changes += ", and picks along the last axis"
     picked = f"{values}.topk({', '.join(given)})" + (".indices" if last == "argsort" else "")
     edits = [replace(node, picked)]
     edits += [SourceEdit(*_end(part.value), *_end(part), "") for part in parts]
-    return Proposal(tuple(edits), f"pick the first {count} with topk")
+    return Proposal(tuple(edits), f"pick the first {count} with topk", changes)
 
 
 def _uses(module: Module, node: ast.Call, indices: bool) -> list[ast.Subscript]:

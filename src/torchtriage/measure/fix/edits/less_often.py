@@ -101,7 +101,9 @@ def _into_condition(site: Site, body: list[ast.stmt], at: int, loop: Loop | None
         return None
     edits = move_before(module, statement, target.body[0])
     what = f"compute {', '.join(sorted(names)) or source(module, statement)} only when it is reported"
-    return Proposal(edits, what) if edits else None
+    own = isinstance(statement, ast.Expr) or _adds(site, [statement])
+    changes = "what it adds or writes is of the reported steps alone" if own else ""
+    return Proposal(edits, what, changes) if edits else None
 
 
 def _receivers(node: ast.AST) -> set[str]:

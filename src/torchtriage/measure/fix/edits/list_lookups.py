@@ -68,13 +68,14 @@ def _looked_up(site: Site, statement: ast.stmt, node: ast.expr, over: ast.expr, 
     base = re.sub(r"^_+", "", path.rpartition(".")[2])
     names = (f"{base}_set", f"known_{base}") if not method else (f"{base}_places", f"place_in_{base}")
     name = next((item for item in names if item not in names_in(module.tree)), "")
-    made = f"set({path})" if not method else f"{{item: place for place, item in enumerate({path})}}"
+    pairs = f"reversed(list(enumerate({path})))"  # of equal items the first is found
+    made = f"set({path})" if not method else f"{{item: place for place, item in {pairs}}}"
     row = f"{name} = {made}"
     before = insert_after(module, shared, row) if shared is not None else insert_before(module, place, row)
     later: list[SourceEdit | None] = []
     for call in added:
         outer = module.parents.get(call)
-        if not isinstance(outer, ast.Expr):
+        if not isinstance(outer, ast.Expr) or not isinstance(call.args[0], ast.Name | ast.Constant):
             return None
         later.append(insert_after(module, outer, f"{name}.add({ast.unparse(call.args[0])})"))
     if before is None or not name or not all(later):
@@ -172,10 +173,26 @@ def _assigned(loop: ast.AST, path: str) -> bool:
     return any(path_of(node) == path and not isinstance(node.ctx, ast.Load) for node in nodes)
 
 
+def _is_queue(site: Site, path: str) -> bool:
+    """Return whether a list is only appended to, taken from, counted and gone through: a deque is no list to others."""
+    last = path.rpartition(".")[2]
+    for node in ast.walk(site.module.tree):
+        name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+        if name != last or ("." in path) != isinstance(node, ast.Attribute):
+            continue
+        outer = site.module.parents.get(node)
+        called = path_of(outer.func) if isinstance(outer, ast.Call) else ""
+        used = (isinstance(outer, ast.Attribute) and outer.attr in ("append", "pop")) or called == "len"
+        through = isinstance(outer, ast.For | ast.comprehension) and outer.iter is node
+        if isinstance(getattr(node, "ctx", None), ast.Load) and not used and not through:
+            return False
+    return True
+
+
 def _deque(site: Site, path: str) -> Proposal | None:
     """Make a list that is emptied from the front a deque, where nothing takes slices of it."""
     module = site.module
-    if not path or not _is_list(site, path):
+    if not path or not _is_list(site, path) or not _is_queue(site, path):
         return None
     edits: list[SourceEdit | None] = []
     name = next((item for item, full in module.aliases.items() if full == "collections.deque"), "deque")

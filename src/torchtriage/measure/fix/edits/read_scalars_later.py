@@ -9,12 +9,17 @@ from collections.abc import Iterator
 from torchtriage.diagnose.lint.base import literal
 from torchtriage.diagnose.lint.edits import SourceEdit
 from torchtriage.diagnose.lint.syntax import names_in
+from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.measure.fix.edits._torch import torch_in
 from torchtriage.measure.fix.proposal import Loop, Proposal, Site
 from torchtriage.measure.fix.statements import body_of, insert_after, move_before, source
 
 CODES = frozenset({"LCH014", "SYN001", "SYN004"})
 
+VIEWS = words("""
+    view view_as reshape squeeze unsqueeze flatten detach contiguous select narrow diagonal expand expand_as t float to
+    cpu cuda parameters get_parameter real data double
+""")
 COUNTS = re.compile(r"==|!=|[<>]|argmax|\beq\(|\bne\(")
 
 
@@ -69,7 +74,28 @@ def _later(site: Site, statement: ast.stmt) -> list[SourceEdit]:
     edit = insert_after(site.module, outer, after)
     if edit is None:
         return []
-    return [SourceEdit(call.lineno, call.col_offset, *end, f"{text}.detach()"), edit]
+    copy = ".clone()" if how == "append" and not _is_new(site, tensor, outer) else ""
+    return [SourceEdit(call.lineno, call.col_offset, *end, f"{text}.detach(){copy}"), edit]
+
+
+def _is_new(site: Site, tensor: ast.expr, loop: Loop) -> bool:
+    """Return whether each step makes a tensor of its own, so that nothing changes it when it is kept."""
+    if isinstance(tensor, ast.Name):
+        named = site.module.names(tensor.id, site.module.scope(tensor))
+        stores = [item for item in named if isinstance(item.ctx, ast.Store)]
+        inside = set(ast.walk(loop))
+        made = [site.module.parents.get(item) for item in stores]
+        return bool(made) and all(
+            isinstance(item, ast.Assign)
+            and item in inside
+            and not isinstance(item.value, ast.Name)
+            and (isinstance(item.targets[0], ast.Name) and _is_new(site, item.value, loop))
+            for item in made
+        )
+    if isinstance(tensor, ast.Call):
+        name = tensor.func.attr if isinstance(tensor.func, ast.Attribute) else ""
+        return name not in VIEWS and not name.endswith("_")
+    return isinstance(tensor, ast.BinOp | ast.UnaryOp | ast.Compare)
 
 
 def _gathered(statement: ast.stmt) -> tuple[str, ast.expr | None, str]:

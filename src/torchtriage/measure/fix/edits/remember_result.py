@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import decorate
@@ -11,7 +12,7 @@ from torchtriage.diagnose.lint.facts import SourceCall, SourceFunction
 from torchtriage.diagnose.lint.syntax import names_in, path_of
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.diagnose.lint.work_words import CACHES
-from torchtriage.measure.fix.edits._flow import Flow, flow_of, meets, mutated
+from torchtriage.measure.fix.edits._flow import Flow, flow_of, loads, meets, mutated
 from torchtriage.measure.fix.edits._lasting import outdented
 from torchtriage.measure.fix.proposal import Proposal, Site
 from torchtriage.measure.fix.statements import import_edit, insert_before, source
@@ -20,6 +21,9 @@ CODES = words("""
     HST020 HST055 HST101 HST103 HST105 HST106 HST107 HST110 HST111 HST114 HST118 HST134 LCH014 LCH015 LCH017 LCH105
     LCH109 LCH112 SYN005 CPY102 KRN101 KRN102 DAT018 DAT019 DAT105 DAT110 DAT113 DAT114
 """)
+FILES = re.compile(r"\bopen\(|\.(load|loadtxt|genfromtxt|fromfile|memmap|read\w*|stat|exists|listdir|glob|getmtime)\(")
+LEARNED = re.compile(r"\bParameter\(|requires_grad")
+OUTSIDE = re.compile(rf"{FILES.pattern}|{LEARNED.pattern}|\.step\(")
 UNHASHABLE = words("tensor numpy list module optimizer loader params dataset")
 HASHABLE = words("shape size device dtype")
 
@@ -27,6 +31,8 @@ HASHABLE = words("shape size device dtype")
 def propose(site: Site) -> Iterator[Proposal]:
     """Yield a dictionary for what depends on one of several targets of the loop, then a cache for the function."""
     flow = flow_of(site.module)
+    if OUTSIDE.search(site.module.text) and _reads_outside(site, flow):
+        return
     if (proposal := _by_target(site, flow)) is not None:
         yield proposal
     function = flow.function(site.function)
@@ -36,6 +42,25 @@ def propose(site: Site) -> Iterator[Proposal]:
         if callee is not None and (proposal := _cached(site, flow, callee)) is not None:
             yield proposal
             return
+
+
+def _reads_outside(site: Site, flow: Flow) -> bool:
+    """Return whether what the line runs reads files, which may be written again, or parameters, which are trained."""
+    calls = [call for part in ast.walk(site.statement or site.module.tree) if (call := flow.facts.calls.get(part))]
+    roots = [*flow.facts.reached(calls), *filter(None, [flow.function(site.function)])]
+    called = [call for call in site.module.calls if call.context.function in roots]
+    nodes = {function.node for function in (*roots, *flow.facts.reached(called))}
+    learned = {
+        target.id
+        for item in ast.walk(site.module.tree)
+        if isinstance(item, ast.Assign) and LEARNED.search(source(site.module, item.value))
+        for target in item.targets
+        if isinstance(target, ast.Name)
+    }
+    return any(
+        names_in(node) & learned or flow.learns(loads(node)) or FILES.search(source(site.module, node))
+        for node in nodes
+    )
 
 
 def _cached(site: Site, flow: Flow, function: SourceFunction) -> Proposal | None:

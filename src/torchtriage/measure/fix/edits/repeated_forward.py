@@ -18,6 +18,8 @@ from torchtriage.measure.fix.statements import body_of, insert_before, source
 
 CODES = words("LCH103 LCH105 LCH111 HST020 HST114 CFG043 CFG042 OPT101 LCH014")
 BETWEEN = re.compile(r"\.(step|train|eval|load_state_dict|zero_|copy_|requires_grad_)\(")
+COUNTS = re.compile(r"BatchNorm|batch_norm|torchvision|\btimm\b|track_running_stats|Dropout|dropout|spectral_norm")
+COUNTED = "running statistics and random numbers move on once instead of twice"
 FROZEN = re.compile(
     r"teacher|frozen|ref(erence)?(_|$|\b)|backbone|encoder|pretrained|extractor|vgg|clip|lpips|target", re.I
 )
@@ -81,17 +83,18 @@ def _second(site: Site, flow: Flow, call: ast.Call) -> Proposal | None:
     changed = flow.changes([begin, *between])
     if BETWEEN.search(text) or any(meets(path, changed) for path in flow.reads(call) if path != path_of(call.func)):
         return None
+    changes = COUNTED if COUNTS.search(module.text) else ""
     if isinstance(begin, ast.Assign) and begin.value is first and isinstance(begin.targets[0], ast.Name):
         name = begin.targets[0].id
         if name in flow.changes(between):
             return None
-        return Proposal((replace_node(second, name),), f"use the result of line {first.lineno} again")
+        return Proposal((replace_node(second, name),), f"use the result of line {first.lineno} again", changes)
     name = next(item for item in ("output", "forward_output", "first_output") if item not in names_in(module.tree))
     before = insert_before(module, begin, f"{name} = {outdented(module, first, begin)}")
     if before is None or isinstance(begin, ast.For | ast.While | ast.With | ast.If):
         return None
     edits = (before, replace_node(first, name), replace_node(second, name))
-    return Proposal(edits, f"run {path_of(call.func)}() once and use its result twice")
+    return Proposal(edits, f"run {path_of(call.func)}() once and use its result twice", changes)
 
 
 def _kept(site: Site, flow: Flow, call: ast.Call, statement: ast.stmt) -> Proposal | None:
@@ -116,7 +119,12 @@ def _kept(site: Site, flow: Flow, call: ast.Call, statement: ast.stmt) -> Propos
     counter, more = counter_of(site, inner)
     model = re.sub(r"\W+", "_", path_of(call.func).removeprefix("self."))
     name = f"{model}_outputs"
-    if not counter or name in names_in(module.tree) or _is_trained(site, path_of(call.func)):
+    if (
+        not counter
+        or name in names_in(module.tree)
+        or _is_trained(site, path_of(call.func))
+        or _is_given(site, path_of(call.func))
+    ):
         return None
     text = outdented(module, statement.value, statement)
     check = insert_before(module, statement, f"if {counter} not in {name}:\n    {name}[{counter}] = {text}")
@@ -125,6 +133,15 @@ def _kept(site: Site, flow: Flow, call: ast.Call, statement: ast.stmt) -> Propos
         return None
     edits = (before, *more, check, replace_node(statement.value, f"{name}[{counter}]"))
     return Proposal(edits, f"run {path_of(call.func)}() once for each batch, and not in each epoch")
+
+
+def _is_given(site: Site, path: str) -> bool:
+    """Return whether a call is given a model, and may change it."""
+    return any(
+        path_of(item) == path
+        for call in site.module.calls
+        for item in (*call.node.args, *(given.value for given in call.node.keywords))
+    )
 
 
 def _is_trained(site: Site, path: str) -> bool:

@@ -13,6 +13,7 @@ from torchtriage.measure.fix.proposal import Proposal, Site
 from torchtriage.measure.fix.statements import remove, replace, source, statement_edit
 
 CODES = frozenset({"LCH106", "LCH109", "LCH014", "LCH015", "LCH017", "HST020", "HST114"})
+NAMES = "parameters have other names: old checkpoints do not load"
 CELLS = frozenset({"torch.nn.LSTMCell", "torch.nn.GRUCell", "torch.nn.RNNCell"})
 
 
@@ -22,7 +23,7 @@ def propose(site: Site) -> Iterator[Proposal]:
         if isinstance(loop, ast.For):
             edits = _edits(site, loop)
             if edits:
-                yield Proposal(edits, "run the recurrent layer over the whole sequence")
+                yield Proposal(edits, "run the recurrent layer over the whole sequence", NAMES)
                 return
 
 
@@ -35,6 +36,8 @@ def _edits(site: Site, loop: ast.For) -> tuple[SourceEdit, ...]:
     made = origin_of(module, ran.value.func)
     kept = [item for item in loop.body if item is not ran]
     if not isinstance(made, ast.Call) or module.name_of(made.func) not in CELLS or len(kept) > 1:
+        return ()
+    if not _is_alone(module, ran.value.func):
         return ()
     sequence, batch_first = _sequence(module, loop, ran.value.args[0])
     state = source(module, ran.value.args[1])
@@ -79,16 +82,26 @@ def _sequence(module: Module, loop: ast.For, given: ast.expr) -> tuple[str, bool
             return source(module, over.func.value), axis is not None and source(module, axis) == "1"
         return (path_of(over), False) if path_of(over) else ("", False)
     counts = isinstance(loop.iter, ast.Call) and path_of(loop.iter.func) == "range" and len(loop.iter.args) == 1
-    if not isinstance(given, ast.Subscript) or not counts:
+    if not isinstance(given, ast.Subscript) or not counts or not isinstance(loop.iter, ast.Call):
         return "", False
     parts = given.slice.elts if isinstance(given.slice, ast.Tuple) else [given.slice]
     said = [source(module, item) for item in parts]
     while said and said[-1] == ":":
         said.pop()
     whole = source(module, given.value)
-    if said == [loop.target.id]:
-        return whole, False
-    return (whole, True) if said == [":", loop.target.id] else ("", False)
+    if said not in ([loop.target.id], [":", loop.target.id]):
+        return "", False
+    axis = len(said) - 1
+    lengths = [f"{whole}.size({axis})", f"{whole}.shape[{axis}]", *([f"len({whole})"] if not axis else [])]
+    return (whole, bool(axis)) if source(module, loop.iter.args[0]) in lengths else ("", False)
+
+
+def _is_alone(module: Module, cell: ast.expr) -> bool:
+    """Return whether a cell is used at one place in the file."""
+    last = path_of(cell).rpartition(".")[2]
+    uses = [node for node in module.parents if isinstance(node, ast.Name) and node.id == last]
+    attributes = [node for node in module.parents if isinstance(node, ast.Attribute) and node.attr == last]
+    return sum(isinstance(node.ctx, ast.Load) for node in (*uses, *attributes)) == 1
 
 
 def _kept(module: Module, loop: ast.For, statement: ast.stmt, hidden: str) -> tuple[str, ast.Call] | None:

@@ -19,6 +19,8 @@ CODES = frozenset({"HST114", "KRN025", "LCH014"})
 
 SWAPPED = re.compile(r"\.(transpose\(-2, -1\)|transpose\(-1, -2\)|transpose\(2, 3\)|mT|permute\(0, 1, 3, 2\))$")
 SWAPPED_BATCH = re.compile(r"\.(transpose\(1, 2\)|permute\(0, 2, 1\))$")
+FULLY = "rows of which nothing is seen give other values"
+FINITE = re.compile(r"masked_fill_?\((?!.*\binf\b).*(\de\d|finfo)", re.DOTALL)
 NEVER = re.compile(r"-?\s*(float\(|math\.inf|torch\.inf|np\.inf|1e\d|\d+e\d|.*finfo)")
 
 
@@ -46,9 +48,13 @@ def propose(site: Site) -> Iterator[Proposal]:
     for node in ast.walk(site.function) if site.function is not None else ():
         product = _product(module, node)
         if product is not None and isinstance(node, ast.expr):
-            edits = _Chain(module, node).edits(*product)
+            chain = _Chain(module, node)
+            edits = chain.edits(*product)
             if edits:
-                yield Proposal(edits, "one operator for attention")
+                chain_changes = (
+                    FULLY if any(FINITE.search(source(module, item)) for item in (node, *chain.used)) else ""
+                )
+                yield Proposal(edits, "one operator for attention", chain_changes)
                 return
 
 

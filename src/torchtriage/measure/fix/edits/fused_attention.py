@@ -20,7 +20,7 @@ CODES = frozenset({"HST114", "KRN025", "LCH014"})
 SWAPPED = re.compile(r"\.(transpose\(-2, -1\)|transpose\(-1, -2\)|transpose\(2, 3\)|mT|permute\(0, 1, 3, 2\))$")
 SWAPPED_BATCH = re.compile(r"\.(transpose\(1, 2\)|permute\(0, 2, 1\))$")
 FULLY = "rows of which nothing is seen give other values"
-FINITE = re.compile(r"masked_fill_?\((?!.*\binf\b).*(\de\d|finfo)", re.DOTALL)
+INFINITE = re.compile(r"\binf\b")
 NEVER = re.compile(r"-?\s*(float\(|math\.inf|torch\.inf|np\.inf|1e\d|\d+e\d|.*finfo)")
 
 
@@ -51,9 +51,8 @@ def propose(site: Site) -> Iterator[Proposal]:
             chain = _Chain(module, node)
             edits = chain.edits(*product)
             if edits:
-                chain_changes = (
-                    FULLY if any(FINITE.search(source(module, item)) for item in (node, *chain.used)) else ""
-                )
+                text = "\n".join(source(module, item) for item in (node, *chain.used))
+                chain_changes = FULLY if "masked_fill" in text and not INFINITE.search(text) else ""
                 yield Proposal(edits, "one operator for attention", chain_changes)
                 return
 

@@ -1,4 +1,4 @@
-from measure.fix.proposing import proposed
+from measure.fix.proposing import proposals, proposed
 
 EDIT = "fused-attention"
 
@@ -87,3 +87,17 @@ def test_nothing_where_weights_are_returned():
     """
     assert not proposed(before, 4, "KRN025", EDIT)
     assert not proposed(before, "print(", "KRN025", EDIT)
+
+
+def test_a_finite_fill_is_said_to_change():
+    before = """
+        import torch
+
+        def attend(q, k, v, mask):
+            scores = q @ k.transpose(-2, -1)
+            scores = scores.masked_fill(mask == 0, -1e9)
+            weights = torch.softmax(scores, dim=-1)
+            return weights @ v
+    """
+    assert proposals(before, "return", "KRN025", EDIT)[0].changes
+    assert not proposals(before.replace("-1e9", 'float("-inf")'), "return", "KRN025", EDIT)[0].changes

@@ -1,4 +1,4 @@
-from measure.fix.proposing import proposed
+from measure.fix.proposing import proposals, proposed
 
 EDIT = "graph-break-cures"
 
@@ -78,3 +78,18 @@ def test_nothing_for_numbers_that_index_or_branches_that_do_more():
             return x[:n]
     """
     assert not proposed(before, "n = x", "CMP030", EDIT)
+
+
+def test_a_division_in_a_branch_is_said_to_be_a_risk():
+    before = """
+        import torch
+
+        @torch.compile
+        def step(x, n):
+            if n.sum() > 0:
+                y = x / n
+            else:
+                y = x
+            return y
+    """
+    assert proposals(before, "if n.sum", "CMP030", EDIT)[0].changes

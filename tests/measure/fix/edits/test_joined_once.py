@@ -81,7 +81,7 @@ def test_a_first_part_that_is_none():
             scores_parts = []
             for s in stream:
                 scores_parts.append(s)
-            scores = np.concatenate(scores_parts)
+            scores = np.concatenate(scores_parts) if scores_parts else None
             return scores
     """
     assert proposed(before, "np.concatenate", "HST106", "joined-once")[0] == source(after)

@@ -1,6 +1,6 @@
 """A file is opened once for all lines."""
 
-from tests.measure.fix.proposing import proposed, source
+from tests.measure.fix.proposing import proposals, proposed, source
 
 
 def test_a_log_of_a_loop_is_opened_once():
@@ -109,3 +109,18 @@ def test_a_file_that_is_read_stays():
             use(open("log.txt").read())
     """
     assert not proposed(before, 'open("log.txt", "a")', "HST101", "kept-open-files")
+
+
+def test_a_file_that_is_handed_on_stays_and_a_sync_is_said():
+    before = """
+        import os
+
+        for step, batch in enumerate(loader):
+            with open("log.txt", "a") as f:
+                f.write("x")
+                os.fsync(f.fileno())
+            upload("log.txt")
+    """
+    assert not proposed(before, 'open("log.txt", "a")', "HST101", "kept-open-files")
+    alone = before.replace('upload("log.txt")', "train(batch)")
+    assert proposals(alone, 'open("log.txt", "a")', "HST101", "kept-open-files")[0].changes

@@ -39,3 +39,9 @@ def test_labels_of_a_data_set(old: str, new: str) -> None:
 @pytest.mark.parametrize("old", ["xs = [x * y for x, y in data]", "ys = [y for _, y in others]", "y = data[0][1]"])
 def test_nothing_where_samples_are_used(old: str) -> None:
     assert proposed(f"{HEAD}{old}\n", old, "DAT109", "labels-alone") == []
+
+
+def test_nothing_where_labels_are_transformed() -> None:
+    head = HEAD.replace('ImageFolder("pictures")', 'ImageFolder("pictures", target_transform=merge)')
+    old = "labels = [y for _, y in folder]"
+    assert proposed(f"{head}{old}\n", old, "DAT109", "labels-alone") == []

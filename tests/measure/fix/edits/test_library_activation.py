@@ -45,10 +45,19 @@ def test_the_functional_module_is_imported_where_it_is_missing():
 
 @pytest.mark.parametrize(
     "formula",
-    ["0.5 * x * (1 + torch.tanh(0.8 * x))", "x * torch.sigmoid(y)", "x * 2 + 1", "torch.sigmoid(x)", "x ** x", "x / 0"],
+    [
+        "0.5 * x * (1 + torch.tanh(0.8 * x))",
+        "x * torch.sigmoid(y)",
+        "x * 2 + 1",
+        "torch.sigmoid(x)",
+        "x ** x",
+        "x / 0",
+        "1 / (1 + math.exp(-x))",
+    ],
 )
 def test_other_formulas_stay(formula):
     text = f"""
+    import math
     import torch
 
     def gate(x, y):

@@ -123,3 +123,10 @@ def test_nothing_for_data_in_memory_and_for_options_of_others(loader: str) -> No
     text = f"{PICTURES}\nfrom torch.utils.data import TensorDataset\nloader = {loader}\n{TRAIN}"
     assert proposed(text, "for x in loader", "DAT018", "loader-workers") == []
     assert proposed(text, "import random", "DAT018", "loader-workers") == []
+
+
+@pytest.mark.parametrize("change", ["data.size = 32 + epoch", "data.set_epoch(epoch)", "loader.dataset.size = epoch"])
+def test_nothing_where_a_loop_changes_the_data_set(change: str) -> None:
+    train = TRAIN.replace("range(5):\n", f"range(5):\n    {change}\n")
+    text = f"{PICTURES}\ndata = Pictures(names)\nloader = DataLoader(data, batch_size=8)\n{train}"
+    assert proposed(text, "for x in loader", "DAT018", "loader-workers") == []

@@ -78,3 +78,14 @@ def test_a_frozen_weight_is_converted_once():
     assert "w = self.weight\n" in after
     assert not proposed(before, "v = self.free", "CPY012", EDIT)
     assert not proposed(after, "w = self.weight", "CPY012", EDIT)
+
+
+def test_sums_in_float64_are_said_to_change():
+    before = """
+        import torch
+
+        total = torch.zeros((), dtype=torch.float64)
+        for x in loader:
+            total += x.double().sum()
+    """
+    assert all(item.changes for item in proposals(before, "x.double()", "CPY012", EDIT))

@@ -1,6 +1,6 @@
 """Calls that the step does not need are taken out."""
 
-from tests.measure.fix.proposing import proposed, source
+from tests.measure.fix.proposing import proposals, proposed, source
 
 
 def test_a_collection_leaves_a_loop():
@@ -198,3 +198,29 @@ def test_a_wait_before_the_clock_stays():
             end = time.perf_counter()
     """
     assert not proposed(before, "torch.cuda.synchronize", "SYN003", "needless-calls-out")
+
+
+def test_a_wait_for_a_copy_to_the_host_stays():
+    before = """
+        import torch
+
+        for batch in loader:
+            out = model(batch).to("cpu", non_blocking=True)
+            torch.cuda.synchronize()
+            save(out)
+    """
+    assert not proposed(before, "torch.cuda.synchronize", "SYN003", "needless-calls-out")
+
+
+def test_flushes_and_pauses_are_said_to_change():
+    before = """
+        import time
+
+        for item in items:
+            log.write(item)
+            log.flush()
+            send(item)
+            time.sleep(0.5)
+    """
+    for line in ("log.flush", "time.sleep"):
+        assert proposals(before, line, "HST104", "needless-calls-out")[0].changes

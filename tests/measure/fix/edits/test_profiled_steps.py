@@ -1,6 +1,6 @@
 """A profiler records a few steps."""
 
-from tests.measure.fix.proposing import proposed, source
+from tests.measure.fix.proposing import proposals, proposed, source
 
 
 def test_a_loop_under_a_profiler_is_scheduled():
@@ -97,3 +97,15 @@ def test_a_schedule_stays():
                 prof.step()
     """
     assert not proposed(before, "torch.profiler.profile(", "MSR045", "profiled-steps")
+
+
+def test_a_shorter_profile_is_said():
+    before = """
+        import torch
+
+        with torch.profiler.profile() as prof:
+            for x in loader:
+                train(x)
+        print(prof.key_averages())
+    """
+    assert proposals(before, "torch.profiler.profile(", "MSR045", "profiled-steps")[0].changes

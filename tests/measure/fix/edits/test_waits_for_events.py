@@ -1,6 +1,6 @@
 """Threads wait for events instead of polling."""
 
-from tests.measure.fix.proposing import proposed, source
+from tests.measure.fix.proposing import proposals, proposed, source
 
 
 def test_an_answer_is_notified():
@@ -192,3 +192,29 @@ def test_a_loop_that_waits_stays():
                     use(self.frames.get())
     """
     assert not proposed(before, "self.frames.get", "HST108", "waits-for-events")
+
+
+def test_what_is_set_from_outside_is_not_waited_for():
+    before = """
+        import time
+
+
+        class Worker:
+            def __init__(self):
+                self.closed = False
+
+            def close(self):
+                self.closed = True
+
+            def join(self):
+                while not self.closed:
+                    time.sleep(0.05)
+
+
+        def stop(worker):
+            worker.closed = True
+    """
+    found = proposals(before, "time.sleep", "HST104", "waits-for-events")
+    assert [item.what for item in found] == ["poll more often in line 12"]
+    assert found[0].changes
+    assert not proposed(before.replace("0.05", "30"), "time.sleep", "HST104", "waits-for-events")

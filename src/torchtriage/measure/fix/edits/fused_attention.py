@@ -19,7 +19,9 @@ CODES = frozenset({"HST114", "KRN025", "LCH014"})
 
 SWAPPED = re.compile(r"\.(transpose\(-2, -1\)|transpose\(-1, -2\)|transpose\(2, 3\)|mT|permute\(0, 1, 3, 2\))$")
 SWAPPED_BATCH = re.compile(r"\.(transpose\(1, 2\)|permute\(0, 2, 1\))$")
-NEVER = re.compile(r"-?\s*(float\(|math\.inf|torch\.inf|np\.inf|1e\d|\d+e\d|.*finfo)")
+FULLY = "rows of which nothing is seen give other values"
+INFINITE = re.compile(r"\binf\b")
+NEVER = re.compile(r"-?\s*(float\(|math\.inf|torch\.inf|np\.inf|1e\d|\d+e\d)|.*finfo")
 
 
 @dataclass
@@ -46,9 +48,12 @@ def propose(site: Site) -> Iterator[Proposal]:
     for node in ast.walk(site.function) if site.function is not None else ():
         product = _product(module, node)
         if product is not None and isinstance(node, ast.expr):
-            edits = _Chain(module, node).edits(*product)
+            chain = _Chain(module, node)
+            edits = chain.edits(*product)
             if edits:
-                yield Proposal(edits, "one operator for attention")
+                text = "\n".join(source(module, item) for item in (node, *chain.used))
+                chain_changes = FULLY if "masked_fill" in text and not INFINITE.search(text) else ""
+                yield Proposal(edits, "one operator for attention", chain_changes)
                 return
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import compiled, logging_calls, reads, replace_node
@@ -14,6 +15,8 @@ from torchtriage.measure.fix.proposal import Proposal, Site
 from torchtriage.measure.fix.statements import source
 
 CODES = frozenset({"CMP030"})
+RISK = "gradients may be NaN where the branch that is not taken divides by zero, or the like"
+PARTIAL = re.compile(r"/|%|\*\*|log|sqrt|pow|norm|acos|asin|reciprocal")
 
 
 def propose(site: Site) -> Iterator[Proposal]:
@@ -21,6 +24,7 @@ def propose(site: Site) -> Iterator[Proposal]:
     module = site.module
     edits: list[SourceEdit] = []
     done: list[str] = []
+    risky = False
     for call in logging_calls(module):
         if compiled(call.context):
             for proposal in taken_out(module, call.node, f"{call.attr}()"):
@@ -38,9 +42,10 @@ def propose(site: Site) -> Iterator[Proposal]:
             if chosen is not None:
                 edits += [chosen, *torch_in(module)[1]]
                 done.append("torch.where in the place of a branch")
+                risky = risky or PARTIAL.search(chosen.text) is not None
     if edits:
         silent = [item for item in done if item.endswith("()") and item != "no item()"]
-        changes = "compiled code reports nothing any more" if silent else ""
+        changes = "compiled code reports nothing any more" if silent else RISK if risky else ""
         yield Proposal(tuple(edits), f"one graph: {', '.join(dict.fromkeys(done))}", changes)
 
 

@@ -100,10 +100,11 @@ def _in_loop(site: Site, growth: Growth) -> Proposal | None:
     if name in names_in(module.tree):
         return None
     begin = f"{name} = []" if growth.starts_empty else f"{name} = [{path}]"
+    guard = f" if {name} else None" if growth.starts_empty else ""
     edits: list[SourceEdit | None] = [
         insert_before(module, outer, begin),
         _statement(growth, f"{name}.append({growth.part})"),
-        insert_after(module, outer, f"{path} = {growth.join}({name}{growth.rest})"),
+        insert_after(module, outer, f"{path} = {growth.join}({name}{growth.rest}){guard}"),
     ]
     return Proposal(tuple(filter(None, edits)), f"join {path} once, after the loop") if all(edits) else None
 

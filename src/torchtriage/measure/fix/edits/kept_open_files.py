@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
+from torchtriage.diagnose.lint.facts import SourceCall
 from torchtriage.diagnose.lint.syntax import keyword, literal, names_in, path_of
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.measure.fix.edits._flow import Flow, flow_of, meets
+from torchtriage.measure.fix.edits.needless_calls_out import UNFLUSHED, UNSYNCED
 from torchtriage.measure.fix.proposal import Loop, Proposal, Site
 from torchtriage.measure.fix.statements import indent_of, insert_after, remove, source, wrap
 
+HARMLESS = re.compile(
+    r"^(print|str|len|pathlib\.(Path|PurePath)|os\.path\.\w+|os\.(makedirs|remove)|mkdir|unlink|exists)$"
+)
 CODES = words("HST020 HST101 HST102 HST103 HST114 HST115 HST104 DAT018 CPY006")
 
 
@@ -63,7 +69,12 @@ def _around_loop(site: Site, flow: Flow, block: ast.With) -> Proposal | None:
     moved = wrap(module, [outer], f"with {opened} as {source(module, item.optional_vars or item.context_expr)}:")
     edits = [edit for edit in moved if edit.line not in inside]  # a level more outside, and one less inside
     edits += [SourceEdit(block.lineno, 0, block.body[0].lineno, 0, ""), *_without_flush(site, block)]
-    return Proposal(tuple(edits), f"keep {opened} open, around the loop in line {outer.lineno}") if moved else None
+    changes = _changes(site, block)
+    return (
+        Proposal(tuple(edits), f"keep {opened} open, around the loop in line {outer.lineno}", changes)
+        if moved
+        else None
+    )
 
 
 def _in_class(site: Site, flow: Flow, block: ast.With) -> Proposal | None:
@@ -99,8 +110,16 @@ def _in_class(site: Site, flow: Flow, block: ast.With) -> Proposal | None:
     if not all(edits):
         return None
     return Proposal(
-        tuple(filter(None, edits)), f"keep {source(module, item.context_expr)} open, in {owner.name}.__init__()"
+        tuple(filter(None, edits)),
+        f"keep {source(module, item.context_expr)} open, in {owner.name}.__init__()",
+        _changes(site, block),
     )
+
+
+def _changes(site: Site, block: ast.With) -> str:
+    """Return what is different: a file that was synced, or flushed, after each line is not any more."""
+    text = source(site.module, block)
+    return UNSYNCED if "sync(" in text else UNFLUSHED if ".flush(" in text else ""
 
 
 def _without_flush(site: Site, block: ast.With) -> list[SourceEdit]:
@@ -124,8 +143,13 @@ def _is_read(site: Site, opened: ast.expr, block: ast.With) -> bool:
     files = _names(opened)
     inside = set(ast.walk(block))
     calls = [call for call in site.module.calls if call.node not in inside]
-    reading = [call.node for call in calls if call.attr.startswith(("read", "load", "open")) or call.name == "open"]
+    reading = [call.node for call in calls if _may_read(call)]
     return any(files & _names(node) for node in reading)
+
+
+def _may_read(call: SourceCall) -> bool:
+    """Return whether a call that is given a file's name may read it: all but what makes, or asks for, the name."""
+    return not HARMLESS.search(call.name or call.attr)
 
 
 def _names(node: ast.AST) -> set[str]:

@@ -68,7 +68,8 @@ def _labels(module: Module, data: ast.expr) -> str:
         return ""
     name = path_of(made.func).rpartition(".")[2]
     if name in SETS:
-        return "targets"
+        plain = len(made.args) < 3 and all(item.arg not in (None, "target_transform") for item in made.keywords)
+        return "targets" if plain else ""
     known = module.classes.get(name)
     getter = known.methods.get("__getitem__") if known is not None else None
     last = getter.node.body[-1] if getter is not None else None

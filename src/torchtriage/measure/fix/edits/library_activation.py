@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 
 from torchtriage.diagnose.lint.base import replace_node
 from torchtriage.diagnose.lint.facts import Module
+from torchtriage.diagnose.lint.syntax import names_in
 from torchtriage.measure.fix.proposal import Proposal, Site
 from torchtriage.measure.fix.statements import imported, source
 
@@ -133,6 +134,8 @@ def _value(module: Module, node: ast.expr, name: str, x: float) -> float:
         given = list(node.args)
         if isinstance(node.func, ast.Attribute) and holder not in ("torch", "math", "numpy", "torch.nn.functional"):
             given, function = [node.func.value, *given], node.func.attr
+        elif holder in ("math", "numpy") and any(name in names_in(part) for part in given):
+            raise ValueError("no tensor")
         return _real(FUNCTIONS[function](*(_value(module, part, name, x) for part in given)))
     raise ValueError("no formula")
 

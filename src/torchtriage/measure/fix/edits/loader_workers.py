@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 
@@ -28,6 +29,8 @@ def propose(site: Site) -> Iterator[Proposal]:
         return
     calls = loaders_at(site)
     for call in calls[:2]:
+        if _is_steered(site.module, call):
+            continue
         number = _number(site.module, call)
         if number == 0 and not _parts_missing(site.module, call):
             yield from _started(site.module, call)
@@ -35,6 +38,20 @@ def propose(site: Site) -> Iterator[Proposal]:
             yield from _running(site.module, call, number)
     if not calls and site.finding.code == LOADING:
         yield from _of_trainer(site)
+
+
+def _is_steered(module: Module, call: SourceCall) -> bool:
+    """Return whether a loop sets something of the data set: workers that keep running have a copy of their own."""
+    given = call.node.args[0] if call.node.args else keyword(call.node, "dataset")
+    names = {path_of(given) if given is not None else "", f"{call.target}.dataset" if call.target else ""} - {""}
+    return any(
+        isinstance(node, ast.Attribute)
+        and path_of(node.value) in names
+        and (isinstance(node.ctx, ast.Store) or getattr(module.parents.get(node), "func", None) is node)
+        for loop in ast.walk(module.tree)
+        if isinstance(loop, ast.For | ast.While)
+        for node in ast.walk(loop)
+    )
 
 
 def _started(module: Module, call: SourceCall) -> Iterator[Proposal]:

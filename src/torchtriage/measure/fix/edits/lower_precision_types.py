@@ -16,6 +16,7 @@ from torchtriage.measure.fix.statements import remove, source
 
 CODES = frozenset({"CPY012", "HST114"})
 CHANGES = "the model computes in float32, with 7 digits where there were 16"
+NARROWER = "sums and tensors of the file are kept in float32, with 7 digits where there were 16"
 
 WIDE = re.compile(r"^torch\.(float64|double)$")
 CASTS = frozenset({"float", "half", "bfloat16", "to"})
@@ -35,7 +36,7 @@ def propose(site: Site) -> Iterator[Proposal]:
             yield Proposal((edit, *imports), f"{torch}.float32 from the array on")
     edits, wide_model = _everywhere(site.module)
     if edits:
-        yield Proposal(tuple(edits), "float32 instead of float64", changes=CHANGES if wide_model else "")
+        yield Proposal(tuple(edits), "float32 instead of float64", changes=CHANGES if wide_model else NARROWER)
 
 
 def _names_double(module: Module, call: SourceCall) -> bool:

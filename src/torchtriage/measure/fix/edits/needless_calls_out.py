@@ -23,6 +23,8 @@ NEEDLESS = re.compile(
     r"|torch\.\w+\.memory\._record_memory_history|empty_cache|synchronize|sleep|inspect\.stack|warnings\.warn)$"
     r"|\.(flush|fsync)$"
 )
+UNFLUSHED = "what is written last is seen later: by other programs as well"
+UNPACED = "the loop is not slowed down any more: what it asks or drives may need the pause"
 UNSYNCED = "what is written last may be lost when the machine fails"
 CLOCK = re.compile(r"perf_counter|time\.time\(|monotonic|Event\(|\.record\(|elapsed_time|timeit")
 COPIES = re.compile(r"^(copy\.(deepcopy|copy)|deepcopy|traceback\.(extract_stack|format_stack)|inspect\.stack)$")
@@ -44,11 +46,18 @@ def propose(site: Site) -> Iterator[Proposal]:
         text = "\n".join(source(module, item) for item in calls)
         if edits:
             what = f"take {_names(module, calls)} out of the step"
-            yield Proposal(edits, what, changes=UNSYNCED if "sync(" in text and "os." in text else "")
+            yield Proposal(edits, what, changes=_changes(text))
     elif (edit := _without_flush(site, statement)) is not None:
         yield Proposal((edit,), "let the output buffer fill")
     elif _is_unread_copy(site, statement) and (edit := remove(module, statement)) is not None:
         yield Proposal((edit,), "leave out a copy that nobody reads")
+
+
+def _changes(text: str) -> str:
+    """Return what is different without calls."""
+    if "sync(" in text and "os." in text:
+        return UNSYNCED
+    return UNFLUSHED if ".flush(" in text else UNPACED if "sleep(" in text else ""
 
 
 def _names(module: Module, statements: list[ast.stmt]) -> str:
@@ -83,7 +92,8 @@ def _is_needless(site: Site, statement: ast.stmt) -> bool:
         return False
     if name.endswith("sleep"):
         return _is_fixed(site, call) and not _is_polling(site, statement)
-    return not (name.endswith("synchronize") and _is_timed(site, statement))
+    copies_later = "non_blocking" in module.text  # the host must not read the copy before it is there
+    return not (name.endswith("synchronize") and (copies_later or _is_timed(site, statement)))
 
 
 def _is_text(statement: ast.stmt) -> bool:

@@ -48,7 +48,11 @@ def propose(site: Site) -> Iterator[Proposal]:
         if not torch:
             edits.append(import_edit(module, "import torch"))
         if all(edits):
-            yield Proposal(tuple(edit for edit in edits if edit is not None), "profile a few steps only")
+            yield Proposal(
+                tuple(edit for edit in edits if edit is not None),
+                "profile a few steps only",
+                "the profile covers three steps",
+            )
             return
 
 

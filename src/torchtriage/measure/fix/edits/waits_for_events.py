@@ -36,7 +36,7 @@ def propose(site: Site) -> Iterator[Proposal]:
                 yield Proposal(edits, f"{what} instead of polling in line {loop.lineno}")
         if _polls(module, loop, sleep):
             short = replace_node(sleep.args[0], SHORT)
-            yield Proposal((short,), f"poll more often in line {loop.lineno}")
+            yield Proposal((short,), f"poll more often in line {loop.lineno}", "what is polled is asked more often")
         return
 
 
@@ -54,7 +54,7 @@ def _polls(module: Module, loop: ast.While, sleep: ast.Call) -> bool:
         not isinstance(loop.test, ast.Constant)
         or module.around(sleep, ast.If, ast.ExceptHandler, ast.While) is not loop
     )
-    return asks and isinstance(seconds, int | float) and seconds > float(SHORT)
+    return asks and isinstance(seconds, int | float) and float(SHORT) < seconds < 1
 
 
 def _only_sleeps(module: Module, loop: ast.While) -> bool:
@@ -107,6 +107,13 @@ def _notified(site: Site, loop: ast.While) -> tuple[SourceEdit, ...]:
         if not isinstance(method, ast.FunctionDef) or method in (init, module.scope(loop)):
             continue
         setting += [item for item in ast.walk(method) if isinstance(item, _SIMPLE) and watched & written([item])]
+    own = set(ast.walk(owner))
+    watched_names = {path.partition(".")[2] for path in watched}
+    if any(
+        isinstance(node, ast.Attribute) and node.attr in watched_names and node not in own
+        for node in ast.walk(module.tree)
+    ):
+        return ()  # set from outside without a notice
     first = next((item for item in init.body if watched & written([item])), None)
     if first is None or not setting or any("self.changed" in source(module, item) for item in owner.body):
         return ()

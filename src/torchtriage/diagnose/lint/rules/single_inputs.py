@@ -44,7 +44,7 @@ FIX = Fix(
 _ENCODERS = re.compile(r"(^|\.)(SentenceTransformer|CrossEncoder|FlagModel|INSTRUCTOR|BGEM3FlagModel|pipeline)$")
 _ASKS = frozenset(["encode", "predict", "embed", "rank", "__call__"])
 _PREPARES = re.compile(
-    r"tok(enizer?|enize)?$|process(or)?$|transforms?(_\w+)?$|extractor$|^encode(_plus)?$|^(to_)?tensor$"
+    r"tok(enizer?|enize)?$|process(or)?$|transforms?(_\w{1,40})?$|extractor$|^encode(_plus)?$|^(to_)?tensor$"
 )
 _MANY = re.compile(
     r"batch|chunk|group|loader|shard|mini|stream|queue|camera|socket|stdin|layer|block|model|net|expert|step|epoch|prefix"

@@ -91,17 +91,17 @@ def _sequence(module: Module, loop: ast.For, given: ast.expr) -> tuple[str, bool
     whole = source(module, given.value)
     if said not in ([loop.target.id], [":", loop.target.id]):
         return "", False
-    axis = len(said) - 1
-    lengths = [f"{whole}.size({axis})", f"{whole}.shape[{axis}]", *([f"len({whole})"] if not axis else [])]
-    return (whole, bool(axis)) if source(module, loop.iter.args[0]) in lengths else ("", False)
+    along = len(said) - 1
+    lengths = [f"{whole}.size({along})", f"{whole}.shape[{along}]", *([f"len({whole})"] if not along else [])]
+    return (whole, bool(along)) if source(module, loop.iter.args[0]) in lengths else ("", False)
 
 
 def _is_alone(module: Module, cell: ast.expr) -> bool:
     """Return whether a cell is used at one place in the file."""
     last = path_of(cell).rpartition(".")[2]
-    uses = [node for node in module.parents if isinstance(node, ast.Name) and node.id == last]
-    attributes = [node for node in module.parents if isinstance(node, ast.Attribute) and node.attr == last]
-    return sum(isinstance(node.ctx, ast.Load) for node in (*uses, *attributes)) == 1
+    uses = [node.ctx for node in module.parents if isinstance(node, ast.Name) and node.id == last]
+    uses += [node.ctx for node in module.parents if isinstance(node, ast.Attribute) and node.attr == last]
+    return sum(isinstance(use, ast.Load) for use in uses) == 1
 
 
 def _kept(module: Module, loop: ast.For, statement: ast.stmt, hidden: str) -> tuple[str, ast.Call] | None:

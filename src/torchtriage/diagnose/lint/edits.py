@@ -21,6 +21,7 @@ __all__ = [
     "decorate",
     "diff",
     "exact_diff",
+    "index_of",
     "lines_of",
     "replace_node",
 ]
@@ -75,8 +76,8 @@ def add_keyword(text: str, node: ast.Call, name: str, value: str) -> SourceEdit 
     lines = lines_of(text)
     assert node.end_lineno is not None
     assert node.end_col_offset is not None
-    begin = _index(lines, last.end_lineno or 0, last.end_col_offset or 0)
-    end = _index(lines, node.end_lineno, node.end_col_offset) - 1
+    begin = index_of(lines, last.end_lineno or 0, last.end_col_offset or 0)
+    end = index_of(lines, node.end_lineno, node.end_col_offset) - 1
     tail = text[begin:end]
     at, comma, position = 0, -1, 0
     while position < len(tail):
@@ -90,7 +91,7 @@ def add_keyword(text: str, node: ast.Call, name: str, value: str) -> SourceEdit 
         position = token.end()
     first_line = lines[last.lineno - 1]
     indent = first_line[: len(first_line) - len(first_line.lstrip(" \t"))]
-    start = _index(lines, last.lineno, last.col_offset)
+    start = index_of(lines, last.lineno, last.col_offset)
     head = text[text.rfind("\n", 0, start) + 1 : start]
     if comma >= 0 and re.fullmatch(r"\s*(\w+\s*=\s*)?", head) and node.lineno != last.lineno:
         # one argument a line, with a comma after each; a comment may follow it
@@ -122,8 +123,8 @@ def apply(text: str, fixes: list[Autofix]) -> tuple[str, list[Autofix]]:
     for fix in fixes:
         new = [
             (
-                _index(lines, edit.line, edit.column),
-                _index(lines, edit.end_line, edit.end_column),
+                index_of(lines, edit.line, edit.column),
+                index_of(lines, edit.end_line, edit.end_column),
                 edit.text.replace("\n", newline),
             )
             for edit in fix.edits
@@ -168,7 +169,7 @@ def lines_of(text: str) -> list[str]:
     return _LINE.findall(text)
 
 
-def _index(lines: list[str], line: int, column: int) -> int:
+def index_of(lines: list[str], line: int, column: int) -> int:
     """Return the index of a position in the text; ``column`` counts UTF-8 bytes."""
     before = sum(map(len, lines[: line - 1]))
     row = lines[line - 1] if line <= len(lines) else ""

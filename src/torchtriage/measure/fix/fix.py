@@ -96,7 +96,6 @@ class _Fixing:
     tell: Callable[[str], None]
     files: Files = field(init=False)
     begun_s: float = field(default_factory=time.monotonic)
-    run_s: float = 0.0
     complete: bool = True
     steps: int = 40
 
@@ -138,7 +137,6 @@ class _Fixing:
             extra_paths=self.copy.extra_paths,
             while_running=ended_early,
         )
-        self.run_s = time.monotonic() - begun_s
         if code in (-signal.SIGINT, -signal.SIGTERM) and self.complete:
             raise KeyboardInterrupt
         if code and self.complete:
@@ -216,6 +214,7 @@ class _Fixing:
             return chosen, whole
         # what was lost in the time that is saved now may show
         small = [row for row in tries if row.outcome in ("no difference", "undecided") and self._fits(chosen, row)]
+        small = [row for row in small if row.candidate.per_run == small[0].candidate.per_run]
         more = self._beside(chosen, small[:HEAT]) if time.monotonic() < self.deadline_s else []
         return self._combined([*chosen, *more]) if more else (chosen, whole)
 
@@ -246,18 +245,14 @@ class _Fixing:
 
     def _beside(self, chosen: Sequence[_Try], rows: Sequence[_Try]) -> list[_Try]:
         """Return the changes that save time on top of those that are chosen."""
-        base, _ = self.contents([row.candidate for row in chosen])
+        below = [other.candidate for other in chosen]
         again = [
-            _Try(
-                row.candidate, Entrant(self.contents([*(other.candidate for other in chosen), row.candidate])[0], allow)
-            )
-            for row in rows
-            for allow in (row.entrant.allow,)
+            _Try(row.candidate, Entrant(self.contents([*below, row.candidate])[0], row.entrant.allow)) for row in rows
         ]
         for row in again:
             self.tell(f"on trial, on top: {row.candidate.finding.code} {row.candidate.what}")
         if again:
-            self._race([row.entrant for row in again], per_run=again[0].candidate.per_run, base=base)
+            self._race([row.entrant for row in again], per_run=again[0].candidate.per_run, base=self.contents(below)[0])
         more = []
         for row, retried in zip(rows, again, strict=True):
             self._conclude(retried)

@@ -19,8 +19,6 @@ __all__ = ["Entrant", "race"]
 MOST_ROUNDS = 9
 HOPE = 0.97
 """What saves less than 3 % at best is not measured to the end."""
-ENOUGH_TO_DIFFER = LEAST_PAIRS
-"""Rounds after which other results end a trial: the spread of the program's own runs is known then."""
 
 
 @dataclass(eq=False)
@@ -51,8 +49,9 @@ def race(
     """Run all in turns until each is settled, failed, without hope, or the time is over.
 
     ``base_files`` : what the program that they are measured against is changed by already. ``steps`` : timed steps of a
-    run; 0 for whole runs. ``deadline_s`` : on the monotonic clock; no round begins after it, once there are three.
-    ``progress`` : called with the number of the round and of entrants still in it.
+    run; 0 for whole runs. ``deadline_s`` : on the monotonic clock; no round begins after it, once there are
+    ``LEAST_PAIRS``, before which other results end no trial either. ``progress`` : called with the number of the round
+    and of entrants still in it.
 
     Raises UsageError: the program as it is failed.
     """
@@ -60,7 +59,7 @@ def race(
     firsts: list[Literal["before", "after"]] = []
     live = list(entrants)
     for number in range(MOST_ROUNDS):
-        if not live or (number >= 3 and time.monotonic() > deadline_s):
+        if not live or (number >= LEAST_PAIRS and time.monotonic() > deadline_s):
             break
         progress(number, len(live))
         folder = out / f"round{number + 1}"
@@ -80,7 +79,7 @@ def race(
             if not entrant.error:
                 entrant.trial = trial_of(base, entrant.runs, firsts)
                 answers = agreement([run.answers for run in base], [run.answers for run in entrant.runs])
-                entrant.differs = answers.status == "differ" and number + 1 >= ENOUGH_TO_DIFFER
+                entrant.differs = answers.status == "differ" and number + 1 >= LEAST_PAIRS
         live = [
             entrant
             for entrant in live

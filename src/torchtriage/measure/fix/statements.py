@@ -13,12 +13,13 @@ import sys
 import tokenize
 from collections.abc import Iterable, Mapping, Sequence
 
-from torchtriage.diagnose.lint.edits import Autofix, SourceEdit, add_keyword, apply, lines_of, replace_node
+from torchtriage.diagnose.lint.edits import Autofix, SourceEdit, add_keyword, apply, index_of, lines_of, replace_node
 from torchtriage.diagnose.lint.facts import Module
 from torchtriage.diagnose.lint.syntax import keyword
 from torchtriage.diagnose.lint.walk import walk
 
 __all__ = [
+    "INDENT",
     "again",
     "body_of",
     "bound",
@@ -32,7 +33,6 @@ __all__ = [
     "insert_before",
     "move_before",
     "remove",
-    "replace",
     "replaced_in",
     "set_keywords",
     "source",
@@ -188,24 +188,14 @@ def without_keyword(call: ast.Call, name: str) -> SourceEdit | None:
     return SourceEdit(*end, given.end_lineno or 0, given.end_col_offset or 0, "")
 
 
-def replace(node: ast.expr, text: str) -> SourceEdit:
-    """Return the edit that puts ``text`` in the place of an expression."""
-    return replace_node(node, text)
-
-
 def replaced_in(module: Module, outer: ast.stmt | ast.expr, *changes: tuple[ast.expr, str]) -> str:
     """Return the text of a node with some of the nodes inside it replaced."""
-    text, base = source(module, outer), _offset(module, outer.lineno, outer.col_offset)
+    rows = lines_of(module.text)
+    text, base = source(module, outer), index_of(rows, outer.lineno, outer.col_offset)
     for node, new in sorted(changes, key=lambda change: (change[0].lineno, change[0].col_offset), reverse=True):
-        begin = _offset(module, node.lineno, node.col_offset) - base
+        begin = index_of(rows, node.lineno, node.col_offset) - base
         text = text[:begin] + new + text[begin + len(source(module, node)) :]
     return text
-
-
-def _offset(module: Module, line: int, column: int) -> int:
-    """Return the index of a position in the text; ``column`` counts UTF-8 bytes."""
-    rows = lines_of(module.text)
-    return sum(map(len, rows[: line - 1])) + len(rows[line - 1].encode("utf-8", "surrogatepass")[:column].decode())
 
 
 def statement_edit(module: Module, statement: ast.stmt, text: str) -> SourceEdit | None:
@@ -241,7 +231,7 @@ def set_keywords(module: Module, call: ast.Call, values: Mapping[str, str]) -> t
     arguments = [source(module, item) for item in call.args]
     arguments += [f"{item.arg}={values.get(item.arg or '', source(module, item.value))}" for item in call.keywords]
     arguments += [f"{name}={value}" for name, value in values.items() if keyword(call, name) is None]
-    return (replace(call, call_text(module, call, arguments)),)
+    return (replace_node(call, call_text(module, call, arguments)),)
 
 
 def call_text(module: Module, call: ast.Call, arguments: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-from measure.fix.proposing import proposed
+from measure.fix.proposing import proposals, proposed
 
 EDIT = "drop-gradients"
 
@@ -41,3 +41,16 @@ def test_nothing_for_the_default_or_other_tensors():
     """
     assert not proposed(before, "zero_grad", "OPT040", EDIT)
     assert not proposed(before, "total.zero_", "OPT040", EDIT)
+
+
+def test_gradients_that_are_none_are_said():
+    before = """
+        import torch
+
+        for batch in loader:
+            for p in model.parameters():
+                p.grad.zero_()
+            model(batch).sum().backward()
+    """
+    (proposal,) = proposals(before, "zero_()", "OPT040", "drop-gradients")
+    assert "None" in proposal.changes

@@ -82,7 +82,8 @@ def test_steps_of_gradient_descent_behind_a_condition():
     assert after.endswith("""
     params = [p for p in model.parameters() if p.grad is not None]
     grads = [p.grad for p in params]
-    torch._foreach_sub_(params, grads, alpha=lr)
+    if params:
+        torch._foreach_sub_(params, grads, alpha=lr)
 """)
 
 
@@ -103,3 +104,17 @@ def test_nothing_for_what_no_list_computes():
     """
     for line in ("project", "p.data.add_(p.grad", "print(", "y = x"):
         assert not proposed(before, line, "LCH016", EDIT)
+
+
+def test_pairs_behind_a_condition_stay():
+    before = """
+        import torch
+
+        @torch.no_grad()
+        def follow(model, slow):
+            for p, q in list(zip(model.parameters(), slow.parameters())):
+                if p.grad is None:
+                    continue
+                q.add_(p, alpha=0.1)
+    """
+    assert not proposed(before, "q.add_", "LCH016", EDIT)

@@ -6,13 +6,13 @@ import ast
 import re
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.edits import SourceEdit
+from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
 from torchtriage.diagnose.lint.facts import Module, SourceCall
 from torchtriage.diagnose.lint.syntax import keyword, literal, path_of
 from torchtriage.diagnose.lint.work_words import TOKENIZER
 from torchtriage.measure.fix.edits._settings import origin_of
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import replace, set_keywords, source
+from torchtriage.measure.fix.statements import set_keywords, source
 
 CODES = frozenset(
     {"DAT108", "DAT106", "DAT114", "CPY010", "LCH014", "LCH017", "LCH107", "LCH109", "HST020", "HST110", "HST114"}
@@ -85,17 +85,17 @@ def _of_stack(module: Module, node: ast.Call) -> tuple[SourceEdit, ...]:
         moved = source(module, element)[len(source(module, inner)) :]
         rest = source(module, made).replace(source(module, element), source(module, inner), 1)
         stacked = f"{source(module, node.func)}({rest}{', dim=0' if axis is not None else ''}){moved}"
-        return (replace(node, stacked),)
+        return (replace_node(node, stacked),)
     rows = element.value if isinstance(element, ast.Subscript) and path_of(element.slice) == name else None
     if stacks and rows is not None and path_of(rows) and path_of(over.iter) and module.value(rows).kind == "tensor":
-        return (replace(node, f"{source(module, rows)}[{batch}]"),)
+        return (replace_node(node, f"{source(module, rows)}[{batch}]"),)
     if stacks and isinstance(element, ast.Call) and [path_of(item) for item in element.args[:1]] == [name]:
         made_of = origin_of(module, element.func)
         transform = isinstance(made_of, ast.Call) and WHOLE.match(module.name_of(made_of.func)) is not None
         alone = sum(isinstance(item, ast.Name) and item.id == name for item in ast.walk(element)) == 1
         if (transform or module.name_of(element.func) in POINTWISE) and alone and path_of(over.iter):
             others = source(module, element)[len(source(module, element.func)) + 1 + len(name) :]
-            return (replace(node, f"{source(module, element.func)}({batch}{others}"),)
+            return (replace_node(node, f"{source(module, element.func)}({batch}{others}"),)
     return ()
 
 
@@ -116,6 +116,6 @@ def _of_texts(module: Module, made: ast.ListComp) -> tuple[SourceEdit, ...]:
         texts = f"list({texts})"
     others = "".join(f", {source(module, item)}" for item in last.keywords)
     if encodes:
-        return (replace(made, f'{path.rpartition(".")[0]}({texts}{others})["input_ids"]'),)
+        return (replace_node(made, f'{path.rpartition(".")[0]}({texts}{others})["input_ids"]'),)
     tail = source(module, element)[len(source(module, last)) :]
-    return (replace(made, f"{path}({texts}{others}){tail}"),)
+    return (replace_node(made, f"{path}({texts}{others}){tail}"),)

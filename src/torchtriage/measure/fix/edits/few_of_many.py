@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.edits import SourceEdit
+from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
 from torchtriage.diagnose.lint.facts import Module
 from torchtriage.diagnose.lint.syntax import keyword, literal, names_in, path_of
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import imported, replace, source
+from torchtriage.measure.fix.statements import imported, source
 
 CODES = frozenset({"KRN101", "HST020", "HST114", "HST106", "HST124", "LCH105"})
 SHUFFLES = ("torch.randperm", "numpy.random.permutation")
@@ -63,7 +63,7 @@ def _sort(module: Module, node: ast.Call) -> Proposal | None:
     if not first[2] and (dim is None or literal(dim) != first[1]):
         changes += ", and picks along the last axis"
     picked = f"{values}.topk({', '.join(given)})" + (".indices" if last == "argsort" else "")
-    edits = [replace(node, picked)]
+    edits = [replace_node(node, picked)]
     edits += [SourceEdit(*_end(part.value), *_end(part), "") for part in parts]
     return Proposal(tuple(edits), f"pick the first {count} with topk", changes)
 
@@ -156,7 +156,7 @@ def _shuffle(module: Module, node: ast.Call) -> Proposal | None:
         drawn = f"{dot}randint({number}, size={count})"
     if not _is_known(module, first[0], node):
         return None
-    edits = [replace(node, drawn), *(SourceEdit(*_end(part.value), *_end(part), "") for part in parts)]
+    edits = [replace_node(node, drawn), *(SourceEdit(*_end(part.value), *_end(part), "") for part in parts)]
     return Proposal(tuple(edits), f"draw the {count} that are used", DRAWN)
 
 
@@ -172,5 +172,5 @@ def _sorted(module: Module, node: ast.Call) -> Proposal | None:
     largest = reverse is not None and literal(reverse) is True
     name, imports = imported(module, f"heapq.{'nlargest' if largest else 'nsmallest'}")
     given = [source(module, cut[0]), source(module, node.args[0]), *([f"key={source(module, key)}"] if key else [])]
-    edits = (replace(part, f"{name}({', '.join(given)})"), *imports)
+    edits = (replace_node(part, f"{name}({', '.join(given)})"), *imports)
     return Proposal(edits, f"pick the first {given[0]} from a heap")

@@ -11,7 +11,7 @@ from torchtriage.diagnose.lint.syntax import names_in, path_of
 from torchtriage.measure.fix.edits._foreach import Lists, NotListsError
 from torchtriage.measure.fix.edits._torch import torch_in
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import indent_of, source
+from torchtriage.measure.fix.statements import INDENT, indent_of, source
 
 CODES = frozenset({"HST020", "HST114", "LCH014", "LCH015", "LCH016"})
 
@@ -43,7 +43,7 @@ class _Loop:
         self.taken = {node.id for node in ast.walk(module.scope(loop)) if isinstance(node, ast.Name)}
         self.made: dict[str, str] = {}
         body, test = _guarded(loop)
-        self.body = body
+        self.body, self.test = body, test
         self._begin(test)
 
     def _begin(self, test: str) -> None:
@@ -62,10 +62,11 @@ class _Loop:
             self.lists[targets[0]] = self._named(targets[0], iterated)
         elif len(wanted) == 1:
             self.lists[wanted[0]] = self._new(_plural(wanted[0]), f"[{wanted[0]} {head}]")
+        elif test:
+            raise NotListsError  # of no pairs there are no two lists
         else:
             names = [self.free(_plural(target)) for target in wanted]
-            whole = wanted == targets and not test
-            pairs = source(self.module, iterated) if whole else f"[({', '.join(wanted)}) {head}]"
+            pairs = source(self.module, iterated) if wanted == targets else f"[({', '.join(wanted)}) {head}]"
             self.rows.append(f"{', '.join(names)} = zip(*{pairs})")
             self.lists |= dict(zip(wanted, names, strict=True))
 
@@ -145,7 +146,10 @@ def _rows(module: Module, loop: ast.For) -> tuple[list[str], str]:
         node.id in local for node in ast.walk(module.scope(loop)) if isinstance(node, ast.Name) and node not in inside
     ):
         raise NotListsError  # what the last turn left is used
-    return [*known.rows, *lists.rows], torch
+    if not known.test:
+        return [*known.rows, *lists.rows], torch
+    (chosen,) = known.lists.values()  # operators on lists want one tensor at least
+    return [*known.rows, f"if {chosen}:", *(f"{INDENT}{row}" for row in lists.rows)], torch
 
 
 def _is_tensors(module: Module, node: ast.AST) -> bool:

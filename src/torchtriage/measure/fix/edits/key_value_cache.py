@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 
-from torchtriage.diagnose.lint.edits import SourceEdit
+from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
 from torchtriage.diagnose.lint.facts import Module
 from torchtriage.diagnose.lint.syntax import keyword, literal, path_of
 from torchtriage.measure.fix.proposal import Loop, Proposal, Site
@@ -15,7 +15,6 @@ from torchtriage.measure.fix.statements import (
     free_name,
     insert_after,
     insert_before,
-    replace,
     replaced_in,
     set_keywords,
     source,
@@ -101,7 +100,7 @@ def _own(module: Module, loop: Loop, ran: ast.Assign, call: ast.Call, new: str) 
     if not cache or not taken or not _only_last(module, loop, given):
         return ()
     start = () if _is_none_before(module, loop, cache) else (insert_before(module, loop, f"{cache} = None"),)
-    edits = (*start, replace(call, f"{source(module, call.func)}({new}, {cache})"))
+    edits = (*start, replace_node(call, f"{source(module, call.func)}({new}, {cache})"))
     return tuple(item for item in edits if item is not None)
 
 
@@ -123,7 +122,7 @@ def _of_transformers(module: Module, loop: Loop, ran: ast.Assign, call: ast.Call
         ):
             return ()
         after = insert_after(module, ran, f"{cache} = {name}.past_key_values")
-        return (start, replace(call, run), after) if after is not None else ()
+        return (start, replace_node(call, run), after) if after is not None else ()
     logits = module.parents.get(call)
     out = free_name(module, "out", "output", "result")
     if not isinstance(logits, ast.Attribute) or logits.attr != "logits" or not out:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.edits import SourceEdit
+from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
 from torchtriage.diagnose.lint.facts import Module
 from torchtriage.diagnose.lint.syntax import literal, names_in, path_of
 from torchtriage.measure.fix.edits._settings import origin_of
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import replace, source
+from torchtriage.measure.fix.statements import source
 
 CODES = frozenset({"DAT109", "HST110", "HST020", "HST114", "HST101"})
 SETS = frozenset({"ImageFolder", "DatasetFolder", "CIFAR10", "CIFAR100"})
@@ -44,7 +44,7 @@ def _edits(module: Module, loop: ast.For | ast.comprehension) -> tuple[SourceEdi
         read = {item.id for item in inside if isinstance(item, ast.Name) and isinstance(item.ctx, ast.Load)}
         known = _labels(module, over)
         if known and not names_in(first) & read:
-            return (replace(target, source(module, label)), replace(over, f"{source(module, over)}.{known}"))
+            return (replace_node(target, source(module, label)), replace_node(over, f"{source(module, over)}.{known}"))
     taken = [
         item
         for item in inside
@@ -58,7 +58,7 @@ def _edits(module: Module, loop: ast.For | ast.comprehension) -> tuple[SourceEdi
     known = _labels(module, of) if of is not None else ""
     if of is None or not known or len(taken) != 1:
         return ()
-    return (replace(taken[0], f"{source(module, of)}.{known}[{path_of(target)}]"),)
+    return (replace_node(taken[0], f"{source(module, of)}.{known}[{path_of(target)}]"),)
 
 
 def _labels(module: Module, data: ast.expr) -> str:

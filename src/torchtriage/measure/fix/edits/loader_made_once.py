@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
+from torchtriage.diagnose.lint.edits import replace_node
 from torchtriage.diagnose.lint.facts import Module, SourceCall
 from torchtriage.diagnose.lint.syntax import keyword, names_in, path_of
 from torchtriage.diagnose.lint.torch_names import DATASETS, LOADERS
@@ -19,7 +20,6 @@ from torchtriage.measure.fix.statements import (
     edits_between,
     insert_before,
     move_before,
-    replace,
     set_keywords,
     source,
 )
@@ -103,7 +103,7 @@ def _before(module: Module, node: ast.Call, loop: Loop) -> str:
         name = next((item for item in ("loader", "batches", "data_loader") if item not in taken), "")
         lines = source(module, node)
         put = insert_before(module, loop, f"{name} = {lines}") if name and "\n" not in lines else None
-        edits = (put, replace(node, name)) if put is not None else ()
+        edits = (put, replace_node(node, name)) if put is not None else ()
     return again(module, edits).text if edits else module.text
 
 

@@ -7,13 +7,14 @@ import re
 from collections.abc import Iterator
 
 from torchtriage.core.workers import n_cores
+from torchtriage.diagnose.lint.edits import replace_node
 from torchtriage.diagnose.lint.facts import Module, SourceCall
 from torchtriage.diagnose.lint.rules._loaders import dataset, in_memory, reads_or_transforms, workers
 from torchtriage.diagnose.lint.syntax import keyword, literal, path_of
 from torchtriage.measure.fix.edits._loaders import data_of, hands_out_rows, loaders_at, reached, sample_class
 from torchtriage.measure.fix.edits._settings import constant_of
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import replace, set_keywords, source
+from torchtriage.measure.fix.statements import set_keywords, source
 
 LOADING, STARVED = "DAT018", "DAT019"
 CODES = frozenset({LOADING, STARVED, "DAT103", "DAT105", "HST020", "HST101", "HST103", "HST110", "HST111", "HST114"})
@@ -65,7 +66,7 @@ def _started(module: Module, call: SourceCall) -> Iterator[Proposal]:
     settings = {} if given is not None and constant is not given else {"num_workers": number}
     edits = set_keywords(module, call.node, settings | {"persistent_workers": lasts})
     if edits and constant is not None and constant is not given:
-        edits = (replace(constant, number), *edits)
+        edits = (replace_node(constant, number), *edits)
     if edits and (given is None or constant is not None):
         changes = SEEDS if DRAWS.search(_sample_code(module, call)) else ""
         yield Proposal(edits, f"prepare batches in {number} worker processes", changes)
@@ -98,13 +99,13 @@ def _running(module: Module, call: SourceCall, number: int) -> Iterator[Proposal
         return
     more = min(n_cores(), MOST)
     if number < more and not cheap:
-        yield Proposal((replace(constant, str(more)),), f"prepare batches in {more} worker processes", SEEDS)
+        yield Proposal((replace_node(constant, str(more)),), f"prepare batches in {more} worker processes", SEEDS)
     needs_workers = [item for item in ("prefetch_factor", "timeout", "multiprocessing_context") if keyword(node, item)]
     if not needs_workers:
-        off = [replace(constant, "0")]
+        off = [replace_node(constant, "0")]
         persistent = keyword(node, "persistent_workers")
         if literal(persistent) is True and persistent is not None:
-            off.append(replace(persistent, "False"))
+            off.append(replace_node(persistent, "False"))
         yield Proposal(tuple(off), "prepare batches without worker processes")
 
 

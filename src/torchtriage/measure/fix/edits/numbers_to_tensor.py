@@ -6,11 +6,11 @@ import ast
 import re
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.edits import SourceEdit
+from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
 from torchtriage.diagnose.lint.facts import Module, SourceCall
 from torchtriage.diagnose.lint.syntax import keyword
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import body_of, imported, replace, source
+from torchtriage.measure.fix.statements import body_of, imported, source
 
 CODES = frozenset({"CPY102", "CPY007", "HST020", "HST114", "LCH105"})
 FACTORIES = frozenset({"torch.tensor", "torch.as_tensor", "torch.FloatTensor", "torch.LongTensor", "torch.Tensor"})
@@ -64,7 +64,7 @@ def _said(module: Module, call: SourceCall, array: str, float32: str, *, guess: 
     text = source(module, given)
     typed = keyword(call.node, "dtype") is not None or call.name not in ("torch.tensor", "torch.as_tensor")
     kind = f", dtype={float32}" if guess and not typed and not WHOLE.search(text.lower()) else ""
-    return replace(given, f"{array}({text}{kind})")
+    return replace_node(given, f"{array}({text}{kind})")
 
 
 def _stacked(site: Site) -> Iterator[Proposal]:
@@ -88,4 +88,4 @@ def _stacked(site: Site) -> Iterator[Proposal]:
             same = plain and array == source(module, made.generators[0].target)
             arrays = source(module, made.generators[0].iter) if same else f"[{array} {loops}]"
             new = f"{source(module, inner.func)}({stack}({arrays}))"
-            yield Proposal((*imports, replace(node, new)), "stack the arrays, and make one tensor of them")
+            yield Proposal((*imports, replace_node(node, new)), "stack the arrays, and make one tensor of them")

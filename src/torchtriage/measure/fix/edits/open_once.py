@@ -6,12 +6,12 @@ import ast
 import re
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.edits import SourceEdit
+from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
 from torchtriage.diagnose.lint.facts import Class, Module, SourceFunction
 from torchtriage.diagnose.lint.samples import Samples, samples_of
 from torchtriage.diagnose.lint.syntax import path_of
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import insert_after, insert_before, replace, source, statement_edit, unwrap
+from torchtriage.measure.fix.statements import insert_after, insert_before, source, statement_edit, unwrap
 
 CODES = frozenset({"DAT103", "DAT105", "HST101", "HST103", "HST110", "HST111", "HST114", "HST020", "DAT018"})
 CONTAINERS = re.compile(
@@ -66,7 +66,7 @@ def _of_block(samples: Samples, function: SourceFunction, owner: Class, block: a
         _kept(module, owner, attribute),
         before,
         *unwrap(module, block),
-        *(replace(part, attribute) for part in reads),
+        *(replace_node(part, attribute) for part in reads),
     ]
     return tuple(filter(None, edits)) if all(edits) else ()
 

@@ -6,11 +6,11 @@ import ast
 import re
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.edits import SourceEdit
+from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
 from torchtriage.diagnose.lint.facts import Module
 from torchtriage.diagnose.lint.syntax import keyword, literal, names_in, path_of
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import free_name, imported, insert_before, replace, set_keywords, source
+from torchtriage.measure.fix.statements import free_name, imported, insert_before, set_keywords, source
 
 CODES = frozenset({"DAT102"})
 WHAT = "pad each batch to its own longest row"
@@ -45,7 +45,7 @@ def _by_tokenizer(site: Site, node: ast.Call, padding: ast.expr) -> Iterator[Pro
     if GATHERS.search(name) or (
         site.step_loop is not None and site.step_loop in [item.node for item in module.loops if item.steps]
     ):
-        yield Proposal((replace(padding, '"longest"'),), WHAT)
+        yield Proposal((replace_node(padding, '"longest"'),), WHAT)
         return
     tokenizer = next(
         (call.target for call in module.calls if call.target and re.search("okenizer", call.name + call.attr)), ""
@@ -100,14 +100,14 @@ def _of_buffer(site: Site, node: ast.Call) -> tuple[SourceEdit, ...]:
             rows = longest.rpartition(" in ")[2].rstrip(")")
             bound = [item.lineno for item in module.names(rows, function) if isinstance(item.ctx, ast.Store)]
             if all(line < set_at.lineno for line in bound):
-                return (replace(set_at.value, f"min({source(module, set_at.value)}, {longest})"),)
+                return (replace_node(set_at.value, f"min({source(module, set_at.value)}, {longest})"),)
         if stores:
             return ()
     name = free_name(module, "longest", "width", "n_most")
     put = insert_before(module, made, f"{name} = min({source(module, width)}, {longest})")
     same = [item for item in ast.walk(function) if isinstance(item, ast.expr) and ast.dump(item) == ast.dump(width)]
     within = [item for item in same if (item.lineno, item.col_offset) >= (made.lineno, made.col_offset)]
-    return (put, *(replace(item, name) for item in within)) if put is not None and name else ()
+    return (put, *(replace_node(item, name) for item in within)) if put is not None and name else ()
 
 
 def _longest(module: Module, function: ast.AST, buffer: str) -> str:
@@ -154,5 +154,5 @@ def _of_lists(site: Site) -> tuple[SourceEdit, ...]:
             row = source(module, over.target).strip("()")
             rows = f"max({length} for {row} in {source(module, over.iter)})"
             put = insert_before(module, statement, f"{name} = min({source(module, node.left)}, {rows})")
-            return (put, replace(node.left, name)) if put is not None and name else ()
+            return (put, replace_node(node.left, name)) if put is not None and name else ()
     return ()

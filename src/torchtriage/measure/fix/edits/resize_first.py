@@ -6,13 +6,13 @@ import ast
 import re
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.edits import SourceEdit
+from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
 from torchtriage.diagnose.lint.facts import Module
 from torchtriage.diagnose.lint.samples import samples_of
 from torchtriage.diagnose.lint.syntax import names_in, path_of
 from torchtriage.measure.fix.edits._loaders import reached
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import move_before, replace, source, statement_edit
+from torchtriage.measure.fix.statements import move_before, source, statement_edit
 
 CODES = frozenset({"DAT101", "HST110", "HST114"})
 CHANGES = "pixels differ: what comes after the resize works on the small image"
@@ -59,7 +59,7 @@ def _first_in(module: Module, steps: ast.List) -> tuple[SourceEdit, ...]:
     # every place between takes the text of the one before it
     order = [small, *range(target, small)]
     texts = [source(module, steps.elts[at]) for at in order]
-    return tuple(replace(steps.elts[at], text) for at, text in zip(range(target, small + 1), texts, strict=True))
+    return tuple(replace_node(steps.elts[at], text) for at, text in zip(range(target, small + 1), texts, strict=True))
 
 
 def _methods(site: Site) -> list[ast.FunctionDef]:

@@ -6,11 +6,11 @@ import ast
 import re
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.edits import SourceEdit
+from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
 from torchtriage.diagnose.lint.facts import Module
 from torchtriage.diagnose.lint.syntax import keyword, literal, path_of
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import imported, insert_after, replace, source
+from torchtriage.measure.fix.statements import imported, insert_after, source
 
 CODES = frozenset({"HST121", "HST020", "HST114", "LCH105"})
 NUMBER = re.compile(r"(^|[._])(n|num|len|size|count|total|vocab\w*)(_|$)|(^|_)n[A-Z]|_size$|_count$|^len\(")
@@ -51,7 +51,7 @@ def _of_choice(module: Module, node: ast.Call, weights: ast.expr) -> tuple[Sourc
     number = isinstance(node.args[0], ast.Constant) or NUMBER.search(source(module, node.args[0]))
     if not number:
         picked = f"{source(module, node.args[0])}[{picked}]"
-    return (*imports, after, replace(node, picked))
+    return (*imports, after, replace_node(node, picked))
 
 
 def _of_choices(module: Module, node: ast.Call, weights: ast.expr) -> tuple[SourceEdit, ...]:

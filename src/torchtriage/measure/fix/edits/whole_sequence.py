@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.edits import SourceEdit, add_keyword
+from torchtriage.diagnose.lint.edits import SourceEdit, add_keyword, replace_node
 from torchtriage.diagnose.lint.facts import Module
 from torchtriage.diagnose.lint.syntax import keyword, path_of
 from torchtriage.measure.fix.edits._settings import origin_of
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import remove, replace, source, statement_edit
+from torchtriage.measure.fix.statements import remove, source, statement_edit
 
 CODES = frozenset({"LCH106", "LCH109", "LCH014", "LCH015", "LCH017", "HST020", "HST114"})
 NAMES = "parameters have other names: old checkpoints do not load"
@@ -53,7 +53,7 @@ def _edits(site: Site, loop: ast.For) -> tuple[SourceEdit, ...]:
     if stacked is not None and not _along(module, stacked, batch_first):
         return ()
     layer = source(module, made.func).removesuffix("Cell")
-    edits: list[SourceEdit | None] = [replace(made.func, layer)]
+    edits: list[SourceEdit | None] = [replace_node(made.func, layer)]
     if batch_first:
         edits.append(add_keyword(module.text, made, "batch_first", "True"))
     call = f"{source(module, ran.value.func)}({sequence}, "
@@ -64,7 +64,7 @@ def _edits(site: Site, loop: ast.For) -> tuple[SourceEdit, ...]:
     rows += f"{states} = {', '.join(f'{item}[0]' for item in names)}"
     edits.append(statement_edit(module, loop, rows))
     if stacked is not None:
-        edits.append(replace(stacked, name))
+        edits.append(replace_node(stacked, name))
         start = next((item for item in module.names(name, module.scope(loop)) if isinstance(item.ctx, ast.Store)), None)
         first = module.parents.get(start) if start is not None else None
         edits.append(remove(module, first) if isinstance(first, ast.Assign) else None)

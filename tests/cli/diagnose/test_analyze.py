@@ -30,6 +30,21 @@ def test_findings_alone_are_no_failure(run: Run) -> None:
     assert result.stderr == ""
 
 
+def test_the_folder_of_a_run_is_judged_as_the_run(run: Run, folder: Path) -> None:
+    recordings = folder / "recorded" / "process1"
+    recordings.mkdir(parents=True)
+    (recordings / "light.json.gz").write_bytes(gzip.compress((folder / "slow.json").read_bytes()))
+    (recordings / "recording.json").write_text('{"before": {"step_ns": [2000000]}, "steps_seen": 40}')
+    (folder / "recorded/process-1.json").write_text(
+        '{"pid": 1, "folder": "process1", "loop": {"how": "one step of SGD", "file": "train.py", "line": 7}}'
+    )
+    result = run("analyze", "recorded", code=0)
+    assert "2.00 ms without the profiler" in result.stdout
+    assert "40 steps seen" in result.stdout
+    assert result.stderr == ""  # its other files are no traces that were left out
+    assert "not of a run" in run("analyze", "recorded", "--timing", code=2).stderr
+
+
 def test_a_path_alone_means_analyze(run: Run) -> None:
     assert run("slow.json", code=0).stdout == run("analyze", "slow.json", code=0).stdout
     assert run("--json", "slow.json", code=0).stdout.startswith('{"schema"')

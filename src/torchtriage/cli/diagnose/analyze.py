@@ -130,8 +130,8 @@ def _once(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) 
 def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None:
     """Analyse PyTorch profiler traces.
 
-    PATH is a trace (.json, .json.gz, .zip), a folder of them, a pattern, a URL (s3://…), or - for
-    standard input. Prints a verdict in three lines, then the findings, largest certain saving first: where, why,
+    PATH is a trace (.json, .json.gz, .zip), a folder of them, a folder that torchtriage run made, a pattern, a URL
+    (s3://…), or - for standard input. Prints a verdict in three lines, then the findings, largest certain saving first: where, why,
     how many milliseconds per step a fix saves, and the fix. Traces that are ranks of one job get
     one verdict: which rank makes the others wait, and each finding once.
 
@@ -143,7 +143,10 @@ def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None
 
     options = with_config(ctx, given, Path.cwd())
     asked = made_of(Options, options, sources=None if options["no_source"] else options["sources"])
-    files = _expand(paths, traces.find_traces)
+    run = _run_folder(paths)
+    if run and (options["perfetto"] or options["capture"] or options["timing"]):
+        raise UsageError("--perfetto, --capture and --timing are of one trace file, not of a run", where=paths[0])
+    files = [] if run else _expand(paths, traces.find_traces)
     if options["perfetto"] and (len(files) != 1 or files[0] == "-" or "://" in str(files[0])):
         raise UsageError("--perfetto needs exactly one trace file")
     if options["capture"] and (len(files) != 1 or options["engine"] != "local" or "://" in str(files[0])):
@@ -153,7 +156,11 @@ def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None
     check_outputs([options[name] for name in ("output", "html", "perfetto")], files)
 
     with measured() as seconds, part("other"):
-        results, jobs, n_unusable = _judge(files, asked, options)
+        if run:
+            judged_run = traces.analyze_run(run, options=asked)
+            results, jobs, n_unusable = list(judged_run.results), list(judged_run.jobs), 0
+        else:
+            results, jobs, n_unusable = _judge(files, asked, options)
         if options["perfetto"] and len(results) != 1:
             raise UsageError("--perfetto shows the findings of one process", hint="pass one rank's own file")
         timing = part_times(seconds) if options["timing"] else ()
@@ -175,6 +182,13 @@ def _expand(paths: tuple[str, ...], find: Callable[[list[str]], list[str | Path]
     for path in paths:
         out += [path] if path == "-" else find([path])
     return list(dict.fromkeys(out))
+
+
+def _run_folder(paths: tuple[str, ...]) -> Path | None:
+    """Return the folder of a run's recordings, where that alone is asked for."""
+    from torchtriage.diagnose.runs.run_folder import find_recordings
+
+    return Path(paths[0]) if len(paths) == 1 and find_recordings(Path(paths[0])) else None
 
 
 def _judge(

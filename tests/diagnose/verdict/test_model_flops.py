@@ -57,6 +57,16 @@ def test_each_operation_is_held_against_the_peak_of_its_type() -> None:
     assert found.peaks == (PeakShare(989.0, 0.5), PeakShare(495.0, 0.5))
 
 
+def test_a_little_of_an_unknown_type_is_left_out() -> None:
+    builder = loop(HALF, HALF)
+    for step in range(3):
+        builder.op("aten::mm", step * STEP_US + 5000, 50, dims=[[1, 1], [1, 1]], types=["int", "int"])
+        builder.launch(step * STEP_US + 5005, 2, step * STEP_US + 5010, 20, "gemm_of_an_unknown_type")
+    found = mfu(builder.build())
+    assert found is not None
+    assert found.flop == 2 * FLOP
+
+
 def test_nothing_is_said_where_nothing_multiplies() -> None:
     assert mfu(loop("void at::native::vectorized_elementwise_kernel<4>").build()) is None
 

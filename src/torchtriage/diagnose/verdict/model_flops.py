@@ -39,12 +39,12 @@ def model_flops(device: Device, category: Codes, line: Roofline | None) -> Model
     flop, rate = line.flop, line.rate
     dur = trace.dur_ns[device.rows].astype(np.float64)
     # above its peak nothing runs: the operations were fewer (Winograd), or the type another
-    known = mask & (flop <= rate * (dur + trace.resolution_ns))
+    known = mask & (rate > 0) & (flop <= rate * (dur + trace.resolution_ns))
     share = float(dur[known].sum() / max(dur[mask].sum(), 1.0))
     if share < MOSTLY:
         what = f"shapes and types are known for {format_share(share)} of the time of products and attention"
         return ModelFlops(unchecked=f"{what}, {format_share(MOSTLY)} are needed")
-    at_peak_ns, total = float((flop / rate)[known].sum()), float(flop[known].sum())
+    at_peak_ns, total = float((flop[known] / rate[known]).sum()), float(flop[known].sum())
     wall_ns = intervals.length(steps.judged)
     if at_peak_ns > wall_ns:
         return ModelFlops(unchecked="at the peak, the operations would take longer than the steps do")

@@ -130,10 +130,10 @@ def _once(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) 
 def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None:
     """Analyse PyTorch profiler traces.
 
-    PATH is a trace (.json, .json.gz, .zip), a folder of them, a folder that torchtriage run made, a pattern, a URL
-    (s3://…), or - for standard input. Prints a verdict in three lines, then the findings, largest certain saving first: where, why,
-    how many milliseconds per step a fix saves, and the fix. Traces that are ranks of one job get
-    one verdict: which rank makes the others wait, and each finding once.
+    PATH is a trace (.json, .json.gz, .zip), a folder of them, a folder that torchtriage run made, a pattern,
+    a URL (s3://…), or - for standard input. Prints a verdict in three lines, then the findings, largest certain
+    saving first: where, why, how many milliseconds per step a fix saves, and the fix. Traces that are ranks of one
+    job get one verdict: which rank makes the others wait, and each finding once.
 
     Defaults of --fail-on, --max-bytes, --min-share, --only, --peak, --skip and --top come from
     [tool.torchtriage] in the nearest pyproject.toml.
@@ -186,9 +186,12 @@ def _expand(paths: tuple[str, ...], find: Callable[[list[str]], list[str | Path]
 
 def _run_folder(paths: tuple[str, ...]) -> Path | None:
     """Return the folder of a run's recordings, where that alone is asked for."""
+    folder = Path(paths[0])
+    if len(paths) > 1 or not folder.is_dir():
+        return None
     from torchtriage.diagnose.runs.run_folder import find_recordings
 
-    return Path(paths[0]) if len(paths) == 1 and find_recordings(Path(paths[0])) else None
+    return folder if find_recordings(folder) else None
 
 
 def _judge(

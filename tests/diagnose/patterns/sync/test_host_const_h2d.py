@@ -79,6 +79,12 @@ def test_a_constant_made_and_copied_in_every_step(before: list[str]) -> None:
     assert claim.evidence["median_copy_bytes"] == 12
 
 
+def test_what_nobody_writes_as_a_list_is_data_of_the_step() -> None:
+    assert not list(find(loop("aten::lift_fresh", "aten::detach_", size=8 << 10).build()))
+    assert not list(find(loop(after="aten::lift_fresh", size=8 << 10).build()))
+    assert list(find(loop("aten::arange", size=8 << 10).build()))
+
+
 def test_a_list_made_a_tensor_on_the_device() -> None:
     (claim,) = find(loop(after="aten::lift_fresh").build())
     assert claim.evidence["n_copies_per_step"] == 1

@@ -1,6 +1,6 @@
 """Constants are built on the host and copied to the GPU in every step.
 
-Looks like: ``aten::lift_fresh`` (``torch.tensor(list)``) or a CPU factory (``aten::zeros``, ``ones``, ``full``,
+Looks like: ``aten::lift_fresh`` (``torch.tensor(list)``) of at most 1 KiB, since larger ones are data, or a CPU factory (``aten::zeros``, ``ones``, ``full``,
     ``arange``, ``eye`` and the like, without device work of its own), followed within 5 operators at the same level by
     a copy below 1 MiB from host to device; or such a copy right before ``lift_fresh`` (``torch.tensor(list,
     device=...)``, which builds on the host too); or a module that copies the same number of pageable bytes in every
@@ -31,11 +31,13 @@ PATTERN = Pattern.of(
 FIX = fixes.BUILD_ON_DEVICE
 
 MAX_BYTES = 1 << 20  # a larger copy is an input, or CPY007's (catalogue 5)
+MAX_LISTED = 1 << 10  # nobody writes a longer list: a larger one is data that each step makes (a batch, an observation)
 REACH = 5  # operators between the factory and its copy; `lift_fresh` and `detach_` are two
 _FACTORIES = (
-    r"^aten::(lift_fresh|zeros|ones|full|arange|eye|linspace|logspace|scalar_tensor|tril_indices"
+    r"^aten::(zeros|ones|full|arange|eye|linspace|logspace|scalar_tensor|tril_indices"
     r"|triu_indices|hann_window|zeros_like|ones_like|full_like)$"
 )
+_LIST = "aten::lift_fresh"
 
 
 def find(trace: Trace) -> Claims:
@@ -45,7 +47,8 @@ def find(trace: Trace) -> Claims:
     small = waits.to_device & (waits.copy_bytes < MAX_BYTES)
     index = np.flatnonzero(small & waits.under(transfers))
     holder = trace.tree.outermost(waits.row[index], transfers)
-    constant = _after_factory(trace, holder) | _same_in_module(trace, index)
+    listed = waits.copy_bytes[index] <= MAX_LISTED
+    constant = _after_factory(trace, holder, listed) | _same_in_module(trace, index)
     for claim in claim_reads(
         trace,
         index[constant],
@@ -59,10 +62,11 @@ def find(trace: Trace) -> Claims:
         yield dataclasses.replace(claim, evidence={**claim.evidence, "median_copy_bytes": size})
 
 
-def _after_factory(trace: Trace, holder: Ints) -> Mask:
+def _after_factory(trace: Trace, holder: Ints, listed: Mask) -> Mask:
     factories = trace.matching(_FACTORIES) & (trace.kind == Kind.OP)
+    lists = trace.named(_LIST) & (trace.kind == Kind.OP)
     hit = np.zeros(len(holder), dtype=bool)
-    if not len(holder) or not factories.any():
+    if not len(holder) or not (factories | lists).any():
         return hit
     parent = trace.tree.parent
     near = np.zeros(len(trace) + 1, dtype=bool)  # the last stands for "no parent"
@@ -72,17 +76,18 @@ def _after_factory(trace: Trace, holder: Ints) -> Mask:
     ops = ops[np.lexsort((trace.start_ns[ops], parent[ops], trace.lane[ops]))]
     position = np.zeros(len(trace), np.int64)
     position[ops] = np.arange(len(ops))
-    on_host = factories & ~trace.tree.above(trace.links.launches)
+    launches = trace.tree.above(trace.links.launches)
+    on_host, lists = factories & ~launches, lists & ~launches
     # an annotation ends the place; old profilers also make a tensor to open one
     here = np.ones(len(holder), dtype=bool)
     for back in range(1, REACH + 1):
         before = ops[np.maximum(position[holder] - back, 0)]
         same = (parent[before] == parent[holder]) & (trace.lane[before] == trace.lane[holder])
         here &= same & (trace.kind[before] == Kind.OP)
-        hit |= here & (before != holder) & on_host[before]
+        hit |= here & (before != holder) & (on_host[before] | (listed & lists[before]))
     # torch.tensor(list, device=...) copies first
     after = ops[np.minimum(position[holder] + 1, len(ops) - 1)]
-    hit |= (parent[after] == parent[holder]) & trace.named("aten::lift_fresh")[after]
+    hit |= (parent[after] == parent[holder]) & listed & lists[after]
     return hit
 
 

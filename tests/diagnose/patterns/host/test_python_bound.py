@@ -40,6 +40,14 @@ def test_quiet_when_the_gap_is_a_waiting_call() -> None:
     assert not claims(builder)
 
 
+def test_quiet_when_the_call_of_a_module_stalls() -> None:
+    builder = loop()
+    for i in range(4):
+        builder.frame("train.py(9): fit", 10_000 * i, 9_900)
+        builder.frame("torch/nn/modules/module.py(1783): _call_impl", 10_000 * i + 10, 3_900)
+    assert not claims(builder)
+
+
 def test_quiet_below_a_millisecond_a_stretch() -> None:
     assert not claims(loop(python=900))
 

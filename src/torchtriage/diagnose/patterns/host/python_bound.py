@@ -79,6 +79,8 @@ _UNKNOWN = Fix(
 _ENGINE = r"^<built-in method run_backward of"
 _PAUSE = r"^Python GC|^<built-in function (collect|sleep)>|(^|/)torch/(autograd/)?profiler"
 """Garbage collection is another finding; who sleeps meant to; the profiler is not the program."""
+_MACHINERY = r"(^|/)torch/nn/modules/module\.py\(\d+\): _(wrapped_)?call_impl$"
+"""Calling a module takes microseconds: what holds that up is the machine, and nothing that Python does."""
 _KINDS = {
     "module walk": (r"named_(modules|parameters|buffers|children)|torch/nn/modules/module\.py.*: modules$", _WALKED),
     "preprocessing": (r"PIL|cv2|numpy|image|tokeniz|transforms|scipy|librosa|feature_extract|decode", _LOADED),
@@ -109,6 +111,8 @@ def find(trace: Trace) -> Claims:
         "longest_stretch_ms": ms(int((lost[:, 1] - lost[:, 0]).max())),
     }
     hot, frames = _attribute(trace, stretches, evidence)
+    if hot >= 0 and re.search(_MACHINERY, trace.name_of(hot)):
+        return
     kind = evidence.setdefault("kind", _UNSEEN)
     evidence["profiler_inflation"] = trace.origin.inflation
     where = ""

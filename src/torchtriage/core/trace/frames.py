@@ -49,8 +49,9 @@ _RESUME = re.compile(r"^torch_dynamo_resume_in_(?P<function>.+)_at_(?P<line>\d+)
 _LIBRARY = re.compile(
     r"(^|/)(torch|torchvision|torchaudio|torchrec|transformers|diffusers|timm|accelerate|lightning"
     r"|pytorch_lightning|numpy|PIL|scipy|pandas|sklearn|cv2|tqdm|triton|functorch|vllm|sglang"
-    r"|xformers|flash_attn|aiter|apex|deepspeed|megatron|importlib|asyncio|multiprocessing"
-    r"|concurrent|logging|json|unittest|concurrent|site-packages|dist-packages)/"
+    r"|xformers|flash_attn|aiter|apex|deepspeed|megatron|einops|peft|trl|torch_geometric|torchmetrics|torchdiffeq"
+    r"|gpytorch|kornia|skimage|matplotlib|networkx|numba|tokenizers|safetensors|bitsandbytes"
+    r"|importlib|asyncio|multiprocessing|concurrent|logging|json|unittest|site-packages|dist-packages)/"
     r"|^(collections|ctypes|email|encodings|http|re|urllib|xml)/"
     r"|lib/python\d|^<frozen|^<string>|^<eval_with_key>"
     r"|^(threading|contextlib|functools|typing|abc|queue|weakref|copy|random|inspect|runpy|os"

@@ -9,10 +9,11 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from torchtriage.core.arrays import Ints, Mask
+from torchtriage.core.arrays import Ints
 from torchtriage.core.source.locate import Locator
 from torchtriage.core.trace import Kind, Trace
-from torchtriage.core.trace.frames import frame_label, is_user_frame, user_stack
+from torchtriage.core.trace.frames import frame_label, user_stack
+from torchtriage.core.trace.user_places import innermost, user_places, where_known
 from torchtriage.diagnose.verdict.options import By
 
 __all__ = ["Groups", "grouped", "named"]
@@ -51,22 +52,22 @@ class _Launches:
     def by_operator(self, _places: Locator | None) -> Groups:
         call, which = self._calls
         ops = self.trace.kind == Kind.OP
-        return named(self.trace, _where(call, lambda calls: self.trace.tree.nearest(calls, ops))[which])
+        return named(self.trace, where_known(call, lambda calls: self.trace.tree.nearest(calls, ops))[which])
 
     def by_annotation(self, _places: Locator | None) -> Groups:
         trace = self.trace
         marks = (trace.kind == Kind.ANNOTATION) & ~trace.matching(r"^ProfilerStep#")
         call, which = self._calls
-        return named(trace, _where(call, lambda calls: trace.tree.nearest(calls, marks))[which])
+        return named(trace, where_known(call, lambda calls: trace.tree.nearest(calls, marks))[which])
 
     def by_module(self, _places: Locator | None) -> Groups:
         trace = self.trace
         mask = (trace.kind == Kind.PYTHON) & trace.where_name(lambda name: name.startswith(_MODULE))
         call, which = self._calls
-        _, inner = _open_at(trace, call, mask)
+        _, inner = innermost(trace, call, mask)
         chain = [inner]
         while (chain[-1] >= 0).any():
-            chain.append(_where(chain[-1], lambda rows: trace.frames.nearest(rows, mask)))
+            chain.append(where_known(chain[-1], lambda rows: trace.frames.nearest(rows, mask)))
         names = np.where(np.stack(chain) >= 0, trace.name[np.stack(chain)], -1)
         paths, group = np.unique(names, axis=1, return_inverse=True)
         labels = [
@@ -77,61 +78,15 @@ class _Launches:
 
     def by_line(self, places: Locator | None) -> Groups:
         trace = self.trace
-        mask = (trace.kind == Kind.PYTHON) & trace.where_name(is_user_frame)
         call, which = self._calls
-        row, frame = _open_at(trace, call, mask)
-        below = _where(row, lambda rows: trace.frames.at(trace.lane[rows], trace.start_ns[rows]))
-        while len(climb := np.flatnonzero((below >= 0) & (below != frame) & (trace.frames.parent[below] != frame))):
-            below[climb] = trace.frames.parent[below[climb]]
-        # calls of one function from one place of another have one line; an operator is what is called, or its name is
-        called = np.where(below != frame, trace.name[below], -1 - trace.name[row])
-        keys = np.stack([np.where(frame >= 0, trace.name[frame], -1), np.where(frame >= 0, called, -1)])
-        _, first, group = np.unique(keys, axis=1, return_index=True, return_inverse=True)
+        found = user_places(trace, call)
+        _, first, group = np.unique(found.key, axis=1, return_index=True, return_inverse=True)
         labels = [
             _line(trace, item, places) if known >= 0 else ""
-            for item, known in zip(row[first].tolist(), frame[first].tolist(), strict=True)
+            for item, known in zip(found.row[first].tolist(), found.frame[first].tolist(), strict=True)
         ]
         lines, merged = np.unique(np.array(labels), return_inverse=True)
         return merged[group.ravel()][which], lines.tolist()
-
-
-def _where(rows: Ints, look: Callable[[Ints], Ints]) -> Ints:
-    """Return what ``look`` finds for rows that are some, -1 for the others."""
-    out = np.full(len(rows), -1, np.int64)
-    some = rows >= 0
-    out[some] = look(rows[some])
-    return out
-
-
-def _open_at(trace: Trace, calls: Ints, mask: Mask) -> tuple[Ints, Ints]:
-    """Return for each launch call a host row that stands for it and the innermost frame of ``mask`` around that.
-
-    The host row is the call itself; where it runs in the backward pass, the forward operator it is the gradient of.
-    """
-
-    def around(rows: Ints) -> Ints:
-        inner = trace.frames.at(trace.lane[rows], trace.start_ns[rows])
-        return np.where(mask[inner] | (inner < 0), inner, _where(inner, lambda some: trace.frames.nearest(some, mask)))
-
-    frame = _where(calls, around)
-    row = np.where(frame >= 0, calls, _where(calls, lambda some: _forward(trace, some)))
-    return row, np.where(frame >= 0, frame, _where(row, around))
-
-
-def _forward(trace: Trace, calls: Ints) -> Ints:
-    """Return the forward operator whose gradient each call computes, -1 where it is in none.
-
-    Autograd gives a backward node the sequence number of its forward operator, and the number of its thread.
-    """
-    numbered = (trace.kind == Kind.OP) & (trace.key >= 0)
-    node = trace.tree.nearest(calls, numbered & (trace.value > 0))
-    forward = np.flatnonzero(numbered & (trace.value <= 0))
-    forward = forward[np.lexsort((trace.start_ns[forward], trace.key[forward]))]
-    if not len(forward):
-        return np.full(len(calls), -1, np.int64)
-    last = np.searchsorted(trace.key[forward], trace.key[node], side="right") - 1
-    before = forward[np.maximum(last, 0)]
-    return np.where((node >= 0) & (last >= 0) & (trace.key[before] == trace.key[node]), before, -1)
 
 
 def _line(trace: Trace, row: int, places: Locator | None) -> str:

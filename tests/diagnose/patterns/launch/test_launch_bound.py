@@ -6,6 +6,7 @@ import pytest
 from builder import TraceBuilder
 
 from torchtriage.core import intervals
+from torchtriage.core.trace.frames import user_stack
 from torchtriage.diagnose.patterns.base import Claim
 from torchtriage.diagnose.patterns.launch.launch_bound import find
 
@@ -155,6 +156,34 @@ def test_slow_views_are_a_slow_host_and_promise_less() -> None:
     (claim,) = claims(builder)
     assert claim.gain_low == pytest.approx(0.5 / 1.5 * 5 / 20)
     assert "a view takes the host 20.0 µs" in claim.message
+
+
+def test_idle_time_that_the_profiler_makes_is_no_finding() -> None:
+    # 35 of 50 us busy: without the profiler the host needs 33 us for each operator, and the device never waits
+    assert not claims(loop(kernel=35))
+
+
+def test_what_the_host_waits_for_does_not_become_shorter_without_the_profiler() -> None:
+    builder = loop(kernel=25)
+    (alone,) = claims(builder)
+    for i in range(5):
+        builder.sync(1_000 * i + 1, 40)
+    (waiting,) = claims(builder)
+    assert waiting.gain_low > alone.gain_low
+
+
+def test_the_place_is_where_most_late_launches_are_made() -> None:
+    builder = loop()
+    for i in range(5):
+        at = 1_000 * i
+        builder.frame("train.py(10): step", at + 0.2, 995)
+        builder.frame("train.py(40): scan", at + 99.5, 800)
+    trace = builder.build()
+    (claim,) = find(trace)
+    assert user_stack(trace, claim.anchor)[0].function == "scan"
+    assert "80 % of it where the place below makes 16 of them" in claim.message
+    assert claim.fix is not None
+    assert "one call" in claim.fix.text
 
 
 def test_few_gaps_are_no_rate_of_launching() -> None:

@@ -5,9 +5,11 @@ Looks like: the device is idle for at least 20 % of the step because the next la
     catching up after a wait are subtracted first. A longer gap is no launch: an operator that computes on the host
     (HST055), a stalled thread (HST054) or Python (HST020).
 Slow because: an operator takes the host 5-20 µs and a launch call 3-9 µs, which shorter kernels cannot hide.
-Cost: all host-late idle time that no more specific finding owns; low counts half of it, divided by the profiler's
-    inflation, as that much remains without the profiler and goes with compilation, and by how much longer than 5 µs
-    the median view takes: a profiler that just started or a slow host is no rate of launching.
+Cost: all host-late idle time that no more specific finding owns; low counts half of what is left of it without the
+    profiler, as that goes with compilation, at most half of it over the profiler's inflation, and less by how much
+    longer than 5 µs the median view takes: a profiler that just started or a slow host is no rate of launching. Without
+    the profiler the host is faster by the inflation, its waits and the device are not: where the device is busy then,
+    launching is no finding.
 Fix: let a compiler or a CUDA graph issue the launches, or give each launch more work.
 Leave it when: the recording was made with stacks and the idle time disappears without them, or the launches are being
     captured into a graph.
@@ -15,10 +17,13 @@ Source: PyTorch performance tuning guide, "Reduce CPU overhead with CUDA graphs"
     eager vLLM on B200 86 %.
 """
 
+from dataclasses import replace
+
 import numpy as np
 
 from torchtriage.core import intervals
 from torchtriage.core.arrays import distinct
+from torchtriage.core.trace.user_places import user_places
 from torchtriage.core.units import format_count, format_ns, format_share, ms
 from torchtriage.diagnose.patterns._late_launches import ALLOCATION, short_gaps
 from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Fix, Ints, Kind, Pattern, Spans, Trace, aten, given
@@ -43,6 +48,8 @@ MIN_DISPATCH = 1 / 3
 """Share of the idle time inside ops and calls; the rest is the Python between them, which stacks inflate: 0.45-0.87 in
 launch-bound recordings of both vendors."""
 LOW = 0.5
+MIN_IDLE = 0.1
+"""Share of a step that must be idle without the profiler, too."""
 USUAL_VIEW_NS = 5_000
 """Own time of the median operator that makes a view: 0.6-4 us in launch-bound recordings of ten machines, shapes and
 stacks included. Where it takes 20 us (a profiler that just started, a throttled host), what is beyond is nothing that
@@ -51,6 +58,7 @@ _VIEWS = aten("as_strided view transpose t expand")
 TINY_NS = 10_000  # kernels below this cannot hide the dispatch of one op (5-20 us, measured)
 MIN_REPEATS = 3  # steps with one and the same kernel sequence, for a graph to be worth proposing
 MAX_GRAPHED = 0.05
+MUCH_THERE = 0.25  # of the idle time before the launches of one place
 MIN_GAPS = 10  # fewer are no rate of launching
 _LAUNCH = r"^(cuda|hip|cu)\w*LaunchKernel"
 _GRAPH = r"GraphLaunch"
@@ -75,9 +83,13 @@ def find(trace: Trace) -> Claims:
     tiny = float((trace.dur_ns[kernels] < TINY_NS).mean()) if len(kernels) else 0.0
     per_step = steps.median_count(steps.of_work(work))
     late_rows = distinct(device.gaps.next_row[intervals.covered(device.gaps.spans, rest) > 0])
-    latest = _latest(trace, rest)
     view_ns = _median_view_ns(trace)
+    idle = _idle_share_unprofiled(trace)
+    if idle < MIN_IDLE:
+        return
     low = LOW * min(USUAL_VIEW_NS / max(view_ns, 1), 1.0)
+    place, n_there, idle_there = _place(trace, rest)
+    latest = place or _latest(trace, rest)
     graphable = _graphable(trace, work)
     gap_ns = int(np.median(rest[:, 1] - rest[:, 0]))
     yield Claim(
@@ -85,14 +97,15 @@ def find(trace: Trace) -> Claims:
         f" launches, in {format_count(len(rest) / steps.n_steady, 'gap')} of {format_ns(gap_ns)} in the median:"
         f" {format_count(per_step, 'GPU event')}, {format_share(tiny)} of the kernels shorter than"
         f" {TINY_NS // 1000} µs"
+        + (f"; {format_share(idle_there)} of it where the place below makes {n_there:,.0f} of them" if place else "")
         + (f"; a view takes the host {format_ns(view_ns)}, usually 1-4 µs" if view_ns > USUAL_VIEW_NS else ""),
         certainty="likely",
         rows=late_rows,
         spans=spans,
-        gain_low=low / trace.origin.inflation,
+        gain_low=low * min(idle * judged / rest_ns, 1 / trace.origin.inflation),
         time_class="idle",
         basis="modelled",
-        method="host-late idle time; low: half of it over the profiler's inflation",
+        method="host-late idle time; low: half of what is surely left of it without the profiler",
         evidence={
             "gpu_idle_ms_per_step": ms(rest_ns / steps.n_steady),
             "share_of_step": round(rest_ns / judged, 6),
@@ -110,21 +123,59 @@ def find(trace: Trace) -> Claims:
                 else {}
             ),
             "top_ops_gpu_idle_ms_per_step": _top_ops(trace, rest),
+            "idle_share_of_step_unprofiled": round(idle, 6),
             "in_ops_share_of_idle": round(dispatch / rest_ns, 6),
             "profiler_inflation": trace.origin.inflation,
             "kind": "tiny kernels" if tiny >= 0.5 else "slow dispatch",
             "same_kernels_every_step": graphable,
         },
-        fix=_COMPILED if steps.n_steady >= MIN_REPEATS and not graphable else FIX,
+        fix=_fix(_COMPILED if steps.n_steady >= MIN_REPEATS and not graphable else FIX, idle_there),
         anchor=latest[0],
         examples=latest,
         edits=(Edit("threads", factor=1 - low, best=0.0, spans=spans),),
     )
 
 
+def _fix(fix: Fix, idle_there: float) -> Fix:
+    if idle_there < MUCH_THERE:
+        return fix
+    there = "Look at the place first: rounds of a loop there can often be one call on a whole batch. "
+    return replace(fix, text=there + fix.text)
+
+
 def _captures(trace: Trace) -> bool:
     launches = (trace.kind == Kind.RUNTIME) & trace.matching(_LAUNCH)
     return 2 * int((launches & ~trace.links.launches).sum()) > int(launches.sum())
+
+
+def _idle_share_unprofiled(trace: Trace) -> float:
+    """Return which share of a step the device idles without the profiler, which slows down the host alone."""
+    steps, waits = trace.steps, trace.waits
+    wall, busy = intervals.length(steps.judged), steps.judged_ns(trace.time_of(trace.devices[0].rows))
+    waiting = steps.judged_ns(np.stack([waits.start_ns, waits.end_ns], axis=1))
+    return 1 - busy / max((wall - waiting) / trace.origin.inflation + waiting, busy)
+
+
+def _place(trace: Trace, rest: Spans) -> tuple[tuple[int, ...], float, float]:
+    """Return the user's place whose launches are waited for longest: rows, launches per step, share of idle."""
+    gaps = trace.devices[0].gaps
+    idle = intervals.covered(gaps.spans, rest)
+    late = np.flatnonzero(idle)
+    op, call = trace.links.op[gaps.next_row[late]], trace.links.call[gaps.next_row[late]]
+    found = user_places(trace, np.where(op >= 0, op, call))
+    known = found.frame >= 0
+    if not known.any():
+        return (), 0, 0.0
+    _, place = np.unique(found.key[:, known], axis=1, return_inverse=True)
+    idle, rows = idle[late], found.row[known]
+    total = np.bincount(place.ravel(), weights=idle[known])
+    mine = place.ravel() == int(total.argmax())
+    longest = np.argsort(-idle[known][mine], kind="stable")[:3]
+    return (
+        tuple(rows[mine][longest].tolist()),
+        np.count_nonzero(mine) / trace.steps.n_steady,
+        float(total.max() / idle.sum()),
+    )
 
 
 def _median_view_ns(trace: Trace) -> int:

@@ -1,0 +1,83 @@
+"""The user's line at which each of many calls is made; of calls in the backward pass, the line of the forward one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from torchtriage.core.arrays import Ints, Mask
+from torchtriage.core.trace.frames import is_user_frame
+from torchtriage.core.trace.schema import Kind
+
+if TYPE_CHECKING:
+    from torchtriage.core.trace import Trace
+
+__all__ = ["UserPlaces", "innermost", "user_places", "where_known"]
+
+
+class UserPlaces(NamedTuple):
+    """Where calls are made; arrays of equal length, -1 for what is not known.
+
+    ``row`` : the host row that stands for the call, in the backward pass the forward operator. ``frame`` : the
+    innermost frame of the user's code around it. ``key`` : int64[2, k], equal for calls of one place: the frame's name,
+    and what is called there.
+    """
+
+    row: Ints
+    frame: Ints
+    key: Ints
+
+
+def user_places(trace: Trace, calls: Ints) -> UserPlaces:
+    """Return the places of host rows; -1 among them stands for none."""
+    mask = (trace.kind == Kind.PYTHON) & trace.where_name(is_user_frame)
+    row, frame = innermost(trace, calls, mask)
+    below = where_known(row, lambda rows: trace.frames.at(trace.lane[rows], trace.start_ns[rows]))
+    while len(climb := np.flatnonzero((below >= 0) & (below != frame) & (trace.frames.parent[below] != frame))):
+        below[climb] = trace.frames.parent[below[climb]]
+    # calls of one function from one place of another have one line; an operator is what is called, or its name is
+    called = np.where(below != frame, trace.name[below], -1 - trace.name[row])
+    key = np.stack([np.where(frame >= 0, trace.name[frame], -1), np.where(frame >= 0, called, -1)])
+    return UserPlaces(row, frame, key)
+
+
+def where_known(rows: Ints, look: Callable[[Ints], Ints]) -> Ints:
+    """Return what ``look`` finds for rows that are some, -1 for the others."""
+    out = np.full(len(rows), -1, np.int64)
+    some = rows >= 0
+    out[some] = look(rows[some])
+    return out
+
+
+def innermost(trace: Trace, calls: Ints, mask: Mask) -> tuple[Ints, Ints]:
+    """Return for each launch call a host row that stands for it and the innermost frame of ``mask`` around that.
+
+    The host row is the call itself; where it runs in the backward pass, the forward operator it is the gradient of.
+    """
+
+    def around(rows: Ints) -> Ints:
+        inner = trace.frames.at(trace.lane[rows], trace.start_ns[rows])
+        outer = where_known(inner, lambda some: trace.frames.nearest(some, mask))
+        return np.where(mask[inner] | (inner < 0), inner, outer)
+
+    frame = where_known(calls, around)
+    row = np.where(frame >= 0, calls, where_known(calls, lambda some: _forward(trace, some)))
+    return row, np.where(frame >= 0, frame, where_known(row, around))
+
+
+def _forward(trace: Trace, calls: Ints) -> Ints:
+    """Return the forward operator whose gradient each call computes, -1 where it is in none.
+
+    Autograd gives a backward node the sequence number of its forward operator, and the number of its thread.
+    """
+    numbered = (trace.kind == Kind.OP) & (trace.key >= 0)
+    node = trace.tree.nearest(calls, numbered & (trace.value > 0))
+    forward = np.flatnonzero(numbered & (trace.value <= 0))
+    forward = forward[np.lexsort((trace.start_ns[forward], trace.key[forward]))]
+    if not len(forward):
+        return np.full(len(calls), -1, np.int64)
+    last = np.searchsorted(trace.key[forward], trace.key[node], side="right") - 1
+    before = forward[np.maximum(last, 0)]
+    return np.where((node >= 0) & (last >= 0) & (trace.key[before] == trace.key[node]), before, -1)

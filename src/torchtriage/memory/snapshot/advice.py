@@ -63,7 +63,7 @@ class SettingOutcome:
     the recorded peak. ``n_calls`` : calls that take memory from the device or give it back;
     ``extra_calls`` : against the recorded setting, replayed alike. ``extra_ms`` : what these cost
     at most, None where the recording has no time for such calls. ``n_fitted`` : recorded
-    out-of-memory errors that had room. ``n_ooms`` : requests without room that had it.
+    out-of-memory errors that had room, and for one more of their size. ``n_ooms`` : requests without room that had it.
     """
 
     conf: str
@@ -270,8 +270,8 @@ def finding(advice: Advice) -> Finding | None:
     )
     if best.n_fitted:
         saves = (
-            f"{best.n_fitted} of {format_count(advice.n_ooms, 'out-of-memory error')} had room,"
-            f" with {format_bytes(best.peak_bytes)} reserved at the peak"
+            f"{best.n_fitted} of {format_count(advice.n_ooms, 'out-of-memory error')} had room, and for one"
+            f" more request of that size, with {format_bytes(best.peak_bytes)} reserved for both"
         )
     severity: Severity = (
         "high" if best.n_fitted or best.saving_share >= 0.2 else "medium" if best.saving_share >= 0.1 else "low"

@@ -20,7 +20,7 @@ from torchtriage.memory.findings.peak_by_line import CODE as PEAK
 from torchtriage.memory.snapshot import advice, checkpointing, snapshot_leaks
 from torchtriage.memory.snapshot.attribution import Owners
 from torchtriage.memory.snapshot.events import RecordedEvents, recorded_memory
-from torchtriage.memory.snapshot.fragmentation import find_fragmentation, find_out_of_memory
+from torchtriage.memory.snapshot.fragmentation import WHOLE, find_fragmentation, find_out_of_memory
 from torchtriage.memory.snapshot.peak_usage import find_peak
 from torchtriage.memory.snapshot.result import (
     MEMORY_SCHEMA,
@@ -38,10 +38,10 @@ from torchtriage.memory.snapshot.timeline_chart import draw
 
 __all__ = ["judge", "judge_trace"]
 
-UNUSED_SHARE = 0.2
+UNUSED_SHARE = 0.15
 UNUSED_BYTES = 256 << 20
-"""What is reserved and free when most is reserved must reach both to be called fragmentation: a
-tenth of large segments is rounding, and a few segments are nobody's problem."""
+"""The gaps when most is allocated must reach both to be called fragmentation: a tenth of large
+segments is rounding, and a few segments are nobody's problem."""
 
 
 def judge(
@@ -207,9 +207,13 @@ def _findings(device: DeviceMemory, settings: Opinion) -> list[Finding]:
     if device.out_of_memory:
         return [_oom_finding(device)]
     unused = device.fragmentation
-    if unused is None or unused.free_bytes < max(UNUSED_BYTES, UNUSED_SHARE * unused.reserved_bytes):
+    if unused is None or not unused.is_seen or not _is_much(unused):
         return []
     return [_unused_finding(device, unused, settings)]
+
+
+def _is_much(unused: Fragmentation) -> bool:
+    return unused.gap_bytes >= max(UNUSED_BYTES, UNUSED_SHARE * unused.reserved_bytes)
 
 
 def _oom_finding(device: DeviceMemory) -> Finding:
@@ -238,7 +242,7 @@ def _oom_finding(device: DeviceMemory) -> Finding:
 
 
 def _oom_fix(failure: OutOfMemory) -> Fix:
-    if failure.would_fit:
+    if failure.next_would_fit:
         return Fix(
             "Let segments grow instead of leaving gaps between them", LET_SEGMENTS_GROW.code, LET_SEGMENTS_GROW.link
         )
@@ -247,8 +251,8 @@ def _oom_fix(failure: OutOfMemory) -> Fix:
 
 
 def _unused_finding(device: DeviceMemory, unused: Fragmentation, settings: Opinion) -> Finding:
-    share = unused.free_bytes / unused.reserved_bytes
-    causes = ", ".join(f"{format_bytes(part.size_bytes)} {part.name}" for part in unused.parts[:3])
+    share = unused.gap_bytes / unused.reserved_bytes
+    causes = ", ".join(f"{format_bytes(part.size_bytes)} {part.name}" for part in unused.parts if part.name != WHOLE)
     # a fix that does not go against what replaying the settings has shown
     fix = LET_SEGMENTS_GROW
     if settings.findings:
@@ -261,14 +265,15 @@ def _unused_finding(device: DeviceMemory, unused: Fragmentation, settings: Opini
     return FRAGMENTATION.finding(
         severity="medium" if share >= 0.4 else "low",
         certainty="certain",
-        message=f"{format_bytes(unused.free_bytes)} of {format_bytes(unused.reserved_bytes)} reserved"
-        f" on device {device.device} were free when most was reserved"
+        message=f"{format_bytes(unused.gap_bytes)} of {format_bytes(unused.reserved_bytes)} reserved"
+        f" on device {device.device} lay in gaps when most was allocated"
         f" ({format_share(share)}): {causes}",
         place=Place(lane=f"device {device.device}"),
         evidence={
             "device": device.device,
             "entry": unused.entry,
             "free_bytes": unused.free_bytes,
+            "gap_bytes": unused.gap_bytes,
             "reserved_bytes": unused.reserved_bytes,
             "allocated_bytes": unused.allocated_bytes,
             "share_of_reserved": share,
@@ -372,13 +377,15 @@ def _third(device: DeviceMemory, leak: Opinion, findings: list[Finding]) -> str:
     first = leak.sentence or "Leak: not checked."
     if unused is None or device.out_of_memory:
         return first
-    share = unused.free_bytes / unused.reserved_bytes
+    if not unused.is_seen:
+        return f"{first} Fragmentation: not checked, the peak is not recorded."
+    share = unused.gap_bytes / unused.reserved_bytes
     calm = ", which is ordinary" if share < UNUSED_SHARE else ", too little to matter"
     if any(finding.code == FRAGMENTATION.code for finding in findings):
         calm = ""
     return (
-        f"{first} Fragmentation: {format_bytes(unused.free_bytes)} of {format_bytes(unused.reserved_bytes)}"
-        f" reserved ({format_share(share)}) were free when most was reserved{calm}."
+        f"{first} Fragmentation: {format_bytes(unused.gap_bytes)} of {format_bytes(unused.reserved_bytes)}"
+        f" reserved ({format_share(share)}) lay in gaps at the peak{calm}."
     )
 
 

@@ -465,7 +465,7 @@ def test_new_fields_and_actions_are_counted() -> None:
     document["flux"] = []
     result = judge(read(document))
     assert set(read(document).unknown) == {"action teleport", "field flux", "field warp of history"}
-    assert [note.code for note in result.notes] == ["unknown"]
+    assert result.notes[0].code == "unknown"
 
 
 def test_two_devices_are_judged_apart() -> None:

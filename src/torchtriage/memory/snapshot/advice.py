@@ -251,6 +251,8 @@ def _best(outcomes: list[SettingOutcome], advice: Advice) -> SettingOutcome | No
     most_fitted = max(safe, key=lambda outcome: outcome.n_fitted)
     if most_fitted.n_fitted:
         return most_fitted
+    if advice.n_ooms:
+        return None  # what is reserved in less is no help where it still runs out
     most = max(outcome.saving_bytes for outcome in safe)
     near = most - _NEAR_BEST * advice.peak_bytes
     first = next(outcome for outcome in safe if outcome.saving_bytes >= near)
@@ -324,6 +326,8 @@ def sentence(advice: Advice) -> str:
             " requested at one time."
         )
     replayed = f"Of {format_count(len(advice.outcomes), 'allocator setting')} replayed, none"
+    if advice.n_ooms:
+        return f"{replayed} has room for the request that failed and one more of its size."
     most = max(advice.outcomes, key=lambda outcome: outcome.saving_bytes)
     if most.saving_bytes <= 0:
         return f"{replayed} reserves less at the peak."

@@ -19,6 +19,7 @@ from torchtriage.memory.findings.out_of_memory import CODE as OUT_OF_MEMORY
 from torchtriage.memory.findings.peak_by_line import CODE as PEAK
 from torchtriage.memory.snapshot import advice, checkpointing, snapshot_leaks
 from torchtriage.memory.snapshot.attribution import Owners
+from torchtriage.memory.snapshot.changes import changes
 from torchtriage.memory.snapshot.events import RecordedEvents, recorded_memory
 from torchtriage.memory.snapshot.fragmentation import WHOLE, find_fragmentation, find_out_of_memory
 from torchtriage.memory.snapshot.peak_usage import find_peak
@@ -57,16 +58,18 @@ def judge(
     owners = Owners.of(snapshot)
     crashes: list[Crash] = []
     devices = []
+    lives: dict[int, Timeline] = {}
     for device in snapshot.devices:
         progress(f"memory over time, device {device}")
-        devices.append(_device(snapshot, timeline(snapshot, device), owners))
+        lives[device] = timeline(snapshot, device)
+        devices.append(_device(snapshot, lives[device], owners))
     progress("growth from step to step")
     leak = _asked("leak", lambda: snapshot_leaks.judge_snapshot(snapshot), crashes)
     progress("replaying the history")
     settings = _asked("allocator settings", lambda: _advice(snapshot, progress), crashes)
     progress("checkpointing")
-    again = _asked("checkpointing", lambda: _checkpointing(snapshot, owners, trace), crashes)
-    findings = [finding for device in devices for finding in _findings(device, settings)]
+    again = _asked("what to change", lambda: _changes(snapshot, devices, lives, owners, trace), crashes)
+    findings = [finding for device in devices for finding in _findings(device, settings, again.notes[:1])]
     notes = _notes(snapshot)
     not_checked = _not_checked(snapshot, devices)
     for opinion in (leak, settings, again):
@@ -79,7 +82,7 @@ def judge(
         version=__version__,
         path=snapshot.path,
         size_bytes=snapshot.size_bytes,
-        verdict=_verdict(devices, leak, findings),
+        verdict=_verdict(devices, leak, findings, again.notes[:1]),
         healthy=not findings and bool(leak.sentence),
         n_devices=snapshot.n_devices,
         n_entries=len(snapshot.history),
@@ -203,9 +206,9 @@ def _device(snapshot: Snapshot, lives: Timeline, owners: Owners) -> DeviceMemory
 # -- findings ----------------------------------------------------------------------------------
 
 
-def _findings(device: DeviceMemory, settings: Opinion) -> list[Finding]:
+def _findings(device: DeviceMemory, settings: Opinion, change: tuple[Note, ...]) -> list[Finding]:
     if device.out_of_memory:
-        return [_oom_finding(device)]
+        return [_oom_finding(device, change)]
     unused = device.fragmentation
     if unused is None or not unused.is_seen or not _is_much(unused):
         return []
@@ -216,7 +219,7 @@ def _is_much(unused: Fragmentation) -> bool:
     return unused.gap_bytes >= max(UNUSED_BYTES, UNUSED_SHARE * unused.reserved_bytes)
 
 
-def _oom_finding(device: DeviceMemory) -> Finding:
+def _oom_finding(device: DeviceMemory, change: tuple[Note, ...]) -> Finding:
     last = device.out_of_memory[-1]
     number = format_count(device.n_out_of_memory, "failed allocation")
     return OUT_OF_MEMORY.finding(
@@ -236,16 +239,18 @@ def _oom_finding(device: DeviceMemory) -> Finding:
             "free_by_cause_bytes": {part.name: part.size_bytes for part in last.parts},
             "holders_bytes": {holder.label: holder.size_bytes for holder in last.holders},
         },
-        fix=_oom_fix(last),
+        fix=_oom_fix(last, change),
         n_events=device.n_out_of_memory,
     )
 
 
-def _oom_fix(failure: OutOfMemory) -> Fix:
+def _oom_fix(failure: OutOfMemory, change: tuple[Note, ...]) -> Fix:
     if failure.next_would_fit:
         return Fix(
             "Let segments grow instead of leaving gaps between them", LET_SEGMENTS_GROW.code, LET_SEGMENTS_GROW.link
         )
+    if change:
+        return Fix(f"Hold less at this point. First, {change[0].message}", change[0].fix)
     where = f", starting with {failure.holders[0].label}" if failure.holders else ""
     return Fix(f"Hold less at this point{where}: a smaller batch, checkpointing, or a lower dtype")
 
@@ -302,9 +307,17 @@ def _asked(what: str, ask: Callable[[], Opinion], crashes: list[Crash]) -> Opini
         return Opinion("")
 
 
-def _checkpointing(snapshot: Snapshot, owners: Owners, trace: Trace | None) -> Opinion:
+def _changes(
+    snapshot: Snapshot, devices: list[DeviceMemory], lives: dict[int, Timeline], owners: Owners, trace: Trace | None
+) -> Opinion:
+    """Return what to change on the device with the highest peak, as notes."""
+    worst = max(devices, key=_weight, default=None)
+    if worst is None:
+        return Opinion("")
+    memory = lives[worst.device]
+    row = memory.start + worst.out_of_memory[-1].entry if worst.out_of_memory else memory.peak
     units = checkpointing.units(snapshot, owners=owners, trace=trace)
-    return Opinion("", notes=checkpointing.notes(units, traced=trace is not None))
+    return Opinion("", notes=changes(memory, owners, row, checkpointing.notes(units, traced=trace is not None)))
 
 
 def _advice(snapshot: Snapshot, progress: Callable[[str], None]) -> Opinion:
@@ -320,7 +333,9 @@ def _advice(snapshot: Snapshot, progress: Callable[[str], None]) -> Opinion:
 # -- words -------------------------------------------------------------------------------------
 
 
-def _verdict(devices: list[DeviceMemory], leak: Opinion, findings: list[Finding]) -> tuple[str, str, str]:
+def _verdict(
+    devices: list[DeviceMemory], leak: Opinion, findings: list[Finding], change: tuple[Note, ...] = ()
+) -> tuple[str, str, str]:
     with_memory = [device for device in devices if device.max_reserved_bytes or device.peak is not None]
     if not with_memory:
         return (
@@ -344,6 +359,8 @@ def _verdict(devices: list[DeviceMemory], leak: Opinion, findings: list[Finding]
             f" {format_bytes(worst.reserved_bytes or 0)} reserved at the snapshot{also}."
         )
         second = "No history was recorded: the peak and its lines are not known."
+    if change:
+        second += f" Change first: {change[0].message}."
     return first, second, _third(worst, leak, findings)
 
 
@@ -363,13 +380,10 @@ def _held(peak: MemoryPeak) -> str:
     known = [line for line in peak.lines if line.stack or line.phase == "backward"]
     if not known:
         return "No stacks were recorded: whose memory it was is not known."
-    top = ", ".join(f"{line.label} {format_bytes(line.size_bytes)} ({format_share(line.share)})" for line in known[:2])
-    before = (
-        f"; {format_share(peak.before_bytes / peak.allocated_bytes)} was there before the recording"
-        if peak.before_bytes >= 0.01 * peak.allocated_bytes
-        else ""
-    )
-    return f"Held then: {top}{before}."
+    purposes = [part for part in peak.categories if part.name != "unknown" and part.share >= 0.05][:2]
+    top = ", ".join(f"{part.name} {format_bytes(part.size_bytes)} ({format_share(part.share)})" for part in purposes)
+    line = f"{known[0].label} {format_bytes(known[0].size_bytes)} ({format_share(known[0].share)})"
+    return f"Held then: {top}; the largest line is {line}." if top else f"Held then: {line}."
 
 
 def _third(device: DeviceMemory, leak: Opinion, findings: list[Finding]) -> str:

@@ -128,6 +128,41 @@ def test_a_few_free_megabytes_are_nobodys_problem() -> None:
     assert "too little to matter" in result.verdict[2]
 
 
+def churned(n_rounds: int, frames: list[Any] = FORWARD) -> Recorder:
+    one = Recorder()
+    for _ in range(n_rounds):
+        one.reserve(A, GIB)
+        one.alloc(A, GIB - MIB, FORWARD)
+        one.free(A)
+        one.release(A, frames)
+    one.reserve(A, GIB)
+    return one
+
+
+def test_segments_given_back_a_few_times_are_changes_of_phase() -> None:
+    assert not judged(churned(3))[0].findings
+    one = Recorder()
+    one.reserve(B, 32 * GIB)
+    one.alloc(B, 32 * GIB - MIB, FORWARD)  # the rounds are small beside it
+    for _ in range(8):
+        one.reserve(A, GIB)
+        one.release(A)
+    assert not judged(one)[0].findings
+
+
+def test_segments_taken_and_given_back_again_and_again_are_found() -> None:
+    (found,) = judged(churned(8))[0].findings
+    assert found.code == "MEM027"
+    assert (found.evidence["taken_bytes"], found.evidence["given_bytes"]) == (9 * GIB, 8 * GIB)
+    assert "made room" in found.message
+    assert "expandable_segments" in found.fix.code
+    emptied = [frame("/opt/lib/python3.11/site-packages/torch/cuda/memory.py", 222, "empty_cache"), *TRAIN]
+    (found,) = judged(churned(8, emptied))[0].findings
+    assert "empty_cache" in found.message
+    assert found.place.frame is not None
+    assert found.place.frame.file == "/home/me/train.py"
+
+
 # -- the peak ----------------------------------------------------------------------------------
 
 

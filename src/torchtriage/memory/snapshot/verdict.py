@@ -20,6 +20,7 @@ from torchtriage.memory.findings.peak_by_line import CODE as PEAK
 from torchtriage.memory.snapshot import advice, checkpointing, snapshot_leaks
 from torchtriage.memory.snapshot.attribution import Owners
 from torchtriage.memory.snapshot.changes import changes
+from torchtriage.memory.snapshot.churn import find_churn
 from torchtriage.memory.snapshot.events import RecordedEvents, recorded_memory
 from torchtriage.memory.snapshot.fragmentation import WHOLE, find_fragmentation, find_out_of_memory
 from torchtriage.memory.snapshot.peak_usage import find_peak
@@ -70,6 +71,7 @@ def judge(
     progress("checkpointing")
     again = _asked("what to change", lambda: _changes(snapshot, devices, lives, owners, trace), crashes)
     findings = [finding for device in devices for finding in _findings(device, settings, again.notes[:1])]
+    findings += [found for memory in lives.values() if (found := find_churn(memory, owners)) is not None]
     notes = _notes(snapshot)
     not_checked = _not_checked(snapshot, devices)
     for opinion in (leak, settings, again):

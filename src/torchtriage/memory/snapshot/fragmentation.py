@@ -20,7 +20,7 @@ from torchtriage.memory.snapshot.result import Fragmentation, MemoryPart, OutOfM
 from torchtriage.memory.snapshot.snapshot import NONE, Action, AllocatorState, Bools, Ints, Snapshot
 from torchtriage.memory.snapshot.timeline import Timeline, rounded
 
-__all__ = ["Free", "Segment", "find_fragmentation", "find_out_of_memory", "free_at", "segments_at"]
+__all__ = ["WHOLE", "Free", "Segment", "find_fragmentation", "find_out_of_memory", "free_at", "segments_at"]
 
 
 SMALL_BYTES = 1 << 20

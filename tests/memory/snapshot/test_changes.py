@@ -110,6 +110,32 @@ def test_gradients_that_the_forward_pass_finds_are_set_to_none():
     assert two.codes()[0] == "gradients"
 
 
+def test_gradients_of_the_last_step_are_known_by_what_frees_them():
+    one = Tape()
+    one.put(500, TO_DEVICE)
+    gradient = one.put(500, [], recorded=False)
+    one.put(100, FORWARD)
+    one.free(gradient, [frame("/opt/lib/python3.11/site-packages/torch/optim/optimizer.py", 975, "zero_grad"), *TRAIN])
+    assert one.categories()["gradients"] == 500
+    assert one.codes()[0] == "set-to-none"
+
+
+def test_an_activation_whose_input_is_kept_is_not_in_place_in_training():
+    def codes(function, freed):
+        one = Tape()
+        one.put(500, TO_DEVICE)
+        one.free(one.put(400, [frame("/opt/lib/torch/nn/functional.py", 2380, function), *FORWARD]), freed)
+        return one.codes()
+
+    assert codes("relu", BACKWARD)[0] == "in-place-activation"
+    assert codes("silu", FORWARD)[0] == "in-place-activation"
+    one = Tape()
+    one.put(500, TO_DEVICE)
+    one.free(one.put(400, [frame("/opt/lib/torch/nn/functional.py", 2380, "silu"), *FORWARD]), BACKWARD)
+    one.free(one.put(10, BACKWARD), BACKWARD)
+    assert "in-place-activation" not in one.codes()
+
+
 def test_what_an_optimizer_holds_is_state_or_temporary():
     one = Tape()
     one.put(500, TO_DEVICE)

@@ -92,9 +92,9 @@ class Owners:
 
     ``user`` : the innermost frame of the user's own Python, -1 for none. ``python`` : the innermost Python frame
     of anyone. ``module`` : the innermost frame that is the forward of a module. ``phase`` : a
-    :class:`MemoryPhase`. ``category`` : a :class:`Category` where the stack alone says it. ``is_loss`` : inside a
-    loss over classes, whose tensors have the size of the logits; ``is_scores`` : scores of an attention that is
-    written out. ``is_user_frame`` : bool[n_frames].
+    :class:`MemoryPhase`. ``category`` : a :class:`Category` where the stack alone says it. ``is_zero_grad`` :
+    gradients are given back. ``is_loss`` : inside a loss over classes, whose tensors have the size of the logits.
+    ``is_scores`` : scores of an attention that is written out. ``is_user_frame`` : bool[n_frames].
     """
 
     snapshot: Snapshot
@@ -104,6 +104,7 @@ class Owners:
     phase: NDArray[np.int8]
     category: NDArray[np.int8]
     is_parameter: Bools
+    is_zero_grad: Bools
     is_loss: Bools
     is_scores: Bools
     is_user_frame: Bools
@@ -178,6 +179,7 @@ class Owners:
             phase=phase,
             category=category,
             is_parameter=is_parameter,
+            is_zero_grad=has(mask(lambda _, name: name == "zero_grad")),
             is_loss=is_loss,
             is_scores=((has(is_attention) & has_softmax) | has(is_written)) & ~is_loss,
             is_user_frame=user,

@@ -37,7 +37,9 @@ SCORES_BYTES = 1 << 20
 PAIR_SHARE = 0.02
 """Of what is held: results from here on are looked at one by one."""
 _COMPRESSED = re.compile(r"compress|quant|4bit|8bit|gptq|awq", re.IGNORECASE)
-_ELEMENTWISE = re.compile(r"^(at::_ops::)?(relu|gelu|silu|sigmoid|tanh|leaky_relu|elu|mish|hardswish|dropout)_?(::|$)")
+_IN_PLACE = re.compile(r"^(at::_ops::)?(relu|leaky_relu|elu|sigmoid|tanh)_?(::|$)")
+_INPUT_KEPT = re.compile(r"^(at::_ops::)?(gelu|silu|mish|hardswish|softplus)_?(::|$)")
+"""Their backward pass reads the input: in place they are an error in training."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +69,12 @@ def changes(timeline: Timeline, owners: Owners, row: int, checkpointing: tuple[N
     ``row`` : the peak's, or that of a failed request. ``checkpointing`` : what ``checkpointing.notes`` returns.
     """
     total = timeline.allocated_at(row) if timeline.end > timeline.start else int(timeline.allocated_bytes[-1])
-    if not total:
+    if total < LEAST_BYTES:
         return ()
     found = _Found(timeline, owners, row, total, has_checkpointing=bool(checkpointing))
     least = max(LARGE_SHARE * total, LEAST_BYTES)
     rest = [change for change in found.all() if change.high >= least]
+    checkpointing = tuple(note for note in checkpointing if note.evidence["high_bytes"] >= LEAST_BYTES)
     best = max([change.high for change in rest] + [note.evidence["high_bytes"] for note in checkpointing], default=0)
     ranked = [(change.is_free and change.high >= FREE_SHARE * best, change.high, change.note(total)) for change in rest]
     ranked += [(False, note.evidence["high_bytes"], note) for note in checkpointing]
@@ -195,7 +198,10 @@ class _Found:
 
     def _elementwise(self, mine: Bools) -> _Change:
         names = self.owners.snapshot.stacks.functions
-        is_it = np.array([_ELEMENTWISE.search(name) is not None for name in names], np.bool_)
+        keeps_input = self.has_checkpointing or (self.phase == MemoryPhase.BACKWARD).any()
+        is_it = np.array(
+            [bool(_IN_PLACE.search(name) or (not keeps_input and _INPUT_KEPT.search(name))) for name in names], np.bool_
+        )
         stacks = self.owners.snapshot.stacks
         has = np.logical_or.reduceat(is_it[stacks.frame], stacks.start[:-1]) if len(stacks) else np.zeros(0, np.bool_)
         mine = mine & (self.category == Category.ACTIVATIONS) & np.append(has, False)[self.lives.stack]

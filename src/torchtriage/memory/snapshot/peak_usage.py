@@ -70,7 +70,7 @@ def categories(timeline: Timeline, owners: Owners, phase: NDArray[np.int8]) -> N
     out[optimizer & (stays | _outlives_its_step(timeline, optimizer))] = Category.OPTIMIZER_STATE
     stated = _by_stack(owners.category, lives.stack)
     out = np.where(stated, stated, out).astype(np.int8)
-    _name_what_was_there(timeline, out, phase, freed_in)
+    _name_what_was_there(timeline, owners, out, phase, freed_in)
     return out
 
 
@@ -86,7 +86,7 @@ def _outlives_its_step(timeline: Timeline, optimizer: Bools) -> Bools:
 
 
 def _name_what_was_there(
-    timeline: Timeline, category: NDArray[np.int8], phase: NDArray[np.int8], freed_in: Ints
+    timeline: Timeline, owners: Owners, category: NDArray[np.int8], phase: NDArray[np.int8], freed_in: Ints
 ) -> None:
     """Name what was there before a recording of passes: by who freed it, else what outlives a pass.
 
@@ -96,6 +96,7 @@ def _name_what_was_there(
     before = (lives.born < 0) & (category == Category.UNKNOWN)
     category[before & (freed_in == MemoryPhase.OPTIMIZER)] = Category.OPTIMIZER_STATE
     category[before & (freed_in == MemoryPhase.BACKWARD)] = Category.ACTIVATIONS
+    category[before & np.append(owners.is_zero_grad, False)[lives.free_stack]] = Category.GRADIENTS
     stays = np.flatnonzero(before & (lives.freed >= timeline.end))
     gradients = category == Category.GRADIENTS
     has_backward = (phase == MemoryPhase.BACKWARD).any()

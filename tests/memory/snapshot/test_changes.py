@@ -185,3 +185,30 @@ def test_a_peak_before_the_recording_has_to_be_recorded_unless_the_device_was_fu
     full.live[A] = (995 * MIB, 995 * MIB, TO_DEVICE, "active_allocated")
     result = judge(read_snapshot(io.BytesIO(pickle.dumps(full.dump()))))
     assert [note.code for note in result.notes] == ["smaller-parameters"]
+
+
+def test_the_device_with_the_highest_peak_is_told_what_to_change():
+    small, large = Tape(), Recorder(device=1)
+    small.put(100, TO_DEVICE)
+    base = 0x70_0000_0000
+    large.reserve(base, 8192 * MIB)
+    for place in range(8):  # four calls of two lines each, kept for the backward pass
+        line = 7 + 2 * (place % 2)
+        block = [frame("/home/me/block.py", line, "forward"), frame("/home/me/model.py", 41, "forward"), *TRAIN]
+        large.alloc(base + 200 * place * MIB, 200 * MIB, block)
+    for place in range(8):
+        large.free(base + 200 * place * MIB, BACKWARD)
+    document, more = small.dump(), large.dump()
+    document["segments"] += more["segments"]
+    document["device_traces"] = [small.entries, large.entries]
+    result = judge(read_snapshot(io.BytesIO(pickle.dumps(document))))
+    assert result.notes[0].code == "checkpointing"
+    assert "block.py:7" in result.verdict[1]
+
+
+def test_keys_and_values_are_known_by_their_file():
+    one = Tape()
+    one.put(500, TO_DEVICE)
+    one.put(400, [frame("/home/me/models/cache_utils_V2.py", 224, "update"), *FORWARD])
+    assert one.categories()["cache"] == 400
+    assert "kv-cache" in one.codes()

@@ -37,7 +37,7 @@ _CELL = re.compile(r"ipykernel_\d+/|<ipython-input")
 _NODE = re.compile(r"\b(?P<node>\w+Backward\d*)(?:<[^<>]*>)?::apply")
 _OP = re.compile(r"at::_ops::(?P<op>\w+)::(?:call|redispatch)")
 _WORKSPACE = re.compile(r"[wW]orkspace|cublas(?:(?!cublas)\w)*(?:Create|Handle)|(?:raw|run)_(?:cudnn|miopen)")
-_CACHE = re.compile(r"(^|/)(cache_utils|kv_?cache|static_cache|kv_cache_manager)\.py$")
+_CACHE = re.compile(r"(^|/)(cache_utils\w*|kv_?cache|static_cache|kv_cache_manager)\.py$")
 _PARAMETERS = {
     "convert",
     "_apply",

@@ -65,14 +65,16 @@ class Unit:
     time_of: str = ""
 
 
-def units(snapshot: Snapshot, *, trace: Trace | None = None, owners: Owners | None = None) -> tuple[Unit, ...]:
+def units(
+    snapshot: Snapshot, *, trace: Trace | None = None, owners: Owners | None = None, memory: Timeline | None = None
+) -> tuple[Unit, ...]:
     """Return the units worth checkpointing, largest saving first; none without stacks.
 
-    ``snapshot`` : of its first device with history, which holds the peak of a training step. ``trace`` : of the
+    ``memory`` : of the device whose peak is asked for, by default the first with history. ``trace`` : of the
     same program, recorded ``with_stack``; gives what computing again costs. ``owners`` : ``Owners.of(snapshot)``,
     where it is there already.
     """
-    memory = timeline(snapshot, next(iter(distinct(snapshot.history.device).tolist()), 0))
+    memory = memory or timeline(snapshot, next(iter(distinct(snapshot.history.device).tolist()), 0))
     owners = owners or Owners.of(snapshot)
     if memory.end == memory.start or not len(snapshot.stacks):
         return ()

@@ -318,7 +318,7 @@ def _changes(
         return Opinion("")
     memory = lives[worst.device]
     row = memory.start + worst.out_of_memory[-1].entry if worst.out_of_memory else memory.peak
-    units = checkpointing.units(snapshot, owners=owners, trace=trace)
+    units = checkpointing.units(snapshot, owners=owners, trace=trace, memory=memory)
     return Opinion("", notes=changes(memory, owners, row, checkpointing.notes(units, traced=trace is not None)))
 
 

@@ -80,9 +80,9 @@ class Recorder:
         if recorded:
             self._entry("segment_alloc", address, size, [], stream)
 
-    def release(self, address: int) -> None:
+    def release(self, address: int, frames: list[Any] = TRAIN) -> None:
         segment = self.segments.pop(address)
-        self._entry("segment_free", address, segment["total_size"], [], segment["stream"])
+        self._entry("segment_free", address, segment["total_size"], frames, segment["stream"])
 
     def alloc(self, address: int, size: int, frames: list[Any] = TRAIN, *, recorded: bool = True) -> None:
         given = max((size + 511) // 512, 1) * 512

@@ -283,7 +283,8 @@ def test_the_failed_request_and_the_limit_are_known_after_an_oom():
     assert recording.limit_bytes is not None
     assert 180 * MIB <= recording.limit_bytes <= 200 * MIB
     assert replay(recording).n_ooms == 1
-    assert replay(recording, limit_bytes=300 * MIB).n_fitted == 1
+    assert replay(recording, limit_bytes=330 * MIB).n_fitted == 1
+    assert replay(recording, limit_bytes=300 * MIB).n_fitted == 0  # no room for one more of its size
 
 
 def test_settings_are_read_as_pytorch_reads_them():

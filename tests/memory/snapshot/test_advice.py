@@ -126,13 +126,25 @@ def test_recorded_collection_is_refused_without_its_limit():
     assert advise(snapshot, limit_bytes=2 << 30).refusal == ""
 
 
-def test_an_avoidable_oom_is_high_whatever_it_saves():
-    naive = NaiveAllocator(limit=170 * MIB)
-    naive.free(naive.malloc(100 * MIB))
-    naive.malloc(30 * MIB)  # the rest of its segment, 70 MiB, is too little for what follows
+def two_gaps(limit):
+    naive = NaiveAllocator(limit=limit)
+    for piece in [naive.malloc(100 * MIB), naive.malloc(100 * MIB)]:
+        naive.free(piece)
+    naive.malloc(60 * MIB)
+    naive.malloc(60 * MIB)  # the rest of each segment, 40 MiB, is too little for what follows
     with pytest.raises(NaiveOomError):
-        naive.malloc(80 * MIB)
-    advice = advise(read(naive.snapshot()))
+        naive.malloc(50 * MIB)
+    return naive
+
+
+def test_an_oom_with_room_for_the_request_alone_was_not_avoidable():
+    advice = advise(read(two_gaps(limit=210 * MIB).snapshot()))
+    assert advice.n_ooms == 1
+    assert advice.best is None or not advice.best.n_fitted
+
+
+def test_an_avoidable_oom_is_high_whatever_it_saves():
+    advice = advise(read(two_gaps(limit=230 * MIB).snapshot()))
     assert advice.n_ooms == 1
     assert advice.best is not None
     assert (advice.best.conf, advice.best.n_fitted) == ("expandable_segments:True", 1)

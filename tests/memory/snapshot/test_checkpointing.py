@@ -127,3 +127,20 @@ def test_the_note_says_where_what_it_saves_and_what_it_takes():
     )
     assert judge(a_step()).notes[-1:] == (note,)
     assert notes(()) == ()
+
+
+def test_wrappers_between_modules_are_no_callers():
+    hook = ("/env/lib/python3.11/site-packages/accelerate/hooks.py", 166, "new_forward")
+    file = "/env/lib/python3.11/site-packages/transformers/models/llama/modeling_llama.py"
+    naive = NaiveAllocator()
+    kept = []
+    for _ in range(4):
+        for line in (715, 727):
+            naive.caller = frames((file, line, "forward"), hook, CALL, (file, 968, "forward"), hook, CALL, TRAIN)
+            kept.append(naive.malloc(24 * MIB))
+    naive.caller = BACKWARD
+    for piece in reversed(kept):
+        naive.free(piece)
+    (best, *_) = units(read_snapshot(io.BytesIO(pickle.dumps(naive.snapshot()))))
+    assert (best.caller.line, best.n_calls) == (968, 4)
+    assert notes((best,))[0].fix == "model.gradient_checkpointing_enable()"

@@ -22,7 +22,8 @@ class Replayed:
 
     ``change_row`` : int64[k], rows of the history after which ``change_bytes`` (int64[k]) were
     reserved, until the next change. ``same_address`` : share of the recorded allocations that got
-    their recorded address. ``n_fitted`` : recorded out-of-memory errors that had room here.
+    their recorded address. ``n_fitted`` : recorded out-of-memory errors that had room here, and for one more of their
+    size, since a pass that went on would ask again: for the gradient of what it made, in the next layer or step.
     """
 
     settings: Settings
@@ -130,7 +131,11 @@ def _run(
             if kind == 4:
                 simulator.release_cached(recording.releases[life])
             elif (block := malloc(sizes[life], shelf_of[life])) is not None:
-                n_fitted += 1
+                n_ooms = simulator.n_ooms
+                if (following := malloc(sizes[life], shelf_of[life])) is not None:
+                    n_fitted += 1
+                    free(following)
+                simulator.n_ooms = n_ooms  # nobody asked for the second
                 free(block)
         now = simulator.reserved_bytes
         rows.append(position)

@@ -1,7 +1,8 @@
 """Under another allocator setting the same requests would reserve less.
 
 Looks like: the recorded allocations, replayed in a simulated allocator, reserve at least 3 % and
-    40 MiB less at the peak under another setting, or have room where the recording ran out.
+    40 MiB less at the peak under another setting, or have room where the recording ran out, for the request that
+    failed and one more of its size.
 Slow because: it is not slow; less fits on the card than could.
 Cost: the saving is in bytes of the reserved peak, beside the calls to the driver that the setting
     adds. The replay first has to give the recorded reserved curve again, within 2 %; else nothing

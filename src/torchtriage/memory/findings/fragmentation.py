@@ -1,16 +1,16 @@
-"""Much of what is reserved could not be used by any tensor when most was reserved.
+"""Much of what is reserved lay in gaps when most was allocated.
 
-Looks like: at the moment with the most reserved bytes, 256 MiB and a fifth of them are free. Each
-    free byte has one cause: waiting for another stream, private pools, cached for other streams or
-    the other size class, whole segments, or pieces between tensors in use.
+Looks like: at the moment with the most allocated bytes, 256 MiB and 15 % of what is reserved are gaps: pieces between
+    tensors in use, or waiting for another stream. Whole free segments, and whole pages of expandable ones, are none:
+    any tensor can use them, and they are given back before an allocation fails.
 Slow because: the card is full earlier than the tensors are: a smaller batch, or an out-of-memory
     error while memory is free.
 Cost: none in time. The bytes are those of the moment, out of what was reserved then.
 Fix: let segments grow (``expandable_segments:True``), allocate what stays before what goes, ask for
     fewer different large sizes. Other settings are replayed (MEM050); what that shows goes first.
-Leave it when: the program is alone on the card and fits; what is free then serves the next step.
+Leave it when: the program is alone on the card and fits.
 Source: PyTorch documentation, "CUDA semantics", memory management; a tenth of large segments is
-    rounding, so less than a fifth is no finding.
+    rounding, so less than 15 % is no finding.
 """
 
 from torchtriage.core.finding import Fix
@@ -21,8 +21,8 @@ __all__ = ["CODE", "FIX"]
 CODE = MemoryCode(
     code="MEM049",
     name="fragmentation",
-    title="Reserved memory that no tensor could use",
-    needs="a snapshot with segments",
+    title="Reserved memory in gaps between tensors",
+    needs="a snapshot whose history holds the peak",
 )
 FIX = Fix(
     "Let segments grow instead of leaving gaps between them; allocate what stays before what goes,"

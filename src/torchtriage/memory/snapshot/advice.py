@@ -63,7 +63,7 @@ class SettingOutcome:
     the recorded peak. ``n_calls`` : calls that take memory from the device or give it back;
     ``extra_calls`` : against the recorded setting, replayed alike. ``extra_ms`` : what these cost
     at most, None where the recording has no time for such calls. ``n_fitted`` : recorded
-    out-of-memory errors that had room. ``n_ooms`` : requests without room that had it.
+    out-of-memory errors that had room, and for one more of their size. ``n_ooms`` : requests without room that had it.
     """
 
     conf: str
@@ -251,6 +251,8 @@ def _best(outcomes: list[SettingOutcome], advice: Advice) -> SettingOutcome | No
     most_fitted = max(safe, key=lambda outcome: outcome.n_fitted)
     if most_fitted.n_fitted:
         return most_fitted
+    if advice.n_ooms:
+        return None  # what is reserved in less is no help where it still runs out
     most = max(outcome.saving_bytes for outcome in safe)
     near = most - _NEAR_BEST * advice.peak_bytes
     first = next(outcome for outcome in safe if outcome.saving_bytes >= near)
@@ -270,8 +272,8 @@ def finding(advice: Advice) -> Finding | None:
     )
     if best.n_fitted:
         saves = (
-            f"{best.n_fitted} of {format_count(advice.n_ooms, 'out-of-memory error')} had room,"
-            f" with {format_bytes(best.peak_bytes)} reserved at the peak"
+            f"{best.n_fitted} of {format_count(advice.n_ooms, 'out-of-memory error')} had room, and for one"
+            f" more request of that size, with {format_bytes(best.peak_bytes)} reserved for both"
         )
     severity: Severity = (
         "high" if best.n_fitted or best.saving_share >= 0.2 else "medium" if best.saving_share >= 0.1 else "low"
@@ -324,6 +326,8 @@ def sentence(advice: Advice) -> str:
             " requested at one time."
         )
     replayed = f"Of {format_count(len(advice.outcomes), 'allocator setting')} replayed, none"
+    if advice.n_ooms:
+        return f"{replayed} has room for the request that failed and one more of its size."
     most = max(advice.outcomes, key=lambda outcome: outcome.saving_bytes)
     if most.saving_bytes <= 0:
         return f"{replayed} reserves less at the peak."

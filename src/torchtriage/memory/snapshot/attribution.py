@@ -37,7 +37,7 @@ _CELL = re.compile(r"ipykernel_\d+/|<ipython-input")
 _NODE = re.compile(r"\b(?P<node>\w+Backward\d*)(?:<[^<>]*>)?::apply")
 _OP = re.compile(r"at::_ops::(?P<op>\w+)::(?:call|redispatch)")
 _WORKSPACE = re.compile(r"[wW]orkspace|cublas(?:(?!cublas)\w)*(?:Create|Handle)|(?:raw|run)_(?:cudnn|miopen)")
-_CACHE = re.compile(r"(^|/)(cache_utils|kv_?cache|static_cache|kv_cache_manager)\.py$")
+_CACHE = re.compile(r"(^|/)(cache_utils\w*|kv_?cache|static_cache|kv_cache_manager)\.py$")
 _PARAMETERS = {
     "convert",
     "_apply",
@@ -48,6 +48,16 @@ _PARAMETERS = {
     "_load_state_dict_into_model",
     "_load_pretrained_model",
 }
+_LOADING = re.compile(
+    r"^_*(init|load|create|make|build)(_all|_pretrained|_shard(ed)?)?_(weights?|params|parameters|model|checkpoint)"
+    r"(_list|_dict)?$"
+)
+_MAKES_CACHE = re.compile(r"^_*(init|alloc|allocate|create|make|build)_(kv_?|static_)?caches?$")
+_CASTS = re.compile(r"autocast::cached_cast")
+_LOSS = re.compile(r"cross_entropy|log_?softmax|nll_loss|LogSoftmax|NllLoss", re.IGNORECASE)
+_SOFTMAX = re.compile(r"(?<!log)(?<!log_)softmax", re.IGNORECASE)
+_ATTENTION = re.compile(r"attention|attn|(^|[/_])mha([_.]|$)", re.IGNORECASE)
+_WRITTEN_OUT = re.compile(r"dot_product|attention_(scores|weights)|eager_attention")
 _COMMUNICATION = re.compile(r"ProcessGroup\w+::|c10d::Reducer|FlatParam|all_gather|reduce_scatter")
 
 
@@ -73,6 +83,7 @@ class Category(IntEnum):
     WORKSPACE = 6
     CACHE = 7
     COMMUNICATION = 8
+    CASTS = 9
 
 
 @dataclass(frozen=True)
@@ -81,8 +92,9 @@ class Owners:
 
     ``user`` : the innermost frame of the user's own Python, -1 for none. ``python`` : the innermost Python frame
     of anyone. ``module`` : the innermost frame that is the forward of a module. ``phase`` : a
-    :class:`MemoryPhase`. ``category`` : a :class:`Category` where the stack alone says it. ``is_user_frame`` :
-    bool[n_frames].
+    :class:`MemoryPhase`. ``category`` : a :class:`Category` where the stack alone says it. ``is_zero_grad`` :
+    gradients are given back. ``is_loss`` : inside a loss over classes, whose tensors have the size of the logits.
+    ``is_scores`` : scores of an attention that is written out. ``is_user_frame`` : bool[n_frames].
     """
 
     snapshot: Snapshot
@@ -92,6 +104,9 @@ class Owners:
     phase: NDArray[np.int8]
     category: NDArray[np.int8]
     is_parameter: Bools
+    is_zero_grad: Bools
+    is_loss: Bools
+    is_scores: Bools
     is_user_frame: Bools
 
     @classmethod
@@ -114,7 +129,8 @@ class Owners:
         )
         parameter = mask(
             lambda file, name: (
-                (name in _PARAMETERS and file.endswith(".py")) or (name == "__init__" and _MODULES.search(file))
+                ((name in _PARAMETERS or _LOADING.search(name)) and file.endswith(".py"))
+                or (name == "__init__" and _MODULES.search(file))
             )
         )
         forward = ~parameter & mask(
@@ -140,17 +156,21 @@ class Owners:
 
         is_parameter = has(parameter)
         phase = np.full(len(stacks), MemoryPhase.OTHER, np.int8)
-        phase[has(forward) & ~is_parameter] = MemoryPhase.FORWARD
+        is_loss = has(mask(lambda _, name: _LOSS.search(name)))
+        phase[(has(forward) | is_loss) & ~is_parameter] = MemoryPhase.FORWARD
         phase[has(backward)] = MemoryPhase.BACKWARD
         phase[has(mask(lambda file, _: _OPTIMIZER.search(file)))] = MemoryPhase.OPTIMIZER
         category = np.full(len(stacks), Category.UNKNOWN, np.int8)
         category[has(mask(lambda _, name: "AccumulateGrad" in name))] = Category.GRADIENTS
         category[is_parameter] = Category.PARAMETERS
         category[has(mask(lambda _, name: name == "_init_group"))] = Category.OPTIMIZER_STATE
-        is_cache = mask(lambda file, name: _CACHE.search(file) or "autocast::cached_cast" in name)
-        category[has(is_cache)] = Category.CACHE
+        category[has(mask(lambda file, name: _CACHE.search(file) or _MAKES_CACHE.search(name)))] = Category.CACHE
+        category[has(mask(lambda _, name: _CASTS.search(name)))] = Category.CASTS
         category[has(mask(lambda _, name: _COMMUNICATION.search(name)))] = Category.COMMUNICATION
         category[has(mask(lambda _, name: _WORKSPACE.search(name)))] = Category.WORKSPACE
+        is_attention = mask(lambda file, name: _PYTHON.search(file) and _ATTENTION.search(f"{file} {name}"))
+        is_written = mask(lambda file, name: _PYTHON.search(file) and _WRITTEN_OUT.search(name)) & user
+        has_softmax = has(mask(lambda _, name: _SOFTMAX.search(name)))
         return cls(
             snapshot=snapshot,
             user=first(user),
@@ -159,6 +179,9 @@ class Owners:
             phase=phase,
             category=category,
             is_parameter=is_parameter,
+            is_zero_grad=has(mask(lambda _, name: name == "zero_grad")),
+            is_loss=is_loss,
+            is_scores=((has(is_attention) & has_softmax) | has(is_written)) & ~is_loss,
             is_user_frame=user,
         )
 

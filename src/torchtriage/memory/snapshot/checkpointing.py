@@ -38,6 +38,8 @@ __all__ = ["Unit", "notes", "units"]
 
 
 _TORCH = re.compile(r"(^|/)torch/(nn|utils|autograd|optim|distributed|fx|jit|cuda|amp|_\w+)(/|\.py)")
+_WRAPPERS = {"new_forward", "wrapper", "__call__"}
+"""Between a module and its caller in accelerate and transformers."""
 MIN_SHARE = 0.03
 """Of the allocated bytes at the peak: units that save less at best are left out."""
 
@@ -63,14 +65,16 @@ class Unit:
     time_of: str = ""
 
 
-def units(snapshot: Snapshot, *, trace: Trace | None = None, owners: Owners | None = None) -> tuple[Unit, ...]:
+def units(
+    snapshot: Snapshot, *, trace: Trace | None = None, owners: Owners | None = None, memory: Timeline | None = None
+) -> tuple[Unit, ...]:
     """Return the units worth checkpointing, largest saving first; none without stacks.
 
-    ``snapshot`` : of its first device with history, which holds the peak of a training step. ``trace`` : of the
+    ``memory`` : of the device whose peak is asked for, by default the first with history. ``trace`` : of the
     same program, recorded ``with_stack``; gives what computing again costs. ``owners`` : ``Owners.of(snapshot)``,
     where it is there already.
     """
-    memory = timeline(snapshot, next(iter(distinct(snapshot.history.device).tolist()), 0))
+    memory = memory or timeline(snapshot, next(iter(distinct(snapshot.history.device).tolist()), 0))
     owners = owners or Owners.of(snapshot)
     if memory.end == memory.start or not len(snapshot.stacks):
         return ()
@@ -119,7 +123,9 @@ def notes(worthwhile: tuple[Unit, ...], *, traced: bool = False) -> tuple[Note, 
             f" {format_bytes(unit.activation_bytes)} of activations at the peak"
             f" ({format_share(unit.share)}); checkpointing it saves {format_bytes(unit.low_bytes)}"
             f" to {format_bytes(unit.high_bytes)} there for one more forward of it per step" + _time(unit, traced),
-            fix="x = torch.utils.checkpoint.checkpoint(module, x, use_reentrant=False)",
+            fix="model.gradient_checkpointing_enable()"
+            if "/transformers/" in unit.forward.file.replace("\\", "/")
+            else "x = torch.utils.checkpoint.checkpoint(module, x, use_reentrant=False)",
             evidence={
                 "low_bytes": unit.low_bytes,
                 "high_bytes": unit.high_bytes,
@@ -160,7 +166,10 @@ def _groups(memory: Timeline, owners: Owners, lives: Ints) -> dict[tuple[int, st
     """Return for each (calling frame, file of the module) its lives and their frame inside it."""
     stacks = owners.snapshot.stacks
     files = [file.replace("\\", "/") for file in stacks.files]
-    library = [_TORCH.search(file) is not None or not file.endswith(".py") for file in files]
+    library = [
+        _TORCH.search(file) is not None or not file.endswith(".py") or name in _WRAPPERS
+        for file, name in zip(files, stacks.functions, strict=True)
+    ]
     forward = [name == "forward" for name in stacks.functions]
     calls: dict[int, dict[tuple[int, str], int]] = {}
     groups: dict[tuple[int, str], list[tuple[int, int]]] = {}

@@ -20,12 +20,14 @@ from torchtriage.memory.snapshot.result import Fragmentation, MemoryPart, OutOfM
 from torchtriage.memory.snapshot.snapshot import NONE, Action, AllocatorState, Bools, Ints, Snapshot
 from torchtriage.memory.snapshot.timeline import Timeline, rounded
 
-__all__ = ["Free", "Segment", "find_fragmentation", "find_out_of_memory", "free_at", "segments_at"]
+__all__ = ["WHOLE", "Free", "Segment", "find_fragmentation", "find_out_of_memory", "free_at", "segments_at"]
 
 
 SMALL_BYTES = 1 << 20
 """Requests up to here are served from 2 MiB segments of their own (``kSmallSize``)."""
 SMALL_SEGMENT_BYTES = 2 << 20
+PAGE_BYTES = 20 << 20
+"""Expandable segments of large requests grow and shrink by this much (``kLargeBuffer``)."""
 MAX_OUT_OF_MEMORY = 20
 
 AWAITING = "freed, but another stream still uses it"
@@ -125,6 +127,9 @@ def free_at(snapshot: Snapshot, timeline: Timeline, row: int, segments: list[Seg
     size = np.concatenate([gap, waiting_size])
     segment = np.searchsorted(starts, start, side="right") - 1
     whole = (size == (ends - starts)[segment]) if len(segments) else np.zeros(0, np.bool_)
+    # of an expandable segment, whole pages are given back
+    pages = np.array([PAGE_BYTES if piece.is_expandable else 1 << 62 for piece in segments], np.int64)
+    whole |= size >= pages[segment]
     is_awaiting = np.arange(len(start)) >= len(opens)
     return Free(start, size, segment, is_awaiting, whole & ~is_awaiting)
 
@@ -172,23 +177,21 @@ def _split(
 
 
 def find_fragmentation(snapshot: Snapshot, timeline: Timeline) -> Fragmentation | None:
-    """Return what was free when most was reserved (with a history), or at the snapshot."""
+    """Return what was free when most was allocated; at the snapshot where the history does not hold that moment."""
     if not timeline.reserved_bytes.max():
         return None
-    has_history = timeline.end > timeline.start
-    # of the moments with most reserved, the one with most in use: the least that could be spared
-    most = np.flatnonzero(timeline.reserved_bytes == timeline.reserved_bytes.max())
-    place = int(most[np.argmax(timeline.allocated_bytes[most])])
-    row = timeline.start - 1 + place if has_history else timeline.end - 1
+    is_seen = timeline.peak >= timeline.start and timeline.end > timeline.start
+    row = timeline.peak if is_seen else timeline.end - 1
     segments = segments_at(snapshot, timeline, row)
     free = free_at(snapshot, timeline, row, segments)
     parts, largest = _split(free, segments, snapshot, None, 0)
     return Fragmentation(
-        when="reserved peak" if has_history else "snapshot",
+        when="allocated peak" if is_seen else "snapshot",
         entry=row - timeline.start,
         allocated_bytes=timeline.allocated_at(row),
         reserved_bytes=timeline.reserved_at(row),
         free_bytes=int(free.size_bytes.sum()),
+        gap_bytes=int(free.size_bytes[~free.is_whole].sum()),
         largest_bytes=largest,
         parts=parts,
     )
@@ -222,6 +225,7 @@ def find_out_of_memory(snapshot: Snapshot, timeline: Timeline, owners: Owners) -
             free_bytes=free_bytes,
             largest_bytes=largest,
             would_fit=free_bytes + max(left, 0) >= n_bytes,
+            next_would_fit=free_bytes + max(left, 0) >= 2 * n_bytes,
             parts=parts,
             frame=owners.user_frame(stack),
             stack=owners.stack(stack),
@@ -248,7 +252,12 @@ def post_mortem(failure: OutOfMemory) -> tuple[str, ...]:
         sentences.append(f"{format_bytes(failure.free_bytes)} of the reserved memory were free: {causes}.")
         sentences.append(f"The largest piece it could have used had {format_bytes(failure.largest_bytes)}.")
     usable = sum(part.size_bytes for part in failure.parts if part.name in _USABLE)
-    if usable + left >= failure.wanted_bytes:
+    if failure.would_fit and not failure.next_would_fit:
+        sentences.append(
+            "All of it in one piece would have held it, but not one more of its size, as a backward pass"
+            " or the next step needs: too much was alive."
+        )
+    elif usable + left >= failure.wanted_bytes:
         sentences.append("All of it in one piece would have held it: fragmentation is the cause.")
     elif failure.would_fit:
         sentences.append(

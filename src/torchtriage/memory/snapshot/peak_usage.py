@@ -12,7 +12,7 @@ from torchtriage.core.units import format_count
 from torchtriage.memory.snapshot.attribution import NO_STACK, Category, MemoryPhase, Owners
 from torchtriage.memory.snapshot.result import Holder, MemoryPart, MemoryPeak
 from torchtriage.memory.snapshot.snapshot import Bools, Ints
-from torchtriage.memory.snapshot.timeline import Timeline
+from torchtriage.memory.snapshot.timeline import Timeline, allocated
 
 __all__ = ["NO_LINE", "categories", "find_peak", "holders", "phases", "time_us"]
 
@@ -24,6 +24,7 @@ NO_LINE = {-1: NO_STACK, BEFORE: "before the recording"}
 
 CATEGORY_NAMES = [category.name.lower().replace("_", " ") for category in Category]
 CATEGORY_NAMES[Category.COMMUNICATION] += " buffers"
+CATEGORY_NAMES[Category.CASTS] = "autocast copies"
 PHASE_NAMES = [phase.name.lower() for phase in MemoryPhase]
 
 
@@ -63,10 +64,53 @@ def categories(timeline: Timeline, owners: Owners, phase: NDArray[np.int8]) -> N
     out[backward & (freed_in == MemoryPhase.BACKWARD)] = Category.TEMPORARIES
     later = stays | ((freed_in != MemoryPhase.BACKWARD) & (freed_in != MemoryPhase.UNKNOWN))
     out[backward & later] = Category.GRADIENTS
-    out[(phase == MemoryPhase.OPTIMIZER) & (freed_in == MemoryPhase.OPTIMIZER)] = Category.TEMPORARIES
-    out[(phase == MemoryPhase.OPTIMIZER) & stays] = Category.OPTIMIZER_STATE
+    optimizer = phase == MemoryPhase.OPTIMIZER
+    out[optimizer & (freed_in == MemoryPhase.OPTIMIZER)] = Category.TEMPORARIES
+    # an optimizer that makes its state anew frees it in the next step
+    out[optimizer & (stays | _outlives_its_step(timeline, optimizer))] = Category.OPTIMIZER_STATE
     stated = _by_stack(owners.category, lives.stack)
-    return np.where(stated, stated, out).astype(np.int8)
+    out = np.where(stated, stated, out).astype(np.int8)
+    _name_what_was_there(timeline, owners, out, phase, freed_in)
+    return out
+
+
+def _outlives_its_step(timeline: Timeline, optimizer: Bools) -> Bools:
+    """Return bool[n]: between its birth and its end something was asked for outside the optimizer."""
+    lives = timeline.lives
+    others = np.zeros(timeline.end - timeline.start + 1, np.int64)
+    others[lives.born[~optimizer & (lives.born >= 0)] - timeline.start + 1] = 1
+    count = np.cumsum(others)
+    born = np.maximum(lives.born - timeline.start + 1, 0)
+    outlives: Bools = count[np.minimum(lives.freed, timeline.end) - timeline.start] > count[born]
+    return outlives
+
+
+def _name_what_was_there(
+    timeline: Timeline, owners: Owners, category: NDArray[np.int8], phase: NDArray[np.int8], freed_in: Ints
+) -> None:
+    """Name what was there before a recording of passes: by who freed it, else what outlives a pass.
+
+    Each gradient has a parameter of its size; what stays beside these is the optimizer's.
+    """
+    lives = timeline.lives
+    before = (lives.born < 0) & (category == Category.UNKNOWN)
+    category[before & (freed_in == MemoryPhase.OPTIMIZER)] = Category.OPTIMIZER_STATE
+    category[before & (freed_in == MemoryPhase.BACKWARD)] = Category.ACTIVATIONS
+    category[before & np.append(owners.is_zero_grad, False)[lives.free_stack]] = Category.GRADIENTS
+    stays = np.flatnonzero(before & (lives.freed >= timeline.end))
+    gradients = category == Category.GRADIENTS
+    has_backward = (phase == MemoryPhase.BACKWARD).any()
+    if not (phase == MemoryPhase.FORWARD).any() or (has_backward and not gradients.any()):
+        return
+    category[stays] = Category.PARAMETERS
+    if has_backward:
+        mine = lives.rows(np.flatnonzero(gradients))
+        row = timeline.start - 1 + int(np.argmax(allocated(mine, timeline.start, timeline.end)))
+        alive = mine.size_bytes[(mine.born <= row) & (mine.freed > row)]
+        sizes, counts = np.unique(alive, return_counts=True)
+        for size, count in zip(sizes.tolist(), counts.tolist(), strict=True):
+            same = stays[lives.size_bytes[stays] == size]
+            category[same[count:]] = Category.OPTIMIZER_STATE
 
 
 def find_peak(timeline: Timeline, owners: Owners) -> MemoryPeak | None:

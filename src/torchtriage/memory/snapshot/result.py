@@ -92,7 +92,9 @@ class MemoryPeak:
 class Fragmentation:
     """Why reserved memory was not allocated; ``parts`` add up to ``free_bytes``, their whole.
 
-    ``when`` : ``reserved peak`` or ``snapshot``. ``largest_bytes`` : the largest free piece.
+    ``when`` : ``allocated peak``, or ``snapshot`` where the history does not hold it. ``gap_bytes`` : all but whole
+    segments, which any tensor can use and which are given back before an allocation fails. ``largest_bytes`` : the
+    largest free piece.
     """
 
     when: str
@@ -100,8 +102,14 @@ class Fragmentation:
     allocated_bytes: int
     reserved_bytes: int
     free_bytes: int
+    gap_bytes: int
     largest_bytes: int
     parts: tuple[MemoryPart, ...]
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether the history holds the moment where gaps matter."""
+        return self.when == "allocated peak"
 
 
 @dataclass(frozen=True)
@@ -109,7 +117,8 @@ class OutOfMemory:
     """One allocation that failed, and why; ``parts`` add up to ``free_bytes``.
 
     ``device_free_bytes`` : what the driver had left; None where not told. ``sentences`` : the post
-    mortem. ``would_fit`` : whether free pieces and the driver's rest together were enough.
+    mortem. ``would_fit`` : whether free pieces and the driver's rest together were enough, and
+    ``next_would_fit`` : also for one more of its size.
     """
 
     entry: int
@@ -122,6 +131,7 @@ class OutOfMemory:
     free_bytes: int
     largest_bytes: int
     would_fit: bool
+    next_would_fit: bool
     parts: tuple[MemoryPart, ...]
     frame: Frame | None
     stack: tuple[Frame, ...]

@@ -19,8 +19,10 @@ from torchtriage.memory.findings.out_of_memory import CODE as OUT_OF_MEMORY
 from torchtriage.memory.findings.peak_by_line import CODE as PEAK
 from torchtriage.memory.snapshot import advice, checkpointing, snapshot_leaks
 from torchtriage.memory.snapshot.attribution import Owners
+from torchtriage.memory.snapshot.changes import changes
+from torchtriage.memory.snapshot.churn import find_churn
 from torchtriage.memory.snapshot.events import RecordedEvents, recorded_memory
-from torchtriage.memory.snapshot.fragmentation import find_fragmentation, find_out_of_memory
+from torchtriage.memory.snapshot.fragmentation import WHOLE, find_fragmentation, find_out_of_memory
 from torchtriage.memory.snapshot.peak_usage import find_peak
 from torchtriage.memory.snapshot.result import (
     MEMORY_SCHEMA,
@@ -38,10 +40,10 @@ from torchtriage.memory.snapshot.timeline_chart import draw
 
 __all__ = ["judge", "judge_trace"]
 
-UNUSED_SHARE = 0.2
+UNUSED_SHARE = 0.15
 UNUSED_BYTES = 256 << 20
-"""What is reserved and free when most is reserved must reach both to be called fragmentation: a
-tenth of large segments is rounding, and a few segments are nobody's problem."""
+"""The gaps when most is allocated must reach both to be called fragmentation: a tenth of large
+segments is rounding, and a few segments are nobody's problem."""
 
 
 def judge(
@@ -57,16 +59,19 @@ def judge(
     owners = Owners.of(snapshot)
     crashes: list[Crash] = []
     devices = []
+    lives: dict[int, Timeline] = {}
     for device in snapshot.devices:
         progress(f"memory over time, device {device}")
-        devices.append(_device(snapshot, timeline(snapshot, device), owners))
+        lives[device] = timeline(snapshot, device)
+        devices.append(_device(snapshot, lives[device], owners))
     progress("growth from step to step")
     leak = _asked("leak", lambda: snapshot_leaks.judge_snapshot(snapshot), crashes)
     progress("replaying the history")
     settings = _asked("allocator settings", lambda: _advice(snapshot, progress), crashes)
     progress("checkpointing")
-    again = _asked("checkpointing", lambda: _checkpointing(snapshot, owners, trace), crashes)
-    findings = [finding for device in devices for finding in _findings(device, settings)]
+    again = _asked("what to change", lambda: _changes(snapshot, devices, lives, owners, trace), crashes)
+    findings = [finding for device in devices for finding in _findings(device, settings, again.notes[:1])]
+    findings += [found for memory in lives.values() if (found := find_churn(memory, owners)) is not None]
     notes = _notes(snapshot)
     not_checked = _not_checked(snapshot, devices)
     for opinion in (leak, settings, again):
@@ -79,7 +84,7 @@ def judge(
         version=__version__,
         path=snapshot.path,
         size_bytes=snapshot.size_bytes,
-        verdict=_verdict(devices, leak, findings),
+        verdict=_verdict(devices, leak, findings, again.notes[:1]),
         healthy=not findings and bool(leak.sentence),
         n_devices=snapshot.n_devices,
         n_entries=len(snapshot.history),
@@ -203,16 +208,20 @@ def _device(snapshot: Snapshot, lives: Timeline, owners: Owners) -> DeviceMemory
 # -- findings ----------------------------------------------------------------------------------
 
 
-def _findings(device: DeviceMemory, settings: Opinion) -> list[Finding]:
+def _findings(device: DeviceMemory, settings: Opinion, change: tuple[Note, ...]) -> list[Finding]:
     if device.out_of_memory:
-        return [_oom_finding(device)]
+        return [_oom_finding(device, change)]
     unused = device.fragmentation
-    if unused is None or unused.free_bytes < max(UNUSED_BYTES, UNUSED_SHARE * unused.reserved_bytes):
+    if unused is None or not unused.is_seen or not _is_much(unused):
         return []
     return [_unused_finding(device, unused, settings)]
 
 
-def _oom_finding(device: DeviceMemory) -> Finding:
+def _is_much(unused: Fragmentation) -> bool:
+    return unused.gap_bytes >= max(UNUSED_BYTES, UNUSED_SHARE * unused.reserved_bytes)
+
+
+def _oom_finding(device: DeviceMemory, change: tuple[Note, ...]) -> Finding:
     last = device.out_of_memory[-1]
     number = format_count(device.n_out_of_memory, "failed allocation")
     return OUT_OF_MEMORY.finding(
@@ -232,23 +241,25 @@ def _oom_finding(device: DeviceMemory) -> Finding:
             "free_by_cause_bytes": {part.name: part.size_bytes for part in last.parts},
             "holders_bytes": {holder.label: holder.size_bytes for holder in last.holders},
         },
-        fix=_oom_fix(last),
+        fix=_oom_fix(last, change),
         n_events=device.n_out_of_memory,
     )
 
 
-def _oom_fix(failure: OutOfMemory) -> Fix:
-    if failure.would_fit:
+def _oom_fix(failure: OutOfMemory, change: tuple[Note, ...]) -> Fix:
+    if failure.next_would_fit:
         return Fix(
             "Let segments grow instead of leaving gaps between them", LET_SEGMENTS_GROW.code, LET_SEGMENTS_GROW.link
         )
+    if change:
+        return Fix(f"Hold less at this point. First, {change[0].message}", change[0].fix)
     where = f", starting with {failure.holders[0].label}" if failure.holders else ""
     return Fix(f"Hold less at this point{where}: a smaller batch, checkpointing, or a lower dtype")
 
 
 def _unused_finding(device: DeviceMemory, unused: Fragmentation, settings: Opinion) -> Finding:
-    share = unused.free_bytes / unused.reserved_bytes
-    causes = ", ".join(f"{format_bytes(part.size_bytes)} {part.name}" for part in unused.parts[:3])
+    share = unused.gap_bytes / unused.reserved_bytes
+    causes = ", ".join(f"{format_bytes(part.size_bytes)} {part.name}" for part in unused.parts if part.name != WHOLE)
     # a fix that does not go against what replaying the settings has shown
     fix = LET_SEGMENTS_GROW
     if settings.findings:
@@ -261,14 +272,15 @@ def _unused_finding(device: DeviceMemory, unused: Fragmentation, settings: Opini
     return FRAGMENTATION.finding(
         severity="medium" if share >= 0.4 else "low",
         certainty="certain",
-        message=f"{format_bytes(unused.free_bytes)} of {format_bytes(unused.reserved_bytes)} reserved"
-        f" on device {device.device} were free when most was reserved"
+        message=f"{format_bytes(unused.gap_bytes)} of {format_bytes(unused.reserved_bytes)} reserved"
+        f" on device {device.device} lay in gaps when most was allocated"
         f" ({format_share(share)}): {causes}",
         place=Place(lane=f"device {device.device}"),
         evidence={
             "device": device.device,
             "entry": unused.entry,
             "free_bytes": unused.free_bytes,
+            "gap_bytes": unused.gap_bytes,
             "reserved_bytes": unused.reserved_bytes,
             "allocated_bytes": unused.allocated_bytes,
             "share_of_reserved": share,
@@ -297,9 +309,17 @@ def _asked(what: str, ask: Callable[[], Opinion], crashes: list[Crash]) -> Opini
         return Opinion("")
 
 
-def _checkpointing(snapshot: Snapshot, owners: Owners, trace: Trace | None) -> Opinion:
-    units = checkpointing.units(snapshot, owners=owners, trace=trace)
-    return Opinion("", notes=checkpointing.notes(units, traced=trace is not None))
+def _changes(
+    snapshot: Snapshot, devices: list[DeviceMemory], lives: dict[int, Timeline], owners: Owners, trace: Trace | None
+) -> Opinion:
+    """Return what to change on the device with the highest peak, as notes."""
+    worst = max(devices, key=_weight, default=None)
+    if worst is None:
+        return Opinion("")
+    memory = lives[worst.device]
+    row = memory.start + worst.out_of_memory[-1].entry if worst.out_of_memory else memory.peak
+    units = checkpointing.units(snapshot, owners=owners, trace=trace, memory=memory)
+    return Opinion("", notes=changes(memory, owners, row, checkpointing.notes(units, traced=trace is not None)))
 
 
 def _advice(snapshot: Snapshot, progress: Callable[[str], None]) -> Opinion:
@@ -315,7 +335,9 @@ def _advice(snapshot: Snapshot, progress: Callable[[str], None]) -> Opinion:
 # -- words -------------------------------------------------------------------------------------
 
 
-def _verdict(devices: list[DeviceMemory], leak: Opinion, findings: list[Finding]) -> tuple[str, str, str]:
+def _verdict(
+    devices: list[DeviceMemory], leak: Opinion, findings: list[Finding], change: tuple[Note, ...] = ()
+) -> tuple[str, str, str]:
     with_memory = [device for device in devices if device.max_reserved_bytes or device.peak is not None]
     if not with_memory:
         return (
@@ -339,6 +361,8 @@ def _verdict(devices: list[DeviceMemory], leak: Opinion, findings: list[Finding]
             f" {format_bytes(worst.reserved_bytes or 0)} reserved at the snapshot{also}."
         )
         second = "No history was recorded: the peak and its lines are not known."
+    if change:
+        second += f" Change first: {change[0].message}."
     return first, second, _third(worst, leak, findings)
 
 
@@ -358,13 +382,10 @@ def _held(peak: MemoryPeak) -> str:
     known = [line for line in peak.lines if line.stack or line.phase == "backward"]
     if not known:
         return "No stacks were recorded: whose memory it was is not known."
-    top = ", ".join(f"{line.label} {format_bytes(line.size_bytes)} ({format_share(line.share)})" for line in known[:2])
-    before = (
-        f"; {format_share(peak.before_bytes / peak.allocated_bytes)} was there before the recording"
-        if peak.before_bytes >= 0.01 * peak.allocated_bytes
-        else ""
-    )
-    return f"Held then: {top}{before}."
+    purposes = [part for part in peak.categories if part.name != "unknown" and part.share >= 0.05][:2]
+    top = ", ".join(f"{part.name} {format_bytes(part.size_bytes)} ({format_share(part.share)})" for part in purposes)
+    line = f"{known[0].label} {format_bytes(known[0].size_bytes)} ({format_share(known[0].share)})"
+    return f"Held then: {top}; the largest line is {line}." if top else f"Held then: {line}."
 
 
 def _third(device: DeviceMemory, leak: Opinion, findings: list[Finding]) -> str:
@@ -372,13 +393,15 @@ def _third(device: DeviceMemory, leak: Opinion, findings: list[Finding]) -> str:
     first = leak.sentence or "Leak: not checked."
     if unused is None or device.out_of_memory:
         return first
-    share = unused.free_bytes / unused.reserved_bytes
+    if not unused.is_seen:
+        return f"{first} Fragmentation: not checked, the peak is not recorded."
+    share = unused.gap_bytes / unused.reserved_bytes
     calm = ", which is ordinary" if share < UNUSED_SHARE else ", too little to matter"
     if any(finding.code == FRAGMENTATION.code for finding in findings):
         calm = ""
     return (
-        f"{first} Fragmentation: {format_bytes(unused.free_bytes)} of {format_bytes(unused.reserved_bytes)}"
-        f" reserved ({format_share(share)}) were free when most was reserved{calm}."
+        f"{first} Fragmentation: {format_bytes(unused.gap_bytes)} of {format_bytes(unused.reserved_bytes)}"
+        f" reserved ({format_share(share)}) lay in gaps at the peak{calm}."
     )
 
 

@@ -312,7 +312,7 @@ def parts(rows: Sequence[MemoryPart], limit: int = 6) -> str:
 
 def _because(free: Fragmentation) -> str:
     share = format_share(free.free_bytes / free.reserved_bytes)
-    when = "when most was reserved" if free.when == "reserved peak" else "at the snapshot"
+    when = "when most was allocated" if free.is_seen else "at the snapshot"
     return (
         f"{format_bytes(free.free_bytes)} of {format_bytes(free.reserved_bytes)} reserved ({share}) {when}, the largest"
         f" piece {format_bytes(free.largest_bytes)}"

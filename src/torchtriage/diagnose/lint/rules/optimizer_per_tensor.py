@@ -154,13 +154,33 @@ def _over_params(module: Module, loop: SourceLoop) -> bool:
     node = loop.node.iter  # type: ignore[union-attr]
     if loop.iterates.kind == "params":
         return True
-    if any(isinstance(item, ast.Attribute) and item.attr == "state_dict" for item in ast.walk(node)):
+    if _of_state_dict(node):
+        return True
+    function = module.loop_contexts[loop].function
+    if function is not None and any(name in _state_dicts(function.node) for name in names_in(node)):
         return True
     if isinstance(node, ast.Call) and module.name_of(node.func) == "zip":
         return any(module.value(arg).kind == "params" for arg in node.args)
     if isinstance(node, ast.Subscript):
         return literal(node.slice) == "params"
     return False
+
+
+def _of_state_dict(node: ast.expr) -> bool:
+    return any(isinstance(item, ast.Attribute) and item.attr == "state_dict" for item in ast.walk(node))
+
+
+def _state_dicts(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
+    """Return the names that a function gives to state dicts, several at once, too."""
+    found = set()
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign):
+            target, value = node.targets[0], node.value
+            pairs = [(target, value)]
+            if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+                pairs = list(zip(target.elts, value.elts, strict=False))
+            found |= {to.id for to, made in pairs if isinstance(to, ast.Name) and _of_state_dict(made)}
+    return found
 
 
 def _root(node: ast.expr) -> str | None:

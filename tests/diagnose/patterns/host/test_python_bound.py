@@ -40,6 +40,15 @@ def test_quiet_when_the_gap_is_a_waiting_call() -> None:
     assert not claims(builder)
 
 
+def test_another_thread_that_sleeps_explains_nothing() -> None:
+    builder = loop()
+    builder.frame("watch.py(3): look", 0, 39_000, tid=99)
+    for i in range(4):
+        builder.frame("train.py(9): fit", 10_000 * i, 9_900)
+        builder.frame("<built-in function sleep>", 10_000 * i + 10, 3_900, tid=99)
+    assert claims(builder)
+
+
 def test_quiet_when_the_call_of_a_module_stalls() -> None:
     builder = loop()
     for i in range(4):

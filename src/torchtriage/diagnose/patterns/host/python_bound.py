@@ -148,14 +148,14 @@ def _device_stretches(trace: Trace) -> dict[int, Spans]:
     found = {}
     for lane in distinct(device.gap_lane[late]).tolist():
         mine = gaps.spans[late & (device.gap_lane == lane)]
-        found[lane] = _without_others(trace, intervals.subtract(intervals.union(mine), work))
+        found[lane] = _without_others(trace, lane, intervals.subtract(intervals.union(mine), work))
     return found
 
 
 def _host_stretches(trace: Trace) -> dict[int, Spans]:
     free = intervals.subtract(between_ops(trace), _engine(trace))
     free = free[free[:, 1] - free[:, 0] >= MIN_STRETCH_NS]
-    return {trace.steps.lane: _without_others(trace, free)}
+    return {trace.steps.lane: _without_others(trace, trace.steps.lane, free)}
 
 
 def _engine(trace: Trace) -> Spans:
@@ -187,8 +187,9 @@ def _recurs(trace: Trace, lost: Spans) -> bool:
     return bool(2 * usual >= np.sum(by_step) / len(walls))
 
 
-def _without_others(trace: Trace, spans: Spans) -> Spans:
-    rows = np.flatnonzero((trace.kind == Kind.PYTHON) & trace.matching(_PAUSE))
+def _without_others(trace: Trace, lane: int, spans: Spans) -> Spans:
+    # a thread that sleeps beside the loop, such as one that looks at stacks, does not hold it up
+    rows = np.flatnonzero((trace.kind == Kind.PYTHON) & (trace.lane == lane) & trace.matching(_PAUSE))
     spans = intervals.subtract(intervals.subtract(spans, loaders_and_first_use(trace)), trace.time_of(rows))
     return spans if trace.steps.pace is None else intervals.subtract(spans, trace.steps.pace.waits)
 

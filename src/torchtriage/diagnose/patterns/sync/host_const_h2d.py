@@ -1,10 +1,10 @@
 """Constants are built on the host and copied to the GPU in every step.
 
-Looks like: ``aten::lift_fresh`` (``torch.tensor(list)``) of at most 1 KiB, since larger ones are data, or a CPU factory (``aten::zeros``, ``ones``, ``full``,
-    ``arange``, ``eye`` and the like, without device work of its own), followed within 5 operators at the same level by
-    a copy below 1 MiB from host to device; or such a copy right before ``lift_fresh`` (``torch.tensor(list,
-    device=...)``, which builds on the host too); or a module that copies the same number of pageable bytes in every
-    step. In at least half of the steps, or three times in a recording without steps.
+Looks like: ``aten::lift_fresh`` (``torch.tensor(list)``) of at most 1 KiB, since larger ones are data, or a CPU
+    factory (``aten::zeros``, ``ones``, ``full``, ``arange``, ``eye`` and the like, without device work of its own),
+    followed within 5 operators at the same level by a copy below 1 MiB from host to device; or such a copy right before
+    ``lift_fresh`` (``torch.tensor(list, device=...)``, which builds on the host too); or a module that copies the same
+    number of pageable bytes in every step. In at least half of the steps, or three times in a recording without steps.
 Slow because: each copy from ordinary memory makes the host wait for the stream, and building and copying the value
     again takes more launches than using it.
 Cost: device idle time before the next work launched after each copy, at most as long as the host spent in it; low

@@ -26,6 +26,7 @@ import time
 import traceback
 import types
 from pathlib import Path
+from typing import Any
 
 LEFT_OUT, WINDOWS, WINDOW_S, RECORDED = 8, 3, 0.35, 3
 LONGEST_S = 120
@@ -38,13 +39,13 @@ class _Over(BaseException):
 class Steps:
     """What is called at the beginning of each step."""
 
-    def __init__(self, out: Path, torch: types.ModuleType) -> None:
+    def __init__(self, out: Path, torch: Any) -> None:
         self.out, self.torch = out, torch
         self.count = self.left = 0
         self.at = 0.0
         self.times: dict[str, object] = {}
         self.windows: list[float] = []
-        self.profiler: object = None
+        self.profiler: Any = None
         self.lock = (out.parent / "lock").open("w")
 
     def __call__(self) -> None:
@@ -54,10 +55,10 @@ class Steps:
             self._synchronize()
             fcntl.flock(self.lock, fcntl.LOCK_EX)
         elif self.profiler is not None:
-            self.profiler.step()  # type: ignore[attr-defined]
+            self.profiler.step()
             self.left -= 1
             if not self.left:
-                self.profiler.stop()  # type: ignore[attr-defined]
+                self.profiler.stop()
                 raise _Over
         elif self.count == LEFT_OUT // 2:
             self._synchronize()
@@ -96,13 +97,13 @@ class Steps:
         fcntl.flock(self.lock, fcntl.LOCK_UN)
         (self.out / "times.json").write_text(json.dumps(times))
         if ended == "recorded":
-            self.profiler.export_chrome_trace(str(self.out / "trace.json"))  # type: ignore[attr-defined]
+            self.profiler.export_chrome_trace(str(self.out / "trace.json"))
             with (self.out / "trace.json").open("rb") as plain, gzip.open(self.out / "trace.json.gz", "wb") as packed:
                 shutil.copyfileobj(plain, packed)
             (self.out / "trace.json").unlink()
 
 
-def run(script: Path, out: Path, torch: types.ModuleType, small: bool) -> None:
+def run(script: Path, out: Path, torch: Any, small: bool) -> None:
     """Run one script in this process, which ends with it."""
     os.setsid()
     log = os.open(out / "log.txt", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
@@ -154,7 +155,8 @@ def main() -> None:
         for path in sorted(given.folder.resolve().glob("*_*.py"))
         if not given.names or path.stem.rpartition("_")[0] in given.names
     ]
-    began, running = time.monotonic(), {}
+    began = time.monotonic()
+    running: dict[int, tuple[Path, float]] = {}
     while running or waiting:
         late = time.monotonic() - began > 60 * given.minutes
         if waiting and not late and len(running) < given.at_once:
@@ -181,9 +183,11 @@ def main() -> None:
                 if not over:
                     os.waitpid(pid, 0)
                 times = out / "times.json"
-                result = json.loads(times.read_text()) if times.exists() else {"ms": [], "ended": "without times"}
+                result: dict[str, Any] = (
+                    json.loads(times.read_text()) if times.exists() else {"ms": [], "ended": "without times"}
+                )
                 shown = " ".join(f"{value:.2f}" for value in result["ms"])
-                print(f"{out.name:32} {shown or result['ended'].strip().splitlines()[-1]}", flush=True)
+                print(f"{out.name:32} {shown or str(result['ended']).strip().splitlines()[-1]}", flush=True)
         time.sleep(0.02)
 
 

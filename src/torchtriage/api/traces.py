@@ -115,6 +115,7 @@ def analyze(
     peak: str = "",
     confined: bool = False,
     capture: TracePath | BinaryIO | Trace | None = None,
+    compile_log: TracePath | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
     """Judge one trace: a ranked list of findings with what fixing each gives back.
@@ -150,10 +151,14 @@ def analyze(
     capture : path, stream or Trace, optional
         A recording in which the graphs that the trace replays were captured (ROCm): with ``by`` operator,
         module or line their kernels count where they were captured.
+    compile_log : path, optional
+        The log of torch.compile (``TORCH_TRACE``) of the recorded program, a file or a folder: findings, and
+        ``device_time`` by line, then name the lines that compiled graphs compute.
 
-    Raises TraceFormatError: the input is not a readable profiler trace, or ``capture`` does not fit it; UsageError: a
-    code does not exist, a question cannot be read, ``step_ms`` is no time, ``peak`` states none, ``capture`` says
-    nothing of ``by``, or the bound on memory cannot be kept.
+    Raises TraceFormatError: the input is not a readable profiler trace, or ``capture`` does not fit it; LogError:
+    ``compile_log`` holds no code of a graph that the trace calls; UsageError: a code does not exist, a question cannot
+    be read, ``step_ms`` is no time, ``peak`` states none, ``capture`` says nothing of ``by``, or the bound on memory
+    cannot be kept.
     """
     options = Options(
         only, skip, min_share, what_if, step_ms, sources, cache, max_bytes, max_memory, detector, by, peak, confined
@@ -171,8 +176,14 @@ def analyze(
 
             other = capture if isinstance(capture, Trace) else load(capture, cache=cache, max_bytes=max_bytes)
             captured = find_captured(trace, other)
+        compiled = None
+        if compile_log is not None:
+            from torchtriage.compile.logs.kernel_lines import read_graph_codes
+            from torchtriage.diagnose.verdict.kernel_lines import find_kernel_lines
+
+            compiled = find_kernel_lines(trace, read_graph_codes(os.fspath(compile_log), trace.origin.rank))
         places = None if folders is None else Locator(folders, confined=confined)
-        return Report.of(diagnose(trace, options, places=places, captured=captured))
+        return Report.of(diagnose(trace, options, places=places, captured=captured, compiled=compiled))
 
 
 def compare(

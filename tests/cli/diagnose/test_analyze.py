@@ -80,6 +80,13 @@ def test_a_capture_is_for_one_trace_and_has_to_fit(run: Run) -> None:
     assert "expected a trace that replays graphs" in result.stderr
 
 
+def test_a_compile_log_is_for_one_trace_and_has_to_hold_code(run: Run) -> None:
+    result = run("analyze", "slow.json", "fine.json", "--compile-log", "log.log", code=2)
+    assert "--compile-log needs exactly one trace file" in result.stderr
+    result = run("analyze", "slow.json", "--compile-log", "fine.json", code=2)
+    assert "fine.json: expected a log with Inductor's output code, found none" in result.stderr
+
+
 def test_an_empty_path_and_a_second_table_are_refused(run: Run) -> None:
     assert "found an empty one" in run("analyze", "fine.json", "--capture", "", code=2).stderr
     twice = run("analyze", "fine.json", "--by", "kernel", "--by", "line", code=2)

@@ -88,6 +88,11 @@ def _once(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) 
 @file_option(
     "--capture", "Recording in which the replayed graphs were captured (ROCm), for --by operator, module or line."
 )
+@file_option(
+    "--compile-log",
+    "torch.compile's log of the recorded program (TORCH_TRACE), for the lines that compiled graphs compute.",
+    metavar="PATH",
+)
 @value_option(
     "--peak",
     str,
@@ -149,8 +154,9 @@ def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None
     files = [] if run else _expand(paths, traces.find_traces)
     if options["perfetto"] and (len(files) != 1 or files[0] == "-" or "://" in str(files[0])):
         raise UsageError("--perfetto needs exactly one trace file")
-    if options["capture"] and (len(files) != 1 or options["engine"] != "local" or "://" in str(files[0])):
-        raise UsageError("--capture needs exactly one trace file")
+    for name in ("capture", "compile_log"):
+        if options[name] and (len(files) != 1 or options["engine"] != "local" or "://" in str(files[0])):
+            raise UsageError(f"--{name.replace('_', '-')} needs exactly one trace file")
     if options["timing"] and len(files) != 1:
         raise UsageError("--timing needs exactly one trace file", hint="many are analysed in several processes")
     check_outputs([options[name] for name in ("output", "html", "perfetto")], files)
@@ -202,9 +208,10 @@ def _judge(
 
     if len(files) == 1 and options["engine"] == "local" and "://" not in str(files[0]):
         with reading(str(files[0]), quiet=options["quiet"]) as progress:
-            result = traces.analyze(files[0], capture=options["capture"], progress=progress, **vars(asked))
+            capture, log = options["capture"], options["compile_log"]
+            result = traces.analyze(files[0], capture=capture, compile_log=log, progress=progress, **vars(asked))
         # standard input is gone by now
-        if files[0] == "-" or options["capture"] or not result.holds_ranks:
+        if files[0] == "-" or capture or log or not result.holds_ranks:
             return [result], [], 0
     with reading_many(len(files), quiet=options["quiet"]) as starting:
         report = traces.analyze_ranks(files, engine=options["engine"], starting=starting, **vars(asked))

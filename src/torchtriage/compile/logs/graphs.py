@@ -11,7 +11,7 @@ __all__ = ["FxNode", "Kernels", "count_ops", "inlined", "kernels_of", "nodes_of"
 _NODE = re.compile(r'^ {4,}(?P<name>\w+)(?:: "(?P<type>[^"\n]*)")? = (?P<value>[^\n]+?)(?:; {2}[^\n]*)?$', re.MULTILINE)
 _NODE_OR_LINE = re.compile(
     rf"{_NODE.pattern}|^ *# (?:Annotation: .*?)?File: (?P<file>[^\n]+?):(?P<line>\d+) in"
-    r" (?P<function>[^\n,]+), code: (?P<code>[^\n]*)$",
+    r" (?P<function>[^\n,]+), code: (?P<code>[^\n]*)$|^ *# (?P<none>No stacktrace found)",
     re.MULTILINE,
 )
 _CALL = re.compile(r"^(?P<target>[A-Za-z_][\w.]*)\(")
@@ -81,6 +81,9 @@ def nodes_of(text: str) -> list[FxNode]:
     for match in _NODE_OR_LINE.finditer(text):
         if match["file"] is not None:
             place, function, code = f"{match['file']}:{match['line']}", match["function"], match["code"]
+            continue
+        if match["none"] is not None:
+            place = function = code = ""
             continue
         value = match["value"]
         op = _op(value)

@@ -19,7 +19,7 @@ from torchtriage.compile.logs.process_log import ProcessLog
 from torchtriage.core.errors import LogError
 from torchtriage.core.folders import is_inside
 
-__all__ = ["read_logs"]
+__all__ = ["HOW", "find_logs", "opened", "rank_of", "read_logs"]
 
 Form = Literal["structured", "text", "explain"]
 Progress = Callable[[int, int], None]
@@ -65,7 +65,7 @@ def read_logs(
 
     Raises LogError: there is no log among them.
     """
-    files = _find_logs(paths)
+    files = find_logs(paths)
     logs: list[ProcessLog] = []
     refused: list[LogError] = []
     for number, path in enumerate(files):
@@ -85,7 +85,7 @@ def read_logs(
     )
 
 
-def _find_logs(paths: Sequence[str]) -> list[str]:
+def find_logs(paths: Sequence[str]) -> list[str]:
     """Return the files that the paths mean, each once; of a folder those that may be logs.
 
     Files written by ``TORCH_TRACE`` in a folder are taken alone, without what lies beside them.
@@ -99,7 +99,7 @@ def _find_logs(paths: Sequence[str]) -> list[str]:
         if not is_folder:
             files[path] = None
             continue
-        inside = sorted(_walk(Path(path)), key=lambda file: (_rank_of(file.name) or 0, str(file)))
+        inside = sorted(_walk(Path(path)), key=lambda file: (rank_of(file.name) or 0, str(file)))
         logs = [file for file in inside if _TRACE_NAME.match(file.name)] or inside
         if not logs:
             raise LogError("expected compile logs in the folder, found none", where=_printable(path), hint=HOW)
@@ -116,20 +116,21 @@ def _walk(folder: Path) -> Iterator[Path]:
                 yield file
 
 
-def _rank_of(path: str) -> int | None:
+def rank_of(path: str) -> int | None:
+    """Return the rank that a log's name holds."""
     match = _RANK_NAME.search(Path(path).name)
     return int(match[1]) if match is not None and len(match[1]) < 8 else None
 
 
 def _read(path: str, progress: Progress | None) -> ProcessLog:
-    with _opened(path) as (stream, name, size_bytes):
+    with opened(path) as (stream, name, size_bytes):
         head = _head(stream, name)
         form = _form_of(head, name)
         n_before = 0
         if form is None:  # the program may print much before the first record
             form, head, n_before = _begun(head, stream, name)
         # what explain says is what the text of graph_breaks says
-        log = ProcessLog(name, size_bytes, "structured" if form == "structured" else "text", named_rank=_rank_of(path))
+        log = ProcessLog(name, size_bytes, "structured" if form == "structured" else "text", named_rank=rank_of(path))
         if n_before:
             reason = "line of the program" if form == "text" else "line that is no record"
             log.n_read = log.skipped[reason] = n_before
@@ -218,7 +219,7 @@ def _begun(data: bytes, stream: Readable, name: str) -> tuple[Form, bytes, int]:
 
 
 @contextmanager
-def _opened(path: str) -> Iterator[tuple[Readable, str, int]]:
+def opened(path: str) -> Iterator[tuple[Readable, str, int]]:
     """Yield the log's bytes, a name for messages, and the size on disk (0 where not known).
 
     Raises LogError: it cannot be read, or its gzip is damaged.

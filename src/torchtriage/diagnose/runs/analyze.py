@@ -14,7 +14,14 @@ from torchtriage.diagnose.ranks.job import checked_clause, costliest_sentence
 from torchtriage.diagnose.ranks.merge import merge_findings
 from torchtriage.diagnose.ranks.result import JobResult
 from torchtriage.diagnose.ranks.workers import analyze_files
-from torchtriage.diagnose.runs.compile_events import named, named_as, read_compiled, watched_compile
+from torchtriage.diagnose.runs.compile_events import (
+    graph_codes,
+    lines_of,
+    named,
+    named_as,
+    read_compiled,
+    watched_compile,
+)
 from torchtriage.diagnose.runs.merge import join, scaled, with_leaks
 from torchtriage.diagnose.runs.run_folder import Recording, find_recordings, recorded, why_nothing
 from torchtriage.diagnose.runs.sampled import untraced, with_samples
@@ -73,7 +80,8 @@ def _process(recording: Recording, options: Options, command: str, exit_code: in
     facts = recorded(recording, command, exit_code)
     facts = replace(facts, compiled=watched_compile(recording, compiled, unread))
     options = replace(options, step_ms=facts.step_ms)
-    results = [diagnose(trace, options, places=places) for trace in traces]
+    codes = graph_codes(recording)
+    results = [diagnose(trace, options, places=places, compiled=lines_of(trace, codes)) for trace in traces]
     results = [scaled(result, facts.step_ms) for result in results]
     result = join(*results) if len(results) == 2 else results[0]
     result = with_leaks(result, recording.memory, leak_findings(recording.memory) if recording.memory else ())

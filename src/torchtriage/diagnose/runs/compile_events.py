@@ -9,6 +9,7 @@ from typing import Literal, TypeVar
 from torchtriage.compile.logs import formatting
 from torchtriage.compile.logs.join import join
 from torchtriage.compile.logs.judge import judge
+from torchtriage.compile.logs.kernel_lines import GraphCode, read_graph_codes
 from torchtriage.compile.logs.locations import part_name
 from torchtriage.compile.logs.read import read_logs
 from torchtriage.compile.logs.result import CompileResult, GraphBreak, Recompile
@@ -19,9 +20,21 @@ from torchtriage.core.trace import Trace
 from torchtriage.diagnose.ranks.result import JobResult
 from torchtriage.diagnose.runs.result import CompileEvent, WatchedCompile
 from torchtriage.diagnose.runs.run_folder import Recording
+from torchtriage.diagnose.verdict.kernel_lines import KernelLines, find_kernel_lines
 from torchtriage.diagnose.verdict.result import Result
 
-__all__ = ["BREAK", "LOGGED", "RECOMPILE", "event_line", "named", "named_as", "read_compiled", "watched_compile"]
+__all__ = [
+    "BREAK",
+    "LOGGED",
+    "RECOMPILE",
+    "event_line",
+    "graph_codes",
+    "lines_of",
+    "named",
+    "named_as",
+    "read_compiled",
+    "watched_compile",
+]
 
 BREAK, RECOMPILE = "CMP030", "CMP031"
 """The trace's patterns of the same things."""
@@ -44,6 +57,22 @@ def read_compiled(recording: Recording, light: Trace | None) -> tuple[CompileRes
         return None, str(error)
     result = judge(logs)
     return result if light is None else join(result, light, light.report.path), ""
+
+
+def graph_codes(recording: Recording) -> list[GraphCode]:
+    """Return the code of the graphs that a process compiled, as far as its log has it."""
+    try:
+        return read_graph_codes(str(recording.compile_log)) if recording.compile_log is not None else []
+    except LogError:
+        return []
+
+
+def lines_of(trace: Trace, codes: Sequence[GraphCode]) -> KernelLines | None:
+    """Return the lines of what these graphs launch in a trace; None where they launch nothing."""
+    try:
+        return find_kernel_lines(trace, codes) if codes else None
+    except LogError:
+        return None
 
 
 def watched_compile(recording: Recording, compiled: CompileResult | None, unread: str = "") -> WatchedCompile | None:

@@ -24,7 +24,8 @@ from torchtriage.core.trace.captured_graphs import CapturedGraphs
 from torchtriage.core.trace.device import Device
 from torchtriage.core.trace.kernel_categories import CATEGORIES, categories
 from torchtriage.core.trace.roofline import Roofline, roofline, unchecked
-from torchtriage.core.units import format_count
+from torchtriage.core.units import format_count, format_share
+from torchtriage.diagnose.verdict.kernel_lines import KernelLines
 from torchtriage.diagnose.verdict.launch_groups import Groups, grouped, named
 from torchtriage.diagnose.verdict.model_flops import model_flops
 from torchtriage.diagnose.verdict.options import CAPTURED, By
@@ -53,16 +54,21 @@ _UNKNOWN = _Roof()
 
 
 def device_time(
-    trace: Trace, by: By = "category", places: Locator | None = None, captured: CapturedGraphs | None = None
+    trace: Trace,
+    by: By = "category",
+    places: Locator | None = None,
+    captured: CapturedGraphs | None = None,
+    compiled: KernelLines | None = None,
 ) -> tuple[DeviceTime, ...]:
     """Return the main device's time by category and by what else is asked for; empty without a device.
 
     ``by`` : one of ``options.BYS``. ``places`` : finds the lines of calls in the source files. ``captured`` : the
     launches that kernels of replayed graphs were captured from, whose operators, modules and lines count.
+    ``compiled`` : the lines of what compiled graphs launch, which count instead of the line that calls such a graph.
     """
     if not trace.devices:
         return ()
-    time = _Time.of(trace.devices[0], captured)
+    time = _Time.of(trace.devices[0], captured, compiled)
     return tuple(time.table(key, places) for key in {"category": None, by: None})
 
 
@@ -115,14 +121,15 @@ class _Time:
     """Rows that begin in the judged time."""
     busy_ns: int
     captured: CapturedGraphs | None
+    compiled: KernelLines | None
 
     @classmethod
-    def of(cls, device: Device, captured: CapturedGraphs | None) -> _Time:
+    def of(cls, device: Device, captured: CapturedGraphs | None, compiled: KernelLines | None) -> _Time:
         trace = device.trace
         judged = trace.steps.judged
         busy_ns = intervals.length(intervals.intersect(device.busy, judged))
         launched = intervals.owner(judged, trace.start_ns[device.rows]) >= 0
-        return cls(device, categories(device), busy_parts(device, judged), launched, busy_ns, captured)
+        return cls(device, categories(device), busy_parts(device, judged), launched, busy_ns, captured, compiled)
 
     def table(self, by: By, places: Locator | None) -> DeviceTime:
         """Return the table of one key, its largest rows first."""
@@ -151,6 +158,7 @@ class _Time:
                 n_launches=int(count[index]),
                 mean_ns=round(float(total[index]) / int(count[index]), 3) if count[index] else None,
                 **roofs[index]._asdict(),
+                lines=self.compiled.by_label.get(names[index], ()) if self.compiled and by == "line" else (),
             )
             for index in order[:N_ROWS]
         )
@@ -243,13 +251,22 @@ class _Time:
             call = self.captured.call[rows]
             group, names = grouped(self.captured.trace, call, by, places) or groups
             groups = np.where(call >= 0, group + len(groups[1]), groups[0]), groups[1] + names
+        if self.compiled is not None and by == "line":
+            lines = self.compiled.of[rows]
+            groups = np.where(lines >= 0, lines + len(groups[1]), groups[0]), groups[1] + self.compiled.labels
         return _merged(*groups)
 
     def _captured(self, by: By) -> str:
-        if self.captured is None or by not in CAPTURED:
-            return ""
-        replays = format_count(self.captured.n_replays, "graph launch", "graph launches")
-        return f"kernels of {self.captured.n_known:,} of {replays} count where they were captured"
+        told = []
+        if self.captured is not None and by in CAPTURED:
+            replays = format_count(self.captured.n_replays, "graph launch", "graph launches")
+            told.append(f"kernels of {self.captured.n_known:,} of {replays} count where they were captured")
+        if self.compiled is not None and by == "line":
+            graphs_ns = self.part_ns[np.isin(self.device.rows, self.compiled.rows)].sum()
+            known_ns = self.part_ns[self.compiled.of[self.device.rows] >= 0].sum()
+            share = format_share(known_ns / max(graphs_ns, 1))
+            told.append(f"{share} of the time of compiled graphs counts at the lines that they compute, by their log")
+        return "; ".join(told)
 
 
 def _merged(group: Ints, names: list[str]) -> Groups:

@@ -225,6 +225,8 @@ class DeviceTimeRow:
     """Of its products, convolutions and attention: operations over the bytes that have to move at least."""
     tflops: float | None = None
     """The rate at which they ran, in 10^12 operations per second."""
+    lines: tuple[str, ...] = ()
+    """By line, of compiled graphs whose log is at hand: all lines that it computes."""
 
 
 @dataclass(frozen=True)
@@ -284,7 +286,8 @@ class DeviceTime:
     mfu: ModelFlops | None = None
     """Beside the table by category; null where nothing multiplies."""
     captured: str = ""
-    """How many replays of graphs are counted where they were captured; empty without a recording of that."""
+    """How much is counted elsewhere than where it is launched: where a graph was captured, or at the lines of a
+    compiled graph by its log; empty without."""
 
 
 GraphUse = Literal["full", "piecewise", "some", "eager", "unknown"]

@@ -33,12 +33,13 @@ from torchtriage.core.trace.captured_graphs import CapturedGraphs
 from torchtriage.core.trace.frames import frame_label, module_path, user_stack
 from torchtriage.core.trace.peak_rates import stated_peak
 from torchtriage.diagnose.patterns import Claim, Pattern, PatternEntry, catalogue, lookup
-from torchtriage.diagnose.patterns.base import NEEDS, missing_needs
+from torchtriage.diagnose.patterns.base import NEEDS, given, missing_needs
 from torchtriage.diagnose.replay import parse_what_if
 from torchtriage.diagnose.verdict.bus_bandwidth import bus_bandwidth
 from torchtriage.diagnose.verdict.device_time import device_time
 from torchtriage.diagnose.verdict.doctor import examine, missing_rows
 from torchtriage.diagnose.verdict.engine_advice import in_engine_words
+from torchtriage.diagnose.verdict.kernel_lines import KernelLines
 from torchtriage.diagnose.verdict.options import DEFAULTS, Options
 from torchtriage.diagnose.verdict.pricing import Pricing, answers
 from torchtriage.diagnose.verdict.result import SCHEMA, Result, TraceFacts
@@ -58,12 +59,17 @@ Ints = NDArray[np.int64]
 
 
 def diagnose(
-    trace: Trace, options: Options = DEFAULTS, *, places: Locator | None = None, captured: CapturedGraphs | None = None
+    trace: Trace,
+    options: Options = DEFAULTS,
+    *,
+    places: Locator | None = None,
+    captured: CapturedGraphs | None = None,
+    compiled: KernelLines | None = None,
 ) -> Result:
     """Analyse a trace; options about reading and source files have been followed already.
 
     ``places`` : knows more about frames than their recorded names; nothing here opens a source file. ``captured`` : the
-    launches that kernels of replayed graphs were captured from.
+    launches that kernels of replayed graphs were captured from. ``compiled`` : the lines that compiled graphs compute.
     """
     from torchtriage.core.version import __version__
 
@@ -96,7 +102,7 @@ def diagnose(
         gone = {code for pattern, claim in claims if claim.certainty == "certain" for code in pattern.suppresses}
         claims = [(pattern, claim) for pattern, claim in claims if pattern.code not in gone]
         with part("findings"):
-            findings, joint = _judge(pricing, claims, options.min_share, places)
+            findings, joint = _judge(pricing, claims, options.min_share, places, compiled)
         notes += tuple(_replay_notes(pricing, findings))
         notes += places.notes() if places is not None else ()
     missing = missing_rows(notes)
@@ -104,7 +110,7 @@ def diagnose(
         summary = None if refused else summarise(trace, missing.message if missing else "")
         path = summarise_path(trace) if pricing and pricing.replayed and not missing else None
     with part("device time"):
-        times = () if refused or missing else device_time(trace, options.by, places, captured)
+        times = () if refused or missing else device_time(trace, options.by, places, captured, compiled)
         served = None if refused else serving_time(trace, whole=missing is None)
         bandwidth = None if refused or missing or not trace.devices else bus_bandwidth(trace.devices[0])
     result = Result(
@@ -204,7 +210,11 @@ def _sound(trace: Trace, claim: Claim) -> Claim:
 
 
 def _judge(
-    pricing: Pricing, claims: list[tuple[Pattern, Claim]], min_share: float, places: Locator | None
+    pricing: Pricing,
+    claims: list[tuple[Pattern, Claim]],
+    min_share: float,
+    places: Locator | None,
+    compiled: KernelLines | None,
 ) -> tuple[list[Finding], Cost | None]:
     trace = pricing.trace
     with part("replay"):
@@ -219,7 +229,7 @@ def _judge(
     found: list[tuple[Finding, Claim]] = []
     for share in shares:
         cost = pricing.cost(share, of_claim[id(share.claim)])
-        finding = _finding(pricing, share, entries[share.pattern.code], cost, min_share, places)
+        finding = _finding(pricing, share, entries[share.pattern.code], cost, min_share, places, compiled)
         if finding is not None:
             found.append((finding, share.claim))
     found.sort(key=lambda item: rank_order(item[0]))
@@ -243,7 +253,13 @@ def _replay_notes(pricing: Pricing, findings: list[Finding]) -> Iterator[Note]:
 
 
 def _finding(
-    pricing: Pricing, share: Share, entry: PatternEntry, cost: Cost | None, min_share: float, places: Locator | None
+    pricing: Pricing,
+    share: Share,
+    entry: PatternEntry,
+    cost: Cost | None,
+    min_share: float,
+    places: Locator | None,
+    compiled: KernelLines | None,
 ) -> Finding | None:
     trace, claim, pattern = pricing.trace, share.claim, share.pattern
     at_stake = share.high_ns / trace.steps.n_steady / pricing.wall_ns
@@ -256,6 +272,8 @@ def _finding(
     if claim.time_class == "idle" and pricing.many_orphans:
         certainty = "hint"
     rows, steps = _judged_rows(trace, claim)
+    anchor = claim.anchor if claim.anchor >= 0 else int(rows[0]) if len(rows) else -1
+    lines = compiled.at(anchor) if compiled is not None and anchor >= 0 else ()
     return Finding(
         code=pattern.code,
         name=pattern.name,
@@ -267,9 +285,9 @@ def _finding(
         else _severity(claim, pattern, cost, certainty),
         certainty=certainty,
         message=claim.message,
-        place=_place(trace, share, rows, steps, places),
+        place=_place(trace, share, anchor, rows, steps, places, lines),
         cost=cost,
-        evidence=_evidence(trace, claim),
+        evidence={**_evidence(trace, claim), **given(compiled_lines=[f"{line.file}:{line.line}" for line in lines])},
         fix=claim.fix or entry.fix,
         idle_ns=intervals.length(intervals.intersect(share.taken, trace.devices[0].idle)) if trace.devices else 0,
         n_events=len(rows),
@@ -300,9 +318,16 @@ def _severity(claim: Claim, pattern: Pattern, cost: Cost | None, certainty: Cert
     return "medium" if cost.share_low >= MEDIUM_SHARE else "low"
 
 
-def _place(trace: Trace, share: Share, rows: Ints, steps: tuple[int, ...], places: Locator | None) -> Place:
+def _place(
+    trace: Trace,
+    share: Share,
+    anchor: int,
+    rows: Ints,
+    steps: tuple[int, ...],
+    places: Locator | None,
+    lines: tuple[Frame, ...],
+) -> Place:
     claim = share.claim
-    anchor = claim.anchor if claim.anchor >= 0 else int(rows[0]) if len(rows) else -1
     host = _host_row(trace, anchor)
     ops: tuple[str, ...] = ()
     stack: tuple[Frame, ...] = ()
@@ -316,6 +341,7 @@ def _place(trace: Trace, share: Share, rows: Ints, steps: tuple[int, ...], place
         )
         stack = user_stack(trace, host) if places is None else places.stack(trace, host)
         module = module_path(trace, host) if places is None else places.module(trace, host)
+    stack = (*lines[:1], *stack)
     if anchor >= 0:
         lane = trace.lane_label(int(trace.lane[anchor]))
     owned = share.taken[:, 1] - share.taken[:, 0]

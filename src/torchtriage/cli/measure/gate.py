@@ -14,6 +14,7 @@ from torchtriage.cli.options import (
     json_option,
     markdown_option,
     output_option,
+    quiet_option,
     result_options,
     value_option,
 )
@@ -46,6 +47,7 @@ def command() -> None:
 @click.option("--last", type=click.IntRange(1), metavar="N", help="Only the newest N runs.")
 @store_option
 @result_options
+@quiet_option
 def history(**given: Any) -> None:
     """Find the commits where a metric changed.
 

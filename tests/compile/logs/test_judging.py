@@ -307,6 +307,34 @@ def test_ranks_with_the_same_collectives_are_fine() -> None:
     assert judged(one, other).findings == ()
 
 
+def program(name: str, rank: int | None, n: int = 3, **more: Any) -> LogBuilder:
+    """Return a process that compiles ``n`` functions of one program."""
+    log = LogBuilder(rank)
+    for number in range(n):
+        log.compiled(f"{number}/0", f"{name}_{number}", number, **more)
+    return log
+
+
+@pytest.mark.parametrize("rank", [None, 0, 1])
+def test_unrelated_runs_in_one_folder_are_no_ranks_of_a_job(rank: int | None) -> None:
+    job = [program("train", 0), program("train", 1)]
+    result = judged(*job, program("serve", rank, 5, entire_frame_compile_time_s=9.0))
+    assert result.divergence == ()
+    assert "ranks" not in result.verdict[0]
+    assert [row.restart for row in result.processes] == [0, 0, 0]
+    (note,) = [note for note in result.notes if note.code == "unrelated-runs"]
+    assert "2 runs that compiled other code" in note.message
+    # a rank that differs from its own job is still told
+    again = judged(*job, program("train", 2, 2), program("serve", rank, 5))
+    assert [row.partition(":")[0] for row in again.divergence] == ["compilations"]
+
+
+def test_a_rank_that_compiled_nothing_is_of_the_job() -> None:
+    idle = LogBuilder(1).record("dynamo_output_graph", {}, "    x = torch.relu(y)\n", "")
+    result = judged(program("train", 0), idle)
+    assert "compilations: 3, but rank 1: 0" in result.divergence[0]
+
+
 def test_ranks_that_differ_are_not_healthy() -> None:
     slow = LogBuilder(1).compiled("0/0", "f", 1, entire_frame_compile_time_s=9.0)
     result = judged(LogBuilder(0).compiled("0/0", "f", 1), slow)

@@ -104,11 +104,15 @@ def _warmth(compilation: Compilation) -> str:
     return "warm" if compilation.cache else ""
 
 
-def processes_of(logs: Sequence[ProcessLog]) -> list[Process]:
-    """Return a row for each log, by rank and restart."""
-    restarts: Counter[int] = Counter()
+def processes_of(programs: Sequence[Sequence[ProcessLog]]) -> list[Process]:
+    """Return a row for each log, by rank and restart.
+
+    ``programs`` : logs of one program together; a restart is of the same.
+    """
+    restarts: Counter[tuple[int, int]] = Counter()
     rows = []
-    for log in sorted(logs, key=lambda log: (log.rank or 0, log.started, log.path)):
+    of_program = [(number, log) for number, job in enumerate(programs) for log in job]
+    for number, log in sorted(of_program, key=lambda item: (item[1].rank or 0, item[1].started, item[1].path)):
         is_text = log.form == "text"
         ran = [
             compilation for compilation in log.compilations if compilation.dur_ns is not None or compilation.backward_ns
@@ -122,7 +126,7 @@ def processes_of(logs: Sequence[ProcessLog]) -> list[Process]:
                 size_bytes=log.size_bytes,
                 form=log.form,
                 rank=log.rank,
-                restart=restarts[rank],
+                restart=restarts[number, rank],
                 torch=log.torch,
                 started=log.started,
                 n_compiles=None if is_text else len(log.compilations),
@@ -140,7 +144,7 @@ def processes_of(logs: Sequence[ProcessLog]) -> list[Process]:
                 end=log.end,
             )
         )
-        restarts[rank] += 1
+        restarts[number, rank] += 1
     return rows
 
 

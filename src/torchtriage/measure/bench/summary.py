@@ -327,7 +327,9 @@ def _first(measured: Measurements, rows: Sequence[SettingRow], chosen: SettingRo
     way = chosen.setting.way
     if found is None or found.tie:
         return f"Use {way}: {took}."
-    return f"Use {way}: {took}, {times(found)} as fast as eager."
+    calls = chosen.break_even_cold
+    after = f" after {format_count(calls, 'call')}" if calls is not None else ""
+    return f"Use {way}: {took}, {times(found)} as fast as eager{after}."
 
 
 def _stay(measured: Measurements, rows: Sequence[SettingRow], eager: SettingRow, took: str) -> str:
@@ -351,11 +353,8 @@ def _costs(chosen: SettingRow) -> str:
     text = f"Its first call takes {format_ms(chosen.cold.first_call_s * 1e3)} with empty caches"
     if chosen.warm is not None:
         text += f", {format_ms(chosen.warm.first_call_s * 1e3)} with warm ones"
-    if chosen.break_even_cold is not None:
-        calls = format_count(chosen.break_even_cold, "call")
-        text += f"; paid for after {calls}"
         if chosen.break_even_warm is not None:
-            text += f" ({chosen.break_even_warm:,} warm)"
+            text += f", which is paid for after {format_count(chosen.break_even_warm, 'call')}"
     return f"{text}."
 
 

@@ -267,6 +267,7 @@ class FakeClient:
 
     started: list[str]
     running: list[str]
+    slower = 1
 
     def __init__(self, _cache: Path, log: Path, _threads: int | None) -> None:
         self.name = log.stem
@@ -282,7 +283,7 @@ class FakeClient:
     def ask(self, what: str, _timeout_s: float, **how: Any) -> Any:
         step_ns = 10_000_000 if "eager" in self.name else 5_000_000
         if what == "block":
-            times = [step_ns] * how["n"]
+            times = [step_ns * self.slower] * how["n"]
             return {"ns": times, "wall_ns": sum(times), "cpu_ns": sum(times)}
         answers = {
             "open": OPENED,
@@ -341,3 +342,16 @@ def test_no_round_is_added_after_a_minute_unless_it_is_asked_for(
     monkeypatch.setattr("torchtriage.measure.bench.run.QUICK_S", -1.0)
     assert len(measure(plan(FOUR), tmp_path / "late").rounds) == 3
     assert len(measure(plan(FOUR, max_rounds=6), tmp_path / "asked").rounds) == 6
+
+
+def test_turns_that_are_slowed_down_become_shorter(
+    tmp_path: Path, client: type[FakeClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps of 5 and 10 ms take 100 and 200 once all run: turns of 5 and 10 steps would take 1 s each."""
+    monkeypatch.setattr(client, "slower", 20)
+    found = measure(plan(FOUR, steps=30), tmp_path / "b")
+    for sessions in found.rounds.values():
+        lengths = [[len(block["ns"]) for block in session["blocks"]] for session in sessions.values()]
+        assert all(set(each[1:]) == {1} for each in lengths)
+        assert all(sum(each) >= 1.25 * 30 for each in lengths)
+        assert len({len(each) for each in lengths}) == 1

@@ -257,15 +257,22 @@ class _Turn:
 
     def _take(self, times: list[int]) -> None:
         self.worker.ask("clear_peak", self.plan.timeout_s)
-        step_s = float(np.median(times[-max(len(times) // 3, 1) :])) / 1e9
+        self._fill(times[-max(len(times) // 3, 1) :])
+
+    def _fill(self, times: list[int]) -> None:
+        """Make a turn as long as it should be: others may slow it down to many times what it took when it warmed up."""
+        step_s = float(np.median(times)) / 1e9
         self.n = max(round(BLOCK_S / step_s), 1)
         self.untimed = step_s < BLOCK_S
 
     @property
-    def n_blocks(self) -> int:
-        by_time = math.ceil(self.plan.seconds / BLOCK_S)
+    def is_short(self) -> bool:
+        """Whether more blocks are needed, for the time or for the steps that were asked for."""
+        blocks = self.out["blocks"]
         # a quarter more: the first may come before the steady state
-        return max(by_time, math.ceil(1.25 * self.plan.steps / self.n), LEAST_BLOCKS)
+        n_steps = sum(len(block["ns"]) for block in blocks)
+        least = max(math.ceil(self.plan.seconds / BLOCK_S), LEAST_BLOCKS)
+        return self.alive and (len(blocks) < least or n_steps < 1.25 * self.plan.steps)
 
     def block(self) -> None:
         """Run one block, and see what the machine did meanwhile."""
@@ -280,6 +287,7 @@ class _Turn:
                 "n_cores": after.n_cores,
             }
         self.out["blocks"].append(block)
+        self._fill(block["ns"])
 
     def end(self) -> None:
         self.out["finish"] = self.worker.ask("finish", self.plan.timeout_s)
@@ -303,10 +311,11 @@ def _round(plan: BenchPlan, store: Checkpoint, group: Sequence[Setting], number:
 
 def _take_turns(turns: Sequence[_Turn], number: int) -> dict[str, Any]:
     """Run blocks of sessions that are ready in turns, and return what each measured."""
-    n_blocks = max((turn.n_blocks for turn in turns if turn.alive), default=0)
-    for at in range(n_blocks):
+    at = 0
+    while any(turn.is_short for turn in turns):
         for turn in _shuffled(turns, number * 100_003 + at):
             turn.attempt(turn.block)
+        at += 1
     for turn in turns:
         turn.attempt(turn.end)
     return {turn.setting.key: turn.out for turn in turns}

@@ -78,9 +78,9 @@ def check(
     for run in chain(before, after):
         run.check()
     sides = tuple(_side(runs, label) for runs, label in zip((before, after), labels, strict=True))
+    notes = list(notes)
     if not any(note.level == "refuse" for note in notes):
-        unusable = list(_absent(before, after, labels)) or list(_unlike(before, after, allowed=unlike_machines))
-        notes = [*unusable, *notes]
+        notes[:0] = list(_absent(before, after, labels)) or list(_unlike(before, after, allowed=unlike_machines))
     matches: list[MetricMatch] = []
     rows: tuple[MetricRow, ...] = ()
     culprits: list[Culprit] = []

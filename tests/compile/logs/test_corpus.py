@@ -130,6 +130,9 @@ def test_every_recompilation_has_its_cause(result: CompileResult) -> None:
         )
     ]
     assert len(missed) <= (1 - SHARE) * len(corpus_tables.GUARDS), missed
+    # each program changes one thing; what is made a parameter wants gradients, too
+    several = {one.function.function: [beside.cause for beside in one.also] for one in result.recompiles if one.also}
+    assert several == {"subclasses": ["requires grad"]}
 
 
 def test_the_books_balance(result: CompileResult) -> None:

@@ -106,6 +106,86 @@ def test_eleven_records_of_two_kinds_are_two_rows() -> None:
     assert [one.severity for one in result.findings if one.code == "CMP031"] == ["high", "medium"]
 
 
+def guarded(log: LogBuilder, compile_id: str, *leaves: str) -> LogBuilder:
+    """Add the guards of a graph."""
+    rows = "".join(f"| | +- {leaf}  # y = x * self.k  # me/train.py:6 in step\n" for leaf in leaves)
+    return log.record("dynamo_cpp_guards_str", {}, f"\nTREE_GUARD_MANAGER:\n+- RootGuardManager\n{rows}", compile_id)
+
+
+def tensor(dtype: str, size: str = "4", *, grad: bool = False) -> str:
+    keys = "DispatchKeySet(CPU, AutogradCPU)"
+    return (
+        f"TENSOR_MATCH: check_tensor(L['x'], Tensor, {keys}, torch.{dtype}, device=None, requires_grad={grad},"
+        f" size=[{size}], stride=[1])"
+    )
+
+
+DTYPE = "0/0: tensor 'x' dtype mismatch. expected Float, actual Double"
+
+
+def number(value: int) -> str:
+    return f"EQUALS_MATCH: L['self'].k == {value}"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "also"),
+    [
+        ([number(2)], [number(3)], [("number", "self.k", ("2", "3"))]),
+        ([number(2)], [number(2)], []),
+        ([], ["TENSOR_MATCH: no text that is known"], []),
+        # made dynamic: it has changed; gone with its line: nothing is known
+        (
+            [number(2)],
+            ["TYPE_MATCH: ___check_type_id(L['self'].k, 1), type=<class 'int'>"],
+            [("number", "self.k", ("2",))],
+        ),
+        ([number(2)], [], []),
+        (["TRUE_MATCH: L['flag'] == True"], ["FALSE_MATCH: L['flag'] == False"], [("flag", "flag", ("True", "False"))]),
+        (
+            ["LENGTH_CHECK: len(L['rows']) == 1"],
+            ["LENGTH_CHECK: len(L['rows']) == 2"],
+            [("length", "rows", ("1", "2"))],
+        ),
+        (
+            ['GLOBAL_STATE: ___check_global_state() against {"grad_mode":true,"num_threads":1}'],
+            ['GLOBAL_STATE: ___check_global_state() against {"grad_mode":false,"num_threads":1}'],
+            [],  # with a comment behind it, as here, it is no JSON: left out
+        ),
+    ],
+)
+def test_all_causes_of_a_recompilation_are_named(
+    before: list[str], after: list[str], also: list[tuple[str, str, tuple[str, ...]]]
+) -> None:
+    log = guarded(LogBuilder().compiled("0/0", "step", 5), "0/0", tensor("float32"), *before)
+    guarded(log.again("0/1", "step", 5, DTYPE), "0/1", tensor("float64"), *after)
+    (row,) = judged(log).recompiles
+    assert (row.cause, row.source) == ("dtype", "x")
+    assert [(one.cause, one.source, one.values) for one in row.also] == also
+
+
+def test_the_cure_of_one_cause_is_not_that_of_all() -> None:
+    log = guarded(LogBuilder().compiled("0/0", "step", 5), "0/0", tensor("float32"), number(2))
+    guarded(log.again("0/1", "step", 5, SIZE.format(0, 4, 5)), "0/1", tensor("float32", "None"), number(3))
+    (row,) = judged(log).recompiles
+    assert (row.cause, row.mark_dynamic, row.dynamic) == ("size", "no", "once")
+    assert "mark_dynamic(x, 0)" in row.fix.code
+    assert "Also number of self.k: self.k is a number stored in a module" in row.fix.text
+    text = forms.terminal(judged(log)).plain
+    assert "1. size 0 of x, number of self.k" in text
+    assert "also      number of self.k: 2 → 3" in text
+    alone = guarded(LogBuilder().compiled("0/0", "step", 5), "0/0", tensor("float32"), number(2))
+    guarded(alone.again("0/1", "step", 5, SIZE.format(0, 4, 5)), "0/1", tensor("float32", "None"), number(2))
+    (row,) = judged(alone).recompiles
+    assert (row.mark_dynamic, row.also) == ("once", ())
+
+
+def test_a_size_that_was_made_dynamic_earlier_has_not_changed_again() -> None:
+    log = guarded(LogBuilder().compiled("0/0", "step", 5), "0/0", tensor("float32"), number(2))
+    guarded(log.again("0/1", "step", 5, SIZE.format(0, 4, 5)), "0/1", tensor("float32", "None"), number(2))
+    guarded(log.again("0/2", "step", 5, "0/0: L['self'].k == 2"), "0/2", tensor("float32", "None"), number(3))
+    assert [[one.cause for one in row.also] for row in judged(log).recompiles] == [[], []]
+
+
 def test_the_call_that_hits_the_limit_is_of_its_function() -> None:
     log = LogBuilder().compiled("0/0", "step", 5).again("0/1", "step", 5, SIZE.format(0, 4, 5))
     log.artifact("recompile_reasons", SIZE.format(1, 5, 6), "0/2")
@@ -305,6 +385,34 @@ def test_ranks_with_the_same_collectives_are_fine() -> None:
     one, other = ordered(0, "all_reduce_"), ordered(1, "all_reduce_")
     other.artifact("inductor_collective_schedule", "[]", "3/1")  # alone with it
     assert judged(one, other).findings == ()
+
+
+def program(name: str, rank: int | None, n: int = 3, **more: Any) -> LogBuilder:
+    """Return a process that compiles ``n`` functions of one program."""
+    log = LogBuilder(rank)
+    for number in range(n):
+        log.compiled(f"{number}/0", f"{name}_{number}", number, **more)
+    return log
+
+
+@pytest.mark.parametrize("rank", [None, 0, 1])
+def test_unrelated_runs_in_one_folder_are_no_ranks_of_a_job(rank: int | None) -> None:
+    job = [program("train", 0), program("train", 1)]
+    result = judged(*job, program("serve", rank, 5, entire_frame_compile_time_s=9.0))
+    assert result.divergence == ()
+    assert "ranks" not in result.verdict[0]
+    assert [row.restart for row in result.processes] == [0, 0, 0]
+    (note,) = [note for note in result.notes if note.code == "unrelated-runs"]
+    assert "2 runs that compiled other code" in note.message
+    # a rank that differs from its own job is still told
+    again = judged(*job, program("train", 2, 2), program("serve", rank, 5))
+    assert [row.partition(":")[0] for row in again.divergence] == ["compilations"]
+
+
+def test_a_rank_that_compiled_nothing_is_of_the_job() -> None:
+    idle = LogBuilder(1).record("dynamo_output_graph", {}, "    x = torch.relu(y)\n", "")
+    result = judged(program("train", 0), idle)
+    assert "compilations: 3, but rank 1: 0" in result.divergence[0]
 
 
 def test_ranks_that_differ_are_not_healthy() -> None:

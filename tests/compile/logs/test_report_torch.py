@@ -192,3 +192,28 @@ def test_a_forked_process_writes_a_log_of_its_own(tmp_path: Path) -> None:
     assert refused == []
     assert [one.n_break_records for one in logs] == [1, 1]
     assert {one.compilations[0].file for one in logs} == {__file__}
+
+
+def test_a_call_that_changes_seven_things_names_them_all() -> None:
+    class Scaled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.k, self.name, self.flag = 2, "a", True
+
+        def forward(self, x: Any, n: int, rows: list[int]) -> Any:
+            y = (x * self.k).sin() * n + sum(rows)
+            y = y + 1 if self.name == "a" else y
+            return y * 2 if self.flag else y
+
+    model = Scaled()
+    compiled = eager(model)
+
+    def called(x: Any, n: int, rows: list[int], *attributes: Any) -> Any:
+        model.k, model.name, model.flag = attributes
+        return compiled(x, n, rows)
+
+    inputs = [(torch.ones(4), 3, [1], 2, "a", True), (torch.ones(5, dtype=torch.float64), 4, [1, 2], 3, "b", False)]
+    (row,) = tt.compile_report(called, calls=inputs, as_is=True).recompiles
+    told = {(row.cause, row.source), *((one.cause, one.source) for one in row.also)}
+    attributes = {("number", "self.k"), ("text", "self.name"), ("flag", "self.flag")}
+    assert told == {("number", "n"), ("dtype", "x"), ("size", "x"), ("length", "rows")} | attributes

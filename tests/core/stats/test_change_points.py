@@ -9,6 +9,7 @@ import pytest
 from tests.conftest import DATA
 
 from torchtriage.core.stats.change_points import find
+from torchtriage.measure.gate.history import LEAST_T, LEAST_VALUES, MIN_CHANGE
 
 
 def history(*levels: tuple[int, float], noise: float, seed: int = 0) -> np.ndarray:
@@ -124,6 +125,20 @@ def test_nonsense_is_refused() -> None:
             find(np.ones(20), **options)
 
 
+def test_what_does_not_stand_out_of_the_noise_around_it_can_be_left_out() -> None:
+    values = history((60, 1.0), (60, 1.03), (60, 1.2), noise=0.02)
+    small, large = find(values)
+    assert abs(small.at - 60) <= 2
+    assert find(values, least_t=7) == (large,)
+
+
+def test_levels_that_do_not_last_are_no_levels() -> None:
+    rng = np.random.default_rng(0)
+    values = np.exp(np.repeat(0.2 * rng.standard_normal(60), 6) + 0.002 * rng.standard_normal(360))
+    assert len(find(values)) > 50
+    assert len(find(values, least_t=7)) < 10
+
+
 @pytest.mark.data
 def test_what_perfherders_own_tests_expect_is_found() -> None:
     folder = DATA / "anomaly" / "perf_history"
@@ -135,3 +150,45 @@ def test_what_perfherders_own_tests_expect_is_found() -> None:
         times = np.array([float(row["push_timestamp"]) for row in rows])
         for stamp in expected[name]:
             assert min(abs(at - int(np.abs(times - stamp).argmin())) for at in found) <= 2
+
+
+PERF = DATA / "anomaly" / "perf_history"
+HALVES = {
+    "chosen on": ("quality_control_1", "quality_control_5", "talos_a11y.csv", "talos_runs2.csv"),
+    "held back": ("quality_control_3", "run_log", "talos_runs1.csv", "talos_runs5.csv"),
+}
+"""Every second history by name: the rule was chosen on one half."""
+
+
+def marked(name: str) -> tuple[np.ndarray, list[int]]:
+    """Return a public history, and where its test suite or most of five people see a change."""
+    if name.endswith(".csv"):
+        with (PERF / name).open() as file:
+            rows = list(csv.DictReader(file))
+        times = np.array([float(row["push_timestamp"]) for row in rows])
+        stamps = json.loads((PERF / "talos_expected.json").read_text())[name]
+        return np.array([float(row["value"]) for row in rows]), [int(np.abs(times - at).argmin()) for at in stamps]
+    raw = np.array(json.loads((PERF / "tcpd" / f"{name}.json").read_text())["series"][0]["raw"], float)
+    people = json.loads((PERF / "tcpd" / "annotations.json").read_text())[name]
+    every = sorted(at for marks in people.values() for at in marks)
+    most = [
+        at
+        for i, at in enumerate(every)
+        if sum(abs(at - one) <= 5 for one in every) > len(people) / 2 and (not i or at - every[i - 1] > 5)
+    ]
+    # of any sign: their spread is made a tenth of a logarithm
+    return np.exp(0.1 * (raw - np.nanmean(raw)) / np.nanstd(raw)), most
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("half", HALVES)
+def test_what_is_told_of_public_histories_is_what_people_mark(half: str) -> None:
+    n_marks = n_found = n_besides = 0
+    for name in HALVES[half]:
+        values, marks = marked(name)
+        found = [one.at for one in find(values, min_effect=MIN_CHANGE, min_size=LEAST_VALUES, least_t=LEAST_T)]
+        n_marks += len(marks)
+        n_found += sum(any(abs(at - mark) <= 5 for at in found) for mark in marks)
+        n_besides += sum(all(abs(at - mark) > 5 for mark in marks) for at in found)
+    assert n_found >= 0.9 * n_marks
+    assert n_found >= 0.8 * (n_found + n_besides)

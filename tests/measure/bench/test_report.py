@@ -153,7 +153,7 @@ def test_all_failed_is_an_answer() -> None:
 
 def test_what_is_measured_is_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchtriage.measure.bench.run.SessionClient", None)  # nothing may be started
-    found = whole(plan(["eager", "default", "max-autotune"], backends=["gone", "slow"]))
+    found = whole(plan(["eager", "default", "max-autotune"], backends=["gone", "slow"], rounds=5))
     hung = found.plan.settings[3].key
     found.cold[hung] |= {"failure": FAILED | {"kind": "timeout", "after_s": 900.01}}
     filled(tmp_path / "b", found)
@@ -198,7 +198,7 @@ def test_what_failed_is_tried_again_unless_it_had_the_time(
     filled(tmp_path / "b", kept)
     done: list[tuple[str, list[Setting]]] = []
 
-    def cold_again(_plan: BenchPlan, _store: Checkpoint, setting: Setting) -> dict[str, Any]:
+    def cold_again(_plan: BenchPlan, _store: Checkpoint, setting: Setting, *_kept: object) -> dict[str, Any]:
         done.append(("cold", [setting]))
         return good.cold[setting.key]
 
@@ -260,3 +260,98 @@ def test_bad_usage_is_one_line_and_starts_nothing(
     assert done.exit_code == 2
     assert said in done.output
     assert not list(tmp_path.iterdir())
+
+
+class FakeClient:
+    """A session that answers at once; ``started`` : the log of each that was, ``running`` : of those that run."""
+
+    started: list[str]
+    running: list[str]
+    slower = 1
+
+    def __init__(self, _cache: Path, log: Path, _threads: int | None) -> None:
+        self.name = log.stem
+        self.started.append(self.name)
+
+    def __enter__(self) -> FakeClient:
+        self.running.append(self.name)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.running.remove(self.name)
+
+    def ask(self, what: str, _timeout_s: float, **how: Any) -> Any:
+        step_ns = 10_000_000 if "eager" in self.name else 5_000_000
+        if what == "block":
+            times = [step_ns * self.slower] * how["n"]
+            return {"ns": times, "wall_ns": sum(times), "cpu_ns": sum(times)}
+        answers = {
+            "open": OPENED,
+            "first": {"ns": 10 * step_ns if "cold" in self.name else 3 * step_ns, "compiling": COMPILING},
+            "warm_up": [step_ns] * 30,
+            "finish": {"compiling": COMPILING, "memory": {"host_now_peak_bytes": 200 << 20}},
+            "peak": 400 << 20,
+            "numerics": cold(1, 1)["numerics"],
+        }
+        return answers.get(what)
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> type[FakeClient]:
+    monkeypatch.setattr(FakeClient, "started", [], raising=False)
+    monkeypatch.setattr(FakeClient, "running", [], raising=False)
+    monkeypatch.setattr("torchtriage.measure.bench.run.SessionClient", FakeClient)
+    return FakeClient
+
+
+FOUR = ("eager", "default", "reduce-overhead", "max-autotune")
+
+
+def test_four_ways_take_thirteen_processes_by_default(tmp_path: Path, client: type[FakeClient]) -> None:
+    """One to check the target; each way once cold, which goes on as the first round, and twice warm."""
+    found = measure(plan(FOUR), tmp_path / "b")
+    assert len(client.started) == 1 + 4 + 2 * 4
+    assert client.running == []
+    assert [len(sessions) for sessions in found.rounds.values()] == [4, 4, 4]
+    result = summarise(found)
+    default = result.rows[1]
+    # caches were kept in two of the three
+    assert default.warm is not None
+    assert (default.n_sessions, default.warm.n) == (3, 2)
+    assert default.warm.first_call_s == pytest.approx(0.015)
+    assert default.cold is not None
+    assert default.cold.first_call_s == pytest.approx(0.05)
+    client.started.clear()
+    again = measure(plan(FOUR), tmp_path / "b")
+    assert (client.started, summarise(again).rows) == ([], result.rows)
+
+
+def test_where_memory_is_short_no_session_waits(
+    tmp_path: Path, client: type[FakeClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torchtriage.measure.bench.run._free_bytes", lambda: 500 << 20)
+    found = measure(plan(FOUR), tmp_path / "b")
+    assert len(client.started) == 1 + 4 + 3 * 4
+    assert not found.interleaved
+
+
+def test_no_round_is_added_after_a_minute_unless_it_is_asked_for(
+    tmp_path: Path, client: type[FakeClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torchtriage.measure.bench.run.all_settled", lambda _measured: False)
+    monkeypatch.setattr("torchtriage.measure.bench.run.QUICK_S", -1.0)
+    assert len(measure(plan(FOUR), tmp_path / "late").rounds) == 3
+    assert len(measure(plan(FOUR, max_rounds=6), tmp_path / "asked").rounds) == 6
+
+
+def test_turns_that_are_slowed_down_become_shorter(
+    tmp_path: Path, client: type[FakeClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps of 5 and 10 ms take 100 and 200 once all run: turns of 5 and 10 steps would take 1 s each."""
+    monkeypatch.setattr(client, "slower", 20)
+    found = measure(plan(FOUR, steps=30), tmp_path / "b")
+    for sessions in found.rounds.values():
+        lengths = [[len(block["ns"]) for block in session["blocks"]] for session in sessions.values()]
+        assert all(set(each[1:]) == {1} for each in lengths)
+        assert all(sum(each) >= 1.25 * 30 for each in lengths)
+        assert len({len(each) for each in lengths}) == 1

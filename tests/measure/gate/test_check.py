@@ -631,6 +631,23 @@ def test_the_culprit_of_batches_that_are_no_longer_loaded_beside_the_step() -> N
     assert culprit.after == "resnet50_v100_train_workers0.json.gz"
 
 
+def test_sessions_that_are_short_are_told_beside_the_pairs_they_would_take() -> None:
+    def told(unit: str) -> tuple[str, dict[str, str]]:
+        before, after = (
+            run(timed(one, seed=seed, noise=0.05, n_values=7, unit=unit)) for seed, one in ((1, 1), (2, 1.02))
+        )
+        result = check([before], [after], LIMITS)
+        assert result.exit_code == 2
+        return result.verdict[0], {note.code: note.message for note in result.notes}
+
+    headline, notes = told("ms")
+    assert headline.endswith(" more pairs would decide; the sessions are short, try longer ones first.")
+    assert notes["short-sessions"].startswith("mlp latency is measured for 7")
+    headline, notes = told("s")
+    assert headline.endswith(" more pairs would decide.")
+    assert "short-sessions" not in notes
+
+
 # -- real sessions -------------------------------------------------------------------------------
 
 

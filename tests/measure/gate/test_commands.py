@@ -297,6 +297,19 @@ def test_a_tip_that_is_not_recorded_is_said(repository: Path, monkeypatch: pytes
     assert "old" not in told.stdout
 
 
+def test_a_baseline_of_the_candidates_own_commit_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with open_store("gate.db") as store:
+        for i in range(3):
+            store.add(run(timed(seed=i, rounds=False), commit="a" * 40, at_s=1000.0 + i))
+    for words in (["--candidate", "main"], [written(tmp_path / "now.jsonl", run(timed(seed=9), at_s=1003.0))]):
+        told = gate("check", "--store", "gate.db", *words)
+        assert told.exit_code == 3
+        said = " ".join(told.stdout.split())
+        assert "nothing is recorded" not in said
+        assert "all that is recorded on main is of the candidate's own commit, aaaaaaaaaa, and left out" in said
+
+
 def test_what_is_not_stored_is_no_verdict(stored: str) -> None:
     told = gate("check", "--store", stored, "--candidate", "nobody")
     assert told.exit_code == 3
@@ -375,6 +388,23 @@ def test_a_command_that_fails_is_no_verdict(repository: Path, monkeypatch: pytes
     assert gate("check", "-q", "--against", "no-such", "--", "true").exit_code == 3
 
 
+@pytest.mark.parametrize("crashes", ["before", "after"])
+def test_a_crash_names_its_side(crashes: str, repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(repository)
+    bench = repository / "bench.sh"
+    for side in ("before", "after"):
+        bench.write_text("exit 3" if side == crashes else "true")
+        git(repository, "add", ".")
+        git(repository, "commit", "-q", "--allow-empty", "-m", side)
+    against = gate("check", "-q", "--against", "HEAD~1", "--", "sh", "bench.sh")
+    assert against.exit_code == 3
+    assert f"sh bench.sh ({'HEAD~1' if crashes == 'before' else 'this work'}): ended with exit code 3" in against.stderr
+    script = ["sh bench.sh", "true"] if crashes == "after" else ["true", "sh bench.sh"]
+    bench.write_text("exit 3")
+    commands = gate("check", "-q", "--before", script[1], "--after", script[0])
+    assert f"({crashes}): ended with exit code 3" in commands.stderr
+
+
 def test_a_tail_of_a_process_that_is_timed_whole_is_refused_after_the_first_pair(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -444,7 +474,7 @@ def test_history_finds_the_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             breaks = series([[2 if i < 9 else 3]], "graph breaks", unit="1", kind="count")
             store.add(run(found, breaks, commit=f"{i:02x}" + "c" * 38, at_s=1000.0 + i))
     saved = tmp_path / "history.json"
-    told = gate("history", "--store", "gate.db")
+    told = gate("history", "--store", "gate.db", "-q")
     assert told.exit_code == 0, told.output
     assert "at 0ecccccccc: 10.0 ms to 11.0 ms, +9.8 %" in told.stdout
     assert "at 09cccccccc: 2 to 3" in told.stdout

@@ -159,6 +159,16 @@ def test_in_turns_with_a_revision(
     assert len(again) == 2
 
 
+@pytest.mark.parametrize("words", [[], ["--before", "benchmarks/bench.py"]])
+def test_the_checkouts_own_modules_are_found(
+    recorded: Recorded, repository: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    # nothing is installed: shop is in src, the benchmark beside it
+    monkeypatch.chdir(repository)
+    recorded("--sessions", "1", "--samples", *words, "--", "benchmarks/bench.py")
+    assert {one.series[0].metric for one in stored()} == {"new"}
+
+
 def test_in_turns_with_another_command(recorded: Recorded) -> None:
     recorded("--sessions", "2", "--samples", "--before", "bench.py 1", "--", "bench.py", "2")
     values = {dict(one.environment)["side"]: one.series[0].sessions[0].values for one in stored()}

@@ -52,8 +52,13 @@ DEFAULT_MODES = "eager,default,reduce-overhead,max-autotune"
 @value_option("--deadline", POSITIVE, "MS", None, "Count steady steps that take longer than this.", dest="deadline_ms")
 @value_option("--seconds", POSITIVE, "S", 1.0, "Steady steps per session.")
 @value_option("--steps", click.IntRange(1), "N", 20, "Steady steps per session at least; P95 needs 20, P99 needs 100.")
-@value_option("--rounds", click.IntRange(1), "N", 5, "Sessions of each setting, at least.")
-@value_option("--max-rounds", click.IntRange(1), "N", 10, "Sessions until the order is clear, at most.")
+@value_option("--rounds", click.IntRange(1), "N", 3, "Sessions of each setting, at least.")
+@click.option(
+    "--max-rounds",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Sessions until the order is clear, at most. [default: 10, and none begins after a minute]",
+)
 @value_option("--warm-up", click.FloatRange(0), "S", 5.0, "Longest wait for steady steps.", dest="warm_up_s")
 @value_option(
     "--timeout", click.FloatRange(1), "S", 900.0, "Count a start or run longer than this as failed.", dest="timeout_s"

@@ -14,6 +14,7 @@ from torchtriage.cli.options import (
     json_option,
     markdown_option,
     output_option,
+    quiet_option,
     result_options,
     value_option,
 )
@@ -42,10 +43,11 @@ def command() -> None:
 @click.option("--branch", metavar="NAME", default="main", show_default=True, help="The branch to search.")
 @click.option("--name", metavar="NAME", help="Only this benchmark.")
 @click.option("--metric", "metrics", metavar="NAME", multiple=True, help="Only these metrics.")
-@value_option("--min-change", str, "SHARE", "2%", "Leave out smaller changes of level.")
+@value_option("--min-change", str, "SHARE", "1%", "Leave out smaller changes of level.")
 @click.option("--last", type=click.IntRange(1), metavar="N", help="Only the newest N runs.")
 @store_option
 @result_options
+@quiet_option
 def history(**given: Any) -> None:
     """Find the commits where a metric changed.
 

@@ -235,8 +235,8 @@ def _sides(words: Sequence[str], given: dict[str, Any]) -> Sides:
     with open_store(given["store"], create=False) as store:
         if words:
             base, now = given["base"] or "main", read[0][1]
-            baseline = find_baseline(store, now, base, n_runs=given["runs"], folder=Path.cwd())
-            return Sides(baseline, tuple(now), (base, names[0]))
+            baseline, notes = find_baseline(store, now, base, n_runs=given["runs"], folder=Path.cwd())
+            return Sides(baseline, tuple(now), (base, names[0]), notes)
         return find_sides(
             store,
             candidate=given["candidate"],

@@ -235,7 +235,13 @@ def measure(
     )
 
     revision = _revision(given)
-    program = BenchmarkProgram(find_program(words), Path.cwd(), samples=given["samples"], timeout_s=given["timeout"])
+    program = BenchmarkProgram(
+        find_program(words),
+        Path.cwd(),
+        samples=given["samples"],
+        timeout_s=given["timeout"],
+        paths=paths_of(revision.root or Path.cwd()),
+    )
     benchmark = given["name"] or str(replace(program, arguments=tuple(words)))
     mark = secrets.token_hex(8)
     n, warm_up = given["sessions"], given["warm_up"]
@@ -261,13 +267,13 @@ def measure(
     if given["against"] is not None:
         folder, other_revision = checkouts.enter_context(checked_out(given["against"], Path.cwd()))
         assert other_revision.root is not None
-        if revision.root is not None:
-            program = replace(program, paths=paths_of(revision.root))
-        other = replace(program, folder=folder, paths=paths_of(other_revision.root))
+        program = replace(program, side="this work")
+        other = replace(program, folder=folder, paths=paths_of(other_revision.root), side=given["against"])
         if given["setup"]:
             _set_up(given["setup"], other)
     else:
-        other = replace(program, arguments=find_program(_split(given["before"])))
+        program = replace(program, side="after")
+        other = replace(program, arguments=find_program(_split(given["before"])), side="before")
     with counting("rounds", quiet=given["quiet"]) as progress:
 
         def on_round(*sides: Sequence[MeasuredProcess]) -> bool:

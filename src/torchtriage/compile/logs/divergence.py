@@ -6,14 +6,46 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 
 from torchtriage.compile.logs.process_log import ProcessLog
-from torchtriage.compile.logs.result import Process
 from torchtriage.core.units import format_ms
 
-__all__ = ["divergence", "schedules"]
+__all__ = ["divergence", "jobs", "schedules"]
+
+ALIKE = 0.5
+"""Share of the functions of the smaller of two logs that both compiled, from which on they are of one program. Ranks
+of a job share nearly all, stages of a pipeline the loop around them; unrelated programs a library's function or two."""
+
+
+def jobs(logs: Sequence[ProcessLog]) -> list[list[ProcessLog]]:
+    """Return the logs of one program together: the ranks of a job and their restarts, or the runs of a script.
+
+    Processes without a rank are no ranks of a job, whatever they compiled. A log without a function is of the largest.
+    """
+    found: list[tuple[bool, set[tuple[str, str]], list[ProcessLog]]] = []
+    empty: list[ProcessLog] = []
+    for log in logs:
+        functions = {ran.function[:2] for ran in log.compilations if ran.name}
+        is_rank = log.rank is not None
+        if not functions:
+            empty.append(log)
+            continue
+        for ranks, known, members in found:
+            if ranks == is_rank and len(known & functions) >= ALIKE * min(len(known), len(functions)):
+                known |= functions
+                members.append(log)
+                break
+        else:
+            found.append((is_rank, functions, [log]))
+    for log in empty:
+        alike = [members for ranks, _, members in found if ranks == (log.rank is not None)]
+        if alike:
+            max(alike, key=len).append(log)
+        else:
+            found.append((log.rank is not None, set(), [log]))
+    return [members for _, _, members in found]
 
 
 def schedules(logs: Sequence[ProcessLog]) -> dict[int, dict[str, str]]:
-    """Return each rank's collectives by compile id, of its last process."""
+    """Return each rank's collectives by compile id, of its last process; of the logs of one job."""
     by_rank: dict[int, dict[str, str]] = {}
     for log in sorted(logs, key=lambda log: log.started):
         if log.schedules:
@@ -21,8 +53,8 @@ def schedules(logs: Sequence[ProcessLog]) -> dict[int, dict[str, str]]:
     return by_rank
 
 
-def divergence(logs: Sequence[ProcessLog], processes: Sequence[Process]) -> list[str]:
-    """Return what ranks did differently; empty with one rank, or where all did the same."""
+def divergence(logs: Sequence[ProcessLog]) -> list[str]:
+    """Return what ranks of a job did differently; empty with one rank, or where all did the same."""
     by_rank: dict[int, list[ProcessLog]] = defaultdict(list)
     for log in logs:
         by_rank[log.rank or 0].append(log)
@@ -49,9 +81,9 @@ def divergence(logs: Sequence[ProcessLog], processes: Sequence[Process]) -> list
         },
     )
     compare("graphs", lambda log: dict(sorted(log.n_graphs.items())))
-    spent: dict[int, float] = defaultdict(float)
-    for process in processes:
-        spent[process.rank or 0] += process.compile_ms
+    spent: dict[int, float] = {}
+    for rank, group in by_rank.items():
+        spent[rank] = sum(ran.total_ns for log in group for ran in log.compilations) / 1e6
     low, high = min(spent.values()), max(spent.values())
     if high > 1.2 * low and high - low > 1000:
         slow = max(spent, key=lambda rank: spent[rank])

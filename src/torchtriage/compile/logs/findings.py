@@ -132,8 +132,11 @@ def _of_recompile(row: Recompile) -> Finding:
         what += f" of {row.source}"
     if row.dim >= 0:
         what += f" (dimension {row.dim})"
+    if row.also:
+        what += f" and {format_count(len(row.also), 'more cause')}"
     spent = f", {format_ms(row.total_ms)} in all" if row.total_ms else ""
     values = f"; seen: {', '.join(row.values[:12])}" if row.values else ""
+    values += "".join(f"; {row.source or row.cause} too: {' → '.join(row.values[:12])}" for row in row.also[:4])
     limit = "; the recompile limit is reached: later calls run uncompiled" if row.limit else ""
     return _finding(
         RECOMPILE,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from torchtriage.compile.logs.locations import part_name
 from torchtriage.compile.logs.result import (
+    AlsoChanged,
     CompiledFunction,
     CompileResult,
     Count,
@@ -20,6 +21,7 @@ from torchtriage.core.names import elide, visible
 from torchtriage.core.units import format_bytes, format_count, format_ms
 
 __all__ = [
+    "N_NAMED",
     "books",
     "cache",
     "counts",
@@ -30,6 +32,7 @@ __all__ = [
     "function",
     "graph_break",
     "joined",
+    "looked_at",
     "other_findings",
     "place",
     "process",
@@ -37,6 +40,9 @@ __all__ = [
     "seconds",
     "values",
 ]
+
+N_NAMED = 4
+"""Causes of one recompilation beside the one that the log names."""
 
 
 def file_name(path: str) -> str:
@@ -110,13 +116,19 @@ def cut(text: str, room: int) -> str:
     return line if len(line) <= room else line[: room - 1].rstrip() + "…"
 
 
-def values(row: Recompile) -> str:
+def values(row: Recompile | AlsoChanged) -> str:
     """Return the values the guard checked, in order."""
     return " → ".join(elide(visible(value), 60) for value in row.values[:12])
 
 
 def recompile(row: Recompile) -> str:
-    """Return what a guard looks at: ``size 0 of x``."""
+    """Return what guards look at: ``size 0 of x``, ``dtype of x, number of self.k``."""
+    more = f", {len(row.also) - N_NAMED} more" if len(row.also) > N_NAMED else ""
+    return ", ".join([looked_at(row), *map(looked_at, row.also[:N_NAMED])]) + more
+
+
+def looked_at(row: Recompile | AlsoChanged) -> str:
+    """Return what one guard looks at."""
     source = visible(row.source)
     if source.startswith("___stack"):
         return f"{row.cause} read at a graph break"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 __all__ = ["PYTHON_GUARDS", "GuardTree", "parse_guards", "parse_old_guards"]
 
@@ -15,6 +15,19 @@ _SOURCE = re.compile(r"\b[LG]\['(\w+)'\]")
 PYTHON_GUARDS = ("LAMBDA_GUARD", "SYMBOLIC_SHAPE_GUARD", "PYTHON_LAMBDA_LEAF_GUARD")
 """Guards that run Python; the others are compiled."""
 N_PLACES = 1000
+N_EXPECTED = 5000
+"""Values kept of one graph, to tell what another one's differ in."""
+_EXPECTED = {
+    **dict.fromkeys(
+        ("EQUALS_MATCH", "CONSTANT_MATCH", "TRUE_MATCH", "FALSE_MATCH", "NONE_MATCH"),
+        ("value", re.compile(r"(?P<source>[LG]\['\w+'\].*?) (?:==|is) ")),
+    ),
+    "LENGTH_CHECK": ("length", re.compile(r"len\((?P<source>.+?)\) == ")),
+    "TENSOR_MATCH": ("tensor", re.compile(r"check_tensor\((?P<source>.+?), \w+, DispatchKeySet")),
+    "TYPE_MATCH": ("type", re.compile(r"___check_type_id\((?P<source>.+?), \d+\)")),
+    "GLOBAL_STATE": ("state", re.compile(r"(?P<source>)___check_global_state\(\) against ")),
+}
+"""Guards that say what is expected, and of what."""
 
 
 @dataclass(frozen=True)
@@ -23,13 +36,15 @@ class GuardTree:
 
     ``kinds`` : number of leaves by kind. ``places`` : by ``file:line`` of the code that asked for them (paths cut
     short by PyTorch). ``sources`` : by local or global variable.
-    ``latency_us`` : of one evaluation; None where the log has none.
+    ``latency_us`` : of one evaluation; None where the log has none. ``expected`` : guards that say what is expected, by
+    what it is (``value``, ``length``, ``tensor``, ``type``, ``state``) and of which variable.
     """
 
     kinds: Counter[str]
     places: Counter[str]
     sources: Counter[str]
     latency_us: float | None
+    expected: dict[tuple[str, str], str] = field(default_factory=dict)
 
 
 def parse_guards(text: str) -> GuardTree:
@@ -37,6 +52,7 @@ def parse_guards(text: str) -> GuardTree:
     kinds: Counter[str] = Counter()
     places: Counter[str] = Counter()
     sources: Counter[str] = Counter()
+    expected: dict[tuple[str, str], str] = {}
     for match in _LEAF.finditer(text):
         kinds[match["kind"]] += 1
         place = _PLACE.search(match["text"])
@@ -45,8 +61,12 @@ def parse_guards(text: str) -> GuardTree:
         source = _SOURCE.search(match["text"])
         if source is not None:
             sources[source[1]] += 1
+        what, pattern = _EXPECTED.get(match["kind"], ("", None))
+        told = pattern.match(match["text"]) if pattern is not None else None
+        if told is not None and len(expected) < N_EXPECTED:
+            expected[what, told["source"]] = match["text"]
     latency = _LATENCY.search(text)
-    return GuardTree(kinds, places, sources, float(latency["us"]) if latency else None)
+    return GuardTree(kinds, places, sources, float(latency["us"]) if latency else None, expected)
 
 
 def parse_old_guards(codes: list[str]) -> GuardTree:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from torchtriage.compile.logs import collective_order
-from torchtriage.compile.logs.divergence import divergence, schedules
+from torchtriage.compile.logs.divergence import divergence, jobs, schedules
 from torchtriage.compile.logs.findings import BREAK, OVERHEAD, RECOMPILE, findings_of
 from torchtriage.compile.logs.process_log import ProcessLog
 from torchtriage.compile.logs.result import (
@@ -29,7 +29,7 @@ from torchtriage.compile.logs.tables import (
     processes_of,
     recompiles_of,
 )
-from torchtriage.core.finding import Frame, NotChecked, Note
+from torchtriage.core.finding import Finding, Frame, NotChecked, Note
 from torchtriage.core.units import format_count, format_ms, format_share
 from torchtriage.core.version import __version__
 
@@ -38,20 +38,25 @@ __all__ = ["judge"]
 
 def judge(logs: Sequence[ProcessLog]) -> CompileResult:
     """Return the result of the logs of one or more processes together."""
-    processes = processes_of(logs)
+    programs = jobs(logs)
+    processes = processes_of(programs)
     breaks = breaks_of(logs)
     recompiles = recompiles_of(logs, [seen.first for log in logs for seen in log.breaks.values()])
     functions = functions_of(logs)
     guards = guards_of(logs)
     phases = phases_of(logs)
     inductor = inductor_of(logs)
-    order_finding = collective_order.finding(schedules(logs))
-    differences = divergence(logs, processes)
-    if order_finding is not None:
-        differences.insert(0, f"the order of collectives: {order_finding.message}")
+    order_findings: list[Finding] = []
+    differences: list[str] = []
+    for job in programs:
+        order_finding = collective_order.finding(schedules(job))
+        if order_finding is not None:
+            order_findings.append(order_finding)
+            differences.append(f"the order of collectives: {order_finding.message}")
+        differences += divergence(job)
     inlined = inlined_of(logs)
     unlogged = _unlogged(logs)
-    findings = [*filter(None, [order_finding]), *findings_of(breaks, recompiles, functions, guards, inductor)]
+    findings = [*order_findings, *findings_of(breaks, recompiles, functions, guards, inductor)]
     order = ("high", "medium", "low", "note")
     findings.sort(key=lambda finding: order.index(finding.severity))
     return CompileResult(
@@ -81,7 +86,7 @@ def judge(logs: Sequence[ProcessLog]) -> CompileResult:
         inductor=inductor,
         divergence=tuple(differences),
         findings=tuple(findings),
-        notes=tuple(_notes(logs)),
+        notes=(*_unrelated(programs), *_notes(logs)),
         not_checked=tuple(_not_checked(logs, unlogged)),
     )
 
@@ -180,6 +185,17 @@ def _third(inductor: Inductor) -> str:
     if n_kernels:
         sentences.append(f"Inductor wrote {format_count(n_kernels, 'kernel')}")
     return f"{'. '.join(sentences) or 'No caches and no kernels are in the log'}."
+
+
+def _unrelated(programs: Sequence[Sequence[ProcessLog]]) -> Iterator[Note]:
+    if len(programs) > 1:
+        yield Note(
+            "unrelated-runs",
+            "info",
+            f"the logs are of {len(programs)} runs that compiled other code or have no rank: only ranks of one job are"
+            " compared",
+            "pass the logs of one run for its own sums",
+        )
 
 
 def _notes(logs: Sequence[ProcessLog]) -> Iterable[Note]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torchtriage.compile.logs.breaks import Break
+from torchtriage.compile.logs.guard_changes import besides
 from torchtriage.compile.logs.guards import GuardTree
 from torchtriage.compile.logs.locations import resumed, whole_name
 from torchtriage.compile.logs.phases import Phases
@@ -55,6 +56,11 @@ class Compilation:
         return self.name, self.file, self.line
 
     @property
+    def number(self) -> int:
+        """Return which compilation of its function it is, from 0."""
+        return int(self.id.rpartition("/")[2] or 0)
+
+    @property
     def total_ns(self) -> int:
         """Return the time of its forward and backward together, as far as it is known."""
         return (self.dur_ns or 0) + self.backward_ns
@@ -75,12 +81,16 @@ class BreakGroup:
 
 @dataclass
 class RecompileGroup:
-    """Recompilations of one function for one kind of guard, in order; ``others`` : causes that failed beside it."""
+    """Recompilations of one function for one kind of guard, in order.
+
+    ``others`` : causes that failed of other graphs. ``besides`` : of each, what else changed since the same graph.
+    """
 
     function: FunctionKey
     compilations: list[Compilation] = field(default_factory=list)
     failures: list[GuardFailure] = field(default_factory=list)
     others: Counter[str] = field(default_factory=Counter)
+    besides: list[list[GuardFailure]] = field(default_factory=list)
 
 
 @dataclass
@@ -107,7 +117,7 @@ class ProcessLog:
     compilations: list[Compilation] = field(default_factory=list)
     breaks: dict[tuple[Any, ...], BreakGroup] = field(default_factory=dict)
     recompiles: dict[tuple[Any, ...], RecompileGroup] = field(default_factory=dict)
-    reasons: list[tuple[Compilation, GuardFailure, tuple[str, ...]]] = field(default_factory=list)
+    reasons: list[tuple[Compilation, Compilation | None, GuardFailure, tuple[str, ...]]] = field(default_factory=list)
     phases: Phases = field(default_factory=Phases)
     caches: Counter[tuple[str, str]] = field(default_factory=Counter)
     bypasses: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -180,17 +190,19 @@ class ProcessLog:
         first = next((failure for failure in failures if failure.cause not in TENSOR_CAUSES), failures[0])
         others = tuple(failure.cause for failure in failures if failure.key != first.key)
         self.n_recompile_records += 1
-        self.reasons.append((where, first, others))
+        self.reasons.append((where, self._now.get(first.graph), first, others))
 
     def finish(self) -> None:
         """Group recompilations by their function, and place breaks: both are named after them."""
         self._name_compilations()
-        for where, first, others in self.reasons:
-            named = where if where.name else self._now.get(first.graph, where)
+        for where, cached, first, others in self.reasons:
+            named = where if where.name else cached or where
             seen = self.recompiles.setdefault((named.part, *first.key), RecompileGroup(named.part))
             seen.others.update(others)
             seen.compilations.append(where)
             seen.failures.append(first)
+            next_ = cached is not None and where.number == cached.number + 1
+            seen.besides.append(besides(first, cached.guards if cached else None, where.guards, next_=next_))
         self.reasons.clear()
         self._place_breaks()
 

@@ -9,7 +9,7 @@ from typing import Literal
 from torchtriage.compile.logs.locations import parse_traceback
 from torchtriage.core.finding import Frame
 
-__all__ = ["TENSOR_CAUSES", "Cause", "GuardFailure", "parse_failures"]
+__all__ = ["TENSOR_CAUSES", "Cause", "GuardFailure", "as_written", "parse_failures"]
 
 Cause = Literal[
     "size",
@@ -129,17 +129,13 @@ def _failure(graph: str, text: str, stack: tuple[Frame, ...]) -> GuardFailure:
         guard, hint = text[:at].strip(), text[at + len(" (HINT: ") :].rstrip(") \n")
     cause, source, dim, was, now = _class(guard)
     return GuardFailure(
-        graph,
-        cause,
-        _LOCAL.sub(r"\1", source),
-        dim,
-        was,
-        now,
-        guard,
-        " ".join(code.split()),
-        frame,
-        " ".join(hint.split()),
+        graph, cause, as_written(source), dim, was, now, guard, " ".join(code.split()), frame, " ".join(hint.split())
     )
+
+
+def as_written(source: str) -> str:
+    """Return what a guard looks at as the user wrote it: ``x`` for ``L['x']``."""
+    return _LOCAL.sub(r"\1", source)
 
 
 def _class(guard: str) -> tuple[Cause, str, int, str, str]:

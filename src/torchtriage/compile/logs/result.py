@@ -12,6 +12,7 @@ from torchtriage.core.finding import Crash, Finding, Fix, Frame, NotChecked, Not
 
 __all__ = [
     "COMPILE_SCHEMA",
+    "AlsoChanged",
     "Cache",
     "CompileResult",
     "CompiledFunction",
@@ -105,14 +106,28 @@ class GraphBreak:
 
 
 @dataclass(frozen=True)
+class AlsoChanged:
+    """What changed beside the guard that the log names, as guards of the two graphs tell.
+
+    ``cause``, ``source``, ``dim``, ``values`` : as of :class:`Recompile`. ``count`` : in how many recompilations.
+    """
+
+    cause: str
+    source: str
+    dim: int
+    values: tuple[str, ...]
+    count: int
+
+
+@dataclass(frozen=True)
 class Recompile:
     """Recompilations of one function for one kind of guard.
 
     ``caller`` : the innermost line that is no library's, where the function is a library's. ``cause`` : the class
     of guard; ``source`` : what it looks at. ``frame`` : the line that made it a guard. ``values`` : what it saw, in
-    order. ``mark_dynamic``/``bucketing``/``dynamic`` : would that end them: ``yes``, ``no``, or ``once`` for one
-    less. ``total_ms`` : what they took; a part may be unknown. ``limit`` : the recompile limit ended them: later
-    calls run uncompiled.
+    order. ``also`` : what else changed, so that a cure of this alone is not enough. ``mark_dynamic``/``bucketing``/
+    ``dynamic`` : would that end them: ``yes``, ``no``, or ``once`` for one less. ``total_ms`` : what they took; a part
+    may be unknown. ``limit`` : the recompile limit ended them: later calls run uncompiled.
     """
 
     function: Frame
@@ -136,6 +151,7 @@ class Recompile:
     dynamic: str
     fix: Fix
     trace: Joined | None = None
+    also: tuple[AlsoChanged, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,18 @@ import itertools
 import re
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from torchtriage.compile.logs.breaks import Break
-from torchtriage.compile.logs.fixes import WRAPPER_FIX, completed, fix_inside, fix_of, recompile_fix
+from torchtriage.compile.logs.fixes import WRAPPER_FIX, RecompileFix, completed, fix_inside, fix_of, recompile_fix
 from torchtriage.compile.logs.guards import PYTHON_GUARDS
 from torchtriage.compile.logs.locations import is_library, is_wrapper, resumed, user_frame, whole_name
 from torchtriage.compile.logs.phases import OTHER, PHASES, phase_of
 from torchtriage.compile.logs.process_log import Compilation, FunctionKey, ProcessLog, RecompileGroup
+from torchtriage.compile.logs.recompiles import GuardFailure
 from torchtriage.compile.logs.result import (
+    AlsoChanged,
     Cache,
     CompiledFunction,
     Count,
@@ -43,6 +46,8 @@ __all__ = [
 ]
 
 N_SHOWN = 50
+N_CURED = 4
+"""Causes of one recompilation whose cures are told."""
 _MS = 1e-6
 Group = TypeVar("Group")
 Key = TypeVar("Key", bound=Hashable)
@@ -104,11 +109,15 @@ def _warmth(compilation: Compilation) -> str:
     return "warm" if compilation.cache else ""
 
 
-def processes_of(logs: Sequence[ProcessLog]) -> list[Process]:
-    """Return a row for each log, by rank and restart."""
-    restarts: Counter[int] = Counter()
+def processes_of(programs: Sequence[Sequence[ProcessLog]]) -> list[Process]:
+    """Return a row for each log, by rank and restart.
+
+    ``programs`` : logs of one program together; a restart is of the same.
+    """
+    restarts: Counter[tuple[int, int]] = Counter()
     rows = []
-    for log in sorted(logs, key=lambda log: (log.rank or 0, log.started, log.path)):
+    of_program = [(number, log) for number, job in enumerate(programs) for log in job]
+    for number, log in sorted(of_program, key=lambda item: (item[1].rank or 0, item[1].started, item[1].path)):
         is_text = log.form == "text"
         ran = [
             compilation for compilation in log.compilations if compilation.dur_ns is not None or compilation.backward_ns
@@ -122,7 +131,7 @@ def processes_of(logs: Sequence[ProcessLog]) -> list[Process]:
                 size_bytes=log.size_bytes,
                 form=log.form,
                 rank=log.rank,
-                restart=restarts[rank],
+                restart=restarts[number, rank],
                 torch=log.torch,
                 started=log.started,
                 n_compiles=None if is_text else len(log.compilations),
@@ -140,7 +149,7 @@ def processes_of(logs: Sequence[ProcessLog]) -> list[Process]:
                 end=log.end,
             )
         )
-        restarts[rank] += 1
+        restarts[number, rank] += 1
     return rows
 
 
@@ -205,6 +214,10 @@ def recompiles_of(logs: Sequence[ProcessLog], broken: Sequence[Break]) -> list[R
         if first.cause == "object" and first.source == "fn" and is_wrapper(seen.function):
             remedy = WRAPPER_FIX
         again = [ran for _, other in group for ran in other.compilations]
+        also = _also([beside for _, other in group for beside in other.besides])
+        fix = _inside(seen, arguments, broken) or remedy.fix
+        if also:
+            remedy, fix = _with(remedy, fix, also, len(again), automatic=automatic)
         rows.append(
             Recompile(
                 function=_frame(seen.function),
@@ -216,7 +229,7 @@ def recompiles_of(logs: Sequence[ProcessLog], broken: Sequence[Break]) -> list[R
                 frame=first.frame,
                 code=first.code,
                 hint=first.hint,
-                values=_values(seen),
+                values=_values(seen.failures),
                 count=len(again),
                 compile_ids=_first_ids(ran.id for ran in again),
                 ranks=_ranks(log for log, _ in group),
@@ -226,11 +239,41 @@ def recompiles_of(logs: Sequence[ProcessLog], broken: Sequence[Break]) -> list[R
                 mark_dynamic=remedy.mark_dynamic,
                 bucketing=remedy.bucketing,
                 dynamic=remedy.dynamic,
-                fix=_inside(seen, arguments, broken) or remedy.fix,
+                fix=fix,
+                also=tuple(
+                    AlsoChanged(one[0].cause, one[0].source, one[0].dim, _values(one), len(one)) for one in also
+                ),
             )
         )
     rows.sort(key=lambda row: (not row.limit, -row.total_ms, -row.count))
     return rows
+
+
+def _also(besides: Sequence[Sequence[GuardFailure]]) -> list[list[GuardFailure]]:
+    """Return what changed beside the guards that the log names, of each kind together, the most frequent first."""
+    groups: dict[tuple[str, str, int], list[GuardFailure]] = defaultdict(list)
+    for failure in itertools.chain(*besides):
+        groups[failure.key].append(failure)
+    return sorted(groups.values(), key=len, reverse=True)[:N_SHOWN]
+
+
+def _with(
+    remedy: RecompileFix, fix: Fix, also: Sequence[Sequence[GuardFailure]], count: int, *, automatic: bool
+) -> tuple[RecompileFix, Fix]:
+    """Return the remedy of all that changed: what ends one cause ends nothing while another goes on."""
+    text, codes = fix.text, [fix.code]
+    for failures in also[:N_CURED]:
+        one = failures[0]
+        other = recompile_fix(one.cause, one.source, one.dim, len(failures), automatic=automatic, guard=one.guard)
+        text += f" Also {one.cause}{f' of {one.source}' if one.source else ''}: {other.text}"
+        codes.append(other.code)
+        if len(failures) == count:
+            answers = {
+                name: min(getattr(remedy, name), getattr(other, name), key=("no", "once", "yes").index)
+                for name in ("mark_dynamic", "bucketing", "dynamic")
+            }
+            remedy = replace(remedy, **answers)
+    return remedy, replace(fix, text=text, code="\n".join(filter(None, codes)))
 
 
 def _arguments(logs: Sequence[ProcessLog]) -> dict[tuple[str, str], set[str]]:
@@ -265,9 +308,9 @@ def _caller(function: FunctionKey, ran: Sequence[Compilation]) -> Frame | None:
     return next(filter(None, (user_frame(compilation.stack) for compilation in ran)), None)
 
 
-def _values(seen: RecompileGroup) -> tuple[str, ...]:
+def _values(failures: Sequence[GuardFailure]) -> tuple[str, ...]:
     values: list[str] = []
-    for failure in seen.failures:
+    for failure in failures:
         for value in (failure.was, failure.now):
             if value and (not values or values[-1] != value):
                 values.append(value[:200])

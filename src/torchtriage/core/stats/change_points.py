@@ -27,6 +27,9 @@ REACH = 2
 OUTLIER = 3.0
 """Deviations from the median of its neighbours at which an outlier is cut off."""
 
+BACK, AHEAD = 24, 12
+"""Values before and after a change in which it has to be visible: those of Perfherder, whose limit on t is 7."""
+
 RESOLUTION = 1e-9
 """Shares below this are rounding, in histories without noise."""
 
@@ -46,13 +49,16 @@ class ChangePoint(NamedTuple):
     p_value: float
 
 
-def find(values: Floats, *, min_effect: float = 0.0, risk: float = 0.003, min_size: int = 4) -> tuple[ChangePoint, ...]:
+def find(
+    values: Floats, *, min_effect: float = 0.0, risk: float = 0.003, min_size: int = 4, least_t: float = 0.0
+) -> tuple[ChangePoint, ...]:
     """Return the changes of level, first to last.
 
     ``values`` : float64[n], one positive value per commit, in order; NaN where there was none. ``min_effect`` : changes
     of a smaller share are of no interest. ``risk`` : the chance of a false change in a history without any, at one
     look. Looking again after every commit multiplies it; docs/statistics.md has the figures. ``min_size`` : fewest
-    values between two changes, and after the last.
+    values between two changes, and after the last. ``least_t`` : of Student's t of up to 24 values before a change and
+    12 after: what is smaller does not stand out of the noise around it, or did not last.
 
     Returns nothing with fewer than ``2 * min_size`` values, or where all values are alike.
 
@@ -89,6 +95,9 @@ def find(values: Floats, *, min_effect: float = 0.0, risk: float = 0.003, min_si
         if not small[weakest] and found[weakest].p_value <= risk:
             break
         del cuts[weakest]
+    while cuts and min(seen := _stands_out(np.log(known), cuts)) < least_t:
+        weakest = seen.index(min(seen))
+        del cuts[weakest], found[weakest]
     return tuple(found) if cuts else ()
 
 
@@ -124,6 +133,21 @@ def _memory(left: Floats) -> float:
     # biased towards zero by about (1 + 3 r) / n (Marriott and Pope 1954)
     r = min(raw + (1 + 3 * raw) / n, 0.9)
     return (1 + r) / (1 - r)
+
+
+def _stands_out(logs: Floats, cuts: list[int]) -> list[float]:
+    """Return Student's t of the values around each change, from the change before it on.
+
+    What comes soon after it counts, whatever it is: a level that did not last is no level. Outliers are noise, too.
+    """
+    found = []
+    for begin, cut in pairwise([0, *cuts]):
+        before, after = logs[max(begin, cut - BACK) : cut], logs[cut : cut + AHEAD]
+        squares = float(((before - before.mean()) ** 2).sum() + ((after - after.mean()) ** 2).sum())
+        variance = max(squares / (len(before) + len(after) - 2), RESOLUTION**2)
+        error = math.sqrt(variance * (1 / len(before) + 1 / len(after)))
+        found.append(abs(float(after.mean() - before.mean())) / error)
+    return found
 
 
 def _deviation(logs: Floats) -> float:

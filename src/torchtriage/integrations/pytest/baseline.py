@@ -105,7 +105,7 @@ class Baseline:
         asked = replace(run, commit="")
         with self._open(create=False) as store:
             for name in names:
-                runs = find_baseline(store, [asked], name, folder=self.folder)
+                runs, _ = find_baseline(store, [asked], name, folder=self.folder)
                 if runs:
                     return runs, name or "the recordings before"
         return (), names[0]

@@ -91,20 +91,25 @@ def advise(measured: Measurements, rows: Sequence[SettingRow]) -> tuple[BenchAdv
     """Return one line of code for each need and batch size.
 
     Settings that failed or compute something else, and those of lower precision than asked for, are left out. Of
-    those that are as good as the best, the simplest is named.
+    those that are as good as the best, the simplest is named for latency, and for every other need that one where it
+    is among them: a tie is no reason for two answers.
     """
     good = [row for row in rows if is_measured(row) and is_right(row)]
     found: list[BenchAdvice | None] = []
+    advised: list[str] = []
     sizes = list(dict.fromkeys(row.setting.batch_size for row in good))
     for size in sizes:
         same = [row for row in good if row.setting.batch_size == size]
-        found.append(_fastest(measured, same, rows, "latency", 0.5))
+        latency = _fastest(measured, same, rows, "latency", 0.5)
+        found.append(latency)
+        first = latency.setting if latency is not None else ""
+        advised.append(first)
         for name, q in (("P99", 0.99), ("P95", 0.95)):
             if all(row.quantile(name) is not None for row in same):
-                found.append(_fastest(measured, same, rows, "tail", q))
+                found.append(_fastest(measured, same, rows, "tail", q, first))
                 break
-        found.append(_smallest(same))
-    found.append(_busiest(measured, good))
+        found.append(_smallest(same, first))
+    found.append(_busiest(measured, good, advised))
     order: tuple[Need, ...] = ("latency", "throughput", "tail", "edge memory")
     return tuple(sorted(filter(None, found), key=lambda advice: order.index(advice.need)))
 
@@ -128,7 +133,7 @@ def _simplicity(setting: Setting) -> tuple[int, int, int]:
 
 
 class _Choice(NamedTuple):
-    """The simplest of those as good as the best; ``ties`` are the others, best first."""
+    """The preferred or simplest of those as good as the best; ``ties`` are the others, best first."""
 
     row: SettingRow
     ties: tuple[str, ...]
@@ -139,12 +144,13 @@ def _choose(
     rows: Sequence[SettingRow],
     scale: Callable[[SettingRow], float],
     against: Callable[[SettingRow, SettingRow], SettingComparison | None],
+    preferred: Sequence[str] = (),
 ) -> _Choice:
     ordered = sorted(rows, key=scale)
     best = ordered[0]
     found = {row.label: against(best, row) for row in ordered[1:]}
     as_good = [best, *(row for row in ordered[1:] if (comparison := found[row.label]) is None or comparison.tie)]
-    chosen = min(as_good, key=lambda row: _simplicity(row.setting))
+    chosen = min(as_good, key=lambda row: (row.label not in preferred, _simplicity(row.setting)))
     by: dict[str, list[str]] = {}
     for row in as_good:
         if row is chosen:
@@ -154,7 +160,7 @@ def _choose(
         reason = (
             "as good" if comparison is not None and comparison.resolved and comparison.tie else "not distinguishable"
         )
-        if _simplicity(row.setting) != _simplicity(chosen.setting):
+        if _simplicity(row.setting) > _simplicity(chosen.setting):
             reason += ", and not as simple"
         by.setdefault(reason, []).append(row.label)
     why = "".join(f"; {reason}: {listed(by[reason])}" for reason in sorted(by))
@@ -171,7 +177,12 @@ def listed(labels: Iterable[str]) -> str:
 
 
 def _fastest(
-    measured: Measurements, same: Sequence[SettingRow], rows: Sequence[SettingRow], need: Need, q: float
+    measured: Measurements,
+    same: Sequence[SettingRow],
+    rows: Sequence[SettingRow],
+    need: Need,
+    q: float,
+    preferred: str = "",
 ) -> BenchAdvice | None:
     if not same:
         return None
@@ -180,7 +191,10 @@ def _fastest(
         ratios = measured.ratios(same[0].setting, row.setting, q)
         return float(np.log(ratios).mean()) if len(ratios) else float("inf")
 
-    choice = _choose(same, mean_log, lambda first, other: compare(measured, first.setting, other.setting, q))
+    def against(first: SettingRow, other: SettingRow) -> SettingComparison | None:
+        return compare(measured, first.setting, other.setting, q)
+
+    choice = _choose(same, mean_log, against, [preferred])
     chosen = choice.row
     name = "P50" if q == 0.5 else f"P{100 * q:.0f}"
     value = chosen.quantile(name)
@@ -208,8 +222,8 @@ def times(found: SettingComparison) -> str:
     return f"{found.ratio:.3g} ({found.low:.3g}-{found.high:.3g}) times"
 
 
-def _smallest(same: Sequence[SettingRow]) -> BenchAdvice | None:
-    """Return the setting with the least peak memory; of those within the gap, the simplest."""
+def _smallest(same: Sequence[SettingRow], preferred: str) -> BenchAdvice | None:
+    """Return the setting with the least peak memory; of those within the gap, the preferred or simplest."""
     known = {id(row): peak for row in same if (peak := _peak_bytes(row)) is not None}
     if not known or len(known) < len(same):
         return None
@@ -222,7 +236,7 @@ def _smallest(same: Sequence[SettingRow]) -> BenchAdvice | None:
         ratio = size(more) / size(less)
         return SettingComparison(less.label, more.label, ratio, None, None, 0, tie=ratio <= 1 + GAP, resolved=True)
 
-    choice = _choose(same, size, against)
+    choice = _choose(same, size, against, [preferred])
     chosen = choice.row
     why = f"peak {format_bytes(size(chosen))}, starting and compiling included"
     most = max(same, key=size)
@@ -240,9 +254,13 @@ def _peak_bytes(row: SettingRow) -> int | None:
     return memory.host_peak_bytes + (memory.device_reserved_bytes or 0)
 
 
-def _busiest(measured: Measurements, good: Sequence[SettingRow]) -> BenchAdvice | None:
-    """Return the setting and batch size with most samples per second."""
-    able = [row for row in good if row.throughput is not None]
+def _busiest(measured: Measurements, good: Sequence[SettingRow], advised: Sequence[str]) -> BenchAdvice | None:
+    """Return the setting and batch size with most samples per second.
+
+    Of each batch size the setting ``advised`` for latency, where steps are not queued: one step after the other, what
+    is fastest for one is for all.
+    """
+    able = [row for row in good if row.throughput is not None and (row.device_ms is not None or row.label in advised)]
     if not able:
         return None
 
@@ -259,7 +277,7 @@ def _busiest(measured: Measurements, good: Sequence[SettingRow]) -> BenchAdvice 
         ratios = np.array([means[1][at] / means[0][at] for at in common]) * sizes[0] / sizes[1]
         return _comparison(first.setting.name, other.setting.name, ratios)
 
-    choice = _choose(able, lambda row: -rate(row), against)
+    choice = _choose(able, lambda row: -rate(row), against, advised)
     chosen = choice.row
     unit = chosen.throughput.unit if chosen.throughput is not None else ""
     why = f"{rate(chosen):,.4g} {unit}{choice.why}"

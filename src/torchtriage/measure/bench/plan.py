@@ -20,6 +20,7 @@ __all__ = ["DYNAMIC", "MODES", "BenchPlan", "check_target", "folder_of", "settin
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 DYNAMIC = {"auto": None, "on": True, "off": False}
 """What ``torch.compile(dynamic=...)`` gets."""
+MOST_ROUNDS = 10
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 """Most precise first."""
 
@@ -31,8 +32,8 @@ class BenchPlan:
     ``target`` : ``module:function`` or ``file.py:function``. ``device`` : empty for where the target puts its
     model. ``threads`` : of the processor, None for PyTorch's choice. ``seconds`` : steady steps per session, at
     least ``steps`` of them. ``rounds`` : at least so many sessions of each setting, up to ``max_rounds`` until the
-    order is clear. ``timeout_s`` : for each start and each block. ``warm_up_s`` : how long steps may take to become
-    steady.
+    order is clear; without it as many as begin in a minute. ``timeout_s`` : for each start and each block.
+    ``warm_up_s`` : how long steps may take to become steady.
     """
 
     target: str
@@ -42,14 +43,14 @@ class BenchPlan:
     threads: int | None = None
     seconds: float = 1.0
     steps: int = 20
-    rounds: int = 5
-    max_rounds: int = 10
+    rounds: int = 3
+    max_rounds: int | None = None
     timeout_s: float = 900.0
     warm_up_s: float = 5.0
     deadline_ms: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be measured; ``max_rounds`` is at least ``rounds``.
+        """Refuse what cannot be measured.
 
         Raises UsageError: a number is not finite or too small.
         """
@@ -63,7 +64,11 @@ class BenchPlan:
                 raise UsageError(f"expected {name} above 0, found {value!r}")
         if not 0 <= self.warm_up_s < math.inf:
             raise UsageError(f"expected warm_up_s of 0 or more, found {self.warm_up_s!r}")
-        object.__setattr__(self, "max_rounds", max(self.max_rounds, self.rounds))
+
+    @property
+    def most_rounds(self) -> int:
+        """Rounds at most."""
+        return max(self.rounds, MOST_ROUNDS if self.max_rounds is None else self.max_rounds)
 
     @property
     def digest(self) -> str:

@@ -33,6 +33,8 @@ BLOCK_S = 0.05
 """A turn: short beside what disturbs a machine, long beside a change of turns."""
 CHUNK_S = 0.25
 LEAST_BLOCKS = 5
+QUICK_S = 60.0
+"""No round is added after this where nobody said how many: it takes about half a minute, and 90 s are a wait."""
 ROOM = 0.7
 """Of free memory that waiting sessions may take together."""
 
@@ -46,6 +48,7 @@ def measure(
 
     Raises UsageError: the target cannot be used at all, or the folder holds something else.
     """
+    begun = time.monotonic()
     store = Checkpoint(folder, plan, fresh=fresh)
     opened = _checked(plan, store, progress)
     measured = Measurements(plan, opened)
@@ -55,13 +58,23 @@ def measure(
     def say(what: str) -> None:
         progress(what, done / (n_starts * (1 + plan.rounds)))
 
-    for setting in _shuffled(plan.settings, 0):
-        say(f"cold start: {setting.name}")
-        measure = partial(_cold, plan, store, setting)
-        measured.cold[setting.key] = _stored(store, f"cold/{setting.key}.json", measure, partial(_is_final, plan))
-        done += 1
-    for number in range(1, plan.max_rounds + 1):
-        if number > plan.rounds and all_settled(measured):
+    for at, group in enumerate(plan.groups()):
+        waiting: list[_Turn] = []
+        with ExitStack() as running:
+            for setting in _shuffled(group, 0):
+                say(f"cold start: {setting.name}")
+                measure = partial(_cold, plan, store, setting, running, waiting)
+                name = f"cold/{setting.key}.json"
+                measured.cold[setting.key] = _stored(store, name, measure, partial(_is_final, plan))
+                done += 1
+            alive = [setting for setting in group if measured.is_alive(setting)]
+            first = f"rounds/1.{at}.json"
+            if plan.rounds > 1 and alive and len(waiting) == len(alive) and store.read(first) is None:
+                say(f"round 1: {group[0].name}" + (f" and {len(alive) - 1} more" if alive[1:] else ""))
+                store.write(first, {"together": True, "sessions": _take_turns(waiting, 1)})
+    for number in range(1, plan.most_rounds + 1):
+        late = plan.max_rounds is None and time.monotonic() - begun > QUICK_S
+        if number > plan.rounds and (late or all_settled(measured)):
             break
         for at, group in enumerate(plan.groups()):
             alive = [setting for setting in group if measured.is_alive(setting)]
@@ -149,12 +162,18 @@ def _checked(plan: BenchPlan, store: Checkpoint, progress: Progress) -> dict[str
     return opened
 
 
-def _cold(plan: BenchPlan, store: Checkpoint, setting: Setting) -> dict[str, Any]:
-    """Start once with empty caches, and hold the answers against eager's."""
+def _cold(
+    plan: BenchPlan, store: Checkpoint, setting: Setting, running: ExitStack, waiting: list[_Turn]
+) -> dict[str, Any]:
+    """Start once with empty caches, and hold the answers against eager's.
+
+    On a processor the session stays for the first round, where there is room for it: it is as fresh as any other.
+    """
     stage = "start"
     cache = store.cache(setting.key, empty=True)
     out: dict[str, Any] = {}
-    with SessionClient(cache, store.log(f"cold.{setting.key}"), plan.threads) as worker:
+    with ExitStack() as ending:
+        worker = ending.enter_context(SessionClient(cache, store.log(f"cold.{setting.key}"), plan.threads))
         try:
             out["open"] = _open(plan, worker, setting)
             stage = "compile"
@@ -172,6 +191,12 @@ def _cold(plan: BenchPlan, store: Checkpoint, setting: Setting) -> dict[str, Any
             out["numerics"] = worker.ask("numerics", plan.timeout_s, standard=standard)
         except SessionError as error:
             out["failure"] = _failure(error, stage, "cold")
+        else:
+            if out["open"]["device"] == "cpu" and other is None and _has_room(out["peak"]):
+                turn = _Turn(plan, worker, setting, 1)
+                turn.attempt(partial(turn.go_on, out))
+                waiting.append(turn)
+                running.push(ending.pop_all())
     return out
 
 
@@ -222,16 +247,32 @@ class _Turn:
         times = _warmed(self.plan, self.worker, self.out["first"]["ns"])
         self.out["warm_up"] = times
         self.out["peak"] = self.worker.ask("peak", timeout_s)
-        self.worker.ask("clear_peak", timeout_s)
-        step_s = float(np.median(times[-max(len(times) // 3, 1) :])) / 1e9
+        self._take(times)
+
+    def go_on(self, cold: dict[str, Any]) -> None:
+        """Begin with a session that was started with empty caches."""
+        self.out |= {name: cold[name] for name in ("open", "first", "warm_up", "peak")} | {"cold": True}
+        self.stage = "steps"
+        self._take(cold["warm_up"])
+
+    def _take(self, times: list[int]) -> None:
+        self.worker.ask("clear_peak", self.plan.timeout_s)
+        self._fill(times[-max(len(times) // 3, 1) :])
+
+    def _fill(self, times: list[int]) -> None:
+        """Make a turn as long as it should be: others may slow it down to many times what it took when it warmed up."""
+        step_s = float(np.median(times)) / 1e9
         self.n = max(round(BLOCK_S / step_s), 1)
         self.untimed = step_s < BLOCK_S
 
     @property
-    def n_blocks(self) -> int:
-        by_time = math.ceil(self.plan.seconds / BLOCK_S)
+    def is_short(self) -> bool:
+        """Whether more blocks are needed, for the time or for the steps that were asked for."""
+        blocks = self.out["blocks"]
         # a quarter more: the first may come before the steady state
-        return max(by_time, math.ceil(1.25 * self.plan.steps / self.n), LEAST_BLOCKS)
+        n_steps = sum(len(block["ns"]) for block in blocks)
+        least = max(math.ceil(self.plan.seconds / BLOCK_S), LEAST_BLOCKS)
+        return self.alive and (len(blocks) < least or n_steps < 1.25 * self.plan.steps)
 
     def block(self) -> None:
         """Run one block, and see what the machine did meanwhile."""
@@ -246,6 +287,7 @@ class _Turn:
                 "n_cores": after.n_cores,
             }
         self.out["blocks"].append(block)
+        self._fill(block["ns"])
 
     def end(self) -> None:
         self.out["finish"] = self.worker.ask("finish", self.plan.timeout_s)
@@ -263,14 +305,26 @@ def _round(plan: BenchPlan, store: Checkpoint, group: Sequence[Setting], number:
                 worker = running.enter_context(SessionClient(store.cache(setting.key), log, plan.threads))
                 turns.append(_Turn(plan, worker, setting, number))
                 turns[-1].attempt(turns[-1].begin)
-            n_blocks = max((turn.n_blocks for turn in turns if turn.alive), default=0)
-            for at in range(n_blocks):
-                for turn in _shuffled(turns, number * 100_003 + at):
-                    turn.attempt(turn.block)
-            for turn in turns:
-                turn.attempt(turn.end)
-                sessions[turn.setting.key] = turn.out
+            sessions |= _take_turns(turns, number)
     return {"together": together, "sessions": sessions}
+
+
+def _take_turns(turns: Sequence[_Turn], number: int) -> dict[str, Any]:
+    """Run blocks of sessions that are ready in turns, and return what each measured."""
+    at = 0
+    while any(turn.is_short for turn in turns):
+        for turn in _shuffled(turns, number * 100_003 + at):
+            turn.attempt(turn.block)
+        at += 1
+    for turn in turns:
+        turn.attempt(turn.end)
+    return {turn.setting.key: turn.out for turn in turns}
+
+
+def _has_room(peak: int | None) -> bool:
+    """Whether another session like this one may run beside those that wait."""
+    free = _free_bytes()
+    return free is None or (peak or 0) <= ROOM * free
 
 
 def _fits(measured: Measurements, group: Sequence[Setting]) -> bool:

@@ -58,8 +58,9 @@ def _series(measured: Measurements, setting: Setting) -> Iterator[Series]:
     yield series("step", "ms", "latency", steps)
     first = Session((cold["first"]["ns"] / 1e9,))
     yield series("first call, empty caches", "s", "compile_time", [first])
-    again = (_single(at, raw["first"]["ns"] / 1e9) for at, raw in raws)
-    yield series("first call, caches kept", "s", "compile_time", again)
+    warm = [_single(at, raw["first"]["ns"] / 1e9) for at, raw in raws if "cold" not in raw]
+    if warm:
+        yield series("first call, caches kept", "s", "compile_time", warm)
     for what, values in (
         ("peak host memory", [raw.get("peak") for _, raw in raws]),
         ("peak device memory", [raw["finish"]["memory"].get("device_peak_bytes") for _, raw in raws]),

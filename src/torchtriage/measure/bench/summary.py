@@ -84,14 +84,16 @@ def _row(measured: Measurements, setting: Setting) -> SettingRow:
     arrays = [session.values for session in sessions]
     steady = [session.steady.begin for session in sessions if session.steady.begin is not None]
     started = _start([cold]) if "warm_up" in cold else None
-    restarted = _start(raws) if raws else None
+    again = [raw for raw in raws if "cold" not in raw]
+    restarted = _start(again) if again else None
     step_ns = float(np.exp(np.mean([np.log(np.median(array)) for array in arrays]))) if arrays else 0.0
     eager = _eager_beside(measured.plan.settings, setting)
     against = compare(measured, setting, eager) if eager not in (None, setting) else None
     pays = _pays(setting, against, cold)
     break_even: list[int | None] = [None, None]
     if eager is not None and pays == "after":
-        eagers = ([measured.cold.get(eager.key, {})], measured.raw(eager))
+        warm = [raw for raw in measured.raw(eager) if "cold" not in raw]
+        eagers = ([measured.cold.get(eager.key, {})], warm)
         break_even = [
             _break_even(start, against, raws, step_ns) for start, raws in zip((started, restarted), eagers, strict=True)
         ]
@@ -102,7 +104,7 @@ def _row(measured: Measurements, setting: Setting) -> SettingRow:
         failure=SettingFailure(**failed) if failed else None,
         cold=started,
         warm=restarted,
-        compilation=_compilation(cold, raws),
+        compilation=_compilation(cold, again),
         warm_up_ms=_curve(cold, sessions),
         steady_from=round(median(steady)) if 2 * len(steady) > len(sessions) else None,
         n_steady=len(steady),
@@ -327,7 +329,9 @@ def _first(measured: Measurements, rows: Sequence[SettingRow], chosen: SettingRo
     way = chosen.setting.way
     if found is None or found.tie:
         return f"Use {way}: {took}."
-    return f"Use {way}: {took}, {times(found)} as fast as eager."
+    calls = chosen.break_even_cold
+    after = f" after {format_count(calls, 'call')}" if calls is not None else ""
+    return f"Use {way}: {took}, {times(found)} as fast as eager{after}."
 
 
 def _stay(measured: Measurements, rows: Sequence[SettingRow], eager: SettingRow, took: str) -> str:
@@ -351,11 +355,8 @@ def _costs(chosen: SettingRow) -> str:
     text = f"Its first call takes {format_ms(chosen.cold.first_call_s * 1e3)} with empty caches"
     if chosen.warm is not None:
         text += f", {format_ms(chosen.warm.first_call_s * 1e3)} with warm ones"
-    if chosen.break_even_cold is not None:
-        calls = format_count(chosen.break_even_cold, "call")
-        text += f"; paid for after {calls}"
         if chosen.break_even_warm is not None:
-            text += f" ({chosen.break_even_warm:,} warm)"
+            text += f", which is paid for after {format_count(chosen.break_even_warm, 'call')}"
     return f"{text}."
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,13 +47,13 @@ def find_sides(
     entries, label, notes = _candidate(store, candidate, benchmark, folder)
     before: list[StoredRun] = []
     wanted = base or "main"
+    names = [base] if base is not None else ["main", "master"]
     for entry in entries:
         # what ran in turns is compared in pairs, whatever else is stored
         partner = _partner(store, entry)
         if partner is not None and (base is None or _is(partner, base, folder)):
             before.append(partner)
             continue
-        names = [base] if base is not None else ["main", "master"]
         for name in names:
             found = _baseline(store, name, entry.run, n_runs, folder, without=entry.id)
             if found:
@@ -64,19 +64,21 @@ def find_sides(
         wanted = before[0].run.branch or before[0].run.commit[:10] or "what ran before"
     elif benchmark is None:
         before += _missing(store, entries, before)
+    if not before:
+        notes = (*notes, *_own(store, [entry.run for entry in entries], names))
     return Sides(tuple(store.load(before)), tuple(store.load(entries)), (wanted, label), notes)
 
 
 def find_baseline(
     store: Store, after: Sequence[Run], base: str, *, n_runs: int = N_RUNS, folder: Path
-) -> tuple[Run, ...]:
-    """Return the stored runs of a branch or a commit for candidates that are in no store.
+) -> tuple[tuple[Run, ...], tuple[Note, ...]]:
+    """Return the stored runs of a branch or a commit for candidates that are in no store, and why there are none.
 
     Raises StoreError: the store cannot be read.
     """
     # several runs of one benchmark have one baseline
     found = {entry.id: entry for run in after for entry in _baseline(store, base, run, n_runs, folder)}
-    return tuple(store.load(list(found.values())))
+    return tuple(store.load(list(found.values()))), () if found else tuple(_own(store, after, [base]))
 
 
 def sides_of(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
@@ -91,6 +93,22 @@ def sides_of(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
         before = facts.get(SIDE) == "before" and facts.get(INTERLEAVING) in marks
         sides[0 if before else 1].append(run)
     return sides
+
+
+def _own(store: Store, after: Sequence[Run], names: Sequence[str]) -> Iterator[Note]:
+    """Say which branch has no other runs than those of the candidate's own commit."""
+    for run in after:
+        for name in names:
+            if run.commit and store.find(benchmark=run.benchmark, branch=name, limit=1):
+                own = run.commit[:10]
+                yield Note(
+                    "no-baseline",
+                    "refuse",
+                    f"all that is recorded on {name} is of the candidate's own commit, {own}, and left out",
+                    f"record the commits before it; or --base {own} for its own runs; or measure both now:"
+                    " torchtriage gate check --against REV -- CMD",
+                )
+                return
 
 
 def _missing(store: Store, after: Sequence[StoredRun], before: Sequence[StoredRun]) -> list[StoredRun]:

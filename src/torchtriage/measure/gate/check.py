@@ -45,6 +45,9 @@ NOISY = 0.05
 """Share of the wall time without the CPU, or of values 1.5 times the median of their session, from which a host is
 called noisy."""
 SLOW = 1.5
+SHORT_S = 0.5
+"""A session that measures for less falls into one moment of its host, whole."""
+SHORT_SESSIONS = "short-sessions"
 UNKNOWN = "unknown"
 OWN = frozenset({"command", "committed_at_s", HOST, INTERLEAVING, SIDE, UNCOMMITTED, "torchtriage"})
 """Names in a run's environment that differ from run to run by nature."""
@@ -75,8 +78,9 @@ def check(
     for run in chain(before, after):
         run.check()
     sides = tuple(_side(runs, label) for runs, label in zip((before, after), labels, strict=True))
-    unusable = list(_absent(before, after, labels)) or list(_unlike(before, after, allowed=unlike_machines))
-    notes = [*unusable, *notes]
+    notes = list(notes)
+    if not any(note.level == "refuse" for note in notes):
+        notes[:0] = list(_absent(before, after, labels)) or list(_unlike(before, after, allowed=unlike_machines))
     matches: list[MetricMatch] = []
     rows: tuple[MetricRow, ...] = ()
     culprits: list[Culprit] = []
@@ -91,6 +95,7 @@ def check(
             )
         )
         notes += _trust(matches, sides)
+        notes += _short(matches, rows)
         notes += _differences(before, after, labels)
         for culprit in _culprits(rows, before, after, read):
             (culprits if isinstance(culprit, Culprit) else notes).append(culprit)  # type: ignore[arg-type]
@@ -309,6 +314,25 @@ def _trust(matches: Sequence[MetricMatch], sides: Sequence[Side]) -> Iterator[No
         )
 
 
+def _short(matches: Sequence[MetricMatch], rows: Sequence[MetricRow]) -> Iterator[Note]:
+    """Say where sessions are short and more of them are asked for."""
+    waiting = {(row.benchmark, row.metric) for row in rows if row.decides and row.verdict == "inconclusive" and row.low}
+    for match in matches:
+        series = match.after
+        if series is None or (match.benchmark, series.metric) not in waiting:
+            continue
+        length = float(np.median([sum(session.values) for session in series.sessions]))
+        length_s = formatting.seconds(length, series.unit)
+        if series.kind in TIMED and length_s is not None and length_s < SHORT_S:
+            yield Note(
+                SHORT_SESSIONS,
+                "warn",
+                f"{match.benchmark} {series.metric} is measured for {formatting.amount(length_s, 's')} in each process:"
+                " what disturbs the host for longer falls on all of it",
+                f"let each process work for {SHORT_S:g} s or more before running more pairs",
+            )
+
+
 def _differences(before: Sequence[Run], after: Sequence[Run], labels: tuple[str, str]) -> Iterator[Note]:
     """Say what else than the code of the two commits differs, and where it does not."""
     lacks = sorted({run.benchmark for run in before} - {run.benchmark for run in after})
@@ -409,6 +433,8 @@ def _undecided(result: GateResult, base: str) -> tuple[str, str]:
         what = "pair" if result.design == "interleaved" else "session"
         a_side = "" if result.design == "interleaved" else " a side"
         more = f"; about {n} more {what}{'' if n == 1 else 's'}{a_side} would decide"
+    if any(note.code == SHORT_SESSIONS for note in result.notes):
+        more += "; the sessions are short, try longer ones first"
     first = f"Undecided against {base}: {len(waiting)} of {format_count(len(decided), 'metric')}{more}."
     return first, f"{formatting.row_name(waiting[0])}: {waiting[0].sentence}."
 

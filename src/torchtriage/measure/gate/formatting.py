@@ -8,7 +8,18 @@ from torchtriage.core.names import visible
 from torchtriage.core.units import format_bytes, format_count, format_ns
 from torchtriage.measure.gate.result import MetricChangePoint, MetricRow, Track
 
-__all__ = ["STATISTICS", "amount", "change", "change_point", "commit", "interval", "level", "row_name", "short"]
+__all__ = [
+    "STATISTICS",
+    "amount",
+    "change",
+    "change_point",
+    "commit",
+    "interval",
+    "level",
+    "row_name",
+    "seconds",
+    "short",
+]
 
 STATISTICS = {"low": "typical", "peak": "", "median": "median", "mean": "mean", "p95": "P95", "p99": "P99", "count": ""}
 """``low``, the mean of a session's best tenth: what the program takes when nobody disturbs it."""
@@ -28,6 +39,11 @@ def amount(value: float, unit: str) -> str:
     if unit.startswith("1/"):
         return f"{_plain(value)} {unit[1:]}"
     return f"{_plain(value)} {visible(unit)}"
+
+
+def seconds(value: float, unit: str) -> float | None:
+    """Return a time in seconds; None where the unit is none of time."""
+    return value * _NS[unit] / 1e9 if unit in _NS else None
 
 
 def _plain(value: float) -> str:

@@ -17,10 +17,12 @@ from torchtriage.measure.gate.result import HISTORY_SCHEMA, HistoryResult, Metri
 from torchtriage.measure.gate.row_verdict import STATISTICS, amount
 from torchtriage.measure.gate.session_stats import SessionTable
 
-__all__ = ["MIN_CHANGE", "find_history"]
+__all__ = ["LEAST_T", "LEAST_VALUES", "MIN_CHANGE", "find_history"]
 
-MIN_CHANGE = 0.02
+MIN_CHANGE = 0.01
 """Smaller changes of level are left out, as a share."""
+LEAST_T = 7.0
+"""How far a change has to stand out of the commits around it: what people mark does, see docs/statistics.md."""
 LEAST_VALUES = 4
 """Commits on either side of a change: fewer do not show a level."""
 LEAST_POINTS = 2 * LEAST_VALUES
@@ -132,7 +134,7 @@ def _changes(points: Sequence[Point], series: Series, min_change: float, *, exac
     else:
         found = [
             (change.at, change.before, change.after, change.p_value)
-            for change in change_points.find(values, min_effect=min_change, min_size=LEAST_VALUES)
+            for change in change_points.find(values, min_effect=min_change, min_size=LEAST_VALUES, least_t=LEAST_T)
         ]
     return [
         MetricChangePoint(
@@ -163,8 +165,8 @@ def _verdict(tracks: Sequence[Track], branch: str, min_change: float) -> tuple[s
     n_commits = max(len(track.points) for track in judged)
     along = f"{format_count(len(judged), 'metric')} along {format_count(n_commits, 'commit')}{where}"
     how = (
-        f"Changes of {formatting.short(min_change)} or more, of exact counts each; the newest"
-        f" {LEAST_VALUES - 1} commits cannot show one yet."
+        f"Changes of {formatting.short(min_change)} or more that stand out of the commits around, of exact counts each;"
+        f" the newest {LEAST_VALUES - 1} commits cannot show one yet."
     )
     if not changes:
         return f"No change of level: {along}.", "Every metric stays on one level.", how

@@ -79,7 +79,7 @@ class BenchmarkProgram:
     """What is run.
 
     ``samples`` : it hands over samples of its own; else it is timed as a whole. ``timeout_s`` : it is ended then,
-    with all it started. ``paths`` : searched for modules first.
+    with all it started. ``paths`` : searched for modules first. ``side`` : which of two it is, for errors.
     """
 
     arguments: tuple[str, ...]
@@ -87,6 +87,12 @@ class BenchmarkProgram:
     samples: bool = False
     timeout_s: float | None = None
     paths: tuple[str, ...] = ()
+    side: str = ""
+
+    @property
+    def where(self) -> str:
+        """The command and its side: what an error is about."""
+        return f"{self} ({self.side})" if self.side else str(self)
 
     def __str__(self) -> str:
         """Return the command as the user would type it, without secrets."""
@@ -127,15 +133,17 @@ def run_once(program: BenchmarkProgram, *, round: int | None = None) -> Measured
         if ended.timed_out:
             raise BenchmarkError(
                 f"ran longer than {program.timeout_s:g} s and was ended{words}",
-                where=str(program),
+                where=program.where,
                 hint="--timeout allows more",
             )
         if ended.code:
             raise BenchmarkError(
-                f"{describe_exit(ended.code)}{words}", where=str(program), hint="run it alone to see all that it prints"
+                f"{describe_exit(ended.code)}{words}",
+                where=program.where,
+                hint="run it alone to see all that it prints",
             )
         if program.samples:
-            nodes = _handed_over(handed, folder / "stdout", str(program))
+            nodes = _handed_over(handed, folder / "stdout", program.where)
             return MeasuredProcess(read_metrics(nodes, round=round, started_s=started_s), ended.use)
     cpu_s = ended.use.own_s
     session = Session((ended.use.wall_s,), None if cpu_s is None else (cpu_s,), round, started_s)
@@ -306,7 +314,7 @@ def _run(program: BenchmarkProgram, folder: Path, environment: dict[str, str]) -
             )
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
-            raise BenchmarkError(f"cannot be started: {reason}", where=str(program)) from error
+            raise BenchmarkError(f"cannot be started: {reason}", where=program.where) from error
 
     def end() -> None:
         timed_out.set()
@@ -401,7 +409,7 @@ def _check_alike(all_of: Sequence[MeasuredProcess], program: BenchmarkProgram) -
     if program.samples and sorted(first) != sorted(last):
         named = [", ".join(f"{metric} ({unit})" for metric, unit in each) for each in (first, last)]
         raise BenchmarkError(
-            f"expected {named[0]} from each process, found {named[1]} in number {len(all_of)}", where=str(program)
+            f"expected {named[0]} from each process, found {named[1]} in number {len(all_of)}", where=program.where
         )
 
 

@@ -179,6 +179,12 @@ def _recompile(row: Recompile, rank: int) -> b.Entry:
         _rows(("guard", b.dim(cut(row.guard, 160))), on=b.TERMINAL),
         _rows(("guard", (b.code(row.guard[:600]), others)), on=b.PAGE),
         _rows(("values", formatting.values(row))),
+        _rows(
+            *(
+                ("also", f"{formatting.looked_at(one)}: {formatting.values(one)}")
+                for one in row.also[: formatting.N_NAMED]
+            )
+        ),
         _rows(("compile ids", ", ".join(row.compile_ids[:12])), ("ranks", _ranks(row.ranks)), on=b.PAGE),
         *_fix(row.fix, f"{formatting.cures(row)}. "),
         _rows(("hint", row.hint), on=b.PAGE),

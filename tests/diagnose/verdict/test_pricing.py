@@ -10,6 +10,7 @@ from diagnose.replay import programs
 import torchtriage as tt
 from torchtriage.core import intervals
 from torchtriage.core.errors import UsageError
+from torchtriage.core.finding import Finding, Fix, Place
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.diagnose.patterns import Claim, Edit, Pattern
 from torchtriage.diagnose.replay import parse_what_if
@@ -46,6 +47,51 @@ def test_what_the_host_hides_costs_nothing() -> None:
     assert cost.high_ms == pytest.approx(0, abs=0.002)
     assert cost.naive_ms == pytest.approx(0.2, rel=0.01)
     assert pricing.hides(share, pricing.predict([share.claim])[0])
+
+
+def paced_by_the_profiler(host_us: float = 100) -> Trace:
+    """Steps of ten launches; shapes and stacks make the host 2.2 times as slow, and slower than kernels of 80 us."""
+    b = TraceBuilder(record_shapes=1, with_stack=1)
+    for step in range(4):
+        at = 1_000 + step * 10 * host_us
+        b.step(step, at, 10 * host_us)
+        for i in range(10):
+            b.op("aten::mul", at + i * host_us, host_us - 2)
+            b.launch(at + i * host_us + 30, 8, at + i * host_us + 40, 80)
+    return b.build()
+
+
+def test_a_host_that_only_the_profiler_slows_hides_no_saving_of_the_device() -> None:
+    trace = paced_by_the_profiler()
+    pricing, share, cost = price(trace, claim(trace, halved(trace), high=0.5))
+    # without the profiler the device paces the step: 0.8 ms, and 0.45 ms (the host) with the fix
+    assert cost.calibration is not None
+    ends = cost.calibration.share_low * cost.of_ms, cost.calibration.share_high * cost.of_ms
+    assert ends == pytest.approx((0.35 / 2, 0.35), abs=0.03)
+    (prediction,) = pricing.predict([share.claim])
+    assert not pricing.hides(share, prediction)
+    # all findings together give no less than one of them
+    finding = Finding("TST001", "test", "test", "Test", "low", "likely", "work", Place(), cost, {}, Fix("shrink it"))
+    joint = pricing.joint([finding], [share.claim])
+    assert joint is not None
+    assert joint.high_ms == pytest.approx(cost.high_ms)
+
+
+def test_a_host_that_is_slower_even_without_the_profiler_hides_it() -> None:
+    trace = paced_by_the_profiler(400)
+    _, _, cost = price(trace, claim(trace, halved(trace)))
+    assert cost.high_ms == pytest.approx(0, abs=0.002)
+
+
+def test_what_wins_the_most_keeps_its_time_though_the_host_hides_the_rest() -> None:
+    trace = paced_by_the_profiler()
+    most, less = claim(trace, Edit("shrink", np.flatnonzero(trace.works), 0.1)), claim(trace, halved(trace), high=0.5)
+    other = Pattern("TST002", "other", "test", "Other", 2, frozenset())
+    pricing = Pricing.of(trace, ())
+    shares = share_out(trace, [(PATTERN, most), (other, less)])
+    found = dict(zip((id(most), id(less)), pricing.predict([most, less]), strict=True))
+    assert pricing.hides(shares[0], found[id(most)])
+    assert pricing.hidden(shares, found) == set()
 
 
 def test_what_bounds_the_step_is_replayed() -> None:

@@ -87,10 +87,11 @@ def find(trace: Trace) -> Claims:
     untouched = min(1 - touched / size[0] for size, touched in used)
     count = steps.mean_count(steps.of_host(rows))
     times = f" {format_count(count, 'time')} {steps.per}" if count >= MANY * len(used) else ""
+    others = f", and those of {format_count(len(used) - 1, 'more table')} likewise" if len(used) > 1 else ""
     same = _moves_no_other_row(trace, updates, shapes)
     yield work._replace(per_step_ns=took_ns, share=share).claim(
         f"a gradient of {shape[0]:,} x {shape[1]:,} is filled{times} for"
-        f" {format_count(n_indices, 'index', 'indices')}: backward and optimizer take {format_ns(took_ns)}"
+        f" {format_count(n_indices, 'index', 'indices')}{others}: backward and optimizer take {format_ns(took_ns)}"
         f" {steps.per}, {format_share(share)} of {work.of}",
         "dense_gradient",
         certainty="likely" if same else "hint",

@@ -49,15 +49,17 @@ def test_what_the_host_hides_costs_nothing() -> None:
     assert pricing.hides(share, pricing.predict([share.claim])[0])
 
 
-def paced_by_the_profiler(host_us: float = 100) -> Trace:
-    """Steps of ten launches; shapes and stacks make the host 2.2 times as slow, and slower than kernels of 80 us."""
+def paced_by_the_profiler(*, sleep_us: float = 0) -> Trace:
+    """Steps of ten kernels of 80 us; shapes and stacks make the host, 100 us a kernel, slower than those."""
     b = TraceBuilder(record_shapes=1, with_stack=1)
     for step in range(4):
-        at = 1_000 + step * 10 * host_us
-        b.step(step, at, 10 * host_us)
+        wall = 1_000 + sleep_us
+        at = 1_000 + step * wall
+        b.step(step, at, wall)
         for i in range(10):
-            b.op("aten::mul", at + i * host_us, host_us - 2)
-            b.launch(at + i * host_us + 30, 8, at + i * host_us + 40, 80)
+            for k in range(10):
+                b.op("aten::view", at + i * 100 + 10 * k, 10)
+            b.launch(at + i * 100 + 30, 8, at + i * 100 + 40, 80)
     return b.build()
 
 
@@ -78,9 +80,11 @@ def test_a_host_that_only_the_profiler_slows_hides_no_saving_of_the_device() -> 
 
 
 def test_a_host_that_is_slower_even_without_the_profiler_hides_it() -> None:
-    trace = paced_by_the_profiler(400)
+    # no event is near where the host sleeps
+    trace = paced_by_the_profiler(sleep_us=1_000)
     _, _, cost = price(trace, claim(trace, halved(trace)))
-    assert cost.high_ms == pytest.approx(0, abs=0.002)
+    assert cost.low_ms == 0
+    assert cost.high_ms < 0.05
 
 
 def test_what_wins_the_most_keeps_its_time_though_the_host_hides_the_rest() -> None:

@@ -14,8 +14,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
+import numpy as np
+
+from torchtriage.core import intervals
 from torchtriage.core.finding import Cost, Finding, Note
-from torchtriage.core.trace import Trace
+from torchtriage.core.intervals import Spans
+from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.units import format_share, ms
 from torchtriage.diagnose.calibration import calibrated, margins, step_noise, widened
 from torchtriage.diagnose.patterns import Claim, Edit
@@ -34,8 +38,11 @@ SURE_STRICT, SURE_UNEXPLAINED, SURE_PINNED = 0.01, 0.01, 0.05
 HIDDEN = 0.5
 """A fix that wins less than this part of the time it points at: other work bounds the step."""
 SURE_UNHIDDEN = 0.5
-"""The part that counts for sure of what shorter device work saves without the profiler's cost, which is an estimate:
-23 of 36 recordings with shapes and stacks took 1.5 to 4.1 times their steps without, device-bound ones up to 2.2."""
+"""The part that counts for sure of what shorter device work saves without the profiler's cost, which is an estimate."""
+SLOWED_NS = 10_000
+"""How long after its begin an event is slowed by being recorded: what is farther away (NumPy, sleep, input) is not.
+Device-bound steps of recordings with shapes and stacks on an H200 come out at 1.0-1.4 times those without a profiler;
+as recorded they take up to 2.2 times as long."""
 SURE_INFERRED, HALF_INFERRED = 0.10, 0.50
 """Share of a saving that rests on edges inferred from coinciding times."""
 
@@ -95,9 +102,10 @@ class Pricing:
     def _unhide(self, claims: Sequence[Claim], out: list[ReplayPrediction | None]) -> None:
         """Widen predictions on work of the device alone by what it saves where the profiler does not slow the host."""
         assert self.replayed is not None
-        origin = self.trace.origin
         # where the step without the profiler is known, the model's own steps are as long
-        fast = () if self.facts.unprofiled_step_ms is not None else (Edit("threads", factor=1 / origin.inflation),)
+        fast: tuple[Edit, ...] = ()
+        if self.facts.unprofiled_step_ms is None:
+            fast = (Edit("threads", factor=1 / self.trace.origin.inflation, spans=self._near_events),)
         alone = [index for index, one in enumerate(out) if one is not None and self._on_device(claims[index].edits)]
         if not alone:
             return
@@ -113,6 +121,12 @@ class Pricing:
             low, high = min(ends) - base, max(ends) - base
             low, high = max(one.low_ns, SURE_UNHIDDEN * low), max(one.high_ns, high)
             out[index] = replace(one, low_ns=low, high_ns=high, saving_ns=min(max(one.saving_ns, low), high))
+
+    @cached_property
+    def _near_events(self) -> Spans:
+        rows = np.flatnonzero(self.trace.is_kind(Kind.OP, Kind.PYTHON, Kind.RUNTIME))
+        start = self.trace.start_ns[rows]
+        return intervals.union(intervals.spans(start, start + SLOWED_NS))
 
     def _on_device(self, edits: Sequence[Edit]) -> bool:
         return all(edit.kind == "shrink" and self.trace.works[edit.rows].all() for edit in edits)

@@ -66,10 +66,11 @@ def paced_by_the_profiler(*, sleep_us: float = 0) -> Trace:
 def test_a_host_that_only_the_profiler_slows_hides_no_saving_of_the_device() -> None:
     trace = paced_by_the_profiler()
     pricing, share, cost = price(trace, claim(trace, halved(trace), high=0.5))
-    # without the profiler the device paces the step: 0.8 ms, and 0.45 ms (the host) with the fix
+    # without the profiler the device paces the step: 0.8 ms, and 0.45 ms (the host) with the fix, half of which is
+    # sure; at best the host stays ahead, and all of it is saved
     assert cost.calibration is not None
     ends = cost.calibration.share_low * cost.of_ms, cost.calibration.share_high * cost.of_ms
-    assert ends == pytest.approx((0.35 / 2, 0.35), abs=0.03)
+    assert ends == pytest.approx((0.35 / 2, 0.4), abs=0.01)
     (prediction,) = pricing.predict([share.claim])
     assert not pricing.hides(share, prediction)
     # all findings together give no less than one of them
@@ -85,17 +86,6 @@ def test_a_host_that_is_slower_even_without_the_profiler_hides_it() -> None:
     _, _, cost = price(trace, claim(trace, halved(trace)))
     assert cost.low_ms == 0
     assert cost.high_ms < 0.05
-
-
-def test_what_wins_the_most_keeps_its_time_though_the_host_hides_the_rest() -> None:
-    trace = paced_by_the_profiler()
-    most, less = claim(trace, Edit("shrink", np.flatnonzero(trace.works), 0.1)), claim(trace, halved(trace), high=0.5)
-    other = Pattern("TST002", "other", "test", "Other", 2, frozenset())
-    pricing = Pricing.of(trace, ())
-    shares = share_out(trace, [(PATTERN, most), (other, less)])
-    found = dict(zip((id(most), id(less)), pricing.predict([most, less]), strict=True))
-    assert pricing.hides(shares[0], found[id(most)])
-    assert pricing.hidden(shares, found) == set()
 
 
 def test_what_bounds_the_step_is_replayed() -> None:

@@ -9,7 +9,7 @@ the step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -102,25 +102,30 @@ class Pricing:
     def _unhide(self, claims: Sequence[Claim], out: list[ReplayPrediction | None]) -> None:
         """Widen predictions on work of the device alone by what it saves where the profiler does not slow the host."""
         assert self.replayed is not None
-        # where the step without the profiler is known, the model's own steps are as long
-        fast: tuple[Edit, ...] = ()
-        if self.facts.unprofiled_step_ms is None:
-            fast = (Edit("threads", factor=1 / self.trace.origin.inflation, spans=self._near_events),)
         alone = [index for index, one in enumerate(out) if one is not None and self._on_device(claims[index].edits)]
         if not alone:
             return
-        sets = [
-            [*(_at_one_end(edit, hopeful=hopeful) for edit in claims[index].edits), *fast]
-            for index in alone
-            for hopeful in (False, True)
-        ]
-        base, *savings = (found.saving_ns for found in self.replayed.predict_many([fast, *sets]))
-        for index, *ends in zip(alone, savings[::2], savings[1::2], strict=True):
+        # where the step without the profiler is known, the model's own steps are as long
+        known = self.facts.unprofiled_step_ms is not None
+        fast = [] if known else [Edit("threads", factor=1 / self.trace.origin.inflation, spans=self._near_events)]
+        sets = [fast]
+        for index in alone:
+            edits = claims[index].edits
+            sets.append([*(replace(edit, best=None) for edit in edits), *fast])
+            sets.append([*(self._at_best(edit, everywhere=known) for edit in edits), *fast])
+        base, *savings = (found.saving_ns for found in self.replayed.predict_many(sets))
+        for index, cautious, hopeful in zip(alone, savings[::2], savings[1::2], strict=True):
             one = out[index]
             assert one is not None
-            low, high = min(ends) - base, max(ends) - base
-            low, high = max(one.low_ns, SURE_UNHIDDEN * low), max(one.high_ns, high)
+            low = max(one.low_ns, SURE_UNHIDDEN * (cautious - base))
+            high = max(one.high_ns, hopeful - base, low)
             out[index] = replace(one, low_ns=low, high_ns=high, saving_ns=min(max(one.saving_ns, low), high))
+
+    def _at_best(self, edit: Edit, *, everywhere: bool) -> Edit:
+        """Return the hopeful edit, else of the judged steps: taking the backlog they begin with would lengthen them."""
+        steps = self.trace.steps
+        mine = steps.in_steady(steps.of_work(edit.rows)) | everywhere
+        return replace(edit, rows=edit.rows[mine], factor=edit.remains(hopeful=True)[mine], best=None)
 
     @cached_property
     def _near_events(self) -> Spans:
@@ -155,24 +160,6 @@ class Pricing:
     def noise(self) -> float:
         """How far two such recordings' steps lie apart by chance, as a share of the step."""
         return step_noise(self.trace)
-
-    def hidden(self, shares: Sequence[Share], predictions: Mapping[int, ReplayPrediction | None]) -> set[int]:
-        """Return the claims, by ``id``, whose time is better left to those whose fix would win it.
-
-        Not the one that surely wins the most of its class of time: the others hide behind the same work.
-        """
-        most: dict[str, float] = {}
-        for share in shares:
-            found = predictions[id(share.claim)]
-            if found is not None:
-                most[share.claim.time_class] = max(most.get(share.claim.time_class, 0.0), found.low_ns)
-        return {
-            id(share.claim)
-            for share in shares
-            if (found := predictions[id(share.claim)]) is not None
-            and self.hides(share, found)
-            and not 0 < found.low_ns == most[share.claim.time_class]
-        }
 
     def hides(self, share: Share, prediction: ReplayPrediction | None) -> bool:
         """Return whether replay finds less than half of what the share's time suggests."""
@@ -272,10 +259,6 @@ class Pricing:
             method=method or "time owned by this finding, each millisecond counted once",
             grade=_GRADES[basis],
         )
-
-
-def _at_one_end(edit: Edit, *, hopeful: bool) -> Edit:
-    return replace(edit, factor=edit.hopeful if hopeful else edit.factor, best=None)
 
 
 def answers(pricing: Pricing, questions: Sequence[WhatIf]) -> tuple[Answer, ...]:

@@ -211,7 +211,8 @@ def _judge(
         predictions = pricing.predict([claim for _, claim in claims])
     of_claim = {id(claim): prediction for (_, claim), prediction in zip(claims, predictions, strict=True)}
     shares = share_out(trace, claims)
-    hidden = pricing.hidden(shares, of_claim)
+    # time whose loss costs little is left to those whose fix would win it
+    hidden = {id(share.claim) for share in shares if pricing.hides(share, of_claim[id(share.claim)])}
     if hidden:
         shares = share_out(trace, claims, last=hidden)
     entries = {entry.pattern.code: entry for entry in catalogue()}

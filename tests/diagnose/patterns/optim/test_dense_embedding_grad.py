@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from builder import TraceBuilder
 
-from torchtriage.diagnose.patterns.base import Claim, lookup
-from torchtriage.diagnose.patterns.optim.dense_embedding_grad import PATTERN, find
+from torchtriage.diagnose.patterns.base import Claim
+from torchtriage.diagnose.patterns.launch.optimizer_per_tensor import find as fused
+from torchtriage.diagnose.patterns.optim.dense_embedding_grad import find
 
 STEP = "Optimizer.step#SGD.step"
 
@@ -153,9 +154,10 @@ def test_a_hint_where_the_table_is_also_the_output_layer() -> None:
     assert claim.certainty == "hint"
 
 
-def test_it_owns_the_time_of_the_update_before_its_form_does() -> None:
-    fused = lookup("LCH016").pattern
-    assert PATTERN.order < fused.order
+@pytest.mark.parametrize(("optimizer", "n_fused"), [("Adagrad", 0), ("Adam", 1)])
+def test_a_fused_form_is_proposed_where_every_row_moves(optimizer: str, n_fused: int) -> None:
+    updates = ("lerp_", "mul_", "addcdiv_") if optimizer == "Adam" else ("addcmul_", "sqrt", "addcdiv_")
+    assert len(list(fused(bags(optimizer=optimizer, updates=updates).build()))) == n_fused
 
 
 def test_the_cost_is_the_share_of_rows_that_were_not_touched() -> None:

@@ -136,6 +136,14 @@ def backwards(b: TraceBuilder, at: float, t: int) -> None:
     select(b, at, T - 1 - t)
 
 
+def test_loud_where_the_first_call_makes_the_state() -> None:
+    builder = stepping()
+    for step in range(4):
+        builder.op("aten::zeros", (2 * ROUND * T + 100) * step + 18, 1, dims=[[], [], [], [], []])
+    (claim,) = claims(builder)
+    assert claim.certainty == "likely"
+
+
 def test_loud_from_the_last_to_the_first() -> None:
     (claim,) = claims(stepping(backwards))
     assert claim.certainty == "likely"

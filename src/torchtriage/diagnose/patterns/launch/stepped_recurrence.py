@@ -99,7 +99,8 @@ def _claim(trace: Trace, ops: Ints, runs: list[Ints]) -> Claim | None:
     time = host_time(trace, _spans(trace, ops, runs))
     if not recurs(trace, rows) or not time.lost_ns or time.held_ns < MIN_SHARE * steps.wall_ns:
         return None
-    begins = [_begins(trace, ops, run) for run in runs]
+    # before the first call its state is made
+    begins = [_begins(trace, ops, run[1:]) for run in runs]
     if trace.named(*_LAYERS)[ops[np.concatenate(begins)]].all() and not np.isin(np.concatenate(begins), runs[0]).any():
         return None  # a layer above another one, which is the one to look at
     known = all(
@@ -155,7 +156,7 @@ def _begins(trace: Trace, ops: Ints, run: Ints) -> Ints:
 def _in_order(trace: Trace, parts: Ints) -> bool:
     """Return whether these rows take one part of a tensor after the other; layers may stand between."""
     parts = parts[~trace.named(*_LAYERS)[parts]]
-    if len(parts) < MIN_ROUNDS or not trace.named(*_PARTS)[parts].all():
+    if len(parts) < MIN_ROUNDS - 1 or not trace.named(*_PARTS)[parts].all():
         return False
     inputs, which = inputs_of(trace, parts)
     of, index = zip(*map(_part, inputs), strict=True)

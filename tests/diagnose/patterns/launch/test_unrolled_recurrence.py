@@ -1,4 +1,4 @@
-"""LCH057 stepped-recurrence, on built traces; times in microseconds."""
+"""LCH106 unrolled-recurrence, on built traces; times in microseconds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from builder import TraceBuilder
 
 from torchtriage.diagnose.patterns.base import Claim, lookup
-from torchtriage.diagnose.patterns.launch.stepped_recurrence import PATTERN, find
+from torchtriage.diagnose.patterns.launch.unrolled_recurrence import PATTERN, find
 
 T, BATCH, WIDTH = 12, 32, 256
 WEIGHTS = [[768, 256], [768, 256], [768], [768]]

@@ -29,12 +29,13 @@ from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Fix, Ints, K
 from torchtriage.diagnose.patterns.launch._sample_loops import MAX_ROUND_OPS, MIN_ROUNDS, loop_ops
 
 PATTERN = Pattern.of(
-    __name__, "LCH057", "A recurrent layer is called for every time step", order=349, needs="ops shapes work"
+    __name__, "LCH106", "A recurrent layer is called for every time step", order=349, needs="ops shapes work"
 )
 FIX = Fix(
     text="Call the layer once over the whole sequence, where its inputs are known beforehand, and what follows once"
     " over all of its outputs. For a loop over a cell: the layer of its name.",
-    code="""outputs, hidden = gru(embedding(tokens), hidden)  # (time, batch, width); nn.LSTM instead of nn.LSTMCell
+    code="""rnn = nn.GRU(width, hidden)  # not nn.GRUCell
+outputs, state = rnn(embedding(tokens), state)  # (time, batch, width)
 loss = criterion(linear(outputs).flatten(0, 1), targets.flatten())""",
     link="https://docs.pytorch.org/docs/stable/generated/torch.nn.GRU.html",
 )

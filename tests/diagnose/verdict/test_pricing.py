@@ -80,6 +80,15 @@ def test_a_host_that_only_the_profiler_slows_hides_no_saving_of_the_device() -> 
     assert joint.high_ms == pytest.approx(cost.high_ms)
 
 
+def test_idle_time_that_only_the_profiler_makes_saves_nothing_for_sure() -> None:
+    trace = paced_by_the_profiler()
+    spans = trace.devices[0].idle
+    idle = Claim("late", "likely", np.empty(0, np.int64), spans, 0.2, 1.0, "idle", edits=(Edit("threads", factor=0.5),))
+    _, _, cost = price(trace, idle)
+    assert cost.low_ms == pytest.approx(0, abs=0.01)
+    assert cost.high_ms == pytest.approx(0.2, abs=0.02)
+
+
 def test_a_host_that_is_slower_even_without_the_profiler_hides_it() -> None:
     # no event is near where the host sleeps
     trace = paced_by_the_profiler(sleep_us=1_000)

@@ -1,10 +1,9 @@
 """What a finding costs: replayed where the model of the run can be trusted, else arithmetic.
 
-Replay asks what the step would have been without what the claim points at, so it sees that a wait
-hidden behind device work is free and that a shorter kernel frees nothing while the host is late.
-A profiler that slows the host hides savings of the device the same way: those are also asked of a host as fast as
-it is without. Ownership bounds it: no finding gets more than the time it owns, so findings never promise more than
-the step.
+Replay asks what the step would have been without what the claim points at, so it sees that a wait hidden behind device
+work is free and that a shorter kernel frees nothing while the host is late. A profiler that slows the host hides what
+the device could save, and adds to what the host could: both are also asked of a host as fast as it is without.
+Ownership bounds it: no finding gets more than the time it owns, so findings never promise more than the step.
 """
 
 from __future__ import annotations
@@ -96,29 +95,37 @@ class Pricing:
         found = self.replayed.predict_many([claims[index].edits for index in asked])
         for index, prediction in zip(asked, found, strict=True):
             out[index] = prediction
-        self._unhide(claims, out)
+        self._without_profiler(claims, out)
         return out
 
-    def _unhide(self, claims: Sequence[Claim], out: list[ReplayPrediction | None]) -> None:
-        """Widen predictions on work of the device alone by what it saves where the profiler does not slow the host."""
+    def _without_profiler(self, claims: Sequence[Claim], out: list[ReplayPrediction | None]) -> None:
+        """Ask predictions again of a host that the profiler does not slow.
+
+        Work of the device alone may save more there, and idle time surely saves no more than there.
+        """
         assert self.replayed is not None
-        alone = [index for index, one in enumerate(out) if one is not None and self._on_device(claims[index].edits)]
-        if not alone:
-            return
         # where the step without the profiler is known, the model's own steps are as long
         known = self.facts.unprofiled_step_ms is not None
         fast = [] if known else [Edit("threads", factor=1 / self.trace.origin.inflation, spans=self._near_events)]
-        sets = [fast]
-        for index in alone:
-            edits = claims[index].edits
-            sets.append([*(replace(edit, best=None) for edit in edits), *fast])
-            sets.append([*(self._at_best(edit, everywhere=known) for edit in edits), *fast])
+        replayed = [index for index, one in enumerate(out) if one is not None]
+        idle = [index for index in replayed if claims[index].time_class == "idle" and not known]
+        alone = [index for index in replayed if self._on_device(claims[index].edits)]
+        sets = [
+            fast,
+            *([*(replace(edit, best=None) for edit in claims[index].edits), *fast] for index in (*idle, *alone)),
+            *([*(self._at_best(edit, everywhere=known) for edit in claims[index].edits), *fast] for index in alone),
+        ]
+        if len(sets) == 1:
+            return
         base, *savings = (found.saving_ns for found in self.replayed.predict_many(sets))
-        for index, cautious, hopeful in zip(alone, savings[::2], savings[1::2], strict=True):
-            one = out[index]
+        for place, index in enumerate((*idle, *alone)):
+            one, low = out[index], savings[place] - base
             assert one is not None
-            low = max(one.low_ns, SURE_UNHIDDEN * (cautious - base))
-            high = max(one.high_ns, hopeful - base, low)
+            if place < len(idle):
+                low, high = min(one.low_ns, low), one.high_ns
+            else:
+                low = max(one.low_ns, SURE_UNHIDDEN * low)
+                high = max(one.high_ns, savings[place + len(alone)] - base, low)
             out[index] = replace(one, low_ns=low, high_ns=high, saving_ns=min(max(one.saving_ns, low), high))
 
     def _at_best(self, edit: Edit, *, everywhere: bool) -> Edit:

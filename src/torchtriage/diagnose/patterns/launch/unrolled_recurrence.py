@@ -115,10 +115,11 @@ def _claim(trace: Trace, ops: Ints, runs: list[Ints]) -> Claim | None:
     name, count = trace.name_of(int(rows[0])), steps.mean_count(steps.of_host(rows))
     what = "is called" if not name.endswith("_cell") else "runs"
     message = f"{name} {what} {format_count(count, 'time')} {steps.per} for one time step each"
+    in_a_row = max(map(len, runs))
     evidence = {
         **time.evidence(),
         "n_calls_per_step": count,
-        "n_calls_in_a_row": max(map(len, runs)),
+        "n_calls_in_a_row": in_a_row,
         "input_shape": inputs_of(trace, rows[:1])[0][0].shape(0),
         "inputs_known_beforehand": known,
     }
@@ -126,7 +127,7 @@ def _claim(trace: Trace, ops: Ints, runs: list[Ints]) -> Claim | None:
         return Claim(
             f"{message}; whether their inputs are known beforehand is not seen", "hint", rows, evidence=evidence
         )
-    gain = 1.0 - 1.0 / min(evidence["n_calls_in_a_row"], MAX_GAIN_ROUNDS)
+    gain = 1.0 - 1.0 / min(in_a_row, MAX_GAIN_ROUNDS)
     low, high = (0.5 * gain, gain) if trace.devices else ON_CPU
     lost = time.idle_text("while") if trace.devices else f"they take {format_ns(time.held_ns)}"
     return host_claim(

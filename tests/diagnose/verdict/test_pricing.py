@@ -10,6 +10,7 @@ from diagnose.replay import programs
 import torchtriage as tt
 from torchtriage.core import intervals
 from torchtriage.core.errors import UsageError
+from torchtriage.core.finding import Finding, Fix, Place
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.diagnose.patterns import Claim, Edit, Pattern
 from torchtriage.diagnose.replay import parse_what_if
@@ -46,6 +47,54 @@ def test_what_the_host_hides_costs_nothing() -> None:
     assert cost.high_ms == pytest.approx(0, abs=0.002)
     assert cost.naive_ms == pytest.approx(0.2, rel=0.01)
     assert pricing.hides(share, pricing.predict([share.claim])[0])
+
+
+def paced_by_the_profiler(*, sleep_us: float = 0) -> Trace:
+    """Steps of ten kernels of 80 us; shapes and stacks make the host, 100 us a kernel, slower than those."""
+    b = TraceBuilder(record_shapes=1, with_stack=1)
+    for step in range(4):
+        wall = 1_000 + sleep_us
+        at = 1_000 + step * wall
+        b.step(step, at, wall)
+        for i in range(10):
+            for k in range(10):
+                b.op("aten::view", at + i * 100 + 10 * k, 10)
+            b.launch(at + i * 100 + 30, 8, at + i * 100 + 40, 80)
+    return b.build()
+
+
+def test_a_host_that_only_the_profiler_slows_hides_no_saving_of_the_device() -> None:
+    trace = paced_by_the_profiler()
+    pricing, share, cost = price(trace, claim(trace, halved(trace), high=0.5))
+    # without the profiler the device paces the step: 0.8 ms, and 0.45 ms (the host) with the fix, half of which is
+    # sure; at best the host stays ahead, and all of it is saved
+    assert cost.calibration is not None
+    ends = cost.calibration.share_low * cost.of_ms, cost.calibration.share_high * cost.of_ms
+    assert ends == pytest.approx((0.35 / 2, 0.4), abs=0.01)
+    (prediction,) = pricing.predict([share.claim])
+    assert not pricing.hides(share, prediction)
+    # all findings together give no less than one of them
+    finding = Finding("TST001", "test", "test", "Test", "low", "likely", "work", Place(), cost, {}, Fix("shrink it"))
+    joint = pricing.joint([finding], [share.claim])
+    assert joint is not None
+    assert joint.high_ms == pytest.approx(cost.high_ms)
+
+
+def test_idle_time_that_only_the_profiler_makes_saves_nothing_for_sure() -> None:
+    trace = paced_by_the_profiler()
+    spans = trace.devices[0].idle
+    idle = Claim("late", "likely", np.empty(0, np.int64), spans, 0.2, 1.0, "idle", edits=(Edit("threads", factor=0.5),))
+    _, _, cost = price(trace, idle)
+    assert cost.low_ms == pytest.approx(0, abs=0.01)
+    assert cost.high_ms == pytest.approx(0.2, abs=0.02)
+
+
+def test_a_host_that_is_slower_even_without_the_profiler_hides_it() -> None:
+    # no event is near where the host sleeps
+    trace = paced_by_the_profiler(sleep_us=1_000)
+    _, _, cost = price(trace, claim(trace, halved(trace)))
+    assert cost.low_ms == 0
+    assert cost.high_ms < 0.05
 
 
 def test_what_bounds_the_step_is_replayed() -> None:

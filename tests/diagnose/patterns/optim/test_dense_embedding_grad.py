@@ -7,6 +7,7 @@ import pytest
 from builder import TraceBuilder
 
 from torchtriage.diagnose.patterns.base import Claim
+from torchtriage.diagnose.patterns.launch.optimizer_per_tensor import find as fused
 from torchtriage.diagnose.patterns.optim.dense_embedding_grad import find
 
 STEP = "Optimizer.step#SGD.step"
@@ -61,12 +62,102 @@ def test_quiet_once_in_a_while() -> None:
 
 def test_loud_on_few_indices_into_a_large_table() -> None:
     (claim,) = claims(steps())
-    assert claim.certainty == "hint"
+    assert claim.certainty == "likely"
     assert claim.evidence["dense_gradient_ms_per_step"] == pytest.approx(0.5)
     assert claim.evidence["share_of_step"] == pytest.approx(0.5)
     assert claim.evidence["table_shape"] == [20_000, 64]
     assert claim.evidence["n_indices"] == 512
     assert claim.message.startswith("a gradient of 20,000 x 64 is filled for 512 indices")
+
+
+def bags(
+    *, optimizer: str = "Adagrad", updates: tuple[str, ...] = ("addcmul_", "sqrt", "add_", "mul", "addcdiv_")
+) -> TraceBuilder:
+    """Steps on a device: the backward of an EmbeddingBag, and an optimizer's passes over table and a layer."""
+    builder = TraceBuilder()
+    bag = [[8192, 64], [8192], [8192], [8192], [0], [], [], [], [], []]
+    for i in range(4):
+        at = 1_000 * i
+        builder.step(i, at, 1_000)
+        builder.op(
+            "aten::_embedding_bag_dense_backward",
+            at + 100,
+            50,
+            dims=bag,
+            concrete=["", "", "", "", "", "1500000", "False", "1", "", "-1"],
+        )
+        builder.launch(at + 110, 5, at + 120, 180)
+        builder.annotation(f"Optimizer.step#{optimizer}.step", at + 200, 20 * len(updates))
+        for k, name in enumerate(updates):
+            tables = [[[1_500_000, 64], [500_000, 64]]]
+            builder.op(f"aten::_foreach_{name}", at + 200 + 20 * k, 18, dims=tables)
+            builder.launch(at + 205 + 20 * k, 5, at + 320 + 120 * k, 100)
+    return builder
+
+
+def test_loud_on_the_bags_of_a_recommender() -> None:
+    (claim,) = claims(bags())
+    assert claim.evidence["table_shape"] == [1_500_000, 64]
+    assert claim.evidence["n_indices"] == 8192
+    # the fill, and of each pass the part of the table
+    assert claim.evidence["dense_gradient_ms_per_step"] == pytest.approx(0.18 + 5 * 0.1 * 0.75)
+    # rows without a gradient do not move under Adagrad: the result is the same
+    assert claim.certainty == "likely"
+    assert claim.fix is not None
+    assert "EmbeddingBag" in claim.fix.code
+    assert "SparseAdam" not in claim.fix.code
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "updates", "certainty"),
+    [
+        ("SGD", ("add_",), "likely"),
+        ("SGD", ("mul_", "add_", "add_"), "hint"),  # momentum moves every row
+        ("Adagrad", ("add", "addcmul_", "sqrt", "add_", "mul_", "addcdiv_"), "hint"),  # so does weight decay
+        ("RMSprop", ("mul_", "addcmul_", "sqrt", "add_", "addcdiv_"), "hint"),
+        ("Adam", ("lerp_", "mul_", "addcmul_", "sqrt", "div_", "add_", "addcdiv_"), "hint"),
+    ],
+)
+def test_a_hint_where_the_optimizer_moves_every_row(optimizer: str, updates: tuple[str, ...], certainty: str) -> None:
+    (claim,) = claims(bags(optimizer=optimizer, updates=updates))
+    assert claim.certainty == certainty
+
+
+@pytest.mark.parametrize("fused", ["aten::_fused_sgd_", "aten::_fused_adagrad_", "aten::_fused_adamw_"])
+def test_a_hint_where_the_fused_form_hides_what_moves(fused: str) -> None:
+    builder = bags(updates=("add_",))
+    for event in builder.events:
+        event["name"] = event["name"].replace("aten::_foreach_add_", fused)
+    (claim,) = claims(builder)
+    assert claim.certainty == "hint"
+    assert claim.evidence["dense_gradient_ms_per_step"] == pytest.approx(0.18 + 0.1 * 0.75)
+
+
+def test_the_gradient_that_is_added_up_belongs_to_it() -> None:
+    builder = bags(updates=("add_",))
+    for i in range(4):
+        at = 1_000 * i
+        builder.op("torch::autograd::AccumulateGrad", at + 160, 20)
+        builder.op("aten::detach", at + 161, 1, dims=[[1_500_000, 64]])
+        builder.op("aten::add_", at + 162, 15, dims=[[1_500_000, 64], [1_500_000, 64], []])
+        builder.launch(at + 165, 5, at + 440, 90)
+    (claim,) = claims(builder)
+    assert claim.evidence["dense_gradient_ms_per_step"] == pytest.approx(0.18 + 0.1 * 0.75 + 0.09)
+    assert claim.certainty == "likely"
+
+
+def test_a_hint_where_the_table_is_also_the_output_layer() -> None:
+    builder = bags()
+    for i in range(4):
+        builder.op("aten::linear", 1_000 * i + 20, 10, dims=[[8192, 64], [1_500_000, 64], []])
+    (claim,) = claims(builder)
+    assert claim.certainty == "hint"
+
+
+@pytest.mark.parametrize(("optimizer", "n_fused"), [("Adagrad", 0), ("Adam", 1)])
+def test_a_fused_form_is_proposed_where_every_row_moves(optimizer: str, n_fused: int) -> None:
+    updates = ("lerp_", "mul_", "addcdiv_") if optimizer == "Adam" else ("addcmul_", "sqrt", "addcdiv_")
+    assert len(list(fused(bags(optimizer=optimizer, updates=updates).build()))) == n_fused
 
 
 def test_the_cost_is_the_share_of_rows_that_were_not_touched() -> None:

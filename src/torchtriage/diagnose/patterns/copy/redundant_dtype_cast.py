@@ -6,14 +6,17 @@ Looks like: a cast that the next operator undoes (float32 to bfloat16 and straig
     on a CPU, do not count.
 Slow because: a cast reads and writes the whole tensor and computes nothing; float64 takes twice the memory traffic of
     float32, and on consumer GPUs 32-64 times the arithmetic.
-Cost: the casts that disappear; of float64 work 40-60 % (products on consumer GPUs up to 97 %). At the low end only the
-    part the device can recover because the next kernel is already queued.
+Cost: the casts that disappear; of float64 work 40-60 % (convolutions that TF32 takes over up to 87 %, products on
+    consumer GPUs up to 97 %). At the low end only the part the device can recover because the next kernel is already
+    queued; nothing where a program that computes in float64 throughout may need it: one without layers of a network,
+    or with solvers, derivatives of derivatives, or integrators of equations.
 Fix: drop the pair of casts; make inputs and constants float32 at the source; load weights in the type they are used
     in.
 Leave it when: the method needs float64 (solvers, long sums), or something is computed in float32 between the two casts
     on purpose (norms, softmax): then LCH015 has the advice.
 Source: PyTorch documentation, "Automatic Mixed Precision package"; measured: float64 point coordinates from NumPy put
-    28 % of the kernel time of a mask generator into float64.
+    28 % of the kernel time of a mask generator into float64; a network of convolutions on an H200 takes 20.0 ms of
+    kernels in float64 and 4.4 ms in float32.
 """
 
 import numpy as np

@@ -11,8 +11,9 @@ Cost: device idle time inside the annotations (on a CPU: their host time). The l
     profiler's inflation; nothing on a CPU for a single operator per parameter. From foreach to fused a quarter to 60 %
     of the kernels, where those take longer than the idle time.
 Fix: the multi-tensor or fused form of the same optimizer, and of the average.
-Leave it when: gradients are sparse, the optimizer is differentiable, or it works on matrices (Shampoo); on a CPU the
-    loop is the default, and fused forms exist for SGD, Adam, AdamW and Adagrad only.
+Leave it when: gradients are sparse, or could be (OPT047: tables of which a step touches few rows), the optimizer is
+    differentiable, or it works on matrices (Shampoo); on a CPU the loop is the default, and fused forms exist for SGD,
+    Adam, AdamW and Adagrad only.
 Source: PyTorch documentation, torch.optim, "Algorithms" (for-loop, foreach, fused) and "Weight Averaging"; measured:
     404 additions, 13.3 ms of host time, in one SGD step; on a CPU a fused AdamW takes 25 % off a step of 120
     parameters, a foreach average 3-8 %.
@@ -24,6 +25,7 @@ from torchtriage.core import fixes
 from torchtriage.core.arrays import distinct
 from torchtriage.core.units import format_count
 from torchtriage.diagnose.patterns._host_time import host_claim, host_time
+from torchtriage.diagnose.patterns._sparse_tables import lookups, moves_no_other_row, passes
 from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Ints, Kind, Mask, Pattern, Trace
 from torchtriage.diagnose.patterns.launch._foreach_optimizer import claim_foreach, fix_of, optimizer_name
 from torchtriage.diagnose.patterns.launch._update_loops import claim_updates
@@ -35,6 +37,7 @@ MIN_CALLS = 100  # launches per step (catalogue 16); 20-64 are toys and small re
 MIN_SHARE = 0.02  # share of the step the annotation has to take
 MIN_CALLS_CPU = 50  # measured with AdamW over 17 parameters, 68 operators: 1.22 ms, fused 0.34 ms
 MIN_KINDS_CPU = 2  # with one kind of operator there is little to fuse: SGD over 80 tensors, 3.66 ms and 3.65 ms
+MOSTLY_TABLES = 0.5
 MIN_SHARE_BLIND = 0.05
 """Share of the step on a CPU without shapes: the loop is the default there, and its operators may work on large
 tensors (4.8 % of a healthy recommender's step)."""
@@ -68,6 +71,8 @@ def _optimizers(trace: Trace) -> Claims:
         calls, kernels = _work(trace, inside)
         foreach = np.flatnonzero(inside & trace.matching(_FOREACH))
         if len(foreach):
+            if _over_unused_rows(trace, mine):
+                continue
             of = tree.outermost(foreach, mine)
             claim = claim_foreach(trace, rows, foreach[np.isin(of, rows)])
         elif trace.matching("multi_tensor")[kernels].any():
@@ -78,6 +83,13 @@ def _optimizers(trace: Trace) -> Claims:
             claim = _claim(trace, rows, calls[np.isin(of, rows)], float(np.median(per_call)))
         if claim is not None:
             yield claim
+
+
+def _over_unused_rows(trace: Trace, mine: Mask) -> bool:
+    """Return whether most of it goes over rows that a sparse gradient would spare, fused or not (OPT047)."""
+    _, used = lookups(trace)
+    updates, part = passes(trace, mine, used)
+    return bool(len(updates)) and part.mean() >= MOSTLY_TABLES and moves_no_other_row(trace, updates, used)
 
 
 def _work(trace: Trace, inside: Mask) -> tuple[Ints, Ints]:

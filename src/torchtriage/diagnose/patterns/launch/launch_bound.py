@@ -20,8 +20,8 @@ import numpy as np
 from torchtriage.core import intervals
 from torchtriage.core.arrays import distinct
 from torchtriage.core.units import format_count, format_ns, format_share, ms
-from torchtriage.diagnose.patterns._late_launches import ALLOCATION, short_gaps
-from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Fix, Ints, Kind, Pattern, Spans, Trace, aten, given
+from torchtriage.diagnose.patterns._late_launches import ALLOCATION, median_view_ns, short_gaps
+from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Fix, Ints, Kind, Pattern, Spans, Trace, given
 
 PATTERN = Pattern.of(
     __name__, "LCH014", "The host launches slower than the device computes", order=380, needs="device runtime ops"
@@ -47,7 +47,6 @@ USUAL_VIEW_NS = 5_000
 """Own time of the median operator that makes a view: 0.6-4 us in launch-bound recordings of ten machines, shapes and
 stacks included. Where it takes 20 us (a profiler that just started, a throttled host), what is beyond is nothing that
 fewer launches save for sure."""
-_VIEWS = aten("as_strided view transpose t expand")
 TINY_NS = 10_000  # kernels below this cannot hide the dispatch of one op (5-20 us, measured)
 MIN_REPEATS = 3  # steps with one and the same kernel sequence, for a graph to be worth proposing
 MAX_GRAPHED = 0.05
@@ -76,7 +75,7 @@ def find(trace: Trace) -> Claims:
     per_step = steps.median_count(steps.of_work(work))
     late_rows = distinct(device.gaps.next_row[intervals.covered(device.gaps.spans, rest) > 0])
     latest = _latest(trace, rest)
-    view_ns = _median_view_ns(trace)
+    view_ns = median_view_ns(trace)
     low = LOW * min(USUAL_VIEW_NS / max(view_ns, 1), 1.0)
     graphable = _graphable(trace, work)
     gap_ns = int(np.median(rest[:, 1] - rest[:, 0]))
@@ -125,12 +124,6 @@ def find(trace: Trace) -> Claims:
 def _captures(trace: Trace) -> bool:
     launches = (trace.kind == Kind.RUNTIME) & trace.matching(_LAUNCH)
     return 2 * int((launches & ~trace.links.launches).sum()) > int(launches.sum())
-
-
-def _median_view_ns(trace: Trace) -> int:
-    views = np.flatnonzero(trace.named(*_VIEWS))
-    views = views[trace.steps.in_steady(trace.steps.of_host(views))]
-    return int(np.median(trace.tree.self_ns[views])) if len(views) >= MIN_GAPS else 0
 
 
 def _graphable(trace: Trace, work: Ints) -> bool:

@@ -10,7 +10,7 @@ from builder import TraceBuilder
 
 from torchtriage.diagnose.patterns.base import Fix
 from torchtriage.diagnose.patterns.host.host_stalled import find as host_stalled
-from torchtriage.diagnose.patterns.host.slow_host_operator import BUFFERS, COMPUTED, CREATED, FIX, find
+from torchtriage.diagnose.patterns.host.slow_host_operator import BUFFERS, COMPUTED, CREATED, FIX, PINNED, find
 from torchtriage.diagnose.patterns.launch.launch_bound import find as launch_bound
 
 
@@ -137,6 +137,11 @@ def test_an_operator_is_the_same_in_its_place_though_its_name_is_short_elsewhere
     (claim,) = find(trace.profiler_stop(20_001, 5).build())
     assert claim.evidence["ops_gpu_idle_ms_per_step"] == {"aten::split_with_sizes": pytest.approx(3.0)}
     assert claim.fix == FIX
+
+
+def test_memory_that_is_pinned_in_the_step_is_pinned_elsewhere() -> None:
+    (claim,) = find(loop(3_000, name="aten::pin_memory").build())
+    assert claim.fix == PINNED
 
 
 @pytest.mark.parametrize(

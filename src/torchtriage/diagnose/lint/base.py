@@ -91,7 +91,7 @@ class Hit:
     """One place in a file.
 
     ``node`` : what to point at. ``span`` : what the hit speaks about, for ``Rule.over`` (the node
-    unless given). ``called`` : what is called there, for the join with a trace.
+    unless given). ``called`` : what is called there, for the join with a trace. ``also`` : other lines of the problem.
     """
 
     node: ast.expr | ast.stmt
@@ -101,6 +101,7 @@ class Hit:
     fix: Fix | None = None
     autofix: Autofix | None = None
     span: ast.AST | None = None
+    also: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

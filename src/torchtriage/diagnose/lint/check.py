@@ -266,15 +266,16 @@ def _finding(
         severity=hit.severity or rule.severity,
         certainty="hint",
         message=hit.message,
-        place=Place(frame=_frame(shown, line, function, hit.called)),
+        place=Place(frame=_frame(shown, line, function, hit)),
         cost=None,
         evidence=evidence,
         fix=hit.fix or entry.fix,
     )
 
 
-def _frame(file: str, line: int, function: str, called: str) -> Frame:
-    return Frame(file=file, line=line, function=function, exact=True, called=called, lines=(line,))
+def _frame(file: str, line: int, function: str, hit: Hit) -> Frame:
+    lines = tuple(sorted({line, *hit.also}))
+    return Frame(file=file, line=line, function=function, exact=True, called=hit.called, lines=lines)
 
 
 def _column(source: LintSource, node: ast.expr | ast.stmt) -> int:

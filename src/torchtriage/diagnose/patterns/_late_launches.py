@@ -2,7 +2,8 @@
 
 A launch that follows the one before costs the host tens of microseconds, so a gap of a millisecond is no launch: the
 host did something else meanwhile. What held it is the operator or call that ran for a millisecond by itself; whether
-that is its way or an accident, the other rows of its name and the other steps tell.
+that is its way or an accident, the other rows of its name and the other steps tell. Or many operators on tensors of the
+CPU held it, each for less: they launch nothing, and their own time is more than dispatch.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torchtriage.core.arrays import Ints, Mask, distinct
 from torchtriage.core.intervals import Spans
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.diagnose.patterns._host_gaps import MIN_STRETCH_NS
+from torchtriage.diagnose.patterns.base import aten
 
 MAX_WORK = 0.5
 """Share of a long gap in operators or calls; below it the Python between them is the problem (HST020), above it what
@@ -28,6 +30,20 @@ MIN_PEERS = 3
 """Calls of a name before its median says anything."""
 ALLOCATION = r"^(cuda|hip)(Malloc|Free|HostAlloc|HostFree|HostRegister)|^cuMem(Map|Unmap|Create)"
 _LOADER = r"^enumerate\(DataLoader\)#"
+DISPATCH_NS, DISPATCH_VIEWS = 15_000, 8
+"""The longest own time of an operator that is dispatch alone, on a usual host and in median views on a slow one. Beyond
+it are 32 % of the step in a recording of features made on the host, and at most 1.4 % in 200 recordings, launch-bound
+ones with shapes and stacks among them, in which nobody computes there."""
+MIN_VIEWS = 10
+"""Fewer views have no median that says how fast the host is."""
+_VIEWS = aten("as_strided view transpose t expand")
+_COMPUTE = r"^(aten|torchvision|torchaudio)::"
+_ONLY_DISPATCH = (
+    r"::(_?(unsafe_)?view\w*|_?reshape\w*|t|transpose|permute|movedim|expand\w*|slice|select|narrow|\w*split\w*|chunk"
+    r"|unbind|(un)?squeeze|(un)?flatten\w*|as_strided|unfold|diagonal|detach_?|alias|(new_)?empty\w*|resize\w*|set_"
+    r"|lift_fresh|result_type|_sparse_\w+_tensor\w*)$"
+)
+"""They compute nothing, however large the tensor: a long one is an interrupted thread."""
 
 
 class LongCalls(NamedTuple):
@@ -73,6 +89,31 @@ def short_gaps(trace: Trace) -> Spans:
     gaps = trace.devices[0].gaps
     late = (gaps.blame == 0) & (gaps.spans[:, 1] - gaps.spans[:, 0] < MIN_STRETCH_NS)
     return intervals.subtract(intervals.union(gaps.spans[late]), _late(trace).explained)
+
+
+def late_gaps(trace: Trace) -> Spans:
+    """Return the judged host-late gaps without what is explained otherwise, as a union."""
+    late = intervals.intersect(intervals.union(trace.devices[0].host_late), trace.steps.judged)
+    return intervals.subtract(late, _late(trace).explained)
+
+
+def median_view_ns(trace: Trace) -> int:
+    """Return the own time of the median operator that makes a view; 0 where there are too few."""
+    views = np.flatnonzero(trace.named(*_VIEWS))
+    views = views[trace.steps.in_steady(trace.steps.of_host(views))]
+    return int(np.median(trace.tree.self_ns[views])) if len(views) >= MIN_VIEWS else 0
+
+
+def computing_operators(trace: Trace) -> Ints:
+    """Return the outermost operators that launch nothing and compute, on threads that launch."""
+    alone = (trace.kind == Kind.OP) & ~trace.tree.above(trace.links.launches)
+    own_ns = max(DISPATCH_NS, DISPATCH_VIEWS * median_view_ns(trace))
+    rows = np.flatnonzero(alone & (trace.tree.self_ns >= own_ns) & trace.matching(_COMPUTE))
+    rows = rows[~trace.matching(_ONLY_DISPATCH)[rows] & trace.steps.in_steady(trace.steps.of_host(rows))]
+    outer = trace.tree.outermost(rows, alone)
+    rows = distinct(np.where(outer >= 0, outer, rows))
+    calls = trace.links.call[trace.devices[0].rows]
+    return rows[np.isin(trace.lane[rows], distinct(trace.lane[calls[calls >= 0]]))]
 
 
 def slow_operators(trace: Trace) -> LongCalls:

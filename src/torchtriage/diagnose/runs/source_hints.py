@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from torchtriage.core.errors import TriageError
 from torchtriage.core.finding import Finding, Frame
@@ -77,7 +78,10 @@ def with_source(
             place = replace(called.place, frame=frame, stack=(frame, *called.place.stack))
             out[out.index(called)] = replace(called, place=place, certainty="certain")
         elif at is not None:
-            place = at.place if at.place.frame and at.place.frame.exact else replace(at.place, frame=frame)
+            known = at.place.frame
+            if known is not None and known.exact:
+                frame = replace(known, lines=frame.lines) if known.line in frame.lines else known
+            place = replace(at.place, frame=frame)
             certainty = "certain" if at.certainty != "certain" else at.certainty
             out[out.index(at)] = replace(at, place=place, certainty=certainty)
         elif not same or hint.severity != "note":
@@ -95,7 +99,7 @@ def _with_hints(
     It takes the place of those that say of a line only that time is spent there.
     """
     at = {id(hint): [finding for finding in findings if _at(finding, hint)] for hint in hints}
-    hints = [hint for hint in hints if all(map(_unexplained, at[id(hint)]))]
+    hints = [hint for hint in hints if all(_unexplained(finding, hint) for finding in at[id(hint)])]
     here = [finding for hint in hints for finding in at[id(hint)]]
     costed = _costed(hints, here, timed, view)
     if costed is None or costed.cost is None:
@@ -122,10 +126,12 @@ def _around(finding: Finding, inner: Finding, view: SourceView) -> bool:
     return len(outermost) == len(frames) and outermost[0] == outermost[1]
 
 
-def _unexplained(finding: Finding) -> bool:
-    """Whether a finding says where the time is, and neither why nor that any of it need not be."""
+def _unexplained(finding: Finding, hint: Finding) -> bool:
+    """Whether a finding says where the time is, and neither why nor that any of it need not be; or less than a hint."""
     cost = finding.cost
-    return finding.code in UNNAMED or (finding.family in TIMED and cost is not None and not cost.low_ms)
+    if finding.code in UNNAMED or finding.code in _says_more()[hint.code]:
+        return True
+    return finding.family in TIMED and cost is not None and not cost.low_ms
 
 
 def _costed(
@@ -149,10 +155,13 @@ def _costed(
         costs = [other.cost for other in here if other.cost and other.code not in UNNAMED]
         share = max([share, *((cost.calibration or cost).share_high for cost in costs)])
         error = counting_error(share, len(loop.seen))
-        low = SURELY * max(share - error, 0.0) if share >= MUCH else 0.0
         high = min(share + error, 1.0)
+        # what is surely saved of the parts that it explains goes with it
+        parts = sum(other.cost.share_low for other in here if other.cost and other.code in _says_more()[hints[0].code])
+        low = min(max(SURELY * max(share - error, 0.0) if share >= MUCH else 0.0, parts), high)
         frame = max(shares, key=shares.__getitem__)
-        lines = tuple(sorted({frame.line for frame, part in shares.items() if part}))[:MOST_LINES]
+        seen = {line for frame, part in shares.items() if part for line in frame.lines or (frame.line,)}
+        lines = tuple(sorted(seen))[:MOST_LINES]
         return replace(
             frames[frame],
             place=replace(frames[frame].place, frame=replace(frame, lines=lines)),
@@ -164,23 +173,37 @@ def _costed(
 
 
 def _statement(frame: Frame, view: SourceView) -> set[int]:
-    """Return the lines of the statement that a frame is at."""
-    statement = view.statement(frame.file, frame.line)
-    return set(range(frame.line, ((statement.end_lineno if statement is not None else None) or frame.line) + 1))
+    """Return the lines of the statements that a frame is at."""
+    found: set[int] = set()
+    for line in frame.lines or (frame.line,):
+        statement = view.statement(frame.file, line)
+        found |= set(range(line, ((statement.end_lineno if statement is not None else None) or line) + 1))
+    return found
 
 
 def _without_repeats(findings: Sequence[Finding], view: SourceView) -> Iterator[Finding]:
-    """Yield the findings without those that say only "Python" or "this line" of a loop that another one explains."""
+    """Yield the findings without those that say only "Python" or "this line" of what another one explains.
+
+    That is a loop, or one of the lines of a problem that has several.
+    """
     named: dict[tuple[str, int], float] = {}
     for finding in findings:
         if finding.code not in UNNAMED and finding.cost is not None and finding.cost.high_ms > 0:
-            for loop in _loops(finding, view):
-                named[loop] = max(named.get(loop, 0.0), finding.cost.low_ms)
+            for place in _loops(finding, view) | _lines(finding):
+                named[place] = max(named.get(place, 0.0), finding.cost.low_ms)
     for finding in findings:
         low_ms = finding.cost.low_ms if finding.cost is not None else 0.0
-        if finding.code in UNNAMED and any(2 * named.get(loop, -1.0) >= low_ms for loop in _loops(finding, view)):
-            continue
+        if finding.code in UNNAMED:
+            places = _loops(finding, view) | _lines(finding)
+            if any(2 * named.get(place, -1.0) >= low_ms for place in places):
+                continue
         yield finding
+
+
+def _lines(finding: Finding) -> set[tuple[str, int]]:
+    """Return the lines of a finding that has its exact place, by file and line."""
+    frame = finding.place.frame
+    return {(file_name(frame.file), line) for line in frame.lines} if frame is not None and frame.exact else set()
 
 
 def _loops(finding: Finding, view: SourceView) -> set[tuple[str, int]]:
@@ -189,6 +212,12 @@ def _loops(finding: Finding, view: SourceView) -> set[tuple[str, int]]:
     if frame is None or not frame.file.endswith(".py"):
         return set()
     return {(file_name(frame.file), loop.lineno) for loop in view.loops(frame.file, 0, frame.line)[-1:]}
+
+
+@lru_cache(maxsize=1)
+def _says_more() -> dict[str, tuple[str, ...]]:
+    """Return for each code of the source those that say less of the same lines."""
+    return {entry.rule.code: entry.rule.over for entry in catalogue()}
 
 
 def _of_devices() -> frozenset[str]:
@@ -215,7 +244,7 @@ def _at(finding: Finding, hint: Finding) -> bool:
     mine, theirs = finding.place.frame, hint.place.frame
     if mine is None or theirs is None:
         return False
-    return (file_name(mine.file), mine.line) == (file_name(theirs.file), theirs.line)
+    return file_name(mine.file) == file_name(theirs.file) and mine.line in (theirs.lines or (theirs.line,))
 
 
 def _calls(hint: Finding, finding: Finding) -> bool:
@@ -230,4 +259,5 @@ def _one_place(finding: Finding, hint: Finding) -> bool:
     mine, theirs = finding.place.frame, hint.place.frame
     if mine is None or theirs is None or file_name(mine.file) != file_name(theirs.file):
         return False
-    return abs(mine.line - theirs.line) <= NEAR or (mine.function == theirs.function and bool(mine.function))
+    near = any(abs(mine.line - line) <= NEAR for line in theirs.lines or (theirs.line,))
+    return near or (mine.function == theirs.function and bool(mine.function))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from builder import TraceBuilder
 
-from torchtriage.diagnose.patterns.copy.copy_ping_pong import find
+from torchtriage.api.traces import analyze
+from torchtriage.diagnose.patterns.copy.copy_ping_pong import WEIGHTS, find
 
 READBACK = "DtoH (Device -> Pageable)"
 MB = 1 << 20
@@ -100,3 +103,106 @@ def test_quiet_on_what_comes_back_much_later() -> None:
         trace.copy(start + 150_000, 40, start + 150_020, 20, size=MB)
         trace.launch(start + 151_000, 5, start + 151_010, 300)
     assert not list(find(trace.profiler_stop(800_001, 5).build()))
+
+
+SIZES = [1000 * size for size in range(1, 13)]
+
+
+def moved(
+    *,
+    stacks: bool = True,
+    steps: int = 4,
+    back: bool = True,
+    sizes: list[int] = SIZES,
+    first: str = "to",
+    second: str = "to",
+    file: str = "torch/nn/modules/module.py",
+) -> TraceBuilder:
+    """Return steps that move a module up, compute for 500 us and move it down: 12 copies of 40 and of 100 us."""
+    trace = TraceBuilder()
+    for step in range(steps):
+        start = step * 3450.0
+        trace.step(step, start, 3450)
+        ways = [(first, "HtoD (Pageable -> Device)", 40.0, start + 10)]
+        ways += [(second, READBACK, 100.0, start + 1500)] if back else []
+        for name, kind, took, begin in ways:
+            if stacks:
+                trace.frame("serve.py(7): answer", begin, len(sizes) * (took + 60) + 10)
+                trace.frame(f"{file}(12): {name}", begin + 2, len(sizes) * (took + 60) + 4)
+            for place, size in enumerate(sizes):
+                at = begin + 5 + place * (took + 60)
+                trace.op("aten::to", at, took + 40).op("aten::copy_", at + 2, took + 36)
+                trace.copy(at + 4, took + 10, at + 6, took, kind=kind, size=size)
+                trace.sync(at + took + 16, 10)
+            if kind != READBACK:
+                trace.op("aten::mm", start + 1300, 20)
+                trace.launch(start + 1310, 5, start + 1318, 150, "gemm")
+    return trace.profiler_stop(steps * 3450 + 1, 5)
+
+
+@pytest.mark.parametrize("stacks", [True, False], ids=["stacks", "sizes"])
+def test_weights_that_travel_in_every_step(stacks: bool) -> None:
+    built = moved(stacks=stacks).build()
+    (claim,) = find(built)
+    assert claim.evidence["kind"] == "weights"
+    assert claim.fix == WEIGHTS
+    assert claim.certainty == ("certain" if stacks else "likely")
+    assert claim.evidence["n_copies_per_step"] == 24
+    # up 12 x 100 us, down 12 x 160 us, but for the pause behind the last
+    assert claim.evidence["moves_ms_per_step"] == pytest.approx(12 * 0.1 + 12 * 0.16, rel=0.03)
+    assert claim.evidence["exposed_copy_ms_per_step"] == pytest.approx(12 * 0.04 + 12 * 0.1)
+    lengths = claim.spans[:, 1] - claim.spans[:, 0]
+    copied, whole = 1.68, claim.evidence["moves_ms_per_step"]
+    n = 4 * 1e6
+    assert (lengths * claim.gain_high).sum() / n == pytest.approx(whole, rel=0.01)
+    assert (lengths * claim.gain_low).sum() / n == pytest.approx(
+        copied + (whole - copied) / built.origin.inflation, rel=0.01
+    )
+
+
+def test_what_else_is_said_of_these_copies_is_explained_by_it() -> None:
+    sizes = [size << 12 for size in SIZES]  # up to 48 MiB
+    findings = analyze(moved(sizes=sizes).build()).findings
+    assert findings[0].code == "CPY009"
+    assert findings[0].place.frame is not None
+    assert findings[0].place.frame.function == "answer"
+    assert {"CPY006", "CPY007"} <= set(findings[0].also_explains)
+    assert not {"CPY006", "CPY007", "CPY010"} & {finding.code for finding in findings}
+    assert findings[0].cost is not None
+    # 3.1 of 3.45 ms, half of it surely: the copies alone take 1.7
+    assert findings[0].cost.share_low > 0.5
+    assert findings[0].cost.share_high > 0.8
+
+
+def test_few_weights_are_seen_by_their_frames_alone() -> None:
+    assert [claim.fix for claim in find(moved(sizes=SIZES[:3], first="cuda", second="cpu").build())] == [WEIGHTS]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"steps": 1}, {"back": False}, {"stacks": False, "sizes": SIZES[:7]}, {"stacks": False, "back": False}],
+    ids=["once", "one way", "few", "one way without stacks"],
+)
+def test_quiet_on_weights_that_do_not_travel(changes: dict[str, Any]) -> None:
+    assert all(claim.fix is not WEIGHTS for claim in find(moved(**changes).build()))
+
+
+def test_tensors_that_return_are_no_weights() -> None:
+    claims = list(find(moved(file="serve/tensors.py").build()))
+    assert all(claim.fix is not WEIGHTS for claim in claims)
+
+
+def test_quiet_without_stacks_on_activations_kept_on_the_host() -> None:
+    # down in the forward pass, up again in the backward pass
+    trace = TraceBuilder()
+    for step in range(4):
+        start = step * 5000.0
+        trace.step(step, start, 5000)
+        for kind, begin in ((READBACK, start + 10), ("HtoD (Pageable -> Device)", start + 1500)):
+            for place, size in enumerate(SIZES):
+                at = begin + place * 100
+                trace.op("aten::to", at, 80).op("aten::copy_", at + 2, 76)
+                trace.copy(at + 4, 50, at + 6, 40, kind=kind, size=size)
+                trace.sync(at + 56, 10)
+            trace.launch(begin + 1310, 5, begin + 1318, 150, "gemm")
+    assert all(claim.fix is not WEIGHTS for claim in find(trace.profiler_stop(20_001, 5).build()))

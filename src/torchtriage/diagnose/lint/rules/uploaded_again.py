@@ -2,7 +2,6 @@
 
 Looks like: ``model(x, adj.to(device))`` in a loop that never changes ``adj``; ``self.table.to(x.device)`` in
     ``forward`` of a plain tensor; ``images[i].to(device)`` in a loop that trains;
-    ``teacher.to(device)`` and ``teacher.cpu()`` in each step;
     ``x.pin_memory().to(device)``.
 Slow because: the same bytes cross the bus in each step, and the host waits for them; pinning memory costs more than
     the copy that it speeds up.
@@ -16,8 +15,8 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.abstract_values import CPU, DEVICE
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, SourceLoop, text_of
-from torchtriage.diagnose.lint.syntax import destination, moves, path_of
-from torchtriage.diagnose.lint.torch_names import MODULE, OPTIMIZER
+from torchtriage.diagnose.lint.rules._moves import goes, is_module, moved_path
+from torchtriage.diagnose.lint.syntax import path_of
 from torchtriage.diagnose.lint.work_syntax import bound_names, parameters
 
 RULE = Rule(
@@ -33,20 +32,12 @@ self.register_buffer("table", table)       # in __init__: moves with the module"
 
 
 def find(module: Module) -> Iterator[Hit]:
-    """Yield copies to the device of what no step changes, modules that go and come back, memory pinned in steps."""
-    leaving = {_path(call): call for call in module.sent("to", "cpu") if _leaves(call)}
+    """Yield copies to the device of what no step changes, and memory pinned in steps."""
     for call in module.sent("to", "cuda"):
-        if not call.context.hot or not _goes(call):
+        if not goes(call):
             continue
-        path = _path(call)
-        if (
-            path
-            and path in leaving
-            and leaving[path].context.function is call.context.function
-            and _is_module(call, path)
-        ):
-            yield Hit(call.node, f"every step moves this model to the device and back: {text_of(call.node)}", call.attr)
-        elif path and not _is_module(call, path) and _lasts(module, call, path):
+        path = moved_path(call)
+        if path and not is_module(call, path) and _lasts(module, call, path):
             yield Hit(call.node, f"every step copies this again: {text_of(call.node)}", call.attr)
         elif not path and (rows := _rows(module, call)) is not None:
             message = f"every step copies a part of what lies in memory: {text_of(rows)}"
@@ -55,23 +46,6 @@ def find(module: Module) -> Iterator[Hit]:
         if call.context.hot and not call.node.args and call.user is not None and call.user.attr in ("to", "cuda"):
             message = f"every step pins memory, which costs more than the copy: {text_of(call.node)}"
             yield Hit(call.node, message, "pin_memory", severity="low")
-
-
-def _path(call: SourceCall) -> str:
-    return path_of(call.owner) if call.owner is not None else ""
-
-
-def _goes(call: SourceCall) -> bool:
-    return call.attr == "cuda" or moves(call.node)
-
-
-def _leaves(call: SourceCall) -> bool:
-    return call.context.hot and (call.attr == "cpu" or destination(call.node) == "cpu")
-
-
-def _is_module(call: SourceCall, path: str) -> bool:
-    last = path.rpartition(".")[2]
-    return call.receiver.kind == "module" or bool(MODULE.match(last) or OPTIMIZER.match(last))
 
 
 def _lasts(module: Module, call: SourceCall, path: str) -> bool:

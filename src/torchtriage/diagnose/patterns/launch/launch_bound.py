@@ -25,8 +25,8 @@ from torchtriage.core import intervals
 from torchtriage.core.arrays import distinct
 from torchtriage.core.trace.user_places import user_places
 from torchtriage.core.units import format_count, format_ns, format_share, ms
-from torchtriage.diagnose.patterns._late_launches import ALLOCATION, short_gaps
-from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Fix, Ints, Kind, Pattern, Spans, Trace, aten, given
+from torchtriage.diagnose.patterns._late_launches import ALLOCATION, median_view_ns, short_gaps
+from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Fix, Ints, Kind, Pattern, Spans, Trace, given
 
 PATTERN = Pattern.of(
     __name__, "LCH014", "The host launches slower than the device computes", order=380, needs="device runtime ops"
@@ -54,7 +54,6 @@ USUAL_VIEW_NS = 5_000
 """Own time of the median operator that makes a view: 0.6-4 us in launch-bound recordings of ten machines, shapes and
 stacks included. Where it takes 20 us (a profiler that just started, a throttled host), what is beyond is nothing that
 fewer launches save for sure."""
-_VIEWS = aten("as_strided view transpose t expand")
 TINY_NS = 10_000  # kernels below this cannot hide the dispatch of one op (5-20 us, measured)
 MIN_REPEATS = 3  # steps with one and the same kernel sequence, for a graph to be worth proposing
 MAX_GRAPHED = 0.05
@@ -83,7 +82,7 @@ def find(trace: Trace) -> Claims:
     tiny = float((trace.dur_ns[kernels] < TINY_NS).mean()) if len(kernels) else 0.0
     per_step = steps.median_count(steps.of_work(work))
     late_rows = distinct(device.gaps.next_row[intervals.covered(device.gaps.spans, rest) > 0])
-    view_ns = _median_view_ns(trace)
+    view_ns = median_view_ns(trace)
     idle = _idle_share_unprofiled(trace)
     if idle < MIN_IDLE:
         return
@@ -176,12 +175,6 @@ def _place(trace: Trace, rest: Spans) -> tuple[tuple[int, ...], float, float]:
         np.count_nonzero(mine) / trace.steps.n_steady,
         float(total.max() / idle.sum()),
     )
-
-
-def _median_view_ns(trace: Trace) -> int:
-    views = np.flatnonzero(trace.named(*_VIEWS))
-    views = views[trace.steps.in_steady(trace.steps.of_host(views))]
-    return int(np.median(trace.tree.self_ns[views])) if len(views) >= MIN_GAPS else 0
 
 
 def _graphable(trace: Trace, work: Ints) -> bool:

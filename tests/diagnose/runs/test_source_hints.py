@@ -1,0 +1,86 @@
+"""What the source says of lines that a run spent its time at, beside what its recording said."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.diagnose.runs.samples_builder import SamplesBuilder
+from tests.diagnose.runs.test_sampled import OP, finding
+
+from torchtriage.core.finding import Finding, Frame
+from torchtriage.diagnose.runs.source_hints import with_source
+
+SWAP = """\
+import torch
+
+class Service:
+    @torch.no_grad()
+    def answer(self, query):
+        self.model.to(self.device)
+        query = query.to(self.device)
+        scores = self.model(query)
+        best = scores.argmax()
+        self.model.to("cpu")
+        return best
+
+def main(queries, service):
+    for query in queries:
+        service.answer(query)
+
+main(queries, service)
+"""
+LINE = Frame("train.py", 6, "answer", exact=True, lines=(6,))
+MAIN, CALL = "main(queries", "service.answer("
+
+
+def swapped(folder: Path, *findings: Finding) -> list[Finding]:
+    """Return what is left of findings, of a run that moves a model there and back in 7 of 10 ms."""
+    built = SamplesBuilder(folder, SWAP)
+    for _ in range(20):
+        built.look(MAIN, CALL, "self.model.to(self", below=(OP,), ms=2)
+        built.look(MAIN, CALL, "scores =", below=(OP,), ms=3)
+        built.look(MAIN, CALL, 'self.model.to("cpu")', below=(OP,), ms=5)
+        built.step()
+    loop = built.loop(boundary=CALL)
+    assert loop is not None
+    where = [str(folder)]
+    return list(with_source(findings, built.samples(), where, on_device=True, timed=[(loop, 10.0)], view=built.view))
+
+
+def copied(code: str, share: float, line: int) -> Finding:
+    seen = finding(code, share, 10.0, line)
+    return replace(seen, family="copy", place=replace(seen.place, frame=Frame("train.py", line, "answer", exact=True)))
+
+
+def test_a_model_that_is_moved_costs_both_ways(tmp_path: Path) -> None:
+    (seen,) = swapped(tmp_path)
+    assert (seen.code, seen.certainty) == ("CPY009", "likely")
+    assert seen.place.frame is not None
+    assert (seen.place.frame.line, seen.place.frame.lines) == (6, (6, 10))
+    assert seen.cost is not None
+    error = (0.7 * 0.3 / 59) ** 0.5
+    assert seen.cost.share_high == pytest.approx(0.7 + error, abs=0.01)
+    assert seen.cost.share_low == pytest.approx(0.5 * (0.7 - error), abs=0.01)
+
+
+def test_copies_at_its_lines_are_explained_by_it(tmp_path: Path) -> None:
+    (seen,) = swapped(tmp_path, copied("CPY007", 0.1, 6), copied("CPY006", 0.4, 10))
+    assert seen.code == "CPY009"
+    assert seen.cost is not None
+    assert seen.cost.share_low == pytest.approx(0.1 + 0.4)  # what was sure of each part is sure of the whole
+
+
+def test_copies_elsewhere_are_not(tmp_path: Path) -> None:
+    assert {one.code for one in swapped(tmp_path, copied("CPY006", 0.4, 9))} == {"CPY006", "CPY009"}
+
+
+def test_what_the_recording_saw_of_it_is_the_same_finding(tmp_path: Path) -> None:
+    hot = copied("HST114", 0.2, 6)
+    (seen,) = swapped(tmp_path, copied("CPY009", 0.6, 10), replace(hot, place=replace(hot.place, frame=LINE)))
+    assert (seen.code, seen.certainty) == ("CPY009", "certain")
+    assert seen.place.frame is not None
+    assert (seen.place.frame.line, seen.place.frame.lines) == (10, (6, 10))
+    assert seen.cost is not None
+    assert seen.cost.share_low == 0.6

@@ -37,9 +37,11 @@ class SamplesBuilder:
         """Stand for ``ms`` in the last of these lines, called from the one before; ``below`` is what it has called."""
         self._look([*map(self._user, lines), *map(self._library, below)], ms, thread)
 
-    def between(self, *lines: str, below: tuple[str, ...], inner: str, ms: float = 4) -> None:
+    def between(
+        self, *lines: str, below: tuple[str, ...], inner: str, ms: float = 4, thread: int = MAIN
+    ) -> None:
         """Stand for ``ms`` in a line that a library calls, which these lines have called."""
-        self._look([*map(self._user, lines), *map(self._library, below), self._user(inner)], ms, MAIN)
+        self._look([*map(self._user, lines), *map(self._library, below), self._user(inner)], ms, thread)
 
     def _look(self, stack: list[int], ms: float, thread: int) -> None:
         if thread == MAIN:

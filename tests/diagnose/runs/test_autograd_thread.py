@@ -58,11 +58,7 @@ def steps(folder: Path, below: tuple[str, ...], inner: str, n: int = 40) -> Samp
 
 @pytest.mark.parametrize(
     ("below", "inner", "line"),
-    [
-        (IN_FUNCTION, "index = ctx", 3),
-        (IN_HOOK, "return grad.clamp", 7),
-        (AGAIN, "return layer", 10),
-    ],
+    [(IN_FUNCTION, "index = ctx", 3), (IN_HOOK, "return grad.clamp", 7), (AGAIN, "return layer", 10)],
 )
 def test_the_python_of_a_backward_pass_is_the_loops_own(
     tmp_path: Path, below: tuple[str, ...], inner: str, line: int
@@ -73,7 +69,9 @@ def test_the_python_of_a_backward_pass_is_the_loops_own(
     assert list(rival_threads(loop, built.samples(), built.view, 10.0)) == []
     lines = {row.line: row.share for row in step_account(loop, built.samples(), 10.0).lines}
     assert lines == pytest.approx({17: 0.4, 18: 0.2, line: 0.4})
-    assert any(finding.place.frame and finding.place.frame.line == line for finding in hot_lines(loop, built.view, 10.0))
+    assert any(
+        finding.place.frame and finding.place.frame.line == line for finding in hot_lines(loop, built.view, 10.0)
+    )
 
 
 def test_a_thread_of_the_programs_own_stays_a_rival_in_a_backward_pass(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def checked(built: SamplesBuilder, *findings: Finding, of_ms: float) -> dict[str
         "train.py", 0, "a loop", str(built.folder / "train.py"), 10, "main", 20, of_ms, 20, True, of_ms, None
     )
     result = replace(tt.analyze(sample_path()), findings=findings)
-    result, _ = with_samples(result, recording, run, None, [str(built.folder)])
+    result, _ = with_samples(result, recording, run, (), [str(built.folder)])
     by_code: dict[str, Finding] = {}
     for left in result.findings:
         by_code.setdefault(left.code, left)
@@ -177,7 +177,7 @@ def test_where_rounds_take_longer_than_their_steps_the_round_is_told(
     facts: dict[str, Any] = {"pid": 1, "roots": [str(tmp_path)], "sampled": True}
     recording = Recording(facts, {}, None, None, samples_file=tmp_path / "samples-1.json")
     result = replace(tt.analyze(sample_path()), findings=(finding("LCH016", 0.5, 4.0, 5),))
-    result, run = with_samples(result, recording, at_end, None, [str(tmp_path)])
+    result, run = with_samples(result, recording, at_end, (), [str(tmp_path)])
     assert run.account is not None
     assert run.account.loop_line == loop_line
     codes = [one.code for one in result.findings]
@@ -346,7 +346,7 @@ def test_without_stacks_nothing_is_taken_back_and_nothing_is_healthy(tmp_path: P
     recording = Recording(facts, {}, None, None, samples_file=tmp_path / "samples-1.json")
     run = RecordedRun("train.py", -9, "a loop", "train.py", 10, "main", 20, 20.0, 20, True, 20.0, None)
     before = replace(tt.analyze(sample_path()), findings=(finding("DAT018", 0.6, 20.0),), healthy=True)
-    after, _ = with_samples(before, recording, run, None, None)
+    after, _ = with_samples(before, recording, run, (), None)
     assert after.findings == before.findings
     assert not after.healthy
     assert {note.code for note in after.notes} >= {"no-stacks", "ended-by-signal"}

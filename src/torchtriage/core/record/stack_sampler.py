@@ -127,9 +127,10 @@ class StackSampler:
 
     @property
     def others_spin(self) -> bool:
-        """Whether a thread beside the main one has lately been at another instruction at most looks, backward passes aside.
+        """Whether a thread beside the main one has lately been at another instruction at most looks.
 
-        The profiler records the Python of every thread, so that one that spins fills the memory.
+        The profiler records the Python of every thread, so that one that spins fills the memory. In backward passes
+        nothing is noted.
         """
         return any(share > SPINS for thread, (_, share) in tuple(self._moves.items()) if thread != self.main_thread)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from tests.diagnose.runs.samples_builder import MS, SamplesBuilder
 import torchtriage as tt
 from torchtriage.api.traces import sample_path
 from torchtriage.core.finding import Cost, Finding, Frame, Place
+from torchtriage.core.trace import Trace
 from torchtriage.diagnose.runs.result import RecordedRun
 from torchtriage.diagnose.runs.run_folder import Recording
 from torchtriage.diagnose.runs.sampled import with_samples
@@ -65,7 +67,9 @@ def finding(code: str, share: float, of_ms: float, line: int = 0) -> Finding:
     )
 
 
-def checked(built: SamplesBuilder, *findings: Finding, of_ms: float) -> dict[str, Finding]:
+def checked(
+    built: SamplesBuilder, *findings: Finding, of_ms: float, traces: Sequence[Trace] = ()
+) -> dict[str, Finding]:
     """Return the findings that are left, the first of each code."""
     built.samples()
     facts: dict[str, Any] = {"pid": 1, "roots": [str(built.folder)], "sampled": True}
@@ -74,7 +78,7 @@ def checked(built: SamplesBuilder, *findings: Finding, of_ms: float) -> dict[str
         "train.py", 0, "a loop", str(built.folder / "train.py"), 10, "main", 20, of_ms, 20, True, of_ms, None
     )
     result = replace(tt.analyze(sample_path()), findings=findings)
-    result, _ = with_samples(result, recording, run, (), [str(built.folder)])
+    result, _ = with_samples(result, recording, run, traces, [str(built.folder)])
     by_code: dict[str, Finding] = {}
     for left in result.findings:
         by_code.setdefault(left.code, left)

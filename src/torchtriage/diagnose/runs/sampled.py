@@ -36,6 +36,7 @@ from torchtriage.diagnose.runs.run_folder import Recording
 from torchtriage.diagnose.runs.samples import shortened
 from torchtriage.diagnose.runs.source_hints import UNNAMED, with_source
 from torchtriage.diagnose.runs.source_view import SourceView, sequential
+from torchtriage.diagnose.runs.symptoms import symptoms_last
 from torchtriage.diagnose.runs.threads import rival_threads
 from torchtriage.diagnose.verdict.result import SCHEMA, Result, TraceFacts
 
@@ -106,7 +107,7 @@ def with_samples(
         )
     findings = tuple(sorted(findings, key=lambda finding: _order(finding, part)))
     if loop is not None:
-        findings = causes_first(findings, loop)
+        findings = symptoms_last(causes_first(findings, loop))
     loud = any(finding.severity != "note" and finding.cost for finding in findings)
     joint = _joint(result.joint_cost, findings)
     return replace(result, findings=findings, joint_cost=joint, healthy=result.healthy and not loud), facts

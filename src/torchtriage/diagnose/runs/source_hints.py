@@ -30,6 +30,10 @@ explain that."""
 MOST_LINES = 5
 GROWING = "HST106"
 """What is everything so far is worked on by all that reads it."""
+MOVED = "CPY103"
+"""What goes to the device in each step, and comes back."""
+COPIES = ("CPY006", "CPY007", "CPY009", "CPY010")
+"""What a recording sees of that: copies, and not what for."""
 PYTHON_LOOP = "HST020"
 UNNAMED = (PYTHON_LOOP, "HST114")
 """Codes that say where the time is, and not why."""
@@ -94,8 +98,8 @@ def _with_hints(
 
     It takes the place of those that say of a line only that time is spent there.
     """
-    at = {id(hint): [finding for finding in findings if _at(finding, hint)] for hint in hints}
-    hints = [hint for hint in hints if all(map(_unexplained, at[id(hint)]))]
+    at = {id(hint): [finding for finding in findings if _at(finding, hint, view)] for hint in hints}
+    hints = [hint for hint in hints if all(_unexplained(finding, hint) for finding in at[id(hint)])]
     here = [finding for hint in hints for finding in at[id(hint)]]
     costed = _costed(hints, here, timed, view)
     if costed is None or costed.cost is None:
@@ -122,9 +126,11 @@ def _around(finding: Finding, inner: Finding, view: SourceView) -> bool:
     return len(outermost) == len(frames) and outermost[0] == outermost[1]
 
 
-def _unexplained(finding: Finding) -> bool:
+def _unexplained(finding: Finding, hint: Finding) -> bool:
     """Whether a finding says where the time is, and neither why nor that any of it need not be."""
     cost = finding.cost
+    if hint.code == MOVED and finding.code in COPIES:
+        return True
     return finding.code in UNNAMED or (finding.family in TIMED and cost is not None and not cost.low_ms)
 
 
@@ -136,17 +142,14 @@ def _costed(
     None where they are no matter of time, or next to none is spent. ``here`` : what the run says of these lines.
     """
     frames = {hint.place.frame: hint for hint in hints if hint.place.frame is not None and hint.family in TIMED}
-    spans = {
-        frame: _statement(frame, view) | (view.readers(frame.file, frame.line) if hint.code == GROWING else set())
-        for frame, hint in frames.items()
-    }
+    spans = {frame: _spent(hint, frame, view) for frame, hint in frames.items()}
     for loop, step_ms in timed:
         shares = {frame: loop.share_at(frame.file, span) for frame, span in spans.items()}
         share = loop.share_at(next(iter(spans)).file, set().union(*spans.values())) if spans else 0.0
         if share < WORTH:
             continue
         # what a library does at these lines is one piece of work with what it does beside them
-        costs = [other.cost for other in here if other.cost and other.code not in UNNAMED]
+        costs = [other.cost for other in here if other.cost and other.code not in (*UNNAMED, *COPIES)]
         share = max([share, *((cost.calibration or cost).share_high for cost in costs)])
         error = counting_error(share, len(loop.seen))
         low = SURELY * max(share - error, 0.0) if share >= MUCH else 0.0
@@ -161,6 +164,12 @@ def _costed(
             certainty="likely",
         )
     return None
+
+
+def _spent(hint: Finding, frame: Frame, view: SourceView) -> set[int]:
+    """Return the lines at which the time of what a hint says is spent."""
+    others = {GROWING: view.readers, MOVED: view.moves}.get(hint.code)
+    return _statement(frame, view) | (others(frame.file, frame.line) if others is not None else set())
 
 
 def _statement(frame: Frame, view: SourceView) -> set[int]:
@@ -211,11 +220,11 @@ def _hints(files: Sequence[str], folders: Sequence[str]) -> list[Finding]:
     return found
 
 
-def _at(finding: Finding, hint: Finding) -> bool:
+def _at(finding: Finding, hint: Finding, view: SourceView) -> bool:
     mine, theirs = finding.place.frame, hint.place.frame
-    if mine is None or theirs is None:
+    if mine is None or theirs is None or file_name(mine.file) != file_name(theirs.file):
         return False
-    return (file_name(mine.file), mine.line) == (file_name(theirs.file), theirs.line)
+    return mine.line == theirs.line or (hint.code == MOVED and mine.line in view.moves(theirs.file, theirs.line))
 
 
 def _calls(hint: Finding, finding: Finding) -> bool:

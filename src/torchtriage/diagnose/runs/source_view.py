@@ -85,6 +85,19 @@ class SourceView:
             for number in range(node.lineno, (node.end_lineno or node.lineno) + 1)
         }
 
+    def moves(self, file: str, line: int) -> set[int]:
+        """Return the lines of the same function that move what a call at this line moves to a device, or back."""
+        around = list(self._around(file, 0, line))
+        scope = next((node for node in reversed(around) if isinstance(node, ast.FunctionDef)), None)
+        moved = {
+            number: ast.unparse(node.func.value)
+            for node in (ast.walk(scope) if scope is not None else ())
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+            if node.func.attr in ("to", "cuda", "cpu")
+            for number in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+        }
+        return {number for number, what in moved.items() if what == moved.get(line)}
+
     def options(self, name: str, file: str) -> tuple[int, ...]:
         """Return the lines on which a file passes True as the argument of this name."""
         tree = self._tree(file)

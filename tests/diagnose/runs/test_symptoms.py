@@ -1,0 +1,97 @@
+"""What says why stands before what says only that time is lost, and tells what it explains of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from builder import TraceBuilder
+from tests.diagnose.runs.samples_builder import SamplesBuilder
+from tests.diagnose.runs.test_sampled import checked, finding
+
+OPTIMIZER = """\
+import torch
+
+class Plain:
+    def __init__(self, params, lr):
+        self.params, self.lr = list(params), lr
+
+    @torch.no_grad()
+    def step(self):
+        for p in self.params:
+            p.sub_(self.lr * p.grad)
+
+def main(model, loader, device):
+    opt = Plain(model.parameters(), 1e-3)
+    for batch in loader:
+        loss = model(batch).mean()
+        loss.backward()
+        opt.step()
+        end()
+
+main(model, loader, device)
+"""
+SWAP = """\
+import torch
+from torch import nn
+
+class Service:
+    def __init__(self):
+        self.encoder = nn.Linear(4, 4)
+
+    @torch.no_grad()
+    def rank(self, rows):
+        self.encoder.to("cuda")
+        score = self.encoder(rows)
+        self.encoder.to("cpu")
+        return score
+
+def main(service, queries):
+    for rows in queries:
+        service.rank(rows)
+        end()
+
+main(service, queries)
+"""
+TRACE = TraceBuilder()
+TRACE.launch(0, 1, 2, 3)
+OP = "torch/nn/modules/module.py:Module._call_impl"
+MOVE = "torch/nn/modules/module.py:Module.to"
+
+
+@pytest.mark.parametrize(("looks", "order"), [(6, ["LCH016", "LCH014"]), (1, ["LCH014", "LCH016"])])
+def test_the_loop_that_launches_so_much_stands_before_the_slow_launches(
+    tmp_path: Path, looks: int, order: list[str]
+) -> None:
+    built = SamplesBuilder(tmp_path, OPTIMIZER)
+    for _ in range(40):
+        for at in range(10):
+            if at < looks:
+                built.look("main(model", "opt.step()", "p.sub_(", ms=1)
+            else:
+                built.look("main(model", "loss = model", below=(OP,), ms=1)
+        built.step()
+    by_code = checked(built, finding("LCH014", 0.9, 10.0), of_ms=10.0, traces=[TRACE.build()])
+    assert [code for code in by_code if code in order] == order
+    assert f"of this LCH016 at train.py:9 explains {looks:.2f} ms" in by_code["LCH014"].message
+
+
+def test_a_model_that_goes_and_comes_back_explains_the_copies_at_its_lines(tmp_path: Path) -> None:
+    built = SamplesBuilder(tmp_path, SWAP)
+    for _ in range(40):
+        for line, below, ms in (
+            ('self.encoder.to("cuda")', MOVE, 3),
+            ("score =", OP, 4),
+            ('self.encoder.to("cpu")', MOVE, 3),
+        ):
+            built.look("main(service", "service.rank", line, below=(below,), ms=ms)
+        built.step()
+    copies = [finding(code, 0.3, 10.0, line) for code, line in (("CPY007", 10), ("CPY006", 12), ("CPY010", 10))]
+    elsewhere = finding("CPY009", 0.2, 10.0, 11)
+    by_code = checked(built, *copies, elsewhere, of_ms=10.0, traces=[TRACE.build()])
+    assert next(iter(by_code)) == "CPY103"
+    assert "CPY009" in by_code
+    assert not {"CPY006", "CPY007", "CPY010"} & set(by_code)
+    cost = by_code["CPY103"].cost
+    assert cost is not None
+    assert cost.naive_ms == pytest.approx(6.0, abs=0.1)

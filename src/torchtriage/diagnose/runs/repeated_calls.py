@@ -30,12 +30,18 @@ MODULE = "torch/nn/modules/module.py"
 
 
 def repeated_calls(
-    loop: SampledLoop, probed: Sequence[Mapping[str, Any]], roots: Sequence[str], view: SourceView, step_ms: float
+    loop: SampledLoop,
+    probed: Sequence[Mapping[str, Any]],
+    roots: Sequence[str],
+    view: SourceView,
+    step_ms: float,
+    *,
+    infers: bool,
 ) -> tuple[tuple[Finding, ...], SampledLoop]:
     """Return a finding for each call that does the same work again, and the loop without the lines of that work.
 
     Where every large result of a step is that of the step before, the data are the same: then only what is repeated
-    within a step counts.
+    within a step counts. ``infers`` : no optimizer changes weights, so that modules whose results differ get new data.
     """
     calls = [ProbedCall(**call) for call in probed]
     calls = [
@@ -48,11 +54,13 @@ def repeated_calls(
         if not call.first_line:
             of_modules[call.caller_file, call.caller_line] += call.ns
     varies = any(call.repeated < MOSTLY for call in calls)
+    new_data = infers and any(call.repeated < MOSTLY for call in calls if not call.first_line)
     explained: set[Seen] = set()
     findings = []
     for call in calls:  # the longest first: what it calls is part of it
-        # a module's weights change or its inputs do; where neither does, it is what the loop is for
-        part = call.repeated if varies and call.first_line else call.within
+        # a module's weights change or its inputs do; where neither does, it is what the loop is for, unless others'
+        # inputs do
+        part = call.repeated if new_data or (varies and call.first_line) else call.within
         if not call.first_line:  # the looks know the line, and not which of its modules was called
             part *= call.ns / max(of_modules[call.caller_file, call.caller_line], 1)
         if part < MOSTLY or (call.first_line and view.changes_state(call.file, call.first_line)):
@@ -88,6 +96,18 @@ def _runs(call: ProbedCall) -> Callable[[Seen], bool]:
     return function if call.first_line else module
 
 
+def _called_from(call: ProbedCall, example: Seen) -> tuple[str, int]:
+    """Return the user's line that a call comes from, where a library hands it on."""
+    stack = example.look.stack
+    at = next((at for at, position in enumerate(stack) if (position.file, position.line) == _caller(call)), 0)
+    outer = next((stack[user] for user in example.look.user if user >= at), None)
+    return (outer.file, outer.line) if outer is not None else _caller(call)
+
+
+def _caller(call: ProbedCall) -> tuple[str, int]:
+    return call.caller_file, call.caller_line
+
+
 def _finding(
     call: ProbedCall, inside: Sequence[Seen], share: float, part: float, loop: SampledLoop, step_ms: float
 ) -> Finding:
@@ -99,11 +119,12 @@ def _finding(
     for item in inside:
         lines[item.chain[0]] += item.weight_ns
     hottest = lines.most_common(1)[0][0]
-    at = Frame(call.caller_file, call.caller_line, "", exact=True, called=name, lines=(call.caller_line,))
+    file, line = _called_from(call, inside[0])
+    at = Frame(file, line, "", exact=True, called=name, lines=(line,))
     inner = Frame(hottest.file, hottest.line, hottest.name, exact=True, lines=(hottest.line,))
     whole = f"{format_ms(step_ms)} per {'step' if loop.n_steps else 'loop'}"
     again = "all" if part > 0.99 else format_share(part)
-    where = f"{file_name(call.caller_file)}:{call.caller_line}"
+    where = f"{file_name(file)}:{line}"
     return Finding(
         code=entry.rule.code,
         name=entry.rule.name,

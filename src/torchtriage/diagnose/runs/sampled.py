@@ -68,7 +68,9 @@ def with_samples(
         account = replace(step_account(loop, samples, step_ms), flame=flame_bars(loop))
         collecting = sum(share.share for share in account.parts if share.kind == COLLECTION)
         roots = [str(root) for root in recording.facts.get("roots", ())]
-        again, rest = repeated_calls(loop, recording.measured.get("calls") or (), roots, view, step_ms)
+        infers = (recording.facts.get("loop") or {}).get("boundary") == "forward"
+        calls = recording.measured.get("calls") or ()
+        again, rest = repeated_calls(loop, calls, roots, view, step_ms, infers=infers)
         found += [*again, *hot_lines(rest, view, step_ms)]
         if loop.place is not None and (longer := longer_loop(samples, view, loop)) is not None:
             other, part = longer

@@ -9,6 +9,8 @@ from builder import TraceBuilder
 from tests.diagnose.runs.samples_builder import SamplesBuilder
 from tests.diagnose.runs.test_sampled import checked, finding
 
+from torchtriage.diagnose.runs.source_hints import with_source
+
 OPTIMIZER = """\
 import torch
 
@@ -95,3 +97,28 @@ def test_a_model_that_goes_and_comes_back_explains_the_copies_at_its_lines(tmp_p
     cost = by_code["CPY103"].cost
     assert cost is not None
     assert cost.naive_ms == pytest.approx(6.0, abs=0.1)
+
+
+FENCE = """\
+import torch
+
+def main(slots, model):
+    for batch in slots:
+        batch.done.synchronize()
+        model(batch.rows)
+        end()
+
+main(slots, model)
+"""
+
+
+@pytest.mark.parametrize(("judged", "told"), [(("SYN003",), False), ((), True)])
+def test_a_wait_that_the_recording_has_judged_is_not_told_again(
+    tmp_path: Path, judged: tuple[str, ...], told: bool
+) -> None:
+    built = SamplesBuilder(tmp_path, FENCE)
+    for _ in range(20):
+        built.look("main(slots", "batch.done.sync", ms=4)
+        built.step()
+    found = with_source([], built.samples(), [str(tmp_path)], on_device=True, judged=judged, timed=(), view=built.view)
+    assert ("SYN003" in {finding.code for finding in found}) == told

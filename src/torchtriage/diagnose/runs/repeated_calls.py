@@ -26,6 +26,7 @@ MOSTLY = 0.4
 second is the faster one."""
 KEEPS = 0.85
 """What part of the repeated time is surely saved: what is stored must be looked up."""
+MOST_LINES = 5
 MODULE = "torch/nn/modules/module.py"
 
 
@@ -65,7 +66,8 @@ def repeated_calls(
             part *= call.ns / max(of_modules[call.caller_file, call.caller_line], 1)
         if part < MOSTLY or (call.first_line and view.changes_state(call.file, call.first_line)):
             continue
-        inside = [item for item in loop.seen if item not in explained and _runs(call)(item)]
+        caller = _caller(call)
+        inside = [item for item in loop.seen if item not in explained and caller(item) is not None]
         share = sum(item.weight_ns for item in inside) / max(loop.judged_ns, 1)
         if share < MIN_SHARE or len(inside) < MIN_LOOKS:
             continue
@@ -75,37 +77,29 @@ def repeated_calls(
     return tuple(findings), replace(loop, seen=tuple(seen))
 
 
-def _runs(call: ProbedCall) -> Callable[[Seen], bool]:
-    """Return whether a look is inside this call."""
+def _caller(call: ProbedCall) -> Callable[[Seen], int | None]:
+    """Return where in a look's stack the caller of this call is, None where the look is not inside it."""
     where = call.file, call.first_line, call.function.rpartition(".")[2]
     called_at = call.caller_file, call.caller_line
 
-    def function(item: Seen) -> bool:
-        return any(
-            (inner.file, inner.first_line, inner.name) == where and (outer.file, outer.line) == called_at
-            for inner, outer in pairwise(item.look.stack)
-        )
+    def calls(inner: Position, outer: Position) -> bool:
+        if (outer.file, outer.line) != called_at:
+            return False
+        return inner.library == MODULE if not call.first_line else (inner.file, inner.first_line, inner.name) == where
 
-    def module(item: Seen) -> bool:
-        stack = item.look.stack
-        return any(
-            position.file == call.caller_file and position.line == call.caller_line and below.library == MODULE
-            for below, position in pairwise(stack)
-        )
-
-    return function if call.first_line else module
+    return lambda item: next((at for at, pair in enumerate(pairwise(item.look.stack), 1) if calls(*pair)), None)
 
 
-def _called_from(call: ProbedCall, example: Seen) -> tuple[str, int]:
-    """Return the user's line that a call comes from, where a library hands it on."""
-    stack = example.look.stack
-    at = next((at for at, position in enumerate(stack) if (position.file, position.line) == _caller(call)), 0)
-    outer = next((stack[user] for user in example.look.user if user >= at), None)
-    return (outer.file, outer.line) if outer is not None else _caller(call)
-
-
-def _caller(call: ProbedCall) -> tuple[str, int]:
-    return call.caller_file, call.caller_line
+def _called_from(call: ProbedCall, inside: Sequence[Seen]) -> tuple[str, tuple[int, ...]]:
+    """Return file and lines of the user's that a call comes from, the longest first, where a library hands it on."""
+    caller = _caller(call)
+    lines: Counter[tuple[str, int]] = Counter()
+    for item in inside:
+        at = caller(item) or 0
+        outer = next((item.look.stack[user] for user in item.look.user if user >= at), item.look.stack[at])
+        lines[outer.file, outer.line] += item.weight_ns
+    ranked = [place for place, _ in lines.most_common()]
+    return ranked[0][0], tuple(line for file, line in ranked if file == ranked[0][0])[:MOST_LINES]
 
 
 def _finding(
@@ -114,17 +108,17 @@ def _finding(
     entry = lookup("LCH105")
     error = counting_error(share, len(loop.seen))
     low, high = KEEPS * part * max(share - error, 0.0), min(part * (share + error), 1.0)
-    name = call.function.rpartition(".")[2]
+    name = call.function if call.function.endswith(".forward") else call.function.rpartition(".")[2]
     lines: Counter[Position] = Counter()
     for item in inside:
         lines[item.chain[0]] += item.weight_ns
     hottest = lines.most_common(1)[0][0]
-    file, line = _called_from(call, inside[0])
-    at = Frame(file, line, "", exact=True, called=name, lines=(line,))
+    file, called_at = _called_from(call, inside)
+    at = Frame(file, called_at[0], "", exact=True, called=name, lines=called_at)
     inner = Frame(hottest.file, hottest.line, hottest.name, exact=True, lines=(hottest.line,))
     whole = f"{format_ms(step_ms)} per {'step' if loop.n_steps else 'loop'}"
     again = "all" if part > 0.99 else format_share(part)
-    where = f"{file_name(file)}:{line}"
+    where = f"{file_name(file)}:{', '.join(map(str, sorted(called_at)))}"
     return Finding(
         code=entry.rule.code,
         name=entry.rule.name,

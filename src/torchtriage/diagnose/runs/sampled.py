@@ -100,7 +100,9 @@ def with_samples(
     if folders is not None:
         on_device = any(trace.devices for trace in traces)
         findings = tuple(_at_its_cause(finding, view) for finding in findings)
-        findings = with_source(findings, samples, folders, on_device=on_device, timed=timed, view=view)
+        findings = with_source(
+            findings, samples, folders, on_device=on_device, judged=result.checked, timed=timed, view=view
+        )
     if step_ms and result.summary is not None:
         n_steps = max(result.summary.n_steady_steps, 1)
         findings = tuple(

@@ -54,6 +54,33 @@ def test_equal_inputs_and_results_of_the_step_before_are_repeated() -> None:
     assert calls["bank"]["caller_line"] == calls["scaled"]["caller_line"]
 
 
+def test_a_module_whose_call_begins_a_step_is_compared_from_the_first_on() -> None:
+    """A step that begins with a forward is told inside of it, by a hook."""
+
+    class Encoder:
+        def __init__(self) -> None:
+            self.probe, self.turn, self.calls = CallProbe(), 0, []
+
+        def hook(self) -> None:
+            self.turn += 1
+            if self.turn == 1:
+                assert self.probe.start()
+            else:
+                self.probe.step()
+            if self.turn == 3:
+                self.calls = self.probe.stop()
+
+        def _wrapped_call_impl(self, values: Any) -> Any:
+            self.hook()
+            return values * 2
+
+    encoder, given = Encoder(), np.ones(32)
+    for _ in range(3):
+        encoder._wrapped_call_impl(given)
+    repeated = {call["function"]: call["repeated"] for call in encoder.calls}
+    assert repeated["Encoder"] == 1.0
+
+
 def test_of_calls_in_one_step_the_later_equal_ones_are_repeated() -> None:
     values = [np.full(32, at % 2) for at in range(8)]
     calls = probed(lambda step: [scaled(value + 10 * step) for value in values])

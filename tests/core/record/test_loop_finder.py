@@ -147,6 +147,27 @@ def test_an_inference_loop_is_found_by_its_module(tmp_path: Path) -> None:
     assert facts["function"] == "<module>"
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="calls are not compared on Python 3.10")
+def test_an_encoder_that_runs_twice_in_an_iteration_begins_one_step_and_is_the_same_work_again(tmp_path: Path) -> None:
+    source = FORWARDS + (
+        "encoder = nn.Sequential(*[nn.Linear(64, 64) for _ in range(8)])\n"
+        "net = nn.Linear(64, 64)\n"
+        "prompt, empty = torch.ones(512, 64), torch.zeros(512, 64)\n"
+        "with torch.inference_mode():\n"
+        "    x = torch.randn(512, 64)\n"
+        "    for n in range(1500):\n"
+        "        cond = encoder(prompt)\n"
+        "        uncond = encoder(empty)\n"
+        "        x = net(x + cond - uncond)\n"
+    )
+    report = judged(tmp_path, source, "--exit-after")
+    assert recorded(report)["loop"].startswith("one forward of Sequential")
+    again = [found for found in report["results"][0]["findings"] if found["code"] == "LCH105"]
+    lines = source.splitlines()
+    at = sorted(lines[found["place"]["frame"]["line"] - 1].strip() for found in again)
+    assert at == ["cond = encoder(prompt)", "uncond = encoder(empty)"]
+
+
 def test_a_forward_too_short_to_be_seen_is_heard(tmp_path: Path) -> None:
     # sum() keeps the interpreter to itself: another thread hardly ever sees the forward
     source = FORWARDS + (
@@ -263,6 +284,18 @@ def test_the_script_ends_after_the_recordings_if_asked(tmp_path: Path) -> None:
     watched = run(tmp_path, source, "--exit-after")
     assert watched.stdout.startswith("cleaned True\n")
     assert "one step of SGD" in watched.stdout
+
+
+def test_a_script_that_profiles_itself_is_looked_at_for_as_long_as_a_recording_takes(tmp_path: Path) -> None:
+    source = MODEL + (
+        "n = 0\nimport time\nfrom torch.profiler import profile\ntry:\n    with profile():\n"
+        "        for n in range(1_000):\n            step(); time.sleep(0.01)\n"
+        "finally:\n    print('steps', n)\n"
+    )
+    watched = run(tmp_path, source, "--exit-after")
+    n_steps = int(watched.stdout.split()[1])
+    assert 30 <= n_steps < 100
+    assert "the script profiles itself" in " ".join(watched.stdout.split())
 
 
 def test_threads_and_forks_are_left_alone(tmp_path: Path) -> None:

@@ -150,6 +150,28 @@ def test_a_thread_that_spins_is_told_from_one_that_waits(spins: bool, wait: floa
         thread.join()
 
 
+def test_the_thread_that_a_backward_pass_waits_for_does_not_spin(sampler: StackSampler) -> None:
+    """On a device autograd runs Python in a thread of its own, which is no other work than the loop's."""
+    over, names = threading.Event(), {"sleep": time.sleep}
+    exec(compile("def engine(): sleep(0.02)", "/lib/torch/autograd/graph.py", "exec"), names)
+
+    def work() -> None:
+        while not over.is_set():
+            write_and_read()
+
+    thread = threading.Thread(target=work)
+    sampler.start()
+    engine: Any = names["engine"]
+    thread.start()
+    try:
+        while len(sampler._looks) <= 3 * 100:
+            engine()
+        assert not sampler.others_spin
+    finally:
+        over.set()
+        thread.join()
+
+
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch, sampler: StackSampler) -> None:
     monkeypatch.setattr(stack_sampler, "MOST_LOOKS", 40)
     monkeypatch.setattr(stack_sampler, "MOST_STACKS", 30)

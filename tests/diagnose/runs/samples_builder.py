@@ -9,6 +9,7 @@ from typing import Any
 
 from torchtriage.core.source import Sources
 from torchtriage.diagnose.runs.account import SampledLoop, sampled_loop
+from torchtriage.diagnose.runs.recorded_host import HostShares
 from torchtriage.diagnose.runs.samples import Samples, read_samples
 from torchtriage.diagnose.runs.source_view import SourceView
 
@@ -37,9 +38,9 @@ class SamplesBuilder:
         """Stand for ``ms`` in the last of these lines, called from the one before; ``below`` is what it has called."""
         self._look([*map(self._user, lines), *map(self._library, below)], ms, thread)
 
-    def between(self, *lines: str, below: tuple[str, ...], inner: str, ms: float = 4) -> None:
+    def between(self, *lines: str, below: tuple[str, ...], inner: str, ms: float = 4, thread: int = MAIN) -> None:
         """Stand for ``ms`` in a line that a library calls, which these lines have called."""
-        self._look([*map(self._user, lines), *map(self._library, below), self._user(inner)], ms, MAIN)
+        self._look([*map(self._user, lines), *map(self._library, below), self._user(inner)], ms, thread)
 
     def _look(self, stack: list[int], ms: float, thread: int) -> None:
         if thread == MAIN:
@@ -111,10 +112,16 @@ class SamplesBuilder:
         """The program's source."""
         return SourceView(Sources([self.folder]))
 
-    def loop(self, *, boundary: str = "", operators: float | None = None) -> SampledLoop | None:
-        """Return the loop, with the call at the line ``boundary`` for what ends a step."""
+    def loop(
+        self, *, boundary: str = "", operators: float | None = None, results: float = 0.0, queue: float = 0.0
+    ) -> SampledLoop | None:
+        """Return the loop, with the call at the line ``boundary`` for what ends a step.
+
+        ``operators``, ``results``, ``queue`` : what a recording knows of the host; None without one.
+        """
         where = ("", "", 0)
         if boundary:
             frame = self.frames[self._user(boundary)]
             where = ("train.py", frame[1], frame[3])
-        return sampled_loop(self.samples(), self.view, where, operators)
+        host = None if operators is None else HostShares(operators, results, queue)
+        return sampled_loop(self.samples(), self.view, where, host)

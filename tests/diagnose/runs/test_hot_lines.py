@@ -145,14 +145,14 @@ def test_steps_that_grow_are_told_with_the_line_that_grows(tmp_path: Path) -> No
         built.step()
     loop = built.loop(boundary="optimizer.step()", operators=0.5)
     assert loop is not None
-    (finding,) = growing_step(loop, built.samples(), 13.0)
+    (finding,) = growing_step(loop, built.samples(), 13.0, ())
     assert finding.code == "HST106"
     assert finding.place.frame is not None
     assert finding.place.frame.line == 8
     steady = hundred_steps(tmp_path, "walk(batch)", "graph = graph.next")
     loop = steady.loop(boundary="optimizer.step()", operators=0.5)
     assert loop is not None
-    assert growing_step(loop, steady.samples(), 10.0) == ()
+    assert growing_step(loop, steady.samples(), 10.0, ()) == ()
 
 
 def test_a_thread_that_spins_is_told_and_one_that_waits_is_not(tmp_path: Path) -> None:

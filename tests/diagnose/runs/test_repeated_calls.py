@@ -44,7 +44,7 @@ MODEL = call("Net", 14, 0, repeated=0.0)
 BANK, RESET, TEACHER = call("bank", 12, 1), call("reset", 13, 7), call("Net", 15, 0)
 
 
-def repeated(folder: Path, *probed: dict[str, Any]) -> tuple[Finding, ...]:
+def repeated(folder: Path, *probed: dict[str, Any], infers: bool = False) -> tuple[Finding, ...]:
     """The findings of a hundred steps of 10 ms: 4 in bank(), 1 in reset(), 2 in a teacher, 3 in the model."""
     built = SamplesBuilder(folder, SOURCE)
     built.step()
@@ -56,7 +56,7 @@ def repeated(folder: Path, *probed: dict[str, Any]) -> tuple[Finding, ...]:
         built.step()
     loop = built.loop(boundary="optimizer.step()", operators=0.5)
     assert loop is not None
-    findings, rest = repeated_calls(loop, probed, [str(folder)], built.view, 10.0)
+    findings, rest = repeated_calls(loop, probed, [str(folder)], built.view, 10.0, infers=infers)
     assert ("HST020" in {finding.code for finding in hot_lines(rest, built.view, 10.0)}) != bool(
         findings and findings[0].place.frame and findings[0].place.frame.line == 12
     )
@@ -115,6 +115,37 @@ def test_a_module_that_repeats_itself_within_a_step_is_named(tmp_path: Path) -> 
     (finding,) = repeated(tmp_path, {**TEACHER, "within": 0.6}, MODEL)
     assert finding.place.frame is not None
     assert finding.place.frame.line == 15
+
+
+def test_a_module_that_gets_the_same_while_another_gets_something_new_is_named(tmp_path: Path) -> None:
+    (finding,) = repeated(tmp_path, TEACHER, MODEL, infers=True)
+    assert finding.place.frame is not None
+    assert finding.place.frame.line == 15
+    assert not repeated(tmp_path, TEACHER, {**MODEL, "repeated": 1.0}, infers=True)
+
+
+def test_a_forward_is_named_where_the_user_calls_the_module(tmp_path: Path) -> None:
+    source = SOURCE.replace("    loss = model", "    table = positions(batch)\n    loss = model").replace(
+        "for batch", "def forward(n):\n    return build(n)\n\nfor batch"
+    )
+    source = source.replace("    other =", "    again = positions(batch)\n    other =")
+    built = SamplesBuilder(tmp_path, source)
+    built.step()
+    for _ in range(100):
+        # the library calls modules of modules at the same line of its own
+        built.between("table = positions", below=OP, inner="return build", ms=4)
+        built.between("again = positions", below=OP, inner="return build", ms=2)
+        built.look("loss =", below=OP, ms=4)
+        built.step()
+    loop = built.loop(boundary="optimizer.step()", operators=0.5)
+    assert loop is not None
+    module = built.samples().looks[0].stack[1].file
+    forward = call("Positions.forward", 1, 11, caller_file=module)
+    (finding,), _ = repeated_calls(loop, [forward, MODEL], [str(tmp_path)], built.view, 10.0, infers=False)
+    assert finding.place.frame is not None
+    assert finding.place.frame.lines == (17, 19)
+    assert "Positions.forward() takes 6.00 ms" in finding.message
+    assert "called from train.py:17, 19" in finding.message
 
 
 def test_what_a_repeated_call_calls_is_part_of_it(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from tests.diagnose.runs.samples_builder import MS, SamplesBuilder
 import torchtriage as tt
 from torchtriage.api.traces import sample_path
 from torchtriage.core.finding import Cost, Finding, Frame, Place
+from torchtriage.core.trace import Trace
 from torchtriage.diagnose.runs.result import RecordedRun
 from torchtriage.diagnose.runs.run_folder import Recording
 from torchtriage.diagnose.runs.sampled import with_samples
@@ -65,7 +67,9 @@ def finding(code: str, share: float, of_ms: float, line: int = 0) -> Finding:
     )
 
 
-def checked(built: SamplesBuilder, *findings: Finding, of_ms: float) -> dict[str, Finding]:
+def checked(
+    built: SamplesBuilder, *findings: Finding, of_ms: float, traces: Sequence[Trace] = ()
+) -> dict[str, Finding]:
     """Return the findings that are left, the first of each code."""
     built.samples()
     facts: dict[str, Any] = {"pid": 1, "roots": [str(built.folder)], "sampled": True}
@@ -74,7 +78,7 @@ def checked(built: SamplesBuilder, *findings: Finding, of_ms: float) -> dict[str
         "train.py", 0, "a loop", str(built.folder / "train.py"), 10, "main", 20, of_ms, 20, True, of_ms, None
     )
     result = replace(tt.analyze(sample_path()), findings=findings)
-    result, _ = with_samples(result, recording, run, None, [str(built.folder)])
+    result, _ = with_samples(result, recording, run, traces, [str(built.folder)])
     by_code: dict[str, Finding] = {}
     for left in result.findings:
         by_code.setdefault(left.code, left)
@@ -177,7 +181,7 @@ def test_where_rounds_take_longer_than_their_steps_the_round_is_told(
     facts: dict[str, Any] = {"pid": 1, "roots": [str(tmp_path)], "sampled": True}
     recording = Recording(facts, {}, None, None, samples_file=tmp_path / "samples-1.json")
     result = replace(tt.analyze(sample_path()), findings=(finding("LCH016", 0.5, 4.0, 5),))
-    result, run = with_samples(result, recording, at_end, None, [str(tmp_path)])
+    result, run = with_samples(result, recording, at_end, (), [str(tmp_path)])
     assert run.account is not None
     assert run.account.loop_line == loop_line
     codes = [one.code for one in result.findings]
@@ -346,7 +350,7 @@ def test_without_stacks_nothing_is_taken_back_and_nothing_is_healthy(tmp_path: P
     recording = Recording(facts, {}, None, None, samples_file=tmp_path / "samples-1.json")
     run = RecordedRun("train.py", -9, "a loop", "train.py", 10, "main", 20, 20.0, 20, True, 20.0, None)
     before = replace(tt.analyze(sample_path()), findings=(finding("DAT018", 0.6, 20.0),), healthy=True)
-    after, _ = with_samples(before, recording, run, None, None)
+    after, _ = with_samples(before, recording, run, (), None)
     assert after.findings == before.findings
     assert not after.healthy
     assert {note.code for note in after.notes} >= {"no-stacks", "ended-by-signal"}

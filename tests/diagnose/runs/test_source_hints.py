@@ -46,7 +46,9 @@ def swapped(folder: Path, *findings: Finding) -> list[Finding]:
     loop = built.loop(boundary=CALL)
     assert loop is not None
     where = [str(folder)]
-    return list(with_source(findings, built.samples(), where, on_device=True, timed=[(loop, 10.0)], view=built.view))
+    return list(
+        with_source(findings, built.samples(), where, on_device=True, judged=(), timed=[(loop, 10.0)], view=built.view)
+    )
 
 
 def copied(code: str, share: float, line: int) -> Finding:

@@ -84,6 +84,11 @@ class CallProbe:
         if sys.getprofile() is not None or sys.version_info < (3, 11):
             return False
         self._until_ns = time.perf_counter_ns() + int(LONGEST_S * 1e9)
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:  # a forward that a step begins in is of that step
+            if frame.f_code.co_name == MODULE_CALL:
+                self._called(frame, 2)
+            frame = frame.f_back
         sys.setprofile(self._event)
         return True
 

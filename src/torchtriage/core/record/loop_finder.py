@@ -28,14 +28,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from types import CodeType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+from torchtriage.core.record.call_place import CallPlace
 from torchtriage.core.record.environment import process_rank, world_size
+from torchtriage.core.record.leak_watcher import LeakWatcher
 from torchtriage.core.record.loop import Boundary, Loop
 from torchtriage.core.record.main_thread import in_main_thread, main_thread_prepares
 from torchtriage.core.record.output_digest import Answers
 from torchtriage.core.record.printed_output import finish_printing, print_by_line
-from torchtriage.core.record.recorder import EARLY, Recorder, RecordPlan
+from torchtriage.core.record.recorder import COMPLETE, EARLY, Recorder, RecordPlan
 from torchtriage.core.record.side_effects import watch_effects
 from torchtriage.core.record.stack_sampler import StackSampler
 from torchtriage.core.record.stacks import inside_another, module_codes, outermost_modules, runs, user_call
@@ -54,7 +56,7 @@ if TYPE_CHECKING:  # here only the script imports torch
 
     from torchtriage.core.record.structured_log import StructuredLog
 
-__all__ = ["LeakWatcher", "LoopFinder", "start_watching"]
+__all__ = ["LoopFinder", "start_watching"]
 
 PROCESS_FILE = "process.json"
 FIRST_LOOKS = 2
@@ -79,16 +81,6 @@ WINDOWS_S = (0.4, 4.0, 15.0)
 """After so long outside of imports a stretch of time is recorded where no boundary was found; the last one is kept."""
 WINDOW_S = 0.4
 WINDOW = "a stretch of time: no step was found"
-
-
-class LeakWatcher(Protocol):
-    """What looks for leaks beside the recorder; handed in, because it knows more than this package may import."""
-
-    def step(self, *, recorded: bool) -> None:
-        """Note the end of a step; ``recorded`` once all recordings are complete."""
-
-    def close(self) -> None:
-        """Stop and write its report."""
 
 
 class LoopFinder:
@@ -121,6 +113,7 @@ class LoopFinder:
         self.drop_loader: Callable[[], object] = lambda: None
         self.choosing = threading.Lock()
         self.most_resident, self.giving_up = 0, False
+        self.n_done = 0  # boundaries since the recorder ended, and that one
         self.sampler = StackSampler(self.out) if settings.get("sample") else None
 
     # -- life ----------------------------------------------------------------------------------
@@ -333,12 +326,12 @@ class LoopFinder:
                     listening = self._listen_to_calls(codes)
                 elif listening is not None and may_compile():
                     listening()
-                for module, call in outermost_modules(codes):
+                for module in outermost_modules(codes):
                     seen[id(module)] = seen.get(id(module), 0) + 1
                     if seen[id(module)] >= SEEN_TWICE and not self.n_optimizer_steps:
                         if listening is not None:
                             listening()
-                        self._hook_forward(module, call)
+                        self._hook_forward(module)
                         return
         except Exception:
             self._failed()
@@ -367,7 +360,7 @@ class LoopFinder:
                 heard[id(module)] = heard.get(id(module), 0) + 1
                 if heard[id(module)] >= SEEN_TWICE and not self.n_optimizer_steps:
                     stop()
-                    self._hook_forward(module, user_call(frame))
+                    self._hook_forward(module)
             except Exception:
                 self._failed()
 
@@ -386,13 +379,15 @@ class LoopFinder:
             stop()
         return stop
 
-    def _hook_forward(self, module: torch.nn.Module, call: tuple[str, int, str]) -> None:
-        """Step at each forward of this module."""
+    def _hook_forward(self, module: torch.nn.Module) -> None:
+        """Step at each forward of this module, of several in an iteration at one."""
         if self.forward_found:
             return
         self.forward_found = True
         name = type(getattr(module, "_orig_mod", module)).__name__
         how = f"one forward of {name}, the outermost module called; no optimizer steps were seen"
+
+        place = CallPlace()
 
         def before() -> None:
             if self.over:
@@ -402,11 +397,13 @@ class LoopFinder:
                 self._drop_hooks_of_forward(undo)
                 return
             if self.recorder is not None and not self._by_loader:
-                self._boundary()
+                if place.begins_step(sys._getframe(1)):
+                    self._boundary()
                 return
             with self._alone() as alone:
                 if alone and (self.recorder is None or self._by_loader):
-                    self._begin("forward", name, how, call)
+                    place.begins_step(sys._getframe(1))
+                    self._begin("forward", name, how, user_call(sys._getframe(1)))
 
         compiled = getattr(module, "_compiled_call_impl", None)
         if compiled is not None:
@@ -486,7 +483,8 @@ class LoopFinder:
         if self.over or (self.loop is not None and not self._by_loader):
             return
         if self.recorder is not None:
-            if key == self.chosen and (self.memory is not None or not self.recorder.done):
+            watched = self.memory is not None or self.settings["exit_after"]
+            if key == self.chosen and (watched or not self.recorder.done):
                 self._boundary()
             return
         with self._alone() as alone:
@@ -509,7 +507,7 @@ class LoopFinder:
             self.drop_loader()
         if self.sampler is not None:
             self.sampler.forget_marks()
-        self.recorder = self._new_recorder(how)
+        self.recorder, self.n_done = self._new_recorder(how), 0
         if self.leak_watch is not None and self.settings.get("memory"):
             try:
                 self.memory = self.leak_watch(self.out / self.folder)
@@ -562,13 +560,12 @@ class LoopFinder:
         try:
             was_done = recorder.done
             recorder.step()
-            done = recorder.done and (memory is None or not was_done)
             if memory is not None:
                 memory.step(recorded=recorder.done)
             if self.sampler is not None:
                 self.sampler.mark(begun_ns, recorder.state)
-                done = done and not was_done
-            if done:
+            self.n_done += recorder.done
+            if recorder.done and not was_done:
                 if memory is None and self.sampler is None and not self._by_loader:
                     self.over = True
                     self._drop_hooks()
@@ -576,7 +573,9 @@ class LoopFinder:
         except Exception:
             self._failed()
             return
-        if done and self.settings["exit_after"]:
+        # where nothing could be recorded the stacks are looked at for as long as that would have taken
+        enough = 1 if recorder.ended == COMPLETE or self.over else recorder.plan.n_steps
+        if self.settings["exit_after"] and self.n_done == enough:
             self._end_script()
 
     def _end_script(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from torchtriage.core.record.stacks import callers, current_frames
 
-__all__ = ["in_main_thread", "main_thread_prepares"]
+__all__ = ["BACKWARD", "in_main_thread", "main_thread_prepares"]
 
 PATIENCE_S = 10.0
 """So long the main thread may stay inside one call before it is no longer asked."""

@@ -84,6 +84,12 @@ class RecordPlan:
     early_heavy: int = 0
     calls: int = 0
 
+    @property
+    def n_steps(self) -> int:
+        """About how many steps all of it takes."""
+        recorded = self.early_light + self.early_heavy + self.light + self.heavy
+        return self.warmup + 2 * self.timing_steps + recorded + self.calls
+
 
 @dataclass
 class _Timed:

@@ -28,6 +28,7 @@ from typing import Any
 with contextlib.suppress(ImportError):
     import resource  # where there is /proc, there it is
 
+from torchtriage.core.record.main_thread import BACKWARD
 from torchtriage.core.record.stacks import current_frames, positions
 
 __all__ = ["SAMPLES", "StackSampler", "samples_of"]
@@ -128,7 +129,8 @@ class StackSampler:
     def others_spin(self) -> bool:
         """Whether a thread beside the main one has lately been at another instruction at most looks.
 
-        The profiler records the Python of every thread, so that one that spins fills the memory.
+        The profiler records the Python of every thread, so that one that spins fills the memory. In backward passes
+        nothing is noted.
         """
         return any(share > SPINS for thread, (_, share) in tuple(self._moves.items()) if thread != self.main_thread)
 
@@ -178,6 +180,9 @@ class StackSampler:
     def _look(self, now: int, own: int) -> None:
         n = 0
         frames = current_frames()
+        # what a backward pass runs in a thread of autograd's is the loop's own
+        main = frames.get(self.main_thread or 0)
+        in_backward = main is not None and main.f_code.co_filename.endswith(BACKWARD)
         if len(self._moves) > len(frames):
             self._moves = {thread: move for thread, move in self._moves.items() if thread in frames}
         for thread, innermost in frames.items():
@@ -187,8 +192,9 @@ class StackSampler:
             if n > MOST_THREADS:
                 break
             key = positions(innermost, DEEPEST)
-            was, share = self._moves.get(thread, (key[0], 0.0))
-            self._moves[thread] = (key[0], share + ((was != key[0]) - share) / RECENT)
+            if not in_backward:
+                was, share = self._moves.get(thread, (key[0], 0.0))
+                self._moves[thread] = (key[0], share + ((was != key[0]) - share) / RECENT)
             stack = self._stacks.get(key)
             if stack is None:
                 if len(self._stacks) >= MOST_STACKS:

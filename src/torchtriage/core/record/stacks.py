@@ -27,6 +27,7 @@ __all__ = [
     "positions",
     "runs",
     "user_call",
+    "user_calls",
     "without_collection",
 ]
 
@@ -86,8 +87,8 @@ def module_codes() -> frozenset[CodeType]:
     return frozenset(code for code in found if code is not None)
 
 
-def outermost_modules(codes: frozenset[CodeType]) -> list[tuple[torch.nn.Module, tuple[str, int, str]]]:
-    """Return the outermost module being called on each other thread, and the user's call of it."""
+def outermost_modules(codes: frozenset[CodeType]) -> list[torch.nn.Module]:
+    """Return the outermost module being called on each other thread."""
     import torch
 
     found = []
@@ -104,7 +105,7 @@ def outermost_modules(codes: frozenset[CodeType]) -> list[tuple[torch.nn.Module,
         if top is not None:
             module = without_collection(partial(getattr, top, "f_locals")).get("self")
             if isinstance(module, torch.nn.Module):
-                found.append((module, user_call(top)))
+                found.append(module)
     return found
 
 
@@ -143,6 +144,16 @@ def user_call(frame: FrameType | None) -> tuple[str, int, str]:
                 return last
         frame = frame.f_back
     return last
+
+
+def user_calls(frame: FrameType | None, most: int) -> tuple[tuple[str, int], ...]:
+    """Return file and line of the innermost frames of the user's own code, at most so many."""
+    found: list[tuple[str, int]] = []
+    while frame is not None and len(found) < most:
+        if not is_library(frame.f_code.co_filename):
+            found.append((frame.f_code.co_filename, frame.f_lineno or 0))
+        frame = frame.f_back
+    return tuple(found)
 
 
 def inside_another(module: torch.nn.Module, frame: FrameType | None, codes: frozenset[CodeType]) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from torchtriage.diagnose.runs.causes import Cause, cause_of, kind_of_library
+from torchtriage.diagnose.runs.recorded_host import HostShares
 from torchtriage.diagnose.runs.result import AccountLine, AccountPart, RunAccount, StepAccount
 from torchtriage.diagnose.runs.samples import Look, Position, Samples
 from torchtriage.diagnose.runs.source_view import Loop, SourceView
@@ -23,6 +24,7 @@ __all__ = [
     "OPERATORS",
     "PYTHON",
     "STARTS_WORKERS",
+    "WAITS_FOR_DEVICE",
     "Place",
     "SampledLoop",
     "Seen",
@@ -43,7 +45,15 @@ OPERATORS, PYTHON, EITHER = "operators", "Python", "operators or Python"
 COLLECTION = "garbage collection"
 WAITS_FOR_LOADER = "waiting for the loader"
 STARTS_WORKERS = "starting loader workers"
+WAITS_FOR_DEVICE = "waiting for the device"
 OF_WORKERS = (WAITS_FOR_LOADER, STARTS_WORKERS)
+ASKS = {
+    "reads": frozenset({"item", "tolist", "cpu", "numpy", "synchronize", "nonzero", "argwhere", "is_nonzero", "equal"}),
+    "moves": frozenset({"to", "cuda", "copy_"}),
+}
+"""Calls that wait for a result of the device, and calls that may wait until something is copied there."""
+SLOWED = {"reads": 2.0, "moves": 1.0}
+"""How much more these may wait than was recorded: with the profiler the host is slower, and the device done earlier."""
 WORKER_LIVES = ("__init__", "_shutdown_workers", "__del__")
 """Methods of a loader's iterator in which its worker processes start and end."""
 
@@ -73,29 +83,76 @@ class Seen:
     chain: tuple[Position, ...]
     loops: tuple[tuple[Position, Loop], ...]
 
+    @cached_property
+    def asks(self) -> str:
+        """Whether it is at a call that waits for the device, if there is one: a key of :data:`ASKS`, or nothing."""
+        if self.kind not in (OPERATORS, EITHER):
+            return ""
+        names = {self.call.rpartition(".")[2], *(position.name for position in self.look.below)}
+        return next((asks for asks, calls in ASKS.items() if names & calls), "")
+
 
 @dataclass(frozen=True, eq=False)
 class SampledLoop:
     """The loop that steps go through: its place, the judged time, and every look inside it.
 
-    ``wall_ns`` : of the judged steps. ``n_steps`` : None where steps could not be separated.
+    ``wall_ns`` : of the judged steps. ``n_steps`` : None where steps could not be separated. ``host`` : what
+    the light recording knows; None without one.
     """
 
     place: Place | None
     wall_ns: int
     n_steps: int | None
     seen: tuple[Seen, ...]
-    operator_share: float | None
+    host: HostShares | None
 
     @cached_property
     def either_is_python(self) -> float:
         """Of looks that may be in an operator or in Python, the part that is Python."""
         whole = sum(item.weight_ns for item in self.seen) or 1
-        sure = sum(item.weight_ns for item in self.seen if item.kind == OPERATORS)
-        either = sum(item.weight_ns for item in self.seen if item.kind == EITHER)
-        if self.operator_share is None or not either:
+        sure = either = 0.0
+        for item in self.seen:
+            waits = self._asking_waits[item.asks]
+            sure += item.weight_ns * {OPERATORS: 1.0, EITHER: waits}.get(item.kind, 0.0)
+            either += item.weight_ns * (1 - waits) * (item.kind == EITHER)
+        if self.host is None or not either:
             return 0.0 if either and sure else 0.5
-        return min(1.0, max(0.0, 1 - (self.operator_share * whole - sure) / either))
+        return min(1.0, max(0.0, 1 - (self.host.operators * whole - sure) / either))
+
+    @cached_property
+    def _asking_waits(self) -> dict[str, float]:
+        """Of looks at calls that read from the device, then of those that move something, the part that waits."""
+        left = self.host.for_results if self.host is not None else 0.0
+        out = {"": 0.0}
+        for asks in ASKS:
+            share = self._share(lambda item, asks=asks: item.asks == asks)  # type: ignore[misc]
+            out[asks] = min(1.0, SLOWED[asks] * left / share) if share else 0.0
+            left = max(left - out[asks] * share, 0.0)
+        return out
+
+    @cached_property
+    def _operators_wait(self) -> float:
+        """Of all other time in operators, the part that waits for the device: which calls do, stacks do not show."""
+        if self.host is None:
+            return 0.0
+        waits = self.host.for_results + self.host.for_queue
+        others = 0.0
+        for item in self.seen:
+            asking = self._asking_waits[item.asks]
+            waits -= item.weight_ns * asking / self.judged_ns
+            either = {OPERATORS: 1.0, EITHER: 1 - self.either_is_python}.get(item.kind, 0.0)
+            others += item.weight_ns * (1 - asking) * either / self.judged_ns
+        return min(1.0, max(waits, self.host.for_queue) / others) if others else 0.0
+
+    def parts(self, item: Seen) -> dict[str, float]:
+        """Return the parts of the account that a look belongs to, and how much of it to each."""
+        if item.kind not in (OPERATORS, EITHER):
+            return {item.kind: 1.0}
+        waits = self._asking_waits[item.asks]
+        python = (1 - waits) * (self.either_is_python if item.kind == EITHER else 0.0)
+        operators = 1 - waits - python
+        waits += operators * self._operators_wait
+        return {PYTHON: python, OPERATORS: 1 - waits - python, WAITS_FOR_DEVICE: waits}
 
     @cached_property
     def loading_share(self) -> float:
@@ -135,8 +192,7 @@ class SampledLoop:
 
     def share_of(self, kind: str) -> float:
         """Return the share of the judged time in one part of the account."""
-        either = {OPERATORS: 1 - self.either_is_python, PYTHON: self.either_is_python}.get(kind, 0.0)
-        return self._share(lambda item: item.kind == kind) + either * self._share(lambda item: item.kind == EITHER)
+        return sum(item.weight_ns * self.parts(item).get(kind, 0.0) for item in self.seen) / (self.judged_ns or 1)
 
     def share_at(self, file: str, lines: Set[int]) -> float:
         """Return the share of the judged time at these lines of a file, and in what they call."""
@@ -183,27 +239,27 @@ def line_of(position: Position) -> tuple[str, str, int]:
 
 
 def sampled_loop(
-    samples: Samples, view: SourceView, boundary: tuple[str, str, int], operator_share: float | None
+    samples: Samples, view: SourceView, boundary: tuple[str, str, int], host: HostShares | None
 ) -> SampledLoop | None:
     """Return the loop of a run, None where none was seen.
 
     ``boundary`` : file, function and line of the call that ends or begins a step; empty where nothing was hooked, and
-    then the loop is the outermost one that most of the time after the imports is spent in. ``operator_share`` : of the
-    step, what the light recording saw inside operators.
+    then the loop is the outermost one that most of the time after the imports is spent in. ``host`` : what
+    the light recording knows of the steps.
     """
     place = _loop_around(samples, view, boundary) if boundary[0] else None
     if place is None and not samples.steps:
         place = _longest_loop(samples, view)
     if samples.steady:
         spans = [(step.begin_ns, step.end_ns) for step in samples.steady]
-        loop = _over(samples, view, place, spans, len(spans), operator_share)
+        loop = _over(samples, view, place, spans, len(spans), host)
         if loop is not None and (len(loop.seen) >= FEWEST_LOOKS or place is None):
             return loop
     if place is None:
         return None
     inside = [look for look in samples.looks if _depth(look, view, place) is not None]
     spans = [(look.begin_ns, look.end_ns) for look in inside if kind_of_library(look.stack) != "torchtriage"]
-    return _over(samples, view, place, spans, None, operator_share)
+    return _over(samples, view, place, spans, None, host)
 
 
 OUTSIDE = 0.25
@@ -244,11 +300,11 @@ def _over(
     place: Place | None,
     spans: list[tuple[int, int]],
     n_steps: int | None,
-    operator_share: float | None,
+    host: HostShares | None,
 ) -> SampledLoop | None:
     seen = tuple(_seen(samples, view, place, spans))
     wall_ns = sum(end - begin for begin, end in spans)
-    return SampledLoop(place, wall_ns, n_steps, seen, operator_share) if seen and wall_ns else None
+    return SampledLoop(place, wall_ns, n_steps, seen, host) if seen and wall_ns else None
 
 
 def _seen(samples: Samples, view: SourceView, place: Place | None, spans: Sequence[tuple[int, int]]) -> Iterator[Seen]:
@@ -397,10 +453,7 @@ def step_account(loop: SampledLoop, samples: Samples, step_ms: float | None) -> 
         if item.kind == "torchtriage":
             ours += item.weight_ns
             continue
-        kinds = {item.kind: 1.0}
-        if item.kind == EITHER:
-            kinds = {PYTHON: loop.either_is_python, OPERATORS: 1 - loop.either_is_python}
-        for kind, part in kinds.items():
+        for kind, part in loop.parts(item).items():
             kind = "Python" if kind == "python" else kind
             parts[kind] += round(item.weight_ns * part)
             if item.chain:

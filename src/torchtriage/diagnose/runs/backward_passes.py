@@ -11,7 +11,7 @@ from torchtriage.diagnose.runs.account import OPERATORS, SampledLoop, Seen
 from torchtriage.diagnose.runs.causes import Cause
 from torchtriage.diagnose.runs.costs import WORTH, counting_error, severity_of, share_cost
 from torchtriage.diagnose.runs.run_folder import Recording
-from torchtriage.diagnose.runs.samples import Position, Samples
+from torchtriage.diagnose.runs.samples import AUTOGRAD, Position, Samples
 from torchtriage.diagnose.runs.source_view import SourceView
 
 __all__ = ["CODES", "backward_passes"]
@@ -131,7 +131,7 @@ def _switched_on(view: SourceView, files: list[str]) -> Frame | None:
 
 
 def _is_backward(position: Position) -> bool:
-    return position.library in ("torch/autograd/graph.py", "torch/autograd/__init__.py")
+    return position.library in AUTOGRAD
 
 
 def _recomputes(position: Position) -> bool:

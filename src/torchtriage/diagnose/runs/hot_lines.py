@@ -9,10 +9,21 @@ from statistics import median
 
 from torchtriage.core.finding import Certainty, Finding, Fix, Frame, Place, rank_order
 from torchtriage.core.names import file_name
+from torchtriage.core.trace import Trace
 from torchtriage.core.units import format_count, format_ms, format_share
-from torchtriage.diagnose.runs.account import EITHER, OPERATORS, PYTHON, SampledLoop, Seen, line_of, makes_sample
+from torchtriage.diagnose.runs.account import (
+    EITHER,
+    OPERATORS,
+    PYTHON,
+    WAITS_FOR_DEVICE,
+    SampledLoop,
+    Seen,
+    line_of,
+    makes_sample,
+)
 from torchtriage.diagnose.runs.causes import Cause
 from torchtriage.diagnose.runs.costs import counting_error, severity_of, share_cost
+from torchtriage.diagnose.runs.recorded_host import work_growth
 from torchtriage.diagnose.runs.samples import Position, Samples
 from torchtriage.diagnose.runs.source_view import SourceView, elementwise
 from torchtriage.diagnose.runs.threads import paced
@@ -79,6 +90,9 @@ RISES = 1.33
 SURELY_GROWN = 0.8
 """What part of the growth is surely saved: something of each step's own may grow, too."""
 FEWEST_TO_RISE = 12
+WAITS, OWN, AS_FAST = 0.1, 0.5, 0.5
+"""Of a step, the wait for a device from which on steps may grow by it; of the growth, what must be the host's own then;
+or how fast the recorded work must grow, beside the steps."""
 MAX_STACK = 6
 
 
@@ -114,7 +128,8 @@ def hot_lines(loop: SampledLoop, view: SourceView, step_ms: float) -> tuple[Find
             in_loops[around[:3]] += item.weight_ns
         part = 1.0
         if item.cause is None:
-            operators = {OPERATORS: 1.0, EITHER: 1 - loop.either_is_python}.get(item.kind, 0.0)
+            parts = loop.parts(item)
+            operators = parts.get(OPERATORS, 0.0)
             if operators > 0 and not _of_the_model(item):
                 inside = _in_forward(item)
                 hot = (OPERATORS, inside, *line_of(item.chain[0])[:2])
@@ -122,7 +137,7 @@ def hot_lines(loop: SampledLoop, view: SourceView, step_ms: float) -> tuple[Find
                 _count(group, item, item.weight_ns * operators, operators)
             if item.kind not in (PYTHON, "python", EITHER):
                 continue
-            part = loop.either_is_python if item.kind == EITHER else 1.0
+            part = parts[PYTHON] if item.kind == EITHER else 1.0
         if part <= 0:
             continue
         _note(groups, item, part, around, view)
@@ -271,8 +286,11 @@ def _certainty(cause: Cause) -> Certainty:
 # -- the steps together ------------------------------------------------------------------------------
 
 
-def growing_step(loop: SampledLoop, samples: Samples, step_ms: float) -> tuple[Finding, ...]:
-    """Return a finding where steps take longer and longer, at the line whose time grows most."""
+def growing_step(loop: SampledLoop, samples: Samples, step_ms: float, traces: Sequence[Trace]) -> tuple[Finding, ...]:
+    """Return a finding where steps take longer and longer, at the line whose time grows most.
+
+    Where a device is waited for, the first steps only fill its queue: they take longer later on without more to do.
+    """
     times = [step.ns for step in samples.steady]
     if len(times) < FEWEST_TO_RISE:
         return ()
@@ -291,6 +309,9 @@ def growing_step(loop: SampledLoop, samples: Samples, step_ms: float) -> tuple[F
             examples[key] = item
     (file, function, line), more = max(growth.items(), key=lambda entry: entry[1], default=(("", "", 0), 0))
     if more <= 0:
+        return ()
+    slope = (parts[2] - parts[0]) / (median(times) * (len(times) - third))
+    if _waits(loop, samples) and not _own_growth(loop, middle) and work_growth(traces) < AS_FAST * slope:
         return ()
     item = examples[file, function, line]
     # a line through the thirds: what a step would take if it did not grow
@@ -314,6 +335,26 @@ def growing_step(loop: SampledLoop, samples: Samples, step_ms: float) -> tuple[F
             evidence={"first_ms": round(parts[0] / 1e6, 6), "last_ms": round(parts[2] / 1e6, 6), "steps": len(times)},
         ),
     )
+
+
+def _waits(loop: SampledLoop, samples: Samples) -> bool:
+    """Whether the loop may be as fast as a device lets it be."""
+    if loop.host is None:
+        return bool(samples.torch.get("device"))
+    return loop.host.for_results + loop.host.for_queue >= WAITS
+
+
+def _own_growth(loop: SampledLoop, middle_ns: int) -> bool:
+    """Whether most of what the later steps take longer is the host's own work, which waits for nothing."""
+    own = every = 0.0
+    for item in loop.seen:
+        if item.kind == "torchtriage":
+            continue
+        more = item.weight_ns if item.look.begin_ns >= middle_ns else -item.weight_ns
+        parts = loop.parts(item)
+        every += more
+        own += more * (1 - parts.get(OPERATORS, 0.0) - parts.get(WAITS_FOR_DEVICE, 0.0))
+    return own >= OWN * every
 
 
 def _tau(values: Sequence[int]) -> float:

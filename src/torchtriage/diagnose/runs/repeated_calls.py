@@ -26,16 +26,23 @@ MOSTLY = 0.4
 second is the faster one."""
 KEEPS = 0.85
 """What part of the repeated time is surely saved: what is stored must be looked up."""
+MOST_LINES = 5
 MODULE = "torch/nn/modules/module.py"
 
 
 def repeated_calls(
-    loop: SampledLoop, probed: Sequence[Mapping[str, Any]], roots: Sequence[str], view: SourceView, step_ms: float
+    loop: SampledLoop,
+    probed: Sequence[Mapping[str, Any]],
+    roots: Sequence[str],
+    view: SourceView,
+    step_ms: float,
+    *,
+    infers: bool,
 ) -> tuple[tuple[Finding, ...], SampledLoop]:
     """Return a finding for each call that does the same work again, and the loop without the lines of that work.
 
     Where every large result of a step is that of the step before, the data are the same: then only what is repeated
-    within a step counts.
+    within a step counts. ``infers`` : no optimizer changes weights, so that modules whose results differ get new data.
     """
     calls = [ProbedCall(**call) for call in probed]
     calls = [
@@ -48,16 +55,19 @@ def repeated_calls(
         if not call.first_line:
             of_modules[call.caller_file, call.caller_line] += call.ns
     varies = any(call.repeated < MOSTLY for call in calls)
+    new_data = infers and any(call.repeated < MOSTLY for call in calls if not call.first_line)
     explained: set[Seen] = set()
     findings = []
     for call in calls:  # the longest first: what it calls is part of it
-        # a module's weights change or its inputs do; where neither does, it is what the loop is for
-        part = call.repeated if varies and call.first_line else call.within
+        # a module's weights change or its inputs do; where neither does, it is what the loop is for, unless others'
+        # inputs do
+        part = call.repeated if new_data or (varies and call.first_line) else call.within
         if not call.first_line:  # the looks know the line, and not which of its modules was called
             part *= call.ns / max(of_modules[call.caller_file, call.caller_line], 1)
         if part < MOSTLY or (call.first_line and view.changes_state(call.file, call.first_line)):
             continue
-        inside = [item for item in loop.seen if item not in explained and _runs(call)(item)]
+        caller = _caller(call)
+        inside = [item for item in loop.seen if item not in explained and caller(item) is not None]
         share = sum(item.weight_ns for item in inside) / max(loop.judged_ns, 1)
         if share < MIN_SHARE or len(inside) < MIN_LOOKS:
             continue
@@ -67,25 +77,29 @@ def repeated_calls(
     return tuple(findings), replace(loop, seen=tuple(seen))
 
 
-def _runs(call: ProbedCall) -> Callable[[Seen], bool]:
-    """Return whether a look is inside this call."""
+def _caller(call: ProbedCall) -> Callable[[Seen], int | None]:
+    """Return where in a look's stack the caller of this call is, None where the look is not inside it."""
     where = call.file, call.first_line, call.function.rpartition(".")[2]
     called_at = call.caller_file, call.caller_line
 
-    def function(item: Seen) -> bool:
-        return any(
-            (inner.file, inner.first_line, inner.name) == where and (outer.file, outer.line) == called_at
-            for inner, outer in pairwise(item.look.stack)
-        )
+    def calls(inner: Position, outer: Position) -> bool:
+        if (outer.file, outer.line) != called_at:
+            return False
+        return inner.library == MODULE if not call.first_line else (inner.file, inner.first_line, inner.name) == where
 
-    def module(item: Seen) -> bool:
-        stack = item.look.stack
-        return any(
-            position.file == call.caller_file and position.line == call.caller_line and below.library == MODULE
-            for below, position in pairwise(stack)
-        )
+    return lambda item: next((at for at, pair in enumerate(pairwise(item.look.stack), 1) if calls(*pair)), None)
 
-    return function if call.first_line else module
+
+def _called_from(call: ProbedCall, inside: Sequence[Seen]) -> tuple[str, tuple[int, ...]]:
+    """Return file and lines of the user's that a call comes from, the longest first, where a library hands it on."""
+    caller = _caller(call)
+    lines: Counter[tuple[str, int]] = Counter()
+    for item in inside:
+        at = caller(item) or 0
+        outer = next((item.look.stack[user] for user in item.look.user if user >= at), item.look.stack[at])
+        lines[outer.file, outer.line] += item.weight_ns
+    ranked = [place for place, _ in lines.most_common()]
+    return ranked[0][0], tuple(line for file, line in ranked if file == ranked[0][0])[:MOST_LINES]
 
 
 def _finding(
@@ -94,16 +108,17 @@ def _finding(
     entry = lookup("LCH105")
     error = counting_error(share, len(loop.seen))
     low, high = KEEPS * part * max(share - error, 0.0), min(part * (share + error), 1.0)
-    name = call.function.rpartition(".")[2]
+    name = call.function if call.function.endswith(".forward") else call.function.rpartition(".")[2]
     lines: Counter[Position] = Counter()
     for item in inside:
         lines[item.chain[0]] += item.weight_ns
     hottest = lines.most_common(1)[0][0]
-    at = Frame(call.caller_file, call.caller_line, "", exact=True, called=name, lines=(call.caller_line,))
+    file, called_at = _called_from(call, inside)
+    at = Frame(file, called_at[0], "", exact=True, called=name, lines=called_at)
     inner = Frame(hottest.file, hottest.line, hottest.name, exact=True, lines=(hottest.line,))
     whole = f"{format_ms(step_ms)} per {'step' if loop.n_steps else 'loop'}"
     again = "all" if part > 0.99 else format_share(part)
-    where = f"{file_name(call.caller_file)}:{call.caller_line}"
+    where = f"{file_name(file)}:{', '.join(map(str, sorted(called_at)))}"
     return Finding(
         code=entry.rule.code,
         name=entry.rule.name,

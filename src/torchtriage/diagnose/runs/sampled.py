@@ -6,13 +6,10 @@ import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-import numpy as np
-
-from torchtriage.core import intervals
 from torchtriage.core.finding import Cost, Finding, Frame, Note, rank_order
 from torchtriage.core.names import file_name
 from torchtriage.core.source import Sources
-from torchtriage.core.trace import Kind, Trace
+from torchtriage.core.trace import Trace
 from torchtriage.core.units import format_count, format_ms, format_range
 from torchtriage.core.version import __version__
 from torchtriage.diagnose.runs.account import (
@@ -32,12 +29,14 @@ from torchtriage.diagnose.runs.flame import flame_bars
 from torchtriage.diagnose.runs.hot_lines import HOT_LINE, growing_step, hot_lines
 from torchtriage.diagnose.runs.loaders import LOADING, STARVED, causes_first, loader_cost, restarted_workers
 from torchtriage.diagnose.runs.memory_growth import growing_memory, growth_per_step, with_graph_cost
+from torchtriage.diagnose.runs.recorded_host import host_shares
 from torchtriage.diagnose.runs.repeated_calls import repeated_calls
 from torchtriage.diagnose.runs.result import RecordedRun
 from torchtriage.diagnose.runs.run_folder import Recording
 from torchtriage.diagnose.runs.samples import shortened
 from torchtriage.diagnose.runs.source_hints import UNNAMED, with_source
 from torchtriage.diagnose.runs.source_view import SourceView, sequential
+from torchtriage.diagnose.runs.symptoms import symptoms_last
 from torchtriage.diagnose.runs.threads import rival_threads
 from torchtriage.diagnose.verdict.result import SCHEMA, Result, TraceFacts
 
@@ -48,7 +47,7 @@ REPLACED = ("HST020", "HST021", "MEM028")
 
 
 def with_samples(
-    result: Result, recording: Recording, facts: RecordedRun, trace: Trace | None, folders: Sequence[str] | None
+    result: Result, recording: Recording, facts: RecordedRun, traces: Sequence[Trace], folders: Sequence[str] | None
 ) -> tuple[Result, RecordedRun]:
     """Return the result with the findings of the sampled stacks, and the facts with the accounts."""
     samples = recording.samples
@@ -57,7 +56,7 @@ def with_samples(
         return replace(result, healthy=result.healthy and not recording.facts.get("sampled")), facts
     view = SourceView(None if folders is None else Sources(folders))
     file = shortened(facts.file, [str(root) for root in recording.facts.get("roots", ())])
-    loop = sampled_loop(samples, view, (file, facts.function, facts.line), _operator_share(trace))
+    loop = sampled_loop(samples, view, (file, facts.function, facts.line), host_shares(traces[0] if traces else None))
     facts = replace(facts, run_account=run_account(samples, loop))
     growth = growth_per_step(samples)
     found: list[Finding] = []
@@ -69,7 +68,9 @@ def with_samples(
         account = replace(step_account(loop, samples, step_ms), flame=flame_bars(loop))
         collecting = sum(share.share for share in account.parts if share.kind == COLLECTION)
         roots = [str(root) for root in recording.facts.get("roots", ())]
-        again, rest = repeated_calls(loop, recording.measured.get("calls") or (), roots, view, step_ms)
+        infers = (recording.facts.get("loop") or {}).get("boundary") == "forward"
+        calls = recording.measured.get("calls") or ()
+        again, rest = repeated_calls(loop, calls, roots, view, step_ms, infers=infers)
         found += [*again, *hot_lines(rest, view, step_ms)]
         if loop.place is not None and (longer := longer_loop(samples, view, loop)) is not None:
             other, part = longer
@@ -82,7 +83,7 @@ def with_samples(
             seen = {(finding.code, _line(finding)) for finding in found}
             found += [finding for finding in beside if (finding.code, _line(finding)) not in seen]
         facts = replace(facts, account=account)
-        found += growing_step(loop, samples, step_ms)
+        found += growing_step(loop, samples, step_ms, traces)
         found += restarted_workers(loop, step_ms)
         found += rival_threads(loop, samples, view, step_ms)
         found += backward_passes(recording, samples, loop, view, step_ms)
@@ -97,9 +98,11 @@ def with_samples(
     if facts.compiled is not None and facts.run_account is not None:
         findings = compile_findings(facts.compiled, findings, facts.run_account.of_ms, view)
     if folders is not None:
-        on_device = bool(trace is not None and trace.devices)
+        on_device = any(trace.devices for trace in traces)
         findings = tuple(_at_its_cause(finding, view) for finding in findings)
-        findings = with_source(findings, samples, folders, on_device=on_device, timed=timed, view=view)
+        findings = with_source(
+            findings, samples, folders, on_device=on_device, judged=result.checked, timed=timed, view=view
+        )
     if step_ms and result.summary is not None:
         n_steps = max(result.summary.n_steady_steps, 1)
         findings = tuple(
@@ -108,7 +111,7 @@ def with_samples(
         )
     findings = tuple(sorted(findings, key=lambda finding: _order(finding, part)))
     if loop is not None:
-        findings = causes_first(findings, loop)
+        findings = symptoms_last(causes_first(findings, loop))
     loud = any(finding.severity != "note" and finding.cost for finding in findings)
     joint = _joint(result.joint_cost, findings)
     return replace(result, findings=findings, joint_cost=joint, healthy=result.healthy and not loud), facts
@@ -295,18 +298,6 @@ def _joint(joint: Cost | None, findings: Sequence[Finding]) -> Cost | None:
     )
 
 
-def _operator_share(trace: Trace | None) -> float | None:
-    """Return the share of the recorded steps in which the loop's thread was inside an operator."""
-    if trace is None or not len(trace.steps):
-        return None
-    rows = np.flatnonzero((trace.kind == Kind.OP) & (trace.lane == trace.steps.lane))
-    if not len(rows):
-        return 0.0
-    work = intervals.union(intervals.spans(trace.start_ns[rows], trace.end_ns[rows]))
-    judged = trace.steps.judged
-    return intervals.length(intervals.intersect(work, judged)) / max(intervals.length(judged), 1)
-
-
 def untraced(recording: Recording, facts: RecordedRun, reason: str, hint: str, folders: Sequence[str] | None) -> Result:
     """Return the result of a process without a recording of the profiler: what its stacks alone show."""
     empty = TraceFacts(
@@ -343,7 +334,7 @@ def untraced(recording: Recording, facts: RecordedRun, reason: str, hint: str, f
         crashes=(),
         joint_cost=None,
     )
-    result, facts = with_samples(result, recording, facts, None, folders)
+    result, facts = with_samples(result, recording, facts, (), folders)
     return replace(result, verdict=_verdict(result, facts), recorded=facts)
 
 

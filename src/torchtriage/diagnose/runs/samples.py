@@ -9,12 +9,13 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
-__all__ = ["Look", "Position", "Samples", "Step", "read_samples", "shortened"]
+__all__ = ["AUTOGRAD", "Look", "Position", "Samples", "Step", "read_samples", "shortened"]
 
 _STANDARD = re.compile(r"/lib(?:64)?/python3[.\d]*/")
 _OURS = ("/torchtriage/core/record/", "/torchtriage/memory/leaks/")
@@ -23,6 +24,8 @@ OUTLIER = 3.0
 """A step longer than this many medians is not steady: it compiled, evaluated or saved."""
 RECURS, RECURRING_SHARE = 3, 0.1
 """How often steps are that long, and what part of all steps' time, where they belong to the loop: its every tenth."""
+AUTOGRAD = ("torch/autograd/graph.py", "torch/autograd/__init__.py")
+"""Where a backward pass is begun, in new and in old versions of torch."""
 CAPTURED = ("early light", "early heavy", "calls", "light", "heavy")
 """States of the recorder in which a step has the profiler in it, or a look at its calls."""
 
@@ -60,13 +63,17 @@ class Position:
         return self.function.rpartition(".")[2]
 
 
+Stack: TypeAlias = tuple[Position, ...]
+"""Frames of one thread, innermost first."""
+
+
 @dataclass(frozen=True, eq=False)
 class Look:
-    """One thread's stack, innermost frame first, and the time it stands for; ``collects``: in the collector."""
+    """One thread's stack, and the time it stands for; ``collects``: in the collector."""
 
     begin_ns: int
     end_ns: int
-    stack: tuple[Position, ...]
+    stack: Stack
     collects: bool = False
 
     @property
@@ -193,14 +200,16 @@ def _samples(facts: dict[str, Any], roots: Sequence[str]) -> Samples:
     begins, ends, steppers = facts["marks"]
     thread = max(set(steppers), key=steppers.count) if steppers else facts["main_thread"]
     looks: dict[int, list[Look]] = {}
-    last: dict[int, int] = {}
-    for at_ns, of_thread, stack in zip(*facts["looks"], strict=True):
-        begin_ns = last.get(of_thread, facts["started_ns"])
-        seen = stacks[stack]
-        # a collection lets nobody look until it calls the sampler back
-        collects = bool(seen) and seen[0].library.startswith("torchtriage/") and seen[0].name == "_collected"
-        looks.setdefault(of_thread, []).append(Look(begin_ns, at_ns, seen[collects:], collects))
-        last[of_thread] = at_ns
+    last_ns, before_ns = facts["started_ns"], facts["started_ns"]
+    for at_ns, together in groupby(zip(*facts["looks"], strict=True), key=itemgetter(0)):
+        seen = _with_autograd({of_thread: stacks[stack] for _, of_thread, stack in together}, thread)
+        for of_thread, stack in seen.items():
+            # a collection lets nobody look until it calls the sampler back
+            collects = bool(stack) and stack[0].library.startswith("torchtriage/") and stack[0].name == "_collected"
+            # a thread that was not there before has just begun to run Python
+            begin_ns = last_ns if of_thread == thread else before_ns
+            looks.setdefault(of_thread, []).append(Look(begin_ns, at_ns, stack[collects:], collects))
+        last_ns, before_ns = at_ns if thread in seen else last_ns, at_ns
     marks = [(begin, end) for begin, end, stepper in zip(begins, ends, steppers, strict=True) if stepper == thread]
     return Samples(
         process_started_ns=facts["process_started_ns"],
@@ -217,6 +226,26 @@ def _samples(facts: dict[str, Any], roots: Sequence[str]) -> Samples:
         names={int(ident): name for ident, name in (facts.get("threads") or {}).items()},
         problem=str(facts.get("problem") or ""),
     )
+
+
+def _with_autograd(seen: dict[int, Stack], loop_thread: int) -> dict[int, Stack]:
+    """Return one look at all threads, with the Python of a backward pass in the thread that waits for the pass.
+
+    On a device autograd calls functions, hooks and what is computed again from threads of its own, which no Python
+    has started. On the CPU it calls them from the thread that began the pass.
+    """
+    waiting = seen.get(loop_thread, ())
+    if not waiting or waiting[0].library not in AUTOGRAD:
+        return seen
+    own = next((other for other, stack in seen.items() if other != loop_thread and _begun_outside(stack)), None)
+    if own is None:
+        return seen
+    return {**{other: stack for other, stack in seen.items() if other != own}, loop_thread: seen[own] + waiting}
+
+
+def _begun_outside(stack: Stack) -> bool:
+    """Whether a thread was not begun by Python, and is not the sampler's."""
+    return bool(stack) and not stack[-1].library.startswith(("threading.py", "torchtriage/"))
 
 
 def _steps(marks: Sequence[tuple[int, int]], states: Sequence[tuple[int, str]]) -> list[Step]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -34,6 +34,8 @@ GROWING = "HST106"
 PYTHON_LOOP = "HST020"
 UNNAMED = (PYTHON_LOOP, "HST114")
 """Codes that say where the time is, and not why."""
+FENCES = frozenset({"SYN003"})
+"""What a program may need, and costs nothing while the device has work: only a recording can tell."""
 LOADED = ("DAT018", "DAT019", "MEM029")
 """What is seen where batches are fetched or memory grows, and mended where the source says: one place each."""
 
@@ -44,17 +46,18 @@ def with_source(
     folders: Sequence[str],
     *,
     on_device: bool,
+    judged: Collection[str],
     timed: Sequence[tuple[SampledLoop, float]],
     view: SourceView,
 ) -> tuple[Finding, ...]:
     """Return the findings with the source's own: one that both see is certain, and has the line of the source.
 
     Only files that the looks at the stack went through are read; what did not run is not reported. ``on_device`` : the
-    run used an accelerator; else nothing is said about the way to one. ``timed`` : loops with the ms of a step, whose
-    looks show how much is spent at a line of the source.
+    run used an accelerator; else nothing is said about the way to one. ``judged`` : codes that a recording was checked
+    for. ``timed`` : loops with the ms of a step, whose looks show how much is spent at a line of the source.
     """
     out = list(findings)
-    needless = frozenset() if on_device else _of_devices()
+    needless = _of_devices() if not on_device else FENCES & frozenset(judged) - {finding.code for finding in out}
     ran = {
         (position.file, line_function)
         for look in samples.looks

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from builder import TraceBuilder
 
+from torchtriage.api.traces import analyze
 from torchtriage.diagnose.patterns.base import Fix
 from torchtriage.diagnose.patterns.host.host_stalled import find as host_stalled
 from torchtriage.diagnose.patterns.host.slow_host_operator import BUFFERS, COMPUTED, CREATED, FIX, PINNED, find
@@ -87,6 +88,24 @@ def test_the_place_is_where_most_of_it_is_computed() -> None:
 )
 def test_quiet_on_short_operators_that_do_not_compute(op_us: float, changes: dict[str, Any]) -> None:
     assert not list(find(features(op_us, **changes).build()))
+
+
+def test_short_gaps_that_computing_held_are_no_matter_of_launching() -> None:
+    trace = TraceBuilder()
+    for step in range(4):
+        start = step * 5_000.0
+        trace.step(step, start, 5_000)
+        for place in range(18):
+            at = start + 10 + place * 270
+            trace.op("aten::log", at, 200).op("aten::mm", at + 210, 20)
+            trace.launch(at + 220, 5, at + 228, 20)
+    findings = analyze(trace.profiler_stop(20_001, 5).build()).findings
+    computed, launched = (next(one.cost for one in findings if one.code == code) for code in ("HST055", "LCH014"))
+    assert computed is not None
+    assert launched is not None
+    assert computed.share_high == pytest.approx(0.72, abs=0.02)
+    assert launched.share_high < 0.25  # what is left between: 50 of 270 us
+    assert "LCH014" in findings[0].also_explains
 
 
 def test_quiet_on_operators_in_one_step_of_several() -> None:

@@ -295,7 +295,9 @@ def test_a_script_that_profiles_itself_is_looked_at_for_as_long_as_a_recording_t
     watched = run(tmp_path, source, "--exit-after")
     n_steps = int(watched.stdout.split()[1])
     assert 30 <= n_steps < 100
-    assert "the script profiles itself" in " ".join(watched.stdout.split())
+    said = " ".join(watched.stdout.split())
+    assert "the script profiles itself" in said
+    assert f"{n_steps} steps seen" in said
 
 
 def test_threads_and_forks_are_left_alone(tmp_path: Path) -> None:

@@ -115,9 +115,10 @@ def recorded(recording: Recording, command: str, exit_code: int | None) -> Recor
     kinds = ("before", "light", "heavy", "after")
     own = {kind: _mean_ms(measured.get(kind), queued) for kind in kinds}
     times = [time for when in ("before", "after") for time in (measured.get(when) or {}).get("step_ns") or ()]
-    recurring = recording.samples is not None and bool(recording.samples.recurring)
-    if recording.samples is not None and (recurring or not times):
-        times = [step.ns for step in recording.samples.steady if not step.recorded]
+    samples = recording.samples
+    recurring = samples is not None and bool(samples.recurring)
+    if samples is not None and (recurring or not times):
+        times = [step.ns for step in samples.steady if not step.recorded]
     unprofiled = step_wall_ns(times, all_steps=queued or recurring)
     return RecordedRun(
         command=command,
@@ -126,7 +127,8 @@ def recorded(recording: Recording, command: str, exit_code: int | None) -> Recor
         file=str(loop.get("file", "")),
         line=int(loop.get("line", 0)),
         function=str(loop.get("function", "")),
-        n_steps=int(measured.get("steps_seen") or 0),
+        # the sampler sees those after the recordings, too
+        n_steps=max(int(measured.get("steps_seen") or 0), len(samples.own) if samples is not None else 0),
         step_ms=unprofiled / 1e6 if unprofiled else None,
         n_timed=len(times),
         settled=bool((measured.get("before") or {}).get("settled")),

@@ -66,7 +66,7 @@ class With(nn.Module):
 
 
 def time_first(module: nn.Module) -> With:
-    """A module over [B, D, T]."""
+    """Wrap a module over [B, D, T]."""
     return With(lambda p, h, real: p["m"](h.transpose(1, 2)).transpose(1, 2), m=module)
 
 
@@ -139,12 +139,23 @@ CAREFUL: dict[str, Callable[[], nn.Module]] = {
     "dropout": lambda: With(lambda p, h, real: p["d"](h), d=nn.Dropout(0.2)),
     "causal sdpa": lambda: With(lambda p, h, r: sdpa(p, h, r, masked=False, causal=True), qkv=nn.Linear(D, 3 * D)),
     "masked sdpa": lambda: With(lambda p, h, r: sdpa(p, h, r, masked=True), qkv=nn.Linear(D, 3 * D)),
-    "causal mha": lambda: With(lambda p, h, r: attend(p, h, r, masked=False, causal=True), a=nn.MultiheadAttention(D, 2, batch_first=True)),
-    "masked mha": lambda: With(lambda p, h, r: attend(p, h, r, masked=True, causal=False), a=nn.MultiheadAttention(D, 2, dropout=0.1, batch_first=True)),
+    "causal mha": lambda: With(
+        lambda p, h, r: attend(p, h, r, masked=False, causal=True), a=nn.MultiheadAttention(D, 2, batch_first=True)
+    ),
+    "masked mha": lambda: With(
+        lambda p, h, r: attend(p, h, r, masked=True, causal=False),
+        a=nn.MultiheadAttention(D, 2, dropout=0.1, batch_first=True),
+    ),
     "hand attention": lambda: With(lambda p, h, r: hand_attention(p, h, r, bias=False), w=nn.Linear(D, D)),
     "alibi attention": lambda: With(lambda p, h, r: hand_attention(p, h, r, bias=True), w=nn.Linear(D, D)),
-    "encoder layer": lambda: With(lambda p, h, r: p["e"](h, src_key_padding_mask=None if r is None else ~r), e=nn.TransformerEncoderLayer(D, 2, 16, dropout=0.1, batch_first=True)),
-    "encoder": lambda: With(lambda p, h, r: p["e"](h, src_key_padding_mask=None if r is None else ~r), e=nn.TransformerEncoder(nn.TransformerEncoderLayer(D, 2, 16, batch_first=True), 2)),
+    "encoder layer": lambda: With(
+        lambda p, h, r: p["e"](h, src_key_padding_mask=None if r is None else ~r),
+        e=nn.TransformerEncoderLayer(D, 2, 16, dropout=0.1, batch_first=True),
+    ),
+    "encoder": lambda: With(
+        lambda p, h, r: p["e"](h, src_key_padding_mask=None if r is None else ~r),
+        e=nn.TransformerEncoder(nn.TransformerEncoderLayer(D, 2, 16, batch_first=True), 2),
+    ),
     "gru": lambda: With(lambda p, h, real: p["r"](h)[0], r=nn.GRU(D, D, batch_first=True)),
     "lstm": lambda: With(lambda p, h, real: h + p["r"](h)[0], r=nn.LSTM(D, D, 2, dropout=0.1, batch_first=True)),
     "causal conv": lambda: time_first(nn.Sequential(nn.ConstantPad1d((2, 0), 0.0), nn.Conv1d(D, D, 3))),
@@ -158,7 +169,9 @@ CAREFUL: dict[str, Callable[[], nn.Module]] = {
     "learned positions": lambda: With(lambda p, h, real: h + p["e"](torch.arange(h.shape[1])), e=nn.Embedding(64, D)),
     "too few positions": lambda: With(lambda p, h, real: h + p["e"](torch.arange(h.shape[1])), e=nn.Embedding(22, D)),
     "rotary": lambda: Fn(rotary),
-    "positions of the mask": lambda: With(lambda p, h, r: h if r is None else h + p["e"](r.long().cumsum(1)), e=nn.Embedding(64, D)),
+    "positions of the mask": lambda: With(
+        lambda p, h, r: h if r is None else h + p["e"](r.long().cumsum(1)), e=nn.Embedding(64, D)
+    ),
     "masked mean context": lambda: Fn(lambda h, real: h + masked_mean(h, real).unsqueeze(1)),
     "masked max context": lambda: Fn(lambda h, real: h + masked_max(h, real).nan_to_num(0, 0, 0).unsqueeze(1)),
     "channel sort": lambda: Fn(lambda h, real: h.sort(-1).values),
@@ -174,8 +187,12 @@ CAREFUL: dict[str, Callable[[], nn.Module]] = {
 CARELESS: dict[str, Callable[[], nn.Module]] = {
     "unmasked sdpa": lambda: With(lambda p, h, r: sdpa(p, h, r, masked=False), qkv=nn.Linear(D, 3 * D)),
     "local sdpa": lambda: With(lambda p, h, r: sdpa(p, h, r, masked=False, local=True), qkv=nn.Linear(D, 3 * D)),
-    "unmasked mha": lambda: With(lambda p, h, r: attend(p, h, r, masked=False, causal=False), a=nn.MultiheadAttention(D, 2, batch_first=True)),
-    "two-way gru": lambda: With(lambda p, h, real: p["r"](h)[0], r=nn.GRU(D, D // 2, batch_first=True, bidirectional=True)),
+    "unmasked mha": lambda: With(
+        lambda p, h, r: attend(p, h, r, masked=False, causal=False), a=nn.MultiheadAttention(D, 2, batch_first=True)
+    ),
+    "two-way gru": lambda: With(
+        lambda p, h, real: p["r"](h)[0], r=nn.GRU(D, D // 2, batch_first=True, bidirectional=True)
+    ),
     "conv": lambda: time_first(nn.Conv1d(D, D, 3, padding=1)),
     "conv without bias": lambda: time_first(nn.Conv1d(D, D, 3, padding=1, bias=False)),
     "reflecting conv": lambda: time_first(nn.Conv1d(D, D, 3, padding=1, padding_mode="reflect")),
@@ -194,7 +211,9 @@ CARELESS: dict[str, Callable[[], nn.Module]] = {
     "sort over time": lambda: Fn(lambda h, real: h.sort(1, descending=True).values),
     "ascending sort": lambda: Fn(lambda h, real: h.sort(1).values),
     "top-2 of time": lambda: Fn(lambda h, real: h + h.topk(2, 1).values.mean(1, keepdim=True) if h.shape[1] > 1 else h),
-    "argmax over time": lambda: Fn(lambda h, real: h + torch.gather(h, 1, h[..., :1].argmax(1, keepdim=True).expand(-1, -1, D))),
+    "argmax over time": lambda: Fn(
+        lambda h, real: h + torch.gather(h, 1, h[..., :1].argmax(1, keepdim=True).expand(-1, -1, D))
+    ),
     "argmin over time": lambda: Fn(lambda h, real: h + h.argmin(1, keepdim=True).to(h.dtype)),
     "median": lambda: Fn(lambda h, real: h - h.median(1, keepdim=True).values),
     "quantile": lambda: Fn(lambda h, real: h.clamp(max=h.float().quantile(0.9, dim=1, keepdim=True).to(h.dtype))),
@@ -203,7 +222,9 @@ CARELESS: dict[str, Callable[[], nn.Module]] = {
     "roll": lambda: Fn(lambda h, real: h + h.roll(1, 1)),
     "fft": lambda: Fn(lambda h, real: torch.fft.fft(h.float(), dim=1).real.to(h.dtype) / 4),
     "relative positions": lambda: Fn(lambda h, real: h + torch.arange(h.shape[1])[:, None].to(h.dtype) / h.shape[1]),
-    "positions from the end": lambda: With(lambda p, h, real: h + p["e"](torch.arange(h.shape[1]).flip(0)), e=nn.Embedding(64, D)),
+    "positions from the end": lambda: With(
+        lambda p, h, real: h + p["e"](torch.arange(h.shape[1]).flip(0)), e=nn.Embedding(64, D)
+    ),
     "scale by length": lambda: Fn(lambda h, real: h / math.sqrt(h.shape[1])),
     "branch on length": lambda: Fn(lambda h, real: h * 2 if h.shape[1] > 16 else h),
     "standardise": lambda: Fn(lambda h, real: (h - h.mean()) / (h.std() + 1e-3)),
@@ -212,7 +233,9 @@ CARELESS: dict[str, Callable[[], nn.Module]] = {
     "noise": lambda: Fn(lambda h, real: h + 0.05 * torch.randn_like(h)),
     "always dropout": lambda: Fn(lambda h, real: F.dropout(h, 0.2, training=True)),
     "dropout of steps": lambda: Fn(lambda h, real: h * F.dropout(torch.ones(h.shape[1], 1, dtype=h.dtype), 0.2)),
-    "squeeze and excite": lambda: With(lambda p, h, real: h * p["a"](h.mean(1, keepdim=True)).sigmoid(), a=nn.Linear(D, D)),
+    "squeeze and excite": lambda: With(
+        lambda p, h, real: h * p["a"](h.mean(1, keepdim=True)).sigmoid(), a=nn.Linear(D, D)
+    ),
     "linear attention": lambda: Fn(lambda h, real: h + F.elu(h) @ (F.elu(h).transpose(1, 2) @ h) / 32),
     "rank of zeros": lambda: Fn(lambda h, real: h + (h[..., :1] < 0).sum(1, keepdim=True) / 8),
     "clipped sum": lambda: Fn(lambda h, real: h + h.relu().sum(1, keepdim=True).clamp(max=1)),
@@ -237,8 +260,14 @@ HEADS: dict[str, tuple[bool, Callable]] = {  # careful or not, function of (line
     "labels": (True, lambda w, h, r: w(h).argmax(-1)),
     "beams": (True, lambda w, h, r: tuple(w(h).topk(2, -1))),
     "scores of pairs": (True, lambda w, h, r: h @ w(h).transpose(1, 2)),
-    "masked probabilities": (True, lambda w, h, r: (w(h)[..., 0] if r is None else w(h)[..., 0].masked_fill(~r, -1e9)).softmax(1)),
-    "masked loss": (True, lambda w, h, r: w(h).square().mean() if r is None else (w(h).square().mean(-1) * r).sum() / r.sum()),
+    "masked probabilities": (
+        True,
+        lambda w, h, r: (w(h)[..., 0] if r is None else w(h)[..., 0].masked_fill(~r, -1e9)).softmax(1),
+    ),
+    "masked loss": (
+        True,
+        lambda w, h, r: w(h).square().mean() if r is None else (w(h).square().mean(-1) * r).sum() / r.sum(),
+    ),
     "mean": (False, lambda w, h, r: w(h.mean(1))),
     "max": (False, lambda w, h, r: w(h.amax(1))),
     "max with places": (False, lambda w, h, r: {"pooled": h.amax(1), "logits": w(h)}),
@@ -260,7 +289,9 @@ HEADS: dict[str, tuple[bool, Callable]] = {  # careful or not, function of (line
 def floats(rng: random.Random, *shape: int) -> torch.Tensor:
     """Values as requests bring them: mostly alike, now and then of another sign or size."""
     x = torch.randn(*shape, generator=torch.Generator().manual_seed(rng.randrange(2**31)))
-    style = rng.choice(["plain"] * 4 + ["small", "below", "above", "large", "negative", "positive", "constant", "sparse"])
+    style = rng.choice(
+        ["plain"] * 4 + ["small", "below", "above", "large", "negative", "positive", "constant", "sparse"]
+    )
     return {
         "plain": x,
         "small": x * 0.05,
@@ -348,7 +379,9 @@ def usage(rng: random.Random, case: Case, kind: str) -> Case:
     case.precompiled = not case.fixed or rng.random() < 0.4
     case.check = "always" if rng.random() < 0.2 else "first"
     case.grad = "train" in kind and rng.random() < 0.7
-    case.about += f"; {kind}" + ("; gradients" if case.grad else "") + (f"; {case.check}" if case.check != "first" else "")
+    case.about += (
+        f"; {kind}" + ("; gradients" if case.grad else "") + (f"; {case.check}" if case.check != "first" else "")
+    )
     return case
 
 
@@ -364,7 +397,11 @@ def sequence(rng: random.Random) -> Case:
         heads = ["places", "two of a dict", "all hidden", "first place", "labels", "beams", "scores of pairs"]
     head = "places" if way is Labelled else rng.choice(heads)
     ids = rng.random() < 0.5
-    stem = nn.Embedding(VOCABULARY, D, padding_idx=rng.choice([None, 0])) if ids else rng.choice([nn.Linear(D, D), nn.Linear(D, D, bias=False), nn.Identity()])
+    stem = (
+        nn.Embedding(VOCABULARY, D, padding_idx=rng.choice([None, 0]))
+        if ids
+        else rng.choice([nn.Linear(D, D), nn.Linear(D, D, bias=False), nn.Identity()])
+    )
     both = rng.random() < 0.25  # batch padded as well
     training, kind = modes(rng)
     model = way(stem, [(CAREFUL | CARELESS)[n]() for n in names], HEADS[head][1], way.__name__)

@@ -57,7 +57,7 @@ ROW_HEADS: list[tuple[str, Callable]] = [
 
 
 def rows(rng: random.Random) -> Case:
-    """A batch of rows, the batch padded."""
+    """Draw a model of a batch of rows, the batch padded."""
     picked = [rng.choice(ROWS) for _ in range(rng.randint(1, 4))]
     head = rng.choice(ROW_HEADS)
     training, kind = modes(rng)
@@ -228,12 +228,14 @@ class Pair(nn.Module):
 
 
 def pair(rng: random.Random) -> Case:
-    how = rng.choice(["scores", "best match", "late interaction", "decoder", "decoder", "unmasked decoder", "pooled decoder"])
+    how = rng.choice(
+        ["scores", "best match", "late interaction", "decoder", "decoder", "unmasked decoder", "pooled decoder"]
+    )
     training, kind = modes(rng)
     case = Case(
         f"pair: {how}", Pair(how), {"source": {1: "source"}, "target": {1: "target"}, "source_mask": {1: "source"}},
         lambda inputs: {"source": inputs["source"].shape[1], "target": inputs["target"].shape[1]},
-        lambda r, i: {"source": tokens(r, 2, r.randint(3, 16)), "target": tokens(r, 2, r.randint(3, 16)), "source_mask": None},
+        lambda r, i: {name: tokens(r, 2, r.randint(3, 16)) for name in ("source", "target")} | {"source_mask": None},
         {"source": [8, 16], "target": [8, 16]}, masks={"source_mask": (1, 0, torch.int64)},
         mask_shape=lambda inputs: tuple(inputs["source"].shape), training=training,
     )  # fmt: skip
@@ -249,7 +251,9 @@ class Recurrent(nn.Module):
 
     def forward(self, x):
         out, state = self.cell(x)
-        return {"outputs": out, "both": (out, state), "state": state, "last": out[-1], "running": out.cumsum(0).tanh()}[self.what]
+        return {"outputs": out, "both": (out, state), "state": state, "last": out[-1], "running": out.cumsum(0).tanh()}[
+            self.what
+        ]
 
 
 def recurrent(rng: random.Random) -> Case:
@@ -279,10 +283,14 @@ class Boxes(nn.Module):
             order = scores.argsort(descending=True)
             return boxes[order], scores[order]
         if self.how == "overlaps":
-            corner = torch.minimum(boxes[:, None, 2:], boxes[None, :, 2:]) - torch.maximum(boxes[:, None, :2], boxes[None, :, :2])
+            corner = torch.minimum(boxes[:, None, 2:], boxes[None, :, 2:]) - torch.maximum(
+                boxes[:, None, :2], boxes[None, :, :2]
+            )
             return corner.clamp(min=0).prod(-1)
         if self.how == "suppressed":  # soft suppression: what overlaps a better box counts for less
-            corner = torch.minimum(boxes[:, None, 2:], boxes[None, :, 2:]) - torch.maximum(boxes[:, None, :2], boxes[None, :, :2])
+            corner = torch.minimum(boxes[:, None, 2:], boxes[None, :, 2:]) - torch.maximum(
+                boxes[:, None, :2], boxes[None, :, :2]
+            )
             better = (scores[None] > scores[:, None]) & (corner.clamp(min=0).prod(-1) > 0)
             return scores * 0.5 ** better.sum(-1)
         if self.how == "count":

@@ -159,10 +159,10 @@ def pad_here(case: Case, inputs: dict, to: dict[str, int]) -> dict:
 
 def is_random(model: nn.Module, case: Case, inputs: dict) -> bool:
     answers = []
-    for seed in (1, 2):
+    for seed in range(8):  # labels are alike for many
         torch.manual_seed(seed)
         answers.append(outputs_only(copy.deepcopy(model), case, inputs))
-    return different(*answers) != ""
+    return any(different(answers[0], other) for other in answers[1:])
 
 
 def padding_is_wrong(case: Case, calls: list[tuple[bool, dict]]) -> str:
@@ -227,11 +227,11 @@ def serve(case: Case, calls: list[tuple[bool, dict]], outcome: Outcome) -> None:
         pad={name: dims for name, dims in case.pad.items() if name not in case.masks},
         buckets=case.buckets if case.fixed else "auto",
         crop=case.crop,
-        fill=case.fill or None,
         mask=masks or None,
         check=case.check,
         background=False,
         backend="eager",
+        **({"fill": case.fill} if case.fill else {}),
     )
     try:
         if case.precompiled:

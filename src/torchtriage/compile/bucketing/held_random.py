@@ -37,14 +37,19 @@ def _standard(like: torch.Tensor) -> torch.Tensor:
 class HeldRandom(TorchDispatchMode):  # type: ignore[misc]
     """Inside of it, this thread's random numbers are functions of their places.
 
-    What is drawn in other ways (inside of a fused kernel, by NumPy) still varies.
+    What is drawn in other ways (inside of a fused kernel, by NumPy) still varies. ``drew`` : some were drawn.
     """
+
+    drew = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Answer what draws numbers here, and let the rest pass."""
         kwargs = kwargs or {}
         held: Any = _HELD.get(func.overloadpacket)
-        return func(*args, **kwargs) if held is None else held(func, *args, **kwargs)
+        if held is None:
+            return func(*args, **kwargs)
+        self.drew = True
+        return held(func, *args, **kwargs)
 
 
 def _set(out: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ import torch
 from torchtriage.compile.bucketing import tensors
 from torchtriage.compile.bucketing.declarations import Crop, rule_of
 from torchtriage.compile.bucketing.held_random import HeldRandom
-from torchtriage.compile.bucketing.probes import data_of, probes
+from torchtriage.compile.bucketing.probes import data_of, decisive, draws, probes
 from torchtriage.compile.bucketing.tensors import Arguments, CallContext, ModelCall, Reader
 from torchtriage.core.errors import UsageError
 
@@ -138,18 +138,36 @@ def _off_elsewhere(
     rules: Mapping[str, Crop],
     least: Mapping[str, int],
 ) -> str:
-    """Compare with other values, fills and sizes than the call's."""
-    n_tried = 0
-    for probe, fills in probes(reader, call, bucket, least):
+    """Compare with other values, fills and sizes than the call's.
+
+    Where another fill changes answers, the declared one may still be right: zeros for a convolution, a weight of 0. It
+    has to hold for many values then.
+    """
+
+    def off(probe: ModelCall, fills: Mapping[int, Any] = {}) -> str | None:
         try:
             plain = trial.run(reader.plain(probe))
         except Exception:  # the model takes no such values or sizes
-            continue
-        n_tried += 1
-        off = trial.unlike(plain, trial.run(reader.padded(probe, bucket, fills)), rules, probe)
-        if off:
-            return f"filled with other values, {off}" if fills else off
-    return "" if n_tried else "the model fails for every other size and value that was tried"
+            return None
+        return trial.unlike(plain, trial.run(reader.padded(probe, bucket, fills)), rules, probe)
+
+    found, fill_counts = [], False
+    for probe, fills in probes(reader, call, bucket, least):
+        found.append(off(probe, fills))
+        if found[-1] and not fills:
+            return found[-1]
+        if found[-1]:
+            some = decisive(reader, probe, fills)
+            if some and (some == fills or off(probe, some)):
+                return f"filled with other values, {found[-1]}"
+            fill_counts = True
+    if fill_counts:
+        found += (drawn := [off(probe) for probe in draws(reader, call, bucket, least)])
+        if any(drawn):
+            return next(filter(None, drawn))
+    if all(one is None for one in found):
+        return "the model fails for every other size and value that was tried"
+    return ""
 
 
 @dataclass(frozen=True)
@@ -196,13 +214,13 @@ class Trial:
         return next((name for name, (one, version) in self._large.items() if one._version != version), "")
 
     def hold_random(self, call: ModelCall, plain: Answer) -> None:
-        """Find out whether answers differ from call to call, and hold random numbers if they do."""
-        coarse = self._context.coarse
-        if not tensors.difference(self.run(self._reader.plain(call)).out, plain.out, coarse):
-            return
-        self.held = True
-        once, again = (self.run(self._reader.plain(call)).out for _ in range(2))
-        if tensors.difference(again, once, coarse):
+        """Hold random numbers if the model draws any, and find out whether answers differ from call to call even so."""
+        model, (args, kwargs) = self._copy(), self._reader.plain(call)
+        with HeldRandom() as held:
+            out = model(*args, **kwargs)
+        self.held = held.drew
+        again = self.run(self._reader.plain(call)).out if self.held else plain.out
+        if tensors.difference(again, out, self._context.coarse):
             self.varies = "answers differ from call to call"
 
     def unlike(self, plain: Answer, padded: Answer, rules: Mapping[str, Crop], call: ModelCall) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torchtriage.compile.bucketing.declarations import rule_of
 from torchtriage.compile.bucketing.tensors import ModelCall, Reader, changed, resized
 
-__all__ = ["data_of", "probes"]
+__all__ = ["data_of", "decisive", "draws", "probes"]
 
 Fills = Mapping[int, Any]
 """Padding's value by number of the leaf, where it is not the declared one."""
@@ -28,28 +28,62 @@ def probes(
 
     ``least`` : the smallest size that the bucket is meant for.
     """
-    data = data_of(reader, call)
+    data = [at for at in data_of(reader, call) if call.leaves[at].numel()]
     for number, (change, fill_of) in enumerate(_VARIANTS):
-        leaves, fills = list(call.leaves), {}
+        values, fills = {}, {}
         for at in data:
-            leaf = leaves[at]
-            if not leaf.numel():
-                continue
-            is_named = rule_of(call.paths[at], reader.fill, None) is not None
-            fill = rule_of(call.paths[at], reader.fill, 0)
-            dims = [dim for dim, _ in call.dims[at]]
+            leaf, dims = call.leaves[at], [dim for dim, _ in call.dims[at]]
             low, high = _range(leaf)
-            leaves[at] = change(leaf.detach(), low, high, fill, dims[number % len(dims)]).requires_grad_(
-                leaf.requires_grad
-            )
-            if fill_of is not None and not is_named:
+            fill = rule_of(call.paths[at], reader.fill, 0)
+            values[at] = change(leaf.detach(), low, high, fill, dims[number % len(dims)])
+            if fill_of is not None and (leaf.is_floating_point() or not _is_named(reader, call, at)):
                 fills[at] = fill_of(low, high)
-            elif fill_of is not None:  # a fill that the user chose stays, and real values change sides
-                leaves[at] = _mirrored(leaves[at].detach(), low, high, fill, 0).requires_grad_(leaf.requires_grad)
-        sizes = _sizes(bucket, least, number)
-        if sizes is not None:
-            again = reader.read(*changed(call, leaves))
-            yield reader.read(*resized(again, sizes)), fills
+        probe = _with(reader, call, values, _sizes(bucket, least, number))
+        if probe is not None:
+            yield probe, fills
+
+
+def draws(reader: Reader, call: ModelCall, bucket: Mapping[str, int], least: Mapping[str, int]) -> Iterator[ModelCall]:
+    """Yield calls of values drawn on all sides of the declared padding, each time alike."""
+    data = [at for at in data_of(reader, call) if call.leaves[at].numel()]
+    for number in range(_N_DRAWS):
+        generator = torch.Generator().manual_seed(number)
+        values = {}
+        for at in data:
+            leaf, dims = call.leaves[at].detach(), [dim for dim, _ in call.dims[at]]
+            fill = rule_of(call.paths[at], reader.fill, 0)
+            values[at] = _drawn(leaf, *_range(leaf), fill, number + at, generator)
+            if number % 2:
+                values[at] = _like_one(values[at], 0, dims[number // 2 % len(dims)])
+        probe = _with(reader, call, values, _sizes(bucket, least, number))
+        if probe is not None:
+            yield probe
+
+
+def decisive(reader: Reader, call: ModelCall, fills: Fills) -> Fills:
+    """Return the other fills that must change nothing: of values that cannot be drawn on all sides of their own."""
+    leaves = call.leaves
+    return {
+        at: fill
+        for at, fill in fills.items()
+        if not leaves[at].is_floating_point() or not (_is_named(reader, call, at) or _is_free(leaves[at]))
+    }
+
+
+def _is_named(reader: Reader, call: ModelCall, at: int) -> bool:
+    return rule_of(call.paths[at], reader.fill, None) is not None
+
+
+def _with(
+    reader: Reader, call: ModelCall, values: Mapping[int, Tensor], sizes: Mapping[str, int] | None
+) -> ModelCall | None:
+    if sizes is None:
+        return None
+    leaves = list(call.leaves)
+    for at, value in values.items():
+        leaves[at] = value.requires_grad_(leaves[at].requires_grad)
+    again = reader.read(*changed(call, leaves))
+    return reader.read(*resized(again, sizes))
 
 
 def data_of(reader: Reader, call: ModelCall) -> list[int]:
@@ -96,6 +130,9 @@ def _sizes(bucket: Mapping[str, int], least: Mapping[str, int], number: int) -> 
     return None if sizes == dict(bucket) else sizes
 
 
+_N_DRAWS = 24
+_WIDTHS = (0.05, 0.3, 1.0, 3.0)
+
 # -- values: (values, least, greatest, fill, a padded dimension) ---------------------------------
 
 Change = Callable[[Tensor, float, float, Any, int], Tensor]
@@ -137,11 +174,26 @@ def _near_the_fill(x: Tensor, low: float, high: float, fill: Any, _dim: int) -> 
 
 
 def _mirrored(x: Tensor, low: float, high: float, fill: Any, _dim: int) -> Tensor:
-    if not x.is_floating_point() or not _is_ordinary(fill, low, high):
-        return x
-    if x.ndim < 3 and x.device.type != "cpu":  # an index in disguise that is out of range ends a process on CUDA
+    if not _is_free(x) or not _is_ordinary(fill, low, high):
         return x
     return (2 * fill - x).to(x.dtype)
+
+
+def _is_free(x: Tensor) -> bool:
+    """Return whether values may leave the call's range: an index in disguise must not, it ends a process on CUDA."""
+    return bool(x.is_floating_point()) and (x.ndim >= 3 or x.device.type == "cpu")
+
+
+def _drawn(x: Tensor, low: float, high: float, fill: Any, number: int, generator: torch.Generator) -> Tensor:
+    if x.dtype == torch.bool:
+        return x
+    unit = torch.rand(x.shape, generator=generator).to(x.device)
+    if not x.is_floating_point():
+        return (low + unit * (high - low + 1)).floor().clamp(max=high).to(x.dtype)
+    if not _is_free(x) or not _is_ordinary(fill, low, high):
+        return (low + unit * (high - low)).to(x.dtype)
+    width = _WIDTHS[number % 4] * max(high - low, abs(high - fill), abs(low - fill))
+    return (fill + (number % 3 - 1 + 2 * unit - 1) * width).to(x.dtype)
 
 
 def _lowest(low: float, _high: float) -> float:

@@ -60,8 +60,8 @@ class BucketedModule(_Module):  # type: ignore[misc]
         What to cut off outputs, as for ``pad``; a function of axes where a dimension is not the size itself
         (``{2: lambda seq: seq // 2}``). Found out by comparing shapes when not given.
     fill : number or dict
-        The padding's value, for each input, 0 by default: ``{"input_ids": 50256, "labels": -100}``. The check also
-        tries other values for an input that none is given for.
+        The padding's value, for each input, 0 by default: ``{"input_ids": 50256, "labels": -100}``. A padding token
+        that the model masks by itself has to be named.
     mask : str or dict, optional
         Inputs that say what is real: made where a call has none, padded where it has. ``"attention_mask"``, or
         ``{"key_padding_mask": Mask(False, True)}``.

@@ -34,6 +34,7 @@ REPEATS = 60  # of a call with random numbers: means are compared
 REPEATS_CHECKED = 20  # where each is checked
 RANDOM_CALLS = 6  # that are repeated so, of a model
 EXTRA_DRAWS = 24  # inputs that decide, beside the calls, whether padding is right
+FLOOR = 3e-6  # values are about 1; where a gradient is 0, there is rounding
 Z = 7.0  # standard errors between two means of random answers that are called different
 
 
@@ -98,7 +99,7 @@ def off(truth: object, got: object) -> str:
     a, b = a.nan_to_num(0, 0, 0), b.nan_to_num(0, 0, 0)
     # three times what single precision's sqrt(eps) is: more than sums in another order ever differ here
     rate = 0.15 if truth.dtype == torch.bfloat16 else 1e-3
-    worst = ((a - b).abs() - rate * (a.abs() + a.square().mean().sqrt()) - 1e-7).max().item()
+    worst = ((a - b).abs() - rate * (a.abs() + a.square().mean().sqrt()) - FLOOR).max().item()
     return f"off by {(a - b).abs().max().item():.2g}" if worst > 0 else ""
 
 

@@ -98,6 +98,23 @@ def test_a_padding_token_that_the_model_knows_is_named() -> None:
     assert not refusal(Of(pooled), ids, fill={"x": 0})
 
 
+def test_a_named_token_that_others_could_lose_to_is_refused() -> None:
+    score = torch.nn.Embedding(40, 1)
+    with torch.no_grad():
+        score.weight.copy_(torch.arange(40.0)[:, None])
+    ids = torch.tensor([[3, 30, 4, 39, 36, 31], [37, 38, 35, 5, 34, 31]])  # 12 loses to one of each row
+    assert "depends on the padding" in refusal(Of(lambda ids: score(ids).amax(1)), ids, fill={"x": 12})
+
+
+def test_an_example_of_one_token_shows_others_between_it_and_the_padding() -> None:
+    score = torch.nn.Embedding(40, 1)
+    with torch.no_grad():
+        score.weight.copy_(-torch.arange(40.0)[:, None])
+        score.weight[7] = 1.0  # what is seen wins over padding, and others do not
+    ids = torch.full((2, 6), 7)
+    assert "depends on the padding" in refusal(Of(lambda ids: score(ids).amax(1)), ids)
+
+
 def test_an_example_of_padding_alone_shows_nothing() -> None:
     embed = torch.nn.Embedding(40, 4)
     assert "nothing would be seen" in refusal(Of(lambda ids: embed(ids).mean(1)), torch.zeros(2, 6, dtype=torch.long))

@@ -23,6 +23,7 @@ __all__ = ["HINT", "PaddingVerdict", "call_is_off", "examine", "wait_for"]
 
 HINT = "mask the padding inside of the model (mask=), or fill it with a value that does not count (fill=)"
 BATCH_HINT = "layers that take statistics of a batch count the padding: in training, keep them in evaluation mode"
+_N_DRAWS = 12
 _LARGE = 1 << 20
 """Elements of a buffer that is not copied: quantised weights are buffers, too."""
 
@@ -161,10 +162,10 @@ def _off_elsewhere(
             if some and (some == fills or off(probe, some)):
                 return f"filled with other values, {found[-1]}"
             fill_counts = True
-    if fill_counts:
-        found += (drawn := [off(probe) for probe in draws(reader, call, bucket, least)])
-        if any(drawn):
-            return next(filter(None, drawn))
+    for probe in draws(reader, call, bucket, least, _N_DRAWS * (2 if fill_counts else 1)):
+        found.append(off(probe))
+        if found[-1]:
+            return found[-1]
     if all(one is None for one in found):
         return "the model fails for every other size and value that was tried"
     return ""

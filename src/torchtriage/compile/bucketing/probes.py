@@ -33,26 +33,28 @@ def probes(
         values, fills = {}, {}
         for at in data:
             leaf, dims = call.leaves[at], [dim for dim, _ in call.dims[at]]
-            low, high = _range(leaf)
             fill = rule_of(call.paths[at], reader.fill, 0)
+            low, high = _range(leaf, fill)
             values[at] = change(leaf.detach(), low, high, fill, dims[number % len(dims)])
-            if fill_of is not None and (leaf.is_floating_point() or not _is_named(reader, call, at)):
+            if fill_of is not None:
                 fills[at] = fill_of(low, high)
-        probe = _with(reader, call, values, _sizes(bucket, least, number))
+        probe = _with(reader, call, values, _sizes(bucket, least, number, may_fill=len(bucket) > 1))
         if probe is not None:
             yield probe, fills
 
 
-def draws(reader: Reader, call: ModelCall, bucket: Mapping[str, int], least: Mapping[str, int]) -> Iterator[ModelCall]:
+def draws(
+    reader: Reader, call: ModelCall, bucket: Mapping[str, int], least: Mapping[str, int], how_many: int
+) -> Iterator[ModelCall]:
     """Yield calls of values drawn on all sides of the declared padding, each time alike."""
     data = [at for at in data_of(reader, call) if call.leaves[at].numel()]
-    for number in range(_N_DRAWS):
+    for number in range(how_many):
         generator = torch.Generator().manual_seed(number)
         values = {}
         for at in data:
             leaf, dims = call.leaves[at].detach(), [dim for dim, _ in call.dims[at]]
             fill = rule_of(call.paths[at], reader.fill, 0)
-            values[at] = _drawn(leaf, *_range(leaf), fill, number + at, generator)
+            values[at] = _drawn(leaf, *_range(leaf, fill), fill, number + at, generator)
             if number % 2:
                 values[at] = _like_one(values[at], 0, dims[number // 2 % len(dims)])
         probe = _with(reader, call, values, _sizes(bucket, least, number))
@@ -61,17 +63,12 @@ def draws(reader: Reader, call: ModelCall, bucket: Mapping[str, int], least: Map
 
 
 def decisive(reader: Reader, call: ModelCall, fills: Fills) -> Fills:
-    """Return the other fills that must change nothing: of values that cannot be drawn on all sides of their own."""
-    leaves = call.leaves
-    return {
-        at: fill
-        for at, fill in fills.items()
-        if not leaves[at].is_floating_point() or not (_is_named(reader, call, at) or _is_free(leaves[at]))
-    }
+    """Return the other fills that must change nothing.
 
-
-def _is_named(reader: Reader, call: ModelCall, at: int) -> bool:
-    return rule_of(call.paths[at], reader.fill, None) is not None
+    They are those of inputs whose padding nobody named and whose values cannot be drawn on all sides of it.
+    """
+    named = {at for at in fills if rule_of(call.paths[at], reader.fill, None) is not None}
+    return {at: fill for at, fill in fills.items() if at not in named and not _is_free(call.leaves[at])}
 
 
 def _with(
@@ -102,14 +99,16 @@ def _is_like_a_mask(leaf: Tensor) -> bool:
     return not bool(off.any())
 
 
-def _range(leaf: Tensor) -> tuple[float, float]:
-    """Return the least and the greatest value, apart for floating point."""
+def _range(leaf: Tensor, fill: Any) -> tuple[float, float]:
+    """Return the least and the greatest value, apart where they can be: what lies between two indices is one."""
     finite = leaf[torch.isfinite(leaf)] if leaf.is_floating_point() else leaf
     if not finite.numel():
         return -1.0, 1.0
     low, high = finite.min().item(), finite.max().item()
     if leaf.is_floating_point() and low == high:
         return low - 1.0, high + 1.0
+    if low == high and fill >= 0 and low >= 0:
+        return min(low, int(fill)), max(high, int(fill))
     return low, high
 
 
@@ -119,18 +118,19 @@ def _is_ordinary(fill: Any, low: float, high: float) -> bool:
     return bool(low - reach <= fill <= high + reach)
 
 
-def _sizes(bucket: Mapping[str, int], least: Mapping[str, int], number: int) -> dict[str, int] | None:
+def _sizes(
+    bucket: Mapping[str, int], least: Mapping[str, int], number: int, *, may_fill: bool = False
+) -> dict[str, int] | None:
     """Return other sizes for each probe, odd and even, great and small; None where only full ones are left."""
     sizes = {}
     for at, (axis, limit) in enumerate(bucket.items()):
         middle = (least[axis] + limit) // 2
         some = [limit - 1, least[axis], limit - 2, middle, limit - 3, limit // 2, middle + 1, limit]
-        some = [size for size in some if 1 <= size < limit or (len(bucket) > 1 and size == limit)]
+        some = [size for size in some if 1 <= size < limit or (may_fill and size == limit)]
         sizes[axis] = some[(number + 3 * at) % len(some)] if some else limit
     return None if sizes == dict(bucket) else sizes
 
 
-_N_DRAWS = 24
 _WIDTHS = (0.05, 0.3, 1.0, 3.0)
 
 # -- values: (values, least, greatest, fill, a padded dimension) ---------------------------------

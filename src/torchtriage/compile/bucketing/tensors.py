@@ -20,6 +20,7 @@ from torchtriage.compile.bucketing.declarations import Crop, Dims, Mask, rule_of
 from torchtriage.core.errors import UsageError
 
 __all__ = [
+    "Arguments",
     "CallContext",
     "ModelCall",
     "Reader",

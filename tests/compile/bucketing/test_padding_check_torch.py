@@ -115,6 +115,14 @@ def test_an_example_of_one_token_shows_others_between_it_and_the_padding() -> No
     assert "depends on the padding" in refusal(Of(lambda ids: score(ids).amax(1)), ids)
 
 
+def test_tokens_are_drawn_from_the_whole_embedding() -> None:
+    score = torch.nn.Embedding(40, 1)
+    with torch.no_grad():
+        score.weight.copy_(torch.tensor([0.0, 3, 2, 1] + [-1.0] * 36)[:, None])
+    ids = torch.randint(1, 4, (2, 6))  # each of these wins over padding
+    assert "depends on the padding" in refusal(Of(lambda ids: score(ids)[..., 0].argmax(1)), ids, fill={"x": 0})
+
+
 def test_an_example_of_padding_alone_shows_nothing() -> None:
     embed = torch.nn.Embedding(40, 4)
     assert "nothing would be seen" in refusal(Of(lambda ids: embed(ids).mean(1)), torch.zeros(2, 6, dtype=torch.long))

@@ -42,10 +42,17 @@ class HeldRandom(TorchDispatchMode):  # type: ignore[misc]
 
     drew = False
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.looked_up: list[tuple[torch.Tensor, int]] = []
+        """Indices into an embedding, and how many rows it has."""
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Answer what draws numbers here, and let the rest pass."""
         kwargs = kwargs or {}
         held: Any = _HELD.get(func.overloadpacket)
+        if func.overloadpacket is _aten.embedding:
+            self.looked_up.append((args[1], args[0].shape[0]))
         if held is None:
             return func(*args, **kwargs)
         self.drew = True

@@ -101,7 +101,10 @@ def examine(
         if not check:
             return PaddingVerdict(rules, eager_s=eager_s)
         off = trial.unlike(plain, padded, rules, small)
-        off = off or _off_elsewhere(trial, reader, call, bucket, rules, least)
+        # whole numbers hide most of what they are made of: a place that wins, a threshold
+        is_whole = not any(one.is_floating_point() for one in tensors.tensors(plain.out).values())
+        n_draws = _N_DRAWS * (8 if is_whole else 1)
+        off = off or _off_elsewhere(trial, reader, call, bucket, rules, least, n_draws)
     except UsageError as error:
         return PaddingVerdict(off=error.message, hint=error.hint)
     if off:
@@ -138,6 +141,7 @@ def _off_elsewhere(
     bucket: Mapping[str, int],
     rules: Mapping[str, Crop],
     least: Mapping[str, int],
+    n_draws: int,
 ) -> str:
     """Compare with other values, fills and sizes than the call's.
 
@@ -153,7 +157,7 @@ def _off_elsewhere(
         return trial.unlike(plain, trial.run(reader.padded(probe, bucket, fills)), rules, probe)
 
     found, fill_counts = [], False
-    for probe, fills in probes(reader, call, bucket, least):
+    for probe, fills in probes(reader, call, bucket, least, trial.rows):
         found.append(off(probe, fills))
         if found[-1] and not fills:
             return found[-1]
@@ -162,7 +166,7 @@ def _off_elsewhere(
             if some and (some == fills or off(probe, some)):
                 return f"filled with other values, {found[-1]}"
             fill_counts = True
-    for probe in draws(reader, call, bucket, least, _N_DRAWS * (2 if fill_counts else 1)):
+    for probe in draws(reader, call, bucket, least, trial.rows, n_draws * (2 if fill_counts else 1)):
         found.append(off(probe))
         if found[-1]:
             return found[-1]
@@ -182,7 +186,8 @@ class Answer:
 class Trial:
     """Runs of one model, each from the same state, in the mode and context of a call.
 
-    ``held`` : random numbers are functions of their places. ``varies`` : what differs between runs even so.
+    ``held`` : random numbers are functions of their places. ``varies`` : what differs between runs even so. ``rows`` :
+    by number of a leaf that holds indices into an embedding, how many there are.
     """
 
     def __init__(self, model: Any, reader: Reader, context: CallContext) -> None:
@@ -193,6 +198,7 @@ class Trial:
         self._shared = {id(one): one for one in (*model.parameters(), *large.values())}
         self._shapes = {name: one.shape for name, one in buffers.items()}
         self.held, self.varies = False, ""
+        self.rows: dict[int, int] = {}
 
     def run(self, arguments: Arguments) -> Answer:
         """Run a copy of the model."""
@@ -220,6 +226,10 @@ class Trial:
         with HeldRandom() as held:
             out = model(*args, **kwargs)
         self.held = held.drew
+        for at in call.dims:
+            found = [n for indices, n in held.looked_up if _is_same(indices, call.leaves[at])]
+            if found:
+                self.rows[at] = min(found)
         again = self.run(self._reader.plain(call)).out if self.held else plain.out
         if tensors.difference(again, out, self._context.coarse):
             self.varies = "answers differ from call to call"
@@ -264,6 +274,10 @@ class Trial:
         weights = [torch.arange(one.numel(), device=one.device).cos().to(one.dtype).view(one.shape) for one in outs]
         found = torch.autograd.grad(outs, list(named.values()), weights, allow_unused=True)
         return {name: one for name, one in zip(named, found, strict=True) if one is not None}
+
+
+def _is_same(indices: torch.Tensor, leaf: Any) -> bool:
+    return indices.shape == leaf.shape and indices.dtype == leaf.dtype and bool((indices == leaf).all())
 
 
 def _counts_batches(model: Any) -> bool:

@@ -1,7 +1,8 @@
 """The calls that a bucket is tried with: the values of real places and of padding changed, and the sizes.
 
 One call shows little. Padding of 0 is invisible to a maximum while real values are positive, and to a threshold that
-nothing reaches. Whole numbers stay within those of the call: others might be no valid index or token.
+nothing reaches. Whole numbers stay within the embedding they index, else within those of the call: others might be no
+valid index.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ Fills = Mapping[int, Any]
 
 
 def probes(
-    reader: Reader, call: ModelCall, bucket: Mapping[str, int], least: Mapping[str, int]
+    reader: Reader, call: ModelCall, bucket: Mapping[str, int], least: Mapping[str, int], rows: Mapping[int, int]
 ) -> Iterator[tuple[ModelCall, Fills]]:
     """Yield calls to compare with and without padding, and what to pad them with.
 
-    ``least`` : the smallest size that the bucket is meant for.
+    ``least`` : the smallest size that the bucket is meant for. ``rows`` : of the embedding that a leaf's values index.
     """
     data = [at for at in data_of(reader, call) if call.leaves[at].numel()]
     for number, (change, fill_of) in enumerate(_VARIANTS):
@@ -34,7 +35,7 @@ def probes(
         for at in data:
             leaf, dims = call.leaves[at], [dim for dim, _ in call.dims[at]]
             fill = rule_of(call.paths[at], reader.fill, 0)
-            low, high = _range(leaf, fill)
+            low, high = (0, rows[at] - 1) if at in rows else _range(leaf, fill)
             values[at] = change(leaf.detach(), low, high, fill, dims[number % len(dims)])
             if fill_of is not None:
                 fills[at] = fill_of(low, high)
@@ -44,7 +45,12 @@ def probes(
 
 
 def draws(
-    reader: Reader, call: ModelCall, bucket: Mapping[str, int], least: Mapping[str, int], how_many: int
+    reader: Reader,
+    call: ModelCall,
+    bucket: Mapping[str, int],
+    least: Mapping[str, int],
+    rows: Mapping[int, int],
+    how_many: int,
 ) -> Iterator[ModelCall]:
     """Yield calls of values drawn on all sides of the declared padding, each time alike."""
     data = [at for at in data_of(reader, call) if call.leaves[at].numel()]
@@ -54,7 +60,8 @@ def draws(
         for at in data:
             leaf, dims = call.leaves[at].detach(), [dim for dim, _ in call.dims[at]]
             fill = rule_of(call.paths[at], reader.fill, 0)
-            values[at] = _drawn(leaf, *_range(leaf, fill), fill, number + at, generator)
+            low, high = (0, rows[at] - 1) if at in rows else _range(leaf, fill)
+            values[at] = _drawn(leaf, low, high, fill, number + at, generator)
             if number % 2:
                 values[at] = _like_one(values[at], 0, dims[number // 2 % len(dims)])
         probe = _with(reader, call, values, _sizes(bucket, least, number))

@@ -433,6 +433,8 @@ def difference(
     """
     for (path, now), (other, wanted) in zip(_walk(out), _walk(plain), strict=False):
         number = path == other and isinstance(now, _PLAIN) and isinstance(wanted, _PLAIN)
+        if number and isinstance(now, float) and isinstance(wanted, float):  # of a tensor, as a rule
+            number = not math.isclose(now, wanted, rel_tol=math.sqrt(torch.finfo(torch.float32).eps))
         if number and now != wanted and wanted == wanted:  # NaN is like NaN
             return f"{what} {path} is {now!r:.60} with padding, {wanted!r:.60} without"
     left, right = tensors(out), tensors(plain)

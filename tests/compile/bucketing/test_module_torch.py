@@ -333,19 +333,6 @@ def test_what_cannot_be_compared_is_told() -> None:
 
 
 @torch.no_grad()
-def test_random_answers_are_not_called_wrong() -> None:
-    class Noise(torch.nn.Module):
-        def forward(self, x: Any) -> Any:
-            return x + torch.rand_like(x)
-
-    model = BucketedModule(Noise().eval(), pad=1, buckets=[8], backend="eager")
-    model(torch.zeros(1, 4))
-    model.wait()
-    with pytest.warns(BucketingWarning, match="differ"):
-        model(torch.zeros(1, 4))
-
-
-@torch.no_grad()
 def test_a_failed_compilation_is_told_and_answered_by_the_model() -> None:
     def broken(_graph: Any, _inputs: Any) -> Any:
         raise RuntimeError("no kernel for this")

@@ -19,6 +19,8 @@ import torch
 __all__ = ["CompileThread", "CompiledGraph"]
 
 _NUMBER = itertools.count()
+_wanted = threading.local()
+"""Whether this thread wants a graph's answer or none."""
 _LIMIT = 4096
 _SWITCH_S = 0.0005
 """Python's threads take turns this often while one compiles: at the usual 5 ms a request of 50 operators waits 50
@@ -36,7 +38,10 @@ class CompiledGraph:
         def call(args: Any, kwargs: Any) -> Any:
             # True is a constant of the graph: it shows whether the graph is what ran; unlike
             # is_compiling() it is False for eager code while another thread compiles
-            return model(*args, **kwargs), torch.compiler.is_dynamo_compiling()
+            compiled = torch.compiler.is_dynamo_compiling()
+            if not compiled and getattr(_wanted, "graph", False):
+                return None, False
+            return model(*args, **kwargs), compiled
 
         code = call.__code__.replace(co_name=f"bucket_{next(_NUMBER)}")
         self._function = types.FunctionType(code, globals(), code.co_name, None, call.__closure__)
@@ -53,8 +58,12 @@ class CompiledGraph:
             return self._compiled(args, kwargs)
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, bool]:
-        """Return the result without ever compiling, and whether a graph ran or eager did."""
-        return self._ready(args, kwargs)
+        """Return the result of a graph without ever compiling; None and False where its guards fail: nothing ran."""
+        _wanted.graph = True
+        try:
+            return self._ready(args, kwargs)
+        finally:
+            _wanted.graph = False
 
 
 @functools.cache

@@ -60,7 +60,8 @@ class BucketedModule(_Module):  # type: ignore[misc]
         What to cut off outputs, as for ``pad``; a function of axes where a dimension is not the size itself
         (``{2: lambda seq: seq // 2}``). Found out by comparing shapes when not given.
     fill : number or dict
-        The padding's value, for each input: ``{"input_ids": 50256, "labels": -100}``.
+        The padding's value, for each input, 0 by default: ``{"input_ids": 50256, "labels": -100}``. A padding token
+        that the model masks by itself has to be named.
     mask : str or dict, optional
         Inputs that say what is real: made where a call has none, padded where it has. ``"attention_mask"``, or
         ``{"key_padding_mask": Mask(False, True)}``.
@@ -95,7 +96,7 @@ class BucketedModule(_Module):  # type: ignore[misc]
         pad: Any = None,
         buckets: Any = "auto",
         crop: Any = None,
-        fill: Any = 0,
+        fill: Any = None,
         mask: Any = None,
         check: Literal["first", "always", "never"] = "first",
         background: bool = True,
@@ -116,7 +117,7 @@ class BucketedModule(_Module):  # type: ignore[misc]
         self._settings: dict[str, Any] = {
             "pad": pads,
             "crop": read_crop(crop, axes),
-            "fill": read_fill(fill, tuple(pads)),
+            "fill": read_fill({} if fill is None else fill, tuple(pads)),
             "masks": read_masks(mask, pads),
             "check": check,
             "background": background,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import contextlib
 import math
 import threading
 import time
@@ -17,7 +17,7 @@ import torch
 from torchtriage.compile.bucketing import tensors
 from torchtriage.compile.bucketing.declarations import Crop
 from torchtriage.compile.bucketing.graphs import CompiledGraph, CompileThread
-from torchtriage.compile.bucketing.padding_check import HINT, PaddingVerdict, examine, wait_for
+from torchtriage.compile.bucketing.padding_check import HINT, PaddingVerdict, call_is_off, examine, wait_for
 from torchtriage.compile.bucketing.planner import WINDOW, Planner
 from torchtriage.compile.bucketing.planning import BucketPlan
 from torchtriage.compile.bucketing.statistics import Stats
@@ -211,32 +211,43 @@ class Server:
         return entry, True
 
     def _serve(self, entry: BucketGraph, call: ModelCall, context: CallContext, *, reason: str = "") -> Any:
+        always = self.settings["check"] == "always"
+        off, plain = self._is_off(entry, call, context) if always else ("", None)
         args, kwargs = self.reader.padded(call, entry.bucket)
         begun = time.perf_counter()
-        if context.training:  # compiles where it must: a call has to run once, and only once
+        if reason and context.training:  # compiles where it must: a call has to run once, and only once
             out, compiled = entry.graph.compile(args, kwargs)
-            if reason:
-                self._compiled(entry, time.perf_counter() - begun, compiled)
+            self._compiled(entry, time.perf_counter() - begun, compiled)
         else:
             out, compiled = entry.graph.run(args, kwargs)
+            if not compiled:  # what was checked is not what is called now: nothing has run
+                with self.lock:
+                    self._again(entry, call, context)
+                return self._unpadded(call, context, _GUARD)
         result = tensors.crop(out, entry.crop, call.sizes)
         with self.lock:
             if reason:
                 self.counts.reasons[reason] += 1
-            elif compiled:
+            else:
                 self.counts.bucket_hits[entry.name] += 1
                 self.counts.real_size += math.prod(call.sizes.values())
                 self.counts.padded_size += math.prod(entry.bucket.values())
-            else:
-                self.counts.reasons[_GUARD] += 1
-                self._again(entry, call, context)
-        if self.settings["check"] == "always" and not context.training:
-            args, kwargs = self.reader.plain(call)
-            off = tensors.difference(result, self.model(*args, **kwargs), context.coarse)
-            if off:
-                where = f"bucket {entry.name} at {name_of(call.sizes)}"
-                raise PaddingError(f"{where}: {off} without padding", hint=HINT)
+        off = off or (tensors.difference(result, plain, context.coarse) if plain is not None else "")
+        if off:
+            where = f"bucket {entry.name} at {name_of(call.sizes)}"
+            raise PaddingError(f"{where}: {off} without padding", hint=HINT)
         return result
+
+    def _is_off(self, entry: BucketGraph, call: ModelCall, context: CallContext) -> tuple[str, Any]:
+        with self._aside(call, context):
+            return call_is_off(self.model, self.reader, call, entry.bucket, entry.crop, context)
+
+    @contextlib.contextmanager
+    def _aside(self, call: ModelCall, context: CallContext) -> Iterator[None]:
+        """Check in the call itself without taking its random numbers."""
+        devices = range(torch.cuda.device_count()) if "cuda" in call.devices else ()
+        with torch.random.fork_rng(devices), context.entered(call.devices):
+            yield
 
     def _unpadded(self, call: ModelCall, context: CallContext, reason: str) -> Any:
         """Answer without padding: by a dynamic graph where that is wanted, else by the model."""
@@ -251,10 +262,10 @@ class Server:
                     self._later(entry, call, context)
         if entry is not None and entry.state == "ready":
             out, compiled = entry.graph.run(args, kwargs)
-            if not compiled:
-                with self.lock:
-                    self._again(entry, call, context)
-            return out
+            if compiled:
+                return out
+            with self.lock:
+                self._again(entry, call, context)
         return self.model(*args, **kwargs)
 
     def run(self, entry: BucketGraph, call: ModelCall) -> Any:
@@ -308,15 +319,14 @@ class Server:
         return self._unpadded(call, context, _FAILED)
 
     def _probe(self, entry: BucketGraph, call: ModelCall, context: CallContext) -> None:
-        """Examine a bucket on a copy in evaluation mode: running the model would change it."""
+        """Examine a bucket as the call uses it; the call itself compiles."""
         try:
             if self.settings["check"] == "never" and self.settings["crop"] is not None:
                 verdict = PaddingVerdict(self.settings["crop"])
             else:
-                devices = range(torch.cuda.device_count()) if "cuda" in call.devices else ()
-                with torch.random.fork_rng(devices), torch.no_grad():
-                    model = copy.deepcopy(self.model).eval()
-                    verdict = self._examined(model, entry, call, context)
+                with self._aside(call, context):
+                    example = self.reader.read(*tensors.resized(call, call.sizes))
+                    verdict = self._examined(entry, example, context)
             if self._settle(entry, verdict):
                 entry.graph = CompiledGraph(self.model, self.settings["options"], dynamic=False)
         except Exception as error:  # reported at the next call, and in stats()
@@ -336,7 +346,8 @@ class Server:
             self._failed(entry, _describe(error))
 
     def _make(self, entry: BucketGraph, call: ModelCall, context: CallContext) -> None:
-        if not self._settle(entry, self._examined(self.model, entry, call, context)):
+        verdict = self._examined(entry, call, context)
+        if not self._settle(entry, verdict):
             return
         args, kwargs = self.reader.padded(call, entry.bucket)
         graph = entry.graph or CompiledGraph(self.model, self.settings["options"], dynamic=False)
@@ -344,7 +355,7 @@ class Server:
         out, compiled = graph.compile(args, kwargs)
         wait_for(call)
         took_s = time.perf_counter() - begun
-        if self.settings["check"] != "never" and compiled:
+        if self.settings["check"] != "never" and compiled and not verdict.is_random:
             # what is cropped may be anything, also NaN in the one and 0 in the other
             eager = tensors.crop(self.model(*args, **kwargs), entry.crop, call.sizes)
             off = tensors.difference(tensors.crop(out, entry.crop, call.sizes), eager, context.coarse)
@@ -368,15 +379,16 @@ class Server:
         self._compiled(entry, took_s, compiled)
         return took_s
 
-    def _examined(self, model: Any, entry: BucketGraph, call: ModelCall, context: CallContext) -> PaddingVerdict:
+    def _examined(self, entry: BucketGraph, call: ModelCall, context: CallContext) -> PaddingVerdict:
         verdict = examine(
-            model,
+            self.model,
             self.reader,
             call,
             entry.bucket,
             context,
             crop=self.settings["crop"],
             check=self.settings["check"] != "never",
+            least=self.planner.least(entry.bucket),
         )
         if verdict.eager_s:
             self.planner.eager_s.append(verdict.eager_s / self.planner.work_of(entry.bucket))
@@ -394,8 +406,6 @@ class Server:
             entry.crop = verdict.crop
             self.counts.checked += verdict.checked
             self.counts.unchecked += not verdict.checked
-            if verdict.note:
-                self.warn(f"padding cannot be checked: {verdict.note}")
             return True
 
     def _compiled(self, entry: BucketGraph, took_s: float, compiled: bool) -> None:

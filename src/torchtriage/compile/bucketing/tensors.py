@@ -20,9 +20,11 @@ from torchtriage.compile.bucketing.declarations import Crop, Dims, Mask, rule_of
 from torchtriage.core.errors import UsageError
 
 __all__ = [
+    "Arguments",
     "CallContext",
     "ModelCall",
     "Reader",
+    "changed",
     "crop",
     "difference",
     "inputs_of",
@@ -34,6 +36,7 @@ __all__ = [
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 _LEAVES = (Tensor, *_PLAIN)
+_AS_DECLARED: Mapping[int, Any] = {}
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional ones, and those by name."""
 
@@ -272,14 +275,14 @@ class Reader:
                 raise UsageError(f"{path} has {leaf.ndim} dimensions; pad names dimension {dim} of it")
         return tuple(dims)
 
-    def padded(self, call: ModelCall, bucket: Mapping[str, int]) -> Arguments:
-        """Return the arguments at the bucket's sizes, masks added."""
+    def padded(self, call: ModelCall, bucket: Mapping[str, int], fills: Mapping[int, Any] = _AS_DECLARED) -> Arguments:
+        """Return the arguments at the bucket's sizes, masks added; ``fills`` by number of the leaf go first."""
         leaves = list(call.leaves)
         for at, (path, leaf) in enumerate(zip(call.paths, call.leaves, strict=True)):
             if isinstance(leaf, Tensor):
                 dims = {dim: bucket[axis] for dim, axis in call.dims.get(at, ())}
                 value = self.masks[path].padding if path in self.masks else rule_of(path, self.fill, 0)
-                leaves[at] = _padded(leaf, dims, value)
+                leaves[at] = _padded(leaf, dims, fills.get(at, value))
         return self._with_masks(call, leaves, bucket)
 
     def plain(self, call: ModelCall) -> Arguments:
@@ -296,7 +299,7 @@ class Reader:
                 added[name] = self._mask(mask, call, sizes)
             elif call.leaves[at := call.paths.index(name)] is None:
                 leaves[at] = self._mask(mask, call, sizes)
-        args, kwargs = _with_leaves(call, leaves)
+        args, kwargs = changed(call, leaves)
         return args, {**kwargs, **added}
 
     def _mask(self, mask: Mask, call: ModelCall, bucket: Mapping[str, int]) -> Tensor | None:
@@ -332,7 +335,10 @@ def _padded(leaf: Tensor, dims: Mapping[int, int], value: Any) -> Tensor:
 
 
 def resized(call: ModelCall, sizes: Mapping[str, int]) -> Arguments:
-    """Return copies of a call's arguments at other sizes: cut short, or repeated."""
+    """Return copies of a call's arguments at other sizes: cut short, or repeated.
+
+    A vector of whole numbers whose greatest is the size of an axis holds lengths along it, and changes with it.
+    """
     leaves = list(call.leaves)
     for at, leaf in enumerate(leaves):
         if not isinstance(leaf, Tensor):
@@ -343,11 +349,17 @@ def resized(call: ModelCall, sizes: Mapping[str, int]) -> Arguments:
             if size != made.shape[dim]:
                 where = torch.arange(size, device=leaf.device) % made.shape[dim]
                 made = made.index_select(dim, where)
+        if made.ndim <= 1 and made.dtype in (torch.int32, torch.int64) and made.numel():
+            along = {axis for _, axis in call.dims.get(at, ())}
+            for axis, size in sizes.items():
+                if axis not in along and call.sizes[axis] == int(made.max()):
+                    made = made.masked_fill(made == call.sizes[axis], size).clamp(max=size)
         leaves[at] = made.clone().requires_grad_(leaf.requires_grad)
-    return _with_leaves(call, leaves)
+    return changed(call, leaves)
 
 
-def _with_leaves(call: ModelCall, leaves: list[Any]) -> Arguments:
+def changed(call: ModelCall, leaves: list[Any]) -> Arguments:
+    """Return a call's arguments with other leaves."""
     fresh = iter(leaves)
     args = tuple(_rebuilt(argument, fresh) for argument in call.args)
     return args, _rebuilt(dict(call.kwargs), fresh)
@@ -411,21 +423,25 @@ def _sizes_text(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{axis} {size}" for axis, size in sizes.items())
 
 
-def difference(out: Any, plain: Any, coarse: torch.dtype | None = None) -> str:
+def difference(
+    out: Any, plain: Any, coarse: torch.dtype | None = None, *, what: str = "output", scale: float = 0.0
+) -> str:
     """Return the first output that is not what it is without padding, and how; empty if none.
 
     Floating point: beyond ``sqrt(eps) * (|value| + rms)`` of its type, or of ``coarse`` where that is less precise:
-    rounding stays far below, padding that counts far above. Others: any change.
+    rounding stays far below, padding that counts far above. Others: any change. ``scale`` : an rms to take at least.
     """
     for (path, now), (other, wanted) in zip(_walk(out), _walk(plain), strict=False):
         number = path == other and isinstance(now, _PLAIN) and isinstance(wanted, _PLAIN)
+        if number and isinstance(now, float) and isinstance(wanted, float):  # of a tensor, as a rule
+            number = not math.isclose(now, wanted, rel_tol=math.sqrt(torch.finfo(torch.float32).eps))
         if number and now != wanted and wanted == wanted:  # NaN is like NaN
-            return f"output {path} is {now!r:.60} with padding, {wanted!r:.60} without"
+            return f"{what} {path} is {now!r:.60} with padding, {wanted!r:.60} without"
     left, right = tensors(out), tensors(plain)
     if left.keys() != right.keys():
         return f"outputs are {', '.join(left) or 'none'} with padding, {', '.join(right)} without"
     for path, value in right.items():
-        name = f"output {path}" if path else "the output"
+        name = f"{what} {path}" if path else f"the {what}"
         other = left[path]
         if other.shape != value.shape:
             return f"{name} has shape {tuple(other.shape)} after cropping, {tuple(value.shape)} without padding"
@@ -444,7 +460,7 @@ def difference(out: Any, plain: Any, coarse: torch.dtype | None = None) -> str:
         finite = torch.isfinite(exact)
         rms = float(exact[finite].abs().square().mean().sqrt()) if bool(finite.any()) else 0.0
         same = (exact == near) | (torch.isnan(exact) & torch.isnan(near))
-        close = (near - exact).abs() <= math.sqrt(eps) * (exact.abs() + rms)
+        close = (near - exact).abs() <= math.sqrt(eps) * (exact.abs() + max(rms, scale))
         off = ~(same | (finite & close))
         n_off = int(off.sum())
         if n_off:

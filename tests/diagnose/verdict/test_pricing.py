@@ -80,6 +80,15 @@ def test_a_host_that_only_the_profiler_slows_hides_no_saving_of_the_device() -> 
     assert joint.high_ms == pytest.approx(cost.high_ms)
 
 
+def test_nor_of_an_operator_that_goes_with_its_kernel() -> None:
+    trace = paced_by_the_profiler()
+    rows = np.flatnonzero(trace.kind == Kind.KERNEL)
+    gone = np.concatenate([rows, trace.links.op[rows]])
+    _, _, cost = price(trace, claim(trace, Edit("drop", gone)))
+    assert cost.calibration is not None
+    assert cost.calibration.share_high * cost.of_ms > 0.4  # 0.1 as recorded
+
+
 def test_idle_time_that_only_the_profiler_makes_saves_nothing_for_sure() -> None:
     trace = paced_by_the_profiler()
     spans = trace.devices[0].idle

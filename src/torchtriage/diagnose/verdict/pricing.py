@@ -109,7 +109,7 @@ class Pricing:
         fast = [] if known else [Edit("threads", factor=1 / self.trace.origin.inflation, spans=self._near_events)]
         replayed = [index for index, one in enumerate(out) if one is not None]
         idle = [index for index in replayed if claims[index].time_class == "idle" and not known]
-        alone = [index for index in replayed if self._on_device(claims[index].edits)]
+        alone = [index for index in replayed if index not in idle and self._on_device(claims[index].edits)]
         sets = [
             fast,
             *([*(replace(edit, best=None) for edit in claims[index].edits), *fast] for index in (*idle, *alone)),
@@ -124,8 +124,11 @@ class Pricing:
             if place < len(idle):
                 low, high = min(one.low_ns, low), one.high_ns
             else:
-                low = max(one.low_ns, SURE_UNHIDDEN * low)
-                high = max(one.high_ns, savings[place + len(alone)] - base, low)
+                high = max(one.high_ns, savings[place + len(alone)] - base)
+                # what goes with its operator may have been slow on the host as recorded, too: only more is possible
+                dropped = any(edit.kind == "drop" for edit in claims[index].edits)
+                low = one.low_ns if dropped else max(one.low_ns, SURE_UNHIDDEN * low)
+                high = max(high, low)
             out[index] = replace(one, low_ns=low, high_ns=high, saving_ns=min(max(one.saving_ns, low), high))
 
     def _at_best(self, edit: Edit, *, everywhere: bool) -> Edit:
@@ -141,7 +144,9 @@ class Pricing:
         return intervals.union(intervals.spans(start, start + SLOWED_NS))
 
     def _on_device(self, edits: Sequence[Edit]) -> bool:
-        return all(edit.kind == "shrink" and self.trace.works[edit.rows].all() for edit in edits)
+        return all(
+            edit.kind == "drop" or (edit.kind == "shrink" and self.trace.works[edit.rows].all()) for edit in edits
+        )
 
     def cost(self, share: Share, prediction: ReplayPrediction | None) -> Cost | None:
         """Return what a share of the time costs per step; None for a claim on no time."""

@@ -49,11 +49,19 @@ def test_another_thread_that_sleeps_explains_nothing() -> None:
     assert claims(builder)
 
 
-def test_quiet_when_the_call_of_a_module_stalls() -> None:
+@pytest.mark.parametrize(
+    "frame",
+    [
+        "torch/nn/modules/module.py(1783): _call_impl",
+        "torch/nn/modules/batchnorm.py(150): forward",
+        "torch/nn/functional.py(2811): batch_norm",
+    ],
+)
+def test_quiet_when_the_call_of_a_module_stalls(frame: str) -> None:
     builder = loop()
     for i in range(4):
         builder.frame("train.py(9): fit", 10_000 * i, 9_900)
-        builder.frame("torch/nn/modules/module.py(1783): _call_impl", 10_000 * i + 10, 3_900)
+        builder.frame(frame, 10_000 * i + 10, 3_900)
     assert not claims(builder)
 
 

@@ -154,6 +154,16 @@ def test_a_hint_where_the_table_is_also_the_output_layer() -> None:
     assert claim.certainty == "hint"
 
 
+def test_the_place_is_the_lookup() -> None:
+    builder = bags()
+    for i in range(4):
+        builder.op("aten::embedding_bag", 1_000 * i + 5, 10, dims=[[500, 64], [8192], [8192]])
+        builder.op("aten::embedding_bag", 1_000 * i + 20, 10, dims=[[1_500_000, 64], [8192], [8192]])
+    trace = builder.build()
+    (claim,) = find(trace)
+    assert trace.details_of("dims", np.array([claim.anchor]))[0][0] == [1_500_000, 64]
+
+
 @pytest.mark.parametrize(("optimizer", "n_fused"), [("Adagrad", 0), ("Adam", 1)])
 def test_a_fused_form_is_proposed_where_every_row_moves(optimizer: str, n_fused: int) -> None:
     updates = ("lerp_", "mul_", "addcdiv_") if optimizer == "Adam" else ("addcmul_", "sqrt", "addcdiv_")

@@ -19,6 +19,7 @@ Source: PyTorch documentation, ``torch.nn.Embedding`` (``sparse``) and ``torch.o
 import numpy as np
 
 from torchtriage.core import intervals
+from torchtriage.core.trace.op_inputs import where_inputs
 from torchtriage.core.units import format_count, format_ns, format_share
 from torchtriage.diagnose.patterns._op_work import work_of
 from torchtriage.diagnose.patterns._recurrence import recurs
@@ -89,6 +90,14 @@ def find(trace: Trace) -> Claims:
             "n_indices": n_indices,
             "n_updates_of_that_shape": len(updates),
         },
-        anchor=trace.longest(rows),
+        anchor=_lookup_of(trace, shape, trace.longest(rows)),
         fix=_SAME_RESULT if same else None,
     )
+
+
+def _lookup_of(trace: Trace, shape: tuple[int, int], otherwise: int) -> int:
+    """Return the first forward lookup of a table, which has the user's line."""
+    rows = np.flatnonzero(trace.named("aten::embedding", "aten::embedding_bag") & (trace.kind == Kind.OP))
+    rows = rows[trace.steps.in_steady(trace.steps.of_host(rows))]
+    rows = rows[where_inputs(trace, rows, lambda call: tuple(call.shape(0)) == shape)]
+    return int(rows[0]) if len(rows) else otherwise

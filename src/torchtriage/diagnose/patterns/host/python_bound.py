@@ -79,9 +79,7 @@ _UNKNOWN = Fix(
 _ENGINE = r"^<built-in method run_backward of"
 _PAUSE = r"^Python GC|^<built-in function (collect|sleep)>|(^|/)torch/(autograd/)?profiler"
 """Garbage collection is another finding; who sleeps meant to; the profiler is not the program."""
-_MACHINERY = (
-    r"(^|/)torch/nn/(functional\.py|modules/((?!module\.py)\w+\.py|module\.py\(\d+\): _(wrapped_)?call_impl$))"
-)
+_MACHINERY = r"(^|/)torch/nn/(functional\.py|modules/((?!module\.py)\w+\.py|module\.py\(\d+\): _(wrapped_)?call_impl$))"
 """What only calls an operator takes microseconds: what holds that up is the machine, and nothing that Python does."""
 _KINDS = {
     "module walk": (r"named_(modules|parameters|buffers|children)|torch/nn/modules/module\.py.*: modules$", _WALKED),

@@ -80,7 +80,8 @@ GROWING = Cause(
     PYTHON,
     "work that grows with the step",
     Fix("Keep running totals instead of the whole history, bound lists and caches, and remove hooks after use."),
-    looks="the steps' times rise from the first to the last, by a third or more.",
+    looks="the steps' times rise from the first to the last, by a third or more; where they wait for a device, the"
+    " recorded operators, their inputs or the device's time rise, too.",
     slow="something is done for all that came before: a history, a list of hooks, a growing batch.",
     leave="the inputs themselves grow, as in a curriculum.",
 )

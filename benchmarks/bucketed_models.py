@@ -65,7 +65,8 @@ def seen(model: nn.Module, case: Case, inputs: dict, seed: int, like: list[objec
     if floats:
         weights = [torch.linspace(0.5, 1.5, leaf.numel(), dtype=leaf.dtype).view(leaf.shape) for leaf in floats]
         sum((leaf * w).sum() for leaf, w in zip(floats, weights, strict=True)).backward()
-        got += [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        grads = [p.grad.flatten().double() for p in model.parameters() if p.grad is not None]
+        got += [torch.cat(grads)] if grads else []  # as one: where one of them is 0, it is rounding beside the others
     got += [b.clone() for b in model.buffers()]
     return got + ([] if like is not None else tensors(inputs))
 

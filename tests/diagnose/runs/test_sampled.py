@@ -354,3 +354,21 @@ def test_without_stacks_nothing_is_taken_back_and_nothing_is_healthy(tmp_path: P
     assert after.findings == before.findings
     assert not after.healthy
     assert {note.code for note in after.notes} >= {"no-stacks", "ended-by-signal"}
+
+
+def test_python_that_a_device_waits_for_is_at_the_line_that_most_looks_saw(tmp_path: Path) -> None:
+    source = "def images(store):\n    count = len(store)\n    return store.astype() / 255.0\n\n"
+    source += "def main(store):\n    for _ in range(100):\n        images(store)\n        end()\n\nmain(store)\n"
+    built = SamplesBuilder(tmp_path, source)
+    for _ in range(20):
+        built.look("main(store", "images(store)", "count =", ms=1)
+        built.look("main(store", "images(store)", "return store", ms=8)
+        built.look("main(store", "end()", ms=1)
+        built.step()
+    seen = finding("HST020", 0.7, 10.0)
+    seen = replace(seen, place=replace(seen.place, frame=Frame("train.py", 1, "images")))
+    by_code = checked(built, seen, of_ms=10.0)
+    frame = by_code["HST020"].place.frame
+    assert frame is not None
+    assert (frame.line, frame.exact) == (3, True)
+    assert "HST114" not in by_code

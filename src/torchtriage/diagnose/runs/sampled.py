@@ -26,7 +26,7 @@ from torchtriage.diagnose.runs.compile_findings import compile_findings
 from torchtriage.diagnose.runs.configuration import configuration
 from torchtriage.diagnose.runs.costs import WORTH, counting_error, of_looks, of_share
 from torchtriage.diagnose.runs.flame import flame_bars
-from torchtriage.diagnose.runs.hot_lines import HOT_LINE, growing_step, hot_lines
+from torchtriage.diagnose.runs.hot_lines import HOT_LINE, PYTHON_LOOP, growing_step, hot_lines
 from torchtriage.diagnose.runs.loaders import LOADING, STARVED, causes_first, loader_cost, restarted_workers
 from torchtriage.diagnose.runs.memory_growth import growing_memory, growth_per_step, with_graph_cost
 from torchtriage.diagnose.runs.recorded_host import host_shares
@@ -255,7 +255,9 @@ def _cautious(result: Result, recording: Recording) -> Result:
 def _merged(known: Sequence[Finding], found: Sequence[Finding]) -> tuple[Finding, ...]:
     """Return both, without what the stack looks report better, and without a bare line that a pattern explains."""
     named = {finding.code for finding in found}
-    others = [finding for finding in known if not (finding.code in REPLACED and finding.code in named)]
+    others = [
+        _at_its_line(finding, found) for finding in known if not (finding.code in REPLACED and finding.code in named)
+    ]
     lines = {_line(finding) for finding in others}
     loads = any(finding.code in (LOADING, STARVED) for finding in others)
     new = [
@@ -265,6 +267,23 @@ def _merged(known: Sequence[Finding], found: Sequence[Finding]) -> tuple[Finding
         and not (finding.code in UNNAMED and loads and _fetches(finding))
     ]
     return (*others, *new)
+
+
+def _at_its_line(finding: Finding, found: Sequence[Finding]) -> Finding:
+    """Return what waits for Python with the line that most looks saw in its function, where a trace knows none."""
+    frame = finding.place.frame
+    if finding.code != PYTHON_LOOP.code or frame is None or frame.exact:
+        return finding
+    hot = (one.place.frame for one in found if one.code == HOT_LINE.code)
+    there = (
+        one
+        for one in hot
+        if one is not None and (file_name(one.file), one.function) == (file_name(frame.file), frame.function)
+    )
+    line = next(there, None)
+    if line is None:
+        return finding
+    return replace(finding, place=replace(finding.place, frame=line, stack=(line, *finding.place.stack[1:])))
 
 
 def _fetches(finding: Finding) -> bool:

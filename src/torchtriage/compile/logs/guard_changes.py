@@ -18,8 +18,8 @@ from torchtriage.compile.logs.recompiles import Cause, GuardFailure, as_written,
 __all__ = ["besides"]
 
 _TENSOR = re.compile(
-    r"check_tensor\(.+?, \w+, (?P<keys>DispatchKeySet\(.*?\)), (?P<dtype>[\w.]+), device=(?P<device>\w+),"
-    r" requires_grad=(?P<grad>\w+), size=\[(?P<size>[^\]]*)\], stride=\[(?P<stride>[^\]]*)\]\)"
+    r"check_tensor\([^=]+?, \w+, (?P<keys>DispatchKeySet\([^()]*\)), (?P<dtype>[\w.]+), device=(?P<device>\w+),"
+    r" requires_grad=(?P<grad>\w+), size=\[(?P<size>[^\[\]]*)\], stride=\[(?P<stride>[^\[\]]*)\]\)"
 )
 _TYPE = re.compile(r"type=<class '(?P<name>[\w.]+)'>")
 

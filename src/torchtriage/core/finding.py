@@ -185,6 +185,10 @@ class Finding:
         return self.severity == "high" and not self.saves
 
 
+RESOLVED = 0.01
+"""Share of the step below which no measurement tells a saving from none: then what may be saved decides."""
+
+
 def rank_order(finding: Finding) -> tuple[Any, ...]:
     """Return the key that sorts findings: by the share surely saved, then possibly saved; without a saving last.
 
@@ -194,6 +198,7 @@ def rank_order(finding: Finding) -> tuple[Any, ...]:
     cost = finding.cost
     if cost is not None and cost.of_ms > 0:
         low, high = cost.low_ms / cost.of_ms, cost.high_ms / cost.of_ms
+        low *= low >= RESOLVED
         # of savings within the noise, which are all low ends of 0, the surest is still the first
         first = cost.calibration.share_low if cost.calibration is not None else low
     severity = SEVERITIES.index(finding.severity)

@@ -53,7 +53,7 @@ def find(module: Module) -> Iterator[Hit]:
             yield Hit(loop.node.iter, f"every step copies the whole state: {text_of(loop.node.iter)}", severity="low")
     for call in module.called("copy.deepcopy"):
         given = call.arguments[0] if call.arguments else None
-        if not call.context.hot or given is None:
+        if not call.context.hot or given is None or len(call.node.args) > 1:  # a memo shares what it holds
             continue
         if given.kind == "module" or _STATE.search(text_of(call.node.args[0], 200)):
             yield Hit(call.node, f"every step copies the whole state: {text_of(call.node)}", "deepcopy", severity="low")

@@ -55,6 +55,7 @@ def test_another_thread_that_sleeps_explains_nothing() -> None:
         "torch/nn/modules/module.py(1783): _call_impl",
         "torch/nn/modules/batchnorm.py(150): forward",
         "torch/nn/functional.py(2811): batch_norm",
+        "torch/optim/adagrad.py(244): adagrad",
     ],
 )
 def test_quiet_when_the_call_of_a_module_stalls(frame: str) -> None:

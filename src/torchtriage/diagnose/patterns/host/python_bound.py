@@ -79,8 +79,11 @@ _UNKNOWN = Fix(
 _ENGINE = r"^<built-in method run_backward of"
 _PAUSE = r"^Python GC|^<built-in function (collect|sleep)>|(^|/)torch/(autograd/)?profiler"
 """Garbage collection is another finding; who sleeps meant to; the profiler is not the program."""
-_MACHINERY = r"(^|/)torch/nn/(functional\.py|modules/((?!module\.py)\w+\.py|module\.py\(\d+\): _(wrapped_)?call_impl$))"
-"""What only calls an operator takes microseconds: what holds that up is the machine, and nothing that Python does."""
+_MACHINERY = (
+    r"(^|/)torch/(optim/\w+\.py"
+    r"|nn/(functional\.py|modules/((?!module\.py)\w+\.py|module\.py\(\d+\): _(wrapped_)?call_impl$)))"
+)
+"""What only calls operators takes microseconds: what holds that up is the machine, and nothing that could be kept."""
 _KINDS = {
     "module walk": (r"named_(modules|parameters|buffers|children)|torch/nn/modules/module\.py.*: modules$", _WALKED),
     "preprocessing": (r"PIL|cv2|numpy|image|tokeniz|transforms|scipy|librosa|feature_extract|decode", _LOADED),

@@ -26,7 +26,8 @@ if step % 50 == 0:
     "#avoid-unnecessary-cpu-gpu-synchronization",
 )
 BUILD_ON_DEVICE = Fix(
-    text="Create the tensor once and keep it on the device, or let the device fill it.",
+    text="Create a constant once and keep it on the device, or let the device fill it; send what changes in one copy"
+    " from pinned memory.",
     code="""self.register_buffer("mean", torch.tensor([0.485, 0.456, 0.406]), persistent=False)
 mask = torch.zeros(n, device=x.device)      # not torch.zeros(n).to(x.device)""",
     link="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html"

@@ -17,7 +17,7 @@ from torchtriage.core import fixes
 from torchtriage.diagnose.lint.base import Hit, Module, Rule, compiled, keyword, text_of
 
 RULE = Rule(
-    "SYN005", "host-const-h2d", "sync", "Constants built on the host and copied each step", "medium", device=True
+    "SYN005", "host-const-h2d", "sync", "Small tensors built on the host and copied each step", "medium", device=True
 )
 
 FIX = fixes.BUILD_ON_DEVICE

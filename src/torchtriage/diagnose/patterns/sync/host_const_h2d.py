@@ -26,7 +26,7 @@ from torchtriage.diagnose.patterns._recurrence import frame_around, recurs
 from torchtriage.diagnose.patterns.base import Claims, Ints, Kind, Mask, Pattern, Trace
 
 PATTERN = Pattern.of(
-    __name__, "SYN005", "Constants built on the host and copied each step", order=332, needs="device runtime ops"
+    __name__, "SYN005", "Small tensors built on the host and copied each step", order=332, needs="device runtime ops"
 )
 FIX = fixes.BUILD_ON_DEVICE
 
@@ -53,8 +53,8 @@ def find(trace: Trace) -> Claims:
         trace,
         index[constant],
         holder[constant],
-        message="constants built on the host are copied to the GPU {times}: the host waits {wait} for the copies, and"
-        " the GPU idles {idle}",
+        message="small tensors built on the host are copied to the GPU {times}: the host waits {wait} for the copies,"
+        " and the GPU idles {idle}",
         what="copies",
         method="host-late idle time up to the next launched work, capped by the time in the copy",
     ):

@@ -13,7 +13,7 @@ __all__ = ["symptoms_last"]
 
 ANYWHERE, THERE = ("LCH014",), ("HST114",)
 """Codes that say that time is lost, and not what for: in the whole step, or at a line."""
-WHY = ("CPY103", "LCH016", "LCH104", "LCH105")
+WHY = ("CPY009", "CPY103", "LCH016", "LCH104", "LCH105")
 LARGE, SOME = 0.33, 0.1
 """Of a symptom's time, what one cause must explain to go first, and what is worth a word."""
 

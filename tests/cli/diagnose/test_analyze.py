@@ -45,6 +45,15 @@ def test_the_folder_of_a_run_is_judged_as_the_run(run: Run, folder: Path) -> Non
     assert "not of a run" in run("analyze", "recorded", "--timing", code=2).stderr
 
 
+def test_traces_with_the_names_of_a_run_are_traces(run: Run, folder: Path) -> None:
+    (folder / "ranks").mkdir()
+    for rank in range(2):
+        (folder / f"ranks/process-{rank}.json").write_bytes((folder / "slow.json").read_bytes())
+    assert "SYN001" in run("analyze", "ranks", code=0).stdout
+    (folder / "ranks/process-2.json").write_text('{"pid": "x", "folder": 3}')
+    assert "left out" in run("analyze", "ranks", code=2).stderr
+
+
 def test_a_path_alone_means_analyze(run: Run) -> None:
     assert run("slow.json", code=0).stdout == run("analyze", "slow.json", code=0).stdout
     assert run("--json", "slow.json", code=0).stdout.startswith('{"schema"')

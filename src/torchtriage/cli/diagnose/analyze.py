@@ -197,7 +197,8 @@ def _run_folder(paths: tuple[str, ...]) -> Path | None:
         return None
     from torchtriage.diagnose.runs.run_folder import find_recordings
 
-    return folder if find_recordings(folder) else None
+    # a trace may have such a name, too
+    return folder if any("pid" in recording.facts for recording in find_recordings(folder)) else None
 
 
 def _judge(

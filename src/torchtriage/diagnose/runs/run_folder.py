@@ -23,6 +23,11 @@ from torchtriage.memory.leaks.leak_report import WatchReport
 
 __all__ = ["Recording", "all_recorded", "find_recordings", "recorded", "source_roots", "watched", "why_nothing"]
 
+FACTS = {"pid": int, "folder": str, "roots": list, "loop": dict}
+"""What is read of a process' own words, and what it must be; else it was not said."""
+MOST_BYTES = 64 << 20
+"""What is larger was not written by the recorder, which keeps a few numbers for each step."""
+
 
 @dataclass(frozen=True)
 class Recording:
@@ -61,15 +66,18 @@ def find_recordings(out: Path) -> list[Recording]:
     """Return the processes that imported torch, in order of rank; those with a recording first."""
     found = []
     for path in sorted(out.glob("process-*.json")):
-        facts = _read(path)
+        facts: dict[str, Any] = {
+            name: fact for name, fact in _read(path).items() if isinstance(fact, FACTS.get(name, object))
+        }
         folder = out / str(facts.get("folder") or "-")
         files = [folder / name for name in (LIGHT_FILE, HEAVY_FILE)]
         files.append(folder / SNAPSHOT_FILE)
         light, heavy, snapshot = (file if file.exists() else None for file in files)
         memory = _report(folder / MEMORY_FILE)
         measured = _read(folder / RECORDING_FILE)
-        pid = int(facts.get("pid") or 0)
-        found.append(Recording(facts, measured, light, heavy, memory, snapshot, log_of(out, pid), samples_of(out, pid)))
+        pid = facts.get("pid", 0)
+        log, samples = log_of(out, pid), samples_of(out, pid)
+        found.append(Recording(facts, measured, light, heavy, memory, snapshot, log, samples))
     return sorted(
         found,
         key=lambda item: (
@@ -88,6 +96,8 @@ def source_roots(out: Path) -> list[str]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
+        if path.stat().st_size > MOST_BYTES:
+            return {}
         read = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}

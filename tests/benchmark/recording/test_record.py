@@ -119,6 +119,8 @@ def test_what_fails_or_hangs_is_told_and_leaves_nothing(tmp_path: Path, monkeypa
     broken = {loss: replace(whole, loss=loss, define=f"{lock}\n{whole.define}") for loss in losses}
     monkeypatch.setattr("torchtriage_benchmark.recording.plan.programs", lambda _: broken)
     monkeypatch.setattr("torchtriage_benchmark.recording.record.programs", lambda _: broken)
+    # others may keep the machine busy: how long the loader takes of a step is no matter here
+    monkeypatch.setattr("torchtriage_benchmark.recording.record.MOST_WAITING", 1.0)
     items = [replace(ITEM, id=f"{at:04d}", family=loss, loader=True) for at, loss in enumerate(losses)]
     # the others take a tenth of that, but for a busy machine with nothing of torch in its cache
     failures = [one.failure for one in record(items, folder, timeout_s=45)]

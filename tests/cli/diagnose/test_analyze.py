@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
+from tests.cli.conftest import syncing
 
 from torchtriage.cli.diagnose import analyze
 from torchtriage.core.units import DEFAULT_MAX_BYTES
@@ -42,7 +43,23 @@ def test_the_folder_of_a_run_is_judged_as_the_run(run: Run, folder: Path) -> Non
     assert "2.00 ms without the profiler" in result.stdout
     assert "40 steps seen" in result.stdout
     assert result.stderr == ""  # its other files are no traces that were left out
-    assert "not of a run" in run("analyze", "recorded", "--timing", code=2).stderr
+    for option in ("--timing", "--perfetto=out.json", "--capture=slow.json", "--compile-log=log"):
+        assert "needs exactly one trace file" in run("analyze", "recorded", option, code=2).stderr
+
+
+def test_lines_of_a_run_are_quoted_from_where_its_script_was(run: Run, folder: Path) -> None:
+    script = folder / "project" / "train.py"
+    script.parent.mkdir()
+    script.write_text("import torch\n\n\ndef step(x):\n    return x.sum().item()\n")
+    trace = syncing()
+    for step in range(4):
+        trace.frame("train.py(4): step", step * 1000 + 1, 995)
+    (folder / "recorded/process1").mkdir(parents=True)
+    (folder / "recorded/process1/light.json.gz").write_bytes(gzip.compress(trace.json()))
+    (folder / "recorded/process-1.json").write_text(
+        json.dumps({"pid": 1, "folder": "process1", "roots": [str(script.parent)]})
+    )
+    assert "return x.sum().item()" in run("analyze", "recorded", code=0).stdout
 
 
 def test_traces_with_the_names_of_a_run_are_traces(run: Run, folder: Path) -> None:

@@ -149,8 +149,6 @@ def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None
     options = with_config(ctx, given, Path.cwd())
     asked = made_of(Options, options, sources=None if options["no_source"] else options["sources"])
     run = _run_folder(paths)
-    if run and (options["perfetto"] or options["capture"] or options["timing"]):
-        raise UsageError("--perfetto, --capture and --timing are of one trace file, not of a run", where=paths[0])
     files = [] if run else _expand(paths, traces.find_traces)
     if options["perfetto"] and (len(files) != 1 or files[0] == "-" or "://" in str(files[0])):
         raise UsageError("--perfetto needs exactly one trace file")
@@ -162,16 +160,12 @@ def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None
     check_outputs([options[name] for name in ("output", "html", "perfetto")], files)
 
     with measured() as seconds, part("other"):
-        if run:
-            judged_run = traces.analyze_run(run, options=asked)
-            results, jobs, n_unusable = list(judged_run.results), list(judged_run.jobs), 0
-        else:
-            results, jobs, n_unusable = _judge(files, asked, options)
+        results, jobs, n_unusable = _judge(run or files, asked, options)
         if options["perfetto"] and len(results) != 1:
             raise UsageError("--perfetto shows the findings of one process", hint="pass one rank's own file")
         timing = part_times(seconds) if options["timing"] else ()
         with part("rendering"):
-            _report(JsonReport.of(results, jobs, timing), files, options)
+            _report(JsonReport.of(results, jobs, timing), files, options, _quote(options, run))
     if options["timing"]:
         click.echo("\n".join(_time_lines(seconds)), err=True)
     from torchtriage.report.words import outside
@@ -202,11 +196,17 @@ def _run_folder(paths: tuple[str, ...]) -> Path | None:
 
 
 def _judge(
-    files: list[str | Path], asked: Options, options: dict[str, Any]
+    files: list[str | Path] | Path, asked: Options, options: dict[str, Any]
 ) -> tuple[list[Result], list[JobResult], int]:
-    """Return results, jobs, and how many files had none: one bad file must not hide the others."""
+    """Return results, jobs, and how many files had none: one bad file must not hide the others.
+
+    ``files`` : traces, or the folder of a run.
+    """
     from torchtriage.api import traces
 
+    if isinstance(files, Path):
+        run = traces.analyze_run(files, options=asked)
+        return list(run.results), list(run.jobs), 0
     if len(files) == 1 and options["engine"] == "local" and "://" not in str(files[0]):
         with reading(str(files[0]), quiet=options["quiet"]) as progress:
             capture, log = options["capture"], options["compile_log"]
@@ -228,10 +228,9 @@ def _time_lines(seconds: Mapping[str, float]) -> Iterator[str]:
         yield f"{time.seconds:9.3f} s {format_share(time.share):>6}  {time.name}"
 
 
-def _report(report: JsonReport, files: list[str | Path], options: dict[str, Any]) -> None:
+def _report(report: JsonReport, files: list[str | Path], options: dict[str, Any], quote: Quote | None) -> None:
     from torchtriage.report import formats
 
-    quote = _quote(options)
     if options["html"]:
         save(options["html"], formats.page(report, quote).encode())
     if options["perfetto"]:
@@ -242,9 +241,14 @@ def _report(report: JsonReport, files: list[str | Path], options: dict[str, Any]
     present(report, {**options, "html": None}, quote=quote, top=options["top"])
 
 
-def _quote(options: dict[str, Any]) -> Quote | None:
+def _quote(options: dict[str, Any], run: Path | None) -> Quote | None:
     if options["no_source"]:
         return None
     from torchtriage.core.source import Sources
 
-    return Sources((*options["sources"], Path.cwd())).quote
+    roots: list[str] = []
+    if run:
+        from torchtriage.diagnose.runs.run_folder import source_roots
+
+        roots = source_roots(run)
+    return Sources((*options["sources"], *roots, Path.cwd())).quote

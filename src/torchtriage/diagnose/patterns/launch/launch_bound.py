@@ -5,11 +5,10 @@ Looks like: the device is idle for at least 20 % of the step because the next la
     catching up after a wait are subtracted first. A longer gap is no launch: an operator that computes on the host
     (HST055), a stalled thread (HST054) or Python (HST020).
 Slow because: an operator takes the host 5-20 µs and a launch call 3-9 µs, which shorter kernels cannot hide.
-Cost: all host-late idle time that no more specific finding owns; low counts half of what is left of it without the
-    profiler, as that goes with compilation, at most half of it over the profiler's inflation, and less by how much
-    longer than 5 µs the median view takes: a profiler that just started or a slow host is no rate of launching. Without
-    the profiler the host is faster by the inflation, its waits and the device are not: where the device is busy then,
-    launching is no finding.
+Cost: all host-late idle time that no more specific finding owns; low counts half of it, divided by the profiler's
+    inflation, as that much remains without the profiler and goes with compilation, and by how much longer than 5 µs
+    the median view takes: a profiler that just started or a slow host is no rate of launching. Without the profiler the
+    host is faster by the inflation, its waits and the device are not: where the device is busy then, nothing is said.
 Fix: let a compiler or a CUDA graph issue the launches, or give each launch more work.
 Leave it when: the recording was made with stacks and the idle time disappears without them, or the launches are being
     captured into a graph.
@@ -101,10 +100,10 @@ def find(trace: Trace) -> Claims:
         certainty="likely",
         rows=late_rows,
         spans=spans,
-        gain_low=low * min(idle * judged / rest_ns, 1 / trace.origin.inflation),
+        gain_low=low / trace.origin.inflation,
         time_class="idle",
         basis="modelled",
-        method="host-late idle time; low: half of what is surely left of it without the profiler",
+        method="host-late idle time; low: half of it over the profiler's inflation",
         evidence={
             "gpu_idle_ms_per_step": ms(rest_ns / steps.n_steady),
             "share_of_step": round(rest_ns / judged, 6),

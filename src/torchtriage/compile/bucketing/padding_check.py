@@ -103,7 +103,7 @@ def examine(
         off = trial.unlike(plain, padded, rules, small)
         # whole numbers hide most of what they are made of: a place that wins, a threshold
         outs = tensors.tensors(plain.out).values()
-        is_whole = not any(one.is_floating_point() and bool((one != one.round()).any()) for one in outs)
+        is_whole = not any(out.is_floating_point() and bool((out != out.round()).any()) for out in outs)
         n_draws = _N_DRAWS * (8 if is_whole else 1)
         off = off or _off_elsewhere(trial, reader, call, bucket, rules, least, n_draws)
     except UsageError as error:
@@ -171,7 +171,7 @@ def _off_elsewhere(
         found.append(off(probe))
         if found[-1]:
             return found[-1]
-    if all(one is None for one in found):
+    if all(answer is None for answer in found):
         return "the model fails for every other size and value that was tried"
     return ""
 
@@ -196,7 +196,7 @@ class Trial:
         buffers = dict(model.named_buffers())
         large = {name: one for name, one in buffers.items() if one.numel() > _LARGE and not one.is_inference()}
         self._large = {name: (one, one._version) for name, one in large.items()}
-        self._shared = {id(one): one for one in (*model.parameters(), *large.values())}
+        self._shared = {id(tensor): tensor for tensor in (*model.parameters(), *large.values())}
         self._shapes = {name: one.shape for name, one in buffers.items()}
         self.held, self.varies = False, ""
         self.rows: dict[int, int] = {}
@@ -247,8 +247,8 @@ class Trial:
             return off
         with HeldRandom() if self.held else contextlib.nullcontext():
             wanted, found = self._gradients(plain.out, call), self._gradients(out, call)
-        squares = [float(one.abs().double().square().sum()) for one in wanted.values()]
-        n_values = sum(one.numel() for one in wanted.values())
+        squares = [float(tensor.abs().double().square().sum()) for tensor in wanted.values()]
+        n_values = sum(tensor.numel() for tensor in wanted.values())
         # where one parameter's gradient is 0, rounding is measured by the others
         scale = math.sqrt(math.fsum(squares) / n_values) if n_values else 0.0
         return tensors.difference(
@@ -263,7 +263,7 @@ class Trial:
         }
 
     def _gradients(self, out: Any, call: ModelCall) -> dict[str, torch.Tensor]:
-        outs = [one for one in tensors.tensors(out).values() if one.requires_grad]
+        outs = [tensor for tensor in tensors.tensors(out).values() if tensor.requires_grad]
         named = {name: one for name, one in self._model.named_parameters() if one.requires_grad}
         named |= {
             path: leaf
@@ -272,7 +272,7 @@ class Trial:
         }
         if not outs or not named:
             return {}
-        weights = [torch.arange(one.numel(), device=one.device).cos().to(one.dtype).view(one.shape) for one in outs]
+        weights = [torch.arange(y.numel(), device=y.device).cos().to(y.dtype).view(y.shape) for y in outs]
         found = torch.autograd.grad(outs, list(named.values()), weights, allow_unused=True)
         return {name: one for name, one in zip(named, found, strict=True) if one is not None}
 
@@ -283,7 +283,7 @@ def _is_same(indices: torch.Tensor, leaf: Any) -> bool:
 
 def _counts_batches(model: Any) -> bool:
     norms = (torch.nn.modules.batchnorm._NormBase,)
-    return any(isinstance(one, norms) and one.training for one in model.modules())
+    return any(isinstance(module, norms) and module.training for module in model.modules())
 
 
 def _is_all_padding(reader: Reader, call: ModelCall) -> bool:

@@ -55,11 +55,11 @@ def besides(first: GuardFailure, old: GuardTree | None, new: GuardTree | None, *
     """Return what changed beside the guard that the log names; nothing where it has no guards of both graphs."""
     if old is None or new is None:
         return []
-    return [one for one in _changes(old, new, next_=next_) if _kind(one) != _kind(first)]
+    return [change for change in _changes(old, new, next_=next_) if _kind(change) != _kind(first)]
 
 
 def _kind(failure: GuardFailure) -> tuple[str, int, str]:
-    # strides are told for all dimensions at once
+    # strides are given for all dimensions at once
     return failure.cause, failure.dim if failure.cause == "size" else -1, _last(failure.source)
 
 
@@ -75,11 +75,11 @@ def _of_tensor(source: str, old: str, new: str, *, next_: bool) -> Iterator[Guar
     named: tuple[tuple[Cause, str], ...] = (("dtype", "dtype"), ("device", "device"), ("requires grad", "grad"))
     for cause, name in named:
         if before[name] != after[name]:
-            was, now = (one[name].removeprefix("torch.") for one in (before, after))
+            was, now = (guard[name].removeprefix("torch.") for guard in (before, after))
             yield _change(cause, source, was, now, old)
     if before["keys"] != after["keys"] and before["device"] == after["device"]:
         yield _change("dispatch keys", source, before["keys"], after["keys"], old)
-    sizes, others = (one["size"].split(", ") if one["size"] else [] for one in (before, after))
+    sizes, others = (guard["size"].split(", ") if guard["size"] else [] for guard in (before, after))
     if len(sizes) != len(others):
         yield _change("rank", source, str(len(sizes)), str(len(others)), old)
         return
@@ -106,8 +106,8 @@ def _state(text: str) -> dict[str, object]:
 
 
 def _type(text: str) -> str:
-    told = _TYPE.search(text)
-    return told["name"] if told else ""
+    match = _TYPE.search(text)
+    return match["name"] if match else ""
 
 
 def _change(cause: Cause, source: str, was: str, now: str, guard: str, dim: int = -1) -> GuardFailure:

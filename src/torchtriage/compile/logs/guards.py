@@ -62,9 +62,9 @@ def parse_guards(text: str) -> GuardTree:
         if source is not None:
             sources[source[1]] += 1
         what, pattern = _EXPECTED.get(match["kind"], ("", None))
-        told = pattern.match(match["text"]) if pattern is not None else None
-        if told is not None and len(expected) < N_EXPECTED:
-            expected[what, told["source"]] = match["text"]
+        expected_of = pattern.match(match["text"]) if pattern is not None else None
+        if expected_of is not None and len(expected) < N_EXPECTED:
+            expected[what, expected_of["source"]] = match["text"]
     latency = _LATENCY.search(text)
     return GuardTree(kinds, places, sources, float(latency["us"]) if latency else None, expected)
 

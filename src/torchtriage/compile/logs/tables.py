@@ -47,7 +47,7 @@ __all__ = [
 
 N_SHOWN = 50
 N_CURED = 4
-"""Causes of one recompilation whose cures are told."""
+"""Causes of one recompilation whose cures are listed."""
 _MS = 1e-6
 Group = TypeVar("Group")
 Key = TypeVar("Key", bound=Hashable)
@@ -241,7 +241,8 @@ def recompiles_of(logs: Sequence[ProcessLog], broken: Sequence[Break]) -> list[R
                 dynamic=remedy.dynamic,
                 fix=fix,
                 also=tuple(
-                    AlsoChanged(one[0].cause, one[0].source, one[0].dim, _values(one), len(one)) for one in also
+                    AlsoChanged(group[0].cause, group[0].source, group[0].dim, _values(group), len(group))
+                    for group in also
                 ),
             )
         )

@@ -274,16 +274,11 @@ def _at_its_line(finding: Finding, found: Sequence[Finding]) -> Finding:
     frame = finding.place.frame
     if finding.code != PYTHON_LOOP.code or frame is None or frame.exact:
         return finding
-    hot = (one.place.frame for one in found if one.code == HOT_LINE.code)
-    there = (
-        one
-        for one in hot
-        if one is not None and (file_name(one.file), one.function) == (file_name(frame.file), frame.function)
-    )
-    line = next(there, None)
-    if line is None:
-        return finding
-    return replace(finding, place=replace(finding.place, frame=line, stack=(line, *finding.place.stack[1:])))
+    for hot in (other.place.frame for other in found if other.code == HOT_LINE.code):
+        if hot is not None and (file_name(hot.file), hot.function) == (file_name(frame.file), frame.function):
+            place = replace(finding.place, frame=hot, stack=(hot, *finding.place.stack[1:]))
+            return replace(finding, place=place)
+    return finding
 
 
 def _fetches(finding: Finding) -> bool:

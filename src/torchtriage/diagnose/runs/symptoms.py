@@ -27,8 +27,8 @@ def symptoms_last(findings: Sequence[Finding]) -> tuple[Finding, ...]:
             continue
         at = ranked.index(symptom)
         large = [cause for cause, part in causes if part >= LARGE and cause in ranked[at + 1 :]]
-        told = replace(symptom, message=f"{symptom.message}; {_told(causes)}")
-        ranked = [*ranked[:at], *large, told, *(finding for finding in ranked[at + 1 :] if finding not in large)]
+        named = replace(symptom, message=f"{symptom.message}; {_causes(causes)}")
+        ranked = [*ranked[:at], *large, named, *(finding for finding in ranked[at + 1 :] if finding not in large)]
     return tuple(ranked)
 
 
@@ -53,7 +53,7 @@ def _on_the_way(finding: Finding) -> set[tuple[str, int]]:
     return _at(finding) | {(file_name(frame.file), frame.line) for frame in finding.place.stack}
 
 
-def _told(causes: Sequence[tuple[Finding, float]]) -> str:
+def _causes(causes: Sequence[tuple[Finding, float]]) -> str:
     parts = []
     for cause, _ in causes:
         frame, cost = cause.place.frame, cause.cost

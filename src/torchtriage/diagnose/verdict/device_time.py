@@ -257,16 +257,16 @@ class _Time:
         return _merged(*groups)
 
     def _captured(self, by: By) -> str:
-        told = []
+        notes = []
         if self.captured is not None and by in CAPTURED:
             replays = format_count(self.captured.n_replays, "graph launch", "graph launches")
-            told.append(f"kernels of {self.captured.n_known:,} of {replays} count where they were captured")
+            notes.append(f"kernels of {self.captured.n_known:,} of {replays} count where they were captured")
         if self.compiled is not None and by == "line":
             graphs_ns = self.part_ns[np.isin(self.device.rows, self.compiled.rows)].sum()
             known_ns = self.part_ns[self.compiled.of[self.device.rows] >= 0].sum()
             share = format_share(known_ns / max(graphs_ns, 1))
-            told.append(f"{share} of the time of compiled graphs counts at the lines that they compute, by their log")
-        return "; ".join(told)
+            notes.append(f"{share} of the time of compiled graphs counts at the lines that they compute, by their log")
+        return "; ".join(notes)
 
 
 def _merged(group: Ints, names: list[str]) -> Groups:

@@ -203,7 +203,7 @@ class Pricing:
         cost = calibrated(replace(cost, grade=self._grade(together, low, high)), "replay", self.noise)
         # all of them give no less than any, and no more than each adds
         low, high = (
-            min(max(getattr(one, end) for one in (cost, *costs)) * 1e6 * n, highs) for end in ("low_ms", "high_ms")
+            min(max(getattr(each, end) for each in (cost, *costs)) * 1e6 * n, highs) for end in ("low_ms", "high_ms")
         )
         most = self._priced(low, high, naive, "modelled", "")
         return replace(cost, **{name: getattr(most, name) for name in ("low_ms", "high_ms", "share_low", "share_high")})

@@ -4,7 +4,7 @@ Looks like: in one recording four rounds or more of giving segments back and tak
     much as is reserved at most. The stacks of the calls that gave back tell ``torch.cuda.empty_cache()`` from an
     allocator that makes room because the device is full.
 Slow because: giving back waits for the device, taking costs 0.1-10 ms a call; what was given back is asked for again.
-Cost: not told in time; a trace tells it (the pattern of the same code).
+Cost: not known in time; a trace shows it (the pattern of the same code).
 Fix: no ``empty_cache()`` in the loop; on a full device let segments grow, or hold less at the peak.
 Leave it when: it happens between phases that share the device with another process.
 Source: ``DeviceCachingAllocator::malloc``, which gives cached segments back before it fails; PyTorch documentation,

@@ -181,8 +181,8 @@ def _recompile(row: Recompile, rank: int) -> b.Entry:
         _rows(("values", formatting.values(row))),
         _rows(
             *(
-                ("also", f"{formatting.looked_at(one)}: {formatting.values(one)}")
-                for one in row.also[: formatting.N_NAMED]
+                ("also", f"{formatting.looked_at(change)}: {formatting.values(change)}")
+                for change in row.also[: formatting.N_NAMED]
             )
         ),
         _rows(("compile ids", ", ".join(row.compile_ids[:12])), ("ranks", _ranks(row.ranks)), on=b.PAGE),

@@ -49,8 +49,8 @@ def _by_frames(trace: Trace, copies: Ints) -> Iterator[WeightMoves]:
     copies, frames = copies[frames >= 0], frames[frames >= 0]
     user = frame_around(trace, frames, trace.where_name(is_user_frame))
     site = np.where(user >= 0, trace.name[user], -1)
-    for one in distinct(site).tolist():
-        yield WeightMoves(copies[site == one], trace.time_of(distinct(frames[site == one])))
+    for place in distinct(site).tolist():
+        yield WeightMoves(copies[site == place], trace.time_of(distinct(frames[site == place])))
 
 
 def _by_sizes(trace: Trace, rows: Ints, up: Mask, down: Mask) -> Iterator[WeightMoves]:
@@ -59,7 +59,7 @@ def _by_sizes(trace: Trace, rows: Ints, up: Mask, down: Mask) -> Iterator[Weight
     run = np.cumsum(np.diff(way, prepend=-1) != 0)
     runs = np.flatnonzero((way > 0) & (np.bincount(run)[run] >= IN_A_ROW))
     step = trace.steps.of_work(rows[runs])
-    ups, downs = (_in_turn(trace.value[rows[runs]], step, way[runs] == one) for one in (1, 2))
+    ups, downs = (_in_turn(trace.value[rows[runs]], step, way[runs] == direction) for direction in (1, 2))
     _, first, second = np.intersect1d(ups[0], downs[0], return_indices=True)
     first, second = runs[ups[1][first]], runs[downs[1][second]]
     later = second > first

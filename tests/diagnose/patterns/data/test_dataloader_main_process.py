@@ -27,6 +27,17 @@ def claims(builder: TraceBuilder) -> list[Claim]:
     return list(find(builder.build()))
 
 
+def test_the_fetch_behind_the_last_work_is_waited_for_too() -> None:
+    builder = TraceBuilder()
+    for step in range(3):  # the first is left out, and of the other two fetches the last has no work behind it
+        at = 10_000 * step
+        builder.step(step, at, 10_000).op("aten::mm", at + 5, 20.5)
+        builder.launch(at + 10, 5, at + 15, 5_000)
+        builder.annotation(SINGLE, at + 5_100, 4_890)
+    (claim,) = claims(builder)
+    assert claim.evidence["gpu_idle_ms_per_step"] == pytest.approx(4.89, abs=0.15)
+
+
 def test_quiet_without_a_loader() -> None:
     assert not claims(loop(name="forward"))
 

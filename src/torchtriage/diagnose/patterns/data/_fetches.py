@@ -41,7 +41,7 @@ def find_fetches(trace: Trace, loader: str) -> Fetches | None:
     if not len(rows):
         return None
     held = trace.time_of(rows)
-    at_stake = intervals.intersect(held, trace.devices[0].host_late) if trace.devices else held
+    at_stake = intervals.intersect(held, _idle(trace)) if trace.devices else held
     n_steps = trace.steps.n_steady
     return Fetches(
         rows,
@@ -51,3 +51,10 @@ def find_fetches(trace: Trace, loader: str) -> Fetches | None:
         intervals.length(at_stake) / n_steps,
         "idle" if trace.devices else "host",
     )
+
+
+def _idle(trace: Trace) -> Spans:
+    """Return when the device waits for the host, also after its last work: the last fetch has none behind it."""
+    device = trace.devices[0]
+    last = np.array([[trace.end_ns[device.rows].max(), np.iinfo(np.int64).max]])
+    return intervals.union(np.concatenate([device.host_late, last]))

@@ -42,6 +42,8 @@ _COMPILED = Fix(
     link="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
 )
 
+_THERE = "Look at the place first: rounds of a loop there can often be one call on a whole batch. "
+
 MIN_SHARE = 0.20  # share of the step (catalogue 14)
 MIN_DISPATCH = 1 / 3
 """Share of the idle time inside ops and calls; the rest is the Python between them, which stacks inflate: 0.45-0.87 in
@@ -87,15 +89,16 @@ def find(trace: Trace) -> Claims:
         return
     low = LOW * min(USUAL_VIEW_NS / max(view_ns, 1), 1.0)
     place, n_there, idle_there = _place(trace, rest)
-    latest = place or _latest(trace, rest)
+    much, latest = idle_there >= MUCH_THERE, place or _latest(trace, rest)
     graphable = _graphable(trace, work)
+    fix = _COMPILED if steps.n_steady >= MIN_REPEATS and not graphable else FIX
     gap_ns = int(np.median(rest[:, 1] - rest[:, 0]))
     yield Claim(
         message=f"the GPU waits {format_ns(rest_ns / steps.n_steady)} of {format_ns(steps.wall_ns)} {steps.per} for"
         f" launches, in {format_count(len(rest) / steps.n_steady, 'gap')} of {format_ns(gap_ns)} in the median:"
         f" {format_count(per_step, 'GPU event')}, {format_share(tiny)} of the kernels shorter than"
         f" {TINY_NS // 1000} µs"
-        + (f"; {format_share(idle_there)} of it where the place below makes {n_there:,.0f} of them" if place else "")
+        + (f"; {format_share(idle_there)} of it where the place below makes {n_there:,.0f} of them" if much else "")
         + (f"; a view takes the host {format_ns(view_ns)}, usually 1-4 µs" if view_ns > USUAL_VIEW_NS else ""),
         certainty="likely",
         rows=late_rows,
@@ -127,18 +130,11 @@ def find(trace: Trace) -> Claims:
             "kind": "tiny kernels" if tiny >= 0.5 else "slow dispatch",
             "same_kernels_every_step": graphable,
         },
-        fix=_fix(_COMPILED if steps.n_steady >= MIN_REPEATS and not graphable else FIX, idle_there),
+        fix=replace(fix, text=_THERE + fix.text) if much else fix,
         anchor=latest[0],
         examples=latest,
         edits=(Edit("threads", factor=1 - low, best=0.0, spans=spans),),
     )
-
-
-def _fix(fix: Fix, idle_there: float) -> Fix:
-    if idle_there < MUCH_THERE:
-        return fix
-    there = "Look at the place first: rounds of a loop there can often be one call on a whole batch. "
-    return replace(fix, text=there + fix.text)
 
 
 def _captures(trace: Trace) -> bool:

@@ -33,7 +33,7 @@ def _no_children(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def time_for_all_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that collected thousands of tests has more names than a program."""
-    monkeypatch.setattr(leak_watch, "WALK_S", 1.0)
+    monkeypatch.setattr(leak_watch, "WALK_S", 60.0)
 
 
 @pytest.fixture(autouse=True)
@@ -584,8 +584,7 @@ def test_where_something_is_compiled_tensors_are_not_followed_and_that_is_said()
     (leak,) = report.leaks
     assert leak.holder == "losses"
     assert leak.made_line is None
-    (note,) = report.notes
-    assert note.endswith("the lines that make them: torch.compile is in use")
+    assert [note.rpartition(": ")[2] for note in report.notes] == ["torch.compile is in use"]
 
 
 @pytest.mark.torch

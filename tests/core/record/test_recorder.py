@@ -87,6 +87,20 @@ def steps(path: Path) -> list[str]:
 
 
 @pytest.mark.torch
+def test_a_recording_that_grows_ends_with_its_step(tmp_path: Path, work: Callable[[], float]) -> None:
+    one = Recorder(tmp_path, replace(QUICK, light=50, heavy=0))
+    for _ in range(100):
+        work()
+        one.step()
+        if one.state == "light" and one.capturing:
+            one.cut_short()
+    facts = read(tmp_path)
+    assert facts["ended"] == "complete"
+    assert facts["light"]["steps"] == 1
+    assert facts["light"]["whole"]
+
+
+@pytest.mark.torch
 def test_a_loop_is_timed_and_recorded_twice(work: Callable[[], float], tmp_path: Path) -> None:
     done = []
     one = Recorder(tmp_path, QUICK, boundary="a mark", on_done=lambda: done.append(1))

@@ -534,7 +534,11 @@ class LoopFinder:
         recorder = self.recorder or self.window
         if recorder is None or not recorder.capturing:
             self.most_resident = max(self.most_resident, resident)
-        elif resident > self.most_resident + MOST_GROWTH and not self.giving_up:
+            return
+        grown = resident - self.most_resident
+        if grown > MOST_GROWTH // 2:
+            recorder.cut_short()
+        if grown > MOST_GROWTH and not self.giving_up:
             self.giving_up = True
 
             def give_up() -> None:

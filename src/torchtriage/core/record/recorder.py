@@ -158,6 +158,7 @@ class Recorder:
         self._environment: dict[str, Any] | None = None
         self._queued = False
         self._capture: Capture | None = None
+        self._short = False
         self._capture_ns: list[int] = []
         self._own_ns = 0
         self._phase_steps = 0
@@ -227,6 +228,10 @@ class Recorder:
     def capturing(self) -> bool:
         """Whether the profiler runs for this recorder."""
         return self._capture is not None
+
+    def cut_short(self) -> None:
+        """End the current recording at the next step boundary, with the whole steps it has by then."""
+        self._short = self._capture is not None
 
     def give_up(self, reason: str) -> None:
         """Throw away what is being recorded and go on with what comes next. Never raises."""
@@ -338,7 +343,8 @@ class Recorder:
         self._phase_steps += 1
         if self._phase_steps > capture.warms_up:
             self._capture_ns.append(now - self._last_ns)
-        if self._phase_steps < self._steps_of(self.state) + capture.warms_up:
+        wanted = 1 if self._short else self._steps_of(self.state)
+        if self._phase_steps < wanted + capture.warms_up:
             capture.step()
             self._last_ns = perf_counter_ns()
             return
@@ -410,7 +416,7 @@ class Recorder:
             capture.abandon()
             self._on_stacks(False)
             raise
-        self._capture, self._capture_ns = capture, []
+        self._capture, self._capture_ns, self._short = capture, [], False
         self._start_ns = perf_counter_ns() - started
         self._own_ns += self._start_ns
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -275,3 +276,28 @@ def test_a_run_is_explained_and_its_fix_verified(root: Path) -> None:
     assert verified[0]["ratio"] < 1
     assert verified[0]["answers"]["status"] == "same"
     assert "are not kept" in agent.error("what_if", path="run:1", questions=["gpu*0.5"])["untrusted"]["message"]
+
+
+def test_a_client_that_dies_while_it_is_answered_is_no_defect(root: Path) -> None:
+    how = serving(root)
+    process = subprocess.Popen(
+        [how.command, *how.args], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=how.cwd
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    info = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
+    asked = [{"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": info}]
+    asked.append({"jsonrpc": "2.0", "method": "notifications/initialized"})
+    for message in asked:
+        process.stdin.write(json.dumps(message).encode() + b"\n")
+    process.stdin.flush()
+    assert process.stdout.readline()
+    process.stdout.close()
+    with contextlib.suppress(BrokenPipeError):
+        for number in range(1, 200):
+            message = {"jsonrpc": "2.0", "id": number, "method": "tools/list", "params": {}}
+            process.stdin.write(json.dumps(message).encode() + b"\n")
+        process.stdin.flush()
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors.decode()) == (0, "")

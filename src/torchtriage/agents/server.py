@@ -363,7 +363,12 @@ def serve(desk: Desk) -> None:
     served = server(desk)
     import anyio
 
-    anyio.run(_serve, served)
+    try:
+        anyio.run(_serve, served)
+    except Exception as error:
+        if not all(isinstance(one, BrokenPipeError) for one in getattr(error, "exceptions", [error])):
+            raise
+        os._exit(0)  # the client went away while it was answered, which is how some of them end
 
 
 async def _serve(served: Server[Any]) -> None:

@@ -86,3 +86,37 @@ def test_what_the_recording_saw_of_it_is_the_same_finding(tmp_path: Path) -> Non
     assert (seen.place.frame.line, seen.place.frame.lines) == (10, (6, 10))
     assert seen.cost is not None
     assert seen.cost.share_low == 0.6
+
+
+NORMS = """\
+import torch
+
+def train(model, batches, optimizer):
+    for batch in batches:
+        model(batch).backward()
+        total = 0.0
+        for parameter in model.parameters():
+            total += parameter.grad.norm().item() ** 2
+        optimizer.step()
+
+train(model, batches, optimizer)
+"""
+
+
+@pytest.mark.parametrize(("waits", "least", "most"), [(0.0, 0.25, 0.3), (0.15, 0.05, 0.15)])
+def test_a_wait_for_work_that_stays_is_not_surely_saved(
+    tmp_path: Path, waits: float, least: float, most: float
+) -> None:
+    built = SamplesBuilder(tmp_path, NORMS)
+    for _ in range(40):
+        built.look("train(model", "model(batch)", below=(OP,), ms=4)
+        built.look("train(model", "total +=", below=("torch/_tensor.py:item",), ms=6)
+        built.step()
+    loop = built.loop(boundary="model(batch)", operators=1.0, results=waits)
+    assert loop is not None
+    where = [str(tmp_path)]
+    (seen,) = with_source((), built.samples(), where, on_device=True, judged=(), timed=[(loop, 10.0)], view=built.view)
+    assert seen.code == "OPT041"
+    assert seen.cost is not None
+    assert seen.cost.share_high > 0.6
+    assert least < seen.cost.share_low <= most

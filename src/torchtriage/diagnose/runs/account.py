@@ -201,6 +201,11 @@ class SampledLoop:
             1.0,
         )
 
+    def device_wait_at(self, file: str, lines: Set[int]) -> float:
+        """Return the share of the judged time in which these lines, or what they call, wait for the device."""
+        at = [item for item in self.seen if any(p.file == file and p.line in lines for p in item.chain)]
+        return sum(item.weight_ns * self.parts(item).get(WAITS_FOR_DEVICE, 0.0) for item in at) / (self.judged_ns or 1)
+
     def share_inside(self, loops: Set[tuple[str, int]]) -> float:
         """Return the share of the judged time in loops, by file and line."""
         return self._share(lambda item: any((position.file, around.lineno) in loops for position, around in item.loops))

@@ -151,9 +151,12 @@ def _costed(
     }
     for loop, step_ms in timed:
         shares = {frame: loop.share_at(frame.file, span) for frame, span in spans.items()}
-        share = loop.share_at(next(iter(spans)).file, set().union(*spans.values())) if spans else 0.0
+        file, at = next(((frame.file, set().union(*spans.values())) for frame in spans), ("", set()))
+        share = loop.share_at(file, at)
         if share < WORTH:
             continue
+        # who does not wait here for what the device has to do may wait for it elsewhere; but copies are gone
+        surely = share - (loop.device_wait_at(file, at) if hints[0].family != "copy" else 0.0)
         # what a library does at these lines is one piece of work with what it does beside them
         costs = [other.cost for other in here if other.cost and other.code not in UNNAMED]
         share = max([share, *((cost.calibration or cost).share_high for cost in costs)])
@@ -161,7 +164,7 @@ def _costed(
         high = min(share + error, 1.0)
         # what is surely saved of the parts that it explains goes with it
         parts = sum(other.cost.share_low for other in here if other.cost and other.code in _says_more()[hints[0].code])
-        low = min(max(SURELY * max(share - error, 0.0) if share >= MUCH else 0.0, parts), high)
+        low = min(max(SURELY * max(surely - error, 0.0) if share >= MUCH else 0.0, parts), high)
         frame = max(shares, key=shares.__getitem__)
         seen = {line for frame, part in shares.items() if part for line in frame.lines or (frame.line,)}
         lines = tuple(sorted(seen))[:MOST_LINES]

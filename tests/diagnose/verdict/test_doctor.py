@@ -241,6 +241,16 @@ def test_a_long_wait_over_an_idle_gpu_means_missing_rows() -> None:
     assert "rows are missing, so" in note.message
 
 
+def test_where_every_launch_has_its_row_none_is_missing() -> None:
+    builder = TraceBuilder().step(0, 0, 25_000).op("aten::mm", 1, 30).sync(400, 20_000)
+    for number in range(20):
+        builder.launch(10 + 10 * number, 5, 20 + 10 * number, 5, "gemm")
+    note = notes(builder.build())["missing-kernels"]
+    assert "rows are missing" not in note.message
+    assert "every launch has its row" in note.message
+    assert "no other process" in note.fix
+
+
 def test_among_ranks_the_gpu_may_wait_for_others() -> None:
     builder = TraceBuilder(distributedInfo={"rank": 0, "world_size": 8})
     builder.step(0, 0, 25_000).op("aten::mm", 1, 30).sync(40, 20_000)

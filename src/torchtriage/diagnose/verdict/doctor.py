@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.core import intervals
-from torchtriage.core.arrays import distinct
+from torchtriage.core.arrays import Mask, distinct
 from torchtriage.core.finding import Note
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.collectives import communicates
@@ -302,15 +302,29 @@ def _missing_kernels(trace: Trace) -> Iterator[Note]:
         return
     share = int(intervals.covered(spans, trace.devices[0].busy).sum()) / wait
     or_peers = ", or the GPU waits for other ranks" if (trace.origin.world_size or 1) > 1 else ""
+    launches = _launches(trace)
+    graphs = (launches & trace.matching("GraphLaunch")).any()
+    if launches.sum() >= MIN_LAUNCHES and not graphs and not (launches & ~trace.links.launches).any():
+        why = ", and every launch has its row: something else keeps the GPU or the call busy"
+        fix = "record after a warm-up, while no other process uses the GPU"
+    else:
+        why = ": rows are missing"
+        fix = "record whole steps without filtering"
+        fix += "; graph kernels need CUPTI's graph support (torch 2.1 or newer)" * (trace.origin.vendor == "cuda")
     yield Note(
         "missing-kernels",
         "warn",
         f"the host waits {format_ns(wait)} for the GPU while only {format_share(share)} of that"
-        f" shows GPU work: rows are missing{or_peers}, so idle time here proves nothing",
-        "record whole steps without filtering"
-        + "; graph kernels need CUPTI's graph support (torch 2.1 or newer)" * (trace.origin.vendor == "cuda"),
+        f" shows GPU work{why}{or_peers}, so idle time here proves nothing",
+        fix,
         {"wait_ns": wait, "busy_share": round(share, 4)},
     )
+
+
+def _launches(trace: Trace) -> Mask:
+    named = trace.matching(r"^(cuda|hip|cu)\w*Launch\w*Kernel|^(cuda|hip)GraphLaunch|^cuLaunchKernel")
+    launches: Mask = named & (trace.kind == Kind.RUNTIME)
+    return launches
 
 
 def _orphans(trace: Trace) -> Iterator[Note]:
@@ -366,9 +380,7 @@ def _cut(trace: Trace) -> Iterator[Note]:
                 "synchronise before the recording starts, or use schedule(warmup=1, …)",
                 {"lag_ns": lag_ns, "device": device.index},
             )
-    launches = (trace.kind == Kind.RUNTIME) & trace.matching(
-        r"^(cuda|hip|cu)\w*Launch\w*Kernel|^(cuda|hip)GraphLaunch|^cuLaunchKernel"
-    )
+    launches = _launches(trace)
     n = int(launches.sum())
     dangling = int((launches & ~trace.links.launches).sum())
     if not trace.devices or not dangling:

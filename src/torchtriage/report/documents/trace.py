@@ -274,7 +274,7 @@ def _recording(result: Result, *, named: bool = False) -> Iterator[b.Block]:
 def _device(device: DeviceSummary, kind: str, n_steps: int) -> b.Rows:
     label = f"{kind} {device.device}"
     if device.classes is None:
-        return b.Rows(b.labelled(label, [b.dim("busy and idle time not known: rows are missing")]), on=b.TERMINAL)
+        return b.Rows(b.labelled(label, [b.dim("busy and idle time not known")]), on=b.TERMINAL)
     wall_ns = device.classes.wall_ns
     if wall_ns <= 0:
         return b.Rows([])

@@ -107,12 +107,11 @@ class Database:
         except sqlite3.Error as error:
             self._lose(table, n_rows, error)
 
-    def texts_by_id(self, table: str, key: str, text: str) -> dict[int, str]:
-        """Return the texts of a table by a number of theirs; the first one of each counts."""
-        found: dict[int, str] = {}
+    def texts_by_id(self, table: str, key: str, text: str) -> dict[int, bytes]:
+        """Return the texts of a table by a number of theirs."""
+        found: dict[int, bytes] = {}
         for block in self.read(table, (key,), (text,)):
-            for number, value in zip(block.numbers[0].tolist(), block.texts[0], strict=True):
-                found.setdefault(number, value.decode("utf-8", "replace"))
+            found.update(zip(block.numbers[0].tolist(), block.texts[0], strict=True))
         return found
 
     def row(self, table: str, index: int, *, where: str = "") -> dict[str, object]:

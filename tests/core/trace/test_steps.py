@@ -165,6 +165,27 @@ def test_the_window_leaves_out_the_profilers_own_rows() -> None:
     assert (trace.window.start_ns, trace.window.end_ns) == (100_000, 150_500)
 
 
+def test_the_window_ends_before_the_process_gives_back_what_it_had() -> None:
+    builder = TraceBuilder().op("aten::mm", 0, 30.5)
+    builder.launch(5, 2, 40, 100)
+    builder.call("cudaFree", 150, 20).call("cuModuleUnload", 200, 80_000)
+    trace = builder.build()
+    assert trace.window.end_ns == 140_000
+    assert "after it the process gives back what it had for 80.0 ms" in trace.window.basis
+    assert not len(trace.first_use)
+
+
+def test_what_is_given_back_within_an_operator_or_before_more_work_is_the_programs() -> None:
+    builder = TraceBuilder().op("aten::mm", 0, 30.5).op("mine::reset", 145, 100.5)
+    builder.launch(5, 2, 40, 100)
+    assert builder.call("cudaFree", 150, 20).build().window.end_ns == 245_500
+    builder = TraceBuilder().op("aten::mm", 0, 30.5)
+    builder.launch(5, 2, 40, 100)
+    builder.call("cudaFree", 150, 20)
+    builder.launch(200, 2, 210, 10)
+    assert builder.build().window.end_ns == 220_000
+
+
 # -- steady steps ------------------------------------------------------------------------------
 
 

@@ -23,7 +23,18 @@ from torchtriage.core.units import format_count, format_ns
 if TYPE_CHECKING:
     from torchtriage.core.trace.columns import Trace
 
-__all__ = ["COMPILES", "FIRST", "NO_WORK", "Steps", "Window", "find_steps", "first_use", "one_lane", "profiler_stop"]
+__all__ = [
+    "COMPILES",
+    "FIRST",
+    "NO_WORK",
+    "Steps",
+    "Window",
+    "find_steps",
+    "first_use",
+    "given_back",
+    "one_lane",
+    "profiler_stop",
+]
 
 COMPILES = (
     r"_compile\.compile_inner|entire_frame_compile|compile_fx_inner|CUDAGraphNode\.record"
@@ -34,6 +45,9 @@ _PROFILER_STEP = re.compile(r"^ProfilerStep#(\d+)$")
 _DEVICE_SYNC = re.compile(r"^(cuda|hip|mtia|xpu)?\w*DeviceSynchronize$")
 _GPU_CALL = r"^(cuda|hip|cu[A-Z])"
 _WAITS = r"Synchronize|Memcpy|Memset|StreamWait|EventQuery"
+_GIVES_BACK = r"^(cuda|hip|cu)\w*(Unload|Destroy|Unmap|Release|Reset)"
+_FREES = r"^(cuda|hip|cu(?=[A-Z]))\w*Free"
+"""What the first use of a device may be, too: ``cudaFree(0)``."""
 FIRST_USE_NS = 10_000_000
 """A call that enqueues, allocates or asks takes 3-300 us; where it creates the context or loads modules it takes 10 ms
 - 30 s (measured)."""
@@ -41,6 +55,8 @@ FIRST_USE_RATIO = 20.0
 """... and this many medians of the ordinary calls of its name."""
 FIRST_USES = 8
 """More calls that slow are a habit: hipFree without a caching allocator, 83 of 10 ms (measured)."""
+GIVEN_BACK_NS = 1_000_000
+"""Less at the end of a process is not worth a word."""
 COMPILE_SHARE = 0.05
 """A step that spends more than this compiling or loading kernels is not steady."""
 HABIT_STEPS = 2
@@ -202,7 +218,7 @@ def first_use(trace: Trace) -> Ints:
     They happen once per process or shape, so a window that holds them measures no steady state.
     """
     marked = trace.matching(f"{COMPILES}|{_FIRST_USE}") & trace.is_kind(Kind.ANNOTATION, Kind.OP, Kind.OVERHEAD)
-    calls = (trace.kind == Kind.RUNTIME) & trace.matching(_GPU_CALL) & ~trace.matching(_WAITS)
+    calls = (trace.kind == Kind.RUNTIME) & trace.matching(_GPU_CALL) & ~trace.matching(f"{_WAITS}|{_GIVES_BACK}")
     slow = np.flatnonzero(calls & (trace.dur_ns >= FIRST_USE_NS))
     n_slow = np.bincount(trace.name[slow], minlength=len(trace.names))
     slow = slow[n_slow[trace.name[slow]] <= FIRST_USES]
@@ -415,7 +431,8 @@ def _left_out(trace: Trace, start: Ints, end: Ints, wall: Ints, alike: tuple[str
 
 def _whole(trace: Trace, basis: str) -> Window:
     starts = ~trace.is_kind(Kind.RECORDING, Kind.OVERHEAD, Kind.INSTANT, Kind.GPU_ANNOTATION)
-    ends = (trace.hosts | trace.works) & ~profiler_stop(trace)
+    returned = given_back(trace)
+    ends = (trace.hosts | trace.works) & ~profiler_stop(trace) & ~returned
     if not ends.any():
         ends = starts
     if not starts.any():
@@ -425,7 +442,21 @@ def _whole(trace: Trace, basis: str) -> Window:
     first = int(trace.start_ns[starts].min())
     last = max(int(trace.end_ns[ends].max()), first)
     begin_ns, why = _device_begin(trace, first, last)
+    behind = int(trace.dur_ns[returned].sum())
+    if behind > GIVEN_BACK_NS:
+        basis += f"; after it the process gives back what it had for {format_ns(behind)}"
     return Window(begin_ns, last, f"{why}{basis}", first)
+
+
+def given_back(trace: Trace) -> NDArray[np.bool_]:
+    """Return bool[n]: calls outside every operator with which a process that ends gives back what it had."""
+    out = np.zeros(len(trace), dtype=bool)
+    if trace.works.any():
+        done_ns = trace.end_ns[trace.works].max()
+        calls = (trace.kind == Kind.RUNTIME) & (trace.start_ns >= done_ns) & trace.matching(f"{_GIVES_BACK}|{_FREES}")
+        rows = np.flatnonzero(calls)
+        out[rows[trace.tree.nearest(rows, trace.kind == Kind.OP) < 0]] = True
+    return out
 
 
 def _device_begin(trace: Trace, start_ns: int, end_ns: int) -> tuple[int, str]:

@@ -45,6 +45,7 @@ _DEVICE_KEYS = {
     "smCount": "numSms",
     "totalMemory": "totalGlobalMem",
 }
+_EXPORTS = "META_DATA_EXPORT", "EXPORT_META_DATA"
 _EXPORT_KEYS = {b"EXPORT_PRODUCT_VERSION": "recorderVersion", b"EXPORT_SCHEMA_VERSION": "exportSchema"}
 _MARK, _DOMAIN, _DRIVER = 34, 75, 1
 _RANGES = "eventType IN (34,59,60,70,71)"
@@ -364,10 +365,11 @@ class _Reader:
 
     def _meta(self) -> dict[str, Any]:
         meta: dict[str, Any] = {}
-        for block in self._database.read("META_DATA_EXPORT", (), ("name", "value")):
-            for name, value in zip(*block.texts, strict=True):
-                if name in _EXPORT_KEYS:
-                    meta[_EXPORT_KEYS[name]] = _text(value)
+        for table in _EXPORTS:
+            for block in self._database.read(table, (), ("name", "value")):
+                for name, value in zip(*block.texts, strict=True):
+                    if name in _EXPORT_KEYS:
+                        meta[_EXPORT_KEYS[name]] = _text(value)
         devices = []
         for block in self._database.read("TARGET_INFO_GPU", tuple(_DEVICE_KEYS), ("name",)):
             for values, name in zip(np.stack(block.numbers, axis=1).tolist(), block.texts[0], strict=True):

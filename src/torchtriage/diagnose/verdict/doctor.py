@@ -13,12 +13,12 @@ from torchtriage.core.arrays import distinct
 from torchtriage.core.finding import Note
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.collectives import communicates
-from torchtriage.core.trace.formats.nsys import WHOLE_GRAPH
 from torchtriage.core.trace.merged_ranks import find_merged_ranks
 from torchtriage.core.trace.producer import ACCELERATORS
 from torchtriage.core.trace.schema import WORK_KINDS
 from torchtriage.core.units import format_count, format_ns, format_share, ms
 from torchtriage.diagnose.verdict.left_out_steps import left_out_steps
+from torchtriage.diagnose.verdict.recorder_advice import other_recorder, recorder_of
 from torchtriage.diagnose.verdict.result import MISSING_ROWS
 
 __all__ = ["examine", "missing_rows"]
@@ -52,7 +52,6 @@ _MONITOR = r": memory_stats$|(^|/)psutil/|pynvml|nvidia_smi"
 _OF_CUDA = r"^Command Buffer Full|Function Loading|Module Loading|Driver Compiler"
 """What CUPTI files under overhead and is there without a profiler: launches that wait for room in the queue, and code
 that is loaded or compiled."""
-_WHOLE_GRAPHS = rf"^{WHOLE_GRAPH}( \d+)?$"
 
 _LIGHT = (
     "with profile(activities=[CPU, {}], schedule=schedule(wait=1, warmup=3, active=5),"
@@ -93,45 +92,16 @@ def _content(trace: Trace) -> Iterator[Note]:
         yield Note(
             "not-pytorch",
             "refuse",
-            f"no event of {_recorder(trace)} (categories here: {cats})",
+            f"no event of {recorder_of(trace)} (categories here: {cats})",
             "pass the file written by prof.export_chrome_trace(...)",
         )
     elif n < 3:
         yield Note(
             "too-few-events",
             "refuse",
-            f"only {n} event{'s' * (n != 1)} of {_recorder(trace)}: nothing can be analysed",
+            f"only {n} event{'s' * (n != 1)} of {recorder_of(trace)}: nothing can be analysed",
             f"record whole steps: {_light(trace)}",
         )
-
-
-def _recorder(trace: Trace) -> str:
-    return trace.report.recorder or "the PyTorch profiler"
-
-
-def _format(trace: Trace) -> Iterator[Note]:
-    """Say what the format of another profiler has no room for, and what of this file no column has room for."""
-    if not trace.report.recorder:
-        return
-    message = f"recorded with {trace.report.recorder}: no Python stacks and no allocator records in this format"
-    unread = {what: n for what, n in _dict(trace.meta.get("unread")).items() if isinstance(n, int)}
-    if unread:
-        message += f"; in the file and not read: {', '.join(f'{n:,} {what}' for what, n in unread.items())}"
-    yield Note("other-recorder", "info", message, evidence={"unread": unread} if unread else {})
-    whole = np.flatnonzero((trace.kind == Kind.KERNEL) & trace.matching(_WHOLE_GRAPHS))
-    if len(whole):
-        yield Note(
-            "whole-graphs",
-            "warn",
-            f"{format_count(len(whole), 'launch')} of CUDA graphs ({format_ns(int(trace.dur_ns[whole].sum()))} on the"
-            " GPU) are in the file as one piece each: which kernels they ran is not known",
-            "nsys profile --cuda-graph-trace=node",
-            {"n_launches": len(whole)},
-        )
-
-
-def _dict(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
 
 
 def _losses(trace: Trace) -> Iterator[Note]:
@@ -607,7 +577,7 @@ def _in_window(trace: Trace, spans: intervals.Spans) -> intervals.Spans:
 
 _CHECKS = (
     _content,
-    _format,
+    other_recorder,
     _losses,
     _device_rows,
     _merged,

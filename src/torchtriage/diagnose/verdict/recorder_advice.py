@@ -1,4 +1,4 @@
-"""How to record what is missing, in the words of the profiler that made the file.
+"""What another profiler's file does not hold, and how to record it, in the words of that profiler.
 
 ``ProfilerActivity`` is no advice on an export of Nsight Systems. What its recordings cannot hold is said to need
 ``torch.profiler``.
@@ -8,14 +8,20 @@ Source: Nsight Systems User Guide, "CLI Profile Command Switch Options"; PyTorch
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
-from torchtriage.core.finding import Fix
-from torchtriage.core.trace import Trace
+import numpy as np
+
+from torchtriage.core.finding import Fix, Note
+from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.formats import nsys
+from torchtriage.core.units import format_count, format_ns
 from torchtriage.diagnose.verdict.result import Result
 
-__all__ = ["in_recorder_words"]
+__all__ = ["in_recorder_words", "other_recorder", "recorder_of"]
+
+_WHOLE_GRAPHS = rf"^{nsys.WHOLE_GRAPH}( \d+)?$"
 
 _WAYS: dict[str, dict[str, str]] = {
     nsys.RECORDER: {
@@ -73,3 +79,31 @@ def in_recorder_words(result: Result, trace: Trace) -> Result:
             for finding in result.findings
         ),
     )
+
+
+def recorder_of(trace: Trace) -> str:
+    """Return what the profiler is called that made the file."""
+    return trace.report.recorder or "the PyTorch profiler"
+
+
+def other_recorder(trace: Trace) -> Iterator[Note]:
+    """Say what the format of another profiler has no room for, and what of this file no column has room for."""
+    if not trace.report.recorder:
+        return
+    message = f"recorded with {trace.report.recorder}: no Python stacks and no allocator records in this format"
+    given = trace.meta.get("unread")
+    given = given if isinstance(given, dict) else {}
+    unread = {what: n for what, n in given.items() if isinstance(n, int)}
+    if unread:
+        message += f"; in the file and not read: {', '.join(f'{n:,} {what}' for what, n in unread.items())}"
+    yield Note("other-recorder", "info", message, evidence={"unread": unread} if unread else {})
+    whole = np.flatnonzero((trace.kind == Kind.KERNEL) & trace.matching(_WHOLE_GRAPHS))
+    if len(whole):
+        yield Note(
+            "whole-graphs",
+            "warn",
+            f"{format_count(len(whole), 'launch', 'launches')} of CUDA graphs, each recorded in one piece"
+            f" ({format_ns(int(trace.dur_ns[whole].sum()))} on the GPU): which kernels they ran is not known",
+            "nsys profile --cuda-graph-trace=node",
+            {"n_launches": len(whole)},
+        )

@@ -290,8 +290,7 @@ class _Reader:
             texts = list(texts)
             for row, domain in zip(foreign.tolist(), given["domainId"][foreign].tolist(), strict=True):
                 texts[row] = self._domains.get(domain, b"") + b":" + texts[row]
-        entries, which = split_text(texts)
-        of = np.array(which, np.intp)
+        entries, of = split_text(texts)
         is_op = np.array([entry.is_op for entry in entries], bool)[of]
         is_op[foreign] = False
         names = self._codes(names=[_text(entry.name) for entry in entries])["name"]

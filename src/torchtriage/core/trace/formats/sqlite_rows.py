@@ -39,6 +39,8 @@ _SECONDS, _SECONDS_PER_MB = 30.0, 0.5
 _OPERATIONS = 1000
 """SQLite asks after so many steps whether it should go on: 50 rows."""
 _SETTINGS = ("trusted_schema=OFF", "cell_size_check=ON", "query_only=ON", "temp_store=MEMORY", "cache_size=-4096")
+_BROKEN = (sqlite3.Error, UnicodeDecodeError)
+"""What SQLite raises; the second where its message quotes a damaged schema."""
 _NAME = re.compile(r"\w+")
 _SHOWN = f"CASE typeof({{0}}) WHEN 'text' THEN substr({{0}},1,{LONGEST}) WHEN 'blob' THEN NULL ELSE {{0}} END"
 
@@ -76,7 +78,7 @@ class Database:
             return 0
         try:
             (found,) = self._connection.execute(f"SELECT count(*) FROM {quoted(table)}{_where(where)}").fetchone()
-        except sqlite3.Error as error:
+        except _BROKEN as error:
             self._lose(table, 0, error)
             return 0
         return min(int(found), self.size_bytes // _LEAST_ROW_BYTES)
@@ -104,7 +106,7 @@ class Database:
                     return
                 columns = list(zip(*rows, strict=True))
                 yield Block(tuple(_int64(column) for column in columns[: len(numbers)]), tuple(columns[len(numbers) :]))
-        except sqlite3.Error as error:
+        except _BROKEN as error:
             self._lose(table, n_rows, error)
 
     def texts_by_id(self, table: str, key: str, text: str) -> dict[int, bytes]:
@@ -123,7 +125,7 @@ class Database:
         query = f"SELECT {wanted} FROM {quoted(table)}{_where(where)} LIMIT 1 OFFSET {int(index)}"
         try:
             values = self._connection.execute(query).fetchone() or ()
-        except sqlite3.Error:
+        except _BROKEN:
             return {}
         shown = (value.decode("utf-8", "replace") if isinstance(value, bytes) else value for value in values)
         return {name: value for name, value in zip(names, shown, strict=False) if value is not None}
@@ -146,7 +148,7 @@ class Database:
                 columns = self._connection.execute(f"PRAGMA table_xinfo({quoted(table)})").fetchall()
                 # the last field tells what is generated or hidden
                 tables[table] = frozenset(row[1].decode("utf-8", "replace") for row in columns if row[6] == 0)
-        except sqlite3.Error as error:
+        except _BROKEN as error:
             self._refuse_late(error)
             raise TraceFormatError(
                 f"expected a database that can be read, found a damaged one ({visible(str(error))})",
@@ -156,7 +158,7 @@ class Database:
         return tables
 
     def _lose(self, table: str, n_rows: int, why: object) -> None:
-        if isinstance(why, sqlite3.Error):
+        if isinstance(why, Exception):
             self._refuse_late(why)
         self.loss.n_lost += 1
         self.loss.say(f"the table {visible(table)} cannot be read beyond {n_rows} rows ({visible(str(why))})")
@@ -164,7 +166,7 @@ class Database:
     def _is_late(self) -> bool:
         return time.monotonic() > self._deadline
 
-    def _refuse_late(self, error: sqlite3.Error) -> None:
+    def _refuse_late(self, error: Exception) -> None:
         if self._is_late():
             raise TraceFormatError(
                 "expected tables that can be read in time, found some that take too long for their size",
@@ -183,14 +185,14 @@ def open_database(path: str | os.PathLike[str], name: str) -> Iterator[Database]
     try:
         # nothing else may write to it meanwhile: no locks, no journal, no files beside it
         connection = sqlite3.connect(f"{file.as_uri()}?mode=ro&immutable=1", uri=True, isolation_level=None)
-    except sqlite3.Error as error:
+    except _BROKEN as error:
         raise TraceFormatError(f"expected a database, found: {visible(str(error))}", where=name) from error
     try:
         connection.text_factory = bytes
         for setting in _SETTINGS:
             connection.execute(f"PRAGMA {setting}")
         yield Database(connection, name, file.stat().st_size)
-    except sqlite3.Error as error:
+    except _BROKEN as error:
         raise TraceFormatError(
             f"expected a database that can be read, found: {visible(str(error))}",
             where=name,

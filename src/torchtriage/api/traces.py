@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 TracePath = str | os.PathLike[str]
-SUFFIXES = (".json", ".json.gz", ".zip")
+SUFFIXES = (".json", ".json.gz", ".zip", ".sqlite", ".sqlite.gz")
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def load(
     Parameters
     ----------
     path : path, ``-`` for standard input, or binary stream
-        ``.json``, ``.json.gz`` or ``.zip``.
+        ``.json``, ``.json.gz`` or ``.zip`` of the PyTorch profiler, or a database (docs/inputs.md).
     cache : bool
         Keep the columns beside the file, and use them next time while the file is the same.
     max_bytes : int
@@ -458,7 +458,7 @@ def find_traces(paths: Iterable[TracePath]) -> list[str | Path]:
             raise TraceFormatError(f"cannot be read: {error}", where=repr(str(path))) from error
         if not inside:
             raise TraceFormatError(
-                "expected traces in this folder, found no .json, .json.gz or .zip file",
+                "expected traces in this folder, found no .json, .json.gz, .zip or .sqlite file",
                 where=str(path),
                 hint="pass the files that its links lead to"
                 if files

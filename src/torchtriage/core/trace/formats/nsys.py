@@ -292,7 +292,6 @@ class _Reader:
                 texts[row] = self._domains.get(domain, b"") + b":" + texts[row]
         entries, of = split_text(texts)
         is_op = np.array([entry.is_op for entry in entries], bool)[of]
-        is_op[foreign] = False
         names = self._codes(names=[_text(entry.name) for entry in entries])["name"]
         dims = self._codes(details=[b"\0".join(Detail(dims=entry.dims)) for entry in entries])["detail"]
         dims[[not entry.dims for entry in entries]] = -1

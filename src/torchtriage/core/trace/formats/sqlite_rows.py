@@ -39,8 +39,8 @@ _TEXT_RATIO = 2
 _MOST_TEXTS = 1 << 21
 _SECONDS, _SECONDS_PER_MB = 30.0, 0.5
 """Real files take a hundredth of it."""
-_OPERATIONS = 1000
-"""SQLite asks after so many steps whether it should go on: 50 rows."""
+_OPERATIONS = 10_000
+"""SQLite asks after so many steps whether it should go on: some 500 rows."""
 _SETTINGS = ("trusted_schema=OFF", "cell_size_check=ON", "query_only=ON", "temp_store=MEMORY", "cache_size=-4096")
 _BROKEN = (sqlite3.Error, UnicodeDecodeError)
 """What SQLite raises; the second where its message quotes a damaged schema."""

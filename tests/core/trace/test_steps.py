@@ -119,6 +119,25 @@ def test_a_repeated_annotation_that_covers_the_window_marks_the_loop() -> None:
     assert (trace.window.start_ns, trace.window.end_ns) == (0, 290_000)
 
 
+@pytest.mark.parametrize("name", ["iteration {}", "train_step_{}", "Batch #{}", "iter={}"])
+def test_annotations_that_count_mark_the_loop(name: str) -> None:
+    builder = TraceBuilder()
+    for i in range(9, 13):
+        builder.annotation(name.format(i), 100 * i, 90.5).op("aten::mm", 100 * i + 10, 70)
+    trace = builder.build()
+    assert trace.steps.names == tuple(name.format(i) for i in range(9, 13))
+    assert trace.steps.start_ns.tolist() == [900_000, 1_000_000, 1_100_000, 1_200_000]
+    assert f"annotations like {name.format(9)!r}" in trace.window.basis
+
+
+@pytest.mark.parametrize("name", ["layer {}", "block_{}", "step {} of warm-up", "stepper{}x"])
+def test_other_annotations_with_numbers_mark_no_loop(name: str) -> None:
+    builder = TraceBuilder()
+    for i in range(4):
+        builder.annotation(name.format(i), 100 * i, 90.5).op("aten::mm", 100 * i + 10, 70)
+    assert len(builder.build().steps) == 0
+
+
 @pytest.mark.parametrize("name", ["nccl:all_reduce", "enumerate(DataLoader)#_X.__next__"])
 def test_annotations_of_the_framework_mark_no_loop(name: str) -> None:
     builder = TraceBuilder()

@@ -42,6 +42,7 @@ COMPILES = (
 )
 _FIRST_USE = r"Lazy Function Loading|Runtime Triggered Module Loading"
 _PROFILER_STEP = re.compile(r"^ProfilerStep#(\d+)$")
+_COUNTED = re.compile(r"(?i)^(.*(?:step|iter|iteration|batch))[ _#:=-]*\d+$", re.DOTALL)
 _DEVICE_SYNC = re.compile(r"^(cuda|hip|mtia|xpu)?\w*DeviceSynchronize$")
 _GPU_CALL = r"^(cuda|hip|cu[A-Z])"
 _WAITS = r"Synchronize|Memcpy|Memset|StreamWait|EventQuery"
@@ -290,24 +291,31 @@ def _by_profiler(trace: Trace) -> _Found | None:
 
 
 def _by_annotation(trace: Trace) -> _Found | None:
-    """Take a top-level annotation that repeats and covers most of the window."""
+    """Take a top-level annotation that repeats, with or without a number, and covers most of the window."""
     rows = np.flatnonzero(trace.kind == Kind.ANNOTATION)
     if len(rows) < 3:
         return None
     rows = rows[trace.tree.parent[rows] < 0]
     rows = rows[~trace.matching(COMPILES + r"|^nccl:|^gloo:|Optimizer\.|DataLoader|_data:")[rows]]
     window = _whole(trace, "")
+    # a loop that numbers its steps means one thing by all of them
+    codes, which = np.unique(trace.name[rows], return_inverse=True)
+    number: dict[str, int] = {}
+    stems = [_COUNTED.sub(r"\1", trace.names[code]) for code in codes.tolist()]
+    stem_of = np.array([number.setdefault(stem, len(number)) for stem in stems], np.int64)[which]
     # all threads together first: few names get any further, and files can hold many names
-    often = np.bincount(trace.name[rows]) >= 3
-    often &= np.bincount(trace.name[rows], weights=trace.dur_ns[rows]) >= 0.5 * window.wall_ns
+    often = np.bincount(stem_of) >= 3
+    often &= np.bincount(stem_of, weights=trace.dur_ns[rows]) >= 0.5 * window.wall_ns
     for code in np.flatnonzero(often).tolist():
-        same = one_lane(trace, rows[trace.name[rows] == code])
+        same = one_lane(trace, rows[stem_of == code])
         start, end = trace.start_ns[same], trace.end_ns[same]
         if len(same) < 3 or (end - start).sum() < 0.5 * window.wall_ns:
             continue
-        name = trace.names[code]
-        labels = [f"{name} {i}" for i in range(len(same))]
-        return _Found(labels, start, end, f"annotation {name!r}", int(trace.lane[same[0]]))
+        labels = [trace.name_of(row) for row in same.tolist()]
+        basis = f"annotation{'s like' * (len(set(labels)) > 1)} {labels[0]!r}"
+        if len(set(labels)) < len(labels):
+            labels = [f"{label} {i}" for i, label in enumerate(labels)]
+        return _Found(labels, start, end, basis, int(trace.lane[same[0]]))
     return None
 
 

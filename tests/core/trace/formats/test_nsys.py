@@ -13,6 +13,7 @@ import pytest
 from invariants import check_trace
 from tests.core.trace.formats.nsys_files import OTHER_PROCESS, PROCESS, NsysFile, process_id, thread_id
 
+import torchtriage as tt
 from torchtriage.core import intervals
 from torchtriage.core.errors import TraceFormatError
 from torchtriage.core.trace import Kind, Trace, read_trace
@@ -293,14 +294,20 @@ def test_kept_columns_are_read_again(tmp_path: Path) -> None:
 
 # -- real files ----------------------------------------------------------------------------------
 
+H100 = "nsys/h100_2gpu_1s.sqlite"
+TENSORRT = "gpu2/nsys_rocpd/LeiWang1999__memfusion_artifact__report1.sqlite.gz"
 _WORK = ("KERNEL", "MEMCPY", "MEMSET")
 
 
 @pytest.mark.data
-@pytest.mark.parametrize("name", ["h100_2gpu_1s.sqlite", "rtx3080_mock.sqlite"])
-def test_real_files_give_what_sql_gives(recordings: Path, name: str) -> None:
-    path = recordings.parent / "nsys" / name
+@pytest.mark.parametrize("name", [H100, "nsys/rtx3080_mock.sqlite", TENSORRT])
+def test_real_files_give_what_sql_gives(recordings: Path, name: str, tmp_path: Path) -> None:
+    path = recordings.parent / name
     trace = read_trace(path)
+    if path.suffix == ".gz":
+        plain = tmp_path / "plain"
+        plain.write_bytes(gzip.decompress(path.read_bytes()))
+        path = plain
     check_trace(trace)
     with closing(sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True)) as connection:
         for kind, table in zip((Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET), _WORK, strict=True):
@@ -336,6 +343,28 @@ def test_real_files_give_what_sql_gives(recordings: Path, name: str) -> None:
         )
         works = trace.is_kind(Kind.KERNEL, Kind.MEMCPY)
         assert int((trace.links.call[works] >= 0).sum()) == linked
+
+
+@pytest.mark.data
+def test_weights_that_travel_to_two_gpus(recordings: Path) -> None:
+    """FSDP with an offload: 921 of 969 ms are uploads, and 48.5 ms is all that a prefetch could hide them behind."""
+    (job,) = tt.analyze_ranks(recordings.parent / H100).jobs
+    (finding,) = job.findings
+    assert finding.code == "CPY008"
+    assert finding.cost is not None
+    assert finding.cost.low_ms == pytest.approx(48.5, abs=0.2)
+    assert "Copy less" in finding.fix.text
+
+
+@pytest.mark.data
+def test_an_inference_and_the_end_of_its_process(recordings: Path) -> None:
+    """TensorRT: 6.46 ms of work without a gap, then half a second of cuModuleUnload."""
+    result = tt.analyze(recordings.parent / TENSORRT)
+    assert not result.findings
+    assert not {"cold-start", "heavy-recording"} & {note.code for note in result.notes}
+    window = read_trace(recordings.parent / TENSORRT).window
+    assert window.end_ns == 25_834_711
+    assert "gives back" in window.basis
 
 
 def _covered(spans: list[tuple[int, int]]) -> int:

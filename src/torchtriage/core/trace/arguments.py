@@ -34,6 +34,8 @@ def read_args(trace: Trace, row: int) -> dict[str, Any]:
     if not 0 <= row < len(trace):
         raise IndexError(f"expected a row from 0 to {len(trace) - 1}, found {row}")
     index = int(np.searchsorted(trace.report.chunks[:, 0], row, side="right")) - 1
+    if trace.report.recorder:
+        return _read_record(trace, row, index)
     known = trace._decoded.get(_LATEST)
     if known is None or known[0] != index:
         known = index, _read_rows(trace, index)
@@ -47,6 +49,14 @@ def read_args(trace: Trace, row: int) -> dict[str, Any]:
         except (ValueError, RecursionError):
             found = {}
     return found if isinstance(found, dict) else {}
+
+
+def _read_record(trace: Trace, row: int, index: int) -> dict[str, Any]:
+    from torchtriage.core.trace.formats.databases import read_row
+
+    first, table, _ = trace.report.chunks[index].tolist()
+    with open_source(trace.source, max_bytes=_ANY_SIZE, name=trace.report.path, databases=True) as source:
+        return read_row(source, trace.source, table, row - first) if source.is_database else {}
 
 
 def _read_rows(trace: Trace, index: int) -> list[bytes]:

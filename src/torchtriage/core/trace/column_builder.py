@@ -202,7 +202,11 @@ class ColumnBuilder:
             return
         text = event.args.labels if event.name == "process_labels" else event.args.name
         if text is not None:
-            self._labels[event.name, str(event.pid), str(event.tid)] = elide(text_of(text), LONGEST)
+            self.label(event.name, str(event.pid), str(event.tid), text_of(text))
+
+    def label(self, what: str, pid: str, tid: str, text: str) -> None:
+        """Keep what a process or thread is called."""
+        self._labels[what, pid, tid] = elide(text, LONGEST)
 
     def _add_rows(self, rows: list[Any], times: ExactTimes, *, by_category: bool) -> None:
         n = len(rows)
@@ -322,6 +326,25 @@ class ColumnBuilder:
         for parts in self._columns.values():
             parts.append(rows)
         self._take_rest(rows.n_rows, **rest)
+
+    def take_columns(self, columns: dict[str, NDArray[Any]], chunk: tuple[int, int, int] | None = None) -> None:
+        """Append rows of another format: ``columns`` of their own but for codes, which are from :meth:`codes_of`.
+
+        What is left out is -1. ``chunk`` : as in a report's, where the rows begin.
+        """
+        n = len(columns["start_ns"])
+        dur = columns["dur_ns"]
+        missing, negative = dur == NO_DUR_NS, dur < 0
+        self._n_no_dur += int(missing.sum())
+        self._n_negative += int((negative & ~missing).sum())
+        columns = {**columns, "dur_ns": np.where(negative, 0, dur)}
+        for column, dtype in READ_COLUMNS.items():
+            values = columns.get(column)
+            self._columns[column].append(np.full(n, -1, dtype) if values is None else values.astype(dtype, copy=False))
+        if chunk is not None:
+            self._chunks.append(chunk)
+        self._phases["X"] += n
+        self._n_rows += n
 
     def take_counts(self, phases: dict[str, int], n_no_dur: int, n_negative: int) -> None:
         """Add to what is only counted."""

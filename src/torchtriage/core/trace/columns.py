@@ -35,7 +35,10 @@ if TYPE_CHECKING:
     from torchtriage.core.trace.serving import Serving
     from torchtriage.core.trace.steps import Steps, Window
 
-__all__ = ["Detail", "Lane", "MemoryEvents", "ReadReport", "Trace"]
+__all__ = ["STREAM_PROCESS", "Detail", "Lane", "MemoryEvents", "ReadReport", "Trace"]
+
+STREAM_PROCESS = "stream_process"
+"""The label of a device's stream that names the process whose it is, where a format says."""
 
 _FEW, _FEW_NAMES = 4, 1000
 """From a quarter of all rows, or so many names, on a look-up per row is faster."""
@@ -100,7 +103,10 @@ class ReadReport(msgspec.Struct, frozen=True):
     n_negative_dur: int = 0
     n_unpaired: int = 0
     chunks: Any = None
-    """int64[k, 3]: first row, text offset and text length of each chunk (for lazy arguments)."""
+    """int64[k, 3]: first row, text offset and text length of each chunk (for lazy arguments); of a database, first
+    row, number of the table and 0."""
+    recorder: str = ""
+    """Which profiler's database it was; empty for JSON."""
 
 
 @dataclass(frozen=True, eq=False)

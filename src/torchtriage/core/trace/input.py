@@ -37,17 +37,13 @@ EXPORT = "pass the file written by prof.export_chrome_trace(...) or tensorboard_
 """What to try with a file that is no trace."""
 _SQLITE = b"SQLite format 3\0"
 _RECORD = "record with torch.profiler and prof.export_chrome_trace('trace.json.gz')"
-_NSYS = f"Nsight Systems files are not read; {_RECORD}"
-# (what the name of a table begins with, what the database is, what to try)
-_DATABASES: tuple[tuple[bytes, str, str], ...] = (
-    (b"rocpd_", "a database of ROCm's profilers (rocpd)", f"rocpd files are not read; {_RECORD}"),
-    (b"TARGET_INFO_", "an Nsight Systems export", _NSYS),
-    (b"", "an SQLite database", EXPORT),
-)
+_NSYS = "export it: nsys export --type sqlite --output report.sqlite REPORT, and pass report.sqlite"
+_NSYS_STREAM = "import it with QdstrmImporter of Nsight Systems, then " + _NSYS
 _XPLANE = re.compile(rb"\n.{1,12}?\x12./(?:host|device):", re.DOTALL)
 # magic bytes of files people pass by mistake: (offset, magic, what it is, what to try)
 _FOREIGN: tuple[tuple[int, bytes, str, str], ...] = (
-    (0, b"QDSTRM", "an Nsight Systems recording", _NSYS),
+    (0, b"NVIDIA Tegra Profiler Report", "an Nsight Systems report", _NSYS),
+    (0, b"QDSTRM", "an Nsight Systems recording", _NSYS_STREAM),
     (0, b"\x28\xb5\x2f\xfd", "zstd-compressed data", "decompress it first: zstd -d FILE"),
     (0, b"BZh", "bzip2-compressed data", "decompress it first: bunzip2 FILE"),
     (0, b"\xfd7zXZ", "xz-compressed data", "decompress it first: unxz FILE"),
@@ -104,6 +100,7 @@ class Source:
         if packed and max_bytes == DEFAULT_MAX_BYTES:
             self._max_bytes = min(max_bytes, max(BOMB_BYTES, size_bytes * BOMB_RATIO))
         self._ahead = self._take(_SNIFF_BYTES)
+        self.is_database = self._ahead.startswith(_SQLITE)
         if not self._ahead and self.truncated:
             raise TraceFormatError(
                 f"expected a profiler trace, found nothing that can be read: {self.truncated}",
@@ -152,6 +149,25 @@ class Source:
                 where=self.name,
                 hint="raise the limit with --max-bytes if you trust this file",
             )
+
+    @contextmanager
+    def as_file(self, path: Input) -> Iterator[str]:
+        """Yield the path of a file with all these bytes: the opened one itself where it is one, else a copy.
+
+        ``path`` : what was opened. The copy is gone afterwards.
+        """
+        if isinstance(path, str | os.PathLike) and not self.packed:
+            self._count(self.size_bytes)
+            yield os.fspath(path)
+            return
+        import tempfile
+
+        with tempfile.TemporaryDirectory(prefix="torchtriage-") as folder:
+            copy = Path(folder) / "database"
+            with copy.open("wb") as stream:
+                while block := self.read(1 << 20):
+                    stream.write(block)
+            yield os.fspath(copy)
 
     def skip(self, n_bytes: int) -> int:
         """Move past up to ``n_bytes`` of text without reading it; return how many it were."""
@@ -282,11 +298,14 @@ def _spooled(stream: BinaryIO) -> BinaryIO:
 
 
 @contextmanager
-def open_source(path: Input, *, max_bytes: int = DEFAULT_MAX_BYTES, name: str = "") -> Iterator[Source]:
+def open_source(
+    path: Input, *, max_bytes: int = DEFAULT_MAX_BYTES, name: str = "", databases: bool = False
+) -> Iterator[Source]:
     """Open a path, ``-`` for standard input, or a binary stream as raw JSON bytes.
 
     ``path`` : plain, gzip or zip. A stream stays open. ``max_bytes`` : refuse inputs that expand beyond this many
-    bytes. ``name`` : what to call the input in messages.
+    bytes. ``name`` : what to call the input in messages. ``databases`` : SQLite files are welcome, too
+    (``is_database``).
 
     Raises TraceFormatError: the path cannot be read, or the content is recognisably something else.
     """
@@ -304,13 +323,26 @@ def open_source(path: Input, *, max_bytes: int = DEFAULT_MAX_BYTES, name: str = 
                 where=name,
                 hint="export inside on_trace_ready, or before the profiler's schedule ends",
             )
-        if head[:2] == b"\x1f\x8b":
-            yield Source(_Inflater(raw), name, size_bytes, max_bytes, packed=True)
-        elif head[:4] in (b"PK\x03\x04", b"PK\x05\x06"):
-            with _zip_member(raw, name) as stream:
-                yield Source(stream, name, size_bytes, max_bytes, packed=True)
-        else:
-            yield Source(raw, name, size_bytes, max_bytes, packed=False)
+        with _unpacked(raw, head, name) as (stream, packed):
+            source = Source(stream, name, size_bytes, max_bytes, packed=packed)
+            if source.is_database and not databases:
+                raise TraceFormatError(
+                    "expected a profiler trace in JSON, found an SQLite database",
+                    where=name,
+                    hint="databases are read and judged, not written again",
+                )
+            yield source
+
+
+@contextmanager
+def _unpacked(raw: BinaryIO, head: bytes, name: str) -> Iterator[tuple[_Readable, bool]]:
+    if head[:2] == b"\x1f\x8b":
+        yield _Inflater(raw), True
+    elif head[:4] in (b"PK\x03\x04", b"PK\x05\x06"):
+        with _zip_member(raw, name) as stream:
+            yield stream, True
+    else:
+        yield raw, False
 
 
 @contextmanager
@@ -374,11 +406,9 @@ def _refuse_foreign(head: bytes, name: str) -> None:
             where=name,
             hint="analyse memory snapshots with: torchtriage memory FILE; " + EXPORT,
         )
-    if name.endswith(_NSYS_SUFFIXES) and not head.lstrip().startswith((b"{", b"[")):
+    # what they begin with is not documented
+    if name.endswith(_NSYS_SUFFIXES) and not head.lstrip().startswith((b"{", b"[", b"\x1f\x8b", _SQLITE)):
         raise TraceFormatError("expected a profiler trace, found an Nsight Systems report", where=name, hint=_NSYS)
-    if head.startswith(_SQLITE):
-        what, hint = next((what, hint) for table, what, hint in _DATABASES if table in head)
-        raise TraceFormatError(f"expected a profiler trace, found {what}", where=name, hint=hint)
     if _XPLANE.match(head):
         found = "an XPlane profile (of JAX, TensorFlow or PyTorch/XLA)"
         raise TraceFormatError(

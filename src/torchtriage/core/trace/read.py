@@ -28,12 +28,13 @@ def read_trace(
     cache: bool = False,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> Trace:
-    """Read a PyTorch profiler trace into columns.
+    """Read a recording into columns.
 
     Parameters
     ----------
     path : path, ``-`` or binary stream
-        Plain, gzip or zip JSON; a dict with ``traceEvents`` or a bare list of events.
+        Plain, gzip or zip JSON of the PyTorch profiler; a dict with ``traceEvents`` or a bare list of events.
+        Or a database of Nsight Systems, plain or gzip.
     max_bytes : int
         Refuse inputs that expand beyond this many bytes.
     progress : callable, optional
@@ -62,30 +63,36 @@ def read_trace(
         if trace is not None and trace.report.text_bytes <= max_bytes:
             return trace
     engine = find_engine()
-    with open_source(opened, max_bytes=max_bytes, name=name) as source:
-        reader = EventReader(source, chunk_bytes)
-        builder = ColumnBuilder()
-        reader.open()
-        # closed at once when it is left early: its workers must not outlive the call
-        with closing(_read_blocks(reader, source, builder, engine, processes)) as blocks:
-            for _ in blocks:
-                if progress is not None:
-                    progress(source.n_read, source.size_bytes)
-        reader.close()
+    builder = ColumnBuilder()
+    with open_source(opened, max_bytes=max_bytes, name=name, databases=True) as source:
+        if source.is_database:
+            from torchtriage.core.trace.formats.databases import read_database
+
+            recorder, meta, loss = read_database(source, opened, builder)
+        else:
+            reader = EventReader(source, chunk_bytes)
+            reader.open()
+            # closed at once when it is left early: its workers must not outlive the call
+            with closing(_read_blocks(reader, source, builder, engine, processes)) as blocks:
+                for _ in blocks:
+                    if progress is not None:
+                        progress(source.n_read, source.size_bytes)
+            reader.close()
+            recorder, meta, loss = "", reader.meta, reader.loss
         report = ReadReport(
             path=source.name,
             size_bytes=source.size_bytes,
             text_bytes=source.n_read,
-            tier=reader.loss.tier,
-            n_lost=reader.loss.n_lost,
-            n_repaired=reader.loss.n_repaired,
-            loss=reader.loss.summary(),
+            tier=loss.tier,
+            n_lost=loss.n_lost,
+            n_repaired=loss.n_repaired,
+            loss=loss.summary(),
+            recorder=recorder,
         )
-    trace = builder.finish(reader.meta, report, opened)
+    trace = builder.finish(meta, report, opened)
     if not trace.report.n_events:
         raise TraceFormatError(
-            "expected profiler events, found "
-            + ("an empty list" if not reader.loss.n_lost else "none that can be read"),
+            "expected profiler events, found " + ("an empty list" if not loss.n_lost else "none that can be read"),
             where=source.name,
             hint="call prof.step() in the loop and export inside on_trace_ready: after the last"
             " cycle of a schedule the buffer is empty",

@@ -18,6 +18,7 @@ from torchtriage.core.trace.producer import ACCELERATORS
 from torchtriage.core.trace.schema import WORK_KINDS
 from torchtriage.core.units import format_count, format_ns, format_share, ms
 from torchtriage.diagnose.verdict.left_out_steps import left_out_steps
+from torchtriage.diagnose.verdict.recorder_advice import other_recorder, recorder_of
 from torchtriage.diagnose.verdict.result import MISSING_ROWS
 
 __all__ = ["examine", "missing_rows"]
@@ -47,6 +48,10 @@ MIN_MONITORED = 0.5
 """Of the steps, with a call that monitors."""
 ALL_FLAGS = {"record_shapes", "with_stack", "profile_memory"}
 _MONITOR = r": memory_stats$|(^|/)psutil/|pynvml|nvidia_smi"
+
+_OF_CUDA = r"^Command Buffer Full|Function Loading|Module Loading|Driver Compiler"
+"""What CUPTI files under overhead and is there without a profiler: launches that wait for room in the queue, and code
+that is loaded or compiled."""
 
 _LIGHT = (
     "with profile(activities=[CPU, {}], schedule=schedule(wait=1, warmup=3, active=5),"
@@ -87,14 +92,14 @@ def _content(trace: Trace) -> Iterator[Note]:
         yield Note(
             "not-pytorch",
             "refuse",
-            f"no event of the PyTorch profiler (categories here: {cats})",
+            f"no event of {recorder_of(trace)} (categories here: {cats})",
             "pass the file written by prof.export_chrome_trace(...)",
         )
     elif n < 3:
         yield Note(
             "too-few-events",
             "refuse",
-            f"only {n} event{'s' * (n != 1)} of the PyTorch profiler: nothing can be analysed",
+            f"only {n} event{'s' * (n != 1)} of {recorder_of(trace)}: nothing can be analysed",
             f"record whole steps: {_light(trace)}",
         )
 
@@ -231,7 +236,7 @@ def _merged(trace: Trace) -> Iterator[Note]:
         yield Note(
             "merged-ranks",
             "refuse",
-            f"{len(ranks.numbers)} ranks were merged into one file, which is judged as a job, not as a process{mixed}",
+            f"{len(ranks.numbers)} ranks are in one file, which is judged as a job, not as a process{mixed}",
             "pass each rank's own file: torchtriage analyze FOLDER"
             if ranks.shared
             else "judge the ranks together: torchtriage analyze FILE",
@@ -493,7 +498,8 @@ def _reasons(trace: Trace, evidence: dict[str, Any]) -> Iterator[str]:
         yield f"{trace.report.n_events:,} events"
     if set(trace.origin.flags) >= ALL_FLAGS:
         yield "shapes, stacks and memory at once"
-    own_ns = steps.judged_ns(trace.spans_of(np.flatnonzero(trace.kind == Kind.OVERHEAD)))
+    own = (trace.kind == Kind.OVERHEAD) & ~trace.matching(_OF_CUDA)
+    own_ns = steps.judged_ns(trace.spans_of(np.flatnonzero(own)))
     if own_ns and own_ns >= MIN_OVERHEAD * intervals.length(steps.judged):
         evidence["profiler_overhead_ms_per_step"] = ms(own_ns / steps.n_steady)
         yield f"{format_ns(own_ns / steps.n_steady)} of the profiler's own work {steps.per}"
@@ -583,6 +589,7 @@ def _in_window(trace: Trace, spans: intervals.Spans) -> intervals.Spans:
 
 _CHECKS = (
     _content,
+    other_recorder,
     _losses,
     _device_rows,
     _merged,

@@ -42,6 +42,7 @@ from torchtriage.diagnose.verdict.engine_advice import in_engine_words
 from torchtriage.diagnose.verdict.kernel_lines import KernelLines
 from torchtriage.diagnose.verdict.options import DEFAULTS, Options
 from torchtriage.diagnose.verdict.pricing import Pricing, answers
+from torchtriage.diagnose.verdict.recorder_advice import in_recorder_words
 from torchtriage.diagnose.verdict.result import SCHEMA, Result, TraceFacts
 from torchtriage.diagnose.verdict.serving_time import serving_time
 from torchtriage.diagnose.verdict.summary import summarise, summarise_path
@@ -144,7 +145,7 @@ def diagnose(
         from torchtriage.diagnose.verdict.detector_hints import suspicions
 
         result = replace(result, suspicions=suspicions(trace, findings))
-    result = in_engine_words(result, trace)
+    result = in_recorder_words(in_engine_words(result, trace), trace)
     return replace(result, verdict=sentences(trace, result, options.min_share))
 
 

@@ -193,6 +193,30 @@ def test_a_metric_of_nothing_is_quiet_and_its_first_burst_is_not():
     assert [one.row for one in raised(flat, MetricDetector())] == [1500]
 
 
+def test_an_hour_that_was_odd_before_makes_no_alarm_of_the_usual_reading():
+    samples = metric()
+    for day in (1, 2, 3):
+        samples[24 * day + 5] = samples[24 * day + 5]._replace(value=450.0)
+    assert raised(samples, MetricDetector()) == []
+
+
+def fast_wave(pace_s):
+    draw = random.Random(2)
+    wave = [100 + 40 * math.sin(at / 37 * 2 * math.pi) + draw.gauss(0, 2) for at in range(3000)]
+    wave[2072:2092] = [100 + draw.gauss(0, 2) for _ in range(20)]  # 2072 / 37 is a crossing of the mean
+    return [Sample(value, at * pace_s) for at, value in enumerate(wave)]
+
+
+def test_a_wave_that_goes_flat_is_a_pattern_that_never_came():
+    (alarm,) = raised(fast_wave(300.0), MetricDetector())
+    assert alarm.kind == "pattern"
+    assert 2072 < alarm.row <= 2092
+
+
+def test_a_pace_of_which_no_week_is_kept_has_no_patterns():
+    assert raised(fast_wave(60.0), MetricDetector()) == []
+
+
 # -- scoring and replay --------------------------------------------------------------------
 
 

@@ -4,12 +4,20 @@ Each reading is compared with what one of four simple forecasts said: the level 
 day, the last reading, the same hour of the day, the same hour of the week; the one that was nearest
 lately speaks. What it was off by, in units of its usual error, is an alarm where such an error came
 less than once in two days: a person can take an alarm in so many days, not in so many readings.
+
+Beside it, the last readings together are compared with all such stretches of the last week: the distance to the nearest
+is a left discord of the matrix profile (Yeh et al. 2016; online: Lu et al. 2022). It needs no forecast, and finds
+what no reading alone shows, as a wave that goes flat.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from itertools import pairwise
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from torchtriage.operate.detect.latency_detector import Alarm, Missing, Sample, Stuck
 from torchtriage.operate.detect.tails import TailCounter
@@ -30,6 +38,12 @@ SEEN = 2  # times that an hour of the day or week was seen before it is a foreca
 FAR = 2.0
 LAST = 1
 CLUSTER_CHANCE = 1e-4
+STRETCH = 8  # readings that are compared together
+WEEK_S = 7 * DAY_S
+FEWEST, MOST = 500, 2_100  # readings that are kept: a week's, but no fewer; a week of 5 minutes is 2,016
+USUAL = 0.99  # share of the stretches whose distance from the nearest is usual
+UNLIKE = 1.75  # usual distances by which a stretch is unlike all others
+LOOK_EVERY = 25  # readings after which that is worked out again
 CLEAR = 10  # readings in order after which the next alarm may be reported
 MAX_REPEATS = 0.05  # a metric that repeats itself more often is not stuck when it does
 NEW_FORECAST = 1.05  # what another forecast's error must be less by than the level's
@@ -59,22 +73,59 @@ class _Profile:
         self._n_hours = n_hours
         self._per_hour = per_hour
         self._memory = max(periods * per_hour, periods)
-        self._hours: dict[int, list[float]] = {}  # hour -> [mean, readings]
+        self._hours: dict[int, list[float]] = {}  # hour -> [mean, readings, mean deviation]
 
-    def forecast(self, at_s: float) -> float | None:
+    def forecast(self, at_s: float) -> tuple[float, float] | None:
+        # the reading that is expected, and by how much this hour varies
         known = self._hours.get(self._hour(at_s))
-        return known[0] if known and known[1] >= SEEN * self._per_hour else None
+        return (known[0], 1.2533 * known[2]) if known and known[1] >= SEEN * self._per_hour else None
 
     def learn(self, at_s: float, value: float, cut: float) -> None:
-        known = self._hours.setdefault(self._hour(at_s), [value, 0])
+        known = self._hours.setdefault(self._hour(at_s), [value, 0, 0.0])
         known[1] += 1
         off = value - known[0]
         if known[1] > self._per_hour:
             off = min(max(off, -cut), cut)
-        known[0] += off * max(1 / known[1], 1 / self._memory)
+        rate = max(1 / known[1], 1 / self._memory)
+        known[0] += off * rate
+        known[2] += (abs(off) - known[2]) * rate
 
     def _hour(self, at_s: float) -> int:
         return int(at_s // HOUR_S) % self._n_hours if math.isfinite(at_s) else 0
+
+
+class _Stretches:
+    # how unlike the last readings are all earlier ones
+    def __init__(self, n: int, rounding: float) -> None:
+        self._values = np.zeros(2 * n)  # the last n end at _end; when they reach the end they move to the start
+        self._end = 0
+        self._n = n
+        self._distances: deque[float] = deque(maxlen=n)
+        self._rounding = rounding
+        self._usual = math.inf
+        self._look = FEWEST
+
+    def update(self, value: float) -> float:
+        """Return the distance from the nearest stretch, in those that were usual; 0 while little is known."""
+        values = self._values
+        if self._end == len(values):
+            values[: self._n] = values[self._n :]
+            self._end = self._n
+        values[self._end] = value
+        self._end += 1
+        known = values[max(self._end - self._n, 0) : self._end]
+        if len(known) < 3 * STRETCH:
+            return 0.0
+        with np.errstate(over="ignore"):
+            off = sliding_window_view(known[:-STRETCH], len(known) - 2 * STRETCH + 1) - known[-STRETCH:, None]
+            distance = math.sqrt(np.einsum("ij,ij->j", off, off).min() / STRETCH)
+        self._look -= 1
+        if self._look <= 0:
+            self._look = LOOK_EVERY
+            distances = sorted(self._distances)
+            self._usual = max(distances[int(USUAL * len(distances))], 2 * self._rounding)
+        self._distances.append(distance)
+        return distance / self._usual
 
 
 class MetricDetector:
@@ -133,6 +184,9 @@ class MetricDetector:
         self._forecasts = [_Forecast(memory) for _ in range(4)]
         self._profiles = (_Profile(24, HOUR_S / pace_s, 5), _Profile(168, HOUR_S / pace_s, 2))
         self._level = self._last = values[0]
+        n = int(max(WEEK_S / pace_s, FEWEST))
+        # at a faster pace a week does not fit, and what comes once a day would be news every day
+        self._stretches = _Stretches(n, self._rounding) if n <= MOST else None
         self._tails = (TailCounter(CLUSTER_CHANCE), TailCounter(CLUSTER_CHANCE))
         self._odd = 0.0  # mean error of the readings that are off at all
         self._n_odd = 0
@@ -143,8 +197,9 @@ class MetricDetector:
 
     def _judge(self, sample: Sample) -> Alarm | None:
         value = sample.value
-        day, week = (profile.forecast(sample.at_s) for profile in self._profiles)
-        predictions = (self._level, self._last, day, week)
+        unlike = self._stretches.update(value) if self._stretches else 0.0
+        hours = [profile.forecast(sample.at_s) for profile in self._profiles]
+        predictions = (self._level, self._last, *(hour and hour[0] for hour in hours))
         forecasts = self._forecasts
         best, expected = 0, self._level
         for at, prediction in enumerate(predictions):
@@ -157,7 +212,8 @@ class MetricDetector:
         smallest = SMALLEST * max(abs(expected), abs(self._level))
         # a metric that rests at one value most of the time has errors of nothing: what counts
         # then is how far it usually goes when it moves
-        scale = max(forecasts[best].scale(), self._rounding, self._odd / 2)
+        hour = hours[best - 2] if best > LAST else None
+        scale = max(forecasts[best].scale(), self._rounding, self._odd / 2, hour[1] if hour else 0.0)
         if abs(off) > self._rounding or value != self._last:
             self._n_odd += 1
             odd = abs(off) if self._n_odd <= 6 else min(abs(off), 20 * self._odd)
@@ -188,6 +244,9 @@ class MetricDetector:
                 self._last_cluster = self._row
                 text = f"{cluster.n} of {cluster.span} readings are far off"
                 return self._alarm(sample, "tail", cluster.evidence, text)
+        if unlike > UNLIKE:
+            text = f"the last {STRETCH} readings are unlike any before"
+            return self._alarm(sample, "pattern", unlike / UNLIKE, text)
         return None
 
     def _alarm(self, sample: Sample, kind: str, evidence: float, message: str) -> Alarm | None:

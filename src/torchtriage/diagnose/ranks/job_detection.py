@@ -51,8 +51,9 @@ def detect_jobs(records: Sequence[RankRecord]) -> list[Job]:
             silent.append(position)
     for (world_size, _), positions in said.items():
         ranks = {at: int(records[at].result.trace.rank or 0) for at in positions}
-        files = {records[at].path.partition(" (rank ")[0] for at in positions}
-        basis = f"the files say rank and world size ({world_size})" if len(files) > 1 else "all ranks are in one file"
+        # another profiler's file says which processes there are, and we which rank each is
+        counted = any(note.code == "other-recorder" for at in positions for note in records[at].result.notes)
+        basis = "all ranks are in one file" if counted else f"the files say rank and world size ({world_size})"
         for some in _recordings(records, positions, ranks):
             job = _job(records, some, ranks, basis, world_size, ())
             if job is not None:

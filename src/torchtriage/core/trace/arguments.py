@@ -15,6 +15,7 @@ from torchtriage.core.trace.columns import Trace
 from torchtriage.core.trace.event_numbers import NO_TIME_NS, ExactTimes
 from torchtriage.core.trace.event_types import EventRow
 from torchtriage.core.trace.events import Chunk, EventReader, TextBlock
+from torchtriage.core.trace.formats import KINETO
 from torchtriage.core.trace.input import open_source
 from torchtriage.core.trace.salvage import mend
 
@@ -25,7 +26,7 @@ _LATEST = ("args", -1)
 
 
 def read_args(trace: Trace, row: int) -> dict[str, Any]:
-    """Return the ``args`` of one row as the file has them; empty when it has none.
+    """Return the ``args`` of one row as the file has them; empty when it has none, or is no JSON.
 
     Decodes the chunk of text that holds the row, and keeps the latest one.
 
@@ -33,6 +34,8 @@ def read_args(trace: Trace, row: int) -> dict[str, Any]:
     """
     if not 0 <= row < len(trace):
         raise IndexError(f"expected a row from 0 to {len(trace) - 1}, found {row}")
+    if trace.report.format != KINETO:
+        return {}
     index = int(np.searchsorted(trace.report.chunks[:, 0], row, side="right")) - 1
     known = trace._decoded.get(_LATEST)
     if known is None or known[0] != index:

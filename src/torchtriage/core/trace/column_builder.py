@@ -314,6 +314,19 @@ class ColumnBuilder:
             "detail": self._details.add(details),
         }
 
+    def add_columns(self, columns: dict[str, NDArray[Any]], phases: dict[str, int]) -> None:
+        """Append rows whose codes are from ``codes_of``; ``phases`` counts them as events of a JSON file would be."""
+        negative = columns["dur_ns"] < 0
+        columns["dur_ns"][negative] = 0
+        for name, dtype in READ_COLUMNS.items():
+            self._columns[name].append(columns[name].astype(dtype))
+        self._n_rows += len(negative)
+        self.take_counts(phases, 0, int(negative.sum()))
+
+    def label(self, what: str, pid: str, tid: str, text: str) -> None:
+        """Keep what a process or thread is called."""
+        self._labels[what, pid, tid] = elide(text, LONGEST)
+
     def take_rows(self, rows: ScannedRows, **rest: Any) -> None:
         """Append rows that are held elsewhere, and what else their text says.
 

@@ -23,6 +23,7 @@ from torchtriage.core.intervals import Spans
 from torchtriage.core.names import LONGEST, elide
 from torchtriage.core.timing import part
 from torchtriage.core.trace.engine import find_engine
+from torchtriage.core.trace.formats import KINETO
 from torchtriage.core.trace.schema import HOST_KINDS, WORK_KINDS, Kind
 
 if TYPE_CHECKING:
@@ -101,6 +102,8 @@ class ReadReport(msgspec.Struct, frozen=True):
     n_unpaired: int = 0
     chunks: Any = None
     """int64[k, 3]: first row, text offset and text length of each chunk (for lazy arguments)."""
+    format: str = KINETO
+    """Which of ``formats.FORMATS`` the file is, or JSON of Kineto and those that write like it."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import codecs
 import io
 import os
-import re
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, Union
@@ -17,6 +16,7 @@ from isal import isal_zlib
 
 from torchtriage.core.errors import TraceFormatError
 from torchtriage.core.names import elide, visible
+from torchtriage.core.trace.formats import FORMATS, KINETO, XPLANE, is_xplane
 from torchtriage.core.units import DEFAULT_MAX_BYTES, format_bytes
 
 __all__ = ["EXPORT", "Input", "Source", "open_source", "reopenable"]
@@ -44,7 +44,6 @@ _DATABASES: tuple[tuple[bytes, str, str], ...] = (
     (b"TARGET_INFO_", "an Nsight Systems export", _NSYS),
     (b"", "an SQLite database", EXPORT),
 )
-_XPLANE = re.compile(rb"\n.{1,12}?\x12./(?:host|device):", re.DOTALL)
 # magic bytes of files people pass by mistake: (offset, magic, what it is, what to try)
 _FOREIGN: tuple[tuple[int, bytes, str, str], ...] = (
     (0, b"QDSTRM", "an Nsight Systems recording", _NSYS),
@@ -84,7 +83,7 @@ class _Readable(Protocol):
 
 
 class Source:
-    """An opened input: ``name`` for messages, ``size_bytes`` on disk, ``read`` for JSON text.
+    """An opened input: ``name`` for messages, ``format``, ``size_bytes`` on disk, ``read`` for JSON text or raw bytes.
 
     ``packed``: the text has to be inflated.
 
@@ -92,7 +91,16 @@ class Source:
     sets ``truncated`` and ends, so that every event before it survives.
     """
 
-    def __init__(self, stream: _Readable, name: str, size_bytes: int, max_bytes: int, *, packed: bool) -> None:
+    def __init__(
+        self,
+        stream: _Readable,
+        name: str,
+        size_bytes: int,
+        max_bytes: int,
+        *,
+        packed: bool,
+        formats: Container[str] = (),
+    ) -> None:
         self.name = name
         self.size_bytes = size_bytes
         self.packed = packed
@@ -110,7 +118,7 @@ class Source:
                 where=name,
                 hint="copy the file again; it was cut or damaged on its way",
             )
-        _refuse_foreign(self._ahead, name)
+        self.format = _recognise(self._ahead, name, formats)
         self._recode: codecs.IncrementalDecoder | None = None
         self._text_start = 0
         self._seekable: Any = None if packed else stream
@@ -282,11 +290,14 @@ def _spooled(stream: BinaryIO) -> BinaryIO:
 
 
 @contextmanager
-def open_source(path: Input, *, max_bytes: int = DEFAULT_MAX_BYTES, name: str = "") -> Iterator[Source]:
+def open_source(
+    path: Input, *, max_bytes: int = DEFAULT_MAX_BYTES, name: str = "", formats: Container[str] = ()
+) -> Iterator[Source]:
     """Open a path, ``-`` for standard input, or a binary stream as raw JSON bytes.
 
     ``path`` : plain, gzip or zip. A stream stays open. ``max_bytes`` : refuse inputs that expand beyond this many
-    bytes. ``name`` : what to call the input in messages.
+    bytes. ``name`` : what to call the input in messages. ``formats`` : which others of ``formats.FORMATS`` may be read,
+    as ``Source.format`` says.
 
     Raises TraceFormatError: the path cannot be read, or the content is recognisably something else.
     """
@@ -297,7 +308,7 @@ def open_source(path: Input, *, max_bytes: int = DEFAULT_MAX_BYTES, name: str = 
         raw.seek(0)
         head = raw.read(_SNIFF_BYTES)
         raw.seek(0)
-        _refuse_foreign(head, name)
+        _recognise(head, name, formats)
         if not head:
             raise TraceFormatError(
                 "expected a profiler trace, found an empty file",
@@ -305,12 +316,12 @@ def open_source(path: Input, *, max_bytes: int = DEFAULT_MAX_BYTES, name: str = 
                 hint="export inside on_trace_ready, or before the profiler's schedule ends",
             )
         if head[:2] == b"\x1f\x8b":
-            yield Source(_Inflater(raw), name, size_bytes, max_bytes, packed=True)
+            yield Source(_Inflater(raw), name, size_bytes, max_bytes, packed=True, formats=formats)
         elif head[:4] in (b"PK\x03\x04", b"PK\x05\x06"):
             with _zip_member(raw, name) as stream:
-                yield Source(stream, name, size_bytes, max_bytes, packed=True)
+                yield Source(stream, name, size_bytes, max_bytes, packed=True, formats=formats)
         else:
-            yield Source(raw, name, size_bytes, max_bytes, packed=False)
+            yield Source(raw, name, size_bytes, max_bytes, packed=False, formats=formats)
 
 
 @contextmanager
@@ -367,7 +378,8 @@ def _zip_member(raw: BinaryIO, name: str) -> Iterator[_Readable]:
         yield _Inflater(member) if item.endswith(".gz") else member
 
 
-def _refuse_foreign(head: bytes, name: str) -> None:
+def _recognise(head: bytes, name: str, formats: Container[str]) -> str:
+    """Return which format a file is that begins so; refuse those that are neither JSON nor among ``formats``."""
     if len(head) > 2 and head[0] == 0x80 and 2 <= head[1] <= 5:
         raise TraceFormatError(
             "expected a profiler trace, found a Python pickle (a memory snapshot?)",
@@ -379,11 +391,12 @@ def _refuse_foreign(head: bytes, name: str) -> None:
     if head.startswith(_SQLITE):
         what, hint = next((what, hint) for table, what, hint in _DATABASES if table in head)
         raise TraceFormatError(f"expected a profiler trace, found {what}", where=name, hint=hint)
-    if _XPLANE.match(head):
-        found = "an XPlane profile (of JAX, TensorFlow or PyTorch/XLA)"
-        raise TraceFormatError(
-            f"expected a profiler trace, found {found}", where=name, hint=f"XPlane files are not read; {_RECORD}"
-        )
+    if is_xplane(head):
+        if XPLANE in formats:
+            return XPLANE
+        found = FORMATS[XPLANE].what
+        raise TraceFormatError(f"expected a trace of PyTorch's profiler, found {found}", where=name, hint=EXPORT)
     for offset, magic, what, hint in _FOREIGN:
         if head[offset : offset + len(magic)].lower() == magic.lower():
             raise TraceFormatError(f"expected a profiler trace, found {what}", where=name, hint=hint)
+    return KINETO

@@ -10,7 +10,8 @@ from torchtriage.core.errors import TraceFormatError
 from torchtriage.core.trace.column_builder import ColumnBuilder
 from torchtriage.core.trace.columns import ReadReport, Trace
 from torchtriage.core.trace.engine import Engine, find_engine
-from torchtriage.core.trace.events import CHUNK_BYTES, EventReader
+from torchtriage.core.trace.events import CHUNK_BYTES, EventReader, Loss
+from torchtriage.core.trace.formats import FORMATS, KINETO
 from torchtriage.core.trace.input import Input, Source, open_source, reopenable
 from torchtriage.core.trace.native import THREADS_WORTH_IT_BYTES, read_native
 from torchtriage.core.trace.parallel import count_workers, read_parallel
@@ -33,7 +34,7 @@ def read_trace(
     Parameters
     ----------
     path : path, ``-`` or binary stream
-        Plain, gzip or zip JSON; a dict with ``traceEvents`` or a bare list of events.
+        Plain, gzip or zip JSON; a dict with ``traceEvents`` or a bare list of events. Or an XPlane, plain or gzip.
     max_bytes : int
         Refuse inputs that expand beyond this many bytes.
     progress : callable, optional
@@ -62,9 +63,14 @@ def read_trace(
         if trace is not None and trace.report.text_bytes <= max_bytes:
             return trace
     engine = find_engine()
-    with open_source(opened, max_bytes=max_bytes, name=name) as source:
+    builder = ColumnBuilder()
+    with open_source(opened, max_bytes=max_bytes, name=name, formats=FORMATS) as source:
+        if source.format != KINETO:
+            trace = _read_other(source, builder, opened, progress)
+            if file is not None:
+                store(trace, file, digest)
+            return trace
         reader = EventReader(source, chunk_bytes)
-        builder = ColumnBuilder()
         reader.open()
         # closed at once when it is left early: its workers must not outlive the call
         with closing(_read_blocks(reader, source, builder, engine, processes)) as blocks:
@@ -72,15 +78,7 @@ def read_trace(
                 if progress is not None:
                     progress(source.n_read, source.size_bytes)
         reader.close()
-        report = ReadReport(
-            path=source.name,
-            size_bytes=source.size_bytes,
-            text_bytes=source.n_read,
-            tier=reader.loss.tier,
-            n_lost=reader.loss.n_lost,
-            n_repaired=reader.loss.n_repaired,
-            loss=reader.loss.summary(),
-        )
+        report = _report(source, reader.loss)
     trace = builder.finish(reader.meta, report, opened)
     if not trace.report.n_events:
         raise TraceFormatError(
@@ -92,6 +90,43 @@ def read_trace(
         )
     if file is not None:
         store(trace, file, digest)
+    return trace
+
+
+def _report(source: Source, loss: Loss) -> ReadReport:
+    return ReadReport(
+        path=source.name,
+        size_bytes=source.size_bytes,
+        text_bytes=source.n_read,
+        tier=loss.tier,
+        n_lost=loss.n_lost,
+        n_repaired=loss.n_repaired,
+        loss=loss.summary(),
+        format=source.format,
+    )
+
+
+def _read_other(
+    source: Source, builder: ColumnBuilder, opened: Input, progress: Callable[[int, int], None] | None
+) -> Trace:
+    """Read a format that is no list of events in JSON."""
+    # most traces are JSON
+    from torchtriage.core.trace.xplane import read_xplane
+
+    blocks: list[bytes] = []
+    while block := source.read(1 << 20):
+        blocks.append(block)
+        if progress is not None:
+            progress(source.n_read, source.size_bytes)
+    meta, loss = read_xplane(b"".join(blocks), builder)
+    if source.truncated:
+        loss.say(source.truncated)
+    trace = builder.finish(meta, _report(source, loss), opened)
+    if not len(trace):
+        known = FORMATS[source.format]
+        raise TraceFormatError(
+            f"expected events, found {known.what} without any that can be read", where=source.name, hint=known.record
+        )
     return trace
 
 

@@ -27,6 +27,7 @@ from torchtriage.core.finding import Certainty, Fix
 from torchtriage.core.intervals import Spans
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.collectives import host_collectives
+from torchtriage.core.trace.formats import FORMATS, KINETO
 from torchtriage.diagnose.patterns._host_gaps import is_explained
 from torchtriage.diagnose.replay.edits import Edit
 
@@ -48,6 +49,7 @@ __all__ = [
     "aten",
     "catalogue",
     "given",
+    "how_to_record",
     "longest_names",
     "lookup",
     "missing_needs",
@@ -243,6 +245,14 @@ def missing_needs(pattern: Pattern, trace: Trace) -> list[str]:
     if trace.origin.accelerator and pattern.needs & _OF_A_DEVICE:
         return ["gpu"]
     return sorted(need for need in pattern.needs if not NEEDS[need][0](trace))
+
+
+def how_to_record(need: str, trace: Trace) -> str:
+    """Return how to record what a need misses, with the profiler that recorded the trace."""
+    if trace.report.format == KINETO or need == "gpu":
+        return NEEDS[need][2]
+    known = FORMATS[trace.report.format]
+    return known.hints.get(need, f"cannot be recorded in {known.short}")
 
 
 def _entry(module: ModuleType) -> PatternEntry:

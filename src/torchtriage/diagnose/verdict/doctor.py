@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -13,10 +14,12 @@ from torchtriage.core.arrays import distinct
 from torchtriage.core.finding import Note
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.collectives import communicates
+from torchtriage.core.trace.formats import FORMATS, KINETO
 from torchtriage.core.trace.merged_ranks import find_merged_ranks
 from torchtriage.core.trace.producer import ACCELERATORS
 from torchtriage.core.trace.schema import WORK_KINDS
 from torchtriage.core.units import format_count, format_ns, format_share, ms
+from torchtriage.diagnose.verdict.format_notes import format_notes, in_its_words
 from torchtriage.diagnose.verdict.left_out_steps import left_out_steps
 from torchtriage.diagnose.verdict.result import MISSING_ROWS
 
@@ -48,6 +51,8 @@ MIN_MONITORED = 0.5
 ALL_FLAGS = {"record_shapes", "with_stack", "profile_memory"}
 _MONITOR = r": memory_stats$|(^|/)psutil/|pynvml|nvidia_smi"
 
+_MARKED = re.compile("ProfilerStep|StepTraceAnnotation")
+
 _LIGHT = (
     "with profile(activities=[CPU, {}], schedule=schedule(wait=1, warmup=3, active=5),"
     " on_trace_ready=...) as prof: … prof.step()"
@@ -56,13 +61,15 @@ HEAVY = "a second, short recording with record_shapes=True, with_stack=True (2-3
 
 
 def _light(trace: Trace) -> str:
+    if trace.report.format != KINETO:
+        return FORMATS[trace.report.format].record
     device = trace.origin.accelerator or "CUDA"
     return _LIGHT.format("PrivateUse1" if device == ACCELERATORS["other"] else device)
 
 
 def examine(trace: Trace) -> tuple[Note, ...]:
     """Return everything a reader must know about the recording, refusals first."""
-    notes = [note for check in _CHECKS for note in check(trace)]
+    notes = in_its_words([note for check in _CHECKS for note in check(trace)], trace)
     order = {"refuse": 0, "warn": 1, "info": 2}
     return tuple(sorted(notes, key=lambda note: order[note.level]))
 
@@ -263,6 +270,8 @@ def _merged(trace: Trace) -> Iterator[Note]:
 
 
 def _host_rows(trace: Trace) -> Iterator[Note]:
+    if trace.report.format != KINETO and trace.is_kind(Kind.ANNOTATION, Kind.PYTHON).any():
+        return  # what its host rows are is said of its format
     if not (trace.kind == Kind.OP).any() and (trace.works | (trace.kind == Kind.RUNTIME)).any():
         yield Note(
             "no-host-rows",
@@ -397,7 +406,8 @@ def _cut(trace: Trace) -> Iterator[Note]:
 
 def _steps(trace: Trace) -> Iterator[Note]:
     n = len(trace.steps)
-    if not n or (trace.serving is None and "ProfilerStep" not in trace.window.basis):
+    marked = trace.steps.on_device or _MARKED.search(trace.window.basis)
+    if not n or (trace.serving is None and not marked):
         yield Note(
             "no-steps",
             "info",
@@ -570,6 +580,7 @@ def _in_window(trace: Trace, spans: intervals.Spans) -> intervals.Spans:
 
 
 _CHECKS = (
+    format_notes,
     _content,
     _losses,
     _device_rows,

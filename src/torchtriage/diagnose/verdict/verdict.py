@@ -33,7 +33,7 @@ from torchtriage.core.trace.captured_graphs import CapturedGraphs
 from torchtriage.core.trace.frames import frame_label, module_path, user_stack
 from torchtriage.core.trace.peak_rates import stated_peak
 from torchtriage.diagnose.patterns import Claim, Pattern, PatternEntry, catalogue, lookup
-from torchtriage.diagnose.patterns.base import NEEDS, given, missing_needs
+from torchtriage.diagnose.patterns.base import NEEDS, given, how_to_record, missing_needs
 from torchtriage.diagnose.replay import parse_what_if
 from torchtriage.diagnose.verdict.bus_bandwidth import bus_bandwidth
 from torchtriage.diagnose.verdict.device_time import device_time
@@ -168,7 +168,7 @@ def _run(
                 pattern.code,
                 pattern.name,
                 tuple(NEEDS[need][1] for need in missing),
-                "; ".join(NEEDS[need][2] for need in missing),
+                "; ".join(dict.fromkeys(how_to_record(need, trace) for need in missing)),
             )
         )
         return

@@ -1,0 +1,53 @@
+"""The formats that traces come in, beside JSON as Kineto writes it: what each is, cannot show, and how to record it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+__all__ = ["FORMATS", "KINETO", "PROGRAMS_LINE", "STEPS_LINE", "XPLANE", "Format", "is_xplane"]
+
+KINETO, XPLANE = "kineto", "xplane"
+STEPS_LINE, PROGRAMS_LINE = "Steps", "XLA Modules"
+"""Lines of a device in an XPlane that say when each step and each program ran there: thread ids of lanes."""
+
+
+class Format(NamedTuple):
+    """What a reader of a trace must know of its format.
+
+    ``lacks`` : what it cannot show. ``record`` : how to record a trace that answers most. ``hints`` : how to record
+    what a pattern needs, by key of its needs; what is not named cannot be recorded.
+    """
+
+    short: str
+    what: str
+    lacks: str
+    record: str
+    hints: Mapping[str, str]
+
+
+_JAX = "with jax.profiler.trace(FOLDER), after a warm-up, and the result waited for (block_until_ready) inside it"
+_JAX_STEPS = "with jax.profiler.StepTraceAnnotation('train', step_num=i): around each step"
+_JAX_STACKS = "jax.profiler.trace(FOLDER, profiler_options=options) with options.python_tracer_level = 1"
+FORMATS: Mapping[str, Format] = {
+    XPLANE: Format(
+        "XPlane",
+        "an XPlane profile (of JAX, TensorFlow or PyTorch/XLA)",
+        "no operators of PyTorch with their inputs and no records of its allocator; the host's rows are those of XLA"
+        " and its client",
+        _JAX,
+        {"device": _JAX, "work": _JAX, "runtime": _JAX, "steps": _JAX_STEPS, "stacks": _JAX_STACKS},
+    )
+}
+
+# a list of planes: an id perhaps, then a name that only planes have
+_XPLANE = re.compile(
+    rb"\n[\x80-\xff]{0,4}[\0-\x7f](?:\x08[\x80-\xff]{0,9}[\0-\x7f])?\x12.(?:/host:|/device:|Task Environment)",
+    re.DOTALL,
+)
+
+
+def is_xplane(head: bytes) -> bool:
+    """Return whether a file that begins so is an XPlane."""
+    return _XPLANE.match(head) is not None

@@ -314,7 +314,8 @@ def _by_program(trace: Trace) -> _Found | None:
 def _by_annotation(trace: Trace) -> _Found | None:
     """Take a top-level annotation that repeats and covers most of the window."""
     rows = np.flatnonzero(trace.kind == Kind.ANNOTATION)
-    if len(rows) < 3:
+    # in an XPlane they are the runtime's own, such as waits for a buffer, and no part of a loop
+    if len(rows) < 3 or trace.report.format == XPLANE:
         return None
     rows = rows[trace.tree.parent[rows] < 0]
     rows = rows[~trace.matching(COMPILES + r"|^nccl:|^gloo:|Optimizer\.|DataLoader|_data:")[rows]]

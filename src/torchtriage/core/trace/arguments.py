@@ -15,7 +15,6 @@ from torchtriage.core.trace.columns import Trace
 from torchtriage.core.trace.event_numbers import NO_TIME_NS, ExactTimes
 from torchtriage.core.trace.event_types import EventRow
 from torchtriage.core.trace.events import Chunk, EventReader, TextBlock
-from torchtriage.core.trace.formats import KINETO
 from torchtriage.core.trace.input import open_source
 from torchtriage.core.trace.salvage import mend
 
@@ -26,7 +25,7 @@ _LATEST = ("args", -1)
 
 
 def read_args(trace: Trace, row: int) -> dict[str, Any]:
-    """Return the ``args`` of one row as the file has them; empty when it has none, or is no JSON.
+    """Return the ``args`` of one row as the file has them; empty when it has none, or where only its columns are kept.
 
     Decodes the chunk of text that holds the row, and keeps the latest one.
 
@@ -34,9 +33,9 @@ def read_args(trace: Trace, row: int) -> dict[str, Any]:
     """
     if not 0 <= row < len(trace):
         raise IndexError(f"expected a row from 0 to {len(trace) - 1}, found {row}")
-    if trace.report.format != KINETO:
-        return {}
     index = int(np.searchsorted(trace.report.chunks[:, 0], row, side="right")) - 1
+    if trace.report.recorder:
+        return _read_record(trace, row, index) if index >= 0 else {}
     known = trace._decoded.get(_LATEST)
     if known is None or known[0] != index:
         known = index, _read_rows(trace, index)
@@ -50,6 +49,14 @@ def read_args(trace: Trace, row: int) -> dict[str, Any]:
         except (ValueError, RecursionError):
             found = {}
     return found if isinstance(found, dict) else {}
+
+
+def _read_record(trace: Trace, row: int, index: int) -> dict[str, Any]:
+    from torchtriage.core.trace.formats.databases import read_row
+
+    first, table, _ = trace.report.chunks[index].tolist()
+    with open_source(trace.source, max_bytes=_ANY_SIZE, name=trace.report.path, others=True) as source:
+        return read_row(source, trace.source, table, row - first) if source.is_database else {}
 
 
 def _read_rows(trace: Trace, index: int) -> list[bytes]:

@@ -202,7 +202,11 @@ class ColumnBuilder:
             return
         text = event.args.labels if event.name == "process_labels" else event.args.name
         if text is not None:
-            self._labels[event.name, str(event.pid), str(event.tid)] = elide(text_of(text), LONGEST)
+            self.label(event.name, str(event.pid), str(event.tid), text_of(text))
+
+    def label(self, what: str, pid: str, tid: str, text: str) -> None:
+        """Keep what a process or thread is called."""
+        self._labels[what, pid, tid] = elide(text, LONGEST)
 
     def _add_rows(self, rows: list[Any], times: ExactTimes, *, by_category: bool) -> None:
         n = len(rows)
@@ -314,19 +318,6 @@ class ColumnBuilder:
             "detail": self._details.add(details),
         }
 
-    def add_columns(self, columns: dict[str, NDArray[Any]], phases: dict[str, int]) -> None:
-        """Append rows whose codes are from ``codes_of``; ``phases`` counts them as events of a JSON file would be."""
-        negative = columns["dur_ns"] < 0
-        columns["dur_ns"][negative] = 0
-        for name, dtype in READ_COLUMNS.items():
-            self._columns[name].append(columns[name].astype(dtype))
-        self._n_rows += len(negative)
-        self.take_counts(phases, 0, int(negative.sum()))
-
-    def label(self, what: str, pid: str, tid: str, text: str) -> None:
-        """Keep what a process or thread is called."""
-        self._labels[what, pid, tid] = elide(text, LONGEST)
-
     def take_rows(self, rows: ScannedRows, **rest: Any) -> None:
         """Append rows that are held elsewhere, and what else their text says.
 
@@ -335,6 +326,25 @@ class ColumnBuilder:
         for parts in self._columns.values():
             parts.append(rows)
         self._take_rest(rows.n_rows, **rest)
+
+    def take_columns(self, columns: dict[str, NDArray[Any]], chunk: tuple[int, int, int] | None = None) -> None:
+        """Append rows of another format: ``columns`` of their own but for codes, which are from :meth:`codes_of`.
+
+        What is left out is -1. ``chunk`` : as in a report's, where the rows begin.
+        """
+        n = len(columns["start_ns"])
+        dur = columns["dur_ns"]
+        missing, negative = dur == NO_DUR_NS, dur < 0
+        self._n_no_dur += int(missing.sum())
+        self._n_negative += int((negative & ~missing).sum())
+        columns = {**columns, "dur_ns": np.where(negative, 0, dur)}
+        for column, dtype in READ_COLUMNS.items():
+            values = columns.get(column)
+            self._columns[column].append(np.full(n, -1, dtype) if values is None else values.astype(dtype, copy=False))
+        if chunk is not None:
+            self._chunks.append(chunk)
+        self._phases["X"] += n
+        self._n_rows += n
 
     def take_counts(self, phases: dict[str, int], n_no_dur: int, n_negative: int) -> None:
         """Add to what is only counted."""

@@ -23,7 +23,6 @@ from torchtriage.core.intervals import Spans
 from torchtriage.core.names import LONGEST, elide
 from torchtriage.core.timing import part
 from torchtriage.core.trace.engine import find_engine
-from torchtriage.core.trace.formats import KINETO
 from torchtriage.core.trace.schema import HOST_KINDS, WORK_KINDS, Kind
 
 if TYPE_CHECKING:
@@ -36,7 +35,10 @@ if TYPE_CHECKING:
     from torchtriage.core.trace.serving import Serving
     from torchtriage.core.trace.steps import Steps, Window
 
-__all__ = ["Detail", "Lane", "MemoryEvents", "ReadReport", "Trace"]
+__all__ = ["STREAM_PROCESS", "Detail", "Lane", "MemoryEvents", "ReadReport", "Trace"]
+
+STREAM_PROCESS = "stream_process"
+"""The label of a device's stream that names the process whose it is, where a format says."""
 
 _FEW, _FEW_NAMES = 4, 1000
 """From a quarter of all rows, or so many names, on a look-up per row is faster."""
@@ -101,9 +103,10 @@ class ReadReport(msgspec.Struct, frozen=True):
     n_negative_dur: int = 0
     n_unpaired: int = 0
     chunks: Any = None
-    """int64[k, 3]: first row, text offset and text length of each chunk (for lazy arguments)."""
-    format: str = KINETO
-    """Which of ``formats.FORMATS`` the file is, or JSON of Kineto and those that write like it."""
+    """int64[k, 3]: first row, text offset and text length of each chunk (for lazy arguments); of a database, first
+    row, number of the table and 0."""
+    recorder: str = ""
+    """Which of ``recorders.RECORDERS`` wrote the file; empty for PyTorch's profiler and those that write like it."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ import io
 import os
 import stat
 import sys
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, Union
@@ -16,7 +16,7 @@ from isal import isal_zlib
 
 from torchtriage.core.errors import TraceFormatError
 from torchtriage.core.names import elide, visible
-from torchtriage.core.trace.formats import FORMATS, KINETO, XPLANE, is_xplane
+from torchtriage.core.trace.recorders import RECORDERS, XPLANE, is_xplane
 from torchtriage.core.units import DEFAULT_MAX_BYTES, format_bytes
 
 __all__ = ["EXPORT", "Input", "Source", "open_source", "reopenable"]
@@ -36,17 +36,12 @@ _NSYS_SUFFIXES = (".nsys-rep", ".qdrep", ".qdstrm")
 EXPORT = "pass the file written by prof.export_chrome_trace(...) or tensorboard_trace_handler"
 """What to try with a file that is no trace."""
 _SQLITE = b"SQLite format 3\0"
-_RECORD = "record with torch.profiler and prof.export_chrome_trace('trace.json.gz')"
-_NSYS = f"Nsight Systems files are not read; {_RECORD}"
-# (what the name of a table begins with, what the database is, what to try)
-_DATABASES: tuple[tuple[bytes, str, str], ...] = (
-    (b"rocpd_", "a database of ROCm's profilers (rocpd)", f"rocpd files are not read; {_RECORD}"),
-    (b"TARGET_INFO_", "an Nsight Systems export", _NSYS),
-    (b"", "an SQLite database", EXPORT),
-)
+_NSYS = "export it: nsys export --type sqlite --output report.sqlite REPORT, and pass report.sqlite"
+_NSYS_STREAM = "import it with QdstrmImporter of Nsight Systems, then " + _NSYS
 # magic bytes of files people pass by mistake: (offset, magic, what it is, what to try)
 _FOREIGN: tuple[tuple[int, bytes, str, str], ...] = (
-    (0, b"QDSTRM", "an Nsight Systems recording", _NSYS),
+    (0, b"NVIDIA Tegra Profiler Report", "an Nsight Systems report", _NSYS),
+    (0, b"QDSTRM", "an Nsight Systems recording", _NSYS_STREAM),
     (0, b"\x28\xb5\x2f\xfd", "zstd-compressed data", "decompress it first: zstd -d FILE"),
     (0, b"BZh", "bzip2-compressed data", "decompress it first: bunzip2 FILE"),
     (0, b"\xfd7zXZ", "xz-compressed data", "decompress it first: unxz FILE"),
@@ -83,7 +78,7 @@ class _Readable(Protocol):
 
 
 class Source:
-    """An opened input: ``name`` for messages, ``format``, ``size_bytes`` on disk, ``read`` for JSON text or raw bytes.
+    """An opened input: ``name`` for messages, ``size_bytes`` on disk, ``read`` for JSON text.
 
     ``packed``: the text has to be inflated.
 
@@ -91,16 +86,7 @@ class Source:
     sets ``truncated`` and ends, so that every event before it survives.
     """
 
-    def __init__(
-        self,
-        stream: _Readable,
-        name: str,
-        size_bytes: int,
-        max_bytes: int,
-        *,
-        packed: bool,
-        formats: Container[str] = (),
-    ) -> None:
+    def __init__(self, stream: _Readable, name: str, size_bytes: int, max_bytes: int, *, packed: bool) -> None:
         self.name = name
         self.size_bytes = size_bytes
         self.packed = packed
@@ -112,13 +98,15 @@ class Source:
         if packed and max_bytes == DEFAULT_MAX_BYTES:
             self._max_bytes = min(max_bytes, max(BOMB_BYTES, size_bytes * BOMB_RATIO))
         self._ahead = self._take(_SNIFF_BYTES)
+        self.is_database = self._ahead.startswith(_SQLITE)
+        self.is_xplane = is_xplane(self._ahead)
         if not self._ahead and self.truncated:
             raise TraceFormatError(
                 f"expected a profiler trace, found nothing that can be read: {self.truncated}",
                 where=name,
                 hint="copy the file again; it was cut or damaged on its way",
             )
-        self.format = _recognise(self._ahead, name, formats)
+        _refuse_foreign(self._ahead, name)
         self._recode: codecs.IncrementalDecoder | None = None
         self._text_start = 0
         self._seekable: Any = None if packed else stream
@@ -160,6 +148,25 @@ class Source:
                 where=self.name,
                 hint="raise the limit with --max-bytes if you trust this file",
             )
+
+    @contextmanager
+    def as_file(self, path: Input) -> Iterator[str]:
+        """Yield the path of a file with all these bytes: the opened one itself where it is one, else a copy.
+
+        ``path`` : what was opened. The copy is gone afterwards.
+        """
+        if isinstance(path, str | os.PathLike) and not self.packed:
+            self._count(self.size_bytes)
+            yield os.fspath(path)
+            return
+        import tempfile
+
+        with tempfile.TemporaryDirectory(prefix="torchtriage-") as folder:
+            copy = Path(folder) / "database"
+            with copy.open("wb") as stream:
+                while block := self.read(1 << 20):
+                    stream.write(block)
+            yield os.fspath(copy)
 
     def skip(self, n_bytes: int) -> int:
         """Move past up to ``n_bytes`` of text without reading it; return how many it were."""
@@ -291,13 +298,13 @@ def _spooled(stream: BinaryIO) -> BinaryIO:
 
 @contextmanager
 def open_source(
-    path: Input, *, max_bytes: int = DEFAULT_MAX_BYTES, name: str = "", formats: Container[str] = ()
+    path: Input, *, max_bytes: int = DEFAULT_MAX_BYTES, name: str = "", others: bool = False
 ) -> Iterator[Source]:
     """Open a path, ``-`` for standard input, or a binary stream as raw JSON bytes.
 
     ``path`` : plain, gzip or zip. A stream stays open. ``max_bytes`` : refuse inputs that expand beyond this many
-    bytes. ``name`` : what to call the input in messages. ``formats`` : which others of ``formats.FORMATS`` may be read,
-    as ``Source.format`` says.
+    bytes. ``name`` : what to call the input in messages. ``others`` : SQLite files and XPlanes are
+    welcome, too (``is_database``, ``is_xplane``).
 
     Raises TraceFormatError: the path cannot be read, or the content is recognisably something else.
     """
@@ -308,20 +315,34 @@ def open_source(
         raw.seek(0)
         head = raw.read(_SNIFF_BYTES)
         raw.seek(0)
-        _recognise(head, name, formats)
+        _refuse_foreign(head, name)
         if not head:
             raise TraceFormatError(
                 "expected a profiler trace, found an empty file",
                 where=name,
                 hint="export inside on_trace_ready, or before the profiler's schedule ends",
             )
-        if head[:2] == b"\x1f\x8b":
-            yield Source(_Inflater(raw), name, size_bytes, max_bytes, packed=True, formats=formats)
-        elif head[:4] in (b"PK\x03\x04", b"PK\x05\x06"):
-            with _zip_member(raw, name) as stream:
-                yield Source(stream, name, size_bytes, max_bytes, packed=True, formats=formats)
-        else:
-            yield Source(raw, name, size_bytes, max_bytes, packed=False, formats=formats)
+        with _unpacked(raw, head, name) as (stream, packed):
+            source = Source(stream, name, size_bytes, max_bytes, packed=packed)
+            if (source.is_database or source.is_xplane) and not others:
+                found = "an SQLite database" if source.is_database else RECORDERS[XPLANE].what
+                raise TraceFormatError(
+                    f"expected a profiler trace in JSON, found {found}",
+                    where=name,
+                    hint="such files are read and judged, not written again",
+                )
+            yield source
+
+
+@contextmanager
+def _unpacked(raw: BinaryIO, head: bytes, name: str) -> Iterator[tuple[_Readable, bool]]:
+    if head[:2] == b"\x1f\x8b":
+        yield _Inflater(raw), True
+    elif head[:4] in (b"PK\x03\x04", b"PK\x05\x06"):
+        with _zip_member(raw, name) as stream:
+            yield stream, True
+    else:
+        yield raw, False
 
 
 @contextmanager
@@ -378,25 +399,16 @@ def _zip_member(raw: BinaryIO, name: str) -> Iterator[_Readable]:
         yield _Inflater(member) if item.endswith(".gz") else member
 
 
-def _recognise(head: bytes, name: str, formats: Container[str]) -> str:
-    """Return which format a file is that begins so; refuse those that are neither JSON nor among ``formats``."""
+def _refuse_foreign(head: bytes, name: str) -> None:
     if len(head) > 2 and head[0] == 0x80 and 2 <= head[1] <= 5:
         raise TraceFormatError(
             "expected a profiler trace, found a Python pickle (a memory snapshot?)",
             where=name,
             hint="analyse memory snapshots with: torchtriage memory FILE; " + EXPORT,
         )
-    if name.endswith(_NSYS_SUFFIXES) and not head.lstrip().startswith((b"{", b"[")):
+    # what they begin with is not documented
+    if name.endswith(_NSYS_SUFFIXES) and not head.lstrip().startswith((b"{", b"[", b"\x1f\x8b", _SQLITE)):
         raise TraceFormatError("expected a profiler trace, found an Nsight Systems report", where=name, hint=_NSYS)
-    if head.startswith(_SQLITE):
-        what, hint = next((what, hint) for table, what, hint in _DATABASES if table in head)
-        raise TraceFormatError(f"expected a profiler trace, found {what}", where=name, hint=hint)
-    if is_xplane(head):
-        if XPLANE in formats:
-            return XPLANE
-        found = FORMATS[XPLANE].what
-        raise TraceFormatError(f"expected a trace of PyTorch's profiler, found {found}", where=name, hint=EXPORT)
     for offset, magic, what, hint in _FOREIGN:
         if head[offset : offset + len(magic)].lower() == magic.lower():
             raise TraceFormatError(f"expected a profiler trace, found {what}", where=name, hint=hint)
-    return KINETO

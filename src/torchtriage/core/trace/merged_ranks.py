@@ -1,7 +1,8 @@
-"""Ranks that a tool merged into one file, separated by the ``rank`` that it wrote into every event.
+"""Ranks in one file: merged by a tool that wrote the ``rank`` into every event, or recorded together.
 
-Such files offset process ids, so that ranks stay apart; what a device's events name is the device, which ranks of
-several machines may share.
+Merged files offset process ids, so that ranks stay apart; what a device's events name is the device, which ranks of
+several machines may share. Where a recorder follows all processes of a machine, those with devices of their own are
+ranks, numbered as their devices are.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import msgspec
 import numpy as np
 
 from torchtriage.core.arrays import Ints
-from torchtriage.core.trace.columns import MemoryEvents, Trace
+from torchtriage.core.trace.columns import STREAM_PROCESS, MemoryEvents, Trace
 from torchtriage.core.trace.schema import HOST_KINDS, WORK_KINDS, Kind
 
 __all__ = ["MergedRanks", "RankTrace", "find_merged_ranks", "split_ranks"]
@@ -53,6 +54,8 @@ def find_merged_ranks(trace: Trace) -> MergedRanks | None:
 
     Raises TraceFormatError: the file is gone, or is no longer the one that was read.
     """
+    if trace.report.recorder:
+        return _by_process(trace)
     dated = trace.is_kind(*_DATED)
     seen = np.zeros(len(trace.lanes), bool)
     seen[trace.lane[dated]] = True
@@ -81,6 +84,25 @@ def find_merged_ranks(trace: Trace) -> MergedRanks | None:
     alone = {owner: min(ranks) for owner, ranks in found.items() if len(ranks) == 1}
     of_lane = np.array([alone.get(lane[:2], -1) for lane in trace.lanes], np.int64)
     return MergedRanks(numbers, of_lane, tuple(owner[1] for owner in found if owner not in alone))
+
+
+def _by_process(trace: Trace) -> MergedRanks | None:
+    """Return processes as ranks, where several work and each on devices of its own."""
+    at_work = np.zeros(len(trace.lanes), bool)
+    at_work[trace.lane[trace.works]] = True
+    owner = [
+        trace.labels.get((STREAM_PROCESS, *lane[1:3]), "") if lane.kind == "stream" else lane.pid
+        for lane in trace.lanes
+    ]
+    first: dict[str, int] = {}
+    users: dict[str, set[str]] = {}
+    for lane in sorted(np.flatnonzero(at_work).tolist(), key=lambda lane: trace.lanes[lane].device):
+        first.setdefault(owner[lane], len(first))
+        users.setdefault(trace.lanes[lane].pid, set()).add(owner[lane])
+    if len(first) < 2 or any(len(processes) > 1 for processes in users.values()):
+        return None
+    of_lane = np.array([first.get(process, -1) for process in owner], np.int64)
+    return MergedRanks(tuple(range(len(first))), of_lane, ())
 
 
 def split_ranks(trace: Trace) -> tuple[Trace, ...]:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torchtriage.core.trace.accelerators import ASCEND_DEVICE
-from torchtriage.core.trace.formats import KINETO
 from torchtriage.core.trace.schema import Kind
 
 if TYPE_CHECKING:
@@ -86,7 +85,7 @@ def find_origin(trace: Trace) -> Origin:
 
 
 def _vendor(trace: Trace, meta: dict[str, Any], device_names: tuple[str, ...]) -> str:
-    if trace.report.format != KINETO and "vendor" in meta and trace.works.any():
+    if trace.report.recorder and "vendor" in meta and trace.works.any():
         return str(meta["vendor"])  # its reader knows
     if "roctracer_version" in meta or any(key.startswith("hip_") for key in meta):
         return "rocm"

@@ -10,11 +10,11 @@ from torchtriage.core.errors import TraceFormatError
 from torchtriage.core.trace.column_builder import ColumnBuilder
 from torchtriage.core.trace.columns import ReadReport, Trace
 from torchtriage.core.trace.engine import Engine, find_engine
-from torchtriage.core.trace.events import CHUNK_BYTES, EventReader, Loss
-from torchtriage.core.trace.formats import FORMATS, KINETO
+from torchtriage.core.trace.events import CHUNK_BYTES, EventReader
 from torchtriage.core.trace.input import Input, Source, open_source, reopenable
 from torchtriage.core.trace.native import THREADS_WORTH_IT_BYTES, read_native
 from torchtriage.core.trace.parallel import count_workers, read_parallel
+from torchtriage.core.trace.recorders import RECORDERS, XPLANE
 from torchtriage.core.units import DEFAULT_MAX_BYTES
 
 __all__ = ["read_trace"]
@@ -29,12 +29,13 @@ def read_trace(
     cache: bool = False,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> Trace:
-    """Read a PyTorch profiler trace into columns.
+    """Read a recording into columns.
 
     Parameters
     ----------
     path : path, ``-`` or binary stream
-        Plain, gzip or zip JSON; a dict with ``traceEvents`` or a bare list of events. Or an XPlane, plain or gzip.
+        Plain, gzip or zip JSON of the PyTorch profiler; a dict with ``traceEvents`` or a bare list of events.
+        Or a database of Nsight Systems or ROCm, or an XPlane, plain or gzip.
     max_bytes : int
         Refuse inputs that expand beyond this many bytes.
     progress : callable, optional
@@ -64,28 +65,46 @@ def read_trace(
             return trace
     engine = find_engine()
     builder = ColumnBuilder()
-    with open_source(opened, max_bytes=max_bytes, name=name, formats=FORMATS) as source:
-        if source.format != KINETO:
-            trace = _read_other(source, builder, opened, progress)
-            if file is not None:
-                store(trace, file, digest)
-            return trace
-        reader = EventReader(source, chunk_bytes)
-        reader.open()
-        # closed at once when it is left early: its workers must not outlive the call
-        with closing(_read_blocks(reader, source, builder, engine, processes)) as blocks:
-            for _ in blocks:
-                if progress is not None:
-                    progress(source.n_read, source.size_bytes)
-        reader.close()
-        report = _report(source, reader.loss)
-    trace = builder.finish(reader.meta, report, opened)
+    with open_source(opened, max_bytes=max_bytes, name=name, others=True) as source:
+        if source.is_database:
+            from torchtriage.core.trace.formats.databases import read_database
+
+            recorder, meta, loss = read_database(source, opened, builder)
+        elif source.is_xplane:
+            from torchtriage.core.trace.formats.xplane import read_xplane
+
+            meta, loss = read_xplane(_whole(source, progress), builder)
+            recorder = XPLANE
+            if source.truncated:
+                loss.say(source.truncated)
+        else:
+            reader = EventReader(source, chunk_bytes)
+            reader.open()
+            # closed at once when it is left early: its workers must not outlive the call
+            with closing(_read_blocks(reader, source, builder, engine, processes)) as blocks:
+                for _ in blocks:
+                    if progress is not None:
+                        progress(source.n_read, source.size_bytes)
+            reader.close()
+            recorder, meta, loss = "", reader.meta, reader.loss
+        report = ReadReport(
+            path=source.name,
+            size_bytes=source.size_bytes,
+            text_bytes=source.n_read,
+            tier=loss.tier,
+            n_lost=loss.n_lost,
+            n_repaired=loss.n_repaired,
+            loss=loss.summary(),
+            recorder=recorder,
+        )
+    trace = builder.finish(meta, report, opened)
     if not trace.report.n_events:
         raise TraceFormatError(
-            "expected profiler events, found "
-            + ("an empty list" if not reader.loss.n_lost else "none that can be read"),
+            "expected profiler events, found " + ("an empty list" if not loss.n_lost else "none that can be read"),
             where=source.name,
-            hint="call prof.step() in the loop and export inside on_trace_ready: after the last"
+            hint=RECORDERS[recorder].record
+            if recorder in RECORDERS
+            else "call prof.step() in the loop and export inside on_trace_ready: after the last"
             " cycle of a schedule the buffer is empty",
         )
     if file is not None:
@@ -93,41 +112,13 @@ def read_trace(
     return trace
 
 
-def _report(source: Source, loss: Loss) -> ReadReport:
-    return ReadReport(
-        path=source.name,
-        size_bytes=source.size_bytes,
-        text_bytes=source.n_read,
-        tier=loss.tier,
-        n_lost=loss.n_lost,
-        n_repaired=loss.n_repaired,
-        loss=loss.summary(),
-        format=source.format,
-    )
-
-
-def _read_other(
-    source: Source, builder: ColumnBuilder, opened: Input, progress: Callable[[int, int], None] | None
-) -> Trace:
-    """Read a format that is no list of events in JSON."""
-    # most traces are JSON
-    from torchtriage.core.trace.xplane import read_xplane
-
+def _whole(source: Source, progress: Callable[[int, int], None] | None) -> bytes:
     blocks: list[bytes] = []
     while block := source.read(1 << 20):
         blocks.append(block)
         if progress is not None:
             progress(source.n_read, source.size_bytes)
-    meta, loss = read_xplane(b"".join(blocks), builder)
-    if source.truncated:
-        loss.say(source.truncated)
-    trace = builder.finish(meta, _report(source, loss), opened)
-    if not len(trace):
-        known = FORMATS[source.format]
-        raise TraceFormatError(
-            f"expected events, found {known.what} without any that can be read", where=source.name, hint=known.record
-        )
-    return trace
+    return b"".join(blocks)
 
 
 def _read_blocks(

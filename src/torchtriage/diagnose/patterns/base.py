@@ -27,7 +27,7 @@ from torchtriage.core.finding import Certainty, Fix
 from torchtriage.core.intervals import Spans
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.collectives import host_collectives
-from torchtriage.core.trace.formats import FORMATS, KINETO
+from torchtriage.core.trace.recorders import RECORDERS
 from torchtriage.diagnose.patterns._host_gaps import is_explained
 from torchtriage.diagnose.replay.edits import Edit
 
@@ -249,10 +249,9 @@ def missing_needs(pattern: Pattern, trace: Trace) -> list[str]:
 
 def how_to_record(need: str, trace: Trace) -> str:
     """Return how to record what a need misses, with the profiler that recorded the trace."""
-    if trace.report.format == KINETO or need == "gpu":
+    if trace.report.recorder not in RECORDERS or need == "gpu":
         return NEEDS[need][2]
-    known = FORMATS[trace.report.format]
-    return known.hints.get(need, f"cannot be recorded in {known.short}")
+    return RECORDERS[trace.report.recorder].hints.get(need, f"cannot be recorded with {trace.report.recorder}")
 
 
 def _entry(module: ModuleType) -> PatternEntry:

@@ -14,13 +14,13 @@ from torchtriage.core.arrays import distinct
 from torchtriage.core.finding import Note
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.collectives import communicates
-from torchtriage.core.trace.formats import FORMATS, KINETO
 from torchtriage.core.trace.merged_ranks import find_merged_ranks
 from torchtriage.core.trace.producer import ACCELERATORS
+from torchtriage.core.trace.recorders import RECORDERS
 from torchtriage.core.trace.schema import WORK_KINDS
 from torchtriage.core.units import format_count, format_ns, format_share, ms
-from torchtriage.diagnose.verdict.format_notes import format_notes, in_its_words
 from torchtriage.diagnose.verdict.left_out_steps import left_out_steps
+from torchtriage.diagnose.verdict.recorder_notes import in_its_words, recorder_notes
 from torchtriage.diagnose.verdict.result import MISSING_ROWS
 
 __all__ = ["examine", "missing_rows"]
@@ -61,8 +61,8 @@ HEAVY = "a second, short recording with record_shapes=True, with_stack=True (2-3
 
 
 def _light(trace: Trace) -> str:
-    if trace.report.format != KINETO:
-        return FORMATS[trace.report.format].record
+    if trace.report.recorder in RECORDERS:
+        return RECORDERS[trace.report.recorder].record
     device = trace.origin.accelerator or "CUDA"
     return _LIGHT.format("PrivateUse1" if device == ACCELERATORS["other"] else device)
 
@@ -270,7 +270,7 @@ def _merged(trace: Trace) -> Iterator[Note]:
 
 
 def _host_rows(trace: Trace) -> Iterator[Note]:
-    if trace.report.format != KINETO and trace.is_kind(Kind.ANNOTATION, Kind.PYTHON).any():
+    if trace.report.recorder in RECORDERS and trace.is_kind(Kind.ANNOTATION, Kind.PYTHON).any():
         return  # what its host rows are is said of its format
     if not (trace.kind == Kind.OP).any() and (trace.works | (trace.kind == Kind.RUNTIME)).any():
         yield Note(
@@ -580,7 +580,7 @@ def _in_window(trace: Trace, spans: intervals.Spans) -> intervals.Spans:
 
 
 _CHECKS = (
-    format_notes,
+    recorder_notes,
     _content,
     _losses,
     _device_rows,

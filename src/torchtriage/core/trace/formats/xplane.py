@@ -21,9 +21,9 @@ from torchtriage.core.trace.column_builder import ColumnBuilder
 from torchtriage.core.trace.columns import Detail
 from torchtriage.core.trace.event_numbers import LARGEST_NS, NO_TIME_NS
 from torchtriage.core.trace.events import Loss
-from torchtriage.core.trace.formats import PROGRAMS_LINE, STEPS_LINE
-from torchtriage.core.trace.protobuf import BYTES, VARINT, WireError, fields_of, padded, scan, split
-from torchtriage.core.trace.xplane_tables import Stats, Table, read_stats, read_table
+from torchtriage.core.trace.formats.protobuf import BYTES, VARINT, WireError, fields_of, padded, scan, split
+from torchtriage.core.trace.formats.xplane_tables import Stats, Table, read_stats, read_table
+from torchtriage.core.trace.recorders import PROGRAMS_LINE, STEPS_LINE
 
 __all__ = ["read_xplane"]
 
@@ -323,11 +323,10 @@ class _Reader:
         }
         self._link(columns)
         self._open_control(columns)
-        n_instants = int((columns["cat"] == INSTANT).sum())
         used, what = np.unique(columns["cat"], return_inverse=True)
         texts = [_CATEGORIES[code] for code in used.tolist()]
         columns["cat"] = self._builder.codes_of(names=(), cats=texts, lanes=(), details=())["cat"][what]
-        self._builder.add_columns(columns, {"X": self._n_rows - n_instants, "i": n_instants})
+        self._builder.take_columns(columns)
 
     def _link(self, columns: dict[str, Any]) -> None:
         if not self._programs or not self._enqueued:

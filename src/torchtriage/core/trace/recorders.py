@@ -1,4 +1,4 @@
-"""The formats that traces come in, beside JSON as Kineto writes it: what each is, cannot show, and how to record it."""
+"""The profilers, beside PyTorch's, whose recordings are read: what theirs cannot show, and how to record it."""
 
 from __future__ import annotations
 
@@ -6,21 +6,20 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-__all__ = ["FORMATS", "KINETO", "PROGRAMS_LINE", "STEPS_LINE", "XPLANE", "Format", "is_xplane"]
+__all__ = ["PROGRAMS_LINE", "RECORDERS", "STEPS_LINE", "XPLANE", "Recorder", "is_xplane"]
 
-KINETO, XPLANE = "kineto", "xplane"
+XPLANE = "XPlane"
 STEPS_LINE, PROGRAMS_LINE = "Steps", "XLA Modules"
 """Lines of a device in an XPlane that say when each step and each program ran there: thread ids of lanes."""
 
 
-class Format(NamedTuple):
-    """What a reader of a trace must know of its format.
+class Recorder(NamedTuple):
+    """What a reader of a trace must know of its recorder.
 
     ``lacks`` : what it cannot show. ``record`` : how to record a trace that answers most. ``hints`` : how to record
     what a pattern needs, by key of its needs; what is not named cannot be recorded.
     """
 
-    short: str
     what: str
     lacks: str
     record: str
@@ -30,9 +29,8 @@ class Format(NamedTuple):
 _JAX = "with jax.profiler.trace(FOLDER), after a warm-up, and the result waited for (block_until_ready) inside it"
 _JAX_STEPS = "with jax.profiler.StepTraceAnnotation('train', step_num=i): around each step"
 _JAX_STACKS = "jax.profiler.trace(FOLDER, profiler_options=options) with options.python_tracer_level = 1"
-FORMATS: Mapping[str, Format] = {
-    XPLANE: Format(
-        "XPlane",
+RECORDERS: Mapping[str, Recorder] = {
+    XPLANE: Recorder(
         "an XPlane profile (of JAX, TensorFlow or PyTorch/XLA)",
         "no operators of PyTorch with their inputs and no records of its allocator; the host's rows are those of XLA"
         " and its client",

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.core.arrays import Ints
-from torchtriage.core.trace.protobuf import BYTES, VARINT, fields_of
+from torchtriage.core.trace.formats.protobuf import BYTES, VARINT, fields_of
 
 __all__ = ["Coded", "Stats", "Table", "read_stats", "read_table"]
 

@@ -30,6 +30,8 @@ __all__ = ["read_xplane"]
 _BLOCK = 1 << 16
 """Events decoded at a time: their fields stay near the caches."""
 _MAX_DEVICES = 4096
+_MAX_PLANES = 1000
+"""Real files have a few for each device."""
 _HOST = "host"
 _DEVICE = re.compile(r"^/device:(\w+):(\d+)(.*)$", re.DOTALL)
 # lines that the profiler derives from others, or that name a stretch of the work on them
@@ -80,12 +82,16 @@ class _Plane(NamedTuple):
 
 def read_xplane(text: bytes, builder: ColumnBuilder) -> tuple[dict[str, Any], Loss]:
     """Give a builder all rows of an XSpace; return facts on its devices as Kineto writes them, and what was lost."""
-    reader = _Reader(text, builder)
+    reader, n_planes = _Reader(text, builder), 0
     try:
         for number, wire, start, stop in scan(text, 0, len(text), cut=True):
             if stop > len(text):
                 reader.loss.say("the file ends inside a plane")
             if (number, wire) == (1, BYTES):
+                n_planes += 1
+                if n_planes > _MAX_PLANES:
+                    reader.lose(f"more than {_MAX_PLANES} planes")
+                    break
                 reader.read_plane(start, min(stop, len(text)))
     except WireError as error:
         reader.lose(str(error))

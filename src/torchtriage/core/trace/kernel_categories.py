@@ -45,7 +45,10 @@ _KERNELS = tuple(
             r"|fbgemm_gpu::_?\w*(?:permute|jagged|bucketize|lengths|sparse)|bounds_check_ind|linearize_index",
         ),
         # XLA's fusions are named after their last operation; what moves or reduces says so
-        (ELEMENTWISE, r"^(?:loop|wrapped)_(?!.*(?:reduce|transpose|copy|gather|scatter|slice|concat|pad|sort))\w*fusion"),
+        (
+            ELEMENTWISE,
+            r"^(?:loop|wrapped)_(?!.*(?:reduce|transpose|copy|gather|scatter|slice|concat|pad|sort))\w*fusion",
+        ),
         # a foreach kernel that copies serves whoever moves many tensors; within a step of the optimizer it is its own
         (COPY, r"multi_tensor_apply.*(?:copyfunctor|::copy<)"),
         # PyTorch's foreach kernels, Apex, bitsandbytes, gradient scaling

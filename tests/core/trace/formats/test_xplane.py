@@ -155,9 +155,7 @@ def test_operations_programs_and_links_of_a_tpu() -> None:
 
 def test_a_loop_without_rows_of_its_body_is_work() -> None:
     loop = "%while.1 = (s32[]) while(%t)"
-    device = plane(
-        "/device:TPU:0", Line("XLA Ops", [Event(loop, 0, 5000)]), of_names={loop: {"hlo_category": "while"}}
-    )
+    device = plane("/device:TPU:0", Line("XLA Ops", [Event(loop, 0, 5000)]), of_names={loop: {"hlo_category": "while"}})
     assert rows(of(device), Kind.KERNEL) == [("while.1", 0, 5)]
 
 
@@ -246,7 +244,12 @@ def test_real_files_against_the_slow_reading(name: str) -> None:
     on_host = np.flatnonzero(np.array([lane.kind == "thread" for lane in trace.lanes])[trace.lane])
     assert len(on_host) == len(host)
     assert int(trace.dur_ns[on_host].sum()) == sum(event.end_ns - event.start_ns for event in host)
-    ids = Counter(event.stats["correlation_id"] for events in work.values() for event in events if event.stats.get("correlation_id"))
+    ids = Counter(
+        event.stats["correlation_id"]
+        for events in work.values()
+        for event in events
+        if event.stats.get("correlation_id")
+    )
     assert Counter(trace.key[trace.works & (trace.origin.vendor != "tpu")].tolist()) == ids
 
 
@@ -281,7 +284,9 @@ def test_verdicts_on_real_files(name: str, busy: float, n_steps: int) -> None:
     assert len(report.summary.steps) == n_steps
     (device, *_) = report.summary.devices
     classes = device.classes
-    assert (classes.compute_ns + classes.comm_only_ns + classes.copy_only_ns) / classes.wall_ns == pytest.approx(busy, abs=2e-3)
+    assert (classes.compute_ns + classes.comm_only_ns + classes.copy_only_ns) / classes.wall_ns == pytest.approx(
+        busy, abs=2e-3
+    )
     if name == "openxla":  # 98 % of the time the core waits for copies to and from the host's memory
         assert classes.copy_only_ns / classes.wall_ns == pytest.approx(0.97, abs=5e-3)
 
@@ -311,7 +316,9 @@ def test_real_files_cut_anywhere(name: str) -> None:
 
 
 @settings(max_examples=300, deadline=2000)
-@given(st.sampled_from(SPACES), st.lists(st.tuples(st.integers(0, 5000), st.binary(max_size=4)), min_size=1, max_size=6))
+@given(
+    st.sampled_from(SPACES), st.lists(st.tuples(st.integers(0, 5000), st.binary(max_size=4)), min_size=1, max_size=6)
+)
 def test_mutated_files(space: bytes, changes: list[tuple[int, bytes]]) -> None:
     raw = bytearray(space)
     for at, new in changes:

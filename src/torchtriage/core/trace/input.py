@@ -38,6 +38,7 @@ EXPORT = "pass the file written by prof.export_chrome_trace(...) or tensorboard_
 _SQLITE = b"SQLite format 3\0"
 _NSYS = "export it: nsys export --type sqlite --output report.sqlite REPORT, and pass report.sqlite"
 _NSYS_STREAM = "import it with QdstrmImporter of Nsight Systems, then " + _NSYS
+_ROCPROF = "pass its database instead: rocprofv3 --output-format rocpd ... writes PID_results.db"
 # magic bytes of files people pass by mistake: (offset, magic, what it is, what to try)
 _FOREIGN: tuple[tuple[int, bytes, str, str], ...] = (
     (0, b"NVIDIA Tegra Profiler Report", "an Nsight Systems report", _NSYS),
@@ -51,6 +52,9 @@ _FOREIGN: tuple[tuple[int, bytes, str, str], ...] = (
     (0, b"Rar!", "a RAR archive", "unpack it and pass the .json inside"),
     (0, b"\x89HDF", "an HDF5 file", EXPORT),
     (0, b"PAR1", "a Parquet file", EXPORT),
+    (0, b'"Kind","Agent_Id"', "a table of rocprofv3 in CSV", _ROCPROF),
+    (0, b'"Kind","Direction"', "a table of rocprofv3 in CSV", _ROCPROF),
+    (0, b'"Domain","Function"', "a table of rocprofv3 in CSV", _ROCPROF),
     (0, b"ARROW1", "an Arrow file", EXPORT),
     (0, b"\x93NUMPY", "a NumPy array", EXPORT),
     (0, b"\x7fELF", "an executable", EXPORT),

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import sqlite3
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,43 @@ with watched:
     from torchtriage.core.trace import Trace, read_trace
     from torchtriage.core.trace.arguments import read_args
 
+
+def small_database(*statements: str) -> bytes:
+    """Return a database with pages of 512 bytes: mutations hit what matters."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "x"
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            for statement in ("PRAGMA page_size=512", *statements):
+                connection.execute(statement)
+            connection.commit()
+        return path.read_bytes()
+
+
+NSYS = small_database(
+    "CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT)",
+    "INSERT INTO StringIds VALUES (1, 'void k<(int)4>(float *)'), (2, 'cudaLaunchKernel_v7000'), (3, 'step')",
+    "CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, end INTEGER, deviceId INTEGER, contextId INTEGER,"
+    " streamId INTEGER, correlationId INTEGER, globalPid INTEGER, demangledName INTEGER, gridX INTEGER, gridY INTEGER,"
+    " gridZ INTEGER, blockX INTEGER, blockY INTEGER, blockZ INTEGER)",
+    "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i+1 FROM n WHERE i < 40) INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL"
+    " SELECT 100*i, 100*i+50, 0, 1, 7, i, 281474976710656+16777216*100, 1, i, 1, 1, 128, 1, 1 FROM n",
+    "CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start INTEGER, end INTEGER, eventClass INTEGER, globalTid INTEGER,"
+    " correlationId INTEGER, nameId INTEGER)",
+    "INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME SELECT start-50, start-40, 0, globalPid+100, correlationId, 2"
+    " FROM CUPTI_ACTIVITY_KIND_KERNEL",
+    "CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY (start INTEGER, end INTEGER, deviceId INTEGER, streamId INTEGER,"
+    " correlationId INTEGER, globalPid INTEGER, bytes INTEGER, copyKind INTEGER, srcKind INTEGER, dstKind INTEGER)",
+    "INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (5000, 6000, 0, 7, 3, 281476654465024, 4096, 1, 0, 2)",
+    "CREATE TABLE NVTX_EVENTS (start INTEGER, end INTEGER, eventType INTEGER, text TEXT, globalTid INTEGER,"
+    " textId INTEGER, domainId INTEGER)",
+    "INSERT INTO NVTX_EVENTS VALUES (10, 4000, 59, NULL, 281476654465124, 3, 0),"
+    " (20, 90, 59, 'aten::mm, seq = 3, op_id = 1, sizes = [[2, 3], [3, 4]]', 281476654465124, NULL, 0),"
+    " (1, NULL, 75, 'NCCL', 281476654465124, NULL, 2), (30, NULL, 59, 'ncclAllReduce', 281476654465124, NULL, 2)",
+)
+"""An export of Nsight Systems."""
+
 SEEDS = (
+    NSYS,
     b'[{"ph": "X", "cat": "cpu_op", "name": "a", "pid": 1, "tid": "x", "ts": 1.5, "dur": 2}]',
     b'{"schemaVersion": 1, "traceEvents": [\n  {\n    "ph": "X", "cat": "kernel", "name": "k",'
     b' "pid": 0, "tid": 7, "ts": 1712170298123456.789, "dur": 1,\n    "args": {"correlation": 3,'

@@ -15,6 +15,7 @@ from torchtriage.core.source.locate import Locator
 from torchtriage.core.timing import part
 from torchtriage.core.trace import Trace, read_trace
 from torchtriage.core.trace.memory_limit import within
+from torchtriage.core.trace.merged_ranks import split_ranks
 from torchtriage.core.trace.overlay import write_overlay
 from torchtriage.core.units import DEFAULT_MAX_BYTES, format_count
 from torchtriage.diagnose.compare.result import Comparison
@@ -46,7 +47,7 @@ __all__ = [
 ]
 
 TracePath = str | os.PathLike[str]
-SUFFIXES = (".json", ".json.gz", ".zip")
+SUFFIXES = (".json", ".json.gz", ".zip", ".sqlite", ".sqlite.gz")
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def load(
     Parameters
     ----------
     path : path, ``-`` for standard input, or binary stream
-        ``.json``, ``.json.gz`` or ``.zip``.
+        ``.json``, ``.json.gz`` or ``.zip`` of the PyTorch profiler, or a database (docs/inputs.md).
     cache : bool
         Keep the columns beside the file, and use them next time while the file is the same.
     max_bytes : int
@@ -198,8 +199,8 @@ def compare(
 ) -> ComparisonReport:
     """Say what changed the step time between two runs of one workload.
 
-    ``before``, ``after`` : the runs; see :func:`load`. Each is dropped before the next is read. Two folders, each with
-    a recording of every rank, are compared rank by rank and as a job. ``promise`` : an
+    ``before``, ``after`` : the runs; see :func:`load`. Each is dropped before the next is read. Two folders with a
+    recording of every rank, or two files that hold all ranks, are compared rank by rank and as a job. ``promise`` : an
     earlier result on ``before`` whose promised savings are checked, instead of today's. ``across`` : the runs are of
     two kinds of device, and the difference is split into host and work of the same operators. ``cache``, ``max_bytes``,
     ``progress`` : as in :func:`load`.
@@ -228,8 +229,20 @@ def compare(
             if promise is not None
             else "pass a folder or a file on both sides",
         )
-    sides = verdict.gather(read(before), promised=promise), verdict.gather(read(after))
-    return ComparisonReport.of(verdict.compare(*sides, promised=promise, across=across))
+
+    def gather(source: TracePath | BinaryIO | Trace) -> job.JobEvidence | verdict.ChangeEvidence:
+        trace = read(source)
+        ranks = split_ranks(trace)
+        if promise is None and len(ranks) > 1:
+            return job.gather_job(ranks, trace.report.path)
+        return verdict.gather(trace, promised=promise if source is before else None)
+
+    first, second = gather(before), gather(after)
+    if isinstance(first, job.JobEvidence) and isinstance(second, job.JobEvidence):
+        return ComparisonReport.of(job.compare_jobs(first, second, across=across))
+    if isinstance(first, job.JobEvidence) or isinstance(second, job.JobEvidence):
+        raise UsageError("expected two files of all ranks, or two of a process, found one of each")
+    return ComparisonReport.of(verdict.compare(first, second, promised=promise, across=across))
 
 
 @dataclass(frozen=True)
@@ -458,7 +471,7 @@ def find_traces(paths: Iterable[TracePath]) -> list[str | Path]:
             raise TraceFormatError(f"cannot be read: {error}", where=repr(str(path))) from error
         if not inside:
             raise TraceFormatError(
-                "expected traces in this folder, found no .json, .json.gz or .zip file",
+                "expected traces in this folder, found no .json, .json.gz, .zip or .sqlite file",
                 where=str(path),
                 hint="pass the files that its links lead to"
                 if files

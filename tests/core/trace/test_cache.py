@@ -34,9 +34,9 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
     real = read.open_source
 
-    def spy(opened: Any, *, name: str, max_bytes: int) -> Any:
+    def spy(opened: Any, *, name: str, **options: Any) -> Any:
         seen.append(name)
-        return real(opened, name=name, max_bytes=max_bytes)
+        return real(opened, name=name, **options)
 
     monkeypatch.setattr(read, "open_source", spy)
     return seen

@@ -7,13 +7,18 @@ import io
 import json
 import pickle
 import random
+import re
+import sqlite3
+import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import closing, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
-from fuzz.fuzz_reader import check_reading
+from fuzz.fuzz_reader import NSYS, check_reading
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.core.trace.layouts import LAYOUTS, document
@@ -56,6 +61,35 @@ def mutated(draw: Any) -> bytes:
 @given(mutated(), st.sampled_from([1, 64, 1 << 18]))
 def test_mutated_traces(text: bytes, chunk_bytes: int) -> None:
     check_reading(text, chunk_bytes)
+
+
+@settings(max_examples=300, deadline=5000)
+@given(st.lists(st.tuples(st.integers(0, len(NSYS) - 1), BYTES | st.binary(min_size=1, max_size=8)), max_size=6))
+def test_mutated_databases(changes: list[tuple[int, bytes]]) -> None:
+    data = bytearray(NSYS)
+    for at, new in changes:
+        data[at : at + len(new)] = new
+    check_reading(bytes(data[: len(NSYS)]))
+
+
+@settings(max_examples=60, deadline=5000)
+@given(st.sampled_from(re.findall(rb"\w+ INTEGER", NSYS)), st.sampled_from(["TEXT", "REAL", "BLOB"]), st.data())
+def test_databases_with_values_of_any_type(column: bytes, type_: str, data: Any) -> None:
+    """Columns of another type, and in them what belongs into none."""
+    value = data.draw(st.none() | st.integers(-(1 << 63), (1 << 63) - 1) | st.floats() | st.text() | st.binary())
+    name = column.split()[0].decode()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "x"
+        path.write_bytes(NSYS)
+        with closing(sqlite3.connect(path)) as connection:
+            for (table,) in connection.execute("SELECT name FROM sqlite_master").fetchall():
+                with suppress(sqlite3.Error):
+                    connection.execute(f"ALTER TABLE {table} RENAME COLUMN {name} TO old")
+                    connection.execute(f"ALTER TABLE {table} ADD COLUMN {name} {type_}")
+                    connection.execute(f"UPDATE {table} SET {name} = old")
+                    connection.execute(f"UPDATE {table} SET {name} = ? WHERE rowid % 3 = 1", (value,))
+            connection.commit()
+        check_reading(path.read_bytes())
 
 
 class _WorkersHere:

@@ -78,10 +78,16 @@ def database_of(*tables: str) -> bytes:
 FOREIGN: dict[str, tuple[bytes, str]] = {
     "nothing": (b"", "an empty file"),
     "spaces": (b" \n\t " * 100_000, "only white space"),
-    "sqlite": (b"SQLite format 3\0" + bytes(100), "an SQLite database"),
+    "sqlite": (database_of("books", "authors"), "an SQLite database"),
+    "damaged sqlite": (b"SQLite format 3\0" + bytes(100), "expected a database that can be read"),
     "rocpd": (database_of("rocpd_api", "rocpd_op"), "a database of ROCm's profilers (rocpd)"),
-    "nsys": (database_of("StringIds", "TARGET_INFO_GPU"), "an Nsight Systems export"),
-    "xplane": (b"\n\x9b\xb5\x10\x08\x02\x12\r/device:TPU:0\x1a\x96", "an XPlane profile"),
+    "nvprof": (database_of("StringTable", "CUPTI_ACTIVITY_KIND_KERNEL"), "an export of nvprof"),
+    "nsys": (b"NVIDIA Tegra Profiler Report 2026@4@1@191-264138605071v0.\n", "nsys export --type sqlite"),
+    "nsys stream": (b"QDSTRM" + bytes(50), "QdstrmImporter"),
+    "xplane": (b"\n\x9b\xb5\x10\x08\x02\x12\r/device:TPU:0\x1a\x96", "none that can be read"),
+    "execution trace beside it": (b'{"schema": "1.1.0", "pid": 7, "nodes": []}', "in the same run"),
+    "rocprofv3's JSON": (b'{"rocprofiler-sdk-tool": [{"metadata": {}}]}', "--output-format rocpd"),
+    "rocprofv3's CSV": (b'"Kind","Agent_Id","Queue_Id"\n', "--output-format rocpd"),
     "pickle": (pickle.dumps({"segments": []}), "Python pickle"),
     "checkpoint": (zip_of("model/data.pkl", "model/version"), "torch.save checkpoint"),
     "no trace in the zip": (zip_of("readme.txt"), "found 0"),
@@ -145,7 +151,6 @@ def test_nothing_of_what_is_no_trace_is_quoted(text: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("pattern", "found"),
     [
-        ("nsys/*.sqlite", "Nsight Systems"),
         ("memory/*.pickle", "Python pickle"),
         ("memory/*.json.gz", "a JSON list of something else"),
         ("logs/torch_trace/**/*.log*", "TORCH_TRACE"),
@@ -160,10 +165,10 @@ def test_real_files_of_other_kinds(pattern: str, found: str, recordings: Path) -
         assert found in refusal(path)
 
 
-def test_an_nsight_report_is_known_by_its_name(tmp_path: Path) -> None:
+def test_an_nsight_report_of_another_version_is_known_by_its_name(tmp_path: Path) -> None:
     path = tmp_path / "report.nsys-rep"
     path.write_bytes(b"\x01\x02unknown" * 10)
-    assert "record with torch.profiler" in refusal(path)
+    assert "nsys export --type sqlite" in refusal(path)
 
 
 # -- paths ---------------------------------------------------------------------------------------

@@ -62,9 +62,7 @@ def test_the_whole_is_refused_with_what_to_do() -> None:
     result = tt.analyze(merged(job(3)).build())
     assert result.refused
     assert result.holds_ranks
-    assert result.verdict[0] == (
-        "No verdict: 3 ranks were merged into one file, which is judged as a job, not as a process."
-    )
+    assert result.verdict[0] == "No verdict: 3 ranks are in one file, which is judged as a job, not as a process."
     assert result.verdict[1] == "Judge the ranks together: torchtriage analyze FILE."
 
 

@@ -119,6 +119,25 @@ def test_a_repeated_annotation_that_covers_the_window_marks_the_loop() -> None:
     assert (trace.window.start_ns, trace.window.end_ns) == (0, 290_000)
 
 
+@pytest.mark.parametrize("name", ["iteration {}", "train_step_{}", "Batch #{}", "iter={}"])
+def test_annotations_that_count_mark_the_loop(name: str) -> None:
+    builder = TraceBuilder()
+    for i in range(9, 13):
+        builder.annotation(name.format(i), 100 * i, 90.5).op("aten::mm", 100 * i + 10, 70)
+    trace = builder.build()
+    assert trace.steps.names == tuple(name.format(i) for i in range(9, 13))
+    assert trace.steps.start_ns.tolist() == [900_000, 1_000_000, 1_100_000, 1_200_000]
+    assert f"annotations like {name.format(9)!r}" in trace.window.basis
+
+
+@pytest.mark.parametrize("name", ["layer {}", "block_{}", "step {} of warm-up", "stepper{}x"])
+def test_other_annotations_with_numbers_mark_no_loop(name: str) -> None:
+    builder = TraceBuilder()
+    for i in range(4):
+        builder.annotation(name.format(i), 100 * i, 90.5).op("aten::mm", 100 * i + 10, 70)
+    assert len(builder.build().steps) == 0
+
+
 @pytest.mark.parametrize("name", ["nccl:all_reduce", "enumerate(DataLoader)#_X.__next__"])
 def test_annotations_of_the_framework_mark_no_loop(name: str) -> None:
     builder = TraceBuilder()
@@ -163,6 +182,27 @@ def test_the_window_leaves_out_the_profilers_own_rows() -> None:
     builder.profiler_stop(160, 500)
     trace = builder.build()
     assert (trace.window.start_ns, trace.window.end_ns) == (100_000, 150_500)
+
+
+def test_the_window_ends_before_the_process_gives_back_what_it_had() -> None:
+    builder = TraceBuilder().op("aten::mm", 0, 30.5)
+    builder.launch(5, 2, 40, 100)
+    builder.call("cudaFree", 150, 20).call("cuModuleUnload", 200, 80_000)
+    trace = builder.build()
+    assert trace.window.end_ns == 140_000
+    assert "after it the process gives back what it had for 80.0 ms" in trace.window.basis
+    assert not len(trace.first_use)
+
+
+def test_what_is_given_back_within_an_operator_or_before_more_work_is_the_programs() -> None:
+    builder = TraceBuilder().op("aten::mm", 0, 30.5).op("mine::reset", 145, 100.5)
+    builder.launch(5, 2, 40, 100)
+    assert builder.call("cudaFree", 150, 20).build().window.end_ns == 245_500
+    builder = TraceBuilder().op("aten::mm", 0, 30.5)
+    builder.launch(5, 2, 40, 100)
+    builder.call("cudaFree", 150, 20)
+    builder.launch(200, 2, 210, 10)
+    assert builder.build().window.end_ns == 220_000
 
 
 # -- steady steps ------------------------------------------------------------------------------

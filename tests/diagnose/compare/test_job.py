@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import DATA
+from tests.core.trace.formats.nsys_files import OTHER_PROCESS, PROCESS, NsysFile
 from tests.diagnose.ranks.jobs import job, write
 
 import torchtriage as tt
@@ -45,6 +46,32 @@ def test_a_folder_is_not_compared_with_a_file_nor_one_that_holds_no_job(tmp_path
     write(job(2)[:1], tmp_path / "one")
     with pytest.raises(UsageError, match="expected the ranks of one job"):
         tt.compare(tmp_path / "one", tmp_path / "one")
+
+
+def all_ranks(kernel_us: int) -> NsysFile:
+    """Two processes, each with a GPU of its own, in one recording."""
+    file = NsysFile()
+    for pid, device in ((PROCESS, 0), (OTHER_PROCESS, 1)):
+        for step in range(6):
+            start = 1_000_000 * step
+            file.range("step", start, start + 990_000, pid=pid)
+            file.range("aten::mm, op_id = 1", start + 1000, start + 10_000, pid=pid)
+            launch = start + 2000, start + 3000
+            file.kernel("k", start + 20_000, start + 20_000 + 1000 * kernel_us, pid=pid, device=device, launch=launch)
+    return file
+
+
+def test_files_that_hold_all_ranks_are_compared_as_jobs(tmp_path: Path) -> None:
+    before = all_ranks(900).write(tmp_path / "before.sqlite")
+    after = all_ranks(600).write(tmp_path / "after.sqlite")
+    result = tt.compare(before, after)
+    assert result.comparable
+    assert [item.rank for item in result.ranks] == [0, 1]
+    kernel = next(cause for cause in result.causes if cause.time_class == "compute")
+    assert kernel.change.delta_ns == pytest.approx(-300_000, rel=0.02)
+    alone = NsysFile().range("a", 0, 9000).kernel("k", 10_000, 20_000).write(tmp_path / "alone.sqlite")
+    with pytest.raises(UsageError, match="one of each"):
+        tt.compare(before, alone)
 
 
 @pytest.mark.data

@@ -135,10 +135,10 @@ def _once(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) 
 def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None:
     """Analyse PyTorch profiler traces.
 
-    PATH is a trace (.json, .json.gz, .zip), a folder of them, a folder that torchtriage run made, a pattern,
-    a URL (s3://…), or - for standard input. Prints a verdict in three lines, then the findings, largest certain
-    saving first: where, why, how many milliseconds per step a fix saves, and the fix. Traces that are ranks of one
-    job get one verdict: which rank makes the others wait, and each finding once.
+    PATH is a trace (.json, .json.gz, .zip; .sqlite of Nsight Systems), a folder of them, a folder that torchtriage run
+    made, a pattern, a URL (s3://…), or - for standard input. Prints a verdict in three lines, then the findings,
+    largest certain saving first: where, why, how many milliseconds per step a fix saves, and the fix. Traces that are
+    ranks of one job get one verdict: which rank makes the others wait, and each finding once.
 
     Defaults of --fail-on, --max-bytes, --min-share, --only, --peak, --skip and --top come from
     [tool.torchtriage] in the nearest pyproject.toml.

@@ -16,7 +16,7 @@ from isal import isal_zlib
 
 from torchtriage.core.errors import TraceFormatError
 from torchtriage.core.names import elide, visible
-from torchtriage.core.trace.recorders import RECORDERS, XPLANE, is_xplane
+from torchtriage.core.trace.recorders import is_xplane
 from torchtriage.core.units import DEFAULT_MAX_BYTES, format_bytes
 
 __all__ = ["EXPORT", "Input", "Source", "open_source", "reopenable"]
@@ -329,7 +329,7 @@ def open_source(
         with _unpacked(raw, head, name) as (stream, packed):
             source = Source(stream, name, size_bytes, max_bytes, packed=packed)
             if (source.is_database or source.is_xplane) and not others:
-                found = "an SQLite database" if source.is_database else RECORDERS[XPLANE].what
+                found = "an SQLite database" if source.is_database else "an XPlane profile"
                 raise TraceFormatError(
                     f"expected a profiler trace in JSON, found {found}",
                     where=name,

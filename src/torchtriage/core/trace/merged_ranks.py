@@ -119,7 +119,11 @@ def split_ranks(trace: Trace) -> tuple[Trace, ...]:
 def _rank(trace: Trace, ranks: MergedRanks, number: int, world_size: int) -> RankTrace:
     rows = np.flatnonzero(ranks.of_lane[trace.lane] == number)
     report = msgspec.structs.replace(
-        trace.report, path=f"{trace.report.path} (rank {number})", n_events=len(rows), phases={"X": len(rows)}
+        trace.report,
+        path=f"{trace.report.path} (rank {number})",
+        size_bytes=trace.report.size_bytes // len(ranks.numbers),
+        n_events=len(rows),
+        phases={"X": len(rows)},
     )
     return RankTrace(
         start_ns=trace.start_ns[rows],

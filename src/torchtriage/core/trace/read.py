@@ -14,7 +14,7 @@ from torchtriage.core.trace.events import CHUNK_BYTES, EventReader
 from torchtriage.core.trace.input import Input, Source, open_source, reopenable
 from torchtriage.core.trace.native import THREADS_WORTH_IT_BYTES, read_native
 from torchtriage.core.trace.parallel import count_workers, read_parallel
-from torchtriage.core.trace.recorders import RECORDERS, XPLANE
+from torchtriage.core.trace.recorders import WAYS, XPLANE
 from torchtriage.core.units import DEFAULT_MAX_BYTES
 
 __all__ = ["read_trace"]
@@ -99,13 +99,13 @@ def read_trace(
         )
     trace = builder.finish(meta, report, opened)
     if not trace.report.n_events:
+        found = "none that can be read" if loss.n_lost else f"no event of {recorder}" if recorder else "an empty list"
         raise TraceFormatError(
-            "expected profiler events, found " + ("an empty list" if not loss.n_lost else "none that can be read"),
+            f"expected profiler events, found {found}",
             where=source.name,
-            hint=RECORDERS[recorder].record
-            if recorder in RECORDERS
-            else "call prof.step() in the loop and export inside on_trace_ready: after the last"
-            " cycle of a schedule the buffer is empty",
+            hint=WAYS.get(recorder)
+            or "call prof.step() in the loop and export inside on_trace_ready: after the last cycle of a schedule the"
+            " buffer is empty",
         )
     if file is not None:
         store(trace, file, digest)

@@ -24,7 +24,18 @@ from torchtriage.core.units import format_count, format_ns
 if TYPE_CHECKING:
     from torchtriage.core.trace.columns import Trace
 
-__all__ = ["COMPILES", "FIRST", "NO_WORK", "Steps", "Window", "find_steps", "first_use", "one_lane", "profiler_stop"]
+__all__ = [
+    "COMPILES",
+    "FIRST",
+    "NO_WORK",
+    "Steps",
+    "Window",
+    "find_steps",
+    "first_use",
+    "given_back",
+    "one_lane",
+    "profiler_stop",
+]
 
 COMPILES = (
     r"_compile\.compile_inner|entire_frame_compile|compile_fx_inner|CUDAGraphNode\.record"
@@ -32,9 +43,13 @@ COMPILES = (
 )
 _FIRST_USE = r"Lazy Function Loading|Runtime Triggered Module Loading"
 _PROFILER_STEP = re.compile(r"^ProfilerStep#(\d+)$")
+_COUNTED = re.compile(r"(?i)^(.*(?:step|iter|iteration|batch))[ _#:=-]*\d+$", re.DOTALL)
 _DEVICE_SYNC = re.compile(r"^(cuda|hip|mtia|xpu)?\w*DeviceSynchronize$")
 _GPU_CALL = r"^(cuda|hip|cu[A-Z])"
 _WAITS = r"Synchronize|Memcpy|Memset|StreamWait|EventQuery"
+_GIVES_BACK = r"^(cuda|hip|cu)\w*(Unload|Destroy|Unmap|Release|Reset)"
+_FREES = r"^(cuda|hip|cu(?=[A-Z]))\w*Free"
+"""What the first use of a device may be, too: ``cudaFree(0)``."""
 FIRST_USE_NS = 10_000_000
 """A call that enqueues, allocates or asks takes 3-300 us; where it creates the context or loads modules it takes 10 ms
 - 30 s (measured)."""
@@ -42,6 +57,8 @@ FIRST_USE_RATIO = 20.0
 """... and this many medians of the ordinary calls of its name."""
 FIRST_USES = 8
 """More calls that slow are a habit: hipFree without a caching allocator, 83 of 10 ms (measured)."""
+GIVEN_BACK_NS = 1_000_000
+"""Less at the end of a process is not worth a word."""
 COMPILE_SHARE = 0.05
 """A step that spends more than this compiling or loading kernels is not steady."""
 HABIT_STEPS = 2
@@ -207,7 +224,7 @@ def first_use(trace: Trace) -> Ints:
     They happen once per process or shape, so a window that holds them measures no steady state.
     """
     marked = trace.matching(f"{COMPILES}|{_FIRST_USE}") & trace.is_kind(Kind.ANNOTATION, Kind.OP, Kind.OVERHEAD)
-    calls = (trace.kind == Kind.RUNTIME) & trace.matching(_GPU_CALL) & ~trace.matching(_WAITS)
+    calls = (trace.kind == Kind.RUNTIME) & trace.matching(_GPU_CALL) & ~trace.matching(f"{_WAITS}|{_GIVES_BACK}")
     slow = np.flatnonzero(calls & (trace.dur_ns >= FIRST_USE_NS))
     n_slow = np.bincount(trace.name[slow], minlength=len(trace.names))
     slow = slow[n_slow[trace.name[slow]] <= FIRST_USES]
@@ -312,7 +329,7 @@ def _by_program(trace: Trace) -> _Found | None:
 
 
 def _by_annotation(trace: Trace) -> _Found | None:
-    """Take a top-level annotation that repeats and covers most of the window."""
+    """Take a top-level annotation that repeats, with or without a number, and covers most of the window."""
     rows = np.flatnonzero(trace.kind == Kind.ANNOTATION)
     # in an XPlane they are the runtime's own, such as waits for a buffer, and no part of a loop
     if len(rows) < 3 or trace.report.recorder == XPLANE:
@@ -320,17 +337,24 @@ def _by_annotation(trace: Trace) -> _Found | None:
     rows = rows[trace.tree.parent[rows] < 0]
     rows = rows[~trace.matching(COMPILES + r"|^nccl:|^gloo:|Optimizer\.|DataLoader|_data:")[rows]]
     window = _whole(trace, "")
+    # a loop that numbers its steps means one thing by all of them
+    codes, which = np.unique(trace.name[rows], return_inverse=True)
+    number: dict[str, int] = {}
+    stems = [_COUNTED.sub(r"\1", trace.names[code]) for code in codes.tolist()]
+    stem_of = np.array([number.setdefault(stem, len(number)) for stem in stems], np.int64)[which]
     # all threads together first: few names get any further, and files can hold many names
-    often = np.bincount(trace.name[rows]) >= 3
-    often &= np.bincount(trace.name[rows], weights=trace.dur_ns[rows]) >= 0.5 * window.wall_ns
+    often = np.bincount(stem_of) >= 3
+    often &= np.bincount(stem_of, weights=trace.dur_ns[rows]) >= 0.5 * window.wall_ns
     for code in np.flatnonzero(often).tolist():
-        same = one_lane(trace, rows[trace.name[rows] == code])
+        same = one_lane(trace, rows[stem_of == code])
         start, end = trace.start_ns[same], trace.end_ns[same]
         if len(same) < 3 or (end - start).sum() < 0.5 * window.wall_ns:
             continue
-        name = trace.names[code]
-        labels = [f"{name} {i}" for i in range(len(same))]
-        return _Found(labels, start, end, f"annotation {name!r}", int(trace.lane[same[0]]))
+        labels = [trace.name_of(row) for row in same.tolist()]
+        basis = f"annotation{'s like' * (len(set(labels)) > 1)} {labels[0]!r}"
+        if len(set(labels)) < len(labels):
+            labels = [f"{label} {i}" for i, label in enumerate(labels)]
+        return _Found(labels, start, end, basis, int(trace.lane[same[0]]))
     return None
 
 
@@ -455,7 +479,8 @@ def _left_out(trace: Trace, start: Ints, end: Ints, wall: Ints, alike: tuple[str
 
 def _whole(trace: Trace, basis: str) -> Window:
     starts = ~trace.is_kind(Kind.RECORDING, Kind.OVERHEAD, Kind.INSTANT, Kind.GPU_ANNOTATION)
-    ends = (trace.hosts | trace.works) & ~profiler_stop(trace)
+    returned = given_back(trace)
+    ends = (trace.hosts | trace.works) & ~profiler_stop(trace) & ~returned
     if not ends.any():
         ends = starts
     if not starts.any():
@@ -465,7 +490,21 @@ def _whole(trace: Trace, basis: str) -> Window:
     first = int(trace.start_ns[starts].min())
     last = max(int(trace.end_ns[ends].max()), first)
     begin_ns, why = _device_begin(trace, first, last)
+    behind = int(trace.dur_ns[returned].sum())
+    if behind > GIVEN_BACK_NS:
+        basis += f"; after it the process gives back what it had for {format_ns(behind)}"
     return Window(begin_ns, last, f"{why}{basis}", first)
+
+
+def given_back(trace: Trace) -> NDArray[np.bool_]:
+    """Return bool[n]: calls outside every operator with which a process that ends gives back what it had."""
+    out = np.zeros(len(trace), dtype=bool)
+    if trace.works.any():
+        done_ns = trace.end_ns[trace.works].max()
+        calls = (trace.kind == Kind.RUNTIME) & (trace.start_ns >= done_ns) & trace.matching(f"{_GIVES_BACK}|{_FREES}")
+        rows = np.flatnonzero(calls)
+        out[rows[trace.tree.nearest(rows, trace.kind == Kind.OP) < 0]] = True
+    return out
 
 
 def _device_begin(trace: Trace, start_ns: int, end_ns: int) -> tuple[int, str]:

@@ -27,7 +27,6 @@ from torchtriage.core.finding import Certainty, Fix
 from torchtriage.core.intervals import Spans
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.collectives import host_collectives
-from torchtriage.core.trace.recorders import RECORDERS
 from torchtriage.diagnose.patterns._host_gaps import is_explained
 from torchtriage.diagnose.replay.edits import Edit
 
@@ -49,7 +48,6 @@ __all__ = [
     "aten",
     "catalogue",
     "given",
-    "how_to_record",
     "longest_names",
     "lookup",
     "missing_needs",
@@ -245,13 +243,6 @@ def missing_needs(pattern: Pattern, trace: Trace) -> list[str]:
     if trace.origin.accelerator and pattern.needs & _OF_A_DEVICE:
         return ["gpu"]
     return sorted(need for need in pattern.needs if not NEEDS[need][0](trace))
-
-
-def how_to_record(need: str, trace: Trace) -> str:
-    """Return how to record what a need misses, with the profiler that recorded the trace."""
-    if trace.report.recorder not in RECORDERS or need == "gpu":
-        return NEEDS[need][2]
-    return RECORDERS[trace.report.recorder].hints.get(need, f"cannot be recorded with {trace.report.recorder}")
 
 
 def _entry(module: ModuleType) -> PatternEntry:

@@ -51,7 +51,8 @@ def detect_jobs(records: Sequence[RankRecord]) -> list[Job]:
             silent.append(position)
     for (world_size, _), positions in said.items():
         ranks = {at: int(records[at].result.trace.rank or 0) for at in positions}
-        basis = f"the files say rank and world size ({world_size})"
+        files = {records[at].path.partition(" (rank ")[0] for at in positions}
+        basis = f"the files say rank and world size ({world_size})" if len(files) > 1 else "all ranks are in one file"
         for some in _recordings(records, positions, ranks):
             job = _job(records, some, ranks, basis, world_size, ())
             if job is not None:

@@ -11,7 +11,7 @@ from torchtriage.core.errors import MissingExtraError, TraceFormatError
 
 __all__ = ["find_urls", "is_url", "opened"]
 
-SUFFIXES = (".json", ".json.gz", ".zip")
+SUFFIXES = (".json", ".json.gz", ".zip", ".sqlite", ".sqlite.gz")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 
 
@@ -41,7 +41,7 @@ def find_urls(url: str) -> list[str]:
     except Exception as error:  # each store raises its own
         raise _unreachable(url, error) from error
     if not found:
-        raise TraceFormatError("expected traces here, found no .json, .json.gz or .zip file", where=url)
+        raise TraceFormatError("expected traces here, found no .json, .json.gz, .zip or .sqlite file", where=url)
     return [str(store.unstrip_protocol(item)) for item in found]
 
 

@@ -17,7 +17,7 @@ from torchtriage.core import intervals
 from torchtriage.core.arrays import distinct
 from torchtriage.core.intervals import Spans
 from torchtriage.core.trace import Kind, Trace
-from torchtriage.core.trace.steps import profiler_stop
+from torchtriage.core.trace.steps import given_back, profiler_stop
 
 __all__ = ["HandOff", "Threads", "host_threads"]
 
@@ -65,7 +65,7 @@ class Threads:
 
 def host_threads(trace: Trace, blocking_row: Ints) -> Threads:
     """Return the threads that launch, wait (in the calls ``blocking_row``), or are the main one."""
-    stop = profiler_stop(trace)
+    stop = profiler_stop(trace) | given_back(trace)
     launches = trace.links.launches & (trace.kind == Kind.RUNTIME)
     calls = np.flatnonzero(launches)
     used = distinct(np.concatenate([trace.lane[calls], trace.lane[blocking_row]])).tolist()

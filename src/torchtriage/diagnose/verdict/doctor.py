@@ -16,11 +16,11 @@ from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.collectives import communicates
 from torchtriage.core.trace.merged_ranks import find_merged_ranks
 from torchtriage.core.trace.producer import ACCELERATORS
-from torchtriage.core.trace.recorders import RECORDERS
+from torchtriage.core.trace.recorders import XPLANE
 from torchtriage.core.trace.schema import WORK_KINDS
 from torchtriage.core.units import format_count, format_ns, format_share, ms
 from torchtriage.diagnose.verdict.left_out_steps import left_out_steps
-from torchtriage.diagnose.verdict.recorder_notes import in_its_words, recorder_notes
+from torchtriage.diagnose.verdict.recorder_advice import other_recorder, recorder_of
 from torchtriage.diagnose.verdict.result import MISSING_ROWS
 
 __all__ = ["examine", "missing_rows"]
@@ -51,7 +51,9 @@ MIN_MONITORED = 0.5
 ALL_FLAGS = {"record_shapes", "with_stack", "profile_memory"}
 _MONITOR = r": memory_stats$|(^|/)psutil/|pynvml|nvidia_smi"
 
-_MARKED = re.compile("ProfilerStep|StepTraceAnnotation")
+_OF_CUDA = r"^Command Buffer Full|Function Loading|Module Loading|Driver Compiler"
+"""What CUPTI files under overhead and is there without a profiler: launches that wait for room in the queue, and code
+that is loaded or compiled."""
 
 _LIGHT = (
     "with profile(activities=[CPU, {}], schedule=schedule(wait=1, warmup=3, active=5),"
@@ -61,15 +63,13 @@ HEAVY = "a second, short recording with record_shapes=True, with_stack=True (2-3
 
 
 def _light(trace: Trace) -> str:
-    if trace.report.recorder in RECORDERS:
-        return RECORDERS[trace.report.recorder].record
     device = trace.origin.accelerator or "CUDA"
     return _LIGHT.format("PrivateUse1" if device == ACCELERATORS["other"] else device)
 
 
 def examine(trace: Trace) -> tuple[Note, ...]:
     """Return everything a reader must know about the recording, refusals first."""
-    notes = in_its_words([note for check in _CHECKS for note in check(trace)], trace)
+    notes = [note for check in _CHECKS for note in check(trace)]
     order = {"refuse": 0, "warn": 1, "info": 2}
     return tuple(sorted(notes, key=lambda note: order[note.level]))
 
@@ -94,14 +94,14 @@ def _content(trace: Trace) -> Iterator[Note]:
         yield Note(
             "not-pytorch",
             "refuse",
-            f"no event of the PyTorch profiler (categories here: {cats})",
+            f"no event of {recorder_of(trace)} (categories here: {cats})",
             "pass the file written by prof.export_chrome_trace(...)",
         )
     elif n < 3:
         yield Note(
             "too-few-events",
             "refuse",
-            f"only {n} event{'s' * (n != 1)} of the PyTorch profiler: nothing can be analysed",
+            f"only {n} event{'s' * (n != 1)} of {recorder_of(trace)}: nothing can be analysed",
             f"record whole steps: {_light(trace)}",
         )
 
@@ -238,7 +238,7 @@ def _merged(trace: Trace) -> Iterator[Note]:
         yield Note(
             "merged-ranks",
             "refuse",
-            f"{len(ranks.numbers)} ranks were merged into one file, which is judged as a job, not as a process{mixed}",
+            f"{len(ranks.numbers)} ranks are in one file, which is judged as a job, not as a process{mixed}",
             "pass each rank's own file: torchtriage analyze FOLDER"
             if ranks.shared
             else "judge the ranks together: torchtriage analyze FILE",
@@ -270,8 +270,8 @@ def _merged(trace: Trace) -> Iterator[Note]:
 
 
 def _host_rows(trace: Trace) -> Iterator[Note]:
-    if trace.report.recorder in RECORDERS and trace.is_kind(Kind.ANNOTATION, Kind.PYTHON).any():
-        return  # what its host rows are is said of its format
+    if trace.report.recorder == XPLANE and trace.is_kind(Kind.ANNOTATION, Kind.PYTHON).any():
+        return  # its host rows are those of XLA, which the note on its recorder says
     if not (trace.kind == Kind.OP).any() and (trace.works | (trace.kind == Kind.RUNTIME)).any():
         yield Note(
             "no-host-rows",
@@ -406,7 +406,7 @@ def _cut(trace: Trace) -> Iterator[Note]:
 
 def _steps(trace: Trace) -> Iterator[Note]:
     n = len(trace.steps)
-    marked = trace.steps.on_device or _MARKED.search(trace.window.basis)
+    marked = trace.steps.on_device or re.search("ProfilerStep|StepTraceAnnotation", trace.window.basis)
     if not n or (trace.serving is None and not marked):
         yield Note(
             "no-steps",
@@ -491,7 +491,8 @@ def _reasons(trace: Trace, evidence: dict[str, Any]) -> Iterator[str]:
         yield f"{trace.report.n_events:,} events"
     if set(trace.origin.flags) >= ALL_FLAGS:
         yield "shapes, stacks and memory at once"
-    own_ns = steps.judged_ns(trace.spans_of(np.flatnonzero(trace.kind == Kind.OVERHEAD)))
+    own = (trace.kind == Kind.OVERHEAD) & ~trace.matching(_OF_CUDA)
+    own_ns = steps.judged_ns(trace.spans_of(np.flatnonzero(own)))
     if own_ns and own_ns >= MIN_OVERHEAD * intervals.length(steps.judged):
         evidence["profiler_overhead_ms_per_step"] = ms(own_ns / steps.n_steady)
         yield f"{format_ns(own_ns / steps.n_steady)} of the profiler's own work {steps.per}"
@@ -580,8 +581,8 @@ def _in_window(trace: Trace, spans: intervals.Spans) -> intervals.Spans:
 
 
 _CHECKS = (
-    recorder_notes,
     _content,
+    other_recorder,
     _losses,
     _device_rows,
     _merged,

@@ -33,7 +33,7 @@ from torchtriage.core.trace.captured_graphs import CapturedGraphs
 from torchtriage.core.trace.frames import frame_label, module_path, user_stack
 from torchtriage.core.trace.peak_rates import stated_peak
 from torchtriage.diagnose.patterns import Claim, Pattern, PatternEntry, catalogue, lookup
-from torchtriage.diagnose.patterns.base import NEEDS, given, how_to_record, missing_needs
+from torchtriage.diagnose.patterns.base import NEEDS, given, missing_needs
 from torchtriage.diagnose.replay import parse_what_if
 from torchtriage.diagnose.verdict.bus_bandwidth import bus_bandwidth
 from torchtriage.diagnose.verdict.device_time import device_time
@@ -42,6 +42,7 @@ from torchtriage.diagnose.verdict.engine_advice import in_engine_words
 from torchtriage.diagnose.verdict.kernel_lines import KernelLines
 from torchtriage.diagnose.verdict.options import DEFAULTS, Options
 from torchtriage.diagnose.verdict.pricing import Pricing, answers
+from torchtriage.diagnose.verdict.recorder_advice import in_recorder_words
 from torchtriage.diagnose.verdict.result import SCHEMA, Result, TraceFacts
 from torchtriage.diagnose.verdict.serving_time import serving_time
 from torchtriage.diagnose.verdict.summary import summarise, summarise_path
@@ -144,7 +145,7 @@ def diagnose(
         from torchtriage.diagnose.verdict.detector_hints import suspicions
 
         result = replace(result, suspicions=suspicions(trace, findings))
-    result = in_engine_words(result, trace)
+    result = in_recorder_words(in_engine_words(result, trace), trace)
     return replace(result, verdict=sentences(trace, result, options.min_share))
 
 
@@ -168,7 +169,7 @@ def _run(
                 pattern.code,
                 pattern.name,
                 tuple(NEEDS[need][1] for need in missing),
-                "; ".join(dict.fromkeys(how_to_record(need, trace) for need in missing)),
+                "; ".join(NEEDS[need][2] for need in missing),
             )
         )
         return

@@ -19,7 +19,6 @@ from torchtriage import analyze
 from torchtriage.core import intervals
 from torchtriage.core.errors import TraceFormatError
 from torchtriage.core.trace import Kind, Trace, read_trace
-from torchtriage.diagnose.verdict.doctor import examine
 
 OLD = """
 CREATE TABLE rocpd_string (id INTEGER PRIMARY KEY, string TEXT);
@@ -158,7 +157,7 @@ def test_without_launches_no_call_is_held_responsible(tmp_path: Path) -> None:
 
 def test_the_doctor_says_what_it_cannot_show(tmp_path: Path) -> None:
     path = database(tmp_path / "x.db", NEW.format(s=SUFFIX))
-    notes = {note.code: note for note in examine(read_trace(path))}
+    notes = {note.code: note for note in analyze(path).notes}
     assert "no Python stacks" in notes["other-recorder"].message
     assert not any("activities=" in note.fix for note in notes.values())
     report = analyze(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -146,7 +147,38 @@ def test_pages_that_are_children_of_several(tmp_path: Path) -> None:
     with opened(path) as database:
         n_rows = sum(map(len, database.read("t", ["a"])))
         assert n_rows * 6 <= len(data)
-        assert "more rows than the file has room for" in database.loss.messages[0]
+        assert "more than the file has room for" in database.loss.messages[0]
+
+
+def test_texts_that_share_their_pages(tmp_path: Path) -> None:
+    """A text's pages are a chain that any row may point to: each claims the whole of it."""
+    path = write(
+        tmp_path / "x.db",
+        "PRAGMA page_size=512",
+        "CREATE TABLE t (a INTEGER, b TEXT)",
+        "INSERT INTO t VALUES (1, printf('%.*c', 40000, 'x'))",
+        "WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i+1 FROM n WHERE i < 3000)"
+        " INSERT INTO t SELECT i, printf('%.*c', 600, 'y') FROM n",
+    )
+    data = path.read_bytes()
+    # what its own page holds of the long text, then the first page of the rest
+    (chain,) = re.findall(rb"(?<!x)x{300,400}([^x]...)", data, re.DOTALL)
+    # a row of 600 characters, 92 of them in its own page, becomes one of 7,712 whose others are those of the long text
+    row = re.compile(
+        re.escape(_varint(606)) + rb"(..)\x04\x02" + re.escape(_varint(1213)) + rb"(..)(y{92})....", re.DOTALL
+    )
+    size, text = _varint(7718), _varint(2 * 7712 + 13)
+    data, n_rows = row.subn(lambda found: size + found[1] + b"\x04\x02" + text + found[2] + found[3] + chain, data)
+    assert n_rows > 2000
+    path.write_bytes(data)
+    with opened(path) as database:
+        n_bytes = sum(sum(map(len, block.texts[0])) for block in database.read("t", ["a"], ["b"]))
+        assert "more than the file has room for" in database.loss.messages[0]
+        assert n_bytes <= 2 * len(data)
+
+
+def _varint(number: int) -> bytes:
+    return bytes([0x80 | number >> 7, number & 0x7F])
 
 
 def test_what_takes_too_long_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

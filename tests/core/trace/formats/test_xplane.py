@@ -23,7 +23,7 @@ from torchtriage import analyze
 from torchtriage.core import intervals
 from torchtriage.core.errors import TraceFormatError
 from torchtriage.core.trace import Kind, Trace, read_trace
-from torchtriage.diagnose.verdict.doctor import examine
+from torchtriage.core.trace.recorders import XPLANE
 
 FOLDER = DATA / "gpu2" / "xplane"
 LARGE = 1_000_000
@@ -95,7 +95,7 @@ def test_gzip_and_a_file(tmp_path: Path) -> None:
     trace = read_trace(path, cache=True)
     assert len(trace) == 9
     again = read_trace(path, cache=True)
-    assert again.report.recorder == "XPlane"
+    assert again.report.recorder == XPLANE
     assert rows(again, Kind.KERNEL) == rows(trace, Kind.KERNEL)
 
 
@@ -185,7 +185,7 @@ def test_what_has_no_time_and_no_name() -> None:
 
 
 def test_the_doctor_says_what_an_xplane_cannot_show() -> None:
-    notes = {note.code: note for note in examine(of(gpu_space()))}
+    notes = {note.code: note for note in analyze(io.BytesIO(gpu_space())).notes}
     assert "no operators of PyTorch" in notes["other-recorder"].message
     assert not any("torch.profiler" in note.fix or "activities=" in note.fix for note in notes.values())
     report = analyze(io.BytesIO(tpu_space()))

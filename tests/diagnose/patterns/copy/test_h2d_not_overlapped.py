@@ -91,6 +91,26 @@ def test_a_pinned_batch_on_the_compute_stream() -> None:
     assert (lengths * claim.gain_high).sum() == 4 * 500_000
 
 
+def test_uploads_that_take_longer_than_all_the_rest_cannot_hide_behind_it() -> None:
+    trace = TraceBuilder()
+    for step in range(4):
+        start = step * 10_000.0
+        trace.step(step, start, 10_000)
+        for part in range(4):
+            at = start + 2_500 * part
+            trace.copy(at + 10, 5, at + 20, 2_200, size=50_000_000, kind="HtoD (Pinned -> Device)")
+            trace.launch(at + 17, 2, at + 2_221, 250)
+    (claim,) = find(trace.profiler_stop(40_001, 5).build())
+    exposed_ns = int((claim.spans[:, 1] - claim.spans[:, 0]).sum())
+    assert exposed_ns == 4 * 4 * 2_200_000
+    # of four steps of 10 ms, whatever is not an upload
+    assert claim.gain_low * exposed_ns == pytest.approx(4 * 1_200_000, rel=0.01)
+    assert claim.gain_high == 1.0
+    assert not claim.edits
+    assert "Copy less" in claim.fix.text
+    assert "88 % of the time" in claim.message
+
+
 def test_a_blocking_copy_also_costs_the_gap_behind_it() -> None:
     (claim,) = find(loop(blocks=True).build())
     assert claim.evidence["n_blocking_copies_per_step"] == 1

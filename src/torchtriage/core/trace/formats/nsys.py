@@ -45,6 +45,7 @@ _DEVICE_KEYS = {
     "smCount": "numSms",
     "totalMemory": "totalGlobalMem",
 }
+_EXPORTS = "META_DATA_EXPORT", "EXPORT_META_DATA"
 _EXPORT_KEYS = {b"EXPORT_PRODUCT_VERSION": "recorderVersion", b"EXPORT_SCHEMA_VERSION": "exportSchema"}
 _MARK, _DOMAIN, _DRIVER = 34, 75, 1
 _RANGES = "eventType IN (34,59,60,70,71)"
@@ -241,7 +242,7 @@ class _Reader:
 
         process = given["globalPid"]
         return {
-            "cat": self._category(category, len(process)),
+            "cat": self._categories((category,), np.zeros(len(process))),
             "lane": self._coded("lane", lane, process, *(given[column] for column in _PLACE[:3])),
             "key": self._keys(process, given["correlationId"]),
         }
@@ -249,10 +250,9 @@ class _Reader:
     # -- calls of the host -----------------------------------------------------------------
 
     def _calls(self, given: _Given) -> _Columns:
-        runtime, driver = self._categories("cuda_runtime", "cuda_driver")
         thread = given["globalTid"]
         return {
-            "cat": np.where(given["eventClass"] == _DRIVER, driver, runtime),
+            "cat": self._categories(("cuda_runtime", "cuda_driver"), given["eventClass"] == _DRIVER),
             "name": self._names(given["nameId"], lambda text: _API_VERSION.sub("", text)),
             "lane": self._thread_lanes(thread),
             "key": self._keys(np.where(thread == MISSING, MISSING, thread & ~_THREAD), given["correlationId"]),
@@ -264,7 +264,7 @@ class _Reader:
 
     def _overheads(self, given: _Given) -> _Columns:
         return {
-            "cat": self._category("overhead", len(given["start"])),
+            "cat": self._categories(("overhead",), np.zeros(len(given["start"]))),
             "name": self._names(given["nameId"]),
             "lane": self._thread_lanes(given["globalTid"]),
         }
@@ -290,19 +290,16 @@ class _Reader:
             texts = list(texts)
             for row, domain in zip(foreign.tolist(), given["domainId"][foreign].tolist(), strict=True):
                 texts[row] = self._domains.get(domain, b"") + b":" + texts[row]
-        entries, which = split_text(texts)
-        of = np.array(which, np.intp)
+        entries, of = split_text(texts)
         is_op = np.array([entry.is_op for entry in entries], bool)[of]
-        is_op[foreign] = False
         names = self._codes(names=[_text(entry.name) for entry in entries])["name"]
         dims = self._codes(details=[b"\0".join(Detail(dims=entry.dims)) for entry in entries])["detail"]
         dims[[not entry.dims for entry in entries]] = -1
-        op, note, instant = self._categories("cpu_op", "user_annotation", "instant")
         start, end, mark = given["start"], given["end"], given["eventType"] == _MARK
         # a range that nobody closed was open to the end
         end = np.where(mark, start, np.where(end == MISSING, np.maximum(self._last_ns, start), end))
         return {
-            "cat": np.where(mark, instant, np.where(is_op, op, note)),
+            "cat": self._categories(("user_annotation", "cpu_op", "instant"), np.where(mark, 2, is_op)),
             "name": names[of],
             "lane": self._thread_lanes(given["globalTid"]),
             "key": np.where(is_op, np.array([entry.sequence for entry in entries], np.int64)[of], -1),
@@ -329,11 +326,8 @@ class _Reader:
     def _names(self, ids: Ints, clean: Callable[[str], str] = str) -> NDArray[np.int32]:
         return self._coded("name", lambda number: clean(_text(self._strings.get(number[0], b""))), ids)
 
-    def _categories(self, *names: str) -> NDArray[np.int32]:
-        return self._codes(cats=names)["cat"]
-
-    def _category(self, name: str, n: int) -> NDArray[np.int32]:
-        return np.full(n, self._categories(name)[0], np.int32)
+    def _categories(self, names: Sequence[str], which: NDArray[Any]) -> NDArray[np.int32]:
+        return self._coded("cat", lambda index: names[index[0]], which.astype(np.int64))
 
     def _thread_lanes(self, threads: Ints) -> NDArray[np.int32]:
         def lane(ids: tuple[int, ...]) -> tuple[Any, ...]:
@@ -369,10 +363,11 @@ class _Reader:
 
     def _meta(self) -> dict[str, Any]:
         meta: dict[str, Any] = {}
-        for block in self._database.read("META_DATA_EXPORT", (), ("name", "value")):
-            for name, value in zip(*block.texts, strict=True):
-                if name in _EXPORT_KEYS:
-                    meta[_EXPORT_KEYS[name]] = _text(value)
+        for table in _EXPORTS:
+            for block in self._database.read(table, (), ("name", "value")):
+                for name, value in zip(*block.texts, strict=True):
+                    if name in _EXPORT_KEYS:
+                        meta[_EXPORT_KEYS[name]] = _text(value)
         devices = []
         for block in self._database.read("TARGET_INFO_GPU", tuple(_DEVICE_KEYS), ("name",)):
             for values, name in zip(np.stack(block.numbers, axis=1).tolist(), block.texts[0], strict=True):

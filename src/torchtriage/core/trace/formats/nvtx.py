@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from operator import methodcaller
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 __all__ = ["NvtxText", "split_text"]
 
 _OP_ID, _SIZES, _INPUTS = b", op_id = ", b", sizes = ", b", input_op_ids = "
+_DIGITS = b"0123456789"
 _MARKS = re.compile(
     rb"(?P<name>.*?)(?:, (?:stashed )?seq = (?P<seq>-?\d{1,18}))?(?:, sizes = (?P<sizes>\[.*\]))?", re.DOTALL
 )
@@ -34,26 +39,27 @@ class NvtxText(NamedTuple):
     dims: bytes
 
 
-def split_text(texts: Sequence[bytes]) -> tuple[list[NvtxText], list[int]]:
+def split_text(texts: Sequence[bytes]) -> tuple[list[NvtxText], NDArray[np.intp]]:
     """Return the distinct texts, ids of operators apart, and for each text which of those it is."""
-    found: dict[tuple[bytes, bytes, bool], int] = {}
-    which = []
-    for text in texts:
-        head, mark, rest = text.partition(_OP_ID)
-        sizes = rest.partition(_SIZES)[2] if len(rest) > len(_SIZES) else b""
-        which.append(found.setdefault((head, sizes, bool(mark)), len(found)))
-    return [_parse(*key) for key in found], which
+    if _INPUTS in b"".join(texts):
+        texts = [text.partition(_INPUTS)[0] for text in texts]
+    # every operator has an id of its own: what is left without is a few hundred texts, of millions
+    parts = map(methodcaller("partition", _OP_ID), texts)
+    keys = [head + mark + rest.lstrip(_DIGITS) for head, mark, rest in parts]
+    index = {key: code for code, key in enumerate(dict.fromkeys(keys))}
+    return list(map(_parse, index)), np.fromiter(map(index.__getitem__, keys), np.intp, len(keys))
 
 
-def _parse(head: bytes, sizes: bytes, has_id: bool) -> NvtxText:
+def _parse(text: bytes) -> NvtxText:
+    head, has_id, rest = text.partition(_OP_ID)
     match = _MARKS.fullmatch(head)
     assert match is not None  # its name may be anything
     name = match["name"]
     sequence = int(match["seq"]) if match["seq"] else -1
     # a user's record_function has an id as well, but never a sequence number
     is_op = _OPERATOR.match(name) is not None or (
-        (has_id or sequence >= 0)
+        (bool(has_id) or sequence >= 0)
         and (sequence >= 0 or _NAMESPACED.fullmatch(name) is not None or _BACKWARD.fullmatch(name) is not None)
     )
-    dims = (match["sizes"] or sizes).partition(_INPUTS)[0] if is_op else b""
+    dims = (match["sizes"] or rest.removeprefix(_SIZES)) if is_op else b""
     return NvtxText(name, is_op, sequence, dims if _DIMS.fullmatch(dims) else b"")

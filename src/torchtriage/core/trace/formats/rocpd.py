@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -42,7 +43,8 @@ _PROFILERS_OWN = re.compile(r"Table::writeRows$|_activity_callback$|^rpdflush$")
 _MESSAGE = msgspec.json.Decoder(dict[str, Any])
 
 
-class _Table(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class _Table:
     """All rows of a table: whole numbers by column, and texts."""
 
     numbers: Mapping[str, Ints]
@@ -194,8 +196,9 @@ class _Reader:
         self._regions(suffix, strings, events, keys)
         symbols = self._table(f"rocpd_info_kernel_symbol{suffix}", "id", text="display_name")
         mangled = self._table(f"rocpd_info_kernel_symbol{suffix}", "id", text="kernel_name")
-        columns = "start", "end", "agent_id", "kernel_id", "queue_id", "stream_id", "event_id"
-        kernels = self._table(f"rocpd_kernel_dispatch{suffix}", *columns, *_NEW_GRID)
+        place = "queue_id", "stream_id", "event_id"
+        columns = "start", "end", "agent_id", "kernel_id", *place, *_NEW_GRID
+        kernels = self._table(f"rocpd_kernel_dispatch{suffix}", *columns)
         rows = symbols.find(kernels["kernel_id"])
         names = [_text(symbols.texts[row] or mangled.texts[row]) if row >= 0 else "" for row in rows.tolist()]
         self._take(
@@ -207,9 +210,9 @@ class _Reader:
             # work items, not groups of them
             detail=self._grids(_in_groups(kernels), _NEW_GRID),
         )
-        columns = "start", "end", "name_id", "dst_agent_id", "src_agent_id", "size", "queue_id", "stream_id", "event_id"
-        copies = self._table(f"rocpd_memory_copy{suffix}", *columns)
-        target, source = (agents.of(agents.find(copies[end]), "index") for end in ("dst_agent_id", "src_agent_id"))
+        ends = "dst_agent_id", "src_agent_id"
+        copies = self._table(f"rocpd_memory_copy{suffix}", "start", "end", "name_id", *ends, "size", *place)
+        target, source = (agents.of(agents.find(copies[end]), "index") for end in ends)
         self._take(
             copies,
             cat=np.full(len(copies), "gpu_memcpy"),
@@ -298,7 +301,7 @@ class _Reader:
         op[marked] |= said
         cat = np.where(op & (cat == "user_annotation"), "cpu_op", cat)
         number = np.array(sequence)
-        number[marked] = np.where(number[marked] >= 0, number[marked], [entries[at].sequence for at in which])
+        number[marked] = np.where(number[marked] >= 0, number[marked], [entries[at].sequence for at in which.tolist()])
         dims = self._details([entries[at].dims for at in which])
         detail = np.array(detail, np.int64)
         detail[marked] = np.where(detail[marked] >= 0, detail[marked], dims)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,15 +30,20 @@ MAGIC = b"SQLite format 3\0"
 MISSING = -(1 << 62)
 """Stands for NULL, for what is no whole number of 62 bits, and for a column that the table does not have."""
 _LARGEST = 1 << 61
-_ROWS = 1 << 14
-"""Rows are taken so many at a time: as Python objects they need ten times the room."""
+_ROWS, _PIECE = 1 << 14, 1 << 11
+"""Rows are handed out so many at a time, and taken so many: as Python objects they need ten times the room."""
 _LEAST_ROW_BYTES = 6
 """A row of nothing but NULLs takes so much; tables whose pages are their own children claim more rows than fit."""
+_TEXT_RATIO = 2
+"""UTF-16 becomes at most half as long again; rows that share the pages of their texts claim more."""
+_MOST_TEXTS = 1 << 21
 _SECONDS, _SECONDS_PER_MB = 30.0, 0.5
 """Real files take a hundredth of it."""
-_OPERATIONS = 1000
-"""SQLite asks after so many steps whether it should go on: 50 rows."""
+_OPERATIONS = 10_000
+"""SQLite asks after so many steps whether it should go on: some 500 rows."""
 _SETTINGS = ("trusted_schema=OFF", "cell_size_check=ON", "query_only=ON", "temp_store=MEMORY", "cache_size=-4096")
+_BROKEN = (sqlite3.Error, UnicodeDecodeError)
+"""What SQLite raises; the second where its message quotes a damaged schema."""
 _NAME = re.compile(r"\w+")
 _SHOWN = f"CASE typeof({{0}}) WHEN 'text' THEN substr({{0}},1,{LONGEST}) WHEN 'blob' THEN NULL ELSE {{0}} END"
 
@@ -76,7 +81,7 @@ class Database:
             return 0
         try:
             (found,) = self._connection.execute(f"SELECT count(*) FROM {quoted(table)}{_where(where)}").fetchone()
-        except sqlite3.Error as error:
+        except _BROKEN as error:
             self._lose(table, 0, error)
             return 0
         return min(int(found), self.size_bytes // _LEAST_ROW_BYTES)
@@ -94,24 +99,38 @@ class Database:
             return
         wanted = [f"ifnull({self._column(table, item)},{MISSING})" for item in numbers]
         wanted += [f"ifnull(substr({self._column(table, item)},1,{LONGEST + 1}),'')" for item in texts]
-        n_rows = 0
+        columns: list[list[Any]] = [[] for _ in wanted]
+        n_rows = n_text_bytes = 0
+        trouble: object = None
         try:
             cursor = self._connection.execute(f"SELECT {','.join(wanted)} FROM {quoted(table)}{_where(where)}")
-            while rows := cursor.fetchmany(_ROWS):
+            while rows := cursor.fetchmany(_PIECE):
+                piece = list(zip(*rows, strict=True))
                 n_rows += len(rows)
-                if n_rows * _LEAST_ROW_BYTES > self.size_bytes:
-                    self._lose(table, n_rows, "more rows than the file has room for")
-                    return
-                columns = list(zip(*rows, strict=True))
-                yield Block(tuple(_int64(column) for column in columns[: len(numbers)]), tuple(columns[len(numbers) :]))
-        except sqlite3.Error as error:
-            self._lose(table, n_rows, error)
+                n_text_bytes += sum(sum(map(len, values)) for values in piece[len(numbers) :])
+                if n_rows * _LEAST_ROW_BYTES > self.size_bytes or n_text_bytes > _TEXT_RATIO * self.size_bytes:
+                    trouble = "more than the file has room for"
+                    break
+                for column, values in zip(columns, piece, strict=True):
+                    column.extend(values)
+                if len(columns[0]) >= _ROWS:
+                    yield _block(columns, len(numbers))
+                    columns = [[] for _ in wanted]
+        except _BROKEN as error:
+            trouble = error
+        if columns[0]:
+            yield _block(columns, len(numbers))
+        if trouble is not None:
+            self._lose(table, n_rows, trouble)
 
     def texts_by_id(self, table: str, key: str, text: str) -> dict[int, bytes]:
         """Return the texts of a table by a number of theirs."""
         found: dict[int, bytes] = {}
         for block in self.read(table, (key,), (text,)):
             found.update(zip(block.numbers[0].tolist(), block.texts[0], strict=True))
+            if len(found) > _MOST_TEXTS:
+                self._lose(table, len(found), "more texts than any recording has")
+                break
         return found
 
     def row(self, table: str, index: int, *, where: str = "") -> dict[str, object]:
@@ -123,7 +142,7 @@ class Database:
         query = f"SELECT {wanted} FROM {quoted(table)}{_where(where)} LIMIT 1 OFFSET {int(index)}"
         try:
             values = self._connection.execute(query).fetchone() or ()
-        except sqlite3.Error:
+        except _BROKEN:
             return {}
         shown = (value.decode("utf-8", "replace") if isinstance(value, bytes) else value for value in values)
         return {name: value for name, value in zip(names, shown, strict=False) if value is not None}
@@ -146,7 +165,7 @@ class Database:
                 columns = self._connection.execute(f"PRAGMA table_xinfo({quoted(table)})").fetchall()
                 # the last field tells what is generated or hidden
                 tables[table] = frozenset(row[1].decode("utf-8", "replace") for row in columns if row[6] == 0)
-        except sqlite3.Error as error:
+        except _BROKEN as error:
             self._refuse_late(error)
             raise TraceFormatError(
                 f"expected a database that can be read, found a damaged one ({visible(str(error))})",
@@ -156,7 +175,7 @@ class Database:
         return tables
 
     def _lose(self, table: str, n_rows: int, why: object) -> None:
-        if isinstance(why, sqlite3.Error):
+        if isinstance(why, Exception):
             self._refuse_late(why)
         self.loss.n_lost += 1
         self.loss.say(f"the table {visible(table)} cannot be read beyond {n_rows} rows ({visible(str(why))})")
@@ -164,7 +183,7 @@ class Database:
     def _is_late(self) -> bool:
         return time.monotonic() > self._deadline
 
-    def _refuse_late(self, error: sqlite3.Error) -> None:
+    def _refuse_late(self, error: Exception) -> None:
         if self._is_late():
             raise TraceFormatError(
                 "expected tables that can be read in time, found some that take too long for their size",
@@ -183,14 +202,14 @@ def open_database(path: str | os.PathLike[str], name: str) -> Iterator[Database]
     try:
         # nothing else may write to it meanwhile: no locks, no journal, no files beside it
         connection = sqlite3.connect(f"{file.as_uri()}?mode=ro&immutable=1", uri=True, isolation_level=None)
-    except sqlite3.Error as error:
+    except _BROKEN as error:
         raise TraceFormatError(f"expected a database, found: {visible(str(error))}", where=name) from error
     try:
         connection.text_factory = bytes
         for setting in _SETTINGS:
             connection.execute(f"PRAGMA {setting}")
         yield Database(connection, name, file.stat().st_size)
-    except sqlite3.Error as error:
+    except _BROKEN as error:
         raise TraceFormatError(
             f"expected a database that can be read, found: {visible(str(error))}",
             where=name,
@@ -203,6 +222,10 @@ def open_database(path: str | os.PathLike[str], name: str) -> Iterator[Database]
 def quoted(name: str) -> str:
     """Return a name as SQL writes it."""
     return '"' + name.replace('"', '""') + '"'
+
+
+def _block(columns: list[list[Any]], n_numbers: int) -> Block:
+    return Block(tuple(map(_int64, columns[:n_numbers])), tuple(columns[n_numbers:]))
 
 
 def _where(condition: str) -> str:

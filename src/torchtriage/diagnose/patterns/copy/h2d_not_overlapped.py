@@ -4,8 +4,10 @@ Looks like: host-to-device copies from pinned memory (on ROCm: by the asynchrono
     for at least 2 % of the step and 100 µs, in at least half of the steps.
 Slow because: the copy is enqueued right before the work that needs it, on the same stream, or the host waits for it;
     the compute units are idle during the transfer.
-Cost: exposed copy time; at the high end also the idle time a blocking call causes.
-Fix: copy the next batch on a side stream while this one is computed, with ``non_blocking=True``.
+Cost: exposed copy time; at the high end also the idle time a blocking call causes. Where uploads take longer than all
+    the rest, as with weights that are kept on the host, a prefetch hides no more than that rest: the low end.
+Fix: copy the next batch on a side stream while this one is computed, with ``non_blocking=True``; where uploads are most
+    of the time, copy less.
 Leave it when: there is nothing to compute meanwhile (one request at a time), or the loader is late: then fix the
     loader first.
 Source: PyTorch tutorial on ``pin_memory()`` and ``non_blocking``; CUDA semantics, "Use pinned memory buffers".
@@ -15,7 +17,7 @@ import numpy as np
 
 from torchtriage.core import intervals
 from torchtriage.core.arrays import distinct
-from torchtriage.core.units import format_bytes, format_ns, ms
+from torchtriage.core.units import format_bytes, format_ns, format_share, ms
 from torchtriage.diagnose.patterns._recurrence import call_sites, recurs
 from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Fix, Ints, Kind, Pattern, Spans, Trace, given
 from torchtriage.diagnose.patterns.copy._host_link import exposed
@@ -30,6 +32,16 @@ with torch.cuda.stream(side):
 torch.cuda.current_stream().wait_stream(side)
 upcoming.record_stream(torch.cuda.current_stream())""",
     link="https://docs.pytorch.org/docs/stable/notes/cuda.html#use-pinned-memory-buffers",
+)
+
+COPY_LESS = Fix(
+    text="Copy less: keep on the GPU what is copied there again and again, such as weights that an offload holds on the"
+    " host, or store it in fewer bits. A prefetch hides no more than what else there is to do.",
+    code="""# weights stay on the GPU: no CPUOffloadPolicy, cpu_offload or device_map on the host
+model = model.to(device)
+# or they are half as large
+model = model.to(torch.bfloat16)""",
+    link="https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html",
 )
 
 MIN_SHARE = 0.02
@@ -52,6 +64,27 @@ def find(trace: Trace) -> Claims:
     n_blocking = int(np.isin(steady, waits.copy).sum())
     size = int(np.maximum(trace.value[steady], 0).sum()) // steps.n_steady
     amount = f"{format_bytes(size)} {steps.per} are" if size else "data is"
+    rest_ns, share = _beside_uploads(trace)
+    if exposed_ns * steps.n_steady > rest_ns:
+        yield Claim(
+            message=f"{amount} copied to the GPU, for {format_ns(exposed_ns)} of it with nothing else running there:"
+            f" uploads take {format_share(share)} of the time, and a prefetch hides them only behind the rest",
+            certainty="likely",
+            rows=copies,
+            spans=transfer,
+            gain_low=rest_ns / (exposed_ns * steps.n_steady),
+            time_class="copy",
+            method="what else there is to do (low: a prefetch), exposed copy time (high: nothing is copied)",
+            evidence={
+                "exposed_copy_ms_per_step": ms(exposed_ns),
+                "upload_share": round(share, 4),
+                **given(copied_bytes_per_step=size),
+                **given(call_sites=call_sites(trace, calls)),
+            },
+            anchor=int(calls[np.argmax(trace.dur_ns[copies])]),
+            fix=COPY_LESS,
+        )
+        return
     streams = distinct(np.array([trace.lanes[lane].stream for lane in trace.lane[copies]]))
     yield Claim(
         message=f"{amount} copied to the GPU, for {format_ns(exposed_ns)} of it with nothing else running there",
@@ -72,6 +105,14 @@ def find(trace: Trace) -> Claims:
         anchor=int(calls[np.argmax(trace.dur_ns[copies])]),
         edits=(Edit("overlap", copies), Edit("unblock", calls.astype(np.int64))),
     )
+
+
+def _beside_uploads(trace: Trace) -> tuple[int, float]:
+    """Return how much of the judged time, in ns, no upload takes, whoever asked for it; and the uploads' share."""
+    rows = trace.devices[0].rows
+    uploads = trace.steps.judged_ns(trace.spans_of(rows[trace.matching("HtoD")[rows]]))
+    whole = max(intervals.length(trace.steps.judged), 1)
+    return whole - uploads, uploads / whole
 
 
 def _waited_for(trace: Trace, copies: Ints) -> Spans:

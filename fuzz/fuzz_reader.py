@@ -70,6 +70,14 @@ SEEDS = (
     b' {"ph": "M", "name": "thread_name", "pid": 1, "args": {"name": "main"}},'
     b' {"ph": "B", "ts": 1}, {"ph": "E", "ts": 2}, {"ph": "s", "cat": "ac2g"}], "deviceProperties":'
     b' [{"id": 0, "name": "GPU"}]}',
+    b"\nN\x12\t/host:CPU\x1a\x17\x08\x01\x12\x01t\x18\x00"
+    b'"\x0e\x08\x01\x10\xe8\x07\x18\xd0\x0f"\x04\x08\x01\x18\x03"\x10\x08\x01\x12\x0c'
+    b"\x08\x01\x12\x08cuLaunch*\x16\x08\x01\x12\x12\x08\x01\x12\x0e"
+    b"correlation_id\nS\x12\r/dev"
+    b"ice:GPU:0\x1a\x1f\x08\x01\x12\tStream "
+    b'#1\x18\x00"\x0e\x08\x01\x10\x88\'\x18\xd0\x0f"\x04\x08\x01\x18\x03"\t'
+    b"\x08\x01\x12\x05\x08\x01\x12\x01k*\x16\x08\x01\x12\x12\x08\x01\x12\x0ecor"
+    b"relation_id",
     b'{"traceEvents": [{"ph": "X", "name": "a"b", "ts": NaN, "dur": inf, "x": "\x01\\q\xff"}, {"ph',
 )
 

@@ -222,7 +222,8 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     args = {"Device Type": 0, "Device Id": -1, "Addr": 4096, "Bytes": 512, "Total Allocated": 512}
     memory = {"ph": "i", "s": "t", "name": "[memory]", "cat": "cpu_instant_event", "args": args}
     trace["traceEvents"].append({**{key: last[key] for key in ("ts", "pid", "tid")}, **memory})
-    (tmp_path / "trace.json.gz").write_bytes(gzip.compress(json.dumps(trace).encode()))
+    for name in ("trace.json.gz", "report.sqlite", "host.xplane.pb"):  # known by their content, not by their names
+        (tmp_path / name).write_bytes(gzip.compress(json.dumps(trace).encode()))
     (tmp_path / "snapshot.pickle").write_bytes(pickle.dumps(training_step().dump(), 4))
     (tmp_path / "src").mkdir()
     for name in ("train.py", "train_fixed.py", "src/train.py"):

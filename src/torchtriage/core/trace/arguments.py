@@ -25,7 +25,7 @@ _LATEST = ("args", -1)
 
 
 def read_args(trace: Trace, row: int) -> dict[str, Any]:
-    """Return the ``args`` of one row as the file has them; empty when it has none.
+    """Return the ``args`` of one row as the file has them; empty when it has none, or where only its columns are kept.
 
     Decodes the chunk of text that holds the row, and keeps the latest one.
 
@@ -35,7 +35,7 @@ def read_args(trace: Trace, row: int) -> dict[str, Any]:
         raise IndexError(f"expected a row from 0 to {len(trace) - 1}, found {row}")
     index = int(np.searchsorted(trace.report.chunks[:, 0], row, side="right")) - 1
     if trace.report.recorder:
-        return _read_record(trace, row, index)
+        return _read_record(trace, row, index) if index >= 0 else {}
     known = trace._decoded.get(_LATEST)
     if known is None or known[0] != index:
         known = index, _read_rows(trace, index)
@@ -55,7 +55,7 @@ def _read_record(trace: Trace, row: int, index: int) -> dict[str, Any]:
     from torchtriage.core.trace.formats.databases import read_row
 
     first, table, _ = trace.report.chunks[index].tolist()
-    with open_source(trace.source, max_bytes=_ANY_SIZE, name=trace.report.path, databases=True) as source:
+    with open_source(trace.source, max_bytes=_ANY_SIZE, name=trace.report.path, others=True) as source:
         return read_row(source, trace.source, table, row - first) if source.is_database else {}
 
 

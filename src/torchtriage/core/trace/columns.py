@@ -106,7 +106,7 @@ class ReadReport(msgspec.Struct, frozen=True):
     """int64[k, 3]: first row, text offset and text length of each chunk (for lazy arguments); of a database, first
     row, number of the table and 0."""
     recorder: str = ""
-    """Which profiler's database it was; empty for JSON."""
+    """Which profiler wrote the file; empty for PyTorch's and those that write like it."""
 
 
 @dataclass(frozen=True, eq=False)

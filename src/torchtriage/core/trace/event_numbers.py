@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from torchtriage.core.trace.event_types import whole
 from torchtriage.core.trace.events import Chunk
 
-__all__ = ["NO_DUR_NS", "NO_TIME_NS", "ExactTimes", "int64_of"]
+__all__ = ["LARGEST_NS", "NO_DUR_NS", "NO_TIME_NS", "ExactTimes", "int64_of"]
 
 # Doubles hold three decimals of a microsecond exactly (after rounding to ns) below this:
 # half a unit in the last place is 0.488 ns there. Larger clocks are read from their text.
 EXACT_BELOW_US = float(1 << 43)
 NO_DUR_NS = -1000
-_LARGEST_NS = 1 << 61
+LARGEST_NS = 1 << 61
 """Times beyond are damage (an epoch is below it), and sums of two must fit 64 bits."""
 NO_TIME_NS = -(1 << 62)
 
@@ -56,7 +56,7 @@ class ExactTimes:
                 ns: NDArray[np.int64] = np.rint((us - whole_us) * 1000).astype(np.int64)
                 return ns + whole_us.astype(np.int64) * 1000
             integers = np.frombuffer(array("q", values), np.int64)
-            if np.abs(us).max() < _LARGEST_NS / 1000:
+            if np.abs(us).max() < LARGEST_NS / 1000:
                 return integers * 1000
         except (TypeError, OverflowError):
             pass  # fractions of a microsecond, or no time at all
@@ -81,6 +81,6 @@ def _exact_ns(text: bytes, missing: int) -> int:
     try:
         ns = Decimal(text.strip(b'"').decode("ascii", "replace")) * 1000
         # an exponent can make a number that would take hours to write out
-        return round(ns) if abs(ns) < _LARGEST_NS else missing
+        return round(ns) if abs(ns) < LARGEST_NS else missing
     except (ArithmeticError, ValueError):
         return missing

@@ -312,9 +312,9 @@ class EventReader:
 
     def _refuse_other_json(self) -> None:
         keys = _top_keys(self._buffer)
-        for key, what in _OTHER_JSON.items():
+        for key, (what, hint) in _OTHER_JSON.items():
             if key in keys:
-                raise self._refusal(what)
+                raise self._refusal(what, hint)
         if b'"torchtriage/' in self._buffer[:256]:
             raise self._refusal("a report of torchtriage", "render it again with: torchtriage show FILE")
 
@@ -455,9 +455,16 @@ _SPACE = b", \t\r\n"
 SEPARATOR = re.compile(rb"\}\s*,\s*\{")
 _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _OTHER_JSON = {
-    "nodes": "a PyTorch execution trace (ExecutionTraceObserver)",
-    "cells": "a Jupyter notebook",
-    "segments": "a memory snapshot",
+    "nodes": (
+        "a PyTorch execution trace (ExecutionTraceObserver, Chakra), which holds operators and inputs but no kernels",
+        "pass the file that prof.export_chrome_trace(...) or tensorboard_trace_handler wrote in the same run",
+    ),
+    "rocprofiler-sdk-tool": (
+        "results of rocprofv3 in JSON",
+        "pass its database instead: rocprofv3 --output-format rocpd ... writes PID_results.db",
+    ),
+    "cells": ("a Jupyter notebook", EXPORT),
+    "segments": ("a memory snapshot", EXPORT),
 }
 _LOG_LINE = re.compile(rb"[VIWEFDC]\d{4} \d\d:\d\d:\d\d")
 _BINARY = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import io
 import os
-import re
 import stat
 import sys
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from isal import isal_zlib
 
 from torchtriage.core.errors import TraceFormatError
 from torchtriage.core.names import elide, visible
+from torchtriage.core.trace.recorders import is_xplane
 from torchtriage.core.units import DEFAULT_MAX_BYTES, format_bytes
 
 __all__ = ["EXPORT", "Input", "Source", "open_source", "reopenable"]
@@ -36,10 +36,9 @@ _NSYS_SUFFIXES = (".nsys-rep", ".qdrep", ".qdstrm")
 EXPORT = "pass the file written by prof.export_chrome_trace(...) or tensorboard_trace_handler"
 """What to try with a file that is no trace."""
 _SQLITE = b"SQLite format 3\0"
-_RECORD = "record with torch.profiler and prof.export_chrome_trace('trace.json.gz')"
 _NSYS = "export it: nsys export --type sqlite --output report.sqlite REPORT, and pass report.sqlite"
 _NSYS_STREAM = "import it with QdstrmImporter of Nsight Systems, then " + _NSYS
-_XPLANE = re.compile(rb"\n.{1,12}?\x12./(?:host|device):", re.DOTALL)
+_ROCPROF = "pass its database instead: rocprofv3 --output-format rocpd ... writes PID_results.db"
 # magic bytes of files people pass by mistake: (offset, magic, what it is, what to try)
 _FOREIGN: tuple[tuple[int, bytes, str, str], ...] = (
     (0, b"NVIDIA Tegra Profiler Report", "an Nsight Systems report", _NSYS),
@@ -53,6 +52,9 @@ _FOREIGN: tuple[tuple[int, bytes, str, str], ...] = (
     (0, b"Rar!", "a RAR archive", "unpack it and pass the .json inside"),
     (0, b"\x89HDF", "an HDF5 file", EXPORT),
     (0, b"PAR1", "a Parquet file", EXPORT),
+    (0, b'"Kind","Agent_Id"', "a table of rocprofv3 in CSV", _ROCPROF),
+    (0, b'"Kind","Direction"', "a table of rocprofv3 in CSV", _ROCPROF),
+    (0, b'"Domain","Function"', "a table of rocprofv3 in CSV", _ROCPROF),
     (0, b"ARROW1", "an Arrow file", EXPORT),
     (0, b"\x93NUMPY", "a NumPy array", EXPORT),
     (0, b"\x7fELF", "an executable", EXPORT),
@@ -101,6 +103,7 @@ class Source:
             self._max_bytes = min(max_bytes, max(BOMB_BYTES, size_bytes * BOMB_RATIO))
         self._ahead = self._take(_SNIFF_BYTES)
         self.is_database = self._ahead.startswith(_SQLITE)
+        self.is_xplane = is_xplane(self._ahead)
         if not self._ahead and self.truncated:
             raise TraceFormatError(
                 f"expected a profiler trace, found nothing that can be read: {self.truncated}",
@@ -299,13 +302,13 @@ def _spooled(stream: BinaryIO) -> BinaryIO:
 
 @contextmanager
 def open_source(
-    path: Input, *, max_bytes: int = DEFAULT_MAX_BYTES, name: str = "", databases: bool = False
+    path: Input, *, max_bytes: int = DEFAULT_MAX_BYTES, name: str = "", others: bool = False
 ) -> Iterator[Source]:
     """Open a path, ``-`` for standard input, or a binary stream as raw JSON bytes.
 
     ``path`` : plain, gzip or zip. A stream stays open. ``max_bytes`` : refuse inputs that expand beyond this many
-    bytes. ``name`` : what to call the input in messages. ``databases`` : SQLite files are welcome, too
-    (``is_database``).
+    bytes. ``name`` : what to call the input in messages. ``others`` : SQLite files and XPlanes are
+    welcome, too (``is_database``, ``is_xplane``).
 
     Raises TraceFormatError: the path cannot be read, or the content is recognisably something else.
     """
@@ -325,11 +328,12 @@ def open_source(
             )
         with _unpacked(raw, head, name) as (stream, packed):
             source = Source(stream, name, size_bytes, max_bytes, packed=packed)
-            if source.is_database and not databases:
+            if (source.is_database or source.is_xplane) and not others:
+                found = "an SQLite database" if source.is_database else "an XPlane profile"
                 raise TraceFormatError(
-                    "expected a profiler trace in JSON, found an SQLite database",
+                    f"expected a profiler trace in JSON, found {found}",
                     where=name,
-                    hint="databases are read and judged, not written again",
+                    hint="such files are read and judged, not written again",
                 )
             yield source
 
@@ -409,11 +413,6 @@ def _refuse_foreign(head: bytes, name: str) -> None:
     # what they begin with is not documented
     if name.endswith(_NSYS_SUFFIXES) and not head.lstrip().startswith((b"{", b"[", b"\x1f\x8b", _SQLITE)):
         raise TraceFormatError("expected a profiler trace, found an Nsight Systems report", where=name, hint=_NSYS)
-    if _XPLANE.match(head):
-        found = "an XPlane profile (of JAX, TensorFlow or PyTorch/XLA)"
-        raise TraceFormatError(
-            f"expected a profiler trace, found {found}", where=name, hint=f"XPlane files are not read; {_RECORD}"
-        )
     for offset, magic, what, hint in _FOREIGN:
         if head[offset : offset + len(magic)].lower() == magic.lower():
             raise TraceFormatError(f"expected a profiler trace, found {what}", where=name, hint=hint)

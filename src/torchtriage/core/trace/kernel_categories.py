@@ -44,6 +44,11 @@ _KERNELS = tuple(
             r"(?:split|dense)_embedding|pooled_embs|embedding_?bag|embedding_(?:dense_)?(?:backward|forward)|embedding_kernel(?<!rotary_embedding_kernel)"
             r"|fbgemm_gpu::_?\w*(?:permute|jagged|bucketize|lengths|sparse)|bounds_check_ind|linearize_index",
         ),
+        # XLA's fusions are named after their last operation; what moves or reduces says so
+        (
+            ELEMENTWISE,
+            r"^(?:loop|wrapped)_(?!.*(?:reduce|transpose|copy|gather|scatter|slice|concat|pad|sort))\w*fusion",
+        ),
         # a foreach kernel that copies serves whoever moves many tensors; within a step of the optimizer it is its own
         (COPY, r"multi_tensor_apply.*(?:copyfunctor|::copy<)"),
         # PyTorch's foreach kernels, Apex, bitsandbytes, gradient scaling
@@ -96,7 +101,7 @@ _KERNELS = tuple(
         ),
         (
             GEMM,
-            r"gemm|gemv|cijk_|cutlass|matmul|nvjet|cublas|(?<![a-z])b?mm_|_mm(?![a-z])|wmma|xmma|mfma|splitk|marlin"
+            r"gemm|gemv|wvspl|cijk_|cutlass|matmul|nvjet|cublas|(?<![a-z])b?mm_|_mm(?![a-z])|wmma|xmma|mfma|splitk|marlin"
             r"|machete|hipblaslt|rocblas|llmm|w8a8",
         ),
         (QUANTISATION, r"quant|(?:cast|convert)_to_fp8|scaled_fp8|fp8_(?:cast|convert)|to_mxfp|cvt_fp"),

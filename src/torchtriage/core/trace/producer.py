@@ -20,7 +20,7 @@ INFLATION = {(False, False): 1.5, (True, False): 2.0, (False, True): 2.0, (True,
 """Profiled over real host time by (shapes, stacks); catalogue 1.5, measured on tiny ops."""
 
 
-ACCELERATORS = {"npu": "NPU", "mtia": "MTIA", "xpu": "XPU", "hpu": "HPU", "other": "accelerator"}
+ACCELERATORS = {"tpu": "TPU", "npu": "NPU", "mtia": "MTIA", "xpu": "XPU", "hpu": "HPU", "other": "accelerator"}
 """What people call a device that is no GPU of NVIDIA or AMD, by vendor."""
 
 
@@ -29,7 +29,7 @@ class Origin:
     """Facts about the recording; anything not recorded is None or empty."""
 
     vendor: str
-    """``cuda``, ``rocm``, ``mtia``, ``xpu``, ``npu``, ``hpu``, ``other`` or ``cpu``."""
+    """``cuda``, ``rocm``, ``tpu``, ``mtia``, ``xpu``, ``npu``, ``hpu``, ``other`` or ``cpu``."""
     device_names: tuple[str, ...]
     capability: tuple[int, int] | None
     n_multiprocessors: int | None
@@ -85,6 +85,8 @@ def find_origin(trace: Trace) -> Origin:
 
 
 def _vendor(trace: Trace, meta: dict[str, Any], device_names: tuple[str, ...]) -> str:
+    if trace.report.recorder and "vendor" in meta and trace.works.any():
+        return str(meta["vendor"])  # its reader knows
     if "roctracer_version" in meta or any(key.startswith("hip_") for key in meta):
         return "rocm"
     runtime = {trace.names[code] for code in set(trace.name[trace.kind == Kind.RUNTIME].tolist())}

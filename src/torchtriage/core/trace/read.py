@@ -14,6 +14,7 @@ from torchtriage.core.trace.events import CHUNK_BYTES, EventReader
 from torchtriage.core.trace.input import Input, Source, open_source, reopenable
 from torchtriage.core.trace.native import THREADS_WORTH_IT_BYTES, read_native
 from torchtriage.core.trace.parallel import count_workers, read_parallel
+from torchtriage.core.trace.recorders import WAYS, XPLANE
 from torchtriage.core.units import DEFAULT_MAX_BYTES
 
 __all__ = ["read_trace"]
@@ -34,7 +35,7 @@ def read_trace(
     ----------
     path : path, ``-`` or binary stream
         Plain, gzip or zip JSON of the PyTorch profiler; a dict with ``traceEvents`` or a bare list of events.
-        Or a database of Nsight Systems, plain or gzip.
+        Or a database of Nsight Systems or ROCm, or an XPlane, plain or gzip.
     max_bytes : int
         Refuse inputs that expand beyond this many bytes.
     progress : callable, optional
@@ -64,11 +65,18 @@ def read_trace(
             return trace
     engine = find_engine()
     builder = ColumnBuilder()
-    with open_source(opened, max_bytes=max_bytes, name=name, databases=True) as source:
+    with open_source(opened, max_bytes=max_bytes, name=name, others=True) as source:
         if source.is_database:
             from torchtriage.core.trace.formats.databases import read_database
 
             recorder, meta, loss = read_database(source, opened, builder)
+        elif source.is_xplane:
+            from torchtriage.core.trace.formats.xplane import read_xplane
+
+            meta, loss = read_xplane(_whole(source, progress), builder)
+            recorder = XPLANE
+            if source.truncated:
+                loss.say(source.truncated)
         else:
             reader = EventReader(source, chunk_bytes)
             reader.open()
@@ -91,15 +99,26 @@ def read_trace(
         )
     trace = builder.finish(meta, report, opened)
     if not trace.report.n_events:
+        found = "none that can be read" if loss.n_lost else f"no event of {recorder}" if recorder else "an empty list"
         raise TraceFormatError(
-            "expected profiler events, found " + ("an empty list" if not loss.n_lost else "none that can be read"),
+            f"expected profiler events, found {found}",
             where=source.name,
-            hint="call prof.step() in the loop and export inside on_trace_ready: after the last"
-            " cycle of a schedule the buffer is empty",
+            hint=WAYS.get(recorder)
+            or "call prof.step() in the loop and export inside on_trace_ready: after the last cycle of a schedule the"
+            " buffer is empty",
         )
     if file is not None:
         store(trace, file, digest)
     return trace
+
+
+def _whole(source: Source, progress: Callable[[int, int], None] | None) -> bytes:
+    blocks: list[bytes] = []
+    while block := source.read(1 << 20):
+        blocks.append(block)
+        if progress is not None:
+            progress(source.n_read, source.size_bytes)
+    return b"".join(blocks)
 
 
 def _read_blocks(

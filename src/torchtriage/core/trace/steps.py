@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torchtriage.core import intervals
 from torchtriage.core.arrays import Ints
 from torchtriage.core.trace.pacing import Pace, find_pace
+from torchtriage.core.trace.recorders import PROGRAMS_LINE, STEPS_LINE, XPLANE
 from torchtriage.core.trace.schema import Kind
 from torchtriage.core.units import format_count, format_ns
 
@@ -64,6 +65,8 @@ HABIT_STEPS = 2
 """So many of the later half, and most of them: compiling is what this loop does."""
 OUTLIER = 3.0
 """A step longer than this many medians is not steady (catalogue 1.5)."""
+MIN_PROGRAMS = 3
+"""Fewer runs of a program are no loop."""
 FIRST, COMPILING, LONG, NO_WORK = (
     "as the first",
     "for compiling or loading kernels",
@@ -96,7 +99,8 @@ class Steps:
 
     ``start_ns``/``end_ns`` : wall boundaries (see the module). ``host_start_ns``/``host_end_ns`` : where the host was.
     ``left_out`` : why no number is taken from a step, empty for the steady ones. ``lane`` : the main thread, which
-    holds the steps (without steps: the one with the most op time; -1 without ops).
+    holds the steps (without steps: the one with the most op time; -1 without ops). ``on_device`` : a device marked
+    them, so its work is a step's by when it ran, and where the host was is not known.
     """
 
     trace: Trace
@@ -108,6 +112,7 @@ class Steps:
     end_ns: Ints
     left_out: tuple[str, ...]
     lane: int
+    on_device: bool = False
 
     @cached_property
     def steady(self) -> NDArray[np.bool_]:
@@ -164,7 +169,7 @@ class Steps:
 
     def of_work(self, rows: NDArray[np.integer]) -> Ints:
         """Return the step each device row was enqueued in (-1: none)."""
-        return self._of(self.trace.links.launch_ns[rows])
+        return self._of(self.trace.start_ns[rows] if self.on_device else self.trace.links.launch_ns[rows])
 
     def _of(self, times_ns: Ints) -> Ints:
         if not len(self):
@@ -203,8 +208,8 @@ class Steps:
 
 
 def find_steps(trace: Trace) -> Steps:
-    """Find steps by an engine's ranges, ProfilerStep marks, a repeated annotation, or the optimizer; else none."""
-    for finder in (_by_engine, _by_profiler, _by_annotation, _by_optimizer):
+    """Find steps by an engine's ranges, ProfilerStep marks, a repeated program or annotation, or the optimizer."""
+    for finder in (_by_engine, _by_profiler, _by_program, _by_annotation, _by_optimizer):
         found = finder(trace)
         if found is not None:
             return _build(trace, found, marked=finder in (_by_engine, _by_profiler))
@@ -251,6 +256,8 @@ class _Found(NamedTuple):
     lane: int
     alike: tuple[str, ...] = ()
     """What each step does, where they differ by design: a step is an outlier among those alike."""
+    on_device: bool = False
+    """Whether the times are the device's."""
 
 
 def _by_engine(trace: Trace) -> _Found | None:
@@ -281,19 +288,51 @@ def _by_profiler(trace: Trace) -> _Found | None:
     names = [trace.name_of(row) for row in rows.tolist()]
     n_more = int(mask.sum()) - len(rows)
     more = f" of the main loop, {n_more} more on other threads or overlapping" if n_more else ""
+    mark = "StepTraceAnnotation" if trace.report.recorder == XPLANE else "ProfilerStep#"
     return _Found(
         names,
         trace.start_ns[rows],
         trace.end_ns[rows],
-        f"{len(rows)} ProfilerStep# mark{'s' if len(rows) > 1 else ''}{more}",
+        f"{len(rows)} {mark} mark{'s' if len(rows) > 1 else ''}{more}",
         int(trace.lane[rows[0]]),
     )
+
+
+def _by_program(trace: Trace) -> _Found | None:
+    """Take the steps that the profiler of an XLA device has found there, or each run of its longest program."""
+    if not trace.devices:
+        return None
+    notes = np.flatnonzero(trace.kind == Kind.GPU_ANNOTATION)
+    for line in (STEPS_LINE, PROGRAMS_LINE):
+        lanes = [code for code, lane in enumerate(trace.lanes) if lane.kind == "stream" and lane.tid == line]
+        lanes = [code for code in lanes if trace.lanes[code].device == trace.devices[0].index]
+        rows = one_lane(trace, notes[np.isin(trace.lane[notes], lanes)])
+        name = "step"
+        if line == PROGRAMS_LINE and len(rows):
+            code = int(np.bincount(trace.name[rows], weights=trace.dur_ns[rows]).argmax())
+            rows, name = rows[trace.name[rows] == code], trace.names[code]
+        start, end = trace.start_ns[rows], trace.end_ns[rows]
+        if len(rows) < MIN_PROGRAMS or 2 * (end - start).sum() < end[-1] - start[0]:
+            continue
+        labels = [trace.name_of(row) if line == STEPS_LINE else str(i) for i, row in enumerate(rows.tolist())]
+        calls = trace.links.call[trace.devices[0].rows]
+        lane = int(np.bincount(trace.lane[calls[calls >= 0]]).argmax()) if (calls >= 0).any() else -1
+        return _Found(
+            [f"{name} {label}" for label in labels],
+            start,
+            np.append(start[1:], end[-1]),
+            f"runs of {name!r} on the device" if line == PROGRAMS_LINE else "the device's own steps",
+            lane,
+            on_device=True,
+        )
+    return None
 
 
 def _by_annotation(trace: Trace) -> _Found | None:
     """Take a top-level annotation that repeats, with or without a number, and covers most of the window."""
     rows = np.flatnonzero(trace.kind == Kind.ANNOTATION)
-    if len(rows) < 3:
+    # in an XPlane they are the runtime's own, such as waits for a buffer, and no part of a loop
+    if len(rows) < 3 or trace.report.recorder == XPLANE:
         return None
     rows = rows[trace.tree.parent[rows] < 0]
     rows = rows[~trace.matching(COMPILES + r"|^nccl:|^gloo:|Optimizer\.|DataLoader|_data:")[rows]]
@@ -359,7 +398,7 @@ def one_lane(trace: Trace, rows: Ints) -> Ints:
 
 
 def _build(trace: Trace, found: _Found, *, marked: bool) -> Steps:
-    names, start, end, basis, lane, _ = found
+    names, start, end, basis, lane, alike, on_device = found
     work = np.flatnonzero(trace.works)
     launched = trace.links.launch_ns[work]
     # work without a launch is the backlog from before the recording, never the first step's; a stream works in order,
@@ -378,7 +417,7 @@ def _build(trace: Trace, found: _Found, *, marked: bool) -> Steps:
 
     end = np.maximum(end, start)
     edges = np.append(start, end[-1])
-    edges = np.maximum.accumulate(np.maximum(edges, device_done(edges)))
+    edges = np.maximum.accumulate(edges if on_device else np.maximum(edges, device_done(edges)))
     host_ns = int(edges[0])
     begin_ns, why = _device_begin(trace, host_ns, int(edges[-1]))
     edges = np.maximum(edges, begin_ns)
@@ -396,8 +435,9 @@ def _build(trace: Trace, found: _Found, *, marked: bool) -> Steps:
         end,
         wall_start,
         wall_end,
-        _left_out(trace, start, end, wall_end - wall_start, found.alike),
+        _left_out(trace, start, end, wall_end - wall_start, alike),
         lane,
+        on_device,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.collectives import communicates
 from torchtriage.core.trace.merged_ranks import find_merged_ranks
 from torchtriage.core.trace.producer import ACCELERATORS
+from torchtriage.core.trace.recorders import XPLANE
 from torchtriage.core.trace.schema import WORK_KINDS
 from torchtriage.core.units import format_count, format_ns, format_share, ms
 from torchtriage.diagnose.verdict.left_out_steps import left_out_steps
@@ -268,6 +270,8 @@ def _merged(trace: Trace) -> Iterator[Note]:
 
 
 def _host_rows(trace: Trace) -> Iterator[Note]:
+    if trace.report.recorder == XPLANE and trace.is_kind(Kind.ANNOTATION, Kind.PYTHON).any():
+        return  # its host rows are those of XLA, which the note on its recorder says
     if not (trace.kind == Kind.OP).any() and (trace.works | (trace.kind == Kind.RUNTIME)).any():
         yield Note(
             "no-host-rows",
@@ -414,7 +418,8 @@ def _cut(trace: Trace) -> Iterator[Note]:
 
 def _steps(trace: Trace) -> Iterator[Note]:
     n = len(trace.steps)
-    if not n or (trace.serving is None and "ProfilerStep" not in trace.window.basis):
+    marked = trace.steps.on_device or re.search("ProfilerStep|StepTraceAnnotation", trace.window.basis)
+    if not n or (trace.serving is None and not marked):
         yield Note(
             "no-steps",
             "info",

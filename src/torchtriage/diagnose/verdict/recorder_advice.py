@@ -16,6 +16,7 @@ import numpy as np
 from torchtriage.core.finding import Fix, Note
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.formats import nsys
+from torchtriage.core.trace.recorders import ROCPD, WAYS, XPLANE
 from torchtriage.core.units import format_count, format_ns
 from torchtriage.diagnose.verdict.result import Result
 
@@ -33,7 +34,27 @@ _WAYS: dict[str, dict[str, str]] = {
         "device": "nsys profile --trace=cuda,nvtx, on the GPU machine",
         "window": "nsys profile --capture-range=cudaProfilerApi --capture-range-end=stop; in the program, after a"
         " warm-up, torch.cuda.synchronize(); torch.cuda.profiler.start(), and the same with stop() some steps later",
-    }
+    },
+    XPLANE: {
+        **dict.fromkeys(("ops", "shapes", "memory"), "not in this format"),
+        "stacks": "jax.profiler.trace(FOLDER, profiler_options=options) with options.python_tracer_level = 1",
+        "steps": "with jax.profiler.StepTraceAnnotation('train', step_num=i): around each step",
+        "device": WAYS[XPLANE],
+        "window": WAYS[XPLANE],
+    },
+    ROCPD: {
+        "ops": "run the loop under torch.autograd.profiler.emit_nvtx(), and record with rocprofv3 --marker-trace",
+        "shapes": "emit_nvtx(record_shapes=True), in a short recording of its own",
+        "stacks": "not in this format: torch.profiler with with_stack=True, in a short recording of its own",
+        "memory": "not in this format: torch.profiler with profile_memory=True",
+        "steps": "a range of one name around each step: with torch.cuda.nvtx.range('step'): …",
+        "device": WAYS[ROCPD],
+        "window": "rocprofv3 --collection-period DELAY:SECONDS:1 --collection-period-unit sec, past the warm-up",
+    },
+}
+_LACKS = {
+    XPLANE: "no operators of PyTorch with their inputs and no allocator records in this format; the host's rows are"
+    " those of XLA and its client"
 }
 _OF_NOTE = {
     "no-host-rows": "ops",
@@ -61,7 +82,7 @@ def in_recorder_words(result: Result, trace: Trace) -> Result:
 
     def way(missing: tuple[str, ...], otherwise: str) -> str:
         asked = [_OF_NEED.get(need, "stacks" if need.startswith("Python stacks") else "") for need in missing]
-        return "; ".join(ways[key] for key in asked) if all(asked) else otherwise
+        return "; ".join(dict.fromkeys(ways[key] for key in asked)) if all(asked) else otherwise
 
     return replace(
         result,
@@ -90,7 +111,8 @@ def other_recorder(trace: Trace) -> Iterator[Note]:
     """Say what the format of another profiler has no room for, and what of this file no column has room for."""
     if not trace.report.recorder:
         return
-    message = f"recorded with {trace.report.recorder}: no Python stacks and no allocator records in this format"
+    lacks = _LACKS.get(trace.report.recorder, "no Python stacks and no allocator records in this format")
+    message = f"recorded with {trace.report.recorder}: {lacks}"
     given = trace.meta.get("unread")
     given = given if isinstance(given, dict) else {}
     unread = {what: n for what, n in given.items() if isinstance(n, int)}

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from torchtriage.core.errors import TraceFormatError
 from torchtriage.core.trace.column_builder import ColumnBuilder
 from torchtriage.core.trace.events import Loss
-from torchtriage.core.trace.formats import nsys
+from torchtriage.core.trace.formats import nsys, rocpd
 from torchtriage.core.trace.formats.sqlite_rows import Database, open_database
 from torchtriage.core.trace.input import EXPORT, Input, Source
 
@@ -25,9 +25,15 @@ class Format(NamedTuple):
     row: Callable[[Database, int, int], dict[str, object]]
 
 
-FORMATS = (Format(nsys.RECORDER, nsys.is_export, nsys.read_export, nsys.row_of),)
+FORMATS = (
+    Format(nsys.RECORDER, nsys.is_export, nsys.read_export, nsys.row_of),
+    Format(rocpd.RECORDER, rocpd.is_rocpd, rocpd.read_rocpd, rocpd.row_of),
+)
 _OTHERS = {
-    "rocpd_": ("a database of ROCm's profilers (rocpd)", "rocpd files are not read; " + EXPORT),
+    "rocpd_": (
+        "a database of ROCm's profilers (rocpd) without calls or work",
+        "record with: rocprofv3 --hip-trace --kernel-trace --memory-copy-trace --marker-trace -- python train.py",
+    ),
     "StringTable": ("an export of nvprof", "record with Nsight Systems or torch.profiler; nvprof's files are not read"),
 }
 """Databases that are known and not read, by what the name of a table begins with."""

@@ -1,0 +1,29 @@
+"""The names of profilers, beside PyTorch's, whose recordings are read, and how an XPlane begins."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["PROGRAMS_LINE", "ROCPD", "STEPS_LINE", "WAYS", "XPLANE", "is_xplane"]
+
+XPLANE, ROCPD = "the profiler of XLA (XPlane)", "ROCm's profiler (rocpd)"
+STEPS_LINE, PROGRAMS_LINE = "Steps", "XLA Modules"
+"""Lines of a device in an XPlane that say when each step and each program ran there: thread ids of lanes."""
+
+
+WAYS = {
+    XPLANE: "with jax.profiler.trace(FOLDER), after a warm-up, and the result waited for (block_until_ready) inside it",
+    ROCPD: "rocprofv3 --hip-trace --kernel-trace --memory-copy-trace --marker-trace -- python train.py",
+}
+"""How to record with those whose files are not exported from something else."""
+
+# a list of planes: an id perhaps, then a name that only planes have
+_XPLANE = re.compile(
+    rb"\n[\x80-\xff]{0,4}[\0-\x7f](?:\x08[\x80-\xff]{0,9}[\0-\x7f])?\x12.(?:/host:|/device:|Task Environment)",
+    re.DOTALL,
+)
+
+
+def is_xplane(head: bytes) -> bool:
+    """Return whether a file that begins so is an XPlane."""
+    return _XPLANE.match(head) is not None

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from torchtriage.memory.leaks import leak_report, leak_watch, object_growth
+from torchtriage.memory.leaks import leak_report, leak_watch, line_watch, object_growth
 from torchtriage.memory.leaks.leak_report import Leak
 from torchtriage.memory.leaks.leak_watch import LeakWarning, Watch
 
@@ -337,7 +337,7 @@ def test_a_measure_that_raises_does_not_reach_the_traced_code() -> None:
             raise RuntimeError("no")
         return 0
 
-    lines = object_growth.LineWatch([measure], inspect.currentframe())
+    lines = line_watch.LineWatch([measure], inspect.currentframe())
     spend()
     spend()
     assert sys.gettrace() is None
@@ -346,14 +346,14 @@ def test_a_measure_that_raises_does_not_reach_the_traced_code() -> None:
 
 
 def test_endless_steps_are_not_traced_to_their_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(object_growth, "MAX_EVENTS", 50)
+    monkeypatch.setattr(line_watch, "MAX_EVENTS", 50)
     calls = []
 
     def measure(frame: Any) -> int:
         calls.append(1)
         return 0
 
-    object_growth.LineWatch([measure], inspect.currentframe())
+    line_watch.LineWatch([measure], inspect.currentframe())
     for _ in range(500):
         spend()
     assert sys.gettrace() is None
@@ -501,7 +501,7 @@ def test_a_line_is_found_by_its_text_where_it_cannot_be_traced() -> None:
     held = object_growth.SizedObject((0, "", "items"), 1, ("x() of y.py", ".registry", ".only_here"))
     only_here: list[int] = []
     only_here.append(1)
-    place = object_growth.adding_line(held, inspect.currentframe())
+    place = line_watch.adding_line(held, inspect.currentframe())
     assert place is not None
     assert "only_here.append(1)" in Path(place.file).read_text().splitlines()[place.line - 1]
 

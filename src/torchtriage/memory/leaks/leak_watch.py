@@ -32,7 +32,8 @@ from torchtriage.memory.leaks.children import watch_children
 from torchtriage.memory.leaks.growth_test import judge, judge_device
 from torchtriage.memory.leaks.leak_candidates import FLOOR, GrowthTracker, Kind, LeakCandidate, SizeTrack, weigh
 from torchtriage.memory.leaks.leak_report import REPORT, SCHEMA, SNAPSHOT, Leak, MemorySeries, WatchReport
-from torchtriage.memory.leaks.object_growth import WALK_S, CodeLine, Key, LineWatch, walk
+from torchtriage.memory.leaks.line_watch import LineWatch
+from torchtriage.memory.leaks.object_growth import WALK_S, CodeLine, Key, walk
 from torchtriage.memory.leaks.process_growth import child_processes, compiled_graphs
 
 __all__ = ["LeakWarning", "Watch", "start", "watch"]

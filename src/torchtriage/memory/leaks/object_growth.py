@@ -4,16 +4,14 @@ A leak in Python is always something with a name that grows: a list, a dictionar
 a variable whose autograd graph gets longer. So the names are walked, not the heap: from the frames
 that run and the globals of the user's own modules, some thousand steps along attributes and items,
 within a time limit. What has grown at each look is a suspect; the line is then found by looking at
-the suspect after each line of one single step.
+the suspect after each line of a few steps (``line_watch.py``).
 
 Nothing here holds a reference to the user's objects after it returns.
 """
 
 from __future__ import annotations
 
-import linecache
 import os
-import re
 import sys
 import sysconfig
 import types
@@ -33,11 +31,10 @@ __all__ = [
     "WALK_S",
     "CodeLine",
     "Key",
-    "LineWatch",
     "Measure",
     "SizedObject",
-    "adding_line",
     "find",
+    "function_name",
     "is_users",
     "place_of",
     "walk",
@@ -46,8 +43,6 @@ __all__ = [
 WALK_S = 0.02
 """That one walk along the names may take."""
 MAX_NODES = 20_000
-MAX_EVENTS = 100_000
-"""Lines that are traced; a step that has more is left alone from there on."""
 MAX_GRAPH = 1000
 """Nodes that are looked at of one autograd graph."""
 
@@ -141,7 +136,7 @@ def place_of(frame: types.FrameType | None) -> CodeLine | None:
     """Return the innermost line of the user's code at or above a frame."""
     while frame is not None:
         if is_users(frame.f_code.co_filename):
-            return CodeLine(frame.f_code.co_filename, frame.f_lineno, _function(frame.f_code))
+            return CodeLine(frame.f_code.co_filename, frame.f_lineno, function_name(frame.f_code))
         frame = frame.f_back
     return None
 
@@ -367,7 +362,7 @@ def _names_of_frames(
                 # more than the frame and this name refer to it, the user keeps what locals() gave
                 if sys.version_info < (3, 13) and sys.gettrace() is None and sys.getrefcount(values) <= 3:
                     cleared.append(values)
-                where = f"{_function(code)}() of {Path(code.co_filename).name}"
+                where = f"{function_name(code)}() of {Path(code.co_filename).name}"
                 yield dict(values), (where,), id(code), None
             if theirs and id(frame.f_globals) not in modules:
                 modules.add(id(frame.f_globals))
@@ -425,111 +420,8 @@ def _attributes(values: dict[str, Any]) -> list[tuple[str, Any]]:
     return [(f".{name}", value) for name, value in list(values.items())]
 
 
-def adding_line(held: SizedObject, frame: types.FrameType | None) -> CodeLine | None:
-    """Return the line that, by its text, adds to a name; for where lines cannot be traced.
-
-    Looked for in the files of the running functions and of the user's modules, the last part of
-    the name before any index, as ``name.append(``, ``name[...] =`` and the like.
-    """
-    last = [name for name in held.names[1:] if name.startswith(".")]
-    if not last:
-        return None
-    name = re.escape(last[-1][1:])
-    adds = re.compile(
-        rf"\b{name}\b\s*(\.(append|appendleft|add|extend|update|setdefault|insert)\(|\[[^\]]*\]\s*=[^=]"
-        rf"|\+=|=\s*{name}\s*\+)"
-    )
-    files: dict[str, None] = {}
-    while frame is not None:
-        files[frame.f_code.co_filename] = None
-        frame = frame.f_back
-    for module in list(sys.modules.values()):
-        files[getattr(module, "__file__", None) or ""] = None
-    for file in files:
-        if file and is_users(file):
-            for number, text in enumerate(linecache.getlines(file), 1):
-                if adds.search(text):
-                    return CodeLine(file, number, "")
-    return None
-
-
-class LineWatch:
-    """Looks at sizes after each line of the user's code, until :meth:`stop`: what makes them grow.
-
-    ``measures`` : one for each suspect. ``frame`` : the innermost one; it and those above are traced too.
-
-    Raises RuntimeError: somebody else traces already, a debugger or a coverage tool.
-    """
-
-    def __init__(self, measures: list[Measure], frame: types.FrameType | None) -> None:
-        if sys.gettrace() is not None:
-            raise RuntimeError("another tracer is at work")
-        self._measures = measures
-        self._frames: list[types.FrameType] = []
-        self._last: tuple[types.CodeType, int] | None = None
-        self._n_events = 0
-        self.grew: list[dict[CodeLine, int]] = [{} for _ in measures]
-        """For each suspect: by how much it grew at which line."""
-        self.own_s = 0.0
-        """Seconds that measuring took."""
-        if frame is None:
-            return
-        self._sizes = [measure(frame) for measure in measures]
-        while frame is not None:
-            if is_users(frame.f_code.co_filename):
-                frame.f_trace = self._on_line
-                self._frames.append(frame)
-            frame = frame.f_back
-        sys.settrace(self._on_call)
-
-    def stop(self) -> None:
-        """Remove the tracer; a second call does nothing."""
-        if not self._measures:
-            return
-        # only ours: somebody may have set another one since
-        if sys.gettrace() == self._on_call:
-            sys.settrace(None)
-        for frame in self._frames:
-            frame.f_trace = None
-        self._frames.clear()
-        self._measures.clear()
-
-    def _on_call(self, frame: types.FrameType, event: str, arg: Any) -> Any:
-        return self._on_line(frame, event, arg) if is_users(frame.f_code.co_filename) else None
-
-    def _on_line(self, frame: types.FrameType, event: str, arg: Any) -> Any:
-        self._n_events += 1
-        if self._n_events > MAX_EVENTS or not self._measures:
-            self.stop()
-            return None
-        began = thread_time()
-        try:
-            self._measure(frame)
-            self.own_s += thread_time() - began
-        except Exception:  # raised here it would be raised in the user's code
-            self.stop()
-            return None
-        if event == "return":
-            # what comes next happens on the caller's line, if that is the user's
-            back = frame.f_back
-            if back is not None and is_users(back.f_code.co_filename):
-                self._last = (back.f_code, back.f_lineno)
-        else:
-            self._last = (frame.f_code, frame.f_lineno)
-        return self._on_line
-
-    def _measure(self, frame: types.FrameType) -> None:
-        for index, measure in enumerate(self._measures):
-            size = measure(frame)
-            if size > self._sizes[index] and self._last is not None:
-                code, line = self._last
-                place = CodeLine(code.co_filename, line, _function(code))
-                grew = self.grew[index]
-                grew[place] = grew.get(place, 0) + size - self._sizes[index]
-            self._sizes[index] = size
-
-
-def _function(code: types.CodeType) -> str:
+def function_name(code: types.CodeType) -> str:
+    """Return a function's name with those it is defined in."""
     return getattr(code, "co_qualname", code.co_name).replace("<locals>.", "")
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import inspect
+import itertools
 import json
 import os
 import random
 import sys
 import threading
 import warnings
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -17,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from torchtriage.memory.leaks import leak_report, leak_watch, line_watch, object_growth
+from torchtriage.memory.leaks import leak_report, leak_watch, line_watch, object_growth, samples
 from torchtriage.memory.leaks.leak_report import Leak
 from torchtriage.memory.leaks.leak_watch import LeakWarning, Watch
 
@@ -223,6 +226,151 @@ def test_findings_have_the_exact_line() -> None:
     assert "`kept`" in finding.message
 
 
+class Box:
+    """Stands for a module: names in dicts of their own, and a dozen empty ones."""
+
+    def __init__(self, **inner: Any) -> None:
+        self._modules = inner
+        self._parameters: dict[str, Any] = {}
+        self._buffers: dict[str, Any] = {}
+        self._forward_hooks: dict[int, Any] = {}
+        self.kept: list[Any] = []
+        self.text = ""
+
+    def __getattr__(self, name: str) -> Any:
+        return self.__dict__["_modules"][name]
+
+
+def small(n: int = 512) -> bytearray:
+    return bytearray(n)
+
+
+def test_a_small_leak_deep_in_a_module_is_named_as_one_writes_it() -> None:
+    inner = Box()
+    model = Box(encoder=Box(layers=Box(**{"3": Box(attn=Box(cache=inner))})))
+    trainer = SimpleNamespace(wrapped=Box(module=model))
+    with quiet() as watch:
+        for _ in range(250):
+            inner.kept.append(small())
+            watch.step()
+    (leak,) = watch.report().leaks
+    assert leak.holder == "inner.kept"
+    del inner
+    with quiet() as watch:
+        for _ in range(250):
+            trainer.wrapped.module.encoder.layers._modules["3"].attn.cache.kept.append(small())
+            watch.step()
+    (leak,) = watch.report().leaks
+    assert leak.holder in ("model.encoder.layers[3].attn.cache.kept", "trainer.wrapped.module.encoder.layers[3].kept")
+    assert leak.line is not None
+
+
+def test_a_text_that_grows_is_a_leak_and_one_that_changes_is_not() -> None:
+    log, other = Box(), Box()
+    with quiet() as watch:
+        for step in range(350):
+            log.text += "x" * 512
+            other.text = "y" * (8000 + step % 7)
+            watch.step()
+    (leak,) = watch.report().leaks
+    assert (leak.holder, leak.unit, leak.bytes_per_step) == ("log.text", "bytes", 512)
+
+
+def test_what_has_a_bound_is_no_leak() -> None:
+    memory: deque[bytearray] = deque(maxlen=10_000)
+
+    @functools.lru_cache(maxsize=10_000)
+    def load(index: int) -> bytearray:
+        return small()
+
+    with quiet() as watch:
+        for step in range(300):
+            memory.append(small())
+            load(step)
+            watch.step()
+    assert watch.report().answer == "no leak"
+
+
+def test_what_is_filled_at_random_is_no_leak() -> None:
+    rng, cache = random.Random(0), {}
+    with quiet() as watch:
+        for _ in range(900):
+            cache.setdefault(rng.randrange(300), small(4096))
+            watch.step()
+    assert watch.report().answer == "no leak"
+
+
+def stream() -> Any:
+    seen = []
+    while True:
+        seen.append(small())
+        yield len(seen)
+
+
+@pytest.mark.parametrize("wrapped", [iter, enumerate, lambda one: zip(one, itertools.count(), strict=False)])
+def test_locals_of_a_generator_that_has_no_name_are_named(wrapped: Any) -> None:
+    with quiet() as watch:
+        for _ in itertools.islice(wrapped(stream()), 250):
+            watch.step()
+    (leak,) = watch.report().leaks
+    assert (leak.holder, leak.root) == ("seen", "stream() of test_leak_watch.py")
+    _, first = inspect.getsourcelines(stream)
+    assert leak.line == first + 3
+
+
+def test_what_cycle_keeps_is_named() -> None:
+    batches = itertools.cycle(small() for _ in range(10_000))
+    with quiet() as watch:
+        for _ in range(250):
+            next(batches)
+            watch.step()
+    (leak,) = watch.report().leaks
+    assert leak.holder.startswith("batches")
+    assert leak.line is not None
+    assert "next(batches)" in Path(__file__).read_text().splitlines()[leak.line - 1]
+
+
+def loop_with_memory(
+    monkeypatch: pytest.MonkeyPatch, n_steps: int, rss: Callable[[int], float], blocks: Callable[[int], float], log: Any
+) -> leak_report.WatchReport:
+    """Watch a loop whose process is said to have this memory and so many objects at each step."""
+    now = [0]
+    monkeypatch.setattr(leak_watch.process, "rss_bytes", lambda: int((100 << 20) + rss(now[0])))
+    monkeypatch.setattr(leak_watch.sys, "getallocatedblocks", lambda: int(500_000 + blocks(now[0])))
+    kept: list[Any] = []
+    with quiet() as watch:
+        for step in range(n_steps):
+            now[0] = step
+            if log is not None:
+                kept.append(log(step))
+            watch.step()
+    return watch.report()
+
+
+@pytest.mark.parametrize("log", [None, lambda step: step / 3])
+def test_native_memory_that_grows_while_python_has_no_more_is_told_early(
+    log: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = loop_with_memory(monkeypatch, 1400, lambda step: 4096 * step, lambda step: step if log else 0, log)
+    (leak,) = report.leaks
+    assert leak.kind == "resident memory"
+    assert leak.found_step <= 1250
+    assert leak.bytes_per_step == pytest.approx(4096, rel=0.05)
+
+
+def test_memory_that_grows_with_python_s_objects_may_be_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = loop_with_memory(monkeypatch, 2000, lambda step: 4096 * step, lambda step: step, None)
+    assert report.leaks == ()
+
+
+def test_what_logs_take_is_no_leak_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def row(step: int) -> dict[str, float]:
+        return {"step": step, "loss": step / 3, "lr": step / 7, "norm": step / 9}
+
+    report = loop_with_memory(monkeypatch, 4000, lambda step: 450 * step, lambda step: 6 * step, row)
+    assert report.leaks == ()
+
+
 # -- it never hurts the loop -------------------------------------------------------------------
 
 
@@ -412,7 +560,7 @@ def test_what_is_kept_is_bounded() -> None:
     watch = quiet(credit_s=0.05)
     for _ in range(60_000):
         watch.step()
-    assert len(watch._rss) <= leak_watch.MAX_SAMPLES
+    assert len(watch._rss) <= samples.MAX_SAMPLES
     assert watch._n_looks < 200
     watch.close()
     watch.close()

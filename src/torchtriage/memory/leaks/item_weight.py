@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import gc
 import sys
+import weakref
 from collections import deque
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -27,6 +27,7 @@ MANY = 50
 MAX_NUMBERS = 32
 """In an item of a log: a dict of metrics, a row. What has more is data."""
 LONG_TEXT = 200
+WEAK_REFERENCE = 72
 _NUMBERS = (int, float, complex, bool, type(None))
 _SHARED = (type, ModuleType, CodeType, BuiltinFunctionType)
 
@@ -121,7 +122,12 @@ class _Seen:
                 self.log = False
                 base = _base(thing)
                 if base is None:
-                    todo += _referents(thing)
+                    referents = _referents(thing)
+                    todo += referents
+                    # attributes without a dict of their own have their places, and each weak reference is an object
+                    if type(thing).__dictoffset__:
+                        self.size += 8 * len(referents)
+                    self.size += WEAK_REFERENCE * weakref.getweakrefcount(thing)
                 elif isinstance(base, tensor):
                     self._tensor(base)
                 else:
@@ -164,7 +170,7 @@ def _is_array(thing: Any) -> bool:
     return type(thing).__module__ == "numpy" and hasattr(thing, "__array_interface__") and hasattr(thing, "base")
 
 
-def _referents(thing: Any) -> Iterable[Any]:
+def _referents(thing: Any) -> list[Any]:
     if isinstance(thing, FunctionType):
         cells = [cell.cell_contents for cell in thing.__closure__ or () if _bound(cell)]
         return [*cells, *(thing.__defaults__ or ()), *vars(thing).values()]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
 from types import FrameType
-from typing import Literal
+from typing import Any, Literal
 
 from torchtriage.memory.leaks import process_growth
 from torchtriage.memory.leaks.item_weight import weigh_newest
@@ -25,7 +26,7 @@ SLOWER = 1.5
 come again, is slower by more, unless it is far from full."""
 UNEVEN = 0.05
 """Of the rate: what looks between two items make of it."""
-FLOOR = {"items": 256.0, "bytes": 256.0, "nodes": 0.0, "hooks": 0.0, "log": 4096.0}
+FLOOR = {"items": 256.0, "bytes": 256.0, "nodes": 0.0, "hooks": 0.0, "log": 4096.0, "tensors": 1024.0}
 """Bytes per step below which growth is no leak. A loop may log numbers (``log``)."""
 CHILD_FLOOR = 8192.0
 FIND_S = 0.1
@@ -118,6 +119,11 @@ class GrowthTracker:
         self._sizes = {key: held.size for key, held in now.items()}
         self._last_look = step
 
+    @property
+    def growing(self) -> Collection[Key]:
+        """Return what has grown at every look since it began to."""
+        return self._tracks.keys()
+
     def steady(self, step: int, patience_steps: int) -> list[SizeTrack]:
         """Return what has grown long and steadily enough, fastest first."""
         steady = [track for track in self._tracks.values() if track.grows(step, patience_steps)]
@@ -171,7 +177,13 @@ def weigh(track: SizeTrack, frame: FrameType) -> LeakCandidate | None:
     kind: Kind = "hooks" if hooks else "growing list" if isinstance(thing, (list, deque)) else "growing cache"
     # a graph holds more than can be seen of it
     floor = FLOOR["hooks" if hooks else "nodes" if item.graph else "log" if item.log else "items"]
-    worth = rate * item.size >= floor
+    worth = rate * item.size >= floor and not _bounded(thing)
     return LeakCandidate(
         track, kind, measure, rate * item.size, worth, item.graph, item.what, n_objects_per_step=rate * item.n_objects
     )
+
+
+def _bounded(thing: Any) -> bool:
+    # what says itself where it ends is no leak
+    maxlen = getattr(thing, "maxlen", None)
+    return maxlen is not None or (hasattr(thing, "cache_info") and thing.cache_info().maxsize is not None)

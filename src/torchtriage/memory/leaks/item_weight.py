@@ -27,14 +27,16 @@ MANY = 50
 MAX_NUMBERS = 32
 """In an item of a log: a dict of metrics, a row. What has more is data."""
 LONG_TEXT = 200
-WEAK_REFERENCE = 72
+BLOCK = 16
+"""Bytes that Python's heap gives at least, and multiples of them."""
+WEAK_REFERENCE = 80
 _NUMBERS = (int, float, complex, bool, type(None))
 _SHARED = (type, ModuleType, CodeType, BuiltinFunctionType)
 
 
 @dataclass(frozen=True)
 class ItemWeight:
-    """One more item: bytes and objects that it keeps alive, whether it is a mere log or holds a graph, its type."""
+    """One more item: bytes and blocks that it keeps alive, whether it is a log, whether it has a graph, its type."""
 
     size: float = 0.0
     n_objects: float = 0.0
@@ -110,10 +112,11 @@ class _Seen:
                 self._tensor(thing)
                 continue
             self.n_objects += 1
-            self.size += sys.getsizeof(thing, 0)
+            self.size += -(-sys.getsizeof(thing, 0) // BLOCK) * BLOCK
             if isinstance(thing, (str, bytes)):
                 self.log = self.log and len(thing) <= LONG_TEXT and isinstance(thing, str)
             elif type(thing) in (dict, list, tuple, set, deque):
+                self.n_objects += type(thing) is not tuple  # their places are a block of their own
                 n_numbers += max(len(thing) - MANY, 0)
                 todo += islice(thing.values(), MANY) if isinstance(thing, dict) else islice(thing, MANY)
                 if isinstance(thing, dict):
@@ -127,6 +130,7 @@ class _Seen:
                     # attributes without a dict of their own have their places, and each weak reference is an object
                     if type(thing).__dictoffset__:
                         self.size += 8 * len(referents)
+                        self.n_objects += 1
                     self.size += WEAK_REFERENCE * weakref.getweakrefcount(thing)
                 elif isinstance(base, tensor):
                     self._tensor(base)

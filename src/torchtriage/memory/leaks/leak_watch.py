@@ -29,10 +29,10 @@ from typing import Any
 import numpy as np
 
 from torchtriage.core import process
-from torchtriage.core.stats.trend import block_minima, sen_slope
+from torchtriage.core.stats.trend import block_minima
 from torchtriage.memory.leaks.allocation_sites import Sites
 from torchtriage.memory.leaks.children import watch_children
-from torchtriage.memory.leaks.growth_test import MIN_SLOPE, judge, judge_device
+from torchtriage.memory.leaks.growth_test import FLOOR_BYTES, MIN_SLOPE, judge, judge_device
 from torchtriage.memory.leaks.growth_test import PATIENCE_STEPS as NAMELESS_PATIENCE_STEPS
 from torchtriage.memory.leaks.leak_candidates import FLOOR, GrowthTracker, Kind, LeakCandidate, SizeTrack, weigh
 from torchtriage.memory.leaks.leak_report import REPORT, SCHEMA, SNAPSHOT, Leak, MemorySeries, WatchReport
@@ -53,13 +53,13 @@ SHARE = 0.0025
 CREDIT_S = 0.12
 """For the first looks, and once more to name a holder."""
 LOOK_STEPS, MAX_LOOK_STEPS = 20, 500
-RSS_STEPS, BLOCKS_STEPS = 10, 50
+RSS_STEPS, BLOCKS_STEPS = 20, 40
 NATIVE_PATIENCE_STEPS = 1000
 """For a resident set that grows while Python has as many objects as before, or as its logs account for: no cache of
 Python's fills. Of 32 recorded loops, those that came to rest later than this had filled one."""
-LEVEL = 0.05
-"""Objects per step: so many more are none. One per step is a cache."""
-LOGS = 1.5
+LEVEL = 0.25
+"""Objects per step: so many more are none. A cache that fills has one at least."""
+LOGS = 2.0
 """Times what logs seem to take: their items vary, and the heap has holes."""
 MIN_LOOKS = 5
 TRACE_STEPS = 4
@@ -125,6 +125,7 @@ class Watch:
         """Whether looks are taken; without, steps are counted and memory is read."""
         with suppress(Exception):
             self._sites.warm()
+            np.median(0.0)  # numpy imports more at its first median
 
     def __enter__(self) -> Watch:
         """Begin; call :meth:`step` once per step."""
@@ -341,17 +342,22 @@ class Watch:
             if device.leak:
                 self._report(self._leak("device memory", device.slope, device.onset_step or 0))
                 return
-        new = self._new_objects() - LOGS * sum(n for _, _, n in self._light.values())
-        patience = NATIVE_PATIENCE_STEPS if new < LEVEL else NAMELESS_PATIENCE_STEPS
+        rss = self._rss.columns[1]
+        grown = min(rss[-(len(rss) // 8) or -1 :]) - min(rss)
+        if self._step < NATIVE_PATIENCE_STEPS or grown < FLOOR_BYTES:
+            return  # no need to ask further
+        native = self._new_objects() - LOGS * sum(n for _, _, n in self._light.values()) < LEVEL
+        patience, least = (NATIVE_PATIENCE_STEPS, FLOOR["items"]) if native else (NAMELESS_PATIENCE_STEPS, MIN_SLOPE)
         verdict = judge(*self._rss.columns, patience_steps=patience)
-        if verdict.leak and verdict.slope - logged >= MIN_SLOPE:
+        if verdict.leak and verdict.slope_low - logged >= least:
             self._report(self._leak("resident memory", verdict.slope, verdict.onset_step or 0))
 
     def _new_objects(self) -> float:
-        """Return by how many objects per step Python has more, since the latest of the steps that are judged."""
+        """Return by how many objects per step Python has more and more, in the latest steps; a jump does not count."""
         at, count = (np.asarray(column, float) for column in self._blocks.columns)
-        since = np.searchsorted(at, self._step - NATIVE_PATIENCE_STEPS)
-        return sen_slope(*block_minima(at[since:], count[since:], BLOCKS)).slope if len(at) - since > BLOCKS else np.inf
+        recent = at >= self._step - NATIVE_PATIENCE_STEPS
+        middle, lowest = block_minima(at[recent], count[recent], BLOCKS)
+        return float(np.median(np.diff(lowest) / np.diff(middle))) if len(lowest) >= BLOCKS - 1 else np.inf
 
     def _was_garbage(self) -> bool:
         """Return whether what seems kept only waits for the garbage collector, which then runs.

@@ -84,7 +84,7 @@ def _slows(rates: list[float]) -> bool:
     noise = fmean([(b - a) ** 2 for a, b in pairwise(rates)]) / 2
     error = (noise * (1 / half + 1 / (len(rates) - half))) ** 0.5
     drop = fmean(rates[:half]) - fmean(rates[half:])
-    return drop > max(SLOWER * error, UNEVEN * fmean(rates))
+    return bool(drop > max(SLOWER * error, UNEVEN * fmean(rates)))
 
 
 class GrowthTracker:

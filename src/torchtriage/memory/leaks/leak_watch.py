@@ -33,7 +33,6 @@ from torchtriage.core.stats.trend import block_minima
 from torchtriage.memory.leaks.allocation_sites import Sites
 from torchtriage.memory.leaks.children import watch_children
 from torchtriage.memory.leaks.growth_test import FLOOR_BYTES, MIN_SLOPE, judge, judge_device
-from torchtriage.memory.leaks.growth_test import PATIENCE_STEPS as NAMELESS_PATIENCE_STEPS
 from torchtriage.memory.leaks.leak_candidates import FLOOR, GrowthTracker, Kind, LeakCandidate, SizeTrack, weigh
 from torchtriage.memory.leaks.leak_report import REPORT, SCHEMA, SNAPSHOT, Leak, MemorySeries, WatchReport
 from torchtriage.memory.leaks.line_watch import LineWatch
@@ -57,6 +56,8 @@ RSS_STEPS, BLOCKS_STEPS = 20, 40
 NATIVE_PATIENCE_STEPS = 1000
 """For a resident set that grows while Python has as many objects as before, or as its logs account for: no cache of
 Python's fills. Of 32 recorded loops, those that came to rest later than this had filled one."""
+NATIVE_BYTES = 1 << 20
+"""That it must have grown by: the heap of a healthy loop creeps by a third of it in as many steps."""
 LEVEL = 0.25
 """Objects per step: so many more are none. A cache that fills has one at least."""
 LOGS = 2.0
@@ -347,9 +348,10 @@ class Watch:
         if self._step < NATIVE_PATIENCE_STEPS or grown < FLOOR_BYTES:
             return  # no need to ask further
         native = self._new_objects() - LOGS * sum(n for _, _, n in self._light.values()) < LEVEL
-        patience, least = (NATIVE_PATIENCE_STEPS, FLOOR["items"]) if native else (NAMELESS_PATIENCE_STEPS, MIN_SLOPE)
-        verdict = judge(*self._rss.columns, patience_steps=patience)
-        if verdict.leak and verdict.slope_low - logged >= least:
+        verdict = judge(*self._rss.columns)
+        if native and not verdict.leak:
+            verdict = judge(*self._rss.columns, patience_steps=NATIVE_PATIENCE_STEPS, floor_bytes=NATIVE_BYTES)
+        if verdict.leak and verdict.slope_low - logged >= MIN_SLOPE:
             self._report(self._leak("resident memory", verdict.slope, verdict.onset_step or 0))
 
     def _new_objects(self) -> float:

@@ -177,9 +177,12 @@ def weigh(track: SizeTrack, frame: FrameType) -> LeakCandidate | None:
     kind: Kind = "hooks" if hooks else "growing list" if isinstance(thing, (list, deque)) else "growing cache"
     # a graph holds more than can be seen of it
     floor = FLOOR["hooks" if hooks else "nodes" if item.graph else "log" if item.log else "items"]
-    worth = rate * item.size >= floor and not _bounded(thing)
+    bounded = _bounded(thing)
+    worth = rate * item.size >= floor and not bounded
+    # what a cache with a bound takes is no log's: where it fills, the process is waited for
+    n_objects = 0.0 if bounded else rate * item.n_objects
     return LeakCandidate(
-        track, kind, measure, rate * item.size, worth, item.graph, item.what, n_objects_per_step=rate * item.n_objects
+        track, kind, measure, rate * item.size, worth, item.graph, item.what, n_objects_per_step=n_objects
     )
 
 

@@ -3,6 +3,8 @@
 ``python benchmarks/leaks.py series [--n 200]``: simulated series, no torch; ``recorded DIR``: those
 of ``benchmarks/leak_series.py`` (``.npz``) or with a ``.json`` of truth beside each ``.csv``;
 ``programs [--seeds 6]``: the planted programs of ``tests/memory/leaky``, 200 steps each (torch);
+``reported [--steps 3000]``: leaks that people reported, and what was none (torch);
+``limits``: bytes per step against steps until it is told, of a list and of C, in a loop that logs (torch);
 ``cost [--steps 4000]``: a 5 ms step with and without the watch, in turns (torch).
 """
 
@@ -10,11 +12,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
+import re
+import subprocess
 import sys
 import time
 import warnings
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -212,6 +217,89 @@ def programs(n_seeds: int) -> None:
     )
 
 
+def reported(n_steps: int) -> None:
+    """Print for both halves of the reported cases what is found, and whether its holder and its line are right."""
+    from memory.leaky.reported import CASES
+
+    total: dict[bool, Counter[str]] = {False: Counter(), True: Counter()}
+    for case in CASES:
+        name, count = case.run.__name__, total[case.held_out]
+        leaks = _in_a_process("reported", name, n_steps)
+        held = [leak for leak in leaks if leak["holder"]]
+        named = any(_is_named(leak["holder"], case.holder) for leak in held)
+        line = any(leak["holds"] for leak in leaks)
+        count["leaks" if case.leaks else "healthy"] += 1
+        count["found" if case.leaks else "false alarms"] += bool(leaks)
+        if case.holder:
+            count.update({"with a holder": 1, "holder found": bool(leaks), "named": named, "line": line})
+        right = bool(leaks) == case.leaks and (not case.holder or (named and line))
+        if not (right or case.held_out):  # nobody looks at the other half
+            print(f"! {name}: {leaks}", flush=True)
+    for held_out, count in total.items():
+        print("held out" if held_out else "open", dict(count))
+
+
+def _is_named(holder: str, names: tuple[str, ...]) -> bool:
+    # what is indexed is the same holder
+    return any(re.fullmatch(rf"(.*\.)?{re.escape(name)}(\[[^\]]*\])?", holder) for name in names)
+
+
+def limits(n_steps: int) -> None:
+    """Print after how many steps a leak of so many bytes per step is told."""
+    for kind in ("list", "native"):
+        for size in (64, 128, 256, 512, 4096, 65536):
+            told = _in_a_process("limits", f"{kind} {size}", n_steps)
+            print(f"{kind:7} {size:6} {[(leak['kind'], leak['found_step']) for leak in told]}", flush=True)
+
+
+def leak_of(kind: str, size: int, watch: Any, n_steps: int) -> None:
+    """Run a loop that logs its loss and leaks so many bytes in each step."""
+    import torch
+    from memory.leaky import reported as programs
+
+    model, kept, losses = programs.mlp(), [], []
+    optimizer = programs.sgd(model)
+    for _ in range(n_steps):
+        losses.append(programs.fit(model, optimizer, torch.randn(16, 32)).item())
+        if kind == "list":
+            kept.append(bytes(size - sys.getsizeof(b"")))
+        else:
+            programs.ctypes.memset(programs.libc.malloc(size), 1, size)
+        watch.step()
+
+
+def _in_a_process(what: str, name: str, n_steps: int) -> list[dict[str, Any]]:
+    command = [sys.executable, __file__, "one", "--what", what, "--name", name, "--steps", str(n_steps)]
+    told = subprocess.run(
+        command, check=True, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    return json.loads(told.stdout.splitlines()[-1])  # type: ignore[no-any-return]
+
+
+def one(what: str, name: str, n_steps: int) -> None:
+    """Run one program in this process and print the leaks that were told, as JSON."""
+    import torch
+    from memory.leaky import reported as programs
+
+    from torchtriage.memory.leaks.leak_watch import watch
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    with watch(on_alarm=lambda _: None) as watched:
+        if what == "limits":
+            kind, size = name.split()
+            leak_of(kind, int(size), watched, n_steps)
+        else:
+            (case,) = [case for case in programs.CASES if case.run.__name__ == name]
+            case.run(watched, random.Random(0), n_steps)
+    lines = Path(str(programs.__file__)).read_text().splitlines()
+    rows = [vars(leak) for leak in watched.report().leaks]
+    for row in rows:
+        ours = row["file"] == programs.__file__ and row["line"]
+        row["holds"] = bool(ours and "# HOLDS" in lines[row["line"] - 1])
+    print(json.dumps(rows))
+
+
 def cost(n_steps: int) -> None:
     """Print what a watched step of about 5 ms costs more, in blocks of 50 steps taken in turns."""
     import torch
@@ -261,11 +349,13 @@ def cost(n_steps: int) -> None:
 def main() -> None:
     """Run what the first argument names."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("series", "recorded", "programs", "cost"))
+    parser.add_argument("what", choices=("series", "recorded", "programs", "reported", "limits", "cost", "one"))
     parser.add_argument("folder", nargs="?", type=Path)
     parser.add_argument("--n", type=int, default=100)
     parser.add_argument("--seeds", type=int, default=6)
-    parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--what", dest="of", default="")
+    parser.add_argument("--name", default="")
     args = parser.parse_args()
     if args.what == "series":
         series(args.n)
@@ -273,8 +363,14 @@ def main() -> None:
         recorded(args.folder)
     elif args.what == "programs":
         programs(args.seeds)
+    elif args.what == "one":
+        one(args.of, args.name, args.steps)
+    elif args.what == "reported":
+        reported(args.steps or 3000)
+    elif args.what == "limits":
+        limits(args.steps or 4000)
     else:
-        cost(args.steps)
+        cost(args.steps or 4000)
 
 
 if __name__ == "__main__":

@@ -256,7 +256,9 @@ def test_a_snapshot_is_left_where_the_script_ends_before_its_steps(
 LEAKING = MODEL.replace("return loss.item()", "kept.append(loss); return loss.item()")
 LEAKING = "kept = []\n" + LEAKING
 LEAK_LINE = LEAKING[: LEAKING.index("kept.append")].count("\n") + 1
-MANY = "losses = [step() for _ in range(320)]\nprint(losses)\n"
+# many more than recordings and patience take: a busy machine records for longer, and looks more seldom
+N_STEPS = 1500
+MANY = f"losses = [step() for _ in range({N_STEPS})]\nprint(losses)\n"
 
 
 def memory_of(folder: Path) -> WatchedMemory:
@@ -276,7 +278,7 @@ def test_a_leaking_script_is_found_with_its_line_and_ends_as_it_would(tmp_path: 
     report = json.loads((tmp_path / "report.json").read_text())
     facts = recorded(report)
     assert facts["memory"]["answer"] == "leak"
-    assert facts["memory"]["n_steps"] > 300
+    assert facts["memory"]["n_steps"] > N_STEPS - 20
     assert facts["light_ms"] > 0
     assert facts["heavy_ms"] > 0
     (leak,) = [one for one in report["results"][0]["findings"] if one["code"] == "MEM029"]
@@ -292,7 +294,7 @@ def test_a_healthy_script_has_no_leak(tmp_path: Path) -> None:
     seen = memory_of(tmp_path)
     assert (seen.answer, seen.leaks) == ("no leak", ())
     assert seen.rss_peak_bytes >= seen.rss_last_bytes > 1 << 20
-    assert "memory    no leak in 3" in (tmp_path / "report.txt").read_text()
+    assert "memory    no leak in 1,4" in (tmp_path / "report.txt").read_text()
 
 
 @pytest.mark.torch
@@ -301,7 +303,7 @@ def test_a_healthy_script_has_no_leak(tmp_path: Path) -> None:
     [("raise KeyboardInterrupt", -signal.SIGINT), ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL)],
 )
 def test_what_was_known_survives_the_end(how: str, code: int, tmp_path: Path) -> None:
-    ending = f"import os, signal\nfor n in range(320):\n    step()\n{how}\n"
+    ending = f"import os, signal\nfor n in range({N_STEPS}):\n    step()\n{how}\n"
     run(tmp_path, LEAKING + ending, "--memory", "-o", "report.txt", code=code)
     assert memory_of(tmp_path).answer == "leak"
 
@@ -311,7 +313,7 @@ def test_ending_after_the_recordings_is_too_early_for_a_leak(tmp_path: Path) -> 
     run(tmp_path, LEAKING + MANY, "--memory", "--exit-after", "-o", "report.txt")
     seen = memory_of(tmp_path)
     assert seen.answer == "too early"
-    assert seen.n_steps < 320
+    assert seen.n_steps < N_STEPS - 10
 
 
 @pytest.mark.torch
@@ -321,7 +323,7 @@ def test_an_inference_loop_is_watched_too(tmp_path: Path) -> None:
         "class Net(nn.Module):\n"
         "    def forward(self, x):\n        time.sleep(0.01); return model(x)\n"
         "net = Net()\n"
-        "for n in range(320):\n    outs.append(net(torch.randn(16, 32)))\n"
+        "for n in range(700):\n    outs.append(net(torch.randn(16, 32)))\n"
     )
     run(tmp_path, source, "--memory", "-o", "report.txt")
     seen = memory_of(tmp_path)

@@ -62,7 +62,7 @@ def run(
         env={**os.environ, "PYTHONPATH": str(BOOTSTRAP.parents[2])},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     if code is not None:

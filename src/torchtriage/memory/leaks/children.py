@@ -11,7 +11,8 @@ from time import sleep
 from torchtriage.core.record.stacks import callers, current_frames
 from torchtriage.memory.leaks import process_growth
 from torchtriage.memory.leaks.leak_candidates import GrowthTracker
-from torchtriage.memory.leaks.object_growth import WALK_S, adding_line, walk
+from torchtriage.memory.leaks.line_watch import adding_line
+from torchtriage.memory.leaks.object_growth import WALK_S, walk
 
 __all__ = ["watch_children"]
 

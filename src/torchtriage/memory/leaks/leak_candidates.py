@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-import sys
 from collections import deque
-from contextlib import suppress
+from collections.abc import Collection
 from dataclasses import dataclass
-from itertools import islice, pairwise
-from types import FrameType, FunctionType
+from itertools import pairwise
+from statistics import fmean
+from types import FrameType
 from typing import Any, Literal
 
 from torchtriage.memory.leaks import process_growth
+from torchtriage.memory.leaks.item_weight import weigh_newest
 from torchtriage.memory.leaks.object_growth import CodeLine, Key, Measure, SizedObject, find
 
 __all__ = ["FLOOR", "GrowthTracker", "Kind", "LeakCandidate", "SizeTrack", "weigh"]
 
 MIN_LOOKS = 5
+MIN_LOOKS_MADE_ANEW = 8
+"""Of a tensor or a text that is another at each look: sizes at random rise eight times in a row once in 40,000."""
 STEADY = 0.5
 """Of the median rate, in the later looks."""
-FLOOR = {"items": 256.0, "bytes": 1024.0, "nodes": 0.0, "hooks": 0.0, "log": 4096.0}
+SLOWER = 1.5
+"""Standard errors by which the later looks' rate may be below the earlier ones': what is filled at random, by keys that
+come again, is slower by more, unless it is far from full."""
+UNEVEN = 0.05
+"""Of the rate: what looks between two items make of it."""
+FLOOR = {"items": 256.0, "bytes": 256.0, "nodes": 0.0, "hooks": 0.0, "log": 4096.0, "tensors": 1024.0}
 """Bytes per step below which growth is no leak. A loop may log numbers (``log``)."""
 CHILD_FLOOR = 8192.0
 FIND_S = 0.1
@@ -58,13 +66,25 @@ class SizeTrack:
 
     def grows(self, step: int, patience: int) -> bool:
         """Return whether it grew at every look for long enough, and has not slowed down."""
-        if len(self.points) < MIN_LOOKS or step - self.points[0][0] < patience:
+        made_anew = self.held.unit == "bytes" and self.held.key[1] != " children"
+        at_least = MIN_LOOKS_MADE_ANEW if made_anew else MIN_LOOKS
+        if len(self.points) < at_least or step - self.points[0][0] < patience:
             return False
         points = list(self.points)
-        rates = sorted((b[1] - a[1]) / max(b[0] - a[0], 1) for a, b in pairwise(points))
+        rates = [(b[1] - a[1]) / max(b[0] - a[0], 1) for a, b in pairwise(points)]
         half = points[len(points) // 2]
         late = (points[-1][1] - half[1]) / max(points[-1][0] - half[0], 1)
-        return late >= STEADY * rates[len(rates) // 2] and late >= STEADY * self.rate
+        steady = late >= STEADY * sorted(rates)[len(rates) // 2] and late >= STEADY * self.rate
+        return steady and not (self.held.unit == "items" and _slows(rates))
+
+
+def _slows(rates: list[float]) -> bool:
+    half = len(rates) // 2
+    # noise from look to look, which a trend does not enter
+    noise = fmean([(b - a) ** 2 for a, b in pairwise(rates)]) / 2
+    error = (noise * (1 / half + 1 / (len(rates) - half))) ** 0.5
+    drop = fmean(rates[:half]) - fmean(rates[half:])
+    return bool(drop > max(SLOWER * error, UNEVEN * fmean(rates)))
 
 
 class GrowthTracker:
@@ -99,6 +119,11 @@ class GrowthTracker:
         self._sizes = {key: held.size for key, held in now.items()}
         self._last_look = step
 
+    @property
+    def growing(self) -> Collection[Key]:
+        """Return what has grown at every look since it began to."""
+        return self._tracks.keys()
+
     def steady(self, step: int, patience_steps: int) -> list[SizeTrack]:
         """Return what has grown long and steadily enough, fastest first."""
         steady = [track for track in self._tracks.values() if track.grows(step, patience_steps)]
@@ -110,7 +135,7 @@ class LeakCandidate:
     """What grows; ``worth`` a report or not.
 
     ``graph`` : autograd graphs hang on it. ``what`` : the type of its items. ``place`` : the line, where it is
-    known without tracing.
+    known without tracing. ``n_objects_per_step`` : small objects that come with it.
     """
 
     track: SizeTrack
@@ -121,6 +146,7 @@ class LeakCandidate:
     graph: bool = False
     what: str = ""
     place: CodeLine | None = None
+    n_objects_per_step: float = 0.0
 
 
 def weigh(track: SizeTrack, frame: FrameType) -> LeakCandidate | None:
@@ -147,60 +173,20 @@ def weigh(track: SizeTrack, frame: FrameType) -> LeakCandidate | None:
     if unit == "bytes":
         return LeakCandidate(track, "growing tensor", measure, rate, worth=rate >= FLOOR["bytes"])
     hooks = label == "hooks" or "_hooks" in label
-    size, log, graph, what = _per_item(thing)
+    item = weigh_newest(thing)
     kind: Kind = "hooks" if hooks else "growing list" if isinstance(thing, (list, deque)) else "growing cache"
     # a graph holds more than can be seen of it
-    floor = FLOOR["hooks" if hooks else "nodes" if graph else "log" if log else "items"]
-    return LeakCandidate(track, kind, measure, rate * size, rate * size >= floor, graph, what)
+    floor = FLOOR["hooks" if hooks else "nodes" if item.graph else "log" if item.log else "items"]
+    bounded = _bounded(thing)
+    worth = rate * item.size >= floor and not bounded
+    # what a cache with a bound takes is no log's: where it fills, the process is waited for
+    n_objects = 0.0 if bounded else rate * item.n_objects
+    return LeakCandidate(
+        track, kind, measure, rate * item.size, worth, item.graph, item.what, n_objects_per_step=n_objects
+    )
 
 
-def _per_item(thing: Any) -> tuple[float, bool, bool, str]:
-    """Return bytes of one of the newest items, whether it is a mere number, holds a graph, what."""
-    newest: list[Any]
-    if isinstance(thing, dict):
-        newest = list(islice(reversed(thing.items()), 3))
-    elif isinstance(thing, (list, deque)):
-        newest = list(islice(reversed(thing), 3))
-    elif hasattr(thing, "cache_info"):
-        return 1024.0, False, False, "calls"  # what a C cache holds is not asked for
-    else:
-        newest = list(islice(thing, 3))
-    if not newest:
-        return 0.0, True, False, ""
-    sizes, logs, graphs = zip(*map(_deep, newest), strict=True)
-    last = newest[0][1] if isinstance(thing, dict) else newest[0]
-    return sum(sizes) / len(sizes) + 8.0, all(logs), any(graphs), type(last).__name__
-
-
-def _deep(item: Any) -> tuple[float, bool, bool]:
-    tensor = getattr(sys.modules.get("torch"), "Tensor", ())
-    todo, seen, total, log, graph = [item], set[int](), 0.0, True, False
-    while todo and len(seen) < 100:
-        thing = todo.pop()
-        if id(thing) in seen:
-            continue
-        seen.add(id(thing))
-        if isinstance(thing, tensor):
-            with suppress(Exception):
-                total += thing.untyped_storage().nbytes()
-            graph = graph or thing.grad_fn is not None
-            # a scalar off the graph is a number
-            log = log and thing.numel() <= 1 and thing.grad_fn is None
-            continue
-        total += sys.getsizeof(thing, 0)
-        if isinstance(thing, dict):
-            todo += [*thing.keys(), *thing.values()][:50]
-        elif isinstance(thing, (list, tuple, set, deque)):
-            todo += list(thing)[:50]
-        elif not isinstance(thing, (int, float, complex, bool, str, type(None))):
-            log = False
-            if isinstance(thing, FunctionType):
-                for cell in thing.__closure__ or ():
-                    with suppress(ValueError):  # not bound yet
-                        todo.append(cell.cell_contents)
-                todo += thing.__defaults__ or ()
-            elif hasattr(thing, "__dict__"):
-                todo += list(vars(thing).values())[:50]
-        elif isinstance(thing, str) and len(thing) > 200:
-            log = False
-    return total, log, graph
+def _bounded(thing: Any) -> bool:
+    # what says itself where it ends is no leak
+    maxlen = getattr(thing, "maxlen", None)
+    return maxlen is not None or (hasattr(thing, "cache_info") and thing.cache_info().maxsize is not None)

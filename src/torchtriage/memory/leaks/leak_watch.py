@@ -26,14 +26,19 @@ from time import perf_counter, thread_time
 from types import FrameType, TracebackType
 from typing import Any
 
+import numpy as np
+
 from torchtriage.core import process
+from torchtriage.core.stats.trend import block_minima
 from torchtriage.memory.leaks.allocation_sites import Sites
 from torchtriage.memory.leaks.children import watch_children
-from torchtriage.memory.leaks.growth_test import judge, judge_device
+from torchtriage.memory.leaks.growth_test import FLOOR_BYTES, MIN_SLOPE, judge, judge_device
 from torchtriage.memory.leaks.leak_candidates import FLOOR, GrowthTracker, Kind, LeakCandidate, SizeTrack, weigh
 from torchtriage.memory.leaks.leak_report import REPORT, SCHEMA, SNAPSHOT, Leak, MemorySeries, WatchReport
-from torchtriage.memory.leaks.object_growth import WALK_S, CodeLine, Key, LineWatch, walk
+from torchtriage.memory.leaks.line_watch import LineWatch
+from torchtriage.memory.leaks.object_growth import WALK_S, CodeLine, Key, note_generators, walk
 from torchtriage.memory.leaks.process_growth import child_processes, compiled_graphs
+from torchtriage.memory.leaks.samples import Samples
 
 __all__ = ["LeakWarning", "Watch", "start", "watch"]
 
@@ -47,10 +52,20 @@ SHARE = 0.0025
 CREDIT_S = 0.12
 """For the first looks, and once more to name a holder."""
 LOOK_STEPS, MAX_LOOK_STEPS = 20, 500
-RSS_STEPS = 10
+RSS_STEPS, BLOCKS_STEPS = 20, 40
+NATIVE_PATIENCE_STEPS = 1000
+"""For a resident set that grows while Python has as many objects as before, or as its logs account for: no cache of
+Python's fills. Of 32 recorded loops, those that came to rest later than this had filled one."""
+NATIVE_BYTES = 1 << 20
+"""That it must have grown by: the heap of a healthy loop creeps by a third of it in as many steps."""
+LEVEL = 0.25
+"""Objects per step: so many more are none. A cache that fills has one at least."""
+LOGS = 2.0
+"""Times what logs seem to take: their items vary, and the heap has holes."""
 MIN_LOOKS = 5
 TRACE_STEPS = 4
-MAX_SAMPLES = 2048
+BLOCKS = 12
+"""Of the objects' numbers, whose lowest is taken: garbage comes and goes."""
 MAX_POINTS = 256
 """Samples of a series in a report: enough for a chart."""
 MAX_LEAKS = 8
@@ -95,21 +110,23 @@ class Watch:
         self._n_looks = 0
         self._n_errors = 0
         self._notes: dict[str, None] = {}
-        self._rss: list[tuple[int, int]] = []
-        self._device: list[tuple[int, int, int]] = []
-        self._rss_every = RSS_STEPS
+        self._rss = Samples(2, RSS_STEPS)
+        self._device = Samples(3, RSS_STEPS)
+        self._blocks = Samples(2, BLOCKS_STEPS)
         self._growth = GrowthTracker()
         self._sites = Sites()
         self._trace: _Trace | None = None
         self._leaks: list[Leak] = []
         self._reported: set[Key] = set()
-        self._light: dict[Key, int] = {}
+        self._light: dict[Key, tuple[int, float, float]] = {}
+        """What grows and is no leak: the step it was weighed at, bytes and objects per step."""
         self._history_until: int | None = None
         self._closed = False
         self.looking = True
         """Whether looks are taken; without, steps are counted and memory is read."""
         with suppress(Exception):
             self._sites.warm()
+            np.median(0.0)  # numpy imports more at its first median
 
     def __enter__(self) -> Watch:
         """Begin; call :meth:`step` once per step."""
@@ -144,7 +161,7 @@ class Watch:
 
     def report(self) -> WatchReport:
         """Return what was observed so far."""
-        steps, rss = [at for at, _ in self._rss], [size for _, size in self._rss]
+        steps, rss = self._rss.columns
         verdict = judge(steps, rss)
         leaks = tuple(self._leaks)
         enough = self._step >= self._patience + 2 * LOOK_STEPS and self._n_looks >= MIN_LOOKS
@@ -180,6 +197,7 @@ class Watch:
             return  # another thread's step
         if not self._thread:
             self._thread, self._began_cpu_s = me, thread_time()
+            note_generators()
         # own time of this thread: waiting for a busy machine is not the watch's doing
         began = thread_time()
         try:
@@ -200,8 +218,7 @@ class Watch:
         trace = self._trace
         if trace is not None and (self._step >= trace.until or trace.lines is None or all(trace.lines.grew)):
             self._settle()
-        if self._step % self._rss_every == 0 or self._step == 1:
-            self._sample()
+        self._sample()
         if self.looking and self._step >= self._next_look and self._trace is None:
             if self._own_s <= self._credit_s + SHARE * (now - self._began_cpu_s):
                 self._look(frame)
@@ -212,20 +229,22 @@ class Watch:
             self._due = self._step + 1
         else:
             next_look = self._next_look if self.looking else sys.maxsize
-            self._due = min(next_look, (self._step // self._rss_every + 1) * self._rss_every)
+            every = self._rss.every_steps
+            self._due = min(next_look, (self._step // every + 1) * every)
 
     def _sample(self) -> None:
-        self._rss.append((self._step, process.rss_bytes()))
+        if not self._rss.due(self._step):
+            return
+        self._rss.add(self._step, process.rss_bytes())
+        if self._blocks.due(self._step):
+            self._blocks.add(self._step, sys.getallocatedblocks())
         cuda = _cuda()
         if cuda is not None:
-            self._device.append((self._step, cuda.memory_allocated(), cuda.memory_reserved()))
-        if len(self._rss) > MAX_SAMPLES:
-            # half the points, twice the distance: bounded for any length
-            self._rss, self._device = self._rss[::2], self._device[::2]
-            self._rss_every *= 2
+            self._device.add(self._step, cuda.memory_allocated(), cuda.memory_reserved())
 
     def _look(self, frame: FrameType) -> None:
         self._n_looks += 1
+        note_generators()
         began = thread_time()
         now = walk(frame, WALK_S)
         if thread_time() - began > WALK_S:
@@ -233,17 +252,18 @@ class Watch:
         for held in (*compiled_graphs(), *child_processes()):
             now[held.key] = held
         self._growth.follow(now, self._step)
+        self._light = {key: one for key, one in self._light.items() if key in self._growth.growing}
         self._sites.look()
         suspects = [
             track
             for track in self._growth.steady(self._step, self._patience)
             if track.held.key not in self._reported
             # what was light may have become heavy since
-            and self._step - self._light.get(track.held.key, -self._patience) >= self._patience
+            and self._step - self._light.get(track.held.key, (-self._patience,))[0] >= self._patience
         ]
         if suspects:
             self._suspect(suspects, frame)
-        elif not self._leaks and self._n_looks >= MIN_LOOKS:
+        if self._trace is None and not self._leaks and self._n_looks >= MIN_LOOKS:
             self._unnamed()
         if self._trace is None:
             # torch may have been imported since; imports are on nobody's budget
@@ -261,7 +281,7 @@ class Watch:
                 self._reported.add(track.held.key)
                 chosen.append(suspect)
             elif suspect is not None:
-                self._light[track.held.key] = self._step
+                self._light[track.held.key] = self._step, suspect.bytes_per_step, suspect.n_objects_per_step
         # a graph that grows behind a growing list is the list's
         if any(leak.kind in ("growing list", "growing cache") and leak.graph for leak in chosen):
             chosen = [leak for leak in chosen if leak.track.held.unit != "nodes"]
@@ -312,20 +332,34 @@ class Watch:
             return
         growing = self._sites.growing(self._step - self._patience, MIN_LOOKS)
         first = self._sites.sampled[0][0] if self._sites.sampled else self._step
+        logged = LOGS * sum(size for _, size, _ in self._light.values())
         total = sum(growing.values())
-        if total >= FLOOR["bytes"] and self._step - first >= self._patience and not self._was_garbage():
+        if total - logged >= FLOOR["tensors"] and self._step - first >= self._patience and not self._was_garbage():
             made = _most(growing)
             self._report(self._leak("tensors kept", total, first, made, made))
             return
-        if self._device:
-            at, allocated, reserved = zip(*self._device, strict=True)
-            device = judge_device(at, allocated, reserved)
+        if len(self._device):
+            device = judge_device(*self._device.columns)
             if device.leak:
                 self._report(self._leak("device memory", device.slope, device.onset_step or 0))
                 return
-        verdict = judge(*zip(*self._rss, strict=True)) if self._rss else None
-        if verdict is not None and verdict.leak:
+        rss = self._rss.columns[1]
+        grown = min(rss[-(len(rss) // 8) or -1 :]) - min(rss)
+        if self._step < NATIVE_PATIENCE_STEPS or grown < FLOOR_BYTES:
+            return  # no need to ask further
+        native = self._new_objects() - LOGS * sum(n for _, _, n in self._light.values()) < LEVEL
+        verdict = judge(*self._rss.columns)
+        if native and not verdict.leak:
+            verdict = judge(*self._rss.columns, patience_steps=NATIVE_PATIENCE_STEPS, floor_bytes=NATIVE_BYTES)
+        if verdict.leak and verdict.slope_low - logged >= MIN_SLOPE:
             self._report(self._leak("resident memory", verdict.slope, verdict.onset_step or 0))
+
+    def _new_objects(self) -> float:
+        """Return by how many objects per step Python has more and more, in the latest steps; a jump does not count."""
+        at, count = (np.asarray(column, float) for column in self._blocks.columns)
+        recent = at >= self._step - NATIVE_PATIENCE_STEPS
+        middle, lowest = block_minima(at[recent], count[recent], BLOCKS)
+        return float(np.median(np.diff(lowest) / np.diff(middle))) if len(lowest) >= BLOCKS - 1 else np.inf
 
     def _was_garbage(self) -> bool:
         """Return whether what seems kept only waits for the garbage collector, which then runs.
@@ -336,7 +370,7 @@ class Watch:
             return False  # nobody will collect them
         gc.collect()
         self._sites.look()
-        return sum(self._sites.growing(self._step - self._patience, MIN_LOOKS).values()) < FLOOR["bytes"]
+        return sum(self._sites.growing(self._step - self._patience, MIN_LOOKS).values()) < FLOOR["tensors"]
 
     def _leak(
         self,
@@ -412,10 +446,10 @@ class Watch:
         written.replace(self._out / REPORT)
 
 
-def _thinned(names: Sequence[str], samples: Sequence[tuple[int, ...]]) -> Iterator[MemorySeries]:
-    if samples:
+def _thinned(names: Sequence[str], samples: Samples) -> Iterator[MemorySeries]:
+    if len(samples):
         apart = -(-len(samples) // MAX_POINTS)
-        steps, *columns = zip(*samples[::-1][::apart][::-1], strict=True)
+        steps, *columns = (tuple(column[::-1][::apart][::-1]) for column in samples.columns)
         for name, column in zip(names, columns, strict=True):
             yield MemorySeries(name, steps, column)
 

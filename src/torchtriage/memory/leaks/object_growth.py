@@ -4,20 +4,21 @@ A leak in Python is always something with a name that grows: a list, a dictionar
 a variable whose autograd graph gets longer. So the names are walked, not the heap: from the frames
 that run and the globals of the user's own modules, some thousand steps along attributes and items,
 within a time limit. What has grown at each look is a suspect; the line is then found by looking at
-the suspect after each line of one single step.
+the suspect after each line of a few steps (``line_watch.py``).
 
 Nothing here holds a reference to the user's objects after it returns.
 """
 
 from __future__ import annotations
 
-import linecache
+import gc
 import os
 import re
 import sys
 import sysconfig
 import types
-from collections import deque
+import weakref
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -33,12 +34,12 @@ __all__ = [
     "WALK_S",
     "CodeLine",
     "Key",
-    "LineWatch",
     "Measure",
     "SizedObject",
-    "adding_line",
     "find",
+    "function_name",
     "is_users",
+    "note_generators",
     "place_of",
     "walk",
 ]
@@ -46,20 +47,28 @@ __all__ = [
 WALK_S = 0.02
 """That one walk along the names may take."""
 MAX_NODES = 20_000
-MAX_EVENTS = 100_000
-"""Lines that are traced; a step that has more is left alone from there on."""
 MAX_GRAPH = 1000
 """Nodes that are looked at of one autograd graph."""
 
-DEEPEST = 7
+DEEPEST = 9
 MANY = 64
 """Of longer containers only the length counts."""
+LONG_TEXT = 4096
+"""Characters or bytes, from which a text can be what grows."""
+MAX_YOUNG = 20_000
+"""Objects that are looked at for generators."""
 
-_SKIP, _OTHER, _CONTAINER, _TENSOR, _CACHE, _BUFFER = range(6)
+_SKIP, _OTHER, _CONTAINER, _TENSOR, _CACHE, _BUFFER, _TEXT = range(7)
+_OF_A_MODULE = ("._modules", "._parameters", "._buffers")
+"""Dicts that a module's own names are in: no level of their own, and not part of a name as one writes it."""
+_IN_A_MODULE = re.compile(r"\._(?:modules|parameters|buffers)\['(?:(\d+)|(\w+))'\]")
 _FUNCTIONS = (types.FunctionType, types.MethodType, types.GeneratorType, tuple)
+_BUILT_IN = (dict, OrderedDict, list, set)
+_ITERATORS = (zip, map, filter, enumerate)
 _kinds: dict[type, int] = {}
+_generators: weakref.WeakSet[types.GeneratorType[Any, Any, Any]] = weakref.WeakSet()
 _modules: tuple[int, list[tuple[str, dict[str, Any]]]] = (0, [])
-_PLAIN = (int, float, complex, bool, str, bytes, type(None), types.BuiltinFunctionType, type)
+_PLAIN = (int, float, complex, bool, type(None), types.BuiltinFunctionType, type)
 Measure = Callable[[types.FrameType], int]
 """The size of a thing, seen from a frame."""
 _OURS = str(Path(__file__).resolve().parents[2]) + os.sep
@@ -108,7 +117,8 @@ class SizedObject:
     @property
     def name(self) -> str:
         """Return the names as one would write them: ``trainer.history['loss']``."""
-        return "".join(self.names[1:]).lstrip(".")
+        written = "".join(self.names[1:])
+        return _IN_A_MODULE.sub(lambda key: f"[{key[1]}]" if key[1] else f".{key[2]}", written).lstrip(".")
 
     @property
     def root(self) -> str:
@@ -141,7 +151,7 @@ def place_of(frame: types.FrameType | None) -> CodeLine | None:
     """Return the innermost line of the user's code at or above a frame."""
     while frame is not None:
         if is_users(frame.f_code.co_filename):
-            return CodeLine(frame.f_code.co_filename, frame.f_lineno, _function(frame.f_code))
+            return CodeLine(frame.f_code.co_filename, frame.f_lineno, function_name(frame.f_code))
         frame = frame.f_back
     return None
 
@@ -207,7 +217,7 @@ def _size(thing: Any, unit: str) -> int:
         return graph_depth(thing)
     if unit == "items":
         return thing.cache_info().currsize if hasattr(thing, "cache_info") else len(thing)
-    if type(thing) is bytearray:
+    if isinstance(thing, (bytearray, str, bytes)):
         return len(thing)
     return _tensor_bytes(thing) if hasattr(thing, "numel") else int(thing.nbytes)
 
@@ -258,6 +268,7 @@ def _walk(frame: types.FrameType | None, limit_s: float) -> Iterator[_Sized]:
     # program's other modules, and is the same at each look
     stages = (
         _names_of_frames(frame, cleared, modules, theirs=True),
+        _names_of_generators(cleared),
         _names_of_modules(modules),
         _names_of_frames(frame, cleared, modules, theirs=False),
     )
@@ -265,7 +276,7 @@ def _walk(frame: types.FrameType | None, limit_s: float) -> Iterator[_Sized]:
         for roots in stages:
             for root, names, owner, parent in roots:
                 for label, thing in list(root.items()):
-                    if not label.startswith("__"):
+                    if not label.startswith("__") and _worth_a_look(thing):
                         todo.append((thing, parent, owner, f".{label}", names, 0))
             while todo and n < MAX_NODES:
                 n += 1
@@ -294,20 +305,34 @@ def _look_at(node: _Node, seen: set[int], todo: deque[_Node]) -> list[_Sized]:
         if id(thing) in seen:
             return []
         seen.add(id(thing))
-        if depth < DEEPEST and what != _BUFFER:
+        if depth < DEEPEST and what not in (_BUFFER, _TEXT):
             for name, child in _children(thing):
-                if _kinds.get(type(child)) != _SKIP:
-                    todo.append((child, thing, id(thing), name, names, depth + 1))
+                if _worth_a_look(child):
+                    todo.append((child, thing, id(thing), name, names, depth + (name not in _OF_A_MODULE)))
         if what == _OTHER:
             return []
-        unit = "bytes" if what == _BUFFER else "items"
+        unit = "bytes" if what in (_BUFFER, _TEXT) else "items"
         return [(SizedObject((owner, label, unit), _size(thing, unit), names), thing, parent)]
     except Exception:  # somebody's __len__, __eq__ or property; the others are looked at
         return []
 
 
+def _worth_a_look(thing: Any) -> bool:
+    kind = type(thing)
+    what = _kinds.get(kind)
+    if what == _SKIP:
+        return False
+    if what == _TEXT:
+        return len(thing) >= LONG_TEXT
+    # a module has a dozen dicts of hooks, nearly all empty for ever
+    return what != _CONTAINER or kind not in _BUILT_IN or bool(thing)
+
+
 def _tensor(thing: Any, parent: Any, key: tuple[int, str], names: tuple[str, ...]) -> list[_Sized]:
-    sizes = [(SizedObject((*key, "bytes"), _tensor_bytes(thing), names), thing, parent)]
+    sizes = []
+    # a parameter has its size for ever
+    if not (isinstance(parent, dict) and names[-2] == "._parameters"):
+        sizes.append((SizedObject((*key, "bytes"), _tensor_bytes(thing), names), thing, parent))
     if thing.grad_fn is not None:
         sizes.append((SizedObject((*key, "nodes"), graph_depth(thing), names), thing, parent))
     hooks = thing._backward_hooks
@@ -322,6 +347,8 @@ def _learn(kind: type) -> int:
     ours = kind.__module__.startswith("torchtriage.")
     if ours or kind in _PLAIN or issubclass(kind, (type, types.ModuleType, types.CodeType)):
         what = _SKIP
+    elif kind in (str, bytes):
+        what = _TEXT
     elif tensor is not None and issubclass(kind, tensor):
         what = _TENSOR
     elif issubclass(kind, (list, dict, set, deque)):
@@ -330,12 +357,16 @@ def _learn(kind: type) -> int:
         what = _CACHE
     elif kind is bytearray or (kind.__module__ == "numpy" and hasattr(kind, "nbytes")):
         what = _BUFFER
-    elif kind.__getattribute__ is not object.__getattribute__ and kind not in _FUNCTIONS:
+    elif not (kind.__getattribute__ is object.__getattribute__ or kind in _FUNCTIONS or _is_iterator(kind)):
         what = _SKIP  # a proxy, which may load or connect when it is looked at
     if len(_kinds) > 10_000:
         _kinds.clear()
     _kinds[kind] = what
     return what
+
+
+def _is_iterator(kind: type) -> bool:
+    return kind in _ITERATORS or kind.__module__ == "itertools"
 
 
 def _users_modules() -> list[tuple[str, dict[str, Any]]]:
@@ -362,18 +393,41 @@ def _names_of_frames(
         code = frame.f_code
         if is_users(code.co_filename) == theirs and not code.co_filename.startswith(_OURS):
             if code.co_flags & 1:  # CO_OPTIMIZED: a function, its f_locals is a copy
-                values = without_collection(partial(getattr, frame, "f_locals"))
-                # up to 3.12 the copy stays with the frame and would keep what it holds alive; where
-                # more than the frame and this name refer to it, the user keeps what locals() gave
-                if sys.version_info < (3, 13) and sys.gettrace() is None and sys.getrefcount(values) <= 3:
-                    cleared.append(values)
-                where = f"{_function(code)}() of {Path(code.co_filename).name}"
-                yield dict(values), (where,), id(code), None
+                yield _names_of(frame, cleared)
             if theirs and id(frame.f_globals) not in modules:
                 modules.add(id(frame.f_globals))
                 name = frame.f_globals.get("__name__", "?")
                 yield frame.f_globals, (f"module {name}",), id(frame.f_globals), frame.f_globals
         frame = frame.f_back
+
+
+def _names_of_generators(cleared: list[dict[str, Any]]) -> Iterator[_Root]:
+    for generator in list(_generators):
+        if generator.gi_frame is not None and not generator.gi_running:
+            yield _names_of(generator.gi_frame, cleared)
+
+
+def _names_of(frame: types.FrameType, cleared: list[dict[str, Any]]) -> _Root:
+    code = frame.f_code
+    values = without_collection(partial(getattr, frame, "f_locals"))
+    # up to 3.12 the copy stays with the frame and would keep what it holds alive; where
+    # more than the frame and this name refer to it, the user keeps what locals() gave
+    if sys.version_info < (3, 13) and sys.gettrace() is None and sys.getrefcount(values) <= 3:
+        cleared.append(values)
+    return dict(values), (f"{function_name(code)}() of {Path(code.co_filename).name}",), id(code), None
+
+
+def note_generators() -> None:
+    """Remember, weakly, the user's generators that were made of late.
+
+    ``for batch in stream():`` has no name for its generator; the heap has, and what was made just before is young.
+    """
+    if sum(gc.get_count()[:2]) > MAX_YOUNG:
+        return
+    for generation in (0, 1):
+        for thing in gc.get_objects(generation)[:MAX_YOUNG]:
+            if type(thing) is types.GeneratorType and is_users(thing.gi_code.co_filename):
+                _generators.add(thing)
 
 
 def _names_of_modules(modules: set[int]) -> Iterator[_Root]:
@@ -405,6 +459,9 @@ def _children(thing: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(thing, types.GeneratorType):
         if thing.gi_frame is not None:
             yield from ((f" local {name}", value) for name, value in dict(thing.gi_frame.f_locals).items())
+    elif _is_iterator(kind):
+        # what they go through, and what they keep to give it again
+        yield from (("" if type(one) is list else f" {type(one).__name__}", one) for one in gc.get_referents(thing))
     elif not isinstance(thing, (types.ModuleType, types.CodeType, types.FrameType)):
         values = getattr(thing, "__dict__", None)
         if type(values) is dict:
@@ -422,114 +479,11 @@ def _children(thing: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _attributes(values: dict[str, Any]) -> list[tuple[str, Any]]:
-    return [(f".{name}", value) for name, value in list(values.items())]
+    return [(f".{name}", value) for name, value in list(values.items()) if _worth_a_look(value)]
 
 
-def adding_line(held: SizedObject, frame: types.FrameType | None) -> CodeLine | None:
-    """Return the line that, by its text, adds to a name; for where lines cannot be traced.
-
-    Looked for in the files of the running functions and of the user's modules, the last part of
-    the name before any index, as ``name.append(``, ``name[...] =`` and the like.
-    """
-    last = [name for name in held.names[1:] if name.startswith(".")]
-    if not last:
-        return None
-    name = re.escape(last[-1][1:])
-    adds = re.compile(
-        rf"\b{name}\b\s*(\.(append|appendleft|add|extend|update|setdefault|insert)\(|\[[^\]]*\]\s*=[^=]"
-        rf"|\+=|=\s*{name}\s*\+)"
-    )
-    files: dict[str, None] = {}
-    while frame is not None:
-        files[frame.f_code.co_filename] = None
-        frame = frame.f_back
-    for module in list(sys.modules.values()):
-        files[getattr(module, "__file__", None) or ""] = None
-    for file in files:
-        if file and is_users(file):
-            for number, text in enumerate(linecache.getlines(file), 1):
-                if adds.search(text):
-                    return CodeLine(file, number, "")
-    return None
-
-
-class LineWatch:
-    """Looks at sizes after each line of the user's code, until :meth:`stop`: what makes them grow.
-
-    ``measures`` : one for each suspect. ``frame`` : the innermost one; it and those above are traced too.
-
-    Raises RuntimeError: somebody else traces already, a debugger or a coverage tool.
-    """
-
-    def __init__(self, measures: list[Measure], frame: types.FrameType | None) -> None:
-        if sys.gettrace() is not None:
-            raise RuntimeError("another tracer is at work")
-        self._measures = measures
-        self._frames: list[types.FrameType] = []
-        self._last: tuple[types.CodeType, int] | None = None
-        self._n_events = 0
-        self.grew: list[dict[CodeLine, int]] = [{} for _ in measures]
-        """For each suspect: by how much it grew at which line."""
-        self.own_s = 0.0
-        """Seconds that measuring took."""
-        if frame is None:
-            return
-        self._sizes = [measure(frame) for measure in measures]
-        while frame is not None:
-            if is_users(frame.f_code.co_filename):
-                frame.f_trace = self._on_line
-                self._frames.append(frame)
-            frame = frame.f_back
-        sys.settrace(self._on_call)
-
-    def stop(self) -> None:
-        """Remove the tracer; a second call does nothing."""
-        if not self._measures:
-            return
-        # only ours: somebody may have set another one since
-        if sys.gettrace() == self._on_call:
-            sys.settrace(None)
-        for frame in self._frames:
-            frame.f_trace = None
-        self._frames.clear()
-        self._measures.clear()
-
-    def _on_call(self, frame: types.FrameType, event: str, arg: Any) -> Any:
-        return self._on_line(frame, event, arg) if is_users(frame.f_code.co_filename) else None
-
-    def _on_line(self, frame: types.FrameType, event: str, arg: Any) -> Any:
-        self._n_events += 1
-        if self._n_events > MAX_EVENTS or not self._measures:
-            self.stop()
-            return None
-        began = thread_time()
-        try:
-            self._measure(frame)
-            self.own_s += thread_time() - began
-        except Exception:  # raised here it would be raised in the user's code
-            self.stop()
-            return None
-        if event == "return":
-            # what comes next happens on the caller's line, if that is the user's
-            back = frame.f_back
-            if back is not None and is_users(back.f_code.co_filename):
-                self._last = (back.f_code, back.f_lineno)
-        else:
-            self._last = (frame.f_code, frame.f_lineno)
-        return self._on_line
-
-    def _measure(self, frame: types.FrameType) -> None:
-        for index, measure in enumerate(self._measures):
-            size = measure(frame)
-            if size > self._sizes[index] and self._last is not None:
-                code, line = self._last
-                place = CodeLine(code.co_filename, line, _function(code))
-                grew = self.grew[index]
-                grew[place] = grew.get(place, 0) + size - self._sizes[index]
-            self._sizes[index] = size
-
-
-def _function(code: types.CodeType) -> str:
+def function_name(code: types.CodeType) -> str:
+    """Return a function's name with those it is defined in."""
     return getattr(code, "co_qualname", code.co_name).replace("<locals>.", "")
 
 

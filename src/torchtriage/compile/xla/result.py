@@ -23,6 +23,7 @@ __all__ = [
     "FxGraph",
     "HloGraph",
     "Route",
+    "RouteComparison",
     "RouteName",
     "RouteTimes",
     "XlaModel",
@@ -154,6 +155,21 @@ class RouteTimes:
 
 
 @dataclass(frozen=True)
+class RouteComparison:
+    """Dynamo's steady step over LazyTensor's: geometric mean over rounds, and the interval that holds it in 95 %.
+
+    Steps are the fastest tenth of each session.
+    ``low``/``high`` : None below three rounds. ``verdict`` : of dynamo; ``equal`` within 5 %.
+    """
+
+    ratio: float
+    low: float | None
+    high: float | None
+    n_rounds: int
+    verdict: Literal["faster", "slower", "equal", "undecided"]
+
+
+@dataclass(frozen=True)
 class AnswerCheck:
     """Outputs, and gradients in training, of the first step against eager in float64."""
 
@@ -212,6 +228,8 @@ class XlaModel:
     fx: tuple[FxGraph, ...]
     routes: tuple[Route, ...]
     facts: tuple[tuple[str, str], ...]
+    dynamo_over_lazy: RouteComparison | None = None
+    """None where one of them was not timed."""
 
     def route(self, name: RouteName) -> Route | None:
         """Return one of the routes; None where it was not asked for or has failed."""

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ModelSession", "facts_of", "import_torch", "main"]
+__all__ = ["ModelSession", "end_with_parent", "facts_of", "import_torch", "main"]
 
 STARTED_NS = time.perf_counter_ns()
 
@@ -28,7 +28,7 @@ def main(session: ModelSession | None = None) -> None:
     """Answer commands until the input ends."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # the target's own output must not mix with answers
-    _end_with_parent()
+    end_with_parent()
     session = session or ModelSession()
     for line in sys.stdin:
         command = json.loads(line)
@@ -52,7 +52,7 @@ def _described(error: BaseException) -> dict[str, str]:
     return {"kind": "error", "message": describe_error(error), "hint": ""}
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """Have the system end this process when its parent is gone, wherever it hangs (Linux)."""
     if not sys.platform.startswith("linux"):
         return

@@ -100,9 +100,10 @@ def test_what_never_agrees_is_not_decided() -> None:
 def test_no_round_begins_that_would_end_too_late() -> None:
     # a round is three seconds: three first calls
     for until_s, rounds in ((0.0, 1), (5.9, 1), (6.1, 2), (1e9, 3)):
-        found = timed(Machine(openxla=[3.0]), until_s=until_s)
-        assert len(found.rows["lazy"]) == rounds
-        assert verdict(found) == ("slower" if rounds == 3 else "undecided")  # two rounds have no interval
+        for step_ms, told_by in ((2.9, 3), (3.1, 1), (0.3, 1)):  # two rounds have no interval
+            found = timed(Machine(openxla=[step_ms]), until_s=until_s)
+            assert len(found.rows["lazy"]) == rounds
+            assert (verdict(found) != "undecided") == (rounds >= told_by)
 
 
 def test_as_many_rounds_as_were_asked_for() -> None:
@@ -124,9 +125,9 @@ def test_sessions_take_turns_on_a_processor_alone() -> None:
     assert {name: len(rows) for name, rows in found.rows.items()} == dict.fromkeys(NAMES, 2)
 
 
-def test_slow_steps_are_five_at_least() -> None:
+def test_slow_steps_are_three_at_least() -> None:
     (row,) = timed(Machine(lazy=[400.0]), rounds=1).rows["lazy"]
-    assert [block["n"] for block in row["blocks"]] == [5]
+    assert [block["n"] for block in row["blocks"]] == [3]
 
 
 def test_a_route_that_fails_later_leaves_the_others_their_rounds() -> None:

@@ -26,6 +26,7 @@ __all__ = [
     "RouteComparison",
     "RouteName",
     "RouteTimes",
+    "RouteVerdict",
     "XlaModel",
     "XlaProgram",
     "XlaResult",
@@ -34,6 +35,7 @@ __all__ = [
 XLA_SCHEMA = "torchtriage-xla/1"
 
 RouteName = Literal["eager", "lazy", "openxla"]
+RouteVerdict = Literal["faster", "slower", "equal", "undecided"]
 FallbackKind = Literal["read", "shape", "not lowered"]
 Cause = Literal[
     "fx graph",
@@ -159,14 +161,15 @@ class RouteComparison:
     """Dynamo's steady step over LazyTensor's: geometric mean over rounds, and the interval that holds it in 95 %.
 
     Steps are the fastest tenth of each session.
-    ``low``/``high`` : None below three rounds. ``verdict`` : of dynamo; ``equal`` within 5 %.
+    ``low``/``high`` : None below three rounds. ``verdict`` : of dynamo; ``equal`` within 5 %; below three rounds only
+    a factor of three is told.
     """
 
     ratio: float
     low: float | None
     high: float | None
     n_rounds: int
-    verdict: Literal["faster", "slower", "equal", "undecided"]
+    verdict: RouteVerdict
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from torchtriage.compile.xla.result import RouteComparison, RouteName, RouteTimes
+from torchtriage.compile.xla.result import RouteComparison, RouteName, RouteTimes, RouteVerdict
 from torchtriage.core.isolate.session_client import SessionClient, SessionError
 from torchtriage.core.stats.paired_interval import LEAST_PAIRS, order_of_pairs
 from torchtriage.core.stats.session_comparison import session_value
@@ -22,9 +22,12 @@ __all__ = ["Rounds", "compare", "summarise"]
 WARM_UP_S = 0.5
 BLOCK_S = 0.05
 """A turn: short beside what disturbs a machine, long beside a change of turns."""
-LEAST_STEPS = 5
+LEAST_STEPS = 3
 MOST_ROUNDS = 6
 """Three are the fewest that have an interval; one of six is a third as wide."""
+PLAIN = 3.0
+"""A ratio that fewer rounds than that tell: on a machine with five times more to do than cores none of 22 single
+rounds was off by more than half."""
 
 Asked = dict[str, Any]
 Start = Callable[[Path], SessionClient]
@@ -137,19 +140,22 @@ def compare(rows: dict[RouteName, list[dict[str, Any]]]) -> RouteComparison | No
         return None
     order = order_of_pairs(lazy[:n], dynamo[:n])
     known = n >= LEAST_PAIRS
+    plain = not known and not 1 / PLAIN < order.ratio.value < PLAIN
     return RouteComparison(
         ratio=order.ratio.value,
         low=order.ratio.low if known else None,
         high=order.ratio.high if known else None,
         n_rounds=n,
-        verdict="undecided"
-        if not order.resolved
-        else "equal"
-        if not order.differs
-        else "faster"
-        if order.ratio.value < 1
-        else "slower",
+        verdict=_verdict(order.ratio.value, differs=order.differs or plain, resolved=order.resolved or plain),
     )
+
+
+def _verdict(ratio: float, *, differs: bool, resolved: bool) -> RouteVerdict:
+    if not resolved:
+        return "undecided"
+    if not differs:
+        return "equal"
+    return "faster" if ratio < 1 else "slower"
 
 
 def summarise(rows: Sequence[dict[str, Any]]) -> RouteTimes:

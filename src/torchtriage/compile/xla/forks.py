@@ -37,7 +37,7 @@ class ForkServer:
         self.ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, log.open("ab") as file:
             self.process = subprocess.Popen(
-                command, stdin=theirs, stdout=file, stderr=file, env=self.environment, start_new_session=True
+                command, stdin=theirs.fileno(), stdout=file, stderr=file, env=self.environment, start_new_session=True
             )
 
     def __enter__(self) -> ForkServer:

@@ -22,6 +22,8 @@ __all__ = ["Rounds", "compare", "summarise"]
 WARM_UP_S = 0.5
 BLOCK_S = 0.05
 """A turn: short beside what disturbs a machine, long beside a change of turns."""
+MOST_BLOCK_S = 4 * BLOCK_S
+"""A turn ends after this, with fewer steps: on a busy machine a step may take hundreds of times what the last did."""
 LEAST_STEPS = 3
 MOST_ROUNDS = 6
 """Three are the fewest that have an interval; one of six is a third as wide."""
@@ -64,7 +66,7 @@ class Rounds:
             first = number % len(self.alive)
             order = self.alive[first:] + self.alive[:first]
             for part in [order] if self.together else [[name] for name in order]:
-                progress(f"timing, round {number + 1}", number / (rounds or LEAST_PAIRS))
+                progress(f"timing, round {number + 1}", number / (rounds or MOST_ROUNDS))
                 self._take_turns(part)
             number, took_s = number + 1, time.monotonic() - begun_s
 
@@ -83,7 +85,7 @@ class Rounds:
                 worker = running.enter_context(self.start(folder))
                 turns.append(_Turn(name, worker, self.timeout_s))
                 self._attempt(turns[-1], lambda turn: turn.begin(self.asked))
-            while short := [turn for turn in turns if turn.name in self.alive and turn.spent_s < self.seconds]:
+            while short := [turn for turn in turns if turn.name in self.alive and turn.is_short(self.seconds)]:
                 for turn in short:
                     self._attempt(turn, _Turn.block)
         for turn in turns:
@@ -105,7 +107,11 @@ class _Turn:
         self.name, self.worker, self.timeout_s = name, worker, timeout_s
         self.first: dict[str, Any] = {}
         self.blocks: list[dict[str, Any]] = []
-        self.step_s = self.spent_s = 0.0
+        self.step_s = 0.0
+
+    def is_short(self, seconds: float) -> bool:
+        times = [ns for block in self.blocks for ns in block["ns"]]
+        return len(times) < LEAST_STEPS or sum(times) < seconds * 1e9
 
     def begin(self, asked: Asked) -> None:
         self.worker.ask("start", self.timeout_s, route=self.name, watched=False, **asked)
@@ -114,15 +120,14 @@ class _Turn:
         self.step_s = median(warm[-LEAST_STEPS:]) / 1e9
 
     def block(self) -> None:
-        n = max(LEAST_STEPS, round(BLOCK_S / self.step_s))
-        block = self.worker.ask("block", self.timeout_s, n=n, untimed=self.step_s < BLOCK_S)
-        self.blocks.append({"n": n, **block})
-        self.step_s = median(block["ns"]) / 1e9
-        self.spent_s += sum(block["ns"]) / 1e9
+        n = max(round(BLOCK_S / self.step_s), 1)
+        untimed = self.step_s < BLOCK_S
+        self.blocks.append(self.worker.ask("block", self.timeout_s, n=n, untimed=untimed, most_s=MOST_BLOCK_S))
+        self.step_s = median(self.blocks[-1]["ns"]) / 1e9
 
 
 def _steady_ms(row: dict[str, Any]) -> float:
-    return median(ns for block in row["blocks"] for ns in block["ns"]) / 1e6
+    return float(median(ns for block in row["blocks"] for ns in block["ns"])) / 1e6
 
 
 def _low_ns(row: dict[str, Any]) -> float:
@@ -164,7 +169,7 @@ def summarise(rows: Sequence[dict[str, Any]]) -> RouteTimes:
     steady = [_steady_ms(row) for row in rows]
     blocks = [[block for block in row["blocks"] if "queued_ns" in block] for row in rows]
     queued = [
-        sum(block["queued_ns"] for block in one) / sum(block["n"] for block in one) / 1e6 for one in blocks if one
+        sum(block["queued_ns"] for block in one) / sum(len(block["ns"]) for block in one) / 1e6 for one in blocks if one
     ]
     return RouteTimes(
         first_ms=median(firsts),
@@ -174,7 +179,7 @@ def summarise(rows: Sequence[dict[str, Any]]) -> RouteTimes:
         low_ms=min(steady),
         high_ms=max(steady),
         queued_ms=median(queued) if queued else None,
-        n_queued=rows[0]["blocks"][0]["n"] if queued else 0,
-        n_steps=sum(block["n"] for row in rows for block in row["blocks"]),
+        n_queued=len(rows[0]["blocks"][0]["ns"]) if queued else 0,
+        n_steps=sum(len(block["ns"]) for row in rows for block in row["blocks"]),
         n_processes=len(rows),
     )

@@ -27,9 +27,8 @@ MOST_BLOCK_S = 4 * BLOCK_S
 LEAST_STEPS = 3
 MOST_ROUNDS = 6
 """Three are the fewest that have an interval; one of six is a third as wide."""
-PLAIN = 3.0
-"""A ratio that fewer rounds than that tell: on a machine with five times more to do than cores none of 22 single
-rounds was off by more than half."""
+PLAIN = 10.0
+"""A ratio that fewer rounds tell: with ten processes for each core single rounds were off by up to a factor of 5."""
 
 Asked = dict[str, Any]
 Start = Callable[[Path], SessionClient]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +16,10 @@ from click.testing import CliRunner
 from tests.conftest import xla_python
 
 from torchtriage.cli.main import cli
+from torchtriage.compile.xla import run
+from torchtriage.compile.xla.forks import ForkServer
 from torchtriage.compile.xla.programs import read_dumps
+from torchtriage.compile.xla.python_env import fork_server
 from torchtriage.compile.xla.result import HloGraph, Route, XlaModel
 from torchtriage.compile.xla.run import XlaPlan, measure, run_script
 from torchtriage.core.errors import UsageError
@@ -23,34 +28,55 @@ pytestmark = pytest.mark.xla
 
 TARGETS = Path(__file__).with_name("xla_targets.py")
 
-# The counts once more, by nothing of ours: metrics of torch_xla around plain steps.
+# The counts once more, by nothing of ours: metrics of torch_xla around plain steps. A fork for each, after the imports:
+# what one has compiled is not there for the next.
+CASES = [
+    (name, train, which)
+    for name, train in (("plain", True), ("not_lowered", False), ("reads", True))
+    for which in ("lazy", "openxla")
+]
 COUNTED = """
-import importlib.util, json, sys, torch, torch_xla
+import importlib.util, json, os, sys, torch, torch_xla
 import torch_xla.core.xla_model as xm, torch_xla.debug.metrics as metrics
 spec = importlib.util.spec_from_file_location("targets", sys.argv[1])
 module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
-train, dynamo = sys.argv[3] == "train", sys.argv[4] == "openxla"
-torch.set_grad_enabled(train)
-model, x = getattr(module, sys.argv[2])()
-model, x = model.train(train).to(torch_xla.device()), x.to(torch_xla.device())
-run = torch.compile(model, backend="openxla") if dynamo else model
-optimizer = torch.optim.SGD(model.parameters(), 1e-4) if train else None
-seen = []
-for _ in range(3):
-    if train:
-        optimizer.zero_grad(set_to_none=True)
-        out = run(x)
-        loss = out.square().mean()
-        loss.backward()
-        optimizer.step()
-    else:
-        out = run(x)
-    torch_xla.sync()
-    xm.wait_device_ops()
-    seen.append([(metrics.metric_data(n) or [0])[0] for n in ("CompileTime", "ExecuteTime")])
-print(json.dumps(seen))
+for name, train, which in json.loads(sys.argv[2]):
+    if os.fork():
+        assert os.wait()[1] == 0
+        continue
+    torch.set_grad_enabled(train)
+    model, x = getattr(module, name)()
+    model, x = model.train(train).to(torch_xla.device()), x.to(torch_xla.device())
+    run = torch.compile(model, backend="openxla") if which == "openxla" else model
+    optimizer = torch.optim.SGD(model.parameters(), 1e-4) if train else None
+    seen = []
+    for _ in range(3):
+        if train:
+            optimizer.zero_grad(set_to_none=True)
+            out = run(x)
+            loss = out.square().mean()
+            loss.backward()
+            optimizer.step()
+        else:
+            out = run(x)
+        torch_xla.sync()
+        xm.wait_device_ops()
+        seen.append([(metrics.metric_data(n) or [0])[0] for n in ("CompileTime", "ExecuteTime")])
+    print(json.dumps([[name, train, which], seen]), flush=True)
+    os._exit(0)
 """
+
+
+@pytest.fixture(scope="module")
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
+    with fork_server(xla_python(), tmp_path_factory.mktemp("forks"), {}, None) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def imported_once(forks: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "fork_server", lambda *_: nullcontext(forks))
 
 
 @cache
@@ -71,26 +97,49 @@ def extra(one: Route) -> list[tuple[str, str]]:
     return [(graph.cause, graph.op) for graph in one.graphs if graph.extra]
 
 
-def own_counts(name: str, which: str, *, train: bool) -> list[list[int]]:
+@cache
+def own_counts() -> dict[tuple[str, bool, str], list[list[int]]]:
     done = subprocess.run(
-        [xla_python(), "-c", COUNTED, str(TARGETS), name, "train" if train else "", which],
+        [xla_python(), "-c", COUNTED, str(TARGETS), json.dumps(CASES)],
         capture_output=True,
         text=True,
         check=True,
         env={**os.environ, "PJRT_DEVICE": "CPU"},
     )
-    found: list[list[int]] = json.loads(done.stdout.splitlines()[-1])
-    steps = [[b - a for a, b in zip(one, two, strict=True)] for one, two in pairwise(found)]
-    return [found[0], *steps]
+    counts = {}
+    for line in done.stdout.splitlines():
+        if line.startswith("[["):
+            case, found = json.loads(line)
+            steps = [[b - a for a, b in zip(one, two, strict=True)] for one, two in pairwise(found)]
+            counts[tuple(case)] = [found[0], *steps]
+    return counts
 
 
-@pytest.mark.parametrize("which", ["lazy", "openxla"])
-@pytest.mark.parametrize(("name", "train"), [("plain", True), ("not_lowered", False), ("reads", True)])
+@pytest.mark.parametrize(("name", "train", "which"), CASES)
 def test_counts_are_those_of_torch_xla_without_us(name: str, train: bool, which: str) -> None:
     found = route(name, which, train=train)
     counted = [[step.compiled, step.executed] for step in found.steps]
-    assert counted == own_counts(name, which, train=train)
+    assert counted == own_counts()[name, train, which]
     assert found.n_compiled == len(found.graphs)
+
+
+def test_a_fresh_process_counts_what_a_fork_does() -> None:
+    (fresh,), _ = measure(XlaPlan((f"{TARGETS}:reads",), (True,), xla_python(), steps=3, rounds=0, thorough=True))
+    forked = model("reads", train=True)
+    assert (fresh.n_dynamo_graphs, fresh.n_breaks) == (forked.n_dynamo_graphs, forked.n_breaks)
+    for name in ("lazy", "openxla"):
+        counts = [
+            [[step.compiled, step.executed] for step in one.steps] for one in (_of(fresh, name), _of(forked, name))
+        ]
+        assert counts[0] == counts[1]
+        causes = [[(graph.cause, graph.op, graph.frame) for graph in _of(one, name).graphs] for one in (fresh, forked)]
+        assert causes[0] == causes[1]
+
+
+def _of(found: XlaModel, name: str) -> Route:
+    (one,) = [one for one in found.routes if one.name == name]
+    assert one.steps
+    return one
 
 
 def test_a_plain_model_is_one_graph_either_way() -> None:
@@ -215,8 +264,8 @@ def test_a_target_that_cannot_be_run_is_one_clear_line(name: str, said: str) -> 
 
 
 def test_a_target_that_hangs_is_ended() -> None:
-    plan = XlaPlan((f"{TARGETS}:hangs",), (False,), xla_python(), steps=2, rounds=0, timeout_s=8)
-    with pytest.raises(UsageError, match="timed out while counting: no answer after 8 s"):
+    plan = XlaPlan((f"{TARGETS}:hangs",), (False,), xla_python(), steps=2, rounds=0, timeout_s=2)
+    with pytest.raises(UsageError, match="timed out while counting: no answer after 2 s"):
         measure(plan)
 
 

@@ -31,6 +31,14 @@ def test_steps_are_timed_one_by_one(worker: SessionClient) -> None:
     assert block["cpu_ns"] > 0
 
 
+def test_a_block_ends_when_its_time_is_up(worker: SessionClient) -> None:
+    begun = time.monotonic()
+    block = worker.ask("block", 60, n=10**9, untimed=False, most_s=0.05)
+    assert 100 < len(block["ns"]) < 10**7
+    assert 0.05 <= block["wall_ns"] / 1e9 <= time.monotonic() - begun
+    assert len(worker.ask("block", 30, n=5, untimed=False, most_s=0.0)["ns"]) == 1  # one in any case
+
+
 def test_a_failed_command_does_not_end_the_session(worker: SessionClient) -> None:
     with pytest.raises(SessionError, match="AttributeError") as caught:
         worker.ask("no_such_command", 30)

@@ -23,8 +23,15 @@ __all__ = ["command"]
 @click.option("--device", metavar="NAME", default="", help="PJRT device: cpu, tpu, cuda. Default: torch_xla's choice.")
 @click.option("--threads", type=click.IntRange(1), metavar="N", help="Use N processors and as many threads.")
 @value_option("--steps", click.IntRange(2), "N", 4, "Steps that are counted.")
-@value_option("--rounds", click.IntRange(0), "N", 3, "Timed processes of each route; 0 counts only.")
-@value_option("--seconds", POSITIVE, "S", 1.0, "Steady steps per timed process.")
+@click.option("--thorough", is_flag=True, help="Time in fresh processes, three rounds at least, without a time limit.")
+@value_option(
+    "--rounds",
+    click.IntRange(0),
+    "N",
+    None,
+    "Timed sessions of each route; 0 counts only. Default: 3 to 6, until it is clear which is faster.",
+)
+@value_option("--seconds", POSITIVE, "S", 0.5, "Steady steps per timed session.")
 @value_option(
     "--timeout", click.FloatRange(1), "S", 600.0, "Count a start or run longer than this as failed.", dest="timeout_s"
 )

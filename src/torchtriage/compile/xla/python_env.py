@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
+from torchtriage.compile.xla.forks import ForkServer
 from torchtriage.core.errors import UsageError
-from torchtriage.core.isolate.session_client import SessionClient
+from torchtriage.core.isolate.session_client import SessionClient, thread_limits
 
-__all__ = ["find_python", "module_command", "session"]
+__all__ = ["find_python", "fork_server", "module_command", "session"]
 
 PACKAGE = Path(__file__).parents[2]
 BESIDE = Path(".venv-xla", "bin", "python")
@@ -63,12 +64,23 @@ def module_command(python: str, module: str) -> list[str]:
     return [python, "-c", _START, str(PACKAGE), module]
 
 
-def session(python: str, folder: Path, environment: Mapping[str, str], threads: int | None) -> SessionClient:
-    """Return a fresh process that answers as ``child.py`` says; ``folder`` takes what it prints."""
+def session(
+    python: str, folder: Path, environment: Mapping[str, str], threads: int | None, forks: ForkServer | None = None
+) -> SessionClient:
+    """Return a process that answers as ``child.py`` says, fresh unless forked; ``folder`` takes what it prints."""
     return SessionClient(
         folder / "cache",
         folder / "log.txt",
         threads,
         command=module_command(python, "torchtriage.compile.xla.child"),
         environment=environment,
+        start=subprocess.Popen if forks is None else forks.start,
+    )
+
+
+def fork_server(python: str, folder: Path, environment: Mapping[str, str], threads: int | None) -> ForkServer:
+    """Return a process whose forks answer as ``child.py`` says."""
+    limits = thread_limits(threads)
+    return ForkServer(
+        module_command(python, "torchtriage.compile.xla.forks"), folder / "log.txt", {**environment, **limits}
     )

@@ -23,8 +23,10 @@ __all__ = [
     "FxGraph",
     "HloGraph",
     "Route",
+    "RouteComparison",
     "RouteName",
     "RouteTimes",
+    "RouteVerdict",
     "XlaModel",
     "XlaProgram",
     "XlaResult",
@@ -33,6 +35,7 @@ __all__ = [
 XLA_SCHEMA = "torchtriage-xla/1"
 
 RouteName = Literal["eager", "lazy", "openxla"]
+RouteVerdict = Literal["faster", "slower", "equal", "undecided"]
 FallbackKind = Literal["read", "shape", "not lowered"]
 Cause = Literal[
     "fx graph",
@@ -154,6 +157,22 @@ class RouteTimes:
 
 
 @dataclass(frozen=True)
+class RouteComparison:
+    """Dynamo's steady step over LazyTensor's: geometric mean over rounds, and the interval that holds it in 95 %.
+
+    Steps are the fastest tenth of each session.
+    ``low``/``high`` : None below three rounds. ``verdict`` : of dynamo; ``equal`` within 5 %; below three rounds only
+    a factor of ten is told.
+    """
+
+    ratio: float
+    low: float | None
+    high: float | None
+    n_rounds: int
+    verdict: RouteVerdict
+
+
+@dataclass(frozen=True)
 class AnswerCheck:
     """Outputs, and gradients in training, of the first step against eager in float64."""
 
@@ -212,6 +231,8 @@ class XlaModel:
     fx: tuple[FxGraph, ...]
     routes: tuple[Route, ...]
     facts: tuple[tuple[str, str], ...]
+    dynamo_over_lazy: RouteComparison | None = None
+    """None where one of them was not timed."""
 
     def route(self, name: RouteName) -> Route | None:
         """Return one of the routes; None where it was not asked for or has failed."""

@@ -5,38 +5,52 @@ A script is run once, with the same dumps, and they are read as any dumps are.
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
 from typing import Any, get_args
 
 from torchtriage.compile.logs.judge import judge
 from torchtriage.compile.logs.read import read_logs
 from torchtriage.compile.logs.result import CompileResult
 from torchtriage.compile.xla.dumps import read_debug, read_saved
+from torchtriage.compile.xla.forks import ForkServer
 from torchtriage.compile.xla.graph_counts import count
 from torchtriage.compile.xla.programs import read_dumps
-from torchtriage.compile.xla.python_env import module_command, session
-from torchtriage.compile.xla.result import AnswerCheck, FxGraph, Route, RouteName, RouteTimes, XlaModel, XlaProgram
+from torchtriage.compile.xla.python_env import fork_server, module_command, session
+from torchtriage.compile.xla.result import AnswerCheck, FxGraph, Route, RouteName, XlaModel, XlaProgram
+from torchtriage.compile.xla.timing import Rounds, compare, summarise
+from torchtriage.compile.xla.verdict import compared
 from torchtriage.core.errors import LogError, UsageError
 from torchtriage.core.finding import Note
-from torchtriage.core.isolate.session_client import SessionClient, SessionError
+from torchtriage.core.isolate.session_client import SessionError
+from torchtriage.core.stats.paired_interval import LEAST_PAIRS
 
 __all__ = ["XlaPlan", "measure", "run_script"]
 
 N_FRAMES = "64"
 """``PT_XLA_DEBUG`` shows 8 by default: a module's call alone takes two."""
-WARM_UP_S = 0.5
+BUDGET_S = 70.0
+"""No round that would end later is added where nobody said how many; of a busy machine the first may take 20 s more."""
+COUNTING = 0.3
+"""The share of a model's time, roughly."""
 COUNTED: tuple[RouteName, ...] = ("lazy", "openxla")
 
 
 @dataclass(frozen=True)
 class XlaPlan:
-    """What is run. ``rounds`` : timed processes of each route; ``steps`` : counted steps."""
+    """What is run.
+
+    ``steps`` : counted steps. ``rounds`` : timed sessions of each route; None for three to six, until it is clear
+    which is faster, and as many as fit into 70 s unless ``thorough``. ``seconds`` : steady steps of each.
+    ``thorough`` : every session is a fresh process, not a fork.
+    """
 
     targets: tuple[str, ...]
     modes: tuple[bool, ...] = (False,)
@@ -45,9 +59,10 @@ class XlaPlan:
     device: str = ""
     threads: int | None = None
     steps: int = 4
-    rounds: int = 3
-    seconds: float = 1.0
+    rounds: int | None = None
+    seconds: float = 0.5
     timeout_s: float = 600.0
+    thorough: bool = False
 
 
 Progress = Callable[[str, float], None]
@@ -60,15 +75,22 @@ def measure(plan: XlaPlan, progress: Progress | None = None) -> tuple[list[XlaMo
     """
     pairs = [(target, train) for target in plan.targets for train in plan.modes]
     models, notes = [], []
-    for at, (target, train) in enumerate(pairs):
+    ends_s = time.monotonic() + BUDGET_S
+    with tempfile.TemporaryDirectory(prefix="torchtriage-xla-") as folder, ExitStack() as running:
+        forks = None
+        if not plan.thorough:
+            forks = running.enter_context(fork_server(plan.python, Path(folder), _device(plan.device), plan.threads))
+        for at, (target, train) in enumerate(pairs):
 
-        def report(what: str, share: float, at: int = at, target: str = target) -> None:
-            if progress is not None:
-                progress(f"{target}: {what}", (at + share) / len(pairs))
+            def report(what: str, share: float, at: int = at, target: str = target) -> None:
+                if progress is not None:
+                    progress(f"{target}: {what}", (at + share) / len(pairs))
 
-        model, more = _measure(plan, target, train, report)
-        models.append(model)
-        notes += more
+            left_s = math.inf if plan.thorough else ends_s - time.monotonic()
+            until_s = time.monotonic() + left_s / (len(pairs) - at)
+            model, more = _measure(plan, forks, target, train, until_s, report)
+            models.append(model)
+            notes += more
     failed = [route.failure for model in models for route in model.routes if route.name in COUNTED]
     if all(failed):
         message, _, hint = failed[0].partition("\n")
@@ -76,19 +98,20 @@ def measure(plan: XlaPlan, progress: Progress | None = None) -> tuple[list[XlaMo
     return models, notes
 
 
-def _measure(plan: XlaPlan, target: str, train: bool, progress: Progress) -> tuple[XlaModel, list[Note]]:
+def _measure(
+    plan: XlaPlan, forks: ForkServer | None, target: str, train: bool, until_s: float, progress: Progress
+) -> tuple[XlaModel, list[Note]]:
     notes: list[Note] = []
     failures: dict[RouteName, str] = {}
     counted: dict[RouteName, Route] = {}
     fx: tuple[FxGraph, ...] = ()
     compiled: CompileResult | None = None
     facts: dict[str, str] = {}
-    n = 2 + 3 * plan.rounds
     for done, route in enumerate(COUNTED):
-        progress(f"counting, {route}", done / n)
+        progress(f"counting, {route}", COUNTING * done / len(COUNTED))
         with tempfile.TemporaryDirectory(prefix="torchtriage-xla-") as name:
             try:
-                counted[route], handed, more = _count(plan, Path(name), target, route, train)
+                counted[route], handed, more = _count(plan, forks, Path(name), target, route, train)
                 fx = handed if route == "openxla" else ()
                 facts |= more
             except SessionError as error:
@@ -98,13 +121,22 @@ def _measure(plan: XlaPlan, target: str, train: bool, progress: Progress) -> tup
                     break
             if route == "openxla":
                 compiled = _compile_log(Path(name) / "trace", target, notes)
-    timed = _times(plan, target, train, failures, progress)
+    names: list[RouteName] = [name for name in get_args(RouteName) if name not in failures]
+    rounds = Rounds(
+        lambda folder: session(plan.python, folder, _device(plan.device), plan.threads, forks),
+        names,
+        {"target": target, "train": train, "threads": plan.threads},
+        plan.seconds,
+        plan.timeout_s,
+        together=facts.get("PJRT device") == "CPU",
+    )
+    rounds.run(plan.rounds, until_s, lambda what, share: progress(what, COUNTING + (1 - COUNTING) * share))
+    failures |= {name: _failed(error, "timing") for name, error in rounds.failures.items()}
     routes = []
     for name in get_args(RouteName):
         row = counted.get(name) or Route(name, "", (), 0, 0, None, None, None, (), (), None, None)
-        if name in timed:
-            first = timed[name][0]["first"]["compiled"]
-            row = replace(row, times=_summary(timed[name]), first_compiled_unwatched=first)
+        if rows := rounds.rows.get(name):
+            row = replace(row, times=summarise(rows), first_compiled_unwatched=rows[0]["first"]["compiled"])
         routes.append(replace(row, failure=failures.get(name, "")))
     for row in routes:
         first = row.steps[0].compiled if row.steps else None
@@ -117,6 +149,17 @@ def _measure(plan: XlaPlan, target: str, train: bool, progress: Progress) -> tup
                     f" {row.first_compiled_unwatched} when timed",
                 )
             )
+    found = compare(rounds.rows)
+    if found is not None and found.verdict == "undecided":
+        notes.append(
+            Note(
+                "not-decided",
+                "warn",
+                f"{target} ({'training' if train else 'inference'}): {compared(found)}",
+                f"--rounds {2 * max(found.n_rounds, LEAST_PAIRS)}" if plan.thorough else "--thorough",
+            )
+        )
+    facts["sessions"] = "fresh processes" if forks is None else "forks of one process"
     known = compiled is not None and "openxla" in counted
     return XlaModel(
         target=target,
@@ -128,6 +171,7 @@ def _measure(plan: XlaPlan, target: str, train: bool, progress: Progress) -> tup
         fx=fx,
         routes=tuple(routes),
         facts=tuple(facts.items()),
+        dynamo_over_lazy=found,
     ), notes
 
 
@@ -136,8 +180,8 @@ def _failed(error: SessionError, doing: str) -> str:
     return f"{what} while {doing}: {error.message}" + (f"\n{error.hint}" if error.hint else "")
 
 
-def _environment(device: str, more: dict[str, str]) -> dict[str, str]:
-    return {**({"PJRT_DEVICE": device.upper()} if device else {}), **more}
+def _device(name: str) -> dict[str, str]:
+    return {"PJRT_DEVICE": name.upper()} if name else {}
 
 
 def _dumping(folder: Path) -> dict[str, str]:
@@ -160,7 +204,7 @@ def run_script(command: Sequence[str], python: str, device: str, timeout_s: floa
     with tempfile.TemporaryDirectory(prefix="torchtriage-xla-") as name:
         folder = Path(name)
         started = [*module_command(python, "torchtriage.compile.xla.script_main"), str(folder / "metrics.txt")]
-        environment = {**os.environ, **_environment(device, _dumping(folder))}
+        environment = {**os.environ, **_device(device), **_dumping(folder)}
         try:
             # what the script prints must not mix with the report
             code = subprocess.run(
@@ -191,11 +235,11 @@ def run_script(command: Sequence[str], python: str, device: str, timeout_s: floa
 
 
 def _count(
-    plan: XlaPlan, folder: Path, target: str, route: RouteName, train: bool
+    plan: XlaPlan, forks: ForkServer | None, folder: Path, target: str, route: RouteName, train: bool
 ) -> tuple[Route, tuple[FxGraph, ...], dict[str, str]]:
     files = {"debug": folder / "debug.txt", "saved": folder / "saved.txt.0"}
-    environment = _environment(plan.device, _dumping(folder))
-    with session(plan.python, folder, environment, plan.threads) as worker:
+    environment = {**_device(plan.device), **_dumping(folder)}
+    with session(plan.python, folder, environment, plan.threads, forks) as worker:
         begun = worker.ask(
             "start", plan.timeout_s, target=target, route=route, train=train, threads=plan.threads, watched=True
         )
@@ -233,53 +277,3 @@ def _compile_log(folder: Path, target: str, notes: list[Note]) -> CompileResult 
         notes.append(Note("no-compile-log", "warn", f"{target}: dynamo's log: {error.message}"))
         return None
     return judge(logs)
-
-
-def _times(
-    plan: XlaPlan, target: str, train: bool, failures: dict[RouteName, str], progress: Progress
-) -> dict[RouteName, list[dict[str, Any]]]:
-    """Time the routes in turns, in fresh processes; which one begins goes round."""
-    timed: dict[RouteName, list[dict[str, Any]]] = {}
-    names: list[RouteName] = [name for name in get_args(RouteName) if name not in failures]
-    n = 2 + 3 * plan.rounds
-    for number in range(plan.rounds):
-        first = number % len(names) if names else 0
-        for at, route in enumerate(names[first:] + names[:first]):
-            if route in failures:
-                continue
-            progress(f"timing, {route}", (2 + 3 * number + at) / n)
-            with tempfile.TemporaryDirectory(prefix="torchtriage-xla-") as name:
-                try:
-                    with session(plan.python, Path(name), _environment(plan.device, {}), plan.threads) as worker:
-                        row = _timed(plan, worker, target, route, train)
-                        timed.setdefault(route, []).append(row)
-                except SessionError as error:
-                    failures[route] = _failed(error, "timing")
-    return timed
-
-
-def _timed(plan: XlaPlan, worker: SessionClient, target: str, route: RouteName, train: bool) -> dict[str, Any]:
-    worker.ask("start", plan.timeout_s, target=target, route=route, train=train, threads=plan.threads, watched=False)
-    first = worker.ask("first_counted", plan.timeout_s)
-    warm = worker.ask("warm_up", plan.timeout_s + WARM_UP_S, seconds=WARM_UP_S)
-    n = max(5, min(200, int(plan.seconds * 1e9 / median(warm[-5:]))))
-    block = worker.ask("block", plan.timeout_s + 4 * plan.seconds, n=n, untimed=False)
-    return {"first": first, "block": block, "n": n}
-
-
-def _summary(rows: Sequence[dict[str, Any]]) -> RouteTimes:
-    firsts = [row["first"]["ns"] / 1e6 for row in rows]
-    steady = [median(row["block"]["ns"]) / 1e6 for row in rows]
-    queued = [row["block"]["queued_ns"] / row["n"] / 1e6 for row in rows if "queued_ns" in row["block"]]
-    return RouteTimes(
-        first_ms=median(firsts),
-        first_low_ms=min(firsts),
-        first_high_ms=max(firsts),
-        steady_ms=median(steady),
-        low_ms=min(steady),
-        high_ms=max(steady),
-        queued_ms=median(queued) if queued else None,
-        n_queued=rows[0]["n"] if queued else 0,
-        n_steps=sum(row["n"] for row in rows),
-        n_processes=len(rows),
-    )

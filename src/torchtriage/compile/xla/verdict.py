@@ -9,13 +9,22 @@ from statistics import geometric_mean
 import numpy as np
 
 from torchtriage.compile.xla.causes import FIXES
-from torchtriage.compile.xla.result import XLA_SCHEMA, Correlation, HloGraph, RouteName, XlaModel, XlaProgram, XlaResult
+from torchtriage.compile.xla.result import (
+    XLA_SCHEMA,
+    Correlation,
+    HloGraph,
+    RouteComparison,
+    RouteName,
+    XlaModel,
+    XlaProgram,
+    XlaResult,
+)
 from torchtriage.core.finding import Note
 from torchtriage.core.stats.rank_correlation import MIN_PAIRS, rank_correlation
 from torchtriage.core.units import format_count, format_ms
 from torchtriage.core.version import __version__
 
-__all__ = ["judge"]
+__all__ = ["compared", "judge"]
 
 TITLES: dict[RouteName, str] = {"openxla": "openxla", "lazy": "LazyTensor", "eager": "eager on the processor"}
 COUNTED: tuple[RouteName, ...] = ("openxla", "lazy")
@@ -95,7 +104,23 @@ def _third(model: XlaModel) -> str:
         for name, title in TITLES.items()
         if name in times
     ]
-    return f"steady step: {', '.join(parts)}" if parts else "not timed"
+    if not parts:
+        return "not timed"
+    found = model.dynamo_over_lazy
+    return f"steady step: {', '.join(parts)}" + (f"; {compared(found)}" if found is not None else "")
+
+
+def compared(found: RouteComparison) -> str:
+    """Return which of dynamo and LazyTensor is faster, in one clause."""
+    ratio = f"{found.ratio:.3g}"
+    if found.low is not None and found.high is not None:
+        ratio += f" ({found.low:.3g} to {found.high:.3g})"
+    rounds = format_count(found.n_rounds, "round")
+    if found.verdict == "undecided":
+        return f"not decided in {rounds}: dynamo's step is {ratio} times LazyTensor's"
+    if found.verdict == "equal":
+        return f"dynamo is as fast as LazyTensor: its step is {ratio} times as long"
+    return f"dynamo is {found.verdict} than LazyTensor: its step is {ratio} times as long"
 
 
 def _of_many(models: Sequence[XlaModel]) -> tuple[str, str, str]:
@@ -127,6 +152,12 @@ def _of_many(models: Sequence[XlaModel]) -> tuple[str, str, str]:
         third = (
             f"steady step of dynamo over LazyTensor: {geometric_mean(ratios):.3g} in the geometric mean of"
             f" {len(ratios)}, {min(ratios):.2g} to {max(ratios):.3g}"
+        )
+    verdicts = Counter(model.dynamo_over_lazy.verdict for model in models if model.dynamo_over_lazy is not None)
+    if verdicts:
+        third += (
+            f"; faster in {verdicts['faster']}, slower in {verdicts['slower']}, as fast in {verdicts['equal']},"
+            f" not decided in {verdicts['undecided']}"
         )
     return first, second, third
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -17,7 +17,7 @@ from typing import IO, Any
 from torchtriage.core.errors import UsageError
 from torchtriage.core.isolate.processes import describe_exit, last_line, signal_group
 
-__all__ = ["SessionClient", "SessionError"]
+__all__ = ["SessionClient", "SessionError", "thread_limits"]
 
 
 class SessionError(Exception):
@@ -31,13 +31,18 @@ class SessionError(Exception):
         super().__init__(message)
 
 
+def thread_limits(threads: int | None) -> dict[str, str]:
+    """Return the variables that limit libraries which read them when loaded."""
+    return {} if threads is None else {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+
+
 class SessionClient:
     """One fresh process with caches of its own.
 
     ``cache`` : where compiled code is kept; empty for a cold start. ``log`` : takes what the process prints.
     ``threads`` : of the processor; also the limit of libraries that read the environment when loaded. ``command`` :
     what is started: a process that answers as ``session_main.py`` does. ``environment`` : set for it besides this
-    process' own.
+    process' own. ``start`` : what starts it, called as ``subprocess.Popen`` is.
 
     Raises UsageError: the process cannot be started.
     """
@@ -50,6 +55,7 @@ class SessionClient:
         *,
         command: Sequence[str] = (sys.executable, "-m", "torchtriage.core.isolate.session_main"),
         environment: Mapping[str, str] | None = None,
+        start: Callable[..., Any] = subprocess.Popen,
     ) -> None:
         self.log = log
         variables = {
@@ -57,13 +63,12 @@ class SessionClient:
             **(environment or {}),
             "TORCHINDUCTOR_CACHE_DIR": str(cache.resolve()),
             "TRITON_CACHE_DIR": str((cache / "triton").resolve()),
+            **thread_limits(threads),
         }
-        if threads is not None:
-            variables |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as file:
             try:
-                self.process = subprocess.Popen(
+                self.process = start(
                     command,
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,

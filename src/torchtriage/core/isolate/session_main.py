@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import os
 import sys
 import time
@@ -16,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ModelSession", "facts_of", "import_torch", "main"]
+__all__ = ["ModelSession", "end_with_parent", "facts_of", "import_torch", "main"]
 
 STARTED_NS = time.perf_counter_ns()
 
@@ -28,7 +29,7 @@ def main(session: ModelSession | None = None) -> None:
     """Answer commands until the input ends."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # the target's own output must not mix with answers
-    _end_with_parent()
+    end_with_parent()
     session = session or ModelSession()
     for line in sys.stdin:
         command = json.loads(line)
@@ -52,7 +53,7 @@ def _described(error: BaseException) -> dict[str, str]:
     return {"kind": "error", "message": describe_error(error), "hint": ""}
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """Have the system end this process when its parent is gone, wherever it hangs (Linux)."""
     if not sys.platform.startswith("linux"):
         return
@@ -164,16 +165,19 @@ class ModelSession:
         with suppress(OSError):
             Path("/proc/self/clear_refs").write_text(CLEAR_PEAK)
 
-    def block(self, n: int, untimed: bool) -> dict[str, Any]:
-        """Run ``n`` timed steps; ``untimed`` runs one before: others have had the caches."""
+    def block(self, n: int, untimed: bool, most_s: float = math.inf) -> dict[str, Any]:
+        """Run ``n`` timed steps, or as many as begin in ``most_s``.
+
+        ``untimed`` runs one before: others have had the caches.
+        """
         if untimed:
             self._timed(1)
         begun, cpu = time.perf_counter_ns(), time.process_time_ns()
-        times = self._timed(n)
+        times = self._timed(n, most_s)
         wall_ns, cpu_ns = time.perf_counter_ns() - begun, time.process_time_ns() - cpu
         out: dict[str, Any] = {"ns": times, "wall_ns": wall_ns, "cpu_ns": cpu_ns}
         if self.wait is not None:
-            out |= self._device_block(n)
+            out |= self._device_block(len(times))
         return out
 
     def other_size(self, batch_size: int) -> dict[str, Any]:
@@ -262,22 +266,21 @@ class ModelSession:
 
         return step
 
-    def _timed(self, n: int) -> list[int]:
-        """Return wall times of ``n`` steps, each ended by the device, less the clock's own time."""
+    def _timed(self, n: int, most_s: float = math.inf) -> list[int]:
+        """Return wall times of ``n`` steps at most, each ended by the device, less the clock's own time."""
         run, wait, clock = self.run, self.wait, time.perf_counter_ns
-        times = [0] * n
-        if wait is None:
-            for i in range(n):
-                begun = clock()
-                run()
-                times[i] = clock() - begun
-        else:
+        times: list[int] = []
+        if wait is not None:
             wait()
-            for i in range(n):
-                begun = clock()
-                run()
+        ended = clock()
+        until = ended + most_s * 1e9
+        while len(times) < n and (ended < until or not times):
+            begun = clock()
+            run()
+            if wait is not None:
                 wait()
-                times[i] = clock() - begun
+            ended = clock()
+            times.append(ended - begun)
         return [max(time_ns - CLOCK_NS, 1) for time_ns in times]
 
     def _device_block(self, n: int) -> dict[str, Any]:

@@ -9,10 +9,20 @@ from numpy.typing import NDArray
 
 from torchtriage.core.stats.difference import student_quantile
 
-__all__ = ["LEAST_PAIRS", "Ratio", "ratio_of_pairs"]
+__all__ = ["GAP", "LEAST_PAIRS", "NARROW", "Order", "Ratio", "order_of_pairs", "ratio_of_pairs"]
 
 LEAST_PAIRS = 3
 """Two pairs give an interval of 12.7 standard errors: no use to anyone."""
+GAP = 0.05
+"""Programs whose true times are closer than this are as good as each other."""
+COUNTS = 0.04
+"""A measured gap counts from here on: it is known to about 1 %, and a true 5 % must not be lost."""
+SURELY = 0.02
+"""... if at least this much is sure: on a busy machine a wide interval clears zero too easily."""
+NARROW = 0.01
+"""How far an interval may reach from its ratio and still be called narrow."""
+ORDER_LEVEL = 0.98
+"""Of an interval looked at after each round: holds the truth in 95 %."""
 
 
 class Ratio(NamedTuple):
@@ -55,3 +65,19 @@ def ratio_of_pairs(before: NDArray[np.float64], after: NDArray[np.float64], *, l
     reach = student_quantile((1 + level) / 2, n - 1) * float(logs.std(ddof=1)) / n**0.5
     low, high = np.exp([centre - reach, centre + reach])
     return Ratio(float(np.exp(centre)), float(low), float(high))
+
+
+class Order(NamedTuple):
+    """Whether two programs differ by more than ``GAP``; ``resolved`` : that they do, or do not, is known."""
+
+    ratio: Ratio
+    differs: bool
+    resolved: bool
+
+
+def order_of_pairs(before: NDArray[np.float64], after: NDArray[np.float64]) -> Order:
+    """Return how the two compare, looked at after any round; see :func:`ratio_of_pairs`."""
+    ratio = ratio_of_pairs(before, after, level=ORDER_LEVEL)
+    value, low, high = ratio if ratio.value >= 1 else (1 / ratio.value, 1 / ratio.high, 1 / ratio.low)
+    differs = low >= 1 + SURELY and value >= 1 + COUNTS  # never of NaN
+    return Order(ratio, differs, differs or high <= 1 + GAP + NARROW)

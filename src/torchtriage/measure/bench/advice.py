@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from torchtriage.core.stats.paired_interval import LEAST_PAIRS, ratio_of_pairs
+from torchtriage.core.stats.paired_interval import GAP, LEAST_PAIRS, NARROW, order_of_pairs
 from torchtriage.core.units import format_bytes, format_count, format_ms
 from torchtriage.measure.bench.measurements import Measurements
 from torchtriage.measure.bench.plan import MODES
@@ -19,18 +19,8 @@ __all__ = ["GAP", "advise", "all_settled", "compare", "compare_all", "is_measure
 
 Floats = NDArray[np.float64]
 
-GAP = 0.05
-"""Ways whose true times are closer than this are as good as each other."""
-COUNTS = 0.04
-"""A measured gap counts from here on: it is known to about 1 %, and a true 5 % must not be lost."""
-SURELY = 0.02
-"""... if at least this much is sure: on a busy machine a wide interval clears zero too easily."""
-LEVEL = 0.98
-"""Of an interval looked at after each round: holds the truth in 95 % (see stats.pairs)."""
-NARROW = 0.01
-"""Rounds end when the interval reaches no further than this from the ratio, each way ..."""
 CLEAR = 0.03
-"""... or has its whole length above ``GAP``, or below this."""
+"""Rounds end when the interval is narrow, or has its whole length above ``GAP``, or below this."""
 
 
 def compare(measured: Measurements, first: Setting, other: Setting, q: float = 0.5) -> SettingComparison | None:
@@ -41,20 +31,19 @@ def compare(measured: Measurements, first: Setting, other: Setting, q: float = 0
 
 def _comparison(first: str, other: str, ratios: Floats) -> SettingComparison:
     """Return the comparison of two names by ``other`` over ``one`` in each round."""
-    comparison = ratio_of_pairs(np.ones(len(ratios)), ratios, level=LEVEL)
-    if comparison.value < 1:
+    order = order_of_pairs(np.ones(len(ratios)), ratios)
+    if order.ratio.value < 1:
         return _comparison(other, first, 1 / ratios)
     known = len(ratios) >= LEAST_PAIRS
-    counts = known and comparison.low >= 1 + SURELY and comparison.value >= 1 + COUNTS
     return SettingComparison(
         faster=first,
         slower=other,
-        ratio=round(comparison.value, 6),
-        low=round(comparison.low, 6) if known else None,
-        high=round(comparison.high, 6) if known else None,
+        ratio=round(order.ratio.value, 6),
+        low=round(order.ratio.low, 6) if known else None,
+        high=round(order.ratio.high, 6) if known else None,
         n_rounds=len(ratios),
-        tie=not counts,
-        resolved=counts or (known and comparison.high <= 1 + GAP + NARROW),
+        tie=not order.differs,
+        resolved=order.resolved,
     )
 
 

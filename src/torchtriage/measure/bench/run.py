@@ -31,6 +31,8 @@ Progress = Callable[[str, float], None]
 
 BLOCK_S = 0.05
 """A turn: short beside what disturbs a machine, long beside a change of turns."""
+MOST_BLOCK_S = 4 * BLOCK_S
+"""A turn ends after this, with fewer steps: on a busy machine a step may take hundreds of times what the last did."""
 CHUNK_S = 0.25
 LEAST_BLOCKS = 5
 QUICK_S = 60.0
@@ -277,7 +279,7 @@ class _Turn:
     def block(self) -> None:
         """Run one block, and see what the machine did meanwhile."""
         before = read_host()
-        block = self.worker.ask("block", self.plan.timeout_s, n=self.n, untimed=self.untimed)
+        block = self.worker.ask("block", self.plan.timeout_s, n=self.n, untimed=self.untimed, most_s=MOST_BLOCK_S)
         after = read_host()
         if before is not None and after is not None:
             block["host"] = {

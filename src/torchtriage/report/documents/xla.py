@@ -18,6 +18,7 @@ from torchtriage.compile.xla.result import (
     XlaProgram,
     XlaResult,
 )
+from torchtriage.compile.xla.verdict import compared
 from torchtriage.core.units import format_bytes, format_count, format_ms
 from torchtriage.report import blocks as b
 
@@ -75,6 +76,7 @@ def _model(model: XlaModel) -> Iterator[b.Block]:
     parts = [
         b.Lines([b.dim(facts)], on=b.TERMINAL),
         b.Table(COLUMNS, table, kind="settings"),
+        b.Lines([compared(model.dynamo_over_lazy)] if model.dynamo_over_lazy is not None else []),
         *_breaks(model.breaks),
         b.Rows(
             [b.Row("recompile", (f"{where}: {guard}", b.dim(f", {times}"))) for where, guard, times in again[:N_ROWS]],

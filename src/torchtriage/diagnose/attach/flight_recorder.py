@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -173,15 +173,19 @@ def _record(entry: dict[str, Any]) -> Record:
     )
 
 
-def waits(dumps: Mapping[int, Dump]) -> tuple[CollectiveWait, ...]:
-    """Return the first unfinished collective of each process group, those with missing ranks first."""
+def waits(dumps: Mapping[int, Dump], ranks: Iterable[int] = ()) -> tuple[CollectiveWait, ...]:
+    """Return the first unfinished collective of each process group, those with missing ranks first.
+
+    ``ranks`` : that the job has, with a dump or without.
+    """
+    world = frozenset(ranks) | dumps.keys()
     groups = dict.fromkeys(record.group for dump in dumps.values() for record in dump.records)
-    found = [wait for group in groups for wait in _of_group(group, dumps)]
+    found = [wait for group in groups for wait in _of_group(group, dumps, world)]
     order = ("missing", "mismatch", "unfinished", "p2p")
     return tuple(sorted(found, key=lambda wait: order.index(wait.kind)))
 
 
-def _of_group(group: str, dumps: Mapping[int, Dump]) -> Iterator[CollectiveWait]:
+def _of_group(group: str, dumps: Mapping[int, Dump], world: frozenset[int]) -> Iterator[CollectiveWait]:
     named = {rank: [row for row in dump.records if row.group == group] for rank, dump in dumps.items()}
     for rank, rows in named.items():
         yield from (_p2p(rank, row) for row in rows if row.is_p2p and not row.finished)
@@ -193,7 +197,7 @@ def _of_group(group: str, dumps: Mapping[int, Dump]) -> Iterator[CollectiveWait]
     last = {rank: max(row.number for row in rows) for rank, rows in own.items() if rows}
     recorded = frozenset[int]().union(*(dump.members.get(group, frozenset()) for dump in dumps.values()))
     # all ranks are in the default group; those of others gloo does not record
-    members = recorded or frozenset(dumps)
+    members = recorded or world
     known = bool(recorded) or group == "0"
     at_it = {rank: [row for row in rows if row.number == number] for rank, rows in own.items()}
     in_it = {rank: rows for rank, rows in at_it.items() if rows}

@@ -17,16 +17,23 @@ MAX_WAITS = 8
 
 
 def judge(
-    target: str, dumps: Mapping[int, Dump], stacks: Mapping[str, Sequence[Thread]], notes: Iterable[Note] = ()
+    target: str,
+    dumps: Mapping[int, Dump],
+    stacks: Mapping[str, Sequence[Thread]],
+    notes: Iterable[Note] = (),
+    *,
+    ranks: Iterable[int] = (),
 ) -> HangResult:
-    """Return what a job waits for. ``stacks`` : by the name of a process, ``rank 0``."""
-    waits = flight_recorder.waits(dumps)
+    """Return what a job waits for.
+
+    ``stacks`` : by the name of a process, ``rank 0``. ``ranks`` : that the job is known to have.
+    """
+    waits = flight_recorder.waits(dumps, ranks)
     lines = [_sentence(wait, waits, stacks) for wait in waits[:MAX_WAITS]]
-    if not waits and dumps:
-        records = any(dump.records for dump in dumps.values())
-        lines.append("No recorded collective is unfinished." if records else "The flight recorders hold no collective.")
+    if not waits and any(dump.records for dump in dumps.values()):
+        lines.append("No recorded collective is unfinished.")
     if not waits:
-        lines += _places(stacks)
+        lines += _places(stacks) or ([] if lines else ["The flight recorders hold no collective."])
     own = list(notes)
     if not dumps and stacks:
         own.append(
@@ -56,7 +63,7 @@ def _sentence(wait: CollectiveWait, waits: Iterable[CollectiveWait], stacks: Map
     elif wait.unknown:
         parts = [f"{what} is not finished: {waiting}", unknown]
     else:
-        parts = [f"all of {ranks_words(wait.arrived)} are in {what}{_at(wait.at)}, and it does not end"]
+        parts = [f"{waiting} in {what}, in which all are, and it does not end"]
     return " ".join(f"{part[0].upper()}{part[1:]}." for part in parts if part)
 
 

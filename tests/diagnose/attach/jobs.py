@@ -32,7 +32,7 @@ import sys, time, torch, torch.distributed as dist
 from torch.distributed.debug import start_debug_server
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
-start_debug_server(port=int(sys.argv[1]), fetch_timeout=5)
+start_debug_server(port=int(sys.argv[1]), fetch_timeout=float(sys.argv[4]))
 x, n = torch.ones(64, 64), 0
 while True:
     y = x @ x
@@ -71,12 +71,13 @@ def sampled(folder: Path, *, ranks: int = 1, stops_at: int = -1) -> Iterator[sub
 
 
 @contextmanager
-def debugged(folder: Path, *, stops_at: int = -1) -> Iterator[int]:
+def debugged(folder: Path, *, stops_at: int = -1, fetch_s: float = 60.0) -> Iterator[int]:
     """Start two gloo ranks with a debug server; yield its port."""
     port = free_port()
     env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
-    start = 'for r in 0 1; do RANK=$r "$0" -c "$1" $2 $3 $4 & done; wait'
-    words = ["sh", "-c", start, sys.executable, DEBUGGED, str(port), str(folder / "up"), str(stops_at)]
+    start = 'for r in 0 1; do RANK=$r "$0" -c "$@" & done; wait'
+    arguments = [str(port), str(folder / "up"), str(stops_at), str(fetch_s)]
+    words = ["sh", "-c", start, sys.executable, DEBUGGED, *arguments]
     with _launched(words, TORCH_FR_BUFFER_SIZE="200", **env):
         wait_until(lambda: len(list(folder.glob("up*"))) == 2)
         yield port

@@ -115,7 +115,7 @@ def test_the_debug_server_of_a_hung_job_names_the_rank_that_is_missing(tmp_path:
 
 def test_a_rank_that_does_not_answer_is_told(tmp_path: Path) -> None:
     pytest.importorskip("tabulate")
-    with debugged(tmp_path) as port:
+    with debugged(tmp_path, fetch_s=5) as port:
         for path in Path("/proc").glob("[0-9]*/environ"):
             if _is_rank(path, 1, tmp_path):
                 os.kill(int(path.parent.name), signal.SIGSTOP)

@@ -62,11 +62,18 @@ def attach(target: str, wish: Wish) -> Captured | HangResult:
         check_reach(address.host, wish.allow_remote)
         return _address(address, is_dynolog or address.port == dynolog.PORT, wish)
     path = Path(target)
-    if path.exists() or (path.name and any(path.parent.glob(f"{path.name}*"))):
+    if target and (path.exists() or _begins_files(path)):
         return judge(target, _read_dumps(replace(wish, dumps=path), {}), {})
     raise UsageError(
         "expected a URL (http://localhost:8000), HOST:PORT, a pid, or dumps of flight recorders", where=target
     )
+
+
+def _begins_files(path: Path) -> bool:
+    try:
+        return any(other.name.startswith(path.name) for other in path.parent.iterdir())
+    except OSError:
+        return False
 
 
 # -- a server ------------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ def capture(
     Raises AttachError: no process is registered, all are busy, or no whole trace came in time.
     """
     before = traces_in(folder)
-    log = folder.absolute() / f"torchtriage-{os.getpid()}.json"
+    log = folder.absolute() / f"torchtriage-{time.strftime('%H%M%S')}-{os.getpid()}.json"
     if "\n" in str(log):
         raise AttachError("expected a folder without a line break in its name", where=str(folder))
     when = (

@@ -70,7 +70,9 @@ def capture(
     begun = time.monotonic()
     runs = True
     try:
-        _expect(ask(address, "POST", "/start_profile", json_body=body, timeout_s=START_S), "start_profile", engine)
+        reply = ask(address, "POST", "/start_profile", json_body=body, timeout_s=START_S)
+        runs = reply.status == 200  # else what may run is somebody else's
+        _expect(reply, "start_profile", engine)
         if not takes_steps:
             sleep(seconds)
             # vLLM answers when its workers have written

@@ -171,6 +171,20 @@ def test_a_folder_that_others_may_enter_is_refused(folder: Path, tmp_path: Path)
         folder.unlink()
 
 
+def test_sockets_of_the_dead_are_removed_and_those_of_the_living_stay(
+    sampler: Sampler, folder: Path, tmp_path: Path
+) -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    (folder / f"{child.pid}-0.sock").touch()
+    (folder / "other.sock").touch()
+    with tt.sample(tmp_path, every_s=None):
+        left = {path.name.partition("-")[0] for path in folder.glob("*.sock")}
+        assert left == {str(os.getpid()), "other.sock"}
+        assert len(list(folder.glob(f"{os.getpid()}-*.sock"))) == 2
+    (folder / "other.sock").unlink()
+
+
 def test_a_forked_child_listens_once_it_works(tmp_path: Path) -> None:
     code = """
 import os, sys, time, torch, torchtriage as tt

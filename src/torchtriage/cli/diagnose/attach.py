@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,6 @@ def _ranks(_ctx: click.Context, _param: click.Parameter, value: str | None) -> f
 @value_option("--timeout", POSITIVE, "S", 60.0, "Wait so long for a step, for the traces, for each answer.")
 @click.option("--stacks", is_flag=True, help="No recording: the stacks of all ranks, and what they wait for.")
 @click.option("--allow-remote", is_flag=True, help="Let TARGET be on another machine.")
-@click.option("--token", envvar="TORCHTRIAGE_TOKEN", hidden=True)
 @result_options
 @top_option
 @click.option("-q", "--quiet", is_flag=True, help="Nothing on stderr but failures.")
@@ -74,7 +74,7 @@ def command(ctx: click.Context, /, target: str, **given: Any) -> None:
         dumps=Path(given["dumps"]) if given["dumps"] else None,
         timeout_s=given["timeout"],
         allow_remote=given["allow_remote"],
-        token=given["token"] or "",
+        token=os.environ.get("TORCHTRIAGE_TOKEN", ""),
         only_stacks=given["stacks"],
     )
     try:

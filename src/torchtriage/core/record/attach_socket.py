@@ -93,6 +93,7 @@ class AttachSocket:
         self._sampler = weakref.ref(sampler)
         self.path = folder / f"{os.getpid()}-{next(_numbers)}.sock"
         _remove_stale(folder)
+        self.path.unlink(missing_ok=True)  # of one that was killed and had our pid
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._pid = os.getpid()
         self._room = threading.BoundedSemaphore(MAX_CLIENTS)
@@ -123,11 +124,13 @@ def _remove(listener: socket.socket, path: Path, pid: int) -> None:
 
 
 def _remove_stale(folder: Path) -> None:
-    """Remove the sockets of processes that were killed, and of one that had our pid."""
+    """Remove the sockets of processes that were killed."""
     for path in folder.glob("*.sock"):
-        pid = path.name.partition("-")[0]
-        if not Path(f"/proc/{pid}").exists() or pid == str(os.getpid()):
-            path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError, ValueError):
+            try:
+                os.kill(int(path.name.partition("-")[0]), 0)
+            except ProcessLookupError:
+                path.unlink(missing_ok=True)
 
 
 def _serve(listener: socket.socket, sampler: weakref.ref[Asked], room: threading.BoundedSemaphore) -> None:

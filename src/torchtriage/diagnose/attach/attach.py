@@ -22,9 +22,9 @@ from torchtriage.diagnose.attach.web import Address, check_reach, parse_address
 __all__ = ["STILL", "Wish", "attach"]
 
 DUMP_VARIABLES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-STILL = "ATT002"
+STILL = "nothing-moves"
 """The code of the note that a capture was wanted, and nothing moved."""
-LACKS = "ATT003"
+LACKS = "not-seen"
 _DYNOLOG = "dynolog://"
 
 

@@ -38,7 +38,7 @@ def judge(
     if not dumps and stacks:
         own.append(
             Note(
-                "ATT001",
+                "no-flight-recorder",
                 "info",
                 "no flight recorder was read: which rank is missing in which collective is not checked",
                 "start the job with TORCH_FR_BUFFER_SIZE=2000, and pass what it wrote with --dumps",

@@ -53,8 +53,10 @@ def ranks_of(pid: int) -> list[Process]:
     Raises AttachError: no such process.
     """
     try:
+        if not pid:  # which would be our own group
+            raise ProcessLookupError
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         raise AttachError("expected the pid of a process that runs, found none", where=str(pid)) from None
     except PermissionError:
         pass  # it runs, for someone else

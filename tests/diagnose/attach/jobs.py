@@ -27,6 +27,25 @@ while True:
     time.sleep(0.005)
 """
 
+TRAINED = """
+import datetime, sys, time, torch, torch.distributed as dist, torchtriage as tt
+torch.set_num_threads(1)
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=300))
+sampler = tt.sample(sys.argv[1], every_s=None)
+x, n = torch.ones(64, 64), 0
+while True:
+    y = x @ x
+    if n == 5:
+        open(sys.argv[2] + str(dist.get_rank()), "w").close()
+    while n == int(sys.argv[3]) and dist.get_rank() == 1:
+        time.sleep(0.1)
+    dist.all_reduce(x)
+    n += 1
+    x /= 2
+    sampler.step()
+    time.sleep(0.005)
+"""
+
 DEBUGGED = """
 import sys, time, torch, torch.distributed as dist
 from torch.distributed.debug import start_debug_server
@@ -67,6 +86,19 @@ def sampled(folder: Path, *, ranks: int = 1, stops_at: int = -1) -> Iterator[sub
     words = ["sh", "-c", start, sys.executable, SAMPLED, str(folder / "samples"), str(folder / "up"), str(stops_at)]
     with _launched(words) as launcher:
         wait_until(lambda: len(list(folder.glob("up*"))) == ranks)
+        yield launcher
+
+
+@contextmanager
+def trained(folder: Path, *, stops_at: int = -1) -> Iterator[subprocess.Popen[bytes]]:
+    """Start two gloo ranks that have a sampler; yield their launcher."""
+    env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    start = 'for r in 0 1; do RANK=$r "$0" "$@" & done; wait'
+    (folder / "train.py").write_text(TRAINED)
+    words = ["sh", "-c", start, sys.executable, str(folder / "train.py"), str(folder / "samples"), str(folder / "up")]
+    words.append(str(stops_at))
+    with _launched(words, TORCH_FR_BUFFER_SIZE="200", **env) as launcher:
+        wait_until(lambda: len(list(folder.glob("up*"))) == 2)
         yield launcher
 
 

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from diagnose.attach.jobs import debugged, sampled
+from diagnose.attach.jobs import debugged, sampled, trained
 
 import torchtriage as tt
 from torchtriage.core.errors import TriageError
@@ -49,6 +49,30 @@ def test_a_process_that_no_longer_steps_shows_where_it_is(tmp_path: Path) -> Non
         assert "no step or request ended within 1 s in rank 0" in [note.message for note in result.notes]
 
 
+def test_ranks_that_train_together_are_recorded_together(tmp_path: Path) -> None:
+    with trained(tmp_path) as launcher:
+        done = subprocess.run(
+            [sys.executable, "-m", "torchtriage", "attach", str(launcher.pid), "--steps", "6"],
+            capture_output=True,
+            text=True,
+        )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 ranks of one job" in done.stdout
+    assert "6 steps of ranks 0-1, recorded in " in done.stderr
+
+
+def test_ranks_that_hang_tell_who_is_missing_and_where_it_is(tmp_path: Path) -> None:
+    with trained(tmp_path, stops_at=30) as launcher:
+        time.sleep(1)
+        result = attach(str(launcher.pid), Wish(timeout_s=2))
+    assert isinstance(result, HangResult)
+    assert result.verdict == (
+        "Rank 1 never entered all_reduce number 31 of default_pg, in which rank 0 waits at train.py:13."
+        " Rank 1 is at train.py:12 in <module>.",
+    )
+    assert [note.code for note in result.notes] == ["nothing-moves"]
+
+
 def test_a_stopped_process_does_not_hold_us_up(tmp_path: Path) -> None:
     with sampled(tmp_path) as launcher:
         os.kill(ranks_of(launcher.pid)[0].pid, signal.SIGSTOP)
@@ -80,7 +104,7 @@ def test_the_command_says_the_cost_and_judges(tmp_path: Path) -> None:
         done = subprocess.run(
             [sys.executable, "-m", "torchtriage", "attach", str(launcher.pid)], capture_output=True, text=True
         )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     assert "CPU only" in done.stdout
     assert "captured: 3 steps of rank 0, recorded in " in done.stderr
     assert "of a process' time" in done.stderr
@@ -115,7 +139,7 @@ def test_the_debug_server_of_a_hung_job_names_the_rank_that_is_missing(tmp_path:
 
 def test_a_rank_that_does_not_answer_is_told(tmp_path: Path) -> None:
     pytest.importorskip("tabulate")
-    with debugged(tmp_path, fetch_s=5) as port:
+    with debugged(tmp_path, fetch_s=10) as port:
         for path in Path("/proc").glob("[0-9]*/environ"):
             if _is_rank(path, 1, tmp_path):
                 os.kill(int(path.parent.name), signal.SIGSTOP)

@@ -51,7 +51,7 @@ def answers(address: Address) -> bool:
 def capture(address: Address, folder: Path, *, seconds: float, ranks: frozenset[int] | None) -> Captured:
     """Have all ranks profile all their threads for so long; write the traces of ``ranks`` into a folder.
 
-    Raises AttachError: no rank has a trace.
+    Raises AttachError: the server does not answer, or names no such rank.
     """
     with tempfile.TemporaryFile(dir=folder) as page:
         reply = ask(
@@ -79,8 +79,10 @@ def capture(address: Address, folder: Path, *, seconds: float, ranks: frozenset[
                 path.write_bytes(data)
                 files.append(path)
                 moves |= b'"cpu_op"' in data or b'"kernel"' in data
+    if not files and not failed:
+        raise AttachError("the page of traces names no rank that was asked for", where=str(address))
     if not files:
-        raise AttachError(f"no rank has a trace: {'; '.join(failed[:4]) or 'the page names none'}", where=str(address))
+        return Captured((), still=f"no rank gave a trace: {'; '.join(failed[:4])}")
     if not moves:
         for path in files:
             path.unlink()

@@ -135,6 +135,23 @@ def test_the_process_says_who_it_is_and_where(sampler: Sampler, folder: Path, mo
     assert not [one for one in threads if one["thread_name"].startswith("torchtriage-")]
 
 
+def test_the_flight_recorder_is_given_at_once(sampler: Sampler, folder: Path) -> None:
+    # in a process of its own, in which no stack has symbols yet
+    code = """
+import base64, json, pickle, sys, time, torch, torch.distributed as dist, torchtriage as tt
+from torchtriage.core.record.attach_socket import _flight
+dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=0, world_size=1)
+dist.all_reduce(torch.ones(4))
+begun = time.monotonic()
+(dump,) = _flight()["dumps"]
+assert pickle.loads(base64.b64decode(dump))["entries"][0]["profiling_name"] == "gloo:all_reduce"
+assert time.monotonic() - begun < 3
+"""
+    env = {**os.environ, "TORCH_FR_BUFFER_SIZE": "20"}
+    subprocess.run([sys.executable, "-c", code, str(folder / "store")], check=True, env=env)
+    (folder / "store").unlink(missing_ok=True)
+
+
 @pytest.mark.parametrize(
     "request_",
     [b"GET / HTTP/1.1\r\n\r\n", b"\n", b"[]\n", b'{"do": "os.system"}\n', b'{"do": "capture"}\n', b"x" * 4096],

@@ -32,7 +32,7 @@ import datetime, sys, time, torch, torch.distributed as dist, torchtriage as tt
 torch.set_num_threads(1)
 dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=300))
 sampler = tt.sample(sys.argv[1], every_s=None)
-x, n = torch.ones(64, 64), 0
+x, n = torch.ones(512, 512), 0
 while True:
     y = x @ x
     if n == 5:
@@ -43,7 +43,6 @@ while True:
     n += 1
     x /= 2
     sampler.step()
-    time.sleep(0.005)
 """
 
 DEBUGGED = """

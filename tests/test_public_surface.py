@@ -267,6 +267,9 @@ def test_command_examples_run(bench: Path) -> None:
             assert "torch" in result.output
         elif args[0] == "verify":
             expected = {0, 1, 3, 5}  # so are these
+        elif args[0] == "attach":
+            expected = {2}
+            assert "PID: expected a URL" in result.output
         elif args[0] == "bench":
             expected = {2}
             assert "models.py" in result.output

@@ -26,6 +26,7 @@ EXIT_INTERRUPTED = 130
 COMMANDS: dict[str, str] = {
     "run": "Run a script, record its loop, and report what costs time and where.",
     "analyze": "Analyse traces: ranked findings, and the time each fix saves.",
+    "attach": "Record a job that runs, or say what a hung one waits for.",
     "fix": "Make a script faster and prove it: try its findings' fixes, print a patch.",
     "verify": "Prove a fix: run two versions of a script in alternation.",
     "compare": "Explain what changed the step time between two runs.",
@@ -51,7 +52,7 @@ COMMANDS: dict[str, str] = {
 # folders of commands' modules; the others stand beside this one
 _WINGS = {
     "compile": ("compile", "xla"),
-    "diagnose": ("run", "analyze", "compare", "doctor", "lint", "explain", "demo"),
+    "diagnose": ("run", "analyze", "attach", "compare", "doctor", "lint", "explain", "demo"),
     "learn": ("review", "dataset", "learn"),
     "measure": ("fix", "verify", "bench", "gate"),
     "memory": ("memory",),

@@ -4,6 +4,7 @@
     ``TraceFormatError``: the input is not a trace, or not one we can read.
     ``SnapshotError``: the input is not a memory snapshot, or not one we can read.
     ``LogError``: the input is not a compile log, or not one we can read.
+    ``AttachError``: a job that runs does not offer what is asked for, or answers with something else.
     ``SampleError``: measured samples that nothing can be concluded from, or a file that holds none.
     ``StoreError``: the store of samples cannot be opened, read or written.
     ``BenchmarkError``: a benchmark's process failed, ran too long or handed over nothing.
@@ -22,6 +23,7 @@ from functools import partial
 from typing import Any
 
 __all__ = [
+    "AttachError",
     "BenchmarkError",
     "LogError",
     "MissingExtraError",
@@ -81,6 +83,10 @@ class BenchmarkError(TriageError):
 
 class LogError(TriageError):
     """The input is not a compile log, or not one that can be read."""
+
+
+class AttachError(TriageError):
+    """A job that runs does not offer what is asked for, or answers with something else."""
 
 
 class PaddingError(TriageError):

@@ -27,6 +27,7 @@ _WORDS = {
     "fix": ("Fixes on trial by torchtriage", "a fix result", "torchtriage fix SCRIPT.py --json"),
     "gate": ("A check of torchtriage gate", "a check", "torchtriage gate check --json"),
     "gate-history": ("A history of torchtriage gate", "a history", "torchtriage gate history --json"),
+    "hang": ("Why a job does not move, by torchtriage", "a hang result", "torchtriage attach TARGET --json"),
     "lint": ("Result of torchtriage lint", "a lint result", "torchtriage lint PATH --json"),
     "memory": ("Result of torchtriage about memory snapshots", "a memory result", "torchtriage memory SNAPSHOT --json"),
     "review": ("Review of suspicious windows of a trace", "a review", "torchtriage review TRACE --json"),
@@ -68,6 +69,11 @@ def _parts(kind: str) -> tuple[type, Callable[..., Document]]:
         from torchtriage.report.documents import gate
 
         return GateResult if kind == "gate" else HistoryResult, gate.document
+    if kind == "hang":
+        from torchtriage.diagnose.attach.result import HangResult
+        from torchtriage.report.documents import hang
+
+        return HangResult, hang.document
     if kind == "lint":
         from torchtriage.diagnose.lint.result import LintResult
         from torchtriage.report.documents import lint

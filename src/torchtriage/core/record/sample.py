@@ -24,6 +24,7 @@ from threading import get_ident
 from types import TracebackType
 
 from torchtriage.core.errors import MissingExtraError, UsageError
+from torchtriage.core.record.attach_socket import Ask, AttachSocket
 from torchtriage.core.record.profiler_capture import BUSY, Capture, ProfilerBusyError
 
 __all__ = ["SampleStats", "Sampler", "sample"]
@@ -69,6 +70,7 @@ def sample(
     max_overhead: float = 0.01,
     steps: int = 3,
     heavy: bool = False,
+    attach: bool = True,
 ) -> Sampler:
     """Return a sampler that captures one request, or a few steps, from time to time.
 
@@ -92,6 +94,8 @@ def sample(
         Steps per capture, after one that warms the profiler up. A request is always one.
     heavy : bool
         Record shapes and stacks as well: says where, and costs about twice as much.
+    attach : bool
+        Let ``torchtriage attach PID`` of the same user ask for captures and stacks, over a unix socket.
 
     Raises
     ------
@@ -111,9 +115,12 @@ def sample(
         raise MissingExtraError(
             f"tt.sample needs torch, which cannot be imported: {error}", hint="pip install 'torchtriage[torch]'"
         ) from error
-    return Sampler(
+    sampler = Sampler(
         Path(out), every_s=every_s, max_bytes=int(max_mb * 1e6), max_overhead=max_overhead, steps=steps, heavy=heavy
     )
+    if attach and hasattr(os, "geteuid"):
+        sampler.listen()
+    return sampler
 
 
 class Sampler:
@@ -145,6 +152,8 @@ class Sampler:
         self._clock = clock
         self._random = random.Random(seed)  # the script's own numbers stay
         self._closed = False
+        self._listens = self._only_listens = False
+        self._socket: AttachSocket | None = None
         self.on_capture: Callable[[Path], object] | None = None
         """Called with each exported file, in the exporting thread."""
         _wake_profiler()
@@ -165,7 +174,8 @@ class Sampler:
         self._number = 0
         self._owner = 0
         self._loop: _Loop | None = None
-        self._exports: queue.SimpleQueue[tuple[Capture, float] | None] = queue.SimpleQueue()
+        self._ask: Ask | None = None
+        self._exports: queue.SimpleQueue[tuple[Capture, float, Ask | None] | None] = queue.SimpleQueue()
         self._exporter: threading.Thread | None = None
 
     # -- what callers use ----------------------------------------------------------------------
@@ -191,7 +201,33 @@ class Sampler:
 
     def trigger(self) -> None:
         """Capture the next request or steps, whatever the time; the cap on overhead holds."""
+        self._only_listens = False
         self._due_s = float("-inf")
+
+    def listen(self) -> None:
+        """Let ``torchtriage attach`` in; never raises."""
+        self._listens = True
+        try:
+            self._socket = AttachSocket(self)
+        except Exception as error:
+            self._failed(error)
+
+    def ask(self, steps: int) -> Ask | None:
+        """Capture the next request or so many steps, above the cap if need be; None while another was asked for."""
+        with self._counts:
+            if self._ask is not None or self._closed:
+                return None
+            ask = self._ask = Ask(steps)
+        self.trigger()
+        return ask
+
+    def withdraw(self, ask: Ask) -> None:
+        """Take back a capture that was asked for: one that runs ends at the next step."""
+        ask.cancelled = True
+        with self._counts:
+            if self._ask is ask and not ask.begun:
+                self._ask = None
+                self._due_s = self._next_time()
 
     @property
     def stats(self) -> SampleStats:
@@ -232,6 +268,10 @@ class Sampler:
         if self._exporter is not None:
             self._exports.put(None)
             self._exporter.join(CLOSE_S)
+        if self._socket is not None:
+            self._socket.close()
+        if self._ask is not None:
+            self._ask.end(error="the sampler was closed")
         _live.discard(self)
 
     def __enter__(self) -> Sampler:
@@ -260,8 +300,18 @@ class Sampler:
             self._lock.release()
             return False
         self._due_s = self._next_time()
+        if self._listens and self._socket is None:  # a forked child that works
+            self.listen()
+            if self._only_listens:
+                self._only_listens = False
+                self._lock.release()
+                return False
+        with self._counts:
+            ask = self._ask
+            if ask is not None:
+                ask.begun, ask.begun_s, ask.own_s = True, self._clock(), self._own_s
         wall_s = self._clock() - self._started_s
-        if self._own_s and self._own_s + self._last_cost_s > self._max_overhead * wall_s:
+        if ask is None and self._own_s and self._own_s + self._last_cost_s > self._max_overhead * wall_s:
             with self._counts:
                 self._skipped_overhead += 1
             self._lock.release()
@@ -270,6 +320,11 @@ class Sampler:
         return True
 
     def _release(self) -> None:
+        ask = self._ask
+        if ask is not None and ask.begun:
+            self._ask = None
+            if not ask.exporting:
+                ask.end(error=ask.error or "the capture was given up")
         self._owner, self._loop = 0, None
         self._lock.release()
 
@@ -279,6 +334,8 @@ class Sampler:
 
     def _failed(self, error: BaseException) -> None:
         with self._counts:
+            if self._ask is not None and self._owner == get_ident():
+                self._ask.error = f"{type(error).__name__}: {error}"
             if isinstance(error, ProfilerBusyError):
                 self._skipped_busy += 1
             else:
@@ -300,11 +357,15 @@ class Sampler:
                 target=_export_all, args=(weakref.ref(self), self._exports), name="torchtriage-export", daemon=True
             )
             self._exporter.start()
-        self._exports.put((capture, time.time()))
+        ask = self._ask if self._ask is not None and self._ask.begun else None
+        if ask is not None:
+            ask.exporting, ask.wall_s = True, self._clock() - ask.begun_s
+        self._exports.put((capture, time.time(), ask))
 
-    def _write(self, capture: Capture, at_s: float) -> None:
+    def _write(self, capture: Capture, at_s: float, ask: Ask | None) -> None:
         begun = time.perf_counter()
         stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(at_s)) + f".{int(at_s % 1 * 1000):03}"
+        error = None
         path = self.out / f"sample-{stamp}-{os.getpid()}-{self._captures}.json.gz"
         try:
             self.out.mkdir(parents=True, exist_ok=True)
@@ -314,11 +375,15 @@ class Sampler:
             self._make_room()
             if self.on_capture is not None:
                 self.on_capture(path)
-        except Exception as error:
+        except Exception as problem:
             capture.abandon()
-            self._failed(error)
+            self._failed(problem)
+            error = problem
         # most of it is done with the interpreter's lock held: others wait for it
         self._spent(time.perf_counter() - begun)
+        if ask is not None:
+            ask.cost_s = self._own_s - ask.own_s
+            ask.end(path=path.absolute() if error is None else None, error=f"{type(error).__name__}: {error}")
 
     def _make_room(self) -> None:
         sizes = {}
@@ -389,6 +454,9 @@ class _Loop:
         self._sampler = sampler
         self._capture = Capture(heavy=sampler._heavy, first_step=sampler._number, on_lost=sampler._lost)
         self._n = 0
+        ask = sampler._ask
+        self._ask = ask if ask is not None and ask.begun else None
+        self._steps = sampler._steps if self._ask is None else self._ask.steps
         self._begun_s = self._last_s = time.perf_counter()
         self._act(self._capture.start)
 
@@ -396,7 +464,10 @@ class _Loop:
         self._n += 1
         took = time.perf_counter() - self._last_s
         self._sampler._slowed(took)
-        self._act(self._capture.step if self._n <= self._sampler._steps else self._end)
+        if self._ask is not None and self._ask.cancelled:
+            self.give_up()
+        else:
+            self._act(self._capture.step if self._n <= self._steps else self._end)
 
     def _act(self, what: Callable[[], None]) -> None:
         sampler, begun = self._sampler, time.perf_counter()
@@ -426,7 +497,9 @@ def _wake_profiler() -> None:
     capture.abandon()
 
 
-def _export_all(sampler: weakref.ref[Sampler], exports: queue.SimpleQueue[tuple[Capture, float] | None]) -> None:
+def _export_all(
+    sampler: weakref.ref[Sampler], exports: queue.SimpleQueue[tuple[Capture, float, Ask | None] | None]
+) -> None:
     while (item := exports.get()) is not None:
         owner = sampler()
         if owner is None:
@@ -447,6 +520,12 @@ def _close_all() -> None:
 def _begin_again() -> None:
     for sampler in list(_live):
         sampler._begin()
+        if sampler._socket is not None:
+            sampler._socket.close()
+            sampler._socket = None
+            # a child that works listens from its first call on; workers of loaders never do
+            sampler._only_listens = True
+            sampler._due_s = float("-inf")
 
 
 if hasattr(os, "register_at_fork"):

@@ -1,0 +1,250 @@
+"""The door of a sampler: ``torchtriage attach PID`` asks for a capture, for stacks, for the flight recorder.
+
+A unix socket in a folder that its user alone may enter, so that whoever gets in could as well attach a debugger.
+A request is one line of JSON, its answer another. Nothing here raises into the process, and nothing runs until
+somebody asks.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import itertools
+import json
+import os
+import socket
+import stat
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from torchtriage.core.record.stacks import callers, current_frames
+
+__all__ = ["Ask", "AttachSocket", "socket_folder"]
+
+MAX_LINE_BYTES = 4096
+TIMEOUT_S = 10.0
+"""So long a client may take to ask, or to read."""
+LOOK_S = 0.2
+MAX_CLIENTS = 4
+MAX_STEPS = 1000
+OWN = "torchtriage-"
+"""So begin the names of our threads."""
+_numbers = itertools.count()
+
+
+def socket_folder(uid: int) -> Path:
+    """Return where the sockets of a user's processes are, whatever folder for temporary files each is given."""
+    return Path(f"/tmp/torchtriage-{uid}")
+
+
+@dataclass
+class Ask:
+    """A capture that was asked for; ``done`` is set when it has ended, in a file or with an error.
+
+    ``begun_s``, ``own_s`` : when it began, by the sampler's clock, and the sampler's own time then.
+    ``cost_s`` : the sampler's own time for it; ``wall_s`` : how long it recorded.
+    """
+
+    steps: int
+    done: threading.Event = field(default_factory=threading.Event)
+    begun: bool = False
+    exporting: bool = False
+    cancelled: bool = False
+    begun_s: float = 0.0
+    own_s: float = 0.0
+    cost_s: float = 0.0
+    wall_s: float = 0.0
+    path: Path | None = None
+    error: str = ""
+
+    def end(self, *, path: Path | None = None, error: str = "") -> None:
+        """Say what came of it."""
+        self.path, self.error = path, error
+        self.done.set()
+
+
+class Asked(Protocol):
+    """Who takes captures."""
+
+    def ask(self, steps: int) -> Ask | None:
+        """Take the next request or so many steps; None while another was asked for."""
+
+    def withdraw(self, ask: Ask) -> None:
+        """Take it back."""
+
+
+class AttachSocket:
+    """Listens for one sampler of this process, in a thread of its own, until it is closed.
+
+    Raises OSError: there can be no such socket.
+    """
+
+    def __init__(self, sampler: Asked) -> None:
+        folder = socket_folder(os.geteuid())
+        folder.mkdir(mode=0o700, exist_ok=True)
+        status = folder.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+            raise OSError(f"{folder} is open to others")
+        self._sampler = weakref.ref(sampler)
+        self.path = folder / f"{os.getpid()}-{next(_numbers)}.sock"
+        _remove_stale(folder)
+        self.path.unlink(missing_ok=True)  # of one that was killed and had our pid
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._pid = os.getpid()
+        self._room = threading.BoundedSemaphore(MAX_CLIENTS)
+        try:
+            self._socket.bind(str(self.path))
+            self._socket.listen(MAX_CLIENTS)
+        except OSError:
+            self._socket.close()
+            raise
+        # the thread holds no more of this than it needs: a sampler that is dropped takes the socket along
+        weakref.finalize(sampler, _remove, self._socket, self.path, self._pid)
+        threading.Thread(
+            target=_serve, args=(self._socket, self._sampler, self._room), name="torchtriage-attach", daemon=True
+        ).start()
+
+    def close(self) -> None:
+        """End; in a forked child let go of what is the parent's."""
+        _remove(self._socket, self.path, self._pid)
+
+
+def _remove(listener: socket.socket, path: Path, pid: int) -> None:
+    if os.getpid() == pid:
+        with contextlib.suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)  # the thread waits in it
+        path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        listener.close()
+
+
+def _remove_stale(folder: Path) -> None:
+    """Remove the sockets of processes that were killed."""
+    for path in folder.glob("*.sock"):
+        with contextlib.suppress(OSError, ValueError):
+            try:
+                os.kill(int(path.name.partition("-")[0]), 0)
+            except ProcessLookupError:
+                path.unlink(missing_ok=True)
+
+
+def _serve(listener: socket.socket, sampler: weakref.ref[Asked], room: threading.BoundedSemaphore) -> None:
+    while True:
+        try:
+            client, _ = listener.accept()
+        except OSError:
+            return
+        if not room.acquire(blocking=False):
+            client.close()
+            continue
+        try:
+            threading.Thread(
+                target=_answer, args=(client, sampler, room), name="torchtriage-attach-client", daemon=True
+            ).start()
+        except RuntimeError:  # no further thread can be had
+            client.close()
+            room.release()
+
+
+def _answer(client: socket.socket, sampler: weakref.ref[Asked], room: threading.BoundedSemaphore) -> None:
+    try:
+        with client:
+            client.settimeout(TIMEOUT_S)
+            line = b""
+            while b"\n" not in line and len(line) < MAX_LINE_BYTES:
+                if not (part := client.recv(MAX_LINE_BYTES)):
+                    return
+                line += part
+            try:
+                request = json.loads(line)
+                answer = _DO[request["do"]](request, client, sampler)
+            except (ValueError, KeyError, TypeError):
+                answer = {"error": f"expected one of {', '.join(_DO)}"}
+            except Exception as error:
+                answer = {"error": f"{type(error).__name__}: {error}"}
+            client.settimeout(TIMEOUT_S)
+            client.sendall(json.dumps(answer).encode() + b"\n")
+    except OSError:
+        pass  # the client went away
+    finally:
+        room.release()
+
+
+Answer = dict[str, Any]
+
+
+def _hello(*_: Any) -> Answer:
+    rank, world = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        rank, world = str(distributed.get_rank()), str(distributed.get_world_size())
+    return {
+        "pid": os.getpid(),
+        "rank": int(rank) if rank.isdecimal() else None,
+        "world_size": int(world) if world.isdecimal() else None,
+    }
+
+
+def _capture(request: Mapping[str, Any], client: socket.socket, sampler: weakref.ref[Asked]) -> Answer:
+    steps = request["steps"]
+    if not isinstance(steps, int) or not 1 <= steps <= MAX_STEPS:
+        return {"error": f"expected 1 to {MAX_STEPS} steps"}
+    owner = sampler()
+    ask = None if owner is None else owner.ask(steps)
+    if owner is None or ask is None:
+        return {"error": "another capture was asked for and has not ended"}
+    try:
+        client.settimeout(0)
+        while not ask.done.wait(LOOK_S):
+            # a client that leaves, or is interrupted, wants it no more
+            with contextlib.suppress(BlockingIOError):
+                client.recv(1)
+                owner.withdraw(ask)
+                return {}
+    except OSError:
+        owner.withdraw(ask)
+        raise
+    if ask.path is None:
+        return {"error": ask.error}
+    return {"file": str(ask.path), "steps": ask.steps, "cost_s": ask.cost_s, "wall_s": ask.wall_s}
+
+
+def _stacks(*_: Any) -> Answer:
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    threads = []
+    for ident, frame in current_frames().items():
+        name = names.get(ident, "")
+        if not name.startswith(OWN):
+            frames = [
+                {"name": one.f_code.co_name, "filename": one.f_code.co_filename, "line": one.f_lineno or 0}
+                for one in callers(frame)
+            ]
+            threads.append({"thread_name": name, "frames": frames})
+    return {"threads": threads}
+
+
+def _flight(*_: Any) -> Answer:
+    """Return the flight recorders of gloo and NCCL, each of which has its own, without stacks.
+
+    Symbols for the first stack take 11 s (torch 2.13), with the lock held that the job needs to go on.
+    """
+    module = sys.modules.get("torch._C._distributed_c10d")
+    dumps = []
+    for name in ("_dump_fr_trace", "_dump_nccl_trace"):
+        dump = getattr(module, name, None)
+        if dump is not None:
+            dumps.append(base64.b64encode(dump(includeStackTraces=False)).decode())
+    return {"dumps": dumps}
+
+
+_DO: dict[str, Callable[[Any, socket.socket, Any], Answer]] = {
+    "hello": _hello,
+    "capture": _capture,
+    "stacks": _stacks,
+    "flight": _flight,
+}

@@ -1,0 +1,1 @@
+"""A job that runs: captures of it through what it offers, and what it waits for where nothing moves."""

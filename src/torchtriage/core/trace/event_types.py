@@ -35,12 +35,16 @@ __all__ = [
     "Group",
     "Instant",
     "InstantArgs",
+    "KERNEL",
     "KnownInstant",
     "Label",
     "LaunchArrow",
     "OldInstant",
     "OpArgs",
+    "RANK",
+    "READ_AGAIN",
     "RawEvent",
+    "args_read",
     "decode_by_category",
     "decode_by_phase",
     "decode_loosely",
@@ -167,6 +171,17 @@ _ARGS_OF: dict[Group, Any] = {
     Group.OPS: OpArgs,
     Group.DEVICES: DeviceArgs,
 }
+
+
+KERNEL, RANK = "kernel", "rank"
+READ_AGAIN = (KERNEL, RANK)
+"""What rules ask ``Trace.args`` for: it is read from the file again. Whoever asks for another argument adds it here."""
+
+
+def args_read(kind: Kind | None) -> frozenset[str]:
+    """Return the names of the arguments that anything reads of rows of a kind; None: of an event that is no row."""
+    classes = (InstantArgs, LabelArgs) if kind in (None, Kind.INSTANT) else (_ARGS_OF[GROUP_OF[kind]],)
+    return frozenset(field.encode_name for each in classes for field in msgspec.structs.fields(each)) | set(READ_AGAIN)
 
 
 # -- events ------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ COMMANDS: dict[str, str] = {
     "memory": "Analyse memory snapshots: peak by line, leaks, fragmentation, settings.",
     "compile": "Analyse torch.compile logs: graph breaks, recompilations, compile time.",
     "xla": "Count and explain a model's graphs on PyTorch/XLA (dynamo, LazyTensor).",
+    "slim": "Make a trace smaller, or anonymous, to hand it on.",
     "doctor": "Check whether a trace can be trusted, and how to record a better one.",
     "lint": "Find slow PyTorch code in its source, with exact lines.",
     "explain": "Explain a pattern, or list all patterns.",
@@ -51,7 +52,7 @@ COMMANDS: dict[str, str] = {
 # folders of commands' modules; the others stand beside this one
 _WINGS = {
     "compile": ("compile", "xla"),
-    "diagnose": ("run", "analyze", "compare", "doctor", "lint", "explain", "demo"),
+    "diagnose": ("run", "analyze", "compare", "slim", "doctor", "lint", "explain", "demo"),
     "learn": ("review", "dataset", "learn"),
     "measure": ("fix", "verify", "bench", "gate"),
     "memory": ("memory",),

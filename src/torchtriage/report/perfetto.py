@@ -8,6 +8,7 @@ import msgspec
 
 from torchtriage.core.finding import Finding
 from torchtriage.core.names import visible
+from torchtriage.core.trace.event_numbers import us_text
 from torchtriage.diagnose.verdict.result import Result
 from torchtriage.report.words import saving
 
@@ -67,6 +68,4 @@ def _label(name: str, track: int, text: str) -> dict[str, Any]:
 
 
 def _us(value_ns: int) -> msgspec.Raw:
-    # as text: a double cannot hold an epoch in microseconds with three decimals
-    sign, value = ("-", -value_ns) if value_ns < 0 else ("", value_ns)
-    return msgspec.Raw(f"{sign}{value // 1000}.{value % 1000:03d}".encode())
+    return msgspec.Raw(us_text(value_ns))

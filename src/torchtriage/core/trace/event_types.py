@@ -23,6 +23,8 @@ __all__ = [
     "BROKEN",
     "CATEGORIES",
     "GROUP_OF",
+    "KERNEL",
+    "LAUNCHES",
     "NO_ARGS",
     "PHASES",
     "Arrow",
@@ -35,7 +37,6 @@ __all__ = [
     "Group",
     "Instant",
     "InstantArgs",
-    "KERNEL",
     "KnownInstant",
     "Label",
     "LaunchArrow",
@@ -285,7 +286,7 @@ class LaunchArrow(Arrow, gc=False, kw_only=True):
     ts: int | float | None = None
 
 
-_LAUNCHES = "HostToDevice"
+LAUNCHES = "HostToDevice"
 """The category of such arrows in Ascend's recordings, whose times are text."""
 
 CATEGORIES: dict[str, type[Event]] = {
@@ -418,7 +419,7 @@ def _tight(loose: LooseEvent) -> Event:
     kind = PHASES.get(loose.ph, Event) if isinstance(loose.ph, str) else Event
     if kind is End:
         return End(_identifier(loose.pid), _identifier(loose.tid), _number(loose.ts, None))
-    if loose.cat == _LAUNCHES and loose.ph in ("s", "f"):
+    if loose.cat == LAUNCHES and loose.ph in ("s", "f"):
         return LaunchArrow(
             ph=loose.ph,
             id=text_of(loose.id),

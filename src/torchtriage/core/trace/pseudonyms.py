@@ -65,7 +65,19 @@ class Pseudonyms:
             ) from error
         return cls(key, found.names)
 
-    def save(self, path: str | os.PathLike[str], *, new: bool) -> None:
+    @classmethod
+    def of_file(cls, path: str | os.PathLike[str]) -> Pseudonyms:
+        """Return those of a key file; it is made where there is none, so that nothing is written without one.
+
+        Raises UsageError: it is no key file, or cannot be written.
+        """
+        if os.path.lexists(path):
+            return cls.load(path)
+        made = cls()
+        made.save(path, new=True)
+        return made
+
+    def save(self, path: str | os.PathLike[str], *, new: bool = False) -> None:
         """Write the key file, readable by its owner alone; ``new`` : it must not exist yet.
 
         Raises UsageError: it exists, or cannot be written.

@@ -59,7 +59,7 @@ def _once(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) 
 @form_options
 @output_option
 @html_option
-@file_option("--perfetto", "Also write the trace with a findings track (.json[.gz]).")
+@file_option("--perfetto", "Also write the trace, or a job's ranks on one clock, with findings (.json[.gz]).")
 @top_option
 @click.option("--only", multiple=True, metavar="CODE", help="Run only this pattern (repeatable).")
 @click.option("--skip", multiple=True, metavar="CODE", help="Skip this pattern (repeatable).")
@@ -150,8 +150,8 @@ def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None
     asked = made_of(Options, options, sources=None if options["no_source"] else options["sources"])
     run = _run_folder(paths)
     files = [] if run else _expand(paths, traces.find_traces)
-    if options["perfetto"] and (len(files) != 1 or files[0] == "-" or "://" in str(files[0])):
-        raise UsageError("--perfetto needs exactly one trace file")
+    if options["perfetto"] and (not files or "-" in files or any("://" in str(file) for file in files)):
+        raise UsageError("--perfetto needs trace files: one, or the ranks of a job")
     for name in ("capture", "compile_log"):
         if options[name] and (len(files) != 1 or options["engine"] != "local" or "://" in str(files[0])):
             raise UsageError(f"--{name.replace('_', '-')} needs exactly one trace file")
@@ -161,8 +161,6 @@ def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None
 
     with measured() as seconds, part("other"):
         results, jobs, n_unusable = _judge(run or files, asked, options)
-        if options["perfetto"] and len(results) != 1:
-            raise UsageError("--perfetto shows the findings of one process", hint="pass one rank's own file")
         timing = part_times(seconds) if options["timing"] else ()
         with part("rendering"):
             _report(JsonReport.of(results, jobs, timing), files, options, _quote(options, run))
@@ -218,6 +216,8 @@ def _judge(
         report = traces.analyze_ranks(files, engine=options["engine"], starting=starting, **vars(asked))
     for error in report.unreadable:
         complain(f"left out: {error}")
+    if options["perfetto"]:
+        traces.overlay_job(report, options["perfetto"], max_bytes=options["max_bytes"])
     return list(report.results), list(report.jobs), len(report.unreadable)
 
 
@@ -234,9 +234,10 @@ def _report(report: JsonReport, files: list[str | Path], options: dict[str, Any]
     if options["html"]:
         save(options["html"], formats.page(report, quote).encode())
     if options["perfetto"]:
-        from torchtriage.api import traces
+        if len(files) == 1:
+            from torchtriage.api import traces
 
-        traces.overlay(files[0], report.results[0], options["perfetto"], max_bytes=options["max_bytes"])
+            traces.overlay(files[0], report.results[0], options["perfetto"], max_bytes=options["max_bytes"])
         click.echo(f"wrote {options['perfetto']}: open it at https://ui.perfetto.dev", err=True)
     present(report, {**options, "html": None}, quote=quote, top=options["top"])
 

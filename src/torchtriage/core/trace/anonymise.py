@@ -28,28 +28,27 @@ from torchtriage.core.trace.schema import Kind
 __all__ = ["Anonymiser"]
 
 _FIELD = """
-accelerator activity all2all allocated amd aot ascend async autograd average backend backward batch bench boundaries
-buffer bwd bytecode cann captured capture call cache collate command compile compiled computing config copy coordinate
-core cpu cuda cudnn cuda_graph cudagraph data dataloader dataparallel ddp decode decoder default delta deserialize
-destroy device distributed dispatcher dma driver dynamo engine entire enumerate epoch eval event evaluate execute
-executor flush forward fsdp fully fused fwd fx gather gc generation gloo gpu graph gradients grid hcl hip hipblas host
-hpu inductor infer inference init inner input instrumentation int iter iteration iterator kernel label launch layer lazy
-level library load loader loading loop main manager mapping mark meta metadata mixed mlp model module mpi mtia multi
-nccl next node none norm npu null nvlink operator optimizer overhead overlap parallel param params peer pg pipeline
-policy pool post pre prefill pregraph probe process processing profiler profilerstep prologue python pytorch query queue
-rank rccl read receive record region replay request reset resource rms rocm rocprim root run runtime sample save
-scheduler sd self send server sharded shared single size sleep spans stage start state step stop store stream submit
-sync synchronize task tensor test thread time timed timer torch trace tracing train trainer training transformer
-triggered triton true undefined unknown update user utils validation vector wait warmup warp window work worker wrapper
-write xccl xla xpu zero aten aclnn acl ascendcl enqueue dequeue tiling workspace cl hccl ucc fnet gen privateuse1 pageable
-bytes double half long short bool char unsigned signed void const false inf nan bfloat16 bfloat float int8 uint8 fp8 fp16
-fp32 tf32 bf16 listlist list scalar tuple optional genericlist tensorlist scalarlist collect perf counter monotonic poll
-acquire release print repr format numpy ndarray context ctx extend mixed verify target spec toks tok bs sq sk cached new
-poi red per tem unk spl bmm sqsq sqsk reqs gen lookup guard guards subgraph codegen generate functional functions function object type method built
-hardware ccp memcpy memset malloc free ge gt invalid cupti sgemm dgemm hgemm rmsnorm swiglu topk groupnorm layernorm
-batchnorm multimem symm convolve explicit implicit criterion threadblock mma predicated multistage expand req comms comm
-nn nt tn tt py end instant spans traces unary variadic json kineto exchange bad fork maybe is on no stack mode raw
-reducer bucket to id pass fail high low by if or wrapped region regions events requests cublas cudnn analysis
+accelerator acl aclnn acquire all2all allocated amd analysis aot ascend ascendcl async aten autograd backend backward
+bad batch batchnorm bench bf16 bfloat bfloat16 bmm bool bs bucket buffer built bwd bytecode bytes cache cached call
+cann capture captured ccp char cl codegen collate collect comm command comms compile compiled computing const context
+convolve copy core counter cpu criterion ctx cublas cuda cuda_graph cudagraph cudnn cupti data dataloader dataparallel
+ddp decode decoder default dequeue deserialize destroy device dgemm dispatcher distributed dma double driver dynamo
+end engine enqueue entire enumerate eval event events exchange execute executor expand explicit extend fail false
+float flush fnet fork format forward fp16 fp32 fp8 free fsdp fully function functional functions fused fwd fx gather
+gc ge gen generate generation genericlist gloo gpu gradients graph grid groupnorm gt guard guards half hardware hccl
+hcl hgemm high hip hipblas host hpu id implicit inductor inf inference init inner input instant instrumentation int
+int8 invalid iter iteration iterator json kernel kineto launch layer layernorm lazy list listlist ll loader loading
+long lookup low malloc mark maybe memcpy memset meta method mixed mlp mma mode module monotonic mpi mtia multi
+multimem multistage nan nccl ndarray new next nn node none norm npu nt null numpy nvlink object operator optimizer
+optional overhead overlap pageable parallel param params pass peer per perf pg pipeline poi poll pool post pre
+predicated prefill pregraph print privateuse1 process processing profiler profilerstep prologue py python pytorch
+queue rank raw rccl read receive record red reducer region regions release replay repr req reqs request requests reset
+rms rmsnorm rocm rocprim run runtime scalar scalarlist scheduler sd self send server sgemm sharded shared short signed
+single size sk sleep spans spec spl sq sqsk sqsq stack stage start state step stop store stream subgraph swiglu symm
+sync synchronize target tem tensor tensorlist tf32 thread threadblock tiling time timed timer tn to tok toks topk
+torch trace traces tracing train trainer training transformer triggered triton true tt tuple type ucc uint8 ul ull
+unary undefined unk unknown unsigned validation variadic vector verify void wait warmup warp window work worker
+workspace wrapped wrapper write xccl xla xpu zero
 """
 _WORDS = frozenset(
     (

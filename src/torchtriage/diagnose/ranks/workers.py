@@ -29,6 +29,7 @@ from torchtriage.diagnose.ranks.merge import STRAGGLER
 from torchtriage.diagnose.ranks.object_store import is_url, opened
 from torchtriage.diagnose.ranks.rank_record import RankRecord, build_record
 from torchtriage.diagnose.ranks.result import JobResult
+from torchtriage.diagnose.ranks.timeline import RankTimeline, rank_timelines
 from torchtriage.diagnose.verdict.options import Options
 from torchtriage.diagnose.verdict.result import Result
 from torchtriage.diagnose.verdict.verdict import diagnose
@@ -50,11 +51,12 @@ Progress = Callable[[str], Callable[[int, int], None] | None]
 
 @dataclass(frozen=True)
 class AnalyzedFiles:
-    """The jobs that were found, each file's result, and why files have none."""
+    """The jobs that were found, each file's result, and why files have none; ``timelines`` : the ranks of each job."""
 
     jobs: tuple[JobResult, ...]
     results: tuple[Result, ...]
     unreadable: tuple[TraceFormatError, ...]
+    timelines: tuple[tuple[RankTimeline, ...], ...]
 
 
 def analyze_files(
@@ -83,6 +85,7 @@ def analyze_files(
         reasons = "".join(f"\nleft out: {error}" for error in errors)
         raise TraceFormatError(f"none of the {len(files)} files is a readable trace{reasons}")
     late = not options.only or _names(options.only, STRAGGLER)
+    found = detect_jobs(records)
     jobs = tuple(
         judge(
             records,
@@ -92,9 +95,10 @@ def analyze_files(
             what_if=tuple(options.what_if),
             unprofiled_ms=options.step_ms,
         )
-        for job in detect_jobs(records)
+        for job in found
     )
-    return AnalyzedFiles(jobs, tuple(record.result for record in records), errors)
+    timelines = tuple(rank_timelines(records, job) for job in found)
+    return AnalyzedFiles(jobs, tuple(record.result for record in records), errors, timelines)
 
 
 def _names(codes: Collection[str], code: str) -> bool:

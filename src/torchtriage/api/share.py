@@ -6,7 +6,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -48,7 +48,7 @@ class _Cut:
     """How much to leave out: the numbers of the first and last step that stay, None for all."""
 
     steps: tuple[int, int] | None = None
-    less: Less = Less()
+    less: Less = field(default_factory=Less)
 
 
 def slim(
@@ -116,16 +116,14 @@ def _pairs(path: Path, out: Path, names: Anonymiser | None) -> Iterator[tuple[Pa
     """Yield each trace and the file to write; names of files are private, too."""
     if not path.is_dir():
         if not out.name.endswith(".gz"):
-            raise UsageError(
-                "expected a file to write that ends in .json.gz", where=str(out), hint=f"-o {out}.json.gz"
-            )
+            raise UsageError("expected a file to write that ends in .json.gz", where=str(out), hint=f"-o {out}.json.gz")
         yield path, out
         return
     if out.exists() and (not out.is_dir() or out.resolve() == path.resolve()):
         raise UsageError("expected another folder to write to", where=str(out))
     for number, source in enumerate(map(Path, find_traces([path]))):
         inside = source.relative_to(path)
-        name = re.sub(r"(?:\.json)?(?:\.gz|\.zip)?$", ".json.gz", inside.name)
+        name = re.sub(r"(?:\.json)?(?:\.gz|\.zip)?$", ".json.gz", inside.name, count=1)
         folder = inside.parent
         if names is not None:
             rank = rank_in_name(inside.name)
@@ -139,9 +137,7 @@ def _pairs(path: Path, out: Path, names: Anonymiser | None) -> Iterator[tuple[Pa
 class _Ladder:
     """Finds how much to leave out: step by step, the least harmful first."""
 
-    def __init__(
-        self, source: Path, asked: Selection, wanted: float, max_bytes: int, max_memory: int | None
-    ) -> None:
+    def __init__(self, source: Path, asked: Selection, wanted: float, max_bytes: int, max_memory: int | None) -> None:
         self.cut = _Cut()
         self.n_steps = self.n_kept = 0
         self._source, self._wanted = source, wanted

@@ -53,9 +53,7 @@ def events(
     return out
 
 
-def tracks(
-    timelines: Sequence[RankTimeline], results: Sequence[Result]
-) -> list[Track]:
+def tracks(timelines: Sequence[RankTimeline], results: Sequence[Result]) -> list[Track]:
     """Return the ranks of a job as tracks of one file, each with its findings."""
     found = {result.trace.path: result for result in results}
     out = []

@@ -128,7 +128,12 @@ def test_arguments_labels_and_metadata_are_anonymised():
         host_name="twshared1.acme.com",
         traceName="/home/alice/t.json",
         user="alice",
-        distributedInfo={"rank": 1, "world_size": 2, "job": "acme", "pg_config": [{"pg_name": "acme_tp", "ranks": [0]}]},
+        distributedInfo={
+            "rank": 1,
+            "world_size": 2,
+            "job": "acme",
+            "pg_config": [{"pg_name": "acme_tp", "ranks": [0]}],
+        },
     )
     builder.event("process_name", "", 0, 0, ph="M", name_="")
     builder.events[-1]["args"] = {"name": "python3 /home/alice/acme.py"}
@@ -171,6 +176,8 @@ def test_key_file_is_its_owners_and_never_overwritten(tmp_path: Path):
 def test_no_word_of_an_operator_is_missing():
     import torch
 
-    names = {schema.name.split("::")[1] for schema in torch._C._jit_get_all_schemas() if schema.name.startswith("aten::")}
+    names = {
+        schema.name.split("::")[1] for schema in torch._C._jit_get_all_schemas() if schema.name.startswith("aten::")
+    }
     words = {word.lower() for name in names for word in re.findall(r"[A-Za-z]{3,}", name)}
     assert not words - OPERATOR_WORDS

@@ -47,7 +47,13 @@ def slimmed(tmp_path: Path, builder: TraceBuilder, **options: Any) -> tuple[dict
 
 def columns(trace: Any) -> list[Any]:
     return [
-        (trace.name_of(row), int(trace.start_ns[row]), int(trace.dur_ns[row]), int(trace.kind[row]), int(trace.key[row]))
+        (
+            trace.name_of(row),
+            int(trace.start_ns[row]),
+            int(trace.dur_ns[row]),
+            int(trace.kind[row]),
+            int(trace.key[row]),
+        )
         for row in range(len(trace))
     ]
 
@@ -57,7 +63,7 @@ def test_rows_are_the_same_and_unread_arguments_gone(tmp_path):
     builder.events.append({"ph": "s", "cat": "ac2g", "name": "ac2g", "id": 1, "pid": 1, "tid": 1, "ts": 1})
     document, out = slimmed(tmp_path, builder)
     assert columns(read_trace(out)) == columns(read_trace(tmp_path / "in.json"))
-    assert "Call stack" not in out.read_bytes().hex() and "Call stack" not in json.dumps(document)
+    assert "Call stack" not in json.dumps(document)
     assert not [event for event in document["traceEvents"] if event["ph"] == "s"]
     assert document["note"] == "kept"
 
@@ -137,25 +143,40 @@ def test_a_made_trace_is_judged_alike(tmp_path):
 
 # Written down by hand while reading these recordings, before any rule was: what their owners would not hand on.
 HAND_WRITTEN = {
-    "traces/llm/sglang_qwen3-8b_decode.json.gz": "sgl-workspace triton-custom tmpkgvvssf3 C3AB6FAA14D646299C1D8365B14308AD",
-    "traces/compile/torch_compile_triton_mi300x.json.gz": "TraceLens torch_trace_output_claude triton_repro trace_tmp",
-    "traces/cv/resnet50_v100_train_workers4.json.gz": "yangu anaconda3 kineto resnet50_profiler_api",
-    "traces/diffusion/flux1_mi300x_compiled.json.gz": "xDiT xfuser _run_timed_pipe runner_models transformer_flux"
-    " torchinductor_root set_input_parameters cdniggnbpjo6ck7jj7d4oel3kskalexpxacrci3ow345jwe33wgw",
-    "traces/distributed/torchrec_a100_rank0_of_16.json.gz": "pyper ModelGenerationCoordinator CTRMetric NEMetric"
-    " CalibrationMetric",
-    "traces/llm/qwen1.5-0.5b_mi300x.json.gz": "moca model_hub profile_model_pipeline text_base_model run_torch_profiler",
-    "traces/batch_sweep/particle_transformer_a100_bs32.json.gz": "single_epoch_forward_pass delta_r2",
-    "traces/other_devices/mtia_inference_rank0.json.gz": "twshared38393 cco6 facebook T17_ARTEMIS feed_ranking_infra"
-    " vanguard_predictor tsp_cco PyTorchMRSGIFTask FBAPredictorExecutor CPURebatchUtils gif_thread_id predictor_executor",
-    "gpu2/traces/CentML__DeepView.Profile__raw_trace_file.json.gz": "deepview_profile request_manager actual_main"
-    " measure_utilization raw_trace_file",
-    "gpu2/traces/deepseek-ai__profile-data__train.json.gz": "varsm ep64 CustomGather RopeLoraFlashAttnVarlenFunc aux_fi_impl"
-    " clean_and_count_expert LinearWithGradAccumulationFP8",
-    "gpu2/traces/marcalph__kernelforge__lambda-logs_log_transformer_192-222-51-72_4336.1774353536539013415.pt.trace"
-    ".json.gz": "192-222-51-72 SimpleTransformerLayer example.py 7FA51F361E5C4CC9A211A5EF14ABEB9D",
-    "gpu2/traces/pytorch-labs__segment-anything-fast__4488ee_amg_example_asdf_True.json.gz": "customflash"
-    " custom_flash_aligned",
+    "traces/llm/sglang_qwen3-8b_decode.json.gz": (
+        "sgl-workspace triton-custom tmpkgvvssf3 C3AB6FAA14D646299C1D8365B14308AD"
+    ),
+    "traces/compile/torch_compile_triton_mi300x.json.gz": (
+        "TraceLens torch_trace_output_claude triton_repro trace_tmp"
+    ),
+    "traces/cv/resnet50_v100_train_workers4.json.gz": ("yangu anaconda3 kineto resnet50_profiler_api"),
+    "traces/diffusion/flux1_mi300x_compiled.json.gz": (
+        "xDiT xfuser _run_timed_pipe runner_models transformer_flux torchinductor_root set_input_parameters "
+        "cdniggnbpjo6ck7jj7d4oel3kskalexpxacrci3ow345jwe33wgw"
+    ),
+    "traces/distributed/torchrec_a100_rank0_of_16.json.gz": (
+        "pyper ModelGenerationCoordinator CTRMetric NEMetric CalibrationMetric"
+    ),
+    "traces/llm/qwen1.5-0.5b_mi300x.json.gz": (
+        "moca model_hub profile_model_pipeline text_base_model run_torch_profiler"
+    ),
+    "traces/batch_sweep/particle_transformer_a100_bs32.json.gz": ("single_epoch_forward_pass delta_r2"),
+    "traces/other_devices/mtia_inference_rank0.json.gz": (
+        "twshared38393 cco6 facebook T17_ARTEMIS feed_ranking_infra vanguard_predictor tsp_cco "
+        "PyTorchMRSGIFTask FBAPredictorExecutor CPURebatchUtils gif_thread_id predictor_executor"
+    ),
+    "gpu2/traces/CentML__DeepView.Profile__raw_trace_file.json.gz": (
+        "deepview_profile request_manager actual_main measure_utilization raw_trace_file"
+    ),
+    "gpu2/traces/deepseek-ai__profile-data__train.json.gz": (
+        "varsm ep64 CustomGather RopeLoraFlashAttnVarlenFunc aux_fi_impl clean_and_count_expert "
+        "LinearWithGradAccumulationFP8"
+    ),
+    "gpu2/traces/marcalph__kernelforge__lambda-logs_log_transformer_192-222-51-72_4336.177435353653901341"
+    "5.pt.trace.json.gz": ("192-222-51-72 SimpleTransformerLayer example.py 7FA51F361E5C4CC9A211A5EF14ABEB9D"),
+    "gpu2/traces/pytorch-labs__segment-anything-fast__4488ee_amg_example_asdf_True.json.gz": (
+        "customflash custom_flash_aligned"
+    ),
 }
 
 
@@ -172,7 +193,9 @@ def test_hand_written_private_names_are_gone(name, recordings, tmp_path):
 
 
 def shared(recordings: Path) -> list[Path]:
-    return sorted(file for folder in ("traces", "gpu2/traces") for file in (recordings.parent / folder).rglob("*.json*"))
+    return sorted(
+        file for folder in ("traces", "gpu2/traces") for file in (recordings.parent / folder).rglob("*.json*")
+    )
 
 
 @pytest.mark.data
@@ -182,7 +205,7 @@ def test_shared_recordings_are_judged_alike(recordings, judge, tmp_path):
     for path in shared(recordings):
         try:
             before = judge(path)
-        except Exception:  # noqa: S112 - what is no trace is tested elsewhere
+        except Exception:
             continue
         write_slim(path, tmp_path / "out.json.gz", names=Anonymiser(Pseudonyms()))
         after = analyze(tmp_path / "out.json.gz")

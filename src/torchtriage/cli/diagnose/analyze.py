@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from torchtriage.cli.anonymising import anonymise_options
 from torchtriage.cli.config import with_config
 from torchtriage.cli.options import (
     POSITIVE,
@@ -28,6 +29,7 @@ from torchtriage.cli.progress import reading, reading_many
 from torchtriage.core.errors import UsageError
 from torchtriage.core.finding import Quote
 from torchtriage.core.timing import measured, part, part_times
+from torchtriage.core.trace.anonymous import current
 from torchtriage.core.units import format_share
 from torchtriage.diagnose.ranks.result import JobResult
 from torchtriage.diagnose.verdict.options import BYS, DEFAULTS, Options
@@ -129,6 +131,7 @@ def _once(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) 
     "local",
     "Where many ranks are read: this machine or a Ray cluster.",
 )
+@anonymise_options
 @click.option("--timing", is_flag=True, help="Also say on stderr how long each part of the analysis took; of one file.")
 @quiet_option
 @click.pass_context
@@ -147,6 +150,9 @@ def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None
     from torchtriage.report.json_report import JsonReport
 
     options = with_config(ctx, given, Path.cwd())
+    if current() is not None:
+        _check_anonymous(options)
+        options["no_source"] = True  # the recorded places have other names, and source is private
     asked = made_of(Options, options, sources=None if options["no_source"] else options["sources"])
     run = _run_folder(paths)
     files = [] if run else _expand(paths, traces.find_traces)
@@ -173,6 +179,18 @@ def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None
         ctx.exit(1)
     if n_unusable or any(result.refused for result in results):
         ctx.exit(2)
+
+
+def _check_anonymous(options: dict[str, Any]) -> None:
+    """Refuse what would put names into the report that no trace holds."""
+    for name in ("perfetto", "compile_log", "capture"):
+        if options[name]:
+            raise UsageError(
+                f"--{name.replace('_', '-')} writes or quotes a file as it is, which --anonymise cannot change",
+                hint="write an anonymous trace first: torchtriage slim TRACE --anonymise -o small.json.gz",
+            )
+    if options["engine"] != "local":
+        raise UsageError("--anonymise needs --engine local: the key does not leave this process")
 
 
 def _expand(paths: tuple[str, ...], find: Callable[[list[str]], list[str | Path]]) -> list[str | Path]:

@@ -66,7 +66,9 @@ def command(path: str, **given: Any) -> None:
     if pseudonyms is not None:
         names, key = pseudonyms
         names.save(key)
-        click.echo(f"  {len(names.names):,} names have pseudonyms, and {key} says which: keep it, and do not hand it on")
+        click.echo(
+            f"  {len(names.names):,} names have pseudonyms, and {key} says which: keep it, and do not hand it on"
+        )
     if not done.small_enough:
         raise UsageError("it does not get as small as asked: everything that may go is gone", where=output)
 

@@ -68,9 +68,37 @@ _ANONYMOUS = "(anonymous namespace)"
 _PLACE = "__anonymous__"
 _CHAIN = re.compile(r"\w+(?:::~?\w+)*", re.UNICODE)
 _SPACES = frozenset(
-    (*public.SPACES.split("|"), *public.NAMESPACES.split("|"))
-    + tuple("torch std internal ck ck_tile aiter hipcub rocblas hipblaslt miopen tensile fbgemm fbgemm_gpu".split())
-    + tuple("PyTorchMemEffAttention vllm _vllm_fa3_C _moe_C sgl_kernel flashinfer deep_gemm deep_ep transformer_engine cask_cudnn".split())
+    (
+        *public.SPACES.split("|"),
+        *public.NAMESPACES.split("|"),
+        *(
+            "torch",
+            "std",
+            "internal",
+            "ck",
+            "ck_tile",
+            "aiter",
+            "hipcub",
+            "rocblas",
+            "hipblaslt",
+            "miopen",
+            "tensile",
+            "fbgemm",
+            "fbgemm_gpu",
+        ),
+        *(
+            "PyTorchMemEffAttention",
+            "vllm",
+            "_vllm_fa3_C",
+            "_moe_C",
+            "sgl_kernel",
+            "flashinfer",
+            "deep_gemm",
+            "deep_ep",
+            "transformer_engine",
+            "cask_cudnn",
+        ),
+    )
 )
 _CUDA = ("cuda::std::", "cuda::__")
 _VENDOR = re.compile(
@@ -90,7 +118,7 @@ _MODULE = "nn.Module: "
 _INSTANCE = re.compile(r"(.*?)((?:_\d+)?)", re.DOTALL)
 _OWNER = re.compile(r"(?:torch|numpy|builtins|collections|pybind11_builtins|PyCapsule|_\w+)\b")
 
-_PACKAGES = frozenset((*LIBRARIES.split("|"), *"psutil pynvml wandb mlflow tensorboard tensorboardX".split()))
+_PACKAGES = frozenset((*LIBRARIES.split("|"), *["psutil", "pynvml", "wandb", "mlflow", "tensorboard", "tensorboardX"]))
 _ENGINES = frozenset(("vllm", "sglang", "tensorrt_llm"))
 """Run from their source trees as often as installed."""
 _INSTALLED = ("site-packages", "dist-packages")
@@ -162,12 +190,12 @@ class Anonymiser:
 
     def _chain(self, match: re.Match[str]) -> str:
         chain = match[0]
-        if chain.startswith(_CUDA) or chain.partition("::")[0] in _SPACES and "::" in chain:
+        if chain.startswith(_CUDA) or (chain.partition("::")[0] in _SPACES and "::" in chain):
             return chain
         return "::".join(map(self._part, chain.split("::")))
 
     def _part(self, name: str) -> str:
-        if name == _PLACE or _is_vendors(name) or not name[0].isdecimal() and public.ARGUMENT.fullmatch(name):
+        if name == _PLACE or _is_vendors(name) or (not name[0].isdecimal() and public.ARGUMENT.fullmatch(name)):
             return name
         return self._mangled(name) if _MANGLED.fullmatch(name) else self._identifier(name)
 
@@ -211,7 +239,7 @@ class Anonymiser:
             else:
                 name = symbol[start:end]
                 is_public = is_public or name in _SPACES
-                of_public = of_public or is_public and len(out) < 4
+                of_public = of_public or (is_public and len(out) < 4)
                 shown = name if is_public or name.startswith("_GLOBAL__N_") else self._identifier(name)
                 out.append(f"{len(shown)}{shown}")
             position = end
@@ -230,7 +258,7 @@ class Anonymiser:
             file = self.path(frame["file"])
             function = frame["function"]
             if not _names_a_library(frame["file"]):
-                function = self._function(function)
+                function = self.function(function)
             return f"{file}({frame['line']}): {function}"
         builtin = public.BUILTIN.fullmatch(text)
         if builtin is None:
@@ -245,10 +273,11 @@ class Anonymiser:
             shown = name
         return text[: builtin.start("name")] + shown + text[builtin.end("name") :]
 
-    def _function(self, name: str) -> str:
+    def function(self, name: str) -> str:
+        """Return what a function of nobody's library may be called."""
         resumed = _RESUME.fullmatch(name)
         if resumed is not None:
-            return resumed[1] + self._function(resumed[2]) + resumed[3]
+            return resumed[1] + self.function(resumed[2]) + resumed[3]
         return name if _FUNCTION.fullmatch(name) else self._whole(name)
 
     def _whole(self, text: str) -> str:
@@ -320,16 +349,23 @@ class Anonymiser:
         kinds[trace.name] = trace.kind
         names = [self.name(Kind(kind), name) for kind, name in zip(kinds.tolist(), trace.names, strict=True)]
         shown = {item.name: getattr(trace, item.name) for item in fields(trace) if item.init}
-        shown |= dict(
-            names=tuple(names),
-            cats=tuple(map(self.category, trace.cats)),
-            lanes=tuple(self._lane(lane) for lane in trace.lanes),
-            details=tuple(Detail(*map(self.raw, detail)) for detail in trace.details),
-            labels={(what, self.value(pid), self.value(tid)): self.text(text) for (what, pid, tid), text in trace.labels.items()},
-            meta=self.meta(trace.meta),
-            report=msgspec.structs.replace(trace.report, path=self.path(trace.report.path), loss=tuple(_QUOTED.sub(r"\1", text) for text in trace.report.loss)),
-            _decoded={},
-        )
+        shown |= {
+            "names": tuple(names),
+            "cats": tuple(map(self.category, trace.cats)),
+            "lanes": tuple(self._lane(lane) for lane in trace.lanes),
+            "details": tuple(Detail(*map(self.raw, detail)) for detail in trace.details),
+            "labels": {
+                (what, self.value(pid), self.value(tid)): self.text(text)
+                for (what, pid, tid), text in trace.labels.items()
+            },
+            "meta": self.meta(trace.meta),
+            "report": msgspec.structs.replace(
+                trace.report,
+                path=self.path(trace.report.path),
+                loss=tuple(_QUOTED.sub(r"\1", text) for text in trace.report.loss),
+            ),
+            "_decoded": {},
+        }
         return AnonymousTrace(**shown, whole=trace, anonymiser=self)
 
     def _lane(self, lane: Lane) -> Lane:
@@ -371,7 +407,7 @@ def _public_from(names: list[str]) -> int:
             return at + 1 if names[at + 1 : at + 2] and names[at + 1] in _PACKAGES else len(names)
         if _PYTHON.fullmatch(names[at]) and at + 1 < len(names) and _of_python(names[at + 1]):
             return at + 1
-    if len(names) > 1 and (names[0] in _PACKAGES or names[0] in sys.stdlib_module_names) or _LONE.fullmatch(names[0]):
+    if (len(names) > 1 and (names[0] in _PACKAGES or names[0] in sys.stdlib_module_names)) or _LONE.fullmatch(names[0]):
         return 0
     engines = [at for at, name in enumerate(names[:-1]) if name in _ENGINES]
     return engines[-1] if engines else len(names)

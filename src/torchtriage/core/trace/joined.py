@@ -41,9 +41,7 @@ class Track:
     extra: Sequence[dict[str, Any]]
 
 
-def write_joined(
-    tracks: Sequence[Track], out: str | os.PathLike[str], *, max_bytes: int = DEFAULT_MAX_BYTES
-) -> None:
+def write_joined(tracks: Sequence[Track], out: str | os.PathLike[str], *, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
     """Write the traces into one file, one after the other and chunk by chunk; compressed when it ends in ``.gz``.
 
     Raises TraceFormatError: an input cannot be read; UsageError: ``out`` cannot be written.
@@ -100,7 +98,7 @@ class _Joining:
         if "id" in event and (number := _value(event["id"])) is not None:
             event["id"] = number + self._id if isinstance(number, int) else f"{self._first} {number}"
         yield msgspec.json.encode(event)
-        if phase in ("X", "B") or phase in ("i", "I") and name != MEMORY:
+        if phase in ("X", "B") or (phase in ("i", "I") and name != MEMORY):
             flow = self._track.flows.get(self._row)
             self._row += 1
             if flow is not None and phase == "X":

@@ -178,7 +178,7 @@ class _Copy:
         phase = bytes(event.ph)
         instant = phase in _INSTANTS
         row = -1
-        if phase in _ROWS or instant and bytes(event.name) != _MEMORY:
+        if phase in _ROWS or (instant and bytes(event.name) != _MEMORY):
             row, self._row = self._row, self._row + 1
         kind = Kind.INSTANT if instant else _KNOWN.get(bytes(event.cat), Kind.OTHER)
         why = self._why_not(event, phase, row, kind)

@@ -18,6 +18,7 @@ import msgspec
 from torchtriage.core.errors import MissingExtraError, TraceFormatError, TriageError, UsageError
 from torchtriage.core.source.locate import Locator
 from torchtriage.core.trace import Trace, read_trace
+from torchtriage.core.trace.anonymous import current
 from torchtriage.core.trace.memory_limit import within
 from torchtriage.core.trace.merged_ranks import split_ranks
 from torchtriage.core.workers import PROCESSES_VARIABLE, WorkerLostError, Workers, can_start, n_cores
@@ -119,7 +120,9 @@ def examine(
         if is_url(path):
             with opened(path) as stream:
                 trace = read_trace(stream, max_bytes=options.max_bytes, progress=progress)
-                trace = replace(trace, report=msgspec.structs.replace(trace.report, path=path))
+                names = current()
+                shown = path if names is None else names.path(path)
+                trace = replace(trace, report=msgspec.structs.replace(trace.report, path=shown))
                 return _examined(trace, options, timeline)
         trace = read_trace(path, cache=options.cache, max_bytes=options.max_bytes, progress=progress)
         return _examined(trace, options, timeline)
@@ -199,7 +202,8 @@ def _outcomes(answer: Records | TriageError | str) -> tuple[Outcome, ...]:
 
 def _count(paths: Sequence[str]) -> int:
     """Return how many processes pay: small files are read sooner than processes start."""
-    if len(paths) < 2 or not can_start():
+    # pseudonyms are remembered in this process
+    if len(paths) < 2 or current() is not None or not can_start():
         return 1
     if any((is_url(path) and path.startswith("memory:")) or path == "-" for path in paths):
         return 1  # what only this process holds

@@ -67,39 +67,11 @@ _LONG_NUMBER = 7
 _ANONYMOUS = "(anonymous namespace)"
 _PLACE = "__anonymous__"
 _CHAIN = re.compile(r"\w+(?:::~?\w+)*", re.UNICODE)
-_SPACES = frozenset(
-    (
-        *public.SPACES.split("|"),
-        *public.NAMESPACES.split("|"),
-        *(
-            "torch",
-            "std",
-            "internal",
-            "ck",
-            "ck_tile",
-            "aiter",
-            "hipcub",
-            "rocblas",
-            "hipblaslt",
-            "miopen",
-            "tensile",
-            "fbgemm",
-            "fbgemm_gpu",
-        ),
-        *(
-            "PyTorchMemEffAttention",
-            "vllm",
-            "_vllm_fa3_C",
-            "_moe_C",
-            "sgl_kernel",
-            "flashinfer",
-            "deep_gemm",
-            "deep_ep",
-            "transformer_engine",
-            "cask_cudnn",
-        ),
-    )
-)
+_LIBRARY_SPACES = """
+torch std internal ck ck_tile aiter hipcub rocblas hipblaslt miopen tensile fbgemm fbgemm_gpu PyTorchMemEffAttention
+vllm _vllm_fa3_C _moe_C sgl_kernel flashinfer deep_gemm deep_ep transformer_engine cask_cudnn
+"""
+_SPACES = frozenset((*public.SPACES.split("|"), *public.NAMESPACES.split("|"), *_LIBRARY_SPACES.split()))
 _CUDA = ("cuda::std::", "cuda::__")
 _VENDOR = re.compile(
     r"Cijk_\w+|igemm_(?:fwd|bwd|wrw)_gtcx?\d*_\w+|triton__(?:\d+d?e?c?)+|__amd_rocclr_\w+|(?:MIOpen|miopen)[A-Z]\w+"
@@ -332,13 +304,13 @@ class Anonymiser:
 
     def meta(self, meta: dict[str, Any]) -> dict[str, Any]:
         """Return the metadata that the analysis reads; the rest may say anything."""
-        out = {}
+        out: dict[str, Any] = {}
         for key, value in meta.items():
             if key == "deviceProperties" and isinstance(value, list):
                 out[key] = [_device(item) for item in value if isinstance(item, dict)]
             elif key == "distributedInfo" and isinstance(value, dict):
-                out[key] = {inner: self.value(item) for inner, item in value.items() if inner in _DISTRIBUTED}
-                out[key].update(_groups(self, value))
+                facts = {inner: self.value(item) for inner, item in value.items() if inner in _DISTRIBUTED}
+                out[key] = {**facts, **_groups(self, value)}
             elif key in _META or _VERSIONS.fullmatch(key):
                 out[key] = self._whole(value) if key == "host_name" else self.value(value)
         return out

@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from torchtriage.cli.options import Command, file_option
+from torchtriage.core.anonymous import anonymous
 from torchtriage.core.errors import UsageError
-from torchtriage.core.trace.anonymous import anonymous
 
 __all__ = ["anonymise_options"]
 

@@ -26,10 +26,10 @@ from torchtriage.cli.options import (
 )
 from torchtriage.cli.output import check_outputs, complain, present, save
 from torchtriage.cli.progress import reading, reading_many
+from torchtriage.core.anonymous import current
 from torchtriage.core.errors import UsageError
 from torchtriage.core.finding import Quote
 from torchtriage.core.timing import measured, part, part_times
-from torchtriage.core.trace.anonymous import current
 from torchtriage.core.units import format_share
 from torchtriage.diagnose.ranks.result import JobResult
 from torchtriage.diagnose.verdict.options import BYS, DEFAULTS, Options

@@ -15,8 +15,8 @@ import click
 from torchtriage.cli.anonymising import anonymise_options
 from torchtriage.cli.options import file_option, form_options, html_option, top_option
 from torchtriage.cli.output import check_outputs, complain, present, save
+from torchtriage.core.anonymous import current
 from torchtriage.core.errors import TriageError, UsageError
-from torchtriage.core.trace.anonymous import current
 
 __all__ = ["ScriptCommand", "command"]
 

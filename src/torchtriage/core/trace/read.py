@@ -6,8 +6,8 @@ from collections.abc import Callable, Generator
 from contextlib import closing
 from pathlib import Path
 
+from torchtriage.core.anonymous import current
 from torchtriage.core.errors import TraceFormatError
-from torchtriage.core.trace.anonymous import current
 from torchtriage.core.trace.column_builder import ColumnBuilder
 from torchtriage.core.trace.columns import ReadReport, Trace
 from torchtriage.core.trace.engine import Engine, find_engine

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from torchtriage.core.anonymous import current
 from torchtriage.core.errors import UsageError
 from torchtriage.core.trace import Trace
-from torchtriage.core.trace.anonymous import current
 from torchtriage.core.units import format_count
 from torchtriage.diagnose.compare.attribute import attribute
 from torchtriage.diagnose.compare.result import Comparison, RankChange, Unlike

@@ -15,10 +15,10 @@ from typing import Any
 
 import msgspec
 
+from torchtriage.core.anonymous import current
 from torchtriage.core.errors import MissingExtraError, TraceFormatError, TriageError, UsageError
 from torchtriage.core.source.locate import Locator
 from torchtriage.core.trace import Trace, read_trace
-from torchtriage.core.trace.anonymous import current
 from torchtriage.core.trace.memory_limit import within
 from torchtriage.core.trace.merged_ranks import split_ranks
 from torchtriage.core.workers import PROCESSES_VARIABLE, WorkerLostError, Workers, can_start, n_cores

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from torchtriage.core.anonymous import current
 from torchtriage.core.errors import TraceFormatError
 from torchtriage.core.source.locate import Locator
 from torchtriage.core.trace import read_trace
-from torchtriage.core.trace.anonymous import current
 from torchtriage.core.units import format_ms
 from torchtriage.diagnose.ranks.job import checked_clause, costliest_sentence
 from torchtriage.diagnose.ranks.merge import merge_findings

@@ -130,7 +130,8 @@ def all_recorded(out: Path) -> bool:
 def anonymised(recording: Recording, names: Anonymiser) -> Recording:
     """Return a process' traces and times alone: stacks, logs and watches are full of names."""
     loop = recording.facts.get("loop") or {}
-    facts = {name: recording.facts[name] for name in ("pid", "folder", "rank") if name in recording.facts}
+    kept = ("pid", "folder", "rank")
+    facts: dict[str, Any] = {name: recording.facts[name] for name in kept if name in recording.facts}
     if loop:
         place = {"file": names.path(str(loop.get("file", ""))), "line": loop.get("line", 0), "how": loop.get("how", "")}
         facts["loop"] = {**place, "function": names.function(str(loop.get("function", "")))}

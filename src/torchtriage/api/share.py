@@ -90,7 +90,7 @@ def slim(
     wanted = max_mb * 1e6 if max_mb is not None else total / factor if factor is not None else float("inf")
     ladder = _Ladder(pairs[0][0], asked, wanted, max_bytes, max_memory)
     while True:
-        written = []
+        written: list[Written] = []
         for source, target in pairs:
             progress = starting(str(source), len(written)) if starting else None
             with within(max_memory):

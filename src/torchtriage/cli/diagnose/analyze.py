@@ -157,7 +157,7 @@ def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None
     run = _run_folder(paths)
     files = [] if run else _expand(paths, traces.find_traces)
     if options["perfetto"] and (not files or "-" in files or any("://" in str(file) for file in files)):
-        raise UsageError("--perfetto needs trace files: one, or the ranks of a job")
+        raise UsageError("--perfetto needs exactly one trace file, or those of a job's ranks")
     for name in ("capture", "compile_log"):
         if options[name] and (len(files) != 1 or options["engine"] != "local" or "://" in str(files[0])):
             raise UsageError(f"--{name.replace('_', '-')} needs exactly one trace file")

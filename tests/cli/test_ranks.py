@@ -39,7 +39,7 @@ def test_ranks_merged_into_one_file_get_the_same_verdict(run: Run, late: Path, f
     found = run("analyze", "merged.json", code=0).stdout.replace("GPU 2", "GPU 0")
     assert found == run("analyze", "late").stdout
     assert (
-        "--perfetto shows the findings of one process"
+        "expected a file for each rank, found ranks merged into one"
         in run("analyze", "merged.json", "--perfetto", "out.json", code=2).stderr
     )
     assert "judge the ranks together" in run("doctor", "merged.json", code=2).stdout

@@ -21,6 +21,7 @@ from torchtriage.core.units import DEFAULT_MAX_BYTES, format_count
 from torchtriage.diagnose.compare.result import Comparison
 from torchtriage.diagnose.patterns import PatternEntry, catalogue, lookup
 from torchtriage.diagnose.ranks.result import JobResult
+from torchtriage.diagnose.ranks.timeline import RankTimeline
 from torchtriage.diagnose.verdict.options import CAPTURED, DEFAULTS, By, Options
 from torchtriage.diagnose.verdict.result import Result
 from torchtriage.diagnose.verdict.verdict import diagnose
@@ -42,6 +43,7 @@ __all__ = [
     "find_traces",
     "load",
     "overlay",
+    "overlay_job",
     "sample_path",
     "verify",
 ]
@@ -255,6 +257,8 @@ class RanksReport(Renderable):
     jobs: tuple[JobResult, ...]
     results: tuple[Result, ...]
     unreadable: tuple[TraceFormatError, ...] = ()
+    timelines: tuple[tuple[RankTimeline, ...], ...] = ()
+    """The ranks of each job on its clock, for :func:`overlay_job`."""
 
     _sandbox = "allow-scripts"
 
@@ -306,7 +310,7 @@ def analyze_ranks(
     # a worker may have another current folder
     asked = replace(asked, sources=asked.folders())
     outcome = analyze_files(files, asked, engine=engine, processes=processes, starting=starting)
-    return RanksReport(outcome.jobs, outcome.results, outcome.unreadable)
+    return RanksReport(outcome.jobs, outcome.results, outcome.unreadable, outcome.timelines)
 
 
 def analyze_run(
@@ -426,6 +430,24 @@ def overlay(path: TracePath, result: Result, out: TracePath, *, max_bytes: int =
     from torchtriage.report import perfetto
 
     write_overlay(path, out, perfetto.events(result), max_bytes=max_bytes)
+
+
+def overlay_job(report: RanksReport, out: TracePath, *, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
+    """Write the ranks of a job to one file for ui.perfetto.dev: their clocks aligned, with findings and collectives.
+
+    Compressed when ``out`` ends in ``.gz``.
+
+    Raises TraceFormatError: a trace cannot be read; UsageError: the report is not of one job whose ranks have files of
+    their own, or ``out`` cannot be written.
+    """
+    from torchtriage.core.trace.joined import write_joined
+    from torchtriage.report import perfetto
+
+    if len(report.timelines) != 1:
+        raise UsageError(f"expected the ranks of one job for one Perfetto file, found {len(report.timelines)} jobs")
+    if not all(Path(one.path).is_file() for one in report.timelines[0]):
+        raise UsageError("expected a file for each rank, found ranks merged into one, or ones from elsewhere")
+    write_joined(perfetto.tracks(report.timelines[0], report.results), out, max_bytes=max_bytes)
 
 
 def explain(code_or_name: str | None = None) -> PatternEntry | tuple[PatternEntry, ...]:

@@ -37,6 +37,7 @@ COMMANDS: dict[str, str] = {
     "memory": "Analyse memory snapshots: peak by line, leaks, fragmentation, settings.",
     "compile": "Analyse torch.compile logs: graph breaks, recompilations, compile time.",
     "xla": "Count and explain a model's graphs on PyTorch/XLA (dynamo, LazyTensor).",
+    "slim": "Make a trace smaller, or anonymous, to hand it on.",
     "doctor": "Check whether a trace can be trusted, and how to record a better one.",
     "lint": "Find slow PyTorch code in its source, with exact lines.",
     "explain": "Explain a pattern, or list all patterns.",
@@ -52,7 +53,7 @@ COMMANDS: dict[str, str] = {
 # folders of commands' modules; the others stand beside this one
 _WINGS = {
     "compile": ("compile", "xla"),
-    "diagnose": ("run", "analyze", "attach", "compare", "doctor", "lint", "explain", "demo"),
+    "diagnose": ("run", "analyze", "attach", "compare", "slim", "doctor", "lint", "explain", "demo"),
     "learn": ("review", "dataset", "learn"),
     "measure": ("fix", "verify", "bench", "gate"),
     "memory": ("memory",),

@@ -12,6 +12,7 @@ from torchtriage.core.finding import SEVERITIES
 
 __all__ = [
     "POSITIVE",
+    "Command",
     "fail_on_option",
     "fails",
     "file_option",

@@ -2,48 +2,68 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from torchtriage.core.finding import Finding
 from torchtriage.core.names import visible
+from torchtriage.core.trace.event_numbers import us_text
+from torchtriage.core.trace.joined import PROCESSES, Track
+from torchtriage.diagnose.ranks.timeline import RankTimeline
 from torchtriage.diagnose.verdict.result import Result
 from torchtriage.report.words import saving
 
-__all__ = ["events"]
+__all__ = ["events", "tracks"]
 
 PROCESS = 2_000_000_001
 """Well above any real process id, so that the track never merges with one."""
 
 
-def events(result: Result) -> list[dict[str, Any]]:
-    """Return Chrome-trace events that show a result's findings on its own clock.
+def events(
+    result: Result, *, process: int = PROCESS, title: str = "torchtriage findings", shift_ns: int = 0
+) -> list[dict[str, Any]]:
+    """Return Chrome-trace events that show a result's findings on its own clock, or one that differs by ``shift_ns``.
 
     Times are microseconds with three decimals, as Kineto writes them.
     """
     out: list[dict[str, Any]] = [
-        _label("process_name", 0, "torchtriage findings"),
-        {"ph": "M", "name": "process_sort_index", "pid": PROCESS, "tid": 0, "args": {"sort_index": -1_000_000}},
+        _label("process_name", process, 0, title),
+        {"ph": "M", "name": "process_sort_index", "pid": process, "tid": 0, "args": {"sort_index": -1_000_000}},
     ]
     for track, finding in enumerate(result.findings, start=1):
         spans = _intervals(finding)
         if not spans:
             continue  # a setting has no place in time
-        out.append(_label("thread_name", track, f"{finding.code} {finding.name}"))
+        out.append(_label("thread_name", process, track, f"{finding.code} {finding.name}"))
         out += [
             {
                 "ph": "X",
                 "cat": "torchtriage",
                 "name": f"{finding.code} {finding.title}",
-                "pid": PROCESS,
+                "pid": process,
                 "tid": track,
-                "ts": _us(start_ns),
+                "ts": _us(start_ns + shift_ns),
                 "dur": _us(end_ns - start_ns),
                 "args": _args(finding),
             }
             for start_ns, end_ns in spans
         ]
+    return out
+
+
+def tracks(timelines: Sequence[RankTimeline], results: Sequence[Result]) -> list[Track]:
+    """Return the ranks of a job as tracks of one file, each with its findings."""
+    found = {result.trace.path: result for result in results}
+    out = []
+    for at, one in enumerate(timelines):
+        process, title = (at + 2) * PROCESSES - 1, f"rank {one.number}"
+        result = found[one.path]
+        extra = events(result, process=process, title=f"{title}: torchtriage findings", shift_ns=one.shift_ns)
+        # Perfetto sorts by it: a rank's findings stand above its processes
+        extra[1]["args"]["sort_index"] = (at + 1) * PROCESSES - 1
+        out.append(Track(one.path, title, one.shift_ns, one.flows, extra))
     return out
 
 
@@ -62,11 +82,9 @@ def _args(finding: Finding) -> dict[str, Any]:
     return args
 
 
-def _label(name: str, track: int, text: str) -> dict[str, Any]:
-    return {"ph": "M", "name": name, "pid": PROCESS, "tid": track, "args": {"name": text}}
+def _label(name: str, process: int, track: int, text: str) -> dict[str, Any]:
+    return {"ph": "M", "name": name, "pid": process, "tid": track, "args": {"name": text}}
 
 
 def _us(value_ns: int) -> msgspec.Raw:
-    # as text: a double cannot hold an epoch in microseconds with three decimals
-    sign, value = ("-", -value_ns) if value_ns < 0 else ("", value_ns)
-    return msgspec.Raw(f"{sign}{value // 1000}.{value % 1000:03d}".encode())
+    return msgspec.Raw(us_text(value_ns))

@@ -246,10 +246,13 @@ def test_page_and_overlay_come_beside_the_report(run: Run, folder: Path) -> None
     assert events[-1]["name"].startswith("SYN001")
 
 
-def test_perfetto_needs_one_file(run: Run) -> None:
-    for paths in (["slow.json", "fine.json"], ["-"]):
+def test_perfetto_needs_one_file_or_one_job(run: Run) -> None:
+    for paths, said in (
+        (["slow.json", "fine.json"], "expected the ranks of one job for one Perfetto file, found 0 jobs"),
+        (["-"], "--perfetto needs exactly one trace file, or those of a job's ranks"),
+    ):
         result = run("analyze", *paths, "--perfetto", "seen.json", code=2, stdin=b"x")
-        assert result.stderr == "torchtriage: --perfetto needs exactly one trace file\n"
+        assert result.stderr == f"torchtriage: {said}\n"
 
 
 @pytest.mark.parametrize("option", ["-o", "--html", "--perfetto"])

@@ -155,8 +155,8 @@ def test_a_full_disk_blames_the_output_and_leaves_no_half_file(tmp_path: Path, m
         raise OSError(errno.ENOSPC, "No space left on device")
 
     (tmp_path / "trace.json").write_text(OBJECT)
-    write = overlay._write
-    monkeypatch.setattr(overlay, "_write", lambda stream, text, target: write(_Full(), text, target))
+    write = overlay.write
+    monkeypatch.setattr(overlay, "write", lambda stream, text, target: write(_Full(), text, target))
 
     class _Full:
         write = staticmethod(full)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from torchtriage.cli.anonymising import anonymise_options
 from torchtriage.cli.config import with_config
 from torchtriage.cli.options import (
     POSITIVE,
@@ -25,6 +26,7 @@ from torchtriage.cli.options import (
 )
 from torchtriage.cli.output import check_outputs, complain, present, save
 from torchtriage.cli.progress import reading, reading_many
+from torchtriage.core.anonymous import current
 from torchtriage.core.errors import UsageError
 from torchtriage.core.finding import Quote
 from torchtriage.core.timing import measured, part, part_times
@@ -59,7 +61,7 @@ def _once(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) 
 @form_options
 @output_option
 @html_option
-@file_option("--perfetto", "Also write the trace with a findings track (.json[.gz]).")
+@file_option("--perfetto", "Also write the trace, or a job's ranks on one clock, with findings (.json[.gz]).")
 @top_option
 @click.option("--only", multiple=True, metavar="CODE", help="Run only this pattern (repeatable).")
 @click.option("--skip", multiple=True, metavar="CODE", help="Skip this pattern (repeatable).")
@@ -129,6 +131,7 @@ def _once(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) 
     "local",
     "Where many ranks are read: this machine or a Ray cluster.",
 )
+@anonymise_options
 @click.option("--timing", is_flag=True, help="Also say on stderr how long each part of the analysis took; of one file.")
 @quiet_option
 @click.pass_context
@@ -147,11 +150,14 @@ def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None
     from torchtriage.report.json_report import JsonReport
 
     options = with_config(ctx, given, Path.cwd())
+    if current() is not None:
+        _check_anonymous(options)
+        options["no_source"] = True  # the recorded places have other names, and source is private
     asked = made_of(Options, options, sources=None if options["no_source"] else options["sources"])
     run = _run_folder(paths)
     files = [] if run else _expand(paths, traces.find_traces)
-    if options["perfetto"] and (len(files) != 1 or files[0] == "-" or "://" in str(files[0])):
-        raise UsageError("--perfetto needs exactly one trace file")
+    if options["perfetto"] and (not files or "-" in files or any("://" in str(file) for file in files)):
+        raise UsageError("--perfetto needs exactly one trace file, or those of a job's ranks")
     for name in ("capture", "compile_log"):
         if options[name] and (len(files) != 1 or options["engine"] != "local" or "://" in str(files[0])):
             raise UsageError(f"--{name.replace('_', '-')} needs exactly one trace file")
@@ -161,8 +167,6 @@ def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None
 
     with measured() as seconds, part("other"):
         results, jobs, n_unusable = _judge(run or files, asked, options)
-        if options["perfetto"] and len(results) != 1:
-            raise UsageError("--perfetto shows the findings of one process", hint="pass one rank's own file")
         timing = part_times(seconds) if options["timing"] else ()
         with part("rendering"):
             _report(JsonReport.of(results, jobs, timing), files, options, _quote(options, run))
@@ -175,6 +179,18 @@ def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None
         ctx.exit(1)
     if n_unusable or any(result.refused for result in results):
         ctx.exit(2)
+
+
+def _check_anonymous(options: dict[str, Any]) -> None:
+    """Refuse what would put names into the report that no trace holds."""
+    for name in ("perfetto", "compile_log", "capture"):
+        if options[name]:
+            raise UsageError(
+                f"--{name.replace('_', '-')} writes or quotes a file as it is, which --anonymise cannot change",
+                hint="write an anonymous trace first: torchtriage slim TRACE --anonymise -o small.json.gz",
+            )
+    if options["engine"] != "local":
+        raise UsageError("--anonymise needs --engine local: the key does not leave this process")
 
 
 def _expand(paths: tuple[str, ...], find: Callable[[list[str]], list[str | Path]]) -> list[str | Path]:
@@ -218,6 +234,8 @@ def _judge(
         report = traces.analyze_ranks(files, engine=options["engine"], starting=starting, **vars(asked))
     for error in report.unreadable:
         complain(f"left out: {error}")
+    if options["perfetto"]:
+        traces.overlay_job(report, options["perfetto"], max_bytes=options["max_bytes"])
     return list(report.results), list(report.jobs), len(report.unreadable)
 
 
@@ -234,9 +252,10 @@ def _report(report: JsonReport, files: list[str | Path], options: dict[str, Any]
     if options["html"]:
         save(options["html"], formats.page(report, quote).encode())
     if options["perfetto"]:
-        from torchtriage.api import traces
+        if len(files) == 1:
+            from torchtriage.api import traces
 
-        traces.overlay(files[0], report.results[0], options["perfetto"], max_bytes=options["max_bytes"])
+            traces.overlay(files[0], report.results[0], options["perfetto"], max_bytes=options["max_bytes"])
         click.echo(f"wrote {options['perfetto']}: open it at https://ui.perfetto.dev", err=True)
     present(report, {**options, "html": None}, quote=quote, top=options["top"])
 

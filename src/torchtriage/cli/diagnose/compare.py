@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from torchtriage.cli.anonymising import anonymise_options
 from torchtriage.cli.options import file_option, quiet_option, result_options, value_option
 from torchtriage.cli.output import check_outputs, present, read_input
 from torchtriage.cli.progress import reading
@@ -34,6 +35,7 @@ __all__ = ["command"]
     is_flag=True,
     help="Compare two kinds of device: split the difference into host, work of the same operators, and the rest.",
 )
+@anonymise_options
 @quiet_option
 @click.pass_context
 def command(ctx: click.Context, /, before: str, after: str, **given: Any) -> None:

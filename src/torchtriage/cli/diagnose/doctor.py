@@ -7,6 +7,7 @@ import platform
 
 import click
 
+from torchtriage.cli.anonymising import anonymise_options
 from torchtriage.cli.output import put_document
 from torchtriage.cli.progress import reading
 
@@ -16,6 +17,7 @@ __all__ = ["command"]
 @click.command("doctor")
 @click.argument("path", metavar="PATH", type=click.Path(), required=False)
 @click.option("--system", is_flag=True, help="Show which engine reads traces on this machine, and why.")
+@anonymise_options
 @click.option("-q", "--quiet", is_flag=True, help="No progress bar.")
 @click.pass_context
 def command(ctx: click.Context, /, path: str | None, system: bool, quiet: bool) -> None:

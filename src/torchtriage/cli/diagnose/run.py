@@ -12,8 +12,10 @@ from typing import Any
 
 import click
 
+from torchtriage.cli.anonymising import anonymise_options
 from torchtriage.cli.options import file_option, form_options, html_option, top_option
 from torchtriage.cli.output import check_outputs, complain, present, save
+from torchtriage.core.anonymous import current
 from torchtriage.core.errors import TriageError, UsageError
 
 __all__ = ["ScriptCommand", "command"]
@@ -60,6 +62,7 @@ class ScriptCommand(click.Command):
 @file_option("--folded", "Write the step's stacks to FILE as speedscope and flamegraph.pl read them.")
 @top_option
 @click.option("--no-source", is_flag=True, help="Do not open source files: report lines as recorded.")
+@anonymise_options
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but failures on stderr.")
 @click.pass_context
 def command(ctx: click.Context, /, words: tuple[str, ...], **given: Any) -> None:
@@ -165,7 +168,7 @@ def _report(out: Path, what: str, code: int, files: dict[str, Path], options: di
     from torchtriage.report import formats
     from torchtriage.report.json_report import JsonReport
 
-    sources = None if options["no_source"] else ()
+    sources = None if options["no_source"] or current() is not None else ()
     judged = traces.analyze_run(out, command=what, exit_code=code, options=Options(sources=sources))
     report = JsonReport.of(judged.results, judged.jobs)
     quote = None if sources is None else Sources((*source_roots(out), Path.cwd())).quote

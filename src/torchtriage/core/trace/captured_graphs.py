@@ -15,6 +15,7 @@ import numpy as np
 from torchtriage.core.arrays import Ints
 from torchtriage.core.errors import TraceFormatError
 from torchtriage.core.names import LONGEST, elide
+from torchtriage.core.trace.event_types import KERNEL
 from torchtriage.core.trace.schema import Kind
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def _graphs(capture: Trace, codes: dict[str, int]) -> list[tuple[Ints, Ints]]:
         times = capture.start_ns[launches]
         inside = (capture.lane[launches] == lane) & (times > start_ns) & (times < end_ns)
         rows = launches[inside][np.argsort(times[inside], kind="stable")]
-        kernels = [capture.args(row).get("kernel") for row in rows.tolist()]
+        kernels = [capture.args(row).get(KERNEL) for row in rows.tolist()]
         named |= any(kernels)
         names = (elide(kernel, LONGEST) if isinstance(kernel, str) else "" for kernel in kernels)
         graphs.append((rows, np.array([codes.get(name, -1) for name in names], np.int64)))

@@ -45,7 +45,7 @@ from torchtriage.core.trace.schema import ANNOTATION_NAME, CATEGORY_KINDS, COLUM
 if TYPE_CHECKING:
     from torchtriage.core.trace.native import ScannedRows
 
-__all__ = ["READ_COLUMNS", "ColumnBuilder", "is_row"]
+__all__ = ["MEMORY", "READ_COLUMNS", "ColumnBuilder", "is_row"]
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torchtriage.core.trace.event_types import whole
 from torchtriage.core.trace.events import Chunk
 
-__all__ = ["LARGEST_NS", "NO_DUR_NS", "NO_TIME_NS", "ExactTimes", "int64_of"]
+__all__ = ["LARGEST_NS", "NO_DUR_NS", "NO_TIME_NS", "ExactTimes", "exact_ns", "int64_of", "us_text"]
 
 # Doubles hold three decimals of a microsecond exactly (after rounding to ns) below this:
 # half a unit in the last place is 0.488 ns there. Larger clocks are read from their text.
@@ -23,6 +23,12 @@ NO_DUR_NS = -1000
 LARGEST_NS = 1 << 61
 """Times beyond are damage (an epoch is below it), and sums of two must fit 64 bits."""
 NO_TIME_NS = -(1 << 62)
+
+
+def us_text(value_ns: int) -> bytes:
+    """Return microseconds with three decimals, as Kineto writes them: a double cannot hold an epoch so exactly."""
+    sign, value = ("-", -value_ns) if value_ns < 0 else ("", value_ns)
+    return f"{sign}{value // 1000}.{value % 1000:03d}".encode()
 
 
 def int64_of(values: list[Any]) -> NDArray[np.int64]:
@@ -69,12 +75,13 @@ class ExactTimes:
     @cached_property
     def _exact(self) -> dict[int, tuple[int, int]]:
         return {
-            id(event): (_exact_ns(bytes(raw.ts), NO_TIME_NS), _exact_ns(bytes(raw.dur), NO_DUR_NS))
+            id(event): (exact_ns(bytes(raw.ts), NO_TIME_NS), exact_ns(bytes(raw.dur), NO_DUR_NS))
             for event, raw in zip(self._chunk.events, self._chunk.raw(), strict=True)
         }
 
 
-def _exact_ns(text: bytes, missing: int) -> int:
+def exact_ns(text: bytes, missing: int) -> int:
+    """Return the ns of a time in microseconds as it is written, ``missing`` where it is none."""
     us, _, decimals = text.partition(b".")
     if us.isdigit() and len(decimals) == 3 and decimals.isdigit() and len(us) < 16:
         return int(us) * 1000 + int(decimals)

@@ -23,8 +23,12 @@ __all__ = [
     "BROKEN",
     "CATEGORIES",
     "GROUP_OF",
+    "KERNEL",
+    "LAUNCHES",
     "NO_ARGS",
     "PHASES",
+    "RANK",
+    "READ_AGAIN",
     "Arrow",
     "Begin",
     "Complete",
@@ -41,6 +45,7 @@ __all__ = [
     "OldInstant",
     "OpArgs",
     "RawEvent",
+    "args_read",
     "decode_by_category",
     "decode_by_phase",
     "decode_loosely",
@@ -169,6 +174,17 @@ _ARGS_OF: dict[Group, Any] = {
 }
 
 
+KERNEL, RANK = "kernel", "rank"
+READ_AGAIN = (KERNEL, RANK)
+"""What rules ask ``Trace.args`` for: it is read from the file again. Whoever asks for another argument adds it here."""
+
+
+def args_read(kind: Kind | None) -> frozenset[str]:
+    """Return the names of the arguments that anything reads of rows of a kind; None: of an event that is no row."""
+    classes = (InstantArgs, LabelArgs) if kind in (None, Kind.INSTANT) else (_ARGS_OF[GROUP_OF[kind]],)
+    return frozenset(field.encode_name for each in classes for field in msgspec.structs.fields(each)) | set(READ_AGAIN)
+
+
 # -- events ------------------------------------------------------------------------------------
 
 
@@ -270,7 +286,7 @@ class LaunchArrow(Arrow, gc=False, kw_only=True):
     ts: int | float | None = None
 
 
-_LAUNCHES = "HostToDevice"
+LAUNCHES = "HostToDevice"
 """The category of such arrows in Ascend's recordings, whose times are text."""
 
 CATEGORIES: dict[str, type[Event]] = {
@@ -403,7 +419,7 @@ def _tight(loose: LooseEvent) -> Event:
     kind = PHASES.get(loose.ph, Event) if isinstance(loose.ph, str) else Event
     if kind is End:
         return End(_identifier(loose.pid), _identifier(loose.tid), _number(loose.ts, None))
-    if loose.cat == _LAUNCHES and loose.ph in ("s", "f"):
+    if loose.cat == LAUNCHES and loose.ph in ("s", "f"):
         return LaunchArrow(
             ph=loose.ph,
             id=text_of(loose.id),

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torchtriage.core.trace.nesting import Tree
 
 __all__ = [
+    "LIBRARIES",
     "Calls",
     "FrameCall",
     "call_name",
@@ -46,12 +47,14 @@ _MODULE = "nn.Module: "
 _ADDRESS = re.compile(r"(?: object)? at 0x[0-9a-fA-F]+")
 _RESUME = re.compile(r"^torch_dynamo_resume_in_(?P<function>.+)_at_(?P<line>\d+)$")
 # libraries a user does not edit; paths are shortened by sys.path prefix, so also matched inside
-_LIBRARY = re.compile(
-    r"(^|/)(torch|torchvision|torchaudio|torchrec|transformers|diffusers|timm|accelerate|lightning"
+LIBRARIES = (
+    r"torch|torchvision|torchaudio|torchrec|transformers|diffusers|timm|accelerate|lightning"
     r"|pytorch_lightning|numpy|PIL|scipy|pandas|sklearn|cv2|tqdm|triton|functorch|vllm|sglang"
     r"|xformers|flash_attn|aiter|apex|deepspeed|megatron|einops|peft|trl|torch_geometric|torchmetrics|torchdiffeq"
     r"|gpytorch|kornia|skimage|matplotlib|networkx|numba|tokenizers|safetensors|bitsandbytes"
-    r"|importlib|asyncio|multiprocessing|concurrent|logging|json|unittest|site-packages|dist-packages)/"
+)
+_LIBRARY = re.compile(
+    rf"(^|/)({LIBRARIES}|importlib|asyncio|multiprocessing|concurrent|logging|json|unittest|site-packages|dist-packages)/"
     r"|^(collections|ctypes|email|encodings|http|re|urllib|xml)/"
     r"|lib/python\d|^<frozen|^<string>|^<eval_with_key>"
     r"|^(threading|contextlib|functools|typing|abc|queue|weakref|copy|random|inspect|runpy|os"

@@ -17,7 +17,7 @@ from torchtriage.core.trace.columns import Trace
 from torchtriage.core.trace.device import Device
 from torchtriage.core.trace.schema import Kind
 
-__all__ = ["ATTENTION", "CATEGORIES", "OTHER", "Codes", "categories", "kernel_category", "operator_category"]
+__all__ = ["ATTENTION", "CATEGORIES", "OTHER", "Codes", "categories", "kernel_category", "operator_category", "words"]
 
 ATTENTION, GEMM, MOE, CONVOLUTION = "attention", "GEMM", "MoE", "convolution"
 NORM, ELEMENTWISE, COPY, QUANTISATION = "norm and softmax", "elementwise", "copy and layout", "quantisation"
@@ -269,3 +269,12 @@ def _owner(name: str) -> int:
 _CODE = {category: index for index, category in enumerate(CATEGORIES)}
 _OWNER_CODE = np.array([_CODE[category] for category, *_ in _OWNERS], np.int8)
 _REPLACES = np.array([[category in replaced for category in CATEGORIES] for *_, replaced in _OWNERS])
+
+
+def words() -> frozenset[str]:
+    """Return the words, in lower case, that the rules look for in names."""
+    patterns = [pattern for table in (_KERNELS, _OPERATORS) for _, pattern in table]
+    patterns += [pattern for _, pattern, _ in _OWNERS]
+    texts = [pattern.pattern for pattern in patterns] + [pattern for _, pattern in (*_TEMPLATES, *_JOINED)]
+    # what an escape or a class of characters holds is no word
+    return frozenset(word for text in texts for word in re.findall(r"\\.|\[[^\]]*\]|([a-z]{2,})", text.lower()) if word)

@@ -16,6 +16,7 @@ import numpy as np
 
 from torchtriage.core.arrays import Ints
 from torchtriage.core.trace.columns import STREAM_PROCESS, MemoryEvents, Trace
+from torchtriage.core.trace.event_types import RANK
 from torchtriage.core.trace.schema import HOST_KINDS, WORK_KINDS, Kind
 
 __all__ = ["MergedRanks", "RankTrace", "find_merged_ranks", "split_ranks"]
@@ -74,7 +75,7 @@ def find_merged_ranks(trace: Trace) -> MergedRanks | None:
     asked = {row: owner for owner, of_owner in ends.items() for row in (min(of_owner), max(of_owner))}
     found: dict[tuple[str, str], set[int]] = {}
     for row, owner in sorted(asked.items()):
-        rank = trace.args(row).get("rank")
+        rank = trace.args(row).get(RANK)
         if not isinstance(rank, int):
             return None
         found.setdefault(owner, set()).add(rank)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator
 from contextlib import closing
 from pathlib import Path
 
+from torchtriage.core.anonymous import current
 from torchtriage.core.errors import TraceFormatError
 from torchtriage.core.trace.column_builder import ColumnBuilder
 from torchtriage.core.trace.columns import ReadReport, Trace
@@ -54,6 +55,20 @@ def read_trace(
     TraceFormatError
         The input cannot be read, is something else, or holds no event.
     """
+    trace = _read(path, max_bytes, progress, processes, chunk_bytes, cache=cache)
+    names = current()
+    return trace if names is None else names.trace(trace)
+
+
+def _read(
+    path: Input,
+    max_bytes: int,
+    progress: Callable[[int, int], None] | None,
+    processes: int | None,
+    chunk_bytes: int,
+    *,
+    cache: bool,
+) -> Trace:
     opened, name = reopenable(path)
     file = opened if cache and isinstance(opened, str) and Path(opened).is_file() else None
     if file is not None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from torchtriage.core.anonymous import current
 from torchtriage.core.errors import UsageError
 from torchtriage.core.trace import Trace
 from torchtriage.core.units import format_count
@@ -54,12 +55,13 @@ def gather_job(traces: Iterable[Trace], folder: str) -> JobEvidence:
     members = [ranks[number] for number in sorted(ranks)]
     first = members[0]
     facts = [side.result.trace for side in members]
+    names = current()
     result = replace(
         first.result,
         findings=judge(records, job, min_share=0.0).findings,
         trace=replace(
             facts[0],
-            path=folder,
+            path=folder if names is None else names.path(folder),
             n_events=sum(fact.n_events for fact in facts),
             size_bytes=sum(fact.size_bytes for fact in facts),
         ),

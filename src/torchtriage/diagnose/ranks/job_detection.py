@@ -15,7 +15,7 @@ from torchtriage.core.names import visible
 from torchtriage.diagnose.ranks.match import match
 from torchtriage.diagnose.ranks.rank_record import RankRecord
 
-__all__ = ["Job", "detect_jobs"]
+__all__ = ["Job", "detect_jobs", "rank_in_name"]
 
 _NAMED = re.compile(r"(?:rank|worker|(?<![a-z])r)[-_.]?(\d+)(?!\d)", re.IGNORECASE)
 MIN_COLLECTIVES = 3
@@ -36,6 +36,12 @@ class Job:
     basis: str
     world_size: int | None
     notes: tuple[Note, ...] = field(default=())
+
+
+def rank_in_name(name: str) -> int | None:
+    """Return the rank that a file's name says, None where it says none or several."""
+    found = _NAMED.findall(name)
+    return int(found[0]) if len(found) == 1 else None
 
 
 def detect_jobs(records: Sequence[RankRecord]) -> list[Job]:
@@ -88,8 +94,8 @@ def _assumed(records: Sequence[RankRecord], positions: list[int]) -> list[Job]:
     able = [at for at in positions if len(records[at].collectives)]
     if len(able) < 2 or min(records[at].end_ns for at in able) <= max(records[at].start_ns for at in able):
         return []
-    found = {at: _NAMED.findall(PurePath(records[at].path).name) for at in able}
-    named = {at: int(hits[-1]) for at, hits in found.items() if len(hits) == 1}
+    found = {at: rank_in_name(PurePath(records[at].path).name) for at in able}
+    named = {at: rank for at, rank in found.items() if rank is not None}
     if len(named) == len(able) and len(set(named.values())) == len(able):
         ranks, basis = named, "assumed: file names count ranks and the recordings overlap"
     else:

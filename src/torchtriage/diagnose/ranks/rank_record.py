@@ -118,6 +118,7 @@ class RankReplay:
 class RankRecord:
     """One analysed file, fit to be sent between processes.
 
+    ``base_ns`` : what its times count from.
     ``exposed`` : time with communication and nothing beside it, base time included.
     ``moments`` : step number and cell to the longest stretch in it.
     ``paces`` : phase (empty: the device's kernels) and name of a call to how often it ran in the steady steps and its
@@ -131,6 +132,7 @@ class RankRecord:
     start_ns: int
     end_ns: int
     has_base_time: bool
+    base_ns: int
     device: bool
     inflation: float
     collectives: RankCollectives
@@ -197,6 +199,7 @@ def build_record(trace: Trace, path: str, result: Result) -> RankRecord:
         start_ns=int(everything[:, 0].min(initial=trace.window.end_ns)) + base,
         end_ns=int(everything[:, 1].max(initial=trace.window.start_ns)) + base,
         has_base_time=trace.origin.base_time_ns is not None,
+        base_ns=base,
         device=device,
         inflation=trace.origin.inflation,
         collectives=table,

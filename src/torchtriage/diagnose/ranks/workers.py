@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from torchtriage.core.anonymous import current
 from torchtriage.core.errors import MissingExtraError, TraceFormatError, TriageError, UsageError
 from torchtriage.core.source.locate import Locator
 from torchtriage.core.trace import Trace, read_trace
@@ -29,6 +30,7 @@ from torchtriage.diagnose.ranks.merge import STRAGGLER
 from torchtriage.diagnose.ranks.object_store import is_url, opened
 from torchtriage.diagnose.ranks.rank_record import RankRecord, build_record
 from torchtriage.diagnose.ranks.result import JobResult
+from torchtriage.diagnose.ranks.timeline import RankTimeline, rank_timelines
 from torchtriage.diagnose.verdict.options import Options
 from torchtriage.diagnose.verdict.result import Result
 from torchtriage.diagnose.verdict.verdict import diagnose
@@ -50,11 +52,12 @@ Progress = Callable[[str], Callable[[int, int], None] | None]
 
 @dataclass(frozen=True)
 class AnalyzedFiles:
-    """The jobs that were found, each file's result, and why files have none."""
+    """The jobs that were found, each file's result, and why files have none; ``timelines`` : the ranks of each job."""
 
     jobs: tuple[JobResult, ...]
     results: tuple[Result, ...]
     unreadable: tuple[TraceFormatError, ...]
+    timelines: tuple[tuple[RankTimeline, ...], ...]
 
 
 def analyze_files(
@@ -83,6 +86,7 @@ def analyze_files(
         reasons = "".join(f"\nleft out: {error}" for error in errors)
         raise TraceFormatError(f"none of the {len(files)} files is a readable trace{reasons}")
     late = not options.only or _names(options.only, STRAGGLER)
+    found = detect_jobs(records)
     jobs = tuple(
         judge(
             records,
@@ -92,9 +96,10 @@ def analyze_files(
             what_if=tuple(options.what_if),
             unprofiled_ms=options.step_ms,
         )
-        for job in detect_jobs(records)
+        for job in found
     )
-    return AnalyzedFiles(jobs, tuple(record.result for record in records), errors)
+    timelines = tuple(rank_timelines(records, job) for job in found)
+    return AnalyzedFiles(jobs, tuple(record.result for record in records), errors, timelines)
 
 
 def _names(codes: Collection[str], code: str) -> bool:
@@ -115,7 +120,9 @@ def examine(
         if is_url(path):
             with opened(path) as stream:
                 trace = read_trace(stream, max_bytes=options.max_bytes, progress=progress)
-                trace = replace(trace, report=msgspec.structs.replace(trace.report, path=path))
+                names = current()
+                shown = path if names is None else names.path(path)
+                trace = replace(trace, report=msgspec.structs.replace(trace.report, path=shown))
                 return _examined(trace, options, timeline)
         trace = read_trace(path, cache=options.cache, max_bytes=options.max_bytes, progress=progress)
         return _examined(trace, options, timeline)
@@ -195,7 +202,8 @@ def _outcomes(answer: Records | TriageError | str) -> tuple[Outcome, ...]:
 
 def _count(paths: Sequence[str]) -> int:
     """Return how many processes pay: small files are read sooner than processes start."""
-    if len(paths) < 2 or not can_start():
+    # pseudonyms are remembered in this process
+    if len(paths) < 2 or current() is not None or not can_start():
         return 1
     if any((is_url(path) and path.startswith("memory:")) or path == "-" for path in paths):
         return 1  # what only this process holds

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from torchtriage.core.anonymous import current
 from torchtriage.core.errors import TraceFormatError
 from torchtriage.core.source.locate import Locator
 from torchtriage.core.trace import read_trace
@@ -23,7 +24,7 @@ from torchtriage.diagnose.runs.compile_events import (
     watched_compile,
 )
 from torchtriage.diagnose.runs.merge import join, scaled, with_leaks
-from torchtriage.diagnose.runs.run_folder import Recording, find_recordings, recorded, why_nothing
+from torchtriage.diagnose.runs.run_folder import Recording, anonymised, find_recordings, recorded, why_nothing
 from torchtriage.diagnose.runs.sampled import untraced, with_samples
 from torchtriage.diagnose.verdict.options import Options
 from torchtriage.diagnose.verdict.result import Result
@@ -46,6 +47,9 @@ def judge_run(
         Nothing was recorded, or none of it can be read; the message says why.
     """
     recordings = [recording for recording in find_recordings(out) if pid in (None, recording.facts.get("pid"))]
+    if (names := current()) is not None:
+        recordings = [anonymised(recording, names) for recording in recordings]
+        command = names.path(command)
     usable = [recording for recording in recordings if recording.light or recording.heavy]
     # beside a process with a loop, one without is what started it
     usable = [recording for recording in usable if recording.facts.get("loop")] or usable

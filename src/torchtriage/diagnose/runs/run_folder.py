@@ -15,13 +15,23 @@ from torchtriage.core.record.recorder import HEAVY_FILE, LIGHT_FILE, RECORDING_F
 from torchtriage.core.record.stack_sampler import samples_of
 from torchtriage.core.record.structured_log import log_of
 from torchtriage.core.record.timing import step_wall_ns
+from torchtriage.core.trace.anonymise import Anonymiser
 from torchtriage.diagnose.runs.result import RecordedRun, WatchedMemory
 from torchtriage.diagnose.runs.samples import Samples, read_samples
 from torchtriage.memory.leaks.leak_report import REPORT as MEMORY_FILE
 from torchtriage.memory.leaks.leak_report import SNAPSHOT as SNAPSHOT_FILE
 from torchtriage.memory.leaks.leak_report import WatchReport
 
-__all__ = ["Recording", "all_recorded", "find_recordings", "recorded", "source_roots", "watched", "why_nothing"]
+__all__ = [
+    "Recording",
+    "all_recorded",
+    "anonymised",
+    "find_recordings",
+    "recorded",
+    "source_roots",
+    "watched",
+    "why_nothing",
+]
 
 FACTS = {"pid": int, "folder": str, "roots": list, "loop": dict}
 """What is read of a process' own words, and what it must be; else it was not said."""
@@ -115,6 +125,18 @@ def all_recorded(out: Path) -> bool:
     """Return whether every process with a loop has both its recordings."""
     loops = [recording for recording in find_recordings(out) if recording.facts.get("loop")]
     return bool(loops) and all(recording.complete for recording in loops)
+
+
+def anonymised(recording: Recording, names: Anonymiser) -> Recording:
+    """Return a process' traces and times alone: stacks, logs and watches are full of names."""
+    loop = recording.facts.get("loop") or {}
+    kept = ("pid", "folder", "rank")
+    facts: dict[str, Any] = {name: recording.facts[name] for name in kept if name in recording.facts}
+    if loop:
+        place = {"file": names.path(str(loop.get("file", ""))), "line": loop.get("line", 0), "how": loop.get("how", "")}
+        facts["loop"] = {**place, "function": names.function(str(loop.get("function", "")))}
+    measured = {name: value for name, value in recording.measured.items() if name != "environment"}
+    return Recording(facts, measured, recording.light, recording.heavy)
 
 
 def recorded(recording: Recording, command: str, exit_code: int | None) -> RecordedRun:

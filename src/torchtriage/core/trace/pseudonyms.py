@@ -1,0 +1,106 @@
+"""Stable pseudonyms for private words, and the key file that translates them back.
+
+A pseudonym is ``xq``, twelve characters of an HMAC of the word, and ``z``: without the key nobody can say which word it
+stands for, or test a guess. Its characters spell no word that a rule looks for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import re
+import secrets
+from pathlib import Path
+
+import msgspec
+
+from torchtriage.core.errors import UsageError
+
+__all__ = ["PSEUDONYM", "Pseudonyms", "restore"]
+
+PSEUDONYM = re.compile(r"[xX]q[0-9jkqwyz]{12}z")
+_FORMAT = "torchtriage/pseudonyms-1"
+_SPELLED = str.maketrans("abcdef", "jkqwyz")
+
+
+class _KeyFile(msgspec.Struct, forbid_unknown_fields=True):
+    format: str
+    key: str
+    names: dict[str, str]
+
+
+class Pseudonyms:
+    """Gives each word its pseudonym and remembers which it gave."""
+
+    def __init__(self, key: bytes | None = None, names: dict[str, str] | None = None) -> None:
+        self._key = key or secrets.token_bytes(32)
+        self.names = names if names is not None else {}
+        """Pseudonym to word."""
+
+    def of(self, word: str) -> str:
+        """Return a word's pseudonym, with a capital where the word has one."""
+        digest = hmac.new(self._key, word.encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()
+        name = f"{'X' if word[:1].isupper() else 'x'}q{digest[:12].translate(_SPELLED)}z"
+        self.names[name] = word
+        return name
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Pseudonyms:
+        """Return those of a key file.
+
+        Raises UsageError: it cannot be read, or is no key file.
+        """
+        try:
+            found = msgspec.json.decode(Path(path).read_bytes(), type=_KeyFile)
+            key = bytes.fromhex(found.key)
+            if found.format != _FORMAT or len(key) < 16:
+                raise ValueError(f"the format {found.format!r}")
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise UsageError(
+                f"expected a key file that torchtriage slim --anonymise wrote, found: {reason}",
+                where=os.fspath(path),
+                hint="name the file that was given as --key",
+            ) from error
+        return cls(key, found.names)
+
+    @classmethod
+    def of_file(cls, path: str | os.PathLike[str]) -> Pseudonyms:
+        """Return those of a key file; it is made where there is none, so that nothing is written without one.
+
+        Raises UsageError: it is no key file, or cannot be written.
+        """
+        if os.path.lexists(path):
+            return cls.load(path)
+        made = cls()
+        made.save(path, new=True)
+        return made
+
+    def save(self, path: str | os.PathLike[str], *, new: bool = False) -> None:
+        """Write the key file, readable by its owner alone; ``new`` : it must not exist yet.
+
+        Raises UsageError: it exists, or cannot be written.
+        """
+        target = Path(path)
+        document = _KeyFile(_FORMAT, self._key.hex(), dict(sorted(self.names.items())))
+        text = msgspec.json.format(msgspec.json.encode(document), indent=1)
+        # a whole file or none: it is the only way back
+        part = target if new else target.with_name(f"{target.name}.{os.getpid()}.part")
+        try:
+            handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(handle, "wb") as stream:
+                stream.write(text)
+            if part != target:
+                part.replace(target)
+        except OSError as error:
+            raise UsageError(
+                f"the key file cannot be written: {error.strerror}",
+                where=str(target),
+                hint="name another file with --key",
+            ) from error
+
+
+def restore(text: str, names: dict[str, str]) -> str:
+    """Return a text with the words that its pseudonyms stand for; unknown ones stay."""
+    return PSEUDONYM.sub(lambda match: names.get(match[0], match[0]), text)

@@ -1,0 +1,183 @@
+"""What survives anonymising is public, what is private does not, and a key file brings it back."""
+
+from __future__ import annotations
+
+import json
+import re
+import stat
+from pathlib import Path
+
+import pytest
+from builder import TraceBuilder
+
+from torchtriage.core.errors import UsageError
+from torchtriage.core.trace import Kind
+from torchtriage.core.trace.anonymise import Anonymiser
+from torchtriage.core.trace.frames import is_user_frame
+from torchtriage.core.trace.operator_words import OPERATOR_WORDS
+from torchtriage.core.trace.pseudonyms import PSEUDONYM, Pseudonyms, restore
+
+PUBLIC = [
+    (Kind.OP, "aten::scaled_dot_product_attention"),
+    (Kind.OP, "autograd::engine::evaluate_function: AddmmBackward0"),
+    (Kind.OP, "torch::autograd::AccumulateGrad"),
+    (Kind.OP, "record_param_comms"),
+    (Kind.OP, "torch.distributed.ddp.reducer::copy_bucket_to_grad"),
+    (Kind.OP, "TorchDynamo Cache Lookup"),
+    (Kind.OP, "AOTDispatcher Runtime Wrapper Prologue"),
+    (Kind.ANNOTATION, "ProfilerStep#12"),
+    (Kind.ANNOTATION, "Optimizer.step#AdamW.step"),
+    (Kind.ANNOTATION, "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"),
+    (Kind.ANNOTATION, "nccl:all_reduce"),
+    (Kind.ANNOTATION, "DistributedDataParallel.forward"),
+    (Kind.ANNOTATION, "_compile.compile_inner (dynamo_timed)"),
+    (Kind.ANNOTATION, "execute_32_context_0(sq0sk0sqsq0sqsk0)_generation_32(sq32sk32785sqsq32sqsk32785)"),
+    (Kind.ANNOTATION, "step[DECODE bs=32]"),
+    (Kind.RUNTIME, "cudaLaunchKernel"),
+    (Kind.RUNTIME, "hipGetDevicePropertiesR0600"),
+    (Kind.MEMCPY, "Memcpy HtoD (Pageable -> Device)"),
+    (Kind.KERNEL, "ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_32x5_nn"),
+    (Kind.KERNEL, "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"),
+    (Kind.KERNEL, "triton_poi_fused__unsafe_view_mul_silu_2"),
+    (Kind.KERNEL, "Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT16x32x512_MI16x16x1_SN_LDSB1_AFC1"),
+    (Kind.KERNEL, "_ZN2at6native13reduce_kernelILi512ELi1ENS0_8ReduceOpIfEEEEvT1_"),
+    (
+        Kind.KERNEL,
+        "void at::native::(anonymous namespace)::CatArrayBatchedCopy<float, unsigned int, 3, 64, 64>(float*, int)",
+    ),
+    (Kind.KERNEL, "void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_64x64_16x6_tn_align4>(cutlass_80::Params)"),
+    (Kind.PYTHON, "torch/nn/modules/linear.py(96): forward"),
+    (Kind.PYTHON, "vllm/v1/worker/gpu_model_runner.py(1200): execute_model"),
+    (Kind.PYTHON, "threading.py(1): run"),
+    (Kind.PYTHON, "nn.Module: MultiheadAttention_12"),
+    (Kind.PYTHON, "<built-in method matmul of type object at 0x7f1abc8051c0>"),
+    (Kind.PYTHON, "<built-in function collect>"),
+    (Kind.PYTHON, "<built-in method run_backward of torch._C._EngineBase object at 0x7f>"),
+    (Kind.PYTHON, "Python GC"),
+]
+
+PRIVATE = [
+    (Kind.PYTHON, "/home/alice/acme/train.py(12): train_step", ["alice", "acme", "train"]),
+    (Kind.PYTHON, r"C:\Users\Alice\acme\fit.py(1): fit", ["Users", "Alice", "acme", "fit"]),
+    (Kind.PYTHON, "nn.Module: AcmeAttention_3", ["Acme", "Attention"]),
+    (
+        Kind.PYTHON,
+        "/home/alice/envs/acme/lib/python3.10/site-packages/torch/nn/modules/module.py(1501): _call_impl",
+        ["alice", "acme"],
+    ),
+    (Kind.PYTHON, "x/site-packages/acmelib/net.py(1): attend", ["acmelib", "net.py", "attend"]),
+    (Kind.PYTHON, "train.py(3): torch_dynamo_resume_in_secret_at_7", ["train.py", "secret"]),
+    (Kind.PYTHON, "/tmp/torchinductor_alice/dn/cdnabc.py(16): call", ["alice", "cdnabc"]),
+    (Kind.PYTHON, "<built-in method acme_run of AcmeThing object at 0x7f>", ["acme", "Acme"]),
+    (Kind.OP, "acme::fused_attention", ["acme"]),
+    (Kind.OP, "autograd::engine::evaluate_function: RopeLoraFnBackward", ["Lora"]),
+    (Kind.KERNEL, "triton_poi_fused_acme_add_0", ["acme"]),
+    (Kind.KERNEL, "_ZN4acme12secret_thingILi4EEEvPf", ["acme", "secret"]),
+    (Kind.KERNEL, "void at::native::elementwise_kernel<128, 2, acme::Trick<float>>(int)", ["acme", "Trick"]),
+    (Kind.KERNEL, "void (anonymous namespace)::acme_trick(float*)", ["acme", "trick"]),
+    (Kind.KERNEL, "void cuda::aux_fi_impl(long const*)", ["aux_fi"]),
+    (Kind.RUNTIME, "predictor_executor::run gif_thread_id:1454", ["predictor", "gif"]),
+    (Kind.ANNOTATION, "alice@acme.com run 1234567890", ["alice", "acme", "1234567890"]),
+    (Kind.ANNOTATION, "Optimizer.step#AcmeOptimus.step", ["Acme", "Optimus"]),
+    (Kind.ANNOTATION, "Проект Альфа", ["Проект", "Альфа"]),
+]
+
+
+@pytest.mark.parametrize(("kind", "name"), PUBLIC)
+def test_public_names_survive(kind, name):
+    assert Anonymiser(Pseudonyms()).name(kind, name) == name
+
+
+@pytest.mark.parametrize(("kind", "name", "secrets"), PRIVATE)
+def test_private_names_do_not(kind, name, secrets):
+    shown = Anonymiser(Pseudonyms()).name(kind, name)
+    assert not [secret for secret in secrets if secret.lower() in shown.lower()], shown
+    assert is_user_frame(shown) == is_user_frame(name)
+
+
+@pytest.mark.parametrize(("kind", "name", "secrets"), [item for item in PRIVATE if not item[1].startswith("_Z")])
+def test_a_key_restores_names(kind, name, secrets):
+    pseudonyms = Pseudonyms()
+    assert restore(Anonymiser(pseudonyms).name(kind, name), pseudonyms.names) == name
+
+
+def test_mangled_names_stay_symbols():
+    shown = Anonymiser(Pseudonyms()).name(Kind.KERNEL, "_ZN4acme12secret_thingILi4EEEvPf")
+    lengths = [(int(n), len(word)) for n, word in re.findall(r"(\d\d)(xq\w{12}z)", shown)]
+    assert lengths == [(15, 15), (15, 15)]
+    assert shown.endswith("ILi4EEEvPf")
+
+
+def test_pseudonyms_are_stable_with_a_key_and_differ_without():
+    key = b"k" * 32
+    first, again, other = (Pseudonyms(some).of("acme") for some in (key, key, None))
+    assert first == again != other
+    assert PSEUDONYM.fullmatch(first)
+    assert Pseudonyms(key).of("Acme") != first
+
+
+def test_pseudonyms_spell_no_word_that_a_rule_looks_for():
+    from torchtriage.core.trace import kernel_categories
+
+    names = [Pseudonyms(b"k" * 32).of(str(number)) for number in range(2000)]
+    assert {kernel_categories.kernel_category(name) for name in names} == {kernel_categories.OTHER}
+
+
+def test_arguments_labels_and_metadata_are_anonymised():
+    builder = TraceBuilder(
+        host_name="twshared1.acme.com",
+        traceName="/home/alice/t.json",
+        user="alice",
+        distributedInfo={
+            "rank": 1,
+            "world_size": 2,
+            "job": "acme",
+            "pg_config": [{"pg_name": "acme_tp", "ranks": [0]}],
+        },
+    )
+    builder.event("process_name", "", 0, 0, ph="M", name_="")
+    builder.events[-1]["args"] = {"name": "python3 /home/alice/acme.py"}
+    builder.op("aten::mm", 1, 5, types=["float", "__torch__.acme.Tensor"], concrete=["[1048576, 2]", "acme", "True"])
+    trace = Anonymiser(Pseudonyms()).trace(builder.build())
+    text = repr((trace.names, trace.labels, trace.meta, trace.details, trace.lanes, trace.report))
+    assert not re.search(r"alice|acme|twshared", text)
+    assert "[1048576, 2]" in text
+    assert trace.meta["distributedInfo"]["rank"] == 1
+    assert trace.meta["distributedInfo"]["pg_config"][0]["ranks"] == [0]
+
+
+def test_arguments_read_from_the_file_are_anonymised():
+    builder = TraceBuilder()
+    builder.call("cudaLaunchKernel", 1, 2, kernel="acme_kernel", secret="acme")
+    trace = Anonymiser(Pseudonyms()).trace(builder.build())
+    found = trace.args(0)
+    assert set(found) == {"kernel"}
+    assert "acme" not in found["kernel"]
+
+
+def test_key_file_is_its_owners_and_never_overwritten(tmp_path: Path):
+    path = tmp_path / "key.json"
+    one = Pseudonyms.of_file(path)
+    name = one.of("acme")
+    one.save(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert Pseudonyms.of_file(path).of("acme") == name
+    assert restore(f"in {name}_gemm", Pseudonyms.load(path).names) == "in acme_gemm"
+    with pytest.raises(UsageError, match="cannot be written"):
+        Pseudonyms().save(path, new=True)
+    other = tmp_path / "report.json"
+    other.write_text('{"key": 1}')
+    with pytest.raises(UsageError, match="expected a key file"):
+        Pseudonyms.of_file(other)
+    assert json.loads(other.read_text()) == {"key": 1}
+
+
+@pytest.mark.torch
+def test_no_word_of_an_operator_is_missing():
+    import torch
+
+    names = {
+        schema.name.split("::")[1] for schema in torch._C._jit_get_all_schemas() if schema.name.startswith("aten::")
+    }
+    words = {word.lower() for name in names for word in re.findall(r"[A-Za-z]{3,}", name)}
+    assert not words - OPERATOR_WORDS

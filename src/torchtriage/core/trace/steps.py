@@ -23,7 +23,20 @@ from torchtriage.core.units import format_count, format_ns
 if TYPE_CHECKING:
     from torchtriage.core.trace.columns import Trace
 
-__all__ = ["COMPILES", "FIRST", "NO_WORK", "Steps", "Window", "find_steps", "first_use", "one_lane", "profiler_stop"]
+__all__ = [
+    "COMPILES",
+    "FIRST",
+    "NOT_SELECTED",
+    "NO_WORK",
+    "Found",
+    "Steps",
+    "Window",
+    "build_steps",
+    "find_steps",
+    "first_use",
+    "one_lane",
+    "profiler_stop",
+]
 
 COMPILES = (
     r"_compile\.compile_inner|entire_frame_compile|compile_fx_inner|CUDAGraphNode\.record"
@@ -54,6 +67,7 @@ FIRST, COMPILING, LONG, NO_WORK = (
     "as empty",
 )
 """Why a step is left out."""
+NOT_SELECTED = "as not selected"
 
 
 class Window(NamedTuple):
@@ -143,13 +157,14 @@ class Steps:
 
     def of_host(self, rows: NDArray[np.integer]) -> Ints:
         """Return the step each host row starts in (-1: none); 0 for all without steps."""
-        return self._of(self.trace.start_ns[rows])
+        return self.of_time(self.trace.start_ns[rows])
 
     def of_work(self, rows: NDArray[np.integer]) -> Ints:
         """Return the step each device row was enqueued in (-1: none)."""
-        return self._of(self.trace.links.launch_ns[rows])
+        return self.of_time(self.trace.links.launch_ns[rows])
 
-    def _of(self, times_ns: Ints) -> Ints:
+    def of_time(self, times_ns: Ints) -> Ints:
+        """Return the step that the host is in at each moment (-1: none); 0 for all without steps."""
         if not len(self):
             inside = (times_ns >= self.window.host_start_ns) & (times_ns < self.window.end_ns)
             return np.where(inside, 0, -1)
@@ -190,7 +205,7 @@ def find_steps(trace: Trace) -> Steps:
     for finder in (_by_engine, _by_profiler, _by_annotation, _by_optimizer):
         found = finder(trace)
         if found is not None:
-            return _build(trace, found, marked=finder in (_by_engine, _by_profiler))
+            return build_steps(trace, found, marked=finder in (_by_engine, _by_profiler))
     none = np.empty(0, np.int64)
     window = _whole(trace, "no steps found: the recording is one window")
     return Steps(trace, window, (), none, none, none, none, (), _busiest_lane(trace))
@@ -226,7 +241,9 @@ def _medians(trace: Trace, rows: Ints) -> NDArray[np.float64]:
     return out
 
 
-class _Found(NamedTuple):
+class Found(NamedTuple):
+    """Where the host begins and ends each step, and how that is known."""
+
     names: list[str]
     start_ns: Ints
     end_ns: Ints
@@ -236,7 +253,7 @@ class _Found(NamedTuple):
     """What each step does, where they differ by design: a step is an outlier among those alike."""
 
 
-def _by_engine(trace: Trace) -> _Found | None:
+def _by_engine(trace: Trace) -> Found | None:
     """Take what an inference engine runs as one step, from its start to the next one's: it samples in between."""
     serving = trace.serving
     if serving is None or not len(serving.rows):
@@ -244,7 +261,7 @@ def _by_engine(trace: Trace) -> _Found | None:
     rows = serving.rows
     phases = tuple(batch.phase for batch in serving.batches)
     start = trace.start_ns[rows]
-    return _Found(
+    return Found(
         [f"{phase if phase != 'unknown' else 'step'} {index}" for index, phase in enumerate(phases)],
         start,
         np.append(start[1:], trace.end_ns[rows[-1]]),
@@ -254,7 +271,7 @@ def _by_engine(trace: Trace) -> _Found | None:
     )
 
 
-def _by_profiler(trace: Trace) -> _Found | None:
+def _by_profiler(trace: Trace) -> Found | None:
     mask = trace.is_kind(Kind.ANNOTATION, Kind.OP) & trace.where_name(
         lambda name: _PROFILER_STEP.match(name) is not None
     )
@@ -264,7 +281,7 @@ def _by_profiler(trace: Trace) -> _Found | None:
     names = [trace.name_of(row) for row in rows.tolist()]
     n_more = int(mask.sum()) - len(rows)
     more = f" of the main loop, {n_more} more on other threads or overlapping" if n_more else ""
-    return _Found(
+    return Found(
         names,
         trace.start_ns[rows],
         trace.end_ns[rows],
@@ -273,7 +290,7 @@ def _by_profiler(trace: Trace) -> _Found | None:
     )
 
 
-def _by_annotation(trace: Trace) -> _Found | None:
+def _by_annotation(trace: Trace) -> Found | None:
     """Take a top-level annotation that repeats and covers most of the window."""
     rows = np.flatnonzero(trace.kind == Kind.ANNOTATION)
     if len(rows) < 3:
@@ -291,11 +308,11 @@ def _by_annotation(trace: Trace) -> _Found | None:
             continue
         name = trace.names[code]
         labels = [f"{name} {i}" for i in range(len(same))]
-        return _Found(labels, start, end, f"annotation {name!r}", int(trace.lane[same[0]]))
+        return Found(labels, start, end, f"annotation {name!r}", int(trace.lane[same[0]]))
     return None
 
 
-def _by_optimizer(trace: Trace) -> _Found | None:
+def _by_optimizer(trace: Trace) -> Found | None:
     rows = np.flatnonzero(trace.is_kind(Kind.ANNOTATION, Kind.OP) & trace.matching(r"^Optimizer\.step#"))
     if len(rows) < 3:
         return None
@@ -305,7 +322,7 @@ def _by_optimizer(trace: Trace) -> _Found | None:
     if len(rows) < 3:
         return None
     end = trace.end_ns[rows]
-    return _Found(
+    return Found(
         [f"step {i}" for i in range(len(rows) - 1)],
         end[:-1],
         end[1:],
@@ -334,7 +351,8 @@ def one_lane(trace: Trace, rows: Ints) -> Ints:
     return rows[keep]
 
 
-def _build(trace: Trace, found: _Found, *, marked: bool) -> Steps:
+def build_steps(trace: Trace, found: Found, *, marked: bool) -> Steps:
+    """Return the steps with their wall boundaries; ``marked`` : the window is theirs, else the whole recording."""
     names, start, end, basis, lane, _ = found
     work = np.flatnonzero(trace.works)
     launched = trace.links.launch_ns[work]

@@ -43,6 +43,7 @@ __all__ = [
     "explain",
     "find_traces",
     "load",
+    "load_rank",
     "overlay",
     "sample_path",
     "verify",

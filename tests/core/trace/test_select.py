@@ -59,14 +59,27 @@ def test_a_window_is_its_own_denominator() -> None:
     assert classes.wall_ns == 100_000
 
 
-def test_a_window_judges_the_host_where_its_work_was_enqueued() -> None:
-    builder = TraceBuilder().op("aten::mm", 0, 90)
+def test_a_window_holds_what_starts_in_it_on_host_and_device() -> None:
+    builder = TraceBuilder().op("aten::mm", 0, 90).op("aten::add", 210, 20)
     for i in range(8):
         builder.launch(10.0 * i, 4, 100 + 50 * i, 50, f"gemm{i}")
     trace = select(builder.build(), Selection(window="200us-300us"))
     rows = np.flatnonzero(trace.works)
     judged = rows[trace.steps.in_steady(trace.steps.of_work(rows))]
     assert [trace.name_of(row) for row in judged.tolist()] == ["gemm2", "gemm3"]
+    assert trace.table("ops")["name"].tolist() == ["aten::add"]
+
+
+def test_an_occurrence_lasts_as_long_as_the_host_is_in_it() -> None:
+    builder = TraceBuilder().op("aten::mm", 0, 20).annotation("update", 100, 100).annotation("update", 500, 100)
+    builder.launch(5, 4, 20, 170, "backward")
+    for at in (110, 510):
+        builder.op("aten::add", at, 20)
+        builder.launch(at + 2, 4, max(at + 4, 190), 20, "add")
+    trace = select(builder.build(), Selection(annotation="update"))
+    walls = np.stack([trace.steps.start_ns, trace.steps.end_ns], axis=1)[trace.steps.steady].tolist()
+    # the device is still at work on what came before
+    assert walls == [[100_000, 210_000], [500_000, 600_000]]
 
 
 def test_each_occurrence_of_an_annotation() -> None:

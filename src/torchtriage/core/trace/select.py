@@ -21,7 +21,16 @@ from torchtriage.core.selection import Selection
 from torchtriage.core.trace.columns import Trace
 from torchtriage.core.trace.merged_ranks import split_ranks
 from torchtriage.core.trace.schema import WORK_KINDS, Kind
-from torchtriage.core.trace.steps import NOT_SELECTED, Found, Steps, Window, build_steps, find_steps, one_lane
+from torchtriage.core.trace.steps import (
+    NOT_SELECTED,
+    Found,
+    Steps,
+    Window,
+    build_steps,
+    device_begin,
+    find_steps,
+    one_lane,
+)
 from torchtriage.core.units import format_count, format_ns
 
 __all__ = ["find_rank", "select", "selected_steps"]
@@ -132,7 +141,7 @@ def _judging(steps: Steps, chosen: np.ndarray[tuple[int], np.dtype[np.bool_]]) -
 
 
 def _window(trace: Trace, selection: Selection) -> Steps:
-    """Take a window of the wall clock for a step, and for its host part where the work that runs in it was enqueued."""
+    """Take a window of the wall clock for a step, of the host and of the device."""
     zero = int(trace.start_ns.min()) if len(trace) else 0
     start_ns, end_ns = (zero + offset for offset in selection.offsets_ns())
     dated = trace.time_of(np.flatnonzero(trace.hosts | trace.works))
@@ -142,19 +151,11 @@ def _window(trace: Trace, selection: Selection) -> Steps:
         raise UsageError(f"expected a window within it, found {selection.window}: {lasts}", where=trace.report.path)
     if not len(intervals.clip(dated, start_ns, end_ns)):
         raise UsageError(f"expected work in the window {selection.window}, found none", where=trace.report.path)
-    work = np.flatnonzero(trace.works)
-    launched = trace.links.launch_ns[work]
-    host_ns = [
-        min(edge_ns, int(launched[trace.start_ns[work] >= edge_ns].min(initial=edge_ns)))
-        for edge_ns in (start_ns, end_ns)
-    ]
-    if host_ns[1] <= host_ns[0]:
-        host_ns = [start_ns, end_ns]
     name = f"window {selection.window}"
     lane = find_steps(trace).lane
-    window = Window(start_ns, end_ns, f"the selected {name}", host_ns[0])
-    host, wall = np.array([host_ns, [start_ns, end_ns]], np.int64)
-    return Steps(trace, window, (name,), host[:1], host[1:], wall[:1], wall[1:], ("",), lane)
+    window = Window(start_ns, end_ns, f"the selected {name}", start_ns)
+    start, end = np.array([[start_ns], [end_ns]], np.int64)
+    return Steps(trace, window, (name,), start, end, start, end, ("",), lane, by_clock=True)
 
 
 def _occurrences(trace: Trace, name: str) -> Steps:
@@ -177,6 +178,11 @@ def _occurrences(trace: Trace, name: str) -> Steps:
     basis = f"{format_count(len(rows), 'occurrence')} of {name}"
     found = Found(names, edges[:-1], edges[1:], basis, int(trace.lane[rows[0]]))
     steps = build_steps(trace, found, marked=True)
+    # one lasts from the host's begin until the device has done what was enqueued in it, or the next one begins
+    begin = np.maximum(start, device_begin(trace, int(start[0]), int(end[-1]))[0])
+    done = np.minimum(np.maximum(steps.end_ns[::2], begin), np.append(begin[1:], np.iinfo(np.int64).max))
+    walls = np.stack([begin, done], axis=1).ravel()
+    steps = replace(steps, start_ns=walls[:-1], end_ns=walls[1:])
     return _judging(steps, np.arange(len(names)) % 2 == 0)
 
 

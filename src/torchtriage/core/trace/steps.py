@@ -32,6 +32,7 @@ __all__ = [
     "Steps",
     "Window",
     "build_steps",
+    "device_begin",
     "find_steps",
     "first_use",
     "one_lane",
@@ -105,6 +106,8 @@ class Steps:
     end_ns: Ints
     left_out: tuple[str, ...]
     lane: int
+    by_clock: bool = False
+    """Device work belongs to the step it starts in, not to the one it was enqueued in."""
 
     @cached_property
     def steady(self) -> NDArray[np.bool_]:
@@ -161,7 +164,8 @@ class Steps:
 
     def of_work(self, rows: NDArray[np.integer]) -> Ints:
         """Return the step each device row was enqueued in (-1: none)."""
-        return self.of_time(self.trace.links.launch_ns[rows])
+        times_ns = self.trace.start_ns if self.by_clock else self.trace.links.launch_ns
+        return self.of_time(times_ns[rows])
 
     def of_time(self, times_ns: Ints) -> Ints:
         """Return the step that the host is in at each moment (-1: none); 0 for all without steps."""
@@ -374,7 +378,7 @@ def build_steps(trace: Trace, found: Found, *, marked: bool) -> Steps:
     edges = np.append(start, end[-1])
     edges = np.maximum.accumulate(np.maximum(edges, device_done(edges)))
     host_ns = int(edges[0])
-    begin_ns, why = _device_begin(trace, host_ns, int(edges[-1]))
+    begin_ns, why = device_begin(trace, host_ns, int(edges[-1]))
     edges = np.maximum(edges, begin_ns)
     wall_start, wall_end = edges[:-1], edges[1:]
     window = (
@@ -442,11 +446,11 @@ def _whole(trace: Trace, basis: str) -> Window:
         return Window(0, 0, basis, 0)
     first = int(trace.start_ns[starts].min())
     last = max(int(trace.end_ns[ends].max()), first)
-    begin_ns, why = _device_begin(trace, first, last)
+    begin_ns, why = device_begin(trace, first, last)
     return Window(begin_ns, last, f"{why}{basis}", first)
 
 
-def _device_begin(trace: Trace, start_ns: int, end_ns: int) -> tuple[int, str]:
+def device_begin(trace: Trace, start_ns: int, end_ns: int) -> tuple[int, str]:
     """Return from when on the recording holds all work of the devices, and why it is not from the start."""
     backlogs = [device.backlog for device in trace.devices]
     begin_ns = max((int(trace.start_ns[backlog.row]) for backlog in backlogs if backlog), default=start_ns)

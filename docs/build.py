@@ -12,9 +12,11 @@ from itertools import groupby
 from pathlib import Path
 
 import click
+from docs.cookbook import QUESTIONS
 
 from torchtriage.api.catalogue import Page
 from torchtriage.api.catalogue import pages as known
+from torchtriage.api.tables import TABLES
 from torchtriage.cli.main import cli
 from torchtriage.core.trace.columns import Detail
 from torchtriage.core.trace.schema import CATEGORY_KINDS, COLUMNS, Kind
@@ -26,7 +28,7 @@ NOTE = "<!-- written by docs/build.py: change the source, then run make docs -->
 def pages() -> dict[str, str]:
     """Return the text of every generated page by its path below ``docs``."""
     codes = {code: list(group) for code, group in groupby(known(), key=lambda page: page.code)}
-    found = {"cli.md": _cli(), "schema.md": _schema(), "patterns/index.md": _index(codes)}
+    found = {"cli.md": _cli(), "schema.md": _schema(), "tables.md": _tables(), "patterns/index.md": _index(codes)}
     for code, group in codes.items():
         found[f"patterns/{code}.md"] = _pattern(group)
     return {name: f"{NOTE}\n{text.strip()}\n" for name, text in found.items()}
@@ -143,6 +145,84 @@ device work or calls by the name of their process.
 
 {_table(("kind", "categories"), kinds)}
 """
+
+
+# -- tables ------------------------------------------------------------------------------------
+
+
+def _tables() -> str:
+    parts = [TABLES_HEAD]
+    for name, table in TABLES.items():
+        rows = [(f"`{one.name}`", f"`{one.kind}`", one.meaning) for one in table.columns]
+        parts += [f"### {name}", table.meaning, _table(("column", "type", "meaning"), rows)]
+    parts.append(COOKBOOK_HEAD)
+    for number, (question, sql) in enumerate(QUESTIONS, start=1):
+        parts.append(f"{number}. {question}\n\n   ```sql\n   {sql}\n   ```")
+    return "\n\n".join(parts)
+
+
+TABLES_HEAD = """# Tables
+
+A trace is also a handful of tables, for data frames and SQL.
+
+```python
+import torchtriage as tt
+
+trace = tt.load("trace.json.gz")
+kernels = trace.table("kernels")
+
+pandas.DataFrame.from_arrow(kernels)   # pandas 3; polars.DataFrame(kernels); pyarrow.table(kernels)
+duckdb.sql("select name, sum(dur_ns) from kernels group by name")
+kernels["dur_ns"]                      # a numpy array, masked where there are nulls
+```
+
+They speak Arrow's [PyCapsule interface](https://arrow.apache.org/docs/format/CDataInterface/PyCapsuleInterface.html),
+so nothing else needs to be installed, and numbers are shared, not copied. Texts are dictionary-encoded.
+
+```console
+$ torchtriage export trace.json.gz --table kernels --parquet kernels.parquet   # or --csv, --arrow
+$ torchtriage query trace.json.gz "select category, sum(dur_ns) / 1e6 as ms from kernels group by category"
+$ torchtriage query ranks/ --csv "select rank, step_ns, comm_only_ns from ranks"
+```
+
+`--parquet` and `--arrow` need pyarrow (`pip install 'torchtriage[parquet]'`), `query` needs DuckDB
+(`pip install 'torchtriage[query]'`). Of a folder of ranks, or of a file into which ranks were merged, tables hold the
+rows of all ranks, told by `rank`. Only tables that a query names are made. With `--max-memory` both keep within the
+bound, a quarter of which is DuckDB's.
+
+Both take a part of the recording, as `analyze` and `compare` do:
+
+- `--steps 3-5`: these steps, by the numbers in their names.
+- `--window 1.2s-1.8s`: this time, from the first event. It counts as one step, so shares are of the window. It
+  holds the host's events and the device's work that start in it.
+- `--annotation NAME`: each occurrence of this annotation as a step, from the host's begin until the device has done
+  what was enqueued in it. Work from before may still run at its begin.
+- `--rank N`, `--device N`: one rank of a job, one device. The others' work is left out.
+
+In Python: `tt.analyze(path, selection=tt.Selection(steps="3-5", device=0))`. A part is a choice of steps, and the
+steady steps of a report are then the chosen ones, the first too if it is among them. No event is cut: nesting and
+launches are those of the whole recording. What does not exist is refused, with what there is. Tables hold what starts
+in the chosen steps, and of a device what was launched in them (of a window: what starts in it).
+
+## Columns
+
+Names are promised, and those that measure end in their unit. What is not known is null. Times are nanoseconds on the
+trace's own clock; `baseTimeNanoseconds` of the file, where it is there, makes them dates."""
+
+COOKBOOK_HEAD = """## How far to trust them
+
+Kernels, copies and host rows are those of a slow reading of the JSON, in name, time, device and launch, on ten
+recordings of CUDA, ROCm and CPU (a test). HolisticTraceAnalysis 0.5.0 and traceinsight 0.6.1 have the same 172,276 rows
+there; they round nanoseconds to whole microseconds, starts up and ends down, and that explains every difference.
+
+A query of the 1 GB recording of [performance](performance.md) takes 1.2 times the processor time of loading it
+(kernels by category; DuckDB's start included), 1.3 times where it needs every operator with its own time (medians of
+seven runs in turn with the load, 2026-11-27, on a busy machine). With `--max-memory 256M` the highest peak of six
+queries and an export was 199 MiB, among them one that sorts all of its 250 thousand host rows.
+
+## Cookbook
+
+Twenty questions, every one run by a test. For one step, add `where step = 3`, or `--steps` before the query."""
 
 
 # -- the codes ---------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from torchtriage.core.errors import TraceFormatError, TriageError, UsageError
     from torchtriage.core.finding import Finding
     from torchtriage.core.record.sample import Sampler, sample
+    from torchtriage.core.selection import Selection
     from torchtriage.core.trace import Trace
     from torchtriage.diagnose.compare.result import Comparison
     from torchtriage.diagnose.ranks.result import JobResult
@@ -52,6 +53,7 @@ __all__ = [
     "Report",
     "Result",
     "Sampler",
+    "Selection",
     "Trace",
     "TraceFormatError",
     "TriageError",
@@ -89,6 +91,7 @@ _HOMES = {
     "Report": "torchtriage.api.traces",
     "Result": "torchtriage.diagnose.verdict.result",
     "Sampler": "torchtriage.core.record.sample",
+    "Selection": "torchtriage.core.selection",
     "Trace": "torchtriage.core.trace",
     "TraceFormatError": "torchtriage.core.errors",
     "TriageError": "torchtriage.core.errors",

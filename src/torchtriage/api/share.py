@@ -15,10 +15,11 @@ from torchtriage.api.traces import find_traces
 from torchtriage.core.errors import UsageError
 from torchtriage.core.folders import is_inside
 from torchtriage.core.selection import Selection
-from torchtriage.core.trace import Trace, read_trace
+from torchtriage.core.trace import read_trace
 from torchtriage.core.trace.anonymise import Anonymiser
 from torchtriage.core.trace.memory_limit import within
 from torchtriage.core.trace.pseudonyms import Pseudonyms
+from torchtriage.core.trace.select import step_numbers
 from torchtriage.core.trace.slim import Less, Part, Written, find_part, write_slim
 from torchtriage.core.units import DEFAULT_MAX_BYTES, format_bytes, format_count
 from torchtriage.diagnose.ranks.job_detection import rank_in_name
@@ -162,7 +163,7 @@ class _Ladder:
             with within(max_memory):
                 trace = read_trace(self._source, max_bytes=max_bytes)
                 steps = trace.steps
-                numbers = _numbers(trace).tolist()
+                numbers = step_numbers(trace.steps.names).tolist()
                 walls = (steps.end_ns - steps.start_ns).tolist()
                 steady = steps.steady.tolist()
             self._walls = [(number, wall) for number, wall, good in zip(numbers, walls, steady, strict=True) if good]
@@ -191,21 +192,13 @@ def _part(source: Path, asked: Selection, cut: _Cut, max_bytes: int) -> Part | N
             raise UsageError(f"expected a window within the recording, found {asked.window}", where=str(source))
         return find_part(trace, zero + begin, zero + end)
     first, last = cut.steps or asked.first_and_last()
-    numbers = _numbers(trace)
+    numbers = step_numbers(trace.steps.names)
     chosen = np.flatnonzero((numbers >= first) & (numbers <= last))
     if not len(chosen):
         there = f"steps {numbers.min()}-{numbers.max()}" if len(numbers) else "a recording without steps"
         raise UsageError(f"expected steps {first}-{last}, found {there}", where=str(source), hint="keep a --window")
     lead = max(int(chosen[0]) - 1, 0)
     return find_part(trace, int(trace.steps.host_start_ns[lead]), int(trace.steps.host_end_ns[chosen[-1]]))
-
-
-def _numbers(trace: Trace) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Return the number that ends each step's name, or its place where one has none."""
-    found = [re.search(r"(\d+)$", name) for name in trace.steps.names]
-    if not all(found):
-        return np.arange(len(found))
-    return np.array([int(match[1]) for match in found if match], np.int64)
 
 
 def _dropped(written: list[Written], ladder: _Ladder) -> Iterator[str]:

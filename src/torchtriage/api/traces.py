@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,12 +12,14 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from torchtriage.api.rendering import Renderable
 from torchtriage.core.errors import TraceFormatError, UsageError
 from torchtriage.core.folders import is_inside
+from torchtriage.core.selection import Selection
 from torchtriage.core.source.locate import Locator
 from torchtriage.core.timing import part
 from torchtriage.core.trace import Trace, read_trace
 from torchtriage.core.trace.memory_limit import within
 from torchtriage.core.trace.merged_ranks import split_ranks
 from torchtriage.core.trace.overlay import write_overlay
+from torchtriage.core.trace.select import find_rank, select
 from torchtriage.core.units import DEFAULT_MAX_BYTES, format_count
 from torchtriage.diagnose.compare.result import Comparison
 from torchtriage.diagnose.patterns import PatternEntry, catalogue, lookup
@@ -42,6 +45,7 @@ __all__ = [
     "explain",
     "find_traces",
     "load",
+    "load_rank",
     "overlay",
     "overlay_job",
     "sample_path",
@@ -116,6 +120,7 @@ def analyze(
     detector: bool = False,
     by: By = DEFAULTS.by,
     peak: str = "",
+    selection: Selection | None = None,
     confined: bool = False,
     capture: TracePath | BinaryIO | Trace | None = None,
     compile_log: TracePath | None = None,
@@ -149,6 +154,8 @@ def analyze(
     peak : str
         Peak rates of the device where they are not known: a device's name (``MI300X``), or rates in TFLOP/s and TB/s
         (``fp32=67,half=989,memory=3.35``).
+    selection : Selection, optional
+        The part of the recording to judge: steps, a window, an annotation, a rank of a merged file, a device.
     confined : bool
         Open no source outside the folders in ``sources``, wherever the recording says it was.
     capture : path, stream or Trace, optional
@@ -160,11 +167,24 @@ def analyze(
 
     Raises TraceFormatError: the input is not a readable profiler trace, or ``capture`` does not fit it; LogError:
     ``compile_log`` holds no code of a graph that the trace calls; UsageError: a code does not exist, a question cannot
-    be read, ``step_ms`` is no time, ``peak`` states none, ``capture`` says nothing of ``by``, or the bound on memory
-    cannot be kept.
+    be read, ``selection`` chooses nothing that there is, ``step_ms`` is no time, ``peak`` states none, ``capture`` says
+    nothing of ``by``, or the bound on memory cannot be kept.
     """
     options = Options(
-        only, skip, min_share, what_if, step_ms, sources, cache, max_bytes, max_memory, detector, by, peak, confined
+        only,
+        skip,
+        min_share,
+        what_if,
+        step_ms,
+        sources,
+        cache,
+        max_bytes,
+        max_memory,
+        detector,
+        by,
+        peak,
+        selection,
+        confined,
     )  # checked before minutes of reading
     if capture is not None and by not in CAPTURED:
         raise UsageError(f"a recording of a capture says nothing by {by}", hint="ask for by operator, module or line")
@@ -173,6 +193,7 @@ def analyze(
         trace = (
             source if isinstance(source, Trace) else load(source, cache=cache, max_bytes=max_bytes, progress=progress)
         )
+        trace = select(trace, selection)
         captured = None
         if capture is not None:
             from torchtriage.core.trace.captured_graphs import find_captured
@@ -195,6 +216,7 @@ def compare(
     *,
     promise: Result | None = None,
     across: bool = False,
+    selection: Selection | None = None,
     cache: bool = False,
     max_bytes: int = DEFAULT_MAX_BYTES,
     progress: Callable[[int, int], None] | None = None,
@@ -204,8 +226,8 @@ def compare(
     ``before``, ``after`` : the runs; see :func:`load`. Each is dropped before the next is read. Two folders with a
     recording of every rank, or two files that hold all ranks, are compared rank by rank and as a job. ``promise`` : an
     earlier result on ``before`` whose promised savings are checked, instead of today's. ``across`` : the runs are of
-    two kinds of device, and the difference is split into host and work of the same operators. ``cache``, ``max_bytes``,
-    ``progress`` : as in :func:`load`.
+    two kinds of device, and the difference is split into host and work of the same operators. ``selection`` : the
+    part of both to compare, as in :func:`analyze`. ``cache``, ``max_bytes``, ``progress`` : as in :func:`load`.
 
     Raises TraceFormatError: an input is not a readable profiler trace; UsageError: ``promise`` is
     about another recording, or a folder does not hold the ranks of one job.
@@ -213,10 +235,18 @@ def compare(
     from torchtriage.diagnose.compare import job, verdict
 
     def read(source: TracePath | BinaryIO | Trace) -> Trace:
-        if isinstance(source, Trace):
-            return source
-        return load(source, cache=cache, max_bytes=max_bytes, progress=progress)
+        trace = (
+            source if isinstance(source, Trace) else load(source, cache=cache, max_bytes=max_bytes, progress=progress)
+        )
+        return select(trace, selection)
 
+    if selection is not None and selection.rank is not None:
+        before, after = (
+            load_rank(find_traces([side]), selection.rank, cache=cache, max_bytes=max_bytes, progress=progress)
+            if isinstance(side, str | os.PathLike)
+            else side
+            for side in (before, after)
+        )
     folders = [
         os.fspath(side) for side in (before, after) if isinstance(side, str | os.PathLike) and Path(side).is_dir()
     ]
@@ -295,7 +325,7 @@ def analyze_ranks(
         :func:`load`, which is used where it is read in this process.
     **options
         ``only``, ``skip``, ``min_share`` and the others of :func:`analyze`, for each trace; each
-        process keeps within ``max_memory``.
+        process keeps within ``max_memory``. A ``selection`` of a rank judges that rank alone.
 
     Raises TraceFormatError: there is no trace, or none that can be read; MissingExtraError: fsspec
     or Ray is needed and not installed; UsageError: a code or an engine does not exist, a question
@@ -307,10 +337,34 @@ def analyze_ranks(
     files = [os.fspath(path) for path in find_traces([paths] if isinstance(paths, str | os.PathLike) else paths)]
     if not files:
         raise TraceFormatError("expected at least one trace, found none")
+    if asked.selection is not None and asked.selection.rank is not None:
+        with within(asked.max_memory):
+            trace = load_rank(files, asked.selection.rank, cache=asked.cache, max_bytes=asked.max_bytes)
+        return RanksReport((), (analyze(trace, **options),))
     # a worker may have another current folder
     asked = replace(asked, sources=asked.folders())
     outcome = analyze_files(files, asked, engine=engine, processes=processes, starting=starting)
     return RanksReport(outcome.jobs, outcome.results, outcome.unreadable, outcome.timelines)
+
+
+def load_rank(files: Iterable[TracePath], rank: int, **options: Any) -> Trace:
+    """Return the trace of a rank, reading no file after it; ``options`` : of :func:`load`.
+
+    Raises UsageError: no file that can be read is of this rank.
+    """
+    # what a name says is a guess at which to read first
+    named = re.compile(rf"(?<!\d){rank}(?!\d)")
+    ordered = sorted(files, key=lambda file: not named.search(Path(os.fspath(file)).name))
+
+    def tried(file: TracePath) -> Trace | None:
+        try:
+            return load(file, **options)
+        except TraceFormatError:
+            if len(ordered) == 1:
+                raise
+            return None
+
+    return find_rank(filter(None, map(tried, ordered)), rank)
 
 
 def analyze_run(

@@ -30,6 +30,8 @@ COMMANDS: dict[str, str] = {
     "fix": "Make a script faster and prove it: try its findings' fixes, print a patch.",
     "verify": "Prove a fix: run two versions of a script in alternation.",
     "compare": "Explain what changed the step time between two runs.",
+    "export": "Write a table of a trace as CSV, Parquet or Arrow.",
+    "query": "Ask the tables of a trace in SQL.",
     "bench": "Find the fastest way to run a model: eager or a torch.compile mode.",
     "gate": "Check a change for performance regressions, with exit codes for CI.",
     "rollout": "Show staged rollouts and their history; promote or roll back by hand.",
@@ -53,7 +55,10 @@ COMMANDS: dict[str, str] = {
 # folders of commands' modules; the others stand beside this one
 _WINGS = {
     "compile": ("compile", "xla"),
-    "diagnose": ("run", "analyze", "attach", "compare", "slim", "doctor", "lint", "explain", "demo"),
+    "diagnose": (
+        *("run", "analyze", "attach", "compare", "slim", "export", "query"),
+        *("doctor", "lint", "explain", "demo"),
+    ),
     "learn": ("review", "dataset", "learn"),
     "measure": ("fix", "verify", "bench", "gate"),
     "memory": ("memory",),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from typing import Any, TypeVar
@@ -9,6 +10,8 @@ from typing import Any, TypeVar
 import click
 
 from torchtriage.core.finding import SEVERITIES
+from torchtriage.core.selection import Selection
+from torchtriage.core.units import DEFAULT_MAX_BYTES
 
 __all__ = [
     "POSITIVE",
@@ -23,7 +26,10 @@ __all__ = [
     "markdown_option",
     "output_option",
     "quiet_option",
+    "reading_options",
     "result_options",
+    "selection_of",
+    "selection_options",
     "top_option",
     "value_option",
 ]
@@ -71,6 +77,65 @@ fail_on_option = value_option(
     "--fail-on", click.Choice([*LEVELS, "never"]), None, "never", "Exit with 1 on a finding this severe or worse."
 )
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="No progress line.")
+
+
+def reading_options(function: Command) -> Command:
+    """Add the options that say how traces are read."""
+    for option in (
+        value_option(
+            "--max-memory",
+            str,
+            "SIZE",
+            None,
+            "Limit memory to this, with the rest in temporary files (at least 128M; Linux).",
+            callback=_size,
+        ),
+        value_option(
+            "--max-bytes",
+            str,
+            "SIZE",
+            f"{DEFAULT_MAX_BYTES >> 30}G",
+            "Refuse inputs that expand beyond this.",
+            callback=_size,
+        ),
+        click.option("--cache", is_flag=True, help="Cache the parsed trace beside the file."),
+    ):
+        function = option(function)
+    return function
+
+
+def _size(_ctx: click.Context, _param: click.Parameter, value: Any) -> int | None:
+    if value is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", str(value).strip(), re.IGNORECASE)
+    if match is None:
+        raise click.BadParameter(f"expected a size such as 500M or 4G, found {value!r}")
+    return int(float(match[1]) * 1024 ** " kmgt".index(match[2].lower() or " "))
+
+
+def selection_options(function: Command) -> Command:
+    """Add the options that choose the part of a recording to judge: what ``selection_of`` reads."""
+    for name, metavar, kind, text in _SELECTION[::-1]:
+        function = click.option(f"--{name}", metavar=metavar, type=kind, help=text)(function)
+    return function
+
+
+_SELECTION = (
+    ("steps", "N[-M]", str, "Judge these steps alone, by the numbers in their names: 3-5."),
+    ("window", "BEGIN-END", str, "Judge this window alone, from the first event, as one step: 1.2s-1.8s, 300ms-450ms."),
+    ("annotation", "NAME", str, "Judge the occurrences of this annotation alone, each as a step."),
+    ("rank", "N", click.IntRange(0), "Judge this rank of the job alone."),
+    ("device", "N", click.IntRange(0), "Judge this device alone."),
+)
+
+
+def selection_of(given: Mapping[str, Any]) -> Selection | None:
+    """Return what the options choose; None for all.
+
+    Raises UsageError: they cannot be read, or exclude each other.
+    """
+    asked = Selection(**{name: given[name] for name, *_ in _SELECTION})
+    return asked if asked.narrows else None
 
 
 def result_options(function: Command) -> Command:

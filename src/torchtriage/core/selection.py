@@ -49,6 +49,11 @@ class Selection:
         return self != Selection()
 
     @property
+    def in_time(self) -> bool:
+        """Whether it chooses a part of the time, not only a rank or a device."""
+        return any(part is not None for part in (self.steps, self.window, self.annotation))
+
+    @property
     def label(self) -> str:
         """What was chosen, as a report says it: ``steps 3-5, device 0``."""
         words = {

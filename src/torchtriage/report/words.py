@@ -437,6 +437,8 @@ def recording(result: Result) -> tuple[str, ...]:
     elif summary is not None:
         window = format_ns(summary.window_end_ns - summary.window_start_ns)
         where.append(f"a window of {window} without steps")
+    if trace.selection:
+        where.append(f"selected: {trace.selection}")
     file = f"{format_bytes(trace.size_bytes)}, {format_count(trace.n_events, 'event')}"
     return (visible(trace.path), file, *([", ".join(where)] if where else []))
 

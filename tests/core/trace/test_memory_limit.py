@@ -32,7 +32,7 @@ ROOMY = 4 << 30
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the files lie; small arrays have one, too."""
-    monkeypatch.setattr(memory_limit, "_folder", lambda: tmp_path)
+    monkeypatch.setattr(memory_limit, "spill_folder", lambda: tmp_path)
     monkeypatch.setattr(memory_limit, "LARGE_BYTES", 4096)
     return tmp_path
 
@@ -360,7 +360,7 @@ def test_a_bound_that_cannot_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 @needs_library
 @on_linux
 def test_a_folder_that_takes_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_limit, "_folder", lambda: Path("/no such folder"))
+    monkeypatch.setattr(memory_limit, "spill_folder", lambda: Path("/no such folder"))
     with pytest.raises(UsageError, match="room for files"), within(LEAST_BYTES):
         pass
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,9 @@ from torchtriage.cli.options import (
     made_of,
     output_option,
     quiet_option,
+    reading_options,
+    selection_of,
+    selection_options,
     top_option,
     value_option,
 )
@@ -39,15 +41,6 @@ if TYPE_CHECKING:
     from torchtriage.report.json_report import JsonReport
 
 __all__ = ["command"]
-
-
-def _size(_ctx: click.Context, _param: click.Parameter, value: Any) -> int | None:
-    if value is None:
-        return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", str(value).strip(), re.IGNORECASE)
-    if match is None:
-        raise click.BadParameter(f"expected a size such as 500M or 4G, found {value!r}")
-    return int(float(match[1]) * 1024 ** " kmgt".index(match[2].lower() or " "))
 
 
 def _once(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) -> str:
@@ -102,6 +95,7 @@ def _once(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) 
     "",
     "Peak rates of a device without a known name: MI300X, or fp32=67,half=989,memory=3.35 (dense TFLOP/s, TB/s).",
 )
+@selection_options
 @value_option("--step-ms", POSITIVE, "MS", None, "Step time without the profiler; savings are scaled to it.")
 @file_option(
     "--source",
@@ -114,16 +108,7 @@ def _once(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) 
     "--detector", is_flag=True, help="Also run the learned detector, for suspicious windows that no finding explains."
 )
 @fail_on_option
-@click.option("--cache", is_flag=True, help="Cache the parsed trace beside the file.")
-@value_option(
-    "--max-bytes", str, "SIZE", f"{DEFAULTS.max_bytes >> 30}G", "Refuse inputs that expand beyond this.", callback=_size
-)
-@click.option(
-    "--max-memory",
-    callback=_size,
-    metavar="SIZE",
-    help="Limit memory to this, with the rest in temporary files (at least 128M; Linux).",
-)
+@reading_options
 @value_option(
     "--engine",
     click.Choice(["local", "ray"]),
@@ -153,8 +138,11 @@ def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None
     if current() is not None:
         _check_anonymous(options)
         options["no_source"] = True  # the recorded places have other names, and source is private
-    asked = made_of(Options, options, sources=None if options["no_source"] else options["sources"])
+    sources = None if options["no_source"] else options["sources"]
+    asked = made_of(Options, options, sources=sources, selection=selection_of(options))
     run = _run_folder(paths)
+    if run and asked.selection is not None:
+        raise UsageError("no part of a run's recordings can be selected", hint="pass one of the traces in the folder")
     files = [] if run else _expand(paths, traces.find_traces)
     if options["perfetto"] and (not files or "-" in files or any("://" in str(file) for file in files)):
         raise UsageError("--perfetto needs exactly one trace file, or those of a job's ranks")

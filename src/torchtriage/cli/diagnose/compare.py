@@ -8,7 +8,14 @@ from typing import Any
 import click
 
 from torchtriage.cli.anonymising import anonymise_options
-from torchtriage.cli.options import file_option, quiet_option, result_options, value_option
+from torchtriage.cli.options import (
+    file_option,
+    quiet_option,
+    result_options,
+    selection_of,
+    selection_options,
+    value_option,
+)
 from torchtriage.cli.output import check_outputs, present, read_input
 from torchtriage.cli.progress import reading
 from torchtriage.core.errors import UsageError
@@ -36,6 +43,7 @@ __all__ = ["command"]
     help="Compare two kinds of device: split the difference into host, work of the same operators, and the rest.",
 )
 @anonymise_options
+@selection_options
 @quiet_option
 @click.pass_context
 def command(ctx: click.Context, /, before: str, after: str, **given: Any) -> None:
@@ -55,7 +63,9 @@ def command(ctx: click.Context, /, before: str, after: str, **given: Any) -> Non
     check_outputs([given["output"], given["html"]], [before, after])
     promised = _promised(given["promise"], before) if given["promise"] else None
     with reading(f"{before} and {after}", quiet=given["quiet"]) as progress:
-        result = traces.compare(before, after, promise=promised, across=given["across"], progress=progress)
+        result = traces.compare(
+            before, after, promise=promised, across=given["across"], selection=selection_of(given), progress=progress
+        )
     present(result, given)
     if not result.comparable:
         ctx.exit(2)

@@ -26,6 +26,8 @@ from torchtriage.core.trace.engine import find_engine
 from torchtriage.core.trace.schema import HOST_KINDS, WORK_KINDS, Kind
 
 if TYPE_CHECKING:
+    from torchtriage.core.selection import Selection
+    from torchtriage.core.table import Table
     from torchtriage.core.trace.device import Device
     from torchtriage.core.trace.host_syncs import Waits
     from torchtriage.core.trace.launch_links import Links
@@ -135,6 +137,8 @@ class Trace:
     """Path or stream from which arguments are read again."""
     stated_peak: Peak | None = None
     """The peak rates of its devices, where the user states them."""
+    selection: Selection | None = None
+    """The part of it that is judged, where the user chose one."""
     _decoded: dict[tuple[str, int], Any] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
@@ -308,6 +312,19 @@ class Trace:
         listed = self.meta.get("deviceProperties")
         return self.origin.vendor == "cpu" and not device.any() and not listed
 
+    # -- tables ----------------------------------------------------------------------------
+
+    def table(self, name: str) -> Table:
+        """Return a table for data frames and SQL: ``kernels``, ``ops``, ``copies``, ``steps``, ``ranks``, ...
+
+        pandas, polars, pyarrow and DuckDB read it as it is; docs/tables.md lists tables and columns.
+
+        Raises UsageError: there is no such table.
+        """
+        from torchtriage.core.trace.tables import make_table
+
+        return make_table(self, name)
+
     # -- structure, each computed once -----------------------------------------------------
 
     @cached_property
@@ -340,7 +357,16 @@ class Trace:
         from torchtriage.core.trace.steps import find_steps
 
         with part("steps"):
+            if self.selection is not None:
+                from torchtriage.core.trace.select import selected_steps
+
+                return selected_steps(self, self.selection)
             return find_steps(self)
+
+    @property
+    def is_part(self) -> bool:
+        """Whether a part of its time was selected: its steady steps are then all that belongs to it."""
+        return self.selection is not None and self.selection.in_time
 
     @cached_property
     def first_use(self) -> Ints:

@@ -23,7 +23,7 @@ from torchtriage.core.errors import UsageError
 from torchtriage.core.trace.engine import find_engine
 from torchtriage.core.units import format_bytes
 
-__all__ = ["LEAST_BYTES", "within"]
+__all__ = ["LEAST_BYTES", "spill_folder", "within"]
 
 LEAST_BYTES = 128 << 20
 """Python, numpy and tables take about half of it."""
@@ -63,12 +63,12 @@ def within(max_bytes: int | None) -> Iterator[None]:
             hint="build it with make native, or leave the bound out",
         )
     set_handler, _ = _numpy_functions()
-    folder = os.fsencode(_folder())
+    folder = os.fsencode(spill_folder())
     bound = engine.library.tt_bound
     with _LOCK:
         if bound(min([max_bytes, *_OPEN]), LARGE_BYTES, folder, len(folder)) != 1:
             raise UsageError(
-                f"a bound on memory needs Linux, /proc and room for files in {_folder()}",
+                f"a bound on memory needs Linux, /proc and room for files in {spill_folder()}",
                 hint="name another folder in $TMPDIR, or leave the bound out",
             )
         _OPEN.append(max_bytes)
@@ -77,7 +77,7 @@ def within(max_bytes: int | None) -> Iterator[None]:
         yield
     except MemoryError as error:
         raise UsageError(
-            f"expected room for columns in {_folder()}, found none", hint="name a folder with more room in $TMPDIR"
+            f"expected room for columns in {spill_folder()}, found none", hint="name a folder with more room in $TMPDIR"
         ) from error
     finally:
         set_handler(before)
@@ -87,7 +87,7 @@ def within(max_bytes: int | None) -> Iterator[None]:
             bound(min(_OPEN, default=0), LARGE_BYTES, folder, len(folder))
 
 
-def _folder() -> Path:
+def spill_folder() -> Path:
     """Return where the files go: on a disk, which the folder of small ones often is not."""
     if "TMPDIR" not in os.environ and os.access("/var/tmp", os.W_OK):
         return Path("/var/tmp")

@@ -27,9 +27,13 @@ if TYPE_CHECKING:
 __all__ = [
     "COMPILES",
     "FIRST",
+    "NOT_SELECTED",
     "NO_WORK",
+    "Found",
     "Steps",
     "Window",
+    "build_steps",
+    "device_begin",
     "find_steps",
     "first_use",
     "given_back",
@@ -74,6 +78,7 @@ FIRST, COMPILING, LONG, NO_WORK = (
     "as empty",
 )
 """Why a step is left out."""
+NOT_SELECTED = "as not selected"
 
 
 class Window(NamedTuple):
@@ -99,8 +104,8 @@ class Steps:
 
     ``start_ns``/``end_ns`` : wall boundaries (see the module). ``host_start_ns``/``host_end_ns`` : where the host was.
     ``left_out`` : why no number is taken from a step, empty for the steady ones. ``lane`` : the main thread, which
-    holds the steps (without steps: the one with the most op time; -1 without ops). ``on_device`` : a device marked
-    them, so its work is a step's by when it ran, and where the host was is not known.
+    holds the steps (without steps: the one with the most op time; -1 without ops). ``by_clock`` : device work
+    belongs to the step it starts in, not to the one it was enqueued in.
     """
 
     trace: Trace
@@ -112,7 +117,7 @@ class Steps:
     end_ns: Ints
     left_out: tuple[str, ...]
     lane: int
-    on_device: bool = False
+    by_clock: bool = False
 
     @cached_property
     def steady(self) -> NDArray[np.bool_]:
@@ -165,13 +170,15 @@ class Steps:
 
     def of_host(self, rows: NDArray[np.integer]) -> Ints:
         """Return the step each host row starts in (-1: none); 0 for all without steps."""
-        return self._of(self.trace.start_ns[rows])
+        return self.of_time(self.trace.start_ns[rows])
 
     def of_work(self, rows: NDArray[np.integer]) -> Ints:
         """Return the step each device row was enqueued in (-1: none)."""
-        return self._of(self.trace.start_ns[rows] if self.on_device else self.trace.links.launch_ns[rows])
+        times_ns = self.trace.start_ns if self.by_clock else self.trace.links.launch_ns
+        return self.of_time(times_ns[rows])
 
-    def _of(self, times_ns: Ints) -> Ints:
+    def of_time(self, times_ns: Ints) -> Ints:
+        """Return the step that the host is in at each moment (-1: none); 0 for all without steps."""
         if not len(self):
             inside = (times_ns >= self.window.host_start_ns) & (times_ns < self.window.end_ns)
             return np.where(inside, 0, -1)
@@ -212,7 +219,7 @@ def find_steps(trace: Trace) -> Steps:
     for finder in (_by_engine, _by_profiler, _by_program, _by_annotation, _by_optimizer):
         found = finder(trace)
         if found is not None:
-            return _build(trace, found, marked=finder in (_by_engine, _by_profiler))
+            return build_steps(trace, found, marked=finder in (_by_engine, _by_profiler))
     none = np.empty(0, np.int64)
     window = _whole(trace, "no steps found: the recording is one window")
     return Steps(trace, window, (), none, none, none, none, (), _busiest_lane(trace))
@@ -248,7 +255,9 @@ def _medians(trace: Trace, rows: Ints) -> NDArray[np.float64]:
     return out
 
 
-class _Found(NamedTuple):
+class Found(NamedTuple):
+    """Where the host begins and ends each step, and how that is known."""
+
     names: list[str]
     start_ns: Ints
     end_ns: Ints
@@ -256,11 +265,11 @@ class _Found(NamedTuple):
     lane: int
     alike: tuple[str, ...] = ()
     """What each step does, where they differ by design: a step is an outlier among those alike."""
-    on_device: bool = False
-    """Whether the times are the device's."""
+    by_clock: bool = False
+    """Whether a device marked the steps: its work is a step's by when it ran; where the host was is not known."""
 
 
-def _by_engine(trace: Trace) -> _Found | None:
+def _by_engine(trace: Trace) -> Found | None:
     """Take what an inference engine runs as one step, from its start to the next one's: it samples in between."""
     serving = trace.serving
     if serving is None or not len(serving.rows):
@@ -268,7 +277,7 @@ def _by_engine(trace: Trace) -> _Found | None:
     rows = serving.rows
     phases = tuple(batch.phase for batch in serving.batches)
     start = trace.start_ns[rows]
-    return _Found(
+    return Found(
         [f"{phase if phase != 'unknown' else 'step'} {index}" for index, phase in enumerate(phases)],
         start,
         np.append(start[1:], trace.end_ns[rows[-1]]),
@@ -278,7 +287,7 @@ def _by_engine(trace: Trace) -> _Found | None:
     )
 
 
-def _by_profiler(trace: Trace) -> _Found | None:
+def _by_profiler(trace: Trace) -> Found | None:
     mask = trace.is_kind(Kind.ANNOTATION, Kind.OP) & trace.where_name(
         lambda name: _PROFILER_STEP.match(name) is not None
     )
@@ -289,7 +298,7 @@ def _by_profiler(trace: Trace) -> _Found | None:
     n_more = int(mask.sum()) - len(rows)
     more = f" of the main loop, {n_more} more on other threads or overlapping" if n_more else ""
     mark = "StepTraceAnnotation" if trace.report.recorder == XPLANE else "ProfilerStep#"
-    return _Found(
+    return Found(
         names,
         trace.start_ns[rows],
         trace.end_ns[rows],
@@ -298,7 +307,7 @@ def _by_profiler(trace: Trace) -> _Found | None:
     )
 
 
-def _by_program(trace: Trace) -> _Found | None:
+def _by_program(trace: Trace) -> Found | None:
     """Take the steps that the profiler of an XLA device has found there, or each run of its longest program."""
     if not trace.devices:
         return None
@@ -317,18 +326,18 @@ def _by_program(trace: Trace) -> _Found | None:
         labels = [trace.name_of(row) if line == STEPS_LINE else str(i) for i, row in enumerate(rows.tolist())]
         calls = trace.links.call[trace.devices[0].rows]
         lane = int(np.bincount(trace.lane[calls[calls >= 0]]).argmax()) if (calls >= 0).any() else -1
-        return _Found(
+        return Found(
             [f"{name} {label}" for label in labels],
             start,
             np.append(start[1:], end[-1]),
             f"runs of {name!r} on the device" if line == PROGRAMS_LINE else "the device's own steps",
             lane,
-            on_device=True,
+            by_clock=True,
         )
     return None
 
 
-def _by_annotation(trace: Trace) -> _Found | None:
+def _by_annotation(trace: Trace) -> Found | None:
     """Take a top-level annotation that repeats, with or without a number, and covers most of the window."""
     rows = np.flatnonzero(trace.kind == Kind.ANNOTATION)
     # in an XPlane they are the runtime's own, such as waits for a buffer, and no part of a loop
@@ -354,11 +363,11 @@ def _by_annotation(trace: Trace) -> _Found | None:
         basis = f"annotation{'s like' * (len(set(labels)) > 1)} {labels[0]!r}"
         if len(set(labels)) < len(labels):
             labels = [f"{label} {i}" for i, label in enumerate(labels)]
-        return _Found(labels, start, end, basis, int(trace.lane[same[0]]))
+        return Found(labels, start, end, basis, int(trace.lane[same[0]]))
     return None
 
 
-def _by_optimizer(trace: Trace) -> _Found | None:
+def _by_optimizer(trace: Trace) -> Found | None:
     rows = np.flatnonzero(trace.is_kind(Kind.ANNOTATION, Kind.OP) & trace.matching(r"^Optimizer\.step#"))
     if len(rows) < 3:
         return None
@@ -368,7 +377,7 @@ def _by_optimizer(trace: Trace) -> _Found | None:
     if len(rows) < 3:
         return None
     end = trace.end_ns[rows]
-    return _Found(
+    return Found(
         [f"step {i}" for i in range(len(rows) - 1)],
         end[:-1],
         end[1:],
@@ -397,8 +406,9 @@ def one_lane(trace: Trace, rows: Ints) -> Ints:
     return rows[keep]
 
 
-def _build(trace: Trace, found: _Found, *, marked: bool) -> Steps:
-    names, start, end, basis, lane, alike, on_device = found
+def build_steps(trace: Trace, found: Found, *, marked: bool) -> Steps:
+    """Return the steps with their wall boundaries; ``marked`` : the window is theirs, else the whole recording."""
+    names, start, end, basis, lane, alike, by_clock = found
     work = np.flatnonzero(trace.works)
     launched = trace.links.launch_ns[work]
     # work without a launch is the backlog from before the recording, never the first step's; a stream works in order,
@@ -417,9 +427,9 @@ def _build(trace: Trace, found: _Found, *, marked: bool) -> Steps:
 
     end = np.maximum(end, start)
     edges = np.append(start, end[-1])
-    edges = np.maximum.accumulate(edges if on_device else np.maximum(edges, device_done(edges)))
+    edges = np.maximum.accumulate(edges if by_clock else np.maximum(edges, device_done(edges)))
     host_ns = int(edges[0])
-    begin_ns, why = _device_begin(trace, host_ns, int(edges[-1]))
+    begin_ns, why = device_begin(trace, host_ns, int(edges[-1]))
     edges = np.maximum(edges, begin_ns)
     wall_start, wall_end = edges[:-1], edges[1:]
     window = (
@@ -437,7 +447,7 @@ def _build(trace: Trace, found: _Found, *, marked: bool) -> Steps:
         wall_end,
         _left_out(trace, start, end, wall_end - wall_start, alike),
         lane,
-        on_device,
+        by_clock,
     )
 
 
@@ -489,7 +499,7 @@ def _whole(trace: Trace, basis: str) -> Window:
         return Window(0, 0, basis, 0)
     first = int(trace.start_ns[starts].min())
     last = max(int(trace.end_ns[ends].max()), first)
-    begin_ns, why = _device_begin(trace, first, last)
+    begin_ns, why = device_begin(trace, first, last)
     behind = int(trace.dur_ns[returned].sum())
     if behind > GIVEN_BACK_NS:
         basis += f"; after it the process gives back what it had for {format_ns(behind)}"
@@ -507,7 +517,7 @@ def given_back(trace: Trace) -> NDArray[np.bool_]:
     return out
 
 
-def _device_begin(trace: Trace, start_ns: int, end_ns: int) -> tuple[int, str]:
+def device_begin(trace: Trace, start_ns: int, end_ns: int) -> tuple[int, str]:
     """Return from when on the recording holds all work of the devices, and why it is not from the start."""
     backlogs = [device.backlog for device in trace.devices]
     begin_ns = max((int(trace.start_ns[backlog.row]) for backlog in backlogs if backlog), default=start_ns)

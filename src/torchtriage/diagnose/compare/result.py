@@ -159,6 +159,8 @@ class ComparedRun:
     mean_ns: int
     n_steps: int
     """Steady steps, or 1 for a window."""
+    selection: str = ""
+    """The part of it that was compared, as its reader chose it; empty for all."""
 
 
 @dataclass(frozen=True)

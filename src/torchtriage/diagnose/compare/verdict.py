@@ -168,6 +168,7 @@ def _run(side: ChangeEvidence) -> ComparedRun:
         per="step" if side.workload.per == "step" else "window",
         mean_ns=run.mean_ns if run else 0,
         n_steps=run.n_steps if run else 0,
+        selection=facts.selection,
     )
 
 

@@ -21,6 +21,7 @@ from torchtriage.core.source.locate import Locator
 from torchtriage.core.trace import Trace, read_trace
 from torchtriage.core.trace.memory_limit import within
 from torchtriage.core.trace.merged_ranks import split_ranks
+from torchtriage.core.trace.select import select
 from torchtriage.core.workers import PROCESSES_VARIABLE, WorkerLostError, Workers, can_start, n_cores
 from torchtriage.diagnose.patterns import lookup
 from torchtriage.diagnose.ranks.job import judge
@@ -129,7 +130,7 @@ def examine(
 
 
 def _examined(trace: Trace, options: Options, timeline: bool) -> Records:
-    return tuple(_record(rank, options, timeline) for rank in split_ranks(trace))
+    return tuple(_record(select(rank, options.selection), options, timeline) for rank in split_ranks(trace))
 
 
 def _record(trace: Trace, options: Options, timeline: bool) -> RankRecord:

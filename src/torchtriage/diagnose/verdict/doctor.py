@@ -418,7 +418,7 @@ def _cut(trace: Trace) -> Iterator[Note]:
 
 def _steps(trace: Trace) -> Iterator[Note]:
     n = len(trace.steps)
-    marked = trace.steps.on_device or re.search("ProfilerStep|StepTraceAnnotation", trace.window.basis)
+    marked = trace.steps.by_clock or re.search("ProfilerStep|StepTraceAnnotation", trace.window.basis)
     if not n or (trace.serving is None and not marked):
         yield Note(
             "no-steps",

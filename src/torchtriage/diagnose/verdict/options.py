@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from torchtriage.core.errors import UsageError
+from torchtriage.core.selection import Selection
 from torchtriage.core.units import DEFAULT_MAX_BYTES
 
 __all__ = ["BYS", "CAPTURED", "DEFAULTS", "By", "Options"]
@@ -48,6 +49,8 @@ class Options:
     """What the rows of the table of device time are; the table by category is there in any case."""
     peak: str = ""
     """Peak rates of the device, by its name or as rates, where the recording or this package does not know them."""
+    selection: Selection | None = None
+    """The part of the recording that is judged; None for all of it."""
     confined: bool = False
     """Open no source outside ``sources``: neither below the current folder nor where a recording says it was."""
 

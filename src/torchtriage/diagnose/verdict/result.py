@@ -396,6 +396,8 @@ class TraceFacts:
     resolution_ns: int
     phases: dict[str, int]
     categories: dict[str, int]
+    selection: str = ""
+    """The part of it that was judged, as its reader chose it; empty for all."""
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,11 @@ def _device(trace: Trace, device: Device, unknown: str) -> DeviceSummary:
 
 
 def _in_window(trace: Trace, mask: NDArray[np.bool_]) -> Ints:
-    window, rows = trace.window, np.flatnonzero(mask)
+    window, steps, rows = trace.window, trace.steps, np.flatnonzero(mask)
+    if trace.is_part:
+        works = trace.works[rows]
+        step_of = np.where(works, steps.of_work(rows), steps.of_host(rows))
+        return rows[steps.in_steady(step_of)]
     first_ns = np.where(trace.works[rows], window.start_ns, window.host_start_ns)
     return rows[(trace.start_ns[rows] >= first_ns) & (trace.start_ns[rows] < window.end_ns)]
 

@@ -176,6 +176,7 @@ def _run(
     try:
         with part(f"{pattern.code} {pattern.name}"):
             found = [_sound(trace, claim) for claim in entry.find(trace)]
+            found = [claim for claim in found if _is_selected(trace, claim)]
     except Exception as error:  # one broken pattern must not take the others along
         crashes.append(Crash(pattern.code, f"{type(error).__name__}: {error}"))
         return
@@ -191,6 +192,18 @@ def _run(
     else:
         checked.append(pattern.code)
     claims += [(pattern, claim) for claim in found]
+
+
+def _is_selected(trace: Trace, claim: Claim) -> bool:
+    """Return whether a claim is about the selected part: time or rows of it, or neither rows nor time at all."""
+    if not trace.is_part or not (len(claim.rows) or len(claim.spans)):
+        return True
+    if intervals.covered(claim.spans, trace.steps.judged).any():
+        return True
+    rows = np.asarray(claim.rows)
+    return bool(trace.steps.in_steady(trace.steps.of_host(rows)).any()) or bool(
+        trace.steps.in_steady(trace.steps.of_work(rows)).any()
+    )
 
 
 def _sound(trace: Trace, claim: Claim) -> Claim:
@@ -429,4 +442,5 @@ def _facts(trace: Trace) -> TraceFacts:
         resolution_ns=trace.resolution_ns,
         phases=report.phases,
         categories=dict(sorted(zip(trace.cats, counts, strict=True))),
+        selection=trace.selection.label if trace.selection is not None else "",
     )

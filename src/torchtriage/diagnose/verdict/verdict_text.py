@@ -56,6 +56,8 @@ def _where_time_goes(trace: Trace, summary: Summary | None, missing: Note | None
         if len(steps)
         else f"one window of {format_ns(trace.window.wall_ns)}"
     )
+    if trace.selection is not None:
+        over = f"{over.replace('steady', 'selected') if trace.is_part else over}, {trace.selection.label}"
     kind = trace.origin.device_word
     if not trace.devices:
         return f"{'CPU only' if trace.is_host_only else f'No {kind} rows'}, {over}."

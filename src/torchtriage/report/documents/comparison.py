@@ -211,6 +211,8 @@ def _run(side: ComparedRun) -> str:
         parts.append(f"{format_count(side.n_steps, 'steady step')} of {format_ns(side.mean_ns)}")
     elif side.n_steps:
         parts.append(f"a window of {format_ns(side.mean_ns)}")
+    if side.selection:
+        parts.append(f"selected: {side.selection}")
     return ", ".join(parts)
 
 

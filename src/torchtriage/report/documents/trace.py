@@ -137,7 +137,7 @@ def _job(
 ) -> Iterator[b.Block]:
     path = f"{len(job.ranks)} ranks of one job" * several
     yield b.Head(f"{len(job.ranks)} ranks of one job", job.verdict, (_verdict_style(job), ""), hang=0, path=path)
-    yield b.Rows(_ran(first), indent=0)
+    yield b.Rows([*_ran(first), *_selected(first)], indent=0)
     yield from _accounts(first.recorded if first is not None else None)
     yield b.Lines([b.dim(job.basis)], on=b.TERMINAL)
     if not job.refused:
@@ -163,6 +163,10 @@ def _ran(result: Result | None) -> list[b.Row]:
     if result is None or result.recorded is None:
         return []
     return [b.Row(*row) for row in recorded.run(result.recorded)]
+
+
+def _selected(result: Result | None) -> list[b.Row]:
+    return [b.Row("selected", result.trace.selection)] if result is not None and result.trace.selection else []
 
 
 def _compiled(result: Result | None, whose: str = "") -> b.Entry:

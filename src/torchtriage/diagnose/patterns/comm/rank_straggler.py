@@ -85,6 +85,8 @@ def _uneven(trace: Trace, found: Collectives) -> dict[int, tuple[float, float]]:
     Over the steady steps; groups are the codes of ``found.equal``.
     """
     at = np.flatnonzero(trace.steps.in_steady(found.step) & (found.equal >= 0))
+    if not len(at):
+        return {}
     at = at[np.argsort(found.equal[at], kind="stable")]
     groups, first = np.unique(found.equal[at], return_index=True)
     out = {}

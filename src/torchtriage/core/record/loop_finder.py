@@ -534,18 +534,15 @@ class LoopFinder:
         recorder = self.recorder or self.window
         if recorder is None or not recorder.capturing:
             self.most_resident = max(self.most_resident, resident)
-            return
-        grown = resident - self.most_resident
-        if grown > MOST_GROWTH // 2:
+        elif (grown := resident - self.most_resident) > MOST_GROWTH // 2:
             recorder.cut_short()
-        if grown > MOST_GROWTH and not self.giving_up:
-            self.giving_up = True
+            if grown > MOST_GROWTH and not self.giving_up:
+                self.giving_up = True
+                _thread.start_new_thread(self._give_up, (recorder,))  # the sampler goes on
 
-            def give_up() -> None:
-                in_main_thread(functools.partial(recorder.give_up, "the recording grew beyond 256 MB"))
-                self.giving_up = False
-
-            _thread.start_new_thread(give_up, ())  # the sampler goes on
+    def _give_up(self, recorder: Recorder) -> None:
+        in_main_thread(functools.partial(recorder.give_up, "the recording grew beyond 256 MB"))
+        self.giving_up = False
 
     @property
     def _recorded(self) -> bool:

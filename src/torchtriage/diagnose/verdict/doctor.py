@@ -19,6 +19,7 @@ from torchtriage.core.trace.producer import ACCELERATORS
 from torchtriage.core.trace.recorders import XPLANE
 from torchtriage.core.trace.schema import WORK_KINDS
 from torchtriage.core.units import format_count, format_ns, format_share, ms
+from torchtriage.diagnose.verdict.clocks import clocks
 from torchtriage.diagnose.verdict.left_out_steps import left_out_steps
 from torchtriage.diagnose.verdict.recorder_advice import other_recorder, recorder_of
 from torchtriage.diagnose.verdict.result import MISSING_ROWS
@@ -515,34 +516,6 @@ def _reasons(trace: Trace, evidence: dict[str, Any]) -> Iterator[str]:
         yield f"{format_count(steps.median_count(step_of), 'monitoring call')} {steps.per}"
 
 
-def _clock(trace: Trace) -> Iterator[Note]:
-    if trace.resolution_ns < 1000 or not len(trace):
-        return
-    timed = ~trace.is_kind(Kind.INSTANT)
-    zero = float((trace.dur_ns[timed] == 0).mean()) if timed.any() else 0.0
-    yield Note(
-        "coarse-clock",
-        "info",
-        f"times are whole microseconds (torch before 2024-04): {format_share(zero)} of the events"
-        " last 0, read as below the resolution",
-        "record with a newer PyTorch for nanosecond times",
-        {"zero_duration_share": round(zero, 4)},
-    )
-
-
-def _clock_of_device(trace: Trace) -> Iterator[Note]:
-    for device in trace.devices:
-        if device.early_ns > trace.resolution_ns:
-            yield Note(
-                "early-clock",
-                "info",
-                f"work on GPU {device.index} begins up to {format_ns(device.early_ns)} before its own launch: the"
-                " clocks of host and device are apart, and waits between them are known no closer than that",
-                "record with a newer PyTorch and driver",
-                {"early_ns": device.early_ns, "device": device.index},
-            )
-
-
 def _start_up(trace: Trace) -> Iterator[Note]:
     rows = trace.first_use
     compiles = trace.is_kind(Kind.ANNOTATION, Kind.OP)[rows]
@@ -607,6 +580,5 @@ _CHECKS = (
     left_out_steps,
     _inputs,
     _heavy,
-    _clock,
-    _clock_of_device,
+    clocks,
 )

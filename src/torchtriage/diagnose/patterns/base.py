@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from importlib import metadata
 from types import ModuleType
 from typing import Any, Literal
 
@@ -170,6 +171,8 @@ class PatternEntry:
     page: str
 
 
+GROUP = "torchtriage.patterns"
+"""Entry points of packages with patterns of their own."""
 SECTIONS = ("Looks like", "Slow because", "Cost", "Fix", "Leave it when", "Source")
 
 
@@ -198,7 +201,10 @@ def longest_names(trace: Trace, rows: Ints, limit: int = 3) -> list[str]:
 
 @lru_cache(maxsize=1)
 def catalogue() -> tuple[PatternEntry, ...]:
-    """Return every pattern found in the subfolders of this package, in order of code.
+    """Return every pattern, in order of code.
+
+    They are the modules in the subfolders of this package, and those that installed packages name as entry points of
+    ``torchtriage.patterns``.
 
     Raises
     ------
@@ -212,6 +218,7 @@ def catalogue() -> tuple[PatternEntry, ...]:
         parts = info.name.split(".")
         if not info.ispkg and len(parts) == 5 and not parts[-1].startswith("_"):
             entries.append(_entry(importlib.import_module(info.name)))
+    entries += [_entry(_plugged_in(point)) for point in metadata.entry_points(group=GROUP)]
     entries.sort(key=lambda entry: entry.pattern.code)
     codes = [entry.pattern.code for entry in entries]
     for code in codes:
@@ -245,6 +252,19 @@ def missing_needs(pattern: Pattern, trace: Trace) -> list[str]:
     return sorted(need for need in pattern.needs if not NEEDS[need][0](trace))
 
 
+def _plugged_in(point: metadata.EntryPoint) -> ModuleType:
+    where = f"entry point {point.name!r} of {point.dist.name if point.dist else point.value}"
+    hint = f"uninstall the package, or mend it: {GROUP!r} names modules, as in docs/how-to-add.md"
+    try:
+        module = point.load()
+    except Exception as error:  # whatever a foreign module does when it is imported
+        found = f"{type(error).__name__}: {error}"
+        raise PatternError(f"expected the module of a pattern, found {found}", where=where, hint=hint) from error
+    if not isinstance(module, ModuleType):
+        raise PatternError(f"expected a module, found a {type(module).__name__}", where=where, hint=hint)
+    return module
+
+
 def _entry(module: ModuleType) -> PatternEntry:
     where = module.__name__
 
@@ -258,7 +278,7 @@ def _entry(module: ModuleType) -> PatternEntry:
     demand(callable(getattr(module, "find", None)), "expected def find(trace)")
     assert isinstance(pattern, Pattern)
     assert isinstance(fix, Fix)
-    family, stem = where.split(".")[-2:]
+    *_, family, stem = ("", *where.split("."))
     demand(pattern.family == family, f"expected family {family!r}, found {pattern.family!r}")
     demand(pattern.name.replace("-", "_") == stem, f"expected the name of the file, {stem!r}, found {pattern.name!r}")
     demand(re.fullmatch(r"[A-Z]{3}\d{3}", pattern.code), f"odd code {pattern.code!r}")

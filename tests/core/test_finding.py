@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from torchtriage.core.finding import Cost, Finding, Fix, Place, Severity, rank_order
+from dataclasses import replace
+
+from torchtriage.core.finding import Calibration, Cost, Finding, Fix, Place, Severity, rank_order
 
 
 def _finding(message: str, severity: Severity, interval_ms: tuple[float, float] | None) -> Finding:
@@ -26,3 +28,11 @@ def test_the_sure_saving_ranks_before_severity_and_what_is_grave_before_all() ->
         assert [finding.message for finding in sorted(shuffled, key=rank_order)] == [
             finding.message for finding in ranked
         ]
+
+
+def test_what_calibration_took_away_ranks_nothing_below_a_hundredth() -> None:
+    tiny, wide = _finding("tiny", "low", (0.0, 1.0)), _finding("wide", "low", (0.0, 13.0))
+    assert tiny.cost is not None
+    known = Calibration(family="replay", coverage=0.8, share_low=0.002, share_high=0.01)
+    tiny = replace(tiny, cost=replace(tiny.cost, calibration=known))
+    assert sorted([tiny, wide], key=rank_order) == [wide, tiny]

@@ -198,9 +198,9 @@ def rank_order(finding: Finding) -> tuple[Any, ...]:
     cost = finding.cost
     if cost is not None and cost.of_ms > 0:
         low, high = cost.low_ms / cost.of_ms, cost.high_ms / cost.of_ms
-        low *= low >= RESOLVED
         # of savings within the noise, which are all low ends of 0, the surest is still the first
         first = cost.calibration.share_low if cost.calibration is not None else low
+        low, first = (share * (share >= RESOLVED) for share in (low, first))
     severity = SEVERITIES.index(finding.severity)
     return (not finding.grave, high <= 0, -low, -first, -high, severity, finding.code, finding.message)
 

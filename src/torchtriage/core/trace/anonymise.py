@@ -58,7 +58,7 @@ _WORDS = frozenset(
         *re.findall(r"[a-z]{3,}", public.VENDOR_WORD.pattern.lower()),
     )
 )
-_SPLIT = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|_+|[^\W\d_]+", re.UNICODE)
+_SPLIT = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|_+|[^\W\d_]+")
 _SHORTEST, _SHORTEST_OF_VENDORS = 2, 4
 """Letters of a word that may be private; vendors' kernels have tiles and layouts in their names."""
 _LONG_NUMBER = 7
@@ -66,7 +66,7 @@ _LONG_NUMBER = 7
 
 _ANONYMOUS = "(anonymous namespace)"
 _PLACE = "__anonymous__"
-_CHAIN = re.compile(r"\w+(?:::~?\w+)*", re.UNICODE)
+_CHAIN = re.compile(r"\w+(?:::~?\w+)*")
 _LIBRARY_SPACES = """
 torch std internal ck ck_tile aiter hipcub rocblas hipblaslt miopen tensile fbgemm fbgemm_gpu PyTorchMemEffAttention
 vllm _vllm_fa3_C _moe_C sgl_kernel flashinfer deep_gemm deep_ep transformer_engine cask_cudnn
@@ -74,7 +74,7 @@ vllm _vllm_fa3_C _moe_C sgl_kernel flashinfer deep_gemm deep_ep transformer_engi
 _SPACES = frozenset((*public.SPACES.split("|"), *public.NAMESPACES.split("|"), *_LIBRARY_SPACES.split()))
 _CUDA = ("cuda::std::", "cuda::__")
 _VENDOR = re.compile(
-    r"Cijk_\w+|igemm_(?:fwd|bwd|wrw)_gtcx?\d*_\w+|triton__(?:\d+d?e?c?)+|__amd_rocclr_\w+|(?:MIOpen|miopen)[A-Z]\w+"
+    r"Cijk_\w+|igemm_(?:fwd|bwd|wrw)_gtcx?\d*_\w+|triton__\d[\ddec]*|__amd_rocclr_\w+|(?:MIOpen|miopen)[A-Z]\w+"
     r"|cunn_\w+|acl(?:nn|rt|op)?[A-Z]\w*"
 )
 _REDUCER = re.compile(r"torch\.distributed\.[\w.]+::\w+")
@@ -82,7 +82,7 @@ _MANGLED = re.compile(r"_Z\w+")
 _LENGTH = re.compile(r"[1-9]\d{0,3}")
 _NO_NAME = re.compile(r"L[a-zA-Z]\w?-?\d+E|S[\dA-Z]*_|S[a-z]|T\d*_|D[a-zF]\d*[b_]?|[A-Za-z_]")
 
-_FRAME = re.compile(r"(?P<file>.+)\((?P<line>\d+)\): (?P<function>.+)", re.DOTALL)
+_PYTHON_FRAME = re.compile(r"(?P<file>.+)\((?P<line>\d+)\): (?P<function>.+)", re.DOTALL)
 _RESUME = re.compile(r"(torch_dynamo_resume_in_)(.+)(_at_\d+)")
 _FUNCTION = re.compile(r"__\w+__|<\w+>|forward|backward|step|setup_context")
 """What PyTorch and Python themselves ask a class to call its methods."""
@@ -225,7 +225,7 @@ class Anonymiser:
             assert found is not None
             name = found[1] if found[1] in public.MODULES else self._whole(found[1])
             return f"{_MODULE}{name}{found[2]}"
-        frame = _FRAME.fullmatch(text)
+        frame = _PYTHON_FRAME.fullmatch(text)
         if frame is not None:
             file = self.path(frame["file"])
             function = frame["function"]
@@ -254,7 +254,7 @@ class Anonymiser:
 
     def _whole(self, text: str) -> str:
         """Replace every word, whatever it says."""
-        return re.sub(r"[^\W\d]\w*|\d+[^\W\d]\w*", lambda match: self._of(match[0]), text)
+        return re.sub(r"\w+", lambda match: match[0] if match[0].isdecimal() else self._of(match[0]), text)
 
     def path(self, path: str) -> str:
         """Return a file's path: as it is inside a public package, with pseudonyms in front and elsewhere."""

@@ -29,7 +29,7 @@ __all__ = ["Dump", "find_dumps", "parse", "read", "waits"]
 
 MAX_BYTES = 512 << 20
 """A ring of 20,000 collectives with Python stacks takes 40 MB."""
-_RANK = re.compile(r"(\d+)(?:\.(?:json|pickle|pkl))?$")
+_RANK = re.compile(r"(?<!\d)(\d+)(?:\.(?:json|pickle|pkl))?$")
 _TRY = "torchtriage attach --dumps FOLDER reads files that TORCH_FR_DUMP_TEMP_FILE or torch's _dump_fr_trace wrote"
 _SAME_SIZES = frozenset(("all_reduce", "broadcast", "reduce", "_all_gather_base", "_reduce_scatter_base", "barrier"))
 """Collectives into which every rank must give as much."""

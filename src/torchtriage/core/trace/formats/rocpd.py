@@ -38,7 +38,7 @@ _NEW_GRID = tuple(f"{what}_size_{axis}" for what in ("grid", "workgroup") for ax
 _COPY = re.compile(r"(Host|Device|Peer|Array)_?to_?(Host|Device|Peer|Array)", re.IGNORECASE)
 _SET = re.compile(r"^fill|memset", re.IGNORECASE)
 _MARKER, _NO_WORK = "UserMarker", re.compile(r"marker|barrier", re.IGNORECASE)
-_CALL = re.compile(r"^(?:hip|hsa|nccl|rccl|roc)[A-Za-z]*_?\w*$")
+_CALL = re.compile(r"^(?:hip|hsa|nccl|rccl|roc)\w*$")
 _PROFILERS_OWN = re.compile(r"Table::writeRows$|_activity_callback$|^rpdflush$")
 _MESSAGE = msgspec.json.Decoder(dict[str, Any])
 

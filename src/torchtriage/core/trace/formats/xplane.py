@@ -47,7 +47,7 @@ _HLO = re.compile(r"^%?([\w.\-]+) = ")
 _HLO_COLLECTIVE = re.compile(r"all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute|collective-broadcast")
 _FRAME = re.compile(r"^\$(.+?):(\d+) (.+)$", re.DOTALL)
 _COPY = re.compile(r"^mem(?:ory )?cpy ?([HDP])(?:to|2)([HDP])", re.IGNORECASE)
-_DETAIL = re.compile(r"(\w+):(\S+)")
+_DETAIL = re.compile(r"(?<!\w)(\w+):(\S+)")
 _MEMORY_EVENTS = frozenset({"MemoryAllocation", "MemoryDeallocation"})
 
 HOST, WORK, NOTE = 0, 1, 2

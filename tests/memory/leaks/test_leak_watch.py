@@ -679,6 +679,16 @@ def run(name: str, kind: str, seed: int = 0) -> leak_report.WatchReport:
     return watch.report()
 
 
+@pytest.mark.parametrize("steps", [2_000, 100_000, 400_000])
+def test_no_more_objects_is_known_in_loops_of_any_length(steps: int) -> None:
+    watch = Watch()
+    for step in range(1, steps):
+        if watch._blocks.due(step):
+            watch._blocks.add(step, 1_000_000)
+    watch._step = steps
+    assert watch._new_objects() == 0
+
+
 @pytest.mark.torch
 @pytest.mark.parametrize(
     "name",

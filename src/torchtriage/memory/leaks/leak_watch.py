@@ -357,7 +357,8 @@ class Watch:
     def _new_objects(self) -> float:
         """Return by how many objects per step Python has more and more, in the latest steps; a jump does not count."""
         at, count = (np.asarray(column, float) for column in self._blocks.columns)
-        recent = at >= self._step - NATIVE_PATIENCE_STEPS
+        # in long loops the counts are further apart
+        recent = at >= self._step - max(NATIVE_PATIENCE_STEPS, 2 * BLOCKS * self._blocks.every_steps)
         middle, lowest = block_minima(at[recent], count[recent], BLOCKS)
         return float(np.median(np.diff(lowest) / np.diff(middle))) if len(lowest) >= BLOCKS - 1 else np.inf
 

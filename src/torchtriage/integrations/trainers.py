@@ -1,11 +1,11 @@
-"""Callbacks for the trainers of Hugging Face and Lightning.
+"""Callbacks for the trainers of Hugging Face and Lightning, and a profile of loops under accelerate.
 
 >>> from torchtriage.integrations.trainers import HFCallback
 >>> callback = HFCallback()
 >>> Trainer(model, arguments, train_dataset=data, callbacks=[callback]).train()
 >>> print(callback.report)
 
-Neither library is imported before a callback is made.
+None of these libraries is imported before a callback is made.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
+from types import FrameType
 from typing import Any
 
 from torchtriage.api.profile import Profile, need_torch, profile
 from torchtriage.api.traces import Report
-from torchtriage.core.errors import MissingExtraError
+from torchtriage.core.errors import MissingExtraError, UsageError
+from torchtriage.core.record.recorder import RecordPlan
 
-__all__ = ["HFCallback", "LightningCallback"]
+__all__ = ["AccelerateProfile", "HFCallback", "LightningCallback"]
 
 
 class _Callback:
@@ -130,6 +132,49 @@ class LightningCallback(_Callback):
     def on_exception(self, trainer: Any, module: Any, exception: BaseException) -> None:
         """End; what was recorded stays."""
         self._stop(f"the training raised {type(exception).__name__}")
+
+
+class AccelerateProfile(Profile):
+    """Records the loop of an ``accelerate.Accelerator`` in its block; a step is an optimizer step.
+
+    Batches that are accumulated belong to it.
+
+    >>> with AccelerateProfile(accelerator) as p:
+    ...     for batch in loader:
+    ...         with accelerator.accumulate(model):
+    ...             train_step(batch)
+    >>> print(p.report)
+
+    ``out steps warmup`` : as for :func:`torchtriage.profile`.
+    """
+
+    def __init__(
+        self, accelerator: Any, out: str | os.PathLike[str] | None = None, *, steps: int = 6, warmup: int = 5
+    ) -> None:
+        super().__init__(out, RecordPlan(warmup=warmup, light=steps))
+        self.how = "each optimizer step of accelerate"
+        self._accelerator = accelerator
+        self._hook: Any = None
+
+    def start(self, caller: FrameType | None = None) -> None:
+        """Begin; the optimizer that was prepared first says when a step ends.
+
+        Raises UsageError: no optimizer was prepared.
+        """
+        optimizers = self._accelerator._optimizers
+        if not optimizers:
+            raise UsageError(
+                "expected an optimizer that accelerator.prepare() has seen, found none",
+                hint="prepare it before the block; a loop without one is recorded by tt.profile() and its step()",
+            )
+        super().start(caller or sys._getframe(1))
+        self._hook = optimizers[0].optimizer.register_step_post_hook(lambda *_: self.step())
+
+    def stop(self, reason: str = "stopped") -> None:
+        """End; what is half recorded is kept up to its last whole step."""
+        if self._hook is not None:
+            self._hook.remove()
+        super().stop(reason)
 
 
 def _bases(who: str, trainers: Sequence[tuple[str, str]]) -> list[type]:

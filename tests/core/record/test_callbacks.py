@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from torchtriage.integrations.trainers import HFCallback, LightningCallback
+from torchtriage.core.errors import UsageError
+from torchtriage.integrations.trainers import AccelerateProfile, HFCallback, LightningCallback
 
 pytestmark = [
     pytest.mark.torch,
@@ -156,6 +157,41 @@ def test_a_training_that_raises_leaves_what_was_recorded(tmp_path: Path) -> None
         trainer.fit(Model(), torch.utils.data.DataLoader(Data(), batch_size=2))
     assert callback.profile.recording["ended"] == "the training raised ZeroDivisionError"
     assert callback.profile.recording["light"]["steps"] == 3
+
+
+def accelerated() -> tuple[Any, Any, Any, Any]:
+    import torch
+    from accelerate import Accelerator
+
+    model = torch.nn.Linear(16, 1)
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    loader = torch.utils.data.DataLoader(Data(), batch_size=2)
+    return accelerator, *accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1e-6), loader)
+
+
+def test_accelerate_with_its_accumulation(tmp_path: Path) -> None:
+    accelerator, model, optimizer, loader = accelerated()
+    n_steps = 0
+    with AccelerateProfile(accelerator, tmp_path, steps=3, warmup=1) as found:
+        while not found.done:
+            for batch in loader:
+                with accelerator.accumulate(model):
+                    accelerator.backward(model(batch["x"]).square().mean())
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    n_steps += bool(accelerator.sync_gradients)
+    assert found.recording["ended"] == "complete"
+    assert found.recording["light"]["steps"] == 3
+    assert 0 < found.recording["steps_seen"] <= n_steps
+    assert found.report.recorded is not None
+    assert not optimizer.optimizer._optimizer_step_post_hooks
+
+
+def test_accelerate_without_an_optimizer(tmp_path: Path) -> None:
+    from accelerate import Accelerator
+
+    with pytest.raises(UsageError, match="prepare"), AccelerateProfile(Accelerator(cpu=True), tmp_path):
+        pass
 
 
 @pytest.mark.parametrize("kind", [HFCallback, LightningCallback])

@@ -18,13 +18,14 @@ def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     torch.set_num_threads(1)
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    assert len(blocks) == 6
+    assert len(blocks) == 8
     names: dict[str, object] = {"__name__": "page"}
     for block in blocks:
         exec(compile(block, str(PAGE), "exec"), names)  # what a reader would do
     printed = capsys.readouterr().out
-    assert printed.count("CPU only") == 4
+    assert printed.count("CPU only") == 5
     assert "captures=1" in printed
+    assert list((tmp_path / "curves").glob("events.*"))
     assert {one.name for one in (tmp_path / "recordings" / "rank0").iterdir()} == {
         "heavy.json.gz",
         "light.json.gz",

@@ -150,12 +150,12 @@ def test_an_inference_loop_is_found_by_its_module(tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="calls are not compared on Python 3.10")
 def test_an_encoder_that_runs_twice_in_an_iteration_begins_one_step_and_is_the_same_work_again(tmp_path: Path) -> None:
     source = FORWARDS + (
-        "encoder = nn.Sequential(*[nn.Linear(64, 64) for _ in range(8)])\n"
-        "net = nn.Linear(64, 64)\n"
-        "prompt, empty = torch.ones(512, 64), torch.zeros(512, 64)\n"
+        "encoder = nn.Sequential(*[nn.Linear(128, 128) for _ in range(8)])\n"
+        "net = nn.Linear(128, 128)\n"
+        "prompt, empty = torch.ones(2048, 128), torch.zeros(2048, 128)\n"
         "with torch.inference_mode():\n"
-        "    x = torch.randn(512, 64)\n"
-        "    for n in range(1500):\n"
+        "    x = torch.randn(2048, 128)\n"
+        "    for n in range(400):\n"
         "        cond = encoder(prompt)\n"
         "        uncond = encoder(empty)\n"
         "        x = net(x + cond - uncond)\n"

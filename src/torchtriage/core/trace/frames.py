@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LIBRARIES",
+    "STANDARD_ANYWHERE",
+    "STANDARD_FIRST",
     "Calls",
     "FrameCall",
     "call_name",
@@ -53,9 +55,10 @@ LIBRARIES = (
     r"|xformers|flash_attn|aiter|apex|deepspeed|megatron|einops|peft|trl|torch_geometric|torchmetrics|torchdiffeq"
     r"|gpytorch|kornia|skimage|matplotlib|networkx|numba|tokenizers|safetensors|bitsandbytes"
 )
+STANDARD_ANYWHERE = "importlib|asyncio|multiprocessing|concurrent|logging|json|unittest"
+STANDARD_FIRST = "collections|ctypes|email|encodings|http|re|urllib|xml"
 _LIBRARY = re.compile(
-    rf"(^|/)({LIBRARIES}|importlib|asyncio|multiprocessing|concurrent|logging|json|unittest|site-packages|dist-packages)/"
-    r"|^(collections|ctypes|email|encodings|http|re|urllib|xml)/"
+    rf"(^|/)({LIBRARIES}|{STANDARD_ANYWHERE}|site-packages|dist-packages)/|^({STANDARD_FIRST})/"
     r"|lib/python\d|^<frozen|^<string>|^<eval_with_key>"
     r"|^(threading|contextlib|functools|typing|abc|queue|weakref|copy|random|inspect|runpy|os"
     r"|re|enum|types|warnings|collections|dataclasses|traceback|linecache|socket|selectors"

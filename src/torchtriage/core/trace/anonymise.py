@@ -22,7 +22,7 @@ from torchtriage.core.trace import kernel_categories
 from torchtriage.core.trace import public_names as public
 from torchtriage.core.trace.columns import Detail, Lane, Trace
 from torchtriage.core.trace.event_types import CATEGORIES, READ_AGAIN
-from torchtriage.core.trace.frames import LIBRARIES, STANDARD_ANYWHERE, STANDARD_FIRST
+from torchtriage.core.trace.frames import LIBRARIES, PYTHON_FRAME, STANDARD_ANYWHERE, STANDARD_FIRST
 from torchtriage.core.trace.operator_words import OPERATOR_WORDS
 from torchtriage.core.trace.pseudonyms import Pseudonyms
 from torchtriage.core.trace.schema import Kind
@@ -68,7 +68,6 @@ _SHORTEST, _SHORTEST_OF_VENDORS = 2, 4
 _LONG_NUMBER = 7
 """Digits: no step, size or line has so many, an account or a date may."""
 
-_ANONYMOUS = "(anonymous namespace)"
 _PLACE = "__anonymous__"
 _CHAIN = re.compile(r"\w+(?:::~?\w+)*")
 _LIBRARY_SPACES = """
@@ -90,7 +89,6 @@ _EARLIER = ("S_", *(f"S{digit}_" for digit in "0123456789"))
 _QUALIFIERS = ("K", "V", "r")
 _NO_NAME = re.compile(r"L[a-zA-Z]\w?-?\d+E|S[\dA-Z]*_|S[a-z]|T\d*_|D[a-zF]\d*[b_]?|[A-Za-z_]")
 
-_PYTHON_FRAME = re.compile(r"(?P<file>.+)\((?P<line>\d+)\): (?P<function>.+)", re.DOTALL)
 _RESUME = re.compile(r"(torch_dynamo_resume_in_)(.+)(_at_\d+)")
 _FUNCTION = re.compile(r"__\w+__|<\w+>|forward|backward|step|setup_context")
 """What PyTorch and Python themselves ask a class to call its methods."""
@@ -110,6 +108,7 @@ _ENGINES = frozenset(("vllm", "sglang", "tensorrt_llm"))
 _INSTALLED = ("site-packages", "dist-packages")
 _PYTHON = re.compile(r"python\d(?:\.\d+)?|lib(?:64)?")
 _VERSION = re.compile(r"python\d(?:\.\d+)?")
+_FROZEN = re.compile(r"<frozen (\w+)(?:\.\w+)*>")
 _STANDARD = Path(os.__file__).parent
 _ENDING = re.compile(r"\.(?:py|pyc|pyx|so|cpp|cc|cu|cuh|h|json|gz|pt|trace|zip)\b")
 
@@ -170,8 +169,8 @@ class Anonymiser:
 
     def text(self, text: str) -> str:
         """Return a text in which the words of the field stand, and pseudonyms for the others."""
-        found = text.replace(_ANONYMOUS, _PLACE)
-        return _CHAIN.sub(self._chain, found).replace(_PLACE, _ANONYMOUS)
+        found = text.replace(public.ANONYMOUS, _PLACE)
+        return _CHAIN.sub(self._chain, found).replace(_PLACE, public.ANONYMOUS)
 
     def category(self, text: str) -> str:
         """Return an event's category."""
@@ -254,7 +253,7 @@ class Anonymiser:
             assert found is not None
             name = found[1] if found[1] in public.MODULES else self._whole(found[1])
             return f"{_MODULE}{name}{found[2]}"
-        frame = _PYTHON_FRAME.fullmatch(text)
+        frame = PYTHON_FRAME.match(text)
         if frame is not None:
             file = self.path(frame["file"])
             function = frame["function"]
@@ -287,8 +286,10 @@ class Anonymiser:
 
     def path(self, path: str) -> str:
         """Return a file's path: as it is inside a public package, with pseudonyms in front and elsewhere."""
-        if public.GENERATED_FILE.fullmatch(path) or path.startswith("<frozen"):
+        if public.GENERATED_FILE.fullmatch(path) or _is_frozen(path):
             return path
+        if path.startswith("<frozen "):
+            return f"<frozen {self._whole(path[8:])}"
         parts = re.split(r"([/\\])", path)
         names = parts[::2]
         kept = _public_from(names)
@@ -417,12 +418,8 @@ def _public_from(names: list[str]) -> int:
     for at in range(len(names) - 1, -1, -1):
         if names[at] in _INSTALLED:
             return at + 1 if names[at + 1 : at + 2] and names[at + 1] in _PACKAGES else len(names)
-        if (
-            _VERSION.fullmatch(names[at])
-            and at > 0
-            and names[at - 1] in ("lib", "lib64")
-            and _of_python(names[at + 1 :])
-        ):
+        in_lib = names[max(at - 1, 0)] in ("lib", "lib64")  # a folder lib alone can be anybody's
+        if in_lib and _VERSION.fullmatch(names[at]) and _of_python(names[at + 1 :]):
             return at + 1
     if (len(names) > 1 and (names[0] in _PACKAGES or _of_python(names))) or _LONE.fullmatch(names[0]):
         return 0
@@ -445,4 +442,10 @@ def _of_python(names: list[str]) -> bool:
 
 def _names_a_library(file: str) -> bool:
     names = re.split(r"[/\\]", file)
-    return _public_from(names) < len(names) or file.startswith("<frozen")
+    return _public_from(names) < len(names) or _is_frozen(file)
+
+
+def _is_frozen(file: str) -> bool:
+    """Return whether a file is one that Python itself has compiled in: programs can be, too."""
+    found = _FROZEN.fullmatch(file)
+    return found is not None and found[1] in sys.stdlib_module_names

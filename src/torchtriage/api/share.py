@@ -6,6 +6,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -83,27 +84,30 @@ def slim(
         Called with a path and how many are done before it is read; may return a ``progress``.
 
     Raises TraceFormatError: a file cannot be read; UsageError: the selection is not in the recording, or ``out`` cannot
-    be written.
+    be written. What was written before is taken away then.
     """
-    pairs = list(_pairs(Path(path), Path(out), names))
-    asked = selection or Selection()
-    total = sum(source.stat().st_size for source, _ in pairs)
-    wanted = max_mb * 1e6 if max_mb is not None else total / factor if factor is not None else float("inf")
-    ladder = _Ladder(pairs[0][0], asked, wanted, max_bytes, max_memory)
-    while True:
-        written: list[Written] = []
-        for source, target in pairs:
-            progress = starting(str(source), len(written)) if starting else None
-            with within(max_memory):
-                part = _part(source, asked, ladder.cut, max_bytes)
-            written.append(
-                write_slim(
-                    source, target, part=part, less=ladder.cut.less, names=names, max_bytes=max_bytes, progress=progress
+    with _all_or_nothing() as made:
+        pairs = list(_pairs(Path(path), Path(out), names, made))
+        asked = selection or Selection()
+        total = sum(source.stat().st_size for source, _ in pairs)
+        wanted = max_mb * 1e6 if max_mb is not None else total / factor if factor is not None else float("inf")
+        ladder = _Ladder(pairs[0][0], asked, wanted, max_bytes, max_memory)
+        while True:
+            written: list[Written] = []
+            for source, target in pairs:
+                progress = starting(str(source), len(written)) if starting else None
+                with within(max_memory):
+                    part = _part(source, asked, ladder.cut, max_bytes)
+                less = ladder.cut.less
+                written.append(
+                    write_slim(
+                        source, target, part=part, less=less, names=names, max_bytes=max_bytes, progress=progress
+                    )
                 )
-            )
-        size = sum(item.size_bytes for item in written)
-        if size <= wanted or not ladder.descend(size):
-            break
+                made.append(target)
+            size = sum(item.size_bytes for item in written)
+            if size <= wanted or not ladder.descend(size):
+                break
     return Slimmed(
         tuple(target for _, target in pairs),
         sum(item.from_bytes for item in written),
@@ -113,8 +117,24 @@ def slim(
     )
 
 
-def _pairs(path: Path, out: Path, names: Anonymiser | None) -> Iterator[tuple[Path, Path]]:
-    """Yield each trace and the file to write; names of files are private, too."""
+@contextmanager
+def _all_or_nothing() -> Iterator[list[Path]]:
+    """Yield a list for the folders and files that are made; take them away when what makes them fails."""
+    made: list[Path] = []
+    try:
+        yield made
+    except BaseException:
+        for path in reversed(made):
+            with suppress(OSError):
+                if path.is_dir():
+                    path.rmdir()  # fails where others have files in it
+                elif path.is_file():
+                    path.unlink()
+        raise
+
+
+def _pairs(path: Path, out: Path, names: Anonymiser | None, made: list[Path]) -> Iterator[tuple[Path, Path]]:
+    """Yield each trace and the file to write; names of files are private, too. New folders come to ``made``."""
     if not path.is_dir():
         if not out.name.endswith(".gz"):
             raise UsageError("expected a file to write that ends in .json.gz", where=str(out), hint=f"-o {out}.json.gz")
@@ -131,6 +151,7 @@ def _pairs(path: Path, out: Path, names: Anonymiser | None) -> Iterator[tuple[Pa
             folder = Path(names.path(str(folder)))
             name = f"trace{number:03d}{'' if rank is None else f'_rank{rank}'}.json.gz"
         target = out / folder / name
+        made += reversed([folder for folder in target.parents if not folder.exists()])
         target.parent.mkdir(parents=True, exist_ok=True)
         yield source, target
 
@@ -219,8 +240,11 @@ def size_line(done: Slimmed) -> str:
     return f"{format_bytes(done.size_bytes)} of {format_bytes(done.from_bytes)}, {factor:.1f} times smaller"
 
 
-def open_key(key: str | None, output: str | None = None) -> tuple[Pseudonyms, str]:
-    """Return the pseudonyms of a key file, and its path; by default a new one in the current folder.
+@contextmanager
+def open_key(key: str | None, output: str | None = None) -> Iterator[tuple[Pseudonyms, str]]:
+    """Yield the pseudonyms of a key file, and its path; by default a new one in the current folder.
+
+    New pseudonyms are written to it at the end. A file that is made here goes again when what is done with it fails.
 
     Raises UsageError: the default one is there already, the file is no key file, or lies in the folder that is written.
     """
@@ -233,4 +257,12 @@ def open_key(key: str | None, output: str | None = None) -> tuple[Pseudonyms, st
         )
     if output is not None and is_inside(Path(path), Path(output)):
         raise UsageError("expected a key file outside of what is handed on", where=path, hint="name another with --key")
-    return Pseudonyms.of_file(path), path
+    is_new = not os.path.lexists(path)
+    names = Pseudonyms.of_file(path)
+    try:
+        yield names, path
+    except BaseException:
+        if is_new:
+            Path(path).unlink(missing_ok=True)
+        raise
+    names.save(path)

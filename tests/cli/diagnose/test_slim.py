@@ -11,6 +11,7 @@ import pytest
 from builder import TraceBuilder
 
 from torchtriage.core.trace import read_trace
+from torchtriage.core.trace.pseudonyms import PSEUDONYM
 
 
 def secret(n: int = 12) -> TraceBuilder:
@@ -98,6 +99,30 @@ def test_key_is_not_taken_by_chance_nor_handed_on(run, trace, tmp_path, monkeypa
     assert "outside of what is handed on" in refused.output
 
 
+def test_what_fails_leaves_nothing(run, trace, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ranks = tmp_path / "acme_ranks" / "alice"
+    ranks.mkdir(parents=True)
+    (ranks / "rank0.json").write_bytes(trace.read_bytes())
+    (ranks / "rank1.json").write_text("no trace")
+    before = sorted(tmp_path.rglob("*"))
+    run("slim", "acme_ranks", "-o", "out/job", "--anonymise", code=2)
+    run("slim", ranks / "rank1.json", "-o", "one.json.gz", "--anonymise", code=2)
+    run("slim", "nowhere.json", "-o", "one.json.gz", "--anonymise", code=2)
+    assert sorted(tmp_path.rglob("*")) == before
+    (ranks / "rank1.json").write_bytes(trace.read_bytes())
+    run("slim", "acme_ranks", "-o", "out/job", "--anonymise", code=0)
+
+
+def test_what_fails_takes_no_key_that_was_there(run, trace, tmp_path):
+    key = tmp_path / "key.json"
+    run("slim", trace, "-o", tmp_path / "one.json.gz", "--anonymise", "--key", key, code=0)
+    before = key.read_bytes()
+    trace.write_text("no trace")
+    run("slim", trace, "-o", tmp_path / "two.json.gz", "--anonymise", "--key", key, code=2)
+    assert key.read_bytes() == before
+
+
 def test_ranks_of_a_folder_keep_their_numbers(run, trace, tmp_path):
     folder = tmp_path / "acme_job"
     folder.mkdir()
@@ -129,9 +154,11 @@ def test_no_report_names_anybody(run, trace, tmp_path, form):
 
 def test_other_commands_name_nobody_either(run, trace):
     for words in (["compare", trace, trace], ["doctor", trace]):
-        shown = run(*words, "--anonymise", "-q").output
+        assert "acme" in run(*words, "-q", code=0).output
+        shown = run(*words, "--anonymise", "-q", code=0).output
         assert "acme" not in shown
         assert "alice" not in shown
+        assert PSEUDONYM.search(shown)
 
 
 def test_what_cannot_be_anonymised_is_refused(run, trace, tmp_path):

@@ -54,6 +54,21 @@ PUBLIC = [
     (Kind.PYTHON, "<built-in function collect>"),
     (Kind.PYTHON, "<built-in method run_backward of torch._C._EngineBase object at 0x7f>"),
     (Kind.PYTHON, "Python GC"),
+    (Kind.PYTHON, "<frozen importlib._bootstrap>(1027): _find_and_load"),
+    (Kind.PYTHON, "json/decoder.py(332): decode"),
+    (Kind.PYTHON, "concurrent/futures/thread.py(58): run"),
+    (Kind.PYTHON, "<built-in method acquire of _thread.RLock object at 0x7f>"),
+    (Kind.PYTHON, "<built-in method read of _io.BufferedReader object at 0x7f>"),
+    (Kind.OP, "quantized::conv2d_relu"),
+    (Kind.OP, "torch::jit::InterpreterState"),
+    (Kind.OP, "torch::autograd::CopySlices"),
+    (Kind.RUNTIME, "aclrtSynchronizeStream"),
+    (Kind.KERNEL, "aclnnAddmm_MatMulCommon_MatMulV2"),
+    (Kind.KERNEL, "igemm_fwd_gtcx3_nhwc_bf16_bx0_ex1_bt256x64x8_wt64x16x4_ws1x1_ta1x1x8x1_1x8x1x32_pta"),
+    (Kind.KERNEL, "__amd_rocclr_copyBuffer"),
+    (Kind.KERNEL, "MIOpenBatchNormFwdTrainSpatial"),
+    (Kind.KERNEL, "cunn_SoftMaxForward"),
+    (Kind.KERNEL, "_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_15CUDAFunctor_addIfEEEEviT0_T1_"),
 ]
 
 PRIVATE = [
@@ -80,6 +95,34 @@ PRIVATE = [
     (Kind.ANNOTATION, "alice@acme.com run 1234567890", ["alice", "acme", "1234567890"]),
     (Kind.ANNOTATION, "Optimizer.step#AcmeOptimus.step", ["Acme", "Optimus"]),
     (Kind.ANNOTATION, "Проект Альфа", ["Проект", "Альфа"]),
+    (Kind.KERNEL, "_ZN2at6native6kernelI10AcmeSecretEEvT_", ["Acme", "Secret"]),
+    (Kind.KERNEL, "_ZN3cub12DeviceKernelI10AcmeSecretLi3EEvT_", ["Acme", "Secret"]),
+    (Kind.KERNEL, "_ZN2at6native6kernelEPfRK10AcmeSecret", ["Acme", "Secret"]),
+    (Kind.KERNEL, "_ZN2at6native6kernelIN4acme3barENS2_6SecretEEEvT_", ["acme", "Secret"]),
+    (Kind.KERNEL, "_ZN4acme2at6secretEPf", ["acme", "secret"]),
+    (Kind.PYTHON, "<built-in method run of _AcmeSecretEngine object at 0x7f>", ["Acme", "Secret"]),
+    (Kind.PYTHON, "<built-in method run of _acme_secret.Engine object at 0x7f>", ["acme", "secret"]),
+    (Kind.PYTHON, "code/acme_secret.py(3): secret_fn", ["acme", "secret"]),
+    (Kind.PYTHON, "platform/acme/secret.py(3): secret_fn", ["acme", "secret"]),
+    (Kind.PYTHON, "email/alice.py(3): secret_fn", ["alice", "secret"]),
+    (Kind.PYTHON, "json/../acme.py(3): secret_fn", ["acme", "secret"]),
+    (Kind.PYTHON, "/home/alice/lib/profile/secret_thing.py(3): secret_fn", ["alice", "secret"]),
+    (Kind.PYTHON, "/home/12345678/proj/x.py(1): f", ["12345678", "proj"]),
+    (Kind.PYTHON, "<frozen acme.secret>(3): alice", ["acme", "secret", "alice"]),
+    (Kind.PYTHON, "Python GC acme secret", ["acme", "secret"]),
+    (Kind.KERNEL, "internal::acme_secret_kernel", ["acme", "secret"]),
+    (Kind.OP, "profiler::acme_secret", ["acme", "secret"]),
+    (Kind.OP, "torch::acme::secret", ["acme", "secret"]),
+    (Kind.OP, "xla::acme", ["acme"]),
+    (Kind.OP, "autograd::engine::evaluate_function: xla::acme", ["acme"]),
+    (Kind.KERNEL, "_ZN27_GLOBAL__N__0_7_acme_cu_7f_6secretEv", ["acme", "secret"]),
+    (Kind.KERNEL, "std::acme_secret", ["acme", "secret"]),
+    (Kind.KERNEL, "torch::autograd::AcmeSecret", ["acme", "secret"]),
+    (Kind.KERNEL, "aclAcmeSecret", ["acme", "secret"]),
+    (Kind.KERNEL, "cunn_AcmeSecret", ["acme", "secret"]),
+    (Kind.KERNEL, "igemm_fwd_gtc_acme_secret", ["acme", "secret"]),
+    (Kind.KERNEL, "MIOpenAcmeSecret", ["acme", "secret"]),
+    (Kind.OP, "torch.distributed.acme.secret::x", ["acme", "secret"]),
 ]
 
 
@@ -144,6 +187,11 @@ def test_arguments_labels_and_metadata_are_anonymised():
     assert "[1048576, 2]" in text
     assert trace.meta["distributedInfo"]["rank"] == 1
     assert trace.meta["distributedInfo"]["pg_config"][0]["ranks"] == [0]
+
+
+@pytest.mark.parametrize("host", ["ip-10-12-34-56.ec2.internal", "10.0.0.5"])
+def test_a_host_has_one_pseudonym(host):
+    assert PSEUDONYM.fullmatch(Anonymiser(Pseudonyms()).meta({"host_name": host})["host_name"])
 
 
 def test_arguments_read_from_the_file_are_anonymised():

@@ -123,6 +123,9 @@ def made() -> dict[str, TraceBuilder]:
     secret.event("/home/alice/acme.py(3): alice_step", "python_function", 1, 5000, **{"Python id": 2, "Module": "acme"})
     secret.event("acme_thing", "acme_category", 5, 6, tid="alice thread")
     secret.events.append({"ph": "M", "name": "process_name", "pid": 100, "tid": 0, "args": {"name": "acme.py"}})
+    secret.events.append({"ph": "M", "name": "acme_label", "pid": 100, "tid": 0, "args": {"name": "alice"}})
+    secret.events.append({"ph": "B", "name": "acme_part", "cat": "cpu_op", "pid": 100, "tid": 9, "ts": 7})
+    secret.events.append({"ph": "E", "name": "acme_part", "cat": "cpu_op", "pid": 100, "tid": 9, "ts": 8})
     for event in secret.events:
         event.setdefault("args", {}).update({"kernel_file": "/home/alice/k.py", "Module Hierarchy": "acme"})
     return {"secret": secret}

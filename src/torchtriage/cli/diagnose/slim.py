@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +50,8 @@ def command(path: str, **given: Any) -> None:
 
     if not Path(path).is_dir():
         check_outputs([output], [path])
-    pseudonyms = share.open_key(given["key"], output) if given["anonymise"] else None
-    with reading_many(1, quiet=given["quiet"]) as starting:
+    opened = share.open_key(given["key"], output) if given["anonymise"] else nullcontext()
+    with opened as pseudonyms, reading_many(1, quiet=given["quiet"]) as starting:
         done = share.slim(
             path,
             output,
@@ -65,7 +66,6 @@ def command(path: str, **given: Any) -> None:
         click.echo(f"  left out {what}")
     if pseudonyms is not None:
         names, key = pseudonyms
-        names.save(key)
         click.echo(
             f"  {len(names.names):,} names have pseudonyms, and {key} says which: keep it, and do not hand it on"
         )

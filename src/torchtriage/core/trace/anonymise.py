@@ -8,9 +8,11 @@ or private as a whole. In operators, kernels, annotations and labels each word s
 from __future__ import annotations
 
 import builtins
+import os
 import re
 import sys
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,7 +22,7 @@ from torchtriage.core.trace import kernel_categories
 from torchtriage.core.trace import public_names as public
 from torchtriage.core.trace.columns import Detail, Lane, Trace
 from torchtriage.core.trace.event_types import CATEGORIES, READ_AGAIN
-from torchtriage.core.trace.frames import LIBRARIES
+from torchtriage.core.trace.frames import LIBRARIES, PYTHON_FRAME, STANDARD_ANYWHERE, STANDARD_FIRST
 from torchtriage.core.trace.operator_words import OPERATOR_WORDS
 from torchtriage.core.trace.pseudonyms import Pseudonyms
 from torchtriage.core.trace.schema import Kind
@@ -28,26 +30,28 @@ from torchtriage.core.trace.schema import Kind
 __all__ = ["Anonymiser"]
 
 _FIELD = """
-accelerator acl aclnn acquire all2all allocated amd analysis aot ascend ascendcl async aten autograd backend backward
-bad batch batchnorm bench bf16 bfloat bfloat16 bmm bool bs bucket buffer built bwd bytecode bytes cache cached call
-cann capture captured ccp char cl codegen collate collect comm command comms compile compiled computing const context
-convolve copy core counter cpu criterion ctx cublas cuda cuda_graph cudagraph cudnn cupti data dataloader dataparallel
-ddp decode decoder default dequeue deserialize destroy device dgemm dispatcher distributed dma double driver dynamo
-end engine enqueue entire enumerate eval event events exchange execute executor expand explicit extend fail false
-float flush fnet fork format forward fp16 fp32 fp8 free fsdp fully function functional functions fused fwd fx gather
-gc ge gen generate generation genericlist gloo gpu gradients graph grid groupnorm gt guard guards half hardware hccl
-hcl hgemm high hip hipblas host hpu id implicit inductor inf inference init inner input instant instrumentation int
-int8 invalid iter iteration iterator json kernel kineto launch layer layernorm lazy list listlist ll loader loading
-long lookup low malloc mark maybe memcpy memset meta method mixed mlp mma mode module monotonic mpi mtia multi
-multimem multistage nan nccl ndarray new next nn node none norm npu nt null numpy nvlink object operator optimizer
-optional overhead overlap pageable parallel param params pass peer per perf pg pipeline poi poll pool post pre
-predicated prefill pregraph print privateuse1 process processing profiler profilerstep prologue py python pytorch
-queue rank raw rccl read receive record red reducer region regions release replay repr req reqs request requests reset
-rms rmsnorm rocm rocprim run runtime scalar scalarlist scheduler sd self send server sgemm sharded shared short signed
-single size sk sleep spans spec spl sq sqsk sqsq stack stage start state step stop store stream subgraph swiglu symm
-sync synchronize target tem tensor tensorlist tf32 thread threadblock tiling time timed timer tn to tok toks topk
-torch trace traces tracing train trainer training transformer triggered triton true tt tuple type ucc uint8 ul ull
-unary undefined unk unknown unsigned validation variadic vector verify void wait warmup warp window work worker
+accelerator accessor acl aclnn aclop aclrt acquire adds ai all2all allocated amd analysis aot array ascend ascendcl
+async aten attr autograd axpy backend backward backwards bad batch batchnorm bench bf16 bfloat bfloat16 bmm bool bs
+bucket buffer built bwd bytecode bytes cache cached call cann capture captured ccp char cl class codegen collate collect
+comm command common comms compile compiled computing conditional const context convolve copy core counter cpp cpu create
+criterion ctx cublas cuda cuda_graph cudagraph cudnn cunn cupti data dataloader dataparallel ddp decode decoder default
+dequeue desc deserialize destroy detail device dgemm dispatcher distributed divides divs dma double driver dynamo enable
+end engine enqueue entire enumerate eq eval evaluate event events exchange execute executor expand explicit extend fail
+false float flush fnet fork format forward fp16 fp32 fp8 free fsdp fully function functional functions fused fwd fx
+gather gc ge gemvx gen generate generation generic genericlist gloo gpu gradients graph grid groupnorm gt guard guards
+half hardware hccl hcl headeronly hgemm high hip hipblas host hpu id if implicit inductor inf inference init inner input
+instant instrumentation int int8 integral interpreter invalid iter iteration iterator jit json kernel kineto launch
+layer layernorm lazy list listlist ll loader loading long lookup low malloc mark mat maybe memcpy memset meta method mi
+mixed mlp mma mode module monotonic mpi mtia muls multi multimem multiplies multistage nan nccl ndarray new next nn node
+none norm npu nt null numpy nvlink object op open operator optimizer optional overhead overlap pageable parallel param
+params pass peer per perf pg pipeline plus poi poll pool post pre predicated prefill pregraph print privateuse1 process
+processing profiler profilerstep prologue ptr py python pytorch queue rank raw rccl read receive record red reducer
+region regions reinterpret release replay repr req reqs request requests reset restrict rms rmsnorm rocm rocprim root
+run runtime scalar scalarlist scheduler sd self send server sgemm sharded shared short signed single size sk sleep
+slices spans spec spl sq sqsk sqsq stack stage start state step stop store stream struct subgraph swiglu symm sync
+synchronize target tem tensor tensorlist tf32 thread threadblock tiling time timed timeout timer tn to tok toks topk
+torch trace traces tracing train trainer training traits trans transformer triggered triton true tt tuple type ucc uint8
+ul ull unary undefined unk unknown unsigned validation variadic vector verify void wait warmup warp window work worker
 workspace wrapped wrapper write xccl xla xpu zero
 """
 _WORDS = frozenset(
@@ -64,37 +68,48 @@ _SHORTEST, _SHORTEST_OF_VENDORS = 2, 4
 _LONG_NUMBER = 7
 """Digits: no step, size or line has so many, an account or a date may."""
 
-_ANONYMOUS = "(anonymous namespace)"
 _PLACE = "__anonymous__"
 _CHAIN = re.compile(r"\w+(?:::~?\w+)*")
 _LIBRARY_SPACES = """
-torch std internal ck ck_tile aiter hipcub rocblas hipblaslt miopen tensile fbgemm fbgemm_gpu PyTorchMemEffAttention
+torch std ck ck_tile aiter hipcub rocblas hipblaslt miopen tensile fbgemm fbgemm_gpu PyTorchMemEffAttention
 vllm _vllm_fa3_C _moe_C sgl_kernel flashinfer deep_gemm deep_ep transformer_engine cask_cudnn
 """
 _SPACES = frozenset((*public.SPACES.split("|"), *public.NAMESPACES.split("|"), *_LIBRARY_SPACES.split()))
+_SHARED_SPACES = frozenset(("torch", "std", "internal", "quantized", "xla", "profiler", "inductor"))
+"""Anybody's, or words that anybody may call a namespace: what is in them counts by its words."""
+_EVALUATED = "autograd::engine::evaluate_function: "
 _CUDA = ("cuda::std::", "cuda::__")
 _VENDOR = re.compile(
-    r"Cijk_\w+|igemm_(?:fwd|bwd|wrw)_gtcx?\d*_\w+|triton__\d[\ddec]*|__amd_rocclr_\w+|(?:MIOpen|miopen)[A-Z]\w+"
-    r"|cunn_\w+|acl(?:nn|rt|op)?[A-Z]\w*"
+    r"Cijk_\w+|igemm_(?:fwd|bwd|wrw)_gtcx?\d*(?:_(?:[a-z]{0,3}[\dx]*|nhwc|nchw|gkgs))*|triton__\d[\ddec]*"
 )
-_REDUCER = re.compile(r"torch\.distributed\.[\w.]+::\w+")
 _MANGLED = re.compile(r"_Z\w+")
 _LENGTH = re.compile(r"[1-9]\d{0,3}")
+_SUBSTITUTION = re.compile(r"S[\dA-Z]?_")
+_EARLIER = ("S_", *(f"S{digit}_" for digit in "0123456789"))
+_QUALIFIERS = ("K", "V", "r")
 _NO_NAME = re.compile(r"L[a-zA-Z]\w?-?\d+E|S[\dA-Z]*_|S[a-z]|T\d*_|D[a-zF]\d*[b_]?|[A-Za-z_]")
 
-_PYTHON_FRAME = re.compile(r"(?P<file>.+)\((?P<line>\d+)\): (?P<function>.+)", re.DOTALL)
 _RESUME = re.compile(r"(torch_dynamo_resume_in_)(.+)(_at_\d+)")
 _FUNCTION = re.compile(r"__\w+__|<\w+>|forward|backward|step|setup_context")
 """What PyTorch and Python themselves ask a class to call its methods."""
 _MODULE = "nn.Module: "
 _INSTANCE = re.compile(r"(.*?)((?:_\d+)?)", re.DOTALL)
-_OWNER = re.compile(r"(?:torch|numpy|builtins|collections|pybind11_builtins|PyCapsule|_\w+)\b")
+_OWNER = re.compile(
+    r"PyCapsule|_ParameterMeta|(?:torch|numpy|builtins|collections|pybind11_builtins|_abc|_asyncio|_C|_collections"
+    r"|_contextvars|_csv|_ctypes|_functools|_hashlib|_io|_json|_lsprof|_multiprocessing|_pickle|_queue|_random|_socket"
+    r"|_sre|_ssl|_struct|_thread|_weakref)\.[\w.]+"
+)
 
 _PACKAGES = frozenset((*LIBRARIES.split("|"), *["psutil", "pynvml", "wandb", "mlflow", "tensorboard", "tensorboardX"]))
+_KEPT_FOLDERS = frozenset((*_PACKAGES, *STANDARD_ANYWHERE.split("|"), *STANDARD_FIRST.split("|")))
+"""Whoever's they are: by these words a frame counts as a library's, :func:`is_user_frame`."""
 _ENGINES = frozenset(("vllm", "sglang", "tensorrt_llm"))
 """Run from their source trees as often as installed."""
 _INSTALLED = ("site-packages", "dist-packages")
 _PYTHON = re.compile(r"python\d(?:\.\d+)?|lib(?:64)?")
+_VERSION = re.compile(r"python\d(?:\.\d+)?")
+_FROZEN = re.compile(r"<frozen (\w+)(?:\.\w+)*>")
+_STANDARD = Path(os.__file__).parent
 _ENDING = re.compile(r"\.(?:py|pyc|pyx|so|cpp|cc|cu|cuh|h|json|gz|pt|trace|zip)\b")
 
 _QUOTED = re.compile(r"(?<=at byte )(\d+): .*", re.DOTALL)
@@ -147,14 +162,15 @@ class Anonymiser:
             return self._python(text)
         if how == "runtime" and public.CALL.fullmatch(text):
             return text
-        if any(rule.fullmatch(text) for rule in (public.OPERATOR, public.ANNOTATION, public.COPY, _VENDOR, _REDUCER)):
+        of_library = any(rule.fullmatch(text) for rule in (public.OPERATOR, public.ANNOTATION, public.COPY, _VENDOR))
+        if of_library and _space(text.removeprefix(_EVALUATED)) not in _SHARED_SPACES:
             return text
         return self.text(text)
 
     def text(self, text: str) -> str:
         """Return a text in which the words of the field stand, and pseudonyms for the others."""
-        found = text.replace(_ANONYMOUS, _PLACE)
-        return _CHAIN.sub(self._chain, found).replace(_PLACE, _ANONYMOUS)
+        found = text.replace(public.ANONYMOUS, _PLACE)
+        return _CHAIN.sub(self._chain, found).replace(_PLACE, public.ANONYMOUS)
 
     def category(self, text: str) -> str:
         """Return an event's category."""
@@ -162,7 +178,8 @@ class Anonymiser:
 
     def _chain(self, match: re.Match[str]) -> str:
         chain = match[0]
-        if chain.startswith(_CUDA) or (chain.partition("::")[0] in _SPACES and "::" in chain):
+        space = _space(chain)
+        if chain.startswith(_CUDA) or (space in _SPACES and space not in _SHARED_SPACES):
             return chain
         return "::".join(map(self._part, chain.split("::")))
 
@@ -195,8 +212,12 @@ class Anonymiser:
         return "".join(out)
 
     def _mangled(self, symbol: str) -> str:
-        """Replace the names in an Itanium symbol, each with its length, outside of public namespaces."""
-        out, position, is_public, of_public = [symbol[:2]], 2, False, False
+        """Replace the names in an Itanium symbol, each with its length, outside of public namespaces.
+
+        What a template is given and a function takes is not theirs for being there.
+        """
+        out, position, is_public, may_begin = [symbol[:2]], 2, False, True
+        n_public, in_first = 0, True
         while position < len(symbol):
             length = _LENGTH.match(symbol, position)
             start = length.end() if length else position
@@ -204,15 +225,22 @@ class Anonymiser:
             if length is None or end > len(symbol):
                 token = _NO_NAME.match(symbol, position)
                 end = token.end() if token else position + 1
-                # a nested name begins; behind a substitution it goes on with what was named before
-                if token and token[0] == "N":
-                    is_public = of_public and symbol[end : end + 1] == "S"
-                out.append(symbol[position:end])
+                what = symbol[position:end]
+                if _SUBSTITUTION.fullmatch(what):
+                    # what was named before: the first names of the symbol are counted from S_ on
+                    is_public = may_begin and what in _EARLIER[:n_public]
+                    may_begin = False
+                elif what not in _QUALIFIERS:
+                    n_public -= in_first and is_public and what == "E"  # a function is not counted
+                    in_first = in_first and position == 2
+                    is_public, may_begin = False, what == "N"
+                out.append(what)
             else:
                 name = symbol[start:end]
-                is_public = is_public or name in _SPACES
-                of_public = of_public or (is_public and len(out) < 4)
-                shown = name if is_public or name.startswith("_GLOBAL__N_") else self._identifier(name)
+                is_public = is_public or (may_begin and name in _SPACES)
+                n_public += in_first and is_public
+                may_begin = False
+                shown = name if is_public or name == "_GLOBAL__N_1" else self._identifier(name)
                 out.append(f"{len(shown)}{shown}")
             position = end
         return "".join(out)
@@ -225,7 +253,7 @@ class Anonymiser:
             assert found is not None
             name = found[1] if found[1] in public.MODULES else self._whole(found[1])
             return f"{_MODULE}{name}{found[2]}"
-        frame = _PYTHON_FRAME.fullmatch(text)
+        frame = PYTHON_FRAME.match(text)
         if frame is not None:
             file = self.path(frame["file"])
             function = frame["function"]
@@ -234,10 +262,10 @@ class Anonymiser:
             return f"{file}({frame['line']}): {function}"
         builtin = public.BUILTIN.fullmatch(text)
         if builtin is None:
-            return text if text.startswith("Python GC") else self.text(text)
+            return self.text(text)
         name, owner = builtin["name"], builtin["owner"]
         shown = name if name in public.KNOWN_BUILTINS or hasattr(builtins, name) else self._identifier(name)
-        if owner and not (public.OWNER.fullmatch(owner) or _OWNER.match(owner) or owner in ("type", "module")):
+        if owner and not (public.OWNER.fullmatch(owner) or _OWNER.fullmatch(owner) or owner in ("type", "module")):
             # from the back: one may be a part of the other
             place = builtin.start("owner"), builtin.end("owner")
             text = text[: place[0]] + self._whole(owner) + text[place[1] :]
@@ -253,18 +281,20 @@ class Anonymiser:
         return name if _FUNCTION.fullmatch(name) else self._whole(name)
 
     def _whole(self, text: str) -> str:
-        """Replace every word, whatever it says."""
-        return re.sub(r"\w+", lambda match: match[0] if match[0].isdecimal() else self._of(match[0]), text)
+        """Replace every word, whatever it says, and numbers as long as an account's."""
+        return re.sub(r"\w+", lambda match: match[0] if _is_short_number(match[0]) else self._of(match[0]), text)
 
     def path(self, path: str) -> str:
         """Return a file's path: as it is inside a public package, with pseudonyms in front and elsewhere."""
-        if public.GENERATED_FILE.fullmatch(path) or path.startswith("<frozen"):
+        if public.GENERATED_FILE.fullmatch(path) or _is_frozen(path):
             return path
+        if path.startswith("<frozen "):
+            return f"<frozen {self._whole(path[8:])}"
         parts = re.split(r"([/\\])", path)
         names = parts[::2]
         kept = _public_from(names)
         for at, part in enumerate(names[:kept]):
-            is_kept = part in _INSTALLED or part in _PACKAGES or _PYTHON.fullmatch(part)
+            is_kept = part in _INSTALLED or part in _KEPT_FOLDERS or _PYTHON.fullmatch(part)
             parts[2 * at] = part if is_kept else self._component(part)
         return "".join(parts)
 
@@ -312,7 +342,8 @@ class Anonymiser:
                 facts = {inner: self.value(item) for inner, item in value.items() if inner in _DISTRIBUTED}
                 out[key] = {**facts, **_groups(self, value)}
             elif key in _META or _VERSIONS.fullmatch(key):
-                out[key] = self._whole(value) if key == "host_name" else self.value(value)
+                # an address is made of short numbers
+                out[key] = self._of(str(value)) if key == "host_name" else self.value(value)
         return out
 
     def trace(self, trace: Trace) -> Trace:
@@ -360,15 +391,25 @@ def _device(properties: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in properties.items() if key in _DEVICE or isinstance(value, int | float)}
 
 
+def _space(name: str) -> str:
+    """Return the namespace that a name begins with, empty for none."""
+    space, colons, _ = name.partition("::")
+    return space if colons else ""
+
+
 def _is_vendors(name: str) -> bool:
     return bool(_VENDOR.fullmatch(name) or public.PLAIN_KERNEL.fullmatch(name) or public.of_vendor(name))
+
+
+def _is_short_number(text: str) -> bool:
+    return text.isdecimal() and len(text) < _LONG_NUMBER
 
 
 def _is_private(piece: str, shortest: int) -> bool:
     if piece.startswith("_"):
         return False
     if piece.isdecimal():
-        return len(piece) >= _LONG_NUMBER
+        return not _is_short_number(piece)
     return len(piece) >= shortest and piece.lower() not in _WORDS
 
 
@@ -377,9 +418,10 @@ def _public_from(names: list[str]) -> int:
     for at in range(len(names) - 1, -1, -1):
         if names[at] in _INSTALLED:
             return at + 1 if names[at + 1 : at + 2] and names[at + 1] in _PACKAGES else len(names)
-        if _PYTHON.fullmatch(names[at]) and at + 1 < len(names) and _of_python(names[at + 1]):
+        in_lib = names[max(at - 1, 0)] in ("lib", "lib64")  # a folder lib alone can be anybody's
+        if in_lib and _VERSION.fullmatch(names[at]) and _of_python(names[at + 1 :]):
             return at + 1
-    if (len(names) > 1 and (names[0] in _PACKAGES or names[0] in sys.stdlib_module_names)) or _LONE.fullmatch(names[0]):
+    if (len(names) > 1 and (names[0] in _PACKAGES or _of_python(names))) or _LONE.fullmatch(names[0]):
         return 0
     engines = [at for at, name in enumerate(names[:-1]) if name in _ENGINES]
     return engines[-1] if engines else len(names)
@@ -391,10 +433,19 @@ _LONE = re.compile(
 )
 
 
-def _of_python(name: str) -> bool:
-    return name.removesuffix(".py") in sys.stdlib_module_names
+def _of_python(names: list[str]) -> bool:
+    """Return whether a file is the standard library's: the user's folders are called ``code`` and ``platform``, too."""
+    if not names or names[0].removesuffix(".py") not in sys.stdlib_module_names:
+        return False
+    return len(names) == 1 or (".." not in names and os.path.isfile(_STANDARD.joinpath(*names)))  # noqa: PTH113
 
 
 def _names_a_library(file: str) -> bool:
     names = re.split(r"[/\\]", file)
-    return _public_from(names) < len(names) or file.startswith("<frozen")
+    return _public_from(names) < len(names) or _is_frozen(file)
+
+
+def _is_frozen(file: str) -> bool:
+    """Return whether a file is one that Python itself has compiled in: programs can be, too."""
+    found = _FROZEN.fullmatch(file)
+    return found is not None and found[1] in sys.stdlib_module_names

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LIBRARIES",
+    "PYTHON_FRAME",
+    "STANDARD_ANYWHERE",
+    "STANDARD_FIRST",
     "Calls",
     "FrameCall",
     "call_name",
@@ -40,7 +43,7 @@ __all__ = [
     "user_stack",
 ]
 
-_FRAME = re.compile(r"^(?P<file>.+)\((?P<line>\d+)\): (?P<function>.+)$", re.DOTALL)
+PYTHON_FRAME = re.compile(r"^(?P<file>.+)\((?P<line>\d+)\): (?P<function>.+)$", re.DOTALL)
 _METHOD = re.compile(r"^<(?:built-in )?method '?(?P<method>[^' ]+)'? of (?P<owner>.+?)>$")
 _BUILTIN = re.compile(r"^<(?:built-in )?(?:function|method) '?(?P<name>[^' >]+)'?")
 _MODULE = "nn.Module: "
@@ -53,9 +56,10 @@ LIBRARIES = (
     r"|xformers|flash_attn|aiter|apex|deepspeed|megatron|einops|peft|trl|torch_geometric|torchmetrics|torchdiffeq"
     r"|gpytorch|kornia|skimage|matplotlib|networkx|numba|tokenizers|safetensors|bitsandbytes"
 )
+STANDARD_ANYWHERE = "importlib|asyncio|multiprocessing|concurrent|logging|json|unittest"
+STANDARD_FIRST = "collections|ctypes|email|encodings|http|re|urllib|xml"
 _LIBRARY = re.compile(
-    rf"(^|/)({LIBRARIES}|importlib|asyncio|multiprocessing|concurrent|logging|json|unittest|site-packages|dist-packages)/"
-    r"|^(collections|ctypes|email|encodings|http|re|urllib|xml)/"
+    rf"(^|/)({LIBRARIES}|{STANDARD_ANYWHERE}|site-packages|dist-packages)/|^({STANDARD_FIRST})/"
     r"|lib/python\d|^<frozen|^<string>|^<eval_with_key>"
     r"|^(threading|contextlib|functools|typing|abc|queue|weakref|copy|random|inspect|runpy|os"
     r"|re|enum|types|warnings|collections|dataclasses|traceback|linecache|socket|selectors"
@@ -66,7 +70,7 @@ _LIBRARY = re.compile(
 @lru_cache(maxsize=65536)
 def parse_frame(name: str) -> Frame | None:
     """Return the frame a ``python_function`` name stands for; None for built-ins and modules."""
-    match = _FRAME.match(name)
+    match = PYTHON_FRAME.match(name)
     if match is None:
         return None
     function = match["function"]
@@ -115,7 +119,7 @@ def call_name(name: str) -> tuple[Literal["python", "builtin", "module"], str, s
     """Return kind, short name, file and line of a ``python_function`` row's name."""
     if name.startswith(_MODULE):
         return "module", re.sub(r"_\d+$", "", name[len(_MODULE) :]), "", 0
-    match = _FRAME.match(name)
+    match = PYTHON_FRAME.match(name)
     if match is not None:
         return "python", match["function"], match["file"], int(match["line"])
     builtin = _BUILTIN.match(name)

@@ -13,22 +13,15 @@ __all__ = [
     "COPY",
     "FUSED",
     "GENERATED_FILE",
-    "IDENTIFIER",
-    "INSTALLED",
-    "KERNEL_FUNCTION",
     "KNOWN_BUILTINS",
-    "MAX_SIGNATURE",
     "MODULES",
     "NAMESPACES",
     "OPERATOR",
     "OWNER",
     "PLAIN_KERNEL",
-    "PUBLIC_FILE",
     "SPACES",
-    "STANDARD_FILE",
     "VENDOR",
     "VENDOR_WORD",
-    "kernel_function",
     "of_vendor",
 ]
 
@@ -88,8 +81,6 @@ NAMESPACES = (
     "at|at_cuda_detail|c10|cub|thrust|cutlass|cutlass_cudnn(?:_infer|_train)?|cutlass__5x_cudnn"
     "|cublas|cublasLt|cudnn|cute|flash|pytorch_flash|rocprim"
 )
-KERNEL_FUNCTION = re.compile(rf"(?:{NAMESPACES})(?:::\w+)+")
-IDENTIFIER = re.compile(r"(?<![\w:])(?:~?\w+::)*~?\w+")
 ARGUMENT = re.compile(
     rf"(?:{NAMESPACES}|torch|std|cuda|PyTorchMemEffAttention)::.*|\d\w*"
     r"|bool|char|double|float|half|int|long|short|signed|unsigned|void|u?int\d+_t|size_t"
@@ -118,9 +109,7 @@ VENDOR_WORD = re.compile(
     r"|unity|xmma|xregs|gfx)(?:\d+(?:x\d+)*)?t?"
 )
 """Vendors write their kernels' names from these; what has another word in it is not theirs."""
-ANONYMOUS = "(anonymous namespace)::"
-_INNERMOST = re.compile(r"<[^<>]*>")
-MAX_SIGNATURE = 4096
+ANONYMOUS = "(anonymous namespace)"
 FUSED = re.compile(r"triton_(?:poi|red|per|tem|mm|for)(?=_)(?:_fused(?=_))?")
 """The operators that follow can be the user's."""
 CALL = re.compile(r"(?:cuda|hip|cu|nccl|roc|hsa_)[A-Z_]\w*|cudaLaunchKernel\w*")
@@ -145,19 +134,6 @@ sigmoid softmax split split_with_sizes stack tanh tensor topk transpose where ze
 """
 KNOWN_BUILTINS = frozenset(_FUNCTIONS.split())
 """Functions, and what ``torch`` calls methods of a type; an extension's look the same."""
-INSTALLED = re.compile(r"^.*(?:site|dist)-packages/")
-PUBLIC_FILE = re.compile(
-    r"(?:torch|torchvision|torchaudio|torchrec|transformers|diffusers|timm|accelerate|lightning"
-    r"|pytorch_lightning|numpy|PIL|scipy|pandas|sklearn|cv2|tqdm|triton|functorch|vllm|sglang"
-    r"|xformers|flash_attn|apex|deepspeed|importlib|asyncio|multiprocessing|concurrent|logging|json"
-    r"|collections|ctypes|encodings|unittest)/[\w./-]+"
-)
-"""As the profiler writes it, without the folder of installed packages."""
-STANDARD_FILE = re.compile(
-    r"(?:_collections_abc|_weakrefset|[a-z]\w*)\.py|<frozen (?:importlib\.\w+|_collections_abc"
-    r"|_sitebuiltins|abc|codecs|genericpath|io|ntpath|os|posixpath|runpy|site|stat|zipimport)>"
-)
-"""As the profiler writes it; the folder of installed packages holds others."""
 GENERATED_FILE = re.compile(r"<string>|<eval_with_key>(?:\.\d+)?")
 """Code made while the program ran, also the user's: its functions are not named."""
 
@@ -166,12 +142,3 @@ def of_vendor(name: str) -> bool:
     """Return whether a kernel's name is a vendor's: each of its words is one that vendors use."""
     words = name.split("_")
     return VENDOR.match(name) is not None and all(map(VENDOR_WORD.fullmatch, words))
-
-
-def kernel_function(name: str) -> str:
-    """Return the function in a kernel's signature, without return type and template arguments."""
-    text = name[:MAX_SIGNATURE].replace(ANONYMOUS, "")
-    shorter = _INNERMOST.sub("", text)
-    while shorter != text:
-        text, shorter = shorter, _INNERMOST.sub("", shorter)
-    return re.split(r"[<(]", text, maxsplit=1)[0].rpartition(" ")[2]

@@ -35,6 +35,8 @@ SHAPES = frozenset(("Input Dims", "Input type", "Input Strides", "Concrete Input
 _OPEN_KINDS = (Kind.PYTHON, Kind.ANNOTATION, Kind.RECORDING)
 """Rows around many others: where the kept part begins or ends inside one it is cut, as a profiler's start cuts them."""
 _ROWS, _INSTANTS, _ARROWS = (b'"X"', b'"B"'), (b'"i"', b'"I"'), (b'"s"', b'"f"')
+_LABELS = (b'"process_name"', b'"process_labels"', b'"process_sort_index"', b'"thread_name"', b'"thread_sort_index"')
+"""What events of metadata are called; others can be anybody's."""
 _NO_TEXT = msgspec.Raw(b"")
 
 
@@ -193,7 +195,7 @@ class _Copy:
             values["ts"], values["dur"] = us_text(start_ns), us_text(end_ns - start_ns)
         values["args"] = self._args(bytes(event.args), kind, is_row=is_row, is_instant=instant)
         if self._names is not None:
-            self._rename(values, kind, is_row=is_row)
+            self._rename(values, kind)
         return b"{" + b",".join(b'"%b":%b' % (name.encode(), text) for name, text in values.items() if text) + b"}"
 
     def _why_not(self, event: _RawEvent, phase: bytes, row: int, kind: Kind) -> str:
@@ -233,11 +235,11 @@ class _Copy:
             return b""
         return b"{" + b",".join(_encode(key) + b":" + value for key, value in kept.items()) + b"}"
 
-    def _rename(self, values: dict[str, bytes], kind: Kind, *, is_row: bool) -> None:
+    def _rename(self, values: dict[str, bytes], kind: Kind) -> None:
         assert self._names is not None
         for name in ("pid", "tid", "id"):
             values[name] = self._names.raw(values[name])
-        if is_row or values["ph"] in _ARROWS:
+        if values["ph"] != b'"M"' or values["name"] not in _LABELS:
             values["name"] = self._name(kind, values["name"])
         if values["cat"]:
             values["cat"] = _encode(self._names.category(_text(values["cat"])))

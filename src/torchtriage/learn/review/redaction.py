@@ -8,6 +8,7 @@ recording.
 
 from __future__ import annotations
 
+import re
 from functools import cached_property
 
 from torchtriage.core.names import elide, short_name, visible
@@ -22,18 +23,12 @@ from torchtriage.core.trace.public_names import (
     COPY,
     FUSED,
     GENERATED_FILE,
-    IDENTIFIER,
-    INSTALLED,
-    KERNEL_FUNCTION,
     KNOWN_BUILTINS,
-    MAX_SIGNATURE,
     MODULES,
+    NAMESPACES,
     OPERATOR,
     OWNER,
     PLAIN_KERNEL,
-    PUBLIC_FILE,
-    STANDARD_FILE,
-    kernel_function,
     of_vendor,
 )
 
@@ -41,6 +36,23 @@ __all__ = ["WIDTH", "RedactedNames"]
 
 WIDTH = 80
 _MODULE = "nn.Module: "
+_MAX_SIGNATURE = 4096
+_KERNEL_FUNCTION = re.compile(rf"(?:{NAMESPACES})(?:::\w+)+")
+_IDENTIFIER = re.compile(r"(?<![\w:])(?:~?\w+::)*~?\w+")
+_INNERMOST = re.compile(r"<[^<>]*>")
+_INSTALLED = re.compile(r"^.*(?:site|dist)-packages/")
+_PUBLIC_FILE = re.compile(
+    r"(?:torch|torchvision|torchaudio|torchrec|transformers|diffusers|timm|accelerate|lightning"
+    r"|pytorch_lightning|numpy|PIL|scipy|pandas|sklearn|cv2|tqdm|triton|functorch|vllm|sglang"
+    r"|xformers|flash_attn|apex|deepspeed|importlib|asyncio|multiprocessing|concurrent|logging|json"
+    r"|collections|ctypes|encodings|unittest)/[\w./-]+"
+)
+"""As the profiler writes it, without the folder of installed packages."""
+_STANDARD_FILE = re.compile(
+    r"(?:_collections_abc|_weakrefset|[a-z]\w*)\.py|<frozen (?:importlib\.\w+|_collections_abc"
+    r"|_sitebuiltins|abc|codecs|genericpath|io|ntpath|os|posixpath|runpy|site|stat|zipimport)>"
+)
+"""As the profiler writes it; the folder of installed packages holds others."""
 
 _PLACEHOLDER = {
     Kind.OP: "op",
@@ -128,8 +140,8 @@ class RedactedNames:
             return frame_label(name) if known else f"builtin#{code}"
         if GENERATED_FILE.fullmatch(frame.file):
             return f"function#{code} in {frame.file} line {frame.line}"
-        file = INSTALLED.sub("", frame.file)
-        public = PUBLIC_FILE.fullmatch(file) or STANDARD_FILE.fullmatch(frame.file)
+        file = _INSTALLED.sub("", frame.file)
+        public = _PUBLIC_FILE.fullmatch(file) or _STANDARD_FILE.fullmatch(frame.file)
         if public and not is_user_frame(name):
             return f"{file}({frame.line}): {frame.function}"
         return f"function#{code} in file#{self._files[frame.file]} line {frame.line}"
@@ -154,12 +166,21 @@ def _kernel(name: str, code: int) -> str:
     if name.startswith(("_ZN2at", "_ZN3c10")):
         # the arguments of a mangled name come after "<"
         return short_name(name).partition("<")[0]
-    function = short_name(name) if name.startswith("Cijk_") else kernel_function(name)
-    if not (PLAIN_KERNEL.fullmatch(function) or KERNEL_FUNCTION.fullmatch(function) or of_vendor(function)):
+    function = short_name(name) if name.startswith("Cijk_") else _kernel_function(name)
+    if not (PLAIN_KERNEL.fullmatch(function) or _KERNEL_FUNCTION.fullmatch(function) or of_vendor(function)):
         return ""
-    text = name.replace(ANONYMOUS, "").replace(ANONYMOUS[:-2], "")
-    known = len(name) <= MAX_SIGNATURE and all(
+    text = name.replace(f"{ANONYMOUS}::", "").replace(ANONYMOUS, "")
+    known = len(name) <= _MAX_SIGNATURE and all(
         match == function or ARGUMENT.fullmatch(match) or of_vendor(match.partition("::")[0])
-        for match in IDENTIFIER.findall(text)
+        for match in _IDENTIFIER.findall(text)
     )
     return short_name(name) if known else short_name(function.rpartition("::")[2])
+
+
+def _kernel_function(name: str) -> str:
+    """Return the function in a kernel's signature, without return type and template arguments."""
+    text = name[:_MAX_SIGNATURE].replace(f"{ANONYMOUS}::", "")
+    shorter = _INNERMOST.sub("", text)
+    while shorter != text:
+        text, shorter = shorter, _INNERMOST.sub("", shorter)
+    return re.split(r"[<(]", text, maxsplit=1)[0].rpartition(" ")[2]

@@ -109,18 +109,22 @@ def _content(trace: Trace) -> Iterator[Note]:
 
 def _losses(trace: Trace) -> Iterator[Note]:
     report = trace.report
+    salvaged = report.tier == "salvaged"
+    again = "record again, and let the export finish before the process ends"
     if report.tier != "strict":
         parts = []
         if report.n_lost:
             parts.append(f"{report.n_lost} event{'s' * (report.n_lost > 1)} lost")
         if report.n_repaired:
             parts.append(f"{report.n_repaired} repaired")
-        what = " and ".join(parts) or "metadata damaged"
+        what = f"{' and '.join(parts) or 'metadata damaged'} of {report.n_events + report.n_lost}"
+        if salvaged and not parts:  # how many events are in what is missing, nobody knows
+            what = report.loss[0]
         yield Note(
-            "salvaged" if report.n_lost else "repaired",
-            "warn" if report.n_lost else "info",
-            f"damaged file: {what} of {report.n_events + report.n_lost}",
-            "record again, and let the export finish before the process ends",
+            "salvaged" if salvaged else "repaired",
+            "warn" if salvaged else "info",
+            f"damaged file: {what}",
+            again,
             {"loss": list(report.loss), "n_lost": report.n_lost, "n_repaired": report.n_repaired},
         )
     n_bad = report.n_no_dur + report.n_negative_dur
@@ -147,7 +151,7 @@ def _losses(trace: Trace) -> Iterator[Note]:
             "no-name",
             "warn",
             f"{n_nameless} of {len(trace)} timed events have no name: patterns cannot know them",
-            "record again; do not edit the file",
+            again if salvaged else "record again; do not edit the file",
             {"n_nameless": n_nameless},
         )
     if report.n_unpaired:
@@ -228,7 +232,9 @@ def _device_rows(trace: Trace) -> Iterator[Note]:
 
 
 def _is_cut(trace: Trace) -> bool:
-    return any("ends" in message for message in trace.report.loss)
+    report = trace.report
+    uncounted = report.tier == "salvaged" and not report.n_lost
+    return uncounted or any("ends" in message for message in report.loss)
 
 
 def _merged(trace: Trace) -> Iterator[Note]:

@@ -86,15 +86,16 @@ def read_xplane(text: bytes, builder: ColumnBuilder) -> tuple[dict[str, Any], Lo
     try:
         for number, wire, start, stop in scan(text, 0, len(text), cut=True):
             if stop > len(text):
-                reader.loss.say("the file ends inside a plane")
+                reader.miss("the file ends early: the rest is missing")
+                reader.is_cut, stop = True, len(text)
             if (number, wire) == (1, BYTES):
                 n_planes += 1
                 if n_planes > _MAX_PLANES:
-                    reader.lose(f"more than {_MAX_PLANES} planes")
+                    reader.miss(f"more than {_MAX_PLANES} planes")
                     break
-                reader.read_plane(start, min(stop, len(text)))
+                reader.read_plane(start, stop)
     except WireError as error:
-        reader.lose(str(error))
+        reader.miss(f"the rest of the file cannot be read: {error}")
     reader.finish()
     return reader.meta(), reader.loss
 
@@ -102,6 +103,7 @@ def read_xplane(text: bytes, builder: ColumnBuilder) -> tuple[dict[str, Any], Lo
 class _Reader:
     def __init__(self, text: bytes, builder: ColumnBuilder) -> None:
         self.loss = Loss()
+        self.is_cut = False
         self._text, self._octets = text, padded(text)
         self._builder = builder
         self._columns: dict[str, list[NDArray[Any]]] = {name: [] for name in _COLUMNS}
@@ -114,10 +116,11 @@ class _Reader:
         self._ops: list[tuple[int, Ints]] = []
         self._control: list[Ints] = []
 
-    def lose(self, message: str, n: int = 1) -> None:
-        """Count what cannot be read."""
-        self.loss.n_lost += n
-        self.loss.say(message)
+    def miss(self, message: str, stop: int = -1) -> None:
+        """Say that a part cannot be read, unless it is the one that the file ends in: that is said."""
+        if not (self.is_cut and stop == len(self._text)):
+            self.loss.incomplete = True
+            self.loss.say(message)
 
     # -- one plane -------------------------------------------------------------------------
 
@@ -149,7 +152,7 @@ class _Reader:
         try:
             for number, wire, value, end in scan(text, start, stop, cut=True):
                 if end > stop:
-                    self.lose("the file ends inside a plane")
+                    self.miss(f"a part of a plane ends beyond it, at byte {end} of {stop}", stop)
                     end = stop
                 if wire != BYTES:
                     continue
@@ -160,7 +163,7 @@ class _Reader:
                 elif number in tables:
                     tables[number].append((value, end))
         except WireError as error:
-            self.lose(str(error))
+            self.miss(str(error), stop)
         starts, stops = (np.frombuffer(part, np.int64) if part else np.empty(0, np.int64) for part in places)
         return _Plane(name, lines, (starts, stops), tables[4], tables[5], tables[6])
 
@@ -170,7 +173,7 @@ class _Reader:
         try:
             split(self._text, start, stop, 4, places, others)
         except WireError as error:
-            self.lose(str(error))
+            self.miss(str(error), stop)
         found = {number: self._text[value:end] if wire == BYTES else value for number, wire, value, end in others}
         name = found.get(11) or found.get(2)
         numbers = (value if isinstance(value, int) else 0 for value in (found.get(1, 0), found.get(3, 0)))
@@ -219,7 +222,8 @@ class _Reader:
         n = len(line)
         fields, damaged = fields_of(self._text, self._octets, *places)
         if damaged.any():
-            self.lose("events that are no messages", int(damaged.sum()))
+            self.loss.n_lost += int(damaged.sum())
+            self.loss.say("events that are no messages")
         number = {key: np.zeros(n, np.int64) for key in (1, 2, 3, 5)}
         for key, values in number.items():
             found = fields.where(key, VARINT)

@@ -249,7 +249,7 @@ def _merged(trace: Trace) -> Iterator[Note]:
             "pass each rank's own file: torchtriage analyze FOLDER"
             if ranks.shared
             else "judge the ranks together: torchtriage analyze FILE",
-            {"ranks": list(ranks.numbers)},
+            {"ranks": list(ranks.numbers), "shared": list(ranks.shared)},
         )
         return
     devices = {lane.pid for lane in trace.lanes if lane.kind == "stream"}
@@ -504,7 +504,7 @@ def _reasons(trace: Trace, evidence: dict[str, Any]) -> Iterator[str]:
         yield "recorded from step 0, without a warm-up"
     if wall_ns > MAX_WINDOW_NS:
         evidence["window_ms"] = ms(wall_ns)
-        yield format_ns(wall_ns)
+        yield f"a window of {format_ns(wall_ns)}"
     if trace.report.n_events > MAX_EVENTS:
         evidence["n_events"] = trace.report.n_events
         yield f"{trace.report.n_events:,} events"

@@ -145,7 +145,7 @@ class _Reader:
         # what a host marks is among the operations of some tracers
         cat[ops["gpuId"] < 0] = "user_annotation"
         copies = self._table("rocpd_copyapi", "api_ptr_id", "size")
-        named = self._each([name or _copy_name(what) for name, what in zip(shown, kind, strict=True)], str)
+        named = [name or _copy_name(what) for name, what in zip(shown, kind, strict=True)]
         works = ops["gpuId"] >= 0
         size = copies.of(copies.find(call, "api_ptr_id"), "size")
         self._take(
@@ -204,7 +204,7 @@ class _Reader:
         self._take(
             kernels,
             cat=np.full(len(kernels), "kernel"),
-            name=self._named(self._each(names, str)),
+            name=self._named(names),
             lane=self._streams(agents.of(agents.find(kernels["agent_id"]), "index"), kernels),
             key=keys(kernels),
             # work items, not groups of them
@@ -296,7 +296,7 @@ class _Reader:
         of = np.array(which, np.int64)
         said = np.array([entry.is_op for entry in entries], bool)[of] if len(of) else np.zeros(0, bool)
         names = np.array(list(texts), object)
-        names[marked] = [_text(entry.name) for entry in entries[:0]] or [_text(entries[at].name) for at in which]
+        names[marked] = [_text(entries[at].name) for at in which]
         op = is_op.copy()
         op[marked] |= said
         cat = np.where(op & (cat == "user_annotation"), "cpu_op", cat)

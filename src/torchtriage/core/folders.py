@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TypeVar
 
 __all__ = ["NO_TRACES", "SUFFIXES", "is_inside", "once_each"]
@@ -14,7 +15,7 @@ SUFFIXES = (*_KINDS, *(f"{kind}.gz" for kind in _KINDS))
 """What names of traces end in: in a folder, files are chosen by name."""
 NO_TRACES = f"found no {', '.join(_KINDS[:-1])} or {_KINDS[-1]} file, plain or .gz"
 
-AnyPath = TypeVar("AnyPath", str, "os.PathLike[str]")
+AnyPath = TypeVar("AnyPath", str, Path)
 
 
 def is_inside(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> bool:

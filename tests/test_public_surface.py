@@ -207,6 +207,29 @@ def test_folders_are_searched_and_files_taken_as_they_are(tmp_path: Path) -> Non
         traces.find_traces([tmp_path / "b" / "d.json"])
 
 
+def test_a_folder_gives_every_format_that_is_read(tmp_path: Path) -> None:
+    names = [f"{name}{packed}" for name in ("1_results.db", "a.rpd", "c.sqlite") for packed in ("", ".gz")]
+    for name in names:
+        (tmp_path / name).touch()
+    assert [Path(one).name for one in traces.find_traces([tmp_path])] == names
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(tt.TraceFormatError) as caught:
+        traces.find_traces([tmp_path / "empty"])
+    assert all(kind in str(caught.value) for kind in (".json", ".zip", ".sqlite", ".xplane.pb", ".rpd", ".db", ".gz"))
+
+
+@pytest.mark.parametrize("packed", ["", ".gz"])
+def test_json_beside_its_xplane_is_no_other_rank(tmp_path: Path, packed: str) -> None:
+    for name in ("host.trace.json.gz", "other.trace.json.gz", "perfetto_trace.json.gz"):
+        (tmp_path / name).touch()
+    assert len(traces.find_traces([tmp_path])) == 3
+    (tmp_path / f"host.xplane.pb{packed}").touch()
+    found = [Path(one).name for one in traces.find_traces([tmp_path])]
+    assert found == [f"host.xplane.pb{packed}", "other.trace.json.gz"]
+    named = tmp_path / "host.trace.json.gz"
+    assert traces.find_traces([named]) == [named]
+
+
 # -- the README's examples ---------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from tests.report import forms
 from tests.report.sample_result import SERVING, all_results, healthy, partial, problems, refused, unmarked
 
-from torchtriage.core.finding import Fix, NotChecked
+from torchtriage.core.finding import Fix, NotChecked, Note
 from torchtriage.core.names import visible
 from torchtriage.diagnose.verdict.result import ModelFlops
 from torchtriage.report import terminal
@@ -298,6 +298,15 @@ def test_the_doctor_starts_with_how_far_to_trust(result, trust):
     text = forms.doctor(result).plain
     assert text.splitlines()[0] == trust
     assert "cpu_op 201,340" in text
+
+
+@pytest.mark.parametrize(
+    ("shared", "trust"),
+    [([], "This recording can be analysed, as a job of 2 ranks."), (["0"], "This recording cannot be analysed.")],
+)
+def test_the_doctor_knows_ranks_in_one_file(shared, trust):
+    note = Note("merged-ranks", "refuse", "2 ranks are in one file", evidence={"ranks": [0, 1], "shared": shared})
+    assert forms.doctor(replace(refused(), notes=(note,))).plain.splitlines()[0] == trust
 
 
 def test_the_doctor_view_is_written_for_each_trace():

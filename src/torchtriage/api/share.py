@@ -137,7 +137,8 @@ def _pairs(path: Path, out: Path, names: Anonymiser | None, made: list[Path]) ->
     """Yield each trace and the file to write; names of files are private, too. New folders come to ``made``."""
     if not path.is_dir():
         if not out.name.endswith(".gz"):
-            raise UsageError("expected a file to write that ends in .json.gz", where=str(out), hint=f"-o {out}.json.gz")
+            hint = f"-o {str(out).removesuffix('.json')}.json.gz"
+            raise UsageError("expected a file to write that ends in .json.gz", where=str(out), hint=hint)
         yield path, out
         return
     if out.exists() and (not out.is_dir() or out.resolve() == path.resolve()):

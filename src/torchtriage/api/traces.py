@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from torchtriage.api.rendering import Renderable
 from torchtriage.core.errors import TraceFormatError, UsageError
-from torchtriage.core.folders import is_inside
+from torchtriage.core.folders import NO_TRACES, SUFFIXES, is_inside, once_each
 from torchtriage.core.selection import Selection
 from torchtriage.core.source.locate import Locator
 from torchtriage.core.timing import part
@@ -53,7 +53,6 @@ __all__ = [
 ]
 
 TracePath = str | os.PathLike[str]
-SUFFIXES = (".json", ".json.gz", ".zip", ".sqlite", ".sqlite.gz")
 
 
 @dataclass(frozen=True)
@@ -515,7 +514,7 @@ def explain(code_or_name: str | None = None) -> PatternEntry | tuple[PatternEntr
 def find_traces(paths: Iterable[TracePath]) -> list[str | Path]:
     """Return the traces that paths stand for: files as they are, folders searched below.
 
-    Links that lead out of such a folder are not followed.
+    Links that lead out of such a folder are not followed, and JSON that JAX wrote beside an XPlane is left out.
 
     Patterns (``run/*.json.gz``) are expanded where no file has that name; URLs (``s3://…``) are
     looked up in their store.
@@ -547,7 +546,7 @@ def find_traces(paths: Iterable[TracePath]) -> list[str | Path]:
             raise TraceFormatError(f"cannot be read: {error}", where=repr(str(path))) from error
         if not inside:
             raise TraceFormatError(
-                "expected traces in this folder, found no .json, .json.gz, .zip or .sqlite file",
+                f"expected traces in this folder, {NO_TRACES}",
                 where=str(path),
                 hint="pass the files that its links lead to"
                 if files
@@ -560,7 +559,7 @@ def find_traces(paths: Iterable[TracePath]) -> list[str | Path]:
             logging.getLogger("torchtriage.traces").warning(
                 "%s: left out %s to files outside; pass those files to read them", path, n_links
             )
-        found += inside
+        found += once_each(inside)
     return list(dict.fromkeys(found))
 
 

@@ -49,6 +49,12 @@ def test_smaller_and_judged_alike(run, trace, tmp_path):
     assert "SYN001" in codes(run, trace)
 
 
+def test_the_name_to_write_is_proposed(run, trace, tmp_path):
+    done = run("slim", str(trace), "-o", str(tmp_path / "small.json"))
+    assert done.exit_code == 2
+    assert f"-o {tmp_path / 'small.json.gz'}" in done.stderr
+
+
 def test_steps_and_the_one_before(run, trace, tmp_path):
     run("slim", trace, "-o", tmp_path / "s.json.gz", "--steps", "4-6", code=0)
     assert read_trace(tmp_path / "s.json.gz").steps.names == tuple(f"ProfilerStep#{n}" for n in (3, 4, 5, 6))

@@ -207,6 +207,15 @@ def test_traces_in_a_store_give_what_files_give(tmp_path: Path) -> None:
     assert [one.findings for one in by_file.jobs] == [one.findings for one in here.jobs]
 
 
+def test_a_store_gives_one_file_of_a_recording() -> None:
+    import fsspec
+
+    store = fsspec.filesystem("memory")
+    for name in ("host.trace.json.gz", "host.xplane.pb", "perfetto_trace.json.gz", "1_results.db"):
+        store.pipe(f"/jax/{name}", b"")
+    assert find_urls("memory://jax") == ["memory:///jax/1_results.db", "memory:///jax/host.xplane.pb"]
+
+
 def test_nothing_in_a_store_is_said() -> None:
     with pytest.raises(TraceFormatError, match="memory://no/such"):
         tt.analyze_ranks("memory://no/such/*.json")

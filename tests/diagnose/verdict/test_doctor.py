@@ -476,6 +476,7 @@ def test_what_makes_a_recording_heavier_than_needed() -> None:
     assert heavy(loop(21))["n_recorded_steps"] == 21
     assert heavy(loop(first=0))["first_recorded_step"] == 0
     assert heavy(loop(wall=13_000_000))["window_ms"] == 65_000
+    assert "a window of 65.0 s" in notes(loop(wall=13_000_000).build())["heavy-recording"].message
     assert heavy(loop(record_shapes=1, with_stack=1, profile_memory=1)) == {"level": "info", "profiler_inflation": 2.2}
     own = loop().event("Buffer Flush", "overhead", 1_500, 200, pid=-1, tid=0)
     assert heavy(own)["profiler_overhead_ms_per_step"] == 0.05  # 0.2 ms over four steady steps

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 from builder import TraceBuilder
-from tests.core.trace.formats.nsys_files import PROCESS, NsysFile, thread_id
+from tests.core.trace.formats.nsys_files import OTHER_PROCESS, PROCESS, NsysFile, thread_id
 
+from torchtriage import analyze_ranks
 from torchtriage.core.finding import Note
 from torchtriage.core.trace import read_trace
+from torchtriage.diagnose.verdict.options import Options
 from torchtriage.diagnose.verdict.result import Result
 from torchtriage.diagnose.verdict.verdict import diagnose
 
@@ -38,7 +42,41 @@ def test_operators_and_shapes_come_from_emit_nvtx(tmp_path: Path) -> None:
     assert "emit_nvtx()" in waiting["LCH014"].how_to_record
     assert "emit_nvtx(record_shapes=True)" in waiting["KRN056"].how_to_record
     advice = [item.how_to_record for item in result.not_checked] + [item.fix for item in result.notes]
-    assert not any("ProfilerActivity" in text or "prof.step" in text for text in advice)
+    assert not pytorchs(advice)
+
+
+PYTORCHS = re.compile(r"ProfilerActivity|activities=|prof(?:iler)?\.step|schedule\(|(?<!emit_nvtx\()record_shapes=")
+
+
+def pytorchs(advice: Iterable[str]) -> list[str]:
+    """Return the advice that only PyTorch's profiler takes."""
+    return [text for text in advice if PYTORCHS.search(text)]
+
+
+def test_a_job_is_advised_alike(tmp_path: Path) -> None:
+    file = NsysFile()
+    for pid, device in ((PROCESS, 0), (OTHER_PROCESS, 1)):
+        for at in range(0, 10_000_000, 1_000_000):
+            launch = at + 2000, at + 3000
+            file.kernel("k", at + 20_000, at + 900_000, launch=launch, pid=pid, device=device)
+    (job,) = analyze_ranks(file.write(tmp_path / "report.sqlite")).jobs
+    assert {"no-collectives", "no-host-rows"} <= {item.code for item in job.notes}
+    assert not pytorchs([item.how_to_record for item in job.not_checked] + [item.fix for item in job.notes])
+
+
+def test_efficiency_that_is_not_checked_is_advised_alike(tmp_path: Path) -> None:
+    file = loop()
+    file.add("TARGET_INFO_GPU", id=0, name="NVIDIA H100 80GB HBM3", smCount=132, computeMajor=9, computeMinor=0)
+    file.add("TARGET_INFO_CUDA_DEVICE", gpuId=0, cudaId=0, pid=PROCESS)
+    for at in range(0, 10_000_000, 1_000_000):
+        file.kernel("sm90_xmma_gemm_f32f32", at + 910_000, at + 990_000, launch=(at + 4000, at + 5000))
+    trace = read_trace(file.write(tmp_path / "report.sqlite"))
+    (category,) = diagnose(trace, Options(by="category")).device_time
+    (kernel,) = diagnose(trace, Options(by="kernel")).device_time[1:]
+    assert category.mfu is not None
+    said = [category.mfu.unchecked, kernel.peak_unchecked]
+    assert all("shapes" in text for text in said)
+    assert not pytorchs(said)
 
 
 def test_what_the_format_has_no_room_for(tmp_path: Path) -> None:

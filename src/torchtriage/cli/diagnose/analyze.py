@@ -123,8 +123,8 @@ def _once(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) 
 def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None:
     """Analyse PyTorch profiler traces.
 
-    PATH is a trace (.json, .json.gz, .zip; .sqlite of Nsight Systems), a folder of them, a folder that torchtriage run
-    made, a pattern, a URL (s3://…), or - for standard input. Prints a verdict in three lines, then the findings,
+    PATH is a trace (also of Nsight Systems, JAX or ROCm: docs/inputs.md), a folder of them, a folder that torchtriage
+    run made, a pattern, a URL (s3://…), or - for standard input. Prints a verdict in three lines, then the findings,
     largest certain saving first: where, why, how many milliseconds per step a fix saves, and the fix. Traces that are
     ranks of one job get one verdict: which rank makes the others wait, and each finding once.
 

@@ -308,7 +308,12 @@ class ColumnBuilder:
         self.take_counts(other._phases, other._n_no_dur, other._n_negative)
 
     def codes_of(
-        self, *, names: Iterable[str], cats: Iterable[str], lanes: Iterable[tuple[Any, ...]], details: Iterable[bytes]
+        self,
+        *,
+        names: Iterable[str] = (),
+        cats: Iterable[str] = (),
+        lanes: Iterable[tuple[Any, ...]] = (),
+        details: Iterable[bytes] = (),
     ) -> dict[str, NDArray[np.int32]]:
         """Return the codes of table entries, new ones where they have none, by column."""
         return {

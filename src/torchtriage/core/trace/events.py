@@ -62,17 +62,21 @@ _decode_any = msgspec.json.Decoder().decode
 
 @dataclass
 class Loss:
-    """What reading cost: how the text had to be treated, and what did not survive."""
+    """What reading cost: how the text had to be treated, and what did not survive.
+
+    ``incomplete`` : a part is missing whose events nobody can count.
+    """
 
     n_lost: int = 0
     n_repaired: int = 0
     messages: list[str] = field(default_factory=list)
     more: int = 0
+    incomplete: bool = False
 
     @property
     def tier(self) -> str:
         """Return ``strict``, ``repaired`` or ``salvaged``."""
-        if self.n_lost:
+        if self.n_lost or self.incomplete:
             return "salvaged"
         return "repaired" if self.n_repaired or self.messages else "strict"
 
@@ -94,6 +98,7 @@ class Loss:
         for message in other.messages:
             self.say(message)
         self.more += other.more
+        self.incomplete |= other.incomplete
 
 
 @dataclass

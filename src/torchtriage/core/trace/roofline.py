@@ -94,7 +94,11 @@ def unchecked(device: Device) -> str:
             built = f"its kernels are built for {', '.join(family.names)}, between which findings give bounds"
             return f"the recording does not name the device; {built}; say with --peak which it is"
         return f"the peak rates of {device.name or 'this device'} are not known: state them with --peak"
-    return "" if device.trace.has_shapes else "input shapes are not recorded: record with record_shapes=True"
+    if device.trace.has_shapes:
+        return ""
+    # what other profilers take instead, a note on the recording says
+    how = "" if device.trace.report.recorder else ": record with record_shapes=True"
+    return f"input shapes are not recorded{how}"
 
 
 def multiplying(device: Device, category: Codes) -> Mask:

@@ -331,7 +331,7 @@ def _own_notes(ranks: Sequence[RankRecord], numbers: Sequence[int], matches: Mat
                 "no-collectives",
                 "warn",
                 "no collective in any rank's recording: who waits for whom is not known",
-                "record device rows (ProfilerActivity.CUDA) on all ranks, with collectives",
+                "record the work of the devices on all ranks, collectives included",
             )
         )
     elif not waits.n_judged:

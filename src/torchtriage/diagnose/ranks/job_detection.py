@@ -155,7 +155,7 @@ def _job(
                 "warn",
                 f"rank{'s' * (len(skewed) > 1)} {_list([ranks[at] for at in skewed])} recorded"
                 " other steps, or at another time, than most: not judged with them",
-                "start the profiler at the same step on every rank: schedule(wait=…, warmup=…)",
+                "start the profiler at the same step on every rank",
                 {"ranks": [ranks[at] for at in skewed]},
             )
         )

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from typing import Any, BinaryIO
 
 from torchtriage.core.errors import MissingExtraError, TraceFormatError
+from torchtriage.core.folders import NO_TRACES, SUFFIXES, once_each
 
 __all__ = ["find_urls", "is_url", "opened"]
 
-SUFFIXES = (".json", ".json.gz", ".zip", ".sqlite", ".sqlite.gz")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 
 
@@ -35,13 +35,13 @@ def find_urls(url: str) -> list[str]:
         if any(mark in path for mark in "*?["):
             found = sorted(store.glob(path))
         elif store.isdir(path):
-            found = sorted(item for item in store.find(path) if item.endswith(SUFFIXES))
+            found = once_each(sorted(item for item in store.find(path) if item.endswith(SUFFIXES)))
         else:
             found = [path]
     except Exception as error:  # each store raises its own
         raise _unreachable(url, error) from error
     if not found:
-        raise TraceFormatError("expected traces here, found no .json, .json.gz, .zip or .sqlite file", where=url)
+        raise TraceFormatError(f"expected traces here, {NO_TRACES}", where=url)
     return [str(store.unstrip_protocol(item)) for item in found]
 
 

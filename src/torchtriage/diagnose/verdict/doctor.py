@@ -109,18 +109,22 @@ def _content(trace: Trace) -> Iterator[Note]:
 
 def _losses(trace: Trace) -> Iterator[Note]:
     report = trace.report
+    salvaged = report.tier == "salvaged"
+    again = "record again, and let the export finish before the process ends"
     if report.tier != "strict":
         parts = []
         if report.n_lost:
             parts.append(f"{report.n_lost} event{'s' * (report.n_lost > 1)} lost")
         if report.n_repaired:
             parts.append(f"{report.n_repaired} repaired")
-        what = " and ".join(parts) or "metadata damaged"
+        what = f"{' and '.join(parts) or 'metadata damaged'} of {report.n_events + report.n_lost}"
+        if salvaged and not parts:  # how many events are in what is missing, nobody knows
+            what = report.loss[0]
         yield Note(
-            "salvaged" if report.n_lost else "repaired",
-            "warn" if report.n_lost else "info",
-            f"damaged file: {what} of {report.n_events + report.n_lost}",
-            "record again, and let the export finish before the process ends",
+            "salvaged" if salvaged else "repaired",
+            "warn" if salvaged else "info",
+            f"damaged file: {what}",
+            again,
             {"loss": list(report.loss), "n_lost": report.n_lost, "n_repaired": report.n_repaired},
         )
     n_bad = report.n_no_dur + report.n_negative_dur
@@ -147,7 +151,7 @@ def _losses(trace: Trace) -> Iterator[Note]:
             "no-name",
             "warn",
             f"{n_nameless} of {len(trace)} timed events have no name: patterns cannot know them",
-            "record again; do not edit the file",
+            again if salvaged else "record again; do not edit the file",
             {"n_nameless": n_nameless},
         )
     if report.n_unpaired:
@@ -228,7 +232,9 @@ def _device_rows(trace: Trace) -> Iterator[Note]:
 
 
 def _is_cut(trace: Trace) -> bool:
-    return any("ends" in message for message in trace.report.loss)
+    report = trace.report
+    uncounted = report.tier == "salvaged" and not report.n_lost
+    return uncounted or any("ends" in message for message in report.loss)
 
 
 def _merged(trace: Trace) -> Iterator[Note]:
@@ -243,7 +249,7 @@ def _merged(trace: Trace) -> Iterator[Note]:
             "pass each rank's own file: torchtriage analyze FOLDER"
             if ranks.shared
             else "judge the ranks together: torchtriage analyze FILE",
-            {"ranks": list(ranks.numbers)},
+            {"ranks": list(ranks.numbers), "shared": list(ranks.shared)},
         )
         return
     devices = {lane.pid for lane in trace.lanes if lane.kind == "stream"}
@@ -498,7 +504,7 @@ def _reasons(trace: Trace, evidence: dict[str, Any]) -> Iterator[str]:
         yield "recorded from step 0, without a warm-up"
     if wall_ns > MAX_WINDOW_NS:
         evidence["window_ms"] = ms(wall_ns)
-        yield format_ns(wall_ns)
+        yield f"a window of {format_ns(wall_ns)}"
     if trace.report.n_events > MAX_EVENTS:
         evidence["n_events"] = trace.report.n_events
         yield f"{trace.report.n_events:,} events"

@@ -24,13 +24,16 @@ __all__ = ["in_recorder_words", "other_recorder", "recorder_of"]
 
 _WHOLE_GRAPHS = rf"^{nsys.WHOLE_GRAPH}( \d+)?$"
 
+_NVTX = {
+    "shapes": "emit_nvtx(record_shapes=True), in a short recording of its own",
+    "stacks": "not in this format: torch.profiler with with_stack=True, in a short recording of its own",
+    "memory": "not in this format: torch.profiler with profile_memory=True",
+    "steps": "a range of one name around each step: with torch.cuda.nvtx.range('step'): …",
+}
 _WAYS: dict[str, dict[str, str]] = {
     nsys.RECORDER: {
         "ops": "run the loop under torch.autograd.profiler.emit_nvtx(), and record with nsys profile --trace=cuda,nvtx",
-        "shapes": "emit_nvtx(record_shapes=True), in a short recording of its own",
-        "stacks": "not in this format: torch.profiler with with_stack=True, in a short recording of its own",
-        "memory": "not in this format: torch.profiler with profile_memory=True",
-        "steps": "a range of one name around each step: with torch.cuda.nvtx.range('step'): …",
+        **_NVTX,
         "device": "nsys profile --trace=cuda,nvtx, on the GPU machine",
         "window": "nsys profile --capture-range=cudaProfilerApi --capture-range-end=stop; in the program, after a"
         " warm-up, torch.cuda.synchronize(); torch.cuda.profiler.start(), and the same with stop() some steps later",
@@ -44,10 +47,7 @@ _WAYS: dict[str, dict[str, str]] = {
     },
     ROCPD: {
         "ops": "run the loop under torch.autograd.profiler.emit_nvtx(), and record with rocprofv3 --marker-trace",
-        "shapes": "emit_nvtx(record_shapes=True), in a short recording of its own",
-        "stacks": "not in this format: torch.profiler with with_stack=True, in a short recording of its own",
-        "memory": "not in this format: torch.profiler with profile_memory=True",
-        "steps": "a range of one name around each step: with torch.cuda.nvtx.range('step'): …",
+        **_NVTX,
         "device": WAYS[ROCPD],
         "window": "rocprofv3 --collection-period DELAY:SECONDS:1 --collection-period-unit sec, past the warm-up",
     },
@@ -61,7 +61,7 @@ _OF_NOTE = {
     "no-shapes": "shapes",
     "no-stacks": "stacks",
     **dict.fromkeys(("no-steps", "one-step"), "steps"),
-    **dict.fromkeys(("no-gpu-rows",), "device"),
+    "no-gpu-rows": "device",
     **dict.fromkeys(("orphans", "cut-window", "backlog", "cold-start", "compiling", "heavy-recording"), "window"),
 }
 _OF_NEED = {

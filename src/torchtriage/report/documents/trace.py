@@ -92,6 +92,10 @@ def doctor(result: Result) -> b.Document:
     lossy = result.trace.n_lost > 0
     level = "refuse" if result.refused else min([note.level for note in notes] or ["info"], key=_LEVELS.index)
     trust = _TRUST["warn" if level == "info" and lossy else level]
+    refusals = [note for note in notes if note.level == "refuse"]
+    if [note.code for note in refusals] == ["merged-ranks"] and refusals[0].evidence.get("shared") == []:
+        n_ranks = len(refusals[0].evidence["ranks"])
+        trust = b.Span(f"This recording can be analysed, as a job of {n_ranks} ranks.", "yellow")
     blocks = [
         b.Lines([trust], indent=0),
         *_recording(result),

@@ -23,6 +23,7 @@ from torchtriage import analyze
 from torchtriage.core import intervals
 from torchtriage.core.errors import TraceFormatError
 from torchtriage.core.trace import Kind, Trace, read_trace
+from torchtriage.core.trace.formats.protobuf import scan
 from torchtriage.core.trace.recorders import XPLANE
 
 FOLDER = DATA / "gpu2" / "xplane"
@@ -296,12 +297,18 @@ def test_verdicts_on_real_files(name: str, busy: float, n_steps: int) -> None:
 SPACES = (gpu_space(), tpu_space(3, with_steps_line=True))
 
 
-def test_every_cut_of_a_small_file() -> None:
-    for space in SPACES:
-        for size in range(len(space)):
-            trace = check_reading(space[:size])
-            # a cut between two planes leaves whole ones
-            assert trace is None or trace.report.loss or len(space) - size > 100
+@pytest.mark.parametrize("space", SPACES)
+def test_every_cut_of_a_small_file(space: bytes) -> None:
+    whole = [stop for *_, stop in scan(space, 0, len(space))]
+    n_read = 0
+    for size in range(len(space)):
+        trace = check_reading(space[:size])
+        if trace is not None:
+            n_read += 1
+            # a cut between two planes leaves whole ones; what is missing of others is no number of events
+            assert bool(trace.report.loss) == (size not in whole), size
+            assert trace.report.n_lost == 0
+    assert n_read > len(space) / 2
 
 
 @pytest.mark.data
@@ -364,4 +371,17 @@ def test_a_cut_file_says_so() -> None:
     space = gpu_space()
     trace = read_trace(io.BytesIO(space[: space.rindex(b"/device:GPU") + 400]))
     assert trace.report.tier == "salvaged"
-    assert any("ends" in message for message in trace.report.loss)
+    assert trace.report.loss == ("the file ends early: the rest is missing",)
+    notes = {note.code: note for note in analyze(trace).notes}
+    assert notes["salvaged"].level == "warn"
+    assert notes["salvaged"].message == "damaged file: the file ends early: the rest is missing"
+    assert "cut short" in notes["missing-kernels"].message
+
+
+def test_a_plane_that_is_cut_before_its_names() -> None:
+    events = chunk(4, number(1, 1) + number(2, 1000) + number(3, 1000)) * 5
+    body = chunk(2, "/host:CPU") + chunk(3, chunk(2, "main") + events)
+    names = chunk(4, number(1, 1) + chunk(2, number(1, 1) + chunk(2, "step")))
+    notes = {note.code: note for note in analyze(io.BytesIO(chunk(1, body + names)[: -len(names)])).notes}
+    assert "5 of 5 timed events have no name" in notes["no-name"].message
+    assert "let the export finish" in notes["no-name"].fix

@@ -19,6 +19,7 @@ from torchtriage.core.trace.columns import STREAM_PROCESS, Detail
 from torchtriage.core.trace.event_numbers import NO_DUR_NS, NO_TIME_NS
 from torchtriage.core.trace.formats.nvtx import split_text
 from torchtriage.core.trace.formats.sqlite_rows import MISSING, Database
+from torchtriage.core.trace.formats.texts import text_of
 
 __all__ = ["RECORDER", "WHOLE_GRAPH", "is_export", "read_export", "row_of"]
 
@@ -292,8 +293,8 @@ class _Reader:
                 texts[row] = self._domains.get(domain, b"") + b":" + texts[row]
         entries, of = split_text(texts)
         is_op = np.array([entry.is_op for entry in entries], bool)[of]
-        names = self._codes(names=[_text(entry.name) for entry in entries])["name"]
-        dims = self._codes(details=[b"\0".join(Detail(dims=entry.dims)) for entry in entries])["detail"]
+        names = self._builder.codes_of(names=[text_of(entry.name) for entry in entries])["name"]
+        dims = self._builder.codes_of(details=[b"\0".join(Detail(dims=entry.dims)) for entry in entries])["detail"]
         dims[[not entry.dims for entry in entries]] = -1
         start, end, mark = given["start"], given["end"], given["eventType"] == _MARK
         # a range that nobody closed was open to the end
@@ -309,10 +310,6 @@ class _Reader:
 
     # -- codes -----------------------------------------------------------------------------
 
-    def _codes(self, **entries: Any) -> dict[str, NDArray[np.int32]]:
-        """Return the codes of entries of the tables, by column."""
-        return self._builder.codes_of(**{"names": (), "cats": (), "lanes": (), "details": (), **entries})
-
     def _coded(self, column: str, make: Callable[[tuple[int, ...]], Any], *ids: Ints) -> NDArray[np.int32]:
         """Return the code of each row's entry in the column's table; rows of equal ``ids`` share theirs."""
         group = np.zeros(len(ids[0]), np.int64)
@@ -321,10 +318,10 @@ class _Reader:
             group = np.unique(group * len(distinct) + code, return_inverse=True)[1]
         _, first = np.unique(group, return_index=True)
         entries = [make(tuple(int(values[row]) for values in ids)) for row in first.tolist()]
-        return self._codes(**{f"{column}s": entries})[column][group]
+        return self._builder.codes_of(**{f"{column}s": entries})[column][group]
 
     def _names(self, ids: Ints, clean: Callable[[str], str] = str) -> NDArray[np.int32]:
-        return self._coded("name", lambda number: clean(_text(self._strings.get(number[0], b""))), ids)
+        return self._coded("name", lambda number: clean(text_of(self._strings.get(number[0], b""))), ids)
 
     def _categories(self, names: Sequence[str], which: NDArray[Any]) -> NDArray[np.int32]:
         return self._coded("cat", lambda index: names[index[0]], which.astype(np.int64))
@@ -353,9 +350,9 @@ class _Reader:
         for thread in self._threads:
             pid, tid = str(_pid(thread)), str(thread & _THREAD)
             if text := processes.get(thread & ~_THREAD):
-                self._builder.label("process_name", pid, "0", _text(text))
+                self._builder.label("process_name", pid, "0", text_of(text))
             if text := self._strings.get(names.get(thread, MISSING)):
-                self._builder.label("thread_name", pid, tid, _text(text))
+                self._builder.label("thread_name", pid, tid, text_of(text))
 
     def _rows(self, table: str, *columns: str) -> Iterator[Any]:
         for block in self._database.read(table, columns):
@@ -367,12 +364,12 @@ class _Reader:
             for block in self._database.read(table, (), ("name", "value")):
                 for name, value in zip(*block.texts, strict=True):
                     if name in _EXPORT_KEYS:
-                        meta[_EXPORT_KEYS[name]] = _text(value)
+                        meta[_EXPORT_KEYS[name]] = text_of(value)
         devices = []
         for block in self._database.read("TARGET_INFO_GPU", tuple(_DEVICE_KEYS), ("name",)):
             for values, name in zip(np.stack(block.numbers, axis=1).tolist(), block.texts[0], strict=True):
                 known = {key: value for key, value in zip(_DEVICE_KEYS.values(), values, strict=True) if value >= 0}
-                devices.append({"name": _text(name), **known})
+                devices.append({"name": text_of(name), **known})
         if devices:
             meta["deviceProperties"] = devices
         for (epoch,) in self._rows("TARGET_INFO_SESSION_START_TIME", "utcEpochNs"):
@@ -391,10 +388,6 @@ def _word(words: Sequence[str], number: int) -> str:
 
 def _pid(thread: int) -> int:
     return -1 if thread == MISSING else thread >> 24 & _THREAD
-
-
-def _text(value: bytes) -> str:
-    return value.decode("utf-8", "replace")
 
 
 def _kernel_name(text: str) -> str:

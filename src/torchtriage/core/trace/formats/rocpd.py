@@ -22,6 +22,7 @@ from torchtriage.core.trace.columns import Detail
 from torchtriage.core.trace.event_numbers import NO_DUR_NS, NO_TIME_NS
 from torchtriage.core.trace.formats.nvtx import split_text
 from torchtriage.core.trace.formats.sqlite_rows import MISSING, Database
+from torchtriage.core.trace.formats.texts import text_of
 from torchtriage.core.trace.recorders import ROCPD
 
 __all__ = ["RECORDER", "is_rocpd", "read_rocpd", "row_of"]
@@ -126,7 +127,7 @@ class _Reader:
             {
                 "start_ns": np.where(start == MISSING, NO_TIME_NS, start),
                 "dur_ns": np.where(start == MISSING, 0, np.where(end == MISSING, NO_DUR_NS, end - start)),
-                "cat": self._codes(cats=cats.tolist())["cat"][which],
+                "cat": self._builder.codes_of(cats=cats.tolist())["cat"][which],
                 **columns,
             }
         )
@@ -145,7 +146,7 @@ class _Reader:
         # what a host marks is among the operations of some tracers
         cat[ops["gpuId"] < 0] = "user_annotation"
         copies = self._table("rocpd_copyapi", "api_ptr_id", "size")
-        named = self._each([name or _copy_name(what) for name, what in zip(shown, kind, strict=True)], str)
+        named = [name or _copy_name(what) for name, what in zip(shown, kind, strict=True)]
         works = ops["gpuId"] >= 0
         size = copies.of(copies.find(call, "api_ptr_id"), "size")
         self._take(
@@ -200,11 +201,11 @@ class _Reader:
         columns = "start", "end", "agent_id", "kernel_id", *place, *_NEW_GRID
         kernels = self._table(f"rocpd_kernel_dispatch{suffix}", *columns)
         rows = symbols.find(kernels["kernel_id"])
-        names = [_text(symbols.texts[row] or mangled.texts[row]) if row >= 0 else "" for row in rows.tolist()]
+        names = [text_of(symbols.texts[row] or mangled.texts[row]) if row >= 0 else "" for row in rows.tolist()]
         self._take(
             kernels,
             cat=np.full(len(kernels), "kernel"),
-            name=self._named(self._each(names, str)),
+            name=self._named(names),
             lane=self._streams(agents.of(agents.find(kernels["agent_id"]), "index"), kernels),
             key=keys(kernels),
             # work items, not groups of them
@@ -232,7 +233,7 @@ class _Reader:
             index = np.where(index == MISSING, gpus[other], index)
         for number, name in zip(index.tolist(), gpus.texts, strict=True):
             if 0 <= number < 4096:
-                self.devices[number] = _text(name)
+                self.devices[number] = text_of(name)
         return _Table({"id": gpus["id"], "index": index}, ())
 
     def _streams(self, device: Ints, rows: _Table) -> NDArray[np.int32]:
@@ -296,7 +297,7 @@ class _Reader:
         of = np.array(which, np.int64)
         said = np.array([entry.is_op for entry in entries], bool)[of] if len(of) else np.zeros(0, bool)
         names = np.array(list(texts), object)
-        names[marked] = [_text(entry.name) for entry in entries[:0]] or [_text(entries[at].name) for at in which]
+        names[marked] = [text_of(entries[at].name) for at in which]
         op = is_op.copy()
         op[marked] |= said
         cat = np.where(op & (cat == "user_annotation"), "cpu_op", cat)
@@ -317,17 +318,14 @@ class _Reader:
 
     # -- codes -----------------------------------------------------------------------------
 
-    def _codes(self, **entries: Any) -> dict[str, NDArray[np.int32]]:
-        return self._builder.codes_of(**{"names": (), "cats": (), "lanes": (), "details": (), **entries})
-
     def _named(self, names: Iterable[str]) -> NDArray[np.int32]:
-        return self._codes(names=names)["name"]
+        return self._builder.codes_of(names=names)["name"]
 
     def _details(self, dims: Sequence[bytes]) -> NDArray[np.int64]:
         """Return codes of details that hold sizes of inputs alone, -1 where there are none."""
         known = [index for index, text in enumerate(dims) if text.startswith(b"[") and b"\0" not in text]
         out = np.full(len(dims), -1, np.int64)
-        out[known] = self._codes(details=[b"\0".join(Detail(dims=dims[index])) for index in known])["detail"]
+        out[known] = self._builder.codes_of(details=[b"\0".join(Detail(dims=dims[index])) for index in known])["detail"]
         return out
 
     def _each(self, texts: Sequence[str], make: Callable[[str], str]) -> NDArray[Any]:
@@ -339,7 +337,7 @@ class _Reader:
         self, first: Ints, second: Ints, make: Callable[[tuple[Any, Any]], tuple[Any, ...]]
     ) -> NDArray[np.int32]:
         pairs = zip(first.tolist(), second.tolist(), strict=True)
-        return self._codes(lanes=[make(pair) for pair in pairs])["lane"]
+        return self._builder.codes_of(lanes=[make(pair) for pair in pairs])["lane"]
 
     def _grids(self, sizes: Mapping[str, Ints], columns: Sequence[str]) -> NDArray[np.int64]:
         """Return codes of details with grid and block, -1 where they are not known."""
@@ -351,7 +349,7 @@ class _Reader:
             b"\0".join(Detail(grid=b"[%d, %d, %d]" % tuple(row[:3]), block=b"[%d, %d, %d]" % tuple(row[3:])))
             for row in distinct.tolist()
         ]
-        out[known] = self._codes(details=details)["detail"][which.ravel()]
+        out[known] = self._builder.codes_of(details=details)["detail"][which.ravel()]
         return out
 
 
@@ -361,7 +359,7 @@ class _Reader:
 def _texts(strings: _Table, ids: Ints) -> list[str]:
     """Return the texts of ids, empty where there is none; each distinct one is decoded once."""
     wanted, which = np.unique(ids, return_inverse=True)
-    found = [_text(strings.texts[row]) if row >= 0 else "" for row in strings.find(wanted).tolist()]
+    found = [text_of(strings.texts[row]) if row >= 0 else "" for row in strings.find(wanted).tolist()]
     return [found[at] for at in which.tolist()]
 
 
@@ -398,7 +396,3 @@ def _category_of_call(name: str) -> str:
 
 def _category_of_region(category: str) -> str:
     return "cuda_runtime" if category.startswith(("HIP", "HSA", "RCCL")) else "user_annotation"
-
-
-def _text(value: bytes) -> str:
-    return value.replace(b"\0", b"").decode("utf-8", "replace")

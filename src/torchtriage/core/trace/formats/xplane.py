@@ -22,6 +22,7 @@ from torchtriage.core.trace.columns import Detail
 from torchtriage.core.trace.event_numbers import LARGEST_NS, NO_TIME_NS
 from torchtriage.core.trace.events import Loss
 from torchtriage.core.trace.formats.protobuf import BYTES, VARINT, WireError, fields_of, padded, scan, split
+from torchtriage.core.trace.formats.texts import text_of
 from torchtriage.core.trace.formats.xplane_tables import Stats, Table, read_stats, read_table
 from torchtriage.core.trace.recorders import PROGRAMS_LINE, STEPS_LINE
 
@@ -86,15 +87,16 @@ def read_xplane(text: bytes, builder: ColumnBuilder) -> tuple[dict[str, Any], Lo
     try:
         for number, wire, start, stop in scan(text, 0, len(text), cut=True):
             if stop > len(text):
-                reader.loss.say("the file ends inside a plane")
+                reader.miss("the file ends early: the rest is missing")
+                reader.is_cut, stop = True, len(text)
             if (number, wire) == (1, BYTES):
                 n_planes += 1
                 if n_planes > _MAX_PLANES:
-                    reader.lose(f"more than {_MAX_PLANES} planes")
+                    reader.miss(f"more than {_MAX_PLANES} planes")
                     break
-                reader.read_plane(start, min(stop, len(text)))
+                reader.read_plane(start, stop)
     except WireError as error:
-        reader.lose(str(error))
+        reader.miss(f"the rest of the file cannot be read: {error}")
     reader.finish()
     return reader.meta(), reader.loss
 
@@ -102,6 +104,7 @@ def read_xplane(text: bytes, builder: ColumnBuilder) -> tuple[dict[str, Any], Lo
 class _Reader:
     def __init__(self, text: bytes, builder: ColumnBuilder) -> None:
         self.loss = Loss()
+        self.is_cut = False
         self._text, self._octets = text, padded(text)
         self._builder = builder
         self._columns: dict[str, list[NDArray[Any]]] = {name: [] for name in _COLUMNS}
@@ -114,10 +117,11 @@ class _Reader:
         self._ops: list[tuple[int, Ints]] = []
         self._control: list[Ints] = []
 
-    def lose(self, message: str, n: int = 1) -> None:
-        """Count what cannot be read."""
-        self.loss.n_lost += n
-        self.loss.say(message)
+    def miss(self, message: str, stop: int = -1) -> None:
+        """Say that a part cannot be read, unless it is the one that the file ends in: that is said."""
+        if not (self.is_cut and stop == len(self._text)):
+            self.loss.incomplete = True
+            self.loss.say(message)
 
     # -- one plane -------------------------------------------------------------------------
 
@@ -149,18 +153,18 @@ class _Reader:
         try:
             for number, wire, value, end in scan(text, start, stop, cut=True):
                 if end > stop:
-                    self.lose("the file ends inside a plane")
+                    self.miss(f"a part of a plane ends beyond it, at byte {end} of {stop}", stop)
                     end = stop
                 if wire != BYTES:
                     continue
                 if number == 2:
-                    name = _text(text[value:end])
+                    name = text_of(text[value:end])
                 elif number == 3:
                     lines.append(self._read_line(value, end, places))
                 elif number in tables:
                     tables[number].append((value, end))
         except WireError as error:
-            self.lose(str(error))
+            self.miss(str(error), stop)
         starts, stops = (np.frombuffer(part, np.int64) if part else np.empty(0, np.int64) for part in places)
         return _Plane(name, lines, (starts, stops), tables[4], tables[5], tables[6])
 
@@ -170,12 +174,12 @@ class _Reader:
         try:
             split(self._text, start, stop, 4, places, others)
         except WireError as error:
-            self.lose(str(error))
+            self.miss(str(error), stop)
         found = {number: self._text[value:end] if wire == BYTES else value for number, wire, value, end in others}
         name = found.get(11) or found.get(2)
         numbers = (value if isinstance(value, int) else 0 for value in (found.get(1, 0), found.get(3, 0)))
         line_id, at_ns = map(_signed, numbers)
-        return _Line(line_id, _text(name) if isinstance(name, bytes) else "", at_ns, first, len(places[0]))
+        return _Line(line_id, text_of(name) if isinstance(name, bytes) else "", at_ns, first, len(places[0]))
 
     def _lanes(self, plane: _Plane, roles: Ints, ordinal: int) -> Ints:
         keys: list[tuple[Any, ...]] = []
@@ -186,7 +190,7 @@ class _Reader:
                     self._builder.label("thread_name", _HOST, str(line.id), line.name)
             else:
                 keys.append(("device", ordinal, line.name if role == NOTE or line.name in _DERIVED else line.id))
-        return self._builder.codes_of(names=(), cats=(), lanes=keys, details=())["lane"].astype(np.int64)
+        return self._builder.codes_of(lanes=keys)["lane"].astype(np.int64)
 
     def _describe(self, kind: str, ordinal: int, plane: _Plane, stat_names: Table) -> None:
         """Keep what a device says of itself."""
@@ -219,7 +223,8 @@ class _Reader:
         n = len(line)
         fields, damaged = fields_of(self._text, self._octets, *places)
         if damaged.any():
-            self.lose("events that are no messages", int(damaged.sum()))
+            self.loss.n_lost += int(damaged.sum())
+            self.loss.say("events that are no messages")
         number = {key: np.zeros(n, np.int64) for key in (1, 2, 3, 5)}
         for key, values in number.items():
             found = fields.where(key, VARINT)
@@ -271,7 +276,7 @@ class _Reader:
         owner, steps = stats.numbers("step_num", names.stats)
         what[owner] = MARK
         marks = [f"ProfilerStep#{step}" for step in steps.tolist()]
-        columns["name"][owner] = self._builder.codes_of(names=marks, cats=(), lanes=(), details=())["name"]
+        columns["name"][owner] = self._builder.codes_of(names=marks)["name"]
         return what
 
     def _device_rows(self, columns: dict[str, Any], names: _Names, code: Ints, stats: Stats, role: Ints) -> Ints:
@@ -281,7 +286,7 @@ class _Reader:
         columns["key"][owner] = ids
         columns["detail"][works] = names.details[code[works]]
         owner, kernels = stats.coded(self._text, "kernel_details", names.stats)
-        codes = self._builder.codes_of(names=(), cats=(), lanes=(), details=map(_grid_detail, kernels.table))["detail"]
+        codes = self._builder.codes_of(details=map(_grid_detail, kernels.table))["detail"]
         columns["detail"][owner] = codes[kernels.codes]
         what[owner[works[owner]]] = KERNEL
         owner, copies = self._sizes(columns, names, stats)
@@ -291,7 +296,7 @@ class _Reader:
             _copy_name(names.shown[pair // len(copies.table)], copies.table[pair % len(copies.table)])
             for pair in pairs.tolist()
         ]
-        columns["name"][owner] = self._builder.codes_of(names=texts, cats=(), lanes=(), details=())["name"][which]
+        columns["name"][owner] = self._builder.codes_of(names=texts)["name"][which]
         what[owner[works[owner]]] = COPY
         self._control.append(self._n_rows + np.flatnonzero(works & names.is_control[code]))
         return what
@@ -331,7 +336,7 @@ class _Reader:
         self._open_control(columns)
         used, what = np.unique(columns["cat"], return_inverse=True)
         texts = [_CATEGORIES[code] for code in used.tolist()]
-        columns["cat"] = self._builder.codes_of(names=(), cats=texts, lanes=(), details=())["cat"][what]
+        columns["cat"] = self._builder.codes_of(cats=texts)["cat"][what]
         self._builder.take_columns(columns)
 
     def _link(self, columns: dict[str, Any]) -> None:
@@ -403,7 +408,7 @@ class _Names:
         self.kinds = np.array([*kinds, MARK if is_host else KERNEL], np.int64)
         self.is_control = np.array([*(text in _CONTROL for text in category), False], bool)
         collective = [_collective_detail(text) for text in category]
-        codes = builder.codes_of(names=(), cats=(), lanes=(), details=filter(None, collective))["detail"].tolist()
+        codes = builder.codes_of(details=filter(None, collective))["detail"].tolist()
         self.details = np.array([*(codes.pop(0) if text else -1 for text in collective), -1], np.int64)
         self._codes = np.full(len(self.shown), -1, np.int64)
 
@@ -412,7 +417,7 @@ class _Names:
         used = np.unique(places)
         used = used[self._codes[used] < 0]
         names = [self.shown[index] for index in used.tolist()]
-        self._codes[used] = self._builder.codes_of(names=names, cats=(), lanes=(), details=())["name"]
+        self._codes[used] = self._builder.codes_of(names=names)["name"]
         codes: Ints = self._codes[places]
         return codes
 
@@ -487,10 +492,6 @@ def _grid_detail(details: str) -> bytes:
 def _collective_detail(category: str) -> bytes:
     found = _HLO_COLLECTIVE.search(category)
     return b"\0".join(Detail(collective=msgspec.json.encode(found[0]))) if found else b""
-
-
-def _text(raw: bytes) -> str:
-    return raw.replace(b"\0", b"").decode("utf-8", "replace")
 
 
 def _signed(value: int) -> int:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from torchtriage.core.arrays import Ints
 from torchtriage.core.trace.formats.protobuf import BYTES, VARINT, fields_of
+from torchtriage.core.trace.formats.texts import text_of
 
 __all__ = ["Coded", "Stats", "Table", "read_stats", "read_table"]
 
@@ -90,7 +91,7 @@ class Stats(NamedTuple):
             raw.setdefault(text[start:stop], len(raw))
             for start, stop in zip(self.value[own].tolist(), self.stop[own].tolist(), strict=True)
         ]
-        meant = [codes.setdefault(part.replace(b"\0", b"").decode("utf-8", "replace"), len(codes)) for part in raw]
+        meant = [codes.setdefault(text_of(part), len(codes)) for part in raw]
         out[~refers] = np.array(meant, np.int64)[given] if given else out[:0]
         return self.owner[at], Coded(out, list(codes))
 
@@ -112,7 +113,7 @@ def read_table(text: bytes, octets: NDArray[np.uint8], places: Places) -> Table:
     names = [""] * n
     name = inner.where(2, BYTES)
     for index, first, last in zip(name.message.tolist(), name.value.tolist(), name.stop.tolist(), strict=True):
-        names[index] = text[first:last].replace(b"\0", b"").decode("utf-8", "replace")
+        names[index] = text_of(text[first:last])
     held = inner.where(5, BYTES)
     stats = read_stats(text, octets, (held.value.astype(np.int64), held.stop), held.message)
     return Table(text, ids, names, stats)

@@ -19,9 +19,9 @@ from torchtriage.core.errors import TriageError
 from torchtriage.diagnose.attach import processes
 from torchtriage.diagnose.attach.attach import Wish, attach
 from torchtriage.diagnose.attach.flight_recorder import parse
-from torchtriage.diagnose.attach.hang import judge, ranks_words
+from torchtriage.diagnose.attach.hang import judge
 from torchtriage.diagnose.attach.processes import Thread, dump_stacks, grouped, ranks_of
-from torchtriage.diagnose.attach.result import Call
+from torchtriage.diagnose.attach.result import Call, ranks_words
 
 WAITS = (
     Call("/env/site-packages/torch/distributed/distributed_c10d.py", 2900, "all_reduce"),

@@ -178,18 +178,6 @@ def _answer(client: socket.socket, sampler: weakref.ref[Asked], room: threading.
 Answer = dict[str, Any]
 
 
-def _hello(*_: Any) -> Answer:
-    rank, world = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        rank, world = str(distributed.get_rank()), str(distributed.get_world_size())
-    return {
-        "pid": os.getpid(),
-        "rank": int(rank) if rank.isdecimal() else None,
-        "world_size": int(world) if world.isdecimal() else None,
-    }
-
-
 def _capture(request: Mapping[str, Any], client: socket.socket, sampler: weakref.ref[Asked]) -> Answer:
     steps = request["steps"]
     if not isinstance(steps, int) or not 1 <= steps <= MAX_STEPS:
@@ -243,7 +231,6 @@ def _flight(*_: Any) -> Answer:
 
 
 _DO: dict[str, Callable[[Any, socket.socket, Any], Answer]] = {
-    "hello": _hello,
     "capture": _capture,
     "stacks": _stacks,
     "flight": _flight,

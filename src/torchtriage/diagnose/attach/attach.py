@@ -83,13 +83,7 @@ def _address(address: Address, is_dynolog: bool, wish: Wish) -> Captured | HangR
     if is_dynolog:
         if not dynolog.status(address):
             raise AttachError("expected a dynolog, found nothing that answers as one does", where=str(address))
-        pids = frozenset[int]()
-        return _with_folder(
-            wish,
-            lambda folder: dynolog.capture(
-                address, folder, pids=pids, seconds=wish.seconds, steps=wish.steps, timeout_s=wish.timeout_s
-            ),
-        )
+        return _dynolog(address, frozenset(), wish)
     if debug_server.answers(address):
         return _debug_server(address, wish)
     engine = serving.which(address)
@@ -114,6 +108,15 @@ def _address(address: Address, is_dynolog: bool, wish: Wish) -> Captured | HangR
         wish,
         lambda folder: serving.capture(
             address, engine, folder, seconds=wish.seconds, steps=wish.steps, timeout_s=wish.timeout_s
+        ),
+    )
+
+
+def _dynolog(address: Address, pids: frozenset[int], wish: Wish) -> Captured:
+    return _with_folder(
+        wish,
+        lambda folder: dynolog.capture(
+            address, folder, pids=pids, seconds=wish.seconds, steps=wish.steps, timeout_s=wish.timeout_s
         ),
     )
 
@@ -154,14 +157,7 @@ def _process(target: str, wish: Wish) -> Captured | HangResult:
         captured = sampler.capture(listening, wish.steps or 3, wish.timeout_s)
         return _hang(target, processes, wish, _still(captured)) if captured.still else captured
     if any(process.env.get("KINETO_USE_DAEMON", "0") != "0" for process in processes):
-        address = Address("localhost", dynolog.PORT)
-        pids = frozenset(process.pid for process in processes)
-        return _with_folder(
-            wish,
-            lambda folder: dynolog.capture(
-                address, folder, pids=pids, seconds=wish.seconds, steps=wish.steps, timeout_s=wish.timeout_s
-            ),
-        )
+        return _dynolog(Address("localhost", dynolog.PORT), frozenset(process.pid for process in processes), wish)
     raise AttachError(
         f"nothing in {', '.join(process.name for process in processes[:8])} takes captures; tried: the socket of a"
         " tt.sample(...) (none), dynolog (KINETO_USE_DAEMON is not set)",

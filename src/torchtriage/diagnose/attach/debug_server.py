@@ -18,9 +18,8 @@ from typing import Any
 
 from torchtriage.core.errors import AttachError
 from torchtriage.diagnose.attach.captured import Captured
-from torchtriage.diagnose.attach.hang import ranks_words
 from torchtriage.diagnose.attach.processes import Thread
-from torchtriage.diagnose.attach.result import Call
+from torchtriage.diagnose.attach.result import Call, ranks_words
 from torchtriage.diagnose.attach.web import Address, Reply, ask
 
 __all__ = ["answers", "capture", "dumps_of", "stacks_of"]

@@ -22,7 +22,7 @@ from typing import Any
 from torchtriage.core.errors import AttachError, SnapshotError
 from torchtriage.core.record.stacks import is_library
 from torchtriage.core.units import format_bytes
-from torchtriage.diagnose.attach.result import Call, CollectiveWait
+from torchtriage.diagnose.attach.result import Call, CollectiveWait, ranks_words
 from torchtriage.memory.snapshot.unpickle import unpickle
 
 __all__ = ["Dump", "find_dumps", "parse", "read", "waits"]
@@ -217,7 +217,7 @@ def _of_group(group: str, dumps: Mapping[int, Dump], world: frozenset[int]) -> I
         missing=tuple(sorted(behind - unknown)),
         unknown=tuple(sorted(unknown)),
         at=first.at,
-        calls=tuple(f"{_rank_words(ranks)}: {words}" for words, ranks in _grouped(calls)) if differ else (),
+        calls=tuple(f"{ranks_words(ranks)}: {words}" for words, ranks in _grouped(calls)) if differ else (),
     )
 
 
@@ -238,10 +238,6 @@ def _words(rows: list[Record]) -> str:
 def _grouped(calls: Mapping[int, str]) -> Iterator[tuple[str, list[int]]]:
     for words in dict.fromkeys(calls.values()):
         yield words, [rank for rank, other in calls.items() if other == words]
-
-
-def _rank_words(ranks: list[int]) -> str:
-    return f"{'ranks' if len(ranks) > 1 else 'rank'} {', '.join(map(str, ranks))}"
 
 
 def _p2p(rank: int, row: Record) -> CollectiveWait:

@@ -15,8 +15,8 @@ from typing import Any
 from torchtriage.core.errors import AttachError
 from torchtriage.core.record.attach_socket import socket_folder
 from torchtriage.diagnose.attach.captured import Captured
-from torchtriage.diagnose.attach.hang import ranks_words
 from torchtriage.diagnose.attach.processes import Process, Thread, threads_of
+from torchtriage.diagnose.attach.result import ranks_words
 
 __all__ = ["capture", "dumps_of", "sockets_of", "stacks_of"]
 

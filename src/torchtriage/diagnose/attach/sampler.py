@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from torchtriage.core.errors import AttachError
-from torchtriage.core.record.attach_socket import socket_folder
+from torchtriage.core.record.attach_socket import socket_folder, socket_prefix
 from torchtriage.diagnose.attach.captured import Captured
 from torchtriage.diagnose.attach.processes import Process, Thread, threads_of
 from torchtriage.diagnose.attach.result import ranks_words
@@ -35,7 +35,7 @@ def sockets_of(pid: int) -> list[Path]:
     try:
         if folder.lstat().st_uid != uid:
             return []
-        return sorted(folder.glob(f"{pid}-*.sock"))
+        return sorted(folder.glob(f"{socket_prefix(pid)}*.sock"))
     except OSError:
         return []
 

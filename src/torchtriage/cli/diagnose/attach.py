@@ -10,7 +10,6 @@ import click
 
 from torchtriage.cli.options import POSITIVE, file_option, result_options, top_option, value_option
 from torchtriage.cli.output import check_outputs, complain, present
-from torchtriage.core.errors import UsageError
 
 __all__ = ["command"]
 
@@ -70,7 +69,7 @@ def command(ctx: click.Context, /, target: str, **given: Any) -> None:
         seconds=given["seconds"],
         steps=given["steps"],
         ranks=given["ranks"],
-        folder=_folder(given["dir"]),
+        folder=Path(given["dir"]) if given["dir"] is not None else None,
         dumps=Path(given["dumps"]) if given["dumps"] else None,
         timeout_s=given["timeout"],
         allow_remote=given["allow_remote"],
@@ -90,17 +89,6 @@ def command(ctx: click.Context, /, target: str, **given: Any) -> None:
         click.echo(f"captured: {found.cost}", err=True)
         click.echo("\n".join(f"  {path}" for path in found.files), err=True)
     ctx.exit(_analyze([str(path) for path in found.files], given))
-
-
-def _folder(name: str | None) -> Path | None:
-    if name is None:
-        return None
-    folder = Path(name)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot be made: {error.strerror}", where=name) from error
-    return folder
 
 
 def _analyze(files: list[str], given: dict[str, Any]) -> int:

@@ -124,7 +124,7 @@ def _dynolog(address: Address, pids: frozenset[int], wish: Wish) -> Captured:
 def _debug_server(address: Address, wish: Wish) -> Captured | HangResult:
     if not wish.only_stacks:
         captured = _with_folder(
-            wish, lambda folder: debug_server.capture(address, folder, seconds=wish.seconds, ranks=wish.ranks)
+            wish, lambda folder: debug_server.capture(address, folder, seconds=wish.seconds, ranks=wish.ranks), new=True
         )
         if not captured.still:
             return captured
@@ -221,17 +221,23 @@ def _lacks(error: TriageError) -> Note:
     return Note(LACKS, "warn", f"{error.where}: {error.message}" if error.where else error.message, error.hint)
 
 
-def _with_folder(wish: Wish, take: Callable[[Path], Captured]) -> Captured:
-    """Take a capture into the folder that was named, or a new one that stays if there is something in it."""
-    if wish.folder is not None:
-        return take(wish.folder)
-    folder = Path(f"torchtriage-attach-{time.strftime('%Y%m%d-%H%M%S')}")
+def _with_folder(wish: Wish, take: Callable[[Path], Captured], *, new: bool = False) -> Captured:
+    """Take a capture into the folder that was named, or a new one; none that was made stays empty.
+
+    ``new`` : one inside of the folder that was named, whose files are not ours to replace.
+    """
+    folder = wish.folder or Path()
+    if new or wish.folder is None:
+        folder /= f"torchtriage-attach-{time.strftime('%Y%m%d-%H%M%S')}"
+        new = True
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
-        folder.mkdir()
+        folder.mkdir(parents=True, exist_ok=not new)
     except OSError as error:
         raise UsageError(f"cannot be made: {error.strerror}", where=str(folder), hint="--dir DIR") from error
     try:
         return take(folder)
     finally:
         with suppress(OSError):
-            folder.rmdir()
+            for path in made:
+                path.rmdir()

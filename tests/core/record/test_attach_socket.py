@@ -165,6 +165,12 @@ def test_steps_are_bounded(sampler: Sampler, folder: Path, steps: str) -> None:
     assert "expected 1 to" in ask(folder, f'{{"do": "capture", "steps": {steps}}}\n'.encode())["error"]
 
 
+def test_the_environment_keeps_it_out(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHTRIAGE_ATTACH", "0")
+    with tt.sample(tmp_path, every_s=None):
+        assert not folder.exists()
+
+
 def test_closing_answers_who_waits(sampler: Sampler, folder: Path) -> None:
     thread, answers = in_background(folder, b'{"do": "capture", "steps": 2}\n')
     sampler.close()

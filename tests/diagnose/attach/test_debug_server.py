@@ -29,8 +29,12 @@ def server(*traces: bytes) -> Callable[[socket.socket, bytes], None]:
         for rank, trace in enumerate(traces)
     )
 
+    return answering(ranks)
+
+
+def answering(page: bytes) -> Callable[[socket.socket, bytes], None]:
     def answer(client: socket.socket, request: bytes) -> None:
-        body = ranks if request.startswith(b"GET /profile") else b"Torch Distributed Debug Server"
+        body = page if request.startswith(b"GET /profile") else b"Torch Distributed Debug Server"
         client.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
 
     return answer
@@ -62,14 +66,21 @@ def test_a_folder_in_which_nothing_is_captured_does_not_stay(tmp_path: Path) -> 
 def test_a_page_that_names_a_rank_twice_gives_its_first_trace(tmp_path: Path) -> None:
     page = b"<h2>Rank 0: a</h2>function run0() { var data = %s;\nopenPerfetto(data);" % WORKS
 
-    def answer(client: socket.socket, request: bytes) -> None:
-        body = 2 * page if request.startswith(b"GET /profile") else b"Torch Distributed Debug Server"
-        client.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
-
-    with raw_server(answer) as port:
+    with raw_server(answering(2 * page)) as port:
         found = attach(f"localhost:{port}", Wish(seconds=0.1, folder=tmp_path))
     assert isinstance(found, Captured)
     assert len(found.files) == 1
+
+
+def test_what_a_rank_says_of_its_failure_stays_text(tmp_path: Path) -> None:
+    page = (
+        b"<h2>Rank 0: a</h2>function run0() { var data = %s;\nopenPerfetto(data);"
+        b"<h2>Rank 1: b</h2><p>Failed to fetch: status=500</p><pre>\x1b[31mred</pre>" % WORKS
+    )
+    with raw_server(answering(page)) as port:
+        done = CliRunner().invoke(cli, ["attach", f"localhost:{port}", "--seconds", "0.1", "--dir", str(tmp_path)])
+    assert "without rank 1: HTTP 500, \\x1b[31mred" in done.stderr
+    assert "\x1b" not in done.stderr
 
 
 def test_threads_are_read_in_linear_time() -> None:

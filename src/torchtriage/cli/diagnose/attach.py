@@ -10,6 +10,7 @@ import click
 
 from torchtriage.cli.options import POSITIVE, file_option, result_options, top_option, value_option
 from torchtriage.cli.output import check_outputs, complain, present
+from torchtriage.core.names import visible
 
 __all__ = ["command"]
 
@@ -86,7 +87,7 @@ def command(ctx: click.Context, /, target: str, **given: Any) -> None:
         present(found, given)
         ctx.exit(1 if found.waits or any(note.code == STILL for note in found.notes) else 0)
     if not given["quiet"]:
-        click.echo(f"captured: {found.cost}", err=True)
+        click.echo(f"captured: {visible(found.cost)}", err=True)
         click.echo("\n".join(f"  {path}" for path in found.files), err=True)
     ctx.exit(_analyze([str(path) for path in found.files], given))
 

@@ -137,10 +137,19 @@ def _tree(pid: int):
         yield from _tree(int(child))
 
 
-@pytest.mark.parametrize("target", ["0", "999999999", "9" * 30])
+@pytest.mark.parametrize("target", ["0", "999999999", "9" * 30, "9" * 5000])
 def test_a_pid_of_nobody_is_told(target: str):
     with pytest.raises(TriageError, match="found none"):
         attach(target, Wish())
+
+
+def test_a_rank_without_end_is_none():
+    sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+    with subprocess.Popen(sleep, env={**os.environ, "RANK": "1" * 5000}) as child:
+        try:
+            assert [process.rank for process in ranks_of(child.pid)] == [None]
+        finally:
+            child.kill()
 
 
 def test_a_process_that_offers_nothing_says_what_was_tried():

@@ -81,6 +81,7 @@ def _begins_files(path: Path) -> bool:
 
 def _address(address: Address, is_dynolog: bool, wish: Wish) -> Captured | HangResult:
     if is_dynolog:
+        _expect_whole_recording("dynolog", wish)
         if not dynolog.status(address):
             raise AttachError("expected a dynolog, found nothing that answers as one does", where=str(address))
         return _dynolog(address, frozenset(), wish)
@@ -94,8 +95,7 @@ def _address(address: Address, is_dynolog: bool, wish: Wish) -> Captured | HangR
             where=str(address),
             hint=f"of dynolog name the port: {_DYNOLOG}{address.host}:{address.port}",
         )
-    if wish.only_stacks:
-        raise UsageError(f"{engine} gives no stacks", hint="torchtriage attach --stacks PID, for the pid of a worker")
+    _expect_whole_recording(engine, wish)
     if engine == "vLLM" and wish.folder is None:
         written = os.environ.get("VLLM_TORCH_PROFILER_DIR")
         if not written:
@@ -110,6 +110,13 @@ def _address(address: Address, is_dynolog: bool, wish: Wish) -> Captured | HangR
             address, engine, folder, seconds=wish.seconds, steps=wish.steps, timeout_s=wish.timeout_s
         ),
     )
+
+
+def _expect_whole_recording(who: str, wish: Wish) -> None:
+    if wish.only_stacks:
+        raise UsageError(f"{who} gives no stacks", hint="torchtriage attach --stacks PID, for the pid of a worker")
+    if wish.ranks is not None:
+        raise UsageError(f"{who} is not told which ranks to record", hint="leave out --ranks: all are recorded")
 
 
 def _dynolog(address: Address, pids: frozenset[int], wish: Wish) -> Captured:
@@ -145,7 +152,7 @@ def _debug_server(address: Address, wish: Wish) -> Captured | HangResult:
 
 
 def _process(target: str, wish: Wish) -> Captured | HangResult:
-    found = ranks_of(int(target))
+    found = ranks_of(int(target[:20]))  # so many digits are no pid, and thousands no number for Python
     processes = [process for process in found if wish.ranks is None or process.rank in wish.ranks]
     if not processes:
         names = ", ".join(process.name for process in found[:8])

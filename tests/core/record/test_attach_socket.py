@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -19,6 +21,7 @@ import torchtriage as tt
 from torchtriage.core.record import attach_socket
 from torchtriage.core.record.attach_socket import AttachSocket
 from torchtriage.core.record.sample import Sampler
+from torchtriage.diagnose.attach import sampler as asking
 
 pytestmark = pytest.mark.torch
 
@@ -126,12 +129,10 @@ def test_a_profiler_at_work_is_told(sampler: Sampler, folder: Path) -> None:
     assert "another profiler runs" in answers[0]["error"]
 
 
-def test_the_process_says_who_it_is_and_where(sampler: Sampler, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "3")
-    assert ask(folder, b'{"do": "hello"}\n') == {"pid": os.getpid(), "rank": 3, "world_size": None}
+def test_the_process_says_where_it_is(sampler: Sampler, folder: Path) -> None:
     threads = ask(folder, b'{"do": "stacks"}\n')["threads"]
     main = next(one for one in threads if one["thread_name"] == "MainThread")
-    assert "test_the_process_says_who_it_is_and_where" in [frame["name"] for frame in main["frames"]]
+    assert "test_the_process_says_where_it_is" in [frame["name"] for frame in main["frames"]]
     assert not [one for one in threads if one["thread_name"].startswith("torchtriage-")]
 
 
@@ -153,16 +154,21 @@ assert time.monotonic() - begun < 3
 
 
 @pytest.mark.parametrize(
-    "request_",
-    [b"GET / HTTP/1.1\r\n\r\n", b"\n", b"[]\n", b'{"do": "os.system"}\n', b'{"do": "capture"}\n', b"x" * 4096],
+    "request_", [b"GET / HTTP/1.1\r\n\r\n", b"\n", b"[]\n", b'{"do": "os.system"}\n', b"[" * 4096, b"x" * 4096]
 )
 def test_what_is_no_request_gets_an_error(sampler: Sampler, folder: Path, request_: bytes) -> None:
     assert "expected one of" in ask(folder, request_)["error"]
 
 
-@pytest.mark.parametrize("steps", ["-1", "0", "1e9", "10000", '"3"'])
+@pytest.mark.parametrize("steps", ["-1", "0", "1e9", "10000", '"3"', "null"])
 def test_steps_are_bounded(sampler: Sampler, folder: Path, steps: str) -> None:
     assert "expected 1 to" in ask(folder, f'{{"do": "capture", "steps": {steps}}}\n'.encode())["error"]
+
+
+def test_the_environment_keeps_it_out(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHTRIAGE_ATTACH", "0")
+    with tt.sample(tmp_path, every_s=None):
+        assert not folder.exists()
 
 
 def test_closing_answers_who_waits(sampler: Sampler, folder: Path) -> None:
@@ -193,13 +199,75 @@ def test_sockets_of_the_dead_are_removed_and_those_of_the_living_stay(
 ) -> None:
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
-    (folder / f"{child.pid}-0.sock").touch()
-    (folder / "other.sock").touch()
+    # the pid of a process in another container is nobody's here
+    live, full, dead = (folder / f"{child.pid}-{n}.sock" for n in range(3))
+    listeners = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(3)]
+    waiting = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    for listener, path in zip(listeners, (live, full, dead), strict=True):
+        listener.bind(str(path))
+        listener.listen(0)
+    waiting.connect(str(full))
+    listeners[2].close()
     with tt.sample(tmp_path, every_s=None):
-        left = {path.name.partition("-")[0] for path in folder.glob("*.sock")}
-        assert left == {str(os.getpid()), "other.sock"}
+        left = set(folder.glob("*.sock"))
+        assert {live, full} < left
+        assert dead not in left
         assert len(list(folder.glob(f"{os.getpid()}-*.sock"))) == 2
-    (folder / "other.sock").unlink()
+    for one in (*listeners, waiting):
+        one.close()
+    live.unlink()
+    full.unlink()
+
+
+def test_a_socket_is_found_by_its_process_alone(
+    sampler: Sampler, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asking, "socket_folder", lambda uid: folder)
+    (mine,) = folder.glob("*.sock")
+    others = folder / f"{os.getpid()}-1-0.sock"  # of another container
+    others.touch()
+    try:
+        assert asking.sockets_of(os.getpid()) == [mine]
+    finally:
+        others.unlink()
+
+
+def test_equal_pids_of_two_containers_have_names_of_their_own(
+    sampler: Sampler, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attach_socket, "_numbers", itertools.count())
+    monkeypatch.setattr(attach_socket, "socket_prefix", lambda pid: f"{pid}-1-")
+    one = AttachSocket(sampler)
+    monkeypatch.setattr(attach_socket, "_numbers", itertools.count())
+    monkeypatch.setattr(attach_socket, "socket_prefix", lambda pid: f"{pid}-2-")
+    other = AttachSocket(sampler)
+    try:
+        assert one.path != other.path
+        assert one.path.exists()
+    finally:
+        one.close()
+        other.close()
+
+
+def test_a_process_without_a_file_to_spare_listens_again(sampler: Sampler, folder: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        (path,) = folder.glob(f"{os.getpid()}-*.sock")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+        try:
+            client.connect(str(path))
+            time.sleep(0.3)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert ask(folder, b'{"do": "stacks"}\n')["threads"]
+
+
+def test_what_fails_inside_says_so_itself(sampler: Sampler, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> Any:
+        raise ValueError("no such backend")
+
+    monkeypatch.setitem(attach_socket._DO, "flight", fails)
+    assert ask(folder, b'{"do": "flight"}\n') == {"error": "ValueError: no such backend"}
 
 
 def test_a_forked_child_listens_once_it_works(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from diagnose.attach.fake_servers import raw_server, trace_json
 from diagnose.attach.jobs import wait_until
 
 import torchtriage as tt
-from torchtriage.core.errors import TriageError
+from torchtriage.core.errors import TriageError, UsageError
 from torchtriage.diagnose.attach import captured
 from torchtriage.diagnose.attach.attach import Wish, attach
 
@@ -89,6 +89,22 @@ def test_no_process_and_busy_ones_are_told(fake: FakeDynolog, tmp_path: Path) ->
         attach(f"dynolog://localhost:{fake.port}", Wish(folder=tmp_path))
     fake.registered, fake.busy = {11: ""}, True
     with pytest.raises(TriageError, match="being profiled already"):
+        attach(f"dynolog://localhost:{fake.port}", Wish(folder=tmp_path))
+
+
+@pytest.mark.parametrize(("wish", "word"), [({"only_stacks": True}, "stacks"), ({"ranks": frozenset((1,))}, "ranks")])
+def test_what_cannot_be_kept_starts_no_profile(fake: FakeDynolog, tmp_path: Path, wish: dict, word: str) -> None:
+    fake.registered = {11: ""}
+    with pytest.raises(UsageError, match=f"dynolog .*{word}"):
+        attach(f"dynolog://localhost:{fake.port}", Wish(folder=tmp_path, seconds=0.1, timeout_s=0.1, **wish))
+    assert fake.configs == []
+
+
+def test_an_answer_of_another_shape_is_told(fake: FakeDynolog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        fake, "_answer", lambda request: {"status": 1, "processesMatched": [11], "activityProfilersTriggered": 5}
+    )
+    with pytest.raises(TriageError, match="expected of dynolog the pids"):
         attach(f"dynolog://localhost:{fake.port}", Wish(folder=tmp_path))
 
 

@@ -102,6 +102,12 @@ def test_json_says_the_same_as_the_pickle():
     assert parse(text, "x") == parse(dump(rows, WORLD), "x")
 
 
+ENTRY = {"version": 1, "entries": [entry(1)]}
+NESTED: list[Any] = ["text"]
+for _ in range(18):
+    NESTED = [NESTED, NESTED]
+
+
 class Runs:
     def __reduce__(self) -> Any:
         return (print, ("it ran",))
@@ -119,6 +125,10 @@ class Runs:
         (pickle.dumps([1, 2]), "found other data"),
         (pickle.dumps({"version": 1, "entries": [{"process_group": 3}]}), "another shape"),
         (pickle.dumps({"version": 1, "entries": 7}), "another shape"),
+        (json.dumps(ENTRY).replace('"p2p_seq_id": 0', '"collective_seq_id": 1e999').encode(), "another shape"),
+        (pickle.dumps({"version": 1, "entries": [entry(1) | {"profiling_name": NESTED}]}), "expected text, found list"),
+        (pickle.dumps({"version": 1, "entries": [entry(1) | {"input_dtypes": [NESTED]}]}), "expected text, found list"),
+        (pickle.dumps({"version": 1, "entries": [], "pg_config": {"0": {"ranks": NESTED}}}), "expected text, found"),
         (pickle.dumps({"version": 1, "entries": [], "pg_config": [3]}), "another shape"),
     ],
 )

@@ -19,9 +19,9 @@ from torchtriage.core.errors import TriageError
 from torchtriage.diagnose.attach import processes
 from torchtriage.diagnose.attach.attach import Wish, attach
 from torchtriage.diagnose.attach.flight_recorder import parse
-from torchtriage.diagnose.attach.hang import judge, ranks_words
+from torchtriage.diagnose.attach.hang import judge
 from torchtriage.diagnose.attach.processes import Thread, dump_stacks, grouped, ranks_of
-from torchtriage.diagnose.attach.result import Call
+from torchtriage.diagnose.attach.result import Call, ranks_words
 
 WAITS = (
     Call("/env/site-packages/torch/distributed/distributed_c10d.py", 2900, "all_reduce"),
@@ -137,10 +137,19 @@ def _tree(pid: int):
         yield from _tree(int(child))
 
 
-@pytest.mark.parametrize("target", ["0", "999999999", "9" * 30])
+@pytest.mark.parametrize("target", ["0", "999999999", "9" * 30, "9" * 5000])
 def test_a_pid_of_nobody_is_told(target: str):
     with pytest.raises(TriageError, match="found none"):
         attach(target, Wish())
+
+
+def test_a_rank_without_end_is_none():
+    sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+    with subprocess.Popen(sleep, env={**os.environ, "RANK": "1" * 5000}) as child:
+        try:
+            assert [process.rank for process in ranks_of(child.pid)] == [None]
+        finally:
+            child.kill()
 
 
 def test_a_process_that_offers_nothing_says_what_was_tried():

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from diagnose.attach.fake_servers import engine, raw_server
 
 from torchtriage.cli.main import cli
-from torchtriage.core.errors import TriageError
+from torchtriage.core.errors import TriageError, UsageError
 from torchtriage.diagnose.attach import captured, serving, web
 from torchtriage.diagnose.attach.attach import Wish, attach
 from torchtriage.diagnose.attach.captured import Captured, is_whole, wait_for
@@ -60,6 +60,15 @@ def test_vllm_without_a_profiler_says_how_to_start_it(tmp_path: Path) -> None:
     ):
         attach(made.url, Wish(folder=tmp_path))
     assert "--profiler-config" in caught.value.hint
+
+
+@pytest.mark.parametrize("kind", ["vLLM", "SGLang"])
+@pytest.mark.parametrize(("wish", "word"), [({"only_stacks": True}, "stacks"), ({"ranks": frozenset((1,))}, "ranks")])
+def test_what_cannot_be_kept_starts_no_profile(tmp_path: Path, kind: str, wish: dict, word: str) -> None:
+    with engine(kind, tmp_path) as made:
+        with pytest.raises(UsageError, match=f"{kind} .*{word}"):
+            attach(made.url, Wish(folder=tmp_path, **wish))
+        assert posts(made) == []
 
 
 def test_sglang_stops_by_itself_after_steps(tmp_path: Path) -> None:

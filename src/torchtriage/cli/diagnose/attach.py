@@ -10,7 +10,7 @@ import click
 
 from torchtriage.cli.options import POSITIVE, file_option, result_options, top_option, value_option
 from torchtriage.cli.output import check_outputs, complain, present
-from torchtriage.core.errors import UsageError
+from torchtriage.core.names import visible
 
 __all__ = ["command"]
 
@@ -70,7 +70,7 @@ def command(ctx: click.Context, /, target: str, **given: Any) -> None:
         seconds=given["seconds"],
         steps=given["steps"],
         ranks=given["ranks"],
-        folder=_folder(given["dir"]),
+        folder=Path(given["dir"]) if given["dir"] is not None else None,
         dumps=Path(given["dumps"]) if given["dumps"] else None,
         timeout_s=given["timeout"],
         allow_remote=given["allow_remote"],
@@ -87,20 +87,9 @@ def command(ctx: click.Context, /, target: str, **given: Any) -> None:
         present(found, given)
         ctx.exit(1 if found.waits or any(note.code == STILL for note in found.notes) else 0)
     if not given["quiet"]:
-        click.echo(f"captured: {found.cost}", err=True)
+        click.echo(f"captured: {visible(found.cost)}", err=True)
         click.echo("\n".join(f"  {path}" for path in found.files), err=True)
     ctx.exit(_analyze([str(path) for path in found.files], given))
-
-
-def _folder(name: str | None) -> Path | None:
-    if name is None:
-        return None
-    folder = Path(name)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot be made: {error.strerror}", where=name) from error
-    return folder
 
 
 def _analyze(files: list[str], given: dict[str, Any]) -> int:

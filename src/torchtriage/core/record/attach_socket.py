@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import itertools
 import json
 import os
@@ -16,6 +17,7 @@ import socket
 import stat
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -24,12 +26,13 @@ from typing import Any, Protocol
 
 from torchtriage.core.record.stacks import callers, current_frames
 
-__all__ = ["Ask", "AttachSocket", "socket_folder"]
+__all__ = ["Ask", "AttachSocket", "socket_folder", "socket_prefix"]
 
 MAX_LINE_BYTES = 4096
 TIMEOUT_S = 10.0
 """So long a client may take to ask, or to read."""
 LOOK_S = 0.2
+PAUSE_S = 0.1
 MAX_CLIENTS = 4
 MAX_STEPS = 1000
 OWN = "torchtriage-"
@@ -40,6 +43,14 @@ _numbers = itertools.count()
 def socket_folder(uid: int) -> Path:
     """Return where the sockets of a user's processes are, whatever folder for temporary files each is given."""
     return Path(f"/tmp/torchtriage-{uid}")
+
+
+def socket_prefix(pid: int) -> str:
+    """Return what the names of a process' sockets begin with: two containers may share the folder, and have one pid."""
+    try:
+        return f"{pid}-{os.stat(f'/proc/{pid}/ns/pid').st_ino}-"  # noqa: PTH116
+    except OSError:
+        return f"{pid}-"
 
 
 @dataclass
@@ -91,15 +102,17 @@ class AttachSocket:
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
             raise OSError(f"{folder} is open to others")
         self._sampler = weakref.ref(sampler)
-        self.path = folder / f"{os.getpid()}-{next(_numbers)}.sock"
+        self.path = folder / f"{socket_prefix(os.getpid())}{next(_numbers)}.sock"
         _remove_stale(folder)
-        self.path.unlink(missing_ok=True)  # of one that was killed and had our pid
+        silent = self.path.with_suffix(".new")  # until it listens it looks like one of the dead
+        silent.unlink(missing_ok=True)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._pid = os.getpid()
         self._room = threading.BoundedSemaphore(MAX_CLIENTS)
         try:
-            self._socket.bind(str(self.path))
+            self._socket.bind(str(silent))
             self._socket.listen(MAX_CLIENTS)
+            silent.rename(self.path)
         except OSError:
             self._socket.close()
             raise
@@ -124,12 +137,16 @@ def _remove(listener: socket.socket, path: Path, pid: int) -> None:
 
 
 def _remove_stale(folder: Path) -> None:
-    """Remove the sockets of processes that were killed."""
+    """Remove the sockets at which nobody listens: their processes were killed.
+
+    Pids do not tell, those of another container that shares the folder are not seen here.
+    """
     for path in folder.glob("*.sock"):
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+            client.settimeout(0)  # one whose queue is full listens, too
             try:
-                os.kill(int(path.name.partition("-")[0]), 0)
-            except ProcessLookupError:
+                client.connect(str(path))
+            except ConnectionRefusedError:
                 path.unlink(missing_ok=True)
 
 
@@ -137,8 +154,11 @@ def _serve(listener: socket.socket, sampler: weakref.ref[Asked], room: threading
     while True:
         try:
             client, _ = listener.accept()
-        except OSError:
-            return
+        except OSError as error:
+            if listener.fileno() < 0 or error.errno in (errno.EINVAL, errno.EBADF):
+                return  # it was closed
+            time.sleep(PAUSE_S)  # a file too many, for example, and soon one less
+            continue
         if not room.acquire(blocking=False):
             client.close()
             continue
@@ -162,11 +182,14 @@ def _answer(client: socket.socket, sampler: weakref.ref[Asked], room: threading.
                 line += part
             try:
                 request = json.loads(line)
-                answer = _DO[request["do"]](request, client, sampler)
-            except (ValueError, KeyError, TypeError):
+                do = _DO[request["do"]]
+            except (ValueError, KeyError, TypeError, RecursionError):
                 answer = {"error": f"expected one of {', '.join(_DO)}"}
-            except Exception as error:
-                answer = {"error": f"{type(error).__name__}: {error}"}
+            else:
+                try:
+                    answer = do(request, client, sampler)
+                except Exception as error:
+                    answer = {"error": f"{type(error).__name__}: {error}"}
             client.settimeout(TIMEOUT_S)
             client.sendall(json.dumps(answer).encode() + b"\n")
     except OSError:
@@ -178,20 +201,8 @@ def _answer(client: socket.socket, sampler: weakref.ref[Asked], room: threading.
 Answer = dict[str, Any]
 
 
-def _hello(*_: Any) -> Answer:
-    rank, world = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        rank, world = str(distributed.get_rank()), str(distributed.get_world_size())
-    return {
-        "pid": os.getpid(),
-        "rank": int(rank) if rank.isdecimal() else None,
-        "world_size": int(world) if world.isdecimal() else None,
-    }
-
-
 def _capture(request: Mapping[str, Any], client: socket.socket, sampler: weakref.ref[Asked]) -> Answer:
-    steps = request["steps"]
+    steps = request.get("steps")
     if not isinstance(steps, int) or not 1 <= steps <= MAX_STEPS:
         return {"error": f"expected 1 to {MAX_STEPS} steps"}
     owner = sampler()
@@ -243,7 +254,6 @@ def _flight(*_: Any) -> Answer:
 
 
 _DO: dict[str, Callable[[Any, socket.socket, Any], Answer]] = {
-    "hello": _hello,
     "capture": _capture,
     "stacks": _stacks,
     "flight": _flight,

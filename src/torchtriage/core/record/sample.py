@@ -29,6 +29,7 @@ from torchtriage.core.record.profiler_capture import BUSY, Capture, ProfilerBusy
 
 __all__ = ["SampleStats", "Sampler", "sample"]
 
+ATTACH_VARIABLE = "TORCHTRIAGE_ATTACH"
 PATTERN = "sample-*.json.gz"
 JITTER = 0.1
 """Captures of many replicas drift apart by this share of ``every_s``."""
@@ -96,6 +97,7 @@ def sample(
         Record shapes and stacks as well: says where, and costs about twice as much.
     attach : bool
         Let ``torchtriage attach PID`` of the same user ask for captures and stacks, over a unix socket.
+        ``TORCHTRIAGE_ATTACH=0`` in the environment keeps it out whatever is given here.
 
     Raises
     ------
@@ -118,7 +120,7 @@ def sample(
     sampler = Sampler(
         Path(out), every_s=every_s, max_bytes=int(max_mb * 1e6), max_overhead=max_overhead, steps=steps, heavy=heavy
     )
-    if attach and hasattr(os, "geteuid"):
+    if attach and os.environ.get(ATTACH_VARIABLE, "") != "0" and hasattr(os, "geteuid"):
         sampler.listen()
     return sampler
 

@@ -81,15 +81,10 @@ def _begins_files(path: Path) -> bool:
 
 def _address(address: Address, is_dynolog: bool, wish: Wish) -> Captured | HangResult:
     if is_dynolog:
+        _expect_whole_recording("dynolog", wish)
         if not dynolog.status(address):
             raise AttachError("expected a dynolog, found nothing that answers as one does", where=str(address))
-        pids = frozenset[int]()
-        return _with_folder(
-            wish,
-            lambda folder: dynolog.capture(
-                address, folder, pids=pids, seconds=wish.seconds, steps=wish.steps, timeout_s=wish.timeout_s
-            ),
-        )
+        return _dynolog(address, frozenset(), wish)
     if debug_server.answers(address):
         return _debug_server(address, wish)
     engine = serving.which(address)
@@ -100,8 +95,7 @@ def _address(address: Address, is_dynolog: bool, wish: Wish) -> Captured | HangR
             where=str(address),
             hint=f"of dynolog name the port: {_DYNOLOG}{address.host}:{address.port}",
         )
-    if wish.only_stacks:
-        raise UsageError(f"{engine} gives no stacks", hint="torchtriage attach --stacks PID, for the pid of a worker")
+    _expect_whole_recording(engine, wish)
     if engine == "vLLM" and wish.folder is None:
         written = os.environ.get("VLLM_TORCH_PROFILER_DIR")
         if not written:
@@ -118,10 +112,26 @@ def _address(address: Address, is_dynolog: bool, wish: Wish) -> Captured | HangR
     )
 
 
+def _expect_whole_recording(who: str, wish: Wish) -> None:
+    if wish.only_stacks:
+        raise UsageError(f"{who} gives no stacks", hint="torchtriage attach --stacks PID, for the pid of a worker")
+    if wish.ranks is not None:
+        raise UsageError(f"{who} is not told which ranks to record", hint="leave out --ranks: all are recorded")
+
+
+def _dynolog(address: Address, pids: frozenset[int], wish: Wish) -> Captured:
+    return _with_folder(
+        wish,
+        lambda folder: dynolog.capture(
+            address, folder, pids=pids, seconds=wish.seconds, steps=wish.steps, timeout_s=wish.timeout_s
+        ),
+    )
+
+
 def _debug_server(address: Address, wish: Wish) -> Captured | HangResult:
     if not wish.only_stacks:
         captured = _with_folder(
-            wish, lambda folder: debug_server.capture(address, folder, seconds=wish.seconds, ranks=wish.ranks)
+            wish, lambda folder: debug_server.capture(address, folder, seconds=wish.seconds, ranks=wish.ranks), new=True
         )
         if not captured.still:
             return captured
@@ -142,7 +152,7 @@ def _debug_server(address: Address, wish: Wish) -> Captured | HangResult:
 
 
 def _process(target: str, wish: Wish) -> Captured | HangResult:
-    found = ranks_of(int(target))
+    found = ranks_of(int(target[:20]))  # so many digits are no pid, and thousands no number for Python
     processes = [process for process in found if wish.ranks is None or process.rank in wish.ranks]
     if not processes:
         names = ", ".join(process.name for process in found[:8])
@@ -154,14 +164,7 @@ def _process(target: str, wish: Wish) -> Captured | HangResult:
         captured = sampler.capture(listening, wish.steps or 3, wish.timeout_s)
         return _hang(target, processes, wish, _still(captured)) if captured.still else captured
     if any(process.env.get("KINETO_USE_DAEMON", "0") != "0" for process in processes):
-        address = Address("localhost", dynolog.PORT)
-        pids = frozenset(process.pid for process in processes)
-        return _with_folder(
-            wish,
-            lambda folder: dynolog.capture(
-                address, folder, pids=pids, seconds=wish.seconds, steps=wish.steps, timeout_s=wish.timeout_s
-            ),
-        )
+        return _dynolog(Address("localhost", dynolog.PORT), frozenset(process.pid for process in processes), wish)
     raise AttachError(
         f"nothing in {', '.join(process.name for process in processes[:8])} takes captures; tried: the socket of a"
         " tt.sample(...) (none), dynolog (KINETO_USE_DAEMON is not set)",
@@ -225,17 +228,23 @@ def _lacks(error: TriageError) -> Note:
     return Note(LACKS, "warn", f"{error.where}: {error.message}" if error.where else error.message, error.hint)
 
 
-def _with_folder(wish: Wish, take: Callable[[Path], Captured]) -> Captured:
-    """Take a capture into the folder that was named, or a new one that stays if there is something in it."""
-    if wish.folder is not None:
-        return take(wish.folder)
-    folder = Path(f"torchtriage-attach-{time.strftime('%Y%m%d-%H%M%S')}")
+def _with_folder(wish: Wish, take: Callable[[Path], Captured], *, new: bool = False) -> Captured:
+    """Take a capture into the folder that was named, or a new one; none that was made stays empty.
+
+    ``new`` : one inside of the folder that was named, whose files are not ours to replace.
+    """
+    folder = wish.folder or Path()
+    if new or wish.folder is None:
+        folder /= f"torchtriage-attach-{time.strftime('%Y%m%d-%H%M%S')}"
+        new = True
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
-        folder.mkdir()
+        folder.mkdir(parents=True, exist_ok=not new)
     except OSError as error:
         raise UsageError(f"cannot be made: {error.strerror}", where=str(folder), hint="--dir DIR") from error
     try:
         return take(folder)
     finally:
         with suppress(OSError):
-            folder.rmdir()
+            for path in made:
+                path.rmdir()

@@ -18,9 +18,8 @@ from typing import Any
 
 from torchtriage.core.errors import AttachError
 from torchtriage.diagnose.attach.captured import Captured
-from torchtriage.diagnose.attach.hang import ranks_words
 from torchtriage.diagnose.attach.processes import Thread
-from torchtriage.diagnose.attach.result import Call
+from torchtriage.diagnose.attach.result import Call, ranks_words
 from torchtriage.diagnose.attach.web import Address, Reply, ask
 
 __all__ = ["answers", "capture", "dumps_of", "stacks_of"]
@@ -35,8 +34,9 @@ _RANK = re.compile(rb"<h2>Rank (\d{1,6}): ([^<]{0,300})</h2>")
 _FAILED = re.compile(rb"\s*<p>Failed to fetch: status=(\d+)</p>\s*<pre>(.{0,200})", re.DOTALL)
 _PRE = re.compile(rb"\s*<pre>(.*)</pre>", re.DOTALL)
 _DATA = re.compile(rb"function run\d+\(\) \{\s*var data = ")
-_THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+(?: \[(.*?)\])?.*most recent call first", re.MULTILINE)
-_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
+# in linear time: no two parts that match the same
+_THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+(?: \[(.*)\])? \(most recent call first", re.MULTILINE)
+_FRAME = re.compile(r'^  File "(.*)", line (\d{1,9}) in (.*)$', re.MULTILINE)
 
 
 def answers(address: Address) -> bool:
@@ -49,7 +49,7 @@ def answers(address: Address) -> bool:
 
 
 def capture(address: Address, folder: Path, *, seconds: float, ranks: frozenset[int] | None) -> Captured:
-    """Have all ranks profile all their threads for so long; write the traces of ``ranks`` into a folder.
+    """Have all ranks profile all their threads for so long; write the traces of ``ranks`` into a new folder.
 
     Raises AttachError: the server does not answer, or names no such rank.
     """
@@ -66,30 +66,31 @@ def capture(address: Address, folder: Path, *, seconds: float, ranks: frozenset[
         page.seek(0, 2)
         if not page.tell():
             raise AttachError("the debug server answers with an empty page", where=str(address))
-        files, failed, moves = [], [], False
+        files: dict[int, Path] = {}
+        failed, moves = [], False
         with mmap.mmap(page.fileno(), 0, access=mmap.ACCESS_READ) as whole:
             for rank, part in _parts(whole):
-                if ranks is not None and rank not in ranks:
+                if rank in files or (ranks is not None and rank not in ranks):
                     continue
                 data = _trace(part)
                 if not data:
                     failed.append(f"rank {rank}: {_why(part)}")
                     continue
                 path = folder / f"rank{rank}.json"
-                path.write_bytes(data)
-                files.append(path)
+                with path.open("xb") as file:
+                    file.write(data)
+                files[rank] = path
                 moves |= b'"cpu_op"' in data or b'"kernel"' in data
     if not files and not failed:
         raise AttachError("the page of traces names no rank that was asked for", where=str(address))
     if not files:
         return Captured((), still=f"no rank gave a trace: {'; '.join(failed[:4])}")
     if not moves:
-        for path in files:
+        for path in files.values():
             path.unlink()
         return Captured((), still=f"no rank ran an operator within {seconds:g} s")
     lost = f"; without {', '.join(failed[:4])}" if failed else ""
-    names = ranks_words([int(path.stem[4:]) for path in files])
-    return Captured(tuple(files), f"{names} profiled all threads for {seconds:g} s{lost}")
+    return Captured(tuple(files.values()), f"{ranks_words(list(files))} profiled all threads for {seconds:g} s{lost}")
 
 
 def stacks_of(address: Address) -> tuple[dict[int, list[Thread]], list[str]]:

@@ -72,6 +72,8 @@ def capture(
     }
     answer = _ask(address, request, ASK_S)
     triggered = answer.get("activityProfilersTriggered") or []
+    if not isinstance(triggered, list):
+        raise AttachError("expected of dynolog the pids that record, found something else", where=str(address))
     if not answer.get("processesMatched"):
         raise AttachError(
             "dynolog knows no such process",
@@ -82,7 +84,7 @@ def capture(
         raise AttachError("all processes are being profiled already", where=str(address))
     sleep(seconds if steps is None else 0)
     files = wait_for(folder, before, timeout_s, n_files=len(triggered), sleep=sleep)
-    was_on = f"{seconds:g} s" if steps is None else f"{steps} steps"
+    was_on = f"{seconds:g} s" if steps is None else format_count(steps, "step")
     return Captured(files, f"{format_count(len(triggered), 'process', 'processes')} profiled themselves for {was_on}")
 
 

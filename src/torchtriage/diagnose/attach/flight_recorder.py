@@ -22,13 +22,14 @@ from typing import Any
 from torchtriage.core.errors import AttachError, SnapshotError
 from torchtriage.core.record.stacks import is_library
 from torchtriage.core.units import format_bytes
-from torchtriage.diagnose.attach.result import Call, CollectiveWait
+from torchtriage.diagnose.attach.result import Call, CollectiveWait, ranks_words
 from torchtriage.memory.snapshot.unpickle import unpickle
 
 __all__ = ["Dump", "find_dumps", "parse", "read", "waits"]
 
 MAX_BYTES = 512 << 20
 """A ring of 20,000 collectives with Python stacks takes 40 MB."""
+MAX_NAME = 500
 _RANK = re.compile(r"(?<!\d)(\d+)(?:\.(?:json|pickle|pkl))?$")
 _TRY = "torchtriage attach --dumps FOLDER reads files that TORCH_FR_DUMP_TEMP_FILE or torch's _dump_fr_trace wrote"
 _SAME_SIZES = frozenset(("all_reduce", "broadcast", "reduce", "_all_gather_base", "_reduce_scatter_base", "barrier"))
@@ -140,7 +141,7 @@ def parse(data: bytes, where: str) -> Dump:
         raise AttachError("expected a dump of a flight recorder, found other data", where=where, hint=_TRY)
     try:
         return _dump(document)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
         words = f"{type(error).__name__}: {error}"
         raise AttachError(f"a dump with a record of another shape ({words})", where=where, hint=_TRY) from error
 
@@ -149,7 +150,7 @@ def _dump(document: dict[str, Any]) -> Dump:
     entries = document.get("entries") or []
     members: dict[str, frozenset[int]] = {}
     for name, config in (document.get("pg_config") or {}).items():
-        ranks = frozenset(map(int, re.findall(r"\d+", str(config.get("ranks", "")))))
+        ranks = frozenset(map(int, re.findall(r"\d+", _text(config.get("ranks", "")))))
         if name and ranks:
             members[str(name)] = ranks
     records = tuple(map(_record, entries))
@@ -157,20 +158,31 @@ def _dump(document: dict[str, Any]) -> Dump:
 
 
 def _record(entry: dict[str, Any]) -> Record:
-    name, label = map(str, entry["process_group"])
+    name, label = (_text(part)[:MAX_NAME] for part in entry["process_group"])
+    op = _text(entry["profiling_name"])[:MAX_NAME]
     is_p2p = bool(entry.get("is_p2p"))
-    calls = [Call(str(row["filename"]), int(row["line"]), str(row["name"])) for row in entry.get("frames") or ()]
+    calls = [
+        Call(_text(row["filename"]), int(row["line"]), _text(row["name"])[:MAX_NAME])
+        for row in entry.get("frames") or ()
+    ]
     return Record(
         group=name,
         label=label if label not in ("", "undefined") else f"group {name}",
         number=int(entry["p2p_seq_id" if is_p2p else "collective_seq_id"]),
-        op=str(entry["profiling_name"]).partition(":")[2] or str(entry["profiling_name"]),
+        op=op.partition(":")[2] or op,
         sizes=tuple(tuple(map(int, sizes)) for sizes in entry.get("input_sizes") or ()),
-        dtypes=tuple(map(str, entry.get("input_dtypes") or ())),
+        dtypes=tuple(_text(part)[:MAX_NAME] for part in entry.get("input_dtypes") or ()),
         finished=entry.get("state") == "completed" or bool(entry.get("retired")),
         is_p2p=is_p2p,
         at=next((call for call in calls if not is_library(call.file)), calls[0] if calls else None),
     )
+
+
+def _text(value: Any) -> str:
+    """Return what is text: a few bytes can be a list of lists whose words have no end."""
+    if not isinstance(value, str):
+        raise TypeError(f"expected text, found {type(value).__name__}")
+    return value
 
 
 def waits(dumps: Mapping[int, Dump], ranks: Iterable[int] = ()) -> tuple[CollectiveWait, ...]:
@@ -217,7 +229,7 @@ def _of_group(group: str, dumps: Mapping[int, Dump], world: frozenset[int]) -> I
         missing=tuple(sorted(behind - unknown)),
         unknown=tuple(sorted(unknown)),
         at=first.at,
-        calls=tuple(f"{_rank_words(ranks)}: {words}" for words, ranks in _grouped(calls)) if differ else (),
+        calls=tuple(f"{ranks_words(ranks)}: {words}" for words, ranks in _grouped(calls)) if differ else (),
     )
 
 
@@ -238,10 +250,6 @@ def _words(rows: list[Record]) -> str:
 def _grouped(calls: Mapping[int, str]) -> Iterator[tuple[str, list[int]]]:
     for words in dict.fromkeys(calls.values()):
         yield words, [rank for rank, other in calls.items() if other == words]
-
-
-def _rank_words(ranks: list[int]) -> str:
-    return f"{'ranks' if len(ranks) > 1 else 'rank'} {', '.join(map(str, ranks))}"
 
 
 def _p2p(rank: int, row: Record) -> CollectiveWait:

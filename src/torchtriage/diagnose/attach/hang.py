@@ -9,9 +9,9 @@ from torchtriage.core.finding import Note
 from torchtriage.diagnose.attach import flight_recorder
 from torchtriage.diagnose.attach.flight_recorder import Dump
 from torchtriage.diagnose.attach.processes import Thread, grouped, user_call
-from torchtriage.diagnose.attach.result import Call, CollectiveWait, HangResult
+from torchtriage.diagnose.attach.result import Call, CollectiveWait, HangResult, ranks_words
 
-__all__ = ["judge", "ranks_words"]
+__all__ = ["judge"]
 
 MAX_WAITS = 8
 
@@ -106,15 +106,3 @@ def _place(threads: Sequence[Thread]) -> str:
 
 def _at(call: Call | None) -> str:
     return f" at {os.path.basename(call.file)}:{call.line}" if call else ""  # noqa: PTH119
-
-
-def ranks_words(ranks: Sequence[int]) -> str:
-    """Return ``rank 3``, or ``ranks 0-6, 9``."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    texts = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
-    return f"{'ranks' if len(ranks) > 1 else 'rank'} {', '.join(texts)}"

@@ -86,7 +86,7 @@ def _process(pid: int) -> Process:
         raw = ""
     env = dict(pair.split("=", 1) for pair in raw.split("\0") if "=" in pair)
     rank = env.get("RANK", "")
-    return Process(pid, int(rank) if rank.isascii() and rank.isdecimal() else None, env)
+    return Process(pid, int(rank) if rank.isascii() and rank.isdecimal() and len(rank) < 10 else None, env)
 
 
 def dump_stacks(pid: int) -> list[Thread]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from torchtriage.core.finding import Note
 from torchtriage.core.version import __version__
 
-__all__ = ["HANG_SCHEMA", "Call", "CollectiveWait", "HangResult", "StackGroup", "WaitKind"]
+__all__ = ["HANG_SCHEMA", "Call", "CollectiveWait", "HangResult", "StackGroup", "WaitKind", "ranks_words"]
 
 HANG_SCHEMA = "torchtriage-hang/1"
 
@@ -67,3 +68,15 @@ class HangResult:
     notes: tuple[Note, ...] = ()
     version: str = __version__
     schema: str = field(default=HANG_SCHEMA, kw_only=True)
+
+
+def ranks_words(ranks: Sequence[int]) -> str:
+    """Return ``rank 3``, or ``ranks 0-6, 9``."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    texts = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
+    return f"{'ranks' if len(ranks) > 1 else 'rank'} {', '.join(texts)}"

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from torchtriage.core.errors import AttachError
-from torchtriage.core.record.attach_socket import socket_folder
+from torchtriage.core.record.attach_socket import socket_folder, socket_prefix
+from torchtriage.core.units import format_count
 from torchtriage.diagnose.attach.captured import Captured
-from torchtriage.diagnose.attach.hang import ranks_words
 from torchtriage.diagnose.attach.processes import Process, Thread, threads_of
+from torchtriage.diagnose.attach.result import ranks_words
 
 __all__ = ["capture", "dumps_of", "sockets_of", "stacks_of"]
 
@@ -35,7 +36,7 @@ def sockets_of(pid: int) -> list[Path]:
     try:
         if folder.lstat().st_uid != uid:
             return []
-        return sorted(folder.glob(f"{pid}-*.sock"))
+        return sorted(folder.glob(f"{socket_prefix(pid)}*.sock"))
     except OSError:
         return []
 
@@ -137,9 +138,17 @@ def capture(processes: Sequence[Process], steps: int, timeout_s: float) -> Captu
     if not done and not late:
         words = "; ".join(f"{process.name}: {str(client.answer.get('error'))[:200]}" for process, client in clients[:4])
         raise AttachError(f"no process recorded: {words}", hint="is another profiler at work in it?")
-    missing = [process.name for process in late if process not in [other for other, _ in done]]
+    recorded = [process.name for process, _ in done]
+    missing = list(dict.fromkeys(process.name for process in late if process.name not in recorded))
+    lost = "; ".join(
+        f"without {process.name}: {str(client.answer.get('error'))[:200]}"
+        for process, client in clients
+        if process.name not in (*recorded, *missing)
+    )
     still = f"no step or request ended within {timeout_s:g} s in {', '.join(missing[:8])}" if missing else ""
-    return Captured(tuple(Path(str(answer["file"])) for _, answer in done), _cost(done, steps), still)
+    said = "; ".join(filter(None, (still or _cost(done, steps), lost)))
+    files = tuple(Path(str(answer["file"])) for _, answer in done)
+    return Captured(files, still=said) if still else Captured(files, said)
 
 
 def _cost(done: Sequence[tuple[Process, Mapping[str, Any]]], steps: int) -> str:
@@ -151,8 +160,8 @@ def _cost(done: Sequence[tuple[Process, Mapping[str, Any]]], steps: int) -> str:
     except (KeyError, TypeError, ValueError):
         return ""
     ranks = [process.rank for process, _ in done if process.rank is not None]
-    who = ranks_words(ranks) if len(ranks) == len(done) else f"{len(done)} processes"
+    who = ranks_words(ranks) if len(ranks) == len(done) else format_count(len(done), "process", "processes")
     return (
-        f"{steps} steps of {who}, recorded in {wall_s:.2f} s;"
+        f"{format_count(steps, 'step')} of {who}, recorded in {wall_s:.2f} s;"
         f" the profiler and its export took at most {cost_s:.2f} s of a process' time"
     )

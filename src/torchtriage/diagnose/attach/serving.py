@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from torchtriage.core.errors import AttachError
+from torchtriage.core.units import format_count
 from torchtriage.diagnose.attach.captured import Captured, traces_in, wait_for
 from torchtriage.diagnose.attach.web import Address, Reply, ask
 
@@ -86,7 +87,7 @@ def capture(
                 ask(address, "POST", "/stop_profile", timeout_s=START_S)
         raise
     took_s = time.monotonic() - begun
-    was_on = f"{steps} steps" if takes_steps else f"{seconds:g} s"
+    was_on = format_count(steps, "step") if steps is not None and takes_steps else f"{seconds:g} s"
     return Captured(files, f"{engine} profiled itself for {was_on}; {took_s:.1f} s until the traces were written")
 
 

@@ -11,10 +11,11 @@ Pattern modules import what they need from here: the types, and those of the tra
 import importlib
 import pkgutil
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from importlib import metadata
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
@@ -218,7 +219,7 @@ def catalogue() -> tuple[PatternEntry, ...]:
         parts = info.name.split(".")
         if not info.ispkg and len(parts) == 5 and not parts[-1].startswith("_"):
             entries.append(_entry(importlib.import_module(info.name)))
-    entries += [_entry(_plugged_in(point)) for point in metadata.entry_points(group=GROUP)]
+    entries += [_entry(module) for module in _plugged_in()]
     entries.sort(key=lambda entry: entry.pattern.code)
     codes = [entry.pattern.code for entry in entries]
     for code in codes:
@@ -252,17 +253,28 @@ def missing_needs(pattern: Pattern, trace: Trace) -> list[str]:
     return sorted(need for need in pattern.needs if not NEEDS[need][0](trace))
 
 
-def _plugged_in(point: metadata.EntryPoint) -> ModuleType:
-    where = f"entry point {point.name!r} of {point.dist.name if point.dist else point.value}"
-    hint = f"uninstall the package, or mend it: {GROUP!r} names modules, as in docs/how-to-add.md"
-    try:
-        module = point.load()
-    except Exception as error:  # whatever a foreign module does when it is imported
-        found = f"{type(error).__name__}: {error}"
-        raise PatternError(f"expected the module of a pattern, found {found}", where=where, hint=hint) from error
-    if not isinstance(module, ModuleType):
-        raise PatternError(f"expected a module, found a {type(module).__name__}", where=where, hint=hint)
-    return module
+def _plugged_in() -> Iterator[ModuleType]:
+    """Yield the modules that installed packages name; importlib.metadata is slow to import, and seldom needed."""
+    if not any(map(_names_patterns, sys.path)):
+        return
+    from importlib import metadata
+
+    for point in metadata.entry_points(group=GROUP):
+        where = f"entry point {point.name!r} of {point.dist.name if point.dist else point.value}"
+        hint = f"uninstall the package, or mend it: {GROUP!r} names modules, as in docs/how-to-add.md"
+        try:
+            module = point.load()
+        except Exception as error:  # whatever a foreign module does when it is imported
+            found = f"{type(error).__name__}: {error}"
+            raise PatternError(f"expected the module of a pattern, found {found}", where=where, hint=hint) from error
+        if not isinstance(module, ModuleType):
+            raise PatternError(f"expected a module, found a {type(module).__name__}", where=where, hint=hint)
+        yield module
+
+
+def _names_patterns(folder: str) -> bool:
+    files = Path(folder or ".").glob("*-info/entry_points.txt")
+    return any(GROUP.encode() in file.read_bytes() for file in files)
 
 
 def _entry(module: ModuleType) -> PatternEntry:

@@ -22,7 +22,7 @@ from torchtriage.core.trace.select import select
 from torchtriage.core.trace.tables import RANK, TABLES, TableKind
 from torchtriage.core.units import DEFAULT_MAX_BYTES
 
-__all__ = ["FORMS", "Answer", "load_tables", "query", "write_csv", "write_table"]
+__all__ = ["FORMS", "Answer", "load_tables", "query", "replacing", "write_csv", "write_table"]
 
 TracePath = str | os.PathLike[str]
 FORMS = ("csv", "parquet", "arrow")
@@ -140,14 +140,24 @@ def write_table(table: Table, path: TracePath, form: str) -> None:
         raise MissingExtraError(
             f"writing {form} needs pyarrow, not installed here", hint="pip install 'torchtriage[parquet]', or --csv"
         )
-    target = Path(path)
-    partial = target.with_name(f"{target.name}.partial")
-    try:
+    with replacing(path) as partial:
         if form == "csv":
             with partial.open("w", newline="", encoding="utf-8") as file:
                 write_csv(file, table.columns, (zip(*batch, strict=True) for batch in table.batches()))
         else:
             _write_arrow(table, partial, form)
+
+
+@contextmanager
+def replacing(path: TracePath) -> Iterator[Path]:
+    """Give a file beside this one to write to, which takes its place at the end: a failure leaves what was there.
+
+    Raises UsageError: the file cannot be written.
+    """
+    target = Path(path)
+    partial = target.with_name(f"{target.name}.partial")
+    try:
+        yield partial
         partial.replace(target)
     except OSError as error:
         raise UsageError(f"cannot be written: {error}", where=str(target)) from error
@@ -209,6 +219,8 @@ def query(paths: Collection[TracePath], sql: str, *, max_memory: int | None = No
             connection.register(name, table)
         try:
             cursor = connection.execute(sql)
+            if cursor is None:
+                raise UsageError("expected a query, found no statement", hint='torchtriage query TRACE "select …"')
             columns = tuple(column[0] for column in cursor.description or ())
             yield Answer(columns, iter(lambda: cursor.fetchmany(BATCH_ROWS), []))
         except duckdb.Error as error:

@@ -11,9 +11,10 @@ from torchtriage.core.names import visible
 __all__ = ["Selection"]
 
 _UNITS = {"ns": 1, "us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
-_TIME = r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s)"
+# no more digits than fit in 64 bits
+_TIME = r"(\d{1,18}(?:\.\d+)?)(ns|us|µs|ms|s)"
 _WINDOW = re.compile(rf"{_TIME}-{_TIME}")
-_STEPS = re.compile(r"(\d+)(?:-(\d+))?")
+_STEPS = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,13 @@ def test_the_first_step_is_judged_when_it_is_chosen() -> None:
     assert names(select(loop(), Selection(steps="10"))) == ["ProfilerStep#10"]
 
 
+def test_numbers_beyond_64_bits_are_places() -> None:
+    builder = TraceBuilder()
+    for i in range(4):
+        builder.step(10**20 + i, 100.0 * i, 100).op("aten::mm", 100.0 * i + 10, 10)
+    assert names(select(builder.build(), Selection(steps="3"))) == [f"ProfilerStep#{10**20 + 3}"]
+
+
 def test_a_window_is_its_own_denominator() -> None:
     trace = select(loop(), Selection(window="230us-330us"))
     assert trace.steps.wall_ns == trace.window.wall_ns == 100_000
@@ -173,6 +180,8 @@ def test_an_empty_window() -> None:
         {"window": "1s"},
         {"steps": "1", "window": "1s-2s"},
         {"annotation": "x", "steps": "1"},
+        {"steps": "9" * 5000},
+        {"window": f"0s-{'9' * 320}s"},
     ],
 )
 def test_what_cannot_be_read_is_refused_before_the_recording_is(given: dict[str, str]) -> None:

@@ -122,8 +122,8 @@ def _numbered(trace: Trace, selection: Selection) -> Steps:
 
 
 def step_numbers(names: Sequence[str]) -> Ints:
-    """Return the number that ends each step's name, or its place where one has none."""
-    found = [re.search(r"(?<!\d)(\d+)$", name) for name in names]
+    """Return the number that ends each step's name, or its place where one has none that fits in 64 bits."""
+    found = [re.search(r"(?<!\d)(\d{1,18})$", name) for name in names]
     if not all(found):
         return np.arange(len(names))
     return np.array([int(match[1]) for match in found if match], np.int64)

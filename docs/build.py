@@ -197,7 +197,8 @@ Both take a part of the recording, as `analyze` and `compare` do:
   holds the host's events and the device's work that start in it.
 - `--annotation NAME`: each occurrence of this annotation as a step, from the host's begin until the device has done
   what was enqueued in it. Work from before may still run at its begin.
-- `--rank N`, `--device N`: one rank of a job, one device. The others' work is left out.
+- `--rank N`, `--device N`: one rank of a job, one device. The others' work is left out, and so are the host rows of
+  processes that work on other devices only, and what the allocator did there.
 
 In Python: `tt.analyze(path, selection=tt.Selection(steps="3-5", device=0))`. A part is a choice of steps, and the
 steady steps of a report are then the chosen ones, the first too if it is among them. No event is cut: nesting and

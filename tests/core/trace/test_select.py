@@ -14,6 +14,7 @@ from torchtriage.core import intervals
 from torchtriage.core.errors import UsageError
 from torchtriage.core.selection import Selection
 from torchtriage.core.trace import Trace, read_trace
+from torchtriage.core.trace.schema import Kind
 from torchtriage.core.trace.select import select
 from torchtriage.diagnose.verdict.options import Options
 from torchtriage.diagnose.verdict.verdict import diagnose
@@ -118,6 +119,38 @@ def test_one_device() -> None:
     assert len(trace.table("kernels")) == 1
     assert [row for row in trace.table("ops")["name"] if row == "cudaLaunchKernel"] == ["cudaLaunchKernel"]
     assert len(select(whole, Selection(device=1)).table("kernels")) == 2
+
+
+def test_one_device_leaves_out_processes_that_work_on_others() -> None:
+    builder = TraceBuilder()
+    for process, device in ((100, 0), (200, 1), (300, None)):
+        builder.event(f"aten::of_{process}", "cpu_op", 0, 90, pid=process)
+        builder.event("cudaMalloc", "cuda_runtime", 5, 2, pid=process, correlation=process)
+        builder.event("frame", "python_function", 0, 90, pid=process)
+        if device is not None:
+            builder.event("cudaLaunchKernel", "cuda_runtime", 10, 4, pid=process, correlation=process + 1)
+            builder.kernel("gemm", 20, 30, correlation=process + 1, device=device)
+    trace = select(builder.build(), Selection(device=0))
+    # a worker of the data loader works for any device
+    assert sorted(name for name in trace.table("ops")["name"] if "of_" in name) == ["aten::of_100", "aten::of_300"]
+    assert (np.flatnonzero(trace.kind == Kind.PYTHON).size, len(trace.table("ops"))) == (2, 5)
+
+
+def test_one_device_has_its_own_memory_and_that_of_the_host() -> None:
+    builder = TraceBuilder().op("aten::mm", 0, 90)
+    builder.launch(10, 4, 20, 30, "a")
+    for device in (-1, 0, 1):
+        record = {"Bytes": 64, "Addr": 5, "Device Type": int(device >= 0), "Device Id": device}
+        builder.event("[memory]", "cpu_instant_event", 30, 0, ph="i", **record)
+    memory = select(builder.build(), Selection(device=0)).table("memory")
+    assert memory["device"].tolist() == [None, 0]
+
+
+@pytest.mark.data
+def test_one_device_and_its_rank_are_as_many_launches(recordings: Path) -> None:
+    whole = read_trace(recordings.parent / "nsys" / "h100_2gpu_1s.sqlite")
+    found = [select(whole, one).is_kind(Kind.RUNTIME).sum() for one in (Selection(device=0), Selection(rank=0))]
+    assert found[0] == found[1] > 0
 
 
 def test_a_rank_is_what_the_recording_says() -> None:

@@ -18,7 +18,7 @@ from torchtriage.core import intervals
 from torchtriage.core.arrays import Ints, distinct
 from torchtriage.core.errors import UsageError
 from torchtriage.core.selection import Selection
-from torchtriage.core.trace.columns import Trace
+from torchtriage.core.trace.columns import MemoryEvents, Trace
 from torchtriage.core.trace.merged_ranks import split_ranks
 from torchtriage.core.trace.schema import WORK_KINDS, Kind
 from torchtriage.core.trace.steps import (
@@ -73,23 +73,32 @@ def find_rank(traces: Iterable[Trace], rank: int) -> Trace:
 
 
 def _one_device(trace: Trace, number: int) -> Trace:
-    """Return the trace with the work of other devices, and the calls that enqueued it alone, as rows of no kind."""
+    """Return the trace with the work of other devices, and what enqueued it alone, as rows of no kind.
+
+    That is the calls, and all that processes do which have work on other devices only.
+    """
     of_lane = np.array([lane.device for lane in trace.lanes] or [-1], np.int64)
     work = np.flatnonzero(trace.is_kind(*WORK_KINDS, Kind.DEVICE_OTHER))
     devices = of_lane[trace.lane[work]]
     if not (devices == number).any():
         there = f"work on {', '.join(map(str, distinct(devices).tolist()))}" if len(work) else "no work of a device"
         raise UsageError(f"expected work on device {number}, found {there}", where=trace.report.path)
+    # the CPU's records name no device
+    kept = (trace.memory.device == number) | (trace.memory.device < 0)
+    memory = MemoryEvents(*(column[kept] for column in trace.memory))
     others = work[devices != number]
     if not len(others):
-        return trace
+        return replace(trace, memory=memory)
     call = trace.links.call
-    mine = call[work[devices == number]]
+    mine, theirs = (calls[calls >= 0] for calls in (call[work[devices == number]], call[others]))
     kind = trace.kind.copy()
     kind[others] = Kind.OTHER
-    calls = np.setdiff1d(call[others], mine)
-    kind[calls[calls >= 0]] = Kind.OTHER
-    return replace(trace, kind=kind)
+    kind[np.setdiff1d(theirs, mine)] = Kind.OTHER
+    processes = {trace.lanes[lane].pid for lane in distinct(trace.lane[theirs]).tolist()}
+    processes -= {trace.lanes[lane].pid for lane in distinct(trace.lane[mine]).tolist()}
+    foreign = np.array([lane.kind == "thread" and lane.pid in processes for lane in trace.lanes], bool)
+    kind[foreign[trace.lane]] = Kind.OTHER
+    return replace(trace, kind=kind, memory=memory)
 
 
 def selected_steps(trace: Trace, selection: Selection) -> Steps:

@@ -19,7 +19,7 @@ from torchtriage.core.trace import Trace
 from torchtriage.core.trace.memory_limit import spill_folder, within
 from torchtriage.core.trace.merged_ranks import split_ranks
 from torchtriage.core.trace.select import select
-from torchtriage.core.trace.tables import RANK, TABLES, TableKind
+from torchtriage.core.trace.tables import RANK, TABLES, TableKind, find_table
 from torchtriage.core.units import DEFAULT_MAX_BYTES
 
 __all__ = ["FORMS", "Answer", "load_tables", "query", "replacing", "write_csv", "write_table"]
@@ -109,8 +109,7 @@ def load_tables(
     from torchtriage.api.traces import find_traces, load, load_rank
 
     for name in names:
-        if name not in TABLES:
-            raise UsageError(f"expected one of the tables {', '.join(TABLES)}, found {name!r}")
+        find_table(name)
     files = find_traces(paths)
     options: dict[str, Any] = {"cache": cache, "max_bytes": max_bytes, "progress": progress}
     traces: Iterator[Trace]

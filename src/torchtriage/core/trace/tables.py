@@ -24,7 +24,7 @@ from torchtriage.core.trace.columns import Trace
 from torchtriage.core.trace.kernel_categories import CATEGORIES, categories
 from torchtriage.core.trace.schema import HOST_KINDS, Kind
 
-__all__ = ["RANK", "TABLES", "TableKind", "make_table"]
+__all__ = ["RANK", "TABLES", "TableKind", "find_table", "make_table"]
 
 
 class TableKind(NamedTuple):
@@ -40,10 +40,18 @@ def make_table(trace: Trace, name: str) -> Table:
 
     Raises UsageError: there is no such table.
     """
-    known = TABLES.get(name)
-    if known is None:
-        raise UsageError(f"expected one of the tables {', '.join(TABLES)}, found {name!r}")
+    known = find_table(name)
     return made_of_columns(known.columns, known.rows(trace))
+
+
+def find_table(name: str) -> TableKind:
+    """Return what a table holds.
+
+    Raises UsageError: there is no such table.
+    """
+    if name not in TABLES:
+        raise UsageError(f"expected one of the tables {', '.join(TABLES)}, found {name!r}")
+    return TABLES[name]
 
 
 # -- rows ----------------------------------------------------------------------------------------

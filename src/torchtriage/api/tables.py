@@ -18,7 +18,7 @@ from torchtriage.core.table import Column, Table, union
 from torchtriage.core.trace import Trace
 from torchtriage.core.trace.memory_limit import spill_folder, within
 from torchtriage.core.trace.merged_ranks import split_ranks
-from torchtriage.core.trace.select import select
+from torchtriage.core.trace.select import select_each
 from torchtriage.core.trace.tables import RANK, TABLES, TableKind, find_table
 from torchtriage.core.units import DEFAULT_MAX_BYTES
 
@@ -118,8 +118,7 @@ def load_tables(
     else:
         traces = (rank for file in files for rank in split_ranks(load(file, **options)))
     parts: dict[str, list[Table]] = {name: [] for name in names}
-    for trace in traces:
-        chosen = select(trace, selection)
+    for chosen in select_each(traces, selection):
         for name in names:
             # of several files one trace at a time is in memory
             table = chosen.table(name)

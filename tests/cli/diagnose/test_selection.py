@@ -113,6 +113,39 @@ def test_one_rank_of_a_job(run: Run, folder: Path) -> None:
     assert document["before"]["path"].endswith("rank1.json")
 
 
+def devices(folder: Path) -> Path:
+    """Write ranks that have a device each, as a folder and as one file."""
+    (folder / "own").mkdir()
+    whole = TraceBuilder()
+    for rank in range(2):
+        builder = TraceBuilder(distributedInfo={"rank": rank, "world_size": 2})
+        for i in range(3):
+            for one, extra in ((builder, {}), (whole, {"rank": rank})):
+                at, key = 1000.0 * i, 10 * rank + i + 1
+                process = 100 + rank
+                one.event(f"ProfilerStep#{i}", "user_annotation", at, 1000, pid=process, **extra)
+                one.event("aten::mm", "cpu_op", at + 10, 50, pid=process, **extra)
+                one.event("cudaLaunchKernel", "cuda_runtime", at + 12, 4, pid=process, correlation=key, **extra)
+                one.kernel(f"gemm{rank}", at + 20, 800, correlation=key, device=rank, **extra)
+        (folder / "own" / f"rank{rank}.json").write_bytes(builder.json())
+    (folder / "merged.json").write_bytes(whole.json())
+    return folder
+
+
+def test_ranks_without_the_device_are_left_out(run: Run, folder: Path) -> None:
+    devices(folder)
+    for source in ("own", "merged.json"):
+        document = json.loads(run("analyze", source, "--device", "1", "--json").stdout)
+        assert len(document["results"]) == 1
+        exported = run("export", source, "--device", "1", "--csv", "out.csv")
+        assert exported.exit_code == 0, exported.stderr
+        rows = Path("out.csv").read_text().splitlines()[1:]
+        assert [row.split(",")[4] for row in rows] == ["gemm1"] * 3
+        for words in (("analyze", source), ("export", source, "--csv", "out.csv")):
+            done = run(*words, "--device", "2")
+            assert (done.exit_code, "expected work on device 2, found work on" in done.stderr) == (2, True)
+
+
 def test_a_file_that_is_no_trace_does_not_hide_a_rank(run: Run, folder: Path) -> None:
     (job(folder / "job") / "other.json").write_text("hello")
     assert run("analyze", "job", "--rank", "1").exit_code == 0

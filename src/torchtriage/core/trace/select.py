@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from torchtriage.core import intervals
 from torchtriage.core.arrays import Ints, distinct
-from torchtriage.core.errors import UsageError
+from torchtriage.core.errors import NoDeviceError, UsageError
 from torchtriage.core.selection import Selection
 from torchtriage.core.trace.columns import MemoryEvents, Trace
 from torchtriage.core.trace.merged_ranks import split_ranks
@@ -33,7 +33,7 @@ from torchtriage.core.trace.steps import (
 )
 from torchtriage.core.units import format_count, format_ns
 
-__all__ = ["find_rank", "select", "selected_steps", "step_numbers"]
+__all__ = ["find_rank", "select", "select_each", "selected_steps", "step_numbers"]
 
 _SHOWN = 8
 
@@ -52,6 +52,25 @@ def select(trace: Trace, selection: Selection | None) -> Trace:
     out = replace(trace, selection=selection)
     _ = out.steps  # refused here, before minutes of analysis
     return out
+
+
+def select_each(traces: Iterable[Trace], selection: Selection | None) -> Iterator[Trace]:
+    """Yield the selected part of each trace; ranks without the device that is asked for are left out.
+
+    Raises UsageError: as :func:`select`, and where no trace has the device.
+    """
+    missing: list[NoDeviceError] = []
+    n = 0
+    for trace in traces:
+        try:
+            chosen = select(trace, selection)
+        except NoDeviceError as error:
+            missing.append(error)
+            continue
+        n += 1
+        yield chosen
+    if missing and not n:
+        raise missing[0]
 
 
 def find_rank(traces: Iterable[Trace], rank: int) -> Trace:
@@ -82,7 +101,7 @@ def _one_device(trace: Trace, number: int) -> Trace:
     devices = of_lane[trace.lane[work]]
     if not (devices == number).any():
         there = f"work on {', '.join(map(str, distinct(devices).tolist()))}" if len(work) else "no work of a device"
-        raise UsageError(f"expected work on device {number}, found {there}", where=trace.report.path)
+        raise NoDeviceError(f"expected work on device {number}, found {there}", where=trace.report.path)
     # the CPU's records name no device
     kept = (trace.memory.device == number) | (trace.memory.device < 0)
     memory = MemoryEvents(*(column[kept] for column in trace.memory))

@@ -36,6 +36,27 @@ def test_every_form_says_what_was_selected(run: Run, options: tuple[str, ...], l
     assert label in Path("page.html").read_text(encoding="utf-8")
 
 
+def test_selected_steps_are_not_called_steady(run: Run) -> None:
+    text = " ".join(run("analyze", "slow.json", "--steps", "4-5").stdout.split())
+    assert "in 2 selected steps" in text
+    assert "2 selected steps of 4, selected: steps 4-5" in text
+    assert "2 steady" not in text
+
+
+def test_a_job_without_steps_is_one_window(run: Run, folder: Path) -> None:
+    (folder / "plain").mkdir()
+    for rank in range(2):
+        builder = TraceBuilder(distributedInfo={"rank": rank, "world_size": 2})
+        for i in range(20):
+            at = 1000.0 * i
+            builder.op("aten::copy_", at + 10, 500)
+            builder.copy(at + 12, 400, at + 20, 700, size=1 << 20)
+        (folder / "plain" / f"rank{rank}.json").write_bytes(builder.json())
+    verdict = json.loads(run("analyze", "plain", "--json").stdout)["jobs"][0]["verdict"]
+    assert verdict[0].startswith("2 ranks of one job, one window of 19")
+    assert "per step" not in verdict[1]
+
+
 def test_steps_are_judged_alone(run: Run) -> None:
     document = json.loads(run("analyze", "slow.json", "--json", "--steps", "5").stdout)
     (finding,) = [one for one in document["results"][0]["findings"] if one["code"] == "SYN001"]

@@ -100,6 +100,19 @@ def test_each_occurrence_of_an_annotation() -> None:
     assert busy(trace) == 30_000 + 40_000 + 50_000 + 60_000 + 70_000 + 80_000
 
 
+def test_occurrences_are_numbered_alone_and_what_lies_between_is_in_none() -> None:
+    builder = TraceBuilder()
+    for i in range(3):
+        builder.annotation("update", 100.0 * i, 40).op("aten::mm", 100.0 * i + 5, 10).op(
+            "aten::add", 100.0 * i + 60, 10
+        )
+        builder.launch(100.0 * i + 6, 4, 100.0 * i + 10, 20, "gemm")
+    trace = select(builder.build(), Selection(annotation="update"))
+    assert len(trace.steps) == trace.steps.n_steady == 3
+    assert trace.table("steps")["step"].tolist() == trace.table("kernels")["step"].tolist() == [0, 1, 2]
+    assert set(trace.table("ops")["name"].tolist()) == {"update", "aten::mm", "cudaLaunchKernel"}
+
+
 def test_an_annotation_inside_itself_counts_once() -> None:
     builder = TraceBuilder().annotation("f", 0, 100).annotation("f", 10, 50).op("aten::mm", 20, 10)
     trace = select(builder.annotation("f", 200, 100).op("aten::mm", 220, 10).build(), Selection(annotation="f"))

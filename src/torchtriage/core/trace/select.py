@@ -187,7 +187,7 @@ def _window(trace: Trace, selection: Selection) -> Steps:
 
 
 def _occurrences(trace: Trace, name: str) -> Steps:
-    """Take each occurrence of an annotation for a step, and what lies between two for one that is left out."""
+    """Take each occurrence of an annotation for a step; what lies between two is in none."""
     ranges = np.flatnonzero(trace.kind == Kind.ANNOTATION)
     rows = one_lane(trace, _outermost(trace, ranges[trace.named(name)[ranges]]))
     if not len(rows):
@@ -201,6 +201,7 @@ def _occurrences(trace: Trace, name: str) -> Steps:
             hint=f"one of {', '.join(map(repr, shown))}" if shown else "the recording has no annotations",
         )
     start, end = trace.start_ns[rows], trace.end_ns[rows]
+    # what lies between two is a step only until it is known when the device is done with each
     edges = np.maximum.accumulate(np.stack([start, end], axis=1).ravel())
     names = [part for index in range(len(rows)) for part in (f"{name} {index}", "between")][:-1]
     basis = f"{format_count(len(rows), 'occurrence')} of {name}"
@@ -209,9 +210,15 @@ def _occurrences(trace: Trace, name: str) -> Steps:
     # one lasts from the host's begin until the device has done what was enqueued in it, or the next one begins
     begin = np.maximum(start, device_begin(trace, int(start[0]), int(end[-1]))[0])
     done = np.minimum(np.maximum(steps.end_ns[::2], begin), np.append(begin[1:], np.iinfo(np.int64).max))
-    walls = np.stack([begin, done], axis=1).ravel()
-    steps = replace(steps, start_ns=walls[:-1], end_ns=walls[1:])
-    return _judging(steps, np.arange(len(names)) % 2 == 0)
+    steps = replace(
+        steps,
+        names=steps.names[::2],
+        host_start_ns=steps.host_start_ns[::2],
+        host_end_ns=steps.host_end_ns[::2],
+        start_ns=begin,
+        end_ns=done,
+    )
+    return _judging(steps, np.ones(len(rows), bool))
 
 
 def _outermost(trace: Trace, rows: Ints) -> Ints:

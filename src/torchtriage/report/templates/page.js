@@ -903,7 +903,7 @@ function ranksSection(job) {
       used.map((part) => h("i", { class: part.kind, title: `${part.label}: ${ns(rank[5][part.i])}`, style: { width: `${rank[5][part.i] / longest * 100}%` } }))),
     h("span", {}, rank[3] ? "no verdict" : [ns(rank[4]), rank[6] > 0.02 * rank[4] ? [", ", h("b", {}, `others wait ${ns(rank[6])}`)] : ""]));
   return section("ranks", "Rank by rank",
-    `The mean of ${many(job.nSteady, "common steady step")} of each rank; full width ${ns(longest)}. A click opens the rank's own report.`,
+    `${job.nSteady ? `The mean of ${many(job.nSteady, "common steady step")}` : "The window"} of each rank; full width ${ns(longest)}. A click opens the rank's own report.`,
     h("div", { class: `ranks ${ranks.length > 48 ? "many" : ""}` }, ranks.map(row)),
     h("ul", { class: "legend" }, used.map((part) => h("li", { title: part.what }, h("i", { class: part.kind }), part.label, " ", h("b", {}, share(part.part))))),
     h("details", { class: "more" }, h("summary", {}, "The same as a table"),
@@ -963,7 +963,7 @@ function jobHeadline(result) {
     h("h1", {}, glued(result.verdict[0])), result.verdict.slice(1).map((line) => h("p", { class: "lede" }, glued(line))),
     h("dl", { class: "facts" }, [
       ["One job because", job.basis],
-      ["Step", job.stepMs === null ? "–" : `${ms(job.stepMs)}, mean of ${many(job.nSteady, "steady step")} on every rank`],
+      ["Step", job.stepMs === null ? "–" : !job.nSteady ? `none marked, so shares are of the window, ${ms(job.stepMs)}` : `${ms(job.stepMs)}, mean of ${many(job.nSteady, "steady step")} on every rank`],
       ["Collectives", `${many(job.nMatches, "match", "matches")} between ranks`],
       ["Checked on every rank", `${many(result.checked.length, "pattern")}${limited ? `, ${count(limited)} not` : ""}`],
     ].map(([key, value]) => h("div", {}, h("dt", {}, key), h("dd", {}, value)))));

@@ -29,6 +29,20 @@ def test_each_rank_gets_its_rows_their_links_and_their_arguments() -> None:
         assert part.args(last)["rank"] == number
 
 
+def test_rows_of_tables_are_those_of_the_whole_file() -> None:
+    whole = merged(job(3)).build()
+    for part in split_ranks(whole):
+        for name in ("kernels", "ops", "collectives"):
+            table = part.table(name)
+            assert len(table)
+            rows = table["row"].tolist()
+            assert [whole.name_of(row) for row in rows] == table["name"].tolist()
+            assert {whole.args(row)["rank"] for row in rows} == {part.origin.rank}
+        ops = part.table("ops")
+        assert (~ops["parent"].mask).any()
+        assert (ops["parent"].compressed() == whole.tree.parent[ops["row"][~ops["parent"].mask]]).all()
+
+
 def test_a_part_of_a_job_is_known_as_one() -> None:
     parts = split_ranks(merged(job(4)[:2]).build())
     assert {part.origin.world_size for part in parts} == {4}

@@ -314,6 +314,10 @@ class Trace:
 
     # -- tables ----------------------------------------------------------------------------
 
+    def rows_in_file(self, rows: Ints) -> Ints:
+        """Return the rows of the whole file's trace that these are; the same ones unless this is one rank of it."""
+        return rows
+
     def table(self, name: str) -> Table:
         """Return a table for data frames and SQL: ``kernels``, ``ops``, ``copies``, ``steps``, ``ranks``, ...
 

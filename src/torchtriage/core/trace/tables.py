@@ -144,7 +144,7 @@ class _Rows:
     @property
     def parent(self) -> NDArray[Any]:
         parent = self.at(self.trace.tree.parent)
-        return known_where(parent, parent >= 0)
+        return known_where(self.trace.rows_in_file(parent), parent >= 0)
 
     @property
     def device_ns(self) -> Ints:
@@ -208,7 +208,12 @@ def _kind(rows: _Rows) -> Values:
 RANK = Column("rank", "int64", "rank of the process in its job; null where the recording names none", lambda r: r.rank)
 _START = Column("start_ns", "int64", "start on the trace's own clock", lambda r: r.at(r.trace.start_ns))
 _DUR = Column("dur_ns", "int64", "duration; 0 is below the recording's resolution", lambda r: r.at(r.trace.dur_ns))
-_ROW = Column("row", "int64", "row of the trace, as `trace.args(row)` takes it", lambda r: r.rows)
+_ROW = Column(
+    "row",
+    "int64",
+    "row of the file's trace, as `load(path).args(row)` takes it; counts on over merged ranks",
+    lambda r: r.trace.rows_in_file(r.rows),
+)
 _NAME = Column("name", "text", "name as recorded", lambda r: r.name)
 _ON_DEVICE = (
     _ROW,

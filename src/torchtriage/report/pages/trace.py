@@ -196,6 +196,7 @@ class _Packer:
             "trace": {
                 **self.fields(facts, "size_bytes n_events n_rows tier n_lost n_repaired vendor"),
                 "deviceWord": ACCELERATORS.get(facts.vendor, "GPU"),
+                "judgedStep": words.judged_step(facts),
                 **self.fields(facts, "rank world_size resolution_ns"),
                 "file": self.value(file_name(facts.path)),
                 "loss": self.value(self.take(facts.loss, 50, "loss lines")),

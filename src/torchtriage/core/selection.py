@@ -22,8 +22,8 @@ class Selection:
     """What to judge of a recording; what is None does not narrow it.
 
     ``steps`` : ``3`` or ``3-5``, by the numbers in the steps' names, both ends included. ``window`` :
-    ``1.2s-1.8s`` from the first event on, as one step. ``annotation`` : each occurrence of the annotation of this name,
-    as a step. ``rank`` : of a job or a merged file. ``device`` : by its number; the others' work is left out.
+    ``1.2s-1.8s`` from the file's first event on, as one step. ``annotation`` : each occurrence of the annotation of
+    this name, as a step. ``rank`` : of a job or a merged file. ``device`` : by its number; the others' work is left out.
 
     Raises UsageError: more than one of steps, window and annotation, or one that cannot be read.
     """

@@ -314,6 +314,11 @@ class Trace:
 
     # -- tables ----------------------------------------------------------------------------
 
+    @property
+    def file_start_ns(self) -> int:
+        """When the first row of the whole file starts."""
+        return int(self.start_ns.min()) if len(self) else 0
+
     def rows_in_file(self, rows: Ints) -> Ints:
         """Return the rows of the whole file's trace that these are; the same ones unless this is one rank of it."""
         return rows

@@ -170,7 +170,7 @@ def _judging(steps: Steps, chosen: np.ndarray[tuple[int], np.dtype[np.bool_]]) -
 
 def _window(trace: Trace, selection: Selection) -> Steps:
     """Take a window of the wall clock for a step, of the host and of the device."""
-    zero = int(trace.start_ns.min()) if len(trace) else 0
+    zero = trace.file_start_ns
     start_ns, end_ns = (zero + offset for offset in selection.offsets_ns())
     dated = trace.time_of(np.flatnonzero(trace.hosts | trace.works))
     last_ns = int(dated[-1, 1]) if len(dated) else zero

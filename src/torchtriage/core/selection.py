@@ -23,7 +23,8 @@ class Selection:
 
     ``steps`` : ``3`` or ``3-5``, by the numbers in the steps' names, both ends included. ``window`` :
     ``1.2s-1.8s`` from the file's first event on, as one step. ``annotation`` : each occurrence of the annotation of
-    this name, as a step. ``rank`` : of a job or a merged file. ``device`` : by its number; the others' work is left out.
+    this name, as a step. ``rank`` : of a job or a merged file. ``device`` : by its number; the others' work is left
+    out.
 
     Raises UsageError: more than one of steps, window and annotation, or one that cannot be read.
     """

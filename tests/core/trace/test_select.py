@@ -15,7 +15,7 @@ from torchtriage.core.errors import UsageError
 from torchtriage.core.selection import Selection
 from torchtriage.core.trace import Trace, read_trace
 from torchtriage.core.trace.schema import Kind
-from torchtriage.core.trace.select import select
+from torchtriage.core.trace.select import select, step_numbers
 from torchtriage.diagnose.verdict.options import Options
 from torchtriage.diagnose.verdict.verdict import diagnose
 
@@ -267,6 +267,12 @@ def test_to_select_what_is_judged_anyway_changes_no_finding(recordings: Path, na
             )
 
 
+def headline(trace: Trace) -> str:
+    """Return what the verdict says first, without the words for what was chosen."""
+    assert trace.selection is not None
+    return diagnose(trace).verdict[0].replace(trace.selection.label, "")
+
+
 @pytest.mark.data
 @pytest.mark.parametrize("name", STEPPED)
 def test_a_window_and_the_same_steps_give_the_same_headline(recordings: Path, name: str) -> None:
@@ -276,10 +282,12 @@ def test_a_window_and_the_same_steps_give_the_same_headline(recordings: Path, na
         start, end = int(trace.steps.start_ns[index]) - zero, int(trace.steps.end_ns[index]) - zero
         window = select(trace, Selection(window=f"{start}ns-{end}ns"))
         assert window.steps.wall_ns == end - start
+        step = select(trace, Selection(steps=str(step_numbers(trace.steps.names)[index])))
+        assert headline(window) == headline(step)
         if trace.devices:
             share = busy(window) / (end - start)
-            step = intervals.clip(trace.devices[0].busy, start + zero, end + zero)
-            assert share == pytest.approx(intervals.length(step) / (end - start), abs=1e-9)
+            spans = intervals.clip(trace.devices[0].busy, start + zero, end + zero)
+            assert share == pytest.approx(intervals.length(spans) / (end - start), abs=1e-9)
         # an edge in the middle of operators: nothing in it may cost more than the window
         middle = select(trace, Selection(window=f"{(start + end) // 2}ns-{end}ns"))
         result = diagnose(middle, Options(min_share=0.0))

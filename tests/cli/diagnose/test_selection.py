@@ -88,7 +88,7 @@ def test_what_is_not_there_is_refused(run: Run, options: tuple[str, ...], messag
 
 def test_compare_says_what_was_compared(run: Run) -> None:
     done = run("compare", "slow.json", "slow.json", "--steps", "4-5")
-    assert "2 steady steps of 1.00 ms, selected: steps 4-5" in " ".join(done.stdout.split())
+    assert "2 selected steps of 1.00 ms, selected: steps 4-5" in " ".join(done.stdout.split())
     document = json.loads(run("compare", "slow.json", "slow.json", "--steps", "4-5", "--json").stdout)
     assert document["before"]["selection"] == document["after"]["selection"] == "steps 4-5"
 

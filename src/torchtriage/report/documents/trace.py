@@ -110,7 +110,7 @@ def _result(result: Result, top: int | None, quote: Quote | None, several: bool)
     yield from _accounts(result.recorded)
     if result.summary is not None or result.trace.n_events:
         yield from _recording(result, named=several)
-    judged = words.judged_step(result.trace)
+    judged = words.judged_step(result.trace.selection)
     if result.summary is not None:
         n_steps = result.summary.n_steady_steps
         over = f"in {format_count(n_steps, judged)}" if n_steps else "window"

@@ -196,7 +196,7 @@ class _Packer:
             "trace": {
                 **self.fields(facts, "size_bytes n_events n_rows tier n_lost n_repaired vendor"),
                 "deviceWord": ACCELERATORS.get(facts.vendor, "GPU"),
-                "judgedStep": words.judged_step(facts),
+                "judgedStep": words.judged_step(facts.selection),
                 **self.fields(facts, "rank world_size resolution_ns"),
                 "file": self.value(file_name(facts.path)),
                 "loss": self.value(self.take(facts.loss, 50, "loss lines")),
@@ -314,7 +314,7 @@ class _Packer:
     def device_time(self, time: DeviceTime, facts: TraceFacts) -> dict[str, Any]:
         return {
             **self.fields(time, "by per n_steps busy_ns n_rows captured"),
-            "words": self.value(device_time.words(time, facts.vendor, words.judged_step(facts))),
+            "words": self.value(device_time.words(time, facts.vendor, words.judged_step(facts.selection))),
             "mfu": self.value(device_time.mfu(time.mfu) if time.mfu is not None else ""),
             "roofs": [time.roofs.memory_tbps, *time.roofs.peak_tflops] if time.roofs is not None else None,
             "rows": [

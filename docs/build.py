@@ -193,11 +193,12 @@ bound, a quarter of which is DuckDB's.
 Both take a part of the recording, as `analyze` and `compare` do:
 
 - `--steps 3-5`: these steps, by the numbers in their names.
-- `--window 1.2s-1.8s`: this time, from the first event. It counts as one step, so shares are of the window. It
-  holds the host's events and the device's work that start in it.
+- `--window 1.2s-1.8s`: this time, from the first event of the file; in a folder, from each rank's own. It counts as
+  one step, so shares are of the window. It holds the host's events and the device's work that start in it.
 - `--annotation NAME`: each occurrence of this annotation as a step, from the host's begin until the device has done
   what was enqueued in it. Work from before may still run at its begin.
-- `--rank N`, `--device N`: one rank of a job, one device. The others' work is left out.
+- `--rank N`, `--device N`: one rank of a job, one device. The others' work is left out, and so are the host rows of
+  processes that work on other devices only, and what the allocator did there.
 
 In Python: `tt.analyze(path, selection=tt.Selection(steps="3-5", device=0))`. A part is a choice of steps, and the
 steady steps of a report are then the chosen ones, the first too if it is among them. No event is cut: nesting and
@@ -222,7 +223,9 @@ queries and an export was 199 MiB, among them one that sorts all of its 250 thou
 
 ## Cookbook
 
-Twenty questions, every one run by a test. For one step, add `where step = 3`, or `--steps` before the query."""
+Twenty questions, every one run by a test. For one step, add `--steps 3` before the query, which goes by the
+number in the step's name. The column `step` counts from 0, whatever the names say:
+`where step in (select step from steps where name = 'ProfilerStep#3')`."""
 
 
 # -- the codes ---------------------------------------------------------------------------------

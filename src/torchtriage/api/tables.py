@@ -18,11 +18,11 @@ from torchtriage.core.table import Column, Table, union
 from torchtriage.core.trace import Trace
 from torchtriage.core.trace.memory_limit import spill_folder, within
 from torchtriage.core.trace.merged_ranks import split_ranks
-from torchtriage.core.trace.select import select
-from torchtriage.core.trace.tables import RANK, TABLES, TableKind
+from torchtriage.core.trace.select import select_each
+from torchtriage.core.trace.tables import RANK, TABLES, TableKind, find_table
 from torchtriage.core.units import DEFAULT_MAX_BYTES
 
-__all__ = ["FORMS", "Answer", "load_tables", "query", "write_csv", "write_table"]
+__all__ = ["FORMS", "Answer", "load_tables", "query", "replacing", "write_csv", "write_table"]
 
 TracePath = str | os.PathLike[str]
 FORMS = ("csv", "parquet", "arrow")
@@ -109,8 +109,7 @@ def load_tables(
     from torchtriage.api.traces import find_traces, load, load_rank
 
     for name in names:
-        if name not in TABLES:
-            raise UsageError(f"expected one of the tables {', '.join(TABLES)}, found {name!r}")
+        find_table(name)
     files = find_traces(paths)
     options: dict[str, Any] = {"cache": cache, "max_bytes": max_bytes, "progress": progress}
     traces: Iterator[Trace]
@@ -119,8 +118,7 @@ def load_tables(
     else:
         traces = (rank for file in files for rank in split_ranks(load(file, **options)))
     parts: dict[str, list[Table]] = {name: [] for name in names}
-    for trace in traces:
-        chosen = select(trace, selection)
+    for chosen in select_each(traces, selection):
         for name in names:
             # of several files one trace at a time is in memory
             table = chosen.table(name)
@@ -140,14 +138,24 @@ def write_table(table: Table, path: TracePath, form: str) -> None:
         raise MissingExtraError(
             f"writing {form} needs pyarrow, not installed here", hint="pip install 'torchtriage[parquet]', or --csv"
         )
-    target = Path(path)
-    partial = target.with_name(f"{target.name}.partial")
-    try:
+    with replacing(path) as partial:
         if form == "csv":
             with partial.open("w", newline="", encoding="utf-8") as file:
                 write_csv(file, table.columns, (zip(*batch, strict=True) for batch in table.batches()))
         else:
             _write_arrow(table, partial, form)
+
+
+@contextmanager
+def replacing(path: TracePath) -> Iterator[Path]:
+    """Give a file beside this one to write to, which takes its place at the end: a failure leaves what was there.
+
+    Raises UsageError: the file cannot be written.
+    """
+    target = Path(path)
+    partial = target.with_name(f"{target.name}.partial")
+    try:
+        yield partial
         partial.replace(target)
     except OSError as error:
         raise UsageError(f"cannot be written: {error}", where=str(target)) from error
@@ -209,6 +217,8 @@ def query(paths: Collection[TracePath], sql: str, *, max_memory: int | None = No
             connection.register(name, table)
         try:
             cursor = connection.execute(sql)
+            if cursor is None:
+                raise UsageError("expected a query, found no statement", hint='torchtriage query TRACE "select …"')
             columns = tuple(column[0] for column in cursor.description or ())
             yield Answer(columns, iter(lambda: cursor.fetchmany(BATCH_ROWS), []))
         except duckdb.Error as error:

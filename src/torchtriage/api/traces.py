@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from torchtriage.api import tables  # noqa: F401 - a loaded trace has the table of findings, too
 from torchtriage.api.rendering import Renderable
 from torchtriage.core.errors import TraceFormatError, UsageError
 from torchtriage.core.folders import NO_TRACES, SUFFIXES, is_inside, once_each

@@ -122,7 +122,7 @@ def selection_options(function: Command) -> Command:
 
 _SELECTION = (
     ("steps", "N[-M]", str, "Judge these steps alone, by the numbers in their names: 3-5."),
-    ("window", "BEGIN-END", str, "Judge this window alone, from the first event, as one step: 1.2s-1.8s, 300ms-450ms."),
+    ("window", "BEGIN-END", str, "Judge this window alone, as one step: 1.2s-1.8s, from each file's first event."),
     ("annotation", "NAME", str, "Judge the occurrences of this annotation alone, each as a step."),
     ("rank", "N", click.IntRange(0), "Judge this rank of the job alone."),
     ("device", "N", click.IntRange(0), "Judge this device alone."),

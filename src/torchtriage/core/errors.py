@@ -11,6 +11,7 @@
     ``PaddingError``: an output depends on the padding of a bucket.
     ``PatternError``: a pattern module is off (shape, code, docs).
     ``UsageError``: the caller asked for something that does not exist.
+        ``NoDeviceError``: it is a device, which other ranks may have.
     ``MissingExtraError``: an optional dependency is needed and not installed.
 
 The library raises; only ``cli/`` prints and exits.
@@ -27,6 +28,7 @@ __all__ = [
     "BenchmarkError",
     "LogError",
     "MissingExtraError",
+    "NoDeviceError",
     "PaddingError",
     "PatternError",
     "SampleError",
@@ -108,6 +110,10 @@ class UsageError(TriageError):
         near = difflib.get_close_matches(wanted.lower(), known, n=3, cutoff=0.4)
         hint = f"did you mean {', '.join(near)}?" if near else "torchtriage explain lists all"
         return cls(f"no {what} is called {wanted!r}", hint=hint)
+
+
+class NoDeviceError(UsageError):
+    """A recording holds no work on the device that was asked for; another rank's may."""
 
 
 class MissingExtraError(TriageError):

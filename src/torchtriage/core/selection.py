@@ -11,9 +11,10 @@ from torchtriage.core.names import visible
 __all__ = ["Selection"]
 
 _UNITS = {"ns": 1, "us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
-_TIME = r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s)"
+# no more digits than fit in 64 bits
+_TIME = r"(\d{1,18}(?:\.\d+)?)(ns|us|µs|ms|s)"
 _WINDOW = re.compile(rf"{_TIME}-{_TIME}")
-_STEPS = re.compile(r"(\d+)(?:-(\d+))?")
+_STEPS = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")
 
 
 @dataclass(frozen=True)
@@ -21,8 +22,9 @@ class Selection:
     """What to judge of a recording; what is None does not narrow it.
 
     ``steps`` : ``3`` or ``3-5``, by the numbers in the steps' names, both ends included. ``window`` :
-    ``1.2s-1.8s`` from the first event on, as one step. ``annotation`` : each occurrence of the annotation of this name,
-    as a step. ``rank`` : of a job or a merged file. ``device`` : by its number; the others' work is left out.
+    ``1.2s-1.8s`` from the file's first event on, as one step. ``annotation`` : each occurrence of the annotation of
+    this name, as a step. ``rank`` : of a job or a merged file. ``device`` : by its number; the others' work is left
+    out.
 
     Raises UsageError: more than one of steps, window and annotation, or one that cannot be read.
     """

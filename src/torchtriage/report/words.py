@@ -32,6 +32,7 @@ __all__ = [
     "evidence",
     "frame",
     "joint",
+    "judged_step",
     "losses",
     "missing",
     "needs_device",
@@ -420,6 +421,12 @@ def losses(trace: TraceFacts) -> tuple[str, ...]:
     return (head, *(visible(line) for line in trace.loss))
 
 
+def judged_step(selection: str) -> str:
+    """Return what a judged step is called where this was selected, as results say it."""
+    in_time = selection.startswith(("step", "window", "annotation"))
+    return "selected step" if in_time else "steady step"
+
+
 def recording(result: Result) -> tuple[str, ...]:
     """Return what was read: the file and its size, then device, rank and steps where known."""
     trace, summary = result.trace, result.summary
@@ -433,7 +440,7 @@ def recording(result: Result) -> tuple[str, ...]:
     if summary is not None and summary.n_steady_steps:
         n_steps = len(summary.steps)
         of = f" of {n_steps:,}" if n_steps > summary.n_steady_steps else ""
-        where.append(f"{format_count(summary.n_steady_steps, 'steady step')}{of}")
+        where.append(f"{format_count(summary.n_steady_steps, judged_step(trace.selection))}{of}")
     elif summary is not None:
         window = format_ns(summary.window_end_ns - summary.window_start_ns)
         where.append(f"a window of {window} without steps")

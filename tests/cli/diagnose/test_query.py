@@ -151,6 +151,46 @@ def test_an_answer_as_csv_and_json(trace: Path, tmp_path: Path) -> None:
 
 
 @needs_duckdb
+@pytest.mark.parametrize(
+    ("sql", "expected"),
+    [
+        ("select [1.0, 'nan'::double] as a", [1.0, None]),
+        ("select array_agg(one) as a from (select unnest([1.5, 'inf'::double]) as one)", [1.5, None]),
+        ("select map([1.5], [2]) as a", {"1.5": 2}),
+        ("select map([date '2026-01-02'], ['nan'::double]) as a", {"2026-01-02": None}),
+        (
+            "select {'b': 'nan'::double, 'c': uuid '00000000-0000-0000-0000-000000000001'} as a",
+            {"b": None, "c": "00000000-0000-0000-0000-000000000001"},
+        ),
+        ("select 1::hugeint << 100 as a", 1 << 100),
+    ],
+)
+def test_nested_values_as_json(trace: Path, sql: str, expected: Any) -> None:
+    done = ask(trace, "--json", sql)
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout) == [{"a": expected}]
+
+
+@needs_duckdb
+@pytest.mark.parametrize("form", ["--csv", "--json"])
+def test_a_failure_leaves_what_was_there(trace: Path, tmp_path: Path, form: str) -> None:
+    out = tmp_path / "out"
+    out.write_text("before")
+    failing = "select case when i < 60000 then i else error('late') end as n from range(70000) t(i)"
+    done = ask(trace, form, "-o", out, failing)
+    assert (done.exit_code, "late" in done.stderr) == (2, True)
+    assert out.read_text() == "before"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "rank0.json"]
+
+
+@needs_duckdb
+@pytest.mark.parametrize("sql", ["", ";", "/* nothing */"])
+def test_no_statement_is_refused(trace: Path, sql: str) -> None:
+    done = ask(trace, sql)
+    assert (done.exit_code, "expected a query, found no statement" in done.stderr) == (2, True)
+
+
+@needs_duckdb
 def test_a_query_of_the_selected_part(trace: Path) -> None:
     assert ask(trace, "--csv", "--steps", "1-2", "select count(*) as n from kernels").stdout == "n\n4\n"
     refused = ask(trace, "--steps", "7", "select 1 from kernels")

@@ -36,6 +36,27 @@ def test_every_form_says_what_was_selected(run: Run, options: tuple[str, ...], l
     assert label in Path("page.html").read_text(encoding="utf-8")
 
 
+def test_selected_steps_are_not_called_steady(run: Run) -> None:
+    text = " ".join(run("analyze", "slow.json", "--steps", "4-5").stdout.split())
+    assert "in 2 selected steps" in text
+    assert "2 selected steps of 4, selected: steps 4-5" in text
+    assert "2 steady" not in text
+
+
+def test_a_job_without_steps_is_one_window(run: Run, folder: Path) -> None:
+    (folder / "plain").mkdir()
+    for rank in range(2):
+        builder = TraceBuilder(distributedInfo={"rank": rank, "world_size": 2})
+        for i in range(20):
+            at = 1000.0 * i
+            builder.op("aten::copy_", at + 10, 500)
+            builder.copy(at + 12, 400, at + 20, 700, size=1 << 20)
+        (folder / "plain" / f"rank{rank}.json").write_bytes(builder.json())
+    verdict = json.loads(run("analyze", "plain", "--json").stdout)["jobs"][0]["verdict"]
+    assert verdict[0].startswith("2 ranks of one job, one window of 19")
+    assert "per step" not in verdict[1]
+
+
 def test_steps_are_judged_alone(run: Run) -> None:
     document = json.loads(run("analyze", "slow.json", "--json", "--steps", "5").stdout)
     (finding,) = [one for one in document["results"][0]["findings"] if one["code"] == "SYN001"]
@@ -67,7 +88,7 @@ def test_what_is_not_there_is_refused(run: Run, options: tuple[str, ...], messag
 
 def test_compare_says_what_was_compared(run: Run) -> None:
     done = run("compare", "slow.json", "slow.json", "--steps", "4-5")
-    assert "2 steady steps of 1.00 ms, selected: steps 4-5" in " ".join(done.stdout.split())
+    assert "2 selected steps of 1.00 ms, selected: steps 4-5" in " ".join(done.stdout.split())
     document = json.loads(run("compare", "slow.json", "slow.json", "--steps", "4-5", "--json").stdout)
     assert document["before"]["selection"] == document["after"]["selection"] == "steps 4-5"
 
@@ -111,6 +132,39 @@ def test_one_rank_of_a_job(run: Run, folder: Path) -> None:
     assert (done.exit_code, "expected rank 7, found ranks 0, 1" in done.stderr) == (2, True)
     document = json.loads(run("compare", "job", "job", "--rank", "1", "--steps", "1-4", "--json").stdout)
     assert document["before"]["path"].endswith("rank1.json")
+
+
+def devices(folder: Path) -> Path:
+    """Write ranks that have a device each, as a folder and as one file."""
+    (folder / "own").mkdir()
+    whole = TraceBuilder()
+    for rank in range(2):
+        builder = TraceBuilder(distributedInfo={"rank": rank, "world_size": 2})
+        for i in range(3):
+            for one, extra in ((builder, {}), (whole, {"rank": rank})):
+                at, key = 1000.0 * i, 10 * rank + i + 1
+                process = 100 + rank
+                one.event(f"ProfilerStep#{i}", "user_annotation", at, 1000, pid=process, **extra)
+                one.event("aten::mm", "cpu_op", at + 10, 50, pid=process, **extra)
+                one.event("cudaLaunchKernel", "cuda_runtime", at + 12, 4, pid=process, correlation=key, **extra)
+                one.kernel(f"gemm{rank}", at + 20, 800, correlation=key, device=rank, **extra)
+        (folder / "own" / f"rank{rank}.json").write_bytes(builder.json())
+    (folder / "merged.json").write_bytes(whole.json())
+    return folder
+
+
+def test_ranks_without_the_device_are_left_out(run: Run, folder: Path) -> None:
+    devices(folder)
+    for source in ("own", "merged.json"):
+        document = json.loads(run("analyze", source, "--device", "1", "--json").stdout)
+        assert len(document["results"]) == 1
+        exported = run("export", source, "--device", "1", "--csv", "out.csv")
+        assert exported.exit_code == 0, exported.stderr
+        rows = Path("out.csv").read_text().splitlines()[1:]
+        assert [row.split(",")[4] for row in rows] == ["gemm1"] * 3
+        for words in (("analyze", source), ("export", source, "--csv", "out.csv")):
+            done = run(*words, "--device", "2")
+            assert (done.exit_code, "expected work on device 2, found work on" in done.stderr) == (2, True)
 
 
 def test_a_file_that_is_no_trace_does_not_hide_a_rank(run: Run, folder: Path) -> None:

@@ -9,7 +9,9 @@ from diagnose.ranks.jobs import job, merged
 from tests.conftest import DATA
 
 import torchtriage as tt
+from torchtriage.core.selection import Selection
 from torchtriage.core.trace.merged_ranks import find_merged_ranks, split_ranks
+from torchtriage.core.trace.select import select
 
 SHARED = DATA / "gpu2" / "traces"
 
@@ -27,6 +29,27 @@ def test_each_rank_gets_its_rows_their_links_and_their_arguments() -> None:
         assert len(part.steps) == len(alone.steps)
         last = len(part) - 1
         assert part.args(last)["rank"] == number
+
+
+def test_rows_of_tables_are_those_of_the_whole_file() -> None:
+    whole = merged(job(3)).build()
+    for part in split_ranks(whole):
+        for name in ("kernels", "ops", "collectives"):
+            table = part.table(name)
+            assert len(table)
+            rows = table["row"].tolist()
+            assert [whole.name_of(row) for row in rows] == table["name"].tolist()
+            assert {whole.args(row)["rank"] for row in rows} == {part.origin.rank}
+        ops = part.table("ops")
+        assert (~ops["parent"].mask).any()
+        assert (ops["parent"].compressed() == whole.tree.parent[ops["row"][~ops["parent"].mask]]).all()
+
+
+def test_a_window_is_the_same_time_on_every_rank() -> None:
+    ranks = job(3)
+    ranks[0].op("early", 0, 5)
+    chosen = [select(part, Selection(window="5ms-8ms")) for part in split_ranks(merged(ranks).build())]
+    assert len({(trace.window.start_ns, trace.window.end_ns) for trace in chosen}) == 1
 
 
 def test_a_part_of_a_job_is_known_as_one() -> None:

@@ -14,7 +14,8 @@ from torchtriage.core import intervals
 from torchtriage.core.errors import UsageError
 from torchtriage.core.selection import Selection
 from torchtriage.core.trace import Trace, read_trace
-from torchtriage.core.trace.select import select
+from torchtriage.core.trace.schema import Kind
+from torchtriage.core.trace.select import select, step_numbers
 from torchtriage.diagnose.verdict.options import Options
 from torchtriage.diagnose.verdict.verdict import diagnose
 
@@ -49,6 +50,13 @@ def test_steps_by_their_numbers() -> None:
 def test_the_first_step_is_judged_when_it_is_chosen() -> None:
     assert names(loop())[0] == "ProfilerStep#11"
     assert names(select(loop(), Selection(steps="10"))) == ["ProfilerStep#10"]
+
+
+def test_numbers_beyond_64_bits_are_places() -> None:
+    builder = TraceBuilder()
+    for i in range(4):
+        builder.step(10**20 + i, 100.0 * i, 100).op("aten::mm", 100.0 * i + 10, 10)
+    assert names(select(builder.build(), Selection(steps="3"))) == [f"ProfilerStep#{10**20 + 3}"]
 
 
 def test_a_window_is_its_own_denominator() -> None:
@@ -92,6 +100,19 @@ def test_each_occurrence_of_an_annotation() -> None:
     assert busy(trace) == 30_000 + 40_000 + 50_000 + 60_000 + 70_000 + 80_000
 
 
+def test_occurrences_are_numbered_alone_and_what_lies_between_is_in_none() -> None:
+    builder = TraceBuilder()
+    for i in range(3):
+        builder.annotation("update", 100.0 * i, 40).op("aten::mm", 100.0 * i + 5, 10).op(
+            "aten::add", 100.0 * i + 60, 10
+        )
+        builder.launch(100.0 * i + 6, 4, 100.0 * i + 10, 20, "gemm")
+    trace = select(builder.build(), Selection(annotation="update"))
+    assert len(trace.steps) == trace.steps.n_steady == 3
+    assert trace.table("steps")["step"].tolist() == trace.table("kernels")["step"].tolist() == [0, 1, 2]
+    assert set(trace.table("ops")["name"].tolist()) == {"update", "aten::mm", "cudaLaunchKernel"}
+
+
 def test_an_annotation_inside_itself_counts_once() -> None:
     builder = TraceBuilder().annotation("f", 0, 100).annotation("f", 10, 50).op("aten::mm", 20, 10)
     trace = select(builder.annotation("f", 200, 100).op("aten::mm", 220, 10).build(), Selection(annotation="f"))
@@ -111,6 +132,38 @@ def test_one_device() -> None:
     assert len(trace.table("kernels")) == 1
     assert [row for row in trace.table("ops")["name"] if row == "cudaLaunchKernel"] == ["cudaLaunchKernel"]
     assert len(select(whole, Selection(device=1)).table("kernels")) == 2
+
+
+def test_one_device_leaves_out_processes_that_work_on_others() -> None:
+    builder = TraceBuilder()
+    for process, device in ((100, 0), (200, 1), (300, None)):
+        builder.event(f"aten::of_{process}", "cpu_op", 0, 90, pid=process)
+        builder.event("cudaMalloc", "cuda_runtime", 5, 2, pid=process, correlation=process)
+        builder.event("frame", "python_function", 0, 90, pid=process)
+        if device is not None:
+            builder.event("cudaLaunchKernel", "cuda_runtime", 10, 4, pid=process, correlation=process + 1)
+            builder.kernel("gemm", 20, 30, correlation=process + 1, device=device)
+    trace = select(builder.build(), Selection(device=0))
+    # a worker of the data loader works for any device
+    assert sorted(name for name in trace.table("ops")["name"] if "of_" in name) == ["aten::of_100", "aten::of_300"]
+    assert (np.flatnonzero(trace.kind == Kind.PYTHON).size, len(trace.table("ops"))) == (2, 5)
+
+
+def test_one_device_has_its_own_memory_and_that_of_the_host() -> None:
+    builder = TraceBuilder().op("aten::mm", 0, 90)
+    builder.launch(10, 4, 20, 30, "a")
+    for device in (-1, 0, 1):
+        record = {"Bytes": 64, "Addr": 5, "Device Type": int(device >= 0), "Device Id": device}
+        builder.event("[memory]", "cpu_instant_event", 30, 0, ph="i", **record)
+    memory = select(builder.build(), Selection(device=0)).table("memory")
+    assert memory["device"].tolist() == [None, 0]
+
+
+@pytest.mark.data
+def test_one_device_and_its_rank_are_as_many_launches(recordings: Path) -> None:
+    whole = read_trace(recordings.parent / "nsys" / "h100_2gpu_1s.sqlite")
+    found = [select(whole, one).is_kind(Kind.RUNTIME).sum() for one in (Selection(device=0), Selection(rank=0))]
+    assert found[0] == found[1] > 0
 
 
 def test_a_rank_is_what_the_recording_says() -> None:
@@ -173,6 +226,8 @@ def test_an_empty_window() -> None:
         {"window": "1s"},
         {"steps": "1", "window": "1s-2s"},
         {"annotation": "x", "steps": "1"},
+        {"steps": "9" * 5000},
+        {"window": f"0s-{'9' * 320}s"},
     ],
 )
 def test_what_cannot_be_read_is_refused_before_the_recording_is(given: dict[str, str]) -> None:
@@ -212,6 +267,12 @@ def test_to_select_what_is_judged_anyway_changes_no_finding(recordings: Path, na
             )
 
 
+def headline(trace: Trace) -> str:
+    """Return what the verdict says first, without the words for what was chosen."""
+    assert trace.selection is not None
+    return diagnose(trace).verdict[0].replace(trace.selection.label, "")
+
+
 @pytest.mark.data
 @pytest.mark.parametrize("name", STEPPED)
 def test_a_window_and_the_same_steps_give_the_same_headline(recordings: Path, name: str) -> None:
@@ -221,10 +282,12 @@ def test_a_window_and_the_same_steps_give_the_same_headline(recordings: Path, na
         start, end = int(trace.steps.start_ns[index]) - zero, int(trace.steps.end_ns[index]) - zero
         window = select(trace, Selection(window=f"{start}ns-{end}ns"))
         assert window.steps.wall_ns == end - start
+        step = select(trace, Selection(steps=str(step_numbers(trace.steps.names)[index])))
+        assert headline(window) == headline(step)
         if trace.devices:
             share = busy(window) / (end - start)
-            step = intervals.clip(trace.devices[0].busy, start + zero, end + zero)
-            assert share == pytest.approx(intervals.length(step) / (end - start), abs=1e-9)
+            spans = intervals.clip(trace.devices[0].busy, start + zero, end + zero)
+            assert share == pytest.approx(intervals.length(spans) / (end - start), abs=1e-9)
         # an edge in the middle of operators: nothing in it may cost more than the window
         middle = select(trace, Selection(window=f"{(start + end) // 2}ns-{end}ns"))
         result = diagnose(middle, Options(min_share=0.0))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
+import sys
 from collections import Counter
 from decimal import Decimal
 from pathlib import Path
@@ -118,6 +120,15 @@ def test_a_collective() -> None:
     (row,) = records(builder.build().table("collectives"))
     assert (row["collective"], row["bytes"], row["dur_ns"], row["exposed_ns"]) == ("allreduce", 4000, 30_000, 20_000)
     assert (row["group"], row["step"]) == ('"tp"', 0)
+
+
+def test_a_loaded_trace_has_the_table_of_findings() -> None:
+    code = (
+        "import torchtriage as tt; from torchtriage.api.traces import sample_path;"
+        "assert len(tt.load(sample_path()).table('findings'))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_findings_are_those_of_analyze() -> None:

@@ -354,4 +354,4 @@ def test_notes_say_on_which_ranks() -> None:
     assert second.message == f"on rank 5: {note.message}"
     assert second.level == "warn"  # one rank that cannot be judged does not stop the other
     (both,) = merge_notes([results[0]] * 2, (0, 5))
-    assert both.message == f"on all 2 ranks: {note.message}"
+    assert both.message == f"on each of 2 ranks: {note.message}"  # what it counts is one rank's

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import io
-import json
-import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain, islice
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from torchtriage.cli.options import output_option, quiet_option, reading_options, selection_of, selection_options
 from torchtriage.cli.output import check_outputs, put_document
@@ -83,25 +81,20 @@ def _open(name: str | None) -> Iterator[IO[str]]:
         finally:
             stdout.detach()
         return
-    try:
-        with Path(name).open("w", encoding="utf-8", newline="") as file:
-            yield file
-    except OSError as error:
-        raise UsageError(f"cannot be written: {error}", where=name) from error
+    from torchtriage.api.tables import replacing
+
+    with replacing(name) as partial, partial.open("w", encoding="utf-8", newline="") as file:
+        yield file
 
 
 def _write_json(file: IO[str], answer: Answer) -> None:
     between = "[\n"
     for row in chain.from_iterable(answer.batches):
-        values = map(_plain, row)
-        file.write(between + json.dumps(dict(zip(answer.columns, values, strict=True)), default=str, allow_nan=False))
+        # what is no number is null there
+        document = msgspec.json.encode(dict(zip(answer.columns, row, strict=True)), enc_hook=str)
+        file.write(between + document.decode())
         between = ",\n"
     file.write("[]\n" if between == "[\n" else "\n]\n")
-
-
-def _plain(value: Any) -> Any:
-    """Return a value that JSON has: what is no number is null there."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _cell(value: Any) -> str:

@@ -314,6 +314,15 @@ class Trace:
 
     # -- tables ----------------------------------------------------------------------------
 
+    @property
+    def file_start_ns(self) -> int:
+        """When the first row of the whole file starts."""
+        return int(self.start_ns.min()) if len(self) else 0
+
+    def rows_in_file(self, rows: Ints) -> Ints:
+        """Return the rows of the whole file's trace that these are; the same ones unless this is one rank of it."""
+        return rows
+
     def table(self, name: str) -> Table:
         """Return a table for data frames and SQL: ``kernels``, ``ops``, ``copies``, ``steps``, ``ranks``, ...
 

@@ -47,6 +47,16 @@ class RankTrace(Trace):
         """Return all arguments of one row as written, read again from the file."""
         return self.whole.args(int(self.rows[row]))
 
+    @property
+    def file_start_ns(self) -> int:
+        """When the first row of the whole file starts: merged ranks have one clock."""
+        return self.whole.file_start_ns
+
+    def rows_in_file(self, rows: Ints) -> Ints:
+        """Return the rows of the whole file's trace that these are."""
+        found: Ints = self.rows[rows]
+        return found
+
 
 def find_merged_ranks(trace: Trace) -> MergedRanks | None:
     """Return the ranks in the file; None where its events name no rank, or all the same.

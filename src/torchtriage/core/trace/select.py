@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from torchtriage.core import intervals
 from torchtriage.core.arrays import Ints, distinct
-from torchtriage.core.errors import UsageError
+from torchtriage.core.errors import NoDeviceError, UsageError
 from torchtriage.core.selection import Selection
-from torchtriage.core.trace.columns import Trace
+from torchtriage.core.trace.columns import MemoryEvents, Trace
 from torchtriage.core.trace.merged_ranks import split_ranks
 from torchtriage.core.trace.schema import WORK_KINDS, Kind
 from torchtriage.core.trace.steps import (
@@ -33,7 +33,7 @@ from torchtriage.core.trace.steps import (
 )
 from torchtriage.core.units import format_count, format_ns
 
-__all__ = ["find_rank", "select", "selected_steps", "step_numbers"]
+__all__ = ["find_rank", "select", "select_each", "selected_steps", "step_numbers"]
 
 _SHOWN = 8
 
@@ -52,6 +52,25 @@ def select(trace: Trace, selection: Selection | None) -> Trace:
     out = replace(trace, selection=selection)
     _ = out.steps  # refused here, before minutes of analysis
     return out
+
+
+def select_each(traces: Iterable[Trace], selection: Selection | None) -> Iterator[Trace]:
+    """Yield the selected part of each trace; ranks without the device that is asked for are left out.
+
+    Raises UsageError: as :func:`select`, and where no trace has the device.
+    """
+    missing: list[NoDeviceError] = []
+    n = 0
+    for trace in traces:
+        try:
+            chosen = select(trace, selection)
+        except NoDeviceError as error:
+            missing.append(error)
+            continue
+        n += 1
+        yield chosen
+    if missing and not n:
+        raise missing[0]
 
 
 def find_rank(traces: Iterable[Trace], rank: int) -> Trace:
@@ -73,23 +92,32 @@ def find_rank(traces: Iterable[Trace], rank: int) -> Trace:
 
 
 def _one_device(trace: Trace, number: int) -> Trace:
-    """Return the trace with the work of other devices, and the calls that enqueued it alone, as rows of no kind."""
+    """Return the trace with the work of other devices, and what enqueued it alone, as rows of no kind.
+
+    That is the calls, and all that processes do which have work on other devices only.
+    """
     of_lane = np.array([lane.device for lane in trace.lanes] or [-1], np.int64)
     work = np.flatnonzero(trace.is_kind(*WORK_KINDS, Kind.DEVICE_OTHER))
     devices = of_lane[trace.lane[work]]
     if not (devices == number).any():
         there = f"work on {', '.join(map(str, distinct(devices).tolist()))}" if len(work) else "no work of a device"
-        raise UsageError(f"expected work on device {number}, found {there}", where=trace.report.path)
+        raise NoDeviceError(f"expected work on device {number}, found {there}", where=trace.report.path)
+    # the CPU's records name no device
+    kept = (trace.memory.device == number) | (trace.memory.device < 0)
+    memory = MemoryEvents(*(column[kept] for column in trace.memory))
     others = work[devices != number]
     if not len(others):
-        return trace
+        return replace(trace, memory=memory)
     call = trace.links.call
-    mine = call[work[devices == number]]
+    mine, theirs = (calls[calls >= 0] for calls in (call[work[devices == number]], call[others]))
     kind = trace.kind.copy()
     kind[others] = Kind.OTHER
-    calls = np.setdiff1d(call[others], mine)
-    kind[calls[calls >= 0]] = Kind.OTHER
-    return replace(trace, kind=kind)
+    kind[np.setdiff1d(theirs, mine)] = Kind.OTHER
+    processes = {trace.lanes[lane].pid for lane in distinct(trace.lane[theirs]).tolist()}
+    processes -= {trace.lanes[lane].pid for lane in distinct(trace.lane[mine]).tolist()}
+    foreign = np.array([lane.kind == "thread" and lane.pid in processes for lane in trace.lanes], bool)
+    kind[foreign[trace.lane]] = Kind.OTHER
+    return replace(trace, kind=kind, memory=memory)
 
 
 def selected_steps(trace: Trace, selection: Selection) -> Steps:
@@ -122,8 +150,8 @@ def _numbered(trace: Trace, selection: Selection) -> Steps:
 
 
 def step_numbers(names: Sequence[str]) -> Ints:
-    """Return the number that ends each step's name, or its place where one has none."""
-    found = [re.search(r"(?<!\d)(\d+)$", name) for name in names]
+    """Return the number that ends each step's name, or its place where one has none that fits in 64 bits."""
+    found = [re.search(r"(?<!\d)(\d{1,18})$", name) for name in names]
     if not all(found):
         return np.arange(len(names))
     return np.array([int(match[1]) for match in found if match], np.int64)
@@ -142,7 +170,7 @@ def _judging(steps: Steps, chosen: np.ndarray[tuple[int], np.dtype[np.bool_]]) -
 
 def _window(trace: Trace, selection: Selection) -> Steps:
     """Take a window of the wall clock for a step, of the host and of the device."""
-    zero = int(trace.start_ns.min()) if len(trace) else 0
+    zero = trace.file_start_ns
     start_ns, end_ns = (zero + offset for offset in selection.offsets_ns())
     dated = trace.time_of(np.flatnonzero(trace.hosts | trace.works))
     last_ns = int(dated[-1, 1]) if len(dated) else zero
@@ -159,7 +187,7 @@ def _window(trace: Trace, selection: Selection) -> Steps:
 
 
 def _occurrences(trace: Trace, name: str) -> Steps:
-    """Take each occurrence of an annotation for a step, and what lies between two for one that is left out."""
+    """Take each occurrence of an annotation for a step; what lies between two is in none."""
     ranges = np.flatnonzero(trace.kind == Kind.ANNOTATION)
     rows = one_lane(trace, _outermost(trace, ranges[trace.named(name)[ranges]]))
     if not len(rows):
@@ -173,6 +201,7 @@ def _occurrences(trace: Trace, name: str) -> Steps:
             hint=f"one of {', '.join(map(repr, shown))}" if shown else "the recording has no annotations",
         )
     start, end = trace.start_ns[rows], trace.end_ns[rows]
+    # what lies between two is a step only until it is known when the device is done with each
     edges = np.maximum.accumulate(np.stack([start, end], axis=1).ravel())
     names = [part for index in range(len(rows)) for part in (f"{name} {index}", "between")][:-1]
     basis = f"{format_count(len(rows), 'occurrence')} of {name}"
@@ -181,9 +210,15 @@ def _occurrences(trace: Trace, name: str) -> Steps:
     # one lasts from the host's begin until the device has done what was enqueued in it, or the next one begins
     begin = np.maximum(start, device_begin(trace, int(start[0]), int(end[-1]))[0])
     done = np.minimum(np.maximum(steps.end_ns[::2], begin), np.append(begin[1:], np.iinfo(np.int64).max))
-    walls = np.stack([begin, done], axis=1).ravel()
-    steps = replace(steps, start_ns=walls[:-1], end_ns=walls[1:])
-    return _judging(steps, np.arange(len(names)) % 2 == 0)
+    steps = replace(
+        steps,
+        names=steps.names[::2],
+        host_start_ns=steps.host_start_ns[::2],
+        host_end_ns=steps.host_end_ns[::2],
+        start_ns=begin,
+        end_ns=done,
+    )
+    return _judging(steps, np.ones(len(rows), bool))
 
 
 def _outermost(trace: Trace, rows: Ints) -> Ints:

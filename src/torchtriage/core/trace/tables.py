@@ -24,7 +24,7 @@ from torchtriage.core.trace.columns import Trace
 from torchtriage.core.trace.kernel_categories import CATEGORIES, categories
 from torchtriage.core.trace.schema import HOST_KINDS, Kind
 
-__all__ = ["RANK", "TABLES", "TableKind", "make_table"]
+__all__ = ["RANK", "TABLES", "TableKind", "find_table", "make_table"]
 
 
 class TableKind(NamedTuple):
@@ -40,10 +40,18 @@ def make_table(trace: Trace, name: str) -> Table:
 
     Raises UsageError: there is no such table.
     """
-    known = TABLES.get(name)
-    if known is None:
-        raise UsageError(f"expected one of the tables {', '.join(TABLES)}, found {name!r}")
+    known = find_table(name)
     return made_of_columns(known.columns, known.rows(trace))
+
+
+def find_table(name: str) -> TableKind:
+    """Return what a table holds.
+
+    Raises UsageError: there is no such table.
+    """
+    if name not in TABLES:
+        raise UsageError(f"expected one of the tables {', '.join(TABLES)}, found {name!r}")
+    return TABLES[name]
 
 
 # -- rows ----------------------------------------------------------------------------------------
@@ -136,7 +144,7 @@ class _Rows:
     @property
     def parent(self) -> NDArray[Any]:
         parent = self.at(self.trace.tree.parent)
-        return known_where(parent, parent >= 0)
+        return known_where(self.trace.rows_in_file(parent), parent >= 0)
 
     @property
     def device_ns(self) -> Ints:
@@ -200,7 +208,12 @@ def _kind(rows: _Rows) -> Values:
 RANK = Column("rank", "int64", "rank of the process in its job; null where the recording names none", lambda r: r.rank)
 _START = Column("start_ns", "int64", "start on the trace's own clock", lambda r: r.at(r.trace.start_ns))
 _DUR = Column("dur_ns", "int64", "duration; 0 is below the recording's resolution", lambda r: r.at(r.trace.dur_ns))
-_ROW = Column("row", "int64", "row of the trace, as `trace.args(row)` takes it", lambda r: r.rows)
+_ROW = Column(
+    "row",
+    "int64",
+    "row of the file's trace, as `load(path).args(row)` takes it; counts on over merged ranks",
+    lambda r: r.trace.rows_in_file(r.rows),
+)
 _NAME = Column("name", "text", "name as recorded", lambda r: r.name)
 _ON_DEVICE = (
     _ROW,

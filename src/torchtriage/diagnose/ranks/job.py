@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from torchtriage.core.finding import Cost, Finding, Note, rank_order
 from torchtriage.core.names import visible
-from torchtriage.core.units import format_ms, format_ns, format_share, ms
+from torchtriage.core.units import format_count, format_ms, format_ns, format_share, ms
 from torchtriage.diagnose.ranks.job_detection import Job
 from torchtriage.diagnose.ranks.job_replay import JobReplay
 from torchtriage.diagnose.ranks.match import END_SKEW_NS, GroupMatch, Matches, match
@@ -56,6 +56,8 @@ def judge(
     straggler = find_straggler(ranks, matches, waits) if late else None
     refused = all(result.refused for result in results)
     measured = waits.n_judged > 0
+    # without steps each rank's window stands for one
+    has_steps = any(result.summary is not None and result.summary.n_steady_steps for result in results)
     steady = waits.steady
     n_steady = max(int(steady.sum()), 1)
     scale = unprofiled_ms * 1e6 / waits.step_ns if unprofiled_ms and waits.step_ns else 1.0
@@ -96,7 +98,7 @@ def judge(
         world_size=job.world_size,
         ranks=_rank_summaries(ranks, numbers, matches, waits),
         step_ms=step_ms or None,
-        n_steady_steps=int(steady.sum()),
+        n_steady_steps=int(steady.sum()) if has_steps else 0,
         steps=_steps(numbers, waits),
         collectives=_collectives(ranks, numbers, matches, waits),
         n_matches=sum(len(group) for group in matches.groups if not group.fault),
@@ -446,9 +448,10 @@ def costliest_sentence(result: JobResult, min_share: float) -> str:
         first = timed[0]
         cost = first.cost
         assert cost is not None
+        per = "per step" if cost.per == "step" else "in the window"
         low, high = format_ms(cost.low_ms), format_ms(cost.high_ms)
         amount = high if low == high else f"{low} to {high}" if cost.low_ms > 0 else f"up to {high}"
-        return f"{first.title}: {amount} of {format_ms(cost.of_ms)} per step to win ({first.code})."
+        return f"{first.title}: {amount} of {format_ms(cost.of_ms)} {per} to win ({first.code})."
     if result.findings:
         return f"{result.findings[0].title} ({result.findings[0].code})."
     return f"Nothing found that costs {format_share(min_share)} of a step or more."
@@ -474,11 +477,9 @@ def _verdict(result: JobResult, matches: Matches, min_share: float) -> tuple[str
         )
     ]
     split = ", ".join(f"{format_share(part)} {word}" for word, part in parts if part >= 0.005)
-    per = (
-        f"{result.n_steady_steps} common steady step{'s' * (result.n_steady_steps != 1)} of"
-        f" {format_ms(result.step_ms or 0)}"
-    )
-    where = f"{n} ranks of one job, {per}: {split}."
+    in_steps = result.n_steady_steps or result.step_ms is None
+    over = format_count(result.n_steady_steps, "common steady step") if in_steps else "one window"
+    where = f"{n} ranks of one job, {over} of {format_ms(result.step_ms or 0)}: {split}."
     costliest = costliest_sentence(result, min_share)
     limits = [note.message for note in result.notes if note.level == "warn"]
     if limits:

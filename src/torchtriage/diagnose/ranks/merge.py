@@ -160,6 +160,9 @@ def merge_notes(results: Sequence[Result], numbers: Sequence[int]) -> list[Note]
         ranks = [item for item, _ in notes]
         where = _on(ranks, len(numbers))
         same = len({note.message for _, note in notes}) == 1
+        if same and len(ranks) == len(numbers):
+            # what it counts is one rank's
+            where = f"on each of {len(ranks)} ranks"
         which = "" if same else f", as rank {number}:"
         level = first.level
         # one rank that cannot be judged does not stop the others

@@ -16,12 +16,12 @@ from typing import Any
 import msgspec
 
 from torchtriage.core.anonymous import current
-from torchtriage.core.errors import MissingExtraError, TraceFormatError, TriageError, UsageError
+from torchtriage.core.errors import MissingExtraError, NoDeviceError, TraceFormatError, TriageError, UsageError
 from torchtriage.core.source.locate import Locator
 from torchtriage.core.trace import Trace, read_trace
 from torchtriage.core.trace.memory_limit import within
 from torchtriage.core.trace.merged_ranks import split_ranks
-from torchtriage.core.trace.select import select
+from torchtriage.core.trace.select import select_each
 from torchtriage.core.workers import PROCESSES_VARIABLE, WorkerLostError, Workers, can_start, n_cores
 from torchtriage.diagnose.patterns import lookup
 from torchtriage.diagnose.ranks.job import judge
@@ -47,7 +47,7 @@ _KILLED = "the process that read it ended without an answer, most likely out of 
 
 
 Records = tuple[RankRecord, ...]
-Outcome = RankRecord | TraceFormatError
+Outcome = RankRecord | TraceFormatError | NoDeviceError
 Progress = Callable[[str], Callable[[int, int], None] | None]
 
 
@@ -82,6 +82,9 @@ def analyze_files(
     records = [outcome for outcome in outcomes if isinstance(outcome, RankRecord)]
     errors = tuple(outcome for outcome in outcomes if isinstance(outcome, TraceFormatError))
     if not records:
+        for outcome in outcomes:
+            if isinstance(outcome, NoDeviceError):
+                raise outcome
         if len(errors) == 1:
             raise errors[0]
         reasons = "".join(f"\nleft out: {error}" for error in errors)
@@ -130,7 +133,7 @@ def examine(
 
 
 def _examined(trace: Trace, options: Options, timeline: bool) -> Records:
-    return tuple(_record(select(rank, options.selection), options, timeline) for rank in split_ranks(trace))
+    return tuple(_record(part, options, timeline) for part in select_each(split_ranks(trace), options.selection))
 
 
 def _record(trace: Trace, options: Options, timeline: bool) -> RankRecord:
@@ -194,7 +197,7 @@ def _outcomes(answer: Records | TriageError | str) -> tuple[Outcome, ...]:
     """Return a file's records or why it has none; raise what ends the analysis of all."""
     if isinstance(answer, str):
         raise RuntimeError(answer)
-    if isinstance(answer, TraceFormatError):
+    if isinstance(answer, TraceFormatError | NoDeviceError):
         return (answer,)
     if isinstance(answer, TriageError):
         raise answer

@@ -12,7 +12,7 @@ from torchtriage.diagnose.compare.result import ChangeCause, ChangePart, Compare
 from torchtriage.diagnose.compare.verdict import SPLIT_WORDS
 from torchtriage.report import blocks as b
 from torchtriage.report.page import text
-from torchtriage.report.words import event_name, saving
+from torchtriage.report.words import event_name, judged_step, saving
 
 __all__ = ["ChangeLine", "changes", "document", "table_lines"]
 
@@ -208,7 +208,7 @@ def _run(side: ComparedRun) -> str:
     parts = [side.device] if side.device else []
     parts += [format_bytes(side.size_bytes), format_count(side.n_events, "event")]
     if side.n_steps and side.per == "step":
-        parts.append(f"{format_count(side.n_steps, 'steady step')} of {format_ns(side.mean_ns)}")
+        parts.append(f"{format_count(side.n_steps, judged_step(side.selection))} of {format_ns(side.mean_ns)}")
     elif side.n_steps:
         parts.append(f"a window of {format_ns(side.mean_ns)}")
     if side.selection:

@@ -35,7 +35,7 @@ _HOW = {
 }
 
 
-def tables(times: Sequence[DeviceTime], vendor: str = "") -> Iterator[b.Block]:
+def tables(times: Sequence[DeviceTime], vendor: str = "", step: str = "steady step") -> Iterator[b.Block]:
     """Return the table by category, then the one that was asked for, and what their times are parts of."""
     for time in times:
         if not time.busy_ns:
@@ -48,7 +48,7 @@ def tables(times: Sequence[DeviceTime], vendor: str = "") -> Iterator[b.Block]:
         rows = [row if roof else row[:-1] for row in _rows(time)]
         yield b.Table(columns[: None if roof else -1], rows, align="lrrrrr", drop=(4, 3), fit=True)
         if time is times[0]:
-            yield b.Lines([b.dim(words(time, vendor))], tight=True)
+            yield b.Lines([b.dim(words(time, vendor, step))], tight=True)
         if time.captured:
             yield b.Lines([b.dim(f"{time.captured[:1].upper()}{time.captured[1:]}.")], tight=True)
         if time.mfu is not None:
@@ -57,11 +57,11 @@ def tables(times: Sequence[DeviceTime], vendor: str = "") -> Iterator[b.Block]:
             yield b.Lines([b.dim(f"Share of the roof not checked: {time.peak_unchecked}.")], tight=True)
 
 
-def words(time: DeviceTime, vendor: str = "") -> str:
+def words(time: DeviceTime, vendor: str = "", step: str = "steady step") -> str:
     """Return what the times of a table are parts of."""
     device = f"{ACCELERATORS.get(vendor, 'GPU')} {time.device}"
     busy = format_ns(round(time.busy_ns / time.n_steps))
-    where = f"per step ({format_count(time.n_steps, 'steady step')})" if time.per == "step" else "of the window"
+    where = f"per step ({format_count(time.n_steps, step)})" if time.per == "step" else "of the window"
     kernels = f", {format_ns(round(time.kernel_ns / time.n_steps))} of it kernel time, what findings give shares of"
     of_it = kernels * (time.kernel_ns < ALL_BUT * time.busy_ns)
     return f"{device} is busy for {busy} {where}{of_it}; no instant counts twice."

@@ -114,13 +114,16 @@ def _result(result: Result, top: int | None, quote: Quote | None, several: bool)
     yield from _accounts(result.recorded)
     if result.summary is not None or result.trace.n_events:
         yield from _recording(result, named=several)
+    judged = words.judged_step(result.trace.selection)
     if result.summary is not None:
+        n_steps = result.summary.n_steady_steps
+        over = f"in {format_count(n_steps, judged)}" if n_steps else "window"
         for device in result.summary.devices:
-            yield _device(device, ACCELERATORS.get(result.trace.vendor, "GPU"), result.summary.n_steady_steps)
+            yield _device(device, ACCELERATORS.get(result.trace.vendor, "GPU"), over)
         if not result.summary.devices:
             yield from _host(result.summary)
     yield from serving.account(result.serving)
-    yield from device_time.tables(result.device_time, result.trace.vendor)
+    yield from device_time.tables(result.device_time, result.trace.vendor, judged)
     yield from bus_bandwidth.table(result.bus_bandwidth, result.device_time[0].per if result.device_time else "step")
     yield from _findings(result, result.summary, top, quote)
     suspicions = b.Lines([words.suspicion(suspicion) for suspicion in result.suspicions], bullets=True)
@@ -279,7 +282,7 @@ def _recording(result: Result, *, named: bool = False) -> Iterator[b.Block]:
     yield b.Lines([b.Span(first, "yellow"), *map(b.dim, others)], tight=True)
 
 
-def _device(device: DeviceSummary, kind: str, n_steps: int) -> b.Rows:
+def _device(device: DeviceSummary, kind: str, over: str) -> b.Rows:
     label = f"{kind} {device.device}"
     if device.classes is None:
         return b.Rows(b.labelled(label, [b.dim("busy and idle time not known")]), on=b.TERMINAL)
@@ -294,7 +297,6 @@ def _device(device: DeviceSummary, kind: str, n_steps: int) -> b.Rows:
         if shares[field] or field == "compute_ns"
         for span in (b.Span(f"{mark} ", style), b.Span(f"{word} {format_share(shares[field])}  "))
     ]
-    over = f"in {format_count(n_steps, 'steady step')}" if n_steps else "window"
     causes = ", ".join(f"{word} {format_share(shares[field])}" for field, word, *_ in _IDLE if shares[field])
     idle = f"idle {format_share(sum(shares[field] for field, *_ in _IDLE))}{': ' if causes else ''}{causes}"
     texts = [(*bar, b.dim(f" {format_ns(wall_ns)} {over}")), tuple(busy), (b.Span("· ", "red"), idle)]

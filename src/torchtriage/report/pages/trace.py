@@ -29,6 +29,7 @@ from torchtriage.diagnose.verdict.result import (
     ServingTime,
     Summary,
     TimelineLane,
+    TraceFacts,
 )
 from torchtriage.report import recorded, words
 from torchtriage.report.documents import bus_bandwidth, device_time, serving
@@ -195,6 +196,7 @@ class _Packer:
             "trace": {
                 **self.fields(facts, "size_bytes n_events n_rows tier n_lost n_repaired vendor"),
                 "deviceWord": ACCELERATORS.get(facts.vendor, "GPU"),
+                "judgedStep": words.judged_step(facts.selection),
                 **self.fields(facts, "rank world_size resolution_ns"),
                 "file": self.value(file_name(facts.path)),
                 "loss": self.value(self.take(facts.loss, 50, "loss lines")),
@@ -207,7 +209,7 @@ class _Packer:
             **self.common(result, [origin_ns] * len(result.findings), without),
             "replay": self.replay(result),
             "serving": self.serving(result.serving) if result.serving is not None else None,
-            "deviceTime": [self.device_time(time, facts.vendor) for time in result.device_time],
+            "deviceTime": [self.device_time(time, facts) for time in result.device_time],
             "busBandwidth": result.bus_bandwidth and self.bus_bandwidth(result.bus_bandwidth),
             "suspicions": [
                 self.value(words.suspicion(place)) for place in self.take(result.suspicions, 16, "suspicious places")
@@ -309,10 +311,10 @@ class _Packer:
             "words": self.value(" ".join(serving.words(time))),
         }
 
-    def device_time(self, time: DeviceTime, vendor: str) -> dict[str, Any]:
+    def device_time(self, time: DeviceTime, facts: TraceFacts) -> dict[str, Any]:
         return {
             **self.fields(time, "by per n_steps busy_ns n_rows captured"),
-            "words": self.value(device_time.words(time, vendor)),
+            "words": self.value(device_time.words(time, facts.vendor, words.judged_step(facts.selection))),
             "mfu": self.value(device_time.mfu(time.mfu) if time.mfu is not None else ""),
             "roofs": [time.roofs.memory_tbps, *time.roofs.peak_tflops] if time.roofs is not None else None,
             "rows": [

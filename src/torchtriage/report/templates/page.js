@@ -625,7 +625,7 @@ function accountSection(model) {
       h("p", {}, `No accelerator was recorded, so there is no busy or idle time to split. The window is ${ns(model.wall)}: ${model.summary.basis}.`));
   }
   return section("account", "Where the time goes",
-    `Shares of ${model.summary.nSteady ? `${many(model.summary.nSteady, "steady step")} of ${ms(model.summary.stepMs)}` : `the window, ${ns(model.wall)}`} (${model.summary.basis}). Per device, over the union of its streams.`,
+    `Shares of ${model.summary.nSteady ? `${many(model.summary.nSteady, model.result.trace.judgedStep)} of ${ms(model.summary.stepMs)}` : `the window, ${ns(model.wall)}`} (${model.summary.basis}). Per device, over the union of its streams.`,
     devices.map((device) => {
       const every = device.classes ? split(device.classes) : [], parts = every.filter((part) => part.ns > 0);
       const idle = every.slice(3).reduce((sum, part) => sum + part.ns, 0);
@@ -680,7 +680,7 @@ function stepsSection(model) {
   const labels = steps.length > 16 ? null : h("div", { class: "under", "aria-hidden": "true" },
     steps.map(([, name], i) => h("span", {}, `${name.replace(/^ProfilerStep#/, "#")} `, h("b", {}, ns(walls[i])))));
   return section("steps", "Step by step",
-    `${shown}Each bar is the wall time of one step${divided ? ", split by class; shares are of that step" : ""}. Full height ${ns(top)}${steady ? `; dashed: the mean of ${many(model.summary.nSteady, "steady step")}, ${ms(model.summary.stepMs)}` : ""}.${steps.every((step) => step[4]) ? "" : " Pale: not steady."}${walls.some((wall) => wall > top * 1.001) ? " Dotted top: taller than drawn." : ""}`,
+    `${shown}Each bar is the wall time of one step${divided ? ", split by class; shares are of that step" : ""}. Full height ${ns(top)}${steady ? `; dashed: the mean of ${many(model.summary.nSteady, model.result.trace.judgedStep)}, ${ms(model.summary.stepMs)}` : ""}.${steps.every((step) => step[4]) ? "" : " Pale: not steady."}${walls.some((wall) => wall > top * 1.001) ? " Dotted top: taller than drawn." : ""}`,
     chart, labels, text,
     divided && h("ul", { class: "legend" }, shownParts.filter((_, k) => steps.some((step) => step[5] && step[5][k + 1])).map(([kind, label, what]) => h("li", { title: what }, h("i", { class: kind }), label))),
     h("details", { class: "more" }, h("summary", {}, "The same as a table"),
@@ -699,7 +699,7 @@ function idleSection(result, model) {
     h("span", { class: "track" }, h("i", { class: kind, style: { width: `${Math.min(1, value / idle.idleNs) * 100}%` } })),
     h("span", {}, `${ns(value)}, ${share(value / idle.idleNs)}`));
   return section("idle", "Idle time by cause",
-    `Shares of the ${ns(idle.idleNs)} that ${model.result.trace.deviceWord} ${model.summary.devices[0].device} stood idle in ${steady ? `the ${many(steady, "steady step")}` : "the window"}. Each moment belongs to one finding.`,
+    `Shares of the ${ns(idle.idleNs)} that ${model.result.trace.deviceWord} ${model.summary.devices[0].device} stood idle in ${steady ? `the ${many(steady, model.result.trace.judgedStep)}` : "the window"}. Each moment belongs to one finding.`,
     h("div", { class: "causes" },
       idle.causes.map(([index, value]) => {
         const finding = result.findings[index];
@@ -903,7 +903,7 @@ function ranksSection(job) {
       used.map((part) => h("i", { class: part.kind, title: `${part.label}: ${ns(rank[5][part.i])}`, style: { width: `${rank[5][part.i] / longest * 100}%` } }))),
     h("span", {}, rank[3] ? "no verdict" : [ns(rank[4]), rank[6] > 0.02 * rank[4] ? [", ", h("b", {}, `others wait ${ns(rank[6])}`)] : ""]));
   return section("ranks", "Rank by rank",
-    `The mean of ${many(job.nSteady, "common steady step")} of each rank; full width ${ns(longest)}. A click opens the rank's own report.`,
+    `${job.nSteady ? `The mean of ${many(job.nSteady, "common steady step")}` : "The window"} of each rank; full width ${ns(longest)}. A click opens the rank's own report.`,
     h("div", { class: `ranks ${ranks.length > 48 ? "many" : ""}` }, ranks.map(row)),
     h("ul", { class: "legend" }, used.map((part) => h("li", { title: part.what }, h("i", { class: part.kind }), part.label, " ", h("b", {}, share(part.part))))),
     h("details", { class: "more" }, h("summary", {}, "The same as a table"),
@@ -963,7 +963,7 @@ function jobHeadline(result) {
     h("h1", {}, glued(result.verdict[0])), result.verdict.slice(1).map((line) => h("p", { class: "lede" }, glued(line))),
     h("dl", { class: "facts" }, [
       ["One job because", job.basis],
-      ["Step", job.stepMs === null ? "–" : `${ms(job.stepMs)}, mean of ${many(job.nSteady, "steady step")} on every rank`],
+      ["Step", job.stepMs === null ? "–" : !job.nSteady ? `none marked, so shares are of the window, ${ms(job.stepMs)}` : `${ms(job.stepMs)}, mean of ${many(job.nSteady, "steady step")} on every rank`],
       ["Collectives", `${many(job.nMatches, "match", "matches")} between ranks`],
       ["Checked on every rank", `${many(result.checked.length, "pattern")}${limited ? `, ${count(limited)} not` : ""}`],
     ].map(([key, value]) => h("div", {}, h("dt", {}, key), h("dd", {}, value)))));

@@ -20,7 +20,7 @@ from torchtriage.core.trace import read_trace
 from torchtriage.core.trace.anonymise import Anonymiser
 from torchtriage.core.trace.memory_limit import within
 from torchtriage.core.trace.pseudonyms import Pseudonyms
-from torchtriage.core.trace.select import step_numbers
+from torchtriage.core.trace.select import step_numbers, steps_there
 from torchtriage.core.trace.slim import Less, Part, Written, find_part, write_slim
 from torchtriage.core.units import DEFAULT_MAX_BYTES, format_bytes, format_count
 from torchtriage.diagnose.ranks.job_detection import rank_in_name
@@ -217,8 +217,8 @@ def _part(source: Path, asked: Selection, cut: _Cut, max_bytes: int) -> Part | N
     numbers = step_numbers(trace.steps.names)
     chosen = np.flatnonzero((numbers >= first) & (numbers <= last))
     if not len(chosen):
-        there = f"steps {numbers.min()}-{numbers.max()}" if len(numbers) else "a recording without steps"
-        raise UsageError(f"expected steps {first}-{last}, found {there}", where=str(source), hint="keep a --window")
+        found = steps_there(numbers)
+        raise UsageError(f"expected steps {first}-{last}, found {found}", where=str(source), hint="keep a --window")
     lead = max(int(chosen[0]) - 1, 0)
     return find_part(trace, int(trace.steps.host_start_ns[lead]), int(trace.steps.host_end_ns[chosen[-1]]))
 

@@ -15,7 +15,7 @@ from torchtriage.core.errors import UsageError
 from torchtriage.core.selection import Selection
 from torchtriage.core.trace import Trace, read_trace
 from torchtriage.core.trace.schema import Kind
-from torchtriage.core.trace.select import select, step_numbers
+from torchtriage.core.trace.select import select, step_numbers, steps_there
 from torchtriage.diagnose.verdict.options import Options
 from torchtriage.diagnose.verdict.verdict import diagnose
 
@@ -295,3 +295,17 @@ def test_a_window_and_the_same_steps_give_the_same_headline(recordings: Path, na
         for finding in result.findings:
             assert finding.cost is None or finding.cost.high_ms <= middle.steps.wall_ns / 1e6 + 1e-6
         assert replace(result.trace, selection="") == diagnose(trace).trace
+
+
+@pytest.mark.parametrize(
+    ("numbers", "words"),
+    [
+        ([], "a recording without steps"),
+        ([6], "step 6"),
+        ([3, 4, 5], "steps 3-5"),
+        ([10, 15, 20], "steps 10, 15, 20"),
+        (range(0, 70, 7), "steps 0, 7, 14, 21, 28, 35, …, 63"),
+    ],
+)
+def test_what_steps_there_are_is_said(numbers: Any, words: str) -> None:
+    assert steps_there(np.array(list(numbers), np.int64)) == words

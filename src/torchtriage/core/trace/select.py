@@ -33,7 +33,7 @@ from torchtriage.core.trace.steps import (
 )
 from torchtriage.core.units import format_count, format_ns
 
-__all__ = ["find_rank", "select", "select_each", "selected_steps", "step_numbers"]
+__all__ = ["find_rank", "select", "select_each", "selected_steps", "step_numbers", "steps_there"]
 
 _SHOWN = 8
 
@@ -143,9 +143,7 @@ def _numbered(trace: Trace, selection: Selection) -> Steps:
     first, last = selection.first_and_last()
     chosen = (numbers >= first) & (numbers <= last)
     if not chosen.any() or first < numbers.min() or last > numbers.max():
-        raise UsageError(
-            f"expected steps {selection.steps}, found steps {numbers.min()}-{numbers.max()}", where=trace.report.path
-        )
+        raise UsageError(f"expected steps {selection.steps}, found {steps_there(numbers)}", where=trace.report.path)
     return _judging(steps, chosen)
 
 
@@ -155,6 +153,17 @@ def step_numbers(names: Sequence[str]) -> Ints:
     if not all(found):
         return np.arange(len(names))
     return np.array([int(match[1]) for match in found if match], np.int64)
+
+
+def steps_there(numbers: Ints) -> str:
+    """Return which steps a recording has, in words."""
+    if not len(numbers):
+        return "a recording without steps"
+    first, last = int(numbers.min()), int(numbers.max())
+    if len(numbers) == last - first + 1:
+        return f"steps {first}-{last}" if last > first else f"step {first}"
+    few = ", ".join(map(str, np.sort(numbers)[:6].tolist()))
+    return f"steps {few}" + f", …, {last}" * (len(numbers) > 6)
 
 
 def _judging(steps: Steps, chosen: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Steps:

@@ -20,11 +20,11 @@ N_EXPECTED = 5000
 _EXPECTED = {
     **dict.fromkeys(
         ("EQUALS_MATCH", "CONSTANT_MATCH", "TRUE_MATCH", "FALSE_MATCH", "NONE_MATCH"),
-        ("value", re.compile(r"(?P<source>[LG]\['\w+'\].*?) (?:==|is) ")),
+        ("value", re.compile(r"^(?P<source>[LG]\['\w+'\].*?) (?:==|is) ")),
     ),
-    "LENGTH_CHECK": ("length", re.compile(r"len\((?P<source>.+?)\) == ")),
-    "TENSOR_MATCH": ("tensor", re.compile(r"check_tensor\((?P<source>.+?), \w+, DispatchKeySet")),
-    "TYPE_MATCH": ("type", re.compile(r"___check_type_id\((?P<source>.+?), \d+\)")),
+    "LENGTH_CHECK": ("length", re.compile(r"^len\((?P<source>.+?)\) == ")),
+    "TENSOR_MATCH": ("tensor", re.compile(r"^check_tensor\((?P<source>.+?), \w+, DispatchKeySet")),
+    "TYPE_MATCH": ("type", re.compile(r"^___check_type_id\((?P<source>.+?), \d+\)")),
     "GLOBAL_STATE": ("state", re.compile(r"(?P<source>)___check_global_state\(\) against ")),
 }
 """Guards that say what is expected, and of what."""

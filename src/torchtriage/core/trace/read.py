@@ -114,7 +114,8 @@ def _read(
         )
     trace = builder.finish(meta, report, opened)
     if not trace.report.n_events:
-        found = "none that can be read" if loss.n_lost else f"no event of {recorder}" if recorder else "an empty list"
+        nothing = f"no event of {recorder}" if recorder else "an empty list"
+        found = "none that can be read" if loss.n_lost or loss.incomplete else nothing
         raise TraceFormatError(
             f"expected profiler events, found {found}",
             where=source.name,

@@ -187,7 +187,7 @@ $ torchtriage query ranks/ --csv "select rank, step_ns, comm_only_ns from ranks"
 
 `--parquet` and `--arrow` need pyarrow (`pip install 'torchtriage[parquet]'`), `query` needs DuckDB
 (`pip install 'torchtriage[query]'`). Of a folder of ranks, or of a file into which ranks were merged, tables hold the
-rows of all ranks, told by `rank`. Only tables that a query names are made. With `--max-memory` both keep within the
+rows of all ranks; `rank` says whose. Only tables that a query names are made. With `--max-memory` both keep within the
 bound, a quarter of which is DuckDB's.
 
 Both take a part of the recording, as `analyze` and `compare` do:

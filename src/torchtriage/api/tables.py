@@ -99,7 +99,7 @@ def load_tables(
     max_bytes: int = DEFAULT_MAX_BYTES,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Table]:
-    """Return tables of traces by name; those of several files or merged ranks one after the other, told by ``rank``.
+    """Return tables of traces by name; those of several files or merged ranks one after the other, with their ``rank``.
 
     ``paths`` : files, folders searched below, patterns, URLs. The others are as in :func:`torchtriage.load`.
 

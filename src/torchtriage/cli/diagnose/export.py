@@ -33,7 +33,7 @@ __all__ = ["command"]
 def command(paths: tuple[str, ...], **given: Any) -> None:
     """Write a table of a trace to a file, for data frames.
 
-    PATH is a trace, a folder of ranks, a pattern or a URL, as for analyze; ranks stand in one table, told by its
+    PATH is a trace, a folder of ranks, a pattern or a URL, as for analyze; ranks stand in one table, with its
     column rank. Tables and columns: docs/tables.md.
 
     \b

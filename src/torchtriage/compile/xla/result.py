@@ -162,7 +162,7 @@ class RouteComparison:
 
     Steps are the fastest tenth of each session.
     ``low``/``high`` : None below three rounds. ``verdict`` : of dynamo; ``equal`` within 5 %; below three rounds only
-    a factor of ten is told.
+    a factor of ten is decided.
     """
 
     ratio: float

@@ -116,7 +116,7 @@ def _expect_whole_recording(who: str, wish: Wish) -> None:
     if wish.only_stacks:
         raise UsageError(f"{who} gives no stacks", hint="torchtriage attach --stacks PID, for the pid of a worker")
     if wish.ranks is not None:
-        raise UsageError(f"{who} is not told which ranks to record", hint="leave out --ranks: all are recorded")
+        raise UsageError(f"{who} cannot record some ranks only", hint="leave out --ranks: all are recorded")
 
 
 def _dynolog(address: Address, pids: frozenset[int], wish: Wish) -> Captured:

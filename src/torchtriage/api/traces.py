@@ -79,6 +79,7 @@ def load(
     cache: bool = False,
     max_bytes: int = DEFAULT_MAX_BYTES,
     max_memory: int | None = None,
+    execution_trace: TracePath | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Trace:
     """Read a profiler trace into columns.
@@ -95,14 +96,22 @@ def load(
         Keep this process within so many bytes while it reads: the columns then lie in temporary
         files. Needs the native library, on Linux. A process forked meanwhile, or while such
         columns live, shares them: what one writes, the other sees.
+    execution_trace : path, optional
+        What ``ExecutionTraceObserver`` (Chakra) wrote of the same process and steps: operators that have no inputs
+        get those that are recorded there. It is held in memory as a whole.
     progress : callable, optional
         Called with (uncompressed bytes read, size on disk).
 
-    Raises TraceFormatError: the input is not a readable profiler trace; UsageError: the bound on
-    memory cannot be kept.
+    Raises TraceFormatError: the input is not a readable profiler trace, or ``execution_trace`` is none, or not of
+    what it recorded; UsageError: the bound on memory cannot be kept.
     """
     with within(max_memory), part("read"):
-        return read_trace(path, cache=cache, max_bytes=max_bytes, progress=progress)
+        trace = read_trace(path, cache=cache, max_bytes=max_bytes, progress=progress)
+        if execution_trace is None:
+            return trace
+        from torchtriage.core.trace.execution_trace import join_inputs
+
+        return join_inputs(trace, execution_trace, max_bytes=max_bytes)
 
 
 def analyze(
@@ -124,6 +133,7 @@ def analyze(
     confined: bool = False,
     capture: TracePath | BinaryIO | Trace | None = None,
     compile_log: TracePath | None = None,
+    execution_trace: TracePath | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
     """Judge one trace: a ranked list of findings with what fixing each gives back.
@@ -190,15 +200,18 @@ def analyze(
         raise UsageError(f"a recording of a capture says nothing by {by}", hint="ask for by operator, module or line")
     folders = options.folders()
     with within(max_memory):
+        reading: dict[str, Any] = {"cache": cache, "max_bytes": max_bytes}
         trace = (
-            source if isinstance(source, Trace) else load(source, cache=cache, max_bytes=max_bytes, progress=progress)
+            source
+            if isinstance(source, Trace)
+            else load(source, execution_trace=execution_trace, progress=progress, **reading)
         )
         trace = select(trace, selection)
         captured = None
         if capture is not None:
             from torchtriage.core.trace.captured_graphs import find_captured
 
-            other = capture if isinstance(capture, Trace) else load(capture, cache=cache, max_bytes=max_bytes)
+            other = capture if isinstance(capture, Trace) else load(capture, **reading)
             captured = find_captured(trace, other)
         compiled = None
         if compile_log is not None:

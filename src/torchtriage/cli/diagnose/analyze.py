@@ -43,6 +43,10 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 
+_BESIDE = ("capture", "compile_log", "execution_trace")
+"""Options that name what else was recorded of the one trace's process."""
+
+
 def _once(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) -> str:
     if len(value) > 1:
         raise click.BadParameter(f"expected one of {' and '.join(value)}: a report has one such table")
@@ -86,6 +90,11 @@ def _once(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) 
 @file_option(
     "--compile-log",
     "torch.compile's log of the recorded program (TORCH_TRACE), for the lines that compiled graphs compute.",
+    metavar="PATH",
+)
+@file_option(
+    "--execution-trace",
+    "What ExecutionTraceObserver (Chakra) wrote of the same process and steps: its operators' inputs are joined.",
     metavar="PATH",
 )
 @value_option(
@@ -146,7 +155,7 @@ def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None
     files = [] if run else _expand(paths, traces.find_traces)
     if options["perfetto"] and (not files or "-" in files or any("://" in str(file) for file in files)):
         raise UsageError("--perfetto needs exactly one trace file, or those of a job's ranks")
-    for name in ("capture", "compile_log"):
+    for name in _BESIDE:
         if options[name] and (len(files) != 1 or options["engine"] != "local" or "://" in str(files[0])):
             raise UsageError(f"--{name.replace('_', '-')} needs exactly one trace file")
     if options["timing"] and len(files) != 1:
@@ -171,7 +180,7 @@ def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None
 
 def _check_anonymous(options: dict[str, Any]) -> None:
     """Refuse what would put names into the report that no trace holds."""
-    for name in ("perfetto", "compile_log", "capture"):
+    for name in ("perfetto", *_BESIDE):
         if options[name]:
             raise UsageError(
                 f"--{name.replace('_', '-')} writes or quotes a file as it is, which --anonymise cannot change",
@@ -213,10 +222,10 @@ def _judge(
         return list(run.results), list(run.jobs), 0
     if len(files) == 1 and options["engine"] == "local" and "://" not in str(files[0]):
         with reading(str(files[0]), quiet=options["quiet"]) as progress:
-            capture, log = options["capture"], options["compile_log"]
-            result = traces.analyze(files[0], capture=capture, compile_log=log, progress=progress, **vars(asked))
+            beside = {name: options[name] for name in _BESIDE}
+            result = traces.analyze(files[0], progress=progress, **beside, **vars(asked))
         # standard input is gone by now
-        if files[0] == "-" or capture or log or not result.holds_ranks:
+        if files[0] == "-" or any(beside.values()) or not result.holds_ranks:
             return [result], [], 0
     with reading_many(len(files), quiet=options["quiet"]) as starting:
         report = traces.analyze_ranks(files, engine=options["engine"], starting=starting, **vars(asked))

@@ -109,6 +109,8 @@ class ReadReport(msgspec.Struct, frozen=True):
     row, number of the table and 0."""
     recorder: str = ""
     """Which profiler wrote the file; empty for PyTorch's and those that write like it."""
+    inputs: str = ""
+    """How many operators have their inputs from an execution trace, and which; empty without one."""
 
 
 @dataclass(frozen=True, eq=False)

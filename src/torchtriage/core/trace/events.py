@@ -462,7 +462,8 @@ _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _OTHER_JSON = {
     "nodes": (
         "a PyTorch execution trace (ExecutionTraceObserver, Chakra), which holds operators and inputs but no kernels",
-        "pass the file that prof.export_chrome_trace(...) or tensorboard_trace_handler wrote in the same run",
+        "pass the file that prof.export_chrome_trace(...) or tensorboard_trace_handler wrote in the same run, and this"
+        " one with --execution-trace",
     ),
     "rocprofiler-sdk-tool": (
         "results of rocprofv3 in JSON",

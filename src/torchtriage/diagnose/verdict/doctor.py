@@ -465,6 +465,8 @@ def _inputs(trace: Trace) -> Iterator[Note]:
         yield Note("no-shapes", "info", "no input shapes: compute patterns that need sizes are not checked", HEAVY)
     if ops and not trace.has_stacks:
         yield Note("no-stacks", "info", "no Python stacks: findings name operators, not source lines", HEAVY)
+    if trace.report.inputs:
+        yield Note("joined-inputs", "info", trace.report.inputs)
     if trace.has_shapes and trace.has_stacks:
         yield Note(
             "heavy-flags",

@@ -246,7 +246,7 @@ def test_what_no_launch_was_recorded_with_is_said_instead_of_a_table():
     row = replace(problems().device_time[1].rows[0], name="")
     time = replace(problems().device_time[1], by="module", rows=(row,), n_rows=1, busy_ns=row.busy_ns)
     text = forms.traces([replace(problems(), device_time=(problems().device_time[0], time))]).plain
-    assert "No module is recorded around a launch: record with with_stack=True." in text
+    assert "No module is recorded around a launch: that needs Python stacks." in text
     assert "outside modules" not in text
 
 

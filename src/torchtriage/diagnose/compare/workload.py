@@ -362,7 +362,7 @@ def _steps(before: Workload, after: Workload) -> Iterator[Unlike]:
             f"steps of different kinds: {before.basis} before, {after.basis} after",
             before.basis,
             after.basis,
-            "mark the iterations of both runs alike: call prof.step() once in each",
+            "mark the iterations of both runs alike",
         )
     for side, run in (("before", before), ("after", after)):
         if run.cold:
@@ -371,7 +371,7 @@ def _steps(before: Workload, after: Workload) -> Iterator[Unlike]:
                 f"the run {side} has no steady step: it holds first use or compilation",
                 side if side == "before" else "",
                 side if side == "after" else "",
-                "warm up first: schedule(wait=1, warmup=3, active=5)",
+                "warm up before the recording begins",
             )
 
 
@@ -421,7 +421,7 @@ def _sizes_unknown(before: Workload, after: Workload) -> Iterator[Note]:
             "warn",
             f"no input shapes of layers {' and '.join(missing)}: both runs are assumed"
             " to compute the same model and sizes",
-            "record with record_shapes=True",
+            "record the inputs of operators, too",
         )
     elif before.hides_work or after.hides_work:
         yield Note(
@@ -452,7 +452,7 @@ def _device_unknown(before: Workload, after: Workload) -> Iterator[Note]:
             "device-unknown",
             "warn",
             "the recording does not name its device: both runs are assumed to have used the same one",
-            "record with a newer PyTorch",
+            "record with a newer profiler",
         )
 
 

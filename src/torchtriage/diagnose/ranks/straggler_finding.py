@@ -191,11 +191,7 @@ def _at(cause: StragglerCause) -> str:
 
 def _fix(cause: StragglerCause | None, *, device: bool) -> Fix:
     if cause is None:
-        return Fix(
-            "Record the ranks with stacks and shapes: what this one does longer is then named.",
-            "with profile(record_shapes=True, with_stack=True, ...) as prof:",
-            "https://docs.pytorch.org/docs/stable/profiler.html",
-        )
+        return Fix("Record the ranks with stacks and shapes: what this one does longer is then named.")
     if cause.phase == "loader":
         return Fix(
             "Give every rank the same loader: equal shards, as many workers, storage as near.",

@@ -22,7 +22,7 @@ def clocks(trace: Trace) -> Iterator[Note]:
                 "info",
                 f"work on GPU {device.index} begins up to {format_ns(device.early_ns)} before its own launch: the"
                 " clocks of host and device are apart, and waits between them are known no closer than that",
-                "record with a newer PyTorch and driver",
+                "record with a newer profiler and driver",
                 {"early_ns": device.early_ns, "device": device.index},
             )
 

@@ -35,7 +35,7 @@ def model_flops(device: Device, category: Codes, line: Roofline | None) -> Model
     if line is None:
         return ModelFlops(unchecked=unchecked(device))
     if not len(steps):
-        return ModelFlops(unchecked="the recording has no steps: call profiler.step() after each")
+        return ModelFlops(unchecked="the recording has no marks of steps")
     flop, rate = line.flop, line.rate
     dur = trace.dur_ns[device.rows].astype(np.float64)
     # above its peak nothing runs: the operations were fewer (Winograd), or the type another

@@ -28,10 +28,10 @@ _UNNAMED = {
     "line": "outside the user's code",
 }
 _HOW = {
-    "module": "No module is recorded around a launch: record with with_stack=True.",
-    "line": "No line of yours is recorded around a launch: record with with_stack=True.",
-    "annotation": "No annotation is recorded around a launch: mark your code with torch.profiler.record_function.",
-    "operator": "No operator is recorded around a launch: record with ProfilerActivity.CPU.",
+    "module": "No module is recorded around a launch: that needs Python stacks.",
+    "line": "No line of yours is recorded around a launch: that needs Python stacks.",
+    "annotation": "No annotation is recorded around a launch: mark your code with ranges (record_function, NVTX).",
+    "operator": "No operator is recorded around a launch.",
 }
 
 

@@ -82,6 +82,52 @@ INSERT INTO rocpd_kernel_dispatch{s} VALUES (1, '', 1, 1, 11, 4, 10, 1, 1, 3, 20
 INSERT INTO rocpd_memory_copy{s} VALUES (1, '', 1, 1, 11, 3000, 3200, 7, 4, 1, 4096, NULL, 3, NULL, 5);
 """
 
+# what version 4 changed (ROCm/rocm-systems, rocprofiler-sdk-rocpd/versions/4.1.0/rocpd_tables.sql of a195360): places are
+# those of tracks, categories have a table
+FOUR = """
+CREATE TABLE rocpd_info_category{s} (id INTEGER PRIMARY KEY, guid TEXT, name TEXT, extdata JSONB DEFAULT "{{}}");
+CREATE TABLE rocpd_track{s} (id INTEGER PRIMARY KEY, guid TEXT, nid INTEGER, ppid INTEGER, pid INTEGER, tid INTEGER,
+    agent_id INTEGER, queue_id INTEGER, stream_id INTEGER, name_id INTEGER);
+INSERT INTO rocpd_info_category{s} (id, name) SELECT id + 100, string FROM rocpd_string{s} WHERE id IN (1, 3, 4, 6);
+UPDATE rocpd_event{s} SET category_id = category_id + 100;
+INSERT INTO rocpd_track{s} VALUES (7, '', 1, NULL, 1, 11, NULL, NULL, NULL, NULL), (8, '', 1, NULL, 1, 11, 4, 1, 3, NULL),
+    (9, '', 1, NULL, 1, 11, 4, NULL, 3, NULL);
+DELETE FROM rocpd_string{s} WHERE id IN (1, 3, 4, 6);
+ALTER TABLE rocpd_region{s} ADD track_id INTEGER;
+ALTER TABLE rocpd_kernel_dispatch{s} ADD track_id INTEGER;
+ALTER TABLE rocpd_memory_copy{s} ADD track_id INTEGER;
+UPDATE rocpd_region{s} SET track_id = 7;
+UPDATE rocpd_kernel_dispatch{s} SET track_id = 8;
+UPDATE rocpd_memory_copy{s} SET track_id = 9;
+ALTER TABLE rocpd_region{s} DROP pid;
+ALTER TABLE rocpd_region{s} DROP tid;
+ALTER TABLE rocpd_kernel_dispatch{s} DROP pid;
+ALTER TABLE rocpd_kernel_dispatch{s} DROP tid;
+ALTER TABLE rocpd_kernel_dispatch{s} DROP agent_id;
+ALTER TABLE rocpd_kernel_dispatch{s} DROP queue_id;
+ALTER TABLE rocpd_kernel_dispatch{s} DROP stream_id;
+ALTER TABLE rocpd_memory_copy{s} DROP pid;
+ALTER TABLE rocpd_memory_copy{s} DROP tid;
+ALTER TABLE rocpd_memory_copy{s} DROP queue_id;
+ALTER TABLE rocpd_memory_copy{s} DROP stream_id;
+"""
+# drafts of version 4 (rocpdsna before 5b7706e) have times in a table
+_DATED = "\n".join(
+    f"""
+ALTER TABLE {table}{{s}} ADD start_id INTEGER;
+ALTER TABLE {table}{{s}} ADD end_id INTEGER;
+INSERT INTO rocpd_timestamp{{s}} SELECT NULL, '', start, 1, track_id FROM {table}{{s}} UNION ALL
+    SELECT NULL, '', end, 2, track_id FROM {table}{{s}};
+UPDATE {table}{{s}} SET start_id = (SELECT id FROM rocpd_timestamp{{s}} WHERE value = start LIMIT 1),
+    end_id = (SELECT id FROM rocpd_timestamp{{s}} WHERE value = end LIMIT 1);
+ALTER TABLE {table}{{s}} DROP start;
+ALTER TABLE {table}{{s}} DROP end;"""
+    for table in ("rocpd_region", "rocpd_kernel_dispatch", "rocpd_memory_copy")
+)
+DRAFT = f"""{FOUR}
+CREATE TABLE rocpd_timestamp{{s}} (id INTEGER PRIMARY KEY, guid TEXT, value BIGINT, phase INTEGER, track_id INTEGER);
+{_DATED}"""
+
 
 def database(path: Path, *scripts: str) -> Path:
     with closing(sqlite3.connect(path)) as connection:
@@ -123,9 +169,10 @@ def test_the_tables_of_rocm_profile_data(tmp_path: Path) -> None:
     assert trace.args(0) == {}
 
 
+@pytest.mark.parametrize("version", ["", FOUR, DRAFT], ids=["3", "4", "4 draft"])
 @pytest.mark.parametrize("suffix", ["", SUFFIX])
-def test_the_tables_of_rocprofv3(tmp_path: Path, suffix: str) -> None:
-    trace = read_trace(database(tmp_path / "x.db", NEW.format(s=suffix)))
+def test_the_tables_of_rocprofv3(tmp_path: Path, suffix: str, version: str) -> None:
+    trace = read_trace(database(tmp_path / "x.db", (NEW + version).format(s=suffix)))
     assert rows(trace, Kind.KERNEL) == [("gemm(float*)", 2000, 500)]
     assert rows(trace, Kind.MEMCPY) == [("Memcpy HtoD", 3000, 200)]
     assert rows(trace, Kind.RUNTIME) == [("hipLaunchKernel", 1000, 100), ("hipMemcpyAsync", 1200, 100)]
@@ -140,6 +187,7 @@ def test_the_tables_of_rocprofv3(tmp_path: Path, suffix: str) -> None:
     assert {(lane.pid, lane.tid) for lane in trace.lanes if lane.kind == "thread"} == {("4242", "4243")}
     (device,) = trace.devices
     assert (device.index, device.name) == (1, "AMD Instinct MI300X")
+    assert {(lane.device, lane.tid) for lane in trace.lanes if lane.kind == "stream"} == {(1, "3")}
 
 
 def test_processes_in_one_file_do_not_share_ids(tmp_path: Path) -> None:
@@ -259,7 +307,7 @@ def test_the_verdict_on_a_real_file(real: Path) -> None:
 # -- damage ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("script", [OLD, NEW.format(s=SUFFIX)])
+@pytest.mark.parametrize("script", [OLD, NEW.format(s=SUFFIX), (NEW + FOUR).format(s="")], ids=["rpd", "3", "4"])
 def test_damaged_files(tmp_path: Path, script: str) -> None:
     good = database(tmp_path / "x.db", script).read_bytes()
     rng = random.Random(script)
@@ -299,11 +347,24 @@ def test_values_that_mean_nothing(tmp_path: Path, change: str) -> None:
         "DROP TABLE rocpd_info_kernel_symbol",
     ],
 )
-def test_values_that_mean_nothing_to_rocprofv3(tmp_path: Path, change: str) -> None:
-    path = database(tmp_path / "x.db", NEW.format(s=""), change)
+def test_values_that_mean_nothing_to_rocprofv3(tmp_path: Path, change: str, version: str = "") -> None:
+    path = database(tmp_path / "x.db", (NEW + version).format(s=""), change)
     trace = check_reading(path.read_bytes())
     assert trace is not None
     assert trace.works.any()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE rocpd_track SET agent_id = NULL, stream_id = 1 << 61, tid = 'x'",
+        "UPDATE rocpd_kernel_dispatch SET track_id = 5",
+        "DROP TABLE rocpd_track",
+        "DROP TABLE rocpd_info_category",
+    ],
+)
+def test_values_that_mean_nothing_to_version_4(tmp_path: Path, change: str) -> None:
+    test_values_that_mean_nothing_to_rocprofv3(tmp_path, change, FOUR)
 
 
 def test_standard_input_is_as_good_as_a_file(tmp_path: Path) -> None:

@@ -78,6 +78,18 @@ SEEDS = (
     b'#1\x18\x00"\x0e\x08\x01\x10\x88\'\x18\xd0\x0f"\x04\x08\x01\x18\x03"\t'
     b"\x08\x01\x12\x05\x08\x01\x12\x01k*\x16\x08\x01\x12\x12\x08\x01\x12\x0ecor"
     b"relation_id",
+    b'{"rocprofiler-sdk-tool": [{"metadata": {"pid": 7}, "agents": [{"id": {"handle": 9}, "type": 2}], "strings":'
+    b' {"buffer_records": [{"kind": "HIP_RUNTIME_API", "operations": ["hipFree"]}, {"kind": "MARKER_CORE_API",'
+    b' "operations": ["roctxMarkA"]}], "marker_api": [{"key": 2, "value": "aten::mm, seq = 3, sizes = [[2]]"}]},'
+    b' "kernel_symbols": [{"kernel_id": 1, "formatted_kernel_name": "k"}], "buffer_records": {"kernel_dispatch":'
+    b' [{"kind": 0, "operation": 0, "correlation_id": {"internal": 1}, "start_timestamp": 5, "end_timestamp": 9,'
+    b' "dispatch_info": {"agent_id": {"handle": 9}, "kernel_id": 1, "workgroup_size": {"x": 1, "y": 1, "z": 1}}}],'
+    b' "marker_api": [{"kind": 1, "operation": 0, "correlation_id": {"internal": 2}, "start_timestamp": 1,'
+    b' "end_timestamp": 4}, {"kind": 0}]}}]}',
+    b'"Kind","Agent_Id","Queue_Id","Kernel_Name","Correlation_Id","Start_Timestamp","End_Timestamp"\n'
+    b'"KERNEL_DISPATCH","Agent 2",1,"k<int, 2>("a")",3,1000,2000\n"KERNEL_DISPATCH",3,1,"k",4,3000,2000\n',
+    b'"Domain","Function","Process_Id","Thread_Id","Correlation_Id","Start_Timestamp","End_Timestamp"\n'
+    b'"MARKER_CORE_API","aten::mm, seq = 3, sizes = [[2]]",7,7,1,100,200\n"HIP_RUNTIME_API","hipFree",7,7,2,150,160',
     b'{"traceEvents": [{"ph": "X", "name": "a"b", "ts": NaN, "dur": inf, "x": "\x01\\q\xff"}, {"ph',
 )
 

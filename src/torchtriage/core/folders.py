@@ -11,9 +11,14 @@ from typing import TypeVar
 __all__ = ["NO_TRACES", "SUFFIXES", "is_inside", "once_each"]
 
 _KINDS = ".json", ".zip", ".sqlite", ".xplane.pb", ".rpd", ".db"
-SUFFIXES = (*_KINDS, *(f"{kind}.gz" for kind in _KINDS))
+_TABLES = tuple(
+    f"{what}_trace.csv" for what in ("kernel", "memory_copy", "hip_api", "marker_api", "hsa_api", "rccl_api")
+)
+_ROCPROF = "results.db", "results.json", *_TABLES
+"""The files of one recording of rocprofv3, behind a common prefix; any table brings the others with it."""
+SUFFIXES = tuple(f"{kind}{packed}" for packed in ("", ".gz") for kind in (*_KINDS, *_TABLES))
 """What names of traces end in: in a folder, files are chosen by name."""
-NO_TRACES = f"found no {', '.join(_KINDS[:-1])} or {_KINDS[-1]} file, plain or .gz"
+NO_TRACES = f"found no {', '.join(_KINDS)} or {_TABLES[0]} file, plain or .gz"
 
 AnyPath = TypeVar("AnyPath", str, Path)
 
@@ -28,9 +33,20 @@ def is_inside(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> b
 
 
 def once_each(paths: Sequence[AnyPath]) -> list[AnyPath]:
-    """Return the paths without the JSON that JAX writes beside an XPlane: one recording is not two ranks."""
+    """Return the paths without the JSON that JAX writes beside an XPlane: one recording is not two ranks.
+
+    Of what rocprofv3 wrote in several formats or tables, one is left.
+    """
     copies = set()
+    best: dict[str, tuple[int, str]] = {}
     for path in paths:
+        name = os.fspath(path).removesuffix(".gz")
+        rank = next((rank for rank, end in enumerate(_ROCPROF) if name.endswith(end)), None)
+        if rank is not None:
+            prefix = name.removesuffix(_ROCPROF[rank])
+            kept, other = sorted([(rank, name), best.get(prefix, (rank, name))])
+            best[prefix] = kept
+            copies |= {other[1]} - {kept[1]}
         stem, is_plane, _ = os.fspath(path).rpartition(".xplane.pb")
         if is_plane:
             copies |= {f"{stem}.trace.json", re.sub(r"[^/\\]*$", "perfetto_trace.json", stem, count=1)}

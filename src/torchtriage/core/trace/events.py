@@ -465,10 +465,6 @@ _OTHER_JSON = {
         "pass the file that prof.export_chrome_trace(...) or tensorboard_trace_handler wrote in the same run, and this"
         " one with --execution-trace",
     ),
-    "rocprofiler-sdk-tool": (
-        "results of rocprofv3 in JSON",
-        "pass its database instead: rocprofv3 --output-format rocpd ... writes PID_results.db",
-    ),
     "cells": ("a Jupyter notebook", EXPORT),
     "segments": ("a memory snapshot", EXPORT),
 }

@@ -16,7 +16,7 @@ from isal import isal_zlib
 
 from torchtriage.core.errors import TraceFormatError
 from torchtriage.core.names import elide, visible
-from torchtriage.core.trace.recorders import is_xplane
+from torchtriage.core.trace.recorders import is_xplane, rocprof_format
 from torchtriage.core.units import DEFAULT_MAX_BYTES, format_bytes
 
 __all__ = ["EXPORT", "Input", "Source", "open_source", "reopenable"]
@@ -38,7 +38,6 @@ EXPORT = "pass the file written by prof.export_chrome_trace(...) or tensorboard_
 _SQLITE = b"SQLite format 3\0"
 _NSYS = "export it: nsys export --type sqlite --output report.sqlite REPORT, and pass report.sqlite"
 _NSYS_STREAM = "import it with QdstrmImporter of Nsight Systems, then " + _NSYS
-_ROCPROF = "pass its database instead: rocprofv3 --output-format rocpd ... writes PID_results.db"
 # magic bytes of files people pass by mistake: (offset, magic, what it is, what to try)
 _FOREIGN: tuple[tuple[int, bytes, str, str], ...] = (
     (0, b"NVIDIA Tegra Profiler Report", "an Nsight Systems report", _NSYS),
@@ -52,9 +51,6 @@ _FOREIGN: tuple[tuple[int, bytes, str, str], ...] = (
     (0, b"Rar!", "a RAR archive", "unpack it and pass the .json inside"),
     (0, b"\x89HDF", "an HDF5 file", EXPORT),
     (0, b"PAR1", "a Parquet file", EXPORT),
-    (0, b'"Kind","Agent_Id"', "a table of rocprofv3 in CSV", _ROCPROF),
-    (0, b'"Kind","Direction"', "a table of rocprofv3 in CSV", _ROCPROF),
-    (0, b'"Domain","Function"', "a table of rocprofv3 in CSV", _ROCPROF),
     (0, b"ARROW1", "an Arrow file", EXPORT),
     (0, b"\x93NUMPY", "a NumPy array", EXPORT),
     (0, b"\x7fELF", "an executable", EXPORT),
@@ -104,6 +100,7 @@ class Source:
         self._ahead = self._take(_SNIFF_BYTES)
         self.is_database = self._ahead.startswith(_SQLITE)
         self.is_xplane = is_xplane(self._ahead)
+        self.rocprof = rocprof_format(self._ahead)
         if not self._ahead and self.truncated:
             raise TraceFormatError(
                 f"expected a profiler trace, found nothing that can be read: {self.truncated}",
@@ -171,6 +168,14 @@ class Source:
                 while block := self.read(1 << 20):
                     stream.write(block)
             yield os.fspath(copy)
+
+    @contextmanager
+    def beside(self, path: str) -> Iterator[Source]:
+        """Open another file of the same recording, as :func:`open_source` does; what it has counts here."""
+        with open_source(path, max_bytes=max(self._max_bytes - self.n_read, 0), others=True) as other:
+            yield other
+            self.size_bytes += other.size_bytes
+            self.n_read += other.n_read
 
     def skip(self, n_bytes: int) -> int:
         """Move past up to ``n_bytes`` of text without reading it; return how many it were."""
@@ -307,8 +312,8 @@ def open_source(
     """Open a path, ``-`` for standard input, or a binary stream as raw JSON bytes.
 
     ``path`` : plain, gzip or zip. A stream stays open. ``max_bytes`` : refuse inputs that expand beyond this many
-    bytes. ``name`` : what to call the input in messages. ``others`` : SQLite files and XPlanes are
-    welcome, too (``is_database``, ``is_xplane``).
+    bytes. ``name`` : what to call the input in messages. ``others`` : SQLite files, XPlanes and
+    what rocprofv3 writes are welcome, too (``is_database``, ``is_xplane``, ``rocprof``).
 
     Raises TraceFormatError: the path cannot be read, or the content is recognisably something else.
     """
@@ -328,8 +333,16 @@ def open_source(
             )
         with _unpacked(raw, head, name) as (stream, packed):
             source = Source(stream, name, size_bytes, max_bytes, packed=packed)
-            if (source.is_database or source.is_xplane) and not others:
-                found = "an SQLite database" if source.is_database else "an XPlane profile"
+            found = (
+                "an SQLite database"
+                if source.is_database
+                else "an XPlane profile"
+                if source.is_xplane
+                else f"rocprofv3's {source.rocprof.upper()}"
+                if source.rocprof
+                else ""
+            )
+            if found and not others:
                 raise TraceFormatError(
                     f"expected a profiler trace in JSON, found {found}",
                     where=name,

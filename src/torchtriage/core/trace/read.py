@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from torchtriage.core.anonymous import current
 from torchtriage.core.errors import TraceFormatError
 from torchtriage.core.trace.column_builder import ColumnBuilder
 from torchtriage.core.trace.columns import ReadReport, Trace
 from torchtriage.core.trace.engine import Engine, find_engine
-from torchtriage.core.trace.events import CHUNK_BYTES, EventReader
+from torchtriage.core.trace.events import CHUNK_BYTES, EventReader, Loss
 from torchtriage.core.trace.input import Input, Source, open_source, reopenable
 from torchtriage.core.trace.native import THREADS_WORTH_IT_BYTES, read_native
 from torchtriage.core.trace.parallel import count_workers, read_parallel
-from torchtriage.core.trace.recorders import WAYS, XPLANE
+from torchtriage.core.trace.recorders import ROCPROF, WAYS, XPLANE
 from torchtriage.core.units import DEFAULT_MAX_BYTES
 
 __all__ = ["read_trace"]
@@ -36,7 +37,8 @@ def read_trace(
     ----------
     path : path, ``-`` or binary stream
         Plain, gzip or zip JSON of the PyTorch profiler; a dict with ``traceEvents`` or a bare list of events.
-        Or a database of Nsight Systems or ROCm, or an XPlane, plain or gzip.
+        Or a database of Nsight Systems or ROCm, an XPlane, or JSON or CSV of rocprofv3, plain or gzip. Of a CSV all
+        tables of the run are read that lie beside it.
     max_bytes : int
         Refuse inputs that expand beyond this many bytes.
     progress : callable, optional
@@ -88,10 +90,13 @@ def _read(
         elif source.is_xplane:
             from torchtriage.core.trace.formats.xplane import read_xplane
 
-            meta, loss = read_xplane(_whole(source, progress), builder)
+            meta, loss = read_xplane(bytes(_whole(source, progress)), builder)
             recorder = XPLANE
             if source.truncated:
                 loss.say(source.truncated)
+        elif source.rocprof:
+            recorder = ROCPROF[source.rocprof]
+            meta, loss = _read_rocprof(source, opened, builder, progress)
         else:
             reader = EventReader(source, chunk_bytes)
             reader.open()
@@ -123,18 +128,31 @@ def _read(
             or "call prof.step() in the loop and export inside on_trace_ready: after the last cycle of a schedule the"
             " buffer is empty",
         )
-    if file is not None:
+    # a table's digest says nothing of the others beside it
+    if file is not None and source.rocprof != "csv":
         store(trace, file, digest)
     return trace
 
 
-def _whole(source: Source, progress: Callable[[int, int], None] | None) -> bytes:
-    blocks: list[bytes] = []
+def _read_rocprof(
+    source: Source, opened: Input, builder: ColumnBuilder, progress: Callable[[int, int], None] | None
+) -> tuple[dict[str, Any], Loss]:
+    if source.rocprof == "csv":
+        from torchtriage.core.trace.formats.rocprof_csv import read_rocprof_csv
+
+        return read_rocprof_csv(source, opened, builder, progress)
+    from torchtriage.core.trace.formats.rocprof_json import read_rocprof_json
+
+    return read_rocprof_json(_whole(source, progress), source.name, builder)
+
+
+def _whole(source: Source, progress: Callable[[int, int], None] | None) -> bytearray:
+    text = bytearray()
     while block := source.read(1 << 20):
-        blocks.append(block)
+        text += block
         if progress is not None:
             progress(source.n_read, source.size_bytes)
-    return b"".join(blocks)
+    return text
 
 
 def _read_blocks(

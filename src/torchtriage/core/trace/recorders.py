@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["PROGRAMS_LINE", "ROCPD", "STEPS_LINE", "WAYS", "XPLANE", "is_xplane"]
+__all__ = ["PROGRAMS_LINE", "ROCPD", "ROCPROF", "STEPS_LINE", "WAYS", "XPLANE", "is_xplane", "rocprof_format"]
 
 XPLANE, ROCPD = "the profiler of XLA (XPlane)", "ROCm's profiler (rocpd)"
+ROCPROF = {"json": "rocprofv3 (JSON)", "csv": "rocprofv3 (CSV)"}
 STEPS_LINE, PROGRAMS_LINE = "Steps", "XLA Modules"
 """Lines of a device in an XPlane that say when each step and each program ran there: thread ids of lanes."""
 
 
 WAYS = {
     XPLANE: "with jax.profiler.trace(FOLDER), after a warm-up, and the result waited for (block_until_ready) inside it",
-    ROCPD: "rocprofv3 --hip-trace --kernel-trace --memory-copy-trace --marker-trace -- python train.py",
+    **dict.fromkeys(
+        (ROCPD, *ROCPROF.values()),
+        "rocprofv3 --hip-trace --kernel-trace --memory-copy-trace --marker-trace -- python train.py",
+    ),
 }
 """How to record with those whose files are not exported from something else."""
 
@@ -22,6 +26,20 @@ _XPLANE = re.compile(
     rb"\n[\x80-\xff]{0,4}[\0-\x7f](?:\x08[\x80-\xff]{0,9}[\0-\x7f])?\x12.(?:/host:|/device:|Task Environment)",
     re.DOTALL,
 )
+# the first column, or the second behind an id of the process that rocpd's converter writes, says what it is
+_ROCPROF = {
+    "json": re.compile(rb'\s*\{\s*"rocprofiler-sdk-tool"\s*:'),
+    "csv": re.compile(
+        rb'(?:"?Guid"?,)?"?(?:Kind"?,"?(?:Agent_Id|Direction|Operation)|Domain"?,"?Function|Node_Id"?,"?Logical_Node_Id'
+        rb'|Correlation_Id"?,"?Dispatch_Id|Name"?,"?Calls"?,"?TotalDurationNs)"?[,\r\n]',
+        re.IGNORECASE,
+    ),
+}
+
+
+def rocprof_format(head: bytes) -> str:
+    """Return ``json`` or ``csv`` for a file of rocprofv3 that begins so, empty for any other."""
+    return next((kind for kind, pattern in _ROCPROF.items() if pattern.match(head)), "")
 
 
 def is_xplane(head: bytes) -> bool:

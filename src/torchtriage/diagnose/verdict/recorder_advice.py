@@ -16,7 +16,7 @@ import numpy as np
 from torchtriage.core.finding import Fix, Note
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.formats import nsys
-from torchtriage.core.trace.recorders import ROCPD, WAYS, XPLANE
+from torchtriage.core.trace.recorders import ROCPD, ROCPROF, WAYS, XPLANE
 from torchtriage.core.units import format_count, format_ns
 from torchtriage.diagnose.verdict.result import Result
 
@@ -29,6 +29,12 @@ _NVTX = {
     "stacks": "not in this format: torch.profiler with with_stack=True, in a short recording of its own",
     "memory": "not in this format: torch.profiler with profile_memory=True",
     "steps": "a range of one name around each step: with torch.cuda.nvtx.range('step'): …",
+}
+_ROCM = {
+    "ops": "run the loop under torch.autograd.profiler.emit_nvtx(), and record with rocprofv3 --marker-trace",
+    **_NVTX,
+    "device": WAYS[ROCPD],
+    "window": "rocprofv3 --collection-period DELAY:SECONDS:1 --collection-period-unit sec, past the warm-up",
 }
 _WAYS: dict[str, dict[str, str]] = {
     nsys.RECORDER: {
@@ -45,16 +51,13 @@ _WAYS: dict[str, dict[str, str]] = {
         "device": WAYS[XPLANE],
         "window": WAYS[XPLANE],
     },
-    ROCPD: {
-        "ops": "run the loop under torch.autograd.profiler.emit_nvtx(), and record with rocprofv3 --marker-trace",
-        **_NVTX,
-        "device": WAYS[ROCPD],
-        "window": "rocprofv3 --collection-period DELAY:SECONDS:1 --collection-period-unit sec, past the warm-up",
-    },
+    **dict.fromkeys((ROCPD, *ROCPROF.values()), _ROCM),
 }
 _LACKS = {
+    ROCPROF["csv"]: "no Python stacks, no allocator records and no sizes of copies in this format, and no GPU's name"
+    " without PREFIX_agent_info.csv; rocprofv3's JSON and rocpd have sizes and names",
     XPLANE: "no operators of PyTorch with their inputs and no allocator records in this format; the host's rows are"
-    " those of XLA and its client"
+    " those of XLA and its client",
 }
 _OF_NOTE = {
     "no-host-rows": "ops",

@@ -23,7 +23,7 @@ from torchtriage.core.errors import TraceFormatError
 from torchtriage.core.names import LONGEST, visible
 from torchtriage.core.trace.events import Loss
 
-__all__ = ["MAGIC", "MISSING", "Block", "Database", "open_database", "quoted"]
+__all__ = ["MAGIC", "MISSING", "Block", "Database", "open_database", "quoted", "whole_numbers"]
 
 MAGIC = b"SQLite format 3\0"
 """What every SQLite file begins with."""
@@ -225,14 +225,15 @@ def quoted(name: str) -> str:
 
 
 def _block(columns: list[list[Any]], n_numbers: int) -> Block:
-    return Block(tuple(map(_int64, columns[:n_numbers])), tuple(columns[n_numbers:]))
+    return Block(tuple(map(whole_numbers, columns[:n_numbers])), tuple(columns[n_numbers:]))
 
 
 def _where(condition: str) -> str:
     return f" WHERE {condition}" if condition else ""
 
 
-def _int64(values: Sequence[object]) -> Ints:
+def whole_numbers(values: Sequence[object]) -> Ints:
+    """Return values as an array, texts of numbers included; MISSING for what is no whole number of 62 bits."""
     try:
         found: Ints = np.fromiter(values, np.int64, len(values))
     except (TypeError, ValueError, OverflowError):

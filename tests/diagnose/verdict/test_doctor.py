@@ -92,6 +92,22 @@ def test_a_trace_of_something_else_is_refused_by_its_categories() -> None:
     assert "devtools.timeline" in note.message
 
 
+def test_the_first_rocprofs_are_refused_by_name(tmp_path: Path) -> None:
+    """As ``bin/sqlitedb.py`` of ROCm/rocprofiler 7fa8139 writes them; durations below 1 us become 1 there."""
+    path = tmp_path / "results.json"
+    calls = [
+        f',{{"ph":"X","name":"hipLaunchKernel","ts":"{at}","dur":"1","pid":2,"tid":7,\n'
+        '  "args":{\n    "BeginNs":"1000"\n  }\n}\n'
+        for at in range(5)
+    ]
+    label = ',{"args":{"name":"CPU HIP API"},"ph":"M","pid":2,"name":"process_name","sort_index":0}\n'
+    path.write_text('{ "traceEvents":[{}\n' + label + "".join(calls) + '],\n"otherData": {\n  }\n}')
+    note = notes(read_trace(path))["not-pytorch"]
+    assert note.level == "refuse"
+    assert "rocprof (version 1 or 2)" in note.message
+    assert "rocprofv3" in note.fix
+
+
 # -- damage ------------------------------------------------------------------------------------
 
 

@@ -16,7 +16,7 @@ from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.collectives import communicates
 from torchtriage.core.trace.merged_ranks import find_merged_ranks
 from torchtriage.core.trace.producer import ACCELERATORS
-from torchtriage.core.trace.recorders import XPLANE
+from torchtriage.core.trace.recorders import ROCPD, WAYS, XPLANE
 from torchtriage.core.trace.schema import WORK_KINDS
 from torchtriage.core.units import format_count, format_ns, format_share, ms
 from torchtriage.diagnose.verdict.clocks import clocks
@@ -56,6 +56,8 @@ _OF_CUDA = r"^Command Buffer Full|Function Loading|Module Loading|Driver Compile
 """What CUPTI files under overhead and is there without a profiler: launches that wait for room in the queue, and code
 that is loaded or compiled."""
 
+_ROCPROF_PROCESSES = {"CPU HIP API", "CPU HSA API", "Markers and Ranges"}
+"""What the first two versions of rocprof call the processes of their ``results.json``."""
 _LIGHT = (
     "with profile(activities=[CPU, {}], schedule=schedule(wait=1, warmup=3, active=5),"
     " on_trace_ready=...) as prof: … prof.step()"
@@ -92,12 +94,12 @@ def _content(trace: Trace) -> Iterator[Note]:
         )
     elif not n and trace.origin.vendor in ("cpu", "other"):
         cats = ", ".join(sorted(filter(None, trace.cats))[:5]) or "none"
-        yield Note(
-            "not-pytorch",
-            "refuse",
-            f"no event of {recorder_of(trace)} (categories here: {cats})",
-            "pass the file written by prof.export_chrome_trace(...)",
-        )
+        found = f"no event of {recorder_of(trace)} (categories here: {cats})"
+        fix = "pass the file written by prof.export_chrome_trace(...)"
+        if not _ROCPROF_PROCESSES.isdisjoint(trace.labels.values()):
+            found = "results.json of rocprof (version 1 or 2), which rounds times down to whole microseconds"
+            fix = f"record with its successor: {WAYS[ROCPD]}"
+        yield Note("not-pytorch", "refuse", found, fix)
     elif n < 3:
         yield Note(
             "too-few-events",

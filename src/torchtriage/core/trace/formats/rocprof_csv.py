@@ -187,7 +187,7 @@ class _Reader:
         )
         gpus = sorted((agent for agent in agents if agent[2] == "GPU"), key=lambda agent: agent[0])
         for number, (node, logical, _, product, name) in enumerate(gpus):
-            # versions before 6.4 write the number of the node alone
+            # older versions write the number of the node alone
             self._gpus[str(node)] = self._gpus[f"Agent {logical}"] = self._gpus[f"GPU {number}"] = number
             self.rows.name_device(number, product or name)
 

@@ -1,4 +1,4 @@
-"""Callbacks for the trainers of Hugging Face and Lightning, and a profile of loops under accelerate.
+"""Callbacks for the trainers of Hugging Face and Lightning, and profiles of loops under accelerate and torchtitan.
 
 >>> from torchtriage.integrations.trainers import HFCallback
 >>> callback = HFCallback()
@@ -23,7 +23,7 @@ from torchtriage.api.traces import Report
 from torchtriage.core.errors import MissingExtraError, UsageError
 from torchtriage.core.record.recorder import RecordPlan
 
-__all__ = ["AccelerateProfile", "HFCallback", "LightningCallback"]
+__all__ = ["AccelerateProfile", "HFCallback", "LightningCallback", "TorchTitanProfile"]
 
 
 class _Callback:
@@ -175,6 +175,30 @@ class AccelerateProfile(Profile):
         if self._hook is not None:
             self._hook.remove()
         super().stop(reason)
+
+
+class TorchTitanProfile(Profile):
+    """Records a ``Trainer`` of torchtitan in the place of the trainer's own profiler; a step is a training step.
+
+    >>> config = ConfigManager().parse_args()
+    >>> config.profiler = p = TorchTitanProfile()
+    >>> config.build().train()
+    >>> print(p.report)
+
+    ``out steps warmup`` : as for :func:`torchtriage.profile`.
+    """
+
+    def __init__(self, out: str | os.PathLike[str] | None = None, *, steps: int = 6, warmup: int = 5) -> None:
+        super().__init__(out, RecordPlan(warmup=warmup, light=steps))
+        self.how = "each training step of torchtitan's Trainer"
+
+    def build(self, **runtime: Any) -> TorchTitanProfile:
+        """Return what the trainer enters, and steps behind each training step, as its configuration's ``build`` does.
+
+        ``runtime`` : the step it goes on from, and its folder.
+        """
+        del runtime
+        return self
 
 
 def _bases(who: str, trainers: Sequence[tuple[str, str]]) -> list[type]:

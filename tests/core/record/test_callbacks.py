@@ -6,13 +6,14 @@ import copy
 import pickle
 import subprocess
 import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from torchtriage.core.errors import UsageError
-from torchtriage.integrations.trainers import AccelerateProfile, HFCallback, LightningCallback
+from torchtriage.integrations.trainers import AccelerateProfile, HFCallback, LightningCallback, TorchTitanProfile
 
 pytestmark = [
     pytest.mark.torch,
@@ -192,6 +193,75 @@ def test_accelerate_without_an_optimizer(tmp_path: Path) -> None:
 
     with pytest.raises(UsageError, match="prepare"), AccelerateProfile(Accelerator(cpu=True), tmp_path):
         pass
+
+
+@dataclass(kw_only=True)
+class TitanConfig:
+    """What of torchtitan's configuration matters here: a field for its profiler, and a build that copies."""
+
+    profiler: Any = None
+    dump_folder: str = "./outputs"
+    steps: int = 60
+
+    def build(self) -> TitanTrainer:
+        return TitanTrainer(replace(self))
+
+
+class TitanTrainer:
+    """Enters, steps and leaves its profiler as ``torchtitan/trainer.py`` of pytorch/torchtitan b5bcd76 does.
+
+    torchtitan itself needs more GPUs than a test has.
+    """
+
+    def __init__(self, config: TitanConfig) -> None:
+        import torch
+
+        self.config, self.step = config, 0
+        self.model = torch.nn.Linear(16, 1)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.01)
+
+    def train_step(self) -> None:
+        import torch
+
+        self.optimizer.zero_grad()
+        self.model(torch.ones(4, 16)).square().mean().backward()
+        self.optimizer.step()
+
+    def train(self) -> None:
+        with self.config.profiler.build(global_step=self.step, base_folder=self.config.dump_folder) as profiler:
+            while self.step < self.config.steps:
+                self.step += 1
+                try:
+                    self.train_step()
+                except StopIteration:
+                    break
+                profiler.step()
+
+
+def test_the_contract_of_torchtitan(tmp_path: Path) -> None:
+    config = TitanConfig()
+    config.profiler = found = TorchTitanProfile(tmp_path, steps=3, warmup=1)
+    trainer = config.build()
+    trainer.config.steps = N_STEPS
+    trainer.train()
+    assert trainer.step == N_STEPS
+    assert found.recording["light"]["steps"] == 3
+    assert found.recording["ended"] == "complete"
+    assert 0 < found.recording["steps_seen"] <= N_STEPS
+    assert "torchtitan" in found.report.recorded.loop
+
+
+def test_torchtitan_that_fails_keeps_what_was_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = TitanConfig(profiler=TorchTitanProfile(tmp_path))
+    trainer = config.build()
+
+    def fail() -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(trainer, "train_step", fail)
+    with pytest.raises(RuntimeError):
+        trainer.train()
+    assert "RuntimeError" in config.profiler.recording["ended"]
 
 
 @pytest.mark.parametrize("kind", [HFCallback, LightningCallback])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import gzip
 import io
 import json
@@ -89,7 +90,8 @@ def test_both_formats_say_the_same(recording: Path) -> None:
         ("ncclAllReduce", 1600, 100),
     ]
     assert rows(trace, Kind.OP) == [("aten::mm", 950, 200)]
-    assert sorted(rows(trace, Kind.ANNOTATION)) == [("ProfilerStep#4", 500, 8500), ('epoch "1", begins', 1500, 0)]
+    assert rows(trace, Kind.ANNOTATION) == [("ProfilerStep#4", 500, 8500)]
+    assert rows(trace, Kind.INSTANT) == [('epoch "1", begins', 1500, 0)]
     assert rows(trace, Kind.OVERHEAD) == [("roctxProfilerResume", 10, 10)]
     assert call_of(trace, Kind.KERNEL) == [("hipLaunchKernel", 1000), ("", -1), ("hipLaunchKernel", 1000)]
     assert call_of(trace, Kind.MEMCPY) == [("hipMemcpyAsync", 1200), ("hipMemcpyAsync", 1400)]
@@ -240,21 +242,71 @@ def test_copies_and_markers_as_the_documentation_shows_them() -> None:
     ]
     assert [device.index for device in trace.devices] == [4]
     trace = read_trace(io.BytesIO(MARKERS.encode()))
-    assert rows(trace, Kind.ANNOTATION) == [
-        ("before hipLaunchKernel", 1520113899312225, 0),
-        ("hipLaunchKernel range", 1520113899682208, 1813674),
-    ]
+    assert rows(trace, Kind.INSTANT) == [("before hipLaunchKernel", 1520113899312225, 0)]
+    assert rows(trace, Kind.ANNOTATION) == [("hipLaunchKernel range", 1520113899682208, 1813674)]
 
 
-# -- a real file -----------------------------------------------------------------------------------
+def test_every_field_in_quotes(tmp_path: Path) -> None:
+    """Rows of a real decode on a Ryzen AI (MIT; jimw567/rocprof-unified-viewer b384fc2), written again by Python."""
+    (tmp_path / "1_kernel_trace.csv").write_text(
+        TODAY.splitlines()[0] + '\n"KERNEL_DISPATCH","Agent 1","2","2","3985093","4674","33",'
+        '"scale_f32(float const*, float*, float, float, long)","57328","90754858099371","90754858101375","0","0","8","0","128","256","1","1","24576","1","1"\n'
+    )
+    (tmp_path / "1_hip_api_trace.csv").write_text(
+        MARKERS.splitlines()[0]
+        + '\n"HIP_RUNTIME_API_EXT","hipGraphLaunch","3985093","3985093","57328","90754858074746","90754858564462"\n'
+    )
+    trace = read_trace(tmp_path / "1_kernel_trace.csv")
+    assert rows(trace, Kind.KERNEL) == [("scale_f32(float const*, float*, float, float, long)", 90754858099371, 2004)]
+    assert call_of(trace, Kind.KERNEL) == [("hipGraphLaunch", 90754858074746)]
+    assert {lane.tid for lane in trace.lanes} == {"2", "3985093"}
+
+
+# -- real files -----------------------------------------------------------------------------------
+
+
+def shared(name: str) -> Path:
+    path = DATA / "gpu2" / "rocprofv3" / name
+    if not path.exists():
+        pytest.skip(f"{name} is not among the shared recordings")
+    return path
 
 
 @pytest.mark.data
-def test_a_real_file_against_plain_json(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("run", "n_kernels", "busy_ns", "n_linked", "calls"),
+    [("decode", 144, 1_857_381, 27, (920, 4_449_331)), ("prefill", 1128, 66_066_571, 1124, (5, 1_411_305))],
+)
+def test_real_tables_against_plain_csv(
+    run: str, n_kernels: int, busy_ns: int, n_linked: int, calls: tuple[int, int]
+) -> None:
+    """jimw567/rocprof-unified-viewer b384fc2, tests/fixtures (MIT): llama.cpp on a Ryzen AI, thinned by its owner."""
+    paths = [shared(f"jimw567__rocprof-unified-viewer__{run}_{what}_trace.csv") for what in ("kernel", "hip_api")]
+    kernels, called = (list(csv.DictReader(io.StringIO(path.read_text()))) for path in paths)
+    spent: dict[str, int] = {}
+    for row in kernels:
+        took = int(row["End_Timestamp"]) - int(row["Start_Timestamp"])
+        spent[row["Kernel_Name"]] = spent.get(row["Kernel_Name"], 0) + took
+    known = {row["Correlation_Id"] for row in called}
+    trace = read_trace(paths[1])
+    (device,) = trace.devices
+    assert len(device.rows) == len(kernels) == n_kernels
+    # one stream at a time
+    assert intervals.length(device.busy) == sum(spent.values()) == busy_ns
+    ours = dict.fromkeys(spent, 0)
+    for at in device.rows.tolist():
+        ours[trace.name_of(at)] += int(trace.dur_ns[at])
+    assert ours == spent
+    assert int((trace.links.call[device.rows] >= 0).sum()) == sum(row["Correlation_Id"] in known for row in kernels)
+    assert int((trace.links.call[device.rows] >= 0).sum()) == n_linked
+    host = trace.kind == Kind.RUNTIME
+    assert (int(host.sum()), int(trace.dur_ns[host].sum())) == calls
+
+
+@pytest.mark.data
+def test_a_real_file_against_plain_json() -> None:
     """AMD-AGI/TraceLens fba8e03, tests/rocprof/908_results.json.gz (MIT): a rank of eight MI350X, kernels alone."""
-    path = DATA / "gpu2" / "rocprofv3" / "AMD-AGI__TraceLens__908_results.json.gz"
-    if not path.exists():
-        pytest.skip(f"{path.name} is not among the shared recordings")
+    path = shared("AMD-AGI__TraceLens__908_results.json.gz")
     (process,) = json.loads(gzip.decompress(path.read_bytes()))["rocprofiler-sdk-tool"]
     kernels = process["buffer_records"]["kernel_dispatch"]
     names = [symbol["formatted_kernel_name"] for symbol in process["kernel_symbols"]]

@@ -119,6 +119,8 @@ class RocmRows:
         op[marked] |= np.array([entries[at].is_op for at in which], bool)
         number[marked] = np.where(number[marked] >= 0, number[marked], [entries[at].sequence for at in which])
         detail[marked] = np.where(detail[marked] >= 0, detail[marked], self._dims([entries[at].dims for at in which]))
+        # a mark, and no range
+        cat = np.where((cat == "user_annotation") & ~op & (start == end), "instant", cat)
         cat = np.where(op & (cat == "user_annotation"), "cpu_op", cat)
         called = cat == "cuda_runtime"
         self.take(

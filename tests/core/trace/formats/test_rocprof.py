@@ -249,8 +249,9 @@ def test_copies_and_markers_as_the_documentation_shows_them() -> None:
 def test_every_field_in_quotes(tmp_path: Path) -> None:
     """Rows of a real decode on a Ryzen AI (MIT; jimw567/rocprof-unified-viewer b384fc2), written again by Python."""
     (tmp_path / "1_kernel_trace.csv").write_text(
-        TODAY.splitlines()[0] + '\n"KERNEL_DISPATCH","Agent 1","2","2","3985093","4674","33",'
-        '"scale_f32(float const*, float*, float, float, long)","57328","90754858099371","90754858101375","0","0","8","0","128","256","1","1","24576","1","1"\n'
+        f'{TODAY.splitlines()[0]}\n"KERNEL_DISPATCH","Agent 1","2","2","3985093","4674","33",'
+        '"scale_f32(float const*, float*, float, float, long)","57328","90754858099371","90754858101375",'
+        '"0","0","8","0","128","256","1","1","24576","1","1"\n'
     )
     (tmp_path / "1_hip_api_trace.csv").write_text(
         MARKERS.splitlines()[0]

@@ -187,6 +187,13 @@ def test_a_table_that_is_missing(missing: str, tmp_path: Path) -> None:
         assert trace.links.orphans[trace.works].all()
 
 
+def test_a_changed_table_beside_it_is_seen_with_a_cache(tmp_path: Path) -> None:
+    paths = write_csv(tmp_path, RUN)
+    assert len(read_trace(paths["kernel_trace.csv"], cache=True)) == 13
+    paths["rccl_api_trace.csv"].unlink()
+    assert len(read_trace(paths["kernel_trace.csv"], cache=True)) == 12
+
+
 # as the documentation of ROCm shows them (MIT; ROCm/rocm-systems 1b1610f and rocprofiler-sdk 8ab1ed7, source/docs/data,
 # amd/HPCTrainingExamples aaaa72d for the last)
 TODAY = """\
@@ -406,6 +413,7 @@ def test_texts_that_are_no_utf8() -> None:
         '{"rocprofiler-sdk-tool": [' + "{}," * 100_000 + "{}]}",
         '{"rocprofiler-sdk-tool": [{"buffer_records": {"hip_api": [' + "0," * 100_000 + "0]}}]}",
         '{"rocprofiler-sdk-tool": [{"buffer_records": {"hip_api": [' + "{    }  ,  " * 100_000 + "0]}}]}",
+        '{"rocprofiler-sdk-tool": [{"buffer_records": {"hip_api": [' + '{"kind":  12},' * 100_000 + "{}]}}]}",
         '"Node_Id","Logical_Node_Id","Agent_Type"\n' + '"' * 1_000_000,
         '"Kind","Agent_Id","Kernel_Name","Start_Timestamp","End_Timestamp"\n' + ",,,,\n" * 100_000,
         '{"rocprofiler-sdk-tool": [{"buffer_records": {"kernel_dispatch": [' + "[" * 100_000,

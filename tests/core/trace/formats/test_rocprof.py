@@ -274,13 +274,18 @@ def test_every_field_in_quotes(tmp_path: Path) -> None:
 
 
 def shared(name: str) -> Path:
-    path = DATA / "gpu2" / "rocprofv3" / name
+    own = Path(__file__).parent / "rocprofv3" / f"{name}.gz"
+    path = own if own.exists() else DATA / "gpu2" / "rocprofv3" / name
     if not path.exists():
         pytest.skip(f"{name} is not among the shared recordings")
     return path
 
 
-@pytest.mark.data
+def plain(path: Path) -> bytes:
+    data = path.read_bytes()
+    return gzip.decompress(data) if path.suffix == ".gz" else data
+
+
 @pytest.mark.parametrize(
     ("run", "n_kernels", "busy_ns", "n_linked", "calls"),
     [("decode", 144, 1_857_381, 27, (920, 4_449_331)), ("prefill", 1128, 66_066_571, 1124, (5, 1_411_305))],
@@ -290,7 +295,7 @@ def test_real_tables_against_plain_csv(
 ) -> None:
     """jimw567/rocprof-unified-viewer b384fc2, tests/fixtures (MIT): llama.cpp on a Ryzen AI, thinned by its owner."""
     paths = [shared(f"jimw567__rocprof-unified-viewer__{run}_{what}_trace.csv") for what in ("kernel", "hip_api")]
-    kernels, called = (list(csv.DictReader(io.StringIO(path.read_text()))) for path in paths)
+    kernels, called = (list(csv.DictReader(io.StringIO(plain(path).decode()))) for path in paths)
     spent: dict[str, int] = {}
     for row in kernels:
         took = int(row["End_Timestamp"]) - int(row["Start_Timestamp"])

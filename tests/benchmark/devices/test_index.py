@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from torchtriage.core.errors import UsageError
+from torchtriage.learn.dataset.recordings import dataset_items
+from torchtriage_benchmark.devices.fetch import fetch
 from torchtriage_benchmark.devices.index import about, read_index, read_labels
 
 DEVICES = Path(__file__).parents[3] / "benchmarks" / "devices"
@@ -58,3 +60,16 @@ def test_labels_that_are_no_toml_are_refused(tmp_path: Path) -> None:
     (tmp_path / "labels.toml").write_text("[")
     with pytest.raises(UsageError):
         read_labels(tmp_path / "labels.toml")
+
+
+@pytest.mark.data
+def test_shared_recordings_are_items_whose_faults_are_in_windows(recordings: Path, tmp_path: Path) -> None:
+    """Of the smallest: all that a folder is asked for is found, and every labelled fault is somewhere in it."""
+    entries = [
+        one for one in read_index(DEVICES) if len(one.files) == 1 and one.files[0].bytes < 1_000_000 and one.licence
+    ]
+    outcomes = fetch(entries, read_labels(DEVICES / "labels.toml"), tmp_path, local=recordings.parent)
+    assert sum(not one.failure for one in outcomes) >= 30
+    for item in dataset_items(tmp_path):
+        assert len(item.windows_ns), item.id
+        assert item.faulty.any() == bool(item.code), item.id

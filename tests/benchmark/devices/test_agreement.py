@@ -56,6 +56,6 @@ def test_windows_are_those_of_the_recording(tmp_path: Path) -> None:
     (tmp_path / "d0000.recording").write_bytes(gzip.compress(json.dumps({"traceEvents": rows}).encode()))
     one = label("faulty", fault("LCH014", intervals=[[10_000, 90_000]]))
     two = label("faulty", fault("LCH014", intervals=[[10_000, 50_000]]))
-    *_, windows = agreements({"d0000": (one, two), "d0001": (one, two)}, tmp_path)
+    *_, windows, ill = agreements({"d0000": (one, two), "d0001": (one, two)}, tmp_path)
     assert windows.asked == "windows"
-    assert (windows.n, windows.share) == (1, 0.75)
+    assert (windows.n, windows.share) == (ill.n, ill.share) == (1, 0.75)

@@ -58,12 +58,13 @@ def pairs(readings: Sequence[Mapping[str, Label]]) -> dict[str, tuple[Label, Lab
 def agreements(both: Mapping[str, tuple[Label, Label]], folder: Path | None) -> Iterator[Agreement]:
     """Yield the agreement on the state, on the first fault's code, and on windows where recordings are at hand."""
     yield _of("state", [((one["state"],), (two["state"],)) for one, two in both.values()])
-    ill = [pair for pair in both.values() if pair[0]["state"] == pair[1]["state"] == "faulty"]
-    firsts = [tuple(label["faults"][0] for label in pair) for pair in ill]
+    ill = {key: pair for key, pair in both.items() if pair[0]["state"] == pair[1]["state"] == "faulty"}
+    firsts = [(one["faults"][0], two["faults"][0]) for one, two in ill.values()]
     yield _of("first fault, exact", [((one["code"],), (two["code"],)) for one, two in firsts])
     yield _of("first fault, accepted", [((one["code"],), (_as(one, two),)) for one, two in firsts])
     if folder is not None:
         yield _of("windows", list(_windows(both, folder)))
+        yield _of("windows of what both call faulty", list(_windows(ill, folder)))
 
 
 def _as(one: Mapping[str, Any], two: Mapping[str, Any]) -> str:

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from torchtriage.api.catalogue import pages
 from torchtriage.core.errors import UsageError
 from torchtriage.learn.dataset.recordings import dataset_items
+from torchtriage_benchmark.devices.agreement import pairs
 from torchtriage_benchmark.devices.fetch import fetch
 from torchtriage_benchmark.devices.index import about, read_index, read_labels
 
@@ -29,6 +31,33 @@ def test_the_halves_share_no_repository_and_no_device() -> None:
     for told in ("repository", "device"):
         first, second = ({getattr(one, told) for one in half} for half in halves)
         assert not first & second
+
+
+def test_each_recording_is_labelled_by_two_readers_and_once_for_all() -> None:
+    wanted = {one.id for one in read_index(DEVICES)}
+    settled = read_labels(DEVICES / "labels.toml")
+    readings = [read_labels(path) for path in sorted((DEVICES / "readings").glob("*.toml"))]
+    assert settled.keys() == pairs(readings).keys() == wanted
+    codes = {page.code for page in pages()}
+    for label in (label for labels in (settled, *readings) for label in labels.values()):
+        assert label["state"] in ("faulty", "healthy", "cannot be judged")
+        assert label["story"]
+        assert bool(label.get("faults")) == (label["state"] == "faulty")
+        for fault in label.get("faults", []):
+            assert {fault["code"], *fault.get("or", ())} <= codes
+            assert 0 < len(fault["intervals"]) <= 200
+            assert all(begin < end for begin, end in fault["intervals"])
+
+
+def test_what_readers_do_not_agree_on_is_settled_with_a_reason() -> None:
+    settled = read_labels(DEVICES / "labels.toml")
+    readings = [read_labels(path) for path in sorted((DEVICES / "readings").glob("*.toml"))]
+    for key, (one, two) in pairs(readings).items():
+        firsts = [label["faults"][0]["code"] if label.get("faults") else label["state"] for label in (one, two)]
+        if firsts[0] != firsts[1]:
+            assert settled[key]["settled"], key
+        elif "settled" not in settled[key]:
+            assert firsts[0] in (settled[key]["state"], settled[key].get("faults", [{"code": ""}])[0]["code"]), key
 
 
 @pytest.mark.parametrize(

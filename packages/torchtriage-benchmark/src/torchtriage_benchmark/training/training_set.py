@@ -36,6 +36,7 @@ _COMPUTES: dict[str, tuple[str, ...]] = {
     "torchtriage.core": ("intervals.py",),
     "torchtriage.core.trace": (),
     "torchtriage.diagnose.detector": ("families.py", "features.py", "windows.py"),
+    "torchtriage.learn.dataset": ("recordings.py",),
     "torchtriage_benchmark.training": ("event_tokens.py",),
 }
 """Packages and their modules that compute it; none named: all."""

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from torchtriage.diagnose.detector.features import window_features
 from torchtriage.learn.dataset.recordings import DatasetItem, dataset_items
-from torchtriage.learn.dataset.score import SYNTHETIC
+from torchtriage.learn.dataset.score import APART
 from torchtriage_benchmark.training.event_tokens import window_kinds
 
 __all__ = ["FOLDER", "Example", "data_hash", "examples", "recorded"]
@@ -36,6 +36,7 @@ _COMPUTES: dict[str, tuple[str, ...]] = {
     "torchtriage.core": ("intervals.py",),
     "torchtriage.core.trace": (),
     "torchtriage.diagnose.detector": ("families.py", "features.py", "windows.py"),
+    "torchtriage.learn.dataset": ("recordings.py",),
     "torchtriage_benchmark.training": ("event_tokens.py",),
 }
 """Packages and their modules that compute it; none named: all."""
@@ -112,15 +113,17 @@ def examples(folder: Path, *, jobs: int = 1, told: Callable[[int], None] = lambd
 
 
 def recorded(found: Sequence[Example], split: str) -> list[Example]:
-    """Return the recordings of one split; those made from a model are none."""
-    return [item for item in found if item.split == split and item.about.get("part") != SYNTHETIC]
+    """Return the recordings of one split; what a model made, and what others recorded, is none."""
+    return [item for item in found if item.split == split and item.about.get("part") not in APART]
 
 
 def data_hash(found: Sequence[Example]) -> str:
     """Return what tells one set of recordings from another: their checksums and labels."""
     said = hashlib.sha256()
     for one in sorted(found, key=lambda item: item.id):
-        text = f"{one.id} {one.about['sha256']} {' '.join(one.codes)}\n"
+        # of what others publish the content counts, not how it is packed
+        content = one.about.get("content_sha256", one.about["sha256"])
+        text = f"{one.id} {content} {' '.join(one.codes)}\n"
         said.update(text.encode())
     return said.hexdigest()[:32]
 

@@ -136,7 +136,7 @@ def _group(
 ) -> Iterator[SyntheticItem]:
     """Yield a healthy program and its twins."""
     accelerator = ACCELERATORS[chance.choice([item for item in ACCELERATORS if item != "T4"] * 2 + ["T4"])]
-    if base.mode == "train" and not accelerator.tf32_tflops:
+    if base.mode == "train" and accelerator.precisions[0] == "fp16":
         accelerator = ACCELERATORS["A100"]  # fp16 training needs a scaler that was not recorded
     precisions = accelerator.precisions if base.mode == "infer" else accelerator.precisions[:1]
     precision = chance.choice(precisions)
@@ -332,6 +332,10 @@ def _drawn(chance: Random, low: float, high: float) -> float:
     return math.exp(math.log(low) + (math.log(high) - math.log(low)) * chance.random())
 
 
+_ASKING = 0.7
+"""Of the programs: with versions of the libraries that ask the runtime before each product."""
+
+
 def _machine(item: SyntheticItem, inflation: float, **more: Any) -> Machine:
     """Return what a pair of twins runs on: drawn from their common seed."""
     chance = Random(f"machine {item.seed}")
@@ -343,7 +347,8 @@ def _machine(item: SyntheticItem, inflation: float, **more: Any) -> Machine:
     def share(group: str) -> float:
         return _drawn(Random(f"{item.seed} {group}"), 0.62, 1.08)
 
-    return Machine(device, speed, slowed, cache(share), pageable, **more)
+    asks = Random(f"queries {item.seed}").random() < _ASKING
+    return Machine(device, speed, slowed, cache(share), pageable, asks=asks, **more)
 
 
 def _inflation(stream: Stream) -> float:
@@ -514,7 +519,7 @@ def _factor(item: SyntheticItem, base: DatasetItem) -> int:
     graph has a small one, which is why it needs to be.
     """
     chance = Random(f"factor {item.seed}")
-    wanted = _drawn(chance, 0.12, 0.3) if item.graph else _drawn(chance, 1.3, 3.5)
+    wanted = _drawn(chance, 0.12, 0.3) if item.graph else _drawn(chance, 1.1, 2.6)
     eager = replace(item, graph=False)
 
     def fills(factor: int) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from torchtriage.diagnose.detector.detector import Detector, Judged
+from torchtriage.diagnose.detector.detector import Detector, Judged, domain_of
 from torchtriage.diagnose.detector.features import NAMES, PER_STEP
 from torchtriage.learn.dataset.predictions import Prediction, rules
 from torchtriage.learn.dataset.recordings import DatasetItem
@@ -31,7 +31,7 @@ from torchtriage_benchmark.training.boosting import (
 )
 from torchtriage_benchmark.training.event_tokens import BUCKETS
 from torchtriage_benchmark.training.network import network
-from torchtriage_benchmark.training.training_set import Example, recorded
+from torchtriage_benchmark.training.training_set import Example, learned
 
 __all__ = ["SYSTEMS", "System", "detector_says"]
 
@@ -57,7 +57,7 @@ _DURATIONS = (
 
 
 def _learned_from(found: Sequence[Example]) -> tuple[list[Example], list[Example]]:
-    train, tune = recorded(found, "train"), recorded(found, "validation")
+    train, tune = learned(found, "train"), learned(found, "validation")
     check(train, "train")
     check(tune, "validation")
     return train, tune
@@ -78,14 +78,15 @@ def detector_says(detector: Detector) -> System:
 
     def says(one: Example) -> Prediction:
         judged = detector.judge(one.features)
-        return said(judged.probability, judged.types, detector.enough)
+        expert = detector.experts.get(domain_of(one.features))
+        return said(judged.probability, judged.types, expert.enough if expert else np.inf)
 
     return says
 
 
 def _detector(labels: Labels) -> Callable[[Sequence[Example], int], System]:
     def made(found: Sequence[Example], seed: int) -> System:
-        train, tune = recorded(found, "train"), recorded(found, "validation")
+        train, tune = learned(found, "train"), learned(found, "validation")
         return detector_says(fit(train, tune, seed=seed, labels=labels))
 
     return made
@@ -173,7 +174,7 @@ def _surest(types: Mapping[str, float]) -> str:
 
 
 def _both(found: Sequence[Example], seed: int) -> System:
-    train, tune = recorded(found, "train"), recorded(found, "validation")
+    train, tune = learned(found, "train"), learned(found, "validation")
     return both(fit(train, tune, seed=seed), tune, _rules(found, seed))
 
 
@@ -182,7 +183,7 @@ def _both(found: Sequence[Example], seed: int) -> System:
 
 def _alone(looks: Callable[[Sequence[Example]], Look]) -> Callable[[Sequence[Example], int], System]:
     def made(found: Sequence[Example], seed: int) -> System:
-        train, tune = recorded(found, "train"), recorded(found, "validation")
+        train, tune = learned(found, "train"), learned(found, "validation")
         look = looks(train)
         trees = fit_trees(train, tune, seed=seed, look=look)
         sure = [pooled(trees.probability(look(item)), trees.types(look(item))) for item in tune]

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.core.errors import MissingExtraError, UsageError
-from torchtriage.diagnose.detector.detector import LEAST_SCALE, Detector, Likeness, Trees
+from torchtriage.diagnose.detector.detector import DOMAINS, LEAST_SCALE, Detector, Expert, Likeness, Trees, domain_of
 from torchtriage.diagnose.detector.forest import Forest
 from torchtriage_benchmark.training.training_set import Example, data_hash
 
@@ -71,28 +71,36 @@ def window_rows(one: Example) -> NDArray[np.float32]:
 
 
 def fit(train: Sequence[Example], tune: Sequence[Example], *, seed: int = 0, labels: Labels = "windows") -> Detector:
-    """Return a detector trained on some recordings, calibrated on others.
+    """Return a detector trained on some recordings, calibrated on others, each domain by itself.
 
     Raises UsageError: one of the two has not both faulty and healthy windows; MissingExtraError:
     scikit-learn is not installed.
     """
-    trees = fit_trees(train, tune, seed=seed, labels=labels)
-    rows = stacked(train)[0]
-    likeness = _likeness(rows, tune, seed)
-    sure = [
-        max(pooled(trees.probability(item.features), trees.types(item.features)).values(), default=0) for item in tune
-    ]
-    enough = dividing(sure, tune)
+    found = sorted({domain_of(item.features) for item in train} or DOMAINS[:1])
+    experts = {domain: _expert(*_of_domain(domain, train, tune), seed, labels) for domain in found}
     about = {
         "seed": seed,
         "labels": labels,
         "data": data_hash([*train, *tune]),
         "train": _families(train),
         "validation": _families(tune),
-        "recordings": len(train),
-        "windows": len(rows),
+        "recordings": {domain: len(_of_domain(domain, train)[0]) for domain in found},
+        "windows": {domain: sum(len(item.faulty) for item in _of_domain(domain, train)[0]) for domain in found},
     }
-    return Detector(trees, enough, likeness, about)
+    return Detector(experts, about)
+
+
+def _of_domain(domain: str, *groups: Sequence[Example]) -> list[list[Example]]:
+    return [[item for item in items if domain_of(item.features) == domain] for items in groups]
+
+
+def _expert(train: Sequence[Example], tune: Sequence[Example], seed: int, labels: Labels) -> Expert:
+    trees = fit_trees(train, tune, seed=seed, labels=labels)
+    likeness = _likeness(stacked(train)[0], tune, seed)
+    sure = [
+        max(pooled(trees.probability(item.features), trees.types(item.features)).values(), default=0) for item in tune
+    ]
+    return Expert(trees, dividing(sure, tune), likeness)
 
 
 def fit_trees(

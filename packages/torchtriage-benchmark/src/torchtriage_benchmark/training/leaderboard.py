@@ -61,9 +61,10 @@ def _cell(figure: Figure) -> str:
 def _named(detector: Detector, found: Sequence[Example], group: str) -> float:
     """Return the share of faulty recordings whose type is right, however sure it is."""
     faulty = [item for item in recorded(found, group) if item.code]
-    told = [pooled(detector.trees.probability(item.features), detector.trees.types(item.features)) for item in faulty]
-    right = [max(types, key=types.__getitem__) == item.code for types, item in zip(told, faulty, strict=True)]
-    return sum(right) / max(len(right), 1)
+    judged = [detector.judge(item.features) for item in faulty]
+    told = [pooled(one.probability, one.types) for one in judged]
+    named = [max(types, key=types.__getitem__, default="") for types in told]
+    return sum(name == item.code for name, item in zip(named, faulty, strict=True)) / max(len(named), 1)
 
 
 def card(detector: Detector, found: Sequence[Example], size_bytes: int) -> str:

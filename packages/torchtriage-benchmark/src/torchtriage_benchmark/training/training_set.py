@@ -28,14 +28,20 @@ from torchtriage.learn.dataset.recordings import DatasetItem, dataset_items
 from torchtriage.learn.dataset.score import SYNTHETIC
 from torchtriage_benchmark.training.event_tokens import window_kinds
 
-__all__ = ["FOLDER", "Example", "data_hash", "examples", "recorded"]
+__all__ = ["FOLDER", "Example", "data_hash", "examples", "learned", "recorded"]
 
 FOLDER = "features"
 """Where it is kept, in the recordings' folder."""
 _COMPUTES: dict[str, tuple[str, ...]] = {
     "torchtriage.core": ("intervals.py",),
     "torchtriage.core.trace": (),
-    "torchtriage.diagnose.detector": ("families.py", "features.py", "windows.py"),
+    "torchtriage.diagnose.detector": (
+        "collective_features.py",
+        "device_features.py",
+        "families.py",
+        "features.py",
+        "windows.py",
+    ),
     "torchtriage_benchmark.training": ("event_tokens.py",),
 }
 """Packages and their modules that compute it; none named: all."""
@@ -109,6 +115,11 @@ def examples(folder: Path, *, jobs: int = 1, told: Callable[[int], None] = lambd
         for done, _ in enumerate(pool.map(_look, found, chunksize=4), 1):
             told(done)
     return found
+
+
+def learned(found: Sequence[Example], split: str) -> list[Example]:
+    """Return what systems learn from, are tuned on or tried on, of one split: recordings and synthetic timelines."""
+    return [item for item in found if item.split == split]
 
 
 def recorded(found: Sequence[Example], split: str) -> list[Example]:

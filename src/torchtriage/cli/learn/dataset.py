@@ -23,6 +23,7 @@ __all__ = ["command", "folder_option", "not_installed"]
 _MAKING = {
     "record": "Record the benchmark's programs.",
     "synthesize": "Make GPU timelines from the CPU recordings.",
+    "fetch": "Get the recordings of real accelerators.",
     "verify": "Say where recordings differ from their index.",
 }
 """What each does, for the list of commands where the distribution is not installed."""
@@ -71,8 +72,8 @@ class _Dataset(click.Group):
 def command() -> None:
     """Record programs with known faults, export recordings, and score systems on them.
 
-    Contents and scoring: docs/benchmark.md. The subcommands record, synthesize and verify need the
-    package torchtriage-benchmark: pip install ./packages/torchtriage-benchmark from a clone.
+    Contents and scoring: docs/benchmark.md. The subcommands record, synthesize, fetch and verify
+    need the package torchtriage-benchmark: pip install ./packages/torchtriage-benchmark from a clone.
     """
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import json
@@ -18,12 +19,17 @@ from numpy.typing import NDArray
 from torchtriage.core import intervals
 from torchtriage.core.errors import TraceFormatError, UsageError
 from torchtriage.core.trace import Trace, read_trace
-from torchtriage.diagnose.detector.features import windows
+from torchtriage.diagnose.detector.features import PER_STEP, windows
 from torchtriage.learn.dataset import trace_codec
 
-__all__ = ["TRACE", "DatasetItem", "dataset_items", "faulty", "read_item"]
+__all__ = ["DEVICE", "RECORDING", "TRACE", "DatasetItem", "dataset_items", "faulty", "judged_windows", "read_item"]
 
 TRACE = ".ttcol"
+DEVICE = "device"
+"""The part of real accelerators: what others recorded, kept as they published it."""
+RECORDING = ".recording"
+MIN_STEPS = 3
+"""Fewer are not judged one by one (benchmarks/devices/PROTOCOL.md)."""
 _KEYS = {"id", "code", "family", "split", "script", "intervals_ns", "step_ns", "sha256"}
 HALF = 0.5
 _ID = re.compile(r"[a-z]?[0-9]{4,}")
@@ -47,18 +53,39 @@ class DatasetItem:
         return str(self.about["code"])
 
     @property
-    def step_ms(self) -> float:
-        """Mean time of a step without the profiler, without the shortest and the longest."""
+    def accepted(self) -> frozenset[str]:
+        """The names that an expert would give the fault."""
+        return frozenset({self.code, *self.about.get("or", ())})
+
+    @property
+    def judged(self) -> bool:
+        """Whether it could be told faulty from clean."""
+        return self.about.get("state", "healthy") in ("faulty", "healthy")
+
+    @property
+    def step_ms(self) -> float | None:
+        """Mean time of a step without the profiler, without the shortest and the longest; None: not measured."""
+        if not self.about["step_ns"]:
+            return None
         ordered = np.sort(self.about["step_ns"])
         return float(ordered[1:-1].mean() if len(ordered) > 2 else ordered.mean()) * 1e-6
 
     def document(self) -> dict[str, Any]:
         """Return the trace as the profiler wrote it, less the marks.
 
-        Raises TraceFormatError: the file is missing, damaged, or not the one that was recorded.
+        Raises TraceFormatError: the file is missing, damaged, not the one that was recorded, or no JSON.
         """
         self._check()
-        return trace_codec.read(self.path)
+        if self.path.suffix == TRACE:
+            return trace_codec.read(self.path)
+        try:
+            document = json.loads(gzip.decompress(self.path.read_bytes()))
+        except ValueError as error:
+            raise TraceFormatError(
+                f"expected the profiler's JSON in {self.path}, found another format",
+                hint="it is as published, packed with gzip: copy the file",
+            ) from error
+        return document if isinstance(document, dict) else {"traceEvents": document}
 
     def _check(self) -> None:
         try:
@@ -75,12 +102,14 @@ class DatasetItem:
     def trace(self) -> Trace:
         """The trace as columns."""
         self._check()
-        return read_trace(io.BytesIO(trace_codec.read_text(self.path)))
+        if self.path.suffix == TRACE:
+            return read_trace(io.BytesIO(trace_codec.read_text(self.path)))
+        return read_trace(self.path)
 
     @cached_property
     def windows_ns(self) -> NDArray[np.int64]:
         """Its windows, int64[n, 2], on the trace's clock."""
-        return windows(self.trace)
+        return judged_windows(self.trace) if self.about.get("part") == DEVICE else windows(self.trace)
 
     @cached_property
     def faulty(self) -> NDArray[np.bool_]:
@@ -98,7 +127,7 @@ def dataset_items(folder: Path) -> Iterator[DatasetItem]:
     if not found:
         raise UsageError(
             f"expected recordings of the benchmark in {folder}, found none",
-            hint="torchtriage dataset record makes them",
+            hint="torchtriage dataset record makes them, torchtriage dataset fetch gets those of devices",
         )
     yield from map(read_item, found)
 
@@ -118,7 +147,23 @@ def read_item(path: Path) -> DatasetItem:
         raise UsageError(
             f"expected what is known of a recording in {path}, found none of {', '.join(sorted(missing))}", hint=hint
         )
-    return DatasetItem(about, path.with_suffix(TRACE))
+    return DatasetItem(about, path.with_suffix(RECORDING if about.get("part") == DEVICE else TRACE))
+
+
+def judged_windows(trace: Trace) -> NDArray[np.int64]:
+    """Return the windows of what is judged of a device's recording, int64[n, 2].
+
+    Sixteenths of every step but the first; where there are fewer than three steps, of the time from the first to the
+    last row of the device.
+    """
+    if len(trace.steps) >= MIN_STEPS:
+        return windows(trace)[PER_STEP:]
+    rows = np.flatnonzero(trace.works)
+    if not len(rows):
+        return windows(trace)
+    begin_ns, end_ns = trace.start_ns[rows].min(), (trace.start_ns + trace.dur_ns)[rows].max()
+    edges = np.rint(np.linspace(begin_ns, end_ns, PER_STEP + 1)).astype(np.int64)
+    return np.stack([edges[:-1], edges[1:]], axis=1)
 
 
 def faulty(windows_ns: NDArray[np.int64], intervals_ns: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -15,13 +15,15 @@ from numpy.typing import NDArray
 
 from torchtriage.core.errors import UsageError
 from torchtriage.learn.dataset.predictions import Prediction, Predictions
-from torchtriage.learn.dataset.recordings import DatasetItem
+from torchtriage.learn.dataset.recordings import DEVICE, DatasetItem
 
-__all__ = ["SPLITS", "SYNTHETIC", "Figure", "Score", "area_under_roc", "average_precision", "score"]
+__all__ = ["APART", "SPLITS", "SYNTHETIC", "Figure", "Score", "area_under_roc", "average_precision", "score"]
 
 SPLITS = ("train", "validation", "test")
+DEVICE_SPLITS = ("development", "test")
 SYNTHETIC = "synthetic"
-"""The part that is scored apart."""
+APART = (SYNTHETIC, DEVICE)
+"""The parts that are scored apart: what a model made, and what others recorded, say nothing of each other."""
 RESAMPLED = 200
 LEVEL = 0.95
 
@@ -91,10 +93,12 @@ def score(items: Sequence[DatasetItem], predictions: Predictions, *, only: Colle
 
     Parts, devices and versions of torch are groups where there are several, severities where a
     fault has several; look-alikes are clean recordings, and a group of their own beside. ``only``
-    these groups, when any are named: each takes as long as another.
+    these groups, when any are named: each takes as long as another. Recordings that nobody can
+    judge are left out.
 
     Raises UsageError: a prediction has other windows than its recording.
     """
+    items = [item for item in items if item.judged]
     twins = {item.id: item for item in items if not item.code}
     rows = [(item, _row(item, predictions.items.get(item.id), twins)) for item in items]
     return tuple(
@@ -110,18 +114,17 @@ def score(items: Sequence[DatasetItem], predictions: Predictions, *, only: Colle
 
 
 def _groups(items: Sequence[DatasetItem]) -> dict[str, Callable[[DatasetItem], bool]]:
-    groups = _groups_of([item for item in items if not _is_synthetic(item)], "")
-    # what a model made of recordings says nothing of recordings
-    return groups | _groups_of([item for item in items if _is_synthetic(item)], f"{SYNTHETIC} ")
+    groups = _groups_of([item for item in items if item.about.get("part") not in APART], "", SPLITS)
+    for part, splits in ((SYNTHETIC, SPLITS), (DEVICE, DEVICE_SPLITS)):
+        groups |= _groups_of([item for item in items if item.about.get("part") == part], f"{part} ", splits)
+    return groups
 
 
-def _is_synthetic(item: DatasetItem) -> bool:
-    return item.about.get("part") == SYNTHETIC
-
-
-def _groups_of(items: Sequence[DatasetItem], prefix: str) -> dict[str, Callable[[DatasetItem], bool]]:
+def _groups_of(
+    items: Sequence[DatasetItem], prefix: str, splits: Sequence[str]
+) -> dict[str, Callable[[DatasetItem], bool]]:
     members = {"all": {item.id for item in items}}
-    for split in SPLITS:
+    for split in splits:
         members[split] = {item.id for item in items if item.about["split"] == split}
     for key in ("part", "device", "torch"):
         values = sorted({str(item.about.get(key, "")) for item in items} - {""})
@@ -168,14 +171,16 @@ def _row(item: DatasetItem, answer: Prediction | None, twins: Mapping[str, Datas
             hint="torchtriage dataset windows lists them",
         )
     named = max(answer.types, key=answer.types.__getitem__, default="")
+    named = item.code if named in item.accepted else named
     line_right = saving_right = None
     if item.code and answer.lines and item.about["fault_lines"]:
         line_right = bool(set(answer.lines) & set(item.about["fault_lines"]))
     twin = twins.get(item.about["twin"])
-    if item.code and twin is not None and answer.saving_ms is not None and named == item.code:
+    was_ms, is_ms = item.step_ms, twin.step_ms if twin is not None else None
+    if item.code and was_ms and is_ms and answer.saving_ms is not None and named == item.code:
         least, most = answer.saving_ms
-        gained = item.step_ms - twin.step_ms
-        slack = 0.1 * item.step_ms
+        gained = was_ms - is_ms
+        slack = 0.1 * was_ms
         saving_right = least - slack <= gained <= most + slack
     return _Row(
         item.code, faulty, np.array(answer.windows), named, bool(answer.types), answer.severe, line_right, saving_right

@@ -1,4 +1,4 @@
-"""``torchtriage dataset record``, ``synthesize`` and ``verify``."""
+"""``torchtriage dataset record``, ``synthesize``, ``fetch`` and ``verify``."""
 
 from __future__ import annotations
 
@@ -121,7 +121,48 @@ def verify(folder: Path) -> None:
     click.get_current_context().exit(int(bool(found)))
 
 
-COMMANDS: dict[str, click.Command] = {"record": record, "synthesize": synthesize, "verify": verify}
+@click.command("fetch")
+@folder_option
+@value_option(
+    "--from",
+    click.Path(path_type=Path),
+    None,
+    None,
+    "Take the recordings from this folder, by checksum, and download nothing.",
+    dest="local",
+)
+@value_option("--index", click.Path(path_type=Path), None, "benchmarks/devices", "Folder of the index and the labels.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress line.")
+def fetch(folder: Path, local: Path | None, index: Path, quiet: bool) -> None:
+    """Get the recordings of real accelerators, except those already there.
+
+    Downloads each from the public repository that published it, at its commit, and checks it. About
+    100 MB; what breaks off goes on when it is run again. Their licences are those of their
+    repositories, and some state none: do not pass them on.
+
+    Exit codes: 0 all there, 1 some cannot be had, 2 unusable.
+    """
+    from torchtriage_benchmark.devices.fetch import fetch as fetch_all
+    from torchtriage_benchmark.devices.index import read_index, read_labels
+
+    entries = read_index(index)
+    done: list[object] = []
+    with counting(f"of {len(entries)} recordings", quiet=quiet) as progress:
+
+        def told(outcome: object) -> None:
+            done.append(outcome)
+            progress(len(done))
+
+        outcomes = fetch_all(entries, read_labels(index / "labels.toml"), folder, local=local, told=told)
+    failed = [outcome for outcome in outcomes if outcome.failure]
+    n_kept = sum(outcome.kept for outcome in outcomes)
+    click.echo(f"{len(outcomes) - n_kept - len(failed)} fetched, {n_kept} were there, {len(failed)} missing: {folder}")
+    for one in failed:
+        click.echo(f"  {one.id} {one.failure}", err=True)
+    click.get_current_context().exit(int(bool(failed)))
+
+
+COMMANDS: dict[str, click.Command] = {"record": record, "synthesize": synthesize, "fetch": fetch, "verify": verify}
 
 
 def trained(system: str, folder: Path) -> tuple[list[Example], System]:

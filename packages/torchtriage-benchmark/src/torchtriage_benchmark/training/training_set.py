@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from torchtriage.diagnose.detector.features import window_features
 from torchtriage.learn.dataset.recordings import DatasetItem, dataset_items
-from torchtriage.learn.dataset.score import SYNTHETIC
+from torchtriage.learn.dataset.score import APART
 from torchtriage_benchmark.training.event_tokens import window_kinds
 
 __all__ = ["FOLDER", "Example", "data_hash", "examples", "learned", "recorded"]
@@ -123,8 +123,8 @@ def learned(found: Sequence[Example], split: str) -> list[Example]:
 
 
 def recorded(found: Sequence[Example], split: str) -> list[Example]:
-    """Return the recordings of one split; those made from a model are none."""
-    return [item for item in found if item.split == split and item.about.get("part") != SYNTHETIC]
+    """Return the recordings of one split; what a model made, and what others recorded, is none."""
+    return [item for item in found if item.split == split and item.about.get("part") not in APART]
 
 
 def data_hash(found: Sequence[Example]) -> str:

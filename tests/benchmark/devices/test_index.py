@@ -1,0 +1,60 @@
+"""The index of the device part is whole; its two halves share no repository and no device."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from torchtriage.core.errors import UsageError
+from torchtriage_benchmark.devices.index import about, read_index, read_labels
+
+DEVICES = Path(__file__).parents[3] / "benchmarks" / "devices"
+
+
+def test_the_index_is_whole() -> None:
+    entries = read_index(DEVICES)
+    assert [one.id for one in entries] == [f"d{number:04}" for number in range(112)]
+    assert all(one.device and one.workload and one.files for one in entries)
+    checksums = [file.sha256 for one in entries for file in one.files]
+    assert len(set(checksums)) == len(checksums) == 142
+
+
+def test_the_halves_share_no_repository_and_no_device() -> None:
+    halves = [[one for one in read_index(DEVICES) if one.split == split] for split in ("development", "test")]
+    assert [len(half) for half in halves] == [55, 57]
+    for told in ("repository", "device"):
+        first, second = ({getattr(one, told) for one in half} for half in halves)
+        assert not first & second
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("id", "../d0001"), ("repository", "../../etc/passwd"), ("split", "train"), ("files", [{"commit": "main"}])],
+)
+def test_an_index_with_a_value_of_another_form_is_refused(tmp_path: Path, key: str, value: object) -> None:
+    row = json.loads((DEVICES / "index.json").read_text())["items"][0]
+    (tmp_path / "index.json").write_text(json.dumps({"items": [{**row, key: value}]}))
+    with pytest.raises(UsageError, match=r"index\.json"):
+        read_index(tmp_path)
+
+
+def test_a_label_gives_the_first_faults_type_and_all_faults_windows() -> None:
+    entry = read_index(DEVICES)[0]
+    faults = [
+        {"code": "LCH014", "or": ["HST020"], "rank": 2, "intervals": [[10, 20], [18, 30]]},
+        {"code": "CPY007", "rank": 2, "intervals": [[1, 5]]},
+        {"code": "COM036", "rank": 0, "intervals": [[100, 200]]},
+    ]
+    known = about(entry, {"state": "faulty", "faults": faults}, "0" * 64)
+    assert (known["code"], known["or"], known["rank"]) == ("LCH014", ["HST020"], 2)
+    assert known["intervals_ns"] == [[1, 5], [10, 30]]
+    assert about(entry, {}, "0" * 64)["state"] == "not labelled"
+
+
+def test_labels_that_are_no_toml_are_refused(tmp_path: Path) -> None:
+    assert read_labels(tmp_path / "labels.toml") == {}
+    (tmp_path / "labels.toml").write_text("[")
+    with pytest.raises(UsageError):
+        read_labels(tmp_path / "labels.toml")

@@ -30,6 +30,8 @@ DEVICE = "device"
 RECORDING = ".recording"
 MIN_STEPS = 3
 """Fewer are not judged one by one (benchmarks/devices/PROTOCOL.md)."""
+MOST_STEPS = 10
+"""Of more only the first ones: a hundred steps would count as much as a hundred recordings."""
 _KEYS = {"id", "code", "family", "split", "script", "intervals_ns", "step_ns", "sha256"}
 HALF = 0.5
 _ID = re.compile(r"[a-z]?[0-9]{4,}")
@@ -153,11 +155,11 @@ def read_item(path: Path) -> DatasetItem:
 def judged_windows(trace: Trace) -> NDArray[np.int64]:
     """Return the windows of what is judged of a device's recording, int64[n, 2].
 
-    Sixteenths of every step but the first; where there are fewer than three steps, of the time from the first to the
-    last row of the device.
+    Sixteenths of the second to the eleventh step; where there are fewer than three steps, of the time from the first
+    to the last row of the device.
     """
     if len(trace.steps) >= MIN_STEPS:
-        return windows(trace)[PER_STEP:]
+        return windows(trace)[PER_STEP : PER_STEP * (1 + MOST_STEPS)]
     rows = np.flatnonzero(trace.works)
     if not len(rows):
         return windows(trace)

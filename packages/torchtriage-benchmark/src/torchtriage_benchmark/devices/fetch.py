@@ -89,8 +89,8 @@ def _one(entry: Entry, label: Mapping[str, Any], folder: Path, have: Mapping[str
             stored = _local(have, file) if have is not None else _download(entry, file, folder / _DRAFTS, host)
             raw = _unpacked(_member(stored, file), file)
             if not _matches(raw, file):
-                raise _Unusable("another content than the index has: its checksum differs")
-        except (_Unusable, OSError, EOFError, zlib.error, HTTPException, tarfile.TarError, KeyError) as error:
+                raise _UnusableError("another content than the index has: its checksum differs")
+        except (_UnusableError, OSError, EOFError, zlib.error, HTTPException, tarfile.TarError, KeyError) as error:
             where = f"{entry.repository} {file.path}{f' ({file.member})' if file.member else ''} {file.commit[:12]}"
             return Outcome(entry.id, failure=f"{where}: {error}")
         path.parent.mkdir(exist_ok=True)
@@ -106,7 +106,7 @@ def _one(entry: Entry, label: Mapping[str, Any], folder: Path, have: Mapping[str
     return Outcome(entry.id, kept)
 
 
-class _Unusable(Exception):
+class _UnusableError(Exception):
     """Why a file cannot be used, for people."""
 
 
@@ -129,7 +129,7 @@ def _member(stored: bytes, file: Source) -> bytes:
     with tarfile.open(fileobj=io.BytesIO(stored)) as archive:
         inside = archive.extractfile(file.member)
         if inside is None:
-            raise _Unusable(f"{file.member} is no file in the archive")
+            raise _UnusableError(f"{file.member} is no file in the archive")
         return inside.read(file.bytes + 1)
 
 
@@ -168,7 +168,7 @@ def _sizes(path: Path) -> set[int]:
 def _local(have: Mapping[str, Path], file: Source) -> bytes:
     path = have.get(file.sha256) or have.get(file.stored_sha256)
     if path is None:
-        raise _Unusable("not in the folder")
+        raise _UnusableError("not in the folder")
     return path.read_bytes()
 
 
@@ -182,7 +182,7 @@ class _SameHost(urllib.request.HTTPRedirectHandler):
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
     ) -> urllib.request.Request | None:
         if urlsplit(newurl)[:2] != urlsplit(req.full_url)[:2]:
-            raise _Unusable(f"redirected to another host: {newurl}")
+            raise _UnusableError(f"redirected to another host: {newurl}")
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
@@ -196,14 +196,14 @@ def _download(entry: Entry, file: Source, drafts: Path, host: str) -> bytes:
             for piece in _pieces(url, out):
                 if out.tell() + len(piece) > file.stored_bytes:
                     out.truncate(0)
-                    raise _Unusable(f"more than the {file.stored_bytes:,} bytes the index has")
+                    raise _UnusableError(f"more than the {file.stored_bytes:,} bytes the index has")
                 out.write(piece)
     data = draft.read_bytes()
     if len(data) < file.stored_bytes:
-        raise _Unusable(f"{len(data):,} of {file.stored_bytes:,} bytes came; run it again to go on")
+        raise _UnusableError(f"{len(data):,} of {file.stored_bytes:,} bytes came; run it again to go on")
     if hashlib.sha256(data).hexdigest() != file.stored_sha256:
         draft.unlink()
-        raise _Unusable("another content than the index has: its checksum differs")
+        raise _UnusableError("another content than the index has: its checksum differs")
     return data
 
 
@@ -220,6 +220,6 @@ def _pieces(url: str, out: IO[bytes]) -> Iterator[bytes]:
             while piece := answer.read1(_PIECE):
                 yield piece
     except urllib.error.HTTPError as error:
-        raise _Unusable(f"HTTP {error.code} {error.reason}") from error
+        raise _UnusableError(f"HTTP {error.code} {error.reason}") from error
     except urllib.error.URLError as error:
-        raise _Unusable(f"no answer: {error.reason}") from error
+        raise _UnusableError(f"no answer: {error.reason}") from error

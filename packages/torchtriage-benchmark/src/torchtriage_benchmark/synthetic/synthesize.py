@@ -127,7 +127,9 @@ def _items(chance: Random) -> Iterator[SyntheticItem]:
     while True:
         for base in bases:
             for item in _group(base, twins.get(base.id, []), taken, chance, number):
-                yield item
+                # no healthy program where tensor cores stand by: its number stays free
+                if item.precision != "float":
+                    yield item
                 number += 1
 
 

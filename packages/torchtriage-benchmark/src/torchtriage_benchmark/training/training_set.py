@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.diagnose.detector.features import window_features
-from torchtriage.learn.dataset.recordings import DatasetItem, dataset_items
+from torchtriage.learn.dataset.recordings import DEVICE, DatasetItem, dataset_items
 from torchtriage.learn.dataset.score import APART
 from torchtriage_benchmark.training.event_tokens import window_kinds
 
@@ -42,6 +42,7 @@ _COMPUTES: dict[str, tuple[str, ...]] = {
         "features.py",
         "windows.py",
     ),
+    "torchtriage.learn.dataset": ("recordings.py",),
     "torchtriage_benchmark.training": ("event_tokens.py",),
 }
 """Packages and their modules that compute it; none named: all."""
@@ -118,8 +119,16 @@ def examples(folder: Path, *, jobs: int = 1, told: Callable[[int], None] = lambd
 
 
 def learned(found: Sequence[Example], split: str) -> list[Example]:
-    """Return what systems learn from, are tuned on or tried on, of one split: recordings and synthetic timelines."""
-    return [item for item in found if item.split == split]
+    """Return what systems learn from ("train") or are tuned on ("validation").
+
+    Recordings, synthetic timelines, and to learn from the judged development half of the device part.
+    """
+    part = {"train": "development"}.get(split, split)
+    return [item for item in found if item.judged and item.split == (part if _published(item) else split)]
+
+
+def _published(item: DatasetItem) -> bool:
+    return bool(item.about.get("part") == DEVICE)
 
 
 def recorded(found: Sequence[Example], split: str) -> list[Example]:

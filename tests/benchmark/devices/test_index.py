@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from torchtriage.api.catalogue import pages
 from torchtriage.core.errors import UsageError
+from torchtriage.learn.dataset.recordings import dataset_items
+from torchtriage_benchmark.devices.agreement import pairs
+from torchtriage_benchmark.devices.fetch import fetch
 from torchtriage_benchmark.devices.index import about, read_index, read_labels
 
 DEVICES = Path(__file__).parents[3] / "benchmarks" / "devices"
@@ -27,6 +31,33 @@ def test_the_halves_share_no_repository_and_no_device() -> None:
     for told in ("repository", "device"):
         first, second = ({getattr(one, told) for one in half} for half in halves)
         assert not first & second
+
+
+def test_each_recording_is_labelled_by_two_readers_and_once_for_all() -> None:
+    wanted = {one.id for one in read_index(DEVICES)}
+    settled = read_labels(DEVICES / "labels.toml")
+    readings = [read_labels(path) for path in sorted((DEVICES / "readings").glob("*.toml"))]
+    assert settled.keys() == pairs(readings).keys() == wanted
+    codes = {page.code for page in pages()}
+    for label in (label for labels in (settled, *readings) for label in labels.values()):
+        assert label["state"] in ("faulty", "healthy", "cannot be judged")
+        assert label["story"]
+        assert bool(label.get("faults")) == (label["state"] == "faulty")
+        for fault in label.get("faults", []):
+            assert {fault["code"], *fault.get("or", ())} <= codes
+            assert 0 < len(fault["intervals"]) <= 200
+            assert all(begin < end for begin, end in fault["intervals"])
+
+
+def test_what_readers_do_not_agree_on_is_settled_with_a_reason() -> None:
+    settled = read_labels(DEVICES / "labels.toml")
+    readings = [read_labels(path) for path in sorted((DEVICES / "readings").glob("*.toml"))]
+    for key, (one, two) in pairs(readings).items():
+        firsts = [label["faults"][0]["code"] if label.get("faults") else label["state"] for label in (one, two)]
+        if firsts[0] != firsts[1]:
+            assert settled[key]["settled"], key
+        elif "settled" not in settled[key]:
+            assert firsts[0] in (settled[key]["state"], settled[key].get("faults", [{"code": ""}])[0]["code"]), key
 
 
 @pytest.mark.parametrize(
@@ -58,3 +89,16 @@ def test_labels_that_are_no_toml_are_refused(tmp_path: Path) -> None:
     (tmp_path / "labels.toml").write_text("[")
     with pytest.raises(UsageError):
         read_labels(tmp_path / "labels.toml")
+
+
+@pytest.mark.data
+def test_shared_recordings_are_items_whose_faults_are_in_windows(recordings: Path, tmp_path: Path) -> None:
+    """Of the smallest: all that a folder is asked for is found, and every labelled fault is somewhere in it."""
+    entries = [
+        one for one in read_index(DEVICES) if len(one.files) == 1 and one.files[0].bytes < 1_000_000 and one.licence
+    ]
+    outcomes = fetch(entries, read_labels(DEVICES / "labels.toml"), tmp_path, local=recordings.parent)
+    assert sum(not one.failure for one in outcomes) >= 30
+    for item in dataset_items(tmp_path):
+        assert len(item.windows_ns), item.id
+        assert item.faulty.any() == bool(item.code), item.id

@@ -30,3 +30,17 @@ def test_without_three_steps_it_is_from_the_first_to_the_last_device_row() -> No
 
 def test_without_a_device_row_it_is_the_recording() -> None:
     assert len(judged_windows(TraceBuilder().op("aten::add", 0, 32).build())) == 16
+
+
+def test_a_step_lasts_until_its_device_work_is_done() -> None:
+    made = TraceBuilder()
+    for number in range(3):
+        made.step(number, number * 10, 10)
+        made.launch(number * 10 + 1, 2, number * 320 + 5, 320)
+    found = judged_windows(made.build())
+    assert found[[0, 15, 16, 31]].tolist() == [
+        [325_000, 345_000],
+        [625_000, 645_000],
+        [645_000, 665_000],
+        [945_000, 965_000],
+    ]

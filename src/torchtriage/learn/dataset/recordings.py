@@ -155,17 +155,22 @@ def read_item(path: Path) -> DatasetItem:
 def judged_windows(trace: Trace) -> NDArray[np.int64]:
     """Return the windows of what is judged of a device's recording, int64[n, 2].
 
-    Sixteenths of the second to the eleventh step; where there are fewer than three steps, of the time from the first
-    to the last row of the device.
+    Sixteenths of the second to the eleventh step, each until the device has done what was enqueued in it; where there
+    are fewer than three steps, of the time from the first to the last row of the device.
     """
-    if len(trace.steps) >= MIN_STEPS:
-        return windows(trace)[PER_STEP : PER_STEP * (1 + MOST_STEPS)]
-    rows = np.flatnonzero(trace.works)
+    steps, rows = trace.steps, np.flatnonzero(trace.works)
+    if len(steps) >= MIN_STEPS:
+        judged = slice(1, 1 + MOST_STEPS)
+        return _sixteenths(steps.start_ns[judged], steps.end_ns[judged])
     if not len(rows):
         return windows(trace)
-    begin_ns, end_ns = trace.start_ns[rows].min(), (trace.start_ns + trace.dur_ns)[rows].max()
-    edges = np.rint(np.linspace(begin_ns, end_ns, PER_STEP + 1)).astype(np.int64)
-    return np.stack([edges[:-1], edges[1:]], axis=1)
+    return _sixteenths(trace.start_ns[rows].min(keepdims=True), trace.end_ns[rows].max(keepdims=True))
+
+
+def _sixteenths(begin_ns: NDArray[np.int64], end_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+    at = np.linspace(0, 1, PER_STEP + 1)
+    edges = np.rint(begin_ns[:, None] + (end_ns - begin_ns)[:, None] * at).astype(np.int64)
+    return np.stack([edges[:, :-1].ravel(), edges[:, 1:].ravel()], axis=1)
 
 
 def faulty(windows_ns: NDArray[np.int64], intervals_ns: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -25,7 +25,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["Entry", "Source", "about", "read_index", "read_labels"]
+__all__ = ["Entry", "Source", "about", "intervals_ns", "rank", "read_index", "read_labels"]
 
 _FORMS = {
     "id": r"d[0-9]{4}",
@@ -115,8 +115,6 @@ def about(entry: Entry, label: Mapping[str, Any], sha256: str) -> dict[str, Any]
     """
     faults = label.get("faults", [])
     first = faults[0] if faults else {}
-    spans = [span for fault in faults if fault.get("rank", 0) == rank(label) for span in fault["intervals"]]
-    merged = intervals.union(np.array(spans, np.int64).reshape(-1, 2))
     return {
         "id": entry.id,
         "part": DEVICE,
@@ -132,12 +130,18 @@ def about(entry: Entry, label: Mapping[str, Any], sha256: str) -> dict[str, Any]
         "severity": 0,
         "twin": entry.id,
         "rank": rank(label),
-        "intervals_ns": merged.tolist(),
+        "intervals_ns": intervals_ns(label, rank(label)).tolist(),
         "fault_lines": [],
         "step_ns": [],
         "script": "",
         "sha256": sha256,
     }
+
+
+def intervals_ns(label: Mapping[str, Any], rank: int) -> intervals.Spans:
+    """Return when a label's faults are at work in a rank, merged."""
+    spans = [span for fault in label.get("faults", []) if fault.get("rank", 0) == rank for span in fault["intervals"]]
+    return intervals.union(np.array(spans, np.int64).reshape(-1, 2))
 
 
 def rank(label: Mapping[str, Any]) -> int:

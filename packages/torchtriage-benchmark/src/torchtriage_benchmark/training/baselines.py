@@ -16,6 +16,7 @@ from torchtriage.diagnose.detector.detector import Detector, Judged, domain_of
 from torchtriage.diagnose.detector.features import NAMES, PER_STEP
 from torchtriage.learn.dataset.predictions import Prediction, rules
 from torchtriage.learn.dataset.recordings import DatasetItem
+from torchtriage_benchmark.devices.breakdowns import BREAKDOWNS
 from torchtriage_benchmark.training.boosting import (
     Labels,
     Look,
@@ -397,5 +398,6 @@ SYSTEMS: Mapping[str, Callable[[Sequence[Example], int], System]] = {
     "multiple-instance": _multiple_instance,
     "names-only": _alone(_names),
     "durations-only": _alone(_durations),
+    **{name: lambda _found, _seed, says=says: says for name, says in BREAKDOWNS.items()},  # type: ignore[misc]
 }
 """By name: given all recordings and a seed, a system. Those that learn do so when called."""

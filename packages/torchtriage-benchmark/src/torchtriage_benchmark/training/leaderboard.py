@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 from torchtriage.diagnose.detector.detector import Detector
 from torchtriage.learn.dataset.predictions import Predictions
 from torchtriage.learn.dataset.score import DEVICE, SYNTHETIC, Figure, Score, score
+from torchtriage_benchmark.devices.breakdowns import BREAKDOWNS
 from torchtriage_benchmark.training.baselines import SYSTEMS, System, detector_says
 from torchtriage_benchmark.training.boosting import pooled
 from torchtriage_benchmark.training.training_set import Example, recorded
 
 __all__ = ["COLUMNS", "card", "scored", "table"]
 
-COLUMNS = ("auroc", "auprc", "type_accuracy", "macro_f1", "detected", "quiet", "overlap")
+COLUMNS = ("auroc", "auprc", "type_accuracy", "macro_f1", "detected", "quiet", "not_severe", "overlap")
 HELD_OUT = ("validation", "test", f"{SYNTHETIC} test", f"{DEVICE} development", f"{DEVICE} test")
 """Groups of recordings that no trees were grown on; on the first, thresholds were tuned, and how
 much rules and detector count together."""
@@ -22,8 +23,10 @@ much rules and detector count together."""
 def scored(found: Sequence[Example], name: str, system: System) -> dict[str, Score]:
     """Return a system's scores on the splits that it did not learn from."""
     items = [item for item in found if item.split in HELD_OUT or item.about.get("part") == DEVICE]
-    said = Predictions(name, {item.id: system(item) for item in items})
-    return {row.group: row for row in score(items, said, only=HELD_OUT)}
+    if name in BREAKDOWNS:
+        items = [item for item in items if item.about["device"] != "cpu"]
+    said = Predictions(name, {item.id: system(item) for item in items if item.judged})
+    return {row.group: row for row in score(items, said, only=HELD_OUT) if row.n_items}
 
 
 def table(

@@ -36,6 +36,7 @@ __all__ = [
     "stacked",
     "suspicion",
     "window_rows",
+    "without_stacks",
 ]
 
 Labels = Literal["windows", "recordings"]
@@ -165,7 +166,7 @@ def fit_trees(
         truth = _weak(train, rows, weight, seed)
     if look is window_rows:  # half of what people record is without Python stacks
         some = rows[:, NAMES.index("has stacks")] > 0
-        rows = np.concatenate([rows, _without_stacks(rows[some])])
+        rows = np.concatenate([rows, without_stacks(rows[some])])
         truth, weight, code = (np.concatenate([column, column[some]]) for column in (truth, weight, code))
     faulty = boosted(rows, truth, weight, seed=seed, rounds=ROUNDS)
     codes, kinds = _kinds(code, rows, truth, weight, seed)
@@ -174,7 +175,7 @@ def fit_trees(
     return replace(trees, slope=slope, offset=offset)
 
 
-def _without_stacks(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+def without_stacks(rows: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return what windows would look like, had their Python stacks not been recorded."""
     of_stacks = [at for at, name in enumerate(NAMES) if name.startswith("frame ") or name == "has stacks"]
     plain = rows.copy()

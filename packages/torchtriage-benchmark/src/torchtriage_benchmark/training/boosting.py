@@ -85,7 +85,7 @@ def fit(train: Sequence[Example], tune: Sequence[Example], *, seed: int = 0, lab
     scikit-learn is not installed.
     """
     found = sorted({domain_of(item.features) for item in train} or DOMAINS[:1])
-    experts = {domain: _expert(*_of_domain(domain, train, tune), seed, labels) for domain in found}
+    experts = {domain: _expert(*_of_domain(domain, train, tune), seed=seed, labels=labels) for domain in found}
     about = {
         "seed": seed,
         "labels": labels,
@@ -102,7 +102,7 @@ def _of_domain(domain: str, *groups: Sequence[Example]) -> list[list[Example]]:
     return [[item for item in items if domain_of(item.features) == domain] for items in groups]
 
 
-def _expert(train: Sequence[Example], tune: Sequence[Example], seed: int, labels: Labels) -> Expert:
+def _expert(train: Sequence[Example], tune: Sequence[Example], *, seed: int, labels: Labels) -> Expert:
     trees = fit_trees(train, tune, seed=seed, labels=labels)
     judged = [*((trees, item) for item in tune), *of_other_repositories(train, tune, seed=seed, labels=labels)]
     held = [item for _, item in judged]

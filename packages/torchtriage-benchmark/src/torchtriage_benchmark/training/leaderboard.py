@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 from torchtriage.diagnose.detector.detector import Detector
 from torchtriage.learn.dataset.predictions import Predictions
-from torchtriage.learn.dataset.score import DEVICE, SYNTHETIC, Figure, Score, score
+from torchtriage.learn.dataset.recordings import DEVICE
+from torchtriage.learn.dataset.score import SYNTHETIC, Figure, Score, score
 from torchtriage_benchmark.devices.breakdowns import BREAKDOWNS
 from torchtriage_benchmark.training.baselines import SYSTEMS, System, detector_says
 from torchtriage_benchmark.training.boosting import pooled

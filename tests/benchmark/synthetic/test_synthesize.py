@@ -23,6 +23,7 @@ from torchtriage.learn.dataset import trace_codec
 from torchtriage.learn.dataset.predictions import Predictions
 from torchtriage.learn.dataset.recordings import DatasetItem
 from torchtriage.learn.dataset.score import score
+from torchtriage_benchmark.synthetic.accelerators import ACCELERATORS
 from torchtriage_benchmark.synthetic.batch_scaling import scaled
 from torchtriage_benchmark.synthetic.faults import FAULTS
 from torchtriage_benchmark.synthetic.stream import Op, Step, Stream, read_stream
@@ -290,7 +291,7 @@ def test_they_are_scored_apart(kept: dict[str, DatasetItem]) -> None:
 def test_plans_begin_alike_and_families_keep_their_split() -> None:
     short, long = synthetic_plan(40, 0), synthetic_plan(90, 0)
     assert long[:40] == short
-    assert [one.id for one in long] == [f"s{number:04d}" for number in range(90)]
+    assert [one.id for one in long] == sorted({one.id for one in long})
     assert synthetic_plan(40, 1) != short
     clean = {one.id: one for one in long if one.id == one.twin}
     for one in long:
@@ -298,6 +299,12 @@ def test_plans_begin_alike_and_families_keep_their_split() -> None:
         assert twin is not None
         assert (twin.split, twin.seed) == (one.split, one.seed)
     assert {one.code for one in long} >= {"SYN001", "CPY007", "LCH014", "KRN022", "MEM027"}
+
+
+def test_healthy_programs_use_the_tensor_cores_their_device_has() -> None:
+    planned = synthetic_plan(200, 0)
+    assert {item.accelerator for item in planned} == set(ACCELERATORS)
+    assert not [item.id for item in planned if item.precision == "float"]
 
 
 def test_what_is_missing_is_told(tmp_path: Path) -> None:

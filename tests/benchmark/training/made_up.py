@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from torchtriage.diagnose.detector.features import NAMES
+from torchtriage.diagnose.detector.features import NAMES, PER_STEP
 from torchtriage_benchmark.training.event_tokens import KINDS, VALUES
 from torchtriage_benchmark.training.training_set import Example
 
@@ -23,9 +23,10 @@ def recording(number: int, family: str, split: str, code: str, rng: np.random.Ge
     features = rng.normal(0, 1, (WINDOWS, len(NAMES))).astype(np.float32)
     intervals = []
     if code:
-        first = int(rng.integers(0, WINDOWS - 8))
-        intervals = [[first * 1_000_000, (first + 8) * 1_000_000]]
-        features[first : first + 8, 10 * CODES.index(code)] += 6
+        place = int(rng.integers(0, PER_STEP - 4))
+        for first in range(place, WINDOWS, PER_STEP):  # steps are alike
+            intervals.append([first * 1_000_000, (first + 4) * 1_000_000])
+            features[first : first + 4, 10 * CODES.index(code)] += 6
     about = {
         "id": f"{number:04d}",
         "family": family,

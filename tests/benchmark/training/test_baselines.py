@@ -84,7 +84,7 @@ def test_both_of_two_types_are_named() -> None:
     detector = trained(found)
     for code in CODES:
         rows = np.concatenate([one.features[one.faulty] for one in found if one.code == code])
-        named = [max(one, key=one.__getitem__) for one in detector.trees.types(rows)]
+        named = [max(one, key=one.__getitem__) for one in next(iter(detector.experts.values())).trees.types(rows)]
         assert np.mean([one == code for one in named]) > 0.9
 
 

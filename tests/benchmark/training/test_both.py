@@ -24,7 +24,7 @@ def test_together_they_find_windows_and_name_what_is_unusual_as_the_rules_do(mon
     monkeypatch.setattr(boosting, "TYPE_ROUNDS", 6)
     found = recordings()
     detector = boosting.fit(recorded(found, "train"), recorded(found, "validation"))
-    system = both(detector, recorded(found, "validation"), rules)
+    system = both(detector, recorded(found, "train"), recorded(found, "validation"), rules)
     items = recorded(found, "test")
     said = Predictions("both", {one.id: system(one) for one in items})
     (row,) = score(items, said, only=("test",))

@@ -6,11 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from builder import TraceBuilder
 
-from torchtriage.diagnose.detector.features import NAMES
+from torchtriage.core.trace import Trace
+from torchtriage.diagnose.detector.features import NAMES, window_features
 from torchtriage.learn.dataset.recordings import DatasetItem
+from torchtriage_benchmark.training.boosting import without_stacks
 from torchtriage_benchmark.training.event_tokens import KINDS, VALUES
-from torchtriage_benchmark.training.training_set import FOLDER, Example, examples
+from torchtriage_benchmark.training.training_set import FOLDER, Example, examples, learned
 
 CORE = Path(__file__).parents[3] / "benchmarks" / "core"
 
@@ -52,3 +55,29 @@ def test_no_window_is_in_two_splits(tmp_path: Path) -> None:
     assert not rows["train"] & rows["validation"]
     assert not rows["train"] & rows["test"]
     assert not rows["validation"] & rows["test"]
+
+
+def test_of_published_recordings_the_judged_development_half_is_learned_from() -> None:
+    def one(part: str, split: str, state: str = "faulty") -> Example:
+        return Example({"id": "0000", "part": part, "split": split, "state": state, "code": ""}, Path("0000.ttcol"))
+
+    found = [one("eager", "train"), one("synthetic", "train"), one("device", "development"), one("device", "test")]
+    assert learned([*found, one("device", "development", "cannot be judged")], "train") == found[:3]
+    assert learned([*found, one("synthetic", "validation")], "validation")[0].about["part"] == "synthetic"
+    assert not learned(found, "validation")
+
+
+def test_without_stacks_windows_look_as_if_none_had_been_recorded() -> None:
+    def trace(*, stacks: bool) -> Trace:
+        builder = TraceBuilder(vendor="cpu").step(0, 0, 1000)
+        for at in range(0, 1000, 100):
+            builder.op("aten::mm", at, 50, dims=[[at + 1, 4]], types=["float"])
+            if stacks:
+                builder.frame("train.py(10): main", at, 80)
+        return builder.build()
+
+    edges = np.array([[0, 300_000], [300_000, 1_000_000]])
+    plain = window_features(trace(stacks=False), edges)
+    rows = window_features(trace(stacks=True), edges)
+    assert not np.array_equal(rows, plain)
+    np.testing.assert_array_equal(without_stacks(rows), plain)

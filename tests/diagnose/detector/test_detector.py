@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
@@ -11,8 +12,8 @@ import pytest
 
 from torchtriage.core.errors import UsageError
 from torchtriage.core.trace import read_trace
-from torchtriage.diagnose.detector.detector import WEIGHTS, Detector
-from torchtriage.diagnose.detector.features import ABOUT, NAMES, windows
+from torchtriage.diagnose.detector.detector import DOMAINS, WEIGHTS, Detector, domain_of
+from torchtriage.diagnose.detector.features import NAMES, PER_STEP, windows
 from torchtriage.diagnose.detector.forest import Forest
 
 SAMPLE = files("torchtriage").joinpath("cli/sample/sample_cpu_training.json.gz")
@@ -57,7 +58,7 @@ def test_a_forest_that_leads_out_of_itself_is_refused(column: str) -> None:
 def test_the_weights_are_small_and_their_card_is_beside_them(detector: Detector) -> None:
     weights = files("torchtriage.diagnose.detector").joinpath(WEIGHTS)
     card = files("torchtriage.diagnose.detector").joinpath("weights.md").read_text(encoding="utf-8")
-    assert len(weights.read_bytes()) < 2_000_000
+    assert len(weights.read_bytes()) < 600_000
     assert str(detector.about["data"]) in card
     assert set(detector.about["train"]).isdisjoint(detector.about["validation"])
 
@@ -70,11 +71,43 @@ def test_the_bundled_sample_is_like_what_it_learned_from(detector: Detector) -> 
     assert all(sum(one.values()) <= 1 + 1e-6 for one in judged.types)
 
 
-def test_a_device_is_unusual_to_who_never_saw_one(detector: Detector) -> None:
-    rows = np.tile(detector.likeness.centre, (3, 1))
-    rows[1, NAMES.index(ABOUT[2])] = 1
+def test_each_domain_has_its_own_expert(detector: Detector) -> None:
+    assert set(detector.experts) == set(DOMAINS)
+    for domain, has_device in (("host", 0), ("device", 1)):
+        rows = np.tile(detector.experts[domain].likeness.centre, (PER_STEP, 1))
+        rows[:, NAMES.index("has device")] = has_device
+        assert domain_of(rows) == domain
+        found, mine = detector.judge(rows), detector.experts[domain].judge(rows)
+        assert np.array_equal(found.probability, mine.probability)
+        assert found.certain == detector.experts[domain].certain > 0.5
+
+
+def test_a_domain_that_was_never_seen_is_unusual_and_nothing_is_told_of_it(detector: Detector) -> None:
+    blind = replace(detector, experts={"host": detector.experts["host"]})
+    rows = np.tile(detector.experts["device"].likeness.centre, (PER_STEP, 1))
+    rows[:, NAMES.index("has device")] = 1
+    found = blind.judge(rows)
+    assert found.unusual.all()
+    assert not found.told.any()
+    assert not any(found.types)
+
+
+def test_what_never_varied_in_a_domain_is_unusual(detector: Detector) -> None:
+    likeness = detector.experts["host"].likeness
+    rows = np.tile(likeness.centre, (3, 1))
+    rows[1, NAMES.index("has device")] = 1
     rows[2, NAMES.index("device busy")] = 0.9
-    assert detector.judge(rows).unusual.tolist() == [False, True, True]
+    assert np.isinf(likeness.distance(rows)).tolist() == [False, True, True]
+
+
+def test_a_window_is_judged_with_its_place_in_the_other_steps(detector: Detector) -> None:
+    trees = detector.experts["host"].trees
+    rows = np.tile(detector.experts["host"].likeness.centre, (2 * PER_STEP, 1))
+    rows[3, NAMES.index("host time join")] = 0.9
+    alone = trees.faulty(rows)[:, 0]
+    usual = alone.reshape(2, PER_STEP).mean(axis=0)
+    np.testing.assert_allclose(trees.margin(rows), (alone + np.tile(usual, 2)) / 2)
+    np.testing.assert_allclose(trees.margin(rows[:5]), alone[:5])  # no whole step
 
 
 @pytest.mark.parametrize("data", [b"", b"PK\x03\x04 no zip", b"\x93NUMPY"])

@@ -23,8 +23,8 @@ STEPS = 5
 class Says:
     """A detector that finds some places of each step suspicious."""
 
-    def __init__(self, *places: int, unusual: bool = False, sure: float = 0.97) -> None:
-        self.places, self.unusual, self.sure = places, unusual, sure
+    def __init__(self, *places: int, unusual: bool = False, sure: float = 0.97, certain: float = 0.0) -> None:
+        self.places, self.unusual, self.sure, self.certain = places, unusual, sure, certain
         self.asked = 0
 
     def predict(self, trace: Trace, windows_ns: NDArray[np.int64]) -> Judged:
@@ -33,7 +33,7 @@ class Says:
         for place in self.places:
             probability[place::PER_STEP] = self.sure
         types = ({"HST020": 0.8, "DAT019": 0.15, "LCH015": 0.01},) * len(windows_ns)
-        return Judged(probability, types, np.full(len(windows_ns), self.unusual))
+        return Judged(probability, types, np.full(len(windows_ns), self.unusual), self.certain)
 
 
 def trace(steps: int = STEPS) -> Trace:
@@ -43,6 +43,11 @@ def trace(steps: int = STEPS) -> Trace:
         for at in range(0, 1600, 50):
             builder.op("aten::mm", 1600 * step + at, 49.5)
     return builder.build()
+
+
+def test_a_type_that_is_not_certain_enough_is_not_told() -> None:
+    assert len(suspicions(trace(), [], Says(3, certain=0.77))) == 1  # 0.97 faulty, 0.8 of them HST020
+    assert not suspicions(trace(), [], Says(3, certain=0.78))
 
 
 def test_quiet_without_anything_likely() -> None:

@@ -24,10 +24,24 @@ from numpy.typing import NDArray
 from torchtriage.core.errors import UsageError
 from torchtriage.core.trace.columns import Trace
 from torchtriage.diagnose.detector.families import FRAME_FAMILIES, HOST_FAMILIES, WORK_FAMILIES
-from torchtriage.diagnose.detector.features import NAMES, window_features
+from torchtriage.diagnose.detector.features import NAMES, PER_STEP, window_features
 from torchtriage.diagnose.detector.forest import Forest
 
-__all__ = ["LEAST_SCALE", "WEIGHTS", "Detector", "Judged", "Likeness", "Trees", "features_digest"]
+__all__ = [
+    "DOMAINS",
+    "LEAST_SCALE",
+    "WEIGHTS",
+    "Detector",
+    "Expert",
+    "Judged",
+    "Likeness",
+    "Trees",
+    "domain_of",
+    "features_digest",
+]
+
+DOMAINS = ("host", "device")
+"""Recordings of a CPU alone, and those with work of a device: windows of the two have little in common."""
 
 WEIGHTS = "weights.npz"
 LEAST_SCALE = 1e-3
@@ -58,12 +72,21 @@ class Judged:
 
     ``probability`` : float[n], that an anti-pattern is in it. ``types`` : per window, how likely it
     is each type if there is one. ``unusual`` : bool[n], unlike anything it learned from, so that
-    its probability means nothing.
+    its probability means nothing. ``certain`` : how likely a window must be of its likeliest type for that to be worth
+    telling.
     """
 
     probability: Floats
     types: tuple[dict[str, float], ...]
     unusual: NDArray[np.bool_]
+    certain: float = 0.0
+
+    @property
+    def told(self) -> NDArray[np.bool_]:
+        """bool[n]: windows of which the likeliest type is certain enough, and that are not unusual."""
+        likely = np.array([max(shares.values(), default=0.0) for shares in self.types])
+        found: NDArray[np.bool_] = (self.probability * likely >= self.certain) & ~self.unusual
+        return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,9 +141,20 @@ class Trees:
 
     def probability(self, rows: Rows) -> Floats:
         """Return float64[n]: how likely an anti-pattern is in each window."""
-        margin = self.slope * self.faulty(rows)[:, 0] + self.offset
+        margin = self.slope * self.margin(rows) + self.offset
         probability: Floats = 1 / (1 + np.exp(-np.clip(margin, -50, 50)))
         return probability
+
+    def margin(self, rows: Rows) -> Floats:
+        """Return float64[n]: how suspicious each window is, halfway to the mean of its place in all steps.
+
+        Steps are alike; windows that do not come in whole steps stand alone.
+        """
+        margin: Floats = self.faulty(rows)[:, 0]
+        if len(rows) % PER_STEP:
+            return margin
+        usual: Floats = margin.reshape(-1, PER_STEP).mean(axis=0)
+        return (margin + np.tile(usual, len(rows) // PER_STEP)) / 2
 
     def types(self, rows: Rows) -> tuple[dict[str, float], ...]:
         """Return per window how likely it is each type, if there is one."""
@@ -135,16 +169,76 @@ class Trees:
 
 
 @dataclass(frozen=True, eq=False)
-class Detector:
-    """Trained weights.
+class Expert:
+    """What was learned of one domain.
 
-    ``enough`` : a trace that is less suspicious than this of each type is held to be healthy.
-    ``about`` : how it was trained.
+    ``enough`` : a trace that is less suspicious than this of each type is held to be healthy. ``certain`` : of windows
+    that are this likely faulty and of their type, nine in ten are, on recordings that the trees did not grow on.
     """
 
     trees: Trees
     enough: float
+    certain: float
     likeness: Likeness
+
+    def judge(self, rows: Rows) -> Judged:
+        """Return what is found in windows with these features."""
+        unusual = self.likeness.distance(rows) > self.likeness.limit
+        return Judged(self.trees.probability(rows), self.trees.types(rows), unusual, self.certain)
+
+    def arrays(self, prefix: str) -> dict[str, Any]:
+        """Return the arrays by name, to be kept."""
+        likeness = {f"{prefix}.{name}": getattr(self.likeness, name) for name in _LIKENESS}
+        return self.trees.faulty.arrays(f"{prefix}.faulty") | self.trees.kinds.arrays(f"{prefix}.kinds") | likeness
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Numbers and names, to be kept."""
+        trees = self.trees
+        return {
+            "codes": trees.codes,
+            "slope": trees.slope,
+            "offset": trees.offset,
+            "enough": self.enough,
+            "certain": self.certain,
+            "limit": self.likeness.limit,
+        }
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, Any], prefix: str, facts: Mapping[str, Any]) -> Expert:
+        """Return the one that was kept under this name.
+
+        Raises KeyError, ValueError: it is not there, or damaged.
+        """
+        centre, scale, directions, centres = (arrays[f"{prefix}.{name}"] for name in _LIKENESS)
+        likeness = Likeness(centre, scale, directions, centres, float(facts["limit"]))
+        trees = Trees(
+            Forest.of(arrays, f"{prefix}.faulty"),
+            Forest.of(arrays, f"{prefix}.kinds"),
+            tuple(facts["codes"]),
+            float(facts["slope"]),
+            float(facts["offset"]),
+        )
+        n_outputs = 1 if len(trees.codes) == 2 else len(trees.codes)
+        if len(trees.kinds.base) != n_outputs:
+            raise ValueError(f"{len(trees.codes)} types and {len(trees.kinds.base)} outputs")
+        return cls(trees, float(facts["enough"]), float(facts["certain"]), likeness)
+
+
+_LIKENESS = ("centre", "scale", "directions", "centres")
+_HAS_DEVICE = NAMES.index("has device")
+
+
+def domain_of(rows: Rows) -> str:
+    """Return the domain of a recording from its windows' features."""
+    return DOMAINS[int((rows[:, _HAS_DEVICE] > 0).any())]
+
+
+@dataclass(frozen=True, eq=False)
+class Detector:
+    """Trained weights. ``experts`` : by domain. ``about`` : how they were trained."""
+
+    experts: Mapping[str, Expert]
     about: Mapping[str, Any]
 
     def predict(self, trace: Trace, windows_ns: NDArray[np.int64]) -> Judged:
@@ -152,30 +246,28 @@ class Detector:
         return self.judge(window_features(trace, windows_ns))
 
     def judge(self, rows: Rows) -> Judged:
-        """Return what is found in windows with these features."""
-        unusual = self.likeness.distance(rows) > self.likeness.limit
-        return Judged(self.trees.probability(rows), self.trees.types(rows), unusual)
+        """Return what is found in a recording's windows, by their features.
+
+        All are unusual in a domain of which nothing was learned.
+        """
+        expert = self.experts.get(domain_of(rows))
+        if expert is None:
+            nothing: tuple[dict[str, float], ...] = tuple({} for _ in rows)
+            return Judged(np.zeros(len(rows)), nothing, np.ones(len(rows), np.bool_))
+        return expert.judge(rows)
 
     # -- kept ------------------------------------------------------------------------------
 
     def to_bytes(self) -> bytes:
         """Return the weights' file: the same weights, the same bytes."""
         facts = {
-            "codes": self.trees.codes,
-            "slope": self.trees.slope,
-            "offset": self.trees.offset,
-            "enough": self.enough,
-            "limit": self.likeness.limit,
+            "experts": {domain: expert.facts for domain, expert in self.experts.items()},
             "features": features_digest(),
             "about": dict(self.about),
         }
-        likeness = ("centre", "scale", "directions", "centres")
-        arrays: dict[str, Any] = {
-            "told": np.frombuffer(json.dumps(facts, sort_keys=True).encode(), np.uint8),
-            **self.trees.faulty.arrays("faulty"),
-            **self.trees.kinds.arrays("kinds"),
-            **{name: getattr(self.likeness, name) for name in likeness},
-        }
+        arrays: dict[str, Any] = {"told": np.frombuffer(json.dumps(facts, sort_keys=True).encode(), np.uint8)}
+        for domain, expert in self.experts.items():
+            arrays |= expert.arrays(domain)
         stream = io.BytesIO()
         np.savez_compressed(stream, **arrays)
         return stream.getvalue()
@@ -207,20 +299,8 @@ class Detector:
                 f"expected weights for the features of this version, found others in {where}",
                 hint="torchtriage learn train FOLDER --out FILE trains them again",
             )
-        likeness = Likeness(
-            arrays["centre"], arrays["scale"], arrays["directions"], arrays["centres"], float(facts["limit"])
-        )
-        trees = Trees(
-            Forest.of(arrays, "faulty"),
-            Forest.of(arrays, "kinds"),
-            tuple(facts["codes"]),
-            float(facts["slope"]),
-            float(facts["offset"]),
-        )
-        n_outputs = 1 if len(trees.codes) == 2 else len(trees.codes)
-        if len(trees.kinds.base) != n_outputs:
-            raise ValueError(f"{len(trees.codes)} types and {len(trees.kinds.base)} outputs")
-        return cls(trees, float(facts["enough"]), likeness, facts["about"])
+        experts = {domain: Expert.of(arrays, domain, told) for domain, told in facts["experts"].items()}
+        return cls(experts, facts["about"])
 
 
 def features_digest() -> str:

@@ -29,6 +29,8 @@ HOST_FAMILIES: Table = (
     ("device_copy", r"(?:cuda|hip|cu|xpu|mtia)\w*Mem(?:cpy|set)"),
     ("device_memory", r"(?:cuda|hip|cu|xpu|mtia)\w*(?:Malloc|Free|Alloc|Host)"),
     ("runtime", r"(?:cuda|hip|xpu|mtia)[A-Z]|cu[A-Z]"),
+    ("reducer search", r"torch\.distributed\.\w+\.reducer::search"),
+    ("reducer", r"torch(?:::|\.)distributed(?:::|\.)|DistributedDataParallel"),
     ("communication", r"c10d::|nccl:|gloo:|mpi:|record_param_comms|\w+::all_?(?:reduce|gather)"),
     ("foreach", r"aten::_(?:foreach|fused_(?:adam|sgd|lion|ada))|.*multi_tensor"),
     ("update", r"aten::(?:lerp|addcmul|addcdiv)_?$"),

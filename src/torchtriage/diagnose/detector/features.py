@@ -11,7 +11,7 @@ none of its children covers: each row adds its time to its family and takes it f
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -22,17 +22,24 @@ from torchtriage.core.arrays import distinct
 from torchtriage.core.trace.columns import Trace
 from torchtriage.core.trace.nesting import Tree
 from torchtriage.core.trace.schema import Kind
-from torchtriage.diagnose.detector.families import FRAME_FAMILIES, HOST_FAMILIES, WORK_FAMILIES, Table, family_codes
+from torchtriage.diagnose.detector.collective_features import COLLECTIVES, collective_columns
+from torchtriage.diagnose.detector.device_features import DEVICE, device_columns
+from torchtriage.diagnose.detector.families import FRAME_FAMILIES, HOST_FAMILIES
+from torchtriage.diagnose.detector.windows import (
+    Columns,
+    Floats,
+    Ints,
+    Mask,
+    Pieces,
+    Windows,
+    bounded,
+    families_of,
+    ratio,
+)
 
 __all__ = ["ABOUT", "BASE", "NAMES", "PER_STEP", "window_features", "windows"]
 
-Ints = NDArray[np.int64]
-Mask = NDArray[np.bool_]
-Floats = NDArray[np.float64]
-Columns = dict[str, Floats]
-
 HOST = tuple(name for name, _ in HOST_FAMILIES)
-WORK = tuple(name for name, _ in WORK_FAMILIES)
 FRAME = tuple(name for name, _ in FRAME_FAMILIES)
 
 PER_STEP = 16
@@ -42,7 +49,14 @@ _SMALL, _LARGE = 4096, 1 << 20
 _MOST = 1 << 62
 """Elements that a damaged shape may claim."""
 
-ABOUT: tuple[str, ...] = ("has stacks", "has shapes", "has device", "trace has backward", "trace has optimizer")
+ABOUT: tuple[str, ...] = (
+    "has stacks",
+    "has shapes",
+    "has device",
+    "trace has backward",
+    "trace has optimizer",
+    "device launches recorded",
+)
 """Of the whole trace: what the others can be trusted for."""
 
 _SHAPE = (
@@ -78,19 +92,6 @@ _INPUTS = (
 )
 _TOLD = ("known", "elements", "double", "half", "integer", "batch of one", "rows last", "layouts differ")
 _FRAMES = ("depth", "frames per ms")
-_DEVICE = (
-    "busy",
-    "longest idle",
-    "kernels per ms",
-    "log kernel time",
-    "launches per ms",
-    "log launch delay",
-    "log queue",
-    "blocking calls",
-    "short kernels",
-    "pageable copies",
-    "copies per ms",
-)
 
 BASE: tuple[str, ...] = (
     *_SHAPE,
@@ -100,8 +101,8 @@ BASE: tuple[str, ...] = (
     *(f"inputs {name}" for name in _INPUTS),
     *(f"frame time {name}" for name in FRAME),
     *(f"frame {name}" for name in _FRAMES),
-    *(f"device time {name}" for name in WORK),
-    *(f"device {name}" for name in _DEVICE),
+    *DEVICE,
+    *COLLECTIVES,
 )
 """What is measured of each window by itself."""
 
@@ -132,11 +133,12 @@ def window_features(trace: Trace, windows_ns: Ints) -> NDArray[np.float32]:
     if not count:
         return np.zeros((0, len(NAMES)), np.float32)
     order = np.argsort(windows_ns[:, 0], kind="stable")
-    windows = _Windows(windows_ns[order])
+    windows = Windows(windows_ns[order])
     columns: Columns = {}
     columns.update(_host(trace, windows))
     columns.update(_frames(trace, windows))
-    columns.update(_device(trace, windows))
+    columns.update(device_columns(trace, windows))
+    columns.update(collective_columns(trace, windows))
     base = np.stack([columns[name] for name in BASE], axis=1)
     about = np.tile(_about(trace), (count, 1))
     sorted_features = np.concatenate([base, base - np.median(base, axis=0), about], axis=1)
@@ -145,103 +147,22 @@ def window_features(trace: Trace, windows_ns: Ints) -> NDArray[np.float32]:
     return features
 
 
-class _Pieces(NamedTuple):
-    """Rows cut at the windows: ``row[at]``, the window, ns inside, and whether it begins there."""
-
-    at: Ints
-    window: Ints
-    inside_ns: Ints
-    begins: Mask
-
-
-class _Windows:
-    def __init__(self, spans: Ints) -> None:
-        self.spans = spans
-        self.start_ns = np.ascontiguousarray(spans[:, 0])
-        self.end_ns = np.ascontiguousarray(spans[:, 1])
-        self.count = len(spans)
-        self.wall_ns = np.maximum(self.end_ns - self.start_ns, 1).astype(np.float64)
-
-    def cut(self, start_ns: Ints, end_ns: Ints) -> _Pieces:
-        """Return intervals cut at the windows; one without length lies where it starts."""
-        first = np.searchsorted(self.end_ns, start_ns, side="right")
-        last = np.searchsorted(self.start_ns, end_ns, side="left")
-        pieces = np.maximum(last - first, 0)
-        if (pieces <= 1).all():
-            at = np.flatnonzero(pieces)
-            window = first[at]
-        else:
-            at = np.repeat(np.arange(len(start_ns)), pieces)
-            window = first[at] + np.arange(len(at)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-        begin, end = self.start_ns[window], self.end_ns[window]
-        start = start_ns[at]
-        inside = np.minimum(end_ns[at], end) - np.maximum(start, begin)
-        return _Pieces(at, window, np.maximum(inside, 0), start >= begin)
-
-    def sums(self, window: Ints, code: Ints, n_codes: int, weights: Any = None) -> Floats:
-        """Return float64[count, n_codes]: weights (or ones) added up."""
-        flat = np.bincount(window * n_codes + code, weights, self.count * n_codes)
-        table: Floats = flat.astype(np.float64).reshape(self.count, n_codes)
-        return table
-
-    def total(self, window: Ints, weights: Any = None) -> Floats:
-        """Return float64[count]: weights (or ones) added up."""
-        return np.bincount(window, weights, self.count).astype(np.float64)
-
-    def share(self, cover: intervals.Spans) -> Floats:
-        """Return float64[count]: how much of each window sorted, disjoint intervals cover."""
-        share: Floats = intervals.covered(self.spans, cover) / self.wall_ns
-        return share
-
-    def longest(self, cover: intervals.Spans) -> Floats:
-        """Return float64[count]: the longest stretch not covered, by the window's length.
-
-        A stretch counts whole in each window that it reaches into.
-        """
-        ends = np.array([[self.start_ns[0], self.end_ns[-1]]], np.int64)
-        free = intervals.subtract(ends, cover)
-        pieces = self.cut(free[:, 0], free[:, 1])
-        return _bounded(self.most(pieces.window, (free[:, 1] - free[:, 0])[pieces.at]))
-
-    def most(self, window: Ints, lengths_ns: Ints) -> Floats:
-        """Return float64[count]: the longest of each window's lengths, in windows."""
-        order = np.argsort(window, kind="stable")
-        first = np.flatnonzero(np.append(True, np.diff(window[order]) != 0)[: len(order)])
-        longest = np.zeros(self.count)
-        if len(first):
-            longest[window[order[first]]] = np.maximum.reduceat(lengths_ns[order], first)
-        share: Floats = longest / self.wall_ns
-        return share
-
-    def per_ms(self, window: Ints) -> Floats:
-        """Return float64[count]: the logarithm of how many there are in a millisecond."""
-        logarithm: Floats = np.log1p(self.total(window) / self.wall_ns * 1e6)
-        return logarithm
-
-
 def _about(trace: Trace) -> Floats:
     names = [trace.names[code] for code in distinct(trace.name[trace.hosts]).tolist()]
     backward = any(name.startswith("autograd::engine") or "Backward" in name for name in names)
     optimizer = any(name.startswith("Optimizer.step#") for name in names)
-    present = (trace.has_stacks, trace.has_shapes, bool(trace.works.any()), backward, optimizer)
+    works = trace.works
+    launched = float((trace.links.call[works] >= 0).mean()) if works.any() else 0.0
+    present = (trace.has_stacks, trace.has_shapes, bool(works.any()), backward, optimizer, launched)
     return np.array(present, np.float64)
-
-
-def _ratio(amount: Floats, of: Floats) -> Floats:
-    ratio: Floats = np.divide(amount, of, out=np.zeros_like(amount), where=of > 0)
-    return ratio
-
-
-def _bounded(windows: Floats) -> Floats:
-    return np.minimum(windows, 100.0)
 
 
 # -- host ----------------------------------------------------------------------------------------
 
 
-def _host(trace: Trace, windows: _Windows) -> Columns:
+def _host(trace: Trace, windows: Windows) -> Columns:
     tree = trace.tree
-    family = _families(trace, trace.hosts, HOST_FAMILIES)
+    family = families_of(trace, trace.hosts, HOST_FAMILIES)
     annotation = HOST.index("annotation")
     rows = tree.members
     codes = family[trace.name[rows]]
@@ -256,22 +177,14 @@ def _host(trace: Trace, windows: _Windows) -> Columns:
     counts = windows.sums(window, codes[at], len(HOST))
     n_ops = counts.sum(axis=1)
     columns = {f"host time {name}": own[:, k] for k, name in enumerate(HOST)}
-    columns |= {f"host count {name}": _ratio(counts[:, k], n_ops) for k, name in enumerate(HOST)}
+    columns |= {f"host count {name}": ratio(counts[:, k], n_ops) for k, name in enumerate(HOST)}
     columns |= _shape(trace, windows, rows, codes, ops, at, window)
     columns |= _repeats(trace, windows, rows[ops])
     columns |= _inputs(trace, windows, rows[at], codes[at], window)
     return columns
 
 
-def _families(trace: Trace, among: Mask, table: Table) -> Ints:
-    """Return int64[names]: the family of each name that rows of ``among`` bear."""
-    used = np.flatnonzero(np.bincount(trace.name[among], minlength=len(trace.names)))
-    family = np.full(len(trace.names), len(table) - 1, np.int64)
-    family[used] = family_codes([trace.names[code] for code in used.tolist()], table)
-    return family
-
-
-def _own_time(windows: _Windows, tree: Tree, rows: Ints, codes: Ints, pieces: _Pieces, n_codes: int) -> Floats:
+def _own_time(windows: Windows, tree: Tree, rows: Ints, codes: Ints, pieces: Pieces, n_codes: int) -> Floats:
     """Return float64[count, n_codes]: shares of the windows that are the families' own time."""
     place = np.full(len(tree.parent) + 1, -1, np.int64)
     place[rows] = np.arange(len(rows))
@@ -284,7 +197,7 @@ def _own_time(windows: _Windows, tree: Tree, rows: Ints, codes: Ints, pieces: _P
     return share
 
 
-def _shape(trace: Trace, windows: _Windows, rows: Ints, codes: Ints, ops: Mask, at: Ints, window: Ints) -> Columns:
+def _shape(trace: Trace, windows: Windows, rows: Ints, codes: Ints, ops: Mask, at: Ints, window: Ints) -> Columns:
     tree = trace.tree
     depth = np.zeros(len(trace), np.int64)
     for level, members in enumerate(tree.levels):
@@ -300,10 +213,10 @@ def _shape(trace: Trace, windows: _Windows, rows: Ints, codes: Ints, ops: Mask, 
         return windows.share(trace.time_of(chosen))
 
     return {
-        "op depth": _ratio(windows.total(window, depth[rows[at]]), n_ops),
+        "op depth": ratio(windows.total(window, depth[rows[at]]), n_ops),
         "ops per ms": windows.per_ms(window),
-        "log own op time": _ratio(windows.total(window, np.log1p(own_ns)), n_ops),
-        "longest op": _bounded(windows.most(window, trace.dur_ns[rows[at]])),
+        "log own op time": ratio(windows.total(window, np.log1p(own_ns)), n_ops),
+        "longest op": bounded(windows.most(window, trace.dur_ns[rows[at]])),
         "quiet host": 1 - windows.share(busy),
         "longest quiet": windows.longest(busy),
         "phase backward": phase("engine"),
@@ -312,7 +225,7 @@ def _shape(trace: Trace, windows: _Windows, rows: Ints, codes: Ints, ops: Mask, 
     }
 
 
-def _repeats(trace: Trace, windows: _Windows, ops: Ints) -> Columns:
+def _repeats(trace: Trace, windows: Windows, ops: Ints) -> Columns:
     above = trace.tree.parent[ops]
     outer = (above < 0) | (trace.kind[above] != Kind.OP)
     rows = ops[outer]
@@ -322,7 +235,7 @@ def _repeats(trace: Trace, windows: _Windows, ops: Ints) -> Columns:
     n_rows = windows.total(window[inside])
 
     def share(mask: Mask) -> Floats:
-        return _ratio(windows.total(window[mask & inside]), n_rows)
+        return ratio(windows.total(window[mask & inside]), n_rows)
 
     again = _shifted(name, 1)
     period = np.zeros(len(rows), dtype=bool)
@@ -339,10 +252,10 @@ def _repeats(trace: Trace, windows: _Windows, ops: Ints) -> Columns:
     passes = np.log1p(times[which])
     return {
         "same op again": share(again),
-        "distinct ops": _ratio(n_kinds, n_rows),
+        "distinct ops": ratio(n_kinds, n_rows),
         "same inputs again": share(again & _shifted(detail, 1)),
         "in a period": share(period & ~again),
-        "passes in step": _ratio(windows.total(window[inside], passes[inside]), n_rows),
+        "passes in step": ratio(windows.total(window[inside], passes[inside]), n_rows),
     }
 
 
@@ -355,21 +268,21 @@ def _shifted(values: Ints, by: int) -> Mask:
 # -- inputs --------------------------------------------------------------------------------------
 
 
-def _inputs(trace: Trace, windows: _Windows, rows: Ints, codes: Ints, window: Ints) -> Columns:
+def _inputs(trace: Trace, windows: Windows, rows: Ints, codes: Ints, window: Ints) -> Columns:
     table = _details(trace, rows)
     known = (trace.detail[rows] >= 0) & table["known"][trace.detail[rows]].astype(bool)
     seen, detail, where = rows[known], trace.detail[rows[known]], window[known]
     n_known, n_rows = windows.total(where), windows.total(window)
-    columns = {f"inputs {name}": _ratio(windows.total(where, table[name][detail]), n_known) for name in _OF_DETAIL}
+    columns = {f"inputs {name}": ratio(windows.total(where, table[name][detail]), n_known) for name in _OF_DETAIL}
     ops = trace.kind[rows] == Kind.OP
     tracked = ops & (trace.key[rows] >= 0)
     backward = bool(_about(trace)[ABOUT.index("trace has backward")])
     batch = np.zeros(len(rows), dtype=bool)
     if not backward:
         batch[known] = _norms_by_batch(trace, seen, codes[known])
-    tracked_share = _ratio(windows.total(window[tracked]), n_rows)
+    tracked_share = ratio(windows.total(window[tracked]), n_rows)
     columns |= {
-        "inputs known inputs": _ratio(n_known, n_rows),
+        "inputs known inputs": ratio(n_known, n_rows),
         "inputs tracked": tracked_share,
         "inputs tracked without backward": tracked_share * (not backward),
         "inputs norm by batch without backward": np.minimum(windows.total(window[batch]), 1.0),
@@ -448,26 +361,26 @@ def _norms_by_batch(trace: Trace, rows: Ints, codes: Ints) -> Mask:
     return out
 
 
-def _growing(trace: Trace, windows: _Windows, rows: Ints, table: dict[str, Floats], window: Ints) -> Floats:
+def _growing(trace: Trace, windows: Windows, rows: Ints, table: dict[str, Floats], window: Ints) -> Floats:
     joins = np.flatnonzero(trace.where_name(lambda name: name in ("aten::cat", "aten::stack"))[rows])
     size = table["elements"][trace.detail[rows[joins]]]
     grows = np.zeros(len(joins), dtype=bool)
     grows[1:] = size[1:] > size[:-1]
     n_joins = windows.total(window[joins])
-    return _ratio(windows.total(window[joins[grows]]), n_joins) * np.minimum(n_joins / 4, 1)
+    return ratio(windows.total(window[joins[grows]]), n_joins) * np.minimum(n_joins / 4, 1)
 
 
 # -- Python frames -------------------------------------------------------------------------------
 
 
-def _frames(trace: Trace, windows: _Windows) -> Columns:
+def _frames(trace: Trace, windows: Windows) -> Columns:
     columns = {f"frame time {name}": np.zeros(windows.count) for name in FRAME}
     columns |= {f"frame {name}": np.zeros(windows.count) for name in _FRAMES}
     if not trace.has_stacks:
         return columns
     tree = trace.frames
     rows = tree.members
-    codes = _families(trace, trace.kind == Kind.PYTHON, FRAME_FAMILIES)[trace.name[rows]]
+    codes = families_of(trace, trace.kind == Kind.PYTHON, FRAME_FAMILIES)[trace.name[rows]]
     pieces = windows.cut(trace.start_ns[rows], trace.end_ns[rows])
     own = _own_time(windows, tree, rows, codes, pieces, len(FRAME))
     depth = np.zeros(len(trace), np.int64)
@@ -475,54 +388,6 @@ def _frames(trace: Trace, windows: _Windows) -> Columns:
         depth[members] = level
     at, window = pieces.at[pieces.begins], pieces.window[pieces.begins]
     columns |= {f"frame time {name}": own[:, k] for k, name in enumerate(FRAME)}
-    columns["frame depth"] = _ratio(windows.total(window, depth[rows[at]]), windows.total(window))
+    columns["frame depth"] = ratio(windows.total(window, depth[rows[at]]), windows.total(window))
     columns["frame frames per ms"] = windows.per_ms(window)
-    return columns
-
-
-# -- devices -------------------------------------------------------------------------------------
-
-
-def _device(trace: Trace, windows: _Windows) -> Columns:
-    columns = {f"device time {name}": np.zeros(windows.count) for name in WORK}
-    columns |= {f"device {name}": np.zeros(windows.count) for name in _DEVICE}
-    rows = np.flatnonzero(trace.works)
-    if not len(rows):
-        return columns
-    rows = rows[np.argsort(trace.start_ns[rows], kind="stable")]
-    codes = _families(trace, trace.works, WORK_FAMILIES)[trace.name[rows]]
-    start_ns, end_ns = trace.start_ns[rows], trace.end_ns[rows]
-    pieces = windows.cut(start_ns, end_ns)
-    time = windows.sums(pieces.window, codes[pieces.at], len(WORK), pieces.inside_ns)
-    columns |= {f"device time {name}": time[:, k] / windows.wall_ns for k, name in enumerate(WORK)}
-    busy = intervals.union(intervals.spans(start_ns, end_ns))
-    at, window = pieces.at[pieces.begins], pieces.window[pieces.begins]
-    n_works = windows.total(window)
-    call = trace.links.call[rows[at]]
-    launched = call >= 0
-    returned = np.where(launched, trace.end_ns[call], 0)
-    # the device was free when the call returned: what is left is how long a launch takes
-    reach = np.maximum.accumulate(end_ns)
-    free = np.append(np.iinfo(np.int64).min, reach[:-1])[at]
-    delay = np.where(launched, np.maximum(start_ns[at] - np.maximum(returned, free), 0), 0)
-    queued = np.where(launched, np.maximum(free - returned, 0), 0)
-    kernels = trace.kind[rows[at]] == Kind.KERNEL
-    calls = np.flatnonzero(trace.kind == Kind.RUNTIME)
-    launches = intervals.owner(windows.spans, trace.start_ns[calls[trace.links.launches[calls]]])
-    blocking = calls[trace.matching(r"Synchronize|Memcpy(?!Async)")[calls]]
-    copies = trace.kind[rows[at]] == Kind.MEMCPY
-    pageable = copies & trace.matching("Pageable")[rows[at]]
-    columns |= {
-        "device busy": windows.share(busy),
-        "device longest idle": windows.longest(busy),
-        "device kernels per ms": windows.per_ms(window[kernels]),
-        "device log kernel time": _ratio(windows.total(window, np.log1p(trace.dur_ns[rows[at]])), n_works),
-        "device launches per ms": windows.per_ms(launches[launches >= 0]),
-        "device log launch delay": _ratio(windows.total(window, np.log1p(delay)), n_works),
-        "device log queue": _ratio(windows.total(window, np.log1p(queued)), n_works),
-        "device blocking calls": windows.share(trace.time_of(blocking)),
-        "device short kernels": _ratio(windows.total(window[trace.dur_ns[rows[at]] < 5_000]), n_works),
-        "device pageable copies": _ratio(windows.total(window[pageable]), n_works),
-        "device copies per ms": windows.per_ms(window[copies]),
-    }
     return columns

@@ -1,7 +1,7 @@
 """Where the learned detector sees more than the findings: parts of the steps, by place.
 
-Only what is likely, like what it learned from, covered by no finding and of no type that was found;
-steps are alike, so a place counts when it is suspicious in most of them.
+Only what is likely, of a type it is certain of, like what it learned from, covered by no finding and of no type that
+was found; steps are alike, so a place counts when it is suspicious in most of them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def suspicions(trace: Trace, findings: Sequence[Finding], detector: Detector | N
     judged = detector.predict(trace, flat)
     if judged.unusual.mean() > 0.5:  # as a whole unlike what it learned from
         return ()
-    suspicious = (judged.probability >= LIKELY) & ~judged.unusual & ~_explained(flat, findings)
+    suspicious = (judged.probability >= LIKELY) & judged.told & ~_explained(flat, findings)
     known = {code for finding in findings for code in (finding.code, *finding.also_explains)}
     suspicious &= [
         max(probabilities, key=probabilities.__getitem__, default="") not in known for probabilities in judged.types

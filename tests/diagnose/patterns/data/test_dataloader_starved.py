@@ -73,6 +73,26 @@ def test_on_a_cpu_the_waits_are_host_time() -> None:
     assert claim.evidence["wait_ms_per_step"] == 3.0
 
 
+def on_cpu(waits: list[float], rest: list[float]) -> TraceBuilder:
+    """Steps of a program without a device: a wait for the workers, then operators."""
+    builder, at = TraceBuilder(vendor="cpu"), 0.0
+    for i, (wait, work) in enumerate(zip(waits, rest, strict=True)):
+        builder.step(i, at, wait + work).annotation(MULTI, at, wait).op("aten::mm", at + wait, work - 1)
+        at += wait + work
+    return builder
+
+
+def test_on_a_cpu_what_every_answer_takes_is_no_wait() -> None:
+    assert not claims(on_cpu([1_400, 1_200, 1_300, 1_250, 1_400, 1_300], [12_000] * 6))
+
+
+def test_quiet_on_a_cpu_that_holds_up_the_rest_of_the_steps_as_much() -> None:
+    waits, rest = [5_000, 5_000, 1_300, 6_000, 4_300, 1_300], [45_000, 52_000, 44_000, 57_000, 56_000, 43_000]
+    assert not claims(on_cpu(waits, rest))
+    (claim,) = claims(on_cpu(waits, [45_000] * 6))  # the same waits of steps that are alike
+    assert claim.evidence["n_waiting_steps"] == 3
+
+
 def test_workers_started_again_have_their_own_fix() -> None:
     builder = loop([150, 150, 4_000, 150, 4_000, 150])
     for i in (2, 4):

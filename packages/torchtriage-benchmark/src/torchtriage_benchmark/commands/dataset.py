@@ -69,7 +69,7 @@ def record(
 
 @click.command("synthesize")
 @folder_option
-@value_option("--count", click.IntRange(min=1), None, 180, "Timelines to make.")
+@value_option("--count", click.IntRange(min=1), None, 300, "Timelines to make.")
 @value_option("--seed", int, None, 0, "Seed that selects devices and faults.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress line.")
 def synthesize(folder: Path, count: int, seed: int, quiet: bool) -> None:

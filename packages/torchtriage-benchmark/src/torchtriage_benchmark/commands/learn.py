@@ -60,13 +60,13 @@ def train(folder: Path, out: Path, labels: str, seed: int, jobs: int, quiet: boo
     """
     from torchtriage_benchmark.training.boosting import fit, needs_sklearn
     from torchtriage_benchmark.training.leaderboard import card
-    from torchtriage_benchmark.training.training_set import recorded
+    from torchtriage_benchmark.training.training_set import learned
 
     needs_sklearn()
     found = _examples(folder, jobs, quiet)
     detector = fit(
-        recorded(found, "train"),
-        recorded(found, "validation"),
+        learned(found, "train"),
+        learned(found, "validation"),
         seed=seed,
         labels="recordings" if labels == "recordings" else "windows",
     )

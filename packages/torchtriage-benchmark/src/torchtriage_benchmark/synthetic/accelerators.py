@@ -44,8 +44,10 @@ class Accelerator:
 
     @property
     def precisions(self) -> tuple[str, ...]:
-        """What a healthy program computes in: tensor cores do the products."""
-        return ("tf32", "bf16") if self.tf32_tflops else ("fp16",)
+        """What a healthy program computes in, as training does first: tensor cores, where they take its numbers."""
+        if self.tf32_tflops:
+            return ("tf32", "bf16")
+        return ("float", "fp16") if self.float_tflops > _USABLE_TFLOPS else ("fp16",)
 
     @property
     def properties(self) -> dict[str, Any]:
@@ -67,6 +69,9 @@ class Accelerator:
             "sharedMemPerMultiprocessor": self.shared_per_sm,
         }
 
+
+_USABLE_TFLOPS = 10
+"""In fp32; with fewer, people use half precision."""
 
 ACCELERATORS = {
     item.name: item
@@ -146,6 +151,25 @@ ACCELERATORS = {
             1536,
             102400,
             101376,
+        ),
+        Accelerator(
+            "V100",
+            "Tesla V100-SXM2-16GB",
+            (7, 0),
+            80,
+            16944988160,
+            15.7,
+            0,
+            125,
+            0.90,
+            12.0,
+            (3.0, 7.0),
+            7.0,
+            10.5,
+            2.0,
+            2048,
+            98304,
+            98304,
         ),
         Accelerator(
             "T4",

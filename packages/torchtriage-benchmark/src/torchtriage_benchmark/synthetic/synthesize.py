@@ -127,7 +127,9 @@ def _items(chance: Random) -> Iterator[SyntheticItem]:
     while True:
         for base in bases:
             for item in _group(base, twins.get(base.id, []), taken, chance, number):
-                yield item
+                # no healthy program where tensor cores stand by: its number stays free
+                if item.precision != "float":
+                    yield item
                 number += 1
 
 
@@ -136,7 +138,7 @@ def _group(
 ) -> Iterator[SyntheticItem]:
     """Yield a healthy program and its twins."""
     accelerator = ACCELERATORS[chance.choice([item for item in ACCELERATORS if item != "T4"] * 2 + ["T4"])]
-    if base.mode == "train" and not accelerator.tf32_tflops:
+    if base.mode == "train" and accelerator.precisions[0] == "fp16":
         accelerator = ACCELERATORS["A100"]  # fp16 training needs a scaler that was not recorded
     precisions = accelerator.precisions if base.mode == "infer" else accelerator.precisions[:1]
     precision = chance.choice(precisions)
@@ -332,6 +334,10 @@ def _drawn(chance: Random, low: float, high: float) -> float:
     return math.exp(math.log(low) + (math.log(high) - math.log(low)) * chance.random())
 
 
+_ASKING = 0.7
+"""Of the programs: with versions of the libraries that ask the runtime before each product."""
+
+
 def _machine(item: SyntheticItem, inflation: float, **more: Any) -> Machine:
     """Return what a pair of twins runs on: drawn from their common seed."""
     chance = Random(f"machine {item.seed}")
@@ -343,7 +349,8 @@ def _machine(item: SyntheticItem, inflation: float, **more: Any) -> Machine:
     def share(group: str) -> float:
         return _drawn(Random(f"{item.seed} {group}"), 0.62, 1.08)
 
-    return Machine(device, speed, slowed, cache(share), pageable, **more)
+    asks = Random(f"queries {item.seed}").random() < _ASKING
+    return Machine(device, speed, slowed, cache(share), pageable, asks=asks, **more)
 
 
 def _inflation(stream: Stream) -> float:
@@ -514,7 +521,7 @@ def _factor(item: SyntheticItem, base: DatasetItem) -> int:
     graph has a small one, which is why it needs to be.
     """
     chance = Random(f"factor {item.seed}")
-    wanted = _drawn(chance, 0.12, 0.3) if item.graph else _drawn(chance, 1.3, 3.5)
+    wanted = _drawn(chance, 0.12, 0.3) if item.graph else _drawn(chance, 1.1, 2.6)
     eager = replace(item, graph=False)
 
     def fills(factor: int) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from torchtriage.diagnose.detector.detector import Detector, Judged
+from torchtriage.diagnose.detector.detector import Detector, Judged, domain_of
 from torchtriage.diagnose.detector.features import NAMES, PER_STEP
 from torchtriage.learn.dataset.predictions import Prediction, rules
 from torchtriage.learn.dataset.recordings import DatasetItem
@@ -26,13 +26,14 @@ from torchtriage_benchmark.training.boosting import (
     fit,
     fit_trees,
     needs_sklearn,
+    of_other_repositories,
     pooled,
     stacked,
     suspicion,
 )
 from torchtriage_benchmark.training.event_tokens import BUCKETS
 from torchtriage_benchmark.training.network import network
-from torchtriage_benchmark.training.training_set import Example, recorded
+from torchtriage_benchmark.training.training_set import Example, learned
 
 __all__ = ["SYSTEMS", "System", "detector_says"]
 
@@ -58,7 +59,7 @@ _DURATIONS = (
 
 
 def _learned_from(found: Sequence[Example]) -> tuple[list[Example], list[Example]]:
-    train, tune = recorded(found, "train"), recorded(found, "validation")
+    train, tune = learned(found, "train"), learned(found, "validation")
     check(train, "train")
     check(tune, "validation")
     return train, tune
@@ -79,14 +80,15 @@ def detector_says(detector: Detector) -> System:
 
     def says(one: Example) -> Prediction:
         judged = detector.judge(one.features)
-        return said(judged.probability, judged.types, detector.enough)
+        expert = detector.experts.get(domain_of(one.features))
+        return said(judged.probability, judged.types, expert.enough if expert else np.inf)
 
     return says
 
 
 def _detector(labels: Labels) -> Callable[[Sequence[Example], int], System]:
     def made(found: Sequence[Example], seed: int) -> System:
-        train, tune = recorded(found, "train"), recorded(found, "validation")
+        train, tune = learned(found, "train"), learned(found, "validation")
         return detector_says(fit(train, tune, seed=seed, labels=labels))
 
     return made
@@ -120,16 +122,43 @@ def _rules(_found: Sequence[Example], _seed: int) -> System:
 # -- rules and detector --------------------------------------------------------------------------
 
 
-def both(detector: Detector, tune: Sequence[Example], by_rules: System) -> System:
-    """Return rules and detector together: weights of the two are found on ``tune``."""
+def both(
+    detector: Detector, train: Sequence[Example], tune: Sequence[Example], by_rules: System, *, seed: int = 0
+) -> System:
+    """Return rules and detector together, each domain by itself.
+
+    How often a rule is right is counted on ``train`` and ``tune``. The weights of the two are found on ``tune``, and on
+    published recordings as trees judge them that know nothing of their repository.
+    """
+
+    def together(domain: str) -> System:
+        here = [[item for item in items if domain_of(item.features) == domain] for items in (train, tune)]
+        expert = detector.experts[domain]
+        judged = [(item, expert.judge(item.features)) for item in here[1]]
+        for trees, item in of_other_repositories(*here, seed=seed):
+            calm = replace(expert, trees=replace(trees, slope=expert.trees.slope, offset=expert.trees.offset))
+            judged.append((item, calm.judge(item.features)))
+        return _together(detector, here[0], judged, by_rules)
+
+    parts = {domain: together(domain) for domain in detector.experts}
+    return lambda one: parts[domain_of(one.features)](one)
+
+
+def _together(
+    detector: Detector, train: Sequence[Example], judged: Sequence[tuple[Example, Judged]], by_rules: System
+) -> System:
     from sklearn.linear_model import LogisticRegression
+
+    tune = [item for item, _ in judged]
 
     def columns(judged: Judged, rule: Prediction) -> Floats:
         likely = np.clip(judged.probability, 1e-6, 1 - 1e-6)
         odds = np.log(likely / (1 - likely))
         return np.stack([odds, _same_place(odds), np.array(rule.windows)], axis=1)
 
-    told = [(detector.judge(item.features), by_rules(item)) for item in tune]
+    told = [(said, by_rules(item)) for item, said in judged]
+    counted = list({item.id: item for item in (*train, *tune)}.values())
+    trusted = _trusted(counted, [by_rules(item) for item in counted])
     model = LogisticRegression().fit(
         np.concatenate([columns(judged, rule) for judged, rule in told]), np.concatenate([item.faulty for item in tune])
     )
@@ -142,14 +171,15 @@ def both(detector: Detector, tune: Sequence[Example], by_rules: System) -> Syste
         # what the detector calls unusual it should not name: the rules' share is larger there
         share = share / (share + (1 - share) * float(1 - judged.unusual.mean()))
         return {
-            code: share * rule.types.get(code, 0.0) + (1 - share) * own.get(code, 0.0) for code in (*rule.types, *own)
+            code: share * rule.types.get(code, 0.0) * trusted.get(code, 0.5) + (1 - share) * own.get(code, 0.0)
+            for code in (*rule.types, *own)
         }
 
     opinions = [(judged, rule, opinion(judged, rule)[1]) for judged, rule in told]
 
     def right(share: float) -> float:
-        pairs = [(item.code, mixed(*seen, share)) for item, seen in zip(tune, opinions, strict=True)]
-        return float(np.mean([_surest(types) == code for code, types in pairs if code]))
+        pairs = [(item, mixed(*seen, share)) for item, seen in zip(tune, opinions, strict=True)]
+        return float(np.mean([_surest(types) in item.accepted for item, types in pairs if item.code]))
 
     share = max(np.linspace(0.1, 0.9, 9).tolist(), key=right)
     enough = dividing([max(mixed(*opinion, share).values(), default=0.0) for opinion in opinions], tune)
@@ -164,6 +194,15 @@ def both(detector: Detector, tune: Sequence[Example], by_rules: System) -> Syste
     return system
 
 
+def _trusted(items: Sequence[Example], said: Sequence[Prediction]) -> dict[str, float]:
+    """Return how often what a rule says is the recording's fault, by the rule's code."""
+    found: dict[str, list[bool]] = {}
+    for item, rule in zip(items, said, strict=True):
+        for code in rule.types:
+            found.setdefault(code, []).append(code in item.accepted)
+    return {code: (sum(right) + 1) / (len(right) + 2) for code, right in found.items()}
+
+
 def _same_place(scores: Floats) -> Floats:
     """Return the mean of all windows at the same place of their steps."""
     return np.tile(scores.reshape(-1, PER_STEP).mean(axis=0), len(scores) // PER_STEP)
@@ -174,8 +213,8 @@ def _surest(types: Mapping[str, float]) -> str:
 
 
 def _both(found: Sequence[Example], seed: int) -> System:
-    train, tune = recorded(found, "train"), recorded(found, "validation")
-    return both(fit(train, tune, seed=seed), tune, _rules(found, seed))
+    train, tune = learned(found, "train"), learned(found, "validation")
+    return both(fit(train, tune, seed=seed), train, tune, _rules(found, seed), seed=seed)
 
 
 # -- names alone, durations alone: what they reach is no merit of a detector ---------------------
@@ -183,7 +222,7 @@ def _both(found: Sequence[Example], seed: int) -> System:
 
 def _alone(looks: Callable[[Sequence[Example]], Look]) -> Callable[[Sequence[Example], int], System]:
     def made(found: Sequence[Example], seed: int) -> System:
-        train, tune = recorded(found, "train"), recorded(found, "validation")
+        train, tune = learned(found, "train"), learned(found, "validation")
         look = looks(train)
         trees = fit_trees(train, tune, seed=seed, look=look)
         sure = [pooled(trees.probability(look(item)), trees.types(look(item))) for item in tune]

@@ -8,14 +8,17 @@ suspicious.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.core.errors import MissingExtraError, UsageError
-from torchtriage.diagnose.detector.detector import LEAST_SCALE, Detector, Likeness, Trees
+from torchtriage.diagnose.detector.detector import DOMAINS, LEAST_SCALE, Detector, Expert, Likeness, Trees, domain_of
+from torchtriage.diagnose.detector.features import NAMES
 from torchtriage.diagnose.detector.forest import Forest
+from torchtriage.learn.dataset.recordings import DEVICE
 from torchtriage_benchmark.training.training_set import Example, data_hash
 
 __all__ = [
@@ -28,10 +31,12 @@ __all__ = [
     "fit",
     "fit_trees",
     "needs_sklearn",
+    "of_other_repositories",
     "pooled",
     "stacked",
     "suspicion",
     "window_rows",
+    "without_stacks",
 ]
 
 Labels = Literal["windows", "recordings"]
@@ -45,6 +50,9 @@ WEAK_SHARE = 0.3
 """Of a faulty recording, windows that stay in after a weak round: the median of those labelled."""
 TOP_SHARE = 1 / 16
 """A recording is as suspicious as its most suspicious windows: one place of each step."""
+FOLDS = 3
+"""Of the repositories of published recordings."""
+RIGHT = 0.9
 DIRECTIONS, CENTRES, LIKE = 24, 64, 0.99
 
 
@@ -71,28 +79,73 @@ def window_rows(one: Example) -> NDArray[np.float32]:
 
 
 def fit(train: Sequence[Example], tune: Sequence[Example], *, seed: int = 0, labels: Labels = "windows") -> Detector:
-    """Return a detector trained on some recordings, calibrated on others.
+    """Return a detector trained on some recordings, calibrated on others, each domain by itself.
 
     Raises UsageError: one of the two has not both faulty and healthy windows; MissingExtraError:
     scikit-learn is not installed.
     """
-    trees = fit_trees(train, tune, seed=seed, labels=labels)
-    rows = stacked(train)[0]
-    likeness = _likeness(rows, tune, seed)
-    sure = [
-        max(pooled(trees.probability(item.features), trees.types(item.features)).values(), default=0) for item in tune
-    ]
-    enough = dividing(sure, tune)
+    found = sorted({domain_of(item.features) for item in train} or DOMAINS[:1])
+    experts = {domain: _expert(*_of_domain(domain, train, tune), seed=seed, labels=labels) for domain in found}
     about = {
         "seed": seed,
         "labels": labels,
         "data": data_hash([*train, *tune]),
         "train": _families(train),
         "validation": _families(tune),
-        "recordings": len(train),
-        "windows": len(rows),
+        "recordings": {domain: len(_of_domain(domain, train)[0]) for domain in found},
+        "windows": {domain: sum(len(item.faulty) for item in _of_domain(domain, train)[0]) for domain in found},
     }
-    return Detector(trees, enough, likeness, about)
+    return Detector(experts, about)
+
+
+def _of_domain(domain: str, *groups: Sequence[Example]) -> list[list[Example]]:
+    return [[item for item in items if domain_of(item.features) == domain] for items in groups]
+
+
+def _expert(train: Sequence[Example], tune: Sequence[Example], *, seed: int, labels: Labels) -> Expert:
+    trees = fit_trees(train, tune, seed=seed, labels=labels)
+    judged = [*((trees, item) for item in tune), *of_other_repositories(train, tune, seed=seed, labels=labels)]
+    held = [item for _, item in judged]
+    slope, offset = calibrated([other.margin(item.features) for other, item in judged], held, labels)
+    judged = [(replace(other, slope=slope, offset=offset), item) for other, item in judged]
+    sure = [
+        max(pooled(other.probability(item.features), other.types(item.features)).values(), default=0)
+        for other, item in judged
+    ]
+    trees = replace(trees, slope=slope, offset=offset)
+    return Expert(trees, dividing(sure, held), _certain(judged), _likeness(stacked(train)[0], held, seed))
+
+
+def of_other_repositories(
+    train: Sequence[Example], tune: Sequence[Example], *, seed: int = 0, labels: Labels = "windows"
+) -> list[tuple[Trees, Example]]:
+    """Return the published recordings of ``train``, each with trees that know nothing of its repository.
+
+    They are too few to keep some apart for tuning.
+    """
+    published = [item for item in train if item.about.get("part") == DEVICE]
+    families = _families(published)
+    found = []
+    for fold in range(min(FOLDS, len(families))):
+        away = families[fold::FOLDS]
+        others = fit_trees([item for item in train if item.about["family"] not in away], tune, seed=seed, labels=labels)
+        found += [(others, item) for item in published if item.about["family"] in away]
+    return found
+
+
+def _certain(judged: Sequence[tuple[Trees, Example]]) -> float:
+    """Return how likely a type must be in a window for nine in ten to be right, recordings counting alike."""
+    found = []
+    for trees, item in judged:
+        probability, types = trees.probability(item.features), trees.types(item.features)
+        for likely, told, faulty in zip(probability.tolist(), types, item.faulty.tolist(), strict=True):
+            code = max(told, key=told.__getitem__, default="")
+            found.append((likely * told.get(code, 0.0), faulty and code in item.accepted, 1 / len(types)))
+    found.sort(reverse=True)
+    likely, right, weight = (np.array(column, float) for column in zip(*found, strict=True))
+    share = np.cumsum(right * weight) / np.cumsum(weight)
+    enough = np.flatnonzero(share >= RIGHT)
+    return float(likely[enough[-1]]) if len(enough) else 1.0
 
 
 def fit_trees(
@@ -108,12 +161,26 @@ def fit_trees(
     check(train, "train")
     check(tune, "validation")
     rows, truth, weight = stacked(train, look)
+    code = np.array([code for item in train for code in item.codes])
     if labels == "recordings":
         truth = _weak(train, rows, weight, seed)
+    if look is window_rows:  # half of what people record is without Python stacks
+        some = rows[:, NAMES.index("has stacks")] > 0
+        rows = np.concatenate([rows, without_stacks(rows[some])])
+        truth, weight, code = (np.concatenate([column, column[some]]) for column in (truth, weight, code))
     faulty = boosted(rows, truth, weight, seed=seed, rounds=ROUNDS)
-    codes, kinds = _kinds(train, rows, truth, weight, seed)
-    slope, offset = calibrated([faulty(look(item))[:, 0] for item in tune], tune, labels)
-    return Trees(faulty, kinds, codes, slope, offset)
+    codes, kinds = _kinds(code, rows, truth, weight, seed)
+    trees = Trees(faulty, kinds, codes, 1.0, 0.0)
+    slope, offset = calibrated([trees.margin(look(item)) for item in tune], tune, labels)
+    return replace(trees, slope=slope, offset=offset)
+
+
+def without_stacks(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return what windows would look like, had their Python stacks not been recorded."""
+    of_stacks = [at for at, name in enumerate(NAMES) if name.startswith("frame ") or name == "has stacks"]
+    plain = rows.copy()
+    plain[:, of_stacks] = 0
+    return plain
 
 
 def check(found: Sequence[Example], split: str) -> None:
@@ -206,10 +273,9 @@ def _forest(model: Any, columns: NDArray[np.int64], edges: Sequence[NDArray[np.f
 
 
 def _kinds(
-    train: Sequence[Example], rows: NDArray[np.float32], truth: Mask, weight: Floats, seed: int
+    code: NDArray[np.str_], rows: NDArray[np.float32], truth: Mask, weight: Floats, seed: int
 ) -> tuple[tuple[str, ...], Forest]:
     """Return the types and the forest that tells them apart, of faulty windows."""
-    code = np.array([code for item in train for code in item.codes])
     chosen = truth & (code != "")
     codes, target, count = np.unique(code[chosen], return_inverse=True, return_counts=True)
     if len(codes) < 2:

@@ -65,17 +65,23 @@ def _cell(figure: Figure) -> str:
 def _named(detector: Detector, found: Sequence[Example], group: str) -> float:
     """Return the share of faulty recordings whose type is right, however sure it is."""
     faulty = [item for item in recorded(found, group) if item.code]
-    told = [pooled(detector.trees.probability(item.features), detector.trees.types(item.features)) for item in faulty]
-    right = [max(types, key=types.__getitem__) == item.code for types, item in zip(told, faulty, strict=True)]
-    return sum(right) / max(len(right), 1)
+    judged = [detector.judge(item.features) for item in faulty]
+    told = [pooled(one.probability, one.types) for one in judged]
+    named = [max(types, key=types.__getitem__, default="") for types in told]
+    return sum(name == item.code for name, item in zip(named, faulty, strict=True)) / max(len(named), 1)
 
 
 def card(detector: Detector, found: Sequence[Example], size_bytes: int) -> str:
-    """Return the model card of a trained detector, with its scores on families it never saw."""
-    about = detector.about
+    """Return the model card of a trained detector, with its scores on what it never saw."""
+    about, experts = detector.about, detector.experts
     rows = _rows("detector", scored(found, "detector", detector_says(detector)))
-    trees = detector.trees
+    seen = f"| {DEVICE} development |"
     named = ", ".join(f"{_named(detector, found, item):.2f} on {item}" for item in HELD_OUT[:2])
+    learned = " and ".join(
+        f"{about['recordings'][domain]} recordings of the domain {domain} ({about['windows'][domain]:,} windows)"
+        for domain in experts
+    )
+    n_trees = sum(len(expert.trees.faulty.root) + len(expert.trees.kinds.root) for expert in experts.values())
     return "\n".join(
         [
             "# The detector's weights",
@@ -83,22 +89,27 @@ def card(detector: Detector, found: Sequence[Example], size_bytes: int) -> str:
             "Gradient-boosted trees on features of windows (a sixteenth of a step): how likely an anti-pattern is in",
             "a window, and which. An opinion beside the findings: it changes no cost and no place.",
             "",
-            f"- **Trained on** {about['recordings']} recordings ({about['windows']:,} windows) of "
-            f"{', '.join(about['train'])};",
-            f"  labels of {about['labels']}; seed {about['seed']}. Calibrated on {', '.join(about['validation'])}.",
+            f"- **Trained on** {learned}; labels of {about['labels']}; seed {about['seed']}.",
+            f"  Families and repositories: {', '.join(about['train'])}.",
+            f"- **Calibrated on** {', '.join(about['validation'])}, and on published recordings by trees that did not",
+            "  learn from their repository; each domain by itself.",
             f"- **Data** {about['data']} (checksums and labels of the recordings of both).",
-            f"- **Types** {', '.join(trees.codes)}.",
-            f"- **Size** {len(trees.faulty.root) + len(trees.kinds.root):,} trees, "
-            f"{size_bytes / 1e3:,.0f} kB. Needs numpy.",
-            "- **Unusual** windows are further from all it learned from than "
-            "99 % of those of the calibration's families.",
-            "- **Not for** recordings of other devices than it was trained on: they are unusual.",
+            *(
+                f"- **Types** of domain {domain}: {', '.join(expert.trees.codes)}."
+                for domain, expert in experts.items()
+            ),
+            f"- **Size** {n_trees:,} trees, {size_bytes / 1e3:,.0f} kB. Needs numpy.",
+            "- **Unusual** windows are further from all that was learned of their domain than 99 % of those of the",
+            "  calibration's families, or have something that never varied there.",
+            "- **Tells** a type only where nine in ten windows as certain are of it: "
+            + ", ".join(f"from {expert.certain:.2f} on for {domain}" for domain, expert in experts.items())
+            + ".",
             "- **Made by** `torchtriage learn train`, which gives these bytes again from the same recordings and seed.",
             "",
-            "Of model families that it was not trained on (95 % intervals over recordings):",
+            "Of model families, repositories and devices that it was not trained on (95 % intervals over recordings):",
             "",
             *_head("system"),
-            *rows,
+            *(row for row in rows if seen not in row),
             "",
             f"Asked which type it is of those that are faulty, it names the right one: {named}.",
             "",

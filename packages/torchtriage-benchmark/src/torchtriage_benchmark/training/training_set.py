@@ -24,18 +24,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.diagnose.detector.features import window_features
-from torchtriage.learn.dataset.recordings import DatasetItem, dataset_items
+from torchtriage.learn.dataset.recordings import DEVICE, DatasetItem, dataset_items
 from torchtriage.learn.dataset.score import APART
 from torchtriage_benchmark.training.event_tokens import window_kinds
 
-__all__ = ["FOLDER", "Example", "data_hash", "examples", "recorded"]
+__all__ = ["FOLDER", "Example", "data_hash", "examples", "learned", "recorded"]
 
 FOLDER = "features"
 """Where it is kept, in the recordings' folder."""
 _COMPUTES: dict[str, tuple[str, ...]] = {
     "torchtriage.core": ("intervals.py",),
     "torchtriage.core.trace": (),
-    "torchtriage.diagnose.detector": ("families.py", "features.py", "windows.py"),
+    "torchtriage.diagnose.detector": (
+        "collective_features.py",
+        "device_features.py",
+        "families.py",
+        "features.py",
+        "windows.py",
+    ),
     "torchtriage.learn.dataset": ("recordings.py",),
     "torchtriage_benchmark.training": ("event_tokens.py",),
 }
@@ -110,6 +116,19 @@ def examples(folder: Path, *, jobs: int = 1, told: Callable[[int], None] = lambd
         for done, _ in enumerate(pool.map(_look, found, chunksize=4), 1):
             told(done)
     return found
+
+
+def learned(found: Sequence[Example], split: str) -> list[Example]:
+    """Return what systems learn from ("train") or are tuned on ("validation").
+
+    Recordings, synthetic timelines, and to learn from the judged development half of the device part.
+    """
+    part = {"train": "development"}.get(split, split)
+    return [item for item in found if item.judged and item.split == (part if _published(item) else split)]
+
+
+def _published(item: DatasetItem) -> bool:
+    return bool(item.about.get("part") == DEVICE)
 
 
 def recorded(found: Sequence[Example], split: str) -> list[Example]:

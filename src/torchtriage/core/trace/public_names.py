@@ -70,7 +70,7 @@ _COLLECTIVES = (
 ANNOTATION = re.compile(
     r"ProfilerStep#\d+|PyTorch Profiler \(\d+\)"
     rf"|Optimizer\.(?:step|zero_grad)#(?:{_OPTIMIZERS})\.(?:step|zero_grad)"
-    r"|enumerate\(DataLoader\)#_(?:Single|Multi)ProcessDataLoaderIter\.__next__"
+    r"|enumerate\(DataLoader\)#_(?:SingleProcess|MultiProcessing)DataLoaderIter\.__next__"
     r"|(?:Distributed|FullySharded)?DataParallel\.(?:_root_pre_|_pre_|_post_)?forward"
     rf"|(?:nccl|gloo|mpi|ucc):(?:{_COLLECTIVES})(?: \d+(?:->|<-)\d+)?"
     r"|Torch-Compiled Region: \d+/\d+|TorchDynamo Cache Lookup"

@@ -31,7 +31,9 @@ from torchtriage.learn.review.redaction import WIDTH, RedactedNames
 __all__ = ["BUDGET", "Evidence", "EvidenceLine", "applicable", "count_tokens", "gather"]
 
 Ints = NDArray[np.int64]
-LineKind = Literal["window", "machine", "step", "time", "op", "device", "python", "around", "finding", "elsewhere", "detector"]
+LineKind = Literal[
+    "window", "machine", "step", "time", "op", "device", "python", "around", "finding", "elsewhere", "detector"
+]
 
 BUDGET = 2200
 MAX_ROWS = 20_000
@@ -398,7 +400,8 @@ def _findings(findings: Sequence[Finding], window: _Window, *, redact: bool) -> 
         head = f"rule {finding.code} {finding.name} ({finding.certainty}), {ranked}, "
         if share <= 0:  # no part of the verdict on this window, but of what the recording is like
             where_not = "not in this window" if len(where) else "about the whole recording"
-            yield _Draft(2.5 + place / 1000, "elsewhere", f"{head}{where_not}{saves}{text}")
+            facts = {"code": finding.code}
+            yield _Draft(2.5 + place / 1000, "elsewhere", f"{head}{where_not}{saves}{text}", facts)
             continue
         yield _Draft(
             2 - share,

@@ -26,13 +26,20 @@ UNITS: dict[str, tuple[Of, float]] = {
     **dict.fromkeys(("%", "percent", "per cent"), ("share", 0.01)),
 }
 _UNIT = "|".join(sorted(map(re.escape, UNITS), key=len, reverse=True))
-_KEY: tuple[tuple[str, Of, float], ...] = (("_ns", "time", 1), ("_us", "time", 1e3), ("_ms", "time", 1e6), ("share", "share", 1))
+_KEY: tuple[tuple[str, Of, float], ...] = (
+    ("_ns", "time", 1),
+    ("_us", "time", 1e3),
+    ("_ms", "time", 1e6),
+    ("share", "share", 1),
+)
 """A finding's measurements are told as ``key value``: the key says what they are."""
 
 _ONES = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
 _ONES += " seventeen eighteen nineteen"
 _WORDS = {word: float(at) for at, word in enumerate(_ONES.split())}
-_WORDS |= {word: 10.0 * at for at, word in enumerate("twenty thirty forty fifty sixty seventy eighty ninety".split(), 2)}
+_WORDS |= {
+    word: 10.0 * at for at, word in enumerate("twenty thirty forty fifty sixty seventy eighty ninety".split(), 2)
+}
 _SCALES = {"dozen": 12.0, "hundred": 1e2, "thousand": 1e3, "million": 1e6, "billion": 1e9}
 _PARTS = {"half": 2, "halves": 2, "third": 3, "quarter": 4, "fifth": 5, "sixth": 6, "eighth": 8, "tenth": 10}
 _PART = "|".join(_PARTS)

@@ -27,8 +27,32 @@ _TOKEN = re.compile(r"[^\s\"“”`']+")
 _WORD = re.compile(r"[A-Za-z][a-z]+")
 _SHELL = re.compile(r"[|&$\\{}^]|>>|<<|\b(?:curl|wget|sudo|pip|apt|npm|ssh|chmod|eval|exec|rm|bash|sh)\b")
 _OTHER_SIGNS = frozenset("µμ×–—−≈≤≥…·→’‘“”")
-_COMMON = frozenset({"i.e", "e.g", "vs", "GPU", "GPUs", "CPU", "CPUs", "CUDA", "HIP", "PyTorch", "IO", "ID", "OK", "API", "TFLOPS", "TFLOP"})
-_ALIASES = [{"fp32", "float32", "f32"}, {"fp16", "float16", "f16", "half"}, {"bf16", "bfloat16"}, {"fp64", "float64", "f64"}]
+_COMMON = frozenset(
+    {
+        "i.e",
+        "e.g",
+        "vs",
+        "GPU",
+        "GPUs",
+        "CPU",
+        "CPUs",
+        "CUDA",
+        "HIP",
+        "PyTorch",
+        "IO",
+        "ID",
+        "OK",
+        "API",
+        "TFLOPS",
+        "TFLOP",
+    }
+)
+_ALIASES = [
+    {"fp32", "float32", "f32"},
+    {"fp16", "float16", "f16", "half"},
+    {"bf16", "bfloat16"},
+    {"fp64", "float64", "f64"},
+]
 _PLAIN = frozenset(
     "window windows step steps share time times kernel kernels operator operators call calls recording device host whole"
     " thread main rule finding code name names order data type types other each same with from that this the of in and"
@@ -98,7 +122,9 @@ def unsupported(text: str, cited: Sequence[EvidenceLine], advice: bool = False) 
 def _without_names(text: str, cited: Sequence[EvidenceLine]) -> tuple[str, list[str]]:
     """Blank what lines quote, the longest first, and return which it was."""
     names = {_plain(name) for line in cited for name in _QUOTED.findall(line.text)}
-    words = [name.split() for line in cited if line.kind == "machine" for name in map(_plain, _QUOTED.findall(line.text))]
+    words = [
+        name.split() for line in cited if line.kind == "machine" for name in map(_plain, _QUOTED.findall(line.text))
+    ]
     names |= {" ".join(some[at:]) for some in words for at in range(len(some) - 1)}
     found = []
     for name in sorted(names, key=len, reverse=True):
@@ -128,7 +154,11 @@ def _checked_tokens(text: str, lines: str, advice: bool) -> tuple[str, str, int]
 
 
 def _is_name(token: str) -> bool:
-    if token in _COMMON or token in UNITS or re.fullmatch(r"[~≈+×x=<>≤≥/–—-]+|[~≈]?[-−]?[\d.,]+(?:[-–][\d.,]+)?(?:%|[A-Za-zµμ]{1,2})?", token):
+    if (
+        token in _COMMON
+        or token in UNITS
+        or re.fullmatch(r"[~≈+×x=<>≤≥/–—-]+|[~≈]?[-−]?[\d.,]+(?:[-–][\d.,]+)?(?:%|[A-Za-zµμ]{1,2})?", token)
+    ):
         return False
     if re.fullmatch(r"(?:[A-Za-z]?[a-z]+|[AI])(?:[-/–—’'][A-Za-z]?[a-z]+)*(?:’s)?", token):
         return False
@@ -289,7 +319,9 @@ def terms(code: str) -> tuple[frozenset[str], frozenset[str]]:
     page = entry.page.partition("Cost:")[0]
     sure = {part for item in re.findall(r"``(.+?)``", page, re.DOTALL) for part in re.findall(r"[A-Za-z_]\w{3,}", item)}
     sure |= {word for word in entry.pattern.name.split("-") if len(word) > 3}
-    words = {word.lower()[:5] for word in _WORD.findall(f"{entry.pattern.title} {page.splitlines()[0]}") if len(word) > 3}
+    words = {
+        word.lower()[:5] for word in _WORD.findall(f"{entry.pattern.title} {page.splitlines()[0]}") if len(word) > 3
+    }
     return frozenset(item.lower() for item in sure) - _PLAIN, frozenset(words) - _PLAIN
 
 

@@ -16,7 +16,7 @@ from torchtriage.core.errors import UsageError
 from torchtriage.diagnose.detector.detector import Judged
 from torchtriage.learn.dataset.recordings import DatasetItem
 from torchtriage.learn.review.evidence import Evidence, EvidenceLine
-from torchtriage.learn.review.reviewer import NONE, Outcome, Review, Sentence
+from torchtriage.learn.review.reviewer import NONE, Outcome, Review, Sentence, check
 from torchtriage_benchmark.commands import labels as commands
 from torchtriage_benchmark.training.active_learning import (
     Findings,
@@ -195,6 +195,100 @@ def test_who_is_not_surer_than_labels_are_worth_changes_none(tmp_path: Path) -> 
     report = loop(tmp_path, bad, Oracle(truth, confidence=0.8))
     assert report.labels == bad
     assert report.rounds[1].kept == report.rounds[1].proposed > 0
+
+
+class Other(Oracle):
+    """Says of every window that is proposed the fault it has not, or that it has one."""
+
+    name = "other"
+
+    def review_all(self, evidence: Sequence[Evidence], told: Any) -> tuple[Outcome, ...]:
+        outcomes = []
+        for one in evidence:
+            item, window = one.lines[0].text.split()
+            code = CODES[0] if self.truth[item][int(window)] == NONE else NONE
+            outcomes.append(Outcome(one, Review(code, 1.0, (Sentence("So it is.", ("e1",)),))))
+        return tuple(outcomes)
+
+
+def test_a_label_changes_only_where_reviewer_and_detector_say_the_same(tmp_path: Path) -> None:
+    truth = recorded_labels(items())
+
+    def train(learn: Sequence[Labelled], tune: Sequence[Labelled]) -> Judge:
+        def sure(one: Labelled) -> Judged:
+            likely = np.array([0.9 if code == NONE else 0.1 for code in truth[one.id]])
+            return Judged(likely, ({CODES[1]: 1.0},) * len(likely), np.zeros(len(likely), bool))
+
+        return sure
+
+    def changed(reviewer: Any) -> set[tuple[str, str]]:
+        history = History(tmp_path / f"{reviewer.name}.jsonl".replace("/", "-"))
+        settings = Settings(windows=10_000, rounds=1, settled=1.0)
+        iterate(items(), truth, reviewer, train, history, settings=settings, evidence=Seen())
+        return {(one.before, one.after) for one in history.changes}
+
+    # the detector means the other fault: only where it sees none do both say the same
+    assert changed(Other(truth)) == {(CODES[0], NONE), (CODES[1], NONE)}
+    person = Other(truth)
+    person.name = "person/anna"
+    assert (NONE, CODES[0]) in changed(person)
+
+
+def test_a_round_that_makes_validation_worse_is_taken_back(tmp_path: Path) -> None:
+    truth = recorded_labels(items())
+    trained: list[int] = []
+
+    def train(learn: Sequence[Labelled], tune: Sequence[Labelled]) -> Judge:
+        """Is good at first, and after a change the opposite of it."""
+        good, wrongly = toy(learn, tune), any(one.labels != truth[one.id] for one in (*learn, *tune))
+        trained.append(1)
+
+        def judge(one: Labelled) -> Judged:
+            said = good(one)
+            likely = 1 - said.probability if wrongly else said.probability
+            return Judged(likely, said.types, said.unusual)
+
+        return judge
+
+    history = History(tmp_path / "labels.jsonl")
+    report = iterate(
+        items(), truth, Other(truth), train, history, settings=Settings(windows=10_000), evidence=Seen()
+    )
+    assert report.ended == "the last round made validation worse and was taken back"
+    assert report.labels == truth
+    assert report.rounds[-1].undone
+    assert report.rounds[-1].changed > 0
+    assert report.rounds[-1].validation == report.rounds[0].validation
+    assert list(history.standing) == []
+
+
+def test_hostile_and_invented_answers_change_no_label(tmp_path: Path) -> None:
+    answers = Path(__file__).parents[2] / "learn" / "review" / "answers"
+    windows = json.loads((answers / "windows.json").read_bytes())
+    hostile = json.loads((answers / "hostile.json").read_bytes())
+    asked: list[int] = []
+
+    class Hostile:
+        name = "llm/hostile"
+
+        def review_all(self, evidence: Sequence[Evidence], told: Any) -> tuple[Outcome, ...]:
+            return tuple(map(self.review, evidence))
+
+        def review(self, _: Evidence) -> Outcome:
+            one = hostile[len(asked) % len(hostile)]
+            asked.append(1)
+            about = windows[one["window"]]
+            lines = tuple(EvidenceLine(**line) for line in about["lines"])
+            evidence = Evidence((0, 1), lines, tuple(about["codes"]), 0, True)
+            try:
+                return Outcome(evidence, check(json.loads(one["reply"]), evidence))
+            except ValueError as error:
+                return Outcome(evidence, None, str(error))
+
+    bad = corrupted(recorded_labels(items()), 0.2)
+    report = loop(tmp_path, bad, Hostile())
+    assert len(asked) >= len(hostile)
+    assert report.labels == bad
 
 
 def test_what_is_not_reviewed_is_counted_with_the_reason(tmp_path: Path) -> None:

@@ -243,7 +243,7 @@ def finding(severity: Any, *intervals_ns: tuple[int, int]) -> Finding:
 def test_a_grave_finding_has_its_costliest_window_reviewed_first() -> None:
     grave = finding("high", (110, 120), (330, 350))
     found = suspects(spans(6), 3, [grave], judged([0.9, 0.8, 0.7, 0.0, 0.0, 0.0]))
-    chosen, left = worth_a_look(found, 2)
+    chosen, _ = worth_a_look(found, 2)
     assert [one.window_ns for one in chosen] == [(300, 400), (100, 200)]  # which stands for the first, too
     assert chosen[0].suspicion < 0.3
     small, _ = worth_a_look(suspects(spans(6), 3, [finding("low", (110, 120), (330, 350))]), 2)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.core import intervals
-from torchtriage.core.trace import Kind, Trace
+from torchtriage.core.trace import Trace
 from torchtriage.core.units import format_ns, format_range, format_share
 from torchtriage.learn.review.redaction import RedactedNames
 

@@ -331,7 +331,8 @@ class Llm:
             await self._settled.wait_for(lambda: fits() or not self._under_way)
             if not fits():
                 raise _RefusedError(
-                    f"the cost cap of {limit:g}: {self._spent:.4f} is spent, and this {self.noun} could cost {needed:.4f}"
+                    f"the cost cap of {limit:g}: {self._spent:.4f} is spent, "
+                    f"and this {self.noun} could cost {needed:.4f}"
                 )
             self._reserved += needed
             self._under_way += 1

@@ -50,7 +50,7 @@ def _object(**properties: Any) -> dict[str, Any]:
 
 
 def _candidates(evidence: Evidence) -> tuple[str, ...]:
-    """Return the codes that the evidence may show, in the catalogue's order: which of them a rule found is no hint here."""
+    """Return the codes that the evidence may show, in the catalogue's order, which says nothing of what rules found."""
     told = [line.facts["code"] for line in evidence.of_kind("finding")]
     told += [line.facts["code"] for line in evidence.of_kind("elsewhere")]
     told += [code for line in evidence.of_kind("detector") for code in line.facts["types"]]

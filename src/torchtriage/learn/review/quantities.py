@@ -37,9 +37,8 @@ _KEY: tuple[tuple[str, Of, float], ...] = (
 _ONES = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
 _ONES += " seventeen eighteen nineteen"
 _WORDS = {word: float(at) for at, word in enumerate(_ONES.split())}
-_WORDS |= {
-    word: 10.0 * at for at, word in enumerate("twenty thirty forty fifty sixty seventy eighty ninety".split(), 2)
-}
+_TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
+_WORDS |= {word: 10.0 * at for at, word in enumerate(_TENS.split(), 2)}
 _SCALES = {"dozen": 12.0, "hundred": 1e2, "thousand": 1e3, "million": 1e6, "billion": 1e9}
 _PARTS = {"half": 2, "halves": 2, "third": 3, "quarter": 4, "fifth": 5, "sixth": 6, "eighth": 8, "tenth": 10}
 _PART = "|".join(_PARTS)
@@ -54,9 +53,11 @@ _NUMBER = re.compile(
     rf"(?:\b(?P<hedge>{_HEDGE})\s*|\b(?P<more>{_MORE})\s+|\b(?P<less>{_LESS})\s+|(?P<mark>[~≈])\s*)?"
     rf"(?:(?:(?:an?|the)\s+)?(?:(?P<n>{_SPELLED}|\d+)[\s-])?\b(?P<part>{_PART})s?\b"
     rf"(?:\s+an?\s+(?P<of>{_UNIT})\b|(?=\s+(?:of|the|is|are)\b|[,.;:)]|$))"
-    rf"|\b(?P<most>nearly all|almost all|all|most) of\b|\b(?P<none>no)\b(?=\s+(?:kernel|operator|call|cop|launch))|\b(?P<times>{'|'.join(_TIMES)})\b"
+    rf"|\b(?P<most>nearly all|almost all|all|most) of\b"
+    rf"|\b(?P<none>no)\b(?=\s+(?:kernel|operator|call|cop|launch))"
+    rf"|\b(?P<times>{'|'.join(_TIMES)})\b"
     rf"|\b(?P<spelled>(?:{_SPELLED})(?:(?:[\s-]|\s+and\s+)(?:{_SPELLED}))*)\b(?P<many>s?)"
-    rf"|(?P<sign>(?<![\w)%])[-−])?(?P<digits>\d+(?:,\d{{3}})*(?:\.\d+)?(?:e[+-]?\d+)?))"
+    rf"|(?P<sign>(?<![\w)%])[-\u2212])?(?P<digits>\d+(?:,\d{{3}})*(?:\.\d+)?(?:e[+-]?\d+)?))"
     rf"(?:\s?(?P<unit>{_UNIT})(?![\w]))?(?P<rate>(?:\s+\w+){{0,2}}\s+per\s+(?P<per>{_UNIT})\b)?",
     re.IGNORECASE,
 )
@@ -95,7 +96,7 @@ def read(text: str) -> list[Quantity]:
     found = [item for match in _NUMBER.finditer(text) for item in _quantity(match, text)]
     for at in range(len(found) - 1, 0, -1):
         first, last = found[at - 1], found[at]
-        if first.bare and not last.bare and re.fullmatch(r"\s*(?:to|[-–])\s*", text[first.end : last.begin]):
+        if first.bare and not last.bare and re.fullmatch(r"\s*(?:to|[-\u2013])\s*", text[first.end : last.begin]):
             scale = last.scale
             found[at - 1] = replace(first, of=last.of, value=first.value * scale, off=first.off * scale, scale=scale)
     edges = [0, *(item.end for item in found)]

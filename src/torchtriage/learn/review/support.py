@@ -26,7 +26,7 @@ _SHAPE = re.compile(r"\[[\d,\[\]]*\]")
 _TOKEN = re.compile(r"[^\s\"“”`']+")
 _WORD = re.compile(r"[A-Za-z][a-z]+")
 _SHELL = re.compile(r"[|&$\\{}^]|>>|<<|\b(?:curl|wget|sudo|pip|apt|npm|ssh|chmod|eval|exec|rm|bash|sh)\b")
-_OTHER_SIGNS = frozenset("µμ×–—−≈≤≥…·→’‘“”")
+_OTHER_SIGNS = frozenset("µμ≈≤≥…·→“”\u00d7\u2013\u2014\u2212\u2018\u2019")
 _COMMON = frozenset(
     {
         "i.e",
@@ -53,11 +53,12 @@ _ALIASES = [
     {"bf16", "bfloat16"},
     {"fp64", "float64", "f64"},
 ]
-_PLAIN = frozenset(
-    "window windows step steps share time times kernel kernels operator operators call calls recording device host whole"
-    " thread main rule finding code name names order data type types other each same with from that this the of in and"
-    " float long longest void none takes take runs run lasts annotation function module builtin line lines".split()
-)
+_EVERYWHERE = """
+window windows step steps share time times kernel kernels operator operators call calls recording device host whole
+thread main rule finding code name names order data type types other each same with from that this the of in and float
+long longest void none takes take runs run lasts annotation function module builtin line lines
+"""
+_PLAIN = frozenset(_EVERYWHERE.split())
 """Words that say nothing of which thing is meant."""
 _MEANT = {
     "idle": re.compile(r"idl|wait|starv|nothing|empty|unused|late|queue"),
@@ -157,10 +158,12 @@ def _is_name(token: str) -> bool:
     if (
         token in _COMMON
         or token in UNITS
-        or re.fullmatch(r"[~≈+×x=<>≤≥/–—-]+|[~≈]?[-−]?[\d.,]+(?:[-–][\d.,]+)?(?:%|[A-Za-zµμ]{1,2})?", token)
+        or re.fullmatch(
+            r"[~≈+\u00d7x=<>≤≥/\u2013\u2014-]+|[~≈]?[-\u2212]?[\d.,]+(?:[-\u2013][\d.,]+)?(?:%|[A-Za-zµμ]{1,2})?", token
+        )
     ):
         return False
-    if re.fullmatch(r"(?:[A-Za-z]?[a-z]+|[AI])(?:[-/–—’'][A-Za-z]?[a-z]+)*(?:’s)?", token):
+    if re.fullmatch(r"(?:[A-Za-z]?[a-z]+|[AI])(?:[-/\u2013\u2014\u2019'][A-Za-z]?[a-z]+)*(?:\u2019s)?", token):
         return False
     return bool(re.search(r"[A-Za-z]", token) or re.search(r"[\[\]@#_]", token))
 

@@ -1,4 +1,4 @@
-"""Which windows are worth a look: where a grave finding costs most, then what detector and rules suspect, most first."""
+"""Which windows are worth a look: where a grave finding costs most, then what detector and rules suspect."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class Suspect:
     """A window, how suspicious it is, and what stands out: alike where steps are alike.
 
     ``costliest`` : the highest place of a finding of high severity that costs most here; 0 for none. ``touched`` : a
-    finding lies here, or is about the whole recording. The rest is what the detector says of it; see :class:`~torchtriage.diagnose.detector.detector.Judged`.
+    finding lies here, or is about the whole recording. The rest is what the detector says of it; see
+    :class:`~torchtriage.diagnose.detector.detector.Judged`.
     """
 
     window_ns: tuple[int, int]
@@ -83,7 +84,7 @@ def suspects(
 
 
 def _costliest(windows_ns: Ints, spans: Ints, covered_ns: Ints, suspicion: NDArray[np.float64]) -> int:
-    """Return the window that has most of a finding; the nearest where it lies outside of all, the oddest without a place."""
+    """Return the window with most of a finding; the nearest where it lies outside, the oddest where it has no place."""
     if not len(spans):
         return int(suspicion.argmax())
     if covered_ns.any():

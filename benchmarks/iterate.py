@@ -24,6 +24,7 @@ import random
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ from torchtriage_benchmark.training.active_learning import (
     Labelled,
     Round,
     Settings,
+    Train,
     boosted_trees,
     iterate,
 )
@@ -125,14 +127,34 @@ def share_right(labels: Labels, truth: Labels, items: Sequence[Example]) -> floa
     return float(np.mean([a == b for a, b in pairs]))
 
 
+@cache
+def remembered(seed: int) -> Train:
+    """Return the detector's way to learn, which learns once from the same labels: reviewers begin alike."""
+    known: dict[int, Judge] = {}
+    train = boosted_trees(seed)
+
+    def learn(some: Sequence[Labelled], tune: Sequence[Labelled]) -> Judge:
+        key = hash((tuple((one.id, one.labels) for one in some), tuple((one.id, one.labels) for one in tune)))
+        if key not in known:
+            known[key] = train(some, tune)
+        return known[key]
+
+    return learn
+
+
 def measured(
     items: Sequence[Example], reviewer: Reviewer, evidence: Findings, given: argparse.Namespace, by: str, seed: int
 ) -> dict[str, Any]:
     """Return one experiment."""
     truth = recorded_labels(items)
     wrong = corrupted(items, truth, given.share, by, seed)
-    train, test = boosted_trees(seed), labelled(items, truth, "test")
-    clean, bad = learned(items, truth, seed), learned(items, wrong, seed)
+    train, test = remembered(seed), labelled(items, truth, "test")
+
+    def learned(labels: Labels) -> float:
+        judge = train(labelled(items, labels, "train"), labelled(items, labels, "validation"))
+        return scored(judge, test)
+
+    clean, bad = learned(truth), learned(wrong)
     rounds: list[Round] = []
     settings = Settings(rounds=given.rounds, windows=given.windows, trust=given.trust, settled=given.settled)
     began_s = time.process_time()
@@ -165,18 +187,6 @@ def measured(
         "ended": report.ended,
         "cpu_s": time.process_time() - began_s,
     }
-
-
-_LEARNED: dict[tuple[int, int], float] = {}
-
-
-def learned(items: Sequence[Example], labels: Labels, seed: int) -> float:
-    """Return the AUROC on split test after learning from some labels."""
-    key = hash(tuple(sorted(labels.items()))), seed
-    if key not in _LEARNED:
-        judge = boosted_trees(seed)(labelled(items, labels, "train"), labelled(items, labels, "validation"))
-        _LEARNED[key] = scored(judge, labelled(items, recorded_labels(items), "test"))
-    return _LEARNED[key]
 
 
 def main() -> None:

@@ -25,7 +25,9 @@ _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 _SHAPE = re.compile(r"\[[\d,\[\]]*\]")
 _TOKEN = re.compile(r"[^\s\"“”`']+")
 _WORD = re.compile(r"[A-Za-z][a-z]+")
-_SHELL = re.compile(r"[|&$\\{}^]|>>|<<|\b(?:curl|wget|sudo|pip|apt|npm|ssh|chmod|eval|exec|rm|bash|sh)\b")
+_SIGNS = re.compile(r"[|&$\\{}^]|>>|<<")
+_COMMAND = re.compile(r"\b(?:curl|wget|sudo|pip|apt|npm|ssh|chmod|rm|bash|sh)\b|://|\bwww\.")
+"""Not taken in a recorded name either: who advises to run it must not pass by quoting it."""
 _OTHER_SIGNS = frozenset("µμ≈≤≥…·→“”\u00d7\u2013\u2014\u2212\u2018\u2019")
 _COMMON = frozenset(
     {
@@ -95,7 +97,7 @@ def unsupported(text: str, cited: Sequence[EvidenceLine], advice: bool = False) 
     if any(sign not in lines for sign in odd):
         return "it is not plain English with digits 0 to 9"
     left, named = _without_names(text, cited)
-    if _SHELL.search(left):
+    if _SIGNS.search(left) or _COMMAND.search(text):
         return "it holds a command or address"
     if not _adds_up(left):
         return "its sum does not add up"
@@ -245,7 +247,7 @@ def _sums(pieces: Sequence[_Piece]) -> list[tuple[Of, float]]:
 
 def _adds_up(text: str) -> bool:
     """Return whether each sum that is written out with + and = is right."""
-    for sum_, told in re.findall(r"((?:[\d.,]+[^\d=+]*\+\s*)+[\d.,]+[^\d=+]*)=\s*([\d.,]+)", text):
+    for sum_, told in re.findall(r"((?:\d[\d.,]*[^\d=+]*\+\s*)+\d[\d.,]*[^\d=+]*)=\s*([\d.,]+)", text):
         parts = [float(part) for part in re.findall(r"\d+(?:\.\d+)?", sum_.replace(",", ""))]
         if abs(sum(parts) - float(re.findall(r"\d+(?:\.\d+)?", told.replace(",", ""))[0])) > 0.02 * sum(parts):
             return False

@@ -420,6 +420,10 @@ PUBLIC = (
     "Optimizer.step#AdamW.step",
     "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__",
     "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__",
+    "record_param_comms",
+    "fbgemm::bounds_check_indices",
+    "torch.distributed.ddp.reducer::copy_bucket_to_grad",
+    "AOTDispatcher Runtime Wrapper Prologue",
 )
 
 

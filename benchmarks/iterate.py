@@ -200,7 +200,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--windows", type=int, default=10**9)
-    parser.add_argument("--trust", type=float, default=0.8)
+    parser.add_argument("--trust", type=float, default=0.9)
     parser.add_argument("--settled", type=float, default=0.002)
     given = parser.parse_args()
     items, evidence = examples(given.folder), Findings()

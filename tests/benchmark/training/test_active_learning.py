@@ -142,7 +142,7 @@ def test_wrong_labels_are_found_and_put_right(tmp_path: Path) -> None:
     truth = recorded_labels(items())
     bad = corrupted(truth, 0.2)
     rounds: list[Round] = []
-    report = loop(tmp_path, bad, Oracle(truth), rounds)
+    report = loop(tmp_path, bad, Oracle(truth), rounds, trust=0.8)
     assert wrong(report.labels, truth) < wrong(bad, truth) / 3
     assert list(report.rounds) == rounds
     assert rounds[-1].validation > rounds[0].validation + 0.05
@@ -224,7 +224,7 @@ def test_a_label_changes_only_where_reviewer_and_detector_say_the_same(tmp_path:
     def changed(reviewer: Any, train: Any = train) -> set[tuple[str, str]]:
         history = History(tmp_path / "none")
         history.path.unlink(missing_ok=True)
-        settings = Settings(windows=10_000, rounds=1, settled=1.0)
+        settings = Settings(windows=10_000, rounds=1, trust=0.8, settled=1.0)
         iterate(items(), truth, reviewer, train, history, settings=settings, evidence=Seen())
         return {(one.before, one.after) for one in history.changes}
 
@@ -346,7 +346,7 @@ def test_a_window_whose_fault_is_another_is_proposed_and_learned(tmp_path: Path)
         Oracle(truth),
         train,
         History(tmp_path / "x"),
-        settings=Settings(rounds=1, windows=500),
+        settings=Settings(rounds=1, windows=500, trust=0.8),
         evidence=Seen(),
     )
     right = [now == code for now, code in zip(report.labels[first], truth[first], strict=True)]

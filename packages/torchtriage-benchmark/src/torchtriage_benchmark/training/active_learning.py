@@ -43,8 +43,8 @@ __all__ = [
 
 Floats = NDArray[np.float64]
 
-RESAMPLES, CLEARLY = 200, 0.9
-"""Of so many draws of the validation recordings, with this share worse, a round made validation worse."""
+RESAMPLES = 100
+"""Draws of the validation recordings: a round made validation worse when it did in most of them."""
 LIKELY = 0.2
 """Share that the detector gives a fault which it holds possible."""
 
@@ -107,7 +107,7 @@ class Settings:
 
     rounds: int = 4
     windows: int = 200
-    trust: float = 0.8
+    trust: float = 0.9
     settled: float = 0.002
     folds: int = 3
     moved: float = 0.15
@@ -291,7 +291,7 @@ def _validation(judge: Judge, tune: Sequence[Labelled]) -> float:
 
 
 def _is_worse(new: Judge, old: Judge, tune: Sequence[Labelled]) -> bool:
-    """Return whether one scores worse than the other by more than which recordings are there can explain."""
+    """Return whether one scores worse than the other, on most draws of the recordings."""
     truth = [item.faulty for item in tune]
     scores = [([judge(item).probability for item in tune]) for judge in (new, old)]
     chance = np.random.default_rng(0)
@@ -301,7 +301,7 @@ def _is_worse(new: Judge, old: Judge, tune: Sequence[Labelled]) -> bool:
         faulty = np.concatenate([truth[at] for at in drawn])
         after, before = (area_under_roc(faulty, np.concatenate([some[at] for at in drawn])) for some in scores)
         worse += after < before
-    return worse >= CLEARLY * RESAMPLES
+    return worse > RESAMPLES / 2
 
 
 def _proposals(

@@ -27,7 +27,7 @@ class Handler(BaseHTTPRequestHandler):
         self.close_connection = True
         with self.server.lock:
             self.server.requests.append((self.path, self.headers, self.asked))
-            step = self.server.script.pop(0) if self.server.script else good()
+            step = self.server.script.pop(0) if self.server.script else self.server.then
         with contextlib.suppress(OSError):  # the client had enough
             step(self)
 
@@ -52,13 +52,13 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Server(ThreadingHTTPServer):
-    """Plays a script, then answers well. ``over`` : is set when the server goes down."""
+    """Plays a script, then the last step for good. ``over`` : is set when the server goes down."""
 
     daemon_threads = True
 
-    def __init__(self, script: Sequence[Step]) -> None:
+    def __init__(self, script: Sequence[Step], then: Step) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.script = list(script)
+        self.script, self.then = list(script), then
         self.requests: list[tuple[str, Message, dict[str, Any]]] = []
         self.lock = threading.Lock()
         self.over = threading.Event()
@@ -69,8 +69,8 @@ class Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def serving(*script: Step) -> Iterator[Server]:
-    server = Server(script)
+def serving(*script: Step, then: Step | None = None) -> Iterator[Server]:
+    server = Server(script, then or good())
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
@@ -86,13 +86,26 @@ def serving(*script: Step) -> Iterator[Server]:
 
 
 def answer(code: str = "LCH016", ids: Sequence[str] = ("e1",), **fields: Any) -> str:
-    sentence = {"text": "The optimizer takes most of it.", "evidence": list(ids)}
+    sentence = {"text": "That is 40 % of the window.", "evidence": list(ids)}
     told = {"code": code, "confidence": 0.9, "why": [sentence], "advice": [sentence]}
     return json.dumps({**told, **fields})
 
 
 def good(code: str = "LCH016", **fields: Any) -> Step:
     return says(answer(code, **fields))
+
+
+def fits(handler: Handler) -> None:
+    """Answer with the first rule that covers a part of the window, or none, in a sentence that its line supports."""
+    lines = dict(re.findall(r"^(e\d+): (.*)$", handler.asked["messages"][1]["content"], re.MULTILINE))
+    rules = [(name, re.match(r"rule (\w+) .* covers (\S+ %)", text)) for name, text in lines.items()]
+    found = next(((name, rule) for name, rule in rules if rule), None)
+    code, share, name = "none", "", "e1"
+    if found:
+        code, share, name = found[1][1], found[1][2], found[0]
+    long = re.match(r"window of (\S+ \S+)", lines.get("e1", ""))
+    text = f"A rule covers {share} of the window." if share else f"The window is {long[1] if long else ''} long."
+    good(code, why=[{"text": text, "evidence": [name]}], advice=[])(handler)
 
 
 def says(

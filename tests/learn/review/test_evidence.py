@@ -88,10 +88,59 @@ def test_the_device_is_told() -> None:
     builder.call("cudaLaunchKernel", 10, 5, correlation=1)
     builder.kernel("void at::native::elementwise_kernel<1>(int)", 100, 300, correlation=1)
     told = gather(builder.build(), (), STEP)
-    whole, kernel = told.of_kind("device")
+    whole, lead, kernel = told.of_kind("device")
+    assert lead.text == (
+        "launched by 1 calls, 1 per ms of the window; from a launch to its start on the device 90.0 µs at the median,"
+        " 90.0 µs at least; work lasts 300 µs at the median"
+    )
     assert whole.facts == {"idle_share": pytest.approx(0.7), "n": 1}
     assert kernel.facts["total_ns"] == 300_000
-    assert "1 accelerators" in told.lines[0].text
+    assert told.of_kind("machine")[0].text.startswith("recorded on 1 GPU")
+
+
+def test_machine_and_data_types_are_told_and_no_text_of_a_file() -> None:
+    def machine(device: str) -> str:
+        builder = TraceBuilder(device=device).step(0, 0, 100)
+        builder.op("aten::mm", 10, 50, dims=[[2, 2], [2, 2], []], types=["c10::BFloat16", "c10::BFloat16", "secret"])
+        builder.call("cudaLaunchKernel", 20, 5, correlation=1)
+        builder.kernel("void k()", 40, 10, correlation=1)
+        (line,) = gather(builder.build(), (), (0, 100_000)).of_kind("machine")
+        return line.text
+
+    assert machine("NVIDIA H100 80GB HBM3") == (
+        'recorded on 1 GPU, "NVIDIA H100 80GB HBM3"; inputs of operators: bfloat16 in 1'
+    )
+    assert machine("say none").startswith("recorded on 1 GPU, which one is not recorded")
+
+
+def test_the_whole_step_and_the_other_steps_are_told(sample: tuple[Trace, Result]) -> None:
+    trace, result = sample
+    told = gather(trace, result.findings, tuple(windows(trace)[17]))
+    step, others = told.of_kind("step")
+    assert step.text.startswith("the whole step, mean of 3, 53.5 ms on the main thread: ")
+    assert '"enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__" 66 %' in step.text
+    assert others.text.startswith("the same window in 2 other steps: 3.28-3.40 ms, 3 operators and calls")
+
+
+def test_where_the_device_was_is_told_of_the_whole_step() -> None:
+    builder = TraceBuilder()
+    for number in range(3):
+        builder.step(number, number * 1000, 1000).op("aten::mm", number * 1000, 50)
+        builder.call("cudaLaunchKernel", number * 1000 + 10, 5, correlation=number + 1)
+        builder.kernel("void k()", number * 1000 + 20, 250, correlation=number + 1)
+    told = gather(builder.build(), (), (1_000_000, 1_100_000))
+    assert "on the device: computes 25 %" in told.of_kind("step")[0].text
+
+
+def test_all_findings_are_told_with_their_place_and_after_what_was_measured(sample: tuple[Trace, Result]) -> None:
+    trace, result = sample
+    told = gather(trace, result.findings, tuple(windows(trace)[17]))
+    (here,), elsewhere = told.of_kind("finding"), told.of_kind("elsewhere")
+    assert "finding 1 of 4, high severity, covers 100 % of the window" in here.text
+    assert [line.facts["code"] for line in elsewhere] == [item.code for item in result.findings[1:]]
+    assert all("not in this window" in line.text for line in elsewhere)
+    kinds = [line.kind for line in told.lines]
+    assert set(kinds[kinds.index("finding") :]) == {"finding", "elsewhere"}
 
 
 def test_findings_that_touch_the_window_are_told_with_their_numbers(sample: tuple[Trace, Result]) -> None:
@@ -370,6 +419,11 @@ PUBLIC = (
     "torch::autograd::AccumulateGrad",
     "Optimizer.step#AdamW.step",
     "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__",
+    "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__",
+    "record_param_comms",
+    "fbgemm::bounds_check_indices",
+    "torch.distributed.ddp.reducer::copy_bucket_to_grad",
+    "AOTDispatcher Runtime Wrapper Prologue",
 )
 
 

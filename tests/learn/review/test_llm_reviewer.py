@@ -19,7 +19,7 @@ from learn.review.server import Server, Step, answer, good, says, serving, statu
 from torchtriage.core.errors import MissingExtraError
 from torchtriage.learn.review import llm_reviewer as module
 from torchtriage.learn.review import prompt
-from torchtriage.learn.review.evidence import Evidence, EvidenceLine
+from torchtriage.learn.review.evidence import Evidence, EvidenceLine, count_tokens
 from torchtriage.learn.review.llm_reviewer import Endpoint, Limits, Llm, Prices
 from torchtriage.learn.review.reviewer import INTERRUPTED, NONE, Outcome, silent
 
@@ -32,7 +32,12 @@ def windows(n: int) -> list[Evidence]:
     return [
         Evidence(
             (at, at + 1),
-            (EvidenceLine("e1", "window", f"window {at}"), EvidenceLine("e2", "op", '"aten::mm" 3 x')),
+            (
+                EvidenceLine(
+                    "e1", "detector", f"window {at} : 40 % of the window", {"types": dict.fromkeys(CODES, 0.5)}
+                ),
+                EvidenceLine("e2", "op", '"aten::mm" 3 x'),
+            ),
             CODES,
             0,
             True,
@@ -365,14 +370,29 @@ def test_the_cost_cap_holds() -> None:
     assert llm.spent <= most
 
 
-def test_what_is_not_counted_by_the_endpoint_costs_the_most_it_can() -> None:
+def test_what_the_endpoint_does_not_count_is_counted_and_what_broke_off_costs_the_most_it_can() -> None:
     prices = Prices(1.0, 1.0)
     with serving(says(answer(), usage=None), server.drops) as endpoint:
         llm = Llm(Endpoint("tiny", endpoint.url), limits=Limits(60, 60, 60, attempts=1, at_once=1), prices=prices)
         outcomes = llm.review_all(windows(2), silent)
     asked = [llm._prompt_tokens(prompt.messages(one)) for one in windows(2)]
-    assert llm.spent == pytest.approx(prices.of(sum(asked), 2 * LONG.max_reply_tokens))
+    received = count_tokens(answer())
+    assert llm.spent == pytest.approx(prices.of(sum(asked), received + LONG.max_reply_tokens))
     assert [one.review is not None for one in outcomes] == [True, False]
+    assert [one.reply_tokens for one in outcomes] == [received, count_tokens('{"code": ')]
+
+
+def test_windows_wait_for_money_that_others_may_leave() -> None:
+    tokens = Llm(Endpoint("tiny"))._prompt_tokens(prompt.messages(windows(1)[0]))
+    worst = Prices(1.0, 2.0).of(tokens, LONG.max_reply_tokens)
+    real = Prices(1.0, 2.0).of(1000, 100)
+    # enough for one at its worst and for four as they come out
+    most = 3 * real + worst * 1.01
+    with serving() as endpoint:
+        llm = Llm(Endpoint("tiny", endpoint.url), limits=replace(LONG, at_once=4), prices=Prices(1.0, 2.0, most))
+        outcomes = llm.review_all(windows(4), silent)
+    assert all(one.review is not None for one in outcomes), [one.reason for one in outcomes]
+    assert llm.spent == pytest.approx(4 * real)
 
 
 def test_what_was_refused_costs_nothing() -> None:

@@ -10,11 +10,11 @@ import pytest
 
 from torchtriage.api import traces
 from torchtriage.diagnose.detector.features import windows
-from torchtriage.diagnose.patterns import catalogue
+from torchtriage.diagnose.patterns import catalogue, lookup
 from torchtriage.diagnose.verdict.verdict import diagnose
 from torchtriage.learn.review import prompt
 from torchtriage.learn.review.evidence import Evidence, EvidenceLine, gather
-from torchtriage.learn.review.reviewer import NONE, Outcome, check, silent
+from torchtriage.learn.review.reviewer import NONE, Outcome, formed, silent
 from torchtriage.learn.review.rule_reviewer import Offline
 
 CODES = tuple(entry.pattern.code for entry in catalogue())
@@ -116,7 +116,7 @@ def test_of_two_rules_the_one_that_covers_more_is_named() -> None:
     assert one.why[0].evidence == ("e3",)
 
 
-def test_every_offline_review_passes_the_checks_of_a_models() -> None:
+def test_every_offline_review_has_the_form_of_a_models() -> None:
     trace = traces.load(traces.sample_path())
     findings = diagnose(trace).findings
     told = [gather(trace, findings, tuple(one), probability=0.5) for one in windows(trace)]
@@ -125,7 +125,7 @@ def test_every_offline_review_passes_the_checks_of_a_models() -> None:
     for outcome in outcomes:
         assert outcome.review is not None
         reply = json.loads(json.dumps(asdict(outcome.review)))
-        assert check(reply, outcome.evidence) == outcome.review
+        assert formed(reply, outcome.evidence) == outcome.review
 
 
 def test_every_code_can_be_said_offline() -> None:
@@ -156,6 +156,14 @@ def test_the_prompt_has_the_evidence_between_marks_that_it_cannot_hold() -> None
     assert last == "Review this window."
 
 
+def test_the_prompt_has_the_whole_page_of_what_may_be_there_and_titles_of_the_rest() -> None:
+    system = prompt.messages(evidence(("LCH016", 1.0, "certain")))[0]["content"]
+    page = lookup("LCH016").page.replace("``", "`").strip()
+    assert page in system
+    assert "Looks like:" not in system.replace(page, "")
+    assert all(code in system for code in CODES)
+
+
 def test_braces_of_a_name_are_no_part_of_the_prompt() -> None:
     lines = (EvidenceLine("e1", "op", "{codes} {digest} {evidence}"),)
     _, user = prompt.messages(Evidence((0, 1), lines, ("LCH016",), 0, False))
@@ -164,6 +172,6 @@ def test_braces_of_a_name_are_no_part_of_the_prompt() -> None:
 
 def test_what_a_model_writes_is_safe_to_print() -> None:
     reply = {"code": NONE, "confidence": 1, "why": [{"text": "a\x1b[31m\nb  c", "evidence": ["e1", "e1"]}]}
-    (sentence,) = check(reply, evidence()).why
+    (sentence,) = formed(reply, evidence()).why
     assert sentence.text == "a\\x1b[31m b c"
     assert sentence.evidence == ("e1",)

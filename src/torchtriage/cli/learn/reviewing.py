@@ -23,7 +23,7 @@ __all__ = ["llm_options", "make_llm", "make_reviewer", "refuse_llm_options", "re
 L = TypeVar("L", bound="Llm")
 
 KEY = "OPENAI_API_KEY"
-OF_LLM = ("base_url", "model", "price_prompt", "price_reply", "max_cost", "cache")
+OF_LLM = ("base_url", "model", "price_prompt", "price_reply", "max_cost", "max_reply_tokens", "cache")
 
 
 def llm_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -37,6 +37,13 @@ def llm_options(function: Callable[..., Any]) -> Callable[..., Any]:
             value_option("--price-reply", click.FloatRange(0), "PRICE", None, "Price of a million tokens received."),
             value_option(
                 "--max-cost", click.FloatRange(0), "COST", None, "Stop before the cost exceeds this; needs both prices."
+            ),
+            value_option(
+                "--max-reply-tokens",
+                click.IntRange(64),
+                "N",
+                None,
+                "Longest reply to ask for; a model that thinks first needs more than the usual 1500.",
             ),
             value_option("--at-once", click.IntRange(1), "N", 4, "Parallel requests."),
             value_option("--timeout", POSITIVE, "SECONDS", 240.0, "Longest wait for a reply."),
@@ -99,7 +106,7 @@ def make_llm(kind: type[L], given: Mapping[str, Any], option: str, max_reply_tok
             total_s=given["timeout"],
             silence_s=min(given["timeout"], 60.0),
             at_once=given["at_once"],
-            max_reply_tokens=max_reply_tokens,
+            max_reply_tokens=given["max_reply_tokens"] or max_reply_tokens,
         ),
         prices=prices,
         cache=None if given["no_cache"] else folder,

@@ -55,11 +55,13 @@ _OPTIMIZERS = (
 )
 SPACES = (
     "aten|prim|prims|c10d|c10d_functional|_c10d_functional|torchvision|torchaudio|quantized|mkldnn"
-    "|inductor|xla|rngprims|profiler|onednn|cudnn"
+    "|inductor|xla|rngprims|profiler|onednn|cudnn|fbgemm"
 )
 OPERATOR = re.compile(
     rf"(?:autograd::engine::evaluate_function: )?(?:(?:{SPACES})::\w+(?:\.\w+)?"
     r"|[A-Z]\w*Backward\d+|torch::autograd::(?:AccumulateGrad|CopyBackwards|CopySlices|GraphRoot)"
+    r"|torch::distributed::reducer::mul_out|torch\.distributed\.ddp\.reducer::copy_bucket_to_grad"
+    r"|record_param_comms|Torch-Compiled Region|AOTDispatcher Runtime Wrapper Prologue"
     r"|detach_?|TorchDynamo Cache Lookup|Pregraph bytecode|CompiledFunction(?:Backward)?)"
 )
 _COLLECTIVES = (
@@ -70,7 +72,7 @@ _COLLECTIVES = (
 ANNOTATION = re.compile(
     r"ProfilerStep#\d+|PyTorch Profiler \(\d+\)"
     rf"|Optimizer\.(?:step|zero_grad)#(?:{_OPTIMIZERS})\.(?:step|zero_grad)"
-    r"|enumerate\(DataLoader\)#_(?:Single|Multi)ProcessDataLoaderIter\.__next__"
+    r"|enumerate\(DataLoader\)#_(?:SingleProcess|MultiProcessing)DataLoaderIter\.__next__"
     r"|(?:Distributed|FullySharded)?DataParallel\.(?:_root_pre_|_pre_|_post_)?forward"
     rf"|(?:nccl|gloo|mpi|ucc):(?:{_COLLECTIVES})(?: \d+(?:->|<-)\d+)?"
     r"|Torch-Compiled Region: \d+/\d+|TorchDynamo Cache Lookup"
@@ -112,7 +114,7 @@ VENDOR_WORD = re.compile(
 ANONYMOUS = "(anonymous namespace)"
 FUSED = re.compile(r"triton_(?:poi|red|per|tem|mm|for)(?=_)(?:_fused(?=_))?")
 """The operators that follow can be the user's."""
-CALL = re.compile(r"(?:cuda|hip|cu|nccl|roc|hsa_)[A-Z_]\w*|cudaLaunchKernel\w*")
+CALL = re.compile(r"INVALID|(?:cuda|hip|cu|nccl|roc|hsa_)[A-Z_]\w*|cudaLaunchKernel\w*")
 BUILTIN = re.compile(
     r"<(?:built-in )?(?:function|method) '?(?P<name>\w+)'?(?: of '?(?P<owner>[\w.]+)'?"
     r"(?: objects?)?(?: at 0x[0-9a-f]+)?)?>"

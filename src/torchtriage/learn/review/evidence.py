@@ -21,17 +21,21 @@ from torchtriage.core import intervals
 from torchtriage.core.finding import Finding
 from torchtriage.core.names import elide, visible
 from torchtriage.core.trace import Kind, Trace
+from torchtriage.core.trace.schema import WORK_KINDS
 from torchtriage.core.units import format_ns, format_share
 from torchtriage.diagnose.patterns import catalogue
 from torchtriage.diagnose.patterns.base import missing_needs
+from torchtriage.learn.review import account
 from torchtriage.learn.review.redaction import WIDTH, RedactedNames
 
 __all__ = ["BUDGET", "Evidence", "EvidenceLine", "applicable", "count_tokens", "gather"]
 
 Ints = NDArray[np.int64]
-LineKind = Literal["window", "time", "op", "device", "python", "around", "finding", "detector"]
+LineKind = Literal[
+    "window", "machine", "step", "time", "op", "device", "python", "around", "finding", "elsewhere", "detector"
+]
 
-BUDGET = 1500
+BUDGET = 2200
 MAX_ROWS = 20_000
 """So many host rows of a window, the longest, are put into its tree; of more, the number is given."""
 DEPTH = 4
@@ -136,11 +140,13 @@ def gather(
     window = _Window(trace, RedactedNames(trace, redact=redact), *(int(item) for item in window_ns))
     drafts = [
         *window.facts(),
-        *_findings(findings, window, redact=redact),
+        *window.step(),
         *window.ops(),
         *window.device(),
         *window.frames(),
         *window.around(),
+        # measurements first: whoever reads a verdict before them looks for what confirms it
+        *_findings(findings, window, redact=redact),
     ]
     # one that is asked later finds room: see with_opinion
     opinion = (1.0, _LONGEST, True) if probability is None else (probability, types or {}, unusual)
@@ -213,13 +219,14 @@ class _Window:
             where = f"step {step + 1} of {len(steps)}{steady}, from {format_ns(from_ns)} of its {format_ns(step_ns)}"
         elif len(steps):
             where = "outside the recorded steps"
-        device = "CPU only" if not trace.devices else f"{len(trace.devices)} accelerators"
-        yield _Draft(0, "window", f"window of {format_ns(self.long_ns)} in {where}; {device}", facts)
+        yield _Draft(0, "window", f"window of {format_ns(self.long_ns)} in {where}", facts)
         rows, time_ns = self.inside(Kind.OP, Kind.RUNTIME)
+        types = account.data_types(trace, rows[trace.kind[rows] == Kind.OP])
+        yield _Draft(0.5, "machine", f"{account.machine(trace)}; {types}")
         for lane in self._lanes(rows, time_ns):
             mine = rows[trace.lane[rows] == lane]
             busy_ns = self._union(mine)
-            n = int((trace.kind[mine] == Kind.OP).sum())
+            n = len(mine)
             yield _Draft(
                 1,
                 "time",
@@ -227,6 +234,22 @@ class _Window:
                 f"and calls, {self.share(self.long_ns - busy_ns)} in none",
                 {"busy_share": busy_ns / self.long_ns, "n_ops": n},
             )
+
+    def step(self) -> Iterator[_Draft]:
+        """Yield the account of the whole step, and the same window in other steps."""
+        for text in account.whole_step(self.trace, self.names):
+            yield _Draft(1.1, "step", text)
+        text = account.other_steps(self.trace, self.begin_ns, self.end_ns, self._measured)
+        if text:
+            yield _Draft(1.3, "step", text)
+
+    def _measured(self, begin_ns: int, end_ns: int) -> tuple[int, int, int]:
+        """Return operators, time in them, and idle time of the devices between two times."""
+        other = _Window(self.trace, self.names, begin_ns, end_ns)
+        rows, _ = other.inside(Kind.OP, Kind.RUNTIME)
+        rows = rows[self.trace.lane[rows] == self.trace.steps.lane]
+        work, _ = other.inside(*WORK_KINDS)
+        return len(rows), other._union(rows), other.long_ns - other._union(work)
 
     def _lane(self, lane: int) -> str:
         name = self.names.lane(lane)
@@ -308,10 +331,13 @@ class _Window:
         trace = self.trace
         if not trace.devices:
             return
-        rows, time_ns = self.inside(Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET)
+        rows, time_ns = self.inside(*WORK_KINDS)
         idle_ns = self.long_ns - self._union(rows)
         text = f"device: {len(rows):,} kernels, copies and sets; idle {self.share(idle_ns)} of the window"
         yield _Draft(1.5, "device", text, {"idle_share": idle_ns / self.long_ns, "n": len(rows)})
+        lead = account.host_lead(trace, rows, self.long_ns)
+        if lead:
+            yield _Draft(1.6, "device", lead)
         for name, n, total_ns in self._by_name(rows, time_ns, N_KERNELS):
             text = f"on the device {_quoted(name)} {n:,} x, {format_ns(total_ns)}, {self.share(total_ns)} of the window"
             yield self._named(3.2, "device", text, name, n, total_ns)
@@ -359,11 +385,9 @@ class _Window:
 
 def _findings(findings: Sequence[Finding], window: _Window, *, redact: bool) -> Iterator[_Draft]:
     span = np.array([[window.begin_ns, window.end_ns]], np.int64)
-    for finding in findings:
+    for place, finding in enumerate(findings, 1):
         where = intervals.union(np.array(finding.place.intervals_ns, np.int64).reshape(-1, 2))
         share = float(intervals.covered(span, where)[0]) / window.long_ns
-        if share <= 0:
-            continue
         cost = finding.cost
         saves = (
             f", saves {cost.low_ms:.3g} to {cost.high_ms:.3g} ms of {cost.of_ms:.3g} ms per {cost.per}" if cost else ""
@@ -372,11 +396,17 @@ def _findings(findings: Sequence[Finding], window: _Window, *, redact: bool) -> 
         frame = finding.place.frame
         if frame is not None and not redact:
             text += f", at {_quoted_name(frame.file)}:{frame.line} {_quoted_name(frame.function)}"
+        ranked = f"finding {place} of {len(findings)}, {finding.severity} severity"
+        head = f"rule {finding.code} {finding.name} ({finding.certainty}), {ranked}, "
+        if share <= 0:  # no part of the verdict on this window, but of what the recording is like
+            where_not = "not in this window" if len(where) else "about the whole recording"
+            facts = {"code": finding.code}
+            yield _Draft(2.5 + place / 1000, "elsewhere", f"{head}{where_not}{saves}{text}", facts)
+            continue
         yield _Draft(
             2 - share,
             "finding",
-            f"rule {finding.code} {finding.name} ({finding.certainty}) covers "
-            f"{format_share(share)} of the window{saves}{text}{_numbers(finding.evidence)}",
+            f"{head}covers {format_share(share)} of the window{saves}{text}{_numbers(finding.evidence)}",
             {
                 "code": finding.code,
                 "share": share,

@@ -1,8 +1,8 @@
 """The reviewer that asks a language model, at any endpoint that speaks OpenAI's protocol.
 
 Whatever the endpoint does, each window has an outcome: a review that could be checked, or the
-reason why there is none. Money is reserved before a request is sent and settled by what the
-endpoint says was used; where it says nothing, the worst case counts.
+reason why there is none. Money is reserved before a request is sent and settled by what was used;
+a request for which there is no money waits for what others may leave.
 """
 
 from __future__ import annotations
@@ -140,6 +140,8 @@ class Llm:
         """Receives the place of a window and how many characters of its reply are there."""
         self._chance = random.Random(seed)
         self._spent = self._reserved = 0.0
+        self._under_way = 0
+        self._settled = asyncio.Condition()
         self._stopped = ""
         self.problem = ""
         """What went wrong without harm to a review."""
@@ -195,6 +197,7 @@ class Llm:
 
     async def _review_all(self, evidence: Sequence[Evidence], done: Callable[[int, Outcome], None]) -> None:
         limits = self.limits
+        self._settled = asyncio.Condition()  # of this loop
         places = iter(range(len(evidence)))
 
         async def work(client: Any) -> None:
@@ -290,36 +293,61 @@ class Llm:
         self, client: Any, place: int, evidence: Evidence, sent: list[Message], used: dict[str, int]
     ) -> _Reply:
         most = self._prompt_tokens(sent), self.limits.max_reply_tokens
-        reserved = self.prices.of(*most) if self.prices else 0.0
-        if self.prices and self._spent + self._reserved + reserved > self.prices.most:
-            raise _RefusedError(
-                f"the cost cap of {self.prices.most:g}: {self._spent:.4f} is spent, "
-                f"{self._reserved:.4f} reserved, and this {self.noun} could cost {reserved:.4f}"
-            )
-        self._reserved += reserved
+        reserved = await self._reserve(most)
+        pieces: list[str] = []
         # a request that ended in nothing may have been worked on
-        tokens = most
+        worst, tokens = most, (most[0], 0)
         try:
-            reply = await self._asked(client, place, evidence, sent)
-            counted = most[0], count_tokens(reply.text)
-            tokens = reply.usage or (most if self.prices else counted)
+            reply = await self._asked(client, place, evidence, sent, pieces)
+            worst = tokens = reply.usage or (most[0], count_tokens(reply.text))
             return reply
         except _Unworked as error:
-            tokens = 0, 0
+            worst = tokens = 0, 0
             raise error.cause from error
         finally:
+            if tokens is not worst:  # it broke off
+                tokens = most[0], count_tokens("".join(pieces))
             self._reserved -= reserved
+            self._under_way -= 1
             used["prompt_tokens"] += tokens[0]
             used["reply_tokens"] += tokens[1]
             if self.prices:
-                self._spent += self.prices.of(*tokens)
+                self._spent += self.prices.of(*worst)
+            async with self._settled:
+                self._settled.notify_all()
 
-    async def _asked(self, client: Any, place: int, evidence: Evidence, sent: list[Message]) -> _Reply:
-        """Return a reply; what the endpoint does not know of our wishes is left out."""
+    async def _reserve(self, most: tuple[int, int]) -> float:
+        """Set aside what a request can cost at most, once there is money for it.
+
+        Raises _RefusedError: there is none, and no other request is under way that may leave some.
+        """
+        needed = self.prices.of(*most) if self.prices else 0.0
+        limit = self.prices.most if self.prices else float("inf")
+
+        def fits() -> bool:
+            return self._spent + self._reserved + needed <= limit
+
+        async with self._settled:
+            await self._settled.wait_for(lambda: fits() or not self._under_way)
+            if not fits():
+                raise _RefusedError(
+                    f"the cost cap of {limit:g}: {self._spent:.4f} is spent, "
+                    f"and this {self.noun} could cost {needed:.4f}"
+                )
+            self._reserved += needed
+            self._under_way += 1
+        return needed
+
+    async def _asked(
+        self, client: Any, place: int, evidence: Evidence, sent: list[Message], pieces: list[str]
+    ) -> _Reply:
+        """Return a reply, and fill in its pieces as they come; what the endpoint does not know is left out."""
         for _ in range(len(self._options) + 1):
             options = dict(self._options)
             try:
-                return await asyncio.wait_for(self._send(client, place, evidence, sent, options), self.limits.total_s)
+                return await asyncio.wait_for(
+                    self._send(client, place, evidence, sent, options, pieces), self.limits.total_s
+                )
             except asyncio.TimeoutError as error:
                 raise _TransientError(f"no reply within {self.limits.total_s:g} s") from error
             except (self._openai.APIConnectionError, self._http.HTTPError) as error:
@@ -335,7 +363,13 @@ class Llm:
         raise _Unworked(_StoppedError("the endpoint refuses every form of the request"))
 
     async def _send(
-        self, client: Any, place: int, evidence: Evidence, sent: list[Message], options: dict[str, Any]
+        self,
+        client: Any,
+        place: int,
+        evidence: Evidence,
+        sent: list[Message],
+        options: dict[str, Any],
+        pieces: list[str],
     ) -> _Reply:
         form = options.pop("response_format", None)
         if form is not None:
@@ -345,12 +379,12 @@ class Llm:
         if "stream" not in options:
             return _whole(answer)
         try:
-            return await self._streamed(answer, place)
+            return await self._streamed(answer, place, pieces)
         finally:
             await answer.close()
 
-    async def _streamed(self, chunks: AsyncIterator[Any], place: int) -> _Reply:
-        reply, pieces, size = _Reply(""), [], 0
+    async def _streamed(self, chunks: AsyncIterator[Any], place: int, pieces: list[str]) -> _Reply:
+        reply, size = _Reply(""), 0
         anything = False
         try:
             async for chunk in chunks:

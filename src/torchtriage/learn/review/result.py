@@ -29,7 +29,8 @@ class WindowReview:
 
     Times are ns since the recording's first event. ``suspicion`` : why it was looked at, 0 to 1.
     ``code`` : the anti-pattern, or ``none``; ``title`` : its name, empty for ``none``. ``evidence``
-    : all that was shown; sentences cite its ids.
+    : all that was shown; sentences cite its ids. ``findings`` : codes of the rules' findings that lie here.
+    ``dropped`` : sentences that were left out, because the lines they cite do not say so.
     """
 
     start_ns: int
@@ -42,11 +43,13 @@ class WindowReview:
     advice: tuple[Sentence, ...]
     evidence: tuple[Quoted, ...]
     cached: bool
+    findings: tuple[str, ...] = ()
+    dropped: int = 0
 
 
 @dataclass(frozen=True)
 class NotReviewed:
-    """A suspicious window without a review, and why.
+    """A window without a review that is suspicious or has a finding, and why.
 
     ``failed`` : it was meant to be reviewed.
     """
@@ -154,6 +157,8 @@ def _window(suspect: Suspect, outcome: Outcome, begin_ns: int) -> WindowReview:
         review.advice,
         tuple(Quoted(line.id, line.text) for line in outcome.evidence.lines),
         outcome.cached,
+        tuple(dict.fromkeys(line.facts["code"] for line in outcome.evidence.of_kind("finding"))),
+        review.dropped,
     )
 
 

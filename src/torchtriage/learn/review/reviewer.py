@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from torchtriage.core.names import visible
 from torchtriage.learn.review.evidence import Evidence
+from torchtriage.learn.review.support import bears_on, unsupported
 
 __all__ = [
     "INTERRUPTED",
@@ -25,6 +26,7 @@ __all__ = [
     "Reviewer",
     "Sentence",
     "check",
+    "formed",
     "silent",
 ]
 
@@ -62,13 +64,15 @@ class Review:
     """What a reviewer says of one window.
 
     ``code`` : the anti-pattern, or ``none``. ``confidence`` : in that, 0 to 1. ``why`` : at least
-    one sentence. ``advice`` : what to change, may be empty.
+    one sentence. ``advice`` : what to change, may be empty. ``dropped`` : sentences that were left out, because the
+    lines they cite do not say so.
     """
 
     code: str
     confidence: float
     why: tuple[Sentence, ...]
     advice: tuple[Sentence, ...] = ()
+    dropped: int = 0
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,35 @@ def silent(_place: int, _outcome: Outcome) -> None:
 
 
 def check(reply: Any, evidence: Evidence) -> Review:
-    """Return a reply as a review.
+    """Return what has support in a reply, as a review; see :mod:`torchtriage.learn.review.support`.
+
+    Raises RejectedError: as :func:`formed`, or no sentence with support cites a line that bears on the code.
+    """
+    review = formed(reply, evidence)
+    lines = {line.id: line for line in evidence.lines}
+
+    def kept(sentences: tuple[Sentence, ...], advice: bool) -> tuple[Sentence, ...]:
+        return tuple(
+            item for item in sentences if not unsupported(item.text, [lines[one] for one in item.evidence], advice)
+        )
+
+    def bears(item: Sentence) -> bool:
+        return review.code == NONE or any(bears_on(lines[one], review.code) for one in item.evidence)
+
+    why, advice = kept(review.why, advice=False), tuple(filter(bears, kept(review.advice, advice=True)))
+    if not why:
+        reason = unsupported(review.why[0].text, [lines[one] for one in review.why[0].evidence])
+        raise RejectedError("no answer: expected sentences whose numbers and names are in the lines they cite", reason)
+    if not any(map(bears, why)):
+        raise RejectedError("no answer: expected a line that bears on the code", review.code)
+    dropped = len(review.why) + len(review.advice) - len(why) - len(advice)
+    if dropped >= len(why) + len(advice):  # the rest of what was made up is no verdict either
+        raise RejectedError("no answer: expected more sentences with support than without", f"{dropped} without")
+    return replace(review, why=why, advice=advice, dropped=dropped)
+
+
+def formed(reply: Any, evidence: Evidence) -> Review:
+    """Return a reply as a review, whatever its sentences say.
 
     Raises RejectedError: it is not of the form that is asked for, its code is none of this
     recording's, a sentence cites nothing, or something that is not there.

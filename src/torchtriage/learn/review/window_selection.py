@@ -1,4 +1,4 @@
-"""Which windows are worth a look: the learned detector's opinion and the rules', most first."""
+"""Which windows are worth a look: where a grave finding costs most, then what detector and rules suspect."""
 
 from __future__ import annotations
 
@@ -20,19 +20,23 @@ Ints = NDArray[np.int64]
 SURE = {"certain": 0.9, "likely": 0.7, "hint": 0.4}
 """How suspicious a window is that a rule covers."""
 LEAST = 0.3
-"""Windows less suspicious are calm."""
+"""Windows less suspicious, and without a finding, are calm."""
 
 
 @dataclass(frozen=True)
 class Suspect:
     """A window, how suspicious it is, and what stands out: alike where steps are alike.
 
-    The rest is what the detector says of it; see :class:`~torchtriage.diagnose.detector.detector.Judged`.
+    ``costliest`` : the highest place of a finding of high severity that costs most here; 0 for none. ``touched`` : a
+    finding lies here, or is about the whole recording. The rest is what the detector says of it; see
+    :class:`~torchtriage.diagnose.detector.detector.Judged`.
     """
 
     window_ns: tuple[int, int]
     suspicion: float
     stands_out: str
+    costliest: int = 0
+    touched: bool = False
     probability: float | None = None
     types: Mapping[str, float] = field(default_factory=dict)
     unusual: bool = False
@@ -47,10 +51,16 @@ def suspects(
     """
     length_ns = np.maximum(windows_ns[:, 1] - windows_ns[:, 0], 1)
     suspicion = np.zeros(len(windows_ns))
+    costliest, touched = np.zeros(len(windows_ns), int), np.zeros(len(windows_ns), bool)
     names = np.array([f"place {at % places + 1} of a step" for at in range(len(windows_ns))], object)
     for number, finding in enumerate(findings, 1):
         spans = intervals.union(np.array(finding.place.intervals_ns, np.int64).reshape(-1, 2))
-        share = intervals.covered(windows_ns, spans) / length_ns
+        covered_ns = intervals.covered(windows_ns, spans)
+        share = covered_ns / length_ns
+        touched |= (covered_ns > 0) | (not len(spans))
+        if finding.severity == "high" and len(windows_ns):
+            at = _costliest(windows_ns, spans, covered_ns, suspicion)
+            costliest[at] = costliest[at] or number
         by_rule = share * SURE[finding.certainty]
         names[(by_rule >= LEAST) & (by_rule > suspicion)] = f"{finding.code}, finding {number}"
         suspicion = np.maximum(suspicion, by_rule)
@@ -63,6 +73,8 @@ def suspects(
             (int(windows_ns[at, 0]), int(windows_ns[at, 1])),
             float(suspicion[at]),
             names[at],
+            int(costliest[at]),
+            bool(touched[at]),
             None if judged is None else float(judged.probability[at]),
             {} if judged is None else judged.types[at],
             bool(judged is not None and judged.unusual[at]),
@@ -71,21 +83,32 @@ def suspects(
     )
 
 
+def _costliest(windows_ns: Ints, spans: Ints, covered_ns: Ints, suspicion: NDArray[np.float64]) -> int:
+    """Return the window with most of a finding; the nearest where it lies outside, the oddest where it has no place."""
+    if not len(spans):
+        return int(suspicion.argmax())
+    if covered_ns.any():
+        return int(covered_ns.argmax())
+    longest = spans[(spans[:, 1] - spans[:, 0]).argmax()]
+    return int(np.abs(windows_ns.mean(axis=1) - longest.mean()).argmin())
+
+
 def worth_a_look(found: Sequence[Suspect], limit: int) -> tuple[list[Suspect], list[tuple[Suspect, str]]]:
     """Return the windows to review, and the suspicious ones that are not, each with the reason.
 
-    Steps are alike: of the windows in which one finding stands out, or that lie at one place of
-    their steps, the most suspicious stands for the others.
+    Where a finding of high severity costs most goes first. Steps are alike: of the windows in which one finding stands
+    out, or that lie at one place of their steps, the most suspicious stands for the others.
     """
-    chosen: dict[str, Suspect] = {}
+    chosen: list[Suspect] = []
     left: list[tuple[Suspect, str]] = []
-    for item in found:
-        if item.suspicion < LEAST:
-            break
-        if item.stands_out in chosen:
+    for item in sorted(found, key=lambda item: item.costliest or len(found) + 1):
+        if item.suspicion < LEAST and not item.costliest:
+            if item.touched:
+                left.append((item, "findings touch it and do not stand out"))
+        elif not item.costliest and any(item.stands_out == other.stands_out for other in chosen):
             left.append((item, f"another window stands for {item.stands_out}"))
         elif len(chosen) < limit:
-            chosen[item.stands_out] = item
+            chosen.append(item)
         else:
             left.append((item, f"{format_count(limit, 'window is', 'windows are')} more suspicious"))
-    return list(chosen.values()), left
+    return chosen, left

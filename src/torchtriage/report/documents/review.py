@@ -21,7 +21,10 @@ def document(result: ReviewResult) -> b.Document:
     reviewed = f"{format_count(len(result.windows), 'window')} reviewed by {result.reviewer}"
     failed = f"{format_count(n_failed, 'window')} could not be reviewed" if n_failed else ""
     n_calm = result.n_windows - len(result.windows) - len(result.not_reviewed)
-    chosen = f"{result.n_windows:,} windows, chosen by {result.chosen_by}; {n_calm:,} are calm"
+    calm = f"; {n_calm:,} have no finding and are calm" if n_calm else ""
+    chosen = f"{result.n_windows:,} windows, chosen by {result.chosen_by}{calm}"
+    n_dropped = sum(window.dropped for window in result.windows)
+    dropped = f"{format_count(n_dropped, 'sentence')} without support left out" if n_dropped else ""
     reasons = sorted(result.not_reviewed, key=lambda window: (not window.failed, window.reason))
     left = [
         (f"{reason}: ", b.dim(_spans(sorted(group, key=lambda window: window.start_ns))))
@@ -30,8 +33,8 @@ def document(result: ReviewResult) -> b.Document:
     blocks: list[b.Block] = [
         b.Head(
             "torchtriage review",
-            (f"{reviewed}: {n_patterns} with an anti-pattern", failed),
-            ("bold", "bold red"),
+            (f"{reviewed}: {n_patterns} with an anti-pattern", failed, dropped),
+            ("bold", "bold red", "yellow"),
             hang=0,
         ),
         b.Lines([b.dim(result.path)], fit=True),
@@ -56,8 +59,10 @@ def _usage(result: ReviewResult) -> str:
 
 
 def _window(window: WindowReview) -> b.Entry:
-    calm = window.code == NONE
-    verdict = b.Span("no anti-pattern", "green") if calm else b.bold(f"{window.code} {window.title}")
+    verdict = b.bold(f"{window.code} {window.title}")
+    if window.code == NONE:
+        found = ", ".join(window.findings)
+        verdict = b.Span(f"nothing beside {found}", "yellow") if found else b.Span("no anti-pattern", "green")
     rows = [
         row
         for label, sentences in (("why", window.why), ("advice", window.advice))

@@ -50,8 +50,8 @@ _folder = click.argument("folder", type=click.Path(path_type=Path, exists=True, 
     "--trust",
     click.FloatRange(0, 1, max_open=True),
     "SHARE",
-    0.8,
-    "Assumed probability that a label is right; a reviewer must be more certain to change it.",
+    0.9,
+    "Assumed probability that a label is right; reviewer and detector must both be surer to change it.",
 )
 @click.option(
     "--out",
@@ -67,9 +67,10 @@ def iterate(ctx: click.Context, /, folder: Path, **given: Any) -> None:
     """Find wrong labels of FOLDER's recordings, have them reviewed, and retrain, in rounds.
 
     The detector proposes windows where it disagrees with the label; it has not learned from their
-    model family. The reviewer gets their evidence, without the label. Every change is appended to
-    FOLDER/labels.jsonl: who, when, evidence, before and after. Ends when the score on the
-    validation split settles. Needs scikit-learn.
+    model family. The reviewer gets their evidence, without the label or what the detector says. A
+    label changes when both say the same; a person's word is enough. A round that makes validation
+    worse is taken back. Every change is appended to FOLDER/labels.jsonl: who, when, evidence,
+    before and after. Ends when the score on the validation split settles. Needs scikit-learn.
 
     Exit codes: 0 done, 1 some windows could not be reviewed, 2 unusable recordings or usage.
     """
@@ -135,8 +136,9 @@ def _tell(one: Round) -> None:
     if one.number == 0:
         click.echo(f"before: validation AUROC {one.validation:.4f}")
         return
+    changed = "changed and, validation being worse, taken back" if one.undone else "changed"
     click.echo(
-        f"round {one.number}: {one.proposed:,} windows proposed, {one.changed:,} labels changed, "
+        f"round {one.number}: {one.proposed:,} windows proposed, {one.changed:,} labels {changed}, "
         f"{one.kept:,} kept; validation AUROC {one.validation:.4f}"
     )
     for reason, n in one.not_reviewed.items():

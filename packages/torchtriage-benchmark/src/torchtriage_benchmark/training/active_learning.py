@@ -1,8 +1,10 @@
 """The loop: the detector proposes, a reviewer judges, labels change, the detector learns anew.
 
 Proposed are windows where a detector that has not learned from their model family disagrees with
-their label. A label is changed only when the reviewer is surer of another than labels are worth,
-and every change is written down. The loop ends when the score on the validation split settles.
+their label. The reviewer does not see what it says; a label is changed only when both, for
+themselves, say the same of the window, and are surer of it than labels are worth. A
+person needs no second opinion. Every change is written down. A round that makes the validation
+score worse is taken back, and ends the loop; else it ends when that score settles.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from torchtriage.learn.dataset.recordings import DatasetItem
 from torchtriage.learn.dataset.score import area_under_roc
 from torchtriage.learn.review.evidence import Evidence, applicable, gather
 from torchtriage.learn.review.reviewer import INTERRUPTED, NONE, Outcome, Reviewer, silent
-from torchtriage_benchmark.training.labels import History, Labels
+from torchtriage_benchmark.training.human_reviewer import PERSON
+from torchtriage_benchmark.training.labels import Change, History, Labels
 from torchtriage_benchmark.training.training_set import Example, recorded
 
 __all__ = [
@@ -39,6 +42,11 @@ __all__ = [
 ]
 
 Floats = NDArray[np.float64]
+
+RESAMPLES = 100
+"""Draws of the validation recordings: a round made validation worse when it did in most of them."""
+LIKELY = 0.2
+"""Share that the detector gives a fault which it holds possible."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,15 +99,15 @@ class Settings:
     """How the loop goes.
 
     ``windows`` : to review in a round, those first where label and detector are furthest apart.
-    ``trust`` : how likely a label is right before anything is known; a reviewer must be surer of
-    another. ``settled`` : a change of the validation score that is none. ``folds`` : of model
+    ``trust`` : how likely a label is right before anything is known; reviewer and detector must be
+    surer of another. ``settled`` : a change of the validation score that is none. ``folds`` : of model
     families, to judge windows by a detector that has not seen their family. ``moved`` : how much
     the detector's opinion of a window must change before it is reviewed again.
     """
 
     rounds: int = 4
     windows: int = 200
-    trust: float = 0.8
+    trust: float = 0.9
     settled: float = 0.002
     folds: int = 3
     moved: float = 0.15
@@ -112,8 +120,9 @@ class Round:
     ``validation`` : window AUROC after it; the first is before any review. ``same_labels`` : that
     of what was learned before the round, on the labels as they are after it: only their difference
     is what learning gave.
-    ``kept`` : labels that the reviewer agrees with, or is not sure enough against.
-    ``not_reviewed`` : proposed windows without a review, by the reason.
+    ``kept`` : labels that the reviewer agrees with, or is not sure enough against, or the detector
+    against which it stands alone. ``undone`` : the labels were changed back: they made what was
+    learned from them worse. ``not_reviewed`` : proposed windows without a review, by the reason.
     """
 
     number: int
@@ -122,6 +131,7 @@ class Round:
     proposed: int = 0
     changed: int = 0
     kept: int = 0
+    undone: bool = False
     not_reviewed: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -141,7 +151,7 @@ class Report:
 
 
 class Findings:
-    """The evidence of windows, gathered once for each; what the detector says comes last."""
+    """The evidence of windows, gathered once for each, without what the detector says."""
 
     def __init__(self, *, redact: bool = True) -> None:
         """Keep nothing yet."""
@@ -174,7 +184,6 @@ class _Proposal:
     apart: float
     probability: float
     types: Mapping[str, float]
-    unusual: bool
 
 
 def iterate(
@@ -218,28 +227,44 @@ def iterate(
     for number in range(1, settings.rounds + 1):
         proposals = _proposals(judge, learn, tune, families, train, history, seen, settings)
         outcomes = ask(_shown(proposals, evidence))
-        n_changed, left = 0, Counter[str]()
+        changes: list[Change] = []
+        left = Counter[str]()
         for proposal, outcome in zip(proposals, outcomes, strict=True):
             if outcome.review is None:
                 left[outcome.reason] += 1
             else:
                 seen[proposal.item.id, proposal.window] = proposal.probability
-                n_changed += _changed(proposal, outcome, reviewer.name, number, history, settings)
+                changes += _changed(proposal, outcome, reviewer.name, number, history, settings)
+        stopped = INTERRUPTED in left
+        tuned = tune
         known = history.apply(labels)
         learn, tune = relabelled(items, known)
-        stopped = INTERRUPTED in left
         before = _validation(judge, tune)
-        if n_changed and not stopped:
-            judge = train(learn, tune)
-        kept = len(proposals) - n_changed - sum(left.values())
-        score = _validation(judge, tune)
-        rounds.append(Round(number, score, before, len(proposals), n_changed, kept, dict(left)))
+        score, undone = before, False
+        if changes and not stopped:
+            learned = train(learn, tune)
+            score = _validation(learned, tune)
+            # on the labels as they were: those that changed say what the old detector said
+            undone = not _is_person(reviewer.name) and _is_worse(learned, judge, tuned)
+            if undone:
+                for change in changes:
+                    history.veto(change.number, who=reviewer.name, why=f"round {number} made validation worse")
+                known = history.apply(labels)
+                learn, tune = relabelled(items, known)
+                score = before = _validation(judge, tune)
+            else:
+                judge = learned
+        kept = len(proposals) - len(changes) - sum(left.values())
+        rounds.append(Round(number, score, before, len(proposals), len(changes), kept, undone, dict(left)))
         told(rounds[-1])
         if stopped:
             ended = INTERRUPTED
             break
-        if not n_changed:
+        if not changes:
             ended = "no label was changed"
+            break
+        if undone:
+            ended = "the last round made validation worse and was taken back"
             break
         if abs(score - before) < settings.settled:
             ended = "the validation score has settled"
@@ -263,6 +288,20 @@ def relabelled(items: Sequence[Example], labels: Labels) -> tuple[list[Labelled]
 def _validation(judge: Judge, tune: Sequence[Labelled]) -> float:
     scores = np.concatenate([judge(item).probability for item in tune])
     return area_under_roc(np.concatenate([item.faulty for item in tune]), scores)
+
+
+def _is_worse(new: Judge, old: Judge, tune: Sequence[Labelled]) -> bool:
+    """Return whether one scores worse than the other, on most draws of the recordings."""
+    truth = [item.faulty for item in tune]
+    scores = [([judge(item).probability for item in tune]) for judge in (new, old)]
+    chance = np.random.default_rng(0)
+    worse = 0
+    for _ in range(RESAMPLES):
+        drawn = chance.integers(len(tune), size=len(tune))
+        faulty = np.concatenate([truth[at] for at in drawn])
+        after, before = (area_under_roc(faulty, np.concatenate([some[at] for at in drawn])) for some in scores)
+        worse += after < before
+    return worse > RESAMPLES / 2
 
 
 def _proposals(
@@ -296,13 +335,13 @@ def _proposals(
             apart = likely if label == NONE else max(1 - likely, another)
             stale = key in seen and abs(seen[key] - likely) < settings.moved
             if apart > 0.5 and key not in closed and not stale:
-                found.append(_Proposal(one, window, apart, likely, said.types[window], bool(said.unusual[window])))
+                found.append(_Proposal(one, window, apart, likely, said.types[window]))
     found.sort(key=lambda item: (-item.apart, item.item.id, item.window))
     return found[: settings.windows]
 
 
 def _shown(proposals: Sequence[_Proposal], evidence: Findings) -> list[Evidence]:
-    """Return what the reviewer sees of each: never the label that is in doubt."""
+    """Return what the reviewer sees of each: neither the label in doubt nor what the detector says."""
     by_item: dict[str, list[int]] = {}
     items = {proposal.item.id: proposal.item for proposal in proposals}
     for item in proposals:
@@ -312,33 +351,42 @@ def _shown(proposals: Sequence[_Proposal], evidence: Findings) -> list[Evidence]
         for key, windows in by_item.items()
         for window, told in zip(windows, evidence.of(items[key], windows), strict=True)
     }
-    return [
-        gathered[proposal.item.id, proposal.window].with_opinion(
-            proposal.probability, proposal.types, unusual=proposal.unusual
-        )
-        for proposal in proposals
-    ]
+    return [gathered[proposal.item.id, proposal.window] for proposal in proposals]
+
+
+def _is_person(who: str) -> bool:
+    return who.startswith(PERSON)
+
+
+def _agrees(proposal: _Proposal, code: str, trust: float) -> bool:
+    """Return whether the detector surely says of a window what the reviewer does; of faults, each that is likely."""
+    if code == NONE:
+        return 1 - proposal.probability > trust
+    return proposal.probability > trust and proposal.types.get(code, 0.0) >= LIKELY
 
 
 def _changed(
     proposal: _Proposal, outcome: Outcome, who: str, number: int, history: History, settings: Settings
-) -> bool:
-    """Write a change of label down, if the review is one; return whether it is."""
+) -> list[Change]:
+    """Write a change of label down, if the review is one; return it."""
     review, before = outcome.review, proposal.item.labels[proposal.window]
     assert review is not None
     if review.code == before or review.confidence <= settings.trust:
-        return False
+        return []
+    if not (_is_person(who) or _agrees(proposal, review.code, settings.trust)):
+        return []
     ids = {item for sentence in review.why for item in sentence.evidence}
-    history.append(
-        who=who,
-        item=proposal.item.id,
-        window=proposal.window,
-        before=before,
-        after=review.code,
-        confidence=review.confidence,
-        why=review.why,
-        cited=tuple((line.id, line.text) for line in outcome.evidence.lines if line.id in ids),
-        digest=outcome.evidence.key,
-        round=number,
-    )
-    return True
+    return [
+        history.append(
+            who=who,
+            item=proposal.item.id,
+            window=proposal.window,
+            before=before,
+            after=review.code,
+            confidence=review.confidence,
+            why=review.why,
+            cited=tuple((line.id, line.text) for line in outcome.evidence.lines if line.id in ids),
+            digest=outcome.evidence.key,
+            round=number,
+        )
+    ]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from torchtriage.diagnose.patterns import lookup
 from torchtriage.learn.review.evidence import Evidence
-from torchtriage.learn.review.reviewer import INTERRUPTED, NONE, Outcome, RejectedError, Review, check
+from torchtriage.learn.review.reviewer import INTERRUPTED, NONE, Outcome, RejectedError, Review, formed
 
 __all__ = ["PERSON", "Person"]
 
@@ -70,4 +70,4 @@ class Person:
             raise RejectedError("expected a percentage", repr(sure)) from None
         ids = re.findall(r"\be\d+\b", why)
         reply = {"code": code, "confidence": confidence, "why": [{"text": why, "evidence": ids}]}
-        return check(reply, evidence)
+        return formed(reply, evidence)

@@ -1,0 +1,78 @@
+"""Measures a reviewer on labelled windows: verdicts that are right, and sentences that have support.
+
+::
+
+    python benchmarks/review.py benchmark --windows 200                      # the offline reviewer
+    python benchmarks/review.py benchmark --windows 200 --model NAME --base-url http://localhost:8000/v1
+
+Windows are drawn from split ``test``, half of them faulty. A reviewer gets their evidence as ``torchtriage review``
+gives it, without the learned detector's line. Prints one JSON object: of the windows with a verdict, how many are
+rightly called faulty or not, and with which fault; how many have none, by the reason; how many sentences were kept and
+dropped; tokens. The key of an endpoint comes from ``OPENAI_API_KEY``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+from collections import Counter
+from pathlib import Path
+
+from torchtriage.learn.dataset.recordings import dataset_items
+from torchtriage.learn.review.llm_reviewer import OPENAI_URL, Endpoint, Limits, Llm
+from torchtriage.learn.review.reviewer import NONE, Reviewer, silent
+from torchtriage.learn.review.rule_reviewer import Offline
+from torchtriage_benchmark.training.active_learning import Findings
+from torchtriage_benchmark.training.labels import recorded_labels
+
+
+def main() -> None:
+    """Print the result."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--windows", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--model")
+    parser.add_argument("--base-url", default=OPENAI_URL)
+    parser.add_argument("--max-reply-tokens", type=int, default=1500)
+    given = parser.parse_args()
+    reviewer: Reviewer = Offline()
+    if given.model:
+        endpoint = Endpoint(given.model, given.base_url, os.environ.get("OPENAI_API_KEY", ""))
+        reviewer = Llm(endpoint, limits=Limits(max_reply_tokens=given.max_reply_tokens))
+    items = {item.id: item for item in dataset_items(given.folder) if item.about["split"] == "test"}
+    labels = recorded_labels(list(items.values()))
+    chance = random.Random(given.seed)
+    places = [(key, at, code) for key in items for at, code in enumerate(labels[key])]
+    faulty, healthy = ([one for one in places if (one[2] != NONE) == wanted] for wanted in (True, False))
+    half = given.windows // 2
+    drawn = sorted(chance.sample(faulty, min(half, len(faulty))) + chance.sample(healthy, min(half, len(healthy))))
+    known = Findings()
+    evidence = [known.of(items[key], [at])[0] for key, at, _ in drawn]
+    outcomes = reviewer.review_all(evidence, silent)
+    told = [(code, one.review) for (_, _, code), one in zip(drawn, outcomes, strict=True) if one.review is not None]
+    named = [(code, review.code) for code, review in told if NONE not in (code, review.code)]
+    print(
+        json.dumps(
+            {
+                "reviewer": reviewer.name,
+                "windows": len(drawn),
+                "with_verdict": len(told),
+                "faulty_or_not_right": sum((code != NONE) == (review.code != NONE) for code, review in told),
+                "called_faulty_both": len(named),
+                "fault_right": sum(code == said for code, said in named),
+                "sentences_kept": sum(len(review.why) + len(review.advice) for _, review in told),
+                "sentences_dropped": sum(review.dropped for _, review in told),
+                "no_verdict": Counter(one.reason[:80] for one in outcomes if one.review is None),
+                "prompt_tokens": sum(one.prompt_tokens for one in outcomes),
+                "reply_tokens": sum(one.reply_tokens for one in outcomes),
+            },
+            indent=1,
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -14,6 +14,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections import deque
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -303,6 +304,41 @@ def test_a_reload_keeps_the_sums(run: Callable[..., Server]) -> None:
     server.process.send_signal(signal.SIGHUP)
     wait_for(lambda: server.ask() != before and not Path(f"/proc/{before}").exists())
     assert server.wait_until_counted(counted + 1) > counted
+
+
+# -- a listener under attack ----------------------------------------------------------------
+
+
+def test_requests_and_scrapes_go_on_while_the_listener_is_flooded(run: Callable[..., Server]) -> None:
+    server = run(UVICORN)
+    over, flooded = threading.Event(), threading.Event()
+
+    def flood() -> None:
+        open_: deque[socket.socket] = deque()
+        while not over.is_set():
+            with contextlib.suppress(OSError):
+                one = socket.create_connection(("127.0.0.1", server.metrics), DEADLINE_S, ("127.0.0.2", 0))
+                open_.append(one)
+                one.sendall(b"GET /metrics HTTP/1.0\r\n")
+            if len(open_) > 200:
+                flooded.set()
+                open_.popleft().close()
+        for one in open_:
+            one.close()
+
+    thread = threading.Thread(target=flood)
+    thread.start()
+    try:
+        assert flooded.wait(DEADLINE_S)
+        for _ in range(20):
+            server.ask()
+            assert "torchtriage_monitor_pending" in scrape(server.metrics)
+    finally:
+        over.set()
+        thread.join()
+    server.wait_until_counted(21)
+    refused = 'torchtriage_monitor_refused_connections_total{listener="Prometheus",reason="slow"}'
+    assert value(scrape(server.metrics), refused) > 0
 
 
 # -- health --------------------------------------------------------------------------------

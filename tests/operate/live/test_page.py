@@ -25,6 +25,7 @@ from torchtriage.operate.live.events import LONGEST
 from torchtriage.operate.live.minute_history import HISTORY_S, MAX_MODELS, MinuteHistory
 from torchtriage.operate.live.page import MAX_BEHIND, MAX_LISTENERS, MAX_WATCHED, EventFeed
 from torchtriage.operate.monitor import Alert, Monitor
+from torchtriage.operate.monitor import listener as listening
 from torchtriage.operate.monitor.aggregate import RequestNote, RequestRow
 from torchtriage.operate.monitor.listener import Handler
 from torchtriage.operate.rollout import Rollout, RolloutPlan, StageEvidence, open_rollouts
@@ -396,6 +397,37 @@ def test_a_listener_that_has_left_is_found_out_where_nothing_is_new(monkeypatch:
         until(lambda: page._n_listeners == 0)
 
 
+def test_sockets_without_a_request_turn_nobody_away(monitor: Monitor, page: LivePage) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(2 * live_page.MAX_CONNECTIONS):
+            one = stack.enter_context(socket.create_connection(("127.0.0.1", page.port)))
+            one.sendall(b"GET /events HTTP/1.0\r\n")
+        for _ in range(3):
+            assert get(page.port).status == 200
+        assert Listener(page.port).next()[0] == "all"
+    told = {labels["reason"]: n for name, labels, n in page.metrics() if name == "monitor_refused_connections_total"}
+    assert told["slow"] > 0
+
+
+def test_a_listener_is_let_stay_whoever_else_comes(
+    monitor: Monitor, page: LivePage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listening, "PATIENCE_S", 0.0)
+    listeners = [Listener(page.port) for _ in range(MAX_LISTENERS)]
+    for _ in range(2 * live_page.MAX_CONNECTIONS):
+        assert get(page.port).status == 200
+    assert page._n_listeners == MAX_LISTENERS
+    for one in listeners:
+        one.close()
+
+
+def test_the_head_of_the_stream_ends(monitor: Monitor, page: LivePage) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=DEADLINE_S)
+    connection.request("HEAD", "/events")
+    answer = connection.getresponse()
+    assert (answer.status, answer.headers["Content-Type"], answer.read()) == (200, "text/event-stream", b"")
+
+
 def test_further_listeners_are_refused_and_counted(monitor: Monitor, page: LivePage) -> None:
     listeners = [Listener(page.port) for _ in range(MAX_LISTENERS)]
     for _ in range(3):
@@ -454,13 +486,19 @@ def test_closing_takes_no_time_whoever_listens() -> None:
     assert min(took_s) < 0.2
 
 
-def test_a_taken_port_is_told() -> None:
+def test_a_taken_port_is_told_counted_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(UsageError, match=r"cannot listen at 127.0.0.1:\d+") as caught:
-            Monitor(LivePage(port=taken.getsockname()[1]))
-        assert caught.value.hint == "LivePage(port=0) takes a free port, .port says which"
+        page = LivePage(port=taken.getsockname()[1])
+        with Monitor(page):
+            until(lambda: page.n_failures)
+            taken.close()
+            until(lambda: page._listener)
+            assert get(page.port).status == 200
+            assert page.n_failures == 1
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert re.match(r"cannot listen at 127.0.0.1:\d+: .*in use; LivePage\(port=0\) takes a free port", told)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -478,7 +516,7 @@ def test_a_forked_child_goes_on_without_the_page(monitor: Monitor, page: LivePag
                 pass
             monitor.drain()
             mine = [one.name for one in threading.enumerate() if one.name.startswith("torchtriage")]
-            sockets = [server.socket.fileno(), *(one.fileno() for one in server._open)]
+            sockets = [server.socket.fileno(), *(one.fileno() for one in server._answered)]
             told = [page._listener is None, page._history.models(), mine, sockets]
             os.write(said[1], json.dumps(told).encode())
         finally:

@@ -452,7 +452,11 @@ assert monitor.accounts().produced == 70_000
 print(time.time(), flush=True)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
+    # the queue that hands them on may take longer than closing waits; then that is said
+    assert re.fullmatch(
+        "50000 records of Hangs were not sent: it took too long\n|the monitor's thread was held up.*\n", done.stderr
+    )
     assert time.time() - float(done.stdout) < 1.5  # 0.15 s for closing, the rest is Python's end
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -31,6 +32,13 @@ def scrape(port, token=""):
 def value(text, line):
     (found,) = [one for one in text.splitlines() if one.startswith(line)]
     return float(found.rsplit(" ", 1)[1])
+
+
+def wait_for(condition):
+    end_s = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
 
 
 def has_ipv6():
@@ -147,12 +155,77 @@ def test_other_pages_do_not_exist(monitor, listener):
         urllib.request.urlopen(f"http://127.0.0.1:{listener.port}/etc/passwd")
 
 
-def test_a_taken_port_is_told_where_it_is_asked_for():
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_taken_port_is_told_counted_and_tried_again(tmp_path, caplog, shared):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(UsageError, match=r"cannot listen at 127.0.0.1:\d+: .*in use"):
-            Monitor(Prometheus(port=taken.getsockname()[1]))
+        listener = Prometheus(port=taken.getsockname()[1], folder=tmp_path if shared else None)
+        with Monitor(listener) as monitor:
+            assert monitor.observe("detector")(abs)(-1) == 1
+            wait_for(lambda: listener.n_failures)
+            taken.close()
+            wait_for(lambda: listener._server)
+            assert value(scrape(listener.port), "torchtriage_monitor_failures_total") == 1
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert re.match(r"cannot listen at 127.0.0.1:\d+: .*in use; ", told)
+    assert ("folder=" in told) != shared  # there it is no worker that has it
+    assert "port=0" in told or not shared
+
+
+def test_another_worker_of_the_folder_is_no_news(tmp_path, caplog):
+    first, second = Prometheus(port=0, folder=tmp_path), Prometheus(port=0, folder=tmp_path)
+    with Monitor(second) as monitor:
+        with Monitor(first):
+            # a second in one process stands for another: a lock is of an open file
+            second.port = first.port = second.port
+            monitor.observe("detector")(abs)(1)
+            for _ in range(3):
+                first._open()
+            assert (first._server, first.n_failures, caplog.records) == (None, 0, [])
+        assert "detector" in scrape(second.port)
+
+
+def test_a_folder_that_cannot_be_written_is_told_and_tried_again(tmp_path, caplog):
+    place = tmp_path / "folder"
+    place.write_text("a file")
+    listener = Prometheus(port=0, folder=place)
+    with Monitor(listener) as monitor:
+        monitor.observe("detector")(abs)(1)
+        wait_for(lambda: listener.n_failures)
+        place.unlink()
+        wait_for(lambda: listener._server)
+        monitor.drain()
+        listener._rendered_s = -60
+        assert "detector" in scrape(listener.port)
+    assert [record.getMessage() for record in caplog.records] == [f"cannot write to {place}: File exists"]
+
+
+def test_readiness_is_what_the_service_says(tmp_path):
+    def status(path):
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{listener.port}{path}") as answer:
+                return answer.status
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    listener = Prometheus(port=0, token="secret")
+    with Monitor(listener) as monitor:
+        assert (status("/healthz"), status("/readyz"), status("/metrics")) == (200, 200, 401)
+        monitor.ready(False)
+        assert (status("/healthz"), status("/readyz")) == (200, 503)
+        monitor.ready()
+        assert status("/readyz") == 200
+    # of several workers one is enough: those that are not do not take requests yet
+    listener, other = Prometheus(port=0, folder=tmp_path), Prometheus(port=0, folder=tmp_path)
+    with Monitor(listener) as monitor:
+        monitor.ready(False)
+        assert status("/readyz") == 503
+        with Monitor(other):
+            listener._rendered_s = -60
+            assert status("/readyz") == 200
+        listener._rendered_s = -60
+        assert status("/readyz") == 503
 
 
 def test_scrapers_that_read_slowly_or_leave_keep_nobody_waiting(monitor, listener):
@@ -301,7 +374,7 @@ def test_eight_forked_workers_killed_at_random_lose_a_flush_at_most(tmp_path):
     (sums,) = read_folder(shared).models()
     assert 0 < least <= sums["finished"] <= most
     assert seen[-1] <= sums["finished"]
-    assert sorted(path.name for path in shared.iterdir()) == ["ended.json", "folder.lock"]
+    assert sorted(path.name for path in shared.iterdir()) == ["ended.json", "folder.lock", "listener.lock"]
 
 
 def test_a_full_disk_costs_a_flush_and_no_request(tmp_path):

@@ -7,6 +7,7 @@ the last five minutes, then each second what is new, and what happens within a t
 from __future__ import annotations
 
 import hmac
+import logging
 import os
 import secrets
 import socket
@@ -26,7 +27,7 @@ from torchtriage.operate.live.minute_history import HISTORY_S, MAX_MODELS, Minut
 from torchtriage.operate.monitor import process_metrics
 from torchtriage.operate.monitor.aggregate import RequestRow
 from torchtriage.operate.monitor.instrument import Model
-from torchtriage.operate.monitor.listener import Handler, Listener, check_host, is_loopback
+from torchtriage.operate.monitor.listener import Handler, Listener, PortTakenError, check_host, is_loopback
 from torchtriage.operate.monitor.metrics import Value
 from torchtriage.operate.monitor.monitor import Monitor
 
@@ -47,6 +48,7 @@ MAX_BEHIND = 64  # messages a listener may be behind before it has to begin agai
 MAX_EVENTS = 200  # things that happened, the newest of which are kept
 MAX_WATCHED = 8  # ladders, and rollouts, of which the newest are shown
 SEND_BUFFER = 65_536  # bytes the system may keep for a listener that does not read
+_logger = logging.getLogger("torchtriage.monitor")
 HEADERS = {
     "Cache-Control": "no-store",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -64,8 +66,8 @@ class LivePage:
 
     ``buttons`` : for demonstrations: functions that a person at this machine may call from the page, by their labels.
     Each runs in a thread of the listener.
-    Raises ``UsageError``: a host beyond this machine without a token, or with buttons; when it starts, a port that is
-    taken.
+    A port that is taken is said in the log, counted, and tried again each second.
+    Raises ``UsageError``: a host beyond this machine without a token, or with buttons.
     """
 
     def __init__(
@@ -99,9 +101,8 @@ class LivePage:
         self._n_events = 0
         self._in_flight: list[list[Any]] = []
         self._n_listeners = 0
-        self.n_failures = 0  # looks that failed
+        self.n_failures = 0  # looks that failed, ports that were taken
         self._room = threading.BoundedSemaphore(MAX_LISTENERS)
-        self._n_refused = 0
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._start_s = time.monotonic()
@@ -135,7 +136,7 @@ class LivePage:
     def n_refused(self) -> int:
         """Listeners that were turned away for want of room."""
         listener = self._listener
-        return self._n_refused + (listener.n_refused if listener is not None else 0)
+        return listener.refused["full"] if listener is not None else 0
 
     # -- a sink of the monitor -------------------------------------------------------------
 
@@ -156,17 +157,26 @@ class LivePage:
         data = {"key": self._key, "buttons": list(self._buttons), "keptS": HISTORY_S}
         parts = {"version": __version__, "style": style, "script": script, "data": as_data(data)}
         self._page = filled("live.html", parts).encode()
-        self._listener = Listener(
-            (self._host, self.port),
-            self._get,
-            post=self._post if self._buttons else None,
-            token=self._token,
-            most=MAX_CONNECTIONS,
-            what="LivePage",
-        )
-        self.port = self._listener.port
+        self._listen(0)
         self._thread = threading.Thread(target=self._look_on, name="torchtriage-live", daemon=True)
         self._thread.start()
+
+    def _listen(self, n_tried: int) -> None:
+        try:
+            self._listener = Listener(
+                (self._host, self.port),
+                self._get,
+                post=self._post if self._buttons else None,
+                token=self._token,
+                most=MAX_CONNECTIONS,
+                what="LivePage",
+                ready=lambda: self._monitor.is_ready,
+            )
+            self.port = self._listener.port
+        except PortTakenError as error:
+            if n_tried == 0:
+                self.n_failures += 1
+                _logger.warning("%s; %s", error.message, error.hint)
 
     def offer(self, model: Model, rows: list[RequestRow]) -> None:
         """Take finished requests into the second that runs."""
@@ -178,23 +188,27 @@ class LivePage:
         """Let all listeners go."""
         self._stop.set()
         self._feed.end()
-        listener, self._listener = self._listener, None
-        if listener is not None:
-            self._n_refused += listener.n_refused
-            listener.end()
         if self._thread is not None:
             self._thread.join(max(deadline_s - time.monotonic(), 0))
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.end()
 
     def metrics(self) -> list[Value]:
         """Return what a listener of the monitor shows of it."""
-        return [("monitor_failures_total", {}, self.n_failures)]
+        listener = self._listener
+        refused = [] if listener is None else listener.metrics()
+        return [("monitor_failures_total", {}, self.n_failures), *refused]
 
     # -- its thread ------------------------------------------------------------------------
 
     def _look_on(self) -> None:
-        stop, next_s = self._stop, self._now() + POINT_S
+        stop, next_s, n_tried = self._stop, self._now() + POINT_S, 0
         while not stop.wait(LOOK_S):
             over = self._now() >= next_s
+            if over and self._listener is None:
+                n_tried += 1
+                self._listen(n_tried)
             try:
                 self._look(over)
             except Exception:
@@ -266,11 +280,11 @@ class LivePage:
 
     def _get(self, client: Handler) -> None:
         path = urlsplit(client.path).path
-        if not self._is_asked_for(client):
-            self._refuse(client, 403, "this page answers to the name of this machine alone")
-        elif path == "/":
+        if path == "/":
             headers = HEADERS | {"Content-Security-Policy": self._policy}
             client.answer(200, self._page, "text/html; charset=utf-8", headers)
+        elif path == "/events" and client.command == "HEAD":
+            client.answer(200, b"", "text/event-stream", HEADERS)
         elif path == "/events":
             self._stream(client)
         else:
@@ -280,7 +294,7 @@ class LivePage:
         """Press a button: only this page knows the key, and no other page may send the header."""
         key = client.headers.get("X-Torchtriage-Key", "").encode()
         name = unquote(urlsplit(client.path).path.removeprefix("/press/"))
-        if not self._is_asked_for(client) or not hmac.compare_digest(key, self._key.encode()):
+        if not hmac.compare_digest(key, self._key.encode()):
             self._refuse(client, 403, "buttons are pressed on the page")
         elif name not in self._buttons:
             self._refuse(client, 404, "there is no such button")
@@ -292,24 +306,12 @@ class LivePage:
             else:
                 client.answer(204, b"", "text/plain", HEADERS)
 
-    def _is_asked_for(self, client: Handler) -> bool:
-        """Return whether the page was asked for by this machine's name, or with a token.
-
-        Another site's name may be led to this machine after a browser has loaded that site; its
-        scripts could then read what is here.
-        """
-        try:
-            host = urlsplit(f"//{client.headers.get('Host', '')}").hostname or ""
-        except ValueError:
-            return False
-        return bool(self._token) or is_loopback(host)
-
     def _stream(self, client: Handler) -> None:
         if not self._room.acquire(blocking=False):
-            with self._lock:
-                self._n_refused += 1
+            client.server.refuse("full")
             self._refuse(client, 503, f"{MAX_LISTENERS} listen already", {"Retry-After": "5"})
             return
+        client.stay()
         with self._lock:
             self._n_listeners += 1
         try:

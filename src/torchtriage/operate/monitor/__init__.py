@@ -17,6 +17,7 @@ from torchtriage.operate.monitor.monitor import Accounts, Monitor, MonitorSnapsh
 if TYPE_CHECKING:
     from torchtriage.operate.monitor.alert import Alert
     from torchtriage.operate.monitor.alerts import Alertmanager, Detection, Slack, Webhook, log
+    from torchtriage.operate.monitor.asgi import Health
     from torchtriage.operate.monitor.json_log import JsonLog
     from torchtriage.operate.monitor.prometheus import Collector, Prometheus
     from torchtriage.operate.monitor.redis_stream import RedisStream
@@ -27,6 +28,7 @@ __all__ = [
     "Alertmanager",
     "Collector",
     "Detection",
+    "Health",
     "JsonLog",
     "Model",
     "Monitor",
@@ -40,6 +42,7 @@ __all__ = [
     "close",
     "log",
     "observe",
+    "ready",
     "snapshot",
     "start",
 ]
@@ -57,6 +60,10 @@ def __getattr__(name: str) -> Any:
         from torchtriage.operate.monitor import alerts
 
         return getattr(alerts, name)
+    if name == "Health":
+        from torchtriage.operate.monitor.asgi import Health
+
+        return Health
     if name == "JsonLog":
         from torchtriage.operate.monitor.json_log import JsonLog
 
@@ -81,6 +88,11 @@ def start(*sinks: Sink) -> Monitor:
 def observe(name: str, *, version: str = "", size: Callable[..., int] | None = None) -> Model:
     """Observe a model with the process' monitor; as :meth:`Monitor.observe`."""
     return _default.observe(name, version=version, size=size)
+
+
+def ready(is_ready: bool = True) -> None:
+    """Say whether requests may come; as :meth:`Monitor.ready`."""
+    _default.ready(is_ready)
 
 
 def snapshot() -> tuple[MonitorSnapshot, ...]:

@@ -16,6 +16,8 @@ from torchtriage.operate.monitor.monitor import Accounts, Monitor
 __all__ = ["MAX_PENDING", "BatchSink", "RequestRecord"]
 
 MAX_PENDING = 50_000
+STEP_S = 0.15  # a sink that is closed has as long again after each batch that it sent
+CLOSE_S = 5.0  # but not longer
 BACKOFF_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
@@ -91,11 +93,20 @@ class BatchSink:
                 self._rows.popleft()
                 self._dropped += 1
 
-    def close(self, deadline_s: float) -> None:
-        """Send what is pending until then; the rest stays counted as pending."""
+    def stop(self) -> None:
+        """Send what is pending at once, and take no more."""
         self._stop.set()
-        if self._thread is not None:
+
+    def close(self, deadline_s: float) -> None:
+        """Send what is pending until then, and on while batches go out; the rest stays counted as pending."""
+        self.stop()
+        end_s = time.monotonic() + CLOSE_S
+        before = self._sent
+        while self._thread is not None and self._thread.is_alive():
             self._thread.join(max(deadline_s - time.monotonic(), 0))
+            if self._sent == before or time.monotonic() > end_s:
+                return
+            before, deadline_s = self._sent, time.monotonic() + STEP_S
 
     def accounts(self) -> Accounts:
         """Return where all records are: ``produced == sent + dropped + pending``."""

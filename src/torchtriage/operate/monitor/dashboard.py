@@ -121,6 +121,7 @@ DASHBOARD: dict[str, tuple[Panel, ...]] = {
             "short",
             {
                 "failures {{instance}}": _more("monitor_failures_total", "instance"),
+                "refused connections {{instance}}": _more("monitor_refused_connections_total", "instance"),
                 "refused models {{instance}}": _more("monitor_refused_models_total", "instance"),
             },
         ),

@@ -60,8 +60,11 @@ monitor_pending | gauge |  | Finished requests whose record waits for the monito
 monitor_outlet_records_total | counter | outlet outcome | Records of a log or stream by what became of them: sent or \
 dropped.
 monitor_outlet_pending | gauge | outlet | Records that wait for a log or stream.
-monitor_failures_total | counter |  | Errors inside sinks and channels, and writes to the workers' folder that failed.
+monitor_failures_total | counter |  | Errors inside sinks and channels, ports that were taken, and writes to the \
+workers' folder that failed.
 monitor_start_time_seconds | gauge max |  | When the monitor began to count, of several processes the last; Unix time.
+monitor_refused_connections_total | counter | listener reason | Connections to a listener or page that were turned \
+away, by reason: slow, long, full, host, token or guesses.
 monitor_refused_models_total | counter |  | Times a further model was counted as other, for want of room for more \
 names.
 """

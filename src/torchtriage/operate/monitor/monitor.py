@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import sys
 import threading
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torchtriage.operate.monitor.aggregate import Aggregate, RequestRow, plain
+from torchtriage.operate.monitor.asgi import at_the_end_of_uvicorn
 from torchtriage.operate.monitor.instrument import Model, Ring
 
 __all__ = ["MAX_MODELS", "Accounts", "Monitor", "MonitorSnapshot", "Sink"]
@@ -25,6 +27,7 @@ MAX_MODELS = 2_000  # pairs of model and version kept apart; further ones are co
 DRAIN_S = 0.1
 CLOSE_S = 0.15  # what closing may take, whatever the sinks do
 OTHER = "other"
+_logger = logging.getLogger("torchtriage.monitor")
 
 
 class Sink(Protocol):
@@ -88,6 +91,7 @@ class Monitor(AbstractContextManager["Monitor"]):
         self._models: dict[tuple[str, str], Model] = {}
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._is_ready = True
         self._rings: list[tuple[Model, Ring]] = []
         self._reset()
         _monitors.add(self)
@@ -112,6 +116,16 @@ class Monitor(AbstractContextManager["Monitor"]):
             with self._lock:
                 self.sinks = (*self.sinks, sink)
                 self._drain_s = min(self._drain_s, getattr(sink, "drain_s", DRAIN_S))
+        at_the_end_of_uvicorn(_at_exit)
+
+    def ready(self, is_ready: bool = True) -> None:
+        """Say whether requests may come, which ``/readyz`` tells: False while the model is loaded or warmed up."""
+        self._is_ready = is_ready
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests may come: what was said last, until it is closed."""
+        return self._is_ready and not self._closed
 
     # -- request path ----------------------------------------------------------------------
 
@@ -158,6 +172,7 @@ class Monitor(AbstractContextManager["Monitor"]):
         wake = self._wake
         while not wake.wait(self._drain_s):
             self.drain()
+            at_the_end_of_uvicorn(_at_exit)  # the server may have come later than the monitor
 
     def drain(self) -> None:
         """Take all finished requests off their threads' queues."""
@@ -248,7 +263,10 @@ class Monitor(AbstractContextManager["Monitor"]):
         return tuple(numbers)
 
     def close(self) -> None:
-        """Hand over what is pending and stop; at most 0.2 s, whatever the sinks do."""
+        """Hand over what is pending and stop; at most 0.2 s, and 5 s more while records go out.
+
+        What could not be sent is said in the log.
+        """
         if self._closed:
             return
         self._closed = True
@@ -260,8 +278,23 @@ class Monitor(AbstractContextManager["Monitor"]):
         if self._lock.acquire(timeout=max(deadline_s - time.monotonic(), 0)):
             self._lock.release()
             self.drain()
-        for sink in self.sinks:
-            sink.close(deadline_s)
+        else:
+            _logger.warning("the monitor's thread was held up: requests that finished last were not handed on")
+        # outlets send at the same time; those without accounts come last, for they tell of the others
+        sinks = sorted(self.sinks, key=lambda sink: not hasattr(sink, "accounts"))
+        for sink in sinks:
+            if hasattr(sink, "stop"):
+                sink.stop()
+        for sink in sinks:
+            try:
+                sink.close(deadline_s)
+            except Exception:  # noqa: PERF203 - one sink's defect is not the others'
+                self.n_sink_failures += 1
+        for sink in sinks:
+            left = sink.accounts().pending if hasattr(sink, "accounts") else 0
+            if left:
+                why = getattr(sink, "last_error", "") or "it took too long"
+                _logger.warning("%d records of %s were not sent: %s", left, type(sink).__name__, why)
 
     def reset_after_fork(self) -> None:
         """Forget what was counted and start again; for a forked child."""

@@ -1,13 +1,15 @@
 """Several processes' numbers in one folder: each writes a file of its own, any may read all.
 
 A worker replaces its file once per flush, in one step; what it counted since the last flush is all
-that a ``kill -9`` can cost. It holds a lock on ``<name>.lock`` as long as it lives. A reader adds
+that a ``kill -9`` can cost. It holds a lock on ``<name>.lock`` as long as it lives, and one of them
+another on ``listener.lock``: that one listens. A reader adds
 the files of the dead to ``ended.json`` and removes them, so that the folder does not grow; a
 counter only ever grows. Of the dead, gauges are nobody's.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -38,27 +40,36 @@ class WorkerFile:
             raise UsageError("several processes' numbers in one folder need POSIX file locks")
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / f"{os.getpid()}-{time.time_ns()}.json"
-        self._lock = os.open(self.path.with_suffix(".lock"), os.O_CREAT | os.O_RDWR, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._lock = _locked(self.path.with_suffix(".lock"))
+        self._listening = -1
         self._writing = threading.Lock()
         self._left = False
 
-    def write(self, models: ModelStates, values: Sequence[Value] = ()) -> None:
+    def write(self, models: ModelStates, values: Sequence[Value] = (), is_ready: bool = True) -> None:
         """Replace the file, unless it was left. Errors of the disk are the caller's."""
         with self._writing:
             if not self._left:
-                _replace(self.path, {"models": models, "values": values})
+                _replace(self.path, {"models": models, "values": values, "is_ready": is_ready})
+
+    def may_listen(self) -> bool:
+        """Return whether no other worker listens; then no other will as long as this one lives."""
+        if self._listening < 0:
+            with contextlib.suppress(OSError):
+                self._listening = _locked(self.path.with_name("listener.lock"))
+        return self._listening >= 0
 
     def leave(self) -> None:
         """Release the lock: readers then count the file as a dead process'."""
         with self._writing:
             if not self._left:
                 self._left = True
-                os.close(self._lock)
+                self.forget()
 
     def forget(self) -> None:
-        """Close, in a forked child, the lock of its parent."""
+        """Close the locks; in a forked child, those of its parent."""
         os.close(self._lock)
+        if self._listening >= 0:
+            os.close(self._listening)
 
 
 class MergedNumbers:
@@ -67,9 +78,11 @@ class MergedNumbers:
     def __init__(self) -> None:
         self._models: dict[tuple[str, str], tuple[Aggregate, int]] = {}
         self._values: list[Value] = []
+        self.is_ready = False  # whether any of the living is
 
     def add(self, content: dict[str, Any], *, alive: bool) -> None:
         """Add one process' file; the dead have counted, and have nothing in flight."""
+        self.is_ready |= alive and content.get("is_ready", True)
         for name, labels, value in content.get("values", ()):
             if alive or (name in METRICS and METRICS[name].kind == "counter"):
                 self._values.append((name, labels, value))
@@ -132,16 +145,23 @@ def _merge(folder: Path) -> MergedNumbers:
 
 def _is_dead(path: Path) -> bool:
     try:
-        lock = os.open(path.with_suffix(".lock"), os.O_RDWR)
+        os.close(_locked(path.with_suffix(".lock"), os.O_RDWR))
     except FileNotFoundError:
         return True
+    except OSError:
+        return False
+    return True
+
+
+def _locked(path: Path, flags: int = os.O_CREAT | os.O_RDWR) -> int:
+    """Return a file that is locked as long as this process lives; ``OSError`` where another holds it."""
+    lock = os.open(path, flags, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        return False
-    finally:
         os.close(lock)
-    return True
+        raise
+    return lock
 
 
 def _load(path: Path) -> dict[str, Any] | None:

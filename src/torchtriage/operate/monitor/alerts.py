@@ -40,6 +40,7 @@ REPEAT_S = 60.0  # alarms of the same model, version and kind are sent so far ap
 ALARM_S = 30.0  # how long a ladder is kept down after what alarmed has ended
 FORGET_S = 3600.0  # maintenance is remembered so long: a longer request that overlaps it may raise an alarm
 MAX_METRICS = 1_000
+ABSOLUTE = ("missing", "nan", "stuck")  # kinds of alarms that no deadline that is met contradicts
 DRAIN_S = 0.003  # how often the monitor's thread runs while there is a detection
 
 
@@ -76,6 +77,19 @@ class _Sent:
     n_since: int = 0
 
 
+class ActiveAlarm(str):
+    """The alarm that is on; ``relative`` : it says that requests differ from before, not that they are bad."""
+
+    __slots__ = ("relative",)
+    relative: bool
+
+    def __new__(cls, text: str, *, relative: bool) -> ActiveAlarm:
+        """Return the text, marked."""
+        self = super().__new__(cls, text)
+        self.relative = relative
+        return self
+
+
 Channel = Callable[[Alert], object]
 
 
@@ -86,8 +100,8 @@ class Detection:
 
     A channel is any function of an :class:`Alert`. Equal alarms (model, version, kind, cause) within ``repeat_s`` are
     sent once unless they are half as large again; the next says how many there were. What has been over for
-    ``repeat_s`` is told, with the largest size it had. ``capture`` : a sampler, ``torchtriage.sample(folder, every_s=None)``,
-    which records a request after an alarm; a second alert says what the recording shows.
+    ``repeat_s`` is told, with the largest size it had. ``capture`` : a sampler, ``torchtriage.sample(folder,
+    every_s=None)``, which records a request after an alarm; a second alert says what the recording shows.
     """
 
     drain_s = DRAIN_S
@@ -150,13 +164,14 @@ class Detection:
         finally:
             span.end_ns = time.perf_counter_ns()
 
-    def alarm(self, model: str) -> str:
+    def alarm(self, model: str) -> ActiveAlarm:
         """Return the active alarm of a model, until half a minute after its end; for a ladder.
 
         >>> Ladder("detector", modes, alarm=lambda: detection.alarm("detector"))  # doctest: +SKIP
         """
         at_s, text = self._active.get(model, (-math.inf, ""))
-        return text if time.monotonic() - at_s < ALARM_S else ""
+        text = text if time.monotonic() - at_s < ALARM_S else ""
+        return ActiveAlarm(text, relative=text.partition(":")[0] not in ABSOLUTE)
 
     def metric(self, name: str, value: float) -> None:
         """Take a reading of a metric: a queue's length, a rate; at a fixed pace, from one thread.

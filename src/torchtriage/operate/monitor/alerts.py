@@ -78,15 +78,20 @@ class _Sent:
 
 
 class ActiveAlarm(str):
-    """The alarm that is on; ``relative`` : it says that requests differ from before, not that they are bad."""
+    """The alarm that is on, of a version and with its cause.
 
-    __slots__ = ("relative",)
+    ``relative`` : it says that requests differ from before, not that they are bad.
+    """
+
+    __slots__ = ("cause", "relative", "version")
+    version: str
+    cause: str
     relative: bool
 
-    def __new__(cls, text: str, *, relative: bool) -> ActiveAlarm:
+    def __new__(cls, text: str, *, version: str = "", cause: str = "", relative: bool = False) -> ActiveAlarm:
         """Return the text, marked."""
         self = super().__new__(cls, text)
-        self.relative = relative
+        self.version, self.cause, self.relative = version, cause, relative
         return self
 
 
@@ -129,7 +134,7 @@ class Detection:
         self._detectors: dict[tuple[str, str], VersionDetector] = {}
         self._newest_version: dict[str, str] = {}
         self._metrics: dict[str, MetricDetector] = {}
-        self._active: dict[str, tuple[float, str]] = {}
+        self._active: dict[tuple[str, str], tuple[float, ActiveAlarm]] = {}
         self._n_alarms: dict[tuple[str, str], dict[str, int]] = {}
         self._sent: dict[tuple[str, str, str, str], _Sent] = {}
         self._open: dict[tuple[str, str, str], Alert] = {}  # told, and not yet told to be over
@@ -164,14 +169,19 @@ class Detection:
         finally:
             span.end_ns = time.perf_counter_ns()
 
-    def alarm(self, model: str) -> ActiveAlarm:
-        """Return the active alarm of a model, until half a minute after its end; for a ladder.
+    def alarm(self, model: str, version: str | None = None) -> ActiveAlarm:
+        """Return the active alarm of a model, until half a minute after its end; for a ladder or a rollout.
+
+        ``version`` : only of that one.
 
         >>> Ladder("detector", modes, alarm=lambda: detection.alarm("detector"))  # doctest: +SKIP
+        >>> Rollout(plan, alarm=lambda: detection.alarm("detector", plan.candidate))  # doctest: +SKIP
         """
-        at_s, text = self._active.get(model, (-math.inf, ""))
-        text = text if time.monotonic() - at_s < ALARM_S else ""
-        return ActiveAlarm(text, relative=text.partition(":")[0] not in ABSOLUTE)
+        now_s = time.monotonic()
+        for (name, of), (at_s, alarm) in reversed(list(self._active.items())):
+            if name == model and version in (None, of) and now_s - at_s < ALARM_S:
+                return alarm
+        return ActiveAlarm("")
 
     def metric(self, name: str, value: float) -> None:
         """Take a reading of a metric: a queue's length, a rate; at a fixed pace, from one thread.
@@ -224,18 +234,23 @@ class Detection:
             alarm = detector.update(row)
             if alarm is not None:
                 self._n_alarms[key][alarm.kind] += 1
-                if not alarm.better:
-                    detector.alarm_text = f"{alarm.kind}: {alarm.message}"
                 evidence.sample(time.perf_counter_ns())
-                at_s = row[1] * 1e-9 + self._offset_s
-                alert = self._raise(_alert(key, alarm, detector.cause(alarm), at_s))
+                at_s, cause = row[1] * 1e-9 + self._offset_s, detector.cause(alarm)
+                if not alarm.better:
+                    detector.alarm = ActiveAlarm(
+                        f"{alarm.kind}: {alarm.message}",
+                        version=model.version,
+                        cause=cause.cause,
+                        relative=alarm.kind not in ABSOLUTE,
+                    )
+                alert = self._raise(_alert(key, alarm, cause, at_s))
                 if alert is not None and self.capture is not None and not alarm.better:
                     self.capture.arm(alert, self._monitor.rings(model), time.monotonic())
         for ended in detector.take_ended():
             self._end(key, ended, ended.at_s + self._offset_s)
         self._tell_ends(rows[-1][1] * 1e-9 + self._offset_s)
         if detector.alarmed:
-            self._active[model.name] = (time.monotonic(), detector.alarm_text)
+            self._active[key] = (time.monotonic(), detector.alarm)
 
     def close(self, deadline_s: float) -> None:
         """Send what is pending until then."""

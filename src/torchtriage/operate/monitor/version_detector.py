@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import Counter, deque
+from typing import Any
 
 from torchtriage.operate.detect import latency_detector
 from torchtriage.operate.detect.latency_detector import Alarm, RequestDetector, Sample
@@ -46,14 +47,14 @@ class VersionDetector:
         self._recent: deque[SlowRequest] = deque(maxlen=N_RECENT)
         self._outcomes: deque[str] = deque(maxlen=N_OUTCOMES)
         self._collector = CollectorLoad()
-        self.alarm_text = ""  # the last alarm that was no improvement
+        self.alarm: Any = None  # the last alarm that was no improvement, as who sends alerts has it
 
     @property
     def alarmed(self) -> bool:
         """Whether an alarm is on that is no improvement."""
         if not self._detector.alarmed:
-            self.alarm_text = ""
-        return bool(self.alarm_text)
+            self.alarm = None
+        return self.alarm is not None
 
     def update(self, row: RequestRow) -> Alarm | None:
         """Take a finished request; return the alarm it raises, if any."""

@@ -119,18 +119,18 @@ def test_it_tries_the_better_mode_before_it_comes_back(model: Model, clock: Cloc
     ladder.look()
     assert ladder.status().share == 0.5
     model.calls.clear()
-    for _ in range(30):
+    for _ in range(60):
         ladder("x")
-    assert model.calls.count("full") == model.calls.count("bf16") == 15
+    assert model.calls.count("full") == model.calls.count("bf16") == 30
     ladder.look()
     assert ladder.status().share == 0.5  # not a quarter of a dwell yet
     clock.now_s += 2.5
     ladder.look()
     model.calls.clear()
     assert ladder.status().share == 1
-    for _ in range(10):
+    for _ in range(50):
         ladder("x")
-    assert model.calls == ["full"] * 10
+    assert model.calls == ["full"] * 50
     assert ladder.status().level == 1
     clock.now_s += 2.5
     ladder.look()

@@ -10,7 +10,7 @@ from torchtriage.core.errors import UsageError
 from torchtriage.operate.ladder.policy import LadderState, Policy, decide
 
 WELL = LadderState(1, "", False, 100, 0, 10.0, 30.0, 0.0, 10.0, 0, 0)
-TRIAL = {"share": 0.5, "n_probes": 20}
+TRIAL = {"share": 0.5, "n_probes": 50}
 
 
 @pytest.mark.parametrize(
@@ -28,12 +28,14 @@ TRIAL = {"share": 0.5, "n_probes": 20}
         ({"alarm": "slower", "relative": True}, "stay"),
         ({"alarm": "slower", "relative": True, "n_late": 2}, "down"),
         ({"alarm": "slower", "relative": True, "n_calls": 19}, "down"),
-        (TRIAL | {"n_probes": 19}, "stay"),
+        (TRIAL | {"n_probes": 49}, "stay"),
+        (TRIAL | {"share": 0.05, "n_probes": 20}, "probe"),
         (TRIAL, "probe"),
         (TRIAL | {"step_s": 7.4}, "stay"),
-        (TRIAL | {"share": 1.0}, "up"),
+        (TRIAL | {"share": 1.0}, "stay"),
+        (TRIAL | {"share": 1.0, "n_probes": 100}, "up"),
         (TRIAL | {"n_probes_late": 1}, "stay"),
-        (TRIAL | {"n_probes_late": 2}, "give up"),
+        (TRIAL | {"n_probes_late": 3}, "give up"),
         (TRIAL | {"n_probes": 5, "n_probes_late": 2}, "give up"),
         (TRIAL | {"n_probes": 199, "n_probes_late": 2}, "stay"),
         (TRIAL | {"n_probes": 200, "n_probes_late": 3}, "give up"),

@@ -26,7 +26,8 @@ class Policy:
     ``recover_s`` : how long all must be well before the better mode is tried; doubles when it fails, up to
     ``longest_s``, for all workers together.
     ``ramp`` : shares of calls that the better mode answers on the way back, growing to 1. Each is left upwards after
-    a quarter of a dwell, if of ``probe_calls`` or more of this worker at most ``leave`` were late or failed.
+    a quarter of a dwell, if of ``probe_calls`` or more of this worker, of five times as many at the end, at most
+    ``leave`` were late or failed.
     ``budget`` : how many ladders of one store may be below their first mode at the same time.
     ``timeout_s`` : a call that takes longer is given up and answered by the next mode. Each call gets a
     thread of its own, where ``torch.no_grad()`` around the ladder does not reach: put it into the modes.
@@ -112,8 +113,8 @@ def decide(policy: Policy, view: LadderState) -> LadderDecision:
     text = f"{format_share(late / n)} of {n} trial calls were late or failed" if n else ""
     if late > policy.enter * max(n, policy.probe_calls) or (n >= N_NEWEST and late > policy.leave * n):
         return LadderDecision("give up", text)
-    # between the two more calls decide
-    if n < policy.probe_calls or late > policy.leave * n or view.step_s < policy.dwell_s / 4:
+    # between the two more calls decide; the more there are the more are asked for, as few say little of rare lateness
+    if n < policy.probe_calls * max(1, 5 * view.share) or late > policy.leave * n or view.step_s < policy.dwell_s / 4:
         return LadderDecision("stay")
     larger = next((share for share in policy.ramp if share > view.share), 0.0)
     return LadderDecision("probe" if larger else "up", text, larger)

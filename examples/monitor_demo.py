@@ -153,7 +153,6 @@ class Service:
                 dwell_s=4,
                 recover_s=6,
                 longest_s=30,
-                probe_share=0.2,
                 probe_calls=15,
             ),
             alarm=lambda: self.alarm(self.serving, 3),

@@ -13,6 +13,7 @@ import threading
 import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Union
@@ -213,14 +214,25 @@ class _Postgres:
                 hint="pip install 'torchtriage[postgres]'",
             ) from error
         self._error: type[Exception] = psycopg.Error
+        timeout = {} if "connect_timeout" in url else {"connect_timeout": 10}
+        # a pooler between hands out another connection for each transaction
+        self._open = partial(psycopg.connect, url, autocommit=True, prepare_threshold=None, **timeout)
+        self._connect()
+
+    def _connect(self) -> None:
+        self._pid = os.getpid()
         with self._errors():
-            timeout = {} if "connect_timeout" in url else {"connect_timeout": 10}
-            # a pooler between hands out another connection for each transaction
-            self._connection = psycopg.connect(url, autocommit=True, prepare_threshold=None, **timeout)
+            self._connection: Any = self._open()
+
+    def _use(self) -> Any:
+        # a connection that broke, or that a fork copied
+        if self._connection.closed or self._pid != os.getpid():
+            self._connect()
+        return self._connection
 
     def rows(self, query: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         with self._errors():
-            cursor = self._connection.execute(query.replace("?", "%s"), parameters, binary=True)
+            cursor = self._use().execute(query.replace("?", "%s"), parameters, binary=True)
             return [tuple(row) for row in cursor.fetchall()]
 
     def has_table(self, name: str) -> bool:
@@ -233,7 +245,7 @@ class _Postgres:
 
     @contextlib.contextmanager
     def transaction(self, *, write: bool = True) -> Iterator[Execute]:
-        with self._errors(), self._connection.transaction():
+        with self._errors(), self._use().transaction():
             if write:
                 self._connection.execute(f"SET LOCAL lock_timeout = '{self._wait_s * 1e3:.0f}ms'")
                 # two first writers would both make the tables

@@ -73,7 +73,7 @@ def test_quiet_on_a_clock_that_jumps(jump_s):
 @pytest.mark.parametrize("factor", [0.5, 0.6, 1.5, 2.0, 4.0])
 def test_a_large_shift_is_found_within_ten_requests(factor):
     (alarm, *_) = raised(changed(stream(), 2000, 2400, times(factor)))
-    assert alarm.kind in ("shift", "tail")
+    assert alarm.kind in ("faster", "shift", "tail")
     assert 2000 <= alarm.row <= 2010 + 5 * (factor < 1)
 
 
@@ -127,7 +127,7 @@ def test_failures_nan_and_stuck_values_are_found_within_ten_requests():
         lambda at, one: one._replace(value=2e-3),
     ):
         (alarm, *_) = raised(changed(stream(), 2000, 2100, change))
-        assert alarm.kind in ("missing", "stuck")
+        assert alarm.kind in ("missing", "nan", "stuck")
         assert 2000 <= alarm.row < 2010
 
 

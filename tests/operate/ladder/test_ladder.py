@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from dataclasses import replace
 from itertools import pairwise
 
 import hypothesis.strategies as st
@@ -14,8 +15,9 @@ from hypothesis import given, settings
 
 from torchtriage.core.errors import StoreError, UsageError
 from torchtriage.operate.ladder import Ladder, LadderEntry, LocalStore, Mode, Policy, Shared, answers_agree
+from torchtriage.operate.monitor.alerts import ActiveAlarm
 
-POLICY = Policy(dwell_s=10, recover_s=5, probe_share=0.5, probe_calls=10, least_calls=10)
+POLICY = Policy(dwell_s=10, recover_s=5, ramp=(0.5, 1.0), probe_calls=10, least_calls=10)
 
 
 class Clock:
@@ -85,11 +87,11 @@ def test_an_alarm_function_is_asked_at_every_look(model: Model, clock: Clock) ->
 
 def test_late_calls_go_down(model: Model, clock: Clock) -> None:
     ladder = made(model, clock, Policy(deadline_s=1e-9, least_calls=10))
-    for _ in range(10):
+    for _ in range(15):
         ladder("x")
     ladder.look()
     assert ladder.status().mode == "bf16"
-    assert ladder.status().modes[0].n_late == 10
+    assert ladder.status().modes[0].n_late == 15
 
 
 def test_a_second_step_waits_for_the_dwell(model: Model, clock: Clock) -> None:
@@ -115,14 +117,89 @@ def test_it_tries_the_better_mode_before_it_comes_back(model: Model, clock: Cloc
     ladder.clear_alarm()
     clock.now_s += 10
     ladder.look()
-    assert ladder.status().probing
+    assert ladder.status().share == 0.5
     model.calls.clear()
+    for _ in range(60):
+        ladder("x")
+    assert model.calls.count("full") == model.calls.count("bf16") == 30
+    ladder.look()
+    assert ladder.status().share == 0.5  # not a quarter of a dwell yet
+    clock.now_s += 2.5
+    ladder.look()
+    model.calls.clear()
+    assert ladder.status().share == 1
+    for _ in range(50):
+        ladder("x")
+    assert model.calls == ["full"] * 50
+    assert ladder.status().level == 1
+    clock.now_s += 2.5
+    ladder.look()
+    assert ladder.status().level == 0
+    assert kinds(ladder) == ["switch", "probe", "probe", "switch"]
+
+
+def test_what_a_mode_takes_to_warm_up_is_not_judged(clock: Clock) -> None:
+    calls = iter(range(100))
+
+    def full() -> int:
+        at = next(calls)
+        time.sleep(0.01 if at < 5 else 0)
+        return at
+
+    ladder = Ladder("m", [Mode("full", full), Mode("lite", lambda: 0)], Policy(deadline_s=0.008, least_calls=5))
+    for _ in range(60):
+        ladder()
+    assert ladder.status().modes[0].n_late >= 5
+    assert sum(ladder._newest) <= ladder.status().modes[0].n_late - 5
+
+
+def test_the_wait_of_all_workers_grows_with_the_trial_of_one(model: Model, clock: Clock) -> None:
+    store = LocalStore(clock)
+    one, other = (made(model, clock, store=store) for _ in range(2))
+    one.raise_alarm("slow")
+    one.look()
+    one.clear_alarm()
+    clock.now_s += 10
+    one.look()
+    model.ill["full"] = ValueError("still broken")
+    for _ in range(4):
+        one("x")
+    one.look()
+    assert kinds(one)[-1] == "give up"
+    other.look()
+    clock.now_s += 9
+    other.look()
+    one.look()
+    assert (store.read("m").share, store.read("m").wait_s) == (0, 10)
+    clock.now_s += 1
+    other.look()
+    assert store.read("m").share == 0.5
+
+
+def test_a_relative_alarm_holds_nothing_down_while_deadlines_are_met(model: Model, clock: Clock) -> None:
+    alarm = ActiveAlarm("shift: requests are 50 % slower", relative=True)
+    policy = replace(POLICY, deadline_s=10.0)
+    ladder = made(model, clock, policy, alarm=lambda: alarm)
     for _ in range(20):
         ladder("x")
-    assert model.calls.count("full") == model.calls.count("bf16") == 10
     ladder.look()
-    assert ladder("x") == "full"
-    assert kinds(ladder) == ["switch", "probe", "switch"]
+    assert ladder.status().level == 0
+    alarm = ActiveAlarm("nan: requests answer NaN", relative=False)
+    ladder.look()
+    assert ladder.status().level == 1
+
+
+def test_calls_of_each_mode_are_exported_also_in_a_dry_run(model: Model, clock: Clock) -> None:
+    ladder = made(model, clock, Policy(deadline_s=1e-9), dry_run=True)
+    ladder("x")
+    model.ill = {"full": ValueError(), "bf16": ValueError(), "lite": ValueError()}
+    ladder("x")
+    told = {(name, labels.get("mode"), labels.get("outcome")): value for name, labels, value in ladder.metrics()}
+    assert told["ladder_calls_total", "full", "answered"] == 1
+    assert told["ladder_calls_total", "full", "late"] == 1
+    assert told["ladder_calls_total", "full", "failed"] == 1
+    assert told["ladder_calls_total", "lite", "failed"] == 1
+    assert told["ladder_fallbacks_total", None, None] == 1
 
 
 def test_a_trial_that_fails_is_answered_and_the_next_one_waits_longer(model, clock: Clock) -> None:
@@ -138,10 +215,10 @@ def test_a_trial_that_fails_is_answered_and_the_next_one_waits_longer(model, clo
     assert kinds(ladder)[-1] == "give up"
     clock.now_s += 9
     ladder.look()
-    assert not ladder.status().probing
+    assert not ladder.status().share
     clock.now_s += 1
     ladder.look()
-    assert ladder.status().probing
+    assert ladder.status().share
 
 
 def test_a_mode_that_fails_is_answered_by_the_next(model: Model, clock: Clock) -> None:
@@ -231,7 +308,7 @@ def test_a_call_that_was_under_way_says_nothing_of_the_next_mode(clock: Clock) -
 
 def test_more_calls_than_are_kept_by_default_can_be_asked_for(model: Model, clock: Clock) -> None:
     ladder = made(model, clock, Policy(deadline_s=1e-9, least_calls=500))
-    for _ in range(500):
+    for _ in range(505):
         ladder("x")
     ladder.look()
     assert ladder.status().mode == "bf16"

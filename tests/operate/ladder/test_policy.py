@@ -9,7 +9,8 @@ import pytest
 from torchtriage.core.errors import UsageError
 from torchtriage.operate.ladder.policy import LadderState, Policy, decide
 
-WELL = LadderState(1, "", 100, 0, 10.0, 0, 0, 30.0)
+WELL = LadderState(1, "", False, 100, 0, 10.0, 30.0, 0.0, 10.0, 0, 0)
+TRIAL = {"share": 0.5, "n_probes": 50}
 
 
 @pytest.mark.parametrize(
@@ -24,11 +25,22 @@ WELL = LadderState(1, "", 100, 0, 10.0, 0, 0, 30.0)
         ({"well_s": 29.9}, "stay"),
         ({"well_s": 30.0}, "probe"),
         ({"well_s": 30.0, "level": 0}, "stay"),
-        ({"well_s": 30.0, "n_probes": 19}, "probe"),
-        ({"well_s": 30.0, "n_probes": 20}, "up"),
-        ({"well_s": 30.0, "n_probes": 20, "n_probes_late": 1}, "give up"),
-        ({"well_s": 30.0, "n_probes": 100, "n_probes_late": 1}, "up"),
-        ({"well_s": 30.0, "n_probes": 20, "alarm": "again"}, "down"),
+        ({"alarm": "slower", "relative": True}, "stay"),
+        ({"alarm": "slower", "relative": True, "n_late": 2}, "down"),
+        ({"alarm": "slower", "relative": True, "n_calls": 19}, "down"),
+        (TRIAL | {"n_probes": 49}, "stay"),
+        (TRIAL | {"share": 0.05, "n_probes": 20}, "probe"),
+        (TRIAL, "probe"),
+        (TRIAL | {"step_s": 7.4}, "stay"),
+        (TRIAL | {"share": 1.0}, "stay"),
+        (TRIAL | {"share": 1.0, "n_probes": 100}, "up"),
+        (TRIAL | {"n_probes_late": 1}, "stay"),
+        (TRIAL | {"n_probes_late": 3}, "give up"),
+        (TRIAL | {"n_probes": 5, "n_probes_late": 2}, "give up"),
+        (TRIAL | {"n_probes": 199, "n_probes_late": 2}, "stay"),
+        (TRIAL | {"n_probes": 200, "n_probes_late": 3}, "give up"),
+        (TRIAL | {"n_probes": 200, "n_probes_late": 2}, "probe"),
+        (TRIAL | {"alarm": "again"}, "down"),
     ],
 )
 def test_what_is_done(change, do: str) -> None:
@@ -52,7 +64,9 @@ def test_why_is_a_sentence_with_its_number() -> None:
         {"enter": 0.1, "leave": 0.1},
         {"enter": 1.5},
         {"leave": -0.1},
-        {"probe_share": 0},
+        {"ramp": ()},
+        {"ramp": (0.5, 0.25, 1.0)},
+        {"ramp": (0.05, 0.5)},
         {"probe_calls": 0},
         {"least_calls": 0},
         {"budget": -1},

@@ -109,7 +109,7 @@ def test_all_workers_answer_degraded_within_100_ms_of_one_alarm(server: Server) 
 def test_alarms_that_come_and_go_degrade_in_100_ms_and_switch_once_per_dwell(server) -> None:
     """From a detector's alarm, over Redis, to a worker's degraded answer, in each wave of load."""
     dwell_s = 1.0
-    workers = [ladder(server, dwell_s=dwell_s, probe_share=0.5, probe_calls=5) for _ in range(4)]
+    workers = [ladder(server, dwell_s=dwell_s, ramp=(0.5, 1.0), probe_calls=5) for _ in range(4)]
     detections = []
     for one in workers:
         one.start(every_s=0.02)
@@ -171,7 +171,7 @@ def test_the_trouble_of_one_worker_keeps_all_of_them_down(server: Server) -> Non
     workers[1].look()
     time.sleep(0.1)
     workers[1].look()
-    assert workers[1].status().probing
+    assert workers[1].status().share
 
 
 def test_a_store_compares_and_sets_by_redis_clock(server: Server) -> None:

@@ -58,6 +58,29 @@ def test_an_alarm_is_told_once_and_the_next_tells_how_many_there_were(told):
     ]
 
 
+def test_repetition_lets_a_larger_and_a_differently_caused_alarm_through(told):
+    detection = started(told.append, repeat_s=60)
+    for at_s, size, cause in ((0, 1.4, "GC"), (1, 1.5, "GC"), (2, 3.0, "GC"), (3, 3.5, "GC"), (4, 1.4, "input mix")):
+        detection._raise(dataclasses.replace(ALERT, at_s=1e9 + at_s, size=size, cause=cause))
+    detection.close(time.monotonic() + 5)
+    assert [(one.at_s - 1e9, one.n_before) for one in told] == [(0, 0), (2, 1), (4, 0)]
+
+
+def test_the_end_is_told_once_it_has_lasted(told):
+    detection = started(told.append, repeat_s=0.5)
+    detection.offer(Model, rows(9_000_000, 100, start_ns=10**11))
+    detection.offer(Model, rows(2_000_000, 400, start_ns=2 * 10**11))
+    detection.close(time.monotonic() + 5)
+    assert [(one.kind, one.ended) for one in told if one.kind == "shift"] == [("shift", False), ("shift", True)]
+    over = next(one for one in told if one.ended and one.kind == "shift")
+    assert over.size == pytest.approx(4.5, rel=0.2)
+    assert "over after" in over.title()
+    (posted,) = Alertmanager("http://127.0.0.1").body(over)
+    assert "endsAt" in posted
+    assert "startsAt" not in posted
+    assert posted["labels"] == Alertmanager("http://127.0.0.1").body(told[0])[0]["labels"]
+
+
 def test_an_alert_dropped_for_want_of_room_silences_no_equal_one(told, monkeypatch):
     detection = Detection(told.append, repeat_s=60)
     monkeypatch.setattr(alerts, "MAX_PENDING", 1)
@@ -143,7 +166,7 @@ def test_webhooks_post_what_their_receivers_read():
 
 
 def test_requests_that_got_quicker_are_news_and_no_trouble(caplog):
-    quicker = dataclasses.replace(ALERT, facts={"excess_s": -0.5, "expected_s": 1.0})
+    quicker = dataclasses.replace(ALERT, kind="faster", facts={"excess_s": -0.5, "expected_s": 1.0})
     with caplog.at_level("INFO"):
         log(ALERT)
         log(quicker)

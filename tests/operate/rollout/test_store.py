@@ -152,12 +152,12 @@ def test_what_is_no_store_is_said_to_be_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "damage",
     [
-        "UPDATE rollout SET state = '{}'",
-        "UPDATE rollout SET state = replace(state, '\"stage\":0', '\"stage\":99')",
-        "UPDATE rollout SET token = 'x'",
-        "UPDATE event SET kind = '<script>'",
-        "UPDATE event SET at_s = 'soon'",
-        "UPDATE event SET rows = '{'",
+        "UPDATE torchtriage_rollout SET state = '{}'",
+        "UPDATE torchtriage_rollout SET state = replace(state, '\"stage\":0', '\"stage\":99')",
+        "UPDATE torchtriage_rollout SET token = 'x'",
+        "UPDATE torchtriage_rollout_event SET kind = '<script>'",
+        "UPDATE torchtriage_rollout_event SET at_s = 'soon'",
+        "UPDATE torchtriage_rollout_event SET rows = '{'",
     ],
 )
 def test_damage_is_told(path: Path, damage: str) -> None:
@@ -177,7 +177,7 @@ def test_a_reader_that_stands_still_does_not_lock_the_store_for_good(monkeypatch
         store.start(PLAN, actor="a", at_s=1)
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as reader:
             reader.execute("BEGIN")
-            reader.execute("SELECT * FROM rollout").fetchall()
+            reader.execute("SELECT * FROM torchtriage_rollout").fetchall()
             with pytest.raises(StoreError, match="locked"):
                 store.roll_back("int8", "p99", actor="a", at_s=2)
             assert store.read("int8").state.share == 0.01

@@ -76,6 +76,20 @@ class Moments:
         self.squares_other += step_other * (other - self.mean_other)
         self.products += step * (other - self.mean_other)
 
+    def join(self, other: Moments) -> None:
+        """Take in another's values (Chan, Golub, LeVeque 1979)."""
+        n = self.n + other.n
+        if not other.n:
+            return
+        step, step_other = other.mean - self.mean, other.mean_other - self.mean_other
+        weight = self.n * other.n / n
+        self.squares += other.squares + step * step * weight
+        self.squares_other += other.squares_other + step_other * step_other * weight
+        self.products += other.products + step * step_other * weight
+        self.mean += step * other.n / n
+        self.mean_other += step_other * other.n / n
+        self.n = n
+
     @property
     def variance(self) -> float:
         """Sample variance; 0 of fewer than two."""
@@ -84,9 +98,10 @@ class Moments:
 
 @dataclass
 class _Level:
-    """Sums over blocks of one length, in the order they closed."""
+    """Sums over blocks of one length, in the order they closed; ``first`` and ``last`` summed over sequences."""
 
     n: int = 0
+    n_sequences: int = 1
     total: float = 0.0
     squares: float = 0.0
     products: float = 0.0
@@ -110,6 +125,15 @@ class _Level:
         both, self.half = (self.half + value) / 2, None
         return both
 
+    def join(self, other: _Level) -> None:
+        """Take in another sequence of blocks."""
+        if not other.n:
+            return
+        self.n_sequences = self.n_sequences + other.n_sequences if self.n else other.n_sequences
+        for name in ("n", "total", "squares", "products", "first", "last"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.half = None
+
     def spread(self) -> tuple[float, float]:
         """Return the variance of a block and how alike neighbours are, 0 to 0.95."""
         n, mean = self.n, self.total / self.n
@@ -117,7 +141,7 @@ class _Level:
         # differences below the rounding of their sums are none
         if squares <= 1e-14 * self.squares:
             return 0.0, 0.0
-        products = self.products - mean * (2 * self.total - self.first - self.last) + (n - 1) * mean**2
+        products = self.products - mean * (2 * self.total - self.first - self.last) + (n - self.n_sequences) * mean**2
         raw = products / squares
         # biased towards zero by about (1 + 3 r) / n (Marriott and Pope 1954)
         return squares / (n - 1), min(max(raw + (1 + 3 * raw) / n, 0.0), 0.95)
@@ -168,6 +192,14 @@ class Difference:
         # after the block, which must not know the slope that it gave
         self.arms[treated].add(value, covariate)
         return closes
+
+    def join(self, other: Difference) -> None:
+        """Take in what another process recorded of the same arms; no value can be added after that."""
+        for own, others in zip(self.arms, other.arms, strict=True):
+            own.join(others)
+        for level, others in zip(self.levels, other.levels, strict=True):
+            level.join(others)
+        self.n_closed = [a + b for a, b in zip(self.n_closed, other.n_closed, strict=True)]
 
     def _close(self, difference: float) -> None:
         joined: float | None = difference
@@ -257,6 +289,11 @@ class EventRatio:
             self.last[treated] = self.n[treated]
         self.n[treated] += 1
         return counts
+
+    def join(self, other: EventRatio) -> None:
+        """Take in what another process recorded: the product of supermartingales of other requests is one."""
+        for name in ("n", "n_events", "n_counted", "logs"):
+            setattr(self, name, [a + b for a, b in zip(getattr(self, name), getattr(other, name), strict=True)])
 
     @property
     def log_evidence(self) -> float:

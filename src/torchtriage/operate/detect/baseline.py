@@ -51,8 +51,7 @@ class SizeShares:
     """The share of each request size, as an addend to the level."""
 
     def __init__(self) -> None:
-        self._shares: dict[float, list[float]] = {}  # size -> [share, requests]
-        self.low = math.inf
+        self._shares: dict[float, list[float]] = {}  # size -> [share, requests, of these no news]
         self.high = 0.0
         self._n = 0
 
@@ -68,14 +67,18 @@ class SizeShares:
         key = self._key(size)
         known = self._shares.get(key)
         if known is None:
-            known = self._shares[key] = [self._guess(size), 0]
+            known = self._shares[key] = [self._guess(size), 0, 0]
         known[1] += 1
         self._n += 1
         # of what most requests are off by, the level takes the blame, not their size
         others = 1.0 if known[1] < SETTLED else 1 - known[1] / self._n
         known[0] += off * others * max(1 / known[1], SLOWEST)
-        if known[1] >= PARENT:
-            self.low = min(self.low, size)
+
+    def accept(self, size: float) -> None:
+        """Count a learned size as no news: the largest that was no news often enough is ``high``."""
+        known = self._shares[self._key(size)]
+        known[2] += 1
+        if known[2] >= PARENT:
             self.high = max(self.high, size)
 
     def _key(self, size: float) -> float:
@@ -85,7 +88,7 @@ class SizeShares:
 
     def _guess(self, size: float) -> float:
         # on the line through its two nearest neighbours
-        known = [other for other, (_, n) in self._shares.items() if other > 0 and n >= PARENT]
+        known = [other for other, (_, n, _) in self._shares.items() if other > 0 and n >= PARENT]
         if size <= 0 or not known:
             return 0.0
         nearest, *others = sorted(known, key=lambda other: (abs(math.log(other / size)), other))

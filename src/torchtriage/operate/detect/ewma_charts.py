@@ -12,7 +12,7 @@ import math
 from collections import deque
 from typing import NamedTuple
 
-__all__ = ["QUARANTINE", "ChartReading", "Charts"]
+__all__ = ["QUARANTINE", "ChartReading", "Charts", "Swings"]
 
 MEMORY = 2_000  # values over which limits are learned
 LEARN_EVERY = 4  # means of neighbours are nearly equal: every fourth teaches as much as all, at a quarter of the time
@@ -21,14 +21,23 @@ QUARANTINE = 200  # values for which a lesson waits; what is to be found lasts a
 # next shorter one's variance
 FULL_AVERAGING = 8.0
 PRIOR = 10  # lessons that the assumed variance of 1 counts for
+PART = 0.6  # of the limit, at which rises are counted
+RARE = 1e-5  # rises per value beyond the limit that are aimed at
+BRIEF = 60  # values that a swing lasts at most; what lasts longer is a change
+SWING_PRIOR = 100  # values added to those seen, so that one early rise is no rate
+SWING_MEMORY = 5_000
 TINY = 1e-9
 
 
 class ChartReading(NamedTuple):
-    """The most telling chart: ``evidence`` in units of its limit (signed), its ``mean``."""
+    """The most telling chart: ``evidence`` in units of its limit (signed), its ``mean``.
+
+    ``narrow`` : the evidence there were if the limits had not been widened, unsigned.
+    """
 
     evidence: float
     mean: float
+    narrow: float
 
 
 class Charts:
@@ -63,13 +72,13 @@ class Charts:
         self._n = 0
         self._turn = 0
 
-    def update(self, value: float, *, learn: bool, unit: float = 1.0) -> ChartReading:
+    def update(self, value: float, *, learn: bool, unit: float = 1.0, wider: float = 1.0) -> ChartReading:
         """Take one value; ``learn`` from it unless it may be part of what is to be found.
 
-        ``unit`` : what one of ``matters`` is, in the values' own unit.
+        ``unit`` : what one of ``matters`` is, in the values' own unit. ``wider`` : factor of the limits.
         """
         value -= self._centre
-        best, mean_then = 0.0, 0.0
+        best, mean_then, narrow = 0.0, 0.0, 0.0
         means, limits = self._means, self._limits
         for at, (weight, up, down) in enumerate(self._spans):
             mean = means[at]
@@ -79,10 +88,15 @@ class Charts:
             else:
                 size, limit, least = mean, limits[at][0], unit * up
             evidence = size / limit
+            wide = evidence / wider
             if size < least:
-                evidence = (evidence if evidence < 1.0 else 1.0) * size / least
-            if evidence > best:
-                best, mean_then = evidence, mean
+                matters = size / least
+                evidence = (evidence if evidence < 1.0 else 1.0) * matters
+                wide = (wide if wide < 1.0 else 1.0) * matters
+            if evidence > narrow:
+                narrow = evidence
+            if wide > best:
+                best, mean_then = wide, mean
         if learn:
             self._n += 1
             self._turn += 1
@@ -92,7 +106,7 @@ class Charts:
                 # the first are taken at once: limits are needed to begin with
                 if len(self._waiting) * LEARN_EVERY > QUARANTINE or self._n <= QUARANTINE:
                     self._learn(*self._waiting.popleft())
-        return ChartReading(-best if mean_then < 0 else best, mean_then)
+        return ChartReading(-best if mean_then < 0 else best, mean_then, narrow)
 
     def forget_means(self) -> None:
         """Start the means anew: what they were compared with has changed."""
@@ -122,3 +136,49 @@ class Charts:
             wide = self._limit * (1 + self._young / math.sqrt(spans))
             self._limits[at] = (wide * math.sqrt(up + TINY), wide * math.sqrt(down + TINY))
             shorter_above, shorter_below = up, down
+
+
+class Swings:
+    """How much wider limits must be, by how often means rise to a part of them.
+
+    The rate at which a mean of many values passes ``u`` of its deviations falls as ``exp(-u^2 / 2)`` (Rice 1945), so
+    that the rate at ``PART`` of the limit says at what multiple of it alarms would be rare. A stream that lies still
+    keeps the limit, one that scatters widely gets a wider one. Where values come in runs the rate falls less than
+    that: means that pass the wider limit too and soon come back widen it again.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self._limit = limit
+        self._n = 0.0
+        self._parts = 0.0
+        self._rising = False
+        self._swings = 0.0
+        self._length = 0  # of the swing beyond the wider limit that is on
+        self.wider = 1.0
+
+    def update(self, narrow: float, evidence: float) -> None:
+        """Take the evidence upwards by the limits as they are learned, and by the wider ones."""
+        self._n += 1
+        if narrow >= PART:
+            if not self._rising:
+                self._rising = True
+                self._parts += 1
+                self._widen()
+        elif self._rising:
+            # it rises once until it has come back to half of that
+            self._rising = narrow > PART / 2
+        elif self._n >= SWING_MEMORY:
+            self._n, self._parts, self._swings = self._n / 2, self._parts / 2, self._swings / 2
+            self._widen()
+        if evidence >= 1 or self._length:
+            self._length += 1
+            if evidence < 0.5:
+                self._swings += self._length < BRIEF
+                self._length = 0
+                self._widen()
+
+    def _widen(self) -> None:
+        n = self._n + SWING_PRIOR
+        # one swing may have been an event
+        rarer = (math.log(max(count / n / RARE, 1.0)) for count in (self._parts, self._swings - 1))
+        self.wider = math.sqrt(max(PART**2 + 2 * next(rarer) / self._limit**2, 1.0) + 2 * next(rarer) / self._limit**2)

@@ -2,29 +2,32 @@
 
 A request's duration is compared with what its size took before (:mod:`.baseline`); what is left, in units of its own
 scale, goes to charts of its mean (shifts and ramps, up and down), charts of its spread, and a count of extreme values
-(:mod:`.tails`). Missing answers and repeated values are watched beside. What is learned is 200 requests old, and
-nothing is while something looks wrong; a change that stays becomes the new normal.
+(:mod:`.tails`). Failures and NaN (:mod:`.failure_rate`) and repeated values are watched beside. What is learned is 200
+requests old, and nothing is while something looks wrong; a change that stays becomes the new normal.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
+from dataclasses import dataclass
 from typing import NamedTuple
 
+from torchtriage.core.units import format_count
 from torchtriage.operate.detect.baseline import DurationLevel, SizeShares
-from torchtriage.operate.detect.ewma_charts import QUARANTINE, Charts
+from torchtriage.operate.detect.ewma_charts import QUARANTINE, Charts, Swings
+from torchtriage.operate.detect.failure_rate import FailureRate
 from torchtriage.operate.detect.tails import TailCounter
 
-__all__ = ["KINDS", "Alarm", "Missing", "RequestDetector", "Sample", "Stuck"]
+__all__ = ["KINDS", "LARGER", "Alarm", "RequestDetector", "Sample", "Stuck"]
 
-KINDS = ("input-mix", "missing", "shift", "spread", "stuck", "surge", "tail")  # of alarms
+KINDS = ("faster", "input-mix", "missing", "nan", "shift", "spread", "stuck", "surge", "tail")  # of alarms
 
 
 class Sample(NamedTuple):
     """One value: a request's duration, or a metric's reading.
 
-    ``at_s`` : when, on any clock. ``ok`` : False for a request that failed.
+    ``at_s`` : when, on any clock. ``ok`` : False for a request that failed; a value of NaN is one that answered NaN.
     """
 
     value: float
@@ -36,8 +39,8 @@ class Sample(NamedTuple):
 class Alarm(NamedTuple):
     """Something changed. ``kind`` says what, ``message`` how much, ``evidence`` how sure it is.
 
-    ``evidence`` is in units of the alarm's limit; ``row`` counts the stream's values from 0.
-    ``better`` : requests got quicker, which is news and no trouble.
+    ``evidence`` is in units of the alarm's limit; ``row`` counts the stream's values from 0. ``size`` : how many
+    times as long requests take (or how many times as large they are), or the share that fails; 1 where it has none.
     """
 
     kind: str
@@ -46,7 +49,21 @@ class Alarm(NamedTuple):
     evidence: float
     message: str
     cause: str = ""
-    better: bool = False
+    size: float = 1.0
+
+    @property
+    def better(self) -> bool:
+        """Whether requests got quicker, which is news and no trouble."""
+        return self.kind == "faster"
+
+
+@dataclass
+class _Episode:
+    # an alarm that is on: until which row at least, and the size that was told and the largest one
+    start: int
+    until: int
+    told: float
+    largest: float
 
 
 WARM_UP = 500  # requests without alarms at the start: caches fill, kernels are chosen, clocks rise
@@ -63,16 +80,17 @@ LIMIT = 2.5  # of the mean charts, in their learned standard deviations
 YOUNG = 1.5  # while little was seen limits are wider, by this over the root of the spans seen
 SPREAD_WEIGHTS = (1 / 40,)
 SPREAD_LIMIT = 12.0
-CLUSTER_CHANCE = 1e-4
+CLUSTER_CHANCE = 1.6e-4
 SURGE = math.log(50)  # one request alone is an alarm at 50 times what it should take, if none came near before
 SURGE_S = 0.1  # and if it takes that long: Python's own garbage collection stops a process for half of it
 UNUSUAL = 0.6  # share of the limit from which nothing is learned
 NEW_NORMAL = 250  # requests of an alarm that stays, after which it is the new normal
 RELEARN = 50  # requests that teach the new normal before anything is compared with it
-ONE_EVENT = ("shift", "spread", "tail")
+ONE_EVENT = ("faster", "shift", "spread", "tail")
 OTHER_KIND = 1.5  # evidence at which one of these may follow another: they are often the same event
 CLEAR = 60  # requests without evidence after which the same kind may alarm again
-MISSING_SPAN = 20  # two missing answers within so many are an alarm where they are rare
+LARGER = 1.5  # times what was told from which an alarm that goes on is told again
+N_TOLD = 12  # newest requests whose median says how much longer they take
 STUCK_CHANCE = 1e-9
 MEMORY_OF_RATES = 5_000
 
@@ -94,13 +112,17 @@ class RequestDetector:
         self._sizes = SizeShares()
         self._mean = Charts(WEIGHTS, limit, matters=matters, young=YOUNG)
         self._spread = Charts(SPREAD_WEIGHTS, spread_limit)
+        self._swings = Swings(limit)
         self._tail = TailCounter(chance)
         self._waiting: deque[tuple[float, float | None]] = deque()
         self._unusual = 0
         self._relearning = 0
         self._largest = 0.0
-        self._quiet: dict[str, int] = {}
-        self._missing = Missing()
+        self._newest: deque[float] = deque(maxlen=N_TOLD)
+        self._on: dict[str, _Episode] = {}
+        self._ended: list[Alarm] = []
+        self._failures = FailureRate()
+        self._nan = FailureRate()
         self._stuck = Stuck()
         self._outside = 0.0
 
@@ -112,7 +134,16 @@ class RequestDetector:
     @property
     def alarmed(self) -> bool:
         """Whether what it alarmed of goes on, or has ended a few requests ago."""
-        return self.settled and any(self._row <= until for until in self._quiet.values())
+        return bool(self._on)
+
+    def forget_alarms(self) -> None:
+        """Begin without an alarm that is on: another stream goes on from what this one learned."""
+        self._on, self._ended = {}, []
+
+    def take_ended(self) -> list[Alarm]:
+        """Return what is over since it was asked last, with the largest size it had."""
+        ended, self._ended = self._ended, []
+        return ended
 
     def expected_s(self, size: float | None) -> float | None:
         """Return what a request of this size should take; None while little was seen."""
@@ -125,10 +156,17 @@ class RequestDetector:
         """Take one request; return the alarm it raises, if any."""
         self._row += 1
         value = sample.value
-        if not sample.ok or not math.isfinite(value):
-            too_many = self._missing.failed(self._row)
-            return self._alarm("missing", sample, 2.0, "requests fail or answer NaN", "errors") if too_many else None
-        self._missing.answered()
+        if self._on:
+            self._end_what_is_over(sample)
+        if self._failures.update(not sample.ok):
+            return self._too_many("missing", "fail", self._failures, sample, "errors")
+        if not sample.ok:
+            return None
+        nan = not math.isfinite(value)
+        if self._nan.update(nan):
+            return self._too_many("nan", "answer NaN", self._nan, sample, "NaN")
+        if nan:
+            return None
         self._n += 1
         length = self._stuck.update(value)
         if length:
@@ -149,8 +187,7 @@ class RequestDetector:
         level.memory = MEMORY if warm else WARM_MEMORY
         outside = False
         if size is not None:
-            far = size > 1.9 * self._sizes.high or size < self._sizes.low / 1.9
-            self._outside += 0.2 * (far - self._outside)
+            self._outside += 0.2 * ((size > 1.9 * self._sizes.high) - self._outside)
             outside = self._outside > 0.7
         if not warm or self._relearning:
             self._learn(logarithm, size)
@@ -171,8 +208,10 @@ class RequestDetector:
             cut *= 0.3
             deviation *= 0.3
         unit = max(1.0, YOUNG_MATTERS / self._n) / scale
-        mean = self._mean.update(deviation, learn=calm, unit=unit)
+        mean = self._mean.update(deviation, learn=calm, unit=unit, wider=self._swings.wider)
         evidence = abs(mean.evidence)
+        self._swings.update(mean.narrow if mean.mean > 0 else 0.0, mean.evidence)
+        self._newest.append(off)
         spread = self._spread.update(min(abs(cut), 3.0) - 0.8, learn=calm)
         cluster = self._tail.update(score if settled else min(score, 4.0))
         surge = sample.value > SURGE_S and off > SURGE + (0.0 if settled else 2.0) and score > 1.25 * self._largest
@@ -185,18 +224,21 @@ class RequestDetector:
                 if evidence > 0.5:  # all of them far off to one side: no scatter
                     alarm = self._shifted(sample, mean.mean * scale, spread.evidence)
                 else:
-                    text, better = "durations scatter more", mean.mean < -1  # scales
-                    alarm = self._alarm("spread", sample, spread.evidence, text, better=better)
+                    kind, text = ("faster", "are quicker, and scatter more")
+                    if mean.mean >= -1:  # scales
+                        kind, text = ("spread", "scatter more")
+                    alarm = self._alarm(kind, sample, spread.evidence, f"durations {text}")
             if alarm is None and cluster.evidence >= 1:
                 times = math.exp(min(cluster.rung * scale, 50.0))
                 text = f"{cluster.n} of {cluster.span} requests took more than {times:.1f} x"
-                alarm = self._alarm("tail", sample, cluster.evidence, text)
+                alarm = self._alarm("tail", sample, cluster.evidence, text, size=times)
             if alarm is None and surge:
                 times = math.exp(min(off, 60.0))
-                alarm = self._alarm("surge", sample, off / SURGE, f"one took {times:.0f} x")
+                alarm = self._alarm("surge", sample, off / SURGE, f"one took {times:.0f} x", size=times)
             if alarm is None and outside:
-                alarm = self._alarm("input-mix", sample, 2.0, f"sizes as never before: {size:g}", "input mix")
-        self._wait(evidence, spread.evidence)
+                text = f"sizes as never before: {size:g}, where {self._sizes.high:g} was the largest"
+                alarm = self._alarm("input-mix", sample, 2.0, text, "input mix", size=size / self._sizes.high)
+        self._wait(sample, evidence, spread.evidence)
         return alarm
 
     def _learn(self, logarithm: float, size: float | None) -> None:
@@ -206,8 +248,9 @@ class RequestDetector:
         if size is not None:
             cut = CUT * level.scale
             self._sizes.learn(size, min(max(logarithm - share - level.at, -cut), cut))
+            self._sizes.accept(size)
 
-    def _wait(self, evidence: float, spread: float) -> None:
+    def _wait(self, sample: Sample, evidence: float, spread: float) -> None:
         """Learn nothing while something looks wrong, but not for ever."""
         if evidence >= UNUSUAL or spread >= 0.8:
             self._unusual += 1
@@ -220,51 +263,72 @@ class RequestDetector:
             self._level.hurry()
             self._mean.forget_means()
             self._spread.forget_means()
-            self._quiet.pop("shift", None)
-            self._quiet.pop("spread", None)
+            # the means stray on for a while after what has passed
+            typical = abs(sorted(self._newest)[len(self._newest) // 2])
+            stays = typical > UNUSUAL * math.log(max((on.told for on in self._on.values()), default=1.0))
+            for kind in ("faster", "shift", "spread"):
+                self._end(kind, sample, "usual now" if stays else "over")
 
     def _shifted(self, sample: Sample, shift: float, evidence: float) -> Alarm | None:
-        percent = (math.exp(min(abs(shift), 50.0)) - 1) * 100
-        word = "slower" if shift > 0 else "faster"
+        # the charts' means are of values that were cut
+        kind, word, sign = ("shift", "slower", 1) if shift > 0 else ("faster", "faster", -1)
+        newest = sorted(sign * off for off in self._newest)
+        times = math.exp(min(max(abs(shift), newest[len(newest) // 2]), 50.0))
+        surely = math.exp(min(max(newest[len(newest) // 4], 0.0), 50.0))
         cause = "input mix" if self._outside > 0.05 else ""
-        text = f"requests are {percent:.0f} % {word}, or more"
-        return self._alarm("shift", sample, evidence, text, cause, better=shift < 0)
+        text = f"requests are {(times - 1) * 100:.0f} % {word}"
+        return self._alarm(kind, sample, evidence, text, cause, size=times, surely=surely)
+
+    def _too_many(self, kind: str, verb: str, rate: FailureRate, sample: Sample, cause: str) -> Alarm | None:
+        text = f"{rate.lately:.0%} of the newest requests {verb}, usual are {rate.usual:.2%}"
+        return self._alarm(kind, sample, 2.0, text, cause, size=rate.lately)
 
     def _alarm(
-        self, kind: str, sample: Sample, evidence: float, message: str, cause: str = "", better: bool = False
+        self,
+        kind: str,
+        sample: Sample,
+        evidence: float,
+        message: str,
+        cause: str = "",
+        size: float = 1.0,
+        surely: float | None = None,
     ) -> Alarm | None:
-        """Return the alarm, unless one of its kind is on, or one of the same event."""
-        quiet_until = self._quiet.get(kind, -1)
-        if kind in ONE_EVENT and self._row > quiet_until and evidence < OTHER_KIND:
-            others = (self._quiet.get(other, -1) for other in ONE_EVENT if other != kind)
-            if any(self._row <= until for until in others):
+        """Return the alarm, unless one of its kind is on and was as large, or one of the same event is.
+
+        ``surely`` : the size that it has grown to at least, where ``size`` scatters.
+        """
+        on = self._on.get(kind)
+        if on is None:
+            if kind in ONE_EVENT and evidence < OTHER_KIND and any(other in self._on for other in ONE_EVENT):
                 return None
-        self._quiet[kind] = self._row + CLEAR
-        if self._row <= quiet_until or self._n <= WARM_UP:
+            if kind not in ("missing", "nan") and not self.settled:
+                return None
+            self._on[kind] = _Episode(self._row, self._row + CLEAR, size, size)
+            return Alarm(kind, self._row, sample.at_s, evidence, message, cause, size)
+        on.until = self._row + CLEAR
+        grown = size if surely is None else surely
+        on.largest = max(on.largest, grown)
+        if grown < LARGER * on.told:
             return None
-        return Alarm(kind, self._row, sample.at_s, evidence, message, cause, better)
+        on.told = size
+        return Alarm(kind, self._row, sample.at_s, evidence, message, cause, size)
 
+    def _end_what_is_over(self, sample: Sample) -> None:
+        for kind in [kind for kind, on in self._on.items() if self._row > on.until]:
+            self._end(kind, sample, "over")
 
-class Missing:
-    """Failed requests and NaN: two close together, where they were rare."""
-
-    def __init__(self) -> None:
-        self._rate = 0.0
-        self._n = 1
-        self._last: int | None = None
-
-    def failed(self, index: int) -> bool:
-        """Take a failure; return whether it is one too many."""
-        usual = self._rate  # without this one
-        self._rate += (1 - self._rate) / self._n
-        close = self._last is not None and index - self._last <= MISSING_SPAN
-        self._last = index
-        return close and usual * MISSING_SPAN < 0.2
-
-    def answered(self) -> None:
-        """Take a success."""
-        self._n = min(self._n + 1, MEMORY_OF_RATES)
-        self._rate *= 1 - 1 / self._n
+    def _end(self, kind: str, sample: Sample, how: str) -> None:
+        on = self._on.pop(kind, None)
+        if on is None:
+            return
+        most = ""
+        if kind in ("missing", "nan"):
+            most = f", {on.largest:.0%} of requests at most"
+        elif on.largest != 1:
+            most = f", {on.largest:.3g} x at most"
+        n = on.until - CLEAR - on.start + 1
+        text = f"{kind} {how} after {format_count(n, 'request')}{most}"
+        self._ended.append(Alarm(kind, self._row, sample.at_s, 0.0, text, "", on.largest))
 
 
 class Stuck:

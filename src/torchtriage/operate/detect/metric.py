@@ -19,7 +19,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from torchtriage.operate.detect.latency_detector import Alarm, Missing, Sample, Stuck
+from torchtriage.operate.detect.failure_rate import FailureRate
+from torchtriage.operate.detect.latency_detector import Alarm, Sample, Stuck
 from torchtriage.operate.detect.tails import TailCounter
 
 __all__ = ["MetricDetector"]
@@ -138,7 +139,7 @@ class MetricDetector:
         self._quiet_until = -1
         self._last_cluster = -math.inf
         self._repeats = 0.0
-        self._missing = Missing()
+        self._missing = FailureRate()
         self._stuck = Stuck()
 
     @property
@@ -149,10 +150,11 @@ class MetricDetector:
     def update(self, sample: Sample) -> Alarm | None:
         """Take one reading; return the alarm it raises, if any."""
         self._row += 1
-        if not sample.ok or not math.isfinite(sample.value):
-            too_many = self._missing.failed(self._row)
-            return self._alarm(sample, "missing", 2.0, "readings are missing") if too_many else None
-        self._missing.answered()
+        absent = not sample.ok or not math.isfinite(sample.value)
+        if self._missing.update(absent):
+            return self._alarm(sample, "missing", 2.0, "readings are missing")
+        if absent:
+            return None
         self._n += 1
         length = self._stuck.update(sample.value)
         same = bool(self._first) and sample.value == self._first[-1].value

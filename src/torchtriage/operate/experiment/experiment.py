@@ -190,6 +190,19 @@ class Experiment:
             self._rows, self._check, self._broken = rows, check, broken
             self._n, self._replicas = list(n), (control, candidate)
 
+    def join(self, other: Experiment) -> None:
+        """Take in what another process recorded of the same experiment, and judge all of it together.
+
+        Only to be looked at after that: nothing can be recorded any more.
+        """
+        for row, others in zip(self._rows, other._rows, strict=True):
+            row.join(others)
+        self._check.n = [a + b for a, b in zip(self._check.n, other._check.n, strict=True)]
+        self._broken = sum(self._check.n) > 0 and self._check.log_evidence >= -math.log(MISMATCH)
+        self._n = [a + b for a, b in zip(self._n, other._n, strict=True)]
+        for names, more in zip(self._replicas, other._replicas, strict=True):
+            names.update(more)
+
     def _treated(self, arm: str) -> bool:
         if arm not in self.arms:
             raise UsageError(f"expected an arm of {self.control} and {self.candidate}, found {arm!r}", where=self.name)

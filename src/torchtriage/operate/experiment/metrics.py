@@ -102,6 +102,17 @@ class SequentialTest:
         if self.decided_at is None and (verdict := self._judged()) != "undecided":
             self.verdict, self.decided_at = verdict, sum(self.n)
 
+    def join(self, other: SequentialTest) -> None:
+        """Take in what another process recorded of the same metric, and judge all of it together."""
+        self.n = [a + b for a, b in zip(self.n, other.n, strict=True)]
+        self.n_missing = [a + b for a, b in zip(self.n_missing, other.n_missing, strict=True)]
+        self._join(other)
+        self.verdict = self._judged()
+        self.decided_at = None if self.verdict == "undecided" else sum(self.n)
+
+    def _join(self, other: Any) -> None:
+        raise NotImplementedError
+
     def _take(self, treated: bool, values: dict[str, Any]) -> bool:
         raise NotImplementedError
 
@@ -140,6 +151,10 @@ class _TypicalTest(SequentialTest):
         self.looks = self.difference.add(treated, log, beside)
         return True
 
+    def _join(self, other: _TypicalTest) -> None:
+        self.difference.join(other.difference)
+        self.looks = True
+
     def _judged(self) -> Verdict:
         if not self.looks:
             return "undecided"  # nothing closed since the last look
@@ -175,6 +190,9 @@ class _EventTest(SequentialTest):
 
     events: EventRatio
 
+    def _join(self, other: _EventTest) -> None:
+        self.events.join(other.events)
+
     def _judged(self) -> Verdict:
         return "worse" if self.events.log_evidence >= -math.log(self.alpha) else "undecided"
 
@@ -200,6 +218,11 @@ class _TailTest(_EventTest):
     spread: Moments = field(default_factory=Moments)
     difference: Difference = field(default_factory=Difference)
     pause: int = 0
+
+    def _join(self, other: _TailTest) -> None:
+        super()._join(other)
+        self.threshold = other.threshold if self.threshold is None else self.threshold
+        self.pause = max(self.pause, other.pause)
 
     def _take(self, treated: bool, values: dict[str, Any]) -> bool:
         log = _log(values.get(self.spec.metric))

@@ -12,7 +12,8 @@ from inspect import iscoroutinefunction
 from typing import Any
 
 from torchtriage.core.errors import StoreError, UsageError
-from torchtriage.operate.ladder.policy import LadderState, Policy, decide, trouble
+from torchtriage.core.units import format_share
+from torchtriage.operate.ladder.policy import N_NEWEST, LadderState, Policy, decide, trouble
 from torchtriage.operate.ladder.result import Check, LadderEntry, LadderStatus, ModeStatus
 from torchtriage.operate.ladder.store import LadderStore, LocalStore, Shared
 from torchtriage.operate.monitor import process_metrics
@@ -20,9 +21,9 @@ from torchtriage.operate.monitor.metrics import Value
 
 __all__ = ["Ladder", "Mode"]
 
-N_NEWEST = 200  # calls in the current mode that are looked at
 N_LOG = 1000
 N_GIVEN_UP = 4  # calls that hang at the same time before no more are started in that mode
+N_WARM = 5  # calls of a mode in this worker that may be late, and those begun before so many have ended
 N_BY_HAND = 5  # times a person's word is tried, where workers switch at the same moment
 QUICK_AGAIN = 10  # a mode that is left again within so many dwells was come back to too early
 
@@ -49,6 +50,7 @@ class _Rung:
     n_late: int = 0
     n_failed: int = 0
     n_hanging: int = 0
+    n_answered: int = 0
 
     @property
     def usable(self) -> bool:
@@ -124,12 +126,9 @@ class Ladder:
         self._hanging_lock = threading.Lock()
         self._newest = self._none_seen()
         self._probes = self._none_seen()
-        self._probe_level = -1
-        self._every = max(round(1 / self.policy.probe_share), 1)
-        self._turn = 0
+        self._better = -1  # the mode on trial
+        self._turn = 0.0
         self._well_since_s = clock()
-        self._wait_s = self.policy.recover_s
-        self._rose_s = float("-inf")
         self._entries: deque[LadderEntry] = deque(maxlen=N_LOG)
         self._newest_once = ""
         self._look_lock = threading.Lock()
@@ -142,10 +141,11 @@ class Ladder:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Answer: by the current mode, else by the next one that can, else by the fallback."""
-        level, better = self._level, self._probe_level
+        level, better = self._level, self._better
         if better >= 0:
-            self._turn += 1
-            if self._turn % self._every == 0:
+            self._turn += self._shared.share
+            if self._turn >= 1:
+                self._turn %= 1
                 done, answer = self._try(better, self._probes, args, kwargs)
                 if done:
                     return answer
@@ -169,6 +169,7 @@ class Ladder:
         rung = self._rungs[level]
         deadline_s, timeout_s = self.policy.deadline_s, self.policy.timeout_s
         rung.n_calls += 1
+        warm = rung.n_answered >= N_WARM  # what compiles and fills caches is late, and says nothing of the mode
         start_ns = time.perf_counter_ns()
         answer, done = None, True
         try:
@@ -183,7 +184,8 @@ class Ladder:
             late = time.perf_counter_ns() - start_ns > deadline_s * 1e9
             rung.n_late += late
         rung.n_failed += not done
-        if seen is not None:
+        rung.n_answered += done
+        if seen is not None and (warm or not done):
             seen.append(late)
         return done, answer
 
@@ -288,7 +290,7 @@ class Ladder:
             except StoreError as error:
                 if self._connected:
                     self._connected = False
-                    self._probe_level = -1
+                    self._better = -1
                     self._log("lost", self._mode, self._mode, f"{error.message}: keeping the mode")
 
     def status(self) -> LadderStatus:
@@ -301,7 +303,7 @@ class Ladder:
             held=self._shared.held,
             dry_run=self.dry_run,
             connected=self._connected,
-            probing=self._probe_level >= 0,
+            share=self._shared.share,
             n_given_up=sum(rung.n_hanging for rung in self._rungs),
             n_fallback=self._n_fallback,
             modes=tuple(
@@ -312,7 +314,15 @@ class Ladder:
 
     def metrics(self) -> list[Value]:
         """Return what a monitor's listener shows of it."""
-        return [("ladder_level", {"ladder": self.name}, self._level)]
+        values: list[Value] = [
+            ("ladder_level", {"ladder": self.name}, self._level),
+            ("ladder_fallbacks_total", {"ladder": self.name}, self._n_fallback),
+        ]
+        for rung in self._rungs:
+            mode = {"ladder": self.name, "mode": rung.mode.name}
+            outcomes = {"answered": rung.n_calls - rung.n_failed, "late": rung.n_late, "failed": rung.n_failed}
+            values += [("ladder_calls_total", mode | {"outcome": outcome}, n) for outcome, n in outcomes.items()]
+        return values
 
     @property
     def entries(self) -> tuple[LadderEntry, ...]:
@@ -336,70 +346,73 @@ class Ladder:
             self._connected = True
             self._log("found", self._mode, self._mode, "the store answers again")
         self._take(shared)
-        now_s = self._clock()
-        newest, probes = list(self._newest), list(self._probes)
+        shared, now_s = self._shared, self._clock()
+        newest = list(self._newest)
+        # in a dry run the first mode answers every call: the newest ones are the trial
+        probes = newest if self.dry_run else list(self._probes)
+        alarm = self._pushed or self._asked()
         view = LadderState(
-            level=self._shared.level,
-            alarm=self._pushed or self._asked(),
+            level=shared.level,
+            alarm=alarm,
+            relative=getattr(alarm, "relative", False),
             n_calls=len(newest),
             n_late=sum(newest),
             well_s=now_s - self._well_since_s,
+            wait_s=shared.wait_s or self.policy.recover_s,
+            share=shared.share,
+            step_s=shared.since_s,
             n_probes=len(probes),
             n_probes_late=sum(probes),
-            wait_s=self._wait_s,
         )
         troubled = bool(trouble(self.policy, view))
-        if troubled or self._shared.trouble:
-            # mine or another worker's: nobody tries a better mode meanwhile
+        if troubled or shared.trouble:
             self._well_since_s = now_s
-            self._stop_probing()
-            view = view._replace(well_s=0.0, n_probes=0, n_probes_late=0)
-        if self._shared.held:
-            self._probe_level = -1
+            view = view._replace(well_s=0.0)
+        if shared.held:
             return
-        if troubled and self._shared.level > 0:
+        if troubled and shared.level > 0:
+            # nobody tries a better mode meanwhile
             self._store.mark(self.name)
         move = decide(self.policy, view)
-        if move.do == "down":
-            lower = range(self._shared.level + 1, len(self.modes))
-            self._go(next((level for level in lower if self._rungs[level].usable), None), move.why, now_s)
+        if shared.share and move.do != "down" and shared.trouble:
+            self._give_up("another worker is in trouble")
+        elif move.do == "down":
+            lower = range(shared.level + 1, len(self.modes))
+            self._go(next((level for level in lower if self._rungs[level].usable), None), move.why)
+            if self._shared.share:
+                self._give_up(move.why)
         elif move.do == "up":
-            self._go(self._above(), move.why, now_s)
-        elif move.do == "probe" and self._probe_level < 0:
-            above = self._above()
-            self._log("probe", self._mode, self.modes[above].name, "all was well for long enough")
-            if self.dry_run:
-                # the first mode answers every call: the newest ones are the trial
-                self._probes.extend(self._newest)
-            else:
-                self._probe_level = above
+            self._go(self._above(), move.why)
+        elif move.do == "probe":
+            self._ramp(move.share, shared.wait_s, "probe", f"{format_share(move.share)} of calls: {move.why}")
         elif move.do == "give up":
-            self._stop_probing()
-            self._well_since_s = now_s
-            self._wait_s = min(2 * self._wait_s, self.policy.longest_s)
-            self._log("give up", self._mode, self._mode, move.why)
+            self._give_up(move.why)
 
     def _take(self, shared: Shared) -> None:
         if shared.level >= len(self.modes):
             # of a worker with a longer ladder
             shared = replace(shared, level=len(self.modes) - 1)
-        changed = shared.level != self._shared.level
-        self._shared = shared
+        before, self._shared = self._shared, shared
         # nobody is sent to a mode that has not passed its check here
         level = shared.level
         while level > 0 and not self._rungs[level].usable:
             level -= 1
         self._level = 0 if self.dry_run and not shared.held else level
-        if changed:
+        if shared.level != before.level:
             self._newest = self._none_seen()
-            self._stop_probing()
             self._well_since_s = self._clock()
+        if (shared.level, shared.share) != (before.level, before.share):
+            self._probes = self._none_seen()
+            self._well_since_s = self._clock()
+        trial = shared.share and not shared.held and not self.dry_run
+        self._better = self._above() if trial else -1
 
     def _asked(self) -> str:
         if self._alarm is None:
             return ""
         try:
-            return str(self._alarm() or "")
+            alarm: object = self._alarm() or ""
+            return alarm if isinstance(alarm, str) else str(alarm)
         except Exception as error:
             # someone else's code: deadlines are watched without it
             self._once("failed", self._mode, f"the alarm: {type(error).__name__}: {error}")
@@ -411,30 +424,40 @@ class Ladder:
     def _none_seen(self) -> deque[bool]:
         return deque(maxlen=max(N_NEWEST, self.policy.least_calls, self.policy.probe_calls))
 
-    def _stop_probing(self) -> None:
-        self._probe_level = -1
-        self._probes = self._none_seen()
+    def _give_up(self, why: str) -> None:
+        self._ramp(0.0, self._longer(), "give up", why)
 
-    def _go(self, level: int | None, why: str, now_s: float) -> None:
+    def _ramp(self, share: float, wait_s: float, kind: str, why: str) -> None:
+        # another share of calls for the better mode, in all workers
+        shared = self._shared
+        after = Shared(shared.level, why=shared.why, actor=self._actor, share=share, wait_s=wait_s)
+        switched = self._store.switch(self.name, shared, after, dwell_s=0, budget=None)
+        self._take(switched.state)
+        # where another worker was quicker it is in that one's log
+        if not switched.refused:
+            self._log(kind, self._mode, self.modes[self._above()].name, why)
+
+    def _longer(self) -> float:
+        return min(2 * (self._shared.wait_s or self.policy.recover_s), self.policy.longest_s)
+
+    def _go(self, level: int | None, why: str) -> None:
         if level is None:
             self._once("refused", self._mode, f"{why}; no mode below may be used")
             return
-        rises = level < self._shared.level
-        before, after = self._mode, Shared(level, why=why, actor=self._actor)
-        budget = None if rises else self.policy.budget
-        switched = self._store.switch(self.name, self._shared, after, dwell_s=self.policy.dwell_s, budget=budget)
+        shared, policy = self._shared, self.policy
+        rises = level < shared.level
+        if rises:
+            wait_s = shared.wait_s
+        else:
+            wait_s = self._longer() if shared.rose_s < QUICK_AGAIN * policy.dwell_s else 0.0
+        before, after = self._mode, Shared(level, why=why, actor=self._actor, wait_s=wait_s)
+        budget = None if rises else policy.budget
+        switched = self._store.switch(self.name, shared, after, dwell_s=policy.dwell_s, budget=budget)
+        self._take(switched.state)
         if switched.refused:
             self._once("refused", self.modes[level].name, f"{why}; {switched.refused}")
-            self._take(switched.state)
             return
         self._newest_once = ""
-        if rises:
-            self._rose_s = now_s
-        elif now_s - self._rose_s < QUICK_AGAIN * self.policy.dwell_s:
-            self._wait_s = min(2 * self._wait_s, self.policy.longest_s)
-        else:
-            self._wait_s = self.policy.recover_s
-        self._take(switched.state)
         self._log("would switch" if self.dry_run else "switch", before, self._mode, why)
 
     def _by_hand(self, level: int | None, why: str, actor: str, kind: str) -> None:
@@ -443,7 +466,8 @@ class Ladder:
             mode = self._mode
             for _ in range(N_BY_HAND):
                 before = self._store.read(self.name)
-                after = Shared(before.level if level is None else level, why=why, actor=actor, held=level is not None)
+                at = before.level if level is None else level
+                after = Shared(at, why=why, actor=actor, held=level is not None, wait_s=before.wait_s)
                 switched = self._store.switch(self.name, replace(before, held=True), after, dwell_s=0, budget=None)
                 self._take(switched.state)
                 if not switched.refused:

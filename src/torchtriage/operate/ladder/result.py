@@ -45,7 +45,8 @@ class ModeStatus:
 class LadderStatus:
     """Where a ladder stands, in this worker.
 
-    ``connected`` : whether the store answered last time. ``dry_run`` : the level is what it would
+    ``share`` : of calls that the better mode answers on the way back. ``connected`` : whether the store answered last
+    time. ``dry_run`` : the level is what it would
     be; calls go to the first mode. ``n_given_up`` : calls that timed out and still run.
     """
 
@@ -56,7 +57,7 @@ class LadderStatus:
     held: bool
     dry_run: bool
     connected: bool
-    probing: bool
+    share: float
     n_given_up: int
     n_fallback: int
     modes: tuple[ModeStatus, ...]

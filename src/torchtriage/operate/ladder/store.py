@@ -13,7 +13,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
@@ -29,7 +29,10 @@ TROUBLE_S = 1.0  # how long a worker's trouble keeps all of them from trying a b
 class Shared:
     """What workers share of a ladder.
 
-    ``held`` : a person holds it there. ``trouble`` : one of the workers has seen some a moment ago.
+    ``held`` : a person holds it there. ``share`` : of calls that the better mode answers on the way back. ``wait_s`` :
+    how long all must be well before it is tried; 0 for the policy's. ``since_s`` : since the level or the share last
+    changed, and ``rose_s`` since the level last rose, by the store's clock. ``trouble`` : one of the workers has seen
+    some a moment ago.
     """
 
     level: int = 0
@@ -37,7 +40,11 @@ class Shared:
     why: str = ""
     actor: str = ""
     held: bool = False
-    trouble: bool = False
+    share: float = 0.0
+    wait_s: float = 0.0
+    since_s: float = field(default=math.inf, compare=False)
+    rose_s: float = field(default=math.inf, compare=False)
+    trouble: bool = field(default=False, compare=False)
 
 
 class Switched(NamedTuple):
@@ -54,7 +61,7 @@ class LadderStore(Protocol):
         """Return the state of a ladder, the first one where there is none."""
 
     def switch(self, ladder: str, before: Shared, after: Shared, *, dwell_s: float, budget: int | None) -> Switched:
-        """Set another state; a person's is not bound by dwell and budget."""
+        """Set another state; a person's is not bound by dwell and budget, nor is another share of the same level."""
 
     def mark(self, ladder: str) -> None:
         """Tell all workers that one of them is in trouble, for ``TROUBLE_S``."""
@@ -68,12 +75,19 @@ class LocalStore:
         self._lock = threading.Lock()
         self._states: dict[str, Shared] = {}
         self._switched_s: dict[str, float] = {}
+        self._moved_s: dict[str, float] = {}
+        self._rose_s: dict[str, float] = {}
         self._marked_s: dict[str, float] = {}
 
     def read(self, ladder: str) -> Shared:
         """Return the state of a ladder, the first one where there is none."""
-        since_s = self._clock() - self._marked_s.get(ladder, -math.inf)
-        return replace(self._states.get(ladder, Shared()), trouble=0 <= since_s < TROUBLE_S)
+        now_s = self._clock()
+        return replace(
+            self._states.get(ladder, Shared()),
+            since_s=now_s - self._moved_s.get(ladder, -math.inf),
+            rose_s=now_s - self._rose_s.get(ladder, -math.inf),
+            trouble=0 <= now_s - self._marked_s.get(ladder, -math.inf) < TROUBLE_S,
+        )
 
     def mark(self, ladder: str) -> None:
         """Tell all workers that one of them is in trouble."""
@@ -86,7 +100,7 @@ class LocalStore:
             current = self.read(ladder)
             if current.epoch != before.epoch:
                 return Switched(current, "another worker has switched")
-            if not (after.held or before.held):
+            if after.level != current.level and not (after.held or before.held):
                 since_s = now_s - self._switched_s.get(ladder, -math.inf)
                 if since_s < 0:
                     self._switched_s[ladder] = now_s  # the clock went back
@@ -95,25 +109,28 @@ class LocalStore:
                 others = sum(state.level > 0 for name, state in self._states.items() if name != ladder)
                 if budget is not None and after.level > 0 and others + 1 > budget:
                     return Switched(current, f"{others} other ladders are down, {budget} may be")
-            state = replace(after, epoch=current.epoch + 1, trouble=False)
-            self._states[ladder] = state
-            if state.level != current.level:
+            self._states[ladder] = replace(after, epoch=current.epoch + 1)
+            self._moved_s[ladder] = now_s
+            if after.level != current.level:
                 self._switched_s[ladder] = now_s
-            return Switched(state)
+            if after.level < current.level:
+                self._rose_s[ladder] = now_s
+            return Switched(self.read(ladder))
 
 
+# The times that a state keeps are those of Redis' clock; a reader gets them as ages.
 # KEYS: state, all levels, log. ARGV: ladder, epoch expected, state as JSON, level, by hand, dwell in ms, budget or -1
 _SWITCH = """
 local stored = redis.call('GET', KEYS[1])
-local epoch, switched, level = 0, nil, 0
+local epoch, switched, rose, level = 0, nil, nil, 0
 if stored then
   local state = cjson.decode(stored)
-  epoch, switched, level = state.epoch, state.switched_ms, state.level
+  epoch, switched, rose, level = state.epoch, state.switched_ms, state.rose_ms, state.level
 end
 if epoch ~= tonumber(ARGV[2]) then return {stored or '', 'another worker has switched'} end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-if ARGV[5] == '0' then
+if ARGV[5] == '0' and tonumber(ARGV[4]) ~= level then
   if switched and now < switched then
     local state = cjson.decode(stored)
     state.switched_ms = now
@@ -139,11 +156,16 @@ end
 local state = cjson.decode(ARGV[3])
 state.epoch = epoch + 1
 state.switched_ms = switched
+state.rose_ms = rose
+state.moved_ms = now
 if state.level ~= level then state.switched_ms = now end
+if state.level < level then state.rose_ms = now end
 local text = cjson.encode(state)
 redis.call('SET', KEYS[1], text)
 redis.call('HSET', KEYS[2], ARGV[1], ARGV[4])
-redis.call('XADD', KEYS[3], 'MAXLEN', '~', '10000', '*', 'ladder', ARGV[1], 'state', text)
+if ARGV[5] == '1' or state.level ~= level then
+  redis.call('XADD', KEYS[3], 'MAXLEN', '~', '10000', '*', 'ladder', ARGV[1], 'state', text)
+end
 return {text, ''}
 """
 
@@ -174,8 +196,11 @@ class RedisStore:
     def read(self, ladder: str) -> Shared:
         """Return the state of a ladder; ``StoreError`` where Redis does not answer, as below."""
         with self._answers():
-            text, marked = self._redis.mget(self._key(ladder), f"{self._key(ladder)}:trouble")
-        return replace(_state(text), trouble=marked is not None)
+            pipe = self._redis.pipeline(transaction=False)
+            pipe.mget(self._key(ladder), f"{self._key(ladder)}:trouble")
+            pipe.time()
+            (text, marked), (seconds, micro) = pipe.execute()
+        return replace(_state(text, seconds * 1e3 + micro * 1e-3), trouble=marked is not None)
 
     def mark(self, ladder: str) -> None:
         """Tell all workers that one of them is in trouble."""
@@ -185,12 +210,13 @@ class RedisStore:
     def switch(self, ladder: str, before: Shared, after: Shared, *, dwell_s: float, budget: int | None) -> Switched:
         """Set another state."""
         by_hand = int(after.held or before.held)
-        state = json.dumps({"level": after.level, "why": after.why, "actor": after.actor, "held": after.held})
+        names = ("level", "why", "actor", "held", "share", "wait_s")
+        state = json.dumps({name: getattr(after, name) for name in names})
         limits = (by_hand, round(dwell_s * 1000), -1 if budget is None else budget)
         keys = [self._key(ladder), f"{self._prefix}:ladders", f"{self._prefix}:log"]
         with self._answers():
-            text, refused = self._switch(keys=keys, args=[ladder, before.epoch, state, after.level, *limits])
-        return Switched(_state(text), refused)
+            _, refused = self._switch(keys=keys, args=[ladder, before.epoch, state, after.level, *limits])
+        return Switched(self.read(ladder), refused)
 
     def log(self, n: int = 100) -> list[dict[str, Any]]:
         """Return the newest switches of all ladders, newest first."""
@@ -213,12 +239,18 @@ class RedisStore:
             raise StoreError(f"Redis: {error}") from error
 
 
-def _state(text: str | None) -> Shared:
+def _state(text: str | None, now_ms: float) -> Shared:
     if not text:
         return Shared()
     with undamaged("", "what Redis holds of the ladder"):
         state = json.loads(text)
-        level = int(state["level"])
-        if level < 0:
-            raise ValueError(f"level {level}")
-        return Shared(level, int(state["epoch"]), str(state["why"]), str(state["actor"]), bool(state["held"]))
+        level, share, wait_s = int(state["level"]), float(state.get("share", 0)), float(state.get("wait_s", 0))
+        if level < 0 or not 0 <= share <= 1 or not 0 <= wait_s < math.inf:
+            raise ValueError(f"level {level}, share {share}, wait {wait_s}")
+        # absent: it never happened, or a version before wrote it
+        since_s, rose_s = (
+            (now_ms - float(state[name])) * 1e-3 if state.get(name) is not None else math.inf
+            for name in ("moved_ms", "rose_ms")
+        )
+        texts = str(state["why"]), str(state["actor"])
+        return Shared(level, int(state["epoch"]), *texts, bool(state["held"]), share, wait_s, since_s, rose_s)

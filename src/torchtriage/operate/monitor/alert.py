@@ -109,11 +109,22 @@ _CODES = (
         "errors",
         "LIV006",
         "failing-requests",
-        "Requests fail or answer NaN",
+        "Requests fail",
         Fix("The kinds of errors and their number are in the evidence; look into the service's log at that time."),
-        looks="two failures or NaN within 20 requests where less than one in a hundred was usual.",
+        looks="failures so many that their usual share makes them a chance of one in 8,000, whatever that share"
+        " is: two of 20 requests where none failed before, 22 in a row where half did.",
         slow="it is not slow; it is wrong.",
         leave="callers ask for what cannot be answered.",
+    ),
+    AlertCode(
+        "NaN",
+        "LIV009",
+        "nan-answers",
+        "Requests answer NaN",
+        Fix("Look at what changed in inputs, weights or precision; answer by the version before meanwhile."),
+        looks="answers with NaN so many that their usual share makes them a chance of one in 8,000.",
+        slow="it is not slow; it is wrong, and looks like an answer.",
+        leave="NaN stands for no answer in this service.",
     ),
     AlertCode(
         "stale metric",
@@ -146,7 +157,9 @@ class Alert:
     ``at_s`` : wall-clock time. ``n_before`` : equal alarms since the last one that was sent. ``shares`` : share of the
     excess time that each cause explains, 0 to 1; empty where that says nothing. ``facts`` : measured: requests,
     collections, compilations, use of the machine. ``capture`` : the recording of a request after the alarm, in the
-    follow-up of an earlier alert, and ``captured`` its first findings, a sentence each.
+    follow-up of an earlier alert, and ``captured`` its first findings, a sentence each. ``size`` : how many times as
+    long requests take, or the share that fails; 1 where it has none. ``ended`` : the alarm is over; ``size`` is the
+    largest it had.
     """
 
     model: str
@@ -161,6 +174,8 @@ class Alert:
     facts: dict[str, Any] = field(default_factory=dict, hash=False)
     capture: str = ""
     captured: tuple[str, ...] = ()
+    size: float = 1.0
+    ended: bool = False
 
     def title(self) -> str:
         """Return one line for people."""
@@ -174,7 +189,7 @@ class Alert:
     @property
     def quicker(self) -> bool:
         """Whether requests take less than expected: no trouble."""
-        return float(self.facts.get("excess_s", 0.0)) < 0
+        return self.kind == "faster"
 
     def finding(self) -> Finding:
         """Return the alert as a finding, with a fix."""
@@ -202,10 +217,10 @@ class Alert:
 
 
 def _severity(alert: Alert) -> Severity:
-    if alert.kind in ("missing", "stuck"):
-        return "high"
-    if alert.quicker:
+    if alert.quicker or alert.ended:
         return "note"
+    if alert.kind in ("missing", "nan", "stuck"):
+        return "high"
     excess_s, expected_s = (alert.facts.get(name, 0.0) for name in ("excess_s", "expected_s"))
     return "high" if excess_s > expected_s else "medium" if excess_s > expected_s / 5 else "low"
 
@@ -214,7 +229,7 @@ def _certainty(alert: Alert) -> Certainty:
     if alert.cause == "unknown":
         return "hint"
     measured = alert.shares.get(alert.cause)
-    if alert.cause in ("errors", "stale metric") or (measured is not None and measured >= SURE):
+    if alert.cause in ("errors", "NaN", "stale metric") or (measured is not None and measured >= SURE):
         return "certain"
     return "likely"
 
@@ -225,7 +240,8 @@ class AlertDocument:
 
     ``n_before`` : equal alarms since the last one sent. ``capture`` : the recording of a request
     after the alarm, and ``captured`` its findings, most important first: a follow-up of an earlier
-    alert.
+    alert. ``size`` : how many times as long requests take, or the share that fails, of an alarm that has ``ended`` the
+    largest there was.
     """
 
     schema: str
@@ -242,4 +258,6 @@ class AlertDocument:
     facts: dict[str, Any]
     capture: str
     captured: tuple[str, ...]
+    size: float
+    ended: bool
     finding: Finding

@@ -18,7 +18,7 @@ from torchtriage.operate.monitor.host_sampler import HostSampler, HostUsage
 __all__ = ["CAUSES", "Attribution", "Cause", "SizeCounts", "SlowRequest", "attribute"]
 
 Cause = Literal[
-    "version change", "input mix", "host contention", "GC", "recompile", "errors", "stale metric", "unknown"
+    "version change", "input mix", "host contention", "GC", "recompile", "errors", "NaN", "stale metric", "unknown"
 ]
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 
@@ -92,8 +92,9 @@ def attribute(
     """
     young = version_age is not None and version_age < YOUNG
     age = {"version_age_requests": version_age} if version_age is not None else {}
-    if kind == "missing":
-        return Attribution("version change" if young else "errors", {}, age | {"errors": dict(failed)})
+    if kind in ("missing", "nan"):
+        cause: Cause = "errors" if kind == "missing" else "NaN"
+        return Attribution("version change" if young else cause, {}, age | {"errors": dict(failed)})
     if kind == "stuck":
         return Attribution("stale metric", {}, age)
     if kind == "gc":
@@ -116,7 +117,7 @@ def attribute(
         }
         shares = {name: min(max(took_s / excess_s, 0.0), 1.0) + 0.0 for name, took_s in explained.items()}
     best = max(shares, key=lambda name: shares[name])
-    cause: Cause = "version change" if young else "unknown"
+    cause = "version change" if young else "unknown"
     if shares[best] >= EXPLAINS:
         cause = best
     rounded: dict[str, float] = {name: round(share, 3) for name, share in shares.items()}

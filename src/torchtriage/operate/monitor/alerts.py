@@ -20,7 +20,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from torchtriage.core.errors import UsageError
-from torchtriage.operate.detect.latency_detector import Alarm, Sample
+from torchtriage.operate.detect.latency_detector import LARGER, Alarm, Sample
 from torchtriage.operate.detect.metric import MetricDetector
 from torchtriage.operate.monitor.aggregate import RequestRow
 from torchtriage.operate.monitor.alarm_capture import AlarmCapture, RequestRecorder
@@ -40,6 +40,7 @@ REPEAT_S = 60.0  # alarms of the same model, version and kind are sent so far ap
 ALARM_S = 30.0  # how long a ladder is kept down after what alarmed has ended
 FORGET_S = 3600.0  # maintenance is remembered so long: a longer request that overlaps it may raise an alarm
 MAX_METRICS = 1_000
+ABSOLUTE = ("missing", "nan", "stuck")  # kinds of alarms that no deadline that is met contradicts
 DRAIN_S = 0.003  # how often the monitor's thread runs while there is a detection
 
 
@@ -68,6 +69,32 @@ class _Maintenance:
         return self.model in ("", model) and row[1] > self.start_ns and row[0] < self.end_ns
 
 
+@dataclass
+class _Sent:
+    # the last alert of a model, version, kind and cause, and the equal alarms since
+    at_s: float = -math.inf
+    size: float = 0.0
+    n_since: int = 0
+
+
+class ActiveAlarm(str):
+    """The alarm that is on, of a version and with its cause.
+
+    ``relative`` : it says that requests differ from before, not that they are bad.
+    """
+
+    __slots__ = ("cause", "relative", "version")
+    version: str
+    cause: str
+    relative: bool
+
+    def __new__(cls, text: str, *, version: str = "", cause: str = "", relative: bool = False) -> ActiveAlarm:
+        """Return the text, marked."""
+        self = super().__new__(cls, text)
+        self.version, self.cause, self.relative = version, cause, relative
+        return self
+
+
 Channel = Callable[[Alert], object]
 
 
@@ -76,9 +103,10 @@ class Detection:
 
     >>> Detection(log, Slack("https://hooks.slack.com/..."), print)  # doctest: +SKIP
 
-    A channel is any function of an :class:`Alert`. Equal alarms (model, version, kind) within ``repeat_s`` are sent
-    once; the next says how many there were. ``capture`` : a sampler, ``torchtriage.sample(folder, every_s=None)``,
-    which records a request after an alarm; a second alert says what the recording shows.
+    A channel is any function of an :class:`Alert`. Equal alarms (model, version, kind, cause) within ``repeat_s`` are
+    sent once unless they are half as large again; the next says how many there were. What has been over for
+    ``repeat_s`` is told, with the largest size it had. ``capture`` : a sampler, ``torchtriage.sample(folder,
+    every_s=None)``, which records a request after an alarm; a second alert says what the recording shows.
     """
 
     drain_s = DRAIN_S
@@ -106,9 +134,11 @@ class Detection:
         self._detectors: dict[tuple[str, str], VersionDetector] = {}
         self._newest_version: dict[str, str] = {}
         self._metrics: dict[str, MetricDetector] = {}
-        self._active: dict[str, tuple[float, str]] = {}
+        self._active: dict[tuple[str, str], tuple[float, ActiveAlarm]] = {}
         self._n_alarms: dict[tuple[str, str], dict[str, int]] = {}
-        self._sent: dict[tuple[str, str, str], tuple[float, int]] = {}
+        self._sent: dict[tuple[str, str, str, str], _Sent] = {}
+        self._open: dict[tuple[str, str, str], Alert] = {}  # told, and not yet told to be over
+        self._over: dict[tuple[str, str, str], Alert] = {}  # of these, what is over since a moment
         self._alerts: deque[Alert] = deque()
         self._ready = threading.Event()
         self._stop = False
@@ -139,13 +169,19 @@ class Detection:
         finally:
             span.end_ns = time.perf_counter_ns()
 
-    def alarm(self, model: str) -> str:
-        """Return the active alarm of a model, until half a minute after its end; for a ladder.
+    def alarm(self, model: str, version: str | None = None) -> ActiveAlarm:
+        """Return the active alarm of a model, until half a minute after its end; for a ladder or a rollout.
+
+        ``version`` : only of that one.
 
         >>> Ladder("detector", modes, alarm=lambda: detection.alarm("detector"))  # doctest: +SKIP
+        >>> Rollout(plan, alarm=lambda: detection.alarm("detector", plan.candidate))  # doctest: +SKIP
         """
-        at_s, text = self._active.get(model, (-math.inf, ""))
-        return text if time.monotonic() - at_s < ALARM_S else ""
+        now_s = time.monotonic()
+        for (name, of), (at_s, alarm) in reversed(list(self._active.items())):
+            if name == model and version in (None, of) and now_s - at_s < ALARM_S:
+                return alarm
+        return ActiveAlarm("")
 
     def metric(self, name: str, value: float) -> None:
         """Take a reading of a metric: a queue's length, a rate; at a fixed pace, from one thread.
@@ -198,15 +234,23 @@ class Detection:
             alarm = detector.update(row)
             if alarm is not None:
                 self._n_alarms[key][alarm.kind] += 1
-                if not alarm.better:
-                    detector.alarm_text = f"{alarm.kind}: {alarm.message}"
                 evidence.sample(time.perf_counter_ns())
-                at_s = row[1] * 1e-9 + self._offset_s
-                alert = self._raise(_alert(key, alarm, detector.cause(alarm), at_s))
+                at_s, cause = row[1] * 1e-9 + self._offset_s, detector.cause(alarm)
+                if not alarm.better:
+                    detector.alarm = ActiveAlarm(
+                        f"{alarm.kind}: {alarm.message}",
+                        version=model.version,
+                        cause=cause.cause,
+                        relative=alarm.kind not in ABSOLUTE,
+                    )
+                alert = self._raise(_alert(key, alarm, cause, at_s))
                 if alert is not None and self.capture is not None and not alarm.better:
                     self.capture.arm(alert, self._monitor.rings(model), time.monotonic())
+        for ended in detector.take_ended():
+            self._end(key, ended, ended.at_s + self._offset_s)
+        self._tell_ends(rows[-1][1] * 1e-9 + self._offset_s)
         if detector.alarmed:
-            self._active[model.name] = (time.monotonic(), detector.alarm_text)
+            self._active[key] = (time.monotonic(), detector.alarm)
 
     def close(self, deadline_s: float) -> None:
         """Send what is pending until then."""
@@ -230,24 +274,41 @@ class Detection:
 
     def _raise(self, alert: Alert) -> Alert | None:
         """Queue an alert; return it as it will be sent, None where it is not."""
-        key = (alert.model, alert.version, alert.kind)
+        kind = (alert.model, alert.version, alert.kind)
         with self._lock:
-            last_s, n_before = self._sent.get(key, (-math.inf, 0))
-            if alert.at_s - last_s < self._repeat_s:
-                self._sent[key] = (last_s, n_before + 1)
+            self._over.pop(kind, None)  # on again
+            sent = self._sent.setdefault((*kind, alert.cause), _Sent())
+            if alert.at_s - sent.at_s < self._repeat_s and alert.size < LARGER * sent.size:
+                sent.n_since += 1
                 return None
             if any(silence.covers(alert) for silence in self.silences):
                 self.n_silenced += 1
                 return None
             if len(self._alerts) >= MAX_PENDING:
                 self.n_dropped += 1
-                self._sent[key] = (last_s, n_before + 1)
+                sent.n_since += 1
                 return None
-            self._sent[key] = (alert.at_s, 0)
-            alert = replace(alert, n_before=n_before)
+            alert = replace(alert, n_before=sent.n_since)
+            sent.at_s, sent.size, sent.n_since = alert.at_s, alert.size, 0
+            self._open[kind] = alert
             self._alerts.append(alert)
         self._ready.set()
         return alert
+
+    def _end(self, model: tuple[str, str], alarm: Alarm, at_s: float) -> None:
+        told = self._open.get((*model, alarm.kind))
+        if told is not None:
+            self._over[(*model, alarm.kind)] = replace(
+                told, message=alarm.message, at_s=at_s, n_before=0, size=alarm.size, ended=True
+            )
+
+    def _tell_ends(self, now_s: float) -> None:
+        with self._lock:
+            for kind, alert in [*self._over.items()] if self._over else ():
+                if now_s - alert.at_s >= self._repeat_s and len(self._alerts) < MAX_PENDING:
+                    del self._over[kind], self._open[kind]
+                    self._alerts.append(alert)
+                    self._ready.set()
 
     def _follow_up(self, alert: Alert, path: str, captured: tuple[str, ...]) -> None:
         self._alerts.append(replace(alert, n_before=0, capture=path, captured=captured))
@@ -270,12 +331,14 @@ class Detection:
 
 
 def _alert(model: tuple[str, str], alarm: Alarm, why: Attribution, at_s: float) -> Alert:
-    return Alert(*model, alarm.kind, alarm.message, why.cause, alarm.evidence, at_s, 0, why.shares, why.facts)
+    return Alert(
+        *model, alarm.kind, alarm.message, why.cause, alarm.evidence, at_s, 0, why.shares, why.facts, size=alarm.size
+    )
 
 
 def log(alert: Alert) -> None:
-    """Write to the logger ``torchtriage.monitor``: a warning, or info where requests got quicker."""
-    level = logging.INFO if alert.quicker else logging.WARNING
+    """Write to the logger ``torchtriage.monitor``: a warning, or info where requests got quicker or it is over."""
+    level = logging.INFO if alert.quicker or alert.ended else logging.WARNING
     logging.getLogger("torchtriage.monitor").log(level, "%s", alert.title())
 
 
@@ -310,6 +373,8 @@ class Slack(Webhook):
         again = f" (and {alert.n_before} more before)" if alert.n_before else ""
         escaped = alert.title().replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
         sign = ":information_source:" if alert.quicker else ":rotating_light:"
+        if alert.ended:
+            sign = ":white_check_mark:"
         return {"text": f"{sign} {escaped}{again}"}
 
 
@@ -332,4 +397,5 @@ class Alertmanager(Webhook):
         }
         annotations = {"summary": alert.title(), "cause": alert.cause, "fix": alert.finding().fix.text}
         at = datetime.fromtimestamp(alert.at_s, timezone.utc).isoformat()
-        return [{"labels": labels, "annotations": annotations, "startsAt": at}]
+        # the labels are what it was told with, so that it is the same alert
+        return [{"labels": labels, "annotations": annotations, "endsAt" if alert.ended else "startsAt": at}]

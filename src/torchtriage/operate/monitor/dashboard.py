@@ -101,6 +101,14 @@ DASHBOARD: dict[str, tuple[Panel, ...]] = {
             "short",
             {"{{ladder}} {{instance}}": "max by (instance, ladder) (@ladder_level)"},
         ),
+        Panel(
+            "Calls of ladders by mode",
+            "reqps",
+            {
+                "{{ladder}} {{mode}} {{outcome}}": _rate("ladder_calls_total", "ladder", "mode", "outcome"),
+                "{{ladder}} fallback": _rate("ladder_fallbacks_total", "ladder"),
+            },
+        ),
         Panel("Share of the candidate", "percentunit", {"{{rollout}}": "max by (rollout) (@rollout_candidate_ratio)"}),
     ),
     "The monitor itself": (

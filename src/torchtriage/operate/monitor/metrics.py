@@ -53,6 +53,9 @@ compile_cache_hits_total | counter | cache | Compiled code that torch.compile fo
 compile_cache_misses_total | counter | cache | Compiled code that torch.compile looked for in its caches in vain.
 alarms_total | counter | model version kind | Alarms that the detectors raised, told or not, by kind.
 ladder_level | gauge max | ladder | Mode of the ladder that answers: 0 is the full one.
+ladder_calls_total | counter | ladder mode outcome | Calls that a mode of a ladder answered, answered late (these are \
+among the answered), or failed to answer; also in a dry run.
+ladder_fallbacks_total | counter | ladder | Calls that no mode of a ladder answered, so that its fallback did.
 rollout_candidate_ratio | gauge max | rollout | Share of requests that go to the rollout's candidate; 0 once it is \
 rolled back.
 monitor_requests_total | counter | outcome | Finished requests by what became of their record: sent on or dropped.

@@ -147,7 +147,7 @@ ALERTS = (
     ),
     AlertRule(
         "TorchtriageAnomaly",
-        f"sum by ({BY}, kind) (increase(@alarms_total[10m])) > 0",
+        f"sum by ({BY}, kind) (increase(@alarms_total{{kind!='faster'}}[10m])) > 0",
         "0m",
         "warning",
         f"{OF_MODEL}: {{{{ $labels.kind }}}}",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections import Counter, deque
+from typing import Any
 
 from torchtriage.operate.detect import latency_detector
 from torchtriage.operate.detect.latency_detector import Alarm, RequestDetector, Sample
@@ -39,19 +41,20 @@ class VersionDetector:
         self._followed = before is not None and before._detector.settled
         if before is not None and self._followed:
             self._detector = copy.deepcopy(before._detector)
+            self._detector.forget_alarms()
             self._sizes = copy.deepcopy(before._sizes)
         self._n = 0
         self._recent: deque[SlowRequest] = deque(maxlen=N_RECENT)
         self._outcomes: deque[str] = deque(maxlen=N_OUTCOMES)
         self._collector = CollectorLoad()
-        self.alarm_text = ""  # the last alarm that was no improvement
+        self.alarm: Any = None  # the last alarm that was no improvement, as who sends alerts has it
 
     @property
     def alarmed(self) -> bool:
         """Whether an alarm is on that is no improvement."""
         if not self._detector.alarmed:
-            self.alarm_text = ""
-        return bool(self.alarm_text)
+            self.alarm = None
+        return self.alarm is not None
 
     def update(self, row: RequestRow) -> Alarm | None:
         """Take a finished request; return the alarm it raises, if any."""
@@ -60,7 +63,8 @@ class VersionDetector:
         self._outcomes.append(error)
         took_s = (end_ns - start_ns) * 1e-9
         if error:
-            return self._detector.update(Sample(took_s, end_ns * 1e-9, size, ok=False))
+            value = took_s if note.error else math.nan
+            return self._detector.update(Sample(value, end_ns * 1e-9, size, ok=not note.error))
         self._n += 1
         if self._followed and self._n <= COLD:
             return None
@@ -76,8 +80,12 @@ class VersionDetector:
         collecting = self._collector.update(added_s / expected_s)
         if alarm is None and collecting and self._detector.settled:
             text = f"garbage collection adds {collecting:.0%} to requests"
-            alarm = Alarm("gc", self._n, end_ns * 1e-9, collecting / LEAST, text, "GC")
+            alarm = Alarm("gc", self._n, end_ns * 1e-9, collecting / LEAST, text, "GC", collecting)
         return alarm
+
+    def take_ended(self) -> list[Alarm]:
+        """Return what is over since it was asked last."""
+        return self._detector.take_ended()
 
     def cause(self, alarm: Alarm) -> Attribution:
         """Return why it was raised."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from torchtriage.core.database import undamaged
 from torchtriage.core.errors import StoreError, TriageError, UsageError
 from torchtriage.core.units import format_share
 from torchtriage.operate.experiment.experiment import Experiment
@@ -20,10 +23,13 @@ from torchtriage.operate.experiment.split import Split
 from torchtriage.operate.monitor import process_metrics
 from torchtriage.operate.monitor.metrics import Value
 from torchtriage.operate.rollout.state import RolloutPlan, RolloutState, StageEvidence, advance, roll_back
-from torchtriage.operate.rollout.store import LEASE_S, RolloutStore, boot_id, boot_seconds, open_rollouts
+from torchtriage.operate.rollout.store import LEASE_S, Lease, RolloutStore, boot_id, boot_seconds, open_rollouts
 
 __all__ = ["Rollout", "Ticket"]
 
+PUBLISH_S = 2.0  # how often a process stores what it recorded, for the owner to judge all of it together
+# what an alarm may say of the machine or of the callers is not the candidate's doing: it only holds
+NOT_THE_VERSION = ("host contention", "input mix")
 STALE_S = 10.0  # when nobody could look for so long, the candidate gets nothing until somebody does
 
 Judge = Callable[[RolloutState], StageEvidence | None]
@@ -41,8 +47,10 @@ class Rollout:
     """Carries out a plan, in any number of processes of which one owns it at a time.
 
     ``store`` : :func:`open_rollouts` by default.
-    ``alarm`` : called at every look; any text it returns rolls back at once, with that as the reason. While it
-    raises, nothing is promoted. Detectors of :mod:`torchtriage.operate.monitor` fit here.
+    ``alarm`` : called at every look; any text it returns rolls back at once, with that as the reason, unless it has a
+    ``version`` that is the control's, or a ``cause`` that is the machine's or the callers': then, and while it raises,
+    nothing is promoted. ``Detection.alarm`` of :mod:`torchtriage.operate.monitor` fits here, with the plan's names of
+    the versions.
     ``judge`` : gives the evidence about a state instead of what is recorded here, for services whose numbers are
     somewhere else.
     ``owner`` : name of this controller, unique among all; a fork adds its process.
@@ -72,6 +80,7 @@ class Rollout:
         self._lock = threading.RLock()
         self._looked_s: float | None = None
         self._read_s = self._clock()
+        self._published_s = float("-inf")
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self.error = ""
@@ -136,6 +145,8 @@ class Rollout:
                 stored = self.store.read(name)
             except StoreError:
                 if self._state.status == "running":
+                    self._ask_alarm(self._state)
+                if self._state.status == "running":
                     self._look_for_worse(self._state, now_s)
                 raise
             if stored.state.plan != self.plan:
@@ -152,10 +163,28 @@ class Rollout:
                 self._state = stored.state
             if stored.state.status != "running":
                 return self._state
-            evidence, rows, why = self._look_for_worse(stored.state, now_s)
+            why = self._ask_alarm(stored.state)
+            lease: Lease | None = None
+            evidence: StageEvidence | None = None
+            rows: tuple[ExperimentRow, ...] = ()
+            if self._unsaved is None:
+                boot, at_s = self.store.clock(boot_id(), now_s)
+                try:
+                    if now_s - self._published_s >= PUBLISH_S:
+                        self.store.publish(name, self.owner, self._stage.epoch, self._stage.data(now_s), now_s=at_s)
+                        self._published_s = now_s
+                    lease = self.store.lease(name, self.owner, boot=boot, now_s=at_s, ttl_s=LEASE_S, at_s=self._wall())
+                except StoreError:
+                    self._look_for_worse(stored.state, now_s)
+                    raise
+                others = self.store.published(name, self._stage.epoch) if lease is not None and not self._judge else {}
+                others.pop(self.owner, None)
+                if lease is not None or self._judge is not None:
+                    told = [(at_s - then_s, data) for then_s, data in others.values()]
+                    evidence, rows, failed = self._look_for_worse(stored.state, now_s, told)
+                    why = why or failed
             if self._unsaved is not None:
                 return self._roll_back(*self._unsaved[1:])
-            lease = self.store.lease(name, self.owner, boot=boot_id(), now_s=now_s, ttl_s=LEASE_S, at_s=self._wall())
             if lease is None:
                 self._looked_s = None
                 return self._state
@@ -163,7 +192,7 @@ class Rollout:
                 self._stage.follow(self._state.last_number)
             elapsed_s = 0.0 if self._looked_s is None else now_s - self._looked_s
             self._looked_s = now_s
-            after = advance(self._state, evidence, elapsed_s)
+            after = advance(self._state, None if why else evidence, elapsed_s)
             if why:
                 after = replace(after, waiting=why)
             if self.store.move(name, lease, self._state, after, rows, at_s=self._wall()):
@@ -203,35 +232,48 @@ class Rollout:
             except Exception as error:  # noqa: PERF203 - the store may be gone for a while: the watch must go on
                 self.error = f"{type(error).__name__}: {error}"
 
+    def _ask_alarm(self, state: RolloutState) -> str:
+        """Roll back here where there is an alarm of the candidate; return why nothing may be promoted, if so."""
+        if self._alarm is None:
+            return ""
+        try:
+            alarm: object = self._alarm() or ""
+        except Exception as error:
+            # an alarm that cannot be asked is no silence
+            return f"the alarm failed: {type(error).__name__}: {error}"
+        if alarm and getattr(alarm, "version", None) == self.plan.control:
+            return f"alarm of {self.plan.control}: {alarm}"
+        if alarm and getattr(alarm, "cause", "") in NOT_THE_VERSION:
+            return f"{alarm}"
+        if alarm:
+            self._stop_here(state, str(alarm), ())
+        return ""
+
     def _look_for_worse(
-        self, state: RolloutState, now_s: float
+        self, state: RolloutState, now_s: float, others: Sequence[tuple[float, str]] = ()
     ) -> tuple[StageEvidence | None, tuple[ExperimentRow, ...], str]:
         """Return what is seen; where it is worse, send nothing to the candidate from now on.
 
-        Whoever sees it may act on it, owner or not.
+        ``others`` : what other processes recorded, and how long ago they told.
         """
         evidence: StageEvidence | None = None
         rows: tuple[ExperimentRow, ...] = ()
-        why = alarm = ""
+        failed = ""
         if self._judge is None:
-            evidence, rows = self._stage.evidence(now_s)
+            evidence, rows = self._stage.evidence(now_s, others)
         else:
             try:
                 evidence = self._judge(self._state)
             except Exception as error:
-                why = f"the evaluation failed: {type(error).__name__}: {error}"
-        if self._alarm is not None:
-            try:
-                alarm = str(self._alarm() or "")
-            except Exception as error:
-                # an alarm that cannot be asked is no silence
-                why = f"the alarm failed: {type(error).__name__}: {error}"
-        reason = alarm or ("; ".join(evidence.worse) if evidence else "")
-        if reason:
-            # here at once; in the store as soon as it can be written
-            self._take(roll_back(state, reason))
-            self._unsaved = state.epoch, reason, rows
-        return None if why else evidence, rows, why
+                failed = f"the evaluation failed: {type(error).__name__}: {error}"
+        if evidence is not None and evidence.worse:
+            self._stop_here(state, "; ".join(evidence.worse), rows)
+        return evidence, rows, failed
+
+    def _stop_here(self, state: RolloutState, reason: str, rows: tuple[ExperimentRow, ...]) -> None:
+        # at once; in the store as soon as it can be written
+        self._take(roll_back(state, reason))
+        self._unsaved = state.epoch, reason, rows
 
     def _roll_back(self, reason: str, rows: tuple[ExperimentRow, ...]) -> RolloutState:
         self._take(self.store.roll_back(self.plan.name, reason, actor=self.owner, at_s=self._wall(), rows=rows))
@@ -250,6 +292,7 @@ class Rollout:
     def _take(self, state: RolloutState) -> None:
         self._state = state
         self._looked_s = None
+        self._published_s = float("-inf")
         self._stage = _StageData(self.plan, state)
 
 
@@ -261,22 +304,24 @@ class _StageData:
         self.split = Split(plan.name, state.share)
         self.ends = state.status == "running"
         self._plan = plan
-        self._experiment: Experiment | None = None
-        if 0 < state.share < 1:
-            self._experiment = Experiment(
-                f"{plan.name} at {state.share:g}",
-                arms={plan.control: 1 - state.share, plan.candidate: state.share},
-                metric=plan.metric,
-                guardrails=plan.guardrails,
-                # each step may be wrong once: they share what the plan allows
-                alpha=plan.alpha / len(plan.steps),
-            )
+        self._experiment = self._begin_experiment() if 0 < state.share < 1 else None
         # with all requests at the candidate there is nothing to compare it with
         self._n = 0
         self._n_missing = dict.fromkeys(sorted({metric.metric for metric in (plan.metric, *plan.guardrails)}), 0)
         self._newest_s: float | None = None
         self._number = 0
         self._lock = threading.Lock()
+
+    def _begin_experiment(self) -> Experiment:
+        plan, share = self._plan, self.split.share
+        return Experiment(
+            f"{plan.name} at {share:g}",
+            arms={plan.control: 1 - share, plan.candidate: share},
+            metric=plan.metric,
+            guardrails=plan.guardrails,
+            # each step may be wrong once: they share what the plan allows
+            alpha=plan.alpha / len(plan.steps),
+        )
 
     def record(self, arm: str, replica: str | int | None, values: dict[str, Any], now_s: float) -> None:
         with self._lock:
@@ -293,22 +338,53 @@ class _StageData:
         with self._lock:
             self._number = max(self._number, number)
 
-    def evidence(self, now_s: float) -> tuple[StageEvidence, tuple[ExperimentRow, ...]]:
-        # and the comparisons behind it
+    def data(self, now_s: float) -> str:
+        """Return all of it as text, for the process that judges."""
+        with self._lock:
+            return json.dumps(
+                {
+                    "number": self._number,
+                    "age_s": None if self._newest_s is None else now_s - self._newest_s,
+                    "n": self._n,
+                    "n_missing": self._n_missing,
+                    "experiment": self._experiment.state() if self._experiment is not None else None,
+                }
+            )
+
+    def evidence(
+        self, now_s: float, others: Sequence[tuple[float, str]] = ()
+    ) -> tuple[StageEvidence, tuple[ExperimentRow, ...]]:
+        """Return what this process and others recorded, and the comparisons behind it."""
         plan = self._plan
         with self._lock:
-            age_s = None if self._newest_s is None else now_s - self._newest_s
-            if self._experiment is not None:
-                return self._compared(self._experiment.result(), age_s)
-            missing = [
-                _too_few(name, lost, self._n, plan.candidate)
-                for name, lost in self._n_missing.items()
-                if lost > plan.most_missing * self._n
-            ]
-            return StageEvidence(self.epoch, self._number, age_s, 0, self._n, tuple(missing)), ()
+            ages = [] if self._newest_s is None else [now_s - self._newest_s]
+            number, n, n_missing = self._number, self._n, Counter(self._n_missing)
+            joined = self._experiment
+            if joined is not None and others:
+                joined = self._begin_experiment()
+                joined.restore(self._experiment.state())
+        for told_s, text in others:
+            with undamaged(plan.name, "what another process recorded"):
+                data = json.loads(text)
+                number += data["number"]
+                n += data["n"]
+                n_missing.update(data["n_missing"])
+                if data["age_s"] is not None:
+                    ages.append(told_s + data["age_s"])
+                if joined is not None:
+                    other = self._begin_experiment()
+                    other.restore(data["experiment"])
+                    joined.join(other)
+        age_s = min(ages, default=None)
+        if joined is not None:
+            return self._compared(joined.result(), number, age_s)
+        missing = [
+            _too_few(name, lost, n, plan.candidate) for name, lost in n_missing.items() if lost > plan.most_missing * n
+        ]
+        return StageEvidence(self.epoch, number, age_s, 0, n, tuple(missing)), ()
 
     def _compared(
-        self, result: ExperimentResult, age_s: float | None
+        self, result: ExperimentResult, number: int, age_s: float | None
     ) -> tuple[StageEvidence, tuple[ExperimentRow, ...]]:
         # A metric without which a regression could not be seen is missing: without data, with too few
         # values to compare, or of which too many are NaN.
@@ -324,7 +400,7 @@ class _StageData:
         if result.decision == "broken":
             worse.append(result.verdict[0])
         n_control, n_candidate = result.control.n_requests, result.candidate.n_requests
-        evidence = StageEvidence(self.epoch, self._number, age_s, n_control, n_candidate, tuple(missing), tuple(worse))
+        evidence = StageEvidence(self.epoch, number, age_s, n_control, n_candidate, tuple(missing), tuple(worse))
         return evidence, result.rows
 
 

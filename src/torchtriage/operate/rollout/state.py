@@ -41,7 +41,7 @@ class RolloutPlan:
     ``fresh_s`` : evidence that is older counts as missing.
     ``most_missing`` : share of the candidate's requests without a metric above which that metric is missing.
     ``alpha`` : chance that a candidate as good as the control is ever rolled back for a guardrail, over all steps
-    together; and again as much for the metric. Where several processes record, each takes its own chance.
+    together; and again as much for the metric. What all processes recorded is judged together.
     ``control``, ``candidate`` : how people call the versions.
     Raises ``UsageError``: a plan that cannot be carried out.
     """

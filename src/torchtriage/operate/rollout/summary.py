@@ -24,7 +24,7 @@ def summary(store: RolloutStore, name: str) -> RolloutResult:
     events = store.history(name)
     state = stored.state
     plan = state.plan
-    watched = stored.is_held(boot_id(), boot_seconds())
+    watched = stored.is_held(*store.clock(boot_id(), boot_seconds()))
     return RolloutResult(
         name=name,
         status=state.status,

@@ -19,7 +19,6 @@ __all__ = ["document"]
 N_ON_TERMINAL, N_IN_MARKDOWN = 20, 50
 MIN_SPAN, MAX_SPAN = math.log(1.05), math.log(10)
 """The axis of ratios reaches from 5 % to ten-fold; what lies beyond is cut, its numbers are not."""
-_LABEL = {"worse": "worse", "better": "better", "undecided": "no regression", "no data": "no data"}
 _MARK = {"worse": "🔴", "better": "🟢", "undecided": "⚪", "no data": "🟡"}
 _STYLE = {"worse": "bold red", "better": "green", "undecided": "dim", "no data": "yellow"}
 _HEAD = {
@@ -38,7 +37,7 @@ def document(result: RolloutResult | ExperimentResult) -> b.Document:
     facts = [(what, result.name)]
     if rollout:
         facts += [("candidate", rollout.candidate), ("watched by", rollout.owner or "nobody")]
-    cells = [(f"{_MARK[row.verdict]} {_LABEL[row.verdict]}", row.name, row.sentence) for row in result.rows]
+    cells = [(f"{_MARK[row.verdict]} {_label(row)}", row.name, row.sentence) for row in result.rows]
     mark = (word, "good" if word in ("done", "better") else "")
     blocks: list[b.Block] = [
         b.Head(f"torchtriage {what}", result.verdict, (_HEAD.get(word, "bold"), ""), facts, mark),
@@ -54,8 +53,16 @@ def document(result: RolloutResult | ExperimentResult) -> b.Document:
     return b.Document(result.verdict[0], result.version, result.schema, blocks, "rollout.css", remark)
 
 
+def _label(row: Metric) -> str:
+    # what an interval excludes is no regression; what is not known yet is not called one
+    worst = row.high if row.better == "lower" else 1 / row.low if row.low else None
+    if row.verdict == "undecided" and worst is not None and worst <= row.worse_than:
+        return "no regression"
+    return row.verdict
+
+
 def _line(row: Metric) -> b.Text:
-    return b.bold(f"{row.name}: "), b.Span(f"{_LABEL[row.verdict]}, ", _STYLE[row.verdict]), row.sentence
+    return b.bold(f"{row.name}: "), b.Span(f"{_label(row)}, ", _STYLE[row.verdict]), row.sentence
 
 
 def _stages(result: RolloutResult) -> Iterator[b.Block]:
@@ -104,7 +111,7 @@ def _event(event: RolloutEvent) -> str:
 
 
 def _entry(event: RolloutEvent) -> str:
-    known = "".join(f"<li>{text(row.name)}: {_LABEL[row.verdict]}, {text(row.sentence)}</li>" for row in event.rows)
+    known = "".join(f"<li>{text(row.name)}: {_label(row)}, {text(row.sentence)}</li>" for row in event.rows)
     details = f"<details><summary>metrics at the time</summary><ul>{known}</ul></details>" if known else ""
     kind = event.kind.replace(" ", "-")
     return f'<li class="{kind}"><time>{_when(event.at_s)}</time><p>{text(_event(event))}</p>{details}</li>'
@@ -119,7 +126,7 @@ def _metrics(rows: Sequence[Metric]) -> Iterator[str]:
     for row in rows:
         mark = row.verdict.replace(" ", "-")
         yield (
-            f'<li><span class="name"><span class="mark {mark}">{_LABEL[row.verdict]}</span>'
+            f'<li><span class="name"><span class="mark {mark}">{_label(row)}</span>'
             f'{text(row.name)}</span>{_whisker(row, span)}<p class="what">{text(row.sentence)}</p></li>'
         )
     yield "</ol></section>"

@@ -300,7 +300,7 @@ function moves() {
   find("moves").replaceChildren(...seen.ladders.flatMap((ladder) => [
     h("h2", {}, "Ladder ", h("small", {}, ladder.name)),
     h("ol", { class: "rungs" }, ladder.modes.map((mode, level) => h("li", { class: level !== ladder.level ? "" : level ? "now below" : "now", "aria-current": level === ladder.level },
-      h("b", {}, mode.name), level === ladder.level - 1 && ladder.probing ? "on trial" : mode.check === "failed" ? "failed its check" : mode.check === "not checked" ? "not checked yet" : "",
+      h("b", {}, mode.name), level === ladder.level - 1 && ladder.share ? `answers ${Math.round(100 * ladder.share)} %` : mode.check === "failed" ? "failed its check" : mode.check === "not checked" ? "not checked yet" : "",
       h("span", { class: "tag" }, `${mode.n_calls} calls${mode.n_failed ? `, ${mode.n_failed} failed` : ""}${mode.n_late ? `, ${mode.n_late} late` : ""}`)))),
     h("p", { class: "why" }, glued([ladder.dry_run ? "dry run: the first mode answers" : "", ladder.held ? "held by a person" : "", ladder.connected ? "" : "the store does not answer", ladder.why].filter(Boolean).join("; "))),
   ]), ...seen.rollouts.slice(-N_ROLLOUTS).reverse().flatMap((rollout) => [

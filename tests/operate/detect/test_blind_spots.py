@@ -1,0 +1,140 @@
+"""What the detectors once overlooked: failures at any usual rate, NaN, other sizes, growth, the end of an alarm."""
+
+import math
+import random
+
+import pytest
+from tests.conftest import DATA
+from tests.operate.detect.test_detect import changed, raised, stream, times
+
+from torchtriage.operate.detect.failure_rate import FailureRate
+from torchtriage.operate.detect.latency_detector import RequestDetector
+from torchtriage.operate.detect.recorded import read_log
+
+
+def failing(rate, seed=4):
+    draw = random.Random(seed)
+    return lambda at, one: one._replace(ok=draw.random() >= rate)
+
+
+@pytest.mark.parametrize("usual", [0.002, 0.015, 0.05, 0.2, 0.5])
+def test_all_failing_is_told_whatever_share_failed_before(usual):
+    samples = changed(changed(stream(6000), 0, 4000, failing(usual)), 4000, 6000, failing(1.0))
+    alarms = raised(samples)
+    # a tenth and more that fail from the first request on are told once, then usual
+    assert [one for one in alarms if 500 < one.row < 4000] == []
+    found = [one for one in alarms if one.row >= 4000]
+    assert found[0].kind == "missing"
+    assert found[0].row < 4000 + 40
+
+
+@pytest.mark.parametrize("usual", [0.0, 0.01, 0.1, 0.5, 0.9])
+@pytest.mark.parametrize("run", [1.0, 3.0])
+def test_failures_as_ever_are_quiet_also_in_runs(usual, run):
+    draw, rate, failed, n_on, was = random.Random(7), FailureRate(), False, 0, False
+    for _ in range(20_000):
+        stays = 1 - 1 / run if failed and run > 1 else usual if run == 1 else usual / run / (1 - usual)
+        failed = draw.random() < stays
+        rate.update(failed)
+        n_on += rate.on and not was
+        was = rate.on
+    assert n_on <= 4  # of 20,000: 2 of 10,000 in one draw
+
+
+def test_nan_is_a_kind_of_its_own():
+    often_failing = changed(stream(6000), 0, 6000, failing(0.05))
+    alarms = raised(changed(often_failing, 4000, 4100, lambda at, one: one._replace(value=math.nan, ok=True)))
+    assert {one.kind for one in alarms} == {"nan"}
+    assert alarms[0].row < 4010
+
+
+def test_a_service_whose_every_request_fails_is_told_from_its_first_hundred_on():
+    (alarm, *_) = raised([one._replace(ok=False) for one in stream(600)])
+    assert (alarm.kind, alarm.row < 200) == ("missing", True)
+
+
+def test_calls_while_a_model_warms_up_are_not_judged():
+    slow = changed(stream(), 0, 300, lambda at, one: one._replace(value=one.value * (200 if at < 20 else 5)))
+    assert raised(slow) == []
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("series", range(7))
+@pytest.mark.parametrize("apart", [2, 4])
+def test_sizes_out_of_the_range_known_are_told(series, apart):
+    # real requests of mixed sizes: first those of the small ones alone, then those of larger ones
+    logs = [
+        read_log(path)[0].samples
+        for path in sorted((DATA / "anomaly").glob("*/*.csv"))
+        if path.parent.name in ("ptlat", "semi")
+    ]
+    mixed = [log for log in logs if len({one.size for one in log}) > 3][series]
+    sizes = sorted(one.size for one in mixed)
+    middle = sizes[len(sizes) // 2]
+    small = [one for one in mixed if one.size <= middle]
+    larger = [one._replace(size=one.size * apart) for one in mixed if one.size >= middle]
+    detector = RequestDetector()
+    before = [detector.update(one) for one in (small * 3)[:2000]]
+    after = [alarm for alarm in map(detector.update, larger[:100]) if alarm]
+    assert not [alarm for alarm in before if alarm and alarm.kind == "input-mix"]
+    assert [alarm for alarm in after if alarm.kind == "input-mix"], {alarm.kind for alarm in after}
+
+
+def test_one_size_after_another_is_told_though_it_takes_no_longer():
+    alarms = raised(changed(stream(size=8), 2000, 2400, lambda at, one: one._replace(size=64)))
+    assert alarms[0].kind == "input-mix"
+    assert alarms[0].row < 2030
+
+
+def test_an_alarm_that_grows_is_told_again():
+    samples = changed(changed(stream(), 2000, 2200, times(1.4)), 2100, 2200, times(4))
+    first, again = [one for one in raised(samples) if one.kind == "shift"]
+    assert first.row < 2020
+    assert first.size == pytest.approx(1.4, rel=0.1)
+    assert 2100 <= again.row < 2130
+    assert again.size > 3
+
+
+def test_the_end_is_told_with_the_largest_size():
+    detector = RequestDetector()
+    alarms = raised(changed(stream(), 2000, 2150, times(3)), detector)
+    assert alarms[0].kind == "shift"
+    ended = [one for one in detector.take_ended() if one.kind == "shift"]
+    assert len(ended) == 1
+    assert 2150 < ended[0].row < 2400
+    assert ended[0].size == pytest.approx(3, rel=0.15)
+    assert "over after" in ended[0].message
+    assert detector.take_ended() == []
+
+
+def test_a_change_that_stays_ends_as_the_new_usual():
+    detector = RequestDetector()
+    raised(changed(stream(), 2000, 4000, times(2)), detector)
+    (ended,) = [one for one in detector.take_ended() if one.kind == "shift"]
+    assert "usual now" in ended.message
+    assert ended.size == pytest.approx(2, rel=0.1)
+
+
+def test_faster_is_a_kind_of_its_own():
+    alarms = raised(changed(stream(), 2000, 2200, times(0.5)))
+    assert alarms[0].kind == "faster"
+    assert alarms[0].better
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda rng: math.exp(rng.gauss(0, 0.8)),
+        lambda rng: (3 if rng.random() < 0.3 else 1) * math.exp(rng.gauss(0, 0.05)),
+        lambda rng: (3 if rng.random() < 0.1 else 1) * math.exp(rng.gauss(0, 0.05)),
+    ],
+)
+def test_wide_and_bimodal_latencies_are_learned(draw):
+    n_false = n_found = 0
+    for seed in range(4):
+        rng = random.Random(seed)
+        samples = [one._replace(value=0.01 * draw(rng)) for one in stream(10_000)]
+        n_false += sum(not one.better for one in raised(samples))
+        n_found += any(5000 <= one.row < 5300 for one in raised(changed(samples, 5000, 5300, times(3))))
+    assert n_false <= 4
+    assert n_found == 4

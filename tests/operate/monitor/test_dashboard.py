@@ -28,6 +28,7 @@ from collections import Counter
 from types import SimpleNamespace
 
 from torchtriage import monitor
+from torchtriage.operate.monitor import process_metrics
 from torchtriage.operate.ladder import Ladder, Mode
 from torchtriage.operate.rollout import Rollout, RolloutPlan, open_rollouts
 
@@ -42,6 +43,18 @@ sys.modules["torch._dynamo.utils"] = SimpleNamespace(counters={
     "graph_break": Counter(call=2),
     "inductor": Counter(fxgraph_cache_hit=1), "aot_autograd": Counter(autograd_cache_miss=1),
 })
+class Consumer:  # what a fleet's consumer tells
+    def metrics(self):
+        of = {"device": "cam-7", "model": "detector", "version": "2.1"}
+        for name in ("requests_total", "failed_total", "seconds_total", "slowness_ratio"):
+            yield f"fleet_{name}", of, time.time() * (3 if name == "requests_total" else 1.5)
+        yield "fleet_alarms_total", {"kind": "slow-device"}, 1
+        yield "fleet_records_total", {"outcome": "taken"}, 9
+        for name in ("lag_entries", "lag_seconds", "pending_entries"):
+            yield f"fleet_{name}", {}, 1
+
+consumer = Consumer()
+process_metrics.register(consumer)
 listener = monitor.Prometheus(port=0)
 monitor.start(listener, monitor.JsonLog(sys.argv[1] + "/log"), monitor.Detection())
 ladder = Ladder("boxes", [Mode("full", abs), Mode("lite", abs)])

@@ -105,9 +105,9 @@ def test_tensors_and_exceptions_become_numbers_and_names(tmp_path):
             request.error = TimeoutError
         text = text_of(monitor)
     assert [row[2:] for row in kept.rows] == [
-        (8, ("", 5, True)),
-        (None, ("ValueError", None, None)),
-        (None, ("TimeoutError", None, None)),
+        (8, ("", 5, True, None)),
+        (None, ("ValueError", None, None, None)),
+        (None, ("TimeoutError", None, None, None)),
     ]
     assert monitor.n_sink_failures == 0
     assert 'errors_total{model="detector",version="2.1",error="ValueError"} 1\n' in text

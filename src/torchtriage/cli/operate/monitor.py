@@ -145,6 +145,33 @@ def _ladder_text(replayed: LadderReplay) -> list[str]:
     return lines
 
 
+@command.command("consume")
+@value_option("--redis", str, "URL", "redis://127.0.0.1:6379", "The Redis server.", dest="url")
+@value_option("--stream", str, "NAME", "torchtriage:requests", "The stream that devices write to.")
+@value_option("--group", str, "NAME", "fleet", "The consumer group, which keeps its own place in the stream.")
+@value_option("--name", str, "NAME", "consumer", "This consumer's name in the group, with its stored state.")
+@value_option("--host", str, "HOST", "127.0.0.1", "Where --port and --live listen.")
+@value_option("--port", int, "PORT", 9464, "Serve metrics for Prometheus here; 0 for any port.")
+@value_option("--live", int, "PORT", None, "Also serve the live page, of all devices together.")
+@file_option("--log", "Also write each record to this file, which rotates, for torchtriage monitor report.")
+@value_option("--log-bytes", click.IntRange(1), "N", 1_000_000_000, "Size at which the log rotates.")
+@value_option("--webhook", str, "URL", None, "Post each alert here as JSON.")
+@value_option("--alertmanager", str, "URL", None, "Send alerts to this Alertmanager.")
+@value_option("--slack", str, "URL", None, "Send alerts to this webhook of Slack.")
+def consume(**given: Any) -> None:
+    """Read the records of a fleet from a Redis stream: numbers, alarms of single devices, a log.
+
+    Each record is read at least once and counted once, over crashes and restarts too. Beyond this
+    machine, --host asks for the token in $TORCHTRIAGE_TOKEN. Ctrl-C or SIGTERM ends it.
+
+    Exit codes: 0 ended, 2 no Redis, or another consumer of that name has taken over.
+    """
+    from torchtriage.cli.operate.consume import consume as run
+
+    check_outputs([given["log"]])
+    run(**given)
+
+
 @command.command("dashboard")
 @output_option
 def dashboard(output: str | None) -> None:

@@ -18,7 +18,15 @@ from torchtriage.operate.monitor.host_sampler import HostSampler, HostUsage
 __all__ = ["CAUSES", "Attribution", "Cause", "SizeCounts", "SlowRequest", "attribute"]
 
 Cause = Literal[
-    "version change", "input mix", "host contention", "GC", "recompile", "errors", "stale metric", "unknown"
+    "version change",
+    "input mix",
+    "host contention",
+    "GC",
+    "recompile",
+    "errors",
+    "stale metric",
+    "one device",
+    "unknown",
 ]
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 

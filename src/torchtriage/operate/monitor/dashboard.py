@@ -54,6 +54,11 @@ MEMORY = {
 }
 UTILIZATION = "max by (instance, device) (@device_utilization_ratio)"
 OUTLETS = _rate("monitor_outlet_records_total", "outlet", "outcome")
+OF_DEVICE = ("device", "model", "version")
+DEVICE = "{{device}} {{model}} {{version}}"
+FLEET_GOOD = f"({_rate('fleet_requests_total', *OF_DEVICE)} - {_rate('fleet_failed_total', *OF_DEVICE)})"
+FLEET_MEAN = f"{_rate('fleet_seconds_total', *OF_DEVICE)} / {FLEET_GOOD}"
+FLEET_FAILED = f"{_rate('fleet_failed_total', *OF_DEVICE)} / {_rate('fleet_requests_total', *OF_DEVICE)}"
 
 # rows of panels
 DASHBOARD: dict[str, tuple[Panel, ...]] = {
@@ -102,6 +107,24 @@ DASHBOARD: dict[str, tuple[Panel, ...]] = {
             {"{{ladder}} {{instance}}": "max by (instance, ladder) (@ladder_level)"},
         ),
         Panel("Share of the candidate", "percentunit", {"{{rollout}}": "max by (rollout) (@rollout_candidate_ratio)"}),
+    ),
+    "Fleet": (
+        Panel(
+            "Slow devices, times usual", "short", {DEVICE: "max by (device, model, version) (@fleet_slowness_ratio)"}
+        ),
+        Panel("Mean time by device", "s", {DEVICE: FLEET_MEAN}),
+        Panel("Share of a device's requests that fail", "percentunit", {DEVICE: FLEET_FAILED}),
+        Panel("Alarms of the fleet", "short", {"{{kind}}": _more("fleet_alarms_total", "kind")}),
+        Panel("The fleet's records", "reqps", {"{{outcome}}": _rate("fleet_records_total", "outcome")}),
+        Panel(
+            "Behind the stream",
+            "short",
+            {
+                "seconds {{instance}}": "max by (instance) (@fleet_lag_seconds)",
+                "entries {{instance}}": "max by (instance) (@fleet_lag_entries)",
+                "not stored {{instance}}": "max by (instance) (@fleet_pending_entries)",
+            },
+        ),
     ),
     "The monitor itself": (
         Panel(

@@ -55,6 +55,17 @@ alarms_total | counter | model version kind | Alarms that the detectors raised, 
 ladder_level | gauge max | ladder | Mode of the ladder that answers: 0 is the full one.
 rollout_candidate_ratio | gauge max | rollout | Share of requests that go to the rollout's candidate; 0 once it is \
 rolled back.
+fleet_requests_total | counter | device model version | Requests that ended on a device of the fleet.
+fleet_failed_total | counter | device model version | Requests of a device that failed or answered NaN.
+fleet_seconds_total | counter | device model version | Time that the requests of a device took which succeeded.
+fleet_slowness_ratio | gauge max | device model version | What a device's requests take, beside usual and its peers, \
+while it is slow.
+fleet_alarms_total | counter | kind | Alarms of devices against their peers, and of versions across devices, by kind.
+fleet_records_total | counter | outcome | Records of the fleet's stream: taken, again (came twice, counted once) or \
+lost (dropped by their device, or trimmed before they were read).
+fleet_lag_entries | gauge |  | Entries of the fleet's stream that were not read yet, where Redis can tell.
+fleet_lag_seconds | gauge |  | Time between the newest entry of the fleet's stream and the last that was read.
+fleet_pending_entries | gauge |  | Entries that were read, and whose effect is not stored yet.
 monitor_requests_total | counter | outcome | Finished requests by what became of their record: sent on or dropped.
 monitor_pending | gauge |  | Finished requests whose record waits for the monitor's thread.
 monitor_outlet_records_total | counter | outlet outcome | Records of a log or stream by what became of them: sent or \

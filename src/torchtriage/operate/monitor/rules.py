@@ -196,6 +196,33 @@ ALERTS = (
         " is no room. The outlet's last_error says why.",
     ),
     AlertRule(
+        "TorchtriageFleetAnomaly",
+        "sum by (job, kind) (increase(@fleet_alarms_total[10m])) > 0",
+        "0m",
+        "warning",
+        "the fleet: {{ $labels.kind }}",
+        "{{ $value | humanize }} alarms of this kind in ten minutes; the consumer's log and channels name the device"
+        " or the version.",
+    ),
+    AlertRule(
+        "TorchtriageFleetBehind",
+        "max by (job, instance) (@fleet_lag_seconds) > 30",
+        "2m",
+        "warning",
+        f"{OF_INSTANCE} is {{{{ $value | humanizeDuration }}}} behind the fleet's stream",
+        "What the stream trims before it is read is lost: give the consumer a processor, the stream more entries,"
+        " or split the fleet over several streams.",
+    ),
+    AlertRule(
+        "TorchtriageFleetLost",
+        'sum by (job, instance) (increase(@fleet_records_total{outcome="lost"}[10m])) > 0',
+        "0m",
+        "warning",
+        f"{OF_INSTANCE} misses records of the fleet",
+        "{{ $value | humanize }} records in ten minutes were dropped by their devices, or trimmed before they were"
+        " read: raise max_entries and max_pending of RedisStream.",
+    ),
+    AlertRule(
         "TorchtriageModelsRefused",
         "sum by (job, instance) (increase(@monitor_refused_models_total[10m])) > 0",
         "0m",

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchtriage.cli.options import file_option, output_option, value_option
-from torchtriage.cli.output import check_outputs, emit, save
+from torchtriage.cli.options import file_option, output_option, result_options, value_option
+from torchtriage.cli.output import check_outputs, emit, present, save
 from torchtriage.core.errors import UsageError
 from torchtriage.core.names import visible
 from torchtriage.core.units import format_count
@@ -166,10 +166,27 @@ def consume(**given: Any) -> None:
 
     Exit codes: 0 ended, 2 no Redis, or another consumer of that name has taken over.
     """
-    from torchtriage.cli.operate.consume import consume as run
+    from torchtriage.cli.operate.monitor_consume import consume as run
 
     check_outputs([given["log"]])
     run(**given)
+
+
+@command.command("report")
+@click.argument("logs", metavar="LOG...", nargs=-1, required=True, type=click.Path())
+@result_options
+def report(logs: tuple[str, ...], **given: Any) -> None:
+    """Analyse collected records: latency by version, device, size and hour, the slowest, drifts.
+
+    LOG is what JsonLog or torchtriage monitor consume --log wrote, rotated files too, plain or
+    compressed by gzip.
+
+    Exit codes: 0 done, 2 a log cannot be read.
+    """
+    from torchtriage.operate.collected.analyze import report as analyze
+
+    check_outputs([given["output"], given["html"]], logs)
+    present(analyze(logs), given)
 
 
 @command.command("dashboard")

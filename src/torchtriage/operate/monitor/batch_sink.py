@@ -15,7 +15,7 @@ from torchtriage.operate.monitor.instrument import Model
 from torchtriage.operate.monitor.metrics import Value
 from torchtriage.operate.monitor.monitor import Accounts, Monitor
 
-__all__ = ["MAX_PENDING", "BatchSink", "RequestRecord"]
+__all__ = ["BACKOFF_S", "MAX_PENDING", "BatchSink", "RequestRecord"]
 
 MAX_PENDING = 50_000
 BACKOFF_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)

@@ -211,8 +211,15 @@ def dashboard(output: str | None) -> None:
     help="Alert when p99 is above this; without MODEL, for all models not named.",
 )
 @value_option("--errors", float, "SHARE", 0.05, "Alert when a larger share of a model's requests fails.")
+@click.option(
+    "--slo",
+    multiple=True,
+    metavar="OBJECTIVE",
+    help='Alert when its budget burns too fast: "99.9%", "detector: 99% under 250ms over 28d".',
+)
+@value_option("--docs", str, "URL", "docs", "Where runbook links lead to, if these pages are served somewhere.")
 @output_option
-def rules(latency: tuple[str, ...], errors: float, output: str | None) -> None:
+def rules(latency: tuple[str, ...], errors: float, slo: tuple[str, ...], docs: str, output: str | None) -> None:
     """Print recording and alerting rules for Prometheus, as YAML for its rule_files.
 
     Only the latency limit must be given; docs/monitor.md lists the alerts and what to do.
@@ -223,7 +230,7 @@ def rules(latency: tuple[str, ...], errors: float, output: str | None) -> None:
     from torchtriage.operate.monitor.rules import rules as document
 
     check_outputs([output])
-    emit(document(errors, dict(map(_objective, latency))).encode(), output)
+    emit(document(errors, dict(map(_objective, latency)), slo, docs=docs).encode(), output)
 
 
 def _objective(text: str) -> tuple[str, float]:

@@ -35,9 +35,14 @@ from torchtriage.operate.rollout import Rollout, RolloutPlan, open_rollouts
 sys.modules["torch"] = SimpleNamespace(cuda=SimpleNamespace(
     is_initialized=lambda: True, device_count=lambda: 1,
     memory_allocated=lambda at: 7 << 30, memory_reserved=lambda at: 9 << 30,
-    get_device_properties=lambda at: SimpleNamespace(total_memory=80 << 30),
-    utilization=lambda at: 70,
+    get_device_properties=lambda at: SimpleNamespace(total_memory=80 << 30, uuid="5"),
+    utilization=lambda at: 70, power_draw=lambda at: 310_000, temperature=lambda at: 61,
 ))
+sys.modules["pynvml"] = SimpleNamespace(
+    nvmlInit=lambda: None, nvmlDeviceGetHandleByUUID={"GPU-5": 1}.__getitem__,
+    nvmlDeviceGetTotalEccErrors=lambda handle, kind, counter: 3,
+    NVML_MEMORY_ERROR_TYPE_UNCORRECTED=1, NVML_VOLATILE_ECC=0,
+)
 sys.modules["torch._dynamo.convert_frame"] = SimpleNamespace(FRAME_COMPILE_COUNTER={0: 3})
 sys.modules["torch._dynamo.utils"] = SimpleNamespace(counters={
     "graph_break": Counter(call=2),

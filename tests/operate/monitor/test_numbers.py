@@ -151,6 +151,36 @@ def test_devices_have_the_names_they_have_on_the_machine(monkeypatch):
         assert [one[1]["device"] for one in told("device_reserved")] == ["0", "1"]
 
 
+def test_what_nvml_tells_is_of_the_device_that_torch_means(monkeypatch):
+    cuda = SimpleNamespace(
+        is_initialized=lambda: True,
+        device_count=lambda: 2,
+        get_device_properties=lambda at: SimpleNamespace(total_memory=100, uuid=f"u{at}"),
+        power_draw=lambda at: 310_500,
+        temperature=lambda at: 61 + at,
+    )
+    nvml = SimpleNamespace(
+        nvmlInit=lambda: None,
+        nvmlDeviceGetHandleByUUID={"GPU-u0": "a", "GPU-u1": "b"}.__getitem__,
+        nvmlDeviceGetTotalEccErrors=lambda handle, kind, counter: {"b": 3}[handle],  # the first has no ECC
+        NVML_MEMORY_ERROR_TYPE_UNCORRECTED=1,
+        NVML_VOLATILE_ECC=0,
+    )
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert told("device_power")[0] == ("device_power_watts", {"device": "0"}, 310.5)
+    assert told("device_temperature")[1] == ("device_temperature_celsius", {"device": "1"}, 62)
+    assert told("device_ecc") == [("device_ecc_errors_total", {"device": "1"}, 3)]
+
+
+def test_memory_and_processor_time_of_the_process_are_told():
+    (memory,), (cpu,) = told("process_resident"), told("process_cpu")
+    assert memory[2] > 5_000_000
+    sum(range(1_000_000))
+    assert told("process_cpu")[0][2] > cpu[2] > 0
+
+
 def test_caches_are_told_apart_and_reading_adds_nothing_to_dynamo(monkeypatch):
     counters = {"inductor": Counter(fxgraph_cache_hit=4, fxgraph_cache_miss=1)}
     monkeypatch.setitem(sys.modules, "torch._dynamo.utils", SimpleNamespace(counters=counters))

@@ -52,6 +52,7 @@ MEMORY = {
     f"{what} {{{{instance}}}} {{{{device}}}}": f"sum by (instance, device) (@device_{what}_bytes)"
     for what in ("allocated", "reserved", "capacity")
 }
+OF_GPU = "{{instance}} {{device}}"
 UTILIZATION = "max by (instance, device) (@device_utilization_ratio)"
 OUTLETS = _rate("monitor_outlet_records_total", "outlet", "outcome")
 OF_DEVICE = ("device", "model", "version")
@@ -88,7 +89,12 @@ DASHBOARD: dict[str, tuple[Panel, ...]] = {
     ),
     "Devices": (
         Panel("Device memory", "bytes", MEMORY),
-        Panel("GPU utilization", "percentunit", {"{{instance}} {{device}}": UTILIZATION}),
+        Panel("GPU utilization", "percentunit", {OF_GPU: UTILIZATION}),
+        Panel("GPU power", "watt", {OF_GPU: "max by (instance, device) (@device_power_watts)"}),
+        Panel("GPU temperature", "celsius", {OF_GPU: "max by (instance, device) (@device_temperature_celsius)"}),
+        Panel("Uncorrected ECC errors", "short", {OF_GPU: _more("device_ecc_errors_total", "instance", "device")}),
+        Panel("Memory of the processes", "bytes", {"{{instance}}": "sum by (instance) (@process_resident_bytes)"}),
+        Panel("Processors in use", "short", {"{{instance}}": _rate("process_cpu_seconds_total", "instance")}),
     ),
     "torch.compile": (
         Panel("Recompilations", "short", {"{{instance}}": _more("compile_recompiles_total", "instance")}),

@@ -30,6 +30,11 @@ _WORDS = {
     "hang": ("Why a job does not move, by torchtriage", "a hang result", "torchtriage attach TARGET --json"),
     "lint": ("Result of torchtriage lint", "a lint result", "torchtriage lint PATH --json"),
     "memory": ("Result of torchtriage about memory snapshots", "a memory result", "torchtriage memory SNAPSHOT --json"),
+    "records": (
+        "Collected records of requests, by torchtriage",
+        "a report of records",
+        "torchtriage monitor report LOG --json",
+    ),
     "review": ("Review of suspicious windows of a trace", "a review", "torchtriage review TRACE --json"),
     "rollout": ("A rollout of torchtriage", "a rollout", "torchtriage rollout report --json"),
     "verification": ("A fix on trial by torchtriage", "a verification", "torchtriage verify BEFORE.py AFTER.py --json"),
@@ -83,6 +88,11 @@ def _parts(kind: str) -> tuple[type, Callable[..., Document]]:
         from torchtriage.report.documents import memory
 
         return memory.MemoryReport, memory.document
+    if kind == "records":
+        from torchtriage.operate.collected.result import RecordsReport
+        from torchtriage.report.documents import records
+
+        return RecordsReport, records.document
     if kind == "review":
         from torchtriage.learn.review.result import ReviewResult
         from torchtriage.report.documents import review

@@ -55,7 +55,7 @@ class OutletHistories(RuleBasedStateMachine):
         # a batch on its way cannot be dropped: it may be more than there is room for
         assert accounts.pending <= max(self.most, self.outlet._n_sending)
         # in their order, none twice, none both sent and waiting
-        sent, waiting = self.outlet.sent, [row[2] for _, row in self.outlet._rows]
+        sent, waiting = self.outlet.sent, [row[2] for _, _, row in self.outlet._rows]
         assert accounts.sent == len(sent)
         assert [*sent, *waiting] == sorted({*sent, *waiting})
 

@@ -179,6 +179,22 @@ def test_requests_that_got_quicker_are_news_and_no_trouble(caplog):
     assert manager[0]["labels"]["severity"] == "info"
 
 
+def test_alertmanager_gets_names_of_ones_own_the_device_and_a_runbook():
+    def sent(alert, **settings):
+        (one,) = Alertmanager("http://127.0.0.1", **settings).body(alert)
+        return one
+
+    slow = dataclasses.replace(ALERT, kind="slow-device", facts={"device": "cam-7"})
+    names = {"slow-device": "CameraSlow", "": "CameraAlarm"}
+    assert sent(slow, name=names)["labels"]["alertname"] == "CameraSlow"
+    assert sent(ALERT, name=names)["labels"]["alertname"] == "CameraAlarm"
+    assert sent(ALERT, name="Mine")["labels"]["alertname"] == "Mine"
+    assert sent(ALERT, name={"surge": "Surge"})["labels"]["alertname"] == "TorchtriageAnomaly"
+    assert sent(slow)["labels"]["device"] == "cam-7"
+    assert "device" not in sent(ALERT)["labels"]
+    assert sent(ALERT, runbook="https://runbooks/tt")["annotations"]["runbook_url"] == "https://runbooks/tt"
+
+
 def test_a_slow_model_is_told_of_while_it_runs(told):
     from torchtriage.operate.monitor import Monitor
 

@@ -28,20 +28,38 @@ from collections import Counter
 from types import SimpleNamespace
 
 from torchtriage import monitor
+from torchtriage.operate.monitor import process_metrics
 from torchtriage.operate.ladder import Ladder, Mode
 from torchtriage.operate.rollout import Rollout, RolloutPlan, open_rollouts
 
 sys.modules["torch"] = SimpleNamespace(cuda=SimpleNamespace(
     is_initialized=lambda: True, device_count=lambda: 1,
     memory_allocated=lambda at: 7 << 30, memory_reserved=lambda at: 9 << 30,
-    get_device_properties=lambda at: SimpleNamespace(total_memory=80 << 30),
-    utilization=lambda at: 70,
+    get_device_properties=lambda at: SimpleNamespace(total_memory=80 << 30, uuid="5"),
+    utilization=lambda at: 70, power_draw=lambda at: 310_000, temperature=lambda at: 61,
 ))
+sys.modules["pynvml"] = SimpleNamespace(
+    nvmlInit=lambda: None, nvmlDeviceGetHandleByUUID={"GPU-5": 1}.__getitem__,
+    nvmlDeviceGetTotalEccErrors=lambda handle, kind, counter: 3,
+    NVML_MEMORY_ERROR_TYPE_UNCORRECTED=1, NVML_VOLATILE_ECC=0,
+)
 sys.modules["torch._dynamo.convert_frame"] = SimpleNamespace(FRAME_COMPILE_COUNTER={0: 3})
 sys.modules["torch._dynamo.utils"] = SimpleNamespace(counters={
     "graph_break": Counter(call=2),
     "inductor": Counter(fxgraph_cache_hit=1), "aot_autograd": Counter(autograd_cache_miss=1),
 })
+class Consumer:  # what a fleet's consumer tells
+    def metrics(self):
+        of = {"device": "cam-7", "model": "detector", "version": "2.1"}
+        for name in ("requests_total", "failed_total", "seconds_total", "slowness_ratio"):
+            yield f"fleet_{name}", of, time.time() * (3 if name == "requests_total" else 1.5)
+        yield "fleet_alarms_total", {"kind": "slow-device"}, 1
+        yield "fleet_records_total", {"outcome": "taken"}, 9
+        for name in ("lag_entries", "lag_seconds", "pending_entries"):
+            yield f"fleet_{name}", {}, 1
+
+consumer = Consumer()
+process_metrics.register(consumer)
 listener = monitor.Prometheus(port=0)
 monitor.start(listener, monitor.JsonLog(sys.argv[1] + "/log"), monitor.Detection())
 ladder = Ladder("boxes", [Mode("full", abs), Mode("lite", abs)])

@@ -105,9 +105,9 @@ def test_tensors_and_exceptions_become_numbers_and_names(tmp_path):
             request.error = TimeoutError
         text = text_of(monitor)
     assert [row[2:] for row in kept.rows] == [
-        (8, ("", 5, True)),
-        (None, ("ValueError", None, None)),
-        (None, ("TimeoutError", None, None)),
+        (8, ("", 5, True, None)),
+        (None, ("ValueError", None, None, None)),
+        (None, ("TimeoutError", None, None, None)),
     ]
     assert monitor.n_sink_failures == 0
     assert 'errors_total{model="detector",version="2.1",error="ValueError"} 1\n' in text
@@ -149,6 +149,36 @@ def test_devices_have_the_names_they_have_on_the_machine(monkeypatch):
     for unusable in ("", "3", "3,5,7", "3,,5", "3,3"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", unusable)
         assert [one[1]["device"] for one in told("device_reserved")] == ["0", "1"]
+
+
+def test_what_nvml_tells_is_of_the_device_that_torch_means(monkeypatch):
+    cuda = SimpleNamespace(
+        is_initialized=lambda: True,
+        device_count=lambda: 2,
+        get_device_properties=lambda at: SimpleNamespace(total_memory=100, uuid=f"u{at}"),
+        power_draw=lambda at: 310_500,
+        temperature=lambda at: 61 + at,
+    )
+    nvml = SimpleNamespace(
+        nvmlInit=lambda: None,
+        nvmlDeviceGetHandleByUUID={"GPU-u0": "a", "GPU-u1": "b"}.__getitem__,
+        nvmlDeviceGetTotalEccErrors=lambda handle, kind, counter: {"b": 3}[handle],  # the first has no ECC
+        NVML_MEMORY_ERROR_TYPE_UNCORRECTED=1,
+        NVML_VOLATILE_ECC=0,
+    )
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert told("device_power")[0] == ("device_power_watts", {"device": "0"}, 310.5)
+    assert told("device_temperature")[1] == ("device_temperature_celsius", {"device": "1"}, 62)
+    assert told("device_ecc") == [("device_ecc_errors_total", {"device": "1"}, 3)]
+
+
+def test_memory_and_processor_time_of_the_process_are_told():
+    (memory,), (cpu,) = told("process_resident"), told("process_cpu")
+    assert memory[2] > 5_000_000
+    sum(range(1_000_000))
+    assert told("process_cpu")[0][2] > cpu[2] > 0
 
 
 def test_caches_are_told_apart_and_reading_adds_nothing_to_dynamo(monkeypatch):

@@ -267,3 +267,56 @@ def test_a_redis_without_memory_or_with_a_password_says_so(server):
 def test_not_a_url_is_told_at_once():
     with pytest.raises(UsageError, match="not a Redis URL"):
         RedisStream("localhost:6379")
+
+
+def test_ids_and_fields_of_a_request_are_in_the_log_and_the_rest_is_cut(tmp_path):
+    class Odd:
+        def __str__(self):
+            return "odd"
+
+    path = tmp_path / "log"
+    log = JsonLog(path, device="cam-7")
+    with Monitor(log) as monitor:
+        model = monitor.observe("detector")
+        with model.request() as request:
+            request.fields = {"request_id": "r-1", "trace_id": "a" * 999, "n": 3, "x": Odd()}
+        with model.request() as request:
+            request.fields = {str(at): at for at in range(99)}
+        with model.request() as request:
+            request.fields = "no fields"
+        monitor.drain()
+        wait_for(lambda: log.accounts().sent == 3)
+    first, second, third = (json.loads(line) for line in path.read_text().splitlines())
+    assert first["fields"] == {"request_id": "r-1", "trace_id": "a" * 200, "n": 3, "x": "odd"}
+    assert (first["device"], len(second["fields"]), third.get("fields")) == ("cam-7", 16, None)
+
+
+@pytest.mark.redis
+def test_what_a_stream_gets_says_whose_it_is_and_is_numbered(server):
+    outlet = RedisStream(server.url, device="cam-7", wait_s=0.01)
+    with Monitor(outlet) as monitor:
+        for n in (3, 4):
+            observe(monitor, n)
+            wait_for(lambda: outlet.accounts().pending == 0)
+    entries = [fields for _, fields in server.client.xrange("torchtriage:requests")]
+    assert {fields["device"] for fields in entries} == {"cam-7"}
+    assert len({fields["source"] for fields in entries}) == 1
+    numbers = [int(fields["first"]) for fields in entries]
+    assert numbers == [0, *numbers[1:]]
+    assert numbers[-1] + len(json.loads(entries[-1]["requests"])) == 7
+
+
+def test_records_that_were_dropped_leave_a_gap_in_the_numbers():
+    class Numbered(Kept):
+        def send(self, records):
+            super().send(records)
+            self.numbers += range(self.first, self.first + len(records))
+
+    outlet = Numbered(max_pending=100)
+    outlet.numbers, outlet.fails = [], True
+    with Monitor(outlet) as monitor:
+        observe(monitor, 250)
+        wait_for(lambda: outlet.last_error)
+        outlet.fails = False
+        wait_for(lambda: outlet.accounts().sent == 100)
+    assert outlet.numbers == [record.size for record in outlet.records]

@@ -68,6 +68,10 @@ HEALTHY = [
     series("monitor_outlet_pending", "1x120", outlet="JsonLog"),
     series("monitor_failures_total", "1x120"),
     series("monitor_refused_models_total", "1x120"),
+    series("fleet_alarms_total", "2x120", kind="slow-device"),
+    series("fleet_lag_seconds", "1x120"),
+    series("fleet_records_total", "0+600x120", outcome="taken"),
+    series("fleet_records_total", "5x120", outcome="lost"),
     series("monitor_start_time_seconds", "0x120"),
 ]
 
@@ -92,6 +96,9 @@ FIRES = {
         [series("monitor_outlet_records_total", "2x20 9x120", outlet="JsonLog", outcome="dropped")],
     ),
     "TorchtriageOutletStuck": (30, [series("monitor_outlet_records_total", "6x120", outlet="JsonLog", outcome="sent")]),
+    "TorchtriageFleetAnomaly": (22, [series("fleet_alarms_total", "2x20 3x120", kind="slow-device")]),
+    "TorchtriageFleetBehind": (30, [series("fleet_lag_seconds", "0x20 60x120")]),
+    "TorchtriageFleetLost": (22, [series("fleet_records_total", "5x20 7x120", outcome="lost")]),
     "TorchtriageModelsRefused": (22, [series("monitor_refused_models_total", "1x20 2x120")]),
 }
 
@@ -150,6 +157,9 @@ QUIET = {
             series("monitor_outlet_pending", "0x120", outlet="JsonLog"),
         ],
     ),
+    "TorchtriageFleetAnomaly": (40, [series("fleet_alarms_total", "9x20 0x120", kind="slow-device")]),
+    "TorchtriageFleetBehind": (40, [series("fleet_lag_seconds", "0x20 60 0x120")]),
+    "TorchtriageFleetLost": (40, [series("fleet_records_total", "9x20 0x120", outcome="lost")]),
     "TorchtriageModelsRefused": (40, [series("monitor_refused_models_total", "9x20 0x120")]),
 }
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchtriage.cli.options import file_option, output_option, value_option
-from torchtriage.cli.output import check_outputs, emit, save
+from torchtriage.cli.options import file_option, output_option, result_options, value_option
+from torchtriage.cli.output import check_outputs, emit, present, save
 from torchtriage.core.errors import UsageError
 from torchtriage.core.names import visible
 from torchtriage.core.units import format_count
@@ -145,6 +145,50 @@ def _ladder_text(replayed: LadderReplay) -> list[str]:
     return lines
 
 
+@command.command("consume")
+@value_option("--redis", str, "URL", "redis://127.0.0.1:6379", "The Redis server.", dest="url")
+@value_option("--stream", str, "NAME", "torchtriage:requests", "The stream that devices write to.")
+@value_option("--group", str, "NAME", "fleet", "The consumer group, which keeps its own place in the stream.")
+@value_option("--name", str, "NAME", "consumer", "This consumer's name in the group, with its stored state.")
+@value_option("--host", str, "HOST", "127.0.0.1", "Where --port and --live listen.")
+@value_option("--port", int, "PORT", 9464, "Serve metrics for Prometheus here; 0 for any port.")
+@value_option("--live", int, "PORT", None, "Also serve the live page, of all devices together.")
+@file_option("--log", "Also write each record to this file, which rotates, for torchtriage monitor report.")
+@value_option("--log-bytes", click.IntRange(1), "N", 1_000_000_000, "Size at which the log rotates.")
+@value_option("--webhook", str, "URL", None, "Post each alert here as JSON.")
+@value_option("--alertmanager", str, "URL", None, "Send alerts to this Alertmanager.")
+@value_option("--slack", str, "URL", None, "Send alerts to this webhook of Slack.")
+def consume(**given: Any) -> None:
+    """Read the records of a fleet from a Redis stream: numbers, alarms of single devices, a log.
+
+    Each record is read at least once and counted once, over crashes and restarts too. Beyond this
+    machine, --host asks for the token in $TORCHTRIAGE_TOKEN. Ctrl-C or SIGTERM ends it.
+
+    Exit codes: 0 ended, 2 no Redis, or another consumer of that name has taken over.
+    """
+    from torchtriage.cli.operate.monitor_consume import consume as run
+
+    check_outputs([given["log"]])
+    run(**given)
+
+
+@command.command("report")
+@click.argument("logs", metavar="LOG...", nargs=-1, required=True, type=click.Path())
+@result_options
+def report(logs: tuple[str, ...], **given: Any) -> None:
+    """Analyse collected records: latency by version, device, size and hour, the slowest, drifts.
+
+    LOG is what JsonLog or torchtriage monitor consume --log wrote, rotated files too, plain or
+    compressed by gzip.
+
+    Exit codes: 0 done, 2 a log cannot be read.
+    """
+    from torchtriage.operate.collected.analyze import report as analyze
+
+    check_outputs([given["output"], given["html"]], logs)
+    present(analyze(logs), given)
+
+
 @command.command("dashboard")
 @output_option
 def dashboard(output: str | None) -> None:
@@ -167,8 +211,15 @@ def dashboard(output: str | None) -> None:
     help="Alert when p99 is above this; without MODEL, for all models not named.",
 )
 @value_option("--errors", float, "SHARE", 0.05, "Alert when a larger share of a model's requests fails.")
+@click.option(
+    "--slo",
+    multiple=True,
+    metavar="OBJECTIVE",
+    help='Alert when its budget burns too fast: "99.9%", "detector: 99% under 250ms over 28d".',
+)
+@value_option("--docs", str, "URL", "docs", "Where runbook links lead to, if these pages are served somewhere.")
 @output_option
-def rules(latency: tuple[str, ...], errors: float, output: str | None) -> None:
+def rules(latency: tuple[str, ...], errors: float, slo: tuple[str, ...], docs: str, output: str | None) -> None:
     """Print recording and alerting rules for Prometheus, as YAML for its rule_files.
 
     Only the latency limit must be given; docs/monitor.md lists the alerts and what to do.
@@ -179,7 +230,7 @@ def rules(latency: tuple[str, ...], errors: float, output: str | None) -> None:
     from torchtriage.operate.monitor.rules import rules as document
 
     check_outputs([output])
-    emit(document(errors, dict(map(_objective, latency))).encode(), output)
+    emit(document(errors, dict(map(_objective, latency)), slo, docs=docs).encode(), output)
 
 
 def _objective(text: str) -> tuple[str, float]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torchtriage.operate.monitor.alerts import Alertmanager, Detection, Slack, Webhook, log
     from torchtriage.operate.monitor.asgi import Health
     from torchtriage.operate.monitor.json_log import JsonLog
+    from torchtriage.operate.monitor.otel import OpenTelemetry
     from torchtriage.operate.monitor.prometheus import Collector, Prometheus
     from torchtriage.operate.monitor.redis_stream import RedisStream
 
@@ -33,6 +34,7 @@ __all__ = [
     "Model",
     "Monitor",
     "MonitorSnapshot",
+    "OpenTelemetry",
     "Prometheus",
     "RedisStream",
     "Request",
@@ -68,6 +70,10 @@ def __getattr__(name: str) -> Any:
         from torchtriage.operate.monitor.json_log import JsonLog
 
         return JsonLog
+    if name == "OpenTelemetry":
+        from torchtriage.operate.monitor.otel import OpenTelemetry
+
+        return OpenTelemetry
     if name in ("Collector", "Prometheus"):
         from torchtriage.operate.monitor import prometheus
 

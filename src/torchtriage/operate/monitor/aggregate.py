@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import Any, NamedTuple
 
 __all__ = ["BOUNDS_S", "MAX_SIZES", "Aggregate", "Histogram", "RequestNote", "RequestRow", "error_name", "plain"]
@@ -16,6 +17,8 @@ BOUNDS_S = tuple(float(f"{step}e{power}") for power in range(-5, 2) for step in 
 STEPS_PER_DOUBLING = 32
 MAX_ERRORS = 16  # kinds of errors kept apart per model; further ones are counted as ``other``
 MAX_SIZES = 256  # distinct sizes counted per model; from there on the count stays
+MAX_FIELDS = 16  # of the caller's own per request; further ones are left out
+MAX_FIELD = 200  # characters of one
 OTHER = "other"
 
 
@@ -25,6 +28,7 @@ class RequestNote(NamedTuple):
     error: str = ""
     queued_ns: int | None = None
     nan: bool | None = None
+    fields: dict[str, Any] | None = None
 
     @property
     def failed(self) -> bool:
@@ -42,7 +46,8 @@ def plain(row: RequestRow) -> RequestRow:
     if note is not None:
         error: Any = note.error
         name = error if isinstance(error, str) else error_name(error)
-        note = RequestNote(name, _converted(int, note.queued_ns), _converted(bool, note.nan))
+        fields = _converted(_plain_fields, note.fields)
+        note = RequestNote(name, _converted(int, note.queued_ns), _converted(bool, note.nan), fields)
     return start_ns, end_ns, _converted(int, size), note
 
 
@@ -51,6 +56,14 @@ def _converted(kind: Callable[[Any], Any], value: Any) -> Any:
         return None if value is None else kind(value)
     except Exception:
         return None  # never the service's error
+
+
+def _plain_fields(fields: dict[Any, Any]) -> dict[str, Any]:
+    # numbers as they are, text and whatever else cut: a record must stay small
+    return {
+        str(name)[:MAX_FIELD]: value if isinstance(value, (bool, int, float)) else str(value)[:MAX_FIELD]
+        for name, value in islice(fields.items(), MAX_FIELDS)
+    }
 
 
 def error_name(error: object) -> str:

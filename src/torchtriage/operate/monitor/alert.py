@@ -137,6 +137,17 @@ _CODES = (
         leave="the value is constant by its nature.",
     ),
     AlertCode(
+        "one device",
+        "LIV010",
+        "one-device",
+        "One device of a fleet behaves unlike its peers",
+        Fix("Take it out of service, and compare a recording of it with one of a peer: torchtriage compare."),
+        looks="requests on it take longer than before and than on the other devices, by the same sizes; or they fail"
+        " where others' do not; or nothing is heard of it. What all devices have in common is no such alarm.",
+        slow="something of this device alone: heat, a neighbour on the host, a disk, a network, a part that ages.",
+        leave="it is known to differ, or is being serviced.",
+    ),
+    AlertCode(
         "unknown",
         "LIV008",
         "unexplained-change",
@@ -179,7 +190,7 @@ class Alert:
 
     def title(self) -> str:
         """Return one line for people."""
-        name = f"{self.model} {self.version}".strip()
+        name = f"{self.model} {self.version}".strip() or "fleet"
         cause = f" ({self.cause})" if self.cause not in ("", "unknown") else ""
         if self.capture:
             shows = "; ".join(self.captured) or "nothing costly"

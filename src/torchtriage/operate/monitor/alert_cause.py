@@ -18,7 +18,16 @@ from torchtriage.operate.monitor.host_sampler import HostSampler, HostUsage
 __all__ = ["CAUSES", "Attribution", "Cause", "SizeCounts", "SlowRequest", "attribute"]
 
 Cause = Literal[
-    "version change", "input mix", "host contention", "GC", "recompile", "errors", "NaN", "stale metric", "unknown"
+    "version change",
+    "input mix",
+    "host contention",
+    "GC",
+    "recompile",
+    "errors",
+    "NaN",
+    "stale metric",
+    "one device",
+    "unknown",
 ]
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 

@@ -13,7 +13,7 @@ import threading
 import time
 import urllib.request
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -36,6 +36,7 @@ __all__ = ["Alertmanager", "Detection", "Silence", "Slack", "Webhook", "log"]
 
 MAX_PENDING = 1_000
 TIMEOUT_S = 5.0
+NAME = "TorchtriageAnomaly"  # of alerts in Alertmanager
 REPEAT_S = 60.0  # alarms of the same model, version and kind are sent so far apart
 ALARM_S = 30.0  # how long a ladder is kept down after what alarmed has ended
 FORGET_S = 3600.0  # maintenance is remembered so long: a longer request that overlaps it may raise an alarm
@@ -379,23 +380,38 @@ class Slack(Webhook):
 
 
 class Alertmanager(Webhook):
-    """Posts to Prometheus' Alertmanager; ``url`` is its root, such as http://host:9093."""
+    """Posts to Prometheus' Alertmanager; ``url`` is its root, such as http://host:9093.
 
-    def __init__(self, url: str, *, token: str = "", labels: Iterable[tuple[str, str]] = ()) -> None:
+    ``name`` : the alerts' name, or several by kind: ``{"slow-device": "CameraSlow", "": "CameraAlarm"}``, of which the
+    one of no kind stands for all others. ``runbook`` : a link for those who are called.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str = "",
+        labels: Iterable[tuple[str, str]] = (),
+        name: str | Mapping[str, str] = NAME,
+        runbook: str = "",
+    ) -> None:
         super().__init__(url.rstrip("/") + "/api/v2/alerts", token=token)
         self._labels = dict(labels)
+        self._names = {"": name} if isinstance(name, str) else dict(name)
+        self._runbook = {"runbook_url": runbook} if runbook else {}
 
     def body(self, alert: Alert) -> Any:
         """Return the alert as Alertmanager's API has it."""
         labels = {
-            "alertname": "TorchtriageAnomaly",
+            "alertname": self._names.get(alert.kind, self._names.get("", NAME)),
             "model": alert.model,
             "version": alert.version,
             "kind": alert.kind,
             "severity": "info" if alert.quicker else "warning",
+            **({"device": alert.facts["device"]} if alert.facts.get("device") else {}),
             **self._labels,
         }
-        annotations = {"summary": alert.title(), "cause": alert.cause, "fix": alert.finding().fix.text}
+        annotations = {"summary": alert.title(), "cause": alert.cause, "fix": alert.finding().fix.text, **self._runbook}
         at = datetime.fromtimestamp(alert.at_s, timezone.utc).isoformat()
         # the labels are what it was told with, so that it is the same alert
         return [{"labels": labels, "annotations": annotations, "endsAt" if alert.ended else "startsAt": at}]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from itertools import count, repeat
+from typing import Any
 
 import msgspec
 
@@ -13,7 +15,7 @@ from torchtriage.operate.monitor.instrument import Model
 from torchtriage.operate.monitor.metrics import Value
 from torchtriage.operate.monitor.monitor import Accounts, Monitor
 
-__all__ = ["MAX_PENDING", "BatchSink", "RequestRecord"]
+__all__ = ["BACKOFF_S", "MAX_PENDING", "BatchSink", "RequestRecord"]
 
 MAX_PENDING = 50_000
 STEP_S = 0.15  # a sink that is closed has as long again after each batch that it sent
@@ -22,7 +24,7 @@ BACKOFF_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
 class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A finished request as it leaves the process; ``at_s`` is wall-clock time."""
+    """A finished request as it leaves the process; ``at_s`` is wall-clock time, ``fields`` are the caller's own."""
 
     model: str
     version: str
@@ -32,6 +34,7 @@ class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     error: str = ""
     queued_ns: int | None = None
     nan: bool = False
+    fields: dict[str, Any] = {}
 
 
 class BatchSink:
@@ -51,7 +54,8 @@ class BatchSink:
 
     def _reset(self) -> None:
         self._lock = threading.Lock()
-        self._rows: deque[tuple[Model, RequestRow]] = deque()
+        self._rows: deque[tuple[int, Model, RequestRow]] = deque()  # numbered from 0 as they were taken
+        self.first = 0  # number of the first record of the batch that is sent
         self._n_sending = 0
         self._produced = self._sent = self._dropped = 0
         self.last_error = ""  # why the last batch that failed did; empty once one went through again
@@ -84,10 +88,10 @@ class BatchSink:
 
     def offer(self, model: Model, rows: list[RequestRow]) -> None:
         """Take finished requests."""
-        wanted = [(model, row) for row in rows if self.keeps(row)]
+        wanted = [row for row in rows if self.keeps(row)]
         with self._lock:
+            self._rows.extend(zip(count(self._produced), repeat(model), wanted))
             self._produced += len(wanted)
-            self._rows.extend(wanted)
             excess = len(self._rows) + self._n_sending - self._max_pending
             for _ in range(min(max(excess, 0), len(self._rows))):
                 self._rows.popleft()
@@ -138,19 +142,23 @@ class BatchSink:
                 self.release()
                 return
 
-    def _next_batch(self) -> list[tuple[Model, RequestRow]]:
+    def _next_batch(self) -> list[tuple[int, Model, RequestRow]]:
         with self._lock:
-            batch = [self._rows.popleft() for _ in range(min(self.batch, len(self._rows)))]
+            rows, batch = self._rows, [self._rows.popleft()] if self._rows else []
+            # without a gap, so that the first number gives all
+            while rows and len(batch) < self.batch and rows[0][0] == batch[-1][0] + 1:
+                batch.append(rows.popleft())
             self._n_sending = len(batch)
             return batch
 
-    def _send(self, batch: list[tuple[Model, RequestRow]]) -> bool:
+    def _send(self, batch: list[tuple[int, Model, RequestRow]]) -> bool:
         """Send a batch, or put it back; return whether it arrived."""
         records = []
-        for model, (start_ns, end_ns, size, note) in batch:
+        for _, model, (start_ns, end_ns, size, note) in batch:
             at_s = round(start_ns * 1e-9 + self._offset_s, 6)
-            extra = () if note is None else (note.error, note.queued_ns, bool(note.nan))
+            extra = () if note is None else (note.error, note.queued_ns, bool(note.nan), note.fields or {})
             records.append(RequestRecord(model.name, model.version, at_s, end_ns - start_ns, size, *extra))
+        self.first = batch[0][0]
         error_text = ""
         try:
             self.send(records)

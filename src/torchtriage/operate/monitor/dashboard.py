@@ -52,8 +52,14 @@ MEMORY = {
     f"{what} {{{{instance}}}} {{{{device}}}}": f"sum by (instance, device) (@device_{what}_bytes)"
     for what in ("allocated", "reserved", "capacity")
 }
+OF_GPU = "{{instance}} {{device}}"
 UTILIZATION = "max by (instance, device) (@device_utilization_ratio)"
 OUTLETS = _rate("monitor_outlet_records_total", "outlet", "outcome")
+OF_DEVICE = ("device", "model", "version")
+DEVICE = "{{device}} {{model}} {{version}}"
+FLEET_GOOD = f"({_rate('fleet_requests_total', *OF_DEVICE)} - {_rate('fleet_failed_total', *OF_DEVICE)})"
+FLEET_MEAN = f"{_rate('fleet_seconds_total', *OF_DEVICE)} / {FLEET_GOOD}"
+FLEET_FAILED = f"{_rate('fleet_failed_total', *OF_DEVICE)} / {_rate('fleet_requests_total', *OF_DEVICE)}"
 
 # rows of panels
 DASHBOARD: dict[str, tuple[Panel, ...]] = {
@@ -83,7 +89,12 @@ DASHBOARD: dict[str, tuple[Panel, ...]] = {
     ),
     "Devices": (
         Panel("Device memory", "bytes", MEMORY),
-        Panel("GPU utilization", "percentunit", {"{{instance}} {{device}}": UTILIZATION}),
+        Panel("GPU utilization", "percentunit", {OF_GPU: UTILIZATION}),
+        Panel("GPU power", "watt", {OF_GPU: "max by (instance, device) (@device_power_watts)"}),
+        Panel("GPU temperature", "celsius", {OF_GPU: "max by (instance, device) (@device_temperature_celsius)"}),
+        Panel("Uncorrected ECC errors", "short", {OF_GPU: _more("device_ecc_errors_total", "instance", "device")}),
+        Panel("Memory of the processes", "bytes", {"{{instance}}": "sum by (instance) (@process_resident_bytes)"}),
+        Panel("Processors in use", "short", {"{{instance}}": _rate("process_cpu_seconds_total", "instance")}),
     ),
     "torch.compile": (
         Panel("Recompilations", "short", {"{{instance}}": _more("compile_recompiles_total", "instance")}),
@@ -110,6 +121,24 @@ DASHBOARD: dict[str, tuple[Panel, ...]] = {
             },
         ),
         Panel("Share of the candidate", "percentunit", {"{{rollout}}": "max by (rollout) (@rollout_candidate_ratio)"}),
+    ),
+    "Fleet": (
+        Panel(
+            "Slow devices, times usual", "short", {DEVICE: "max by (device, model, version) (@fleet_slowness_ratio)"}
+        ),
+        Panel("Mean time by device", "s", {DEVICE: FLEET_MEAN}),
+        Panel("Share of a device's requests that fail", "percentunit", {DEVICE: FLEET_FAILED}),
+        Panel("Alarms of the fleet", "short", {"{{kind}}": _more("fleet_alarms_total", "kind")}),
+        Panel("The fleet's records", "reqps", {"{{outcome}}": _rate("fleet_records_total", "outcome")}),
+        Panel(
+            "Behind the stream",
+            "short",
+            {
+                "seconds {{instance}}": "max by (instance) (@fleet_lag_seconds)",
+                "entries {{instance}}": "max by (instance) (@fleet_lag_entries)",
+                "not stored {{instance}}": "max by (instance) (@fleet_pending_entries)",
+            },
+        ),
     ),
     "The monitor itself": (
         Panel(

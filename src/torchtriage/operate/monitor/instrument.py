@@ -68,10 +68,11 @@ class Request:
 
     ``size`` : how much was asked for (batch, tokens): latency is judged by size. ``queued_ns`` : how
     long it waited before it began. ``nan`` : whether its output holds NaN. None where unknown.
-    ``error`` : the kind of a failure that is no exception: a short fixed word.
+    ``error`` : the kind of a failure that is no exception: a short fixed word. ``fields`` : the caller's own, for logs
+    and streams: ``request_id``, ``trace_id`` (also the exemplar's), and up to 14 more.
     """
 
-    __slots__ = ("_local", "_start_ns", "error", "nan", "outer", "queued_ns", "size")
+    __slots__ = ("_local", "_start_ns", "error", "fields", "nan", "outer", "queued_ns", "size")
     _local: _Local
     _start_ns: int
     outer: Request | None
@@ -79,6 +80,7 @@ class Request:
     queued_ns: int | None
     nan: bool | None
     error: str
+    fields: dict[str, Any] | None
 
     def __enter__(self) -> Request:
         """Begin."""
@@ -90,10 +92,10 @@ class Request:
         """End, and hand over."""
         end_ns = perf_counter_ns()
         note = None
-        if kind is not None or self.nan is not None or self.queued_ns is not None or self.error:
+        if kind is not None or self.nan is not None or self.queued_ns is not None or self.error or self.fields:
             name = self.error if kind is None or _abandoned(kind) else kind.__name__
-            if name or self.nan is not None or self.queued_ns is not None:
-                note = RequestNote(name, self.queued_ns, self.nan)
+            if name or self.nan is not None or self.queued_ns is not None or self.fields:
+                note = RequestNote(name, self.queued_ns, self.nan, self.fields)
         self._local.ring.end((self._start_ns, end_ns, self.size, note))
 
 
@@ -135,6 +137,7 @@ class Model:
         request.queued_ns = queued_ns
         request.nan = None
         request.error = ""
+        request.fields = None
         return request
 
     def __enter__(self) -> Request:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import random
+from collections.abc import Mapping
 from io import FileIO
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -14,19 +16,24 @@ from torchtriage.operate.monitor import process_metrics
 from torchtriage.operate.monitor.aggregate import RequestRow
 from torchtriage.operate.monitor.batch_sink import MAX_PENDING, BatchSink, RequestRecord
 
-__all__ = ["JsonLog"]
+__all__ = ["JsonLog", "compile_status"]
 
 # fields of each line about torch.compile, by the metric's name
 STATUS = {"compile_recompiles_total": "recompiles", "compile_graph_breaks_total": "graph_breaks"}
 MAX_FIELD = 2_000  # characters a text may have in a line: an exception's name is unbounded
 
 
+def compile_status() -> dict[str, int]:
+    """Return how often torch.compile has recompiled and broken graphs in this process, as far as it is known."""
+    return {STATUS[name]: int(value) for name, _, value in process_metrics.read() if name in STATUS}
+
+
 class JsonLog(BatchSink):
     """Writes a share of the requests, and all that failed, to a file that rotates.
 
     Each line carries how often torch.compile had recompiled and broken graphs by then. ``sample`` :
-    share of the requests without error or NaN that is written. A file of ``max_bytes`` is renamed,
-    and ``n_files`` old ones are kept.
+    share of the requests without error or NaN that is written. ``device`` : names the machine or unit in each line.
+    A file of ``max_bytes`` is renamed, and ``n_files`` old ones are kept.
     """
 
     def __init__(
@@ -34,12 +41,14 @@ class JsonLog(BatchSink):
         path: str | os.PathLike[str],
         *,
         sample: float = 1.0,
+        device: str = "",
         max_bytes: int = 50_000_000,
         n_files: int = 3,
         max_pending: int = MAX_PENDING,
     ) -> None:
         self._path = Path(path)
         self._sample = sample
+        self._device = {"device": device} if device else {}
         self._max_bytes = max_bytes
         self._n_files = n_files
         self._draw = random.Random().random  # one of its own: the service's seed stays untouched
@@ -54,7 +63,10 @@ class JsonLog(BatchSink):
 
     def send(self, records: list[RequestRecord]) -> None:
         """Write the lines and flush them."""
-        status = {STATUS[name]: int(value) for name, _, value in process_metrics.read() if name in STATUS}
+        self.write(records, {**self._device, **compile_status()})
+
+    def write(self, records: list[RequestRecord], common: Mapping[str, Any]) -> None:
+        """Write lines that also hold ``common``: all of them, or none and raise ``OSError``."""
         lines = []
         for record in records:
             fields = {
@@ -62,7 +74,7 @@ class JsonLog(BatchSink):
                 for name, value in msgspec.to_builtins(record).items()
             }
             level = "warning" if record.error or record.nan else "info"
-            lines.append(json.dumps({**fields, **status, "event": "request", "level": level}) + "\n")
+            lines.append(json.dumps({**common, **fields, "event": "request", "level": level}) + "\n")
         self._write("".join(lines).encode())
 
     def _write(self, data: bytes) -> None:

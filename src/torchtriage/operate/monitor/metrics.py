@@ -46,6 +46,12 @@ device_reserved_bytes | gauge | device | Memory of the device that PyTorch's all
 device_capacity_bytes | gauge max | device | Memory that the device has.
 device_utilization_ratio | gauge max | device | Share of the last sample period in which the GPU ran a kernel, as \
 NVML tells it.
+device_power_watts | gauge max | device | Power that the GPU draws, as NVML tells it.
+device_temperature_celsius | gauge max | device | Temperature of the GPU, as NVML tells it.
+device_ecc_errors_total | counter max | device | Errors of the GPU's memory that ECC could not correct, since \
+its driver was loaded, as NVML tells it.
+process_resident_bytes | gauge |  | Memory of the process that is resident; of several processes their sum.
+process_cpu_seconds_total | counter |  | Processor time that the process took.
 compile_recompiles_total | counter |  | Compilations by torch.compile of code that it had compiled before.
 compile_graph_breaks_total | counter |  | Graph breaks that torch.compile met.
 compile_cache_hits_total | counter | cache | Compiled code that torch.compile found in its caches: whole graphs \
@@ -58,6 +64,17 @@ among the answered), or failed to answer; also in a dry run.
 ladder_fallbacks_total | counter | ladder | Calls that no mode of a ladder answered, so that its fallback did.
 rollout_candidate_ratio | gauge max | rollout | Share of requests that go to the rollout's candidate; 0 once it is \
 rolled back.
+fleet_requests_total | counter | device model version | Requests that ended on a device of the fleet.
+fleet_failed_total | counter | device model version | Requests of a device that failed or answered NaN.
+fleet_seconds_total | counter | device model version | Time that the requests of a device took which succeeded.
+fleet_slowness_ratio | gauge max | device model version | What a device's requests take, beside usual and its peers, \
+while it is slow.
+fleet_alarms_total | counter | kind | Alarms of devices against their peers, and of versions across devices, by kind.
+fleet_records_total | counter | outcome | Records of the fleet's stream: taken, again (came twice, counted once) or \
+lost (dropped by their device, or trimmed before they were read).
+fleet_lag_entries | gauge |  | Entries of the fleet's stream that were not read yet, where Redis can tell.
+fleet_lag_seconds | gauge |  | Time between the newest entry of the fleet's stream and the last that was read.
+fleet_pending_entries | gauge |  | Entries that were read, and whose effect is not stored yet.
 monitor_requests_total | counter | outcome | Finished requests by what became of their record: sent on or dropped.
 monitor_pending | gauge |  | Finished requests whose record waits for the monitor's thread.
 monitor_outlet_records_total | counter | outlet outcome | Records of a log or stream by what became of them: sent or \

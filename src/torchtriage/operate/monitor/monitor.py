@@ -194,16 +194,35 @@ class Monitor(AbstractContextManager["Monitor"]):
             usual = note is None and (size is None or size.__class__ is int)
             rows.append(row if usual else plain(row))
         if rows:
-            model.aggregate.add(rows)
-            for sink in self.sinks:
-                try:
-                    sink.offer(model, rows)
-                except Exception:  # noqa: PERF203 - one sink's defect is not the others'
-                    self.n_sink_failures += 1
+            self._hand_on(model, rows)
         if ended:
             model.aggregate.dropped += ring.dropped
             model.aggregate.begun_by_ended += ring.begun
         return ended
+
+    def _hand_on(self, model: Model, rows: list[RequestRow]) -> None:
+        model.aggregate.add(rows)
+        for sink in self.sinks:
+            try:
+                sink.offer(model, rows)
+            except Exception:  # noqa: PERF203 - one sink's defect is not the others'
+                self.n_sink_failures += 1
+
+    # -- requests that another process observed --------------------------------------------
+
+    def take(self, name: str, version: str, rows: list[RequestRow]) -> None:
+        """Count requests as this process' own are, and hand them to the sinks."""
+        model = self.observe(name, version=version)
+        with self._lock:
+            model.aggregate.begun_by_ended += len(rows)
+            self._hand_on(model, rows)
+
+    def include(self, state: dict[str, Any]) -> None:
+        """Count one of the models that :meth:`state` gave, of an earlier process."""
+        model = self.observe(state["model"], version=state["version"])
+        with self._lock:
+            model.aggregate.include(state)
+            model.aggregate.begun_by_ended += state["finished"] + state["dropped"]
 
     def accounts(self) -> Accounts:
         """Return where all finished requests are."""

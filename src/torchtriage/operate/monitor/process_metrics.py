@@ -1,4 +1,4 @@
-"""Metrics of the process itself: device memory, recompilations, graph breaks, ladders, rollouts.
+"""Metrics of the process itself: memory, devices, recompilations, graph breaks, ladders, rollouts.
 
 Nothing is imported that the service has not imported itself, and what is not known is left out.
 """
@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from importlib import import_module
 from typing import Any, Protocol
 
+from torchtriage.core.process import rss_bytes
 from torchtriage.operate.monitor.metrics import Value
 
 __all__ = ["MetricSource", "read", "register"]
@@ -35,12 +38,27 @@ def read() -> list[Value]:
     """Return what is known now; a part that fails is left out."""
     values: list[Value] = []
     alive = [source.metrics for reference in list(_sources) if (source := reference()) is not None]
-    for part in (_devices, _compilation, *alive):
+    for part in (_process, _devices, _compilation, *alive):
         try:
             values += part()
         except Exception:  # noqa: PERF203 - a lost GPU must not cost the other numbers
             continue
     return values
+
+
+def _process() -> Iterator[Value]:
+    yield "process_resident_bytes", {}, rss_bytes()
+    yield "process_cpu_seconds_total", {}, time.process_time()
+
+
+def _ecc_errors(cuda: Any, at: int) -> float:
+    # torch has no name for it: NVML itself, of the device that torch means
+    nvml: Any = import_module("pynvml")
+    nvml.nvmlInit()
+    handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{cuda.get_device_properties(at).uuid}")
+    return int(
+        nvml.nvmlDeviceGetTotalEccErrors(handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
+    )
 
 
 READINGS: dict[str, Callable[[Any, int], float]] = {
@@ -49,6 +67,9 @@ READINGS: dict[str, Callable[[Any, int], float]] = {
     "device_capacity_bytes": lambda cuda, at: int(cuda.get_device_properties(at).total_memory),
     # through nvidia-ml-py where it is installed; torch knows which of NVML's devices is its own
     "device_utilization_ratio": lambda cuda, at: int(cuda.utilization(at)) / 100,
+    "device_power_watts": lambda cuda, at: int(cuda.power_draw(at)) / 1000,
+    "device_temperature_celsius": lambda cuda, at: int(cuda.temperature(at)),
+    "device_ecc_errors_total": _ecc_errors,
 }
 
 

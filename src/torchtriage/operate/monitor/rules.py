@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torchtriage.core.errors import UsageError
 from torchtriage.operate.monitor.metrics import expand
+from torchtriage.operate.monitor.slo import Objective, burn_rates, objective
 
 __all__ = ["ALERTS", "RECORDED", "AlertRule", "alerts", "rules"]
 
-DOCS = "docs/monitor.md#alerts"
+PAGE = "monitor.md#alerts"
 BY = "job, model, version"
 ANSWERS = f"sum by ({BY}) (rate(@inference_duration_seconds_count[5m]))"
 ERRORS = f"sum by ({BY}) (rate(@inference_errors_total[5m]))"
@@ -196,6 +197,33 @@ ALERTS = (
         " is no room. The outlet's last_error says why.",
     ),
     AlertRule(
+        "TorchtriageFleetAnomaly",
+        "sum by (job, kind) (increase(@fleet_alarms_total[10m])) > 0",
+        "0m",
+        "warning",
+        "the fleet: {{ $labels.kind }}",
+        "{{ $value | humanize }} alarms of this kind in ten minutes; the consumer's log and channels name the device"
+        " or the version.",
+    ),
+    AlertRule(
+        "TorchtriageFleetBehind",
+        "max by (job, instance) (@fleet_lag_seconds) > 30",
+        "2m",
+        "warning",
+        f"{OF_INSTANCE} is {{{{ $value | humanizeDuration }}}} behind the fleet's stream",
+        "What the stream trims before it is read is lost: give the consumer a processor, the stream more entries,"
+        " or split the fleet over several streams.",
+    ),
+    AlertRule(
+        "TorchtriageFleetLost",
+        'sum by (job, instance) (increase(@fleet_records_total{outcome="lost"}[10m])) > 0',
+        "0m",
+        "warning",
+        f"{OF_INSTANCE} misses records of the fleet",
+        "{{ $value | humanize }} records in ten minutes were dropped by their devices, or trimmed before they were"
+        " read: raise max_entries and max_pending of RedisStream.",
+    ),
+    AlertRule(
         "TorchtriageModelsRefused",
         "sum by (job, instance) (increase(@monitor_refused_models_total[10m])) > 0",
         "0m",
@@ -208,12 +236,14 @@ ALERTS = (
 """What needs no choice of the user's."""
 
 
-def alerts(errors: float = 0.05, latency: Mapping[str, float] | None = None) -> list[AlertRule]:
+def alerts(
+    errors: float = 0.05, latency: Mapping[str, float] | None = None, slos: Sequence[str] = ()
+) -> list[AlertRule]:
     """Return all alerts.
 
     ``errors`` : share of requests that may fail. ``latency`` : seconds that 99 % of a model's requests may
-    take; the name ``""`` stands for all others.
-    Raises ``UsageError``: a share that is none, or a time that is no positive number.
+    take; the name ``""`` stands for all others. ``slos`` : objectives, as :func:`~.slo.objective` reads them.
+    Raises ``UsageError``: a share that is none, a time that is no positive number, or no objective.
     """
     if not 0 < errors < 1:
         raise UsageError(f"expected a share of errors between 0 and 1, found {errors:g}")
@@ -242,7 +272,20 @@ def alerts(errors: float = 0.05, latency: Mapping[str, float] | None = None) -> 
                 " (docs/recording.md).",
             )
         )
-    return [*chosen, *ALERTS]
+    return [*chosen, *(rule for line in slos for rule in _burning(objective(line))), *ALERTS]
+
+
+def _burning(slo: Objective) -> Iterator[AlertRule]:
+    for rate in burn_rates(slo):
+        yield AlertRule(
+            "TorchtriageSLOBudget",
+            rate.query,
+            "2m",
+            rate.severity,
+            f"{{{{ $labels.model }}}} spends the budget of {slo.text}",
+            "{{ $value | humanizePercentage }} of its requests failed or came late: at this rate it spends"
+            f" {rate.means} of what may fail in {slo.days} days.",
+        )
 
 
 def _too_slow(latency: Mapping[str, float]) -> str:
@@ -256,12 +299,18 @@ def _too_slow(latency: Mapping[str, float]) -> str:
     return " or ".join(parts)
 
 
-def rules(errors: float = 0.05, latency: Mapping[str, float] | None = None) -> str:
-    """Return the rules' file as YAML; parameters and errors as of :func:`alerts`."""
+def rules(
+    errors: float = 0.05, latency: Mapping[str, float] | None = None, slos: Sequence[str] = (), *, docs: str = "docs"
+) -> str:
+    """Return the rules' file as YAML; parameters and errors as of :func:`alerts`.
+
+    ``docs`` : where these pages are for those who are called: a URL makes the runbooks' links absolute.
+    """
+    runbook = f"{docs.rstrip('/')}/{PAGE}"
     lines = ["groups:", "  - name: torchtriage", "    rules:"]
     for name, query in RECORDED.items():
         lines += [f"      - record: {name}", f"        expr: {json.dumps(expand(query))}"]
-    for alert in alerts(errors, latency):
+    for alert in alerts(errors, latency, slos):
         lines += [
             f"      - alert: {alert.name}",
             f"        expr: {json.dumps(expand(alert.query))}",
@@ -271,6 +320,6 @@ def rules(errors: float = 0.05, latency: Mapping[str, float] | None = None) -> s
             "        annotations:",
             f"          summary: {json.dumps(alert.summary)}",
             f"          description: {json.dumps(alert.description)}",
-            f"          runbook: {json.dumps(DOCS)}",
+            f"          {'runbook_url' if '://' in docs else 'runbook'}: {json.dumps(runbook)}",
         ]
     return "\n".join(lines) + "\n"

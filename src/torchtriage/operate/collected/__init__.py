@@ -1,0 +1,1 @@
+"""Collected records of requests, analysed after the fact."""

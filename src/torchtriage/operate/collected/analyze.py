@@ -1,0 +1,285 @@
+"""Collected records into groups, drifts and a verdict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime, timezone
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage.core.finding import Note
+from torchtriage.core.units import format_count, format_ms, format_share
+from torchtriage.operate.collected.records import NO_SIZE, Records, read_records
+from torchtriage.operate.collected.result import CollectedModel, Drift, LatencyGroup, RecordsReport, SlowRecord
+
+__all__ = ["report"]
+
+N_SLOWEST = 20
+MAX_SIZES = 24  # distinct sizes shown as they are; of more, powers of two
+FEWEST = 100  # requests from which a group is compared with the others
+PEERS = 3  # groups from which one is compared with their median
+SLOW, SPREADS = math.log(1.2), 6.0  # a device is named that takes so much longer, and so many median deviations
+VERSION_SLOW = math.log(1.05)
+DRIFT_FEWEST = 300  # values on each side
+DRIFT = 0.25  # population stability index that the verdict names
+DRIFT_SHOWN = 0.1
+BINS = 10
+NEAR_S = 1.0  # lines of one batch are so near
+
+Mask = NDArray[np.bool_]
+Floats = NDArray[np.float64]
+
+
+def report(paths: Sequence[str | Path]) -> RecordsReport:
+    """Return what the logs say together; raises what :func:`read_records` does."""
+    records = read_records(paths)
+    models = tuple(_model(records, at) for at in range(len(records.models)))
+    notes = []
+    if records.n_skipped:
+        text = f"{format_count(records.n_skipped, 'line')} could not be read, and were left out"
+        notes.append(Note("lines", "warn", text))
+    if records.n_repeated:
+        text = f"{format_count(records.n_repeated, 'request')} were written twice, and count once"
+        notes.append(Note("repeated", "info", text))
+    if records.devices == [""]:
+        fix = 'JsonLog(..., device="cam-17") or RedisStream(..., device="cam-17")'
+        notes.append(Note("devices", "info", "no line names a device: nothing was compared between them", fix))
+    return RecordsReport(
+        verdict=tuple(_verdict(models)),
+        logs=tuple(map(str, paths)),
+        begin_s=float(records.at_s[0]),
+        end_s=float(records.at_s[-1]),
+        requests=len(records),
+        repeated=records.n_repeated,
+        models=models,
+        notes=tuple(notes),
+    )
+
+
+class _Requests:
+    """One model's rows, with what each took beside the median of its size."""
+
+    def __init__(self, records: Records, model: int) -> None:
+        self.rows = np.flatnonzero(records.model == model)
+        self.records = records
+        self.took_ms = records.took_ns[self.rows] / 1e6
+        self.good = ~records.failed[self.rows]
+        size = records.size[self.rows]
+        self.powers = len(np.unique(size)) > MAX_SIZES
+        self.bucket = _powers(size) if self.powers else size
+        logs = np.log(np.maximum(self.took_ms, 1e-6))
+        self.beside = np.zeros(len(logs))
+        for bucket in np.unique(self.bucket):
+            here = self.bucket == bucket
+            good = here & self.good
+            self.beside[here] = logs[here] - (np.median(logs[good]) if good.any() else 0.0)
+
+    def group(self, name: str, mask: Mask | None = None, beside: float | None = None) -> LatencyGroup:
+        mask = np.ones(len(self.rows), bool) if mask is None else mask
+        took = self.took_ms[mask & self.good]
+        p50, p90, p99 = (round(float(q), 6) for q in np.quantile(took, (0.5, 0.9, 0.99))) if len(took) else (None,) * 3
+        n = int(mask.sum())
+        return LatencyGroup(name, n, n - len(took), p50, p90, p99, beside)
+
+    def groups(
+        self, keys: NDArray[Any], name: Callable[[Any], str], beside: Callable[[Any], float | None] = lambda key: None
+    ) -> tuple[LatencyGroup, ...]:
+        """Return a group per distinct key; ``beside`` : what one takes as a ratio to the others."""
+        return tuple(self.group(name(key), keys == key, beside(key)) for key in np.unique(keys))
+
+    def compare(
+        self, device: NDArray[np.int32], version: NDArray[np.int32]
+    ) -> tuple[dict[int, float], dict[int, float]]:
+        """Return the ratios of versions and of devices to the median of the others, by the same sizes.
+
+        A version's level is the median of its devices', so that one slow device makes no slow version; a device is
+        compared with those of its version, where there are some.
+        """
+        cells: dict[tuple[int, int], float] = {}
+        for of, on in {*zip(version.tolist(), device.tolist(), strict=True)}:
+            took = self.beside[(version == of) & (device == on) & self.good]
+            if len(took) >= FEWEST:
+                cells[of, on] = float(np.median(took))
+        levels = {of: [level for (other, _), level in cells.items() if other == of] for of, _ in cells}
+        usual = {of: float(np.median(several)) for of, several in levels.items()}
+        own: dict[int, list[float]] = {}
+        for (of, on), level in cells.items():
+            own.setdefault(on, []).append(level - (usual[of] if len(levels[of]) >= PEERS else 0.0))
+        return _ratios(usual), _ratios({on: float(np.mean(several)) for on, several in own.items()})
+
+
+def _ratios(levels: dict[int, float]) -> dict[int, float]:
+    found = {}
+    for key, level in levels.items():
+        others = [other for name, other in levels.items() if name != key]
+        if others:
+            found[key] = round(math.exp(level - float(np.median(others))), 4)
+    return found
+
+
+def _model(records: Records, model: int) -> CollectedModel:
+    own = _Requests(records, model)
+    rows = own.rows
+    versions, devices = records.versions, records.devices
+    several = len(devices) > 1
+    hours = (records.at_s[rows] // 3600).astype(np.int64)
+    sized = bool((records.size[rows] != NO_SIZE).any())
+    of_versions, of_devices = own.compare(records.device[rows], records.version[rows])
+    return CollectedModel(
+        model=records.models[model],
+        whole=own.group("all"),
+        versions=own.groups(records.version[rows], lambda at: versions[at] or "(none)", of_versions.get),
+        devices=own.groups(records.device[rows], lambda at: devices[at] or "(none)", of_devices.get) if several else (),
+        sizes=own.groups(own.bucket, _size_name(own.powers)) if sized else (),
+        hours=own.groups(hours, _hour),
+        compiling=_compiling(own),
+        slowest=tuple(_slowest(own)),
+        drifts=tuple(_drifts(own)),
+    )
+
+
+def _powers(size: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.where(size > 0, 2 ** np.floor(np.log2(np.maximum(size, 1))).astype(np.int64), np.minimum(size, 0))
+
+
+def _size_name(powers: bool) -> Callable[[Any], str]:
+    def name(size: Any) -> str:
+        if size == NO_SIZE:
+            return "(none)"
+        return f"{size:,} to {2 * size - 1:,}" if powers and size > 1 else f"{size:,}"
+
+    return name
+
+
+def _hour(hour: Any) -> str:
+    try:
+        return datetime.fromtimestamp(int(hour) * 3600, timezone.utc).strftime("%Y-%m-%d %H:00")
+    except (ValueError, OverflowError, OSError):
+        return "at an unknown time"
+
+
+def _compiling(own: _Requests) -> tuple[LatencyGroup, ...]:
+    """Return the requests whose line first tells of a further recompilation on their device, and the others."""
+    records, rows = own.records, own.rows
+    told = records.recompiles[rows]
+    if not (told >= 0).any():
+        return ()
+    mask = np.zeros(len(rows), bool)
+    for device in np.unique(records.device[rows]):
+        here = np.flatnonzero((records.device[rows] == device) & (told >= 0))
+        risen = np.maximum.accumulate(told[here])
+        # all lines of a batch have the count at its end: those of the first with a new count ran while it rose
+        first = np.flatnonzero(np.diff(risen, prepend=risen[:1]) > 0)
+        for at in first:
+            near = np.abs(records.at_s[rows][here] - records.at_s[rows][here[at]]) < NEAR_S
+            mask[here[near & (risen == risen[at])]] = True
+    known = told >= 0
+    return own.group("beside a recompilation", mask), own.group("without one", known & ~mask)
+
+
+def _slowest(own: _Requests) -> Iterable[SlowRecord]:
+    records = own.records
+    good = np.flatnonzero(own.good)
+    for at in good[np.argsort(-own.beside[good], kind="stable")[:N_SLOWEST]].tolist():
+        row = int(own.rows[at])
+        size = int(records.size[row])
+        yield SlowRecord(
+            at_s=float(records.at_s[row]),
+            took_ms=round(float(own.took_ms[at]), 6),
+            times=round(math.exp(min(float(own.beside[at]), 50.0)), 3),
+            device=records.devices[records.device[row]],
+            version=records.versions[records.version[row]],
+            size=None if size == NO_SIZE else size,
+            fields={name: str(value) for name, value in records.fields[row].items()},
+        )
+
+
+# -- drift ----------------------------------------------------------------------------------------
+
+
+def _drifts(own: _Requests) -> Iterable[Drift]:
+    records, rows = own.records, own.rows
+    at_s, version = records.at_s[rows], records.version[rows]
+    span = float(at_s[-1] - at_s[0])
+    thirds = (at_s < at_s[0] + span / 3, at_s >= at_s[-1] - span / 3)
+    pairs: list[tuple[tuple[str, str], tuple[Mask, Mask]]] = [(("first third", "last third"), thirds)]
+    counted = sorted(np.unique(version).tolist(), key=lambda at: float(at_s[version == at][0]))
+    for old, new in pairwise(counted):
+        pairs.append(((records.versions[old], records.versions[new]), (version == old, version == new)))
+    for what, values in _measured(own).items():
+        known = ~np.isnan(values)
+        for between, (before, after) in pairs:
+            a, b = values[before & known], values[after & known]
+            if min(len(a), len(b)) >= DRIFT_FEWEST:
+                psi = _stability(a, b)
+                if psi >= DRIFT_SHOWN:
+                    yield Drift(what, between, round(psi, 3), float(np.median(a)), float(np.median(b)))
+
+
+def _measured(own: _Requests) -> dict[str, Floats]:
+    """Return what may drift: sizes, failures, and numbers that callers wrote into the fields."""
+    records, rows = own.records, own.rows
+    size = records.size[rows].astype(float)
+    size[size == NO_SIZE] = math.nan
+    found: dict[str, Floats] = {"size": size, "failed": records.failed[rows].astype(float)}
+    fields = [records.fields[row] for row in rows.tolist()]
+    for name in sorted({name for each in fields for name, value in each.items() if isinstance(value, (int, float))}):
+        values = (each.get(name) for each in fields)
+        found[name] = np.array([float(v) if isinstance(v, (int, float)) else math.nan for v in values])
+    return found
+
+
+def _stability(before: Floats, after: Floats) -> float:
+    """Return the population stability index, less what chance alone gives in the mean."""
+    edges = np.unique(np.quantile(before, np.linspace(0, 1, BINS + 1)[1:-1]))
+    shares = []
+    for values in (before, after):
+        counts = np.bincount(np.searchsorted(edges, values, side="left"), minlength=len(edges) + 1)
+        shares.append((counts + 0.5) / (len(values) + 0.5 * len(counts)))
+    index = float(((shares[1] - shares[0]) * np.log(shares[1] / shares[0])).sum())
+    return max(index - len(edges) * (1 / len(before) + 1 / len(after)), 0.0)
+
+
+# -- verdict --------------------------------------------------------------------------------------
+
+
+def _verdict(models: Sequence[CollectedModel]) -> Iterable[str]:
+    for model in models:
+        whole = model.whole
+        text = f"{model.model}: {format_count(whole.requests, 'request')}"
+        if model.devices:
+            text += f" on {format_count(len(model.devices), 'device')}"
+        if whole.p50_ms is not None and whole.p99_ms is not None:
+            text += f", half within {format_ms(whole.p50_ms)}, 99 % within {format_ms(whole.p99_ms)}"
+        if whole.failed:
+            text += f", {format_share(whole.failed / whole.requests)} failed"
+        yield text
+        slow = _slow_devices(model.devices)
+        if slow:
+            named = ", ".join(f"{group.name} ({group.beside:.2f} x)" for group in slow[:5])
+            rest = f" and {len(slow) - 5} more" if len(slow) > 5 else ""
+            yield f"  slower than their peers, by the same sizes: {named}{rest}"
+        for group in model.versions:
+            if len(model.versions) > 1 and group.beside is not None and math.log(group.beside) > VERSION_SLOW:
+                yield f"  version {group.name} takes {group.beside - 1:.0%} longer than the others, by the same sizes"
+        for drift in model.drifts:
+            if drift.psi >= DRIFT:
+                yield (
+                    f"  {drift.what} drifted from {drift.between[0]} to {drift.between[1]}: median"
+                    f" {drift.median_before:g} → {drift.median_after:g} (stability index {drift.psi:.2f})"
+                )
+
+
+def _slow_devices(devices: Sequence[LatencyGroup]) -> list[LatencyGroup]:
+    known = [group for group in devices if group.beside is not None]
+    if len(known) < PEERS:
+        return []
+    logs = np.log([group.beside or 1.0 for group in known])
+    spread = float(np.median(np.abs(logs - np.median(logs))))
+    slow = [group for group, log in zip(known, logs, strict=True) if log > max(SLOW, SPREADS * spread)]
+    return sorted(slow, key=lambda group: -(group.beside or 0.0))

@@ -1,0 +1,132 @@
+"""Lines of ``JsonLog`` and ``torchtriage monitor consume --log`` as columns."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage.core.errors import SampleError
+
+__all__ = ["NO_SIZE", "Records", "read_records"]
+
+NO_SIZE = -1
+
+
+class Line(msgspec.Struct):
+    """What is read of a line; whatever else is in it is left."""
+
+    model: str
+    at_s: float
+    duration_ns: int
+    version: str = ""
+    size: int | None = None
+    error: str = ""
+    nan: bool = False
+    device: str = ""
+    recompiles: int = -1
+    fields: dict[str, Any] = {}
+
+
+@dataclass
+class Records:
+    """Columns of all lines, in the order of time; names are numbers in ``models``, ``versions`` and ``devices``."""
+
+    models: list[str]
+    versions: list[str]
+    devices: list[str]
+    model: NDArray[np.int32]
+    version: NDArray[np.int32]
+    device: NDArray[np.int32]
+    at_s: NDArray[np.float64]
+    took_ns: NDArray[np.int64]
+    size: NDArray[np.int64]
+    failed: NDArray[np.bool_]
+    recompiles: NDArray[np.int64]
+    fields: list[dict[str, Any]]
+    n_repeated: int = 0
+    n_skipped: int = 0
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self.at_s)
+
+
+class _Names:
+    def __init__(self) -> None:
+        self.numbers: dict[str, int] = {}
+
+    def number(self, name: str) -> int:
+        return self.numbers.setdefault(name, len(self.numbers))
+
+
+def read_records(paths: Iterable[str | Path]) -> Records:
+    """Return the records of some logs, each once; plain or compressed by gzip.
+
+    Raises ``SampleError``: a file cannot be read, or none holds a record.
+    """
+    models, versions, devices = _Names(), _Names(), _Names()
+    columns: list[tuple[int, int, int, float, int, int, bool, int]] = []
+    fields: list[dict[str, Any]] = []
+    decode = msgspec.json.Decoder(Line).decode
+    n_skipped, n_paths = 0, 0
+    for path in paths:
+        n_paths += 1
+        for raw in _lines(Path(path)):
+            try:
+                line = decode(raw)
+            except (msgspec.MsgspecError, UnicodeDecodeError):
+                n_skipped += bool(raw.strip())
+                continue
+            columns.append(
+                (
+                    models.number(line.model),
+                    versions.number(line.version),
+                    devices.number(line.device),
+                    line.at_s,
+                    line.duration_ns,
+                    NO_SIZE if line.size is None else line.size,
+                    bool(line.error) or line.nan,
+                    line.recompiles,
+                )
+            )
+            fields.append(line.fields)
+    if not columns:
+        raise SampleError(
+            f"expected lines of requests, found none in {n_paths} files",
+            hint="write them with JsonLog(...), or with torchtriage monitor consume --log FILE",
+        )
+    kinds = "model version device at_s took_ns size failed recompiles"
+    table = np.array(
+        columns, dtype=list(zip(kinds.split(), ("i4", "i4", "i4", "f8", "i8", "i8", "?", "i8"), strict=True))
+    )
+    # the same to the microsecond and the nanosecond: the same request, written again after a crash
+    _, first = np.unique(table[["model", "version", "device", "at_s", "took_ns", "size"]], return_index=True)
+    first = first[np.argsort(table["at_s"][first], kind="stable")]
+    kept = table[first]
+    kept_columns: dict[str, Any] = {kind: np.ascontiguousarray(kept[kind]) for kind in kinds.split()}
+    return Records(
+        models=list(models.numbers),
+        versions=list(versions.numbers),
+        devices=list(devices.numbers),
+        fields=[fields[at] for at in first.tolist()],
+        n_repeated=len(table) - len(kept),
+        n_skipped=n_skipped,
+        **kept_columns,
+    )
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    try:
+        with path.open("rb") as raw:
+            packed = raw.read(2) == b"\x1f\x8b"
+        with gzip.open(path) if packed else path.open("rb") as file:
+            yield from file
+    except (OSError, EOFError) as error:
+        raise SampleError(f"cannot be read: {error}", where=str(path)) from error

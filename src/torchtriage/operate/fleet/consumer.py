@@ -1,0 +1,277 @@
+"""The stream of a fleet into numbers, alarms and a log: what ``torchtriage monitor consume`` runs."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+
+from torchtriage.core.errors import StoreError
+from torchtriage.operate.fleet.peer_detector import WINDOW_S, PeerAlarm, PeerDetector, PeerState
+from torchtriage.operate.fleet.stream_reader import Lag, StreamEntry, StreamReader
+from torchtriage.operate.monitor.aggregate import RequestNote, RequestRow
+from torchtriage.operate.monitor.alert import Alert
+from torchtriage.operate.monitor.batch_sink import BACKOFF_S, RequestRecord
+from torchtriage.operate.monitor.json_log import JsonLog
+from torchtriage.operate.monitor.metrics import Value
+from torchtriage.operate.monitor.monitor import Monitor
+
+__all__ = ["FleetConsumer", "FleetCounts"]
+
+COMMIT_S = 1.0  # between two commits: what a crash makes come again
+MAX_SOURCES = 20_000
+MAX_UNTOLD = 1_000
+LAG_S = 2.0  # how often the lag is asked for
+CAUSES = {"slow-version": "version change", "failing-version": "version change"}
+
+
+class DeviceCounts(msgspec.Struct):
+    """A version of a model on one device, since the group began."""
+
+    requests: int = 0
+    failed: int = 0
+    seconds: float = 0.0  # of those that succeeded
+
+
+class FleetCounts(msgspec.Struct):
+    """All that is stored when entries are acknowledged; ``models`` : the aggregates of the monitor."""
+
+    records: int = 0
+    again: int = 0  # records that came twice, counted once
+    lost: int = 0  # records that never came: dropped by their device, or trimmed before they were read
+    unread: int = 0  # entries that are none of ours
+    next: dict[str, int] = {}  # of each source, the number of the record to come
+    devices: dict[str, dict[str, DeviceCounts]] = {}
+    alarms: dict[str, int] = {}
+    untold: list[Alert] = []
+    peers: PeerState = msgspec.field(default_factory=PeerState)
+    models: list[dict[str, Any]] = []
+
+
+class FleetConsumer:
+    """Reads a fleet's records; what they add up to survives a crash with nothing lost and nothing counted twice.
+
+    ``monitor`` : gets every record, for the listeners and pages among its sinks. ``log`` : is written before entries
+    are acknowledged, so that after a crash it may hold the last second's lines twice. ``channels`` : functions of an
+    alert, called in a thread of their own; what was not told before a crash is told after it.
+    """
+
+    def __init__(
+        self,
+        reader: StreamReader,
+        monitor: Monitor,
+        *,
+        channels: Sequence[Callable[[Alert], object]] = (),
+        log: JsonLog | None = None,
+    ) -> None:
+        self._reader, self._monitor, self._channels, self._log = reader, monitor, channels, log
+        self._decode = msgspec.json.Decoder(list[RequestRecord]).decode
+        self._encode = msgspec.json.Encoder().encode
+        self._offset_s = time.time() - time.perf_counter()
+        self._stop = threading.Event()
+        self._teller = ThreadPoolExecutor(1, thread_name_prefix="torchtriage-fleet")
+        self._lag = Lag(0, 0, 0.0)
+        self.n_failures = 0  # of Redis and of channels
+        self.counts = FleetCounts()
+        self._detector = PeerDetector()
+        self._lock = threading.Lock()  # of alerts that were not told yet
+        self._telling: list[Alert] = []
+
+    # -- the loop --------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Consume until :meth:`stop`. Redis that is away is waited for.
+
+        Raises ``StoreError``: another consumer of this name has taken over, or Redis is not there to begin with.
+        """
+        self.open()
+        failures, committed_s, looked_s = 0, time.monotonic(), 0.0
+        while not self._stop.is_set():
+            try:
+                self.step()
+                now_s = time.monotonic()
+                if now_s - committed_s >= COMMIT_S:
+                    self.commit()
+                    committed_s = now_s
+                if now_s - looked_s >= LAG_S:
+                    self._lag, looked_s = self._reader.lag(), now_s
+                failures = 0
+            except StoreError as error:  # noqa: PERF203 - Redis that is away comes back
+                if not isinstance(error.__cause__, Exception):
+                    raise  # no trouble on the way: it was taken over
+                self.n_failures += 1
+                logging.getLogger("torchtriage.fleet").warning("%s", error)
+                self._reader.again()
+                self._stop.wait(BACKOFF_S[min(failures, len(BACKOFF_S) - 1)])
+                failures += 1
+        self.commit()
+
+    def stop(self) -> None:
+        """Let :meth:`run` commit and return."""
+        self._stop.set()
+
+    def open(self) -> None:
+        """Take up what was stored last."""
+        stored = self._reader.open()
+        if stored is not None:
+            self.counts = msgspec.json.decode(stored, type=FleetCounts)
+        self._detector = PeerDetector(self.counts.peers)
+        for state in self.counts.models:
+            self._monitor.include(state)
+        for alert in self.counts.untold:
+            self._tell(alert)
+
+    def step(self) -> None:
+        """Read what is there, and take it in."""
+        entries = self._reader.read(time.monotonic())
+        for entry in entries:
+            self._take(entry)
+        if not entries:  # nothing comes: only the clock says that windows end
+            self._raise(self._detector.advance(self._reader.now_s() - WINDOW_S))
+
+    def commit(self) -> None:
+        """Store what was taken in, and acknowledge it."""
+        counts = self.counts
+        counts.peers = self._detector.snapshot()
+        counts.models = self._monitor.state()
+        with self._lock:
+            counts.untold = list(self._telling)
+        self._reader.commit(self._encode(counts))
+
+    def close(self) -> None:
+        """Let the channels and connections go."""
+        self._teller.shutdown(wait=True, cancel_futures=True)
+        self._reader.close()
+        if self._log is not None:
+            self._log.release()
+
+    # -- one entry -------------------------------------------------------------------------
+
+    def _take(self, entry: StreamEntry) -> None:
+        counts, fields = self.counts, entry.fields
+        try:
+            records = self._decode(fields[b"requests"])
+            device = fields.get(b"device", b"").decode() or "unknown"
+            source, first = fields.get(b"source", b"").decode(), int(fields.get(b"first", b"0"))
+        except (KeyError, ValueError, msgspec.MsgspecError):
+            counts.unread += 1
+            return
+        if source:
+            number = counts.next.pop(source, first)
+            known = min(max(number - first, 0), len(records))
+            counts.again += known
+            counts.lost += max(first - number, 0)
+            counts.next[source] = max(number, first + len(records))  # at the end: the oldest go
+            if len(counts.next) > MAX_SOURCES:
+                del counts.next[next(iter(counts.next))]
+            records = records[known:]
+        if not records:
+            return
+        counts.records += len(records)
+        self._count(device, records)
+        self._raise(self._detector.add(device, records, entry.at_s))
+        if self._log is not None:
+            self._write(self._log, records, {"device": device, **msgspec.json.decode(fields.get(b"common", b"{}"))})
+
+    def _write(self, log: JsonLog, records: list[RequestRecord], common: dict[str, Any]) -> None:
+        """Write lines; while the disk refuses them nothing more is read, and all waits in Redis."""
+        failures = 0
+        while True:
+            try:
+                return log.write(records, common)
+            except OSError as error:  # noqa: PERF203 - a disk that is full is tried again
+                self.n_failures += 1
+                wait_s = BACKOFF_S[min(failures, len(BACKOFF_S) - 1)]
+                if self._stop.wait(wait_s):
+                    raise StoreError(f"the log cannot be written, and what it lacks stays in Redis: {error}") from None
+                failures += 1
+
+    def _count(self, device: str, records: Sequence[RequestRecord]) -> None:
+        by_model: dict[tuple[str, str], list[RequestRow]] = {}
+        offset_s = self._offset_s
+        for record in records:
+            start_ns = int((record.at_s - offset_s) * 1e9)
+            note = None
+            if record.error or record.nan or record.queued_ns is not None:
+                note = RequestNote(record.error, record.queued_ns, record.nan or None)
+            row = (start_ns, start_ns + record.duration_ns, record.size, note)
+            by_model.setdefault((record.model, record.version), []).append(row)
+        known = self.counts.devices.setdefault(device, {})
+        for (model, version), rows in by_model.items():
+            self._monitor.take(model, version, rows)
+            cell = known.setdefault(f"{model}\n{version}", DeviceCounts())
+            good = [row for row in rows if row[3] is None or not row[3].failed]
+            cell.requests += len(rows)
+            cell.failed += len(rows) - len(good)
+            cell.seconds += sum(row[1] - row[0] for row in good) * 1e-9
+
+    # -- alarms ----------------------------------------------------------------------------
+
+    def _raise(self, alarms: Sequence[PeerAlarm]) -> None:
+        for alarm in alarms:
+            self.counts.alarms[alarm.kind] = self.counts.alarms.get(alarm.kind, 0) + 1
+            facts = {"device": alarm.device, "ratio": alarm.ratio}
+            cause = CAUSES.get(alarm.kind, "one device")
+            self._tell(
+                Alert(
+                    alarm.model,
+                    alarm.version,
+                    alarm.kind,
+                    alarm.message,
+                    cause,
+                    alarm.evidence,
+                    alarm.at_s,
+                    facts=facts,
+                )
+            )
+
+    def _tell(self, alert: Alert) -> None:
+        with self._lock:
+            if len(self._telling) >= MAX_UNTOLD:
+                self.n_failures += 1
+                return
+            self._telling.append(alert)
+        self._teller.submit(self._send, alert)
+
+    def _send(self, alert: Alert) -> None:
+        for channel in self._channels:
+            try:
+                channel(alert)
+            except Exception:  # noqa: PERF203 - one channel's failure is not the others'
+                self.n_failures += 1
+        with self._lock:
+            self._telling.remove(alert)
+
+    # -- numbers ---------------------------------------------------------------------------
+
+    def metrics(self) -> list[Value]:
+        """Return the fleet's numbers that the monitor does not have."""
+        counts, lag = self.counts, self._lag
+        values: list[Value] = [
+            ("fleet_records_total", {"outcome": "taken"}, counts.records),
+            ("fleet_records_total", {"outcome": "again"}, counts.again),
+            ("fleet_records_total", {"outcome": "lost"}, counts.lost),
+            ("fleet_lag_seconds", {}, lag.seconds),
+            ("fleet_pending_entries", {}, lag.pending),
+        ]
+        if lag.entries is not None:
+            values.append(("fleet_lag_entries", {}, lag.entries))
+        for device, cells in list(counts.devices.items()):
+            for key, cell in list(cells.items()):
+                model, _, version = key.partition("\n")
+                labels = {"device": device, "model": model, "version": version}
+                values += [
+                    ("fleet_requests_total", labels, cell.requests),
+                    ("fleet_failed_total", labels, cell.failed),
+                    ("fleet_seconds_total", labels, cell.seconds),
+                ]
+        for slow in [one for one in list(self._detector.cells()) if one.ratio > 1]:
+            labels = {"device": slow.device, "model": slow.model, "version": slow.version}
+            values.append(("fleet_slowness_ratio", labels, slow.ratio))
+        values += [("fleet_alarms_total", {"kind": kind}, n) for kind, n in list(counts.alarms.items())]
+        return values

@@ -1,0 +1,162 @@
+"""What collected records say: groups in exact numbers, what is named, and what is not."""
+
+import gzip
+import json
+import random
+
+import pytest
+from click.testing import CliRunner
+
+from torchtriage.cli.main import cli
+from torchtriage.core.errors import SampleError
+from torchtriage.operate.collected.analyze import report
+from torchtriage.operate.monitor import JsonLog, Monitor
+from torchtriage.report.formats import decode
+
+HOUR_S = 3600.0
+
+
+def line(at_s, ms=10.0, **more):
+    return {"model": "detector", "version": "1", "at_s": at_s, "duration_ns": int(ms * 1e6), "event": "request"} | more
+
+
+def write(path, lines):
+    path.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    return path
+
+
+def fleet(slow=1.0, version_slow=1.0, n=200):
+    """Lines of eight devices; the last may be slow, and version 2, on half of them, too."""
+    draw = random.Random(4)
+    for device in range(8):
+        for at in range(n):
+            version = "2" if device % 2 else "1"
+            size = draw.choice((1, 8))
+            ms = size * 5 * (slow if device == 7 else 1) * (version_slow if version == "2" else 1)
+            ms *= draw.lognormvariate(0, 0.1)
+            yield line(at * 60.0, ms, device=f"cam-{device}", version=version, size=size)
+
+
+def test_groups_are_in_exact_numbers(tmp_path):
+    lines = [line(at, ms=at + 1.0, size=2) for at in range(100)]
+    lines += [line(HOUR_S + at, ms=500.0, error="ValueError") for at in range(3)] + [line(HOUR_S + 4, nan=True)]
+    result = report([write(tmp_path / "log", lines)])
+    (model,) = result.models
+    assert (model.whole.requests, model.whole.failed) == (104, 4)
+    assert (model.whole.p50_ms, model.whole.p90_ms) == (50.5, 90.1)
+    assert [(g.name, g.requests, g.failed) for g in model.hours] == [
+        ("1970-01-01 00:00", 100, 0),
+        ("1970-01-01 01:00", 4, 4),
+    ]
+    assert model.hours[1].p50_ms is None
+    assert [(g.name, g.requests) for g in model.sizes] == [("(none)", 4), ("2", 100)]
+    assert model.slowest[0].took_ms == 100.0
+    assert "3.8 % failed" in result.verdict[0]
+
+
+def test_a_slow_device_is_named_and_sizes_alone_make_none_slow(tmp_path):
+    result = report([write(tmp_path / "log", fleet(slow=1.5))])
+    (group,) = (g for g in result.models[0].devices if g.name == "cam-7")
+    assert group.beside == pytest.approx(1.5, rel=0.03)
+    assert any("cam-7 (1.5" in text for text in result.verdict)
+    both = report([write(tmp_path / "log", fleet(slow=1.5, version_slow=1.2))])
+    assert any("cam-7 (1.5" in text for text in both.verdict)
+    assert any("version 2 takes 2" in text for text in both.verdict)
+    quiet = report([write(tmp_path / "log", fleet())])
+    assert len(quiet.verdict) == 1
+    large = [line(at, 40.0, device="cam-9", size=8) for at in range(300)]
+    assert len(report([write(tmp_path / "log", [*fleet(), *large])]).verdict) == 1
+
+
+def test_a_slow_version_is_named(tmp_path):
+    result = report([write(tmp_path / "log", fleet(version_slow=1.2))])
+    assert any("version 2 takes 20% longer" in text for text in result.verdict)
+
+
+def test_many_sizes_become_powers_of_two(tmp_path):
+    lines = [line(at, size=at % 100 + 1) for at in range(1000)]
+    (model,) = report([write(tmp_path / "log", lines)]).models
+    assert [g.name for g in model.sizes] == [
+        "1", "2 to 3", "4 to 7", "8 to 15", "16 to 31", "32 to 63", "64 to 127",
+    ]  # fmt: skip
+    assert sum(g.requests for g in model.sizes) == 1000
+
+
+def test_drift_of_sizes_and_of_outputs_is_named_and_steadiness_is_not(tmp_path):
+    draw = random.Random(1)
+
+    def lines(shift):
+        for at in range(3000):
+            late = at / 3000 * shift
+            score = draw.gauss(0.7 - 0.3 * late, 0.1)
+            yield line(
+                float(at), size=round(draw.lognormvariate(4 + late, 0.3)), fields={"score": score, "id": str(at)}
+            )
+
+    drifted = report([write(tmp_path / "log", lines(1.0))])
+    assert {drift.what for drift in drifted.models[0].drifts} == {"size", "score"}
+    assert any("score drifted" in text for text in drifted.verdict)
+    assert report([write(tmp_path / "log", lines(0.0))]).models[0].drifts == ()
+
+
+def test_outputs_of_a_version_that_differ_are_told(tmp_path):
+    draw = random.Random(1)
+    lines = [
+        line(float(at), version=str(1 + at % 2), fields={"boxes": draw.randint(0, 5) * (1 + at % 2)})
+        for at in range(2000)
+    ]
+    (drift,) = report([write(tmp_path / "log", lines)]).models[0].drifts
+    assert (drift.what, drift.between) == ("boxes", ("1", "2"))
+
+
+def test_requests_beside_a_recompilation_are_set_apart(tmp_path):
+    lines = [line(at * 2.0, device="a", recompiles=3 + (at >= 50), ms=900.0 if at == 50 else 10.0) for at in range(100)]
+    compiling, others = report([write(tmp_path / "log", lines)]).models[0].compiling
+    assert (compiling.requests, compiling.p50_ms) == (1, 900.0)
+    assert (others.requests, others.p50_ms) == (99, 10.0)
+
+
+def test_what_was_written_twice_counts_once_and_what_cannot_be_read_is_told(tmp_path):
+    lines = [line(float(at), device="a") for at in range(10)]
+    path = write(tmp_path / "log", [*lines, *lines[5:]])
+    with path.open("a") as file:
+        file.write('{"half of a li\n\n[]\n')
+    packed = tmp_path / "log.1.gz"
+    packed.write_bytes(gzip.compress((json.dumps(line(99.0, device="b")) + "\n").encode()))
+    result = report([path, packed])
+    assert (result.requests, result.repeated) == (11, 5)
+    assert [note.message.split()[0] for note in result.notes] == ["2", "5"]
+
+
+def test_no_record_and_no_file_are_errors(tmp_path):
+    with pytest.raises(SampleError, match="expected lines of requests"):
+        report([write(tmp_path / "log", [])])
+    with pytest.raises(SampleError, match="cannot be read"):
+        report([tmp_path / "none"])
+
+
+def test_what_the_product_logs_is_read_and_every_form_shows_it(tmp_path):
+    path = tmp_path / "requests.jsonl"
+    with Monitor(JsonLog(path, device="cam-7")) as monitor:
+        model = monitor.observe("detector", version="2.1")
+        for at in range(150):
+            with model.request(size=at % 3 + 1) as request:
+                request.fields = {"request_id": f"r-{at}"}
+    printed = CliRunner().invoke(cli, ["monitor", "report", str(path)])
+    assert printed.exit_code == 0
+    assert "detector: 150 requests" in printed.stdout
+    assert "by size" in printed.stdout
+    markdown = CliRunner().invoke(cli, ["monitor", "report", str(path), "--markdown"])
+    assert "| by version |" in markdown.stdout
+    document = CliRunner().invoke(cli, ["monitor", "report", str(path), "--json"])
+    assert decode(document.stdout_bytes, "torchtriage-records/1").requests == 150
+    page = tmp_path / "page.html"
+    assert (
+        CliRunner()
+        .invoke(cli, ["monitor", "report", str(path), "--html", str(page), "-o", str(tmp_path / "o")])
+        .exit_code
+        == 0
+    )
+    assert "detector" in page.read_text()
+    lost = CliRunner().invoke(cli, ["monitor", "report", str(tmp_path / "none")])
+    assert lost.exit_code == 2

@@ -1,0 +1,263 @@
+"""The consumer of a fleet's stream: nothing lost, nothing counted twice, whatever is killed and when."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+
+import pytest
+
+from torchtriage.core.errors import StoreError, UsageError
+from torchtriage.operate.fleet.consumer import FleetConsumer
+from torchtriage.operate.fleet.stream_reader import StreamReader
+from torchtriage.operate.monitor import JsonLog, Monitor, RedisStream
+from torchtriage.operate.monitor.batch_sink import RequestRecord
+
+pytest.importorskip("redis")
+pytestmark = pytest.mark.redis
+STREAM = "torchtriage:requests"
+
+
+class Device:
+    """What a device sends, without its threads."""
+
+    def __init__(self, server, name, **settings):
+        self.outlet = RedisStream(server.url, device=name, **settings)
+        self.n = 0
+
+    def send(self, n=10, took_ns=5_000_000, again=False, **fields):
+        records = [RequestRecord("detector", "1", time.time(), took_ns, 8, **fields) for _ in range(n)]
+        self.outlet.first = self.n - n if again else self.n
+        self.outlet.send(records)
+        self.n += 0 if again else n
+
+    def drop(self, n):
+        self.n += n
+
+
+@pytest.fixture
+def devices(server):
+    made = []
+
+    def make(name, **settings):
+        made.append(Device(server, name, **settings))
+        return made[-1]
+
+    yield make
+    for device in made:
+        device.outlet.release()
+
+
+@pytest.fixture
+def consumers(server):
+    opened = []
+
+    def make(monitor=None, *, name="consumer", **more):
+        monitor = monitor or Monitor()
+        reader = StreamReader(server.url, stream=STREAM, group="fleet", name=name)
+        consumer = FleetConsumer(reader, monitor, **more)
+        opened.append((consumer, monitor))
+        consumer.open()
+        return consumer
+
+    yield make
+    for consumer, monitor in opened:
+        consumer.close()
+        monitor.close()
+
+
+def drained(consumer, n):
+    """Step until so many records were taken, and no further."""
+    end_s = time.monotonic() + 30
+    while consumer.counts.records < n and time.monotonic() < end_s:
+        consumer.step()
+    consumer.step()
+    return consumer.counts
+
+
+def test_what_was_not_committed_comes_again_and_counts_once(devices, consumers):
+    device = devices("cam-1")
+    device.send(10)
+    first = consumers()
+    assert drained(first, 10).records == 10
+    first.commit()
+    device.send(5, error="ValueError")
+    drained(first, 15)  # and it dies before it commits
+    second = consumers()
+    counts = drained(second, 15)
+    assert (counts.records, counts.again, counts.lost) == (15, 0, 0)
+    cell = counts.devices["cam-1"]["detector\n1"]
+    assert (cell.requests, cell.failed) == (15, 5)
+    assert cell.seconds == pytest.approx(10 * 5e-3)
+    (model,) = second._monitor.snapshot()
+    assert (model.finished, model.errors, model.in_flight) == (15, {"ValueError": 5}, 0)
+
+
+def test_a_batch_that_came_twice_counts_once_and_what_never_came_is_told(devices, consumers):
+    device = devices("cam-1")
+    device.send(10)
+    device.send(10, again=True)
+    device.drop(7)
+    device.send(3)
+    counts = drained(consumers(), 13)
+    assert (counts.records, counts.again, counts.lost) == (13, 10, 7)
+
+
+def test_what_the_stream_trimmed_before_it_was_read_is_told(devices, consumers, server):
+    device = devices("cam-1")
+    for _ in range(20):
+        device.send(10)
+    server.client.xtrim(STREAM, maxlen=5, approximate=False)
+    consumer = consumers()
+    counts = drained(consumer, 50)
+    assert (counts.records, counts.lost) == (50, 0)  # of a source that begins, nothing is known before
+    for _ in range(20):
+        device.send(10)
+    server.client.xtrim(STREAM, maxlen=5, approximate=False)
+    counts = drained(consumer, 100)
+    assert (counts.records, counts.lost) == (100, 150)
+
+
+def test_of_two_of_one_name_the_newer_goes_on(devices, consumers):
+    device = devices("cam-1")
+    old, new = consumers(), consumers()
+    device.send(10)
+    drained(old, 10)
+    with pytest.raises(StoreError, match="taken over"):
+        old.commit()
+    assert drained(new, 10).records == 10
+    new.commit()
+
+
+def test_two_names_share_the_work_and_one_takes_over_what_the_other_left(devices, consumers, monkeypatch):
+    device = devices("cam-1")
+    device.send(10)
+    gone, other = consumers(name="a"), consumers(name="b")
+    drained(gone, 10)  # and never commits
+    monkeypatch.setattr("torchtriage.operate.fleet.stream_reader.CLAIM_S", 0.05)
+    time.sleep(0.1)
+    assert drained(other, 10).records == 10
+
+
+def test_a_redis_that_lost_everything_is_no_end(devices, consumers, server):
+    consumer = consumers()
+    thread = threading.Thread(target=consumer.run)
+    thread.start()
+    device = devices("cam-1")
+    device.send(10)
+    wait_for(lambda: consumer.counts.records == 10)
+    server.signal(signal.SIGKILL)
+    wait_for(lambda: consumer.n_failures)
+    server.start()
+    device.send(10)
+    wait_for(lambda: consumer.counts.records == 20)
+    consumer.stop()
+    thread.join()
+    assert consumer.counts.lost == 0
+
+
+def test_what_is_no_record_is_counted_and_passed_over(server, consumers, devices):
+    consumer = consumers()
+    server.client.xadd(STREAM, {"requests": "no JSON"})
+    server.client.xadd(STREAM, {"other": "1"})
+    server.client.xadd(STREAM, {"requests": '[{"model": 3}]'})
+    server.client.xadd(STREAM, {"requests": '[{"model":"m","version":"","at_s":1,"duration_ns":5,"new":[]}]'})
+    assert drained(consumer, 1).records == 1
+    assert consumer.counts.unread == 3
+
+
+def test_the_log_is_written_before_entries_are_acknowledged(devices, consumers, tmp_path, server):
+    device = devices("cam-1")
+    log = tmp_path / "fleet.jsonl"
+    consumer = consumers(log=JsonLog(log))
+    device.send(3)
+    drained(consumer, 3)
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [line["device"] for line in lines] == ["cam-1"] * 3
+    assert server.client.xpending(STREAM, "fleet")["pending"] == 1
+    consumer.commit()
+    assert server.client.xpending(STREAM, "fleet")["pending"] == 0
+
+
+def test_an_alert_that_was_not_told_is_told_after_a_crash(devices, consumers):
+    from torchtriage.operate.fleet.peer_detector import PeerAlarm
+
+    gate, told = threading.Event(), []
+    hangs = consumers(channels=[lambda alert: gate.wait(30)])
+    hangs._raise([PeerAlarm("slow-device", "cam-7", "detector", "1", 5.0, "cam-7: slow", 1.5, 2.0)])
+    hangs.commit()
+    again = consumers(channels=[told.append])
+    wait_for(lambda: told)
+    gate.set()
+    assert (told[0].facts["device"], told[0].cause, told[0].finding().code) == ("cam-7", "one device", "LIV010")
+    wait_for(lambda: not again._telling)
+
+
+def test_the_lag_is_exported(devices, consumers):
+    device = devices("cam-1")
+    consumer = consumers()
+    for _ in range(4):
+        device.send(2)
+        time.sleep(0.02)
+    lag = consumer._reader.lag()
+    assert (lag.entries, lag.pending) == (4, 0)
+    assert lag.seconds > 0
+    drained(consumer, 8)
+    assert consumer._reader.lag() == (0, 4, 0.0)
+    consumer._lag = consumer._reader.lag()
+    values = {name: value for name, labels, value in consumer.metrics() if not labels}
+    assert values == {"fleet_lag_entries": 0, "fleet_pending_entries": 4, "fleet_lag_seconds": 0.0}
+
+
+def test_no_url_is_told_at_once():
+    with pytest.raises(UsageError, match="not a Redis URL"):
+        StreamReader("localhost", stream="s", group="g", name="n")
+
+
+def wait_for(condition, limit_s=60.0):
+    end_s = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+
+
+def test_killed_again_and_again_the_command_loses_nothing(server, devices, tmp_path):
+    """A real process, killed at any moment; what it counted is what was sent."""
+    some = [devices(f"cam-{at}") for at in range(5)]
+    stop = threading.Event()
+
+    def send():
+        while not stop.wait(0.01):
+            for device in some:
+                device.send(7)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    command = [sys.executable, "-m", "torchtriage", "monitor", "consume", "--redis", server.url, "--port", "0"]
+    seen = random.Random(5)
+    try:
+        for _ in range(3):
+            with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+                process.stderr.readline()  # it listens
+                time.sleep(1 + seen.random())
+                process.kill()
+    finally:
+        stop.set()
+        sender.join()
+    sent = sum(device.n for device in some)
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        url = process.stderr.readline().split()[-1]
+        line = f'torchtriage_fleet_records_total{{outcome="taken"}} {sent}\n'
+        wait_for(lambda: line in urllib.request.urlopen(url, timeout=10).read().decode())
+        text = urllib.request.urlopen(url, timeout=10).read().decode()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    assert 'torchtriage_fleet_records_total{outcome="lost"} 0\n' in text
+    assert f'torchtriage_inference_duration_seconds_count{{model="detector",version="1"}} {sent}\n' in text
+    for device in some:
+        line = f'fleet_requests_total{{device="{device.outlet._device}",model="detector",version="1"}} {device.n}\n'
+        assert line in text

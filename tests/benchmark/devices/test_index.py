@@ -72,7 +72,7 @@ def test_an_index_with_a_value_of_another_form_is_refused(tmp_path: Path, key: s
 
 
 def test_a_label_gives_the_first_faults_type_and_all_faults_windows() -> None:
-    entry = read_index(DEVICES)[0]
+    entry = next(one for one in read_index(DEVICES) if len(one.files) == 8)
     faults = [
         {"code": "LCH014", "or": ["HST020"], "rank": 2, "intervals": [[10, 20], [18, 30]]},
         {"code": "CPY007", "rank": 2, "intervals": [[1, 5]]},
@@ -80,6 +80,7 @@ def test_a_label_gives_the_first_faults_type_and_all_faults_windows() -> None:
     ]
     known = about(entry, {"state": "faulty", "faults": faults}, "0" * 64)
     assert (known["code"], known["or"], known["rank"]) == ("LCH014", ["HST020"], 2)
+    assert known["content_sha256"] == entry.files[2].sha256
     assert known["intervals_ns"] == [[1, 5], [10, 30]]
     assert about(entry, {}, "0" * 64)["state"] == "not labelled"
 

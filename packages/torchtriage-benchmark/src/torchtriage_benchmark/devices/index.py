@@ -135,6 +135,7 @@ def about(entry: Entry, label: Mapping[str, Any], sha256: str) -> dict[str, Any]
         "step_ns": [],
         "script": "",
         "sha256": sha256,
+        "content_sha256": entry.files[rank(label)].sha256,
     }
 
 

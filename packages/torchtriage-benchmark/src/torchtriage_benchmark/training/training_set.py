@@ -140,7 +140,9 @@ def data_hash(found: Sequence[Example]) -> str:
     """Return what tells one set of recordings from another: their checksums and labels."""
     said = hashlib.sha256()
     for one in sorted(found, key=lambda item: item.id):
-        text = f"{one.id} {one.about['sha256']} {' '.join(one.codes)}\n"
+        # of what others publish the content counts, not how it is packed
+        content = one.about.get("content_sha256", one.about["sha256"])
+        text = f"{one.id} {content} {' '.join(one.codes)}\n"
         said.update(text.encode())
     return said.hexdigest()[:32]
 

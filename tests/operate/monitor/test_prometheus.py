@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -15,7 +16,7 @@ import urllib.request
 import pytest
 
 from torchtriage.core.errors import UsageError
-from torchtriage.operate.monitor import Collector, Monitor, Prometheus
+from torchtriage.operate.monitor import Collector, Monitor, Prometheus, workers
 from torchtriage.operate.monitor.metrics import METRICS, Exposition
 from torchtriage.operate.monitor.prometheus import FLUSH_S
 from torchtriage.operate.monitor.workers import WorkerFile, read_folder
@@ -314,6 +315,30 @@ def test_a_reader_that_was_killed_between_two_steps_counts_nobody_twice(tmp_path
     assert read_folder(tmp_path).models()[0]["finished"] == 1
     (tmp_path / "1-1.json").write_text("{broken")
     assert read_folder(tmp_path).models()[0]["finished"] == 1
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_fork_while_numbers_are_added_up_keeps_nobody_out(tmp_path, monkeypatch):
+    children, merge = [], workers._merge
+
+    def forks(folder):
+        child = os.fork()  # gunicorn's master does, when a worker was killed
+        if child == 0:
+            time.sleep(600)
+            os._exit(0)
+        children.append(child)
+        return merge(folder)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(workers, "_merge", forks)
+        read_folder(tmp_path)
+    reader = threading.Thread(target=read_folder, args=(tmp_path,), daemon=True)
+    reader.start()
+    reader.join(30)
+    kept_out = reader.is_alive()
+    os.kill(children[0], signal.SIGKILL)
+    os.waitpid(children[0], 0)
+    assert not kept_out
 
 
 @pytest.mark.timing

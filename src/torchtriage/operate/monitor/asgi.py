@@ -27,10 +27,10 @@ class Health:
     """
 
     def __init__(self, app: App, monitor: Monitor | None = None) -> None:
-        from torchtriage.operate.monitor import _default
+        from torchtriage.operate import monitor as of_process
 
         self._app = app
-        self._monitor = monitor or _default
+        self._monitor = monitor or of_process._default
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer, or let the application."""

@@ -97,13 +97,13 @@ class BatchSink:
                 self._rows.popleft()
                 self._dropped += 1
 
-    def stop(self) -> None:
-        """Send what is pending at once, and take no more."""
+    def send_rest(self) -> None:
+        """Begin to send what is pending, for the last time."""
         self._stop.set()
 
     def close(self, deadline_s: float) -> None:
         """Send what is pending until then, and on while batches go out; the rest stays counted as pending."""
-        self.stop()
+        self.send_rest()
         end_s = time.monotonic() + CLOSE_S
         before = self._sent
         while self._thread is not None and self._thread.is_alive():

@@ -31,7 +31,10 @@ _logger = logging.getLogger("torchtriage.monitor")
 
 
 class Sink(Protocol):
-    """Where finished requests go. Nothing in it may block the monitor's thread."""
+    """Where finished requests go. Nothing in it may block the monitor's thread.
+
+    It may have ``send_rest()``, which begins what ``close`` waits for, ``accounts()`` and ``metrics()``.
+    """
 
     def start(self, monitor: Monitor) -> None:
         """Begin; called once, and again in a forked child."""
@@ -302,8 +305,8 @@ class Monitor(AbstractContextManager["Monitor"]):
         # outlets send at the same time; those without accounts come last, for they tell of the others
         sinks = sorted(self.sinks, key=lambda sink: not hasattr(sink, "accounts"))
         for sink in sinks:
-            if hasattr(sink, "stop"):
-                sink.stop()
+            if hasattr(sink, "send_rest"):
+                sink.send_rest()
         for sink in sinks:
             try:
                 sink.close(deadline_s)

@@ -111,7 +111,7 @@ def read_folder(folder: Path) -> MergedNumbers:
         fcntl.flock(lock, fcntl.LOCK_EX)
         return _merge(folder)
     finally:
-        os.close(lock)
+        _unlock(lock)
 
 
 def _merge(folder: Path) -> MergedNumbers:
@@ -145,7 +145,7 @@ def _merge(folder: Path) -> MergedNumbers:
 
 def _is_dead(path: Path) -> bool:
     try:
-        os.close(_locked(path.with_suffix(".lock"), os.O_RDWR))
+        _unlock(_locked(path.with_suffix(".lock"), os.O_RDWR))
     except FileNotFoundError:
         return True
     except OSError:
@@ -162,6 +162,11 @@ def _locked(path: Path, flags: int = os.O_CREAT | os.O_RDWR) -> int:
         os.close(lock)
         raise
     return lock
+
+
+def _unlock(lock: int) -> None:
+    fcntl.flock(lock, fcntl.LOCK_UN)  # closing does not, where a child was forked meanwhile
+    os.close(lock)
 
 
 def _load(path: Path) -> dict[str, Any] | None:

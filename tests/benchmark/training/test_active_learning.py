@@ -230,7 +230,7 @@ def test_a_label_changes_only_where_reviewer_and_detector_say_the_same(tmp_path:
 
     def unsure(learn: Sequence[Labelled], tune: Sequence[Labelled]) -> Judge:
         def judge(one: Labelled) -> Judged:
-            likely = np.array([0.7 if code == NONE else 0.3 for code in truth[one.id]])
+            likely = np.array([0.6 if code == NONE else 0.4 for code in truth[one.id]])
             return Judged(likely, (dict.fromkeys(CODES, 0.5),) * len(likely), np.zeros(len(likely), bool))
 
         return judge

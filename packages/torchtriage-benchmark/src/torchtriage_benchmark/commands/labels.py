@@ -51,7 +51,7 @@ _folder = click.argument("folder", type=click.Path(path_type=Path, exists=True, 
     click.FloatRange(0, 1, max_open=True),
     "SHARE",
     0.9,
-    "Assumed probability that a label is right; reviewer and detector must both be surer to change it.",
+    "Assumed probability that a label is right; a reviewer must be surer to change it.",
 )
 @click.option(
     "--out",

@@ -2,7 +2,7 @@
 
 Proposed are windows where a detector that has not learned from their model family disagrees with
 their label. The reviewer does not see what it says; a label is changed only when both, for
-themselves, say the same of the window, and are surer of it than labels are worth. A
+themselves, say the same of the window, and the reviewer is surer of it than labels are worth. A
 person needs no second opinion. Every change is written down. A round that makes the validation
 score worse is taken back, and ends the loop; else it ends when that score settles.
 """
@@ -99,10 +99,11 @@ class Settings:
     """How the loop goes.
 
     ``windows`` : to review in a round, those first where label and detector are furthest apart.
-    ``trust`` : how likely a label is right before anything is known; reviewer and detector must be
-    surer of another. ``settled`` : a change of the validation score that is none. ``folds`` : of model
-    families, to judge windows by a detector that has not seen their family. ``moved`` : how much
-    the detector's opinion of a window must change before it is reviewed again.
+    ``trust`` : how likely a label is right before anything is known; a reviewer must be surer of
+    another, and the detector half as far above a half. ``settled`` : a change of the validation
+    score that is none. ``folds`` : of model families, to judge windows by a detector that has not
+    seen their family. ``moved`` : how much the detector's opinion of a window must change before it
+    is reviewed again.
     """
 
     rounds: int = 4
@@ -359,10 +360,14 @@ def _is_person(who: str) -> bool:
 
 
 def _agrees(proposal: _Proposal, code: str, trust: float) -> bool:
-    """Return whether the detector surely says of a window what the reviewer does; of faults, each that is likely."""
+    """Return whether the detector says of a window what the reviewer does; of faults, each that is likely.
+
+    It learned how sure to be from labels of which some are wrong: half of the trust in these is asked of it.
+    """
+    least = (0.5 + trust) / 2
     if code == NONE:
-        return 1 - proposal.probability > trust
-    return proposal.probability > trust and proposal.types.get(code, 0.0) >= LIKELY
+        return 1 - proposal.probability > least
+    return proposal.probability > least and proposal.types.get(code, 0.0) >= LIKELY
 
 
 def _changed(

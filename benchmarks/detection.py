@@ -182,7 +182,7 @@ CANDIDATES: list[dict[str, object]] = [
     *(
         {"matters": tuple((up * wide, down * wide) for up, down in MATTERS), "chance": chance}
         for wide in (0.8, 1.0, 1.2)
-        for chance in (5e-5, 1e-4, 2e-4)
+        for chance in (8e-5, 1.6e-4, 3.2e-4)
     ),
     *({"limit": limit} for limit in (2, 3, 4)),
     *({"spread_limit": limit} for limit in (7, 8, 10)),

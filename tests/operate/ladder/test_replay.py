@@ -57,7 +57,7 @@ def test_a_mode_that_is_no_quicker_does_not_help():
 
 
 def test_a_load_that_comes_and_goes_makes_one_switch_per_dwell_at_most():
-    recorded = calls(*[(40, 0.005), (10, 0.03)] * 6)
+    recorded = calls(*[(90, 0.005), (10, 0.03)] * 6)
     replayed = replay_ladder(recorded, MODES, POLICY)
     at_s = [one.at_s for one in replayed.log if one.kind == "switch"]
     assert len(at_s) >= 3

@@ -241,11 +241,10 @@ def test_every_kind_of_alarm_is_counted():
     for node in ast.walk(ast.parse(inspect.getsource(latency_detector))):
         if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("_alarm", "_too_many"):
             kinds.add(node.args[0])
-        elif isinstance(node, ast.Assign) and getattr(node.targets[0], "elts", [None])[0] is not None:
-            if getattr(node.targets[0].elts[0], "id", "") == "kind":
-                # one of several kinds, chosen just before
-                choices = [node.value.body, node.value.orelse] if isinstance(node.value, ast.IfExp) else [node.value]
-                kinds |= {choice.elts[0] for choice in choices}
+        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]).startswith("(kind, "):
+            # one of several kinds, chosen just before
+            choices = [node.value.body, node.value.orelse] if isinstance(node.value, ast.IfExp) else [node.value]
+            kinds |= {choice.elts[0] for choice in choices}
     assert {node.value for node in kinds if isinstance(node, ast.Constant)} == set(latency_detector.KINDS)
 
 

@@ -197,8 +197,8 @@ class Difference:
         """Take in what another process recorded of the same arms; no value can be added after that."""
         for own, others in zip(self.arms, other.arms, strict=True):
             own.join(others)
-        for level, others in zip(self.levels, other.levels, strict=True):
-            level.join(others)
+        for level, theirs in zip(self.levels, other.levels, strict=True):
+            level.join(theirs)
         self.n_closed = [a + b for a, b in zip(self.n_closed, other.n_closed, strict=True)]
 
     def _close(self, difference: float) -> None:

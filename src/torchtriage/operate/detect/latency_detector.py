@@ -235,7 +235,7 @@ class RequestDetector:
             if alarm is None and surge:
                 times = math.exp(min(off, 60.0))
                 alarm = self._alarm("surge", sample, off / SURGE, f"one took {times:.0f} x", size=times)
-            if alarm is None and outside:
+            if alarm is None and outside and size is not None:
                 text = f"sizes as never before: {size:g}, where {self._sizes.high:g} was the largest"
                 alarm = self._alarm("input-mix", sample, 2.0, text, "input mix", size=size / self._sizes.high)
         self._wait(sample, evidence, spread.evidence)

@@ -151,7 +151,7 @@ class _TypicalTest(SequentialTest):
         self.looks = self.difference.add(treated, log, beside)
         return True
 
-    def _join(self, other: _TypicalTest) -> None:
+    def _join(self, other: Any) -> None:
         self.difference.join(other.difference)
         self.looks = True
 
@@ -190,7 +190,7 @@ class _EventTest(SequentialTest):
 
     events: EventRatio
 
-    def _join(self, other: _EventTest) -> None:
+    def _join(self, other: Any) -> None:
         self.events.join(other.events)
 
     def _judged(self) -> Verdict:
@@ -219,7 +219,7 @@ class _TailTest(_EventTest):
     difference: Difference = field(default_factory=Difference)
     pause: int = 0
 
-    def _join(self, other: _TailTest) -> None:
+    def _join(self, other: Any) -> None:
         super()._join(other)
         self.threshold = other.threshold if self.threshold is None else self.threshold
         self.pause = max(self.pause, other.pause)

@@ -425,7 +425,7 @@ class Ladder:
         return deque(maxlen=max(N_NEWEST, self.policy.least_calls, self.policy.probe_calls))
 
     def _give_up(self, why: str) -> None:
-        self._ramp(0.0, self._longer(), "give up", why)
+        self._ramp(0.0, self._longer(2), "give up", why)
 
     def _ramp(self, share: float, wait_s: float, kind: str, why: str) -> None:
         # another share of calls for the better mode, in all workers
@@ -437,8 +437,8 @@ class Ladder:
         if not switched.refused:
             self._log(kind, self._mode, self.modes[self._above()].name, why)
 
-    def _longer(self) -> float:
-        return min(2 * (self._shared.wait_s or self.policy.recover_s), self.policy.longest_s)
+    def _longer(self, times: float) -> float:
+        return min(times * (self._shared.wait_s or self.policy.recover_s), self.policy.longest_s)
 
     def _go(self, level: int | None, why: str) -> None:
         if level is None:
@@ -449,7 +449,8 @@ class Ladder:
         if rises:
             wait_s = shared.wait_s
         else:
-            wait_s = self._longer() if shared.rose_s < QUICK_AGAIN * policy.dwell_s else 0.0
+            # a return that did not last says more than a trial that failed
+            wait_s = self._longer(4) if shared.rose_s < QUICK_AGAIN * policy.dwell_s else 0.0
         before, after = self._mode, Shared(level, why=why, actor=self._actor, wait_s=wait_s)
         budget = None if rises else policy.budget
         switched = self._store.switch(self.name, shared, after, dwell_s=policy.dwell_s, budget=budget)

@@ -62,7 +62,7 @@ class VersionDetector:
         error = "" if note is None else note.error or ("NaN" if note.nan else "")
         self._outcomes.append(error)
         took_s = (end_ns - start_ns) * 1e-9
-        if error:
+        if note is not None and error:
             value = took_s if note.error else math.nan
             return self._detector.update(Sample(value, end_ns * 1e-9, size, ok=not note.error))
         self._n += 1

@@ -359,10 +359,10 @@ class _StageData:
         with self._lock:
             ages = [] if self._newest_s is None else [now_s - self._newest_s]
             number, n, n_missing = self._number, self._n, Counter(self._n_missing)
-            joined = self._experiment
-            if joined is not None and others:
+            joined = own = self._experiment
+            if own is not None and others:
                 joined = self._begin_experiment()
-                joined.restore(self._experiment.state())
+                joined.restore(own.state())
         for told_s, text in others:
             with undamaged(plan.name, "what another process recorded"):
                 data = json.loads(text)

@@ -25,8 +25,8 @@ Cause = Literal[
     "recompile",
     "errors",
     "stale metric",
-    "one device",
     "unknown",
+    "one device",
 ]
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 

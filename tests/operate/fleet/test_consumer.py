@@ -193,7 +193,7 @@ def test_an_alert_that_was_not_told_is_told_after_a_crash(devices, consumers):
     again = consumers(channels=[told.append])
     wait_for(lambda: told)
     gate.set()
-    assert (told[0].facts["device"], told[0].cause, told[0].finding().code) == ("cam-7", "one device", "LIV009")
+    assert (told[0].facts["device"], told[0].cause, told[0].finding().code) == ("cam-7", "one device", "LIV010")
     wait_for(lambda: not again._telling)
 
 

@@ -137,7 +137,7 @@ _CODES = (
     ),
     AlertCode(
         "one device",
-        "LIV009",
+        "LIV010",
         "one-device",
         "One device of a fleet behaves unlike its peers",
         Fix("Take it out of service, and compare a recording of it with one of a peer: torchtriage compare."),

@@ -13,7 +13,9 @@ import pytest
 
 from torchtriage.core.errors import StoreError, UsageError
 from torchtriage.operate.fleet.consumer import FleetConsumer
+from torchtriage.operate.fleet.peer_detector import PeerAlarm
 from torchtriage.operate.fleet.stream_reader import StreamReader
+from torchtriage.operate.live import LivePage
 from torchtriage.operate.monitor import JsonLog, Monitor, RedisStream
 from torchtriage.operate.monitor.batch_sink import RequestRecord
 
@@ -184,8 +186,6 @@ def test_the_log_is_written_before_entries_are_acknowledged(devices, consumers, 
 
 
 def test_an_alert_that_was_not_told_is_told_after_a_crash(devices, consumers):
-    from torchtriage.operate.fleet.peer_detector import PeerAlarm
-
     gate, told = threading.Event(), []
     hangs = consumers(channels=[lambda alert: gate.wait(30)])
     hangs._raise([PeerAlarm("slow-device", "cam-7", "detector", "1", 5.0, "cam-7: slow", 1.5, 2.0)])
@@ -211,6 +211,18 @@ def test_the_lag_is_exported(devices, consumers):
     consumer._lag = consumer._reader.lag()
     values = {name: value for name, labels, value in consumer.metrics() if not labels}
     assert values == {"fleet_lag_entries": 0, "fleet_pending_entries": 4, "fleet_lag_seconds": 0.0}
+
+
+def test_the_live_page_shows_all_devices_together(devices, consumers):
+    page = LivePage(port=0)
+    watch = Monitor(page)
+    consumer = consumers(watch, channels=[page.show])
+    for at in range(3):
+        devices(f"cam-{at}").send(10)
+    drained(consumer, 30)
+    consumer._raise([PeerAlarm("slow-device", "cam-1", "detector", "1", 5.0, "cam-1: slow", 1.5, 2.0)])
+    wait_for(lambda: any("cam-1: slow" in str(event) for event in page._events))
+    wait_for(lambda: sum(point["n"] for model in page._history.models() for point in model["points"]) == 30)
 
 
 def test_no_url_is_told_at_once():
@@ -254,8 +266,10 @@ def test_killed_again_and_again_the_command_loses_nothing(server, devices, tmp_p
         line = f'torchtriage_fleet_records_total{{outcome="taken"}} {sent}\n'
         wait_for(lambda: line in urllib.request.urlopen(url, timeout=10).read().decode())
         text = urllib.request.urlopen(url, timeout=10).read().decode()
+        again = subprocess.run([*command, "--redis", "redis://127.0.0.1:1"], capture_output=True, text=True)
+        assert (again.returncode, "Redis: " in again.stderr) == (2, True)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
     assert 'torchtriage_fleet_records_total{outcome="lost"} 0\n' in text
     assert f'torchtriage_inference_duration_seconds_count{{model="detector",version="1"}} {sent}\n' in text
     for device in some:

@@ -137,6 +137,16 @@ _CODES = (
         leave="the value is constant by its nature.",
     ),
     AlertCode(
+        "unknown",
+        "LIV008",
+        "unexplained-change",
+        "Something changed, and nothing measured explains it",
+        Fix("Capture it: Detection(capture=tt.sample(...)) records such requests and says why."),
+        looks="none of the causes explains half of the excess, and no version is new.",
+        slow="something not measured: the network, the disk, a lock, the device.",
+        leave="the excess is of no concern.",
+    ),
+    AlertCode(
         "one device",
         "LIV010",
         "one-device",
@@ -146,16 +156,6 @@ _CODES = (
         " where others' do not; or nothing is heard of it. What all devices have in common is no such alarm.",
         slow="something of this device alone: heat, a neighbour on the host, a disk, a network, a part that ages.",
         leave="it is known to differ, or is being serviced.",
-    ),
-    AlertCode(
-        "unknown",
-        "LIV008",
-        "unexplained-change",
-        "Something changed, and nothing measured explains it",
-        Fix("Capture it: Detection(capture=tt.sample(...)) records such requests and says why."),
-        looks="none of the causes explains half of the excess, and no version is new.",
-        slow="something not measured: the network, the disk, a lock, the device.",
-        leave="the excess is of no concern.",
     ),
 )
 CODES: dict[str, AlertCode] = {code.cause: code for code in _CODES}

@@ -26,8 +26,8 @@ Cause = Literal[
     "errors",
     "NaN",
     "stale metric",
-    "one device",
     "unknown",
+    "one device",
 ]
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 

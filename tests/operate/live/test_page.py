@@ -203,6 +203,14 @@ def test_alarms_come_at_once_and_whoever_comes_later_has_them_too(monitor: Monit
     assert Listener(page.port).next()[1]["events"] == [told]
 
 
+@pytest.mark.parametrize("fields", [{"ended": True}, {"kind": "faster"}])
+def test_what_is_over_or_quicker_is_no_trouble(monitor: Monitor, page: LivePage, fields: dict[str, Any]) -> None:
+    listener = Listener(page.port)
+    page.show(alert(**fields))
+    (told,) = listener.find(lambda data: data["events"])
+    assert told["tone"] == "good"
+
+
 def test_text_from_anywhere_stays_text(monitor: Monitor, page: LivePage) -> None:
     name = "</script>\n\0\u202e\udcff"
     with monitor.observe(name, version="\r\n").request() as request:

@@ -67,7 +67,7 @@ _MEANT = {
     "comput": re.compile(r"comput|busy|work|used|utili|occup"),
     "communicat": re.compile(r"communicat|exchang|collectiv"),
     "copies ": re.compile(r"cop(?:y|ies)|transfer|upload"),
-    "saves": re.compile(r"sav|gain|recover|faster|less|worth|cost"),
+    "saves": re.compile(r"saves?\b|saving|gain|recover|faster|less|worth|cost"),
 }
 """Of what a number in evidence is: a sentence that uses it says so too."""
 _COMMUNICATION = re.compile(r"communic|nccl|rccl|gloo|send_?recv|all_?(?:reduce|gather|to_?all)|c10d", re.IGNORECASE)

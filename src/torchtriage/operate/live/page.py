@@ -22,7 +22,7 @@ from torchtriage.core.errors import UsageError
 from torchtriage.core.html import as_data, filled, policy, template
 from torchtriage.core.process import rss_bytes
 from torchtriage.core.version import __version__
-from torchtriage.operate.live.events import PageEvent, cut
+from torchtriage.operate.live.events import PageEvent, Tone, cut
 from torchtriage.operate.live.minute_history import HISTORY_S, MAX_MODELS, MinuteHistory
 from torchtriage.operate.monitor import process_metrics
 from torchtriage.operate.monitor.aggregate import RequestRow
@@ -129,8 +129,9 @@ class LivePage:
         """Show an alarm: a channel for :class:`~torchtriage.operate.monitor.Detection`."""
         subject = f"{alert.model} {alert.version}".strip()
         text = alert.title().removeprefix(f"{subject}: ")
+        tone: Tone = "good" if alert.ended or alert.quicker else "bad"
         with self._lock:
-            self._add(PageEvent("alarm", cut(subject), cut(alert.kind), cut(text), "bad"))
+            self._add(PageEvent("alarm", cut(subject), cut(alert.kind), cut(text), tone))
 
     @property
     def n_refused(self) -> int:

@@ -30,7 +30,7 @@ def auroc(train: list[Example], test: list[Example], shuffle: int | None = None)
     rows, truth, weight = stacked(train)
     if shuffle is not None:  # among all recordings: within one, its share of faults would still tell
         truth = np.random.default_rng(shuffle).permutation(truth)
-    forest = boosted(rows, truth, weight, seed=shuffle or 0, rounds=20)
+    forest = boosted(rows, truth, weight, seed=shuffle or 0, rounds=60)
     scores = np.concatenate([forest(one.features)[:, 0] for one in test])
     return area_under_roc(np.concatenate([one.faulty for one in test]), scores)
 

@@ -76,7 +76,7 @@ def test_nothing_is_said_where_nothing_multiplies() -> None:
     [
         (loop(HALF, device="Some Future Device"), "Some Future Device"),
         (loop(HALF, dims=None), "record_shapes=True"),
-        (loop(HALF, marked=False), "no steps"),
+        (loop(HALF, marked=False), "no marks of steps"),
         (loop(HALF, HALF, "gemm_of_an_unknown_type"), "67 %"),
         # 0.12 ms of work at the peak in 0.1 ms: the shapes or the type are others
         (loop(HALF, dur_us=100), "0 %"),

@@ -28,7 +28,7 @@ _XPLANE = re.compile(
 )
 # the first column, or the second behind an id of the process that rocpd's converter writes, says what it is
 _ROCPROF = {
-    "json": re.compile(rb'\s*\{\s*"rocprofiler-sdk-tool"\s*:'),
+    "json": re.compile(rb'\{\s*"rocprofiler-sdk-tool"\s*:'),
     "csv": re.compile(
         rb'(?:"?Guid"?,)?"?(?:Kind"?,"?(?:Agent_Id|Direction|Operation)|Domain"?,"?Function|Node_Id"?,"?Logical_Node_Id'
         rb'|Correlation_Id"?,"?Dispatch_Id|Name"?,"?Calls"?,"?TotalDurationNs)"?[,\r\n]',
@@ -39,7 +39,7 @@ _ROCPROF = {
 
 def rocprof_format(head: bytes) -> str:
     """Return ``json`` or ``csv`` for a file of rocprofv3 that begins so, empty for any other."""
-    return next((kind for kind, pattern in _ROCPROF.items() if pattern.match(head)), "")
+    return next((kind for kind, pattern in _ROCPROF.items() if pattern.match(head.lstrip())), "")
 
 
 def is_xplane(head: bytes) -> bool:

@@ -139,9 +139,10 @@ def _quantity(match: re.Match[str], text: str) -> Iterator[Quantity]:
         digits = match["digits"].replace(",", "")
         value, off = float(digits), _off(digits, hedged)
         value = -value if match["sign"] else value
-        key = re.search(r"([a-z]\w*)\s$", text[: match.start("digits")])
-        if of == "number" and key and "_" in key[1]:
-            name = f"_{key[1]}"
+        before = text[: match.start("digits")]
+        key = re.split(r"\W", before[:-1])[-1] if before[-1:].isspace() else ""
+        if of == "number" and "_" in key:
+            name = f"_{key}"
             of, scale = next(((kind, by) for word, kind, by in _KEY if word in name), (of, scale))
     if match["per"] and of == "number":
         of, scale = "rate", 1 / UNITS[match["per"].lower()][1]

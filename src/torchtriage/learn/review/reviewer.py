@@ -118,15 +118,16 @@ def check(reply: Any, evidence: Evidence) -> Review:
     review = formed(reply, evidence)
     lines = {line.id: line for line in evidence.lines}
 
-    def kept(sentences: tuple[Sentence, ...], advice: bool) -> tuple[Sentence, ...]:
+    def kept(sentences: tuple[Sentence, ...], advice_on: str = "") -> tuple[Sentence, ...]:
         return tuple(
-            item for item in sentences if not unsupported(item.text, [lines[one] for one in item.evidence], advice)
+            item for item in sentences if not unsupported(item.text, [lines[one] for one in item.evidence], advice_on)
         )
 
     def bears(item: Sentence) -> bool:
         return review.code == NONE or any(bears_on(lines[one], review.code) for one in item.evidence)
 
-    why, advice = kept(review.why, advice=False), tuple(filter(bears, kept(review.advice, advice=True)))
+    why = kept(review.why)
+    advice = tuple(filter(bears, kept(review.advice, review.code))) if review.code != NONE else ()
     if not why:
         reason = unsupported(review.why[0].text, [lines[one] for one in review.why[0].evidence])
         raise RejectedError("no answer: expected sentences whose numbers and names are in the lines they cite", reason)

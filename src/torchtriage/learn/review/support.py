@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
 
 from torchtriage.diagnose.patterns import catalogue, lookup
 from torchtriage.learn.review.evidence import EvidenceLine
@@ -21,8 +22,10 @@ from torchtriage.learn.review.quantities import UNITS, Of, Quantity, agrees, fol
 
 __all__ = ["bears_on", "terms", "unsupported"]
 
-_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
-_SHAPE = re.compile(r"\[[\d,\[\]]*\]")
+# what is not closed ends with the text: so both are linear
+_QUOTED = re.compile(r'"(?:[^"\\]|\\.?)*(?:"|\Z)', re.DOTALL)
+_SHAPE = re.compile(r"\[[\d,\[\]]*")
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _TOKEN = re.compile(r"[^\s\"“”`']+")
 _WORD = re.compile(r"[A-Za-z][a-z]+")
 _SIGNS = re.compile(r"[|&$\\{}^]|>>|<<")
@@ -73,6 +76,8 @@ _MEANT = {
 _COMMUNICATION = re.compile(r"communic|nccl|rccl|gloo|send_?recv|all_?(?:reduce|gather|to_?all)|c10d", re.IGNORECASE)
 _TOGETHER = re.compile(r"\b(?:together|combined|in (?:all|sum|total)|sum)\b")
 _EACH = re.compile(r"\b(?:each|apiece|a piece|per call|on average|average|mean)\b")
+_CERTAINTIES = ("certain", "likely", "hint")
+_PAIR = re.compile(r"\b(\d+) of (\d+)\b")
 _BY_NAME = ("op", "device", "python", "around", "step")
 """Lines whose numbers are those of the name before them."""
 _LEAST_KNOWN = 0.6
@@ -87,10 +92,10 @@ class _Piece:
     known: tuple[Quantity, ...]
 
 
-def unsupported(text: str, cited: Sequence[EvidenceLine], advice: bool = False) -> str:
+def unsupported(text: str, cited: Sequence[EvidenceLine], advice_on: str = "") -> str:
     """Return why a sentence has no support in the lines that it cites; empty where it has.
 
-    ``advice`` : may name what the catalogue names, and needs no number or name.
+    ``advice_on`` : it is advice on this code. It says what the code's page says, and needs no number or name.
     """
     odd = sorted({sign for sign in text if not sign.isascii() and sign not in _OTHER_SIGNS})
     lines = "\n".join(line.text for line in cited)
@@ -103,21 +108,25 @@ def unsupported(text: str, cited: Sequence[EvidenceLine], advice: bool = False) 
         return "its sum does not add up"
     # who cites a finding may use the words of its page
     pages = "\n".join(lookup(line.facts["code"]).page for line in cited if line.kind == "finding")
-    left, wrong, n_known = _checked_tokens(left, f"{lines}\n{pages}", advice)
+    left, wrong, n_known = _checked_tokens(left, f"{lines}\n{pages}", advice_on)
     if wrong:
         return f"{wrong} is not in a line that it cites"
     words = [word.lower() for word in _WORD.findall(left)]
-    ours = _vocabulary() | {word.lower() for word in _WORD.findall(lines)}
+    ours = (_page_words(advice_on) if advice_on else _vocabulary()) | {word.lower() for word in _WORD.findall(lines)}
+    if advice_on:
+        words = [word for word in words if len(word) > 3 and word not in _PLAIN]
     if words and sum(word in ours or word.rstrip("s") in ours for word in words) < _LEAST_KNOWN * len(words):
         return "it is not about what the recording shows"
     number, n_numbers = _wrong_number(left, text, cited, len(named))
     if number:
         return f"the number {number} is not in a line that it cites, nor a sum or ratio of such"
+    if _turned(text.lower(), cited):
+        return "its lines say the contrary"
     about = {word for word in words if word not in _PLAIN and len(word) > 3}
     told = {word.lower() for word in _WORD.findall(lines)}
     if "communicat" in text.lower() and not _COMMUNICATION.search(lines):
         return "its lines tell nothing of communication"
-    if not (advice or named or n_known or n_numbers or len(about & told) > 1):
+    if not (advice_on or named or n_known or n_numbers or len(about & told) > 1):
         return "it names nothing that its lines tell"
     return ""
 
@@ -141,14 +150,30 @@ def _plain(quoted: str) -> str:
     return str(json.loads(quoted))
 
 
-def _checked_tokens(text: str, lines: str, advice: bool) -> tuple[str, str, int]:
+def _turned(text: str, cited: Sequence[EvidenceLine]) -> bool:
+    """Return whether a sentence drops a word of its lines that turns their meaning, or names another of several."""
+    lines = "\n".join(line.text for line in cited).lower()
+    if any(re.search(rf"\b{word}\b", text) and word not in lines for word in _CERTAINTIES):
+        return True
+    negated = re.search(r"\b(?:not|no|nor|never|without|elsewhere|other)\b|n't\b", text)
+    if "steady" in text and "not a steady" in lines and not negated:
+        return True
+    rules = [line.text for line in cited if "not in this window" in line.text]
+    if rules and len(rules) == len(cited) and "window" in text and not negated:
+        return True
+    told = set(_PAIR.findall(lines))
+    totals = {total for _, total in told}
+    return any(pair not in told and pair[1] in totals for pair in _PAIR.findall(text))
+
+
+def _checked_tokens(text: str, lines: str, advice_on: str) -> tuple[str, str, int]:
     """Blank tokens that are names and no words or numbers; return the first that no line has, and how many have one."""
     n_known = 0
     for match in reversed(list(_TOKEN.finditer(text))):
         token = match[0].strip(".,;:!?()")
         if not token or not _is_name(token):
             continue
-        if not (_occurs(token, lines) or (advice and _ours(token, lines))):
+        if not (_occurs(token, lines) or (advice_on and _ours(token, lines, advice_on))):
             return text, json.dumps(token[:40]), n_known
         n_known += 1
         at = match.start() + match[0].index(token)
@@ -165,7 +190,7 @@ def _is_name(token: str) -> bool:
         )
     ):
         return False
-    if re.fullmatch(r"(?:[A-Za-z]?[a-z]+|[AI])(?:[-/\u2013\u2014\u2019'][A-Za-z]?[a-z]+)*(?:\u2019s)?", token):
+    if re.fullmatch(r"(?:[A-Z]?[a-z]+|[AI])(?:[-/\u2013\u2014\u2019'][A-Z]?[a-z]+)*(?:\u2019s)?", token):
         return False
     return bool(re.search(r"[A-Za-z]", token) or re.search(r"[\[\]@#_]", token))
 
@@ -178,10 +203,10 @@ def _occurs(token: str, lines: str) -> bool:
     )
 
 
-def _ours(token: str, lines: str) -> bool:
-    """Return whether each identifier of a piece of code is in our catalogue or in the lines."""
+def _ours(token: str, lines: str, code: str) -> bool:
+    """Return whether each identifier of a piece of code is on the code's page or in the lines."""
     return not re.search(r"[@/\\]", token) and all(
-        name in _identifiers() or _occurs(name, lines) for name in re.findall(r"[A-Za-z_]\w*", token)
+        name in _identifiers(code) or _occurs(name, lines) for name in re.findall(r"[A-Za-z_]\w*", token)
     )
 
 
@@ -247,9 +272,14 @@ def _sums(pieces: Sequence[_Piece]) -> list[tuple[Of, float]]:
 
 def _adds_up(text: str) -> bool:
     """Return whether each sum that is written out with + and = is right."""
-    for sum_, told in re.findall(r"((?:\d[\d.,]*[^\d=+]*\+\s*)+\d[\d.,]*[^\d=+]*)=\s*([\d.,]+)", text):
-        parts = [float(part) for part in re.findall(r"\d+(?:\.\d+)?", sum_.replace(",", ""))]
-        if abs(sum(parts) - float(re.findall(r"\d+(?:\.\d+)?", told.replace(",", ""))[0])) > 0.02 * sum(parts):
+    sides = text.replace(",", "").split("=")
+    for left, right in pairwise(sides):
+        parts = [_NUMBER.findall(part) for part in left.split("+")]
+        told = _NUMBER.match(right.lstrip())
+        if len(parts) < 2 or told is None or not all(parts):
+            continue
+        total = float(parts[0][-1]) + sum(float(numbers[0]) for numbers in parts[1:])
+        if abs(total - float(told[0])) > 0.02 * total:
             return False
     return True
 
@@ -267,7 +297,7 @@ def _readings(said: Sequence[Quantity], at: int) -> Iterator[Quantity]:
 
 
 def _pieces(line: EvidenceLine) -> Iterator[_Piece]:
-    text = _SHAPE.sub(lambda match: match[0] if "_" in match[0] else " " * len(match[0]), line.text)
+    text = _SHAPE.sub(lambda match: " " * (at := match[0].rfind("]") + 1) + match[0][at:], line.text)
     text = re.sub(r"\brule [A-Z]{3}\d{3} [\w-]+|\bfinding \d+ of \d+", lambda match: " " * len(match[0]), text)
     if line.kind not in _BY_NAME:
         yield _Piece("", tuple(read(_QUOTED.sub("", text))))
@@ -310,11 +340,19 @@ def _vocabulary() -> frozenset[str]:
     return frozenset(word.lower() for text in texts for word in _WORD.findall(text))
 
 
-@lru_cache(maxsize=1)
-def _identifiers() -> frozenset[str]:
-    """Return the words and identifiers of the whole catalogue."""
-    texts = [f"{entry.page} {entry.fix.text} {entry.fix.code}" for entry in catalogue()]
-    return frozenset(name for text in texts for name in re.findall(r"[A-Za-z_]\w*", text))
+def _own_text(code: str) -> str:
+    entry = lookup(code)
+    return f"{entry.pattern.title} {entry.page} {entry.fix.text} {entry.fix.code}"
+
+
+@lru_cache(maxsize=64)
+def _page_words(code: str) -> frozenset[str]:
+    return frozenset(word.lower() for word in _WORD.findall(_own_text(code))) | _PLAIN
+
+
+@lru_cache(maxsize=64)
+def _identifiers(code: str) -> frozenset[str]:
+    return frozenset(re.findall(r"[A-Za-z_]\w*", _own_text(code)))
 
 
 @lru_cache(maxsize=64)

@@ -13,8 +13,8 @@ from torchtriage.operate.monitor.aggregate import BOUNDS_S
 
 __all__ = ["BurnRate", "Objective", "burn_rates", "objective"]
 
-_LINE = re.compile(
-    r"(?:(?P<model>.*\S)\s*:\s*)?(?P<percent>[\d.]+)\s*%"
+_OBJECTIVE = re.compile(
+    r"(?P<percent>[\d.]+)\s*%"
     r"(?:\s+under\s+(?P<seconds>[\d.]+)\s*(?P<unit>ms|s))?(?:\s+over\s+(?P<days>\d+)\s*d)?\s*"
 )
 BY = "job, model"
@@ -46,7 +46,8 @@ def objective(line: str) -> Objective:
 
     Raises ``UsageError``: it says something else, or a time that is no bucket's bound of the histogram.
     """
-    found = _LINE.fullmatch(line.strip())
+    model, _, rest = line.rpartition(":")
+    found = _OBJECTIVE.fullmatch(rest.strip())
     share = round(float(found["percent"]) / 100, 9) if found and found["percent"].count(".") < 2 else 0.0
     if found is None or not 0 < share < 1:
         raise UsageError(
@@ -65,7 +66,7 @@ def objective(line: str) -> Objective:
                 hint=f"the nearest is {near:g}s; bounds are 1, 2.5 and 5 times powers of ten",
             )
         under_s = near
-    return Objective(line.strip(), found["model"] or "", share, under_s, int(found["days"] or 30))
+    return Objective(line.strip(), model.strip(), share, under_s, int(found["days"] or 30))
 
 
 def burn_rates(slo: Objective) -> list[BurnRate]:

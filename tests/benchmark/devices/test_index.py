@@ -103,3 +103,45 @@ def test_shared_recordings_are_items_whose_faults_are_in_windows(recordings: Pat
     for item in dataset_items(tmp_path):
         assert len(item.windows_ns), item.id
         assert item.faulty.any() == bool(item.code), item.id
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"items": []},
+        {"files": []},
+        {"path": "../../../etc/x"},
+        {"path": "a\x1b[31m"},
+        {"path": None},
+        {"path": 7},
+        {"member": "a\nb"},
+        {"repository": "x/.."},
+        {"bytes": 0},
+        {"id": "d0001"},
+    ],
+    ids=str,
+)
+def test_an_entry_that_cannot_be_meant_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+    rows = json.loads((DEVICES / "index.json").read_bytes())["items"][:2]
+    (name, value), first = next(iter(change.items())), rows[0]
+    if name == "items":
+        rows = []
+    else:
+        (first if name in first else first["files"][0])[name] = value
+    (tmp_path / "index.json").write_text(json.dumps({"items": rows}))
+    with pytest.raises(UsageError, match="expected an index"):
+        read_index(tmp_path)
+
+
+@pytest.mark.parametrize("label", ["d0000 = 3", "[[d0000.faults]]\ncode = 'x'", "[[d0000.faults]]\nintervals = [[1]]"])
+def test_a_label_that_cannot_be_read_is_refused(tmp_path: Path, label: str) -> None:
+    path = tmp_path / "labels.toml"
+    path.write_text(label)
+    with pytest.raises(UsageError, match="expected labels"):
+        read_labels(path)
+
+
+def test_a_label_of_a_rank_that_is_not_there_is_refused() -> None:
+    entry = read_index(DEVICES)[0]
+    with pytest.raises(UsageError, match="one of its"):
+        about(entry, {"faults": [{"code": "LCH014", "rank": 9, "intervals": [[0, 1]]}]}, "")

@@ -117,6 +117,17 @@ def test_another_order_and_another_run_are_refused(tmp_path: Path, first_id: int
             join_inputs(trace, written(tmp_path, node("aten::mm", 91, MM), node("aten::relu", 92, RELU)))
 
 
+def test_another_process_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "et.json"
+    for pid, fits in ((100, True), (101, False)):
+        path.write_text(json.dumps({"pid": pid, "nodes": [node("aten::mm", 1, MM)]}))
+        if fits:
+            join_inputs(recorded("aten::mm").build(), path)
+        else:
+            with pytest.raises(TraceFormatError, match="of process 100, found one of 101"):
+                join_inputs(recorded("aten::mm").build(), path)
+
+
 def test_the_search_is_linear_in_operators_of_one_name(tmp_path: Path) -> None:
     nodes = [node("aten::mm", number, MM) for number in range(1, 20_001)]
     with pytest.raises(TraceFormatError, match="in 1,000 places"):

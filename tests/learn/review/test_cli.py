@@ -78,7 +78,7 @@ def test_every_window_is_reviewed_or_left_for_a_reason_or_calm() -> None:
     spans = [(one["start_ns"], one["end_ns"]) for one in found["windows"] + found["not_reviewed"]]
     assert len(set(spans)) == len(spans) < found["n_windows"] == 64
     assert all(one["reason"] for one in found["not_reviewed"])
-    assert any(one["reason"] == "1 window is more suspicious" for one in found["not_reviewed"])
+    assert any(one["reason"] == "less suspicious than the 1 window reviewed" for one in found["not_reviewed"])
 
 
 def test_the_text_has_verdicts_evidence_and_what_was_left() -> None:
@@ -362,3 +362,12 @@ def test_names_in_a_history_of_labels_reach_the_terminal_as_text(tmp_path: Path)
         assert "\x1b" not in done.output
     assert "\\x1b[31manna: 1 changes" in listed.stdout
     assert "change 1 is taken back: item \\x1b]0;title\\x07 window 3" in taken.stdout
+
+
+def test_a_recording_without_a_verdict_is_not_reviewed(tmp_path: Path) -> None:
+    path = tmp_path / "few.json"
+    events = [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1.0, "dur": 2.0}]
+    path.write_text(json.dumps({"traceEvents": events}))
+    result = CliRunner().invoke(cli, ["review", str(path)])
+    assert result.exit_code == 2
+    assert "no window can be judged: only 1 event" in result.output

@@ -12,7 +12,7 @@ from torchtriage.cli.learn.reviewing import llm_options, make_reviewer, review_w
 from torchtriage.cli.options import json_option, output_option, quiet_option, value_option
 from torchtriage.cli.output import check_outputs, present
 from torchtriage.cli.progress import read
-from torchtriage.core.errors import UsageError
+from torchtriage.core.errors import TraceFormatError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,7 +80,11 @@ def command(ctx: click.Context, /, path: str, **given: Any) -> None:
     trace = read(path, quiet=given["quiet"])
     if not len(trace):
         raise UsageError("expected events to review, found none", where=path)
-    findings = diagnose(trace).findings
+    judged = diagnose(trace)
+    for note in judged.notes:
+        if note.level == "refuse":
+            raise TraceFormatError(f"no window can be judged: {note.message}", where=path, hint=note.fix)
+    findings = judged.findings
     begin_ns, end_ns = int(trace.start_ns.min()), int(trace.end_ns.max())
     spans = _asked_for(given["spans"], begin_ns, end_ns)
     left: list[tuple[Suspect, str]] = []

@@ -37,6 +37,9 @@ _MOST_PLACES = 1000
 """Equal places that are told apart by ids."""
 
 
+_PAIR = "pass the execution trace and the profiler's file of one process, recorded in the same steps"
+
+
 class _Attribute(msgspec.Struct):
     name: str
     value: Any = None
@@ -81,6 +84,7 @@ class _Node(msgspec.Struct):
 
 class _File(msgspec.Struct):
     nodes: list[_Node]
+    pid: int | None = None
 
 
 def join_inputs(trace: Trace, path: str | os.PathLike[str], *, max_bytes: int = DEFAULT_MAX_BYTES) -> Trace:
@@ -101,7 +105,15 @@ def join_inputs(trace: Trace, path: str | os.PathLike[str], *, max_bytes: int = 
 def _join(trace: Trace, path: str | os.PathLike[str], max_bytes: int) -> Trace:
     with open_source(path, max_bytes=max_bytes) as source:
         text = b"".join(iter(lambda: source.read(1 << 20), b""))
-    threads = _threads(msgspec.json.decode(text, type=_File).nodes, trace)
+    file = msgspec.json.decode(text, type=_File)
+    processes = {trace.lanes[lane].pid for lane in np.unique(trace.lane[trace.kind == Kind.OP]).tolist()}
+    if file.pid is not None and str(file.pid) not in processes:
+        raise TraceFormatError(
+            f"expected an execution trace of process {', '.join(sorted(processes))}, found one of {file.pid}",
+            where=os.fspath(path),
+            hint=_PAIR,
+        )
+    threads = _threads(file.nodes, trace)
     lanes = _lanes(trace, {node.name for nodes in threads for node in nodes})
     details = list(trace.details)
     codes: dict[Detail, int] = {}
@@ -124,7 +136,7 @@ def _join(trace: Trace, path: str | os.PathLike[str], max_bytes: int) -> Trace:
         raise TraceFormatError(
             f"expected operators that {trace.report.path or 'the trace'} has in the same order, found {found}",
             where=os.fspath(path),
-            hint="pass the execution trace and the profiler's file of one process, recorded in the same steps",
+            hint=_PAIR,
         )
     n_ops = np.count_nonzero(trace.kind == Kind.OP)
     inputs = f"{n_joined:,} of {n_ops:,} operators have their inputs from {Path(path).name}"

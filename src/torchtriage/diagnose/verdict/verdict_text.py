@@ -11,6 +11,7 @@ from torchtriage.core.units import format_count, format_ms, format_ns, format_ra
 from torchtriage.diagnose.verdict.doctor import missing_rows
 from torchtriage.diagnose.verdict.result import Result, Summary
 
+_COMMANDS = ("rocprofv3 ", "nsys ")
 __all__ = ["MUCH_IDLE", "sentences", "unexplained_idle"]
 
 
@@ -21,7 +22,7 @@ def sentences(trace: Trace, result: Result, min_share: float) -> tuple[str, str,
         first = refusals[0]
         return (
             f"No verdict: {first.message}.",
-            f"{first.fix[:1].upper()}{first.fix[1:]}.",
+            f"{first.fix if first.fix.startswith(_COMMANDS) else first.fix[:1].upper() + first.fix[1:]}.",
             f"{trace.report.n_events} events were read.",
         )
     missing = missing_rows(result.notes)

@@ -104,11 +104,11 @@ def worth_a_look(found: Sequence[Suspect], limit: int) -> tuple[list[Suspect], l
     for item in sorted(found, key=lambda item: item.costliest or len(found) + 1):
         if item.suspicion < LEAST and not item.costliest:
             if item.touched:
-                left.append((item, "findings touch it and do not stand out"))
+                left.append((item, "findings touch it, none stands out"))
         elif not item.costliest and any(item.stands_out == other.stands_out for other in chosen):
             left.append((item, f"another window stands for {item.stands_out}"))
         elif len(chosen) < limit:
             chosen.append(item)
         else:
-            left.append((item, f"{format_count(limit, 'window is', 'windows are')} more suspicious"))
+            left.append((item, f"less suspicious than the {format_count(limit, 'window', 'windows')} reviewed"))
     return chosen, left

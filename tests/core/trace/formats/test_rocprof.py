@@ -270,6 +270,12 @@ def test_every_field_in_quotes(tmp_path: Path) -> None:
     assert {lane.tid for lane in trace.lanes} == {"2", "3985093"}
 
 
+@pytest.mark.parametrize("odd", ["-5", "1_000", "\u0663\u0664", "+7", " 7", ""])
+def test_a_start_that_rocprofv3_does_not_write_costs_its_row(odd: str) -> None:
+    text = TODAY.replace("1550151853029637", odd)
+    assert [start for _, start, _ in rows(read_trace(io.BytesIO(text.encode())), Kind.KERNEL)] == [1550151853064037]
+
+
 # -- real files -----------------------------------------------------------------------------------
 
 

@@ -77,7 +77,11 @@ def read_index(folder: Path) -> tuple[Entry, ...]:
     path = folder / "index.json"
     try:
         rows = json.loads(path.read_bytes())["items"]
+        if not rows or len({row["id"] for row in rows}) < len(rows):
+            raise ValueError("no recordings, or two of one id")
         for row in rows:
+            if not row["files"]:
+                raise ValueError(f"no files of {row['id']}")
             for part in (row, *row["files"]):
                 _check(part)
         return tuple(Entry(**{**row, "files": tuple(Source(**file) for file in row["files"])}) for row in rows)
@@ -92,6 +96,10 @@ def _check(part: Mapping[str, Any]) -> None:
     for key, form in _FORMS.items():
         if key in part and not re.fullmatch(form, part[key]):
             raise ValueError(f"{key} {part[key]!r}")
+    for key in ("path", "member", "repository"):
+        name = part.get(key, "")
+        if not isinstance(name, str) or not name.isprintable() or (name and {"", ".", ".."} & set(name.split("/"))):
+            raise ValueError(f"{key} {name!r}")
     for key in ("bytes", "stored_bytes"):
         if key in part and not 0 < part[key] < 1 << 31:
             raise ValueError(f"{key} {part[key]!r}")
@@ -103,8 +111,12 @@ def read_labels(path: Path) -> dict[str, dict[str, Any]]:
     Raises UsageError: it is not TOML.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    except (OSError, ValueError) as error:
+        labels = tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        for label in labels.values():
+            for fault in label.get("faults", []):
+                np.array(fault["intervals"], np.int64).reshape(-1, 2)
+        return labels
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise UsageError(f"expected labels in {path}, found {error}") from error
 
 
@@ -115,6 +127,8 @@ def about(entry: Entry, label: Mapping[str, Any], sha256: str) -> dict[str, Any]
     """
     faults = label.get("faults", [])
     first = faults[0] if faults else {}
+    if not 0 <= rank(label) < len(entry.files):
+        raise UsageError(f"expected the label of {entry.id} to name one of its {len(entry.files)} ranks")
     return {
         "id": entry.id,
         "part": DEVICE,

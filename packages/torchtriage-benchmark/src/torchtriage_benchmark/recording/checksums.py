@@ -60,7 +60,8 @@ def _read(path: Path) -> tuple[int, dict[str, dict[str, Any]]]:
         return int(index["seed"]), rows
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
-            f"expected an index in {path}, found {error}", hint="remove it: torchtriage dataset record writes it again"
+            f"expected an index in {path}, found {error}",
+            hint="torchtriage dataset record writes it; what was fetched has none, and was checked then",
         ) from error
 
 

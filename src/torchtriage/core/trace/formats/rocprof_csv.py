@@ -74,6 +74,11 @@ _KINDS = (
 )
 
 
+def _digits(text: str) -> bool:
+    """Return whether a text is a number as rocprofv3 writes it: ``int`` takes signs, underscores and other scripts."""
+    return text.isascii() and text.isdigit()
+
+
 class _Block:
     """Some rows of a table, by column."""
 
@@ -94,10 +99,10 @@ class _Block:
         place = self._names.get(name)
         if place is None:
             return np.full(len(self), MISSING)
-        try:
-            return whole_numbers(list(map(int, self._columns[place])))
-        except ValueError:
-            return whole_numbers([text.strip('"') for text in self._columns[place]])
+        texts = self._columns[place]
+        if "" in texts or not _digits("".join(texts)):  # one look at all of them is quick
+            texts = [text if _digits(text) else "" for text in (text.strip('"') for text in texts)]
+        return whole_numbers(texts)
 
 
 def read_rocprof_csv(

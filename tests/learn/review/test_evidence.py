@@ -119,7 +119,9 @@ def test_the_whole_step_and_the_other_steps_are_told(sample: tuple[Trace, Result
     step, others = told.of_kind("step")
     assert step.text.startswith("the whole step, mean of 3, 53.5 ms on the main thread: ")
     assert '"enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__" 66 %' in step.text
-    assert others.text.startswith("the same window in 2 other steps: 3.28-3.40 ms, 3 operators and calls")
+    assert others.text.startswith(
+        "the same window in 2 other steps, on the thread of the steps: 3.28-3.40 ms, 3 operators and calls"
+    )
 
 
 def test_where_the_device_was_is_told_of_the_whole_step() -> None:

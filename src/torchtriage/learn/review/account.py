@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from torchtriage.core import intervals
 from torchtriage.core.trace import Trace
-from torchtriage.core.units import format_ns, format_range, format_share
+from torchtriage.core.units import format_count, format_ns, format_range, format_share
 from torchtriage.learn.review.redaction import RedactedNames
 
 __all__ = ["data_types", "host_lead", "machine", "other_steps", "whole_step"]
@@ -156,7 +156,8 @@ def other_steps(trace: Trace, begin_ns: int, end_ns: int, busy: Callable[[int, i
         found.append((b - a, *busy(a, b)))
     long, n, host, idle = np.array(found, np.int64).T
     text = (
-        f"the same window in {len(others)} other steps: {_between(format_ns, long)},"
+        f"the same window in {format_count(len(others), 'other step')}, on the thread of the steps:"
+        f" {_between(format_ns, long)},"
         f" {_between(lambda value: f'{value:,.0f}', n)} operators and calls, in them"
         f" {_between(format_share, host / long)} of the time"
     )

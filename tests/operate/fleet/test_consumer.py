@@ -172,6 +172,47 @@ def test_what_is_no_record_is_counted_and_passed_over(server, consumers, devices
     assert consumer.counts.unread == 3
 
 
+def _entry(common="{}", first="0", **fields):
+    record = {"model": "m", "version": "1", "at_s": 1.0, "duration_ns": 5, **fields}
+    return {"device": "d", "source": "s", "first": first, "requests": json.dumps([record]), "common": common}
+
+
+MALFORMED = {
+    "duration": _entry(duration_ns=10**400),
+    "queued": _entry(queued_ns=10**400),
+    "late": _entry(at_s=1e308),
+    "early": _entry(at_s=-1e300),
+    "size": _entry(size=10**400),
+    "list": _entry(common="[1]"),
+    "infinite": _entry(common='{"recompiles": 1e400}'),
+    "first": _entry(first=str(10**30)),
+    "before": _entry(first="-5"),
+    "deep": {"requests": "[" * 100_000},
+    "digits": _entry(common='{"x": ' + "9" * 5_000 + "}"),
+}
+
+
+@pytest.mark.parametrize("entry", MALFORMED.values(), ids=MALFORMED)
+def test_a_malformed_entry_is_counted_and_ends_nothing(entry, server, consumers, devices, tmp_path):
+    consumer = consumers(log=JsonLog(tmp_path / "fleet.jsonl"))
+    server.client.xadd(STREAM, entry)
+    devices("cam-1").send(3)
+    counts = drained(consumer, 3)
+    assert (counts.lost, counts.unread) == (0, 1)
+    consumer.commit()
+    assert server.client.xpending(STREAM, "fleet")["pending"] == 0
+    assert ("fleet_records_total", {"outcome": "unreadable"}, 1) in consumer.metrics()
+
+
+@pytest.mark.parametrize("state", ["no JSON", '{"models": [{"model": "m"}]}', '{"records": "many"}'])
+def test_a_damaged_state_is_told_with_its_key(state, server, consumers):
+    key = f"{STREAM}:fleet:consumer:state"
+    server.client.set(key, state)
+    with pytest.raises(UsageError, match="damaged") as caught:
+        consumers()
+    assert key in caught.value.hint
+
+
 def test_the_log_is_written_before_entries_are_acknowledged(devices, consumers, tmp_path, server):
     device = devices("cam-1")
     log = tmp_path / "fleet.jsonl"

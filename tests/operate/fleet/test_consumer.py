@@ -251,7 +251,31 @@ def test_the_lag_is_exported(devices, consumers):
     assert consumer._reader.lag() == (0, 4, 0.0)
     consumer._lag = consumer._reader.lag()
     values = {name: value for name, labels, value in consumer.metrics() if not labels}
+    assert values.pop("monitor_failures_total") == 0
     assert values == {"fleet_lag_entries": 0, "fleet_pending_entries": 4, "fleet_lag_seconds": 0.0}
+
+
+def test_while_redis_is_away_the_lag_grows_and_failures_are_told(devices, consumers, server, monkeypatch):
+    consumer = consumers()
+    runs = threading.Thread(target=consumer.run)
+    runs.start()
+    devices("cam-1").send(10)
+    wait_for(lambda: consumer.counts.records)
+    monkeypatch.setattr("torchtriage.operate.fleet.consumer.STALE_S", 0.05)
+
+    def values():
+        return {name: value for name, labels, value in consumer.metrics() if not labels}
+
+    server.signal(signal.SIGKILL)
+    wait_for(lambda: values().get("monitor_failures_total"))
+    first = values()["fleet_lag_seconds"]
+    time.sleep(0.2)
+    assert values()["fleet_lag_seconds"] >= first + 0.2
+    assert "fleet_lag_entries" not in values()
+    server.start()
+    consumer.stop()
+    runs.join(60)
+    assert not runs.is_alive()
 
 
 def test_the_live_page_shows_all_devices_together(devices, consumers):

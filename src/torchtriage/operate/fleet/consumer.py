@@ -29,6 +29,7 @@ MAX_SOURCES = 20_000
 MAX_UNTOLD = 1_000
 MAX_NUMBER = 10**12  # of a source's record: a thousand a second for thirty years
 LAG_S = 2.0  # how often the lag is asked for
+STALE_S = 2 * LAG_S  # after which it counts as grown by all the time that nothing was heard
 CAUSES = {"slow-version": "version change", "failing-version": "version change"}
 _logger = logging.getLogger("torchtriage.fleet")
 
@@ -79,6 +80,7 @@ class FleetConsumer:
         self._stop = threading.Event()
         self._teller = ThreadPoolExecutor(1, thread_name_prefix="torchtriage-fleet")
         self._lag = Lag(0, 0, 0.0)
+        self._looked_s = time.monotonic()  # when that was so
         self.n_failures = 0  # of Redis and of channels
         self.counts = FleetCounts()
         self._detector = PeerDetector()
@@ -94,6 +96,7 @@ class FleetConsumer:
         """
         self.open()
         failures, committed_s, looked_s = 0, time.monotonic(), 0.0
+        self._looked_s = committed_s
         while not self._stop.is_set():
             try:
                 self.step()
@@ -103,6 +106,7 @@ class FleetConsumer:
                     committed_s = now_s
                 if now_s - looked_s >= LAG_S:
                     self._lag, looked_s = self._reader.lag(), now_s
+                    self._looked_s = now_s
                 failures = 0
             except StoreError as error:  # noqa: PERF203 - Redis that is away comes back
                 if not isinstance(error.__cause__, Exception):
@@ -279,6 +283,9 @@ class FleetConsumer:
     def metrics(self) -> list[Value]:
         """Return the fleet's numbers that the monitor does not have."""
         counts, lag = self.counts, self._lag
+        unknown_s = time.monotonic() - self._looked_s
+        if unknown_s > STALE_S:  # Redis is away, or the log cannot be written
+            lag = Lag(None, lag.pending, lag.seconds + unknown_s)
         values: list[Value] = [
             ("fleet_records_total", {"outcome": "taken"}, counts.records),
             ("fleet_records_total", {"outcome": "again"}, counts.again),
@@ -286,6 +293,7 @@ class FleetConsumer:
             ("fleet_records_total", {"outcome": "unreadable"}, counts.unread),
             ("fleet_lag_seconds", {}, lag.seconds),
             ("fleet_pending_entries", {}, lag.pending),
+            ("monitor_failures_total", {}, self.n_failures),
         ]
         if lag.entries is not None:
             values.append(("fleet_lag_entries", {}, lag.entries))

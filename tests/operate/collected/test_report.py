@@ -160,3 +160,15 @@ def test_what_the_product_logs_is_read_and_every_form_shows_it(tmp_path):
     assert "detector" in page.read_text()
     lost = CliRunner().invoke(cli, ["monitor", "report", str(tmp_path / "none")])
     assert lost.exit_code == 2
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("odd", "n_read"),
+    [({"size": 2**63}, 3), ({"at_s": 1e300}, 3), ({"duration_ns": 10**30}, 3), ({"fields": {"a": 10**400}}, 4)],
+)
+def test_a_line_with_a_number_out_of_bounds_ends_no_report(tmp_path, odd, n_read):
+    lines = [line(at, fields={"a": at}) for at in range(3)] + [line(3, fields={"a": 1}) | odd]
+    result = report([write(tmp_path / "log", lines)])
+    assert result.requests == n_read
+    assert any(note.code == "lines" for note in result.notes) == (n_read == 3)

@@ -172,6 +172,47 @@ def test_what_is_no_record_is_counted_and_passed_over(server, consumers, devices
     assert consumer.counts.unread == 3
 
 
+def _entry(common="{}", first="0", **fields):
+    record = {"model": "m", "version": "1", "at_s": 1.0, "duration_ns": 5, **fields}
+    return {"device": "d", "source": "s", "first": first, "requests": json.dumps([record]), "common": common}
+
+
+MALFORMED = {
+    "duration": _entry(duration_ns=10**400),
+    "queued": _entry(queued_ns=10**400),
+    "late": _entry(at_s=1e308),
+    "early": _entry(at_s=-1e300),
+    "size": _entry(size=10**400),
+    "list": _entry(common="[1]"),
+    "infinite": _entry(common='{"recompiles": 1e400}'),
+    "first": _entry(first=str(10**30)),
+    "before": _entry(first="-5"),
+    "deep": {"requests": "[" * 100_000},
+    "digits": _entry(common='{"x": ' + "9" * 5_000 + "}"),
+}
+
+
+@pytest.mark.parametrize("entry", MALFORMED.values(), ids=MALFORMED)
+def test_a_malformed_entry_is_counted_and_ends_nothing(entry, server, consumers, devices, tmp_path):
+    consumer = consumers(log=JsonLog(tmp_path / "fleet.jsonl"))
+    server.client.xadd(STREAM, entry)
+    devices("cam-1").send(3)
+    counts = drained(consumer, 3)
+    assert (counts.lost, counts.unread) == (0, 1)
+    consumer.commit()
+    assert server.client.xpending(STREAM, "fleet")["pending"] == 0
+    assert ("fleet_records_total", {"outcome": "unreadable"}, 1) in consumer.metrics()
+
+
+@pytest.mark.parametrize("state", ["no JSON", '{"models": [{"model": "m"}]}', '{"records": "many"}'])
+def test_a_damaged_state_is_told_with_its_key(state, server, consumers):
+    key = f"{STREAM}:fleet:consumer:state"
+    server.client.set(key, state)
+    with pytest.raises(UsageError, match="damaged") as caught:
+        consumers()
+    assert key in caught.value.hint
+
+
 def test_the_log_is_written_before_entries_are_acknowledged(devices, consumers, tmp_path, server):
     device = devices("cam-1")
     log = tmp_path / "fleet.jsonl"
@@ -210,7 +251,31 @@ def test_the_lag_is_exported(devices, consumers):
     assert consumer._reader.lag() == (0, 4, 0.0)
     consumer._lag = consumer._reader.lag()
     values = {name: value for name, labels, value in consumer.metrics() if not labels}
+    assert values.pop("monitor_failures_total") == 0
     assert values == {"fleet_lag_entries": 0, "fleet_pending_entries": 4, "fleet_lag_seconds": 0.0}
+
+
+def test_while_redis_is_away_the_lag_grows_and_failures_are_told(devices, consumers, server, monkeypatch):
+    consumer = consumers()
+    runs = threading.Thread(target=consumer.run)
+    runs.start()
+    devices("cam-1").send(10)
+    wait_for(lambda: consumer.counts.records)
+    monkeypatch.setattr("torchtriage.operate.fleet.consumer.STALE_S", 0.05)
+
+    def values():
+        return {name: value for name, labels, value in consumer.metrics() if not labels}
+
+    server.signal(signal.SIGKILL)
+    wait_for(lambda: values().get("monitor_failures_total"))
+    first = values()["fleet_lag_seconds"]
+    time.sleep(0.2)
+    assert values()["fleet_lag_seconds"] >= first + 0.2
+    assert "fleet_lag_entries" not in values()
+    server.start()
+    consumer.stop()
+    runs.join(60)
+    assert not runs.is_alive()
 
 
 def test_the_live_page_shows_all_devices_together(devices, consumers):

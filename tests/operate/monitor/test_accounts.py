@@ -134,3 +134,21 @@ plain = settings(max_examples=40, stateful_step_count=30, deadline=None, suppres
 OutletHistories.TestCase.settings = RequestHistories.TestCase.settings = plain
 TestOutlets = OutletHistories.TestCase
 TestRequests = RequestHistories.TestCase
+
+
+@pytest.mark.parametrize("given", [{"queued_ns": 10**400}, {"size": 10**400}, {"queued_ns": float("inf")}])
+def test_no_number_of_a_caller_ends_the_monitors_thread(given, monkeypatch):
+    with Monitor() as watch:
+        model = watch.observe("m")
+        with model.request(**given):
+            pass
+        watch.drain()
+        assert watch.n_sink_failures == 0
+        with monkeypatch.context() as patched:
+            patched.setattr(type(model.aggregate), "add", lambda *_: 1 / 0)
+            with model.request():
+                pass
+            watch.drain()
+        (numbers,) = watch.snapshot()
+        assert (numbers.finished, numbers.in_flight, watch.n_sink_failures) == (2, 0, 1)
+        assert all(abs(size) <= 2**60 for size in model.aggregate.sizes)

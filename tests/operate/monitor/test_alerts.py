@@ -81,6 +81,16 @@ def test_the_end_is_told_once_it_has_lasted(told):
     assert posted["labels"] == Alertmanager("http://127.0.0.1").body(told[0])[0]["labels"]
 
 
+def test_what_is_usual_now_is_not_told_as_over(told):
+    detection = started(told.append, repeat_s=0.5)
+    detection.offer(Model, rows(9_000_000, 400, start_ns=10**11))
+    detection.offer(Model, rows(9_000_000, 400, start_ns=2 * 10**11))
+    detection.close(time.monotonic() + 5)
+    (usual,) = [one for one in told if "usual now" in one.message and one.kind == "shift"]
+    assert not usual.ended
+    assert "endsAt" not in Alertmanager("http://127.0.0.1").body(usual)[0]
+
+
 def test_an_alert_dropped_for_want_of_room_silences_no_equal_one(told, monkeypatch):
     detection = Detection(told.append, repeat_s=60)
     monkeypatch.setattr(alerts, "MAX_PENDING", 1)

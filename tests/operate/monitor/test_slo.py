@@ -92,3 +92,20 @@ def test_runbooks_are_links_where_the_pages_are_served_and_promtool_is_content(t
     assert 'runbook_url: "https://docs.example/tt/monitor.md#alerts"' in path.read_text()
     done = subprocess.run(["promtool", "check", "rules", str(path)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.prometheus
+def test_two_objectives_of_a_model_are_alerts_apart(tmp_path):
+    path = tmp_path / "rules.yml"
+    path.write_text(rules(slos=["m: 99.9%", "m: 99% under 1s", "m: 99% under 1s over 7d"]))
+    done = subprocess.run(["promtool", "check", "rules", str(path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "duplicate" not in done.stdout + done.stderr
+    assert 'slo: "m: 99% under 1s"' in path.read_text()
+
+
+def test_an_objective_twice_or_over_no_days_is_refused():
+    with pytest.raises(UsageError, match="each objective once"):
+        rules(slos=["m: 99%", " m:  99.0 % over 30d"])
+    with pytest.raises(UsageError, match="expected an objective"):
+        objective("99% over 0d")

@@ -230,8 +230,15 @@ def _measured(own: _Requests) -> dict[str, Floats]:
     fields = [records.fields[row] for row in rows.tolist()]
     for name in sorted({name for each in fields for name, value in each.items() if isinstance(value, (int, float))}):
         values = (each.get(name) for each in fields)
-        found[name] = np.array([float(v) if isinstance(v, (int, float)) else math.nan for v in values])
+        found[name] = np.array([_float(value) for value in values])
     return found
+
+
+def _float(value: Any) -> float:
+    try:
+        return float(value) if isinstance(value, (int, float)) else math.nan
+    except OverflowError:
+        return math.nan
 
 
 def _stability(before: Floats, after: Floats) -> float:

@@ -6,7 +6,7 @@ import gzip
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -19,18 +19,21 @@ __all__ = ["NO_SIZE", "Records", "read_records"]
 NO_SIZE = -1
 
 
+Number = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
+
+
 class Line(msgspec.Struct):
     """What is read of a line; whatever else is in it is left."""
 
     model: str
-    at_s: float
-    duration_ns: int
+    at_s: Annotated[float, msgspec.Meta(ge=-1e11, le=1e11)]
+    duration_ns: Number
     version: str = ""
-    size: int | None = None
+    size: Number | None = None
     error: str = ""
     nan: bool = False
     device: str = ""
-    recompiles: int = -1
+    recompiles: Number = -1
     fields: dict[str, Any] = {}
 
 

@@ -50,6 +50,7 @@ class Alarm(NamedTuple):
     message: str
     cause: str = ""
     size: float = 1.0
+    stays: bool = False  # of one that has ended: it is the normal now, not over
 
     @property
     def better(self) -> bool:
@@ -328,7 +329,7 @@ class RequestDetector:
             most = f", {on.largest:.3g} x at most"
         n = on.until - CLEAR - on.start + 1
         text = f"{kind} {how} after {format_count(n, 'request')}{most}"
-        self._ended.append(Alarm(kind, self._row, sample.at_s, 0.0, text, "", on.largest))
+        self._ended.append(Alarm(kind, self._row, sample.at_s, 0.0, text, "", on.largest, how != "over"))
 
 
 class Stuck:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from torchtriage.core.errors import StoreError
+from torchtriage.core.errors import StoreError, UsageError
 from torchtriage.operate.fleet.peer_detector import WINDOW_S, PeerAlarm, PeerDetector, PeerState
 from torchtriage.operate.fleet.stream_reader import Lag, StreamEntry, StreamReader
 from torchtriage.operate.monitor.aggregate import RequestNote, RequestRow
@@ -26,8 +27,11 @@ __all__ = ["FleetConsumer", "FleetCounts"]
 COMMIT_S = 1.0  # between two commits: what a crash makes come again
 MAX_SOURCES = 20_000
 MAX_UNTOLD = 1_000
+MAX_NUMBER = 10**12  # of a source's record: a thousand a second for thirty years
 LAG_S = 2.0  # how often the lag is asked for
+STALE_S = 2 * LAG_S  # after which it counts as grown by all the time that nothing was heard
 CAUSES = {"slow-version": "version change", "failing-version": "version change"}
+_logger = logging.getLogger("torchtriage.fleet")
 
 
 class DeviceCounts(msgspec.Struct):
@@ -76,6 +80,7 @@ class FleetConsumer:
         self._stop = threading.Event()
         self._teller = ThreadPoolExecutor(1, thread_name_prefix="torchtriage-fleet")
         self._lag = Lag(0, 0, 0.0)
+        self._looked_s = time.monotonic()  # when that was so
         self.n_failures = 0  # of Redis and of channels
         self.counts = FleetCounts()
         self._detector = PeerDetector()
@@ -91,6 +96,7 @@ class FleetConsumer:
         """
         self.open()
         failures, committed_s, looked_s = 0, time.monotonic(), 0.0
+        self._looked_s = committed_s
         while not self._stop.is_set():
             try:
                 self.step()
@@ -100,12 +106,13 @@ class FleetConsumer:
                     committed_s = now_s
                 if now_s - looked_s >= LAG_S:
                     self._lag, looked_s = self._reader.lag(), now_s
+                    self._looked_s = now_s
                 failures = 0
             except StoreError as error:  # noqa: PERF203 - Redis that is away comes back
                 if not isinstance(error.__cause__, Exception):
                     raise  # no trouble on the way: it was taken over
                 self.n_failures += 1
-                logging.getLogger("torchtriage.fleet").warning("%s", error)
+                _logger.warning("%s", error)
                 self._reader.again()
                 self._stop.wait(BACKOFF_S[min(failures, len(BACKOFF_S) - 1)])
                 failures += 1
@@ -116,13 +123,20 @@ class FleetConsumer:
         self._stop.set()
 
     def open(self) -> None:
-        """Take up what was stored last."""
+        """Take up what was stored last; raises ``UsageError`` where that is damaged."""
         stored = self._reader.open()
-        if stored is not None:
-            self.counts = msgspec.json.decode(stored, type=FleetCounts)
-        self._detector = PeerDetector(self.counts.peers)
-        for state in self.counts.models:
-            self._monitor.include(state)
+        try:
+            if stored is not None:
+                self.counts = msgspec.json.decode(stored, type=FleetCounts)
+            self._detector = PeerDetector(self.counts.peers)
+            for state in self.counts.models:
+                self._monitor.include(state)
+        except Exception as error:
+            raise UsageError(
+                f"the stored numbers are damaged: {type(error).__name__}: {error}",
+                where=self._reader.state_key,
+                hint=f"redis-cli DEL {shlex.quote(self._reader.state_key)}, and all is counted from now on",
+            ) from error
         for alert in self.counts.untold:
             self._tell(alert)
 
@@ -158,9 +172,26 @@ class FleetConsumer:
             records = self._decode(fields[b"requests"])
             device = fields.get(b"device", b"").decode() or "unknown"
             source, first = fields.get(b"source", b"").decode(), int(fields.get(b"first", b"0"))
-        except (KeyError, ValueError, msgspec.MsgspecError):
+            common = msgspec.json.decode(fields.get(b"common", b"{}"), type=dict[str, Any])
+            if not 0 <= first <= MAX_NUMBER:
+                raise ValueError(f"no number of a record: {first}")
+            self._add(entry, device, source, first, records, common)
+        except StoreError:
+            raise
+        except Exception as error:  # it would come again after each restart
             counts.unread += 1
-            return
+            _logger.warning("entry %s cannot be read: %s: %.200s", entry.id, type(error).__name__, error)
+
+    def _add(
+        self,
+        entry: StreamEntry,
+        device: str,
+        source: str,
+        first: int,
+        records: list[RequestRecord],
+        common: dict[str, Any],
+    ) -> None:
+        counts = self.counts
         if source:
             number = counts.next.pop(source, first)
             known = min(max(number - first, 0), len(records))
@@ -176,7 +207,7 @@ class FleetConsumer:
         self._count(device, records)
         self._raise(self._detector.add(device, records, entry.at_s))
         if self._log is not None:
-            self._write(self._log, records, {"device": device, **msgspec.json.decode(fields.get(b"common", b"{}"))})
+            self._write(self._log, records, {"device": device, **common})
 
     def _write(self, log: JsonLog, records: list[RequestRecord], common: dict[str, Any]) -> None:
         """Write lines; while the disk refuses them nothing more is read, and all waits in Redis."""
@@ -252,12 +283,17 @@ class FleetConsumer:
     def metrics(self) -> list[Value]:
         """Return the fleet's numbers that the monitor does not have."""
         counts, lag = self.counts, self._lag
+        unknown_s = time.monotonic() - self._looked_s
+        if unknown_s > STALE_S:  # Redis is away, or the log cannot be written
+            lag = Lag(None, lag.pending, lag.seconds + unknown_s)
         values: list[Value] = [
             ("fleet_records_total", {"outcome": "taken"}, counts.records),
             ("fleet_records_total", {"outcome": "again"}, counts.again),
             ("fleet_records_total", {"outcome": "lost"}, counts.lost),
+            ("fleet_records_total", {"outcome": "unreadable"}, counts.unread),
             ("fleet_lag_seconds", {}, lag.seconds),
             ("fleet_pending_entries", {}, lag.pending),
+            ("monitor_failures_total", {}, self.n_failures),
         ]
         if lag.entries is not None:
             values.append(("fleet_lag_entries", {}, lag.entries))

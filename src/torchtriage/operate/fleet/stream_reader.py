@@ -60,6 +60,11 @@ class StreamReader:
         self._from = ""  # "0" reads what is pending, ">" what is new
         self._claimed_s = 0.0
 
+    @property
+    def state_key(self) -> str:
+        """Redis' key of the state."""
+        return self._keys["state"]
+
     def open(self) -> bytes | None:
         """Begin; return the state that was stored last."""
         self._make_group()

@@ -8,7 +8,17 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any, NamedTuple
 
-__all__ = ["BOUNDS_S", "MAX_SIZES", "Aggregate", "Histogram", "RequestNote", "RequestRow", "error_name", "plain"]
+__all__ = [
+    "BOUNDS_S",
+    "MAX_NUMBER",
+    "MAX_SIZES",
+    "Aggregate",
+    "Histogram",
+    "RequestNote",
+    "RequestRow",
+    "error_name",
+    "plain",
+]
 
 # upper bounds of the classic buckets: 10 us to 50 s
 BOUNDS_S = tuple(float(f"{step}e{power}") for power in range(-5, 2) for step in (1, 2.5, 5))
@@ -18,6 +28,7 @@ STEPS_PER_DOUBLING = 32
 MAX_ERRORS = 16  # kinds of errors kept apart per model; further ones are counted as ``other``
 MAX_SIZES = 256  # distinct sizes counted per model; from there on the count stays
 MAX_FIELDS = 16  # of the caller's own per request; further ones are left out
+MAX_NUMBER = 2**60  # of nanoseconds 36 years; what is larger counts as that
 MAX_FIELD = 200  # characters of one
 OTHER = "other"
 
@@ -47,8 +58,12 @@ def plain(row: RequestRow) -> RequestRow:
         error: Any = note.error
         name = error if isinstance(error, str) else error_name(error)
         fields = _converted(_plain_fields, note.fields)
-        note = RequestNote(name, _converted(int, note.queued_ns), _converted(bool, note.nan), fields)
-    return start_ns, end_ns, _converted(int, size), note
+        note = RequestNote(name, _converted(_bounded, note.queued_ns), _converted(bool, note.nan), fields)
+    return start_ns, end_ns, _converted(_bounded, size), note
+
+
+def _bounded(value: Any) -> int:
+    return min(max(int(value), -MAX_NUMBER), MAX_NUMBER)
 
 
 def _converted(kind: Callable[[Any], Any], value: Any) -> Any:

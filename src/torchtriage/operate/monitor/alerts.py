@@ -300,7 +300,7 @@ class Detection:
         told = self._open.get((*model, alarm.kind))
         if told is not None:
             self._over[(*model, alarm.kind)] = replace(
-                told, message=alarm.message, at_s=at_s, n_before=0, size=alarm.size, ended=True
+                told, message=alarm.message, at_s=at_s, n_before=0, size=alarm.size, ended=not alarm.stays
             )
 
     def _tell_ends(self, now_s: float) -> None:

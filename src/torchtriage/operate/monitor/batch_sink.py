@@ -6,7 +6,7 @@ import threading
 import time
 from collections import deque
 from itertools import count, repeat
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -23,16 +23,20 @@ CLOSE_S = 5.0  # but not longer
 BACKOFF_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
+# bounds hold where records are read: what came from elsewhere must not overflow what counts it
+Nanoseconds = Annotated[int, msgspec.Meta(ge=-(2**60), le=2**60)]  # 36 years
+
+
 class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """A finished request as it leaves the process; ``at_s`` is wall-clock time, ``fields`` are the caller's own."""
 
     model: str
     version: str
-    at_s: float
-    duration_ns: int
-    size: int | None = None
+    at_s: Annotated[float, msgspec.Meta(ge=-1e11, le=1e11)]
+    duration_ns: Nanoseconds
+    size: Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)] | None = None
     error: str = ""
-    queued_ns: int | None = None
+    queued_ns: Nanoseconds | None = None
     nan: bool = False
     fields: dict[str, Any] = {}
 

@@ -70,10 +70,11 @@ fleet_seconds_total | counter | device model version | Time that the requests of
 fleet_slowness_ratio | gauge max | device model version | What a device's requests take, beside usual and its peers, \
 while it is slow.
 fleet_alarms_total | counter | kind | Alarms of devices against their peers, and of versions across devices, by kind.
-fleet_records_total | counter | outcome | Records of the fleet's stream: taken, again (came twice, counted once) or \
-lost (dropped by their device, or trimmed before they were read).
+fleet_records_total | counter | outcome | Records of the fleet's stream: taken, again (came twice, counted once), \
+lost (dropped by their device, or trimmed before they were read), or unreadable (here whole entries).
 fleet_lag_entries | gauge |  | Entries of the fleet's stream that were not read yet, where Redis can tell.
-fleet_lag_seconds | gauge |  | Time between the newest entry of the fleet's stream and the last that was read.
+fleet_lag_seconds | gauge |  | Time between the newest entry of the fleet's stream and the last that was read; \
+while Redis is away, and the time since it was heard.
 fleet_pending_entries | gauge |  | Entries that were read, and whose effect is not stored yet.
 monitor_requests_total | counter | outcome | Finished requests by what became of their record: sent on or dropped.
 monitor_pending | gauge |  | Finished requests whose record waits for the monitor's thread.

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from torchtriage.operate.monitor.aggregate import Aggregate, RequestRow, plain
+from torchtriage.operate.monitor.aggregate import MAX_NUMBER, Aggregate, RequestRow, plain
 from torchtriage.operate.monitor.asgi import at_the_end_of_uvicorn
 from torchtriage.operate.monitor.instrument import Model, Ring
 
@@ -194,7 +194,7 @@ class Monitor(AbstractContextManager["Monitor"]):
         for _ in range(len(pending)):
             row = pending.popleft()
             size, note = row[2], row[3]
-            usual = note is None and (size is None or size.__class__ is int)
+            usual = note is None and (size is None or (size.__class__ is int and -MAX_NUMBER < size < MAX_NUMBER))
             rows.append(row if usual else plain(row))
         if rows:
             self._hand_on(model, rows)
@@ -204,7 +204,12 @@ class Monitor(AbstractContextManager["Monitor"]):
         return ended
 
     def _hand_on(self, model: Model, rows: list[RequestRow]) -> None:
-        model.aggregate.add(rows)
+        before = model.aggregate.finished
+        try:
+            model.aggregate.add(rows)
+        except Exception:  # the thread serves the other models, too
+            self.n_sink_failures += 1
+            model.aggregate.finished = before + len(rows)
         for sink in self.sinks:
             try:
                 sink.offer(model, rows)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torchtriage.core.errors import UsageError
+from torchtriage.core.names import visible
 from torchtriage.operate.monitor.metrics import expand
 from torchtriage.operate.monitor.slo import Objective, burn_rates, objective
 
@@ -50,6 +51,7 @@ class AlertRule:
     severity: str
     summary: str
     description: str
+    labels: tuple[tuple[str, str], ...] = ()  # beside the severity and those of the query
 
 
 OF_MODEL = "{{ $labels.model }} {{ $labels.version }}"
@@ -272,7 +274,20 @@ def alerts(
                 " (docs/recording.md).",
             )
         )
-    return [*chosen, *(rule for line in slos for rule in _burning(objective(line))), *ALERTS]
+    return [*chosen, *(rule for slo in _objectives(slos) for rule in _burning(slo)), *ALERTS]
+
+
+def _objectives(lines: Sequence[str]) -> Iterator[Objective]:
+    known: dict[Objective, str] = {}
+    for line in lines:
+        slo = objective(line)
+        bare = slo._replace(text="")
+        if bare in known:
+            raise UsageError(
+                f"expected each objective once, found {visible(line)!r} and {visible(known[bare])!r}", where="--slo"
+            )
+        known[bare] = line
+        yield slo
 
 
 def _burning(slo: Objective) -> Iterator[AlertRule]:
@@ -285,6 +300,7 @@ def _burning(slo: Objective) -> Iterator[AlertRule]:
             f"{{{{ $labels.model }}}} spends the budget of {slo.text}",
             "{{ $value | humanizePercentage }} of its requests failed or came late: at this rate it spends"
             f" {rate.means} of what may fail in {slo.days} days.",
+            (("slo", slo.text),),
         )
 
 
@@ -317,6 +333,7 @@ def rules(
             f"        for: {alert.wait}",
             "        labels:",
             f"          severity: {alert.severity}",
+            *(f"          {name}: {json.dumps(value)}" for name, value in alert.labels),
             "        annotations:",
             f"          summary: {json.dumps(alert.summary)}",
             f"          description: {json.dumps(alert.description)}",

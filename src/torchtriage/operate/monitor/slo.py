@@ -49,7 +49,7 @@ def objective(line: str) -> Objective:
     model, _, rest = line.rpartition(":")
     found = _OBJECTIVE.fullmatch(rest.strip())
     share = round(float(found["percent"]) / 100, 9) if found and found["percent"].count(".") < 2 else 0.0
-    if found is None or not 0 < share < 1:
+    if found is None or not 0 < share < 1 or (found["days"] and not int(found["days"])):
         raise UsageError(
             f"expected an objective, found {visible(line)!r}",
             where="--slo",

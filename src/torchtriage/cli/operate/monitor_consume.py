@@ -54,7 +54,8 @@ def consume(
         process_metrics.register(consumer)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: consumer.stop())
-        click.echo(f"metrics at http://{host}:{listener.port}/metrics", err=True)
+        if not listener.n_failures:  # a port that is taken is logged, and tried again
+            click.echo(f"metrics at http://{host}:{listener.port}/metrics", err=True)
         if page is not None:
             click.echo(f"live page at http://{host}:{page.port}", err=True)
         try:

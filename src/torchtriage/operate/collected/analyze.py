@@ -41,10 +41,10 @@ def report(paths: Sequence[str | Path]) -> RecordsReport:
     models = tuple(_model(records, at) for at in range(len(records.models)))
     notes = []
     if records.n_skipped:
-        text = f"{format_count(records.n_skipped, 'line')} could not be read, and were left out"
+        text = f"{format_count(records.n_skipped, 'line')} left out: not readable"
         notes.append(Note("lines", "warn", text))
     if records.n_repeated:
-        text = f"{format_count(records.n_repeated, 'request')} were written twice, and count once"
+        text = f"{format_count(records.n_repeated, 'request')} written twice, counted once"
         notes.append(Note("repeated", "info", text))
     if records.devices == [""]:
         fix = 'JsonLog(..., device="cam-17") or RedisStream(..., device="cam-17")'

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.core.errors import SampleError
+from torchtriage.core.units import format_count
 
 __all__ = ["NO_SIZE", "Records", "read_records"]
 
@@ -102,7 +103,7 @@ def read_records(paths: Iterable[str | Path]) -> Records:
             fields.append(line.fields)
     if not columns:
         raise SampleError(
-            f"expected lines of requests, found none in {n_paths} files",
+            f"expected lines of requests, found none in {format_count(n_paths, 'file')}",
             hint="write them with JsonLog(...), or with torchtriage monitor consume --log FILE",
         )
     kinds = "model version device at_s took_ns size failed recompiles"

@@ -267,7 +267,7 @@ class PeerDetector:
             cell.spreads[at] += rate * (square - cell.spreads[at]) / min(n - WARM_UP + 1, SPREAD_MEMORY)
         if evidence >= 1:
             cell.on, cell.ratio = 1, math.exp(mean)
-            yield _slow(cell, mean, evidence, at_s, "than before, beside its peers")
+            yield _slow(cell, mean, evidence, at_s, "than before, compared with its peers")
 
     def _failing(self, cell: Cell, failed: int, asked: int, at_s: float) -> Iterator[PeerAlarm]:
         own = cell.n + cell.failed

@@ -27,6 +27,8 @@ NAMES = {
     ),
     "GEMM": (
         "ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_32x5_tn",
+        "void mul_mat_q<(ggml_type)12, 128, false>(char const*, int const*, int const*, int const*, float*)",
+        "void mul_mat_vec_dq_q6_K<32, 1>(void const*, float const*, float*, int, int)",
         "nvjet_tst_64x64_64x16_2x1_2cta_v_bz_bias_TNT",
         "Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT256x192x64_MI16x16x1",
         "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_256x128_32x3_tn_align8>",

@@ -101,7 +101,7 @@ _KERNELS = tuple(
         ),
         (
             GEMM,
-            r"gemm|gemv|wvspl|cijk_|cutlass|matmul|nvjet|cublas|(?<![a-z])b?mm_|_mm(?![a-z])|wmma|xmma|mfma|splitk|marlin"
+            r"gemm|gemv|wvspl|cijk_|cutlass|matmul|mul_mat|nvjet|cublas|(?<![a-z])b?mm_|_mm(?![a-z])|wmma|xmma|mfma|splitk|marlin"
             r"|machete|hipblaslt|rocblas|llmm|w8a8",
         ),
         (QUANTISATION, r"quant|(?:cast|convert)_to_fp8|scaled_fp8|fp8_(?:cast|convert)|to_mxfp|cvt_fp"),

@@ -88,7 +88,7 @@ def test_a_domain_that_was_never_seen_is_unusual_and_nothing_is_told_of_it(detec
     rows[:, NAMES.index("has device")] = 1
     found = blind.judge(rows)
     assert found.unusual.all()
-    assert not found.told.any()
+    assert not found.confident.any()
     assert not any(found.types)
 
 

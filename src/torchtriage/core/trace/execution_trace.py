@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["join_inputs"]
 
 _MOST_PLACES = 1000
-"""Equal places that are told apart by ids."""
+"""Equal places that ids distinguish."""
 
 
 _PAIR = "pass the execution trace and the profiler's file of one process, recorded in the same steps"

@@ -82,7 +82,7 @@ class Judged:
     certain: float = 0.0
 
     @property
-    def told(self) -> NDArray[np.bool_]:
+    def confident(self) -> NDArray[np.bool_]:
         """bool[n]: windows of which the likeliest type is certain enough, and that are not unusual."""
         likely = np.array([max(shares.values(), default=0.0) for shares in self.types])
         found: NDArray[np.bool_] = (self.probability * likely >= self.certain) & ~self.unusual

@@ -50,7 +50,7 @@ def suspicions(trace: Trace, findings: Sequence[Finding], detector: Detector | N
     judged = detector.predict(trace, flat)
     if judged.unusual.mean() > 0.5:  # as a whole unlike what it learned from
         return ()
-    suspicious = (judged.probability >= LIKELY) & judged.told & ~_explained(flat, findings)
+    suspicious = (judged.probability >= LIKELY) & judged.confident & ~_explained(flat, findings)
     known = {code for finding in findings for code in (finding.code, *finding.also_explains)}
     suspicious &= [
         max(probabilities, key=probabilities.__getitem__, default="") not in known for probabilities in judged.types

@@ -27,15 +27,15 @@ LEAST = 0.3
 class Suspect:
     """A window, how suspicious it is, and what stands out: alike where steps are alike.
 
-    ``costliest`` : the highest place of a finding of high severity that costs most here; 0 for none. ``touched`` : a
-    finding lies here, or is about the whole recording. The rest is what the detector says of it; see
+    ``finding_place`` : the highest place of a finding of high severity that costs most here; 0 for none.
+    ``touched`` : a finding lies here, or is about the whole recording. The rest is what the detector says of it; see
     :class:`~torchtriage.diagnose.detector.detector.Judged`.
     """
 
     window_ns: tuple[int, int]
     suspicion: float
     stands_out: str
-    costliest: int = 0
+    finding_place: int = 0
     touched: bool = False
     probability: float | None = None
     types: Mapping[str, float] = field(default_factory=dict)
@@ -51,7 +51,7 @@ def suspects(
     """
     length_ns = np.maximum(windows_ns[:, 1] - windows_ns[:, 0], 1)
     suspicion = np.zeros(len(windows_ns))
-    costliest, touched = np.zeros(len(windows_ns), int), np.zeros(len(windows_ns), bool)
+    finding_place, touched = np.zeros(len(windows_ns), int), np.zeros(len(windows_ns), bool)
     names = np.array([f"place {at % places + 1} of a step" for at in range(len(windows_ns))], object)
     for number, finding in enumerate(findings, 1):
         spans = intervals.union(np.array(finding.place.intervals_ns, np.int64).reshape(-1, 2))
@@ -59,8 +59,8 @@ def suspects(
         share = covered_ns / length_ns
         touched |= (covered_ns > 0) | (not len(spans))
         if finding.severity == "high" and len(windows_ns):
-            at = _costliest(windows_ns, spans, covered_ns, suspicion)
-            costliest[at] = costliest[at] or number
+            at = _most_expensive(windows_ns, spans, covered_ns, suspicion)
+            finding_place[at] = finding_place[at] or number
         by_rule = share * SURE[finding.certainty]
         names[(by_rule >= LEAST) & (by_rule > suspicion)] = f"{finding.code}, finding {number}"
         suspicion = np.maximum(suspicion, by_rule)
@@ -73,7 +73,7 @@ def suspects(
             (int(windows_ns[at, 0]), int(windows_ns[at, 1])),
             float(suspicion[at]),
             names[at],
-            int(costliest[at]),
+            int(finding_place[at]),
             bool(touched[at]),
             None if judged is None else float(judged.probability[at]),
             {} if judged is None else judged.types[at],
@@ -83,7 +83,7 @@ def suspects(
     )
 
 
-def _costliest(windows_ns: Ints, spans: Ints, covered_ns: Ints, suspicion: NDArray[np.float64]) -> int:
+def _most_expensive(windows_ns: Ints, spans: Ints, covered_ns: Ints, suspicion: NDArray[np.float64]) -> int:
     """Return the window with most of a finding; the nearest where it lies outside, the oddest where it has no place."""
     if not len(spans):
         return int(suspicion.argmax())
@@ -101,11 +101,11 @@ def worth_a_look(found: Sequence[Suspect], limit: int) -> tuple[list[Suspect], l
     """
     chosen: list[Suspect] = []
     left: list[tuple[Suspect, str]] = []
-    for item in sorted(found, key=lambda item: item.costliest or len(found) + 1):
-        if item.suspicion < LEAST and not item.costliest:
+    for item in sorted(found, key=lambda item: item.finding_place or len(found) + 1):
+        if item.suspicion < LEAST and not item.finding_place:
             if item.touched:
                 left.append((item, "findings touch it, none stands out"))
-        elif not item.costliest and any(item.stands_out == other.stands_out for other in chosen):
+        elif not item.finding_place and any(item.stands_out == other.stands_out for other in chosen):
             left.append((item, f"another window stands for {item.stands_out}"))
         elif len(chosen) < limit:
             chosen.append(item)

@@ -45,11 +45,11 @@ device_allocated_bytes | gauge | device | Memory of the device that tensors hold
 device_reserved_bytes | gauge | device | Memory of the device that PyTorch's allocator holds.
 device_capacity_bytes | gauge max | device | Memory that the device has.
 device_utilization_ratio | gauge max | device | Share of the last sample period in which the GPU ran a kernel, as \
-NVML tells it.
-device_power_watts | gauge max | device | Power that the GPU draws, as NVML tells it.
-device_temperature_celsius | gauge max | device | Temperature of the GPU, as NVML tells it.
+NVML reports it.
+device_power_watts | gauge max | device | Power that the GPU draws, as NVML reports it.
+device_temperature_celsius | gauge max | device | Temperature of the GPU, as NVML reports it.
 device_ecc_errors_total | counter max | device | Errors of the GPU's memory that ECC could not correct, since \
-its driver was loaded, as NVML tells it.
+its driver was loaded, as NVML reports it.
 process_resident_bytes | gauge |  | Memory of the process that is resident; of several processes their sum.
 process_cpu_seconds_total | counter |  | Processor time that the process took.
 compile_recompiles_total | counter |  | Compilations by torch.compile of code that it had compiled before.

@@ -153,7 +153,7 @@ def fetch(folder: Path, local: Path | None, index: Path, quiet: bool) -> None:
             done.append(outcome)
             progress(len(done))
 
-        outcomes = fetch_all(entries, read_labels(index / "labels.toml"), folder, local=local, told=told)
+        outcomes = fetch_all(entries, read_labels(index / "labels.toml"), folder, local=local, report=told)
     failed = [outcome for outcome in outcomes if outcome.failure]
     n_kept = sum(outcome.kept for outcome in outcomes)
     click.echo(f"{len(outcomes) - n_kept - len(failed)} fetched, {n_kept} were there, {len(failed)} missing: {folder}")

@@ -53,7 +53,7 @@ def fetch(
     *,
     local: Path | None = None,
     host: str = HOST,
-    told: Callable[[Outcome], None] = lambda _: None,
+    report: Callable[[Outcome], None] = lambda _: None,
 ) -> list[Outcome]:
     """Make a benchmark recording of each entry in ``folder``.
 
@@ -70,7 +70,7 @@ def fetch(
     for entry in entries:
         outcome = _one(entry, labels.get(entry.id, {}), folder, have, host)
         outcomes.append(outcome)
-        told(outcome)
+        report(outcome)
     if not any(outcome.failure for outcome in outcomes) and drafts.exists():
         shutil.rmtree(drafts)
     return outcomes

@@ -164,12 +164,18 @@ class _Reader:
                 hint="pass PREFIX_kernel_trace.csv, or the folder it is in",
             )
         places = {name: place for place, name in enumerate(names)}
+        take = {
+            "agents": self._take_agents,
+            "kernels": self._take_kernels,
+            "copies": self._take_copies,
+            "calls": self._take_calls,
+        }.get(table.kind)
         n_rows = n_bad = 0
         for block in chain([lines], blocks):
             rows = _rows(block, len(names), places.get(table.text, -1))
             n_bad += sum(map(bool, block)) - len(rows)
-            if rows and table.kind:
-                getattr(self, f"_take_{table.kind}")(_Block(places, list(zip(*rows, strict=True))))
+            if rows and take is not None:
+                take(_Block(places, list(zip(*rows, strict=True))))
             n_rows += len(rows)
             if self._progress is not None:
                 self._progress(source.n_read, source.size_bytes)

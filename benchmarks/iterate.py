@@ -33,7 +33,7 @@ import numpy as np
 from torchtriage.learn.dataset.recordings import DatasetItem
 from torchtriage.learn.dataset.score import area_under_roc
 from torchtriage.learn.review.evidence import Evidence, EvidenceLine
-from torchtriage.learn.review.reviewer import NONE, Outcome, Review, Reviewer, Sentence
+from torchtriage.learn.review.reviewer import NONE, Outcome, Review, Reviewer
 from torchtriage.learn.review.rule_reviewer import Offline
 from torchtriage_benchmark.training.active_learning import (
     Findings,
@@ -98,7 +98,7 @@ class Scripted:
         chance = random.Random(f"{self.seed} {alike}")
         if chance.random() >= self.accuracy:
             code = chance.choice(self.codes) if code == NONE else NONE
-        return Review(code, 0.95, (Sentence("So it is.", ("e1",)),))
+        return Review(code, 0.95, ("e1",))
 
 
 def scored(judge: Judge, test: Sequence[Labelled]) -> float:

@@ -1,4 +1,4 @@
-"""Measures a reviewer on labelled windows: verdicts that are right, and sentences that have support.
+"""Measures a reviewer on labelled windows: how many of its verdicts are right.
 
 ::
 
@@ -7,8 +7,8 @@
 
 Windows are drawn from split ``test``, half of them faulty. A reviewer gets their evidence as ``torchtriage review``
 gives it, without the learned detector's line. Prints one JSON object: of the windows with a verdict, how many are
-rightly called faulty or not, and with which fault; how many have none, by the reason; how many sentences were kept and
-dropped; tokens. The key of an endpoint comes from ``OPENAI_API_KEY``.
+rightly called faulty or not, and with which fault; how many have none, by the reason; how many lines were cited;
+tokens. The key of an endpoint comes from ``OPENAI_API_KEY``.
 """
 
 from __future__ import annotations
@@ -63,8 +63,7 @@ def main() -> None:
                 "faulty_or_not_right": sum((code != NONE) == (review.code != NONE) for code, review in told),
                 "called_faulty_both": len(named),
                 "fault_right": sum(code == said for code, said in named),
-                "sentences_kept": sum(len(review.why) + len(review.advice) for _, review in told),
-                "sentences_dropped": sum(review.dropped for _, review in told),
+                "lines_cited": sum(len(review.why) + len(review.against) for _, review in told),
                 "no_verdict": Counter(one.reason[:80] for one in outcomes if one.review is None),
                 "prompt_tokens": sum(one.prompt_tokens for one in outcomes),
                 "reply_tokens": sum(one.reply_tokens for one in outcomes),

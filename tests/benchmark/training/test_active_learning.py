@@ -16,7 +16,7 @@ from torchtriage.core.errors import UsageError
 from torchtriage.diagnose.detector.detector import Judged
 from torchtriage.learn.dataset.recordings import DatasetItem
 from torchtriage.learn.review.evidence import Evidence, EvidenceLine
-from torchtriage.learn.review.reviewer import NONE, Outcome, Review, Sentence, check
+from torchtriage.learn.review.reviewer import NONE, Outcome, Review, check
 from torchtriage_benchmark.commands import labels as commands
 from torchtriage_benchmark.training.active_learning import (
     Findings,
@@ -28,7 +28,7 @@ from torchtriage_benchmark.training.active_learning import (
     iterate,
     relabelled,
 )
-from torchtriage_benchmark.training.labels import History, Labels, recorded_labels
+from torchtriage_benchmark.training.labels import History, Labels, Sentence, recorded_labels
 from torchtriage_benchmark.training.training_set import Example
 
 labels_group = click.Group(commands={"iterate": commands.iterate, "audit": commands.audit, "veto": commands.veto})
@@ -116,7 +116,7 @@ class Oracle:
                 outcomes.append(Outcome(one, None, "refused"))
                 continue
             code = self.truth[item][int(window)]
-            why = (Sentence("So it is.", ("e1",)),)
+            why = ("e1",)
             outcomes.append(Outcome(one, Review(code, self.confidence, why)))
         return tuple(outcomes)
 
@@ -158,7 +158,7 @@ def test_every_change_is_in_the_history_with_its_evidence(tmp_path: Path) -> Non
     assert history.apply(bad) == report.labels
     for one in history.changes:
         assert (one.who, one.action, one.confidence) == ("oracle", "relabel", 0.95)
-        assert one.why == (Sentence("So it is.", ("e1",)),)
+        assert one.why == (Sentence("", ("e1",)),)
         assert one.cited[0] == ("e1", f"{one.item} {one.window}")
         assert one.digest
         assert one.before != one.after
@@ -207,7 +207,7 @@ class Other(Oracle):
         for one in evidence:
             item, window = one.lines[0].text.split()
             code = CODES[0] if self.truth[item][int(window)] == NONE else NONE
-            outcomes.append(Outcome(one, Review(code, 1.0, (Sentence("So it is.", ("e1",)),))))
+            outcomes.append(Outcome(one, Review(code, 1.0, ("e1",))))
         return tuple(outcomes)
 
 

@@ -56,10 +56,11 @@ def command(ctx: click.Context, /, path: str, **given: Any) -> None:
     """Review the most suspicious windows of a trace: what is wrong there, and why.
 
     A window is a sixteenth of a step. A reviewer gets each window's evidence, within a token budget,
-    and cites lines of it in every sentence. The offline reviewer computes its verdict from the rules
-    and the learned detector. --reviewer llm asks a language model through any endpoint that speaks
-    OpenAI's protocol, with the key in OPENAI_API_KEY. Names that are not public are redacted, and
-    the command first states what it sends where.
+    and says which fault it shows and which lines speak for and against it; these are printed. The
+    offline reviewer computes its verdict from the rules and the learned detector. --reviewer llm asks
+    a language model through any endpoint that speaks OpenAI's protocol, with the key in
+    OPENAI_API_KEY. Names that are not public are redacted, and the command first states what it sends
+    where.
 
     Exit codes: 0 all reviewed, 1 some windows could not be, 2 unusable input or usage.
     """
@@ -104,6 +105,7 @@ def command(ctx: click.Context, /, path: str, **given: Any) -> None:
             probability=item.probability,
             types=item.types,
             unusual=item.unusual,
+            confident=item.confident,
             redact=not given["no_redact"],
             codes=codes,
         )

@@ -100,9 +100,11 @@ class Evidence:
         seen = json.dumps([self.text, self.codes])
         return hashlib.sha256(seen.encode("utf-8", "backslashreplace")).hexdigest()
 
-    def with_opinion(self, probability: float, types: Mapping[str, float], *, unusual: bool = False) -> Evidence:
+    def with_opinion(
+        self, probability: float, types: Mapping[str, float], *, unusual: bool = False, confident: bool = True
+    ) -> Evidence:
         """Return the evidence with what the learned detector says as its last line."""
-        text, facts = _opinion(probability, types, unusual)
+        text, facts = _opinion(probability, types, unusual, confident)
         last = EvidenceLine(f"e{len(self.lines) + 1}", "detector", text, facts)
         return replace(self, lines=(*self.lines, last))
 
@@ -124,6 +126,7 @@ def gather(
     probability: float | None = None,
     types: Mapping[str, float] | None = None,
     unusual: bool = False,
+    confident: bool = True,
     budget: int = BUDGET,
     redact: bool = True,
     codes: tuple[str, ...] | None = None,
@@ -131,9 +134,10 @@ def gather(
     """Return the evidence of one window.
 
     ``findings`` : of the whole recording; those that touch the window are in the evidence. ``window_ns`` : beginning
-    and end on the trace's clock. ``probability``, ``types``, ``unusual`` : what the learned detector says of the
-    window: that it is faulty, 0 to 1; of which type; that it is unlike all it was trained on. ``budget`` : tokens, by
-    :func:`count_tokens`, with room for what the detector says; what matters less is left out first, and counted.
+    and end on the trace's clock. ``probability``, ``types``, ``unusual``, ``confident`` : what the learned detector
+    says of the window: that it is faulty, 0 to 1; of which type; that it is unlike all it was trained on; that it is
+    sure enough to name a type. ``budget`` : tokens, by :func:`count_tokens`,
+    with room for what the detector says; what matters less is left out first, and counted.
     ``redact`` : show public names alone, see :mod:`torchtriage.learn.review.redaction`. ``codes`` : what
     :func:`applicable` says of the trace, where many windows are asked for.
     """
@@ -149,7 +153,7 @@ def gather(
         *_findings(findings, window, redact=redact),
     ]
     # one that is asked later finds room: see with_opinion
-    opinion = (1.0, _LONGEST, True) if probability is None else (probability, types or {}, unusual)
+    opinion = (1.0, _LONGEST, True, False) if probability is None else (probability, types or {}, unusual, confident)
     last = f"e{len(drafts) + 1}: {_opinion(*opinion)[0]}\n"
     chosen, left_out = _within(drafts, budget - count_tokens(last))
     lines = [EvidenceLine(f"e{number}", item.kind, item.text, item.facts) for number, item in enumerate(chosen, 1)]
@@ -159,7 +163,7 @@ def gather(
     evidence = Evidence((window.begin_ns, window.end_ns), tuple(lines), allowed, left_out, redact)
     if probability is None:
         return evidence
-    return evidence.with_opinion(probability, types or {}, unusual=unusual)
+    return evidence.with_opinion(probability, types or {}, unusual=unusual, confident=confident)
 
 
 @dataclass(frozen=True)
@@ -433,12 +437,20 @@ _LONGEST = {"SYN001": 1.0, "SYN002": 1.0, "SYN003": 1.0}
 """Types of which the detector's line is as long as it can be."""
 
 
-def _opinion(probability: float, types: Mapping[str, float], unusual: bool) -> tuple[str, dict[str, Any]]:
+def _opinion(
+    probability: float, types: Mapping[str, float], unusual: bool, confident: bool
+) -> tuple[str, dict[str, Any]]:
     likely = sorted(types.items(), key=lambda pair: (-pair[1], pair[0]))[:3]
     named = "".join(f", {code} {sure:.2f}" for code, sure in likely if sure >= 0.01)
     odd = ", outside the range of its training data" if unusual else ""
+    odd = odd or ("" if confident or not named else ", less sure than where it names a type in a report")
     text = f"the learned detector: faulty with probability {probability:.2f}{named}{odd}"
-    facts = {"probability": float(probability), "types": dict(likely), "unusual": bool(unusual)}
+    facts = {
+        "probability": float(probability),
+        "types": dict(likely),
+        "unusual": bool(unusual),
+        "confident": bool(confident),
+    }
     return text, facts
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from torchtriage.diagnose.patterns import lookup
 from torchtriage.learn.review.evidence import Evidence
+from torchtriage.learn.review.relevance import bears_on
 from torchtriage.learn.review.reviewer import NONE
-from torchtriage.learn.review.support import bears_on
 
 __all__ = ["again", "messages", "reply_schema"]
 
@@ -40,9 +40,8 @@ def reply_schema(evidence: Evidence) -> dict[str, Any]:
     In the subset that endpoints with strict schemas know: no bounds, every field required.
     """
     ids = {"type": "array", "items": {"type": "string", "enum": [line.id for line in evidence.lines]}}
-    sentences = {"type": "array", "items": _object(text={"type": "string"}, evidence=ids)}
     code = {"type": "string", "enum": [*evidence.codes, NONE]}
-    return _object(code=code, confidence={"type": "number"}, why=sentences, advice=sentences)
+    return _object(code=code, confidence={"type": "number"}, why=ids, against=ids)
 
 
 def _object(**properties: Any) -> dict[str, Any]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torchtriage.core.docpages import section
 from torchtriage.core.version import __version__
 from torchtriage.diagnose.patterns import lookup
-from torchtriage.learn.review.reviewer import NONE, Outcome, Sentence
+from torchtriage.learn.review.reviewer import NONE, Outcome
 from torchtriage.learn.review.window_selection import Suspect
 
 __all__ = ["REVIEW_SCHEMA", "NotReviewed", "Quoted", "ReviewResult", "Usage", "WindowReview", "collect"]
@@ -28,9 +29,10 @@ class WindowReview:
     """What the reviewer says of one window.
 
     Times are ns since the recording's first event. ``suspicion`` : why it was looked at, 0 to 1.
-    ``code`` : the anti-pattern, or ``none``; ``title`` : its name, empty for ``none``. ``evidence``
-    : all that was shown; sentences cite its ids. ``findings`` : codes of the rules' findings that lie here.
-    ``dropped`` : sentences that were left out, because the lines they cite do not say so.
+    ``code`` : the anti-pattern, or ``none``; ``title``, ``meaning``, ``fix`` : what the catalogue says of it, the fix
+    that of the finding where one lies here; empty for ``none``. ``why``, ``against`` : ids of lines of ``evidence``,
+    which is all that was shown. ``remark`` : a person's own words. ``findings`` : codes of the rules' findings that
+    lie here.
     """
 
     start_ns: int
@@ -39,12 +41,14 @@ class WindowReview:
     code: str
     title: str
     confidence: float
-    why: tuple[Sentence, ...]
-    advice: tuple[Sentence, ...]
+    meaning: str
+    fix: str
+    why: tuple[str, ...]
+    against: tuple[str, ...]
+    remark: str
     evidence: tuple[Quoted, ...]
     cached: bool
     findings: tuple[str, ...] = ()
-    dropped: int = 0
 
 
 @dataclass(frozen=True)
@@ -146,19 +150,28 @@ def _window(suspect: Suspect, outcome: Outcome, begin_ns: int) -> WindowReview:
     review = outcome.review
     assert review is not None
     start_ns, end_ns = suspect.window_ns
+    evidence, code = outcome.evidence, review.code
+    title = meaning = fix = ""
+    if code != NONE:
+        entry = lookup(code)
+        title, meaning, fix = entry.pattern.title, section(entry.page, "Slow because"), entry.fix.text
+        # the finding's own fix fits the device at hand; the catalogue's is for all
+        fix = next((line.facts["fix"] for line in evidence.of_kind("finding") if line.facts["code"] == code), fix)
     return WindowReview(
         start_ns - begin_ns,
         end_ns - begin_ns,
         round(suspect.suspicion, 4),
-        review.code,
-        "" if review.code == NONE else lookup(review.code).pattern.title,
+        code,
+        title,
         review.confidence,
+        meaning,
+        fix,
         review.why,
-        review.advice,
-        tuple(Quoted(line.id, line.text) for line in outcome.evidence.lines),
+        review.against,
+        review.remark,
+        tuple(Quoted(line.id, line.text) for line in evidence.lines),
         outcome.cached,
-        tuple(dict.fromkeys(line.facts["code"] for line in outcome.evidence.of_kind("finding"))),
-        review.dropped,
+        tuple(dict.fromkeys(line.facts["code"] for line in evidence.of_kind("finding"))),
     )
 
 

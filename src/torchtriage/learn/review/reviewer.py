@@ -1,30 +1,29 @@
-"""What a reviewer is, what it says, and what it may not say.
+"""What a reviewer is, and what it may say: a code and lines of the evidence, and no words of its own.
 
-Whoever reviews, a model, a program or a person, a review is taken only when it can be checked:
-a code that the recording could show, and sentences that each cite lines of the evidence.
+Whoever reviews, a model, a program or a person, a verdict is a code that the recording could show, and the ids of the
+lines that speak for it and against it. A report prints these lines as they were shown, and the catalogue's words on the
+code. So a model cannot invent: what it can get wrong is the verdict.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from torchtriage.core.names import visible
 from torchtriage.learn.review.evidence import Evidence
-from torchtriage.learn.review.support import bears_on, unsupported
+from torchtriage.learn.review.relevance import bears_on
 
 __all__ = [
     "INTERRUPTED",
-    "MAX_SENTENCES",
+    "MAX_LINES",
     "NONE",
     "NOT_STARTED",
     "Outcome",
     "RejectedError",
     "Review",
     "Reviewer",
-    "Sentence",
     "check",
     "formed",
     "silent",
@@ -35,9 +34,8 @@ NONE = "none"
 INTERRUPTED = "interrupted"
 """The reason of windows that were left when somebody stopped the review."""
 NOT_STARTED = "not begun: the review was stopped before"
-MAX_SENTENCES = 8
-MAX_SENTENCE = 600
-"""Characters; who writes more does not sum up."""
+MAX_LINES = 8
+"""Who cites more does not choose."""
 
 
 class RejectedError(ValueError):
@@ -52,27 +50,18 @@ class RejectedError(ValueError):
 
 
 @dataclass(frozen=True)
-class Sentence:
-    """A statement, and the ids of the lines of evidence it rests on."""
-
-    text: str
-    evidence: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Review:
     """What a reviewer says of one window.
 
-    ``code`` : the anti-pattern, or ``none``. ``confidence`` : in that, 0 to 1. ``why`` : at least
-    one sentence. ``advice`` : what to change, may be empty. ``dropped`` : sentences that were left out, because the
-    lines they cite do not say so.
+    ``code`` : the anti-pattern, or ``none``. ``confidence`` : in that, 0 to 1. ``why`` : ids of the lines that speak
+    for it, at least one. ``against`` : of those that speak against it. ``remark`` : a person's own words.
     """
 
     code: str
     confidence: float
-    why: tuple[Sentence, ...]
-    advice: tuple[Sentence, ...] = ()
-    dropped: int = 0
+    why: tuple[str, ...]
+    against: tuple[str, ...] = ()
+    remark: str = ""
 
 
 @dataclass(frozen=True)
@@ -111,39 +100,24 @@ def silent(_place: int, _outcome: Outcome) -> None:
 
 
 def check(reply: Any, evidence: Evidence) -> Review:
-    """Return what has support in a reply, as a review; see :mod:`torchtriage.learn.review.support`.
+    """Return a reply as a review; a rule that found the code elsewhere alone speaks against it, cited or not.
 
-    Raises RejectedError: as :func:`formed`, or no sentence with support cites a line that bears on the code.
+    Raises RejectedError: as :func:`formed`, or none of the lines that speak for the code bears on it.
     """
     review = formed(reply, evidence)
     lines = {line.id: line for line in evidence.lines}
-
-    def kept(sentences: tuple[Sentence, ...], advice_on: str = "") -> tuple[Sentence, ...]:
-        return tuple(
-            item for item in sentences if not unsupported(item.text, [lines[one] for one in item.evidence], advice_on)
-        )
-
-    def bears(item: Sentence) -> bool:
-        return review.code == NONE or any(bears_on(lines[one], review.code) for one in item.evidence)
-
-    why = kept(review.why)
-    advice = tuple(filter(bears, kept(review.advice, review.code))) if review.code != NONE else ()
-    if not why:
-        reason = unsupported(review.why[0].text, [lines[one] for one in review.why[0].evidence])
-        raise RejectedError("no answer: expected sentences whose numbers and names are in the lines they cite", reason)
-    if not any(map(bears, why)):
-        raise RejectedError("no answer: expected a line that bears on the code", review.code)
-    dropped = len(review.why) + len(review.advice) - len(why) - len(advice)
-    if dropped >= len(why) + len(advice):  # the rest of what was made up is no verdict either
-        raise RejectedError("no answer: expected more sentences with support than without", f"{dropped} without")
-    return replace(review, why=why, advice=advice, dropped=dropped)
+    if review.code != NONE and not any(bears_on(lines[item], review.code) for item in review.why):
+        raise RejectedError("no answer: expected in why a line that bears on the code", review.code)
+    elsewhere = (line.id for line in evidence.of_kind("elsewhere") if line.facts["code"] == review.code)
+    against = dict.fromkeys((*review.against, *elsewhere))
+    return replace(review, against=tuple(item for item in against if item not in review.why))
 
 
 def formed(reply: Any, evidence: Evidence) -> Review:
-    """Return a reply as a review, whatever its sentences say.
+    """Return a reply as a review, whatever its lines say.
 
-    Raises RejectedError: it is not of the form that is asked for, its code is none of this
-    recording's, a sentence cites nothing, or something that is not there.
+    Raises RejectedError: it is not of the form that is asked for, its code is none of this recording's, or it cites
+    nothing, or what is not there.
     """
     if not isinstance(reply, dict):
         raise RejectedError("expected an object", _kind(reply))
@@ -153,37 +127,22 @@ def formed(reply: Any, evidence: Evidence) -> Review:
     confidence = reply.get("confidence")
     if isinstance(confidence, bool) or not isinstance(confidence, int | float) or not 0 <= confidence <= 1:
         raise RejectedError("expected a confidence from 0 to 1", _shown(confidence))
-    why = _sentences(reply.get("why"), "why", evidence)
+    why = _ids(reply.get("why"), "why", evidence)
     if not why:
-        raise RejectedError("expected at least one sentence in why", "none")
-    advice = _sentences(reply.get("advice", []), "advice", evidence)
-    return Review(str(code), float(confidence), why, advice)
+        raise RejectedError("expected at least one id in why", "none")
+    return Review(str(code), float(confidence), why, _ids(reply.get("against", []), "against", evidence))
 
 
-def _sentences(rows: Any, where: str, evidence: Evidence) -> tuple[Sentence, ...]:
-    if not isinstance(rows, list):
-        raise RejectedError(f"expected a list of sentences in {where}", _kind(rows))
-    if len(rows) > MAX_SENTENCES:
-        raise RejectedError(f"expected at most {MAX_SENTENCES} sentences in {where}", str(len(rows)))
-    return tuple(_sentence(row, f"{where}[{at}]", evidence) for at, row in enumerate(rows))
-
-
-def _sentence(row: Any, where: str, evidence: Evidence) -> Sentence:
-    text = row.get("text") if isinstance(row, dict) else None
-    if not isinstance(text, str) or not text.strip():
-        raise RejectedError(f"expected a text in {where}", _shown(text))
-    if len(text) > MAX_SENTENCE:
-        raise RejectedError(f"expected at most {MAX_SENTENCE} characters in {where}", f"{len(text):,}")
-    cited = row.get("evidence")
-    if not isinstance(cited, list) or not cited:
-        raise RejectedError(f"expected the ids of evidence in {where}", _shown(cited))
+def _ids(cited: Any, where: str, evidence: Evidence) -> tuple[str, ...]:
+    if not isinstance(cited, list):
+        raise RejectedError(f"expected a list of ids in {where}", _kind(cited))
+    if len(cited) > MAX_LINES:
+        raise RejectedError(f"expected at most {MAX_LINES} ids in {where}", str(len(cited)))
     unknown = [item for item in cited if not isinstance(item, str) or item not in evidence.ids]
     if unknown:
-        raise RejectedError(
-            f"expected ids from e1 to e{len(evidence.lines)} in {where}", ", ".join(map(_shown, unknown[:3]))
-        )
-    # what a model writes reaches a terminal
-    return Sentence(visible(re.sub(r"\s+", " ", text).strip()), tuple(dict.fromkeys(cited)))
+        found = ", ".join(map(_shown, unknown[:3]))
+        raise RejectedError(f"expected ids from e1 to e{len(evidence.lines)} in {where}", found)
+    return tuple(dict.fromkeys(cited))
 
 
 def _kind(value: Any) -> str:

@@ -40,6 +40,7 @@ class Suspect:
     probability: float | None = None
     types: Mapping[str, float] = field(default_factory=dict)
     unusual: bool = False
+    confident: bool = False
 
 
 def suspects(
@@ -67,6 +68,7 @@ def suspects(
     if judged is not None:
         trusted = np.where(judged.unusual, 0.0, judged.probability)
         suspicion = np.maximum(suspicion, trusted)
+    confident = np.zeros(len(windows_ns), bool) if judged is None else judged.confident
     order = np.argsort(-suspicion, kind="stable").tolist()
     return tuple(
         Suspect(
@@ -78,6 +80,7 @@ def suspects(
             None if judged is None else float(judged.probability[at]),
             {} if judged is None else judged.types[at],
             bool(judged is not None and judged.unusual[at]),
+            bool(confident[at]),
         )
         for at in order
     )

@@ -12,19 +12,20 @@ from torchtriage.report import blocks as b
 __all__ = ["document"]
 
 N_SPANS = 12
+SURE = 0.5
+"""A verdict less sure than not is a perhaps."""
 
 
 def document(result: ReviewResult) -> b.Document:
     """Return the report of ``torchtriage review``."""
-    n_patterns = sum(window.code != NONE for window in result.windows)
+    faulty = [window.confidence >= SURE for window in result.windows if window.code != NONE]
     n_failed = sum(window.failed for window in result.not_reviewed)
     reviewed = f"{format_count(len(result.windows), 'window')} reviewed by {result.reviewer}"
     failed = f"{format_count(n_failed, 'window')} could not be reviewed" if n_failed else ""
     n_calm = result.n_windows - len(result.windows) - len(result.not_reviewed)
     calm = f"; {n_calm:,} have no finding and are calm" if n_calm else ""
     chosen = f"{result.n_windows:,} windows, chosen by {result.chosen_by}{calm}"
-    n_dropped = sum(window.dropped for window in result.windows)
-    dropped = f"{format_count(n_dropped, 'sentence')} without support left out" if n_dropped else ""
+    unclear = f"{format_count(faulty.count(False), 'window')} perhaps with one" if not all(faulty) else ""
     reasons = sorted(result.not_reviewed, key=lambda window: (not window.failed, window.reason))
     left = [
         (f"{reason}: ", b.dim(_spans(sorted(group, key=lambda window: window.start_ns))))
@@ -33,7 +34,7 @@ def document(result: ReviewResult) -> b.Document:
     blocks: list[b.Block] = [
         b.Head(
             "torchtriage review",
-            (f"{reviewed}: {n_patterns} with an anti-pattern", failed, dropped),
+            (f"{reviewed}: {sum(faulty)} with an anti-pattern", failed, unclear),
             ("bold", "bold red", "yellow"),
             hang=0,
         ),
@@ -59,18 +60,23 @@ def _usage(result: ReviewResult) -> str:
 
 
 def _window(window: WindowReview) -> b.Entry:
-    verdict = b.bold(f"{window.code} {window.title}")
+    perhaps = "" if window.confidence >= SURE else "perhaps "
+    verdict = b.bold(f"{perhaps}{window.code} {window.title}")
     if window.code == NONE:
         found = ", ".join(window.findings)
         verdict = b.Span(f"nothing beside {found}", "yellow") if found else b.Span("no anti-pattern", "green")
+    texts = {quoted.id: quoted.text for quoted in window.evidence}
     rows = [
         row
-        for label, sentences in (("why", window.why), ("advice", window.advice))
-        for row in b.labelled(label, [(line.text, b.dim(f" [{', '.join(line.evidence)}]")) for line in sentences])
+        for label, ids in (("for", window.why), ("against", window.against))
+        for row in b.labelled(label, [(b.bold(f"{name} "), b.dim(texts.get(name, ""))) for name in ids])
     ]
-    texts = {quoted.id: quoted.text for quoted in window.evidence}
-    cited = dict.fromkeys(name for sentence in (*window.why, *window.advice) for name in sentence.evidence)
-    rows += b.labelled("evidence", [(b.bold(f"{name} "), b.dim(texts.get(name, ""))) for name in cited])
+    said = (
+        ("remark", window.remark),
+        ("meaning", window.meaning[:1].upper() + window.meaning[1:]),
+        ("fix", window.fix),
+    )
+    rows += [row for label, text in said if text for row in b.labelled(label, [(text.replace("``", "`"),)])]
     confidence = b.Span(f"  confidence {format_share(window.confidence)}", "italic")
     return b.Entry((b.dim(f"{_span(window)}  "), verdict, confidence), [b.Rows(rows, indent=3)])
 

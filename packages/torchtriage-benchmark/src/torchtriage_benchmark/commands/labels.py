@@ -179,7 +179,7 @@ def _line(one: Change, stands: bool) -> str:
 
     what = f"takes back {one.vetoes}" if one.vetoes else f"confidence {one.confidence:.2f}"
     gone = "" if stands else ", taken back"
-    why = " ".join(f"{it.text} [{', '.join(it.evidence)}]" if it.evidence else it.text for it in one.why)
+    why = " ".join(f"{it.text} [{', '.join(it.evidence)}]".removesuffix(" []").strip() for it in one.why)
     return visible(
         f"{one.number} {one.at} {one.who}: item {one.item} window {one.window}: "
         f"{one.before} -> {one.after} ({what}{gone}): {why}"

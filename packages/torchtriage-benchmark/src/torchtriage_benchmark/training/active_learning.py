@@ -25,7 +25,7 @@ from torchtriage.learn.dataset.score import area_under_roc
 from torchtriage.learn.review.evidence import Evidence, applicable, gather
 from torchtriage.learn.review.reviewer import INTERRUPTED, NONE, Outcome, Reviewer, silent
 from torchtriage_benchmark.training.human_reviewer import PERSON
-from torchtriage_benchmark.training.labels import Change, History, Labels
+from torchtriage_benchmark.training.labels import Change, History, Labels, Sentence
 from torchtriage_benchmark.training.training_set import Example, recorded
 
 __all__ = [
@@ -380,7 +380,7 @@ def _changed(
         return []
     if not (_is_person(who) or _agrees(proposal, review.code, settings.trust)):
         return []
-    ids = {item for sentence in review.why for item in sentence.evidence}
+    ids = {*review.why, *review.against}
     return [
         history.append(
             who=who,
@@ -389,7 +389,7 @@ def _changed(
             before=before,
             after=review.code,
             confidence=review.confidence,
-            why=review.why,
+            why=(Sentence(review.remark, review.why),),
             cited=tuple((line.id, line.text) for line in outcome.evidence.lines if line.id in ids),
             digest=outcome.evidence.key,
             round=number,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+from torchtriage.core.names import visible
 from torchtriage.diagnose.patterns import lookup
 from torchtriage.learn.review.evidence import Evidence
 from torchtriage.learn.review.reviewer import INTERRUPTED, NONE, Outcome, RejectedError, Review, formed
@@ -68,6 +70,5 @@ class Person:
             confidence = float(sure) / 100
         except ValueError:
             raise RejectedError("expected a percentage", repr(sure)) from None
-        ids = re.findall(r"\be\d+\b", why)
-        reply = {"code": code, "confidence": confidence, "why": [{"text": why, "evidence": ids}]}
-        return formed(reply, evidence)
+        ids = list(dict.fromkeys(re.findall(r"\be\d+\b", why)))
+        return replace(formed({"code": code, "confidence": confidence, "why": ids}, evidence), remark=visible(why))

@@ -19,7 +19,7 @@ import msgspec
 
 from torchtriage.core.errors import UsageError
 from torchtriage.learn.dataset.recordings import DatasetItem
-from torchtriage.learn.review.reviewer import NONE, Sentence
+from torchtriage.learn.review.reviewer import NONE
 from torchtriage_benchmark.training.human_reviewer import PERSON
 
 __all__ = ["HISTORY", "Change", "History", "Labels", "recorded_labels"]
@@ -34,6 +34,14 @@ Labels = dict[str, tuple[str, ...]]
 def recorded_labels(items: Sequence[DatasetItem]) -> Labels:
     """Return the labels that the recordings came with."""
     return {item.id: tuple(item.code if faulty else NONE for faulty in item.faulty.tolist()) for item in items}
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A person's words, or a former reviewer's, and the ids of the lines of evidence they rest on."""
+
+    text: str
+    evidence: tuple[str, ...]
 
 
 @dataclass(frozen=True)

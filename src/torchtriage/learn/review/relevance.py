@@ -1,0 +1,47 @@
+"""Whether a line of evidence bears on a code of the catalogue."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from torchtriage.diagnose.patterns import lookup
+from torchtriage.learn.review.evidence import EvidenceLine
+
+__all__ = ["bears_on"]
+
+_WORD = re.compile(r"[A-Za-z][a-z]+")
+_EVERYWHERE = """
+window windows step steps share time times kernel kernels operator operators call calls recording device host whole
+thread main rule finding code name names order data type types other each same with from that this the of in and float
+long longest void none takes take runs run lasts annotation function module builtin line lines
+"""
+_PLAIN = frozenset(_EVERYWHERE.split())
+"""Words that say nothing of which thing is meant."""
+
+
+@lru_cache(maxsize=64)
+def _terms(code: str) -> tuple[frozenset[str], frozenset[str]]:
+    """Return what tells that a line bears on a code: its identifiers and its name's words, and its title's words."""
+    entry = lookup(code)
+    page = entry.page.partition("Cost:")[0]
+    sure = {part for item in re.findall(r"``(.+?)``", page, re.DOTALL) for part in re.findall(r"[A-Za-z_]\w{3,}", item)}
+    sure |= {word for word in entry.pattern.name.split("-") if len(word) > 3}
+    words = {
+        word.lower()[:5] for word in _WORD.findall(f"{entry.pattern.title} {page.splitlines()[0]}") if len(word) > 3
+    }
+    return frozenset(item.lower() for item in sure) - _PLAIN, frozenset(words) - _PLAIN
+
+
+def bears_on(line: EvidenceLine, code: str) -> bool:
+    """Return whether a line speaks for or against a code."""
+    if line.kind == "finding":
+        return bool(line.facts["code"] == code)
+    if line.kind == "elsewhere":
+        return False
+    if line.kind == "detector":
+        return code in line.facts["types"]
+    sure, likely = _terms(code)
+    parts = {part.lower() for part in re.findall(r"[A-Za-z_]\w*", line.text)}
+    parts |= {piece for part in parts for piece in part.split("_")}
+    return bool(parts & sure) or len({part[:5] for part in parts if len(part) > 3} & likely) >= 2

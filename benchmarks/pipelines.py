@@ -400,7 +400,13 @@ def judge(name: str, folder: Path) -> str:
     return f"{head}{pipe.schedule:>14}{pipe.bubble_share:8.1%}  {said:20} {right}"
 
 
-NAMED = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "interleaved 1F1B", "izb": "zero bubble", "zbv": "zero bubble"}
+NAMED = {
+    "gpipe": "GPipe",
+    "1f1b": "1F1B",
+    "interleaved": "interleaved 1F1B",
+    "izb": "zero bubble",
+    "zbv": "zero bubble",
+}
 """What the schedule has to be called."""
 
 

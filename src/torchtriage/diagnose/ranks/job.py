@@ -16,6 +16,7 @@ from torchtriage.diagnose.ranks.job_detection import Job
 from torchtriage.diagnose.ranks.job_replay import JobReplay
 from torchtriage.diagnose.ranks.match import END_SKEW_NS, GroupMatch, Matches, match
 from torchtriage.diagnose.ranks.merge import merge_checks, merge_findings, merge_notes
+from torchtriage.diagnose.ranks.pipeline_job import job_pipelines, scaled
 from torchtriage.diagnose.ranks.rank_record import RankRecord
 from torchtriage.diagnose.ranks.result import CollectiveSummary, JobResult, JobStep, RankSummary
 from torchtriage.diagnose.ranks.straggler import Straggler, Waiting, find_straggler, waiting
@@ -52,8 +53,10 @@ def judge(
     numbers = job.numbers
     results = [rank.result for rank in ranks]
     matches = match(ranks, numbers)
-    waits = waiting(ranks, matches)
-    straggler = find_straggler(ranks, matches, waits) if late else None
+    pipes = job_pipelines(ranks, numbers, matches)
+    # what stages wait for each other is the pipeline's, and no straggler's
+    waits = waiting(pipes.ranks, matches)
+    straggler = find_straggler(pipes.ranks, matches, waits) if late else None
     refused = all(result.refused for result in results)
     measured = waits.n_judged > 0
     # without steps each rank's window stands for one
@@ -64,16 +67,22 @@ def judge(
     wait_ms = [ms(float(item)) for item in waits.wait_ns[:, steady].sum(axis=1) / n_steady * scale]
     step_ms = ms(waits.step_ns * scale)
     findings = merge_findings(results, numbers, wait_ms, step_ms, judged=measured)
-    notes = [*job.notes, *_own_notes(ranks, numbers, matches, waits), *merge_notes(results, numbers)]
+    findings = [*pipes.without_waiting(findings, waits.step, scale), *pipes.findings(numbers, waits.step_ns, scale)]
+    notes = [
+        *job.notes,
+        *_own_notes(ranks, numbers, matches, waits, pipelines=bool(pipes.bubbles)),
+        *pipes.notes(),
+        *merge_notes(results, numbers),
+    ]
     if straggler is not None and not refused:
         # exposed communication that is all waiting is the straggler's
         gone = [
             finding for finding in findings if finding.family == "comm" and finding.cost and finding.cost.high_ms == 0
         ]
         findings = [finding for finding in findings if finding not in gone]
-        found = straggler_finding(ranks, numbers, job, straggler, waits, findings)
+        found = straggler_finding(pipes.ranks, numbers, job, straggler, waits, findings)
         if scale != 1.0:
-            found = replace(found, cost=_scaled(found.cost, scale))
+            found = replace(found, cost=scaled(found.cost, scale))
         also = (*found.also_explains, *(item.code for item in gone))
         findings.append(replace(found, also_explains=tuple(dict.fromkeys(also))))
     # what is left out of a trace's own report never gets here, so a finding without time stays
@@ -84,12 +93,13 @@ def judge(
     ]
     findings.sort(key=rank_order)
     checked, not_checked, crashes = merge_checks(results, numbers)
+    not_checked = tuple(one for one in not_checked if one.code not in pipes.checked)
     result = JobResult(
         schema=SCHEMA,
         version=__version__,
         verdict=("", "", ""),
         healthy=not refused
-        and measured
+        and (measured or bool(pipes.bubbles))
         and all((result.healthy or result.findings) and not result.crashes for result in results)
         and all(finding.severity == "note" for finding in findings)
         and all(note.level == "info" for note in notes),
@@ -108,25 +118,10 @@ def judge(
         crashes=crashes,
         what_ifs=_answers(ranks, matches, waits, what_if),
         joint_cost=_joint(results, findings, wait_ms, step_ms, straggler, numbers),
-        checked=checked,
+        checked=tuple(sorted({*checked, *pipes.checked})),
+        pipelines=pipes.summaries(numbers),
     )
     return replace(result, verdict=_verdict(result, matches, min_share))
-
-
-def _scaled(cost: Cost | None, scale: float) -> Cost | None:
-    if cost is None:
-        return None
-    low, high, of, naive = (round(value * scale, 6) for value in (cost.low_ms, cost.high_ms, cost.of_ms, cost.naive_ms))
-    return replace(
-        cost,
-        low_ms=low,
-        high_ms=high,
-        of_ms=of,
-        naive_ms=naive,
-        basis="bounded",
-        grade="C",
-        method=f"{cost.method}; scaled to the step without the profiler",
-    )
 
 
 # -- the picture ---------------------------------------------------------------------------------
@@ -246,7 +241,9 @@ def _bandwidth(ranks: Sequence[RankRecord], group: GroupMatch, some: list[int]) 
 # -- words ---------------------------------------------------------------------------------------
 
 
-def _own_notes(ranks: Sequence[RankRecord], numbers: Sequence[int], matches: Matches, waits: Waiting) -> list[Note]:
+def _own_notes(
+    ranks: Sequence[RankRecord], numbers: Sequence[int], matches: Matches, waits: Waiting, *, pipelines: bool
+) -> list[Note]:
     notes = []
     moved = np.flatnonzero(matches.offset_ns)
     if len(moved):
@@ -318,15 +315,8 @@ def _own_notes(ranks: Sequence[RankRecord], numbers: Sequence[int], matches: Mat
                 {"wait_ns": first},
             )
         )
-    n_sent = sum(rank.n_point_to_point for rank in ranks)
-    if n_sent:
-        notes.append(
-            Note(
-                "point-to-point",
-                "info",
-                f"{n_sent} sends and receives are not matched: waiting between pipeline stages is not analysed",
-            )
-        )
+    if pipelines and not waits.n_judged:
+        return notes
     if not sum(len(rank.collectives) for rank in ranks):
         notes.append(
             Note(

@@ -6,6 +6,7 @@ stage's pass of a micro-batch begins after the stage before has ended its own; w
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -110,9 +111,7 @@ def find_pipelines(
     return found, [one for members, one in unjudged.items() if left.issuperset(members)]
 
 
-def _candidates(
-    ranks: Sequence[RankRecord], numbers: Sequence[int]
-) -> Iterator[tuple[str, tuple[int, ...], str]]:
+def _candidates(ranks: Sequence[RankRecord], numbers: Sequence[int]) -> Iterator[tuple[str, tuple[int, ...], str]]:
     """Yield name and members of groups that may be pipelines, the likeliest first, and how they are known."""
     named: dict[tuple[int, ...], tuple[str, str]] = {}
     for rank, number in zip(ranks, numbers, strict=True):
@@ -174,14 +173,17 @@ def _pipeline(
         n_sends += max(sum(count[True, kind] for count in counts for kind in (F, B)), pairs)
         n_matched += pairs
     if not steps:
-        if uneven and labelled or _one_way(made):
+        if (uneven and labelled) or _one_way(made):
             who = ", ".join(str(rank) for rank, _ in uneven.most_common(4))
             return f"different numbers of sends and receives (rank{'s' * (len(uneven) > 1)} {who})" if who else ""
         return ""
     acausal = float(np.mean([share for step in steps for share in _acausal(step, rank_of)]))
     if acausal > MAX_ACAUSAL:
         return "its passes do not follow each other: its sends are not matched, or clocks differ" if labelled else ""
-    schedules = Counter(recognise([[one.task for one in passes] for passes in step.passes], v=len(rank_of) // len(members)) for step in steps)
+    schedules = Counter(
+        recognise([[one.task for one in passes] for passes in step.passes], v=len(rank_of) // len(members))
+        for step in steps
+    )
     how = "stages named by the program" if labelled else "stages by order of sends and passes"
     return Pipeline(
         members=tuple(members),
@@ -254,7 +256,7 @@ def _labelled_stages(made: Sequence[RankPipeline], number: int) -> tuple[tuple[i
 def _peers_agree(made: Sequence[RankPipeline], number: int, names: Sequence[int], rank_of: tuple[int, ...]) -> bool:
     """Return whether the ranks that messages name are those of the stages before and after."""
     near: dict[tuple[int, bool, int], set[int]] = {}
-    for rank, after in zip(rank_of, rank_of[1:], strict=False):
+    for rank, after in itertools.pairwise(rank_of):
         for kind, source, target in ((F, rank, after), (B, after, rank)):
             near.setdefault((source, True, kind), set()).add(names[target])
             near.setdefault((target, False, kind), set()).add(names[source])
@@ -294,8 +296,7 @@ def _complete(passes: Sequence[Sequence[Pass]], rank_of: tuple[int, ...], n_micr
     """Return whether every micro-batch goes forward and back through every stage."""
     done = {one.task for mine in passes for one in mine}
     return all(
-        (stage, "F", micro) in done
-        and ((stage, "B", micro) in done or (stage, "I" if stage else "W", micro) in done)
+        (stage, "F", micro) in done and ((stage, "B", micro) in done or (stage, "I" if stage else "W", micro) in done)
         for stage in range(len(rank_of))
         for micro in range(n_micro)
     )

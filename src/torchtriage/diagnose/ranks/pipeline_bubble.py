@@ -6,6 +6,7 @@ message is on its way. What the schedule implies is the same order played throug
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +17,7 @@ from torchtriage.core import intervals
 from torchtriage.core.arrays import Ints
 from torchtriage.core.intervals import Spans
 from torchtriage.diagnose.ranks.pipeline import Pass, Pipeline
-from torchtriage.diagnose.ranks.pipeline_schedule import Played, books_share, needs, play
+from torchtriage.diagnose.ranks.pipeline_schedule import UNKNOWN, Orders, Played, books_share, needs, play
 from torchtriage.diagnose.ranks.rank_record import RankRecord
 
 __all__ = ["Bubble", "measure"]
@@ -54,7 +55,7 @@ class Bubble:
     def hop_ns(self) -> float:
         """Mean time that a message keeps a rank from going on."""
         stages = self.pipeline.rank_of
-        n = sum(left != right for left, right in zip(stages, stages[1:], strict=False)) * 2 * self.pipeline.n_micro
+        n = sum(left != right for left, right in itertools.pairwise(stages)) * 2 * self.pipeline.n_micro
         return float(self.transfer_ns.sum()) / max(n * len(self.span_ns), 1)
 
     @cached_property
@@ -64,29 +65,32 @@ class Bubble:
         rest = self.span_ns * len(self.bubble_ns) - (self.bubble_ns + self.transfer_ns + self.busy_ns).sum(axis=0)
         return float(np.maximum(rest, 0).sum()) / max(n, 1)
 
+    @property
+    def known(self) -> bool:
+        """Whether its schedule is one that theory is about."""
+        return self.pipeline.schedule != UNKNOWN
+
     @cached_property
     def implied(self) -> Played | None:
-        """The order as it was, with every pass as long as usual."""
-        return self.played(self.times_ns)
+        """Its order with every pass as long as usual, and nothing between them."""
+        return play(self.pipeline.orders, self.times_ns) if self.known else None
 
     @cached_property
     def even(self) -> Played | None:
-        """The same as if all stages were equally long, with the same work together."""
-        return self.played(self.even_ns)
+        """The same as if the stages of all ranks were equally long, with the same work together."""
+        return play(self.pipeline.orders, self.even_ns) if self.known else None
 
     @cached_property
     def even_ns(self) -> dict[tuple[int, str], float]:
-        """Times of the passes if all stages were equally long."""
-        kinds: dict[str, list[float]] = {}
-        for (_, kind), time_ns in self.times_ns.items():
-            kinds.setdefault(kind, []).append(time_ns)
-        return {(stage, kind): float(np.mean(kinds[kind])) for stage, kind in self.times_ns}
+        """Times of the passes if the stages of all ranks were equally long."""
+        ranks, mean = self.rank_ns, float(np.mean(self.rank_ns))
+        rank_of = self.pipeline.rank_of
+        return {key: time_ns * mean / max(ranks[rank_of[key[0]]], 1.0) for key, time_ns in self.times_ns.items()}
 
-    def played(self, times_ns: dict[tuple[int, str], float]) -> Played | None:
-        """Return the pipeline's own order with other times of its stages."""
-        if self.pipeline.schedule == "unknown schedule":
-            return None
-        return play(self.pipeline.orders, times_ns, hop_ns=self.hop_ns, gap_ns=self.gap_ns)
+    def lasts_ns(self, orders: Orders, times_ns: dict[tuple[int, str], float]) -> float:
+        """Return how long some order would last, with messages and gaps as they are here; 0 where it cannot run."""
+        played = play(orders, times_ns, hop_ns=self.hop_ns, gap_ns=self.gap_ns)
+        return played.span_ns if played else 0.0
 
     @property
     def books_share(self) -> float | None:

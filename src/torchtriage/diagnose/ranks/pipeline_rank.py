@@ -35,8 +35,8 @@ class RankMessages:
     """The sends and receives of one rank in order; arrays have one element for each.
 
     ``send`` : whether it sends. ``peer`` : number of the other rank, -1 where it was not recorded. ``kind`` : F for an
-    activation, B for a gradient, by the pass that it follows or feeds, -1 where none does. ``seq``, ``nelems``, ``step``
-    as of collectives. ``start_ns``, ``end_ns`` : on the rank's own clock, base time included.
+    activation, B for a gradient, by the pass that it follows or feeds, -1 where none does. ``seq``, ``nelems`` and
+    ``step`` as of collectives. ``start_ns``, ``end_ns`` : on the rank's own clock, base time included.
     """
 
     send: Mask
@@ -72,8 +72,9 @@ class RankBlocks:
 
 @dataclass(frozen=True, eq=False)
 class RankPipeline:
-    """``groups`` : those of the messages; ``configured`` : those the recording lists. ``exposed`` : sending or
-    receiving with nothing beside it. ``n_left_out`` : messages of earlier steps that are not kept.
+    """What one rank brings to a pipeline.
+
+    ``groups`` : those of the messages; ``configured`` : those the recording lists. ``exposed`` : sending or receiving with nothing beside it. ``n_left_out`` : messages of earlier steps that are not kept.
     """
 
     messages: RankMessages
@@ -282,7 +283,5 @@ def _shifted(blocks: RankBlocks, numbers: Ints, base: int) -> RankBlocks:
 
 
 _NO: NDArray[np.int64] = np.empty(0, np.int64)
-NOTHING = RankPipeline(
-    RankMessages(np.empty(0, bool), *[_NO] * 8), RankBlocks(*[_NO] * 7), (), (), intervals.EMPTY
-)
+NOTHING = RankPipeline(RankMessages(np.empty(0, bool), *[_NO] * 8), RankBlocks(*[_NO] * 7), (), (), intervals.EMPTY)
 """Of a rank that sends and receives nothing."""

@@ -7,13 +7,15 @@ input I and of the weights W.
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["Played", "Task", "books_share", "needs", "order_of", "play", "recognise"]
+__all__ = ["UNKNOWN", "Orders", "Played", "Task", "books_share", "needs", "order_of", "play", "recognise"]
 
 Task = tuple[int, str, int]
 Orders = Sequence[Sequence[Task]]
+UNKNOWN = "unknown schedule"
 
 
 @dataclass(frozen=True)
@@ -159,9 +161,9 @@ def recognise(orders: Orders, *, v: int) -> str:
         put_off = any(
             task[1] == "W" and before != (task[0], "I", task[2])
             for order in orders
-            for before, task in zip(order, order[1:], strict=False)
+            for before, task in itertools.pairwise(order)
         )
-        return "zero bubble" if put_off else _UNKNOWN
+        return "zero bubble" if put_off else UNKNOWN
     m = len(letters[0]) // (2 * v)
     warm = []
     for text in letters:
@@ -172,17 +174,14 @@ def recognise(orders: Orders, *, v: int) -> str:
         elif first > 0 and text == "F" * first + "BF" * (n - first) + "B" * first:
             warm.append(first)
         else:
-            return _UNKNOWN
+            return UNKNOWN
     if v == 1 and warm == [min(m, p - rank) for rank in range(p)]:
         return "1F1B" if m > 1 else "GPipe"
     if all(n == m * v for n in warm):
-        return "GPipe" if v == 1 else _UNKNOWN
-    if v > 1 and all(left >= right for left, right in zip(warm, warm[1:], strict=False)):
+        return "GPipe" if v == 1 else UNKNOWN
+    if v > 1 and all(left >= right for left, right in itertools.pairwise(warm)):
         return "interleaved 1F1B"
-    return _UNKNOWN
-
-
-_UNKNOWN = "unknown schedule"
+    return UNKNOWN
 
 
 def books_share(schedule: str, p: int, m: int, v: int) -> float | None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-FORWARD_S, INPUT_S, WEIGHT_S = 0.015, 0.015, 0.015
+FORWARD_S, INPUT_S, WEIGHT_S = 0.03, 0.03, 0.03
 """What a whole micro-batch takes on one rank of a balanced pipeline; backward is the last two."""
 WAIT, WARMUP, ACTIVE = 1, 2, 6
 WIDTH, ROWS = 64, 4
@@ -119,13 +119,14 @@ def textbook(kind: str, p: int, m: int) -> list[list[tuple[int, str, int]]]:
     return out
 
 
-def makespan(one: Config, orders: list[list[tuple[int, str, int]]], *, balanced: bool = False) -> tuple[float, float]:
+def makespan(
+    one: Config, orders: list[list[tuple[int, str, int]]], stages_s: list[tuple[float, float, float]]
+) -> tuple[float, float]:
     """Return how long a step takes with free communication, and the mean share of it that ranks stand idle.
 
-    ``balanced`` : as if all ranks were equally long, their work being the same together.
+    ``stages_s`` : what forward, input gradient and weight gradient of each stage take.
     """
     n_stages = one.p * one.v
-    mean = [sum(one.stage_s(stage)[part] for stage in range(n_stages)) / n_stages for part in range(3)]
     done: dict[tuple[int, str, int], float] = {}
     at, place = [0.0] * one.p, [0] * one.p
     busy = [0.0] * one.p
@@ -145,7 +146,7 @@ def makespan(one: Config, orders: list[list[tuple[int, str, int]]], *, balanced:
                     needs.append((stage, "I", mb))
                 if any(need not in done for need in needs):
                     break
-                forward, to_input, to_weight = mean if balanced else one.stage_s(stage)
+                forward, to_input, to_weight = stages_s[stage]
                 took = {"F": forward, "B": to_input + to_weight, "I": to_input, "W": to_weight}[what]
                 begin = max([at[rank], *(done[need] for need in needs)])
                 at[rank] = done[stage, what, mb] = begin + took
@@ -167,8 +168,17 @@ def closed_form(one: Config) -> float | None:
     return (one.p - 1) / (one.v * one.m + one.p - 1)
 
 
-def expected(one: Config, folder: Path) -> tuple[float, float]:
-    """Return the share of idle time, and the share of a step that equal stages would save."""
+def slept(one: Config, folder: Path) -> list[tuple[float, float, float]]:
+    """Return what the passes of each stage really slept, in the mean: a busy machine wakes them late."""
+    found: dict[int, list[list[float]]] = {}
+    for path in folder.glob("slept*.json"):
+        found |= {int(stage): parts for stage, parts in json.loads(path.read_text()).items()}
+    n = one.m * ACTIVE
+    return [tuple(sum(part[-n:]) / len(part[-n:]) for part in found[stage]) for stage in range(one.p * one.v)]
+
+
+def expected(one: Config, folder: Path) -> tuple[float, float, float]:
+    """Return the share of idle time as planned and as slept, and the share of a step that equal stages would save."""
     if one.kind in ("gpipe", "1f1b"):
         orders = textbook(one.kind, one.p, one.m)
     else:
@@ -178,9 +188,11 @@ def expected(one: Config, folder: Path) -> tuple[float, float]:
         for rank in range(one.p):
             found = [re.fullmatch(r"(\d+)([FBIW])(\d+)", text) for text in listed[rank] if text]
             orders.append([(int(item[1]), item[2], int(item[3])) for item in found if item])
-    whole, idle = makespan(one, orders)
-    even, _ = makespan(one, orders, balanced=True)
-    return idle, 1 - even / whole
+    planned = [one.stage_s(stage) for stage in range(one.p * one.v)]
+    mean = tuple(sum(times[part] for times in planned) / len(planned) for part in range(3))
+    whole, idle = makespan(one, orders, planned)
+    even, _ = makespan(one, orders, [mean] * len(planned))
+    return idle, makespan(one, orders, slept(one, folder))[1], 1 - even / whole
 
 
 # -- the jobs ------------------------------------------------------------------------------------
@@ -206,8 +218,20 @@ def work(rank: int, name: str, port: int, folder: str, active: int = ACTIVE) -> 
         for _ in range(WAIT + WARMUP + active):
             step()
             profiler.step()
+    Path(folder, f"slept{rank}.json").write_text(json.dumps(SLEPT))
     dist.barrier()
     dist.destroy_process_group()
+
+
+SLEPT: dict[int, list[list[float]]] = {}
+"""Of each stage of this process, what its forward, input gradient and weight gradient took, pass by pass."""
+
+
+def sleep(seconds: float, into: list[float]) -> None:
+    """Sleep, and note how long it was."""
+    begun = time.perf_counter()
+    time.sleep(seconds)
+    into.append(time.perf_counter() - begun)
 
 
 def _layer(one: Config, stage: int) -> Any:
@@ -215,16 +239,17 @@ def _layer(one: Config, stage: int) -> Any:
     from torch import nn
 
     forward_s, input_s, weight_s = one.stage_s(stage)
+    notes = SLEPT.setdefault(stage, [[], [], []])
 
     class Work(torch.autograd.Function):  # type: ignore[misc]
         @staticmethod
         def forward(_ctx: Any, values: Any) -> Any:
-            time.sleep(forward_s)
+            sleep(forward_s, notes[0])
             return values.clone()
 
         @staticmethod
         def backward(_ctx: Any, grads: Any) -> Any:
-            time.sleep(input_s)
+            sleep(input_s, notes[1])
             return grads
 
     class Weight(torch.autograd.Function):  # type: ignore[misc]
@@ -234,7 +259,7 @@ def _layer(one: Config, stage: int) -> Any:
 
         @staticmethod
         def backward(_ctx: Any, grads: Any) -> Any:
-            time.sleep(weight_s)
+            sleep(weight_s, notes[2])
             return grads
 
     class Layer(nn.Module):  # type: ignore[misc]
@@ -372,32 +397,35 @@ def judge(name: str, folder: Path) -> str:
     said = " ".join(found) or "-"
     if not one.pipeline:
         right = "yes" if not pipes and not {"COM062", "COM063"} & set(found) else "NO: called a pipeline"
-        return f"{name:24}{'none':>38}{pipes[0].schedule if pipes else 'none':>14}{'':>8}  {said:20} {right}"
-    idle, gain = expected(one, folder)
+        return f"{name:24}{'':30}{pipes[0].schedule if pipes else 'none':>17}{'':16}  {said:34} {right}"
+    idle, true, gain = expected(one, folder)
     form = closed_form(one)
     form_text = f"{form:.1%}" if form is not None else ""
-    head = f"{name:24}{one.kind:>12}{form_text:>8}{idle:8.1%}{gain:8.1%}"
+    head = f"{name:24}{form_text:>7}{idle:8.1%}{true:8.1%}{gain:7.1%}"
     if not pipes:
-        return f"{head}{'none':>14}{'':>8}  {said:20} NO: not called a pipeline"
+        return f"{head}{'none':>17}  NO: not called a pipeline"
     pipe = pipes[0]
     faults = []
     if pipe.schedule != NAMED[one.kind]:
         faults.append("schedule")
-    if abs(pipe.bubble_share - idle) > 0.05:
+    if abs(pipe.bubble_share - true) > 0.05:
         faults.append("bubble")
     slow = found.get("COM063")
     if gain >= 0.10 and (slow is None or slow.evidence["slow_stage_rank"] % one.p != one.slow):
         faults.append("imbalance missed")
     if gain < 0.01 and slow is not None:
         faults.append("imbalance said")
-    if one.slow < 0 and idle >= 0.12 and "COM062" not in found:
+    if one.slow < 0 and min(idle, true) >= 0.12 and "COM062" not in found:
         faults.append("bubble not said")
-    if idle <= 0.07 and "COM062" in found:
+    if max(idle, true) <= 0.07 and "COM062" in found:
         faults.append("bubble said")
     if "COM036" in found and found["COM036"].cost and found["COM036"].cost.low_ms > 0:
         faults.append("straggler")
     right = "yes" if not faults else f"NO: {', '.join(faults)}"
-    return f"{head}{pipe.schedule:>14}{pipe.bubble_share:8.1%}  {said:20} {right}"
+    promised = [
+        f"{code} {item.cost.share_low:.0%}-{item.cost.share_high:.0%}" for code, item in found.items() if item.cost
+    ]
+    return f"{head}{pipe.schedule:>17}{pipe.bubble_share:8.1%}{job.step_ms:8.0f}  {', '.join(promised):34} {right}"
 
 
 NAMED = {
@@ -422,7 +450,10 @@ def main() -> None:
     out = args.read or args.out or Path(tempfile.mkdtemp())
     names = [name for name in args.names or NAMES if args.half in (None, half(name))]
     if not args.record:
-        print(f"{'job':24}{'schedule':>12}{'books':>8}{'theory':>8}{'even':>8}{'named':>14}{'bubble':>8}  findings")
+        print(
+            f"{'job':24}{'books':>7}{'planned':>8}{'slept':>8}{'even':>7}{'named':>17}{'bubble':>8}{'step ms':>8}"
+            f"  {'promised of the step':34} right"
+        )
     for name in names:
         if args.read is None:
             record(name, out / name)

@@ -106,7 +106,7 @@ def judge(
         refused=refused,
         basis=job.basis,
         world_size=job.world_size,
-        ranks=_rank_summaries(ranks, numbers, matches, waits),
+        ranks=_rank_summaries(ranks, numbers, matches, waits, pipes.waits_ns),
         step_ms=step_ms or None,
         n_steady_steps=int(steady.sum()) if has_steps else 0,
         steps=_steps(numbers, waits),
@@ -128,7 +128,7 @@ def judge(
 
 
 def _rank_summaries(
-    ranks: Sequence[RankRecord], numbers: Sequence[int], matches: Matches, waits: Waiting
+    ranks: Sequence[RankRecord], numbers: Sequence[int], matches: Matches, waits: Waiting, stages_ns: Sequence[int]
 ) -> tuple[RankSummary, ...]:
     n_matched = np.bincount(matches.rank, minlength=len(ranks)).tolist()
     steps = waits.step[waits.steady]
@@ -139,6 +139,12 @@ def _rank_summaries(
         wall = int((rank.steps.end_ns - rank.steps.start_ns)[at].sum()) // n
         compute, comm, copy, _ = (rank.steps.parts_ns[at].sum(axis=0) // n).tolist()
         wait = min(int(waits.wait_ns[position, waits.steady].sum()) // n, comm)
+        # what it waits for stages: inside a kernel that receives, and where nothing is enqueued
+        in_comm = min(stages_ns[position], comm - wait) if rank.device else 0
+        comm -= wait + in_comm
+        idle = wall - compute - comm - copy - wait - in_comm
+        in_idle = min(stages_ns[position] - in_comm, max(idle, 0))
+        wait += in_comm + in_idle
         out.append(
             RankSummary(
                 rank=number,
@@ -150,10 +156,10 @@ def _rank_summaries(
                 n_steps=len(steps),
                 wall_ns=wall,
                 compute_ns=compute,
-                comm_ns=comm - wait,
+                comm_ns=comm,
                 wait_ns=wait,
                 copy_ns=copy,
-                idle_ns=wall - compute - comm - copy,
+                idle_ns=idle - in_idle,
                 caused_wait_ns=int(waits.blame_ns[position, waits.steady].sum()) // n,
                 clock_offset_ns=int(matches.offset_ns[position]),
                 n_collectives=len(rank.collectives),
@@ -477,8 +483,10 @@ def _verdict(result: JobResult, matches: Matches, min_share: float) -> tuple[str
     skews = [group.end_skew_ns for group in matches.groups if len(group.end_skew_ns) and not group.fault]
     ends = f", ending within {format_ns(float(np.median(np.concatenate(skews))))} of each other" if skews else ""
     groups = sum(1 for group in matches.groups if not group.fault)
-    trust = (
-        f"{result.n_matches} collectives matched in {groups} process"
-        f" group{'s' * (groups != 1)}{ends}; {checked_clause(result)}"
-    )
+    matched = f"{result.n_matches} collectives matched in {groups} process group{'s' * (groups != 1)}{ends}"
+    n_sends, n_pipes = sum(pipe.n_matched for pipe in result.pipelines), len(result.pipelines)
+    sends = f"{format_count(n_sends, 'send')} in {format_count(n_pipes, 'pipeline')}" if n_pipes else ""
+    if sends:
+        matched = f"{matched}, {sends}" if result.n_matches else f"{sends} matched"
+    trust = f"{matched}; {checked_clause(result)}"
     return where, costliest, f"{trust}."

@@ -168,18 +168,17 @@ def _imbalance(
 
 
 def _why(ranks: Sequence[RankRecord], members: Sequence[int], place: int) -> tuple[float, str]:
-    """Return how many times as many calls the longest stage makes as the others, and what that says."""
-
-    def n_calls(position: int) -> int:
-        paces = ranks[position].paces
-        device = any(not phase for phase, _ in paces)
-        phases = ("",) if device else ("forward", "backward")
-        return sum(count for (phase, _), (count, _) in paces.items() if phase in phases)
-
-    mine = n_calls(members[place])
-    others = sorted(n_calls(position) for at, position in enumerate(members) if at != place)
-    usual = others[len(others) // 2]
-    more = mine / usual if usual else 1.0
+    """Return how many times as many calls the longest stage makes, weighted by their time, and what that says."""
+    device = any(not phase for phase, _ in ranks[members[place]].paces)
+    phases = ("",) if device else ("forward", "backward")
+    others = [ranks[position].paces for at, position in enumerate(members) if at != place]
+    mine_ns = usual_ns = 0.0
+    for kind, (count, own_ns) in ranks[members[place]].paces.items():
+        if kind[0] in phases:
+            counts = sorted(paces.get(kind, (0, 0))[0] for paces in others)
+            mine_ns += count * own_ns
+            usual_ns += counts[len(counts) // 2] * own_ns
+    more = mine_ns / usual_ns if usual_ns else 1.0
     if more >= MIN_LONGER:
         return more, f"it makes {more:.2g} times as many calls: it holds more layers"
     return more, "it makes no more calls than they do: each takes longer"

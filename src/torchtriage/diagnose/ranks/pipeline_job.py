@@ -43,6 +43,15 @@ class JobPipelines:
         """Codes of what the ranks together have answered."""
         return (BUBBLE, IMBALANCE) if self.bubbles and not self.unjudged else ()
 
+    @property
+    def waits_ns(self) -> list[int]:
+        """What each rank of the job waits for stages, per step."""
+        out = [0] * len(self.ranks)
+        for one in self.bubbles:
+            for place, position in enumerate(one.pipeline.members):
+                out[position] = round(float(one.bubble_ns[place].mean()))
+        return out
+
     def findings(self, numbers: Sequence[int], step_ns: float, scale: float) -> list[Finding]:
         """Return what the pipelines cost. ``scale`` : of times without the profiler to recorded ones."""
         found = pipeline_findings(self.bubbles, self.ranks, numbers, step_ns)

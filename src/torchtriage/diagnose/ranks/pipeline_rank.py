@@ -74,7 +74,8 @@ class RankBlocks:
 class RankPipeline:
     """What one rank brings to a pipeline.
 
-    ``groups`` : those of the messages; ``configured`` : those the recording lists. ``exposed`` : sending or receiving with nothing beside it. ``n_left_out`` : messages of earlier steps that are not kept.
+    ``groups`` : those of the messages; ``configured`` : those the recording lists. ``exposed`` : sending or receiving
+    with nothing beside it. ``n_left_out`` : messages of earlier steps that are not kept.
     """
 
     messages: RankMessages

@@ -53,7 +53,7 @@ def judge(
     numbers = job.numbers
     results = [rank.result for rank in ranks]
     matches = match(ranks, numbers)
-    pipes = job_pipelines(ranks, numbers, matches)
+    pipes = job_pipelines(ranks, numbers, matches, job.world_size)
     # what stages wait for each other is the pipeline's, and no straggler's
     waits = waiting(pipes.ranks, matches)
     straggler = find_straggler(pipes.ranks, matches, waits) if late else None

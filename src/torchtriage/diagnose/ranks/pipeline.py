@@ -87,13 +87,13 @@ class Unjudged:
 
 
 def find_pipelines(
-    ranks: Sequence[RankRecord], numbers: Sequence[int], matches: Matches, steady: Ints
+    ranks: Sequence[RankRecord], numbers: Sequence[int], matches: Matches, steady: Ints, world_size: int | None
 ) -> tuple[list[Pipeline], list[Unjudged]]:
     """Return the pipelines of a job, and what might have been one. ``steady`` : numbers of the steps to look at."""
     left = {position for position, rank in enumerate(ranks) if len(rank.pipeline)}
     found: list[Pipeline] = []
     unjudged: dict[tuple[int, ...], Unjudged] = {}
-    for name, members, basis in _candidates(ranks, numbers):
+    for name, members, basis in _candidates(ranks, numbers, world_size):
         recorded = [position for position, number in enumerate(numbers) if number in members]
         if len(recorded) < 2 or not left.issuperset(recorded):
             continue
@@ -111,7 +111,9 @@ def find_pipelines(
     return found, [one for members, one in unjudged.items() if left.issuperset(members)]
 
 
-def _candidates(ranks: Sequence[RankRecord], numbers: Sequence[int]) -> Iterator[tuple[str, tuple[int, ...], str]]:
+def _candidates(
+    ranks: Sequence[RankRecord], numbers: Sequence[int], world_size: int | None
+) -> Iterator[tuple[str, tuple[int, ...], str]]:
     """Yield name and members of groups that may be pipelines, the likeliest first, and how they are known."""
     named: dict[tuple[int, ...], tuple[str, str]] = {}
     for rank, number in zip(ranks, numbers, strict=True):
@@ -128,7 +130,7 @@ def _candidates(ranks: Sequence[RankRecord], numbers: Sequence[int]) -> Iterator
     order = sorted(named, key=lambda members: (not _pipes(named[members][0]), len(members), members))
     for members in order:
         yield named[members][0], members, named[members][1]
-    if tuple(numbers) not in named:
+    if not any(set(numbers) <= set(members) for members in named) and world_size in (None, len(numbers)):
         yield "", tuple(numbers), "all ranks of the job"
 
 

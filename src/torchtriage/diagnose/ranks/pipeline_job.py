@@ -100,7 +100,9 @@ class JobPipelines:
         return out
 
 
-def job_pipelines(ranks: Sequence[RankRecord], numbers: Sequence[int], matches: Matches) -> JobPipelines:
+def job_pipelines(
+    ranks: Sequence[RankRecord], numbers: Sequence[int], matches: Matches, world_size: int | None
+) -> JobPipelines:
     """Return the pipelines of a job's ranks, measured."""
     if not any(len(rank.pipeline) for rank in ranks):
         return JobPipelines((), (), tuple(ranks))
@@ -108,7 +110,7 @@ def job_pipelines(ranks: Sequence[RankRecord], numbers: Sequence[int], matches: 
     common = steady[0]
     for some in steady[1:]:
         common = np.intersect1d(common, some)
-    found, unjudged = find_pipelines(ranks, numbers, matches, common)
+    found, unjudged = find_pipelines(ranks, numbers, matches, common, world_size)
     bubbles = tuple(measure(one, ranks, matches.offset_ns) for one in found)
     out = list(ranks)
     for one in bubbles:

@@ -74,13 +74,15 @@ def pipeline(
     *,
     longer: Sequence[float] | None = None,
     device: bool = False,
+    batched: bool = False,
     n_steps: int = 5,
     ranks: Sequence[int] | None = None,
     world: int | None = None,
 ) -> list[TraceBuilder]:
     """Return one builder for each rank of a pipeline; ``longer`` : how many times as long the passes of each take.
 
-    ``device`` : kernels of NCCL that name their peers, else gloo, which names none. ``ranks`` : numbers of the ranks.
+    ``device`` : kernels of NCCL that name their peers, else gloo, which names none. ``batched`` : a send goes with the
+    next receive into one kernel, which names nothing. ``ranks`` : numbers of the ranks.
     """
     longer = longer or [1.0] * p
     ranks = ranks or list(range(p))
@@ -112,8 +114,31 @@ def pipeline(
             builder.step(10 + step, begin - 50, length + BETWEEN + 50)
         if device:
             builder.profiler_stop(begin + length + BETWEEN + 100, 10)
+        if batched:
+            _batch(builder)
         builders.append(builder)
     return builders
+
+
+def _batch(builder: TraceBuilder) -> None:
+    """Make one kernel of each send and the receive that follows, and move what they say to calls of the host."""
+    launches = {event["args"]["correlation"]: event for event in builder.events if event["cat"] == "cuda_runtime"}
+    kernels = sorted(
+        (event for event in builder.events if event["name"] == SEND),
+        key=lambda event: launches[event["args"]["correlation"]]["ts"],
+    )
+    for at, kernel in enumerate(kernels):
+        call = launches[kernel["args"]["correlation"]]
+        said = {key: kernel["args"].pop(key) for key in list(kernel["args"]) if key[0].isupper() or key == "dtype"}
+        builder.event("record_param_comms", "cpu_op", call["ts"] - 3, 2, **said)
+        before = kernels[at - 1] if at else None
+        if said["Collective name"] == "recv" and before is not None and before.pop("alone", False):
+            # the receive's kernel, launched where both are enqueued, is the batch's
+            builder.events.remove(before)
+            builder.events.remove(launches[before["args"]["correlation"]])
+        kernel["alone"] = said["Collective name"] == "send"
+    for kernel in kernels:
+        kernel.pop("alone", None)
 
 
 def _pass(builder: TraceBuilder, kind: str, start: float, dur: float) -> None:

@@ -58,6 +58,15 @@ def test_the_schedule_is_named_and_the_bubble_is_what_books_give(
     assert pipe.n_unmatched == 0
 
 
+@pytest.mark.parametrize("order", [gpipe, one_forward_one_backward])
+def test_a_kernel_of_a_batch_is_what_the_calls_before_it_say(order: object) -> None:
+    alone, batched = (judged(pipeline(4, 8, order, device=True, batched=batched)) for batched in (False, True))
+    (left,), (right,) = alone.pipelines, batched.pipelines
+    assert left.schedule == right.schedule != "unknown schedule"
+    assert right.n_matched == left.n_matched
+    assert right.bubble_share == pytest.approx(left.bubble_share, abs=0.001)
+
+
 def test_a_bubble_is_one_finding_with_what_other_schedules_give_back() -> None:
     result = judged(pipeline(4, 8))
     (bubble,) = codes(result).values()

@@ -15,7 +15,7 @@ from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.messages import Messages, ProcessGroup
 from torchtriage.diagnose.ranks.host_activity import ACTIVITIES, PHASES, Pieces
 
-__all__ = ["KINDS", "MAX_ROWS", "NOTHING", "RankBlocks", "RankMessages", "RankPipeline", "rank_pipeline"]
+__all__ = ["KINDS", "MAX_ROWS", "NOTHING", "RankBlocks", "RankMessages", "RankPipeline", "messages_of", "rank_pipeline"]
 
 KINDS = "FBIW"
 """Forward, backward, and where it is split: the gradients of the input and of the weights."""
@@ -27,7 +27,8 @@ NOISE = 0.1
 # torch.distributed.pipelining names what it does: stage, action, micro-batch
 _LABEL = re.compile(r"^PP:(\d+)(SEND_|RECV_)?([FBIW])(\d+)$")
 _SEND = re.compile(r"i?send\b", re.I)
-_BOTH = re.compile(r"batch_isend_irecv|p2p|coalesced", re.I)
+_BATCH = re.compile(r"^(batch_isend_irecv|p2p\w*|coalesced)\b", re.I)
+_POINT_TO_POINT = re.compile(r"^(i?send|i?recv\w*|batch_isend_irecv|p2p\w*|coalesced)\b", re.I)
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,8 +91,43 @@ class RankPipeline:
         return len(self.messages.send)
 
 
-def rank_pipeline(trace: Trace, pieces: Pieces, rows: Ints, names: list[str], numbers: Ints, base: int) -> RankPipeline:
-    """Return what a rank does around its sends and receives (``rows``, called ``names``).
+def messages_of(trace: Trace, rows: Ints, names: list[str]) -> tuple[Ints, Ints]:
+    """Return the messages among some communication called ``names``: places in ``rows``, and rows that describe them.
+
+    """Return the messages in some communication called ``names``: places in ``rows``, and rows that describe them.
+    """
+    alone = [at for at, name in enumerate(names) if _POINT_TO_POINT.match(name)]
+    own = np.array(alone, np.int64), rows[alone]
+    together = np.array(["SendRecv" in name or bool(_BATCH.match(name)) for name in names], bool)
+    if not together.any() or trace.kind[rows[0]] != Kind.KERNEL:
+        return own
+    calls = trace.kind == Kind.OP
+    marks = np.flatnonzero(
+        calls & trace.named("record_param_comms") & trace.where_detail("collective", _is_message, calls)
+    )
+    if not len(marks):
+        marks = np.flatnonzero(calls & trace.matching(r"^c10d::(send|recv_)$"))
+    marks = marks[np.argsort(trace.start_ns[marks], kind="stable")]
+    # the next kernel that may be theirs
+    candidates = np.flatnonzero(together | np.isin(np.arange(len(rows)), alone))
+    candidates = candidates[np.argsort(trace.links.launch_ns[rows[candidates]], kind="stable")]
+    place = np.searchsorted(trace.links.launch_ns[rows[candidates]], trace.start_ns[marks], side="left")
+    marks, place = marks[place < len(candidates)], place[place < len(candidates)]
+    which = candidates[place]
+    batch = together[which]
+    which, marks = which[batch], marks[batch]
+    rest = ~np.isin(own[0], which)
+    which, marks = np.append(which, own[0][rest]), np.append(marks, own[1][rest])
+    order = np.argsort(which, kind="stable")
+    return which[order], marks[order]
+
+
+def _is_message(name: object) -> bool:
+    return _POINT_TO_POINT.match(str(name)) is not None and not _BATCH.match(str(name))
+
+
+def rank_pipeline(trace: Trace, pieces: Pieces, rows: Ints, said: Ints, numbers: Ints, base: int) -> RankPipeline:
+    """Return what a rank does around its messages: ``rows`` carry them out, those of ``said`` describe them.
 
     ``numbers`` : of its steps. ``base`` : what its times count from.
     """
@@ -99,34 +135,33 @@ def rank_pipeline(trace: Trace, pieces: Pieces, rows: Ints, names: list[str], nu
         return NOTHING
     device = trace.kind[rows[0]] == Kind.KERNEL
     step = trace.steps.of_work(rows) if device else trace.steps.of_host(rows)
-    kept = rows[step >= _first_kept(step)]
-    keep = np.isin(rows, kept)
-    rows, step, names = rows[keep], step[keep], [name for name, one in zip(names, keep.tolist(), strict=True) if one]
-    messages = Messages(trace, rows)
+    step = np.where(said != rows, trace.steps.of_host(said), step)
+    keep = step >= _first_kept(step)
+    n_left_out = int((~keep).sum())
+    rows, said, step = rows[keep], said[keep], step[keep]
+    messages = Messages(trace, said)
     groups, group = messages.groups
-    src, dst = (_whole(trace, end, rows) for end in ("src", "dst"))
-    me = _rank(trace)
-    both = np.array([bool(_BOTH.match(name)) for name in names])
-    send = np.where((src >= 0) & both, src == me, [bool(_SEND.match(name)) for name in names])
+    src, dst = (_whole(trace, end, said) for end in ("src", "dst"))
+    send = np.array([bool(_SEND.match(name.removeprefix("c10d::"))) for name in messages.names], bool)
     launch = trace.links.launch_ns[rows] if device else trace.start_ns[rows]
+    launch = np.where(said != rows, trace.start_ns[said], launch)
     until = launch if device else np.where(send, trace.start_ns[rows], trace.end_ns[rows])
     labels = _labels(trace)
-    blocks, fed = _blocks(trace, pieces, until, labels, device=bool(device))
-    host_ns, host_kind = fed
+    blocks, (host_ns, host_kind) = _blocks(trace, pieces, until, labels, device=bool(device))
     before = np.searchsorted(host_ns, until, side="right") - 1
     place = np.where(send, before, before + 1)
     known = (place >= 0) & (place < len(host_ns))
     kind = np.full(len(rows), -1, np.int64)
     kind[known] = np.minimum(host_kind[place[known]], B)
-    said = _said(labels, launch)
-    kind = np.where(said >= 0, said, kind)
+    named = _said(labels, launch)
+    kind = np.where(named >= 0, named, kind)
     exposed = intervals.intersect(
         intervals.union(trace.time_of(rows)), trace.devices[0].comm_only if device else pieces.idle
     )
     listed = (ProcessGroup(one.name, one.ranks, one.what) for one, _ in messages._configured.values())
     return RankPipeline(
         RankMessages(
-            send=np.asarray(send, bool),
+            send=send,
             peer=np.where(send, dst, src),
             group=group,
             seq=messages.seq,
@@ -140,7 +175,7 @@ def rank_pipeline(trace: Trace, pieces: Pieces, rows: Ints, names: list[str], nu
         groups,
         tuple(listed),
         exposed + base,
-        int((~keep).sum()),
+        n_left_out,
     )
 
 
@@ -149,12 +184,6 @@ def _first_kept(step: Ints) -> int:
     found, count = np.unique(step, return_counts=True)
     fits = np.cumsum(count[::-1])[::-1] <= MAX_ROWS
     return int(found[fits][0]) if fits.any() else int(found[-1]) + 1
-
-
-def _rank(trace: Trace) -> int:
-    info = trace.meta.get("distributedInfo")
-    found = info.get("rank") if isinstance(info, dict) else None
-    return found if isinstance(found, int) else -1
 
 
 def _whole(trace: Trace, what: str, rows: Ints) -> Ints:

@@ -20,7 +20,7 @@ from torchtriage.core.trace.collectives import communicates
 from torchtriage.core.trace.device import LAUNCH_SLACK_NS
 from torchtriage.core.trace.messages import HOST_COLLECTIVE, Messages, ProcessGroup
 from torchtriage.diagnose.ranks.host_activity import ACTIVITIES, CELLS, PHASES, Pieces, find_pieces, no_pieces
-from torchtriage.diagnose.ranks.pipeline_rank import NOTHING, RankPipeline, rank_pipeline
+from torchtriage.diagnose.ranks.pipeline_rank import NOTHING, RankPipeline, messages_of, rank_pipeline
 from torchtriage.diagnose.replay import Scenario
 from torchtriage.diagnose.replay.graph import Graph
 from torchtriage.diagnose.verdict.result import Result
@@ -29,7 +29,6 @@ __all__ = ["Moment", "ProcessGroup", "RankCollectives", "RankRecord", "RankRepla
 
 Ints = NDArray[np.int64]
 
-_POINT_TO_POINT = re.compile(r"^(i?send|i?recv\w*|batch_isend_irecv|p2p\w*|coalesced)\b", re.I)
 _STEP_NUMBER = re.compile(r"#(\d+)$")
 MAX_MOMENTS = 2000
 """Longest stretches kept by name: what a late rank did is among them."""
@@ -154,10 +153,10 @@ def build_record(trace: Trace, path: str, result: Result) -> RankRecord:
     rows, device = _rows(trace)
     pieces = find_pieces(trace) if len(rows) or not trace.devices else no_pieces(trace)
     messages = Messages(trace, rows)
-    single = np.array([_POINT_TO_POINT.match(name) is None for name in messages.names], dtype=bool)
+    sent, said = messages_of(trace, rows, messages.names)
+    single = ~np.isin(np.arange(len(rows)), sent)
     numbers = _numbers(trace)
-    sent = [name for name, keep in zip(messages.names, single, strict=True) if not keep]
-    pipeline = rank_pipeline(trace, pieces, rows[~single], sent, numbers, base)
+    pipeline = rank_pipeline(trace, pieces, rows[sent], said, numbers, base)
     rows, names = rows[single], [name for name, keep in zip(messages.names, single, strict=True) if keep]
     step_of = trace.steps.of_work(rows) if device else trace.steps.of_host(rows)
     messages = Messages(trace, rows)

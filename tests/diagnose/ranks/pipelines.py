@@ -82,7 +82,7 @@ def pipeline(
     """Return one builder for each rank of a pipeline; ``longer`` : how many times as long the passes of each take.
 
     ``device`` : kernels of NCCL that name their peers, else gloo, which names none. ``batched`` : a send goes with the
-    next receive into one kernel, which names nothing. ``ranks`` : numbers of the ranks.
+    receive after it into one kernel, which names nothing. ``ranks`` : numbers of the ranks.
     """
     longer = longer or [1.0] * p
     ranks = ranks or list(range(p))

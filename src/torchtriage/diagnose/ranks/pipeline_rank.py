@@ -92,9 +92,9 @@ class RankPipeline:
 
 
 def messages_of(trace: Trace, rows: Ints, names: list[str]) -> tuple[Ints, Ints]:
-    """Return the messages among some communication called ``names``: places in ``rows``, and rows that describe them.
-
     """Return the messages in some communication called ``names``: places in ``rows``, and rows that describe them.
+
+    A kernel that carries out a batch has no peer of its own: calls before its launch say what it sends and receives.
     """
     alone = [at for at, name in enumerate(names) if _POINT_TO_POINT.match(name)]
     own = np.array(alone, np.int64), rows[alone]

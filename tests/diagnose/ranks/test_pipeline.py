@@ -78,7 +78,7 @@ def test_a_bubble_is_one_finding_with_what_other_schedules_give_back() -> None:
     after_ms = 8 * (FORWARD + BACKWARD) / 1e3 / (16 / 19)
     assert saved["twice as many micro-batches, half as large"] == pytest.approx(whole_ms - after_ms, rel=0.1)
     assert saved["two stages on each rank, interleaved"] == pytest.approx(whole_ms - after_ms, rel=0.1)
-    assert bubble.cost.low_ms == min(saved.values())
+    assert bubble.cost.low_ms == pytest.approx(min(saved.values()) / 2)
     assert bubble.cost.high_ms == max(saved.values())
     assert "point-to-point" not in {note.code for note in result.notes}
 

@@ -6,8 +6,9 @@ Looks like: in the recordings of all ranks of a pipeline, whose order of passes 
 Slow because: at both ends of a step the pipeline fills and drains: a rank can do nothing until the stage before it, or
     on the way back the one after, has ended a micro-batch. With p ranks, m micro-batches and v stages on each rank
     that is (p - 1)/(v m + p - 1) of the time.
-Cost: modelled by playing the schedule through with the measured times of stages, messages and host: the lowest and the
-    highest of what twice as many micro-batches, two stages on each rank, and a zero-bubble schedule would give back.
+Cost: modelled by playing the schedule through with the measured times of stages, messages and host: half of the lowest
+    and the highest of what twice as many micro-batches, two stages on each rank, and a zero-bubble schedule would give
+    back.
 Fix: more micro-batches, several stages on each rank (interleaved 1F1B), or a schedule that puts the gradients of the
     weights into the gaps (zero bubble).
 Leave it when: micro-batches are so small that halving them fills the device no longer, or memory for more of them, or

@@ -5,7 +5,7 @@ Times in microseconds. Messages take ``HOP``; between two passes a rank does not
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from builder import TraceBuilder
 
@@ -13,55 +13,68 @@ FORWARD, BACKWARD = 10_000.0, 20_000.0
 HOP = 200.0
 BETWEEN = 2_000.0
 """What the optimizer takes at the end of a step."""
+PASSES = {"F": "aten::mm", "B": "autograd::engine::evaluate_function: MmBackward0"}
 SEND = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
 
-Order = list[tuple[str, int]]
+Task = tuple[int, str, int]
+"""Stage, forward F or backward B, micro-batch."""
+Order = Callable[[int, int, int], list[Task]]
+Times = list[dict[Task, tuple[float, float]]]
 
 
-def gpipe(_rank: int, _p: int, m: int) -> Order:
+def gpipe(rank: int, _p: int, m: int) -> list[Task]:
     """All forward passes, then all backward ones."""
-    return [(kind, micro) for kind in "FB" for micro in range(m)]
+    return [(rank, kind, micro) for kind in "FB" for micro in range(m)]
 
 
-def one_forward_one_backward(rank: int, p: int, m: int) -> Order:
+def one_forward_one_backward(rank: int, p: int, m: int) -> list[Task]:
     """As many forward passes as there are stages from here on, then one of each in turns."""
-    warm = min(m, p - rank)
-    out = [("F", micro) for micro in range(warm)]
-    for micro in range(m):
-        out.append(("B", micro))
-        out += [("F", warm + micro)] * (warm + micro < m)
-    return out
+    forward = [(rank, "F", micro) for micro in range(m)]
+    return _in_turns(forward, [(rank, "B", micro) for micro in range(m)], min(m, p - rank))
 
 
-def odd(rank: int, p: int, m: int) -> Order:
-    """An order that runs and is no schedule with a name: two backward passes at a time."""
-    del rank, p
+def interleaved(rank: int, p: int, m: int) -> list[Task]:
+    """Two stages on each rank: p micro-batches through one, then through the other, as Megatron has it."""
+    turns = [(chunk, turn * p + micro) for turn in range(m // p) for chunk in (0, 1) for micro in range(p)]
+    forward = [(chunk * p + rank, "F", micro) for chunk, micro in turns]
+    backward = [((1 - chunk) * p + rank, "B", micro) for chunk, micro in turns]
+    return _in_turns(forward, backward, min(2 * m, p + 2 * (p - rank - 1) + 1))
+
+
+def odd(rank: int, _p: int, m: int) -> list[Task]:
+    """An order that runs and is no schedule with a name: backward passes lag behind by a half, and one more."""
     half = m // 2
     first = [("F", micro) for micro in range(half)] + [("B", micro) for micro in range(half - 1)]
     rest = [("F", micro) for micro in range(half, m)] + [("B", micro) for micro in range(half - 1, m)]
-    return first + rest
+    return [(rank, kind, micro) for kind, micro in first + rest]
 
 
-def times(
-    p: int, m: int, order: object, longer: Sequence[float]
-) -> tuple[list[dict[tuple[str, int], tuple[float, float]]], float]:
+def _in_turns(forward: list[Task], backward: list[Task], n_warm: int) -> list[Task]:
+    out = forward[:n_warm]
+    for at, task in enumerate(backward):
+        out += [task, *forward[n_warm + at : n_warm + at + 1]]
+    return out
+
+
+def times(p: int, m: int, order: Order, longer: Sequence[float]) -> tuple[Times, float]:
     """Return begin and end of every pass of each rank, in one step that begins at 0, and when the last ends."""
-    orders = [order(rank, p, m) for rank in range(p)]  # type: ignore[operator]
-    done: list[dict[tuple[str, int], tuple[float, float]]] = [{} for _ in range(p)]
+    orders = [order(rank, p, m) for rank in range(p)]
+    v = len(orders[0]) // (2 * m)
+    done: Times = [{} for _ in range(p)]
     at, place = [0.0] * p, [0] * p
     while any(place[rank] < len(orders[rank]) for rank in range(p)):
         for rank in range(p):
             while place[rank] < len(orders[rank]):
-                kind, micro = orders[rank][place[rank]]
-                source = rank - 1 if kind == "F" else rank + 1
+                stage, kind, micro = orders[rank][place[rank]]
+                source = stage - 1 if kind == "F" else stage + 1
                 ready = 0.0
-                if 0 <= source < p:
-                    if (kind, micro) not in done[source]:
+                if 0 <= source < p * v:
+                    if (source, kind, micro) not in done[source % p]:
                         break
-                    ready = done[source][kind, micro][1] + HOP
+                    ready = done[source % p][source, kind, micro][1] + HOP
                 begin = max(at[rank], ready)
-                end = begin + (FORWARD if kind == "F" else BACKWARD) * longer[rank]
-                done[rank][kind, micro] = begin, end
+                end = begin + (FORWARD if kind == "F" else BACKWARD) * longer[rank] / v
+                done[rank][stage, kind, micro] = begin, end
                 at[rank] = end
                 place[rank] += 1
     return done, max(at)
@@ -70,7 +83,7 @@ def times(
 def pipeline(
     p: int = 4,
     m: int = 8,
-    order: object = one_forward_one_backward,
+    order: Order = one_forward_one_backward,
     *,
     longer: Sequence[float] | None = None,
     device: bool = False,
@@ -105,7 +118,7 @@ def pipeline(
         for step in range(n_steps):
             begin = 1_000.0 + step * (length + BETWEEN + 100)
             add = _on_device if device else _on_host
-            add(builder, begin, rank, p, done[rank], done, ranks)
+            add(builder, begin, p, done[rank], ranks)
             end = begin + length
             builder.annotation("Optimizer.step#SGD.step", end + 10, BETWEEN - 20)
             builder.op("aten::add_", end + 20, BETWEEN - 50)
@@ -141,51 +154,34 @@ def _batch(builder: TraceBuilder) -> None:
         kernel.pop("alone", None)
 
 
-def _pass(builder: TraceBuilder, kind: str, start: float, dur: float) -> None:
-    name = "aten::mm" if kind == "F" else "autograd::engine::evaluate_function: MmBackward0"
-    builder.op(name, start, dur)
-
-
-def _on_host(builder, begin, rank, p, mine, done, ranks) -> None:  # type: ignore[no-untyped-def]
+def _on_host(builder: TraceBuilder, begin: float, p: int, mine: dict[Task, tuple[float, float]], _: object) -> None:
+    v = len({stage for stage, _, _ in mine})
     before = begin
-    for (kind, _micro), (start, end) in mine.items():
-        source = rank - 1 if kind == "F" else rank + 1
-        target = rank + 1 if kind == "F" else rank - 1
-        if 0 <= source < p:
+    for (stage, kind, _), (start, end) in mine.items():
+        source, target = (stage - 1, stage + 1) if kind == "F" else (stage + 1, stage - 1)
+        if 0 <= source < p * v:
             builder.annotation("gloo:recv", before - 8, begin + start - before + 6)
-        _pass(builder, kind, begin + start, end - start - 20)
-        if 0 <= target < p:
+        builder.op(PASSES[kind], begin + start, end - start - 20)
+        if 0 <= target < p * v:
             builder.annotation("gloo:send", begin + end - 15, 5)
         before = begin + end
 
 
-def _on_device(builder, begin, rank, p, mine, done, ranks) -> None:  # type: ignore[no-untyped-def]
+def _on_device(
+    builder: TraceBuilder, begin: float, p: int, mine: dict[Task, tuple[float, float]], ranks: Sequence[int]
+) -> None:
+    v = len({stage for stage, _, _ in mine})
     before = begin
-    for at, ((kind, _micro), (start, end)) in enumerate(mine.items()):
-        source = rank - 1 if kind == "F" else rank + 1
-        target = rank + 1 if kind == "F" else rank - 1
+    group = {"Process Group Name": "0", "In msg nelems": 4096, "dtype": "Float"}
+    for at, ((stage, kind, _), (start, end)) in enumerate(mine.items()):
+        source, target = (stage - 1, stage + 1) if kind == "F" else (stage + 1, stage - 1)
         host = begin + at * 60
-        group = {"Process Group Name": "0", "In msg nelems": 4096, "dtype": "Float"}
-        if 0 <= source < p:
-            builder.launch(
-                host,
-                4,
-                before - 8,
-                begin + start - before + 6,
-                SEND,
-                stream=20,
-                **{"Collective name": "recv", "Src Rank": ranks[source], "Dst Rank": ranks[rank], **group},
-            )
-        builder.op("aten::mm" if kind == "F" else "autograd::engine::evaluate_function: MmBackward0", host + 10, 20)
+        if 0 <= source < p * v:
+            ends = {"Collective name": "recv", "Src Rank": ranks[source % p], "Dst Rank": ranks[stage % p]}
+            builder.launch(host, 4, before - 8, begin + start - before + 6, SEND, stream=20, **ends, **group)
+        builder.op(PASSES[kind], host + 10, 20)
         builder.launch(host + 12, 4, begin + start, end - start - 20, "gemm")
-        if 0 <= target < p:
-            builder.launch(
-                host + 40,
-                4,
-                begin + end - 15,
-                10,
-                SEND,
-                stream=21,
-                **{"Collective name": "send", "Src Rank": ranks[rank], "Dst Rank": ranks[target], **group},
-            )
+        if 0 <= target < p * v:
+            ends = {"Collective name": "send", "Src Rank": ranks[stage % p], "Dst Rank": ranks[target % p]}
+            builder.launch(host + 40, 4, begin + end - 15, 10, SEND, stream=21, **ends, **group)
         before = begin + end

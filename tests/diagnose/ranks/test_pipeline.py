@@ -7,7 +7,17 @@ from collections.abc import Sequence
 import pytest
 from builder import TraceBuilder
 from diagnose.ranks.jobs import all_reduce, job, records, shifted
-from diagnose.ranks.pipelines import BACKWARD, FORWARD, gpipe, odd, one_forward_one_backward, pipeline, times
+from diagnose.ranks.pipelines import (
+    BACKWARD,
+    FORWARD,
+    Order,
+    gpipe,
+    interleaved,
+    odd,
+    one_forward_one_backward,
+    pipeline,
+    times,
+)
 
 from torchtriage.core.finding import Finding
 from torchtriage.diagnose.ranks.job import judge
@@ -42,7 +52,7 @@ def codes(result: JobResult) -> dict[str, Finding]:
     ],
 )
 def test_the_schedule_is_named_and_the_bubble_is_what_books_give(
-    order: object, name: str, p: int, m: int, device: bool
+    order: Order, name: str, p: int, m: int, device: bool
 ) -> None:
     result = judged(pipeline(p, m, order, device=device))
     (pipe,) = result.pipelines
@@ -58,8 +68,20 @@ def test_the_schedule_is_named_and_the_bubble_is_what_books_give(
     assert pipe.n_unmatched == 0
 
 
+@pytest.mark.parametrize("device", [False, True])
+@pytest.mark.parametrize("p", [2, 4])
+def test_two_stages_on_each_rank_are_told_by_order_alone(p: int, device: bool) -> None:
+    (pipe,) = judged(pipeline(p, 8, interleaved, device=device)).pipelines
+    assert (pipe.schedule, pipe.n_micro, pipe.n_chunks) == ("interleaved 1F1B", 8, 2)
+    assert [rank.stages for rank in pipe.ranks] == [(rank, rank + p) for rank in range(p)]
+    books = (p - 1) / (16 + p - 1)
+    assert pipe.books_share == pytest.approx(books, abs=1e-6)
+    assert pipe.implied_share == pytest.approx(books, abs=0.002)
+    assert pipe.bubble_share == pytest.approx(books, abs=0.02)
+
+
 @pytest.mark.parametrize("order", [gpipe, one_forward_one_backward])
-def test_a_kernel_of_a_batch_is_what_the_calls_before_it_say(order: object) -> None:
+def test_a_kernel_of_a_batch_is_what_the_calls_before_it_say(order: Order) -> None:
     alone, batched = (judged(pipeline(4, 8, order, device=True, batched=batched)) for batched in (False, True))
     (left,), (right,) = alone.pipelines, batched.pipelines
     assert left.schedule == right.schedule != "unknown schedule"

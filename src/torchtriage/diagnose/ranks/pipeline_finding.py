@@ -129,7 +129,8 @@ def _imbalance(
     place = max(range(len(one.rank_ns)), key=one.rank_ns.__getitem__)
     mean_ns = sum(one.rank_ns) / len(one.rank_ns)
     longest_ns = one.rank_ns[place]
-    assert one.implied is not None and one.even is not None
+    assert one.implied is not None
+    assert one.even is not None
     # messages and the host hide some of the difference, or none
     gain_ns = one.lasts_ns(made.orders, one.times_ns) - one.lasts_ns(made.orders, one.even_ns)
     gain_ns = max(gain_ns, one.implied.span_ns - one.even.span_ns)

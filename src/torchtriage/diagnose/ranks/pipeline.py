@@ -52,8 +52,9 @@ class Pipeline:
     """Ranks that hand micro-batches on.
 
     ``members`` : positions in the job, in the order of their first stages. ``rank_of`` : stage to the place in
-    ``members``. ``basis`` : how its ranks and stages were recognised. ``n_matched``, ``n_unmatched`` : sends with and
-    without their receive.
+    ``members``. ``basis`` : how its ranks and stages were recognised. ``numbers`` : of its steps. ``orders`` : what
+    each rank does in order, in the first of them. ``n_matched``, ``n_unmatched`` : sends with and without their receive.
+    ``steps`` : all passes, which nobody needs once they are measured.
     """
 
     members: tuple[int, ...]
@@ -62,19 +63,16 @@ class Pipeline:
     schedule: str
     rank_of: tuple[int, ...]
     n_micro: int
-    steps: tuple[PipelineStep, ...]
+    numbers: tuple[int, ...]
+    orders: tuple[tuple[Task, ...], ...]
     n_matched: int
     n_unmatched: int
+    steps: tuple[PipelineStep, ...]
 
     @property
     def n_chunks(self) -> int:
         """Stages on each rank."""
         return len(self.rank_of) // len(self.members)
-
-    @property
-    def orders(self) -> list[list[Task]]:
-        """What each rank does in order, in its first step."""
-        return [[one.task for one in passes] for passes in self.steps[0].passes]
 
 
 @dataclass(frozen=True)
@@ -88,27 +86,32 @@ class Unjudged:
 
 def find_pipelines(
     ranks: Sequence[RankRecord], numbers: Sequence[int], matches: Matches, steady: Ints, world_size: int | None
-) -> tuple[list[Pipeline], list[Unjudged]]:
-    """Return the pipelines of a job, and what might have been one. ``steady`` : numbers of the steps to look at."""
+) -> Iterator[Pipeline | Unjudged]:
+    """Yield the pipelines of a job, and at the end what might have been one.
+
+    ``steady`` : numbers of the steps to look at. ``world_size`` : ranks of the job, also those not recorded.
+    """
     left = {position for position, rank in enumerate(ranks) if len(rank.pipeline)}
-    found: list[Pipeline] = []
     unjudged: dict[tuple[int, ...], Unjudged] = {}
+    place = {number: position for position, number in enumerate(numbers)}
     for name, members, basis in _candidates(ranks, numbers, world_size):
-        recorded = [position for position, number in enumerate(numbers) if number in members]
+        recorded = sorted(place[number] for number in members if number in place)
         if len(recorded) < 2 or not left.issuperset(recorded):
             continue
+        reason = ""
         if len(recorded) < len(members):
-            missing = sorted(set(members) - {numbers[position] for position in recorded})
+            missing = [number for number in sorted(members) if number not in place]
             reason = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing[:8]))} of its group not recorded"
+        else:
+            made = _pipeline(ranks, numbers, recorded, name, basis, matches.offset_ns, steady)
+            if isinstance(made, Pipeline):
+                left -= set(recorded)
+                yield made
+                continue
+            reason = made
+        if reason:
             unjudged[tuple(recorded)] = Unjudged(name, tuple(numbers[at] for at in recorded), reason)
-            continue
-        made = _pipeline(ranks, numbers, recorded, name, basis, matches.offset_ns, steady)
-        if isinstance(made, Pipeline):
-            found.append(made)
-            left -= set(recorded)
-        elif made:
-            unjudged[tuple(recorded)] = Unjudged(name, tuple(numbers[at] for at in recorded), made)
-    return found, [one for members, one in unjudged.items() if left.issuperset(members)]
+    yield from (one for members, one in unjudged.items() if left.issuperset(members))
 
 
 def _candidates(
@@ -194,9 +197,11 @@ def _pipeline(
         schedule=schedules.most_common(1)[0][0],
         rank_of=rank_of,
         n_micro=n_micro,
-        steps=tuple(steps),
+        numbers=tuple(step.number for step in steps),
+        orders=tuple(tuple(one.task for one in passes) for passes in steps[0].passes),
         n_matched=n_matched,
         n_unmatched=n_sends - n_matched,
+        steps=tuple(steps),
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -61,7 +61,7 @@ class Bubble:
     @cached_property
     def gap_ns(self) -> float:
         """Mean time of the host between two passes."""
-        n = sum(len(passes) for step in self.pipeline.steps for passes in step.passes)
+        n = sum(map(len, self.pipeline.orders)) * len(self.span_ns)
         rest = self.span_ns * len(self.bubble_ns) - (self.bubble_ns + self.transfer_ns + self.busy_ns).sum(axis=0)
         return float(np.maximum(rest, 0).sum()) / max(n, 1)
 
@@ -133,7 +133,7 @@ def measure(pipeline: Pipeline, ranks: Sequence[RankRecord], offset_ns: Ints) ->
             for one in passes:
                 times.setdefault(one.task[:2], []).append(one.busy_ns)
     return Bubble(
-        pipeline=pipeline,
+        pipeline=replace(pipeline, steps=()),
         span_ns=windows[:, 1] - windows[:, 0],
         bubble_ns=bubble,
         transfer_ns=transfer,

@@ -229,7 +229,7 @@ def _finding(
         severity=severity_of(cost, "likely"),
         certainty="likely",
         message=message,
-        place=Place(lane=f"rank {rank}" if rank is not None else "", steps=tuple(s.number for s in one.pipeline.steps)),
+        place=Place(lane=f"rank {rank}" if rank is not None else "", steps=one.pipeline.numbers),
         cost=cost,
         evidence=evidence,
         fix=pattern.fix,

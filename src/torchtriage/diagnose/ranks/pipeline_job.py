@@ -14,7 +14,7 @@ from torchtriage.core.names import visible
 from torchtriage.core.units import ms
 from torchtriage.diagnose.ranks.match import Matches
 from torchtriage.diagnose.ranks.merge import EXPOSED, severity_of
-from torchtriage.diagnose.ranks.pipeline import Unjudged, find_pipelines
+from torchtriage.diagnose.ranks.pipeline import Pipeline, Unjudged, find_pipelines
 from torchtriage.diagnose.ranks.pipeline_bubble import Bubble, measure
 from torchtriage.diagnose.ranks.pipeline_finding import BUBBLE, IMBALANCE, pipeline_findings
 from torchtriage.diagnose.ranks.rank_record import RankRecord
@@ -110,8 +110,13 @@ def job_pipelines(
     common = steady[0]
     for some in steady[1:]:
         common = np.intersect1d(common, some)
-    found, unjudged = find_pipelines(ranks, numbers, matches, common, world_size)
-    bubbles = tuple(measure(one, ranks, matches.offset_ns) for one in found)
+    bubbles, unjudged = [], []
+    # one after the other: the passes of all are many
+    for found in find_pipelines(ranks, numbers, matches, common, world_size):
+        if isinstance(found, Pipeline):
+            bubbles.append(measure(found, ranks, matches.offset_ns))
+        else:
+            unjudged.append(found)
     out = list(ranks)
     for one in bubbles:
         for position in one.pipeline.members:
@@ -119,7 +124,7 @@ def job_pipelines(
             out[position] = replace(
                 ranks[position], exposed=intervals.subtract(ranks[position].exposed, windows), n_point_to_point=0
             )
-    return JobPipelines(bubbles, tuple(unjudged), tuple(out))
+    return JobPipelines(tuple(bubbles), tuple(unjudged), tuple(out))
 
 
 def _summary(one: Bubble, numbers: Sequence[int]) -> PipelineSummary:
@@ -136,8 +141,8 @@ def _summary(one: Bubble, numbers: Sequence[int]) -> PipelineSummary:
         for place, position in enumerate(made.members)
     ]
     steps = [
-        PipelineStep(step.number, span, tuple(waits))
-        for step, span, waits in zip(made.steps, one.span_ns.tolist(), one.bubble_ns.T.tolist(), strict=True)
+        PipelineStep(number, span, tuple(waits))
+        for number, span, waits in zip(made.numbers, one.span_ns.tolist(), one.bubble_ns.T.tolist(), strict=True)
     ]
     return PipelineSummary(
         group=made.group,

@@ -76,7 +76,7 @@ class RankPipeline:
     """What one rank brings to a pipeline.
 
     ``groups`` : those of the messages; ``configured`` : those the recording lists. ``exposed`` : sending or receiving
-    with nothing beside it. ``n_left_out`` : messages of earlier steps that are not kept.
+    with nothing beside it.
     """
 
     messages: RankMessages
@@ -84,7 +84,6 @@ class RankPipeline:
     groups: tuple[ProcessGroup, ...]
     configured: tuple[ProcessGroup, ...]
     exposed: Spans
-    n_left_out: int = 0
 
     def __len__(self) -> int:
         """Return the number of messages."""
@@ -137,7 +136,6 @@ def rank_pipeline(trace: Trace, pieces: Pieces, rows: Ints, said: Ints, numbers:
     step = trace.steps.of_work(rows) if device else trace.steps.of_host(rows)
     step = np.where(said != rows, trace.steps.of_host(said), step)
     keep = step >= _first_kept(step)
-    n_left_out = int((~keep).sum())
     rows, said, step = rows[keep], said[keep], step[keep]
     messages = Messages(trace, said)
     groups, group = messages.groups
@@ -175,7 +173,6 @@ def rank_pipeline(trace: Trace, pieces: Pieces, rows: Ints, said: Ints, numbers:
         groups,
         tuple(listed),
         exposed + base,
-        n_left_out,
     )
 
 

@@ -53,7 +53,7 @@ class Pipeline:
 
     ``members`` : positions in the job, in the order of their first stages. ``rank_of`` : stage to the place in
     ``members``. ``basis`` : how its ranks and stages were recognised. ``numbers`` : of its steps. ``orders`` : what
-    each rank does in order, in the first of them. ``n_matched``, ``n_unmatched`` : sends with and without their receive.
+    each rank does in order, in the first of them. ``n_matched``, ``n_unmatched`` : sends with and without a receive.
     ``steps`` : all passes, which nobody needs once they are measured.
     """
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from builder import TraceBuilder
-from diagnose.ranks.jobs import all_reduce, job, records, shifted
+from diagnose.ranks.jobs import all_reduce, job, records, shifted, write
 from diagnose.ranks.pipelines import (
     BACKWARD,
     FORWARD,
@@ -19,6 +20,7 @@ from diagnose.ranks.pipelines import (
     times,
 )
 
+import torchtriage as tt
 from torchtriage.core.finding import Finding
 from torchtriage.diagnose.ranks.job import judge
 from torchtriage.diagnose.ranks.job_detection import detect_jobs
@@ -150,6 +152,7 @@ def test_an_order_without_a_name_claims_no_theory() -> None:
     assert pipe.implied_share is pipe.even_share is pipe.books_share is None
     assert pipe.bubble_share > 0
     assert not codes(result)
+    assert {"COM062", "COM063"} <= {one.code for one in result.not_checked}
 
 
 def test_replicas_are_pipelines_of_their_own() -> None:
@@ -243,3 +246,15 @@ def test_peers_that_are_no_neighbours_are_no_pipeline() -> None:
         if event.get("args", {}).get("Dst Rank") == 2:
             event["args"]["Dst Rank"] = 3
     assert not judged(builders).pipelines
+
+
+def test_only_and_skip_hold_for_pipelines(tmp_path: Path) -> None:
+    paths = write(pipeline(4, 8), tmp_path)
+
+    def said(**options: list[str]) -> set[str]:
+        (job,) = tt.analyze_ranks(paths, **options).jobs
+        return {one.code for one in job.findings} | set(job.checked)
+
+    assert "COM062" in said()
+    assert not {"COM062", "COM063"} & said(only=["COM036"])
+    assert {"COM062", "COM063"} & said(skip=["COM062"]) == {"COM063"}

@@ -77,7 +77,7 @@ NEEDS: dict[str, tuple[Callable[[Trace], bool], str, str]] = {
         _ON_DEVICE,
     ),
     "peers": (
-        lambda trace: not trace.matching(r"^(gloo|mpi|nccl|rccl): ?i?(send|recv)\b").any(),
+        lambda trace: not trace.matching(r"^(gloo|mpi|nccl|rccl): ?i?(send|recv)\b|^c10d::(send|recv_)$").any(),
         "the recordings of all ranks that it sends to",
         "record all ranks at the same steps: torchtriage analyze FOLDER",
     ),

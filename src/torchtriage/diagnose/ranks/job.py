@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from torchtriage.diagnose.ranks.job_detection import Job
 from torchtriage.diagnose.ranks.job_replay import JobReplay
 from torchtriage.diagnose.ranks.match import END_SKEW_NS, GroupMatch, Matches, match
 from torchtriage.diagnose.ranks.merge import merge_checks, merge_findings, merge_notes
+from torchtriage.diagnose.ranks.pipeline_finding import PIPELINES
 from torchtriage.diagnose.ranks.pipeline_job import job_pipelines, scaled
 from torchtriage.diagnose.ranks.rank_record import RankRecord
 from torchtriage.diagnose.ranks.result import CollectiveSummary, JobResult, JobStep, RankSummary
@@ -38,14 +39,16 @@ def judge(
     *,
     min_share: float,
     late: bool = True,
+    pipelines: Collection[str] = PIPELINES,
     what_if: Sequence[str] = (),
     unprofiled_ms: float | None = None,
 ) -> JobResult:
     """Judge the ranks of one job together; ``job.positions`` says which of the records they are.
 
     ``min_share`` : leave out findings whose high end is below this share of the job's step (0-1). ``late`` : look for
-    the rank that makes others wait. ``what_if`` : questions that the records bring the replay for. ``unprofiled_ms`` :
-    time of a step without the profiler, which the ranks' savings are scaled to, and then waiting as well.
+    the rank that makes others wait. ``pipelines`` : codes of what is looked for in pipelines. ``what_if`` : questions
+    that the records bring the replay for. ``unprofiled_ms`` : time of a step without the profiler, which the ranks'
+    savings are scaled to, and then waiting as well.
     """
     from torchtriage.core.version import __version__
 
@@ -67,7 +70,8 @@ def judge(
     wait_ms = [ms(float(item)) for item in waits.wait_ns[:, steady].sum(axis=1) / n_steady * scale]
     step_ms = ms(waits.step_ns * scale)
     findings = merge_findings(results, numbers, wait_ms, step_ms, judged=measured)
-    findings = [*pipes.without_waiting(findings, waits.step, scale), *pipes.findings(numbers, waits.step_ns, scale)]
+    findings = pipes.without_waiting(findings, waits.step, scale)
+    findings += [one for one in pipes.findings(numbers, waits.step_ns, scale) if one.code in pipelines]
     notes = [
         *job.notes,
         *_own_notes(ranks, numbers, matches, waits, pipelines=bool(pipes.bubbles)),
@@ -93,7 +97,8 @@ def judge(
     ]
     findings.sort(key=rank_order)
     checked, not_checked, crashes = merge_checks(results, numbers)
-    not_checked = tuple(one for one in not_checked if one.code not in pipes.checked)
+    answered = {one.code for one in not_checked} & set(pipes.checked)
+    not_checked = tuple(one for one in not_checked if one.code not in answered)
     result = JobResult(
         schema=SCHEMA,
         version=__version__,
@@ -118,7 +123,7 @@ def judge(
         crashes=crashes,
         what_ifs=_answers(ranks, matches, waits, what_if),
         joint_cost=_joint(results, findings, wait_ms, step_ms, straggler, numbers),
-        checked=tuple(sorted({*checked, *pipes.checked})),
+        checked=tuple(sorted({*checked, *answered})),
         pipelines=pipes.summaries(numbers),
     )
     return replace(result, verdict=_verdict(result, matches, min_share))

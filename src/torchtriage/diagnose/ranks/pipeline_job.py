@@ -16,7 +16,7 @@ from torchtriage.diagnose.ranks.match import Matches
 from torchtriage.diagnose.ranks.merge import EXPOSED, severity_of
 from torchtriage.diagnose.ranks.pipeline import Pipeline, Unjudged, find_pipelines
 from torchtriage.diagnose.ranks.pipeline_bubble import Bubble, measure
-from torchtriage.diagnose.ranks.pipeline_finding import BUBBLE, IMBALANCE, pipeline_findings
+from torchtriage.diagnose.ranks.pipeline_finding import PIPELINES, pipeline_findings
 from torchtriage.diagnose.ranks.rank_record import RankRecord
 from torchtriage.diagnose.ranks.result import PipelineRank, PipelineStep, PipelineSummary
 
@@ -27,12 +27,14 @@ __all__ = ["JobPipelines", "job_pipelines", "scaled"]
 class JobPipelines:
     """The pipelines of a job.
 
-    ``ranks`` : the records without what they wait inside their pipeline, which is no straggler's.
+    ``ranks`` : the records without what they wait inside their pipeline, which is no straggler's. ``complete`` : all
+    ranks of the job are among them.
     """
 
     bubbles: tuple[Bubble, ...]
     unjudged: tuple[Unjudged, ...]
     ranks: tuple[RankRecord, ...]
+    complete: bool
 
     def summaries(self, numbers: Sequence[int]) -> tuple[PipelineSummary, ...]:
         """Return what is said of each."""
@@ -40,8 +42,9 @@ class JobPipelines:
 
     @property
     def checked(self) -> tuple[str, ...]:
-        """Codes of what the ranks together have answered."""
-        return (BUBBLE, IMBALANCE) if self.bubbles and not self.unjudged else ()
+        """Codes of what the ranks together have answered: not where some are missing, or a schedule is not known."""
+        answered = self.complete and not self.unjudged and all(one.known for one in self.bubbles)
+        return PIPELINES if answered else ()
 
     @property
     def waits_ns(self) -> list[int]:
@@ -104,8 +107,9 @@ def job_pipelines(
     ranks: Sequence[RankRecord], numbers: Sequence[int], matches: Matches, world_size: int | None
 ) -> JobPipelines:
     """Return the pipelines of a job's ranks, measured."""
+    complete = world_size in (None, len(ranks))
     if not any(len(rank.pipeline) for rank in ranks):
-        return JobPipelines((), (), tuple(ranks))
+        return JobPipelines((), (), tuple(ranks), complete)
     steady = [rank.steps.number[rank.steps.steady] for rank in ranks if len(rank.pipeline)]
     common = steady[0]
     for some in steady[1:]:
@@ -124,7 +128,7 @@ def job_pipelines(
             out[position] = replace(
                 ranks[position], exposed=intervals.subtract(ranks[position].exposed, windows), n_point_to_point=0
             )
-    return JobPipelines(tuple(bubbles), tuple(unjudged), tuple(out))
+    return JobPipelines(tuple(bubbles), tuple(unjudged), tuple(out), complete)
 
 
 def _summary(one: Bubble, numbers: Sequence[int]) -> PipelineSummary:

@@ -412,9 +412,11 @@ def _joint(
     if not costs or not step_ms:
         return None
     gain_high = next((finding.cost.high_ms for finding in findings if finding.code == "COM036" and finding.cost), 0.0)
+    # every rank of a pipeline has its waiting to win
+    stages_high = sum(finding.cost.high_ms for finding in findings if finding.code in PIPELINES and finding.cost)
     ceilings = []
     for position, (result, wait) in enumerate(zip(results, wait_ms, strict=True)):
-        own = result.joint_cost.high_ms if result.joint_cost else 0.0
+        own = (result.joint_cost.high_ms if result.joint_cost else 0.0) + stages_high
         if late is not None and position == late.position:
             own += gain_high
         ceilings.append(own + wait)

@@ -102,7 +102,8 @@ impl Schema {
         let numbers = "correlation,bytes,stream,device,Python id,Python parent id,Sequence number,\
                        Fwd thread id,Bytes,Addr,Total Allocated,Total Reserved,Device Type,Device Id,External id";
         let details = "Input Dims,Input type,Concrete Inputs,Input Strides,grid,block,\
-                       Collective name,In msg nelems,dtype,Process Group Name,Process Group Ranks,Seq,Group size";
+                       Collective name,In msg nelems,dtype,Process Group Name,Process Group Ranks,Seq,Group size,\
+                       Src Rank,Dst Rank";
         let groups = "1python_function,2cpu_op,2user_annotation,3kernel,3gpu_memcpy,3gpu_memset";
         let entries: Vec<String> = [('n', numbers), ('d', details), ('c', groups)]
             .iter()

@@ -47,7 +47,8 @@ def test_rows_by_name(n_names: int, share: float) -> None:
 def test_names_of_collectives_are_text() -> None:
     builder = TraceBuilder()
     group = {"Process Group Name": "3", "Process Group Ranks": "[0, 4]", "Seq": 17, "Group size": 2}
-    builder.launch(0, 5, 10, 5, **{"Collective name": "allreduce", "In msg nelems": 16, **group})
+    ends = {"Src Rank": 4, "Dst Rank": 0}
+    builder.launch(0, 5, 10, 5, **{"Collective name": "allreduce", "In msg nelems": 16, **group, **ends})
     trace = builder.build()
     assert trace.details_of("collective", [1]) == ["allreduce"]
     assert trace.details_of("nelems", [1]) == [16]
@@ -55,6 +56,7 @@ def test_names_of_collectives_are_text() -> None:
     assert trace.details_of("ranks", [1]) == ["[0, 4]"]  # the profiler writes a list as text
     assert trace.details_of("seq", [1]) == [17]
     assert trace.details_of("group_size", [1]) == [2]
+    assert [trace.details_of(end, [1]) for end in ("src", "dst")] == [[4], [0]]
 
 
 @pytest.mark.parametrize("number", ["6e53135406", "-6e53135406", "6e-53135406", "1e999999999999"])

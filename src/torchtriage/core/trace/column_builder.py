@@ -55,8 +55,8 @@ READ_COLUMNS = {name: dtype for name, dtype in COLUMN_TYPES.items() if name != "
 MEMORY = "[memory]"
 _NO_INPUTS = b"\0" * 3
 """The first four fields of a detail, an operator's inputs, where there is no operator."""
-_NO_MORE = b"\0" * 8
-"""The nine fields behind an operator's inputs, where there is nothing more."""
+_NO_MORE = b"\0" * 10
+"""The eleven fields behind an operator's inputs, where there is nothing more."""
 _INSTANTS = (Instant, KnownInstant)
 _CATEGORY_OF = {kind: category for category, kind in CATEGORIES.items()}
 _CALLS = frozenset(CATEGORIES.values()) - ARROWS - {KnownInstant} | {Complete}
@@ -574,8 +574,11 @@ def _lane(key: tuple[Any, ...]) -> Lane:
     return Lane("thread", str(key[0]), str(key[1]), -1, -1)
 
 
+_NO_GROUP = (b"",) * 6
+
+
 def _collective(args: OpArgs | DeviceArgs) -> tuple[bytes, ...]:
     if not args.collective:
-        return bytes(args.collective), bytes(args.nelems), bytes(args.dtype), b"", b"", b"", b""
-    group = args.group, args.ranks, args.seq, args.group_size
+        return bytes(args.collective), bytes(args.nelems), bytes(args.dtype), *_NO_GROUP
+    group = args.group, args.ranks, args.seq, args.group_size, args.src, args.dst
     return tuple(map(bytes, (args.collective, args.nelems, args.dtype, *group)))

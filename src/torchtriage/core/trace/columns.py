@@ -72,6 +72,8 @@ class Detail(NamedTuple):
     ranks: bytes = b""
     seq: bytes = b""
     group_size: bytes = b""
+    src: bytes = b""
+    dst: bytes = b""
 
 
 class MemoryEvents(NamedTuple):
@@ -262,7 +264,7 @@ class Trace:
 
         ``what`` is a field of :class:`Detail`: ``dims``, ``types``, ``concrete``, ``strides``, ``grid``, ``block``,
         ``collective``, ``nelems``, ``dtype``, ``group``, ``ranks``, ``seq``,
-        ``group_size``.
+        ``group_size``, ``src``, ``dst``.
         """
         index = Detail._fields.index(what)
         out: list[Any] = []

@@ -88,6 +88,8 @@ class DeviceArgs(CallArgs, gc=False):
     ranks: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Process Group Ranks")
     seq: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Seq")
     group_size: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Group size")
+    src: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Src Rank")
+    dst: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Dst Rank")
 
 
 class FrameArgs(msgspec.Struct, gc=False):
@@ -115,6 +117,8 @@ class OpArgs(msgspec.Struct, gc=False):
     ranks: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Process Group Ranks")
     seq: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Seq")
     group_size: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Group size")
+    src: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Src Rank")
+    dst: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Dst Rank")
 
 
 class Args(OpArgs, gc=False):

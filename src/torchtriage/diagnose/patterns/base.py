@@ -76,6 +76,11 @@ NEEDS: dict[str, tuple[Callable[[Trace], bool], str, str]] = {
         "GPU rows or collectives of the host",
         _ON_DEVICE,
     ),
+    "peers": (
+        lambda trace: not trace.matching(r"^(gloo|mpi|nccl|rccl): ?i?(send|recv)\b|^c10d::(send|recv_)$").any(),
+        "the recordings of all ranks that it sends to",
+        "record all ranks at the same steps: torchtriage analyze FOLDER",
+    ),
     "runtime": (
         lambda trace: bool((trace.kind == Kind.RUNTIME).any()),
         "runtime calls",

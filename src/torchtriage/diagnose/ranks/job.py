@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,8 @@ from torchtriage.diagnose.ranks.job_detection import Job
 from torchtriage.diagnose.ranks.job_replay import JobReplay
 from torchtriage.diagnose.ranks.match import END_SKEW_NS, GroupMatch, Matches, match
 from torchtriage.diagnose.ranks.merge import merge_checks, merge_findings, merge_notes
+from torchtriage.diagnose.ranks.pipeline_finding import PIPELINES
+from torchtriage.diagnose.ranks.pipeline_job import job_pipelines, scaled
 from torchtriage.diagnose.ranks.rank_record import RankRecord
 from torchtriage.diagnose.ranks.result import CollectiveSummary, JobResult, JobStep, RankSummary
 from torchtriage.diagnose.ranks.straggler import Straggler, Waiting, find_straggler, waiting
@@ -37,14 +39,16 @@ def judge(
     *,
     min_share: float,
     late: bool = True,
+    pipelines: Collection[str] = PIPELINES,
     what_if: Sequence[str] = (),
     unprofiled_ms: float | None = None,
 ) -> JobResult:
     """Judge the ranks of one job together; ``job.positions`` says which of the records they are.
 
     ``min_share`` : leave out findings whose high end is below this share of the job's step (0-1). ``late`` : look for
-    the rank that makes others wait. ``what_if`` : questions that the records bring the replay for. ``unprofiled_ms`` :
-    time of a step without the profiler, which the ranks' savings are scaled to, and then waiting as well.
+    the rank that makes others wait. ``pipelines`` : codes of what is looked for in pipelines. ``what_if`` : questions
+    that the records bring the replay for. ``unprofiled_ms`` : time of a step without the profiler, which the ranks'
+    savings are scaled to, and then waiting as well.
     """
     from torchtriage.core.version import __version__
 
@@ -52,8 +56,10 @@ def judge(
     numbers = job.numbers
     results = [rank.result for rank in ranks]
     matches = match(ranks, numbers)
-    waits = waiting(ranks, matches)
-    straggler = find_straggler(ranks, matches, waits) if late else None
+    pipes = job_pipelines(ranks, numbers, matches, job.world_size)
+    # what stages wait for each other is the pipeline's, and no straggler's
+    waits = waiting(pipes.ranks, matches)
+    straggler = find_straggler(pipes.ranks, matches, waits) if late else None
     refused = all(result.refused for result in results)
     measured = waits.n_judged > 0
     # without steps each rank's window stands for one
@@ -64,16 +70,23 @@ def judge(
     wait_ms = [ms(float(item)) for item in waits.wait_ns[:, steady].sum(axis=1) / n_steady * scale]
     step_ms = ms(waits.step_ns * scale)
     findings = merge_findings(results, numbers, wait_ms, step_ms, judged=measured)
-    notes = [*job.notes, *_own_notes(ranks, numbers, matches, waits), *merge_notes(results, numbers)]
+    findings = pipes.without_waiting(findings, waits.step, scale)
+    findings += [one for one in pipes.findings(numbers, waits.step_ns, scale) if one.code in pipelines]
+    notes = [
+        *job.notes,
+        *_own_notes(ranks, numbers, matches, waits, pipelines=bool(pipes.bubbles)),
+        *pipes.notes(),
+        *merge_notes(results, numbers),
+    ]
     if straggler is not None and not refused:
         # exposed communication that is all waiting is the straggler's
         gone = [
             finding for finding in findings if finding.family == "comm" and finding.cost and finding.cost.high_ms == 0
         ]
         findings = [finding for finding in findings if finding not in gone]
-        found = straggler_finding(ranks, numbers, job, straggler, waits, findings)
+        found = straggler_finding(pipes.ranks, numbers, job, straggler, waits, findings)
         if scale != 1.0:
-            found = replace(found, cost=_scaled(found.cost, scale))
+            found = replace(found, cost=scaled(found.cost, scale))
         also = (*found.also_explains, *(item.code for item in gone))
         findings.append(replace(found, also_explains=tuple(dict.fromkeys(also))))
     # what is left out of a trace's own report never gets here, so a finding without time stays
@@ -84,19 +97,21 @@ def judge(
     ]
     findings.sort(key=rank_order)
     checked, not_checked, crashes = merge_checks(results, numbers)
+    answered = {one.code for one in not_checked} & set(pipes.checked)
+    not_checked = tuple(one for one in not_checked if one.code not in answered)
     result = JobResult(
         schema=SCHEMA,
         version=__version__,
         verdict=("", "", ""),
         healthy=not refused
-        and measured
+        and (measured or bool(pipes.bubbles))
         and all((result.healthy or result.findings) and not result.crashes for result in results)
         and all(finding.severity == "note" for finding in findings)
         and all(note.level == "info" for note in notes),
         refused=refused,
         basis=job.basis,
         world_size=job.world_size,
-        ranks=_rank_summaries(ranks, numbers, matches, waits),
+        ranks=_rank_summaries(ranks, numbers, matches, waits, pipes.waits_ns),
         step_ms=step_ms or None,
         n_steady_steps=int(steady.sum()) if has_steps else 0,
         steps=_steps(numbers, waits),
@@ -108,32 +123,17 @@ def judge(
         crashes=crashes,
         what_ifs=_answers(ranks, matches, waits, what_if),
         joint_cost=_joint(results, findings, wait_ms, step_ms, straggler, numbers),
-        checked=checked,
+        checked=tuple(sorted({*checked, *answered})),
+        pipelines=pipes.summaries(numbers),
     )
     return replace(result, verdict=_verdict(result, matches, min_share))
-
-
-def _scaled(cost: Cost | None, scale: float) -> Cost | None:
-    if cost is None:
-        return None
-    low, high, of, naive = (round(value * scale, 6) for value in (cost.low_ms, cost.high_ms, cost.of_ms, cost.naive_ms))
-    return replace(
-        cost,
-        low_ms=low,
-        high_ms=high,
-        of_ms=of,
-        naive_ms=naive,
-        basis="bounded",
-        grade="C",
-        method=f"{cost.method}; scaled to the step without the profiler",
-    )
 
 
 # -- the picture ---------------------------------------------------------------------------------
 
 
 def _rank_summaries(
-    ranks: Sequence[RankRecord], numbers: Sequence[int], matches: Matches, waits: Waiting
+    ranks: Sequence[RankRecord], numbers: Sequence[int], matches: Matches, waits: Waiting, stages_ns: Sequence[int]
 ) -> tuple[RankSummary, ...]:
     n_matched = np.bincount(matches.rank, minlength=len(ranks)).tolist()
     steps = waits.step[waits.steady]
@@ -144,6 +144,12 @@ def _rank_summaries(
         wall = int((rank.steps.end_ns - rank.steps.start_ns)[at].sum()) // n
         compute, comm, copy, _ = (rank.steps.parts_ns[at].sum(axis=0) // n).tolist()
         wait = min(int(waits.wait_ns[position, waits.steady].sum()) // n, comm)
+        # what it waits for stages: inside a kernel that receives, and where nothing is enqueued
+        in_comm = min(stages_ns[position], comm - wait) if rank.device else 0
+        comm -= wait + in_comm
+        idle = wall - compute - comm - copy - wait - in_comm
+        in_idle = min(stages_ns[position] - in_comm, max(idle, 0))
+        wait += in_comm + in_idle
         out.append(
             RankSummary(
                 rank=number,
@@ -155,10 +161,10 @@ def _rank_summaries(
                 n_steps=len(steps),
                 wall_ns=wall,
                 compute_ns=compute,
-                comm_ns=comm - wait,
+                comm_ns=comm,
                 wait_ns=wait,
                 copy_ns=copy,
-                idle_ns=wall - compute - comm - copy,
+                idle_ns=idle - in_idle,
                 caused_wait_ns=int(waits.blame_ns[position, waits.steady].sum()) // n,
                 clock_offset_ns=int(matches.offset_ns[position]),
                 n_collectives=len(rank.collectives),
@@ -246,7 +252,9 @@ def _bandwidth(ranks: Sequence[RankRecord], group: GroupMatch, some: list[int]) 
 # -- words ---------------------------------------------------------------------------------------
 
 
-def _own_notes(ranks: Sequence[RankRecord], numbers: Sequence[int], matches: Matches, waits: Waiting) -> list[Note]:
+def _own_notes(
+    ranks: Sequence[RankRecord], numbers: Sequence[int], matches: Matches, waits: Waiting, *, pipelines: bool
+) -> list[Note]:
     notes = []
     moved = np.flatnonzero(matches.offset_ns)
     if len(moved):
@@ -318,15 +326,8 @@ def _own_notes(ranks: Sequence[RankRecord], numbers: Sequence[int], matches: Mat
                 {"wait_ns": first},
             )
         )
-    n_sent = sum(rank.n_point_to_point for rank in ranks)
-    if n_sent:
-        notes.append(
-            Note(
-                "point-to-point",
-                "info",
-                f"{n_sent} sends and receives are not matched: waiting between pipeline stages is not analysed",
-            )
-        )
+    if pipelines and not waits.n_judged:
+        return notes
     if not sum(len(rank.collectives) for rank in ranks):
         notes.append(
             Note(
@@ -411,9 +412,11 @@ def _joint(
     if not costs or not step_ms:
         return None
     gain_high = next((finding.cost.high_ms for finding in findings if finding.code == "COM036" and finding.cost), 0.0)
+    # every rank of a pipeline has its waiting to win
+    stages_high = sum(finding.cost.high_ms for finding in findings if finding.code in PIPELINES and finding.cost)
     ceilings = []
     for position, (result, wait) in enumerate(zip(results, wait_ms, strict=True)):
-        own = result.joint_cost.high_ms if result.joint_cost else 0.0
+        own = (result.joint_cost.high_ms if result.joint_cost else 0.0) + stages_high
         if late is not None and position == late.position:
             own += gain_high
         ceilings.append(own + wait)
@@ -487,8 +490,10 @@ def _verdict(result: JobResult, matches: Matches, min_share: float) -> tuple[str
     skews = [group.end_skew_ns for group in matches.groups if len(group.end_skew_ns) and not group.fault]
     ends = f", ending within {format_ns(float(np.median(np.concatenate(skews))))} of each other" if skews else ""
     groups = sum(1 for group in matches.groups if not group.fault)
-    trust = (
-        f"{result.n_matches} collectives matched in {groups} process"
-        f" group{'s' * (groups != 1)}{ends}; {checked_clause(result)}"
-    )
+    matched = f"{result.n_matches} collectives matched in {groups} process group{'s' * (groups != 1)}{ends}"
+    n_sends, n_pipes = sum(pipe.n_matched for pipe in result.pipelines), len(result.pipelines)
+    sends = f"{format_count(n_sends, 'send')} in {format_count(n_pipes, 'pipeline')}" if n_pipes else ""
+    if sends:
+        matched = f"{matched}, {sends}" if result.n_matches else f"{sends} matched"
+    trust = f"{matched}; {checked_clause(result)}"
     return where, costliest, f"{trust}."

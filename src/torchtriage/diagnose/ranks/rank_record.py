@@ -20,6 +20,7 @@ from torchtriage.core.trace.collectives import communicates
 from torchtriage.core.trace.device import LAUNCH_SLACK_NS
 from torchtriage.core.trace.messages import HOST_COLLECTIVE, Messages, ProcessGroup
 from torchtriage.diagnose.ranks.host_activity import ACTIVITIES, CELLS, PHASES, Pieces, find_pieces, no_pieces
+from torchtriage.diagnose.ranks.pipeline_rank import NOTHING, RankPipeline, messages_of, rank_pipeline
 from torchtriage.diagnose.replay import Scenario
 from torchtriage.diagnose.replay.graph import Graph
 from torchtriage.diagnose.verdict.result import Result
@@ -28,7 +29,6 @@ __all__ = ["Moment", "ProcessGroup", "RankCollectives", "RankRecord", "RankRepla
 
 Ints = NDArray[np.int64]
 
-_POINT_TO_POINT = re.compile(r"^(i?send|i?recv\w*|batch_isend_irecv|p2p\w*|coalesced)\b", re.I)
 _STEP_NUMBER = re.compile(r"#(\d+)$")
 MAX_MOMENTS = 2000
 """Longest stretches kept by name: what a late rank did is among them."""
@@ -123,7 +123,7 @@ class RankRecord:
     ``moments`` : step number and cell to the longest stretch in it.
     ``paces`` : phase (empty: the device's kernels) and name of a call to how often it ran in the steady steps and its
     median own ns. ``stretches`` : phase and place to the longest stretch there in the steady steps, ns.
-    ``n_point_to_point`` : sends and receives, which are not matched.
+    ``n_point_to_point`` : sends and receives; ``pipeline`` holds them, and what is computed between them.
     """
 
     path: str
@@ -142,6 +142,7 @@ class RankRecord:
     paces: dict[tuple[str, str], tuple[int, int]]
     stretches: dict[tuple[str, tuple[str, ...]], int]
     n_point_to_point: int
+    pipeline: RankPipeline = NOTHING
     replay: RankReplay | None = None
     """Where what-if questions were asked."""
 
@@ -152,11 +153,12 @@ def build_record(trace: Trace, path: str, result: Result) -> RankRecord:
     rows, device = _rows(trace)
     pieces = find_pieces(trace) if len(rows) or not trace.devices else no_pieces(trace)
     messages = Messages(trace, rows)
-    single = np.array([_POINT_TO_POINT.match(name) is None for name in messages.names], dtype=bool)
-    n_point_to_point = int((~single).sum())
+    sent, said = messages_of(trace, rows, messages.names)
+    single = ~np.isin(np.arange(len(rows)), sent)
+    numbers = _numbers(trace)
+    pipeline = rank_pipeline(trace, pieces, rows[sent], said, numbers, base)
     rows, names = rows[single], [name for name, keep in zip(messages.names, single, strict=True) if keep]
     step_of = trace.steps.of_work(rows) if device else trace.steps.of_host(rows)
-    numbers = _numbers(trace)
     messages = Messages(trace, rows)
     groups, group = messages.groups
     name_table = tuple(dict.fromkeys(names))
@@ -208,7 +210,8 @@ def build_record(trace: Trace, path: str, result: Result) -> RankRecord:
         moments=_moments(pieces, own, late, table.step, launch),
         paces=_paces(trace, pieces),
         stretches=_stretches(pieces, own),
-        n_point_to_point=n_point_to_point,
+        n_point_to_point=len(sent),
+        pipeline=pipeline,
     )
 
 

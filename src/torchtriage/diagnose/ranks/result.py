@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from torchtriage.core.finding import Cost, Crash, Finding, NotChecked, Note
 from torchtriage.diagnose.verdict.result import MISSING_ROWS, Answer
 
-__all__ = ["CollectiveSummary", "JobResult", "JobStep", "RankSummary"]
+__all__ = [
+    "CollectiveSummary",
+    "JobResult",
+    "JobStep",
+    "PipelineRank",
+    "PipelineStep",
+    "PipelineSummary",
+    "RankSummary",
+]
 
 
 @dataclass(frozen=True)
@@ -80,6 +88,59 @@ class CollectiveSummary:
 
 
 @dataclass(frozen=True)
+class PipelineRank:
+    """One rank of a pipeline, in the mean over its steps.
+
+    ``stages`` : those it holds. ``micro_ns`` : what they take for one micro-batch, forward and back, the median.
+    ``bubble_ns`` : waiting for what another stage has not done yet; ``transfer_ns`` : sending or receiving what is
+    done, with nothing beside it; ``busy_ns`` : its passes.
+    """
+
+    rank: int
+    stages: tuple[int, ...]
+    micro_ns: int
+    busy_ns: int
+    bubble_ns: int
+    transfer_ns: int
+
+
+@dataclass(frozen=True)
+class PipelineStep:
+    """One step of a pipeline: from its first pass to its last, and what each of its ranks waits in it."""
+
+    number: int
+    span_ns: int
+    bubble_ns: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class PipelineSummary:
+    """Ranks that hand micro-batches on.
+
+    ``basis`` : how they were recognised. ``bubble_share`` : of the pipeline's time, what a rank waits for other stages
+    in the mean; ``implied_share`` : what this order implies with the measured times of the stages, ``even_share`` with
+    stages of equal length, ``books_share`` by the schedule's formula; null where the schedule is not known.
+    ``n_unmatched`` : sends without their receive.
+    """
+
+    group: str
+    basis: str
+    schedule: str
+    n_micro: int
+    n_chunks: int
+    span_ns: int
+    bubble_share: float
+    transfer_share: float
+    implied_share: float | None
+    even_share: float | None
+    books_share: float | None
+    n_matched: int
+    n_unmatched: int
+    ranks: tuple[PipelineRank, ...]
+    steps: tuple[PipelineStep, ...]
+
+
+@dataclass(frozen=True)
 class JobResult:
     """Everything said about several ranks of one job together; each rank's own result stays.
 
@@ -109,6 +170,7 @@ class JobResult:
     """Codes of the patterns that ran to their end on every rank."""
     what_ifs: tuple[Answer, ...] = ()
     """Answers of all ranks replayed together."""
+    pipelines: tuple[PipelineSummary, ...] = ()
 
     @property
     def lacks_rows(self) -> bool:

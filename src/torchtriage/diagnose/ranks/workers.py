@@ -29,6 +29,7 @@ from torchtriage.diagnose.ranks.job_detection import detect_jobs
 from torchtriage.diagnose.ranks.job_replay import rank_replay
 from torchtriage.diagnose.ranks.merge import STRAGGLER
 from torchtriage.diagnose.ranks.object_store import is_url, opened
+from torchtriage.diagnose.ranks.pipeline_finding import PIPELINES
 from torchtriage.diagnose.ranks.rank_record import RankRecord, build_record
 from torchtriage.diagnose.ranks.result import JobResult
 from torchtriage.diagnose.ranks.timeline import RankTimeline, rank_timelines
@@ -89,14 +90,19 @@ def analyze_files(
             raise errors[0]
         reasons = "".join(f"\nleft out: {error}" for error in errors)
         raise TraceFormatError(f"none of the {len(files)} files is a readable trace{reasons}")
-    late = not options.only or _names(options.only, STRAGGLER)
+    asked = {
+        code
+        for code in (STRAGGLER, *PIPELINES)
+        if (not options.only or _names(options.only, code)) and not _names(options.skip, code)
+    }
     found = detect_jobs(records)
     jobs = tuple(
         judge(
             records,
             job,
             min_share=options.min_share,
-            late=late and not _names(options.skip, STRAGGLER),
+            late=STRAGGLER in asked,
+            pipelines=asked - {STRAGGLER},
             what_if=tuple(options.what_if),
             unprofiled_ms=options.step_ms,
         )

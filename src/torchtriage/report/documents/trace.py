@@ -14,7 +14,7 @@ from torchtriage.diagnose.runs.result import AccountPart, RecordedRun, StepAccou
 from torchtriage.diagnose.verdict.result import DeviceSummary, Result, Summary
 from torchtriage.report import blocks as b
 from torchtriage.report import recorded, words
-from torchtriage.report.documents import bus_bandwidth, device_time, findings, serving
+from torchtriage.report.documents import bus_bandwidth, device_time, findings, pipelines, serving
 
 __all__ = ["BAR", "doctor", "document"]
 
@@ -150,6 +150,7 @@ def _job(
     if not job.refused:
         yield _rank_bars(job)
         yield _collectives(job)
+        yield from pipelines.of_job(job)
     yield _rank_table(job)
     yield _collective_table(job)
     yield from _findings(job, None, top, quote)

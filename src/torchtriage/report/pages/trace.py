@@ -32,7 +32,7 @@ from torchtriage.diagnose.verdict.result import (
     TraceFacts,
 )
 from torchtriage.report import recorded, words
-from torchtriage.report.documents import bus_bandwidth, device_time, serving
+from torchtriage.report.documents import bus_bandwidth, device_time, pipelines, serving
 from torchtriage.report.documents.trace import document
 from torchtriage.report.page import body
 
@@ -270,6 +270,14 @@ class _Packer:
                 "collectives": [
                     self.row(kind, collective)
                     for kind in self.take(job.collectives, self.detail.rows, "kinds of collectives")
+                ],
+                "pipelines": [
+                    [
+                        pipelines.headline(one),
+                        one.basis,
+                        [self.row(rank, "rank stages micro_ns busy_ns bubble_ns transfer_ns") for rank in one.ranks],
+                    ]
+                    for one in self.take(job.pipelines, self.detail.rows, "pipelines")
                 ],
             },
             "summary": None,

@@ -954,6 +954,23 @@ function collectivesSection(job) {
     ].filter(Boolean), rows, 5));
 }
 
+function pipelinesSection(job) {
+  if (!job.pipelines.length) return null;
+  return section("pipelines", "Pipelines",
+    "Waiting: until a stage that a rank needs is done. Transfer: from then on, with nothing beside it.",
+    job.pipelines.flatMap(([headline, basis, ranks]) => [
+      h("p", {}, glued(headline)), h("p", { class: "how" }, basis),
+      sortable("Ranks of a pipeline", [
+        ["Rank", (r) => String(r[0]), (r) => r[0]],
+        ["Stages", (r) => r[1].join(", "), (r) => r[1][0]],
+        ["A micro-batch", (r) => ns(r[2]), (r) => r[2]],
+        ["Passes", (r) => ns(r[3]), (r) => r[3]],
+        ["Waiting", (r) => ns(r[4]), (r) => r[4]],
+        ["Transfer", (r) => ns(r[5]), (r) => r[5]],
+      ], ranks, 0),
+    ]));
+}
+
 function jobHeadline(result) {
   const job = result.job, n = result.nFindings;
   const state = result.refused ? "No verdict" : n ? many(n, "finding") : result.healthy ? "Nothing found" : "Nothing found, not everything analysed";
@@ -1070,7 +1087,7 @@ function show(result) {
   const notes = notesSection(result), findings = findingsSection(result, model);
   if (result.job) {
     const { job } = result;
-    const parts = [jobHeadline(result), result.refused ? notes : ranksSection(job), findings, lateSection(job), collectivesSection(job), result.refused ? null : notes, uncheckedSection(result)];
+    const parts = [jobHeadline(result), result.refused ? notes : ranksSection(job), findings, lateSection(job), collectivesSection(job), pipelinesSection(job), result.refused ? null : notes, uncheckedSection(result)];
     document.getElementById("main").replaceChildren(...parts.filter(Boolean));
     return;
   }

@@ -1,0 +1,169 @@
+"""How long the ranks of a pipeline stand idle in it, and how much of that its schedule and its stages imply.
+
+A rank cannot go on before the stage it needs has ended: until then it waits, which is the bubble; from then on the
+message is on its way. What the schedule implies is the same order played through with the stages' usual times.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from torchtriage.core import intervals
+from torchtriage.core.arrays import Ints
+from torchtriage.core.intervals import Spans
+from torchtriage.diagnose.ranks.pipeline import Pass, Pipeline
+from torchtriage.diagnose.ranks.pipeline_schedule import UNKNOWN, Orders, Played, books_share, needs, play
+from torchtriage.diagnose.ranks.rank_record import RankRecord
+
+__all__ = ["Bubble", "measure"]
+
+
+@dataclass(frozen=True, eq=False)
+class Bubble:
+    """Times are of one step of one pipeline; arrays are int64[ranks, steps].
+
+    ``span_ns`` : int64[steps], from the first pass on any rank to the last. ``bubble_ns`` : waiting in it for what
+    another stage has not done yet. ``transfer_ns`` : sending or receiving what is done. ``busy_ns`` : its passes; the
+    rest is the host between them. ``windows`` : the spans, on the job's clock. ``times_ns`` : stage and kind to the
+    median of its passes.
+    """
+
+    pipeline: Pipeline
+    span_ns: Ints
+    bubble_ns: Ints
+    transfer_ns: Ints
+    busy_ns: Ints
+    windows: Spans
+    times_ns: dict[tuple[int, str], float]
+
+    @property
+    def share(self) -> float:
+        """Mean share of the pipeline's time in which a rank waits for another stage."""
+        return _share(self.bubble_ns, self.span_ns)
+
+    @property
+    def transfer_share(self) -> float:
+        """The same of messages on their way."""
+        return _share(self.transfer_ns, self.span_ns)
+
+    @cached_property
+    def hop_ns(self) -> float:
+        """Mean time that a message keeps a rank from going on."""
+        stages = self.pipeline.rank_of
+        n = sum(left != right for left, right in itertools.pairwise(stages)) * 2 * self.pipeline.n_micro
+        return float(self.transfer_ns.sum()) / max(n * len(self.span_ns), 1)
+
+    @cached_property
+    def gap_ns(self) -> float:
+        """Mean time of the host between two passes."""
+        n = sum(map(len, self.pipeline.orders)) * len(self.span_ns)
+        rest = self.span_ns * len(self.bubble_ns) - (self.bubble_ns + self.transfer_ns + self.busy_ns).sum(axis=0)
+        return float(np.maximum(rest, 0).sum()) / max(n, 1)
+
+    @property
+    def known(self) -> bool:
+        """Whether its schedule is one that theory is about."""
+        return self.pipeline.schedule != UNKNOWN
+
+    @cached_property
+    def implied(self) -> Played | None:
+        """Its order with every pass as long as usual, and nothing between them."""
+        return play(self.pipeline.orders, self.times_ns) if self.known else None
+
+    @cached_property
+    def even(self) -> Played | None:
+        """The same as if the stages of all ranks were equally long, with the same work together."""
+        return play(self.pipeline.orders, self.even_ns) if self.known else None
+
+    @cached_property
+    def even_ns(self) -> dict[tuple[int, str], float]:
+        """Times of the passes if the stages of all ranks were equally long."""
+        ranks, mean = self.rank_ns, float(np.mean(self.rank_ns))
+        rank_of = self.pipeline.rank_of
+        return {key: time_ns * mean / max(ranks[rank_of[key[0]]], 1.0) for key, time_ns in self.times_ns.items()}
+
+    def lasts_ns(self, orders: Orders, times_ns: dict[tuple[int, str], float]) -> float:
+        """Return how long some order would last, with messages and gaps as they are here; 0 where it cannot run."""
+        played = play(orders, times_ns, hop_ns=self.hop_ns, gap_ns=self.gap_ns)
+        return played.span_ns if played else 0.0
+
+    @property
+    def books_share(self) -> float | None:
+        """What books give for equal stages and messages that take no time."""
+        made = self.pipeline
+        return books_share(made.schedule, len(made.members), made.n_micro, made.n_chunks)
+
+    @cached_property
+    def rank_ns(self) -> list[float]:
+        """What the stages of each rank take for one micro-batch."""
+        out = [0.0] * len(self.pipeline.members)
+        for (stage, _), time_ns in self.times_ns.items():
+            out[self.pipeline.rank_of[stage]] += time_ns
+        return out
+
+
+def measure(pipeline: Pipeline, ranks: Sequence[RankRecord], offset_ns: Ints) -> Bubble:
+    """Return the bubble of a pipeline, rank by rank and step by step."""
+    n, p = len(pipeline.steps), len(pipeline.members)
+    begins = [min(passes[0].start_ns for passes in step.passes) for step in pipeline.steps]
+    ends = [max(one.end_ns for passes in step.passes for one in passes) for step in pipeline.steps]
+    # a rank may go on to its next step while others end this one
+    order = np.argsort(begins)
+    for this, following in zip(order.tolist(), order[1:].tolist(), strict=False):
+        ends[this] = max(min(ends[this], begins[following]), begins[this])
+    windows = np.array([begins, ends], np.int64).T
+    bubble, transfer, busy = (np.zeros((p, n), np.int64) for _ in range(3))
+    for at, step in enumerate(pipeline.steps):
+        done = {one.task: one.end_ns for passes in step.passes for one in passes}
+        begin_ns, end_ns = windows[at].tolist()
+        for place, passes in enumerate(step.passes):
+            waits, on_way = _gaps(passes, done, pipeline.rank_of, begin_ns, end_ns)
+            exposed = ranks[pipeline.members[place]].pipeline.exposed + offset_ns[pipeline.members[place]]
+            bubble[place, at] = intervals.length(intervals.clip(waits, begin_ns, end_ns))
+            transfer[place, at] = intervals.length(intervals.intersect(on_way, exposed))
+            busy[place, at] = sum(one.busy_ns for one in passes)
+    times: dict[tuple[int, str], list[int]] = {}
+    for step in pipeline.steps:
+        for passes in step.passes:
+            for one in passes:
+                times.setdefault(one.task[:2], []).append(one.busy_ns)
+    return Bubble(
+        pipeline=replace(pipeline, steps=()),
+        span_ns=windows[:, 1] - windows[:, 0],
+        bubble_ns=bubble,
+        transfer_ns=transfer,
+        busy_ns=np.minimum(busy, windows[:, 1] - windows[:, 0] - bubble),
+        windows=windows,
+        times_ns={key: float(np.median(values)) for key, values in times.items()},
+    )
+
+
+def _gaps(
+    passes: Sequence[Pass], done: dict[tuple[int, str, int], int], rank_of: tuple[int, ...], begin_ns: int, end_ns: int
+) -> tuple[Spans, Spans]:
+    """Return when a rank waits for a stage that has not ended, and when it might for a message on its way."""
+    waits, on_way = [], []
+    before_ns = begin_ns
+    for one in passes:
+        others = [need for need in needs(one.task, done, len(rank_of)) if rank_of[need[0]] != rank_of[one.task[0]]]
+        ready = done.get(others[0]) if others else None
+        if ready is not None and one.start_ns > before_ns:
+            middle_ns = min(max(ready, before_ns), one.start_ns)
+            waits.append((before_ns, middle_ns))
+            on_way.append((middle_ns, one.start_ns))
+        before_ns = max(before_ns, one.end_ns)
+    waits.append((before_ns, max(end_ns, before_ns)))
+    return (
+        intervals.union(np.array(waits, np.int64).reshape(-1, 2)),
+        intervals.union(np.array(on_way, np.int64).reshape(-1, 2)),
+    )
+
+
+def _share(part_ns: Ints, span_ns: Ints) -> float:
+    whole = float(span_ns.sum()) * len(part_ns)
+    return float(part_ns.sum()) / whole if whole else 0.0

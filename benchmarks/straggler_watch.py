@@ -113,3 +113,205 @@ CASES = (
 def half(case: Case) -> str:
     """Return ``dev`` or ``held``: the latter half was left alone while the watch was made."""
     return ("dev", "held")[hashlib.sha256(case.name.encode()).digest()[0] % 2]
+
+
+def work(rank: int, case: Case, port: int, folder: str) -> None:
+    """Train on one rank; the first writes what was told."""
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.utils.data import DataLoader, Dataset
+
+    import torchtriage as tt
+
+    options = case.options
+    step = 0
+
+    def late_s(*kinds: str) -> float:
+        return sum(ms for who, kind, ms, a, b in case.faults if who == rank and kind in kinds and a <= step < b) / 1e3
+
+    class Work(torch.autograd.Function):  # type: ignore[misc]
+        @staticmethod
+        def forward(_ctx: Any, values: Any) -> Any:
+            time.sleep(FORWARD_S * len(values))
+            return values.clone()
+
+        @staticmethod
+        def backward(_ctx: Any, grads: Any) -> Any:
+            time.sleep(BACKWARD_S * len(grads) + late_s("backward") / N_LAYERS)
+            return grads
+
+    class Layer(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, values: Any) -> Any:
+            return self.linear(work_(values))
+
+    work_ = Work.apply
+    if options.get("compiled"):
+        work_ = torch._dynamo.disable(work_)
+
+    class Net(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(WIDTH) if options.get("buffers") else nn.Identity()
+            self.layers = nn.Sequential(*[Layer() for _ in range(N_LAYERS)])
+            self.head = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, values: Any) -> Any:
+            self.pause()
+            return self.head(self.layers(self.norm(values)))
+
+        def pause(self) -> None:
+            if late_s("forward"):
+                time.sleep(late_s("forward"))
+
+    if options.get("compiled"):
+        Net.pause = torch._dynamo.disable(Net.pause)
+
+    class Samples(Dataset):  # type: ignore[misc]
+        def __len__(self) -> int:
+            return 1 << 20
+
+        def __getitem__(self, _index: int) -> Any:
+            if late_s("loader"):
+                time.sleep(late_s("loader") / BATCH)
+            return torch.zeros(WIDTH)
+
+    class Optimizer(torch.optim.SGD):  # type: ignore[misc]
+        def step(self, closure: Any = None) -> Any:
+            time.sleep(late_s("optimizer"))
+            return super().step(closure)
+
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    dist.init_process_group("gloo", rank=rank, world_size=case.ranks)
+    noise = torch.Generator().manual_seed(100 + rank)
+    lengths = torch.Generator().manual_seed(7 + rank)
+    net = Net()
+    if options.get("compiled"):
+        net = torch.compile(net, backend="aot_eager")
+    critic = None
+    if case.loop == "fsdp":
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh("cpu", (case.ranks,))
+        for layer in net.layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(net, mesh=mesh)
+    elif case.loop != "manual":
+        net = nn.parallel.DistributedDataParallel(net, bucket_cap_mb=0.3)
+    if case.loop == "gan":
+        critic = nn.parallel.DistributedDataParallel(nn.Sequential(Layer(), nn.Linear(WIDTH, 1)))
+    optimizer = Optimizer(net.parameters(), lr=0.01)
+    second = None if critic is None else torch.optim.SGD(critic.parameters(), lr=0.01)
+    loader: Any = DataLoader(Samples(), batch_size=BATCH, num_workers=options.get("workers", 0))
+    models = [net] if critic is None else [net, critic]
+    watch = tt.StragglerWatch(*models, optimizer=second or optimizer, out=Path(folder) / "watch.json")
+    garbage = [[[i] for i in range(60_000)] if any(k == "gc" and r == rank for r, k, *_ in case.faults) else []]
+    watch.start()
+    plain = (torch.stack([Samples()[0] for _ in range(BATCH)]) for _ in range(1 << 20))
+    batches = iter(watch.batches(plain)) if options.get("wrapped") else iter(loader)
+    for step in range(options.get("steps", STEPS)):
+        for micro in range(4 if case.loop == "accumulate" else 1):
+            batch = next(batches)
+            size = BATCH
+            if options.get("lengths"):
+                size = int(torch.randint(BATCH // 2, BATCH + 1, (1,), generator=lengths))
+            if late_s("batch"):
+                batch = torch.cat([batch, batch])
+                size *= 2
+            if options.get("jitter"):
+                time.sleep(float(torch.rand(1, generator=noise)) * options["jitter"] / 1e3)
+            last = micro == 3 or case.loop != "accumulate"
+            with contextlib.nullcontext() if last else net.no_sync():
+                out = net(batch[:size])
+                if critic is not None:
+                    loss = critic(out).mean()
+                else:
+                    loss = out.square().mean()
+                loss.backward()
+        if case.loop == "manual":
+            for parameter in net.parameters():
+                if parameter.grad is not None:
+                    dist.all_reduce(parameter.grad)
+        time.sleep(late_s("between"))
+        if step % 5 == 0 and late_s("fifth"):
+            time.sleep(late_s("fifth"))
+        if late_s("gc"):
+            pass
+        if len(garbage[0]):
+            gc.collect()
+        if late_s("save"):
+            torch.save(net.state_dict(), Path(folder) / f"checkpoint{rank}.pt")
+            time.sleep(late_s("save"))
+        optimizer.step()
+        optimizer.zero_grad()
+        if critic is not None and second is not None:
+            critic(net(batch).detach()).mean().backward()
+            second.step()
+            second.zero_grad()
+        if options.get("evaluate") and step % options["evaluate"] == 0:
+            with torch.no_grad():
+                for _ in range(10):
+                    net(next(batches))
+    watch.stop()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def run(case: Case, folder: Path) -> dict[str, Any]:
+    """Run a job; return what the watch told."""
+    from torch import multiprocessing
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+    multiprocessing.spawn(work, (case, port, str(folder)), nprocs=case.ranks)
+    return json.loads((folder / "watch.json").read_text())
+
+
+def is_right(case: Case, told: list[dict[str, Any]]) -> bool:
+    """Return whether what was told is what has to be: nothing else, in this order; -1 : that it ended."""
+    said = []
+    for one in told:
+        if one["what"] != "late":
+            return False
+        said.append((-1 if one["kind"] == "ended" else one["rank"], next(iter(one["phases"]))))
+    if len(case.told) > 1 and case.told[-1][0] != -1:
+        said = [one for one in said if one[0] != -1]  # who moved has ended before, or after
+    if len(said) != len(case.told):
+        return False
+    return all(
+        rank == want and (rank == -1 or phase in phases)
+        for (rank, phase), (want, phases) in zip(said, case.told, strict=True)
+    )
+
+
+def main() -> None:
+    """Run the jobs and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--half", choices=("dev", "held", "all"), default="all")
+    parser.add_argument("--out", type=Path, default=None, help="Write what was told here, as JSON lines.")
+    args = parser.parse_args()
+    cases = [case for case in CASES if args.half in ("all", half(case)) and (not args.names or case.name in args.names)]
+    n_right = {True: 0, False: 0}
+    for case in cases:
+        found = run(case, Path(tempfile.mkdtemp()))
+        right = is_right(case, found["told"])
+        n_right[right] += 1
+        print(f"{'right' if right else 'WRONG'}  {case.name:30}{' | '.join(one['text'] for one in found['told'])}", flush=True)
+        if args.out is not None:
+            with args.out.open("a") as file:
+                file.write(json.dumps({"case": case.name, "half": half(case), "right": right, **found}) + "\n")
+    print(f"{n_right[True]} of {len(cases)} right")
+
+
+if __name__ == "__main__":
+    main()

@@ -2,7 +2,6 @@
 
     python benchmarks/straggler_watch.py [--half dev|held|all] [--out FILE] [NAME…]
     python benchmarks/straggler_watch.py --cost
-    python benchmarks/straggler_watch.py --judge 1000
 
 Each job trains over gloo on the ranks of this machine; the network sleeps where it would compute, so that ranks take no
 cores from each other. What has to be said of a case was written before the watch existed; half of the cases, by a hash
@@ -55,7 +54,7 @@ def _late(name: str, rank: int, kind: str, ms: float, *phases: str, **more: Any)
 
 CASES = (
     _late("loader", 1, "loader", 8, "loader"),
-    _late("loader worker", 2, "loader", 40, "loader", workers=1),
+    _late("loader worker", 2, "loader", 150, "loader", workers=1),
     _late("iterator of its own", 1, "loader", 8, "loader", wrapped=True),
     _late("forward", 0, "forward", 8, "forward"),
     _late("forward of two", 1, "forward", 5, "forward", ranks=2),
@@ -115,7 +114,26 @@ def half(case: Case) -> str:
     return ("dev", "held")[hashlib.sha256(case.name.encode()).digest()[0] % 2]
 
 
-def work(rank: int, case: Case, port: int, folder: str) -> None:
+def work(rank: int, cases: list[Case], port: int, folder: str) -> None:
+    """Be one rank of some jobs in turn: starting a process takes longer than a job."""
+    import torch
+    import torch.distributed as dist
+
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=cases[0].ranks)
+    for number, case in enumerate(cases):
+        torch._dynamo.reset()
+        torch._dynamo.config.optimize_ddp = False  # it refuses buckets as small as these
+        train(rank, case, Path(folder) / str(number))
+        dist.barrier()
+        gc.collect()
+        if rank == 0:
+            tell(case, json.loads((Path(folder) / str(number) / "watch.json").read_text()), Path(folder))
+    dist.destroy_process_group()
+
+
+def train(rank: int, case: Case, folder: Path) -> None:
     """Train on one rank; the first writes what was told."""
     import torch
     import torch.distributed as dist
@@ -185,10 +203,7 @@ def work(rank: int, case: Case, port: int, folder: str) -> None:
             time.sleep(late_s("optimizer"))
             return super().step(closure)
 
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
     torch.manual_seed(0)
-    dist.init_process_group("gloo", rank=rank, world_size=case.ranks)
     noise = torch.Generator().manual_seed(100 + rank)
     lengths = torch.Generator().manual_seed(7 + rank)
     net = Net()
@@ -209,7 +224,8 @@ def work(rank: int, case: Case, port: int, folder: str) -> None:
         critic = nn.parallel.DistributedDataParallel(nn.Sequential(Layer(), nn.Linear(WIDTH, 1)))
     optimizer = Optimizer(net.parameters(), lr=0.01)
     second = None if critic is None else torch.optim.SGD(critic.parameters(), lr=0.01)
-    loader: Any = DataLoader(Samples(), batch_size=BATCH, num_workers=options.get("workers", 0))
+    workers = {"num_workers": options["workers"], "multiprocessing_context": "fork"} if "workers" in options else {}
+    loader: Any = DataLoader(Samples(), batch_size=BATCH, **workers)
     models = [net] if critic is None else [net, critic]
     watch = tt.StragglerWatch(*models, optimizer=second or optimizer, out=Path(folder) / "watch.json")
     garbage = [[[i] for i in range(60_000)] if any(k == "gc" and r == rank for r, k, *_ in case.faults) else []]
@@ -260,20 +276,28 @@ def work(rank: int, case: Case, port: int, folder: str) -> None:
                 for _ in range(10):
                     net(next(batches))
     watch.stop()
-    dist.barrier()
-    dist.destroy_process_group()
 
 
-def run(case: Case, folder: Path) -> dict[str, Any]:
-    """Run a job; return what the watch told."""
+def run(cases: list[Case], folder: Path) -> None:
+    """Run jobs of as many ranks each."""
     from torch import multiprocessing
 
-    folder.mkdir(parents=True, exist_ok=True)
+    multiprocessing.spawn(work, (cases, _free_port(), str(folder)), nprocs=cases[0].ranks)
+
+
+def _free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
-    multiprocessing.spawn(work, (case, port, str(folder)), nprocs=case.ranks)
-    return json.loads((folder / "watch.json").read_text())
+        return one.getsockname()[1]
+
+
+def tell(case: Case, found: dict[str, Any], folder: Path) -> None:
+    """Print a job's line, and keep it."""
+    right = is_right(case, found["told"])
+    said = " | ".join(one["text"] for one in found["told"])
+    print(f"{'right' if right else 'WRONG'}  {case.name:30}{said}", flush=True)
+    with (folder / "told.jsonl").open("a") as file:
+        file.write(json.dumps({"case": case.name, "half": half(case), "right": right, **found}) + "\n")
 
 
 def is_right(case: Case, told: list[dict[str, Any]]) -> bool:
@@ -293,24 +317,91 @@ def is_right(case: Case, told: list[dict[str, Any]]) -> bool:
     )
 
 
+def cost(rank: int, port: int, folder: str) -> None:
+    """Train with and without the watch in turns; writes each pair's difference of a step, in µs."""
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+
+    import torchtriage as tt
+
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    net = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16)))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    loader = DataLoader(TensorDataset(torch.zeros(1 << 16, 16)), batch_size=4)
+    found: dict[str, list[tuple[float, float]]] = {}
+    for name, sleep_s, n_steps in (("20 ms", 0.0195, 100), ("as short as it can be", 0.0, 1000)):
+        pairs = []
+        for pair in range(COST_PAIRS):
+            sides = {}
+            for watched in (True, False) if pair % 2 else (False, True):
+                batches = iter(loader)
+                dist.barrier()
+                watch = tt.StragglerWatch(net, optimizer=optimizer).start() if watched else None
+                walls = []
+                for step in range(n_steps):
+                    if step == 5:
+                        cpu_s = time.process_time()
+                    begun = time.perf_counter()
+                    time.sleep(sleep_s)
+                    net(next(batches)[0]).sum().backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    walls.append(time.perf_counter() - begun)
+                cpu_s = time.process_time() - cpu_s
+                dist.barrier()
+                if watch is not None:
+                    watch.stop()
+                sides[watched] = statistics.median(walls[5:]), cpu_s / (n_steps - 5)
+            pairs.append(tuple((sides[True][at] - sides[False][at]) * 1e6 for at in (0, 1)))
+        found[name] = pairs
+    (Path(folder) / f"cost{rank}.json").write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+COST_PAIRS = 20
+
+
+def measure_cost() -> None:
+    """Print what a step of a watched job takes longer than of the same job without."""
+    from torch import multiprocessing
+
+    folder = tempfile.mkdtemp()
+    multiprocessing.spawn(cost, (_free_port(), folder), nprocs=2)
+    ranks = [json.loads((Path(folder) / f"cost{rank}.json").read_text()) for rank in range(2)]
+    for name in ranks[0]:
+        pairs = [pair for rank in ranks for pair in rank[name]]
+        for at, what in enumerate(("wall time, median step", "processor time, mean step")):
+            values = sorted(pair[at] for pair in pairs)
+            low, high = values[len(values) // 4], values[-len(values) // 4]
+            print(f"step {name}: {what}: {statistics.median(values):.1f} µs (half of the pairs {low:.1f} to {high:.1f})")
+
+
 def main() -> None:
     """Run the jobs and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--half", choices=("dev", "held", "all"), default="all")
-    parser.add_argument("--out", type=Path, default=None, help="Write what was told here, as JSON lines.")
+    parser.add_argument("--out", type=Path, default=None, help="Keep what was told in this folder.")
+    parser.add_argument("--cost", action="store_true", help="Measure what watching costs instead.")
     args = parser.parse_args()
+    if args.cost:
+        measure_cost()
+        return
     cases = [case for case in CASES if args.half in ("all", half(case)) and (not args.names or case.name in args.names)]
-    n_right = {True: 0, False: 0}
-    for case in cases:
-        found = run(case, Path(tempfile.mkdtemp()))
-        right = is_right(case, found["told"])
-        n_right[right] += 1
-        print(f"{'right' if right else 'WRONG'}  {case.name:30}{' | '.join(one['text'] for one in found['told'])}", flush=True)
-        if args.out is not None:
-            with args.out.open("a") as file:
-                file.write(json.dumps({"case": case.name, "half": half(case), "right": right, **found}) + "\n")
-    print(f"{n_right[True]} of {len(cases)} right")
+    folder = args.out or Path(tempfile.mkdtemp())
+    folder.mkdir(parents=True, exist_ok=True)
+    if (folder / "told.jsonl").exists():  # goes on where it stopped
+        done = {json.loads(line)["case"] for line in (folder / "told.jsonl").read_text().splitlines()}
+        cases = [case for case in cases if case.name not in done]
+    for n_ranks in sorted({case.ranks for case in cases}, key=lambda n: n != 3):
+        run([case for case in cases if case.ranks == n_ranks], folder)
+    told = [json.loads(line) for line in (folder / "told.jsonl").read_text().splitlines()]
+    print(f"{sum(one['right'] for one in told)} of {len(told)} right")
 
 
 if __name__ == "__main__":

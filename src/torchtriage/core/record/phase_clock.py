@@ -7,6 +7,7 @@ events are recorded between the phases and read when they have long passed; noth
 from __future__ import annotations
 
 import os
+import weakref
 from collections import deque
 from threading import get_ident
 from time import perf_counter_ns
@@ -47,11 +48,11 @@ class PhaseClock:
     """
 
     __slots__ = (
+        "__weakref__",
         "_device",
         "_every",
         "_left",
         "_ns",
-        "_pid",
         "_rows",
         "_sampling",
         "phase",
@@ -67,7 +68,7 @@ class PhaseClock:
         self.since_ns = perf_counter_ns()
         self.windows: deque[Window] = deque(maxlen=MOST_WINDOWS)
         self.threads = {get_ident()}
-        self._pid = os.getpid()
+        _clocks.add(self)
         self._every = every
         self._left = every
         self._ns = [0] * len(PHASES)
@@ -77,7 +78,7 @@ class PhaseClock:
 
     def mine(self) -> bool:
         """Return whether this thread is the loop's."""
-        return get_ident() in self.threads and os.getpid() == self._pid
+        return get_ident() in self.threads
 
     def enter(self, phase: int) -> int:
         """Begin a phase; return the one that ended."""
@@ -124,6 +125,18 @@ class PhaseClock:
     def read_device(self) -> dict[int, list[list[float]]]:
         """Return the device's nanoseconds by phase of the steps that it has finished, by window."""
         return {} if self._device is None else self._device.read()
+
+
+_clocks: weakref.WeakSet[PhaseClock] = weakref.WeakSet()
+
+
+def _forget() -> None:
+    for clock in _clocks:  # a forked child's main thread has the number of its parent's
+        clock.threads = set()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
 
 
 class DeviceClock:

@@ -23,15 +23,17 @@ OWN, OWN_MEAN, OWN_ERROR, WAITED, WAITED_MEAN, STEP = range(6)
 MEDIANS, MEANS, HOST = slice(6, 6 + N), slice(6 + N, 6 + 2 * N), slice(6 + 2 * N, 6 + 3 * N)
 LEAST_SHARE, LEAST_MS = 0.03, 0.5
 """Of a step: below it, machines of one kind differ for good."""
-ERRORS, SPREADS = 4.0, 4.0
-"""So many standard errors of a window, and of the ranks' own spread, are chance: one rank of a thousand, and more."""
+ERRORS = 4.0
+"""So many standard errors of a window's median are chance: one rank of a thousand, and more."""
+SPREADS, SPREADS_OF_FEW, FEW = 4.0, 2.0, 8
+"""So many times their spread ranks differ by chance; of few ranks the spread is uncertain, and the late one's, too."""
 IN_A_ROW, MEANS_IN_A_ROW = 3, 6
 """Windows in which a rank has to be late at a stretch: in most steps, or only in some, which the mean shows."""
 STEADY = 2.0
 """What only some steps are late by is told where it is so many times its own spread over the windows."""
 WAITS_LESS = 0.5
 """The others wait at least this share of what a late rank works longer: else nobody waits for it."""
-SECOND = 0.4
+SECOND = 0.5
 """A second phase is named where it has more than this share of the first one's."""
 STAYS = 0.5
 """A rank that was told stays late above this share of the limit: what lies at the limit is told once."""
@@ -126,7 +128,8 @@ class Judge:
         error = np.hypot(values[:, OWN_ERROR], np.median(values[:, OWN_ERROR]))
         limit = np.maximum(_least(values), ERRORS * error)
         if len(own) > 2:
-            limit = np.maximum(limit, SPREADS * MAD * np.median(np.abs(own - np.median(own))))
+            spreads = SPREADS_OF_FEW if len(own) < FEW else SPREADS
+            limit = np.maximum(limit, spreads * MAD * np.median(np.abs(own - np.median(own))))
         limit = np.where([self._is_told(rank) for rank in names], STAYS * limit, limit)
         late = (excess > limit) & (usual_wait - wait > WAITS_LESS * excess)
         return {int(names[at]): (float(excess[at]), True) for at in np.flatnonzero(late)}

@@ -99,6 +99,12 @@ def test_who_works_longer_without_being_waited_for_is_not_late() -> None:
     assert not told(Judge(EVERY), windows)
 
 
+def test_of_two_ranks_that_differ_from_the_third_none_is_late() -> None:
+    """Fixing the one would save next to nothing."""
+    windows = [window(number, 3, {0: ("backward", 9.0), 2: ("between", 8.0)}) for number in range(20)]
+    assert not [one for one in told(Judge(EVERY), windows) if one.saved_ms < 2]
+
+
 def test_two_late_ranks_are_both_told_and_neither_saves_much_alone() -> None:
     windows = [window(number, 8, {2: ("loader", 20.0), 5: ("backward", 20.0)}) for number in range(8)]
     found = told(Judge(EVERY), windows)

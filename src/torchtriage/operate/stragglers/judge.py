@@ -33,6 +33,8 @@ STEADY = 2.0
 """What only some steps are late by is told where it is so many times its own spread over the windows."""
 WAITS_LESS = 0.5
 """The others wait at least this share of what a late rank works longer: else nobody waits for it."""
+EVERY_STEP = 0.5
+"""Where the median step is late by this share of the mean, all are."""
 SECOND = 0.5
 """A second phase is named where it has more than this share of the first one's."""
 STAYS = 0.5
@@ -131,13 +133,13 @@ class Judge:
             spreads = SPREADS_OF_FEW if len(own) < FEW else SPREADS
             limit = np.maximum(limit, spreads * MAD * np.median(np.abs(own - np.median(own))))
         limit = np.where([self._is_told(rank) for rank in names], STAYS * limit, limit)
-        late = (excess > limit) & (usual_wait - wait > WAITS_LESS * excess)
+        late = _apart(own, (excess > limit) & (usual_wait - wait > WAITS_LESS * excess), _least(values))
         return {int(names[at]): (float(excess[at]), True) for at in np.flatnonzero(late)}
 
     def _note_means(self, number: int, names: Any, values: Any) -> None:
         own, wait = values[:, OWN_MEAN], values[:, WAITED_MEAN]
         excess, spared = own - _of_others(own), _of_others(wait) - wait
-        late = (excess > _least(values)) & (spared > WAITS_LESS * excess)
+        late = _apart(own, (excess > _least(values)) & (spared > WAITS_LESS * excess), _least(values))
         self._means.append((number, {int(names[at]): float(excess[at]) for at in np.flatnonzero(late)}))
 
     def _recurring(self) -> dict[int, tuple[float, bool]]:
@@ -197,6 +199,8 @@ class Judge:
         kind: Kind = "late",
     ) -> Late:
         at = int(np.searchsorted(names, rank))
+        middle = values[at, OWN] - np.median(np.delete(values[:, OWN], at))
+        every_step = every_step or middle > EVERY_STEP * excess
         own = values[:, OWN if every_step else OWN_MEAN]
         columns = values[:, MEDIANS if every_step else MEANS]
         others = np.delete(columns, at, axis=0)
@@ -219,6 +223,13 @@ class Judge:
 
 def _least(values: Any) -> Any:
     return max(LEAST_MS, LEAST_SHARE * float(np.median(values[:, STEP])))
+
+
+def _apart(own: Any, late: Any, least: float) -> Any:
+    """Return who of the late works longer by ``least`` than everybody who is not."""
+    if late.all():
+        return np.zeros_like(late)
+    return late & (own - own[~late].max() > least)
 
 
 def _of_others(values: Any) -> Any:

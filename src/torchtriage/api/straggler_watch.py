@@ -179,7 +179,7 @@ class StragglerWatch:
             try:
                 self._out.parent.mkdir(parents=True, exist_ok=True)
                 self._out.write_text(json.dumps(self.summary(), indent=1) + "\n", encoding="utf-8")
-            except OSError as error:
+            except Exception as error:  # the training has a result of its own to save
                 _logger.warning("the summary cannot be written: %s", error)
 
     def _optimizer_ended(self, optimizer: Any) -> None:

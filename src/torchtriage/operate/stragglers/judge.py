@@ -200,7 +200,7 @@ class Judge:
     ) -> Late:
         at = int(np.searchsorted(names, rank))
         middle = values[at, OWN] - np.median(np.delete(values[:, OWN], at))
-        every_step = every_step or middle > EVERY_STEP * excess
+        every_step = every_step or bool(middle > EVERY_STEP * excess)
         own = values[:, OWN if every_step else OWN_MEAN]
         columns = values[:, MEDIANS if every_step else MEANS]
         others = np.delete(columns, at, axis=0)

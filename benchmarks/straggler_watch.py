@@ -125,6 +125,7 @@ def work(rank: int, cases: list[Case], port: int, folder: str) -> None:
     for number, case in enumerate(cases):
         torch._dynamo.reset()
         torch._dynamo.config.optimize_ddp = False  # it refuses buckets as small as these
+        (Path(folder) / str(number)).mkdir(exist_ok=True)
         train(rank, case, Path(folder) / str(number))
         dist.barrier()
         gc.collect()
@@ -378,7 +379,9 @@ def measure_cost() -> None:
         for at, what in enumerate(("wall time, median step", "processor time, mean step")):
             values = sorted(pair[at] for pair in pairs)
             low, high = values[len(values) // 4], values[-len(values) // 4]
-            print(f"step {name}: {what}: {statistics.median(values):.1f} µs (half of the pairs {low:.1f} to {high:.1f})")
+            print(
+                f"step {name}: {what}: {statistics.median(values):.1f} µs (half of the pairs {low:.1f} to {high:.1f})"
+            )
 
 
 def main() -> None:

@@ -40,6 +40,8 @@ __all__ = ["Hung", "Late", "Lost", "StragglerWatch"]
 SCHEMA = "torchtriage-straggler-watch/1"
 PERIOD_S = 1.0
 """How often a rank tells where it is, and the first one reads what all told."""
+RANKS_A_PERIOD = 100
+"""Of more ranks the notes are read less often: to read and judge a thousand takes the first rank some 10 ms."""
 STOP_S = 3.0
 """What the end may take: the first rank waits so long for what the others tell last."""
 ARM_PERIODS = 3
@@ -259,7 +261,7 @@ class StragglerWatch:
         since_s = (time.perf_counter_ns() - clock.since_ns) / 1e9
         note = RankNote(self._beat, clock.step, clock.phase, since_s, ended, list(self._windows.values()))
         store.set(str(self._rank), note.pack())
-        if self._job is not None:
+        if self._job is not None and (ended or self._beat % (1 + self._n_ranks // RANKS_A_PERIOD) == 0):
             self._compare(store, self._job)
         if self._arm is not None and not ended:
             self._hear(store.get([RECORD]).get(RECORD))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections import deque
+from itertools import pairwise
 from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
@@ -177,7 +178,7 @@ class DeviceClock:
         while self._ended and self._ended[0][1][-1][1].query():
             window, marks = self._ended.popleft()
             row = [0.0] * len(PHASES)
-            for (_, before), (phase, after) in zip(marks, marks[1:], strict=False):
+            for (_, before), (phase, after) in pairwise(marks):
                 row[phase] += before.elapsed_time(after) * 1e6
             found.setdefault(window, []).append(row)
             self._free.extend(event for _, event in marks)

@@ -61,7 +61,7 @@ class PhaseHooks:
         self._queue: Callable[[Callable[[], None]], None] = lambda _act: None
 
     def install(self) -> None:
-        """Hook in."""
+        """Begin to switch the clock."""
         import torch
         import torch.distributed as dist
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -83,7 +83,7 @@ class PhaseHooks:
             self._in_phase(getattr(group, "FSDPParamGroup", None), name, WAIT)
 
     def remove(self) -> None:
-        """Take all of it back."""
+        """Leave torch as it was."""
         self._undo.close()
 
     # -- modules ---------------------------------------------------------------------------------

@@ -45,7 +45,9 @@ class Hung:
     def __str__(self) -> str:
         """Return the line for the log."""
         some = list(self.at.items())[:MOST_NAMED]
-        named = ", ".join(f"rank {rank} is in {phase} for {format_ns(since_s * 1e9)}" for rank, (phase, since_s) in some)
+        named = ", ".join(
+            f"rank {rank} is in {phase} for {format_ns(since_s * 1e9)}" for rank, (phase, since_s) in some
+        )
         more = f" and {len(self.at) - len(some)} more" if len(self.at) > len(some) else ""
         return f"no step for {format_ns(self.for_s * 1e9)} since step {self.step}: {named or 'all wait'}{more}"
 

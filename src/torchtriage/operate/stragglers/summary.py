@@ -16,9 +16,9 @@ PHASE_NAMES = ("between", "loader", "forward", "backward", "optimizer")
 N = len(PHASE_NAMES)
 NUMBERS = 6 + 3 * N
 _HEAD, _WINDOW = struct.Struct("<IIBBfB"), struct.Struct(f"<II{NUMBERS}f")
-LEVELS = (1, 8, 64, 512)
-"""Of windows that are multiples of these, the last two are told: where they are too short to be told one by one, the
-ranks have some in common still."""
+LEVELS = {1: 4, 8: 2, 64: 2, 512: 2}
+"""Of windows that are multiples of these, so many are told: where they are too short to be told one by one, the ranks
+have some in common still."""
 MAD = 1.4826
 """Median deviation to standard deviation."""
 
@@ -85,8 +85,8 @@ def window_times(number: int, host_ns: Sequence[Sequence[float]], device_ns: Seq
 
 
 def kept(windows: dict[int, WindowTimes]) -> dict[int, WindowTimes]:
-    """Return the windows to tell, by number: the last two of each level."""
+    """Return the windows to tell, by number: the last ones of each level."""
     numbers: set[int] = set()
-    for level in LEVELS:
-        numbers.update(sorted(number for number in windows if number % level == 0)[-2:])
+    for level, n in LEVELS.items():
+        numbers.update(sorted(number for number in windows if number % level == 0)[-n:])
     return {number: windows[number] for number in sorted(numbers)}

@@ -319,7 +319,9 @@ def is_right(case: Case, told: list[dict[str, Any]]) -> bool:
 
 
 def cost(rank: int, port: int, folder: str) -> None:
-    """Train with and without the watch in turns; writes each pair's difference of a step, in µs."""
+    """Train with and without the watch in turns; writes the steps of both, and what the watch's thread took."""
+    import threading
+
     import torch
     import torch.distributed as dist
     from torch import nn
@@ -333,55 +335,58 @@ def cost(rank: int, port: int, folder: str) -> None:
     net = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16)))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     loader = DataLoader(TensorDataset(torch.zeros(1 << 16, 16)), batch_size=4)
-    found: dict[str, list[tuple[float, float]]] = {}
-    for name, sleep_s, n_steps in (("20 ms", 0.0195, 100), ("as short as it can be", 0.0, 1000)):
-        pairs = []
-        for pair in range(COST_PAIRS):
-            sides = {}
-            for watched in (True, False) if pair % 2 else (False, True):
-                batches = iter(loader)
-                dist.barrier()
-                watch = tt.StragglerWatch(net, optimizer=optimizer).start() if watched else None
-                walls = []
-                for step in range(n_steps):
-                    if step == 5:
-                        cpu_s = time.process_time()
-                    begun = time.perf_counter()
-                    time.sleep(sleep_s)
-                    net(next(batches)[0]).sum().backward()
-                    optimizer.step()
-                    optimizer.zero_grad()
-                    walls.append(time.perf_counter() - begun)
-                cpu_s = time.process_time() - cpu_s
-                dist.barrier()
-                if watch is not None:
-                    watch.stop()
-                sides[watched] = statistics.median(walls[5:]), cpu_s / (n_steps - 5)
-            pairs.append(tuple((sides[True][at] - sides[False][at]) * 1e6 for at in (0, 1)))
-        found[name] = pairs
+    steps: dict[bool, list[list[float]]] = {True: [], False: []}
+    thread_s = 0.0
+    for pair in range(COST_PAIRS):
+        for watched in (True, False) if pair % 2 else (False, True):
+            batches = iter(loader)
+            dist.barrier()
+            watch = tt.StragglerWatch(net, optimizer=optimizer).start() if watched else None
+            walls = []
+            for _ in range(COST_STEPS):
+                begun = time.perf_counter()
+                batch = next(batches)
+                begun_work = time.perf_counter()
+                time.sleep(0.019)
+                slept = time.perf_counter() - begun_work  # never twice as long
+                net(batch[0]).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                walls.append((time.perf_counter() - begun - slept) * 1e6)
+            steps[watched].append(walls[10:])
+            for thread in threading.enumerate():
+                if thread.name == "torchtriage-stragglers" and thread.ident is not None:
+                    thread_s += time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
+            dist.barrier()
+            if watch is not None:
+                watch.stop()
+    found = {"with": steps[True], "without": steps[False], "thread_us": thread_s * 1e6 / COST_PAIRS / COST_STEPS}
     (Path(folder) / f"cost{rank}.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
 
 
-COST_PAIRS = 20
+COST_PAIRS, COST_STEPS = 20, 110
 
 
 def measure_cost() -> None:
-    """Print what a step of a watched job takes longer than of the same job without."""
+    """Print what a step of 20 ms takes longer, its sleep left out; quantiles, as neighbours delay single steps."""
     from torch import multiprocessing
 
     folder = tempfile.mkdtemp()
     multiprocessing.spawn(cost, (_free_port(), folder), nprocs=2)
-    ranks = [json.loads((Path(folder) / f"cost{rank}.json").read_text()) for rank in range(2)]
-    for name in ranks[0]:
-        pairs = [pair for rank in ranks for pair in rank[name]]
-        for at, what in enumerate(("wall time, median step", "processor time, mean step")):
-            values = sorted(pair[at] for pair in pairs)
-            low, high = values[len(values) // 4], values[-len(values) // 4]
-            print(
-                f"step {name}: {what}: {statistics.median(values):.1f} µs (half of the pairs {low:.1f} to {high:.1f})"
-            )
+    for rank in range(2):
+        found = json.loads((Path(folder) / f"cost{rank}.json").read_text())
+        sides = [sorted(step for block in found[side] for step in block) for side in ("with", "without")]
+        for share in (0.01, 0.05, 0.1, 0.25, 0.5):
+            on, off = (side[int(len(side) * share)] for side in sides)
+            print(f"rank {rank}: quantile {share}: {on - off:.1f} µs more than {off:.1f} µs")
+        pairs = [
+            statistics.median(on) - statistics.median(off)
+            for on, off in zip(found["with"], found["without"], strict=True)
+        ]
+        print(f"rank {rank}: pairs of medians: {statistics.median(pairs):.1f} µs")
+        print(f"rank {rank}: the watch's thread: {found['thread_us']:.1f} µs")
 
 
 def main() -> None:

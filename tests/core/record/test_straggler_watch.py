@@ -68,7 +68,9 @@ def test_a_late_rank_and_a_usual_one_are_recorded(tmp_path: Path) -> None:
     steps = []
     for rank in range(2):
         facts = json.loads((folder / f"rank{rank}" / "recording.json").read_text())
-        steps.append(facts["recordings"]["light"]["first_step"])
+        steps.append(facts["steps_seen"])
+        assert facts["rank"] == rank
+        assert facts["light"]["steps"] == 6
         assert (folder / f"rank{rank}" / "light.json.gz").exists()
     assert steps[0] == steps[1]
     assert [one["rank"] for one in told(tmp_path) if one["what"] == "late"] == [1]

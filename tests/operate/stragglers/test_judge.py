@@ -84,7 +84,7 @@ def test_some_steps_of_each_window_are_told_as_a_mean() -> None:
     assert (late.rank, list(late.phases), late.every_step) == (2, ["between"], False)
     assert late.late_ms == pytest.approx(12, abs=2)
     assert late.since == EVERY
-    assert "on average, not in every step" in str(late)
+    assert "a step on average since" in str(late)
     assert json.loads(json.dumps(asdict(late)))["every_step"] is False
     assert late.until == (1 + MEANS_IN_A_ROW) * EVERY
 

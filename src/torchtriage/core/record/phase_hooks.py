@@ -68,7 +68,7 @@ class PhaseHooks:
         from torch.utils.data import dataloader
 
         self._compiling = getattr(torch.compiler, "is_compiling", self._compiling)
-        self._queue = torch.autograd.Variable._execution_engine.queue_callback  # type: ignore[attr-defined]
+        self._queue = torch.autograd.Variable._execution_engine.queue_callback
         for module in self._modules:
             self._undo.callback(module.register_forward_pre_hook(_ModuleHook(self._forward_begins)).remove)
             self._undo.callback(module.register_forward_hook(_ModuleHook(self._forward_ended)).remove)

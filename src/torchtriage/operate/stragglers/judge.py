@@ -49,8 +49,9 @@ class Late:
 
     ``kind`` : ``late``, ``changed`` (its time goes elsewhere now) or ``ended``. ``late_ms`` : what it works longer than
     the median of the others. ``saved_ms`` : what the job would be spared if it did not. ``phases`` : where, the most
-    first. ``every_step`` : False where only some steps are late, of which the numbers are means. ``side`` : host or
-    device. ``since`` : the first step, ``until`` : the last one that was judged.
+    first. ``every_step`` : False where means show it and medians do not: some steps are late, or they differ much; the
+    numbers are means then. ``side`` : host or device. ``since`` : the first step, ``until`` : the last one that was
+    judged.
     """
 
     kind: Kind
@@ -68,7 +69,7 @@ class Late:
         """Return the line for the log."""
         if self.kind == "ended":
             return f"rank {self.rank} is no longer late since step {self.until}"
-        often = "" if self.every_step else " on average, not in every step"
+        often = "" if self.every_step else " on average"
         where = " and ".join(self.phases) + " (device)" * (self.side == "device")
         again = "now " * (self.kind == "changed")
         return (

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torchtriage.api.benchmark import BenchReport, benchmark
     from torchtriage.api.compile import CompileReport, compile_logs, compile_report
     from torchtriage.api.profile import Profile, profile
+    from torchtriage.api.straggler_watch import StragglerWatch
     from torchtriage.api.traces import (
         ComparisonReport,
         RanksReport,
@@ -54,6 +55,7 @@ __all__ = [
     "Result",
     "Sampler",
     "Selection",
+    "StragglerWatch",
     "Trace",
     "TraceFormatError",
     "TriageError",
@@ -92,6 +94,7 @@ _HOMES = {
     "Result": "torchtriage.diagnose.verdict.result",
     "Sampler": "torchtriage.core.record.sample",
     "Selection": "torchtriage.core.selection",
+    "StragglerWatch": "torchtriage.api.straggler_watch",
     "Trace": "torchtriage.core.trace",
     "TraceFormatError": "torchtriage.core.errors",
     "TriageError": "torchtriage.core.errors",

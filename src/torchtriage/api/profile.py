@@ -23,6 +23,7 @@ from typing import Any
 
 from torchtriage.api.traces import Report, analyze_run
 from torchtriage.core.errors import MissingExtraError, UsageError
+from torchtriage.core.record.job_store import process_group
 from torchtriage.core.record.profiler_capture import BUSY
 from torchtriage.core.record.recorder import COMPLETE, Recorder, RecordPlan
 from torchtriage.core.record.stacks import user_call
@@ -90,7 +91,8 @@ class Profile:
         need_torch("tt.profile")
         if self.recorder is not None:
             raise UsageError("expected a new tt.profile(), found one that has recorded")
-        rank = int(os.environ.get("RANK", "0") or 0)
+        group = process_group()  # ranks that were spawned have no RANK
+        rank = group[0] if group else int(os.environ.get("RANK", "0") or 0)
         folder = self.out / f"rank{rank}"
         try:
             self._clear(folder, rank)

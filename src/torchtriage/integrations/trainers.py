@@ -1,5 +1,7 @@
 """Callbacks for the trainers of Hugging Face and Lightning, and profiles of loops under accelerate and torchtitan.
 
+They record, or watch for a rank that makes the others wait (:class:`torchtriage.StragglerWatch`).
+
 >>> from torchtriage.integrations.trainers import HFCallback
 >>> callback = HFCallback()
 >>> Trainer(model, arguments, train_dataset=data, callbacks=[callback]).train()
@@ -19,19 +21,27 @@ from types import FrameType
 from typing import Any
 
 from torchtriage.api.profile import Profile, need_torch, profile
+from torchtriage.api.straggler_watch import StragglerWatch
 from torchtriage.api.traces import Report
 from torchtriage.core.errors import MissingExtraError, UsageError
 from torchtriage.core.record.recorder import RecordPlan
 
-__all__ = ["AccelerateProfile", "HFCallback", "LightningCallback", "TorchTitanProfile"]
+__all__ = [
+    "AccelerateProfile",
+    "HFCallback",
+    "HFStragglerWatch",
+    "LightningCallback",
+    "LightningStragglerWatch",
+    "TorchTitanProfile",
+]
 
 
-class _Callback:
-    """A profile that a trainer starts, steps and stops; of the trainer's own callback class."""
+class _OfTrainer:
+    """A callback of the trainer's own class."""
 
     trainers: Sequence[tuple[str, str]]
     """Module and class of the callbacks it may have to be."""
-    boundary: str
+    _settings: dict[str, Any]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Return one that is also a callback of the trainers that are imported."""
@@ -40,17 +50,23 @@ class _Callback:
         bases = _bases(cls.__name__, cls.trainers)
         return object.__new__(type(cls.__name__, (cls, *bases), {"__module__": cls.__module__}))
 
-    def __init__(
-        self, out: str | os.PathLike[str] | None = None, *, steps: int = 6, warmup: int = 5, stop: bool = False
-    ) -> None:
-        super().__init__()
-        self._settings: dict[str, Any] = {"out": out, "steps": steps, "warmup": warmup, "stop": stop}
-        self._profile: Profile | None = None
-
     def __reduce__(self) -> Any:
         # the class is made anew, where it is copied or sent to
         plain = next(item for item in type(self).__mro__ if item.__dict__.get("trainers"))
         return _again, (plain, self._settings)
+
+
+class _Callback(_OfTrainer):
+    """A profile that a trainer starts, steps and stops."""
+
+    boundary: str
+
+    def __init__(
+        self, out: str | os.PathLike[str] | None = None, *, steps: int = 6, warmup: int = 5, stop: bool = False
+    ) -> None:
+        super().__init__()
+        self._settings = {"out": out, "steps": steps, "warmup": warmup, "stop": stop}
+        self._profile: Profile | None = None
 
     @property
     def profile(self) -> Profile | None:
@@ -134,6 +150,76 @@ class LightningCallback(_Callback):
         self._stop(f"the training raised {type(exception).__name__}")
 
 
+class _Watch(_OfTrainer):
+    """A straggler watch that a trainer starts, steps and stops; of each training its own."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__()
+        self._settings = settings
+        self.watch: StragglerWatch | None = None
+        """Of the training that is under way, or was the last."""
+
+    def _start(self, model: Any) -> None:
+        self._stop()
+        self.watch = StragglerWatch(*[model] * (model is not None), **self._settings).start()
+
+    def _step(self) -> None:
+        if self.watch is not None:
+            self.watch.step()
+
+    def _stop(self) -> None:
+        if self.watch is not None:
+            self.watch.stop()
+
+
+class HFStragglerWatch(_Watch):
+    """Watches a ``transformers.Trainer`` for a rank that makes the others wait; a step is an optimizer step.
+
+    ``every on_late arm out`` : as for :class:`torchtriage.StragglerWatch`. Raises MissingExtraError where torch or
+    transformers is not installed.
+    """
+
+    trainers = HFCallback.trainers
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        """Begin."""
+        self._start(model)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Say that a step has ended."""
+        self._step()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """End."""
+        self._stop()
+
+
+class LightningStragglerWatch(_Watch):
+    """Watches a ``Trainer`` of ``lightning`` or ``pytorch_lightning`` for a rank that makes the others wait.
+
+    A step is a batch. ``every on_late arm out`` : as for :class:`torchtriage.StragglerWatch`. Raises MissingExtraError
+    where torch or Lightning is not installed.
+    """
+
+    trainers = LightningCallback.trainers
+
+    def on_train_start(self, trainer: Any, module: Any) -> None:
+        """Begin."""
+        self._start(getattr(trainer.strategy, "model", None) or module)
+
+    def on_train_batch_end(self, trainer: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+        """Say that a step has ended."""
+        self._step()
+
+    def on_train_end(self, trainer: Any, module: Any) -> None:
+        """End."""
+        self._stop()
+
+    def on_exception(self, trainer: Any, module: Any, exception: BaseException) -> None:
+        """End."""
+        self._stop()
+
+
 class AccelerateProfile(Profile):
     """Records the loop of an ``accelerate.Accelerator`` in its block; a step is an optimizer step.
 
@@ -212,5 +298,5 @@ def _bases(who: str, trainers: Sequence[tuple[str, str]]) -> list[type]:
     raise MissingExtraError(f"{who} needs {library}", hint=f"pip install {library}")
 
 
-def _again(kind: type[_Callback], settings: dict[str, Any]) -> _Callback:
+def _again(kind: type[_OfTrainer], settings: dict[str, Any]) -> Any:
     return kind(**settings)

@@ -6,14 +6,25 @@ import copy
 import pickle
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from torchtriage.api.straggler_watch import StragglerWatch
 from torchtriage.core.errors import UsageError
-from torchtriage.integrations.trainers import AccelerateProfile, HFCallback, LightningCallback, TorchTitanProfile
+from torchtriage.core.record.phase_clock import BACKWARD, FORWARD, LOADER, OPTIMIZER, PhaseClock
+from torchtriage.core.record.phase_hooks import PhaseHooks
+from torchtriage.integrations.trainers import (
+    AccelerateProfile,
+    HFCallback,
+    HFStragglerWatch,
+    LightningCallback,
+    LightningStragglerWatch,
+    TorchTitanProfile,
+)
 
 pytestmark = [
     pytest.mark.torch,
@@ -35,7 +46,7 @@ class Data:
         return {"x": torch.full((16,), at / 100)}
 
 
-def train_with_transformers(folder: Path, callback: HFCallback) -> list[float]:
+def train_with_transformers(folder: Path, callback: HFCallback | HFStragglerWatch) -> list[float]:
     import torch
     import transformers
 
@@ -86,6 +97,20 @@ def test_a_training_may_end_when_all_is_recorded(tmp_path: Path) -> None:
     recording = callback.profile.recording
     assert recording["ended"] == "complete"
     assert recording["steps_seen"] < 2 * N_STEPS
+
+
+def test_a_transformers_trainer_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entered = Counter[int]()
+    enter = PhaseClock.enter
+    monkeypatch.setattr(PhaseClock, "enter", lambda clock, phase: (entered.update([phase]), enter(clock, phase))[1])
+    monkeypatch.setattr(StragglerWatch, "_off", lambda _watch: None)  # goes on, though the job has one rank
+    callback = HFStragglerWatch(every=10)
+    trained = train_with_transformers(tmp_path, callback)
+    assert callback.watch.summary()["steps"] == 2 * N_STEPS
+    assert {entered[phase] for phase in (FORWARD, BACKWARD, OPTIMIZER)} == {2 * N_STEPS}
+    assert entered[LOADER] >= 2 * N_STEPS  # and the ends of the epochs
+    PhaseHooks.remove(callback.watch._hooks)
+    assert trained == train_with_transformers(tmp_path, None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("library", ["lightning.pytorch", "pytorch_lightning"])
@@ -270,6 +295,13 @@ def test_copies_and_pickles_begin_anew(kind: Any, tmp_path: Path) -> None:
     for other in (copy.deepcopy(callback), pickle.loads(pickle.dumps(callback))):
         assert isinstance(other, kind)
         assert other._settings == callback._settings
+
+
+@pytest.mark.parametrize("kind", [HFStragglerWatch, LightningStragglerWatch])
+def test_watches_are_copied_with_their_settings(kind: Any) -> None:
+    for other in (copy.deepcopy(kind(every=7)), pickle.loads(pickle.dumps(kind(every=7)))):
+        assert isinstance(other, kind)
+        assert other._settings == {"every": 7}
 
 
 def test_importing_them_imports_no_trainer() -> None:

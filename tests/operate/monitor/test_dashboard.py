@@ -57,6 +57,10 @@ class Consumer:  # what a fleet's consumer tells
         yield "fleet_records_total", {"outcome": "taken"}, 9
         for name in ("lag_entries", "lag_seconds", "pending_entries"):
             yield f"fleet_{name}", {}, 1
+        late = {"rank": "5", "phase": "loader"}  # and a straggler watch
+        yield "straggler_late_ratio", late, 0.1
+        yield "straggler_late_total", late, 1
+        yield "straggler_windows_total", {}, time.time()
 
 consumer = Consumer()
 process_metrics.register(consumer)

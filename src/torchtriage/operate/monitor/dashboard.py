@@ -140,6 +140,15 @@ DASHBOARD: dict[str, tuple[Panel, ...]] = {
             },
         ),
     ),
+    "Training": (
+        Panel(
+            "Late ranks, share of a step",
+            "percentunit",
+            {"rank {{rank}} {{phase}}": "max by (rank, phase) (@straggler_late_ratio)"},
+        ),
+        Panel("Ranks that began to be late", "short", {"rank {{rank}}": _more("straggler_late_total", "rank")}),
+        Panel("Windows compared", "short", {"{{instance}}": _more("straggler_windows_total", "instance")}),
+    ),
     "The monitor itself": (
         Panel(
             "Requests by outcome of their record", "reqps", {"{{outcome}}": _rate("monitor_requests_total", "outcome")}

@@ -76,6 +76,10 @@ fleet_lag_entries | gauge |  | Entries of the fleet's stream that were not read 
 fleet_lag_seconds | gauge |  | Time between the newest entry of the fleet's stream and the last that was read; \
 while Redis is away, and the time since it was heard.
 fleet_pending_entries | gauge |  | Entries that were read, and whose effect is not stored yet.
+straggler_late_ratio | gauge max | rank phase | Share of a step by which a rank of the training works longer than \
+the others, while it is late.
+straggler_late_total | counter | rank phase | Times a rank of the training began to be late, by where its time goes.
+straggler_windows_total | counter |  | Windows of steps in which the ranks of the training were compared.
 monitor_requests_total | counter | outcome | Finished requests by what became of their record: sent on or dropped.
 monitor_pending | gauge |  | Finished requests whose record waits for the monitor's thread.
 monitor_outlet_records_total | counter | outlet outcome | Records of a log or stream by what became of them: sent or \

@@ -1,0 +1,185 @@
+"""Where the time of a training step goes, by phase: a clock that hooks switch, and that costs a step some microseconds.
+
+On a device the host runs ahead, so that its times are not the work's: every few steps the device is asked, too. Its
+events are recorded between the phases and read when they have long passed; nothing is synchronised.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections import deque
+from itertools import pairwise
+from threading import get_ident
+from time import perf_counter_ns
+from typing import Any
+
+__all__ = ["BACKWARD", "BETWEEN", "FORWARD", "LOADER", "OPTIMIZER", "PHASES", "WAIT", "PhaseClock", "Window"]
+
+BETWEEN, LOADER, FORWARD, BACKWARD, OPTIMIZER, WAIT = range(6)
+PHASES = ("between", "loader", "forward", "backward", "optimizer", "wait")
+DEVICE_EVERY = 4
+"""The device is asked in one step of so many: an event costs some microseconds, and a step has a dozen."""
+MOST_WINDOWS = 16
+"""So many windows wait for whoever takes them; older ones are dropped."""
+MOST_STEPS_PENDING = 64
+
+
+class Window:
+    """Some steps in a row: for each, nanoseconds by phase; of some of them also the device's.
+
+    ``number`` : windows begin at its multiple of their length.
+    """
+
+    __slots__ = ("device_ns", "host_ns", "number")
+
+    def __init__(self, number: int, host_ns: list[list[int]]) -> None:
+        self.number = number
+        self.host_ns = host_ns
+        self.device_ns: list[list[float]] = []
+
+
+class PhaseClock:
+    """Counts the nanoseconds of each phase of each step.
+
+    Only the loop's thread, and the one that runs its backward pass, may switch it; :meth:`mine` says whether this is
+    one of them.
+
+    ``step`` : steps that have ended. ``phase`` : now. ``windows`` : full ones, to be taken.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_device",
+        "_every",
+        "_left",
+        "_ns",
+        "_rows",
+        "_sampling",
+        "phase",
+        "since_ns",
+        "step",
+        "threads",
+        "windows",
+    )
+
+    def __init__(self, every: int) -> None:
+        self.step = 0
+        self.phase = BETWEEN
+        self.since_ns = perf_counter_ns()
+        self.windows: deque[Window] = deque(maxlen=MOST_WINDOWS)
+        self.threads = {get_ident()}
+        _clocks.add(self)
+        self._every = every
+        self._left = every
+        self._ns = [0] * len(PHASES)
+        self._rows: list[list[int]] = []
+        self._device: DeviceClock | None = None
+        self._sampling = False
+
+    def mine(self) -> bool:
+        """Return whether this thread is the loop's."""
+        return get_ident() in self.threads
+
+    def enter(self, phase: int) -> int:
+        """Begin a phase; return the one that ended."""
+        now = perf_counter_ns()
+        before = self.phase
+        self._ns[before] += now - self.since_ns
+        self.since_ns = now
+        self.phase = phase
+        if self._sampling:
+            self._device.mark(before)  # type: ignore[union-attr]
+        return before
+
+    def end_step(self) -> None:
+        """End a step and begin the next, between the phases."""
+        self.enter(BETWEEN)
+        self._rows.append(self._ns)
+        self._ns = [0] * len(PHASES)
+        self.step += 1
+        device = self._device
+        if device is not None:
+            if self._sampling:
+                device.end()
+            self._sampling = self.step % DEVICE_EVERY == 0
+            if self._sampling:
+                device.begin(self.step // self._every)
+        self._left -= 1
+        if not self._left:
+            self.windows.append(Window((self.step - 1) // self._every, self._rows))
+            self._rows, self._left = [], self._every
+
+    def begin(self, cuda: Any = None) -> None:
+        """Begin the first step now; ``cuda`` : torch's module of the device that works for this loop."""
+        self.threads = {get_ident()}
+        self._ns = [0] * len(PHASES)
+        self.since_ns = perf_counter_ns()
+        self.phase = BETWEEN
+        self._device = None if cuda is None else DeviceClock(cuda)
+
+    @property
+    def on_device(self) -> bool:
+        """Whether a device is asked, too."""
+        return self._device is not None
+
+    def read_device(self) -> dict[int, list[list[float]]]:
+        """Return the device's nanoseconds by phase of the steps that it has finished, by window."""
+        return {} if self._device is None else self._device.read()
+
+
+_clocks: weakref.WeakSet[PhaseClock] = weakref.WeakSet()
+
+
+def _forget() -> None:
+    for clock in _clocks:  # a forked child's main thread has the number of its parent's
+        clock.threads = set()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
+
+
+class DeviceClock:
+    """Events on the device between the phases of some steps."""
+
+    def __init__(self, cuda: Any) -> None:
+        self._cuda = cuda
+        self._free: deque[Any] = deque()
+        self._stream = cuda.current_stream()
+        self._marks: list[tuple[int, Any]] = []
+        self._window = 0
+        self._ended: deque[tuple[int, list[tuple[int, Any]]]] = deque(maxlen=MOST_STEPS_PENDING)
+
+    def begin(self, window: int) -> None:
+        """Begin a step."""
+        self._window, self._marks = window, []
+        self.mark(BETWEEN)
+
+    def mark(self, ended: int) -> None:
+        """Note where the device's work of a phase ends."""
+        cuda = self._cuda
+        if cuda.is_current_stream_capturing() or cuda.current_stream() != self._stream:
+            return  # a graph would replay the event; another stream is not the loop's
+        try:
+            event = self._free.popleft()
+        except IndexError:
+            event = cuda.Event(enable_timing=True)
+        event.record()
+        self._marks.append((ended, event))
+
+    def end(self) -> None:
+        """End a step."""
+        self._ended.append((self._window, self._marks))
+
+    def read(self) -> dict[int, list[list[float]]]:
+        """Return what has passed on the device."""
+        found: dict[int, list[list[float]]] = {}
+        while self._ended and self._ended[0][1][-1][1].query():
+            window, marks = self._ended.popleft()
+            row = [0.0] * len(PHASES)
+            for (_, before), (phase, after) in pairwise(marks):
+                row[phase] += before.elapsed_time(after) * 1e6
+            found.setdefault(window, []).append(row)
+            self._free.extend(event for _, event in marks)
+        return found

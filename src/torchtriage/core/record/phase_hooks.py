@@ -1,0 +1,168 @@
+"""Switches a phase clock from inside torch: fetches, forward and backward passes, optimizers, waiting for other ranks.
+
+What waiting is, of one rank alone: the time between the end of its own backward pass and the end of what its wrapper
+does then, and every wait for a collective's work. The callbacks that the autograd engine runs at the end of a backward
+pass come in the order in which they were asked for, and ours is asked for first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
+
+from torchtriage.core.record.phase_clock import BACKWARD, BETWEEN, FORWARD, LOADER, OPTIMIZER, WAIT, PhaseClock
+
+if TYPE_CHECKING:  # here only the script imports torch
+    import torch
+
+__all__ = ["PhaseHooks"]
+
+MOST_OUTPUTS = 4
+"""So many tensors of a module's output are watched for the begin of their backward pass."""
+
+
+class _ModuleHook:
+    """A hook of a module that a saved or copied model does not keep."""
+
+    def __init__(self, act: Callable[..., None]) -> None:
+        self.act = act
+
+    def __call__(self, *given: Any) -> None:
+        """Tell the clock."""
+        self.act(*given)
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> Any:
+        return contextlib.nullcontext().__exit__
+
+    def __reduce__(self) -> Any:
+        # how to load it without this package: takes whatever is given, and returns None
+        return getattr, (contextlib.nullcontext(), "__exit__")
+
+
+class PhaseHooks:
+    """The hooks of one clock.
+
+    ``modules`` : whose passes are told apart; of several, each. ``on_optimizer`` : called behind each step of an
+    optimizer, with it.
+    """
+
+    def __init__(
+        self, clock: PhaseClock, modules: Iterable[torch.nn.Module], on_optimizer: Callable[[Any], None]
+    ) -> None:
+        self._clock = clock
+        self._modules = tuple(modules)
+        self._on_optimizer = on_optimizer
+        self._undo = contextlib.ExitStack()
+        self._compiling: Callable[[], bool] = lambda: False
+        self._queue: Callable[[Callable[[], None]], None] = lambda _act: None
+
+    def install(self) -> None:
+        """Begin to switch the clock."""
+        import torch
+        import torch.distributed as dist
+        from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+        from torch.utils.data import dataloader
+
+        self._compiling = getattr(torch.compiler, "is_compiling", self._compiling)
+        self._queue = torch.autograd.Variable._execution_engine.queue_callback
+        for module in self._modules:
+            self._undo.callback(module.register_forward_pre_hook(_ModuleHook(self._forward_begins)).remove)
+            self._undo.callback(module.register_forward_hook(_ModuleHook(self._forward_ended)).remove)
+        self._undo.callback(register_optimizer_step_pre_hook(self._optimizer_begins).remove)
+        self._undo.callback(register_optimizer_step_post_hook(self._optimizer_ended).remove)
+        self._in_phase(dataloader._BaseDataLoaderIter, "__next__", LOADER)
+        if dist.is_available():
+            self._in_phase(dist.Work, "wait", WAIT)
+            self._in_phase(dist, "_broadcast_coalesced", WAIT)  # DistributedDataParallel's buffers
+        for name in ("wait_for_unshard", "finalize_backward"):
+            group = sys.modules.get("torch.distributed.fsdp._fully_shard._fsdp_param_group")
+            self._in_phase(getattr(group, "FSDPParamGroup", None), name, WAIT)
+
+    def remove(self) -> None:
+        """Leave torch as it was."""
+        self._undo.close()
+
+    # -- modules ---------------------------------------------------------------------------------
+
+    def _forward_begins(self, *_: Any) -> None:
+        if self._compiling():
+            return
+        if self._clock.phase != BACKWARD and self._clock.mine():  # else computed again, for the backward pass
+            self._clock.enter(FORWARD)
+
+    def _forward_ended(self, _module: Any, _args: Any, output: Any) -> None:
+        if self._compiling():
+            return
+        if self._clock.phase == FORWARD and self._clock.mine():
+            for tensor in _outputs(output, MOST_OUTPUTS):
+                tensor.register_hook(self._backward_begins)
+            self._clock.enter(BETWEEN)
+
+    def _backward_begins(self, _grad: Any) -> None:
+        clock = self._clock
+        if clock.phase not in (BACKWARD, WAIT):
+            clock.threads.add(get_ident())  # with a device the engine has a thread of its own
+            clock.enter(BACKWARD)
+            self._queue(self._own_backward_ended)
+
+    def _own_backward_ended(self) -> None:
+        self._clock.enter(WAIT)
+        self._queue(self._backward_ended)
+
+    def _backward_ended(self) -> None:
+        self._clock.enter(BETWEEN)
+
+    # -- optimizers ------------------------------------------------------------------------------
+
+    def _optimizer_begins(self, *_: Any) -> None:
+        if not self._compiling() and self._clock.mine():
+            self._clock.enter(OPTIMIZER)
+
+    def _optimizer_ended(self, optimizer: Any, *_: Any) -> None:
+        if not self._compiling() and self._clock.mine():
+            self._clock.enter(BETWEEN)
+            self._on_optimizer(optimizer)
+
+    # -- functions -------------------------------------------------------------------------------
+
+    def _in_phase(self, owner: Any, name: str, phase: int) -> None:
+        """Give each call of ``owner.name`` a phase, and what follows the one before."""
+        plain = getattr(owner, name, None)
+        if plain is None:
+            return
+        clock = self._clock
+
+        @functools.wraps(plain)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            if get_ident() not in clock.threads:
+                return plain(*args, **kwargs)
+            before = clock.enter(phase)
+            try:
+                return plain(*args, **kwargs)
+            finally:
+                clock.enter(before)
+
+        def restore() -> None:
+            if getattr(owner, name) is timed:
+                setattr(owner, name, plain)
+
+        setattr(owner, name, timed)
+        self._undo.callback(restore)
+
+
+def _outputs(output: Any, most: int) -> Iterator[torch.Tensor]:
+    """Yield the first tensors of a module's output that a backward pass can begin at."""
+    todo = [output]
+    while todo and most:
+        one = todo.pop()
+        if getattr(one, "grad_fn", None) is not None:
+            most -= 1
+            yield one
+        elif isinstance(one, dict):
+            todo += reversed(list(one.values())[:most])
+        elif isinstance(one, (tuple, list)):
+            todo += reversed(one[:most])

@@ -1,0 +1,149 @@
+"""The watch in real jobs of two ranks, and alone."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import torchtriage as tt
+from torchtriage.core.errors import UsageError
+from torchtriage.operate.monitor import process_metrics
+from torchtriage.operate.monitor.metrics import METRICS
+
+pytestmark = pytest.mark.torch
+SCRIPT = Path(__file__).with_name("watched_job.py")
+
+
+def run(what: str, folder: Path) -> list[tuple[int, str]]:
+    """Run the job on two ranks; return exit code and errors of each."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+    ranks = []
+    for rank in range(2):
+        environment = {
+            **os.environ,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "WORLD_SIZE": "2",
+            "RANK": str(rank),
+            "OMP_NUM_THREADS": "1",
+        }
+        words = [sys.executable, str(SCRIPT), what, str(folder)]
+        with (folder / f"errors{rank}").open("w") as errors:
+            ranks.append(subprocess.Popen(words, env=environment, stderr=errors))
+    return [(process.wait(300), (folder / f"errors{rank}").read_text()) for rank, process in enumerate(ranks)]
+
+
+def told(folder: Path) -> list[dict[str, Any]]:
+    return list(json.loads((folder / "watch.json").read_text())["told"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["forward", "backward"])
+def test_the_late_rank_and_its_phase(what: str, tmp_path: Path) -> None:
+    assert [code for code, _ in run(what, tmp_path)] == [0, 0]
+    late = told(tmp_path)[0]
+    assert (late["kind"], late["rank"], next(iter(late["phases"]))) == ("late", 1, what)
+    assert late["late_ms"] > 25
+    # on_late raises in this job: that is said, and nothing else happens
+    assert (tmp_path / "heard.txt").read_text().startswith("Late rank 1 is late by")
+
+
+@pytest.mark.slow
+def test_a_late_rank_and_a_usual_one_are_recorded(tmp_path: Path) -> None:
+    done = run("loader", tmp_path)
+    assert [code for code, _ in done] == [0, 0]
+    (folder,) = (tmp_path / "recorded").iterdir()
+    assert f"torchtriage analyze {folder}" in done[0][1]
+    assert f"rank 1 is recorded: {folder}" in done[1][1]
+    steps = []
+    for rank in range(2):
+        facts = json.loads((folder / f"rank{rank}" / "recording.json").read_text())
+        steps.append(facts["steps_seen"])
+        assert facts["rank"] == rank
+        assert facts["light"]["steps"] == 6
+        assert (folder / f"rank{rank}" / "light.json.gz").exists()
+    assert steps[0] == steps[1]
+    assert [one["rank"] for one in told(tmp_path) if one["what"] == "late"] == [1]
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_ends_the_job_as_it_does_without_a_watch(tmp_path: Path) -> None:
+    (code, error), (died, _) = run("dies", tmp_path)
+    assert (code, died) == (1, 3)
+    assert "Connection" in error
+    assert json.loads((tmp_path / "watch.json").read_text())["steps"] >= 20
+
+
+@pytest.mark.slow
+def test_a_store_that_goes_away_holds_nobody_up(tmp_path: Path) -> None:
+    done = run("store", tmp_path)
+    assert [code for code, _ in done] == [0, 0]
+    assert "its store is gone" in done[1][1]
+    assert json.loads((tmp_path / "done1").read_text())["steps"] == 140
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_is_named(tmp_path: Path) -> None:
+    assert [code for code, _ in run("hangs", tmp_path)] == [0, 0]
+    hung = [one for one in told(tmp_path) if one["what"] == "hung"]
+    assert [list(one["at"]) for one in hung] == [["1"]]
+    assert hung[0]["at"]["1"][0] == "between"
+
+
+@pytest.mark.slow
+def test_ranks_of_unequal_length(tmp_path: Path) -> None:
+    assert [code for code, _ in run("uneven", tmp_path)] == [0, 0]
+    assert not [one for one in told(tmp_path) if one["what"] != "late"]
+    assert json.loads((tmp_path / "done1").read_text())["steps"] == 140
+
+
+# -- alone ---------------------------------------------------------------------------------------
+
+
+def test_without_a_job_it_says_so_and_does_nothing(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    with caplog.at_level(logging.WARNING), tt.StragglerWatch(out=tmp_path / "a" / "watch.json") as watch:
+        for _ in watch.batches(range(30)):
+            with watch.phase("forward"):
+                pass
+            watch.step()
+    assert [record.message for record in caplog.records] == [
+        "torch.distributed is not initialised: a straggler watch compares ranks, and does nothing here"
+    ]
+    assert watch.late == []
+    assert json.loads((tmp_path / "a" / "watch.json").read_text())["windows"] == 0
+
+
+def test_without_steps_it_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING), tt.StragglerWatch():
+        pass
+    assert [record.message for record in caplog.records] == [
+        "no step was seen: give the watch the optimizer, or call its step()"
+    ]
+
+
+def test_what_cannot_be_meant() -> None:
+    with pytest.raises(UsageError, match="every=5"):
+        tt.StragglerWatch(every=2)
+    watch = tt.StragglerWatch()
+    with pytest.raises(UsageError, match="loader"):
+        watch.phase("load")
+    with watch, pytest.raises(UsageError, match="has begun"):
+        watch.start()
+
+
+def test_its_metrics_are_known() -> None:
+    watch = tt.StragglerWatch()
+    process_metrics.register(watch)
+    names = [name for name, _, _ in watch.metrics()]
+    assert names == ["straggler_windows_total"]
+    assert set(names) <= {name for name, _, _ in process_metrics.read()} & set(METRICS)

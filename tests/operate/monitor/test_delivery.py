@@ -275,7 +275,7 @@ def test_alarms_of_metrics_and_of_the_collector_end(monkeypatch):
 SERVER = """
 import os, signal, sys, time
 from torchtriage import monitor
-monitor.start(monitor.Detection(monitor.Alertmanager(sys.argv[1])))
+monitor.start(monitor.Detection(monitor.Alertmanager(sys.argv[1]), lambda alert: print("alert", flush=True)))
 call = monitor.observe("detector")(lambda s: time.sleep(s))
 for _ in range(700):
     call(0.0002)
@@ -292,11 +292,9 @@ def test_sigterm_flushes_within_its_deadline(manager, state):
     process = subprocess.Popen(
         [sys.executable, "-c", SERVER, manager.url], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    assert process.stdout.readline() == "ready\n"
+    assert [process.stdout.readline() for _ in range(2)] == ["ready\n", "alert\n"]
     if state == "up":
         wait_for(manager.posts.__len__)
-    else:
-        time.sleep(3.0)
     process.send_signal(signal.SIGTERM)
     before_s = time.monotonic()
     _, err = process.communicate(timeout=30)

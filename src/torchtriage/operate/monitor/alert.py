@@ -193,7 +193,7 @@ class Alert:
     @property
     def key(self) -> tuple[str, ...]:
         """What makes it the same alarm: not how large it is, nor why."""
-        return (self.model, self.version, self.kind, str(self.facts.get("device", "")))
+        return (self.model, self.version, self.kind, *(str(self.facts.get(name, "")) for name in ("device", "against")))
 
     def title(self) -> str:
         """Return one line for people."""

@@ -448,7 +448,7 @@ class Alertmanager(Webhook):
             "version": alert.version,
             "kind": alert.kind,
             "severity": "info" if alert.quicker else "warning",
-            **{name: str(alert.facts[name]) for name in ("device", "instance") if alert.facts.get(name)},
+            **{name: str(alert.facts[name]) for name in ("device", "against", "instance") if alert.facts.get(name)},
             **self._labels,
         }
         annotations = {"summary": alert.title(), "cause": alert.cause, "fix": alert.finding().fix.text, **self._runbook}

@@ -14,6 +14,7 @@ import urllib.error
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from torchtriage.operate.monitor.alert import Alert
 from torchtriage.operate.monitor.metrics import Value
@@ -83,18 +84,28 @@ class Delivery:
             waiting = list(itertools.chain(*self._queues.values()))
             return waiting if self._sending is None else [self._sending, *waiting]
 
-    def close(self, deadline_s: float) -> None:
-        """Send what waits, each once more, until then, or for ``FLUSH_S`` where it is tried again; the rest is lost."""
+    def resume(self, alert: Alert) -> None:
+        """Go on with an alarm that another process told: where the channel holds states, it is sent again."""
+        if self._refresh_s:
+            self.put(alert)
+
+    def close(self, deadline_s: float, *, kept: bool = False) -> None:
+        """Send what waits, each once more, until then, or for ``FLUSH_S`` where it is tried again.
+
+        ``kept`` : the rest is stored; else it is lost.
+        """
         with self._changed:
+            if self._stop or self._thread is None:
+                return
             self._stop = True
             self._changed.notify()
-        if self._thread is None:
-            return
         if self._retried and self.pending():
             deadline_s = max(deadline_s, time.monotonic() + FLUSH_S)
         self._thread.join(max(deadline_s - time.monotonic(), 0))
         left = len(self.pending())
-        if left:
+        if left and kept:
+            _logger.warning("%d alerts to %s wait for the next start: %s", left, self.name, self.last_error)
+        elif left:
             self.dropped += left
             why = self.last_error or "it took too long"
             _logger.warning("%d alerts to %s were not sent: %s", left, self.name, why)
@@ -239,9 +250,14 @@ class Outbox:
         """Return what some channel did not get yet, each once."""
         return list(dict.fromkeys(alert for one in self.deliveries for alert in one.pending()))
 
-    def close(self, deadline_s: float) -> None:
+    def resume(self, alert: Alert) -> None:
+        """Go on with an alarm that another process told."""
+        for one in self.deliveries:
+            one.resume(alert)
+
+    def close(self, deadline_s: float, *, kept: bool = False) -> None:
         """Send what waits, all channels at once."""
-        closing = [threading.Thread(target=one.close, args=(deadline_s,), daemon=True) for one in self.deliveries]
+        closing = [threading.Thread(target=partial(one.close, deadline_s, kept=kept)) for one in self.deliveries]
         for thread in closing:
             thread.start()
         for thread in closing:

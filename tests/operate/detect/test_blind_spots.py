@@ -8,7 +8,7 @@ from tests.conftest import DATA
 from tests.operate.detect.test_detect import changed, raised, stream, times
 
 from torchtriage.operate.detect.failure_rate import FailureRate
-from torchtriage.operate.detect.latency_detector import RequestDetector
+from torchtriage.operate.detect.latency_detector import RequestDetector, Sample
 from torchtriage.operate.detect.recorded import read_log
 
 
@@ -138,3 +138,30 @@ def test_wide_and_bimodal_latencies_are_learned(draw):
         n_found += any(5000 <= one.row < 5300 for one in raised(changed(samples, 5000, 5300, times(3))))
     assert n_false <= 4
     assert n_found == 4
+
+
+SHAPES = {
+    "gamma": lambda draw: draw.gammavariate(2, 0.005),
+    "uniform": lambda draw: draw.uniform(0.001, 0.1),
+    "exponential": lambda draw: draw.expovariate(100),
+    "log-normal 1.2": lambda draw: 0.01 * draw.lognormvariate(0, 1.2),
+    "whole milliseconds": lambda draw: round(3 * draw.lognormvariate(0, 0.1)) * 1e-3,
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_healthy_latencies_of_any_shape_are_quiet(shape):
+    alarms = []
+    for seed in range(2):
+        draw, detector = random.Random(seed), RequestDetector()
+        samples = [Sample(SHAPES[shape](draw), at * 0.01) for at in range(10_000)]
+        alarms += [(alarm.kind, alarm.row) for sample in samples if (alarm := detector.update(sample))]
+    assert len(alarms) <= 2, alarms
+
+
+def test_a_value_that_sticks_is_told_where_values_are_whole_milliseconds():
+    draw, detector = random.Random(1), RequestDetector()
+    for at in range(3_000):
+        assert detector.update(Sample(SHAPES["whole milliseconds"](draw), at * 0.01)) is None
+    alarms = [detector.update(Sample(0.003, 30 + at * 0.01)) for at in range(400)]
+    assert [alarm.kind for alarm in alarms if alarm] == ["stuck"]

@@ -345,6 +345,7 @@ def test_killed_again_and_again_the_command_loses_nothing(server, devices, tmp_p
 
 def test_an_alarm_that_is_on_stays_on_over_a_crash_and_ends_at_alertmanager(devices, consumers):
     from tests.operate.monitor.fake_alertmanager import FakeAlertmanager
+
     from torchtriage.operate.monitor import Alertmanager
 
     fake = FakeAlertmanager(resolve_timeout_s=0.5)

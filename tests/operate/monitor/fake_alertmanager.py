@@ -43,7 +43,7 @@ def merged(old: Held, new: Held, now_s: float) -> Held:
     return replace(new, starts_s=min(old.starts_s, new.starts_s), ends_s=ends_s)
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """What is answered by 400."""
 
 
@@ -68,10 +68,10 @@ class FakeAlertmanager:
                 if not status:
                     try:
                         if (self.path, self.headers["Content-Type"]) != ("/api/v2/alerts", "application/json"):
-                            raise Refused(f"{self.path} {self.headers['Content-Type']}")
+                            raise RefusedError(f"{self.path} {self.headers['Content-Type']}")
                         fake.take(json.loads(body), time.time())
                         status, text = 200, b""
-                    except (Refused, ValueError) as error:
+                    except (RefusedError, ValueError) as error:
                         status, text = 400, json.dumps(str(error)).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(text)))
@@ -94,11 +94,11 @@ class FakeAlertmanager:
         for posted in alerts:
             self.posts.append((now_s, posted))
             if set(posted) - KNOWN or "labels" not in posted:
-                raise Refused(f"unknown or missing properties: {sorted(posted)}")
+                raise RefusedError(f"unknown or missing properties: {sorted(posted)}")
             labels = {name: value for name, value in posted["labels"].items() if value}
             texts = [*labels.items(), *posted.get("annotations", {}).items()]
             if not labels or any(not NAME.fullmatch(name) or not isinstance(value, str) for name, value in texts):
-                raise Refused("at least one label pair required, and names and texts")
+                raise RefusedError("at least one label pair required, and names and texts")
             ends_s, starts_s = seconds(posted.get("endsAt")), seconds(posted.get("startsAt"))
             if starts_s is None:
                 starts_s = now_s if ends_s is None else ends_s
@@ -106,7 +106,7 @@ class FakeAlertmanager:
             if ends_s is None:
                 ends_s = now_s + self.resolve_timeout_s
             if ends_s < starts_s:
-                raise Refused("start time must be before end time")
+                raise RefusedError("start time must be before end time")
             new = Held(labels, posted.get("annotations", {}), starts_s, ends_s, now_s, timeout)
             key = tuple(sorted(labels.items()))
             old = self.held.get(key)
@@ -130,5 +130,5 @@ def seconds(stamp: str | None) -> float | None:
         return None
     at = datetime.fromisoformat(stamp.replace("Z", "+00:00"))
     if at.tzinfo is None:
-        raise Refused(f"no date-time: {stamp}")
+        raise RefusedError(f"no date-time: {stamp}")
     return at.astimezone(timezone.utc).timestamp()

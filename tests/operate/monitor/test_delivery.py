@@ -7,12 +7,11 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
-
 from tests.operate.monitor.fake_alertmanager import FakeAlertmanager
+
 from torchtriage.operate.monitor import delivery
 from torchtriage.operate.monitor.alert import Alert
 from torchtriage.operate.monitor.alerts import Alertmanager, Detection, Slack, Webhook

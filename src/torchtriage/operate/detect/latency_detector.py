@@ -93,6 +93,9 @@ CLEAR = 60  # requests without evidence after which the same kind may alarm agai
 LARGER = 1.5  # times what was told from which an alarm that goes on is told again
 N_TOLD = 12  # newest requests whose median says how much longer they take
 STUCK_CHANCE = 1e-9
+STRETCH, N_STRETCHES = 100, 40  # requests whose largest is remembered, and how many of these
+RARE_LARGEST = 2e-6  # chance of a request that is larger than all tails explain
+N_STEPS = 100  # changes of value whose least is what they are rounded to
 MEMORY_OF_RATES = 5_000
 
 
@@ -113,12 +116,14 @@ class RequestDetector:
         self._sizes = SizeShares()
         self._mean = Charts(WEIGHTS, limit, matters=matters, young=YOUNG)
         self._spread = Charts(SPREAD_WEIGHTS, spread_limit)
-        self._swings = Swings(limit)
+        self._swings = (Swings(), Swings())  # up and down
         self._tail = TailCounter(chance)
         self._waiting: deque[tuple[float, float | None]] = deque()
         self._unusual = 0
         self._relearning = 0
         self._largest = 0.0
+        self._maxima = Maxima()
+        self._step = Step()
         self._newest: deque[float] = deque(maxlen=N_TOLD)
         self._on: dict[str, _Episode] = {}
         self._ended: list[Alarm] = []
@@ -180,7 +185,7 @@ class RequestDetector:
         level, size = self._level, sample.size
         share, settled = (0.0, True) if size is None else self._sizes.share(size)
         off = logarithm - share - level.at
-        scale = level.scale
+        scale = max(level.scale, self._step.half(sample.value) * math.exp(min(off - logarithm, 50.0)))
         score = off / scale
         cut = min(max(score, -CUT), CUT)
         warm = self._n > WARM_UP
@@ -209,16 +214,23 @@ class RequestDetector:
             cut *= 0.3
             deviation *= 0.3
         unit = max(1.0, YOUNG_MATTERS / self._n) / scale
-        mean = self._mean.update(deviation, learn=calm, unit=unit, wider=self._swings.wider)
+        up, down = self._swings
+        mean = self._mean.update(deviation, learn=calm, unit=unit, wider=(up.wider, down.wider))
         evidence = abs(mean.evidence)
-        self._swings.update(mean.narrow if mean.mean > 0 else 0.0, mean.evidence)
+        up.update(max(mean.narrow, 0.0))
+        down.update(max(-mean.narrow, 0.0))
         self._newest.append(off)
         spread = self._spread.update(min(abs(cut), 3.0) - 0.8, learn=calm)
         cluster = self._tail.update(score if settled else min(score, 4.0))
         surge = sample.value > SURGE_S and off > SURGE + (0.0 if settled else 2.0) and score > 1.25 * self._largest
+        surge = surge and off > self._maxima.rare
+        if settled:
+            self._maxima.update(off)
         self._largest = max(self._largest * 0.9997, score if settled else 0.0)
         alarm = None
         if warm:
+            if evidence >= UNUSUAL:
+                self._goes_on("shift" if mean.evidence > 0 else "faster")
             if evidence >= 1:
                 alarm = self._shifted(sample, mean.mean * scale, evidence)
             if alarm is None and spread.evidence >= 1:
@@ -314,6 +326,11 @@ class RequestDetector:
         on.told = size
         return Alarm(kind, self._row, sample.at_s, evidence, message, cause, size)
 
+    def _goes_on(self, kind: str) -> None:
+        on = self._on.get(kind)
+        if on is not None:
+            on.until = self._row + CLEAR
+
     def _end_what_is_over(self, sample: Sample) -> None:
         for kind in [kind for kind, on in self._on.items() if self._row > on.until]:
             self._end(kind, sample, "over")
@@ -332,6 +349,54 @@ class RequestDetector:
         self._ended.append(Alarm(kind, self._row, sample.at_s, 0.0, text, "", on.largest, how != "over"))
 
 
+class Maxima:
+    """How large the largest of many values are, and from where on one is rare.
+
+    The largest values of stretches follow Gumbel's distribution where a stream's tail falls off exponentially (Gumbel
+    1958), which a power's does in logarithms; lighter tails fall off faster.
+    """
+
+    def __init__(self) -> None:
+        self._n = 0
+        self._most = -math.inf
+        self._maxima: deque[float] = deque(maxlen=N_STRETCHES)
+        self.rare = 0.0
+
+    def update(self, off: float) -> None:
+        """Take one value."""
+        self._n += 1
+        self._most = max(self._most, off)
+        if self._n % STRETCH:
+            return
+        self._maxima.append(self._most)
+        self._most = -math.inf
+        known = sorted(self._maxima)
+        quarter = len(known) // 4
+        # by quartiles: single events are in neither
+        beta = (known[-1 - quarter] - known[quarter]) / 1.573
+        unsure = 1 + 2 / math.sqrt(len(known))
+        self.rare = known[len(known) // 2] + beta * unsure * (-math.log(STRETCH * RARE_LARGEST) - 0.367)
+
+
+class Step:
+    """The least step between values: clocks and logs that round."""
+
+    def __init__(self) -> None:
+        self._last = math.nan
+        self._steps: deque[float] = deque(maxlen=N_STEPS)
+        self._half = 0.0
+
+    def half(self, value: float) -> float:
+        """Take one value; return half of the step, which is what rounding hides."""
+        if value != self._last and len(self._steps) < N_STEPS:
+            if self._last == self._last:
+                self._steps.append(abs(value - self._last))
+                if len(self._steps) == N_STEPS:
+                    self._half = min(self._steps) / 2
+            self._last = value
+        return self._half
+
+
 class Stuck:
     """A value that repeats longer than chance and custom have it."""
 
@@ -341,6 +406,8 @@ class Stuck:
         self._longest = 1
         self._share = 0.0
         self._n = 0
+        # of runs of three and more: how often they might have ended, and went on; one value may be far more usual
+        self._n_might = self._n_on = 0.0
 
     @property
     def doubted(self) -> bool:
@@ -355,6 +422,8 @@ class Stuck:
         if not same:
             if self._run < 50:
                 self._longest = max(self._longest, self._run)
+                if self._run >= 3:
+                    self._learn_run(self._run)
             self._run = 1
         else:
             self._run += 1
@@ -362,5 +431,11 @@ class Stuck:
             self._share += max(1 / self._n, 1 / MEMORY_OF_RATES) * (same - self._share)
         if not self.doubted:
             return 0
-        usual = max(self._share, 1 / (self._n + 2))
+        usual = max(self._share, self._n_on / (self._n_might + 1), 1 / (self._n + 2))
         return self._run if self._run * math.log(usual) < math.log(STUCK_CHANCE) else 0
+
+    def _learn_run(self, length: int) -> None:
+        self._n_might += length - 2
+        self._n_on += length - 3
+        if self._n_might > MEMORY_OF_RATES:
+            self._n_might, self._n_on = self._n_might / 2, self._n_on / 2

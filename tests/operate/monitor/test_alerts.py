@@ -80,14 +80,25 @@ def test_the_end_is_told_once_it_has_lasted(told):
     assert posted["labels"] == Alertmanager("http://127.0.0.1").body(told[0])[0]["labels"]
 
 
-def test_what_is_usual_now_is_not_told_as_over(told):
+def test_what_lasts_is_told_as_lasting_stays_on_and_can_be_accepted(told, monkeypatch):
+    monkeypatch.setattr("torchtriage.operate.detect.latency_detector.LASTING_N", 500)
+    monkeypatch.setattr("torchtriage.operate.detect.latency_detector.LASTING_S", 4.0)
     detection = started(told.append, repeat_s=0.5)
-    detection.offer(Model, rows(9_000_000, 400, start_ns=10**11))
-    detection.offer(Model, rows(9_000_000, 400, start_ns=2 * 10**11))
+    detection.offer(Model, rows(9_000_000, 800, start_ns=10**11))
+    wait_for(lambda: any(one.lasting for one in told))
+    (lasting,) = [one for one in told if one.lasting]
+    assert (lasting.kind, lasting.ended) == ("shift", False)
+    assert "lasting" in lasting.title()
+    assert Alertmanager("http://127.0.0.1").body(lasting)[0]["endsAt"] > datetime.now(timezone.utc).isoformat()
+    time.sleep(1.2)
+    assert not [one for one in told if one.ended and one.kind == "shift"]
+    detection.accept("detector")
+    wait_for(lambda: any(one.ended and one.kind == "shift" for one in told))
+    assert "accepted" in told[-1].message
+    n = len(told)
+    detection.offer(Model, rows(9_000_000, 800, start_ns=2 * 10**11))
     detection.close(time.monotonic() + 5)
-    (usual,) = [one for one in told if "usual now" in one.message and one.kind == "shift"]
-    assert not usual.ended
-    assert Alertmanager("http://127.0.0.1").body(usual)[0]["endsAt"] > datetime.now(timezone.utc).isoformat()
+    assert told[n:] == []
 
 
 def test_silenced_alarms_are_counted(told):

@@ -111,7 +111,8 @@ class Detection:
 
     A channel is any function of an :class:`Alert`. Equal alarms (model, version, kind, cause) within ``repeat_s`` are
     sent once unless they are half as large again; the next says how many there were. What has been over for
-    ``repeat_s`` is told, with the largest size it had. ``capture`` : a sampler, ``torchtriage.sample(folder,
+    ``repeat_s`` is told, with the largest size it had; what lasts is told as lasting, and stays on until requests are
+    as before or :meth:`accept` is called. ``capture`` : a sampler, ``torchtriage.sample(folder,
     every_s=None)``, which records a request after an alarm; a second alert says what the recording shows.
     """
 
@@ -146,6 +147,7 @@ class Detection:
         self._open: dict[tuple[str, str, str], Alert] = {}  # told, and not yet told to be over
         self._over: dict[tuple[str, str, str], Alert] = {}  # of these, what is over since a moment
         self._heard_s: dict[tuple[str, str], float] = {}  # last request, or reading of a metric
+        self._accepted: set[str] = set()  # models, until their detectors know
         self._outbox = Outbox(self._channels)
         self._stop = threading.Event()
         self.instance = f"{socket.gethostname()}:{os.getpid()}"
@@ -211,6 +213,15 @@ class Detection:
             for told in [told for told in list(self._open.values()) if (told.model, told.version) == (name, "")]:
                 self._over_since(told, f"{told.kind} over", at_s)
 
+    def accept(self, model: str) -> None:
+        """Take what a model's requests are now as the normal: its alarms end, and later ones are compared with that."""
+        with self._lock:
+            self._accepted.add(model)
+            now_s = time.perf_counter() + self._offset_s
+            for told in [told for told in self._open.values() if told.model == model]:
+                text = f"{told.kind} accepted as the new normal after {format_span_s(now_s - told.since_s)}"
+                self._over_since(told, text, now_s - self._repeat_s)
+
     # -- a sink of the monitor -------------------------------------------------------------
 
     def start(self, monitor: Monitor) -> None:
@@ -240,6 +251,11 @@ class Detection:
             detector = self._detectors[key] = VersionDetector(evidence, before)
             self._newest_version[model.name] = model.version
             self._n_alarms[key] = dict.fromkeys(KINDS, 0)
+        if model.name in self._accepted:
+            self._accepted.discard(model.name)
+            for known, of in self._detectors.items():
+                if known[0] == model.name:
+                    of.accept()
         for row in rows:
             if self._maintenance and any(span.covers(model.name, row) for span in self._maintenance):
                 self.n_excused += 1
@@ -327,13 +343,19 @@ class Detection:
 
     def _end(self, model: tuple[str, str], alarm: Alarm, at_s: float) -> None:
         told = self._open.get((*model, alarm.kind))
-        if told is not None:
-            self._over_since(told, alarm.message, at_s, size=alarm.size, ended=not alarm.stays)
+        if told is None:
+            return
+        if not alarm.lasts:
+            self._over_since(told, alarm.message, at_s, size=alarm.size)
+            return
+        told = replace(told, message=alarm.message, at_s=at_s, n_before=0, size=alarm.size, lasting=True)
+        with self._lock:
+            self._open[*model, alarm.kind] = told
+            self._put(told)
 
     def _over_since(self, told: Alert, message: str, at_s: float, **more: Any) -> None:
-        more = {"ended": True, **more}
         kind = (told.model, told.version, told.kind)
-        self._over.setdefault(kind, replace(told, message=message, at_s=at_s, n_before=0, **more))
+        self._over.setdefault(kind, replace(told, message=message, at_s=at_s, n_before=0, ended=True, **more))
 
     def _tell_ends(self, now_s: float) -> None:
         if not self._over:

@@ -15,6 +15,7 @@ __all__ = [
     "format_ns",
     "format_range",
     "format_share",
+    "format_span_s",
     "ms",
 ]
 
@@ -50,6 +51,15 @@ def format_change_ns(value_ns: float) -> str:
     """Return a change with its sign: ``-30.6 ms``, ``+1.16 ms``, ``0 ns``."""
     text = format_ns(value_ns)
     return f"+{text}" if value_ns > 0 else text if value_ns < 0 else "0 ns"
+
+
+def format_span_s(seconds: float) -> str:
+    """Return how long something has been going on: ``45 s``, ``10 min``, ``1.5 h``."""
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    if seconds < 99.5 * 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.3g} h"
 
 
 def format_range(low: str, high: str, *, from_zero: bool) -> str:

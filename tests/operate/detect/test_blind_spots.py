@@ -8,7 +8,7 @@ from tests.conftest import DATA
 from tests.operate.detect.test_detect import changed, raised, stream, times
 
 from torchtriage.operate.detect.failure_rate import FailureRate
-from torchtriage.operate.detect.latency_detector import RequestDetector
+from torchtriage.operate.detect.latency_detector import RequestDetector, Sample
 from torchtriage.operate.detect.recorded import read_log
 
 
@@ -107,12 +107,79 @@ def test_the_end_is_told_with_the_largest_size():
     assert detector.take_ended() == []
 
 
-def test_a_change_that_stays_ends_as_the_new_usual():
+def test_a_change_that_stays_is_on_until_requests_are_as_before():
     detector = RequestDetector()
-    raised(changed(stream(), 2000, 4000, times(2)), detector)
-    (ended,) = [one for one in detector.take_ended() if one.kind == "shift"]
-    assert "usual now" in ended.message
-    assert ended.size == pytest.approx(2, rel=0.1)
+    alarms = raised(changed(stream(), 1500, 3500, times(2)), detector)
+    assert [alarm.kind for alarm in alarms] == ["shift"]  # that it is back is its end, and no news of its own
+    (over,) = detector.take_ended()
+    assert 3500 < over.row < 3600
+    assert "shift over after 2" in over.message
+    assert over.size == pytest.approx(2, rel=0.1)
+    assert not over.lasts
+
+
+def lasts(samples, detector=None):
+    """Return the alarms, and what ended or was told as lasting, with rows."""
+    detector = detector or RequestDetector()
+    alarms, ends = [], []
+    for sample in samples:
+        alarm = detector.update(sample)
+        alarms += [] if alarm is None else [alarm]
+        ends += detector.take_ended()
+    return alarms, ends
+
+
+def endless(n, fault_at, value, *, pace_s=1.0, ok=lambda draw, at: True, seed=3):
+    draw = random.Random(seed)
+    for at in range(n):
+        took = 0.01 * math.exp(draw.gauss(0, 0.1)) * (value(draw, at) if at >= fault_at else 1)
+        yield Sample(took, at * pace_s, ok=ok(draw, at))
+
+
+@pytest.mark.parametrize("pace_s, row", [(1.0, 12_000), (0.1, 38_000)])
+def test_what_holds_for_an_hour_and_ten_thousand_requests_is_told_as_lasting(pace_s, row):
+    alarms, ends = lasts(endless(row + 1_000, 2_000, lambda draw, at: 1.8, pace_s=pace_s))
+    assert {alarm.kind for alarm in alarms} <= {"shift"}
+    (lasting,) = ends
+    assert lasting.lasts
+    assert lasting.row == pytest.approx(row, abs=50)
+    assert "lasting" in lasting.message
+    assert lasting.size == pytest.approx(1.8, rel=0.15)
+
+
+def test_a_further_fault_on_top_of_one_that_lasts_is_told():
+    alarms, ends = lasts(endless(6_000, 2_000, lambda draw, at: 1.8 if at < 5_000 else 5.0))
+    assert any(5_000 <= alarm.row < 5_030 and alarm.kind == "shift" for alarm in alarms)
+    assert not [end for end in ends if end.kind == "shift"]
+
+
+def test_failures_that_last_are_on_as_long_as_they_do():
+    _, ends = lasts(endless(30_000, 0, lambda *_: 1, ok=lambda draw, at: at < 2_000 or draw.random() > 0.05))
+    assert [(end.kind, end.lasts) for end in ends] == [("missing", True)]
+    _, ends = lasts(endless(9_000, 0, lambda *_: 1, ok=lambda draw, at: not 2_000 < at < 8_000 or draw.random() > 0.05))
+    assert [(end.kind, end.lasts) for end in ends] == [("missing", False)]
+    assert ends[0].row > 8_000
+
+
+def test_a_tail_that_lasts_is_on_as_long_as_it_does():
+    _, ends = lasts(endless(14_000, 4_000, lambda draw, at: 20 if at < 12_000 and draw.random() < 0.06 else 1))
+    ends = [end for end in ends if end.kind == "tail"]
+    assert len(ends) == 1
+    assert 11_900 < ends[0].row < 12_500
+
+
+def test_what_is_accepted_is_the_normal():
+    detector = RequestDetector()
+    faulty = endless(6_000, 2_000, lambda draw, at: 2.0, ok=lambda draw, at: at < 2_000 or draw.random() > 0.2)
+    samples = list(faulty)
+    alarms, _ = lasts(samples[:4_000], detector)
+    assert {alarm.kind for alarm in alarms} == {"shift", "missing"}
+    detector.accept()
+    assert not detector.alarmed
+    alarms, ends = lasts(samples[4_000:], detector)
+    assert (alarms, ends) == ([], [])
+    alarms, _ = lasts([sample._replace(value=sample.value / 2, ok=True) for sample in samples[:300]], detector)
+    assert [alarm.kind for alarm in alarms] == ["faster"]  # it is compared with what was accepted
 
 
 def test_faster_is_a_kind_of_its_own():
@@ -138,3 +205,30 @@ def test_wide_and_bimodal_latencies_are_learned(draw):
         n_found += any(5000 <= one.row < 5300 for one in raised(changed(samples, 5000, 5300, times(3))))
     assert n_false <= 4
     assert n_found == 4
+
+
+SHAPES = {
+    "gamma": lambda draw: draw.gammavariate(2, 0.005),
+    "uniform": lambda draw: draw.uniform(0.001, 0.1),
+    "exponential": lambda draw: draw.expovariate(100),
+    "log-normal 1.2": lambda draw: 0.01 * draw.lognormvariate(0, 1.2),
+    "whole milliseconds": lambda draw: round(3 * draw.lognormvariate(0, 0.1)) * 1e-3,
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_healthy_latencies_of_any_shape_are_quiet(shape):
+    alarms = []
+    for seed in range(2):
+        draw, detector = random.Random(seed), RequestDetector()
+        samples = [Sample(SHAPES[shape](draw), at * 0.01) for at in range(10_000)]
+        alarms += [(alarm.kind, alarm.row) for sample in samples if (alarm := detector.update(sample))]
+    assert len(alarms) <= 2, alarms
+
+
+def test_a_value_that_sticks_is_told_where_values_are_whole_milliseconds():
+    draw, detector = random.Random(1), RequestDetector()
+    for at in range(3_000):
+        assert detector.update(Sample(SHAPES["whole milliseconds"](draw), at * 0.01)) is None
+    alarms = [detector.update(Sample(0.003, 30 + at * 0.01)) for at in range(400)]
+    assert [alarm.kind for alarm in alarms if alarm] == ["stuck"]

@@ -3,6 +3,7 @@
 import json
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -235,7 +236,7 @@ def test_an_alert_that_was_not_told_is_told_after_a_crash(devices, consumers):
     wait_for(lambda: told)
     gate.set()
     assert (told[0].facts["device"], told[0].cause, told[0].finding().code) == ("cam-7", "one device", "LIV010")
-    wait_for(lambda: not again._telling)
+    wait_for(lambda: not again._outbox.pending())
 
 
 def test_the_lag_is_exported(devices, consumers):
@@ -340,3 +341,44 @@ def test_killed_again_and_again_the_command_loses_nothing(server, devices, tmp_p
     for device in some:
         line = f'fleet_requests_total{{device="{device.outlet._device}",model="detector",version="1"}} {device.n}\n'
         assert line in text
+
+
+def test_an_alarm_that_is_on_stays_on_over_a_crash_and_ends_at_alertmanager(devices, consumers):
+    from tests.operate.monitor.fake_alertmanager import FakeAlertmanager
+
+    from torchtriage.operate.monitor import Alertmanager
+
+    fake = FakeAlertmanager(resolve_timeout_s=0.5)
+    now_s = time.time()
+    slow = PeerAlarm("slow-device", "cam-7", "detector", "1", now_s, "cam-7: slow", 1.5, 2.0, now_s)
+    first = consumers(channels=[Alertmanager(fake.url, refresh_s=0.2)])
+    first._raise([slow])
+    wait_for(fake.active)
+    first.commit()
+    first._outbox.close(0.0, kept=True)  # killed
+    wait_for(lambda: not fake.active())  # the receiver takes it as over: it was not told again
+    again = consumers(channels=[Alertmanager(fake.url, refresh_s=0.2)])
+    wait_for(fake.active)
+    again._raise([slow._replace(ratio=3.0, message="cam-7: slower", at_s=time.time())])
+    wait_for(lambda: "slower" in fake.active()[0].annotations["summary"])
+    assert len(fake.held) == 1
+    assert again.counts.alarms == {"slow-device": 1}
+    again._raise([slow._replace(ended=True, message="cam-7: slow-device over after 9 s", at_s=time.time())])
+    wait_for(lambda: not fake.active())
+    assert again.counts.on == {}
+    fake.close()
+
+
+def test_what_waits_at_the_end_is_told_after_the_next_start(devices, consumers):
+    from torchtriage.operate.monitor import Slack
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    consumer = consumers(channels=[Slack(url)])
+    consumer._raise([PeerAlarm("slow-device", "cam-7", "detector", "1", 5.0, "cam-7: slow", 1.5, 2.0)])
+    consumer.stop()
+    consumer.run()
+    told = []
+    consumers(channels=[told.append])
+    wait_for(lambda: told)

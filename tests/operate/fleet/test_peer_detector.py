@@ -2,6 +2,7 @@
 
 import math
 import random
+import re
 
 import msgspec
 import pytest
@@ -28,8 +29,10 @@ class Fleet:
         self.silent = set()
         self.load, self.rate = 1.0, RATE
         self.windows = 0
+        self.updates, self.ends = [], []  # of alarms
 
     def run(self, windows):
+        """Return the alarms that begin."""
         alarms = []
         for _ in range(windows):
             for device in self.devices:
@@ -37,7 +40,9 @@ class Fleet:
                     records = [self.record(device) for _ in range(self.rate)]
                     alarms += self.detector.add(device, records, self.windows * WINDOW_S)
             self.windows += 1
-        return alarms
+        self.ends += [alarm for alarm in alarms if alarm.ended]
+        self.updates += [alarm for alarm in alarms if not alarm.ended and alarm.at_s > alarm.since_s]
+        return [alarm for alarm in alarms if alarm.at_s == alarm.since_s and not alarm.ended]
 
     def record(self, device):
         draw, size = self.draw, self.draw.choice(self.sizes[device])
@@ -172,3 +177,91 @@ def test_further_cells_are_refused_and_counted(monkeypatch):
     fleet.run(2)
     assert len(list(fleet.detector.cells())) == 3
     assert fleet.detector.n_refused == 2 * 2 * RATE
+
+
+def restored(fleet):
+    state = msgspec.json.encode(fleet.detector.snapshot())
+    fleet.detector = PeerDetector(msgspec.json.decode(state, type=PeerState))
+
+
+def test_a_slow_device_is_told_again_as_it_gets_slower_and_when_it_is_over(fleet):
+    fleet.slower["cam-3"] = 1.5
+    (alarm,) = fleet.run(20)
+    fleet.slower["cam-3"] = 3.0
+    restored(fleet)
+    assert fleet.run(300) == []
+    assert 1 <= len(fleet.updates) <= 4  # as it changes, not each window
+    assert fleet.updates[-1].ratio == pytest.approx(3.0, rel=0.1)
+    assert re.search(r"(1[7-9]|2[01])\d% longer than before, .*, for \d+ (s|min)", fleet.updates[-1].message)
+    assert {update.since_s for update in fleet.updates} == {alarm.at_s}
+    assert fleet.ends == []
+    fleet.slower["cam-3"] = 1.0
+    restored(fleet)
+    fleet.run(60)
+    (end,) = fleet.ends
+    assert (end.kind, end.device, end.since_s) == ("slow-device", "cam-3", alarm.at_s)
+    assert end.ratio == pytest.approx(3.0, rel=0.15)
+    assert re.search(r"over after 6 min, \+(19|20|21)\d% at most", end.message)
+
+
+def test_what_lasts_for_an_hour_is_told_as_lasting_and_ends_when_the_device_is_as_before(fleet, monkeypatch):
+    monkeypatch.setattr("torchtriage.operate.fleet.peer_detector.NEW_NORMAL", 120)
+    fleet.slower["cam-3"] = 1.5
+    (alarm,) = fleet.run(400)
+    (lasting,) = [update for update in fleet.updates if update.lasting]
+    assert lasting.ratio == pytest.approx(1.5, rel=0.1)
+    assert fleet.ends == []
+    restored(fleet)
+    fleet.slower["cam-3"] = 1.0
+    fleet.run(100)
+    assert [(end.device, end.since_s) for end in fleet.ends] == [("cam-3", alarm.at_s)]
+
+
+def test_the_other_alarms_of_devices_end(fleet):
+    fleet.fails["cam-1"] = 0.4
+    fleet.silent = {"cam-2"}
+    assert sorted(alarm.kind for alarm in fleet.run(120)) == ["failing-device", "silent-device"]
+    assert fleet.ends == []
+    fleet.fails["cam-1"], fleet.silent = 0.002, set()
+    fleet.run(60)
+    assert sorted(end.kind for end in fleet.ends) == ["failing-device", "silent-device"]
+    assert re.search(r", 4\d\.\d% at most", next(end.message for end in fleet.ends if end.kind == "failing-device"))
+
+
+def test_a_device_that_was_always_slow_is_on_until_it_is_repaired(fleet):
+    fleet.devices.append("new")
+    fleet.own["new"], fleet.version["new"], fleet.slower["new"] = 0.0, "1", 4.0
+    fleet.fails["new"], fleet.sizes["new"] = 0.002, (1, 8)
+    (alarm,) = fleet.run(300)
+    assert fleet.ends == []
+    fleet.slower["new"] = 1.0
+    fleet.run(900)
+    assert [(end.device, end.since_s) for end in fleet.ends] == [("new", alarm.at_s)]
+
+
+def test_a_version_that_is_gone_ends_its_alarm(fleet):
+    for device in fleet.devices[:6]:
+        fleet.version[device], fleet.slower[device] = "2", 1.4
+    (alarm,) = fleet.run(120)
+    assert (alarm.kind, alarm.version, alarm.other) == ("slow-version", "2", "1")
+    for device in fleet.devices:
+        fleet.version[device], fleet.slower[device] = "1", 1.0
+    fleet.run(700)
+    assert [end.kind for end in fleet.ends] == ["slow-version"]
+
+
+def test_a_device_that_is_dead_for_a_day_is_forgotten(fleet):
+    fleet.silent = {"cam-2"}
+    fleet.run(60)
+    others = [device for device in fleet.devices if device != "cam-2"]
+    alarms = []
+    for hour in range(1, 27):
+        at_s = 300 + hour * 3_000.0
+        for device in others:
+            alarms += fleet.detector.add(device, [fleet.record(device)], at_s)
+    assert [alarm.device for alarm in alarms if alarm.ended and alarm.kind == "silent-device"] == []
+    for hour in range(27, 33):
+        for device in others:
+            alarms += fleet.detector.add(device, [fleet.record(device)], 300 + hour * 3_000.0)
+    (end,) = [alarm for alarm in alarms if alarm.ended and alarm.kind == "silent-device"]
+    assert "forgotten" in end.message

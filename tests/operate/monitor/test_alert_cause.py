@@ -332,14 +332,14 @@ def rows(took_ms, n, at_ms=0):
 
 @pytest.fixture
 def detection():
-    one = Detection(repeat_s=0)
+    one = Detection(print, repeat_s=0)
     one._evidence.start()
     yield one
     one._evidence.stop()
 
 
 def raised(detection):
-    return [(alert.kind, alert.cause) for alert in detection._alerts]
+    return [(alert.kind, alert.cause) for alert in detection.pending()]
 
 
 def test_declared_maintenance_is_neither_judged_nor_learned_from(detection, monkeypatch):
@@ -406,7 +406,7 @@ def test_a_metric_that_stops_moving_is_stale(detection):
     for _ in range(30):
         detection.metric("queue", 103.25)
     assert raised(detection) == [("stuck", "stale metric")]
-    assert detection._alerts[0].model == "queue"
+    assert detection.pending()[0].model == "queue"
 
 
 @pytest.mark.parametrize("cause", CAUSES)

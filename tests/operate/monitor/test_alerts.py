@@ -5,11 +5,11 @@ import http.server
 import json
 import threading
 import time
+from datetime import datetime, timezone
 
 import pytest
 
 from torchtriage.core.errors import UsageError
-from torchtriage.operate.monitor import alerts
 from torchtriage.operate.monitor.alert import Alert
 from torchtriage.operate.monitor.alerts import Alertmanager, Detection, Slack, Webhook, log
 
@@ -76,31 +76,29 @@ def test_the_end_is_told_once_it_has_lasted(told):
     assert over.size == pytest.approx(4.5, rel=0.2)
     assert "over after" in over.title()
     (posted,) = Alertmanager("http://127.0.0.1").body(over)
-    assert "endsAt" in posted
-    assert "startsAt" not in posted
+    assert posted["startsAt"] < posted["endsAt"] < datetime.now(timezone.utc).isoformat()
     assert posted["labels"] == Alertmanager("http://127.0.0.1").body(told[0])[0]["labels"]
 
 
-def test_what_is_usual_now_is_not_told_as_over(told):
+def test_what_lasts_is_told_as_lasting_stays_on_and_can_be_accepted(told, monkeypatch):
+    monkeypatch.setattr("torchtriage.operate.detect.latency_detector.LASTING_N", 500)
+    monkeypatch.setattr("torchtriage.operate.detect.latency_detector.LASTING_S", 4.0)
     detection = started(told.append, repeat_s=0.5)
-    detection.offer(Model, rows(9_000_000, 400, start_ns=10**11))
-    detection.offer(Model, rows(9_000_000, 400, start_ns=2 * 10**11))
+    detection.offer(Model, rows(9_000_000, 800, start_ns=10**11))
+    wait_for(lambda: any(one.lasting for one in told))
+    (lasting,) = [one for one in told if one.lasting]
+    assert (lasting.kind, lasting.ended) == ("shift", False)
+    assert "lasting" in lasting.title()
+    assert Alertmanager("http://127.0.0.1").body(lasting)[0]["endsAt"] > datetime.now(timezone.utc).isoformat()
+    time.sleep(1.2)
+    assert not [one for one in told if one.ended and one.kind == "shift"]
+    detection.accept("detector")
+    wait_for(lambda: any(one.ended and one.kind == "shift" for one in told))
+    assert "accepted" in told[-1].message
+    n = len(told)
+    detection.offer(Model, rows(9_000_000, 800, start_ns=2 * 10**11))
     detection.close(time.monotonic() + 5)
-    (usual,) = [one for one in told if "usual now" in one.message and one.kind == "shift"]
-    assert not usual.ended
-    assert "endsAt" not in Alertmanager("http://127.0.0.1").body(usual)[0]
-
-
-def test_an_alert_dropped_for_want_of_room_silences_no_equal_one(told, monkeypatch):
-    detection = Detection(told.append, repeat_s=60)
-    monkeypatch.setattr(alerts, "MAX_PENDING", 1)
-    raised = [detection._raise(dataclasses.replace(ALERT, at_s=1e9, kind=kind)) for kind in ("tail", "shift")]
-    assert raised[1] is None
-    assert detection.n_dropped == 1
-    detection._alerts.clear()
-    again = detection._raise(dataclasses.replace(ALERT, at_s=1e9 + 1))
-    assert again is not None
-    assert again.n_before == 1
+    assert told[n:] == []
 
 
 def test_silenced_alarms_are_counted(told):
@@ -128,7 +126,7 @@ def test_channels_that_raise_or_block_hold_nobody_up(told):
     wait_for(lambda: told)
     detection.close(time.monotonic() + 0.05)
     assert time.monotonic() - before < 2
-    assert detection.n_failures == 1
+    assert detection.n_failures >= 1
     gate.set()
 
 
@@ -162,7 +160,7 @@ def test_webhooks_post_what_their_receivers_read():
     hook, slack, manager = received
     assert hook[:2] == ("/hook", "Bearer secret")
     assert hook[2]["kind"] == "shift"
-    assert slack[2]["text"].endswith("requests are 50 % &lt;slower&gt;")
+    assert "requests are 50 % &lt;slower&gt;" in slack[2]["text"]
     assert manager[0] == "/api/v2/alerts"
     assert manager[2][0]["labels"] | {"alertname": ""} == {
         "alertname": "",

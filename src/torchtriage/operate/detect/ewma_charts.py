@@ -23,16 +23,18 @@ FULL_AVERAGING = 8.0
 PRIOR = 10  # lessons that the assumed variance of 1 counts for
 PART = 0.6  # of the limit, at which rises are counted
 RARE = 1e-5  # rises per value beyond the limit that are aimed at
-BRIEF = 60  # values that a swing lasts at most; what lasts longer is a change
+BRIEF = 200  # values that a swing lasts at most; what lasts longer is a change
 SWING_PRIOR = 100  # values added to those seen, so that one early rise is no rate
 SWING_MEMORY = 5_000
+FIRST_EXCESS, EXCESS_PRIOR = 0.15, 4  # mean excess of a normal stream's rises, and the rises that it counts for
+LARGE_EXCESS, EXCESS_MEMORY = 4.0, 200
 TINY = 1e-9
 
 
 class ChartReading(NamedTuple):
     """The most telling chart: ``evidence`` in units of its limit (signed), its ``mean``.
 
-    ``narrow`` : the evidence there were if the limits had not been widened, unsigned.
+    ``narrow`` : the evidence (signed) there were if the limits had not been widened.
     """
 
     evidence: float
@@ -72,29 +74,34 @@ class Charts:
         self._n = 0
         self._turn = 0
 
-    def update(self, value: float, *, learn: bool, unit: float = 1.0, wider: float = 1.0) -> ChartReading:
+    def update(
+        self, value: float, *, learn: bool, unit: float = 1.0, wider: tuple[float, float] = (1.0, 1.0)
+    ) -> ChartReading:
         """Take one value; ``learn`` from it unless it may be part of what is to be found.
 
-        ``unit`` : what one of ``matters`` is, in the values' own unit. ``wider`` : factor of the limits.
+        ``unit`` : what one of ``matters`` is, in the values' own unit. ``wider`` : factors of the limits, up and down.
         """
         value -= self._centre
-        best, mean_then, narrow = 0.0, 0.0, 0.0
+        best, mean_then, narrow, narrow_mean = 0.0, 0.0, 0.0, 0.0
+        wider_up, wider_down = wider
         means, limits = self._means, self._limits
         for at, (weight, up, down) in enumerate(self._spans):
             mean = means[at]
             means[at] = mean = mean + weight * (value - mean)
             if mean < 0:
                 size, limit, least = -mean, limits[at][1], unit * down
+                evidence = size / limit
+                wide = evidence / wider_down
             else:
                 size, limit, least = mean, limits[at][0], unit * up
-            evidence = size / limit
-            wide = evidence / wider
+                evidence = size / limit
+                wide = evidence / wider_up
             if size < least:
                 matters = size / least
                 evidence = (evidence if evidence < 1.0 else 1.0) * matters
                 wide = (wide if wide < 1.0 else 1.0) * matters
             if evidence > narrow:
-                narrow = evidence
+                narrow, narrow_mean = evidence, mean
             if wide > best:
                 best, mean_then = wide, mean
         if learn:
@@ -106,7 +113,7 @@ class Charts:
                 # the first are taken at once: limits are needed to begin with
                 if len(self._waiting) * LEARN_EVERY > QUARANTINE or self._n <= QUARANTINE:
                     self._learn(*self._waiting.popleft())
-        return ChartReading(-best if mean_then < 0 else best, mean_then, narrow)
+        return ChartReading(-best if mean_then < 0 else best, mean_then, -narrow if narrow_mean < 0 else narrow)
 
     def forget_means(self) -> None:
         """Start the means anew: what they were compared with has changed."""
@@ -139,46 +146,42 @@ class Charts:
 
 
 class Swings:
-    """How much wider limits must be, by how often means rise to a part of them.
+    """How much wider limits must be, by how often means rise to a part of them and how far they go then.
 
-    The rate at which a mean of many values passes ``u`` of its deviations falls as ``exp(-u^2 / 2)`` (Rice 1945), so
-    that the rate at ``PART`` of the limit says at what multiple of it alarms would be rare. A stream that lies still
-    keeps the limit, one that scatters widely gets a wider one. Where values come in runs the rate falls less than
-    that: means that pass the wider limit too and soon come back widen it again.
+    What rises beyond a threshold exceeds it by an amount that falls off exponentially (Pickands 1975), so that the
+    rate of rises to ``PART`` of the limit and their mean excess say at what multiple of it alarms would be rare. A
+    stream that lies still keeps the limit; one that scatters widely, or whose values come in runs, gets a wider one.
     """
 
-    def __init__(self, limit: float) -> None:
-        self._limit = limit
+    def __init__(self) -> None:
         self._n = 0.0
-        self._parts = 0.0
-        self._rising = False
-        self._swings = 0.0
-        self._length = 0  # of the swing beyond the wider limit that is on
+        self._rises = 0.0
+        self._peak = 0.0  # of the rise that is on
+        self._length = 0
+        self._excess = FIRST_EXCESS
         self.wider = 1.0
 
-    def update(self, narrow: float, evidence: float) -> None:
-        """Take the evidence upwards by the limits as they are learned, and by the wider ones."""
+    def update(self, narrow: float) -> None:
+        """Take the evidence by the limits as they are learned."""
         self._n += 1
-        if narrow >= PART:
-            if not self._rising:
-                self._rising = True
-                self._parts += 1
-                self._widen()
-        elif self._rising:
-            # it rises once until it has come back to half of that
-            self._rising = narrow > PART / 2
-        elif self._n >= SWING_MEMORY:
-            self._n, self._parts, self._swings = self._n / 2, self._parts / 2, self._swings / 2
-            self._widen()
-        if evidence >= 1 or self._length:
+        if self._length:
             self._length += 1
-            if evidence < 0.5:
-                self._swings += self._length < BRIEF
+            self._peak = max(self._peak, narrow)
+            if narrow <= PART / 2:  # it rises once until it has come back to half of that
+                if self._length < BRIEF:
+                    # one rise may have been an event, and teaches no more than a large one of the usual kind
+                    excess = min(self._peak - PART, LARGE_EXCESS * self._excess)
+                    self._excess += (excess - self._excess) / min(self._rises + EXCESS_PRIOR, EXCESS_MEMORY)
                 self._length = 0
                 self._widen()
+        elif narrow >= PART:
+            self._rises += 1
+            self._length, self._peak = 1, narrow
+            self._widen()
+        elif self._n >= SWING_MEMORY:
+            self._n, self._rises = self._n / 2, self._rises / 2
+            self._widen()
 
     def _widen(self) -> None:
-        n = self._n + SWING_PRIOR
-        # one swing may have been an event
-        rarer = (math.log(max(count / n / RARE, 1.0)) for count in (self._parts, self._swings - 1))
-        self.wider = math.sqrt(max(PART**2 + 2 * next(rarer) / self._limit**2, 1.0) + 2 * next(rarer) / self._limit**2)
+        rarer = math.log(max(self._rises / (self._n + SWING_PRIOR) / RARE, 1.0))
+        self.wider = max(PART + self._excess * rarer, 1.0)

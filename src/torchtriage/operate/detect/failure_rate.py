@@ -40,12 +40,19 @@ class FailureRate:
         """The share of the newest requests that failed."""
         return sum(self._lately) / max(len(self._lately), 1)
 
+    def accept(self) -> None:
+        """Take what fails now as usual."""
+        if self.on:
+            self.usual, self.on = self.lately, False
+            self._sums = [0.0] * len(PARTS)
+
     def update(self, failed: bool) -> bool:
         """Take a request; return whether it is one failure too many, while failures are."""
         self._lately.append(failed)
         self._n += 1
         usual, after_failure, self._last = self.usual, self._last, failed
-        self.usual += (failed - usual) / min(self._n + FIRST_N, MEMORY)
+        if not self.on:  # what is too much does not become usual by lasting
+            self.usual += (failed - usual) / min(self._n + FIRST_N, MEMORY)
         if after_failure:
             usual = max(usual, (self._after + FIRST_RUNS * usual) / (self._failures + FIRST_RUNS))
             self._after += failed

@@ -3,7 +3,8 @@
 A request's duration is compared with what its size took before (:mod:`.baseline`); what is left, in units of its own
 scale, goes to charts of its mean (shifts and ramps, up and down), charts of its spread, and a count of extreme values
 (:mod:`.tails`). Failures and NaN (:mod:`.failure_rate`) and repeated values are watched beside. What is learned is 200
-requests old, and nothing is while something looks wrong; a change that stays becomes the new normal.
+requests old, and nothing is while something looks wrong. Of a change that stays the alarm stays on, while what else
+happens is compared with the new level; it ends where requests are as before, or are accepted as they are.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from torchtriage.core.units import format_count
+from torchtriage.core.units import format_count, format_span_s
 from torchtriage.operate.detect.baseline import DurationLevel, SizeShares
 from torchtriage.operate.detect.ewma_charts import QUARANTINE, Charts, Swings
 from torchtriage.operate.detect.failure_rate import FailureRate
-from torchtriage.operate.detect.tails import TailCounter
+from torchtriage.operate.detect.tails import Cluster, TailCounter
 
 __all__ = ["KINDS", "LARGER", "Alarm", "RequestDetector", "Sample", "Stuck"]
 
@@ -50,7 +51,7 @@ class Alarm(NamedTuple):
     message: str
     cause: str = ""
     size: float = 1.0
-    stays: bool = False  # of one that has ended: it is the normal now, not over
+    lasts: bool = False  # it has held for so long that it may be the normal now; it is not over
 
     @property
     def better(self) -> bool:
@@ -60,11 +61,19 @@ class Alarm(NamedTuple):
 
 @dataclass
 class _Episode:
-    # an alarm that is on: until which row at least, and the size that was told and the largest one
+    # an alarm that is on: the row until which it is not told again and the one until which it is not over, at least,
+    # and the size that was told and the largest one
     start: int
     until: int
+    holds: int
     told: float
     largest: float
+    last: int  # row that it was seen in
+    seconds: float = 0.0  # that it has lasted, without jumps of the clock
+    said: bool = False  # that it lasts
+    # the level and scale before, of one with which all is compared by now; and looks that found it back there
+    before: tuple[float, float] | None = None
+    back: int = 0
 
 
 WARM_UP = 500  # requests without alarms at the start: caches fill, kernels are chosen, clocks rise
@@ -85,7 +94,10 @@ CLUSTER_CHANCE = 1.6e-4
 SURGE = math.log(50)  # one request alone is an alarm at 50 times what it should take, if none came near before
 SURGE_S = 0.1  # and if it takes that long: Python's own garbage collection stops a process for half of it
 UNUSUAL = 0.6  # share of the limit from which nothing is learned
-NEW_NORMAL = 250  # requests of an alarm that stays, after which it is the new normal
+NEW_NORMAL = 250  # requests of an alarm that stays, after which others are compared with what is now
+LASTING_S, LASTING_N = 3_600.0, 10_000  # both of which an alarm must hold to be told as lasting
+LONGEST_GAP_S = 60.0  # between two requests, of what counts for that
+BACK = 3  # looks, each at the newest requests, that must find it where it was before it is over
 RELEARN = 50  # requests that teach the new normal before anything is compared with it
 ONE_EVENT = ("faster", "shift", "spread", "tail")
 OTHER_KIND = 1.5  # evidence at which one of these may follow another: they are often the same event
@@ -93,6 +105,10 @@ CLEAR = 60  # requests without evidence after which the same kind may alarm agai
 LARGER = 1.5  # times what was told from which an alarm that goes on is told again
 N_TOLD = 12  # newest requests whose median says how much longer they take
 STUCK_CHANCE = 1e-9
+STRETCH, N_STRETCHES = 100, 40  # requests whose largest is remembered, and how many of these
+RARE_LARGEST = 2e-6  # chance of a request that is larger than all tails explain
+MOST_HELD = 2_000  # requests of which a tail that goes on must have some
+N_STEPS = 100  # changes of value whose least is what they are rounded to
 MEMORY_OF_RATES = 5_000
 
 
@@ -113,14 +129,19 @@ class RequestDetector:
         self._sizes = SizeShares()
         self._mean = Charts(WEIGHTS, limit, matters=matters, young=YOUNG)
         self._spread = Charts(SPREAD_WEIGHTS, spread_limit)
-        self._swings = Swings(limit)
+        self._swings = (Swings(), Swings())  # up and down
         self._tail = TailCounter(chance)
         self._waiting: deque[tuple[float, float | None]] = deque()
         self._unusual = 0
         self._relearning = 0
         self._largest = 0.0
+        self._maxima = Maxima()
+        self._step = Step()
         self._newest: deque[float] = deque(maxlen=N_TOLD)
         self._on: dict[str, _Episode] = {}
+        self._lasting: dict[str, _Episode] = {}  # of these, what others are no longer compared without
+        self._tail_on: _Crowd | None = None
+        self._at_s = math.nan
         self._ended: list[Alarm] = []
         self._failures = FailureRate()
         self._nan = FailureRate()
@@ -139,10 +160,18 @@ class RequestDetector:
 
     def forget_alarms(self) -> None:
         """Begin without an alarm that is on: another stream goes on from what this one learned."""
-        self._on, self._ended = {}, []
+        self._on, self._lasting, self._ended, self._tail_on = {}, {}, [], None
+
+    def accept(self) -> None:
+        """Take what requests are now as the normal: nothing is on any more."""
+        if self._lasting or any(kind in self._on for kind in ("shift", "spread", "faster")):
+            self._relearn()
+        for rate in (self._failures, self._nan):
+            rate.accept()
+        self.forget_alarms()
 
     def take_ended(self) -> list[Alarm]:
-        """Return what is over since it was asked last, with the largest size it had."""
+        """Return what is over since it was asked last, with the largest size it had, and what has come to last."""
         ended, self._ended = self._ended, []
         return ended
 
@@ -157,8 +186,9 @@ class RequestDetector:
         """Take one request; return the alarm it raises, if any."""
         self._row += 1
         value = sample.value
-        if self._on:
-            self._end_what_is_over(sample)
+        if self._on or self._lasting:
+            self._follow(sample)
+        self._at_s = sample.at_s
         if self._failures.update(not sample.ok):
             return self._too_many("missing", "fail", self._failures, sample, "errors")
         if not sample.ok:
@@ -180,7 +210,7 @@ class RequestDetector:
         level, size = self._level, sample.size
         share, settled = (0.0, True) if size is None else self._sizes.share(size)
         off = logarithm - share - level.at
-        scale = level.scale
+        scale = max(level.scale, self._step.half(sample.value) * math.exp(min(off - logarithm, 50.0)))
         score = off / scale
         cut = min(max(score, -CUT), CUT)
         warm = self._n > WARM_UP
@@ -209,16 +239,27 @@ class RequestDetector:
             cut *= 0.3
             deviation *= 0.3
         unit = max(1.0, YOUNG_MATTERS / self._n) / scale
-        mean = self._mean.update(deviation, learn=calm, unit=unit, wider=self._swings.wider)
+        up, down = self._swings
+        mean = self._mean.update(deviation, learn=calm, unit=unit, wider=(up.wider, down.wider))
         evidence = abs(mean.evidence)
-        self._swings.update(mean.narrow if mean.mean > 0 else 0.0, mean.evidence)
+        up.update(max(mean.narrow, 0.0))
+        down.update(max(-mean.narrow, 0.0))
         self._newest.append(off)
         spread = self._spread.update(min(abs(cut), 3.0) - 0.8, learn=calm)
         cluster = self._tail.update(score if settled else min(score, 4.0))
         surge = sample.value > SURGE_S and off > SURGE + (0.0 if settled else 2.0) and score > 1.25 * self._largest
+        surge = surge and off > self._maxima.rare
+        if settled:
+            self._maxima.update(off)
         self._largest = max(self._largest * 0.9997, score if settled else 0.0)
         alarm = None
         if warm:
+            if evidence >= UNUSUAL:
+                self._goes_on("shift" if mean.evidence > 0 else "faster", again=False)
+            if spread.evidence >= UNUSUAL:
+                self._goes_on("spread")
+            if self._tail_on is not None:
+                self._tail_goes_on(score)
             if evidence >= 1:
                 alarm = self._shifted(sample, mean.mean * scale, evidence)
             if alarm is None and spread.evidence >= 1:
@@ -233,6 +274,8 @@ class RequestDetector:
                 times = math.exp(min(cluster.rung * scale, 50.0))
                 text = f"{cluster.n} of {cluster.span} requests took more than {times:.1f} x"
                 alarm = self._alarm("tail", sample, cluster.evidence, text, size=times)
+                if alarm is not None:
+                    self._tail_on = _Crowd.of(cluster)
             if alarm is None and surge:
                 times = math.exp(min(off, 60.0))
                 alarm = self._alarm("surge", sample, off / SURGE, f"one took {times:.0f} x", size=times)
@@ -258,21 +301,57 @@ class RequestDetector:
         else:
             self._unusual = max(self._unusual - 3, 0)
         if self._unusual > NEW_NORMAL:
-            self._unusual = 0
-            self._relearning = RELEARN
-            self._waiting.clear()
-            self._level.hurry()
-            self._mean.forget_means()
-            self._spread.forget_means()
+            before = (self._level.at, self._level.scale)
+            self._relearn()
             # the means stray on for a while after what has passed
             typical = abs(sorted(self._newest)[len(self._newest) // 2])
             stays = typical > UNUSUAL * math.log(max((on.told for on in self._on.values()), default=1.0))
-            for kind in ("faster", "shift", "spread"):
-                self._end(kind, sample, "usual now" if stays else "over")
+            self._end("faster", sample, "usual now" if stays else "over")
+            for kind in ("shift", "spread"):
+                on = self._on.get(kind)
+                if on is None:
+                    continue
+                if not stays:
+                    self._end(kind, sample, "over")
+                    continue
+                del self._on[kind]
+                known = self._lasting.setdefault(kind, on)
+                known.largest = max(known.largest, on.largest)
+                known.before = known.before or before
+
+    def _relearn(self) -> None:
+        self._unusual = 0
+        self._relearning = RELEARN
+        self._waiting.clear()
+        self._level.hurry()
+        self._mean.forget_means()
+        self._spread.forget_means()
+
+    def _look_back(self, sample: Sample) -> None:
+        """End what others were compared without, once requests are as they were before it."""
+        for kind, on in list(self._lasting.items()):
+            at, scale = on.before or (0.0, 0.0)
+            if kind == "shift":
+                on.back = on.back + 1 if self._is_back(on) else 0
+            else:
+                on.back = on.back + 1 if self._level.scale < 1.5 * scale else 0
+            if on.back >= BACK:
+                del self._lasting[kind]
+                self._on[kind] = on  # to end it
+                self._end(kind, sample, "over")
+                if kind == "shift":
+                    self._level.at = at
+                    self._relearn()
+
+    def _is_back(self, on: _Episode) -> bool:
+        newest = sorted(self._newest)[len(self._newest) // 2] + self._level.at
+        return on.before is not None and newest - on.before[0] < 0.5 * math.log(max(on.told, 1.0))
 
     def _shifted(self, sample: Sample, shift: float, evidence: float) -> Alarm | None:
         # the charts' means are of values that were cut
         kind, word, sign = ("shift", "slower", 1) if shift > 0 else ("faster", "faster", -1)
+        if kind == "faster" and "shift" in self._lasting and self._is_back(self._lasting["shift"]):
+            return None  # it is what it was before
         newest = sorted(sign * off for off in self._newest)
         times = math.exp(min(max(abs(shift), newest[len(newest) // 2]), 50.0))
         surely = math.exp(min(max(newest[len(newest) // 4], 0.0), 50.0))
@@ -300,36 +379,139 @@ class RequestDetector:
         """
         on = self._on.get(kind)
         if on is None:
-            if kind in ONE_EVENT and evidence < OTHER_KIND and any(other in self._on for other in ONE_EVENT):
+            recent = {other: on for other, on in self._on.items() if self._row <= on.until}
+            if kind in ONE_EVENT and evidence < OTHER_KIND and any(other in recent for other in ONE_EVENT):
+                return None
+            if kind == "tail" and "shift" in recent and size < LARGER * recent["shift"].told:
                 return None
             if kind not in ("missing", "nan") and not self.settled:
                 return None
-            self._on[kind] = _Episode(self._row, self._row + CLEAR, size, size)
+            clear = self._row + CLEAR
+            self._on[kind] = _Episode(self._row, clear, clear, size, size, self._row)
             return Alarm(kind, self._row, sample.at_s, evidence, message, cause, size)
+        again, on.last = self._row > on.until, self._row
         on.until = self._row + CLEAR
+        on.holds = max(on.holds, on.until)
         grown = size if surely is None else surely
         on.largest = max(on.largest, grown)
-        if grown < LARGER * on.told:
+        if grown < LARGER * on.told and not again:
             return None
         on.told = size
         return Alarm(kind, self._row, sample.at_s, evidence, message, cause, size)
 
-    def _end_what_is_over(self, sample: Sample) -> None:
-        for kind in [kind for kind, on in self._on.items() if self._row > on.until]:
+    def _goes_on(self, kind: str, rows: int = CLEAR, *, again: bool = True) -> None:
+        """Keep an alarm on; ``again`` : evidence may tell it again meanwhile."""
+        on = self._on.get(kind)
+        if on is not None:
+            on.holds, on.last = max(on.holds, self._row + rows), self._row
+            if not again:
+                on.until = self._row + CLEAR
+
+    def _tail_goes_on(self, score: float) -> None:
+        """Keep a tail's alarm on while such values are not as rare as before: that they are known by now is no end."""
+        crowd = self._tail_on
+        if crowd is None or score <= crowd.rung:
+            return
+        crowd.rows.append(self._row)
+        if "tail" not in self._on:
+            self._tail_on = None
+        elif len(crowd.rows) == crowd.rows.maxlen and self._row - crowd.rows[0] < crowd.span:
+            self._goes_on("tail", crowd.span // 2)
+
+    def _follow(self, sample: Sample) -> None:
+        """End what is over, and say what has come to last."""
+        since_s = sample.at_s - self._at_s
+        since_s = min(since_s, LONGEST_GAP_S) if since_s > 0 else 0.0
+        for kind, on in (*self._on.items(), *self._lasting.items()):
+            on.seconds += since_s
+            if not on.said and on.seconds >= LASTING_S and self._row - on.start >= LASTING_N:
+                on.said = True
+                text = f"{kind} lasting for {format_span_s(on.seconds)}{_most(kind, on)}: is it the new normal?"
+                self._ended.append(Alarm(kind, self._row, sample.at_s, 0.0, text, "", on.largest, True))
+        for kind, rate in (("missing", self._failures), ("nan", self._nan)):
+            if rate.on:
+                self._goes_on(kind, QUARANTINE)
+        for kind in [kind for kind, on in self._on.items() if self._row > on.holds]:
             self._end(kind, sample, "over")
+        if self._lasting and self._row % N_TOLD == 0:
+            self._look_back(sample)
 
     def _end(self, kind: str, sample: Sample, how: str) -> None:
         on = self._on.pop(kind, None)
-        if on is None:
+        if on is None or kind in self._lasting:
+            return  # a part of what lasts
+        last = on.last if on.before is None else self._row
+        n = last - on.start + 1
+        text = f"{kind} {how} after {format_count(n, 'request')}{_most(kind, on)}"
+        self._ended.append(Alarm(kind, self._row, sample.at_s, 0.0, text, "", on.largest))
+
+
+@dataclass
+class _Crowd:
+    # values beyond a rung, so many in a span, of a tail's alarm that is on
+    rung: float
+    span: int
+    rows: deque[int]
+
+    @classmethod
+    def of(cls, cluster: Cluster) -> _Crowd:
+        # half way, on a logarithmic scale, between how often they came and how often they usually do
+        often = math.sqrt(cluster.n / cluster.span * cluster.usual)
+        return cls(cluster.rung, min(round(cluster.n / often), MOST_HELD), deque(maxlen=cluster.n))
+
+
+def _most(kind: str, on: _Episode) -> str:
+    if kind in ("missing", "nan"):
+        return f", {on.largest:.0%} of requests at most"
+    return f", {on.largest:.3g} x at most" if on.largest != 1 else ""
+
+
+class Maxima:
+    """How large the largest of many values are, and from where on one is rare.
+
+    The largest values of stretches follow Gumbel's distribution where a stream's tail falls off exponentially (Gumbel
+    1958), which a power's does in logarithms; lighter tails fall off faster.
+    """
+
+    def __init__(self) -> None:
+        self._n = 0
+        self._most = -math.inf
+        self._maxima: deque[float] = deque(maxlen=N_STRETCHES)
+        self.rare = 0.0
+
+    def update(self, off: float) -> None:
+        """Take one value."""
+        self._n += 1
+        self._most = max(self._most, off)
+        if self._n % STRETCH:
             return
-        most = ""
-        if kind in ("missing", "nan"):
-            most = f", {on.largest:.0%} of requests at most"
-        elif on.largest != 1:
-            most = f", {on.largest:.3g} x at most"
-        n = on.until - CLEAR - on.start + 1
-        text = f"{kind} {how} after {format_count(n, 'request')}{most}"
-        self._ended.append(Alarm(kind, self._row, sample.at_s, 0.0, text, "", on.largest, how != "over"))
+        self._maxima.append(self._most)
+        self._most = -math.inf
+        known = sorted(self._maxima)
+        quarter = len(known) // 4
+        # by quartiles: single events are in neither
+        beta = (known[-1 - quarter] - known[quarter]) / 1.573
+        unsure = 1 + 2 / math.sqrt(len(known))
+        self.rare = known[len(known) // 2] + beta * unsure * (-math.log(STRETCH * RARE_LARGEST) - 0.367)
+
+
+class Step:
+    """The least step between values: clocks and logs that round."""
+
+    def __init__(self) -> None:
+        self._last = math.nan
+        self._steps: deque[float] = deque(maxlen=N_STEPS)
+        self._half = 0.0
+
+    def half(self, value: float) -> float:
+        """Take one value; return half of the step, which is what rounding hides."""
+        if value != self._last and len(self._steps) < N_STEPS:
+            if self._last == self._last:
+                self._steps.append(abs(value - self._last))
+                if len(self._steps) == N_STEPS:
+                    self._half = min(self._steps) / 2
+            self._last = value
+        return self._half
 
 
 class Stuck:
@@ -341,6 +523,8 @@ class Stuck:
         self._longest = 1
         self._share = 0.0
         self._n = 0
+        # of runs of three and more: how often they might have ended, and went on; one value may be far more usual
+        self._n_might = self._n_on = 0.0
 
     @property
     def doubted(self) -> bool:
@@ -355,6 +539,8 @@ class Stuck:
         if not same:
             if self._run < 50:
                 self._longest = max(self._longest, self._run)
+                if self._run >= 3:
+                    self._learn_run(self._run)
             self._run = 1
         else:
             self._run += 1
@@ -362,5 +548,11 @@ class Stuck:
             self._share += max(1 / self._n, 1 / MEMORY_OF_RATES) * (same - self._share)
         if not self.doubted:
             return 0
-        usual = max(self._share, 1 / (self._n + 2))
+        usual = max(self._share, self._n_on / (self._n_might + 1), 1 / (self._n + 2))
         return self._run if self._run * math.log(usual) < math.log(STUCK_CHANCE) else 0
+
+    def _learn_run(self, length: int) -> None:
+        self._n_might += length - 2
+        self._n_on += length - 3
+        if self._n_might > MEMORY_OF_RATES:
+            self._n_might, self._n_on = self._n_might / 2, self._n_on / 2

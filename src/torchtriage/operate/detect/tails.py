@@ -23,12 +23,16 @@ APART = 4  # exceedances closer than this are one event: a machine that is busy 
 
 
 class Cluster(NamedTuple):
-    """The most improbable cluster that ends here: ``n`` events beyond ``rung`` in ``span``."""
+    """The most improbable cluster that ends here: ``n`` events beyond ``rung`` in ``span``.
+
+    ``usual`` : such events per value, before.
+    """
 
     evidence: float
     rung: float
     n: int
     span: int
+    usual: float = 0.0
 
 
 NOTHING = Cluster(0.0, 0.0, 0, 0)
@@ -69,7 +73,7 @@ class TailCounter:
                 share = span / max(self._n - span, 1.0)
                 evidence = self._evidence(n - 1, before, share)
                 if evidence > worst.evidence:
-                    worst = Cluster(evidence, rung, n, span)
+                    worst = Cluster(evidence, rung, n, span, before / max(self._n, 1.0))
         return worst
 
     def highest(self, share: float) -> float:

@@ -6,8 +6,7 @@ import logging
 import shlex
 import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -18,6 +17,7 @@ from torchtriage.operate.fleet.stream_reader import Lag, StreamEntry, StreamRead
 from torchtriage.operate.monitor.aggregate import RequestNote, RequestRow
 from torchtriage.operate.monitor.alert import Alert
 from torchtriage.operate.monitor.batch_sink import BACKOFF_S, RequestRecord
+from torchtriage.operate.monitor.delivery import FLUSH_S, Channel, Outbox
 from torchtriage.operate.monitor.json_log import JsonLog
 from torchtriage.operate.monitor.metrics import Value
 from torchtriage.operate.monitor.monitor import Monitor
@@ -26,7 +26,6 @@ __all__ = ["FleetConsumer", "FleetCounts"]
 
 COMMIT_S = 1.0  # between two commits: what a crash makes come again
 MAX_SOURCES = 20_000
-MAX_UNTOLD = 1_000
 MAX_NUMBER = 10**12  # of a source's record: a thousand a second for thirty years
 LAG_S = 2.0  # how often the lag is asked for
 STALE_S = 2 * LAG_S  # after which it counts as grown by all the time that nothing was heard
@@ -53,6 +52,7 @@ class FleetCounts(msgspec.Struct):
     devices: dict[str, dict[str, DeviceCounts]] = {}
     alarms: dict[str, int] = {}
     untold: list[Alert] = []
+    on: dict[str, Alert] = {}  # the last that was told of each alarm that is on
     peers: PeerState = msgspec.field(default_factory=PeerState)
     models: list[dict[str, Any]] = []
 
@@ -66,26 +66,19 @@ class FleetConsumer:
     """
 
     def __init__(
-        self,
-        reader: StreamReader,
-        monitor: Monitor,
-        *,
-        channels: Sequence[Callable[[Alert], object]] = (),
-        log: JsonLog | None = None,
+        self, reader: StreamReader, monitor: Monitor, *, channels: Sequence[Channel] = (), log: JsonLog | None = None
     ) -> None:
-        self._reader, self._monitor, self._channels, self._log = reader, monitor, channels, log
+        self._reader, self._monitor, self._log = reader, monitor, log
+        self._outbox = Outbox(channels)
         self._decode = msgspec.json.Decoder(list[RequestRecord]).decode
         self._encode = msgspec.json.Encoder().encode
         self._offset_s = time.time() - time.perf_counter()
         self._stop = threading.Event()
-        self._teller = ThreadPoolExecutor(1, thread_name_prefix="torchtriage-fleet")
         self._lag = Lag(0, 0, 0.0)
         self._looked_s = time.monotonic()  # when that was so
-        self.n_failures = 0  # of Redis and of channels
+        self.n_failures = 0  # of Redis and of the log
         self.counts = FleetCounts()
         self._detector = PeerDetector()
-        self._lock = threading.Lock()  # of alerts that were not told yet
-        self._telling: list[Alert] = []
 
     # -- the loop --------------------------------------------------------------------------
 
@@ -116,6 +109,7 @@ class FleetConsumer:
                 self._reader.again()
                 self._stop.wait(BACKOFF_S[min(failures, len(BACKOFF_S) - 1)])
                 failures += 1
+        self._outbox.close(time.monotonic() + FLUSH_S, kept=True)
         self.commit()
 
     def stop(self) -> None:
@@ -137,8 +131,13 @@ class FleetConsumer:
                 where=self._reader.state_key,
                 hint=f"redis-cli DEL {shlex.quote(self._reader.state_key)}, and all is counted from now on",
             ) from error
+        self._outbox.start()
+        untold = {alert.key for alert in self.counts.untold}
         for alert in self.counts.untold:
-            self._tell(alert)
+            self._outbox.put(alert)
+        for alert in self.counts.on.values():
+            if alert.key not in untold:
+                self._outbox.resume(alert)
 
     def step(self) -> None:
         """Read what is there, and take it in."""
@@ -153,13 +152,12 @@ class FleetConsumer:
         counts = self.counts
         counts.peers = self._detector.snapshot()
         counts.models = self._monitor.state()
-        with self._lock:
-            counts.untold = list(self._telling)
+        counts.untold = self._outbox.pending()
         self._reader.commit(self._encode(counts))
 
     def close(self) -> None:
         """Let the channels and connections go."""
-        self._teller.shutdown(wait=True, cancel_futures=True)
+        self._outbox.close(time.monotonic(), kept=True)
         self._reader.close()
         if self._log is not None:
             self._log.release()
@@ -244,39 +242,17 @@ class FleetConsumer:
     # -- alarms ----------------------------------------------------------------------------
 
     def _raise(self, alarms: Sequence[PeerAlarm]) -> None:
+        on = self.counts.on
         for alarm in alarms:
-            self.counts.alarms[alarm.kind] = self.counts.alarms.get(alarm.kind, 0) + 1
-            facts = {"device": alarm.device, "ratio": alarm.ratio}
-            cause = CAUSES.get(alarm.kind, "one device")
-            self._tell(
-                Alert(
-                    alarm.model,
-                    alarm.version,
-                    alarm.kind,
-                    alarm.message,
-                    cause,
-                    alarm.evidence,
-                    alarm.at_s,
-                    facts=facts,
-                )
-            )
-
-    def _tell(self, alert: Alert) -> None:
-        with self._lock:
-            if len(self._telling) >= MAX_UNTOLD:
-                self.n_failures += 1
-                return
-            self._telling.append(alert)
-        self._teller.submit(self._send, alert)
-
-    def _send(self, alert: Alert) -> None:
-        for channel in self._channels:
-            try:
-                channel(alert)
-            except Exception:  # noqa: PERF203 - one channel's failure is not the others'
-                self.n_failures += 1
-        with self._lock:
-            self._telling.remove(alert)
+            alert = _alert(alarm)
+            key = "\n".join(alert.key)
+            if alarm.ended:
+                on.pop(key, None)
+            else:
+                if key not in on:
+                    self.counts.alarms[alarm.kind] = self.counts.alarms.get(alarm.kind, 0) + 1
+                on[key] = alert
+            self._outbox.put(alert)
 
     # -- numbers ---------------------------------------------------------------------------
 
@@ -293,7 +269,8 @@ class FleetConsumer:
             ("fleet_records_total", {"outcome": "unreadable"}, counts.unread),
             ("fleet_lag_seconds", {}, lag.seconds),
             ("fleet_pending_entries", {}, lag.pending),
-            ("monitor_failures_total", {}, self.n_failures),
+            ("monitor_failures_total", {}, self.n_failures + self._outbox.failures),
+            *self._outbox.metrics(),
         ]
         if lag.entries is not None:
             values.append(("fleet_lag_entries", {}, lag.entries))
@@ -311,3 +288,21 @@ class FleetConsumer:
             values.append(("fleet_slowness_ratio", labels, slow.ratio))
         values += [("fleet_alarms_total", {"kind": kind}, n) for kind, n in list(counts.alarms.items())]
         return values
+
+
+def _alert(alarm: PeerAlarm) -> Alert:
+    facts = {"device": alarm.device, "ratio": alarm.ratio} | ({"against": alarm.other} if alarm.other else {})
+    return Alert(
+        alarm.model,
+        alarm.version,
+        alarm.kind,
+        alarm.message,
+        CAUSES.get(alarm.kind, "one device"),
+        alarm.evidence,
+        alarm.at_s,
+        facts=facts,
+        size=alarm.ratio,
+        ended=alarm.ended,
+        since_s=alarm.since_s or alarm.at_s,
+        lasting=alarm.lasting,
+    )

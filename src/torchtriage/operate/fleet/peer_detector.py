@@ -19,6 +19,7 @@ from typing import NamedTuple
 import msgspec
 
 from torchtriage.core.stats.difference import student_tail
+from torchtriage.core.units import format_span_s
 from torchtriage.operate.monitor.batch_sink import RequestRecord
 
 __all__ = ["WINDOW_S", "PeerAlarm", "PeerDetector", "PeerState"]
@@ -41,9 +42,12 @@ BORN_SPREADS = 6.0  # so many of their median deviations
 FAIL_SPAN = 10  # windows whose failures are counted together
 FAIL_CHANCE = 1e-10
 FAIL_FEWEST = 5
+FAIL_WELL = 30  # windows of a device that does not fail too often any more, after which that is over
 FAIL_LEAST = 2e-3  # share of failures that is usual in any case
 SILENT_S, SILENT_GAPS = 30.0, 3.0  # silent for so long, and for so many of the longest gaps before
-FORGET_S = 3_600.0  # a device that is silent for so long is gone
+FORGET_S = 3_600.0  # a device that is silent for so long counts as one of the fleet no more
+GONE_S = 86_400.0  # and after so long its alarm is taken back
+UPDATE_S, UPDATE = 30.0, 1.1  # an alarm that is on is told again so much later at least, where it changed by so much
 VERSION_EVERY = 15  # windows between two comparisons of versions
 VERSION_LEVELS = 30  # levels a device must have of a version: half a minute
 VERSION_MATTERS = math.log(1.10)
@@ -52,10 +56,16 @@ VERSION_CHANCE = 1e-5
 RECENT = 600  # windows after which a level of another version says nothing about now
 MAX_CELLS = 20_000  # of device, model and version; further ones are not judged
 MAX_SIZES = 512
+SINCE, BORN = "than before, compared with its peers", "than its peers since it appeared"
 
 
 class PeerAlarm(NamedTuple):
-    """Something is unlike the rest. ``device`` : empty where it is a version on many."""
+    """Something is unlike the rest. ``device`` : empty where it is a version on many.
+
+    It comes again while it is on and changes, and last when it has ``ended``, then with the largest ``ratio`` it had.
+    ``since_s`` : when it began. ``other`` : the version that one is compared with. ``lasting`` : it may be the new
+    normal, which is what it is compared with from now on.
+    """
 
     kind: str
     device: str
@@ -66,6 +76,29 @@ class PeerAlarm(NamedTuple):
     evidence: float
     ratio: float
     """Of times, or the share of failures."""
+    since_s: float = 0.0
+    other: str = ""
+    ended: bool = False
+    lasting: bool = False
+
+
+class Episode(msgspec.Struct):
+    """An alarm that is on."""
+
+    kind: str
+    device: str
+    model: str
+    version: str
+    other: str
+    since_s: float
+    told: float  # the ratio that was told last, and when
+    told_s: float
+    largest: float
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What it is of."""
+        return (self.kind, self.device, self.model, self.version, self.other)
 
 
 class Cell(msgspec.Struct):
@@ -89,6 +122,9 @@ class Cell(msgspec.Struct):
     ratio: float = 1.0
     fails: list[tuple[int, int]] = []  # of the last windows: failed, all
     failing: bool = False
+    well: int = 0  # windows since it failed too often
+    before: float | None = None  # the level before an alarm that lasts
+    born_slow: bool = False
 
 
 class Contact(msgspec.Struct):
@@ -107,7 +143,7 @@ class PeerState(msgspec.Struct):
     contacts: dict[str, Contact] = {}
     # model: size's bucket: weight, level, and number and sum of the window that is open
     sizes: dict[str, dict[int, list[float]]] = {}
-    told: list[tuple[str, str, str, str]] = []  # kind, model, version, the other: which versions were told of
+    on: list[Episode] = []
 
 
 class PeerDetector:
@@ -116,13 +152,13 @@ class PeerDetector:
     def __init__(self, state: PeerState | None = None) -> None:
         self.state = PeerState() if state is None else state
         self._cells = {(cell.device, cell.model, cell.version): cell for cell in self.state.cells}
-        self._told = set(self.state.told)
+        self._on = {episode.key: episode for episode in self.state.on}
         self._buckets: dict[int | None, int] = {None: -1}
         self.n_refused = 0  # records of cells for which there was no room
 
     def snapshot(self) -> PeerState:
         """Return the state, to be stored."""
-        self.state.cells, self.state.told = list(self._cells.values()), sorted(self._told)
+        self.state.cells, self.state.on = list(self._cells.values()), list(self._on.values())
         return self.state
 
     def cells(self) -> Iterable[Cell]:
@@ -135,6 +171,8 @@ class PeerDetector:
         contact = self.state.contacts.setdefault(device, Contact(at_s))
         gap_s = at_s - contact.last_s
         contact.longest_s = max(contact.longest_s * 0.999, 0.0 if contact.silent else gap_s)
+        if contact.silent:
+            alarms += self._over(("silent-device", device, "", "", ""), at_s)
         contact.last_s, contact.silent = max(at_s, contact.last_s), False
         cell: Cell | None = None
         levels: dict[int, list[float]] = {}
@@ -179,6 +217,35 @@ class PeerDetector:
             alarms += self._versions(end_s)
         self._learn_sizes()
         return alarms
+
+    # -- alarms ----------------------------------------------------------------------------
+
+    def _is_on(self, alarm: PeerAlarm) -> Iterator[PeerAlarm]:
+        """Yield an alarm that begins, or that has changed since it was told."""
+        key = _key(alarm)
+        episode = self._on.get(key)
+        if episode is None:
+            self._on[key] = Episode(*key, alarm.at_s, alarm.ratio, alarm.at_s, alarm.ratio)
+            yield alarm._replace(since_s=alarm.at_s)
+            return
+        episode.largest = max(episode.largest, alarm.ratio)
+        changed = max(alarm.ratio, episode.told) / max(min(alarm.ratio, episode.told), 1e-9)
+        if alarm.lasting or (alarm.at_s - episode.told_s >= UPDATE_S and changed >= UPDATE):
+            episode.told, episode.told_s = alarm.ratio, alarm.at_s
+            text = f"{alarm.message}, for {format_span_s(alarm.at_s - episode.since_s)}"
+            yield alarm._replace(since_s=episode.since_s, message=text)
+
+    def _over(self, key: tuple[str, ...], at_s: float, why: str = "") -> Iterator[PeerAlarm]:
+        episode = self._on.pop(key, None)
+        if episode is None:
+            return
+        kind, device, model, version, other = key
+        most = {"slow": f", {episode.largest - 1:+.0%} at most", "failing": f", {episode.largest:.1%} at most"}
+        text = (
+            f"{device or version}: {kind} over after {format_span_s(at_s - episode.since_s)}"
+            f"{most.get(kind.partition('-')[0], '')}{why}"
+        )
+        yield PeerAlarm(kind, device, model, version, at_s, text, 0.0, episode.largest, episode.since_s, other, True)
 
     # -- cells and sizes -------------------------------------------------------------------
 
@@ -240,8 +307,8 @@ class PeerDetector:
                 spread = median(abs(level - middle) for level in births)
                 far = cell.level - middle
                 if far > max(BORN_SLOW, BORN_SPREADS * spread):
-                    cell.ratio = math.exp(far)
-                    yield _slow(cell, far, far / BORN_SLOW, at_s, "since it appeared")
+                    cell.ratio, cell.born_slow = math.exp(far), True
+                    yield from self._is_on(_slow(cell, far, far / BORN_SLOW, at_s, BORN))
             return
         wide = 1 + max(YOUNG / math.sqrt(n - WARM_UP + 1) - 0.2, 0.0)
         bounded = min(max(off, -CUT), CUT)
@@ -254,12 +321,21 @@ class PeerDetector:
         if cell.on:
             cell.on += 1
             cell.ratio = math.exp(cell.means[-1])
-            if evidence < 0.5 or cell.on > NEW_NORMAL:
-                if cell.on > NEW_NORMAL:
-                    cell.level += cell.means[-1]
-                    cell.means = [0.0] * len(CHARTS)
+            slow = _slow(cell, cell.means[-1], evidence, at_s, SINCE)
+            if cell.on > NEW_NORMAL:
+                yield from self._is_on(slow._replace(lasting=True, message=f"{slow.message}, lasting"))
+                cell.before = cell.level if cell.before is None else cell.before
+                cell.level += cell.means[-1]
+                cell.means = [0.0] * len(CHARTS)
                 cell.on, cell.ratio = 0, 1.0
+            elif evidence < 0.5:
+                cell.on, cell.ratio = 0, 1.0
+                if cell.before is None and not cell.born_slow:
+                    yield from self._over(_key(slow), at_s)
+            else:
+                yield from self._is_on(slow)
             return
+        yield from self._lasts(cell, births, at_s)
         rate = 1.0 if abs(evidence) < UNUSUAL else 0.1
         cell.level += rate * bounded / min(n, MEMORY)
         for at in range(len(CHARTS)):
@@ -267,7 +343,22 @@ class PeerDetector:
             cell.spreads[at] += rate * (square - cell.spreads[at]) / min(n - WARM_UP + 1, SPREAD_MEMORY)
         if evidence >= 1:
             cell.on, cell.ratio = 1, math.exp(mean)
-            yield _slow(cell, mean, evidence, at_s, "than before, compared with its peers")
+            yield from self._is_on(_slow(cell, mean, evidence, at_s, SINCE))
+
+    def _lasts(self, cell: Cell, births: list[float], at_s: float) -> Iterator[PeerAlarm]:
+        """Follow an alarm of a device that is compared with what it is now: since it appeared, or for an hour."""
+        if cell.before is None and not (cell.born_slow and births):
+            return
+        norm, least, than = (
+            (births[len(births) // 2], BORN_SLOW, BORN) if cell.before is None else (cell.before, CHARTS[-1][1], SINCE)
+        )
+        far = cell.level + cell.means[-1] - norm
+        slow = _slow(cell, far, far / least, at_s, than)
+        if far < least / 2:
+            cell.before, cell.born_slow = None, False
+            yield from self._over(_key(slow), at_s)
+        else:
+            yield from self._is_on(slow)
 
     def _failing(self, cell: Cell, failed: int, asked: int, at_s: float) -> Iterator[PeerAlarm]:
         own = cell.n + cell.failed
@@ -276,31 +367,40 @@ class PeerDetector:
         peers = (failed - cell.failed) / (asked - own) if asked > own else 0.0
         usual = max(FAIL_LEAST, 2 * cell.fail_share, 2 * peers)
         too_many = lately >= FAIL_FEWEST and _poisson_tail(lately, of * usual) < FAIL_CHANCE
-        if too_many and not cell.failing and asked > own:
-            share = lately / of
-            text = f"{cell.device}: {share:.0%} of its requests fail, {peers:.1%} of its peers'"
-            yield PeerAlarm("failing-device", cell.device, cell.model, cell.version, at_s, text, share / usual, share)
+        share = lately / of
+        text = f"{cell.device}: {share:.0%} of its requests fail, {peers:.1%} of its peers'"
+        alarm = PeerAlarm("failing-device", cell.device, cell.model, cell.version, at_s, text, share / usual, share)
+        if too_many and (cell.failing or asked > own):
+            cell.failing, cell.well = True, 0
+            yield from self._is_on(alarm)
+        elif cell.failing:
+            cell.well += 1
+            if cell.well >= FAIL_WELL:
+                cell.failing = False
+                yield from self._over(_key(alarm), at_s)
         if not too_many:
             cell.fail_share += (cell.failed / own - cell.fail_share) / min(cell.n_levels + 1, MEMORY)
-        cell.failing = too_many
 
     def _silent(self, at_s: float) -> Iterator[PeerAlarm]:
         contacts = self.state.contacts
-        gone = [device for device, contact in contacts.items() if at_s - contact.last_s > FORGET_S]
+        gone = [device for device, contact in contacts.items() if at_s - contact.last_s > GONE_S]
         for device in gone:
             del contacts[device]
+            for key in [key for key in self._on if key[1] == device]:
+                yield from self._over(key, at_s, ": it is forgotten")
         if gone or self.state.window % 600 == 0:
             old = self.state.window - FORGET_S / WINDOW_S
             self._cells = {key: cell for key, cell in self._cells.items() if cell.newest > old or key[0] in contacts}
         heard = sum(at_s - contact.last_s < SILENT_S for contact in contacts.values())
-        if heard < max(PEERS, len(contacts) / 2):
+        known = sum(at_s - contact.last_s < FORGET_S for contact in contacts.values())
+        if heard < max(PEERS, known / 2):
             return  # the way here is broken, not one device
         for device, contact in contacts.items():
             quiet_s = at_s - contact.last_s
             if not contact.silent and quiet_s > SILENT_S + SILENT_GAPS * contact.longest_s:
                 contact.silent = True
                 text = f"{device}: nothing was heard for {quiet_s:.0f} s, from {heard} others it was"
-                yield PeerAlarm("silent-device", device, "", "", at_s, text, 2.0, 0.0)
+                yield from self._is_on(PeerAlarm("silent-device", device, "", "", at_s, text, 2.0, 1.0))
 
     # -- versions --------------------------------------------------------------------------
 
@@ -309,6 +409,10 @@ class PeerDetector:
         for cell in self._cells.values():
             if cell.n_levels >= VERSION_LEVELS and self.state.window - cell.newest < RECENT:
                 models[cell.model][cell.version][cell.device] = cell
+        for key in [key for key in self._on if key[0] in ("slow-version", "failing-version")]:
+            gone = [version for version in key[3:] if version not in models.get(key[2], {})]
+            if gone:
+                yield from self._over(key, at_s, f": {gone[0]} had no requests lately")
         for model, versions in models.items():
             born = {version: min(cell.born for cell in cells.values()) for version, cells in versions.items()}
             for new, newer in versions.items():
@@ -333,13 +437,11 @@ class PeerDetector:
             ("slow-version", took, VERSION_MATTERS, slower, math.exp(took[0])),
             ("failing-version", failed, VERSION_FAILS, worse, failed[0]),
         ):
-            key = (kind, model, new[0], old[0])
-            if key in self._told:
-                if more < matters / 2:
-                    self._told.discard(key)
+            alarm = PeerAlarm(kind, "", model, new[0], at_s, text, more / matters, ratio, 0.0, old[0])
+            if _key(alarm) in self._on:
+                yield from self._over(_key(alarm), at_s) if more < matters / 2 else self._is_on(alarm)
             elif more > matters and chance < VERSION_CHANCE:
-                self._told.add(key)
-                yield PeerAlarm(kind, "", model, new[0], at_s, text, more / matters, ratio)
+                yield from self._is_on(alarm)
 
 
 def _versions(cells: Iterable[Cell]) -> set[str]:
@@ -351,6 +453,10 @@ def _common(cells: Sequence[Cell]) -> float | None:
     if len(cells) < PEERS:
         return None
     return median(cell.total / cell.n - cell.level for cell in cells)
+
+
+def _key(alarm: PeerAlarm) -> tuple[str, ...]:
+    return (alarm.kind, alarm.device, alarm.model, alarm.version, alarm.other)
 
 
 def _slow(cell: Cell, shift: float, evidence: float, at_s: float, than: str) -> PeerAlarm:

@@ -170,7 +170,7 @@ class Alert:
     collections, compilations, use of the machine. ``capture`` : the recording of a request after the alarm, in the
     follow-up of an earlier alert, and ``captured`` its first findings, a sentence each. ``size`` : how many times as
     long requests take, or the share that fails; 1 where it has none. ``ended`` : the alarm is over; ``size`` is the
-    largest it had.
+    largest it had. ``since_s`` : when it began. ``lasting`` : it has held for so long that it may be the new normal.
     """
 
     model: str
@@ -187,6 +187,13 @@ class Alert:
     captured: tuple[str, ...] = ()
     size: float = 1.0
     ended: bool = False
+    since_s: float = 0.0
+    lasting: bool = False
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What makes it the same alarm: not how large it is, nor why."""
+        return (self.model, self.version, self.kind, *(str(self.facts.get(name, "")) for name in ("device", "against")))
 
     def title(self) -> str:
         """Return one line for people."""
@@ -252,7 +259,8 @@ class AlertDocument:
     ``n_before`` : equal alarms since the last one sent. ``capture`` : the recording of a request
     after the alarm, and ``captured`` its findings, most important first: a follow-up of an earlier
     alert. ``size`` : how many times as long requests take, or the share that fails, of an alarm that has ``ended`` the
-    largest there was.
+    largest there was. ``since_s`` : when the alarm began. ``lasting`` : it has held so long that it may be the new
+    normal.
     """
 
     schema: str
@@ -271,4 +279,6 @@ class AlertDocument:
     captured: tuple[str, ...]
     size: float
     ended: bool
+    since_s: float
+    lasting: bool
     finding: Finding

@@ -1,7 +1,7 @@
 """Alarms of observed models, and where they are sent: callbacks, a log, webhooks, Alertmanager.
 
 Detectors and the search for causes run in the monitor's thread, tens of microseconds per request.
-Channels run in their own thread, and may block, raise or be slow: alerts wait, up to a bound.
+Channels run in threads of their own (:mod:`.delivery`), and may block, raise or be slow: alerts wait, up to a bound.
 """
 
 from __future__ import annotations
@@ -9,23 +9,26 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
+import socket
 import threading
 import time
 import urllib.request
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Any
 
 from torchtriage.core.errors import UsageError
+from torchtriage.core.units import format_span_s
 from torchtriage.operate.detect.latency_detector import LARGER, Alarm, Sample
 from torchtriage.operate.detect.metric import MetricDetector
 from torchtriage.operate.monitor.aggregate import RequestRow
 from torchtriage.operate.monitor.alarm_capture import AlarmCapture, RequestRecorder
 from torchtriage.operate.monitor.alert import Alert
 from torchtriage.operate.monitor.alert_cause import CAUSES, Attribution, Cause
+from torchtriage.operate.monitor.delivery import Channel, Outbox
 from torchtriage.operate.monitor.host_sampler import HostSampler
 from torchtriage.operate.monitor.instrument import Model
 from torchtriage.operate.monitor.metrics import Value
@@ -34,9 +37,14 @@ from torchtriage.operate.monitor.version_detector import KINDS, VersionDetector
 
 __all__ = ["Alertmanager", "Detection", "Silence", "Slack", "Webhook", "log"]
 
-MAX_PENDING = 1_000
 TIMEOUT_S = 5.0
 NAME = "TorchtriageAnomaly"  # of alerts in Alertmanager
+REFRESH_S = 60.0  # how often Alertmanager is told of what is on; it takes what it hears no more of as over after 300
+KEPT = 4  # of these it is to wait: what Prometheus tells it, too
+LATE_S = 60.0  # after which a message says how old it is
+IDLE_S = 900.0  # without a request of a version, or six hours without a metric's reading, its alarms are taken as over
+IDLE_METRIC_S = 6 * 3600.0
+WATCH_S = 1.0
 REPEAT_S = 60.0  # alarms of the same model, version and kind are sent so far apart
 ALARM_S = 30.0  # how long a ladder is kept down after what alarmed has ended
 FORGET_S = 3600.0  # maintenance is remembered so long: a longer request that overlaps it may raise an alarm
@@ -96,9 +104,6 @@ class ActiveAlarm(str):
         return self
 
 
-Channel = Callable[[Alert], object]
-
-
 class Detection:
     """Runs the default detector over every model's requests and sends alarms to ``channels``.
 
@@ -106,7 +111,8 @@ class Detection:
 
     A channel is any function of an :class:`Alert`. Equal alarms (model, version, kind, cause) within ``repeat_s`` are
     sent once unless they are half as large again; the next says how many there were. What has been over for
-    ``repeat_s`` is told, with the largest size it had. ``capture`` : a sampler, ``torchtriage.sample(folder,
+    ``repeat_s`` is told, with the largest size it had; what lasts is told as lasting, and stays on until requests are
+    as before or :meth:`accept` is called. ``capture`` : a sampler, ``torchtriage.sample(folder,
     every_s=None)``, which records a request after an alarm; a second alert says what the recording shows.
     """
 
@@ -126,7 +132,7 @@ class Detection:
         self._reset()
 
     def _reset(self) -> None:
-        self.n_sent = self.n_silenced = self.n_dropped = self.n_failures = 0
+        self.n_sent = self.n_silenced = self.n_refused = 0
         self.n_excused = 0  # requests during declared maintenance
         self._evidence.stop()  # a fork copied it
         self._evidence = HostSampler()
@@ -140,9 +146,11 @@ class Detection:
         self._sent: dict[tuple[str, str, str, str], _Sent] = {}
         self._open: dict[tuple[str, str, str], Alert] = {}  # told, and not yet told to be over
         self._over: dict[tuple[str, str, str], Alert] = {}  # of these, what is over since a moment
-        self._alerts: deque[Alert] = deque()
-        self._ready = threading.Event()
-        self._stop = False
+        self._heard_s: dict[tuple[str, str], float] = {}  # last request, or reading of a metric
+        self._accepted: set[str] = set()  # models, until their detectors know
+        self._outbox = Outbox(self._channels)
+        self._stop = threading.Event()
+        self.instance = f"{socket.gethostname()}:{os.getpid()}"
         self._offset_s = time.time() - time.perf_counter()
 
     def silence(self, seconds: float, *, model: str = "", kind: str = "", cause: str = "") -> None:
@@ -192,14 +200,27 @@ class Detection:
         detector = self._metrics.get(name)
         if detector is None:
             if len(self._metrics) >= MAX_METRICS:
-                self.n_dropped += 1
+                self.n_refused += 1
                 return
             detector = self._metrics[name] = MetricDetector()
         at_s = time.perf_counter() + self._offset_s
+        self._heard_s[name, ""] = time.monotonic()
         alarm = detector.update(Sample(float(value), at_s))
         if alarm is not None:
             cause: Cause = "stale metric" if alarm.kind in ("missing", "stuck") else "unknown"
             self._raise(_alert((name, ""), alarm, Attribution(cause, {}, {"value": float(value)}), at_s))
+        elif not detector.alarmed:
+            for told in [told for told in list(self._open.values()) if (told.model, told.version) == (name, "")]:
+                self._over_since(told, f"{told.kind} over", at_s)
+
+    def accept(self, model: str) -> None:
+        """Take what a model's requests are now as the normal: its alarms end, and later ones are compared with that."""
+        with self._lock:
+            self._accepted.add(model)
+            now_s = time.perf_counter() + self._offset_s
+            for told in [told for told in self._open.values() if told.model == model]:
+                text = f"{told.kind} accepted as the new normal after {format_span_s(now_s - told.since_s)}"
+                self._over_since(told, text, now_s - self._repeat_s)
 
     # -- a sink of the monitor -------------------------------------------------------------
 
@@ -210,7 +231,8 @@ class Detection:
         if self._recorder is not None:
             self.capture = AlarmCapture(self._recorder, self._follow_up, self.maintenance)
         self._evidence.start()
-        self._thread = threading.Thread(target=self._send, name="torchtriage-alerts", daemon=True)
+        self._outbox.start()
+        self._thread = threading.Thread(target=self._watch, name="torchtriage-alerts", daemon=True)
         self._thread.start()
 
     def offer(self, model: Model, rows: list[RequestRow]) -> None:
@@ -221,6 +243,7 @@ class Detection:
         if self.capture is not None:
             self.capture.look(time.monotonic())
         key = (model.name, model.version)
+        self._heard_s[key] = time.monotonic()
         detector = self._detectors.get(key)
         if detector is None:
             # a version that follows another is compared with it
@@ -228,6 +251,11 @@ class Detection:
             detector = self._detectors[key] = VersionDetector(evidence, before)
             self._newest_version[model.name] = model.version
             self._n_alarms[key] = dict.fromkeys(KINDS, 0)
+        if model.name in self._accepted:
+            self._accepted.discard(model.name)
+            for known, of in self._detectors.items():
+                if known[0] == model.name:
+                    of.accept()
         for row in rows:
             if self._maintenance and any(span.covers(model.name, row) for span in self._maintenance):
                 self.n_excused += 1
@@ -258,8 +286,8 @@ class Detection:
         self._evidence.stop()
         if self.capture is not None:
             self.capture.close()
-        self._stop = True
-        self._ready.set()
+        self._stop.set()
+        self._outbox.close(deadline_s)
         self._thread.join(max(deadline_s - time.monotonic(), 0))
 
     def metrics(self) -> list[Value]:
@@ -269,7 +297,22 @@ class Detection:
             for (model, version), kinds in list(self._n_alarms.items())
             for kind, n in kinds.items()
         ]
-        return [*alarms, ("monitor_failures_total", {}, self.n_failures + self.n_dropped)]
+        failures: Value = ("monitor_failures_total", {}, self._outbox.failures + self.n_refused)
+        return [*alarms, *self._outbox.metrics(), failures]
+
+    @property
+    def n_failures(self) -> int:
+        """Calls of channels that raised."""
+        return self._outbox.failures
+
+    @property
+    def n_dropped(self) -> int:
+        """Alerts that a channel never got: its queue was full, it refused them, or the process ended."""
+        return self._outbox.dropped
+
+    def pending(self) -> list[Alert]:
+        """Return the alerts that some channel did not get yet."""
+        return self._outbox.pending()
 
     # -- sending ---------------------------------------------------------------------------
 
@@ -285,50 +328,59 @@ class Detection:
             if any(silence.covers(alert) for silence in self.silences):
                 self.n_silenced += 1
                 return None
-            if len(self._alerts) >= MAX_PENDING:
-                self.n_dropped += 1
-                sent.n_since += 1
-                return None
-            alert = replace(alert, n_before=sent.n_since)
+            opened = self._open.get(kind)
+            since_s = alert.at_s if opened is None else opened.since_s
+            facts = {**alert.facts, "instance": self.instance}
+            alert = replace(alert, n_before=sent.n_since, since_s=since_s, facts=facts)
             sent.at_s, sent.size, sent.n_since = alert.at_s, alert.size, 0
             self._open[kind] = alert
-            self._alerts.append(alert)
-        self._ready.set()
+            self._put(alert)
         return alert
+
+    def _put(self, alert: Alert) -> None:
+        self.n_sent += 1
+        self._outbox.put(alert)
 
     def _end(self, model: tuple[str, str], alarm: Alarm, at_s: float) -> None:
         told = self._open.get((*model, alarm.kind))
-        if told is not None:
-            self._over[(*model, alarm.kind)] = replace(
-                told, message=alarm.message, at_s=at_s, n_before=0, size=alarm.size, ended=not alarm.stays
-            )
+        if told is None:
+            return
+        if not alarm.lasts:
+            self._over_since(told, alarm.message, at_s, size=alarm.size)
+            return
+        told = replace(told, message=alarm.message, at_s=at_s, n_before=0, size=alarm.size, lasting=True)
+        with self._lock:
+            self._open[*model, alarm.kind] = told
+            self._put(told)
+
+    def _over_since(self, told: Alert, message: str, at_s: float, **more: Any) -> None:
+        kind = (told.model, told.version, told.kind)
+        self._over.setdefault(kind, replace(told, message=message, at_s=at_s, n_before=0, ended=True, **more))
 
     def _tell_ends(self, now_s: float) -> None:
+        if not self._over:
+            return
         with self._lock:
-            for kind, alert in [*self._over.items()] if self._over else ():
-                if now_s - alert.at_s >= self._repeat_s and len(self._alerts) < MAX_PENDING:
+            for kind, alert in [*self._over.items()]:
+                if now_s - alert.at_s >= self._repeat_s:
                     del self._over[kind], self._open[kind]
-                    self._alerts.append(alert)
-                    self._ready.set()
+                    self._put(alert)
 
     def _follow_up(self, alert: Alert, path: str, captured: tuple[str, ...]) -> None:
-        self._alerts.append(replace(alert, n_before=0, capture=path, captured=captured))
-        self._ready.set()
+        self._put(replace(alert, n_before=0, capture=path, captured=captured))
 
-    def _send(self) -> None:
-        while True:
-            self._ready.wait()
-            self._ready.clear()
-            while self._alerts:
-                alert = self._alerts.popleft()
-                for channel in self._channels:
-                    try:
-                        channel(alert)
-                    except Exception:  # noqa: PERF203 - one channel's failure is not the others'
-                        self.n_failures += 1
-                self.n_sent += 1
-            if self._stop:
-                return
+    def _watch(self) -> None:
+        """Tell what is over, also where no request comes any more."""
+        while not self._stop.wait(min(WATCH_S, IDLE_S)):
+            now_s, at_s = time.monotonic(), time.perf_counter() + self._offset_s
+            for told in list(self._open.values()):
+                idle_s = IDLE_METRIC_S if told.model in self._metrics else IDLE_S
+                quiet_s = now_s - self._heard_s.get((told.model, told.version), now_s)
+                if quiet_s >= idle_s:
+                    since = "reading" if told.model in self._metrics else "request"
+                    text = f"{told.kind} taken as over: no {since} for {format_span_s(quiet_s)}"
+                    self._over_since(told, text, at_s - self._repeat_s)
+            self._tell_ends(at_s)
 
 
 def _alert(model: tuple[str, str], alarm: Alarm, why: Attribution, at_s: float) -> Alert:
@@ -344,7 +396,9 @@ def log(alert: Alert) -> None:
 
 
 class Webhook:
-    """Posts an alert as JSON."""
+    """Posts an alert as JSON; tried again, ever later, until it is taken."""
+
+    retried = True
 
     def __init__(self, url: str, *, token: str = "") -> None:
         if not url.startswith(("http://", "https://")):
@@ -376,14 +430,18 @@ class Slack(Webhook):
         sign = ":information_source:" if alert.quicker else ":rotating_light:"
         if alert.ended:
             sign = ":white_check_mark:"
-        return {"text": f"{sign} {escaped}{again}"}
+        old_s = time.time() - alert.at_s
+        late = f" ({format_span_s(old_s)} ago)" if old_s > LATE_S else ""
+        return {"text": f"{sign} {escaped}{again}{late}"}
 
 
 class Alertmanager(Webhook):
     """Posts to Prometheus' Alertmanager; ``url`` is its root, such as http://host:9093.
 
     ``name`` : the alerts' name, or several by kind: ``{"slow-device": "CameraSlow", "": "CameraAlarm"}``, of which the
-    one of no kind stands for all others. ``runbook`` : a link for those who are called.
+    one of no kind stands for all others. ``runbook`` : a link for those who are called. An alarm that is on is posted
+    again every ``refresh_s``, with an ``endsAt`` four times as far ahead, so that it ends there by itself where this
+    process is killed. Processes are told apart by the label ``instance``.
     """
 
     def __init__(
@@ -394,8 +452,12 @@ class Alertmanager(Webhook):
         labels: Iterable[tuple[str, str]] = (),
         name: str | Mapping[str, str] = NAME,
         runbook: str = "",
+        refresh_s: float = REFRESH_S,
     ) -> None:
         super().__init__(url.rstrip("/") + "/api/v2/alerts", token=token)
+        if not 0 < refresh_s < math.inf:
+            raise UsageError(f"expected seconds above 0, found refresh_s={refresh_s!r}")
+        self.refresh_s = refresh_s
         self._labels = dict(labels)
         self._names = {"": name} if isinstance(name, str) else dict(name)
         self._runbook = {"runbook_url": runbook} if runbook else {}
@@ -408,10 +470,18 @@ class Alertmanager(Webhook):
             "version": alert.version,
             "kind": alert.kind,
             "severity": "info" if alert.quicker else "warning",
-            **({"device": alert.facts["device"]} if alert.facts.get("device") else {}),
+            **{name: str(alert.facts[name]) for name in ("device", "against", "instance") if alert.facts.get(name)},
             **self._labels,
         }
         annotations = {"summary": alert.title(), "cause": alert.cause, "fix": alert.finding().fix.text, **self._runbook}
-        at = datetime.fromtimestamp(alert.at_s, timezone.utc).isoformat()
+        # not in the future, whatever a clock did: Alertmanager would refuse it, or take an end as still to come
+        now_s = time.time()
+        start_s = min(alert.since_s or alert.at_s, now_s)
+        end_s = min(max(alert.at_s, start_s), now_s) if alert.ended else now_s + KEPT * self.refresh_s
         # the labels are what it was told with, so that it is the same alert
-        return [{"labels": labels, "annotations": annotations, "endsAt" if alert.ended else "startsAt": at}]
+        times = {"startsAt": _stamp(start_s), "endsAt": _stamp(end_s)}
+        return [{"labels": labels, "annotations": annotations, **times}]
+
+
+def _stamp(at_s: float) -> str:
+    return datetime.fromtimestamp(at_s, timezone.utc).isoformat(timespec="milliseconds")

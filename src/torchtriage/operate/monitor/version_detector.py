@@ -47,6 +47,8 @@ class VersionDetector:
         self._recent: deque[SlowRequest] = deque(maxlen=N_RECENT)
         self._outcomes: deque[str] = deque(maxlen=N_OUTCOMES)
         self._collector = CollectorLoad()
+        self._collecting = 0.0  # the largest share told since it is too much
+        self._ended: list[Alarm] = []
         self.alarm: Any = None  # the last alarm that was no improvement, as who sends alerts has it
 
     @property
@@ -81,11 +83,22 @@ class VersionDetector:
         if alarm is None and collecting and self._detector.settled:
             text = f"garbage collection adds {collecting:.0%} to requests"
             alarm = Alarm("gc", self._n, end_ns * 1e-9, collecting / LEAST, text, "GC", collecting)
+            self._collecting = max(self._collecting, collecting)
+        elif self._collecting and not self._collector.on:
+            text = f"gc over, {self._collecting:.0%} at most"
+            self._ended.append(Alarm("gc", self._n, end_ns * 1e-9, 0.0, text, "GC", self._collecting))
+            self._collecting = 0.0
         return alarm
 
     def take_ended(self) -> list[Alarm]:
-        """Return what is over since it was asked last."""
-        return self._detector.take_ended()
+        """Return what is over since it was asked last, or has come to last."""
+        ended, self._ended = [*self._ended, *self._detector.take_ended()], []
+        return ended
+
+    def accept(self) -> None:
+        """Take what requests are now as the normal."""
+        self._detector.accept()
+        self._collecting = 0.0
 
     def cause(self, alarm: Alarm) -> Attribution:
         """Return why it was raised."""
@@ -103,7 +116,7 @@ class CollectorLoad:
         self._n_delayed = 0
         self._usual = 0.0
         self._n = 0
-        self._on = False
+        self.on = False
 
     def update(self, added: float) -> float:
         """Take the share added to a request; return the mean share if that is an alarm, else 0."""
@@ -120,8 +133,8 @@ class CollectorLoad:
         self._n_delayed += added > 0
         share = self._sum / len(lately)
         limit = max(LEAST, TIMES_USUAL * self._usual)
-        if self._on:
-            self._on = share > limit / 2
+        if self.on:
+            self.on = share > limit / 2
             return 0.0
-        self._on = share > limit and self._n_delayed >= FEWEST
-        return share if self._on else 0.0
+        self.on = share > limit and self._n_delayed >= FEWEST
+        return share if self.on else 0.0

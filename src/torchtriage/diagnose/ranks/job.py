@@ -16,6 +16,7 @@ from torchtriage.diagnose.ranks.job_detection import Job
 from torchtriage.diagnose.ranks.job_replay import JobReplay
 from torchtriage.diagnose.ranks.match import END_SKEW_NS, GroupMatch, Matches, match
 from torchtriage.diagnose.ranks.merge import merge_checks, merge_findings, merge_notes
+from torchtriage.diagnose.ranks.process_groups import process_groups
 from torchtriage.diagnose.ranks.rank_record import RankRecord
 from torchtriage.diagnose.ranks.result import CollectiveSummary, JobResult, JobStep, RankSummary
 from torchtriage.diagnose.ranks.straggler import Straggler, Waiting, find_straggler, waiting
@@ -109,6 +110,7 @@ def judge(
         what_ifs=_answers(ranks, matches, waits, what_if),
         joint_cost=_joint(results, findings, wait_ms, step_ms, straggler, numbers),
         checked=checked,
+        process_groups=process_groups(ranks, numbers, matches, waits),
     )
     return replace(result, verdict=_verdict(result, matches, min_share))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torchtriage.core.finding import Cost, Crash, Finding, NotChecked, Note
-from torchtriage.diagnose.verdict.result import MISSING_ROWS, Answer
+from torchtriage.diagnose.verdict.result import MISSING_ROWS, Answer, GroupSummary
 
 __all__ = ["CollectiveSummary", "JobResult", "JobStep", "RankSummary"]
 
@@ -109,6 +109,8 @@ class JobResult:
     """Codes of the patterns that ran to their end on every rank."""
     what_ifs: tuple[Answer, ...] = ()
     """Answers of all ranks replayed together."""
+    process_groups: tuple[GroupSummary, ...] = ()
+    """The largest exposed time first."""
 
     @property
     def lacks_rows(self) -> bool:

@@ -17,7 +17,7 @@ from torchtriage.diagnose.verdict.verdict import diagnose
 
 TENSOR, DATA = 20, 21
 LATE, BESIDE = 300.0, 300.0
-N_STEPS = 8
+N_STEPS = 6
 MIB = 1 << 18
 """Elements of four bytes."""
 
@@ -216,19 +216,19 @@ def test_members_that_cannot_be_end_nothing() -> None:
     assert all(group.most_ranks < 1 << 20 for group in found.process_groups)
 
 
-def test_a_thousand_names_are_few_lines_that_still_add_up() -> None:
+def test_hundreds_of_names_are_few_lines_that_still_add_up() -> None:
     builders = job(2, n_steps=6)
     for builder in builders:
         for step in range(6):
-            for index in range(170):
-                number = step * 170 + index
+            for index in range(35):
+                number = step * 35 + index
                 start = 1000 + step * 7000 + 2500 + index * 15
                 reduce(builder, start, start + 10, f"g{number}", (0, 1), stream=TENSOR, nelems=1)
         builder.meta["distributedInfo"]["pg_config"] += [
-            {"pg_name": f"g{number}", "pg_desc": f"mesh_tp{'_x' * number}", "ranks": [0, 1]} for number in range(1020)
+            {"pg_name": f"g{number}", "pg_desc": f"mesh_tp{'_x' * number}", "ranks": [0, 1]} for number in range(210)
         ]
     found = judged(builders)
     assert len(found.process_groups) <= 64
     exposed = sum(group.exposed_ns for group in found.process_groups)
     assert exposed == pytest.approx(sum(rank.comm_ns + rank.wait_ns for rank in found.ranks) / 2, abs=64)
-    assert sum(group.n_groups for group in found.process_groups) > 500
+    assert sum(group.n_groups for group in found.process_groups) > 150

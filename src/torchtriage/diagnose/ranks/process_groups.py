@@ -118,6 +118,7 @@ def _table(
     table: dict[ProcessGroup, _Group] = {}
     for position, rank in enumerate(ranks):
         rows = rank.rows
+        steady = np.isin(rows.step, steps)
         parts = _parts(rows, rank.windows, rank.exposed, last[position], known[position])
         for code, named in enumerate(rows.groups):
             key = group_of(named, rank.number) if rank.number >= 0 else named
@@ -128,7 +129,7 @@ def _table(
                 one.members.append(position)
                 one.parts_ns.append(parts[code])
             one.n_listed = max(one.n_listed, len(set(key.ranks)), int(rows.n_members[code]))
-            _count(one, rows, (rows.group == code) & np.isin(rows.step, steps))
+            _count(one, rows, (rows.group == code) & steady)
     return {key: one for key, one in table.items() if one.n_rows or np.any(one.parts_ns)}
 
 

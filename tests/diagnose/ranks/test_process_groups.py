@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from builder import TraceBuilder
 from diagnose.ranks.jobs import job, records
 
+from torchtriage.core import intervals
+from torchtriage.core.trace.messages import ProcessGroup
+from torchtriage.diagnose.ranks.group_rows import GroupRows
 from torchtriage.diagnose.ranks.job import judge
 from torchtriage.diagnose.ranks.job_detection import detect_jobs
+from torchtriage.diagnose.ranks.process_groups import _parts as parts_of
 from torchtriage.diagnose.ranks.result import JobResult
 from torchtriage.diagnose.verdict.result import GroupSummary
 from torchtriage.diagnose.verdict.verdict import diagnose
@@ -232,3 +237,58 @@ def test_hundreds_of_names_are_few_lines_that_still_add_up() -> None:
     exposed = sum(group.exposed_ns for group in found.process_groups)
     assert exposed == pytest.approx(sum(rank.comm_ns + rank.wait_ns for rank in found.ranks) / 2, abs=64)
     assert sum(group.n_groups for group in found.process_groups) > 150
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_rows_add_up_to_the_time_that_communicates(seed: int) -> None:
+    """Against a count of every single ns."""
+    rng = np.random.default_rng(seed)
+    n, n_groups, end = int(rng.integers(1, 30)), int(rng.integers(1, 5)), 400
+    start = np.sort(rng.integers(0, end, n))
+    stop = np.minimum(start + rng.integers(0, 60, n), end)
+    group, sends = rng.integers(0, n_groups, n), rng.random(n) < 0.2
+    rows = GroupRows(
+        group=group,
+        kind=np.zeros(n, np.int8),
+        forward=np.zeros(n, np.int8),
+        place=np.where(sends, -1, np.cumsum(~sends) - 1),
+        step=np.zeros(n, np.int64),
+        start_ns=start,
+        end_ns=stop,
+        size_bytes=np.full(n, -1),
+        groups=tuple(ProcessGroup(str(code)) for code in range(n_groups)),
+        n_members=np.zeros(n_groups, np.int64),
+    )
+    last = (start + rng.integers(-20, 80, n))[~sends]
+    known = (rng.random(n) < 0.7)[~sends]
+    busy, windows = random_spans(rng, end), random_spans(rng, end)
+    running = intervals.union(intervals.spans(start, stop))
+    found = parts_of(rows, windows, intervals.subtract(running, busy), last, known)
+    truth = np.zeros((n_groups, 5))
+    told, until = np.zeros(n, bool), np.full(n, -100)
+    told[~sends], until[~sends] = known, np.where(known, last, -100)
+    for now in range(end):
+        if not inside(windows, now):
+            continue
+        active = (start <= now) & (now < stop)
+        here = np.unique(group[active])
+        for code in here:
+            mine = active & (group == code)
+            if inside(busy, now):
+                column = 0
+            elif (mine & (now < until)).any():
+                column = 1
+            else:
+                column = 2 if (mine & told).any() else 3
+            truth[code, column] += 1 / len(here)
+            truth[code, 4] += 1 / len(here) if len(here) > 1 else 0
+    assert found == pytest.approx(truth)
+
+
+def random_spans(rng: np.random.Generator, end: int) -> intervals.Spans:
+    edges = np.unique(rng.integers(0, end, 2 * int(rng.integers(1, 6))))
+    return edges[: len(edges) // 2 * 2].reshape(-1, 2)
+
+
+def inside(spans: intervals.Spans, now: int) -> bool:
+    return bool(((spans[:, 0] <= now) & (now < spans[:, 1])).any())

@@ -118,6 +118,8 @@ def _table(
     table: dict[ProcessGroup, _Group] = {}
     for position, rank in enumerate(ranks):
         rows = rank.rows
+        if not len(rows):
+            continue
         steady = np.isin(rows.step, steps)
         parts = _parts(rows, rank.windows, rank.exposed, last[position], known[position])
         for code, named in enumerate(rows.groups):

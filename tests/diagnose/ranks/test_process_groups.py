@@ -292,3 +292,45 @@ def random_spans(rng: np.random.Generator, end: int) -> intervals.Spans:
 
 def inside(spans: intervals.Spans, now: int) -> bool:
     return bool(((spans[:, 0] <= now) & (now < spans[:, 1])).any())
+
+
+def host_job(descriptions: Sequence[str], forward: Sequence[float], backward: Sequence[float]) -> list[TraceBuilder]:
+    """Return two ranks without a device, whose all-reduces run on gloo's own thread, which names no group."""
+    builders = []
+    for rank in range(2):
+        groups = [
+            {"pg_name": str(at), "pg_desc": text, "pg_size": 2, "ranks": [0, 1]} for at, text in enumerate(descriptions)
+        ]
+        builder = TraceBuilder(
+            vendor="cpu", distributedInfo={"backend": "gloo", "rank": rank, "world_size": 2, "pg_config": groups}
+        )
+        for step in range(N_STEPS):
+            at = 1000.0 + 10_000 * step
+            builder.op("aten::linear", at + 10, 2900)
+            for begin in (3000, 4000, 5000):
+                builder.op("autograd::engine::evaluate_function: AddmmBackward0", at + begin, 990)
+            for start in (*forward, *backward):
+                builder.event(
+                    "gloo:all_reduce",
+                    "user_annotation",
+                    at + start,
+                    80,
+                    tid=9,
+                    **{"Input Dims": [[1024]], "Input type": ["float"]},
+                )
+            builder.annotation("Optimizer.step#SGD.step", at + 6500, 500)
+            builder.step(step, at, 9990)
+        builders.append(builder)
+    return builders
+
+
+def test_buckets_on_a_thread_of_their_own_are_of_the_backward_pass() -> None:
+    (group,) = judged(host_job(["default_pg"], [], [3300, 4300, 5300, 6200])).process_groups
+    assert (group.role, group.name) == ("DP", "default_pg")
+
+
+def test_collectives_of_the_host_that_name_no_group_may_be_of_several() -> None:
+    forward = [200.0, 400.0, 600.0, 800.0]
+    (group,) = judged(host_job(["default_pg", "mesh_dp", "mesh_tp"], forward, [3300])).process_groups
+    assert group.role == "unknown"
+    assert "name no group" in group.how

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from torchtriage.core import intervals
 from torchtriage.core.arrays import Ints, Mask, distinct
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.messages import Messages, ProcessGroup
@@ -32,6 +33,8 @@ _DISPATCH = r"(?i)deep_?ep(?![a-z])|(?<![a-z])ep::(?:inter|intra)node"
 _REDUCES = r"(?i)cross_device_reduce|all_?reduce"
 """All-reduces of inference engines, which carry no name of an operation."""
 MAX_MEMBERS = 1 << 20  # what a damaged file gives as a size need not be one
+MAX_GAP_NS = 200_000
+"""From one node of the backward pass to the next."""
 _ENGINE = r"^autograd::engine::"
 _OPTIMIZER = r"^Optimizer\."
 
@@ -114,6 +117,11 @@ def _kinds(trace: Trace, messages: Messages, single: Mask) -> np.ndarray:
     return out
 
 
+def _joined(spans: intervals.Spans) -> intervals.Spans:
+    """Return the spans without the gaps that one call leaves to the next."""
+    return intervals.union(spans + np.array([0, MAX_GAP_NS]))
+
+
 def _forward(trace: Trace, rows: Ints, step_of: Ints, *, device: bool) -> np.ndarray:
     """Return for each row whether its call lies before a backward pass of its step, and in none."""
     call = trace.links.call[rows].astype(np.int64) if device else rows
@@ -129,6 +137,9 @@ def _forward(trace: Trace, rows: Ints, step_of: Ints, *, device: bool) -> np.nda
     outside = np.flatnonzero((call >= 0) & ~inside)
     marks = engine | trace.matching(_OPTIMIZER) & ops
     inside[outside] = trace.tree.nearest(call[outside], marks) >= 0
+    if not device:
+        # gloo's thread takes over what the backward pass enqueues: it begins while that runs
+        inside |= intervals.owner(_joined(trace.time_of(begun)), trace.start_ns[rows]) >= 0
     # with several micro-batches, what follows the last backward pass of a step is no forward pass
     last = np.full(len(trace.steps) + 1, np.iinfo(np.int64).min)
     np.maximum.at(last, trace.steps.of_host(begun), trace.start_ns[begun])

@@ -255,6 +255,8 @@ def _role(one: _Group, n_steps: int) -> Role:
     name = _name(one.group)
     if role := role_by_name(name):
         return Role(role, "name", "its name")
+    if not one.group.name:
+        return Role(UNKNOWN, "", "collectives of the host name no group: it may be several")
     if one.n_listed == 1:
         return Role(UNKNOWN, "", "a group of one rank")
     each = len(one.members) * n_steps

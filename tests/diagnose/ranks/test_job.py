@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from diagnose.ranks.jobs import all_reduce, job, records
 
@@ -179,19 +180,23 @@ def test_a_balanced_job_is_healthy_where_its_ranks_are() -> None:
 
 
 def test_a_job_whose_waiting_is_unknown_is_not_healthy() -> None:
-    ranks = [replace(record, result=healthy(record.result), collectives=_none(record)) for record in records(job())]
+    ranks = [
+        replace(
+            record,
+            result=healthy(record.result),
+            collectives=_none(record.collectives),
+            by_group=_none(record.by_group),
+        )
+        for record in records(job())
+    ]
     result = of(ranks)
     assert not result.healthy
     assert [note.code for note in result.notes if note.level == "warn"] == ["no-collectives"]
 
 
-def _none(one: RankRecord) -> Any:
-    table = one.collectives
-    empty = {
-        name: getattr(table, name)[:0]
-        for name in ("row", "group", "name", "nelems", "seq", "step", "start_ns", "end_ns", "spent_ns", "n_ops")
-    }
-    return replace(table, **empty)
+def _none(table: Any) -> Any:
+    arrays = {name: value[:0] for name, value in vars(table).items() if isinstance(value, np.ndarray)}
+    return replace(table, **arrays)
 
 
 def healthy(result: Result) -> Result:

@@ -108,3 +108,42 @@ def test_bandwidth_of_eight_ranks_is_that_of_the_last_kernels() -> None:
     assert (large.size_bytes, large.n_per_step, small.size_bytes, small.n_per_step) == (64 << 20, 80.0, 32 << 10, 3.0)
     assert large.bus_gbps == pytest.approx((64 << 20) * 1.75 / 617e3, rel=0.01)
     assert large.n_missing == small.n_missing == 0
+
+
+@pytest.mark.parametrize(
+    ("job", "role", "overlapped_ns", "exposed_ns", "waiting_ns"),
+    [
+        # unions of the raw rows in the steps, labelled before the account was written
+        ("astra-sim__astra-sim__megatron-tp8", "TP", 0, 417_511_375, 340_661_750),
+        ("pytorch__torchrec__resnet18__run107929", "unknown", 0, 1_316_500, 1_190_000),
+        ("pytorch__torchrec__sst_long_a2a_optimizer_2__run955629", "unknown", 39_890_375, 38_200_125, 23_117_375),
+        ("pytorch__torchrec__sst_long_a2a_optimizer_4__run957662", "unknown", 31_434_875, 30_532_000, 7_409_250),
+    ],
+)
+def test_groups_of_public_jobs_are_those_of_the_rows(
+    job: str, role: str, overlapped_ns: int, exposed_ns: int, waiting_ns: int
+) -> None:
+    (one,) = tt.analyze_ranks(DATA / "gpu2" / "jobs" / job).jobs
+    (group,) = one.process_groups
+    assert (group.role, group.overlapped_ns, group.exposed_ns) == (role, overlapped_ns, exposed_ns)
+    assert group.waiting_ns == pytest.approx(waiting_ns, rel=1e-3)
+    assert group.waiting_ns + group.transfer_ns + group.unsplit_ns == group.exposed_ns
+
+
+def test_a_link_without_host_names_is_told_by_its_bandwidth() -> None:
+    (one,) = tt.analyze_ranks(DATA / "gpu2" / "jobs" / "astra-sim__astra-sim__megatron-tp8").jobs
+    (group,) = one.process_groups
+    assert (group.link, group.link_gbps) == ("NVLink", 300)
+    assert group.of_link == pytest.approx(0.632, abs=0.001)
+
+
+@pytest.mark.parametrize(
+    ("trace", "role"),
+    [
+        ("gpu2/traces/deepseek-ai__profile-data__train.json.gz", "EP"),
+        ("traces/cv/convnet_a100_ddp_rank0_of_2.json.gz", "DP"),
+        ("traces/llm/b200_eager.json.gz", "TP"),
+    ],
+)
+def test_one_rank_shows_what_its_groups_are_for(trace: str, role: str) -> None:
+    assert tt.analyze(DATA / trace).process_groups[0].role == role

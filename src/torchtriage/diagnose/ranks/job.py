@@ -18,6 +18,7 @@ from torchtriage.diagnose.ranks.match import END_SKEW_NS, GroupMatch, Matches, m
 from torchtriage.diagnose.ranks.merge import merge_checks, merge_findings, merge_notes
 from torchtriage.diagnose.ranks.pipeline_finding import PIPELINES
 from torchtriage.diagnose.ranks.pipeline_job import job_pipelines, scaled
+from torchtriage.diagnose.ranks.process_groups import process_groups
 from torchtriage.diagnose.ranks.rank_record import RankRecord
 from torchtriage.diagnose.ranks.result import CollectiveSummary, JobResult, JobStep, RankSummary
 from torchtriage.diagnose.ranks.straggler import Straggler, Waiting, find_straggler, waiting
@@ -125,6 +126,7 @@ def judge(
         joint_cost=_joint(results, findings, wait_ms, step_ms, straggler, numbers),
         checked=tuple(sorted({*checked, *answered})),
         pipelines=pipes.summaries(numbers),
+        process_groups=process_groups(ranks, numbers, matches, waits),
     )
     return replace(result, verdict=_verdict(result, matches, min_share))
 

@@ -19,7 +19,7 @@ from torchtriage.core.arrays import distinct
 from torchtriage.core.units import format_ns, format_share
 from torchtriage.diagnose.ranks.rank_record import ProcessGroup, RankRecord
 
-__all__ = ["END_SKEW_NS", "HOST_CLOCK_NS", "GroupMatch", "Matches", "align", "match"]
+__all__ = ["END_SKEW_NS", "HOST_CLOCK_NS", "GroupMatch", "Matches", "align", "group_of", "match"]
 
 Ints = NDArray[np.int64]
 
@@ -144,12 +144,17 @@ def _by_group(ranks: Sequence[RankRecord], numbers: Sequence[int]) -> dict[Proce
     for position, rank in enumerate(ranks):
         used = distinct(rank.collectives.group).tolist()
         for code in used:
-            group = rank.collectives.groups[code]
-            if group.ranks and numbers[position] not in group.ranks:
-                # members are listed by global rank; another numbering would match strangers
-                group = ProcessGroup(group.name, (), group.what)
+            group = group_of(rank.collectives.groups[code], numbers[position])
             found.setdefault(group, []).append(position)
     return found
+
+
+def group_of(group: ProcessGroup, number: int) -> ProcessGroup:
+    """Return a group as a rank of this number is in it.
+
+    Members are listed by global rank; another numbering would match strangers.
+    """
+    return group if not group.ranks or number in group.ranks else ProcessGroup(group.name, (), group.what)
 
 
 def _match_group(

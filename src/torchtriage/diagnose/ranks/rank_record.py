@@ -19,13 +19,23 @@ from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.collectives import communicates
 from torchtriage.core.trace.device import LAUNCH_SLACK_NS
 from torchtriage.core.trace.messages import HOST_COLLECTIVE, Messages, ProcessGroup
+from torchtriage.diagnose.ranks.group_rows import GroupRows, group_rows
 from torchtriage.diagnose.ranks.host_activity import ACTIVITIES, CELLS, PHASES, Pieces, find_pieces, no_pieces
 from torchtriage.diagnose.ranks.pipeline_rank import NOTHING, RankPipeline, messages_of, rank_pipeline
 from torchtriage.diagnose.replay import Scenario
 from torchtriage.diagnose.replay.graph import Graph
 from torchtriage.diagnose.verdict.result import Result
 
-__all__ = ["Moment", "ProcessGroup", "RankCollectives", "RankRecord", "RankReplay", "RankSteps", "build_record"]
+__all__ = [
+    "Moment",
+    "ProcessGroup",
+    "RankCollectives",
+    "RankRecord",
+    "RankReplay",
+    "RankSteps",
+    "build_record",
+    "host_name",
+]
 
 Ints = NDArray[np.int64]
 
@@ -124,6 +134,7 @@ class RankRecord:
     ``paces`` : phase (empty: the device's kernels) and name of a call to how often it ran in the steady steps and its
     median own ns. ``stretches`` : phase and place to the longest stretch there in the steady steps, ns.
     ``n_point_to_point`` : sends and receives; ``pipeline`` holds them, and what is computed between them.
+    ``by_group`` : all that communicates, these too.
     """
 
     path: str
@@ -142,6 +153,7 @@ class RankRecord:
     paces: dict[tuple[str, str], tuple[int, int]]
     stretches: dict[tuple[str, tuple[str, ...]], int]
     n_point_to_point: int
+    by_group: GroupRows
     pipeline: RankPipeline = NOTHING
     replay: RankReplay | None = None
     """Where what-if questions were asked."""
@@ -156,7 +168,9 @@ def build_record(trace: Trace, path: str, result: Result) -> RankRecord:
     sent, said = messages_of(trace, rows, messages.names)
     single = ~np.isin(np.arange(len(rows)), sent)
     numbers = _numbers(trace)
+    by_group = group_rows(trace, messages, single, numbers, device=device)
     pipeline = rank_pipeline(trace, pieces, rows[sent], said, numbers, base)
+    communicating = rows
     rows, names = rows[single], [name for name, keep in zip(messages.names, single, strict=True) if keep]
     step_of = trace.steps.of_work(rows) if device else trace.steps.of_host(rows)
     messages = Messages(trace, rows)
@@ -190,14 +204,14 @@ def build_record(trace: Trace, path: str, result: Result) -> RankRecord:
         groups=groups,
         names=name_table,
     )
-    exposed = trace.devices[0].comm_only if device else intervals.intersect(trace.time_of(rows), pieces.idle)
+    exposed = trace.devices[0].comm_only if device else intervals.intersect(trace.time_of(communicating), pieces.idle)
     # a stretch may begin beside the device's work; without a device, waiting is no part of it
     own = intervals.covered(pieces.spans, intervals.union(pieces.spans) if device else late)
     everything = intervals.spans(trace.start_ns, trace.end_ns)[trace.hosts | trace.works]
     return RankRecord(
         path=path,
         result=result,
-        host=str(trace.meta.get("host_name") or ""),
+        host=host_name(trace),
         start_ns=int(everything[:, 0].min(initial=trace.window.end_ns)) + base,
         end_ns=int(everything[:, 1].max(initial=trace.window.start_ns)) + base,
         has_base_time=trace.origin.base_time_ns is not None,
@@ -212,7 +226,13 @@ def build_record(trace: Trace, path: str, result: Result) -> RankRecord:
         stretches=_stretches(pieces, own),
         n_point_to_point=len(sent),
         pipeline=pipeline,
+        by_group=by_group,
     )
+
+
+def host_name(trace: Trace) -> str:
+    """Return the host that a trace was recorded on, empty where it does not say."""
+    return str(trace.meta.get("host_name") or "")
 
 
 def _rows(trace: Trace) -> tuple[Ints, bool]:

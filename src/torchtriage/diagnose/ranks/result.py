@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torchtriage.core.finding import Cost, Crash, Finding, NotChecked, Note
-from torchtriage.diagnose.verdict.result import MISSING_ROWS, Answer
+from torchtriage.diagnose.verdict.result import MISSING_ROWS, Answer, GroupSummary
 
 __all__ = [
     "CollectiveSummary",
@@ -171,6 +171,8 @@ class JobResult:
     what_ifs: tuple[Answer, ...] = ()
     """Answers of all ranks replayed together."""
     pipelines: tuple[PipelineSummary, ...] = ()
+    process_groups: tuple[GroupSummary, ...] = ()
+    """The largest exposed time first."""
 
     @property
     def lacks_rows(self) -> bool:

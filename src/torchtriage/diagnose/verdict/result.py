@@ -23,6 +23,7 @@ __all__ = [
     "DeviceTime",
     "DeviceTimeRow",
     "GraphUse",
+    "GroupSummary",
     "KernelSummary",
     "ModelFlops",
     "OpSummary",
@@ -376,6 +377,56 @@ class BusBandwidth:
 
 
 @dataclass(frozen=True)
+class GroupSummary:
+    """Process groups of one role and name. Times are per step, in the mean over all ranks that were judged together.
+
+    ``role`` : ``TP``, ``DP``, ``PP``, ``EP``, ``CP``, several of them as ``TP+DP``, or ``unknown``; ``how`` : what says
+    so, or why nothing does. ``least_ranks``, ``most_ranks`` : members of a group, 0 where not recorded. ``n_ranks`` :
+    recorded ranks that are in them, ``n_missing`` : members without a recording.
+    ``layout`` : how members lie among the ranks: ``adjacent``, ``every 8th``, ``irregular``; empty where groups differ.
+    ``n_per_step`` : of a rank. ``median_bytes``, ``largest_bytes``, ``small_share`` : of the messages of known size;
+    small ones are below 256 KiB.
+
+    ``communication_ns`` = ``overlapped_ns`` (beside computation) + ``exposed_ns``; ``exposed_ns`` = ``waiting_ns`` (the
+    last rank had not come) + ``transfer_ns`` + ``unsplit_ns`` (not matched with other ranks). Where several groups
+    communicate at once each has an equal part; ``shared_ns`` : how much of ``communication_ns`` is such time. So all
+    groups add up to all communication. ``least_exposed_ns``, ``most_exposed_ns`` : over the groups, of their own
+    ranks. ``algorithm_gbps``, ``bus_gbps`` : of matched transfers; ``of_link`` : over the peak of ``link``, null where
+    ``link_how`` says that it is not recorded, or that it is exceeded.
+    """
+
+    role: str
+    told_by: Literal["name", "collectives", ""]
+    how: str
+    name: str
+    n_groups: int
+    least_ranks: int
+    most_ranks: int
+    n_ranks: int
+    n_missing: int
+    layout: str
+    n_per_step: float
+    median_bytes: int | None
+    largest_bytes: int | None
+    small_share: float | None
+    communication_ns: int
+    overlapped_ns: int
+    exposed_ns: int
+    waiting_ns: int
+    transfer_ns: int
+    unsplit_ns: int
+    shared_ns: int
+    least_exposed_ns: int
+    most_exposed_ns: int
+    algorithm_gbps: float | None
+    bus_gbps: float | None
+    link: str
+    link_gbps: float | None
+    of_link: float | None
+    link_how: str
+
+
+@dataclass(frozen=True)
 class TraceFacts:
     """What was read: the file, how much of it, and who recorded it."""
 
@@ -455,6 +506,8 @@ class Result:
     """The steps of an inference engine by phase; None where none is recorded."""
     bus_bandwidth: BusBandwidth | None = None
     """Of the collectives in the steady steps; null without any."""
+    process_groups: tuple[GroupSummary, ...] = ()
+    """What one rank alone shows of them: nothing of the waiting. Empty without a device that communicates."""
 
     @property
     def holds_ranks(self) -> bool:

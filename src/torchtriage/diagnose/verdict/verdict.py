@@ -34,6 +34,7 @@ from torchtriage.core.trace.frames import frame_label, module_path, user_stack
 from torchtriage.core.trace.peak_rates import stated_peak
 from torchtriage.diagnose.patterns import Claim, Pattern, PatternEntry, catalogue, lookup
 from torchtriage.diagnose.patterns.base import NEEDS, given, missing_needs
+from torchtriage.diagnose.ranks.process_groups import groups_of_one
 from torchtriage.diagnose.replay import parse_what_if
 from torchtriage.diagnose.verdict.bus_bandwidth import bus_bandwidth
 from torchtriage.diagnose.verdict.device_time import device_time
@@ -114,6 +115,7 @@ def diagnose(
         times = () if refused or missing else device_time(trace, options.by, places, captured, compiled)
         served = None if refused else serving_time(trace, whole=missing is None)
         bandwidth = None if refused or missing or not trace.devices else bus_bandwidth(trace.devices[0])
+        groups = () if refused or missing or not trace.devices else groups_of_one(trace)
     result = Result(
         schema=SCHEMA,
         version=__version__,
@@ -139,6 +141,7 @@ def diagnose(
         device_time=times,
         serving=served,
         bus_bandwidth=bandwidth,
+        process_groups=groups,
     )
     if options.detector and not refused:
         # only who asks for the detector waits for it to load

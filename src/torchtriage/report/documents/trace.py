@@ -14,7 +14,7 @@ from torchtriage.diagnose.runs.result import AccountPart, RecordedRun, StepAccou
 from torchtriage.diagnose.verdict.result import DeviceSummary, Result, Summary
 from torchtriage.report import blocks as b
 from torchtriage.report import recorded, words
-from torchtriage.report.documents import bus_bandwidth, device_time, findings, pipelines, serving
+from torchtriage.report.documents import bus_bandwidth, device_time, findings, pipelines, process_groups, serving
 
 __all__ = ["BAR", "doctor", "document"]
 
@@ -125,6 +125,10 @@ def _result(result: Result, top: int | None, quote: Quote | None, several: bool)
     yield from serving.account(result.serving)
     yield from device_time.tables(result.device_time, result.trace.vendor, judged)
     yield from bus_bandwidth.table(result.bus_bandwidth, result.device_time[0].per if result.device_time else "step")
+    per = "step" if result.summary is not None and result.summary.n_steady_steps else "window"
+    if len(result.process_groups) > 1:
+        yield process_groups.lines(result.process_groups, per)
+    yield process_groups.table(result.process_groups, per)
     yield from _findings(result, result.summary, top, quote)
     suspicions = b.Lines([words.suspicion(suspicion) for suspicion in result.suspicions], bullets=True)
     yield b.Entry((b.bold(words.SUSPICIOUS), b.dim(f"  {words.OPINION}")), [suspicions])
@@ -143,6 +147,7 @@ def _job(
     job: JobResult, first: Result | None, top: int | None, quote: Quote | None, several: bool
 ) -> Iterator[b.Block]:
     path = f"{len(job.ranks)} ranks of one job" * several
+    per = "step" if job.n_steady_steps else "window"
     yield b.Head(f"{len(job.ranks)} ranks of one job", job.verdict, (_verdict_style(job), ""), hang=0, path=path)
     yield b.Rows([*_ran(first), *_selected(first)], indent=0)
     yield from _accounts(first.recorded if first is not None else None)
@@ -150,9 +155,11 @@ def _job(
     if not job.refused:
         yield _rank_bars(job)
         yield _collectives(job)
+        yield process_groups.lines(job.process_groups, per)
         yield from pipelines.of_job(job)
     yield _rank_table(job)
     yield _collective_table(job)
+    yield process_groups.table(job.process_groups, per)
     yield from _findings(job, None, top, quote)
     yield _what_ifs(job)
     yield _compiled(first, f"  on rank {job.ranks[0].rank}")

@@ -24,6 +24,7 @@ from torchtriage.diagnose.runs.result import RecordedRun
 from torchtriage.diagnose.verdict.result import (
     BusBandwidth,
     DeviceTime,
+    GroupSummary,
     PathSummary,
     Result,
     ServingTime,
@@ -32,7 +33,7 @@ from torchtriage.diagnose.verdict.result import (
     TraceFacts,
 )
 from torchtriage.report import recorded, words
-from torchtriage.report.documents import bus_bandwidth, device_time, pipelines, serving
+from torchtriage.report.documents import bus_bandwidth, device_time, pipelines, process_groups, serving
 from torchtriage.report.documents.trace import document
 from torchtriage.report.page import body
 
@@ -211,6 +212,7 @@ class _Packer:
             "serving": self.serving(result.serving) if result.serving is not None else None,
             "deviceTime": [self.device_time(time, facts) for time in result.device_time],
             "busBandwidth": result.bus_bandwidth and self.bus_bandwidth(result.bus_bandwidth),
+            "groups": self.groups(result.process_groups),
             "suspicions": [
                 self.value(words.suspicion(place)) for place in self.take(result.suspicions, 16, "suspicious places")
             ],
@@ -280,6 +282,7 @@ class _Packer:
                     for one in self.take(job.pipelines, self.detail.rows, "pipelines")
                 ],
             },
+            "groups": self.groups(job.process_groups),
             "summary": None,
             "idle": None,
         }
@@ -344,6 +347,21 @@ class _Packer:
                     *self.row(row, "most_bytes n_ranks n_per_step mean_ns algorithm_gbps bus_gbps"),
                 ]
                 for row in bandwidth.rows[: self.detail.rows]
+            ],
+        }
+
+    def groups(self, groups: Sequence[GroupSummary]) -> dict[str, Any]:
+        times = "overlapped_ns exposed_ns waiting_ns transfer_ns"
+        return {
+            "words": process_groups.WORDS,
+            "rows": [
+                [
+                    _clean(process_groups.called(group), self.detail.name_chars),
+                    self.value(process_groups.sizes(group)),
+                    self.value(process_groups.rate(group)),
+                    *self.row(group, f"n_per_step largest_bytes {times} how bus_gbps"),
+                ]
+                for group in self.take(groups, self.detail.rows, "process groups")
             ],
         }
 

@@ -971,6 +971,24 @@ function pipelinesSection(job) {
     ]));
 }
 
+function groupsSection(result) {
+  const { rows, words } = result.groups;
+  if (!rows.length) return null;
+  const split = rows.some((g) => g[7] + g[8] > 0);
+  return section("groups", "Process groups", words,
+    sortable("Process groups", [
+      ["Group", (g) => g[0], (g) => g[0]],
+      ["Messages", (g) => String(Number(g[3].toPrecision(3))), (g) => g[3]],
+      ["Sizes", (g) => g[1], (g) => g[4] || 0],
+      ["Overlapped", (g) => ns(g[5]), (g) => g[5]],
+      ["Exposed", (g) => ns(g[6]), (g) => g[6]],
+      split ? ["Waiting", (g) => ns(g[7]), (g) => g[7]] : null,
+      split ? ["Transfer", (g) => ns(g[8]), (g) => g[8]] : null,
+      split ? ["Bus", (g) => g[2], (g) => g[10] || 0] : null,
+      ["Told by", (g) => g[9], (g) => g[9]],
+    ].filter(Boolean), rows, 4));
+}
+
 function jobHeadline(result) {
   const job = result.job, n = result.nFindings;
   const state = result.refused ? "No verdict" : n ? many(n, "finding") : result.healthy ? "Nothing found" : "Nothing found, not everything analysed";
@@ -1087,7 +1105,7 @@ function show(result) {
   const notes = notesSection(result), findings = findingsSection(result, model);
   if (result.job) {
     const { job } = result;
-    const parts = [jobHeadline(result), result.refused ? notes : ranksSection(job), findings, lateSection(job), collectivesSection(job), pipelinesSection(job), result.refused ? null : notes, uncheckedSection(result)];
+    const parts = [jobHeadline(result), result.refused ? notes : ranksSection(job), findings, lateSection(job), collectivesSection(job), groupsSection(result), pipelinesSection(job), result.refused ? null : notes, uncheckedSection(result)];
     document.getElementById("main").replaceChildren(...parts.filter(Boolean));
     return;
   }
@@ -1096,7 +1114,7 @@ function show(result) {
   const account = summary && accountSection(model), brief = !result.refused && account && summary.devices.length <= 2;
   if (result.refused) parts.push(notes, uncheckedSection(result), findings);
   else parts.push(brief ? account : null, findings, whereSection(result));
-  if (summary) parts.push(brief ? null : account, drawn ? model.time.node : null, stepsSection(model), idleSection(result, model), servingSection(result), deviceTimeSection(result), bandwidthSection(result), kernelsSection(model), opsSection(model));
+  if (summary) parts.push(brief ? null : account, drawn ? model.time.node : null, stepsSection(model), idleSection(result, model), servingSection(result), deviceTimeSection(result), bandwidthSection(result), groupsSection(result), kernelsSection(model), opsSection(model));
   parts.push(suspicionSection(result), replaySection(result));
   if (!result.refused) parts.push(notes, uncheckedSection(result));
   parts.push(readSection(result));

@@ -47,8 +47,8 @@ _FIX_HOST = Fix(
 
 MIN_UNITS = 3  # the root and one unit: there is nothing to prefetch behind
 MIN_SHARE = 0.03  # of the judged time that could be hidden: below, it is what pipelining always leaves at its ends
-MOSTLY = 0.5
-"""A gather is late when at least so much of it is exposed, and a program when so many of its gathers are."""
+MOSTLY = 0.5  # of a gather that the computation before it could have hidden: then it is late
+MANY = 0.3  # of a step's gathers that are late: the backward pass alone has half of them
 
 
 def find(trace: Trace) -> Claims:
@@ -60,7 +60,7 @@ def find(trace: Trace) -> Claims:
     late = is_late(trace, found, gathers)
     steps = trace.steps
     after = gathers.at[gathers.follows & steps.in_steady(gathers.step)]
-    if not len(after) or late[after].mean() < MOSTLY:
+    if not len(after) or late[after].mean() < MANY:
         return
     gain = earlier(trace, found, late, alone_ns(found, _since(trace, found, gathers)))
     wall_ns = steps.wall_ns * steps.n_steady

@@ -87,3 +87,12 @@ def test_a_walk_over_the_modules_is_no_work_for_a_loader(public: Path) -> None:
     (finding,) = [finding for finding in tt.analyze(public / "traces" / name).findings if finding.code == "HST020"]
     assert "named_modules()" in finding.message
     assert finding.fix.text.startswith("Walk the modules once")
+
+
+def test_collectives_between_products_of_eight_tensor_parallel_ranks(public: Path) -> None:
+    """80 all-reduces, each behind the second product of a layer, stand alone for 227 of 603 ms."""
+    found = tt.analyze(public / "jobs" / "astra-sim__astra-sim__megatron-tp8" / "rank0.json.gz", only=["COM060"])
+    (finding,) = found.findings
+    assert finding.evidence["n_collectives_per_step"] == 80
+    assert finding.cost is not None
+    assert finding.cost.low_ms == 0

@@ -1,0 +1,136 @@
+"""Tensor parallelism: each layer's collective stands between two products, and nothing runs beside it.
+
+Looks like: in each layer a matrix product, then an all-reduce, all-gather or reduce-scatter of its result, of a process
+    group called tensor-parallel or by DTensor's functional collectives, exposed for at least a tenth of the step.
+Slow because: the collective needs the whole product and the next product needs the collective, so that device or host
+    wait for the network, several times per layer.
+Cost: bounded by the exposed time, without the waiting for late ranks, and by the product before each: cut into one part
+    per rank, all but one part can be sent while the next is computed. Low is 0: the parts are slower than the whole.
+Fix: asynchronous tensor parallelism: ``torch.compile`` with ``torch._inductor.config._micro_pipeline_tp = True`` and
+    symmetric memory, over sequence parallelism, which makes all-gather and reduce-scatter of the all-reduce; Megatron's
+    ``--tp-comm-overlap``. Elsewhere: two halves of the batch, one computes while the other communicates.
+Leave it when: the group crosses machines, messages are small (decoding), or fewer ranks hold the model as well.
+Source: PyTorch, "Introducing Async Tensor Parallelism in PyTorch", 2024; Wang et al., "Overlap Communication with
+    Dependent Computation via Decomposition in Large Deep Learning Models", ASPLOS 2023.
+"""
+
+import re
+from dataclasses import replace
+
+import numpy as np
+
+from torchtriage.core.trace.collective_time import Collectives, find_collectives
+from torchtriage.core.trace.messages import Messages
+from torchtriage.core.units import format_count, format_ns, format_share, ms
+from torchtriage.diagnose.patterns.base import Claim, Claims, Fix, Ints, Kind, Mask, Pattern, Trace
+from torchtriage.diagnose.patterns.comm._earlier import alone_ns, earlier
+
+PATTERN = Pattern.of(
+    __name__, "COM060", "Nothing runs beside tensor-parallel collectives", order=425, needs="collectives ops"
+)
+FIX = Fix(
+    text="Cut product and collective into parts, so that one is computed while the other is sent.",
+    code="""from torch.distributed._symmetric_memory import enable_symm_mem_for_group
+
+torch._inductor.config._micro_pipeline_tp = True
+enable_symm_mem_for_group(mesh["tp"].get_group().group_name)
+model = torch.compile(model)  # with SequenceParallel and Shard(1) between layers""",
+    link="https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html",
+)
+
+MIN_SHARE = 0.10  # of the judged time, as for exposed communication (catalogue 35)
+MANY = 4  # per step: forward and backward pass of two products; fewer are no layers
+NEAR_OPS = 3  # operators between a product and its collective: a bias, a view, a wrapper
+_GROUP = re.compile(r"(?i)(?<![a-z])tp(?![a-z])|tensor[-_ ]?(model[-_ ]?)?parallel")
+_KINDS = r"(?i)all_?reduce|all_?gather|reduce_?scatter"
+_FUNCTIONAL = r"^_c10d_functional::(all_reduce|all_gather_into_tensor|reduce_scatter_tensor)"
+_PRODUCT = r"^aten::(mm|addmm|bmm|baddbmm|linear|_scaled_mm|matmul)$"
+_VIEWS = r"^aten::(_unsafe_view|view|reshape|t|transpose|permute|detach|alias|slice|select|as_strided|expand|to)$"
+_DATA_PARALLEL = r"^FSDP::|^FullyShardedDataParallel\.|AccumulateGrad|^Optimizer\."
+
+
+def find(trace: Trace) -> Claims:
+    """Yield one claim over the collectives between products."""
+    found = find_collectives(trace)
+    if found is None or trace.origin.world_size == 1:
+        return
+    op = found.enqueued_by
+    product = _product_before(trace, op)
+    pick = _tensor_parallel(trace, found, product)
+    steps = trace.steps
+    if steps.median_count(steps.of_host(op[pick])) < MANY:
+        return
+    since = trace.start_ns[found.rows].copy()
+    since[pick] = np.minimum(_begun(trace, found, product), since)[pick]
+    n = max(trace.origin.world_size or 2, 2)
+    gain = earlier(trace, found, pick, (alone_ns(found, since) * (n - 1) / n).astype(np.int64))
+    wall_ns = steps.wall_ns * steps.n_steady
+    exposed_ns = steps.judged_ns(found.exposed[pick[found.source]])
+    if exposed_ns < MIN_SHARE * wall_ns:
+        return
+    rows = found.rows[pick]
+    count = format_count(steps.median_count(steps.of_host(op[pick])), "tensor-parallel collective")
+    yield Claim(
+        message=f"{count} {steps.per}, each between two products:"
+        f" {format_ns(exposed_ns / steps.n_steady)} with no computation beside them"
+        f" ({format_share(exposed_ns / wall_ns)} of the step), of which the products before could hide"
+        f" {format_ns(gain.hidden_ns / steps.n_steady)}",
+        certainty="hint",
+        rows=rows,
+        spans=gain.spans,
+        gain_low=0.0,
+        gain_high=gain.gain_high,
+        anchor=trace.longest(rows),
+        time_class="host" if found.on_host else "comm",
+        method="exposed time of these collectives without the wait for late ranks, as far as the product before, in one"
+        " part per rank, lasts as long",
+        evidence={
+            "n_collectives_per_step": steps.median_count(steps.of_host(op[pick])),
+            "exposed_ms_per_step": ms(exposed_ns / steps.n_steady),
+            "could_hide_ms_per_step": ms(gain.hidden_ns / steps.n_steady),
+        },
+        edits=(replace(gain.edit, factor=1.0),),
+    )
+
+
+def _product_before(trace: Trace, op: Ints) -> Ints:
+    """Return int64[k]: the product whose result each collective exchanges, -1 without one just before it."""
+    out = np.full(len(op), -1, np.int64)
+    ops = trace.kind == Kind.OP
+    products = ops & trace.matching(_PRODUCT)
+    works = ops & trace.matching(r"^aten::") & ~trace.matching(_VIEWS) & ~trace.tree.under(products) & ~products
+    for lane in np.unique(trace.lane[op[op >= 0]]).tolist():
+        mine = np.flatnonzero((op >= 0) & (trace.lane[np.maximum(op, 0)] == lane))
+        rows = np.flatnonzero(products & ~trace.tree.under(products) & (trace.lane == lane))
+        if not len(rows):
+            continue
+        rows = rows[np.argsort(trace.end_ns[rows], kind="stable")]
+        index = np.searchsorted(trace.end_ns[rows], trace.start_ns[op[mine]], side="right") - 1
+        before = rows[np.maximum(index, 0)]
+        starts = np.sort(trace.start_ns[works & (trace.lane == lane)])
+        between = np.searchsorted(starts, trace.start_ns[op[mine]]) - np.searchsorted(starts, trace.end_ns[before])
+        out[mine] = np.where((index >= 0) & (between <= NEAR_OPS), before, -1)
+    return out
+
+
+def _tensor_parallel(trace: Trace, found: Collectives, product: Ints) -> Mask:
+    """Return bool[k]: collectives of a group called tensor-parallel, or right behind a product; none of FSDP or DDP."""
+    op = np.maximum(found.enqueued_by, 0)
+    out: Mask = (found.enqueued_by >= 0) & trace.matching(_KINDS)[op]
+    out &= trace.tree.nearest(op, trace.hosts & trace.matching(_DATA_PARALLEL)) < 0
+    groups, code = Messages(trace, found.rows).groups
+    named = np.array([bool(_GROUP.search(group.label)) for group in groups], dtype=bool)[code]
+    return out & (named | (product >= 0))
+
+
+def _begun(trace: Trace, found: Collectives, product: Ints) -> Ints:
+    """Return int64[k]: when the product before each began, on the clock of whoever computes."""
+    begin = trace.start_ns[found.rows]
+    if found.on_host:
+        return np.where(product >= 0, trace.start_ns[np.maximum(product, 0)], begin)
+    device = trace.devices[0]
+    rows = device.rows[~device.comm]
+    rows = rows[np.argsort(trace.end_ns[rows], kind="stable")]
+    # the kernel that ended last before it: most of its input's time
+    index = np.searchsorted(trace.end_ns[rows], begin, side="right") - 1
+    return np.where(index >= 0, trace.start_ns[rows[np.maximum(index, 0)]], begin)

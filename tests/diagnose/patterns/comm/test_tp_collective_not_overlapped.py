@@ -1,0 +1,86 @@
+"""COM060: collectives between the products of tensor-parallel layers."""
+
+from __future__ import annotations
+
+import pytest
+from builder import TraceBuilder
+
+from torchtriage.diagnose.patterns.comm.tp_collective_not_overlapped import find
+
+NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+
+
+def job(*, layers=6, world=4, between=0, around=None, comm=200, hidden=False, group=None):
+    """Add four steps; each layer: a product of 300 us, then an all-reduce of its result.
+
+    ``between`` : element-wise operators between them. ``around`` : a range around the collective. ``hidden`` : another
+    stream computes meanwhile.
+    """
+    builder = TraceBuilder(distributedInfo={"rank": 0, "world_size": world, "backend": "nccl"})
+    for index in range(4):
+        at = 10_000.0 * index
+        builder.step(index, at, 9990)
+        done = at + 200
+        for layer in range(layers):
+            host = at + 10 + 150 * layer
+            builder.op("aten::mm", host, 20)
+            builder.launch(host + 5, 5, done, 300)
+            for one in range(between):
+                builder.op("aten::add", host + 22 + 5 * one, 4)
+            if around:
+                builder.annotation(around, host + 58, 60)
+            builder.op("_c10d_functional::all_reduce", host + 60, 40)
+            extra = {"Collective name": "allreduce", "In msg nelems": 1 << 20, "dtype": "Float"}
+            extra |= {"Process Group Name": group, "Process Group Description": group} if group else {}
+            builder.launch(host + 70, 5, done + 300, comm, name=NCCL, stream=20, **extra)
+            if hidden:
+                builder.launch(host + 120, 5, done + 300, comm, stream=8)
+            done += 300 + comm
+    return builder
+
+
+def test_quiet_when_something_is_computed_beside_them():
+    assert not list(find(job(hidden=True).build()))
+
+
+def test_quiet_below_a_tenth():
+    assert not list(find(job(comm=30).build()))
+
+
+def test_quiet_far_from_a_product():
+    assert not list(find(job(between=5).build()))
+
+
+@pytest.mark.parametrize(
+    "around", ["FSDP::all_gather (layers.0)", "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"]
+)
+def test_quiet_on_what_data_parallelism_exchanges(around):
+    assert not list(find(job(around=around).build()))
+
+
+def test_quiet_on_few_and_at_world_size_1():
+    assert not list(find(job(layers=3, comm=800).build()))
+    assert not list(find(job(world=1).build()))
+
+
+def test_collectives_behind_products_are_claimed():
+    (claim,) = find(job().build())
+    assert claim.certainty == "hint"
+    assert claim.gain_low == 0.0
+    assert claim.evidence["n_collectives_per_step"] == 6
+    assert claim.evidence["exposed_ms_per_step"] == pytest.approx(1.2)
+    # three of four parts of a product of 300 us: more than the collective
+    assert claim.evidence["could_hide_ms_per_step"] == pytest.approx(1.2)
+    (edit,) = claim.edits
+    assert edit.kind == "overlap"
+    assert set(edit.remains(hopeful=False).tolist()) == {1.0}
+    assert set(edit.remains(hopeful=True).tolist()) == {0.0}
+
+
+def test_no_more_than_the_product_is_hidden():
+    (claim,) = find(job(comm=500).build())
+    assert claim.evidence["could_hide_ms_per_step"] == pytest.approx(6 * 0.225)
+
+
+def test_a_group_of_that_name_needs_no_product():
+    assert list(find(job(between=5, group="mesh_tp").build()))

@@ -14,6 +14,8 @@ from torchtriage.core.names import visible
 from torchtriage.core.units import format_count, format_ms, format_ns, format_share, ms
 from torchtriage.diagnose.ranks.job_detection import Job
 from torchtriage.diagnose.ranks.job_replay import JobReplay
+from torchtriage.diagnose.ranks.joint_cost import all_cost, with_joint_gain
+from torchtriage.diagnose.ranks.joint_savings import JointSavings
 from torchtriage.diagnose.ranks.match import END_SKEW_NS, GroupMatch, Matches, match
 from torchtriage.diagnose.ranks.merge import merge_checks, merge_findings, merge_notes
 from torchtriage.diagnose.ranks.rank_record import RankRecord
@@ -63,7 +65,15 @@ def judge(
     scale = unprofiled_ms * 1e6 / waits.step_ns if unprofiled_ms and waits.step_ns else 1.0
     wait_ms = [ms(float(item)) for item in waits.wait_ns[:, steady].sum(axis=1) / n_steady * scale]
     step_ms = ms(waits.step_ns * scale)
-    findings = merge_findings(results, numbers, wait_ms, step_ms, judged=measured)
+    joint = JointSavings(
+        [rank.skeleton if measured and scale == 1.0 else None for rank in ranks],
+        matches,
+        [np.searchsorted(rank.steps.number, waits.step[steady]) for rank in ranks],
+        n_point_to_point=sum(rank.n_point_to_point for rank in ranks),
+    )
+    if straggler is not None:
+        straggler = with_joint_gain(straggler, joint)
+    findings = merge_findings(results, numbers, wait_ms, step_ms, judged=measured, joint=joint)
     notes = [*job.notes, *_own_notes(ranks, numbers, matches, waits), *merge_notes(results, numbers)]
     if straggler is not None and not refused:
         # exposed communication that is all waiting is the straggler's
@@ -107,7 +117,7 @@ def judge(
         not_checked=not_checked,
         crashes=crashes,
         what_ifs=_answers(ranks, matches, waits, what_if),
-        joint_cost=_joint(results, findings, wait_ms, step_ms, straggler, numbers),
+        joint_cost=_together(results, findings, wait_ms, step_ms, straggler, joint),
         checked=checked,
     )
     return replace(result, verdict=_verdict(result, matches, min_share))
@@ -399,13 +409,13 @@ def _answers(
     return tuple(out)
 
 
-def _joint(
+def _together(
     results: Sequence[Any],
     findings: Sequence[Finding],
     wait_ms: Sequence[float],
     step_ms: float,
     late: Straggler | None,
-    numbers: Sequence[int],
+    joint: JointSavings,
 ) -> Cost | None:
     costs = [finding.cost for finding in findings if finding.cost is not None and finding.cost.high_ms > 0]
     if not costs or not step_ms:
@@ -420,7 +430,7 @@ def _joint(
     low = max(cost.low_ms for cost in costs)
     high = min(sum(cost.high_ms for cost in costs), min(ceilings), step_ms)
     high = max(high, low)
-    return Cost(
+    bound = Cost(
         low_ms=round(low, 6),
         high_ms=round(high, 6),
         per=costs[0].per,
@@ -431,6 +441,21 @@ def _joint(
         basis="bounded",
         method="at least the best one; at most what the slowest rank could save",
         grade="C",
+    )
+    if late is not None and late.off_ns is None:
+        return bound
+    replayed = all_cost(joint, results, bound, step_ms, unawaited=late.position if late is not None else -1)
+    if replayed is None:
+        return bound
+    # all of them give no less than any
+    low = max(replayed.low_ms, low)
+    high = max(min(replayed.high_ms, *ceilings), *(cost.high_ms for cost in costs), low)
+    return replace(
+        replayed,
+        low_ms=round(low, 6),
+        high_ms=round(high, 6),
+        share_low=round(low / step_ms, 6),
+        share_high=round(high / step_ms, 6),
     )
 
 

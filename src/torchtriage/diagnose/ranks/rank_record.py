@@ -20,6 +20,7 @@ from torchtriage.core.trace.collectives import communicates
 from torchtriage.core.trace.device import LAUNCH_SLACK_NS
 from torchtriage.core.trace.messages import HOST_COLLECTIVE, Messages, ProcessGroup
 from torchtriage.diagnose.ranks.host_activity import ACTIVITIES, CELLS, PHASES, Pieces, find_pieces, no_pieces
+from torchtriage.diagnose.ranks.rank_skeleton import RankSkeleton
 from torchtriage.diagnose.replay import Scenario
 from torchtriage.diagnose.replay.graph import Graph
 from torchtriage.diagnose.verdict.result import Result
@@ -144,6 +145,8 @@ class RankRecord:
     n_point_to_point: int
     replay: RankReplay | None = None
     """Where what-if questions were asked."""
+    skeleton: RankSkeleton | None = None
+    """For the savings of the job's findings; None without collectives on a device."""
 
 
 def build_record(trace: Trace, path: str, result: Result) -> RankRecord:

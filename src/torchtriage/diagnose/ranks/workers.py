@@ -30,11 +30,12 @@ from torchtriage.diagnose.ranks.job_replay import rank_replay
 from torchtriage.diagnose.ranks.merge import STRAGGLER
 from torchtriage.diagnose.ranks.object_store import is_url, opened
 from torchtriage.diagnose.ranks.rank_record import RankRecord, build_record
+from torchtriage.diagnose.ranks.rank_skeleton import rank_skeleton
 from torchtriage.diagnose.ranks.result import JobResult
 from torchtriage.diagnose.ranks.timeline import RankTimeline, rank_timelines
 from torchtriage.diagnose.verdict.options import Options
 from torchtriage.diagnose.verdict.result import Result
-from torchtriage.diagnose.verdict.verdict import diagnose
+from torchtriage.diagnose.verdict.verdict import diagnose_with_fixes
 
 __all__ = ["ENGINES", "AnalyzedFiles", "analyze_files", "examine", "examine_all"]
 
@@ -138,10 +139,10 @@ def _examined(trace: Trace, options: Options, timeline: bool) -> Records:
 
 def _record(trace: Trace, options: Options, timeline: bool) -> RankRecord:
     places = None if options.sources is None else Locator(options.sources, confined=options.confined)
-    result = diagnose(trace, options, places=places)
+    result, fixes = diagnose_with_fixes(trace, options, places=places)
     if not timeline and result.summary is not None:
         result = replace(result, summary=replace(result.summary, timeline=()))
-    found = build_record(trace, result.trace.path, result)
+    found = replace(build_record(trace, result.trace.path, result), skeleton=rank_skeleton(trace, result, fixes))
     if options.what_if:
         found = replace(found, replay=rank_replay(trace, tuple(options.what_if), options.step_ms))
     return found

@@ -43,6 +43,7 @@ from torchtriage.core.finding import Cost
 from torchtriage.core.trace import Trace
 from torchtriage.diagnose.calibration import margins, step_noise, widened
 from torchtriage.diagnose.ranks.job_detection import detect_jobs
+from torchtriage.diagnose.ranks.joint_cost import interval_ns
 from torchtriage.diagnose.ranks.joint_savings import Fixed, JointSavings
 from torchtriage.diagnose.ranks.match import match
 from torchtriage.diagnose.ranks.rank_record import build_record
@@ -398,8 +399,8 @@ def _joint_savings(
             saving = skeletons[rank].saving_ns[at]
             if abs(saving) > 0.001 * step:
                 fixed[rank] = [(at, tuple(min(max(end, 0.0) * step / saving, 3.0) for end in ends))]
-        low, high = joint.savings_ns(fixed, 2) if fixed else (0.0, 0.0)
-        out.append((min(low, high) / 1e6, max(low, high) / 1e6))
+        low, high = interval_ns(joint, joint.savings_ns(fixed, 2)) if fixed else (0.0, 0.0)
+        out.append((max(low, 0.0) / 1e6, high / 1e6))
     return out
 
 

@@ -76,6 +76,11 @@ NEEDS: dict[str, tuple[Callable[[Trace], bool], str, str]] = {
         "GPU rows or collectives of the host",
         _ON_DEVICE,
     ),
+    "job": (
+        lambda trace: (trace.origin.world_size or 1) < 2,
+        "the recordings of all ranks",
+        "record all ranks at the same steps: torchtriage analyze FOLDER",
+    ),
     "runtime": (
         lambda trace: bool((trace.kind == Kind.RUNTIME).any()),
         "runtime calls",

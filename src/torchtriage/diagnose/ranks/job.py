@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from torchtriage.core.finding import Cost, Finding, Note, rank_order
 from torchtriage.core.names import visible
 from torchtriage.core.units import format_count, format_ms, format_ns, format_share, ms
+from torchtriage.diagnose.ranks.across_ranks import FINDERS, across_ranks
 from torchtriage.diagnose.ranks.job_detection import Job
+from torchtriage.diagnose.ranks.job_patterns import RanksTogether
 from torchtriage.diagnose.ranks.job_replay import JobReplay
 from torchtriage.diagnose.ranks.joint_cost import all_cost, with_joint_gain
 from torchtriage.diagnose.ranks.joint_savings import JointSavings
@@ -39,14 +41,16 @@ def judge(
     *,
     min_share: float,
     late: bool = True,
+    codes: Collection[str] = tuple(FINDERS),
     what_if: Sequence[str] = (),
     unprofiled_ms: float | None = None,
 ) -> JobResult:
     """Judge the ranks of one job together; ``job.positions`` says which of the records they are.
 
     ``min_share`` : leave out findings whose high end is below this share of the job's step (0-1). ``late`` : look for
-    the rank that makes others wait. ``what_if`` : questions that the records bring the replay for. ``unprofiled_ms`` :
-    time of a step without the profiler, which the ranks' savings are scaled to, and then waiting as well.
+    the rank that makes others wait; ``codes`` : what else to look for that only several ranks show. ``what_if`` :
+    questions that the records bring the replay for. ``unprofiled_ms`` : time of a step without the profiler, which the
+    ranks' savings are scaled to, and then waiting as well.
     """
     from torchtriage.core.version import __version__
 
@@ -86,6 +90,8 @@ def judge(
             found = replace(found, cost=_scaled(found.cost, scale))
         also = (*found.also_explains, *(item.code for item in gone))
         findings.append(replace(found, also_explains=tuple(dict.fromkeys(also))))
+    if measured and not refused:
+        findings = across_ranks(RanksTogether(ranks, numbers, matches, waits, straggler), codes, findings)
     # what is left out of a trace's own report never gets here, so a finding without time stays
     findings = [
         finding
@@ -93,7 +99,7 @@ def judge(
         if finding.cost is None or finding.cost.high_ms == 0 or finding.cost.share_high >= min_share
     ]
     findings.sort(key=rank_order)
-    checked, not_checked, crashes = merge_checks(results, numbers)
+    checked, not_checked, crashes = merge_checks(results, numbers, codes if measured else ())
     result = JobResult(
         schema=SCHEMA,
         version=__version__,

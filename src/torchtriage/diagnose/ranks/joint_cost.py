@@ -14,7 +14,7 @@ from torchtriage.diagnose.ranks.rank_skeleton import ALL
 from torchtriage.diagnose.ranks.straggler import Straggler
 from torchtriage.diagnose.verdict.result import Result
 
-__all__ = ["JOINT_METHOD", "all_cost", "finding_cost", "with_joint_gain"]
+__all__ = ["JOINT_METHOD", "all_cost", "finding_cost", "interval_ns", "with_joint_gain"]
 
 JOINT_METHOD = "all ranks replayed together with the fix"
 MIN_SAVING = 0.001
@@ -103,13 +103,16 @@ def _strengths(
     return low, high
 
 
-def _priced(cost: Cost, joint: JointSavings, savings_ns: Sequence[float], step_ms: float, method: str) -> Cost:
+def interval_ns(joint: JointSavings, savings_ns: Sequence[float]) -> tuple[float, float]:
+    """Return from and to what is saved, by what the replay says of the cautious and the hopeful fix."""
     low, high = min(savings_ns), max(savings_ns)
-    if high > MIN_SAVING * joint.step_ns:
-        low, high = low * (1 - OFF) - NOISE * joint.step_ns, high * (1 + OFF) + NOISE * joint.step_ns
-    else:
-        low = high = 0.0
-    low, high = (min(max(ms(end), 0.0), step_ms) for end in (low, high))
+    if high <= MIN_SAVING * joint.step_ns:
+        return 0.0, 0.0
+    return low * (1 - OFF) - NOISE * joint.step_ns, high * (1 + OFF) + NOISE * joint.step_ns
+
+
+def _priced(cost: Cost, joint: JointSavings, savings_ns: Sequence[float], step_ms: float, method: str) -> Cost:
+    low, high = (min(max(ms(end), 0.0), step_ms) for end in interval_ns(joint, savings_ns))
     return replace(
         cost,
         low_ms=round(low, 6),

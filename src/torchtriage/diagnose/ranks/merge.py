@@ -8,7 +8,7 @@ Where they can be replayed together, that says how much it is.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -206,14 +206,19 @@ def _on(ranks: Sequence[int], n_ranks: int) -> str:
 
 
 def merge_checks(
-    results: Sequence[Result], numbers: Sequence[int]
+    results: Sequence[Result], numbers: Sequence[int], of_job: Collection[str] = ()
 ) -> tuple[tuple[str, ...], tuple[NotChecked, ...], tuple[Crash, ...]]:
-    """Return what ran on every rank, what did not run on some, and what failed on any."""
-    checked = set.intersection(*(set(result.checked) for result in results))
+    """Return what ran on every rank, what did not run on some, and what failed on any.
+
+    ``of_job`` : what ran on the ranks together.
+    """
+    checked = set.intersection(*(set(result.checked) for result in results)) | set(of_job)
     missing: dict[str, list[NotChecked]] = {}
     crashes: dict[tuple[str, str], list[int]] = {}
     for number, result in zip(numbers, results, strict=True):
         for unchecked in result.not_checked:
+            if unchecked.code in of_job:
+                continue
             missing.setdefault(unchecked.code, []).append(unchecked)
         for crash in result.crashes:
             crashes.setdefault((crash.code, crash.error), []).append(number)

@@ -21,6 +21,7 @@ from torchtriage.core.trace.device import LAUNCH_SLACK_NS
 from torchtriage.core.trace.messages import HOST_COLLECTIVE, Messages, ProcessGroup
 from torchtriage.diagnose.ranks.host_activity import ACTIVITIES, CELLS, PHASES, Pieces, find_pieces, no_pieces
 from torchtriage.diagnose.ranks.rank_skeleton import RankSkeleton
+from torchtriage.diagnose.ranks.rank_work import NO_WORK, RankWork, rank_work
 from torchtriage.diagnose.replay import Scenario
 from torchtriage.diagnose.replay.graph import Graph
 from torchtriage.diagnose.verdict.result import Result
@@ -145,6 +146,7 @@ class RankRecord:
     n_point_to_point: int
     replay: RankReplay | None = None
     """Where what-if questions were asked."""
+    work: RankWork = NO_WORK
     skeleton: RankSkeleton | None = None
     """For the savings of the job's findings; None without collectives on a device."""
 
@@ -212,6 +214,7 @@ def build_record(trace: Trace, path: str, result: Result) -> RankRecord:
         paces=_paces(trace, pieces),
         stretches=_stretches(pieces, own),
         n_point_to_point=n_point_to_point,
+        work=rank_work(trace, pieces, start if device else launch),
     )
 
 

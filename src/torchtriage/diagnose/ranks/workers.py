@@ -24,6 +24,7 @@ from torchtriage.core.trace.merged_ranks import split_ranks
 from torchtriage.core.trace.select import select_each
 from torchtriage.core.workers import PROCESSES_VARIABLE, WorkerLostError, Workers, can_start, n_cores
 from torchtriage.diagnose.patterns import lookup
+from torchtriage.diagnose.ranks.across_ranks import FINDERS
 from torchtriage.diagnose.ranks.job import judge
 from torchtriage.diagnose.ranks.job_detection import detect_jobs
 from torchtriage.diagnose.ranks.job_replay import rank_replay
@@ -98,6 +99,11 @@ def analyze_files(
             job,
             min_share=options.min_share,
             late=late and not _names(options.skip, STRAGGLER),
+            codes=[
+                code
+                for code in FINDERS
+                if (not options.only or _names(options.only, code)) and not _names(options.skip, code)
+            ],
             what_if=tuple(options.what_if),
             unprofiled_ms=options.step_ms,
         )

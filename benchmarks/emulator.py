@@ -365,7 +365,7 @@ class _Stream:
                 yield max(start - clock.now(), 0)
                 self.n_pending -= 1
                 began = clock.now()
-                yield self.jitter(item.ns)
+                yield from self.run.hold(item.name, self.jitter(item.ns))
                 self.free_ns = clock.now()
                 self.run.add(
                     item.name,
@@ -390,7 +390,7 @@ class _Stream:
 class Run:
     """One execution of a program and what a profiler recorded of it."""
 
-    def __init__(self, program: Program, clock: Clock, *, seed: int = 0) -> None:
+    def __init__(self, program: Program, clock: Clock, *, seed: int = 0, starts: bool = True) -> None:
         self.program, self.clock, self.seed = program, clock, seed
         self.events: list[dict[str, Any]] = []
         self.over = False
@@ -403,15 +403,22 @@ class Run:
         self._host_jitter = self.jitter("host")
         for number in (COMPUTE, COMM, COPY, SIDE):
             self._streams[number] = _Stream(self, number)
-        n_workers = max((one.workers for one in program.instructions() if isinstance(one, Fetch)), default=0)
-        clock.run(
-            [
-                self._main(),
-                self._autograd(),
-                *(stream.serve() for stream in self._streams.values()),
-                *(self._worker(index, n_workers) for index in range(n_workers)),
-            ]
-        )
+        if starts:
+            clock.run(self.processes())
+
+    def processes(self) -> list[Process]:
+        """Return what runs side by side: the host's threads, the streams, and the loader's workers."""
+        n_workers = max((one.workers for one in self.program.instructions() if isinstance(one, Fetch)), default=0)
+        return [
+            self._main(),
+            self._autograd(),
+            *(stream.serve() for stream in self._streams.values()),
+            *(self._worker(index, n_workers) for index in range(n_workers)),
+        ]
+
+    def hold(self, _name: str, ns: int) -> Process:
+        """Run a kernel."""
+        yield ns
 
     def jitter(self, who: str) -> Callable[[int], int]:
         """Return a function that varies durations, the same for the same seed and name."""

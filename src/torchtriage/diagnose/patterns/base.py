@@ -81,6 +81,11 @@ NEEDS: dict[str, tuple[Callable[[Trace], bool], str, str]] = {
         "the recordings of all ranks that it sends to",
         "record all ranks at the same steps: torchtriage analyze FOLDER",
     ),
+    "job": (
+        lambda trace: (trace.origin.world_size or 1) < 2,
+        "the recordings of all ranks",
+        "record all ranks at the same steps: torchtriage analyze FOLDER",
+    ),
     "runtime": (
         lambda trace: bool((trace.kind == Kind.RUNTIME).any()),
         "runtime calls",

@@ -12,10 +12,14 @@ from numpy.typing import NDArray
 from torchtriage.core.finding import Cost, Finding, Note, rank_order
 from torchtriage.core.names import visible
 from torchtriage.core.units import format_count, format_ms, format_ns, format_share, ms
+from torchtriage.diagnose.ranks.across_ranks import FINDERS, across_ranks
 from torchtriage.diagnose.ranks.job_detection import Job
+from torchtriage.diagnose.ranks.job_patterns import RanksTogether
 from torchtriage.diagnose.ranks.job_replay import JobReplay
+from torchtriage.diagnose.ranks.joint_cost import all_cost, with_joint_gain
+from torchtriage.diagnose.ranks.joint_savings import JointSavings
 from torchtriage.diagnose.ranks.match import END_SKEW_NS, GroupMatch, Matches, match
-from torchtriage.diagnose.ranks.merge import merge_checks, merge_findings, merge_notes
+from torchtriage.diagnose.ranks.merge import STRAGGLER, merge_checks, merge_findings, merge_notes
 from torchtriage.diagnose.ranks.pipeline_finding import PIPELINES
 from torchtriage.diagnose.ranks.pipeline_job import job_pipelines, scaled
 from torchtriage.diagnose.ranks.process_groups import process_groups
@@ -25,10 +29,12 @@ from torchtriage.diagnose.ranks.straggler import Straggler, Waiting, find_stragg
 from torchtriage.diagnose.ranks.straggler_finding import straggler_finding
 from torchtriage.diagnose.verdict.result import SCHEMA, Answer
 
-__all__ = ["checked_clause", "costliest_sentence", "judge"]
+__all__ = ["OF_JOB", "checked_clause", "costliest_sentence", "judge"]
 
 Ints = NDArray[np.int64]
 
+OF_JOB = (STRAGGLER, *PIPELINES, *FINDERS)
+"""Codes of what is looked for in the ranks together."""
 MAX_COLLECTIVES = 200
 FIRST_WAIT_NS = 1_000_000
 """More waiting than this in the first collective is worth a note."""
@@ -39,17 +45,16 @@ def judge(
     job: Job,
     *,
     min_share: float,
-    late: bool = True,
-    pipelines: Collection[str] = PIPELINES,
+    codes: Collection[str] = OF_JOB,
     what_if: Sequence[str] = (),
     unprofiled_ms: float | None = None,
 ) -> JobResult:
     """Judge the ranks of one job together; ``job.positions`` says which of the records they are.
 
-    ``min_share`` : leave out findings whose high end is below this share of the job's step (0-1). ``late`` : look for
-    the rank that makes others wait. ``pipelines`` : codes of what is looked for in pipelines. ``what_if`` : questions
-    that the records bring the replay for. ``unprofiled_ms`` : time of a step without the profiler, which the ranks'
-    savings are scaled to, and then waiting as well.
+    ``min_share`` : leave out findings whose high end is below this share of the job's step (0-1). ``codes`` : what to
+    look for that only several ranks show. ``what_if`` : questions that the records bring the replay for.
+    ``unprofiled_ms`` : time of a step without the profiler, which the ranks' savings are scaled to, and then waiting as
+    well.
     """
     from torchtriage.core.version import __version__
 
@@ -60,7 +65,7 @@ def judge(
     pipes = job_pipelines(ranks, numbers, matches, job.world_size)
     # what stages wait for each other is the pipeline's, and no straggler's
     waits = waiting(pipes.ranks, matches)
-    straggler = find_straggler(pipes.ranks, matches, waits) if late else None
+    straggler = find_straggler(pipes.ranks, matches, waits) if STRAGGLER in codes else None
     refused = all(result.refused for result in results)
     measured = waits.n_judged > 0
     # without steps each rank's window stands for one
@@ -70,9 +75,17 @@ def judge(
     scale = unprofiled_ms * 1e6 / waits.step_ns if unprofiled_ms and waits.step_ns else 1.0
     wait_ms = [ms(float(item)) for item in waits.wait_ns[:, steady].sum(axis=1) / n_steady * scale]
     step_ms = ms(waits.step_ns * scale)
-    findings = merge_findings(results, numbers, wait_ms, step_ms, judged=measured)
+    joint = JointSavings(
+        [rank.skeleton if measured and scale == 1.0 else None for rank in ranks],
+        matches,
+        [np.searchsorted(rank.steps.number, waits.step[steady]) for rank in ranks],
+        n_point_to_point=sum(rank.n_point_to_point for rank in ranks),
+    )
+    if straggler is not None:
+        straggler = with_joint_gain(straggler, joint)
+    findings = merge_findings(results, numbers, wait_ms, step_ms, judged=measured, joint=joint)
     findings = pipes.without_waiting(findings, waits.step, scale)
-    findings += [one for one in pipes.findings(numbers, waits.step_ns, scale) if one.code in pipelines]
+    findings += [one for one in pipes.findings(numbers, waits.step_ns, scale) if one.code in codes]
     notes = [
         *job.notes,
         *_own_notes(ranks, numbers, matches, waits, pipelines=bool(pipes.bubbles)),
@@ -90,6 +103,8 @@ def judge(
             found = replace(found, cost=scaled(found.cost, scale))
         also = (*found.also_explains, *(item.code for item in gone))
         findings.append(replace(found, also_explains=tuple(dict.fromkeys(also))))
+    if measured and not refused:
+        findings = across_ranks(RanksTogether(ranks, numbers, matches, waits, straggler), codes, findings)
     # what is left out of a trace's own report never gets here, so a finding without time stays
     findings = [
         finding
@@ -97,9 +112,8 @@ def judge(
         if finding.cost is None or finding.cost.high_ms == 0 or finding.cost.share_high >= min_share
     ]
     findings.sort(key=rank_order)
-    checked, not_checked, crashes = merge_checks(results, numbers)
-    answered = {one.code for one in not_checked} & set(pipes.checked)
-    not_checked = tuple(one for one in not_checked if one.code not in answered)
+    together = {*(FINDERS if measured else ()), *pipes.checked}.intersection(codes)
+    checked, not_checked, crashes = merge_checks(results, numbers, together)
     result = JobResult(
         schema=SCHEMA,
         version=__version__,
@@ -123,8 +137,8 @@ def judge(
         not_checked=not_checked,
         crashes=crashes,
         what_ifs=_answers(ranks, matches, waits, what_if),
-        joint_cost=_joint(results, findings, wait_ms, step_ms, straggler, numbers),
-        checked=tuple(sorted({*checked, *answered})),
+        joint_cost=_together(results, findings, wait_ms, step_ms, straggler, joint),
+        checked=checked,
         pipelines=pipes.summaries(numbers),
         process_groups=process_groups(ranks, numbers, matches, waits),
     )
@@ -402,13 +416,13 @@ def _answers(
     return tuple(out)
 
 
-def _joint(
+def _together(
     results: Sequence[Any],
     findings: Sequence[Finding],
     wait_ms: Sequence[float],
     step_ms: float,
     late: Straggler | None,
-    numbers: Sequence[int],
+    joint: JointSavings,
 ) -> Cost | None:
     costs = [finding.cost for finding in findings if finding.cost is not None and finding.cost.high_ms > 0]
     if not costs or not step_ms:
@@ -425,7 +439,7 @@ def _joint(
     low = max(cost.low_ms for cost in costs)
     high = min(sum(cost.high_ms for cost in costs), min(ceilings), step_ms)
     high = max(high, low)
-    return Cost(
+    bound = Cost(
         low_ms=round(low, 6),
         high_ms=round(high, 6),
         per=costs[0].per,
@@ -436,6 +450,21 @@ def _joint(
         basis="bounded",
         method="at least the best one; at most what the slowest rank could save",
         grade="C",
+    )
+    if late is not None and late.off_ns is None:
+        return bound
+    replayed = all_cost(joint, results, bound, step_ms, unawaited=late.position if late is not None else -1)
+    if replayed is None:
+        return bound
+    # all of them give no less than any
+    low = max(replayed.low_ms, low)
+    high = max(min(replayed.high_ms, *ceilings), *(cost.high_ms for cost in costs), low)
+    return replace(
+        replayed,
+        low_ms=round(low, 6),
+        high_ms=round(high, 6),
+        share_low=round(low / step_ms, 6),
+        share_high=round(high / step_ms, 6),
     )
 
 

@@ -2,17 +2,20 @@
 
 The ranks of a job run in step: one that gets faster waits longer for the others. So a job saves no
 more than the smallest, over its ranks, of what a rank saves itself and what it waits for others.
+Where they can be replayed together, that says how much it is.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
 from torchtriage.core.finding import SEVERITIES, Cost, Crash, Finding, NotChecked, Note, RankSpread, Severity
 from torchtriage.diagnose.patterns import lookup
+from torchtriage.diagnose.ranks.joint_cost import finding_cost
+from torchtriage.diagnose.ranks.joint_savings import JointSavings
 from torchtriage.diagnose.verdict.result import Result
 from torchtriage.diagnose.verdict.verdict import HIGH_SHARE, MEDIUM_SHARE
 
@@ -23,24 +26,31 @@ STRAGGLER, EXPOSED = "COM036", "COM035"
 
 
 def merge_findings(
-    results: Sequence[Result], numbers: Sequence[int], wait_ms: Sequence[float], step_ms: float, *, judged: bool
+    results: Sequence[Result],
+    numbers: Sequence[int],
+    wait_ms: Sequence[float],
+    step_ms: float,
+    *,
+    judged: bool,
+    joint: JointSavings | None = None,
 ) -> list[Finding]:
     """Return equal findings of the ranks as one, with what the job would save.
 
     ``wait_ms`` : how long each rank waits for others with nothing beside it, per step. ``step_ms`` : the job's step.
-    ``judged`` : waiting was measured between ranks, so what one rank alone guesses is left out.
+    ``judged`` : waiting was measured between ranks, so what one rank alone guesses is left out. ``joint`` : the ranks
+    replayed together.
     """
-    groups: dict[tuple[Any, ...], list[tuple[int, Finding]]] = {}
+    groups: dict[tuple[Any, ...], list[tuple[int, int]]] = {}
     several = {
         code for result in results for code, n in Counter(finding.code for finding in result.findings).items() if n > 1
     }
     for position, result in enumerate(results):
-        for finding in result.findings:
+        for place, finding in enumerate(result.findings):
             if judged and finding.code == STRAGGLER:
                 continue
             key = _key(finding) if finding.code in several else (finding.code,)
-            groups.setdefault(key, []).append((position, finding))
-    return [_merged(found, results, numbers, wait_ms, step_ms) for found in groups.values()]
+            groups.setdefault(key, []).append((position, place))
+    return [_merged(found, results, numbers, wait_ms, step_ms, joint) for found in groups.values()]
 
 
 def _key(finding: Finding) -> tuple[Any, ...]:
@@ -55,12 +65,14 @@ def _middle(cost: Cost | None) -> float:
 
 
 def _merged(
-    found: list[tuple[int, Finding]],
+    places: list[tuple[int, int]],
     results: Sequence[Result],
     numbers: Sequence[int],
     wait_ms: Sequence[float],
     step_ms: float,
+    joint: JointSavings | None,
 ) -> Finding:
+    found = [(position, results[position].findings[place]) for position, place in places]
     # the costliest of the ranks stands for all; the first of equals, so that runs repeat
     position, chosen = max(found, key=lambda item: (_middle(item[1].cost), -item[0]))
     by_rank: dict[int, list[Finding]] = {}
@@ -68,6 +80,11 @@ def _merged(
         by_rank.setdefault(at, []).append(finding)
     middles = [sum(_middle(item.cost) for item in mine) for mine in by_rank.values()]
     cost = _job_cost(by_rank, chosen, wait_ms, step_ms)
+    if joint is not None and cost is not None and cost.high_ms > 0 and chosen.family != "comm":
+        of_rank: dict[int, list[int]] = {}
+        for at, place in places:
+            of_rank.setdefault(at, []).append(place)
+        cost = finding_cost(joint, results, of_rank, cost, step_ms) or cost
     spread = RankSpread(
         n_with=len(by_rank),
         n_ranks=len(numbers),
@@ -189,14 +206,19 @@ def _on(ranks: Sequence[int], n_ranks: int) -> str:
 
 
 def merge_checks(
-    results: Sequence[Result], numbers: Sequence[int]
+    results: Sequence[Result], numbers: Sequence[int], of_job: Collection[str] = ()
 ) -> tuple[tuple[str, ...], tuple[NotChecked, ...], tuple[Crash, ...]]:
-    """Return what ran on every rank, what did not run on some, and what failed on any."""
-    checked = set.intersection(*(set(result.checked) for result in results))
+    """Return what ran on every rank, what did not run on some, and what failed on any.
+
+    ``of_job`` : what ran on the ranks together.
+    """
+    checked = set.intersection(*(set(result.checked) for result in results)) | set(of_job)
     missing: dict[str, list[NotChecked]] = {}
     crashes: dict[tuple[str, str], list[int]] = {}
     for number, result in zip(numbers, results, strict=True):
         for unchecked in result.not_checked:
+            if unchecked.code in of_job:
+                continue
             missing.setdefault(unchecked.code, []).append(unchecked)
         for crash in result.crashes:
             crashes.setdefault((crash.code, crash.error), []).append(number)

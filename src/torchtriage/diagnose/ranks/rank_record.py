@@ -22,6 +22,8 @@ from torchtriage.core.trace.messages import HOST_COLLECTIVE, Messages, ProcessGr
 from torchtriage.diagnose.ranks.group_rows import GroupRows, group_rows
 from torchtriage.diagnose.ranks.host_activity import ACTIVITIES, CELLS, PHASES, Pieces, find_pieces, no_pieces
 from torchtriage.diagnose.ranks.pipeline_rank import NOTHING, RankPipeline, messages_of, rank_pipeline
+from torchtriage.diagnose.ranks.rank_skeleton import RankSkeleton
+from torchtriage.diagnose.ranks.rank_work import NO_WORK, RankWork, rank_work
 from torchtriage.diagnose.replay import Scenario
 from torchtriage.diagnose.replay.graph import Graph
 from torchtriage.diagnose.verdict.result import Result
@@ -157,6 +159,9 @@ class RankRecord:
     pipeline: RankPipeline = NOTHING
     replay: RankReplay | None = None
     """Where what-if questions were asked."""
+    work: RankWork = NO_WORK
+    skeleton: RankSkeleton | None = None
+    """For the savings of the job's findings; None without collectives on a device."""
 
 
 def build_record(trace: Trace, path: str, result: Result) -> RankRecord:
@@ -227,6 +232,7 @@ def build_record(trace: Trace, path: str, result: Result) -> RankRecord:
         n_point_to_point=len(sent),
         pipeline=pipeline,
         by_group=by_group,
+        work=rank_work(trace, pieces, start if device else launch),
     )
 
 

@@ -101,6 +101,8 @@ class Straggler:
     reaches_all: bool
     group: GroupMatch
     cause: StragglerCause | None
+    off_ns: tuple[float, float] | None = None
+    """How far the gain may be off below and above, where it is by the joint replay of the ranks."""
 
 
 def waiting(ranks: Sequence[RankRecord], matches: Matches) -> Waiting:

@@ -40,6 +40,9 @@ def straggler_finding(
     cause = late.cause
     members = len(late.group.members)
     method = "time for which every other rank waits for this one alone, median over steps"
+    if late.off_ns is not None:
+        low_ns, high_ns = low_ns - late.off_ns[0], high_ns + late.off_ns[1]
+        method = "all ranks replayed together without waiting for this one, median over steps"
     if cause is not None and cause.excess_ns < low_ns:
         low_ns = cause.excess_ns
         method += "; low end: what the cause explains"

@@ -24,18 +24,17 @@ from torchtriage.core.trace.merged_ranks import split_ranks
 from torchtriage.core.trace.select import select_each
 from torchtriage.core.workers import PROCESSES_VARIABLE, WorkerLostError, Workers, can_start, n_cores
 from torchtriage.diagnose.patterns import lookup
-from torchtriage.diagnose.ranks.job import judge
+from torchtriage.diagnose.ranks.job import OF_JOB, judge
 from torchtriage.diagnose.ranks.job_detection import detect_jobs
 from torchtriage.diagnose.ranks.job_replay import rank_replay
-from torchtriage.diagnose.ranks.merge import STRAGGLER
 from torchtriage.diagnose.ranks.object_store import is_url, opened
-from torchtriage.diagnose.ranks.pipeline_finding import PIPELINES
 from torchtriage.diagnose.ranks.rank_record import RankRecord, build_record
+from torchtriage.diagnose.ranks.rank_skeleton import rank_skeleton
 from torchtriage.diagnose.ranks.result import JobResult
 from torchtriage.diagnose.ranks.timeline import RankTimeline, rank_timelines
 from torchtriage.diagnose.verdict.options import Options
 from torchtriage.diagnose.verdict.result import Result
-from torchtriage.diagnose.verdict.verdict import diagnose
+from torchtriage.diagnose.verdict.verdict import diagnose_with_fixes
 
 __all__ = ["ENGINES", "AnalyzedFiles", "analyze_files", "examine", "examine_all"]
 
@@ -91,9 +90,7 @@ def analyze_files(
         reasons = "".join(f"\nleft out: {error}" for error in errors)
         raise TraceFormatError(f"none of the {len(files)} files is a readable trace{reasons}")
     asked = {
-        code
-        for code in (STRAGGLER, *PIPELINES)
-        if (not options.only or _names(options.only, code)) and not _names(options.skip, code)
+        code for code in OF_JOB if (not options.only or _names(options.only, code)) and not _names(options.skip, code)
     }
     found = detect_jobs(records)
     jobs = tuple(
@@ -101,8 +98,7 @@ def analyze_files(
             records,
             job,
             min_share=options.min_share,
-            late=STRAGGLER in asked,
-            pipelines=asked - {STRAGGLER},
+            codes=asked,
             what_if=tuple(options.what_if),
             unprofiled_ms=options.step_ms,
         )
@@ -144,10 +140,10 @@ def _examined(trace: Trace, options: Options, timeline: bool) -> Records:
 
 def _record(trace: Trace, options: Options, timeline: bool) -> RankRecord:
     places = None if options.sources is None else Locator(options.sources, confined=options.confined)
-    result = diagnose(trace, options, places=places)
+    result, fixes = diagnose_with_fixes(trace, options, places=places)
     if not timeline and result.summary is not None:
         result = replace(result, summary=replace(result.summary, timeline=()))
-    found = build_record(trace, result.trace.path, result)
+    found = replace(build_record(trace, result.trace.path, result), skeleton=rank_skeleton(trace, result, fixes))
     if options.what_if:
         found = replace(found, replay=rank_replay(trace, tuple(options.what_if), options.step_ms))
     return found

@@ -35,7 +35,7 @@ from torchtriage.core.trace.peak_rates import stated_peak
 from torchtriage.diagnose.patterns import Claim, Pattern, PatternEntry, catalogue, lookup
 from torchtriage.diagnose.patterns.base import NEEDS, given, missing_needs
 from torchtriage.diagnose.ranks.process_groups import groups_of_one
-from torchtriage.diagnose.replay import parse_what_if
+from torchtriage.diagnose.replay import Edit, parse_what_if
 from torchtriage.diagnose.verdict.bus_bandwidth import bus_bandwidth
 from torchtriage.diagnose.verdict.device_time import device_time
 from torchtriage.diagnose.verdict.doctor import examine, missing_rows
@@ -50,7 +50,7 @@ from torchtriage.diagnose.verdict.summary import summarise, summarise_path
 from torchtriage.diagnose.verdict.time_ownership import Share, share_out
 from torchtriage.diagnose.verdict.verdict_text import MUCH_IDLE, sentences, unexplained_idle
 
-__all__ = ["HIGH_SHARE", "MEDIUM_SHARE", "diagnose"]
+__all__ = ["HIGH_SHARE", "MEDIUM_SHARE", "diagnose", "diagnose_with_fixes"]
 
 HIGH_SHARE, MEDIUM_SHARE = 0.10, 0.03
 MAX_INTERVALS = 200
@@ -73,6 +73,18 @@ def diagnose(
     ``places`` : knows more about frames than their recorded names; nothing here opens a source file. ``captured`` : the
     launches that kernels of replayed graphs were captured from. ``compiled`` : the lines that compiled graphs compute.
     """
+    return diagnose_with_fixes(trace, options, places=places, captured=captured, compiled=compiled)[0]
+
+
+def diagnose_with_fixes(
+    trace: Trace,
+    options: Options = DEFAULTS,
+    *,
+    places: Locator | None = None,
+    captured: CapturedGraphs | None = None,
+    compiled: KernelLines | None = None,
+) -> tuple[Result, tuple[tuple[Edit, ...], ...]]:
+    """Analyse a trace; return with the result what fixing each of its findings changes, in their order."""
     from torchtriage.core.version import __version__
 
     with part("imports"):
@@ -87,6 +99,7 @@ def diagnose(
         notes = examine(trace)
     refused = any(note.level == "refuse" for note in notes)
     findings: list[Finding] = []
+    fixes: tuple[tuple[Edit, ...], ...] = ()
     claims: list[tuple[Pattern, Claim]] = []
     pricing: Pricing | None = None
     joint: Cost | None = None
@@ -104,7 +117,7 @@ def diagnose(
         gone = {code for pattern, claim in claims if claim.certainty == "certain" for code in pattern.suppresses}
         claims = [(pattern, claim) for pattern, claim in claims if pattern.code not in gone]
         with part("findings"):
-            findings, joint = _judge(pricing, claims, options.min_share, places, compiled)
+            findings, fixes, joint = _judge(pricing, claims, options.min_share, places, compiled)
         notes += tuple(_replay_notes(pricing, findings))
         notes += places.notes() if places is not None else ()
     missing = missing_rows(notes)
@@ -149,7 +162,7 @@ def diagnose(
 
         result = replace(result, suspicions=suspicions(trace, findings))
     result = in_recorder_words(in_engine_words(result, trace), trace)
-    return replace(result, verdict=sentences(trace, result, options.min_share))
+    return replace(result, verdict=sentences(trace, result, options.min_share)), fixes
 
 
 # -- patterns ----------------------------------------------------------------------------------
@@ -232,7 +245,7 @@ def _judge(
     min_share: float,
     places: Locator | None,
     compiled: KernelLines | None,
-) -> tuple[list[Finding], Cost | None]:
+) -> tuple[list[Finding], tuple[tuple[Edit, ...], ...], Cost | None]:
     trace = pricing.trace
     with part("replay"):
         predictions = pricing.predict([claim for _, claim in claims])
@@ -253,7 +266,7 @@ def _judge(
     ranked = [claim for _, claim in found]
     with part("replay"):
         findings = pricing.together([finding for finding, _ in found], ranked)
-        return findings, pricing.joint(findings, ranked)
+        return findings, tuple(tuple(claim.edits) for claim in ranked), pricing.joint(findings, ranked)
 
 
 def _replay_notes(pricing: Pricing, findings: list[Finding]) -> Iterator[Note]:

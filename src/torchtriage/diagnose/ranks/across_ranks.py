@@ -1,0 +1,39 @@
+"""Asks the patterns of several ranks together, and settles who has the time that the others wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+
+from torchtriage.core.finding import Finding
+from torchtriage.diagnose.ranks.context_imbalance import context_imbalance
+from torchtriage.diagnose.ranks.expert_skew import expert_skew
+from torchtriage.diagnose.ranks.job_patterns import RanksTogether, without_straggler
+from torchtriage.diagnose.ranks.merge import STRAGGLER
+from torchtriage.diagnose.ranks.one_rank_alone import one_rank_alone
+from torchtriage.diagnose.ranks.ranks_differ import ranks_differ
+
+__all__ = ["FINDERS", "across_ranks"]
+
+FINDERS: dict[str, Callable[[RanksTogether], Finding | None]] = {
+    "COM064": expert_skew,
+    "COM065": one_rank_alone,
+    "COM066": ranks_differ,
+    "COM067": context_imbalance,
+}
+
+
+def across_ranks(job: RanksTogether, codes: Collection[str], findings: Sequence[Finding]) -> list[Finding]:
+    """Return the findings of a job with those that only its ranks together show."""
+    found = [one for code in codes if code in FINDERS and (one := FINDERS[code](job)) is not None]
+    if job.late is None:
+        return [*findings, *found]
+    rank = job.numbers[job.late.position]
+    # another program is why a rank is late, and costs nothing on top
+    found = [
+        replace(one, severity="low", message=f"{one.message}; the others wait for rank {rank} ({STRAGGLER})")
+        if one.cost is None and one.ranks is not None and rank in one.ranks.ranks
+        else one
+        for one in found
+    ]
+    return without_straggler(findings, found, rank)

@@ -1,0 +1,114 @@
+"""COM064: a rank whose experts got more tokens comes last to the all-to-all that gives back what they made."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage.core.finding import Finding
+from torchtriage.core.stats.median import median_interval
+from torchtriage.core.units import format_ns, format_share
+from torchtriage.diagnose.ranks.job_patterns import MIN_SHARE, RanksTogether, job_finding
+from torchtriage.diagnose.ranks.match import GroupMatch
+
+__all__ = ["expert_skew"]
+
+Ints = NDArray[np.int64]
+
+UNEVEN = 1.15
+"""Elements of the fullest rank over the mean of its group."""
+MIN_EXPLAINED = 0.5
+"""Of the lateness has to be products that it computed for longer than the median of the others."""
+MIN_BLAMED = 0.5
+"""Of all such waiting has to be for the rank with the most elements."""
+VARIES = 0.02
+"""Of its elements, from step to step: tokens are routed anew, tables stay as large as they are."""
+
+
+def expert_skew(job: RanksTogether) -> Finding | None:
+    """Return the skew of the experts, None where there is none."""
+    steps = job.steady
+    saved = np.zeros(len(steps))
+    blamed = total = 0.0
+    counts = np.zeros(len(job.ranks), np.int64)
+    ratios: list[float] = []
+    for group in job.matches.groups:
+        if group.fault or len(group.members) < 2:
+            continue
+        use = np.flatnonzero(
+            np.isin(group.step, steps) & ~group.begins & np.array([_exchanges(name) for name in group.name], bool)
+        )
+        if not len(use):
+            continue
+        nelems, products = _of_members(job, group, use)
+        uneven = nelems.max(axis=1) >= UNEVEN * np.maximum(nelems.mean(axis=1), 1)
+        known = (nelems >= 0).all(axis=1) & uneven & _routed(nelems, group.step[use])
+        late = group.late[use]
+        start = group.start_ns[use]
+        rows = np.arange(len(use))
+        # as even work would let all come at the mean
+        gain = start.max(axis=1) - start.mean(axis=1)
+        more = products[rows, late] - np.median(products, axis=1)
+        fullest = (nelems.argmax(axis=1) == late) & (more >= MIN_EXPLAINED * gain)
+        total += float(gain[known].sum())
+        hit = known & fullest
+        blamed += float(gain[hit].sum())
+        np.add.at(saved, np.searchsorted(steps, group.step[use[hit]]), np.minimum(gain, more)[hit])
+        np.add.at(counts, group.members[late[hit]], 1)
+        ratios += (nelems.max(axis=1) / np.maximum(nelems.mean(axis=1), 1))[hit].tolist()
+    if not total or blamed < MIN_BLAMED * total:
+        return None
+    low, middle, high = median_interval(saved.astype(np.int64))
+    if middle < MIN_SHARE * job.waits.step_ns:
+        return None
+    hot = int(counts.argmax())
+    share = float(counts[hot] / counts.sum())
+    who = f"mostly rank {job.numbers[hot]}'s" if share >= 0.6 else "of one rank or another"
+    return job_finding(
+        job,
+        "COM064",
+        f"before {len(ratios)} all-to-alls the experts {who} have {np.median(ratios):.2f} times the mean number of"
+        f" elements in the median, and come last after computing for longer; the others wait: {format_ns(middle)} of"
+        f" {format_ns(job.waits.step_ns)} per step, {format_share(middle / job.waits.step_ns)}",
+        {
+            "hot_rank": job.numbers[hot],
+            "share_of_hot_rank": round(share, 6),
+            "elements_over_mean": round(float(np.median(ratios)), 4),
+            "n_all_to_alls": len(ratios),
+        },
+        np.flatnonzero(counts).tolist() if share < 0.6 else [hot],
+        ns=(low / 2, high),
+        method="from the mean to the last start of all-to-alls to which the fullest rank comes last, median over steps;"
+        " low end: half of it",
+        certainty="likely" if len(steps) > 2 else "hint",
+    )
+
+
+def _exchanges(name: str) -> bool:
+    plain = name.lower().replace("_", "")
+    return "alltoall" in plain
+
+
+def _of_members(job: RanksTogether, group: GroupMatch, use: Ints) -> tuple[Ints, Ints]:
+    """Return int64[matches, members] twice: elements put in, and products computed since the collective before."""
+    nelems, products = [], []
+    for column, position in enumerate(group.members.tolist()):
+        record, at = job.ranks[position], group.index[use, column]
+        done = record.work.product_ns
+        nelems.append(record.collectives.nelems[at])
+        products.append(done[at] - done[np.maximum(at - 1, 0)])
+    return np.stack(nelems, axis=1), np.stack(products, axis=1)
+
+
+def _routed(nelems: Ints, step: Ints) -> NDArray[np.bool_]:
+    """Return bool[matches]: whether what ranks put in at this place of the step changes from step to step."""
+    numbers, first, count = np.unique(step, return_index=True, return_counts=True)
+    if len(numbers) < 2 or (count != count[0]).any():
+        return np.ones(len(step), bool)
+    places = np.stack([nelems[a : a + count[0]] for a in first.tolist()])
+    spread = (places.max(axis=0) - places.min(axis=0)) / np.maximum(places.mean(axis=0), 1)
+    moves = (spread > VARIES).any(axis=1)
+    out = np.zeros(len(step), bool)
+    for a in first.tolist():
+        out[a : a + count[0]] = moves
+    return out

@@ -1,0 +1,114 @@
+"""What only several ranks show, beside a late rank: experts, work of one rank alone, other programs, causal attention.
+
+Whoever explains the waiting for a late rank takes it over: no time is claimed twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage.core.finding import Certainty, Cost, Finding, Place, RankSpread
+from torchtriage.core.units import ms
+from torchtriage.diagnose.patterns import lookup
+from torchtriage.diagnose.ranks.match import Matches
+from torchtriage.diagnose.ranks.merge import STRAGGLER, severity_of
+from torchtriage.diagnose.ranks.rank_record import RankRecord
+from torchtriage.diagnose.ranks.straggler import Straggler, Waiting
+
+__all__ = ["CODES", "RanksTogether", "job_finding", "without_straggler"]
+
+Ints = NDArray[np.int64]
+CODES = ("COM064", "COM065", "COM066", "COM067")
+MIN_SHARE = 0.05
+"""Of the step, as for a late rank."""
+
+
+@dataclass(frozen=True, eq=False)
+class RanksTogether:
+    """The ranks of a job, what they exchange, how long they wait for each other, and who is late, if one is."""
+
+    ranks: Sequence[RankRecord]
+    numbers: Sequence[int]
+    matches: Matches
+    waits: Waiting
+    late: Straggler | None
+
+    @property
+    def steady(self) -> Ints:
+        """Numbers of the steady steps that all ranks recorded."""
+        out: Ints = self.waits.step[self.waits.steady]
+        return out
+
+    def of_steps(self, name: str, steps: Ints) -> NDArray[np.float64]:
+        """Return float64[ranks, steps]: something that each rank's work tells of its steps."""
+        return np.array(
+            [getattr(rank.work, name)[np.searchsorted(rank.steps.number, steps)] for rank in self.ranks], np.float64
+        )
+
+
+def job_finding(
+    job: RanksTogether,
+    code: str,
+    message: str,
+    evidence: dict[str, object],
+    positions: Sequence[int],
+    *,
+    ns: tuple[float, float] | None = None,
+    method: str = "",
+    certainty: Certainty = "likely",
+) -> Finding:
+    """Return a finding of the job on some of its ranks; ``ns`` : what it saves per step, from and to."""
+    entry = lookup(code)
+    step_ns = job.waits.step_ns
+    cost = None
+    if ns is not None and step_ns:
+        low, high = (min(max(end, 0.0), step_ns) for end in ns)
+        cost = Cost(
+            low_ms=ms(low),
+            high_ms=ms(high),
+            per="step",
+            of_ms=ms(step_ns),
+            share_low=round(low / step_ns, 6),
+            share_high=round(high / step_ns, 6),
+            naive_ms=ms(high),
+            basis="bounded" if certainty == "hint" else "measured",
+            method=method,
+            grade="C" if certainty == "hint" else "B",
+        )
+    middle = (cost.low_ms + cost.high_ms) / 2 if cost is not None else 0.0
+    named = tuple(sorted(job.numbers[at] for at in positions))
+    return Finding(
+        code=code,
+        name=entry.pattern.name,
+        family=entry.pattern.family,
+        title=entry.pattern.title,
+        severity=severity_of(cost, certainty) if cost is not None else "note",
+        certainty=certainty,
+        message=message,
+        place=Place(lane=", ".join(f"rank {number}" for number in named[:4])),
+        cost=cost,
+        evidence=dict(evidence),
+        fix=entry.fix,
+        n_events=job.waits.n_judged,
+        ranks=RankSpread(len(named), len(job.numbers), middle, middle, named[:64]),
+    )
+
+
+def without_straggler(findings: Sequence[Finding], found: Sequence[Finding], rank: int) -> list[Finding]:
+    """Return the findings and what was found, without the late rank where one of these explains that it is late."""
+    taking = [one for one in found if one.cost is not None and (one.ranks is None or rank in one.ranks.ranks)]
+    if not taking:
+        return [*findings, *found]
+    late = next((one for one in findings if one.code == STRAGGLER), None)
+    if late is None:
+        return [*findings, *found]
+    first = max(taking, key=lambda one: one.cost.high_ms if one.cost else 0.0)
+    also = tuple(dict.fromkeys((*first.also_explains, STRAGGLER, *late.also_explains)))
+    return [
+        *(one for one in findings if one is not late),
+        *(replace(one, also_explains=also) if one is first else one for one in found),
+    ]

@@ -1,0 +1,302 @@
+"""What only several ranks show: experts, work of one rank alone, other programs, causal attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from builder import TraceBuilder
+from diagnose.ranks.jobs import all_reduce, records
+
+from torchtriage.core.finding import Finding
+from torchtriage.diagnose.ranks.job import judge
+from torchtriage.diagnose.ranks.job_detection import detect_jobs
+
+N_STEPS = 6
+TOKENS = 4096
+
+
+def ranks_of(n: int, **meta: Sequence[Any]) -> list[TraceBuilder]:
+    return [
+        TraceBuilder(
+            distributedInfo={
+                "backend": "nccl",
+                "rank": rank,
+                "world_size": n,
+                "pg_config": [{"pg_name": "0", "pg_desc": "default_pg", "ranks": list(range(n))}],
+            },
+            host_name="host",
+            **{key: values[rank] for key, values in meta.items()},
+        )
+        for rank in range(n)
+    ]
+
+
+def kernel(builder: TraceBuilder, at: float, dur: float, name: str) -> float:
+    builder.op("aten::op", at - 6, 4)
+    builder.launch(at - 5, 2, at, dur, name)
+    return at + dur
+
+
+def meet(
+    builders: Sequence[TraceBuilder],
+    at: Sequence[float],
+    name: str,
+    nelems: Sequence[int] | None = None,
+    took: float = 200,
+) -> list[float]:
+    end = max(at) + took
+    for rank, builder in enumerate(builders):
+        all_reduce(
+            builder, at[rank], end, len(builders), name=name, nelems=nelems[rank] if nelems is not None else TOKENS
+        )
+    return [end + 10] * len(builders)
+
+
+def experts(
+    n: int, tokens: Callable[[int, int], int], *, us: float = 1.0, kernel_name: str = "grouped_gemm"
+) -> list[TraceBuilder]:
+    """Return ranks that dispatch tokens, compute as long as they have of them, and give them back."""
+    builders = ranks_of(n)
+    begin = 1000.0
+    for step in range(N_STEPS):
+        at = [kernel(builder, begin + 20, 1500, "attention") + 10 for builder in builders]
+        at = meet(builders, at, "all_to_all")
+        load = [tokens(step, rank) for rank in range(n)]
+        at = [
+            kernel(one, when, load[rank] * us, kernel_name) + 5
+            for rank, (one, when) in enumerate(zip(builders, at, strict=True))
+        ]
+        at = meet(builders, at, "all_to_all", load)
+        at = meet(builders, at, "allreduce")
+        end = max(at) + 30
+        for builder in builders:
+            builder.step(10 + step, begin, end - begin)
+        begin = end + 5
+    for builder in builders:
+        builder.profiler_stop(begin + 10, 20)
+    return builders
+
+
+def found(builders: list[TraceBuilder]) -> dict[str, Finding]:
+    ranks = records(builders)
+    (job,) = detect_jobs(ranks)
+    return {one.code: one for one in judge(ranks, job, min_share=0.01).findings}
+
+
+# -- experts -------------------------------------------------------------------------------------
+
+
+def test_a_hot_expert_makes_the_others_wait():
+    skew = found(experts(4, lambda step, rank: 3000 + step * 100 if rank == 2 else 1000 + step * 70))
+    one = skew["COM064"]
+    assert one.evidence["hot_rank"] == 2
+    assert one.ranks is not None
+    assert one.ranks.ranks == (2,)
+    # the late rank is the hot one, and is said once
+    assert "COM036" not in skew
+    assert "COM036" in one.also_explains
+    # 3300 against a mean of (3 * 1175 + 3300) / 4 in the middle
+    assert one.cost is not None
+    assert one.cost.low_ms <= 1.5 <= one.cost.high_ms + 0.1
+
+
+def test_the_hot_expert_may_change_from_step_to_step():
+    one = found(experts(4, lambda step, rank: 3000 if rank == step % 4 else 1000))["COM064"]
+    assert "one rank or another" in one.message
+    assert one.ranks is not None
+    assert len(one.ranks.ranks) > 1
+
+
+def test_even_experts_are_silent():
+    assert "COM064" not in found(experts(4, lambda step, rank: 1500 + (step * 7 + rank * 3) % 50))
+
+
+def test_tables_of_other_sizes_are_no_experts():
+    # an embedding table is as large in every step
+    assert "COM064" not in found(experts(4, lambda _, rank: 3000 if rank == 2 else 1000))
+
+
+def test_lookups_are_no_experts():
+    skew = found(experts(4, lambda step, rank: 3000 + step * 100 if rank == 2 else 1000, kernel_name="embedding_bag"))
+    assert "COM064" not in skew
+
+
+def test_a_skew_that_costs_little_is_silent():
+    assert "COM064" not in found(experts(4, lambda step, rank: 1300 + step if rank == 2 else 1000, us=0.05))
+
+
+# -- one rank alone ------------------------------------------------------------------------------
+
+
+def training(n: int, alone: Callable[[int, TraceBuilder, float], float], *, who: int = 0) -> list[TraceBuilder]:
+    """Return ranks that train; one of them does something before the gradients of some steps."""
+    builders = ranks_of(n)
+    begin = 1000.0
+    for step in range(N_STEPS):
+        at = []
+        for rank, builder in enumerate(builders):
+            when = begin + 20
+            if rank == who:
+                when = alone(step, builder, when)
+            for _ in range(6):
+                when = kernel(builder, when + 8, 300, "forward")
+            builder.op("autograd::engine::evaluate_function: MmBackward0", when, 30)
+            builder.launch(when + 2, 5, when + 10, 2000, "backward")
+            at.append(when + 2020)
+        at = meet(builders, at, "allreduce")
+        end = max(at) + 30
+        for builder in builders:
+            builder.step(10 + step, begin, end - begin)
+        begin = end + 5
+    for builder in builders:
+        builder.profiler_stop(begin + 10, 20)
+    return builders
+
+
+def test_a_checkpoint_in_one_step_is_found():
+    def save(step: int, builder: TraceBuilder, at: float) -> float:
+        if step != 3:
+            return at
+        builder.frame("torch/serialization.py(900): save", at, 20_000)
+        return at + 20_010
+
+    one = found(training(4, save))["COM065"]
+    assert one.evidence["kind"] == "saves"
+    assert one.evidence["steps"] == [13]
+    assert one.cost is not None
+    assert one.cost.high_ms == pytest.approx(20 / N_STEPS, rel=0.1)
+
+
+def test_a_checkpoint_in_every_step_takes_over_the_straggler():
+    def save(_step: int, builder: TraceBuilder, at: float) -> float:
+        builder.frame("torch/serialization.py(900): save", at, 2000)
+        return at + 2010
+
+    both = found(training(4, save))
+    assert "COM036" not in both
+    assert "COM036" in both["COM065"].also_explains
+
+
+def test_an_evaluation_is_a_forward_pass_without_a_backward_pass():
+    def evaluate(step: int, builder: TraceBuilder, at: float) -> float:
+        if step != 4:
+            return at
+        for _ in range(40):
+            at = kernel(builder, at + 8, 500, "forward")
+        return at
+
+    one = found(training(4, evaluate))["COM065"]
+    assert one.evidence["kind"] == "forward"
+    assert one.certainty == "hint"
+
+
+def test_a_save_that_nobody_waits_for_is_silent():
+    def save(step: int, builder: TraceBuilder, at: float) -> float:
+        if step == 3:
+            builder.frame("torch/serialization.py(900): save", at, 5)
+        return at
+
+    assert "COM065" not in found(training(4, save))
+
+
+def test_a_stall_without_a_name_stays_a_straggler():
+    def stall(_step: int, _builder: TraceBuilder, at: float) -> float:
+        return at + 2000
+
+    both = found(training(4, stall))
+    assert "COM065" not in both
+    assert "COM036" in both
+
+
+# -- other programs ------------------------------------------------------------------------------
+
+
+def same(n: int, name: Callable[[int], str] = lambda _: "gemm", **meta: Sequence[Any]) -> list[TraceBuilder]:
+    builders = ranks_of(n, **meta)
+    begin = 1000.0
+    for step in range(N_STEPS):
+        at = [kernel(builder, begin + 20, 2000, name(rank)) + 5 for rank, builder in enumerate(builders)]
+        at = meet(builders, at, "allreduce")
+        end = max(at) + 30
+        for builder in builders:
+            builder.step(10 + step, begin, end - begin)
+        begin = end + 5
+    for builder in builders:
+        builder.profiler_stop(begin + 10, 20)
+    return builders
+
+
+def test_another_version_is_a_note():
+    one = found(same(4, pytorch_version=["2.5", "2.5", "2.4", "2.5"]))["COM066"]
+    assert one.severity == "note"
+    assert "2.4" in one.message
+    assert one.ranks is not None
+    assert one.ranks.ranks == (2,)
+
+
+def test_another_kernel_is_a_note():
+    one = found(same(4, lambda rank: "sgemm_fp32" if rank == 1 else "hgemm_fp16"))["COM066"]
+    assert "sgemm_fp32" in one.message
+
+
+def test_equal_programs_are_silent():
+    assert "COM066" not in found(same(4, pytorch_version=["2.5"] * 4))
+
+
+def test_a_version_that_one_rank_does_not_say_is_silent():
+    builders = same(4)
+    builders[1] = same(4, pytorch_version=["2.5"] * 4)[1]
+    assert "COM066" not in found(builders)
+
+
+def test_experts_and_tables_differ_rightly():
+    assert "COM066" not in found(experts(4, lambda step, rank: 1500 + step, kernel_name="gemm"))
+
+
+# -- causal attention ----------------------------------------------------------------------------
+
+
+def rings(
+    n: int, attention: Callable[[int], float], other: Callable[[int], float] = lambda _: 2000.0
+) -> list[TraceBuilder]:
+    builders = ranks_of(n)
+    begin = 1000.0
+    for step in range(N_STEPS):
+        at = [
+            kernel(one, kernel(one, begin + 20, other(rank), "linear_gemm") + 8, attention(rank), "flash_fwd_kernel")
+            + 5
+            for rank, one in enumerate(builders)
+        ]
+        at = meet(builders, at, "allreduce")
+        end = max(at) + 30
+        for builder in builders:
+            builder.step(10 + step, begin, end - begin)
+        begin = end + 5
+    for builder in builders:
+        builder.profiler_stop(begin + 10, 20)
+    return builders
+
+
+def test_causal_attention_in_whole_stretches_is_found():
+    both = found(rings(4, lambda rank: 1000.0 * (rank + 1)))
+    one = both["COM067"]
+    assert one.evidence["fullest_rank"] == 3
+    assert one.cost is not None
+    # 4 ms against a mean of 2.5
+    assert one.cost.high_ms == pytest.approx(1.5, abs=0.05)
+    assert "COM036" not in both
+
+
+def test_zigzag_is_silent():
+    assert "COM067" not in found(rings(4, lambda rank: 2500.0 + 10 * rank))
+
+
+def test_longer_sequences_are_no_context_parallelism():
+    both = found(rings(4, lambda rank: 1000.0 * (rank + 1), lambda rank: 1000.0 * (rank + 1)))
+    assert "COM067" not in both
+
+
+def test_one_slow_rank_is_no_ring():
+    assert "COM067" not in found(rings(4, lambda rank: 4000.0 if rank == 1 else 1000.0))

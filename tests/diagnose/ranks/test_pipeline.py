@@ -123,8 +123,8 @@ def test_the_longest_stage_is_named_with_what_equal_ones_would_save(slow: int, d
     assert one.evidence["slow_stage_rank"] == slow
     assert one.cost is not None
     (_, now), (_, even) = (times(4, 8, one_forward_one_backward, each) for each in (longer, [1.25] * 4))
-    assert one.cost.high_ms == pytest.approx((now - even) / 1e3, rel=0.05)
-    assert one.cost.low_ms == pytest.approx(one.cost.high_ms / 2, rel=0.01)
+    assert one.cost.low_ms == pytest.approx((now - even) / 2e3, rel=0.03)
+    assert one.cost.low_ms * 2 <= one.cost.high_ms <= one.cost.low_ms * 2.1
     assert result.joint_cost is not None
     assert result.joint_cost.high_ms >= one.cost.high_ms
 

@@ -30,7 +30,7 @@ class Bubble:
     ``span_ns`` : int64[steps], from the first pass on any rank to the last. ``bubble_ns`` : waiting in it for what
     another stage has not done yet. ``transfer_ns`` : sending or receiving what is done. ``busy_ns`` : its passes; the
     rest is the host between them. ``windows`` : the spans, on the job's clock. ``times_ns`` : stage and kind to the
-    median of its passes.
+    mean of its passes.
     """
 
     pipeline: Pipeline
@@ -82,10 +82,17 @@ class Bubble:
 
     @cached_property
     def even_ns(self) -> dict[tuple[int, str], float]:
-        """Times of the passes if the stages of all ranks were equally long."""
-        ranks, mean = self.rank_ns, float(np.mean(self.rank_ns))
-        rank_of = self.pipeline.rank_of
-        return {key: time_ns * mean / max(ranks[rank_of[key[0]]], 1.0) for key, time_ns in self.times_ns.items()}
+        """Times of the passes if the stages of all ranks were equally long, forward and on the way back."""
+        rank_of, out = self.pipeline.rank_of, {}
+        for kinds in ("F", "BIW"):
+            whole = [0.0] * len(self.pipeline.members)
+            for (stage, kind), time_ns in self.times_ns.items():
+                whole[rank_of[stage]] += time_ns * (kind in kinds)
+            mean = float(np.mean(whole))
+            for (stage, kind), time_ns in self.times_ns.items():
+                if kind in kinds:
+                    out[stage, kind] = time_ns * mean / max(whole[rank_of[stage]], 1.0)
+        return out
 
     def lasts_ns(self, orders: Orders, times_ns: dict[tuple[int, str], float]) -> float:
         """Return how long some order would last, with messages and gaps as they are here; 0 where it cannot run."""
@@ -139,7 +146,7 @@ def measure(pipeline: Pipeline, ranks: Sequence[RankRecord], offset_ns: Ints) ->
         transfer_ns=transfer,
         busy_ns=np.minimum(busy, windows[:, 1] - windows[:, 0] - bubble),
         windows=windows,
-        times_ns={key: float(np.median(values)) for key, values in times.items()},
+        times_ns={key: float(np.mean(values)) for key, values in times.items()},
     )
 
 

@@ -91,7 +91,7 @@ class CollectiveSummary:
 class PipelineRank:
     """One rank of a pipeline, in the mean over its steps.
 
-    ``stages`` : those it holds. ``micro_ns`` : what they take for one micro-batch, forward and back, the median.
+    ``stages`` : those it holds. ``micro_ns`` : what they take for one micro-batch, forward and back.
     ``bubble_ns`` : waiting for what another stage has not done yet; ``transfer_ns`` : sending or receiving what is
     done, with nothing beside it; ``busy_ns`` : its passes.
     """

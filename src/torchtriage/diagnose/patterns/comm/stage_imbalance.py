@@ -4,8 +4,8 @@ Looks like: in the recordings of all ranks of a pipeline, the passes of one rank
     all ranks in the mean, and the same order with equal stages would make the step at least 5 % shorter.
 Slow because: a pipeline runs at the pace of its longest stage: all others stand idle for the difference, micro-batch by
     micro-batch.
-Cost: modelled by playing the recorded order through with the measured times of the stages and with equal ones. The low
-    end is half of that, because layers move whole.
+Cost: modelled by playing the recorded order through with the measured times of the stages and with equal ones, and 5 %
+    for what that is off. The low end is half of it, because layers move whole.
 Fix: move layers from the longest stage to the others; count the embedding, the head and the loss as the layers they
     weigh.
 Leave it when: the layers that would have to move are larger than the difference.

@@ -80,6 +80,7 @@ def test_a_link_that_is_not_recorded_has_no_share_and_says_so() -> None:
     )
     assert rate(one) == "at least 190 GB/s on the bus (link not recorded: no host names)"
     assert rate(one, brief=True) == "at least 190 GB/s on the bus (link not recorded)"
+    assert "(at least 2.00 ms waiting, 3.50 ms transfer," in parts(one)
     over = replace(TENSOR, of_link=None, link_how="140 % of the peak: reduced inside the switch")
     assert "140 % of the peak" in rate(over, brief=True)
 

@@ -105,4 +105,6 @@ def _split(group: GroupSummary) -> tuple[str, str]:
     """Return waiting and transfer, empty where nothing was matched with other ranks."""
     if not group.waiting_ns + group.transfer_ns:
         return "", ""
-    return format_ns(group.waiting_ns), format_ns(group.transfer_ns)
+    # a rank without a recording may be the last
+    at_least = "at least " if group.n_missing else ""
+    return f"{at_least}{format_ns(group.waiting_ns)}", format_ns(group.transfer_ns)

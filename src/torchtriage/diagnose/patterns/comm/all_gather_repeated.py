@@ -4,9 +4,9 @@ Looks like: a unit's ``FSDP::all_gather`` more than once per step, exposed for a
     between two optimizer steps, twice in a row with no other unit between, or, where it begins in time already, once
     for the forward and once for the backward pass.
 Slow because: parameters change only with the optimizer step; what was gathered once and freed is sent again.
-Cost: exposed time of all gathers of a unit but its first in the step, without the waiting for late ranks. Low counts
-    the fastest of equal messages where only memory speaks against it; it is 0 for the backward pass's own gather, which
-    FSDP makes on purpose.
+Cost: exposed time of all gathers of a unit but its first in the step. Low counts the fastest of equal messages, since
+    ranks that are late may be waited for elsewhere; it is 0 for the backward pass's own gather, which FSDP makes on
+    purpose.
 Fix: ``reshard_after_forward=False`` keeps the parameters for the backward pass, ``set_reshard_after_backward(False)``
     for the next micro-batch. The memory this takes is said in the finding.
 Leave it when: the gathered parameters do not fit beside activations: freeing them is what full sharding is for.
@@ -22,11 +22,10 @@ from torchtriage.core.trace.messages import Messages
 from torchtriage.core.units import format_bytes, format_count, format_ns, ms
 from torchtriage.diagnose.patterns.base import Claim, Claims, Fix, Mask, Pattern, Trace, given
 from torchtriage.diagnose.patterns.comm._collectives import shorter
-from torchtriage.diagnose.patterns.comm._earlier import exposed_of
 from torchtriage.diagnose.patterns.comm._sharding import Gathers, find_gathers
 from torchtriage.diagnose.patterns.comm.fsdp_prefetch_late import is_late
 
-PATTERN = Pattern.of(__name__, "COM058", "FSDP gathers the same parameters again", order=418, needs="collectives ops")
+PATTERN = Pattern.of(__name__, "COM058", "FSDP gathers the same parameters again", order=403, needs="collectives ops")
 FIX = Fix(
     text="Keep what was gathered until it is no longer needed, as far as memory allows: the last unit first, which is"
     " freed and gathered again at once.",
@@ -60,7 +59,8 @@ def find(trace: Trace) -> Claims:
     # what only begins too late is hidden by prefetching, at no memory
     pick = np.zeros(len(found.rows), dtype=bool)
     pick[gathers.at[needless | (again & ~is_late(trace, found, gathers)[gathers.at])]] = True
-    spans, source = exposed_of(found, pick)
+    mine = pick[found.source]
+    spans, source = found.exposed[mine], found.source[mine]
     steps = trace.steps
     exposed_ns = steps.judged_ns(spans)
     if exposed_ns < MIN_SHARE * steps.wall_ns * steps.n_steady:

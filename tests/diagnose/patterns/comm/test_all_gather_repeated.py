@@ -78,3 +78,27 @@ def test_without_sizes_no_memory_is_said():
     (claim,) = find(job([0, 1, 2], rounds=3, sized=False).build())
     assert "bytes_to_keep" not in claim.evidence
     assert not np.any(claim.gain_low)
+
+
+def test_on_the_host_the_copies_around_a_gather_go_as_well():
+    builder = TraceBuilder(vendor="cpu", distributedInfo={"rank": 0, "world_size": 2, "backend": "gloo"})
+    for index in range(4):
+        now = 60_000.0 * index
+        builder.step(index, now, 59_000)
+        builder.op("AddmmBackward0", now + 1, 1)
+        now += 100
+        for _ in range(2):
+            builder.annotation("FSDP::root_pre_forward", now, 5)
+            for unit in range(3):
+                now += 20
+                builder.annotation(f"FSDP::all_gather (layers.{unit})", now, 3000)
+                builder.op("c10d::_allgather_base_", now + 500, 50, dims=[[2048], [1024]], types=["float", "float"])
+                sized = {"Input Dims": [[1024]], "Input type": ["float"]}
+                builder.event("gloo:all_gather", "user_annotation", now + 560, 2000, tid=77, **sized)
+                builder.op("aten::addmm", now + 3010, 4000)
+                now += 7020
+    (claim,) = find(builder.build())
+    assert claim.evidence["repeated_gathers_per_step"] == 3
+    assert claim.evidence["bytes_to_keep"] == 3 * 2 * 4096
+    assert (claim.spans[:, 1] - claim.spans[:, 0]).tolist() == [3_000_000] * 12
+    assert np.allclose(claim.gain_low, 2 / 3)

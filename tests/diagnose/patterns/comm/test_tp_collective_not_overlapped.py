@@ -10,7 +10,7 @@ from torchtriage.diagnose.patterns.comm.tp_collective_not_overlapped import find
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 
 
-def job(*, layers=6, world=4, between=0, around=None, comm=200, hidden=False, group=None):
+def job(*, layers=6, world=4, between=0, around=None, comm=200, hidden=False, group=None, products=2):
     """Add four steps; each layer: a product of 300 us, then an all-reduce of its result.
 
     ``between`` : element-wise operators between them. ``around`` : a range around the collective. ``hidden`` : another
@@ -23,7 +23,8 @@ def job(*, layers=6, world=4, between=0, around=None, comm=200, hidden=False, gr
         done = at + 200
         for layer in range(layers):
             host = at + 10 + 150 * layer
-            builder.op("aten::mm", host, 20)
+            for one in range(products):
+                builder.op("aten::mm", host + 10 * one, 9)
             builder.launch(host + 5, 5, done, 300)
             for one in range(between):
                 builder.op("aten::add", host + 22 + 5 * one, 4)
@@ -84,3 +85,13 @@ def test_no_more_than_the_product_is_hidden():
 
 def test_a_group_of_that_name_needs_no_product():
     assert list(find(job(between=5, group="mesh_tp").build()))
+
+
+def test_an_all_reduce_after_each_product_is_one_too_many():
+    (claim,) = find(job(products=1).build())
+    assert claim.certainty == "likely"
+    assert claim.evidence["unpaired_per_step"] == 5
+    assert claim.evidence["exposed_ms_per_step"] == pytest.approx(1.2)
+    assert claim.gain_high == 0.5
+    assert set(claim.gain_low.tolist()) == {0.5}
+    assert "RowwiseParallel" in claim.fix.code

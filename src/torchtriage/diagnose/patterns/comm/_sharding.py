@@ -23,7 +23,7 @@ class Gathers(NamedTuple):
 
     ``at`` : int64[g], indices into the collectives. ``step`` : int64[g]. ``unit`` : int64[g], a code of the module
     whose parameters they gather. ``round`` : int64[g], the micro-batch within the step. ``turn`` : int64[g], how often
-    the unit was gathered before in the step. ``issued_ns`` : int64[g].
+    the unit was gathered before in the step. ``within`` : int64[g], FSDP's range around each.
     """
 
     at: Ints
@@ -31,7 +31,7 @@ class Gathers(NamedTuple):
     unit: Ints
     round: Ints
     turn: Ints
-    issued_ns: Ints
+    within: Ints
 
     @property
     def follows(self) -> Mask:
@@ -66,7 +66,7 @@ def find_gathers(trace: Trace, found: Collectives) -> Gathers | None:
     unit = trace.name[around].astype(np.int64)
     if trace.name_of(int(around[0])).startswith(_FSDP1):
         unit = _by_order(trace, around, step, which, len(trace.names))
-    return Gathers(at, step, unit, which, _turns(step, unit), issued)
+    return Gathers(at, step, unit, which, _turns(step, unit), around)
 
 
 def _by_order(trace: Trace, around: Ints, step: Ints, which: Ints, base: int) -> Ints:

@@ -4,9 +4,9 @@ Looks like: a unit's ``FSDP::all_gather`` more than once per step, exposed for a
     between two optimizer steps, twice in a row with no other unit between, or, where it begins in time already, once
     for the forward and once for the backward pass.
 Slow because: parameters change only with the optimizer step; what was gathered once and freed is sent again.
-Cost: exposed time of all gathers of a unit but its first in the step, without the waiting for late ranks. Low counts
-    the fastest of equal messages where only memory speaks against it; it is 0 for the backward pass's own gather, which
-    FSDP makes on purpose.
+Cost: exposed time of all gathers of a unit but its first in the step, on the host with the copies around them. Low
+    counts the fastest of equal messages, since ranks that are late may be waited for elsewhere; it is 0 for the
+    backward pass's own gather, which FSDP makes on purpose.
 Fix: ``reshard_after_forward=False`` keeps the parameters for the backward pass, ``set_reshard_after_backward(False)``
     for the next micro-batch. The memory this takes is said in the finding.
 Leave it when: the gathered parameters do not fit beside activations: freeing them is what full sharding is for.
@@ -16,17 +16,17 @@ Source: PyTorch documentation, ``fully_shard``, ``reshard_after_forward``; Rajbh
 
 import numpy as np
 
+from torchtriage.core import intervals
 from torchtriage.core.arrays import distinct
 from torchtriage.core.trace.collective_time import Collectives, find_collectives
 from torchtriage.core.trace.messages import Messages
 from torchtriage.core.units import format_bytes, format_count, format_ns, ms
-from torchtriage.diagnose.patterns.base import Claim, Claims, Fix, Mask, Pattern, Trace, given
+from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Fix, Mask, Pattern, Trace, given
 from torchtriage.diagnose.patterns.comm._collectives import shorter
-from torchtriage.diagnose.patterns.comm._earlier import exposed_of
 from torchtriage.diagnose.patterns.comm._sharding import Gathers, find_gathers
 from torchtriage.diagnose.patterns.comm.fsdp_prefetch_late import is_late
 
-PATTERN = Pattern.of(__name__, "COM058", "FSDP gathers the same parameters again", order=418, needs="collectives ops")
+PATTERN = Pattern.of(__name__, "COM058", "FSDP gathers the same parameters again", order=403, needs="collectives ops")
 FIX = Fix(
     text="Keep what was gathered until it is no longer needed, as far as memory allows: the last unit first, which is"
     " freed and gathered again at once.",
@@ -60,7 +60,8 @@ def find(trace: Trace) -> Claims:
     # what only begins too late is hidden by prefetching, at no memory
     pick = np.zeros(len(found.rows), dtype=bool)
     pick[gathers.at[needless | (again & ~is_late(trace, found, gathers)[gathers.at])]] = True
-    spans, source = exposed_of(found, pick)
+    mine = pick[found.source]
+    spans, source = found.exposed[mine], found.source[mine]
     steps = trace.steps
     exposed_ns = steps.judged_ns(spans)
     if exposed_ns < MIN_SHARE * steps.wall_ns * steps.n_steady:
@@ -68,6 +69,17 @@ def find(trace: Trace) -> Claims:
     sure = np.zeros(len(found.rows), dtype=bool)
     sure[gathers.at[needless]] = True
     transfer = np.where(sure, found.fastest_ns / np.maximum(trace.dur_ns[found.rows], 1), 0.0)
+    gone = np.minimum(transfer, 1.0)
+    edit = shorter(found, pick, spans, gone, 1.0)
+    low = gone[source]
+    if found.on_host:
+        # the copies around the message go as well
+        mine = pick[gathers.at]
+        within = gathers.within[mine]
+        low = trace.dur_ns[found.rows] * gone
+        low = np.minimum(low[gathers.at[mine]] / np.maximum(trace.dur_ns[within], 1), 1.0)
+        spans = intervals.spans(trace.start_ns[within], trace.end_ns[within])
+        edit = Edit("shrink", within, 1 - low, best=0.0)
     rows = found.rows[pick]
     kept = _kept_bytes(trace, found, gathers, pick)
     count = steps.median_count(gathers.step[pick[gathers.at]])
@@ -78,7 +90,7 @@ def find(trace: Trace) -> Claims:
         certainty="likely" if needless.any() and rounds > 1 else "hint",
         rows=rows,
         spans=spans,
-        gain_low=np.minimum(transfer, 1.0)[source],
+        gain_low=low,
         anchor=trace.longest(rows),
         time_class="host" if found.on_host else "comm",
         method="exposed time of repeated all-gathers; low the fastest of equal messages, 0 for the backward pass's own",
@@ -91,7 +103,7 @@ def find(trace: Trace) -> Claims:
             **given(bytes_to_keep=kept),
         },
         fix=_FIX_ROUNDS if rounds > 1 else FIX,
-        edits=(shorter(found, pick, spans, np.minimum(transfer, 1.0), 1.0),),
+        edits=(edit,),
     )
 
 

@@ -23,7 +23,7 @@ from torchtriage.diagnose.patterns.comm._earlier import alone_ns, earlier, expos
 from torchtriage.diagnose.patterns.comm._gradient_reduces import Reduces, find_reduces
 
 PATTERN = Pattern.of(
-    __name__, "COM061", "DDP's buckets wait for one that is ready late", order=416, needs="collectives ops"
+    __name__, "COM061", "DDP's buckets wait for one that is ready late", order=401, needs="collectives ops"
 )
 FIX = Fix(
     text="Let DDP lay out its buckets anew, in the order in which gradients become ready.",

@@ -24,7 +24,7 @@ from torchtriage.diagnose.patterns.comm._earlier import alone_ns, earlier, expos
 from torchtriage.diagnose.patterns.comm._sharding import Gathers, find_gathers
 
 PATTERN = Pattern.of(
-    __name__, "COM057", "FSDP gathers parameters too late to hide it", order=419, needs="collectives ops"
+    __name__, "COM057", "FSDP gathers parameters too late to hide it", order=404, needs="collectives ops"
 )
 FIX = Fix(
     text="Gather the next unit's parameters while the unit before computes.",
@@ -47,6 +47,7 @@ _FIX_HOST = Fix(
 
 MIN_UNITS = 3  # the root and one unit: there is nothing to prefetch behind
 MIN_SHARE = 0.03  # of the judged time that could be hidden: below, it is what pipelining always leaves at its ends
+MIN_SHARE_HOST = 0.10  # on the CPU gathers block unless a program asks for them itself
 MOSTLY = 0.5  # of a gather that the computation before it could have hidden: then it is late
 MANY = 0.3  # of a step's gathers that are late: the backward pass alone has half of them
 
@@ -64,7 +65,7 @@ def find(trace: Trace) -> Claims:
         return
     gain = earlier(trace, found, late, alone_ns(found, _since(trace, found, gathers)))
     wall_ns = steps.wall_ns * steps.n_steady
-    if gain.hidden_ns < MIN_SHARE * wall_ns:
+    if gain.hidden_ns < (MIN_SHARE_HOST if found.on_host else MIN_SHARE) * wall_ns:
         return
     rows = found.rows[late]
     of_all = f"{format_count(steps.median_count(gathers.step[late[gathers.at]]), 'all-gather')} {steps.per}"
@@ -72,7 +73,7 @@ def find(trace: Trace) -> Claims:
         message=f"{of_all} begin only when their parameters are needed:"
         f" {format_ns(gain.exposed_ns / steps.n_steady)} {steps.per} with no computation beside them, of which the"
         f" computation before could hide {format_ns(gain.hidden_ns / steps.n_steady)}",
-        certainty="likely",
+        certainty="hint" if found.on_host else "likely",
         rows=rows,
         spans=gain.spans,
         gain_low=gain.gain_low,

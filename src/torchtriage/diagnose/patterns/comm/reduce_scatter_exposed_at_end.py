@@ -24,7 +24,7 @@ from torchtriage.diagnose.patterns.comm._earlier import alone_ns, earlier, expos
 from torchtriage.diagnose.patterns.comm._gradient_reduces import Reduces, earliest_end_ns, find_reduces
 
 PATTERN = Pattern.of(
-    __name__, "COM059", "Most gradients are reduced after the backward pass", order=417, needs="collectives ops"
+    __name__, "COM059", "Most gradients are reduced after the backward pass", order=402, needs="collectives ops"
 )
 FIX = Fix(
     text="Reduce gradients in buckets that are ready while the backward pass still computes.",

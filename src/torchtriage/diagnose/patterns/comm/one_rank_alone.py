@@ -18,7 +18,8 @@ PATTERN = Pattern.of(__name__, "COM065", "One rank does work that the others wai
 FIX = Fix(
     text="Save from all ranks, each its part, and in the background; evaluate on all ranks, each a shard.",
     code="""import torch.distributed.checkpoint as dcp
-future = dcp.async_save({"model": model.state_dict()}, checkpoint_id=path)  # on every rank
+# on every rank
+future = dcp.async_save({"model": model.state_dict()}, checkpoint_id=path)
 # evaluation: DistributedSampler(validation_set), then all_reduce the sums""",
     link="https://docs.pytorch.org/docs/stable/distributed.checkpoint.html",
 )

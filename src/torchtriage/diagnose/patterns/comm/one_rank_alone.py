@@ -5,7 +5,7 @@ Looks like: in the recordings of all ranks, steps in which the others wait for o
     more operators of the forward pass with no more of the backward pass. These may be few steps, left out of the steady
     ones.
 Slow because: the next collective begins when the last rank has come, so all devices stand still meanwhile.
-Cost: measured: the time for which the others wait for it in these steps, spread over all recorded steps; half of it at
+Cost: measured: the time for which the others wait for it in these steps, spread over all recorded steps; 40 % of it at
     the low end, since the work has to be done somewhere.
 Fix: save from all ranks at once, each its part, or in the background; evaluate on all ranks with a shard for each.
 Leave it when: it is rare: the recording shows few steps, and the share is of those.

@@ -115,7 +115,16 @@ def test_even_experts_are_silent():
 
 def test_tables_of_other_sizes_are_no_experts():
     # an embedding table is as large in every step
-    assert "COM064" not in found(experts(4, lambda _, rank: 3000 if rank == 2 else 1000))
+    assert "COM064" not in found(experts(4, lambda _, rank: 3000 if rank == 2 else 1000, kernel_name="gemm"))
+
+
+def test_what_is_called_experts_may_be_as_uneven_in_every_step():
+    assert "COM064" in found(experts(4, lambda _, rank: 3000 if rank == 2 else 1000))
+
+
+def test_unnamed_experts_are_told_by_sizes_that_change():
+    one = found(experts(4, lambda step, rank: 3000 + step * 100 if rank == 2 else 1000, kernel_name="gemm"))
+    assert one["COM064"].evidence["hot_rank"] == 2
 
 
 def test_lookups_are_no_experts():
@@ -179,6 +188,29 @@ def test_a_checkpoint_in_every_step_takes_over_the_straggler():
     assert "COM036" in both["COM065"].also_explains
 
 
+def test_a_checkpoint_at_the_end_of_a_step_is_waited_for_in_the_next():
+    builders = ranks_of(3)
+    begin = [1000.0] * 3
+    for step in range(N_STEPS):
+        at = []
+        for one, when in zip(builders, begin, strict=True):
+            one.op("autograd::engine::evaluate_function: MmBackward0", when + 10, 30)
+            at.append(kernel(one, when + 60, 2000, "backward") + 10)
+        at = meet(builders, at, "allreduce")
+        for rank, builder in enumerate(builders):
+            end = at[rank] + 30
+            if rank == 1 and step == 2:
+                builder.frame("trainer.py(5): save_checkpoint", at[rank] + 5, 20_000)
+                end += 20_000
+            builder.step(10 + step, begin[rank], end - begin[rank])
+            begin[rank] = end + 5
+    for rank, builder in enumerate(builders):
+        builder.profiler_stop(begin[rank] + 10, 20)
+    one = found(builders)["COM065"]
+    assert one.evidence["rank"] == 1
+    assert one.evidence["steps"] == [13]
+
+
 def test_an_evaluation_is_a_forward_pass_without_a_backward_pass():
     def evaluate(step: int, builder: TraceBuilder, at: float) -> float:
         if step != 4:
@@ -213,11 +245,20 @@ def test_a_stall_without_a_name_stays_a_straggler():
 # -- other programs ------------------------------------------------------------------------------
 
 
-def same(n: int, name: Callable[[int], str] = lambda _: "gemm", **meta: Sequence[Any]) -> list[TraceBuilder]:
+def same(
+    n: int,
+    name: Callable[[int], str] = lambda _: "gemm",
+    *,
+    us: Callable[[int], float] = lambda _: 2000.0,
+    types: Sequence[str] = (),
+    **meta: Sequence[Any],
+) -> list[TraceBuilder]:
     builders = ranks_of(n, **meta)
     begin = 1000.0
     for step in range(N_STEPS):
-        at = [kernel(builder, begin + 20, 2000, name(rank)) + 5 for rank, builder in enumerate(builders)]
+        for rank, kind in enumerate(types):
+            builders[rank].op("aten::mm", begin + 4, 3, dims=[[8, 8], [8, 8]], types=[kind, kind])
+        at = [kernel(builder, begin + 20, us(rank), name(rank)) + 5 for rank, builder in enumerate(builders)]
         at = meet(builders, at, "allreduce")
         end = max(at) + 30
         for builder in builders:
@@ -239,6 +280,32 @@ def test_another_version_is_a_note():
 def test_another_kernel_is_a_note():
     one = found(same(4, lambda rank: "sgemm_fp32" if rank == 1 else "hgemm_fp16"))["COM066"]
     assert "sgemm_fp32" in one.message
+
+
+def test_two_ranks_of_other_types_name_the_late_one():
+    both = found(
+        same(
+            2,
+            lambda rank: ("fast_kernel", "slow_kernel")[rank],
+            us=lambda rank: (2000, 3000)[rank],
+            types=("float", "double"),
+        )
+    )
+    one = both["COM066"]
+    assert "aten::mm computes in double, not float" in one.message
+    assert one.severity == "low"
+    assert one.ranks is not None
+    assert one.ranks.ranks == (1,)
+    assert "COM036" in both
+
+
+def test_a_log_of_one_rank_is_silent():
+    builders = same(4)
+    for step in range(N_STEPS):
+        start = 1000.0 + step * 2265
+        for place, name in enumerate(("aten::item", "aten::_local_scalar_dense", "aten::mean")):
+            builders[0].op(name, start + 3 + 2 * place, 1)
+    assert "COM066" not in found(builders)
 
 
 def test_equal_programs_are_silent():

@@ -22,7 +22,8 @@ MIN_EXPLAINED = 0.5
 MIN_BLAMED = 0.5
 """Of all such waiting has to be for the rank with the most elements."""
 VARIES = 0.02
-"""Of its elements, from step to step: tokens are routed anew, tables stay as large as they are."""
+"""Of its elements, from step to step: tokens are routed anew, tables stay as large as they are. Where nothing is called
+experts, that is what tells them apart."""
 
 
 def expert_skew(job: RanksTogether) -> Finding | None:
@@ -42,7 +43,8 @@ def expert_skew(job: RanksTogether) -> Finding | None:
             continue
         nelems, products = _of_members(job, group, use)
         uneven = nelems.max(axis=1) >= UNEVEN * np.maximum(nelems.mean(axis=1), 1)
-        known = (nelems >= 0).all(axis=1) & uneven & _routed(nelems, group.step[use])
+        experts = any(rank.work.experts for rank in job.ranks)
+        known = (nelems >= 0).all(axis=1) & uneven & (experts | _routed(nelems, group.step[use]))
         late = group.late[use]
         start = group.start_ns[use]
         rows = np.arange(len(use))

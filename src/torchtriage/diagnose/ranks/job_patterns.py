@@ -19,10 +19,9 @@ from torchtriage.diagnose.ranks.merge import STRAGGLER, severity_of
 from torchtriage.diagnose.ranks.rank_record import RankRecord
 from torchtriage.diagnose.ranks.straggler import Straggler, Waiting
 
-__all__ = ["CODES", "RanksTogether", "job_finding", "without_straggler"]
+__all__ = ["MIN_SHARE", "RanksTogether", "job_finding", "without_straggler"]
 
 Ints = NDArray[np.int64]
-CODES = ("COM064", "COM065", "COM066", "COM067")
 MIN_SHARE = 0.05
 """Of the step, as for a late rank."""
 

@@ -13,6 +13,8 @@ __all__ = ["one_rank_alone"]
 
 MOSTLY = 0.5
 """Of what a step waits for a rank has to be there as saving or evaluating that others do not do."""
+SURE = 0.4
+"""Of it is surely saved: two ranks that share an evaluation still need half of its time, and more to agree."""
 MANY_MORE = 1.3
 """Times the operators of the forward pass that the other ranks, or its own other steps, have."""
 MANY_FORWARD = 5
@@ -41,7 +43,7 @@ def one_rank_alone(job: RanksTogether) -> Finding | None:
     cost_ns, position, kind, steps = max(found, key=lambda one: one[0])
     rank, work = job.numbers[position], job.ranks[position].work
     names = work.saves if kind == "saves" else work.evaluates
-    how = f" ({visible(names[-1])})" if names else ""
+    how = f" ({visible(names[0])})" if names else ""
     what = {
         "saves": f"rank {rank} saves{how}",
         "evaluates": f"rank {rank} evaluates{how}",
@@ -62,8 +64,8 @@ def one_rank_alone(job: RanksTogether) -> Finding | None:
             "waited_ms_in_these_steps": round(blame_ns / 1e6, 6),
         },
         [position],
-        ns=(cost_ns / 2, cost_ns),
-        method="what the others wait for it in these steps, over all recorded steps; low end: half of it",
+        ns=(SURE * cost_ns, cost_ns),
+        method="what the others wait for it in these steps, over all recorded steps; low end: shared out, not removed",
         certainty="likely" if kind != "forward" else "hint",
     )
 
@@ -73,12 +75,18 @@ def _kinds(parts: dict[str, np.ndarray], position: int, others: np.ndarray, blam
     out = {}
     for kind, name in (("saves", "saves_ns"), ("evaluates", "evaluates_ns")):
         more = parts[name][position] - np.median(parts[name][others], axis=0)
-        out[kind] = more >= MOSTLY * blame
+        out[kind] = np.maximum(more, _before(more)) >= MOSTLY * blame
     forwards, backwards = parts["forwards"], parts["backwards"]
     theirs = np.median(forwards[others], axis=0)
     extra = forwards[position] - theirs
     trains = (backwards[position] > 0) & (backwards[position] <= np.median(backwards[others], axis=0) * 1.05)
     rare = forwards[position] >= MANY_MORE * np.median(forwards[position])
     everywhere = (forwards[position] >= MANY_MORE * theirs).mean() > MOSTLY
-    out["forward"] = (extra >= MANY_FORWARD) & (forwards[position] >= MANY_MORE * theirs) & trains & (rare | everywhere)
+    alone = (extra >= MANY_FORWARD) & (forwards[position] >= MANY_MORE * theirs) & trains & (rare | everywhere)
+    out["forward"] = alone | (_before(alone.astype(np.float64)) > 0)
     return out
+
+
+def _before(values: np.ndarray) -> np.ndarray:
+    """Return each step's value of the step before: what follows a step's last collective is waited for in the next."""
+    return np.append(0.0, values[:-1])

@@ -19,6 +19,7 @@ __all__ = ["NO_WORK", "RankWork", "rank_work"]
 Ints = NDArray[np.int64]
 
 _PRODUCT = r"(?i)gemm|_mm\b|\bmm\b|addmm|bmm|matmul|cutlass|cublas|xmma|grouped_mm|nvjet|fused_experts|expert"
+_EXPERTS = r"(?i)expert|(^|[^a-z])moe([^a-z]|$)|grouped_?(mm|gemm)"
 _ATTENTION = r"(?i)attention|flash|fmha|sdpa|ring_attn"
 _SAVES = (
     r"(?i)torch/serialization\.py\(\d+\): _?save|torch/distributed/checkpoint/.*: (async_)?save|save_checkpoint"
@@ -57,6 +58,8 @@ class RankWork:
     evaluates: tuple[str, ...] = ()
     inputs: dict[str, frozenset[str]] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
+    experts: bool = False
+    """Whether something it runs is called experts."""
 
 
 _NONE = np.empty(0, np.int64)
@@ -100,6 +103,7 @@ def rank_work(trace: Trace, pieces: Pieces, until_ns: Ints) -> RankWork:
         evaluates=_names(trace, evaluating),
         inputs=_inputs(trace, ops),
         versions=_versions(trace),
+        experts=bool(trace.matching(_EXPERTS).any()),
     )
 
 
@@ -110,7 +114,9 @@ def _counted(spans: Ints, at_ns: Ints) -> Ints:
 
 
 def _names(trace: Trace, rows: Ints) -> tuple[str, ...]:
-    return tuple(trace.names[code] for code in distinct(trace.name[rows]).tolist()[:3])
+    spent = np.bincount(trace.name[rows], weights=trace.dur_ns[rows]) if len(rows) else _NONE
+    longest = sorted(distinct(trace.name[rows]).tolist(), key=lambda code: (-spent[code], code))
+    return tuple(trace.names[code] for code in longest[:3])
 
 
 def _inputs(trace: Trace, ops: Ints) -> dict[str, frozenset[str]]:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from collections.abc import Sequence
 
 from torchtriage.core.finding import Finding
 from torchtriage.core.names import visible
-from torchtriage.core.units import format_share
 from torchtriage.diagnose.ranks.job_patterns import RanksTogether, job_finding
 
 __all__ = ["ranks_differ"]
 
 MIN_SHARE = 0.05
-"""Of a rank's computation in kinds of calls that the majority does not make."""
+"""Of a rank's computation, or of its kinds of calls, that the majority does not make."""
+MIN_KINDS = 5
+"""Kinds of calls in every step that only a minority makes: writing a log takes fewer."""
 _NAMED = 3
+_PRODUCT = re.compile(r"(?i)mm\b|linear|conv|matmul|attention|Kernel")
+_FLOATS = re.compile(r"\b(double|float|c10::Half|c10::BFloat16|c10::Float8\w*)\b")
 
 
 def ranks_differ(job: RanksTogether) -> Finding | None:
@@ -22,7 +27,7 @@ def ranks_differ(job: RanksTogether) -> Finding | None:
         return None
     said = _versions(job)
     if not said and not _has_parts(job):
-        said = _calls(job) or _inputs(job)
+        said = [*_calls(job), *_inputs(job)]
     if not said:
         return None
     who = sorted({at for at, _ in said})
@@ -59,45 +64,50 @@ def _versions(job: RanksTogether) -> list[tuple[int, str]]:
 
 
 def _calls(job: RanksTogether) -> list[tuple[int, str]]:
-    """Return ranks with much time in calls that the majority does not make, and which."""
+    """Return ranks that make calls in every step which the majority does not make, many or long ones, and which."""
     device = all(rank.device for rank in job.ranks)
-    times = []
+    n_steps = int(job.waits.steady.sum())
+    made = []
     for rank in job.ranks:
-        mine: Counter[str] = Counter()
+        mine: dict[str, int] = {}
         for (phase, name), (count, own_ns) in rank.paces.items():
-            if bool(phase) != device and not name.startswith("autograd::"):
-                mine[name] += count * own_ns
-        times.append(mine)
-    n_with = Counter(name for mine in times for name in mine)
+            if bool(phase) != device and count >= n_steps and not name.startswith("autograd::"):
+                mine[name] = mine.get(name, 0) + count * own_ns
+        made.append(mine)
+    n_with = Counter(name for mine in made for name in mine)
     out = []
-    for at, mine in enumerate(times):
-        total = sum(mine.values())
-        own = {name: spent for name, spent in mine.items() if 2 * n_with[name] < len(times) or n_with[name] == 1}
-        share = sum(own.values()) / max(total, 1)
-        if share >= MIN_SHARE:
-            longest = max(own, key=lambda name: own[name])
-            out.append(
-                (
-                    at,
-                    f"{format_share(share)} of its computation is calls that most ranks do not make, above all"
-                    f" {visible(longest[:80])}",
-                )
-            )
-    # of two, each differs from the other
+    for at, mine in enumerate(made):
+        own = {name: spent for name, spent in mine.items() if 2 * n_with[name] < len(made)}
+        share = sum(own.values()) / max(sum(mine.values()), 1)
+        if own and (share >= MIN_SHARE or len(own) >= max(MIN_KINDS, MIN_SHARE * len(mine))):
+            longest = sorted(own, key=lambda name: -own[name])[:_NAMED]
+            names = ", ".join(visible(name[:60]) for name in longest)
+            out.append((at, f"{len(own)} kinds of calls in every step that most ranks do not make ({names})"))
     return out
 
 
 def _inputs(job: RanksTogether) -> list[tuple[int, str]]:
+    """Return ranks whose products are of other types than those of the majority, or of the ranks that are not late."""
     out = []
     kinds = {kind for rank in job.ranks for kind in rank.work.inputs}
     for kind in sorted(kinds):
         values = [rank.work.inputs.get(kind) for rank in job.ranks]
-        if None in values:
+        if None in values or not _PRODUCT.search(kind):
             continue
-        types = [frozenset(text.rpartition("] ")[2] for text in value or ()) for value in values]
-        usual, n = Counter(types).most_common(1)[0]
-        if n < len(types) and 2 * n > len(types):
+        types = [frozenset(_FLOATS.findall(" ".join(value or ()))) for value in values]
+        usual = _usual(job, types)
+        if usual is not None:
             out += [
-                (at, f"inputs of {visible(kind)} are of other types") for at, one in enumerate(types) if one != usual
+                (at, f"{visible(kind)} computes in {' and '.join(sorted(one))}, not {' and '.join(sorted(usual))}")
+                for at, one in enumerate(types)
+                if one != usual and one and usual
             ]
     return out
+
+
+def _usual(job: RanksTogether, values: Sequence[frozenset[str]]) -> frozenset[str] | None:
+    """Return what more than half of the ranks have; of two the one that is not late."""
+    if len(values) == 2 and job.late is not None:
+        return values[1 - job.late.position]
+    usual, n = Counter(values).most_common(1)[0]
+    return usual if 2 * n > len(values) else None

@@ -23,7 +23,7 @@ FIX = Fix(
     code="""# DeepSeek-V3: a bias that only chooses, moved against the load after every step
 bias += speed * torch.sign(load.mean() - load)
 scores = (logits.sigmoid() + bias).topk(k)""",
-    link="https://arxiv.org/abs/2408.15664",
+    link="https://docs.nvidia.com/megatron-core/developer-guide/0.15.0/apidocs/core/core.transformer.moe.moe_utils.html",
 )
 
 

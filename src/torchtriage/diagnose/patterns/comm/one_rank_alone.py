@@ -5,7 +5,7 @@ Looks like: in the recordings of all ranks, steps in which the others wait for o
     more operators of the forward pass with no more of the backward pass. These may be few steps, left out of the steady
     ones.
 Slow because: the next collective begins when the last rank has come, so all devices stand still meanwhile.
-Cost: measured: the time for which the others wait for it in these steps, spread over all recorded steps; half of it at
+Cost: measured: the time for which the others wait for it in these steps, spread over all recorded steps; 40 % of it at
     the low end, since the work has to be done somewhere.
 Fix: save from all ranks at once, each its part, or in the background; evaluate on all ranks with a shard for each.
 Leave it when: it is rare: the recording shows few steps, and the share is of those.
@@ -18,7 +18,8 @@ PATTERN = Pattern.of(__name__, "COM065", "One rank does work that the others wai
 FIX = Fix(
     text="Save from all ranks, each its part, and in the background; evaluate on all ranks, each a shard.",
     code="""import torch.distributed.checkpoint as dcp
-future = dcp.async_save({"model": model.state_dict()}, checkpoint_id=path)  # on every rank
+# on every rank
+future = dcp.async_save({"model": model.state_dict()}, checkpoint_id=path)
 # evaluation: DistributedSampler(validation_set), then all_reduce the sums""",
     link="https://docs.pytorch.org/docs/stable/distributed.checkpoint.html",
 )

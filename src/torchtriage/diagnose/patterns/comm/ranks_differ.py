@@ -1,8 +1,8 @@
 """Ranks of one job run different programs: other operators, input types, versions or devices.
 
-Looks like: in the recordings of all ranks of a data-parallel job, operators or kernels with at least 5 % of a rank's
-    computation that the majority of ranks does not run at all, inputs of another type, or another version of PyTorch,
-    CUDA, driver or NCCL, or another device, on fewer than half of the ranks.
+Looks like: in the recordings of all ranks of a data-parallel job, calls in every step that the majority of ranks does
+    not make, at least 5 % of a rank's computation or of its kinds of calls; products in another type; or another
+    version of PyTorch, CUDA, driver or NCCL, or another device, on fewer than half of the ranks.
 Slow because: the rank with the slower program is waited for; results may differ, too.
 Cost: none by itself: where the others wait for such a rank, COM036 has the time and this is its reason.
 Fix: start all ranks from one image with one configuration; look for branches on the rank.

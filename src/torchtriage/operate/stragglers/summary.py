@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["NUMBERS", "PHASE_NAMES", "RankNote", "WindowTimes", "kept", "window_times"]
+__all__ = ["MAD", "NUMBERS", "PHASE_NAMES", "RankNote", "WindowTimes", "kept", "window_times"]
 
 PHASE_NAMES = ("between", "loader", "forward", "backward", "optimizer")
 """Of a rank's own work; waiting for others is none of it."""

@@ -350,7 +350,7 @@ class Detection:
             return
         told = replace(told, message=alarm.message, at_s=at_s, n_before=0, size=alarm.size, lasting=True)
         with self._lock:
-            self._open[*model, alarm.kind] = told
+            self._open[(*model, alarm.kind)] = told
             self._put(told)
 
     def _over_since(self, told: Alert, message: str, at_s: float, **more: Any) -> None:

@@ -350,7 +350,9 @@ class Detection:
         if not alarm.lasts:
             message, largest = alarm.message, self._largest.get((*model, alarm.kind), alarm.size)
             if largest > alarm.size:  # it was on several times, with little between
-                message = f"{alarm.kind} over, on and off for {format_span_s(at_s - told.since_s)}, {largest:.3g} at most"
+                message = (
+                    f"{alarm.kind} over, on and off for {format_span_s(at_s - told.since_s)}, {largest:.3g} at most"
+                )
             self._over_since(told, message, at_s, size=max(largest, alarm.size))
             self._largest[(*model, alarm.kind)] = max(largest, alarm.size)
             return

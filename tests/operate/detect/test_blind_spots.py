@@ -136,7 +136,7 @@ def endless(n, fault_at, value, *, pace_s=1.0, ok=lambda draw, at: True, seed=3)
         yield Sample(took, at * pace_s, ok=ok(draw, at))
 
 
-@pytest.mark.parametrize("pace_s, row", [(1.0, 12_000), (0.1, 38_000)])
+@pytest.mark.parametrize(("pace_s", "row"), [(1.0, 12_000), (0.1, 38_000)])
 def test_what_holds_for_an_hour_and_ten_thousand_requests_is_told_as_lasting(pace_s, row):
     alarms, ends = lasts(endless(row + 1_000, 2_000, lambda draw, at: 1.8, pace_s=pace_s))
     assert {alarm.kind for alarm in alarms} <= {"shift"}

@@ -173,6 +173,21 @@ def test_what_is_no_record_is_counted_and_passed_over(server, consumers, devices
     assert consumer.counts.unread == 3
 
 
+def test_a_record_that_cannot_be_read_costs_no_other(server, consumers, caplog):
+    good = {"model": "m", "version": "1", "at_s": 1.0, "duration_ns": 5}
+    batch = [good, {**good, "duration_ns": "long"}, good, 7, good]
+    consumer = consumers()
+    entry = {"device": "d", "source": "s", "first": "0", "requests": json.dumps(batch)}
+    server.client.xadd(STREAM, entry)
+    counts = drained(consumer, 3)
+    assert (counts.records, counts.unread, counts.lost) == (3, 2, 0)
+    assert "2 records that cannot be read" in caplog.text
+    server.client.xadd(STREAM, entry)  # it came twice
+    server.client.xadd(STREAM, {**entry, "first": "5"})
+    counts = drained(consumer, 6)
+    assert (counts.records, counts.unread, counts.again, counts.lost) == (6, 4, 5, 0)
+
+
 def _entry(common="{}", first="0", **fields):
     record = {"model": "m", "version": "1", "at_s": 1.0, "duration_ns": 5, **fields}
     return {"device": "d", "source": "s", "first": first, "requests": json.dumps([record]), "common": common}

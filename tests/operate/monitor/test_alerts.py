@@ -80,6 +80,19 @@ def test_the_end_is_told_once_it_has_lasted(told):
     assert posted["labels"] == Alertmanager("http://127.0.0.1").body(told[0])[0]["labels"]
 
 
+def test_an_alarm_that_comes_and_goes_ends_with_the_largest_size_it_had(told):
+    detection = started(told.append, repeat_s=20.0)
+    at_ns = time.perf_counter_ns()
+    for took_ns, n in ((9_000_000, 90), (2_000_000, 300), (4_000_000, 60), (2_000_000, 300), (2_000_000, 3_000)):
+        detection.offer(Model, rows(took_ns, n, start_ns=at_ns))
+        at_ns += n * 10**7
+    detection.close(time.monotonic() + 5)
+    ends = [one for one in told if one.ended and one.kind == "shift"]
+    assert len(ends) == 1
+    assert ends[0].size > 4
+    assert "on and off for" in ends[0].message
+
+
 def test_what_lasts_is_told_as_lasting_stays_on_and_can_be_accepted(told, monkeypatch):
     monkeypatch.setattr("torchtriage.operate.detect.latency_detector.LASTING_N", 500)
     monkeypatch.setattr("torchtriage.operate.detect.latency_detector.LASTING_S", 4.0)

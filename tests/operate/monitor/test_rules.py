@@ -265,6 +265,9 @@ def test_only_what_the_user_chose_is_asked_for():
     for seconds in (0, -1, float("nan"), float("inf")):
         with pytest.raises(UsageError, match="above 0"):
             rules(latency={"": seconds})
+    for seconds in (50, 600):  # histogram_quantile tells no more than the last bound
+        with pytest.raises(UsageError, match="last bound, 50"):
+            rules(latency={"slow": seconds})
 
 
 def test_wrong_options_are_told():
@@ -291,3 +294,14 @@ def test_every_alert_and_recorded_series_is_documented():
     page = (Path(__file__).parents[3] / "docs" / "monitor.md").read_text()
     for name in (*NAMES, *RECORDED):
         assert f"`{name}`" in page
+
+
+@pytest.mark.prometheus
+def test_what_is_down_is_told_for_as_long_as_it_is(tmp_path):
+    down = [
+        series("up", "1x20 0x1500 1x20"),
+        series("monitor_pending", "5x20 _x1500 5x20"),
+    ]
+    expected = [firing(minute, "TorchtriageDown", 1) for minute in (30, 100, 1500)]
+    expected += [firing(1530, "TorchtriageDown", 0)]
+    promtool(tmp_path, [{"interval": "1m", "input_series": down, "promql_expr_test": expected}])

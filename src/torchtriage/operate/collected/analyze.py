@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 from itertools import pairwise
 from pathlib import Path
@@ -31,14 +31,14 @@ DRIFT_SHOWN = 0.1
 BINS = 10
 NEAR_S = 1.0  # lines of one batch are so near
 
-Mask = NDArray[np.bool_]
+Rows = NDArray[np.intp]
 Floats = NDArray[np.float64]
 
 
 def report(paths: Sequence[str | Path]) -> RecordsReport:
     """Return what the logs say together; raises what :func:`read_records` does."""
     records = read_records(paths)
-    models = tuple(_model(records, at) for at in range(len(records.models)))
+    models = tuple(_model(records, at, rows) for at, rows in _split(records.model))
     notes = []
     if records.n_skipped:
         text = f"{format_count(records.n_skipped, 'line')} left out: not readable"
@@ -64,8 +64,8 @@ def report(paths: Sequence[str | Path]) -> RecordsReport:
 class _Requests:
     """One model's rows, with what each took beside the median of its size."""
 
-    def __init__(self, records: Records, model: int) -> None:
-        self.rows = np.flatnonzero(records.model == model)
+    def __init__(self, records: Records, rows: Rows) -> None:
+        self.rows = rows
         self.records = records
         self.took_ms = records.took_ns[self.rows] / 1e6
         self.good = ~records.failed[self.rows]
@@ -74,23 +74,22 @@ class _Requests:
         self.bucket = _powers(size) if self.powers else size
         logs = np.log(np.maximum(self.took_ms, 1e-6))
         self.beside = np.zeros(len(logs))
-        for bucket in np.unique(self.bucket):
-            here = self.bucket == bucket
-            good = here & self.good
-            self.beside[here] = logs[here] - (np.median(logs[good]) if good.any() else 0.0)
+        for _, here in _split(self.bucket):
+            good = here[self.good[here]]
+            self.beside[here] = logs[here] - (np.median(logs[good]) if len(good) else 0.0)
 
-    def group(self, name: str, mask: Mask | None = None, beside: float | None = None) -> LatencyGroup:
-        mask = np.ones(len(self.rows), bool) if mask is None else mask
-        took = self.took_ms[mask & self.good]
+    def group(self, name: str, rows: Rows | None = None, beside: float | None = None) -> LatencyGroup:
+        """Return a group of some of the model's rows."""
+        rows = np.arange(len(self.rows)) if rows is None else rows
+        took = self.took_ms[rows[self.good[rows]]]
         p50, p90, p99 = (round(float(q), 6) for q in np.quantile(took, (0.5, 0.9, 0.99))) if len(took) else (None,) * 3
-        n = int(mask.sum())
-        return LatencyGroup(name, n, n - len(took), p50, p90, p99, beside)
+        return LatencyGroup(name, len(rows), len(rows) - len(took), p50, p90, p99, beside)
 
     def groups(
         self, keys: NDArray[Any], name: Callable[[Any], str], beside: Callable[[Any], float | None] = lambda key: None
     ) -> tuple[LatencyGroup, ...]:
         """Return a group per distinct key; ``beside`` : what one takes as a ratio to the others."""
-        return tuple(self.group(name(key), keys == key, beside(key)) for key in np.unique(keys))
+        return tuple(self.group(name(key), rows, beside(key)) for key, rows in _split(keys))
 
     def compare(
         self, device: NDArray[np.int32], version: NDArray[np.int32]
@@ -101,11 +100,13 @@ class _Requests:
         compared with those of its version, where there are some.
         """
         cells: dict[tuple[int, int], float] = {}
-        for of, on in {*zip(version.tolist(), device.tolist(), strict=True)}:
-            took = self.beside[(version == of) & (device == on) & self.good]
+        for _, rows in _split(version.astype(np.int64) << 32 | device):
+            took = self.beside[rows[self.good[rows]]]
             if len(took) >= FEWEST:
-                cells[of, on] = float(np.median(took))
-        levels = {of: [level for (other, _), level in cells.items() if other == of] for of, _ in cells}
+                cells[int(version[rows[0]]), int(device[rows[0]])] = float(np.median(took))
+        levels: dict[int, list[float]] = {}
+        for (of, _), level in cells.items():
+            levels.setdefault(of, []).append(level)
         usual = {of: float(np.median(several)) for of, several in levels.items()}
         own: dict[int, list[float]] = {}
         for (of, on), level in cells.items():
@@ -114,17 +115,30 @@ class _Requests:
 
 
 def _ratios(levels: dict[int, float]) -> dict[int, float]:
+    """Return each level as a ratio to the median of the others."""
+    if len(levels) < 2:
+        return {}
+    ordered = np.sort(list(levels.values()))
     found = {}
     for key, level in levels.items():
-        others = [other for name, other in levels.items() if name != key]
-        if others:
-            found[key] = round(math.exp(level - float(np.median(others))), 4)
+        at = int(np.searchsorted(ordered, level))
+        # without it the two in the middle are these
+        n = len(ordered) - 1
+        low, high = ((n - 1) // 2, n // 2)
+        others = ordered[low + (low >= at)] + ordered[high + (high >= at)]
+        found[key] = round(math.exp(level - float(others) / 2), 4)
     return found
 
 
-def _model(records: Records, model: int) -> CollectedModel:
-    own = _Requests(records, model)
-    rows = own.rows
+def _split(keys: NDArray[Any]) -> Iterator[tuple[Any, Rows]]:
+    """Yield each distinct key, in order, with where it is: as fast for thousands of keys as for two."""
+    order = np.argsort(keys, kind="stable")
+    found, first = np.unique(keys[order], return_index=True)
+    yield from zip(found.tolist(), np.split(order, first[1:]), strict=True) if len(keys) else ()
+
+
+def _model(records: Records, model: int, rows: Rows) -> CollectedModel:
+    own = _Requests(records, rows)
     versions, devices = records.versions, records.devices
     several = len(devices) > 1
     hours = (records.at_s[rows] // 3600).astype(np.int64)
@@ -170,16 +184,25 @@ def _compiling(own: _Requests) -> tuple[LatencyGroup, ...]:
     if not (told >= 0).any():
         return ()
     mask = np.zeros(len(rows), bool)
-    for device in np.unique(records.device[rows]):
-        here = np.flatnonzero((records.device[rows] == device) & (told >= 0))
+    for _, all_rows in _split(records.device[rows]):
+        here = all_rows[told[all_rows] >= 0]
         risen = np.maximum.accumulate(told[here])
         # all lines of a batch have the count at its end: those of the first with a new count ran while it rose
         first = np.flatnonzero(np.diff(risen, prepend=risen[:1]) > 0)
-        for at in first:
-            near = np.abs(records.at_s[rows][here] - records.at_s[rows][here[at]]) < NEAR_S
-            mask[here[near & (risen == risen[at])]] = True
+        at_s = records.at_s[rows[here]]
+        # lines are in the order of time
+        for at, low, high in zip(
+            first.tolist(),
+            np.searchsorted(at_s, at_s[first] - NEAR_S, "right").tolist(),
+            np.searchsorted(at_s, at_s[first] + NEAR_S, "left").tolist(),
+            strict=True,
+        ):
+            near = here[low:high]
+            mask[near[risen[low:high] == risen[at]]] = True
     known = told >= 0
-    return own.group("beside a recompilation", mask), own.group("without one", known & ~mask)
+    return own.group("beside a recompilation", np.flatnonzero(mask)), own.group(
+        "without one", np.flatnonzero(known & ~mask)
+    )
 
 
 def _slowest(own: _Requests) -> Iterable[SlowRecord]:
@@ -206,32 +229,38 @@ def _drifts(own: _Requests) -> Iterable[Drift]:
     records, rows = own.records, own.rows
     at_s, version = records.at_s[rows], records.version[rows]
     span = float(at_s[-1] - at_s[0])
-    thirds = (at_s < at_s[0] + span / 3, at_s >= at_s[-1] - span / 3)
-    pairs: list[tuple[tuple[str, str], tuple[Mask, Mask]]] = [(("first third", "last third"), thirds)]
-    counted = sorted(np.unique(version).tolist(), key=lambda at: float(at_s[version == at][0]))
-    for old, new in pairwise(counted):
-        pairs.append(((records.versions[old], records.versions[new]), (version == old, version == new)))
-    for what, values in _measured(own).items():
-        known = ~np.isnan(values)
-        for between, (before, after) in pairs:
-            a, b = values[before & known], values[after & known]
+    begin_s, end_s = at_s[0] + span / 3, at_s[-1] - span / 3
+    _, first = np.unique(version, return_index=True)
+    counted = version[np.sort(first)].tolist()  # in the order in which they came
+    for what, known, values in _measured(own):
+        pairs = [(("first third", "last third"), values[at_s[known] < begin_s], values[at_s[known] >= end_s])]
+        of = {key: values[where] for key, where in _split(version[known])}
+        for old, new in pairwise(key for key in counted if key in of):
+            pairs.append(((records.versions[old], records.versions[new]), of[old], of[new]))
+        for between, a, b in pairs:
             if min(len(a), len(b)) >= DRIFT_FEWEST:
                 psi = _stability(a, b)
                 if psi >= DRIFT_SHOWN:
                     yield Drift(what, between, round(psi, 3), float(np.median(a)), float(np.median(b)))
 
 
-def _measured(own: _Requests) -> dict[str, Floats]:
-    """Return what may drift: sizes, failures, and numbers that callers wrote into the fields."""
+def _measured(own: _Requests) -> Iterator[tuple[str, Rows, Floats]]:
+    """Yield what may drift, where it is known: sizes, failures, and numbers that callers wrote into the fields."""
     records, rows = own.records, own.rows
-    size = records.size[rows].astype(float)
-    size[size == NO_SIZE] = math.nan
-    found: dict[str, Floats] = {"size": size, "failed": records.failed[rows].astype(float)}
-    fields = [records.fields[row] for row in rows.tolist()]
-    for name in sorted({name for each in fields for name, value in each.items() if isinstance(value, (int, float))}):
-        values = (each.get(name) for each in fields)
-        found[name] = np.array([_float(value) for value in values])
-    return found
+    size = records.size[rows]
+    known = np.flatnonzero(size != NO_SIZE)
+    yield "size", known, size[known].astype(float)
+    yield "failed", np.arange(len(rows)), records.failed[rows].astype(float)
+    numbers: dict[str, tuple[list[int], list[float]]] = {}
+    for at, row in enumerate(rows.tolist()):
+        for name, value in records.fields[row].items():
+            if isinstance(value, (int, float)) and not math.isnan(number := _float(value)):
+                where, found = numbers.setdefault(name, ([], []))
+                where.append(at)
+                found.append(number)
+    for name in sorted(numbers):
+        where, found = numbers[name]
+        yield name, np.array(where), np.array(found)
 
 
 def _float(value: Any) -> float:

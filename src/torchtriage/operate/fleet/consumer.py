@@ -47,7 +47,7 @@ class FleetCounts(msgspec.Struct):
     records: int = 0
     again: int = 0  # records that came twice, counted once
     lost: int = 0  # records that never came: dropped by their device, or trimmed before they were read
-    unread: int = 0  # entries that are none of ours
+    unread: int = 0  # records that cannot be read, and entries that are none of ours
     next: dict[str, int] = {}  # of each source, the number of the record to come
     devices: dict[str, dict[str, DeviceCounts]] = {}
     alarms: dict[str, int] = {}
@@ -167,7 +167,7 @@ class FleetConsumer:
     def _take(self, entry: StreamEntry) -> None:
         counts, fields = self.counts, entry.fields
         try:
-            records = self._decode(fields[b"requests"])
+            records = self._records(entry)
             device = fields.get(b"device", b"").decode() or "unknown"
             source, first = fields.get(b"source", b"").decode(), int(fields.get(b"first", b"0"))
             common = msgspec.json.decode(fields.get(b"common", b"{}"), type=dict[str, Any])
@@ -180,25 +180,43 @@ class FleetConsumer:
             counts.unread += 1
             _logger.warning("entry %s cannot be read: %s: %.200s", entry.id, type(error).__name__, error)
 
+    def _records(self, entry: StreamEntry) -> list[RequestRecord | None]:
+        """Return an entry's records, None for each that cannot be read: it costs no other."""
+        text = entry.fields[b"requests"]
+        try:
+            return list(self._decode(text))
+        except msgspec.MsgspecError:
+            found: list[RequestRecord | None] = []
+            for raw in msgspec.json.decode(text, type=list[msgspec.Raw]):
+                try:
+                    found.append(msgspec.json.decode(raw, type=RequestRecord))
+                except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # noqa: PERF203 - one costs no other
+                    found.append(None)
+                    why = f"{type(error).__name__}: {error}"
+            _logger.warning("entry %s has %d records that cannot be read: %.200s", entry.id, found.count(None), why)
+            return found
+
     def _add(
         self,
         entry: StreamEntry,
         device: str,
         source: str,
         first: int,
-        records: list[RequestRecord],
+        numbered: list[RequestRecord | None],
         common: dict[str, Any],
     ) -> None:
         counts = self.counts
         if source:
             number = counts.next.pop(source, first)
-            known = min(max(number - first, 0), len(records))
+            known = min(max(number - first, 0), len(numbered))
             counts.again += known
             counts.lost += max(first - number, 0)
-            counts.next[source] = max(number, first + len(records))  # at the end: the oldest go
+            counts.next[source] = max(number, first + len(numbered))  # at the end: the oldest go
             if len(counts.next) > MAX_SOURCES:
                 del counts.next[next(iter(counts.next))]
-            records = records[known:]
+            numbered = numbered[known:]
+        records = [record for record in numbered if record is not None]
+        counts.unread += len(numbered) - len(records)
         if not records:
             return
         counts.records += len(records)

@@ -54,7 +54,7 @@ _CODES = (
         looks="an alarm within the first 2,000 requests of a version, compared with the version"
         " before, that nothing measured explains; its first 100 requests are skipped.",
         slow="the new code or weights do more, or fail.",
-        leave="the change was intended: it is the new normal after 250 requests.",
+        leave="the change was intended: Detection.accept(model) makes it the new normal.",
     ),
     AlertCode(
         "input mix",

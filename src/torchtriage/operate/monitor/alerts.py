@@ -145,6 +145,7 @@ class Detection:
         self._n_alarms: dict[tuple[str, str], dict[str, int]] = {}
         self._sent: dict[tuple[str, str, str, str], _Sent] = {}
         self._open: dict[tuple[str, str, str], Alert] = {}  # told, and not yet told to be over
+        self._largest: dict[tuple[str, str, str], float] = {}  # sizes of these
         self._over: dict[tuple[str, str, str], Alert] = {}  # of these, what is over since a moment
         self._heard_s: dict[tuple[str, str], float] = {}  # last request, or reading of a metric
         self._accepted: set[str] = set()  # models, until their detectors know
@@ -334,6 +335,7 @@ class Detection:
             alert = replace(alert, n_before=sent.n_since, since_s=since_s, facts=facts)
             sent.at_s, sent.size, sent.n_since = alert.at_s, alert.size, 0
             self._open[kind] = alert
+            self._largest[kind] = max(alert.size, self._largest.get(kind, 0.0)) if opened else alert.size
             self._put(alert)
         return alert
 
@@ -346,7 +348,13 @@ class Detection:
         if told is None:
             return
         if not alarm.lasts:
-            self._over_since(told, alarm.message, at_s, size=alarm.size)
+            message, largest = alarm.message, self._largest.get((*model, alarm.kind), alarm.size)
+            if largest > alarm.size:  # it was on several times, with little between
+                message = (
+                    f"{alarm.kind} over, on and off for {format_span_s(at_s - told.since_s)}, {largest:.3g} at most"
+                )
+            self._over_since(told, message, at_s, size=max(largest, alarm.size))
+            self._largest[(*model, alarm.kind)] = max(largest, alarm.size)
             return
         told = replace(told, message=alarm.message, at_s=at_s, n_before=0, size=alarm.size, lasting=True)
         with self._lock:
@@ -364,6 +372,7 @@ class Detection:
             for kind, alert in [*self._over.items()]:
                 if now_s - alert.at_s >= self._repeat_s:
                     del self._over[kind], self._open[kind]
+                    self._largest.pop(kind, None)
                     self._put(alert)
 
     def _follow_up(self, alert: Alert, path: str, captured: tuple[str, ...]) -> None:

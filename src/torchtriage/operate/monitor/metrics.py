@@ -71,7 +71,7 @@ fleet_slowness_ratio | gauge max | device model version | What a device's reques
 while it is slow.
 fleet_alarms_total | counter | kind | Alarms of devices against their peers, and of versions across devices, by kind.
 fleet_records_total | counter | outcome | Records of the fleet's stream: taken, again (came twice, counted once), \
-lost (dropped by their device, or trimmed before they were read), or unreadable (here whole entries).
+lost (dropped by their device, or trimmed before they were read), or unreadable.
 fleet_lag_entries | gauge |  | Entries of the fleet's stream that were not read yet, where Redis can tell.
 fleet_lag_seconds | gauge |  | Time between the newest entry of the fleet's stream and the last that was read; \
 while Redis is away, and the time since it was heard.

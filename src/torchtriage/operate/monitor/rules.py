@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from torchtriage.core.errors import UsageError
 from torchtriage.core.names import visible
+from torchtriage.operate.monitor.aggregate import BOUNDS_S
 from torchtriage.operate.monitor.metrics import expand
 from torchtriage.operate.monitor.slo import Objective, burn_rates, objective
 
@@ -63,11 +64,13 @@ WARM = "(time() - @monitor_start_time_seconds > 900)"
 ALERTS = (
     AlertRule(
         "TorchtriageDown",
-        "up == 0 and on (job, instance) present_over_time(@monitor_pending[1h])",
+        # what fires goes on: who scraped it within the hour is forgotten, and it is still down
+        "up == 0 and on (job, instance) (present_over_time(@monitor_pending[1h])"
+        ' or on (job, instance) present_over_time(ALERTS{alertname="TorchtriageDown"}[15m]))',
         "2m",
         "critical",
         f"{OF_INSTANCE} cannot be scraped",
-        "It was scraped within the last hour and does not answer now: look whether the process"
+        "It was scraped in the hour before and does not answer now: look whether the process"
         " runs, and whether its port or token changed.",
     ),
     AlertRule(
@@ -309,6 +312,12 @@ def _too_slow(latency: Mapping[str, float]) -> str:
     for model, seconds in latency.items():
         if not 0 < seconds < math.inf:
             raise UsageError(f"expected seconds above 0, found {seconds:g}")
+        if seconds >= BOUNDS_S[-1]:
+            raise UsageError(
+                f"expected fewer seconds than the histogram's last bound, {BOUNDS_S[-1]:g}, found {seconds:g}",
+                where="--latency",
+                hint="no quantile is told beyond it, so that the alert would never fire",
+            )
         others = [f"model!={json.dumps(name)}" for name in latency if name]
         matchers = f"model={json.dumps(model)}" if model else ",".join(others)
         parts.append(f"{LATENCY}:p99_5m{{{matchers}}} > {seconds:.15g}")

@@ -243,6 +243,17 @@ def test_on_a_cpu_waits_of_the_backward_engine_are_not_python() -> None:
     assert claim.evidence["host_ms_per_step"] == 3.0
 
 
+@pytest.mark.parametrize(
+    "frame",
+    ["torch/distributed/distributed_c10d.py(5283): barrier", "<built-in method wait of PyCapsule object at 0x7f>"],
+)
+def test_on_a_cpu_waits_for_other_ranks_are_not_python(frame: str) -> None:
+    builder = cpu_loop()
+    for i in range(4):
+        builder.frame("train.py(3): step", 10_000 * i, 9_999).frame(frame, 10_000 * i + 10, 3_900)
+    assert not claims(builder)
+
+
 def test_on_a_cpu_operators_of_any_thread_count() -> None:
     builder = cpu_loop()
     for i in range(4):

@@ -5,7 +5,8 @@ Looks like: stretches of at least 1 ms in which the device is idle because the n
     loaders, garbage collection, ``time.sleep`` and the profiler itself is excluded, and so are the waits of a loop that
     keeps a pace of its own, such as a controller's for its next tick (the doctor's ``paced-loop`` says its slack). On a
     CPU: the same stretches of the main thread, between ops, where the same frames run between the same ops in step
-    after step; waits inside the backward engine are not Python.
+    after step; waits inside the backward engine and in calls of torch.distributed are not
+    Python.
 Slow because: nothing is enqueued while the host prepares inputs, waits for a lock or writes a file.
 Cost: the device idle time outside ops (on a CPU: the host time); low counts half of it, divided by the profiler's
     inflation.
@@ -79,6 +80,8 @@ _UNKNOWN = Fix(
 _ENGINE = r"^<built-in method run_backward of"
 _PAUSE = r"^Python GC|^<built-in function (collect|sleep)>|(^|/)torch/(autograd/)?profiler"
 """Garbage collection is another finding; who sleeps meant to; the profiler is not the program."""
+_EXCHANGE = r"(^|/)torch/distributed/(distributed_c10d|c10d_logger)\.py|^<built-in method wait of PyCapsule"
+"""On the host these wait for other ranks, which is communication."""
 _MACHINERY = (
     r"(^|/)torch/(optim/\w+\.py"
     r"|nn/(functional\.py|modules/((?!module\.py)\w+\.py|module\.py\(\d+\): _(wrapped_)?call_impl$)))"
@@ -156,7 +159,9 @@ def _device_stretches(trace: Trace) -> dict[int, Spans]:
 
 
 def _host_stretches(trace: Trace) -> dict[int, Spans]:
-    free = intervals.subtract(between_ops(trace), _engine(trace))
+    exchanges = (trace.kind == Kind.PYTHON) & (trace.lane == trace.steps.lane) & trace.matching(_EXCHANGE)
+    free = intervals.subtract(between_ops(trace), intervals.union(trace.spans_of(np.flatnonzero(exchanges))))
+    free = intervals.subtract(free, _engine(trace))
     free = free[free[:, 1] - free[:, 0] >= MIN_STRETCH_NS]
     return {trace.steps.lane: _without_others(trace, trace.steps.lane, free)}
 

@@ -165,6 +165,19 @@ def test_replicas_are_pipelines_of_their_own() -> None:
     assert codes(result)["COM062"].evidence["n_pipelines"] == 2
 
 
+def test_a_stage_that_is_long_in_one_replica_is_a_late_rank_and_no_long_stage() -> None:
+    def said(*longer: Sequence[float]) -> dict[str, Finding]:
+        builders = [
+            builder
+            for first, each in zip((0, 2), longer, strict=True)
+            for builder in pipeline(2, 8, ranks=[first, first + 1], world=4, longer=each)
+        ]
+        return codes(judged(builders))
+
+    assert "COM063" not in said([1.0, 2.0], [1.0, 1.0])
+    assert said([1.0, 2.0], [1.0, 2.0])["COM063"].evidence["n_pipelines_alike"] == 2
+
+
 # -- what is none, or cannot be judged -----------------------------------------------------------
 
 

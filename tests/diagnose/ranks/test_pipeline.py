@@ -255,6 +255,15 @@ def test_counts_that_fit_are_no_pipeline_where_passes_do_not_follow_each_other()
     assert not codes(result)
 
 
+def test_a_send_of_another_size_has_no_receive() -> None:
+    builders = pipeline(2, 8, device=True)
+    sends = [event for event in builders[0].events if event.get("args", {}).get("Collective name") == "send"]
+    for event in sends[-3:]:
+        event["args"]["In msg nelems"] = 17
+    (pipe,) = judged(builders).pipelines
+    assert (pipe.n_matched, pipe.n_unmatched) == (2 * 8 * len(pipe.steps) - 3, 3)
+
+
 def test_peers_that_are_no_neighbours_are_no_pipeline() -> None:
     builders = pipeline(4, 8, device=True)
     for event in builders[1].events:

@@ -36,14 +36,13 @@ class RankMessages:
     """The sends and receives of one rank in order; arrays have one element for each.
 
     ``send`` : whether it sends. ``peer`` : number of the other rank, -1 where it was not recorded. ``kind`` : F for an
-    activation, B for a gradient, by the pass that it follows or feeds, -1 where none does. ``seq``, ``nelems`` and
-    ``step`` as of collectives. ``start_ns``, ``end_ns`` : on the rank's own clock, base time included.
+    activation, B for a gradient, by the pass that it follows or feeds, -1 where none does. ``nelems`` and ``step``
+    as of collectives. ``start_ns``, ``end_ns`` : on the rank's own clock, base time included.
     """
 
     send: Mask
     peer: Ints
     group: Ints
-    seq: Ints
     nelems: Ints
     step: Ints
     kind: Ints
@@ -162,7 +161,6 @@ def rank_pipeline(trace: Trace, pieces: Pieces, rows: Ints, said: Ints, numbers:
             send=send,
             peer=np.where(send, dst, src),
             group=group,
-            seq=messages.seq,
             nelems=messages.nelems,
             step=np.append(numbers, -1)[step],
             kind=kind,
@@ -310,5 +308,5 @@ def _shifted(blocks: RankBlocks, numbers: Ints, base: int) -> RankBlocks:
 
 
 _NO: NDArray[np.int64] = np.empty(0, np.int64)
-NOTHING = RankPipeline(RankMessages(np.empty(0, bool), *[_NO] * 8), RankBlocks(*[_NO] * 7), (), (), intervals.EMPTY)
+NOTHING = RankPipeline(RankMessages(np.empty(0, bool), *[_NO] * 7), RankBlocks(*[_NO] * 7), (), (), intervals.EMPTY)
 """Of a rank that sends and receives nothing."""

@@ -145,7 +145,8 @@ def _batch(builder: TraceBuilder) -> None:
         said = {key: kernel["args"].pop(key) for key in list(kernel["args"]) if key[0].isupper() or key == "dtype"}
         builder.event("record_param_comms", "cpu_op", call["ts"] - 3, 2, **said)
         before = kernels[at - 1] if at else None
-        if said["Collective name"] == "recv" and before is not None and before.pop("alone", False):
+        near = before is not None and call["ts"] - launches[before["args"]["correlation"]]["ts"] < 200
+        if said["Collective name"] == "recv" and near and before.pop("alone", False):
             # the receive's kernel, launched where both are enqueued, is the batch's
             builder.events.remove(before)
             builder.events.remove(launches[before["args"]["correlation"]])

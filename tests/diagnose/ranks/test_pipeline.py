@@ -165,6 +165,19 @@ def test_replicas_are_pipelines_of_their_own() -> None:
     assert codes(result)["COM062"].evidence["n_pipelines"] == 2
 
 
+def test_a_stage_that_is_long_in_one_replica_is_a_late_rank_and_no_long_stage() -> None:
+    def said(*longer: Sequence[float]) -> dict[str, Finding]:
+        builders = [
+            builder
+            for first, each in zip((0, 2), longer, strict=True)
+            for builder in pipeline(2, 8, ranks=[first, first + 1], world=4, longer=each)
+        ]
+        return codes(judged(builders))
+
+    assert "COM063" not in said([1.0, 2.0], [1.0, 1.0])
+    assert said([1.0, 2.0], [1.0, 2.0])["COM063"].evidence["n_pipelines_alike"] == 2
+
+
 # -- what is none, or cannot be judged -----------------------------------------------------------
 
 
@@ -240,6 +253,15 @@ def test_counts_that_fit_are_no_pipeline_where_passes_do_not_follow_each_other()
     result = judged(builders)
     assert not result.pipelines
     assert not codes(result)
+
+
+def test_a_send_of_another_size_has_no_receive() -> None:
+    builders = pipeline(2, 8, device=True)
+    sends = [event for event in builders[0].events if event.get("args", {}).get("Collective name") == "send"]
+    for event in sends[-3:]:
+        event["args"]["In msg nelems"] = 17
+    (pipe,) = judged(builders).pipelines
+    assert (pipe.n_matched, pipe.n_unmatched) == (2 * 8 * len(pipe.steps) - 3, 3)
 
 
 def test_peers_that_are_no_neighbours_are_no_pipeline() -> None:

@@ -174,9 +174,8 @@ def _pipeline(
             n_odd += 1
             continue
         steps.append(PipelineStep(number, tuple(passes)))
-        pairs = _pairs(counts, rank_of)
-        n_sends += max(sum(count[True, kind] for count in counts for kind in (F, B)), pairs)
-        n_matched += pairs
+        n_sends += sum(int((one.messages.send & (one.messages.step == number)).sum()) for one in made)
+        n_matched += _matched(made, number, [numbers[position] for position in members], rank_of)
     if not steps:
         if (uneven and labelled) or _one_way(made):
             who = ", ".join(str(rank) for rank, _ in uneven.most_common(4))
@@ -320,20 +319,39 @@ def _acausal(step: PipelineStep, rank_of: tuple[int, ...]) -> Iterator[float]:
             yield float(one.start_ns < need.end_ns - slack)
 
 
-def _pairs(counts: Sequence[Counter[tuple[bool, int]]], rank_of: tuple[int, ...]) -> int:
-    """Return how many sends have their receive: by stage and kind, in order."""
+def _matched(made: Sequence[RankPipeline], number: int, names: Sequence[int], rank_of: tuple[int, ...]) -> int:
+    """Return how many sends of a step have their receive: of each pair of ranks, in order, equally large.
+
+    NCCL's numbers of sends and receives count those of one rank, so they do not help; when a receive ends says little
+    on a host, whose threads note a send late. That passes follow each other is shown by their own times.
+    """
     n = 0
     for kind, way in ((F, 1), (B, -1)):
-        sent: Counter[tuple[int, int]] = Counter()
-        for stage, rank in enumerate(rank_of):
-            to = stage + way
-            if 0 <= to < len(rank_of) and rank_of[to] != rank:
-                sent[rank, rank_of[to]] += 1
-        out, into = Counter[int](), Counter[int]()
-        for (source, target), links in sent.items():
-            out[source] += links
-            into[target] += links
-        n += min(sum(counts[rank][True, kind] for rank in out), sum(counts[rank][False, kind] for rank in into))
+        stages = [stage for stage in range(len(rank_of)) if 0 <= stage + way < len(rank_of)]
+        links = {(rank_of[stage], rank_of[stage + way]) for stage in stages} - {(rank, rank) for rank in rank_of}
+        for source, target in links:
+            ends = (made[source].messages, True, names[target]), (made[target].messages, False, names[source])
+            sends, receives = (
+                np.flatnonzero(
+                    (one.step == number)
+                    & (one.send == send)
+                    & (one.kind == kind)
+                    & ((one.peer == peer) | (one.peer < 0))
+                )
+                for one, send, peer in ends
+            )
+            n_out, n_in = (sum(link[end] == rank for link in links) for end, rank in ((0, source), (1, target)))
+            left, right = ends[0][0], ends[1][0]
+            unknown = bool((left.peer[sends] < 0).any() or (right.peer[receives] < 0).any())
+            if unknown and max(n_out, n_in) > 1:
+                # whose are whose is not recorded, but how many
+                n += min(len(sends) // n_out, len(receives) // n_in)
+                continue
+            k = min(len(sends), len(receives))
+            sends, receives = sends[:k], receives[:k]
+            sizes = left.nelems[sends], right.nelems[receives]
+            same = (sizes[0] == sizes[1]) | (sizes[0] < 0) | (sizes[1] < 0)
+            n += int(same.sum())
     return n
 
 

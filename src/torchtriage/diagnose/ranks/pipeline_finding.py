@@ -141,8 +141,8 @@ def _imbalance(
     most_ns = sum(others) / len(others)
     gain_ns = min(gain_ns, most_ns)
     # one rank of many replicas is no stage that is too long but a rank that is late
-    same = sum(1 for other in alike if max(range(len(other.rank_ns)), key=other.rank_ns.__getitem__) == place)
-    if longest_ns < MIN_LONGER * mean_ns or gain_ns < MIN_GAIN * step_ns or same * 2 < len(alike):
+    same = sum(other.rank_ns[place] >= MIN_LONGER * sum(other.rank_ns) / len(other.rank_ns) for other in alike)
+    if longest_ns < MIN_LONGER * mean_ns or gain_ns < MIN_GAIN * step_ns or same * 2 <= len(alike):
         return None
     rank = numbers[made.members[place]]
     stages = [stage for stage, at in enumerate(made.rank_of) if at == place]

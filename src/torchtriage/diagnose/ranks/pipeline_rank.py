@@ -36,19 +36,16 @@ class RankMessages:
     """The sends and receives of one rank in order; arrays have one element for each.
 
     ``send`` : whether it sends. ``peer`` : number of the other rank, -1 where it was not recorded. ``kind`` : F for an
-    activation, B for a gradient, by the pass that it follows or feeds, -1 where none does. ``seq``, ``nelems`` and
-    ``step`` as of collectives. ``start_ns``, ``end_ns`` : on the rank's own clock, base time included.
+    activation, B for a gradient, by the pass that it follows or feeds, -1 where none does. ``nelems`` and ``step``
+    as of collectives. Their times are in the passes around them.
     """
 
     send: Mask
     peer: Ints
     group: Ints
-    seq: Ints
     nelems: Ints
     step: Ints
     kind: Ints
-    start_ns: Ints
-    end_ns: Ints
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,12 +159,9 @@ def rank_pipeline(trace: Trace, pieces: Pieces, rows: Ints, said: Ints, numbers:
             send=send,
             peer=np.where(send, dst, src),
             group=group,
-            seq=messages.seq,
             nelems=messages.nelems,
             step=np.append(numbers, -1)[step],
             kind=kind,
-            start_ns=trace.start_ns[rows] + base,
-            end_ns=trace.end_ns[rows] + base,
         ),
         _shifted(blocks, numbers, base),
         groups,
@@ -310,5 +304,5 @@ def _shifted(blocks: RankBlocks, numbers: Ints, base: int) -> RankBlocks:
 
 
 _NO: NDArray[np.int64] = np.empty(0, np.int64)
-NOTHING = RankPipeline(RankMessages(np.empty(0, bool), *[_NO] * 8), RankBlocks(*[_NO] * 7), (), (), intervals.EMPTY)
+NOTHING = RankPipeline(RankMessages(np.empty(0, bool), *[_NO] * 5), RankBlocks(*[_NO] * 7), (), (), intervals.EMPTY)
 """Of a rank that sends and receives nothing."""

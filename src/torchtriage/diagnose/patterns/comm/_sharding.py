@@ -56,8 +56,8 @@ def find_gathers(trace: Trace, found: Collectives) -> Gathers | None:
     at, around, issued = at[order], around[order], issued[order]
     # by who enqueued it: the device may carry it out in the next step
     step = trace.steps.of_host(op[at])
-    roots = trace.is_kind(Kind.ANNOTATION, Kind.OP) & trace.hosts & trace.matching(_ROOT)
-    roots = np.flatnonzero(roots & ~trace.tree.under(roots))
+    root = trace.is_kind(Kind.ANNOTATION, Kind.OP) & trace.hosts & trace.matching(_ROOT)
+    roots = np.flatnonzero(root & ~trace.tree.under(root))
     begun = np.searchsorted(np.sort(trace.start_ns[roots]), issued, side="right")
     first = np.zeros(int(step.max(initial=-1)) + 2, np.int64)
     # backwards, so that the first of each step is written last

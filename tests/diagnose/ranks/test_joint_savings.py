@@ -96,6 +96,16 @@ def test_nobody_waits_for_a_late_rank():
     assert joint.without_waiting_for(0) == pytest.approx(0, abs=1_000)
 
 
+def test_waiting_that_does_not_come_back_is_not_replayed():
+    builders = device_bound((1000.0, 5000.0))
+    _, matches, steps = matched(builders)
+    ranks = [shrunk(one, "backward", 0.5)[0] for one in builders]
+    # the first rank waits 4 ms a step for the second, 2 ms in the mean
+    assert not JointSavings(ranks, matches, steps, n_point_to_point=0, wait_ns=2e6).reason
+    # twice as much as there is to get back: it waited elsewhere
+    assert "alone" in JointSavings(ranks, matches, steps, n_point_to_point=0, wait_ns=5e6).reason
+
+
 def with_skeletons(builders: list[TraceBuilder]) -> JobResult:
     whole = []
     for builder, record in zip(builders, records(builders), strict=True):

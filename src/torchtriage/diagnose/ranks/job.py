@@ -80,6 +80,7 @@ def judge(
         matches,
         [np.searchsorted(rank.steps.number, waits.step[steady]) for rank in ranks],
         n_point_to_point=sum(rank.n_point_to_point for rank in ranks),
+        wait_ns=float(waits.wait_ns[:, steady].mean()) if measured else 0.0,
     )
     if straggler is not None:
         straggler = with_joint_gain(straggler, joint)

@@ -98,8 +98,9 @@ class PhaseHooks:
         if self._compiling():
             return
         if self._clock.phase == FORWARD and self._clock.mine():
-            for tensor in _outputs(output, MOST_OUTPUTS):
-                tensor.register_hook(self._backward_begins)
+            if self._clock.timed:  # this is what costs most
+                for tensor in _outputs(output, MOST_OUTPUTS):
+                    tensor.register_hook(self._backward_begins)
             self._clock.enter(BETWEEN)
 
     def _backward_begins(self, _grad: Any) -> None:

@@ -89,6 +89,21 @@ def test_accumulation_and_evaluation(program: Program) -> None:
     assert program.entered() == (FETCH + FORTH + BACK) * 2 + FETCH + FORTH
 
 
+def test_a_step_that_calls_the_one_of_its_base_is_one_step(program: Program) -> None:
+    import torch
+
+    class Own(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            return super().step(closure)
+
+    program.net(next(program.batches)).sum().backward()
+    program.entered()
+    own = Own(program.net.parameters(), lr=0.1)
+    own.step()
+    assert program.entered() == UPDATE
+    assert program.ended == [own]
+
+
 def test_two_passes_before_one_backward(program: Program) -> None:
     batch = next(program.batches)
     (program.net(batch).sum() + program.net(batch).sum()).backward()

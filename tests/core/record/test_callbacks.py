@@ -107,7 +107,8 @@ def test_a_transformers_trainer_is_watched(tmp_path: Path, monkeypatch: pytest.M
     callback = HFStragglerWatch(every=10)
     trained = train_with_transformers(tmp_path, callback)
     assert callback.watch.summary()["steps"] == 2 * N_STEPS
-    assert {entered[phase] for phase in (FORWARD, BACKWARD, OPTIMIZER)} == {2 * N_STEPS}
+    assert entered[FORWARD] == entered[OPTIMIZER] == 2 * N_STEPS
+    assert N_STEPS <= entered[BACKWARD] <= 2 * N_STEPS
     assert entered[LOADER] >= 2 * N_STEPS  # and the ends of the epochs
     PhaseHooks.remove(callback.watch._hooks)
     assert trained == train_with_transformers(tmp_path, None)  # type: ignore[arg-type]

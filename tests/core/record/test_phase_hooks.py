@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from torchtriage.core.record import phase_clock
 from torchtriage.core.record.phase_clock import (
     BACKWARD,
     BETWEEN,
@@ -86,6 +87,21 @@ def test_accumulation_and_evaluation(program: Program) -> None:
     with torch.no_grad():
         program.net(next(program.batches))
     assert program.entered() == (FETCH + FORTH + BACK) * 2 + FETCH + FORTH
+
+
+def test_a_step_that_calls_the_one_of_its_base_is_one_step(program: Program) -> None:
+    import torch
+
+    class Own(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            return super().step(closure)
+
+    program.net(next(program.batches)).sum().backward()
+    program.entered()
+    own = Own(program.net.parameters(), lr=0.1)
+    own.step()
+    assert program.entered() == UPDATE
+    assert program.ended == [own]
 
 
 def test_two_passes_before_one_backward(program: Program) -> None:
@@ -186,6 +202,23 @@ def test_a_forward_that_raises_leaves_no_phase_open(program: Program) -> None:
         program.net("no tensor".__len__ and __import__("torch").zeros(3, 3))
     program.clock.end_step()
     assert program.clock.phase == BETWEEN
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "every", "timed"), [(100, 20, 20), (40, 20, 10), (20, 20, 5), (1, 20, 5), (1, 5, 5)]
+)
+def test_of_short_steps_fewer_are_timed(
+    step_ms: float, every: int, timed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0]
+    monkeypatch.setattr(phase_clock, "perf_counter_ns", lambda: now[0])
+    clock = PhaseClock(every)
+    for _ in range(4 * every):
+        now[0] += int(step_ms * 1e6)
+        clock.end_step()
+    assert [len(window.host_ns) for window in clock.windows] == [every, timed, timed, timed]
+    assert [window.number for window in clock.windows] == [0, 1, 2, 3]
+    assert {sum(row) for window in clock.windows for row in window.host_ns} == {int(step_ms * 1e6)}
 
 
 def test_a_device_is_asked_now_and_then_and_read_late() -> None:

@@ -18,6 +18,12 @@ __all__ = ["BACKWARD", "BETWEEN", "FORWARD", "LOADER", "OPTIMIZER", "PHASES", "W
 
 BETWEEN, LOADER, FORWARD, BACKWARD, OPTIMIZER, WAIT = range(6)
 PHASES = ("between", "loader", "forward", "backward", "optimizer", "wait")
+COST_NS, MOST_SHARE = 120_000, 0.002
+"""What a step takes longer that is timed in full, and the share that this may be: of shorter steps, fewer are."""
+LEAST_TIMED, MOST_SKIPPED = 5, 4
+"""So many steps of each window are timed at least, and one of so many."""
+PLACES = (0, 2, 1, 3, 3, 1, 0, 2, 1, 0, 3, 2, 2, 3, 0, 1)
+"""Which of a few steps is timed, by turns, and on every rank the same: what recurs is met as often as it comes."""
 DEVICE_EVERY = 4
 """The device is asked in one step of so many: an event costs some microseconds, and a step has a dozen."""
 MOST_WINDOWS = 16
@@ -45,7 +51,8 @@ class PhaseClock:
     Only the loop's thread, and the one that runs its backward pass, may switch it; :meth:`mine` says whether this is
     one of them.
 
-    ``step`` : steps that have ended. ``phase`` : now. ``windows`` : full ones, to be taken.
+    ``step`` : steps that have ended. ``phase`` : now. ``timed`` : whether this step is one of the timed ones.
+    ``windows`` : full ones, to be taken.
     """
 
     __slots__ = (
@@ -56,10 +63,13 @@ class PhaseClock:
         "_ns",
         "_rows",
         "_sampling",
+        "_stride",
+        "_window_ns",
         "phase",
         "since_ns",
         "step",
         "threads",
+        "timed",
         "windows",
     )
 
@@ -76,6 +86,9 @@ class PhaseClock:
         self._rows: list[list[int]] = []
         self._device: DeviceClock | None = None
         self._sampling = False
+        self.timed = True
+        self._stride = 1
+        self._window_ns = self.since_ns
 
     def mine(self) -> bool:
         """Return whether this thread is the loop's."""
@@ -95,20 +108,33 @@ class PhaseClock:
     def end_step(self) -> None:
         """End a step and begin the next, between the phases."""
         self.enter(BETWEEN)
-        self._rows.append(self._ns)
+        if self.timed:
+            self._rows.append(self._ns)
         self._ns = [0] * len(PHASES)
-        self.step += 1
-        device = self._device
-        if device is not None:
-            if self._sampling:
-                device.end()
-            self._sampling = self.step % DEVICE_EVERY == 0
-            if self._sampling:
-                device.begin(self.step // self._every)
+        self.step = step = self.step + 1
+        if self._sampling:
+            self._device.end()  # type: ignore[union-attr]
         self._left -= 1
         if not self._left:
-            self.windows.append(Window((self.step - 1) // self._every, self._rows))
+            self.windows.append(Window((step - 1) // self._every, self._rows))
             self._rows, self._left = [], self._every
+            self._stride = self._next_stride()
+        stride = self._stride
+        self.timed = stride == 1 or step % stride == PLACES[step // stride % len(PLACES)] % stride
+        device = self._device
+        if device is not None:
+            self._sampling = self.timed and (stride == MOST_SKIPPED or step // stride % (DEVICE_EVERY // stride) == 0)
+            if self._sampling:
+                device.begin(step // self._every)
+
+    def _next_stride(self) -> int:
+        """Return of how many steps one is timed: by how long they are."""
+        step_ns = (self.since_ns - self._window_ns) / self._every
+        self._window_ns = self.since_ns
+        stride = 1
+        while stride < min(MOST_SKIPPED, self._every // LEAST_TIMED) and step_ns * stride * MOST_SHARE < COST_NS:
+            stride *= 2
+        return stride if self._every // stride >= LEAST_TIMED else stride // 2
 
     def begin(self, cuda: Any = None) -> None:
         """Begin the first step now; ``cuda`` : torch's module of the device that works for this loop."""

@@ -56,6 +56,7 @@ class PhaseHooks:
         self._clock = clock
         self._modules = tuple(modules)
         self._on_optimizer = on_optimizer
+        self._depth = 0
         self._undo = contextlib.ExitStack()
         self._compiling: Callable[[], bool] = lambda: False
         self._queue: Callable[[Callable[[], None]], None] = lambda _act: None
@@ -98,8 +99,9 @@ class PhaseHooks:
         if self._compiling():
             return
         if self._clock.phase == FORWARD and self._clock.mine():
-            for tensor in _outputs(output, MOST_OUTPUTS):
-                tensor.register_hook(self._backward_begins)
+            if self._clock.timed:  # this is what costs most
+                for tensor in _outputs(output, MOST_OUTPUTS):
+                    tensor.register_hook(self._backward_begins)
             self._clock.enter(BETWEEN)
 
     def _backward_begins(self, _grad: Any) -> None:
@@ -119,11 +121,19 @@ class PhaseHooks:
     # -- optimizers ------------------------------------------------------------------------------
 
     def _optimizer_begins(self, *_: Any) -> None:
-        if not self._compiling() and self._clock.mine():
+        if self._compiling() or not self._clock.mine():
+            return
+        if self._clock.phase == OPTIMIZER:  # the step of a class calls that of its base, and both have hooks
+            self._depth += 1
+        else:
+            self._depth = 1
             self._clock.enter(OPTIMIZER)
 
     def _optimizer_ended(self, optimizer: Any, *_: Any) -> None:
-        if not self._compiling() and self._clock.mine():
+        if self._compiling() or not self._clock.mine():
+            return
+        self._depth -= 1
+        if not self._depth:
             self._clock.enter(BETWEEN)
             self._on_optimizer(optimizer)
 

@@ -59,6 +59,9 @@ MAX_SIZES = 512
 SINCE, BORN = "than before, compared with its peers", "than its peers since it appeared"
 
 
+Key = tuple[str, str, str, str, str]  # of an alarm: kind, device, model, version, the other one
+
+
 class PeerAlarm(NamedTuple):
     """Something is unlike the rest. ``device`` : empty where it is a version on many.
 
@@ -96,7 +99,7 @@ class Episode(msgspec.Struct):
     largest: float
 
     @property
-    def key(self) -> tuple[str, ...]:
+    def key(self) -> Key:
         """What it is of."""
         return (self.kind, self.device, self.model, self.version, self.other)
 
@@ -235,7 +238,7 @@ class PeerDetector:
             text = f"{alarm.message}, for {format_span_s(alarm.at_s - episode.since_s)}"
             yield alarm._replace(since_s=episode.since_s, message=text)
 
-    def _over(self, key: tuple[str, ...], at_s: float, why: str = "") -> Iterator[PeerAlarm]:
+    def _over(self, key: Key, at_s: float, why: str = "") -> Iterator[PeerAlarm]:
         episode = self._on.pop(key, None)
         if episode is None:
             return
@@ -455,7 +458,7 @@ def _common(cells: Sequence[Cell]) -> float | None:
     return median(cell.total / cell.n - cell.level for cell in cells)
 
 
-def _key(alarm: PeerAlarm) -> tuple[str, ...]:
+def _key(alarm: PeerAlarm) -> Key:
     return (alarm.kind, alarm.device, alarm.model, alarm.version, alarm.other)
 
 

@@ -145,7 +145,10 @@ class Model:
         request = self.request()
         request.outer = _open.get()
         _open.set(request)
-        return request.__enter__()
+        # as Request.__enter__, whose call is a twentieth of all
+        request._local.ring.begun += 1
+        request._start_ns = perf_counter_ns()
+        return request
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trail: TracebackType | None

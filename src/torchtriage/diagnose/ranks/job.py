@@ -250,12 +250,11 @@ def _own_notes(ranks: Sequence[RankRecord], numbers: Sequence[int], matches: Mat
     notes = []
     moved = np.flatnonzero(matches.offset_ns)
     if len(moved):
-        most = int(np.abs(matches.offset_ns).max())
         notes.append(
             Note(
                 "clock-offset",
                 "info",
-                f"the clocks of {len(moved)} ranks differ by up to {format_ns(most)}: aligned on"
+                f"the clocks of the ranks lie up to {format_ns(int(np.ptp(matches.offset_ns)))} apart: aligned on"
                 " the ends of matched collectives",
                 evidence={"offset_ns": {str(numbers[at]): int(matches.offset_ns[at]) for at in moved[:64].tolist()}},
             )

@@ -96,6 +96,11 @@ NEEDS: dict[str, tuple[Callable[[Trace], bool], str, str]] = {
         "Python stacks, and the time between operators is considerable",
         "profile(with_stack=True, ...)",
     ),
+    "ranks": (
+        lambda _trace: False,
+        "recordings of the other ranks",
+        "record every rank of the job, and pass their folder",
+    ),
     "steps": (lambda trace: len(trace.steps) > 0, "steps", "call prof.step() once per iteration"),
 }
 

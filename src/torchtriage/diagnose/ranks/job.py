@@ -12,12 +12,14 @@ from numpy.typing import NDArray
 from torchtriage.core.finding import Cost, Finding, Note, rank_order
 from torchtriage.core.names import visible
 from torchtriage.core.units import format_count, format_ms, format_ns, format_share, ms
+from torchtriage.diagnose.patterns import catalogue
 from torchtriage.diagnose.ranks.job_detection import Job
 from torchtriage.diagnose.ranks.job_replay import JobReplay
 from torchtriage.diagnose.ranks.match import END_SKEW_NS, GroupMatch, Matches, match
 from torchtriage.diagnose.ranks.merge import merge_checks, merge_findings, merge_notes
 from torchtriage.diagnose.ranks.rank_record import RankRecord
 from torchtriage.diagnose.ranks.result import CollectiveSummary, JobResult, JobStep, RankSummary
+from torchtriage.diagnose.ranks.slow_link import slow_links
 from torchtriage.diagnose.ranks.straggler import Straggler, Waiting, find_straggler, waiting
 from torchtriage.diagnose.ranks.straggler_finding import straggler_finding
 from torchtriage.diagnose.verdict.result import SCHEMA, Answer
@@ -26,6 +28,8 @@ __all__ = ["checked_clause", "costliest_sentence", "judge"]
 
 Ints = NDArray[np.int64]
 
+OF_RANKS = frozenset(entry.pattern.code for entry in catalogue() if "ranks" in entry.pattern.needs)
+"""What one rank alone cannot show."""
 MAX_COLLECTIVES = 200
 FIRST_WAIT_NS = 1_000_000
 """More waiting than this in the first collective is worth a note."""
@@ -76,6 +80,9 @@ def judge(
             found = replace(found, cost=_scaled(found.cost, scale))
         also = (*found.also_explains, *(item.code for item in gone))
         findings.append(replace(found, also_explains=tuple(dict.fromkeys(also))))
+    if not refused:
+        links = slow_links(ranks, numbers, matches, waits, ms(waits.step_ns))
+        findings += [replace(found, cost=_scaled(found.cost, scale)) if scale != 1.0 else found for found in links]
     # what is left out of a trace's own report never gets here, so a finding without time stays
     findings = [
         finding
@@ -84,6 +91,9 @@ def judge(
     ]
     findings.sort(key=rank_order)
     checked, not_checked, crashes = merge_checks(results, numbers)
+    if measured:
+        checked = tuple(sorted((*checked, *(item.code for item in not_checked if item.code in OF_RANKS))))
+        not_checked = tuple(item for item in not_checked if item.code not in OF_RANKS)
     result = JobResult(
         schema=SCHEMA,
         version=__version__,

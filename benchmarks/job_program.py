@@ -52,7 +52,8 @@ def _text(event: dict[str, Any]) -> str:
 
 def read_blocks(path: Path) -> list[Block]:
     """Cut a middle step of a recording at its collectives."""
-    events = [e for e in json.loads(gzip.open(path).read())["traceEvents"] if e.get("ph") == "X"]
+    with gzip.open(path) as file:
+        events = [e for e in json.load(file)["traceEvents"] if e.get("ph") == "X"]
     steps = [e for e in events if e["name"].startswith("ProfilerStep#") and e["cat"] == "user_annotation"]
     step = steps[len(steps) // 2]
     begin, end = step["ts"], step["ts"] + step["dur"]

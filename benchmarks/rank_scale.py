@@ -1,70 +1,117 @@
 """Time and memory of the driver against the number of ranks.
 
-    python benchmarks/rank_scale.py FOLDER... [--engine ray] [--processes 2]
-    python benchmarks/rank_scale.py --copies 16 --of TRACE
+    python benchmarks/rank_scale.py FOLDER... [--engine ray] [--out FILE]
+    python benchmarks/rank_scale.py TRACE --copies 4 8 16 [--engine ray]
 
-Each job is analysed in a fresh process, which says how long reading, judging and writing took, and how much memory
-it had at most (its workers not counted). ``--copies`` : one rank's recording stands for so many ranks, through a file
-system that writes each one's number into it as it is read, so that no disk has to hold a hundred gigabytes.
-Printed last: the slopes of time and memory against ranks, both logarithmic, and what 16 nodes would need.
+Each job is analysed in a fresh process, which says how many seconds of processors the workers and the driver took, and
+how much memory the driver had at most. ``--copies`` : one rank's recording stands for so many ranks, with each one's number. At the
+end the slopes of time and memory against ranks, both logarithmic, and what 1,000 ranks would take on 16 nodes: ranks
+shared out evenly over their processors, each as fast as these, the driver's part after them.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
-import math
+import os
+import re
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 N_NODES, CORES_PER_NODE = 16, 32
+N_PROCESSES = 2
 
 
-def one(files: list[str], engine: str, processes: int | None, copies: str) -> dict[str, Any]:
-    """Analyse a job in this process; return times in s and memory in bytes."""
-    from torchtriage.diagnose.ranks import job_detection, workers
-    from torchtriage.diagnose.ranks.job import judge
-    from torchtriage.diagnose.verdict.options import Options
-    from torchtriage.report import formats
-    from torchtriage.report.json_report import JsonReport
+def copies(trace: Path, n: int, folder: Path) -> list[str]:
+    """Write one rank's recording as that of every rank of a job."""
+    opened = gzip.open if trace.suffix == ".gz" else open
+    with opened(trace, "rb") as file:
+        text = file.read()
+    world = re.sub(rb'"world_size": \d+', b'"world_size": %d' % n, text)
+    folder.mkdir(parents=True, exist_ok=True)
+    files = [folder / f"rank{rank}.json.gz" for rank in range(n)]
+    for rank, file in enumerate(files):
+        with gzip.open(file, "wb", compresslevel=1) as out:
+            out.write(world.replace(b'"rank": 0,', b'"rank": %d,' % rank, 1))
+    return list(map(str, files))
 
-    options = Options(sources=None)
-    if copies:
-        workers.read_trace = _copied(copies, workers.read_trace)
-    begun, first_s = time.perf_counter(), 0.0
-    records: list[Any] = []
-    for outcome in workers.examine_all(files, options, engine=engine, processes=processes):
-        records.append(outcome)
-        first_s = first_s or time.perf_counter() - begun
-    read_s = time.perf_counter() - begun
-    peak_read = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    bad = [record for record in records if isinstance(record, Exception)]
-    if bad:
-        raise bad[0]
-    begun = time.perf_counter()
-    found = job_detection.detect_jobs(records)
-    jobs = [judge(records, job, min_share=0.01) for job in found]
-    judge_s = time.perf_counter() - begun
-    begun = time.perf_counter()
-    report = JsonReport.of([record.result for record in records], jobs)
-    text = formats.json(report)
-    json_s = time.perf_counter() - begun
-    begun = time.perf_counter()
-    page = formats.page(report, None)
-    page_s = time.perf_counter() - begun
+
+def one(files: list[str], engine: str) -> dict[str, Any]:
+    """Analyse a job in this process."""
+    import torchtriage as tt
+
+    begun, times = time.perf_counter(), os.times()
+    report = tt.analyze_ranks(files, engine=engine, processes=N_PROCESSES)
+    read = os.times()
+    wall_s = time.perf_counter() - begun
+    text, page = report.to_json(), report.to_html()
+    shown = os.times()
+    said = [
+        f"{finding.code} {finding.evidence.get('late_rank', '')}" for job in report.jobs for finding in job.findings
+    ]
     return {
-        "ranks": len(records),
-        "read_s": read_s,
-        "judge_s": judge_s,
-        "json_s": json_s,
-        "page_s": page_s,
-        "peak_read_mb": peak_read / 1e6,
-        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6,
-        "json_mb": len(text) / 1e6,
-        "page_mb": len(page) / 1e6,
-        "said": [finding.code for job in jobs for finding in job.findings][:4],
+        "ranks": len(report.results),
+        "unreadable": [str(error) for error in report.unreadable][:3],
+        "wall_s": round(wall_s, 1),
+        "driver_s": round(read.user + read.system - times.user - times.system, 2),
+        "report_s": round(shown.user + shown.system - read.user - read.system, 2),
+        "peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6),
+        "json_mb": round(len(text) / 1e6, 2),
+        "page_mb": round(len(page) / 1e6, 2),
+        "said": said[:3],
     }
+
+
+def main() -> None:
+    """Measure each job, and print the slopes."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("paths", nargs="+")
+    parser.add_argument("--engine", default="local")
+    parser.add_argument("--copies", type=int, nargs="*", default=[])
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child:
+        print(json.dumps(one(args.paths, args.engine)))
+        return
+    if args.copies:
+        folder = Path(tempfile.mkdtemp(prefix="rank-scale-"))
+        jobs = [copies(Path(args.paths[0]), n, folder / str(n)) for n in args.copies]
+    else:
+        jobs = [[str(file) for file in sorted(Path(path).glob("rank*.json*"))] for path in args.paths]
+    rows = []
+    for files in jobs:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        command = [sys.executable, __file__, "--child", "--engine", args.engine, *files]
+        run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        row = json.loads(run.stdout.splitlines()[-1])
+        all_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        row["workers_s"] = round(all_s - row["driver_s"] - row["report_s"], 2)
+        rows.append(row)
+        print(row, flush=True)
+    n = np.log([row["ranks"] for row in rows])
+    if len(rows) > 1:
+        for name in ("workers_s", "driver_s", "report_s", "peak_mb", "json_mb", "page_mb"):
+            slope = np.polyfit(n, np.log([max(row[name], 0.01) for row in rows]), 1)[0]
+            print(f"{name:10} slope {slope:.2f}")
+    last = rows[-1]
+    share = 1000 / last["ranks"]
+    rounds = -(-1000 // (N_NODES * CORES_PER_NODE))
+    each_s = last["workers_s"] / last["ranks"]
+    print(
+        f"1,000 ranks on {N_NODES} nodes of {CORES_PER_NODE} cores: {rounds} rounds of {each_s:.2f} s and"
+        f" {(last['driver_s'] + last['report_s']) * share:.1f} s of the driver:"
+        f" {rounds * each_s + (last['driver_s'] + last['report_s']) * share:.0f} s"
+    )
+
+
+if __name__ == "__main__":
+    main()

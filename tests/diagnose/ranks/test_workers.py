@@ -228,6 +228,28 @@ def test_many_files_come_without_their_timelines(tmp_path: Path, monkeypatch: py
     assert not any(result.summary.timeline for result in tt.analyze_ranks(files).results if result.summary)
 
 
+def test_of_many_files_each_result_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    builders = job(2)
+    for builder in builders:
+        for at in range(40):
+            builder.op(f"aten::odd_{at}", 1100 + at * 20, 10)
+            builder.launch(1101 + at * 20, 3, 1105 + at * 20, 10, f"kernel_{at}")
+    files = write(builders, tmp_path)
+
+    def longest() -> int:
+        results = tt.analyze_ranks(files).results
+        return max(
+            len(some)
+            for result in results
+            if result.summary
+            for some in (result.summary.top_kernels, result.summary.top_ops)
+        )
+
+    assert longest() > 20
+    monkeypatch.setattr(workers, "KEEP_TIMELINES", 1)
+    assert longest() == workers.KEEP_ROWS
+
+
 def test_an_engine_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="local, ray"):
         tt.analyze_ranks(write(job(2), tmp_path), engine="spark")

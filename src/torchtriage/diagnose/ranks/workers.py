@@ -44,7 +44,9 @@ ENGINES = ("local", "ray")
 WORTH_IT_BYTES = 24 << 20
 """On disk, all files together: below this the interpreters' start outweighs what they save."""
 KEEP_TIMELINES = 64
-"""With more files than this, results come without the picture of the timeline."""
+"""With more files than this, results come without the picture of the timeline and with short lists."""
+KEEP_ROWS = 5
+"""Of each list then: a thousand ranks are read for what they share."""
 MAX_REASONS = 10
 """Of files that cannot be read, where none can."""
 TRIES = 3
@@ -159,12 +161,32 @@ def _examined(trace: Trace, options: Options, timeline: bool) -> Records:
 def _record(trace: Trace, options: Options, timeline: bool) -> RankRecord:
     places = None if options.sources is None else Locator(options.sources, confined=options.confined)
     result = diagnose(trace, options, places=places)
-    if not timeline and result.summary is not None:
-        result = replace(result, summary=replace(result.summary, timeline=()))
+    if not timeline:
+        result = _brief(result)
     found = build_record(trace, result.trace.path, result)
     if options.what_if:
         found = replace(found, replay=rank_replay(trace, tuple(options.what_if), options.step_ms))
     return found
+
+
+def _brief(result: Result) -> Result:
+    """Return a result as it is kept of one of many files: without the picture, and with less of each list."""
+    summary = result.summary
+    if summary is not None:
+        kernels, ops = summary.top_kernels[:KEEP_ROWS], summary.top_ops[:KEEP_ROWS]
+        summary = replace(summary, timeline=(), top_kernels=kernels, top_ops=ops)
+    findings = tuple(
+        replace(
+            finding,
+            place=replace(
+                finding.place,
+                intervals_ns=finding.place.intervals_ns[:KEEP_ROWS],
+                examples=finding.place.examples[:KEEP_ROWS],
+            ),
+        )
+        for finding in result.findings
+    )
+    return replace(result, summary=summary, findings=findings)
 
 
 def examine_all(

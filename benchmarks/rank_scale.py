@@ -1,12 +1,12 @@
 """Time and memory of the driver against the number of ranks.
 
-    python benchmarks/rank_scale.py FOLDER... [--engine ray] [--out FILE]
+    python benchmarks/rank_scale.py FOLDER... [--engine ray]
     python benchmarks/rank_scale.py TRACE --copies 4 8 16 [--engine ray]
 
 Each job is analysed in a fresh process, which says how many seconds of processors the workers and the driver took, and
-how much memory the driver had at most. ``--copies`` : one rank's recording stands for so many ranks, with each one's number. At the
-end the slopes of time and memory against ranks, both logarithmic, and what 1,000 ranks would take on 16 nodes: ranks
-shared out evenly over their processors, each as fast as these, the driver's part after them.
+how much memory the driver had at most. ``--copies`` : one rank's recording stands for so many ranks, with each one's
+number. At the end the slopes of time and memory against ranks, both logarithmic, and what 1,000 ranks would take on 16
+nodes: ranks shared out evenly over their processors, each as fast as these, the driver's part after them.
 """
 
 from __future__ import annotations
@@ -35,12 +35,15 @@ def copies(trace: Path, n: int, folder: Path) -> list[str]:
     opened = gzip.open if trace.suffix == ".gz" else open
     with opened(trace, "rb") as file:
         text = file.read()
-    world = re.sub(rb'"world_size": \d+', b'"world_size": %d' % n, text)
+    text = re.sub(rb'"world_size": \d+', b'"world_size": %d' % n, text)
+    head, found, rest = text.partition(b'"rank": 0,')
+    assert found, "expected the recording of rank 0"
+    # members of gzip may follow each other: the long one is compressed once
+    begin, end = gzip.compress(head, 1), gzip.compress(rest, 1)
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / f"rank{rank}.json.gz" for rank in range(n)]
     for rank, file in enumerate(files):
-        with gzip.open(file, "wb", compresslevel=1) as out:
-            out.write(world.replace(b'"rank": 0,', b'"rank": %d,' % rank, 1))
+        file.write_bytes(begin + gzip.compress(b'"rank": %d,' % rank, 1) + end)
     return list(map(str, files))
 
 
@@ -63,11 +66,16 @@ def one(files: list[str], engine: str) -> dict[str, Any]:
         "wall_s": round(wall_s, 1),
         "driver_s": round(read.user + read.system - times.user - times.system, 2),
         "report_s": round(shown.user + shown.system - read.user - read.system, 2),
-        "peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6),
+        "peak_mb": _peak_mb(),
         "json_mb": round(len(text) / 1e6, 2),
         "page_mb": round(len(page) / 1e6, 2),
         "said": said[:3],
     }
+
+
+def _peak_mb() -> int:
+    # the resource limits' count begins with the parent's
+    return round(int(re.findall(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[0]) * 1024 / 1e6)
 
 
 def main() -> None:

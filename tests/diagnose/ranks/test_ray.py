@@ -64,10 +64,10 @@ leaves = cluster.add_node(num_cpus=1)
 ray.init(address=cluster.address, log_to_driver=False, logging_level="error", runtime_env=env)
 threading.Timer(4, cluster.remove_node, [leaves, False]).start()
 files = sys.argv[2:]
-report = tt.analyze_ranks(files, engine="ray", max_seconds=60)
+report = tt.analyze_ranks(files, engine="ray")
 for error in report.unreadable:
     print(str(error).replace(chr(10), " "))
-good = [file for file in files if not any(name in file for name in ("rank2", "rank3", "rank4"))]
+good = [file for file in files if not any(name in file for name in ("rank2", "rank4"))]
 assert report.to_json() == tt.analyze_ranks(good, engine="local").to_json()
 ray.shutdown()
 cluster.shutdown()
@@ -89,8 +89,6 @@ class Finder(MetaPathFinder):
             time.sleep(1)
             if "rank2" in path:
                 os.kill(os.getpid(), 9)
-            if "rank3" in path:
-                time.sleep(600)
             return read(path, **options)
         workers.read_trace = patched
         return workers.__spec__
@@ -99,8 +97,8 @@ sys.meta_path.insert(0, Finder())
 """
 
 
-def test_killed_workers_a_lost_node_and_endless_files_cost_their_files_only(tmp_path: Path) -> None:
-    files = write(job(8, late={1: 4000}), tmp_path / "run")
+def test_killed_workers_and_a_lost_node_cost_their_files_only(tmp_path: Path) -> None:
+    files = write(job(6, late={1: 4000}), tmp_path / "run")
     files[4].write_text("[]")
     (tmp_path / "patch").mkdir()
     (tmp_path / "patch" / "sitecustomize.py").write_text(PATCH)
@@ -113,10 +111,5 @@ def test_killed_workers_a_lost_node_and_endless_files_cost_their_files_only(tmp_
     )
     assert run.returncode == 0, run.stderr[-3000:]
     said = run.stdout.splitlines()
-    assert [name for line in said for name in ("rank2", "rank3", "rank4") if name in line] == [
-        "rank2",
-        "rank3",
-        "rank4",
-    ]
-    assert "out of memory" in said[0]
-    assert "within 60 s" in said[1]
+    assert [name for line in said for name in ("rank2", "rank4") if name in line] == ["rank2", "rank4"]
+    assert "out of memory, 3 times" in said[0]

@@ -97,7 +97,7 @@ NEEDS: dict[str, tuple[Callable[[Trace], bool], str, str]] = {
         "profile(with_stack=True, ...)",
     ),
     "ranks": (
-        lambda _trace: False,
+        lambda trace: (trace.origin.world_size or 1) < 2,
         "recordings of the other ranks",
         "record every rank of the job, and pass their folder",
     ),

@@ -15,12 +15,13 @@ from torchtriage.core.units import format_count, format_ms, format_ns, format_sh
 from torchtriage.diagnose.patterns import catalogue
 from torchtriage.diagnose.ranks.job_detection import Job
 from torchtriage.diagnose.ranks.job_replay import JobReplay
+from torchtriage.diagnose.ranks.late_among_groups import agreed, late_among_groups
 from torchtriage.diagnose.ranks.match import END_SKEW_NS, GroupMatch, Matches, match
-from torchtriage.diagnose.ranks.merge import merge_checks, merge_findings, merge_notes
+from torchtriage.diagnose.ranks.merge import STRAGGLER, merge_checks, merge_findings, merge_notes
 from torchtriage.diagnose.ranks.rank_record import RankRecord
 from torchtriage.diagnose.ranks.result import CollectiveSummary, JobResult, JobStep, RankSummary
 from torchtriage.diagnose.ranks.slow_link import slow_links
-from torchtriage.diagnose.ranks.straggler import Straggler, Waiting, find_straggler, waiting
+from torchtriage.diagnose.ranks.straggler import Waiting, find_straggler, waiting
 from torchtriage.diagnose.ranks.straggler_finding import straggler_finding
 from torchtriage.diagnose.verdict.result import SCHEMA, Answer
 
@@ -80,6 +81,14 @@ def judge(
             found = replace(found, cost=_scaled(found.cost, scale))
         also = (*found.also_explains, *(item.code for item in gone))
         findings.append(replace(found, also_explains=tuple(dict.fromkeys(also))))
+    late_rank = numbers[straggler.position] if straggler is not None else None
+    through = late_among_groups(ranks, numbers, matches, waits, ms(waits.step_ns)) if late and not refused else None
+    if through is not None:
+        through = replace(through, cost=_scaled(through.cost, scale)) if scale != 1.0 else through
+        one_group = [finding for finding in findings if finding.code == STRAGGLER]
+        findings = [finding for finding in findings if finding.code != STRAGGLER]
+        findings.append(agreed(one_group, through))
+        late_rank = through.evidence["late_rank"]
     if not refused:
         links = slow_links(ranks, numbers, matches, waits, ms(waits.step_ns))
         findings += [replace(found, cost=_scaled(found.cost, scale)) if scale != 1.0 else found for found in links]
@@ -117,7 +126,7 @@ def judge(
         not_checked=not_checked,
         crashes=crashes,
         what_ifs=_answers(ranks, matches, waits, what_if),
-        joint_cost=_joint(results, findings, wait_ms, step_ms, straggler, numbers),
+        joint_cost=_joint(results, findings, wait_ms, step_ms, late_rank, numbers),
         checked=checked,
     )
     return replace(result, verdict=_verdict(result, matches, min_share))
@@ -413,7 +422,7 @@ def _joint(
     findings: Sequence[Finding],
     wait_ms: Sequence[float],
     step_ms: float,
-    late: Straggler | None,
+    late: int | None,
     numbers: Sequence[int],
 ) -> Cost | None:
     costs = [finding.cost for finding in findings if finding.cost is not None and finding.cost.high_ms > 0]
@@ -423,7 +432,7 @@ def _joint(
     ceilings = []
     for position, (result, wait) in enumerate(zip(results, wait_ms, strict=True)):
         own = result.joint_cost.high_ms if result.joint_cost else 0.0
-        if late is not None and position == late.position:
+        if late is not None and numbers[position] == late:
             own += gain_high
         ceilings.append(own + wait)
     low = max(cost.low_ms for cost in costs)

@@ -51,7 +51,7 @@ def slow_links(
 ) -> list[Finding]:
     """Return a finding for each group that stands out, the costliest first."""
     n_steps = int(waits.steady.sum())
-    asked = any(item.code == CODE for rank in ranks for item in rank.result.not_checked)
+    asked = any(CODE in (*rank.result.checked, *(item.code for item in rank.result.not_checked)) for rank in ranks)
     if not n_steps or not step_ms or not asked:
         return []
     parts: dict[Part, list[tuple[GroupMatch, dict[Message, Ints]]]] = {}

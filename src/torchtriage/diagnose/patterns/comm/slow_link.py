@@ -10,7 +10,7 @@ Cost: what each message takes beyond the median of the equal groups, as far as n
     its ranks. Low takes off what all of the group's ranks wait for others anyway.
 Fix: look at the link: its counters of errors, its speed, the route.
 Leave it when: the group's ranks are connected in another way by intent.
-Source: NCCL tests, bus bandwidth; NVIDIA, ``nvidia-smi nvlink``; ``ibstat``, ``perfquery``.
+Source: NCCL tests, bus bandwidth; NCCL documentation, troubleshooting.
 """
 
 from torchtriage.diagnose.patterns.base import Claims, Fix, Pattern, Trace
@@ -19,11 +19,15 @@ PATTERN = Pattern.of(__name__, "COM068", "One group's link is slower than its eq
 FIX = Fix(
     text="Measure the links of these ranks alone, and compare the counters of their adapters with those of others: a"
     " cable, a port that came up at a lower speed, or a route over the wrong adapter.",
-    code="""# on each host of the group
-nvidia-smi nvlink -s           # speed of every NVLink
-nvidia-smi topo -m             # which adapter is near which GPU
-ibstat; perfquery -x           # rate and error counters of InfiniBand
-NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=GRAPH,NET  # the route that NCCL chose""",
+    code="""# NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=GRAPH,NET says which way NCCL goes;
+# nvidia-smi nvlink -s, ibstat and perfquery -x give speeds and errors
+sent = torch.ones(64 << 20, device="cuda")
+for group in groups:  # the one of the finding, and its equals, one at a time
+    begin = time.perf_counter()
+    for _ in range(20):
+        torch.distributed.all_reduce(sent, group=group)
+    torch.cuda.synchronize()
+    print(group.group_name, time.perf_counter() - begin)""",
     link="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",
 )
 

@@ -75,25 +75,18 @@ cluster.shutdown()
 
 # in each process of the cluster: what may happen to one that reads a file
 PATCH = """
-import os, sys, time
-from importlib.abc import MetaPathFinder
+import os, time
+import torchtriage.core.trace as trace
 
-class Finder(MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        if name != "torchtriage.diagnose.ranks.workers":
-            return None
-        sys.meta_path.remove(self)
-        import torchtriage.diagnose.ranks.workers as workers
-        read = workers.read_trace
-        def patched(path, **options):
-            time.sleep(1)
-            if "rank2" in path:
-                os.kill(os.getpid(), 9)
-            return read(path, **options)
-        workers.read_trace = patched
-        return workers.__spec__
+read = trace.read_trace
 
-sys.meta_path.insert(0, Finder())
+def patched(path, **options):
+    time.sleep(1)
+    if "rank2" in str(path):
+        os.kill(os.getpid(), 9)
+    return read(path, **options)
+
+trace.read_trace = patched
 """
 
 

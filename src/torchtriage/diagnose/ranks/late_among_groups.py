@@ -37,6 +37,8 @@ ALONE = 0.6
 EXPLAINED = 0.3
 """Of the excess lies in one activity, else no cause is said."""
 SURE_PEERS = 3
+DOUBT = 0.05
+"""Share of the saving: some of a rank's own time passes beside its communication in one way or another."""
 
 
 @dataclass(frozen=True)
@@ -127,8 +129,8 @@ def _finding(ranks: Sequence[RankRecord], numbers: Sequence[int], late: _Late, s
     entry = lookup(STRAGGLER)
     mine, others = late.own_ns[0], late.own_ns[1:]
     middle = np.median(others, axis=0)
-    high = min(ms(float(np.quantile(mine - middle, 0.9))), step_ms)
-    low = max(min(ms(float(np.quantile(mine - others.max(axis=0), 0.1))), high), 0.0)
+    high = min(ms(float(np.quantile(mine - middle, 0.9))) * (1 + DOUBT), step_ms)
+    low = max(min(ms(float(np.quantile(mine - others.max(axis=0), 0.1))) * (1 - DOUBT), high), 0.0)
     cause, explained = _cause(ranks, late, steps, float((mine - middle).mean()))
     certainty: Certainty = "likely" if cause and len(late.peers) >= SURE_PEERS else "hint"
     cost = Cost(

@@ -28,6 +28,8 @@ SLOWER = 1.25
 groups of a public recording, and simulated)."""
 MOSTLY = 0.8
 """Of the messages are that slow: one that met traffic is not the link."""
+DOUBT = 0.05
+"""Share of the saving: what links of one kind differ by."""
 MIN_SHARE = 0.01
 """Of the step."""
 
@@ -131,8 +133,8 @@ def _finding(
     here = [numbers[at] for at in members]
     # what all of them wait for others would not be saved
     slack = float(waits.wait_ns[one.members][:, waits.steady].mean(axis=1).min())
-    high = min(ms(slow.exposed_ns), step_ms)
-    low = max(high - ms(slack), 0.0)
+    high = min(ms(slow.exposed_ns) * (1 + DOUBT), step_ms)
+    low = max(ms(slow.exposed_ns) * (1 - DOUBT) - ms(slack), 0.0)
     # of two one may be slow, or the other fast; without hosts the way is known by the ranks' numbers alone
     certainty: Certainty = "likely" if slow.n_equal > 1 else "hint"
     cost = Cost(

@@ -81,7 +81,7 @@ def test_the_slow_group_is_named_with_what_it_costs() -> None:
     assert found.evidence["times_as_long"] == 1.8
     assert found.certainty == "likely"
     assert found.cost is not None
-    assert (found.cost.low_ms, found.cost.high_ms) == (0.76, 0.84)
+    assert (found.cost.low_ms, found.cost.high_ms) == (0.72, 0.88)
     assert "COM068" in result.checked
     assert "ranks 2, 3" in found.message
 

@@ -39,6 +39,8 @@ EXPLAINED = 0.3
 SURE_PEERS = 3
 DOUBT = 0.05
 """Share of the saving: some of a rank's own time passes beside its communication in one way or another."""
+ABSORBED = 0.5
+"""Of it at most, in a pipeline: a stage that is late has a shorter bubble first."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,8 @@ def _finding(ranks: Sequence[RankRecord], numbers: Sequence[int], late: _Late, s
     mine, others = late.own_ns[0], late.own_ns[1:]
     middle = np.median(others, axis=0)
     high = min(ms(float(np.quantile(mine - middle, 0.9))) * (1 + DOUBT), step_ms)
-    low = max(min(ms(float(np.quantile(mine - others.max(axis=0), 0.1))) * (1 - DOUBT), high), 0.0)
+    least = ABSORBED if any(rank.n_point_to_point for rank in ranks) else 1 - DOUBT
+    low = max(min(ms(float(np.quantile(mine - others.max(axis=0), 0.1))) * least, high), 0.0)
     cause, explained = _cause(ranks, late, steps, float((mine - middle).mean()))
     certainty: Certainty = "likely" if cause and len(late.peers) >= SURE_PEERS else "hint"
     cost = Cost(

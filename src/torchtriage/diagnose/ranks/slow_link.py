@@ -28,7 +28,7 @@ SLOWER = 1.25
 groups of a public recording, and simulated)."""
 MOSTLY = 0.8
 """Of the messages are that slow: one that met traffic is not the link."""
-DOUBT = 0.05
+DOUBT = 0.1
 """Share of the saving: what links of one kind differ by."""
 MIN_SHARE = 0.01
 """Of the step."""

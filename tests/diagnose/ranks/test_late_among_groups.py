@@ -67,6 +67,8 @@ def test_the_rank_that_all_wait_for_is_named_through_the_groups(how: str, cause:
     assert found.evidence["late_rank"] == 4
     assert found.evidence["cause"] == cause
     assert found.certainty == "likely"
+    assert found.title == "Rank 4 makes the others wait"
+    assert "all ranks together" not in found.fix.text
     assert found.cost is not None
     assert found.cost.low_ms <= 0.8 <= found.cost.high_ms
 

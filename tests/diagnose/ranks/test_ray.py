@@ -99,10 +99,11 @@ def test_killed_workers_and_a_lost_node_cost_their_files_only(tmp_path: Path) ->
         [sys.executable, "-c", FAILING, str(tmp_path / "patch"), *map(str, files)],
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=1200,
         check=False,
     )
     assert run.returncode == 0, run.stderr[-3000:]
-    said = run.stdout.splitlines()
+    # Ray tells on standard output what became of the node
+    said = [line for line in run.stdout.splitlines() if str(tmp_path) in line]
     assert [name for line in said for name in ("rank2", "rank4") if name in line] == ["rank2", "rank4"]
     assert "out of memory, 3 times" in said[0]

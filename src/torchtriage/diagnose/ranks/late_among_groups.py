@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from torchtriage.core.finding import Certainty, Cost, Finding, Place, RankSpread
+from torchtriage.core.finding import Certainty, Cost, Finding, Fix, Place, RankSpread
 from torchtriage.core.units import format_count, format_ns, format_share, ms
 from torchtriage.diagnose.patterns import lookup
 from torchtriage.diagnose.ranks.host_activity import CELLS
@@ -41,6 +41,21 @@ DOUBT = 0.05
 """Share of the saving: some of a rank's own time passes beside its communication in one way or another."""
 ABSORBED = 0.5
 """Of it at most, in a pipeline: a stage that is late has a shorter bubble first."""
+
+
+_DOES = {"op": "operators", "python": "Python", "gc": "garbage collection", "device": "computation of the device"}
+_WHERE = {"loader": "of the loader", "forward": "of the forward pass", "backward": "of the backward pass"}
+_WHERE |= {"optimizer": "of the optimizer", "between": "between the phases"}
+_STACKS = "profile(with_stack=True)  # on this rank: names the lines"
+_ADVICE = {
+    "loader": ("Give this rank's loader what the others have: its share of the data, workers and cores.", _STACKS),
+    "device": (
+        "Compare the sizes of this rank's batches with the others'; where they are equal, the clock, the power and the"
+        " temperature of its device.",
+        "# on its host\n# nvidia-smi -q -d CLOCK,POWER,TEMPERATURE,PERFORMANCE",
+    ),
+    "host": ("Take out of the step what only this rank does on its host, or let all ranks share it.", _STACKS),
+}
 
 
 @dataclass(frozen=True)
@@ -152,12 +167,15 @@ def _finding(ranks: Sequence[RankRecord], numbers: Sequence[int], late: _Late, s
     waited = ranks[late.position].steps.parts_ns[:, 1].mean() / np.mean(
         [max(ranks[at].steps.parts_ns[:, 1].mean(), 1.0) for at in late.peers]
     )
-    why = f"; {format_share(explained)} of it is {cause}" if cause else ""
+    phase, _, activity = cause.rpartition(" ")
+    does = f"{_DOES.get(activity, activity)} {_WHERE.get(phase, '')}".strip()
+    why = f"; {format_share(explained)} of it is {does}" if cause else ""
+    text, code = _ADVICE[phase if phase == "loader" else activity if activity == "device" else "host"]
     return Finding(
         code=entry.pattern.code,
         name=entry.pattern.name,
         family=entry.pattern.family,
-        title=entry.pattern.title,
+        title=f"Rank {number} makes the others wait",
         severity=severity_of(cost, certainty),
         certainty=certainty,
         message=f"rank {number} works {format_ns(float((mine - middle).mean()))} per step longer than the median of"
@@ -171,7 +189,7 @@ def _finding(ranks: Sequence[RankRecord], numbers: Sequence[int], late: _Late, s
             "same_program": len(late.peers) + 1,
             "explained": round(explained, 3),
         },
-        fix=entry.fix,
+        fix=Fix(text, code),
         ranks=RankSpread(1, len(numbers), round(low, 6), round(high, 6), (number,)),
     )
 

@@ -106,8 +106,8 @@ class Workers:
             process = process or self._start()
             assert process.stdin is not None
             assert process.stdout is not None
-            late: list[bool] = []
-            timer = Timer(self._limit_s or 0, lambda: (late.append(True), process.kill()))
+            late: list[subprocess.Popen[bytes]] = []
+            timer = Timer(self._limit_s or 0, _end, (process, late))
             try:
                 if self._limit_s is not None:
                     timer.start()
@@ -124,6 +124,11 @@ class Workers:
                 timer.cancel()
         finally:
             self._idle.put(process)
+
+
+def _end(process: subprocess.Popen[bytes], ended: list[subprocess.Popen[bytes]]) -> None:
+    ended.append(process)
+    process.kill()
 
 
 def serve() -> None:

@@ -117,8 +117,9 @@ class _Persistent(io.RawIOBase):
 
     def _read(self, size: int) -> bytes:
         try:
-            if self._stream is None:
-                self._open()
+            again = self._stream is None
+            self._open()
+            if again:
                 self._stream.seek(self._at)
             return bytes(self._stream.read(size))
         except Exception:

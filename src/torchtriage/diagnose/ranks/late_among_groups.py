@@ -212,4 +212,5 @@ def _spent(rank: RankRecord, steps: Ints) -> Floats:
         return np.zeros(len(CELLS))
     until = table.spent_ns[inside].max(axis=0)
     since = table.spent_ns[before].max(axis=0) if len(before) else table.spent_ns[inside].min(axis=0)
-    return (until - since) / len(steps)
+    out: Floats = (until - since) / len(steps)
+    return out

@@ -16,7 +16,7 @@ from torchtriage.diagnose.patterns import lookup
 from torchtriage.diagnose.verdict.result import Result
 from torchtriage.diagnose.verdict.verdict import HIGH_SHARE, MEDIUM_SHARE
 
-__all__ = ["STRAGGLER", "merge_checks", "merge_findings", "merge_notes", "severity_of"]
+__all__ = ["MAX_NAMED", "STRAGGLER", "merge_checks", "merge_findings", "merge_notes", "severity_of"]
 
 MAX_NAMED = 64
 STRAGGLER, EXPOSED = "COM036", "COM035"

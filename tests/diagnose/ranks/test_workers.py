@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -93,6 +94,20 @@ class FakeRay:
         if fails := self.fails.get(asked[0]):
             raise fails.pop()(f"{asked[0]} failed")
         return answer(*asked)
+
+
+@pytest.fixture(autouse=True)
+def own_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take back what a task sets in its process, which is this one here."""
+    monkeypatch.setenv(workers.PROCESSES_VARIABLE, "1")
+    monkeypatch.delenv(workers.PROCESSES_VARIABLE)
+
+
+def test_a_task_of_a_cluster_takes_one_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [str(path) for path in write(job(2), tmp_path)]
+    monkeypatch.setitem(sys.modules, "ray", FakeRay({}))
+    list(examine_all(files, Options(sources=None), engine="ray"))
+    assert os.environ[workers.PROCESSES_VARIABLE] == "1"
 
 
 @pytest.mark.parametrize("wrapped", [False, True])

@@ -366,6 +366,8 @@ def _by_ray(
 
 def _answer_within(path: str, options: Options, timeline: bool, max_seconds: float | None) -> Records | TriageError:
     """Return the answer; with a limit that of a process that can be ended, which a task of Ray cannot."""
+    # a task has one processor, whatever the node has
+    os.environ.setdefault(PROCESSES_VARIABLE, "1")
     if max_seconds is None:
         return _answer(path, options, timeline)
     with Workers(1, _answer, max_seconds) as workers:

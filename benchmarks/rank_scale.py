@@ -110,6 +110,8 @@ def main() -> None:
         for name in ("workers_s", "driver_s", "report_s", "peak_mb", "json_mb", "page_mb"):
             slope = np.polyfit(n, np.log([max(row[name], 0.01) for row in rows]), 1)[0]
             print(f"{name:10} slope {slope:.2f}")
+    if args.engine != "local":
+        return  # its workers are no children of this process
     last = rows[-1]
     share = 1000 / last["ranks"]
     rounds = -(-1000 // (N_NODES * CORES_PER_NODE))

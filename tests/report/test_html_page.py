@@ -294,6 +294,20 @@ def test_many_ranks_carry_less_each_and_say_so() -> None:
     assert {result["summary"]["nKernelNames"] for result in data["results"]} == {812}
 
 
+def test_of_many_ranks_the_page_holds_as_many_as_fit() -> None:
+    base = maximal()
+    results = [
+        dataclasses.replace(base, trace=dataclasses.replace(base.trace, rank=rank, path=f"rank{rank}.json"))
+        for rank in range(300)
+    ]
+    page = render(results)
+    assert 0.5 * MAX_PAGE_BYTES < len(page.encode()) <= MAX_PAGE_BYTES
+    data = data_of(page)
+    n = len(data["results"])
+    assert 5 < n < 300
+    assert f"the first {n} of 300 traces' own reports" in data["cut"]
+
+
 def test_endless_names_are_cut_before_they_reach_the_page() -> None:
     name = "x<" * 5_000_000
     result = with_evidence(problems(), {name: name})

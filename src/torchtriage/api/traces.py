@@ -316,6 +316,7 @@ def analyze_ranks(
     *,
     engine: str = "local",
     processes: int | None = None,
+    max_seconds: float | None = None,
     starting: Callable[[str, int], Callable[[int, int], None] | None] | None = None,
     **options: Any,
 ) -> RanksReport:
@@ -333,6 +334,8 @@ def analyze_ranks(
         ``ray`` maps the files over a Ray cluster; the result is the same.
     processes : int, optional
         Of the local engine; as many as there are cores where the files are worth it.
+    max_seconds : float, optional
+        A file whose reading and analysis takes longer is left out.
     starting : callable, optional
         Called with a path and how many are done before it is read; may return a ``progress`` of
         :func:`load`, which is used where it is read in this process.
@@ -356,7 +359,9 @@ def analyze_ranks(
         return RanksReport((), (analyze(trace, **options),))
     # a worker may have another current folder
     asked = replace(asked, sources=asked.folders())
-    outcome = analyze_files(files, asked, engine=engine, processes=processes, starting=starting)
+    outcome = analyze_files(
+        files, asked, engine=engine, processes=processes, max_seconds=max_seconds, starting=starting
+    )
     return RanksReport(outcome.jobs, outcome.results, outcome.unreadable, outcome.timelines)
 
 

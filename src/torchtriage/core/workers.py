@@ -13,12 +13,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
 from queue import SimpleQueue
+from threading import Timer
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import subprocess
 
-__all__ = ["PROCESSES_VARIABLE", "WorkerLostError", "Workers", "can_start", "n_cores", "serve"]
+__all__ = ["PROCESSES_VARIABLE", "WorkerLateError", "WorkerLostError", "Workers", "can_start", "n_cores", "serve"]
 
 PROCESSES_VARIABLE = "TORCHTRIAGE_PROCESSES"
 _BROKEN = (OSError, ValueError, EOFError, ImportError, AttributeError, IndexError, pickle.UnpicklingError)
@@ -27,6 +28,10 @@ _BROKEN = (OSError, ValueError, EOFError, ImportError, AttributeError, IndexErro
 
 class WorkerLostError(Exception):
     """A worker ended without an answer: killed, out of memory, or not our interpreter."""
+
+
+class WorkerLateError(WorkerLostError):
+    """A worker was ended because it took longer than it may."""
 
 
 def can_start() -> bool:
@@ -44,12 +49,15 @@ def n_cores() -> int:
 class Workers:
     """Processes that call a module's function; one that is lost is replaced.
 
+    ``limit_s`` : a call that takes longer is ended with its process.
+
     Raises OSError: the system has no more processes or memory.
     """
 
-    def __init__(self, n_workers: int, function: Callable[..., Any]) -> None:
+    def __init__(self, n_workers: int, function: Callable[..., Any], limit_s: float | None = None) -> None:
         """Start them."""
         self._function = function
+        self._limit_s = limit_s
         self._idle: SimpleQueue[subprocess.Popen[bytes] | None] = SimpleQueue()
         self._processes: list[subprocess.Popen[bytes]] = []
         self._threads = ThreadPoolExecutor(n_workers)
@@ -98,16 +106,29 @@ class Workers:
             process = process or self._start()
             assert process.stdin is not None
             assert process.stdout is not None
+            late: list[subprocess.Popen[bytes]] = []
+            timer = Timer(self._limit_s or 0, _end, (process, late))
             try:
+                if self._limit_s is not None:
+                    timer.start()
                 pickle.dump(task, process.stdin, pickle.HIGHEST_PROTOCOL)
                 process.stdin.flush()
                 return pickle.load(process.stdout)
             except _BROKEN as error:
                 process.kill()
                 process = None
+                if late:
+                    raise WorkerLateError(f"{self._limit_s:g} s") from error
                 raise WorkerLostError from error
+            finally:
+                timer.cancel()
         finally:
             self._idle.put(process)
+
+
+def _end(process: subprocess.Popen[bytes], ended: list[subprocess.Popen[bytes]]) -> None:
+    ended.append(process)
+    process.kill()
 
 
 def serve() -> None:

@@ -172,6 +172,18 @@ def test_clocks_apart_are_aligned_on_ends() -> None:
     assert len(ranks) == 4
 
 
+def test_of_many_hosts_all_clocks_are_aligned_where_any_is() -> None:
+    # each within the limit of the first, and together beyond it
+    builders = job(4, late={2: 4000})
+    for builder, ahead in zip(builders, (0, 280, -280, 20), strict=True):
+        shifted(builder, ahead)
+    _, matches = of(builders)
+    assert matches.offset_ns.tolist() == [0, int(-0.28 * MS), int(0.28 * MS), int(-0.02 * MS)]
+    (one,) = matches.groups
+    assert one.fault == ""
+    assert one.end_skew_ns.tolist() == [0] * 6
+
+
 def test_base_times_bring_clocks_together() -> None:
     builders = job(2)
     builders[0].meta["baseTimeNanoseconds"] = 1_790_857_026_000_000_000

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -60,7 +61,7 @@ def test_a_worker_that_dies_costs_its_file_only(tmp_path: Path, monkeypatch: pyt
 
 
 class FakeRay:
-    """A cluster of one node, whose worker is killed at the file named so."""
+    """A cluster of one node, on which tasks for some files fail, once for each error."""
 
     class exceptions:  # noqa: N801 - a module
         class RayError(Exception):
@@ -72,22 +73,41 @@ class FakeRay:
         class WorkerCrashedError(RayError):
             pass
 
-    def __init__(self, killed: str) -> None:
-        self.killed = killed
+        class NodeDiedError(RayError):
+            pass
+
+        class RayTaskError(RayError):
+            pass
+
+    def __init__(self, fails: dict[str, list[type[Exception]]]) -> None:
+        self.fails = fails
 
     def is_initialized(self) -> bool:
         return True
 
     def remote(self, **options: object) -> Any:
-        return lambda answer: SimpleNamespace(
-            remote=lambda *task: lambda: answer(*task) if task[0] != self.killed else None
-        )
+        assert options["max_retries"] == 0
+        return lambda answer: SimpleNamespace(remote=lambda *task: (answer, task))
 
     def get(self, task: Any) -> Any:
-        answer = task()
-        if answer is None:
-            raise self.exceptions.OutOfMemoryError
-        return answer
+        answer, asked = task
+        if fails := self.fails.get(asked[0]):
+            raise fails.pop()(f"{asked[0]} failed")
+        return answer(*asked)
+
+
+@pytest.fixture(autouse=True)
+def own_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take back what a task sets in its process, which is this one here."""
+    monkeypatch.setenv(workers.PROCESSES_VARIABLE, "1")
+    monkeypatch.delenv(workers.PROCESSES_VARIABLE)
+
+
+def test_a_task_of_a_cluster_takes_one_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [str(path) for path in write(job(2), tmp_path)]
+    monkeypatch.setitem(sys.modules, "ray", FakeRay({}))
+    list(examine_all(files, Options(sources=None), engine="ray"))
+    assert os.environ[workers.PROCESSES_VARIABLE] == "1"
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
@@ -107,7 +127,7 @@ def test_a_rank_that_runs_out_of_memory_costs_its_file_only(
         return read(path, **options)
 
     monkeypatch.setattr(workers, "read_trace", limited)
-    monkeypatch.setitem(sys.modules, "ray", FakeRay(files[2]))
+    monkeypatch.setitem(sys.modules, "ray", FakeRay({files[2]: [FakeRay.exceptions.OutOfMemoryError] * 3}))
     outcomes = list(examine_all(files, Options(sources=None), engine=engine, processes=1))
     failed = [outcome for outcome in outcomes if isinstance(outcome, TraceFormatError)]
     assert [(error.where, "out of memory" in error.message) for error in failed] == [
@@ -134,11 +154,78 @@ def test_ranks_merged_into_one_file_are_the_job_that_they_were(tmp_path: Path, p
     assert [result.trace.rank for result in together.results] == [0, 1, 2, None]
 
 
-def test_a_defect_in_a_worker_is_said_to_be_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", ["local", "ray"])
+def test_one_bad_rank_never_ends_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str) -> None:
+    files = [str(path) for path in write(job(6), tmp_path)]
+    Path(files[1]).write_text("[]")
+    read = workers.read_trace
+
+    def defect(path: str, **options: Any) -> Any:
+        if path == files[2]:
+            raise KeyError("no such thing")
+        return read(path, **options)
+
+    monkeypatch.setattr(workers, "read_trace", defect)
+    fake = FakeRay.exceptions
+    lost = {files[3]: [fake.NodeDiedError] * 3, files[4]: [fake.RayTaskError], files[5]: [fake.NodeDiedError] * 2}
+    monkeypatch.setitem(sys.modules, "ray", FakeRay(lost))
+    report = tt.analyze_ranks(files, engine=engine, processes=1)
+    texts = {str(error.where): str(error) for error in report.unreadable}
+    assert "a defect of torchtriage, KeyError" in texts.pop(files[2])
+    assert "trace" in texts.pop(files[1])
+    if engine == "ray":
+        assert "node" in texts[files[3]]
+        assert "3 times" in texts.pop(files[3])
+        assert "every node needs the same torchtriage" in texts.pop(files[4])
+    assert not texts
+    ranks = [result.trace.rank for result in report.results]
+    assert ranks == ([0, 5] if engine == "ray" else [0, 3, 4, 5])
+
+
+@pytest.mark.slow
+def test_a_file_that_never_ends_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [str(path) for path in write(job(3), tmp_path)]
+    # in the worker's process: a store that does not answer
+    (tmp_path / "stuck_store.py").write_text(
+        "import time\n"
+        "from torchtriage.diagnose.ranks import workers\n"
+        "from torchtriage.diagnose.ranks.workers import _answer\n"
+        "read = workers.read_trace\n"
+        "def stuck(path, **options):\n"
+        "    if path.endswith('rank1.json'):\n"
+        "        time.sleep(600)\n"
+        "    return read(path, **options)\n"
+        "workers.read_trace = stuck\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    start = Workers._start
+
+    def elsewhere(self: Any) -> Any:
+        self._function = SimpleNamespace(__module__="stuck_store", __name__="_answer")
+        return start(self)
+
+    monkeypatch.setattr(Workers, "_start", elsewhere)
+    report = tt.analyze_ranks(files, processes=1, max_seconds=15)
+    (error,) = report.unreadable
+    assert error.where == files[1]
+    assert "within 15 s" in str(error)
+    assert [result.trace.rank for result in report.results] == [0, 2]
+
+
+def test_a_defect_in_every_file_is_said_to_be_one(tmp_path: Path) -> None:
     files = [str(one) for one in write(job(2), tmp_path)]
     broken: Any = Options(max_bytes=None)  # type: ignore[arg-type]
-    with pytest.raises(RuntimeError, match="TypeError"):
-        list(examine_all(files, broken, processes=2))
+    for processes in (1, 2):
+        with pytest.raises(RuntimeError, match="TypeError"):
+            workers.analyze_files(files, broken, processes=processes)
+
+
+def test_many_unreadable_files_are_not_all_named(tmp_path: Path) -> None:
+    files = [tmp_path / f"rank{rank}.json" for rank in range(40)]
+    for file in files:
+        file.write_text("[]")
+    with pytest.raises(TraceFormatError, match="and 30 more"):
+        tt.analyze_ranks(files)
 
 
 def test_options_reach_the_workers(tmp_path: Path) -> None:
@@ -154,6 +241,28 @@ def test_many_files_come_without_their_timelines(tmp_path: Path, monkeypatch: py
     assert all(result.summary.timeline for result in tt.analyze_ranks(files).results if result.summary)
     monkeypatch.setattr(workers, "KEEP_TIMELINES", 1)
     assert not any(result.summary.timeline for result in tt.analyze_ranks(files).results if result.summary)
+
+
+def test_of_many_files_each_result_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    builders = job(2)
+    for builder in builders:
+        for at in range(40):
+            builder.op(f"aten::odd_{at}", 1100 + at * 20, 10)
+            builder.launch(1101 + at * 20, 3, 1105 + at * 20, 10, f"kernel_{at}")
+    files = write(builders, tmp_path)
+
+    def longest() -> int:
+        results = tt.analyze_ranks(files).results
+        return max(
+            len(some)
+            for result in results
+            if result.summary
+            for some in (result.summary.top_kernels, result.summary.top_ops)
+        )
+
+    assert longest() > 20
+    monkeypatch.setattr(workers, "KEEP_TIMELINES", 1)
+    assert longest() == workers.KEEP_ROWS
 
 
 def test_an_engine_that_is_none(tmp_path: Path) -> None:

@@ -47,6 +47,10 @@ _BESIDE = ("capture", "compile_log", "execution_trace")
 """Options that name what else was recorded of the one trace's process."""
 
 
+MAX_NAMED = 20
+"""Files that could not be read."""
+
+
 def _once(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) -> str:
     if len(value) > 1:
         raise click.BadParameter(f"expected one of {' and '.join(value)}: a report has one such table")
@@ -125,6 +129,7 @@ def _once(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) 
     "local",
     "Where many ranks are read: this machine or a Ray cluster.",
 )
+@value_option("--max-seconds", POSITIVE, "S", None, "Of many files, leave out one that takes longer than this.")
 @anonymise_options
 @click.option("--timing", is_flag=True, help="Also say on stderr how long each part of the analysis took; of one file.")
 @quiet_option
@@ -228,9 +233,13 @@ def _judge(
         if files[0] == "-" or any(beside.values()) or not result.holds_ranks:
             return [result], [], 0
     with reading_many(len(files), quiet=options["quiet"]) as starting:
-        report = traces.analyze_ranks(files, engine=options["engine"], starting=starting, **vars(asked))
-    for error in report.unreadable:
+        report = traces.analyze_ranks(
+            files, engine=options["engine"], max_seconds=options["max_seconds"], starting=starting, **vars(asked)
+        )
+    for error in report.unreadable[:MAX_NAMED]:
         complain(f"left out: {error}")
+    if len(report.unreadable) > MAX_NAMED:
+        complain(f"left out: {len(report.unreadable) - MAX_NAMED:,} more")
     if options["perfetto"]:
         traces.overlay_job(report, options["perfetto"], max_bytes=options["max_bytes"])
     return list(report.results), list(report.jobs), len(report.unreadable)

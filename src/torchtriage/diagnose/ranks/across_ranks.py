@@ -28,7 +28,7 @@ def across_ranks(job: RanksTogether, codes: Collection[str], findings: Sequence[
     found = [one for code in codes if code in FINDERS and (one := FINDERS[code](job)) is not None]
     if job.late is None:
         return [*findings, *found]
-    rank = job.numbers[job.late.position]
+    rank = job.numbers[job.late]
     # another program is why a rank is late, and costs nothing on top
     found = [
         replace(one, severity="low", message=f"{one.message}; the others wait for rank {rank} ({STRAGGLER})")

@@ -18,6 +18,7 @@ from torchtriage.diagnose.ranks.job_patterns import RanksTogether
 from torchtriage.diagnose.ranks.job_replay import JobReplay
 from torchtriage.diagnose.ranks.joint_cost import all_cost, with_joint_gain
 from torchtriage.diagnose.ranks.joint_savings import JointSavings
+from torchtriage.diagnose.ranks.late_among_groups import agreed, late_among_groups
 from torchtriage.diagnose.ranks.match import END_SKEW_NS, GroupMatch, Matches, match
 from torchtriage.diagnose.ranks.merge import STRAGGLER, merge_checks, merge_findings, merge_notes
 from torchtriage.diagnose.ranks.pipeline_finding import PIPELINES
@@ -25,7 +26,8 @@ from torchtriage.diagnose.ranks.pipeline_job import job_pipelines, scaled
 from torchtriage.diagnose.ranks.process_groups import process_groups
 from torchtriage.diagnose.ranks.rank_record import RankRecord
 from torchtriage.diagnose.ranks.result import CollectiveSummary, JobResult, JobStep, RankSummary
-from torchtriage.diagnose.ranks.straggler import Straggler, Waiting, find_straggler, waiting
+from torchtriage.diagnose.ranks.slow_link import SLOW_LINK, slow_links
+from torchtriage.diagnose.ranks.straggler import Waiting, find_straggler, waiting
 from torchtriage.diagnose.ranks.straggler_finding import straggler_finding
 from torchtriage.diagnose.verdict.result import SCHEMA, Answer
 
@@ -33,7 +35,7 @@ __all__ = ["OF_JOB", "checked_clause", "costliest_sentence", "judge"]
 
 Ints = NDArray[np.int64]
 
-OF_JOB = (STRAGGLER, *PIPELINES, *FINDERS)
+OF_JOB = (STRAGGLER, *PIPELINES, *FINDERS, SLOW_LINK)
 """Codes of what is looked for in the ranks together."""
 MAX_COLLECTIVES = 200
 FIRST_WAIT_NS = 1_000_000
@@ -104,8 +106,19 @@ def judge(
             found = replace(found, cost=scaled(found.cost, scale))
         also = (*found.also_explains, *(item.code for item in gone))
         findings.append(replace(found, also_explains=tuple(dict.fromkeys(also))))
+    late = straggler.position if straggler is not None else None
+    asked = STRAGGLER in codes and not refused
+    through = late_among_groups(ranks, numbers, matches, waits, ms(waits.step_ns)) if asked else None
+    if through is not None:
+        through = replace(through, cost=scaled(through.cost, scale)) if scale != 1.0 else through
+        one_group = [finding for finding in findings if finding.code == STRAGGLER]
+        findings = [finding for finding in findings if finding.code != STRAGGLER]
+        findings.append(agreed(one_group, through))
+        late = numbers.index(through.evidence["late_rank"])
     if measured and not refused:
-        findings = across_ranks(RanksTogether(ranks, numbers, matches, waits, straggler), codes, findings)
+        findings = across_ranks(RanksTogether(ranks, numbers, matches, waits, late), codes, findings)
+        links = slow_links(ranks, numbers, matches, waits, ms(waits.step_ns)) if SLOW_LINK in codes else []
+        findings += [replace(found, cost=scaled(found.cost, scale)) if scale != 1.0 else found for found in links]
     # what is left out of a trace's own report never gets here, so a finding without time stays
     findings = [
         finding
@@ -113,8 +126,10 @@ def judge(
         if finding.cost is None or finding.cost.high_ms == 0 or finding.cost.share_high >= min_share
     ]
     findings.sort(key=rank_order)
-    together = {*(FINDERS if measured else ()), *pipes.checked}.intersection(codes)
+    together = {*((*FINDERS, SLOW_LINK) if measured else ()), *pipes.checked}.intersection(codes)
     checked, not_checked, crashes = merge_checks(results, numbers, together)
+    # what nobody's lateness costs is only replayed where the ranks wait in a way that the replay knows
+    known = through is None and (straggler is None or straggler.off_ns is not None)
     result = JobResult(
         schema=SCHEMA,
         version=__version__,
@@ -138,7 +153,7 @@ def judge(
         not_checked=not_checked,
         crashes=crashes,
         what_ifs=_answers(ranks, matches, waits, what_if),
-        joint_cost=_together(results, findings, wait_ms, step_ms, straggler, joint),
+        joint_cost=_together(results, findings, wait_ms, step_ms, late, joint if known else None),
         checked=checked,
         pipelines=pipes.summaries(numbers),
         process_groups=process_groups(ranks, numbers, matches, waits),
@@ -275,12 +290,11 @@ def _own_notes(
     notes = []
     moved = np.flatnonzero(matches.offset_ns)
     if len(moved):
-        most = int(np.abs(matches.offset_ns).max())
         notes.append(
             Note(
                 "clock-offset",
                 "info",
-                f"the clocks of {len(moved)} ranks differ by up to {format_ns(most)}: aligned on"
+                f"the clocks of the ranks lie up to {format_ns(int(np.ptp(matches.offset_ns)))} apart: aligned on"
                 " the ends of matched collectives",
                 evidence={"offset_ns": {str(numbers[at]): int(matches.offset_ns[at]) for at in moved[:64].tolist()}},
             )
@@ -422,8 +436,8 @@ def _together(
     findings: Sequence[Finding],
     wait_ms: Sequence[float],
     step_ms: float,
-    late: Straggler | None,
-    joint: JointSavings,
+    late: int | None,
+    joint: JointSavings | None,
 ) -> Cost | None:
     costs = [finding.cost for finding in findings if finding.cost is not None and finding.cost.high_ms > 0]
     if not costs or not step_ms:
@@ -434,7 +448,7 @@ def _together(
     ceilings = []
     for position, (result, wait) in enumerate(zip(results, wait_ms, strict=True)):
         own = (result.joint_cost.high_ms if result.joint_cost else 0.0) + stages_high
-        if late is not None and position == late.position:
+        if position == late:
             own += gain_high
         ceilings.append(own + wait)
     low = max(cost.low_ms for cost in costs)
@@ -452,9 +466,9 @@ def _together(
         method="at least the best one; at most what the slowest rank could save",
         grade="C",
     )
-    if late is not None and late.off_ns is None:
+    if joint is None:
         return bound
-    replayed = all_cost(joint, results, bound, step_ms, unawaited=late.position if late is not None else -1)
+    replayed = all_cost(joint, results, bound, step_ms, unawaited=-1 if late is None else late)
     if replayed is None:
         return bound
     # all of them give no less than any

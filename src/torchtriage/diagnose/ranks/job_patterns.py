@@ -17,7 +17,7 @@ from torchtriage.diagnose.patterns import lookup
 from torchtriage.diagnose.ranks.match import Matches
 from torchtriage.diagnose.ranks.merge import STRAGGLER, severity_of
 from torchtriage.diagnose.ranks.rank_record import RankRecord
-from torchtriage.diagnose.ranks.straggler import Straggler, Waiting
+from torchtriage.diagnose.ranks.straggler import Waiting
 
 __all__ = ["MIN_SHARE", "RanksTogether", "job_finding", "without_straggler"]
 
@@ -34,7 +34,8 @@ class RanksTogether:
     numbers: Sequence[int]
     matches: Matches
     waits: Waiting
-    late: Straggler | None
+    late: int | None
+    """Position of the rank that the others wait for."""
 
     @property
     def steady(self) -> Ints:

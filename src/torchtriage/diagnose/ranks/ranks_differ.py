@@ -108,6 +108,6 @@ def _inputs(job: RanksTogether) -> list[tuple[int, str]]:
 def _usual(job: RanksTogether, values: Sequence[frozenset[str]]) -> frozenset[str] | None:
     """Return what more than half of the ranks have; of two the one that is not late."""
     if len(values) == 2 and job.late is not None:
-        return values[1 - job.late.position]
+        return values[1 - job.late]
     usual, n = Counter(values).most_common(1)[0]
     return usual if 2 * n > len(values) else None

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from torchtriage.core.trace import Trace, read_trace
 from torchtriage.core.trace.memory_limit import within
 from torchtriage.core.trace.merged_ranks import split_ranks
 from torchtriage.core.trace.select import select_each
-from torchtriage.core.workers import PROCESSES_VARIABLE, WorkerLostError, Workers, can_start, n_cores
+from torchtriage.core.workers import PROCESSES_VARIABLE, WorkerLateError, WorkerLostError, Workers, can_start, n_cores
 from torchtriage.diagnose.patterns import lookup
 from torchtriage.diagnose.ranks.job import OF_JOB, judge
 from torchtriage.diagnose.ranks.job_detection import detect_jobs
@@ -42,12 +44,25 @@ ENGINES = ("local", "ray")
 WORTH_IT_BYTES = 24 << 20
 """On disk, all files together: below this the interpreters' start outweighs what they save."""
 KEEP_TIMELINES = 64
-"""With more files than this, results come without the picture of the timeline."""
+"""With more files than this, results come without the picture of the timeline and with short lists."""
+KEEP_ROWS = 5
+"""Of each list then: a thousand ranks are read for what they share."""
+MAX_REASONS = 10
+"""Of files that cannot be read, where none can."""
+TRIES = 3
+"""Of a task of a cluster whose worker or node is lost."""
+_MORE_MEMORY = "use nodes with more memory"
 _KILLED = "the process that read it ended without an answer, most likely out of memory"
 
 
 Records = tuple[RankRecord, ...]
 Outcome = RankRecord | TraceFormatError | NoDeviceError
+
+
+class _DefectError(TraceFormatError):
+    """A defect of ours in the analysis of one file."""
+
+
 Progress = Callable[[str], Callable[[int, int], None] | None]
 
 
@@ -67,6 +82,7 @@ def analyze_files(
     *,
     engine: str = "local",
     processes: int | None = None,
+    max_seconds: float | None = None,
     starting: Callable[[str, int], Callable[[int, int], None] | None] | None = None,
 ) -> AnalyzedFiles:
     """Analyse files; the options are those of ``api.analyze_ranks``.
@@ -78,16 +94,22 @@ def analyze_files(
     MissingExtraError, UsageError
         What an engine or a URL needs is not installed; there is no such engine.
     """
-    outcomes = list(examine_all(files, options, engine=engine, processes=processes, starting=starting))
+    outcomes = list(
+        examine_all(files, options, engine=engine, processes=processes, max_seconds=max_seconds, starting=starting)
+    )
     records = [outcome for outcome in outcomes if isinstance(outcome, RankRecord)]
     errors = tuple(outcome for outcome in outcomes if isinstance(outcome, TraceFormatError))
     if not records:
         for outcome in outcomes:
             if isinstance(outcome, NoDeviceError):
                 raise outcome
+        if any(isinstance(error, _DefectError) for error in errors):
+            raise RuntimeError(str(errors[0]))
         if len(errors) == 1:
             raise errors[0]
-        reasons = "".join(f"\nleft out: {error}" for error in errors)
+        reasons = "".join(f"\nleft out: {error}" for error in errors[:MAX_REASONS])
+        if len(errors) > MAX_REASONS:
+            reasons += f"\nand {len(errors) - MAX_REASONS:,} more"
         raise TraceFormatError(f"none of the {len(files)} files is a readable trace{reasons}")
     asked = {
         code for code in OF_JOB if (not options.only or _names(options.only, code)) and not _names(options.skip, code)
@@ -141,12 +163,33 @@ def _examined(trace: Trace, options: Options, timeline: bool) -> Records:
 def _record(trace: Trace, options: Options, timeline: bool) -> RankRecord:
     places = None if options.sources is None else Locator(options.sources, confined=options.confined)
     result, fixes = diagnose_with_fixes(trace, options, places=places)
-    if not timeline and result.summary is not None:
-        result = replace(result, summary=replace(result.summary, timeline=()))
-    found = replace(build_record(trace, result.trace.path, result), skeleton=rank_skeleton(trace, result, fixes))
+    skeleton = rank_skeleton(trace, result, fixes)
+    if not timeline:
+        result = _brief(result)
+    found = replace(build_record(trace, result.trace.path, result), skeleton=skeleton)
     if options.what_if:
         found = replace(found, replay=rank_replay(trace, tuple(options.what_if), options.step_ms))
     return found
+
+
+def _brief(result: Result) -> Result:
+    """Return a result as it is kept of one of many files: without the picture, and with less of each list."""
+    summary = result.summary
+    if summary is not None:
+        kernels, ops = summary.top_kernels[:KEEP_ROWS], summary.top_ops[:KEEP_ROWS]
+        summary = replace(summary, timeline=(), top_kernels=kernels, top_ops=ops)
+    findings = tuple(
+        replace(
+            finding,
+            place=replace(
+                finding.place,
+                intervals_ns=finding.place.intervals_ns[:KEEP_ROWS],
+                examples=finding.place.examples[:KEEP_ROWS],
+            ),
+        )
+        for finding in result.findings
+    )
+    return replace(result, summary=summary, findings=findings)
 
 
 def examine_all(
@@ -155,13 +198,14 @@ def examine_all(
     *,
     engine: str = "local",
     processes: int | None = None,
+    max_seconds: float | None = None,
     starting: Callable[[str, int], Any] | None = None,
 ) -> Iterator[Outcome]:
     """Yield the records of each file, in their order; what cannot be read as its error.
 
     ``paths`` : files, ``-`` for standard input, or URLs. ``processes`` : of the local engine; by default as many as
-    there are cores, where the files are worth it. ``starting`` : called with a path and how many are done, before
-    that path is waited for.
+    there are cores, where the files are worth it. ``max_seconds`` : a file that takes longer is left out, where another
+    process can read it. ``starting`` : called with a path and how many are done, before that path is waited for.
 
     Raises
     ------
@@ -174,31 +218,35 @@ def examine_all(
     if engine not in ENGINES:
         raise UsageError(f"expected an engine out of {', '.join(ENGINES)}, found {engine!r}")
     if engine == "ray":
-        yield from _by_ray(paths, options, timeline, starting)
+        yield from _by_ray(paths, options, timeline, max_seconds, starting)
         return
     n_processes = _count(paths) if processes is None else max(processes, 1)
-    if n_processes > 1:
-        yield from _by_processes(paths, options, timeline, min(n_processes, len(paths)), starting)
+    # what runs in this process cannot be ended
+    ended = max_seconds is not None and can_start() and current() is None and not any(map(_only_here, paths))
+    if n_processes > 1 or ended:
+        yield from _by_processes(paths, options, timeline, min(n_processes, len(paths)), max_seconds, starting)
         return
     for done, path in enumerate(paths):
         progress = starting(path, done) if starting is not None else None
-        try:
-            yield from examine(path, options, progress, timeline=timeline)
-        except (TriageError, MemoryError) as error:
-            yield from _outcomes(_failure(path, error))
+        if len(paths) == 1:  # a defect keeps its traceback
+            yield from _outcomes(_examined_or_failed(path, options, progress, timeline))
+        else:
+            yield from _outcomes(_answer(path, options, timeline, progress))
 
 
-def _failure(path: str, error: TriageError | MemoryError) -> TriageError:
-    """Return the error of a file: a TraceFormatError where other files may still be read."""
-    if isinstance(error, MemoryError) or isinstance(error.__cause__, MemoryError):
-        return TraceFormatError("out of memory", where=path, hint="use fewer processes, or a larger machine")
-    return error
+def _examined_or_failed(
+    path: str, options: Options, progress: Callable[[int, int], None] | None, timeline: bool
+) -> Records | TriageError:
+    try:
+        return examine(path, options, progress, timeline=timeline)
+    except (TriageError, MemoryError) as error:
+        if isinstance(error, MemoryError) or isinstance(error.__cause__, MemoryError):
+            return TraceFormatError("out of memory", where=path, hint="use fewer processes, or a larger machine")
+        return error
 
 
-def _outcomes(answer: Records | TriageError | str) -> tuple[Outcome, ...]:
+def _outcomes(answer: Records | TriageError) -> tuple[Outcome, ...]:
     """Return a file's records or why it has none; raise what ends the analysis of all."""
-    if isinstance(answer, str):
-        raise RuntimeError(answer)
     if isinstance(answer, TraceFormatError | NoDeviceError):
         return (answer,)
     if isinstance(answer, TriageError):
@@ -211,12 +259,17 @@ def _count(paths: Sequence[str]) -> int:
     # pseudonyms are remembered in this process
     if len(paths) < 2 or current() is not None or not can_start():
         return 1
-    if any((is_url(path) and path.startswith("memory:")) or path == "-" for path in paths):
-        return 1  # what only this process holds
+    if any(map(_only_here, paths)):
+        return 1
     if sum(map(_size_bytes, paths)) < WORTH_IT_BYTES:
         return 1
     setting = os.environ.get(PROCESSES_VARIABLE, "")
     return max(int(setting), 1) if setting.isdigit() else n_cores()
+
+
+def _only_here(path: str) -> bool:
+    """Return whether only this process holds it."""
+    return (is_url(path) and path.startswith("memory:")) or path == "-"
 
 
 def _size_bytes(path: str) -> int:
@@ -231,37 +284,56 @@ def _size_bytes(path: str) -> int:
 # -- what crosses between processes --------------------------------------------------------------
 
 
-def _answer(path: str, options: Options, timeline: bool) -> Records | TriageError | str:
-    """Return records, the error of the file, or a defect as text: it may not cross as it is."""
+def _answer(
+    path: str, options: Options, timeline: bool, progress: Callable[[int, int], None] | None = None
+) -> Records | TriageError:
+    """Return records or the error of the file; one file's defect does not cost the others their analysis."""
     try:
-        return examine(path, options, timeline=timeline)
-    except (TriageError, MemoryError) as error:
-        return _failure(path, error)
-    except Exception as error:  # a defect must not pass for a process that was killed
-        return f"{type(error).__name__}: {error} (reading {path})"
+        return _examined_or_failed(path, options, progress, timeline)
+    except Exception as error:
+        return _DefectError(
+            f"a defect of torchtriage, {type(error).__name__}: {error}", where=path, hint="report it, with this file"
+        )
 
 
 def _by_processes(
-    paths: Sequence[str], options: Options, timeline: bool, n_processes: int, starting: Callable[[str, int], Any] | None
+    paths: Sequence[str],
+    options: Options,
+    timeline: bool,
+    n_processes: int,
+    max_seconds: float | None,
+    starting: Callable[[str, int], Any] | None,
 ) -> Iterator[Outcome]:
-    with Workers(n_processes, _answer) as workers:
+    with Workers(n_processes, _answer, max_seconds) as workers:
         answers: list[Any] = [workers.submit(path, options, timeline) for path in paths]
         for done, path in enumerate(paths):
             if starting is not None:
                 starting(path, done)
-            try:
-                outcomes = _outcomes(answers[done].result())
-            except WorkerLostError:
-                outcomes = (TraceFormatError(_KILLED, where=path, hint=f"set {PROCESSES_VARIABLE}=1"),)
+            outcomes = _outcomes(_result(answers[done], path, f"set {PROCESSES_VARIABLE}=1"))
             answers[done] = None  # its records are the reader's now
             yield from outcomes
+
+
+def _result(answer: Future[Any], path: str, hint: str) -> Records | TriageError:
+    try:
+        found: Records | TriageError = answer.result()
+    except WorkerLateError as error:
+        late = f"not read and analysed within {error}"
+        return TraceFormatError(late, where=path, hint="raise --max-seconds, or see whether its store answers")
+    except WorkerLostError:
+        return TraceFormatError(_KILLED, where=path, hint=hint)
+    return found
 
 
 # -- Ray -----------------------------------------------------------------------------------------
 
 
 def _by_ray(
-    paths: Sequence[str], options: Options, timeline: bool, starting: Callable[[str, int], Any] | None
+    paths: Sequence[str],
+    options: Options,
+    timeline: bool,
+    max_seconds: float | None,
+    starting: Callable[[str, int], Any] | None,
 ) -> Iterator[Outcome]:
     """Map the files over a Ray cluster: the one that is connected, ``$RAY_ADDRESS``, or a new one.
 
@@ -279,25 +351,50 @@ def _by_ray(
     if begun:
         ray.init(log_to_driver=False, logging_level="error", include_dashboard=False)
     try:
-        # plain functions of an installed package: a cluster's workers need no copy of our code
-        answer = ray.remote(num_cpus=1, max_retries=2)(_answer)
-        waiting = [answer.remote(path, options, timeline) for path in paths]
+        # plain functions of an installed package: a cluster's workers need no copy of our code. Ray tries a task that
+        # ran out of memory again for ever, unless it tries none again
+        remote = ray.remote(num_cpus=1, max_retries=0)(_answer_within)
+        waiting = [remote.remote(path, options, timeline, max_seconds) for path in paths]
         for done, path in enumerate(paths):
             if starting is not None:
                 starting(path, done)
-            try:
-                outcomes = _outcomes(ray.get(waiting[done]))
-            except (ray.exceptions.OutOfMemoryError, ray.exceptions.WorkerCrashedError):
-                outcomes = (TraceFormatError(_KILLED, where=path, hint="use nodes with more memory"),)
-            except ray.exceptions.RayError as error:
-                first = str(error).strip().splitlines()
-                raise TriageError(
-                    f"a task of the cluster failed: {first[-1] if first else error!r}",
-                    where=path,
-                    hint="every node needs the same torchtriage, and must be able to read the file",
-                ) from error
+            task = partial(remote.remote, path, options, timeline, max_seconds)
+            answer = _of_cluster(ray, waiting[done], task, path)
             waiting[done] = None  # the store may forget it
-            yield from outcomes
+            yield from _outcomes(answer)
     finally:
         if begun:
             ray.shutdown()
+
+
+def _answer_within(path: str, options: Options, timeline: bool, max_seconds: float | None) -> Records | TriageError:
+    """Return the answer; with a limit that of a process that can be ended, which a task of Ray cannot."""
+    # a task has one processor, whatever the node has
+    os.environ.setdefault(PROCESSES_VARIABLE, "1")
+    if max_seconds is None:
+        return _answer(path, options, timeline)
+    with Workers(1, _answer, max_seconds) as workers:
+        return _result(workers.submit(path, options, timeline), path, _MORE_MEMORY)
+
+
+def _of_cluster(ray: Any, task: Any, again: Callable[[], Any], path: str) -> Records | TriageError:
+    """Return the answer to a task, which is tried again where its worker or node was lost."""
+    for left in range(TRIES - 1, -1, -1):
+        try:
+            found: Records | TriageError = ray.get(task)
+        except ray.exceptions.RayError as error:  # noqa: PERF203 - tries are few
+            if isinstance(error, ray.exceptions.RayTaskError):
+                last = str(error).strip().splitlines()[-1:]
+                return TraceFormatError(
+                    f"a task of the cluster failed: {''.join(last) or repr(error)}",
+                    where=path,
+                    hint="every node needs the same torchtriage, and must be able to read the file",
+                )
+            if not left:
+                memory = isinstance(error, ray.exceptions.OutOfMemoryError | ray.exceptions.WorkerCrashedError)
+                what = _KILLED if memory else f"the node that read it was lost ({type(error).__name__})"
+                return TraceFormatError(f"{what}, {TRIES} times", where=path, hint=_MORE_MEMORY)
+            task = again()
+        else:
+            return found
+    raise AssertionError

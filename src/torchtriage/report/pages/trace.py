@@ -41,6 +41,9 @@ __all__ = ["MAX_PAGE_BYTES", "render"]
 
 MAX_PAGE_BYTES = 3_000_000
 
+FILLED = 0.9
+"""Of that, by as many results as fit at the least detail."""
+
 MAX_INTERVALS = 200
 """A place this full holds its costliest intervals only."""
 
@@ -88,14 +91,33 @@ def render(results: Sequence[Result], jobs: Sequence[JobResult] = (), *, quote: 
     """
     if not results:
         raise ValueError("expected at least one result to render, found none")
+    kept = results
     for detail in _DETAILS:
         last = detail is _DETAILS[-1]
-        if not last and len(results) > 1 and _expected_bytes(results, detail) > MAX_PAGE_BYTES:
-            continue
-        page = _page(results, jobs, detail, quote)
-        if last or len(page.encode()) <= MAX_PAGE_BYTES:
-            break
-    return page
+        expected = _expected_bytes(results, detail) if len(results) > 1 else 0.0
+        if expected > MAX_PAGE_BYTES:
+            if not last:
+                continue
+            kept = _first_named(results, jobs, int(len(results) * FILLED * MAX_PAGE_BYTES / expected))
+        page = _page(kept, jobs, detail, quote, n_all=len(results))
+        size_bytes = len(page.encode())
+        if size_bytes <= MAX_PAGE_BYTES:
+            return page
+    fewer = _first_named(kept, jobs, int(len(kept) * FILLED * MAX_PAGE_BYTES / size_bytes))
+    return _page(fewer, jobs, detail, quote, n_all=len(results))
+
+
+def _first_named(results: Sequence[Result], jobs: Sequence[JobResult], n: int) -> Sequence[Result]:
+    """Return ``n`` of the results in their order: those of ranks that a job's findings name, then the first."""
+    named = {
+        rank.path
+        for job in jobs
+        for finding in job.findings
+        for rank in job.ranks
+        if rank.rank in (finding.evidence.get("late_rank"), finding.evidence.get("shown_rank"))
+    }
+    order = sorted(range(len(results)), key=lambda at: (results[at].trace.path not in named, at))
+    return [results[at] for at in sorted(order[: max(n, 1)])]
 
 
 def _expected_bytes(results: Sequence[Result], detail: _Detail) -> float:
@@ -115,8 +137,11 @@ def _expected_bytes(results: Sequence[Result], detail: _Detail) -> float:
 # -- the document ------------------------------------------------------------------------------
 
 
-def _page(results: Sequence[Result], jobs: Sequence[JobResult], detail: _Detail, quote: Quote | None = None) -> str:
+def _page(
+    results: Sequence[Result], jobs: Sequence[JobResult], detail: _Detail, quote: Quote | None = None, *, n_all: int = 0
+) -> str:
     packer = _Packer(detail, quote)
+    packer.take(range(n_all), len(results), "traces' own reports")
     data = {
         "classes": SPAN_CLASSES,
         "jobs": [packer.job(job, results) for job in jobs],

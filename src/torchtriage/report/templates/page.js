@@ -903,7 +903,7 @@ function ranksSection(job) {
       used.map((part) => h("i", { class: part.kind, title: `${part.label}: ${ns(rank[5][part.i])}`, style: { width: `${rank[5][part.i] / longest * 100}%` } }))),
     h("span", {}, rank[3] ? "no verdict" : [ns(rank[4]), rank[6] > 0.02 * rank[4] ? [", ", h("b", {}, `others wait ${ns(rank[6])}`)] : ""]));
   return section("ranks", "Rank by rank",
-    `${job.nSteady ? `The mean of ${many(job.nSteady, "common steady step")}` : "The window"} of each rank; full width ${ns(longest)}. A click opens the rank's own report.`,
+    `${job.nSteady ? `The mean of ${many(job.nSteady, "common steady step")}` : "The window"} of each rank; full width ${ns(longest)}. A click opens the rank's own report${ranks.some((rank) => rank[9] < 0) ? ", of those that this page holds" : ""}.`,
     h("div", { class: `ranks ${ranks.length > 48 ? "many" : ""}` }, ranks.map(row)),
     h("ul", { class: "legend" }, used.map((part) => h("li", { title: part.what }, h("i", { class: part.kind }), part.label, " ", h("b", {}, share(part.part))))),
     h("details", { class: "more" }, h("summary", {}, "The same as a table"),

@@ -1,0 +1,182 @@
+"""A process group whose messages take longer than equal ones of the groups that play the same part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage.core import intervals
+from torchtriage.core.finding import Certainty, Cost, Finding, Place, RankSpread
+from torchtriage.core.names import visible
+from torchtriage.core.units import format_count, format_ns, format_share, ms
+from torchtriage.diagnose.patterns import lookup
+from torchtriage.diagnose.ranks.match import GroupMatch, Matches
+from torchtriage.diagnose.ranks.merge import MAX_NAMED, severity_of
+from torchtriage.diagnose.ranks.rank_record import RankRecord
+from torchtriage.diagnose.ranks.straggler import Waiting
+
+__all__ = ["SLOW_LINK", "slow_links"]
+
+Ints = NDArray[np.int64]
+
+SLOW_LINK = "COM068"
+SLOWER = 1.25
+"""Times what the equals take: links of one kind differ by some percent, the transfers of a healthy job by 5 % (two
+groups of a public recording, and simulated)."""
+MOSTLY = 0.8
+"""Of the messages are that slow: one that met traffic is not the link."""
+DOUBT = 0.1
+"""Share of the saving: what links of one kind differ by."""
+MIN_SHARE = 0.01
+"""Of the step."""
+
+Part = tuple[str, int, tuple[int, ...], int]
+Message = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class _Slow:
+    one: GroupMatch
+    messages: list[Message]
+    excess_ns: float
+    """Per step, of all messages."""
+    exposed_ns: float
+    times: float
+    n_equal: int
+
+
+def slow_links(
+    ranks: Sequence[RankRecord], numbers: Sequence[int], matches: Matches, waits: Waiting, step_ms: float
+) -> list[Finding]:
+    """Return a finding for each group that stands out, the costliest first."""
+    n_steps = int(waits.steady.sum())
+    if not n_steps or not step_ms:
+        return []
+    parts: dict[Part, list[tuple[GroupMatch, dict[Message, Ints]]]] = {}
+    for one in matches.groups:
+        part = _part(ranks, numbers, one)
+        if part is not None and (sent := _sent(one, waits.step[waits.steady])):
+            parts.setdefault(part, []).append((one, sent))
+    found = [slow for some in parts.values() for slow in _outliers(ranks, some, n_steps)]
+    found.sort(key=lambda slow: -slow.exposed_ns)
+    return [
+        _finding(ranks, numbers, slow, waits, step_ms) for slow in found if ms(slow.exposed_ns) >= MIN_SHARE * step_ms
+    ]
+
+
+def _part(ranks: Sequence[RankRecord], numbers: Sequence[int], one: GroupMatch) -> Part | None:
+    """Return what a group has in common with its equals; None where that is not known."""
+    here = [numbers[at] for at in one.members.tolist()]
+    if one.fault or (one.group.ranks and len(one.group.ranks) > len(here)):
+        return None  # the last to come may be among the missing
+    hosts = {ranks[at].host for at in one.members.tolist()}
+    apart = tuple(np.diff(here).tolist())
+    return one.group.what, len(here), apart, 0 if "" in hosts else len(hosts)
+
+
+def _sent(one: GroupMatch, steps: Ints) -> dict[Message, Ints]:
+    """Return the matches of the steady steps by operation and size; all-to-alls have a size for each rank."""
+    use = np.flatnonzero(np.isin(one.step, steps) & ~one.begins & (one.transfer_ns > 0))
+    out: dict[Message, list[int]] = {}
+    for at in use.tolist():
+        if one.nelems[at] > 0 and "all_to_all" not in one.name[at] and "alltoall" not in one.name[at]:
+            out.setdefault((one.name[at], int(one.nelems[at])), []).append(at)
+    return {message: np.array(places, np.int64) for message, places in out.items()}
+
+
+def _outliers(
+    ranks: Sequence[RankRecord], some: list[tuple[GroupMatch, dict[Message, Ints]]], n_steps: int
+) -> list[_Slow]:
+    out = []
+    for one, sent in some:
+        slow, excess, exposed, took, usual_all = [], 0.0, 0.0, 0.0, 0.0
+        n_equal = 0
+        for message, places in sent.items():
+            others = [float(np.median(o.transfer_ns[s[message]])) for o, s in some if o is not one and message in s]
+            if not others:
+                continue
+            usual = float(np.median(others))
+            mine = one.transfer_ns[places]
+            if float(np.median(mine)) < SLOWER * usual or (mine > SLOWER * usual).mean() < MOSTLY:
+                continue
+            more = np.maximum(mine - usual, 0)
+            slow.append(message)
+            excess += float(more.sum()) / n_steps
+            exposed += float(np.minimum(more, _exposed(ranks, one, places)).sum()) / n_steps
+            took, usual_all = took + float(mine.sum()), usual_all + usual * len(mine)
+            n_equal = max(n_equal, len(others))
+        if slow:
+            out.append(_Slow(one, slow, excess, exposed, took / usual_all, n_equal))
+    return out
+
+
+def _exposed(ranks: Sequence[RankRecord], one: GroupMatch, places: Ints) -> Ints:
+    """Return ns of each transfer with nothing beside it on the rank that has the least of that."""
+    least = one.transfer_ns[places].copy()
+    for column, at in enumerate(one.members.tolist()):
+        end = ranks[at].collectives.end_ns[one.index[places, column]]
+        transfer = intervals.spans(end - one.transfer_ns[places], end)
+        least = np.minimum(least, intervals.covered(transfer, ranks[at].exposed))
+    return least
+
+
+def _finding(
+    ranks: Sequence[RankRecord], numbers: Sequence[int], slow: _Slow, waits: Waiting, step_ms: float
+) -> Finding:
+    entry = lookup(SLOW_LINK)
+    one = slow.one
+    members = one.members.tolist()
+    here = [numbers[at] for at in members]
+    # what all of them wait for others would not be saved
+    slack = float(waits.wait_ns[one.members][:, waits.steady].mean(axis=1).min())
+    high = min(ms(slow.exposed_ns) * (1 + DOUBT), step_ms)
+    low = max(ms(slow.exposed_ns) * (1 - DOUBT) - ms(slack), 0.0)
+    # of two one may be slow, or the other fast; without hosts the way is known by the ranks' numbers alone
+    certainty: Certainty = "likely" if slow.n_equal > 1 else "hint"
+    cost = Cost(
+        low_ms=round(low, 6),
+        high_ms=round(high, 6),
+        per="step",
+        of_ms=round(step_ms, 6),
+        share_low=round(low / step_ms, 6),
+        share_high=round(high / step_ms, 6),
+        naive_ms=round(ms(slow.excess_ns), 6),
+        basis="measured",
+        method="transfer beyond the median of equal groups, where nothing is beside it",
+        grade="B",
+    )
+    name, nelems = max(slow.messages, key=lambda message: message[1])
+    label = visible(one.group.label) or "without a name"
+    which = f"{label}, group {visible(one.group.name)}" if label != one.group.name else f"group {label}"
+    hosts = sorted({ranks[at].host for at in members} - {""})
+    return Finding(
+        code=entry.pattern.code,
+        name=entry.pattern.name,
+        family=entry.pattern.family,
+        title=entry.pattern.title,
+        severity=severity_of(cost, certainty),
+        certainty=certainty,
+        message=f"{which} of ranks {_shown(here)}: {name} of {format_count(nelems, 'element')} takes {slow.times:.1f}"
+        f" times as long as in {format_count(slow.n_equal, 'equal group')}, {format_ns(slow.excess_ns)} more per step,"
+        f" {format_share(slow.exposed_ns / max(slow.excess_ns, 1.0))} of it with nothing computed beside it",
+        place=Place(ops=(name,), lane=f"process group {visible(one.group.name)}"),
+        cost=cost,
+        evidence={
+            "group": one.group.name,
+            "ranks": here[:MAX_NAMED],
+            "hosts": hosts[:MAX_NAMED],
+            "times_as_long": round(slow.times, 3),
+            "equal_groups": slow.n_equal,
+            "excess_ns": round(slow.excess_ns),
+            "exposed_ns": round(slow.exposed_ns),
+        },
+        fix=entry.fix,
+        ranks=RankSpread(len(here), len(numbers), round(low, 6), round(high, 6), tuple(here[:MAX_NAMED])),
+    )
+
+
+def _shown(here: Sequence[int]) -> str:
+    return ", ".join(map(str, here)) if len(here) <= 8 else f"{here[0]}, {here[1]}, …, {here[-1]}"

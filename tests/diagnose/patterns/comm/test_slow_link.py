@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+from builder import TraceBuilder
+
+from torchtriage.diagnose.patterns.comm.slow_link import find
+from torchtriage.diagnose.verdict.verdict import diagnose
+
+
+def test_one_rank_of_a_job_is_not_checked() -> None:
+    builder = TraceBuilder(distributedInfo={"backend": "nccl", "rank": 0, "world_size": 8})
+    builder.step(3, 0, 100).op("aten::mm", 10, 20).launch(12, 5, 20, 50)
+    trace = builder.build()
+    assert not list(find(trace))
+    (missing,) = [item for item in diagnose(trace).not_checked if item.code == "COM068"]
+    assert "other ranks" in missing.missing[0]
+
+
+def test_a_program_of_one_process_has_no_other_ranks_to_record() -> None:
+    builder = TraceBuilder()
+    builder.step(3, 0, 100).op("aten::mm", 10, 20).launch(12, 5, 20, 50)
+    assert "COM068" in diagnose(builder.build()).checked

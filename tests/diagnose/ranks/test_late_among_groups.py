@@ -1,0 +1,90 @@
+"""A late rank whose peers hand the waiting on to other groups."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from builder import TraceBuilder
+from diagnose.ranks.jobs import FORWARD, all_reduce, records
+
+from torchtriage.core.finding import Finding
+from torchtriage.diagnose.ranks.job import judge
+from torchtriage.diagnose.ranks.job_detection import detect_jobs
+
+N, TENSOR, DATA = 8, 2, 4
+TRANSFER = 500.0
+
+
+def job(late: Mapping[int, float], *, how: str = "python", more: Mapping[int, int] | None = None) -> list[TraceBuilder]:
+    """Return ranks in pairs that share each layer, and every second rank shares gradients.
+
+    ``late`` : microseconds more of some ranks in each step. ``more`` : ranks with so many messages more in a pair.
+    """
+    builders = [TraceBuilder(distributedInfo={"backend": "nccl", "rank": r, "world_size": N}) for r in range(N)]
+    begin = [1000.0] * N
+    for step in range(6):
+        free = []
+        for rank, builder in enumerate(builders):
+            at = begin[rank] + 10
+            builder.op("aten::mm", at, 20)
+            length = FORWARD + (late.get(rank, 0.0) if how == "device" else 0.0)
+            builder.launch(at + 2, 5, at + 10, length, "forward")
+            free.append(at + 20 + length + (late.get(rank, 0.0) if how == "python" else 0.0))
+        for place in range(N // TENSOR):
+            pair = [place * TENSOR, place * TENSOR + 1]
+            for _ in range(1 + (more or {}).get(pair[0], 0)):
+                end = max(free[rank] for rank in pair) + TRANSFER
+                for rank in pair:
+                    all_reduce(builders[rank], free[rank], end, N, group=f"t{place}", ranks=pair)
+                    free[rank] = end + 10
+        for column in range(TENSOR):
+            some = list(range(column, N, TENSOR))
+            end = max(free[rank] for rank in some) + TRANSFER
+            for rank in some:
+                all_reduce(builders[rank], free[rank], end, N, group=f"d{column}", ranks=some, nelems=512)
+                free[rank] = end + 10
+        for rank, builder in enumerate(builders):
+            builder.launch(free[rank] + 1, 5, free[rank] + 10, 200)
+            builder.step(10 + step, begin[rank], free[rank] + 220 - begin[rank])
+            begin[rank] = free[rank] + 225
+    for rank, builder in enumerate(builders):
+        builder.profiler_stop(begin[rank] + 10, 20)
+    return builders
+
+
+def late_rank(builders: list[TraceBuilder]) -> Finding | None:
+    some = records(builders)
+    (found,) = detect_jobs(some)
+    findings = [one for one in judge(some, found, min_share=0.01).findings if one.code == "COM036"]
+    return findings[0] if findings else None
+
+
+@pytest.mark.parametrize(("how", "cause"), [("python", "forward python"), ("device", "device")])
+def test_the_rank_that_all_wait_for_is_named_through_the_groups(how: str, cause: str) -> None:
+    found = late_rank(job({4: 800}, how=how))
+    assert found is not None
+    assert found.evidence["late_rank"] == 4
+    assert found.evidence["cause"] == cause
+    assert found.certainty == "likely"
+    assert found.title == "Rank 4 makes the others wait"
+    assert "all ranks together" not in found.fix.text
+    assert found.cost is not None
+    assert found.cost.low_ms <= 0.8 <= found.cost.high_ms
+
+
+def test_quiet_where_none_is_late() -> None:
+    assert late_rank(job({})) is None
+
+
+def test_quiet_where_two_are_late_alike() -> None:
+    assert late_rank(job({2: 800, 4: 780})) is None
+
+
+def test_quiet_within_what_ranks_differ_by() -> None:
+    assert late_rank(job({4: 60})) is None
+
+
+def test_ranks_of_another_program_are_no_measure() -> None:
+    # what a pair does more than the others is its part of the model
+    assert late_rank(job({4: 800, 5: 800}, more={4: 1})) is None

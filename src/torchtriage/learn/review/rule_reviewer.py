@@ -69,7 +69,7 @@ class Offline:
             speaks = heard if vote <= 0 else ()
             why = (evidence.lines[0].id, *speaks)
             return Review(NONE, round(sure[NONE], 4), why, tuple(item for item in (*found, *heard) if item not in why))
-        why = (rules[code].id,) if code in rules else ()
+        why: tuple[str, ...] = (rules[code].id,) if code in rules else ()
         if vote > 0 and code in types:
             why += heard
         against = (elsewhere[code],) if code in elsewhere and code not in rules else ()

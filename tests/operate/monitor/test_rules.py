@@ -298,10 +298,7 @@ def test_every_alert_and_recorded_series_is_documented():
 
 @pytest.mark.prometheus
 def test_what_is_down_is_told_for_as_long_as_it_is(tmp_path):
-    down = [
-        series("up", "1x20 0x1500 1x20"),
-        series("monitor_pending", "5x20 _x1500 5x20"),
-    ]
+    down = [series("up", "1x20 0x1500 1x20"), series("monitor_pending", "5x20 _x1500 5x20")]
     expected = [firing(minute, "TorchtriageDown", 1) for minute in (30, 100, 1500)]
     expected += [firing(1530, "TorchtriageDown", 0)]
     promtool(tmp_path, [{"interval": "1m", "input_series": down, "promql_expr_test": expected}])

@@ -19,7 +19,7 @@ from functools import partial
 from torchtriage.operate.monitor.alert import Alert
 from torchtriage.operate.monitor.metrics import Value
 
-__all__ = ["Channel", "Delivery", "Outbox"]
+__all__ = ["FLUSH_S", "Channel", "Delivery", "Outbox"]
 
 MAX_PENDING = 1_000
 BACKOFF_S = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0)

@@ -12,7 +12,7 @@ def test_one_rank_of_a_job_is_not_checked() -> None:
     trace = builder.build()
     assert not list(find(trace))
     (missing,) = [item for item in diagnose(trace).not_checked if item.code == "COM068"]
-    assert "other ranks" in missing.missing[0]
+    assert "all ranks" in missing.missing[0]
 
 
 def test_a_program_of_one_process_has_no_other_ranks_to_record() -> None:

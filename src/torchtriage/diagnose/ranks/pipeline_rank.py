@@ -16,11 +16,11 @@ from torchtriage.core.trace.messages import Messages, ProcessGroup
 from torchtriage.diagnose.ranks.host_activity import ACTIVITIES, PHASES, Pieces
 
 __all__ = [
-    "B",
-    "F",
     "KINDS",
     "MAX_ROWS",
     "NOTHING",
+    "B",
+    "F",
     "RankBlocks",
     "RankMessages",
     "RankPipeline",

@@ -27,6 +27,8 @@ __all__ = ["MOST", "Straggler", "StragglerCause", "Waiting", "find_straggler", "
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
+MIN_OWN = 0.3
+"""Of what the others wait: else it is late by what it exchanges, such as a broadcast whose root goes on at once."""
 MIN_SHARE = 0.05
 """Of the step, in the median (catalogue 36)."""
 MIN_BLAME = 0.60
@@ -147,6 +149,8 @@ def find_straggler(ranks: Sequence[RankRecord], matches: Matches, waits: Waiting
     low, middle, _ = median_interval(gain)
     if middle < MIN_SHARE * waits.step_ns or low < MIN_SHARE * waits.step_ns / 2:
         return None
+    if float(np.median(_own_excess_ns(ranks, waits, worst))) < MIN_OWN * middle:
+        return None
     mine = [group for group in matches.groups if not group.fault and worst in group.members]
     late = [int((item.members[item.late] == worst).sum()) for item in mine]
     group = mine[int(np.argmax(late))]
@@ -161,6 +165,18 @@ def find_straggler(ranks: Sequence[RankRecord], matches: Matches, waits: Waiting
         group=group,
         cause=_cause(ranks, group, waits, worst, middle),
     )
+
+
+def _own_excess_ns(ranks: Sequence[RankRecord], waits: Waiting, position: int) -> NDArray[np.int64]:
+    """Return int64[steps]: how much longer a rank's steady steps are than the others', without communication alone."""
+    steps = waits.step[waits.steady]
+    own = []
+    for rank in ranks:
+        at = np.searchsorted(rank.steps.number, steps)
+        own.append((rank.steps.end_ns - rank.steps.start_ns - rank.steps.parts_ns[:, 1])[at])
+    others = np.median(np.delete(own, position, axis=0), axis=0)
+    excess: NDArray[np.int64] = (own[position] - others).round().astype(np.int64)
+    return excess
 
 
 def _judged(one: GroupMatch, steps: Ints) -> NDArray[np.bool_]:

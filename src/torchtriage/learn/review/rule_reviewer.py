@@ -63,13 +63,15 @@ class Offline:
         scores = {code: by_rule.get(code, 0.0) + votes[code] for code in votes}
         code = max(sorted(scores), key=lambda score: (scores[score], by_rule.get(score, 0.0)), default=NONE)
         sure = {NONE: _sigmoid(-odds)} | {code: _sigmoid(PRIOR + scores[code]) for code in scores}
+        why: tuple[str, ...]
+        against: tuple[str, ...]
         heard = () if detector is None else (detector.id,)
         found = tuple(rules[name].id for name in sorted(rules, key=by_rule.__getitem__, reverse=True))[: MAX_LINES - 1]
         if odds <= 0 or sure[NONE] >= sure[code]:
             speaks = heard if vote <= 0 else ()
             why = (evidence.lines[0].id, *speaks)
             return Review(NONE, round(sure[NONE], 4), why, tuple(item for item in (*found, *heard) if item not in why))
-        why: tuple[str, ...] = (rules[code].id,) if code in rules else ()
+        why = (rules[code].id,) if code in rules else ()
         if vote > 0 and code in types:
             why += heard
         against = (elsewhere[code],) if code in elsewhere and code not in rules else ()

@@ -325,6 +325,16 @@ def test_waiting_promises_no_more_than_the_finding() -> None:
     assert (one.cost.low_ms, one.cost.high_ms) == (2.0, 4.0)
 
 
+def test_what_a_rank_exchanges_for_longer_the_others_wait_for() -> None:
+    comm = {"family": "comm", "code": "COM037"}
+    (one,) = merged([a_finding(0, 6, **comm), None], [1, 5])
+    assert one.cost is not None
+    assert one.cost.high_ms == 5
+    (both,) = merged([a_finding(0, 6, **comm), a_finding(0, 2, **comm)], [0, 5])
+    assert both.cost is not None
+    assert both.cost.high_ms == 2
+
+
 def test_exposed_communication_holds_the_waiting_already() -> None:
     comm = {"family": "comm", "code": "COM035"}
     (one,) = merged([a_finding(1, 2, **comm), a_finding(3, 6, **comm)], [0, 4])

@@ -134,8 +134,9 @@ def _job_cost(
             sum(float(getattr(item.cost, what)) for item in by_rank.get(at, ()) if item.cost)
             for at in range(len(wait_ms))
         ]
-        # exposed communication holds the waiting already
-        extra = [0.0] * len(own) if chosen.family == "comm" else wait_ms
+        # exposed communication holds the waiting already; what some ranks exchange for longer, others wait for
+        held = range(len(own)) if chosen.code == EXPOSED else by_rank if chosen.family == "comm" else ()
+        extra = [0.0 if at in held else wait for at, wait in enumerate(wait_ms)]
         least = min(mine + more for mine, more in zip(own, extra, strict=True))
         return min(least, max(own), step_ms)
 

@@ -170,6 +170,28 @@ def test_a_barrier_in_every_step():
     assert "barrier" in claim.fix.code
 
 
+def broadcast_job(*, long=200.0, every=1):
+    builder = cpu_job(n=1, shape=None)
+    for index in range(0, 5, every):
+        at = 2000.0 * index + 1000
+        builder.annotation("DistributedDataParallel.forward", at - 5, 700)
+        builder.op("c10d::broadcast_", at, 5)
+        builder.event("gloo:broadcast", "user_annotation", at + 2, long, tid=GLOO)
+    return builder
+
+
+def test_quiet_on_broadcasts_that_are_short_or_rare():
+    assert not list(find(broadcast_job(long=90.0).build()))
+    assert not list(find(broadcast_job(every=3).build()))
+
+
+def test_a_broadcast_in_every_step():
+    (claim,) = find(broadcast_job().build())
+    assert claim.message.startswith("1 broadcast per step: 200 µs")
+    assert claim.gain_low == 0.0
+    assert "broadcast_buffers=False" in claim.fix.code
+
+
 def objects_job(*, read=True, forward=False):
     builder = cpu_job(n=1, shape=None)
     for index in range(5):

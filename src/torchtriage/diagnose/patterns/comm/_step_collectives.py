@@ -1,7 +1,8 @@
-"""Barriers and object collectives that recur from step to step."""
+"""Barriers, broadcasts and object collectives that recur from step to step."""
 
 import numpy as np
 
+from torchtriage.core import intervals
 from torchtriage.core.arrays import distinct
 from torchtriage.core.trace.collective_time import Collectives
 from torchtriage.core.units import format_count, format_ns, ms
@@ -22,6 +23,27 @@ FIX_OBJECTS = Fix(
     torch.distributed.all_reduce(metrics)  # one tensor that holds all of them""",
     link="https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.all_gather_object",
 )
+
+FIX_BROADCAST = Fix(
+    text="Broadcast once, before the loop: ranks that apply the same gradients keep the same values. Of buffers that"
+    " need not be equal, DistributedDataParallel broadcasts none.",
+    code="""model = DistributedDataParallel(model, broadcast_buffers=False)
+# by hand: before the loop, not in it
+for parameter in model.parameters():
+    torch.distributed.broadcast(parameter.data, src=0)""",
+    link="https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html",
+)
+MIN_BROADCAST = 0.05
+"""Of the step: what is less may be the batch, or a setting."""
+
+
+def large_broadcasts(trace: Trace, found: Collectives, objects: Ints) -> Ints:
+    """Return the ops that broadcast, without those of objects, where they take a part of the step; else none."""
+    ops = np.flatnonzero((trace.kind == Kind.OP) & trace.named("c10d::broadcast_"))
+    ops = ops[~np.isin(ops, objects)]
+    alone = found.exposed[np.isin(found.enqueued_by, ops)[found.source]]
+    judged_ns = intervals.length(trace.steps.judged)
+    return ops if trace.steps.judged_ns(alone) >= MIN_BROADCAST * judged_ns else ops[:0]
 
 
 def object_collectives(trace: Trace) -> Ints:

@@ -1,17 +1,19 @@
-"""Many small collectives, or a barrier or an object collective in every step.
+"""Many small collectives, or a barrier, a broadcast or an object collective in every step.
 
 Looks like: 20 or more collectives per training step below 1 MiB each (below 20 µs on a device, 1 ms on the host, where
     sizes were not recorded); or ``c10d::barrier``, or a pair of collectives with ``aten::item`` between them
-    (``all_gather_object``), in most of the steps.
+    (``all_gather_object``), or ``c10d::broadcast_`` that takes 5 % of the step, in most of the steps.
 Slow because: below 1 MiB a collective takes its latency, 10-30 µs on a device and more through the host, whatever it
-    carries; a barrier makes every rank wait for the slowest to no purpose.
+    carries; a barrier makes every rank wait for the slowest to no purpose; parameters and buffers that are broadcast
+    were mostly equal before.
 Cost: exposed time of the small collectives only. Low saves one minimum latency for each, except for one per 25 MiB;
     high saves all but the transfer at the best rate that a large message reached in the recording. Low is 0 for
-    barriers and objects, since uneven ranks wait at the next collective instead, and also where layers need each
-    result at once or computation hides most of them.
-Fix: send one flat buffer: larger buckets, coalescing; exchange metrics every N steps; drop barriers.
+    barriers, broadcasts and objects, since uneven ranks wait at the next collective instead, and also where layers need
+    each result at once or computation hides most of them.
+Fix: send one flat buffer: larger buckets, coalescing; exchange metrics every N steps; drop barriers; broadcast once,
+    before the loop.
 Leave it when: each collective needs what was computed since the last (SyncBatchNorm, tensor-parallel layers, MoE
-    routing).
+    routing), or what is broadcast is new, such as the batch.
 Source: PyTorch documentation, DistributedDataParallel, ``bucket_cap_mb``; measured: 404 all-reduces per step on V100,
     55 % of them below 20 µs.
 """
@@ -28,8 +30,10 @@ from torchtriage.diagnose.patterns.base import Claim, Claims, Fix, Kind, Mask, P
 from torchtriage.diagnose.patterns.comm._collectives import shorter, trains
 from torchtriage.diagnose.patterns.comm._step_collectives import (
     FIX_BARRIER,
+    FIX_BROADCAST,
     FIX_OBJECTS,
     claim_each_step,
+    large_broadcasts,
     object_collectives,
 )
 
@@ -58,7 +62,7 @@ MOSTLY = 0.5
 
 
 def find(trace: Trace) -> Claims:
-    """Yield a claim for small collectives, one for barriers and one for object collectives."""
+    """Yield a claim for small collectives, one for barriers, one for object collectives and one for broadcasts."""
     found = find_collectives(trace)
     if found is None or trace.origin.world_size == 1:
         return
@@ -67,7 +71,9 @@ def find(trace: Trace) -> Claims:
         yield small
     barriers = (trace.kind == Kind.OP) & trace.named("c10d::barrier")
     yield from claim_each_step(trace, found, np.flatnonzero(barriers), "barrier", FIX_BARRIER)
-    yield from claim_each_step(trace, found, object_collectives(trace), "object collective", FIX_OBJECTS)
+    objects = object_collectives(trace)
+    yield from claim_each_step(trace, found, objects, "object collective", FIX_OBJECTS)
+    yield from claim_each_step(trace, found, large_broadcasts(trace, found, objects), "broadcast", FIX_BROADCAST)
 
 
 def _small(trace: Trace, found: Collectives) -> Claim | None:

@@ -82,7 +82,8 @@ _PAUSE = r"^Python GC|^<built-in function (collect|sleep)>|(^|/)torch/(autograd/
 """Garbage collection is another finding; who sleeps meant to; the profiler is not the program."""
 _EXCHANGE = (
     r"(^|/)torch/distributed/(distributed_c10d|c10d_logger)\.py"
-    r"|^<built-in method (wait|barrier|send|recv\w*|_?(broadcast|all|reduce|gather|scatter)\w*) of (PyCapsule|pybind11_)"
+    r"|^<built-in method (wait|barrier|send|recv\w*|_?(broadcast|all|reduce|gather|scatter)\w*)"
+    r" of (PyCapsule|pybind11_)"
 )
 """On the host these wait for other ranks, which is communication."""
 _MACHINERY = (

@@ -996,7 +996,7 @@ mod tests {
         assert_eq!((columns.key[0], columns.value[0]), (7, 2));
         assert_eq!(scanner.names.entry(0), b"ab");
         assert_eq!(scanner.lanes.entry(0), b"tn1\0sx\0");
-        let detail = b"[[1, 2]]\0[\"float\"]\0\0\0\0\0\0\0\0\0\0\0\0";
+        let detail = b"[[1, 2]]\0[\"float\"]\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
         assert_eq!(scanner.details.entry(0), detail);
     }
 

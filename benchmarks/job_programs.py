@@ -21,11 +21,12 @@ import socket
 import subprocess
 import sys
 import time
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+import tomllib
 
 PROGRAMS = Path(__file__).parent / "programs_jobs"
 LABELS: dict[str, dict[str, Any]] = tomllib.loads((PROGRAMS / "labels.toml").read_text())
@@ -128,7 +129,9 @@ def record(folder: Path, names: list[str]) -> None:
             place = str(folder / name / mode)
             own = [sys.executable, __file__, "run", place, name, *(["--fault"] if mode == "fault" else [])]
             done = subprocess.run(["unshare", "-n", "sh", "-c", NETWORK, "sh", *own], timeout=600)
-            print(f"{name:26} {mode:6} {'recorded' if not done.returncode else f'failed: {done.returncode}'}", flush=True)
+            print(
+                f"{name:26} {mode:6} {'recorded' if not done.returncode else f'failed: {done.returncode}'}", flush=True
+            )
 
 
 def score(folder: Path, names: list[str]) -> None:
@@ -149,7 +152,8 @@ def score(folder: Path, names: list[str]) -> None:
                 good = first.ranks is not None and sorted(first.ranks.ranks) == label["ranks"]
             right.setdefault((label["half"], mode), []).append(good)
             text = ", ".join(f"{one.code} {one.severity}" for one in found[:3]) or "nothing"
-            print(f"{label['half']:12} {name:26} {mode:6} {'right' if good else 'WRONG' if mode == 'fault' else 'said'} {text}")
+            verdict = "right" if good else "wrong" if mode == "fault" else "said"
+            print(f"{label['half']:12} {name:26} {mode:6} {verdict} {text}")
     for (half, mode), some in sorted(right.items()):
         print(f"{half:12} {'named first' if mode == 'fault' else 'quiet':12} {sum(some)} of {len(some)}")
 

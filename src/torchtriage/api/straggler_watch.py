@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from torchtriage.api.profile import Profile, need_torch, profile
 from torchtriage.core.errors import UsageError
 from torchtriage.core.record.job_store import JobStore, process_group
-from torchtriage.core.record.phase_clock import PhaseClock, Window
+from torchtriage.core.record.phase_clock import BETWEEN, WAIT, PhaseClock, Window
 from torchtriage.core.record.phase_hooks import PhaseHooks
 from torchtriage.operate.monitor import process_metrics
 from torchtriage.operate.monitor.metrics import Value
@@ -259,7 +259,9 @@ class StragglerWatch:
         clock = self._clock
         self._beat += 1
         since_s = (time.perf_counter_ns() - clock.since_ns) / 1e9
-        note = RankNote(self._beat, clock.step, clock.phase, since_s, ended, list(self._windows.values()))
+        # of a step that is not timed, what follows the forward pass is not known: it may wait in the backward pass
+        phase = clock.phase if clock.timed or clock.phase != BETWEEN else WAIT
+        note = RankNote(self._beat, clock.step, phase, since_s, ended, list(self._windows.values()))
         store.set(str(self._rank), note.pack())
         if self._job is not None and (ended or self._beat % (1 + self._n_ranks // RANKS_A_PERIOD) == 0):
             self._compare(store, self._job)

@@ -250,3 +250,9 @@ def test_a_device_is_asked_now_and_then_and_read_late() -> None:
     row = [0.0] * len(PHASES)
     row[BETWEEN], row[FORWARD], row[WAIT] = 1e6, 1e6, 1e6
     assert clock.read_device() == {0: [row]}
+    # of a step on another stream nothing is marked
+    cuda.current_stream = lambda: 8
+    for _ in range(2 * DEVICE_EVERY):
+        clock.enter(FORWARD)
+        clock.end_step()
+    assert clock.read_device() == {}

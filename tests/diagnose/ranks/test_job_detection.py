@@ -55,6 +55,22 @@ def test_a_rank_recorded_twice_is_left_out_whole() -> None:
     assert "copy.json" in one.notes[0].message
 
 
+def test_a_job_of_which_every_rank_is_there_twice_is_none() -> None:
+    ranks = records(job())
+    assert detect_jobs([*ranks, *(replace(one, path=f"{one.path}.copy") for one in ranks)]) == []
+
+
+def test_a_rank_without_a_whole_step_does_not_end_the_job() -> None:
+    ranks = records(job())
+    steps = ranks[1].steps
+    cut = replace(
+        steps, **{name: getattr(steps, name)[:1] for name in ("number", "start_ns", "end_ns", "steady", "parts_ns")}
+    )
+    (one,) = detect_jobs([ranks[0], replace(ranks[1], steps=cut), *ranks[2:]])
+    assert one.numbers == (0, 2, 3)
+    assert [note.code for note in one.notes] == ["rank-skewed"]
+
+
 def test_two_recordings_of_one_job_are_two() -> None:
     first = records(job(2))
     second = records([shifted(one, 10_000_000) for one in job(2)])

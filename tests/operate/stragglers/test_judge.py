@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from torchtriage.operate.stragglers.job import HUNG_S, LOST_S, Hung, JobWatch, Lost
-from torchtriage.operate.stragglers.judge import IN_A_ROW, MEANS_IN_A_ROW, Judge, Late
+from torchtriage.operate.stragglers.judge import GONE, IN_A_ROW, MEANS_IN_A_ROW, Judge, Late
 from torchtriage.operate.stragglers.summary import PHASE_NAMES, RankNote, WindowTimes, kept, window_times
 
 EVERY = 20
@@ -55,6 +55,14 @@ def test_the_late_rank_its_phase_and_its_first_step(n_ranks: int, phase: str) ->
 def test_its_line() -> None:
     late = Late("late", 5, 12.3, 140.0, 11.0, {"loader": 12.0}, True, "host", 812, 872)
     assert str(late) == "rank 5 is late by 12.3 ms of 140 ms a step since step 812: loader"
+
+
+def test_a_late_rank_that_is_not_heard_of_is_late_no_more() -> None:
+    judge = Judge(EVERY)
+    with_it = [window(number, 8, {3: ("loader", 12.0)}) for number in range(6)]
+    without = [{rank: one for rank, one in window(6 + number, 8).items() if rank != 3} for number in range(GONE + 2)]
+    assert [one.kind for one in told(judge, with_it + without)] == ["late", "ended"]
+    assert not judge.late
 
 
 def test_what_ends_is_told() -> None:

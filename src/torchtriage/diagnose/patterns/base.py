@@ -78,12 +78,12 @@ NEEDS: dict[str, tuple[Callable[[Trace], bool], str, str]] = {
     ),
     "peers": (
         lambda trace: not trace.matching(r"^(gloo|mpi|nccl|rccl): ?i?(send|recv)\b|^c10d::(send|recv_)$").any(),
-        "the recordings of all ranks that it sends to",
+        "recordings of all ranks that it sends to",
         "record all ranks at the same steps: torchtriage analyze FOLDER",
     ),
     "job": (
         lambda trace: (trace.origin.world_size or 1) < 2,
-        "the recordings of all ranks",
+        "recordings of all ranks",
         "record all ranks at the same steps: torchtriage analyze FOLDER",
     ),
     "runtime": (

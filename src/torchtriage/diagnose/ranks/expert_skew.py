@@ -29,7 +29,7 @@ experts, that is what tells them apart."""
 def expert_skew(job: RanksTogether) -> Finding | None:
     """Return the skew of the experts, None where there is none."""
     steps = job.steady
-    saved = np.zeros(len(steps))
+    saved, most = np.zeros(len(steps)), np.zeros(len(steps))
     blamed = total = 0.0
     counts = np.zeros(len(job.ranks), np.int64)
     ratios: list[float] = []
@@ -55,17 +55,20 @@ def expert_skew(job: RanksTogether) -> Finding | None:
         total += float(gain[known].sum())
         hit = known & fullest
         blamed += float(gain[hit].sum())
-        np.add.at(saved, np.searchsorted(steps, group.step[use[hit]]), np.minimum(gain, more)[hit])
+        at, n = np.searchsorted(steps, group.step[use[hit]]), len(group.members)
+        np.add.at(saved, at, np.minimum(gain, more)[hit])
+        # the others need not get what this one loses
+        np.add.at(most, at, np.minimum(gain * n / (n - 1), more)[hit])
         np.add.at(counts, group.members[late[hit]], 1)
         ratios += (nelems.max(axis=1) / np.maximum(nelems.mean(axis=1), 1))[hit].tolist()
     if not total or blamed < MIN_BLAMED * total:
         return None
-    low, middle, high = median_interval(saved.astype(np.int64))
+    low, middle, _ = median_interval(saved.astype(np.int64))
     if middle < MIN_SHARE * job.waits.step_ns:
         return None
     hot = int(counts.argmax())
     share = float(counts[hot] / counts.sum())
-    who = f"mostly rank {job.numbers[hot]}'s" if share >= 0.6 else "of one rank or another"
+    who = f"of rank {job.numbers[hot]}, mostly," if share >= 0.6 else "of one rank or another"
     return job_finding(
         job,
         "COM064",
@@ -79,9 +82,9 @@ def expert_skew(job: RanksTogether) -> Finding | None:
             "n_all_to_alls": len(ratios),
         },
         np.flatnonzero(counts).tolist() if share < 0.6 else [hot],
-        ns=(low / 2, high),
+        ns=(low / 2, median_interval(most.astype(np.int64))[2]),
         method="from the mean to the last start of all-to-alls to which the fullest rank comes last, median over steps;"
-        " low end: half of it",
+        " low end: half of it; high end: as from the mean of the others",
         certainty="likely" if len(steps) > 2 else "hint",
     )
 

@@ -147,7 +147,7 @@ def _job(
             )
         )
     kept = [at for at in positions if count[ranks[at]] == 1]
-    skewed = _skewed(records, kept)
+    skewed = _skewed(records, kept) if kept else []
     if skewed:
         found.append(
             Note(
@@ -182,11 +182,12 @@ def _job(
 
 def _skewed(records: Sequence[RankRecord], positions: list[int]) -> list[int]:
     marked = [at for at in positions if len(records[at].steps.number) > 1]
-    if len(marked) == len(positions):
-        seen = Counter(n for at in positions for n in records[at].steps.number.tolist())
-        usual = {n for n, count in seen.items() if 2 * count > len(positions)}
+    if 2 * len(marked) > len(positions):
+        # a file that was cut off may hold no whole step
+        seen = Counter(n for at in marked for n in records[at].steps.number.tolist())
+        usual = {n for n, count in seen.items() if 2 * count > len(marked)}
         if usual:
-            return [at for at in positions if not usual & set(records[at].steps.number.tolist())]
+            return [at for at in positions if at not in marked or not usual & set(records[at].steps.number.tolist())]
     start = np.array([records[at].start_ns for at in positions])
     end = np.array([records[at].end_ns for at in positions])
     middle = int(np.median(np.concatenate([start, end])))

@@ -88,6 +88,8 @@ def with_joint_gain(late: Straggler, joint: JointSavings) -> Straggler:
     gain = np.clip(joint.without_waiting_for(late.position), 0, None)
     if gain.sum() < MIN_EXPLAINED * late.gain_ns.sum():
         return late
+    # a step that comes out otherwise holds a wait that the replay does not see
+    gain = np.where(gain < MIN_EXPLAINED * late.gain_ns, late.gain_ns, gain)
     most, middle = BY_CHANCE * max(joint.step_ns - float(gain.mean()), 0.0), float(np.median(gain))
     off_ns = (min(LATE_AGAIN * middle, most), min(LATE_MORE * middle, most))
     return replace(late, gain_ns=gain.round().astype(np.int64), off_ns=off_ns)

@@ -295,7 +295,7 @@ def _clocks(ranks: Sequence[RankRecord], groups: Sequence[GroupMatch]) -> Ints:
     hosts = {rank.host for rank in ranks}
     if len(hosts) == 1 and "" not in hosts and len({rank.has_base_time for rank in ranks}) == 1:
         return np.zeros_like(offset)
-    limit = END_SKEW_NS if all(rank.device for rank in ranks) else HOST_CLOCK_NS
+    limit = END_SKEW_NS if all(rank.device for rank in ranks if len(rank.collectives)) else HOST_CLOCK_NS
     # all or none: of many hosts some are off by a little less to either side, and together by more
     return offset if np.ptp(offset) > limit else np.zeros_like(offset)
 

@@ -98,7 +98,12 @@ def _merged(
         severity = severity_of(cost, chosen.certainty)
         if cost.high_ms == 0:
             severity = "note"
-            message += "; no other rank waits for it, so the job's step stays as long"
+            gains = (
+                "one of the ranks has nothing to win by it"
+                if len(by_rank) == len(numbers)
+                else "no other rank waits for it"
+            )
+            message += f"; {gains}, so the job's step stays as long"
     return replace(
         chosen,
         place=replace(chosen.place, steps=_step_numbers(chosen, results[position])),

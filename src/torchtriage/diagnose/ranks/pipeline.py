@@ -15,7 +15,7 @@ import numpy as np
 
 from torchtriage.core.arrays import Ints, distinct
 from torchtriage.diagnose.ranks.match import Matches
-from torchtriage.diagnose.ranks.pipeline_rank import KINDS, B, F, RankBlocks, RankPipeline
+from torchtriage.diagnose.ranks.pipeline_rank import BACKWARD, FORWARD, KINDS, RankBlocks, RankPipeline
 from torchtriage.diagnose.ranks.pipeline_schedule import Task, needs, recognise
 from torchtriage.diagnose.ranks.rank_record import RankRecord
 
@@ -224,17 +224,17 @@ def _stages(counts: Sequence[Counter[tuple[bool, int]]]) -> tuple[tuple[int, ...
     """
     p = len(counts)
     first = counts[0]
-    n_micro = first[True, F] - first[False, F]
-    if n_micro <= 0 or first[True, F] % n_micro:
+    n_micro = first[True, FORWARD] - first[False, FORWARD]
+    if n_micro <= 0 or first[True, FORWARD] % n_micro:
         return None
-    v = first[True, F] // n_micro
+    v = first[True, FORWARD] // n_micro
     for rank, count in enumerate(counts):
         ahead = v * n_micro - (n_micro if rank == p - 1 else 0)
         behind = v * n_micro - (n_micro if rank == 0 else 0)
-        wanted = {(True, F): ahead, (False, B): ahead, (False, F): behind, (True, B): behind}
+        wanted = {(True, FORWARD): ahead, (False, BACKWARD): ahead, (False, FORWARD): behind, (True, BACKWARD): behind}
         if any(count[what] != n for what, n in wanted.items()):
             return None
-        if count[False, -2 - F] != v * n_micro or count[False, -2 - B] != v * n_micro:
+        if count[False, -2 - FORWARD] != v * n_micro or count[False, -2 - BACKWARD] != v * n_micro:
             return None
     if v > 1 and n_micro % p:
         return None
@@ -263,7 +263,7 @@ def _peers_agree(made: Sequence[RankPipeline], number: int, names: Sequence[int]
     """Return whether the ranks that messages name are those of the stages before and after."""
     near: dict[tuple[int, bool, int], set[int]] = {}
     for rank, after in itertools.pairwise(rank_of):
-        for kind, source, target in ((F, rank, after), (B, after, rank)):
+        for kind, source, target in ((FORWARD, rank, after), (BACKWARD, after, rank)):
             near.setdefault((source, True, kind), set()).add(names[target])
             near.setdefault((target, False, kind), set()).add(names[source])
     for place, one in enumerate(made):
@@ -290,7 +290,7 @@ def _passes(
             turn, within = divmod(seen[kind], p * v if v > 1 else n_micro)
             chunk, micro = divmod(within, p) if v > 1 else (0, within)
             micro += turn * p
-            stage = (chunk if kind == F else v - 1 - chunk) * p + place
+            stage = (chunk if kind == FORWARD else v - 1 - chunk) * p + place
             seen[kind] += 1
         task = stage, KINDS[kind], micro
         yield Pass(
@@ -326,7 +326,7 @@ def _matched(made: Sequence[RankPipeline], number: int, names: Sequence[int], ra
     on a host, whose threads note a send late. That passes follow each other is shown by their own times.
     """
     n = 0
-    for kind, way in ((F, 1), (B, -1)):
+    for kind, way in ((FORWARD, 1), (BACKWARD, -1)):
         stages = [stage for stage in range(len(rank_of)) if 0 <= stage + way < len(rank_of)]
         links = {(rank_of[stage], rank_of[stage + way]) for stage in stages} - {(rank, rank) for rank in rank_of}
         for source, target in links:
@@ -358,12 +358,12 @@ def _matched(made: Sequence[RankPipeline], number: int, names: Sequence[int], ra
 def _one_way(made: Sequence[RankPipeline]) -> bool:
     """Return whether activations go out of one rank that gets none, as from a first stage."""
     first = made[0].messages
-    return bool((first.send & (first.kind == F)).any() and not (~first.send & (first.kind == F)).any())
+    return bool((first.send & (first.kind == FORWARD)).any() and not (~first.send & (first.kind == FORWARD)).any())
 
 
 def _odd(counts: Sequence[Counter[tuple[bool, int]]], numbers: Sequence[int]) -> list[int]:
     """Return the ranks whose passes differ in number from the usual."""
-    totals = [count[False, -2 - F] for count in counts]
+    totals = [count[False, -2 - FORWARD] for count in counts]
     usual = sorted(totals)[len(totals) // 2]
     messages = [sum(n for (_, kind), n in count.items() if kind >= 0) for count in counts]
     inner = sorted(messages[1:-1] or messages)[len(messages[1:-1] or messages) // 2]

@@ -44,6 +44,7 @@ class JobPipelines:
     def checked(self) -> tuple[str, ...]:
         """Codes of what the ranks together have answered: not where some are missing, or a schedule is not known."""
         answered = self.complete and not self.unjudged and all(one.known for one in self.bubbles)
+        answered &= bool(self.bubbles) or not any(rank.n_point_to_point for rank in self.ranks)
         return PIPELINES if answered else ()
 
     @property

@@ -16,11 +16,11 @@ from torchtriage.core.trace.messages import Messages, ProcessGroup
 from torchtriage.diagnose.ranks.host_activity import ACTIVITIES, PHASES, Pieces
 
 __all__ = [
+    "BACKWARD",
+    "FORWARD",
     "KINDS",
     "MAX_ROWS",
     "NOTHING",
-    "B",
-    "F",
     "RankBlocks",
     "RankMessages",
     "RankPipeline",
@@ -30,7 +30,7 @@ __all__ = [
 
 KINDS = "FBIW"
 """Forward, backward, and where it is split: the gradients of the input and of the weights."""
-F, B, INPUT, W = range(len(KINDS))
+FORWARD, BACKWARD, INPUT, WEIGHTS = range(len(KINDS))
 MAX_ROWS = 4000
 """Messages of a rank that are kept, of its last steps."""
 NOISE = 0.1
@@ -158,7 +158,7 @@ def rank_pipeline(trace: Trace, pieces: Pieces, rows: Ints, said: Ints, numbers:
     place = np.where(send, before, before + 1)
     known = (place >= 0) & (place < len(host_ns))
     kind = np.full(len(rows), -1, np.int64)
-    kind[known] = np.minimum(host_kind[place[known]], B)
+    kind[known] = np.minimum(host_kind[place[known]], BACKWARD)
     named = _said(labels, launch)
     kind = np.where(named >= 0, named, kind)
     exposed = intervals.intersect(
@@ -227,7 +227,7 @@ def _said(labels: _Labels, at_ns: Ints) -> Ints:
     if not (~labels.computes).any():
         return np.full(len(at_ns), -1, np.int64)
     at = intervals.owner(labels.spans[~labels.computes], at_ns)
-    return np.append(np.minimum(labels.kind[~labels.computes], B), -1)[at]
+    return np.append(np.minimum(labels.kind[~labels.computes], BACKWARD), -1)[at]
 
 
 def _blocks(
@@ -255,11 +255,11 @@ def _blocks(
         )
         key = at
     else:
-        kind = np.select([phase == PHASES.index("forward"), phase == PHASES.index("backward")], [F, B], -1)
+        kind = np.select([phase == PHASES.index("forward"), phase == PHASES.index("backward")], [FORWARD, BACKWARD], -1)
         good = (kind >= 0) & (step >= 0)
         good[good] = ~_noise(kind[good], spans[good], host_ns[good], cuts_ns)
         stage = micro = np.full(len(kind), -1, np.int64)
-        key = np.searchsorted(np.sort(cuts_ns), host_ns, side="right") * 2 + (kind == B)
+        key = np.searchsorted(np.sort(cuts_ns), host_ns, side="right") * 2 + (kind == BACKWARD)
     host_ns, spans, step, kind, stage, micro, key = (
         values[good] for values in (host_ns, spans, step, kind, stage, micro, key)
     )
@@ -293,7 +293,7 @@ def _noise(kind: Ints, spans: Spans, host_ns: Ints, cuts_ns: Ints) -> Mask:
         return np.zeros(0, bool)
     busy = np.add.reduceat(spans[:, 1] - spans[:, 0], first).astype(np.float64)
     short = np.zeros(len(first), bool)
-    for one in (F, B):
+    for one in (FORWARD, BACKWARD):
         mine = kind[first] == one
         if busy[mine].sum():
             # weighted by themselves: many short ones do not count

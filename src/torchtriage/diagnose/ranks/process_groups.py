@@ -249,7 +249,7 @@ def _folded(groups: Sequence[_Group], ranks: Sequence[_Rank], n_steps: int) -> t
 
 def _name(group: ProcessGroup) -> str:
     """Return what the program calls a group; a number, or a stream where there is none, is no name."""
-    named = group.what not in ("", "undefined")
+    named = group.what not in ("", "undefined", "default_pg")
     text = group.what if named else group.name if role_by_name(group.name) else ""
     return elide(text, MAX_NAME)
 

@@ -41,7 +41,7 @@ def straggler_finding(
     members = len(late.group.members)
     method = "time for which every other rank waits for this one alone, median over steps"
     if late.off_ns is not None:
-        low_ns, high_ns = low_ns - late.off_ns[0], high_ns + late.off_ns[1]
+        low_ns, high_ns = max(low_ns - late.off_ns[0], 0.0), high_ns + late.off_ns[1]
         method = "all ranks replayed together without waiting for this one, median over steps"
     if cause is not None and cause.excess_ns < low_ns:
         low_ns = cause.excess_ns
@@ -81,17 +81,17 @@ def straggler_finding(
         share_low=round(low_ns / step_ns, 6),
         share_high=round(high_ns / step_ns, 6),
         naive_ms=ms(float(np.mean(late.mean_wait_ns))),
-        basis="measured" if not hint else "bounded",
+        basis="bounded" if hint else "measured" if late.off_ns is None else "modelled",
         method=method,
-        grade="C" if hint else "A",
+        grade="C" if hint else "A" if late.off_ns is None else "B",
     )
     n_waiting = members - 1
     whom = f"the other {n_waiting} ranks wait" if n_waiting > 1 else "the other rank waits"
-    of = f" of process group {visible(late.group.group.name)}" if not late.reaches_all else ""
+    of = f" in process group {visible(late.group.group.name)}" if not late.reaches_all else ""
     message = (
-        f"in {late.n_late} of {n} steady step{'s' * (n > 1)} rank {rank} comes last to the"
-        f" collectives, and {whom}{of}: {format_ns(middle_ns)} of {format_ns(step_ns)} per step"
-        f" in the median; {_why(cause, device=record.device)}"
+        f"in {late.n_late} of {n} steady step{'s' * (n > 1)} rank {rank} comes last to the collectives that cost most"
+        f" waiting, and {whom}{of}: {format_ns(float(np.mean(late.mean_wait_ns)))} of {format_ns(step_ns)} per step"
+        f" in the mean; {_why(cause, device=record.device)}"
     )
     if hint:
         message += f"; {hint}"

@@ -49,7 +49,8 @@ class Hung:
             f"rank {rank} is in {phase} for {format_ns(since_s * 1e9)}" for rank, (phase, since_s) in some
         )
         more = f" and {len(self.at) - len(some)} more" if len(self.at) > len(some) else ""
-        return f"no step for {format_ns(self.for_s * 1e9)} since step {self.step}: {named or 'all wait'}{more}"
+        named = named or "no rank is known not to wait"
+        return f"no step for {format_ns(self.for_s * 1e9)} since step {self.step}: {named}{more}"
 
 
 class JobWatch:

@@ -31,6 +31,8 @@ IN_A_ROW, MEANS_IN_A_ROW = 3, 6
 """Windows in which a rank has to be late at a stretch: in most steps, or only in some, which the mean shows."""
 STEADY = 2.0
 """What only some steps are late by is told where it is so many times its own spread over the windows."""
+GONE = 10
+"""Windows without a rank after which it counts as one that is no longer late."""
 WAITS_LESS = 0.5
 """The others wait at least this share of what a late rank works longer: else nobody waits for it."""
 EVERY_STEP = 0.5
@@ -84,6 +86,7 @@ class _Streak:
     since: int = 0
     """The first window."""
     quiet: int = 0
+    absent: int = 0
     told: Late | None = None
     other: int = 0
     """Windows at a stretch in which another phase was first."""
@@ -162,8 +165,11 @@ class Judge:
     def _follow(self, number: int, names: Any, values: Any, found: dict[int, tuple[float, bool]]) -> list[Late]:
         told: list[Late] = []
         last_step = (number + 1) * self._every
-        for rank in [one for one in self._streaks if one not in found and one in names]:
+        for rank in [one for one in self._streaks if one not in found]:
             streak = self._streaks[rank]
+            streak.absent = 0 if rank in names else streak.absent + 1
+            if 0 < streak.absent < GONE:
+                continue
             streak.n, streak.quiet = 0, streak.quiet + 1
             if streak.told is None or streak.quiet >= IN_A_ROW:
                 del self._streaks[rank]

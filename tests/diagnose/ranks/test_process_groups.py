@@ -326,7 +326,7 @@ def host_job(descriptions: Sequence[str], forward: Sequence[float], backward: Se
 
 def test_buckets_on_a_thread_of_their_own_are_of_the_backward_pass() -> None:
     (group,) = judged(host_job(["default_pg"], [], [3300, 4300, 5300, 6200])).process_groups
-    assert (group.role, group.name) == ("DP", "default_pg")
+    assert (group.role, group.name) == ("DP", "")
 
 
 def test_collectives_of_the_host_that_name_no_group_may_be_of_several() -> None:

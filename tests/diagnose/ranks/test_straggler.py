@@ -4,8 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from builder import TraceBuilder
 from diagnose.ranks.jobs import job, records
 
+from torchtriage.diagnose.ranks.host_activity import PHASES, find_pieces
 from torchtriage.diagnose.ranks.match import match
 from torchtriage.diagnose.ranks.rank_record import RankRecord
 from torchtriage.diagnose.ranks.straggler import Straggler, Waiting, find_straggler, waiting
@@ -120,3 +122,14 @@ def test_two_ranks() -> None:
     assert found is not None
     assert found.position == 1
     assert set(found.gain_ns.tolist()) == {4 * MS}
+
+
+@pytest.mark.parametrize(
+    ("name", "phase"), [("## backward ##", "backward"), ("backward-compute", "backward"), ("f", "forward")]
+)
+def test_a_range_of_the_program_is_the_backward_pass_where_nothing_else_tells(name: str, phase: str) -> None:
+    builder = TraceBuilder().step(0, 0, 1000)
+    builder.op("aten::mm", 10, 100).annotation(name, 200, 300).op("aten::mm", 210, 100)
+    pieces = find_pieces(builder.build())
+    at = int(np.searchsorted(pieces.spans[:, 0], 250_000, side="right")) - 1
+    assert PHASES[pieces.phase[at]] == phase

@@ -36,6 +36,8 @@ OP, PYTHON, SYNC, GC, COMM = range(5)
 
 COMMUNICATES = r"^(c10d::|_c10d_functional|record_param_comms|nccl:|gloo:|mpi:|ucc:|xccl:|hccl:)"
 _LOADER = r"^enumerate\(DataLoader\)#"
+_BACKWARD = r"(?i)^#* ?backward(?:[ _-](?:pass|step|compute))? ?#*$"
+"""What programs call it by themselves, where no row of the engine tells."""
 _OPTIMIZER = r"^Optimizer\."
 _ENGINE = r"^autograd::engine::"
 _STEP = "ProfilerStep#"
@@ -164,6 +166,7 @@ def _activity(trace: Trace, owner: Ints, spans: Spans) -> NDArray[np.int8]:
 def _phase(trace: Trace, owner: Ints, activity: NDArray[np.int8], engine: Mask) -> NDArray[np.int8]:
     marked = np.full(len(trace) + 1, -1, np.int8)
     notes = trace.is_kind(Kind.ANNOTATION, Kind.OP)
+    engine = engine if engine.any() else notes & trace.matching(_BACKWARD)
     for code, mask in (
         (BACKWARD, engine),
         (OPTIMIZER, notes & trace.matching(_OPTIMIZER)),

@@ -102,6 +102,19 @@ def test_a_hot_expert_makes_the_others_wait():
     assert one.cost.low_ms <= 1.5 <= one.cost.high_ms + 0.1
 
 
+def test_without_the_profiler_the_step_is_the_denominator():
+    builders = experts(4, lambda step, rank: 3000 + step * 100 if rank == 2 else 1000 + step * 70)
+    ranks = records(builders)
+    (job,) = detect_jobs(ranks)
+    recorded = found(builders)["COM064"].cost
+    assert recorded is not None
+    result = judge(ranks, job, min_share=0.01, unprofiled_ms=5.0)
+    (cost,) = [finding.cost for finding in result.findings if finding.code == "COM064"]
+    assert cost is not None
+    assert cost.of_ms == result.step_ms == pytest.approx(5.0)
+    assert cost.high_ms == pytest.approx(recorded.high_ms * 5.0 / recorded.of_ms, rel=1e-3)
+
+
 def test_the_hot_expert_may_change_from_step_to_step():
     one = found(experts(4, lambda step, rank: 3000 if rank == step % 4 else 1000))["COM064"]
     assert "one rank or another" in one.message

@@ -9,7 +9,7 @@ from torchtriage.core.finding import Finding
 from torchtriage.diagnose.ranks.context_imbalance import context_imbalance
 from torchtriage.diagnose.ranks.expert_skew import expert_skew
 from torchtriage.diagnose.ranks.job_patterns import RanksTogether, without_straggler
-from torchtriage.diagnose.ranks.merge import STRAGGLER
+from torchtriage.diagnose.ranks.merge import STRAGGLER, scaled
 from torchtriage.diagnose.ranks.one_rank_alone import one_rank_alone
 from torchtriage.diagnose.ranks.ranks_differ import ranks_differ
 
@@ -25,15 +25,16 @@ FINDERS: dict[str, Callable[[RanksTogether], Finding | None]] = {
 
 def across_ranks(job: RanksTogether, codes: Collection[str], findings: Sequence[Finding]) -> list[Finding]:
     """Return the findings of a job with those that only its ranks together show."""
-    found = [one for code in codes if code in FINDERS and (one := FINDERS[code](job)) is not None]
+    asked = (finder(job) for code, finder in FINDERS.items() if code in codes)
+    found = [scaled(finding, job.scale) for finding in asked if finding is not None]
     if job.late is None:
         return [*findings, *found]
     rank = job.numbers[job.late]
     # another program is why a rank is late, and costs nothing on top
     found = [
-        replace(one, severity="low", message=f"{one.message}; the others wait for rank {rank} ({STRAGGLER})")
-        if one.cost is None and one.ranks is not None and rank in one.ranks.ranks
-        else one
-        for one in found
+        replace(finding, severity="low", message=f"{finding.message}; the others wait for rank {rank} ({STRAGGLER})")
+        if finding.cost is None and finding.ranks is not None and rank in finding.ranks.ranks
+        else finding
+        for finding in found
     ]
     return without_straggler(findings, found, rank)

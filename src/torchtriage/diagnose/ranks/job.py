@@ -20,9 +20,9 @@ from torchtriage.diagnose.ranks.joint_cost import all_cost, with_joint_gain
 from torchtriage.diagnose.ranks.joint_savings import JointSavings
 from torchtriage.diagnose.ranks.late_among_groups import agreed, late_among_groups
 from torchtriage.diagnose.ranks.match import END_SKEW_NS, GroupMatch, Matches, match
-from torchtriage.diagnose.ranks.merge import STRAGGLER, merge_checks, merge_findings, merge_notes
+from torchtriage.diagnose.ranks.merge import STRAGGLER, merge_checks, merge_findings, merge_notes, scaled
 from torchtriage.diagnose.ranks.pipeline_finding import PIPELINES
-from torchtriage.diagnose.ranks.pipeline_job import job_pipelines, scaled
+from torchtriage.diagnose.ranks.pipeline_job import job_pipelines
 from torchtriage.diagnose.ranks.process_groups import process_groups
 from torchtriage.diagnose.ranks.rank_record import RankRecord
 from torchtriage.diagnose.ranks.result import CollectiveSummary, JobResult, JobStep, RankSummary
@@ -102,23 +102,22 @@ def judge(
         ]
         findings = [finding for finding in findings if finding not in gone]
         found = straggler_finding(pipes.ranks, numbers, job, straggler, waits, findings)
-        if scale != 1.0:
-            found = replace(found, cost=scaled(found.cost, scale))
+        found = scaled(found, scale)
         also = (*found.also_explains, *(item.code for item in gone))
         findings.append(replace(found, also_explains=tuple(dict.fromkeys(also))))
     late = straggler.position if straggler is not None else None
     asked = STRAGGLER in codes and not refused
     through = late_among_groups(ranks, numbers, matches, waits, ms(waits.step_ns)) if asked else None
     if through is not None:
-        through = replace(through, cost=scaled(through.cost, scale)) if scale != 1.0 else through
+        through = scaled(through, scale)
         one_group = [finding for finding in findings if finding.code == STRAGGLER]
         findings = [finding for finding in findings if finding.code != STRAGGLER]
         findings.append(agreed(one_group, through))
         late = numbers.index(through.evidence["late_rank"])
     if measured and not refused:
-        findings = across_ranks(RanksTogether(ranks, numbers, matches, waits, late), codes, findings)
+        findings = across_ranks(RanksTogether(ranks, numbers, matches, waits, late, scale), codes, findings)
         links = slow_links(ranks, numbers, matches, waits, ms(waits.step_ns)) if SLOW_LINK in codes else []
-        findings += [replace(found, cost=scaled(found.cost, scale)) if scale != 1.0 else found for found in links]
+        findings += [scaled(link, scale) for link in links]
     # what is left out of a trace's own report never gets here, so a finding without time stays
     findings = [
         finding

@@ -36,6 +36,8 @@ class RanksTogether:
     waits: Waiting
     late: int | None
     """Position of the rank that the others wait for."""
+    scale: float = 1.0
+    """Of times without the profiler to recorded ones."""
 
     @property
     def steady(self) -> Ints:

@@ -19,7 +19,16 @@ from torchtriage.diagnose.ranks.joint_savings import JointSavings
 from torchtriage.diagnose.verdict.result import Result
 from torchtriage.diagnose.verdict.verdict import HIGH_SHARE, MEDIUM_SHARE
 
-__all__ = ["EXPOSED", "MAX_NAMED", "STRAGGLER", "merge_checks", "merge_findings", "merge_notes", "severity_of"]
+__all__ = [
+    "EXPOSED",
+    "MAX_NAMED",
+    "STRAGGLER",
+    "merge_checks",
+    "merge_findings",
+    "merge_notes",
+    "scaled",
+    "severity_of",
+]
 
 MAX_NAMED = 64
 STRAGGLER, EXPOSED = "COM036", "COM035"
@@ -159,6 +168,16 @@ def _job_cost(
         method="smallest over the ranks of what each saves and waits"
         + (f"; {chosen.cost.method}" if chosen.cost.method else ""),
     )
+
+
+def scaled(finding: Finding, scale: float) -> Finding:
+    """Return a finding with its cost in times without the profiler, ``scale`` times the recorded ones."""
+    cost = finding.cost
+    if cost is None or scale == 1.0:
+        return finding
+    low, high, of, naive = (round(value * scale, 6) for value in (cost.low_ms, cost.high_ms, cost.of_ms, cost.naive_ms))
+    cost = replace(cost, low_ms=low, high_ms=high, of_ms=of, naive_ms=naive, basis="bounded", grade="C")
+    return replace(finding, cost=replace(cost, method=f"{cost.method}; scaled to the step without the profiler"))
 
 
 def severity_of(cost: Cost, certainty: str) -> Severity:

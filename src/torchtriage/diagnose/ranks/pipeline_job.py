@@ -9,18 +9,18 @@ import numpy as np
 
 from torchtriage.core import intervals
 from torchtriage.core.arrays import Ints
-from torchtriage.core.finding import Cost, Finding, Note
+from torchtriage.core.finding import Finding, Note
 from torchtriage.core.names import visible
 from torchtriage.core.units import ms
 from torchtriage.diagnose.ranks.match import Matches
-from torchtriage.diagnose.ranks.merge import EXPOSED, severity_of
+from torchtriage.diagnose.ranks.merge import EXPOSED, scaled, severity_of
 from torchtriage.diagnose.ranks.pipeline import Pipeline, Unjudged, find_pipelines
 from torchtriage.diagnose.ranks.pipeline_bubble import Bubble, measure
 from torchtriage.diagnose.ranks.pipeline_finding import PIPELINES, pipeline_findings
 from torchtriage.diagnose.ranks.rank_record import RankRecord
 from torchtriage.diagnose.ranks.result import PipelineRank, PipelineStep, PipelineSummary
 
-__all__ = ["JobPipelines", "job_pipelines", "scaled"]
+__all__ = ["JobPipelines", "job_pipelines"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +59,7 @@ class JobPipelines:
     def findings(self, numbers: Sequence[int], step_ns: float, scale: float) -> list[Finding]:
         """Return what the pipelines cost. ``scale`` : of times without the profiler to recorded ones."""
         found = pipeline_findings(self.bubbles, self.ranks, numbers, step_ns)
-        return [replace(one, cost=scaled(one.cost, scale)) if scale != 1.0 else one for one in found]
+        return [scaled(finding, scale) for finding in found]
 
     def without_waiting(self, findings: Sequence[Finding], steps: Ints, scale: float) -> list[Finding]:
         """Return the ranks' findings, exposed communication without what is the pipeline's waiting."""
@@ -185,23 +185,6 @@ def _at_most(finding: Finding, most_ms: float) -> Finding:
         method=f"{cost.method}; without what stages of a pipeline wait for each other",
     )
     return replace(finding, cost=cost, severity=severity_of(cost, finding.certainty))
-
-
-def scaled(cost: Cost | None, scale: float) -> Cost | None:
-    """Return a cost in times without the profiler, ``scale`` times the recorded ones."""
-    if cost is None:
-        return None
-    low, high, of, naive = (round(value * scale, 6) for value in (cost.low_ms, cost.high_ms, cost.of_ms, cost.naive_ms))
-    return replace(
-        cost,
-        low_ms=low,
-        high_ms=high,
-        of_ms=of,
-        naive_ms=naive,
-        basis="bounded",
-        grade="C",
-        method=f"{cost.method}; scaled to the step without the profiler",
-    )
 
 
 def _listed(ranks: Sequence[int]) -> str:

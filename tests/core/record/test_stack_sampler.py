@@ -81,6 +81,13 @@ def test_looks_cover_the_time_and_name_what_ran(sampler: StackSampler, tmp_path:
     assert facts["own_ns"] < 0.2 * (ended - begun)
 
 
+def test_the_start_of_the_process_stays_where_it_was(sampler: StackSampler) -> None:
+    before = sampler.facts()["process_started_ns"]
+    time.sleep(0.1)
+
+    assert sampler.facts()["process_started_ns"] == before <= sampler.started_ns
+
+
 def test_the_interpreter_is_left_as_it_was(sampler: StackSampler) -> None:
     before, callbacks = sys.getswitchinterval(), len(gc.callbacks)
     sampler.start()

@@ -56,6 +56,7 @@ class StackSampler:
         self.pid = os.getpid()
         self.path = folder / SAMPLES.format(self.pid)
         self.started_ns = time.perf_counter_ns()
+        self.process_started_ns = self.started_ns - _age_ns()
         self.over = False
         self.own_ns = 0
         self.main_thread = threading.main_thread().ident
@@ -246,7 +247,7 @@ class StackSampler:
             "pid": self.pid,
             "main_thread": self.main_thread,
             "started_ns": self.started_ns,
-            "process_started_ns": self.started_ns - _age_ns(),
+            "process_started_ns": self.process_started_ns,
             "ended_ns": time.perf_counter_ns(),
             "own_ns": self.own_ns,
             "frames": [_frame(code, at) for code, at in frames],
@@ -302,7 +303,7 @@ def _in_the_kernel() -> tuple[int, int]:
 
 
 def _age_ns() -> int:
-    """Return how long this process has lived until the sampler asked; 0 where it cannot be known."""
+    """Return how long this process has lived; 0 where it cannot be known."""
     try:
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         up_s = float(Path("/proc/uptime").read_text().split()[0])

@@ -138,6 +138,9 @@ def test_a_run_adds_up_from_the_start_of_the_process(tmp_path: Path) -> None:
     assert sum(parts.values()) == pytest.approx(account.of_ms)
     assert parts["start and import of torch"] == 1000
     assert parts["before the loop"] == 40
+    assert [(line.line, line.kind, line.share) for line in account.lines] == [
+        (12, "before the loop", pytest.approx(40 / 1240, abs=1e-6))
+    ]
 
 
 def test_garbage_collections_are_taken_from_python(tmp_path: Path) -> None:

@@ -475,7 +475,6 @@ def step_account(loop: SampledLoop, samples: Samples, step_ms: float | None) -> 
     if covered > total:
         parts["unknown"] += covered - total
         total = covered
-    rows = sorted(lines.items(), key=lambda entry: -sum(entry[1].values()))[:N_LINES]
     return StepAccount(
         per="step" if loop.n_steps else "loop",
         of_ms=round(whole_ms, 6),
@@ -488,16 +487,14 @@ def step_account(loop: SampledLoop, samples: Samples, step_ms: float | None) -> 
             for kind, ns in parts.most_common()
             if ns > 0
         ),
-        lines=tuple(
-            AccountLine(file, line, function, kinds.most_common(1)[0][0], round(sum(kinds.values()) / total, 6))
-            for (file, function, line), kinds in rows
-        ),
+        lines=_account_lines(lines, total),
     )
 
 
 def run_account(samples: Samples, loop: SampledLoop | None) -> RunAccount:
     """Return where the whole run's time went, from the start of the process to its end."""
     parts: Counter[str] = Counter()
+    outside: dict[tuple[str, str, int], Counter[str]] = {}
     parts["start and import of torch"] = samples.started_ns - samples.process_started_ns
     first = min((item.look.begin_ns for item in loop.seen), default=0) if loop else 0
     last = max((item.look.end_ns for item in loop.seen), default=0) if loop else 0
@@ -514,7 +511,10 @@ def run_account(samples: Samples, loop: SampledLoop | None) -> RunAccount:
                 else "the loop"
             )
         names = {"torchtriage": "recording", "imports": "other imports"}
-        parts[names.get(kind, kind)] += look.end_ns - look.begin_ns
+        kind = names.get(kind, kind)
+        parts[kind] += look.end_ns - look.begin_ns
+        if look.user and kind not in ("recording", "the loop"):
+            outside.setdefault(line_of(look.stack[look.user[0]]), Counter())[kind] += look.end_ns - look.begin_ns
     whole = samples.ended_ns - samples.process_started_ns
     known = sum(parts.values())
     if whole > known:
@@ -525,4 +525,14 @@ def run_account(samples: Samples, loop: SampledLoop | None) -> RunAccount:
         parts=tuple(
             AccountPart(kind, round(ns / 1e6, 3), round(ns / whole, 6)) for kind, ns in parts.items() if ns > 0
         ),
+        lines=_account_lines(outside, whole),
+    )
+
+
+def _account_lines(lines: dict[tuple[str, str, int], Counter[str]], whole: int) -> tuple[AccountLine, ...]:
+    """Return the lines of the most time, each with the part of the account that most of its time belongs to."""
+    rows = sorted(lines.items(), key=lambda entry: -entry[1].total())[:N_LINES]
+    return tuple(
+        AccountLine(file, line, function, kinds.most_common(1)[0][0], round(kinds.total() / whole, 6))
+        for (file, function, line), kinds in rows
     )

@@ -100,7 +100,7 @@ class AccountPart:
 
 @dataclass(frozen=True)
 class AccountLine:
-    """A line of the user's, and the share of the step spent in it and in what it calls outside the user's code.
+    """A line of the user's, and the share of the step or run spent in it and in what it calls outside the user's code.
 
     ``kind`` : the part of the account that most of it belongs to.
     """
@@ -145,10 +145,14 @@ class StepAccount:
 
 @dataclass(frozen=True)
 class RunAccount:
-    """Where the whole run's time went, from the start of the process to its end; the parts add up to ``of_ms``."""
+    """Where the whole run's time went, from the start of the process to its end; the parts add up to ``of_ms``.
+
+    ``lines`` : the user's innermost lines outside the loop, the longest first, with their share of the run.
+    """
 
     of_ms: float
     parts: tuple[AccountPart, ...]
+    lines: tuple[AccountLine, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torchtriage.core.names import file_name, visible
 from torchtriage.core.trace.producer import ACCELERATORS
 from torchtriage.core.units import format_bytes, format_count, format_ms, format_ns, format_share
 from torchtriage.diagnose.ranks.result import CollectiveSummary, JobResult
-from torchtriage.diagnose.runs.result import AccountPart, RecordedRun, StepAccount
+from torchtriage.diagnose.runs.result import AccountLine, AccountPart, RecordedRun, StepAccount
 from torchtriage.diagnose.verdict.result import DeviceSummary, Result, Summary
 from torchtriage.report import blocks as b
 from torchtriage.report import recorded, words
@@ -25,6 +25,7 @@ N_COLLECTIVES, N_COLLECTIVES_IN_MARKDOWN = 5, 20
 N_RANKS, N_RANKS_IN_MARKDOWN = 16, 32
 N_ACCOUNT_LINES = 6
 MIN_ACCOUNT_SHARE = 0.005
+MIN_RUN_SHARE = 0.05
 
 _RANK_MARKS = {
     "compute_ns": ("█", "green"),
@@ -208,6 +209,7 @@ def _accounts(run: RecordedRun | None) -> Iterator[b.Block]:
         yield from _step_account(run.account)
     if run is not None and (whole := run.run_account) is not None:
         yield b.Rows([b.Row("run", (f"{format_ms(whole.of_ms)}: ", _account_parts(whole.parts)))], indent=0)
+        yield b.Rows(b.labelled("", _account_lines(whole.lines, MIN_RUN_SHARE)), indent=0, tight=True)
 
 
 def _step_account(account: StepAccount) -> Iterator[b.Block]:
@@ -216,17 +218,20 @@ def _step_account(account: StepAccount) -> Iterator[b.Block]:
     rests = f"  {steps}{format_count(account.n_looks, 'look')} at the stack"
     bar = b.share_bar(((part.share, *_ACCOUNT_MARKS.get(part.kind, _OTHER_MARK)) for part in account.parts), BAR)
     yield b.Rows(b.labelled(account.per, [(*bar, f" {what}", b.dim(rests)), _account_parts(account.parts)]), indent=0)
-    lines = [line for line in account.lines if line.share >= MIN_ACCOUNT_SHARE][:N_ACCOUNT_LINES]
-    room = max((len(format_share(line.share)) for line in lines), default=0)
-    texts = [
+    yield b.Rows(b.labelled("lines", _account_lines(account.lines, MIN_ACCOUNT_SHARE)), indent=0, tight=True)
+
+
+def _account_lines(lines: Sequence[AccountLine], least: float) -> list[b.Text]:
+    shown = [line for line in lines if line.share >= least][:N_ACCOUNT_LINES]
+    room = max((len(format_share(line.share)) for line in shown), default=0)
+    return [
         (
             b.bold(format_share(line.share).rjust(room)),
             f"  {visible(file_name(line.file))}:{line.line} in {visible(line.function)}",
             b.dim(f", {line.kind}"),
         )
-        for line in lines
+        for line in shown
     ]
-    yield b.Rows(b.labelled("lines", texts), indent=0, tight=True)
 
 
 def _account_parts(parts: Sequence[AccountPart]) -> str:

@@ -20,7 +20,7 @@ from torchtriage.core.html import as_data, filled, policy, template
 from torchtriage.core.names import file_name, short_name, visible
 from torchtriage.core.trace.producer import ACCELERATORS
 from torchtriage.diagnose.ranks.result import JobResult
-from torchtriage.diagnose.runs.result import RecordedRun
+from torchtriage.diagnose.runs.result import AccountLine, RecordedRun
 from torchtriage.diagnose.verdict.result import (
     BusBandwidth,
     DeviceTime,
@@ -252,18 +252,22 @@ class _Packer:
             and {
                 **self.fields(step, "per of_ms n_steps n_looks"),
                 "parts": [self.row(part, "kind share ms") for part in step.parts],
-                "lines": [
-                    [self.value(file_name(line.file)), *self.row(line, "line function kind share")]
-                    for line in step.lines
-                ],
+                "lines": self.account_lines(step.lines),
                 "flame": [
                     self.row(bar, "depth begin share name")
                     for bar in self.take(step.flame, 2 * self.detail.spans, "bars of the flame graph")
                 ],
             },
             "run": whole
-            and {**self.fields(whole, "of_ms"), "parts": [self.row(part, "kind share ms") for part in whole.parts]},
+            and {
+                **self.fields(whole, "of_ms"),
+                "parts": [self.row(part, "kind share ms") for part in whole.parts],
+                "lines": self.account_lines(whole.lines),
+            },
         }
+
+    def account_lines(self, lines: Sequence[AccountLine]) -> list[list[Any]]:
+        return [[self.value(file_name(line.file)), *self.row(line, "line function kind share")] for line in lines]
 
     def job(self, job: JobResult, results: Sequence[Result]) -> dict[str, Any]:
         """Return a job in the shape of a result, so that the same parts of the page show it."""

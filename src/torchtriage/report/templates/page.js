@@ -743,6 +743,10 @@ function partsBar(parts, label) {
     h("p", { class: "legend" }, parts.map(([kind, part, took]) => h("span", {}, h("i", { class: kindOf(kind) }), ` ${kind} ${share(part)} (${ms(took)})  `))),
   ];
 }
+const linesTable = (lines) => lines.length ? h("div", { class: "scroll" }, h("table", {},
+  h("thead", {}, h("tr", {}, ["Line", "Function", "Mostly", "Share"].map((name) => h("th", { scope: "col" }, name)))),
+  h("tbody", {}, lines.map(([file, line, name, kind, part]) => h("tr", {},
+    h("td", { class: "mono" }, `${file}:${line}`), h("td", { class: "mono" }, name), h("td", {}, kind), h("td", {}, spark(part))))))) : null;
 function whereSection(result) {
   const { step, run } = result.where;
   if (!step && !run) return null;
@@ -750,15 +754,12 @@ function whereSection(result) {
   const deepest = step ? Math.max(0, ...step.flame.map(([depth]) => depth)) : 0;
   return section("where", step ? `Where the ${step.per}'s time goes` : "Where the run's time goes", rests,
     step ? partsBar(step.parts, `one ${step.per}`) : null,
-    step && step.lines.length ? h("div", { class: "scroll" }, h("table", {},
-      h("thead", {}, h("tr", {}, ["Line", "Function", "Mostly", "Share"].map((name) => h("th", { scope: "col" }, name)))),
-      h("tbody", {}, step.lines.map(([file, line, name, kind, part]) => h("tr", {},
-        h("td", { class: "mono" }, `${file}:${line}`), h("td", { class: "mono" }, name), h("td", {}, kind), h("td", {}, spark(part))))))) : null,
+    step ? linesTable(step.lines) : null,
     step && step.flame.length ? h("details", { open: true }, h("summary", {}, "Flame graph: callers above what they call"),
       h("div", { class: "scroll" }, h("div", { class: "flame", style: { height: `${18 * (deepest + 1)}px` } },
         step.flame.map(([depth, begin, part, name]) => h("span", { class: name.includes(":") ? "" : "library", title: `${name}: ${share(part)}, ${ms(part * step.ofMs)}`,
           style: { left: `${100 * begin}%`, width: `${100 * part}%`, top: `${18 * depth}px` } }, name))))) : null,
-    run ? [h("h3", {}, `The whole run, ${ms(run.ofMs)}`), partsBar(run.parts, "the whole run")] : null);
+    run ? [h("h3", {}, `The whole run, ${ms(run.ofMs)}`), partsBar(run.parts, "the whole run"), linesTable(run.lines)] : null);
 }
 function servingSection(result) {
   const serving = result.serving;

@@ -150,6 +150,8 @@ def joint(result: Result | JobResult) -> str:
     how = "each millisecond counted once"
     if isinstance(result, JobResult):
         how = "at least the best of them, at most what the slowest rank can save"
+    elif result.recorded is not None and result.recorded.account is not None:
+        how = "at least the best of them, at most their sum"
     return f"{saving(result.joint_cost)}, {how}"
 
 

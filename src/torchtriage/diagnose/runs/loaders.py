@@ -12,7 +12,7 @@ from torchtriage.diagnose.lint.base import lookup
 from torchtriage.diagnose.runs.account import STARTS_WORKERS, SampledLoop
 from torchtriage.diagnose.runs.costs import WORTH, counting_error, of_looks, severity_of, share_cost
 
-__all__ = ["LOADING", "STARVED", "causes_first", "loader_cost", "restarted_workers"]
+__all__ = ["LOADING", "STARVED", "causes_first", "loader_cost", "restarted_workers", "spent_loading"]
 
 LOADING, STARVED, AGAIN = "DAT018", "DAT019", "LCH105"
 MIN_LOOKS = 4
@@ -81,14 +81,15 @@ def causes_first(findings: Sequence[Finding], loop: SampledLoop) -> tuple[Findin
     """Return ranked findings with the lines that a loader spends its time at before the advice to load elsewhere."""
     ranked = list(findings)
     for loading in [finding for finding in findings if finding.code == LOADING]:
-        causes = [finding for finding in ranked[ranked.index(loading) + 1 :] if _causes(finding, loop)]
+        causes = [finding for finding in ranked[ranked.index(loading) + 1 :] if spent_loading(finding, loop)]
         others = [finding for finding in ranked if finding not in causes]
         at = others.index(loading)
         ranked = [*others[:at], *causes, *others[at:]]
     return tuple(ranked)
 
 
-def _causes(finding: Finding, loop: SampledLoop) -> bool:
+def spent_loading(finding: Finding, loop: SampledLoop) -> bool:
+    """Whether a finding's line takes much of the time in which the loop loads batches itself."""
     frame, again = finding.place.frame, finding.code == AGAIN
     if frame is None or finding.cost is None or not (again or finding.family == "host"):
         return False

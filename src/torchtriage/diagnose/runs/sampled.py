@@ -27,7 +27,14 @@ from torchtriage.diagnose.runs.configuration import configuration
 from torchtriage.diagnose.runs.costs import WORTH, counting_error, of_looks, of_share
 from torchtriage.diagnose.runs.flame import flame_bars
 from torchtriage.diagnose.runs.hot_lines import HOT_LINE, PYTHON_LOOP, growing_step, hot_lines
-from torchtriage.diagnose.runs.loaders import LOADING, STARVED, causes_first, loader_cost, restarted_workers
+from torchtriage.diagnose.runs.loaders import (
+    LOADING,
+    STARVED,
+    causes_first,
+    loader_cost,
+    restarted_workers,
+    spent_loading,
+)
 from torchtriage.diagnose.runs.memory_growth import growing_memory, growth_per_step, with_graph_cost
 from torchtriage.diagnose.runs.recorded_host import host_shares
 from torchtriage.diagnose.runs.repeated_calls import repeated_calls
@@ -113,7 +120,7 @@ def with_samples(
     if loop is not None:
         findings = symptoms_last(causes_first(findings, loop))
     loud = any(finding.severity != "note" and finding.cost for finding in findings)
-    joint = _joint(result.joint_cost, findings)
+    joint = _joint(result.joint_cost, findings, loop)
     return replace(result, findings=findings, joint_cost=joint, healthy=result.healthy and not loud), facts
 
 
@@ -291,15 +298,22 @@ def _line(finding: Finding) -> tuple[str, int]:
     return (file_name(frame.file), frame.line) if frame is not None else ("", 0)
 
 
-def _joint(joint: Cost | None, findings: Sequence[Finding]) -> Cost | None:
-    """Return what all findings give back together: no more than their sum or the step, no less than the largest."""
-    costs = [finding.cost for finding in findings if finding.cost is not None and finding.cost.high_ms > 0]
+def _joint(joint: Cost | None, findings: Sequence[Finding], loop: SampledLoop | None) -> Cost | None:
+    """Return what all findings give back together: no more than their sum or the step, no less than the largest.
+
+    What is slow inside the loader is part of what loading elsewhere saves.
+    """
+    costs = [(finding, finding.cost) for finding in findings if finding.cost is not None and finding.cost.high_ms > 0]
     if not costs:
         return joint
-    of_ms = costs[0].of_ms
-    costs = [cost for cost in costs if cost.of_ms == of_ms]
-    low = min(of_ms, max(cost.low_ms for cost in costs))
-    high = min(of_ms, max(sum(cost.high_ms for cost in costs), low))
+    of_ms = costs[0][1].of_ms
+    costs = [(finding, cost) for finding, cost in costs if cost.of_ms == of_ms]
+    low = min(of_ms, max(cost.low_ms for _, cost in costs))
+    highs = {"loading": 0.0, "inside": 0.0, "beside": 0.0}
+    for finding, cost in costs:
+        inside = loop is not None and spent_loading(finding, loop)
+        highs["loading" if finding.code == LOADING else "inside" if inside else "beside"] += cost.high_ms
+    high = min(of_ms, max(max(highs["loading"], highs["inside"]) + highs["beside"], low))
     base = joint or replace(costs[0], together_ms=None)
     return replace(
         base,

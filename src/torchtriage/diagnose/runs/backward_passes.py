@@ -20,7 +20,7 @@ UNUSED = Cause(
     "OPT101",
     "gradients-unused",
     "optim",
-    "Gradients are computed that no optimizer takes",
+    "Gradients are computed that no optimizer uses",
     OPERATORS,
     "the backward pass",
     Fix(

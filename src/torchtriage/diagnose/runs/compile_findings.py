@@ -101,7 +101,7 @@ def _recompiled(event: CompileEvent, run_ms: float, view: SourceView, follow: li
         code=RECOMPILE,
         name="compile-recompile",
         family="compile",
-        title="Compiled code is compiled again and again",
+        title="Compiled code is recompiled again and again",
         severity=_severity(share, event.limit),
         certainty="certain",
         message=f"{event.function or 'a function'} is compiled again {format_count(event.count, 'time')}, because"

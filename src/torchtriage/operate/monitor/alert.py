@@ -60,7 +60,7 @@ _CODES = (
         "input mix",
         "LIV002",
         "input-mix",
-        "Requests ask for other sizes than before",
+        "Request sizes differ from before",
         Fix("Look at who sends what; plan buckets and capacity for the new sizes."),
         looks="requests of sizes that fewer than one in fifty had explain half of the excess, or"
         " most requests are far outside of the sizes known.",
@@ -71,7 +71,7 @@ _CODES = (
         "host contention",
         "LIV003",
         "host-contention",
-        "Threads wait for a processor that others use",
+        "Threads wait for busy CPU cores",
         Fix("Give the service processors of its own, or move what runs beside it.", "taskset -c 0-7 python serve.py"),
         looks="what the process' threads waited in the queue for a processor, beyond the"
         " usual, or time that a hypervisor took, explains half of the excess.",
@@ -140,7 +140,7 @@ _CODES = (
         "unknown",
         "LIV008",
         "unexplained-change",
-        "Something changed, and nothing measured explains it",
+        "A change that no measurement explains",
         Fix("Capture it: Detection(capture=tt.sample(...)) records such requests and says why."),
         looks="none of the causes explains half of the excess, and no version is new.",
         slow="something not measured: the network, the disk, a lock, the device.",

@@ -17,7 +17,7 @@ from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, k
 from torchtriage.diagnose.lint.facts import SourceFunction
 from torchtriage.diagnose.lint.samples import Samples, samples_of
 
-RULE = Rule("DAT105", "all-read-for-part", "data", "All is read for a part of it", "medium", over=("DAT103",))
+RULE = Rule("DAT105", "all-read-for-part", "data", "A whole file is read for part of it", "medium", over=("DAT103",))
 
 FIX = Fix(
     text="Read the part that is used.",

@@ -16,7 +16,7 @@ from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, S
 from torchtriage.diagnose.lint.rules._loaders import reads_or_transforms
 from torchtriage.diagnose.lint.syntax import path_of
 
-RULE = Rule("DAT114", "augmented-in-step", "data", "Samples are made one by one between the steps", "medium")
+RULE = Rule("DAT114", "augmented-in-step", "data", "Samples are augmented one by one between steps", "medium")
 
 FIX = Fix(
     text="Let workers make the samples, or transform whole batches on the device.",

@@ -18,9 +18,7 @@ from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, Severity, Sou
 from torchtriage.diagnose.lint.samples import samples_of
 from torchtriage.diagnose.lint.torch_names import LOADERS
 
-RULE = Rule(
-    "HST105", "built-in-step", "host", "Objects are built anew in every step", "medium", over=("LCH105", "HST134")
-)
+RULE = Rule("HST105", "built-in-step", "host", "Objects are rebuilt in every step", "medium", over=("LCH105", "HST134"))
 
 FIX = Fix(
     text="Build it once, before the loop.",

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceFunction, SourceLoop, text_of
 
-RULE = Rule("HST107", "cache-never-hits", "host", "A cache that is never asked twice for the same", "low")
+RULE = Rule("HST107", "cache-never-hits", "host", "A cache never gets a hit", "low")
 
 FIX = Fix(
     text="Ask by what makes two inputs equal.",

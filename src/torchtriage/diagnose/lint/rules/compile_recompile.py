@@ -30,7 +30,7 @@ from torchtriage.diagnose.lint.base import (
     text_of,
 )
 
-RULE = Rule("CMP031", "compile-recompile", "compile", "Compiled code is compiled again and again", "medium")
+RULE = Rule("CMP031", "compile-recompile", "compile", "Compiled code is recompiled again and again", "medium")
 
 FIX = Fix(
     text="Pass what changes as a tensor, in one dtype.",

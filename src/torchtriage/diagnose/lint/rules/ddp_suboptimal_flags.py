@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, keyword, literal
 
-RULE = Rule("COM039", "ddp-suboptimal-flags", "comm", "DDP does work that a flag would spare", "medium")
+RULE = Rule("COM039", "ddp-suboptimal-flags", "comm", "DDP does work that a flag would avoid", "medium")
 
 FIX = Fix(
     text="Leave find_unused_parameters off unless parameters are really unused.",

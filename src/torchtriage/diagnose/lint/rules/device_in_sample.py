@@ -17,7 +17,7 @@ from torchtriage.diagnose.lint.samples import samples_of
 from torchtriage.diagnose.lint.syntax import destination, moves, path_of
 from torchtriage.diagnose.lint.torch_names import FACTORIES, MODULE
 
-RULE = Rule("DAT106", "device-in-sample", "data", "Samples go to the device one by one", "medium", device=True)
+RULE = Rule("DAT106", "device-in-sample", "data", "Samples are moved to the device one by one", "medium", device=True)
 
 FIX = Fix(
     text="Move the batch, in the step.",

@@ -25,7 +25,7 @@ from torchtriage.diagnose.lint.base import (
     text_of,
 )
 
-RULE = Rule("HST123", "evaluation-in-step", "host", "The validation set is gone through in every step", "high")
+RULE = Rule("HST123", "evaluation-in-step", "host", "The validation set is evaluated in every step", "high")
 
 FIX = Fix(
     text="Evaluate once per epoch, or every few hundred steps.",

@@ -1,4 +1,4 @@
-"""A frozen model runs again over the same data in each round.
+"""A frozen model reruns on the same data every epoch.
 
 Looks like: in a loop over epochs or inner updates, ``with torch.no_grad(): ref = logps(self.ref, batch)``,
     ``teacher(x)`` or ``backbone(x)`` whose weights never change, for batches that come again.
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, SourceLoop, arguments, names_in, text_of
 from torchtriage.diagnose.lint.syntax import path_of
 
-RULE = Rule("LCH111", "frozen-again", "launch", "A frozen model runs again over the same data in each round", "medium")
+RULE = Rule("LCH111", "frozen-again", "launch", "A frozen model reruns on the same data every epoch", "medium")
 
 FIX = Fix(
     text="Run it once, and keep what it gives with the data.",

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, keyword, literal, text_of
 
-RULE = Rule("KRN101", "full-sort", "kernel", "Everything is sorted to take a few", "low")
+RULE = Rule("KRN101", "full-sort", "kernel", "A full sort where the top few are needed", "low")
 
 FIX = Fix(
     text="Pick the few.",

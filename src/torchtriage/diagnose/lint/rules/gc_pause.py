@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule
 
-RULE = Rule("HST021", "gc-pause", "host", "Garbage collection holds the step up", "medium")
+RULE = Rule("HST021", "gc-pause", "host", "Garbage collection stalls the step", "medium")
 
 FIX = Fix(
     text="Collect rarely, and on all ranks in the same step.",

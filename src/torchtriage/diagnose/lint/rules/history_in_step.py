@@ -32,7 +32,7 @@ from torchtriage.diagnose.lint.syntax import path_of
 from torchtriage.diagnose.lint.torch_names import REDUCTIONS, words
 from torchtriage.diagnose.lint.work_words import PURE_METHODS
 
-RULE = Rule("HST106", "history-in-step", "host", "The cost of a step grows with the steps before it", "low")
+RULE = Rule("HST106", "history-in-step", "host", "Steps get slower as history grows", "low")
 
 FIX = Fix(
     text="Keep a running value, or the last N.",

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, keyword, literal, text_of, unpacks
 
 RULE = Rule(
-    "COM102", "host-backend-for-device", "comm", "The exchange between devices takes a slow way", "medium", device=True
+    "COM102", "host-backend-for-device", "comm", "Device collectives go through a host backend", "medium", device=True
 )
 
 FIX = Fix(

@@ -17,7 +17,7 @@ from torchtriage.diagnose.lint.facts import Class
 from torchtriage.diagnose.lint.rules._loaders import reads_or_transforms
 from torchtriage.diagnose.lint.syntax import path_of
 
-RULE = Rule("DAT109", "labels-through-samples", "data", "Samples are loaded for their labels alone", "medium")
+RULE = Rule("DAT109", "labels-through-samples", "data", "Whole samples are loaded just for their labels", "medium")
 
 FIX = Fix(
     text="Take the labels from what the data set keeps of them.",

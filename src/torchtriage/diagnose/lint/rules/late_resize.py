@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, SourceFunction, text_of
 
-RULE = Rule("DAT101", "late-resize", "data", "Images are transformed at full size before they are made small", "low")
+RULE = Rule("DAT101", "late-resize", "data", "Images are transformed at full size, then resized", "low")
 
 FIX = Fix(
     text="Make the image small first.",

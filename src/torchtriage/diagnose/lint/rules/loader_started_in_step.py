@@ -1,4 +1,4 @@
-"""A loader is started anew in every step, for its first batch.
+"""A DataLoader is restarted in every step, for its first batch.
 
 Looks like: ``next(iter(loader))`` in a loop of steps, or in what it calls.
 Slow because: ``iter`` starts the workers again, draws a new order of all samples, and fills the queues; one batch of
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, text_of
 from torchtriage.diagnose.lint.syntax import path_of
 
-RULE = Rule("DAT107", "loader-started-in-step", "data", "A loader is started anew in every step", "medium")
+RULE = Rule("DAT107", "loader-started-in-step", "data", "A DataLoader is restarted in every step", "medium")
 
 FIX = Fix(
     text="Start the loader once, and again when it is at its end.",

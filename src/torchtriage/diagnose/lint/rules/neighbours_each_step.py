@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, text_of
 
-RULE = Rule("LCH112", "neighbours-each-step", "launch", "A simulation searches neighbours in each step", "low")
+RULE = Rule("LCH112", "neighbours-each-step", "launch", "A neighbour search runs in every simulation step", "low")
 
 FIX = Fix(
     text="Keep a list with a margin, and build it when something has moved half of the margin.",

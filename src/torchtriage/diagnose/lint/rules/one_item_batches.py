@@ -1,4 +1,4 @@
-"""A model runs once for each piece of one input.
+"""A model runs once per piece of one input.
 
 Looks like: ``for row in batch: model(row.unsqueeze(0))``, ``model(x[i : i + 1])`` for each index of a
     tensor, an array or a data set, there or in a function that is called with the row; tiles that are cut
@@ -27,7 +27,7 @@ from torchtriage.diagnose.lint.base import (
     text_of,
 )
 
-RULE = Rule("LCH102", "one-item-batches", "launch", "A model runs once for each piece of one input", "low")
+RULE = Rule("LCH102", "one-item-batches", "launch", "A model runs once per piece of one input", "low")
 
 FIX = Fix(
     text="Stack the pieces and run them together.",

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, keyword, literal, text_of, unpacks
 
-RULE = Rule("MEM123", "outputs-never-read", "memory", "A model's outputs are kept, and nobody reads them", "low")
+RULE = Rule("MEM123", "outputs-never-read", "memory", "Model outputs are kept but never read", "low")
 
 FIX = Fix(
     text="Reduce outputs as soon as they are there, and do not ask for others.",

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceFunction, keyword, literal, text_of
 
-RULE = Rule("DAT102", "padded-to-maximum", "data", "Texts are padded to the longest that is allowed", "low")
+RULE = Rule("DAT102", "padded-to-maximum", "data", "Texts are padded to the maximum length", "low")
 
 FIX = Fix(
     text="Pad each batch to its own longest text.",

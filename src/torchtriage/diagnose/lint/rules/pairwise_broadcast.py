@@ -15,9 +15,7 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, keyword, literal, text_of
 
-RULE = Rule(
-    "KRN102", "pairwise-broadcast", "kernel", "Distances of all pairs go through a tensor of all differences", "low"
-)
+RULE = Rule("KRN102", "pairwise-broadcast", "kernel", "Pairwise distances build a tensor of all differences", "low")
 
 FIX = Fix(
     text="Let one operator compute the distances.",

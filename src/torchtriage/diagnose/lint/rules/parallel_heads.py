@@ -1,4 +1,4 @@
-"""Heads of one kind run one after the other on the same input.
+"""Identical heads run one after another on the same input.
 
 Looks like: ``torch.cat([head(x) for head in self.heads], dim=-1)`` with ``nn.ModuleList([Head(d, d // n) for _ in
     range(n)])``, ``torch.stack([critic(x) for critic in self.critics])``.
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, literal, names_in, text_of
 
-RULE = Rule("LCH110", "parallel-heads", "launch", "Heads of one kind run one after the other", "low")
+RULE = Rule("LCH110", "parallel-heads", "launch", "Identical heads run one after another", "low")
 
 FIX = Fix(
     text="Compute all heads in one layer.",

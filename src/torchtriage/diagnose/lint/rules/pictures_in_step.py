@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, keyword, text_of
 
 RULE = Rule(
-    "HST122", "pictures-in-step", "host", "Pictures are made in every step", "medium", over=("SYN004", "HST101")
+    "HST122", "pictures-in-step", "host", "Figures are rendered in every step", "medium", over=("SYN004", "HST101")
 )
 
 FIX = Fix(

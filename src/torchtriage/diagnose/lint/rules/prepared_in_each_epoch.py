@@ -17,7 +17,12 @@ from torchtriage.diagnose.lint.syntax import path_of
 from torchtriage.diagnose.lint.work_syntax import bound_names
 
 RULE = Rule(
-    "DAT113", "prepared-in-each-epoch", "data", "Data is prepared again in every epoch", "medium", over=("LCH105",)
+    "DAT113",
+    "prepared-in-each-epoch",
+    "data",
+    "The same data is prepared again every epoch",
+    "medium",
+    over=("LCH105",),
 )
 
 FIX = Fix(

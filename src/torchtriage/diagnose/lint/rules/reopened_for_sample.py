@@ -22,7 +22,7 @@ RULE = Rule(
     "DAT103",
     "reopened-for-sample",
     "data",
-    "A file that samples share is opened again for each of them",
+    "A shared file is reopened for every sample",
     "medium",
     over=("LCH105", "HST101"),
 )

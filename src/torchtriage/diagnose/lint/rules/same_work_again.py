@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, Severity, names_in, text_of
 from torchtriage.diagnose.lint.recurrence import Repeated, repeated
 
-RULE = Rule("LCH105", "same-work-again", "launch", "The same inputs are worked through in every turn", "low")
+RULE = Rule("LCH105", "same-work-again", "launch", "The same inputs are processed in every iteration", "low")
 
 FIX = Fix(
     text="Compute it once and pass it on.",

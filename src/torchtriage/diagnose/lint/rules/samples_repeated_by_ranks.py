@@ -15,7 +15,7 @@ from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, keyword, lite
 from torchtriage.diagnose.lint.rules._loaders import dataset, workers
 from torchtriage.diagnose.lint.torch_names import LOADERS
 
-RULE = Rule("DAT111", "samples-repeated-by-ranks", "data", "Every rank or worker goes through all samples", "medium")
+RULE = Rule("DAT111", "samples-repeated-by-ranks", "data", "Every rank or worker reads all samples", "medium")
 
 FIX = Fix(
     text="Give each rank and each worker its share.",

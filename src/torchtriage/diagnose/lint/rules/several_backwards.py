@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, SourceLoop, keyword, literal, text_of
 
-RULE = Rule("OPT102", "several-backwards", "optim", "Losses go backward one by one", "medium", over=("MEM029",))
+RULE = Rule("OPT102", "several-backwards", "optim", "Each loss runs its own backward pass", "medium", over=("MEM029",))
 
 FIX = Fix(
     text="Add them up, and go backward once.",

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceFunction, keyword, text_of
 
-RULE = Rule("HST108", "spinning-thread", "host", "A thread that never waits holds the interpreter", "medium")
+RULE = Rule("HST108", "spinning-thread", "host", "A spinning thread holds the interpreter lock", "medium")
 
 FIX = Fix(
     text="Wait in each turn.",

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceLoop, text_of
 
-RULE = Rule("HST135", "sums-from-scratch", "host", "Each partial sum is added up from scratch", "low")
+RULE = Rule("HST135", "sums-from-scratch", "host", "Running sums are recomputed from scratch", "low")
 
 FIX = Fix(
     text="Go through it once, and carry the sum.",

@@ -16,7 +16,7 @@ from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, text_of
 from torchtriage.diagnose.lint.samples import samples_of
 from torchtriage.diagnose.lint.syntax import path_of
 
-RULE = Rule("DAT110", "table-searched-for-sample", "data", "A table is searched for each sample", "medium")
+RULE = Rule("DAT110", "table-searched-for-sample", "data", "A DataFrame is searched for every sample", "medium")
 
 FIX = Fix(
     text="Group the rows once, and look them up.",

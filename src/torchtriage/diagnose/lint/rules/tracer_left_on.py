@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, text_of
 
-RULE = Rule("MSR101", "tracer-left-on", "measure", "Python is traced during the whole run", "medium")
+RULE = Rule("MSR101", "tracer-left-on", "measure", "A Python tracer runs during the whole run", "medium")
 
 FIX = Fix(
     text="Trace a few steps, or start the tracer from outside.",

@@ -16,7 +16,14 @@ from collections.abc import Iterator
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, keyword, literal
 from torchtriage.diagnose.lint.torch_names import LOADERS
 
-RULE = Rule("CFG104", "tuned-for-changing-sizes", "config", "cuDNN is tuned for sizes that change", "low", device=True)
+RULE = Rule(
+    "CFG104",
+    "tuned-for-changing-sizes",
+    "config",
+    "cuDNN autotunes for input sizes that keep changing",
+    "low",
+    device=True,
+)
 
 FIX = Fix(
     text="Leave the tuner off where sizes change.",

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, literal, names_in, text_of
 
-RULE = Rule("KRN104", "unused-results", "kernel", "More is computed than what is read", "low")
+RULE = Rule("KRN104", "unused-results", "kernel", "Results are computed that nothing reads", "low")
 
 FIX = Fix(
     text="Select first, and ask for what is needed.",

@@ -1,4 +1,4 @@
-"""The same thing is copied to the device in every step.
+"""The same data is copied to the device in every step.
 
 Looks like: ``model(x, adj.to(device))`` in a loop that never changes ``adj``; ``self.table.to(x.device)`` in
     ``forward`` of a plain tensor; ``images[i].to(device)`` in a loop that trains;
@@ -20,7 +20,7 @@ from torchtriage.diagnose.lint.syntax import path_of
 from torchtriage.diagnose.lint.work_syntax import bound_names, parameters
 
 RULE = Rule(
-    "CPY103", "uploaded-again", "copy", "The same thing is copied to the device in every step", "medium", device=True
+    "CPY103", "uploaded-again", "copy", "The same data is copied to the device in every step", "medium", device=True
 )
 
 FIX = Fix(

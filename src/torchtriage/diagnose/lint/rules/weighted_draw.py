@@ -29,7 +29,9 @@ from torchtriage.diagnose.lint.base import (
 )
 from torchtriage.diagnose.lint.syntax import path_of
 
-RULE = Rule("HST121", "weighted-draw", "host", "All weights are summed up for each draw", "medium", over=("LCH105",))
+RULE = Rule(
+    "HST121", "weighted-draw", "host", "Sampling weights are summed up again for each draw", "medium", over=("LCH105",)
+)
 
 FIX = Fix(
     text="Draw for all rows at once, or sum the weights once.",

@@ -30,7 +30,7 @@ from torchtriage.diagnose.lint.base import (
 from torchtriage.diagnose.lint.rules._growth import takes_prefix
 from torchtriage.diagnose.lint.syntax import path_of
 
-RULE = Rule("LCH104", "whole-prefix-again", "launch", "Generation computes the whole prefix for each token", "medium")
+RULE = Rule("LCH104", "whole-prefix-again", "launch", "Generation recomputes the whole prefix for each token", "medium")
 
 FIX = Fix(
     text="Keep keys and values, and pass only what is new.",

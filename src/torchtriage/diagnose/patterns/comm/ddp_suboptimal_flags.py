@@ -21,7 +21,7 @@ from torchtriage.diagnose.patterns._recurrence import recurs
 from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Fix, Ints, Kind, Pattern, Trace
 from torchtriage.diagnose.patterns.comm._reducer_cost import host_ns_per_step, reducer_cost
 
-PATTERN = Pattern.of(__name__, "COM039", "DDP does work that a flag would spare", order=353, needs="ops")
+PATTERN = Pattern.of(__name__, "COM039", "DDP does work that a flag would avoid", order=353, needs="ops")
 
 _LINK = "https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html"
 

@@ -1,4 +1,4 @@
-"""Compiled code is compiled again and again, or gives up and runs uncompiled.
+"""Compiled code is recompiled again and again, or gives up and runs uncompiled.
 
 Looks like: one frame compiled anew in two or more steps after the first (``Torch-Compiled Region: 0/3``, ``0/4``,
     ...); or cache look-ups followed by neither a region nor a compilation but by plain operators: the recompile limit
@@ -25,7 +25,7 @@ from torchtriage.diagnose.patterns._recurrence import recurs
 from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Fix, Ints, Pattern, Trace, given
 
 PATTERN = Pattern.of(
-    __name__, "CMP031", "Compiled code is compiled again and again", order=110, needs="ops", suppresses=("MSR034",)
+    __name__, "CMP031", "Compiled code is recompiled again and again", order=110, needs="ops", suppresses=("MSR034",)
 )
 FIX = Fix(
     text="Tell the compiler what varies, and keep the rest from varying.",

@@ -29,7 +29,7 @@ from torchtriage.diagnose.patterns.copy._float64 import claim_float64
 from torchtriage.diagnose.patterns.copy._weight_casts import claim_weight_casts
 
 PATTERN = Pattern.of(
-    __name__, "CPY012", "Casts for nothing, and float64 that leaked in", order=535, needs="ops shapes work"
+    __name__, "CPY012", "Redundant casts, or float64 that leaked in", order=535, needs="ops shapes work"
 )
 FIX = Fix(
     text="Leave the tensor in one type: the second cast undoes the first.",

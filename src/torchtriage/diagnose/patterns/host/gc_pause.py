@@ -18,7 +18,7 @@ from torchtriage.core.units import ms
 from torchtriage.diagnose.patterns._host_time import host_claim, host_time
 from torchtriage.diagnose.patterns.base import Claims, Edit, Fix, Kind, Pattern, Trace
 
-PATTERN = Pattern.of(__name__, "HST021", "Garbage collection holds the step up", order=310, needs="stacks")
+PATTERN = Pattern.of(__name__, "HST021", "Garbage collection stalls the step", order=310, needs="stacks")
 FIX = Fix(
     text="Freeze long-lived objects after the warm-up, switch automatic collection off, and collect every few hundred"
     " steps on all ranks at once.",

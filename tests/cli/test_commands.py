@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from tests.memory.recorder import training_step
 
 import torchtriage as tt
 from torchtriage.api import traces
-from torchtriage.cli.main import COMMANDS, cli
+from torchtriage.cli.main import COMMANDS, GROUPS, cli
 from torchtriage.diagnose.patterns import PatternEntry, catalogue
 
 Run = Callable[..., Result]
@@ -31,16 +32,26 @@ def commands() -> list[click.Command]:
 # -- help --------------------------------------------------------------------------------------
 
 
-def test_the_overview_names_every_command(run: Run) -> None:
+def test_the_overview_names_every_command_on_one_line_in_its_group(run: Run) -> None:
     text = run("--help", code=0).stdout
-    for name, what in COMMANDS.items():
-        assert f"{name} " in text
-        assert what.split()[0] in text
+    assert re.findall(r"^(\w+):$", text, re.MULTILINE) == ["Options", *GROUPS]
+    for group in GROUPS.values():
+        for name, (_, what) in group.items():
+            assert re.search(rf"^  {name} +{re.escape(what)}$", text, re.MULTILINE)
+    assert max(map(len, text.splitlines())) <= 80
     assert run("-h", code=0).stdout == text
 
 
+@pytest.mark.parametrize("name", ["dataset", "learn"])
+def test_a_command_that_moved_says_where_it_is(run: Run, folder: Path, name: str) -> None:
+    assert f"torchtriage benchmark {name}" in run(name, "--help", code=2).stderr
+    (folder / name).mkdir()
+    assert f"torchtriage benchmark {name}" in run(name, code=2).stderr
+    assert run("benchmark", name, "--help", code=0).stdout
+
+
 def test_every_module_is_a_command() -> None:
-    names = "__init__ anonymising config main options output progress reviewing record_sample"
+    names = "__init__ dataset learn anonymising config main options output progress reviewing record_sample"
     shared = set(names.split())
     modules = {path.stem for path in Path(traces.__file__).parents[1].joinpath("cli").rglob("*.py")}
     # gate_check and gate_record are commands of gate
@@ -278,10 +289,10 @@ def test_without_the_benchmark_package_its_commands_are_listed_and_say_what_they
     for name in [name for name in sys.modules if name.startswith("torchtriage_benchmark")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torchtriage_benchmark", None)
-    listed = CliRunner().invoke(cli, ["dataset", "--help"])
+    listed = CliRunner().invoke(cli, ["benchmark", "dataset", "--help"])
     assert listed.exit_code == 0
     assert all(f"  {name} " in listed.output for name in ("export", "record", "score", "synthesize", "verify"))
     for words in (["record", "--help"], ["record", "--count", "3"], ["verify"]):
-        done = CliRunner().invoke(cli, ["dataset", *words])
+        done = CliRunner().invoke(cli, ["benchmark", "dataset", *words])
         assert done.exit_code == 2
         assert "pip install ./packages/torchtriage-benchmark" in done.output

@@ -50,7 +50,10 @@ def entry(finding: Finding, rank: int | None, *, summary: Summary | None = None,
     # a link and a line of code stay whole on the terminal
     source = fix.code.replace("\r\n", "\n").split("\n") if fix.code else []
     link = [fix.link] if fix.link.startswith("https://") else []
-    whole = [*((row, "green") for row in source), *((row, "dim underline") for row in link)]
+    whole = [
+        *((row, "green") for row in source),
+        *((row, f"dim underline{f' link {row}' * b.is_link(row)}") for row in link),
+    ]
     blocks = [
         b.Rows([row for row in rows if b.unfold(row.text)], indent=3),
         b.Code(whole, indent=3, on=b.TERMINAL),

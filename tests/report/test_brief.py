@@ -37,7 +37,7 @@ def test_the_first_lines_say_where_the_time_goes_and_what_saves_most() -> None:
     at = lines.index("1. The host waits for the GPU to read a scalar (SYN001)")
     assert lines[at + 1 : at + 6] == [
         "   HIGH      saves 9.10-11.9 ms per step (19-25 %), certain",
-        "   where     train.py:31 in train_step (the function's line, not the call's)",
+        "   where     train.py in train_step, which begins on line 31",
         "   why       2 reads of a GPU scalar per step stop the host 21.4 ms; the GPU then runs dry 11.9 ms",
         "   fix       Keep the loss on the GPU and read it every N steps.",
         "",

@@ -119,7 +119,7 @@ def test_a_finding_says_what_it_costs_where_it_is_and_what_to_change():
     text = forms.traces([problems()]).plain
     block = text[text.index("1. HIGH") : text.index("2. MEDIUM")]
     assert block == (
-        "1. HIGH SYN001 The host waits for the GPU to read a scalar  certain\n"
+        "1. HIGH The host waits for the GPU to read a scalar (SYN001)  certain\n"
         "   saves     9.10-11.9 ms of 48.2 ms per step (19-25 %)  measured, grade A\n"
         "   what      2 reads of a GPU scalar per step stop the host 21.4 ms; the GPU\n"
         "             then runs dry 11.9 ms\n"
@@ -151,7 +151,7 @@ def test_a_cost_per_window_names_the_window():
 
 def test_findings_keep_their_order_and_top_says_what_it_left():
     text = forms.traces([problems()], top=2).plain
-    assert re.findall(r"^\d\. \w+ (\w+)", text, re.MULTILINE) == ["SYN001", "CPY007"]
+    assert re.findall(r"^\d\. [^(]*\((\w+)\)", text, re.MULTILINE) == ["SYN001", "CPY007"]
     assert "3 more findings not shown" in text
     assert "not shown" not in forms.traces([problems()], top=5).plain
     assert "5 more findings not shown" in forms.traces([problems()], top=0).plain

@@ -95,7 +95,8 @@ def _account(result: Result) -> Iterator[b.Block]:
     if summary is not None and summary.devices:
         first, *others = summary.devices
         yield pictures.device(first, result.trace.vendor)
-        rows = [b.Row(device.device, f"busy {share}") for device in others[:N_DEVICES] if (share := _busy(device))]
+        shares = [(pictures.label(device, result.trace.vendor), _busy(device)) for device in others[:N_DEVICES]]
+        rows = [b.Row(label, f"busy {share}") for label, share in shares if share]
         if len(others) > N_DEVICES:
             rows.append(b.Row("", b.dim(format_count(len(others) - N_DEVICES, "more device"))))
         yield b.Rows(rows, tight=True)
@@ -149,7 +150,7 @@ def _entry(finding: Finding, rank: int, quote: Quote | None) -> b.Entry:
     fix, code = finding.fix.text, finding.fix.code
     rows = [
         b.Row(finding.severity.upper(), (saves, f", {finding.certainty}"), findings.SEVERITY[finding.severity]),
-        b.Row("where", _where(finding, quote), cut=True),
+        _where(finding, quote),
         b.Row("why", _clause(finding.message, TWO_LINES if rank == 1 else ONE_LINE)),
         b.Row("fix", _clause(fix, TWO_LINES)),
     ]
@@ -165,18 +166,23 @@ def _line(finding: Finding, rank: int) -> b.Text:
     return (b.dim(f"{rank}. "), f"{finding.title} ({finding.code}): ", severity, f", {saves}, {finding.certainty}")
 
 
-def _where(finding: Finding, quote: Quote | None) -> b.Text:
+def _where(finding: Finding, quote: Quote | None) -> b.Row:
     place, spread = finding.place, words.which_ranks(finding)
     on = f"{spread}: " if spread else ""
     if place.frame is None:
         names = [place.module] if place.module else [name for name, _ in groupby(place.ops)]
         if len(names) > N_NAMES:
             names = [names[0], "…", *names[1 - N_NAMES :]]
-        return f"{on}{' > '.join(map(words.event_name, names))}" if names else spread
+        chain = " > ".join(map(words.event_name, names))
+        return b.Row("where", f"{on}{chain}" if chain else spread, fit=True)
     source = [line.partition("| ")[2] for line in words.quoted(place.frame, quote)]
     if len(source) == 1:
-        return (on, b.code(words.source_line(place.frame)), "  ", b.Span(source[0], "cyan"))
-    return f"{on}{words.frame(place.frame)}"
+        return b.Row("where", (on, words.source_line(place.frame), "  ", b.Span(source[0], "cyan")), cut=True)
+    line = place.frame.line
+    if place.frame.exact or place.frame.lines or line <= 0:
+        return b.Row("where", f"{on}{words.frame(place.frame)}", fit=True)
+    function = words.event_name(place.frame.function) or "a function"
+    return b.Row("where", f"{on}{visible(place.frame.file)} in {function}, which begins on line {line}", fit=True)
 
 
 def _clause(text: str, room: int) -> str:

@@ -16,11 +16,11 @@ SEVERITY = {"high": "bold red", "medium": "yellow", "low": "cyan", "note": "dim"
 
 
 def title(finding: Finding, rank: int | None) -> tuple[b.Span, ...]:
-    """Return a finding's line: its place in the order, if it has one, severity, code, title and certainty."""
+    """Return a finding's line: its place in the order, if it has one, severity, title, code and certainty."""
     return (
         b.dim(f"{rank}. " if rank is not None else ""),
         b.Span(finding.severity.upper(), SEVERITY[finding.severity]),
-        b.bold(f" {finding.code} {finding.title}"),
+        b.bold(f" {finding.title} ({finding.code})"),
         b.Span(f"  {finding.certainty}", "dim" if finding.certainty == "hint" else "italic"),
     )
 

@@ -13,7 +13,7 @@ from torchtriage.diagnose.verdict.result import DeviceSummary
 from torchtriage.report import blocks as b
 from torchtriage.report import words
 
-__all__ = ["BAR", "account", "account_parts", "device", "ranks", "steps"]
+__all__ = ["BAR", "account", "account_parts", "device", "label", "ranks", "steps"]
 
 BAR = 40
 RANK_BAR = 24
@@ -47,11 +47,16 @@ _ACCOUNT_MARKS = {
 _OTHER_MARK = ("░", "blue")
 
 
+def label(one: DeviceSummary, vendor: str) -> str:
+    """Return what a device is called: ``GPU 0``."""
+    return f"{ACCELERATORS.get(vendor, 'GPU')} {one.device}"
+
+
 def device(one: DeviceSummary, vendor: str, over: str = "") -> b.Rows:
     """Return how a device's time is spent; without ``over``, what it is given over, no numbers."""
-    label = f"{ACCELERATORS.get(vendor, 'GPU')} {one.device}"
+    name = label(one, vendor)
     if one.classes is None:
-        return b.Rows(b.labelled(label, [b.dim("busy and idle time not known")]), on=b.TERMINAL)
+        return b.Rows(b.labelled(name, [b.dim("busy and idle time not known")]), on=b.TERMINAL)
     wall_ns = one.classes.wall_ns
     if wall_ns <= 0:
         return b.Rows([])
@@ -61,7 +66,7 @@ def device(one: DeviceSummary, vendor: str, over: str = "") -> b.Rows:
         drawn = "".join(span.text for span in bar)
         legend = [(b.Span(f"  {mark} ", style), word) for _, word, mark, style in _BUSY if mark in drawn]
         legend += [(b.Span("  · ", "red"), "idle")] * ("·" in drawn)
-        return b.Rows([b.Row(label, (*bar, *(span for pair in legend for span in pair)))], on=b.TERMINAL)
+        return b.Rows([b.Row(name, (*bar, *(span for pair in legend for span in pair)))], on=b.TERMINAL)
     busy = [
         span
         for field, word, mark, style in _BUSY
@@ -71,7 +76,7 @@ def device(one: DeviceSummary, vendor: str, over: str = "") -> b.Rows:
     causes = ", ".join(f"{word} {format_share(shares[field])}" for field, word, *_ in _IDLE if shares[field])
     idle = f"idle {format_share(sum(shares[field] for field, *_ in _IDLE))}{': ' if causes else ''}{causes}"
     texts = [(*bar, b.dim(f" {format_ns(wall_ns)} {over}")), tuple(busy), (b.Span("· ", "red"), idle)]
-    return b.Rows(b.labelled(label, texts), on=b.TERMINAL)
+    return b.Rows(b.labelled(name, texts), on=b.TERMINAL)
 
 
 def steps(walls: Sequence[int]) -> b.Rows:

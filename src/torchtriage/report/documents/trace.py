@@ -222,7 +222,7 @@ def _cells(finding: Finding) -> tuple[b.Text, ...]:
     where = words.source_line(frame) if frame else (finding.place.ops or ("",))[-1]
     return (
         finding.severity,
-        (b.code(finding.code), f" {finding.title}"),
+        (f"{finding.title} ", b.code(finding.code)),
         b.code(words.event_name(where)) if where else "",
         words.saving(finding.cost) if finding.cost else "not costed",
         finding.certainty,

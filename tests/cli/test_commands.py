@@ -17,6 +17,7 @@ from tests.memory.recorder import training_step
 
 import torchtriage as tt
 from torchtriage.api import traces
+from torchtriage.api.catalogue import pages
 from torchtriage.cli.main import COMMANDS, GROUPS, cli
 from torchtriage.diagnose.patterns import PatternEntry, catalogue
 
@@ -84,8 +85,14 @@ def test_usage_errors_are_exit_code_2(run: Run) -> None:
 def test_explain_lists_every_pattern_by_family(run: Run) -> None:
     text = run("explain", code=0).stdout
     for entry in catalogue():
-        assert f"  {entry.pattern.code}  {entry.pattern.name}" in text
+        assert re.search(rf"^  {entry.pattern.name} +{entry.pattern.code}  ", text, re.MULTILINE)
         assert f"\n{entry.pattern.family}\n" in text
+
+
+def test_explain_counts_the_patterns_and_says_why_codes_have_gaps(run: Run) -> None:
+    *_, counted, numbers = run("explain", code=0).stdout.splitlines()
+    assert counted.startswith(f"{len({page.code for page in pages()})} patterns: {len(catalogue())} in traces, ")
+    assert "gaps" in numbers
 
 
 @pytest.mark.parametrize("name", ["SYN001", "syn001", "host-sync-scalar", " SYN001 "])
@@ -152,7 +159,7 @@ def test_show_wants_a_result(run: Run, folder: Path) -> None:
 
 def test_demo_finds_something_in_the_bundled_recording(run: Run, folder: Path) -> None:
     result = run("demo", "--html", "demo.html", code=0)
-    assert "Largest saving: " in result.stdout
+    assert "Largest savings; together " in result.stdout
     assert "torchtriage analyze TRACE" in result.stdout
     assert (folder / "demo.html").stat().st_size > 10_000
     assert "folder does not exist" in run("demo", "--html", "no/demo.html", code=2).stderr

@@ -49,6 +49,8 @@ def job(
     """Yield the report of a job; ``first`` : the result of its first rank."""
     yield from _head(result, f"{len(result.ranks)} ranks of one job", several)
     if first is not None:
+        chosen = first.trace.selection
+        yield b.Rows([b.Row("selected", chosen)] if chosen else [], indent=0)
         yield from _run(first)
     if not result.refused:
         yield pictures.ranks(result, N_RANKS, shares=False)
@@ -129,8 +131,10 @@ def _host(summary: Summary) -> Iterator[b.Block]:
 def _findings(subject: Result | JobResult, top: int | None, quote: Quote | None) -> Iterator[b.Block]:
     shown = subject.findings if top is None else subject.findings[:top]
     cost = subject.joint_cost
-    if cost is not None and sum(finding.saves for finding in shown) > 1:
-        yield b.Lines([(b.bold("Largest savings"), b.dim(f"; together {words.amount(cost)}"))], indent=0)
+    n_saving = sum(finding.saves for finding in shown)
+    together = f"; together {words.amount(cost)}" if cost is not None and n_saving > 1 else ""
+    heading = (b.bold(f"Largest saving{'s' * (n_saving > 1)}"), b.dim(together))
+    yield b.Lines([heading] * (n_saving > 0), indent=0)
     for rank, finding in enumerate(shown[:N_FULL], start=1):
         yield _entry(finding, rank, quote)
     others = shown[N_FULL:]

@@ -128,7 +128,7 @@ def test_a_long_text_ends_with_a_clause(text: str, room: int, shown: str) -> Non
     assert _clause(text, room) == shown
 
 
-# -- every shared recording --------------------------------------------------------------------
+# -- recordings --------------------------------------------------------------------
 
 
 def recorded() -> Iterator[Path]:
@@ -137,6 +137,15 @@ def recorded() -> Iterator[Path]:
     yield from sorted((DATA / "traces" / "distributed").glob("*ranks"))
     yield from sorted((DATA / "gpu2" / "traces").glob("*.json.gz"))
     yield from sorted((DATA / "gpu2" / "jobs").glob("*"))
+
+
+@pytest.mark.data
+def test_the_page_about_reports_shows_a_real_one(recordings: Path, judge: Callable[[Path], tt.Report]) -> None:
+    result = judge(recordings / "cv" / "resnet50_v100_train_workers0.json.gz")
+    page = (Path(__file__).parents[2] / "docs" / "report.md").read_text(encoding="utf-8")
+    shown = re.search(r"```text\n(.*?)```", page, re.DOTALL)
+    assert shown is not None
+    assert shown[1] == brief(replace(result, trace=replace(result.trace, path=Path(result.trace.path).name)))
 
 
 @pytest.mark.data

@@ -243,7 +243,7 @@ def trust(replay: Replay, findings: Sequence[Finding]) -> str:
     if not replay.accepted:
         return f"Trust: savings are estimated from durations, since {visible(replay.reason)}."
     made = next((item.cost.calibration for item in findings if item.cost and item.cost.calibration), None)
-    covers = f"{format_share(made.coverage)} of measured fixes lay in such ranges; " if made else ""
+    covers = f"ranges made to hold {format_share(made.coverage)} of measured fixes; " if made else ""
     return f"Trust: {covers}model error here {format_share(max(abs(replay.strict_error), 0.001))}."
 
 

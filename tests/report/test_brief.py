@@ -37,7 +37,7 @@ def test_the_first_lines_say_where_the_time_goes_and_what_saves_most() -> None:
     at = lines.index("1. The host waits for the GPU to read a scalar (SYN001)")
     assert lines[at + 1 : at + 6] == [
         "   HIGH      saves 9.10-11.9 ms per step (19-25 %), certain",
-        "   where     train.py in train_step, which begins on line 31",
+        "   where     train.py in train_step (from line 31)",
         "   why       2 reads of a GPU scalar per step stop the host 21.4 ms; the GPU then runs dry 11.9 ms",
         "   fix       Keep the loss on the GPU and read it every N steps.",
         "",
@@ -104,6 +104,16 @@ def test_the_steps_of_an_engine_and_what_was_asked_for_are_there() -> None:
 
 def test_without_steps_savings_are_of_the_window() -> None:
     assert "saves 90.0-120 ms in the window (19-25 %)" in brief(unmarked())
+
+
+def test_a_long_path_keeps_its_end_and_is_not_broken() -> None:
+    result = problems()
+    frame = replace(
+        result.findings[0].place.frame, file="/opt/venv/lib/python3.12/site-packages/company/models/vision/train.py"
+    )
+    found = replace(result.findings[0], place=replace(result.findings[0].place, frame=frame))
+    text = brief(replace(result, findings=(found,)), 80)
+    assert "   where     …/site-packages/company/models/vision/train.py in train_step" in text
 
 
 @pytest.mark.parametrize("width", [40, 80, 100, 120])

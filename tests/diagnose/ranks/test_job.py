@@ -175,7 +175,7 @@ def test_a_balanced_job_is_healthy_where_its_ranks_are() -> None:
     result = of(ranks)
     assert result.findings == ()
     assert result.healthy
-    assert result.verdict[1] == "Nothing found that costs 1.0 % of a step or more."
+    assert result.verdict[1] == "Nothing found that saves 1.0 % of a step or more."
     assert "6 collectives matched in 1 process group" in result.verdict[2]
 
 

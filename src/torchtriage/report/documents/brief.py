@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 
 from torchtriage.core.finding import Finding, NotChecked, Quote
@@ -26,7 +27,7 @@ N_FULL = 3
 N_SHORT = 3
 """Lines for the others."""
 N_OPS, N_NAMES, N_DEVICES, N_RANKS, N_LINES, N_NEEDS = 3, 3, 3, 4, 3, 3
-ONE_LINE, TWO_LINES, CODE = 88, 170, 66
+ONE_LINE, TWO_LINES, CODE, PATH = 88, 170, 66, 50
 """Characters that one and two lines of 100 columns hold beside a label; of code, which is not wrapped, one of 80."""
 _DANGLING = re.compile(r"(?: (?:a|and|at|by|for|in|of|on|over|per|than|that|the|to|which|with))+$")
 
@@ -179,14 +180,24 @@ def _where(finding: Finding, quote: Quote | None) -> b.Row:
             names = [names[0], "…", *names[1 - N_NAMES :]]
         chain = " > ".join(map(words.event_name, names))
         return b.Row("where", f"{on}{chain}" if chain else spread, fit=True)
+    frame = replace(place.frame, file=_end_of(place.frame.file))
     source = [line.partition("| ")[2] for line in words.quoted(place.frame, quote)]
     if len(source) == 1:
-        return b.Row("where", (on, words.source_line(place.frame), "  ", b.Span(source[0], "cyan")), cut=True)
-    line = place.frame.line
-    if place.frame.exact or place.frame.lines or line <= 0:
-        return b.Row("where", f"{on}{words.frame(place.frame)}", fit=True)
-    function = words.event_name(place.frame.function) or "a function"
-    return b.Row("where", f"{on}{visible(place.frame.file)} in {function}, which begins on line {line}", fit=True)
+        return b.Row("where", (on, words.source_line(frame), "  ", b.Span(source[0], "cyan")), cut=True)
+    if frame.exact or frame.lines or frame.line <= 0:
+        return b.Row("where", f"{on}{words.frame(frame)}")
+    function = words.event_name(frame.function) or "a function"
+    return b.Row("where", f"{on}{visible(frame.file)} in {function} (from line {frame.line})")
+
+
+def _end_of(path: str) -> str:
+    """Return the end of a long path: its last folders and the file tell it from others."""
+    name, *folders = reversed(path.split("/"))
+    for folder in folders:
+        if len(name) + len(folder) > PATH:
+            return f"…/{name}"
+        name = f"{folder}/{name}"
+    return name
 
 
 def _clause(text: str, room: int) -> str:

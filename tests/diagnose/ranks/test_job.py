@@ -55,7 +55,7 @@ def test_the_straggler_is_a_finding_of_the_job() -> None:
     assert found.evidence["after"].startswith("autograd::engine")
     assert result.verdict[0].startswith("4 ranks of one job, 5 common steady steps of 10.9 ms")
     assert "waiting for other ranks" in result.verdict[0]
-    assert result.verdict[1].startswith("Rank 2 makes the others wait: 4.00 ms of 10.9 ms")
+    assert result.verdict[1].startswith("Largest saving: Rank 2 makes the others wait (COM036), 4.00 ms of 10.9 ms")
     assert not result.healthy
 
 

@@ -43,7 +43,7 @@ _BUSY = ("compute_ns", "comm_only_ns", "copy_only_ns")
 _OTHER_THAN_COMPUTE = {
     "comm_only_ns": "exposed communication",
     "copy_only_ns": "exposed copies",
-    "idle_host_late_ns": "idle because the host launches late",
+    "idle_host_late_ns": "idle waiting for launches",
     "idle_queued_ns": "idle with work queued",
     "idle_unknown_ns": "idle for unknown reasons",
 }

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import DATA
 from rich.cells import cell_len
+from tests.conftest import DATA
 from tests.report import forms
 from tests.report.sample_result import SERVING, all_results, healthy, partial, problems, refused, unmarked
 

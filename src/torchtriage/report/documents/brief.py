@@ -12,7 +12,7 @@ from itertools import groupby
 
 from torchtriage.core.finding import Finding, NotChecked, Quote
 from torchtriage.core.names import visible
-from torchtriage.core.units import format_count, format_ns, format_share
+from torchtriage.core.units import format_count, format_ms, format_ns, format_share
 from torchtriage.diagnose.ranks.result import JobResult
 from torchtriage.diagnose.verdict.result import DeviceSummary, Result, Summary
 from torchtriage.report import blocks as b
@@ -152,11 +152,13 @@ def _findings(subject: Result | JobResult, top: int | None, quote: Quote | None)
 
 def _entry(finding: Finding, rank: int, quote: Quote | None) -> b.Entry:
     saves = b.bold(f"saves {words.amount(finding.cost)}" if finding.cost and finding.saves else NO_SAVING)
-    fix, code = finding.fix.text, finding.fix.code
+    fix, code, why = finding.fix.text, finding.fix.code, finding.message
+    if finding.cost is not None:  # the first line says of how much
+        why = why.replace(f" of {format_ms(finding.cost.of_ms)} per step", " per step")
     rows = [
         b.Row(finding.severity.upper(), (saves, f", {finding.certainty}"), findings.SEVERITY[finding.severity]),
         _where(finding, quote),
-        b.Row("why", _clause(finding.message, TWO_LINES if rank == 1 else ONE_LINE)),
+        b.Row("why", _clause(why, TWO_LINES if rank == 1 else ONE_LINE)),
         b.Row("fix", _clause(fix, TWO_LINES)),
     ]
     if len(fix) <= ONE_LINE and "\n" not in code and len(code) <= CODE:
@@ -247,7 +249,10 @@ def _checked(subject: Result | JobResult) -> str:
     whole = format_count(len(subject.checked) + len(missing) + len(subject.crashes), "pattern")
     if not missing:
         return f"Checked: all {whole}." if not subject.crashes else f"Checked: {len(subject.checked)} of {whole}."
-    needs = list(dict.fromkeys(visible(need) for entry in missing for need in entry.missing))
+    needs: list[str] = []
+    for need in dict.fromkeys(visible(need) for entry in missing for need in entry.missing):
+        # of "GPU rows" and "GPU rows or input shapes" the first says enough
+        needs += [need] * (not any(known in need for known in needs))
     more = f"; {len(needs) - N_NEEDS} more" * (len(needs) > N_NEEDS)
     lacks = f" (missing: {'; '.join(needs[:N_NEEDS])}{more})" * (bool(needs) and not subject.refused)
     return f"Not checked: {len(missing)} of {whole}{lacks}."

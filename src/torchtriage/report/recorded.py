@@ -45,9 +45,10 @@ def run(recorded: RecordedRun) -> tuple[tuple[str, str], ...]:
 
 def brief(recorded: RecordedRun) -> tuple[tuple[str, str], ...]:
     """Return of the same what belongs on the first screen."""
-    step = _step(recorded) if recorded.step_ms else ""
+    time = _step(recorded) if recorded.step_ms else ""
+    memory = _memory(recorded.memory)[0][1] if recorded.memory is not None else ""
     compiled = recorded.compiled.verdict[0] if recorded.compiled is not None and recorded.compiled.verdict else ""
-    rows = (("step", step), ("compile", visible(compiled)))
+    rows = (("time", time), ("memory", memory), ("compile", visible(compiled)))
     return tuple(row for row in rows if row[1])
 
 

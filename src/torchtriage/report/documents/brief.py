@@ -88,16 +88,15 @@ def _run(result: Result) -> Iterator[b.Block]:
     run = result.recorded
     if run is None:
         return
-    yield b.Rows([b.Row(*row) for row in recorded.brief(run)])
-    if run.account is not None:
-        yield from pictures.account(run.account, N_LINES)
+    rows = [] if run.account is None else pictures.account_in_brief(run.account, N_LINES)
+    yield b.Rows([*rows, *(b.Row(*row) for row in recorded.brief(run))])
 
 
 def _account(result: Result) -> Iterator[b.Block]:
     summary = result.summary
     if summary is not None and summary.devices:
         first, *others = summary.devices
-        yield pictures.device(first, result.trace.vendor)
+        yield replace(pictures.device(first, result.trace.vendor), tight=result.recorded is not None)
         shares = [(pictures.label(device, result.trace.vendor), _busy(device)) for device in others[:N_DEVICES]]
         rows = [b.Row(label, f"busy {share}") for label, share in shares if share]
         if len(others) > N_DEVICES:

@@ -8,12 +8,12 @@ from torchtriage.core.names import file_name, visible
 from torchtriage.core.trace.producer import ACCELERATORS
 from torchtriage.core.units import format_count, format_ms, format_ns, format_range, format_share
 from torchtriage.diagnose.ranks.result import JobResult
-from torchtriage.diagnose.runs.result import AccountPart, StepAccount
+from torchtriage.diagnose.runs.result import AccountLine, AccountPart, StepAccount
 from torchtriage.diagnose.verdict.result import DeviceSummary
 from torchtriage.report import blocks as b
 from torchtriage.report import words
 
-__all__ = ["BAR", "account", "account_parts", "device", "label", "ranks", "steps"]
+__all__ = ["BAR", "account", "account_in_brief", "account_parts", "device", "label", "ranks", "steps"]
 
 BAR = 40
 RANK_BAR = 24
@@ -112,19 +112,40 @@ def account(account: StepAccount, limit: int) -> Iterator[b.Block]:
     what = f"{format_ms(account.of_ms)} per {account.per}"
     steps = f"{format_count(account.n_steps, 'step')}, " if account.n_steps else ""
     rests = f"  {steps}{format_count(account.n_looks, 'look')} at the stack"
-    bar = b.share_bar(((part.share, *_ACCOUNT_MARKS.get(part.kind, _OTHER_MARK)) for part in account.parts), BAR)
-    yield b.Rows(b.labelled(account.per, [(*bar, f" {what}", b.dim(rests)), account_parts(account.parts)]), indent=0)
-    lines = [line for line in account.lines if line.share >= MIN_ACCOUNT_SHARE][:limit]
+    yield b.Rows(
+        b.labelled(account.per, [(*_account_bar(account), f" {what}", b.dim(rests)), account_parts(account.parts)]),
+        indent=0,
+    )
+    lines = _account_lines(account, limit)
     room = max((len(format_share(line.share)) for line in lines), default=0)
     texts = [
         (
             b.bold(format_share(line.share).rjust(room)),
-            f"  {visible(file_name(line.file))}:{line.line} in {visible(line.function)}",
+            f"  {_line(line)} in {visible(line.function)}",
             b.dim(f", {line.kind}"),
         )
         for line in lines
     ]
     yield b.Rows(b.labelled("lines", texts), indent=0, tight=True)
+
+
+def account_in_brief(account: StepAccount, limit: int) -> list[b.Row]:
+    """Return the same in two rows."""
+    lines = ", ".join(f"{_line(line)} {format_share(line.share)}" for line in _account_lines(account, limit))
+    rows = [b.Row(account.per, (*_account_bar(account), f"  {account_parts(account.parts)}"))]
+    return [*rows, b.Row("lines", lines)] if lines else rows
+
+
+def _account_bar(account: StepAccount) -> list[b.Span]:
+    return b.share_bar(((part.share, *_ACCOUNT_MARKS.get(part.kind, _OTHER_MARK)) for part in account.parts), BAR)
+
+
+def _account_lines(account: StepAccount, limit: int) -> list[AccountLine]:
+    return [line for line in account.lines if line.share >= MIN_ACCOUNT_SHARE][:limit]
+
+
+def _line(line: AccountLine) -> str:
+    return f"{visible(file_name(line.file))}:{line.line}"
 
 
 def account_parts(parts: Sequence[AccountPart]) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 from docs.cookbook import QUESTIONS
 
-from torchtriage.api.catalogue import Page
+from torchtriage.api.catalogue import NUMBERS, Page, count
 from torchtriage.api.catalogue import pages as known
 from torchtriage.api.tables import TABLES
 from torchtriage.cli.main import cli
@@ -234,8 +234,9 @@ number in the step's name. The column `step` counts from 0, whatever the names s
 def _index(found: dict[str, list[Page]]) -> str:
     parts = [
         "# Patterns",
-        f"{len(found)} codes, by family. `torchtriage explain CODE` prints the same pages. A code"
-        " is seen in a trace ([`analyze`](../cli.md#torchtriage-analyze)), in source"
+        f"{count()} {NUMBERS}",
+        "`torchtriage explain CODE` prints the same pages. A code is seen in a trace"
+        " ([`analyze`](../cli.md#torchtriage-analyze)), in source"
         " ([`lint`](../lint.md)), in memory ([snapshots](../memory.md), [leaks](../leaks.md)), in"
         " compile logs ([`compile`](../compile.md)), or in a running service"
         " ([alerts](../detection.md)).",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,7 +17,8 @@ from tests.memory.recorder import training_step
 
 import torchtriage as tt
 from torchtriage.api import traces
-from torchtriage.cli.main import COMMANDS, cli
+from torchtriage.api.catalogue import pages
+from torchtriage.cli.main import COMMANDS, GROUPS, cli
 from torchtriage.diagnose.patterns import PatternEntry, catalogue
 
 Run = Callable[..., Result]
@@ -31,16 +33,26 @@ def commands() -> list[click.Command]:
 # -- help --------------------------------------------------------------------------------------
 
 
-def test_the_overview_names_every_command(run: Run) -> None:
+def test_the_overview_names_every_command_on_one_line_in_its_group(run: Run) -> None:
     text = run("--help", code=0).stdout
-    for name, what in COMMANDS.items():
-        assert f"{name} " in text
-        assert what.split()[0] in text
+    assert re.findall(r"^(\w+):$", text, re.MULTILINE) == ["Options", *GROUPS]
+    for group in GROUPS.values():
+        for name, (_, what) in group.items():
+            assert re.search(rf"^  {name} +{re.escape(what)}$", text, re.MULTILINE)
+    assert max(map(len, text.splitlines())) <= 80
     assert run("-h", code=0).stdout == text
 
 
+@pytest.mark.parametrize("name", ["dataset", "learn"])
+def test_a_command_that_moved_says_where_it_is(run: Run, folder: Path, name: str) -> None:
+    assert f"torchtriage benchmark {name}" in run(name, "--help", code=2).stderr
+    (folder / name).mkdir()
+    assert f"torchtriage benchmark {name}" in run(name, code=2).stderr
+    assert run("benchmark", name, "--help", code=0).stdout
+
+
 def test_every_module_is_a_command() -> None:
-    names = "__init__ anonymising config main options output progress reviewing record_sample"
+    names = "__init__ dataset learn anonymising config main options output progress reviewing record_sample"
     shared = set(names.split())
     modules = {path.stem for path in Path(traces.__file__).parents[1].joinpath("cli").rglob("*.py")}
     # gate_check and gate_record are commands of gate
@@ -73,8 +85,14 @@ def test_usage_errors_are_exit_code_2(run: Run) -> None:
 def test_explain_lists_every_pattern_by_family(run: Run) -> None:
     text = run("explain", code=0).stdout
     for entry in catalogue():
-        assert f"  {entry.pattern.code}  {entry.pattern.name}" in text
+        assert re.search(rf"^  {entry.pattern.name} +{entry.pattern.code}  ", text, re.MULTILINE)
         assert f"\n{entry.pattern.family}\n" in text
+
+
+def test_explain_counts_the_patterns_and_says_why_codes_have_gaps(run: Run) -> None:
+    *_, counted, numbers = run("explain", code=0).stdout.splitlines()
+    assert counted.startswith(f"{len({page.code for page in pages()})} patterns: {len(catalogue())} in traces, ")
+    assert "gaps" in numbers
 
 
 @pytest.mark.parametrize("name", ["SYN001", "syn001", "host-sync-scalar", " SYN001 "])
@@ -141,7 +159,7 @@ def test_show_wants_a_result(run: Run, folder: Path) -> None:
 
 def test_demo_finds_something_in_the_bundled_recording(run: Run, folder: Path) -> None:
     result = run("demo", "--html", "demo.html", code=0)
-    assert "Largest saving: " in result.stdout
+    assert "Largest savings; together " in result.stdout
     assert "torchtriage analyze TRACE" in result.stdout
     assert (folder / "demo.html").stat().st_size > 10_000
     assert "folder does not exist" in run("demo", "--html", "no/demo.html", code=2).stderr
@@ -278,10 +296,10 @@ def test_without_the_benchmark_package_its_commands_are_listed_and_say_what_they
     for name in [name for name in sys.modules if name.startswith("torchtriage_benchmark")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torchtriage_benchmark", None)
-    listed = CliRunner().invoke(cli, ["dataset", "--help"])
+    listed = CliRunner().invoke(cli, ["benchmark", "dataset", "--help"])
     assert listed.exit_code == 0
     assert all(f"  {name} " in listed.output for name in ("export", "record", "score", "synthesize", "verify"))
     for words in (["record", "--help"], ["record", "--count", "3"], ["verify"]):
-        done = CliRunner().invoke(cli, ["dataset", *words])
+        done = CliRunner().invoke(cli, ["benchmark", "dataset", *words])
         assert done.exit_code == 2
         assert "pip install ./packages/torchtriage-benchmark" in done.output

@@ -25,8 +25,8 @@ def late(folder: Path) -> Path:
 def test_a_folder_of_ranks_gets_one_verdict(run: Run, late: Path) -> None:
     result = run("analyze", "late", code=0)
     assert result.stdout.startswith("4 ranks of one job, 5 common steady steps")
-    assert result.stdout.count("COM036 Rank 2 makes the others wait") == 1
-    assert "the files say rank and world size (4)" in result.stdout
+    assert result.stdout.count("Rank 2 makes the others wait (COM036)") == 1
+    assert "the files say rank and world size (4)" in run("analyze", "late", "-v", code=0).stdout
     lines = [line for line in result.stdout.splitlines() if line.startswith("  rank ")]
     assert [line.split()[1] for line in lines] == ["0", "1", "2", "3"]
     assert "others wait 4.00 ms" in lines[2]
@@ -97,7 +97,7 @@ def test_a_saved_document_shows_the_same_again(run: Run, late: Path, folder: Pat
 def test_markdown_lists_the_ranks(run: Run, late: Path) -> None:
     out = run("analyze", "late", "--markdown").stdout
     assert "| 2 | 10.9 ms |" in out
-    assert out.count("<b> COM036 Rank 2 makes the others wait</b>") == 1
+    assert out.count("<b> Rank 2 makes the others wait (COM036)</b>") == 1
 
 
 def test_sarif_names_each_finding_once(run: Run, late: Path) -> None:

@@ -23,7 +23,7 @@ def sample() -> str:
 
 
 def test_a_finding_ends_at_its_line_and_shows_it(run: Run, sample: str) -> None:
-    text = run("analyze", sample, "--source", str(DATA)).stdout
+    text = run("analyze", sample, "-v", "--source", str(DATA)).stdout
     number = DATA.joinpath("record_sample.py").read_text().split("\n").index(LINE) + 1
     assert f"record_sample.py:{number} in train\n" in text
     assert f"{number} | {LINE.strip()}\n" in text
@@ -33,6 +33,7 @@ def test_a_finding_ends_at_its_line_and_shows_it(run: Run, sample: str) -> None:
 def test_without_sources_lines_are_as_recorded(run: Run, sample: str) -> None:
     text = run("analyze", sample, "--source", str(DATA), "--no-source").stdout
     assert text == run("analyze", sample).stdout
+    text = run("analyze", sample, "-v").stdout
     assert " in train (the function's line, not the call's)" in " ".join(text.split())
     assert LINE.strip() not in text
 

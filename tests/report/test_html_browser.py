@@ -504,8 +504,8 @@ def test_page_without_scripts_still_names_the_findings(page: Page) -> None:
     page.chrome.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
     try:
         page.open([problems()])
-        assert "SYN001 The host waits for the GPU to read a scalar" in page.find(".plain").text
-        assert "SYN003 An explicit synchronize in every step" in page.find(".plain").text
+        assert "The host waits for the GPU to read a scalar (SYN001)" in page.find(".plain").text
+        assert "An explicit synchronize in every step (SYN003)" in page.find(".plain").text
     finally:
         page.chrome.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
 

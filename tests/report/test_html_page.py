@@ -253,7 +253,7 @@ def test_summary_without_scripts_names_every_finding_note_and_gap() -> None:
         for line in result.verdict:
             assert line in text
         for finding in result.findings:
-            assert f"{finding.code} {finding.title}" in text
+            assert f"{finding.title} ({finding.code})" in text
         for note in result.notes:
             assert note.message in text
         for item in (*result.not_checked, *result.crashes):

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from rich.cells import cell_len
+from rich.color import Color
 from rich.console import Console
 from tests.report import forms
 from tests.report.sample_result import SERVING, all_results, healthy, partial, problems, refused, unmarked
@@ -15,8 +16,9 @@ from torchtriage.core.finding import Fix, NotChecked, Note
 from torchtriage.core.names import visible
 from torchtriage.diagnose.verdict.result import ModelFlops
 from torchtriage.report import terminal
-from torchtriage.report.documents import trace
+from torchtriage.report.documents import pictures, trace
 
+SEQUENCE = re.compile(r"\x1b\[[0-9;]*m|\x1b]8;.*?\x1b\\")
 UNPRINTABLE = re.compile(r"[^\n\x20-\x7e\xa0-\U0010ffff]|[\u200b-\u200f\u2028-\u202e\u2066-\u2069]")
 
 
@@ -66,13 +68,38 @@ def test_hostile_names_reach_neither_the_terminal_nor_the_markup_parser():
 
 def test_colours_are_the_only_escape_codes_of_a_screen():
     text = printed([problems(), partial()], colour=True)
-    assert "\x1b[1;31mHIGH\x1b[0m" in text
-    assert not UNPRINTABLE.search(re.sub(r"\x1b\[[0-9;]*m", "", text))
+    assert "\x1b[1;38;5;160mHIGH\x1b[0m" in text
+    assert not UNPRINTABLE.search(re.sub(SEQUENCE, "", text))
+
+
+def luminance(red: int, green: int, blue: int) -> float:
+    """Return the relative luminance of WCAG 2."""
+    parts = [
+        value / 255 / 12.92 if value <= 10 else ((value / 255 + 0.055) / 1.055) ** 2.4 for value in (red, green, blue)
+    ]
+    return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
+
+
+@pytest.mark.parametrize("name", terminal.INK)
+def test_a_colour_can_be_read_on_white_and_on_black(name):
+    light = luminance(*Color.parse(terminal.INK[name]).get_truecolor())
+    assert min(1.05 / (light + 0.05), (light + 0.05) / 0.05) >= 3.5
+
+
+def test_no_colour_is_used_where_none_is_wanted(monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not re.search(r"\x1b\[[0-9;]*3[0-9]", printed([problems()], colour=True))
+
+
+def test_a_link_is_opened_by_what_it_stands_for_and_on_a_screen_alone():
+    link = problems().findings[0].fix.link
+    assert re.search(rf"\x1b]8;[^;]*;{re.escape(link)}\x1b\\", printed([problems()], colour=True, short=True))
+    assert "\x1b" not in printed([problems()], short=True)
 
 
 def test_the_screen_shows_the_lines_the_pipe_shows():
     coloured = printed([problems()], colour=True, width=80)
-    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == printed([problems()])
+    assert re.sub(SEQUENCE, "", coloured) == printed([problems()])
 
 
 def test_an_output_without_unicode_gets_ascii():
@@ -92,7 +119,7 @@ def test_a_finding_says_what_it_costs_where_it_is_and_what_to_change():
     text = forms.traces([problems()]).plain
     block = text[text.index("1. HIGH") : text.index("2. MEDIUM")]
     assert block == (
-        "1. HIGH SYN001 The host waits for the GPU to read a scalar  certain\n"
+        "1. HIGH The host waits for the GPU to read a scalar (SYN001)  certain\n"
         "   saves     9.10-11.9 ms of 48.2 ms per step (19-25 %)  measured, grade A\n"
         "   what      2 reads of a GPU scalar per step stop the host 21.4 ms; the GPU\n"
         "             then runs dry 11.9 ms\n"
@@ -124,7 +151,7 @@ def test_a_cost_per_window_names_the_window():
 
 def test_findings_keep_their_order_and_top_says_what_it_left():
     text = forms.traces([problems()], top=2).plain
-    assert re.findall(r"^\d\. \w+ (\w+)", text, re.MULTILINE) == ["SYN001", "CPY007"]
+    assert re.findall(r"^\d\. [^(]*\((\w+)\)", text, re.MULTILINE) == ["SYN001", "CPY007"]
     assert "3 more findings not shown" in text
     assert "not shown" not in forms.traces([problems()], top=5).plain
     assert "5 more findings not shown" in forms.traces([problems()], top=0).plain
@@ -182,7 +209,7 @@ def test_several_traces_are_told_apart_by_path():
 def test_the_device_bar_fills_its_width_and_its_shares_name_what_they_are_of():
     lines = forms.traces([problems()]).plain.splitlines()
     bar = next(line for line in lines if line.startswith("  GPU 0"))
-    assert len(re.findall("[█▓▒·]", bar)) == trace.BAR
+    assert len(re.findall("[█▓▒·]", bar)) == pictures.BAR
     assert bar.endswith("193 ms in 4 steady steps")
     assert any("host late 24 %, queued 6.0 %, cause unknown 1.0 %" in line for line in lines)
 
@@ -364,7 +391,7 @@ def test_steps_without_a_device_are_drawn_by_height():
     result = problems()
     result = replace(result, summary=replace(result.summary, devices=()), findings=())
     text = forms.traces([result]).plain
-    assert "  steps     █▃▃▃▃ 47.9 ms to 142 ms\n" in text
+    assert "  steps     █▃▃▃▃ 47.9-142 ms\n" in text
 
 
 def test_a_sentence_of_the_verdict_is_not_repeated_by_its_note():
@@ -393,7 +420,7 @@ def test_a_long_path_keeps_its_name():
 
 
 def test_only_what_was_checked_whole_is_green():
-    assert "\x1b[1;32mNothing to win" in printed([healthy()], colour=True)
+    assert "\x1b[1;38;5;28mNothing to win" in printed([healthy()], colour=True)
     some = replace(healthy(), not_checked=partial().not_checked)
     assert "\x1b[1mNothing to win" in printed([some], colour=True)
 

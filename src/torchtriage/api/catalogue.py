@@ -7,6 +7,7 @@ alone; those of alerts are a table of causes.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -15,7 +16,7 @@ from torchtriage.core.docpages import section
 from torchtriage.core.errors import UsageError
 from torchtriage.core.finding import Fix
 
-__all__ = ["PARTS", "Page", "Part", "lookup", "pages"]
+__all__ = ["NUMBERS", "PARTS", "Page", "Part", "count", "lookup", "pages"]
 
 Part = Literal["trace", "source", "run", "memory", "logs", "alerts"]
 PARTS: dict[Part, str] = {
@@ -57,6 +58,29 @@ class Page:
     def section(self, title: str) -> str:
         """Return one section as running text, empty when it has none."""
         return section(self.text, title)
+
+
+NUMBERS = (
+    "Codes below 100 are numbered through all families, those from 101 on within each family. A number is never used"
+    " again, so gaps are no missing patterns."
+)
+
+
+def count() -> str:
+    """Return how many patterns there are, and in what they are seen."""
+    parts = Counter(page.part for page in pages())
+    seen = ", ".join(f"{parts[part]} in {what}" for part, what in _SEEN.items())
+    return f"{len({page.code for page in pages()})} patterns: {seen}; some in several."
+
+
+_SEEN: dict[Part, str] = {
+    "trace": "traces",
+    "source": "source",
+    "run": "runs",
+    "memory": "memory",
+    "logs": "compile logs",
+    "alerts": "running services",
+}
 
 
 @lru_cache(maxsize=1)

@@ -22,48 +22,45 @@ EXIT_INFRASTRUCTURE = 3
 """Of the gate, whose 1 and 2 are verdicts."""
 EXIT_INTERRUPTED = 130
 
-# name -> help in the overview; a command's module loads only when it runs
-COMMANDS: dict[str, str] = {
-    "run": "Run a script, record its loop, and report what costs time and where.",
-    "analyze": "Analyse traces: ranked findings, and the time each fix saves.",
-    "attach": "Record a job that runs, or say what a hung one waits for.",
-    "fix": "Make a script faster and prove it: try its findings' fixes, print a patch.",
-    "verify": "Prove a fix: run two versions of a script in alternation.",
-    "compare": "Explain what changed the step time between two runs.",
-    "export": "Write a table of a trace as CSV, Parquet or Arrow.",
-    "query": "Ask the tables of a trace in SQL.",
-    "bench": "Find the fastest way to run a model: eager or a torch.compile mode.",
-    "gate": "Check a change for performance regressions, with exit codes for CI.",
-    "rollout": "Show staged rollouts and their history; promote or roll back by hand.",
-    "monitor": "Dashboard and alerting rules for a service; replay its recordings.",
-    "memory": "Analyse memory snapshots: peak by line, leaks, fragmentation, settings.",
-    "compile": "Analyse torch.compile logs: graph breaks, recompilations, compile time.",
-    "xla": "Count and explain a model's graphs on PyTorch/XLA (dynamo, LazyTensor).",
-    "slim": "Make a trace smaller, or anonymous, to hand it on.",
-    "doctor": "Check whether a trace can be trusted, and how to record a better one.",
-    "lint": "Find slow PyTorch code in its source, with exact lines.",
-    "explain": "Explain a pattern, or list all patterns.",
-    "mcp": "Serve agents over the Model Context Protocol, below the folders you name.",
-    "review": "Get a second opinion on suspicious windows of a trace, with evidence.",
-    "dataset": "The open benchmark: record programs with known faults, score systems.",
-    "learn": "Train the learned detector on the benchmark, and compare systems.",
-    "demo": "Analyse a bundled recording: a first result within a minute.",
-    "show": "Render a saved JSON result again.",
-    "completion": "Print a completion script for your shell.",
+# heading -> command -> folder of its module ("" : beside this one) and help; a module loads when its command runs
+GROUPS: dict[str, dict[str, tuple[str, str]]] = {
+    "Diagnose": {
+        "run": ("diagnose", "Run a script, record its loop, and report what costs time."),
+        "analyze": ("diagnose", "Find what costs time in a trace, and what each fix saves."),
+        "attach": ("diagnose", "Record a running job, or say what a hung one waits for."),
+        "compare": ("diagnose", "Explain what changed the step time between two runs."),
+        "lint": ("diagnose", "Find slow PyTorch code in source files."),
+        "explain": ("diagnose", "Explain a pattern, or list all patterns."),
+        "review": ("learn", "Get a second opinion on suspicious parts of a trace."),
+        "doctor": ("diagnose", "Check whether a trace can be trusted; how to record it better."),
+        "query": ("diagnose", "Query a trace in SQL."),
+        "export": ("diagnose", "Write a table of a trace as CSV, Parquet or Arrow."),
+        "slim": ("diagnose", "Make a trace smaller or anonymous, to share it."),
+        "show": ("", "Show a saved JSON result again."),
+        "demo": ("diagnose", "Analyse a bundled trace: a first result in seconds."),
+    },
+    "Compile": {
+        "compile": ("compile", "Find graph breaks and recompilations in torch.compile logs."),
+        "xla": ("compile", "Count and explain a model's graphs on PyTorch/XLA."),
+    },
+    "Memory": {"memory": ("memory", "Analyse memory snapshots: peak by line, leaks, fragmentation.")},
+    "Measure": {
+        "fix": ("measure", "Try the fixes of a script's findings; print a proven patch."),
+        "verify": ("measure", "Prove a fix: run two versions of a script in alternation."),
+        "bench": ("measure", "Find the fastest way to run a model: eager or compiled."),
+        "gate": ("measure", "Check a change for performance regressions in CI."),
+    },
+    "Operate": {
+        "monitor": ("operate", "Set up dashboards and alerts of a service; replay recordings."),
+        "rollout": ("operate", "Show staged rollouts; promote or roll back by hand."),
+        "mcp": ("", "Serve agents over the Model Context Protocol."),
+        "completion": ("", "Print a completion script for your shell."),
+    },
+    "Benchmark": {"benchmark": ("learn", "Record labelled programs, train the detector, score systems.")},
 }
-
-# folders of commands' modules; the others stand beside this one
-_WINGS = {
-    "compile": ("compile", "xla"),
-    "diagnose": (
-        *("run", "analyze", "attach", "compare", "slim", "export", "query"),
-        *("doctor", "lint", "explain", "demo"),
-    ),
-    "learn": ("review", "dataset", "learn"),
-    "measure": ("fix", "verify", "bench", "gate"),
-    "memory": ("memory",),
-    "operate": ("rollout", "monitor"),
-}
+COMMANDS = {name: text for group in GROUPS.values() for name, (_, text) in group.items()}
+MOVED = ("dataset", "learn")
+"""Commands that are now below ``benchmark``."""
 
 
 class _Program(click.Group):
@@ -75,16 +72,20 @@ class _Program(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        wing = "".join(f"{wing}." for wing, names in _WINGS.items() if cmd_name in names)
-        command = import_module(f"torchtriage.cli.{wing}{cmd_name}").command
+        folder = next(group[cmd_name][0] for group in GROUPS.values() if cmd_name in group)
+        command = import_module(".".join(filter(None, ("torchtriage.cli", folder, cmd_name)))).command
         assert isinstance(command, click.Command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+        room = max(map(len, COMMANDS))
+        for title, group in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(room), text) for name, (_, text) in group.items()])
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] in MOVED:
+            ctx.fail(f"this command is now: torchtriage benchmark {args[0]}")
         return super().parse_args(ctx, ["analyze", *args] if _means_analyze(args) else args)
 
     def invoke(self, ctx: click.Context) -> Any:

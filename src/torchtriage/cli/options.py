@@ -32,6 +32,7 @@ __all__ = [
     "selection_options",
     "top_option",
     "value_option",
+    "verbose_option",
 ]
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -73,6 +74,7 @@ output_option = click.option(
 )
 html_option = file_option("--html", "Also write a self-contained page.")
 top_option = value_option("--top", click.IntRange(1), "N", None, "Show the N findings that save most.")
+verbose_option = click.option("-v", "--verbose", is_flag=True, help="Print every finding and table in full.")
 fail_on_option = value_option(
     "--fail-on", click.Choice([*LEVELS, "never"]), None, "never", "Exit with 1 on a finding this severe or worse."
 )

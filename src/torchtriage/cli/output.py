@@ -98,8 +98,9 @@ def read_input(name: str) -> bytes:
 def present(result: Any, given: Mapping[str, Any], *, quote: Callable[..., str] | None = None, **options: Any) -> None:
     """Write a result as its command's options say: a page, a document, or on the terminal.
 
-    ``given`` : those of ``form``, ``output`` and ``html`` that are options of the command. ``quote`` : gives source
-    lines, for this machine's screen and page: the other forms are passed on. ``options`` : of the document.
+    ``given`` : those of ``form``, ``output``, ``html`` and ``verbose`` that are options of the command. ``quote`` :
+    gives source lines, for this machine's screen and page: the other forms are passed on. ``options`` : of its
+    document.
 
     Raises UsageError: a file cannot be written.
     """
@@ -119,7 +120,9 @@ def present(result: Any, given: Mapping[str, Any], *, quote: Callable[..., str] 
 
         emit(markdown.render(known.document(result, **options)).encode(), output)
     else:
-        put_document(known.document(result, **options, **({} if quote is None else {"quote": quote})), output)
+        options |= {} if quote is None else {"quote": quote}
+        options |= {"short": not given["verbose"]} if "verbose" in given else {}
+        put_document(known.document(result, **options), output)
 
 
 def put_document(document: Document, name: str | None = None) -> None:

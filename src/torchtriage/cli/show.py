@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from torchtriage.cli.options import top_option, verbose_option
 from torchtriage.cli.output import check_outputs, present, read_input, save
 from torchtriage.core.errors import UsageError
 
@@ -17,12 +18,13 @@ __all__ = ["command"]
 @click.argument("path", metavar="RESULT.json", type=click.Path())
 @click.option("--html", metavar="FILE", type=click.Path(), help="Write the page instead of printing.")
 @click.option("--markdown", is_flag=True, help="Print Markdown instead.")
-@click.option("--top", type=click.IntRange(1), metavar="N", help="Show the N findings that save most.")
-def command(path: str, html: str | None, markdown: bool, top: int | None) -> None:
+@top_option
+@verbose_option
+def command(path: str, html: str | None, markdown: bool, top: int | None, verbose: bool) -> None:
     """Render a result saved with --json again: on the terminal, as a page, or as Markdown.
 
     Works for analyze, bench, compare, compile, gate, lint, memory, review, verify and xla; --top
-    is for analyze only.
+    and --verbose are for analyze only.
     """
     from torchtriage.report import formats, json_report
 
@@ -31,11 +33,13 @@ def command(path: str, html: str | None, markdown: bool, top: int | None) -> Non
         raise UsageError("expected a result file, found a folder, pipe or device", where=path)
     data = read_input(path)
     schema = json_report.schema_name(data)
-    if top and schema in formats.FORMATS and schema != json_report.TRACES.name:
-        raise UsageError("--top is for results of analyze", where=path)
+    of_traces = schema == json_report.TRACES.name
+    if (top or verbose) and schema in formats.FORMATS and not of_traces:
+        raise UsageError("--top and --verbose are for results of analyze", where=path)
     result = formats.decode(data)
     if html:
         save(html, formats.page(result).encode())
     else:
+        given = {"form": "markdown" if markdown else None, "output": None}
         options: dict[str, Any] = {"top": top} if top else {}
-        present(result, {"form": "markdown" if markdown else None, "output": None}, **options)
+        present(result, given | ({"verbose": verbose} if of_traces else {}), **options)

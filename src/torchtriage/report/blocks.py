@@ -6,6 +6,7 @@ A style is one of rich; pages and Markdown know ``bold`` in it, and ``code``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -36,6 +37,7 @@ __all__ = [
     "bold",
     "code",
     "dim",
+    "is_link",
     "labelled",
     "more",
     "share_bar",
@@ -47,12 +49,13 @@ TERMINAL, MARKDOWN, PAGE = "t", "m", "p"
 LEVELS = {"refuse": "refused", "warn": "warning", "info": "note"}
 """Words for the levels of a note."""
 HEIGHTS = "▁▂▃▄▅▆▇█"
+_LINK = re.compile(r"https://[!-~]+")
 ALL = TERMINAL + MARKDOWN + PAGE
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    r"""A piece of a line with a style of its own; ``link`` : what it opens on a page and in Markdown.
+    r"""A piece of a line with a style of its own; ``link`` : what it opens.
 
     A piece that is ``\n`` alone breaks the line on a page.
     """
@@ -79,6 +82,11 @@ def dim(text: str) -> Span:
 def code(text: str) -> Span:
     """Return text that is code, a path or a name."""
     return Span(text, "code")
+
+
+def is_link(text: str) -> bool:
+    """Return whether a text may be opened: the address of a page and nothing else."""
+    return _LINK.fullmatch(text) is not None
 
 
 def bars(values: Sequence[float], low: float = 0.0) -> str:

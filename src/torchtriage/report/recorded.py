@@ -9,7 +9,7 @@ from torchtriage.core.names import file_name, visible
 from torchtriage.core.units import format_bytes, format_count, format_ms, format_share
 from torchtriage.diagnose.runs.result import CompileEvent, RecordedRun, WatchedMemory
 
-__all__ = ["compiled", "run"]
+__all__ = ["brief", "compiled", "run"]
 
 APART = 0.2
 """Step times on either side of the recordings that differ by more are both reported."""
@@ -25,9 +25,7 @@ def run(recorded: RecordedRun) -> tuple[tuple[str, str], ...]:
         seen = format_count(recorded.n_steps, "step")
         rows.append(("loop", f"{visible(recorded.loop)}{where}{function}; {seen} seen"))
     if recorded.step_ms:
-        trend = "" if recorded.settled else ", still changing"
-        text = f"{format_ms(recorded.step_ms)} without the profiler"
-        text += f" (mean of {format_count(recorded.n_timed, 'step')}{trend})"
+        text = _step(recorded)
         first, last = recorded.before_ms, recorded.after_ms
         if first and last and abs(last / first - 1) > APART:
             text += f": {format_ms(first)} before the recordings, {format_ms(last)} after them"
@@ -43,6 +41,21 @@ def run(recorded: RecordedRun) -> tuple[tuple[str, str], ...]:
     if recorded.compiled is not None and recorded.compiled.verdict:
         rows.append(("compile", visible(" ".join(recorded.compiled.verdict[:2]))))
     return tuple(rows)
+
+
+def brief(recorded: RecordedRun) -> tuple[tuple[str, str], ...]:
+    """Return of the same what belongs on the first screen."""
+    time = _step(recorded) if recorded.step_ms else ""
+    memory = _memory(recorded.memory)[0][1] if recorded.memory is not None else ""
+    compiled = recorded.compiled.verdict[0] if recorded.compiled is not None and recorded.compiled.verdict else ""
+    rows = (("time", time), ("memory", memory), ("compile", visible(compiled)))
+    return tuple(row for row in rows if row[1])
+
+
+def _step(recorded: RecordedRun) -> str:
+    trend = "" if recorded.settled else ", still changing"
+    mean = f"mean of {format_count(recorded.n_timed, 'step')}{trend}"
+    return f"{format_ms(recorded.step_ms or 0.0)} without the profiler ({mean})"
 
 
 def _memory(seen: WatchedMemory) -> list[tuple[str, str]]:

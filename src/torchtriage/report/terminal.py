@@ -13,7 +13,7 @@ from io import StringIO
 
 from rich.cells import cell_len
 from rich.console import Console
-from rich.text import Text
+from rich.text import Span, Text
 
 from torchtriage.core.names import elide, visible
 from torchtriage.core.units import format_count
@@ -27,6 +27,17 @@ MIN_WIDTH, MAX_WIDTH = 40, 120
 
 LEAST_NAME = 18
 """Columns of a name that still tells it from its neighbours."""
+
+INK = {
+    "red": "color(160)",
+    "green": "color(28)",
+    "yellow": "color(130)",
+    "blue": "color(26)",
+    "magenta": "color(133)",
+    "cyan": "color(30)",
+    "bright_black": "color(243)",
+}
+"""Of each colour the shade that can be read on white and on black: a terminal's own yellow is lost on white."""
 
 INDENT = 2
 LABEL = 10
@@ -63,7 +74,7 @@ def _block(page: TerminalPage, block: b.Block, shift: int) -> None:
                 room = page.width - indent - LABEL
                 parts = _fitted(_parts(row.text), room - 2, row.fit)
                 if row.cut:
-                    parts = [(part if len(part) <= room else f"{part[: room - 1]}…", style) for part, style in parts]
+                    parts = _shortened(parts, room)
                 page.labelled(visible(row.label), *parts, indent=indent, style=row.style)
         case b.Lines():
             indent = shift + block.indent
@@ -100,7 +111,23 @@ def _block(page: TerminalPage, block: b.Block, shift: int) -> None:
 
 
 def _parts(text: b.Text, default: str = "") -> list[tuple[str, str]]:
-    return [(visible(span.text), "" if span.style == "code" else span.style) for span in b.unfold(text, default)]
+    return [
+        (
+            visible(span.text),
+            f"{'' if span.style == 'code' else span.style}{f' link {span.link}' * b.is_link(span.link)}",
+        )
+        for span in b.unfold(text, default)
+    ]
+
+
+def _shortened(parts: list[tuple[str, str]], room: int) -> list[tuple[str, str]]:
+    out = []
+    for part, style in parts:
+        out.append((part if len(part) <= room else f"{part[: room - 1]}…", style))
+        room -= len(part)
+        if room < 0:
+            break
+    return out
 
 
 def _cut(row: str, room: int) -> str:  # its beginning, the columns, stays
@@ -141,6 +168,11 @@ def put(render: Callable[..., Text], console: Console) -> None:
     An output that cannot hold ``█`` or ``µ`` gets ASCII in their place, one for one.
     """
     text = render(width=console.width if console.is_terminal else None)
+    # what names no colour stays as it is, links among it
+    text.spans = [
+        Span(start, end, " ".join(INK.get(word, word) for word in str(style).split()))
+        for start, end, style in text.spans
+    ]
     console.print(_fitting(text, console.encoding), soft_wrap=True, highlight=False)
 
 

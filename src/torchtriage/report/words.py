@@ -23,6 +23,7 @@ __all__ = [
     "RANK_PARTS",
     "SUSPICIOUS",
     "MissingValue",
+    "amount",
     "answer",
     "basis",
     "checked",
@@ -49,6 +50,8 @@ __all__ = [
     "source_line",
     "steps",
     "suspicion",
+    "trust",
+    "which_ranks",
     "without_device",
 ]
 
@@ -72,9 +75,18 @@ def event_name(name: str) -> str:
 
 def saving(cost: Cost) -> str:
     """Return ``9.10-11.9 ms of 48.2 ms per step (19-25 %)``."""
+    return _saving(cost, f" of {format_ms(cost.of_ms)}", saving_share(cost))
+
+
+def amount(cost: Cost) -> str:
+    """Return ``9.10-11.9 ms per step (19-25 %)``, what it is a part of being known."""
+    return _saving(cost, "", saving_share(cost).removeprefix("up to "))
+
+
+def _saving(cost: Cost, of: str, share: str) -> str:
     per = "per step" if cost.per == "step" else "in the window"
-    amount = format_range(format_ms(cost.low_ms), format_ms(cost.high_ms), from_zero=cost.low_ms <= 0)
-    return f"{amount} of {format_ms(cost.of_ms)} {per} ({saving_share(cost)})"
+    reach = format_range(format_ms(cost.low_ms), format_ms(cost.high_ms), from_zero=cost.low_ms <= 0)
+    return f"{reach}{of} {per} ({share})"
 
 
 def saving_share(cost: Cost) -> str:
@@ -85,15 +97,20 @@ def saving_share(cost: Cost) -> str:
 
 def rank_spread(finding: Finding) -> str:
     """Return ``8 of 8 ranks, 3.10-3.40 ms per step each``, empty outside a job."""
+    spread, text = finding.ranks, which_ranks(finding)
+    if spread is None or spread.n_with < 2 or not spread.high_ms:
+        return text
+    amount = format_range(format_ms(spread.low_ms), format_ms(spread.high_ms), from_zero=spread.low_ms <= 0)
+    return f"{text}, {amount} {'per step ' if finding.cost and finding.cost.per == 'step' else ''}each"
+
+
+def which_ranks(finding: Finding) -> str:
+    """Return ``2 of 8 ranks (0, 3)``, empty outside a job."""
     spread = finding.ranks
     if spread is None:
         return ""
     which = "" if spread.n_with == spread.n_ranks else f" ({_ranges(spread.ranks)[0]})"
-    text = f"{spread.n_with} of {format_count(spread.n_ranks, 'rank')}{which}"
-    if spread.n_with < 2 or not spread.high_ms:
-        return text
-    amount = format_range(format_ms(spread.low_ms), format_ms(spread.high_ms), from_zero=spread.low_ms <= 0)
-    return f"{text}, {amount} {'per step ' if finding.cost and finding.cost.per == 'step' else ''}each"
+    return f"{spread.n_with} of {format_count(spread.n_ranks, 'rank')}{which}"
 
 
 RANK_PARTS = {
@@ -221,6 +238,15 @@ def replayed(replay: Replay, findings: Sequence[Finding]) -> str:
     if replay.unprofiled_step_ms is not None:
         text += f", scaled to {format_ms(replay.unprofiled_step_ms)} without the profiler"
     return text
+
+
+def trust(replay: Replay, findings: Sequence[Finding]) -> str:
+    """Return in a sentence what the savings rest on."""
+    if not replay.accepted:
+        return f"Trust: savings are estimated from durations, since {visible(replay.reason)}."
+    made = next((item.cost.calibration for item in findings if item.cost and item.cost.calibration), None)
+    covers = f"ranges made to hold {format_share(made.coverage)} of measured fixes; " if made else ""
+    return f"Trust: {covers}model error here {format_share(max(abs(replay.strict_error), 0.001))}."
 
 
 def source_line(place: Frame) -> str:

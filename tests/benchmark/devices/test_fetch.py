@@ -241,13 +241,23 @@ def test_the_command_tells_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / "index.json").write_text(json.dumps({"items": rows}))
     (tmp_path / "local").mkdir()
     (tmp_path / "local" / "x").write_bytes(raw)
-    words = ["dataset", "fetch", "-q", "--index", str(tmp_path), "--from", str(tmp_path / "local"), "--dir"]
+    words = [
+        "benchmark",
+        "dataset",
+        "fetch",
+        "-q",
+        "--index",
+        str(tmp_path),
+        "--from",
+        str(tmp_path / "local"),
+        "--dir",
+    ]
     done = CliRunner().invoke(cli, [*words, str(tmp_path / "out")])
     assert done.exit_code == 1
     assert "1 fetched, 0 were there, 1 missing" in done.output
     assert "d0001 some/where x.json cccccccccccc: not in the folder" in done.output
     # nobody has labelled it: it is in no figure
-    scored = CliRunner().invoke(cli, ["dataset", "score", "rules", "-q", "--dir", str(tmp_path / "out")])
+    scored = CliRunner().invoke(cli, ["benchmark", "dataset", "score", "rules", "-q", "--dir", str(tmp_path / "out")])
     assert scored.exit_code == 0, scored.output
     assert "d0000" not in scored.output
     assert CliRunner().invoke(cli, [*words, str(tmp_path / "out"), "--from", str(tmp_path / "no")]).exit_code == 2

@@ -313,7 +313,7 @@ def test_what_is_missing_is_told(tmp_path: Path) -> None:
     result = CliRunner().invoke(command, ["synthesize", "--dir", str(tmp_path), "--count", "2", "-q"])
     assert result.exit_code == 1
     assert "0 made, 0 were there, 2 failed" in result.output
-    assert "torchtriage dataset record" in result.output or "expected the recording" in result.output
+    assert "torchtriage benchmark dataset record" in result.output or "expected the recording" in result.output
 
 
 def test_not_a_recording_of_steps() -> None:

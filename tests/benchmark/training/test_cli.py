@@ -1,4 +1,4 @@
-"""``torchtriage learn`` and ``analyze --detector``, as they are typed."""
+"""``torchtriage benchmark learn`` and ``analyze --detector``, as they are typed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_train_writes_weights_and_their_card(folder: Path) -> None:
     out = folder / "weights.npz"
-    done = CliRunner().invoke(cli, ["learn", "train", str(folder), "--out", str(out), "-q"])
+    done = CliRunner().invoke(cli, ["benchmark", "learn", "train", str(folder), "--out", str(out), "-q"])
     assert done.exit_code == 0, done.output
     card = out.with_suffix(".md").read_text()
     assert card in done.output
@@ -41,7 +41,7 @@ def test_train_writes_weights_and_their_card(folder: Path) -> None:
 
 def test_a_table_has_a_row_for_each_system_and_split(folder: Path) -> None:
     arguments = ["--system", "z-scores", "--system", "k-means", "-q"]
-    done = CliRunner().invoke(cli, ["learn", "table", str(folder), *arguments])
+    done = CliRunner().invoke(cli, ["benchmark", "learn", "table", str(folder), *arguments])
     assert done.exit_code == 0, done.output
     rows = [line.split(" | ")[:2] for line in done.output.splitlines()[2:]]
     assert rows == [
@@ -58,7 +58,7 @@ def test_the_table_tells_that_the_network_needs_torch(folder: Path, monkeypatch:
     monkeypatch.setattr(
         "torchtriage_benchmark.training.leaderboard.table", lambda _, names, **__: asked.extend(names) or ""
     )
-    done = CliRunner().invoke(cli, ["learn", "table", str(folder), "-q"])
+    done = CliRunner().invoke(cli, ["benchmark", "learn", "table", str(folder), "-q"])
     assert done.exit_code == 0, done.output
     assert "left out: network, which needs torch" in done.stderr
     assert asked
@@ -66,10 +66,10 @@ def test_the_table_tells_that_the_network_needs_torch(folder: Path, monkeypatch:
 
 
 def test_an_unknown_system_and_an_empty_folder_are_told(tmp_path: Path) -> None:
-    done = CliRunner().invoke(cli, ["learn", "table", str(tmp_path), "--system", "x"])
+    done = CliRunner().invoke(cli, ["benchmark", "learn", "table", str(tmp_path), "--system", "x"])
     assert done.exit_code == 2
     assert "expected a system, found x" in done.output
-    done = CliRunner().invoke(cli, ["learn", "table", str(tmp_path)])
+    done = CliRunner().invoke(cli, ["benchmark", "learn", "table", str(tmp_path)])
     assert done.exit_code == 2
     assert "expected recordings of the benchmark" in done.output
 

@@ -41,7 +41,7 @@ def test_the_folder_of_a_run_is_judged_as_the_run(run: Run, folder: Path) -> Non
     )
     result = run("analyze", "recorded", code=0)
     assert "2.00 ms without the profiler" in result.stdout
-    assert "40 steps seen" in result.stdout
+    assert "40 steps seen" in run("analyze", "recorded", "-v", code=0).stdout
     assert result.stderr == ""  # its other files are no traces that were left out
     for option in ("--timing", "--perfetto=out.json", "--capture=slow.json", "--compile-log=log"):
         assert "needs exactly one trace file" in run("analyze", "recorded", option, code=2).stderr

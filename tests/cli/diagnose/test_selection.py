@@ -37,7 +37,7 @@ def test_every_form_says_what_was_selected(run: Run, options: tuple[str, ...], l
 
 
 def test_selected_steps_are_not_called_steady(run: Run) -> None:
-    text = " ".join(run("analyze", "slow.json", "--steps", "4-5").stdout.split())
+    text = " ".join(run("analyze", "slow.json", "-v", "--steps", "4-5").stdout.split())
     assert "in 2 selected steps" in text
     assert "2 selected steps of 4, selected: steps 4-5" in text
     assert "2 steady" not in text

@@ -129,5 +129,5 @@ def test_weights_of_other_features_are_told(
 
 
 def test_missing_weights_are_told(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="torchtriage learn train"):
+    with pytest.raises(UsageError, match="torchtriage benchmark learn train"):
         Detector.load(tmp_path / "none.npz")

@@ -49,13 +49,13 @@ def test_the_straggler_is_a_finding_of_the_job() -> None:
     assert cost.share_high == pytest.approx(4 / result.step_ms, abs=1e-5)
     assert found.evidence["late_rank"] == 2
     assert found.evidence["n_late_steps"] == found.evidence["n_judged_steps"] == 5
-    assert "in 5 of 5 steady steps rank 2 comes last" in found.message
-    assert "the other 3 ranks wait: 4.00 ms of 10.9 ms per step in the mean" in found.message
+    assert "rank 2 comes last to the collectives with the longest waits in 5 of 5 steady steps, and" in found.message
+    assert "the other 3 ranks wait: 4.00 ms of 10.9 ms per step on average" in found.message
     assert "longer than they are in Python between the phases of the step" in found.message
     assert found.evidence["after"].startswith("autograd::engine")
     assert result.verdict[0].startswith("4 ranks of one job, 5 common steady steps of 10.9 ms")
     assert "waiting for other ranks" in result.verdict[0]
-    assert result.verdict[1].startswith("Rank 2 makes the others wait: 4.00 ms of 10.9 ms")
+    assert result.verdict[1].startswith("Largest saving: Rank 2 makes the others wait (COM036), 4.00 ms of 10.9 ms")
     assert not result.healthy
 
 
@@ -175,7 +175,7 @@ def test_a_balanced_job_is_healthy_where_its_ranks_are() -> None:
     result = of(ranks)
     assert result.findings == ()
     assert result.healthy
-    assert result.verdict[1] == "Nothing found that costs 1.0 % of a step or more."
+    assert result.verdict[1] == "Nothing found that saves 1.0 % of a step or more."
     assert "6 collectives matched in 1 process group" in result.verdict[2]
 
 

@@ -339,8 +339,8 @@ def test_names_in_a_history_of_labels_reach_the_terminal_as_text(tmp_path: Path)
         "after": "LCH016",
     }
     (tmp_path / "labels.jsonl").write_text(json.dumps(change) + "\n")
-    listed = CliRunner().invoke(cli, ["learn", "audit", str(tmp_path)])
-    taken = CliRunner().invoke(cli, ["learn", "veto", str(tmp_path), "1", "--who", "eve", "--why", "x"])
+    listed = CliRunner().invoke(cli, ["benchmark", "learn", "audit", str(tmp_path)])
+    taken = CliRunner().invoke(cli, ["benchmark", "learn", "veto", str(tmp_path), "1", "--who", "eve", "--why", "x"])
     for done in (listed, taken):
         assert done.exit_code == 0, done.output
         assert "\x1b" not in done.output

@@ -25,6 +25,7 @@ from torchtriage.cli.options import (
     selection_options,
     top_option,
     value_option,
+    verbose_option,
 )
 from torchtriage.cli.output import check_outputs, complain, present, save
 from torchtriage.cli.progress import reading, reading_many
@@ -64,6 +65,7 @@ def _once(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) 
 @html_option
 @file_option("--perfetto", "Also write the trace, or a job's ranks on one clock, with findings (.json[.gz]).")
 @top_option
+@verbose_option
 @click.option("--only", multiple=True, metavar="CODE", help="Run only this pattern (repeatable).")
 @click.option("--skip", multiple=True, metavar="CODE", help="Skip this pattern (repeatable).")
 @value_option(
@@ -138,9 +140,9 @@ def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None
     """Analyse PyTorch profiler traces.
 
     PATH is a trace (also of Nsight Systems, JAX or ROCm: docs/inputs.md), a folder of them, a folder that torchtriage
-    run made, a pattern, a URL (s3://…), or - for standard input. Prints a verdict in three lines, then the findings,
-    largest certain saving first: where, why, how many milliseconds per step a fix saves, and the fix. Traces that are
-    ranks of one job get one verdict: which rank makes the others wait, and each finding once.
+    run made, a pattern, a URL (s3://…), or - for standard input. Prints on one screen where the time goes and the
+    largest certain savings: how many milliseconds per step a fix saves, where, why, and the fix; -v prints everything.
+    Traces that are ranks of one job get one verdict: which rank makes the others wait, and each finding once.
 
     Defaults of --fail-on, --max-bytes, --min-share, --only, --peak, --skip and --top come from
     [tool.torchtriage] in the nearest pyproject.toml.

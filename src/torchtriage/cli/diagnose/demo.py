@@ -6,14 +6,16 @@ from dataclasses import replace
 
 import click
 
+from torchtriage.cli.options import html_option, verbose_option
 from torchtriage.cli.output import check_outputs, put_document, save
 
 __all__ = ["command"]
 
 
 @click.command("demo")
-@click.option("--html", metavar="FILE", type=click.Path(), help="Also write the page.")
-def command(html: str | None) -> None:
+@html_option
+@verbose_option
+def command(html: str | None, verbose: bool) -> None:
     """Analyse the bundled recording of a small training script."""
     from torchtriage.api import traces
     from torchtriage.core.source import Sources
@@ -26,7 +28,7 @@ def command(html: str | None) -> None:
     # where the package is installed is no news
     result = replace(result, trace=replace(result.trace, path=path.name))
     quote = Sources([path.parent]).quote
-    put_document(document([result], quote=quote))
+    put_document(document([result], quote=quote, short=not verbose))
     if html:
         from torchtriage.report.pages import trace as trace_page
 

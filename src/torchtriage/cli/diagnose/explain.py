@@ -28,7 +28,7 @@ def command(code: str | None) -> None:
     A code may have a page for what a trace shows, one for what the source shows, and one for what
     memory shows.
     """
-    from torchtriage.api.catalogue import lookup, pages
+    from torchtriage.api.catalogue import NUMBERS, count, lookup, pages
 
     if code is not None:
         for number, page in enumerate(lookup(code)):
@@ -37,12 +37,13 @@ def command(code: str | None) -> None:
             _page(page)
         return
     first = {page.code: page for page in reversed(pages())}
-    family = ""
+    room, family = max(len(page.name) for page in first.values()), ""
     for page in sorted(first.values(), key=lambda value: (value.family, value.code)):
         if page.family != family:
             family = page.family
             click.secho(f"\n{family}", bold=True)
-        click.echo(f"  {page.code}  {page.name:24s} {page.title}")
+        click.echo(f"  {page.name:{room}s}  {page.code}  {page.title}")
+    click.echo(f"\n{count()}\n{NUMBERS}")
 
 
 def _page(page: Page) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from torchtriage.cli.anonymising import anonymise_options
-from torchtriage.cli.options import file_option, form_options, html_option, top_option
+from torchtriage.cli.options import file_option, form_options, html_option, top_option, verbose_option
 from torchtriage.cli.output import check_outputs, complain, present, save
 from torchtriage.core.anonymous import current
 from torchtriage.core.errors import TriageError, UsageError
@@ -61,6 +61,7 @@ class ScriptCommand(click.Command):
 @html_option
 @file_option("--folded", "Write the step's stacks to FILE as speedscope and flamegraph.pl read them.")
 @top_option
+@verbose_option
 @click.option("--no-source", is_flag=True, help="Do not open source files: report lines as recorded.")
 @anonymise_options
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but failures on stderr.")
@@ -179,4 +180,4 @@ def _report(out: Path, what: str, code: int, files: dict[str, Path], options: di
         lines = [line for account in accounts for line in folded(account)]
         save(str(files["folded"]), "".join(f"{line}\n" for line in lines).encode())
     output = str(files["output"]) if "output" in files else None
-    present(report, {"form": options["form"], "output": output}, quote=quote, top=options["top"])
+    present(report, {**options, "html": None, "output": output}, quote=quote, top=options["top"])

@@ -1,4 +1,4 @@
-"""``torchtriage dataset``: the open benchmark: record it, take recordings out, score systems."""
+"""``torchtriage benchmark dataset``: the open benchmark: record it, take recordings out, score systems."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def score(folder: Path, system: str, predictions: Path | None, quiet: bool) -> N
     """Score SYSTEM: "rules" (the patterns), a learned system, or a JSON file of predictions.
 
     Learned systems, such as "detector", are trained first and scored only on the test split, which
-    they have not seen; torchtriage learn table lists them. Prints a Markdown table: all recordings,
+    they have not seen; torchtriage benchmark learn table lists them. Prints a Markdown table: all recordings,
     each split, each fault.
 
     Exit codes: 0 scored, 2 unusable input.

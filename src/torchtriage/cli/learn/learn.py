@@ -1,4 +1,4 @@
-"""``torchtriage learn``: the command of the distribution torchtriage-benchmark."""
+"""``torchtriage benchmark learn``: the command of the distribution torchtriage-benchmark."""
 
 from torchtriage.cli.learn.dataset import not_installed
 

@@ -11,7 +11,7 @@ import numpy as np
 from torchtriage.core.errors import UsageError
 from torchtriage.core.finding import Note
 from torchtriage.core.trace import Trace
-from torchtriage.core.units import format_change_ns, format_count, format_ms, format_ns, format_share
+from torchtriage.core.units import format_change_ns, format_count, format_ms, format_ns, format_range, format_share
 from torchtriage.diagnose.compare.attribute import ChangeAttribution, attribute
 from torchtriage.diagnose.compare.findings import STATUS_WORDS, keep_promise, match, place_of
 from torchtriage.diagnose.compare.result import (
@@ -249,10 +249,8 @@ def _trust(
         saved = f"{format_ms(promise.measured_ms)} {own} saved ({promise.outcome})"
         if not promise.checked:
             saved = f"not checked: no significant change {own}"
-        parts.append(
-            f"{', '.join(promise.codes)} fixed: {format_ms(promise.low_ms)} to {format_ms(promise.high_ms)} promised,"
-            f" {saved}"
-        )
+        span = format_range(format_ms(promise.low_ms), format_ms(promise.high_ms), from_zero=promise.low_ms <= 0)
+        parts.append(f"{', '.join(promise.codes)} fixed: {span} promised, {saved}")
     else:
         counts: Counter[str] = Counter(finding.status for finding in found)
         listed = [f"{counts[status]} {word}" for status, word in STATUS_WORDS.items() if counts[status]]

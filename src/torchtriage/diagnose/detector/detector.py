@@ -1,6 +1,6 @@
 """The detector: how likely a window holds an anti-pattern, which, and is it like what it learned.
 
-Its weights are a file of arrays that ``torchtriage learn train`` writes; the card beside them says
+Its weights are a file of arrays that ``torchtriage benchmark learn train`` writes; the card beside them says
 what they were trained on and how good they are. It gives an opinion only: no finding, cost or place
 ever comes from here.
 """
@@ -283,7 +283,7 @@ class Detector:
         """
         where = str(path) if path else f"the package's {WEIGHTS}"
         source = path or files(__package__).joinpath(WEIGHTS)
-        again = "torchtriage learn train FOLDER --out FILE makes them"
+        again = "torchtriage benchmark learn train FOLDER --out FILE makes them"
         try:
             data = source.read_bytes()
             with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
@@ -297,7 +297,7 @@ class Detector:
         if facts["features"] != features_digest():
             raise UsageError(
                 f"expected weights for the features of this version, found others in {where}",
-                hint="torchtriage learn train FOLDER --out FILE trains them again",
+                hint="torchtriage benchmark learn train FOLDER --out FILE trains them again",
             )
         experts = {domain: Expert.of(arrays, domain, told) for domain, told in facts["experts"].items()}
         return cls(experts, facts["about"])

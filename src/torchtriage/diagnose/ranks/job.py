@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from torchtriage.core.finding import Cost, Finding, Note, rank_order
 from torchtriage.core.names import visible
-from torchtriage.core.units import format_count, format_ms, format_ns, format_share, ms
+from torchtriage.core.units import format_count, format_ms, format_ns, format_range, format_share, ms
 from torchtriage.diagnose.ranks.across_ranks import FINDERS, across_ranks
 from torchtriage.diagnose.ranks.job_detection import Job
 from torchtriage.diagnose.ranks.job_patterns import RanksTogether
@@ -497,12 +497,11 @@ def costliest_sentence(result: JobResult, min_share: float) -> str:
         cost = first.cost
         assert cost is not None
         per = "per step" if cost.per == "step" else "in the window"
-        low, high = format_ms(cost.low_ms), format_ms(cost.high_ms)
-        amount = high if low == high else f"{low} to {high}" if cost.low_ms > 0 else f"up to {high}"
-        return f"{first.title}: {amount} of {format_ms(cost.of_ms)} {per} to win ({first.code})."
+        amount = format_range(format_ms(cost.low_ms), format_ms(cost.high_ms), from_zero=cost.low_ms <= 0)
+        return f"Largest saving: {first.title} ({first.code}), {amount} of {format_ms(cost.of_ms)} {per}."
     if result.findings:
         return f"{result.findings[0].title} ({result.findings[0].code})."
-    return f"Nothing found that costs {format_share(min_share)} of a step or more."
+    return f"Nothing found that saves {format_share(min_share)} of a step or more."
 
 
 def _verdict(result: JobResult, matches: Matches, min_share: float) -> tuple[str, str, str]:
@@ -519,8 +518,8 @@ def _verdict(result: JobResult, matches: Matches, min_share: float) -> tuple[str
         for word, name in (
             ("computing", "compute_ns"),
             ("waiting for other ranks", "wait_ns"),
-            ("only communicating", "comm_ns"),
-            ("only copying", "copy_ns"),
+            ("exposed communication", "comm_ns"),
+            ("exposed copies", "copy_ns"),
             (idle, "idle_ns"),
         )
     ]

@@ -108,7 +108,7 @@ def _merged(
         if cost.high_ms == 0:
             severity = "note"
             gains = (
-                "one of the ranks has nothing to win by it"
+                "one of the ranks gains nothing from it"
                 if len(by_rank) == len(numbers)
                 else "no other rank waits for it"
             )

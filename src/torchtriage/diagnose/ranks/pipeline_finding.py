@@ -154,7 +154,7 @@ def _imbalance(
         f"Stages of a pipeline are not equally long: rank {rank}'s takes longest",
         f"{_pipeline(one, alike)} ({made.schedule}): {name} on rank {rank} {'take' if len(stages) > 1 else 'takes'}"
         f" {format_ns(longest_ns)} for a micro-batch, forward and back, those of the other ranks"
-        f" {format_ns(usual_ns)} in the mean; {why}; with equal stages a step would be {format_ns(gain_ns)} shorter",
+        f" {format_ns(usual_ns)} on average; {why}; with equal stages a step would be {format_ns(gain_ns)} shorter",
         one,
         numbers,
         (gain_ns / 2, min(gain_ns * (1 + MODEL_ERROR), most_ns), step_ns),

@@ -89,9 +89,9 @@ def straggler_finding(
     whom = f"the other {n_waiting} ranks wait" if n_waiting > 1 else "the other rank waits"
     of = f" in process group {visible(late.group.group.name)}" if not late.reaches_all else ""
     message = (
-        f"in {late.n_late} of {n} steady step{'s' * (n > 1)} rank {rank} comes last to the collectives that cost most"
-        f" waiting, and {whom}{of}: {format_ns(float(np.mean(late.mean_wait_ns)))} of {format_ns(step_ns)} per step"
-        f" in the mean; {_why(cause, device=record.device)}"
+        f"rank {rank} comes last to the collectives with the longest waits in {late.n_late} of {n} steady"
+        f" step{'s' * (n > 1)}, and {whom}{of}: {format_ns(float(np.mean(late.mean_wait_ns)))} of"
+        f" {format_ns(step_ns)} per step on average; {_why(cause, device=record.device)}"
     )
     if hint:
         message += f"; {hint}"

@@ -175,8 +175,8 @@ def _device_rows(trace: Trace) -> Iterator[Note]:
             yield Note(
                 "other-device",
                 "warn",
-                f"of the {device}, busy time, idle time and late launches are judged; its kernels, copies and calls are"
-                " not: patterns know them on NVIDIA and AMD GPUs alone",
+                f"on a device such as this {device}, only busy time, idle time and late launches are judged: patterns"
+                " about kernels, copies and runtime calls are for NVIDIA and AMD GPUs",
             )
         return
     if device:
@@ -285,7 +285,7 @@ def _host_rows(trace: Trace) -> Iterator[Note]:
         yield Note(
             "no-host-rows",
             "warn",
-            "no operator rows: what launched the GPU work, and why the host was late, is unknown",
+            "the recording holds no operators: what launched the GPU work, and why the host was late, is unknown",
             "add ProfilerActivity.CPU to activities=",
         )
 

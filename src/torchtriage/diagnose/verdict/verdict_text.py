@@ -41,9 +41,9 @@ def sentences(trace: Trace, result: Result, min_share: float) -> tuple[str, str,
 
 _BUSY = ("compute_ns", "comm_only_ns", "copy_only_ns")
 _OTHER_THAN_COMPUTE = {
-    "comm_only_ns": "only communicating",
-    "copy_only_ns": "only copying",
-    "idle_host_late_ns": "idle because the host is late",
+    "comm_only_ns": "exposed communication",
+    "copy_only_ns": "exposed copies",
+    "idle_host_late_ns": "idle waiting for launches",
     "idle_queued_ns": "idle with work queued",
     "idle_unknown_ns": "idle for unknown reasons",
 }

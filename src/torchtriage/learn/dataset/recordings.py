@@ -129,7 +129,7 @@ def dataset_items(folder: Path) -> Iterator[DatasetItem]:
     if not found:
         raise UsageError(
             f"expected recordings of the benchmark in {folder}, found none",
-            hint="torchtriage dataset record makes them, torchtriage dataset fetch gets those of devices",
+            hint="torchtriage benchmark dataset record makes them; with fetch, it gets those of devices",
         )
     yield from map(read_item, found)
 
@@ -139,7 +139,7 @@ def read_item(path: Path) -> DatasetItem:
 
     Raises UsageError: the file is missing, damaged, or lacks something.
     """
-    hint = "remove it and record again: torchtriage dataset record"
+    hint = "remove it and record again: torchtriage benchmark dataset record"
     try:
         about = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:

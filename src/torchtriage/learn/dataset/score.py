@@ -168,7 +168,7 @@ def _row(item: DatasetItem, answer: Prediction | None, twins: Mapping[str, Datas
     if len(answer.windows) != len(faulty):
         raise UsageError(
             f"expected a number for each of the {len(faulty)} windows of item {item.id}, found {len(answer.windows)}",
-            hint="torchtriage dataset windows lists them",
+            hint="torchtriage benchmark dataset windows lists them",
         )
     named = max(answer.types, key=answer.types.__getitem__, default="")
     named = item.code if named in item.accepted else named

@@ -54,7 +54,7 @@ def _read(path: Path, decode: Callable[[bytes], _Read]) -> _Read:
     except (ValueError, KeyError, IndexError, TypeError, lzma.LZMAError, EOFError, StopIteration) as error:
         raise TraceFormatError(
             f"expected a trace of the benchmark, found something else in {path}: {error}",
-            hint="torchtriage dataset record writes it again",
+            hint="torchtriage benchmark dataset record writes it again",
         ) from error
 
 

@@ -12,7 +12,7 @@ from statistics import fmean, geometric_mean
 
 from torchtriage.core.finding import Finding, Note
 from torchtriage.core.stats.paired_interval import Ratio
-from torchtriage.core.units import NS_PER_MS, format_count, format_ms, format_share
+from torchtriage.core.units import NS_PER_MS, format_count, format_ms, format_range, format_share
 from torchtriage.core.version import __version__
 from torchtriage.diagnose.compare.findings import keep_promise, match
 from torchtriage.diagnose.compare.result import FindingChange, Promise, TimeChange
@@ -229,6 +229,6 @@ def _promise(promise: Promise | None, recorded: bool) -> str:
             if recorded
             else "Promise not checked: the programs were not recorded."
         )
-    span = f"{format_ms(promise.low_ms)} to {format_ms(promise.high_ms)}"
+    span = format_range(format_ms(promise.low_ms), format_ms(promise.high_ms), from_zero=promise.low_ms <= 0)
     codes = ", ".join(promise.codes)
     return f"Promised {span} per step for {codes}; {format_ms(promise.measured_ms)} saved: {promise.outcome}."

@@ -17,7 +17,7 @@ __all__ = ["CODE", "FIX"]
 CODE = MemoryCode(
     code="MEM052",
     name="peak-by-line",
-    title="The peak cannot be told by line",
+    title="The peak cannot be attributed to lines",
     needs="a snapshot with a history and stacks, or a trace with profile_memory and with_stack",
 )
 FIX = Fix(

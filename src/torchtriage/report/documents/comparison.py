@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torchtriage.core.names import elide, file_name, visible
-from torchtriage.core.units import format_both_ns, format_bytes, format_change_ns, format_count, format_ns
+from torchtriage.core.units import format_both_ns, format_bytes, format_change_ns, format_count, format_ns, format_range
 from torchtriage.diagnose.compare.findings import STATUS_WORDS
 from torchtriage.diagnose.compare.result import ChangeCause, ChangePart, ComparedRun, Comparison, FindingChange
 from torchtriage.diagnose.compare.verdict import SPLIT_WORDS
@@ -136,7 +136,8 @@ def _findings(result: Comparison) -> Iterator[b.Block]:
     if promise is not None:
         own = f"of {'its' if len(promise.codes) == 1 else 'their'} own time"
         saved = f", saved {format_ns(promise.measured_ms * 1e6)} {own}: "
-        amount = f"{format_ns(promise.low_ms * 1e6)} to {format_ns(promise.high_ms * 1e6)}"
+        low, high = format_ns(promise.low_ms * 1e6), format_ns(promise.high_ms * 1e6)
+        amount = format_range(low, high, from_zero=promise.low_ms <= 0)
         held = b.Span(promise.outcome, "green" if promise.holds_within_noise else "yellow")
         row = b.Row("promise", (f"{', '.join(promise.codes)} promised ", b.bold(amount), saved, held))
         yield b.Rows([row], on=b.TERMINAL + b.PAGE)

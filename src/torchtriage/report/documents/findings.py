@@ -16,11 +16,11 @@ SEVERITY = {"high": "bold red", "medium": "yellow", "low": "cyan", "note": "dim"
 
 
 def title(finding: Finding, rank: int | None) -> tuple[b.Span, ...]:
-    """Return a finding's line: its place in the order, if it has one, severity, code, title and certainty."""
+    """Return a finding's line: its place in the order, if it has one, severity, title, code and certainty."""
     return (
         b.dim(f"{rank}. " if rank is not None else ""),
         b.Span(finding.severity.upper(), SEVERITY[finding.severity]),
-        b.bold(f" {finding.code} {finding.title}"),
+        b.bold(f" {finding.title} ({finding.code})"),
         b.Span(f"  {finding.certainty}", "dim" if finding.certainty == "hint" else "italic"),
     )
 
@@ -50,7 +50,10 @@ def entry(finding: Finding, rank: int | None, *, summary: Summary | None = None,
     # a link and a line of code stay whole on the terminal
     source = fix.code.replace("\r\n", "\n").split("\n") if fix.code else []
     link = [fix.link] if fix.link.startswith("https://") else []
-    whole = [*((row, "green") for row in source), *((row, "dim underline") for row in link)]
+    whole = [
+        *((row, "green") for row in source),
+        *((row, f"dim underline{f' link {row}' * b.is_link(row)}") for row in link),
+    ]
     blocks = [
         b.Rows([row for row in rows if b.unfold(row.text)], indent=3),
         b.Code(whole, indent=3, on=b.TERMINAL),

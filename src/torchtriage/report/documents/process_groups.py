@@ -35,7 +35,7 @@ def lines(groups: Sequence[GroupSummary], per: str) -> b.Rows:
 
 def table(groups: Sequence[GroupSummary], per: str) -> b.Table:
     """Return the same in full."""
-    columns = ("group", f"per {per}", "sizes", "overlapped", "exposed", "waiting", "transfer", "bus", "told by")
+    columns = ("group", f"per {per}", "sizes", "overlapped", "exposed", "waiting", "transfer", "bus", "role from")
     rows = [
         (
             called(group),

@@ -22,7 +22,7 @@ def account(serving: ServingTime | None) -> Iterator[b.Block]:
     """Return a row per phase and what its columns are means over; nothing without an engine."""
     if serving is None:
         return
-    yield b.Table(COLUMNS, rows(serving), align="lrrrrrrrrrl", drop=(7, 8, 6, 2))
+    yield b.Table(COLUMNS, rows(serving), align="lrrrrrrrrrl", drop=(7, 8, 6, 2, 10, 5))
     yield b.Lines([b.dim(line) for line in words(serving)], tight=bool(serving.phases))
 
 

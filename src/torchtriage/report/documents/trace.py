@@ -6,53 +6,31 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from torchtriage.core.finding import Finding, Note, Quote
-from torchtriage.core.names import file_name, visible
-from torchtriage.core.trace.producer import ACCELERATORS
-from torchtriage.core.units import format_bytes, format_count, format_ms, format_ns, format_share
+from torchtriage.core.names import file_name
+from torchtriage.core.units import format_bytes, format_count, format_ns, format_share
 from torchtriage.diagnose.ranks.result import CollectiveSummary, JobResult
-from torchtriage.diagnose.runs.result import AccountLine, AccountPart, RecordedRun, StepAccount
-from torchtriage.diagnose.verdict.result import DeviceSummary, Result, Summary
+from torchtriage.diagnose.runs.result import RecordedRun
+from torchtriage.diagnose.verdict.result import Result, Summary
 from torchtriage.report import blocks as b
 from torchtriage.report import recorded, words
-from torchtriage.report.documents import bus_bandwidth, device_time, findings, pipelines, process_groups, serving
+from torchtriage.report.documents import (
+    brief,
+    bus_bandwidth,
+    device_time,
+    findings,
+    pictures,
+    pipelines,
+    process_groups,
+    serving,
+)
 
-__all__ = ["BAR", "doctor", "document"]
+__all__ = ["doctor", "document"]
 
-BAR = 40
-RANK_BAR = 24
 N_OPS = 5
 N_COLLECTIVES, N_COLLECTIVES_IN_MARKDOWN = 5, 20
 N_RANKS, N_RANKS_IN_MARKDOWN = 16, 32
 N_ACCOUNT_LINES = 6
-MIN_ACCOUNT_SHARE = 0.005
-MIN_RUN_SHARE = 0.05
 
-_RANK_MARKS = {
-    "compute_ns": ("█", "green"),
-    "comm_ns": ("▓", "blue"),
-    "wait_ns": ("░", "red"),
-    "copy_ns": ("▒", "magenta"),
-    "idle_ns": ("·", "yellow"),
-}
-# Time of a device by class: field, word, mark, colour. The marks differ without colour too.
-_BUSY = (
-    ("compute_ns", "compute", "█", "green"),
-    ("comm_only_ns", "communication", "▓", "blue"),
-    ("copy_only_ns", "copies", "▒", "magenta"),
-)
-_IDLE = (
-    ("idle_host_late_ns", "host late", "·", "red"),
-    ("idle_queued_ns", "queued", "·", "yellow"),
-    ("idle_unknown_ns", "cause unknown", "·", "bright_black"),
-)
-_ACCOUNT_MARKS = {
-    "operators": ("█", "green"),
-    "Python": ("▓", "red"),
-    "files": ("▒", "yellow"),
-    "compilation": ("▒", "magenta"),
-    "the loop": ("█", "green"),
-}
-_OTHER_MARK = ("░", "blue")
 _LEVELS = ("refuse", "warn", "info")
 _TRUST = {
     "refuse": b.Span("This recording cannot be analysed.", "bold red"),
@@ -62,22 +40,27 @@ _TRUST = {
 
 
 def document(
-    results: Sequence[Result], jobs: Sequence[JobResult] = (), *, top: int | None = None, quote: Quote | None = None
+    results: Sequence[Result],
+    jobs: Sequence[JobResult] = (),
+    *,
+    top: int | None = None,
+    quote: Quote | None = None,
+    short: bool = False,
 ) -> b.Document:
     """Return the report of one or more traces, and of the jobs some of them are ranks of.
 
     With more than one result, each starts with its path; jobs come first, and their ranks are not shown again one by
     one. ``top`` : findings shown per trace or job; the number left out is stated. ``quote`` : gives the source lines
-    to show below their place.
+    to show below their place. ``short`` : for the terminal alone, what fits a screen.
     """
     single = words.outside(results, jobs)
     several = len(single) + len(jobs) > 1
     blocks: list[b.Block] = []
     for job in jobs:
         first = next((result for result in results if result.trace.path == job.ranks[0].path), None)
-        blocks += _job(job, first, top, quote, several)
+        blocks += (brief.job if short else _job)(job, first, top, quote, several)
     for result in single:
-        blocks += _result(result, top, quote, several)
+        blocks += (brief.trace if short else _result)(result, top, quote, several)
     if len(single) > 1:
         blocks.append(b.Head("", [], path=f"{len(single):,} traces, each on its own", on=b.TERMINAL))
         for result in single:
@@ -110,7 +93,7 @@ def doctor(result: Result) -> b.Document:
 
 def _result(result: Result, top: int | None, quote: Quote | None, several: bool) -> Iterator[b.Block]:
     path = result.trace.path * several
-    yield b.Head(file_name(result.trace.path), result.verdict, (_verdict_style(result), ""), hang=0, path=path)
+    yield b.Head(file_name(result.trace.path), result.verdict, (brief.verdict_style(result), ""), hang=0, path=path)
     yield b.Rows(_ran(result), indent=0)
     yield from _accounts(result.recorded)
     if result.summary is not None or result.trace.n_events:
@@ -120,7 +103,7 @@ def _result(result: Result, top: int | None, quote: Quote | None, several: bool)
         n_steps = result.summary.n_steady_steps
         over = f"in {format_count(n_steps, judged)}" if n_steps else "window"
         for device in result.summary.devices:
-            yield _device(device, ACCELERATORS.get(result.trace.vendor, "GPU"), over)
+            yield pictures.device(device, result.trace.vendor, over)
         if not result.summary.devices:
             yield from _host(result.summary)
     yield from serving.account(result.serving)
@@ -149,12 +132,12 @@ def _job(
 ) -> Iterator[b.Block]:
     path = f"{len(job.ranks)} ranks of one job" * several
     per = "step" if job.n_steady_steps else "window"
-    yield b.Head(f"{len(job.ranks)} ranks of one job", job.verdict, (_verdict_style(job), ""), hang=0, path=path)
+    yield b.Head(f"{len(job.ranks)} ranks of one job", job.verdict, (brief.verdict_style(job), ""), hang=0, path=path)
     yield b.Rows([*_ran(first), *_selected(first)], indent=0)
     yield from _accounts(first.recorded if first is not None else None)
     yield b.Lines([b.dim(job.basis)], on=b.TERMINAL)
     if not job.refused:
-        yield _rank_bars(job)
+        yield pictures.ranks(job, N_RANKS)
         yield _collectives(job)
         yield process_groups.lines(job.process_groups, per)
         yield from pipelines.of_job(job)
@@ -166,13 +149,6 @@ def _job(
     yield _compiled(first, f"  on rank {job.ranks[0].rank}")
     yield from _answered(job, words.without_device(first) if first is not None else "", " on every rank")
     yield b.Foot(", ".join([f"{len(job.ranks)} ranks", job.basis, f"torchtriage {job.version}"]))
-
-
-def _verdict_style(subject: Result | JobResult) -> str:
-    if subject.refused:
-        return "bold red"
-    # green is for what was checked whole
-    return "bold green" if subject.healthy and not subject.not_checked and not subject.crashes else "bold"
 
 
 def _ran(result: Result | None) -> list[b.Row]:
@@ -206,36 +182,9 @@ def _answered(subject: Result | JobResult, without_device: str, where: str = "")
 
 def _accounts(run: RecordedRun | None) -> Iterator[b.Block]:
     if run is not None and run.account is not None:
-        yield from _step_account(run.account)
+        yield from pictures.account(run.account, N_ACCOUNT_LINES)
     if run is not None and (whole := run.run_account) is not None:
-        yield b.Rows([b.Row("run", (f"{format_ms(whole.of_ms)}: ", _account_parts(whole.parts)))], indent=0)
-        yield b.Rows(b.labelled("", _account_lines(whole.lines, MIN_RUN_SHARE)), indent=0, tight=True)
-
-
-def _step_account(account: StepAccount) -> Iterator[b.Block]:
-    what = f"{format_ms(account.of_ms)} per {account.per}"
-    steps = f"{format_count(account.n_steps, 'step')}, " if account.n_steps else ""
-    rests = f"  {steps}{format_count(account.n_looks, 'look')} at the stack"
-    bar = b.share_bar(((part.share, *_ACCOUNT_MARKS.get(part.kind, _OTHER_MARK)) for part in account.parts), BAR)
-    yield b.Rows(b.labelled(account.per, [(*bar, f" {what}", b.dim(rests)), _account_parts(account.parts)]), indent=0)
-    yield b.Rows(b.labelled("lines", _account_lines(account.lines, MIN_ACCOUNT_SHARE)), indent=0, tight=True)
-
-
-def _account_lines(lines: Sequence[AccountLine], least: float) -> list[b.Text]:
-    shown = [line for line in lines if line.share >= least][:N_ACCOUNT_LINES]
-    room = max((len(format_share(line.share)) for line in shown), default=0)
-    return [
-        (
-            b.bold(format_share(line.share).rjust(room)),
-            f"  {visible(file_name(line.file))}:{line.line} in {visible(line.function)}",
-            b.dim(f", {line.kind}"),
-        )
-        for line in shown
-    ]
-
-
-def _account_parts(parts: Sequence[AccountPart]) -> str:
-    return ", ".join(f"{part.kind} {format_share(part.share)}" for part in parts if part.share >= MIN_ACCOUNT_SHARE)
+        yield from pictures.run_account(whole, N_ACCOUNT_LINES)
 
 
 # -- findings --------------------------------------------------------------------------------------
@@ -273,7 +222,7 @@ def _cells(finding: Finding) -> tuple[b.Text, ...]:
     where = words.source_line(frame) if frame else (finding.place.ops or ("",))[-1]
     return (
         finding.severity,
-        (b.code(finding.code), f" {finding.title}"),
+        (f"{finding.title} ", b.code(finding.code)),
         b.code(words.event_name(where)) if where else "",
         words.saving(finding.cost) if finding.cost else "not costed",
         finding.certainty,
@@ -295,33 +244,10 @@ def _recording(result: Result, *, named: bool = False) -> Iterator[b.Block]:
     yield b.Lines([b.Span(first, "yellow"), *map(b.dim, others)], tight=True)
 
 
-def _device(device: DeviceSummary, kind: str, over: str) -> b.Rows:
-    label = f"{kind} {device.device}"
-    if device.classes is None:
-        return b.Rows(b.labelled(label, [b.dim("busy and idle time not known")]), on=b.TERMINAL)
-    wall_ns = device.classes.wall_ns
-    if wall_ns <= 0:
-        return b.Rows([])
-    shares = {field: int(getattr(device.classes, field)) / wall_ns for field, *_ in _BUSY + _IDLE}
-    bar = b.share_bar([(shares[field], mark, style) for field, _, mark, style in _BUSY + _IDLE], BAR)
-    busy = [
-        span
-        for field, word, mark, style in _BUSY
-        if shares[field] or field == "compute_ns"
-        for span in (b.Span(f"{mark} ", style), b.Span(f"{word} {format_share(shares[field])}  "))
-    ]
-    causes = ", ".join(f"{word} {format_share(shares[field])}" for field, word, *_ in _IDLE if shares[field])
-    idle = f"idle {format_share(sum(shares[field] for field, *_ in _IDLE))}{': ' if causes else ''}{causes}"
-    texts = [(*bar, b.dim(f" {format_ns(wall_ns)} {over}")), tuple(busy), (b.Span("· ", "red"), idle)]
-    return b.Rows(b.labelled(label, texts), on=b.TERMINAL)
-
-
 def _host(summary: Summary) -> Iterator[b.Rows]:
     walls = [step.end_ns - step.start_ns for step in summary.steps]
     if walls:
-        reach = f" {format_ns(min(walls))} to {format_ns(max(walls))}"
-        more = f", the first {BAR} of {len(walls):,}" if len(walls) > BAR else ""
-        yield b.Rows([b.Row("steps", (b.Span(b.bars(walls[:BAR]), "green"), reach, b.dim(more)))], on=b.TERMINAL)
+        yield pictures.steps(walls)
     ops = summary.top_ops[:N_OPS]
     room = max((len(format_ns(op.self_ns)) for op in ops), default=0)
     texts = [
@@ -334,27 +260,6 @@ def _host(summary: Summary) -> Iterator[b.Rows]:
     ]
     below = [b.dim("self time in the window")] * bool(ops)
     yield b.Rows(b.labelled("top ops", [*texts, *below]), tight=bool(walls), on=b.TERMINAL)
-
-
-def _rank_bars(job: JobResult) -> b.Rows:
-    longest = max(max(rank.wall_ns for rank in job.ranks), 1)
-    # who makes others wait, and who waits most
-    shown = sorted(job.ranks, key=lambda rank: (-rank.caused_wait_ns, -rank.wait_ns, rank.rank))[:N_RANKS]
-    rows = []
-    for rank in sorted(shown, key=lambda rank: rank.rank):
-        parts = [(int(getattr(rank, field)) / longest, *mark) for field, mark in _RANK_MARKS.items()]
-        bar = b.share_bar(parts, RANK_BAR)
-        pad = " " * (RANK_BAR - sum(len(span.text) for span in bar))
-        rows.append(b.Row(f"rank {rank.rank}", (*bar, f"{pad} {words.rank_line(rank)}")))
-    if hidden := len(job.ranks) - len(shown):
-        rows.append(b.Row("", b.dim(f"{format_count(hidden, 'more rank')} not shown")))
-    legend = [
-        span
-        for field, word, share in words.rank_parts(job)
-        for mark, style in [_RANK_MARKS[field]]
-        for span in (b.Span(f"{mark} ", style), b.Span(f"{word} {format_share(share)}  "))
-    ]
-    return b.Rows([*rows, b.Row("", tuple(legend))], on=b.TERMINAL)
 
 
 def _rank_table(job: JobResult) -> b.Table:

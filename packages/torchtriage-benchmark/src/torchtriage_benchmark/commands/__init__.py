@@ -1,1 +1,1 @@
-"""Commands that ``torchtriage dataset`` and ``torchtriage learn`` load from here."""
+"""Commands that ``torchtriage benchmark dataset`` and ``torchtriage benchmark learn`` load from here."""

@@ -1,4 +1,4 @@
-"""``torchtriage dataset record``, ``synthesize``, ``fetch`` and ``verify``."""
+"""``torchtriage benchmark dataset record``, ``synthesize``, ``fetch`` and ``verify``."""
 
 from __future__ import annotations
 

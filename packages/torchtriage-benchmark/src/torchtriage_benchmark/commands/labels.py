@@ -1,4 +1,4 @@
-"""``torchtriage learn iterate``, ``audit`` and ``veto``: labels that are put right, and by whom."""
+"""``torchtriage benchmark learn iterate``, ``audit`` and ``veto``: labels that are put right, and by whom."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``torchtriage learn``: train the detector on the benchmark, and compare it with others."""
+"""``torchtriage benchmark learn``: train the detector on the benchmark, and compare it with others."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def _read(path: Path) -> tuple[int, dict[str, dict[str, Any]]]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
             f"expected an index in {path}, found {error}",
-            hint="torchtriage dataset record writes it; what was fetched has none, and was checked then",
+            hint="torchtriage benchmark dataset record writes it; what was fetched has none, and was checked then",
         ) from error
 
 

@@ -295,7 +295,7 @@ def _recording(folder: Path, number: str) -> DatasetItem:
     if not path.exists():
         raise UsageError(
             f"expected the recording {number} to make it from, found none in {folder}",
-            hint="torchtriage dataset record makes it",
+            hint="torchtriage benchmark dataset record makes it",
         )
     return read_item(path)
 

@@ -215,7 +215,7 @@ def iterate(
     if len(families) < settings.folds:
         raise UsageError(
             f"expected at least {settings.folds} model families to learn from, found {len(families)}",
-            hint="record more of the benchmark: torchtriage dataset record",
+            hint="record more of the benchmark: torchtriage benchmark dataset record",
         )
     known = history.apply(labels)
     learn, tune = relabelled(items, known)

@@ -194,7 +194,7 @@ def check(found: Sequence[Example], split: str) -> None:
         raise UsageError(
             f"expected faulty and healthy windows in split {split!r}, "
             f"found {faulty} faulty of {total:,} in {len(found)} recordings",
-            hint="record more of the benchmark: torchtriage dataset record --count 200",
+            hint="record more of the benchmark: torchtriage benchmark dataset record --count 200",
         )
 
 
@@ -281,7 +281,7 @@ def _kinds(
     if len(codes) < 2:
         raise UsageError(
             f"expected faults of several types in split 'train', found {', '.join(codes)}",
-            hint="record more of the benchmark: torchtriage dataset record --count 200",
+            hint="record more of the benchmark: torchtriage benchmark dataset record --count 200",
         )
     balanced = (count.mean() / count)[target] * weight[chosen]
     forest = boosted(rows[chosen], target, balanced, seed=seed, rounds=TYPE_ROUNDS)

@@ -150,7 +150,7 @@ class History:
             raise UsageError(
                 f"expected the number of a change, found {number}",
                 where=str(self.path),
-                hint="torchtriage learn audit lists them",
+                hint="torchtriage benchmark learn audit lists them",
             )
         place = change.item, change.window
         later = [item for item in self.changes[self.changes.index(change) + 1 :] if (item.item, item.window) == place]

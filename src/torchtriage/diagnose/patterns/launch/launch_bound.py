@@ -95,7 +95,7 @@ def find(trace: Trace) -> Claims:
     gap_ns = int(np.median(rest[:, 1] - rest[:, 0]))
     yield Claim(
         message=f"the GPU waits {format_ns(rest_ns / steps.n_steady)} of {format_ns(steps.wall_ns)} {steps.per} for"
-        f" launches, in {format_count(len(rest) / steps.n_steady, 'gap')} of {format_ns(gap_ns)} in the median:"
+        f" launches, in {format_count(len(rest) / steps.n_steady, 'gap')} (median {format_ns(gap_ns)}):"
         f" {format_count(per_step, 'GPU event')}, {format_share(tiny)} of the kernels shorter than"
         f" {TINY_NS // 1000} µs"
         + (f"; {format_share(idle_there)} of it where the place below makes {n_there:,.0f} of them" if much else "")

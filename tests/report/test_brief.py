@@ -1,0 +1,199 @@
+"""The report that a command prints by default: one screen, what to do first, each qualifier once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.cells import cell_len
+from tests.conftest import DATA
+from tests.report import forms
+from tests.report.sample_result import SERVING, all_results, healthy, partial, problems, refused, unmarked
+
+import torchtriage as tt
+from torchtriage.core.errors import TraceFormatError
+from torchtriage.core.finding import Crash
+from torchtriage.diagnose.runs.result import AccountLine, AccountPart, RecordedRun, StepAccount, WatchedMemory
+from torchtriage.diagnose.verdict.result import Result
+from torchtriage.report import terminal
+from torchtriage.report.documents import trace
+from torchtriage.report.documents.brief import _clause
+from torchtriage.report.json_report import JsonReport
+
+WIDTH, LINES = 100, 40
+
+
+def brief(result: Result, width: int = WIDTH, **options: Any) -> str:
+    return forms.traces([result], width=width, short=True, **options).plain
+
+
+def test_the_first_lines_say_where_the_time_goes_and_what_saves_most() -> None:
+    lines = brief(problems()).splitlines()
+    assert lines[0] == problems().verdict[0]
+    assert "Largest savings; together 12.3-27.8 ms per step (26-58 %)" in lines
+    at = lines.index("1. The host waits for the GPU to read a scalar (SYN001)")
+    assert lines[at + 1 : at + 6] == [
+        "   HIGH      saves 9.10-11.9 ms per step (19-25 %), certain",
+        "   where     train.py in train_step (from line 31)",
+        "   why       2 reads of a GPU scalar per step stop the host 21.4 ms; the GPU then runs dry 11.9 ms",
+        "   fix       Keep the loss on the GPU and read it every N steps.",
+        "",
+    ]
+
+
+def test_no_word_of_another_scale_stands_beside_severity_saving_and_confidence() -> None:
+    for result in all_results():
+        assert not re.search(r"grade [ABC]|modelled|bounded|\bmeasured,", brief(result))
+
+
+def test_the_name_of_a_finding_comes_before_its_code_and_opens_its_page() -> None:
+    text = forms.traces([problems()], short=True)
+    first = problems().findings[0]
+    at = text.plain.index(f"{first.title} ({first.code})")
+    assert f"link {first.fix.link}" in " ".join(str(span.style) for span in text.spans if span.start == at)
+
+
+def test_a_source_line_stands_beside_its_place() -> None:
+    result = problems()
+    exact = replace(result.findings[0].place.frame, exact=True)
+    found = replace(result.findings[0], place=replace(result.findings[0].place, frame=exact))
+    text = brief(replace(result, findings=(found,)), quote=lambda *_: "loss.item()")
+    assert "   where     train.py:31  loss.item()\n" in text
+
+
+def test_what_is_not_in_full_is_a_line_each_and_counted() -> None:
+    result = problems()
+    many = replace(result, findings=(*result.findings, *result.findings))
+    lines = brief(many).splitlines()
+    assert [line[:2] for line in lines if re.match(r"\d\. ", line)] == ["1.", "2.", "3.", "4.", "5."]
+    assert f"{len(many.findings) - 5} more findings with -v" in lines
+    assert "8 more findings not shown." in brief(many, top=2)
+
+
+def test_what_was_not_checked_is_said_once_and_names_what_is_missing() -> None:
+    text = brief(partial())
+    assert text.count("Not checked") == 1
+    assert "Not checked: 4 of 28 patterns (missing: " in text
+    assert "Checked: all 28 patterns." in brief(healthy())
+    crashed = replace(healthy(), crashes=(Crash("HST021", "IndexError: odd"),))
+    assert "Failed, a defect of torchtriage: HST021 IndexError: odd" in brief(crashed)
+
+
+def test_limits_take_the_line_of_trust() -> None:
+    limited = replace(problems(), verdict=(*problems().verdict[:2], "Limited trust: half of it is missing."))
+    trust = [line for line in brief(limited).splitlines() if "rust:" in line]
+    assert trust == ["Limited trust: half of it is missing."]
+
+
+def test_a_refusal_says_why_and_what_to_do() -> None:
+    lines = brief(refused()).splitlines()
+    assert lines[0] == refused().verdict[0]
+    assert refused().verdict[1] in lines
+    assert not any(line.startswith("1. ") for line in lines)
+
+
+def test_the_steps_of_an_engine_and_what_was_asked_for_are_there() -> None:
+    text = brief(replace(problems(), serving=SERVING))
+    assert "  prefill" in text
+    assert "  category" not in text
+    assert "  operator" in text  # of --by operator
+
+
+def test_a_run_says_where_its_step_goes_how_long_it_takes_and_what_was_asked_for() -> None:
+    parts = (AccountPart("Python", 14.0, 0.88), AccountPart("operators", 1.9, 0.12))
+    lines = (AccountLine("/srv/train.py", 36, "clean", "Python", 0.71),)
+    run = RecordedRun(
+        *("train.py", 0, "one step of SGD", "train.py", 41, "main", 40, 15.9, 39, True, 16.0, 24.9),
+        memory=WatchedMemory("no leak", 300, 20, (), 0, 0, 0, None, None, "", 0.0, ()),
+        account=StepAccount("step", 15.9, 39, 400, "train.py", 41, parts, lines),
+    )
+    text = brief(replace(problems(), recorded=run))
+    bar, *rows = text[text.index("  step ") : text.index("  GPU 0")].splitlines()
+    assert bar == f"  step      {'▓' * 35}{'█' * 5}  Python 88 %, operators 12 %"
+    assert rows == [
+        "  lines     train.py:36 71 %",
+        "  time      15.9 ms without the profiler (mean of 39 steps)",
+        "  memory    no leak in 300 steps; resident 0 B at first, 0 B at last, 0 B at most",
+    ]
+
+
+def test_without_steps_savings_are_of_the_window() -> None:
+    assert "saves 90.0-120 ms in the window (19-25 %)" in brief(unmarked())
+
+
+def test_a_long_path_keeps_its_end_and_is_not_broken() -> None:
+    result = problems()
+    frame = replace(
+        result.findings[0].place.frame, file="/opt/venv/lib/python3.12/site-packages/company/models/vision/train.py"
+    )
+    found = replace(result.findings[0], place=replace(result.findings[0].place, frame=frame))
+    text = brief(replace(result, findings=(found,)), 80)
+    assert "   where     …/site-packages/company/models/vision/train.py in train_step" in text
+
+
+@pytest.mark.parametrize("width", [40, 80, 100, 120])
+@pytest.mark.parametrize("result", all_results(), ids=lambda result: result.trace.path[:8])
+def test_no_line_is_wider_than_the_terminal(result: Result, width: int) -> None:
+    # code is shown where it fits 80 columns
+    assert all(cell_len(line) <= width for line in brief(result, width).splitlines())
+
+
+@pytest.mark.parametrize(
+    ("text", "room", "shown"),
+    [
+        ("short", 10, "short"),
+        ("a first clause, and a second", 20, "a first clause …"),
+        ("one sentence here. Another one", 25, "one sentence here."),
+        ("products over [256, 64, 8] and [1, 2]", 32, "products over [256, 64, 8] …"),
+        ("takes 6.24 ms of 53.5 ms", 18, "takes 6.24 ms …"),
+        ("x" * 30, 10, "xxxxxxxxx…"),
+    ],
+)
+def test_a_long_text_ends_with_a_clause(text: str, room: int, shown: str) -> None:
+    assert _clause(text, room) == shown
+
+
+# -- recordings --------------------------------------------------------------------
+
+
+def recorded() -> Iterator[Path]:
+    """Yield each trace, and the folder of each job."""
+    yield from sorted(one for one in (DATA / "traces").rglob("*.json*") if "8ranks" not in str(one))
+    yield from sorted((DATA / "traces" / "distributed").glob("*ranks"))
+    yield from sorted((DATA / "gpu2" / "traces").glob("*.json.gz"))
+    yield from sorted((DATA / "gpu2" / "jobs").glob("*"))
+
+
+@pytest.mark.data
+def test_the_page_about_reports_shows_a_real_one(recordings: Path, judge: Callable[[Path], tt.Report]) -> None:
+    result = judge(recordings / "cv" / "resnet50_v100_train_workers0.json.gz")
+    page = (Path(__file__).parents[2] / "docs" / "report.md").read_text(encoding="utf-8")
+    shown = re.search(r"```text\n(.*?)```", page, re.DOTALL)
+    assert shown is not None
+    assert shown[1] == brief(replace(result, trace=replace(result.trace, path=Path(result.trace.path).name)))
+
+
+@pytest.mark.data
+@pytest.mark.slow
+@pytest.mark.parametrize("path", list(recorded()), ids=lambda path: path.name[:60])
+def test_a_report_fits_a_screen_and_in_full_it_holds_everything(path: Path, judge: Callable[[Path], tt.Report]) -> None:
+    try:
+        ranks = path.is_dir() or judge(path).holds_ranks
+    except TraceFormatError:
+        return  # one message is all that is printed
+    found = tt.analyze_ranks([path]) if ranks else None
+    report = JsonReport.of(found.results, found.jobs) if found else JsonReport.of([judge(path)])
+    lines = terminal.render(trace.document(report.results, report.jobs, short=True), width=WIDTH).plain.splitlines()
+    assert len(lines) <= LINES, "\n".join(lines)
+    assert max(map(cell_len, lines)) <= WIDTH
+    full = " ".join(terminal.render(trace.document(report.results, report.jobs), width=WIDTH).plain.split())
+    for subject in report.jobs or report.results:
+        assert all(full.count(finding.code) for finding in subject.findings)
+        assert all(" ".join(finding.message.split()) in full for finding in subject.findings)
+        assert f"{len(subject.checked)} patterns checked" in full or subject.refused
+        hidden = {entry.code for entry in subject.not_checked if entry.code not in full}
+        assert not hidden or "GPU patterns: need GPU rows" in full

@@ -63,7 +63,7 @@ def test_where_nobody_sees_a_page_its_path_is_said(opened: list[str], tmp_path: 
     assert opened == []
 
 
-@pytest.mark.parametrize("words, count", [([], 1), (["--no-open"], 0)])
+@pytest.mark.parametrize(("words", "count"), [([], 1), (["--no-open"], 0)])
 def test_with_a_display_the_page_opens(
     words: list[str], count: int, opened: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -75,7 +75,7 @@ def test_with_a_display_the_page_opens(
 
 
 @pytest.mark.parametrize(
-    "platform, variables, tty, seen",
+    ("platform", "variables", "tty", "seen"),
     [
         ("linux", {"DISPLAY": ":0"}, True, True),
         ("linux", {"WAYLAND_DISPLAY": "wayland-0"}, True, True),
@@ -112,7 +112,8 @@ def test_the_bundled_part_is_judged_like_the_whole(recordings: Path) -> None:
     assert [one.code for one in part.findings] == [one.code for one in whole.findings]
     assert [one.severity for one in part.findings] == [one.severity for one in whole.findings]
     for one, other in zip(part.findings, whole.findings, strict=True):
-        assert one.cost is not None and other.cost is not None
+        assert one.cost is not None
+        assert other.cost is not None
         assert one.cost.share_high == pytest.approx(other.cost.share_high, abs=0.015)
 
 

@@ -118,7 +118,8 @@ for file in sys.argv[1:]:
 print("\\n" + json.dumps(reports, default=float))
 """
 VERSIONS = {
-    "HTA": "from importlib.metadata import version; print('traceinsight', version('traceinsight'))",
+    "HTA": "from importlib.metadata import version; "
+    'print(f\'traceinsight {version("traceinsight")}, pandas {version("pandas")}\')',
     "TraceLens": "import subprocess, TraceLens, os; print('commit', subprocess.check_output(['git', '-C', "
     "os.path.dirname(TraceLens.__file__), 'rev-parse', '--short=8', 'HEAD'], text=True).strip())",
 }
@@ -185,10 +186,10 @@ def files(path: Path) -> list[Path]:
     return sorted(path.glob("*.json.gz"), key=lambda one: [int(part) for part in re.findall(r"\d+", one.name)])
 
 
-def measure(tool: str, python: str, path: Path, *, busy: bool = False) -> dict[str, Any]:
-    """Run a tool on a recording in a process of its own: what it printed, its time, its peak memory.
+def measure(tool: str, python: str, path: Path) -> dict[str, Any]:
+    """Run a tool on a recording in a process of its own.
 
-    ``busy`` : other work runs on the machine, so the time is the processor's.
+    Returns what it says, ``s`` of processor time (all its threads and processes), ``wall_s`` and ``mb`` at the peak.
     """
     ranks = files(path)
     for one in ranks:
@@ -197,24 +198,21 @@ def measure(tool: str, python: str, path: Path, *, busy: bool = False) -> dict[s
         command = [python, "-m", "torchtriage", "analyze", str(path), "--json", "-q"]
     else:
         command = [python, "-c", HTA if tool == "HTA" else TRACELENS, *map(str, ranks)]
-
-    def spent_s() -> float:
-        if not busy:
-            return time.perf_counter()
-        ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return ended.ru_utime + ended.ru_stime
-
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as complaints:
-        began_s = spent_s()
+        before, began_s = _ended_s(), time.perf_counter()
         process = subprocess.Popen(command, stdout=output, stderr=complaints, cwd=tempfile.gettempdir())
         peak_bytes: dict[int, int] = {}
         while process.poll() is None:
             peak_bytes |= peaks([process.pid, *descendants(process.pid)])
-            if spent_s() - began_s > LIMIT_S:
+            if _running_s(process.pid) > LIMIT_S:
                 process.kill()
             time.sleep(0.01)
-        took_s = spent_s() - began_s
-        found: dict[str, Any] = {"s": round(took_s, 2), "mb": round(sum(peak_bytes.values()) / 1e6)}
+        took_s = _ended_s() - before
+        found: dict[str, Any] = {
+            "s": round(took_s, 2),
+            "wall_s": round(time.perf_counter() - began_s, 2),
+            "mb": round(sum(peak_bytes.values()) / 1e6),
+        }
         output.seek(0)
         complaints.seek(0)
         said = output.read().decode(errors="replace").strip().splitlines()
@@ -226,6 +224,21 @@ def measure(tool: str, python: str, path: Path, *, busy: bool = False) -> dict[s
     except (ValueError, IndexError):
         return {**found, "failure": (lines or ["nothing printed"])[-1][:120]}
     return {**found, "says": READERS[tool](document)}
+
+
+def _ended_s() -> float:
+    """Return the processor time of all processes that this one waited for."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return ended.ru_utime + ended.ru_stime
+
+
+def _running_s(pid: int) -> float:
+    """Return the processor time of a process that runs, and of those it waited for; 0 once it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:
+        return 0.0
+    return sum(int(field) for field in fields[11:15]) / os.sysconf("SC_CLK_TCK")
 
 
 def _ours(document: Mapping[str, Any]) -> dict[str, Any]:

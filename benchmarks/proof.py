@@ -5,7 +5,7 @@
 reads the shared recordings (``../shared/data``, or where TORCHTRIAGE_DATA points), runs each tool on each of them in a
 process of its own, one after the other, and writes ``benchmarks/proof.json`` and the page. What the first file holds is
 not measured again (``--again`` does), ``--page`` alone writes the page. The tools live in environments of their own:
-``pip install traceinsight`` in one, a clone of AMD-AGI/TraceLens in the other.
+``pip install traceinsight 'pandas<3'`` in one, a clone of AMD-AGI/TraceLens in the other.
 
 What a tool says of a recording, and when that names the cause, is the rule of ``peers.py``.
 """
@@ -124,8 +124,7 @@ def _better(known: Sequence[Label], measured: Mapping[str, Any]) -> str:
 
 
 def _costs(known: Sequence[Label], measured: Mapping[str, Any]) -> str:
-    quiet = [one for one in known if not measured[one.name].get("busy")]
-    alike = [one for one in quiet if all("says" in measured[one.name][tool] for tool in TOOLS)]
+    alike = [one for one in known if all("says" in measured[one.name][tool] for tool in TOOLS)]
     lines = []
     for tool in TOOLS:
         all_of = [measured[one.name][tool] for one in known]
@@ -137,11 +136,7 @@ def _costs(known: Sequence[Label], measured: Mapping[str, Any]) -> str:
             f"| {max(one['s'] for one in some):.1f} | {median(one['mb'] for one in some):,.0f} "
             f"| {max(one['mb'] for one in some):,} | {failed} | {slow} |"
         )
-    return (
-        f"Of the {len(alike)} recordings that all three finished on the quiet machine:\n\n"
-        + COST_HEAD
-        + "\n".join(lines)
-    )
+    return f"Of the {len(alike)} recordings that all three finished:\n\n" + COST_HEAD + "\n".join(lines)
 
 
 COST_HEAD = """\
@@ -156,7 +151,7 @@ def _row(label: Label, found: Mapping[str, Any]) -> str:
     for tool in TOOLS[1:]:
         right = "-" if not label.judged else "names it" if names_cause(label, found[tool]) else "no"
         cells.append(f"{_peer(found[tool])}: **{right}**")
-    cells.append(" / ".join(f"{found[tool]['s']:.1f}" for tool in TOOLS) + ("*" if found.get("busy") else ""))
+    cells.append(" / ".join(f"{found[tool]['s']:.1f}" for tool in TOOLS))
     cells.append(" / ".join(f"{found[tool]['mb']:,}" for tool in TOOLS))
     return "| " + " | ".join(cells) + " |"
 
@@ -215,7 +210,7 @@ devices from public repositories (PyTorch profiler, {n_jobs} of them jobs of sev
 | torchtriage | {version}, `torchtriage analyze FILE --json` |
 | HTA | HolisticTraceAnalysis, PyPI {hta}: temporal, idle-time and kernel breakdown |
 | TraceLens | AMD-AGI/TraceLens, {tracelens}: its PyTorch report as CSV, with the kernel summary |
-| how | every tool on every file in a process of its own, in turn, nothing else measured meanwhile; one run each |
+| how | every tool on every file in a process of its own, the three in turn, once each |
 
 ## What it shows, and what it does not
 
@@ -246,9 +241,9 @@ time and, in kernels, a fitting name.
 
 {costs}
 
-Time is from starting the process to its end, imports included. Peak memory is the resident peak of the process and
-those it started. What takes over 120 s is stopped, and is not in the sums. Times with a star are processor times, taken
-beside other work, and in no sum.
+Time is the processor's, user and system, of all threads and processes from the start to the end, imports included:
+the machine had other work beside. It favours the two others where torchtriage uses both cores. Peak memory is the
+resident peak of the process and those it started. What takes over 120 s is stopped, and is not in the sums.
 
 ## The rule
 
@@ -276,6 +271,11 @@ $ python benchmarks/proof.py --hta-python ../hta/bin/python --tracelens-python .
 # -- the command --------------------------------------------------------------------------------
 
 
+def stored() -> dict[str, Any]:
+    """Return what was measured up to now, by this or another call."""
+    return json.loads(STORE.read_text(encoding="utf-8")) if STORE.exists() else {"recordings": {}}  # type: ignore[no-any-return]
+
+
 def main() -> None:
     """Measure what is not measured yet, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -283,15 +283,15 @@ def main() -> None:
     parser.add_argument("--tracelens-python", help="a Python that has TraceLens, from a clone")
     parser.add_argument("--minutes", type=float, default=math.inf, help="end after so long; the next call goes on")
     parser.add_argument("--again", action="store_true", help="measure all again")
-    parser.add_argument("--busy", action="store_true", help="note processor times: the machine has other work")
     parser.add_argument("--page", action="store_true", help="only write the page of what was measured")
     given = parser.parse_args()
-    store = json.loads(STORE.read_text(encoding="utf-8")) if STORE.exists() and not given.again else {"recordings": {}}
+    if given.again:
+        STORE.unlink(missing_ok=True)
     if not given.page:
         if not (given.hta_python and given.tracelens_python):
             parser.error("expected --hta-python and --tracelens-python, or --page")
         pythons = dict(zip(TOOLS, (sys.executable, given.hta_python, given.tracelens_python), strict=True))
-        store |= {
+        about = {
             "versions": {tool: version(tool, python) for tool, python in pythons.items()},
             "machine": machine(),
             "date": time.strftime("%Y-%m-%d"),
@@ -299,17 +299,16 @@ def main() -> None:
         end_s = time.monotonic() + given.minutes * 60
         todo = sorted(labels(), key=lambda label: sum(one.stat().st_size for one in files(DATA / label.name)))
         for index, label in enumerate(todo):
-            if label.name in store["recordings"]:
+            if label.name in stored()["recordings"]:
                 continue
             if time.monotonic() > end_s:
                 print(f"stopped before {label.name}: {len(todo) - index} to go", file=sys.stderr)
                 break
-            path = DATA / label.name
-            found = {tool: measure(tool, pythons[tool], path, busy=given.busy) for tool in rotated(index)}
-            store["recordings"][label.name] = found | ({"busy": True} if given.busy else {})
-            STORE.write_text(json.dumps(store, indent=1) + "\n", encoding="utf-8")
+            found = {tool: measure(tool, pythons[tool], DATA / label.name) for tool in rotated(index)}
             print(label.name, {tool: found[tool]["s"] for tool in TOOLS}, file=sys.stderr)
-    PAGE.write_text(page(store), encoding="utf-8")
+            store = about | {"recordings": stored()["recordings"] | {label.name: found}}
+            STORE.write_text(json.dumps(store, indent=1) + "\n", encoding="utf-8")
+    PAGE.write_text(page(stored()), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 from torchtriage.api import tables  # noqa: F401 - a loaded trace has the table of findings, too
 from torchtriage.api.rendering import Renderable
@@ -589,6 +589,6 @@ def _expanded(pattern: Path) -> list[Path]:
     return some
 
 
-def sample_path() -> Path:
-    """Return the bundled sample: our own recording of a small training script on the CPU."""
-    return Path(__file__).parents[1] / "cli" / "sample" / "sample_cpu_training.json.gz"
+def sample_path(device: Literal["cpu", "gpu"] = "cpu") -> Path:
+    """Return a bundled sample: our own recording of a small script on the CPU, or one of a training on a GPU."""
+    return Path(__file__).parents[1] / "cli" / "sample" / f"sample_{device}_training.json.gz"

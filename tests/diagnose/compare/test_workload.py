@@ -245,6 +245,22 @@ def test_other_operators_are_another_model_where_nobody_recorded_sizes():
     assert "sizes-unknown" in warned(one, one)
 
 
+def test_samples_made_on_the_main_thread_are_no_part_of_the_model():
+    def run(fetch: str, made: int) -> Trace:
+        trace = TraceBuilder(vendor="cpu")
+        for i in range(5):
+            at = i * 1000.0
+            trace.step(i, at, 900)
+            trace.annotation(f"enumerate(DataLoader)#{fetch}.__next__", at, 400)
+            for j in range(made):
+                trace.op("aten::rand", at + 10 + 3 * j, 2)
+            trace.op("aten::conv2d", at + 500, 100)
+            trace.op("aten::relu", at + 600, 40)
+        return trace.build()
+
+    assert codes(run("_SingleProcessDataLoaderIter", 100), run("_MultiProcessingDataLoaderIter", 0)) == set()
+
+
 def test_on_a_cpu_other_profiler_options_are_refused_on_an_idle_free_gpu_they_do_not_matter():
     layers = [("aten::linear", [[32, 64], [64, 64], [64]])]
     plain = products(layers)

@@ -36,12 +36,12 @@ CLASSES: tuple[TimeClass, ...] = get_args(TimeClass)
 LOADER, BACKWARD, WAIT, PYTHON = "DataLoader", "backward", "wait", "Python"
 REST = "the rest"
 
-_LOADER = r"^enumerate\(DataLoader\)#"
+FETCH = r"^enumerate\(DataLoader\)#"
 _OPTIMIZER = r"^Optimizer\.\w+#"
 _BACKWARD = r"^autograd::engine::|Backward\d*$|AccumulateGrad$"
 _ENGINE = r"^autograd::engine::evaluate_function: "
 # what PyTorch itself annotates says nothing about the user's own phases
-_OWN_MARKS = rf"^ProfilerStep#|{_LOADER}|{_OPTIMIZER}|^## |DataParallel\.|^(nccl|gloo|mpi):|{COMPILES}"
+_OWN_MARKS = rf"^ProfilerStep#|{FETCH}|{_OPTIMIZER}|^## |DataParallel\.|^(nccl|gloo|mpi):|{COMPILES}"
 _CHANGING = re.compile(r"(?<=^ProfilerStep)#\d+|\b(?=[a-z0-9]*\d)[a-z0-9]{16,}\b|\b\d+/\d+\b|0x[0-9a-f]+")
 
 
@@ -346,7 +346,7 @@ class _Owners:
         rows = trace.tree.members
         ops, notes = trace.kind == Kind.OP, trace.kind == Kind.ANNOTATION
         own = self._named(ops | notes, _OWN_MARKS)
-        loads = _outermost(trace, rows, self._named(ops | notes, _LOADER))
+        loads = _outermost(trace, rows, self._named(ops | notes, FETCH))
         steps = _outermost(trace, rows, self._named(ops | notes, _OPTIMIZER))
         nodes = _outermost(trace, rows, self._named(ops, _BACKWARD))
         marks = _outermost(trace, rows, notes & ~own & ~self._steps(notes))

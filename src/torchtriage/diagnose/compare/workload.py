@@ -21,6 +21,7 @@ from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.units import format_count, format_share
 from torchtriage.diagnose.compare.result import Unlike
 from torchtriage.diagnose.compare.served import Served, served, unlike_served
+from torchtriage.diagnose.compare.time_account import FETCH
 from torchtriage.diagnose.verdict.result import MISSING_ROWS
 
 __all__ = ["Workload", "limits", "unlike", "workload"]
@@ -575,7 +576,9 @@ def _product(name: str, dims: object) -> tuple[tuple[int, ...], float]:
 
 
 def _names(trace: Trace, kind: Kind) -> dict[str, float]:
-    rows = np.flatnonzero(trace.kind == kind)
+    # what a loader does on the main thread goes to its workers, and is no part of the model
+    loads = trace.is_kind(Kind.ANNOTATION, Kind.OP) & trace.matching(FETCH)
+    rows = np.flatnonzero((trace.kind == kind) & ~trace.tree.under(loads))
     of = trace.steps.of_host if kind == Kind.OP else trace.steps.of_work
     rows = rows[trace.steps.in_steady(of(rows))]
     counts = np.bincount(trace.name[rows], minlength=1)

@@ -133,4 +133,4 @@ def test_what_draws_graphs_is_named_where_it_is_missing(monkeypatch: pytest.Monk
     monkeypatch.setattr(module, "find_spec", lambda _: None)
     logs = [process(0, long_graph(3, 3, 1))]
     (note,) = [one for one in with_drawings(judge(logs), logs).notes if one.code == "graphs-not-drawn"]
-    assert note.hint == "pip install 'torchtriage[draw]'"
+    assert note.fix == "pip install 'torchtriage[draw]'"

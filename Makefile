@@ -4,7 +4,8 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
+# pip would compile every module of torch and its like: half a minute, and most are never imported
+INSTALL := -m pip --disable-pip-version-check --quiet install --no-compile
 FUZZ_SECONDS ?= 120
 # branches are counted, so that the fuzzer sees what is new, and every access to memory is checked; a stable
 # compiler can do both, the second one when told that it is another
@@ -75,7 +76,7 @@ test-xla: xla-env $(VENV)/.dev ## Run the tests that need torch_xla, which is in
 torch-env: $(TORCH_VENV)/.dev
 
 cluster-env: $(VENV)/.dev
-	@$(PIP) install --editable '.[cluster]'
+	@$(BIN)/python $(INSTALL) --editable '.[cluster]'
 
 xla-env: $(XLA_VENV)/.made ## Install torch_xla into .venv-xla: 7 GB, three minutes
 
@@ -141,36 +142,36 @@ $(BIN)/python: | python
 
 $(VENV)/.core: pyproject.toml | $(BIN)/python
 	@echo "==> installing torchtriage into $(VENV)"
-	@$(PIP) install --editable .
+	@$(BIN)/python $(INSTALL) --editable .
 	@touch $@
 
 $(VENV)/.monitor: pyproject.toml | $(BIN)/python
 	@echo "==> installing torchtriage and what its monitor can send to into $(VENV)"
-	@$(PIP) install --editable '.[monitor]'
+	@$(BIN)/python $(INSTALL) --editable '.[monitor]'
 	@touch $@ $(VENV)/.core
 
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	@echo "==> installing torchtriage and its development tools into $(VENV)"
-	@$(PIP) install --editable '.[dev]' --editable packages/torchtriage-benchmark
+	@$(BIN)/python $(INSTALL) --editable '.[dev]' --editable packages/torchtriage-benchmark
 	@touch $@ $(VENV)/.core
 
 # torch first: a range would take the newest build with gigabytes of CUDA packages
 $(TORCH_VENV)/.dev: pyproject.toml | python
 	@echo "==> installing torchtriage, $(TORCH) and what its tests drive into $(TORCH_VENV)"
 	@$(PYTHON) -m venv $(TORCH_VENV)
-	@$(TORCH_VENV)/bin/python -m pip --disable-pip-version-check --quiet install '$(TORCH)'
-	@$(TORCH_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --editable '.[dev,dev-torch]' --editable packages/torchtriage-benchmark
+	@$(TORCH_VENV)/bin/python $(INSTALL) '$(TORCH)'
+	@$(TORCH_VENV)/bin/python $(INSTALL) --editable '.[dev,dev-torch]' --editable packages/torchtriage-benchmark
 	@touch $@
 
 # torchtriage itself is not installed there: its processes are started from here
 $(XLA_VENV)/.made: | python
 	@echo "==> installing $(XLA) into $(XLA_VENV)"
 	@$(PYTHON) -m venv $(XLA_VENV)
-	@$(XLA_VENV)/bin/python -m pip --disable-pip-version-check --quiet install $(XLA) 'transformers>=4.57,<5'
+	@$(XLA_VENV)/bin/python $(INSTALL) $(XLA) 'transformers>=4.57,<5'
 	@touch $@
 
 $(VENV)/.fuzz: pyproject.toml | $(BIN)/python
 	@echo "==> installing torchtriage and atheris into $(VENV)"
-	@$(PIP) install --editable '.[fuzz]' || { \
+	@$(BIN)/python $(INSTALL) --editable '.[fuzz]' || { \
 		echo "atheris, the fuzzer, could not be installed for $$($(BIN)/python --version): nothing was fuzzed" >&2; exit 1; }
 	@touch $@ $(VENV)/.core

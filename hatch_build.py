@@ -1,8 +1,12 @@
-"""Wheels hold the native library where cargo is, and say for which platform; else they are pure."""
+"""Wheels hold the native library where cargo is, and say for which platform; else they are pure.
+
+A release also tells PyPI where the repository is: ``$TORCHTRIAGE_URL``, which the workflow of releases sets.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import platform
 import re
 import sysconfig
@@ -10,6 +14,28 @@ from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.metadata.plugin.interface import MetadataHookInterface
+
+
+class PageOnPyPI(MetadataHookInterface):
+    """Links between the pages of a repository lead nowhere on PyPI: there they need its address."""
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        """Set the description and the links beside it."""
+        text = Path(self.root, "README.md").read_text(encoding="utf-8")
+        url = os.environ.get("TORCHTRIAGE_URL", "").rstrip("/")
+        metadata["urls"] = {}
+        if url:
+            tag = f"v{metadata['version']}"
+            metadata["urls"] = {
+                "Source": url,
+                "Documentation": f"{url}/tree/{tag}/docs",
+                "Changelog": f"{url}/blob/{tag}/CHANGELOG.md",
+                "Issues": f"{url}/issues",
+            }
+            text = re.sub(r"(!\[[^\]]*\]\()(?![a-z]+:|#)", rf"\1{url}/raw/{tag}/", text)
+            text = re.sub(r"((?<!!)\[[^\]]*\]\()(?![a-z]+:|#)", rf"\1{url}/blob/{tag}/", text)
+        metadata["readme"] = {"content-type": "text/markdown", "text": text}
 
 
 class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]

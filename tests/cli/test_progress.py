@@ -7,6 +7,7 @@ import io
 import pytest
 
 from torchtriage.cli import progress
+from torchtriage.core.trace.engine import Engine
 
 
 class Screen(io.StringIO):
@@ -73,6 +74,28 @@ def test_the_line_goes_away_when_reading_fails(monkeypatch: pytest.MonkeyPatch, 
     with pytest.raises(ValueError, match="odd"):
         fail()
     assert screen.getvalue().endswith("\r\x1b[K")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "asked", "there", "said"),
+    [(6.0, "", False, 1), (4.0, "", False, 0), (6.0, "python", False, 0), (6.0, "", True, 0)],
+)
+def test_a_long_read_by_the_python_engine_names_the_faster_one(
+    monkeypatch: pytest.MonkeyPatch, now: list[float], seconds: float, asked: str, there: bool, said: int
+) -> None:
+    screen = Screen(terminal=True)
+    monkeypatch.setattr("sys.stderr", screen)
+    monkeypatch.setenv("TORCHTRIAGE_READER", asked)
+    library = object() if there else None
+    monkeypatch.setattr("torchtriage.core.trace.engine._load", lambda _: Engine(library, "a.so is not there"))
+    progress._name_faster_engine.cache_clear()
+    for now[0] in (0.0, 20.0):  # two files
+        with progress.reading("trace.json", quiet=False) as told:
+            assert told is not None
+            now[0] += seconds
+            told(1 << 30, 1 << 30)
+            now[0] += 9.0  # what comes after the last byte is no reading
+    assert screen.getvalue().count("read by the Python engine, several times slower") == said
 
 
 def test_what_is_judged_is_said_after_a_second_of_reading(monkeypatch: pytest.MonkeyPatch, now: list[float]) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from typing import TYPE_CHECKING
 
 from torchtriage.core.units import format_bytes
@@ -17,6 +19,8 @@ __all__ = ["counting", "doing", "read", "reading", "reading_many", "working"]
 
 DELAY_S = 1.0
 EVERY_S = 0.1
+SLOW_S = 5.0
+"""A read by the Python engine that took this long says which engine would be faster."""
 
 
 class _Line:
@@ -69,13 +73,28 @@ def reading(name: str, *, quiet: bool) -> Iterator[Callable[[int, int], None] | 
             yield None
             return
         label = _label(name)
+        took_s = 0.0
 
         def progress(read_bytes: int, _size_bytes: int) -> None:
+            nonlocal took_s
+            took_s = line.passed_s
             if line.due():
-                rate = format_bytes(read_bytes / line.passed_s)
+                rate = format_bytes(read_bytes / took_s)
                 line.show(f"reading {label}: {format_bytes(read_bytes)}, {rate}/s")
 
         yield progress
+    if took_s > SLOW_S:
+        _name_faster_engine()
+
+
+@cache
+def _name_faster_engine() -> None:
+    """Say once that the native engine is missing, to whoever has waited for the other one."""
+    from torchtriage.core.trace.engine import READER_VARIABLE, find_engine
+
+    engine = find_engine()
+    if engine.library is None and not os.environ.get(READER_VARIABLE):
+        sys.stderr.write(f"read by the Python engine, several times slower than the native one: {engine.reason}\n")
 
 
 def read(path: str, *, quiet: bool) -> Trace:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 
+import pytest
 from compile.logs.log_builder import LogBuilder, break_text
 from tests.report import forms
 
+from torchtriage.compile.logs import drawings as module
 from torchtriage.compile.logs.drawings import MAX_BOXES, draw, with_drawings
 from torchtriage.compile.logs.graphs import nodes_of
 from torchtriage.compile.logs.judge import judge
@@ -125,3 +127,10 @@ def test_graphs_of_several_processes_are_drawn_once_or_said_to_be_left_out() -> 
     assert {name for one in whole.drawings for name in one.processes} == {f"rank {rank}" for rank in range(4)}
     (note,) = [one for one in whole.notes if one.code == "graphs-left-out"]
     assert note.message.startswith("32 graphs of 80 not drawn")
+
+
+def test_what_draws_graphs_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "find_spec", lambda _: None)
+    logs = [process(0, long_graph(3, 3, 1))]
+    (note,) = [one for one in with_drawings(judge(logs), logs).notes if one.code == "graphs-not-drawn"]
+    assert note.fix == "pip install 'torchtriage[draw]'"

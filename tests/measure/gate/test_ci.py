@@ -13,22 +13,22 @@ import pytest
 from tests.measure.gate.repositories import git
 from tests.measure.gate.test_commands import BENCH
 
-CI = Path(__file__).parents[3] / "ci"
+ROOT = Path(__file__).parents[3]
 
 pytestmark = pytest.mark.slow
 
 
-def action_lines() -> str:
-    """Return what the action's step with the id ``check`` runs."""
-    text = (CI / "github" / "action.yml").read_text("utf-8")
-    found = re.search(r"id: check\n.*?run: \|\n(.*?)\n\n    - name", text, re.DOTALL)
+def action_lines(step: str = "id: check") -> str:
+    """Return what one of the action's steps runs."""
+    text = (ROOT / "action.yml").read_text("utf-8")
+    found = re.search(rf"{step}\n.*?run: \|\n(.*?)\n\n    - name", text, re.DOTALL)
     assert found is not None
     return textwrap.dedent(found[1])
 
 
 def template_lines() -> str:
     """Return the template's script after the installation."""
-    text = (CI / "gitlab" / "gate.yml").read_text("utf-8")
+    text = (ROOT / "ci" / "gitlab" / "gate.yml").read_text("utf-8")
     found = re.search(r"  script:\n(.*?)\n  allow_failure", text, re.DOTALL)
     assert found is not None
     lines = re.sub(r">-\n((?:      .*\n)+)", lambda m: " ".join(m[1].split()) + "\n", found[1] + "\n")
@@ -91,6 +91,36 @@ def test_the_action_annotates_sums_up_and_fails(clone: Path, tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr
     assert "::warning title=Undecided" in done.stdout
     assert (tmp_path / "output").read_text().count("outcome=inconclusive") == 1
+
+
+@pytest.mark.parametrize(
+    ("package", "is_whole", "installed"),
+    [("", True, "{action}"), ("", False, "torchtriage"), ("./mine.whl", True, "./mine.whl")],
+)
+def test_the_action_installs_the_version_it_is_of(tmp_path: Path, package: str, is_whole: bool, installed: str) -> None:
+    action = tmp_path / "the action"
+    action.mkdir()
+    if is_whole:
+        (action / "pyproject.toml").touch()
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text('#!/bin/sh\nfor last; do :; done; echo "$last"\n')
+    python.chmod(0o755)
+    path = f"{python.parent}{os.pathsep}{os.environ['PATH']}"
+    command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", action_lines("name: Install torchtriage")]
+    given = {**os.environ, "PATH": path, "PACKAGE": package, "GITHUB_ACTION_PATH": str(action)}
+    done = subprocess.run(command, env=given, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == installed.format(action=action)
+
+
+def test_every_input_of_the_action_is_used_and_told() -> None:
+    text, page = (ROOT / "action.yml").read_text("utf-8"), (ROOT / "docs" / "ci.md").read_text("utf-8")
+    inputs = re.search(r"^inputs:\n(.*?)\n\n\S", text, re.DOTALL | re.MULTILINE)
+    assert inputs is not None
+    names = re.findall(r"^  ([a-z-]+):$", inputs[1], re.MULTILINE)
+    assert len(names) > 5
+    assert [name for name in names if f"${{{{ inputs.{name} }}}}" not in text or f"`{name}`" not in page] == []
+    assert not re.search(r"OWNER|<[a-z' ]*address", text + page)
 
 
 def test_the_template_keeps_the_page_and_the_exit_code(clone: Path) -> None:

@@ -61,7 +61,7 @@ def find_engine() -> Engine:
 @cache
 def _load(file: Path) -> Engine:
     if not file.exists():
-        return Engine(None, f"{file.name} is not there; make native builds it where cargo is")
+        return Engine(None, f"{file.name} is not there: install a wheel, or run make native where cargo is")
     try:
         library = ctypes.CDLL(os.fspath(file))
         library.tt_version.restype = c_uint32

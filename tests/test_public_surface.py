@@ -31,7 +31,7 @@ from torchtriage.operate import monitor
 
 SOURCE = Path(tt.__file__).parent
 ROOT = SOURCE.parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+README = "".join((ROOT / page).read_text(encoding="utf-8") for page in ("README.md", "docs/analyze.md"))
 
 
 def _name(path: Path) -> str:
@@ -235,7 +235,7 @@ def test_json_beside_its_xplane_is_no_other_rank(tmp_path: Path, packed: str) ->
     assert traces.find_traces([named]) == [named]
 
 
-# -- the README's examples ---------------------------------------------------------------------
+# -- the examples of the README and of the page on analysing ---------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from torchtriage.core.trace.frames import frame_label, is_user_frame, parse_fram
 from torchtriage.core.trace.nesting import Tree
 from torchtriage.core.trace.steps import COMPILES
 
-__all__ = ["PYTHON", "REST", "Account", "Key", "Pace", "TimeClass", "account", "added"]
+__all__ = ["FETCH", "PYTHON", "REST", "Account", "Key", "Pace", "TimeClass", "account", "added"]
 
 Ints = NDArray[np.int64]
 

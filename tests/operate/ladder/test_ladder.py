@@ -414,8 +414,13 @@ def test_the_accuracy_gate_compares_answers() -> None:
     assert answers_agree(lambda x: x * 2.0, lambda x: x * 2.0001, inputs)() == ""
     said = answers_agree(lambda x: x * 2.0, lambda x: x * (2.0 + (x > 90)), inputs)()
     assert said.startswith("90 % of 100 answers agree, 99 % wanted; first: values differ by")
+    same = answers_agree(len, lambda text: len(text) - (text == "abc"), [("abc",), ("a",)], compare=lambda a, b: a == b)
+    assert same() == "50 % of 2 answers agree, 99 % wanted; first: not the same to `compare`"
     with pytest.raises(UsageError, match="expected inputs"):
         answers_agree(abs, abs, [])
+    # an image instead of its call's arguments would be taken apart, row by row
+    with pytest.raises(UsageError, match="expected a tuple of each call's arguments, found ndarray"):
+        answers_agree(abs, abs, [np.full(3, 1)])  # type: ignore[list-item]
 
 
 def test_a_person_holds_it_whatever_happens(model: Model, clock: Clock) -> None:

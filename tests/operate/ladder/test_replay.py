@@ -131,6 +131,12 @@ def test_the_command_shows_the_ladder_beside_the_alarms(log):
     assert "1 of 1 fault found" in told.stdout
 
 
+def test_an_alarm_that_only_says_slower_counts_as_in_a_service_while_the_deadline_is_met(log):
+    told = CliRunner().invoke(cli, ["monitor", "replay", str(log), *ARGUMENTS[:2], "--deadline-ms", "100"])
+    assert "requests are" in told.stdout
+    assert "ladder full, lite: 0 switches" in told.stdout
+
+
 def test_the_document_holds_the_ladder(log):
     told = CliRunner().invoke(cli, ["monitor", "replay", str(log), *ARGUMENTS, "--json"])
     (stream,) = json.loads(told.stdout)["streams"]

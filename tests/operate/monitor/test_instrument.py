@@ -184,12 +184,12 @@ def test_a_full_queue_drops_and_counts():
     call = model(lambda: None)
     for _ in range(MAX_PENDING + 100):
         call()
-    with model.request():
+    with model.request(), model:
         pass
     accounts = monitor.accounts()
-    assert (accounts.produced, accounts.dropped, accounts.pending) == (MAX_PENDING + 101, 101, MAX_PENDING)
+    assert (accounts.produced, accounts.dropped, accounts.pending) == (MAX_PENDING + 102, 102, MAX_PENDING)
     assert only(monitor).finished == MAX_PENDING
-    assert monitor.accounts().produced == MAX_PENDING + 101
+    assert monitor.accounts().produced == MAX_PENDING + 102
     monitor.close()
 
 

@@ -154,6 +154,11 @@ def test_head_is_the_answer_without_its_body(path: str) -> None:
         assert (int(whole.headers["Content-Length"]), head.read()) == (len(whole.read()), b"")
 
 
+def test_strangers_are_not_told_what_runs_here() -> None:
+    with listening(token="secret") as listener:
+        assert response(listener).headers["Server"] == "torchtriage"
+
+
 def test_health_is_told_to_whoever_asks() -> None:
     ready = False
     with listening(token="secret", ready=lambda: ready) as listener:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import sqlite3
 from dataclasses import replace
 
 import pytest
+from histories import rollout_history
 
 from torchtriage.operate.experiment import Experiment, Rate, Tail, Typical
 from torchtriage.operate.monitor.alerts import ActiveAlarm
@@ -18,7 +18,6 @@ from torchtriage.operate.rollout.summary import summary
 from torchtriage.report.documents.rollout import document
 from torchtriage.report.markdown import render
 
-N_HISTORIES = int(os.environ.get("TORCHTRIAGE_ROLLOUT_HISTORIES", "30"))
 PLAN = RolloutPlan("int8", least_s=20, control="2.0", candidate="2.1")
 
 
@@ -189,25 +188,12 @@ def test_a_connection_that_broke_is_made_again(postgres) -> None:
         assert store.read("int8").state.share == 0.01
 
 
-def history(seed: int) -> tuple[bool, str, int, int]:
-    """Return whether the candidate was bad, what became of it, and after how many of its requests and at which step."""
-    draw = random.Random(seed)
-    bad = draw.random() < 0.5
-    times = draw.choice((1.5, 2.0, 3.0)) if bad else draw.uniform(0.9, 1.0)
-    plan = RolloutPlan("int8", steps=(0.05, 0.5, 1.0), least_s=10, least_requests=200)
-    with open_rollouts(":memory:") as store:
-        fleet = Fleet(store, draw.randrange(2, 9), seed, plan)
-        status = fleet.serve(150, a_second=60, times=times)
-        return bad, status, fleet.n_candidate, store.read("int8").state.stage
-
-
 def test_no_healthy_candidate_goes_back_above_its_rate_and_bad_ones_soon() -> None:
-    healthy, bad = [], []
-    for seed in range(N_HISTORIES):
-        worse, status, n, stage = history(seed)
-        (bad if worse else healthy).append((status, n, stage))
+    """``benchmarks/histories.py rollout`` runs thousands."""
+    told = [rollout_history(seed) for seed in range(30)]
+    good = [one.status for one in told if one.kind == "as good"]
     # alpha for the guardrails and as much for the metric: 10 % of all, of which three standard errors are chance
-    n_back = sum(status == "rolled back" for status, *_ in healthy)
-    assert n_back <= 0.1 * len(healthy) + 3 * (0.09 * len(healthy)) ** 0.5
-    assert all(status == "rolled back" for status, *_ in bad)
-    assert sorted(n for _, n, _ in bad)[len(bad) // 2] <= 100
+    assert good.count("rolled back") <= 0.1 * len(good) + 3 * (0.09 * len(good)) ** 0.5
+    bad = [one for one in told if one.kind != "as good"]
+    assert all(one.status == "rolled back" for one in bad)
+    assert sorted(one.n_candidate for one in bad)[len(bad) // 2] <= 100

@@ -105,13 +105,15 @@ def _ladder(replayed: StreamReplay, modes: tuple[AssumedMode, ...], policy: Poli
     import math
 
     from torchtriage.operate.ladder.replay import RecordedCall, replay_ladder
+    from torchtriage.operate.monitor.alerts import ABSOLUTE, ActiveAlarm
 
     reasons = [""] * len(replayed.stream.samples)
     for alarm in replayed.alarms:
         if alarm.better:
             continue
         end = next(end for start, end in replayed.on if start <= alarm.row < end)
-        reasons[alarm.row : end] = [f"{alarm.kind}: {alarm.message}"] * (end - alarm.row)
+        why = ActiveAlarm(f"{alarm.kind}: {alarm.message}", relative=alarm.kind not in ABSOLUTE)
+        reasons[alarm.row : end] = [why] * (end - alarm.row)
     timed = any(replayed.stream.stamps)
     calls, clock_s = [], 0.0
     for sample, alarm_ in zip(replayed.stream.samples, reasons, strict=True):

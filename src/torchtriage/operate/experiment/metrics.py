@@ -194,7 +194,10 @@ class _EventTest(SequentialTest):
         self.events.join(other.events)
 
     def _judged(self) -> Verdict:
-        return "worse" if self.events.log_evidence >= -math.log(self.alpha) else "undecided"
+        wanted = -math.log(self.alpha)
+        # a mean is no more than its largest part, which costs a tenth to look at
+        sure = max(self.events.logs) >= wanted and self.events.log_evidence >= wanted
+        return "worse" if sure else "undecided"
 
     def _rates(self, **fields: Any) -> ExperimentRow:
         low, high = self.events.interval(2 * self.alpha)

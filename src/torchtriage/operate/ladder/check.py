@@ -18,21 +18,26 @@ def answers_agree(
     inputs: Sequence[tuple[Any, ...]],
     *,
     least: float = 0.99,
-    compare: Callable[[Any, Any], Agreement] = agreement,
+    compare: Callable[[Any, Any], Agreement | bool] = agreement,
 ) -> Callable[[], str]:
     """Return a check for :class:`Mode`: why ``lite`` may not stand in for ``full``, or nothing.
 
-    ``inputs`` : arguments of each call; ones with known difficulty, not noise.
+    ``inputs`` : of each call a tuple of its arguments, ``[(image,), ...]``; ones with known difficulty, not noise.
     ``least`` : share of answers that must agree.
-    ``compare`` : called as ``compare(full's answer, lite's answer)``; for a detector or a classifier, one
-    that knows what an equal answer is.
-    Raises ``UsageError``: no inputs, or a share out of 0 to 1.
+    ``compare`` : called as ``compare(full's answer, lite's answer)``, says whether they agree; for a detector or a
+    classifier, one that knows what an equal answer is.
+    Raises ``UsageError``: no inputs, one that is no tuple, or a share out of 0 to 1.
     """
     if not inputs or not 0 < least <= 1:
         raise UsageError(f"expected inputs and a share up to 1, found {len(inputs)} and {least}")
+    for args in inputs:
+        if not isinstance(args, tuple | list):
+            raise UsageError(
+                f"expected a tuple of each call's arguments, found {type(args).__name__}", hint="[(image,), (image,)]"
+            )
 
     def check() -> str:
-        reasons = [result.reason for args in inputs if not (result := compare(full(*args), lite(*args))).agrees]
+        reasons = [why for args in inputs if (why := _unlike(compare(full(*args), lite(*args))))]
         agree = 1 - len(reasons) / len(inputs)
         if agree >= least:
             return ""
@@ -41,3 +46,9 @@ def answers_agree(
         )
 
     return check
+
+
+def _unlike(said: Agreement | bool) -> str:
+    if isinstance(said, Agreement):
+        return said.reason
+    return "" if said else "not the same to `compare`"

@@ -319,6 +319,10 @@ class Handler(BaseHTTPRequestHandler):
     timeout = ANSWER_S
     protocol_version = "HTTP/1.0"
 
+    def version_string(self) -> str:
+        """Return what the header ``Server`` says: not which Python, to whoever asks without a token."""
+        return "torchtriage"
+
     def __init__(
         self, connection: socket.socket, address: tuple[Any, ...], listener: Listener, network: str, request: bytes
     ) -> None:

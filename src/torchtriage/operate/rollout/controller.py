@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import threading
@@ -12,6 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
+
+import msgspec
 
 from torchtriage.core.database import undamaged
 from torchtriage.core.errors import StoreError, TriageError, UsageError
@@ -341,15 +342,14 @@ class _StageData:
     def data(self, now_s: float) -> str:
         """Return all of it as text, for the process that judges."""
         with self._lock:
-            return json.dumps(
-                {
-                    "number": self._number,
-                    "age_s": None if self._newest_s is None else now_s - self._newest_s,
-                    "n": self._n,
-                    "n_missing": self._n_missing,
-                    "experiment": self._experiment.state() if self._experiment is not None else None,
-                }
-            )
+            state = {
+                "number": self._number,
+                "age_s": None if self._newest_s is None else now_s - self._newest_s,
+                "n": self._n,
+                "n_missing": self._n_missing,
+                "experiment": self._experiment.state() if self._experiment is not None else None,
+            }
+        return msgspec.json.encode(state).decode()
 
     def evidence(
         self, now_s: float, others: Sequence[tuple[float, str]] = ()
@@ -365,7 +365,7 @@ class _StageData:
                 joined.restore(own.state())
         for told_s, text in others:
             with undamaged(plan.name, "what another process recorded"):
-                data = json.loads(text)
+                data = msgspec.json.decode(text)
                 number += data["number"]
                 n += data["n"]
                 n_missing.update(data["n_missing"])

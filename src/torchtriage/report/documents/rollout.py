@@ -36,7 +36,7 @@ def document(result: RolloutResult | ExperimentResult) -> b.Document:
     what, word = ("rollout", rollout.status) if rollout else ("experiment", result.decision)  # type: ignore[union-attr]
     facts = [(what, result.name)]
     if rollout:
-        facts += [("candidate", rollout.candidate), ("watched by", rollout.owner or "nobody")]
+        facts += [("candidate", rollout.candidate), ("owner", rollout.owner or "nobody")]
     cells = [(f"{_MARK[row.verdict]} {_label(row)}", row.name, row.sentence) for row in result.rows]
     mark = (word, "good" if word in ("done", "better") else "")
     blocks: list[b.Block] = [
@@ -68,7 +68,7 @@ def _line(row: Metric) -> b.Text:
 def _stages(result: RolloutResult) -> Iterator[b.Block]:
     marks = {"now": "[{}]", "left": "✗ {}", "passed": "✓ {}"}
     path = "   ".join(marks.get(stage.state, "{}").format(percent(stage.share)) for stage in result.stages)
-    owner = [b.Row("watched by", b.dim(result.owner))] if result.owner and result.status == "running" else []
+    owner = [b.Row("owner", b.dim(result.owner))] if result.owner and result.status == "running" else []
     yield b.Rows([b.Row("rollout", result.name), b.Row("steps", path), *owner], on=b.TERMINAL)
     yield b.Lines([path], on=b.MARKDOWN)
     stages = "".join(

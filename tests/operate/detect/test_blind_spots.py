@@ -182,6 +182,25 @@ def test_what_is_accepted_is_the_normal():
     assert [alarm.kind for alarm in alarms] == ["faster"]  # it is compared with what was accepted
 
 
+def test_a_tail_is_told_by_how_long_requests_take_however_much_they_scatter_by_now():
+    # requests of 3 x come as ever; where the scatter has grown, 30 x is fewer of its scales than 3 x once was
+    draw, samples = random.Random(5), stream(5_000)
+    samples = changed(samples, 500, 2_000, lambda at, one: times(3 if at % 40 == 0 else 1)(at, one))
+    samples = changed(samples, 2_000, 5_000, lambda at, one: times(math.exp(draw.gauss(0, 0.25)))(at, one))
+    usual = raised(samples)
+    alarms = raised(changed(samples, 4_500, 4_800, lambda at, one: times(30 if at % 40 == 0 else 1)(at, one)))
+    assert [one for one in usual if one.row >= 4_500] == []
+    assert next(one.kind for one in alarms if one.row >= 4_500) == "tail"
+
+
+def test_a_second_huge_request_is_told_and_what_comes_again_and_again_is_not():
+    slow = [one._replace(value=one.value * 5) for one in stream(8_000)]
+    twice = changed(changed(slow, 2_000, 2_001, times(200)), 2_750, 2_751, times(60))
+    assert [(one.row, one.kind) for one in raised(twice)] == [(2_000, "surge"), (2_750, "surge")]
+    often = changed(slow, 0, 8_000, lambda at, one: times(200 if at % 700 == 7 else 1)(at, one))
+    assert len(raised(often)) <= 3
+
+
 def test_faster_is_a_kind_of_its_own():
     alarms = raised(changed(stream(), 2000, 2200, times(0.5)))
     assert alarms[0].kind == "faster"

@@ -36,8 +36,9 @@ class DurationLevel:
         if self._n == 1:
             self.at = value
         rate = max(0.25 if self._n <= 20 else 1 / self._n, 1 / self.memory)
-        cut = CUT * max(self.scale, FLOOR)
-        off = min(max(value - self.at, -cut), cut)
+        cut = CUT * (self.scale if self.scale > FLOOR else FLOOR)
+        off = value - self.at
+        off = cut if off > cut else -cut if off < -cut else off
         self.at += rate * off
         # 1.2533 mean absolute deviations are a normal standard deviation; 2 % is what cutting costs
         self.scale += rate * (1.2533 * 1.02 * abs(off) - self.scale)

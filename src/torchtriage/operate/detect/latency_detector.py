@@ -119,22 +119,15 @@ MEMORY_OF_RATES = 5_000
 class RequestDetector:
     """Finds shifts, ramps, spread, tails, surges, missing and stuck answers in a request stream."""
 
-    def __init__(
-        self,
-        *,
-        limit: float = LIMIT,
-        matters: tuple[tuple[float, float], ...] = MATTERS,
-        spread_limit: float = SPREAD_LIMIT,
-        chance: float = CLUSTER_CHANCE,
-    ) -> None:
+    def __init__(self) -> None:
         self._row = -1
         self._n = 0
         self._level = DurationLevel(WARM_MEMORY)
         self._sizes = SizeShares()
-        self._mean = Charts(WEIGHTS, limit, matters=matters, young=YOUNG)
-        self._spread = Charts(SPREAD_WEIGHTS, spread_limit)
+        self._mean = Charts(WEIGHTS, LIMIT, matters=MATTERS, young=YOUNG)
+        self._spread = Charts(SPREAD_WEIGHTS, SPREAD_LIMIT)
         self._swings = (Swings(WARM_UP // 2), Swings(WARM_UP // 2))  # up and down
-        self._tail = TailCounter(chance, TAIL_RUNGS)
+        self._tail = TailCounter(CLUSTER_CHANCE, TAIL_RUNGS)
         self._waiting: deque[tuple[float, float | None]] = deque()
         self._unusual = 0
         self._relearning = 0

@@ -166,6 +166,7 @@ def test_a_tail_that_lasts_is_on_as_long_as_it_does():
     ends = [end for end in ends if end.kind == "tail"]
     assert len(ends) == 1
     assert 11_900 < ends[0].row < 12_500
+    assert 10 < ends[0].size < 20  # what they exceed, not the least that is rare
 
 
 def test_what_is_accepted_is_the_normal():

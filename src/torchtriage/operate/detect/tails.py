@@ -73,7 +73,7 @@ class TailCounter:
                 before = max(known - (n - 1), 0.0) + PRIOR  # without the cluster itself
                 share = span / max(self._n - span, 1.0)
                 evidence = self._evidence(n - 1, before, share)
-                if evidence > worst.evidence:
+                if evidence > 0 and evidence >= worst.evidence:
                     worst = Cluster(evidence, max(rung, least), n, span, before / max(self._n, 1.0))
         return worst
 

@@ -222,7 +222,7 @@ class RequestDetector:
             self._learn(logarithm, size)
         elif calm:
             if size is not None and not settled:
-                self._sizes.learn(size, cut * scale)
+                self._sizes.learn(size, cut * scale, news=True)
             self._waiting.append((logarithm, size))
             if len(self._waiting) > QUARANTINE:
                 self._learn(*self._waiting.popleft())
@@ -299,8 +299,7 @@ class RequestDetector:
         level.learn(logarithm - share)
         if size is not None:
             cut = CUT * level.scale
-            self._sizes.learn(size, min(max(logarithm - share - level.at, -cut), cut))
-            self._sizes.accept(size)
+            self._sizes.learn(size, min(max(logarithm - share - level.at, -cut), cut), news=False)
 
     def _wait(self, sample: Sample, evidence: float, spread: float) -> None:
         """Learn nothing while something looks wrong, but not for ever."""

@@ -202,6 +202,11 @@ def test_a_second_huge_request_is_told_and_what_comes_again_and_again_is_not():
     assert len(raised(often)) <= 3
 
 
+def test_one_huge_request_is_told_though_the_largest_known_are_few_and_differ():
+    samples = changed(stream(1_000), 0, 700, lambda at, one: times(3 if at % 200 == 150 else 1)(at, one))
+    assert [(one.row, one.kind) for one in raised(changed(samples, 720, 721, times(400)))] == [(720, "surge")]
+
+
 def test_faster_is_a_kind_of_its_own():
     alarms = raised(changed(stream(), 2000, 2200, times(0.5)))
     assert alarms[0].kind == "faster"

@@ -111,6 +111,8 @@ N_TOLD = 12  # newest requests whose median says how much longer they take
 STUCK_CHANCE = 1e-9
 STRETCH, N_STRETCHES = 100, 40  # requests whose largest is remembered, and how many of these
 RARE_LARGEST = 2e-6  # chance of a request that is larger than all tails explain
+# Times the largest known that are rare however little is known: of a tail of finite variance less than 1/400 as many.
+BEYOND = math.log(20)
 MOST_HELD = 2_000  # requests of which a tail that goes on must have some
 N_STEPS = 100  # changes of value whose least is what they are rounded to
 MEMORY_OF_RATES = 5_000
@@ -500,7 +502,8 @@ class Maxima:
         # by quartiles: single events are in neither
         beta = (known[-1 - quarter] - known[quarter]) / 1.573
         unsure = 1 + 2 / math.sqrt(len(known))
-        self.rare = known[len(known) // 2] + beta * unsure * (-math.log(STRETCH * RARE_LARGEST) - 0.367)
+        rare = known[len(known) // 2] + beta * unsure * (-math.log(STRETCH * RARE_LARGEST) - 0.367)
+        self.rare = min(rare, known[-1] + BEYOND)
 
 
 class Step:

@@ -1,6 +1,6 @@
 """Score the detectors, and well-known ones beside them, on labelled series (docs/detection.md).
 
-    python benchmarks/detection.py ../shared/data/anomaly [--river] [--cross-validate]
+    python benchmarks/detection.py ../shared/data/anomaly [--half held-out] [--river]
 
 Each detector has one setting for everything and sees each value before the next. What has no notion
 of a missing value gets the last one again.
@@ -9,14 +9,14 @@ of a missing value gets the last one again.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import math
-import random
 import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from torchtriage.operate.detect.latency_detector import MATTERS, RequestDetector
+from torchtriage.operate.detect.latency_detector import RequestDetector
 from torchtriage.operate.detect.metric import MetricDetector
 from torchtriage.operate.detect.recorded import (
     LabelledFault,
@@ -31,10 +31,14 @@ from torchtriage.operate.detect.score import DetectionScore, Scoring, score
 SETS = ("semi", "ptlat", "msft", "nab")
 
 
-def series(root: Path, name: str) -> list[tuple[RecordedStream, StreamLabels, Scoring]]:
-    """Return one set's streams with labels and rules."""
+def series(root: Path, name: str, half: str = "") -> list[tuple[RecordedStream, StreamLabels, Scoring]]:
+    """Return one set's streams with labels and rules; ``half`` : of those chosen on, or held out, alone."""
+    paths = sorted((root / name).rglob("*.csv"))
+    if half:
+        by_digest = sorted(paths, key=lambda path: hashlib.sha256(path.name.encode()).hexdigest())
+        paths = sorted(by_digest[half == "held-out" :: 2])
     out = []
-    for path in sorted((root / name).rglob("*.csv")):
+    for path in paths:
         (stream,) = read_log(path)
         n = len(stream.samples)
         rules = Scoring.of(n, is_requests=stream.is_requests)
@@ -176,71 +180,14 @@ def river_detectors() -> dict[str, Callable[[RecordedStream], list[int]]]:
     }
 
 
-# -- settings chosen on one half of the series, scored on the other ---------------------------
-
-CANDIDATES: list[dict[str, object]] = [
-    *(
-        {"matters": tuple((up * wide, down * wide) for up, down in MATTERS), "chance": chance}
-        for wide in (0.8, 1.0, 1.2)
-        for chance in (8e-5, 1.6e-4, 3.2e-4)
-    ),
-    *({"limit": limit} for limit in (2, 3, 4)),
-    *({"spread_limit": limit} for limit in (7, 8, 10)),
-]
-
-
-def judged(item: tuple[RecordedStream, StreamLabels, Scoring], settings: dict[str, object]) -> DetectionScore:
-    """Return one stream's score under some settings."""
-    stream, labels, rules = item
-    detector = RequestDetector(**settings)
-    rows = [at for at, one in enumerate(stream.samples) if detector.update(one) is not None]
-    one = score(rows, labels, len(stream.samples), rules)
-    counted = tuple(fault for fault in one.faults if fault.fault.kind != "no effect")
-    return DetectionScore(counted, one.false_alarms, one.n_clean, one.benign_alarms, one.nab)
-
-
-def cross_validate(root: Path, n_splits: int = 20) -> None:
-    """Print what the settings that are best on one half of both sets score on the other."""
-    loaded = {name: series(root, name) for name in ("semi", "ptlat")}
-    scores = [{name: [judged(item, one) for item in items] for name, items in loaded.items()} for one in CANDIDATES]
-    held_out: dict[str, list[DetectionScore]] = {name: [] for name in loaded}
-    for split in range(n_splits):
-        draw = random.Random(split)
-        order = {name: list(range(len(items))) for name, items in loaded.items()}
-        for numbers in order.values():
-            draw.shuffle(numbers)
-
-        halves = {name: (one[: len(one) // 2], one[len(one) // 2 :]) for name, one in order.items()}
-
-        def value(
-            of: dict[str, list[DetectionScore]], halves: dict[str, tuple[list[int], list[int]]] = halves
-        ) -> float:
-            totals = [DetectionScore.of(of[name][at] for at in halves[name][0]) for name in of]
-            return sum(one.recall - 0.3 * max(0.0, one.per_10k - 1) for one in totals)
-
-        best = max(scores, key=value)
-        for name in loaded:
-            held_out[name].append(DetectionScore.of(best[name][at] for at in halves[name][1]))
-    for name, ones in held_out.items():
-        for title, values in (
-            ("recall", sorted(one.recall for one in ones)),
-            ("false alarms / 10k", sorted(one.per_10k for one in ones)),
-        ):
-            mean = sum(values) / len(values)
-            print(f"{name}: {title} {mean:.2f}, {values[0]:.2f} to {values[-1]:.2f}")
-
-
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("root", type=Path)
+    parser.add_argument("--half", choices=("chosen", "held-out"), default="", help="only that half of each set")
     parser.add_argument("--river", action="store_true", help="river's detectors too")
     parser.add_argument("--missed", action="store_true", help="list what ours missed")
-    parser.add_argument("--cross-validate", action="store_true", help="only that, of requests")
     arguments = parser.parse_args()
-    if arguments.cross_validate:
-        cross_validate(arguments.root)
-        return
     detectors = {
         "torchtriage": ours,
         "3 sigma, window 100": three_sigma(3),
@@ -250,7 +197,7 @@ def main() -> None:
     if arguments.river:
         detectors |= river_detectors()
     for name in SETS:
-        loaded = series(arguments.root, name)
+        loaded = series(arguments.root, name, arguments.half)
         print(f"\n{name}: {len(loaded)} series, {sum(len(s.samples) for s, _, _ in loaded):,} rows")
         print("| detector | recall | false alarms / 10k | chance | delay p50, p90 | NAB | us |")
         print("|:--|--:|--:|--:|--:|--:|--:|")

@@ -166,6 +166,7 @@ def test_a_tail_that_lasts_is_on_as_long_as_it_does():
     ends = [end for end in ends if end.kind == "tail"]
     assert len(ends) == 1
     assert 11_900 < ends[0].row < 12_500
+    assert 10 < ends[0].size < 20  # what they exceed, not the least that is rare
 
 
 def test_what_is_accepted_is_the_normal():
@@ -180,6 +181,30 @@ def test_what_is_accepted_is_the_normal():
     assert (alarms, ends) == ([], [])
     alarms, _ = lasts([sample._replace(value=sample.value / 2, ok=True) for sample in samples[:300]], detector)
     assert [alarm.kind for alarm in alarms] == ["faster"]  # it is compared with what was accepted
+
+
+def test_a_tail_is_told_by_how_long_requests_take_however_much_they_scatter_by_now():
+    # requests of 3 x come as ever; where the scatter has grown, 30 x is fewer of its scales than 3 x once was
+    draw, samples = random.Random(5), stream(5_000)
+    samples = changed(samples, 500, 2_000, lambda at, one: times(3 if at % 40 == 0 else 1)(at, one))
+    samples = changed(samples, 2_000, 5_000, lambda at, one: times(math.exp(draw.gauss(0, 0.25)))(at, one))
+    usual = raised(samples)
+    alarms = raised(changed(samples, 4_500, 4_800, lambda at, one: times(30 if at % 40 == 0 else 1)(at, one)))
+    assert [one for one in usual if one.row >= 4_500] == []
+    assert next(one.kind for one in alarms if one.row >= 4_500) == "tail"
+
+
+def test_a_second_huge_request_is_told_and_what_comes_again_and_again_is_not():
+    slow = [one._replace(value=one.value * 5) for one in stream(8_000)]
+    twice = changed(changed(slow, 2_000, 2_001, times(200)), 2_750, 2_751, times(60))
+    assert [(one.row, one.kind) for one in raised(twice)] == [(2_000, "surge"), (2_750, "surge")]
+    often = changed(slow, 0, 8_000, lambda at, one: times(200 if at % 700 == 7 else 1)(at, one))
+    assert len(raised(often)) <= 3
+
+
+def test_one_huge_request_is_told_though_the_largest_known_are_few_and_differ():
+    samples = changed(stream(1_000), 0, 700, lambda at, one: times(3 if at % 200 == 150 else 1)(at, one))
+    assert [(one.row, one.kind) for one in raised(changed(samples, 720, 721, times(400)))] == [(720, "surge")]
 
 
 def test_faster_is_a_kind_of_its_own():

@@ -36,8 +36,9 @@ class DurationLevel:
         if self._n == 1:
             self.at = value
         rate = max(0.25 if self._n <= 20 else 1 / self._n, 1 / self.memory)
-        cut = CUT * max(self.scale, FLOOR)
-        off = min(max(value - self.at, -cut), cut)
+        cut = CUT * (self.scale if self.scale > FLOOR else FLOOR)
+        off = value - self.at
+        off = cut if off > cut else -cut if off < -cut else off
         self.at += rate * off
         # 1.2533 mean absolute deviations are a normal standard deviation; 2 % is what cutting costs
         self.scale += rate * (1.2533 * 1.02 * abs(off) - self.scale)
@@ -57,29 +58,31 @@ class SizeShares:
 
     def share(self, size: float) -> tuple[float, bool]:
         """Return what a request of this size adds, and whether that is trusted."""
-        known = self._shares.get(self._key(size))
+        known = self._shares.get(size) or self._shares.get(self._key(size))
         if known is None:
             return self._guess(size), False
         return known[0], known[1] >= SETTLED
 
-    def learn(self, size: float, off: float) -> None:
-        """Move a size's share by a part of what its request was off."""
-        key = self._key(size)
-        known = self._shares.get(key)
+    def learn(self, size: float, off: float, *, news: bool) -> None:
+        """Move a size's share by a part of what its request was off.
+
+        The largest that was no ``news`` often enough is ``high``.
+        """
+        known = self._shares.get(size)
         if known is None:
-            known = self._shares[key] = [self._guess(size), 0, 0]
+            key = self._key(size)
+            known = self._shares.get(key)
+            if known is None:
+                known = self._shares[key] = [self._guess(size), 0, 0]
         known[1] += 1
         self._n += 1
         # of what most requests are off by, the level takes the blame, not their size
         others = 1.0 if known[1] < SETTLED else 1 - known[1] / self._n
         known[0] += off * others * max(1 / known[1], SLOWEST)
-
-    def accept(self, size: float) -> None:
-        """Count a learned size as no news: the largest that was no news often enough is ``high``."""
-        known = self._shares[self._key(size)]
-        known[2] += 1
-        if known[2] >= PARENT:
-            self.high = max(self.high, size)
+        if not news:
+            known[2] += 1
+            if known[2] >= PARENT and size > self.high:
+                self.high = size
 
     def _key(self, size: float) -> float:
         if len(self._shares) < MAX_SIZES or size in self._shares:

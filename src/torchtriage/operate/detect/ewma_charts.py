@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import NamedTuple
 
-__all__ = ["QUARANTINE", "ChartReading", "Charts", "Swings"]
+__all__ = ["PART", "QUARANTINE", "Charts", "Swings"]
 
 MEMORY = 2_000  # values over which limits are learned
 LEARN_EVERY = 4  # means of neighbours are nearly equal: every fourth teaches as much as all, at a quarter of the time
@@ -29,17 +28,6 @@ SWING_MEMORY = 5_000
 FIRST_EXCESS, EXCESS_PRIOR = 0.15, 4  # mean excess of a normal stream's rises, and the rises that it counts for
 LARGE_EXCESS, EXCESS_MEMORY = 4.0, 200
 TINY = 1e-9
-
-
-class ChartReading(NamedTuple):
-    """The most telling chart: ``evidence`` in units of its limit (signed), its ``mean``.
-
-    ``narrow`` : the evidence (signed) there were if the limits had not been widened.
-    """
-
-    evidence: float
-    mean: float
-    narrow: float
 
 
 class Charts:
@@ -76,9 +64,10 @@ class Charts:
 
     def update(
         self, value: float, *, learn: bool, unit: float = 1.0, wider: tuple[float, float] = (1.0, 1.0)
-    ) -> ChartReading:
-        """Take one value; ``learn`` from it unless it may be part of what is to be found.
+    ) -> tuple[float, float, float]:
+        """Take one value; return the most telling chart's evidence and mean, and the evidence by limits not widened.
 
+        Evidence is signed, and 1 at the limit. ``learn`` from the value unless it may be part of what is to be found.
         ``unit`` : what one of ``matters`` is, in the values' own unit. ``wider`` : factors of the limits, up and down.
         """
         value -= self._centre
@@ -113,7 +102,7 @@ class Charts:
                 # the first are taken at once: limits are needed to begin with
                 if len(self._waiting) * LEARN_EVERY > QUARANTINE or self._n <= QUARANTINE:
                     self._learn(*self._waiting.popleft())
-        return ChartReading(-best if mean_then < 0 else best, mean_then, -narrow if narrow_mean < 0 else narrow)
+        return -best if mean_then < 0 else best, mean_then, -narrow if narrow_mean < 0 else narrow
 
     def forget_means(self) -> None:
         """Start the means anew: what they were compared with has changed."""
@@ -153,33 +142,34 @@ class Swings:
     stream that lies still keeps the limit; one that scatters widely, or whose values come in runs, gets a wider one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, row: int) -> None:
+        self._row = row  # of the last update
         self._n = 0.0
         self._rises = 0.0
         self._peak = 0.0  # of the rise that is on
-        self._length = 0
+        self._start = 0
         self._excess = FIRST_EXCESS
+        self.rising = False
         self.wider = 1.0
 
-    def update(self, narrow: float) -> None:
-        """Take the evidence by the limits as they are learned."""
-        self._n += 1
-        if self._length:
-            self._length += 1
+    def update(self, narrow: float, row: int) -> None:
+        """Take the evidence by the limits as they are learned, if it is above ``PART`` or a rise is on."""
+        self._n += row - self._row
+        self._row = row
+        if self.rising:
             self._peak = max(self._peak, narrow)
             if narrow <= PART / 2:  # it rises once until it has come back to half of that
-                if self._length < BRIEF:
+                if row - self._start < BRIEF:
                     # one rise may have been an event, and teaches no more than a large one of the usual kind
                     excess = min(self._peak - PART, LARGE_EXCESS * self._excess)
                     self._excess += (excess - self._excess) / min(self._rises + EXCESS_PRIOR, EXCESS_MEMORY)
-                self._length = 0
+                self.rising = False
                 self._widen()
         elif narrow >= PART:
+            while self._n >= SWING_MEMORY:
+                self._n, self._rises = self._n / 2, self._rises / 2
             self._rises += 1
-            self._length, self._peak = 1, narrow
-            self._widen()
-        elif self._n >= SWING_MEMORY:
-            self._n, self._rises = self._n / 2, self._rises / 2
+            self.rising, self._start, self._peak = True, row, narrow
             self._widen()
 
     def _widen(self) -> None:

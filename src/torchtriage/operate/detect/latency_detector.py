@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from torchtriage.core.units import format_count, format_span_s
 from torchtriage.operate.detect.baseline import DurationLevel, SizeShares
-from torchtriage.operate.detect.ewma_charts import QUARANTINE, Charts, Swings
+from torchtriage.operate.detect.ewma_charts import PART, QUARANTINE, Charts, Swings
 from torchtriage.operate.detect.failure_rate import FailureRate
 from torchtriage.operate.detect.tails import Cluster, TailCounter
 
@@ -91,7 +91,11 @@ YOUNG = 1.5  # while little was seen limits are wider, by this over the root of 
 SPREAD_WEIGHTS = (1 / 40,)
 SPREAD_LIMIT = 12.0
 CLUSTER_CHANCE = 1.6e-4
-SURGE = math.log(50)  # one request alone is an alarm at 50 times what it should take, if none came near before
+TAIL = 4.0  # scales beyond which a request is one of a tail
+# In logarithms, 1.1 to 320 times: counted in scales, what came often would be rare as soon as the scale has grown.
+TAIL_RUNGS = tuple(0.1 * 1.5**step for step in range(11))
+SURGE = math.log(50)  # one request alone is an alarm at 50 times what it should take, if no two came near before
+NEAR, HUGE_MEMORY = 1.25, 10_000  # times its logarithm; requests that these are remembered for
 SURGE_S = 0.1  # and if it takes that long: Python's own garbage collection stops a process for half of it
 UNUSUAL = 0.6  # share of the limit from which nothing is learned
 NEW_NORMAL = 250  # requests of an alarm that stays, after which others are compared with what is now
@@ -107,6 +111,8 @@ N_TOLD = 12  # newest requests whose median says how much longer they take
 STUCK_CHANCE = 1e-9
 STRETCH, N_STRETCHES = 100, 40  # requests whose largest is remembered, and how many of these
 RARE_LARGEST = 2e-6  # chance of a request that is larger than all tails explain
+# Times the largest known that are rare however little is known: of a tail of finite variance less than 1/400 as many.
+BEYOND = math.log(20)
 MOST_HELD = 2_000  # requests of which a tail that goes on must have some
 N_STEPS = 100  # changes of value whose least is what they are rounded to
 MEMORY_OF_RATES = 5_000
@@ -115,26 +121,19 @@ MEMORY_OF_RATES = 5_000
 class RequestDetector:
     """Finds shifts, ramps, spread, tails, surges, missing and stuck answers in a request stream."""
 
-    def __init__(
-        self,
-        *,
-        limit: float = LIMIT,
-        matters: tuple[tuple[float, float], ...] = MATTERS,
-        spread_limit: float = SPREAD_LIMIT,
-        chance: float = CLUSTER_CHANCE,
-    ) -> None:
+    def __init__(self) -> None:
         self._row = -1
         self._n = 0
         self._level = DurationLevel(WARM_MEMORY)
         self._sizes = SizeShares()
-        self._mean = Charts(WEIGHTS, limit, matters=matters, young=YOUNG)
-        self._spread = Charts(SPREAD_WEIGHTS, spread_limit)
-        self._swings = (Swings(), Swings())  # up and down
-        self._tail = TailCounter(chance)
+        self._mean = Charts(WEIGHTS, LIMIT, matters=MATTERS, young=YOUNG)
+        self._spread = Charts(SPREAD_WEIGHTS, SPREAD_LIMIT)
+        self._swings = (Swings(WARM_UP // 2), Swings(WARM_UP // 2))  # up and down
+        self._tail = TailCounter(CLUSTER_CHANCE, TAIL_RUNGS)
         self._waiting: deque[tuple[float, float | None]] = deque()
         self._unusual = 0
         self._relearning = 0
-        self._largest = 0.0
+        self._huge: deque[tuple[int, float]] = deque(maxlen=8)
         self._maxima = Maxima()
         self._step = Step()
         self._newest: deque[float] = deque(maxlen=N_TOLD)
@@ -212,7 +211,8 @@ class RequestDetector:
         off = logarithm - share - level.at
         scale = max(level.scale, self._step.half(sample.value) * math.exp(min(off - logarithm, 50.0)))
         score = off / scale
-        cut = min(max(score, -CUT), CUT)
+        # conditions, not min and max: this is the hot path
+        cut = CUT if score > CUT else -CUT if score < -CUT else score
         warm = self._n > WARM_UP
         calm = self._unusual == 0 or self._relearning > 0
         level.memory = MEMORY if warm else WARM_MEMORY
@@ -224,7 +224,7 @@ class RequestDetector:
             self._learn(logarithm, size)
         elif calm:
             if size is not None and not settled:
-                self._sizes.learn(size, cut * scale)
+                self._sizes.learn(size, cut * scale, news=True)
             self._waiting.append((logarithm, size))
             if len(self._waiting) > QUARANTINE:
                 self._learn(*self._waiting.popleft())
@@ -233,45 +233,47 @@ class RequestDetector:
         if self._relearning:
             self._relearning -= 1
             return None
-        wide = max(CUT, CUT_LOG / scale)
-        deviation = min(max(score, -wide), wide)
+        wide = CUT_LOG / scale
+        if wide < CUT:
+            wide = CUT
+        deviation = wide if score > wide else -wide if score < -wide else score
         if not settled:  # mostly the guess of its size's share
             cut *= 0.3
             deviation *= 0.3
-        unit = max(1.0, YOUNG_MATTERS / self._n) / scale
+        unit = (1.0 if self._n > YOUNG_MATTERS else YOUNG_MATTERS / self._n) / scale
         up, down = self._swings
-        mean = self._mean.update(deviation, learn=calm, unit=unit, wider=(up.wider, down.wider))
-        evidence = abs(mean.evidence)
-        up.update(max(mean.narrow, 0.0))
-        down.update(max(-mean.narrow, 0.0))
+        signed, mean, narrow = self._mean.update(deviation, learn=calm, unit=unit, wider=(up.wider, down.wider))
+        evidence = abs(signed)
+        if narrow >= PART or up.rising:
+            up.update(narrow, self._n)
+        if narrow <= -PART or down.rising:
+            down.update(-narrow, self._n)
         self._newest.append(off)
-        spread = self._spread.update(min(abs(cut), 3.0) - 0.8, learn=calm)
-        cluster = self._tail.update(score if settled else min(score, 4.0))
-        surge = sample.value > SURGE_S and off > SURGE + (0.0 if settled else 2.0) and score > 1.25 * self._largest
-        surge = surge and off > self._maxima.rare
+        spread, *_ = self._spread.update(min(abs(cut), 3.0) - 0.8, learn=calm)
+        cluster = self._tail.update(off if settled else 0.0, TAIL * scale)
+        surge = off > SURGE / NEAR and self._surges(sample.value, off, settled)
         if settled:
             self._maxima.update(off)
-        self._largest = max(self._largest * 0.9997, score if settled else 0.0)
         alarm = None
         if warm:
             if evidence >= UNUSUAL:
-                self._goes_on("shift" if mean.evidence > 0 else "faster", again=False)
-            if spread.evidence >= UNUSUAL:
+                self._goes_on("shift" if signed > 0 else "faster", again=False)
+            if spread >= UNUSUAL:
                 self._goes_on("spread")
             if self._tail_on is not None:
-                self._tail_goes_on(score)
+                self._tail_goes_on(off)
             if evidence >= 1:
-                alarm = self._shifted(sample, mean.mean * scale, evidence)
-            if alarm is None and spread.evidence >= 1:
+                alarm = self._shifted(sample, mean * scale, evidence)
+            if alarm is None and spread >= 1:
                 if evidence > 0.5:  # all of them far off to one side: no scatter
-                    alarm = self._shifted(sample, mean.mean * scale, spread.evidence)
+                    alarm = self._shifted(sample, mean * scale, spread)
                 else:
                     kind, text = ("faster", "are quicker, and scatter more")
-                    if mean.mean >= -1:  # scales
+                    if mean >= -1:  # scales
                         kind, text = ("spread", "scatter more")
-                    alarm = self._alarm(kind, sample, spread.evidence, f"durations {text}")
+                    alarm = self._alarm(kind, sample, spread, f"durations {text}")
             if alarm is None and cluster.evidence >= 1:
-                times = math.exp(min(cluster.rung * scale, 50.0))
+                times = math.exp(min(cluster.rung, 50.0))
                 text = f"{cluster.n} of {cluster.span} requests took more than {times:.1f} x"
                 alarm = self._alarm("tail", sample, cluster.evidence, text, size=times)
                 if alarm is not None:
@@ -282,8 +284,16 @@ class RequestDetector:
             if alarm is None and outside and size is not None:
                 text = f"sizes as never before: {size:g}, where {self._sizes.high:g} was the largest"
                 alarm = self._alarm("input-mix", sample, 2.0, text, "input mix", size=size / self._sizes.high)
-        self._wait(sample, evidence, spread.evidence)
+        self._wait(sample, evidence, spread)
         return alarm
+
+    def _surges(self, value: float, off: float, settled: bool) -> bool:
+        near = sum(self._n - at < HUGE_MEMORY and off <= NEAR * known for at, known in self._huge)
+        if settled:
+            self._huge.append((self._n, off))
+        huge = value > SURGE_S and off > SURGE + (0.0 if settled else 2.0)
+        # one that came near may have been an event
+        return huge and near < 2 and off > self._maxima.rare
 
     def _learn(self, logarithm: float, size: float | None) -> None:
         level = self._level
@@ -291,8 +301,7 @@ class RequestDetector:
         level.learn(logarithm - share)
         if size is not None:
             cut = CUT * level.scale
-            self._sizes.learn(size, min(max(logarithm - share - level.at, -cut), cut))
-            self._sizes.accept(size)
+            self._sizes.learn(size, min(max(logarithm - share - level.at, -cut), cut), news=False)
 
     def _wait(self, sample: Sample, evidence: float, spread: float) -> None:
         """Learn nothing while something looks wrong, but not for ever."""
@@ -407,10 +416,10 @@ class RequestDetector:
             if not again:
                 on.until = self._row + CLEAR
 
-    def _tail_goes_on(self, score: float) -> None:
+    def _tail_goes_on(self, off: float) -> None:
         """Keep a tail's alarm on while such values are not as rare as before: that they are known by now is no end."""
         crowd = self._tail_on
-        if crowd is None or score <= crowd.rung:
+        if crowd is None or off <= crowd.rung:
             return
         crowd.rows.append(self._row)
         if "tail" not in self._on:
@@ -482,7 +491,8 @@ class Maxima:
     def update(self, off: float) -> None:
         """Take one value."""
         self._n += 1
-        self._most = max(self._most, off)
+        if off > self._most:
+            self._most = off
         if self._n % STRETCH:
             return
         self._maxima.append(self._most)
@@ -492,7 +502,8 @@ class Maxima:
         # by quartiles: single events are in neither
         beta = (known[-1 - quarter] - known[quarter]) / 1.573
         unsure = 1 + 2 / math.sqrt(len(known))
-        self.rare = known[len(known) // 2] + beta * unsure * (-math.log(STRETCH * RARE_LARGEST) - 0.367)
+        rare = known[len(known) // 2] + beta * unsure * (-math.log(STRETCH * RARE_LARGEST) - 0.367)
+        self.rare = min(rare, known[-1] + BEYOND)
 
 
 class Step:

@@ -1,9 +1,9 @@
 """Too many extreme values in too short a time, against how often such values came before.
 
-A ladder of rungs in units of the stream's own scale: how often each was exceeded before is known, so how improbable
-so many exceedances within so few values are follows (a scan statistic, Naus 1965, over the last few exceedances). The
-rate is no better known than from what was counted, and such values come in bursts: the count's distribution is a
-negative binomial one. Rare large values that are normal for a stream raise their rungs' rates and stay quiet.
+How often each rung of a ladder was exceeded before is known, so how improbable so many exceedances within so few values
+are follows (a scan statistic, Naus 1965, over the last few exceedances). The rate is no better known than from what was
+counted, and such values come in bursts: the count's distribution is a negative binomial one. Rare large values that are
+normal for a stream raise their rungs' rates and stay quiet.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 __all__ = ["RUNGS", "Cluster", "TailCounter"]
 
-RUNGS = tuple(4 * 1.5**step for step in range(11))  # 4 to 231 times the scale
+RUNGS = tuple(4 * 1.5**step for step in range(11))  # in scales of a stream whose scale stays
 MEMORY = 5_000  # values over which rates are learned; then half of them are forgotten
 N_LAST = 8  # last exceedances of a rung that are looked at together
 PRIOR = 0.5  # exceedances assumed of a rung before any was seen
@@ -39,26 +39,27 @@ NOTHING = Cluster(0.0, 0.0, 0, 0)
 
 
 class TailCounter:
-    """Counts exceedances of one direction. ``chance`` : of a cluster that is an alarm."""
+    """Counts exceedances of one direction; ``chance`` : of a cluster that is an alarm."""
 
-    def __init__(self, chance: float) -> None:
+    def __init__(self, chance: float, rungs: tuple[float, ...] = RUNGS) -> None:
         self._log_chance = math.log(chance)
-        self._last: list[deque[int]] = [deque(maxlen=N_LAST) for _ in RUNGS]
-        self._counts = [0.0] * len(RUNGS)
+        self._rungs = rungs
+        self._last: list[deque[int]] = [deque(maxlen=N_LAST) for _ in rungs]
+        self._counts = [0.0] * len(rungs)
         self._n = 0.0
         self._at = 0
 
-    def update(self, value: float) -> Cluster:
-        """Take one value in units of the scale; return the cluster it completes, if any."""
+    def update(self, value: float, least: float = RUNGS[0]) -> Cluster:
+        """Take one value; return the cluster it completes, if any. What is not beyond ``least`` is no event."""
         self._at += 1
         self._n += 1
         if self._n > MEMORY:
             self._n /= 2
             self._counts = [count / 2 for count in self._counts]
-        if not value > RUNGS[0]:
+        if not value > least:
             return NOTHING
         worst = NOTHING
-        for at, rung in enumerate(RUNGS):
+        for at, rung in enumerate(self._rungs):
             if value <= rung:
                 break
             last = self._last[at]
@@ -72,13 +73,13 @@ class TailCounter:
                 before = max(known - (n - 1), 0.0) + PRIOR  # without the cluster itself
                 share = span / max(self._n - span, 1.0)
                 evidence = self._evidence(n - 1, before, share)
-                if evidence > worst.evidence:
-                    worst = Cluster(evidence, rung, n, span, before / max(self._n, 1.0))
+                if evidence > 0 and evidence >= worst.evidence:
+                    worst = Cluster(evidence, max(rung, least), n, span, before / max(self._n, 1.0))
         return worst
 
     def highest(self, share: float) -> float:
         """Return the highest rung that more than ``share`` of the values exceeded, or 0."""
-        beyond = [rung for rung, n in zip(RUNGS, self._counts, strict=True) if n > share * self._n]
+        beyond = [rung for rung, n in zip(self._rungs, self._counts, strict=True) if n > share * self._n]
         return beyond[-1] if beyond else 0.0
 
     def _evidence(self, n: int, before: float, share: float) -> float:

@@ -8,12 +8,12 @@ use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::ptr;
 use std::slice;
 
-use crate::replay::{Lanes, Stretch};
+use crate::replay::{Lanes, Steps, Stretch};
 use crate::scan::{Scanner, Schema, Totals};
 use crate::tree::{group, renumber, Rows};
 
 /// Raise with every change of what is declared here.
-const VERSION: u32 = 6;
+const VERSION: u32 = 7;
 
 /// What [`tt_scan`] and the others return when something is wrong with the library itself.
 const BROKEN: i64 = -1;
@@ -360,6 +360,50 @@ pub unsafe extern "C" fn tt_replay(stretch: *const GraphStretch, table: *mut i64
         )
     };
     catch_unwind(AssertUnwindSafe(|| stretch.run(table))).map_or(BROKEN, |()| 0)
+}
+
+/// How long the nodes of a graph take; see [`Steps`].
+#[repr(C)]
+pub struct GraphSteps {
+    n_nodes: usize,
+    n_variants: usize,
+    n_scenarios: usize,
+    n_changes: usize,
+    dur: *const i64,
+    still: *const i64,
+    first: *const i64,
+    place: *const i64,
+    left: *const f64,
+}
+
+/// Write how long `n` nodes from `begin` on take in each variant and scenario.
+///
+/// # Safety
+/// `dur` and `still` have `n_nodes` elements for each variant, `first` has one for each scenario and one more, `place`
+/// and `left` have `n_changes`, and `table` has one for each variant and scenario of each of the `n` nodes.
+#[no_mangle]
+pub unsafe extern "C" fn tt_steps(
+    steps: *const GraphSteps,
+    begin: usize,
+    n: usize,
+    table: *mut i64,
+) -> i64 {
+    // SAFETY: by contract.
+    let (steps, table) = unsafe {
+        let raw = &*steps;
+        (
+            Steps {
+                n_nodes: raw.n_nodes,
+                dur: slice::from_raw_parts(raw.dur, raw.n_nodes * raw.n_variants),
+                still: slice::from_raw_parts(raw.still, raw.n_nodes * raw.n_variants),
+                first: slice::from_raw_parts(raw.first, raw.n_scenarios + 1),
+                place: slice::from_raw_parts(raw.place, raw.n_changes),
+                left: slice::from_raw_parts(raw.left, raw.n_changes),
+            },
+            slice::from_raw_parts_mut(table, n * raw.n_variants * raw.n_scenarios),
+        )
+    };
+    catch_unwind(AssertUnwindSafe(|| steps.fill(begin, table))).map_or(BROKEN, |()| 0)
 }
 
 /// Write an order to run the nodes of a graph in; return of how many runs, -1 where causes form a circle.

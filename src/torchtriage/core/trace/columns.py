@@ -143,7 +143,7 @@ class Trace:
     """The peak rates of its devices, where the user states them."""
     selection: Selection | None = None
     """The part of it that is judged, where the user chose one."""
-    _decoded: dict[tuple[str, int], Any] = field(default_factory=dict, repr=False)
+    _decoded: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -266,28 +266,28 @@ class Trace:
         ``collective``, ``nelems``, ``dtype``, ``group``, ``ranks``, ``seq``,
         ``group_size``, ``src``, ``dst``.
         """
-        index = Detail._fields.index(what)
-        out: list[Any] = []
-        for code in self.detail[np.asarray(rows, np.int64)].tolist():
-            if code < 0:
-                out.append(None)
-                continue
-            known = self._decoded.get((what, code), self)
-            if known is self:
-                known = _decode(what, self.details[code][index])
-                self._decoded[(what, code)] = known
-            out.append(known)
-        return out
+        codes = self.detail[np.asarray(rows, np.int64)].tolist()
+        found = {code: self._decode(what, code) for code in set(codes)}
+        return [found[code] for code in codes]
+
+    def _decode(self, what: str, code: int) -> Any:
+        """Return one field of a detail; many details have a text in common, and each is decoded once."""
+        if code < 0:
+            return None
+        text = self.details[code][Detail._fields.index(what)]
+        known = self._decoded.setdefault(what, {})
+        if text not in known:
+            known[text] = _decode(what, text)
+        return known[text]
 
     def where_detail(self, what: str, test: Callable[[Any], bool], among: Mask) -> Mask:
         """Return bool[n]: rows of ``among`` whose decoded detail passes.
 
         Each distinct one is tested once; a detail that was not recorded never passes.
         """
-        index = Detail._fields.index(what)
         rows = np.flatnonzero(among & (self.detail >= 0))
         codes, which = np.unique(self.detail[rows], return_inverse=True)
-        values = (_decode(what, self.details[code][index]) for code in codes.tolist())
+        values = (self._decode(what, code) for code in codes.tolist())
         table = np.fromiter((value is not None and bool(test(value)) for value in values), bool, len(codes))
         out = np.zeros(len(self), dtype=bool)
         out[rows] = table[which]

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.core import intervals
-from torchtriage.core.arrays import Ints, distinct
+from torchtriage.core.arrays import Ints, distinct, quantile
 from torchtriage.core.finding import TimeClasses
 from torchtriage.core.intervals import Spans
 from torchtriage.core.trace.collectives import communicates
@@ -126,7 +126,7 @@ class Device:
         """
         call = self.trace.links.call[self.rows]
         begun = self.trace.start_ns[self.rows[call >= 0]] - self.trace.start_ns[call[call >= 0]]
-        return max(0, -int(np.percentile(begun, 1))) if len(begun) else 0
+        return max(0, -int(quantile(begun, 0.01))) if len(begun) else 0
 
     @cached_property
     def backlog(self) -> Backlog | None:

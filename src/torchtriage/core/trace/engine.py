@@ -19,7 +19,7 @@ from torchtriage.core.errors import UsageError
 __all__ = ["FILE", "READER_VARIABLE", "Engine", "find_engine"]
 
 READER_VARIABLE = "TORCHTRIAGE_READER"
-VERSION = 6
+VERSION = 7
 """Of the library's interface; one of another version is left alone."""
 
 _NAMES = {"darwin": "libtorchtriage_native.dylib", "win32": "torchtriage_native.dll"}
@@ -85,6 +85,7 @@ def _load(file: Path) -> Engine:
         "tt_renumber": (c_int64, [c_void_p, c_size_t, c_void_p, c_size_t, c_void_p]),
         "tt_group": (c_int64, [c_void_p, c_size_t, c_size_t, c_void_p, c_void_p]),
         "tt_replay": (c_int64, [c_void_p, c_void_p]),
+        "tt_steps": (c_int64, [c_void_p, c_size_t, c_size_t, c_void_p]),
         "tt_runs": (c_int64, [c_void_p, c_size_t, c_void_p, c_size_t, c_void_p, c_size_t, c_void_p]),
         "tt_bound": (c_int64, [c_size_t, c_size_t, c_char_p, c_size_t]),
         "tt_out_of_room": (c_int64, []),

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.core import intervals
-from torchtriage.core.arrays import Ints
+from torchtriage.core.arrays import Ints, among, distinct
 from torchtriage.core.trace.pacing import Pace, find_pace
 from torchtriage.core.trace.recorders import PROGRAMS_LINE, STEPS_LINE, XPLANE
 from torchtriage.core.trace.schema import Kind
@@ -315,7 +315,7 @@ def _by_program(trace: Trace) -> Found | None:
     for line in (STEPS_LINE, PROGRAMS_LINE):
         lanes = [code for code, lane in enumerate(trace.lanes) if lane.kind == "stream" and lane.tid == line]
         lanes = [code for code in lanes if trace.lanes[code].device == trace.devices[0].index]
-        rows = one_lane(trace, notes[np.isin(trace.lane[notes], lanes)])
+        rows = one_lane(trace, notes[among(trace.lane[notes], np.array(lanes))])
         name = "step"
         if line == PROGRAMS_LINE and len(rows):
             code = int(np.bincount(trace.name[rows], weights=trace.dur_ns[rows]).argmax())
@@ -481,7 +481,7 @@ def _left_out(trace: Trace, start: Ints, end: Ints, wall: Ints, alike: tuple[str
         if not (last.sum() >= HABIT_STEPS and 2 * last.sum() > len(last)):
             why[late & (why == "")] = COMPILING
     kinds = np.array(alike or [""] * len(wall))
-    for kind in np.unique(kinds[why == ""]).tolist():
+    for kind in distinct(kinds[why == ""]).tolist():
         mine = (kinds == kind) & (why == "")
         why[mine & (wall > OUTLIER * np.median(wall[mine]))] = LONG
     return tuple(why.tolist()) if (why == "").any() else ("",) * len(wall)

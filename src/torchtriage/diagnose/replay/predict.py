@@ -20,9 +20,11 @@ from torchtriage.core import intervals
 from torchtriage.core.arrays import distinct
 from torchtriage.core.errors import UsageError
 from torchtriage.core.trace import Trace
+from torchtriage.core.trace.engine import find_engine
 from torchtriage.diagnose.replay.edits import Edit
-from torchtriage.diagnose.replay.engine import NEVER, Patch, Schedule, schedule
+from torchtriage.diagnose.replay.engine import NEVER, Patch, Schedule, fixed, schedule
 from torchtriage.diagnose.replay.graph import CONFIDENCE, LAUNCH_NS, EdgeKind, Graph, NodeKind, build
+from torchtriage.diagnose.replay.native import NativeSteps
 from torchtriage.diagnose.replay.quality import Quality, judge
 
 __all__ = ["INFERRED", "ReplayModel", "ReplayPrediction", "Scenario", "model"]
@@ -94,32 +96,38 @@ class _Change:
 
 
 class _Steps:
-    """What each node takes, in running order; ``dur`` and ``still`` : int64[nodes], one of each for a variant."""
+    """What each node takes, in running order; ``dur`` and ``still`` : int64[variants, nodes]."""
 
-    def __init__(self, order: Schedule, dur: list[Ints], still: list[Ints], scenarios: Sequence[Scenario]) -> None:
+    def __init__(self, order: Schedule, dur: Ints, still: Ints, scenarios: Sequence[Scenario]) -> None:
         self._dur, self._still = dur, still
-        self._changes = []
+        left, changed = np.empty(len(order.place)), np.zeros(len(order.place), dtype=bool)
+        changes = []
         for scenario in scenarios:
-            place, gone = order.place[scenario.node], np.sort(order.place[scenario.gone])
-            by_place = np.argsort(place, kind="stable")
-            self._changes.append((place[by_place], scenario.keep[by_place], gone))
+            place, gone = order.place[scenario.node], order.place[scenario.gone]
+            left[place], left[gone] = scenario.keep, np.nan
+            changed[place] = changed[gone] = True
+            by_place = np.flatnonzero(changed)
+            changes.append((by_place, left[by_place]))
+            changed[by_place] = False
+        self._first = np.cumsum([0, *(len(place) for place, _ in changes)])
+        self._place, self._left = (np.concatenate(parts) for parts in zip(*changes, strict=True))
+        library = find_engine().library
+        self._native = library and NativeSteps(library, dur, still, self._first, self._place, self._left)
 
-    def __call__(self, first: int, stop: int) -> Ints:
-        """Return int64[stop - first, variants * scenarios]."""
-        width = len(self._changes)
-        out = np.empty((stop - first, len(self._dur), width), np.int64)
-        for v, (dur, still) in enumerate(zip(self._dur, self._still, strict=True)):
-            out[:, v] = (dur[first:stop] + still[first:stop])[:, None]
-        for s, (place, keep, gone) in enumerate(self._changes):
-            a, b = np.searchsorted(place, [first, stop])
-            if a < b:
-                at, left = place[a:b], keep[a:b]
-                for v, (dur, still) in enumerate(zip(self._dur, self._still, strict=True)):
-                    out[at - first, v, s] = still[at] + (dur[at] * left).astype(np.int64)
-            a, b = np.searchsorted(gone, [first, stop])
-            if a < b:
-                out[gone[a:b] - first, :, s] = 0
-        return out.reshape(stop - first, -1)
+    def __call__(self, first: int, out: Ints) -> None:
+        """Fill int64[nodes, variants * scenarios] for the nodes from ``first`` on."""
+        if self._native is not None:
+            self._native(first, out)
+            return
+        stop = first + len(out)
+        table = out.reshape(len(out), len(self._dur), -1)
+        table[:] = (self._dur[:, first:stop] + self._still[:, first:stop]).T[:, :, None]
+        for s, (begin, end) in enumerate(zip(self._first[:-1].tolist(), self._first[1:].tolist(), strict=True)):
+            a, b = begin + np.searchsorted(self._place[begin:end], [first, stop])
+            at, left = self._place[a:b], self._left[a:b]
+            gone = np.isnan(left)
+            kept = (self._dur[:, at] * np.where(gone, 0.0, left)).astype(np.int64)
+            table[at - first, :, s] = np.where(gone, 0, self._still[:, at] + kept).T
 
 
 class ReplayModel:
@@ -134,6 +142,7 @@ class ReplayModel:
         self.graph: Graph = build(trace)
         self.schedule: Schedule = schedule(self.graph)
         self._step_ms = step_ms
+        self._known_shares: dict[int, tuple[intervals.Spans, list[tuple[int, int, slice, Floats]]]] = {}
 
     # -- what it says ------------------------------------------------------------------------
 
@@ -239,13 +248,13 @@ class ReplayModel:
         return variants
 
     @cached_property
-    def _ordered(self) -> tuple[list[Ints], list[Ints], Ints]:
+    def _ordered(self) -> tuple[Ints, Ints, Ints]:
         """What nodes take in running order, as :class:`_Steps` is given it, and int64[edges, variants]: the lags."""
         node = np.empty(self.graph.n_nodes, np.int64)
         node[self.schedule.place] = np.arange(len(node))
         return (
-            [variant.dur_ns[node] for variant in self._variants],
-            [variant.still_ns[node] for variant in self._variants],
+            np.stack([variant.dur_ns[node] for variant in self._variants]),
+            np.stack([variant.still_ns[node] for variant in self._variants]),
             np.stack([variant.lag_ns for variant in self._variants], axis=1),
         )
 
@@ -292,10 +301,7 @@ class ReplayModel:
             ordered = np.empty_like(dur)
             ordered[order.place] = np.maximum(dur, 0) + still
 
-            def between(first: int, stop: int, steps: Ints = ordered) -> Ints:
-                return steps[first:stop].copy()
-
-            walls = self._finished(order.run(between, lag, graph.bound_node))
+            walls = self._finished(order.run(fixed(ordered), len(tries), lag, graph.bound_node))
             index = int(np.searchsorted(-walls, -self._step_ms * 1e6))
             low, high = tries[max(index - 1, 0)], tries[min(index, 8)]
         return float((low + high) / 2)
@@ -331,7 +337,7 @@ class ReplayModel:
             lags = [np.tile(scenario.lag_ns, len(variants)) for scenario in some]
             patch = Patch(*(np.concatenate(part) for part in (edge, column, lags)))
             filled = _Steps(order, dur, still, some)
-            walls = self._finished(order.run(filled, lag, self.graph.bound_node, patch))
+            walls = self._finished(order.run(filled, len(columns) * width, lag, self.graph.bound_node, patch))
             out[:, first : first + width] = walls.reshape(len(variants), width)
         return out
 
@@ -401,17 +407,23 @@ class ReplayModel:
         )
 
     def _slow(self, change: _Change, edit: Edit, factor: float) -> None:
-        graph = self.graph
-        hosts = self._hosts
         if edit.spans is None:
-            change.keep[hosts] *= factor
+            change.keep[self._hosts] *= factor
             return
-        spans = intervals.union(np.asarray(edit.spans, np.int64)) - graph.origin_ns
-        length = self._length_ns
-        for a, b in self._host_lanes.values():
-            at, covered = _covered(graph.finish_ns[a:b], graph.begin_ns[a:b], spans)
-            share = np.where(hosts[a:b][at], covered / length[a:b][at], 0.0)
+        for a, b, at, share in self._shares(edit.spans):
             change.keep[a:b][at] *= 1 - share * (1 - factor)
+
+    def _shares(self, spans: intervals.Spans) -> list[tuple[int, int, slice, Floats]]:
+        """Return for each thread which of its nodes ``a:b`` the spans touch, and how much of each they cover (0-1)."""
+        # many scenarios ask for the same spans
+        if id(spans) not in self._known_shares:
+            graph, length, found = self.graph, self._length_ns, []
+            time = intervals.union(np.asarray(spans, np.int64)) - graph.origin_ns
+            for a, b in self._host_lanes.values():
+                at, covered = _covered(graph.finish_ns[a:b], graph.begin_ns[a:b], time)
+                found.append((a, b, at, np.where(self._hosts[a:b][at], covered / length[a:b][at], 0.0)))
+            self._known_shares[id(spans)] = spans, found
+        return self._known_shares[id(spans)][1]
 
     def _overlap(self, change: _Change, node: Ints, work: Ints, left: Floats) -> None:
         graph = self.graph
@@ -457,7 +469,7 @@ class ReplayModel:
                 at, covered = _covered(graph.finish_ns[a:b], graph.begin_ns[a:b], new)
                 share = covered / length[a:b][at]
                 keep[a:b][at] *= np.maximum(1 - share * (1 - factor), 0.0)
-                whole[a:b][at[share >= COVERED]] = factor
+                whole[a:b][at][share >= COVERED] = factor
         return whole
 
     def _naive(self, edits: Edits) -> float:
@@ -565,15 +577,17 @@ def model(trace: Trace, *, step_ms: float | None = None) -> ReplayModel:
     return found
 
 
-def _covered(finish: Ints, begin: Ints, spans: intervals.Spans) -> tuple[Ints, Ints]:
+def _covered(finish: Ints, begin: Ints, spans: intervals.Spans) -> tuple[slice, Ints]:
+    """Return which nodes of a lane the spans touch, and how many ns of each they cover."""
+    nothing = slice(0, 0), np.empty(0, np.int64)
     if not len(spans):
-        return np.empty(0, np.int64), np.empty(0, np.int64)
+        return nothing
     first = np.searchsorted(finish, spans[:, 0], side="right")
     last = np.searchsorted(finish, spans[:, 1], side="left")
     inside = (first < len(finish)) & (spans[:, 1] > begin[0])
     first, last, spans = first[inside], np.minimum(last[inside], len(finish) - 1), spans[inside]
     if not len(spans):
-        return np.empty(0, np.int64), np.empty(0, np.int64)
+        return nothing
     low, high = int(first[0]), int(last[-1]) + 1
     out = np.zeros(high - low, np.int64)
     same = first == last
@@ -587,7 +601,7 @@ def _covered(finish: Ints, begin: Ints, spans: intervals.Spans) -> tuple[Ints, I
     np.add.at(change, (last - low)[~same], -1)
     whole = np.cumsum(change)[:-1] > 0
     out[whole] += (finish - begin)[low:high][whole]
-    return np.arange(low, high), out
+    return slice(low, high), out
 
 
 def _lanes(trace: Trace, rows: Ints) -> list[int]:

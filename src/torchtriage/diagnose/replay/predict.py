@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -208,19 +209,19 @@ class ReplayModel:
 
     def cumulative(self, edit_sets: Sequence[Edits]) -> list[float]:
         """Return the saving in ns of the first, the first two, ... sets of edits together."""
-        together: list[Edit] = []
-        scenarios: list[Scenario] = []
-        for edits in edit_sets:
-            together += edits
-            scenarios.append(self.scenario(together, hopeful=False))
+        return self.savings(list(accumulate(map(list, edit_sets))))
+
+    def savings(self, edit_sets: Sequence[Edits]) -> list[float]:
+        """Return the saving in ns of each set of edits on its own, by the default model alone."""
         at = self._names.index(self._default)
-        saving = self._base[at] - self._after(scenarios)[at]
+        scenarios = [self.scenario(edits, hopeful=False) for edits in edit_sets]
+        saving = self._base[at] - self._after(scenarios, [at])[0]
         return [float(value) for value in saving]
 
     def after_ns(self, edits: Edits) -> float:
         """Return the wall time of a step with these edits, in ns, by the default model."""
         at = self._names.index(self._default)
-        return float(self._after([self.scenario(edits, hopeful=False)])[at, 0])
+        return float(self._after([self.scenario(edits, hopeful=False)], [at])[0, 0])
 
     # -- variants ----------------------------------------------------------------------------
 
@@ -314,31 +315,35 @@ class ReplayModel:
         out: Floats = self._steps([nothing])[:, 0]
         return out
 
-    def _after(self, scenarios: Sequence[Scenario]) -> Floats:
+    def _after(self, scenarios: Sequence[Scenario], variants: Sequence[int] | None = None) -> Floats:
         """Return float64[variants, scenarios], ns: the step with edits, moved work in mind."""
         floors = np.array([scenario.floor_ns for scenario in scenarios])
-        out: Floats = np.maximum(self._steps(scenarios), np.minimum(floors, self._base[:, None]))
+        base = self._base if variants is None else self._base[variants]
+        out: Floats = np.maximum(self._steps(scenarios, variants), np.minimum(floors, base[:, None]))
         return out
 
     # -- scenarios ---------------------------------------------------------------------------
 
-    def _steps(self, scenarios: Sequence[Scenario]) -> Floats:
-        """Return float64[variants, scenarios], ns: the wall time of the mean steady step."""
-        variants, order = self._variants, self.schedule
+    def _steps(self, scenarios: Sequence[Scenario], variants: Sequence[int] | None = None) -> Floats:
+        """Return float64[variants, scenarios], ns: the wall time of the mean steady step; of all variants or some."""
+        order = self.schedule
         dur, still, lag = self._ordered
-        out = np.empty((len(variants), len(scenarios)))
-        size = max(COLUMNS // len(variants), 1)
+        if variants is not None:
+            dur, still, lag = dur[variants], still[variants], lag[:, variants]
+        n_variants = len(dur)
+        out = np.empty((n_variants, len(scenarios)))
+        size = max(COLUMNS // n_variants, 1)
         for first in range(0, len(scenarios), size):
             some = scenarios[first : first + size]
             width = len(some)
-            columns = np.arange(len(variants)) * width
-            edge = [np.tile(scenario.edge, len(variants)) for scenario in some]
+            columns = np.arange(n_variants) * width
+            edge = [np.tile(scenario.edge, n_variants) for scenario in some]
             column = [np.repeat(columns + s, len(scenario.edge)) for s, scenario in enumerate(some)]
-            lags = [np.tile(scenario.lag_ns, len(variants)) for scenario in some]
+            lags = [np.tile(scenario.lag_ns, n_variants) for scenario in some]
             patch = Patch(*(np.concatenate(part) for part in (edge, column, lags)))
             filled = _Steps(order, dur, still, some)
             walls = self._finished(order.run(filled, len(columns) * width, lag, self.graph.bound_node, patch))
-            out[:, first : first + width] = walls.reshape(len(variants), width)
+            out[:, first : first + width] = walls.reshape(n_variants, width)
         return out
 
     def _finished(self, bound_ns: Ints) -> Floats:

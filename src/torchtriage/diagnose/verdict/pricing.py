@@ -117,7 +117,7 @@ class Pricing:
         ]
         if len(sets) == 1:
             return
-        base, *savings = (found.saving_ns for found in self.replayed.predict_many(sets))
+        base, *savings = self.replayed.savings(sets)
         for place, index in enumerate((*idle, *alone)):
             one, low = out[index], savings[place] - base
             assert one is not None

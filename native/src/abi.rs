@@ -10,7 +10,7 @@ use std::slice;
 
 use crate::replay::{Lanes, Steps, Stretch};
 use crate::scan::{Scanner, Schema, Totals};
-use crate::tree::{group, renumber, Rows};
+use crate::tree::{group, own, renumber, Rows};
 
 /// Raise with every change of what is declared here.
 const VERSION: u32 = 7;
@@ -268,6 +268,34 @@ pub unsafe extern "C" fn tt_tree(
         found.len() as i64
     }))
     .unwrap_or(BROKEN)
+}
+
+/// Write what each member of a tree takes itself; the other rows stay as they are.
+///
+/// # Safety
+/// `start_ns`, `dur_ns`, `parent` and `own_ns` have `n` elements, and `members` has `n_members`, each a row.
+#[no_mangle]
+pub unsafe extern "C" fn tt_own(
+    n: usize,
+    start_ns: *const i64,
+    dur_ns: *const i64,
+    members: *const i64,
+    n_members: usize,
+    parent: *const i32,
+    own_ns: *mut i64,
+) -> i64 {
+    // SAFETY: by contract.
+    let (start_ns, dur_ns, members, parent, own_ns) = unsafe {
+        (
+            slice::from_raw_parts(start_ns, n),
+            slice::from_raw_parts(dur_ns, n),
+            slice::from_raw_parts(members, n_members),
+            slice::from_raw_parts(parent, n),
+            slice::from_raw_parts_mut(own_ns, n),
+        )
+    };
+    catch_unwind(AssertUnwindSafe(|| own(start_ns, dur_ns, members, parent, own_ns)))
+        .map_or(BROKEN, |()| 0)
 }
 
 /// Give codes the order of their first use; return how many are in use.

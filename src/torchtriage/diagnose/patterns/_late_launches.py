@@ -147,7 +147,7 @@ def _split(trace: Trace, gaps: Spans) -> tuple[LongCalls, LongCalls]:
     counted[trace.waits.row] = counted[trace.waits.sync_row] = False
     rows = np.flatnonzero(counted)
     held = np.zeros(len(trace), np.int64)
-    held[rows] = intervals.covered(trace.spans_of(rows), gaps)
+    held[rows] = trace.time_in(rows, gaps)
     alone = (trace.kind == Kind.OP) & ~trace.tree.above(trace.links.launches)
     whole = _long(trace, held, alone & ~trace.tree.under(alone), trace.dur_ns)
     whole = whole.pick(_habits(trace, whole))

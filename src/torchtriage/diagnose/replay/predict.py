@@ -38,8 +38,8 @@ INFERRED = 0.6
 """Edges of less confidence were inferred from coinciding times."""
 PER_OP_NS, PER_FRAME_NS = 1_400, 1_700
 """What the profiler itself adds to an operator and to a Python frame (fitted on four pairs)."""
-COLUMNS = 256
-"""Variants times scenarios replayed at once: 8 MB per chunk of nodes."""
+COLUMNS, CHANGES = 128, 1 << 18
+"""Variants times scenarios replayed at once, 4 MB per chunk of nodes; and changes of nodes in them, 6 MB."""
 CROWDING, MAX_CROWDING = 0.8, 0.31
 """Work moved to other processes takes cores: with 4 workers instead of none for loading that took
 38 % of the step, the other host work was 2-31 % slower (six recorded pairs)."""
@@ -76,7 +76,7 @@ class _Variant(NamedTuple):
 class Scenario(NamedTuple):
     """One set of edits on the nodes: what remains of durations, other lags, floor of a step."""
 
-    node: Ints
+    node: NDArray[np.int32]
     keep: Floats
     gone: Ints
     """Nodes that no longer exist: their gap and residual go too."""
@@ -174,21 +174,21 @@ class ReplayModel:
 
     def predict_many(self, edit_sets: Sequence[Edits]) -> list[ReplayPrediction]:
         """Return what each set of edits saves on its own."""
-        scenarios: list[Scenario] = []
+        asked: list[tuple[Edits, bool]] = []
         index: list[tuple[slice, slice]] = []
         for edits in edit_sets:
-            first = len(scenarios)
-            scenarios.append(self.scenario(edits, hopeful=False))
+            first = len(asked)
+            asked.append((edits, False))
             if any(edit.best is not None for edit in edits):
-                scenarios.append(self.scenario(edits, hopeful=True))
-            usual = slice(first, len(scenarios))
+                asked.append((edits, True))
+            usual = slice(first, len(asked))
             if any(edit.kind == "parallel" for edit in edits):
                 moved = sum(self._per_step(edit.rows) for edit in edits if edit.kind == "parallel")
                 crowded = min(CROWDING * moved / max(self.step_ns, 1.0), MAX_CROWDING)
                 crowd = Edit("threads", factor=1 + crowded)
-                scenarios.append(self.scenario([*edits, crowd], hopeful=False))
-            index.append((usual, slice(first, len(scenarios))))
-        saving = self._base[:, None] - self._after(scenarios)
+                asked.append(([*edits, crowd], False))
+            index.append((usual, slice(first, len(asked))))
+        saving = self._base[:, None] - self._after(asked)
         at = self._names.index(self._default)
         seen = self._names.index("seen") if "seen" in self._names else at
         out = []
@@ -214,14 +214,13 @@ class ReplayModel:
     def savings(self, edit_sets: Sequence[Edits]) -> list[float]:
         """Return the saving in ns of each set of edits on its own, by the default model alone."""
         at = self._names.index(self._default)
-        scenarios = [self.scenario(edits, hopeful=False) for edits in edit_sets]
-        saving = self._base[at] - self._after(scenarios, [at])[0]
+        saving = self._base[at] - self._after([(edits, False) for edits in edit_sets], [at])[0]
         return [float(value) for value in saving]
 
     def after_ns(self, edits: Edits) -> float:
         """Return the wall time of a step with these edits, in ns, by the default model."""
         at = self._names.index(self._default)
-        return float(self._after([self.scenario(edits, hopeful=False)], [at])[0, 0])
+        return float(self._after([(edits, False)], [at])[0, 0])
 
     # -- variants ----------------------------------------------------------------------------
 
@@ -311,16 +310,23 @@ class ReplayModel:
     def _base(self) -> Floats:
         """float64[variants], ns: the step without edits."""
         none = np.empty(0, np.int64)
-        nothing = Scenario(none, np.empty(0), none, none, none, 0.0)
+        nothing = Scenario(none.astype(np.int32), np.empty(0), none, none, none, 0.0)
         out: Floats = self._steps([nothing])[:, 0]
         return out
 
-    def _after(self, scenarios: Sequence[Scenario], variants: Sequence[int] | None = None) -> Floats:
-        """Return float64[variants, scenarios], ns: the step with edits, moved work in mind."""
-        floors = np.array([scenario.floor_ns for scenario in scenarios])
+    def _after(self, asked: Sequence[tuple[Edits, bool]], variants: Sequence[int] | None = None) -> Floats:
+        """Return float64[variants, asked], ns: the step with edits, or what is hoped of them; moved work in mind."""
         base = self._base if variants is None else self._base[variants]
-        out: Floats = np.maximum(self._steps(scenarios, variants), np.minimum(floors, base[:, None]))
-        return out
+        size = max(COLUMNS // len(base), 1)
+        out, batch = [np.empty((len(base), 0))], []
+        for index, (edits, hopeful) in enumerate(asked):
+            batch.append(self.scenario(edits, hopeful=hopeful))
+            full = len(batch) == size or sum(len(scenario.node) for scenario in batch) > CHANGES
+            if full or index == len(asked) - 1:
+                floors = np.array([scenario.floor_ns for scenario in batch])
+                out.append(np.maximum(self._steps(batch, variants), np.minimum(floors, base[:, None])))
+                batch = []
+        return np.concatenate(out, axis=1)
 
     # -- scenarios ---------------------------------------------------------------------------
 
@@ -330,21 +336,15 @@ class ReplayModel:
         dur, still, lag = self._ordered
         if variants is not None:
             dur, still, lag = dur[variants], still[variants], lag[:, variants]
-        n_variants = len(dur)
-        out = np.empty((n_variants, len(scenarios)))
-        size = max(COLUMNS // n_variants, 1)
-        for first in range(0, len(scenarios), size):
-            some = scenarios[first : first + size]
-            width = len(some)
-            columns = np.arange(n_variants) * width
-            edge = [np.tile(scenario.edge, n_variants) for scenario in some]
-            column = [np.repeat(columns + s, len(scenario.edge)) for s, scenario in enumerate(some)]
-            lags = [np.tile(scenario.lag_ns, n_variants) for scenario in some]
-            patch = Patch(*(np.concatenate(part) for part in (edge, column, lags)))
-            filled = _Steps(order, dur, still, some)
-            walls = self._finished(order.run(filled, len(columns) * width, lag, self.graph.bound_node, patch))
-            out[:, first : first + width] = walls.reshape(n_variants, width)
-        return out
+        n_variants, width = len(dur), len(scenarios)
+        columns = np.arange(n_variants) * width
+        edge = [np.tile(scenario.edge, n_variants) for scenario in scenarios]
+        column = [np.repeat(columns + s, len(scenario.edge)) for s, scenario in enumerate(scenarios)]
+        lags = [np.tile(scenario.lag_ns, n_variants) for scenario in scenarios]
+        patch = Patch(*(np.concatenate(part) for part in (edge, column, lags)))
+        filled = _Steps(order, dur, still, scenarios)
+        walls = self._finished(order.run(filled, n_variants * width, lag, self.graph.bound_node, patch))
+        return walls.reshape(n_variants, width)
 
     def _finished(self, bound_ns: Ints) -> Floats:
         """Return float64[columns], ns: mean steady step from finish times of the bounding nodes."""
@@ -396,7 +396,7 @@ class ReplayModel:
             hit = np.isfinite(left)
             change.keep[graph.source[edges[hit]]] *= left[hit]
         keep = change.keep
-        changed = np.flatnonzero(keep != 1.0)
+        changed = np.flatnonzero(keep != 1.0).astype(np.int32)
         gone = np.zeros(len(graph.source), dtype=bool)
         gone[_joined(change.cut)] = True
         light = np.zeros(len(graph.source), dtype=bool)

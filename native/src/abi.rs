@@ -10,7 +10,7 @@ use std::slice;
 
 use crate::replay::{Lanes, Steps, Stretch};
 use crate::scan::{Scanner, Schema, Totals};
-use crate::tree::{group, own, renumber, Rows};
+use crate::tree::{group, own, renumber, under, Rows};
 
 /// Raise with every change of what is declared here.
 const VERSION: u32 = 7;
@@ -296,6 +296,31 @@ pub unsafe extern "C" fn tt_own(
     };
     catch_unwind(AssertUnwindSafe(|| own(start_ns, dur_ns, members, parent, own_ns)))
         .map_or(BROKEN, |()| 0)
+}
+
+/// Write which members of a tree have a proper ancestor in a mask; the other rows stay as they are.
+///
+/// # Safety
+/// `parent`, `mask` and `out` have `n` elements, and `members` has `n_members`, each a row.
+#[no_mangle]
+pub unsafe extern "C" fn tt_under(
+    n: usize,
+    members: *const i64,
+    n_members: usize,
+    parent: *const i32,
+    mask: *const bool,
+    out: *mut bool,
+) -> i64 {
+    // SAFETY: by contract.
+    let (members, parent, mask, out) = unsafe {
+        (
+            slice::from_raw_parts(members, n_members),
+            slice::from_raw_parts(parent, n),
+            slice::from_raw_parts(mask, n),
+            slice::from_raw_parts_mut(out, n),
+        )
+    };
+    catch_unwind(AssertUnwindSafe(|| under(members, parent, mask, out))).map_or(BROKEN, |()| 0)
 }
 
 /// Give codes the order of their first use; return how many are in use.

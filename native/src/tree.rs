@@ -131,6 +131,15 @@ pub fn own(start_ns: &[i64], dur_ns: &[i64], members: &[i64], parent: &[i32], ow
     }
 }
 
+/// Write which members have a proper ancestor in a mask; other rows stay. Containers stand before what they hold.
+pub fn under(members: &[i64], parent: &[i32], mask: &[bool], out: &mut [bool]) {
+    for &member in members {
+        if let Ok(above) = usize::try_from(parent[member as usize]) {
+            out[member as usize] = mask[above] || out[above];
+        }
+    }
+}
+
 enum Places {
     /// From the lowest id on, place plus one.
     Table(i64, Vec<u32>),
@@ -216,6 +225,13 @@ pub fn group(codes: &[i32], rows: &mut [i32], first: &mut [i64]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_held_is_under_all_that_hold_it() {
+        let mut out = [false; 5];
+        under(&[0, 2, 1, 3], &[-1, 2, 0, -1, -1], &[true, false, false, true, true], &mut out);
+        assert_eq!(out, [false, true, true, false, false]);
+    }
 
     #[test]
     fn what_children_cover_is_not_a_rows_own() {

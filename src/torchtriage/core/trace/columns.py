@@ -161,17 +161,31 @@ class Trace:
         """Return int64[k, 2]: when each row starts and ends; not sorted, may overlap."""
         return intervals.spans(self.start_ns[rows], self.end_ns[rows])
 
-    def time_of(self, rows: NDArray[np.integer]) -> Spans:
-        """Return the time in which any of these rows runs, sorted and disjoint."""
-        return intervals.union(self.spans_of(rows))
+    def time_of(self, rows: NDArray[np.integer], least_ns: int = 0) -> Spans:
+        """Return the time in which any of these rows runs, sorted and disjoint; each for so long at least."""
+        # piece by piece: all spans at once take several times the memory of the rows
+        parts = []
+        for first in range(0, len(rows), _PIECE):
+            spans = self.spans_of(rows[first : first + _PIECE])
+            if least_ns:
+                spans[:, 1] = np.maximum(spans[:, 1], spans[:, 0] + least_ns)
+            parts.append(intervals.union(spans))
+        return parts[0] if len(parts) == 1 else intervals.union(np.concatenate([intervals.EMPTY, *parts]))
 
     def time_in(self, rows: NDArray[np.integer], cover: Spans) -> Ints:
         """Return int64[k], ns: how much of each row ``cover``, sorted and disjoint, covers."""
         out = np.empty(len(rows), np.int64)
-        # piece by piece: all spans at once take several times the memory of the rows
         for first in range(0, len(rows), _PIECE):
             some = slice(first, first + _PIECE)
             out[some] = intervals.covered(self.spans_of(rows[some]), cover)
+        return out
+
+    def sum_by_name(self, rows: NDArray[np.integer], values_ns: Ints) -> NDArray[np.float64]:
+        """Return float64[names], ns: the sum of int64[n] ``values_ns`` over the rows of each name."""
+        out = np.zeros(len(self.names))
+        for first in range(0, len(rows), _PIECE):
+            some = rows[first : first + _PIECE]
+            out += np.bincount(self.name[some], weights=values_ns[some], minlength=len(out))
         return out
 
     def longest(self, rows: NDArray[np.integer]) -> int:

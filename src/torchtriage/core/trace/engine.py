@@ -83,6 +83,7 @@ def _load(file: Path) -> Engine:
         "tt_drop": (None, [scanner, c_uint32]),
         "tt_tree": (c_int64, [c_void_p, c_void_p, c_size_t, c_int64, c_bool, c_void_p, c_void_p]),
         "tt_own": (c_int64, [c_size_t, *[c_void_p] * 3, c_size_t, c_void_p, c_void_p]),
+        "tt_under": (c_int64, [c_size_t, c_void_p, c_size_t, *[c_void_p] * 3]),
         "tt_renumber": (c_int64, [c_void_p, c_size_t, c_void_p, c_size_t, c_void_p]),
         "tt_group": (c_int64, [c_void_p, c_size_t, c_size_t, c_void_p, c_void_p]),
         "tt_replay": (c_int64, [c_void_p, c_void_p]),

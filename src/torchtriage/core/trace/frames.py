@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from torchtriage.core import intervals
 from torchtriage.core.arrays import Ints
 from torchtriage.core.finding import Frame
 from torchtriage.core.intervals import Spans
@@ -262,9 +261,7 @@ def module_path(trace: Trace, row: int) -> str:
     return ".".join(trace.name_of(module_row)[len(_MODULE) :] for module_row in module_rows(trace, row))
 
 
-def own_time_ns(
-    trace: Trace, lane: int, within: Spans, into: tuple[Ints, Ints] | None = None
-) -> tuple[Ints, Ints]:
+def own_time_ns(trace: Trace, lane: int, within: Spans, into: tuple[Ints, Ints] | None = None) -> tuple[Ints, Ints]:
     """Return how long each frame of a thread was open, and running itself, inside some time.
 
     ``lane`` : the thread. ``within`` : int64[k, 2], sorted and disjoint. ``into`` : what another thread's frames gave,
@@ -292,7 +289,7 @@ def own_time_ns(
 def top_frames(trace: Trace, own_ns: Ints, limit: int = 5) -> list[tuple[str, int]]:
     """Return the frame labels with the most own time and that time in ns, longest first."""
     rows = np.flatnonzero(own_ns)
-    by_name = np.bincount(trace.name[rows], weights=own_ns[rows])
+    by_name = trace.sum_by_name(rows, own_ns)
     by_label: dict[str, int] = {}
     for code in np.argsort(-by_name, kind="stable")[: np.count_nonzero(by_name)].tolist():
         # a method of several objects is one function
@@ -307,7 +304,7 @@ def hot_frame(trace: Trace, total_ns: Ints, span_ns: int) -> int:
     rows = rows[trace.where_name(lambda name: parse_frame(name) is not None)[rows]]
     if not len(rows):
         return -1
-    by_name = np.bincount(trace.name[rows], weights=total_ns[rows])
+    by_name = trace.sum_by_name(rows, total_ns)
     rows = rows[2 * by_name[trace.name[rows]] >= span_ns]
     # one instance stands for its function: the longest
     rows = rows[np.argsort(-total_ns[rows], kind="stable")]

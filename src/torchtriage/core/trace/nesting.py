@@ -111,9 +111,16 @@ class Tree:
         """Return bool[n]: members with a proper ancestor in ``mask``."""
         if not (mask & self._inner).any():  # as with most of what patterns look for
             return np.zeros(len(self.parent), dtype=bool)
+        out = np.zeros(len(self.parent), dtype=bool)
+        library = find_engine().library
+        if library is not None:
+            places = self.members.ctypes.data, len(self.members), self.parent.ctypes.data
+            mask = np.ascontiguousarray(mask, np.bool_)
+            if library.tt_under(len(out), *places, mask.ctypes.data, out.ctypes.data) < 0:
+                raise AssertionError("the native library refused a tree")
+            return out
         if len(self.levels) > _NEAR:
             return self._nearest(mask) >= 0
-        out = np.zeros(len(self.parent), dtype=bool)
         for rows in self.levels[1:]:
             above = self.parent[rows]
             out[rows] = mask[above] | out[above]

@@ -174,8 +174,7 @@ class Steps:
 
     def of_work(self, rows: NDArray[np.integer]) -> Ints:
         """Return the step each device row was enqueued in (-1: none)."""
-        times_ns = self.trace.start_ns if self.by_clock else self.trace.links.launch_ns
-        return self.of_time(times_ns[rows])
+        return self.of_time(self.trace.start_ns[rows] if self.by_clock else self.trace.links.launched_ns(rows))
 
     def of_time(self, times_ns: Ints) -> Ints:
         """Return the step that the host is in at each moment (-1: none); 0 for all without steps."""
@@ -410,7 +409,7 @@ def build_steps(trace: Trace, found: Found, *, marked: bool) -> Steps:
     """Return the steps with their wall boundaries; ``marked`` : the window is theirs, else the whole recording."""
     names, start, end, basis, lane, alike, by_clock = found
     work = np.flatnonzero(trace.works)
-    launched = trace.links.launch_ns[work]
+    launched = trace.links.launched_ns(work)
     # work without a launch is the backlog from before the recording, never the first step's; a stream works in order,
     # so what runs behind work with a launch is none
     backlog = trace.links.orphans[work] & (trace.start_ns[work] < np.minimum(_first_launched(trace, work), end[0]))

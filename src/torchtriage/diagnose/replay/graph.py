@@ -401,7 +401,7 @@ def _bounds(
         parts.append(np.zeros(len(bound_ns), np.int64))
     index.append(count)
     if len(trace.steps):
-        launch = trace.links.launch_ns[streams.row].copy()
+        launch = trace.links.launched_ns(streams.row).copy()
         backlog = (streams.call < 0) & (streams.start_ns < trace.steps.host_end_ns[0])
         launch[backlog] = np.minimum(launch[backlog], trace.steps.host_start_ns[0] - 1)
         for a, b in zip(streams.first[:-1].tolist(), streams.first[1:].tolist(), strict=True):

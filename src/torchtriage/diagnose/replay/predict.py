@@ -363,7 +363,7 @@ class ReplayModel:
         for edit in edits:
             rows, left = np.asarray(edit.rows, np.int64), edit.remains(hopeful=hopeful)
             works = self.trace.works[rows]
-            node = self._node_of[NodeKind.WORK][rows[works]].astype(np.int64)
+            node = self._nodes_of(NodeKind.WORK, rows[works])
             left_work, work = left[works][node >= 0], rows[works][node >= 0]
             node = node[node >= 0]
             other, left_other = rows[~works], left[~works]
@@ -532,14 +532,21 @@ class ReplayModel:
         return out
 
     @cached_property
-    def _node_of(self) -> dict[NodeKind, NDArray[np.int32]]:
-        """int32[rows] each: node of a row's device work, and of a waiting call; -1 for other rows."""
+    def _by_row(self) -> dict[NodeKind, tuple[Ints, Ints]]:
+        """Nodes of device work and of waiting calls, each by row: the rows in order, and the nodes."""
         out = {}
         for kind in (NodeKind.WORK, NodeKind.WAIT):
             nodes = np.flatnonzero((self.graph.kind == kind) & (self.graph.row >= 0))
-            out[kind] = np.full(len(self.trace), -1, np.int32)
-            out[kind][self.graph.row[nodes]] = nodes
+            nodes = nodes[np.argsort(self.graph.row[nodes], kind="stable")]
+            out[kind] = self.graph.row[nodes], nodes
         return out
+
+    def _nodes_of(self, kind: NodeKind, rows: Ints) -> Ints:
+        """Return the node of each row's device work, or of the call that waits; -1 for other rows."""
+        known, nodes = self._by_row[kind]
+        # the last of several
+        at = np.searchsorted(known, rows, side="right") - 1
+        return np.where(np.append(known, -1)[at] == rows, np.append(nodes, -1)[at], -1)
 
     def _wait_nodes(self, rows: Ints) -> Ints:
         """Return the waiting nodes of calls; a copy and the sync behind it stand for each other."""
@@ -548,7 +555,7 @@ class ReplayModel:
         asked[rows] = True
         pair = asked[waits.row] | asked[waits.sync_row]
         every = np.concatenate([rows, waits.row[pair], waits.sync_row[pair]])
-        nodes: Ints = self._node_of[NodeKind.WAIT][every].astype(np.int64)
+        nodes = self._nodes_of(NodeKind.WAIT, every)
         return nodes[nodes >= 0]
 
     def _edges_into(self, nodes: Ints, kind: EdgeKind | None = None) -> Ints:

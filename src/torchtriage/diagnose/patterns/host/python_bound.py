@@ -236,7 +236,7 @@ def _kind(trace: Trace, own_ns: Ints, hot: int) -> str:
             if re.search(pattern, trace.name_of(hot)):
                 return kind
     rows = np.flatnonzero(own_ns)
-    by_name = np.bincount(trace.name[rows], weights=own_ns[rows])
+    by_name = trace.sum_by_name(rows, own_ns)
     spent = {trace.names[code]: by_name[code] for code in np.flatnonzero(by_name).tolist()}
     for kind, (pattern, _) in _KINDS.items():
         mine = sum(ns for name, ns in spent.items() if re.search(pattern, name))

@@ -8,6 +8,7 @@ operators, both rates from the vendor's sheet. What of these is not known is not
 from __future__ import annotations
 
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -155,16 +156,21 @@ def roofline(device: Device, category: Codes, peak: Peak | None = None, *, least
     return Roofline(peak, multiplies, counted, op, flop, rate, n_bytes, longest)
 
 
+_KNOWN: WeakKeyDictionary[Trace, dict[int, float]] = WeakKeyDictionary()
+"""Bytes of operators by their name and inputs: findings and the table of device time ask for the same ones."""
+
+
 def _bytes(trace: Trace, op: Ints) -> Floats:
     """Return what each operator moves at least, 0 where it is not known; each distinct one is worked out once."""
     code = trace.name[op].astype(np.int64) * (len(trace.details) + 1) + trace.detail[op] + 1
-    _, first, which = np.unique(code, return_index=True, return_inverse=True)
-    inputs, index = inputs_of(trace, op[first])
-    sizes = [
-        float(least_bytes(trace.name_of(row), inputs[at]))
-        for row, at in zip(op[first].tolist(), index.tolist(), strict=True)
-    ]
-    return np.array(sizes, dtype=np.float64)[which]
+    codes, first, which = np.unique(code, return_index=True, return_inverse=True)
+    known = _KNOWN.setdefault(trace, {})
+    new = np.array([item not in known for item in codes.tolist()], dtype=bool)
+    rows = op[first[new]]
+    inputs, index = inputs_of(trace, rows)
+    for item, row, at in zip(codes[new].tolist(), rows.tolist(), index.tolist(), strict=True):
+        known[item] = float(least_bytes(trace.name_of(row), inputs[at]))
+    return np.array([known[item] for item in codes.tolist()], dtype=np.float64)[which]
 
 
 def _products(trace: Trace, rows: Ints) -> tuple[Ints, Floats, Mask, Mask]:

@@ -229,6 +229,21 @@ class Trace:
             table = self._matched[compiled] = self._names_where(compiled.search)
         return self._rows_named(table)
 
+    def matches(self, rows: NDArray[np.integer], pattern: str) -> Mask:
+        """Return bool[k]: which of these rows have a name that the regular expression finds a match in.
+
+        The names of other rows are not looked at: those of kernels are few and long, those of Python frames many.
+        """
+        return self.rows_where(rows, re.compile(pattern).search)
+
+    def rows_where(self, rows: NDArray[np.integer], test: Callable[[str], object]) -> Mask:
+        """Return bool[k]: which of these rows have a name that passes; each of their names is tested once."""
+        codes = self.name[rows]
+        table = np.zeros(len(self.names), dtype=bool)
+        for code in np.flatnonzero(np.bincount(codes)).tolist():
+            table[code] = bool(test(self.names[code]))
+        return table[codes]
+
     def where_name(self, test: Callable[[str], object]) -> Mask:
         """Return bool[n]: rows whose name passes; each distinct name is tested once."""
         return self._rows_named(self._names_where(test))

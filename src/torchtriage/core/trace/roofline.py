@@ -107,7 +107,7 @@ def multiplying(device: Device, category: Codes) -> Mask:
 
     Those that multiply by their own name too: attention also fills and copies.
     """
-    by_name = device.trace.where_name(lambda name: kernel_category(name) in _MULTIPLY)[device.rows]
+    by_name = device.trace.rows_where(device.rows, lambda name: kernel_category(name) in _MULTIPLY)
     mask: Mask = np.isin(category, _COUNTED) & by_name
     return mask
 
@@ -127,7 +127,7 @@ def roofline(device: Device, category: Codes, peak: Peak | None = None, *, least
     op = np.where(kind == Kind.KERNEL, link, -1)
     flop, rate, n_bytes = (np.full(len(rows), np.nan) for _ in range(3))
     linked = multiplies & (link >= 0)
-    fused = trace.where_name(lambda name: kernel_category(name) == "attention")[rows]
+    fused = trace.rows_where(rows, lambda name: kernel_category(name) == "attention")
     for at, look in ((np.flatnonzero(linked & ~fused), _products), (np.flatnonzero(linked & fused), _attention)):
         op[at], flop[at], half, single = look(trace, rows[at])
         rate[at] = _rates(trace, rows[at], peak, half, single)
@@ -146,7 +146,7 @@ def roofline(device: Device, category: Codes, peak: Peak | None = None, *, least
     n_bytes[at[long]] = _bytes(trace, op[at[long]]) * part[long]
     copied = trace.value[rows]
     known = copied > 0
-    on_device = trace.matching(_ON_DEVICE)[rows] & (kind == Kind.MEMCPY)
+    on_device = trace.matches(rows, _ON_DEVICE) & (kind == Kind.MEMCPY)
     n_bytes[on_device & known] = 2.0 * copied[on_device & known]
     n_bytes[(kind == Kind.MEMSET) & known] = copied[(kind == Kind.MEMSET) & known]
     for values in (flop, n_bytes):
@@ -202,8 +202,8 @@ def _attention(trace: Trace, rows: Ints) -> tuple[Ints, Floats, Mask, Mask]:
 
 def _rates(trace: Trace, rows: Ints, peak: Peak, half: Mask, single: Mask) -> Floats:
     """Return float64[k], FLOP per ns: the peak that applies to each kernel, 0 where the type is not known."""
-    tf32 = trace.matching(TF32_KERNEL)[rows]
-    fp32 = trace.matching(FP32_KERNEL)[rows] & ~trace.matching(NOT_FP32_KERNEL)[rows]
+    tf32 = trace.matches(rows, TF32_KERNEL)
+    fp32 = trace.matches(rows, FP32_KERNEL) & ~trace.matches(rows, NOT_FP32_KERNEL)
     rates: Floats = np.select(
         [half, single & tf32, single & fp32],
         [peak.flop_per_ns("half"), peak.flop_per_ns("tf32"), peak.flop_per_ns("float")],

@@ -224,7 +224,6 @@ class ReplayModel:
 
     # -- variants ----------------------------------------------------------------------------
 
-    @cached_property
     def _variants(self) -> list[_Variant]:
         graph = self.graph
         lag = graph.lag_ns - graph.gap_ns[graph.target]
@@ -248,19 +247,24 @@ class ReplayModel:
         return variants
 
     @cached_property
-    def _ordered(self) -> tuple[Ints, Ints, Ints]:
-        """What nodes take in running order, as :class:`_Steps` is given it, and int64[edges, variants]: the lags."""
+    def _ordered(self) -> tuple[list[str], Ints, Ints, Ints]:
+        """Names of the variants, what nodes take in running order, as :class:`_Steps` is given it, and their lags.
+
+        The lags are int64[edges, variants].
+        """
+        variants = self._variants()
         node = np.empty(self.graph.n_nodes, np.int64)
         node[self.schedule.place] = np.arange(len(node))
         return (
-            np.stack([variant.dur_ns[node] for variant in self._variants]),
-            np.stack([variant.still_ns[node] for variant in self._variants]),
-            np.stack([variant.lag_ns for variant in self._variants], axis=1),
+            [variant.name for variant in variants],
+            np.stack([variant.dur_ns[node] for variant in variants]),
+            np.stack([variant.still_ns[node] for variant in variants]),
+            np.stack([variant.lag_ns for variant in variants], axis=1),
         )
 
     @property
     def _names(self) -> list[str]:
-        return [variant.name for variant in self._variants]
+        return self._ordered[0]
 
     @property
     def _default(self) -> str:
@@ -333,7 +337,7 @@ class ReplayModel:
     def _steps(self, scenarios: Sequence[Scenario], variants: Sequence[int] | None = None) -> Floats:
         """Return float64[variants, scenarios], ns: the wall time of the mean steady step; of all variants or some."""
         order = self.schedule
-        dur, still, lag = self._ordered
+        _, dur, still, lag = self._ordered
         if variants is not None:
             dur, still, lag = dur[variants], still[variants], lag[:, variants]
         n_variants, width = len(dur), len(scenarios)

@@ -242,7 +242,8 @@ class Trace:
         table = np.zeros(len(self.names), dtype=bool)
         for code in np.flatnonzero(np.bincount(codes)).tolist():
             table[code] = bool(test(self.names[code]))
-        return table[codes]
+        mask: Mask = table[codes]
+        return mask
 
     def where_name(self, test: Callable[[str], object]) -> Mask:
         """Return bool[n]: rows whose name passes; each distinct name is tested once."""

@@ -322,7 +322,7 @@ class ReplayModel:
         """Return float64[variants, asked], ns: the step with edits, or what is hoped of them; moved work in mind."""
         base = self._base if variants is None else self._base[variants]
         size = max(COLUMNS // len(base), 1)
-        out, batch = [np.empty((len(base), 0))], []
+        out, batch = [np.empty((len(base), 0))], list[Scenario]()
         for index, (edits, hopeful) in enumerate(asked):
             batch.append(self.scenario(edits, hopeful=hopeful))
             full = len(batch) == size or sum(len(scenario.node) for scenario in batch) > CHANGES
@@ -426,7 +426,8 @@ class ReplayModel:
         """Return for each thread which of its nodes ``a:b`` the spans touch, and how much of each they cover (0-1)."""
         # many scenarios ask for the same spans
         if id(spans) not in self._known_shares:
-            graph, length, found = self.graph, self._length_ns, []
+            graph, length = self.graph, self._length_ns
+            found: list[tuple[int, int, slice, Floats]] = []
             time = intervals.union(np.asarray(spans, np.int64)) - graph.origin_ns
             for a, b in self._host_lanes.values():
                 at, covered = _covered(graph.finish_ns[a:b], graph.begin_ns[a:b], time)

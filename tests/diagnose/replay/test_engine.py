@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchtriage.core.trace.engine import READER_VARIABLE, find_engine
-from torchtriage.diagnose.replay import engine, predict
+from torchtriage.diagnose.replay import engine
 from torchtriage.diagnose.replay.engine import NEVER, Patch, Schedule, fixed, schedule
 from torchtriage.diagnose.replay.graph import EdgeKind, Graph, NodeKind, build
-from torchtriage.diagnose.replay.predict import Scenario
+from torchtriage.diagnose.replay.scenarios import Scenario, ScenarioSteps
 
 
 def random_graph(seed: int, n_lanes: int, n_edges: int) -> Graph:
@@ -210,7 +210,7 @@ def test_both_engines_take_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> No
     for name in ("native", "python"):
         monkeypatch.setenv(READER_VARIABLE, name)
         table = np.empty((n - 5, 6), np.int64)
-        predict._Steps(order, dur, still, scenarios)(5, table)
+        ScenarioSteps(order, dur, still, scenarios)(5, table)
         tables.append(table)
     assert (tables[0] == tables[1]).all()
     gone = order.place[nodes[7:12]]

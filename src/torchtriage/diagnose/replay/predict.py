@@ -21,14 +21,13 @@ from torchtriage.core import intervals
 from torchtriage.core.arrays import distinct
 from torchtriage.core.errors import UsageError
 from torchtriage.core.trace import Trace
-from torchtriage.core.trace.engine import find_engine
 from torchtriage.diagnose.replay.edits import Edit
 from torchtriage.diagnose.replay.engine import NEVER, Patch, Schedule, fixed, schedule
 from torchtriage.diagnose.replay.graph import CONFIDENCE, LAUNCH_NS, EdgeKind, Graph, NodeKind, build
-from torchtriage.diagnose.replay.native import NativeSteps
 from torchtriage.diagnose.replay.quality import Quality, judge
+from torchtriage.diagnose.replay.scenarios import Scenario, ScenarioSteps
 
-__all__ = ["INFERRED", "ReplayModel", "ReplayPrediction", "Scenario", "model"]
+__all__ = ["INFERRED", "ReplayModel", "ReplayPrediction", "model"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -73,18 +72,6 @@ class _Variant(NamedTuple):
     lag_ns: Ints
 
 
-class Scenario(NamedTuple):
-    """One set of edits on the nodes: what remains of durations, other lags, floor of a step."""
-
-    node: NDArray[np.int32]
-    keep: Floats
-    gone: Ints
-    """Nodes that no longer exist: their gap and residual go too."""
-    edge: Ints
-    lag_ns: Ints
-    floor_ns: float
-
-
 @dataclass(eq=False)
 class _Change:
     """A scenario in the making; ``cut`` and ``staged`` are edges, ``gone`` nodes."""
@@ -94,41 +81,6 @@ class _Change:
     cut: list[Ints] = field(default_factory=list)
     staged: list[Ints] = field(default_factory=list)
     floor_ns: float = 0.0
-
-
-class _Steps:
-    """What each node takes, in running order; ``dur`` and ``still`` : int64[variants, nodes]."""
-
-    def __init__(self, order: Schedule, dur: Ints, still: Ints, scenarios: Sequence[Scenario]) -> None:
-        self._dur, self._still = dur, still
-        left, changed = np.empty(len(order.place)), np.zeros(len(order.place), dtype=bool)
-        changes = []
-        for scenario in scenarios:
-            place, gone = order.place[scenario.node], order.place[scenario.gone]
-            left[place], left[gone] = scenario.keep, np.nan
-            changed[place] = changed[gone] = True
-            by_place = np.flatnonzero(changed)
-            changes.append((by_place, left[by_place]))
-            changed[by_place] = False
-        self._first = np.cumsum([0, *(len(place) for place, _ in changes)])
-        self._place, self._left = (np.concatenate(parts) for parts in zip(*changes, strict=True))
-        library = find_engine().library
-        self._native = library and NativeSteps(library, dur, still, self._first, self._place, self._left)
-
-    def __call__(self, first: int, out: Ints) -> None:
-        """Fill int64[nodes, variants * scenarios] for the nodes from ``first`` on."""
-        if self._native is not None:
-            self._native(first, out)
-            return
-        stop = first + len(out)
-        table = out.reshape(len(out), len(self._dur), -1)
-        table[:] = (self._dur[:, first:stop] + self._still[:, first:stop]).T[:, :, None]
-        for s, (begin, end) in enumerate(zip(self._first[:-1].tolist(), self._first[1:].tolist(), strict=True)):
-            a, b = begin + np.searchsorted(self._place[begin:end], [first, stop])
-            at, left = self._place[a:b], self._left[a:b]
-            gone = np.isnan(left)
-            kept = (self._dur[:, at] * np.where(gone, 0.0, left)).astype(np.int64)
-            table[at - first, :, s] = np.where(gone, 0, self._still[:, at] + kept).T
 
 
 class ReplayModel:
@@ -248,9 +200,9 @@ class ReplayModel:
 
     @cached_property
     def _ordered(self) -> tuple[list[str], Ints, Ints, Ints]:
-        """Names of the variants, what nodes take in running order, as :class:`_Steps` is given it, and their lags.
+        """Names of the variants, what nodes take in running order, and int64[edges, variants]: the lags.
 
-        The lags are int64[edges, variants].
+        Nodes as :class:`ScenarioSteps` is given them.
         """
         variants = self._variants()
         node = np.empty(self.graph.n_nodes, np.int64)
@@ -346,7 +298,7 @@ class ReplayModel:
         column = [np.repeat(columns + s, len(scenario.edge)) for s, scenario in enumerate(scenarios)]
         lags = [np.tile(scenario.lag_ns, n_variants) for scenario in scenarios]
         patch = Patch(*(np.concatenate(part) for part in (edge, column, lags)))
-        filled = _Steps(order, dur, still, scenarios)
+        filled = ScenarioSteps(order, dur, still, scenarios)
         walls = self._finished(order.run(filled, n_variants * width, lag, self.graph.bound_node, patch))
         return walls.reshape(n_variants, width)
 

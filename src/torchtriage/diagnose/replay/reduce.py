@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torchtriage.core.arrays import distinct
 from torchtriage.diagnose.replay.engine import NEVER, Patch, fixed, schedule
 from torchtriage.diagnose.replay.graph import EdgeKind, Graph, NodeKind
-from torchtriage.diagnose.replay.predict import Scenario
+from torchtriage.diagnose.replay.scenarios import Scenario
 
 __all__ = ["MOST", "Reduced", "collective_nodes", "reduce_graph"]
 

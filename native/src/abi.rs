@@ -8,12 +8,12 @@ use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::ptr;
 use std::slice;
 
-use crate::replay::{Lanes, Stretch};
+use crate::replay::{Lanes, Steps, Stretch};
 use crate::scan::{Scanner, Schema, Totals};
-use crate::tree::{group, renumber, Rows};
+use crate::tree::{group, own, renumber, under, Rows};
 
 /// Raise with every change of what is declared here.
-const VERSION: u32 = 6;
+const VERSION: u32 = 7;
 
 /// What [`tt_scan`] and the others return when something is wrong with the library itself.
 const BROKEN: i64 = -1;
@@ -270,6 +270,59 @@ pub unsafe extern "C" fn tt_tree(
     .unwrap_or(BROKEN)
 }
 
+/// Write what each member of a tree takes itself; the other rows stay as they are.
+///
+/// # Safety
+/// `start_ns`, `dur_ns`, `parent` and `own_ns` have `n` elements, and `members` has `n_members`, each a row.
+#[no_mangle]
+pub unsafe extern "C" fn tt_own(
+    n: usize,
+    start_ns: *const i64,
+    dur_ns: *const i64,
+    members: *const i64,
+    n_members: usize,
+    parent: *const i32,
+    own_ns: *mut i64,
+) -> i64 {
+    // SAFETY: by contract.
+    let (start_ns, dur_ns, members, parent, own_ns) = unsafe {
+        (
+            slice::from_raw_parts(start_ns, n),
+            slice::from_raw_parts(dur_ns, n),
+            slice::from_raw_parts(members, n_members),
+            slice::from_raw_parts(parent, n),
+            slice::from_raw_parts_mut(own_ns, n),
+        )
+    };
+    catch_unwind(AssertUnwindSafe(|| own(start_ns, dur_ns, members, parent, own_ns)))
+        .map_or(BROKEN, |()| 0)
+}
+
+/// Write which members of a tree have a proper ancestor in a mask; the other rows stay as they are.
+///
+/// # Safety
+/// `parent`, `mask` and `out` have `n` elements, and `members` has `n_members`, each a row.
+#[no_mangle]
+pub unsafe extern "C" fn tt_under(
+    n: usize,
+    members: *const i64,
+    n_members: usize,
+    parent: *const i32,
+    mask: *const bool,
+    out: *mut bool,
+) -> i64 {
+    // SAFETY: by contract.
+    let (members, parent, mask, out) = unsafe {
+        (
+            slice::from_raw_parts(members, n_members),
+            slice::from_raw_parts(parent, n),
+            slice::from_raw_parts(mask, n),
+            slice::from_raw_parts_mut(out, n),
+        )
+    };
+    catch_unwind(AssertUnwindSafe(|| under(members, parent, mask, out))).map_or(BROKEN, |()| 0)
+}
+
 /// Give codes the order of their first use; return how many are in use.
 ///
 /// # Safety
@@ -360,6 +413,50 @@ pub unsafe extern "C" fn tt_replay(stretch: *const GraphStretch, table: *mut i64
         )
     };
     catch_unwind(AssertUnwindSafe(|| stretch.run(table))).map_or(BROKEN, |()| 0)
+}
+
+/// How long the nodes of a graph take; see [`Steps`].
+#[repr(C)]
+pub struct GraphSteps {
+    n_nodes: usize,
+    n_variants: usize,
+    n_scenarios: usize,
+    n_changes: usize,
+    dur: *const i64,
+    still: *const i64,
+    first: *const i64,
+    place: *const i64,
+    left: *const f64,
+}
+
+/// Write how long `n` nodes from `begin` on take in each variant and scenario.
+///
+/// # Safety
+/// `dur` and `still` have `n_nodes` elements for each variant, `first` has one for each scenario and one more, `place`
+/// and `left` have `n_changes`, and `table` has one for each variant and scenario of each of the `n` nodes.
+#[no_mangle]
+pub unsafe extern "C" fn tt_steps(
+    steps: *const GraphSteps,
+    begin: usize,
+    n: usize,
+    table: *mut i64,
+) -> i64 {
+    // SAFETY: by contract.
+    let (steps, table) = unsafe {
+        let raw = &*steps;
+        (
+            Steps {
+                n_nodes: raw.n_nodes,
+                dur: slice::from_raw_parts(raw.dur, raw.n_nodes * raw.n_variants),
+                still: slice::from_raw_parts(raw.still, raw.n_nodes * raw.n_variants),
+                first: slice::from_raw_parts(raw.first, raw.n_scenarios + 1),
+                place: slice::from_raw_parts(raw.place, raw.n_changes),
+                left: slice::from_raw_parts(raw.left, raw.n_changes),
+            },
+            slice::from_raw_parts_mut(table, n * raw.n_variants * raw.n_scenarios),
+        )
+    };
+    catch_unwind(AssertUnwindSafe(|| steps.fill(begin, table))).map_or(BROKEN, |()| 0)
 }
 
 /// Write an order to run the nodes of a graph in; return of how many runs, -1 where causes form a circle.

@@ -47,6 +47,50 @@ impl Stretch<'_> {
     }
 }
 
+/// How long the nodes of a graph take in running order, in each variant, and what scenarios leave of it.
+///
+/// `dur` and `still` : a row of all nodes for each variant. Changes of scenario `s`, by place, go from `first[s]` to
+/// `first[s + 1]`: what is left of the node's duration, NaN where the node is gone.
+pub struct Steps<'a> {
+    pub n_nodes: usize,
+    pub dur: &'a [i64],
+    pub still: &'a [i64],
+    pub first: &'a [i64],
+    pub place: &'a [i64],
+    pub left: &'a [f64],
+}
+
+impl Steps<'_> {
+    /// Write how long the nodes from `begin` on take: a row for each, of a column for each variant and scenario.
+    pub fn fill(&self, begin: usize, table: &mut [i64]) {
+        let (n_variants, n_scenarios) = (self.dur.len() / self.n_nodes, self.first.len() - 1);
+        let width = n_variants * n_scenarios;
+        for (i, row) in table.chunks_exact_mut(width).enumerate() {
+            for (v, group) in row.chunks_exact_mut(n_scenarios).enumerate() {
+                let at = v * self.n_nodes + begin + i;
+                group.fill(self.dur[at].wrapping_add(self.still[at]));
+            }
+        }
+        let end = begin + table.len() / width;
+        for (s, ends) in self.first.windows(2).enumerate() {
+            let mine = ends[0] as usize..ends[1] as usize;
+            let (places, left) = (&self.place[mine.clone()], &self.left[mine]);
+            let from = places.partition_point(|&place| (place as usize) < begin);
+            for (&place, &left) in places[from..].iter().zip(&left[from..]) {
+                if place as usize >= end {
+                    break;
+                }
+                for v in 0..n_variants {
+                    let at = v * self.n_nodes + place as usize;
+                    let shortened = self.still[at].wrapping_add((self.dur[at] as f64 * left) as i64);
+                    table[(place as usize - begin) * width + v * n_scenarios + s] =
+                        if left.is_nan() { 0 } else { shortened };
+                }
+            }
+        }
+    }
+}
+
 /// The lanes of a graph, whose nodes follow each other, and what the nodes wait for.
 ///
 /// Edges of node `i` go from `edge_first[i]` to `edge_first[i + 1]`, and come from other lanes.
@@ -136,6 +180,24 @@ mod tests {
         let mut table = vec![10, 20, 30, -40, 1, 1, 1, 1];
         stretch.run(&mut table);
         assert_eq!(table[4..], [12, 22, 33, 1]);
+    }
+
+    #[test]
+    fn scenarios_change_what_nodes_take() {
+        // two variants of three nodes; one scenario halves node 1, another takes node 2 away
+        let steps = Steps {
+            n_nodes: 3,
+            dur: &[10, 21, 30, 1, 2, 3],
+            still: &[1, 1, 1, 0, 0, 0],
+            first: &[0, 1, 2],
+            place: &[1, 2],
+            left: &[0.5, f64::NAN],
+        };
+        let mut table = [0; 12];
+        steps.fill(0, &mut table);
+        assert_eq!(table, [11, 11, 1, 1, 11, 22, 1, 2, 31, 0, 3, 0]);
+        steps.fill(2, &mut table[..4]);
+        assert_eq!(table[..4], [31, 0, 3, 0]);
     }
 
     #[test]

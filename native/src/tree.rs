@@ -108,6 +108,38 @@ impl Rows<'_> {
     }
 }
 
+/// Write what each member takes itself: its duration without what its direct children cover. Other rows stay.
+///
+/// `members` are in the order of [`Rows::ordered`].
+pub fn own(start_ns: &[i64], dur_ns: &[i64], members: &[i64], parent: &[i32], own_ns: &mut [i64]) {
+    let end_ns = |row: usize| start_ns[row].wrapping_add(dur_ns[row]);
+    // children that cross are counted once: up to here those before it reach
+    let mut reach = vec![i64::MIN; start_ns.len()];
+    for &member in members {
+        own_ns[member as usize] = dur_ns[member as usize];
+    }
+    for &member in members {
+        let row = member as usize;
+        let Ok(above) = usize::try_from(parent[row]) else { continue };
+        let begin = start_ns[row].max(reach[above]);
+        let stop = end_ns(row).min(end_ns(above));
+        own_ns[above] = own_ns[above].wrapping_sub(stop.wrapping_sub(begin).max(0));
+        reach[above] = reach[above].max(end_ns(row));
+    }
+    for &member in members {
+        own_ns[member as usize] = own_ns[member as usize].max(0);
+    }
+}
+
+/// Write which members have a proper ancestor in a mask; other rows stay. Containers stand before what they hold.
+pub fn under(members: &[i64], parent: &[i32], mask: &[bool], out: &mut [bool]) {
+    for &member in members {
+        if let Ok(above) = usize::try_from(parent[member as usize]) {
+            out[member as usize] = mask[above] || out[above];
+        }
+    }
+}
+
 enum Places {
     /// From the lowest id on, place plus one.
     Table(i64, Vec<u32>),
@@ -193,6 +225,22 @@ pub fn group(codes: &[i32], rows: &mut [i32], first: &mut [i64]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_held_is_under_all_that_hold_it() {
+        let mut out = [false; 5];
+        under(&[0, 2, 1, 3], &[-1, 2, 0, -1, -1], &[true, false, false, true, true], &mut out);
+        assert_eq!(out, [false, true, true, false, false]);
+    }
+
+    #[test]
+    fn what_children_cover_is_not_a_rows_own() {
+        // 0 holds 1 and 2, which cross each other, and 3, which passes its end; row 4 is no member
+        let (start, dur) = ([0, 10, 15, 90, 0], [100, 10, 10, 20, 7]);
+        let mut own_ns = [0; 5];
+        own(&start, &dur, &[0, 1, 2, 3], &[-1, 0, 0, 0, -1], &mut own_ns);
+        assert_eq!(own_ns, [75, 10, 10, 20, 0]);
+    }
 
     const RANKS: [u8; 256] = {
         let mut ranks = [0; 256];

@@ -13,6 +13,7 @@ from torchtriage.api import tables  # noqa: F401 - a loaded trace has the table 
 from torchtriage.api.rendering import Renderable
 from torchtriage.core.errors import TraceFormatError, UsageError
 from torchtriage.core.folders import NO_TRACES, SUFFIXES, is_inside, once_each
+from torchtriage.core.process import uncollected
 from torchtriage.core.selection import Selection
 from torchtriage.core.source.locate import Locator
 from torchtriage.core.timing import part
@@ -105,7 +106,7 @@ def load(
     Raises TraceFormatError: the input is not a readable profiler trace, or ``execution_trace`` is none, or not of
     what it recorded; UsageError: the bound on memory cannot be kept.
     """
-    with within(max_memory), part("read"):
+    with within(max_memory), uncollected(), part("read"):
         trace = read_trace(path, cache=cache, max_bytes=max_bytes, progress=progress)
         if execution_trace is None:
             return trace
@@ -199,7 +200,7 @@ def analyze(
     if capture is not None and by not in CAPTURED:
         raise UsageError(f"a recording of a capture says nothing by {by}", hint="ask for by operator, module or line")
     folders = options.folders()
-    with within(max_memory):
+    with within(max_memory), uncollected():
         reading: dict[str, Any] = {"cache": cache, "max_bytes": max_bytes}
         trace = (
             source

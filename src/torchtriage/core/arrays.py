@@ -1,4 +1,8 @@
-"""Types of arrays, and the distinct values of one."""
+"""Types of arrays, and what numpy does slowly: distinct values, membership, quantiles.
+
+``numpy.unique`` without indices, and with it ``isin`` and ``quantile``, also imports ``numpy.ma``: 20 ms, a tenth of
+what a small trace takes.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Floats", "Ints", "Mask", "distinct"]
+__all__ = ["Floats", "Ints", "Mask", "among", "distinct", "quantile"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -28,3 +32,23 @@ def distinct(values: NDArray[T]) -> NDArray[T]:
     is_first[:1] = True
     np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
     return ordered[is_first]
+
+
+def among(values: Ints, chosen: Ints) -> Mask:
+    """Return bool[k]: which of the values are among the chosen ones."""
+    ordered = distinct(np.asarray(chosen, np.int64))
+    if not len(ordered):
+        return np.zeros(len(values), np.bool_)
+    at = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
+    mask: Mask = ordered[at] == values
+    return mask
+
+
+def quantile(values: NDArray[Any], share: float) -> float:
+    """Return what this share of the values (0-1) lies below, between the two nearest in proportion; there are some."""
+    place = (len(values) - 1) * share
+    below = int(place)
+    above, part = min(below + 1, len(values) - 1), place - below
+    low, high = np.partition(values, (below, above))[[below, above]].tolist()
+    # from the nearer end, as numpy does
+    return float(low + (high - low) * part if part < 0.5 else high - (high - low) * (1 - part))

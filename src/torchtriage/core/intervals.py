@@ -78,7 +78,9 @@ def intersect(left: Spans, right: Spans) -> Spans:
         many, (start, end) = (right, left[0]) if len(left) == 1 else (left, right[0])
         touched = many[np.searchsorted(many[:, 1], start, side="right") : np.searchsorted(many[:, 0], end)]
         return np.clip(touched, start, end)
-    # for every left interval: the run of right intervals that touch it
+    if len(left) > len(right):
+        left, right = right, left
+    # for every interval of the fewer: the run of others that touch it
     lo = np.searchsorted(right[:, 1], left[:, 0], side="right")
     hi = np.searchsorted(right[:, 0], left[:, 1], side="left")
     counts = np.maximum(hi - lo, 0)

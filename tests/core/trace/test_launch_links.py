@@ -21,9 +21,9 @@ def test_work_belongs_to_the_call_of_its_correlation_and_the_innermost_op() -> N
     gemm = row(trace, "gemm")
     assert trace.links.call[gemm] == row(trace, "cudaLaunchKernel")
     assert trace.links.op[gemm] == row(trace, "aten::addmm")
-    assert trace.links.launch_ns[gemm] == 10_000
+    assert trace.links.launched_ns(gemm) == 10_000
     assert trace.links.launches[row(trace, "cudaLaunchKernel")]
-    assert trace.links.device_end_ns[row(trace, "cudaLaunchKernel")] == 38_000
+    assert trace.links.device_end_ns(row(trace, "cudaLaunchKernel")) == 38_000
 
 
 def test_annotations_are_not_ops() -> None:
@@ -41,7 +41,7 @@ def test_one_graph_launch_owns_many_kernels() -> None:
     trace = builder.build()
     call = row(trace, "cudaGraphLaunch")
     assert trace.links.n_enqueued[call] == 4
-    assert trace.links.device_end_ns[call] == 58_000
+    assert trace.links.device_end_ns(call) == 58_000
     assert trace.links.work_of(np.array([call])).tolist() == np.flatnonzero(trace.named("k")).tolist()
 
 
@@ -53,7 +53,7 @@ def test_work_without_a_recorded_call_is_an_orphan() -> None:
     early = row(trace, "early")
     assert trace.links.orphans[early]
     assert not trace.links.orphans[row(trace, "late")]
-    assert trace.links.launch_ns[early] == 2_000
+    assert trace.links.launched_ns(early) == 2_000
     assert trace.links.op[early] == -1
 
 

@@ -59,7 +59,7 @@ def test_a_device_bound_step_lasts_as_long_as_its_kernels():
 def test_a_kernel_starts_a_launch_later_or_when_the_stream_is_free():
     trace = record(Launch("first", 50_000), Launch("second", 10_000), n_steps=1)
     first, second = (np.flatnonzero(trace.named(f"{name}_kernel"))[0] for name in ("first", "second"))
-    assert trace.start_ns[first] - trace.links.launch_ns[first] == STILL.latency_ns
+    assert trace.start_ns[first] - trace.links.launched_ns(first) == STILL.latency_ns
     assert trace.start_ns[second] - trace.end_ns[first] == STILL.fifo_ns
 
 
@@ -109,7 +109,7 @@ def test_joined_streams_run_in_order_and_others_side_by_side():
 def test_the_launch_queue_holds_so_many_and_no_more():
     step = [Launch("mm", 30_000)] * 20
     trace = record(*step, machine=Machine(jitter=0.0, queue_limit=10))
-    start, launch = trace.start_ns[trace.works], trace.links.launch_ns[trace.works]
+    start, launch = trace.start_ns[trace.works], trace.links.launched_ns(np.flatnonzero(trace.works))
     calls = np.flatnonzero(trace.named("cudaLaunchKernel"))
     assert trace.dur_ns[calls].max() > 20_000
     # by the time a call returns, no more than ten that were launched have not begun

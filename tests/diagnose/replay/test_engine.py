@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from torchtriage.core.trace.engine import READER_VARIABLE, find_engine
 from torchtriage.diagnose.replay import engine
-from torchtriage.diagnose.replay.engine import NEVER, Patch, Schedule, schedule
+from torchtriage.diagnose.replay.engine import NEVER, Patch, Schedule, fixed, schedule
 from torchtriage.diagnose.replay.graph import EdgeKind, Graph, NodeKind, build
+from torchtriage.diagnose.replay.scenarios import Scenario, ScenarioSteps
 
 
 def random_graph(seed: int, n_lanes: int, n_edges: int) -> Graph:
@@ -64,7 +65,7 @@ def replay(graph: Graph, order: Schedule, *, scale: int = 1, patch: Patch | None
     gap = graph.gap_ns.copy()
     gap[heads] = 0
     lag = scale * (graph.lag_ns - gap[graph.target])
-    done = order.run(lambda first, stop: steps[first:stop].copy(), lag[:, None], np.arange(graph.n_nodes), patch)
+    done = order.run(fixed(steps), steps.shape[1], lag[:, None], np.arange(graph.n_nodes), patch)
     assert (done[:, 0] == done[:, 1]).all() or patch is not None
     return done[:, 0].tolist()
 
@@ -191,3 +192,26 @@ def test_a_circle_is_cut_at_its_weakest_edge() -> None:
     assert order.n_cut == 1
     assert circle.edge_kind[order.edge].tolist() == [EdgeKind.LAUNCH]
     assert sorted(order.place.tolist()) == list(range(graph.n_nodes))
+
+
+@pytest.mark.skipif(find_engine().library is None, reason="the native library is not built")
+def test_both_engines_take_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(3)
+    order = schedule(random_graph(3, 4, 30))
+    n = len(order.place)
+    none, nodes = np.empty(0, np.int64), random.permutation(n)
+    scenarios = [
+        Scenario(none, np.empty(0), none, none, none, 0.0),
+        Scenario(nodes[:9], random.random(9), nodes[7:12], none, none, 0.0),
+        Scenario(nodes, random.random(n) * 2, none, none, none, 0.0),
+    ]
+    dur, still = random.integers(0, 1 << 40, (2, n)), random.integers(-50, 50, (2, n))
+    tables = []
+    for name in ("native", "python"):
+        monkeypatch.setenv(READER_VARIABLE, name)
+        table = np.empty((n - 5, 6), np.int64)
+        ScenarioSteps(order, dur, still, scenarios)(5, table)
+        tables.append(table)
+    assert (tables[0] == tables[1]).all()
+    gone = order.place[nodes[7:12]]
+    assert (tables[0][gone[gone >= 5] - 5][:, [1, 4]] == 0).all()

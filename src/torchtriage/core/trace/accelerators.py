@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from torchtriage.core.arrays import Ints, Mask
+from torchtriage.core.arrays import Ints, Mask, distinct
 from torchtriage.core.trace.columns import Lane
 from torchtriage.core.trace.event_types import whole
 from torchtriage.core.trace.schema import HOST_KINDS, Kind
@@ -60,7 +60,7 @@ def read_accelerators(
 def _classify(kind: NDArray[np.uint8], name: NDArray[np.int32], rows: Mask, names: Sequence[str]) -> None:
     """Say which work of a device is a kernel, which a copy, and which no work."""
     of_name = np.full(len(names), Kind.KERNEL, np.uint8)
-    for code in np.unique(name[rows]).tolist():
+    for code in distinct(name[rows]).tolist():
         if _COPY.search(names[code]):
             of_name[code] = Kind.MEMCPY
         elif _NO_WORK.search(names[code]):
@@ -77,7 +77,7 @@ def _read_ascend(
     arrows: LaunchArrows,
 ) -> None:
     devices = [pid for pid, text in processes.items() if text == ASCEND_DEVICE]
-    host = np.unique(columns["lane"][np.isin(kind, HOST_KINDS)]).tolist()
+    host = distinct(columns["lane"][np.isin(kind, HOST_KINDS)]).tolist()
     programs = {lanes[code].pid for code in host}
     threads = {lane.tid: code for code, lane in enumerate(lanes) if lane.pid in programs}
     moved = np.arange(len(lanes))
@@ -103,7 +103,7 @@ def _link(columns: dict[str, NDArray[Any]], work: Ints, calls: Ints, arrows: Lau
     start_ns, lane, key = columns["start_ns"], columns["lane"], columns["key"]
     end_ns = start_ns + columns["dur_ns"]
     row = np.full(len(arrows.id), -1, np.int64)
-    for code in np.unique(arrows.lane).tolist():
+    for code in distinct(arrows.lane).tolist():
         mine = np.flatnonzero(arrows.lane == code)
         for at, rows, exact in (
             (mine[~arrows.starts[mine]], work[lane[work] == code], True),

@@ -21,7 +21,7 @@ from torchtriage.core.trace.salvage import mend
 __all__ = ["read_args"]
 
 _ANY_SIZE = 1 << 62  # the limit was checked when the trace was read
-_LATEST = ("args", -1)
+_LATEST = "args"
 
 
 def read_args(trace: Trace, row: int) -> dict[str, Any]:

@@ -86,7 +86,7 @@ def _replays(trace: Trace) -> list[Ints]:
     rows = rows[launches[trace.links.call[rows]]]
     if not len(rows):
         return []
-    at_ns = trace.links.launch_ns[rows]
+    at_ns = trace.links.launched_ns(rows)
     rows = rows[np.lexsort((trace.start_ns[rows], trace.links.call[rows], at_ns))]
     return np.split(rows, np.flatnonzero(np.diff(trace.links.call[rows])) + 1)
 

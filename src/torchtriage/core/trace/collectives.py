@@ -37,8 +37,9 @@ def communicates(trace: Trace) -> NDArray[np.bool_]:
     out = _KERNELS.get(trace)
     if out is None:
         kernels = trace.kind == Kind.KERNEL
-        named = trace.matching(COMMUNICATION) & ~trace.matching(_GENERATED)
-        out = _KERNELS[trace] = (kernels & named) | trace.where_detail("collective", bool, kernels)
+        rows = np.flatnonzero(kernels)
+        named = trace.matches(rows, COMMUNICATION) & ~trace.matches(rows, _GENERATED)
+        out = _KERNELS[trace] = trace.mask_of(rows[named]) | trace.where_detail("collective", bool, kernels)
     return out
 
 

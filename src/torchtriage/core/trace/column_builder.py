@@ -429,7 +429,7 @@ class ColumnBuilder:
             names=tuple(_bounded(self._names)),
             cats=tuple(_bounded(self._cats)),
             lanes=lanes,
-            details=tuple(Detail(*text.split(b"\0")) for text in details),
+            details=tuple(Detail._make(text.split(b"\0")) for text in details),
             memory=MemoryEvents(*(np.ascontiguousarray(memory[:, i]) for i in range(7))),
             labels=self._labels,
             meta=_bounded_values(meta),

@@ -42,6 +42,7 @@ __all__ = ["STREAM_PROCESS", "Detail", "Lane", "MemoryEvents", "ReadReport", "Tr
 STREAM_PROCESS = "stream_process"
 """The label of a device's stream that names the process whose it is, where a format says."""
 
+_PIECE = 1 << 16
 _FEW, _FEW_NAMES = 4, 1000
 """From a quarter of all rows, or so many names, on a look-up per row is faster."""
 
@@ -143,7 +144,7 @@ class Trace:
     """The peak rates of its devices, where the user states them."""
     selection: Selection | None = None
     """The part of it that is judged, where the user chose one."""
-    _decoded: dict[tuple[str, int], Any] = field(default_factory=dict, repr=False)
+    _decoded: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -160,9 +161,32 @@ class Trace:
         """Return int64[k, 2]: when each row starts and ends; not sorted, may overlap."""
         return intervals.spans(self.start_ns[rows], self.end_ns[rows])
 
-    def time_of(self, rows: NDArray[np.integer]) -> Spans:
-        """Return the time in which any of these rows runs, sorted and disjoint."""
-        return intervals.union(self.spans_of(rows))
+    def time_of(self, rows: NDArray[np.integer], least_ns: int = 0) -> Spans:
+        """Return the time in which any of these rows runs, sorted and disjoint; each for so long at least."""
+        # piece by piece: all spans at once take several times the memory of the rows
+        parts = []
+        for first in range(0, len(rows), _PIECE):
+            spans = self.spans_of(rows[first : first + _PIECE])
+            if least_ns:
+                spans[:, 1] = np.maximum(spans[:, 1], spans[:, 0] + least_ns)
+            parts.append(intervals.union(spans))
+        return parts[0] if len(parts) == 1 else intervals.union(np.concatenate([intervals.EMPTY, *parts]))
+
+    def time_in(self, rows: NDArray[np.integer], cover: Spans) -> Ints:
+        """Return int64[k], ns: how much of each row ``cover``, sorted and disjoint, covers."""
+        out = np.empty(len(rows), np.int64)
+        for first in range(0, len(rows), _PIECE):
+            some = slice(first, first + _PIECE)
+            out[some] = intervals.covered(self.spans_of(rows[some]), cover)
+        return out
+
+    def sum_by_name(self, rows: NDArray[np.integer], values_ns: Ints) -> NDArray[np.float64]:
+        """Return float64[names], ns: the sum of int64[n] ``values_ns`` over the rows of each name."""
+        out = np.zeros(len(self.names))
+        for first in range(0, len(rows), _PIECE):
+            some = rows[first : first + _PIECE]
+            out += np.bincount(self.name[some], weights=values_ns[some], minlength=len(out))
+        return out
 
     def longest(self, rows: NDArray[np.integer]) -> int:
         """Return the row that takes longest, the first of equal ones."""
@@ -204,6 +228,22 @@ class Trace:
         if table is None:
             table = self._matched[compiled] = self._names_where(compiled.search)
         return self._rows_named(table)
+
+    def matches(self, rows: NDArray[np.integer], pattern: str) -> Mask:
+        """Return bool[k]: which of these rows have a name that the regular expression finds a match in.
+
+        The names of other rows are not looked at: those of kernels are few and long, those of Python frames many.
+        """
+        return self.rows_where(rows, re.compile(pattern).search)
+
+    def rows_where(self, rows: NDArray[np.integer], test: Callable[[str], object]) -> Mask:
+        """Return bool[k]: which of these rows have a name that passes; each of their names is tested once."""
+        codes = self.name[rows]
+        table = np.zeros(len(self.names), dtype=bool)
+        for code in np.flatnonzero(np.bincount(codes)).tolist():
+            table[code] = bool(test(self.names[code]))
+        mask: Mask = table[codes]
+        return mask
 
     def where_name(self, test: Callable[[str], object]) -> Mask:
         """Return bool[n]: rows whose name passes; each distinct name is tested once."""
@@ -266,28 +306,28 @@ class Trace:
         ``collective``, ``nelems``, ``dtype``, ``group``, ``ranks``, ``seq``,
         ``group_size``, ``src``, ``dst``.
         """
-        index = Detail._fields.index(what)
-        out: list[Any] = []
-        for code in self.detail[np.asarray(rows, np.int64)].tolist():
-            if code < 0:
-                out.append(None)
-                continue
-            known = self._decoded.get((what, code), self)
-            if known is self:
-                known = _decode(what, self.details[code][index])
-                self._decoded[(what, code)] = known
-            out.append(known)
-        return out
+        codes = self.detail[np.asarray(rows, np.int64)].tolist()
+        found = {code: self._decode(what, code) for code in set(codes)}
+        return [found[code] for code in codes]
+
+    def _decode(self, what: str, code: int) -> Any:
+        """Return one field of a detail; many details have a text in common, and each is decoded once."""
+        if code < 0:
+            return None
+        text = self.details[code][Detail._fields.index(what)]
+        known = self._decoded.setdefault(what, {})
+        if text not in known:
+            known[text] = _decode(what, text)
+        return known[text]
 
     def where_detail(self, what: str, test: Callable[[Any], bool], among: Mask) -> Mask:
         """Return bool[n]: rows of ``among`` whose decoded detail passes.
 
         Each distinct one is tested once; a detail that was not recorded never passes.
         """
-        index = Detail._fields.index(what)
         rows = np.flatnonzero(among & (self.detail >= 0))
         codes, which = np.unique(self.detail[rows], return_inverse=True)
-        values = (_decode(what, self.details[code][index]) for code in codes.tolist())
+        values = (self._decode(what, code) for code in codes.tolist())
         table = np.fromiter((value is not None and bool(test(value)) for value in values), bool, len(codes))
         out = np.zeros(len(self), dtype=bool)
         out[rows] = table[which]

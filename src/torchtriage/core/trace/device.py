@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.core import intervals
-from torchtriage.core.arrays import Ints, distinct
+from torchtriage.core.arrays import Ints, distinct, quantile
 from torchtriage.core.finding import TimeClasses
 from torchtriage.core.intervals import Spans
 from torchtriage.core.trace.collectives import communicates
@@ -126,7 +126,7 @@ class Device:
         """
         call = self.trace.links.call[self.rows]
         begun = self.trace.start_ns[self.rows[call >= 0]] - self.trace.start_ns[call[call >= 0]]
-        return max(0, -int(np.percentile(begun, 1))) if len(begun) else 0
+        return max(0, -int(quantile(begun, 0.01))) if len(begun) else 0
 
     @cached_property
     def backlog(self) -> Backlog | None:
@@ -207,19 +207,14 @@ class Device:
         """Time of host-late gaps in which the thread they waited for was in ops or calls."""
         trace, gaps = self.trace, self.gaps
         late = gaps.blame == HOST_LATE
-        rows = np.flatnonzero(trace.is_kind(Kind.OP, Kind.RUNTIME))
-        lane = np.where(np.isin(trace.lane[rows], self._crew), trace.steps.lane, trace.lane[rows])
-        order = np.argsort(lane, kind="stable")
-        rows, lane = rows[order], lane[order]
+        calls = trace.is_kind(Kind.OP, Kind.RUNTIME)
+        lane = np.arange(len(trace.lanes))
+        lane[self._crew[self._crew >= 0]] = trace.steps.lane
         gap_lane, spans = self.gap_lane[late], gaps.spans[late]
-        by_lane = np.argsort(gap_lane, kind="stable")
-        gap_lane, spans = gap_lane[by_lane], spans[by_lane]
         found = [intervals.EMPTY]
         for item in distinct(gap_lane).tolist():
-            mine = rows[slice(*np.searchsorted(lane, [item, item + 1]))]
-            work = intervals.union(intervals.spans(trace.start_ns[mine], trace.end_ns[mine]))
-            waiting = spans[slice(*np.searchsorted(gap_lane, [item, item + 1]))]
-            found.append(intervals.intersect(waiting, work))
+            work = trace.time_of(np.flatnonzero(calls & (lane == item)[trace.lane]))
+            found.append(intervals.intersect(spans[gap_lane == item], work))
         return intervals.union(np.concatenate(found))
 
     @cached_property
@@ -274,8 +269,7 @@ class Device:
         return out
 
     def _union(self, mask: NDArray[np.bool_]) -> Spans:
-        rows = self.rows[mask]
-        return intervals.union(intervals.spans(self.trace.start_ns[rows], self.trace.end_ns[rows]))
+        return self.trace.time_of(self.rows[mask])
 
 
 def find_devices(trace: Trace) -> tuple[Device, ...]:

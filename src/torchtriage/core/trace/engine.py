@@ -19,7 +19,7 @@ from torchtriage.core.errors import UsageError
 __all__ = ["FILE", "READER_VARIABLE", "Engine", "find_engine"]
 
 READER_VARIABLE = "TORCHTRIAGE_READER"
-VERSION = 6
+VERSION = 7
 """Of the library's interface; one of another version is left alone."""
 
 _NAMES = {"darwin": "libtorchtriage_native.dylib", "win32": "torchtriage_native.dll"}
@@ -82,9 +82,12 @@ def _load(file: Path) -> Engine:
         "tt_copy": (c_int64, [scanner, c_uint32, c_size_t, c_size_t, c_void_p, c_size_t, c_void_p]),
         "tt_drop": (None, [scanner, c_uint32]),
         "tt_tree": (c_int64, [c_void_p, c_void_p, c_size_t, c_int64, c_bool, c_void_p, c_void_p]),
+        "tt_own": (c_int64, [c_size_t, *[c_void_p] * 3, c_size_t, c_void_p, c_void_p]),
+        "tt_under": (c_int64, [c_size_t, c_void_p, c_size_t, *[c_void_p] * 3]),
         "tt_renumber": (c_int64, [c_void_p, c_size_t, c_void_p, c_size_t, c_void_p]),
         "tt_group": (c_int64, [c_void_p, c_size_t, c_size_t, c_void_p, c_void_p]),
         "tt_replay": (c_int64, [c_void_p, c_void_p]),
+        "tt_steps": (c_int64, [c_void_p, c_size_t, c_size_t, c_void_p]),
         "tt_runs": (c_int64, [c_void_p, c_size_t, c_void_p, c_size_t, c_void_p, c_size_t, c_void_p]),
         "tt_bound": (c_int64, [c_size_t, c_size_t, c_char_p, c_size_t]),
         "tt_out_of_room": (c_int64, []),

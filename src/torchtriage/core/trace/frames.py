@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from torchtriage.core import intervals
 from torchtriage.core.arrays import Ints
 from torchtriage.core.finding import Frame
 from torchtriage.core.intervals import Spans
@@ -262,22 +261,23 @@ def module_path(trace: Trace, row: int) -> str:
     return ".".join(trace.name_of(module_row)[len(_MODULE) :] for module_row in module_rows(trace, row))
 
 
-def own_time_ns(trace: Trace, lane: int, within: Spans) -> tuple[Ints, Ints]:
+def own_time_ns(trace: Trace, lane: int, within: Spans, into: tuple[Ints, Ints] | None = None) -> tuple[Ints, Ints]:
     """Return how long each frame of a thread was open, and running itself, inside some time.
 
-    ``lane`` : the thread. ``within`` : int64[k, 2], sorted and disjoint.
+    ``lane`` : the thread. ``within`` : int64[k, 2], sorted and disjoint. ``into`` : what another thread's frames gave,
+    to which these are added.
 
     Returns ``total_ns``, ``own_ns`` : int64[n], with and without the frames it called; 0 for rows that are not frames
     of this thread.
     """
-    total, own = np.zeros((2, len(trace)), np.int64)
+    total, own = np.zeros((2, len(trace)), np.int64) if into is None else into
     rows = trace.frames.members_of(lane)
     # only frames that run into the first piece that ends after their start; most of them run in none
     over = np.bincount(trace.frames.n_started(lane, within[:, 1] - 1), minlength=len(rows) + 1)
-    piece = np.cumsum(over)[:-1]
+    piece = np.cumsum(over, out=over)[:-1]
     begins = np.append(within[:, 0], np.iinfo(np.int64).max)
     rows = rows[begins[piece] < trace.end_ns[rows]]
-    total[rows] = own[rows] = intervals.covered(trace.spans_of(rows), within)
+    total[rows] = own[rows] = trace.time_in(rows, within)
     rows = rows[total[rows] > 0]
     parent = trace.frames.parent[rows]
     rows, parent = rows[parent >= 0], parent[parent >= 0]
@@ -289,7 +289,7 @@ def own_time_ns(trace: Trace, lane: int, within: Spans) -> tuple[Ints, Ints]:
 def top_frames(trace: Trace, own_ns: Ints, limit: int = 5) -> list[tuple[str, int]]:
     """Return the frame labels with the most own time and that time in ns, longest first."""
     rows = np.flatnonzero(own_ns)
-    by_name = np.bincount(trace.name[rows], weights=own_ns[rows])
+    by_name = trace.sum_by_name(rows, own_ns)
     by_label: dict[str, int] = {}
     for code in np.argsort(-by_name, kind="stable")[: np.count_nonzero(by_name)].tolist():
         # a method of several objects is one function
@@ -304,7 +304,7 @@ def hot_frame(trace: Trace, total_ns: Ints, span_ns: int) -> int:
     rows = rows[trace.where_name(lambda name: parse_frame(name) is not None)[rows]]
     if not len(rows):
         return -1
-    by_name = np.bincount(trace.name[rows], weights=total_ns[rows])
+    by_name = trace.sum_by_name(rows, total_ns)
     rows = rows[2 * by_name[trace.name[rows]] >= span_ns]
     # one instance stands for its function: the longest
     rows = rows[np.argsort(-total_ns[rows], kind="stable")]

@@ -346,10 +346,10 @@ def _launches(trace: Trace, ignore: Ints | None = None) -> _Launches:
     if ignore is not None:
         launched &= ~trace.mask_of(ignore[ignore >= 0])[rows]
     rows = rows[launched]
-    rows = rows[np.argsort(trace.links.launch_ns[rows], kind="stable")]
+    rows = rows[np.argsort(trace.links.launched_ns(rows), kind="stable")]
     started = trace.start_ns[rows]
     first_start = np.append(np.minimum.accumulate(started[::-1])[::-1], 0)
-    return _Launches(trace.links.launch_ns[rows], first_start, np.append(np.maximum.accumulate(started), 0))
+    return _Launches(trace.links.launched_ns(rows), first_start, np.append(np.maximum.accumulate(started), 0))
 
 
 def _used_up(late: Spans, total: Ints, amount: Ints) -> Ints:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from torchtriage.core.arrays import Ints, Mask
+from torchtriage.core.arrays import Ints, Mask, distinct
 from torchtriage.core.trace.schema import Kind
 
 if TYPE_CHECKING:
@@ -47,27 +47,27 @@ class Links:
         """bool[n]: calls that enqueued work seen on a device."""
         return self.trace.mask_of(self.call[self.call >= 0])
 
-    @cached_property
-    def launch_ns(self) -> Ints:
-        """int64[n], ns: when each device row was enqueued (call start), own start for orphans."""
-        out = self.trace.start_ns.copy()
+    def launched_ns(self, rows: NDArray[np.integer]) -> Ints:
+        """Return when each device row was enqueued (call start), own start for orphans."""
+        call = self.call[rows]
+        out: Ints = self.trace.start_ns[np.where(call >= 0, call, rows)]
+        return out
+
+    def device_end_ns(self, calls: NDArray[np.integer]) -> Ints:
+        """Return the latest end of what each call enqueued; -1 for a row that enqueued nothing."""
         rows = np.flatnonzero(self.call >= 0)
-        out[rows] = out[self.call[rows]]
+        known = distinct(self.call[rows])
+        latest = np.full(len(known) + 1, -1, np.int64)
+        np.maximum.at(latest, np.searchsorted(known, self.call[rows]), self.trace.end_ns[rows])
+        at = np.searchsorted(known, calls)
+        out: Ints = latest[np.where(np.append(known, -1)[at] == calls, at, -1)]
         return out
 
     @cached_property
-    def device_end_ns(self) -> Ints:
-        """int64[n], ns: for a call, the latest end of what it enqueued; -1 for other rows."""
-        out = np.full(len(self.trace), -1, np.int64)
-        rows = np.flatnonzero(self.call >= 0)
-        np.maximum.at(out, self.call[rows], self.trace.end_ns[rows])
-        return out
-
-    @cached_property
-    def n_enqueued(self) -> Ints:
-        """int64[n]: for a call, how many device rows it owns (a graph launch owns many)."""
+    def n_enqueued(self) -> NDArray[np.int32]:
+        """int32[n]: for a call, how many device rows it owns (a graph launch owns many)."""
         rows = self.call[self.call >= 0]
-        return np.bincount(rows, minlength=len(self.trace)).astype(np.int64)
+        return np.bincount(rows, minlength=len(self.trace)).astype(np.int32)
 
     def work_of(self, calls: NDArray[np.integer]) -> Ints:
         """Return the device rows enqueued by any of these calls, in row order."""

@@ -52,9 +52,8 @@ class Tree:
     members: Ints
     parent: Rows
 
-    @cached_property
-    def child_ns(self) -> Ints:
-        """int64[n], ns: time of each row covered by its direct children."""
+    def _child_ns(self) -> Ints:
+        """Return int64[n], ns: time of each row covered by its direct children."""
         trace = self.trace
         total = np.zeros(len(trace), np.int64)
         rows = self.members
@@ -74,13 +73,19 @@ class Tree:
     @cached_property
     def self_ns(self) -> Ints:
         """int64[n], ns: own time of each member (duration minus what children cover), else 0."""
-        out = np.zeros(len(self.trace), np.int64)
-        rows = self.members
-        out[rows] = np.maximum(self.trace.dur_ns[rows] - self.child_ns[rows], 0)
+        out, rows = np.zeros(len(self.trace), np.int64), self.members
+        library = find_engine().library
+        if library is None:
+            out[rows] = np.maximum(self.trace.dur_ns[rows] - self._child_ns()[rows], 0)
+            return out
+        held = [np.ascontiguousarray(times, np.int64) for times in (self.trace.start_ns, self.trace.dur_ns)]
+        columns = (*(times.ctypes.data for times in held), rows.ctypes.data, len(rows), self.parent.ctypes.data)
+        if library.tt_own(len(out), *columns, out.ctypes.data) < 0:
+            raise AssertionError("the native library refused a tree")
         return out
 
     @cached_property
-    def levels(self) -> list[Ints]:
+    def levels(self) -> list[Rows]:
         """Members by depth: the roots, their children, and so on."""
         rows = self.members
         compact = np.full(len(self.parent) + 1, -1, np.int32)
@@ -94,7 +99,7 @@ class Tree:
         if not len(rows):
             return []
         order = np.argsort(depth.astype(_sortable(int(depth.max()))), kind="stable")
-        return np.split(rows[order], np.cumsum(np.bincount(depth))[:-1])
+        return np.split(rows[order].astype(np.int32), np.cumsum(np.bincount(depth))[:-1])
 
     @cached_property
     def _inner(self) -> Mask:
@@ -106,9 +111,16 @@ class Tree:
         """Return bool[n]: members with a proper ancestor in ``mask``."""
         if not (mask & self._inner).any():  # as with most of what patterns look for
             return np.zeros(len(self.parent), dtype=bool)
+        out = np.zeros(len(self.parent), dtype=bool)
+        library = find_engine().library
+        if library is not None:
+            places = self.members.ctypes.data, len(self.members), self.parent.ctypes.data
+            mask = np.ascontiguousarray(mask, np.bool_)
+            if library.tt_under(len(out), *places, mask.ctypes.data, out.ctypes.data) < 0:
+                raise AssertionError("the native library refused a tree")
+            return out
         if len(self.levels) > _NEAR:
             return self._nearest(mask) >= 0
-        out = np.zeros(len(self.parent), dtype=bool)
         for rows in self.levels[1:]:
             above = self.parent[rows]
             out[rows] = mask[above] | out[above]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from torchtriage.core import intervals
+from torchtriage.core.arrays import quantile
 from torchtriage.core.intervals import Spans
 from torchtriage.core.trace.schema import Kind
 
@@ -69,5 +70,5 @@ def find_pace(trace: Trace) -> Pace | None:
     if np.corrcoef(work, wait)[0, 1] > ABSORBS:
         return None
     usual = np.median(period)
-    jitter = np.percentile(np.abs(period - usual), 95)
+    jitter = quantile(np.abs(period - usual), 0.95)
     return Pace(int(usual), int(jitter), int(np.median(wait)), int(wait.min()), waits)

@@ -8,6 +8,7 @@ operators, both rates from the vendor's sheet. What of these is not known is not
 from __future__ import annotations
 
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -106,7 +107,7 @@ def multiplying(device: Device, category: Codes) -> Mask:
 
     Those that multiply by their own name too: attention also fills and copies.
     """
-    by_name = device.trace.where_name(lambda name: kernel_category(name) in _MULTIPLY)[device.rows]
+    by_name = device.trace.rows_where(device.rows, lambda name: kernel_category(name) in _MULTIPLY)
     mask: Mask = np.isin(category, _COUNTED) & by_name
     return mask
 
@@ -126,7 +127,7 @@ def roofline(device: Device, category: Codes, peak: Peak | None = None, *, least
     op = np.where(kind == Kind.KERNEL, link, -1)
     flop, rate, n_bytes = (np.full(len(rows), np.nan) for _ in range(3))
     linked = multiplies & (link >= 0)
-    fused = trace.where_name(lambda name: kernel_category(name) == "attention")[rows]
+    fused = trace.rows_where(rows, lambda name: kernel_category(name) == "attention")
     for at, look in ((np.flatnonzero(linked & ~fused), _products), (np.flatnonzero(linked & fused), _attention)):
         op[at], flop[at], half, single = look(trace, rows[at])
         rate[at] = _rates(trace, rows[at], peak, half, single)
@@ -145,7 +146,7 @@ def roofline(device: Device, category: Codes, peak: Peak | None = None, *, least
     n_bytes[at[long]] = _bytes(trace, op[at[long]]) * part[long]
     copied = trace.value[rows]
     known = copied > 0
-    on_device = trace.matching(_ON_DEVICE)[rows] & (kind == Kind.MEMCPY)
+    on_device = trace.matches(rows, _ON_DEVICE) & (kind == Kind.MEMCPY)
     n_bytes[on_device & known] = 2.0 * copied[on_device & known]
     n_bytes[(kind == Kind.MEMSET) & known] = copied[(kind == Kind.MEMSET) & known]
     for values in (flop, n_bytes):
@@ -155,16 +156,21 @@ def roofline(device: Device, category: Codes, peak: Peak | None = None, *, least
     return Roofline(peak, multiplies, counted, op, flop, rate, n_bytes, longest)
 
 
+_KNOWN: WeakKeyDictionary[Trace, dict[int, float]] = WeakKeyDictionary()
+"""Bytes of operators by their name and inputs: findings and the table of device time ask for the same ones."""
+
+
 def _bytes(trace: Trace, op: Ints) -> Floats:
     """Return what each operator moves at least, 0 where it is not known; each distinct one is worked out once."""
     code = trace.name[op].astype(np.int64) * (len(trace.details) + 1) + trace.detail[op] + 1
-    _, first, which = np.unique(code, return_index=True, return_inverse=True)
-    inputs, index = inputs_of(trace, op[first])
-    sizes = [
-        float(least_bytes(trace.name_of(row), inputs[at]))
-        for row, at in zip(op[first].tolist(), index.tolist(), strict=True)
-    ]
-    return np.array(sizes, dtype=np.float64)[which]
+    codes, first, which = np.unique(code, return_index=True, return_inverse=True)
+    known = _KNOWN.setdefault(trace, {})
+    new = np.array([item not in known for item in codes.tolist()], dtype=bool)
+    rows = op[first[new]]
+    inputs, index = inputs_of(trace, rows)
+    for item, row, at in zip(codes[new].tolist(), rows.tolist(), index.tolist(), strict=True):
+        known[item] = float(least_bytes(trace.name_of(row), inputs[at]))
+    return np.array([known[item] for item in codes.tolist()], dtype=np.float64)[which]
 
 
 def _products(trace: Trace, rows: Ints) -> tuple[Ints, Floats, Mask, Mask]:
@@ -196,8 +202,8 @@ def _attention(trace: Trace, rows: Ints) -> tuple[Ints, Floats, Mask, Mask]:
 
 def _rates(trace: Trace, rows: Ints, peak: Peak, half: Mask, single: Mask) -> Floats:
     """Return float64[k], FLOP per ns: the peak that applies to each kernel, 0 where the type is not known."""
-    tf32 = trace.matching(TF32_KERNEL)[rows]
-    fp32 = trace.matching(FP32_KERNEL)[rows] & ~trace.matching(NOT_FP32_KERNEL)[rows]
+    tf32 = trace.matches(rows, TF32_KERNEL)
+    fp32 = trace.matches(rows, FP32_KERNEL) & ~trace.matches(rows, NOT_FP32_KERNEL)
     rates: Floats = np.select(
         [half, single & tf32, single & fp32],
         [peak.flop_per_ns("half"), peak.flop_per_ns("tf32"), peak.flop_per_ns("float")],

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from torchtriage.core.arrays import Ints, distinct
+from torchtriage.core.arrays import Ints
 from torchtriage.core.finding import Phase
 from torchtriage.core.trace.schema import Kind
 from torchtriage.core.trace.steps import one_lane
@@ -151,9 +151,9 @@ def _of_mode(mode: str, fields: dict[str, int]) -> Batch:
 
 def find_serving(trace: Trace) -> Serving | None:
     """Return the steps of the engine that was recorded, None where the recording shows none."""
-    notes = trace.kind == Kind.ANNOTATION
-    steps = notes & trace.where_name(read_batch)
-    captures = np.flatnonzero(notes & trace.where_name(_CAPTURE.match))
+    notes = np.flatnonzero(trace.kind == Kind.ANNOTATION)
+    steps = trace.mask_of(notes[trace.rows_where(notes, read_batch)])
+    captures = notes[trace.rows_where(notes, _CAPTURE.match)]
     engine, step_function = _package(trace)
     if steps.any():
         # a harness may put a range of its own around the engine's, whose dialect is the engine's
@@ -174,7 +174,7 @@ def find_serving(trace: Trace) -> Serving | None:
 
 def _package(trace: Trace) -> tuple[str, str]:
     """Return the engine most of the recorded files belong to, and its step function; empty without one."""
-    frames = [trace.names[code] for code in distinct(trace.name[trace.kind == Kind.PYTHON]).tolist()]
+    frames = [trace.names[code] for code in np.flatnonzero(np.bincount(trace.name[trace.kind == Kind.PYTHON])).tolist()]
     counts = [sum(map(bool, map(re.compile(files).search, frames))) for _, files, _ in _PACKAGES]
     if not any(counts):
         return "", ""

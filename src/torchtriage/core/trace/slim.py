@@ -97,7 +97,7 @@ def find_part(trace: Trace, start_ns: int, end_ns: int) -> Part:
     starts, ends = trace.start_ns, trace.end_ns
     is_stream = np.array([lane.kind == "stream" for lane in trace.lanes] or [False])
     on_device = is_stream[trace.lane]
-    launched = np.where(on_device, trace.links.launch_ns, starts)
+    launched = np.where(on_device, trace.links.launched_ns(np.arange(len(trace))), starts)
     rows = (launched >= start_ns) & (launched < end_ns) | on_device & (launched < start_ns) & (ends > start_ns)
     around = trace.is_kind(*_OPEN_KINDS) & ~on_device & (starts < end_ns) & (ends > start_ns)
     rows |= around

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.core import intervals
-from torchtriage.core.arrays import Ints
+from torchtriage.core.arrays import Ints, among, distinct
 from torchtriage.core.trace.pacing import Pace, find_pace
 from torchtriage.core.trace.recorders import PROGRAMS_LINE, STEPS_LINE, XPLANE
 from torchtriage.core.trace.schema import Kind
@@ -174,8 +174,7 @@ class Steps:
 
     def of_work(self, rows: NDArray[np.integer]) -> Ints:
         """Return the step each device row was enqueued in (-1: none)."""
-        times_ns = self.trace.start_ns if self.by_clock else self.trace.links.launch_ns
-        return self.of_time(times_ns[rows])
+        return self.of_time(self.trace.start_ns[rows] if self.by_clock else self.trace.links.launched_ns(rows))
 
     def of_time(self, times_ns: Ints) -> Ints:
         """Return the step that the host is in at each moment (-1: none); 0 for all without steps."""
@@ -315,7 +314,7 @@ def _by_program(trace: Trace) -> Found | None:
     for line in (STEPS_LINE, PROGRAMS_LINE):
         lanes = [code for code, lane in enumerate(trace.lanes) if lane.kind == "stream" and lane.tid == line]
         lanes = [code for code in lanes if trace.lanes[code].device == trace.devices[0].index]
-        rows = one_lane(trace, notes[np.isin(trace.lane[notes], lanes)])
+        rows = one_lane(trace, notes[among(trace.lane[notes], np.array(lanes))])
         name = "step"
         if line == PROGRAMS_LINE and len(rows):
             code = int(np.bincount(trace.name[rows], weights=trace.dur_ns[rows]).argmax())
@@ -410,7 +409,7 @@ def build_steps(trace: Trace, found: Found, *, marked: bool) -> Steps:
     """Return the steps with their wall boundaries; ``marked`` : the window is theirs, else the whole recording."""
     names, start, end, basis, lane, alike, by_clock = found
     work = np.flatnonzero(trace.works)
-    launched = trace.links.launch_ns[work]
+    launched = trace.links.launched_ns(work)
     # work without a launch is the backlog from before the recording, never the first step's; a stream works in order,
     # so what runs behind work with a launch is none
     backlog = trace.links.orphans[work] & (trace.start_ns[work] < np.minimum(_first_launched(trace, work), end[0]))
@@ -481,7 +480,7 @@ def _left_out(trace: Trace, start: Ints, end: Ints, wall: Ints, alike: tuple[str
         if not (last.sum() >= HABIT_STEPS and 2 * last.sum() > len(last)):
             why[late & (why == "")] = COMPILING
     kinds = np.array(alike or [""] * len(wall))
-    for kind in np.unique(kinds[why == ""]).tolist():
+    for kind in distinct(kinds[why == ""]).tolist():
         mine = (kinds == kind) & (why == "")
         why[mine & (wall > OUTLIER * np.median(wall[mine]))] = LONG
     return tuple(why.tolist()) if (why == "").any() else ("",) * len(wall)

@@ -146,14 +146,14 @@ def _split(trace: Trace, gaps: Spans) -> tuple[LongCalls, LongCalls]:
     counted = trace.is_kind(Kind.OP, Kind.RUNTIME)
     counted[trace.waits.row] = counted[trace.waits.sync_row] = False
     rows = np.flatnonzero(counted)
-    held = np.zeros(len(trace), np.int64)
-    held[rows] = intervals.covered(trace.spans_of(rows), gaps)
+    took = trace.time_in(rows, gaps)
+    rows, took = rows[took > 0], took[took > 0]
+    held, own = np.zeros(len(trace), np.int64), np.zeros(len(trace), np.int64)
+    held[rows] = own[rows] = took
     alone = (trace.kind == Kind.OP) & ~trace.tree.above(trace.links.launches)
     whole = _long(trace, held, alone & ~trace.tree.under(alone), trace.dur_ns)
     whole = whole.pick(_habits(trace, whole))
 
-    rows = rows[held[rows] > 0]
-    own = held.copy()
     above = trace.tree.nearest(rows, counted)
     np.subtract.at(own, above[above >= 0], held[rows[above >= 0]])
     mask = trace.mask_of(whole.row)

@@ -5,7 +5,6 @@ The order is the catalogue's (3.2): the outermost cause decides. Every function 
 """
 
 import re
-from functools import lru_cache
 
 import numpy as np
 
@@ -36,17 +35,12 @@ MANY = 10  # in a recording without two steps to compare: no longer a one-off
 MIN_BURST = 6  # operators in one print of a tensor; the smallest `str(tensor)` has more (measured)
 
 
-@lru_cache(maxsize=65536)
-def _logs(frame: str) -> bool:
-    return _LOGS.search(frame) is not None
-
-
 def log_reads(trace: Trace) -> tuple[Ints, Ints]:
     """Return readbacks made to print or log; the holder is the outermost logging frame."""
     waits = trace.waits
     reads = np.flatnonzero((waits.to_host | _scalars(trace)) & ~waits.profiler)
     if trace.has_stacks:
-        holder = frame_around(trace, waits.row[reads], trace.where_name(_logs), outermost=True)
+        holder = frame_around(trace, waits.row[reads], trace.matching(_LOGS), outermost=True)
     else:
         holder = _printing(trace, waits.row[reads])
     found = holder >= 0

@@ -16,7 +16,7 @@ from torchtriage.core.trace import Trace
 from torchtriage.diagnose.ranks.match import Matches
 from torchtriage.diagnose.ranks.rank_record import RankReplay
 from torchtriage.diagnose.replay import Scenario, model, parse_what_if
-from torchtriage.diagnose.replay.engine import Patch, Schedule, schedule
+from torchtriage.diagnose.replay.engine import Patch, Schedule, fixed, schedule
 from torchtriage.diagnose.replay.graph import EdgeKind, Graph, NodeKind
 
 __all__ = ["JobReplay", "rank_replay"]
@@ -102,7 +102,7 @@ class JobReplay:
         edge = np.concatenate(edges) if edges else np.empty(0, np.int64)
         patch = Patch(edge, np.zeros(len(edge), np.int64), np.concatenate(lags) if lags else np.empty(0, np.int64))
         lag = (graph.lag_ns - graph.gap_ns[graph.target])[:, None]
-        done = order.run(lambda a, b: ordered[a:b].copy(), lag, self._bounds, patch)
+        done = order.run(fixed(ordered), 1, lag, self._bounds, patch)
         return self._mean_step(done[:, 0])
 
     def _mean_step(self, finish_ns: Ints) -> float:

@@ -117,8 +117,8 @@ def messages_of(trace: Trace, rows: Ints, names: list[str]) -> tuple[Ints, Ints]
     marks = marks[np.argsort(trace.start_ns[marks], kind="stable")]
     # the next kernel that may be theirs
     candidates = np.flatnonzero(together | np.isin(np.arange(len(rows)), alone))
-    candidates = candidates[np.argsort(trace.links.launch_ns[rows[candidates]], kind="stable")]
-    place = np.searchsorted(trace.links.launch_ns[rows[candidates]], trace.start_ns[marks], side="left")
+    candidates = candidates[np.argsort(trace.links.launched_ns(rows[candidates]), kind="stable")]
+    place = np.searchsorted(trace.links.launched_ns(rows[candidates]), trace.start_ns[marks], side="left")
     marks, place = marks[place < len(candidates)], place[place < len(candidates)]
     which = candidates[place]
     batch = together[which]
@@ -149,7 +149,7 @@ def rank_pipeline(trace: Trace, pieces: Pieces, rows: Ints, said: Ints, numbers:
     groups, group = messages.groups
     src, dst = (_whole(trace, end, said) for end in ("src", "dst"))
     send = np.array([bool(_SEND.match(name.removeprefix("c10d::"))) for name in messages.names], bool)
-    launch = trace.links.launch_ns[rows] if device else trace.start_ns[rows]
+    launch = trace.links.launched_ns(rows) if device else trace.start_ns[rows]
     launch = np.where(said != rows, trace.start_ns[said], launch)
     until = launch if device else np.where(send, trace.start_ns[rows], trace.end_ns[rows])
     labels = _labels(trace)
@@ -237,7 +237,7 @@ def _blocks(
     if device:
         main = trace.devices[0]
         rows = main.rows[~main.comm]
-        host_ns = trace.links.launch_ns[rows]
+        host_ns = trace.links.launched_ns(rows)
         spans = trace.time_of(rows)
         phase = pieces.phase[np.maximum(np.searchsorted(pieces.spans[:, 0], host_ns, side="right") - 1, 0)]
     else:

@@ -10,8 +10,9 @@
 
 from torchtriage.diagnose.replay.critical import CriticalPath, CriticalPiece, critical_path
 from torchtriage.diagnose.replay.edits import Edit, EditKind
-from torchtriage.diagnose.replay.predict import ReplayModel, ReplayPrediction, Scenario, model
+from torchtriage.diagnose.replay.predict import ReplayModel, ReplayPrediction, model
 from torchtriage.diagnose.replay.quality import Quality
+from torchtriage.diagnose.replay.scenarios import Scenario
 from torchtriage.diagnose.replay.what_if import WhatIf, parse_what_if
 
 __all__ = [

@@ -263,7 +263,7 @@ def _polled(trace: Trace, graph: Graph, works: Ints, before: Ints, edge: Ints) -
     resumed_ns = _resumed(trace, call)
     waited_ns = np.where(resumed_ns < _NEVER, resumed_ns - trace.end_ns[call], 0)
     near_ns = np.maximum(LAUNCH_SLACK_NS, NEAR_SHARE * waited_ns)
-    waits = (waited_ns > EARLY_NS) & (np.abs(resumed_ns - links.device_end_ns[call]) <= near_ns)
+    waits = (waited_ns > EARLY_NS) & (np.abs(resumed_ns - links.device_end_ns(call)) <= near_ns)
     call = np.array([row for row in call[waits].tolist() if not _is_followed_at_once(trace, row)], np.int64)
     last = np.full(len(trace) + 1, -1, np.int64)
     by_end = works[np.argsort(graph.finish_ns[works], kind="stable")]

@@ -24,7 +24,7 @@ from torchtriage.core.trace.engine import find_engine
 from torchtriage.diagnose.replay.graph import CONFIDENCE, Graph
 from torchtriage.diagnose.replay.native import find_runs, run_nodes
 
-__all__ = ["CHUNK", "NEVER", "Patch", "Schedule", "schedule"]
+__all__ = ["CHUNK", "NEVER", "Patch", "Schedule", "fixed", "schedule"]
 
 Ints = NDArray[np.int64]
 
@@ -117,21 +117,23 @@ class Schedule:
         """Number of runs."""
         return len(self.before)
 
-    def run(self, steps_ns: Callable[[int, int], Ints], lag_ns: Ints, wanted: Ints, patch: Patch | None = None) -> Ints:
+    def run(
+        self, fill: Callable[[int, Ints], None], width: int, lag_ns: Ints, wanted: Ints, patch: Patch | None = None
+    ) -> Ints:
         """Return int64[k, variants * scenarios]: when the wanted nodes finish, ns after the origin.
 
-        ``steps_ns`` : given two places, returns int64[places between, variants * scenarios]: gap + extra + duration of
-        each node in running order; the array is overwritten. ``lag_ns`` : int64[edges, variants], the lag of each edge
+        ``fill`` : given a place and int64[nodes, width], writes there gap + extra + duration of the nodes from that
+        place on; ``width`` : variants * scenarios. ``lag_ns`` : int64[edges, variants], the lag of each edge
         of the graph minus the gap of its target. ``patch`` : edges of the graph with other lags in some columns.
         """
         where = self.place[wanted]
-        head = steps_ns(0, min(1, len(self.place)))
-        width = head.shape[1]
         out = np.zeros((len(where), width), np.int64)
         library = find_engine().library
         few = width * len(self.place) * PLAIN_COST < self.n_runs * RUN_COST
         if few and library is None:
-            out[:] = self._run_plain(steps_ns(0, len(self.place)), lag_ns, patch)[where]
+            table = np.empty((len(self.place), width), np.int64)
+            fill(0, table)
+            out[:] = self._run_plain(table, lag_ns, patch)[where]
             return out
         order = np.argsort(where, kind="stable")
         sorted_where = where[order]
@@ -145,7 +147,7 @@ class Schedule:
                 table[rows] = finish[exported]
                 if self._last_use[other] == index:
                     held[other] = None
-            table[chunk.n_imports :] = steps_ns(chunk.first, chunk.stop)
+            fill(chunk.first, table[chunk.n_imports :])
             lag = self._lags(chunk, lag_ns, width, patch)
             if library is None:
                 _run_chunk(chunk, table, lag)
@@ -270,6 +272,15 @@ def _run_chunk(chunk: _Chunk, table: Ints, lag: Ints) -> None:
                 late[1:] -= part[target - 1]
             np.maximum.accumulate(late, axis=0, out=late)
             part += late[counts]
+
+
+def fixed(ordered: Ints) -> Callable[[int, Ints], None]:
+    """Return what fills a run with ``ordered``: int64[nodes, width], what each node takes, in running order."""
+
+    def fill(first: int, out: Ints) -> None:
+        out[:] = ordered[first : first + len(out)]
+
+    return fill
 
 
 def schedule(graph: Graph) -> Schedule:

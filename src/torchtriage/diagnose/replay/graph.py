@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from torchtriage.core.arrays import distinct
+from torchtriage.core.arrays import among, distinct, quantile
 from torchtriage.core.trace import Trace
 from torchtriage.core.trace.collectives import communicates
 from torchtriage.core.trace.device import EARLY_NS, STAGED
@@ -240,7 +240,7 @@ def build(trace: Trace) -> Graph:
         target, _ = anchors.find(hand.to_lane, hand.to_ns)
         known = hand.from_ns >= anchors.first_ns(hand.from_lane)
         edges.add(source[known] + 1, target[known] + 1, (hand.lag_ns + shift)[known], EdgeKind.HAND_OFF)
-        woken = np.isin(first_nodes, target[known])
+        woken = among(first_nodes, target[known])
         first_nodes = first_nodes[~woken]
     first_nodes = first_nodes + 1
     edges.add(np.zeros(len(first_nodes), np.int64), first_nodes, finish[first_nodes], EdgeKind.CLOCK)
@@ -401,7 +401,7 @@ def _bounds(
         parts.append(np.zeros(len(bound_ns), np.int64))
     index.append(count)
     if len(trace.steps):
-        launch = trace.links.launch_ns[streams.row].copy()
+        launch = trace.links.launched_ns(streams.row).copy()
         backlog = (streams.call < 0) & (streams.start_ns < trace.steps.host_end_ns[0])
         launch[backlog] = np.minimum(launch[backlog], trace.steps.host_start_ns[0] - 1)
         for a, b in zip(streams.first[:-1].tolist(), streams.first[1:].tolist(), strict=True):
@@ -501,7 +501,7 @@ def _backlog(trace: Trace, streams: Streams) -> Ints:
     base = np.append(0, known)[streams.first[:-1]]
     found = orphan & (known == base[streams.stream])
     ends = [device.backlog.row for device in trace.devices if device.backlog]
-    return np.flatnonzero(found | np.isin(streams.row, ends))
+    return np.flatnonzero(found | among(streams.row, np.array(ends)))
 
 
 def _add_cross(edges: _Edges, found: CrossEdges, body: Ints, entry: Ints, kind: EdgeKind) -> None:
@@ -538,4 +538,4 @@ def _add_batches(
 
 
 def _quantile(values: Ints, share: float, default: int) -> int:
-    return int(np.quantile(values, share)) if len(values) else default
+    return int(quantile(values, share)) if len(values) else default

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["find_runs", "run_nodes"]
+__all__ = ["NativeSteps", "find_runs", "run_nodes"]
 
 Ints = NDArray[np.int64]
 
@@ -19,6 +19,33 @@ class _Stretch(ctypes.Structure):
         *((name, c_size_t) for name in ("width", "n_done", "n_nodes", "n_edges", "n_lags")),
         *((name, c_void_p) for name in ("before", "edge_first", "source", "lag")),
     )
+
+
+class _Steps(ctypes.Structure):
+    _fields_ = (
+        *((name, c_size_t) for name in ("n_nodes", "n_variants", "n_scenarios", "n_changes")),
+        *((name, c_void_p) for name in ("dur", "still", "first", "place", "left")),
+    )
+
+
+class NativeSteps:
+    """What nodes take in running order, in each variant and scenario.
+
+    ``dur`` and ``still`` : int64[variants, nodes], ns. ``first`` : int64[scenarios + 1], where the changes of each
+    begin, which are sorted by ``place``; ``left`` : what is left of a duration, nan where the node is gone.
+    """
+
+    def __init__(
+        self, library: Any, dur: Ints, still: Ints, first: Ints, place: Ints, left: NDArray[np.float64]
+    ) -> None:
+        self._library, self._arrays = library, (dur, still, first, place, left)
+        sizes = dur.shape[1], dur.shape[0], len(first) - 1, len(place)
+        self._steps = _Steps(*sizes, *(array.ctypes.data for array in self._arrays))
+
+    def __call__(self, begin: int, table: Ints) -> None:
+        """Fill int64[nodes, variants * scenarios] for the nodes from ``begin`` on."""
+        if self._library.tt_steps(byref(self._steps), begin, len(table), table.ctypes.data):
+            raise AssertionError("the native library refused scenarios")
 
 
 def run_nodes(library: Any, table: Ints, before: Ints, edge_first: Ints, source: Ints, lag: Ints) -> None:

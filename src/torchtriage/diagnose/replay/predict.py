@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -21,11 +22,12 @@ from torchtriage.core.arrays import distinct
 from torchtriage.core.errors import UsageError
 from torchtriage.core.trace import Trace
 from torchtriage.diagnose.replay.edits import Edit
-from torchtriage.diagnose.replay.engine import NEVER, Patch, Schedule, schedule
+from torchtriage.diagnose.replay.engine import NEVER, Patch, Schedule, fixed, schedule
 from torchtriage.diagnose.replay.graph import CONFIDENCE, LAUNCH_NS, EdgeKind, Graph, NodeKind, build
 from torchtriage.diagnose.replay.quality import Quality, judge
+from torchtriage.diagnose.replay.scenarios import Scenario, ScenarioSteps
 
-__all__ = ["INFERRED", "ReplayModel", "ReplayPrediction", "Scenario", "model"]
+__all__ = ["INFERRED", "ReplayModel", "ReplayPrediction", "model"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -35,8 +37,8 @@ INFERRED = 0.6
 """Edges of less confidence were inferred from coinciding times."""
 PER_OP_NS, PER_FRAME_NS = 1_400, 1_700
 """What the profiler itself adds to an operator and to a Python frame (fitted on four pairs)."""
-COLUMNS = 256
-"""Variants times scenarios replayed at once: 8 MB per chunk of nodes."""
+COLUMNS, CHANGES = 128, 1 << 18
+"""Variants times scenarios replayed at once, 4 MB per chunk of nodes; and changes of nodes in them, 6 MB."""
 CROWDING, MAX_CROWDING = 0.8, 0.31
 """Work moved to other processes takes cores: with 4 workers instead of none for loading that took
 38 % of the step, the other host work was 2-31 % slower (six recorded pairs)."""
@@ -70,18 +72,6 @@ class _Variant(NamedTuple):
     lag_ns: Ints
 
 
-class Scenario(NamedTuple):
-    """One set of edits on the nodes: what remains of durations, other lags, floor of a step."""
-
-    node: Ints
-    keep: Floats
-    gone: Ints
-    """Nodes that no longer exist: their gap and residual go too."""
-    edge: Ints
-    lag_ns: Ints
-    floor_ns: float
-
-
 @dataclass(eq=False)
 class _Change:
     """A scenario in the making; ``cut`` and ``staged`` are edges, ``gone`` nodes."""
@@ -91,35 +81,6 @@ class _Change:
     cut: list[Ints] = field(default_factory=list)
     staged: list[Ints] = field(default_factory=list)
     floor_ns: float = 0.0
-
-
-class _Steps:
-    """What each node takes, in running order; ``dur`` and ``still`` : int64[nodes], one of each for a variant."""
-
-    def __init__(self, order: Schedule, dur: list[Ints], still: list[Ints], scenarios: Sequence[Scenario]) -> None:
-        self._dur, self._still = dur, still
-        self._changes = []
-        for scenario in scenarios:
-            place, gone = order.place[scenario.node], np.sort(order.place[scenario.gone])
-            by_place = np.argsort(place, kind="stable")
-            self._changes.append((place[by_place], scenario.keep[by_place], gone))
-
-    def __call__(self, first: int, stop: int) -> Ints:
-        """Return int64[stop - first, variants * scenarios]."""
-        width = len(self._changes)
-        out = np.empty((stop - first, len(self._dur), width), np.int64)
-        for v, (dur, still) in enumerate(zip(self._dur, self._still, strict=True)):
-            out[:, v] = (dur[first:stop] + still[first:stop])[:, None]
-        for s, (place, keep, gone) in enumerate(self._changes):
-            a, b = np.searchsorted(place, [first, stop])
-            if a < b:
-                at, left = place[a:b], keep[a:b]
-                for v, (dur, still) in enumerate(zip(self._dur, self._still, strict=True)):
-                    out[at - first, v, s] = still[at] + (dur[at] * left).astype(np.int64)
-            a, b = np.searchsorted(gone, [first, stop])
-            if a < b:
-                out[gone[a:b] - first, :, s] = 0
-        return out.reshape(stop - first, -1)
 
 
 class ReplayModel:
@@ -134,6 +95,7 @@ class ReplayModel:
         self.graph: Graph = build(trace)
         self.schedule: Schedule = schedule(self.graph)
         self._step_ms = step_ms
+        self._known_shares: dict[int, tuple[intervals.Spans, list[tuple[int, int, slice, Floats]]]] = {}
 
     # -- what it says ------------------------------------------------------------------------
 
@@ -164,21 +126,21 @@ class ReplayModel:
 
     def predict_many(self, edit_sets: Sequence[Edits]) -> list[ReplayPrediction]:
         """Return what each set of edits saves on its own."""
-        scenarios: list[Scenario] = []
+        asked: list[tuple[Edits, bool]] = []
         index: list[tuple[slice, slice]] = []
         for edits in edit_sets:
-            first = len(scenarios)
-            scenarios.append(self.scenario(edits, hopeful=False))
+            first = len(asked)
+            asked.append((edits, False))
             if any(edit.best is not None for edit in edits):
-                scenarios.append(self.scenario(edits, hopeful=True))
-            usual = slice(first, len(scenarios))
+                asked.append((edits, True))
+            usual = slice(first, len(asked))
             if any(edit.kind == "parallel" for edit in edits):
                 moved = sum(self._per_step(edit.rows) for edit in edits if edit.kind == "parallel")
                 crowded = min(CROWDING * moved / max(self.step_ns, 1.0), MAX_CROWDING)
                 crowd = Edit("threads", factor=1 + crowded)
-                scenarios.append(self.scenario([*edits, crowd], hopeful=False))
-            index.append((usual, slice(first, len(scenarios))))
-        saving = self._base[:, None] - self._after(scenarios)
+                asked.append(([*edits, crowd], False))
+            index.append((usual, slice(first, len(asked))))
+        saving = self._base[:, None] - self._after(asked)
         at = self._names.index(self._default)
         seen = self._names.index("seen") if "seen" in self._names else at
         out = []
@@ -199,23 +161,21 @@ class ReplayModel:
 
     def cumulative(self, edit_sets: Sequence[Edits]) -> list[float]:
         """Return the saving in ns of the first, the first two, ... sets of edits together."""
-        together: list[Edit] = []
-        scenarios: list[Scenario] = []
-        for edits in edit_sets:
-            together += edits
-            scenarios.append(self.scenario(together, hopeful=False))
+        return self.savings(list(accumulate(map(list, edit_sets))))
+
+    def savings(self, edit_sets: Sequence[Edits]) -> list[float]:
+        """Return the saving in ns of each set of edits on its own, by the default model alone."""
         at = self._names.index(self._default)
-        saving = self._base[at] - self._after(scenarios)[at]
+        saving = self._base[at] - self._after([(edits, False) for edits in edit_sets], [at])[0]
         return [float(value) for value in saving]
 
     def after_ns(self, edits: Edits) -> float:
         """Return the wall time of a step with these edits, in ns, by the default model."""
         at = self._names.index(self._default)
-        return float(self._after([self.scenario(edits, hopeful=False)])[at, 0])
+        return float(self._after([(edits, False)], [at])[0, 0])
 
     # -- variants ----------------------------------------------------------------------------
 
-    @cached_property
     def _variants(self) -> list[_Variant]:
         graph = self.graph
         lag = graph.lag_ns - graph.gap_ns[graph.target]
@@ -239,19 +199,24 @@ class ReplayModel:
         return variants
 
     @cached_property
-    def _ordered(self) -> tuple[list[Ints], list[Ints], Ints]:
-        """What nodes take in running order, as :class:`_Steps` is given it, and int64[edges, variants]: the lags."""
+    def _ordered(self) -> tuple[list[str], Ints, Ints, Ints]:
+        """Names of the variants, what nodes take in running order, and int64[edges, variants]: the lags.
+
+        Nodes as :class:`ScenarioSteps` is given them.
+        """
+        variants = self._variants()
         node = np.empty(self.graph.n_nodes, np.int64)
         node[self.schedule.place] = np.arange(len(node))
         return (
-            [variant.dur_ns[node] for variant in self._variants],
-            [variant.still_ns[node] for variant in self._variants],
-            np.stack([variant.lag_ns for variant in self._variants], axis=1),
+            [variant.name for variant in variants],
+            np.stack([variant.dur_ns[node] for variant in variants]),
+            np.stack([variant.still_ns[node] for variant in variants]),
+            np.stack([variant.lag_ns for variant in variants], axis=1),
         )
 
     @property
     def _names(self) -> list[str]:
-        return [variant.name for variant in self._variants]
+        return self._ordered[0]
 
     @property
     def _default(self) -> str:
@@ -292,10 +257,7 @@ class ReplayModel:
             ordered = np.empty_like(dur)
             ordered[order.place] = np.maximum(dur, 0) + still
 
-            def between(first: int, stop: int, steps: Ints = ordered) -> Ints:
-                return steps[first:stop].copy()
-
-            walls = self._finished(order.run(between, lag, graph.bound_node))
+            walls = self._finished(order.run(fixed(ordered), len(tries), lag, graph.bound_node))
             index = int(np.searchsorted(-walls, -self._step_ms * 1e6))
             low, high = tries[max(index - 1, 0)], tries[min(index, 8)]
         return float((low + high) / 2)
@@ -304,36 +266,41 @@ class ReplayModel:
     def _base(self) -> Floats:
         """float64[variants], ns: the step without edits."""
         none = np.empty(0, np.int64)
-        nothing = Scenario(none, np.empty(0), none, none, none, 0.0)
+        nothing = Scenario(none.astype(np.int32), np.empty(0), none, none, none, 0.0)
         out: Floats = self._steps([nothing])[:, 0]
         return out
 
-    def _after(self, scenarios: Sequence[Scenario]) -> Floats:
-        """Return float64[variants, scenarios], ns: the step with edits, moved work in mind."""
-        floors = np.array([scenario.floor_ns for scenario in scenarios])
-        out: Floats = np.maximum(self._steps(scenarios), np.minimum(floors, self._base[:, None]))
-        return out
+    def _after(self, asked: Sequence[tuple[Edits, bool]], variants: Sequence[int] | None = None) -> Floats:
+        """Return float64[variants, asked], ns: the step with edits, or what is hoped of them; moved work in mind."""
+        base = self._base if variants is None else self._base[variants]
+        size = max(COLUMNS // len(base), 1)
+        out, batch = [np.empty((len(base), 0))], list[Scenario]()
+        for index, (edits, hopeful) in enumerate(asked):
+            batch.append(self.scenario(edits, hopeful=hopeful))
+            full = len(batch) == size or sum(len(scenario.node) for scenario in batch) > CHANGES
+            if full or index == len(asked) - 1:
+                floors = np.array([scenario.floor_ns for scenario in batch])
+                out.append(np.maximum(self._steps(batch, variants), np.minimum(floors, base[:, None])))
+                batch = []
+        return np.concatenate(out, axis=1)
 
     # -- scenarios ---------------------------------------------------------------------------
 
-    def _steps(self, scenarios: Sequence[Scenario]) -> Floats:
-        """Return float64[variants, scenarios], ns: the wall time of the mean steady step."""
-        variants, order = self._variants, self.schedule
-        dur, still, lag = self._ordered
-        out = np.empty((len(variants), len(scenarios)))
-        size = max(COLUMNS // len(variants), 1)
-        for first in range(0, len(scenarios), size):
-            some = scenarios[first : first + size]
-            width = len(some)
-            columns = np.arange(len(variants)) * width
-            edge = [np.tile(scenario.edge, len(variants)) for scenario in some]
-            column = [np.repeat(columns + s, len(scenario.edge)) for s, scenario in enumerate(some)]
-            lags = [np.tile(scenario.lag_ns, len(variants)) for scenario in some]
-            patch = Patch(*(np.concatenate(part) for part in (edge, column, lags)))
-            filled = _Steps(order, dur, still, some)
-            walls = self._finished(order.run(filled, lag, self.graph.bound_node, patch))
-            out[:, first : first + width] = walls.reshape(len(variants), width)
-        return out
+    def _steps(self, scenarios: Sequence[Scenario], variants: Sequence[int] | None = None) -> Floats:
+        """Return float64[variants, scenarios], ns: the wall time of the mean steady step; of all variants or some."""
+        order = self.schedule
+        _, dur, still, lag = self._ordered
+        if variants is not None:
+            dur, still, lag = dur[variants], still[variants], lag[:, variants]
+        n_variants, width = len(dur), len(scenarios)
+        columns = np.arange(n_variants) * width
+        edge = [np.tile(scenario.edge, n_variants) for scenario in scenarios]
+        column = [np.repeat(columns + s, len(scenario.edge)) for s, scenario in enumerate(scenarios)]
+        lags = [np.tile(scenario.lag_ns, n_variants) for scenario in scenarios]
+        patch = Patch(*(np.concatenate(part) for part in (edge, column, lags)))
+        filled = ScenarioSteps(order, dur, still, scenarios)
+        walls = self._finished(order.run(filled, n_variants * width, lag, self.graph.bound_node, patch))
+        return walls.reshape(n_variants, width)
 
     def _finished(self, bound_ns: Ints) -> Floats:
         """Return float64[columns], ns: mean steady step from finish times of the bounding nodes."""
@@ -352,7 +319,7 @@ class ReplayModel:
         for edit in edits:
             rows, left = np.asarray(edit.rows, np.int64), edit.remains(hopeful=hopeful)
             works = self.trace.works[rows]
-            node = self._node_of[NodeKind.WORK][rows[works]].astype(np.int64)
+            node = self._nodes_of(NodeKind.WORK, rows[works])
             left_work, work = left[works][node >= 0], rows[works][node >= 0]
             node = node[node >= 0]
             other, left_other = rows[~works], left[~works]
@@ -385,7 +352,7 @@ class ReplayModel:
             hit = np.isfinite(left)
             change.keep[graph.source[edges[hit]]] *= left[hit]
         keep = change.keep
-        changed = np.flatnonzero(keep != 1.0)
+        changed = np.flatnonzero(keep != 1.0).astype(np.int32)
         gone = np.zeros(len(graph.source), dtype=bool)
         gone[_joined(change.cut)] = True
         light = np.zeros(len(graph.source), dtype=bool)
@@ -401,17 +368,24 @@ class ReplayModel:
         )
 
     def _slow(self, change: _Change, edit: Edit, factor: float) -> None:
-        graph = self.graph
-        hosts = self._hosts
         if edit.spans is None:
-            change.keep[hosts] *= factor
+            change.keep[self._hosts] *= factor
             return
-        spans = intervals.union(np.asarray(edit.spans, np.int64)) - graph.origin_ns
-        length = self._length_ns
-        for a, b in self._host_lanes.values():
-            at, covered = _covered(graph.finish_ns[a:b], graph.begin_ns[a:b], spans)
-            share = np.where(hosts[a:b][at], covered / length[a:b][at], 0.0)
+        for a, b, at, share in self._shares(edit.spans):
             change.keep[a:b][at] *= 1 - share * (1 - factor)
+
+    def _shares(self, spans: intervals.Spans) -> list[tuple[int, int, slice, Floats]]:
+        """Return for each thread which of its nodes ``a:b`` the spans touch, and how much of each they cover (0-1)."""
+        # many scenarios ask for the same spans
+        if id(spans) not in self._known_shares:
+            graph, length = self.graph, self._length_ns
+            found: list[tuple[int, int, slice, Floats]] = []
+            time = intervals.union(np.asarray(spans, np.int64)) - graph.origin_ns
+            for a, b in self._host_lanes.values():
+                at, covered = _covered(graph.finish_ns[a:b], graph.begin_ns[a:b], time)
+                found.append((a, b, at, np.where(self._hosts[a:b][at], covered / length[a:b][at], 0.0)))
+            self._known_shares[id(spans)] = spans, found
+        return self._known_shares[id(spans)][1]
 
     def _overlap(self, change: _Change, node: Ints, work: Ints, left: Floats) -> None:
         graph = self.graph
@@ -457,7 +431,7 @@ class ReplayModel:
                 at, covered = _covered(graph.finish_ns[a:b], graph.begin_ns[a:b], new)
                 share = covered / length[a:b][at]
                 keep[a:b][at] *= np.maximum(1 - share * (1 - factor), 0.0)
-                whole[a:b][at[share >= COVERED]] = factor
+                whole[a:b][at][share >= COVERED] = factor
         return whole
 
     def _naive(self, edits: Edits) -> float:
@@ -515,14 +489,21 @@ class ReplayModel:
         return out
 
     @cached_property
-    def _node_of(self) -> dict[NodeKind, NDArray[np.int32]]:
-        """int32[rows] each: node of a row's device work, and of a waiting call; -1 for other rows."""
+    def _by_row(self) -> dict[NodeKind, tuple[Ints, Ints]]:
+        """Nodes of device work and of waiting calls, each by row: the rows in order, and the nodes."""
         out = {}
         for kind in (NodeKind.WORK, NodeKind.WAIT):
             nodes = np.flatnonzero((self.graph.kind == kind) & (self.graph.row >= 0))
-            out[kind] = np.full(len(self.trace), -1, np.int32)
-            out[kind][self.graph.row[nodes]] = nodes
+            nodes = nodes[np.argsort(self.graph.row[nodes], kind="stable")]
+            out[kind] = self.graph.row[nodes], nodes
         return out
+
+    def _nodes_of(self, kind: NodeKind, rows: Ints) -> Ints:
+        """Return the node of each row's device work, or of the call that waits; -1 for other rows."""
+        known, nodes = self._by_row[kind]
+        # the last of several
+        at = np.searchsorted(known, rows, side="right") - 1
+        return np.where(np.append(known, -1)[at] == rows, np.append(nodes, -1)[at], -1)
 
     def _wait_nodes(self, rows: Ints) -> Ints:
         """Return the waiting nodes of calls; a copy and the sync behind it stand for each other."""
@@ -531,7 +512,7 @@ class ReplayModel:
         asked[rows] = True
         pair = asked[waits.row] | asked[waits.sync_row]
         every = np.concatenate([rows, waits.row[pair], waits.sync_row[pair]])
-        nodes: Ints = self._node_of[NodeKind.WAIT][every].astype(np.int64)
+        nodes = self._nodes_of(NodeKind.WAIT, every)
         return nodes[nodes >= 0]
 
     def _edges_into(self, nodes: Ints, kind: EdgeKind | None = None) -> Ints:
@@ -565,15 +546,17 @@ def model(trace: Trace, *, step_ms: float | None = None) -> ReplayModel:
     return found
 
 
-def _covered(finish: Ints, begin: Ints, spans: intervals.Spans) -> tuple[Ints, Ints]:
+def _covered(finish: Ints, begin: Ints, spans: intervals.Spans) -> tuple[slice, Ints]:
+    """Return which nodes of a lane the spans touch, and how many ns of each they cover."""
+    nothing = slice(0, 0), np.empty(0, np.int64)
     if not len(spans):
-        return np.empty(0, np.int64), np.empty(0, np.int64)
+        return nothing
     first = np.searchsorted(finish, spans[:, 0], side="right")
     last = np.searchsorted(finish, spans[:, 1], side="left")
     inside = (first < len(finish)) & (spans[:, 1] > begin[0])
     first, last, spans = first[inside], np.minimum(last[inside], len(finish) - 1), spans[inside]
     if not len(spans):
-        return np.empty(0, np.int64), np.empty(0, np.int64)
+        return nothing
     low, high = int(first[0]), int(last[-1]) + 1
     out = np.zeros(high - low, np.int64)
     same = first == last
@@ -587,7 +570,7 @@ def _covered(finish: Ints, begin: Ints, spans: intervals.Spans) -> tuple[Ints, I
     np.add.at(change, (last - low)[~same], -1)
     whole = np.cumsum(change)[:-1] > 0
     out[whole] += (finish - begin)[low:high][whole]
-    return np.arange(low, high), out
+    return slice(low, high), out
 
 
 def _lanes(trace: Trace, rows: Ints) -> list[int]:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.core.units import format_share
-from torchtriage.diagnose.replay.engine import Schedule
+from torchtriage.diagnose.replay.engine import Schedule, fixed
 from torchtriage.diagnose.replay.graph import EdgeKind, Graph
 
 __all__ = ["MAX_PINNED", "MAX_STRICT", "MAX_UNEXPLAINED", "Quality", "binding", "critical_nodes", "judge"]
@@ -55,9 +55,7 @@ def judge(graph: Graph, order: Schedule) -> Quality:
     ways = np.stack([gaps + graph.dur_ns, np.zeros_like(gaps)], axis=1)
     ordered = np.empty_like(ways)
     ordered[order.place] = ways
-    done = order.run(
-        lambda first, stop: ordered[first:stop].copy(), np.stack([strict_lag, clock], axis=1), graph.bound_node
-    )
+    done = order.run(fixed(ordered), 2, np.stack([strict_lag, clock], axis=1), graph.bound_node)
     bounds = graph.bounds_of(done)
     strict, zero = (bounds[-1] - bounds[0]).tolist()
     path = critical_nodes(graph, binding(graph)[0], int(recorded[0]))
@@ -113,15 +111,17 @@ def critical_nodes(graph: Graph, before: Ints, since_ns: int, bound: int = -1) -
     node = int(nodes[np.argmax(graph.finish_ns[nodes])])
     if int(graph.finish_ns[node]) <= since_ns:
         return nodes[:0]
-    every = np.arange(graph.n_nodes)
-    steps = np.where(graph.finish_ns[before] > since_ns, before, -1)
     # along a lane a stretch at a time: it ends at the first node that waited for another lane
-    heads = np.maximum.accumulate(np.where(steps != every - 1, every, 0))
-    stretches = []
-    onward, ends = steps.tolist(), heads.tolist()
-    while node >= 0:
-        stretches.append((node, ends[node]))
-        node = onward[ends[node]]
-    last, head = np.array(stretches, np.int64).T
+    follows = (before == np.arange(-1, graph.n_nodes - 1)) & (graph.finish_ns[before] > since_ns)
+    follows[0] = False
+    heads = np.flatnonzero(~follows)
+    onward = np.where(graph.finish_ns[before[heads]] > since_ns, before[heads], -1)
+    stretch = int(np.searchsorted(heads, node, side="right")) - 1
+    stretches, following = [], (np.searchsorted(heads, onward, side="right") - 1).tolist()
+    while stretch >= 0:
+        stretches.append(stretch)
+        stretch = following[stretch]
+    head = heads[stretches]
+    last = np.append(node, onward[stretches[:-1]])
     length = last - head + 1
     return np.repeat(last + np.cumsum(length) - length, length) - np.arange(length.sum())

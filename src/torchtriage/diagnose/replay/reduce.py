@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.core.arrays import distinct
-from torchtriage.diagnose.replay.engine import NEVER, Patch, schedule
+from torchtriage.diagnose.replay.engine import NEVER, Patch, fixed, schedule
 from torchtriage.diagnose.replay.graph import EdgeKind, Graph, NodeKind
-from torchtriage.diagnose.replay.predict import Scenario
+from torchtriage.diagnose.replay.scenarios import Scenario
 
 __all__ = ["MOST", "Reduced", "collective_nodes", "reduce_graph"]
 
@@ -103,10 +103,7 @@ def reduce_graph(graph: Graph, body: Ints, scenarios: Sequence[Scenario | None])
         ordered = np.empty(graph.n_nodes, np.int64)
         ordered[order.place] = step
 
-        def steps(first: int, stop: int, ordered: Ints = ordered) -> Ints:
-            return np.repeat(ordered[first:stop, None], width, axis=1)
-
-        done = order.run(steps, lag, targets, patch)
+        done = order.run(fixed(ordered[:, None]), width, lag, targets, patch)
         done = np.concatenate([done[:n], np.maximum.reduceat(done[n:], graph.bound_first[:-1], axis=0)])
         found.append(_named(body, done, step + SHUT - graph.gap_ns))
         keeps.append(keep.astype(np.float32))

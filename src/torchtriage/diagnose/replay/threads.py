@@ -89,18 +89,9 @@ def host_threads(trace: Trace, blocking_row: Ints) -> Threads:
 
 
 def _activity(trace: Trace, lanes: Ints, wanted: Mask) -> list[Spans]:
-    rows = np.flatnonzero(trace.is_kind(Kind.OP, Kind.RUNTIME) & wanted)
-    rows = rows[np.isin(trace.lane[rows], lanes)]
-    rows = rows[np.argsort(trace.lane[rows], kind="stable")]
-    lane = trace.lane[rows]
-    out = []
-    for number in lanes.tolist():
-        mine = rows[slice(*np.searchsorted(lane, [number, number + 1]))]
-        spans = trace.spans_of(mine)
-        # an event below the resolution still happened
-        spans[:, 1] = np.maximum(spans[:, 1], spans[:, 0] + 1)
-        out.append(intervals.union(spans))
-    return out
+    wanted = trace.is_kind(Kind.OP, Kind.RUNTIME) & wanted
+    # an event below the resolution still happened
+    return [trace.time_of(np.flatnonzero(wanted & (trace.lane == lane)), least_ns=1) for lane in lanes.tolist()]
 
 
 def _bridged(spans: Spans, main_work: Spans) -> Spans:

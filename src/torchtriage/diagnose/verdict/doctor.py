@@ -403,7 +403,7 @@ def _cut(trace: Trace) -> Iterator[Note]:
     dangling = int((launches & ~trace.links.launches).sum())
     if not trace.devices or not dangling:
         return
-    last_ns = int(trace.links.launch_ns[trace.works].max())
+    last_ns = int(trace.links.launched_ns(np.flatnonzero(trace.works)).max())
     idle_ns = window.end_ns - max(int(trace.end_ns[device.rows].max()) for device in trace.devices)
     # what was launched last ran after the last row of the file
     after = (trace.start_ns[launches & ~trace.links.launches] > last_ns).any() and idle_ns > TAIL_SHARE * window.wall_ns

@@ -85,9 +85,7 @@ def summarise(trace: Trace, unknown: str = "") -> Summary:
 def _device(trace: Trace, device: Device, unknown: str) -> DeviceSummary:
     judged = trace.steps.judged
     rows = device.rows
-    inside = (intervals.owner(judged, trace.start_ns[rows]) >= 0) | (
-        intervals.covered(trace.spans_of(rows), judged) > 0
-    )
+    inside = (intervals.owner(judged, trace.start_ns[rows]) >= 0) | (trace.time_in(rows, judged) > 0)
     rows = rows[inside]
     pieces = zip(*map(astuple, device.classes(judged)), strict=True)
     return DeviceSummary(

@@ -80,13 +80,9 @@ def share_out(trace: Trace, claims: list[tuple[Pattern, Claim]], *, last: Collec
         mine = intervals.intersect(intervals.union(pieces), field_of_play)
         total = int(at_stake.sum())
         for other, theirs in served:
-            overlap = intervals.length(intervals.intersect(mine, theirs))
-            if (
-                total
-                and overlap >= MOSTLY * total
-                and other.pattern.code != pattern.code
-                and pattern.code not in other.also_explains
-            ):
+            if not total or other.pattern.code == pattern.code or pattern.code in other.also_explains:
+                continue
+            if intervals.length(intervals.intersect(mine, theirs)) >= MOSTLY * total:
                 other.also_explains.append(pattern.code)
         taken = intervals.intersect(free, mine)
         free = intervals.subtract(free, taken)

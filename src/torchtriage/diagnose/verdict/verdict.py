@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.core import intervals
-from torchtriage.core.arrays import distinct
 from torchtriage.core.errors import PatternError
 from torchtriage.core.finding import (
     Certainty,
@@ -394,17 +393,17 @@ def _judged_rows(trace: Trace, claim: Claim) -> tuple[Ints, tuple[int, ...]]:
     steps, rows = trace.steps, claim.rows
     if not len(steps):
         return rows, ()
-    step_of = np.empty(len(rows), np.int64)
+    judged, seen = np.empty(len(rows), np.bool_), np.zeros(len(steps), np.bool_)
     # a finding may have most rows of a trace: piece by piece they need no memory
     for first in range(0, len(rows), PIECE):
-        some = slice(first, first + PIECE)
-        step_of[some] = steps.of_host(rows[some])
-        works = first + np.flatnonzero(trace.works[rows[some]])
-        step_of[works] = steps.of_work(rows[works])
-    judged = steps.in_steady(step_of)
+        some = rows[first : first + PIECE]
+        step_of = np.where(trace.works[some], steps.of_work(some), steps.of_host(some))
+        judged[first : first + PIECE] = steps.in_steady(step_of)
+        seen[step_of[step_of >= 0]] = True
+    found = np.flatnonzero(seen)
     if claim.time_class != "none" and judged.any():
-        rows, step_of = rows[judged], step_of[judged]
-    return rows, tuple(distinct(step_of[step_of >= 0]).tolist())
+        rows, found = rows[judged], found[steps.in_steady(found)]
+    return rows, tuple(found.tolist())
 
 
 def _largest(values: Ints, n: int) -> Ints:

@@ -122,7 +122,7 @@ def host_lead(trace: Trace, rows: Ints, long_ns: int) -> str:
     known = rows[trace.links.call[rows] >= 0]
     if not len(known):
         return ""
-    lead_ns = trace.start_ns[known] - trace.links.launch_ns[known]
+    lead_ns = trace.start_ns[known] - trace.links.launched_ns(known)
     n = len(np.unique(trace.links.call[known]))
     middle, least = float(np.median(lead_ns)), float(lead_ns.min())
     return (

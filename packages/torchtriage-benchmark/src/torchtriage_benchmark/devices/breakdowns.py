@@ -86,7 +86,7 @@ class _Sums:
         """
         begin_ns, end_ns = self.trace.start_ns[self.rows], self.trace.end_ns[self.rows]
         before = np.maximum.accumulate(end_ns)[:-1]
-        late = (self.trace.links.launch_ns[self.rows][1:] > before) & (begin_ns[1:] - before >= CLOSE_NS)
+        late = (self.trace.links.launched_ns(self.rows)[1:] > before) & (begin_ns[1:] - before >= CLOSE_NS)
         return intervals.union(intervals.spans(before[late], begin_ns[1:][late]))
 
     @property

@@ -100,7 +100,7 @@ def _on_device(trace: Trace, found: Collectives, host_ns: Ints) -> Ints:
         return host_ns
     device = trace.devices[0]
     rows = device.rows[~device.comm]
-    launched = trace.links.launch_ns[rows]
+    launched = trace.links.launched_ns(rows)
     order = np.argsort(launched, kind="stable")
     index = np.searchsorted(launched[order], host_ns)
     return trace.start_ns[rows[order[np.minimum(index, len(order) - 1)]]]

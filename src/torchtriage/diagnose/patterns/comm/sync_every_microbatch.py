@@ -169,5 +169,5 @@ def _reduces(trace: Trace, found: Collectives) -> Mask:
 
 def _issued_ns(trace: Trace, found: Collectives) -> Ints:
     op = found.enqueued_by
-    own = trace.start_ns[found.rows] if found.on_host else trace.links.launch_ns[found.rows]
+    own = trace.start_ns[found.rows] if found.on_host else trace.links.launched_ns(found.rows)
     return np.where(op >= 0, trace.start_ns[op], own)

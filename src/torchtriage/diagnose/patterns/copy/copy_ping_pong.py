@@ -20,7 +20,7 @@ Source: PyTorch performance tuning guide, "Avoid unnecessary CPU-GPU synchroniza
 import numpy as np
 
 from torchtriage.core import intervals
-from torchtriage.core.arrays import distinct
+from torchtriage.core.arrays import among, distinct
 from torchtriage.core.units import format_bytes, format_count, format_ns, ms
 from torchtriage.diagnose.patterns._readbacks import bulk_reads
 from torchtriage.diagnose.patterns._recurrence import call_sites, recurs
@@ -157,7 +157,7 @@ def _pairs(trace: Trace, weights: Mask) -> tuple[Ints, Ints]:
     copies = copies[trace.matching("HtoD")[copies]]
     found: list[tuple[Ints, Ints]] = []
     sizes = distinct(waits.copy_bytes[down])
-    for size in sizes[np.isin(sizes, distinct(trace.value[copies]))].tolist():
+    for size in sizes[among(sizes, trace.value[copies])].tolist():
         left = down[waits.copy_bytes[down] == size]
         right = links.call[copies[trace.value[copies] == size]].astype(np.int64)
         right = right[np.argsort(trace.start_ns[right], kind="stable")]

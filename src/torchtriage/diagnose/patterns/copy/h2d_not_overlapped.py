@@ -134,7 +134,7 @@ def _waited_for(trace: Trace, copies: Ints) -> Spans:
     following = np.searchsorted(trace.start_ns[work], spans[:, 1])
     after = work[np.minimum(following, len(work) - 1)]
     aside = ~np.isin(trace.lane[copy], distinct(trace.lane[work]))
-    late = trace.links.launch_ns[after] >= spans[:, 1]
+    late = trace.links.launched_ns(after) >= spans[:, 1]
     waited: Spans = spans[~(aside & (late | (following == len(work))))]
     return waited
 

@@ -90,7 +90,7 @@ def _small(trace: Trace) -> Ints:
     size = trace.value[rows]
     calls = links.call[rows]
     small = (size >= 0) & (size < MAX_BYTES) & (links.n_enqueued[calls] == 1)
-    small &= ~np.isin(rows, waits.copy[waits.to_host])
+    small &= ~trace.mask_of(waits.copy[waits.to_host])[rows]
     other = trace.matching(_NOT_OURS)
     small &= ~(trace.tree.under(other & trace.hosts)[calls])
     rows = rows[small]

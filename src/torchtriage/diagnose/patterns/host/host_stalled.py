@@ -115,8 +115,8 @@ def _first_of_its_kind(trace: Trace, rows: Ints) -> Mask:
     _, once = np.unique(trace.name[work], return_index=True)
     begins = np.zeros(len(work) + 1, dtype=bool)
     begins[once] = True
-    launched = np.argsort(trace.links.launch_ns[work], kind="stable")
-    following = np.searchsorted(trace.links.launch_ns[work][launched], trace.start_ns[rows])
+    launched = np.argsort(trace.links.launched_ns(work), kind="stable")
+    following = np.searchsorted(trace.links.launched_ns(work)[launched], trace.start_ns[rows])
     first_kernel: Mask = begins[np.append(launched, len(work))[following]]
     _, first = np.unique(trace.name, return_index=True)
     starts = np.full(len(trace.names), -1, np.int64)

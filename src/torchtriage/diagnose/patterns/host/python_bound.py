@@ -210,16 +210,16 @@ def _attribute(trace: Trace, stretches: dict[int, Spans], evidence: dict[str, An
     """Name the frames that ran meanwhile; return the hottest one and all of them."""
     if not trace.has_stacks:
         return -1, np.empty(0, np.int64)
-    total = own = np.zeros(0, np.int64)
+    found: tuple[Ints, Ints] | None = None
     span_ns = 0
     for lane, spans in stretches.items():
         inside = intervals.intersect(spans, trace.steps.judged)
-        lane_total, lane_own = own_time_ns(trace, lane, inside)
-        total, own = (total + lane_total, own + lane_own) if len(own) else (lane_total, lane_own)
+        found = own_time_ns(trace, lane, inside, found)
         span_ns += intervals.length(inside)
+    if found is None or not found[1].any():
+        return -1, np.empty(0, np.int64)
+    total, own = found
     frames = np.flatnonzero(own)
-    if not len(frames):
-        return -1, frames
     best = top_frames(trace, own)
     hot = hot_frame(trace, total, span_ns)
     if hot >= 0:
@@ -236,7 +236,7 @@ def _kind(trace: Trace, own_ns: Ints, hot: int) -> str:
             if re.search(pattern, trace.name_of(hot)):
                 return kind
     rows = np.flatnonzero(own_ns)
-    by_name = np.bincount(trace.name[rows], weights=own_ns[rows])
+    by_name = trace.sum_by_name(rows, own_ns)
     spent = {trace.names[code]: by_name[code] for code in np.flatnonzero(by_name).tolist()}
     for kind, (pattern, _) in _KINDS.items():
         mine = sum(ns for name, ns in spent.items() if re.search(pattern, name))

@@ -73,7 +73,7 @@ def _small(trace: Trace, device: Device, units: int) -> tuple[Ints, Floats]:
     rows = device.rows
     fits = (trace.kind[rows] == Kind.KERNEL) & ~device.comm & (trace.dur_ns[rows] >= MIN_NS)
     fits &= device.followed_in_time & alone(device)
-    fits &= ~trace.matching(_GRID_OF_ITS_OWN)[rows]
+    fits &= ~trace.matches(rows, _GRID_OF_ITS_OWN)
     at = np.flatnonzero(fits)
     filled = blocks(trace, rows[at]) / units
     small = (filled > 0) & (filled <= MAX_FILLED)

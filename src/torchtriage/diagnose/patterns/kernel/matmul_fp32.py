@@ -66,8 +66,9 @@ def find(trace: Trace) -> Claims:
     device = trace.devices[0]
     if not _has_tensor_cores(trace, device.name):
         return
-    fp32 = trace.matching(FP32_KERNEL) & ~trace.matching(NOT_FP32_KERNEL) & (trace.kind == Kind.KERNEL)
-    at = np.flatnonzero(fp32[device.rows] & ~device.comm & (trace.dur_ns[device.rows] >= MIN_KERNEL_NS))
+    rows = device.rows
+    fp32 = trace.matches(rows, FP32_KERNEL) & ~trace.matches(rows, NOT_FP32_KERNEL) & (trace.kind[rows] == Kind.KERNEL)
+    at = np.flatnonzero(fp32 & ~device.comm & (trace.dur_ns[rows] >= MIN_KERNEL_NS))
     rows = device.rows[at]
     inputs = products(trace, trace.links.op[rows])
     keep = inputs.dtype != "half"  # kernels of half-precision ops only accumulate in fp32

@@ -58,12 +58,12 @@ def find(trace: Trace) -> Claims:
         (op >= 0)
         & is_gemm[op]
         & (trace.kind[device.rows] == Kind.KERNEL)
-        & trace.matching(_GEMM_KERNEL)[device.rows]
+        & trace.matches(device.rows, _GEMM_KERNEL)
         & (trace.dur_ns[device.rows] >= MIN_KERNEL_NS)
     )
     rows = device.rows[at]
     inputs = products(trace, op[at])
-    tf32 = (inputs.dtype == "float") & trace.matching(TF32_KERNEL)[rows]
+    tf32 = (inputs.dtype == "float") & trace.matches(rows, TF32_KERNEL)
     usable = inputs.known & (inputs.least_side >= MIN_SIDE) & ((inputs.dtype == "half") | tf32)
     odd = usable & _misaligned(trace, rows, inputs, tf32)
     if not odd.any():
@@ -108,10 +108,10 @@ def _misaligned(trace: Trace, rows: Ints, work: Products, tf32: Mask) -> Mask:
     if trace.origin.vendor == "rocm":
         # Tensile names do not say how they load; rows (m) need not be contiguous
         return inner
-    confirmed = trace.matching(_UNALIGNED_KERNEL)[rows]
+    confirmed = trace.matches(rows, _UNALIGNED_KERNEL)
     capability = trace.origin.capability
     if capability is not None and capability >= (8, 0):
-        confirmed |= trace.matching(r"cutlass_75_")[rows]
+        confirmed |= trace.matches(rows, r"cutlass_75_")
     inner |= work.m % unit != 0
     return inner & confirmed
 

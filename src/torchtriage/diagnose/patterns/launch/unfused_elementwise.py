@@ -155,7 +155,7 @@ def _chains(trace: Trace) -> tuple[Ints, Ints]:
     order = np.argsort(trace.lane[device.rows], kind="stable")
     rows = device.rows[order]
     marks = trace.is_kind(Kind.ANNOTATION, Kind.OP) & trace.matching(r"^Optimizer\.")
-    pointwise = trace.matching(_POINTWISE)[rows] & ~trace.matching(_OTHER)[rows]
+    pointwise = trace.matches(rows, _POINTWISE) & ~trace.matches(rows, _OTHER)
     pointwise &= trace.kind[rows] == Kind.KERNEL
     pointwise &= ~np.append(trace.tree.under(marks), False)[trace.links.call[rows]]
     size = np.where(pointwise, _numel(trace, rows), -1)

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.core import intervals
+from torchtriage.core.arrays import distinct
 from torchtriage.core.trace.op_inputs import Inputs, inputs_of, where_inputs
 from torchtriage.core.units import format_count, format_ns
 from torchtriage.diagnose.patterns._host_time import host_claim, host_time
@@ -71,7 +72,7 @@ def find(trace: Trace) -> Claims:
     ]
     kind = np.array(kinds, np.int64)[which]
     layer = trace.name[ops[at]].astype(np.int64) * (len(seen) + 1) + kind
-    for code in np.unique(layer[kind >= 0]).tolist():
+    for code in distinct(layer[kind >= 0]).tolist():
         claim = _claim(trace, ops, _runs(trace, ops, at[layer == code]))
         if claim is not None:
             yield claim

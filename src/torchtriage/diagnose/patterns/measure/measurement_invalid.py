@@ -158,7 +158,7 @@ def _device_done(trace: Trace, start_ns: Ints, end_ns: Ints) -> Ints:
     calls = calls[np.argsort(trace.start_ns[calls], kind="stable")]
     begin = trace.start_ns[calls]
     lo, hi = np.searchsorted(begin, start_ns), np.searchsorted(begin, end_ns)
-    reach = np.maximum.accumulate(trace.links.device_end_ns[calls])
+    reach = np.maximum.accumulate(trace.links.device_end_ns(calls))
     # work ends in the order of launches but for side streams: the latest launch is enough
     done = np.where(hi > lo, reach[np.maximum(hi - 1, 0)], end_ns)
     waits = trace.waits

@@ -55,7 +55,7 @@ def meet(
 
 
 def experts(
-    n: int, tokens: Callable[[int, int], int], *, us: float = 1.0, kernel_name: str = "grouped_gemm"
+    n: int, tokens: Callable[[int, int], int], *, us: float = 1.0, kernel_name: str = "grouped_gemm", took: float = 200
 ) -> list[TraceBuilder]:
     """Return ranks that dispatch tokens, compute as long as they have of them, and give them back."""
     builders = ranks_of(n)
@@ -68,7 +68,7 @@ def experts(
             kernel(one, when, load[rank] * us, kernel_name) + 5
             for rank, (one, when) in enumerate(zip(builders, at, strict=True))
         ]
-        at = meet(builders, at, "all_to_all", load)
+        at = meet(builders, at, "all_to_all", load, took)
         at = meet(builders, at, "allreduce")
         end = max(at) + 30
         for builder in builders:
@@ -100,6 +100,14 @@ def test_a_hot_expert_makes_the_others_wait():
     # 3300 against a mean of (3 * 1175 + 3300) / 4 in the middle
     assert one.cost is not None
     assert one.cost.low_ms <= 1.5 <= one.cost.high_ms + 0.1
+
+
+def test_even_experts_would_exchange_faster_too():
+    builders = experts(4, lambda step, rank: 3000 + step * 100 if rank == 2 else 1000 + step * 70, took=1000)
+    cost = found(builders)["COM064"].cost
+    assert cost is not None
+    # its lateness of 1.9 to 2.1 ms, and of the exchange that gives back what the fullest rank has above the mean
+    assert cost.high_ms >= 2.1 + 1.0 * (1 - 1675 / 3250)
 
 
 def test_without_the_profiler_the_step_is_the_denominator():

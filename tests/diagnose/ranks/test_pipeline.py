@@ -81,6 +81,8 @@ def test_clocks_of_stages_on_other_hosts_are_aligned_by_what_they_send() -> None
     assert pipe.schedule == "1F1B"
     assert [rank.clock_offset_ns for rank in result.ranks] == pytest.approx([0, -4e6, -8e6, 0], abs=20_000)
     assert codes(result)["COM063"].evidence["slow_stage_rank"] == 2
+    # what one rank guesses of another is known of all stages
+    assert "COM036" not in codes(result)
 
 
 @pytest.mark.parametrize("device", [False, True])

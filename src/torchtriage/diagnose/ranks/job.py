@@ -88,7 +88,7 @@ def judge(
     )
     if straggler is not None:
         straggler = with_joint_gain(straggler, joint)
-    findings = merge_findings(results, numbers, wait_ms, step_ms, judged=measured, joint=joint)
+    findings = merge_findings(results, numbers, wait_ms, step_ms, judged=measured or bool(pipes.bubbles), joint=joint)
     findings = pipes.without_waiting(findings, waits.step, scale)
     findings += [one for one in pipes.findings(numbers, waits.step_ns, scale) if one.code in codes]
     notes = [
@@ -299,7 +299,7 @@ def _own_notes(
                 "clock-offset",
                 "info",
                 f"the clocks of the ranks lie up to {format_ns(int(np.ptp(matches.offset_ns)))} apart: aligned on"
-                " the ends of matched collectives",
+                " the ends of what they exchange",
                 evidence={"offset_ns": {str(numbers[at]): int(matches.offset_ns[at]) for at in moved[:64].tolist()}},
             )
         )

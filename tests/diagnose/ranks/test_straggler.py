@@ -130,7 +130,9 @@ def test_nobody_waits_longer_in_the_mean_than_a_rank_does() -> None:
                 if rank in ranks:
                     at = end + 20 * peer if rank == 0 else end - 3000
                     all_reduce(builder, at, end + 20 * peer + 10, 2, group=f"g{peer}", ranks=ranks)
-    waits, _ = judged(records(builders))
+    waits, found = judged(records(builders))
+    assert found is not None
+    assert (found.position, found.n_peers, found.reaches_all) == (0, 2, False)
     most = waits.wait_ns.max(axis=0)
     assert (most > 2 * MS).all()
     assert (waits.blame_ns.max(axis=0) <= most).all()

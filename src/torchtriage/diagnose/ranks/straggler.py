@@ -92,7 +92,7 @@ class Straggler:
 
     ``gain_ns`` : what every waiting rank would be spared at least. ``mean_wait_ns`` : what they
     wait for it in the mean. ``n_late`` : steps in which it causes most waiting. ``blame_share`` :
-    its share of all waiting. ``reaches_all`` : whether its groups hold every recorded rank.
+    its share of all waiting. ``n_peers`` : recorded ranks in its groups beside it; ``reaches_all`` : those are all.
     """
 
     position: int
@@ -100,6 +100,7 @@ class Straggler:
     mean_wait_ns: Ints
     n_late: int
     blame_share: float
+    n_peers: int
     reaches_all: bool
     group: GroupMatch
     cause: StragglerCause | None
@@ -156,13 +157,15 @@ def find_straggler(ranks: Sequence[RankRecord], matches: Matches, waits: Waiting
     mine = [group for group in matches.groups if not group.fault and worst in group.members]
     late = [int((item.members[item.late] == worst).sum()) for item in mine]
     group = mine[int(np.argmax(late))]
+    peers = _peers(matches, worst)
     return Straggler(
         position=worst,
         gain_ns=gain,
         mean_wait_ns=mean,
         n_late=n_late,
         blame_share=share,
-        reaches_all=len(_peers(matches, worst)) == len(ranks) - 1,
+        n_peers=len(peers),
+        reaches_all=len(peers) == len(ranks) - 1,
         group=group,
         cause=_cause(ranks, group, waits, worst, middle),
     )

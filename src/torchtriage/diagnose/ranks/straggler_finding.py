@@ -78,12 +78,12 @@ def straggler_finding(
         method=method,
         grade="C" if hint else "A" if late.off_ns is None else "B",
     )
-    n_waiting = members - 1
-    whom = f"the other {n_waiting} ranks wait" if n_waiting > 1 else "the other rank waits"
-    of = f" in process group {visible(late.group.group.name)}" if not late.reaches_all else ""
+    group = f"process group {visible(late.group.group.name)}" if late.n_peers < members else "its process groups"
+    of = "" if late.reaches_all else f" of {group}"
+    whom = f"the other {late.n_peers} ranks{of} wait" if late.n_peers > 1 else f"the other rank{of} waits"
     message = (
         f"in {late.n_late} of {n} steady step{'s' * (n > 1)} rank {rank} comes last to the collectives that cost most"
-        f" waiting, and {whom}{of}: {format_ns(float(np.mean(late.mean_wait_ns)))} of {format_ns(step_ns)} per step"
+        f" waiting, and {whom}: {format_ns(float(np.mean(late.mean_wait_ns)))} of {format_ns(step_ns)} per step"
         f" in the mean; {_why(cause, device=record.device)}"
     )
     if hint:

@@ -297,7 +297,7 @@ def _clocks(ranks: Sequence[RankRecord], numbers: Sequence[int], groups: Sequenc
         return np.zeros(len(ranks), np.int64)
     ends = [(one.members, one.end_ns[together]) for one in groups if len(together := _together(one))]
     device = all(rank.device for rank in ranks if len(rank.collectives))
-    offset = _align(len(ranks), [*ends, *(_messages(ranks, numbers) if device else ())])
+    offset = _align(len(ranks), [*ends, *(_messages(ranks, numbers, ends) if device else ())])
     # all or none: of many hosts some are off by a little less to either side, and together by more
     return offset if np.ptp(offset) > (END_SKEW_NS if device else HOST_CLOCK_NS) else np.zeros_like(offset)
 
@@ -328,22 +328,28 @@ def _align(n_ranks: int, ends: Sequence[tuple[Ints, Ints]]) -> Ints:
     return offset
 
 
-def _messages(ranks: Sequence[RankRecord], numbers: Sequence[int]) -> Iterator[tuple[Ints, Ints]]:
-    """Yield pairs of ranks that send to each other, and one moment on both clocks.
+def _messages(
+    ranks: Sequence[RankRecord], numbers: Sequence[int], ends: Sequence[tuple[Ints, Ints]]
+) -> Iterator[tuple[Ints, Ints]]:
+    """Yield pairs of ranks that send to each other and that no collectives join, and one moment on both clocks.
 
-    No message is received before it is sent. What one rank sends puts its clock ahead of the other's by so much at
-    least, what it receives by so much at most; between these it lies.
+    No message is received before it is sent: what one rank sends says how far the other's clock can be behind, what it
+    receives how far ahead, and in the middle it is.
     """
     place = {number: position for position, number in enumerate(numbers)}
+    joined = np.arange(len(ranks))
+    for members, _ in ends:
+        joined[np.isin(joined, joined[members])] = members[0]
     for here, rank in enumerate(ranks):
         for peer in distinct(rank.pipeline.messages.peer).tolist():
             there = place.get(peer, -1)
-            if there <= here:
+            if there <= here or joined[there] == joined[here]:
                 continue
             ahead = _last(rank, peer, ranks[there], numbers[here])
             back = _last(ranks[there], numbers[here], rank, peer)
             if ahead is not None and back is not None:
                 yield np.array([here, there]), np.array([[0, (ahead - back) // 2]])
+                joined[joined == joined[there]] = joined[here]
 
 
 def _last(source: RankRecord, target_number: int, target: RankRecord, source_number: int) -> int | None:

@@ -192,7 +192,8 @@ def _peers(matches: Matches, position: int) -> Ints:
     """Return the positions of the others in a rank's groups."""
     members = [one.members for one in matches.groups if not one.fault and position in one.members]
     others = distinct(np.concatenate([np.empty(0, np.int64), *members]))
-    return others[others != position]
+    out: Ints = others[others != position]
+    return out
 
 
 def _held(matches: Matches, step: Ints, position: int, *, late_only: int = -1) -> tuple[Spans, Ints, Ints]:

@@ -31,7 +31,7 @@ class Earlier(NamedTuple):
             "exposed_ms_per_step": ms(self.exposed_ns / n_steps),
             "could_hide_ms_per_step": ms(self.hidden_ns / n_steps),
         }
-        usual = {
+        usual: dict[str, Any] = {
             "certainty": "likely",
             "gain_low": self.gain_low,
             "anchor": found.trace.longest(rows),

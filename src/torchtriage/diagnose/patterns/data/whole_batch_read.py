@@ -82,7 +82,8 @@ def _own_parts(trace: Trace, rank: int, world: int) -> Ints:
     rows = rows[~begun]
     dims, given = (trace.details_of(what, rows) for what in ("dims", "concrete"))
     fits = [_fits(size, _whole(inputs, rank, world)) for size, inputs in zip(dims, given, strict=True)]
-    return rows[np.array(fits, bool)]
+    out: Ints = rows[np.array(fits, bool)]
+    return out
 
 
 def _whole(given: object, rank: int, world: int) -> int:

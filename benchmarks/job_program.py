@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -193,8 +194,9 @@ class Spec:
         return {role: some for role, some in out.items() if role == "world" or len(some[0]) > 1}
 
 
-def program(spec: Spec, blocks: dict[str, list[int]], stage: int, n_layers: int) -> list[Item]:
-    """Return what a rank of a stage does in one step."""
+def program(spec: Spec, blocks: dict[str, list[int]], stage: int, n_layers: float) -> list[Item]:
+    """Return what a rank of a stage does in one step; of a part of a layer each kernel and message is shorter."""
+    parts = [min(1.0, n_layers - at) for at in range(math.ceil(n_layers))]
     fwd, bwd, opt = blocks["forward"], blocks["backward"], blocks["optimizer"]
     out = [Item("load", us=300.0), Item("gap", us=150.0, name="python")]
     dense = spec.dp > 1
@@ -216,15 +218,15 @@ def program(spec: Spec, blocks: dict[str, list[int]], stage: int, n_layers: int)
             if side and spec.ep > 1:
                 yield comm("ep", "alltoallv_single", 1_500_000, dtype="BFloat16", thread=thread)
             if spec.tp > 1:
-                yield comm("tp", "allreduce", 4 * 2048 * 4096, dtype="BFloat16", thread=thread)
+                yield comm("tp", "allreduce", int(parts[at] * 4 * 2048 * 4096), dtype="BFloat16", thread=thread)
 
     def forward(mb: int) -> Iterator[Item]:
         if stage > 0:
             yield comm("pp", "recv", p2p, f"rf{mb}", "BFloat16", -1)
             yield Item("wait", key=f"rf{mb}")
         yield Item("open", name="## forward ##")
-        for at in range(n_layers):
-            yield from layer(at, MAIN, 1.0)
+        for at, part in enumerate(parts):
+            yield from layer(at, MAIN, part)
         yield Item("close")
         if stage < spec.pp - 1:
             yield comm("pp", "send", p2p, f"sf{mb}", "BFloat16", 1)
@@ -234,8 +236,8 @@ def program(spec: Spec, blocks: dict[str, list[int]], stage: int, n_layers: int)
             yield comm("pp", "recv", p2p, f"rb{mb}", "BFloat16", 1)
             yield Item("wait", key=f"rb{mb}")
         yield Item("open", name="## backward ##")
-        for at in range(n_layers):
-            yield from layer(at, AUTOGRAD, 1.0 if bwd else 2.0)
+        for at, part in enumerate(parts):
+            yield from layer(at, AUTOGRAD, part if bwd else 2 * part)
             if last and dense:
                 yield comm("dp", "allreduce", elements, f"g{at}", thread=AUTOGRAD)
         yield Item("close")
@@ -251,7 +253,7 @@ def program(spec: Spec, blocks: dict[str, list[int]], stage: int, n_layers: int)
             order.append(("f", mb + ahead))
     for way, mb in order:
         out.extend(forward(mb) if way == "f" else backward(mb, mb == spec.micro - 1))
-    out.extend(Item("wait", key=f"g{at}") for at in range(n_layers if dense else 0))
+    out.extend(Item("wait", key=f"g{at}") for at in range(len(parts) if dense else 0))
     out += [Item("open", name="Optimizer.step#Adam.step"), *(Item("block", at) for at in opt), Item("close")]
     # the norm of the gradients, or the loss, is read every step
     out += [Item("item"), Item("gap", us=250.0, name="python")]

@@ -87,11 +87,12 @@ class Simulation:
         by_phase: dict[str, list[int]] = {"forward": [], "backward": [], "optimizer": []}
         for at, block in enumerate(blocks):
             by_phase[block.phase].append(at)
-        more = int(self.strength("stage"))
-        self.programs = [
-            program(spec, by_phase, stage, spec.layers + (more if stage == spec.culprit else 0))
-            for stage in range(spec.pp)
+        # without the fault the same layers are shared out evenly
+        more = spec.strength if spec.kind == "stage" else 0.0
+        layers = [
+            spec.layers + (more * (stage == spec.culprit) if fault else more / spec.pp) for stage in range(spec.pp)
         ]
+        self.programs = [program(spec, by_phase, stage, n_layers) for stage, n_layers in enumerate(layers)]
         rng = np.random.default_rng(spec.seed)
         n, most = spec.world, MOST_ITEMS
         # equal with and without the fault

@@ -6,9 +6,9 @@
 ``make`` cuts one step of a recorded rank (Megatron on A100, DLRM on V100) into stretches between its collectives and
 runs them again on N ranks: a host that launches, a stream that computes, streams that communicate. A collective begins
 on each rank when that rank has come and ends on all at once, after the last has; nothing here knows torchtriage. Each
-rank and step has jitter of its own, each host a clock. One fault is put in, the same job is simulated without it, and
-the difference of the steps is the true saving. Labels are written beside the jobs before anything is analysed; half of
-the jobs are ``held``, by the hash of their name.
+rank and step has jitter of its own, each host a clock. One fault is put in, the same job is simulated without it (of a
+long stage: with the same layers shared out evenly), and the difference of the steps is the true saving. Labels are
+written beside the jobs before anything is analysed; half of the jobs are ``held``, by the hash of their name.
 
 The Megatron recording holds a forward pass only: its backward pass is the same rows on the thread of autograd, with
 kernels twice as long. Sizes of messages are made up, durations of transfers follow from them.
@@ -131,11 +131,15 @@ def make_one(spec: Spec, data: Path, out: Path) -> dict[str, Any]:
         faulty = Simulation(spec, blocks, fault=True)
         faulty.run()
         step = faulty.step_us()
+        if spec.kind == "stage":
+            healthy = Simulation(spec, blocks, fault=False)
+            healthy.run()
+            without = healthy.step_us()
         if step - without >= MIN_TRUE_SHARE * step:
             break
         spec.strength = spec.strength + 1 if spec.kind == "stage" else spec.strength * 1.4
-    # work of a stage or an expert moves to the others
-    kept = {"stage": 1 / spec.pp, "expert": 1 / spec.ep}.get(spec.kind, 0.0)
+    # work of an expert moves to the others
+    kept = 1 / spec.ep if spec.kind == "expert" else 0.0
     groups = spec.groups()
     ranks = []
     if spec.kind in ("stall", "device", "loader", "expert"):

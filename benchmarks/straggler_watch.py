@@ -20,6 +20,7 @@ import socket
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -114,14 +115,55 @@ def half(case: Case) -> str:
     return ("dev", "held")[hashlib.sha256(case.name.encode()).digest()[0] % 2]
 
 
-def work(rank: int, cases: list[Case], port: int, folder: str) -> None:
-    """Be one rank of some jobs in turn: starting a process takes longer than a job."""
+def join(rank: int, n_ranks: int, port: int) -> None:
+    """Make this process a rank of a job on this machine."""
     import torch
     import torch.distributed as dist
 
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=cases[0].ranks)
+    dist.init_process_group("gloo", rank=rank, world_size=n_ranks)
+
+
+def sleeping_layer(
+    forward_s: float,
+    backward_s: float,
+    late_s: Callable[[], float] = float,
+    wrap: Callable[[Any], Any] = lambda run: run,
+) -> Any:
+    """Return a layer that sleeps for each sample; ``late_s`` : how much longer on the way back, in all layers."""
+    from torch import autograd, nn
+
+    class Work(autograd.Function):  # type: ignore[misc]
+        @staticmethod
+        def forward(_ctx: Any, values: Any) -> Any:
+            time.sleep(forward_s * len(values))
+            return values.clone()
+
+        @staticmethod
+        def backward(_ctx: Any, grads: Any) -> Any:
+            time.sleep(backward_s * len(grads) + late_s() / N_LAYERS)
+            return grads
+
+    work = wrap(Work.apply)
+
+    class Layer(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, values: Any) -> Any:
+            return self.linear(work(values))
+
+    return Layer
+
+
+def work(rank: int, cases: list[Case], port: int, folder: str) -> None:
+    """Be one rank of some jobs in turn: starting a process takes longer than a job."""
+    import torch
+    import torch.distributed as dist
+
+    join(rank, cases[0].ranks, port)
     for number, case in enumerate(cases):
         torch._dynamo.reset()
         torch._dynamo.config.optimize_ddp = False  # it refuses buckets as small as these
@@ -149,34 +191,14 @@ def train(rank: int, case: Case, folder: Path) -> None:
     def late_s(*kinds: str) -> float:
         return sum(ms for who, kind, ms, a, b in case.faults if who == rank and kind in kinds and a <= step < b) / 1e3
 
-    class Work(torch.autograd.Function):  # type: ignore[misc]
-        @staticmethod
-        def forward(_ctx: Any, values: Any) -> Any:
-            time.sleep(FORWARD_S * len(values))
-            return values.clone()
-
-        @staticmethod
-        def backward(_ctx: Any, grads: Any) -> Any:
-            time.sleep(BACKWARD_S * len(grads) + late_s("backward") / N_LAYERS)
-            return grads
-
-    class Layer(nn.Module):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(WIDTH, WIDTH)
-
-        def forward(self, values: Any) -> Any:
-            return self.linear(work_(values))
-
-    work_ = Work.apply
-    if options.get("compiled"):
-        work_ = torch._dynamo.disable(work_)
+    whole = {"wrap": torch._dynamo.disable} if options.get("compiled") else {}
+    new_layer = sleeping_layer(FORWARD_S, BACKWARD_S, lambda: late_s("backward"), **whole)
 
     class Net(nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.norm = nn.BatchNorm1d(WIDTH) if options.get("buffers") else nn.Identity()
-            self.layers = nn.Sequential(*[Layer() for _ in range(N_LAYERS)])
+            self.layers = nn.Sequential(*[new_layer() for _ in range(N_LAYERS)])
             self.head = nn.Linear(WIDTH, WIDTH)
 
         def forward(self, values: Any) -> Any:
@@ -222,7 +244,7 @@ def train(rank: int, case: Case, folder: Path) -> None:
     elif case.loop != "manual":
         net = nn.parallel.DistributedDataParallel(net, bucket_cap_mb=0.3)
     if case.loop == "gan":
-        critic = nn.parallel.DistributedDataParallel(nn.Sequential(Layer(), nn.Linear(WIDTH, 1)))
+        critic = nn.parallel.DistributedDataParallel(nn.Sequential(new_layer(), nn.Linear(WIDTH, 1)))
     optimizer = Optimizer(net.parameters(), lr=0.01)
     second = None if critic is None else torch.optim.SGD(critic.parameters(), lr=0.01)
     workers = {"num_workers": options["workers"], "multiprocessing_context": "fork"} if "workers" in options else {}
@@ -259,8 +281,6 @@ def train(rank: int, case: Case, folder: Path) -> None:
         time.sleep(late_s("between"))
         if step % 5 == 0 and late_s("fifth"):
             time.sleep(late_s("fifth"))
-        if late_s("gc"):
-            pass
         if len(garbage[0]):
             gc.collect()
         if late_s("save"):
@@ -283,10 +303,11 @@ def run(cases: list[Case], folder: Path) -> None:
     """Run jobs of as many ranks each."""
     from torch import multiprocessing
 
-    multiprocessing.spawn(work, (cases, _free_port(), str(folder)), nprocs=cases[0].ranks)
+    multiprocessing.spawn(work, (cases, free_port(), str(folder)), nprocs=cases[0].ranks)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of this machine that nobody listens to."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return one.getsockname()[1]
@@ -329,9 +350,7 @@ def cost(rank: int, port: int, folder: str) -> None:
 
     import torchtriage as tt
 
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=2)
+    join(rank, 2, port)
     net = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16)))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     loader = DataLoader(TensorDataset(torch.zeros(1 << 16, 16)), batch_size=4)
@@ -374,7 +393,7 @@ def measure_cost() -> None:
     from torch import multiprocessing
 
     folder = tempfile.mkdtemp()
-    multiprocessing.spawn(cost, (_free_port(), folder), nprocs=2)
+    multiprocessing.spawn(cost, (free_port(), folder), nprocs=2)
     for rank in range(2):
         found = json.loads((Path(folder) / f"cost{rank}.json").read_text())
         sides = [sorted(step for block in found[side] for step in block) for side in ("with", "without")]

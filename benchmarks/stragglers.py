@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import argparse
 import gc
-import os
 import statistics
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+from straggler_watch import N_LAYERS, WIDTH, free_port, join, sleeping_layer
 
 FAULTS = {
     "balanced": "",
@@ -29,7 +30,7 @@ FAULTS = {
     "gc": "rank 1, between python",
 }
 """Name to what has to be said of it, nothing for a balanced job."""
-WIDTH, BATCH, N_LAYERS = 256, 32, 4
+BATCH = 32
 FORWARD_S, BACKWARD_S = 0.05e-3, 0.1e-3
 """What each layer takes for one sample."""
 WAIT, WARMUP, ACTIVE = 5, 3, 10
@@ -45,25 +46,6 @@ def work(rank: int, fault: str, n_ranks: int, port: int, folder: str, profiled: 
     from torch.profiler import ProfilerActivity, profile, schedule
     from torch.utils.data import DataLoader, Dataset
 
-    class Work(torch.autograd.Function):  # type: ignore[misc]
-        @staticmethod
-        def forward(_ctx: Any, values: Any) -> Any:
-            time.sleep(FORWARD_S * len(values))
-            return values.clone()
-
-        @staticmethod
-        def backward(_ctx: Any, grads: Any) -> Any:
-            time.sleep(BACKWARD_S * len(grads))
-            return grads
-
-    class Layer(nn.Module):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(WIDTH, WIDTH)
-
-        def forward(self, values: Any) -> Any:
-            return self.linear(Work.apply(values))
-
     class Samples(Dataset):  # type: ignore[misc]
         delay_s = 0.0
 
@@ -75,11 +57,10 @@ def work(rank: int, fault: str, n_ranks: int, port: int, folder: str, profiled: 
                 time.sleep(self.delay_s)
             return torch.zeros(WIDTH), 1
 
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
+    join(rank, n_ranks, port)
     torch.manual_seed(0)
-    dist.init_process_group("gloo", rank=rank, world_size=n_ranks)
-    layers = [Layer() for _ in range(N_LAYERS)]
+    layer = sleeping_layer(FORWARD_S, BACKWARD_S)
+    layers = [layer() for _ in range(N_LAYERS)]
     model = nn.parallel.DistributedDataParallel(nn.Sequential(*layers, nn.Linear(WIDTH, 10)), bucket_cap_mb=0.3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     batches = iter(DataLoader(Samples(), batch_size=BATCH, num_workers=0))
@@ -128,15 +109,10 @@ def work(rank: int, fault: str, n_ranks: int, port: int, folder: str, profiled: 
 
 def run(fault: str, n_ranks: int, folder: Path, *, profiled: bool) -> list[list[float]]:
     """Run a job; return the step times of each rank in seconds."""
-    import socket
-
     from torch import multiprocessing
 
     folder.mkdir(parents=True, exist_ok=True)
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
-    multiprocessing.spawn(work, (fault, n_ranks, port, str(folder), profiled), nprocs=n_ranks)
+    multiprocessing.spawn(work, (fault, n_ranks, free_port(), str(folder), profiled), nprocs=n_ranks)
     return [[float(text) for text in (folder / f"times_{rank}").read_text().split()] for rank in range(n_ranks)]
 
 

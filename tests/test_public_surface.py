@@ -235,7 +235,7 @@ def test_json_beside_its_xplane_is_no_other_rank(tmp_path: Path, packed: str) ->
     assert traces.find_traces([named]) == [named]
 
 
-# -- the examples of the README and of the page on analysing ---------------------------------------------------------------------
+# -- the examples of the README and of the page on analysing ----------------------------------------
 
 
 @pytest.fixture

@@ -73,6 +73,17 @@ def test_a_slow_device_costs_what_its_kernels_take_longer() -> None:
 
 
 @pytest.mark.usefixtures("calm")
+def test_without_a_long_stage_all_hold_as_much_of_the_same_work() -> None:
+    optimizer, micro = 2000.0, 4
+    alone = step_us(spec(dp=1, tp=2), 2000.0, fault=False) - optimizer
+    asked = spec(dp=1, tp=2, pp=2, micro=micro, kind="stage", culprit=0, strength=1.0)
+    even = step_us(asked, 2000.0, fault=False) - optimizer
+    assert even == pytest.approx((micro + 1) * 1.5 * alone, rel=0.06)
+    # two layers and one, against one and a half each
+    assert even < step_us(asked, 2000.0, fault=True) - optimizer < 1.2 * even
+
+
+@pytest.mark.usefixtures("calm")
 def test_stages_of_a_pipeline_wait_for_each_other_as_in_1f1b() -> None:
     optimizer = 2000.0
     alone = step_us(spec(dp=1, tp=2), 2000.0, fault=False) - optimizer

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 from diagnose.ranks.jobs import all_reduce, job, records
 
-from torchtriage.core.finding import Cost, Finding, Fix, Place
+from torchtriage.core.finding import Cost, Finding, Fix, Place, RankSpread
 from torchtriage.diagnose.patterns import lookup
 from torchtriage.diagnose.ranks.job import judge
 from torchtriage.diagnose.ranks.job_detection import detect_jobs
 from torchtriage.diagnose.ranks.merge import merge_findings, merge_notes
 from torchtriage.diagnose.ranks.rank_record import RankRecord
 from torchtriage.diagnose.ranks.result import JobResult
+from torchtriage.diagnose.ranks.straggler_finding import told_once
 from torchtriage.diagnose.verdict.result import Result
 from torchtriage.report import words
 
@@ -231,6 +232,12 @@ def test_transfer_and_waiting_are_split_by_collective() -> None:
     assert (one.late_rank, one.late_share) == (2, 1.0)
 
 
+def test_microseconds_make_nobody_last() -> None:
+    (one,) = of(records(job(late={2: 40}))).collectives
+    assert one.wait_ns == 40_000  # of a step of 7 ms
+    assert (one.late_rank, one.late_share) == (None, 0.0)
+
+
 def test_bandwidth_is_of_the_transfer_not_of_the_waiting() -> None:
     (one,) = of(records(job(late={2: 4000}))).collectives
     size = 4096 * 4
@@ -370,3 +377,24 @@ def test_notes_say_on_which_ranks() -> None:
     assert second.level == "warn"  # one rank that cannot be judged does not stop the other
     (both,) = merge_notes([results[0]] * 2, (0, 5))
     assert both.message == f"on each of 2 ranks: {note.message}"  # what it counts is one rank's
+    (twice,) = merge_notes([replace(base, notes=(note,) * 3), replace(base, notes=())], (0, 5))
+    assert twice.message == f"on rank 0: {note.message}"
+
+
+# -- a late rank and its cause -------------------------------------------------------------------
+
+
+def test_the_cause_on_the_late_rank_is_told_with_it() -> None:
+    late = straggler(of(records(job(late={2: 4000}, how="loader"))))
+    assert "DAT019" in late.also_explains  # from the recording itself
+    one = RankSpread(1, 4, 5, 5, (2,))
+    loader = a_finding(4, 6, code="DAT018", family="data", ranks=one, fix=Fix("Give it workers."))
+    elsewhere = a_finding(4, 6, code="DAT018", family="data", ranks=replace(one, ranks=(1,)))
+    sync = a_finding(4, 6, ranks=one)
+    told, *rest = told_once([late, loader, elsewhere, sync])
+    assert rest == [elsewhere, sync]
+    assert told.message == f"{late.message}; on it alone: 2 reads (DAT018)"
+    assert told.fix == late.fix
+    assert told.also_explains == (*late.also_explains, "DAT018")
+    assert told.cost == late.cost
+    assert told_once([loader, sync]) == [loader, sync]

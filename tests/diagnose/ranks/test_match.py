@@ -70,6 +70,32 @@ def test_different_numbers_in_a_step_are_said_with_the_rank() -> None:
     assert one.n_unmatched == 5
 
 
+def test_of_two_ranks_the_one_that_was_cut_is_named() -> None:
+    for places in ({3, 4, 5}, set(range(6))):
+        builders = job(2)
+        for event in [event for event in builders[0].events if event["name"].startswith("ncclDevKernel")]:
+            for builder in builders:
+                all_reduce(builder, event["ts"] + event["dur"] + 20, event["ts"] + event["dur"] + 40, 2)
+        drop(builders[1], places)
+        _, matches = of(builders)
+        (one,) = matches.groups
+        assert one.unmatched[0].endswith("steps (rank 1)")
+
+
+def test_without_a_rank_that_was_cut_in_every_step_the_others_are_matched() -> None:
+    builders = job(4)
+    for event in [event for event in builders[0].events if event["name"].startswith("ncclDevKernel")]:
+        for rank, builder in enumerate(builders):
+            if rank != 3:
+                all_reduce(builder, event["ts"] + event["dur"] + 20, event["ts"] + event["dur"] + 40, 4)
+    _, matches = of(builders)
+    (one,) = matches.groups
+    assert one.members.tolist() == [0, 1, 2]
+    assert len(one) == 12
+    assert one.unmatched == ("different numbers of collectives in 6 of 6 steps (rank 3)",)
+    assert one.n_unmatched == 6
+
+
 def test_sequence_numbers_match_where_order_cannot() -> None:
     builders = job()
     for builder in builders:

@@ -70,6 +70,21 @@ def test_the_schedule_is_named_and_the_bubble_is_what_books_give(
     assert pipe.n_unmatched == 0
 
 
+def test_clocks_of_stages_on_other_hosts_are_aligned_by_what_they_send() -> None:
+    # no collective holds two stages
+    builders = pipeline(4, 8, device=True, longer=[1, 1, 1.5, 1])
+    for rank, builder in enumerate(builders):
+        builder.meta["host_name"] = f"host{rank}"
+        shifted(builder, 4000 * (rank % 3))
+    result = judged(builders)
+    (pipe,) = result.pipelines
+    assert pipe.schedule == "1F1B"
+    assert [rank.clock_offset_ns for rank in result.ranks] == pytest.approx([0, -4e6, -8e6, 0], abs=20_000)
+    assert codes(result)["COM063"].evidence["slow_stage_rank"] == 2
+    # what one rank guesses of another is known of all stages
+    assert "COM036" not in codes(result)
+
+
 @pytest.mark.parametrize("device", [False, True])
 @pytest.mark.parametrize("p", [2, 4])
 def test_two_stages_on_each_rank_are_told_by_order_alone(p: int, device: bool) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 from builder import TraceBuilder
-from diagnose.ranks.jobs import job, records
+from diagnose.ranks.jobs import all_reduce, job, records
 
 from torchtriage.diagnose.ranks.host_activity import PHASES, find_pieces
 from torchtriage.diagnose.ranks.match import match
@@ -115,6 +115,27 @@ def test_blame_is_the_mean_over_who_waits() -> None:
     blame = waits.blame_ns[:, waits.steady]
     assert np.flatnonzero(blame.sum(axis=1)).tolist() == [2]
     assert blame[2].tolist() == pytest.approx([10.5 / 3 * MS] * 5, abs=1)
+
+
+def test_nobody_waits_longer_in_the_mean_than_a_rank_does() -> None:
+    # rank 0 is late to two groups, in each of which another rank waits for it
+    builders = job(4, late={0: 4000})
+    groups = {1: (0, 1), 2: (0, 2)}
+    for rank, builder in enumerate(builders):
+        for kernel in [event for event in builder.events if event["name"].startswith("ncclDevKernel")]:
+            end = kernel["ts"] + kernel["dur"] + 20
+            kernel["dur"] = 0.5
+            kernel["args"]["Process Group Ranks"] = str([rank])
+            for peer, ranks in groups.items():
+                if rank in ranks:
+                    at = end + 20 * peer if rank == 0 else end - 3000
+                    all_reduce(builder, at, end + 20 * peer + 10, 2, group=f"g{peer}", ranks=ranks)
+    waits, found = judged(records(builders))
+    assert found is not None
+    assert (found.position, found.n_peers, found.reaches_all) == (0, 2, False)
+    most = waits.wait_ns.max(axis=0)
+    assert (most > 2 * MS).all()
+    assert (waits.blame_ns.max(axis=0) <= most).all()
 
 
 def test_two_ranks() -> None:

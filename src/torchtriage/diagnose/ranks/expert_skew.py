@@ -59,6 +59,9 @@ def expert_skew(job: RanksTogether) -> Finding | None:
         np.add.at(saved, at, np.minimum(gain, more)[hit])
         # the others need not get what this one loses
         np.add.at(most, at, np.minimum(gain * n / (n - 1), more)[hit])
+        # an exchange lasts as long as the fullest rank's part of it
+        spare = group.transfer_ns[use] * (1 - nelems.mean(axis=1) / np.maximum(nelems.max(axis=1), 1))
+        np.add.at(most, np.searchsorted(steps, group.step[use[known]]), spare[known])
         np.add.at(counts, group.members[late[hit]], 1)
         ratios += (nelems.max(axis=1) / np.maximum(nelems.mean(axis=1), 1))[hit].tolist()
     if not total or blamed < MIN_BLAMED * total:
@@ -84,7 +87,7 @@ def expert_skew(job: RanksTogether) -> Finding | None:
         np.flatnonzero(counts).tolist() if share < 0.6 else [hot],
         ns=(low / 2, median_interval(most.astype(np.int64))[2]),
         method="from the mean to the last start of all-to-alls to which the fullest rank comes last, median over steps;"
-        " low end: half of it; high end: as from the mean of the others",
+        " low end: half of it; high end: as from the mean of the others, and exchanges as short as even ones",
         certainty="likely" if len(steps) > 2 else "hint",
     )
 

@@ -28,7 +28,7 @@ from torchtriage.diagnose.ranks.rank_record import RankRecord
 from torchtriage.diagnose.ranks.result import CollectiveSummary, JobResult, JobStep, RankSummary
 from torchtriage.diagnose.ranks.slow_link import SLOW_LINK, slow_links
 from torchtriage.diagnose.ranks.straggler import Waiting, find_straggler, waiting
-from torchtriage.diagnose.ranks.straggler_finding import straggler_finding
+from torchtriage.diagnose.ranks.straggler_finding import straggler_finding, told_once
 from torchtriage.diagnose.verdict.result import SCHEMA, Answer
 
 __all__ = ["OF_JOB", "checked_clause", "costliest_sentence", "judge"]
@@ -38,6 +38,8 @@ Ints = NDArray[np.int64]
 OF_JOB = (STRAGGLER, *PIPELINES, *FINDERS, SLOW_LINK)
 """Codes of what is looked for in the ranks together."""
 MAX_COLLECTIVES = 200
+LATE_SHARE = 0.01
+"""Of a step, that the others wait in equal collectives if each is like this one: below, nobody is last."""
 FIRST_WAIT_NS = 1_000_000
 """More waiting than this in the first collective is worth a note."""
 
@@ -86,7 +88,7 @@ def judge(
     )
     if straggler is not None:
         straggler = with_joint_gain(straggler, joint)
-    findings = merge_findings(results, numbers, wait_ms, step_ms, judged=measured, joint=joint)
+    findings = merge_findings(results, numbers, wait_ms, step_ms, judged=measured or bool(pipes.bubbles), joint=joint)
     findings = pipes.without_waiting(findings, waits.step, scale)
     findings += [one for one in pipes.findings(numbers, waits.step_ns, scale) if one.code in codes]
     notes = [
@@ -101,22 +103,22 @@ def judge(
             finding for finding in findings if finding.family == "comm" and finding.cost and finding.cost.high_ms == 0
         ]
         findings = [finding for finding in findings if finding not in gone]
-        found = straggler_finding(pipes.ranks, numbers, job, straggler, waits, findings)
-        found = scaled(found, scale)
-        also = (*found.also_explains, *(item.code for item in gone))
-        findings.append(replace(found, also_explains=tuple(dict.fromkeys(also))))
+        found = scaled(straggler_finding(pipes.ranks, numbers, job, straggler, waits), scale)
+        findings.append(replace(found, also_explains=tuple(dict.fromkeys(item.code for item in gone))))
     late = straggler.position if straggler is not None else None
-    asked = STRAGGLER in codes and not refused
-    through = late_among_groups(ranks, numbers, matches, waits, ms(waits.step_ns)) if asked else None
+    together = RanksTogether(ranks, numbers, matches, waits, late, scale)
+    through = late_among_groups(together) if STRAGGLER in codes and not refused else None
     if through is not None:
         through = scaled(through, scale)
         one_group = [finding for finding in findings if finding.code == STRAGGLER]
         findings = [finding for finding in findings if finding.code != STRAGGLER]
         findings.append(agreed(one_group, through))
         late = numbers.index(through.evidence["late_rank"])
+        together = replace(together, late=late)
+    findings = told_once(findings)
     if measured and not refused:
-        findings = across_ranks(RanksTogether(ranks, numbers, matches, waits, late, scale), codes, findings)
-        links = slow_links(ranks, numbers, matches, waits, ms(waits.step_ns)) if SLOW_LINK in codes else []
+        findings = across_ranks(together, codes, findings)
+        links = slow_links(together) if SLOW_LINK in codes else []
         findings += [scaled(link, scale) for link in links]
     # what is left out of a trace's own report never gets here, so a finding without time stays
     findings = [
@@ -125,8 +127,8 @@ def judge(
         if finding.cost is None or finding.cost.high_ms == 0 or finding.cost.share_high >= min_share
     ]
     findings.sort(key=rank_order)
-    together = {*((*FINDERS, SLOW_LINK) if measured else ()), *pipes.checked}.intersection(codes)
-    checked, not_checked, crashes = merge_checks(results, numbers, together)
+    answered = {*((*FINDERS, SLOW_LINK) if measured else ()), *pipes.checked}.intersection(codes)
+    checked, not_checked, crashes = merge_checks(results, numbers, answered)
     # what nobody's lateness costs is only replayed where the ranks wait in a way that the replay knows
     known = through is None and (straggler is None or straggler.off_ns is not None)
     result = JobResult(
@@ -239,19 +241,22 @@ def _collectives(
         for at in use.tolist():
             table.setdefault((group.name[at], int(group.nelems[at])), []).append(at)
         for (name, nelems), some in table.items():
-            count = np.bincount(late[some], minlength=len(group.members))
+            n_per_step = len(some) / len(steps)
+            # the last one never waits: the mean is over the others
+            mean_wait = wait[some].sum(axis=1) / (len(group.members) - 1)
+            matters = mean_wait * n_per_step >= LATE_SHARE * waits.step_ns
+            count = np.bincount(late[some][matters], minlength=len(group.members))
             out.append(
                 CollectiveSummary(
                     group=group.group.name,
                     name=name,
                     nelems=nelems if nelems >= 0 else None,
                     n_ranks=len(group.members),
-                    n_per_step=round(len(some) / len(steps), 3),
+                    n_per_step=round(n_per_step, 3),
                     transfer_ns=round(float(transfer[some].mean())),
-                    # the last one never waits: the mean is over the others
-                    wait_ns=round(float(wait[some].sum(axis=1).mean() / (len(group.members) - 1))),
+                    wait_ns=round(float(mean_wait.mean())),
                     max_wait_ns=int(wait[some].max()),
-                    late_rank=numbers[group.members[int(count.argmax())]],
+                    late_rank=numbers[group.members[int(count.argmax())]] if count.any() else None,
                     late_share=round(float(count.max() / len(some)), 6),
                     **_bandwidth(ranks, group, some),
                 )
@@ -294,7 +299,7 @@ def _own_notes(
                 "clock-offset",
                 "info",
                 f"the clocks of the ranks lie up to {format_ns(int(np.ptp(matches.offset_ns)))} apart: aligned on"
-                " the ends of matched collectives",
+                " the ends of what they exchange",
                 evidence={"offset_ns": {str(numbers[at]): int(matches.offset_ns[at]) for at in moved[:64].tolist()}},
             )
         )

@@ -60,10 +60,14 @@ def job_finding(
     positions: Sequence[int],
     *,
     ns: tuple[float, float] | None = None,
+    naive_ns: float | None = None,
     method: str = "",
     certainty: Certainty = "likely",
 ) -> Finding:
-    """Return a finding of the job on some of its ranks; ``ns`` : what it saves per step, from and to."""
+    """Return a finding of the job on some of its ranks; ``ns`` : what it saves per step, from and to.
+
+    ``naive_ns`` : what looks to be at stake, if it is not the high end.
+    """
     entry = lookup(code)
     step_ns = job.waits.step_ns
     cost = None
@@ -76,7 +80,7 @@ def job_finding(
             of_ms=ms(step_ns),
             share_low=round(low / step_ns, 6),
             share_high=round(high / step_ns, 6),
-            naive_ms=ms(high),
+            naive_ms=ms(high if naive_ns is None else naive_ns),
             basis="bounded" if certainty == "hint" else "measured",
             method=method,
             grade="C" if certainty == "hint" else "B",

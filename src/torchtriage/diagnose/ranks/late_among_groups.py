@@ -14,14 +14,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from torchtriage.core.finding import Certainty, Cost, Finding, Fix, Place, RankSpread
-from torchtriage.core.units import format_count, format_ns, format_share, ms
-from torchtriage.diagnose.patterns import lookup
+from torchtriage.core.finding import Finding, Fix
+from torchtriage.core.units import format_count, format_ns, format_share
 from torchtriage.diagnose.ranks.host_activity import CELLS
-from torchtriage.diagnose.ranks.match import Matches
-from torchtriage.diagnose.ranks.merge import STRAGGLER, severity_of
+from torchtriage.diagnose.ranks.job_patterns import RanksTogether, job_finding
+from torchtriage.diagnose.ranks.merge import STRAGGLER
 from torchtriage.diagnose.ranks.rank_record import RankRecord
-from torchtriage.diagnose.ranks.straggler import Waiting
 
 __all__ = ["agreed", "late_among_groups"]
 
@@ -66,19 +64,16 @@ class _Late:
     """[1 + peers, steps], the late rank first: time that is not communication alone."""
 
 
-def late_among_groups(
-    ranks: Sequence[RankRecord], numbers: Sequence[int], matches: Matches, waits: Waiting, step_ms: float
-) -> Finding | None:
+def late_among_groups(job: RanksTogether) -> Finding | None:
     """Return the finding, None where one group holds all, or no rank stands out."""
-    steps = waits.step[waits.steady]
-    members = {tuple(one.members.tolist()) for one in matches.groups if not one.fault and len(one)}
-    if not len(steps) or not step_ms or len(members) < 2:
+    members = {tuple(one.members.tolist()) for one in job.matches.groups if not one.fault and len(one)}
+    if not len(job.steady) or not job.waits.step_ns or len(members) < 2:
         return None
-    sends = all(rank.n_point_to_point for rank in ranks)
-    if not sends and not _connected(len(ranks), members):
+    sends = all(rank.n_point_to_point for rank in job.ranks)
+    if not sends and not _connected(len(job.ranks), members):
         return None  # ranks that exchange nothing wait for nobody
-    late = _find(ranks, steps, step_ms)
-    return None if late is None else _finding(ranks, numbers, late, steps, step_ms)
+    late = _find(job.ranks, job.steady, job.waits.step_ns)
+    return None if late is None else _finding(job, late)
 
 
 def _connected(n_ranks: int, members: set[tuple[int, ...]]) -> bool:
@@ -102,13 +97,13 @@ def agreed(one_group: Sequence[Finding], through: Finding) -> Finding:
     return through
 
 
-def _find(ranks: Sequence[RankRecord], steps: Ints, step_ms: float) -> _Late | None:
+def _find(ranks: Sequence[RankRecord], steps: Ints, step_ns: float) -> _Late | None:
     own = np.stack([_own(rank, steps) for rank in ranks])
     same: dict[Hashable, list[int]] = {}
     for position, rank in enumerate(ranks):
         same.setdefault(_program(rank, steps), []).append(position)
     best: _Late | None = None
-    most = MIN_SHARE * step_ms * 1e6
+    most = MIN_SHARE * step_ns
     for some in same.values():
         if len(some) < 2:
             continue
@@ -142,28 +137,16 @@ def _program(rank: RankRecord, steps: Ints) -> Hashable:
     return rank.n_point_to_point, frozenset(sent.items())
 
 
-def _finding(ranks: Sequence[RankRecord], numbers: Sequence[int], late: _Late, steps: Ints, step_ms: float) -> Finding:
-    entry = lookup(STRAGGLER)
+def _finding(job: RanksTogether, late: _Late) -> Finding:
+    ranks, steps = job.ranks, job.steady
     mine, others = late.own_ns[0], late.own_ns[1:]
     middle = np.median(others, axis=0)
-    high = min(ms(float(np.quantile(mine - middle, 0.9))) * (1 + DOUBT), step_ms)
+    more_ns = float((mine - middle).mean())
+    high = float(np.quantile(mine - middle, 0.9)) * (1 + DOUBT)
     least = ABSORBED if any(rank.n_point_to_point for rank in ranks) else 1 - DOUBT
-    low = max(min(ms(float(np.quantile(mine - others.max(axis=0), 0.1))) * least, high), 0.0)
-    cause, explained = _cause(ranks, late, steps, float((mine - middle).mean()))
-    certainty: Certainty = "likely" if cause and len(late.peers) >= SURE_PEERS else "hint"
-    cost = Cost(
-        low_ms=round(low, 6),
-        high_ms=round(high, 6),
-        per="step",
-        of_ms=round(step_ms, 6),
-        share_low=round(low / step_ms, 6),
-        share_high=round(high / step_ms, 6),
-        naive_ms=round(ms(float((mine - middle).mean())), 6),
-        basis="measured",
-        method="own time beyond that of the ranks with the same program: of all of them, and of their median",
-        grade="C",
-    )
-    number = numbers[late.position]
+    low = float(np.quantile(mine - others.max(axis=0), 0.1)) * least
+    cause, explained = _cause(ranks, late, steps, more_ns)
+    number = job.numbers[late.position]
     waited = ranks[late.position].steps.parts_ns[:, 1].mean() / np.mean(
         [max(ranks[at].steps.parts_ns[:, 1].mean(), 1.0) for at in late.peers]
     )
@@ -171,27 +154,26 @@ def _finding(ranks: Sequence[RankRecord], numbers: Sequence[int], late: _Late, s
     does = f"{_DOES.get(activity, activity)} {_WHERE.get(phase, '')}".strip()
     why = f"; {format_share(explained)} of it is {does}" if cause else ""
     text, code = _ADVICE[phase if phase == "loader" else activity if activity == "device" else "host"]
-    return Finding(
-        code=entry.pattern.code,
-        name=entry.pattern.name,
-        family=entry.pattern.family,
-        title=f"Rank {number} makes the others wait",
-        severity=severity_of(cost, certainty),
-        certainty=certainty,
-        message=f"rank {number} works {format_ns(float((mine - middle).mean()))} per step longer than the median of"
+    found = job_finding(
+        job,
+        STRAGGLER,
+        f"rank {number} works {format_ns(more_ns)} per step longer than the median of"
         f" {format_count(len(late.peers), 'rank')} with the same program, and communicates"
         f" {format_share(1 - min(float(waited), 1.0))} less: they wait for it, directly or through other groups{why}",
-        place=Place(steps=tuple(steps.tolist())),
-        cost=cost,
-        evidence={
+        {
             "late_rank": number,
             "cause": cause or "not recorded",
             "same_program": len(late.peers) + 1,
             "explained": round(explained, 3),
         },
-        fix=Fix(text, code),
-        ranks=RankSpread(1, len(numbers), round(low, 6), round(high, 6), (number,)),
+        [late.position],
+        ns=(min(low, high), high),
+        naive_ns=more_ns,
+        method="own time beyond that of the ranks with the same program: of all of them, and of their median",
+        certainty="likely" if cause and len(late.peers) >= SURE_PEERS else "hint",
     )
+    place = replace(found.place, steps=tuple(steps.tolist()))
+    return replace(found, title=f"Rank {number} makes the others wait", place=place, fix=Fix(text, code))
 
 
 def _cause(ranks: Sequence[RankRecord], late: _Late, steps: Ints, excess_ns: float) -> tuple[str, float]:

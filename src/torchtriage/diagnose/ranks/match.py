@@ -8,7 +8,7 @@ that fails, the match or a clock is wrong, and the group is left out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -19,7 +19,7 @@ from torchtriage.core.arrays import distinct
 from torchtriage.core.units import format_ns, format_share
 from torchtriage.diagnose.ranks.rank_record import ProcessGroup, RankRecord
 
-__all__ = ["END_SKEW_NS", "HOST_CLOCK_NS", "GroupMatch", "Matches", "align", "group_of", "match"]
+__all__ = ["END_SKEW_NS", "HOST_CLOCK_NS", "GroupMatch", "Matches", "group_of", "match"]
 
 Ints = NDArray[np.int64]
 
@@ -119,7 +119,7 @@ def match(ranks: Sequence[RankRecord], numbers: Sequence[int]) -> Matches:
             alone.append(group)
             continue
         raw.append(_match_group(ranks, numbers, group, members))
-    offset = _clocks(ranks, raw)
+    offset = _clocks(ranks, numbers, raw)
     groups = tuple(_judged(ranks, item, offset) for item in raw)
     rank, row, match_id, first = [], [], [], 0
     for one in groups:
@@ -182,12 +182,16 @@ def _match_group(
     pairs = [key[1] for key in keys]
     unmatched: list[str] = []
     if not by_seq:
-        pairs, places, unmatched = _same_counts(
-            pairs,
-            places,
-            [ranks[position].steps.number for position in members],
-            [numbers[position] for position in members],
-        )
+        recorded = [ranks[position].steps.number for position in members]
+        keep, unmatched, odd = _same_counts(pairs, recorded, [numbers[position] for position in members])
+        if not len(keep) and 0 < len(odd) < len(members) - 1:
+            # cut in every step: the others can still be matched
+            rest = [position for column, position in enumerate(members) if column not in odd]
+            one = _match_group(ranks, numbers, group, rest)
+            return replace(one, unmatched=(*unmatched, *one.unmatched), n_unmatched=n_here - one.index.size)
+        masks = [np.isin(pair[:, 0], keep) for pair in pairs]
+        pairs = [pair[mask] for pair, mask in zip(pairs, masks, strict=True)]
+        places = [at[mask] for at, mask in zip(places, masks, strict=True)]
     packed = [pair[:, 0] * (1 << 32) + pair[:, 1] for pair in pairs]
     common = packed[0]
     for other in packed[1:]:
@@ -245,10 +249,8 @@ def _keys(seq: Ints, step: Ints) -> tuple[bool, Ints]:
     return False, np.stack([step + 1, ordinal], axis=1)
 
 
-def _same_counts(
-    pairs: list[Ints], places: list[Ints], recorded: list[Ints], numbers: list[int]
-) -> tuple[list[Ints], list[Ints], list[str]]:
-    """Keep the steps in which every rank has the same number of collectives.
+def _same_counts(pairs: list[Ints], recorded: list[Ints], numbers: list[int]) -> tuple[Ints, list[str], list[int]]:
+    """Return the steps in which every rank has the same number of collectives, what is said of others, and of whom.
 
     Order alone cannot say which one is missing. Outside the steps nothing is matched, unless there
     are no steps at all.
@@ -264,66 +266,102 @@ def _same_counts(
     )
     everywhere = (counts == counts[0]).all(axis=0)
     inside = (steps > 0) | (steps == 0) & (len(steps) == 1)
-    unmatched = []
+    unmatched: list[str] = []
+    odd = np.empty(0, np.int64)
     known = np.stack([np.isin(steps - 1, some) for some in recorded])
     uneven = inside & ~everywhere & known.all(axis=0)
     if uneven.any():
+        # who has another number than most; where there is no most, than in its own other steps, or than the largest
         usual = np.median(counts[:, uneven], axis=0)
-        odd = np.flatnonzero((counts[:, uneven] != usual).any(axis=1))
-        if len(odd) * 2 >= len(numbers):
-            odd = np.arange(len(numbers))
+        other = counts[:, uneven] != usual
+        if other.any(axis=1).sum() * 2 >= len(numbers):
+            even = inside & everywhere & (counts[0] > 0)
+            whole = np.median(counts[:, even], axis=1)[:, None] if even.any() else counts[:, uneven].max(axis=0)
+            other = counts[:, uneven] != whole
+        odd = np.flatnonzero(other.any(axis=1))
         who = ", ".join(str(numbers[item]) for item in odd[:8].tolist())
         unmatched.append(
             f"different numbers of collectives in {int(uneven.sum())} of {int(inside.sum())} steps"
             f" (rank{'s' if len(odd) > 1 else ''} {who})"
         )
-    keep = steps[everywhere & inside]
-    masks = [np.isin(pair[:, 0], keep) for pair in pairs]
-    return (
-        [pair[mask] for pair, mask in zip(pairs, masks, strict=True)],
-        [at[mask] for at, mask in zip(places, masks, strict=True)],
-        unmatched,
-    )
+    return steps[everywhere & inside], unmatched, odd.tolist()
 
 
 # -- clocks ------------------------------------------------------------------------------------
 
 
-def _clocks(ranks: Sequence[RankRecord], groups: Sequence[GroupMatch]) -> Ints:
+def _clocks(ranks: Sequence[RankRecord], numbers: Sequence[int], groups: Sequence[GroupMatch]) -> Ints:
     """Return what to add to each clock: nothing on one host, or where clocks agree."""
-    offset = align(len(ranks), groups)
     hosts = {rank.host for rank in ranks}
     if len(hosts) == 1 and "" not in hosts and len({rank.has_base_time for rank in ranks}) == 1:
-        return np.zeros_like(offset)
-    limit = END_SKEW_NS if all(rank.device for rank in ranks if len(rank.collectives)) else HOST_CLOCK_NS
+        return np.zeros(len(ranks), np.int64)
+    ends = [(one.members, one.end_ns[together]) for one in groups if len(together := _together(one))]
+    device = all(rank.device for rank in ranks if len(rank.collectives))
+    offset = _align(len(ranks), [*ends, *(_messages(ranks, numbers, ends) if device else ())])
     # all or none: of many hosts some are off by a little less to either side, and together by more
-    return offset if np.ptp(offset) > limit else np.zeros_like(offset)
+    return offset if np.ptp(offset) > (END_SKEW_NS if device else HOST_CLOCK_NS) else np.zeros_like(offset)
 
 
-def align(n_ranks: int, groups: Sequence[GroupMatch]) -> Ints:
+def _align(n_ranks: int, ends: Sequence[tuple[Ints, Ints]]) -> Ints:
     """Return int64[ranks], ns to add to each rank's clock; 0 where clocks agree.
 
-    Base times bring clocks together; what is left shows in the ends of matched collectives, whose
-    median difference to the first rank is taken off. Ranks that share no group with a placed one
+    Base times bring clocks together; what is left shows in what ends on several ranks at once, whose
+    median difference to the first rank is taken off. Ranks that share nothing with a placed one
     keep their clock.
+
+    ``ends`` : positions of ranks, and int64[k, ranks], by their own clocks.
     """
     offset = np.zeros(n_ranks, np.int64)
     placed = np.zeros(n_ranks, bool)
-    waiting = [group for group in groups if len(_together(group))]
+    waiting = list(ends)
     while waiting:
-        near = [item for item in waiting if placed[item.members].any()] or waiting[:1]
-        one = max(near, key=lambda group: (len(group.members), len(group)))
-        waiting.remove(one)
-        if not placed[one.members].any():
-            placed[one.members[0]] = True
-        known = np.flatnonzero(placed[one.members])
-        end = one.end_ns[_together(one)] + offset[one.members]
+        near = [at for at, (members, _) in enumerate(waiting) if placed[members].any()] or [0]
+        members, end = waiting.pop(max(near, key=lambda at: waiting[at][1].shape[::-1]))
+        if not placed[members].any():
+            placed[members[0]] = True
+        known = np.flatnonzero(placed[members])
+        end = end + offset[members]
         middle = np.median(end[:, known], axis=1)
-        for column in np.flatnonzero(~placed[one.members]).tolist():
-            position = one.members[column]
-            offset[position] = -round(float(np.median(end[:, column] - middle)))
-            placed[position] = True
+        for column in np.flatnonzero(~placed[members]).tolist():
+            offset[members[column]] = -round(float(np.median(end[:, column] - middle)))
+            placed[members[column]] = True
     return offset
+
+
+def _messages(
+    ranks: Sequence[RankRecord], numbers: Sequence[int], ends: Sequence[tuple[Ints, Ints]]
+) -> Iterator[tuple[Ints, Ints]]:
+    """Yield pairs of ranks that send to each other and that no collectives join, and one moment on both clocks.
+
+    No message is received before it is sent: what one rank sends says how far the other's clock can be behind, what it
+    receives how far ahead, and in the middle it is.
+    """
+    place = {number: position for position, number in enumerate(numbers)}
+    joined = np.arange(len(ranks))
+    for members, _ in ends:
+        joined[np.isin(joined, joined[members])] = members[0]
+    for here, rank in enumerate(ranks):
+        for peer in distinct(rank.pipeline.messages.peer).tolist():
+            there = place.get(peer, -1)
+            if there <= here or joined[there] == joined[here]:
+                continue
+            ahead = _last(rank, peer, ranks[there], numbers[here])
+            back = _last(ranks[there], numbers[here], rank, peer)
+            if ahead is not None and back is not None:
+                yield np.array([here, there]), np.array([[0, (ahead - back) // 2]])
+                joined[joined == joined[there]] = joined[here]
+
+
+def _last(source: RankRecord, target_number: int, target: RankRecord, source_number: int) -> int | None:
+    """Return the least ns from when one rank has sent until another has received, over messages matched by order."""
+    sends, receives = source.pipeline.messages, target.pipeline.messages
+    out, into = sends.send & (sends.peer == target_number), ~receives.send & (receives.peer == source_number)
+    least = [
+        int((receives.end_ns[into & (receives.step == step)] - sends.end_ns[out & (sends.step == step)]).min())
+        for step in distinct(sends.step[out]).tolist()
+        if (out & (sends.step == step)).sum() == (into & (receives.step == step)).sum()
+    ]
+    return min(least, default=None)
 
 
 def _together(one: GroupMatch) -> Ints:

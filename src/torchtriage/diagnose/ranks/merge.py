@@ -199,7 +199,7 @@ def merge_notes(results: Sequence[Result], numbers: Sequence[int]) -> list[Note]
     out = []
     for notes in found.values():
         number, first = notes[0]
-        ranks = [item for item, _ in notes]
+        ranks = list(dict.fromkeys(item for item, _ in notes))
         where = _on(ranks, len(numbers))
         same = len({note.message for _, note in notes}) == 1
         if same and len(ranks) == len(numbers):

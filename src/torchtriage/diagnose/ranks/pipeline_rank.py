@@ -48,7 +48,7 @@ class RankMessages:
 
     ``send`` : whether it sends. ``peer`` : number of the other rank, -1 where it was not recorded. ``kind`` : F for an
     activation, B for a gradient, by the pass that it follows or feeds, -1 where none does. ``nelems`` and ``step``
-    as of collectives. Their times are in the passes around them.
+    as of collectives. ``end_ns`` : when each is done; when it is needed is in the passes around it.
     """
 
     send: Mask
@@ -57,6 +57,7 @@ class RankMessages:
     nelems: Ints
     step: Ints
     kind: Ints
+    end_ns: Ints
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,6 +174,7 @@ def rank_pipeline(trace: Trace, pieces: Pieces, rows: Ints, said: Ints, numbers:
             nelems=messages.nelems,
             step=np.append(numbers, -1)[step],
             kind=kind,
+            end_ns=trace.end_ns[rows] + base,
         ),
         _shifted(blocks, numbers, base),
         groups,
@@ -315,5 +317,5 @@ def _shifted(blocks: RankBlocks, numbers: Ints, base: int) -> RankBlocks:
 
 
 _NO: NDArray[np.int64] = np.empty(0, np.int64)
-NOTHING = RankPipeline(RankMessages(np.empty(0, bool), *[_NO] * 5), RankBlocks(*[_NO] * 7), (), (), intervals.EMPTY)
+NOTHING = RankPipeline(RankMessages(np.empty(0, bool), *[_NO] * 6), RankBlocks(*[_NO] * 7), (), (), intervals.EMPTY)
 """Of a rank that sends and receives nothing."""

@@ -78,9 +78,10 @@ class CollectiveSummary:
     transfer_ns: int
     wait_ns: int
     max_wait_ns: int
-    late_rank: int
-    """The rank that is last most often."""
+    late_rank: int | None
+    """The rank that makes the others wait most often; None where all such waiting is below 1 % of a step."""
     late_share: float
+    """Of these collectives, those in which it does."""
     size_bytes: int | None = None
     algorithm_gbps: float | None = None
     bus_gbps: float | None = None

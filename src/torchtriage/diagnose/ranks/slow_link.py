@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.core import intervals
-from torchtriage.core.finding import Certainty, Cost, Finding, Place, RankSpread
+from torchtriage.core.finding import Finding, Place
 from torchtriage.core.names import visible
-from torchtriage.core.units import format_count, format_ns, format_share, ms
-from torchtriage.diagnose.patterns import lookup
-from torchtriage.diagnose.ranks.match import GroupMatch, Matches
-from torchtriage.diagnose.ranks.merge import MAX_NAMED, severity_of
+from torchtriage.core.units import format_count, format_ns, format_share
+from torchtriage.diagnose.ranks.job_patterns import RanksTogether, job_finding
+from torchtriage.diagnose.ranks.match import GroupMatch
+from torchtriage.diagnose.ranks.merge import MAX_NAMED
 from torchtriage.diagnose.ranks.rank_record import RankRecord
-from torchtriage.diagnose.ranks.straggler import Waiting
 
 __all__ = ["SLOW_LINK", "slow_links"]
 
@@ -48,23 +47,19 @@ class _Slow:
     n_equal: int
 
 
-def slow_links(
-    ranks: Sequence[RankRecord], numbers: Sequence[int], matches: Matches, waits: Waiting, step_ms: float
-) -> list[Finding]:
+def slow_links(job: RanksTogether) -> list[Finding]:
     """Return a finding for each group that stands out, the costliest first."""
-    n_steps = int(waits.steady.sum())
-    if not n_steps or not step_ms:
+    n_steps = len(job.steady)
+    if not n_steps or not job.waits.step_ns:
         return []
     parts: dict[Part, list[tuple[GroupMatch, dict[Message, Ints]]]] = {}
-    for one in matches.groups:
-        part = _part(ranks, numbers, one)
-        if part is not None and (sent := _sent(one, waits.step[waits.steady])):
+    for one in job.matches.groups:
+        part = _part(job.ranks, job.numbers, one)
+        if part is not None and (sent := _sent(one, job.steady)):
             parts.setdefault(part, []).append((one, sent))
-    found = [slow for some in parts.values() for slow in _outliers(ranks, some, n_steps)]
+    found = [slow for some in parts.values() for slow in _outliers(job.ranks, some, n_steps)]
     found.sort(key=lambda slow: -slow.exposed_ns)
-    return [
-        _finding(ranks, numbers, slow, waits, step_ms) for slow in found if ms(slow.exposed_ns) >= MIN_SHARE * step_ms
-    ]
+    return [_finding(job, slow) for slow in found if slow.exposed_ns >= MIN_SHARE * job.waits.step_ns]
 
 
 def _part(ranks: Sequence[RankRecord], numbers: Sequence[int], one: GroupMatch) -> Part | None:
@@ -123,59 +118,38 @@ def _exposed(ranks: Sequence[RankRecord], one: GroupMatch, places: Ints) -> Ints
     return least
 
 
-def _finding(
-    ranks: Sequence[RankRecord], numbers: Sequence[int], slow: _Slow, waits: Waiting, step_ms: float
-) -> Finding:
-    entry = lookup(SLOW_LINK)
+def _finding(job: RanksTogether, slow: _Slow) -> Finding:
     one = slow.one
     members = one.members.tolist()
-    here = [numbers[at] for at in members]
+    here = [job.numbers[at] for at in members]
     # what all of them wait for others would not be saved
-    slack = float(waits.wait_ns[one.members][:, waits.steady].mean(axis=1).min())
-    high = min(ms(slow.exposed_ns) * (1 + DOUBT), step_ms)
-    low = max(ms(slow.exposed_ns) * (1 - DOUBT) - ms(slack), 0.0)
-    # of two one may be slow, or the other fast; without hosts the way is known by the ranks' numbers alone
-    certainty: Certainty = "likely" if slow.n_equal > 1 else "hint"
-    cost = Cost(
-        low_ms=round(low, 6),
-        high_ms=round(high, 6),
-        per="step",
-        of_ms=round(step_ms, 6),
-        share_low=round(low / step_ms, 6),
-        share_high=round(high / step_ms, 6),
-        naive_ms=round(ms(slow.excess_ns), 6),
-        basis="measured",
-        method="transfer beyond the median of equal groups, where nothing is beside it",
-        grade="B",
-    )
+    slack = float(job.waits.wait_ns[one.members][:, job.waits.steady].mean(axis=1).min())
     name, nelems = max(slow.messages, key=lambda message: message[1])
     label = visible(one.group.label) or "without a name"
     which = f"{label}, group {visible(one.group.name)}" if label != one.group.name else f"group {label}"
-    hosts = sorted({ranks[at].host for at in members} - {""})
-    return Finding(
-        code=entry.pattern.code,
-        name=entry.pattern.name,
-        family=entry.pattern.family,
-        title=entry.pattern.title,
-        severity=severity_of(cost, certainty),
-        certainty=certainty,
-        message=f"{which} of ranks {_shown(here)}: {name} of {format_count(nelems, 'element')} takes {slow.times:.1f}"
+    found = job_finding(
+        job,
+        SLOW_LINK,
+        f"{which} of ranks {_shown(here)}: {name} of {format_count(nelems, 'element')} takes {slow.times:.1f}"
         f" times as long as in {format_count(slow.n_equal, 'equal group')}, {format_ns(slow.excess_ns)} more per step,"
         f" {format_share(slow.exposed_ns / max(slow.excess_ns, 1.0))} of it with nothing computed beside it",
-        place=Place(ops=(name,), lane=f"process group {visible(one.group.name)}"),
-        cost=cost,
-        evidence={
+        {
             "group": one.group.name,
             "ranks": here[:MAX_NAMED],
-            "hosts": hosts[:MAX_NAMED],
+            "hosts": sorted({job.ranks[at].host for at in members} - {""})[:MAX_NAMED],
             "times_as_long": round(slow.times, 3),
             "equal_groups": slow.n_equal,
             "excess_ns": round(slow.excess_ns),
             "exposed_ns": round(slow.exposed_ns),
         },
-        fix=entry.fix,
-        ranks=RankSpread(len(here), len(numbers), round(low, 6), round(high, 6), tuple(here[:MAX_NAMED])),
+        members,
+        ns=(slow.exposed_ns * (1 - DOUBT) - slack, slow.exposed_ns * (1 + DOUBT)),
+        naive_ns=slow.excess_ns,
+        method="transfer beyond the median of equal groups, where nothing is beside it",
+        # of two one may be slow, or the other fast; without hosts the way is known by the ranks' numbers alone
+        certainty="likely" if slow.n_equal > 1 else "hint",
     )
+    return replace(found, place=Place(ops=(name,), lane=f"process group {visible(one.group.name)}"))
 
 
 def _shown(here: Sequence[int]) -> str:

@@ -47,8 +47,8 @@ class Waiting:
 
     ``step`` : numbers of the steps all ranks recorded. ``steady`` : bool[steps], steady on every
     rank. ``wall_ns`` : int64[ranks, steps]. ``wait_ns`` : int64[ranks, steps], with nothing beside
-    it. ``blame_ns`` : int64[ranks, steps], mean wait that each rank caused the members of its
-    groups.
+    it. ``blame_ns`` : int64[ranks, steps], mean wait that each rank caused the other members of all
+    its groups.
     """
 
     step: Ints
@@ -92,7 +92,7 @@ class Straggler:
 
     ``gain_ns`` : what every waiting rank would be spared at least. ``mean_wait_ns`` : what they
     wait for it in the mean. ``n_late`` : steps in which it causes most waiting. ``blame_share`` :
-    its share of all waiting. ``reaches_all`` : whether its groups hold every recorded rank.
+    its share of all waiting. ``n_peers`` : recorded ranks in its groups beside it; ``reaches_all`` : those are all.
     """
 
     position: int
@@ -100,6 +100,7 @@ class Straggler:
     mean_wait_ns: Ints
     n_late: int
     blame_share: float
+    n_peers: int
     reaches_all: bool
     group: GroupMatch
     cause: StragglerCause | None
@@ -123,10 +124,12 @@ def waiting(ranks: Sequence[RankRecord], matches: Matches) -> Waiting:
     wait = np.zeros((len(ranks), len(step)), np.int64)
     blame = np.zeros((len(ranks), len(step)))
     for position in range(len(ranks)):
-        pieces, step_at, late, weight = _held(matches, step, position)
+        pieces, step_at, late = _held(matches, step, position)
         own = intervals.covered(pieces, ranks[position].exposed + matches.offset_ns[position])
         np.add.at(wait[position], step_at, own)
-        np.add.at(blame, (late, step_at), own * weight)
+        np.add.at(blame, (late, step_at), own)
+    for position in range(len(ranks)):
+        blame[position] /= max(len(_peers(matches, position)), 1)
     judged = sum(int(_judged(group, step[steady]).sum()) for group in matches.groups if not group.fault)
     return Waiting(step, steady, wall, wait, blame.round().astype(np.int64), judged)
 
@@ -154,14 +157,15 @@ def find_straggler(ranks: Sequence[RankRecord], matches: Matches, waits: Waiting
     mine = [group for group in matches.groups if not group.fault and worst in group.members]
     late = [int((item.members[item.late] == worst).sum()) for item in mine]
     group = mine[int(np.argmax(late))]
-    reached = distinct(np.concatenate([item.members for item in mine]))
+    peers = _peers(matches, worst)
     return Straggler(
         position=worst,
         gain_ns=gain,
         mean_wait_ns=mean,
         n_late=n_late,
         blame_share=share,
-        reaches_all=len(reached) == len(ranks),
+        n_peers=len(peers),
+        reaches_all=len(peers) == len(ranks) - 1,
         group=group,
         cause=_cause(ranks, group, waits, worst, middle),
     )
@@ -184,13 +188,21 @@ def _judged(one: GroupMatch, steps: Ints) -> NDArray[np.bool_]:
     return np.isin(one.step, steps) & ~one.begins
 
 
-def _held(matches: Matches, step: Ints, position: int, *, late_only: int = -1) -> tuple[Spans, Ints, Ints, Floats]:
+def _peers(matches: Matches, position: int) -> Ints:
+    """Return the positions of the others in a rank's groups."""
+    members = [one.members for one in matches.groups if not one.fault and position in one.members]
+    others = distinct(np.concatenate([np.empty(0, np.int64), *members]))
+    out: Ints = others[others != position]
+    return out
+
+
+def _held(matches: Matches, step: Ints, position: int, *, late_only: int = -1) -> tuple[Spans, Ints, Ints]:
     """Return when a rank is held up in collectives, as disjoint spans in order of their start.
 
-    And for each its index into ``step`` (numbers, ascending), the position of the rank waited for, and one over the
-    number of ranks that wait with it. ``late_only`` : only what goes when this rank comes with the second to last.
+    And for each its index into ``step`` (numbers, ascending), and the position of the rank waited for. ``late_only`` :
+    only what goes when this rank comes with the second to last.
     """
-    spans, at, who, weight = [intervals.EMPTY], [], [], []
+    spans, at, who = [intervals.EMPTY], [], []
     for group in matches.groups:
         column = np.flatnonzero(group.members == position)
         if group.fault or not len(column):
@@ -206,7 +218,6 @@ def _held(matches: Matches, step: Ints, position: int, *, late_only: int = -1) -
         spans.append(np.stack([begin, last_ns], axis=1))
         at.append(np.searchsorted(step, group.step[use]))
         who.append(group.members[late[use]])
-        weight.append(np.full(int(use.sum()), 1 / max(len(group.members) - 1, 1)))
     none = [np.empty(0, np.int64)]
     held = np.concatenate(spans)
     order = np.argsort(held[:, 0], kind="stable")
@@ -218,18 +229,15 @@ def _held(matches: Matches, step: Ints, position: int, *, late_only: int = -1) -
         held,
         np.concatenate(at or none)[order].astype(np.int64),
         np.concatenate(who or none)[order].astype(np.int64),
-        np.concatenate(weight or [np.empty(0)])[order],
     )
 
 
 def _gains(ranks: Sequence[RankRecord], matches: Matches, waits: Waiting, late: int) -> tuple[Ints, Ints]:
     """Return int64[steps] twice: what every waiting rank is spared, and the mean wait for it."""
-    mine = [group for group in matches.groups if not group.fault and late in group.members]
-    others = distinct(np.concatenate([item.members for item in mine]))
-    others = others[others != late]
+    others = _peers(matches, late)
     gain = np.full((len(others), len(waits.step)), 0, np.int64)
     for place, position in enumerate(others.tolist()):
-        pieces, step_at, _, _ = _held(matches, waits.step, position, late_only=late)
+        pieces, step_at, _ = _held(matches, waits.step, position, late_only=late)
         own = intervals.covered(pieces, ranks[position].exposed + matches.offset_ns[position])
         np.add.at(gain[place], step_at, own)
     return gain.min(axis=0), waits.blame_ns[late]

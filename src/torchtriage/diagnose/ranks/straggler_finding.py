@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,28 +13,20 @@ from torchtriage.core.stats.median import median_interval
 from torchtriage.core.trace.frames import parse_frame
 from torchtriage.core.units import format_ns, ms
 from torchtriage.diagnose.ranks.job_detection import Job
-from torchtriage.diagnose.ranks.merge import severity_of
+from torchtriage.diagnose.ranks.merge import STRAGGLER, severity_of
 from torchtriage.diagnose.ranks.rank_record import RankRecord
 from torchtriage.diagnose.ranks.straggler import MOST, Straggler, StragglerCause, Waiting
 
-__all__ = ["straggler_finding"]
+__all__ = ["straggler_finding", "told_once"]
 
 HOST_ACTIVITIES = ("op", "python", "gc")
 _LINK = "https://docs.pytorch.org/docs/stable/notes/ddp.html"
 
 
 def straggler_finding(
-    ranks: Sequence[RankRecord],
-    numbers: Sequence[int],
-    job: Job,
-    late: Straggler,
-    waits: Waiting,
-    others: Sequence[Finding],
+    ranks: Sequence[RankRecord], numbers: Sequence[int], job: Job, late: Straggler, waits: Waiting
 ) -> Finding:
-    """Return what the late rank costs the job, why it is late, and what would help.
-
-    ``others`` : the job's other findings; those that may be the reason are named.
-    """
+    """Return what the late rank costs the job, why it is late, and what would help."""
     low_ns, middle_ns, high_ns = median_interval(late.gain_ns)
     n = len(late.gain_ns)
     rank = numbers[late.position]
@@ -85,21 +78,20 @@ def straggler_finding(
         method=method,
         grade="C" if hint else "A" if late.off_ns is None else "B",
     )
-    n_waiting = members - 1
-    whom = f"the other {n_waiting} ranks wait" if n_waiting > 1 else "the other rank waits"
-    of = f" in process group {visible(late.group.group.name)}" if not late.reaches_all else ""
+    group = f"process group {visible(late.group.group.name)}" if late.n_peers < members else "its process groups"
+    of = "" if late.reaches_all else f" of {group}"
+    whom = f"the other {late.n_peers} ranks{of} wait" if late.n_peers > 1 else f"the other rank{of} waits"
     message = (
         f"rank {rank} comes last to the collectives with the longest waits in {late.n_late} of {n} steady"
-        f" step{'s' * (n > 1)}, and {whom}{of}: {format_ns(float(np.mean(late.mean_wait_ns)))} of"
+        f" step{'s' * (n > 1)}, and {whom}: {format_ns(float(np.mean(late.mean_wait_ns)))} of"
         f" {format_ns(step_ns)} per step on average; {_why(cause, device=record.device)}"
     )
     if hint:
         message += f"; {hint}"
-    named = [other.code for other in others if _explains(other, rank, cause)]
     frame = parse_frame(moment.frame) if moment and moment.frame else None
     certainty: Certainty = "hint" if hint else "likely"
     return Finding(
-        code="COM036",
+        code=STRAGGLER,
         name="rank-straggler",
         family="comm",
         title=f"Rank {rank} makes the others wait",
@@ -137,7 +129,6 @@ def straggler_finding(
         },
         fix=_fix(cause, device=record.device),
         n_events=waits.n_judged,
-        also_explains=tuple(dict.fromkeys(named)),
         ranks=RankSpread(1, len(numbers), ms(middle_ns), ms(middle_ns), (rank,)),
     )
 
@@ -230,10 +221,28 @@ def _fix(cause: StragglerCause | None, *, device: bool) -> Fix:
     return Fix(f"{text}.", "batches = sorted(batches, key=n_tokens)\nmine = batches[rank::world_size]", _LINK)
 
 
-def _explains(one: Finding, rank: int, cause: StragglerCause | None) -> bool:
-    spread = one.ranks
-    if spread is None or spread.ranks != (rank,) or cause is None:
+def told_once(findings: Sequence[Finding]) -> list[Finding]:
+    """Return the findings with those that may be why a rank is late taken into its own: their time is its lateness."""
+    late = next((one for one in findings if one.code == STRAGGLER), None)
+    reasons = [one for one in findings if late is not None and _explains(one, late)]
+    if late is None or not reasons:
+        return list(findings)
+    first = max(reasons, key=lambda one: one.cost.high_ms if one.cost else 0.0)
+    told = replace(
+        late,
+        message=f"{late.message}; on it alone: {first.message} ({first.code})",
+        # what only one rank's host or loader does is no fault of the program, which theirs advise on
+        fix=late.fix if first.family in ("host", "data") else first.fix,
+        also_explains=tuple(dict.fromkeys((*late.also_explains, *(one.code for one in reasons)))),
+    )
+    return [told if one is late else one for one in findings if one not in reasons]
+
+
+def _explains(one: Finding, late: Finding) -> bool:
+    """Return whether a finding of the late rank alone is of the kind of its cause."""
+    if one.ranks is None or late.ranks is None or one.ranks.ranks != late.ranks.ranks:
         return False
+    phase, _, activity = str(late.evidence.get("cause", "")).rpartition(" ")
     families = {
         "loader": ("data",),
         "gc": ("host",),
@@ -242,4 +251,4 @@ def _explains(one: Finding, rank: int, cause: StragglerCause | None) -> bool:
         "device": ("kernel", "copy"),
         "op": ("launch", "kernel"),
     }
-    return one.family in families.get("loader" if cause.phase == "loader" else cause.activity, ())
+    return one.family in families.get("loader" if phase == "loader" else activity, ())

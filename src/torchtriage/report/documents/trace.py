@@ -289,8 +289,7 @@ def _collectives(job: JobResult) -> b.Rows:
             f"{collective.n_per_step:.3g} x {words.event_name(collective.name)}{f' of {size}' if size else ''}{group}"
         )
         kind = f"{kind}: {times}"
-        late = b.dim(f", rank {collective.late_rank} last in {format_share(collective.late_share)}")
-        texts.append((kind, late))
+        texts.append((kind, b.dim(f" for {who}" if (who := _late(collective)) else "")))
     rest = len(job.collectives) - len(texts)
     if texts:
         more = f"; {rest:,} more kinds not shown" if rest else ""
@@ -299,7 +298,7 @@ def _collectives(job: JobResult) -> b.Rows:
 
 
 def _collective_table(job: JobResult) -> b.Table:
-    columns = ("collective", "size", "ranks", "per step", "transfer", "algorithm", "bus", "wait", "last")
+    columns = ("collective", "size", "ranks", "per step", "transfer", "algorithm", "bus", "wait", "waits for")
     rows = [
         (
             f"{words.event_name(each.name)}{f' in group {each.group}' if each.group else ''}",
@@ -310,11 +309,15 @@ def _collective_table(job: JobResult) -> b.Table:
             bus_bandwidth.format_gbps(each.algorithm_gbps) if each.algorithm_gbps is not None else "",
             bus_bandwidth.reached(each),
             format_ns(each.wait_ns),
-            f"rank {each.late_rank} in {format_share(each.late_share)}",
+            _late(each),
         )
         for each in job.collectives
     ]
     return b.Table(columns, rows, align="lrrrrrrrl", limit=N_COLLECTIVES_IN_MARKDOWN, on=b.MARKDOWN)
+
+
+def _late(each: CollectiveSummary) -> str:
+    return f"rank {each.late_rank} in {format_share(each.late_share)}" if each.late_rank is not None else ""
 
 
 def _size(collective: CollectiveSummary) -> str:

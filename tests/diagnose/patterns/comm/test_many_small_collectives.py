@@ -62,6 +62,14 @@ def test_quiet_in_inference():
     assert not list(find(job(training=False).build()))
 
 
+def test_quiet_on_what_fsdp_gathers_for_each_unit():
+    builder = job()
+    for event in [event for event in builder.events if event["name"] == "c10d::allreduce_"]:
+        event["name"] = "c10d::_allgather_base_"
+        builder.annotation(f"FSDP::all_gather (layers.{event['ts'] % 2000:.0f})", event["ts"] - 1, 10)
+    assert not list(find(builder.build()))
+
+
 def test_quiet_at_world_size_1():
     assert not list(find(job(world=1).build()))
 

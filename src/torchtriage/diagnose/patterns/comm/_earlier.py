@@ -1,12 +1,13 @@
 """Collectives that could have begun earlier: what of them nothing hides, and the computation before them."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from torchtriage.core import intervals
 from torchtriage.core.trace.collective_time import Collectives
-from torchtriage.diagnose.patterns.base import Edit, Floats, Ints, Mask, Spans, Trace
+from torchtriage.core.units import ms
+from torchtriage.diagnose.patterns.base import Claim, Edit, Floats, Ints, Mask, Spans, Trace
 
 
 class Earlier(NamedTuple):
@@ -22,6 +23,29 @@ class Earlier(NamedTuple):
     edit: Edit
     exposed_ns: int
     hidden_ns: float
+
+    def claim(self, found: Collectives, rows: Ints, message: str, evidence: dict[str, Any], **more: Any) -> Claim:
+        """Return the claim of this gain, but for what ``more`` gives otherwise."""
+        n_steps = found.trace.steps.n_steady
+        own = {
+            "exposed_ms_per_step": ms(self.exposed_ns / n_steps),
+            "could_hide_ms_per_step": ms(self.hidden_ns / n_steps),
+        }
+        usual: dict[str, Any] = {
+            "certainty": "likely",
+            "gain_low": self.gain_low,
+            "anchor": found.trace.longest(rows),
+            "edits": (self.edit,),
+        }
+        return Claim(
+            message=message,
+            rows=rows,
+            spans=self.spans,
+            gain_high=self.gain_high,
+            time_class="host" if found.on_host else "comm",
+            evidence=own | evidence,
+            **(usual | more),
+        )
 
 
 def usual_ns(found: Collectives) -> Ints:

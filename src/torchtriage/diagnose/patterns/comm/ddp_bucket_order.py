@@ -17,8 +17,8 @@ import numpy as np
 
 from torchtriage.core.arrays import distinct
 from torchtriage.core.trace.collective_time import Collectives, find_collectives
-from torchtriage.core.units import format_count, format_ns, ms
-from torchtriage.diagnose.patterns.base import Claim, Claims, Fix, Ints, Kind, Mask, Pattern, Trace
+from torchtriage.core.units import format_count, format_ns
+from torchtriage.diagnose.patterns.base import Claims, Fix, Ints, Kind, Mask, Pattern, Trace
 from torchtriage.diagnose.patterns.comm._earlier import alone_ns, earlier, exposed_ns
 from torchtriage.diagnose.patterns.comm._gradient_reduces import Reduces, find_reduces
 
@@ -58,26 +58,16 @@ def find(trace: Trace) -> Claims:
         return
     rows = found.rows[pick]
     count = steps.median_count(reduces.step[waited])
-    yield Claim(
-        message=f"{format_count(count, 'bucket')} {steps.per} wait for one that is ready late:"
+    yield gain.claim(
+        found,
+        rows,
+        f"{format_count(count, 'bucket')} {steps.per} wait for one that is ready late:"
         f" {format_ns(gain.exposed_ns / steps.n_steady)} of them {steps.per} with no computation beside it, of which"
         f" the backward pass could hide {format_ns(gain.hidden_ns / steps.n_steady)}",
-        certainty="likely",
-        rows=rows,
-        spans=gain.spans,
-        gain_low=gain.gain_low,
-        gain_high=gain.gain_high,
+        {"waiting_buckets_per_step": count, "n_reduces_per_step": steps.median_count(reduces.step)},
         anchor=int(reduces.op[waited][0]),
-        time_class="host" if found.on_host else "comm",
         method="exposed time of buckets enqueued together with one that was late, as far as the backward pass before"
         " had no communication beside it",
-        evidence={
-            "waiting_buckets_per_step": count,
-            "n_reduces_per_step": steps.median_count(reduces.step),
-            "exposed_ms_per_step": ms(gain.exposed_ns / steps.n_steady),
-            "could_hide_ms_per_step": ms(gain.hidden_ns / steps.n_steady),
-        },
-        edits=(gain.edit,),
     )
 
 

@@ -18,8 +18,8 @@ import numpy as np
 
 from torchtriage.core.arrays import distinct
 from torchtriage.core.trace.collective_time import Collectives, find_collectives
-from torchtriage.core.units import format_count, format_ns, ms
-from torchtriage.diagnose.patterns.base import Claim, Claims, Fix, Ints, Mask, Pattern, Trace
+from torchtriage.core.units import format_count, format_ns
+from torchtriage.diagnose.patterns.base import Claims, Fix, Ints, Mask, Pattern, Trace
 from torchtriage.diagnose.patterns.comm._earlier import alone_ns, earlier, exposed_ns, usual_ns
 from torchtriage.diagnose.patterns.comm._sharding import Gathers, find_gathers
 
@@ -69,28 +69,21 @@ def find(trace: Trace) -> Claims:
         return
     rows = found.rows[late]
     of_all = f"{format_count(steps.median_count(gathers.step[late[gathers.at]]), 'all-gather')} {steps.per}"
-    yield Claim(
-        message=f"{of_all} begin only when their parameters are needed:"
+    yield gain.claim(
+        found,
+        rows,
+        f"{of_all} begin only when their parameters are needed:"
         f" {format_ns(gain.exposed_ns / steps.n_steady)} {steps.per} with no computation beside them, of which the"
         f" computation before could hide {format_ns(gain.hidden_ns / steps.n_steady)}",
-        certainty="hint" if found.on_host else "likely",
-        rows=rows,
-        spans=gain.spans,
-        gain_low=gain.gain_low,
-        gain_high=gain.gain_high,
-        anchor=trace.longest(rows),
-        time_class="host" if found.on_host else "comm",
-        method="exposed all-gathers without the wait for late ranks, as far as computation before them had no"
-        " communication beside it",
-        evidence={
+        {
             "late_gathers_per_step": steps.median_count(gathers.step[late[gathers.at]]),
             "gathers_per_step": steps.median_count(gathers.step),
             "n_units": len(distinct(gathers.unit)),
-            "exposed_ms_per_step": ms(gain.exposed_ns / steps.n_steady),
-            "could_hide_ms_per_step": ms(gain.hidden_ns / steps.n_steady),
         },
+        certainty="hint" if found.on_host else "likely",
+        method="exposed all-gathers without the wait for late ranks, as far as computation before them had no"
+        " communication beside it",
         fix=_FIX_HOST if found.on_host else FIX,
-        edits=(gain.edit,),
     )
 
 

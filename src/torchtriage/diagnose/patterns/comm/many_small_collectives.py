@@ -13,7 +13,7 @@ Cost: exposed time of the small collectives only. Low saves one minimum latency 
 Fix: send one flat buffer: larger buckets, coalescing; exchange metrics every N steps; drop barriers; broadcast once,
     before the loop.
 Leave it when: each collective needs what was computed since the last (SyncBatchNorm, tensor-parallel layers, MoE
-    routing), or what is broadcast is new, such as the batch.
+    routing), or what is broadcast is new, such as the batch. FSDP's all-gathers, one for each unit, are not counted.
 Source: PyTorch documentation, DistributedDataParallel, ``bucket_cap_mb``; measured: 404 all-reduces per step on V100,
     55 % of them below 20 µs.
 """
@@ -28,6 +28,7 @@ from torchtriage.core.units import format_count, format_ns, ms
 from torchtriage.diagnose.patterns._recurrence import call_sites
 from torchtriage.diagnose.patterns.base import Claim, Claims, Fix, Kind, Mask, Pattern, Trace, given
 from torchtriage.diagnose.patterns.comm._collectives import shorter, trains
+from torchtriage.diagnose.patterns.comm._sharding import find_gathers
 from torchtriage.diagnose.patterns.comm._step_collectives import (
     FIX_BARRIER,
     FIX_BROADCAST,
@@ -80,6 +81,10 @@ def _small(trace: Trace, found: Collectives) -> Claim | None:
     dur, size = trace.dur_ns[found.rows], found.size_bytes
     short = dur < (SHORT_HOST_NS if found.on_host else SHORT_NS)
     small = np.where(size >= 0, size < SMALL_BYTES, short)
+    gathers = find_gathers(trace, found)
+    if gathers is not None:
+        # FSDP gathers each unit's parameters when they are needed
+        small[gathers.at] = False
     steps = trace.steps
     n_small = steps.median_count(found.step[small])
     if n_small < MANY or not trains(trace):

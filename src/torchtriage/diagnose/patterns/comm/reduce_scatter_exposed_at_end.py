@@ -18,8 +18,8 @@ import numpy as np
 
 from torchtriage.core.arrays import distinct
 from torchtriage.core.trace.collective_time import Collectives, find_collectives
-from torchtriage.core.units import format_bytes, format_ns, format_share, ms
-from torchtriage.diagnose.patterns.base import Claim, Claims, Fix, Floats, Ints, Mask, Pattern, Trace, given
+from torchtriage.core.units import format_bytes, format_ns, format_share
+from torchtriage.diagnose.patterns.base import Claims, Fix, Floats, Ints, Mask, Pattern, Trace, given
 from torchtriage.diagnose.patterns.comm._earlier import alone_ns, earlier, exposed_ns
 from torchtriage.diagnose.patterns.comm._gradient_reduces import Reduces, earliest_end_ns, find_reduces
 
@@ -75,28 +75,20 @@ def find(trace: Trace) -> Claims:
     sharded = "scatter" in trace.name_of(int(reduces.op[large][0]))
     median = float(np.median(size[large]))
     much = f" ({format_bytes(median)})" if known else ""
-    yield Claim(
-        message=f"the last message of a backward pass carries {format_share(float(np.median(share[large])))} of the"
+    yield gain.claim(
+        found,
+        rows,
+        f"the last message of a backward pass carries {format_share(float(np.median(share[large])))} of the"
         f" gradients{much}: {format_ns(gain.exposed_ns / steps.n_steady)} {steps.per} with no computation beside it,"
         f" of which the backward pass could hide {format_ns(gain.hidden_ns / steps.n_steady)}",
-        certainty="likely",
-        rows=rows,
-        spans=gain.spans,
-        gain_low=gain.gain_low,
-        gain_high=gain.gain_high,
-        anchor=trace.longest(rows),
-        time_class="host" if found.on_host else "comm",
-        method="exposed time of the last message without the wait for late ranks and 4 MiB of it, as far as the"
-        " backward pass before it had no communication beside it",
-        evidence={
+        {
             "share_of_gradients": round(float(np.median(share[large])), 6),
             "n_reduces_per_step": steps.median_count(reduces.step),
-            "exposed_ms_per_step": ms(gain.exposed_ns / steps.n_steady),
-            "could_hide_ms_per_step": ms(gain.hidden_ns / steps.n_steady),
             **given(bytes_of_last=int(median) if known else 0),
         },
+        method="exposed time of the last message without the wait for late ranks and 4 MiB of it, as far as the"
+        " backward pass before it had no communication beside it",
         fix=_FIX_SHARDED if sharded else FIX,
-        edits=(gain.edit,),
     )
 
 

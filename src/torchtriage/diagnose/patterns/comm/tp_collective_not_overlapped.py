@@ -85,25 +85,21 @@ def find(trace: Trace) -> Claims:
         return
     rows = found.rows[pick]
     count = format_count(steps.median_count(steps.of_host(op[pick])), "tensor-parallel collective")
-    yield Claim(
-        message=f"{count} {steps.per}, each between two products:"
+    yield gain.claim(
+        found,
+        rows,
+        f"{count} {steps.per}, each between two products:"
         f" {format_ns(exposed_ns / steps.n_steady)} with no computation beside them"
         f" ({format_share(exposed_ns / wall_ns)} of the step), of which the products before could hide"
         f" {format_ns(gain.hidden_ns / steps.n_steady)}",
-        certainty="hint",
-        rows=rows,
-        spans=gain.spans,
-        gain_low=0.0,
-        gain_high=gain.gain_high,
-        anchor=trace.longest(rows),
-        time_class="host" if found.on_host else "comm",
-        method="exposed time of these collectives without the wait for late ranks, as far as the product before, in one"
-        " part per rank, lasts as long",
-        evidence={
+        {
             "n_collectives_per_step": steps.median_count(steps.of_host(op[pick])),
             "exposed_ms_per_step": ms(exposed_ns / steps.n_steady),
-            "could_hide_ms_per_step": ms(gain.hidden_ns / steps.n_steady),
         },
+        certainty="hint",
+        gain_low=0.0,
+        method="exposed time of these collectives without the wait for late ranks, as far as the product before, in one"
+        " part per rank, lasts as long",
         edits=(replace(gain.edit, factor=1.0),),
     )
 

@@ -41,7 +41,7 @@ def find_fetches(trace: Trace, loader: str) -> Fetches | None:
     if not len(rows):
         return None
     held = trace.time_of(rows)
-    at_stake = intervals.intersect(held, _idle(trace)) if trace.devices else held
+    at_stake = intervals.intersect(held, idle(trace)) if trace.devices else held
     n_steps = trace.steps.n_steady
     return Fetches(
         rows,
@@ -53,7 +53,7 @@ def find_fetches(trace: Trace, loader: str) -> Fetches | None:
     )
 
 
-def _idle(trace: Trace) -> Spans:
+def idle(trace: Trace) -> Spans:
     """Return when the device waits for the host, also after its last work: the last fetch has none behind it."""
     device = trace.devices[0]
     last = np.array([[trace.end_ns[device.rows].max(), np.iinfo(np.int64).max]])

@@ -42,8 +42,8 @@ HTA and TraceLens publish numbers, no causes. What they *say* is therefore taken
   HTA: idle time of the temporal breakdown, which is *host* where the idle-time breakdown's largest class is
   host wait, and the kernel breakdown's sums by type. TraceLens: idle, exposed communication, exposed copies and
   computation of the report's `gpu_timeline`. Ranks of a job are added up.
-- Where the largest part is kernels, it also says the name of the largest: HTA's longest kernel, TraceLens' largest
-  operator category and its largest operator (of a trace without operators, the longest kernel).
+- Where the largest part is kernels, it also says the name of the largest: HTA's longest kernel of computation,
+  TraceLens' largest operator category and its largest operator (of a trace without operators, the longest kernel).
 - It **names the cause** where its part is that of a cause which the expert accepts; of a cause in kernels, one of its
   names must fit as well (products or convolutions for single precision and odd sizes, attention or softmax or products
   for unfused attention, element-wise kernels for unfused chains, copies for casts, transposes for layout conversions,
@@ -90,7 +90,7 @@ tried("idle", lambda: analysis.get_idle_time_breakdown(ranks=list(files), visual
 def kernels():
     types, kernels = analysis.get_gpu_kernel_breakdown(visualize=False)
     out["types"] = types.to_dict("records")
-    kernels = kernels[kernels["name"] != "others"]
+    kernels = kernels[(kernels["name"] != "others") & (kernels["kernel_type"] == "COMPUTATION")]
     return kernels.groupby("name")["sum (us)"].sum().sort_values().tail(1).to_dict()
 tried("kernels", kernels)
 print("\\n" + json.dumps(out, default=float))

@@ -314,7 +314,7 @@ def _by_program(trace: Trace) -> Found | None:
     for line in (STEPS_LINE, PROGRAMS_LINE):
         lanes = [code for code, lane in enumerate(trace.lanes) if lane.kind == "stream" and lane.tid == line]
         lanes = [code for code in lanes if trace.lanes[code].device == trace.devices[0].index]
-        rows = one_lane(trace, notes[among(trace.lane[notes], np.array(lanes))])
+        rows = one_lane(trace, notes[among(trace.lane[notes].astype(np.int64), np.array(lanes))])
         name = "step"
         if line == PROGRAMS_LINE and len(rows):
             code = int(np.bincount(trace.name[rows], weights=trace.dur_ns[rows]).argmax())

@@ -314,7 +314,7 @@ def _joint(joint: Cost | None, findings: Sequence[Finding], loop: SampledLoop | 
         inside = loop is not None and spent_loading(finding, loop)
         highs["loading" if finding.code == LOADING else "inside" if inside else "beside"] += cost.high_ms
     high = min(of_ms, max(max(highs["loading"], highs["inside"]) + highs["beside"], low))
-    base = joint or replace(costs[0], together_ms=None)
+    base = joint or replace(costs[0][1], together_ms=None)
     return replace(
         base,
         low_ms=low,

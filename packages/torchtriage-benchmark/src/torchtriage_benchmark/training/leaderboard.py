@@ -104,8 +104,8 @@ def card(detector: Detector, found: Sequence[Example], size_bytes: int) -> str:
             "- **Tells** a type only where nine in ten windows as certain are of it: "
             + ", ".join(f"from {expert.certain:.2f} on for {domain}" for domain, expert in experts.items())
             + ".",
-            "- **Made by** `torchtriage benchmark learn train`, which gives these bytes again from the same recordings and"
-            " seed.",
+            "- **Made by** `torchtriage benchmark learn train`, which gives these bytes again from the same recordings"
+            " and seed.",
             "",
             "Of model families, repositories and devices that it was not trained on (95 % intervals over recordings):",
             "",

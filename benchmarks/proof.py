@@ -257,8 +257,7 @@ time and, in kernels, a fitting name.
   MTIA; HTA's breakdowns need kernels that name a stream, which three micro-benchmarks do not. That counts as nothing
   said.
 - Two things were changed after a first run, both in HTA's favour: with pandas 3, which pip takes today, it ended with
-  an error on five more of the first 60 files, so it runs with pandas 2; and its longest *kernel* of one file was
-  a copy.
+  an error on five more of the first 60 files, so it runs with pandas 2; and its longest *kernel* of one was a copy.
 - Files of Nsight Systems, rocpd and XPlane are labelled as well and left out: the two reports here read none of them.
 - Twins and successive commits of one program count one each: the intervals are too narrow by that.
 

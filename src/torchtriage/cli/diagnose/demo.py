@@ -38,7 +38,7 @@ def command(cpu: bool, html: str | None, no_open: bool, verbose: bool) -> None:
 
     path = traces.sample_path("cpu" if cpu else "gpu")
     check_outputs([html], [path])
-    origin = "recorded by record_sample.py beside it" if cpu else "steps of a recording of pytorch/kineto"
+    origin = "recorded by record_sample.py beside it" if cpu else "recorded by pytorch/kineto"
     click.echo(f"torchtriage analyze {path.name}   ({origin})\n")
     result = traces.analyze(path, sources=[path.parent])
     # where the package is installed is no news

@@ -12,26 +12,42 @@ import time
 import urllib.request
 from pathlib import Path
 
+import pytest
+
+import torchtriage as tt
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def demo() -> str:
-    environment = {**os.environ, "COLUMNS": "80", "PYTHONIOENCODING": "utf-8", "NO_COLOR": "1"}
-    run = subprocess.run(
-        [sys.executable, "-m", "torchtriage", "demo"],
-        check=True,
-        capture_output=True,
-        encoding="utf-8",
-        env=environment,
-    )
-    return run.stdout
+RECORDING = "cv/resnet50_v100_train_workers0.json.gz"
 
 
-def test_the_first_screen_is_the_output_of_the_demo() -> None:
-    block = re.search(r"<!-- demo.*?```text\n(.*?)```", README, re.DOTALL)
+def test_the_page_is_short_and_begins_with_the_two_commands() -> None:
+    assert README.count("\n") <= 150
+    assert re.findall(r"^\$ (make \w+)", README, re.MULTILINE)[:2] == ["make demo", "make test"]
+    assert "make demo" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+
+
+@pytest.mark.data
+def test_the_report_shown_is_a_real_one(recordings: Path) -> None:
+    """Lines may be left out between those shown, none is changed."""
+    block = re.search(r"<!-- report.*?```text\n(.*?)```", README, re.DOTALL)
     assert block is not None
-    assert block[1].rstrip() == demo().rstrip()
+    shown = [line for line in block[1].splitlines() if line]
+    assert len(shown) > 10
+    environment = {**os.environ, "COLUMNS": "80", "PYTHONIOENCODING": "utf-8", "NO_COLOR": "1"}
+    command = [sys.executable, "-m", "torchtriage", "analyze", str(recordings / RECORDING)]
+    run = subprocess.run(command, check=True, capture_output=True, encoding="utf-8", env=environment)
+    lines = iter(run.stdout.splitlines())
+    assert [line for line in shown if line not in lines] == []
+
+
+@pytest.mark.data
+def test_the_gain_shown_is_the_measured_one(recordings: Path) -> None:
+    after = recordings / RECORDING.replace("workers0", "workers4")
+    (saved,) = re.findall(r"Faster by (.*? ms) ", " ".join(tt.compare(recordings / RECORDING, after).verdict))
+    assert f"{saved} saved" in README
 
 
 def test_the_monitored_function_can_be_scraped() -> None:
@@ -67,14 +83,3 @@ def test_every_command_shown_exists() -> None:
     shown.discard("trace")
     assert shown
     assert shown <= set(COMMANDS)
-
-
-if __name__ == "__main__":
-    # python tests/test_readme.py writes the current output into the README
-    text = re.sub(
-        r"(<!-- demo.*?```text\n).*?(```)",
-        lambda match: f"{match[1]}{demo().rstrip()}\n{match[2]}",
-        README,
-        flags=re.DOTALL,
-    )
-    (ROOT / "README.md").write_text(text, encoding="utf-8")

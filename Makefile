@@ -30,7 +30,7 @@ TORCH_PYTEST_ARGS ?= -n 2
 CARGO  := $(shell PATH="$$PATH:$$HOME/.cargo/bin" command -v cargo)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo monitor-demo check test test-unit test-timing test-torch test-cluster test-xla torch-env cluster-env xla-env python native lint format docs new-pattern new-rule fuzz clean
+.PHONY: help demo monitor-demo check test test-unit test-timing test-torch test-cluster test-xla torch-env cluster-env xla-env python native lint format docs site new-pattern new-rule fuzz clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -105,6 +105,10 @@ site: $(VENV)/.dev ## The pages as a site, in build/site
 
 docs: $(VENV)/.core ## Write the generated pages again: command line, columns, patterns
 	@PYTHONPATH=. $(BIN)/python docs/build.py
+
+site: $(VENV)/.dev docs ## Build the documentation site into build/site
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "==> build/site/index.html"
 
 new-pattern: $(VENV)/.core ## Write module and test of a pattern: make new-pattern NAME=sync/some-name
 	@$(BIN)/python tools/scaffold.py pattern "$(NAME)"

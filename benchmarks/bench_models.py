@@ -2,7 +2,7 @@
 
     python benchmarks/bench_models.py order --reruns 20    # planted slowdowns, is the order true?
     python benchmarks/bench_models.py timer                # beside torch.utils.benchmark
-    python benchmarks/bench_models.py models               # the table of docs/bench.md
+    python benchmarks/bench_models.py models               # the table of docs/bench-measured.md
 
 Needs torch; ``models`` needs transformers and diffusers, whose models get random weights.
 """
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__)
-PAGE = HERE.parents[1] / "docs" / "bench.md"
+PAGE = HERE.parents[1] / "docs" / "bench-measured.md"
 
 # -- planted slowdowns: what a backend takes times a known factor ------------------------------
 
@@ -236,7 +236,7 @@ BEGIN, END = "<!-- table: benchmarks/bench_models.py models -->", "<!-- /table -
 
 
 def models(names: list[str], kept: Path, options: list[str]) -> int:
-    """Benchmark each model and write the table into docs/bench.md; goes on where it stopped."""
+    """Benchmark each model and write the table into docs/bench-measured.md; goes on where it stopped."""
     from torchtriage.report import formats
 
     kept.mkdir(parents=True, exist_ok=True)

@@ -27,7 +27,7 @@ import numpy as np
 from torchtriage.compile.bucketing import plan, powers_of_two
 
 HERE = Path(__file__)
-PAGE = HERE.parents[1] / "docs" / "bucketing.md"
+PAGE = HERE.parents[1] / "docs" / "bucketing-measured.md"
 N_CALLS = 1000
 STALL_S = 0.1
 LOW, HIGH = 100, 200

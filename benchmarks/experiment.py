@@ -1,4 +1,4 @@
-"""Error rates and speed of experiments on simulated requests: the tables of docs/experiment.md.
+"""Error rates and speed of experiments on simulated requests: the tables of docs/experiment-measured.md.
 
     python benchmarks/experiment.py            # a quarter of an hour on one core
     python benchmarks/experiment.py --runs 50  # a rough look, to the terminal only
@@ -27,7 +27,7 @@ from torchtriage.core.stats import sequential_ab
 from torchtriage.core.stats.sequential_ab import BLOCK, Difference, SplitCheck
 from torchtriage.operate.experiment import Experiment, Rate, Split, Tail, Typical
 
-PAGE = Path(__file__).parents[1] / "docs" / "experiment.md"
+PAGE = Path(__file__).parents[1] / "docs" / "experiment-measured.md"
 N = 10_000
 SIGMA = math.sqrt(math.log(1.09))
 Table = list[list[str]]

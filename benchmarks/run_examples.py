@@ -1,6 +1,6 @@
 """Every example, slow and fixed: what ``torchtriage run`` says, and what the fix really gives.
 
-    python benchmarks/run_examples.py                   # all, 3 rounds; docs/run.md
+    python benchmarks/run_examples.py                   # all, 3 rounds; docs/run-measured.md
     python benchmarks/run_examples.py gpt robot --rounds 1 --json /tmp/examples.json
 
 Needs torch, transformers and diffusers, and a machine that does nothing else. In each round every
@@ -32,7 +32,7 @@ else:
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
-PAGE = ROOT / "docs" / "run.md"
+PAGE = ROOT / "docs" / "run-measured.md"
 BEGIN, END = "<!-- examples: begin -->", "<!-- examples: end -->"
 STEP = re.compile(r"^mean step: ([0-9.]+) ms$", re.MULTILINE)
 QUIET = ("note", 0.01)
@@ -210,7 +210,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, help="OMP_NUM_THREADS of the programs")
     parser.add_argument("--json", type=Path, default=ROOT / "benchmarks" / "run_examples.json")
     parser.add_argument("--table", action="store_true", help="make the table of a kept JSON only")
-    parser.add_argument("--no-page", action="store_true", help="leave docs/run.md as it is")
+    parser.add_argument("--no-page", action="store_true", help="leave docs/run-measured.md as it is")
     options = parser.parse_args()
     names = options.names or list(known)
     if unknown := sorted(set(names) - set(known)):

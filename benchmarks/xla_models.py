@@ -1,4 +1,4 @@
-"""The models of the table in docs/xla.md: small ones of several families, each with its trouble.
+"""The models of the table in docs/xla-measured.md: small ones of several families, each with its trouble.
 
 Each function returns a model with random weights and its inputs, as a target of ``torchtriage xla``
 does. Those whose names begin with ``hf_`` are of the transformers library.

@@ -1,4 +1,4 @@
-"""Write the table of docs/xla.md again: how many graphs, why, and what it costs.
+"""Write the table of docs/xla-measured.md again: how many graphs, why, and what it costs.
 
     make xla-env
     python benchmarks/xla_table.py                # all models, then the page
@@ -25,7 +25,7 @@ from torchtriage.report.documents import xla as words
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 KEPT = HERE / "out" / "xla"
-PAGE = ROOT / "docs" / "xla.md"
+PAGE = ROOT / "docs" / "xla-measured.md"
 BEGIN, END = "<!-- table -->", "<!-- end of table -->"
 
 

@@ -7,6 +7,7 @@ these pages are that text in Markdown, and a test holds them current.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 import click
 from docs.cookbook import QUESTIONS
 
+import torchtriage
 from torchtriage.api.catalogue import NUMBERS, Page, count
 from torchtriage.api.catalogue import pages as known
 from torchtriage.api.tables import TABLES
@@ -28,7 +30,13 @@ NOTE = "<!-- written by docs/build.py: change the source, then run make docs -->
 def pages() -> dict[str, str]:
     """Return the text of every generated page by its path below ``docs``."""
     codes = {code: list(group) for code, group in groupby(known(), key=lambda page: page.code)}
-    found = {"cli.md": _cli(), "schema.md": _schema(), "tables.md": _tables(), "patterns/index.md": _index(codes)}
+    found = {
+        "api.md": _api(),
+        "cli.md": _cli(),
+        "schema.md": _schema(),
+        "tables.md": _tables(),
+        "patterns/index.md": _index(codes),
+    }
     for code, group in codes.items():
         found[f"patterns/{code}.md"] = _pattern(group)
     return {name: f"{NOTE}\n{text.strip()}\n" for name, text in found.items()}
@@ -53,6 +61,32 @@ def _code(text: str) -> str:
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     lines = [head, (":--",) * len(head), *rows]
     return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+
+
+# -- the Python names -------
+
+
+def _api() -> str:
+    rows = []
+    for name in (one for one in torchtriage.__all__ if one != "__version__"):
+        text = " ".join((inspect.getdoc(getattr(torchtriage, name)) or "").split("\n\n")[0].split())
+        rows.append((f"`{name}`", _code(re.sub(r":\w+:`~?([\w.]+)`", r"``\1``", text))))
+    return "\n\n".join((API_HEAD, _table(("name", "what it is"), rows)))
+
+
+API_HEAD = """# Python API
+
+```python
+import torchtriage as tt
+
+result = tt.analyze("trace.json.gz")
+for finding in result.findings:
+    print(finding.code, finding.message, finding.cost)
+```
+
+These names are stable. `help(tt.NAME)` prints arguments and results in full. Guides:
+[record from Python](recording.md), [tables of a trace](tables.md), [monitor a service](monitor.md),
+[watch for leaks](leaks.md), [bucketing](bucketing.md)."""
 
 
 # -- the command line --------------------------------------------------------------------------

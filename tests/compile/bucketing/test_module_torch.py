@@ -630,7 +630,7 @@ def test_what_is_there_is_set_aside_before_the_background_compiles() -> None:
 
 @torch.no_grad()
 def test_saved_and_loaded(tmp_path: Path) -> None:
-    # backend eager leaves no caches; docs/bucketing.md measures what they bring
+    # backend eager leaves no caches; docs/bucketing-measured.md measures what they bring
     model = encoder(max_buckets=2)
     model.precompile(SIZES, example=(tokens(6),))
     model.save(tmp_path / "buckets")

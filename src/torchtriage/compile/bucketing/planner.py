@@ -18,7 +18,7 @@ __all__ = ["HORIZON", "LEARN", "REVIEW", "WINDOW", "Planner", "given"]
 
 LEARN = 256
 """Requests after which ``"auto"`` plans: its padding is then some 3 to 9 % above the least for uniform sizes
-(measured, docs/bucketing.md)."""
+(measured, docs/bucketing-measured.md)."""
 REVIEW = 100
 """Requests between looks at the window."""
 WINDOW = 1000

@@ -156,7 +156,7 @@ class Difference:
     ``MEMORY`` standard errors of none); what is left of it widens the interval by ``(1 + r) / (1 - r)``. On these
     blocks runs the sequential t-test with a normal prior on the effect (Lai 1976; Wang and Ramdas 2023), exact for
     independent normal blocks of unknown variance from the first one on. That the length of the blocks is chosen from
-    the data, and how far they are from normal, is covered by simulation (``docs/experiment.md``).
+    the data, and how far they are from normal, is covered by simulation (``docs/experiment-measured.md``).
 
     With a covariate, a value known before the request such as its size, the part of the difference that it explains is
     taken off (CUPED: Deng et al. 2013), by a slope from earlier requests only, so nothing that is looked at can be

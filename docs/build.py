@@ -279,15 +279,15 @@ def _index(found: dict[str, list[Page]]) -> str:
     for family, groups in groupby(ordered, key=lambda group: group[0].family):
         rows = [
             (
-                f"[{group[0].code}]({group[0].code}.md)",
-                group[0].name,
+                f"[{group[0].name}]({group[0].code}.md)",
+                group[0].code,
                 group[0].title,
                 ", ".join(page.part for page in group),
                 group[0].needs,
             )
             for group in groups
         ]
-        head = ("code", "name", "what it finds", "seen in", "needs")
+        head = ("name", "code", "what it finds", "seen in", "needs")
         parts += [f"## {family}", _table(head, rows)]
     return "\n\n".join(parts)
 

@@ -36,7 +36,7 @@ def test_every_pattern_is_in_the_index_and_has_a_page() -> None:
     index = PAGES["patterns/index.md"]
     for entry in catalogue():
         code, name = entry.pattern.code, entry.pattern.name
-        assert f"[{code}]({code}.md) | {name} |" in index
+        assert f"[{name}]({code}.md) | {code} |" in index
         page = PAGES[f"patterns/{code}.md"]
         assert f"# {code} {name}" in page
         assert entry.fix.link in page
@@ -74,7 +74,7 @@ def test_every_page_has_its_sections_and_is_explained() -> None:
         text = " ".join(PAGES[f"patterns/{page.code}.md"].split())
         for title in page.titles:
             assert f"**{title}**: {page.section(title).replace('``', '`')}" in text, page.heading
-        assert f"[{page.code}]({page.code}.md) | {page.name} |" in PAGES["patterns/index.md"]
+        assert f"[{page.name}]({page.code}.md) | {page.code} |" in PAGES["patterns/index.md"]
 
 
 def test_one_code_is_one_thing_in_all_its_parts() -> None:

@@ -34,7 +34,7 @@ def distinct(values: NDArray[T]) -> NDArray[T]:
     return ordered[is_first]
 
 
-def among(values: Ints, chosen: Ints) -> Mask:
+def among(values: NDArray[np.integer], chosen: NDArray[np.integer]) -> Mask:
     """Return bool[k]: which of the values are among the chosen ones."""
     ordered = distinct(np.asarray(chosen, np.int64))
     if not len(ordered):

@@ -100,9 +100,6 @@ format: $(VENV)/.dev ## Rewrite the code as ruff wants it
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-site: $(VENV)/.dev ## The pages as a site, in build/site
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
-
 docs: $(VENV)/.core ## Write the generated pages again: command line, columns, patterns
 	@PYTHONPATH=. $(BIN)/python docs/build.py
 

@@ -27,7 +27,6 @@ LONG = {
     "ranks.md",
     "recording.md",
     "straggler-watch.md",
-    "fleet.md",
 }
 """How-tos that are still to be split; a page leaves this set once it is short enough."""
 TUTORIALS = sorted(DOCS.glob("tutorial-*.md"))

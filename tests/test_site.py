@@ -20,7 +20,6 @@ HOW_TOS = re.findall(r": ([\w/-]+\.md)$", NAV.partition("- How-tos:")[2].partiti
 WORDS = 1_000
 LONG = {
     "ci.md",
-    "detection.md",
     "job-findings.md",
     "monitor.md",
     "ranks.md",

@@ -21,7 +21,6 @@ WORDS = 1_000
 LONG = {
     "ci.md",
     "job-findings.md",
-    "monitor.md",
     "ranks.md",
     "recording.md",
     "straggler-watch.md",

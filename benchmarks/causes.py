@@ -1,4 +1,4 @@
-"""Inject faults into a running service and see which cause its alarms name (docs/detection.md).
+"""Inject faults into a running service and see which cause its alarms name (docs/detection-measured.md).
 
     python benchmarks/causes.py [--trials 5] [--only GC,recompile]
 

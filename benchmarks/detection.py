@@ -1,4 +1,4 @@
-"""Score the detectors, and well-known ones beside them, on labelled series (docs/detection.md).
+"""Score the detectors, and well-known ones beside them, on labelled series (docs/detection-measured.md).
 
     python benchmarks/detection.py ../shared/data/anomaly [--half held-out] [--river]
 

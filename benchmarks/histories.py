@@ -1,4 +1,4 @@
-"""Random histories of ladders and rollouts with two to eight workers: docs/degrade.md, docs/rollout.md.
+"""Random histories of ladders and rollouts, two to eight workers: docs/degrade-measured.md, docs/rollout-measured.md.
 
     python benchmarks/histories.py ladder [--n 10000] [--first SEED] [--plain]
     python benchmarks/histories.py rollout [--n 10000] [--first SEED]

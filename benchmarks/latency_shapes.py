@@ -1,4 +1,4 @@
-"""Count false alarms on 20 shapes of latency, and find a doubled one in each (docs/detection.md).
+"""Count false alarms on 20 shapes of latency, and find a doubled one in each (docs/detection-measured.md).
 
     python benchmarks/latency_shapes.py [--half chosen|held-out] [--further] [--seed 5000]
 

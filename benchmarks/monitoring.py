@@ -1,4 +1,4 @@
-"""Measure what monitoring costs a service and what its sinks' troubles do: docs/monitor.md.
+"""Measure what monitoring costs a service and what its sinks' troubles do: docs/monitor-measured.md.
 
     python benchmarks/monitoring.py cost         # a request's added time, beside other ways
     python benchmarks/monitoring.py share        # of an inference of 1 ms, by A/B

@@ -414,7 +414,7 @@ def test_a_full_disk_costs_a_flush_and_no_request(tmp_path):
 def test_every_metric_is_documented():
     from pathlib import Path
 
-    page = (Path(__file__).parents[3] / "docs" / "monitor.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "monitor-reference.md").read_text()
     for metric in METRICS.values():
         assert metric.name in page
         assert metric.help in page

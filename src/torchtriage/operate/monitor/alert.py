@@ -39,8 +39,8 @@ Slow because: {self.slow}
 Cost: ``excess_s`` in the evidence, what the requests took beyond what was expected of them.
 Fix: {self.fix.text}
 Leave it when: {self.leave}
-Source: requests observed while the service runs; see ``docs/detection.md`` for how often the cause
-    is right.
+Source: requests observed while the service runs; see ``docs/detection-measured.md`` for how often
+    the cause is right.
 """
 
 

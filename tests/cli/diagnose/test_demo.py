@@ -42,7 +42,7 @@ def run(*words: str) -> Result:
 def test_the_demo_is_a_gpus_recording_whose_fix_was_measured() -> None:
     said = run().stdout
     assert "V100" in said
-    assert re.search(r"1\. HIGH.*DAT018", said)
+    assert re.search(r"1\. .*\(DAT018\)\n +HIGH", said)
     assert "num_workers=4" in said
     assert "pytorch/kineto" in said
     assert str(SAMPLE) not in said

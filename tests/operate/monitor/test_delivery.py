@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -140,6 +141,29 @@ def test_an_alert_that_ended_while_the_receiver_was_away_is_told_in_order():
         ("shift", False),
         ("shift", True),
     ]
+
+
+def test_a_try_that_closing_finds_under_way_is_not_the_last():
+    got, begun, fail = [], threading.Event(), threading.Event()
+
+    class Receiver(Webhook):
+        def __call__(self, alert):
+            if not begun.is_set():
+                begun.set()
+                fail.wait(10)
+                raise OSError
+            got.append(alert.kind)
+
+    one = Delivery(Receiver("http://127.0.0.1"))
+    one.put(raised())
+    one.start()
+    assert begun.wait(10)
+    closing = threading.Thread(target=one.close, args=(time.monotonic() + 5,))
+    closing.start()
+    wait_for(lambda: one._stop)
+    fail.set()
+    closing.join()
+    assert got == ["shift"]
 
 
 def test_what_is_refused_is_dropped_counted_and_logged(manager, deliver, caplog):

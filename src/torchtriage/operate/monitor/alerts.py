@@ -35,7 +35,7 @@ from torchtriage.operate.monitor.metrics import Value
 from torchtriage.operate.monitor.monitor import Monitor
 from torchtriage.operate.monitor.version_detector import KINDS, VersionDetector
 
-__all__ = ["Alertmanager", "Detection", "Silence", "Slack", "Webhook", "log"]
+__all__ = ["ABSOLUTE", "ActiveAlarm", "Alertmanager", "Detection", "Silence", "Slack", "Webhook", "log"]
 
 TIMEOUT_S = 5.0
 NAME = "TorchtriageAnomaly"  # of alerts in Alertmanager

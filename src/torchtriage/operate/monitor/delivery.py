@@ -177,7 +177,7 @@ class Delivery:
                         return
                     self._changed.wait(min(look_s - now_s, 3600.0))
                     continue
-                self._sending = alert
+                self._sending, last = alert, self._stop
             error = self._call(alert)
             with self._changed:
                 self._sending = None
@@ -187,7 +187,7 @@ class Delivery:
                     self.dropped += self._retried
                 else:
                     self._put_back(alert)
-                    if self._stop:
+                    if last:  # one that began before has its last try still to come
                         return
 
     def _call(self, alert: Alert) -> Exception | None:

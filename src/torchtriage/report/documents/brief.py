@@ -5,7 +5,6 @@ Each number stands here once; ``documents/trace.py`` has them all, with what the
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -29,7 +28,9 @@ N_SHORT = 3
 N_OPS, N_NAMES, N_DEVICES, N_RANKS, N_LINES, N_NEEDS = 3, 3, 3, 4, 3, 3
 ONE_LINE, TWO_LINES, CODE, PATH = 88, 170, 66, 50
 """Characters that one and two lines of 100 columns hold beside a label; of code, which is not wrapped, one of 80."""
-_DANGLING = re.compile(r"(?: (?:a|and|at|by|for|in|of|on|over|per|than|that|the|to|which|with))+$")
+_DANGLING = frozenset(
+    ["a", "and", "at", "by", "for", "in", "of", "on", "over", "per", "than", "that", "the", "to", "which", "with"]
+)
 
 
 def trace(result: Result, top: int | None, quote: Quote | None, several: bool) -> Iterator[b.Block]:
@@ -210,8 +211,14 @@ def _clause(text: str, room: int) -> str:
         while at > 0 and any(text.count(opens, 0, at) > text.count(shuts, 0, at) for opens, shuts in ("()", "[]")):
             at = text.rfind(mark, 0, at)
         if at > room // 2:
-            return f"{text[:at]}." if mark == ". " else f"{_DANGLING.sub('', text[:at])} …"
+            return f"{text[:at]}." if mark == ". " else f"{_without_dangling(text[:at])} …"
     return f"{text[: room - 1]}…"
+
+
+def _without_dangling(text: str) -> str:
+    while (cut := text.rpartition(" "))[2] in _DANGLING and cut[0]:
+        text = cut[0]
+    return text
 
 
 # -- how far to trust it ---------------------------------------------------------------------------

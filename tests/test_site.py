@@ -19,7 +19,6 @@ LISTED = re.findall(r"^ +- (?:[^#\n]*: )?([\w/-]+\.md)$", NAV, re.MULTILINE)
 HOW_TOS = re.findall(r": ([\w/-]+\.md)$", NAV.partition("- How-tos:")[2].partition("- Reference:")[0], re.MULTILINE)
 WORDS = 1_000
 LONG = {
-    "ci.md",
     "rollout.md",
     "detection.md",
     "job-findings.md",

@@ -24,7 +24,6 @@ LONG = {
     "job-findings.md",
     "monitor.md",
     "ranks.md",
-    "straggler-watch.md",
     "fleet.md",
     "degrade.md",
 }

@@ -21,9 +21,7 @@ WORDS = 1_000
 LONG = {
     "rollout.md",
     "detection.md",
-    "job-findings.md",
     "monitor.md",
-    "ranks.md",
     "fleet.md",
     "degrade.md",
 }

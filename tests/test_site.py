@@ -18,13 +18,7 @@ NAV = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
 LISTED = re.findall(r"^ +- (?:[^#\n]*: )?([\w/-]+\.md)$", NAV, re.MULTILINE)
 HOW_TOS = re.findall(r": ([\w/-]+\.md)$", NAV.partition("- How-tos:")[2].partition("- Reference:")[0], re.MULTILINE)
 WORDS = 1_000
-LONG = {
-    "rollout.md",
-    "detection.md",
-    "monitor.md",
-    "fleet.md",
-    "degrade.md",
-}
+LONG = {"rollout.md", "detection.md", "monitor.md", "fleet.md", "degrade.md"}
 """How-tos that are still to be split; a page leaves this set once it is short enough."""
 TUTORIALS = sorted(DOCS.glob("tutorial-*.md"))
 

@@ -116,6 +116,7 @@ def test_a_run_says_where_its_step_goes_how_long_it_takes_and_what_was_asked_for
     assert bar == f"  step      {'▓' * 35}{'█' * 5}  Python 88 %, operators 12 %"
     assert rows == [
         "  lines     train.py:36 71 %",
+        "  loop      one step of SGD, train.py:41 in main; 40 steps seen",
         "  time      15.9 ms without the profiler (mean of 39 steps)",
         "  memory    no leak in 300 steps; resident 0 B at first, 0 B at last, 0 B at most",
     ]

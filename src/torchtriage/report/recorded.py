@@ -17,13 +17,9 @@ APART = 0.2
 
 def run(recorded: RecordedRun) -> tuple[tuple[str, str], ...]:
     """Return how ``torchtriage run`` came to a result, as rows of label and text."""
-    ended = {None: "", 0: ""}.get(recorded.exit_code, f" (ended with {recorded.exit_code})")
-    rows = [("ran", f"{visible(recorded.command)}{ended}")] if recorded.command else []
+    rows = [("ran", _ran(recorded))] if recorded.command else []
     if recorded.loop:
-        where = f", {visible(file_name(recorded.file))}:{recorded.line}" if recorded.file else ""
-        function = f" in {visible(recorded.function)}" if recorded.function else ""
-        seen = format_count(recorded.n_steps, "step")
-        rows.append(("loop", f"{visible(recorded.loop)}{where}{function}; {seen} seen"))
+        rows.append(("loop", _loop(recorded)))
     if recorded.step_ms:
         text = _step(recorded)
         first, last = recorded.before_ms, recorded.after_ms
@@ -48,8 +44,21 @@ def brief(recorded: RecordedRun) -> tuple[tuple[str, str], ...]:
     time = _step(recorded) if recorded.step_ms else ""
     memory = _memory(recorded.memory)[0][1] if recorded.memory is not None else ""
     compiled = recorded.compiled.verdict[0] if recorded.compiled is not None and recorded.compiled.verdict else ""
-    rows = (("time", time), ("memory", memory), ("compile", visible(compiled)))
+    ran = _ran(recorded) if recorded.command and recorded.exit_code else ""
+    loop = _loop(recorded) if recorded.loop else ""
+    rows = (("ran", ran), ("loop", loop), ("time", time), ("memory", memory), ("compile", visible(compiled)))
     return tuple(row for row in rows if row[1])
+
+
+def _ran(recorded: RecordedRun) -> str:
+    ended = {None: "", 0: ""}.get(recorded.exit_code, f" (ended with {recorded.exit_code})")
+    return f"{visible(recorded.command)}{ended}"
+
+
+def _loop(recorded: RecordedRun) -> str:
+    where = f", {visible(file_name(recorded.file))}:{recorded.line}" if recorded.file else ""
+    function = f" in {visible(recorded.function)}" if recorded.function else ""
+    return f"{visible(recorded.loop)}{where}{function}; {format_count(recorded.n_steps, 'step')} seen"
 
 
 def _step(recorded: RecordedRun) -> str:

@@ -15,7 +15,7 @@ from torchtriage.diagnose.ranks.job_detection import detect_jobs
 from torchtriage.diagnose.ranks.merge import merge_findings, merge_notes
 from torchtriage.diagnose.ranks.rank_record import RankRecord
 from torchtriage.diagnose.ranks.result import JobResult
-from torchtriage.diagnose.ranks.straggler_finding import told_once
+from torchtriage.diagnose.ranks.straggler_finding import with_reasons
 from torchtriage.diagnose.verdict.result import Result
 from torchtriage.report import words
 
@@ -391,10 +391,10 @@ def test_the_cause_on_the_late_rank_is_told_with_it() -> None:
     loader = a_finding(4, 6, code="DAT018", family="data", ranks=one, fix=Fix("Give it workers."))
     elsewhere = a_finding(4, 6, code="DAT018", family="data", ranks=replace(one, ranks=(1,)))
     sync = a_finding(4, 6, ranks=one)
-    told, *rest = told_once([late, loader, elsewhere, sync])
+    told, *rest = with_reasons([late, loader, elsewhere, sync])
     assert rest == [elsewhere, sync]
     assert told.message == f"{late.message}; on it alone: 2 reads (DAT018)"
     assert told.fix == late.fix
     assert told.also_explains == (*late.also_explains, "DAT018")
     assert told.cost == late.cost
-    assert told_once([loader, sync]) == [loader, sync]
+    assert with_reasons([loader, sync]) == [loader, sync]

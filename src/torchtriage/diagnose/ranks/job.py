@@ -28,7 +28,7 @@ from torchtriage.diagnose.ranks.rank_record import RankRecord
 from torchtriage.diagnose.ranks.result import CollectiveSummary, JobResult, JobStep, RankSummary
 from torchtriage.diagnose.ranks.slow_link import SLOW_LINK, slow_links
 from torchtriage.diagnose.ranks.straggler import Waiting, find_straggler, waiting
-from torchtriage.diagnose.ranks.straggler_finding import straggler_finding, told_once
+from torchtriage.diagnose.ranks.straggler_finding import straggler_finding, with_reasons
 from torchtriage.diagnose.verdict.result import SCHEMA, Answer
 
 __all__ = ["OF_JOB", "checked_clause", "costliest_sentence", "judge"]
@@ -115,7 +115,7 @@ def judge(
         findings.append(agreed(one_group, through))
         late = numbers.index(through.evidence["late_rank"])
         together = replace(together, late=late)
-    findings = told_once(findings)
+    findings = with_reasons(findings)
     if measured and not refused:
         findings = across_ranks(together, codes, findings)
         links = slow_links(together) if SLOW_LINK in codes else []

@@ -17,7 +17,7 @@ from torchtriage.diagnose.ranks.merge import STRAGGLER, severity_of
 from torchtriage.diagnose.ranks.rank_record import RankRecord
 from torchtriage.diagnose.ranks.straggler import MOST, Straggler, StragglerCause, Waiting
 
-__all__ = ["straggler_finding", "told_once"]
+__all__ = ["straggler_finding", "with_reasons"]
 
 HOST_ACTIVITIES = ("op", "python", "gc")
 _LINK = "https://docs.pytorch.org/docs/stable/notes/ddp.html"
@@ -221,21 +221,21 @@ def _fix(cause: StragglerCause | None, *, device: bool) -> Fix:
     return Fix(f"{text}.", "batches = sorted(batches, key=n_tokens)\nmine = batches[rank::world_size]", _LINK)
 
 
-def told_once(findings: Sequence[Finding]) -> list[Finding]:
+def with_reasons(findings: Sequence[Finding]) -> list[Finding]:
     """Return the findings with those that may be why a rank is late taken into its own: their time is its lateness."""
-    late = next((one for one in findings if one.code == STRAGGLER), None)
-    reasons = [one for one in findings if late is not None and _explains(one, late)]
+    late = next((finding for finding in findings if finding.code == STRAGGLER), None)
+    reasons = [finding for finding in findings if late is not None and _explains(finding, late)]
     if late is None or not reasons:
         return list(findings)
-    first = max(reasons, key=lambda one: one.cost.high_ms if one.cost else 0.0)
-    told = replace(
+    first = max(reasons, key=lambda finding: finding.cost.high_ms if finding.cost else 0.0)
+    explained = replace(
         late,
         message=f"{late.message}; on it alone: {first.message} ({first.code})",
         # what only one rank's host or loader does is no fault of the program, which theirs advise on
         fix=late.fix if first.family in ("host", "data") else first.fix,
-        also_explains=tuple(dict.fromkeys((*late.also_explains, *(one.code for one in reasons)))),
+        also_explains=tuple(dict.fromkeys((*late.also_explains, *(finding.code for finding in reasons)))),
     )
-    return [told if one is late else one for one in findings if one not in reasons]
+    return [explained if finding is late else finding for finding in findings if finding not in reasons]
 
 
 def _explains(one: Finding, late: Finding) -> bool:

@@ -170,8 +170,9 @@ class Model:
             return
         _open.set(request.outer)
         # as Request.__exit__
-        note, told = None, request.nan is not None or request.queued_ns is not None or request.error or request.fields
-        if kind is not None or told:
+        note = None
+        noted = request.nan is not None or request.queued_ns is not None or request.error or request.fields
+        if kind is not None or noted:
             note = request._note(kind)
         ring = request._local.ring
         if len(ring.rows) < MAX_PENDING:

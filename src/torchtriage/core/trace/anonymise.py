@@ -121,7 +121,7 @@ _META = {
     *("record_shapes", "with_stack", "profile_memory", "with_flops", "with_modules"),
     *("deviceProperties", "distributedInfo", "host_name"),
 }
-_VERSIONS = re.compile(r"(?:hip|cuda|nccl)_\w*version")
+_VERSION_KEY = re.compile(r"(?:hip|cuda|nccl)_\w*version")
 _DEVICE = {"name"}
 """The one text of a device that is the maker's: a serial number is not."""
 
@@ -341,7 +341,7 @@ class Anonymiser:
             elif key == "distributedInfo" and isinstance(value, dict):
                 facts = {inner: self.value(item) for inner, item in value.items() if inner in _DISTRIBUTED}
                 out[key] = {**facts, **_groups(self, value)}
-            elif key in _META or _VERSIONS.fullmatch(key):
+            elif key in _META or _VERSION_KEY.fullmatch(key):
                 # an address is made of short numbers
                 out[key] = self._of(str(value)) if key == "host_name" else self.value(value)
         return out

@@ -277,4 +277,6 @@ def words() -> frozenset[str]:
     patterns += [pattern for _, pattern, _ in _OWNERS]
     texts = [pattern.pattern for pattern in patterns] + [pattern for _, pattern in (*_TEMPLATES, *_JOINED)]
     # what an escape or a class of characters holds is no word
-    return frozenset(word for text in texts for word in re.findall(r"\\.|\[[^\]]*\]|([a-z]{2,})", text.lower()) if word)
+    return frozenset(
+        word for text in texts for word in re.findall(r"\\.|\[[^\[\]]*\]|([a-z]{2,})", text.lower()) if word
+    )

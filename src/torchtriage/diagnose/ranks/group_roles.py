@@ -72,7 +72,7 @@ def role_by_name(name: str) -> str:
     reduces gradients as any other does.
     """
     words = _WORD.findall(_CAMEL.sub("_", name[:MAX_NAME]).lower())
-    words = [re.sub(r"(?<=.)(parallel|group)+$", "", word) for word in words]
+    words = [re.sub(r"(?<=.)(parallel|group){1,2}$", "", word) for word in words]
     said = [role for role in map(_ROLE_OF.get, words) if role]
     found = set(said)
     model = "model" in words or "mp" in words

@@ -159,13 +159,13 @@ def _seconds(pattern: re.Pattern[str], used: set[str], text: str) -> float:
 
 @cache
 def _worth_s() -> float:
-    """Return from when on a time says something: 1.6 ms, and more on a machine slower than those it was chosen on.
+    """Return from when on a time says something: 2.6 ms, and more on a machine slower than those it was chosen on.
 
     There ``a+b`` takes 2.2 ms for 2,000 characters, every one of which begins a search to the end. No expression of
-    the package takes between 0.7 and 1.4 times this, so that none is now on one side and now on the other.
+    the package takes between half of this and all of it, so that none is now on one side and now on the other.
     """
     quadratic, text = re.compile("a+b"), "a" * 2_000
-    return max(0.0016, 0.75 * min(_seconds(quadratic, {"search"}, text) for _ in range(9)))
+    return max(0.0026, 1.2 * min(_seconds(quadratic, {"search"}, text) for _ in range(9)))
 
 
 def _grows(pattern: re.Pattern[str], used: set[str], beginning: str, pump: str, end: str) -> bool:

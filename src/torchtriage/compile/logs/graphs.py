@@ -104,7 +104,7 @@ def inlined(text: str) -> set[tuple[str, str]]:
 
 
 _DEFINED = re.compile(r"^(?P<name>\w+) = async_compile\.(?P<kind>\w+)\(", re.MULTILINE)
-_ORIGINAL = re.compile(r"Original ATen: \[(?P<ops>[^\]\n]*)\]")
+_ORIGINAL = re.compile(r"Original ATen: \[(?P<ops>[^\[\]\n]*)\]")
 _EXTERN = re.compile(r"^ +(?:\w+ = )?extern_kernels\.(?P<name>\w+)\(", re.MULTILINE)
 _FALLBACK = re.compile(r"^ +(?:\w+ = )?torch\.ops\.(?P<name>[\w.]+)\(", re.MULTILINE)
 

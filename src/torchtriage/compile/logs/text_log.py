@@ -48,7 +48,7 @@ _EXPLAINED = re.compile(r"^ {2}Break Reason \d+:$")
 _ENDS_EXPLAINED = re.compile(r"^(?:Ops per Graph|Out Guards|Compile Times):|^[VDIWEC]\d{4} \d\d:")
 _REASON = re.compile(r"^ {4}Reason: (?P<reason>.*?)\n {4}User Stack:\n(?P<stack>.*)$", re.DOTALL)
 _SUMMARY = re.compile(r"^ {6}<FrameSummary file (?P<file>.+), line (?P<line>\d{1,9}) in (?P<name>.+)>$")
-_RECOMPILING = re.compile(r"^Recompiling function (?P<name>.+) in (?P<file>.+):(?P<line>\d+)")
+_RECOMPILING = re.compile(r"^Recompiling function (?P<name>\S+) in (?P<file>.+):(?P<line>\d+)")
 _LIMIT = re.compile(r"function: '(?P<name>[^']+)' \((?P<file>.+):(?P<line>\d+)\)")
 
 

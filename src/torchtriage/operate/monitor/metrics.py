@@ -33,65 +33,57 @@ class Metric:
 PREFIX = "torchtriage_"
 # name without prefix, kind and how to combine unless by adding, labels, help
 _TABLE = """\
-inference_duration_seconds | histogram | model version | Time of a request that succeeded, from its begin to its end.
-inference_queue_seconds | histogram | model version | Time a request waited before it began, where the caller told it.
-inference_errors_total | counter | model version error | Requests that failed, by the exception's name or the \
-caller's word.
-inference_nan_outputs_total | counter | model version | Requests whose output held NaN, where the caller tells \
-whether it does.
-inference_in_flight | gauge | model version | Requests that have begun and not ended.
-inference_input_sizes | gauge | model version | Distinct request sizes seen, up to 256, where the caller tells sizes.
-device_allocated_bytes | gauge | device | Memory of the device that tensors hold.
-device_reserved_bytes | gauge | device | Memory of the device that PyTorch's allocator holds.
-device_capacity_bytes | gauge max | device | Memory that the device has.
-device_utilization_ratio | gauge max | device | Share of the last sample period in which the GPU ran a kernel, as \
-NVML reports it.
-device_power_watts | gauge max | device | Power that the GPU draws, as NVML reports it.
-device_temperature_celsius | gauge max | device | Temperature of the GPU, as NVML reports it.
-device_ecc_errors_total | counter max | device | Errors of the GPU's memory that ECC could not correct, since \
-its driver was loaded, as NVML reports it.
-process_resident_bytes | gauge |  | Memory of the process that is resident; of several processes their sum.
-process_cpu_seconds_total | counter |  | Processor time that the process took.
-compile_recompiles_total | counter |  | Compilations by torch.compile of code that it had compiled before.
-compile_graph_breaks_total | counter |  | Graph breaks that torch.compile met.
-compile_cache_hits_total | counter | cache | Compiled code that torch.compile found in its caches: whole graphs \
-(autograd), and their forward and backward parts (inductor).
-compile_cache_misses_total | counter | cache | Compiled code that torch.compile looked for in its caches in vain.
-alarms_total | counter | model version kind | Alarms that the detectors raised, told or not, by kind.
-ladder_level | gauge max | ladder | Mode of the ladder that answers: 0 is the full one.
-ladder_calls_total | counter | ladder mode outcome | Calls that a mode of a ladder answered, answered late (these are \
-among the answered), or failed to answer; also in a dry run.
-ladder_fallbacks_total | counter | ladder | Calls that no mode of a ladder answered, so that its fallback did.
-rollout_candidate_ratio | gauge max | rollout | Share of requests that go to the rollout's candidate; 0 once it is \
-rolled back.
-fleet_requests_total | counter | device model version | Requests that ended on a device of the fleet.
-fleet_failed_total | counter | device model version | Requests of a device that failed or answered NaN.
-fleet_seconds_total | counter | device model version | Time that the requests of a device took which succeeded.
-fleet_slowness_ratio | gauge max | device model version | What a device's requests take, beside usual and its peers, \
-while it is slow.
-fleet_alarms_total | counter | kind | Alarms of devices against their peers, and of versions across devices, by kind.
-fleet_records_total | counter | outcome | Records of the fleet's stream: taken, again (came twice, counted once), \
-lost (dropped by their device, or trimmed before they were read), or unreadable.
-fleet_lag_entries | gauge |  | Entries of the fleet's stream that were not read yet, where Redis can tell.
-fleet_lag_seconds | gauge |  | Time between the newest entry of the fleet's stream and the last that was read; \
-while Redis is away, and the time since it was heard.
-fleet_pending_entries | gauge |  | Entries that were read, and whose effect is not stored yet.
-straggler_late_ratio | gauge max | rank phase | Share of a step by which a rank of the training works longer than \
-the others, while it is late.
-straggler_late_total | counter | rank phase | Times a rank of the training began to be late, by where its time goes.
-straggler_windows_total | counter |  | Windows of steps in which the ranks of the training were compared.
-monitor_requests_total | counter | outcome | Finished requests by what became of their record: sent on or dropped.
-monitor_pending | gauge |  | Finished requests whose record waits for the monitor's thread.
-monitor_outlet_records_total | counter | outlet outcome | Records of a log or stream by what became of them: sent or \
-dropped.
-monitor_outlet_pending | gauge | outlet | Records that wait for a log or stream.
-monitor_failures_total | counter |  | Errors inside sinks and channels, ports that were taken, and writes to the \
-workers' folder that failed.
-monitor_start_time_seconds | gauge max |  | When the monitor began to count, of several processes the last; Unix time.
-monitor_refused_connections_total | counter | listener reason | Connections to a listener or page that were turned \
-away, by reason: slow, long, full, host, token or guesses.
-monitor_refused_models_total | counter |  | Times a further model was counted as other, for want of room for more \
-names.
+inference_duration_seconds | histogram | model version | Duration of a successful request.
+inference_queue_seconds | histogram | model version | Time a request waited before it started, if the caller reports it.
+inference_errors_total | counter | model version error | Failed requests, by exception name or by the caller's label.
+inference_nan_outputs_total | counter | model version | Requests with NaN in their output, if the caller reports it.
+inference_in_flight | gauge | model version | Requests in progress.
+inference_input_sizes | gauge | model version | Distinct request sizes seen, up to 256, if the caller reports sizes.
+device_allocated_bytes | gauge | device | Device memory in use by tensors.
+device_reserved_bytes | gauge | device | Device memory reserved by PyTorch's allocator.
+device_capacity_bytes | gauge max | device | Total device memory.
+device_utilization_ratio | gauge max | device | Share of the last sampling period in which a kernel was running, from \
+NVML.
+device_power_watts | gauge max | device | Power draw of the GPU, from NVML.
+device_temperature_celsius | gauge max | device | Temperature of the GPU, from NVML.
+device_ecc_errors_total | counter max | device | Uncorrectable ECC memory errors since the driver was loaded, from NVML.
+process_resident_bytes | gauge |  | Resident memory of the process, or the sum over the processes.
+process_cpu_seconds_total | counter |  | CPU time used by the process.
+compile_recompiles_total | counter |  | Recompilations by torch.compile.
+compile_graph_breaks_total | counter |  | Graph breaks in torch.compile.
+compile_cache_hits_total | counter | cache | torch.compile cache hits: whole graphs (autograd), their forward and \
+backward parts (inductor).
+compile_cache_misses_total | counter | cache | torch.compile cache misses, by the same caches.
+alarms_total | counter | model version kind | Alarms raised by the detectors, delivered or not, by kind.
+ladder_level | gauge max | ladder | Mode in which the ladder is serving; 0 is the full mode.
+ladder_calls_total | counter | ladder mode outcome | Calls to a mode of a ladder: answered, late (also counted as \
+answered) or failed; dry runs included.
+ladder_fallbacks_total | counter | ladder | Calls that no mode of a ladder could answer and that went to its fallback.
+rollout_candidate_ratio | gauge max | rollout | Share of requests sent to the rollout's candidate; 0 after a rollback.
+fleet_requests_total | counter | device model version | Requests completed on a device of the fleet.
+fleet_failed_total | counter | device model version | Requests on a device that failed or returned NaN.
+fleet_seconds_total | counter | device model version | Total duration of a device's successful requests.
+fleet_slowness_ratio | gauge max | device model version | How many times as long as usual, and as on its peers, a slow \
+device's requests take.
+fleet_alarms_total | counter | kind | Alarms about devices slower than their peers and about versions, by kind.
+fleet_records_total | counter | outcome | Records of the fleet's stream: taken, again (duplicates, counted once), lost \
+(dropped by their device or trimmed before they were read) or unreadable.
+fleet_lag_entries | gauge |  | Entries of the fleet's stream not read yet, if Redis reports it.
+fleet_lag_seconds | gauge |  | Age of the last entry read, relative to the newest; grows while Redis is unreachable.
+fleet_pending_entries | gauge |  | Entries read whose effect is not stored yet.
+straggler_late_ratio | gauge max | rank phase | Extra time a late rank takes, as a share of a training step.
+straggler_late_total | counter | rank phase | Times a training rank became late, by the phase in which it loses time.
+straggler_windows_total | counter |  | Windows of steps in which training ranks were compared.
+monitor_requests_total | counter | outcome | Finished requests, by whether their record was sent on or dropped.
+monitor_pending | gauge |  | Finished requests whose record the monitor has not processed yet.
+monitor_outlet_records_total | counter | outlet outcome | Records written to a log or stream: sent or dropped.
+monitor_outlet_pending | gauge | outlet | Records waiting to be written to a log or stream.
+monitor_failures_total | counter |  | Errors in sinks and channels, ports already in use, and failed writes to the \
+workers' folder.
+monitor_start_time_seconds | gauge max |  | Unix time at which the monitor started, the latest if there are several.
+monitor_refused_connections_total | counter | listener reason | Connections refused by a listener or page, by reason: \
+slow, long, full, host, token or guesses.
+monitor_refused_models_total | counter |  | Times a model was counted as other because the table of names was full.
 """
 
 

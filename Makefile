@@ -17,6 +17,7 @@ PYTEST_ARGS ?= -n $(shell expr $$(nproc 2>/dev/null || echo 2) \* 2) --dist work
 # they share the cores: threads of their own would wait for each other, a hundred times as long
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 SLOWEST := --durations 60 --durations-min 0.5
+PROSE := README.md CONTRIBUTING.md ARCHITECTURE.md $(wildcard docs/*.md docs/tutorials/*.md)
 QUICK := not slow and not data and not process and not browser and not timing and not torch and not xla
 # the tests that run torch have an environment of their own: nothing else may come to need it
 TORCH ?= torch==2.13.0
@@ -95,6 +96,8 @@ lint: $(VENV)/.dev ## Style, types and the import contract
 	@$(BIN)/lint-imports >build/lint-imports.log || { cat build/lint-imports.log; exit 1; }
 	@echo "==> codespell"
 	@$(BIN)/codespell
+	@echo "==> proselint"
+	@$(BIN)/proselint --output-format compact check $(PROSE)
 
 format: $(VENV)/.dev ## Rewrite the code as ruff wants it
 	@$(BIN)/ruff check --fix .

@@ -24,6 +24,10 @@ def walk(graph):
     while graph:
         graph = graph.next
 
+def smooth(values):
+    for value in values:
+        last = last * value
+
 def save(step):
     torch.save(step, "last.pt")
 
@@ -44,6 +48,7 @@ def spin():
 for batch in loader:
     clean(batch)
     walk(batch)
+    smooth(batch)
     total = len(batch) // 3
     loss = model(batch)
     optimizer.step()
@@ -110,6 +115,21 @@ def test_half_a_step_at_a_line_is_a_finding_there(
     assert finding.cost.naive_ms == pytest.approx(5.0, abs=0.1)
     assert finding.cost.low_ms <= 5.0 * 1.1
     assert finding.cost.high_ms <= 5.5
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        (("clean(batch)", "total = value"), "one operation on the whole array"),
+        (("smooth(batch)", "last = last"), "Each turn needs the result of the one before"),
+        (("walk(batch)", "graph = graph.next"), "Look at what each turn of this loop does"),
+        (("total = len(batch)",), "Look at what this line does"),
+    ],
+)
+def test_the_advice_follows_what_the_line_does(tmp_path: Path, lines: tuple[str, ...], says: str) -> None:
+    (finding,) = found(hundred_steps(tmp_path, *lines))
+    assert says in finding.fix.text
+    assert "compute once" not in finding.fix.text
 
 
 def test_a_loop_that_keeps_a_rate_is_quiet(tmp_path: Path) -> None:

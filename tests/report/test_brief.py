@@ -122,6 +122,38 @@ def test_a_run_says_where_its_step_goes_how_long_it_takes_and_what_was_asked_for
     ]
 
 
+def recorded_by(command: str, exit_code: int = 0) -> RecordedRun:
+    return RecordedRun(*(command, exit_code, "one step of SGD", "train.py", 41, "main", 40, 15.9, 39, True, 16.0, 24.9))
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("train.py --lr 1", "Next: torchtriage fix train.py --lr 1, or torchtriage verify train.py train_changed.py"),
+        (
+            "'my train.py'",
+            "Next: torchtriage fix 'my train.py', or torchtriage verify 'my train.py' 'my train_changed.py'",
+        ),
+        ("-m package.train", "Next: torchtriage fix -m package.train"),
+        (f"train.py {'x' * 40}", f"Next: torchtriage fix train.py {'x' * 40}"),
+        (f"train.py {'x' * 90}", "Next: torchtriage fix train.py …, or torchtriage verify train.py train_changed.py"),
+    ],
+)
+def test_a_run_names_the_next_step_with_its_script(command: str, says: str) -> None:
+    text = brief(replace(problems(), recorded=recorded_by(command)))
+    assert says in text.splitlines()
+    assert len(text.splitlines()) <= LINES
+
+
+def test_there_is_no_next_step_without_a_saving_or_a_script() -> None:
+    for result, run in (
+        (healthy(), recorded_by("train.py")),
+        (problems(), recorded_by("")),
+        (problems(), recorded_by("train.py", 1)),
+    ):
+        assert "Next:" not in brief(replace(result, recorded=run))
+
+
 def test_without_steps_savings_are_of_the_window() -> None:
     assert "saves 90.0-120 ms in the window (19-25 %)" in brief(unmarked())
 

@@ -9,6 +9,8 @@ import pytest
 from tests.diagnose.runs.samples_builder import OTHER, SamplesBuilder
 
 from torchtriage.core.finding import Finding
+from torchtriage.core.units import format_ms
+from torchtriage.diagnose import calibration
 from torchtriage.diagnose.runs.hot_lines import growing_step, hot_lines
 from torchtriage.diagnose.runs.memory_growth import growing_memory, growth_per_step
 from torchtriage.diagnose.runs.source_view import elementwise, sequential
@@ -130,6 +132,17 @@ def test_the_advice_follows_what_the_line_does(tmp_path: Path, lines: tuple[str,
     (finding,) = found(hundred_steps(tmp_path, *lines))
     assert says in finding.fix.text
     assert "compute once" not in finding.fix.text
+
+
+@pytest.mark.parametrize(("more", "told"), [(1.66, True), (1.0, False)])
+def test_a_high_end_above_what_the_line_takes_says_what_it_includes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: float, told: bool
+) -> None:
+    monkeypatch.setattr(calibration, "margins", lambda family: calibration.Margins(1.0, more, 0.0, 0.8))
+    (finding,) = found(hundred_steps(tmp_path, "total = len(batch)"))
+    assert finding.cost is not None
+    says = f"; up to {format_ms(finding.cost.high_ms)} with the error of counting"
+    assert finding.message.endswith(says) == told
 
 
 def test_a_loop_that_keeps_a_rate_is_quiet(tmp_path: Path) -> None:

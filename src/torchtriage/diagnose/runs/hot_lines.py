@@ -103,6 +103,8 @@ WAITS, OWN, AS_FAST = 0.1, 0.5, 0.5
 """Of a step, the wait for a device from which on steps may grow by it; of the growth, what must be the host's own then;
 or how fast the recorded work must grow, beside the steps."""
 MAX_STACK = 6
+BEYOND = 1.2
+"""Times what a line takes: a high end above it needs a word."""
 
 
 @dataclass
@@ -261,12 +263,18 @@ def _finding(group: _Group, share: float, step_ms: float, n_looks: int, loop: Sa
         **({"calls": [word for word in calls[:4] if word]} if called else {}),
     }
     cause = group.cause if group.fix is None else replace(group.cause, fix=group.fix)
+    rests = f"share of {format_count(n_looks, 'look')} at the stack"
+    cost = share_cost(low, high, step_ms, share, rests, loop, "B")
+    message = _message(group, item, function, file, took, called)
+    if cost.high_ms > BEYOND * share * step_ms:
+        backward = "its backward pass and " if group.cause.kind == OPERATORS and loop.backward_share else ""
+        message += f"; up to {format_ms(cost.high_ms)} with {backward}the error of counting"
     return cause.finding(
         severity="note" if group.cause in UNNAMED[1:] else severity_of(low, high),
         certainty=_certainty(group.cause),
-        message=_message(group, item, function, file, took, called),
+        message=message,
         place=Place(frame=frame, stack=frames),
-        cost=share_cost(low, high, step_ms, share, f"share of {format_count(n_looks, 'look')} at the stack", loop, "B"),
+        cost=cost,
         evidence=evidence,
         n_events=round(group.n_looks),
     )

@@ -17,7 +17,14 @@ from tests.report.sample_result import SERVING, all_results, healthy, partial, p
 import torchtriage as tt
 from torchtriage.core.errors import TraceFormatError
 from torchtriage.core.finding import Crash
-from torchtriage.diagnose.runs.result import AccountLine, AccountPart, RecordedRun, StepAccount, WatchedMemory
+from torchtriage.diagnose.runs.result import (
+    AccountLine,
+    AccountPart,
+    RecordedRun,
+    RunAccount,
+    StepAccount,
+    WatchedMemory,
+)
 from torchtriage.diagnose.verdict.result import Result
 from torchtriage.report import terminal
 from torchtriage.report.documents import trace
@@ -120,6 +127,15 @@ def test_a_run_says_where_its_step_goes_how_long_it_takes_and_what_was_asked_for
         "  time      15.9 ms without the profiler (mean of 39 steps)",
         "  memory    no leak in 300 steps; resident 0 B at first, 0 B at last, 0 B at most",
     ]
+
+
+def test_times_of_another_step_than_the_one_that_costs_are_of_say_so() -> None:
+    first = problems().findings[0]
+    assert first.cost is not None
+    for of_ms, says in ((first.cost.of_ms, "2.80 ms per step"), (9.0, "2.80 ms of 48.2 ms per recorded step")):
+        cost = replace(first.cost, of_ms=of_ms)
+        found = replace(first, message="Python takes 2.80 ms of 48.2 ms per step", cost=cost)
+        assert f"why       Python takes {says}\n" in brief(replace(problems(), findings=(found,)))
 
 
 def recorded_by(command: str, exit_code: int = 0) -> RecordedRun:

@@ -129,6 +129,27 @@ def test_a_run_says_where_its_step_goes_how_long_it_takes_and_what_was_asked_for
     ]
 
 
+@pytest.mark.parametrize(
+    ("parts", "says"),
+    [
+        (
+            {"the loop": 0.3, "other imports": 0.1, "start and import of torch": 0.6},
+            "1.00 s, 70 % of it outside the loop: start and import of torch 60 %",
+        ),
+        ({"the loop": 0.7, "after the loop": 0.1, "before the loop": 0.2}, "30 % of it outside the loop: before the"),
+        ({"the loop": 0.8, "before the loop": 0.2}, ""),
+    ],
+)
+def test_what_is_outside_the_loop_is_named_by_its_largest_part(parts: dict[str, float], says: str) -> None:
+    whole = RunAccount(1000.0, tuple(AccountPart(kind, 1000 * share, share) for kind, share in parts.items()))
+    one = (AccountPart("Python", 15.9, 1.0),)
+    account = StepAccount("step", 15.9, 39, 400, "train.py", 41, one, ())
+    run = replace(recorded_by("train.py"), account=account, run_account=whole)
+    text = " ".join(brief(replace(problems(), recorded=run)).split())
+    assert says in text
+    assert ("outside the loop" in text) == bool(says)
+
+
 def test_times_of_another_step_than_the_one_that_costs_are_of_say_so() -> None:
     first = problems().findings[0]
     assert first.cost is not None

@@ -90,7 +90,9 @@ def test_explain_lists_every_pattern_by_family(run: Run) -> None:
 
 
 def test_explain_counts_the_patterns_and_says_why_codes_have_gaps(run: Run) -> None:
-    *_, counted, numbers = run("explain", code=0).stdout.splitlines()
+    *_, counted, numbers, words = run("explain", code=0).stdout.splitlines()
+    assert "docs/definitions.md" in words
+    assert run("explain", "HST020", code=0).stdout.splitlines()[-1] == words
     assert counted.startswith(f"{len({page.code for page in pages()})} patterns: {len(catalogue())} in traces, ")
     assert "gaps" in numbers
 

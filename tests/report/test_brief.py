@@ -17,7 +17,14 @@ from tests.report.sample_result import SERVING, all_results, healthy, partial, p
 import torchtriage as tt
 from torchtriage.core.errors import TraceFormatError
 from torchtriage.core.finding import Crash
-from torchtriage.diagnose.runs.result import AccountLine, AccountPart, RecordedRun, StepAccount, WatchedMemory
+from torchtriage.diagnose.runs.result import (
+    AccountLine,
+    AccountPart,
+    RecordedRun,
+    RunAccount,
+    StepAccount,
+    WatchedMemory,
+)
 from torchtriage.diagnose.verdict.result import Result
 from torchtriage.report import terminal
 from torchtriage.report.documents import trace
@@ -120,6 +127,68 @@ def test_a_run_says_where_its_step_goes_how_long_it_takes_and_what_was_asked_for
         "  time      15.9 ms without the profiler (mean of 39 steps)",
         "  memory    no leak in 300 steps; resident 0 B at first, 0 B at last, 0 B at most",
     ]
+
+
+@pytest.mark.parametrize(
+    ("parts", "says"),
+    [
+        (
+            {"the loop": 0.3, "other imports": 0.1, "start and import of torch": 0.6},
+            "1.00 s, 70 % of it outside the loop: start and import of torch 60 %",
+        ),
+        ({"the loop": 0.7, "after the loop": 0.1, "before the loop": 0.2}, "30 % of it outside the loop: before the"),
+        ({"the loop": 0.8, "before the loop": 0.2}, ""),
+    ],
+)
+def test_what_is_outside_the_loop_is_named_by_its_largest_part(parts: dict[str, float], says: str) -> None:
+    whole = RunAccount(1000.0, tuple(AccountPart(kind, 1000 * share, share) for kind, share in parts.items()))
+    one = (AccountPart("Python", 15.9, 1.0),)
+    account = StepAccount("step", 15.9, 39, 400, "train.py", 41, one, ())
+    run = replace(recorded_by("train.py"), account=account, run_account=whole)
+    text = " ".join(brief(replace(problems(), recorded=run)).split())
+    assert says in text
+    assert ("outside the loop" in text) == bool(says)
+
+
+def test_times_of_another_step_than_the_one_that_costs_are_of_say_so() -> None:
+    first = problems().findings[0]
+    assert first.cost is not None
+    for of_ms, says in ((first.cost.of_ms, "2.80 ms per step"), (9.0, "2.80 ms of 48.2 ms per recorded step")):
+        cost = replace(first.cost, of_ms=of_ms)
+        found = replace(first, message="Python takes 2.80 ms of 48.2 ms per step", cost=cost)
+        assert f"why       Python takes {says}\n" in brief(replace(problems(), findings=(found,)))
+
+
+def recorded_by(command: str, exit_code: int = 0) -> RecordedRun:
+    return RecordedRun(*(command, exit_code, "one step of SGD", "train.py", 41, "main", 40, 15.9, 39, True, 16.0, 24.9))
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("train.py --lr 1", "Next: torchtriage fix train.py --lr 1, or torchtriage verify train.py train_changed.py"),
+        (
+            "'my train.py'",
+            "Next: torchtriage fix 'my train.py', or torchtriage verify 'my train.py' 'my train_changed.py'",
+        ),
+        ("-m package.train", "Next: torchtriage fix -m package.train"),
+        (f"train.py {'x' * 40}", f"Next: torchtriage fix train.py {'x' * 40}"),
+        (f"train.py {'x' * 90}", "Next: torchtriage fix train.py …, or torchtriage verify train.py train_changed.py"),
+    ],
+)
+def test_a_run_names_the_next_step_with_its_script(command: str, says: str) -> None:
+    text = brief(replace(problems(), recorded=recorded_by(command)))
+    assert says in text.splitlines()
+    assert len(text.splitlines()) <= LINES
+
+
+def test_there_is_no_next_step_without_a_saving_or_a_script() -> None:
+    for result, run in (
+        (healthy(), recorded_by("train.py")),
+        (problems(), recorded_by("")),
+        (problems(), recorded_by("train.py", 1)),
+    ):
+        assert "Next:" not in brief(replace(result, recorded=run))
 
 
 def test_without_steps_savings_are_of_the_window() -> None:

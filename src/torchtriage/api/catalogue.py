@@ -16,7 +16,7 @@ from torchtriage.core.docpages import section
 from torchtriage.core.errors import UsageError
 from torchtriage.core.finding import Fix
 
-__all__ = ["NUMBERS", "PARTS", "Page", "Part", "count", "lookup", "pages"]
+__all__ = ["NUMBERS", "PARTS", "WORDS", "Page", "Part", "count", "lookup", "pages"]
 
 Part = Literal["trace", "source", "run", "memory", "logs", "alerts"]
 PARTS: dict[Part, str] = {
@@ -63,6 +63,11 @@ class Page:
 NUMBERS = (
     "Codes below 100 are numbered through all families, those from 101 on within each family. A number is never used"
     " again, so gaps are no missing patterns."
+)
+WORDS = (
+    "A finding is certain where the recording proves it, likely where it looks like it and the time is lost, and a hint"
+    " where something is missing to be sure or the fix is a trade-off. A cost of grade A is measured, B modelled, C"
+    " bounded. All words and numbers: docs/definitions.md."
 )
 
 

@@ -256,12 +256,13 @@ def source_line(place: Frame) -> str:
 
 
 def frame(place: Frame) -> str:
-    """Return ``train.py:31 in train_step``, and what is known of the line if it is not exact."""
+    """Return ``train.py:31 in train_step``, its other lines, and what is known of the line if it is not exact."""
     words = source_line(place)
     if place.function:
         words += f" in {event_name(place.function)}"
     if place.exact or place.line <= 0:
-        return words
+        others = [str(line) for line in place.lines if line != place.line]
+        return f"{words}, and line{'s' * (len(others) > 1)} {', '.join(others)}" if others else words
     if not place.lines:
         # of its start, or where it stood when the recording began
         return f"{words} (the function's line, not the call's)"

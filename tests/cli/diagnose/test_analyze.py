@@ -40,8 +40,12 @@ def test_the_folder_of_a_run_is_judged_as_the_run(run: Run, folder: Path) -> Non
         '{"pid": 1, "folder": "process1", "loop": {"how": "one step of SGD", "file": "train.py", "line": 7}}'
     )
     result = run("analyze", "recorded", code=0)
-    assert "2.00 ms without the profiler" in result.stdout
-    assert "40 steps seen" in run("analyze", "recorded", "-v", code=0).stdout
+    head = " ".join(result.stdout.partition("recorded/")[0].split())
+    assert " of 3 steady steps as recorded (" in head  # no other step time beside the one that costs are of
+    assert head.endswith("; 2.00 ms per step without the profiler.")
+    full = run("analyze", "recorded", "-v", code=0).stdout
+    assert "40 steps seen" in full
+    assert "hint and the grades mean: docs/definitions.md" in full
     assert result.stderr == ""  # its other files are no traces that were left out
     for option in ("--timing", "--perfetto=out.json", "--capture=slow.json", "--compile-log=log"):
         assert "needs exactly one trace file" in run("analyze", "recorded", option, code=2).stderr

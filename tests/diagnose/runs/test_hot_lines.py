@@ -9,6 +9,8 @@ import pytest
 from tests.diagnose.runs.samples_builder import OTHER, SamplesBuilder
 
 from torchtriage.core.finding import Finding
+from torchtriage.core.units import format_ms
+from torchtriage.diagnose import calibration
 from torchtriage.diagnose.runs.hot_lines import growing_step, hot_lines
 from torchtriage.diagnose.runs.memory_growth import growing_memory, growth_per_step
 from torchtriage.diagnose.runs.source_view import elementwise, sequential
@@ -23,6 +25,10 @@ def clean(image):
 def walk(graph):
     while graph:
         graph = graph.next
+
+def smooth(values):
+    for value in values:
+        last = last * value
 
 def save(step):
     torch.save(step, "last.pt")
@@ -44,6 +50,7 @@ def spin():
 for batch in loader:
     clean(batch)
     walk(batch)
+    smooth(batch)
     total = len(batch) // 3
     loss = model(batch)
     optimizer.step()
@@ -110,6 +117,32 @@ def test_half_a_step_at_a_line_is_a_finding_there(
     assert finding.cost.naive_ms == pytest.approx(5.0, abs=0.1)
     assert finding.cost.low_ms <= 5.0 * 1.1
     assert finding.cost.high_ms <= 5.5
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        (("clean(batch)", "total = value"), "one operation on the whole array"),
+        (("smooth(batch)", "last = last"), "Each turn needs the result of the one before"),
+        (("walk(batch)", "graph = graph.next"), "Look at what each turn of this loop does"),
+        (("total = len(batch)",), "Look at what this line does"),
+    ],
+)
+def test_the_advice_follows_what_the_line_does(tmp_path: Path, lines: tuple[str, ...], says: str) -> None:
+    (finding,) = found(hundred_steps(tmp_path, *lines))
+    assert says in finding.fix.text
+    assert "compute once" not in finding.fix.text
+
+
+@pytest.mark.parametrize(("more", "told"), [(1.66, True), (1.0, False)])
+def test_a_high_end_above_what_the_line_takes_says_what_it_includes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: float, told: bool
+) -> None:
+    monkeypatch.setattr(calibration, "margins", lambda family: calibration.Margins(1.0, more, 0.0, 0.8))
+    (finding,) = found(hundred_steps(tmp_path, "total = len(batch)"))
+    assert finding.cost is not None
+    says = f"; up to {format_ms(finding.cost.high_ms)} with the error of counting"
+    assert finding.message.endswith(says) == told
 
 
 def test_a_loop_that_keeps_a_rate_is_quiet(tmp_path: Path) -> None:

@@ -78,7 +78,9 @@ def checked(
     return by_code
 
 
-def judged(built: SamplesBuilder, *findings: Finding, of_ms: float, traces: Sequence[Trace] = ()) -> Result:
+def judged(
+    built: SamplesBuilder, *findings: Finding, of_ms: float, traces: Sequence[Trace] = (), **more: Any
+) -> Result:
     """Return a result with these findings by what the looks say."""
     built.samples()
     facts: dict[str, Any] = {"pid": 1, "roots": [str(built.folder)], "sampled": True}
@@ -86,7 +88,7 @@ def judged(built: SamplesBuilder, *findings: Finding, of_ms: float, traces: Sequ
     run = RecordedRun(
         "train.py", 0, "a loop", str(built.folder / "train.py"), 10, "main", 20, of_ms, 20, True, of_ms, None
     )
-    result = replace(tt.analyze(sample_path()), findings=findings)
+    result = replace(tt.analyze(sample_path()), findings=findings, **more)
     result, _ = with_samples(result, recording, run, traces, [str(built.folder)])
     return result
 

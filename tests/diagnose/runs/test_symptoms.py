@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from builder import TraceBuilder
 from tests.diagnose.runs.samples_builder import SamplesBuilder
-from tests.diagnose.runs.test_sampled import checked, finding
+from tests.diagnose.runs.test_sampled import checked, finding, judged, twenty_steps
 
+from torchtriage.core.finding import Finding, Frame, NotChecked
 from torchtriage.diagnose.runs.source_hints import with_source
+from torchtriage.diagnose.runs.symptoms import one_of_each_cause
 
 OPTIMIZER = """\
 import torch
@@ -78,3 +81,55 @@ def test_a_wait_that_the_recording_has_judged_is_not_told_again(
         built.step()
     found = with_source([], built.samples(), [str(tmp_path)], on_device=True, judged=judged, timed=(), view=built.view)
     assert ("SYN003" in {finding.code for finding in found}) == told
+
+
+def at(code: str, line: int, share: float = 0.0, file: str = "train.py", **more: object) -> Finding:
+    seen = finding(code, share, 10.0, line)
+    seen = replace(seen, place=replace(seen.place, frame=Frame(file, line, "main", exact=True, lines=(line,))))
+    return replace(seen, cost=seen.cost if share else None, **more)
+
+
+def test_one_problem_at_several_lines_is_one_finding_that_lists_them() -> None:
+    (seen,) = one_of_each_cause([at("CPY102", 17, 0.3), at("CPY102", 13), at("CPY102", 13), at("CPY102", 15)])
+    assert seen.place.frame is not None
+    assert (seen.place.frame.line, seen.place.frame.lines) == (17, (17, 13, 15))
+
+
+def test_problems_with_costs_or_files_or_fixes_of_their_own_stay_apart() -> None:
+    first = at("CPY102", 17, 0.3)
+    for other in (
+        at("CPY102", 13, 0.2),
+        at("CPY102", 13, file="data.py"),
+        at("CPY006", 13),
+        at("CPY102", 13, fix=replace(first.fix, text="Another.")),
+    ):
+        assert one_of_each_cause([first, other]) == (first, other)
+
+
+def test_a_needless_graph_takes_in_the_memory_that_grows_because_it_is_kept() -> None:
+    graph = at("CFG043", 21, 0.1, severity="low", message="62 of 62 operators; the memory that it keeps is not priced")
+    growth = at("MEM029", 30, 0.1, evidence={"bytes_per_step": 34 << 20})
+    (seen,) = one_of_each_cause([growth, graph])
+    assert (seen.code, seen.severity, seen.also_explains) == ("CFG043", "medium", ("MEM029",))
+    assert seen.message == (
+        "62 of 62 operators; train.py:30 keeps it from step to step, and the process grows by 34.0 MiB per step"
+    )
+    # what grows nobody knows where may be something else
+    unplaced = replace(growth, place=replace(growth.place, frame=None))
+    assert len(one_of_each_cause([graph, unplaced])) == 2
+
+
+def test_python_that_the_looks_have_a_name_for_is_not_told_twice(tmp_path: Path) -> None:
+    built = twenty_steps(tmp_path, ("model(batch)", "torch/serialization.py:save"))
+    for function, left in (("main", set()), ("other", {"HST020"})):
+        seen = finding("HST020", 0.5, 4.0)
+        seen = replace(seen, place=replace(seen.place, frame=Frame("train.py", 3, function)))
+        assert set(checked(built, seen, of_ms=4.0)) & {"HST020", "HST102"} == {"HST102"} | left
+
+
+def test_what_is_found_is_not_listed_as_unchecked(tmp_path: Path) -> None:
+    built = twenty_steps(tmp_path, ("model(batch)", "torch/serialization.py:save"))
+    before = (NotChecked("HST102", "a", (), ""), NotChecked("MEM030", "b", (), ""))
+    result = judged(built, of_ms=4.0, not_checked=before)
+    assert [one.code for one in result.not_checked] == ["MEM030"]
+    assert "HST102" in result.checked

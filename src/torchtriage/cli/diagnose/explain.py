@@ -26,15 +26,16 @@ def command(code: str | None) -> None:
     """Explain what a finding means, by code or name; without one, list them all.
 
     A code may have a page for what a trace shows, one for what the source shows, and one for what
-    memory shows.
+    memory shows. Below stands what certain, likely, hint and the grades of a report mean.
     """
-    from torchtriage.api.catalogue import NUMBERS, count, lookup, pages
+    from torchtriage.api.catalogue import NUMBERS, WORDS, count, lookup, pages
 
     if code is not None:
         for number, page in enumerate(lookup(code)):
             if number:
                 click.echo()
             _page(page)
+        click.echo(f"\n{WORDS}")
         return
     first = {page.code: page for page in reversed(pages())}
     room, family = max(len(page.name) for page in first.values()), ""
@@ -43,7 +44,7 @@ def command(code: str | None) -> None:
             family = page.family
             click.secho(f"\n{family}", bold=True)
         click.echo(f"  {page.name:{room}s}  {page.code}  {page.title}")
-    click.echo(f"\n{count()}\n{NUMBERS}")
+    click.echo(f"\n{count()}\n{NUMBERS}\n{WORDS}")
 
 
 def _page(page: Page) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from torchtriage.core import intervals
 from torchtriage.core.arrays import quantile
 from torchtriage.core.intervals import Spans
-from torchtriage.core.trace.schema import Kind
+from torchtriage.core.trace.schema import LOADER_NAME, Kind
 
 if TYPE_CHECKING:
     from torchtriage.core.trace.columns import Trace
@@ -26,7 +26,6 @@ STEADIER = 0.5
 """Spread of the periods over that of the work in them: a wait of any other kind adds to the spread."""
 ABSORBS = -0.8
 """Correlation of work and wait."""
-_LOADER = r"^enumerate\(DataLoader\)#"
 
 
 class Pace(NamedTuple):
@@ -53,7 +52,7 @@ def find_pace(trace: Trace) -> Pace | None:
     if len(at) < MIN_STEPS:
         return None
     step = intervals.spans(steps.host_start_ns[at], steps.host_start_ns[at + 1])
-    busy = trace.is_kind(Kind.OP, Kind.RUNTIME) | ((trace.kind == Kind.ANNOTATION) & trace.matching(_LOADER))
+    busy = trace.is_kind(Kind.OP, Kind.RUNTIME) | ((trace.kind == Kind.ANNOTATION) & trace.matching(LOADER_NAME))
     rows = np.flatnonzero(busy & (trace.lane == steps.lane))
     free = intervals.subtract(step, trace.time_of(rows))
     of = intervals.owner(step, free[:, 0])

@@ -12,7 +12,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["ANNOTATION_NAME", "CATEGORY_KINDS", "COLUMNS", "COLUMN_TYPES", "HOST_KINDS", "WORK_KINDS", "Column", "Kind"]
+__all__ = [
+    "ANNOTATION_NAME",
+    "CATEGORY_KINDS",
+    "COLUMNS",
+    "COLUMN_TYPES",
+    "HOST_KINDS",
+    "LOADER_NAME",
+    "WORK_KINDS",
+    "Column",
+    "Kind",
+]
 
 
 class Kind(np.uint8, Enum):
@@ -69,6 +79,8 @@ ANNOTATION_NAME = re.compile(
     r"|DistributedDataParallel\."
 )
 """Names that mark a stretch of work rather than an operator, whatever category holds them."""
+LOADER_NAME = r"^enumerate\(DataLoader\)#"
+"""The name of what waits for a batch, in the loop's thread."""
 
 
 class Column(NamedTuple):

@@ -24,9 +24,10 @@ from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.device import HOST_LATE, QUEUED, UNKNOWN, Device
 from torchtriage.core.trace.frames import frame_label, is_user_frame, parse_frame
 from torchtriage.core.trace.nesting import Tree
+from torchtriage.core.trace.schema import LOADER_NAME
 from torchtriage.core.trace.steps import COMPILES
 
-__all__ = ["FETCH", "PYTHON", "REST", "Account", "Key", "Pace", "TimeClass", "account", "added"]
+__all__ = ["PYTHON", "REST", "Account", "Key", "Pace", "TimeClass", "account", "added"]
 
 Ints = NDArray[np.int64]
 
@@ -36,12 +37,11 @@ CLASSES: tuple[TimeClass, ...] = get_args(TimeClass)
 LOADER, BACKWARD, WAIT, PYTHON = "DataLoader", "backward", "wait", "Python"
 REST = "the rest"
 
-FETCH = r"^enumerate\(DataLoader\)#"
 _OPTIMIZER = r"^Optimizer\.\w+#"
 _BACKWARD = r"^autograd::engine::|Backward\d*$|AccumulateGrad$"
 _ENGINE = r"^autograd::engine::evaluate_function: "
 # what PyTorch itself annotates says nothing about the user's own phases
-_OWN_MARKS = rf"^ProfilerStep#|{FETCH}|{_OPTIMIZER}|^## |DataParallel\.|^(nccl|gloo|mpi):|{COMPILES}"
+_OWN_MARKS = rf"^ProfilerStep#|{LOADER_NAME}|{_OPTIMIZER}|^## |DataParallel\.|^(nccl|gloo|mpi):|{COMPILES}"
 _CHANGING = re.compile(r"(?<=^ProfilerStep)#\d+|\b(?=[a-z0-9]*\d)[a-z0-9]{16,}\b|\b\d+/\d+\b|0x[0-9a-f]+")
 
 
@@ -346,7 +346,7 @@ class _Owners:
         rows = trace.tree.members
         ops, notes = trace.kind == Kind.OP, trace.kind == Kind.ANNOTATION
         own = self._named(ops | notes, _OWN_MARKS)
-        loads = _outermost(trace, rows, self._named(ops | notes, FETCH))
+        loads = _outermost(trace, rows, self._named(ops | notes, LOADER_NAME))
         steps = _outermost(trace, rows, self._named(ops | notes, _OPTIMIZER))
         nodes = _outermost(trace, rows, self._named(ops, _BACKWARD))
         marks = _outermost(trace, rows, notes & ~own & ~self._steps(notes))

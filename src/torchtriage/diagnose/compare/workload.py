@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from torchtriage.core import intervals
 from torchtriage.core.finding import Note
 from torchtriage.core.trace import Kind, Trace
+from torchtriage.core.trace.schema import LOADER_NAME
 from torchtriage.core.units import format_count, format_share
 from torchtriage.diagnose.compare.result import Unlike
 from torchtriage.diagnose.compare.served import Served, served, unlike_served
-from torchtriage.diagnose.compare.time_account import FETCH
 from torchtriage.diagnose.verdict.result import MISSING_ROWS
 
 __all__ = ["Workload", "limits", "unlike", "workload"]
@@ -577,7 +577,7 @@ def _product(name: str, dims: object) -> tuple[tuple[int, ...], float]:
 
 def _names(trace: Trace, kind: Kind) -> dict[str, float]:
     # what a loader does on the main thread goes to its workers, and is no part of the model
-    loads = trace.is_kind(Kind.ANNOTATION, Kind.OP) & trace.matching(FETCH)
+    loads = trace.is_kind(Kind.ANNOTATION, Kind.OP) & trace.matching(LOADER_NAME)
     rows = np.flatnonzero((trace.kind == kind) & ~trace.tree.under(loads))
     of = trace.steps.of_host if kind == Kind.OP else trace.steps.of_work
     rows = rows[trace.steps.in_steady(of(rows))]

@@ -7,13 +7,13 @@ import numpy as np
 from torchtriage.core import intervals
 from torchtriage.core.intervals import Spans
 from torchtriage.core.trace import Kind, Trace
+from torchtriage.core.trace.schema import LOADER_NAME
 
 MIN_STRETCH_NS = 1_000_000
 """Python between the ops of one forward pass: up to 0.5 ms (BERT, ViT with stacks); real host work: 4-269 ms
 (TimeSformer, SAM, FLUX)."""
 MIN_SHARE = 0.05  # share of the step (catalogue 20)
 MAX_STEPS = 8  # steps that are compared; more would say the same
-_LOADER = r"^enumerate\(DataLoader\)#"
 
 
 def between_ops(trace: Trace) -> Spans:
@@ -26,7 +26,7 @@ def between_ops(trace: Trace) -> Spans:
 
 def loaders_and_first_use(trace: Trace) -> Spans:
     """Return the time of loaders and of what happens once, which other patterns judge."""
-    loaders = trace.is_kind(Kind.ANNOTATION, Kind.OP) & trace.matching(_LOADER)
+    loaders = trace.is_kind(Kind.ANNOTATION, Kind.OP) & trace.matching(LOADER_NAME)
     rows = np.concatenate([np.flatnonzero(loaders), trace.first_use])
     return trace.time_of(rows)
 

@@ -17,6 +17,7 @@ from torchtriage.core import intervals
 from torchtriage.core.arrays import Ints, Mask, distinct
 from torchtriage.core.intervals import Spans
 from torchtriage.core.trace import Kind, Trace
+from torchtriage.core.trace.schema import LOADER_NAME
 from torchtriage.diagnose.patterns._host_gaps import MIN_STRETCH_NS
 from torchtriage.diagnose.patterns.base import aten
 
@@ -29,7 +30,6 @@ percentile of ordinary calls stays below 10 medians."""
 MIN_PEERS = 3
 """Calls of a name before its median says anything."""
 ALLOCATION = r"^(cuda|hip)(Malloc|Free|HostAlloc|HostFree|HostRegister)|^cuMem(Map|Unmap|Create)"
-_LOADER = r"^enumerate\(DataLoader\)#"
 DISPATCH_NS, DISPATCH_VIEWS = 15_000, 8
 """The longest own time of an operator that is dispatch alone, on a usual host and in median views on a slow one. Beyond
 it are 32 % of the step in a recording of features made on the host, and at most 1.4 % in 200 recordings, launch-bound
@@ -190,7 +190,7 @@ def _long_gaps(trace: Trace, explained: Spans) -> Spans:
 
 def _explained(trace: Trace) -> Spans:
     waits = trace.waits
-    elsewhere = trace.is_kind(Kind.ANNOTATION, Kind.OP) & trace.matching(_LOADER)
+    elsewhere = trace.is_kind(Kind.ANNOTATION, Kind.OP) & trace.matching(LOADER_NAME)
     elsewhere |= (trace.kind == Kind.PYTHON) & trace.matching(r"^Python GC")
     elsewhere |= (trace.kind == Kind.RUNTIME) & trace.matching(ALLOCATION)
     known = trace.spans_of(np.concatenate([np.flatnonzero(elsewhere), trace.first_use]))

@@ -18,6 +18,7 @@ from torchtriage.core.intervals import Spans
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.frames import is_user_frame
 from torchtriage.core.trace.host_syncs import SYNC_CALL
+from torchtriage.core.trace.schema import LOADER_NAME
 
 __all__ = ["ACTIVITIES", "CELLS", "COMMUNICATES", "PHASES", "Pieces", "find_pieces", "no_pieces"]
 
@@ -35,7 +36,6 @@ LOADER, FORWARD, BACKWARD, OPTIMIZER, BETWEEN = range(len(PHASES))
 OP, PYTHON, SYNC, GC, COMM = range(5)
 
 COMMUNICATES = r"^(c10d::|_c10d_functional|record_param_comms|nccl:|gloo:|mpi:|ucc:|xccl:|hccl:)"
-_LOADER = r"^enumerate\(DataLoader\)#"
 _BACKWARD = r"(?i)^#* ?backward(?:[ _-](?:pass|step|compute))? ?#*$"
 """What programs call it by themselves, where no row of the engine tells."""
 _OPTIMIZER = r"^Optimizer\."
@@ -170,7 +170,7 @@ def _phase(trace: Trace, owner: Ints, activity: NDArray[np.int8], engine: Mask) 
     for code, mask in (
         (BACKWARD, engine),
         (OPTIMIZER, notes & trace.matching(_OPTIMIZER)),
-        (LOADER, notes & trace.matching(_LOADER)),
+        (LOADER, notes & trace.matching(LOADER_NAME)),
     ):
         marked[:-1][mask | trace.tree.under(mask)] = code
     phase: NDArray[np.int8] = marked[owner]

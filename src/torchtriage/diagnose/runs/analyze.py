@@ -10,7 +10,7 @@ from torchtriage.core.anonymous import current
 from torchtriage.core.errors import TraceFormatError
 from torchtriage.core.source.locate import Locator
 from torchtriage.core.trace import read_trace
-from torchtriage.core.units import format_ms
+from torchtriage.core.units import format_ms, format_ns
 from torchtriage.diagnose.ranks.job import checked_clause, costliest_sentence
 from torchtriage.diagnose.ranks.merge import merge_findings
 from torchtriage.diagnose.ranks.result import JobResult
@@ -94,7 +94,9 @@ def _process(recording: Recording, options: Options, command: str, exit_code: in
     analysed = next(trace for trace in traces if trace.report.path == result.trace.path)
     first, costliest, trust = sentences(analysed, result, options.min_share)
     if facts.step_ms and not result.refused:
-        first = f"{first.removesuffix('.')}; {format_ms(facts.step_ms)} without the profiler."
+        # one step time: what it was while it was recorded stands in the full report, by that name
+        first = first.replace(f" of {format_ns(analysed.steps.wall_ns)}", " as recorded", 1)
+        first = f"{first.removesuffix('.')}; {format_ms(facts.step_ms)} per step without the profiler."
     return replace(result, verdict=(first, costliest, trust), recorded=facts)
 
 

@@ -25,7 +25,7 @@ from torchtriage.diagnose.runs.causes import Cause
 from torchtriage.diagnose.runs.costs import counting_error, severity_of, share_cost
 from torchtriage.diagnose.runs.recorded_host import work_growth
 from torchtriage.diagnose.runs.samples import Position, Samples
-from torchtriage.diagnose.runs.source_view import SourceView, elementwise
+from torchtriage.diagnose.runs.source_view import SourceView, elementwise, sequential
 from torchtriage.diagnose.runs.threads import paced
 
 __all__ = ["CODES", "HOT_LINE", "PYTHON_LOOP", "growing_step", "hot_lines"]
@@ -43,11 +43,19 @@ PYTHON_LOOP = Cause(
     PYTHON,
     "Python",
     Fix(
-        "Compute on whole arrays or tensors instead of element by element; what cannot be, move to DataLoader"
-        " workers or compute once.",
-        "out = (image - dark) / vignette  # all pixels at once",
-        "https://numpy.org/doc/stable/user/basics.broadcasting.html",
+        "Look at what each turn of this loop does: what all turns do alike, do for all at once; what is the same in"
+        " every step, once before the steps."
     ),
+)
+_GUIDE = "https://numpy.org/doc/stable/user/basics.broadcasting.html"
+ELEMENTS = Fix(
+    "Compute it with one operation on the whole array or tensor instead of element by element.",
+    "out = (image - dark) / vignette  # all pixels at once",
+    _GUIDE,
+)
+ROUNDS = Fix(
+    "Each turn needs the result of the one before: let it work on all rows or samples of the batch at once.",
+    link=_GUIDE,
 )
 HOT_LINE = Cause(
     "HST114",
@@ -56,7 +64,7 @@ HOT_LINE = Cause(
     "A line of Python takes a large part of the step",
     PYTHON,
     "Python",
-    Fix("Look at this line first: compute it once, on whole arrays, or in another process."),
+    Fix("Look at what this line does, and whether every step needs it; what no step waits for can run in a thread."),
     looks="looks at the stack find the loop's thread at one line of Python in a tenth of the step or more, and no"
     " pattern says why.",
     slow="nothing else of the step runs meanwhile.",
@@ -95,6 +103,8 @@ WAITS, OWN, AS_FAST = 0.1, 0.5, 0.5
 """Of a step, the wait for a device from which on steps may grow by it; of the growth, what must be the host's own then;
 or how fast the recorded work must grow, beside the steps."""
 MAX_STACK = 6
+BEYOND = 1.2
+"""Times what a line takes: a high end above it needs a word."""
 
 
 @dataclass
@@ -110,6 +120,8 @@ class _Group:
     callers: Counter[Position] = field(default_factory=Counter)
     examples: dict[int, Seen] = field(default_factory=dict)
     loop_lines: tuple[int, int] = (0, 0)
+    fix: Fix | None = None
+    """Of what a loop does, where the cause's own says less."""
 
 
 def hot_lines(loop: SampledLoop, view: SourceView, step_ms: float) -> tuple[Finding, ...]:
@@ -155,22 +167,23 @@ def hot_lines(loop: SampledLoop, view: SourceView, step_ms: float) -> tuple[Find
     return tuple(sorted(found, key=rank_order))
 
 
-def _outermost_loop(item: Seen) -> tuple[str, str, int, int, bool] | None:
-    """Return the loop in the innermost function that has one: file, function, lines, if it is element by element."""
+def _outermost_loop(item: Seen) -> tuple[str, str, int, int, Fix | None] | None:
+    """Return the loop in the innermost function that has one: file, function, lines, the advice if by element."""
     if not item.loops:
         return None
     position = item.loops[0][0]
     mine = [loop for other, loop in item.loops if other is position]
     outermost = mine[-1]
     file, function, _ = line_of(position)
-    return file, function, outermost.lineno, outermost.end_lineno or outermost.lineno, any(map(elementwise, mine))
+    fix = None if not any(map(elementwise, mine)) else ROUNDS if any(map(sequential, mine)) else ELEMENTS
+    return file, function, outermost.lineno, outermost.end_lineno or outermost.lineno, fix
 
 
 def _note(
     groups: dict[tuple[object, ...], _Group],
     item: Seen,
     part: float,
-    around: tuple[str, str, int, int, bool] | None,
+    around: tuple[str, str, int, int, Fix | None] | None,
     view: SourceView,
 ) -> None:
     file, function, line = line_of(item.chain[0])
@@ -184,7 +197,7 @@ def _note(
     elif around is not None:
         key = (PYTHON_LOOP.code, *around[:3])
         group = groups.setdefault(key, _Group(PYTHON_LOOP, (0.75, 1.0) if around[4] else (0.3, 0.95)))
-        group.loop_lines = around[2:4]
+        group.loop_lines, group.fix = around[2:4], around[4]
     else:
         key = (HOT_LINE.code, file, function, line)
         group = groups.setdefault(key, _Group(HOT_LINE, (0.0, 1.0)))
@@ -249,12 +262,19 @@ def _finding(group: _Group, share: float, step_ms: float, n_looks: int, loop: Sa
         "lines": [number for number, _ in group.lines.most_common(5)],
         **({"calls": [word for word in calls[:4] if word]} if called else {}),
     }
-    return group.cause.finding(
+    cause = group.cause if group.fix is None else replace(group.cause, fix=group.fix)
+    rests = f"share of {format_count(n_looks, 'look')} at the stack"
+    cost = share_cost(low, high, step_ms, share, rests, loop, "B")
+    message = _message(group, item, function, file, took, called)
+    if cost.high_ms > BEYOND * share * step_ms:
+        backward = "its backward pass and " if group.cause.kind == OPERATORS and loop.backward_share else ""
+        message += f"; up to {format_ms(cost.high_ms)} with {backward}the error of counting"
+    return cause.finding(
         severity="note" if group.cause in UNNAMED[1:] else severity_of(low, high),
         certainty=_certainty(group.cause),
-        message=_message(group, item, function, file, took, called),
+        message=message,
         place=Place(frame=frame, stack=frames),
-        cost=share_cost(low, high, step_ms, share, f"share of {format_count(n_looks, 'look')} at the stack", loop, "B"),
+        cost=cost,
         evidence=evidence,
         n_events=round(group.n_looks),
     )

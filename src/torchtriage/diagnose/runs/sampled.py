@@ -43,7 +43,7 @@ from torchtriage.diagnose.runs.run_folder import Recording
 from torchtriage.diagnose.runs.samples import shortened
 from torchtriage.diagnose.runs.source_hints import UNNAMED, with_source
 from torchtriage.diagnose.runs.source_view import SourceView, sequential
-from torchtriage.diagnose.runs.symptoms import symptoms_last
+from torchtriage.diagnose.runs.symptoms import one_of_each_cause, symptoms_last
 from torchtriage.diagnose.runs.threads import rival_threads
 from torchtriage.diagnose.verdict.result import SCHEMA, Result, TraceFacts
 
@@ -119,9 +119,21 @@ def with_samples(
     findings = tuple(sorted(findings, key=lambda finding: _order(finding, part)))
     if loop is not None:
         findings = symptoms_last(causes_first(findings, loop))
+    findings = one_of_each_cause(findings)
     loud = any(finding.severity != "note" and finding.cost for finding in findings)
     joint = _joint(result.joint_cost, findings, loop)
-    return replace(result, findings=findings, joint_cost=joint, healthy=result.healthy and not loud), facts
+    told = {code for finding in findings for code in (finding.code, *finding.also_explains)}
+    return (
+        replace(
+            result,
+            findings=findings,
+            joint_cost=joint,
+            healthy=result.healthy and not loud,
+            checked=tuple(sorted({*result.checked, *(one.code for one in result.not_checked if one.code in told)})),
+            not_checked=tuple(one for one in result.not_checked if one.code not in told),
+        ),
+        facts,
+    )
 
 
 def _order(finding: Finding, part: float) -> tuple[object, ...]:
@@ -263,7 +275,9 @@ def _merged(known: Sequence[Finding], found: Sequence[Finding]) -> tuple[Finding
     """Return both, without what the stack looks report better, and without a bare line that a pattern explains."""
     named = {finding.code for finding in found}
     others = [
-        _at_its_line(finding, found) for finding in known if not (finding.code in REPLACED and finding.code in named)
+        _at_its_line(finding, found)
+        for finding in known
+        if not (finding.code in REPLACED and finding.code in named) and not _named_better(finding, found)
     ]
     lines = {_line(finding) for finding in others}
     loads = any(finding.code in (LOADING, STARVED) for finding in others)
@@ -274,6 +288,19 @@ def _merged(known: Sequence[Finding], found: Sequence[Finding]) -> tuple[Finding
         and not (finding.code in UNNAMED and loads and _fetches(finding))
     ]
     return (*others, *new)
+
+
+def _named_better(finding: Finding, found: Sequence[Finding]) -> bool:
+    """Return whether the looks know what most of the Python is that a recording saw the step wait for."""
+    frame, cost = finding.place.frame, finding.cost
+    if finding.code != PYTHON_LOOP.code or frame is None or cost is None:
+        return False
+    return any(
+        other.code not in UNNAMED and 2 * other.cost.high_ms >= cost.high_ms
+        for other in found
+        if other.cost is not None and other.place.frame is not None
+        if (file_name(other.place.frame.file), other.place.frame.function) == (file_name(frame.file), frame.function)
+    )
 
 
 def _at_its_line(finding: Finding, found: Sequence[Finding]) -> Finding:

@@ -1,19 +1,21 @@
-"""Of findings about the same time, the one that says why before the one that says that it is so."""
+"""Of findings about the same time, the one that says why before the one that says that it is so; of one cause, one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from torchtriage.core.finding import Finding
+from torchtriage.core.finding import SEVERITIES, Finding
 from torchtriage.core.names import file_name
-from torchtriage.core.units import format_ms
+from torchtriage.core.units import format_bytes, format_ms
 
-__all__ = ["symptoms_last"]
+__all__ = ["one_of_each_cause", "symptoms_last"]
 
 ANYWHERE, THERE = ("LCH014",), ("HST114",)
 """Codes that say that time is lost, and not what for: in the whole step, or at a line."""
 WHY = ("CPY009", "CPY103", "LCH016", "LCH104", "LCH105")
+GRAPH, GROWTH = "CFG043", "MEM029"
+MOST_LINES = 5
 LARGE, SOME = 0.33, 0.1
 """Of a symptom's time, what one cause must explain to go first, and what is worth a word."""
 
@@ -60,3 +62,55 @@ def _causes(causes: Sequence[tuple[Finding, float]]) -> str:
         where = f" at {file_name(frame.file)}:{frame.line}" if frame is not None else ""
         parts.append(f"{cause.code}{where} explains {format_ms(cost.naive_ms) if cost is not None else 'a part'}")
     return f"of this {' and '.join(parts)}"
+
+
+def one_of_each_cause(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Return ranked findings with one for each cause, at all its places.
+
+    That is one problem at several lines of a file, of which one at most has a cost; and a graph that nothing uses
+    together with the memory that grows because it is kept.
+    """
+    out: list[Finding] = []
+    for finding in findings:
+        at = next((at for at, first in enumerate(out) if _same(first, finding)), None)
+        if at is None:
+            out.append(finding)
+        else:
+            out[at] = _with_places(out[at], finding)
+    graph = next((finding for finding in out if finding.code == GRAPH), None)
+    growth = next((finding for finding in out if finding.code == GROWTH), None)
+    if graph is None or growth is None or growth.place.frame is None:
+        return tuple(out)
+    taken = _with_growth(graph, growth)
+    return tuple(taken if finding is graph else finding for finding in out if finding is not growth)
+
+
+def _same(first: Finding, later: Finding) -> bool:
+    mine, other = first.place.frame, later.place.frame
+    if mine is None or other is None or first.code != later.code or later.saves or not (mine.exact and other.line):
+        return False
+    # what grows is mended at each line that keeps something, whoever saw that it grows
+    return file_name(mine.file) == file_name(other.file) and (first.fix == later.fix or first.code == GROWTH)
+
+
+def _with_places(first: Finding, later: Finding) -> Finding:
+    frame, other = first.place.frame, later.place.frame
+    assert frame is not None
+    assert other is not None
+    lines = sorted({frame.line, *frame.lines, other.line, *other.lines} - {frame.line})[: MOST_LINES - 1]
+    return replace(first, place=replace(first.place, frame=replace(frame, lines=(frame.line, *lines))))
+
+
+def _with_growth(graph: Finding, growth: Finding) -> Finding:
+    frame, seen = growth.place.frame, growth.evidence.get("bytes_per_step")
+    assert frame is not None
+    what = f"; {file_name(frame.file)}:{frame.line} keeps it from step to step"
+    what += f", and the process grows by {format_bytes(seen)} per step" if seen else ""
+    said = graph.message.partition("; the memory that it keeps")[0]
+    return replace(
+        graph,
+        message=said + what,
+        severity=min(graph.severity, growth.severity, key=SEVERITIES.index),
+        evidence={**growth.evidence, **graph.evidence},
+        also_explains=(*graph.also_explains, GROWTH),
+    )

@@ -17,7 +17,7 @@ from torchtriage.core.trace.collectives import communicates
 from torchtriage.core.trace.merged_ranks import find_merged_ranks
 from torchtriage.core.trace.producer import ACCELERATORS
 from torchtriage.core.trace.recorders import ROCPD, WAYS, XPLANE
-from torchtriage.core.trace.schema import WORK_KINDS
+from torchtriage.core.trace.schema import LOADER_NAME, WORK_KINDS
 from torchtriage.core.units import format_count, format_ns, format_share, ms
 from torchtriage.diagnose.verdict.clocks import clocks
 from torchtriage.diagnose.verdict.left_out_steps import left_out_steps
@@ -370,7 +370,7 @@ def _cut(trace: Trace) -> Iterator[Note]:
     window = trace.window
     inside = trace.is_kind(Kind.OP, Kind.RUNTIME, Kind.PYTHON, Kind.DEVICE_OTHER, Kind.OTHER, *WORK_KINDS)
     # a loader that keeps the loop waiting is what there was, not what a slice left
-    inside |= (trace.kind == Kind.ANNOTATION) & trace.matching(r"^enumerate\(DataLoader\)#")
+    inside |= (trace.kind == Kind.ANNOTATION) & trace.matching(LOADER_NAME)
     enough_ns, covered = SLICED_SHARE * window.wall_ns, 0
     # the long ones first: where they are enough, the others need no look
     for some in (inside & (trace.dur_ns >= SLICED_SHARE * enough_ns), inside):

@@ -5,6 +5,8 @@ Each number stands here once; ``documents/trace.py`` has them all, with what the
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -26,8 +28,9 @@ N_FULL = 3
 N_SHORT = 3
 """Lines for the others."""
 N_OPS, N_NAMES, N_DEVICES, N_RANKS, N_LINES, N_NEEDS = 3, 3, 3, 4, 3, 3
-ONE_LINE, TWO_LINES, CODE, PATH = 88, 170, 66, 50
-"""Characters that one and two lines of 100 columns hold beside a label; of code, which is not wrapped, one of 80."""
+LINE, ONE_LINE, TWO_LINES, CODE, PATH = 100, 88, 170, 66, 50
+"""Characters of a line; that one and two hold beside a label; of code, which is not wrapped, one of 80 columns."""
+_RECORDED = re.compile(r"( of [\d.,]+ (?:µs|ms|s)) per step\b")
 _DANGLING = frozenset(
     ["a", "and", "at", "by", "for", "in", "of", "on", "over", "per", "than", "that", "the", "to", "which", "with"]
 )
@@ -155,6 +158,7 @@ def _entry(finding: Finding, rank: int, quote: Quote | None) -> b.Entry:
     fix, code, why = finding.fix.text, finding.fix.code, finding.message
     if finding.cost is not None:  # the first line says of how much
         why = why.replace(f" of {format_ms(finding.cost.of_ms)} per step", " per step")
+        why = _RECORDED.sub(r"\1 per recorded step", why)  # of another time
     rows = [
         b.Row(finding.severity.upper(), (saves, f", {finding.certainty}"), findings.SEVERITY[finding.severity]),
         _where(finding, quote),
@@ -236,9 +240,23 @@ def _foot(subject: Result | JobResult, lost: str) -> Iterator[b.Block]:
         (b.Span("Failed", "bold red"), f", a defect of torchtriage: {one.code} {one.error}")
         for one in subject.crashes[:2]
     ]
+    run = subject.recorded if isinstance(subject, Result) else None
+    if run is not None and run.command and not run.exit_code and any(finding.saves for finding in subject.findings):
+        lines.append(_next(run.command))
     explain = [f"torchtriage explain {finding.code}" for finding in subject.findings[:1]]
     lines.append(b.dim(f"More: {', '.join(['-v (all details)', '--html FILE (a page)', *explain])}"))
     yield b.Lines(lines, indent=0)
+
+
+def _next(command: str) -> str:
+    """Return how to try the fixes of what a command ran, and how to prove one of one's own, in one line."""
+    script = shlex.split(command)[0]
+    fix = f"Next: torchtriage fix {visible(command)}"
+    if len(fix) > LINE:
+        fix = f"Next: torchtriage fix {visible(shlex.quote(script))} …"
+    changed = shlex.join([script, f"{script.removesuffix('.py')}_changed.py"])
+    both = f"{fix}, or torchtriage verify {visible(changed)}"
+    return both if script.endswith(".py") and len(both) <= LINE else fix
 
 
 def _trust(subject: Result | JobResult) -> Iterator[b.Text]:

@@ -128,12 +128,19 @@ def run_account(run: RunAccount, limit: int) -> Iterator[b.Block]:
 
 
 def account_in_brief(account: StepAccount, run: RunAccount | None, limit: int) -> list[b.Row]:
-    """Return the same in two rows, and a third where a line outside the loop takes much of the run."""
+    """Return the same in two rows, and a third where much of the run is outside the loop: what most of that is."""
     rows = [b.Row(account.per, (*_account_bar(account), f"  {_account_parts(account.parts)}"))]
     if lines := _worth(account.lines, limit):
         rows.append(b.Row("lines", _in_a_row(lines)))
-    if run is not None and (lines := _worth(run.lines, limit, MUCH_OF_RUN)):
-        rows.append(b.Row("run", f"{format_ms(run.of_ms)}, outside the loop: {_in_a_row(lines)}"))
+    if run is not None:
+        beside = sorted((part for part in run.parts if part.kind != "the loop"), key=lambda part: -part.share)
+        share = sum(part.share for part in beside)
+        if share >= MUCH_OF_RUN:
+            most = _account_parts([part for part in beside if part.share >= MUCH_OF_RUN] or beside[:1])
+            at = f" ({_in_a_row(lines)})" if (lines := _worth(run.lines, limit, MUCH_OF_RUN)) else ""
+            rows.append(
+                b.Row("run", f"{format_ms(run.of_ms)}, {format_share(share)} of it outside the loop: {most}{at}")
+            )
     return rows
 
 

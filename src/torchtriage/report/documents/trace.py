@@ -175,6 +175,10 @@ def _answered(subject: Result | JobResult, without_device: str, where: str = "")
     none = "" if subject.findings or subject.refused else "No findings. "
     yield b.Lines([(b.bold(none), f"{words.checked(subject)}{where}.")], indent=0)
     yield from findings.unanswered(subject.not_checked, subject.crashes, without_device)
+    if subject.findings:
+        yield b.Lines(
+            [b.dim("What certain, likely, hint and the grades mean: docs/definitions.md")], indent=0, on=b.TERMINAL
+        )
 
 
 # -- where a step's time and the run's went, by the user's lines ------------------------------------

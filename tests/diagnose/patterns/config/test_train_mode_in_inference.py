@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from builder import TraceBuilder
 
-from torchtriage.diagnose.patterns.config.train_mode_in_inference import find
+from torchtriage.diagnose.patterns.config.train_mode_in_inference import FIX, find
 
 STATS = [[8, 4], [4], [4], [4], [4], [], [], [], []]
 NO_STATS = [[8, 4], [4], [4], [], [], [], [], [], []]
@@ -85,7 +85,10 @@ def test_counts_each_module_once():
     assert claim.rows.tolist() == [0, 1]
     assert claim.evidence["n_batch_norms"] == 1
     assert claim.evidence["n_dropouts"] == 1
-    assert "1 batch norm and 1 dropout run" in claim.message
+    assert claim.message.startswith("results may be wrong: 1 batch norm and 1 dropout run in train mode")
+    assert "batch norm takes its statistics from each batch" in claim.message
+    assert "dropout makes outputs random" in claim.message
+    assert "results change" in FIX.text
 
 
 @pytest.mark.parametrize("inner", ["aten::native_dropout", "aten::bernoulli_"])

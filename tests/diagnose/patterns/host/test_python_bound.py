@@ -345,7 +345,7 @@ def test_on_a_cpu_work_at_the_top_of_the_loop_recurs() -> None:
         ("transformers/image_processing_utils.py(10): resize", "preprocessing", "DataLoader workers"),
         ("queue.py(154): get", "waiting", "before waiting"),
         ("json/__init__.py(120): dump", "input and output", "write behind"),
-        ("train.py(7): plan", "python", "once and reuse it"),
+        ("train.py(7): plan", "python", "one operation on the whole array"),
         ("", "not known without stacks", "Python stacks"),
     ],
 )

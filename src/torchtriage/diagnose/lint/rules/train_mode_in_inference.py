@@ -22,7 +22,7 @@ RULE = Rule(
 )
 
 FIX = Fix(
-    text="Switch the model to evaluation before the loop.",
+    text="Switch the model to evaluation before the loop; results change, as they should.",
     code="model.eval()\nwith torch.inference_mode():\n    outputs = model(inputs)",
     link="https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html#torch.nn.Module.eval",
 )
@@ -62,7 +62,12 @@ def find(module: Module) -> Iterator[Hit]:
             and call.value.kind == "tensor"
             and not receiver.of.endswith("Loss")
         ):
-            yield Hit(call.node, "this model was never switched to evaluation", "forward", severity=severity)
+            yield Hit(
+                call.node,
+                "this model was never switched to evaluation; results may be wrong",
+                "forward",
+                severity=severity,
+            )
             return
 
 

@@ -25,7 +25,7 @@ from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Fix, Kind, M
 
 PATTERN = Pattern.of(__name__, "CFG042", "Dropout or batch norm in train mode during inference", order=600, needs="ops")
 FIX = Fix(
-    text="Switch the model to evaluation mode before the loop.",
+    text="Switch the model to evaluation mode before the loop; results change, as they should.",
     code="model.eval()\nwith torch.inference_mode():\n    outputs = model(inputs)",
     link="https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html#torch.nn.Module.eval",
 )
@@ -46,6 +46,14 @@ def find(trace: Trace) -> Claims:
     if not len(rows):
         return
     parts = [format_count(len(some), what) for some, what in ((norms, "batch norm"), (drops, "dropout")) if len(some)]
+    wrong = [
+        what
+        for some, what in (
+            (norms, "batch norm takes its statistics from each batch and changes the stored ones"),
+            (drops, "dropout makes outputs random"),
+        )
+        if len(some)
+    ]
     work = work_of(trace, drops)
     cost: dict[str, Any] = {}
     if work is not None:
@@ -57,8 +65,10 @@ def find(trace: Trace) -> Claims:
         }
     yield Claim(
         message=(
-            f"{' and '.join(parts)} {'runs' if len(rows) == 1 else 'run'} in train mode although nothing is trained"
+            f"results may be wrong: {' and '.join(parts)} {'runs' if len(rows) == 1 else 'run'} in train mode although"
+            " nothing is trained"
             + ("" if phase.whole else f" in {format_count(phase.n_steps, 'step')} of the recording")
+            + f"; {' and '.join(wrong)}"
         ),
         certainty="certain" if phase.whole else "likely",
         rows=rows,

@@ -11,7 +11,8 @@ Slow because: nothing is enqueued while the host prepares inputs, waits for a lo
 Cost: the device idle time outside ops (on a CPU: the host time); low counts half of it, divided by the profiler's
     inflation.
 Fix: by what runs there: preprocessing goes to workers, a walk over the modules is done once, files are read ahead and
-    written behind, waits come after the next launch; what else there is is computed once or in another thread.
+    written behind, waits come after the next launch; a loop over elements becomes one operation on the whole array or
+    tensor, and what is the same in every step is computed once.
 Leave it when: the work depends on the result of this very step and cannot be prepared earlier.
 Source: PyTorch performance tuning guide; measured: image preprocessing of TimeSformer, 217 of 382 ms. Stretches below
     1 ms are module code between ops, which launch-bound covers.
@@ -40,10 +41,8 @@ from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Fix, Ints, K
 PATTERN = Pattern.of(__name__, "HST020", "The step waits for Python", order=370, needs="ops gaps")
 _GUIDE = "https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html"
 FIX = Fix(
-    text="Compute its result once and reuse it, or do it in another thread while the device computes.",
-    code="""plan = make_plan(model)  # once, before the loop
-for batch in loader:
-    outputs = model(batch, plan)""",
+    text="Look at what runs there: a loop over elements becomes one operation on the whole array or tensor, what is the"
+    " same in every step is computed once before the loop.",
     link=_GUIDE,
 )
 _LOADED = Fix(

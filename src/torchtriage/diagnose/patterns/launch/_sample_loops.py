@@ -8,12 +8,12 @@ from numpy.typing import NDArray
 from torchtriage.core import intervals
 from torchtriage.core.arrays import distinct
 from torchtriage.core.trace.op_inputs import inputs_of
+from torchtriage.core.trace.schema import LOADER_NAME
 from torchtriage.diagnose.patterns.base import Ints, Kind, Mask, Spans, Trace
 
 MIN_ROUNDS = 8  # rounds of one loop (catalogue 17; PyTorch's own matcher asks for 10 calls)
 MAX_ROUND_OPS = 1000  # a longer way to the next index is a coincidence of two loops over steps or layers
 MAX_PERIODS = 32  # lengths of a round that are tried, the shortest first
-_LOADER = r"^enumerate\(DataLoader\)#"
 
 
 class SampleLoop(NamedTuple):
@@ -134,7 +134,7 @@ def loop_ops(trace: Trace) -> Ints:
     is_op: Mask = trace.kind == Kind.OP
     rows = trace.tree.members
     rows = rows[is_op[rows] & (trace.lane[rows] == trace.steps.lane)]
-    inside = is_op | (trace.is_kind(Kind.ANNOTATION) & trace.matching(_LOADER))
+    inside = is_op | (trace.is_kind(Kind.ANNOTATION) & trace.matching(LOADER_NAME))
     outer: Ints = rows[~trace.tree.under(inside)[rows]]
     return outer
 

@@ -90,13 +90,15 @@ class StragglerCause:
 class Straggler:
     """One rank that makes others wait; arrays have one element per steady step.
 
-    ``gain_ns`` : what every waiting rank would be spared at least. ``mean_wait_ns`` : what they
-    wait for it in the mean. ``n_late`` : steps in which it causes most waiting. ``blame_share`` :
-    its share of all waiting. ``n_peers`` : recorded ranks in its groups beside it; ``reaches_all`` : those are all.
+    ``gain_ns`` : what every waiting rank would be spared at least. ``beyond_ns`` : its own time, without communication
+    alone, beyond the longest of the others'. ``mean_wait_ns`` : what they wait for it in the mean. ``n_late`` : steps
+    in which it causes most waiting. ``blame_share`` : its share of all waiting. ``n_peers`` : recorded ranks in its
+    groups beside it; ``reaches_all`` : those are all.
     """
 
     position: int
     gain_ns: Ints
+    beyond_ns: Ints
     mean_wait_ns: Ints
     n_late: int
     blame_share: float
@@ -152,7 +154,9 @@ def find_straggler(ranks: Sequence[RankRecord], matches: Matches, waits: Waiting
     low, middle, _ = median_interval(gain)
     if middle < MIN_SHARE * waits.step_ns or low < MIN_SHARE * waits.step_ns / 2:
         return None
-    if float(np.median(_own_excess_ns(ranks, waits, worst))) < MIN_OWN * middle:
+    own = _own_ns(ranks, waits)
+    others = np.delete(own, worst, axis=0)
+    if float(np.median(own[worst] - np.median(others, axis=0))) < MIN_OWN * middle:
         return None
     mine = [group for group in matches.groups if not group.fault and worst in group.members]
     late = [int((item.members[item.late] == worst).sum()) for item in mine]
@@ -161,6 +165,7 @@ def find_straggler(ranks: Sequence[RankRecord], matches: Matches, waits: Waiting
     return Straggler(
         position=worst,
         gain_ns=gain,
+        beyond_ns=own[worst] - others.max(axis=0),
         mean_wait_ns=mean,
         n_late=n_late,
         blame_share=share,
@@ -171,16 +176,14 @@ def find_straggler(ranks: Sequence[RankRecord], matches: Matches, waits: Waiting
     )
 
 
-def _own_excess_ns(ranks: Sequence[RankRecord], waits: Waiting, position: int) -> NDArray[np.int64]:
-    """Return int64[steps]: how much longer a rank's steady steps are than the others', without communication alone."""
+def _own_ns(ranks: Sequence[RankRecord], waits: Waiting) -> Ints:
+    """Return int64[ranks, steps]: the steady steps of each rank without communication alone."""
     steps = waits.step[waits.steady]
     own = []
     for rank in ranks:
         at = np.searchsorted(rank.steps.number, steps)
         own.append((rank.steps.end_ns - rank.steps.start_ns - rank.steps.parts_ns[:, 1])[at])
-    others = np.median(np.delete(own, position, axis=0), axis=0)
-    excess: NDArray[np.int64] = (own[position] - others).round().astype(np.int64)
-    return excess
+    return np.array(own, np.int64)
 
 
 def _judged(one: GroupMatch, steps: Ints) -> NDArray[np.bool_]:

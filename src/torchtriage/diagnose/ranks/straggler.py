@@ -22,7 +22,7 @@ from torchtriage.diagnose.ranks.host_activity import CELLS, PHASES
 from torchtriage.diagnose.ranks.match import GroupMatch, Matches
 from torchtriage.diagnose.ranks.rank_record import Moment, RankRecord
 
-__all__ = ["MOST", "Straggler", "StragglerCause", "Waiting", "find_straggler", "waiting"]
+__all__ = ["MOST", "Straggler", "StragglerCause", "Waiting", "find_straggler", "spared_ns", "waiting"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -149,8 +149,8 @@ def find_straggler(ranks: Sequence[RankRecord], matches: Matches, waits: Waiting
     share = float(blame[worst].sum() / total)
     if n_late < MIN_BLAME * blame.shape[1] or share < MIN_BLAME:
         return None
-    gains, means = _gains(ranks, matches, waits, worst)
-    gain, mean = gains[waits.steady], means[waits.steady]
+    gain = spared_ns(ranks, matches, waits, worst).min(axis=0)[waits.steady]
+    mean = waits.blame_ns[worst, waits.steady]
     low, middle, _ = median_interval(gain)
     if middle < MIN_SHARE * waits.step_ns or low < MIN_SHARE * waits.step_ns / 2:
         return None
@@ -235,15 +235,15 @@ def _held(matches: Matches, step: Ints, position: int, *, late_only: int = -1) -
     )
 
 
-def _gains(ranks: Sequence[RankRecord], matches: Matches, waits: Waiting, late: int) -> tuple[Ints, Ints]:
-    """Return int64[steps] twice: what every waiting rank is spared, and the mean wait for it."""
+def spared_ns(ranks: Sequence[RankRecord], matches: Matches, waits: Waiting, late: int) -> Ints:
+    """Return int64[peers, steps]: how long each rank in a rank's groups waits for that one alone."""
     others = _peers(matches, late)
-    gain = np.full((len(others), len(waits.step)), 0, np.int64)
+    spared = np.zeros((len(others), len(waits.step)), np.int64)
     for place, position in enumerate(others.tolist()):
         pieces, step_at, _ = _held(matches, waits.step, position, late_only=late)
         own = intervals.covered(pieces, ranks[position].exposed + matches.offset_ns[position])
-        np.add.at(gain[place], step_at, own)
-    return gain.min(axis=0), waits.blame_ns[late]
+        np.add.at(spared[place], step_at, own)
+    return spared
 
 
 def _cause(

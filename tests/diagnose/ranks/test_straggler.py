@@ -179,6 +179,20 @@ def test_a_rank_without_its_cause_is_at_times_the_last_again() -> None:
     assert 1.7 <= cost.low_ms <= 1.8
 
 
+def test_a_recording_cut_in_the_middle_hides_no_late_rank() -> None:
+    builders = job(4, late={2: 4000}, n_steps=8)
+    middle = max(event["ts"] for event in builders[1].events) / 2
+    builders[1].events = [
+        event for event in builders[1].events if event["ts"] < middle or not event["name"].startswith("nccl")
+    ]
+    waits, found = judged(records(builders))
+    assert found is not None
+    assert found.position == 2
+    # of the steps in which rank 1 lacks its collectives nothing is said
+    assert set(found.gain_ns.tolist()) == {4 * MS}
+    assert waits.steady.sum() == waits.n_judged == 3
+
+
 def test_two_ranks() -> None:
     _, found = judged(records(job(2, late={1: 4000})))
     assert found is not None

@@ -123,6 +123,11 @@ def waiting(ranks: Sequence[RankRecord], matches: Matches) -> Waiting:
         wall[position] = (rank.steps.end_ns - rank.steps.start_ns)[at]
     if not steady.any():
         steady[:] = True
+    # where a rank's recording lacks collectives, who was late is not known
+    lacking = [group.uneven_steps for group in matches.groups if not group.fault]
+    whole = steady & ~np.isin(step, np.concatenate([step[:0], *lacking]))
+    if whole.any():
+        steady = whole
     wait = np.zeros((len(ranks), len(step)), np.int64)
     blame = np.zeros((len(ranks), len(step)))
     for position in range(len(ranks)):

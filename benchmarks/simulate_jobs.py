@@ -180,6 +180,10 @@ EXPECTED = {
 }
 
 
+MIN_BUBBLE = 0.10
+"""By the formula of 1F1B: from so much on a pipeline's schedule is rightly named."""
+
+
 def _numbers(evidence: dict[str, Any], *names: str) -> set[int]:
     out: set[int] = set()
     for name, value in evidence.items():
@@ -193,6 +197,9 @@ def judge_one(label: dict[str, Any], job: Any) -> dict[str, Any]:
     """Return what was said of a job against its label."""
     said = [one for one in job.findings if one.code in JOB_CODES and one.severity != "note"]
     kind = label["kind"]
+    if kind == "healthy" and (label["pp"] - 1) / (label["micro"] + label["pp"] - 1) >= MIN_BUBBLE:
+        # few micro-batches are no fault that was planted, but their bubble is there
+        said = [one for one in said if one.code != "COM062"]
     right = [one for one in said if one.code in EXPECTED[kind]]
     rank = cause = inside = False
     if kind == "healthy":

@@ -186,7 +186,9 @@ class StragglerWatch:
 
     def _optimizer_ended(self, optimizer: Any) -> None:
         if optimizer is self._optimizer:
-            self.step()
+            self._clock.end_step()
+            if self._attend:
+                self._attend_to()
 
     def _off(self) -> None:
         self._hooks.remove()

@@ -68,7 +68,13 @@ def steps_of(builders: list[TraceBuilder], arrive: Callable[[int, float], list[f
 
 
 def experts(
-    n: int, tokens: Callable[[int, int], int], *, us: float = 1.0, kernel_name: str = "grouped_gemm", took: float = 200
+    n: int,
+    tokens: Callable[[int, int], int],
+    *,
+    us: float = 1.0,
+    kernel_name: str = "grouped_gemm",
+    took: float = 200,
+    activation_us: float = 0.0,
 ) -> list[TraceBuilder]:
     """Return ranks that dispatch tokens, compute as long as they have of them, and give them back."""
     builders = ranks_of(n)
@@ -77,7 +83,7 @@ def experts(
         at = meet(builders, [kernel(one, begin, 1500, "attention") + 10 for one in builders], "all_to_all")
         load = [tokens(step, rank) for rank in range(n)]
         at = [
-            kernel(one, when, load[rank] * us, kernel_name) + 5
+            kernel(one, kernel(one, when, load[rank] * us, kernel_name), load[rank] * activation_us, "gelu") + 5
             for rank, (one, when) in enumerate(zip(builders, at, strict=True))
         ]
         return meet(builders, at, "all_to_all", load, took)
@@ -114,6 +120,14 @@ def test_even_experts_would_exchange_faster_too():
     assert cost is not None
     # its lateness of 1.9 to 2.1 ms, and of the exchange that gives back what the fullest rank has above the mean
     assert cost.high_ms >= 2.1 + 1.0 * (1 - 1675 / 3250)
+
+
+def test_all_that_experts_compute_grows_with_their_tokens():
+    builders = experts(4, lambda step, rank: 3000 + step * 100 if rank == 2 else 1000 + step * 70, activation_us=0.5)
+    cost = found(builders)["COM064"].cost
+    assert cost is not None
+    # of 1.5 us for each token, half a microsecond is no product: from 3250 to the mean in the middle
+    assert cost.low_ms <= 1.5 * (3.25 - 1.675) <= cost.high_ms
 
 
 def test_without_the_profiler_the_step_is_the_denominator():

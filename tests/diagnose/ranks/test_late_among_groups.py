@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import pytest
 from builder import TraceBuilder
 from diagnose.ranks.jobs import FORWARD, all_reduce, records
+from diagnose.ranks.pipelines import SEND
 
 from torchtriage.core.finding import Finding
 from torchtriage.diagnose.ranks.job import judge
@@ -51,6 +52,64 @@ def job(late: Mapping[int, float], *, how: str = "python", more: Mapping[int, in
     for rank, builder in enumerate(builders):
         builder.profiler_stop(begin[rank] + 10, 20)
     return builders
+
+
+def staged(late: Mapping[int, float]) -> tuple[list[TraceBuilder], float]:
+    """Return ranks in pairs of two stages, which the second begins late anyway, and the length of a step.
+
+    ``late`` : microseconds in which some ranks' hosts begin a step later.
+    """
+    builders = [TraceBuilder(distributedInfo={"backend": "nccl", "rank": r, "world_size": N}) for r in range(N)]
+    begin, length = 1000.0, 0.0
+    free: dict[int, float] = {}
+
+    def meet(group: str, some: list[int]) -> None:
+        end = max(free[rank] for rank in some) + TRANSFER
+        for rank in some:
+            all_reduce(builders[rank], free[rank], end, N, group=group, ranks=some, nelems=512)
+            free[rank] = end + 10
+
+    for step in range(6):
+        for rank, builder in enumerate(builders):
+            host = begin + 10 + late.get(rank, 0.0)
+            other = (rank + 4) % N
+            ends = {"Src Rank": min(rank, other), "Dst Rank": max(rank, other), "Process Group Name": f"p{rank % 4}"}
+            message = {"Collective name": "recv", "In msg nelems": 4096, "dtype": "Float", **ends}
+            if rank >= 4:
+                sent = max(free[other], host + 20)
+                builder.launch(host, 4, host + 10, sent - host, SEND, stream=20, **message)
+                host = sent + 10
+            builder.op("aten::mm", host - 8 if rank < 4 else begin + 12 + late.get(rank, 0.0), 20)
+            builder.launch(host - 6 if rank < 4 else begin + 14 + late.get(rank, 0.0), 5, host, FORWARD, "forward")
+            free[rank] = host + FORWARD + 10
+            if rank % 2:
+                meet(f"t{rank // 2}", [rank - 1, rank])
+                for one in (rank - 1, rank) if rank < 4 else ():
+                    ends = {"Src Rank": one, "Dst Rank": one + 4, "Process Group Name": f"p{one}"}
+                    message |= {"Collective name": "send", **ends}
+                    builders[one].launch(free[one] - 8, 4, free[one], 10, SEND, stream=21, **message)
+                    free[one] += 20
+        for some in ([0, 2], [1, 3], [4, 6], [5, 7], list(range(N))):
+            meet("d" + "_".join(map(str, some)), some)
+        length = max(free.values()) + 220 - begin
+        for rank, builder in enumerate(builders):
+            builder.launch(free[rank] + 1, 5, free[rank] + 10, 200)
+            builder.step(10 + step, begin, length)
+        begin += length + 5
+    for builder in builders:
+        builder.profiler_stop(begin + 10, 20)
+    return builders, length
+
+
+def test_a_stage_that_would_wait_anyway_saves_only_what_is_beyond_its_bubble() -> None:
+    builders, now = staged({6: 4000})
+    found = late_rank(builders)
+    assert found is not None
+    assert found.evidence["late_rank"] == 6
+    assert found.cost is not None
+    truth = (now - staged({})[1]) / 1e3
+    assert truth < 2
+    assert found.cost.low_ms <= truth <= found.cost.high_ms <= truth * 1.2
 
 
 def late_rank(builders: list[TraceBuilder]) -> Finding | None:

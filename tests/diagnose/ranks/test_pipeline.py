@@ -144,6 +144,23 @@ def test_the_longest_stage_is_named_with_what_equal_ones_would_save(slow: int, d
     assert result.joint_cost.high_ms >= one.cost.high_ms
 
 
+def test_messages_inside_a_pass_move_with_its_layers() -> None:
+    longer = [1.0, 2.0, 1.0, 1.0]
+    builders = pipeline(4, 8, longer=longer, device=True)
+    for builder in builders:
+        calls = {event["args"]["correlation"]: event for event in builder.events if event["cat"] == "cuda_runtime"}
+        for one in [event for event in builder.events if event["name"] == "gemm"]:
+            # for its second fifth the device waits for a message of the tensor group
+            whole, one["dur"] = one["dur"], one["dur"] / 5
+            launched = calls[one["args"]["correlation"]]["ts"]
+            builder.launch(launched + 5, 4, one["ts"] + whole * 2 / 5, whole * 3 / 5, "gemm")
+    cost = codes(judged(builders))["COM063"].cost
+    assert cost is not None
+    (_, now), (_, even) = (times(4, 8, one_forward_one_backward, each) for each in (longer, [1.25] * 4))
+    assert cost.low_ms * 2 == pytest.approx((now - even) / 1e3, rel=0.03)
+    assert cost.high_ms >= (now - even) / 1e3
+
+
 def test_stages_that_differ_little_are_no_imbalance() -> None:
     assert "COM063" not in codes(judged(pipeline(4, 8, longer=[1.0, 1.05, 1.0, 0.95])))
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,9 +9,11 @@ from builder import TraceBuilder
 from diagnose.ranks.jobs import all_reduce, job, records
 
 from torchtriage.diagnose.ranks.host_activity import PHASES, find_pieces
+from torchtriage.diagnose.ranks.job_detection import detect_jobs
 from torchtriage.diagnose.ranks.match import match
 from torchtriage.diagnose.ranks.rank_record import RankRecord
 from torchtriage.diagnose.ranks.straggler import Straggler, Waiting, find_straggler, waiting
+from torchtriage.diagnose.ranks.straggler_finding import straggler_finding
 
 MS = 1_000_000
 
@@ -136,6 +139,58 @@ def test_nobody_waits_longer_in_the_mean_than_a_rank_does() -> None:
     most = waits.wait_ns.max(axis=0)
     assert (most > 2 * MS).all()
     assert (waits.blame_ns.max(axis=0) <= most).all()
+
+
+def test_a_message_that_only_the_late_rank_hides_is_waiting_too() -> None:
+    # two buckets: the late rank computes beside the first, for which the others have nothing left to do
+    builders, late = job(3), 5000.0
+    for rank, builder in enumerate(builders):
+        builder.events.clear()
+        for step in range(6):
+            begin = 1000 + step * 11_000
+            at = begin + late * (rank == 2)
+            builder.op("aten::mm", at, 20)
+            builder.launch(at + 2, 5, at + 10, 1990, "backward")
+            builder.launch(at + 12, 5, at + 2000, 2000, "backward")
+            all_reduce(builder, at + 2000, begin + late + 3000, 3)
+            all_reduce(builder, begin + late + 4000 if rank == 2 else begin + late + 3000, begin + late + 5000, 3)
+            builder.step(10 + step, begin, late + 5050)
+        builder.profiler_stop(begin + 11_000, 20)
+    ranks = records(builders)
+    waits, found = judged(ranks)
+    assert found is not None
+    (one,) = detect_jobs(ranks)
+    cost = straggler_finding(ranks, range(3), one, found, waits).cost
+    assert cost is not None
+    # 3 ms of waiting until the first, its transfer of 1 ms, 1 ms until the second
+    assert cost.low_ms == pytest.approx(4, abs=0.1)
+    assert cost.high_ms == pytest.approx(5, abs=0.1)
+
+
+def test_a_rank_without_its_cause_is_at_times_the_last_again() -> None:
+    ranks = records(job(late={2: 4000}))
+    waits, found = judged(ranks)
+    assert found is not None
+    assert found.cause is not None
+    (one,) = detect_jobs(ranks)
+    part = replace(found, cause=replace(found.cause, excess_ns=2.0 * MS))
+    cost = straggler_finding(ranks, range(4), one, part, waits).cost
+    assert cost is not None
+    assert 1.7 <= cost.low_ms <= 1.8
+
+
+def test_a_recording_cut_in_the_middle_hides_no_late_rank() -> None:
+    builders = job(4, late={2: 4000}, n_steps=8)
+    middle = max(event["ts"] for event in builders[1].events) / 2
+    builders[1].events = [
+        event for event in builders[1].events if event["ts"] < middle or not event["name"].startswith("nccl")
+    ]
+    waits, found = judged(records(builders))
+    assert found is not None
+    assert found.position == 2
+    # of the steps in which rank 1 lacks its collectives nothing is said
+    assert set(found.gain_ns.tolist()) == {4 * MS}
+    assert waits.steady.sum() == waits.n_judged == 3
 
 
 def test_two_ranks() -> None:

@@ -48,8 +48,7 @@ class Window:
 class PhaseClock:
     """Counts the nanoseconds of each phase of each step.
 
-    Only the loop's thread, and the one that runs its backward pass, may switch it; :meth:`mine` says whether this is
-    one of them.
+    Only ``threads``, the loop's and the one that runs its backward pass, may switch it.
 
     ``step`` : steps that have ended. ``phase`` : now. ``timed`` : whether this step is one of the timed ones.
     ``windows`` : full ones, to be taken.
@@ -89,10 +88,6 @@ class PhaseClock:
         self.timed = True
         self._stride = 1
         self._window_ns = self.since_ns
-
-    def mine(self) -> bool:
-        """Return whether this thread is the loop's."""
-        return get_ident() in self.threads
 
     def enter(self, phase: int) -> int:
         """Begin a phase; return the one that ended."""

@@ -92,17 +92,19 @@ class PhaseHooks:
     def _forward_begins(self, *_: Any) -> None:
         if self._compiling():
             return
-        if self._clock.phase != BACKWARD and self._clock.mine():  # else computed again, for the backward pass
-            self._clock.enter(FORWARD)
+        clock = self._clock
+        if clock.phase != BACKWARD and get_ident() in clock.threads:  # else computed again, for the backward pass
+            clock.enter(FORWARD)
 
     def _forward_ended(self, _module: Any, _args: Any, output: Any) -> None:
         if self._compiling():
             return
-        if self._clock.phase == FORWARD and self._clock.mine():
-            if self._clock.timed:  # this is what costs most
+        clock = self._clock
+        if clock.phase == FORWARD and get_ident() in clock.threads:
+            if clock.timed:  # this is what costs most
                 for tensor in _outputs(output, MOST_OUTPUTS):
                     tensor.register_hook(self._backward_begins)
-            self._clock.enter(BETWEEN)
+            clock.enter(BETWEEN)
 
     def _backward_begins(self, _grad: Any) -> None:
         clock = self._clock
@@ -121,21 +123,24 @@ class PhaseHooks:
     # -- optimizers ------------------------------------------------------------------------------
 
     def _optimizer_begins(self, *_: Any) -> None:
-        if self._compiling() or not self._clock.mine():
+        clock = self._clock
+        if self._compiling() or get_ident() not in clock.threads:
             return
-        if self._clock.phase == OPTIMIZER:  # the step of a class calls that of its base, and both have hooks
+        if clock.phase == OPTIMIZER:  # the step of a class calls that of its base, and both have hooks
             self._depth += 1
         else:
             self._depth = 1
-            self._clock.enter(OPTIMIZER)
+            clock.enter(OPTIMIZER)
 
     def _optimizer_ended(self, optimizer: Any, *_: Any) -> None:
-        if self._compiling() or not self._clock.mine():
+        clock = self._clock
+        if self._compiling() or get_ident() not in clock.threads:
             return
         self._depth -= 1
         if not self._depth:
-            self._clock.enter(BETWEEN)
             self._on_optimizer(optimizer)
+            if clock.phase == OPTIMIZER:  # not the end of the step
+                clock.enter(BETWEEN)
 
     # -- functions -------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torchtriage.core.finding import Finding
 from torchtriage.core.stats.median import median_interval
 from torchtriage.core.units import format_ns, format_share
+from torchtriage.diagnose.ranks.host_activity import CELLS
 from torchtriage.diagnose.ranks.job_patterns import MIN_SHARE, RanksTogether, job_finding
 from torchtriage.diagnose.ranks.match import GroupMatch
 
@@ -41,7 +42,7 @@ def expert_skew(job: RanksTogether) -> Finding | None:
         )
         if not len(use):
             continue
-        nelems, products = _of_members(job, group, use)
+        nelems, products, computed = _of_members(job, group, use)
         uneven = nelems.max(axis=1) >= UNEVEN * np.maximum(nelems.mean(axis=1), 1)
         experts = any(rank.work.experts for rank in job.ranks)
         known = (nelems >= 0).all(axis=1) & uneven & (experts | _routed(nelems, group.step[use]))
@@ -50,8 +51,10 @@ def expert_skew(job: RanksTogether) -> Finding | None:
         rows = np.arange(len(use))
         # as even work would let all come at the mean
         gain = start.max(axis=1) - start.mean(axis=1)
-        more = products[rows, late] - np.median(products, axis=1)
-        fullest = (nelems.argmax(axis=1) == late) & (more >= MIN_EXPLAINED * gain)
+        longer = products[rows, late] - np.median(products, axis=1)
+        fullest = (nelems.argmax(axis=1) == late) & (longer >= MIN_EXPLAINED * gain)
+        # what lies around the products grows with the tokens, too
+        more = np.maximum(longer, computed[rows, late] - np.median(computed, axis=1))
         total += float(gain[known].sum())
         hit = known & fullest
         blamed += float(gain[hit].sum())
@@ -97,15 +100,18 @@ def _exchanges(name: str) -> bool:
     return "alltoall" in plain
 
 
-def _of_members(job: RanksTogether, group: GroupMatch, use: Ints) -> tuple[Ints, Ints]:
-    """Return int64[matches, members] twice: elements put in, and products computed since the collective before."""
-    nelems, products = [], []
+def _of_members(job: RanksTogether, group: GroupMatch, use: Ints) -> tuple[Ints, Ints, Ints]:
+    """Return int64[matches, members] each: elements put in, and products and all computed since the one before."""
+    nelems, products, computed = [], [], []
     for column, position in enumerate(group.members.tolist()):
         record, at = job.ranks[position], group.index[use, column]
-        done = record.work.product_ns
+        before = np.maximum(at - 1, 0)
+        cells = [("", "device")] if record.device else [cell for cell in CELLS if cell[1] == "op"]
+        spent = record.collectives.spent_ns[:, [CELLS.index(cell) for cell in cells]].sum(axis=1)
         nelems.append(record.collectives.nelems[at])
-        products.append(done[at] - done[np.maximum(at - 1, 0)])
-    return np.stack(nelems, axis=1), np.stack(products, axis=1)
+        products.append(record.work.product_ns[at] - record.work.product_ns[before])
+        computed.append(spent[at] - spent[before])
+    return np.stack(nelems, axis=1), np.stack(products, axis=1), np.stack(computed, axis=1)
 
 
 def _routed(nelems: Ints, step: Ints) -> NDArray[np.bool_]:

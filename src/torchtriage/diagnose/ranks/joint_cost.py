@@ -14,7 +14,7 @@ from torchtriage.diagnose.ranks.rank_skeleton import ALL
 from torchtriage.diagnose.ranks.straggler import Straggler
 from torchtriage.diagnose.verdict.result import Result
 
-__all__ = ["JOINT_METHOD", "all_cost", "finding_cost", "interval_ns", "with_joint_gain"]
+__all__ = ["JOINT_METHOD", "LATE_AGAIN", "all_cost", "finding_cost", "interval_ns", "with_joint_gain"]
 
 JOINT_METHOD = "all ranks replayed together with the fix"
 MIN_SAVING = 0.001

@@ -20,6 +20,7 @@ from torchtriage.diagnose.ranks.host_activity import CELLS
 from torchtriage.diagnose.ranks.job_patterns import RanksTogether, job_finding
 from torchtriage.diagnose.ranks.merge import STRAGGLER
 from torchtriage.diagnose.ranks.rank_record import RankRecord
+from torchtriage.diagnose.ranks.straggler import spared_ns
 
 __all__ = ["agreed", "late_among_groups"]
 
@@ -39,7 +40,6 @@ DOUBT = 0.05
 """Share of the saving: some of a rank's own time passes beside its communication in one way or another."""
 ABSORBED = 0.5
 """Of it at most, in a pipeline: a stage that is late has a shorter bubble first."""
-
 
 _DOES = {"op": "operators", "python": "Python", "gc": "garbage collection", "device": "computation of the device"}
 _WHERE = {"loader": "of the loader", "forward": "of the forward pass", "backward": "of the backward pass"}
@@ -143,8 +143,16 @@ def _finding(job: RanksTogether, late: _Late) -> Finding:
     middle = np.median(others, axis=0)
     more_ns = float((mine - middle).mean())
     high = float(np.quantile(mine - middle, 0.9)) * (1 + DOUBT)
-    least = ABSORBED if any(rank.n_point_to_point for rank in ranks) else 1 - DOUBT
-    low = float(np.quantile(mine - others.max(axis=0), 0.1)) * least
+    least = float(np.quantile(mine - others.max(axis=0), 0.1))
+    if any(rank.n_point_to_point for rank in ranks):
+        # what would be bubble anyway nobody waits for
+        spared = np.median(spared_ns(ranks, job.matches, job.waits, late.position)[:, job.waits.steady], axis=1)
+        felt = spared[spared >= MIN_SHARE * job.waits.step_ns]
+        if len(felt):
+            least, high = min(least, float(felt.min())), min(high, float(felt.min()) * (1 + DOUBT))
+        low = least * ABSORBED
+    else:
+        low = least * (1 - DOUBT)
     cause, explained = _cause(ranks, late, steps, more_ns)
     number = job.numbers[late.position]
     waited = ranks[late.position].steps.parts_ns[:, 1].mean() / np.mean(
@@ -169,7 +177,8 @@ def _finding(job: RanksTogether, late: _Late) -> Finding:
         [late.position],
         ns=(min(low, high), high),
         naive_ns=more_ns,
-        method="own time beyond that of the ranks with the same program: of all of them, and of their median",
+        method="own time beyond that of the ranks with the same program: of all of them, and of their median; in a"
+        " pipeline no more than others wait for it",
         certainty="likely" if cause and len(late.peers) >= SURE_PEERS else "hint",
     )
     place = replace(found.place, steps=tuple(steps.tolist()))

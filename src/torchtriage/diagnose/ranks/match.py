@@ -41,7 +41,7 @@ class GroupMatch:
     ``members`` : positions of the ranks in the job, ascending. ``index`` : int64[matches, members],
     places in each rank's collectives. ``start_ns``, ``end_ns`` : the same shape, on the job's
     clock. ``step``, ``name``, ``nelems`` : one for each match. ``fault`` : why the group cannot be
-    judged, empty where it can.
+    judged, empty where it can. ``uneven_steps`` : numbers of those in which nothing is matched, as a rank lacks some.
     """
 
     group: ProcessGroup
@@ -56,6 +56,7 @@ class GroupMatch:
     unmatched: tuple[str, ...]
     end_skew_ns: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     fault: str = ""
+    uneven_steps: Ints = field(default_factory=lambda: np.empty(0, np.int64))
 
     def __len__(self) -> int:
         """Return the number of matches."""
@@ -181,9 +182,10 @@ def _match_group(
     by_seq = keys[0][0]
     pairs = [key[1] for key in keys]
     unmatched: list[str] = []
+    uneven = np.empty(0, np.int64)
     if not by_seq:
         recorded = [ranks[position].steps.number for position in members]
-        keep, unmatched, odd = _same_counts(pairs, recorded, [numbers[position] for position in members])
+        keep, uneven, unmatched, odd = _same_counts(pairs, recorded, [numbers[position] for position in members])
         if not len(keep) and 0 < len(odd) < len(members) - 1:
             # cut in every step: the others can still be matched
             rest = [position for column, position in enumerate(members) if column not in odd]
@@ -209,10 +211,10 @@ def _match_group(
         code = {name: at for at, name in enumerate(first.names)}
         mine = np.array([code.get(name, -1) for name in table.names], np.int64)
         same &= mine[table.name[index[:, column]]] == first.name[index[:, 0]]
-        uneven = np.array([any(text in name for text in _UNEVEN) for name in first.names], bool)
+        varies = np.array([any(text in name for text in _UNEVEN) for name in first.names], bool)
         sizes = table.nelems[index[:, column]], first.nelems[index[:, 0]]
         equal = (sizes[0] == sizes[1]) | (sizes[0] < 0) | (sizes[1] < 0)
-        same &= equal | uneven[first.name[index[:, 0]]]
+        same &= equal | varies[first.name[index[:, 0]]]
     n_unmatched += int((~same).sum()) * len(members)
     if not same.all():
         unmatched.append(f"{int((~same).sum())} of {len(same)} differ in operation or size")
@@ -234,6 +236,7 @@ def _match_group(
         nelems=first.nelems[index[:, 0]],
         n_unmatched=n_unmatched,
         unmatched=tuple(unmatched),
+        uneven_steps=uneven - 1,
     )
 
 
@@ -249,8 +252,10 @@ def _keys(seq: Ints, step: Ints) -> tuple[bool, Ints]:
     return False, np.stack([step + 1, ordinal], axis=1)
 
 
-def _same_counts(pairs: list[Ints], recorded: list[Ints], numbers: list[int]) -> tuple[Ints, list[str], list[int]]:
-    """Return the steps in which every rank has the same number of collectives, what is said of others, and of whom.
+def _same_counts(
+    pairs: list[Ints], recorded: list[Ints], numbers: list[int]
+) -> tuple[Ints, Ints, list[str], list[int]]:
+    """Return steps in which every rank has the same number of collectives, and others, what is said of those, of whom.
 
     Order alone cannot say which one is missing. Outside the steps nothing is matched, unless there
     are no steps at all.
@@ -284,7 +289,7 @@ def _same_counts(pairs: list[Ints], recorded: list[Ints], numbers: list[int]) ->
             f"different numbers of collectives in {int(uneven.sum())} of {int(inside.sum())} steps"
             f" (rank{'s' if len(odd) > 1 else ''} {who})"
         )
-    return steps[everywhere & inside], unmatched, odd.tolist()
+    return steps[everywhere & inside], steps[uneven], unmatched, odd.tolist()
 
 
 # -- clocks ------------------------------------------------------------------------------------

@@ -22,6 +22,9 @@ from torchtriage.diagnose.ranks.rank_record import RankRecord
 
 __all__ = ["Bubble", "measure"]
 
+PassTimes = dict[tuple[int, str], float]
+"""Stage and kind of a pass to its nanoseconds."""
+
 
 @dataclass(frozen=True, eq=False)
 class Bubble:
@@ -30,7 +33,7 @@ class Bubble:
     ``span_ns`` : int64[steps], from the first pass on any rank to the last. ``bubble_ns`` : waiting in it for what
     another stage has not done yet. ``transfer_ns`` : sending or receiving what is done. ``busy_ns`` : its passes; the
     rest is the host between them. ``windows`` : the spans, on the job's clock. ``times_ns`` : stage and kind to the
-    mean of its passes.
+    mean computation of its passes. ``lengths_ns`` : the same from a pass's begin to its end, messages included.
     """
 
     pipeline: Pipeline
@@ -39,7 +42,8 @@ class Bubble:
     transfer_ns: Ints
     busy_ns: Ints
     windows: Spans
-    times_ns: dict[tuple[int, str], float]
+    times_ns: PassTimes
+    lengths_ns: PassTimes
 
     @property
     def share(self) -> float:
@@ -81,23 +85,37 @@ class Bubble:
         return play(self.pipeline.orders, self.even_ns) if self.known else None
 
     @cached_property
-    def even_ns(self) -> dict[tuple[int, str], float]:
+    def even_ns(self) -> PassTimes:
         """Times of the passes if the stages of all ranks were equally long, forward and on the way back."""
-        rank_of, out = self.pipeline.rank_of, {}
-        for kinds in ("F", "BIW"):
-            whole = [0.0] * len(self.pipeline.members)
-            for (stage, kind), time_ns in self.times_ns.items():
-                whole[rank_of[stage]] += time_ns * (kind in kinds)
-            mean = float(np.mean(whole))
-            for (stage, kind), time_ns in self.times_ns.items():
-                if kind in kinds:
-                    out[stage, kind] = time_ns * mean / max(whole[rank_of[stage]], 1.0)
-        return out
+        return self._evened(self.times_ns)
 
-    def lasts_ns(self, orders: Orders, times_ns: dict[tuple[int, str], float]) -> float:
+    def lasts_ns(self, orders: Orders, times_ns: PassTimes) -> float:
         """Return how long some order would last, with messages and gaps as they are here; 0 where it cannot run."""
         played = play(orders, times_ns, hop_ns=self.hop_ns, gap_ns=self.gap_ns)
         return played.span_ns if played else 0.0
+
+    @property
+    def even_gain_ns(self) -> float:
+        """What equal stages would save: what lies between the computation of a pass moves with its layers."""
+        inside_ns = float(np.mean([self.lengths_ns[key] - time_ns for key, time_ns in self.times_ns.items()]))
+        between_ns = max(self.gap_ns - inside_ns, 0.0)
+        now, even = (
+            play(self.pipeline.orders, times_ns, hop_ns=self.hop_ns, gap_ns=between_ns)
+            for times_ns in (self.lengths_ns, self._evened(self.lengths_ns))
+        )
+        return now.span_ns - even.span_ns if now and even else 0.0
+
+    def _evened(self, times_ns: PassTimes) -> PassTimes:
+        rank_of, out = self.pipeline.rank_of, {}
+        for kinds in ("F", "BIW"):
+            whole = [0.0] * len(self.pipeline.members)
+            for (stage, kind), time_ns in times_ns.items():
+                whole[rank_of[stage]] += time_ns * (kind in kinds)
+            mean = float(np.mean(whole))
+            for (stage, kind), time_ns in times_ns.items():
+                if kind in kinds:
+                    out[stage, kind] = time_ns * mean / max(whole[rank_of[stage]], 1.0)
+        return out
 
     @property
     def books_share(self) -> float | None:
@@ -134,11 +152,12 @@ def measure(pipeline: Pipeline, ranks: Sequence[RankRecord], offset_ns: Ints) ->
             bubble[place, at] = intervals.length(intervals.clip(waits, begin_ns, end_ns))
             transfer[place, at] = intervals.length(intervals.intersect(on_way, exposed))
             busy[place, at] = sum(one.busy_ns for one in passes)
-    times: dict[tuple[int, str], list[int]] = {}
+    times: dict[tuple[int, str], list[tuple[int, int]]] = {}
     for step in pipeline.steps:
         for passes in step.passes:
             for one in passes:
-                times.setdefault(one.task[:2], []).append(one.busy_ns)
+                times.setdefault(one.task[:2], []).append((one.busy_ns, one.end_ns - one.start_ns))
+    means = {key: np.mean(values, axis=0).tolist() for key, values in times.items()}
     return Bubble(
         pipeline=replace(pipeline, steps=()),
         span_ns=windows[:, 1] - windows[:, 0],
@@ -146,7 +165,8 @@ def measure(pipeline: Pipeline, ranks: Sequence[RankRecord], offset_ns: Ints) ->
         transfer_ns=transfer,
         busy_ns=np.minimum(busy, windows[:, 1] - windows[:, 0] - bubble),
         windows=windows,
-        times_ns={key: float(np.mean(values)) for key, values in times.items()},
+        times_ns={key: busy for key, (busy, _) in means.items()},
+        lengths_ns={key: length for key, (_, length) in means.items()},
     )
 
 

@@ -134,8 +134,7 @@ def _imbalance(
     assert one.implied is not None
     assert one.even is not None
     # messages and the host hide some of the difference, or none
-    gain_ns = one.lasts_ns(made.orders, one.times_ns) - one.lasts_ns(made.orders, one.even_ns)
-    gain_ns = max(gain_ns, one.implied.span_ns - one.even.span_ns)
+    gain_ns = max(one.even_gain_ns, one.implied.span_ns - one.even.span_ns)
     # what the other ranks wait is all that can come back
     others = [float(one.bubble_ns[at].mean()) for at in range(len(one.rank_ns)) if at != place]
     most_ns = sum(others) / len(others)

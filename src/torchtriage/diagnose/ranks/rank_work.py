@@ -37,17 +37,16 @@ MAX_KINDS = 40
 class RankWork:
     """What one rank computes, by its collectives and by its steps.
 
-    Per collective, in their order: ``product_ns`` and ``attention_ns``, int64[n], what it computed of each before the
-    start. Per step: ``forwards`` and ``backwards``, operators outside and inside the backward pass; ``saves_ns`` and
-    ``evaluates_ns``, time in calls or ranges with such names; ``attention_step_ns`` and ``other_step_ns``, attention
-    and all other computation.
+    Per collective, in their order: ``product_ns``, int64[n], the products it computed before the start. Per step:
+    ``forwards`` and ``backwards``, operators outside and inside the backward pass; ``saves_ns`` and ``evaluates_ns``,
+    time in calls or ranges with such names; ``attention_step_ns`` and ``other_step_ns``, attention and all other
+    computation.
 
     ``inputs`` : kind of an operator to the shapes and types of its inputs in the steady steps, as text.
     ``versions`` : what the recording says of versions, devices and settings.
     """
 
     product_ns: Ints
-    attention_ns: Ints
     forwards: Ints
     backwards: Ints
     saves_ns: Ints
@@ -63,7 +62,7 @@ class RankWork:
 
 
 _NONE = np.empty(0, np.int64)
-NO_WORK = RankWork(_NONE, _NONE, _NONE, _NONE, _NONE, _NONE, _NONE, _NONE)
+NO_WORK = RankWork(_NONE, _NONE, _NONE, _NONE, _NONE, _NONE, _NONE)
 
 
 def rank_work(trace: Trace, pieces: Pieces, until_ns: Ints) -> RankWork:
@@ -92,7 +91,6 @@ def rank_work(trace: Trace, pieces: Pieces, until_ns: Ints) -> RankWork:
     evaluating = np.flatnonzero(named & trace.matching(_EVALUATES) & ~trace.matching(_NOT_EVALUATION))
     return RankWork(
         product_ns=intervals.covered(before, products),
-        attention_ns=intervals.covered(before, focus),
         forwards=_counted(spans, trace.start_ns[ops[~inside[ops]]]),
         backwards=_counted(spans, trace.start_ns[ops[inside[ops]]]),
         saves_ns=intervals.covered(spans, trace.time_of(saving)),

@@ -22,7 +22,7 @@ from torchtriage.diagnose.ranks.host_activity import CELLS, PHASES
 from torchtriage.diagnose.ranks.match import GroupMatch, Matches
 from torchtriage.diagnose.ranks.rank_record import Moment, RankRecord
 
-__all__ = ["MOST", "Straggler", "StragglerCause", "Waiting", "find_straggler", "waiting"]
+__all__ = ["MOST", "Straggler", "StragglerCause", "Waiting", "find_straggler", "spared_ns", "waiting"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -90,13 +90,15 @@ class StragglerCause:
 class Straggler:
     """One rank that makes others wait; arrays have one element per steady step.
 
-    ``gain_ns`` : what every waiting rank would be spared at least. ``mean_wait_ns`` : what they
-    wait for it in the mean. ``n_late`` : steps in which it causes most waiting. ``blame_share`` :
-    its share of all waiting. ``n_peers`` : recorded ranks in its groups beside it; ``reaches_all`` : those are all.
+    ``gain_ns`` : what every waiting rank would be spared at least. ``beyond_ns`` : its own time, without communication
+    alone, beyond the longest of the others'. ``mean_wait_ns`` : what they wait for it in the mean. ``n_late`` : steps
+    in which it causes most waiting. ``blame_share`` : its share of all waiting. ``n_peers`` : recorded ranks in its
+    groups beside it; ``reaches_all`` : those are all.
     """
 
     position: int
     gain_ns: Ints
+    beyond_ns: Ints
     mean_wait_ns: Ints
     n_late: int
     blame_share: float
@@ -121,6 +123,11 @@ def waiting(ranks: Sequence[RankRecord], matches: Matches) -> Waiting:
         wall[position] = (rank.steps.end_ns - rank.steps.start_ns)[at]
     if not steady.any():
         steady[:] = True
+    # where a rank's recording lacks collectives, who was late is not known
+    lacking = [group.uneven_steps for group in matches.groups if not group.fault]
+    whole = steady & ~np.isin(step, np.concatenate([step[:0], *lacking]))
+    if whole.any():
+        steady = whole
     wait = np.zeros((len(ranks), len(step)), np.int64)
     blame = np.zeros((len(ranks), len(step)))
     for position in range(len(ranks)):
@@ -147,12 +154,14 @@ def find_straggler(ranks: Sequence[RankRecord], matches: Matches, waits: Waiting
     share = float(blame[worst].sum() / total)
     if n_late < MIN_BLAME * blame.shape[1] or share < MIN_BLAME:
         return None
-    gains, means = _gains(ranks, matches, waits, worst)
-    gain, mean = gains[waits.steady], means[waits.steady]
+    gain = spared_ns(ranks, matches, waits, worst).min(axis=0)[waits.steady]
+    mean = waits.blame_ns[worst, waits.steady]
     low, middle, _ = median_interval(gain)
     if middle < MIN_SHARE * waits.step_ns or low < MIN_SHARE * waits.step_ns / 2:
         return None
-    if float(np.median(_own_excess_ns(ranks, waits, worst))) < MIN_OWN * middle:
+    own = _own_ns(ranks, waits)
+    others = np.delete(own, worst, axis=0)
+    if float(np.median(own[worst] - np.median(others, axis=0))) < MIN_OWN * middle:
         return None
     mine = [group for group in matches.groups if not group.fault and worst in group.members]
     late = [int((item.members[item.late] == worst).sum()) for item in mine]
@@ -161,6 +170,7 @@ def find_straggler(ranks: Sequence[RankRecord], matches: Matches, waits: Waiting
     return Straggler(
         position=worst,
         gain_ns=gain,
+        beyond_ns=own[worst] - others.max(axis=0),
         mean_wait_ns=mean,
         n_late=n_late,
         blame_share=share,
@@ -171,16 +181,14 @@ def find_straggler(ranks: Sequence[RankRecord], matches: Matches, waits: Waiting
     )
 
 
-def _own_excess_ns(ranks: Sequence[RankRecord], waits: Waiting, position: int) -> NDArray[np.int64]:
-    """Return int64[steps]: how much longer a rank's steady steps are than the others', without communication alone."""
+def _own_ns(ranks: Sequence[RankRecord], waits: Waiting) -> Ints:
+    """Return int64[ranks, steps]: the steady steps of each rank without communication alone."""
     steps = waits.step[waits.steady]
     own = []
     for rank in ranks:
         at = np.searchsorted(rank.steps.number, steps)
         own.append((rank.steps.end_ns - rank.steps.start_ns - rank.steps.parts_ns[:, 1])[at])
-    others = np.median(np.delete(own, position, axis=0), axis=0)
-    excess: NDArray[np.int64] = (own[position] - others).round().astype(np.int64)
-    return excess
+    return np.array(own, np.int64)
 
 
 def _judged(one: GroupMatch, steps: Ints) -> NDArray[np.bool_]:
@@ -232,15 +240,15 @@ def _held(matches: Matches, step: Ints, position: int, *, late_only: int = -1) -
     )
 
 
-def _gains(ranks: Sequence[RankRecord], matches: Matches, waits: Waiting, late: int) -> tuple[Ints, Ints]:
-    """Return int64[steps] twice: what every waiting rank is spared, and the mean wait for it."""
+def spared_ns(ranks: Sequence[RankRecord], matches: Matches, waits: Waiting, late: int) -> Ints:
+    """Return int64[peers, steps]: how long each rank in a rank's groups waits for that one alone."""
     others = _peers(matches, late)
-    gain = np.full((len(others), len(waits.step)), 0, np.int64)
+    spared = np.zeros((len(others), len(waits.step)), np.int64)
     for place, position in enumerate(others.tolist()):
         pieces, step_at, _ = _held(matches, waits.step, position, late_only=late)
         own = intervals.covered(pieces, ranks[position].exposed + matches.offset_ns[position])
-        np.add.at(gain[place], step_at, own)
-    return gain.min(axis=0), waits.blame_ns[late]
+        np.add.at(spared[place], step_at, own)
+    return spared
 
 
 def _cause(

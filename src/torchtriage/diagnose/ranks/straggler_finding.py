@@ -13,6 +13,7 @@ from torchtriage.core.stats.median import median_interval
 from torchtriage.core.trace.frames import parse_frame
 from torchtriage.core.units import format_ns, ms
 from torchtriage.diagnose.ranks.job_detection import Job
+from torchtriage.diagnose.ranks.joint_cost import LATE_AGAIN
 from torchtriage.diagnose.ranks.merge import STRAGGLER, severity_of
 from torchtriage.diagnose.ranks.rank_record import RankRecord
 from torchtriage.diagnose.ranks.straggler import MOST, Straggler, StragglerCause, Waiting
@@ -33,11 +34,17 @@ def straggler_finding(
     cause = late.cause
     members = len(late.group.members)
     method = "time for which every other rank waits for this one alone, median over steps"
-    if late.off_ns is not None:
+    if late.off_ns is None:
+        # messages that only the late rank has work beside stand alone on the others because it is late
+        beyond_ns = median_interval(late.beyond_ns)[2]
+        if beyond_ns > high_ns:
+            high_ns = beyond_ns
+            method += "; high end: its own time beyond all others'"
+    else:
         low_ns, high_ns = max(low_ns - late.off_ns[0], 0.0), high_ns + late.off_ns[1]
         method = "all ranks replayed together without waiting for this one, median over steps"
     if cause is not None and cause.excess_ns < low_ns:
-        low_ns = cause.excess_ns
+        low_ns = cause.excess_ns * (1 - LATE_AGAIN)
         method += "; low end: what the cause explains"
     stalls = cause is not None and cause.kind == "stall"
     if cause is not None and cause.activity in ("op", "device") and cause.phase != "loader" and not stalls:

@@ -40,7 +40,7 @@ def log_reads(trace: Trace) -> tuple[Ints, Ints]:
     waits = trace.waits
     reads = np.flatnonzero((waits.to_host | _scalars(trace)) & ~waits.profiler)
     if trace.has_stacks:
-        holder = frame_around(trace, waits.row[reads], trace.matching(_LOGS), outermost=True)
+        holder = frame_around(trace, waits.row[reads], trace.matching(_LOGS, Kind.PYTHON), outermost=True)
     else:
         holder = _printing(trace, waits.row[reads])
     found = holder >= 0
@@ -138,7 +138,7 @@ def _scalars(trace: Trace) -> Mask:
 def _scaler_checks(trace: Trace, rows: Ints) -> Mask:
     """Return reads by which a gradient scaler decides on the step: one per fp16 step, intended."""
     if trace.has_stacks:
-        return frame_around(trace, rows, trace.matching(_SCALER)) >= 0
+        return frame_around(trace, rows, trace.matching(_SCALER, Kind.PYTHON)) >= 0
     checks = np.zeros(len(rows), dtype=bool)
     unscaled = np.flatnonzero(trace.named(_UNSCALE))
     if len(rows) and len(unscaled):

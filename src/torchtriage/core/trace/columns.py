@@ -8,7 +8,7 @@ So each is computed once, and reading a trace imports none of them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -347,18 +347,19 @@ class Trace:
         ``group_size``, ``src``, ``dst``.
         """
         codes = self.detail[np.asarray(rows, np.int64)].tolist()
-        found = {code: self._decode(what, code) for code in set(codes)}
+        found = self._decode_all(what, set(codes))
         return [found[code] for code in codes]
 
-    def _decode(self, what: str, code: int) -> Any:
-        """Return one field of a detail; many details have a text in common, and each is decoded once."""
-        if code < 0:
-            return None
-        text = self.details[code][Detail._fields.index(what)]
-        known = self._decoded.setdefault(what, {})
-        if text not in known:
-            known[text] = _decode(what, text)
-        return known[text]
+    def _decode_all(self, what: str, codes: Iterable[int]) -> dict[int, Any]:
+        """Return one field of some details; many have a text in common, and each is decoded once."""
+        at, known = Detail._fields.index(what), self._decoded.setdefault(what, {})
+        found: dict[int, Any] = {}
+        for code in codes:
+            text = self.details[code][at] if code >= 0 else b""
+            if text not in known:
+                known[text] = _decode(what, text)
+            found[code] = known[text]
+        return found
 
     def where_detail(self, what: str, test: Callable[[Any], bool], among: Mask) -> Mask:
         """Return bool[n]: rows of ``among`` whose decoded detail passes.
@@ -367,7 +368,7 @@ class Trace:
         """
         rows = np.flatnonzero(among & (self.detail >= 0))
         codes, which = np.unique(self.detail[rows], return_inverse=True)
-        values = (self._decode(what, code) for code in codes.tolist())
+        values = self._decode_all(what, codes.tolist()).values()
         table = np.fromiter((value is not None and bool(test(value)) for value in values), bool, len(codes))
         out = np.zeros(len(self), dtype=bool)
         out[rows] = table[which]

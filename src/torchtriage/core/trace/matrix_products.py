@@ -278,11 +278,12 @@ def gradients_wanted(concrete: Any) -> int | None:
 
 def is_shape(value: Any) -> TypeGuard[list[int]]:
     """Return whether a recorded value is the shape of a tensor that can exist."""
-    return (
-        isinstance(value, list)
-        and all(isinstance(side, int) and 0 <= side <= MAX_ELEMENTS for side in value)
-        and math.prod(value) <= MAX_ELEMENTS
-    )
+    if not isinstance(value, list):
+        return False
+    for side in value:  # a generator takes twice as long, and there are ten thousands of shapes
+        if not isinstance(side, int) or not 0 <= side <= MAX_ELEMENTS:
+            return False
+    return math.prod(value) <= MAX_ELEMENTS
 
 
 def _shape(dims: list[Any], index: int) -> list[int]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from builder import TraceBuilder
 
-from torchtriage.core.trace import read_trace
+from torchtriage.core.trace import Kind, read_trace
 
 
 @pytest.mark.parametrize("value", [None, 5, 1.5, True, "[1, 2]", {"a": [1]}])
@@ -42,6 +42,21 @@ def test_rows_by_name(n_names: int, share: float) -> None:
     assert trace.where_name(lambda name: True).all()
     assert not trace.matching("^nothing").any()
     assert trace.named("common 0").sum() == sum(trace.name_of(row) == "common 0" for row in range(200))
+
+
+def test_rows_by_name_and_kind() -> None:
+    builder = TraceBuilder()
+    builder.op("copy", 0, 9)
+    builder.op("other", 10, 5)
+    builder.annotation("copy", 20, 5)
+    trace = builder.build()
+    by_kind = {kind: trace.matching("^copy", kind).tolist() for kind in (Kind.OP, Kind.ANNOTATION, Kind.KERNEL)}
+    # every order of the questions: what is known of a name must not widen what is asked of a kind
+    assert trace.matching("^copy").tolist() == trace.matching("^copy", Kind.ANNOTATION, Kind.OP).tolist()
+    for kind, found in by_kind.items():
+        assert found == (trace.matching("^copy") & (trace.kind == kind)).tolist()
+    assert sum(by_kind[Kind.OP]) == sum(by_kind[Kind.ANNOTATION]) == 1
+    assert not any(by_kind[Kind.KERNEL])
 
 
 def test_names_of_collectives_are_text() -> None:

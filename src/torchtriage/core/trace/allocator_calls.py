@@ -30,7 +30,7 @@ def allocator_calls(trace: Trace) -> tuple[Mask, Mask]:
 
 def outside_capture(trace: Trace, rows: Ints) -> Ints:
     """Return the rows outside steps that capture a graph: capture allocates its own pool."""
-    ends = np.flatnonzero((trace.kind == Kind.RUNTIME) & trace.matching("StreamEndCapture"))
+    ends = np.flatnonzero(trace.matching("StreamEndCapture", Kind.RUNTIME))
     if not len(ends):
         return rows
     return rows[~np.isin(trace.steps.of_host(rows), trace.steps.of_host(ends))]

@@ -81,7 +81,7 @@ def find_captured(trace: Trace, capture: Trace) -> CapturedGraphs:
 
 def _replays(trace: Trace) -> list[Ints]:
     """Return the kernels of each graph launch, both in the order of time."""
-    launches = (trace.kind == Kind.RUNTIME) & trace.matching(GRAPH_LAUNCH)
+    launches = trace.matching(GRAPH_LAUNCH, Kind.RUNTIME)
     rows = np.flatnonzero((trace.kind == Kind.KERNEL) & (trace.links.call >= 0) & ~trace.matching(_RUNTIMES_OWN))
     rows = rows[launches[trace.links.call[rows]]]
     if not len(rows):

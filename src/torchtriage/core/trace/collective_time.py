@@ -98,7 +98,7 @@ class Collectives:
     def enqueued_by(self) -> Ints:
         """int64[k]: the ``c10d`` op that enqueued each collective, -1 where it is not known."""
         trace = self.trace
-        ops = (trace.kind == Kind.OP) & trace.matching(ENQUEUES)
+        ops = trace.matching(ENQUEUES, Kind.OP)
         if not self.on_host:
             call = trace.links.call[self.rows].astype(np.int64)
             found = np.full(len(call), -1, np.int64)

@@ -8,7 +8,7 @@ So each is computed once, and reading a trace imports none of them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -221,28 +221,42 @@ class Trace:
         wanted = set(names)
         return self.where_name(wanted.__contains__)
 
-    def matching(self, pattern: str | re.Pattern[str]) -> Mask:
-        """Return bool[n]: rows whose name the regular expression finds a match in."""
-        compiled = re.compile(pattern)
-        table = self._matched.get(compiled)
+    def matching(self, pattern: str | re.Pattern[str], *kinds: Kind) -> Mask:
+        """Return bool[n]: rows, of these kinds where any are given, whose name the expression finds a match in.
+
+        The names of other kinds are not looked at: those of kernels are few and long, those of Python frames many.
+        """
+        key = (re.compile(pattern), *kinds)
+        table = self._matched.get(key)
         if table is None:
-            table = self._matched[compiled] = self._names_where(compiled.search)
-        return self._rows_named(table)
+            search = key[0].search
+            if kinds:
+                table = self._tested(search, np.concatenate([self._names_of(kind) for kind in kinds]))
+            else:
+                table = self._names_where(search)
+            self._matched[key] = table
+        mask = self._rows_named(table)
+        return mask & self.is_kind(*kinds) if kinds and table.any() else mask
 
     def matches(self, rows: NDArray[np.integer], pattern: str) -> Mask:
         """Return bool[k]: which of these rows have a name that the regular expression finds a match in.
 
-        The names of other rows are not looked at: those of kernels are few and long, those of Python frames many.
+        The names of other rows are not looked at, and each name once, whoever asks.
         """
-        return self.rows_where(rows, re.compile(pattern).search)
+        known = self._known.setdefault(pattern, {})
+        search = re.compile(pattern).search
+
+        def test(name: str) -> bool:
+            if name not in known:
+                known[name] = search(name) is not None
+            return known[name]
+
+        return self.rows_where(rows, test)
 
     def rows_where(self, rows: NDArray[np.integer], test: Callable[[str], object]) -> Mask:
         """Return bool[k]: which of these rows have a name that passes; each of their names is tested once."""
         codes = self.name[rows]
-        table = np.zeros(len(self.names), dtype=bool)
-        for code in np.flatnonzero(np.bincount(codes)).tolist():
-            table[code] = bool(test(self.names[code]))
-        mask: Mask = table[codes]
+        mask: Mask = self._tested(test, np.flatnonzero(np.bincount(codes)))[codes]
         return mask
 
     def where_name(self, test: Callable[[str], object]) -> Mask:
@@ -250,12 +264,38 @@ class Trace:
         return self._rows_named(self._names_where(test))
 
     @cached_property
-    def _matched(self) -> dict[re.Pattern[str], Mask]:
-        """The names that an expression matches: patterns ask for the same ones again."""
+    def _matched(self) -> dict[tuple[object, ...], Mask]:
+        """The names that an expression matches, of some kinds: patterns ask for the same ones again."""
+        return {}
+
+    @cached_property
+    def _known(self) -> dict[str, dict[str, bool]]:
+        """Whether an expression matches a name, of those that :meth:`matches` has looked at."""
         return {}
 
     def _names_where(self, test: Callable[[str], object]) -> Mask:
         return np.fromiter(map(test, self.names), dtype=bool, count=len(self.names))
+
+    def _tested(self, test: Callable[[str], object], codes: Ints) -> Mask:
+        """Return bool[names]: those of these names that pass; no other is tested."""
+        table = np.zeros(len(self.names), dtype=bool)
+        for code in codes.tolist():
+            table[code] = bool(test(self.names[code]))
+        return table
+
+    def _names_of(self, kind: Kind) -> Ints:
+        """Return the codes of the names that rows of a kind have."""
+        codes = self._kind_names.get(kind)
+        if codes is None:
+            used = np.zeros(len(self.names), dtype=bool)
+            used[self.name[self.kind == kind]] = True
+            codes = self._kind_names[kind] = np.flatnonzero(used)
+        return codes
+
+    @cached_property
+    def _kind_names(self) -> dict[Kind, Ints]:
+        """What :meth:`_names_of` has found out."""
+        return {}
 
     def _rows_named(self, table: Mask) -> Mask:
         hits = np.flatnonzero(table)
@@ -307,18 +347,19 @@ class Trace:
         ``group_size``, ``src``, ``dst``.
         """
         codes = self.detail[np.asarray(rows, np.int64)].tolist()
-        found = {code: self._decode(what, code) for code in set(codes)}
+        found = self._decode_all(what, set(codes))
         return [found[code] for code in codes]
 
-    def _decode(self, what: str, code: int) -> Any:
-        """Return one field of a detail; many details have a text in common, and each is decoded once."""
-        if code < 0:
-            return None
-        text = self.details[code][Detail._fields.index(what)]
-        known = self._decoded.setdefault(what, {})
-        if text not in known:
-            known[text] = _decode(what, text)
-        return known[text]
+    def _decode_all(self, what: str, codes: Iterable[int]) -> dict[int, Any]:
+        """Return one field of some details; many have a text in common, and each is decoded once."""
+        at, known = Detail._fields.index(what), self._decoded.setdefault(what, {})
+        found: dict[int, Any] = {}
+        for code in codes:
+            text = self.details[code][at] if code >= 0 else b""
+            if text not in known:
+                known[text] = _decode(what, text)
+            found[code] = known[text]
+        return found
 
     def where_detail(self, what: str, test: Callable[[Any], bool], among: Mask) -> Mask:
         """Return bool[n]: rows of ``among`` whose decoded detail passes.
@@ -327,7 +368,7 @@ class Trace:
         """
         rows = np.flatnonzero(among & (self.detail >= 0))
         codes, which = np.unique(self.detail[rows], return_inverse=True)
-        values = (self._decode(what, code) for code in codes.tolist())
+        values = self._decode_all(what, codes.tolist()).values()
         table = np.fromiter((value is not None and bool(test(value)) for value in values), bool, len(codes))
         out = np.zeros(len(self), dtype=bool)
         out[rows] = table[which]

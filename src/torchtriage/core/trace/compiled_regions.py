@@ -11,6 +11,7 @@ import numpy as np
 from torchtriage.core.arrays import Ints, Mask, distinct
 from torchtriage.core.intervals import Spans
 from torchtriage.core.trace import Kind, Trace
+from torchtriage.core.trace.schema import HOST_KINDS
 
 __all__ = ["Regions", "find_regions", "next_on_lane"]
 
@@ -47,17 +48,17 @@ class Regions:
     @cached_property
     def wrappers(self) -> Mask:
         """What runs before a graph: bytecode and AOTAutograd's prologue."""
-        return self.trace.hosts & self.trace.matching(_WRAPPERS)
+        return self.trace.matching(_WRAPPERS, *HOST_KINDS)
 
     @cached_property
     def graphs(self) -> Mask:
         """Calls of the graphs themselves."""
-        return self.trace.hosts & self.trace.matching(_GRAPHS)
+        return self.trace.matching(_GRAPHS, *HOST_KINDS)
 
     @cached_property
     def compiles(self) -> Mask:
         """Compilations of one frame, the outermost row of each."""
-        mask = self.trace.hosts & self.trace.matching(_COMPILES) & ~self.trace.matching(r"_data: ")
+        mask = self.trace.matching(_COMPILES, *HOST_KINDS) & ~self.trace.matching(r"_data: ", *HOST_KINDS)
         outermost: Mask = mask & ~self.trace.tree.under(mask)
         return outermost
 
@@ -81,7 +82,7 @@ class Regions:
 
 def find_regions(trace: Trace) -> Regions:
     """Find the regions and their numbers."""
-    rows = np.flatnonzero(trace.hosts & trace.where_name(lambda name: bool(_REGION.match(name))))
+    rows = np.flatnonzero(trace.matching(_REGION, *HOST_KINDS))
     rows = rows[np.argsort(trace.start_ns[rows], kind="stable")]
     numbers = np.full((len(trace.names), 2), -1, np.int64)
     for code in distinct(trace.name[rows]).tolist():

@@ -221,7 +221,7 @@ class Device:
     def _crew(self) -> Ints:
         trace = self.trace
         # Ascend's queue is worked off by a thread of its own, which calls what the main thread enqueued
-        engine = trace.matching("^autograd::engine::|^Dequeue@") & trace.is_kind(Kind.OP, Kind.RUNTIME)
+        engine = trace.matching("^autograd::engine::|^Dequeue@", Kind.OP, Kind.RUNTIME)
         return np.append(distinct(trace.lane[engine]), trace.steps.lane).astype(np.int64)
 
     @cached_property

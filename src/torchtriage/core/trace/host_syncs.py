@@ -222,9 +222,8 @@ class Waits:
 
 def find_waits(trace: Trace) -> Waits:
     """Find the calls that wait."""
-    runtime = trace.kind == Kind.RUNTIME
-    syncs = runtime & trace.matching(SYNC_CALL)
-    copies = runtime & trace.matching(f"{_BLOCKING_COPY}|{_ASYNC_COPY}")
+    syncs = trace.matching(SYNC_CALL, Kind.RUNTIME)
+    copies = trace.matching(f"{_BLOCKING_COPY}|{_ASYNC_COPY}", Kind.RUNTIME)
     rows = np.flatnonzero(syncs | copies)
     rows = rows[np.argsort(trace.start_ns[rows], kind="stable")]
     rows = rows[np.argsort(trace.lane[rows], kind="stable")]
@@ -237,7 +236,7 @@ def find_waits(trace: Trace) -> Waits:
     parent = trace.tree.parent[rows]
     follows[:-1] = (
         ~is_sync[:-1]
-        & trace.matching(_STREAM_SYNC)[rows[1:]]
+        & trace.matching(_STREAM_SYNC, Kind.RUNTIME)[rows[1:]]
         & (trace.lane[rows[1:]] == trace.lane[rows[:-1]])
         & (parent[1:] == parent[:-1])
         & (start[1:] - until[:-1] < FOLLOW_NS)
@@ -252,7 +251,7 @@ def find_waits(trace: Trace) -> Waits:
     # an asynchronous copy without a sync waited only if it returned after its transfer ended
     returned_late = (copy >= 0) & (until >= trace.end_ns[copy])
     returned_late &= ~trace.matching(_NEVER_BLOCKS)[copy]
-    waits = is_sync | follows | trace.matching(_BLOCKING_COPY)[rows] | returned_late
+    waits = is_sync | follows | trace.matching(_BLOCKING_COPY, Kind.RUNTIME)[rows] | returned_late
     keep = np.flatnonzero(waits & ~swallowed)
     keep = keep[np.argsort(start[keep], kind="stable")]
     rows, sync_row, copy = rows[keep], sync_row[keep], copy[keep]

@@ -38,11 +38,11 @@ def inference_phase(trace: Trace) -> InferencePhase | None:
     loss may be cut before its backward pass: no verdict.
     """
     host = trace.is_kind(Kind.OP, Kind.ANNOTATION)
-    trains = host & trace.matching(f"{_BACKWARD}|{_TRAINING}")
+    trains = trace.matching(f"{_BACKWARD}|{_TRAINING}", Kind.OP, Kind.ANNOTATION)
     steps = trace.steps
     if not trains.any():
         cut = trace.report.n_lost > 0 or bool(trace.report.loss)
-        one_loss = len(steps) < 2 and bool((host & trace.matching(_LOSS)).any())
+        one_loss = len(steps) < 2 and bool(trace.matching(_LOSS, Kind.OP, Kind.ANNOTATION).any())
         return None if cut or one_loss else InferencePhase(host, True, len(steps))
     if len(steps) < 3:
         return None

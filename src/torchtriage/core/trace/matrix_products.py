@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import numpy as np
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 __all__ = [
     "ATTENTION",
     "BATCHED",
-    "FP32_KERNEL",
     "GEMMS",
     "NOT_FP32_KERNEL",
     "TF32_KERNEL",
@@ -30,6 +30,7 @@ __all__ = [
     "attention_flop",
     "element_type",
     "gradients_wanted",
+    "is_fp32_kernel",
     "is_shape",
     "product_of",
     "products",
@@ -71,15 +72,23 @@ ATTENTION = {
     "aten::_scaled_dot_product_cudnn_attention_backward": (1, 14, 15, 3, 2),
     "aten::_scaled_dot_product_flash_attention_for_cpu_backward": (1, 7, 8, 3, 2),
 }
-TF32_KERNEL = r"(?i)tf32|_s1688gemm_(?!f16|bf16|fp16)"
-FP32_KERNEL = (
-    r"(?i)sgemm|scudnn|f32f32_f32f32|(dgrad|wgrad)\w*_engine<float|implicit_convolve_sgemm<float"
-    # Tensile writes S for single precision, MI for the instruction of a matrix core
-    r"|^Cijk_A[a-z]+_B[a-z]+_S_?B_.*_MI\d|^igemm_\w+_gtcx\d*_\w+_fp32_"
-)
 NOT_FP32_KERNEL = r"(?i)tf32|s1688|s16816|s161616|s884|h884|half|fp16|bf16|bfloat"
+TF32_KERNEL = r"(?i)tf32|_s1688gemm_(?!f16|bf16|fp16)"
+# in lower case, as names of kernels are long: six times as fast as without regard to case
+_FP32_KERNEL = re.compile(
+    r"sgemm|scudnn|f32f32_f32f32|(dgrad|wgrad)\w*_engine<float|implicit_convolve_sgemm<float"
+    # Tensile writes S for single precision, MI for the instruction of a matrix core
+    r"|^cijk_a[a-z]+_b[a-z]+_s_?b_.*_mi\d|^igemm_\w+_gtcx\d*_\w+_fp32_"
+)
+_NOT_FP32_KERNEL = re.compile(NOT_FP32_KERNEL)
 MAX_ELEMENTS = 1 << 40  # no tensor is larger; a shape that says so is damaged, and would not fit the arithmetic
 _HALF = {"c10::Half", "c10::BFloat16"}
+
+
+@lru_cache(maxsize=1 << 14)
+def is_fp32_kernel(name: str) -> bool:
+    """Return whether a product's kernel of this name computes in single precision, TF32 left out."""
+    return _FP32_KERNEL.search(name.lower()) is not None and _NOT_FP32_KERNEL.search(name) is None
 
 
 class Product(NamedTuple):
@@ -269,11 +278,12 @@ def gradients_wanted(concrete: Any) -> int | None:
 
 def is_shape(value: Any) -> TypeGuard[list[int]]:
     """Return whether a recorded value is the shape of a tensor that can exist."""
-    return (
-        isinstance(value, list)
-        and all(isinstance(side, int) and 0 <= side <= MAX_ELEMENTS for side in value)
-        and math.prod(value) <= MAX_ELEMENTS
-    )
+    if not isinstance(value, list):
+        return False
+    for side in value:  # a generator takes twice as long, and there are ten thousands of shapes
+        if not isinstance(side, int) or not 0 <= side <= MAX_ELEMENTS:
+            return False
+    return math.prod(value) <= MAX_ELEMENTS
 
 
 def _shape(dims: list[Any], index: int) -> list[int]:

@@ -118,19 +118,20 @@ def _pointwise(name: str, inputs: Inputs) -> int:
     bare = name.removesuffix("_")
     if bare not in _POINTWISE and bare not in _TO_BOOL:
         return 0
-    tensors = [index for index in range(len(inputs.dims)) if inputs.shape(index)]
-    if not tensors or not all(_size(inputs, index) for index in tensors):
+    shapes = {index: shape for index in range(len(inputs.dims)) if (shape := inputs.shape(index))}
+    sizes = [_size(inputs, index) for index in shapes]
+    if not all(sizes) or not shapes:
         return 0
-    read = sum(_read(inputs, index) for index in tensors)
+    read = sum(_n_read(inputs, index, shape) * size for (index, shape), size in zip(shapes.items(), sizes, strict=True))
     if name.endswith("_"):
         return read + _whole(inputs, 0)
     size = 1
     if bare in _POINTWISE:
-        floating = [_size(inputs, index) for index in tensors if inputs.type(index) in _FLOATING]
+        floating = [size for index, size in zip(shapes, sizes, strict=True) if inputs.type(index) in _FLOATING]
         if not floating:
             return 0  # whole numbers may become floating ones
         size = max(floating)
-    shape = _broadcast([inputs.shape(index) for index in tensors])
+    shape = _broadcast(list(shapes.values()))
     return read + math.prod(shape) * size if shape else 0
 
 
@@ -202,10 +203,15 @@ def _whole(inputs: Inputs, index: int) -> int:
 def _read(inputs: Inputs, index: int) -> int:
     """Return the bytes of one input, an axis of stride 0 once."""
     shape = inputs.shape(index)
+    return _n_read(inputs, index, shape) * _size(inputs, index) if shape else 0
+
+
+def _n_read(inputs: Inputs, index: int, shape: list[int]) -> int:
+    """Return the elements of one input of this shape, an axis of stride 0 once."""
     strides = inputs.strides[index] if index < len(inputs.strides) else None
     if isinstance(strides, list) and len(strides) == len(shape):
         shape = [side for side, stride in zip(shape, strides, strict=True) if stride != 0]
-    return math.prod(shape) * _size(inputs, index) if inputs.shape(index) else 0
+    return math.prod(shape)
 
 
 def _broadcast(shapes: list[list[int]]) -> list[int]:

@@ -72,7 +72,7 @@ class Messages:
     def names(self) -> list[str]:
         """What each is called: by its argument, its annotation, or its kernel."""
         trace = self.trace
-        around = self._around(trace.matching(_ANNOTATED) & trace.is_kind(Kind.ANNOTATION, Kind.OP))
+        around = self._around(trace.matching(_ANNOTATED, Kind.ANNOTATION, Kind.OP))
         names = []
         for row, note, given in zip(self.rows.tolist(), around.tolist(), self._said("collective"), strict=True):
             own = trace.name_of(row)
@@ -167,7 +167,7 @@ class Messages:
     def _note(self) -> Ints:
         """int64[k]: the annotation of each, -1 without."""
         trace = self.trace
-        mask = trace.matching(f"{_ANNOTATED}|{HOST_COLLECTIVE}") & (trace.kind == Kind.ANNOTATION)
+        mask = trace.matching(f"{_ANNOTATED}|{HOST_COLLECTIVE}", Kind.ANNOTATION)
         return np.where(mask[self.rows], self.rows, self._around(mask))
 
     @cached_property

@@ -52,7 +52,7 @@ def find_pace(trace: Trace) -> Pace | None:
     if len(at) < MIN_STEPS:
         return None
     step = intervals.spans(steps.host_start_ns[at], steps.host_start_ns[at + 1])
-    busy = trace.is_kind(Kind.OP, Kind.RUNTIME) | ((trace.kind == Kind.ANNOTATION) & trace.matching(LOADER_NAME))
+    busy = trace.is_kind(Kind.OP, Kind.RUNTIME) | trace.matching(LOADER_NAME, Kind.ANNOTATION)
     rows = np.flatnonzero(busy & (trace.lane == steps.lane))
     free = intervals.subtract(step, trace.time_of(rows))
     of = intervals.owner(step, free[:, 0])

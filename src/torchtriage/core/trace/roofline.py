@@ -18,12 +18,11 @@ from torchtriage.core.trace.device import Device
 from torchtriage.core.trace.kernel_categories import CATEGORIES, Codes, kernel_category
 from torchtriage.core.trace.matrix_products import (
     ATTENTION,
-    FP32_KERNEL,
-    NOT_FP32_KERNEL,
     TF32_KERNEL,
     attention_flop,
     element_type,
     gradients_wanted,
+    is_fp32_kernel,
     products,
 )
 from torchtriage.core.trace.memory_traffic import least_bytes
@@ -146,7 +145,8 @@ def roofline(device: Device, category: Codes, peak: Peak | None = None, *, least
     n_bytes[at[long]] = _bytes(trace, op[at[long]]) * part[long]
     copied = trace.value[rows]
     known = copied > 0
-    on_device = trace.matches(rows, _ON_DEVICE) & (kind == Kind.MEMCPY)
+    on_device = kind == Kind.MEMCPY
+    on_device[on_device] = trace.matches(rows[on_device], _ON_DEVICE)
     n_bytes[on_device & known] = 2.0 * copied[on_device & known]
     n_bytes[(kind == Kind.MEMSET) & known] = copied[(kind == Kind.MEMSET) & known]
     for values in (flop, n_bytes):
@@ -203,7 +203,7 @@ def _attention(trace: Trace, rows: Ints) -> tuple[Ints, Floats, Mask, Mask]:
 def _rates(trace: Trace, rows: Ints, peak: Peak, half: Mask, single: Mask) -> Floats:
     """Return float64[k], FLOP per ns: the peak that applies to each kernel, 0 where the type is not known."""
     tf32 = trace.matches(rows, TF32_KERNEL)
-    fp32 = trace.matches(rows, FP32_KERNEL) & ~trace.matches(rows, NOT_FP32_KERNEL)
+    fp32 = trace.rows_where(rows, is_fp32_kernel)
     rates: Floats = np.select(
         [half, single & tf32, single & fp32],
         [peak.flop_per_ns("half"), peak.flop_per_ns("tf32"), peak.flop_per_ns("float")],

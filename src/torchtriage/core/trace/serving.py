@@ -165,7 +165,7 @@ def find_serving(trace: Trace) -> Serving | None:
         return Serving(engine or said, "ranges", rows, batches, captures)
     if not engine:
         return None
-    frames = (trace.kind == Kind.PYTHON) & trace.matching(step_function)
+    frames = trace.matching(step_function, Kind.PYTHON)
     rows = one_lane(trace, np.flatnonzero(frames & ~trace.frames.under(frames)))
     if not len(rows) and not len(captures):
         return None

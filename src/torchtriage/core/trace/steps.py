@@ -229,8 +229,8 @@ def first_use(trace: Trace) -> Ints:
 
     They happen once per process or shape, so a window that holds them measures no steady state.
     """
-    marked = trace.matching(f"{COMPILES}|{_FIRST_USE}") & trace.is_kind(Kind.ANNOTATION, Kind.OP, Kind.OVERHEAD)
-    calls = (trace.kind == Kind.RUNTIME) & trace.matching(_GPU_CALL) & ~trace.matching(f"{_WAITS}|{_GIVES_BACK}")
+    marked = trace.matching(f"{COMPILES}|{_FIRST_USE}", Kind.ANNOTATION, Kind.OP, Kind.OVERHEAD)
+    calls = trace.matching(_GPU_CALL, Kind.RUNTIME) & ~trace.matching(f"{_WAITS}|{_GIVES_BACK}", Kind.RUNTIME)
     slow = np.flatnonzero(calls & (trace.dur_ns >= FIRST_USE_NS))
     n_slow = np.bincount(trace.name[slow], minlength=len(trace.names))
     slow = slow[n_slow[trace.name[slow]] <= FIRST_USES]
@@ -367,7 +367,7 @@ def _by_annotation(trace: Trace) -> Found | None:
 
 
 def _by_optimizer(trace: Trace) -> Found | None:
-    rows = np.flatnonzero(trace.is_kind(Kind.ANNOTATION, Kind.OP) & trace.matching(r"^Optimizer\.step#"))
+    rows = np.flatnonzero(trace.matching(r"^Optimizer\.step#", Kind.ANNOTATION, Kind.OP))
     if len(rows) < 3:
         return None
     # several optimizers (a GAN) step together: one name's calls mark the loop
@@ -510,7 +510,7 @@ def given_back(trace: Trace) -> NDArray[np.bool_]:
     out = np.zeros(len(trace), dtype=bool)
     if trace.works.any():
         done_ns = trace.end_ns[trace.works].max()
-        calls = (trace.kind == Kind.RUNTIME) & (trace.start_ns >= done_ns) & trace.matching(f"{_GIVES_BACK}|{_FREES}")
+        calls = trace.matching(f"{_GIVES_BACK}|{_FREES}", Kind.RUNTIME) & (trace.start_ns >= done_ns)
         rows = np.flatnonzero(calls)
         out[rows[trace.tree.nearest(rows, trace.kind == Kind.OP) < 0]] = True
     return out
@@ -528,9 +528,7 @@ def device_begin(trace: Trace, start_ns: int, end_ns: int) -> tuple[int, str]:
 def profiler_stop(trace: Trace) -> NDArray[np.bool_]:
     """Return bool[n]: the profiler's own stop sync (the last device sync, outside every op)."""
     out = np.zeros(len(trace), dtype=bool)
-    rows = np.flatnonzero(
-        (trace.kind == Kind.RUNTIME) & trace.where_name(lambda name: _DEVICE_SYNC.match(name) is not None)
-    )
+    rows = np.flatnonzero(trace.matching(_DEVICE_SYNC, Kind.RUNTIME))
     if len(rows):
         last = rows[np.argmax(trace.start_ns[rows])]
         inside = trace.tree.nearest(np.array([last]), trace.kind == Kind.OP)[0] >= 0

@@ -13,7 +13,7 @@ from torchtriage.core.intervals import Spans
 from torchtriage.core.trace.allocator_calls import allocator_calls
 from torchtriage.core.trace.columns import Trace
 from torchtriage.core.trace.host_syncs import SYNC_CALL
-from torchtriage.core.trace.matrix_products import FP32_KERNEL, NOT_FP32_KERNEL, TF32_KERNEL
+from torchtriage.core.trace.matrix_products import NOT_FP32_KERNEL, TF32_KERNEL, is_fp32_kernel
 from torchtriage.core.trace.schema import Kind
 from torchtriage.diagnose.detector.families import WORK_FAMILIES
 from torchtriage.diagnose.detector.windows import Columns, Ints, Mask, Windows, families_of, ratio
@@ -106,7 +106,7 @@ def device_columns(trace: Trace, windows: Windows) -> Columns:
     product = np.isin(codes, [WORK.index("matmul"), WORK.index("convolution")])
     half, tf32 = trace.matching(NOT_FP32_KERNEL)[rows], trace.matching(TF32_KERNEL)[rows]
     columns |= {
-        "products fp32": of_time(product & trace.matching(FP32_KERNEL)[rows] & ~half & ~tf32),
+        "products fp32": of_time(product & trace.rows_where(rows, is_fp32_kernel) & ~tf32),
         "products tf32": of_time(product & tf32),
         "products half": of_time(product & half & ~tf32),
         "products unaligned": of_time(product & trace.matching(r"align1(?!\d)")[rows]),

@@ -26,7 +26,7 @@ def between_ops(trace: Trace) -> Spans:
 
 def loaders_and_first_use(trace: Trace) -> Spans:
     """Return the time of loaders and of what happens once, which other patterns judge."""
-    loaders = trace.is_kind(Kind.ANNOTATION, Kind.OP) & trace.matching(LOADER_NAME)
+    loaders = trace.matching(LOADER_NAME, Kind.ANNOTATION, Kind.OP)
     rows = np.concatenate([np.flatnonzero(loaders), trace.first_use])
     return trace.time_of(rows)
 

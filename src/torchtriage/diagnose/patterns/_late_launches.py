@@ -108,8 +108,8 @@ def computing_operators(trace: Trace) -> Ints:
     """Return the outermost operators that launch nothing and compute, on threads that launch."""
     alone = (trace.kind == Kind.OP) & ~trace.tree.above(trace.links.launches)
     own_ns = max(DISPATCH_NS, DISPATCH_VIEWS * median_view_ns(trace))
-    rows = np.flatnonzero(alone & (trace.tree.self_ns >= own_ns) & trace.matching(_COMPUTE))
-    rows = rows[~trace.matching(_ONLY_DISPATCH)[rows] & trace.steps.in_steady(trace.steps.of_host(rows))]
+    rows = np.flatnonzero(alone & (trace.tree.self_ns >= own_ns) & trace.matching(_COMPUTE, Kind.OP))
+    rows = rows[~trace.matching(_ONLY_DISPATCH, Kind.OP)[rows] & trace.steps.in_steady(trace.steps.of_host(rows))]
     outer = trace.tree.outermost(rows, alone)
     rows = distinct(np.where(outer >= 0, outer, rows))
     calls = trace.links.call[trace.devices[0].rows]
@@ -190,9 +190,9 @@ def _long_gaps(trace: Trace, explained: Spans) -> Spans:
 
 def _explained(trace: Trace) -> Spans:
     waits = trace.waits
-    elsewhere = trace.is_kind(Kind.ANNOTATION, Kind.OP) & trace.matching(LOADER_NAME)
-    elsewhere |= (trace.kind == Kind.PYTHON) & trace.matching(r"^Python GC")
-    elsewhere |= (trace.kind == Kind.RUNTIME) & trace.matching(ALLOCATION)
+    elsewhere = trace.matching(LOADER_NAME, Kind.ANNOTATION, Kind.OP)
+    elsewhere |= trace.matching(r"^Python GC", Kind.PYTHON)
+    elsewhere |= trace.matching(ALLOCATION, Kind.RUNTIME)
     known = trace.spans_of(np.concatenate([np.flatnonzero(elsewhere), trace.first_use]))
     return intervals.union(np.concatenate([known, waits.bubble, waits.lead(waits.tells)]))
 

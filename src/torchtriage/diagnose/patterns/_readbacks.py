@@ -5,6 +5,7 @@ The order is the catalogue's (3.2): the outermost cause decides. Every function 
 """
 
 import re
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -35,12 +36,22 @@ MANY = 10  # in a recording without two steps to compare: no longer a one-off
 MIN_BURST = 6  # operators in one print of a tensor; the smallest `str(tensor)` has more (measured)
 
 
+_LOGGED: WeakKeyDictionary[Trace, tuple[Ints, Ints]] = WeakKeyDictionary()
+"""What :func:`log_reads` has found: every other kind of readback leaves them out."""
+
+
 def log_reads(trace: Trace) -> tuple[Ints, Ints]:
     """Return readbacks made to print or log; the holder is the outermost logging frame."""
+    if trace not in _LOGGED:
+        _LOGGED[trace] = _find_log_reads(trace)
+    return _LOGGED[trace]
+
+
+def _find_log_reads(trace: Trace) -> tuple[Ints, Ints]:
     waits = trace.waits
     reads = np.flatnonzero((waits.to_host | _scalars(trace)) & ~waits.profiler)
     if trace.has_stacks:
-        holder = frame_around(trace, waits.row[reads], trace.matching(_LOGS), outermost=True)
+        holder = frame_around(trace, waits.row[reads], trace.matching(_LOGS, Kind.PYTHON), outermost=True)
     else:
         holder = _printing(trace, waits.row[reads])
     found = holder >= 0
@@ -138,7 +149,7 @@ def _scalars(trace: Trace) -> Mask:
 def _scaler_checks(trace: Trace, rows: Ints) -> Mask:
     """Return reads by which a gradient scaler decides on the step: one per fp16 step, intended."""
     if trace.has_stacks:
-        return frame_around(trace, rows, trace.matching(_SCALER)) >= 0
+        return frame_around(trace, rows, trace.matching(_SCALER, Kind.PYTHON)) >= 0
     checks = np.zeros(len(rows), dtype=bool)
     unscaled = np.flatnonzero(trace.named(_UNSCALE))
     if len(rows) and len(unscaled):

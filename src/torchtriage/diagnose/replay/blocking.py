@@ -149,7 +149,7 @@ def _running(group: NDArray[np.integer], end_ns: Ints) -> Ints:
 
 
 def _syncs(trace: Trace, streams: Streams, runtime: Mask) -> Blocking:
-    row = np.flatnonzero(runtime & trace.matching(SYNC_CALL) & ~profiler_stop(trace))
+    row = np.flatnonzero(runtime & trace.matching(SYNC_CALL, Kind.RUNTIME) & ~profiler_stop(trace))
     names = [trace.names[code] for code in trace.name[row].tolist()]
     what = np.full(len(row), EdgeKind.STREAM_SYNC, np.uint8)
     what[[_DEVICE_SYNC.search(name) is not None for name in names]] = EdgeKind.DEVICE_SYNC
@@ -253,7 +253,7 @@ def _copies(trace: Trace, streams: Streams, runtime: Mask) -> Blocking:
 
 
 def _memory(trace: Trace, streams: Streams, runtime: Mask) -> Blocking:
-    row = np.flatnonzero(runtime & trace.matching(_MEMORY))
+    row = np.flatnonzero(runtime & trace.matching(_MEMORY, Kind.RUNTIME))
     start, end = trace.start_ns[row], trace.end_ns[row]
     pending = np.zeros(len(row), dtype=bool)
     outlasts = np.ones(len(row), dtype=bool)
@@ -288,7 +288,7 @@ def _launches(trace: Trace, streams: Streams, runtime: Mask) -> Blocking:
     no_edges = WaitEdges(empty, empty, empty, np.empty(0, dtype=bool))
     none = Blocking(empty, empty, np.empty(0, np.uint8), no_edges)
     calls, position = streams.first_of_call
-    single = runtime[calls] & trace.matching(_LAUNCH)[calls]
+    single = (runtime & trace.matching(_LAUNCH, Kind.RUNTIME))[calls]
     single &= trace.links.n_enqueued[calls] == 1
     calls, position = calls[single], position[single]
     if not len(calls):
@@ -338,7 +338,7 @@ def _current_stream(trace: Trace, streams: Streams, row: Ints, as_of: Ints) -> I
 
 def _last_record(trace: Trace, row: Ints) -> Ints:
     """Return when each call's thread last recorded an event; the call's own start without one."""
-    records = np.flatnonzero((trace.kind == Kind.RUNTIME) & trace.matching(_RECORD))
+    records = np.flatnonzero(trace.matching(_RECORD, Kind.RUNTIME))
     start = trace.start_ns[row]
     if not len(records):
         return start

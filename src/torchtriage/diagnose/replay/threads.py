@@ -77,7 +77,7 @@ def host_threads(trace: Trace, blocking_row: Ints) -> Threads:
             return Threads(*(empty,) * 7, np.empty(0, dtype=bool), HandOff(*(empty,) * 5))
         main = int(np.bincount(trace.lane[runtime]).argmax())
     # threads of operators alone count where they take turns with the main one
-    engine = (trace.kind == Kind.OP) & trace.matching("^autograd::engine::")
+    engine = trace.matching("^autograd::engine::", Kind.OP)
     used = sorted({*used, *distinct(trace.lane[engine]).tolist()} - {main})
     lanes = np.array([main, *used], np.int64)
 
@@ -105,7 +105,7 @@ def _bridged(spans: Spans, main_work: Spans) -> Spans:
 
 
 def _batches(trace: Trace, main: int, calls: Ints, blocking_row: Ints) -> Spans:
-    rows = np.flatnonzero(trace.is_kind(Kind.OP, Kind.ANNOTATION) & trace.matching(_NEXT) & (trace.lane == main))
+    rows = np.flatnonzero(trace.matching(_NEXT, Kind.OP, Kind.ANNOTATION) & (trace.lane == main))
     least = max(STARVED_NS, int(STARVED_SHARE * trace.steps.wall_ns))
     rows = rows[trace.dur_ns[rows] > least]
     spans = trace.time_of(rows)
@@ -201,6 +201,6 @@ def _between(spans: Spans, lane_of: Ints) -> tuple[Ints, Spans]:
 
 def _collating(trace: Trace, main: int) -> int:
     """Return what ``__next__`` takes when the batch is there: the median of quick ones."""
-    rows = np.flatnonzero(trace.is_kind(Kind.OP, Kind.ANNOTATION) & trace.matching(_NEXT) & (trace.lane == main))
+    rows = np.flatnonzero(trace.matching(_NEXT, Kind.OP, Kind.ANNOTATION) & (trace.lane == main))
     quick = trace.dur_ns[rows[trace.dur_ns[rows] <= STARVED_NS]]
     return int(np.median(quick)) if len(quick) else 100_000

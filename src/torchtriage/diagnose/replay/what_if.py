@@ -42,7 +42,7 @@ def _sync(trace: Trace, factor: float) -> list[Edit]:
 
 
 def _loader(trace: Trace, factor: float) -> list[Edit]:
-    fetches = trace.is_kind(Kind.OP, Kind.ANNOTATION) & trace.matching(r"DataLoader\w*Iter\.__next__")
+    fetches = trace.matching(r"DataLoader\w*Iter\.__next__", Kind.OP, Kind.ANNOTATION)
     rows = np.flatnonzero(fetches)
     return [Edit("drop", rows) if factor == 0 else Edit("shrink", rows, factor)]
 

@@ -193,7 +193,7 @@ def _device_rows(trace: Trace) -> Iterator[Note]:
     launches = calls & trace.matching(r"(?i)launch|memcpy")
     other = trace.kind == Kind.DEVICE_OTHER
     listed = trace.meta.get("deviceProperties")
-    nccl = (trace.kind == Kind.ANNOTATION) & trace.matching(r"^nccl:")
+    nccl = trace.matching(r"^nccl:", Kind.ANNOTATION)
     if other.any():
         yield Note(
             "other-device",
@@ -370,7 +370,7 @@ def _cut(trace: Trace) -> Iterator[Note]:
     window = trace.window
     inside = trace.is_kind(Kind.OP, Kind.RUNTIME, Kind.PYTHON, Kind.DEVICE_OTHER, Kind.OTHER, *WORK_KINDS)
     # a loader that keeps the loop waiting is what there was, not what a slice left
-    inside |= (trace.kind == Kind.ANNOTATION) & trace.matching(LOADER_NAME)
+    inside |= trace.matching(LOADER_NAME, Kind.ANNOTATION)
     enough_ns, covered = SLICED_SHARE * window.wall_ns, 0
     # the long ones first: where they are enough, the others need no look
     for some in (inside & (trace.dur_ns >= SLICED_SHARE * enough_ns), inside):
@@ -514,12 +514,12 @@ def _reasons(trace: Trace, evidence: dict[str, Any]) -> Iterator[str]:
         yield f"{trace.report.n_events:,} events"
     if set(trace.origin.flags) >= ALL_FLAGS:
         yield "shapes, stacks and memory at once"
-    own = (trace.kind == Kind.OVERHEAD) & ~trace.matching(_OF_CUDA)
+    own = (trace.kind == Kind.OVERHEAD) & ~trace.matching(_OF_CUDA, Kind.OVERHEAD)
     own_ns = steps.judged_ns(trace.spans_of(np.flatnonzero(own)))
     if own_ns and own_ns >= MIN_OVERHEAD * intervals.length(steps.judged):
         evidence["profiler_overhead_ms_per_step"] = ms(own_ns / steps.n_steady)
         yield f"{format_ns(own_ns / steps.n_steady)} of the profiler's own work {steps.per}"
-    calls = np.flatnonzero((trace.kind == Kind.PYTHON) & trace.matching(_MONITOR))
+    calls = np.flatnonzero(trace.matching(_MONITOR, Kind.PYTHON))
     step_of = steps.of_host(calls)
     if len(steps) > 1 and len(calls) and steps.share_of_steps(step_of) >= MIN_MONITORED:
         evidence["n_monitor_calls_per_step"] = steps.median_count(step_of)
@@ -555,7 +555,7 @@ def _start_up(trace: Trace) -> Iterator[Note]:
 
 
 def _stalled_launches(trace: Trace) -> NDArray[np.int64]:
-    launches = np.flatnonzero((trace.kind == Kind.RUNTIME) & trace.matching(r"Launch\w*Kernel"))
+    launches = np.flatnonzero(trace.matching(r"Launch\w*Kernel", Kind.RUNTIME))
     if not len(launches) or not trace.devices:
         return launches[:0]
     bar = max(STALL_NS, STALL_RATIO * float(np.median(trace.dur_ns[launches])))

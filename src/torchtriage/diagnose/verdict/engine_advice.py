@@ -128,7 +128,7 @@ def in_engine_words(result: Result, trace: Trace) -> Result:
 
 def _uncompiled(trace: Trace) -> bool:
     """Whether stacks show none of the code that vLLM compiles, where it is vLLM that was recorded."""
-    return trace.has_stacks and not ((trace.kind == Kind.PYTHON) & trace.matching(_VLLM_COMPILED)).any()
+    return trace.has_stacks and not trace.matching(_VLLM_COMPILED, Kind.PYTHON).any()
 
 
 @dataclass(frozen=True)

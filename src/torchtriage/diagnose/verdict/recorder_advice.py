@@ -122,7 +122,7 @@ def other_recorder(trace: Trace) -> Iterator[Note]:
     if unread:
         message += f"; in the file and not read: {', '.join(f'{n:,} {what}' for what, n in unread.items())}"
     yield Note("other-recorder", "info", message, evidence={"unread": unread} if unread else {})
-    whole = np.flatnonzero((trace.kind == Kind.KERNEL) & trace.matching(_WHOLE_GRAPHS))
+    whole = np.flatnonzero(trace.matching(_WHOLE_GRAPHS, Kind.KERNEL))
     if len(whole):
         yield Note(
             "whole-graphs",

@@ -134,7 +134,7 @@ def _graphs(trace: Trace) -> list[GraphUse]:
     """Return for each step whether it replays graphs, and whether attention is in them."""
     steps = trace.steps
     n = len(steps)
-    calls = (trace.kind == Kind.RUNTIME) & trace.matching(GRAPH_LAUNCH)
+    calls = trace.matching(GRAPH_LAUNCH, Kind.RUNTIME)
     replayed = _counts(steps.of_host(np.flatnonzero(calls)), n) > 0
     launched = _counts(steps.of_host(np.flatnonzero(trace.kind == Kind.RUNTIME)), n) > 0
     attends = np.zeros((2, n), bool)

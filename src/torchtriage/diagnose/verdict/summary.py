@@ -201,7 +201,7 @@ def _threads(trace: Trace) -> list[TimelineLane]:
         trace,
         ((trace.kind == Kind.OP) & ~inside_op)
         | ((trace.kind == Kind.RUNTIME) & ~inside_op)
-        | ((trace.kind == Kind.ANNOTATION) & trace.matching(r"^enumerate\(DataLoader\)")),
+        | trace.matching(r"^enumerate\(DataLoader\)", Kind.ANNOTATION),
     )
     if not len(top):
         top = _in_window(trace, (trace.kind == Kind.PYTHON) & (trace.frames.parent < 0))

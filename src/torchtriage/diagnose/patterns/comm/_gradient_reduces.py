@@ -62,7 +62,7 @@ def earliest_end_ns(trace: Trace, found: Collectives, reduces: Reduces, which: M
 
     A gradient's part of the transfer is that of its elements; of its time where shapes were not recorded.
     """
-    rows = np.flatnonzero((trace.kind == Kind.OP) & trace.matching(r"^torch::autograd::AccumulateGrad$"))
+    rows = np.flatnonzero(trace.matching(r"^torch::autograd::AccumulateGrad$", Kind.OP))
     rows = rows[np.argsort(trace.start_ns[rows], kind="stable")]
     ready = _on_device(trace, found, trace.start_ns[rows])
     elements = np.array([_elements(dims) for dims in trace.details_of("dims", rows)], np.float64)

@@ -75,7 +75,7 @@ def _waited(trace: Trace, found: Collectives, reduces: Reduces) -> Mask:
     """Return bool[r]: buckets enqueued right behind another one, with no gradient between."""
     size = found.size_bytes[reduces.at]
     bucket = (size < 0) | (size > NO_BUCKET_BYTES)
-    gradients = np.sort(trace.start_ns[trace.matching(_BETWEEN) & (trace.kind == Kind.OP)])
+    gradients = np.sort(trace.start_ns[trace.matching(_BETWEEN, Kind.OP)])
     before = np.searchsorted(gradients, trace.start_ns[reduces.op])
     same = (np.diff(before) == 0) & (np.diff(reduces.turn) == 0)
     out: Mask = np.append(False, same) & bucket & np.append(False, bucket[:-1])

@@ -114,7 +114,7 @@ def _unpaired(trace: Trace, found: Collectives, pick: Mask) -> Mask:
     engine = trace.tree.nearest(op, trace.hosts & trace.matching(ENGINE)) >= 0
     at = np.flatnonzero(pick & trace.matching(r"(?i)all_?reduce")[op] & ~engine)
     at = at[np.argsort(trace.start_ns[op[at]], kind="stable")]
-    products = (trace.kind == Kind.OP) & trace.matching(_PRODUCT)
+    products = trace.matching(_PRODUCT, Kind.OP)
     products &= ~trace.tree.under(products)
     count = np.searchsorted(np.sort(trace.start_ns[products]), trace.start_ns[op[at]])
     same = np.diff(trace.steps.of_host(op[at])) == 0

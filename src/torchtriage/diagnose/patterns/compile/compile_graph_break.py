@@ -63,7 +63,7 @@ def find(trace: Trace) -> Claims:
     outer = distinct(trace.tree.outermost(inner, regions.mask))
     count = steps.median_count(steps.of_host(inner))
     calls = steps.median_count(steps.of_host(outer))
-    resumed = np.flatnonzero((trace.kind == Kind.PYTHON) & trace.matching(_RESUME))
+    resumed = np.flatnonzero(trace.matching(_RESUME, Kind.PYTHON))
     resumed = resumed[steps.in_steady(steps.of_host(resumed))]
     lines = _lines(trace, resumed)
     at = f", at {', '.join(lines[:3])}" if lines else ""

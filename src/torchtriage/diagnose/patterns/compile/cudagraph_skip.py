@@ -77,7 +77,7 @@ def _recorded(trace: Trace) -> Claim | None:
 
 def _skipped(trace: Trace) -> Claim | None:
     steps = trace.steps
-    frames = np.flatnonzero((trace.kind == Kind.PYTHON) & trace.matching(_TREES))
+    frames = np.flatnonzero(trace.matching(_TREES, Kind.PYTHON))
     if not len(frames) or not recurs(trace, frames):
         return None
     runtime = trace.kind == Kind.RUNTIME

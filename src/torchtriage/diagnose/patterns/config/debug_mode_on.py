@@ -103,7 +103,7 @@ def _stack_traces(trace: Trace, node: Mask) -> tuple[Ints, float]:
     Frames show it; else it hides inside the forward operators, and its share is an estimate.
     """
     if trace.has_stacks:
-        formats = (trace.kind == Kind.PYTHON) & trace.matching(_TRACES)
+        formats = trace.matching(_TRACES, Kind.PYTHON)
         return np.flatnonzero(formats & ~trace.frames.under(formats)), 1.0
     is_op = trace.kind == Kind.OP
     rows = np.flatnonzero(is_op & ~node & ~trace.tree.under(is_op) & (trace.key >= 0))

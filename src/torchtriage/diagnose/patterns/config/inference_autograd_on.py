@@ -47,14 +47,13 @@ def find(trace: Trace) -> Claims:
     phase = inference_phase(trace)
     if phase is None:
         return
-    ops = trace.kind == Kind.OP
-    core = phase.rows & ops & trace.matching(_CORE)
+    core = phase.rows & trace.matching(_CORE, Kind.OP)
     rows = np.flatnonzero(core & ~trace.tree.under(core))
     if len(rows) < MIN_OPS:
         return
     recorded = rows[trace.key[rows] >= 0]
     # rollouts keep their graph for a backward pass further on
-    used = distinct(trace.key[ops & trace.matching(r"^autograd::engine|Backward\d*$")])
+    used = distinct(trace.key[trace.matching(r"^autograd::engine|Backward\d*$", Kind.OP)])
     recorded = recorded[~np.isin(trace.key[recorded], used[used >= 0])]
     n_nodes = len(distinct(trace.key[recorded]))
     if len(recorded) < MIN_SHARE * len(rows) or n_nodes < MIN_ADVANCING * len(recorded):

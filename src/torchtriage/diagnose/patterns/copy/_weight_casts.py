@@ -24,7 +24,7 @@ def claim_weight_casts(trace: Trace, casts: Ints, min_share: float) -> Claim | N
     phase = inference_phase(trace)
     if phase is None or not phase.whole or steps.n_steady < 2 or not len(casts):
         return None
-    layer = trace.tree.nearest(casts, trace.matching(_LAYERS) & (trace.kind == Kind.OP))
+    layer = trace.tree.nearest(casts, trace.matching(_LAYERS, Kind.OP))
     rows, layer = casts[layer >= 0], layer[layer >= 0]
     own, which = inputs_of(trace, rows)
     of_layer, layer_is = inputs_of(trace, layer)

@@ -45,7 +45,7 @@ def weight_moves(trace: Trace) -> list[WeightMoves]:
 
 def _by_frames(trace: Trace, copies: Ints) -> Iterator[WeightMoves]:
     calls = trace.links.call[copies].astype(np.int64)
-    frames = frame_around(trace, calls, trace.matching(_MOVES), outermost=True)
+    frames = frame_around(trace, calls, trace.matching(_MOVES, Kind.PYTHON), outermost=True)
     copies, frames = copies[frames >= 0], frames[frames >= 0]
     user = frame_around(trace, frames, trace.where_name(is_user_frame))
     site = np.where(user >= 0, trace.name[user], -1)

@@ -69,7 +69,7 @@ def _chains(trace: Trace) -> list[tuple[Ints, list[_Join]]]:
     rows = rows[~trace.tree.under(trace.named("aten::cat"))[rows]]
     inputs, which = inputs_of(trace, rows)
     joins = [_join(call) for call in inputs]
-    convolutions = np.flatnonzero((trace.kind == Kind.OP) & trace.matching(_CONVOLUTION))
+    convolutions = np.flatnonzero(trace.matching(_CONVOLUTION, Kind.OP))
     read = {tuple(inputs.shape(0)) for inputs in inputs_of(trace, convolutions)[0]}
     kinds: dict[tuple[int, str], list[int]] = {}
     for index, code in enumerate(which.tolist()):

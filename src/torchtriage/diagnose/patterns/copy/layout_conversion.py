@@ -70,7 +70,7 @@ def _conversions(trace: Trace) -> Work | None:
     if not trace.devices:
         return work_of(trace, copies)
     device = trace.devices[0]
-    named = trace.matching(_CONVERSION) & (trace.kind == Kind.KERNEL)
+    named = trace.matching(_CONVERSION, Kind.KERNEL)
     inside = trace.mask_of(copies)
     call = trace.links.call[device.rows]
     copied = (call >= 0) & np.append(trace.tree.under(inside), False)[call]
@@ -79,7 +79,7 @@ def _conversions(trace: Trace) -> Work | None:
 
 def _copies(trace: Trace) -> Ints:
     """Return the ``contiguous`` ops that copy inside a convolution, or turn NHWC back to NCHW."""
-    convolution = (trace.kind == Kind.OP) & trace.matching(_CONVOLUTION)
+    convolution = trace.matching(_CONVOLUTION, Kind.OP)
     if not convolution.any():
         return np.empty(0, np.int64)
     inside = np.flatnonzero(_copying(trace) & trace.tree.under(convolution))

@@ -15,6 +15,7 @@ Source: CUDA C++ best practices guide, "Data Transfer Between Host and Device" (
 import numpy as np
 
 from torchtriage.core.arrays import distinct
+from torchtriage.core.trace.schema import HOST_KINDS
 from torchtriage.core.units import format_count, format_ns, format_share, ms
 from torchtriage.diagnose.patterns._host_time import host_claim
 from torchtriage.diagnose.patterns._readbacks import TRANSFER_OPS
@@ -91,7 +92,6 @@ def _small(trace: Trace) -> Ints:
     calls = links.call[rows]
     small = (size >= 0) & (size < MAX_BYTES) & (links.n_enqueued[calls] == 1)
     small &= ~trace.mask_of(waits.copy[waits.to_host])[rows]
-    other = trace.matching(_NOT_OURS)
-    small &= ~(trace.tree.under(other & trace.hosts)[calls])
+    small &= ~trace.tree.under(trace.matching(_NOT_OURS, *HOST_KINDS))[calls]
     rows = rows[small]
     return rows

@@ -30,7 +30,7 @@ class WorkerStarts:
 
 def starts_by_frames(trace: Trace, fetches: Fetches) -> WorkerStarts:
     """Return where an iterator was made or ended its workers, and the first fetch of each."""
-    new = np.flatnonzero((trace.kind == Kind.PYTHON) & trace.matching(_NEW_ITERATOR))
+    new = np.flatnonzero(trace.matching(_NEW_ITERATOR, Kind.PYTHON))
     new = new[trace.steps.in_steady(trace.steps.of_host(new))]
     if not len(new):
         return WorkerStarts(0, new, intervals.EMPTY)
@@ -38,7 +38,7 @@ def starts_by_frames(trace: Trace, fetches: Fetches) -> WorkerStarts:
     rows = fetches.rows[order]
     following = np.searchsorted(trace.start_ns[rows], trace.end_ns[new])
     first = rows[following[following < len(rows)]]
-    stop = np.flatnonzero((trace.kind == Kind.PYTHON) & trace.matching(_STOP))
+    stop = np.flatnonzero(trace.matching(_STOP, Kind.PYTHON))
     stop = stop[trace.steps.in_steady(trace.steps.of_host(stop))]
     return WorkerStarts(len(new), np.concatenate([new, first, stop]), intervals.EMPTY)
 

@@ -77,7 +77,7 @@ def _own_parts(trace: Trace, rank: int, world: int) -> Ints:
     step = trace.steps.of_host(rows)
     first = np.append(True, step[1:] != step[:-1])[: len(rows)]
     rows, step = rows[first], step[first]
-    work = np.sort(trace.start_ns[(trace.kind == Kind.OP) & trace.matching(_WORK)])
+    work = np.sort(trace.start_ns[trace.matching(_WORK, Kind.OP)])
     begun = np.searchsorted(work, trace.start_ns[rows]) > np.searchsorted(work, trace.steps.start_ns[step])
     rows = rows[~begun]
     dims, given = (trace.details_of(what, rows) for what in ("dims", "concrete"))

@@ -38,7 +38,7 @@ def find(trace: Trace) -> Claims:
     steps = trace.steps
     if not trace.devices and not trace.is_host_only:
         return
-    pauses = (trace.kind == Kind.PYTHON) & trace.matching(f"{_AUTOMATIC}|{_EXPLICIT}")
+    pauses = trace.matching(f"{_AUTOMATIC}|{_EXPLICIT}", Kind.PYTHON)
     # an explicit call encloses the collector's own row
     pauses &= (trace.dur_ns >= MIN_PAUSE_NS) & ~trace.frames.under(pauses)
     # the threads whose pauses matter: the main one and those that launch work

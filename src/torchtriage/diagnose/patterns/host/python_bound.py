@@ -162,7 +162,7 @@ def _device_stretches(trace: Trace) -> dict[int, Spans]:
 
 
 def _host_stretches(trace: Trace) -> dict[int, Spans]:
-    exchanges = (trace.kind == Kind.PYTHON) & (trace.lane == trace.steps.lane) & trace.matching(_EXCHANGE)
+    exchanges = trace.matching(_EXCHANGE, Kind.PYTHON) & (trace.lane == trace.steps.lane)
     free = intervals.subtract(between_ops(trace), intervals.union(trace.spans_of(np.flatnonzero(exchanges))))
     free = intervals.subtract(free, _engine(trace))
     free = free[free[:, 1] - free[:, 0] >= MIN_STRETCH_NS]
@@ -174,7 +174,7 @@ def _engine(trace: Trace) -> Spans:
 
     It waits there for other threads, and for other ranks.
     """
-    engine = (trace.kind == Kind.PYTHON) & trace.matching(_ENGINE)
+    engine = trace.matching(_ENGINE, Kind.PYTHON)
     parent = trace.frames.parent
     called = np.flatnonzero((parent >= 0) & engine[parent])
     rows = np.flatnonzero(engine)
@@ -200,7 +200,7 @@ def _recurs(trace: Trace, lost: Spans) -> bool:
 
 def _without_others(trace: Trace, lane: int, spans: Spans) -> Spans:
     # a thread that sleeps beside the loop, such as one that looks at stacks, does not hold it up
-    rows = np.flatnonzero((trace.kind == Kind.PYTHON) & (trace.lane == lane) & trace.matching(_PAUSE))
+    rows = np.flatnonzero(trace.matching(_PAUSE, Kind.PYTHON) & (trace.lane == lane))
     spans = intervals.subtract(intervals.subtract(spans, loaders_and_first_use(trace)), trace.time_of(rows))
     return spans if trace.steps.pace is None else intervals.subtract(spans, trace.steps.pace.waits)
 

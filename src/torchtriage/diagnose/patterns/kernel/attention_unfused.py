@@ -112,7 +112,7 @@ def _on_cpu(trace: Trace, chains: AttentionChains) -> Claims:
     whole = intervals.union(intervals.spans(start, end))
     tree, steps = trace.tree, trace.steps
     # the fused kernel of the CPU takes no dropout; the call that wants it runs these same chains
-    unfit = np.flatnonzero(trace.matching(_DROPOUT) & (trace.kind == Kind.OP))
+    unfit = np.flatnonzero(trace.matching(_DROPOUT, Kind.OP))
     if (intervals.owner(whole, trace.start_ns[unfit]) >= 0).any():
         return
     if tree.under(trace.named(_MATH, _NATIVE))[chains.softmax].any():

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from torchtriage.core.names import short_name
-from torchtriage.core.trace.matrix_products import FP32_KERNEL, NOT_FP32_KERNEL, Products, products
+from torchtriage.core.trace.matrix_products import Products, is_fp32_kernel, products
 from torchtriage.core.trace.peak_rates import Peak
 from torchtriage.core.units import format_ns, format_share
 from torchtriage.diagnose.patterns._op_work import work_at
@@ -67,7 +67,7 @@ def find(trace: Trace) -> Claims:
     if not _has_tensor_cores(trace, device.name):
         return
     rows = device.rows
-    fp32 = trace.matches(rows, FP32_KERNEL) & ~trace.matches(rows, NOT_FP32_KERNEL) & (trace.kind[rows] == Kind.KERNEL)
+    fp32 = trace.rows_where(rows, is_fp32_kernel) & (trace.kind[rows] == Kind.KERNEL)
     at = np.flatnonzero(fp32 & ~device.comm & (trace.dur_ns[rows] >= MIN_KERNEL_NS))
     rows = device.rows[at]
     inputs = products(trace, trace.links.op[rows])

@@ -58,9 +58,9 @@ def find(trace: Trace) -> Claims:
         (op >= 0)
         & is_gemm[op]
         & (trace.kind[device.rows] == Kind.KERNEL)
-        & trace.matches(device.rows, _GEMM_KERNEL)
         & (trace.dur_ns[device.rows] >= MIN_KERNEL_NS)
     )
+    at = at[trace.matches(device.rows[at], _GEMM_KERNEL)]
     rows = device.rows[at]
     inputs = products(trace, op[at])
     tf32 = (inputs.dtype == "float") & trace.matches(rows, TF32_KERNEL)

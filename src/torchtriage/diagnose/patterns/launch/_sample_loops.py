@@ -134,7 +134,7 @@ def loop_ops(trace: Trace) -> Ints:
     is_op: Mask = trace.kind == Kind.OP
     rows = trace.tree.members
     rows = rows[is_op[rows] & (trace.lane[rows] == trace.steps.lane)]
-    inside = is_op | (trace.is_kind(Kind.ANNOTATION) & trace.matching(LOADER_NAME))
+    inside = is_op | trace.matching(LOADER_NAME, Kind.ANNOTATION)
     outer: Ints = rows[~trace.tree.under(inside)[rows]]
     return outer
 

@@ -138,7 +138,7 @@ def find(trace: Trace) -> Claims:
 
 
 def _captures(trace: Trace) -> bool:
-    launches = (trace.kind == Kind.RUNTIME) & trace.matching(_LAUNCH)
+    launches = trace.matching(_LAUNCH, Kind.RUNTIME)
     return 2 * int((launches & ~trace.links.launches).sum()) > int(launches.sum())
 
 
@@ -176,7 +176,7 @@ def _graphable(trace: Trace, work: Ints) -> bool:
     steps = trace.steps
     if steps.n_steady < MIN_REPEATS:
         return False
-    blocking = (trace.kind == Kind.RUNTIME) & trace.matching(ALLOCATION)
+    blocking = trace.matching(ALLOCATION, Kind.RUNTIME)
     blocking[trace.waits.row[~trace.waits.profiler]] = True
     rows = np.flatnonzero(blocking)
     calls = trace.links.call[work]

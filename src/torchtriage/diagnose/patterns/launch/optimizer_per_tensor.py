@@ -55,7 +55,7 @@ def find(trace: Trace) -> Claims:
 
 def _optimizers(trace: Trace) -> Claims:
     steps, tree = trace.steps, trace.tree
-    marks = trace.is_kind(Kind.ANNOTATION, Kind.OP) & trace.matching(_STEP)
+    marks = trace.matching(_STEP, Kind.ANNOTATION, Kind.OP)
     marks &= ~tree.under(marks)
     judged = np.flatnonzero(marks)
     judged = judged[steps.in_steady(steps.of_host(judged))]

@@ -78,7 +78,7 @@ def _claim(trace: Trace, loop: SampleLoop) -> Claim | None:
     selects = loop.begins[steps.in_steady(steps.of_host(loop.begins))]
     if not len(selects) or any(re.search(_RECURRENT, name) for name in body):
         return None
-    convolutions = np.flatnonzero((trace.kind == Kind.OP) & trace.matching(_CONVOLUTION))
+    convolutions = np.flatnonzero(trace.matching(_CONVOLUTION, Kind.OP))
     # a CPU takes as long for the convolutions of a batch as for those of its images
     at_stake = intervals.subtract(loop.spans, trace.time_of(convolutions))
     if trace.devices:

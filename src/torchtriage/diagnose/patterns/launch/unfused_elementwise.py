@@ -154,9 +154,9 @@ def _chains(trace: Trace) -> tuple[Ints, Ints]:
     device = trace.devices[0]
     order = np.argsort(trace.lane[device.rows], kind="stable")
     rows = device.rows[order]
-    marks = trace.is_kind(Kind.ANNOTATION, Kind.OP) & trace.matching(r"^Optimizer\.")
-    pointwise = trace.matches(rows, _POINTWISE) & ~trace.matches(rows, _OTHER)
-    pointwise &= trace.kind[rows] == Kind.KERNEL
+    marks = trace.matching(r"^Optimizer\.", Kind.ANNOTATION, Kind.OP)
+    pointwise = trace.matches(rows, _POINTWISE) & (trace.kind[rows] == Kind.KERNEL)
+    pointwise[pointwise] = ~trace.matches(rows[pointwise], _OTHER)
     pointwise &= ~np.append(trace.tree.under(marks), False)[trace.links.call[rows]]
     size = np.where(pointwise, _numel(trace, rows), -1)
     pointwise &= size > 1

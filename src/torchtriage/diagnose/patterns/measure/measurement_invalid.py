@@ -117,7 +117,7 @@ def _claim(trace: Trace, message: str, rows: Ints, evidence: dict[str, object]) 
 
 
 def _early_clock(trace: Trace) -> Claim | None:
-    reads = np.flatnonzero((trace.kind == Kind.PYTHON) & trace.matching(_CLOCK))
+    reads = np.flatnonzero(trace.matching(_CLOCK, Kind.PYTHON))
     if len(reads) < 2 or not trace.links.launches.any():
         return None
     parent = trace.frames.parent[reads]

@@ -56,7 +56,7 @@ def find(trace: Trace) -> Claims:
     rows, used = lookups(trace)
     if not len(rows) or not recurs(trace, rows):
         return
-    marks = trace.is_kind(Kind.ANNOTATION, Kind.OP) & trace.matching(_UPDATE)
+    marks = trace.matching(_UPDATE, Kind.ANNOTATION, Kind.OP)
     updates, part = passes(trace, marks, used)
     work = work_of(trace, np.concatenate([rows, updates]))
     if work is None:

@@ -84,7 +84,7 @@ def _fills(trace: Trace) -> tuple[Ints, Spans]:
     tree = trace.tree
     zero = trace.named(*_ZERO) & (trace.kind == Kind.OP)
     zero &= ~tree.under(zero)
-    marks = trace.is_kind(Kind.ANNOTATION, Kind.OP) & trace.matching(r"^Optimizer\.zero_grad#")
+    marks = trace.matching(r"^Optimizer\.zero_grad#", Kind.ANNOTATION, Kind.OP)
     mine = np.flatnonzero(zero & tree.under(marks))
     mark = tree.outermost(mine, marks)
     inner = np.bincount(mark, minlength=len(trace))
@@ -107,7 +107,7 @@ def _additions(trace: Trace, fills: Ints) -> Ints:
 
     Of several backward passes per fill only the first would store instead.
     """
-    node = trace.matching(_GRADIENT_ADD) & (trace.kind == Kind.OP)
+    node = trace.matching(_GRADIENT_ADD, Kind.OP)
     rows = np.flatnonzero(trace.named("aten::add_") & trace.tree.under(node))
     rows = rows[np.argsort(trace.start_ns[rows], kind="stable")]
     if not len(rows):

@@ -63,7 +63,7 @@ def find(trace: Trace) -> Claims:
 
 
 def _after_factory(trace: Trace, holder: Ints, listed: Mask) -> Mask:
-    factories = trace.matching(_FACTORIES) & (trace.kind == Kind.OP)
+    factories = trace.matching(_FACTORIES, Kind.OP)
     lists = trace.named(_LIST) & (trace.kind == Kind.OP)
     hit = np.zeros(len(holder), dtype=bool)
     if not len(holder) or not (factories | lists).any():

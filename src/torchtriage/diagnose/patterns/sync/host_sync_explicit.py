@@ -57,8 +57,8 @@ def _explicit(trace: Trace) -> Ints:
     pure &= ~trace.matching("Memcpy")[rows]
     pure &= waits.op < 0
     pure &= ~(trace.matching("EventSynchronize")[rows] & (waits.wait_ns < SHORT_EVENT_NS))
-    captures = np.flatnonzero((trace.kind == Kind.RUNTIME) & trace.matching(_CAPTURE))
+    captures = np.flatnonzero(trace.matching(_CAPTURE, Kind.RUNTIME))
     if len(captures):
         pure &= waits.start_ns > trace.start_ns[captures].max()
     index = np.flatnonzero(pure)
-    return index[frame_around(trace, rows[index], trace.matching(_NOT_THE_LOOP)) < 0]
+    return index[frame_around(trace, rows[index], trace.matching(_NOT_THE_LOOP, Kind.PYTHON)) < 0]

@@ -102,7 +102,8 @@ def test_a_model_trained_in_the_loop_does_not_matter_to_what_reads_data_alone():
             return x[~held] - x[~held].mean(0)
 
 
-        def main(x, model, optimizer):
+        def main(x, model):
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             for lr, fold in itertools.product([0.1, 0.2], range(4)):
                 feats = prepare_fold(x, fold, 4)
                 model(feats).sum().backward()

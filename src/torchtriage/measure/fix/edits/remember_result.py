@@ -53,7 +53,10 @@ def _reads_outside(flow: Flow, calls: Sequence[SourceCall]) -> bool:
     }
     nodes = (*(call.node for call in calls), *(function.node for function in flow.facts.reached(calls)))
     return any(
-        names_in(node) & learned or flow.learns(loads(node)) or FILES.search(source(module, node)) for node in nodes
+        names_in(node) & (learned | flow.facts.learned)
+        or flow.learns(loads(node))
+        or FILES.search(source(module, node))
+        for node in nodes
     )
 
 
@@ -128,7 +131,7 @@ def _by_target(site: Site, flow: Flow) -> Proposal | None:
     for outer in reversed(loops):
         targets = set().union(*(names_in(loop.target) for loop in loops if loop.lineno >= outer.lineno))
         keys = [name for name in sorted(targets) if name in names_in(call)]
-        varying = (flow.changes([outer]) | flow.handed_over([outer])) - set(keys)
+        varying = flow.changes([outer]) - set(keys)
         if not keys or len(keys) == len(targets) or any(meets(path, varying) for path in flow.reads(call)):
             continue
         if mutated([outer]) & set().union(*(names_in(target) for target in statement.targets)):

@@ -197,3 +197,20 @@ def test_what_a_program_does_elsewhere_is_named(tmp_path, monkeypatch):
     assert effects.connections == ("('127.0.0.1', 9)",)
     assert effects.programs == ("true first", "true")
     assert len(list(effects_sentences(effects))) == 4
+
+
+@pytest.mark.parametrize(
+    ("recorded", "ran", "step_ms", "timed"),
+    [
+        (18, 18, 12.0, 167),  # early steps are shorter than those recorded
+        (18, 18, 200.0, 18),
+        (18, 12, 12.0, 18),  # the loop has no more
+        (18, 18, None, 18),
+        (18, 18, 0.1, 200),
+    ],
+)
+def test_steps_on_trial_last_long_enough(fixing, monkeypatch, recorded, ran, step_ms, timed):
+    fixing.steps = recorded
+    run = SimpleNamespace(step_ms=step_ms, n_steps=ran)
+    monkeypatch.setattr("torchtriage.measure.fix.fix.sample", lambda *_, **__: run)
+    assert fixing.timed_steps == timed

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 
@@ -32,7 +33,7 @@ from torchtriage.measure.fix.project import ProjectCopy
 from torchtriage.measure.fix.race import Entrant, race
 from torchtriage.measure.fix.result import FIX_SCHEMA, Attempt, AttemptOutcome, FixResult, Unedited
 from torchtriage.measure.fix.side_effects import effects_of, effects_sentences
-from torchtriage.measure.verify.paired_runs import Trial, last_words
+from torchtriage.measure.verify.paired_runs import Trial, last_words, sample
 from torchtriage.measure.verify.result import Verification
 from torchtriage.measure.verify.verify import conclude
 
@@ -111,6 +112,18 @@ class _Fixing:
     def deadline_s(self) -> float:
         return self.begun_s + self.wanted.budget_s
 
+    @cached_property
+    def timed_steps(self) -> int:
+        """Steps of a run that last ``TIMED_S``: early ones may be far shorter than those that were recorded."""
+        copy = self.copy
+        with copy.changed({}):
+            out = self.out / "first"
+            run = sample(copy.command, out, steps=self.steps, cwd=copy.cwd, extra_paths=copy.extra_paths)
+        timed_s = (run.step_ms or 0) * run.n_steps / 1000
+        if run.n_steps < self.steps or not timed_s:
+            return self.steps  # the loop has no more
+        return max(self.steps, min(round(self.steps * TIMED_S / timed_s), MOST_STEPS))
+
     def record(self) -> Result:
         """Record the program in the copy, and return what is found."""
         folder = self.out / "recording"
@@ -168,7 +181,7 @@ class _Fixing:
                 alike = row.candidate.per_run == first.per_run and row.candidate.finding.saves == first.finding.saves
                 if alike and row.candidate.finding not in others and len(heat) < HEAT:
                     heat.append(row)
-            self._heat(heat, 0 if first.per_run else self.steps)
+            self._heat(heat, 0 if first.per_run else self.timed_steps)
             mended = [row.candidate.finding for row in heat if row.keeps_promise]
             for row in waiting:
                 if row.candidate.finding in mended and row not in heat:
@@ -268,7 +281,7 @@ class _Fixing:
             self.copy,
             entrants,
             self.out / f"race-{time.monotonic_ns()}",
-            steps=0 if per_run else self.steps,
+            steps=0 if per_run else self.timed_steps,
             deadline_s=max(self.deadline_s, time.monotonic() + more_s),
             progress=lambda number, n: self.tell(f"round {number + 1}: the program, and {n} changed"),
             base_files=base,

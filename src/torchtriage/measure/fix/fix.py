@@ -44,6 +44,8 @@ HEAT = 4
 TIMED_S = 2.0
 """Of steps in each run: neighbours on the machine are most of what is measured in less."""
 FEWEST_STEPS, MOST_STEPS = 8, 200
+GROWN = 5
+"""Times the fastest of a run's first steps that a recorded step takes, from which whole runs are timed."""
 WORTH = 0.01
 """A change is in the patch when at least this share of the time is surely saved."""
 HALF = 0.5
@@ -99,6 +101,7 @@ class _Fixing:
     begun_s: float = field(default_factory=time.monotonic)
     complete: bool = True
     steps: int = 40
+    step_ms: float = 0.0
 
     def __post_init__(self) -> None:
         self.files = Files(self.copy.root, self.copy.script)
@@ -114,15 +117,20 @@ class _Fixing:
 
     @cached_property
     def timed_steps(self) -> int:
-        """Steps of a run that last ``TIMED_S``: early ones may be far shorter than those that were recorded."""
-        copy = self.copy
+        """Steps of a run that last ``TIMED_S``: early ones may be shorter than those that were recorded.
+
+        0, whole runs, where they are so much shorter that they are of another loop, or grow with the run.
+        """
+        copy, out = self.copy, self.out / "first"
         with copy.changed({}):
-            out = self.out / "first"
             run = sample(copy.command, out, steps=self.steps, cwd=copy.cwd, extra_paths=copy.extra_paths)
-        timed_s = (run.step_ms or 0) * run.n_steps / 1000
-        if run.n_steps < self.steps or not timed_s:
+        if not run.step_ms or not run.low_ms:
+            return self.steps
+        if self.complete and self.step_ms > GROWN * run.low_ms:
+            return 0
+        if run.n_steps < self.steps:
             return self.steps  # the loop has no more
-        return max(self.steps, min(round(self.steps * TIMED_S / timed_s), MOST_STEPS))
+        return max(self.steps, min(round(1000 * TIMED_S / run.step_ms), MOST_STEPS))
 
     def record(self) -> Result:
         """Record the program in the copy, and return what is found."""
@@ -163,9 +171,9 @@ class _Fixing:
         except TraceFormatError as error:
             raise UsageError(f"nothing to fix was recorded: {error}", where=self.command) from error
         result = results[0]
-        step_ms = result.recorded.step_ms if result.recorded is not None else None
-        if step_ms:
-            self.steps = min(max(round(1000 * TIMED_S / step_ms), FEWEST_STEPS), MOST_STEPS)
+        self.step_ms = (result.recorded.step_ms if result.recorded is not None else None) or 0.0
+        if self.step_ms:
+            self.steps = min(max(round(1000 * TIMED_S / self.step_ms), FEWEST_STEPS), MOST_STEPS)
         return result
 
     def attempt(self, candidates: Sequence[Candidate]) -> list[_Try]:

@@ -68,3 +68,51 @@ def test_scores_of_samples_are_computed_at_once():
 )
 def test_other_loops_stay(old, new):
     assert not proposed(BEFORE.replace(old, new), "for n", "LCH017", "vmapped-loops")
+
+
+LOOP = """
+    import torch
+
+
+    def scores(model, images):
+        rows = torch.stack(images)
+        out = []
+        for {head}:
+            logits = torch.softmax(rows[i], 0)
+            out.append(logits.max(){read})
+        return out
+"""
+
+
+@pytest.mark.parametrize(
+    ("head", "row", "use"),
+    [
+        ("row in rows", "row", "row"),
+        ("i, row in enumerate(rows)", "row", "row"),
+        ("i in range(len(rows))", "row", "rows[i]"),
+    ],
+)
+@pytest.mark.parametrize(("read", "listed"), [(".item()", ".tolist()"), ("", "")])
+def test_what_is_put_into_a_list(head, row, use, read, listed):
+    before = LOOP.format(head=head, read=read).replace("rows[i]", use)
+    new = [
+        f"    def of_row({row}):",
+        f"        logits = torch.softmax({row}, 0)",
+        "        return logits.max()",
+        "",
+        f'    out.extend(torch.vmap(of_row, randomness="different", chunk_size=256)(rows){listed})',
+    ]
+    head_lines, tail = source(before).split("    for ")[0], "    return out\n"
+    assert proposed(before, "for ", "LCH017", "vmapped-loops") == [head_lines + "\n".join(new) + "\n" + tail]
+
+
+def test_scores_are_the_same():
+    torch = pytest.importorskip("torch")
+    before = LOOP.format(head="row in rows", read=".item()").replace("rows[i]", "row")
+    made = []
+    for text in (source(before), proposed(before, "for ", "LCH017", "vmapped-loops")[0]):
+        space: dict[str, object] = {}
+        exec(text, space)
+        torch.manual_seed(0)
+        made.append(space["scores"](None, list(torch.randn(300, 4))))
+    assert made[0] == pytest.approx(made[1])

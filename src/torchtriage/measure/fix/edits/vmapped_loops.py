@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.edits import SourceEdit
-from torchtriage.diagnose.lint.syntax import names_in, path_of
+from torchtriage.diagnose.lint.syntax import path_of
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.measure.fix.edits._flow import Flow, flow_of, mutated
 from torchtriage.measure.fix.edits._torch import torch_in
@@ -31,60 +31,79 @@ def propose(site: Site) -> Iterator[Proposal]:
 
 def _mapped(site: Site, flow: Flow, loop: ast.For) -> Proposal | None:
     module, indent = site.module, indent_of(site.module, loop)
-    index, whole = _rows(site, loop)
+    index, row, whole = _rows(site, loop)
     *steps, last = loop.body
-    if not whole or indent is None or loop.orelse or not isinstance(last, ast.Assign) or len(last.targets) != 1:
+    kept = _kept(last, index)
+    if not whole or indent is None or loop.orelse or kept is None:
         return None
-    target, local = last.targets[0], bound(steps)
-    if not isinstance(target, ast.Subscript) or path_of(target.slice) != index or not path_of(target.value):
-        return None
+    place, (value, was_read) = path_of(kept[0]), _unread(kept[1])
     values = [item.value for item in steps if isinstance(item, ast.Assign) and _is_name(item)]
-    value, was_read = _unread(last.value)
     if len(values) != len(steps) or not all(_is_whole(flow, item) for item in (*values, value)):
         return None
     if NOT_MAPPED.search("\n".join(source(module, item) for item in (*values, value))) or mutated(steps) - {"self"}:
         return None
-    reads = {name for item in (*values, value) for name in names_in(item)}
-    later = [item for name in {*local, index} for item in module.names(name, module.scope(loop))]
-    if path_of(target.value) in reads or any(item.lineno > (loop.end_lineno or 0) for item in later):
+    named = [node for item in (*values, value) for node in ast.walk(item) if isinstance(node, ast.Name | ast.Attribute)]
+    later = [item for name in {*bound(steps), index, row} for item in module.names(name, module.scope(loop))]
+    if place in map(path_of, named) or any(item.lineno > (loop.end_lineno or 0) for item in later):
         return None
-    rows = [node for item in (*steps, last) for node in ast.walk(item) if isinstance(node, ast.Subscript)]
-    uses = [node for node in rows if source(module, node) == f"{whole}[{index}]"]
-    named = [node for item in (*values, value) for node in ast.walk(item) if isinstance(node, ast.Name)]
-    if not uses or sum(node.id == index for node in named) != len(uses):
+    picked = [node for item in (*steps, value) for node in ast.walk(item) if isinstance(node, ast.Subscript)]
+    uses = [node for node in picked if index and source(module, node) == f"{whole}[{index}]"]
+    paths = [path_of(node) for node in named]
+    if paths.count(index) != len(uses) or not (uses or row in paths):
         return None
-    row, name = free_name(module, "row", "sample_row"), free_name(module, "of_row", "value_of_row")
+    row, name = row or free_name(module, "row", "sample_row"), free_name(module, "of_row", "value_of_row")
     if not row or not name:
         return None
-    texts = [replaced_in(module, item, *((use, row) for use in uses if use in set(ast.walk(item)))) for item in steps]
-    result = replaced_in(module, value, *((use, row) for use in uses if use in set(ast.walk(value))))
+
+    def text_of(node: ast.stmt | ast.expr) -> str:
+        return replaced_in(module, node, *((use, row) for use in uses if use in set(ast.walk(node))))
+
     torch, more = torch_in(module)
     called = f'{torch}.vmap({name}, randomness="different", chunk_size={AT_ONCE})({whole})'
-    is_array = was_read and module.value(target.value).kind != "tensor" and not _is_tensor(site, target.value)
-    called = f"{called}.detach().cpu().numpy()" if is_array else f"{called}.detach()" if was_read else called
-    text = [f"def {name}({row}):", *(f"{INDENT}{item}" for item in texts), f"{INDENT}return {result}", ""]
-    text.append(f"{source(module, target.value)}[:] = {called}")
-    new = "\n".join(f"{indent}{item}" if item and number else item for number, item in enumerate(text))
+    target = source(module, kept[0])
+    if isinstance(last, ast.Expr):
+        filled = f"{target}.extend({called}.tolist())" if was_read else f"{target}.extend({called})"
+    elif was_read and module.value(kept[0]).kind != "tensor" and not _is_tensor(site, kept[0]):
+        filled = f"{target}[:] = {called}.detach().cpu().numpy()"
+    else:
+        filled = f"{target}[:] = {called}.detach()" if was_read else f"{target}[:] = {called}"
+    text = [f"def {name}({row}):", *(f"{INDENT}{text_of(item)}" for item in steps), f"{INDENT}return {text_of(value)}"]
+    new = "\n".join(f"{indent}{item}" if item and number else item for number, item in enumerate([*text, "", filled]))
     edit = SourceEdit(loop.lineno, loop.col_offset, loop.end_lineno or 0, loop.end_col_offset or 0, new)
     changes = "random numbers are drawn in another order" if DRAWS.search(module.text) else ""
     return Proposal((edit, *more), f"compute all turns of the loop in line {loop.lineno} at once", changes)
+
+
+def _kept(last: ast.stmt, index: str) -> tuple[ast.expr, ast.expr] | None:
+    """Return what a turn's value is kept in, and the value: ``out[i] = value``, ``out.append(value)``."""
+    if isinstance(last, ast.Assign) and len(last.targets) == 1 and isinstance(target := last.targets[0], ast.Subscript):
+        return (target.value, last.value) if index and path_of(target.slice) == index else None
+    call = last.value if isinstance(last, ast.Expr) else None
+    if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "append":
+        return (call.func.value, call.args[0]) if len(call.args) == 1 and path_of(call.func.value) else None
+    return None
 
 
 def _is_name(node: ast.Assign) -> bool:
     return len(node.targets) == 1 and isinstance(node.targets[0], ast.Name)
 
 
-def _rows(site: Site, loop: ast.For) -> tuple[str, str]:
-    """Return the variable that counts, and the tensor whose rows it counts."""
-    over = loop.iter
-    if not isinstance(loop.target, ast.Name) or not isinstance(over, ast.Call) or path_of(over.func) != "range":
-        return "", ""
-    counted = source(site.module, over.args[0]) if len(over.args) == 1 else ""
-    found = re.fullmatch(r"len\(([\w.]+)\)|([\w.]+)\.(?:shape\[0\]|size\(0\))", counted)
-    whole = (found[1] or found[2]) if found else ""
-    if not whole or not _is_tensor(site, ast.parse(whole, mode="eval").body):
-        return "", ""
-    return loop.target.id, whole
+def _rows(site: Site, loop: ast.For) -> tuple[str, str, str]:
+    """Return the variable that counts, the one that is a row, and the tensor whose rows a loop goes through."""
+    over, target = loop.iter, loop.target
+    called = path_of(over.func) if isinstance(over, ast.Call) and len(over.args) == 1 and not over.keywords else ""
+    index, row, whole = "", "", path_of(over)
+    if isinstance(over, ast.Call) and called == "range":
+        counted = source(site.module, over.args[0])
+        found = re.fullmatch(r"len\(([\w.]+)\)|([\w.]+)\.(?:shape\[0\]|size\(0\))", counted)
+        index, whole = path_of(target), (found[1] or found[2]) if found else ""
+    elif isinstance(over, ast.Call) and called == "enumerate" and isinstance(target, ast.Tuple):
+        index, row = (path_of(item) for item in (*target.elts, target, target)[:2])
+        whole = path_of(over.args[0])
+    else:
+        row = path_of(target)
+    is_known = whole and (index or row) and _is_tensor(site, ast.parse(whole, mode="eval").body)
+    return (index, row, whole) if is_known else ("", "", "")
 
 
 def _is_tensor(site: Site, node: ast.expr) -> bool:

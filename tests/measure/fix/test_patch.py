@@ -207,6 +207,7 @@ def test_what_a_program_does_elsewhere_is_named(tmp_path, monkeypatch):
         (30.0, 12, 12.0, 18),  # the loop has no more
         (110.0, 18, None, 18),
         (0.4, 18, 0.1, 200),
+        (0.0, 18, 12.0, 0),  # none was recorded
         (110.0, 18, 12.0, 0),  # they grow, or are of another loop
     ],
 )

@@ -119,8 +119,11 @@ class _Fixing:
     def timed_steps(self) -> int:
         """Steps of a run that last ``TIMED_S``: early ones may be shorter than those that were recorded.
 
-        0, whole runs, where they are so much shorter that they are of another loop, or grow with the run.
+        0, whole runs, where no steps were recorded, or those are so much longer that they are of another loop, or grow
+        with the run.
         """
+        if self.complete and not self.step_ms:
+            return 0
         copy, out = self.copy, self.out / "first"
         with copy.changed({}):
             run = sample(copy.command, out, steps=self.steps, cwd=copy.cwd, extra_paths=copy.extra_paths)

@@ -64,7 +64,7 @@ def _is_vector(module: Module, node: ast.expr) -> bool:
     for _ in range(8):
         if isinstance(node, ast.Name):
             found = module.made_of(node)
-            if found is None or found is node:
+            if found is node:
                 return False
             node = found
         elif isinstance(node, ast.BinOp) and not isinstance(node.op, ast.MatMult):

@@ -85,8 +85,9 @@ def _rooted(module: Module, node: ast.Call) -> ast.Call | None:
     if isinstance(outer, ast.Attribute) and outer.attr == "sqrt":
         call = module.parents.get(outer)
         return call if isinstance(call, ast.Call) else None
-    is_root = isinstance(outer, ast.Call) and module.name_of(outer.func) == "torch.sqrt"
-    return outer if is_root and outer.args == [node] else None
+    if isinstance(outer, ast.Call) and module.name_of(outer.func) == "torch.sqrt" and outer.args == [node]:
+        return outer
+    return None
 
 
 def _named(site: Site, node: ast.expr, call: ast.Call) -> ast.Assign | None:

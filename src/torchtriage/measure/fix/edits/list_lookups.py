@@ -80,7 +80,7 @@ def _looked_up(site: Site, statement: ast.stmt, node: ast.expr, over: ast.expr, 
         later.append(insert_after(module, outer, f"{name}.add({ast.unparse(call.args[0])})"))
     if before is None or not name or not all(later):
         return None
-    if method:
+    if method and isinstance(node, ast.Call):
         calls = _searches(site, place, path) if shared is None else [node]
         edits = [before, *(replace_node(item, f"{name}[{ast.unparse(item.args[0])}]") for item in calls)]
     else:

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 
@@ -32,7 +33,7 @@ from torchtriage.measure.fix.project import ProjectCopy
 from torchtriage.measure.fix.race import Entrant, race
 from torchtriage.measure.fix.result import FIX_SCHEMA, Attempt, AttemptOutcome, FixResult, Unedited
 from torchtriage.measure.fix.side_effects import effects_of, effects_sentences
-from torchtriage.measure.verify.paired_runs import Trial, last_words
+from torchtriage.measure.verify.paired_runs import Trial, last_words, sample
 from torchtriage.measure.verify.result import Verification
 from torchtriage.measure.verify.verify import conclude
 
@@ -43,6 +44,8 @@ HEAT = 4
 TIMED_S = 2.0
 """Of steps in each run: neighbours on the machine are most of what is measured in less."""
 FEWEST_STEPS, MOST_STEPS = 8, 200
+GROWN = 5
+"""Times the fastest of a run's first steps that a recorded step takes, from which whole runs are timed."""
 WORTH = 0.01
 """A change is in the patch when at least this share of the time is surely saved."""
 HALF = 0.5
@@ -98,6 +101,7 @@ class _Fixing:
     begun_s: float = field(default_factory=time.monotonic)
     complete: bool = True
     steps: int = 40
+    step_ms: float = 0.0
 
     def __post_init__(self) -> None:
         self.files = Files(self.copy.root, self.copy.script)
@@ -110,6 +114,26 @@ class _Fixing:
     @property
     def deadline_s(self) -> float:
         return self.begun_s + self.wanted.budget_s
+
+    @cached_property
+    def timed_steps(self) -> int:
+        """Steps of a run that last ``TIMED_S``: early ones may be shorter than those that were recorded.
+
+        0, whole runs, where no steps were recorded, or those are so much longer that they are of another loop, or grow
+        with the run.
+        """
+        if self.complete and not self.step_ms:
+            return 0
+        copy, out = self.copy, self.out / "first"
+        with copy.changed({}):
+            run = sample(copy.command, out, steps=self.steps, cwd=copy.cwd, extra_paths=copy.extra_paths)
+        if not run.step_ms or not run.low_ms:
+            return self.steps
+        if self.complete and self.step_ms > GROWN * run.low_ms:
+            return 0
+        if run.n_steps < self.steps:
+            return self.steps  # the loop has no more
+        return max(self.steps, min(round(1000 * TIMED_S / run.step_ms), MOST_STEPS))
 
     def record(self) -> Result:
         """Record the program in the copy, and return what is found."""
@@ -150,9 +174,9 @@ class _Fixing:
         except TraceFormatError as error:
             raise UsageError(f"nothing to fix was recorded: {error}", where=self.command) from error
         result = results[0]
-        step_ms = result.recorded.step_ms if result.recorded is not None else None
-        if step_ms:
-            self.steps = min(max(round(1000 * TIMED_S / step_ms), FEWEST_STEPS), MOST_STEPS)
+        self.step_ms = (result.recorded.step_ms if result.recorded is not None else None) or 0.0
+        if self.step_ms:
+            self.steps = min(max(round(1000 * TIMED_S / self.step_ms), FEWEST_STEPS), MOST_STEPS)
         return result
 
     def attempt(self, candidates: Sequence[Candidate]) -> list[_Try]:
@@ -168,7 +192,7 @@ class _Fixing:
                 alike = row.candidate.per_run == first.per_run and row.candidate.finding.saves == first.finding.saves
                 if alike and row.candidate.finding not in others and len(heat) < HEAT:
                     heat.append(row)
-            self._heat(heat, 0 if first.per_run else self.steps)
+            self._heat(heat, 0 if first.per_run else self.timed_steps)
             mended = [row.candidate.finding for row in heat if row.keeps_promise]
             for row in waiting:
                 if row.candidate.finding in mended and row not in heat:
@@ -268,7 +292,7 @@ class _Fixing:
             self.copy,
             entrants,
             self.out / f"race-{time.monotonic_ns()}",
-            steps=0 if per_run else self.steps,
+            steps=0 if per_run else self.timed_steps,
             deadline_s=max(self.deadline_s, time.monotonic() + more_s),
             progress=lambda number, n: self.tell(f"round {number + 1}: the program, and {n} changed"),
             base_files=base,

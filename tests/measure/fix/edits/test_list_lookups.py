@@ -67,6 +67,29 @@ def test_places_are_in_a_dictionary():
     assert proposed(before, "n_id.index", "HST118", "list-lookups")[0] == source(after)
 
 
+def test_all_searches_of_a_list_use_one_dictionary():
+    before = """
+        def edges_of(seeds, edges):
+            n_id = list(seeds)
+            src = [n_id.index(u) for u, _ in edges]
+            dst = [n_id.index(v) for _, v in edges]
+            n_id.append(0)
+            last = [n_id.index(v) for _, v in edges]
+            return src, dst, last
+    """
+    after = """
+        def edges_of(seeds, edges):
+            n_id = list(seeds)
+            n_id_places = {item: place for place, item in reversed(list(enumerate(n_id)))}
+            src = [n_id_places[u] for u, _ in edges]
+            dst = [n_id_places[v] for _, v in edges]
+            n_id.append(0)
+            last = [n_id.index(v) for _, v in edges]
+            return src, dst, last
+    """
+    assert proposed(before, "src = ", "HST118", "list-lookups")[0] == source(after)
+
+
 def test_a_window_is_a_deque():
     before = """
         class Window:

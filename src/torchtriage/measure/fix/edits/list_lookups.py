@@ -11,7 +11,7 @@ from torchtriage.diagnose.lint.syntax import literal, names_in, path_of
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.measure.fix.edits._flow import flow_of, meets
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import import_edit, insert_after, insert_before
+from torchtriage.measure.fix.statements import body_of, import_edit, insert_after, insert_before
 
 CODES = words("HST020 HST106 HST111 HST114 HST118 LCH017 LCH105 DAT018 DAT019 DAT110 DAT113 HST135")
 
@@ -81,7 +81,8 @@ def _looked_up(site: Site, statement: ast.stmt, node: ast.expr, over: ast.expr, 
     if before is None or not name or not all(later):
         return None
     if method and isinstance(node, ast.Call):
-        edits = [before, replace_node(node, f"{name}[{ast.unparse(node.args[0])}]")]
+        calls = _searches(site, place, path) if shared is None else [node]
+        edits = [before, *(replace_node(item, f"{name}[{ast.unparse(item.args[0])}]") for item in calls)]
     else:
         edits = [before, *(replace_node(item, name) for item in _same_tests(place, path)), *filter(None, later)]
     return Proposal(tuple(edits), f"look in a {'dictionary' if method else 'set'} instead of through {path}")
@@ -102,6 +103,18 @@ def _shared(site: Site, path: str) -> ast.stmt | None:
 
 def _is_store(node: ast.Name) -> bool:
     return not isinstance(node.ctx, ast.Load)
+
+
+def _searches(site: Site, place: ast.stmt, path: str) -> list[ast.Call]:
+    """Return the calls of ``items.index(x)`` in a statement and those after it, up to one that changes the list."""
+    body = body_of(site.module, place) or [place]
+    found: list[ast.Call] = []
+    for item in body[body.index(place) :]:
+        if item is not place and (_changing(item, path) or _assigned(item, path)):
+            break
+        calls = [node for node in ast.walk(item) if isinstance(node, ast.Call) and len(node.args) == 1]
+        found += [call for call in calls if path_of(call.func) == f"{path}.index"]
+    return found
 
 
 def _same_tests(root: ast.AST, path: str) -> list[ast.expr]:

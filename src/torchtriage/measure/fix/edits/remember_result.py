@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from torchtriage.diagnose.lint.base import decorate
 from torchtriage.diagnose.lint.edits import replace_node
@@ -23,7 +23,6 @@ CODES = words("""
 """)
 FILES = re.compile(r"\bopen\(|\.(load|loadtxt|genfromtxt|fromfile|memmap|read\w*|stat|exists|listdir|glob|getmtime)\(")
 LEARNED = re.compile(r"\bParameter\(|requires_grad")
-OUTSIDE = re.compile(rf"{FILES.pattern}|{LEARNED.pattern}|\.step\(")
 UNHASHABLE = words("tensor numpy list module optimizer loader params dataset")
 HASHABLE = words("shape size device dtype")
 
@@ -31,8 +30,6 @@ HASHABLE = words("shape size device dtype")
 def propose(site: Site) -> Iterator[Proposal]:
     """Yield a dictionary for what depends on one of several targets of the loop, then a cache for the function."""
     flow = flow_of(site.module)
-    if OUTSIDE.search(site.module.text) and _reads_outside(site, flow):
-        return
     if (proposal := _by_target(site, flow)) is not None:
         yield proposal
     function = flow.function(site.function)
@@ -44,21 +41,21 @@ def propose(site: Site) -> Iterator[Proposal]:
             return
 
 
-def _reads_outside(site: Site, flow: Flow) -> bool:
-    """Return whether what the line runs reads files, which may be written again, or parameters, which are trained."""
-    calls = [call for part in ast.walk(site.statement or site.module.tree) if (call := flow.facts.calls.get(part))]
-    roots = [*flow.facts.reached(calls), *filter(None, [flow.function(site.function)])]
-    called = [call for call in site.module.calls if call.context.function in roots]
-    nodes = {function.node for function in (*roots, *flow.facts.reached(called))}
+def _reads_outside(flow: Flow, calls: Sequence[SourceCall]) -> bool:
+    """Return whether what calls run reads files, which may be written again, or parameters, which are trained."""
+    module = flow.module
     learned = {
         target.id
-        for item in ast.walk(site.module.tree)
-        if isinstance(item, ast.Assign) and LEARNED.search(source(site.module, item.value))
+        for item in ast.walk(module.tree)
+        if isinstance(item, ast.Assign) and LEARNED.search(source(module, item.value))
         for target in item.targets
         if isinstance(target, ast.Name)
     }
+    nodes = (*(call.node for call in calls), *(function.node for function in flow.facts.reached(calls)))
     return any(
-        names_in(node) & learned or flow.learns(loads(node)) or FILES.search(source(site.module, node))
+        names_in(node) & (learned | flow.facts.learned)
+        or flow.learns(loads(node))
+        or FILES.search(source(module, node))
         for node in nodes
     )
 
@@ -72,7 +69,7 @@ def _cached(site: Site, flow: Flow, function: SourceFunction) -> Proposal | None
         return None
     if not any(_comes_again(call) for call in calls) or not all(_is_hashable(site, call) for call in calls):
         return None
-    if any(_is_changed(site, call) for call in calls):
+    if any(_is_changed(site, call) for call in calls) or _reads_outside(flow, calls):
         return None
     functools = next((name for name, full in module.aliases.items() if full == "functools"), "")
     direct = next((name for name, full in module.aliases.items() if full == "functools.cache"), "")
@@ -128,6 +125,8 @@ def _by_target(site: Site, flow: Flow) -> Proposal | None:
     call = statement.value
     known = flow.call(call)
     if not loops or known is None or not known.callees or not all(flow.pure(callee) for callee in known.callees):
+        return None
+    if _reads_outside(flow, [known]):
         return None
     for outer in reversed(loops):
         targets = set().union(*(names_in(loop.target) for loop in loops if loop.lineno >= outer.lineno))

@@ -1,0 +1,69 @@
+"""The gradients of all outputs in one call of autograd, where each output depends on its own row of the inputs."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
+from torchtriage.diagnose.lint.syntax import names_in, path_of
+from torchtriage.diagnose.lint.torch_names import words
+from torchtriage.measure.fix.edits._torch import torch_in
+from torchtriage.measure.fix.proposal import Proposal, Site
+from torchtriage.measure.fix.statements import remove, replaced_in, source, statement_edit
+
+CODES = words("LCH017 LCH014 LCH105 LCH109 HST020 HST114")
+
+
+def propose(site: Site) -> Iterator[Proposal]:
+    """Yield one call for a loop that takes row i of the gradient of output i: the other rows of it are zeros."""
+    for loop in site.loops:
+        if isinstance(loop, ast.For) and isinstance(loop.target, ast.Name) and len(loop.body) == 2:
+            edits = _at_once(site, loop, loop.target.id)
+            if edits:
+                yield Proposal(edits, f"take the gradients of the loop in line {loop.lineno} in one call")
+                return
+
+
+def _at_once(site: Site, loop: ast.For, index: str) -> tuple[SourceEdit, ...]:
+    module, (made, kept) = site.module, loop.body
+    if not isinstance(made, ast.Assign) or not isinstance(kept, ast.Expr) or not isinstance(kept.value, ast.Call):
+        return ()
+    call = next((item for item in ast.walk(made.value) if isinstance(item, ast.Call)), None)
+    if call is None or module.name_of(call.func) != "torch.autograd.grad" or len(call.args) != 2:
+        return ()
+    output, append = call.args[0], kept.value
+    if not _is_row(output, index) or index in names_in(call.args[1]) or not _over_rows(site, loop, output):
+        return ()
+    if not isinstance(append.func, ast.Attribute) or append.func.attr != "append" or len(append.args) != 1:
+        return ()
+    row, rows = append.args[0], path_of(append.func.value)
+    named = next((item.id for item in ast.walk(made.targets[0]) if isinstance(item, ast.Name)), "")
+    if not _is_row(row, index) or path_of(row.value) != named or not named:  # type: ignore[attr-defined]
+        return ()
+    same = module.names(rows, module.scope(loop))
+    starts = [module.parents[item] for item in same if isinstance(item.ctx, ast.Store)]
+    reads = [item for item in same if isinstance(item.ctx, ast.Load) and item is not append.func.value]
+    joins = [module.parents[item] for item in reads]
+    if len(starts) != 1 or len(joins) != 1 or not isinstance(join := joins[0], ast.Call) or len(join.args) != 1:
+        return ()
+    if module.name_of(join.func) != "torch.stack" or join.keywords or not isinstance(starts[0], ast.Assign):
+        return ()
+    whole, (torch, more) = source(module, output.value), torch_in(module)  # type: ignore[attr-defined]
+    weights = f"{source(module, call.args[1])}, {torch}.ones_like({whole})"
+    text = replaced_in(module, made, (output, whole), (call.args[1], weights))
+    edits = [remove(module, starts[0]), statement_edit(module, loop, text), replace_node(join, named)]
+    return (*filter(None, edits), *more) if all(edits) else ()
+
+
+def _is_row(node: ast.expr, index: str) -> bool:
+    return isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Name) and node.slice.id == index
+
+
+def _over_rows(site: Site, loop: ast.For, output: ast.expr) -> bool:
+    """Return whether a loop counts all rows of what ``output`` is one of."""
+    over = loop.iter
+    if not isinstance(over, ast.Call) or path_of(over.func) != "range" or len(over.args) != 1:
+        return False
+    whole = source(site.module, output.value)  # type: ignore[attr-defined]
+    return source(site.module, over.args[0]) in (f"len({whole})", f"{whole}.shape[0]", f"{whole}.size(0)")

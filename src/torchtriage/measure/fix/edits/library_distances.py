@@ -1,0 +1,122 @@
+"""Distances of all pairs by ``torch.cdist``, in place of a tensor of all differences."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
+from torchtriage.diagnose.lint.facts import Module
+from torchtriage.diagnose.lint.syntax import keyword, literal, path_of
+from torchtriage.diagnose.lint.torch_names import words
+from torchtriage.measure.fix.edits._torch import torch_in
+from torchtriage.measure.fix.proposal import Proposal, Site
+from torchtriage.measure.fix.statements import remove, source
+
+CODES = words("KRN102 HST114 LCH014 LCH015 LCH105")
+
+
+def propose(site: Site) -> Iterator[Proposal]:
+    """Yield the distances of the function around the line, one after another."""
+    for node in ast.walk(site.function or site.module.tree):
+        if isinstance(node, ast.Call) and (edits := _distances(site, node)):
+            yield Proposal(edits, "compute the distances of all pairs with torch.cdist")
+
+
+def _distances(site: Site, call: ast.Call) -> tuple[SourceEdit, ...]:
+    """Return the edits of a sum of squares, or norm, over the last dimension of differences of all pairs."""
+    module, name = site.module, site.module.name_of(call.func)
+    method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+    is_function = name.startswith("torch.")
+    given = call.args if is_function else [getattr(call.func, "value", None), *call.args]
+    if method not in ("sum", "norm", "vector_norm") or not given or given[0] is None or keyword(call, "keepdim"):
+        return ()
+    dim = keyword(call, "dim") or (given[1] if len(given) > 1 and method == "sum" else None)
+    inner, is_square = given[0], False
+    if method == "sum":
+        base = _squared(module, inner)
+        if base is None:
+            return ()
+        inner, is_square = base, True
+    elif keyword(call, "p") is not None or len(given) > 1:
+        return ()
+    made = _named(site, inner, call)
+    pair = made.value if made is not None else inner
+    if not isinstance(pair, ast.BinOp) or not isinstance(pair.op, ast.Sub):
+        return ()
+    left, right = _expanded(module, pair.left), _expanded(module, pair.right)
+    if left is None or right is None or abs(left[1] - right[1]) != 1 or dim is None:
+        return ()
+    if _number(dim) not in (-1, max(left[1], right[1]) + 1):
+        return ()
+    rows, columns = (left, right) if left[1] > right[1] else (right, left)
+    torch, more = torch_in(module)
+    text = f"{torch}.cdist({rows[0]}, {columns[0]})"
+    edits = [replace_node(call, f"{text}.square()" if is_square else text)]
+    out = _rooted(module, call)
+    if is_square and out is not None:
+        edits = [replace_node(out, text)]
+    if made is not None:
+        gone = remove(module, made)
+        if gone is None:
+            return ()
+        edits.append(gone)
+    return (*edits, *more)
+
+
+def _squared(module: Module, node: ast.expr) -> ast.expr | None:
+    """Return what is squared."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow) and literal(node.right) == 2:
+        return node.left
+    if not isinstance(node, ast.Call):
+        return None
+    if module.name_of(node.func) in ("torch.square", "torch.pow"):
+        power, inner = node.args[1:], node.args[0]
+    elif isinstance(node.func, ast.Attribute) and node.func.attr in ("square", "pow"):
+        power, inner = node.args, node.func.value
+    else:
+        return None
+    return inner if not power or literal(power[0]) == 2 else None
+
+
+def _rooted(module: Module, node: ast.Call) -> ast.Call | None:
+    """Return the call that takes the square root of an expression and does nothing else."""
+    outer = module.parents.get(node)
+    if isinstance(outer, ast.Attribute) and outer.attr == "sqrt":
+        call = module.parents.get(outer)
+        return call if isinstance(call, ast.Call) else None
+    if isinstance(outer, ast.Call) and module.name_of(outer.func) == "torch.sqrt" and outer.args == [node]:
+        return outer
+    return None
+
+
+def _named(site: Site, node: ast.expr, call: ast.Call) -> ast.Assign | None:
+    """Return the assignment of a name that nothing else reads or binds, which stands before a call."""
+    module, name = site.module, path_of(node)
+    if not isinstance(node, ast.Name):
+        return None
+    same = module.names(name, module.scope(call))
+    stores = [module.parents.get(item) for item in same if isinstance(item.ctx, ast.Store)]
+    made = stores[0] if len(stores) == 1 and len(same) == 2 else None
+    return made if isinstance(made, ast.Assign) and len(made.targets) == 1 and made.lineno < call.lineno else None
+
+
+def _expanded(module: Module, node: ast.expr) -> tuple[str, int] | None:
+    """Return what a dimension is put into, as text, and where: ``x[:, None]`` is x at 1."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "unsqueeze":
+        at = _number(node.args[0]) if len(node.args) == 1 else None
+        at = {-2: 1, -3: 0}.get(at, at) if isinstance(at, int) else None
+        return (source(module, node.func.value), at) if at is not None and at >= 0 else None
+    if not isinstance(node, ast.Subscript) or module.value(node.value).kind == "numpy":
+        return None
+    parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+    new = [at for at, part in enumerate(parts) if literal(part) is None]
+    whole = [part for part in parts if isinstance(part, ast.Slice) and not (part.lower or part.upper or part.step)]
+    return (source(module, node.value), new[0]) if len(new) == 1 and len(whole) == len(parts) - 1 else None
+
+
+def _number(node: ast.expr) -> object:
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        number = literal(node.operand)
+        return -number if isinstance(number, int) else None
+    return literal(node)

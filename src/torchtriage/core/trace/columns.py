@@ -226,14 +226,14 @@ class Trace:
 
         The names of other kinds are not looked at: those of kernels are few and long, those of Python frames many.
         """
-        key = (re.compile(pattern), *kinds)
+        expression = re.compile(pattern)
+        key = (expression, *kinds)
         table = self._matched.get(key)
         if table is None:
-            search = key[0].search
             if kinds:
-                table = self._tested(search, np.concatenate([self._names_of(kind) for kind in kinds]))
+                table = self._tested(expression.search, np.concatenate([self._names_of(kind) for kind in kinds]))
             else:
-                table = self._names_where(search)
+                table = self._names_where(expression.search)
             self._matched[key] = table
         mask = self._rows_named(table)
         return mask & self.is_kind(*kinds) if kinds and table.any() else mask

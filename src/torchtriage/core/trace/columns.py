@@ -226,15 +226,15 @@ class Trace:
 
         The names of other kinds are not looked at: those of kernels are few and long, those of Python frames many.
         """
-        expression = re.compile(pattern)
-        key = (expression, *kinds)
-        table = self._matched.get(key)
+        compiled = re.compile(pattern)
+        table = self._matched.get((compiled, kinds))
         if table is None:
+            search = compiled.search
             if kinds:
-                table = self._tested(expression.search, np.concatenate([self._names_of(kind) for kind in kinds]))
+                table = self._tested(search, np.concatenate([self._names_of(kind) for kind in kinds]))
             else:
-                table = self._names_where(expression.search)
-            self._matched[key] = table
+                table = self._names_where(search)
+            self._matched[compiled, kinds] = table
         mask = self._rows_named(table)
         return mask & self.is_kind(*kinds) if kinds and table.any() else mask
 
@@ -264,7 +264,7 @@ class Trace:
         return self._rows_named(self._names_where(test))
 
     @cached_property
-    def _matched(self) -> dict[tuple[object, ...], Mask]:
+    def _matched(self) -> dict[tuple[re.Pattern[str], tuple[Kind, ...]], Mask]:
         """The names that an expression matches, of some kinds: patterns ask for the same ones again."""
         return {}
 

@@ -43,6 +43,8 @@ _GUIDE = "https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html"
 FIX = Fix(
     text="Look at what runs there: a loop over elements becomes one operation on the whole array or tensor, what is the"
     " same in every step is computed once before the loop.",
+    code="""image = (image * scale + offset).clamp(0, 1)  # in place of a loop over its pixels
+plan = make_plan(model)  # in place of the same plan in every step""",
     link=_GUIDE,
 )
 _LOADED = Fix(

@@ -86,6 +86,7 @@ def test_what_was_not_checked_is_said_once_and_names_what_is_missing() -> None:
     assert text.count("Not checked") == 1
     assert "Not checked: 4 of 28 patterns (missing: " in text
     assert "Checked: all 28 patterns." in brief(healthy())
+    assert "Checked: no pattern, as nothing was recorded." in brief(replace(healthy(), checked=()))
     crashed = replace(healthy(), crashes=(Crash("HST021", "IndexError: odd"),))
     assert "Failed, a defect of torchtriage: HST021 IndexError: odd" in brief(crashed)
 

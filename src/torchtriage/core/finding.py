@@ -189,9 +189,10 @@ RESOLVED = 0.01
 """Share of the step below which no measurement tells a saving from none: then what may be saved decides."""
 
 
-def rank_order(finding: Finding) -> tuple[Any, ...]:
+def rank_order(finding: Finding, part: float = 1.0) -> tuple[Any, ...]:
     """Return the key that sorts findings: by the share surely saved, then possibly saved; without a saving last.
 
+    ``part`` : what the finding's step or run is of the time by which all are ranked.
     What is grave without a saving goes first: what the others say depends on it.
     """
     low = high = first = 0.0
@@ -200,7 +201,8 @@ def rank_order(finding: Finding) -> tuple[Any, ...]:
         low, high = cost.low_ms / cost.of_ms, cost.high_ms / cost.of_ms
         # of savings within the noise, which are all low ends of 0, the surest is still the first
         first = cost.calibration.share_low if cost.calibration is not None else low
-        low, first = (share * (share >= RESOLVED) for share in (low, first))
+        low, first = (share * (share >= RESOLVED) * part for share in (low, first))
+        high *= part
     severity = SEVERITIES.index(finding.severity)
     return (not finding.grave, high <= 0, -low, -first, -high, severity, finding.code, finding.message)
 

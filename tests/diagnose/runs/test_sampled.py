@@ -16,7 +16,7 @@ from torchtriage.core.finding import Cost, Finding, Frame, Place
 from torchtriage.core.trace import Trace
 from torchtriage.diagnose.runs.result import RecordedRun
 from torchtriage.diagnose.runs.run_folder import Recording
-from torchtriage.diagnose.runs.sampled import with_samples
+from torchtriage.diagnose.runs.sampled import _order, with_samples
 from torchtriage.diagnose.verdict.result import Result
 
 SOURCE = """\
@@ -384,3 +384,12 @@ def test_python_that_a_device_waits_for_is_at_the_line_that_most_looks_saw(tmp_p
     assert frame is not None
     assert (frame.line, frame.exact) == (3, True)
     assert "HST114" not in by_code
+
+
+def test_steps_that_are_a_part_of_a_run_rank_their_findings_as_any_step_does() -> None:
+    cost = finding("OPT041", 0.026, of_ms=1650).cost
+    assert cost is not None
+    sure = replace(finding("CFG044", 0.026, of_ms=1650), cost=replace(cost, high_ms=107))
+    wide = replace(finding("LCH016", 0.009, of_ms=1650), cost=replace(cost, low_ms=14.9, high_ms=249, share_low=0.009))
+    for part in (1.0, 0.31):
+        assert sorted((wide, sure), key=lambda one: _order(one, part)) == [sure, wide]

@@ -137,18 +137,12 @@ def with_samples(
 
 
 def _order(finding: Finding, part: float) -> tuple[object, ...]:
-    """Return what a finding is ranked by.
-
-    What a step saves counts by ``part``, what the steps are of a longer loop's time. What is surely saved but less than
-    a measurement can resolve counts as nothing: then what may be saved decides.
-    """
+    """Return what a finding is ranked by: what a step saves counts by ``part``, the steps' share of a longer loop."""
     cost = finding.cost
-    if cost is not None:
-        scale = part if cost.per == "step" else 1.0
-        low = cost.low_ms if cost.low_ms * scale >= WORTH * cost.of_ms else 0.0
-        cost = replace(cost, low_ms=scale * low, high_ms=scale * cost.high_ms, calibration=None)
-        finding = replace(finding, cost=cost)
-    return rank_order(finding)
+    if cost is None:
+        return rank_order(finding)
+    finding = replace(finding, cost=replace(cost, calibration=None))
+    return rank_order(finding, part if cost.per == "step" else 1.0)
 
 
 ASKED_TO_END = 0, -signal.SIGINT, -signal.SIGTERM

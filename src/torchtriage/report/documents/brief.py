@@ -22,7 +22,6 @@ from torchtriage.report.documents import device_time, findings, pictures, servin
 
 __all__ = ["job", "trace", "verdict_style"]
 
-NO_SAVING = "no saving in time"
 N_FULL = 3
 """Findings with place, reason and fix."""
 N_SHORT = 3
@@ -154,7 +153,7 @@ def _findings(subject: Result | JobResult, top: int | None, quote: Quote | None)
 
 
 def _entry(finding: Finding, rank: int, quote: Quote | None) -> b.Entry:
-    saves = b.bold(f"saves {words.amount(finding.cost)}" if finding.cost and finding.saves else NO_SAVING)
+    saves = b.bold(f"saves {words.amount(finding.cost)}" if finding.cost and finding.saves else _no_saving(finding))
     fix, code, why = finding.fix.text, finding.fix.code, finding.message
     if finding.cost is not None:  # the first line says of how much
         why = why.replace(f" of {format_ms(finding.cost.of_ms)} per step", " per step")
@@ -172,9 +171,13 @@ def _entry(finding: Finding, rank: int, quote: Quote | None) -> b.Entry:
 
 
 def _line(finding: Finding, rank: int) -> b.Text:
-    saves = words.amount(finding.cost).rpartition(" (")[0] if finding.cost and finding.saves else NO_SAVING
+    saves = words.amount(finding.cost).rpartition(" (")[0] if finding.cost and finding.saves else _no_saving(finding)
     severity = b.Span(finding.severity.upper(), findings.SEVERITY[finding.severity])
     return (b.dim(f"{rank}. "), f"{finding.title} ({finding.code}): ", severity, f", {saves}, {finding.certainty}")
+
+
+def _no_saving(finding: Finding) -> str:
+    return "time saving not estimated" if finding.cost is None else "no saving in time"
 
 
 def _where(finding: Finding, quote: Quote | None) -> b.Row:
@@ -271,6 +274,8 @@ def _trust(subject: Result | JobResult) -> Iterator[b.Text]:
 def _checked(subject: Result | JobResult) -> str:
     missing: Sequence[NotChecked] = subject.not_checked
     whole = format_count(len(subject.checked) + len(missing) + len(subject.crashes), "pattern")
+    if not (missing or subject.checked or subject.crashes):
+        return "Checked: no pattern, as nothing was recorded."
     if not missing:
         return f"Checked: all {whole}." if not subject.crashes else f"Checked: {len(subject.checked)} of {whole}."
     needs: list[str] = []

@@ -137,7 +137,8 @@ def account_in_brief(account: StepAccount, run: RunAccount | None, limit: int) -
         share = sum(part.share for part in beside)
         if share >= MUCH_OF_RUN:
             most = _account_parts([part for part in beside if part.share >= MUCH_OF_RUN] or beside[:1])
-            at = f" ({_in_a_row(lines)})" if (lines := _worth(run.lines, limit, MUCH_OF_RUN)) else ""
+            # without shares: a line may take parts of several kinds
+            at = f" (at {', '.join(map(_line, lines))})" if (lines := _worth(run.lines, limit, MUCH_OF_RUN)) else ""
             rows.append(
                 b.Row("run", f"{format_ms(run.of_ms)}, {format_share(share)} of it outside the loop: {most}{at}")
             )

@@ -122,15 +122,17 @@ def with_samples(
     findings = one_of_each_cause(findings)
     loud = any(finding.severity != "note" and finding.cost for finding in findings)
     joint = _joint(result.joint_cost, findings, loop)
-    told = {code for finding in findings for code in (finding.code, *finding.also_explains)}
+    named = {code for finding in findings for code in (finding.code, *finding.also_explains)}
     return (
         replace(
             result,
             findings=findings,
             joint_cost=joint,
             healthy=result.healthy and not loud,
-            checked=tuple(sorted({*result.checked, *(one.code for one in result.not_checked if one.code in told)})),
-            not_checked=tuple(one for one in result.not_checked if one.code not in told),
+            checked=tuple(
+                sorted({*result.checked, *(entry.code for entry in result.not_checked if entry.code in named)})
+            ),
+            not_checked=tuple(entry for entry in result.not_checked if entry.code not in named),
         ),
         facts,
     )

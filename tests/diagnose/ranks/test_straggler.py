@@ -209,3 +209,13 @@ def test_a_range_of_the_program_is_the_backward_pass_where_nothing_else_tells(na
     pieces = find_pieces(builder.build())
     at = int(np.searchsorted(pieces.spans[:, 0], 250_000, side="right")) - 1
     assert PHASES[pieces.phase[at]] == phase
+
+
+def test_an_operator_that_waits_for_its_collective_computes_nothing_meanwhile() -> None:
+    builder = TraceBuilder(vendor="cpu").step(0, 0, 1000)
+    builder.op("Reduce", 100, 500).op("aten::clone", 110, 50).op("c10d::allreduce_", 170, 10)
+    builder.event("gloo:all_reduce", "user_annotation", 175, 420, tid=900)
+    builder.op("aten::mm", 600, 300)
+    pieces = find_pieces(builder.build())
+    computes = pieces.spans[pieces.activity == 0]
+    assert int((computes[:, 1] - computes[:, 0]).sum()) == 350_000

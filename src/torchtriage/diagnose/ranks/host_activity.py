@@ -153,7 +153,11 @@ def _activity(trace: Trace, owner: Ints, spans: Spans) -> NDArray[np.int8]:
     kind = np.full(len(trace) + 1, PYTHON, np.int8)  # the last entry is what -1 reads
     kind[:-1][trace.is_kind(Kind.OP, Kind.RUNTIME)] = OP
     kind[:-1][trace.matching(SYNC_CALL) & (trace.kind == Kind.RUNTIME)] = SYNC
-    kind[:-1][trace.matching(COMMUNICATES)] = COMM
+    communicates = trace.matching(COMMUNICATES)
+    if not trace.devices:
+        # an op that enqueues a collective may wait for it before it returns; what it computes has rows of its own
+        kind[:-1][trace.tree.above(communicates) & (trace.kind == Kind.OP)] = PYTHON
+    kind[:-1][communicates] = COMM
     activity = kind[owner]
     pauses = np.flatnonzero(trace.matching(_GC) & (trace.kind == Kind.PYTHON))
     if len(pauses):

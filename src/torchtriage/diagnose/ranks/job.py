@@ -20,7 +20,15 @@ from torchtriage.diagnose.ranks.joint_cost import all_cost, with_joint_gain
 from torchtriage.diagnose.ranks.joint_savings import JointSavings
 from torchtriage.diagnose.ranks.late_among_groups import agreed, late_among_groups
 from torchtriage.diagnose.ranks.match import END_SKEW_NS, GroupMatch, Matches, match
-from torchtriage.diagnose.ranks.merge import STRAGGLER, merge_checks, merge_findings, merge_notes, scaled
+from torchtriage.diagnose.ranks.merge import (
+    EXPOSED,
+    STRAGGLER,
+    merge_checks,
+    merge_findings,
+    merge_notes,
+    only_waits,
+    scaled,
+)
 from torchtriage.diagnose.ranks.pipeline_finding import PIPELINES
 from torchtriage.diagnose.ranks.pipeline_job import job_pipelines
 from torchtriage.diagnose.ranks.process_groups import process_groups
@@ -97,12 +105,26 @@ def judge(
         *pipes.notes(),
         *merge_notes(results, numbers),
     ]
+    gone: list[Finding] = []
+    if measured and only_waits(results, wait_ms, step_ms):
+        gone = [finding for finding in findings if finding.code == EXPOSED]
+        if straggler is None:
+            notes.append(
+                Note(
+                    "no-rank-late",
+                    "info",
+                    f"ranks wait for each other for up to {format_ms(max(wait_ms))} of {format_ms(step_ms)} per step;"
+                    " none is late throughout",
+                    evidence={"wait_ms": round(max(wait_ms), 6)},
+                )
+            )
     if straggler is not None and not refused:
         # exposed communication that is all waiting is the straggler's
-        gone = [
+        gone += [
             finding for finding in findings if finding.family == "comm" and finding.cost and finding.cost.high_ms == 0
         ]
-        findings = [finding for finding in findings if finding not in gone]
+    findings = [finding for finding in findings if finding not in gone]
+    if straggler is not None and not refused:
         found = scaled(straggler_finding(pipes.ranks, numbers, job, straggler, waits), scale)
         findings.append(replace(found, also_explains=tuple(dict.fromkeys(item.code for item in gone))))
     late = straggler.position if straggler is not None else None

@@ -14,6 +14,7 @@ from typing import Any
 
 from torchtriage.core.finding import SEVERITIES, Cost, Crash, Finding, NotChecked, Note, RankSpread, Severity
 from torchtriage.diagnose.patterns import lookup
+from torchtriage.diagnose.patterns.comm.comm_exposed import MIN_SHARE
 from torchtriage.diagnose.ranks.joint_cost import finding_cost
 from torchtriage.diagnose.ranks.joint_savings import JointSavings
 from torchtriage.diagnose.verdict.result import Result
@@ -26,6 +27,7 @@ __all__ = [
     "merge_checks",
     "merge_findings",
     "merge_notes",
+    "only_waits",
     "scaled",
     "severity_of",
 ]
@@ -60,6 +62,17 @@ def merge_findings(
             key = _key(finding) if finding.code in several else (finding.code,)
             groups.setdefault(key, []).append((position, place))
     return [_merged(found, results, numbers, wait_ms, step_ms, joint) for found in groups.values()]
+
+
+def only_waits(results: Sequence[Result], wait_ms: Sequence[float], step_ms: float) -> bool:
+    """Return whether what the ranks expose of communication is little beyond what they wait for each other."""
+    shares = [
+        float(finding.evidence.get("share_of_step", 1.0)) - wait / step_ms
+        for result, wait in zip(results, wait_ms, strict=True)
+        for finding in result.findings
+        if finding.code == EXPOSED
+    ]
+    return bool(shares) and max(shares) < MIN_SHARE
 
 
 def _key(finding: Finding) -> tuple[Any, ...]:

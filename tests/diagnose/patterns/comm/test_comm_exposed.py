@@ -230,3 +230,42 @@ def test_low_is_no_more_than_there_is_to_hide_behind():
     # each is as fast as the fastest, but only 150 us of computation per step are without it
     assert (claim.spans[:, 1] - claim.spans[:, 0]).tolist() == [700_000] * 5
     assert np.allclose(claim.gain_low, 150 / 700)
+
+
+def layers(builder: TraceBuilder, product: str, around: str = "") -> TraceBuilder:
+    """Add four steps of a CPU job, each of six layers: 100 us of ``product``, then 50 us until an all-reduce ends."""
+    for index in range(4):
+        at = 1000.0 * index
+        builder.step(index, at, 1000)
+        builder.op("AddmmBackward0", at + 1, 9)
+        for layer in range(6):
+            begin = at + 10 + 160 * layer
+            builder.op(product, begin, 100)
+            if around:
+                builder.annotation(around, begin + 100, 55)
+            builder.op("c10d::allreduce_", begin + 101, 3)
+            builder.event("gloo:all_reduce", "user_annotation", begin + 104, 46, tid=GLOO)
+    return builder
+
+
+def test_what_other_patterns_judge_is_left_to_them():
+    assert list(find(layers(TraceBuilder(vendor="cpu"), "aten::cumsum").build()))
+    assert not list(find(layers(TraceBuilder(vendor="cpu"), "aten::mm").build()))
+    reduces = "FSDP::post_backward_reduce"
+    assert not list(find(layers(TraceBuilder(vendor="cpu"), "aten::cumsum", reduces).build()))
+
+
+def test_gradients_that_are_reduced_one_by_one_are_not_tensor_parallel():
+    builder = TraceBuilder(vendor="cpu")
+    for index in range(4):
+        at = 1000.0 * index
+        builder.step(index, at, 1000)
+        builder.op("autograd::engine::evaluate_function: AddmmBackward0", at + 1, 500)
+        builder.op("aten::mm", at + 5, 400)
+        for place in range(8):
+            begin = at + 510 + 50 * place
+            builder.op("c10d::allreduce_", begin, 3)
+            builder.event("gloo:all_reduce", "user_annotation", begin + 3, 45, tid=GLOO)
+    (claim,) = find(builder.build())
+    assert claim.evidence["n_collectives_per_step"] == 8
+    assert claim.evidence["exposed_share_of_communication"] == pytest.approx(1.0, abs=0.01)

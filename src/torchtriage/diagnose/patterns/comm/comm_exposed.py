@@ -2,7 +2,7 @@
 
 Looks like: kernels of NCCL, RCCL or a custom all-reduce with no other kernel beside them for at least a tenth of the
     step, on whatever stream. Without a device: gloo or MPI collectives that the main thread waits for, outside every
-    operator.
+    operator. Tensor-parallel ones (COM060) and, without a device, FSDP's (COM057 to COM059) do not count.
 Slow because: the compute units wait for the network, and often for the slowest rank, instead of working on what does
     not depend on the result.
 Cost: bounded by the exposed time. One rank's recording cannot separate transfer from waiting for other ranks: the low
@@ -24,7 +24,7 @@ import numpy as np
 
 from torchtriage.core import intervals
 from torchtriage.core.arrays import distinct
-from torchtriage.core.trace.collective_time import find_collectives
+from torchtriage.core.trace.collective_time import Collectives, find_collectives
 from torchtriage.core.trace.device import Device
 from torchtriage.core.units import format_ns, format_share, ms
 from torchtriage.diagnose.patterns.base import (
@@ -41,6 +41,7 @@ from torchtriage.diagnose.patterns.base import (
     given,
 )
 from torchtriage.diagnose.patterns.comm._collectives import trains
+from torchtriage.diagnose.patterns.comm._tensor_parallel import tensor_parallel
 
 PATTERN = Pattern.of(
     __name__, "COM035", "Communication is not hidden behind computation", order=430, needs="collectives"
@@ -63,6 +64,7 @@ _FIX_ALONE = replace(
     " there is still something to compute, and wait for them late.",
 )
 MIN_SHARE = 0.10  # of the judged time (catalogue 35)
+_FSDP = r"^FSDP::|^FullyShardedDataParallel\."
 
 
 def find(trace: Trace) -> Claims:
@@ -76,12 +78,14 @@ def find(trace: Trace) -> Claims:
     # without a computation to hide behind, nothing can be said about hiding
     if not (training if found.on_host else _computes(trace.devices[0]).any()):
         return
-    rows, spans = found.rows, found.exposed
+    rows, keep = found.rows, ~_judged_elsewhere(found)
+    mine = keep[found.source]
+    spans, source = found.exposed[mine], found.source[mine]
     exposed_ns = intervals.length(intervals.intersect(intervals.union(spans), judged))
     if exposed_ns < MIN_SHARE * wall_ns:
         return
     transfer = found.fastest_ns / np.maximum(trace.dur_ns[rows], 1)
-    low = transfer[found.source]
+    low = transfer[source]
     if not training:
         low = np.zeros(len(spans))  # the next layer needs the sum
     elif not found.on_host:
@@ -90,11 +94,11 @@ def find(trace: Trace) -> Claims:
     hidden_ns = float((low * intervals.covered(spans, judged)).sum())
     room_ns = trace.steps.judged_ns(intervals.subtract(found.computing, found.running))
     low = low * (min(1.0, room_ns / hidden_ns) if hidden_ns else 1.0)
-    own = np.bincount(found.source, weights=intervals.covered(spans, judged), minlength=len(rows)).astype(np.int64)
+    own = np.bincount(source, weights=intervals.covered(spans, judged), minlength=len(rows)).astype(np.int64)
     beyond_ns = int(np.maximum(own - found.fastest_ns, 0)[found.fastest_ns > 0].sum())
     steps = trace.steps
     per_step = exposed_ns / steps.n_steady
-    comm_ns = intervals.length(intervals.intersect(found.running, judged))
+    comm_ns = intervals.length(intervals.intersect(trace.time_of(rows[keep]), judged))
     names: Counter[str] = Counter()
     for label, time_ns in zip(found.labels, own.tolist(), strict=True):
         names[label] += time_ns
@@ -109,7 +113,7 @@ def find(trace: Trace) -> Claims:
             else f"communication has no computation beside it for {of_step}, {share}"
         ),
         certainty="likely" if training else "hint",
-        rows=rows,
+        rows=rows[keep],
         spans=spans,
         gain_low=low,
         anchor=int(rows[np.argmax(own)]),
@@ -123,8 +127,8 @@ def find(trace: Trace) -> Claims:
             "share_of_step": round(exposed_ns / wall_ns, 6),
             "exposed_share_of_communication": round(exposed_ns / comm_ns, 6),
             "communication_ms_per_step": ms(comm_ns / steps.n_steady),
-            "n_collectives_per_step": steps.mean_count(found.step),
-            "n_threads" if found.on_host else "n_streams": len(distinct(trace.lane[rows])),
+            "n_collectives_per_step": steps.mean_count(found.step[keep]),
+            "n_threads" if found.on_host else "n_streams": len(distinct(trace.lane[rows[keep]])),
             "top_exposed_ms_per_step": {name: ms(time_ns / steps.n_steady) for name, time_ns in names.most_common(3)},
             **given(world_size=trace.origin.world_size),
             **given(beyond_fastest_ms_per_step=ms(beyond_ns / steps.n_steady)),
@@ -134,9 +138,22 @@ def find(trace: Trace) -> Claims:
             # on the host, a wait is time of the main thread; low: the transfer, high: all of it
             Edit("threads", factor=1 - float(np.mean(low)), best=0.0, spans=spans)
             if found.on_host
-            else Edit("overlap", rows, factor=1 - transfer * training, best=0.0),
+            else Edit("overlap", rows[keep], factor=(1 - transfer * training)[keep], best=0.0),
         ),
     )
+
+
+def _judged_elsewhere(found: Collectives) -> Mask:
+    """Return bool[k]: collectives that other patterns judge, as nothing independent of them could run beside them.
+
+    The next product needs a tensor-parallel one at once (COM060). On the CPU, FSDP's own block (COM057 to COM059).
+    """
+    trace = found.trace
+    out = tensor_parallel(found)[0]
+    if found.on_host:
+        op = np.maximum(found.enqueued_by, 0)
+        out |= trace.tree.nearest(op, trace.hosts & trace.matching(_FSDP)) >= 0
+    return out
 
 
 def _computes(device: Device) -> Mask:

@@ -16,17 +16,16 @@ Source: PyTorch, "Introducing Async Tensor Parallelism in PyTorch", 2024; Wang e
     Dependent Computation via Decomposition in Large Deep Learning Models", ASPLOS 2023.
 """
 
-import re
 from dataclasses import replace
 
 import numpy as np
 
 from torchtriage.core.trace.collective_time import ENGINE, Collectives, find_collectives
-from torchtriage.core.trace.messages import Messages
 from torchtriage.core.units import format_count, format_ns, format_share, ms
 from torchtriage.diagnose.patterns.base import Claim, Claims, Fix, Ints, Kind, Mask, Pattern, Trace
 from torchtriage.diagnose.patterns.comm._collectives import shorter
 from torchtriage.diagnose.patterns.comm._earlier import alone_ns, earlier
+from torchtriage.diagnose.patterns.comm._tensor_parallel import MANY, PRODUCT, tensor_parallel
 
 PATTERN = Pattern.of(
     __name__, "COM060", "Nothing runs beside tensor-parallel collectives", order=405, needs="collectives ops"
@@ -50,14 +49,6 @@ _FIX_PAIR = Fix(
 
 MIN_SHARE = 0.10  # of the judged time, as for exposed communication (catalogue 35)
 MIN_HIDDEN = 0.03  # of the judged time that could be hidden: else nothing is to be gained by parts
-MANY = 4  # per step: forward and backward pass of two products; fewer are no layers
-NEAR_OPS = 3  # operators between a product and its collective: a bias, a view, a wrapper
-_GROUP = re.compile(r"(?i)(?<![a-z])tp(?![a-z])|tensor[-_ ]?(model[-_ ]?)?parallel")
-_KINDS = r"(?i)all_?reduce|all_?gather|reduce_?scatter"
-_FUNCTIONAL = r"^_c10d_functional::(all_reduce|all_gather_into_tensor|reduce_scatter_tensor)"
-_PRODUCT = r"^aten::(mm|addmm|bmm|baddbmm|linear|_scaled_mm|matmul)$"
-_VIEWS = r"^aten::(_unsafe_view|view|reshape|t|transpose|permute|detach|alias|slice|select|as_strided|expand|to)$"
-_DATA_PARALLEL = r"^FSDP::|^FullyShardedDataParallel\.|AccumulateGrad|^Optimizer\."
 
 
 def find(trace: Trace) -> Claims:
@@ -65,11 +56,9 @@ def find(trace: Trace) -> Claims:
     found = find_collectives(trace)
     if found is None or trace.origin.world_size == 1:
         return
-    op = found.enqueued_by
-    product = _product_before(trace, op)
-    pick = _tensor_parallel(trace, found, product)
-    steps = trace.steps
-    if steps.median_count(steps.of_host(op[pick])) < MANY:
+    op, steps = found.enqueued_by, trace.steps
+    pick, product = tensor_parallel(found)
+    if not pick.any():
         return
     unpaired = _unpaired(trace, found, pick)
     if steps.median_count(steps.of_host(op[unpaired])) >= MANY:
@@ -114,7 +103,7 @@ def _unpaired(trace: Trace, found: Collectives, pick: Mask) -> Mask:
     engine = trace.tree.nearest(op, trace.hosts & trace.matching(ENGINE)) >= 0
     at = np.flatnonzero(pick & trace.matching(r"(?i)all_?reduce")[op] & ~engine)
     at = at[np.argsort(trace.start_ns[op[at]], kind="stable")]
-    products = trace.matching(_PRODUCT, Kind.OP)
+    products = trace.matching(PRODUCT, Kind.OP)
     products &= ~trace.tree.under(products)
     count = np.searchsorted(np.sort(trace.start_ns[products]), trace.start_ns[op[at]])
     same = np.diff(trace.steps.of_host(op[at])) == 0
@@ -153,36 +142,6 @@ def _one_each(trace: Trace, found: Collectives, unpaired: Mask) -> Claim:
         fix=_FIX_PAIR,
         edits=(shorter(found, pick, spans, low, 0.5),),
     )
-
-
-def _product_before(trace: Trace, op: Ints) -> Ints:
-    """Return int64[k]: the product whose result each collective exchanges, -1 without one just before it."""
-    out = np.full(len(op), -1, np.int64)
-    ops = trace.kind == Kind.OP
-    products = ops & trace.matching(_PRODUCT)
-    works = ops & trace.matching(r"^aten::") & ~trace.matching(_VIEWS) & ~trace.tree.under(products) & ~products
-    for lane in np.unique(trace.lane[op[op >= 0]]).tolist():
-        mine = np.flatnonzero((op >= 0) & (trace.lane[np.maximum(op, 0)] == lane))
-        rows = np.flatnonzero(products & ~trace.tree.under(products) & (trace.lane == lane))
-        if not len(rows):
-            continue
-        rows = rows[np.argsort(trace.end_ns[rows], kind="stable")]
-        index = np.searchsorted(trace.end_ns[rows], trace.start_ns[op[mine]], side="right") - 1
-        before = rows[np.maximum(index, 0)]
-        starts = np.sort(trace.start_ns[works & (trace.lane == lane)])
-        between = np.searchsorted(starts, trace.start_ns[op[mine]]) - np.searchsorted(starts, trace.end_ns[before])
-        out[mine] = np.where((index >= 0) & (between <= NEAR_OPS), before, -1)
-    return out
-
-
-def _tensor_parallel(trace: Trace, found: Collectives, product: Ints) -> Mask:
-    """Return bool[k]: collectives of a group called tensor-parallel, or right behind a product; none of FSDP or DDP."""
-    op = np.maximum(found.enqueued_by, 0)
-    out: Mask = (found.enqueued_by >= 0) & trace.matching(_KINDS)[op]
-    out &= trace.tree.nearest(op, trace.hosts & trace.matching(_DATA_PARALLEL)) < 0
-    groups, code = Messages(trace, found.rows).groups
-    named = np.array([bool(_GROUP.search(group.label)) for group in groups], dtype=bool)[code]
-    return out & (named | (product >= 0))
 
 
 def _begun(trace: Trace, found: Collectives, product: Ints) -> Ints:

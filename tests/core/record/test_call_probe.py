@@ -54,6 +54,91 @@ def test_equal_inputs_and_results_of_the_step_before_are_repeated() -> None:
     assert calls["bank"]["caller_line"] == calls["scaled"]["caller_line"]
 
 
+@pytest.mark.torch
+def test_rows_of_a_window_that_moves_on_are_known() -> None:
+    import torch
+
+    frames = torch.rand(12, 3, 8, 8)
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4)).eval()
+    trained = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4))
+    mixes = torch.nn.Sequential(torch.nn.Flatten(0), torch.nn.Unflatten(0, (8, -1)), torch.nn.Softmax(0)).eval()
+
+    def slid(step: int) -> None:
+        with torch.inference_mode():
+            net(frames[step : step + 8])
+            trained(frames[step : step + 8])  # the statistics of the batch: another result for each row
+            mixes(frames[step : step + 8])
+
+    lines = sorted((call["caller_line"], call["rows"]) for call in _modules(slid))
+    assert [rows for _, rows in lines] == [7 / 8, 0.0, 0.0]
+
+    def padded(step: int) -> None:
+        with torch.inference_mode():
+            net(torch.cat([frames[step : step + 1], torch.zeros(7, 3, 8, 8)]))
+
+    assert [call["rows"] for call in _modules(padded)] == [0.0]
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("kind", "rows"), [("complex", 0.0), ("no elements", 0.0), ("integers", 7 / 8), ("infinite", 7 / 8), ("vmap", 0.0)]
+)
+def test_batches_of_any_kind_are_read_without_a_word(kind: str, rows: float) -> None:
+    import torch
+
+    values = torch.rand(10, 4, dtype=torch.complex64) if kind == "complex" else torch.arange(40).reshape(10, 4)
+    values = values[:, :0] if kind == "no elements" else values
+    net = torch.nn.Threshold(20.0, -torch.inf) if kind == "infinite" else torch.nn.Identity()
+    values = values.double() if kind == "infinite" else values
+    call = torch.vmap(lambda batch: net(batch)) if kind == "vmap" else net
+    read = _modules(
+        lambda step: call(values[step : step + 8].reshape(8, 2, -1) if kind == "vmap" else values[step : step + 8])
+    )
+    assert [one["rows"] for one in read] == [rows]
+
+
+@pytest.mark.torch
+def test_modules_of_one_class_at_one_line_may_give_rows_of_several_widths() -> None:
+    import torch
+
+    heads = [torch.nn.Linear(32, width) for width in (4, 6)]
+    batch = torch.rand(8, 32)
+
+    def step(_: int) -> None:
+        with torch.inference_mode():
+            for head in heads:
+                head(batch)
+
+    assert [call["rows"] for call in _modules(step)] == [1.0]
+
+
+@pytest.mark.torch
+def test_rows_that_differ_in_one_element_are_two() -> None:
+    import torch
+
+    frames = torch.rand(1, 1, 84, 84).repeat(12, 1, 1, 1)
+    for number in range(12):
+        frames[number, 0, number, 1] = 2.0
+    net = torch.nn.Conv2d(1, 1, 3)
+
+    def step(number: int) -> None:
+        with torch.inference_mode():
+            net(frames[4 * number : 4 * number + 4])
+
+    assert [call["rows"] for call in _modules(step)] == [0.0]
+
+
+def _modules(step: Callable[[int], object]) -> list[dict[str, Any]]:
+    """Return what the third of three steps called of modules."""
+    probe = CallProbe()
+    assert probe.start()
+    for number in range(3):
+        step(number)
+        probe.step()
+    return [call for call in probe.stop() if not call["first_line"]]
+
+
 def test_a_module_whose_call_begins_a_step_is_compared_from_the_first_on() -> None:
     """A step that begins with a forward is told inside of it, by a hook."""
 

@@ -151,3 +151,17 @@ def test_a_forward_is_named_where_the_user_calls_the_module(tmp_path: Path) -> N
 def test_what_a_repeated_call_calls_is_part_of_it(tmp_path: Path) -> None:
     inner = call("weight", 4, 2, ns=0)
     assert len(repeated(tmp_path, BANK, inner, MODEL)) == 1
+
+
+def test_rows_that_were_in_the_step_before_are_told_with_the_way_to_keep_them(tmp_path: Path) -> None:
+    (finding,) = repeated(tmp_path, call("Net", 14, 0, repeated=0.0, rows=0.875), infers=True)
+    assert finding.code == "LCH105"
+    assert finding.place.frame is not None
+    assert finding.place.frame.line == 14
+    assert "88 % of the rows of its input had equal results" in finding.message
+    assert "deque" in finding.fix.code
+    assert finding.cost is not None
+    assert 0.1 < finding.cost.share_low < 0.14  # half of seven in eight rows of 0.3
+    assert not repeated(tmp_path, call("Net", 14, 0, repeated=0.0, rows=0.3), infers=True)
+    assert not repeated(tmp_path, call("Net", 14, 0, repeated=0.0, rows=1.0), infers=True)  # weights moved a little
+    assert not repeated(tmp_path, call("Net", 14, 0, repeated=0.0, rows=0.875))

@@ -2,13 +2,15 @@
 
 For a step or two ``sys.setprofile`` reports the calls of one thread. Of each call of the user's own functions, and of
 each module that they call, a digest of the inputs and of the result is kept: values of numbers and texts, shape, sum
-and up to a thousand elements of tensors and arrays. Only digests are compared, nothing of the script's is held.
+and up to a thousand elements of tensors and arrays. Each row of a module's first tensor gets its own digest, kept with
+some elements of the matching row of the result: a sliding window repeats most rows. Nothing of the script's is held.
 
 Standard library only; torch and numpy are looked up where the script has imported them.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -17,7 +19,7 @@ from dataclasses import asdict, dataclass
 from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR
 from itertools import count
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, TypeAlias
 
 from torchtriage.core.record.stacks import is_library
 
@@ -31,6 +33,9 @@ ELEMENTS, ITEMS, DEEPEST, LONGEST_LIST = 1024, 32, 3, 4096
 """What is read of a tensor or an array, of a list or a mapping, how deep, and of a list of numbers."""
 LARGEST = 1 << 22
 """Elements; larger ones are not read."""
+MOST_ROWS, OF_A_ROW, NEAR, TINY = 256, 8, 1e-3, 1e-6
+"""Rows of a batch that are told apart, elements of a row's result, and how far these may be apart, of themselves or at
+all, where rows change their place in the batch."""
 FEWEST = 16
 """Elements of a result that count: two calls may well return the same flag."""
 SUSPENDS = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR
@@ -45,7 +50,8 @@ class ProbedCall:
 
     ``function``, ``first_line`` : of a module its class, and 0. ``repeated`` : what part of its calls had inputs and
     results of an earlier call, ``within`` : of an earlier one in the same step. ``large`` : whether a result has
-    enough elements to decide.
+    enough elements to decide. ``rows`` : what part of the rows of a module's batches an earlier call had, with equal
+    results.
     """
 
     file: str
@@ -58,8 +64,11 @@ class ProbedCall:
     repeated: float
     within: float
     large: bool
+    rows: float = 0.0
 
 
+Rows: TypeAlias = tuple[list[int], Any]
+"""The digest of each row of a module's input, and some elements of each row of its result, float64[n, k]."""
 _UNEQUAL = count()
 
 
@@ -68,8 +77,9 @@ class CallProbe:
 
     def __init__(self) -> None:
         self._wanted: dict[CodeType, int] = {}  # 0: not, 1: a function of the user's, 2: a module's call
-        self._open: dict[int, tuple[tuple[Any, ...], int, int]] = {}  # by frame: key, digest of inputs, begin
-        self._calls: dict[tuple[Any, ...], list[tuple[int, int, int, int]]] = {}
+        # by frame: key, digest of inputs, digests of the rows of a module's, begin
+        self._open: dict[int, tuple[tuple[Any, ...], int, list[int], int]] = {}
+        self._calls: dict[tuple[Any, ...], list[tuple[int, int, int, int, Rows]]] = {}
         self._n_calls: dict[tuple[Any, ...], int] = {}
         self._counted: dict[tuple[Any, ...], int] = {}  # of the last whole step
         self._n_steps = self._n_events = self._own_ns = 0
@@ -147,16 +157,19 @@ class CallProbe:
         if n_calls > MOST_CALLS:
             return
         inputs = _digest([given[name] for name in sorted(given)], DEEPEST, result=False)[0]
+        rows = _rows_of(given.get("args")) if kind == 2 else []
         now = time.perf_counter_ns()
         self._own_ns += now - begun
-        self._open[id(frame)] = (key, inputs, now - self._own_ns)
+        self._open[id(frame)] = (key, inputs, rows, now - self._own_ns)
 
-    def _returned(self, entry: tuple[tuple[Any, ...], int, int], value: Any) -> None:
-        key, inputs, begun = entry
+    def _returned(self, entry: tuple[tuple[Any, ...], int, list[int], int], value: Any) -> None:
+        key, inputs, rows, begun = entry
         now = time.perf_counter_ns()
         took = now - self._own_ns - begun
         result, size = _digest(value, DEEPEST, result=True)
-        self._calls.setdefault(key, []).append((self._n_steps, took, hash((inputs, result)), size))
+        results = _results_of(value, len(rows)) if rows else None
+        told = (rows, results) if results is not None else ([], [])
+        self._calls.setdefault(key, []).append((self._n_steps, took, hash((inputs, result)), size, told))
         self._own_ns += time.perf_counter_ns() - now
 
     def _judged(self, last: int) -> list[ProbedCall]:
@@ -167,17 +180,25 @@ class CallProbe:
             if not mine:
                 continue
             here: set[int] = set()
+            known = {
+                (row, len(values)): values
+                for call in calls
+                if call[0] < last
+                for row, values in zip(*call[4], strict=True)
+            }
             repeated = within = ns = 0
-            for _, took, digest, _ in mine:
+            rows = 0.0
+            for _, took, digest, _, told in mine:
                 within += took * (digest in here)
                 repeated += took * (digest in here or digest in before)
+                rows += took * _known_rows(told, known)
                 here.add(digest)
                 ns += took
             n_calls, large = self._counted.get(key, len(mine)), any(call[3] >= FEWEST for call in mine)
             file, function, first_line, caller_file, caller_line = key
             parts = repeated / max(ns, 1), within / max(ns, 1)
-            call = ProbedCall(file, function, first_line, caller_file, caller_line, n_calls, ns, *parts, large)
-            judged.append(call)
+            place = file, function, first_line, caller_file, caller_line
+            judged.append(ProbedCall(*place, n_calls, ns, *parts, large, rows / max(ns, 1)))
         return sorted(judged, key=lambda call: -call.ns)
 
 
@@ -245,8 +266,8 @@ def _read(value: Any, depth: int, result: bool) -> tuple[int, int]:
     return _unread(value, result)
 
 
-def _stride(size: int) -> int:
-    return max(size // ELEMENTS, 1) | 1  # odd: else it may be the length of a row, and read one column alone
+def _stride(size: int, n: int = ELEMENTS) -> int:
+    return max(size // n, 1) | 1  # odd: else it may be the length of a row, and read one column alone
 
 
 def _of_items(kind: type, n_items: int, some: Sequence[Any], depth: int, result: bool) -> tuple[int, int]:
@@ -268,6 +289,66 @@ def _of_tensor(tensor: Any, torch: Any, result: bool, largest: int) -> tuple[int
         some = some.float() if some.dtype == torch.bfloat16 else some
         about = "tensor", tuple(tensor.shape), tensor.dtype, device
         return hash((*about, some.cpu().numpy().tobytes(), repr(flat.sum().item()))), size
+
+
+def _first_tensor(value: Any, torch: Any) -> Any:
+    """Return the first tensor of a call's arguments or results, with rows that can be read; None without one."""
+    items = value if type(value) in (tuple, list) else (value,)
+    tensor = next((item for item in items if type(item) is torch.Tensor), None)
+    if tensor is None or tensor.dim() < 2 or not 2 <= tensor.shape[0] <= MOST_ROWS or tensor.requires_grad:
+        return None
+    readable = (
+        tensor.layout == torch.strided and tensor.device.type in ("cpu", "cuda") and 0 < tensor.numel() <= LARGEST
+    )
+    plain = readable and not tensor.is_complex() and not tensor.is_quantized
+    return tensor if plain and not _is_watched(torch, tensor.device.type) else None
+
+
+def _elements(tensor: Any, torch: Any, n: int) -> Any:
+    """Return the sum of each row and ``n`` or more of its elements, all where there are fewer; an array of its own."""
+    with torch.no_grad():
+        flat = tensor.detach().reshape(tensor.shape[0], -1)
+        some = flat[:, :: _stride(flat.shape[1], n)].double()
+        return torch.cat([flat.sum(1, dtype=torch.float64)[:, None], some], dim=1).cpu().numpy()
+
+
+def _rows_of(given: Any) -> list[int]:
+    """Return a digest of each row of the first tensor among a module's arguments; rows of one value say nothing."""
+    torch: Any = sys.modules.get("torch")
+    try:
+        tensor = None if torch is None else _first_tensor(given, torch)
+        some = [] if tensor is None else _elements(tensor, torch, ELEMENTS // 4)
+        return [hash(row.tobytes()) if row[1:].min() < row[1:].max() else next(_UNEQUAL) for row in some]
+    except Exception as error:  # anything may refuse to be read
+        if _of_the_user(error):
+            raise
+        return []
+
+
+def _results_of(value: Any, n_rows: int) -> Any:
+    """Return some elements of each row of a module's result, None where its rows are not those of its input."""
+    torch: Any = sys.modules["torch"]
+    try:
+        tensor = _first_tensor(value, torch)
+        return _elements(tensor, torch, OF_A_ROW) if tensor is not None and tensor.shape[0] == n_rows else None
+    except Exception as error:
+        if _of_the_user(error):
+            raise
+        return None
+
+
+def _known_rows(told: Rows, known: dict[tuple[int, int], Any]) -> float:
+    """Return what part of the rows earlier calls had, with results as good as equal."""
+    rows, results = told
+    same = 0
+    for row, values in zip(rows, results, strict=True):
+        before = known.get((row, len(values)))
+        same += before is not None and all(map(_near, before.tolist(), values.tolist()))
+    return same / max(len(rows), 1)
+
+
+def _near(before: float, now: float) -> bool:
+    return math.isclose(before, now, rel_tol=NEAR, abs_tol=TINY)
 
 
 def _is_watched(torch: Any, device: str) -> bool:

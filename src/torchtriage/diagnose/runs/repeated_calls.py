@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from torchtriage.core.finding import Finding, Frame, Place
+from torchtriage.core.finding import Finding, Fix, Frame, Place
 from torchtriage.core.names import file_name
 from torchtriage.core.record.call_probe import ProbedCall
 from torchtriage.core.units import format_ms, format_share
@@ -26,6 +26,15 @@ MOSTLY = 0.4
 second is the faster one."""
 KEEPS = 0.85
 """What part of the repeated time is surely saved: what is stored must be looked up."""
+ALL = 0.99
+ROWS_KEEP = 0.5
+"""The same of rows of a batch: fewer rows do not take as much less time."""
+KEEP_ROWS = Fix(
+    "Keep the result of each row, and run the module on the new ones alone.",
+    """features.append(encoder(new_frames))   # a deque as long as the window
+clip = torch.cat(list(features))""",
+    "https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html",
+)
 MOST_LINES = 5
 MODULE = "torch/nn/modules/module.py"
 
@@ -73,6 +82,18 @@ def repeated_calls(
             continue
         explained.update(inside)
         findings.append(_finding(call, inside, share, part, loop, step_ms))
+    # a sliding window: most of its rows were in the one before, but not all, and no weights change meanwhile
+    for call in calls if infers else ():
+        if call.repeated >= MOSTLY or not MOSTLY <= call.rows < ALL:
+            continue
+        caller = _caller(call)
+        inside = [item for item in loop.seen if item not in explained and caller(item) is not None]
+        share = sum(item.weight_ns for item in inside) / max(loop.judged_ns, 1)
+        share *= call.ns / max(of_modules[call.caller_file, call.caller_line], 1)
+        if share >= MIN_SHARE and len(inside) >= MIN_LOOKS:
+            explained.update(inside)
+            finding = _finding(call, inside, share, call.rows, loop, step_ms, of_rows=True)
+            findings.append(replace(finding, fix=KEEP_ROWS))
     seen = (replace(item, chain=(), loops=(), cause=None) if item in explained else item for item in loop.seen)
     return tuple(findings), replace(loop, seen=tuple(seen))
 
@@ -103,11 +124,18 @@ def _called_from(call: ProbedCall, inside: Sequence[Seen]) -> tuple[str, tuple[i
 
 
 def _finding(
-    call: ProbedCall, inside: Sequence[Seen], share: float, part: float, loop: SampledLoop, step_ms: float
+    call: ProbedCall,
+    inside: Sequence[Seen],
+    share: float,
+    part: float,
+    loop: SampledLoop,
+    step_ms: float,
+    *,
+    of_rows: bool = False,
 ) -> Finding:
     entry = lookup("LCH105")
     error = counting_error(share, len(loop.seen))
-    low, high = KEEPS * part * max(share - error, 0.0), min(part * (share + error), 1.0)
+    low, high = (ROWS_KEEP if of_rows else KEEPS) * part * max(share - error, 0.0), min(part * (share + error), 1.0)
     name = call.function if call.function.endswith(".forward") else call.function.rpartition(".")[2]
     lines: Counter[Position] = Counter()
     for item in inside:
@@ -127,7 +155,11 @@ def _finding(
         severity=severity_of(low, high),
         certainty="likely",
         message=f"{name}() takes {format_ms(share * step_ms)} of {whole} ({format_share(share)}), called from {where};"
-        f" {again} of it had inputs and results equal to an earlier call's",
+        + (
+            f" {again} of the rows of its input had equal results in an earlier call"
+            if of_rows
+            else f" {again} of it had inputs and results equal to an earlier call's"
+        ),
         place=Place(frame=at, stack=(at, inner)),
         cost=share_cost(low, high, step_ms, share, "compared calls, and their share of looks at the stack", loop, "B"),
         evidence={

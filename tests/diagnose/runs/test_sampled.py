@@ -128,6 +128,29 @@ def test_workers_that_start_in_every_round_have_their_time(tmp_path: Path, metho
     assert "DAT019" not in checked(twenty_steps(tmp_path, (FORWARD, OP), (FORWARD, OP)), of_ms=8.0)
 
 
+@pytest.mark.parametrize(("n_long", "found"), [(4, True), (2, False)])
+def test_long_steps_under_the_profiler_count_where_they_come_again(tmp_path: Path, n_long: int, found: bool) -> None:
+    starts = "torch/utils/data/dataloader.py:_MultiProcessingDataLoaderIter.__init__"
+    built = SamplesBuilder(tmp_path, SAMPLE)
+    for at in range(40):
+        if at % 8 == 7 and at // 8 < n_long:  # the first two of them under the profiler
+            for _ in range(5):
+                built.look(MAIN, NEXT, below=(starts,), ms=40)
+        for _ in range(4):
+            built.look(MAIN, FORWARD, below=(OP,), ms=5)
+        built.step("light" if at in range(5, 17) else "off")
+    assert ("DAT019" in checked(built, of_ms=20.0)) == found
+
+
+def test_one_long_step_beside_those_of_the_profiler_does_not_come_again(tmp_path: Path) -> None:
+    built = SamplesBuilder(tmp_path, SAMPLE)
+    for at in range(40):
+        recorded = 5 <= at < 22
+        built.look(MAIN, FORWARD, below=(OP,), ms=90 if 18 <= at < 22 else 300 if at == 30 else 24 if recorded else 20)
+        built.step("heavy" if 18 <= at < 22 else "light" if recorded else "off")
+    assert built.samples().recurring == ()
+
+
 def test_the_line_that_the_loader_spends_its_time_at_comes_first(tmp_path: Path) -> None:
     for inner, first in (("return scaled", "HST114"), ("", "DAT018")):
         built = SamplesBuilder(tmp_path, SAMPLE)

@@ -24,6 +24,8 @@ OUTLIER = 3.0
 """A step longer than this many medians is not steady: it compiled, evaluated or saved."""
 RECURS, RECURRING_SHARE = 3, 0.1
 """How often steps are that long, and what part of all steps' time, where they belong to the loop: its every tenth."""
+FEWEST_BARE = 2
+"""So many of them without the profiler: one may be anything."""
 AUTOGRAD = ("torch/autograd/graph.py", "torch/autograd/__init__.py")
 """Where a backward pass is begun, in new and in old versions of torch."""
 CAPTURED = ("early light", "early heavy", "calls", "light", "heavy")
@@ -151,22 +153,27 @@ class Samples:
 
     @cached_property
     def recurring(self) -> tuple[Step, ...]:
-        """Long steps that come again and again, and are no compilation: loaders that start anew, saving, evaluation."""
-        bare = [step for step in self.steps if not step.recorded][1:]
-        if not bare:
-            return ()
-        limit = OUTLIER * median(step.ns for step in bare)
+        """Long steps that come again and again, and are no compilation: loaders that start anew, saving, evaluation.
+
+        Those under the profiler count, where they are long among their own, but are not among what is returned.
+        """
         compiling = [look.begin_ns for look in self.looks if any(map(_compiles, look.stack))]
-        long = [
-            step
-            for step in bare
-            if step.ns > limit and bisect_left(compiling, step.begin_ns) == bisect_left(compiling, step.end_ns)
-        ]
-        halves = {step.begin_ns < bare[len(bare) // 2].begin_ns for step in long}
+        some = self.steps[1:]
+        long: list[Step] = []
+        for recorded in (False, True):
+            mine = [step for step in some if step.recorded == recorded]
+            limit = OUTLIER * median(step.ns for step in mine) if mine else 0.0
+            long += (
+                step
+                for step in mine
+                if step.ns > limit and bisect_left(compiling, step.begin_ns) == bisect_left(compiling, step.end_ns)
+            )
+        halves = {step.begin_ns < some[len(some) // 2].begin_ns for step in long}
         enough = len(long) >= RECURS and sum(step.ns for step in long) >= RECURRING_SHARE * sum(
-            step.ns for step in bare
+            step.ns for step in some
         )
-        return tuple(long) if enough and len(halves) == 2 else ()
+        bare = tuple(step for step in long if not step.recorded)
+        return bare if enough and len(halves) == 2 and len(bare) >= FEWEST_BARE else ()
 
 
 def read_samples(path: Path, roots: Sequence[str] = ()) -> Samples | None:

@@ -113,6 +113,20 @@ def test_steps_that_wait_longer_and_longer_for_a_device_with_no_more_to_do_do_no
     assert [finding.code for finding in found] == ["HST106"] * n
 
 
+@pytest.mark.parametrize(("more", "n"), [(0.0, 0), (1.0, 1)])
+def test_steps_that_get_slower_with_the_machine_do_not_grow(tmp_path: Path, more: float, n: int) -> None:
+    built = SamplesBuilder(tmp_path, SOURCE)
+    built.step()
+    for at in range(40):
+        built.look("loss = model(batch)", below=FORWARD, ms=20 + at)
+        built.look("loss.backward()", below=ENGINE, ms=40 + 2 * at)
+        built.step()
+    loop = built.loop(boundary="optimizer.step()", operators=1.0)
+    assert loop is not None
+    found = growing_step(loop, built.samples(), 60.0, (recorded(20, 6, more=more), recorded(30, 4, more=more)))
+    assert [finding.code for finding in found] == ["HST106"] * n
+
+
 def test_the_account_calls_a_wait_for_the_device_a_wait(tmp_path: Path) -> None:
     built = looks(tmp_path, grows="")
     loop = built.loop(boundary="optimizer.step()", operators=0.8, results=0.15, queue=0.3)

@@ -5,10 +5,12 @@ Looks like: ``metric.compute()`` of torchmetrics after each ``update``; ``roc_au
 Slow because: a curve or a ranking sorts all that was seen, longer with each step; scikit-learn checks and copies its
     arrays on the host, which waits for the device to get them.
 Fix: ``update`` in the step, ``compute`` once per epoch.
-Quiet when: it is behind ``if step % n``, the metric is reset in each step, or it runs after the loop.
+Quiet when: it is behind ``if step % n``, the metric is reset in each step or only keeps a mean or a sum, or it runs
+    after the loop.
 Source: torchmetrics documentation, "Structure overview".
 """
 
+import ast
 import re
 from collections.abc import Iterator
 
@@ -28,6 +30,7 @@ value = metric.compute()                   # after the loop""",
 _METRIC = re.compile(
     r"metric|acc(uracy)?(\d|_\w{1,20})?$|auroc|auc$|f1|(^|_)map$|iou|psnr|ssim|recall|precision|(^|_)fid$|confmat|bleu|wer$"
 )
+_RUNNING = re.compile(r"(^|\.)(Mean|Sum|Max|Min)Metric$")
 _HOST = re.compile(r"^sklearn\.metrics\.(\w+\.)?\w+$")
 
 
@@ -37,7 +40,8 @@ def find(module: Module) -> Iterator[Hit]:
         if not call.context.hot or call.node.args or call.owner is None:
             continue
         owner = path_of(call.owner)
-        if _METRIC.search(owner.rpartition(".")[2].lower()) and not _resets(module, call, owner):
+        named = _METRIC.search(owner.rpartition(".")[2].lower()) or _also_calls(module, call, owner, "update")
+        if named and not _also_calls(module, call, owner, "reset") and not _is_running(module, owner):
             yield Hit(call.node, f"every step computes this over all steps so far: {text_of(call.node)}", "compute")
     for call in module.calls if "sklearn" in module.text else ():
         if not _HOST.match(call.name) or not call.context.hot:
@@ -47,10 +51,20 @@ def find(module: Module) -> Iterator[Hit]:
             yield Hit(call.node, f"every step computes this on the host: {text_of(call.node)}", call.attr)
 
 
-def _resets(module: Module, call: SourceCall, owner: str) -> bool:
-    """Return whether the metric begins anew in each step."""
+def _also_calls(module: Module, call: SourceCall, owner: str, method: str) -> bool:
+    """Return whether the step calls this method of the same object, too."""
     return any(
         other.context.hot and other.owner is not None and path_of(other.owner) == owner
-        for other in module.sent("reset")
+        for other in module.sent(method)
         if other.context.function is call.context.function
+    )
+
+
+def _is_running(module: Module, owner: str) -> bool:
+    """Return whether the metric keeps a running value, which is as cheap after any number of steps."""
+    return any(
+        assign.target == owner
+        and isinstance(assign.expression, ast.Call)
+        and _RUNNING.search(text_of(assign.expression.func))
+        for assign in module.assigns
     )

@@ -120,3 +120,34 @@ def test_a_wait_for_work_that_stays_is_not_surely_saved(
     assert seen.cost is not None
     assert seen.cost.share_high > 0.6
     assert least < seen.cost.share_low <= most
+
+
+SORT = """\
+import torch
+
+def nearest(points, k):
+    distances = torch.cdist(points, points)
+    return distances.argsort(dim=-1)[:, :, :k]
+
+for points in clouds:
+    near = nearest(points, 20)
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(("sort_ms", "low"), [(6, 0.27), (1, 0.0)])
+def test_a_sort_of_which_little_is_used_has_the_time_of_its_line(tmp_path: Path, sort_ms: int, low: float) -> None:
+    built = SamplesBuilder(tmp_path, SORT)
+    for _ in range(20):
+        built.look("near =", "return distances", below=(OP,), ms=sort_ms)
+        built.look("near =", "distances =", below=(OP,), ms=10 - sort_ms)
+        built.step()
+    loop = built.loop(boundary="optimizer.step()")
+    assert loop is not None
+    (seen,) = with_source(
+        (), built.samples(), [str(tmp_path)], on_device=False, judged=(), timed=[(loop, 10.0)], view=built.view
+    )
+    assert seen.code == "KRN101"
+    assert seen.cost is not None
+    assert seen.cost.share_low == pytest.approx(low, abs=0.02)
+    assert seen.cost.share_high == pytest.approx(sort_ms / 10, abs=0.1)

@@ -24,6 +24,8 @@ NEAR = 3
 MAX_FILES = 20
 TIMED = ("host", "launch", "copy", "data", "optim")
 """Families whose findings are time at their own line."""
+NEEDLESS = frozenset({"KRN101", "KRN102", "KRN103", "KRN104"})
+"""Operators that the source alone knows to do more than is used; of other kernels a recording tells."""
 MUCH, SURELY, MOST = 0.2, 0.5, 0.5
 """Of a step at a line that the source alone points at: what is much, and what of it is surely saved (in 15 programs
 the measured fix saved at least 0.57 of it); and what part of another finding's time must be at its lines for it to
@@ -144,7 +146,11 @@ def _costed(
 
     None where they are no matter of time, or next to none is spent. ``here`` : what the run says of these lines.
     """
-    frames = {hint.place.frame: hint for hint in hints if hint.place.frame is not None and hint.family in TIMED}
+    frames = {
+        hint.place.frame: hint
+        for hint in hints
+        if hint.place.frame is not None and (hint.family in TIMED or hint.code in NEEDLESS)
+    }
     spans = {
         frame: _statement(frame, view) | (view.readers(frame.file, frame.line) if hint.code == GROWING else set())
         for frame, hint in frames.items()

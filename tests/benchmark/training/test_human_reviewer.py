@@ -49,7 +49,7 @@ def test_what_cannot_be_taken_is_asked_again() -> None:
     assert one.review is not None
     assert one.review.confidence == 0.8
     text = "\n".join(shown)
-    for said in ("found 'what'", "LCH016 The optimizer", "at least one id", "found 'e9'", "'lots'"):
+    for said in ("found 'what'", "LCH016 Parameters", "at least one id", "found 'e9'", "'lots'"):
         assert said in text
 
 

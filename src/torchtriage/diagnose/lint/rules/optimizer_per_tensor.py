@@ -29,9 +29,7 @@ from torchtriage.diagnose.lint.base import (
     replace_node,
 )
 
-RULE = Rule(
-    "LCH016", "optimizer-per-tensor", "launch", "The optimizer loops over parameters", "medium", over=("OPT040",)
-)
+RULE = Rule("LCH016", "optimizer-per-tensor", "launch", "Parameters are updated one by one", "medium", over=("OPT040",))
 
 FIX = fixes.FUSE_OPTIMIZER
 

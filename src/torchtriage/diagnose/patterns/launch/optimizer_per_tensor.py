@@ -30,7 +30,7 @@ from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Ints, Kind, 
 from torchtriage.diagnose.patterns.launch._foreach_optimizer import claim_foreach, fix_of, optimizer_name
 from torchtriage.diagnose.patterns.launch._update_loops import claim_updates
 
-PATTERN = Pattern.of(__name__, "LCH016", "The optimizer loops over parameters", order=351, needs="ops work")
+PATTERN = Pattern.of(__name__, "LCH016", "Parameters are updated one by one", order=351, needs="ops work")
 FIX = fixes.FUSE_OPTIMIZER
 
 MIN_CALLS = 100  # launches per step (catalogue 16); 20-64 are toys and small recommenders

@@ -19,10 +19,10 @@ DEVICES = Path(__file__).parents[3] / "benchmarks" / "devices"
 
 def test_the_index_is_whole() -> None:
     entries = read_index(DEVICES)
-    assert [one.id for one in entries] == [f"d{number:04}" for number in range(112)]
+    assert [one.id for one in entries] == [f"d{number:04}" for number in range(120)]
     assert all(one.device and one.workload and one.files for one in entries)
     checksums = [file.sha256 for one in entries for file in one.files]
-    assert len(set(checksums)) == len(checksums) == 142
+    assert len(set(checksums)) == len(checksums) == 150
 
 
 def test_the_halves_share_no_repository_and_no_device() -> None:
@@ -33,11 +33,19 @@ def test_the_halves_share_no_repository_and_no_device() -> None:
         assert not first & second
 
 
-def test_each_recording_is_labelled_by_two_readers_and_once_for_all() -> None:
-    wanted = {one.id for one in read_index(DEVICES)}
+def test_what_came_later_is_of_repositories_of_its_own() -> None:
+    entries = read_index(DEVICES)
+    later = {one.repository for one in entries if one.split == "later"}
+    assert len(later) == 4
+    assert later.isdisjoint(one.repository for one in entries if one.split != "later")
+
+
+def test_each_recording_is_labelled_by_two_readers_but_what_came_later_and_once_for_all() -> None:
+    entries = read_index(DEVICES)
     settled = read_labels(DEVICES / "labels.toml")
     readings = [read_labels(path) for path in sorted((DEVICES / "readings").glob("*.toml"))]
-    assert settled.keys() == pairs(readings).keys() == wanted
+    assert settled.keys() == {one.id for one in entries}
+    assert pairs(readings).keys() == {one.id for one in entries if one.split != "later"}
     codes = {page.code for page in pages()}
     for label in (label for labels in (settled, *readings) for label in labels.values()):
         assert label["state"] in ("faulty", "healthy", "cannot be judged")

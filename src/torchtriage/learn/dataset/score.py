@@ -20,7 +20,7 @@ from torchtriage.learn.dataset.recordings import DEVICE, DatasetItem
 __all__ = ["APART", "SPLITS", "SYNTHETIC", "Figure", "Score", "area_under_roc", "average_precision", "score"]
 
 SPLITS = ("train", "validation", "test")
-DEVICE_SPLITS = ("development", "test")
+DEVICE_SPLITS = ("development", "test", "later")
 SYNTHETIC = "synthetic"
 APART = (SYNTHETIC, DEVICE)
 """The parts that are scored apart: what a model made, and what others recorded, say nothing of each other."""

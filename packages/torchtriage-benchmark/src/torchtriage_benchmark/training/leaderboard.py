@@ -16,14 +16,7 @@ from torchtriage_benchmark.training.training_set import Example, recorded
 __all__ = ["COLUMNS", "card", "scored", "table"]
 
 COLUMNS = ("auroc", "auprc", "type_accuracy", "macro_f1", "detected", "quiet", "not_severe", "overlap")
-HELD_OUT = (
-    "validation",
-    "test",
-    f"{SYNTHETIC} test",
-    f"{DEVICE} development",
-    f"{DEVICE} test",
-    f"{DEVICE} later",
-)
+HELD_OUT = ("validation", "test", f"{SYNTHETIC} test", f"{DEVICE} development", f"{DEVICE} test", f"{DEVICE} later")
 """Groups of recordings that no trees were grown on; on the first, thresholds were tuned, and how
 much rules and detector count together."""
 

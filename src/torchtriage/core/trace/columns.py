@@ -218,8 +218,9 @@ class Trace:
 
     def named(self, *names: str) -> Mask:
         """Return bool[n]: rows with one of these exact names."""
-        wanted = set(names)
-        return self.where_name(wanted.__contains__)
+        table = np.zeros(len(self.names), dtype=bool)
+        table[[self._code_of[name] for name in names if name in self._code_of]] = True
+        return self._rows_named(table)
 
     def matching(self, pattern: str | re.Pattern[str], *kinds: Kind) -> Mask:
         """Return bool[n]: rows, of these kinds where any are given, whose name the expression finds a match in.
@@ -262,6 +263,10 @@ class Trace:
     def where_name(self, test: Callable[[str], object]) -> Mask:
         """Return bool[n]: rows whose name passes; each distinct name is tested once."""
         return self._rows_named(self._names_where(test))
+
+    @cached_property
+    def _code_of(self) -> dict[str, int]:
+        return dict(zip(self.names, range(len(self.names)), strict=True))
 
     @cached_property
     def _matched(self) -> dict[tuple[re.Pattern[str], tuple[Kind, ...]], Mask]:

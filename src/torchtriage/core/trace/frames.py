@@ -301,7 +301,7 @@ def top_frames(trace: Trace, own_ns: Ints, limit: int = 5) -> list[tuple[str, in
 def hot_frame(trace: Trace, total_ns: Ints, span_ns: int) -> int:
     """Return the deepest frame whose function was open for half of the time, -1 without one."""
     rows = np.flatnonzero(total_ns)
-    rows = rows[trace.where_name(lambda name: parse_frame(name) is not None)[rows]]
+    rows = rows[trace.rows_where(rows, parse_frame)]
     if not len(rows):
         return -1
     by_name = trace.sum_by_name(rows, total_ns)

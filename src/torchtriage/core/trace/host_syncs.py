@@ -216,8 +216,7 @@ class Waits:
         return begin, before, idle, took
 
     def _copies(self, what: str) -> Mask:
-        hit = self.trace.where_name(lambda name: name.startswith(f"Memcpy {what}"))
-        return (self.copy >= 0) & hit[self.copy]
+        return (self.copy >= 0) & self.trace.matches(self.copy, f"^Memcpy {what}")
 
 
 def find_waits(trace: Trace) -> Waits:
@@ -250,7 +249,7 @@ def find_waits(trace: Trace) -> Waits:
 
     # an asynchronous copy without a sync waited only if it returned after its transfer ended
     returned_late = (copy >= 0) & (until >= trace.end_ns[copy])
-    returned_late &= ~trace.matching(_NEVER_BLOCKS)[copy]
+    returned_late &= ~trace.matches(copy, _NEVER_BLOCKS)
     waits = is_sync | follows | trace.matching(_BLOCKING_COPY, Kind.RUNTIME)[rows] | returned_late
     keep = np.flatnonzero(waits & ~swallowed)
     keep = keep[np.argsort(start[keep], kind="stable")]

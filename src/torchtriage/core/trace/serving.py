@@ -62,11 +62,11 @@ _MODES: dict[str, Phase] = {
 _FIELD = re.compile(r"\b(\w+)=(\d+)")
 _CAPTURE = re.compile(r"^capture_\d+_\w+$")
 
-# An engine, the files of its package in recorded frames, and the function that runs one step.
+# An engine, the folder of its package in recorded frames, and the function that runs one step.
 _PACKAGES = (
-    ("vLLM", r"(^|/)vllm/", r"(^|/)vllm/\S*model_runner\.py\(\d+\): execute_model$"),
-    ("SGLang", r"(^|/)sglang/", r"(^|/)sglang/srt/managers/tp_worker\.py\(\d+\): forward_batch_generation$"),
-    ("TensorRT-LLM", r"(^|/)tensorrt_llm/", r"(^|/)tensorrt_llm/\S*py_executor\.py\(\d+\): _forward_step$"),
+    ("vLLM", "/vllm/", r"(^|/)vllm/\S*model_runner\.py\(\d+\): execute_model$"),
+    ("SGLang", "/sglang/", r"(^|/)sglang/srt/managers/tp_worker\.py\(\d+\): forward_batch_generation$"),
+    ("TensorRT-LLM", "/tensorrt_llm/", r"(^|/)tensorrt_llm/\S*py_executor\.py\(\d+\): _forward_step$"),
 )
 
 
@@ -174,8 +174,9 @@ def find_serving(trace: Trace) -> Serving | None:
 
 def _package(trace: Trace) -> tuple[str, str]:
     """Return the engine most of the recorded files belong to, and its step function; empty without one."""
-    frames = [trace.names[code] for code in np.flatnonzero(np.bincount(trace.name[trace.kind == Kind.PYTHON])).tolist()]
-    counts = [sum(map(bool, map(re.compile(files).search, frames))) for _, files, _ in _PACKAGES]
+    used = np.flatnonzero(np.bincount(trace.name[trace.kind == Kind.PYTHON]))
+    frames = [f"/{trace.names[code]}" for code in used.tolist()]
+    counts = [sum(folder in frame for frame in frames) for _, folder, _ in _PACKAGES]
     if not any(counts):
         return "", ""
     engine, _, step_function = _PACKAGES[int(np.argmax(counts))]

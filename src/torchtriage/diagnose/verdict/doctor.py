@@ -50,7 +50,7 @@ MIN_OVERHEAD = 0.01
 MIN_MONITORED = 0.5
 """Of the steps, with a call that monitors."""
 ALL_FLAGS = {"record_shapes", "with_stack", "profile_memory"}
-_MONITOR = r": memory_stats$|(^|/)psutil/|pynvml|nvidia_smi"
+_MONITOR = r": memory_stats$|psutil(?<![^/]psutil)/|pynvml|nvidia_smi"
 
 _OF_CUDA = r"^Command Buffer Full|Function Loading|Module Loading|Driver Compiler"
 """What CUPTI files under overhead and is there without a profiler: launches that wait for room in the queue, and code

@@ -79,7 +79,7 @@ _UNKNOWN = Fix(
 )
 
 _ENGINE = r"^<built-in method run_backward of"
-_PAUSE = r"^Python GC|^<built-in function (collect|sleep)>|(^|/)torch/(autograd/)?profiler"
+_PAUSE = r"P(?<!.P)ython GC|<(?<!.<)built-in function (?:collect|sleep)>|torch(?<![^/]torch)/(?:autograd/)?profiler"
 """Garbage collection is another finding; who sleeps meant to; the profiler is not the program."""
 _EXCHANGE = (
     r"(^|/)torch/distributed/(distributed_c10d|c10d_logger)\.py"

@@ -14,6 +14,8 @@ Leave it when: latency matters and not throughput, or memory is full.
 Source: CUDA C++ best practices guide, "Thread and Block Heuristics": more blocks than multiprocessors.
 """
 
+import re
+
 import numpy as np
 
 from torchtriage.core.names import short_name
@@ -35,7 +37,10 @@ MIN_SHARE = 0.20  # of the kernel time (catalogue 24)
 MAX_FILLED = 0.5
 """Blocks per multiprocessor. Above, little is left to win: well chosen product kernels fill 64 to 72 of 80-108
 multiprocessors in healthy recordings."""
-_GRID_OF_ITS_OWN = r"(?i)reduce_kernel|batch_?norm|\bbn_(fw|bw)|multi_tensor|CatArray|scan|sort|topk|nccl"
+# in lower case, as names of kernels are long: without regard to case takes several times as long
+_GRID_OF_ITS_OWN = re.compile(
+    r"reduce_kernel|batch_?norm|bn(?<!\wbn)_(?:fw|bw)|multi_tensor|catarray|scan|sort|topk|nccl"
+)
 
 
 def find(trace: Trace) -> Claims:
@@ -73,8 +78,8 @@ def _small(trace: Trace, device: Device, units: int) -> tuple[Ints, Floats]:
     rows = device.rows
     fits = (trace.kind[rows] == Kind.KERNEL) & ~device.comm & (trace.dur_ns[rows] >= MIN_NS)
     fits &= device.followed_in_time & alone(device)
-    fits &= ~trace.matches(rows, _GRID_OF_ITS_OWN)
     at = np.flatnonzero(fits)
+    at = at[~trace.rows_where(rows[at], lambda name: _GRID_OF_ITS_OWN.search(name.lower()))]
     filled = blocks(trace, rows[at]) / units
     small = (filled > 0) & (filled <= MAX_FILLED)
     return at[small], filled[small]

@@ -67,9 +67,10 @@ def find(trace: Trace) -> Claims:
     if not _has_tensor_cores(trace, device.name):
         return
     rows = device.rows
-    fp32 = trace.rows_where(rows, is_fp32_kernel) & (trace.kind[rows] == Kind.KERNEL)
-    at = np.flatnonzero(fp32 & ~device.comm & (trace.dur_ns[rows] >= MIN_KERNEL_NS))
-    rows = device.rows[at]
+    long = (trace.kind[rows] == Kind.KERNEL) & ~device.comm & (trace.dur_ns[rows] >= MIN_KERNEL_NS)
+    at = np.flatnonzero(long)
+    at = at[trace.rows_where(rows[at], is_fp32_kernel)]
+    rows = rows[at]
     inputs = products(trace, trace.links.op[rows])
     keep = inputs.dtype != "half"  # kernels of half-precision ops only accumulate in fp32
     at, rows = at[keep], rows[keep]

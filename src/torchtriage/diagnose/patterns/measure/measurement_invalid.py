@@ -121,7 +121,7 @@ def _early_clock(trace: Trace) -> Claim | None:
     if len(reads) < 2 or not trace.links.launches.any():
         return None
     parent = trace.frames.parent[reads]
-    mine = (parent >= 0) & trace.where_name(is_user_frame)[parent]
+    mine = (parent >= 0) & trace.rows_where(parent, is_user_frame)
     reads, parent = reads[mine], parent[mine]
     order = np.lexsort((trace.start_ns[reads], parent))
     reads, parent = reads[order], parent[order]

@@ -41,8 +41,8 @@ _PART = (
 def find(trace: Trace) -> Claims:
     """Yield at most one claim: on the loop with its readbacks, or on the readbacks alone."""
     ops = outer_ops(trace, trace.hosts & trace.matching(r"^Optimizer\."))
-    stretches = runs(trace, ops, trace.matching(_PART)[ops])
-    alone = _count(trace.matching(_NORM)[ops], stretches)
+    stretches = runs(trace, ops, trace.matches(ops, _PART))
+    alone = _count(trace.matches(ops, _NORM), stretches)
     looping = alone >= MIN_NORMS
     clipping = looping | (_count(trace.named(_GROUPED)[ops], stretches) > 0)
     # norms before it are the model's own: rows made unit length one by one

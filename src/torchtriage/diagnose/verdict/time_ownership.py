@@ -40,7 +40,7 @@ class Share:
     low_ns: float
     high_ns: float
     naive_ns: int
-    taken: Spans = field(default_factory=lambda: intervals.EMPTY)
+    taken: Spans
     also_explains: list[str] = field(default_factory=list)
 
 
@@ -52,7 +52,7 @@ def share_out(trace: Trace, claims: list[tuple[Pattern, Claim]], *, last: Collec
     """
     judged = trace.steps.judged
     free = judged
-    served: list[tuple[Share, Spans]] = []
+    served: list[Share] = []
     ordered = sorted(
         claims,
         key=lambda item: (id(item[1]) in last, item[0].order, -int(np.diff(item[1].spans).sum()), item[1].message),
@@ -63,8 +63,9 @@ def share_out(trace: Trace, claims: list[tuple[Pattern, Claim]], *, last: Collec
             fields[claim.time_class] = intervals.intersect(judged, _class_time(trace, claim))
         field_of_play = fields[claim.time_class]
         pieces, source = intervals.disjoint(claim.spans)
-        owned = intervals.covered(pieces, intervals.intersect(free, field_of_play))
-        at_stake = intervals.covered(pieces, field_of_play)
+        mine = intervals.intersect(intervals.union(pieces), field_of_play)
+        taken = intervals.intersect(free, mine)
+        owned = intervals.covered(pieces, taken)
         low = np.broadcast_to(np.asarray(claim.gain_low, float), len(claim.spans))[source]
         high = np.broadcast_to(np.asarray(claim.gain_high, float), len(claim.spans))[source]
         high = np.clip(np.maximum(low, high), 0.0, 1.0)
@@ -76,19 +77,17 @@ def share_out(trace: Trace, claims: list[tuple[Pattern, Claim]], *, last: Collec
             float((owned * np.clip(low, 0.0, 1.0)).sum()),
             float((owned * high).sum()),
             int(intervals.covered(claim.spans, judged).sum()),
+            taken,
         )
-        mine = intervals.intersect(intervals.union(pieces), field_of_play)
-        total = int(at_stake.sum())
-        for other, theirs in served:
+        total = intervals.length(mine)
+        for other in served:
             if not total or other.pattern.code == pattern.code or pattern.code in other.also_explains:
                 continue
-            if intervals.length(intervals.intersect(mine, theirs)) >= MOSTLY * total:
+            if intervals.length(intervals.intersect(mine, other.taken)) >= MOSTLY * total:
                 other.also_explains.append(pattern.code)
-        taken = intervals.intersect(free, mine)
         free = intervals.subtract(free, taken)
-        share.taken = taken
-        served.append((share, taken))
-    return [share for share, _ in served]
+        served.append(share)
+    return served
 
 
 def _class_time(trace: Trace, claim: Claim) -> Spans:

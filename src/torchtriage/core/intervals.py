@@ -84,10 +84,10 @@ def intersect(left: Spans, right: Spans) -> Spans:
     lo = np.searchsorted(right[:, 1], left[:, 0], side="right")
     hi = np.searchsorted(right[:, 0], left[:, 1], side="left")
     counts = np.maximum(hi - lo, 0)
-    which = np.repeat(np.arange(len(left)), counts)
-    offset = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
-    other = lo[which] + offset
-    return spans(np.maximum(left[which, 0], right[other, 0]), np.minimum(left[which, 1], right[other, 1]))
+    ends = np.cumsum(counts)
+    other = np.repeat(lo - ends + counts, counts) + np.arange(ends[-1])
+    start, end = (np.repeat(side, counts) for side in left.T)
+    return spans(np.maximum(start, right[other, 0]), np.minimum(end, right[other, 1]))
 
 
 def subtract(left: Spans, right: Spans) -> Spans:
@@ -126,9 +126,10 @@ def totals(cover: Spans) -> Ints:
 
 def until(cover: Spans, total: Ints, times: Ints) -> Ints:
     """Return how many ns ``cover``, which is not empty, covers before each time; ``total`` as of :func:`totals`."""
-    index = np.searchsorted(cover[:, 0], times, side="right")
-    inside = np.minimum(times, cover[index - 1, 1]) - cover[index - 1, 0]
-    return np.where(index > 0, total[index - 1] + inside, 0)
+    last = np.searchsorted(cover[:, 0], times, side="right") - 1
+    before: Ints = np.minimum(times, cover[last, 1]) + (total[:-1] - cover[:, 0])[last]
+    before[last < 0] = 0
+    return before
 
 
 def owner(values: Spans, times: Ints) -> Ints:

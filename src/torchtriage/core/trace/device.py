@@ -140,7 +140,7 @@ class Device:
         first = rows[np.unique(trace.lane[rows], return_index=True)[1]]
         call = trace.links.call[first]
         lag = np.where(call >= 0, trace.start_ns[first] - trace.end_ns[call], 0)
-        waited = (lag > EARLY_NS) & ~trace.matching(STAGED)[first]
+        waited = (lag > EARLY_NS) & ~trace.matches(first, STAGED)
         first, lag = first[waited], lag[waited]
         busy = intervals.covered(intervals.spans(trace.start_ns[first] - lag, trace.start_ns[first]), self.busy)
         first, lag = first[2 * busy < lag], lag[2 * busy < lag]
@@ -213,7 +213,9 @@ class Device:
         gap_lane, spans = self.gap_lane[late], gaps.spans[late]
         found = [intervals.EMPTY]
         for item in distinct(gap_lane).tolist():
-            work = trace.time_of(np.flatnonzero(calls & (lane == item)[trace.lane]))
+            # in order of their start, in which they are soon joined
+            held = [rows[calls[rows]] for rows in map(trace.tree.members_of, np.flatnonzero(lane == item).tolist())]
+            work = trace.time_of(np.concatenate([np.empty(0, np.int64), *held]))
             found.append(intervals.intersect(spans[gap_lane == item], work))
         return intervals.union(np.concatenate(found))
 

@@ -90,8 +90,9 @@ def host_threads(trace: Trace, blocking_row: Ints) -> Threads:
 
 def _activity(trace: Trace, lanes: Ints, wanted: Mask) -> list[Spans]:
     wanted = trace.is_kind(Kind.OP, Kind.RUNTIME) & wanted
+    held = (trace.tree.members_of(lane) for lane in lanes.tolist())
     # an event below the resolution still happened
-    return [trace.time_of(np.flatnonzero(wanted & (trace.lane == lane)), least_ns=1) for lane in lanes.tolist()]
+    return [trace.time_of(rows[wanted[rows]], least_ns=1) for rows in held]
 
 
 def _bridged(spans: Spans, main_work: Spans) -> Spans:

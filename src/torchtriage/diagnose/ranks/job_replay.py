@@ -92,9 +92,7 @@ class JobReplay:
             if scenario is None:
                 continue
             node = scenario.node + first
-            still = graph.gap_ns[node] + graph.extra_ns[node]
-            step[node] = still + (graph.dur_ns[node] * scenario.keep).astype(np.int64)
-            step[scenario.gone + first] = 0
+            step[node] = scenario.takes(graph.dur_ns[node], graph.gap_ns[node] + graph.extra_ns[node])
             edges.append(places[scenario.edge])
             lags.append(scenario.lag_ns)
         ordered = np.empty((graph.n_nodes, 1), np.int64)

@@ -204,9 +204,7 @@ class ReplayModel:
 
         Nodes as :class:`ScenarioSteps` is given them.
         """
-        variants = self._variants()
-        node = np.empty(self.graph.n_nodes, np.int64)
-        node[self.schedule.place] = np.arange(len(node))
+        variants, node = self._variants(), self._running
         return (
             [variant.name for variant in variants],
             np.stack([variant.dur_ns[node] for variant in variants]),
@@ -266,7 +264,7 @@ class ReplayModel:
     def _base(self) -> Floats:
         """float64[variants], ns: the step without edits."""
         none = np.empty(0, np.int64)
-        nothing = Scenario(none.astype(np.int32), np.empty(0), none, none, none, 0.0)
+        nothing = Scenario(none.astype(np.int32), np.empty(0), none, none, 0.0)
         out: Floats = self._steps([nothing])[:, 0]
         return out
 
@@ -351,17 +349,17 @@ class ReplayModel:
             left = whole[graph.target[edges]]
             hit = np.isfinite(left)
             change.keep[graph.source[edges[hit]]] *= left[hit]
-        keep = change.keep
-        changed = np.flatnonzero(keep != 1.0).astype(np.int32)
+        change.keep[_joined(change.gone)] = np.nan
+        left = change.keep[self._running]
+        changed = np.flatnonzero(left != 1.0)
         gone = np.zeros(len(graph.source), dtype=bool)
         gone[_joined(change.cut)] = True
         light = np.zeros(len(graph.source), dtype=bool)
         light[_joined(change.staged)] = True
         cut, staged = np.flatnonzero(gone), np.flatnonzero(light & ~gone)
         return Scenario(
-            changed,
-            keep[changed],
-            _joined(change.gone),
+            self._running[changed].astype(np.int32),
+            left[changed],
             np.concatenate([cut, staged]),
             np.concatenate([np.full(len(cut), NEVER), np.full(len(staged), LAUNCH_NS)]),
             change.floor_ns,
@@ -416,7 +414,7 @@ class ReplayModel:
         length = self._length_ns
         every = np.concatenate([rows for rows, _ in host])
         factors = np.concatenate([left for _, left in host])
-        saved: dict[int, intervals.Spans] = {}
+        saved: dict[int, list[intervals.Spans]] = {}
         # what several edits shrink is shrunk once, by the strongest
         for factor in distinct(factors).tolist():
             rows = every[factors == factor]
@@ -426,8 +424,9 @@ class ReplayModel:
                 a, b = self._host_lanes[lane]
                 mine = rows[trace.lane[rows] == lane]
                 spans = intervals.union(trace.spans_of(mine) - graph.origin_ns)
-                new = intervals.subtract(spans, saved.get(lane, intervals.EMPTY))
-                saved[lane] = intervals.union(np.concatenate([saved.get(lane, intervals.EMPTY), spans]))
+                before = saved.setdefault(lane, [])
+                new = intervals.subtract(spans, intervals.union(np.concatenate(before))) if before else spans
+                before.append(spans)
                 at, covered = _covered(graph.finish_ns[a:b], graph.begin_ns[a:b], new)
                 share = covered / length[a:b][at]
                 keep[a:b][at] *= np.maximum(1 - share * (1 - factor), 0.0)
@@ -468,6 +467,13 @@ class ReplayModel:
     # -- places ------------------------------------------------------------------------------
 
     @cached_property
+    def _running(self) -> Ints:
+        """int64[nodes]: the nodes in running order."""
+        node = np.empty(self.graph.n_nodes, np.int64)
+        node[self.schedule.place] = np.arange(len(node))
+        return node
+
+    @cached_property
     def _hosts(self) -> NDArray[np.bool_]:
         """bool[nodes]: work and waits of the host."""
         hosts: NDArray[np.bool_] = (self.graph.kind == NodeKind.HOST) | (self.graph.kind == NodeKind.WAIT)
@@ -490,20 +496,20 @@ class ReplayModel:
 
     @cached_property
     def _by_row(self) -> dict[NodeKind, tuple[Ints, Ints]]:
-        """Nodes of device work and of waiting calls, each by row: the rows in order, and the nodes."""
+        """Nodes of device work and of waiting calls, each by row: the rows in order, and the nodes; -1 behind all."""
         out = {}
         for kind in (NodeKind.WORK, NodeKind.WAIT):
             nodes = np.flatnonzero((self.graph.kind == kind) & (self.graph.row >= 0))
             nodes = nodes[np.argsort(self.graph.row[nodes], kind="stable")]
-            out[kind] = self.graph.row[nodes], nodes
+            out[kind] = np.append(self.graph.row[nodes], -1), np.append(nodes, -1)
         return out
 
     def _nodes_of(self, kind: NodeKind, rows: Ints) -> Ints:
         """Return the node of each row's device work, or of the call that waits; -1 for other rows."""
         known, nodes = self._by_row[kind]
         # the last of several
-        at = np.searchsorted(known, rows, side="right") - 1
-        return np.where(np.append(known, -1)[at] == rows, np.append(nodes, -1)[at], -1)
+        at = np.searchsorted(known[:-1], rows, side="right") - 1
+        return np.where(known[at] == rows, nodes[at], -1)
 
     def _wait_nodes(self, rows: Ints) -> Ints:
         """Return the waiting nodes of calls; a copy and the sync behind it stand for each other."""

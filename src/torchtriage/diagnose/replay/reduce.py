@@ -87,12 +87,10 @@ def reduce_graph(graph: Graph, body: Ints, scenarios: Sequence[Scenario | None])
         keep = np.ones(n)
         patches = [(edge, column, starts - opened.gap_ns[body[name]])]
         if scenario is not None:
-            still = opened.gap_ns[scenario.node] + opened.extra_ns[scenario.node]
-            step[scenario.node] = still + (opened.dur_ns[scenario.node] * scenario.keep).astype(np.int64)
-            step[scenario.gone] = 0
+            node = scenario.node
+            step[node] = scenario.takes(opened.dur_ns[node], opened.gap_ns[node] + opened.extra_ns[node])
             left = np.ones(graph.n_nodes)
-            left[scenario.node] = scenario.keep
-            left[scenario.gone] = 0.0
+            left[node] = np.nan_to_num(scenario.left)
             keep = left[body]
             changed = edge_place[scenario.edge]
             patches.append(

@@ -22,12 +22,16 @@ class Scenario(NamedTuple):
     """One set of edits on the nodes: what remains of durations, other lags, floor of a step."""
 
     node: NDArray[np.int32]
-    keep: Floats
-    gone: Ints
-    """Nodes that no longer exist: their gap and residual go too."""
+    """The changed ones, in running order."""
+    left: Floats
+    """What remains of each one's duration; nan where it no longer exists: its gap and residual go too."""
     edge: Ints
     lag_ns: Ints
     floor_ns: float
+
+    def takes(self, dur_ns: Ints, still_ns: Ints) -> Ints:
+        """Return int64[nodes], ns: what the changed nodes take, of what they took and took besides."""
+        return _takes(self.left, dur_ns, still_ns)
 
 
 class ScenarioSteps:
@@ -35,17 +39,9 @@ class ScenarioSteps:
 
     def __init__(self, order: Schedule, dur: Ints, still: Ints, scenarios: Sequence[Scenario]) -> None:
         self._dur, self._still = dur, still
-        left, changed = np.empty(len(order.place)), np.zeros(len(order.place), dtype=bool)
-        changes = []
-        for scenario in scenarios:
-            place, gone = order.place[scenario.node], order.place[scenario.gone]
-            left[place], left[gone] = scenario.keep, np.nan
-            changed[place] = changed[gone] = True
-            by_place = np.flatnonzero(changed)
-            changes.append((by_place, left[by_place]))
-            changed[by_place] = False
-        self._first = np.cumsum([0, *(len(place) for place, _ in changes)])
-        self._place, self._left = (np.concatenate(parts) for parts in zip(*changes, strict=True))
+        self._first = np.cumsum([0, *(len(scenario.node) for scenario in scenarios)])
+        self._place = np.concatenate([order.place[scenario.node] for scenario in scenarios])
+        self._left = np.concatenate([scenario.left for scenario in scenarios])
         library = find_engine().library
         self._native = library and NativeSteps(library, dur, still, self._first, self._place, self._left)
 
@@ -59,7 +55,10 @@ class ScenarioSteps:
         table[:] = (self._dur[:, first:stop] + self._still[:, first:stop]).T[:, :, None]
         for s, (begin, end) in enumerate(zip(self._first[:-1].tolist(), self._first[1:].tolist(), strict=True)):
             a, b = begin + np.searchsorted(self._place[begin:end], [first, stop])
-            at, left = self._place[a:b], self._left[a:b]
-            gone = np.isnan(left)
-            kept = (self._dur[:, at] * np.where(gone, 0.0, left)).astype(np.int64)
-            table[at - first, :, s] = np.where(gone, 0, self._still[:, at] + kept).T
+            at = self._place[a:b]
+            table[at - first, :, s] = _takes(self._left[a:b], self._dur[:, at], self._still[:, at]).T
+
+
+def _takes(left: Floats, dur_ns: Ints, still_ns: Ints) -> Ints:
+    gone = np.isnan(left)
+    return np.where(gone, 0, still_ns + (dur_ns * np.where(gone, 0.0, left)).astype(np.int64))

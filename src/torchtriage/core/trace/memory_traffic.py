@@ -216,6 +216,8 @@ def _n_read(inputs: Inputs, index: int, shape: list[int]) -> int:
 
 def _broadcast(shapes: list[list[int]]) -> list[int]:
     """Return the shape that some shapes broadcast to, empty where they do not fit each other."""
+    if shapes.count(shapes[0]) == len(shapes):  # as most are
+        return shapes[0]
     out: list[int] = []
     for axis in range(1, max(map(len, shapes)) + 1):
         sides = {shape[-axis] for shape in shapes if axis <= len(shape)} - {1}

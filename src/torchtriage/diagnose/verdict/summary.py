@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.core import intervals
-from torchtriage.core.arrays import distinct
 from torchtriage.core.finding import TimeClasses
 from torchtriage.core.names import short_name
 from torchtriage.core.trace import Kind, Trace
@@ -72,7 +71,7 @@ def summarise(trace: Trace, unknown: str = "") -> Summary:
         top_kernels=kernels,
         n_kernel_names=n_names,
         top_ops=_ops(trace),
-        n_op_names=len(distinct(trace.name[_in_window(trace, trace.kind == Kind.OP)])),
+        n_op_names=np.count_nonzero(np.bincount(trace.name[_in_window(trace, trace.kind == Kind.OP)])),
         judged_idle_ns=None
         if unknown
         else intervals.length(intervals.intersect(main.idle, steps.judged))

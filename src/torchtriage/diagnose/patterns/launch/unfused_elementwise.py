@@ -158,7 +158,8 @@ def _chains(trace: Trace) -> tuple[Ints, Ints]:
     pointwise = trace.matches(rows, _POINTWISE) & (trace.kind[rows] == Kind.KERNEL)
     pointwise[pointwise] = ~trace.matches(rows[pointwise], _OTHER)
     pointwise &= ~np.append(trace.tree.under(marks), False)[trace.links.call[rows]]
-    size = np.where(pointwise, _numel(trace, rows), -1)
+    size = np.full(len(rows), -1, np.int64)
+    size[pointwise] = _numel(trace, rows[pointwise])
     pointwise &= size > 1
     goes_on = pointwise.copy()
     goes_on[0] = False

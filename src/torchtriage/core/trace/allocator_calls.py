@@ -24,8 +24,8 @@ _SUFFIX = r"(_v\d+|_ptsz)?$"
 
 def allocator_calls(trace: Trace) -> tuple[Mask, Mask]:
     """Return two bool[n]: runtime calls that take memory from the device, and that give it back."""
-    runtime = trace.kind == Kind.RUNTIME
-    return (runtime & trace.matching(_MALLOC + _MAP + _SUFFIX), runtime & trace.matching(_FREE + _UNMAP + _SUFFIX))
+    taken, freed = _MALLOC + _MAP + _SUFFIX, _FREE + _UNMAP + _SUFFIX
+    return trace.matching(taken, Kind.RUNTIME), trace.matching(freed, Kind.RUNTIME)
 
 
 def outside_capture(trace: Trace, rows: Ints) -> Ints:

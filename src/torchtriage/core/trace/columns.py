@@ -284,8 +284,7 @@ class Trace:
     def _tested(self, test: Callable[[str], object], codes: Ints) -> Mask:
         """Return bool[names]: those of these names that pass; no other is tested."""
         table = np.zeros(len(self.names), dtype=bool)
-        for code in codes.tolist():
-            table[code] = bool(test(self.names[code]))
+        table[codes] = np.fromiter(map(test, map(self.names.__getitem__, codes.tolist())), bool, len(codes))
         return table
 
     def _names_of(self, kind: Kind) -> Ints:

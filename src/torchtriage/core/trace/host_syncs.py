@@ -86,7 +86,7 @@ class Waits:
     @cached_property
     def to_host(self) -> Mask:
         """bool[k]: readbacks. ROCm calls the copy of a scalar to the host DtoD (measured)."""
-        return self._copies("DtoH") | (self._copies("DtoD") & self.trace.matching(_BLOCKING_COPY)[self.row])
+        return self._copies("DtoH") | (self._copies("DtoD") & self.trace.matches(self.row, _BLOCKING_COPY))
 
     @cached_property
     def to_device(self) -> Mask:
@@ -372,6 +372,6 @@ def _blind(trace: Trace, start: Ints, until: Ints, copy: Ints) -> Mask:
     if not trace.devices:
         return np.ones(len(start), dtype=bool)
     # an upload from pageable memory is staged by the host: the device rests meanwhile
-    upload = (copy >= 0) & trace.matching(r"HtoD")[copy]
+    upload = (copy >= 0) & trace.matches(copy, "HtoD")
     busy = intervals.covered(np.stack([start, until], axis=1), trace.devices[0].busy)
     return ~upload & (until - start > BLIND_NS) & (2 * busy < until - start)

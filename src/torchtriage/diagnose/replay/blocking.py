@@ -224,7 +224,7 @@ def _syncs(trace: Trace, streams: Streams, runtime: Mask) -> Blocking:
 def _copies(trace: Trace, streams: Streams, runtime: Mask) -> Blocking:
     copies = np.flatnonzero((trace.kind[streams.row] == Kind.MEMCPY) & (streams.call >= 0))
     call = streams.call[copies]
-    usable = runtime[call] & trace.matching(_COPY)[call]
+    usable = runtime[call] & trace.matches(call, _COPY)
     copies, call = copies[usable], call[usable]
     # one call, one copy: the last to end is what it waited for
     order = np.lexsort((streams.end_ns[copies], call))
@@ -233,12 +233,12 @@ def _copies(trace: Trace, streams: Streams, runtime: Mask) -> Blocking:
     last[:-1] = call[1:] != call[:-1]
     copies, call = copies[last], call[last]
     over = trace.end_ns[call] >= streams.end_ns[copies]
-    always = trace.matching(_COPY_BLOCKS)[call]
-    never = trace.matching(_NEVER_BLOCKS)[streams.row[copies]] & ~always
+    always = trace.matches(call, _COPY_BLOCKS)
+    never = trace.matches(streams.row[copies], _NEVER_BLOCKS) & ~always
     # an upload from pageable memory goes through a buffer that the call fills as it drains: the
     # call ends a little before the transfer does
     inside = trace.end_ns[call] - streams.start_ns[copies]
-    staged = trace.matching(_PAGEABLE_UP)[streams.row[copies]]
+    staged = trace.matches(streams.row[copies], _PAGEABLE_UP)
     staged &= 2 * inside > streams.end_ns[copies] - streams.start_ns[copies]
     typical = _typical(trace.dur_ns[call[~over & ~staged]], 10_000)
     staged &= trace.dur_ns[call] > 2 * typical

@@ -45,11 +45,10 @@ class CrossEdges(NamedTuple):
 def paired(trace: Trace, streams: Streams) -> tuple[CrossEdges, int]:
     """Return the waits found from record, wait, launch; and how many the times contradicted."""
     calls, position = streams.first_of_call
-    runtime = trace.kind == Kind.RUNTIME
-    waits = np.flatnonzero(runtime & trace.matching(_WAIT))
+    waits = np.flatnonzero(trace.matching(_WAIT, Kind.RUNTIME))
     if not len(waits) or not len(calls):
         return _no_edges(), 0
-    records = np.flatnonzero(runtime & trace.matching(_RECORD))
+    records = np.flatnonzero(trace.matching(_RECORD, Kind.RUNTIME))
     if not len(records):
         records = waits  # not every recorder writes them; torch records right before it waits
     launch = CallTimeline(trace, calls)

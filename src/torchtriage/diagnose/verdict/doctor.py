@@ -340,9 +340,7 @@ def _missing_kernels(trace: Trace) -> Iterator[Note]:
 
 
 def _launches(trace: Trace) -> Mask:
-    named = trace.matching(r"^(cuda|hip|cu)\w*Launch\w*Kernel|^(cuda|hip)GraphLaunch|^cuLaunchKernel")
-    launches: Mask = named & (trace.kind == Kind.RUNTIME)
-    return launches
+    return trace.matching(r"^(cuda|hip|cu)\w*Launch\w*Kernel|^(cuda|hip)GraphLaunch|^cuLaunchKernel", Kind.RUNTIME)
 
 
 def _orphans(trace: Trace) -> Iterator[Note]:

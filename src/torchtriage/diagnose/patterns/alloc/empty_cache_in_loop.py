@@ -98,9 +98,7 @@ def find(trace: Trace) -> Claims:
 
 
 def _frames(trace: Trace) -> Ints:
-    python = trace.kind == Kind.PYTHON
-    frame = python & trace.matching(_FRAME)
-    builtin = python & trace.matching(_BUILTIN)
+    frame, builtin = trace.matching(_FRAME, Kind.PYTHON), trace.matching(_BUILTIN, Kind.PYTHON)
     return outside_capture(trace, np.flatnonzero(frame | (builtin & ~trace.frames.under(frame))))
 
 

@@ -55,11 +55,10 @@ _COPY = r"reducer::copy_bucket_to_grad$"
 
 def find(trace: Trace) -> Claims:
     """Yield a claim for the search, one for the copies, and one for DataParallel."""
-    ops = trace.kind == Kind.OP
-    search = np.flatnonzero(ops & trace.matching(_SEARCH))
+    search = np.flatnonzero(trace.matching(_SEARCH, Kind.OP))
     if recurs(trace, search) and not _unused(trace):
-        yield _search(trace, search, np.flatnonzero(ops & trace.matching(_SINK)))
-    copies = np.flatnonzero(ops & trace.matching(_COPY))
+        yield _search(trace, search, np.flatnonzero(trace.matching(_SINK, Kind.OP)))
+    copies = np.flatnonzero(trace.matching(_COPY, Kind.OP))
     if recurs(trace, copies):
         yield _copies(trace, copies)
     data_parallel = np.flatnonzero(trace.hosts & trace.named("DataParallel.forward"))

@@ -80,9 +80,8 @@ def _skipped(trace: Trace) -> Claim | None:
     frames = np.flatnonzero(trace.matching(_TREES, Kind.PYTHON))
     if not len(frames) or not recurs(trace, frames):
         return None
-    runtime = trace.kind == Kind.RUNTIME
-    replays = np.flatnonzero(runtime & trace.matching(_REPLAY))
-    captures = runtime & trace.matching(r"StreamBeginCapture")
+    replays = np.flatnonzero(trace.matching(_REPLAY, Kind.RUNTIME))
+    captures = trace.matching(r"StreamBeginCapture", Kind.RUNTIME)
     if steps.in_steady(steps.of_host(replays)).any() or captures.any():
         return None
     regions = find_regions(trace)

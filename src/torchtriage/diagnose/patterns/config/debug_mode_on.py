@@ -51,9 +51,9 @@ def find(trace: Trace) -> Claims:
 
 
 def _anomaly(trace: Trace) -> Claims:
-    ops = trace.is_kind(Kind.OP, Kind.ANNOTATION)
-    node = ops & trace.matching(_NODE) & ~trace.matching(_NO_GRADIENT)
-    check = ops & trace.named(*_CHECK)
+    ops = Kind.OP, Kind.ANNOTATION
+    node = trace.matching(_NODE, *ops) & ~trace.matching(_NO_GRADIENT, *ops)
+    check = trace.is_kind(*ops) & trace.named(*_CHECK)
     n_nodes = int(node.sum())
     if n_nodes < MIN_NODES or not check.any():
         return

@@ -36,9 +36,9 @@ def find(trace: Trace) -> Claims:
     steps = trace.steps
     rows = np.flatnonzero(trace.named("aten::fill_") & (trace.kind == Kind.OP))
     parent = trace.tree.parent[rows]
-    fresh = (parent >= 0) & trace.matching(_NEW)[parent]
+    fresh = (parent >= 0) & trace.matches(parent, _NEW)
     # operators that take memory of their own fill it without an ``empty``; torch.full is asked to
-    inside = (parent >= 0) & (trace.kind[parent] == Kind.OP) & ~trace.matching(_ASKED)[parent]
+    inside = (parent >= 0) & (trace.kind[parent] == Kind.OP) & ~trace.matches(parent, _ASKED)
     fresh |= inside & where_inputs(trace, rows, lambda inputs: inputs.value(1) == "nan")
     rows = rows[fresh]
     count = steps.median_count(steps.of_host(rows))

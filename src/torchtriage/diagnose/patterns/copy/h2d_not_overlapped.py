@@ -110,7 +110,7 @@ def find(trace: Trace) -> Claims:
 def _beside_uploads(trace: Trace) -> tuple[int, float]:
     """Return how much of the judged time, in ns, no upload takes, whoever asked for it; and the uploads' share."""
     rows = trace.devices[0].rows
-    uploads = trace.steps.judged_ns(trace.spans_of(rows[trace.matching("HtoD")[rows]]))
+    uploads = trace.steps.judged_ns(trace.spans_of(rows[trace.matches(rows, "HtoD")]))
     whole = max(intervals.length(trace.steps.judged), 1)
     return whole - uploads, uploads / whole
 
@@ -142,9 +142,9 @@ def _waited_for(trace: Trace, copies: Ints) -> Spans:
 def _overlappable(trace: Trace) -> Ints:
     rows: Ints = trace.devices[0].rows
     rows = rows[(trace.kind[rows] == Kind.MEMCPY) & (trace.links.call[rows] >= 0)]
-    rows = rows[trace.matching("HtoD")[rows]]
+    rows = rows[trace.matches(rows, "HtoD")]
     if trace.origin.vendor == "rocm":
         rows = rows[trace.named("hipMemcpyAsync")[trace.links.call[rows]]]
     # pageable memory cannot overlap: that is CPY007's
-    rows = rows[~trace.matching("Pageable")[rows]]
+    rows = rows[~trace.matches(rows, "Pageable")]
     return rows

@@ -127,7 +127,7 @@ def _working_ops(trace: Trace) -> Ints:
     rows = trace.tree.members
     rows = rows[is_op[rows]]
     rows = rows[~trace.tree.under(is_op)[rows]]
-    idle = trace.matching(_NO_WORK)[rows]
+    idle = trace.matches(rows, _NO_WORK)
     # .to() of what has the type already returns it
     idle |= trace.named("aten::to")[rows] & ~trace.tree.above(trace.named("aten::_to_copy"))[rows]
     working: Ints = rows[~idle]

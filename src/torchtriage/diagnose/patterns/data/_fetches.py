@@ -30,9 +30,7 @@ class Fetches:
 
 def find_fetches(trace: Trace, loader: str) -> Fetches | None:
     """Return the fetches of this kind of loader, None where there are none."""
-    mask = trace.is_kind(Kind.ANNOTATION, Kind.OP) & trace.matching(
-        rf"^enumerate\(DataLoader\)#_{loader}DataLoaderIter\.__next__$"
-    )
+    mask = trace.matching(rf"^enumerate\(DataLoader\)#_{loader}DataLoaderIter\.__next__$", Kind.ANNOTATION, Kind.OP)
     # pre-releases of torch 1.8 wrote every operator twice, one inside the other
     rows = np.flatnonzero(mask & ~trace.tree.under(mask))
     step_of = trace.steps.of_host(rows)

@@ -49,7 +49,7 @@ _ADDS = r"^aten::add_?$"
 def find(trace: Trace) -> Claims:
     """Yield at most one claim: for inference, or for the biases of training."""
     ops = outer_ops(trace)
-    conv = trace.matching(_CONVOLUTION)[ops]
+    conv = trace.matches(ops, _CONVOLUTION)
     norm = trace.named("aten::batch_norm")[ops]
     pairs = np.flatnonzero(conv[:-1] & norm[1:])
     if not len(pairs):

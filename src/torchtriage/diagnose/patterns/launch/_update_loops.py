@@ -20,7 +20,7 @@ def claim_updates(trace: Trace, min_share: float) -> Claims:
     """Yield a claim on loops that update tensors in place, outside of optimizers and backward."""
     steps = trace.steps
     ops = outer_ops(trace, trace.hosts & trace.matching(r"^Optimizer\."))
-    stretches = runs(trace, ops, trace.matching(_UPDATE)[ops])
+    stretches = runs(trace, ops, trace.matches(ops, _UPDATE))
     stretches = stretches[stretches[:, 1] - stretches[:, 0] >= MIN_UPDATES]
     if not len(stretches):
         return

@@ -54,9 +54,9 @@ def _explicit(trace: Trace) -> Ints:
     waits = trace.waits
     rows = waits.row
     pure = (waits.copy < 0) & (waits.sync_row == rows) & ~waits.profiler & ~waits.blind
-    pure &= ~trace.matching("Memcpy")[rows]
+    pure &= ~trace.matches(rows, "Memcpy")
     pure &= waits.op < 0
-    pure &= ~(trace.matching("EventSynchronize")[rows] & (waits.wait_ns < SHORT_EVENT_NS))
+    pure &= ~(trace.matches(rows, "EventSynchronize") & (waits.wait_ns < SHORT_EVENT_NS))
     captures = np.flatnonzero(trace.matching(_CAPTURE, Kind.RUNTIME))
     if len(captures):
         pure &= waits.start_ns > trace.start_ns[captures].max()

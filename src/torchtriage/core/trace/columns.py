@@ -227,15 +227,14 @@ class Trace:
 
         The names of other kinds are not looked at: those of kernels are few and long, those of Python frames many.
         """
-        compiled = re.compile(pattern)
-        table = self._matched.get((compiled, kinds))
+        table = self._matched.get((pattern, kinds))
         if table is None:
-            search = compiled.search
-            if kinds:
-                table = self._tested(search, np.concatenate([self._names_of(kind) for kind in kinds]))
-            else:
-                table = self._names_where(search)
-            self._matched[compiled, kinds] = table
+            codes = np.concatenate([self._names_of(kind) for kind in kinds]) if kinds else np.arange(len(self.names))
+            table = np.zeros(len(self.names), dtype=bool)
+            # compiling takes as long as searching, and most recordings have no Python frames
+            if len(codes):
+                table = self._tested(re.compile(pattern).search, codes)
+            self._matched[pattern, kinds] = table
         mask = self._rows_named(table)
         return mask & self.is_kind(*kinds) if kinds and table.any() else mask
 
@@ -245,11 +244,10 @@ class Trace:
         The names of other rows are not looked at, and each name once, whoever asks.
         """
         known = self._known.setdefault(pattern, {})
-        search = re.compile(pattern).search
 
         def test(name: str) -> bool:
             if name not in known:
-                known[name] = search(name) is not None
+                known[name] = re.search(pattern, name) is not None
             return known[name]
 
         return self.rows_where(rows, test)
@@ -269,7 +267,7 @@ class Trace:
         return dict(zip(self.names, range(len(self.names)), strict=True))
 
     @cached_property
-    def _matched(self) -> dict[tuple[re.Pattern[str], tuple[Kind, ...]], Mask]:
+    def _matched(self) -> dict[tuple[str | re.Pattern[str], tuple[Kind, ...]], Mask]:
         """The names that an expression matches, of some kinds: patterns ask for the same ones again."""
         return {}
 

@@ -71,7 +71,7 @@ def summarise(trace: Trace, unknown: str = "") -> Summary:
         top_kernels=kernels,
         n_kernel_names=n_names,
         top_ops=_ops(trace),
-        n_op_names=np.count_nonzero(np.bincount(trace.name[_in_window(trace, trace.kind == Kind.OP)])),
+        n_op_names=int(np.count_nonzero(np.bincount(trace.name[_in_window(trace, trace.kind == Kind.OP)]))),
         judged_idle_ns=None
         if unknown
         else intervals.length(intervals.intersect(main.idle, steps.judged))

@@ -51,9 +51,10 @@ def find(trace: Trace) -> Claims:
 
 
 def _anomaly(trace: Trace) -> Claims:
-    ops = Kind.OP, Kind.ANNOTATION
-    node = trace.matching(_NODE, *ops) & ~trace.matching(_NO_GRADIENT, *ops)
-    check = trace.is_kind(*ops) & trace.named(*_CHECK)
+    kinds = Kind.OP, Kind.ANNOTATION
+    ops = trace.is_kind(*kinds)
+    node = trace.matching(_NODE, *kinds) & ~trace.matching(_NO_GRADIENT, *kinds)
+    check = ops & trace.named(*_CHECK)
     n_nodes = int(node.sum())
     if n_nodes < MIN_NODES or not check.any():
         return

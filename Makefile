@@ -14,6 +14,8 @@ FUZZ_RUSTFLAGS := -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=3
 FUZZ_HOST = $(shell PATH="$(dir $(CARGO)):$$PATH" rustc -vV | sed -n 's/^host: //p')
 # more processes than cores: many tests wait for processes and servers of their own
 PYTEST_ARGS ?= -n $(shell expr $$(nproc 2>/dev/null || echo 2) \* 2) --dist worksteal
+# whoever asks for no bytecode would have each of a thousand processes compile torch's modules again
+unexport PYTHONDONTWRITEBYTECODE
 # they share the cores: threads of their own would wait for each other, a hundred times as long
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 SLOWEST := --durations 60 --durations-min 0.5

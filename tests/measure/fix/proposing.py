@@ -50,5 +50,12 @@ def source(text: str) -> str:
     return textwrap.dedent(text).lstrip("\n")
 
 
+def change(text: str) -> tuple[str, str]:
+    """Return the files before and after, of which a test writes one: ``-`` marks what goes, ``+`` what comes."""
+    rows = source(text).splitlines(keepends=True)
+    before, after = ("".join(row[2:] or "\n" for row in rows if row[0] != sign) for sign in "+-")
+    return before, after
+
+
 def _number(text: str, part: str) -> int:
     return next(number for number, row in enumerate(text.splitlines(), start=1) if part in row)

@@ -1,139 +1,93 @@
 """What does not depend on the turn is computed before the loop."""
 
-from tests.measure.fix.proposing import proposed, source
+from tests.measure.fix.proposing import change, proposed
 
 
 def test_a_table_and_what_is_made_of_it_move_before_a_loop():
-    before = """
+    before, after = change("""
         import torch
 
+      + bins = torch.linspace(0, 1, 64)
+      + weights = bins.square()
         for step in range(100):
             x = torch.randn(8, 64)
             # where the bins begin
-            bins = torch.linspace(0, 1, 64)
-            weights = bins.square()
+      -     bins = torch.linspace(0, 1, 64)
+      -     weights = bins.square()
             y = (x * weights).sum()
-    """
-    after = """
-        import torch
-
-        bins = torch.linspace(0, 1, 64)
-        weights = bins.square()
-        for step in range(100):
-            x = torch.randn(8, 64)
-            # where the bins begin
-            y = (x * weights).sum()
-    """
-    assert proposed(before, "bins =", "HST114", "hoist-from-loop")[0] == source(after)
+    """)
+    assert proposed(before, "bins =", "HST114", "hoist-from-loop")[0] == after
 
 
 def test_a_part_moves_out_of_all_loops_it_does_not_need():
-    before = """
+    before, after = change("""
         import numpy as np
 
 
         def main(loader, model):
+      +     loaded = np.load("mean.npy")
             for epoch in range(3):
                 for x in loader:
-                    batch = x - np.load("mean.npy")
+      -             batch = x - np.load("mean.npy")
+      +             batch = x - loaded
                     model(batch)
-    """
-    after = """
-        import numpy as np
-
-
-        def main(loader, model):
-            loaded = np.load("mean.npy")
-            for epoch in range(3):
-                for x in loader:
-                    batch = x - loaded
-                    model(batch)
-    """
-    assert proposed(before, "batch =", "HST103", "hoist-from-loop")[0] == source(after)
+    """)
+    assert proposed(before, "batch =", "HST103", "hoist-from-loop")[0] == after
 
 
 def test_a_loss_is_made_once_in_a_trainer():
-    before = """
+    before, after = change("""
         import torch
         from torch import nn
 
 
         class Trainer:
             def fit(self, loader):
+      +         cross_entropy_loss = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0]))
                 for x, y in loader:
-                    loss = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0]))(self.model(x), y)
+      -             loss = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0]))(self.model(x), y)
+      +             loss = cross_entropy_loss(self.model(x), y)
                     loss.backward()
-    """
-    after = """
-        import torch
-        from torch import nn
-
-
-        class Trainer:
-            def fit(self, loader):
-                cross_entropy_loss = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0]))
-                for x, y in loader:
-                    loss = cross_entropy_loss(self.model(x), y)
-                    loss.backward()
-    """
-    assert proposed(before, "loss =", "HST105", "hoist-from-loop")[0] == source(after)
+    """)
+    assert proposed(before, "loss =", "HST105", "hoist-from-loop")[0] == after
 
 
 def test_statements_beside_each_other_move_together():
-    before = """
+    before, after = change("""
         import torch
 
 
         def run(model, batches):
+      +     mean = torch.tensor([0.1, 0.2]).view(1, 2)
+      +     std = torch.tensor(
+      +         [0.1, 0.2],
+      +     ).view(1, 2)
             for step, batch in enumerate(batches):
                 if step > 3:
-                    mean = torch.tensor([0.1, 0.2]).view(1, 2)
-                    std = torch.tensor(
-                        [0.1, 0.2],
-                    ).view(1, 2)
+      -             mean = torch.tensor([0.1, 0.2]).view(1, 2)
+      -             std = torch.tensor(
+      -                 [0.1, 0.2],
+      -             ).view(1, 2)
                     batch = (batch - mean) / std
                 model(batch)
-    """
-    after = """
-        import torch
-
-
-        def run(model, batches):
-            mean = torch.tensor([0.1, 0.2]).view(1, 2)
-            std = torch.tensor(
-                [0.1, 0.2],
-            ).view(1, 2)
-            for step, batch in enumerate(batches):
-                if step > 3:
-                    batch = (batch - mean) / std
-                model(batch)
-    """
-    assert proposed(before, "mean =", "HST114", "hoist-from-loop")[0] == source(after)
+    """)
+    assert proposed(before, "mean =", "HST114", "hoist-from-loop")[0] == after
 
 
 def test_a_loader_is_made_once_for_all_epochs():
-    before = """
+    before, after = change("""
         from torch.utils.data import DataLoader
 
 
         def run(model, dataset, optimizer):
+      +     data_loader = DataLoader(dataset, batch_size=16, shuffle=True)
             for epoch in range(10):
-                for x, y in DataLoader(dataset, batch_size=16, shuffle=True):
+      -         for x, y in DataLoader(dataset, batch_size=16, shuffle=True):
+      +         for x, y in data_loader:
                     model(x).sum().backward()
                     optimizer.step()
-    """
-    after = """
-        from torch.utils.data import DataLoader
-
-
-        def run(model, dataset, optimizer):
-            data_loader = DataLoader(dataset, batch_size=16, shuffle=True)
-            for epoch in range(10):
-                for x, y in data_loader:
-                    model(x).sum().backward()
-                    optimizer.step()
-    """
-    assert proposed(before, "for x, y in", "DAT107", "hoist-from-loop")[0] == source(after)
+    """)
+    assert proposed(before, "for x, y in", "DAT107", "hoist-from-loop")[0] == after
 
 
 def test_what_is_written_to_stays():

@@ -1,37 +1,32 @@
 """A file is opened once for all lines."""
 
-from tests.measure.fix.proposing import proposals, proposed, source
+from tests.measure.fix.proposing import change, proposals, proposed
 
 
 def test_a_log_of_a_loop_is_opened_once():
-    before = """
+    before, after = change("""
         import json
 
-        for epoch in range(3):
-            for step, batch in enumerate(loader):
-                loss = train(batch)
-                with open("log.jsonl", "a") as f:
+      - for epoch in range(3):
+      -     for step, batch in enumerate(loader):
+      -         loss = train(batch)
+      -         with open("log.jsonl", "a") as f:
+      + with open("log.jsonl", "a") as f:
+      +     for epoch in range(3):
+      +         for step, batch in enumerate(loader):
+      +             loss = train(batch)
                     f.write(json.dumps({"step": step}) + "\\n")
-                    f.flush()
-                if step > 100:
-                    break
-    """
-    after = """
-        import json
-
-        with open("log.jsonl", "a") as f:
-            for epoch in range(3):
-                for step, batch in enumerate(loader):
-                    loss = train(batch)
-                    f.write(json.dumps({"step": step}) + "\\n")
-                    if step > 100:
-                        break
-    """
-    assert proposed(before, "open(", "HST101", "kept-open-files")[0] == source(after)
+      -             f.flush()
+      -         if step > 100:
+      -             break
+      +             if step > 100:
+      +                 break
+    """)
+    assert proposed(before, "open(", "HST101", "kept-open-files")[0] == after
 
 
 def test_a_controller_opens_its_log_once():
-    before = """
+    before, after = change("""
         import json
         import os
 
@@ -39,57 +34,35 @@ def test_a_controller_opens_its_log_once():
         class Controller:
             def __init__(self, log_path):
                 self.log_path = log_path
+      +         self.log_file = open(self.log_path, "a")
 
             def log(self, tick):
-                with open(self.log_path, "a") as f:
-                    f.write(json.dumps({"tick": tick}) + "\\n")
-                    f.flush()
-                    os.fsync(f.fileno())
-    """
-    after = """
-        import json
-        import os
-
-
-        class Controller:
-            def __init__(self, log_path):
-                self.log_path = log_path
-                self.log_file = open(self.log_path, "a")
-
-            def log(self, tick):
-                self.log_file.write(json.dumps({"tick": tick}) + "\\n")
-    """
-    assert proposed(before, "os.fsync", "HST101", "kept-open-files")[0] == source(after)
+      -         with open(self.log_path, "a") as f:
+      -             f.write(json.dumps({"tick": tick}) + "\\n")
+      -             f.flush()
+      -             os.fsync(f.fileno())
+      +         self.log_file.write(json.dumps({"tick": tick}) + "\\n")
+    """)
+    assert proposed(before, "os.fsync", "HST101", "kept-open-files")[0] == after
 
 
 def test_a_path_object_is_opened_once():
-    before = """
+    before, after = change("""
         from pathlib import Path
 
 
         class JsonLog:
             def __init__(self, folder):
                 self.path = Path(folder) / "metrics.jsonl"
+      +         self.file = self.path.open("a")
 
             def __call__(self, trainer):
                 row = trainer.row()
-                with self.path.open("a") as f:
-                    f.write(row + "\\n")
-    """
-    after = """
-        from pathlib import Path
-
-
-        class JsonLog:
-            def __init__(self, folder):
-                self.path = Path(folder) / "metrics.jsonl"
-                self.file = self.path.open("a")
-
-            def __call__(self, trainer):
-                row = trainer.row()
-                self.file.write(row + "\\n")
-    """
-    assert proposed(before, "self.path.open", "HST101", "kept-open-files")[0] == source(after)
+      -         with self.path.open("a") as f:
+      -             f.write(row + "\\n")
+      +         self.file.write(row + "\\n")
+    """)
+    assert proposed(before, "self.path.open", "HST101", "kept-open-files")[0] == after
 
 
 def test_a_file_for_each_step_stays():

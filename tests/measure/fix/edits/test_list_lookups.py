@@ -1,118 +1,82 @@
 """Lists are not searched from the beginning."""
 
-from tests.measure.fix.proposing import proposed, source
+from tests.measure.fix.proposing import change, proposed
 
 
 def test_a_comprehension_looks_in_a_set():
-    before = """
+    before, after = change("""
         class Oracle:
             def __init__(self, x, rng):
                 self.x = x
                 self.labeled = rng.choice(len(x), 10).tolist()
 
             def unlabeled(self):
-                return [i for i in range(len(self.x)) if i not in self.labeled]
-    """
-    after = """
-        class Oracle:
-            def __init__(self, x, rng):
-                self.x = x
-                self.labeled = rng.choice(len(x), 10).tolist()
-
-            def unlabeled(self):
-                labeled_set = set(self.labeled)
-                return [i for i in range(len(self.x)) if i not in labeled_set]
-    """
-    assert proposed(before, "not in self.labeled", "HST118", "list-lookups")[0] == source(after)
+      -         return [i for i in range(len(self.x)) if i not in self.labeled]
+      +         labeled_set = set(self.labeled)
+      +         return [i for i in range(len(self.x)) if i not in labeled_set]
+    """)
+    assert proposed(before, "not in self.labeled", "HST118", "list-lookups")[0] == after
 
 
 def test_a_list_that_grows_has_a_set_beside_it():
-    before = """
+    before, after = change("""
         def sample(adj, seeds, rng):
             n_id = list(seeds)
+      +     n_id_set = set(n_id)
             for v in seeds:
                 for u in rng.sample(adj[v], 5):
-                    if u not in n_id:
+      -             if u not in n_id:
+      +             if u not in n_id_set:
                         n_id.append(u)
+      +                 n_id_set.add(u)
             return n_id
-    """
-    after = """
-        def sample(adj, seeds, rng):
-            n_id = list(seeds)
-            n_id_set = set(n_id)
-            for v in seeds:
-                for u in rng.sample(adj[v], 5):
-                    if u not in n_id_set:
-                        n_id.append(u)
-                        n_id_set.add(u)
-            return n_id
-    """
-    assert proposed(before, "not in n_id", "HST118", "list-lookups")[0] == source(after)
+    """)
+    assert proposed(before, "not in n_id", "HST118", "list-lookups")[0] == after
 
 
 def test_places_are_in_a_dictionary():
-    before = """
+    before, after = change("""
         def edges_of(seeds, edges):
             n_id = list(seeds)
-            src = [n_id.index(u) for u, _ in edges]
+      -     src = [n_id.index(u) for u, _ in edges]
+      +     n_id_places = {item: place for place, item in reversed(list(enumerate(n_id)))}
+      +     src = [n_id_places[u] for u, _ in edges]
             return src
-    """
-    after = """
-        def edges_of(seeds, edges):
-            n_id = list(seeds)
-            n_id_places = {item: place for place, item in reversed(list(enumerate(n_id)))}
-            src = [n_id_places[u] for u, _ in edges]
-            return src
-    """
-    assert proposed(before, "n_id.index", "HST118", "list-lookups")[0] == source(after)
+    """)
+    assert proposed(before, "n_id.index", "HST118", "list-lookups")[0] == after
 
 
 def test_all_searches_of_a_list_use_one_dictionary():
-    before = """
+    before, after = change("""
         def edges_of(seeds, edges):
             n_id = list(seeds)
-            src = [n_id.index(u) for u, _ in edges]
-            dst = [n_id.index(v) for _, v in edges]
+      -     src = [n_id.index(u) for u, _ in edges]
+      -     dst = [n_id.index(v) for _, v in edges]
+      +     n_id_places = {item: place for place, item in reversed(list(enumerate(n_id)))}
+      +     src = [n_id_places[u] for u, _ in edges]
+      +     dst = [n_id_places[v] for _, v in edges]
             n_id.append(0)
             last = [n_id.index(v) for _, v in edges]
             return src, dst, last
-    """
-    after = """
-        def edges_of(seeds, edges):
-            n_id = list(seeds)
-            n_id_places = {item: place for place, item in reversed(list(enumerate(n_id)))}
-            src = [n_id_places[u] for u, _ in edges]
-            dst = [n_id_places[v] for _, v in edges]
-            n_id.append(0)
-            last = [n_id.index(v) for _, v in edges]
-            return src, dst, last
-    """
-    assert proposed(before, "src = ", "HST118", "list-lookups")[0] == source(after)
+    """)
+    assert proposed(before, "src = ", "HST118", "list-lookups")[0] == after
 
 
 def test_a_window_is_a_deque():
-    before = """
+    before, after = change("""
+      + from collections import deque
         class Window:
             def __init__(self, size):
-                self.size, self.rows = size, []
+      -         self.size, self.rows = size, []
+      +         self.size, self.rows = size, deque()
 
             def add(self, row):
                 self.rows.append(row)
                 if len(self.rows) > self.size:
-                    self.rows.pop(0)
-    """
-    after = """
-        from collections import deque
-        class Window:
-            def __init__(self, size):
-                self.size, self.rows = size, deque()
-
-            def add(self, row):
-                self.rows.append(row)
-                if len(self.rows) > self.size:
-                    self.rows.popleft()
-    """
-    assert proposed(before, "pop(0)", "HST020", "list-lookups")[0] == source(after)
+      -             self.rows.pop(0)
+      +             self.rows.popleft()
+    """)
+    assert proposed(before, "pop(0)", "HST020", "list-lookups")[0] == after
 
 
 def test_slices_need_a_list():
@@ -138,51 +102,34 @@ def test_other_containers_stay():
 
 
 def test_a_function_searches_a_list_of_the_file():
-    before = """
+    before, after = change("""
         def read_words(path):
             return sorted(set(open(path).read().split()))
 
 
         words = read_words("words.txt")
+      + words_places = {item: place for place, item in reversed(list(enumerate(words)))}
 
 
         def encode(word):
-            return words.index(word)
-    """
-    after = """
-        def read_words(path):
-            return sorted(set(open(path).read().split()))
-
-
-        words = read_words("words.txt")
-        words_places = {item: place for place, item in reversed(list(enumerate(words)))}
-
-
-        def encode(word):
-            return words_places[word]
-    """
-    assert proposed(before, "index(word)", "HST114", "list-lookups")[0] == source(after)
+      -     return words.index(word)
+      +     return words_places[word]
+    """)
+    assert proposed(before, "index(word)", "HST114", "list-lookups")[0] == after
 
 
 def test_a_method_tests_a_constant():
-    before = """
+    before, after = change("""
         STOP = ["the", "a", "of"]
+      + STOP_set = set(STOP)
 
 
         class Cleaner:
             def is_stop(self, word):
-                return word in STOP
-    """
-    after = """
-        STOP = ["the", "a", "of"]
-        STOP_set = set(STOP)
-
-
-        class Cleaner:
-            def is_stop(self, word):
-                return word in STOP_set
-    """
-    assert proposed(before, "in STOP", "HST020", "list-lookups")[0] == source(after)
+      -         return word in STOP
+      +         return word in STOP_set
+    """)
+    assert proposed(before, "in STOP", "HST020", "list-lookups")[0] == after
 
 
 def test_lists_of_the_file_that_change_stay():

@@ -1,10 +1,10 @@
 """Threads wait for events instead of polling."""
 
-from tests.measure.fix.proposing import proposals, proposed, source
+from tests.measure.fix.proposing import change, proposals, proposed
 
 
 def test_an_answer_is_notified():
-    before = """
+    before, after = change("""
         import queue
         import threading
         import time
@@ -13,6 +13,7 @@ def test_an_answer_is_notified():
         class Server:
             def __init__(self):
                 self.requests = queue.Queue()
+      +         self.changed = threading.Condition()
                 self.results = {}
                 self.thread = threading.Thread(target=self.serve)
                 self.thread.start()
@@ -21,67 +22,36 @@ def test_an_answer_is_notified():
                 while True:
                     ticket, x = self.requests.get()
                     self.results[ticket] = answer(x)
+      +             with self.changed:
+      +                 self.changed.notify_all()
 
             def wait_for(self, ticket):
-                while ticket not in self.results:
-                    time.sleep(0.05)
+      -         while ticket not in self.results:
+      -             time.sleep(0.05)
+      +         with self.changed:
+      +             self.changed.wait_for(lambda: ticket in self.results)
                 return self.results.pop(ticket)
-    """
-    after = """
-        import queue
-        import threading
-        import time
-
-
-        class Server:
-            def __init__(self):
-                self.requests = queue.Queue()
-                self.changed = threading.Condition()
-                self.results = {}
-                self.thread = threading.Thread(target=self.serve)
-                self.thread.start()
-
-            def serve(self):
-                while True:
-                    ticket, x = self.requests.get()
-                    self.results[ticket] = answer(x)
-                    with self.changed:
-                        self.changed.notify_all()
-
-            def wait_for(self, ticket):
-                with self.changed:
-                    self.changed.wait_for(lambda: ticket in self.results)
-                return self.results.pop(ticket)
-    """
-    assert proposed(before, "time.sleep", "HST104", "waits-for-events")[0] == source(after)
+    """)
+    assert proposed(before, "time.sleep", "HST104", "waits-for-events")[0] == after
 
 
 def test_a_queue_waits_by_itself():
-    before = """
+    before, after = change("""
         import time
 
 
         def work(jobs):
             for _ in range(10):
-                while jobs.empty():
-                    time.sleep(0.01)
+      -         while jobs.empty():
+      -             time.sleep(0.01)
                 job = jobs.get()
                 run(job)
-    """
-    after = """
-        import time
-
-
-        def work(jobs):
-            for _ in range(10):
-                job = jobs.get()
-                run(job)
-    """
-    assert proposed(before, "while jobs.empty", "HST104", "waits-for-events")[0] == source(after)
+    """)
+    assert proposed(before, "while jobs.empty", "HST104", "waits-for-events")[0] == after
 
 
 def test_a_question_without_waiting_waits():
-    before = """
+    before, after = change("""
         import queue
         import time
 
@@ -89,34 +59,23 @@ def test_a_question_without_waiting_waits():
         def work(jobs):
             while True:
                 try:
-                    job = jobs.get_nowait()
+      -             job = jobs.get_nowait()
+      +             job = jobs.get(timeout=0.01)
                 except queue.Empty:
-                    time.sleep(0.01)
+      -             time.sleep(0.01)
                     continue
                 run(job)
-    """
-    after = """
-        import queue
-        import time
-
-
-        def work(jobs):
-            while True:
-                try:
-                    job = jobs.get(timeout=0.01)
-                except queue.Empty:
-                    continue
-                run(job)
-    """
-    assert proposed(before, "time.sleep", "HST104", "waits-for-events")[0] == source(after)
+    """)
+    assert proposed(before, "time.sleep", "HST104", "waits-for-events")[0] == after
 
 
 def test_a_thread_that_spins_pauses():
-    before = """
+    before, after = change("""
         import queue
         import threading
 
         import torch
+      + import time
 
 
         class Stream:
@@ -131,57 +90,26 @@ def test_a_thread_that_spins_pauses():
                 while not self.stopped:
                     if not self.frames.full():
                         self.frames.put(self.capture.read())
+      +             else:
+      +                 time.sleep(0.001)
 
 
         stream = Stream(capture)
         stream.start()
         model = torch.nn.Linear(4, 4)
-    """
-    after = """
-        import queue
-        import threading
-
-        import torch
-        import time
-
-
-        class Stream:
-            def __init__(self, capture):
-                self.capture, self.frames, self.stopped = capture, queue.Queue(8), False
-
-            def start(self):
-                thread = threading.Thread(target=self.update, daemon=True)
-                thread.start()
-
-            def update(self):
-                while not self.stopped:
-                    if not self.frames.full():
-                        self.frames.put(self.capture.read())
-                    else:
-                        time.sleep(0.001)
-
-
-        stream = Stream(capture)
-        stream.start()
-        model = torch.nn.Linear(4, 4)
-    """
-    assert proposed(before, "if not self.frames.full", "HST108", "waits-for-events")[0] == source(after)
+    """)
+    assert proposed(before, "if not self.frames.full", "HST108", "waits-for-events")[0] == after
 
 
 def test_an_empty_loop_pauses():
-    before = """
+    before, after = change("""
         import time
 
         while not done():
-            pass
-    """
-    after = """
-        import time
-
-        while not done():
-            time.sleep(0.001)
-    """
-    assert proposed(before, "pass", "HST108", "waits-for-events")[0] == source(after)
+      -     pass
+      +     time.sleep(0.001)
+    """)
+    assert proposed(before, "pass", "HST108", "waits-for-events")[0] == after
 
 
 def test_a_loop_that_waits_stays():

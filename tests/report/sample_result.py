@@ -9,6 +9,7 @@ together: the classes of a step add up to its wall time, the steps to the window
 from __future__ import annotations
 
 from dataclasses import astuple, replace
+from typing import Any
 
 from torchtriage.core.finding import (
     Cost,
@@ -377,40 +378,14 @@ NOT_CHECKED = (
     NotChecked("MEM028", "empty-cache-in-loop", ("memory records",), "profile(profile_memory=True)"),
 )
 
-CODES = (
-    "SYN001",
-    "SYN002",
-    "SYN003",
-    "SYN004",
-    "SYN005",
-    "CPY006",
-    "CPY007",
-    "CPY008",
-    "CPY009",
-    "CPY010",
-    "LCH014",
-    "LCH015",
-    "LCH016",
-    "LCH017",
-    "DAT018",
-    "DAT019",
-    "HST020",
-    "HST021",
-    "KRN022",
-    "KRN023",
-    "KRN025",
-    "MEM027",
-    "MEM028",
-    "MSR034",
-    "COM035",
-    "CFG042",
-    "CFG043",
-    "CFG044",
-)
+CODES = """
+SYN001 SYN002 SYN003 SYN004 SYN005 CPY006 CPY007 CPY008 CPY009 CPY010 LCH014 LCH015 LCH016 LCH017
+DAT018 DAT019 HST020 HST021 KRN022 KRN023 KRN025 MEM027 MEM028 MSR034 COM035 CFG042 CFG043 CFG044
+"""
 
 
 def _checked(*others: str) -> tuple[str, ...]:
-    return tuple(code for code in CODES if code not in others)
+    return tuple(code for code in CODES.split() if code not in others)
 
 
 JOINT = _cost(12.3, 27.8, 60.4, basis="bounded", grade="C", method="union of owned time")
@@ -512,18 +487,27 @@ SERVING = ServingTime(
 )
 
 
+def _result(*verdict: str, trace: TraceFacts, **other: Any) -> Result:
+    """Return what was judged and found nothing, but for what is named."""
+    nothing: dict[str, Any] = {
+        "healthy": False,
+        "refused": False,
+        "notes": (),
+        "summary": None,
+        "findings": (),
+        "not_checked": (),
+        "crashes": (),
+        "joint_cost": None,
+    }
+    return Result(schema=SCHEMA, version="0.1.0", verdict=verdict, trace=trace, **{**nothing, **other})
+
+
 def problems() -> Result:
     """Return a training run with five findings, worst first, the last under hostile names."""
-    return Result(
-        schema=SCHEMA,
-        version="0.1.0",
-        verdict=(
-            "12.3 to 27.8 ms of 48.2 ms per step can be won (26 to 58 %).",
-            "The GPU is idle 31 % of the window: 24 % because the host launches late.",
-            "Start with SYN001: the host waits for the GPU to read a scalar (train.py:31).",
-        ),
-        healthy=False,
-        refused=False,
+    return _result(
+        "12.3 to 27.8 ms of 48.2 ms per step can be won (26 to 58 %).",
+        "The GPU is idle 31 % of the window: 24 % because the host launches late.",
+        "Start with SYN001: the host waits for the GPU to read a scalar (train.py:31).",
         trace=_facts(),
         notes=(
             Note("DQ007", "info", "The first step is 2.9 times the median and is not counted."),
@@ -538,7 +522,6 @@ def problems() -> Result:
         summary=_summary(hostile=True),
         findings=(SYNC, PAGEABLE, OPTIMIZER, FP32, NASTY),
         not_checked=NOT_CHECKED[2:],
-        crashes=(),
         joint_cost=JOINT,
         checked=_checked("MEM027", "MEM028"),
         device_time=DEVICE_TIME,
@@ -548,38 +531,23 @@ def problems() -> Result:
 
 def healthy() -> Result:
     """Return a run that was judged and in which nothing was found."""
-    return Result(
-        schema=SCHEMA,
-        version="0.1.0",
-        verdict=(
-            "Nothing to win was found.",
-            "The GPU is busy 98 % of the window; the median step takes 48.2 ms.",
-            "28 of 28 patterns were checked.",
-        ),
+    return _result(
+        "Nothing to win was found.",
+        "The GPU is busy 98 % of the window; the median step takes 48.2 ms.",
+        "28 of 28 patterns were checked.",
         healthy=True,
-        refused=False,
         trace=_facts("runs/good/worker0.pt.trace.json"),
-        notes=(),
         summary=_summary(BUSY),
-        findings=(),
-        not_checked=(),
-        crashes=(),
-        joint_cost=None,
         checked=_checked(),
     )
 
 
 def refused() -> Result:
     """Return a recording without any GPU row that cannot be judged."""
-    return Result(
-        schema=SCHEMA,
-        version="0.1.0",
-        verdict=(
-            "No verdict: the recording holds kernel launches and no kernels.",
-            "3,412 launches were recorded, 0 GPU rows.",
-            "Record again with ProfilerActivity.CUDA.",
-        ),
-        healthy=False,
+    return _result(
+        "No verdict: the recording holds kernel launches and no kernels.",
+        "3,412 launches were recorded, 0 GPU rows.",
+        "Record again with ProfilerActivity.CUDA.",
         refused=True,
         trace=_facts("cut.json"),
         notes=(
@@ -591,26 +559,16 @@ def refused() -> Result:
                 {"n_launches": 3412, "n_gpu_rows": 0},
             ),
         ),
-        summary=None,
-        findings=(),
         not_checked=NOT_CHECKED,
-        crashes=(),
-        joint_cost=None,
     )
 
 
 def partial() -> Result:
     """Return a salvaged file: lost events, a crashed pattern, patterns without their inputs."""
-    return Result(
-        schema=SCHEMA,
-        version="0.1.0",
-        verdict=(
-            "Nothing was found in what could be read; this is not a clean bill.",
-            "1,204 of 414,112 events were lost: the file ends in the middle of an event.",
-            "4 patterns were not checked and 1 failed.",
-        ),
-        healthy=False,
-        refused=False,
+    return _result(
+        "Nothing was found in what could be read; this is not a clean bill.",
+        "1,204 of 414,112 events were lost: the file ends in the middle of an event.",
+        "4 patterns were not checked and 1 failed.",
         trace=replace(
             _facts("truncated.json.gz"),
             tier="salvaged",
@@ -630,10 +588,8 @@ def partial() -> Result:
             ),
         ),
         summary=_summary(),
-        findings=(),
         not_checked=NOT_CHECKED,
         crashes=(Crash("HST021", f"IndexError: {HOSTILE}"),),
-        joint_cost=None,
         checked=_checked("KRN023", "KRN025", "MEM027", "MEM028", "HST021"),
     )
 
@@ -655,16 +611,10 @@ def unmarked() -> Result:
         fix=Fix("Load in worker processes.", "DataLoader(..., num_workers=8)"),
         n_events=12,
     )
-    return Result(
-        schema=SCHEMA,
-        version="0.1.0",
-        verdict=(
-            "90.0 to 120 ms of 480 ms in the window can be won (19 to 25 %).",
-            "No GPU was recorded: only host work is judged.",
-            "Start with DAT018.",
-        ),
-        healthy=False,
-        refused=False,
+    return _result(
+        "90.0 to 120 ms of 480 ms in the window can be won (19 to 25 %).",
+        "No GPU was recorded: only host work is judged.",
+        "Start with DAT018.",
         trace=_facts("cpu.json"),
         notes=(Note("DQ005", "info", "The recording has no steps; costs are per window."),),
         summary=Summary(
@@ -684,7 +634,6 @@ def unmarked() -> Result:
         ),
         findings=(finding,),
         not_checked=NOT_CHECKED[:2],
-        crashes=(),
         joint_cost=finding.cost,
         checked=("DAT018", "HST021"),
     )

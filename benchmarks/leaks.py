@@ -219,7 +219,8 @@ def programs(n_seeds: int) -> None:
 
 def reported(n_steps: int) -> None:
     """Print for both halves of the reported cases what is found, and whether its holder and its line are right."""
-    from memory.leaky.reported import CASES
+    from memory.leaky import reported, reported_healthy  # noqa: F401, each adds its own
+    from memory.leaky.cases import CASES
 
     total: dict[bool, Counter[str]] = {False: Counter(), True: Counter()}
     for case in CASES:
@@ -255,12 +256,13 @@ def limits(n_steps: int) -> None:
 def leak_of(kind: str, size: int, watch: Any, n_steps: int) -> None:
     """Run a loop that logs its loss and leaks so many bytes in each step."""
     import torch
+    from memory.leaky import cases
     from memory.leaky import reported as programs
 
-    model, kept, losses = programs.mlp(), [], []
-    optimizer = programs.sgd(model)
+    model, kept, losses = cases.mlp(), [], []
+    optimizer = cases.sgd(model)
     for _ in range(n_steps):
-        losses.append(programs.fit(model, optimizer, torch.randn(16, 32)).item())
+        losses.append(cases.fit(model, optimizer, torch.randn(16, 32)).item())
         if kind == "list":
             kept.append(bytes(size - sys.getsizeof(b"")))
         else:
@@ -279,6 +281,7 @@ def _in_a_process(what: str, name: str, n_steps: int) -> list[dict[str, Any]]:
 def one(what: str, name: str, n_steps: int) -> None:
     """Run one program in this process and print the leaks that were told, as JSON."""
     import torch
+    from memory.leaky import cases, reported_healthy  # noqa: F401, it adds its own
     from memory.leaky import reported as programs
 
     from torchtriage.memory.leaks.leak_watch import watch
@@ -290,7 +293,7 @@ def one(what: str, name: str, n_steps: int) -> None:
             kind, size = name.split()
             leak_of(kind, int(size), watched, n_steps)
         else:
-            (case,) = [case for case in programs.CASES if case.run.__name__ == name]
+            (case,) = [case for case in cases.CASES if case.run.__name__ == name]
             case.run(watched, random.Random(0), n_steps)
     lines = Path(str(programs.__file__)).read_text().splitlines()
     rows = [vars(leak) for leak in watched.report().leaks]

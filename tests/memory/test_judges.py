@@ -25,7 +25,7 @@ from torchtriage.memory.snapshot.fragmentation import (
     segments_at,
 )
 from torchtriage.memory.snapshot.read import read_snapshot
-from torchtriage.memory.snapshot.result import DeviceMemory, MemoryPart, MemoryResult, OutOfMemory
+from torchtriage.memory.snapshot.result import DeviceMemory, MemoryPart, MemoryPeak, MemoryResult, OutOfMemory
 from torchtriage.memory.snapshot.snapshot import Snapshot
 from torchtriage.memory.snapshot.timeline import timeline
 from torchtriage.memory.snapshot.verdict import judge
@@ -47,6 +47,12 @@ def judged(recorder: Recorder) -> tuple[MemoryResult, DeviceMemory]:
     result = judge(snapshot)
     assert not result.crashes
     return result, result.devices[-1]
+
+
+def peak_of(recorder: Recorder) -> MemoryPeak:
+    peak = judged(recorder)[1].peak
+    assert peak is not None
+    return peak
 
 
 def sizes(parts: tuple[MemoryPart, ...]) -> dict[str, int]:
@@ -192,10 +198,9 @@ def test_the_peak_by_phase_purpose_and_line() -> None:
 def test_optimizer_state_is_what_init_group_makes() -> None:
     one = training_step()
     one.alloc(A + 256 * MIB, 200 * MIB, FORWARD)
-    _, device = judged(one)
-    assert device.peak is not None
-    assert sizes(device.peak.categories)["optimizer state"] == 50 * MIB
-    assert sizes(device.peak.phases)["optimizer"] == 50 * MIB
+    peak = peak_of(one)
+    assert sizes(peak.categories)["optimizer state"] == 50 * MIB
+    assert sizes(peak.phases)["optimizer"] == 50 * MIB
 
 
 def test_the_optimizers_own_annotation_tells_the_phase_without_its_frames() -> None:
@@ -204,9 +209,7 @@ def test_the_optimizers_own_annotation_tells_the_phase_without_its_frames() -> N
     one.annotate("Optimizer.step#Mine.step", "START")
     one.alloc(A, 32 * MIB, [frame("/home/me/mine.py", 3, "apply")])
     one.annotate("Optimizer.step#Mine.step", "END")
-    _, device = judged(one)
-    assert device.peak is not None
-    assert sizes(device.peak.phases) == {"optimizer": 32 * MIB}
+    assert sizes(peak_of(one).phases) == {"optimizer": 32 * MIB}
 
 
 def test_modules_that_are_built_make_parameters() -> None:
@@ -214,10 +217,9 @@ def test_modules_that_are_built_make_parameters() -> None:
     one.reserve(A, 64 * MIB)
     linear = "/opt/lib/python3.11/site-packages/torch/nn/modules/linear.py"
     one.alloc(A, 32 * MIB, [frame(linear, 99, "__init__"), *TRAIN])
-    _, device = judged(one)
-    assert device.peak is not None
-    assert sizes(device.peak.categories) == {"parameters": 32 * MIB}
-    assert sizes(device.peak.phases) == {"other": 32 * MIB}
+    peak = peak_of(one)
+    assert sizes(peak.categories) == {"parameters": 32 * MIB}
+    assert sizes(peak.phases) == {"other": 32 * MIB}
 
 
 def test_operators_of_tensors_are_no_backward_pass() -> None:
@@ -225,9 +227,7 @@ def test_operators_of_tensors_are_no_backward_pass() -> None:
     one = Recorder()
     one.reserve(A, 64 * MIB)
     one.alloc(A, 32 * MIB, [tensor, *FORWARD])
-    _, device = judged(one)
-    assert device.peak is not None
-    assert sizes(device.peak.phases) == {"forward": 32 * MIB}
+    assert sizes(peak_of(one).phases) == {"forward": 32 * MIB}
 
 
 def test_a_graph_that_is_dropped_is_no_backward_pass() -> None:
@@ -236,9 +236,7 @@ def test_a_graph_that_is_dropped_is_no_backward_pass() -> None:
     one.reserve(A, 64 * MIB)
     one.alloc(A, 32 * MIB, [frame("/home/me/loss.py", 8, "loss"), *TRAIN])
     one.free(A, drop)
-    _, device = judged(one)
-    assert device.peak is not None
-    assert sizes(device.peak.categories) == {"unknown": 32 * MIB}
+    assert sizes(peak_of(one).categories) == {"unknown": 32 * MIB}
 
 
 def test_what_was_there_before_counts_apart() -> None:
@@ -248,9 +246,7 @@ def test_what_was_there_before_counts_apart() -> None:
     one.alloc(A + 16 * MIB, 8 * MIB, recorded=False)
     one.free(A + 16 * MIB)  # known by its end alone
     one.alloc(A + 32 * MIB, 32 * MIB, FORWARD)
-    _, device = judged(one)
-    peak = device.peak
-    assert peak is not None
+    peak = peak_of(one)
     assert peak.allocated_bytes == 48 * MIB
     assert peak.before_bytes == 16 * MIB
     lives = timeline(read(one), 0)

@@ -7,7 +7,6 @@ import io
 import json
 import pickle
 import re
-import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -403,33 +402,18 @@ def test_one_bad_file_does_not_hide_the_others(files: Path) -> None:
 
 
 @pytest.mark.browser
-def test_the_pictures_are_drawn_without_a_complaint(tmp_path: Path) -> None:
-    selenium = pytest.importorskip("selenium.webdriver")
-    from selenium.webdriver.chrome.service import Service
-
-    browser, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if browser is None or driver is None:
-        pytest.skip("chromium and its driver are not installed")
+def test_the_pictures_are_drawn_without_a_complaint(tmp_path: Path, chrome: Any) -> None:
     page = tmp_path / "page.html"
     page.write_text(forms.page([*results(), hostile(), leaking()]), "utf-8")
-    options = selenium.ChromeOptions()
-    options.binary_location = browser
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    for one in ("--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1200,900"):
-        options.add_argument(one)
-    chrome = selenium.Chrome(options=options, service=Service(driver))
-    try:
-        chrome.get(page.as_uri())
-        assert len(chrome.find_elements("css selector", ".over svg path")) > 8
-        assert len(chrome.find_elements("css selector", ".map canvas")) == 4
-        assert len(chrome.find_elements("css selector", ".slope .fit.leak")) == 1
-        said = chrome.find_element("css selector", ".say").text
-        assert said.startswith("The peak, entry 5")
-        assert "256 MiB allocated" in said.replace("\N{NO-BREAK SPACE}", " ")
-        first = chrome.find_element("css selector", ".owners button")
-        first.send_keys("\n")
-        assert first.get_attribute("aria-pressed") == "true"
-        chrome.find_element("id", "theme").send_keys("\n")
-        assert [one for one in chrome.get_log("browser") if one["level"] == "SEVERE"] == []
-    finally:
-        chrome.quit()
+    chrome.get(page.as_uri())
+    assert len(chrome.find_elements("css selector", ".over svg path")) > 8
+    assert len(chrome.find_elements("css selector", ".map canvas")) == 4
+    assert len(chrome.find_elements("css selector", ".slope .fit.leak")) == 1
+    said = chrome.find_element("css selector", ".say").text
+    assert said.startswith("The peak, entry 5")
+    assert "256 MiB allocated" in said.replace("\N{NO-BREAK SPACE}", " ")
+    first = chrome.find_element("css selector", ".owners button")
+    first.send_keys("\n")
+    assert first.get_attribute("aria-pressed") == "true"
+    chrome.find_element("id", "theme").send_keys("\n")
+    assert [one for one in chrome.get_log("browser") if one["level"] == "SEVERE"] == []

@@ -7,12 +7,11 @@ import functools
 from collections import OrderedDict, deque
 
 import torch
-from memory.leaky.leaks import batch, net, sgd, train
+from memory.leaky.leaks import batch, net, programs, sgd, train, trained
 
 
 def nothing(watch, rng, steps):
-    model = net(rng)
-    optimizer = sgd(model)
+    model, optimizer = trained(rng)
     for _ in range(steps):
         train(model, batch(rng), optimizer)
         watch.step()
@@ -31,8 +30,7 @@ def warm_up(watch, rng, steps):
 
 
 def plateau(watch, rng, steps):
-    model = net(rng)
-    optimizer = sgd(model)
+    model, optimizer = trained(rng)
     pool = []
     for step in range(steps):
         if step < 40 and step % 4 == 0:
@@ -42,8 +40,7 @@ def plateau(watch, rng, steps):
 
 
 def cache_that_fills(watch, rng, steps):
-    model = net(rng)
-    optimizer = sgd(model)
+    model, optimizer = trained(rng)
     cache = {}
     n_keys = rng.choice((20, 60, 90))
     for step in range(steps):
@@ -55,8 +52,7 @@ def cache_that_fills(watch, rng, steps):
 
 
 def cache_filled_at_random(watch, rng, steps):
-    model = net(rng)
-    optimizer = sgd(model)
+    model, optimizer = trained(rng)
     cache = {}
     for _ in range(steps):
         key = rng.randrange(40)
@@ -67,8 +63,7 @@ def cache_filled_at_random(watch, rng, steps):
 
 
 def bounded_cache(watch, rng, steps):
-    model = net(rng)
-    optimizer = sgd(model)
+    model, optimizer = trained(rng)
     cache = OrderedDict()
     for step in range(steps):
         cache[step] = batch(rng)
@@ -79,8 +74,7 @@ def bounded_cache(watch, rng, steps):
 
 
 def bounded_lru(watch, rng, steps):
-    model = net(rng)
-    optimizer = sgd(model)
+    model, optimizer = trained(rng)
 
     @functools.lru_cache(maxsize=40)
     def made(step):
@@ -93,8 +87,7 @@ def bounded_lru(watch, rng, steps):
 
 
 def sawtooth_of_cycles(watch, rng, steps):
-    model = net(rng)
-    optimizer = sgd(model)
+    model, optimizer = trained(rng)
     for _ in range(steps):
         ring = [batch(rng)]
         ring.append(ring)
@@ -110,8 +103,7 @@ def rings_that_wait_for_the_collector(watch, rng, steps):
 
 
 def list_cleared_every_epoch(watch, rng, steps):
-    model = net(rng)
-    optimizer = sgd(model)
+    model, optimizer = trained(rng)
     outputs = []
     epoch = rng.choice((20, 50, 90))
     for step in range(steps):
@@ -124,8 +116,7 @@ def list_cleared_every_epoch(watch, rng, steps):
 
 
 def accumulated_loss(watch, rng, steps):
-    model = net(rng)
-    optimizer = sgd(model)
+    model, optimizer = trained(rng)
     every = rng.choice((4, 8, 16))
     total = 0
     for step in range(steps):
@@ -152,8 +143,7 @@ def graph_made_once(watch, rng, steps):
 
 
 def numbers_logged(watch, rng, steps):
-    model = net(rng)
-    optimizer = sgd(model)
+    model, optimizer = trained(rng)
     history = []
     metrics = {"loss": [], "norm": []}
     for step in range(steps):
@@ -165,8 +155,7 @@ def numbers_logged(watch, rng, steps):
 
 
 def fragmentation(watch, rng, steps):
-    model = net(rng)
-    optimizer = sgd(model)
+    model, optimizer = trained(rng)
     live = []
     for _ in range(steps):
         live.append(torch.empty(rng.randrange(16, 20000)))
@@ -177,8 +166,7 @@ def fragmentation(watch, rng, steps):
 
 
 def load_swing(watch, rng, steps):
-    model = net(rng)
-    optimizer = sgd(model)
+    model, optimizer = trained(rng)
     for step in range(steps):
         x = torch.randn(8 + step, 32)
         train(model, x, optimizer)
@@ -186,8 +174,7 @@ def load_swing(watch, rng, steps):
 
 
 def replay_buffer(watch, rng, steps):
-    model = net(rng)
-    optimizer = sgd(model)
+    model, optimizer = trained(rng)
     buffer = deque(maxlen=rng.choice((30, 80)))
     for _ in range(steps):
         buffer.append(batch(rng))
@@ -196,8 +183,7 @@ def replay_buffer(watch, rng, steps):
 
 
 def best_and_average(watch, rng, steps):
-    model = net(rng)
-    optimizer = sgd(model)
+    model, optimizer = trained(rng)
     average, best, lowest = copy.deepcopy(model), None, 1e9
     for _ in range(steps):
         loss = train(model, batch(rng), optimizer)
@@ -211,8 +197,7 @@ def best_and_average(watch, rng, steps):
 
 
 def hooks_removed(watch, rng, steps):
-    model = net(rng)
-    optimizer = sgd(model)
+    model, optimizer = trained(rng)
     for _ in range(steps):
         seen = []
         handle = model[0].register_forward_hook(lambda m, a, out, seen=seen: seen.append(out))
@@ -222,32 +207,11 @@ def hooks_removed(watch, rng, steps):
 
 
 def workers(watch, rng, steps):
-    model = net(rng)
-    optimizer = sgd(model)
+    model, optimizer = trained(rng)
     data = torch.utils.data.TensorDataset(torch.randn(8 * steps, 32))
     for (x,) in torch.utils.data.DataLoader(data, batch_size=8, num_workers=2):
         train(model, x, optimizer)
         watch.step()
 
 
-HEALTHY = (
-    nothing,
-    warm_up,
-    plateau,
-    cache_that_fills,
-    cache_filled_at_random,
-    bounded_cache,
-    bounded_lru,
-    sawtooth_of_cycles,
-    rings_that_wait_for_the_collector,
-    list_cleared_every_epoch,
-    accumulated_loss,
-    graph_made_once,
-    numbers_logged,
-    fragmentation,
-    load_swing,
-    replay_buffer,
-    best_and_average,
-    hooks_removed,
-    workers,
-)
+HEALTHY = programs(globals())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections import deque
 from random import Random
 
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 
 CACHE = {}
-SEEN = {}
+RUN = ["watch", "rng", "steps"]
 
 
 def net(rng: Random):
@@ -34,6 +35,16 @@ def sgd(model):
     return torch.optim.SGD(model.parameters(), lr=1e-3)
 
 
+def trained(rng):
+    model = net(rng)
+    return model, sgd(model)
+
+
+def programs(module):
+    """Return the functions of a module that are programs."""
+    return [one for one in module.values() if inspect.isfunction(one) and [*inspect.signature(one).parameters] == RUN]
+
+
 def graph_in_validation(watch, rng, steps):
     model = net(rng)
     total = torch.zeros(())
@@ -45,8 +56,7 @@ def graph_in_validation(watch, rng, steps):
 
 
 def graph_after_backward(watch, rng, steps):
-    model = net(rng)
-    optimizer = sgd(model)
+    model, optimizer = trained(rng)
     epoch_loss = 0
     for _ in range(steps):
         loss = train(model, batch(rng), optimizer)
@@ -91,8 +101,7 @@ def state_never_detached(watch, rng, steps):
 
 
 def list_of_outputs(watch, rng, steps):
-    model = net(rng)
-    optimizer = sgd(model)
+    model, optimizer = trained(rng)
     outputs = []
     for _ in range(steps):
         x = batch(rng)
@@ -126,8 +135,7 @@ def list_in_trainer(watch, rng, steps):
 
 
 def arrays_in_deque(watch, rng, steps):
-    model = net(rng)
-    optimizer = sgd(model)
+    model, optimizer = trained(rng)
     recent = deque()
     for _ in range(steps):
         x = batch(rng)
@@ -137,8 +145,7 @@ def arrays_in_deque(watch, rng, steps):
 
 
 def global_cache(watch, rng, steps):
-    model = net(rng)
-    optimizer = sgd(model)
+    model, optimizer = trained(rng)
     for step in range(steps):
         x = batch(rng)
         train(model, x, optimizer)
@@ -159,8 +166,7 @@ def mask(step, width):
 
 
 def unbounded_lru_cache(watch, rng, steps):
-    model = net(rng)
-    optimizer = sgd(model)
+    model, optimizer = trained(rng)
     for step in range(steps):
         train(model, batch(rng), optimizer)
         mask(step, 32)  # HOLDS
@@ -169,8 +175,7 @@ def unbounded_lru_cache(watch, rng, steps):
 
 
 def forward_hooks(watch, rng, steps):
-    model = net(rng)
-    optimizer = sgd(model)
+    model, optimizer = trained(rng)
     for _ in range(steps):
         x = batch(rng)
         model[0].register_forward_hook(lambda module, args, out, x=x: None)  # HOLDS
@@ -179,8 +184,7 @@ def forward_hooks(watch, rng, steps):
 
 
 def tensor_hooks(watch, rng, steps):
-    model = net(rng)
-    optimizer = sgd(model)
+    model, optimizer = trained(rng)
     weight = model[0].weight
     for step in range(steps):
         x = batch(rng)
@@ -209,8 +213,7 @@ class CachedDataset(torch.utils.data.Dataset):
 
 
 def dataset_cache(watch, rng, steps):
-    model = net(rng)
-    optimizer = sgd(model)
+    model, optimizer = trained(rng)
     data = CachedDataset(rng.choice((64, 256, 1024)))
     loader = torch.utils.data.DataLoader(data, batch_size=8)
     for step, x in enumerate(loader):
@@ -228,8 +231,7 @@ class DecodedDataset(CachedDataset):
 
 
 def worker_cache(watch, rng, steps):
-    model = net(rng)
-    optimizer = sgd(model)
+    model, optimizer = trained(rng)
     data = DecodedDataset(rng.choice((256, 1024)))
     loader = torch.utils.data.DataLoader(data, batch_size=8, num_workers=2)
     for step, x in enumerate(loader):
@@ -241,8 +243,7 @@ def worker_cache(watch, rng, steps):
 
 
 def traced_by_shape(watch, rng, steps):
-    model = net(rng)
-    optimizer = sgd(model)
+    model, optimizer = trained(rng)
     compiled = {}
     for step in range(steps):
         shape = (step + 1, 32)
@@ -254,8 +255,7 @@ def traced_by_shape(watch, rng, steps):
 
 
 def compiled_anew(watch, rng, steps):
-    model = net(rng)
-    optimizer = sgd(model)
+    model, optimizer = trained(rng)
     for step in range(steps):
         scope = {}
         exec(f"def scaled(x):\n    return x * {step} + 1", scope)
@@ -265,8 +265,7 @@ def compiled_anew(watch, rng, steps):
 
 
 def tensor_that_grows(watch, rng, steps):
-    model = net(rng)
-    optimizer = sgd(model)
+    model, optimizer = trained(rng)
     seen = torch.zeros(0, 32)
     for _ in range(steps):
         x = batch(rng)
@@ -276,8 +275,7 @@ def tensor_that_grows(watch, rng, steps):
 
 
 def sets_in_closure(watch, rng, steps):
-    model = net(rng)
-    optimizer = sgd(model)
+    model, optimizer = trained(rng)
     kept = {}
 
     def remember(x, step):
@@ -290,23 +288,4 @@ def sets_in_closure(watch, rng, steps):
         watch.step()
 
 
-LEAKS = (
-    graph_in_validation,
-    graph_after_backward,
-    graph_in_meter,
-    graphs_in_list,
-    state_never_detached,
-    list_of_outputs,
-    list_in_trainer,
-    arrays_in_deque,
-    global_cache,
-    unbounded_lru_cache,
-    forward_hooks,
-    tensor_hooks,
-    dataset_cache,
-    traced_by_shape,
-    tensor_that_grows,
-    sets_in_closure,
-    worker_cache,
-    compiled_anew,
-)
+LEAKS = programs(globals())

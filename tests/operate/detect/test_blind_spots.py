@@ -2,6 +2,7 @@
 
 import math
 import random
+from functools import cache
 
 import pytest
 from tests.conftest import DATA
@@ -58,17 +59,20 @@ def test_calls_while_a_model_warms_up_are_not_judged():
     assert raised(slow) == []
 
 
+@cache
+def mixed_sizes():
+    """Return recorded requests of services that got requests of several sizes."""
+    paths = [path for path in sorted((DATA / "anomaly").glob("*/*.csv")) if path.parent.name in ("ptlat", "semi")]
+    logs = [read_log(path)[0].samples for path in paths]
+    return [log for log in logs if len({one.size for one in log}) > 3]
+
+
 @pytest.mark.data
 @pytest.mark.parametrize("series", range(7))
 @pytest.mark.parametrize("apart", [2, 4])
 def test_sizes_out_of_the_range_known_are_told(series, apart):
     # real requests of mixed sizes: first those of the small ones alone, then those of larger ones
-    logs = [
-        read_log(path)[0].samples
-        for path in sorted((DATA / "anomaly").glob("*/*.csv"))
-        if path.parent.name in ("ptlat", "semi")
-    ]
-    mixed = [log for log in logs if len({one.size for one in log}) > 3][series]
+    mixed = mixed_sizes()[series]
     sizes = sorted(one.size for one in mixed)
     middle = sizes[len(sizes) // 2]
     small = [one for one in mixed if one.size <= middle]

@@ -7,10 +7,11 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -112,3 +113,31 @@ def recordings() -> Path:
 def judge() -> Callable[[Path], tt.Report]:
     """Return a function that judges each recording once; results are small, traces are not."""
     return cache(tt.analyze)
+
+
+@pytest.fixture(scope="module")
+def chrome() -> Iterator[Any]:
+    """Return a browser that no test of another module has used."""
+    selenium = pytest.importorskip("selenium.webdriver")
+    from selenium.webdriver.chrome.service import Service
+
+    browser, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if not browser or not driver:
+        missing = "chromium is missing: apt-get install chromium chromium-driver"
+        if os.environ.get("CI"):
+            pytest.fail(missing)
+        pytest.skip(missing)
+    options = selenium.ChromeOptions()
+    options.binary_location = browser
+    for argument in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--window-size=1200,900",
+    ):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    chrome = selenium.Chrome(options=options, service=Service(driver))
+    yield chrome
+    chrome.quit()

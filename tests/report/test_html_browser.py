@@ -6,8 +6,6 @@ import base64
 import dataclasses
 import itertools
 import json
-import os
-import shutil
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,8 +15,6 @@ from typing import Any
 import pytest
 from diagnose.ranks.jobs import job, records
 from selenium import webdriver
-from selenium.webdriver.chrome.options import Options
-from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -70,24 +66,6 @@ def site() -> Iterator[Site]:
     site.server.shutdown()
     site.server.server_close()
     thread.join()
-
-
-@pytest.fixture(scope="module")
-def chrome() -> Iterator[webdriver.Chrome]:
-    browser, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if not browser or not driver:
-        missing = "chromium is missing: apt-get install chromium chromium-driver"
-        if os.environ.get("CI"):
-            pytest.fail(missing)
-        pytest.skip(missing)
-    options = Options()
-    options.binary_location = browser
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    chrome = webdriver.Chrome(options=options, service=Service(driver))
-    yield chrome
-    chrome.quit()
 
 
 class Page:

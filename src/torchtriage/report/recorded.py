@@ -28,7 +28,7 @@ def run(recorded: RecordedRun) -> tuple[tuple[str, str], ...]:
         for word, own_ms in (("lightly", recorded.light_ms), ("heavily", recorded.heavy_ms)):
             if own_ms is not None:
                 more = own_ms / recorded.step_ms - 1
-                text += f"; {format_ms(own_ms)} recorded {word} ({_signed(more)})"
+                text += f"; {format_ms(own_ms)} recorded {word} ({'+' if more >= 0 else '-'}{format_share(abs(more))})"
         rows.append(("step", text))
     if facts := _environment(recorded.environment):
         rows.append(("on", facts))
@@ -131,10 +131,6 @@ def _compile_event(event: CompileEvent) -> str:
     elif event.kind == "graph break":
         parts.append("not in the recorded steps")
     return f"{'; '.join(parts)}. {event.fix.text}"
-
-
-def _signed(ratio: float) -> str:
-    return f"{'+' if ratio >= 0 else '-'}{format_share(abs(ratio))}"
 
 
 def _environment(facts: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import timeit
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -617,14 +618,8 @@ def test_a_step_costs_little_when_nothing_is_recorded(tmp_path: Path) -> None:
     assert _best_ns(one.step) < 2_000
 
 
-def _best_ns(call: Callable[[], object], n: int = 2000) -> float:
-    best = float("inf")
-    for _ in range(7):
-        begun = time.perf_counter_ns()
-        for _ in range(n):
-            call()
-        best = min(best, (time.perf_counter_ns() - begun) / n)
-    return best
+def _best_ns(call: Callable[[], object]) -> float:
+    return min(timeit.repeat(call, number=2000, repeat=7)) / 2000 * 1e9
 
 
 def test_no_file_of_a_recording_has_the_name_of_another() -> None:

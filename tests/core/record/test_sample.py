@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+import timeit
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -312,14 +313,8 @@ def test_a_request_costs_little_when_it_is_not_captured(make: Any) -> None:
     assert _best_ns(sampler.step) < 5_000
 
 
-def _best_ns(call: Callable[[], object], n: int = 2000) -> float:
-    best = float("inf")
-    for _ in range(7):
-        begun = time.perf_counter_ns()
-        for _ in range(n):
-            call()
-        best = min(best, (time.perf_counter_ns() - begun) / n)
-    return best
+def _best_ns(call: Callable[[], object]) -> float:
+    return min(timeit.repeat(call, number=2000, repeat=7)) / 2000 * 1e9
 
 
 def test_no_file_is_half_written(make: Any, clock: Clock) -> None:

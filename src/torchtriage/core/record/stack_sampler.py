@@ -152,7 +152,7 @@ class StackSampler:
                 now = time.monotonic()
                 if statm is not None and now >= rss_at:
                     rss_at = now + RSS_S
-                    resident = _resident(statm)
+                    resident = int(os.pread(statm, 128, 0).split()[1]) * PAGE
                     self._rss.extend((begun, resident, *_in_the_kernel()))
                     for guard in tuple(self.guards):
                         guard(resident)
@@ -290,10 +290,6 @@ def _statm() -> int | None:
         return os.open("/proc/self/statm", os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
     except OSError:
         return None
-
-
-def _resident(statm: int) -> int:
-    return int(os.pread(statm, 128, 0).split()[1]) * PAGE
 
 
 def _in_the_kernel() -> tuple[int, int]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from torchtriage.core.finding import Frame, Note
 from torchtriage.core.source import Called, Flow, Function, Site, SourceFile, Sources, align, flow_of
 from torchtriage.core.trace import Trace
-from torchtriage.core.trace.frames import Calls, calls_of, frame_of, module_path, module_rows, parse_frame, user_rows
+from torchtriage.core.trace.frames import calls_of, frame_of, module_path, module_rows, parse_frame, user_rows
 
 __all__ = ["MAX_LINES", "Locator"]
 
@@ -109,7 +109,7 @@ class Locator:
         if file is None or function is None or file.tree is None:
             return _Found()
         calls = calls_of(trace, row, below)
-        index = _index(calls, below)
+        index = next((index for index, call in enumerate(calls.calls) if call.row == below), None)
         if index is None:
             return _Found()
         word = [Called(call.kind, call.name, call.file, call.line) for call in calls.calls]
@@ -193,10 +193,6 @@ class Locator:
             return None
         # for block in self.layer: block(x)
         return f"{looped}.{found.number}"
-
-
-def _index(calls: Calls, below: int) -> int | None:
-    return next((index for index, call in enumerate(calls.calls) if call.row == below), None)
 
 
 def _loops(function: Function) -> dict[str, str]:

@@ -102,7 +102,7 @@ def conclude(
         notes=tuple(notes),
     )
     allowed = " That was allowed." if allow and answers.status == "differ" else ""
-    verdict = (_speed(out), f"{_answers(answers)}{allowed}", _promise(promise, results is not None))
+    verdict = (_speed(out), f"{_computed(answers)}{_printed(answers)}{allowed}", _promise(promise, results is not None))
     return replace(out, verdict=verdict)
 
 
@@ -167,10 +167,6 @@ def _speed(verification: Verification) -> str:
 
 def _percent(ratio: float) -> float:
     return float(f"{100 * (ratio - 1):.1f}")
-
-
-def _answers(answers: ResultAgreement) -> str:
-    return f"{_computed(answers)}{_printed(answers)}"
 
 
 def _computed(answers: ResultAgreement) -> str:

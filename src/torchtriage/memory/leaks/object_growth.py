@@ -342,7 +342,7 @@ def _tensor(thing: Any, parent: Any, key: tuple[int, str], names: tuple[str, ...
 
 
 def _learn(kind: type) -> int:
-    tensor = _tensor_type()
+    tensor = getattr(sys.modules.get("torch"), "Tensor", None)
     what = _OTHER
     ours = kind.__module__.startswith("torchtriage.")
     if ours or kind in _PLAIN or issubclass(kind, (type, types.ModuleType, types.CodeType)):
@@ -485,10 +485,6 @@ def _attributes(values: dict[str, Any]) -> list[tuple[str, Any]]:
 def function_name(code: types.CodeType) -> str:
     """Return a function's name with those it is defined in."""
     return getattr(code, "co_qualname", code.co_name).replace("<locals>.", "")
-
-
-def _tensor_type() -> Any:
-    return getattr(sys.modules.get("torch"), "Tensor", None)
 
 
 def _tensor_bytes(tensor: Any) -> int:

@@ -174,7 +174,7 @@ class Judge:
             if streak.told is None or streak.quiet >= IN_A_ROW:
                 del self._streaks[rank]
                 if streak.told is not None:
-                    told.append(_ended(streak.told, last_step - streak.quiet * self._every))
+                    told.append(replace(streak.told, kind="ended", until=last_step - streak.quiet * self._every))
         for rank, (excess, every_step) in sorted(found.items(), key=lambda item: -item[1][0])[:MOST_TOLD]:
             streak = self._streaks.setdefault(rank, _Streak())
             if not streak.n and streak.told is None:
@@ -248,7 +248,3 @@ def _of_others(values: Any) -> Any:
     places[order] = np.arange(n)
     low, high = (n - 2) // 2, (n - 1) // 2  # the middle places of the n - 1 others
     return (ranked[low + (places <= low)] + ranked[high + (places <= high)]) / 2
-
-
-def _ended(late: Late, until: int) -> Late:
-    return replace(late, kind="ended", until=until)

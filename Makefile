@@ -27,8 +27,8 @@ TORCH_VENV := .venv-torch
 # torch_xla works with the torch of its own number alone
 XLA ?= torch==2.9.0 torch_xla==2.9.0
 XLA_VENV := .venv-xla
-# they use several cores themselves
-TORCH_PYTEST_ARGS ?= -n 2
+# they start processes that compute
+TORCH_PYTEST_ARGS ?= -n 2 --dist worksteal
 # rustup does not always tell the shell
 CARGO  := $(shell PATH="$$PATH:$$HOME/.cargo/bin" command -v cargo)
 
@@ -66,7 +66,7 @@ test-timing: $(VENV)/.dev native ## Run the tests held to a clock: nothing else 
 
 test-torch: $(TORCH_VENV)/.dev native ## Run the tests that need torch, in .venv-torch
 	@echo "==> pytest -m torch"
-	@$(TORCH_VENV)/bin/python -m pytest -m torch $(TORCH_PYTEST_ARGS) $(SLOWEST)
+	@$(ONE_THREAD) $(TORCH_VENV)/bin/python -m pytest -m torch $(TORCH_PYTEST_ARGS) $(SLOWEST)
 
 test-cluster: cluster-env ## Run the tests that need Ray
 	@echo "==> pytest: the Ray engine on a cluster of two nodes"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import wait_for
 
 from torchtriage.core.record import main_thread, stack_sampler
 from torchtriage.core.record.main_thread import in_main_thread
@@ -28,14 +29,6 @@ def sampler(tmp_path: Path) -> Iterator[StackSampler]:
     made = StackSampler(tmp_path)
     yield made
     made.stop()
-
-
-def until(holds: Callable[[], object]) -> None:
-    """Wait for what another thread does; as long as a busy machine may take."""
-    end = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def functions(facts: dict[str, Any], stack: int) -> list[str]:
@@ -121,7 +114,7 @@ def test_collections_are_noted(sampler: StackSampler) -> None:
 def test_a_pause_has_no_looks_and_no_collections(sampler: StackSampler) -> None:
     n_callbacks = len(gc.callbacks)
     sampler.start()
-    until(lambda: sampler.facts()["looks"][0])
+    wait_for(lambda: sampler.facts()["looks"][0])
     sampler.pause(True)
     time.sleep(0.05)  # a look may be under way
     n_looks = len(sampler.facts()["looks"][0])
@@ -129,7 +122,7 @@ def test_a_pause_has_no_looks_and_no_collections(sampler: StackSampler) -> None:
     time.sleep(0.1)
     assert len(sampler.facts()["looks"][0]) == n_looks
     sampler.pause(False)
-    until(lambda: len(sampler.facts()["looks"][0]) > n_looks)
+    wait_for(lambda: len(sampler.facts()["looks"][0]) > n_looks)
     sampler.stop()
     sampler.pause(False)
     assert len(gc.callbacks) == n_callbacks
@@ -150,7 +143,7 @@ def test_a_thread_that_spins_is_told_from_one_that_waits(spins: bool, wait: floa
     thread.start()
     sampler.start()
     try:
-        until(lambda: len(sampler._looks) > 3 * 100)
+        wait_for(lambda: len(sampler._looks) > 3 * 100)
         assert sampler.others_spin == spins
     finally:
         over.set()
@@ -187,7 +180,7 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch, sampler: StackSample
     sampler.guards.append(seen.append)
 
     def look_often() -> None:
-        until(lambda: compute() and seen and len(sampler._stacks) > 5)
+        wait_for(lambda: compute() and seen and len(sampler._stacks) > 5)
 
     sampler.start()
     for depth in range(0, 120, 4):
@@ -233,7 +226,7 @@ def in_another_thread(act: Callable[[], object]) -> list[bool]:
     answers: list[bool] = []
     asker = threading.Thread(target=lambda: answers.append(in_main_thread(act)))
     asker.start()
-    until(lambda: answers)  # Python runs between two naps
+    wait_for(lambda: answers)  # Python runs between two naps
     asker.join()
     return answers
 
@@ -257,7 +250,7 @@ def test_a_main_thread_that_does_not_come_is_no_longer_asked(monkeypatch: pytest
     main, line = threading.get_ident(), sys._getframe().f_lineno + 9
 
     def ask() -> None:
-        until(lambda: sys._current_frames()[main].f_lineno == line)
+        wait_for(lambda: sys._current_frames()[main].f_lineno == line)
         answers.append(in_main_thread(lambda: ran.append(1)))
         held.release()
 

@@ -11,6 +11,7 @@ import time
 import urllib.request
 
 import pytest
+from tests.waiting import wait_for
 
 from torchtriage.core.errors import StoreError, UsageError
 from torchtriage.operate.fleet.consumer import FleetConsumer
@@ -309,13 +310,6 @@ def test_the_live_page_shows_all_devices_together(devices, consumers):
 def test_no_url_is_told_at_once():
     with pytest.raises(UsageError, match="not a Redis URL"):
         StreamReader("localhost", stream="s", group="g", name="n")
-
-
-def wait_for(condition, limit_s=60.0):
-    end_s = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < end_s
-        time.sleep(0.01)
 
 
 def test_killed_again_and_again_the_command_loses_nothing(server, devices, tmp_path):

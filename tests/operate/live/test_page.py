@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from tests.waiting import wait_for
 
 from torchtriage.core.errors import UsageError
 from torchtriage.operate.ladder import Ladder, Mode, Policy
@@ -31,15 +32,6 @@ from torchtriage.operate.monitor.listener import Handler
 from torchtriage.operate.rollout import Rollout, RolloutPlan, StageEvidence, open_rollouts
 
 DEADLINE_S = 60.0
-
-
-def until(what: Callable[[], object]) -> Any:
-    """Wait for something to be true, and return it."""
-    end_s = time.monotonic() + DEADLINE_S
-    while not (found := what()):
-        assert time.monotonic() < end_s, "it did not come"
-        time.sleep(0.01)
-    return found
 
 
 def get(port: int, path: str = "/", **headers: str) -> http.client.HTTPResponse:
@@ -178,7 +170,7 @@ def test_a_listener_gets_everything_and_then_what_is_new(monitor: Monitor, page:
     detect = monitor.observe("detector", version="2")
     with detect.request(), contextlib.suppress(ValueError):
         pass
-    until(lambda: page._history.models())
+    wait_for(lambda: page._history.models())
     listener = Listener(page.port)
     name, everything = listener.next()
     assert name == "all"
@@ -246,7 +238,7 @@ def test_a_ladder_and_a_rollout_are_told_as_they_move(monitor: Monitor, page: Li
     told = listener.find(lambda data: [event for event in data["events"] if event["source"] == "ladder"])
     assert (told[0]["word"], told[0]["text"], told[0]["tone"]) == ("switch", "full → lite: too slow", "bad")
     for word, tone, share in (("promoted", "good", 1.0), ("rolled back", "bad", 0.0)):
-        until(lambda share=share: rollout.tick().share == share)
+        wait_for(lambda share=share: rollout.tick().share == share)
 
         def moved(data: dict[str, Any], word: str = word) -> Any:
             return [(event, data) for event in data["events"] if event["word"] == word]
@@ -275,7 +267,7 @@ def test_a_look_that_fails_is_counted_and_the_next_one_comes(
     monitor: Monitor, page: LivePage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live_page.process_metrics, "read", lambda: 1 / 0)
-    until(lambda: page.n_failures)
+    wait_for(lambda: page.n_failures)
     monkeypatch.undo()
     Listener(page.port).find(lambda data: data["memory"])
 
@@ -372,7 +364,7 @@ def test_a_listener_that_never_reads_holds_nobody_up(
 ) -> None:
     monkeypatch.setattr(Handler, "timeout", 1.0)
     lazy = hung(page.port)
-    until(lambda: page._n_listeners == 1)
+    wait_for(lambda: page._n_listeners == 1)
     listener = Listener(page.port)
     listener.next()
     large = live_page._event("new", {"events": [], "text": "x" * 100_000})
@@ -402,7 +394,7 @@ def test_a_listener_that_has_left_is_found_out_where_nothing_is_new(monkeypatch:
         listener.next()
         assert listener.answer.readline() == b":\n"
         listener.close()
-        until(lambda: page._n_listeners == 0)
+        wait_for(lambda: page._n_listeners == 0)
 
 
 def test_sockets_without_a_request_turn_nobody_away(monitor: Monitor, page: LivePage) -> None:
@@ -447,7 +439,7 @@ def test_further_listeners_are_refused_and_counted(monitor: Monitor, page: LiveP
     assert (told["n_listeners"], told["n_refused"]) == (MAX_LISTENERS, 3)
     for one in listeners:
         one.close()
-    until(lambda: page._n_listeners == 0)
+    wait_for(lambda: page._n_listeners == 0)
     assert Listener(page.port).next()[0] == "all"
 
 
@@ -467,7 +459,7 @@ def test_after_closing_no_thread_and_no_port_is_left(monkeypatch: pytest.MonkeyP
         page._feed.put(live_page._event("new", {"text": "x" * 10_000_000}))
         time.sleep(0.5)  # all of them are being written to
     monitor.close()
-    until(lambda: not set(threading.enumerate()) - before)
+    wait_for(lambda: not set(threading.enumerate()) - before)
     for one in listeners:
         one.close()
     with pytest.raises(ConnectionRefusedError):
@@ -483,7 +475,7 @@ def test_closing_takes_no_time_whoever_listens() -> None:
         monitor.observe("detector")(abs)(1)
         listeners = [Listener(page.port) for _ in range(4)]
         lazy = hung(page.port)
-        until(lambda page=page: page._n_listeners == 5)
+        wait_for(lambda page=page: page._n_listeners == 5)
         page._feed.put(live_page._event("new", {"text": "x" * 10_000_000}))
         start_s = time.monotonic()
         monitor.close()
@@ -500,9 +492,9 @@ def test_a_taken_port_is_told_counted_and_tried_again(caplog: pytest.LogCaptureF
         taken.listen()
         page = LivePage(port=taken.getsockname()[1])
         with Monitor(page):
-            until(lambda: page.n_failures)
+            wait_for(lambda: page.n_failures)
             taken.close()
-            until(lambda: page._listener)
+            wait_for(lambda: page._listener)
             assert get(page.port).status == 200
             assert page.n_failures == 1
     (told,) = [record.getMessage() for record in caplog.records]

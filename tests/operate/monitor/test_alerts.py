@@ -8,6 +8,7 @@ import time
 from datetime import datetime, timezone
 
 import pytest
+from tests.waiting import wait_for
 
 from torchtriage.core.errors import UsageError
 from torchtriage.operate.monitor.alert import Alert
@@ -35,13 +36,6 @@ def started(*channels, **settings):
     detection.start(None)
     detection.offer(Model, rows(2_000_000, 1500))
     return detection
-
-
-def wait_for(condition):
-    end_s = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end_s
-        time.sleep(0.005)
 
 
 def test_an_alarm_is_told_once_and_the_next_tells_how_many_there_were(told):

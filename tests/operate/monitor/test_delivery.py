@@ -12,6 +12,7 @@ import time
 
 import pytest
 from tests.operate.monitor.fake_alertmanager import FakeAlertmanager
+from tests.waiting import wait_for
 
 from torchtriage.operate.monitor import delivery
 from torchtriage.operate.monitor.alert import Alert
@@ -26,13 +27,6 @@ def raised(kind="shift", *, model="detector", ago_s=0.0, **more):
 
 def over(alert):
     return dataclasses.replace(alert, message="shift over after 90 requests", at_s=time.time(), ended=True)
-
-
-def wait_for(condition, seconds=30):
-    end_s = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end_s
-        time.sleep(0.005)
 
 
 @pytest.fixture

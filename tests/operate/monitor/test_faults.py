@@ -18,6 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from tests.waiting import wait_for
 
 from torchtriage.operate.monitor import Detection, JsonLog, Monitor, Prometheus, RedisStream, process_metrics
 from torchtriage.operate.monitor.alert import Alert
@@ -25,13 +26,6 @@ from torchtriage.operate.monitor.batch_sink import BatchSink
 from torchtriage.operate.monitor.workers import read_folder
 
 PAGE = Path(__file__).parents[3] / "docs" / "faults.md"
-
-
-def wait_for(condition, limit_s=60.0):
-    end_s = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < end_s
-        time.sleep(0.01)
 
 
 def observe(monitor, n):

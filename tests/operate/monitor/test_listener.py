@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from tests.waiting import wait_for
 
 from torchtriage.core.errors import UsageError
 from torchtriage.operate.monitor import listener as listener_module
@@ -44,13 +45,6 @@ def response(
 
 def ask(listener: Listener, method: str = "GET", path: str = "/", source: str = "127.0.0.1", **headers: str) -> int:
     return response(listener, method, path, source, **headers).status
-
-
-def until(what: Callable[[], object]) -> None:
-    end_s = time.monotonic() + DEADLINE_S
-    while not what():
-        assert time.monotonic() < end_s, "it did not come"
-        time.sleep(0.005)
 
 
 @contextlib.contextmanager
@@ -179,7 +173,7 @@ def test_sockets_without_a_request_turn_nobody_away(token: str, data: bytes) -> 
         for _ in range(5):
             assert ask(listener, Authorization="Bearer secret") == 200
         # those that came first went first: an address has room for so many
-        until(lambda: all(map(is_closed, slow[:3])))
+        wait_for(lambda: all(map(is_closed, slow[:3])))
         assert listener.refused["slow"] >= 3
 
 
@@ -189,7 +183,7 @@ def test_an_address_takes_no_other_ones_room() -> None:
         connected(listener, 2, source="127.0.0.2") as others,
         connected(listener, 2 * MAX_PER_ADDRESS) as many,
     ):
-        until(lambda: sum(map(is_closed, many)) == MAX_PER_ADDRESS)
+        wait_for(lambda: sum(map(is_closed, many)) == MAX_PER_ADDRESS)
         assert not any(map(is_closed, others))
 
 
@@ -197,7 +191,7 @@ def test_all_addresses_together_have_a_bound(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(listener_module, "MAX_WAITING", 6)
     with listening() as listener, contextlib.ExitStack() as stack:
         waiting = [stack.enter_context(connected(listener, 1, source=f"127.0.0.{n}"))[0] for n in range(2, 11)]
-        until(lambda: sum(map(is_closed, waiting)) >= 3)
+        wait_for(lambda: sum(map(is_closed, waiting)) >= 3)
         assert ask(listener) == 200
 
 
@@ -210,7 +204,7 @@ def test_a_request_that_comes_byte_by_byte_has_a_deadline(monkeypatch: pytest.Mo
                 slow.send(b"x")
             return is_closed(slow)
 
-        until(goes_on)
+        wait_for(goes_on)
         assert +listener.refused == {"slow": 1}
 
 
@@ -218,7 +212,7 @@ def test_a_request_has_a_length() -> None:
     with listening() as listener, connected(listener, 1) as (long,):
         with contextlib.suppress(OSError):
             long.sendall(b"GET / HTTP/1.0\r\n" + b"X: y\r\n" * 10_000)
-        until(lambda: is_closed(long))
+        wait_for(lambda: is_closed(long))
         assert +listener.refused == {"long": 1}
         assert ask(listener) == 200
 
@@ -229,14 +223,14 @@ def test_who_does_not_read_makes_room_for_who_does(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(listener_module, "PATIENCE_S", 0.2)
     request = b"GET /large HTTP/1.0\r\nHost: localhost\r\nAuthorization: Bearer secret\r\n\r\n"
     with listening(token, most=3) as listener, connected(listener, 3, request):
-        until(lambda: len(listener._answered) == 3)
+        wait_for(lambda: len(listener._answered) == 3)
         statuses: list[int] = []
 
         def answered() -> bool:
             statuses.append(ask(listener, Authorization="Bearer secret"))
             return statuses[-1] == 200
 
-        until(answered)
+        wait_for(answered)
         assert set(statuses) <= {503, 200}
         assert listener.refused["full"] == len(statuses) - 1
         assert listener.refused["slow"] == 1

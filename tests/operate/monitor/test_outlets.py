@@ -8,6 +8,7 @@ import threading
 import time
 
 import pytest
+from tests.waiting import wait_for
 
 from torchtriage.core.errors import UsageError
 from torchtriage.operate.monitor import JsonLog, Monitor, RedisStream
@@ -44,13 +45,6 @@ def observe(monitor, n, error=""):
 def balanced(accounts):
     assert accounts.produced == accounts.sent + accounts.dropped + accounts.pending
     return accounts
-
-
-def wait_for(condition, limit_s=60.0):
-    end_s = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < end_s
-        time.sleep(0.01)
 
 
 def test_records_arrive_in_order_and_the_accounts_balance():

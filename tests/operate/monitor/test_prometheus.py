@@ -14,6 +14,7 @@ import urllib.error
 import urllib.request
 
 import pytest
+from tests.waiting import wait_for
 
 from torchtriage.core.errors import UsageError
 from torchtriage.operate.monitor import Collector, Monitor, Prometheus, workers
@@ -33,13 +34,6 @@ def scrape(port, token=""):
 def value(text, line):
     (found,) = [one for one in text.splitlines() if one.startswith(line)]
     return float(found.rsplit(" ", 1)[1])
-
-
-def wait_for(condition):
-    end_s = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end_s
-        time.sleep(0.01)
 
 
 def has_ipv6():

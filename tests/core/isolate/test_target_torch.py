@@ -248,22 +248,20 @@ def test_a_function_is_held_against_eager_itself() -> None:
     assert found["error"] == pytest.approx(0.2, rel=0.01)
 
 
+def first(
+    worker: SessionClient, name: str, backend: str = "eager", dynamic: bool | None = None, batch_size: int | None = None
+) -> dict[str, Any]:
+    """Open a target and return what its first step tells."""
+    way = {"mode": "", "backend": backend, "dynamic": dynamic}
+    given = {"train": False, "device": "", "threads": None, "batch_size": batch_size, "dtype": ""}
+    worker.ask("open", 120, target=f"{MODELS}:{name}", way=way, **given)
+    return worker.ask("first", 120)
+
+
 def test_graph_breaks_are_counted_with_their_reason(tmp_path: Path) -> None:
     """In a process of its own: what others compiled would be counted too."""
     with SessionClient(tmp_path / "cache", tmp_path / "log.txt") as worker:
-        way = {"mode": "", "backend": "eager", "dynamic": None}
-        worker.ask(
-            "open",
-            120,
-            target=f"{MODELS}:with_break",
-            way=way,
-            train=False,
-            device="",
-            threads=None,
-            batch_size=None,
-            dtype="",
-        )
-        found = worker.ask("first", 120)["compiling"]
+        found = first(worker, "with_break", "eager")["compiling"]
     assert found["graphs"] == 2
     assert found["graph_breaks"] == 1
     assert "graph_break" in found["reasons"][0][0]
@@ -274,19 +272,7 @@ def test_graph_breaks_are_counted_with_their_reason(tmp_path: Path) -> None:
 def test_every_compilation_is_counted(tmp_path: Path) -> None:
     """Torch itself keeps the times of the last 64; the first takes a second."""
     with SessionClient(tmp_path / "cache", tmp_path / "log.txt") as worker:
-        way = {"mode": "", "backend": "test_slow_first", "dynamic": None}
-        worker.ask(
-            "open",
-            120,
-            target=f"{MODELS}:of_70_graphs",
-            way=way,
-            train=False,
-            device="",
-            threads=None,
-            batch_size=None,
-            dtype="",
-        )
-        found = worker.ask("first", 120)["compiling"]
+        found = first(worker, "of_70_graphs", "test_slow_first")["compiling"]
     assert found["graphs"] == 70
     assert sum(found["phases"][name] for name in PHASES[1:]) >= 1
 
@@ -294,19 +280,7 @@ def test_every_compilation_is_counted(tmp_path: Path) -> None:
 def test_another_batch_size_recompiles_unless_shapes_are_dynamic(tmp_path: Path) -> None:
     with SessionClient(tmp_path / "cache", tmp_path / "log.txt") as worker:
         for dynamic, recompiles in ((None, 1), (True, 0)):
-            way = {"mode": "", "backend": "eager", "dynamic": dynamic}
-            worker.ask(
-                "open",
-                120,
-                target=f"{MODELS}:linear",
-                way=way,
-                train=False,
-                device="",
-                threads=None,
-                batch_size=4,
-                dtype="",
-            )
-            worker.ask("first", 120)
+            first(worker, "linear", dynamic=dynamic, batch_size=4)
             told = worker.ask("other_size", 120, batch_size=8)
             assert (told["batch_size"], told["recompiles"]) == (8, recompiles)
             assert worker.ask("warm_up", 120, seconds=0.0)

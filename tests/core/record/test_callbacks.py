@@ -114,6 +114,10 @@ def test_a_transformers_trainer_is_watched(tmp_path: Path, monkeypatch: pytest.M
     assert trained == train_with_transformers(tmp_path, None)  # type: ignore[arg-type]
 
 
+PLAIN: dict[str, Any] = {"accelerator": "cpu", "logger": False}
+PLAIN |= dict.fromkeys(("enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+
+
 @pytest.mark.parametrize("library", ["lightning.pytorch", "pytorch_lightning"])
 def test_lightning_trainer(library: str, tmp_path: Path) -> None:
     from importlib import import_module
@@ -135,15 +139,7 @@ def test_lightning_trainer(library: str, tmp_path: Path) -> None:
 
     callback = LightningCallback(tmp_path, steps=5)
     assert isinstance(callback, pl.Callback)
-    trainer = pl.Trainer(
-        max_epochs=2,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[callback],
-    )
+    trainer = pl.Trainer(max_epochs=2, callbacks=[callback], **PLAIN)
     trainer.fit(Model(), torch.utils.data.DataLoader(Data(), batch_size=2))
     assert callback.profile.recording["light"]["steps"] == 5
     assert callback.report.summary is not None
@@ -171,15 +167,7 @@ def test_a_training_that_raises_leaves_what_was_recorded(tmp_path: Path) -> None
     callback._start()
     recorder = callback.profile.recorder
     recorder.plan = type(recorder.plan)(warmup=0, timing_steps=0, light=5)
-    trainer = pl.Trainer(
-        max_epochs=1,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[callback],
-    )
+    trainer = pl.Trainer(max_epochs=1, callbacks=[callback], **PLAIN)
     with pytest.raises(ZeroDivisionError):
         trainer.fit(Model(), torch.utils.data.DataLoader(Data(), batch_size=2))
     assert callback.profile.recording["ended"] == "the training raised ZeroDivisionError"

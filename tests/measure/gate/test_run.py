@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.measure.gate.repositories import git
@@ -284,7 +285,7 @@ def test_a_process_with_other_metrics_is_told(tmp_path: Path) -> None:
         run_sessions(program, 3, warm_up=0)
 
 
-def assembled(measured: Sequence[MeasuredProcess], program: BenchmarkProgram) -> object:
+def assembled(measured: Sequence[MeasuredProcess], program: BenchmarkProgram, **more: Any) -> Any:
     return assemble(
         measured,
         benchmark="b",
@@ -292,6 +293,7 @@ def assembled(measured: Sequence[MeasuredProcess], program: BenchmarkProgram) ->
         revision=GitRevision("c" * 40, "main", "p" * 40, 5, uncommitted=True),
         machine=Machine((("cpu", "x"),)),
         environment={"python": "3"},
+        **more,
     )
 
 
@@ -300,15 +302,7 @@ def test_sessions_become_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("AWS_SECRET", "hunter2")
     program = noting(tmp_path, "A")
     measured = run_sessions(program, 3, warm_up=0)
-    run, noise = assemble(
-        measured,
-        benchmark="b",
-        program=program,
-        revision=GitRevision("c" * 40, "main", "p" * 40, 5, uncommitted=True),
-        machine=Machine((("cpu", "x"),)),
-        environment={"python": "3"},
-        traces=["t"],
-    )
+    run, noise = assembled(measured, program, traces=["t"])
     assert [len(one.sessions) for one in run.series] == [3]
     environment = dict(run.environment)
     assert environment["OMP_NUM_THREADS"] == "3"

@@ -1,9 +1,9 @@
 """Turns that do not know of each other are computed at once."""
 
 import pytest
-from tests.measure.fix.proposing import proposals, proposed, source
+from tests.measure.fix.proposing import change, proposals, proposed, source
 
-BEFORE = """
+BEFORE, AFTER = change("""
     import numpy as np
     import torch
     import torch.nn as nn
@@ -16,37 +16,21 @@ BEFORE = """
         def scores(self, x):
             x = torch.from_numpy(x)
             scores = np.zeros(len(x))
-            for n in range(len(x)):
-                p = torch.softmax(self.net(x[n].unsqueeze(0).expand(20, -1)), dim=1)
+  -         for n in range(len(x)):
+  -             p = torch.softmax(self.net(x[n].unsqueeze(0).expand(20, -1)), dim=1)
+  +         def of_row(row):
+  +             p = torch.softmax(self.net(row.unsqueeze(0).expand(20, -1)), dim=1)
                 mean = p.mean(0)
-                scores[n] = float(-(mean * mean.log()).sum())
+  -             scores[n] = float(-(mean * mean.log()).sum())
+  +             return -(mean * mean.log()).sum()
+  +
+  +         scores[:] = torch.vmap(of_row, randomness="different", chunk_size=256)(x).detach().cpu().numpy()
             return scores
-"""
-AFTER = """
-    import numpy as np
-    import torch
-    import torch.nn as nn
-
-
-    class Learner:
-        def __init__(self):
-            self.net = nn.Linear(8, 3)
-
-        def scores(self, x):
-            x = torch.from_numpy(x)
-            scores = np.zeros(len(x))
-            def of_row(row):
-                p = torch.softmax(self.net(row.unsqueeze(0).expand(20, -1)), dim=1)
-                mean = p.mean(0)
-                return -(mean * mean.log()).sum()
-
-            scores[:] = torch.vmap(of_row, randomness="different", chunk_size=256)(x).detach().cpu().numpy()
-            return scores
-"""
+""")
 
 
 def test_scores_of_samples_are_computed_at_once():
-    assert proposed(BEFORE, "for n", "LCH017", "vmapped-loops") == [source(AFTER)]
+    assert proposed(BEFORE, "for n", "LCH017", "vmapped-loops") == [AFTER]
     assert not proposed(AFTER, "p = ", "LCH017", "vmapped-loops")
     assert not proposals(BEFORE, "for n", "LCH017", "vmapped-loops")[0].changes
     draws = BEFORE.replace("nn.Linear(8, 3)", "nn.Sequential(nn.Linear(8, 3), nn.Dropout())")

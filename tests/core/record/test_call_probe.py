@@ -95,7 +95,7 @@ def test_batches_of_any_kind_are_read_without_a_word(kind: str, rows: float) -> 
     read = _modules(
         lambda step: call(values[step : step + 8].reshape(8, 2, -1) if kind == "vmap" else values[step : step + 8])
     )
-    assert [one["rows"] for one in read] == [rows]
+    assert [module["rows"] for module in read] == [rows]
 
 
 @pytest.mark.torch

@@ -349,14 +349,14 @@ def test_exposed_communication_holds_the_waiting_already() -> None:
     assert (one.cost.low_ms, one.cost.high_ms) == (1.0, 2.0)
 
 
-@pytest.mark.parametrize(("late", "told"), [(600, True), (4000, False)])
-def test_communication_of_which_little_is_left_without_the_waiting_is_no_finding(late: float, told: bool) -> None:
+@pytest.mark.parametrize(("late", "found"), [(600, True), (4000, False)])
+def test_communication_of_which_little_is_left_without_the_waiting_is_no_finding(late: float, found: bool) -> None:
     # the transfer alone is 1 ms of a step of 7.4 or 10.8 ms
     ranks = records(job(late=[{at % 4: late} for at in range(6)]))
     assert all("COM035" in [finding.code for finding in rank.result.findings] for rank in ranks)
     result = of(ranks)
-    assert ("COM035" in [finding.code for finding in result.findings]) == told
-    assert ("no-rank-late" in [note.code for note in result.notes]) != told
+    assert ("COM035" in [finding.code for finding in result.findings]) == found
+    assert ("no-rank-late" in [note.code for note in result.notes]) != found
 
 
 def test_a_job_does_not_ask_for_the_traces_it_has() -> None:

@@ -34,7 +34,7 @@ ELEMENTS, ITEMS, DEEPEST, LONGEST_LIST = 1024, 32, 3, 4096
 LARGEST = 1 << 22
 """Elements; larger ones are not read."""
 MOST_ROWS, OF_A_ROW, NEAR, TINY = 256, 8, 1e-3, 1e-6
-"""Rows of a batch that are told apart, elements of a row's result, and how far these may be apart, of themselves or at
+"""Rows of a batch that are compared, elements of a row's result, and how far these may be apart, of themselves or at
 all, where rows change their place in the batch."""
 FEWEST = 16
 """Elements of a result that count: two calls may well return the same flag."""
@@ -157,7 +157,8 @@ class CallProbe:
         if n_calls > MOST_CALLS:
             return
         inputs = _digest([given[name] for name in sorted(given)], DEEPEST, result=False)[0]
-        rows = _rows_of(given.get("args")) if kind == 2 else []
+        given_rows = _rows(given.get("args"), ELEMENTS // 4) if kind == 2 else None
+        rows = _digests(given_rows) if given_rows is not None else []
         now = time.perf_counter_ns()
         self._own_ns += now - begun
         self._open[id(frame)] = (key, inputs, rows, now - self._own_ns)
@@ -167,9 +168,9 @@ class CallProbe:
         now = time.perf_counter_ns()
         took = now - self._own_ns - begun
         result, size = _digest(value, DEEPEST, result=True)
-        results = _results_of(value, len(rows)) if rows else None
-        told = (rows, results) if results is not None else ([], [])
-        self._calls.setdefault(key, []).append((self._n_steps, took, hash((inputs, result)), size, told))
+        results = _rows(value, OF_A_ROW) if rows else None
+        matched = (rows, results) if results is not None and len(results) == len(rows) else ([], [])
+        self._calls.setdefault(key, []).append((self._n_steps, took, hash((inputs, result)), size, matched))
         self._own_ns += time.perf_counter_ns() - now
 
     def _judged(self, last: int) -> list[ProbedCall]:
@@ -188,10 +189,10 @@ class CallProbe:
             }
             repeated = within = ns = 0
             rows = 0.0
-            for _, took, digest, _, told in mine:
+            for _, took, digest, _, matched in mine:
                 within += took * (digest in here)
                 repeated += took * (digest in here or digest in before)
-                rows += took * _known_rows(told, known)
+                rows += took * _known_rows(matched, known)
                 here.add(digest)
                 ns += took
             n_calls, large = self._counted.get(key, len(mine)), any(call[3] >= FEWEST for call in mine)
@@ -304,51 +305,36 @@ def _first_tensor(value: Any, torch: Any) -> Any:
     return tensor if plain and not _is_watched(torch, tensor.device.type) else None
 
 
-def _elements(tensor: Any, torch: Any, n: int) -> Any:
-    """Return the sum of each row and ``n`` or more of its elements, all where there are fewer; an array of its own."""
-    with torch.no_grad():
-        flat = tensor.detach().reshape(tensor.shape[0], -1)
-        some = flat[:, :: _stride(flat.shape[1], n)].double()
-        return torch.cat([flat.sum(1, dtype=torch.float64)[:, None], some], dim=1).cpu().numpy()
-
-
-def _rows_of(given: Any) -> list[int]:
-    """Return a digest of each row of the first tensor among a module's arguments; rows of one value say nothing."""
+def _rows(value: Any, n: int) -> Any:
+    """Return of each row of the first tensor its sum, and ``n`` or more of its elements or all; None without rows."""
     torch: Any = sys.modules.get("torch")
     try:
-        tensor = None if torch is None else _first_tensor(given, torch)
-        some = [] if tensor is None else _elements(tensor, torch, ELEMENTS // 4)
-        return [hash(row.tobytes()) if row[1:].min() < row[1:].max() else next(_UNEQUAL) for row in some]
+        tensor = None if torch is None else _first_tensor(value, torch)
+        if tensor is None:
+            return None
+        with torch.no_grad():
+            flat = tensor.detach().reshape(tensor.shape[0], -1)
+            some = flat[:, :: _stride(flat.shape[1], n)].double()
+            return torch.cat([flat.sum(1, dtype=torch.float64)[:, None], some], dim=1).cpu().numpy()
     except Exception as error:  # anything may refuse to be read
-        if _of_the_user(error):
-            raise
-        return []
-
-
-def _results_of(value: Any, n_rows: int) -> Any:
-    """Return some elements of each row of a module's result, None where its rows are not those of its input."""
-    torch: Any = sys.modules["torch"]
-    try:
-        tensor = _first_tensor(value, torch)
-        return _elements(tensor, torch, OF_A_ROW) if tensor is not None and tensor.shape[0] == n_rows else None
-    except Exception as error:
         if _of_the_user(error):
             raise
         return None
 
 
-def _known_rows(told: Rows, known: dict[tuple[int, int], Any]) -> float:
+def _digests(rows: Any) -> list[int]:
+    """Return a digest of each row; rows of one value say nothing."""
+    return [hash(row.tobytes()) if row[1:].min() < row[1:].max() else next(_UNEQUAL) for row in rows]
+
+
+def _known_rows(rows: Rows, known: dict[tuple[int, int], Any]) -> float:
     """Return what part of the rows earlier calls had, with results as good as equal."""
-    rows, results = told
     same = 0
-    for row, values in zip(rows, results, strict=True):
-        before = known.get((row, len(values)))
-        same += before is not None and all(map(_near, before.tolist(), values.tolist()))
-    return same / max(len(rows), 1)
-
-
-def _near(before: float, now: float) -> bool:
-    return math.isclose(before, now, rel_tol=NEAR, abs_tol=TINY)
+    for row, values in zip(*rows, strict=True):
+        before = known.get((row, len(values)), ())
+        pairs = zip(before, values, strict=False)
+        same += len(before) > 0 and all(math.isclose(*pair, rel_tol=NEAR, abs_tol=TINY) for pair in pairs)
+    return same / max(len(rows[0]), 1)
 
 
 def _is_watched(torch: Any, device: str) -> bool:

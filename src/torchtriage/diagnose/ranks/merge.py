@@ -67,12 +67,12 @@ def merge_findings(
 def only_waits(results: Sequence[Result], wait_ms: Sequence[float], step_ms: float) -> bool:
     """Return whether what the ranks expose of communication is little beyond what they wait for each other."""
     shares = [
-        float(finding.evidence.get("share_of_step", 1.0)) - wait / step_ms
+        float(finding.evidence.get("share_of_step", 1.0)) - (wait / step_ms if step_ms else 0.0)
         for result, wait in zip(results, wait_ms, strict=True)
         for finding in result.findings
         if finding.code == EXPOSED
     ]
-    return bool(shares) and max(shares) < MIN_SHARE
+    return max(shares, default=1.0) < MIN_SHARE
 
 
 def _key(finding: Finding) -> tuple[Any, ...]:

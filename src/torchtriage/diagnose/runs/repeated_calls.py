@@ -24,11 +24,11 @@ MIN_SHARE, MIN_LOOKS = 0.03, 4
 MOSTLY = 0.4
 """A function repeats itself where so much of its time has inputs and results of an earlier call; of two equal calls the
 second is the faster one."""
-KEEPS = 0.85
-"""What part of the repeated time is surely saved: what is stored must be looked up."""
 ALL = 0.99
-ROWS_KEEP = 0.5
-"""The same of rows of a batch: fewer rows do not take as much less time."""
+"""Of a batch's rows: from here on it is the same batch again, and no window that moves on."""
+KEEPS, ROWS_KEEP = 0.85, 0.5
+"""What part of the repeated time is surely saved: what is stored must be looked up; and fewer rows of a batch do not
+take as much less time."""
 KEEP_ROWS = Fix(
     "Keep the result of each row, and run the module on the new ones alone.",
     """features.append(encoder(new_frames))   # a deque as long as the window
@@ -71,6 +71,9 @@ def repeated_calls(
         # a module's weights change or its inputs do; where neither does, it is what the loop is for, unless others'
         # inputs do
         part = call.repeated if new_data or (varies and call.first_line) else call.within
+        # a sliding window: most of its rows were in the one before, but not all, and no weights change meanwhile
+        of_rows = infers and max(part, call.repeated) < MOSTLY <= call.rows < ALL
+        part = call.rows if of_rows else part
         if not call.first_line:  # the looks know the line, and not which of its modules was called
             part *= call.ns / max(of_modules[call.caller_file, call.caller_line], 1)
         if part < MOSTLY or (call.first_line and view.changes_state(call.file, call.first_line)):
@@ -81,19 +84,7 @@ def repeated_calls(
         if share < MIN_SHARE or len(inside) < MIN_LOOKS:
             continue
         explained.update(inside)
-        findings.append(_finding(call, inside, share, part, loop, step_ms))
-    # a sliding window: most of its rows were in the one before, but not all, and no weights change meanwhile
-    for call in calls if infers else ():
-        if call.repeated >= MOSTLY or not MOSTLY <= call.rows < ALL:
-            continue
-        caller = _caller(call)
-        inside = [item for item in loop.seen if item not in explained and caller(item) is not None]
-        share = sum(item.weight_ns for item in inside) / max(loop.judged_ns, 1)
-        share *= call.ns / max(of_modules[call.caller_file, call.caller_line], 1)
-        if share >= MIN_SHARE and len(inside) >= MIN_LOOKS:
-            explained.update(inside)
-            finding = _finding(call, inside, share, call.rows, loop, step_ms, of_rows=True)
-            findings.append(replace(finding, fix=KEEP_ROWS))
+        findings.append(_finding(call, inside, share, part, loop, step_ms, of_rows=of_rows))
     seen = (replace(item, chain=(), loops=(), cause=None) if item in explained else item for item in loop.seen)
     return tuple(findings), replace(loop, seen=tuple(seen))
 
@@ -131,7 +122,7 @@ def _finding(
     loop: SampledLoop,
     step_ms: float,
     *,
-    of_rows: bool = False,
+    of_rows: bool,
 ) -> Finding:
     entry = lookup("LCH105")
     error = counting_error(share, len(loop.seen))
@@ -168,6 +159,6 @@ def _finding(
             "calls_per_step": call.n_calls,
             "lines": [hottest.line],
         },
-        fix=entry.fix,
+        fix=KEEP_ROWS if of_rows else entry.fix,
         n_events=call.n_calls,
     )

@@ -8,6 +8,7 @@ from torchtriage.core.arrays import distinct
 from torchtriage.core.trace.collective_time import Collectives
 from torchtriage.diagnose.patterns.base import Ints, Kind, Mask, Trace
 
+FSDP = r"^FSDP::|^FullyShardedDataParallel\."
 _GATHER = (
     r"^FSDP::all_gather( \(|$)"
     r"|^FullyShardedDataParallel\._(root_pre_forward|pre_forward|pre_backward_hook|(pre|post)_(for|back)ward_prefetch)$"

@@ -7,6 +7,7 @@ import numpy as np
 from torchtriage.core.trace.collective_time import Collectives
 from torchtriage.core.trace.messages import Messages
 from torchtriage.diagnose.patterns.base import Ints, Kind, Mask, Trace
+from torchtriage.diagnose.patterns.comm._sharding import FSDP
 
 MANY = 4  # per step: forward and backward pass of two products; fewer are no layers
 NEAR_OPS = 3  # operators between a product and its collective: a bias, a view, a wrapper
@@ -14,7 +15,7 @@ PRODUCT = r"^aten::(mm|addmm|bmm|baddbmm|linear|_scaled_mm|matmul)$"
 _GROUP = re.compile(r"(?i)(?<![a-z])tp(?![a-z])|tensor[-_ ]?(model[-_ ]?)?parallel")
 _KINDS = r"(?i)all_?reduce|all_?gather|reduce_?scatter"
 _VIEWS = r"^aten::(_unsafe_view|view|reshape|t|transpose|permute|detach|alias|slice|select|as_strided|expand|to)$"
-_DATA_PARALLEL = r"^FSDP::|^FullyShardedDataParallel\.|AccumulateGrad|^Optimizer\."
+_DATA_PARALLEL = rf"{FSDP}|AccumulateGrad|^Optimizer\."
 
 
 def tensor_parallel(found: Collectives) -> tuple[Mask, Ints]:

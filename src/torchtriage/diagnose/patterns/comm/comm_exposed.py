@@ -41,6 +41,7 @@ from torchtriage.diagnose.patterns.base import (
     given,
 )
 from torchtriage.diagnose.patterns.comm._collectives import trains
+from torchtriage.diagnose.patterns.comm._sharding import FSDP
 from torchtriage.diagnose.patterns.comm._tensor_parallel import tensor_parallel
 
 PATTERN = Pattern.of(
@@ -64,7 +65,6 @@ _FIX_ALONE = replace(
     " there is still something to compute, and wait for them late.",
 )
 MIN_SHARE = 0.10  # of the judged time (catalogue 35)
-_FSDP = r"^FSDP::|^FullyShardedDataParallel\."
 
 
 def find(trace: Trace) -> Claims:
@@ -152,7 +152,7 @@ def _judged_elsewhere(found: Collectives) -> Mask:
     out = tensor_parallel(found)[0]
     if found.on_host:
         op = np.maximum(found.enqueued_by, 0)
-        out |= trace.tree.nearest(op, trace.hosts & trace.matching(_FSDP)) >= 0
+        out |= trace.tree.nearest(op, trace.hosts & trace.matching(FSDP)) >= 0
     return out
 
 

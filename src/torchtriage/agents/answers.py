@@ -16,8 +16,6 @@ import msgspec
 from torchtriage.core.errors import UsageError
 from torchtriage.core.names import visible
 
-__all__ = ["DEFAULT_BYTES", "LEAST_BYTES", "SCHEMA", "UNTRUSTED", "Answer", "Pages", "Record", "one_page", "shown"]
-
 SCHEMA = "torchtriage-mcp/1"
 UNTRUSTED = "untrusted"
 DEFAULT_BYTES = 4096

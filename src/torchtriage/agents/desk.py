@@ -19,8 +19,6 @@ from torchtriage.agents.answers import DEFAULT_BYTES, Pages, shown
 from torchtriage.core.errors import UsageError
 from torchtriage.core.folders import is_inside
 
-__all__ = ["Call", "Desk", "Limits", "Roots", "reduced"]
-
 KEPT_RUNS = 16
 KEPT_TRACES = 4
 _EVERY_S = 0.2

@@ -24,8 +24,6 @@ from torchtriage.agents.desk import Call
 from torchtriage.core.errors import UsageError
 from torchtriage.core.names import mask_secrets
 
-__all__ = ["LAST_LINES", "Ended", "measured", "run_command", "scratch"]
-
 LAST_LINES = 20
 _LAST_BYTES = 1 << 14
 _LOOK_S = 0.1

@@ -14,20 +14,6 @@ from torchtriage.agents.answers import UNTRUSTED, Record
 from torchtriage.api.catalogue import Page, lookup, pages
 from torchtriage.core.errors import UsageError
 
-__all__ = [
-    "TABLES",
-    "analysis",
-    "answers",
-    "comparison",
-    "explained_code",
-    "explained_finding",
-    "fix",
-    "lint",
-    "recording_quality",
-    "tables",
-    "verification",
-]
-
 Document = dict[str, Any]
 
 TABLES = (

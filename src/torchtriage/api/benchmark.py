@@ -14,8 +14,6 @@ from torchtriage.measure.bench.result import BenchResult
 from torchtriage.measure.bench.run import measure
 from torchtriage.measure.bench.summary import summarise
 
-__all__ = ["BenchReport", "benchmark"]
-
 
 class BenchReport(Renderable, BenchResult):
     """A :class:`~torchtriage.measure.bench.result.BenchResult` that shows itself, in notebooks too."""

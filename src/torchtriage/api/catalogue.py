@@ -16,8 +16,6 @@ from torchtriage.core.docpages import section
 from torchtriage.core.errors import UsageError
 from torchtriage.core.finding import Fix
 
-__all__ = ["NUMBERS", "PARTS", "WORDS", "Page", "Part", "count", "lookup", "pages"]
-
 Part = Literal["trace", "source", "run", "memory", "logs", "alerts"]
 PARTS: dict[Part, str] = {
     "trace": "",

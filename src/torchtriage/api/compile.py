@@ -23,8 +23,6 @@ from torchtriage.core.finding import Note
 if TYPE_CHECKING:
     from torchtriage.core.record.structured_log import StructuredLog
 
-__all__ = ["CompileReport", "compile_logs", "compile_report"]
-
 OFF = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE")
 
 

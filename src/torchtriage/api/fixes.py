@@ -11,8 +11,6 @@ from torchtriage.api.rendering import Renderable
 from torchtriage.measure.fix.model import ModelProposer
 from torchtriage.measure.fix.result import FixResult
 
-__all__ = ["FixReport", "fix"]
-
 
 @dataclass(frozen=True)
 class FixReport(Renderable, FixResult):

@@ -28,8 +28,6 @@ from torchtriage.core.record.profiler_capture import BUSY
 from torchtriage.core.record.recorder import COMPLETE, Recorder, RecordPlan
 from torchtriage.core.record.stacks import user_call
 
-__all__ = ["Profile", "need_torch", "profile"]
-
 
 def profile(out: str | os.PathLike[str] | None = None, *, steps: int | None = 6, warmup: int = 5) -> Profile:
     """Return a context manager that records the loop in its block.

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Renderable"]
-
 
 class Renderable:
     """A result that has a report in every format; ``report.formats`` knows which."""

@@ -25,8 +25,6 @@ from torchtriage.core.trace.slim import Less, Part, Written, find_part, write_sl
 from torchtriage.core.units import DEFAULT_MAX_BYTES, format_bytes, format_count
 from torchtriage.diagnose.ranks.job_detection import rank_in_name
 
-__all__ = ["Slimmed", "open_key", "size_line", "slim"]
-
 _FEWEST_STEPS = 4
 """The first of a recording is not judged; with three more there is a mean."""
 _ATTEMPTS = 4

@@ -22,8 +22,6 @@ from torchtriage.core.trace.select import select_each
 from torchtriage.core.trace.tables import RANK, TABLES, TableKind, find_table
 from torchtriage.core.units import DEFAULT_MAX_BYTES
 
-__all__ = ["FORMS", "Answer", "load_tables", "query", "replacing", "write_csv", "write_table"]
-
 TracePath = str | os.PathLike[str]
 FORMS = ("csv", "parquet", "arrow")
 """Forms of a file with a table."""

@@ -36,24 +36,6 @@ if TYPE_CHECKING:
     from torchtriage.core.record.launch import Command
     from torchtriage.report.json_report import JsonReport
 
-__all__ = [
-    "ComparisonReport",
-    "RanksReport",
-    "Report",
-    "analyze",
-    "analyze_ranks",
-    "analyze_run",
-    "compare",
-    "explain",
-    "find_traces",
-    "load",
-    "load_rank",
-    "overlay",
-    "overlay_job",
-    "sample_path",
-    "verify",
-]
-
 TracePath = str | os.PathLike[str]
 
 

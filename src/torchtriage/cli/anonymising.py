@@ -13,8 +13,6 @@ from torchtriage.cli.options import Command, file_option
 from torchtriage.core.anonymous import anonymous
 from torchtriage.core.errors import UsageError
 
-__all__ = ["anonymise_options"]
-
 
 def anonymise_options(function: Command) -> Command:
     """Add ``--anonymise`` and ``--key``; the command runs with every trace that it reads anonymised."""

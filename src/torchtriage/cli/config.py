@@ -11,8 +11,6 @@ from click.core import ParameterSource
 
 from torchtriage.core.errors import UsageError
 
-__all__ = ["KEYS", "with_config"]
-
 KEYS = ("fail-on", "max-bytes", "min-share", "only", "peak", "skip", "top")
 TABLES = ("lint",)
 """Tables inside the section, each for the command of its name."""

@@ -15,8 +15,6 @@ from torchtriage.cli.output import complain
 from torchtriage.core.errors import TriageError
 from torchtriage.core.version import __version__
 
-__all__ = ["COMMANDS", "cli", "main"]
-
 EXIT_UNUSABLE = 2
 EXIT_INFRASTRUCTURE = 3
 """Of the gate, whose 1 and 2 are verdicts."""

@@ -12,8 +12,6 @@ import click
 from torchtriage.cli.options import file_option, value_option
 from torchtriage.core.errors import UsageError
 
-__all__ = ["command"]
-
 
 @click.command("mcp")
 @file_option(

@@ -13,28 +13,6 @@ from torchtriage.core.finding import SEVERITIES
 from torchtriage.core.selection import Selection
 from torchtriage.core.units import DEFAULT_MAX_BYTES
 
-__all__ = [
-    "POSITIVE",
-    "Command",
-    "fail_on_option",
-    "fails",
-    "file_option",
-    "form_options",
-    "html_option",
-    "json_option",
-    "made_of",
-    "markdown_option",
-    "output_option",
-    "quiet_option",
-    "reading_options",
-    "result_options",
-    "selection_of",
-    "selection_options",
-    "top_option",
-    "value_option",
-    "verbose_option",
-]
-
 Command = TypeVar("Command", bound=Callable[..., Any])
 T = TypeVar("T")
 POSITIVE = click.FloatRange(0, min_open=True)

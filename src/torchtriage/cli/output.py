@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from torchtriage.report.blocks import Document
 
-__all__ = ["check_outputs", "complain", "emit", "present", "put_document", "read_input", "save", "screen"]
-
 
 def complain(message: str) -> None:
     """Print a failure on stderr; nothing in a file's name or text reaches the terminal raw."""

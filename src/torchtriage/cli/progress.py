@@ -15,8 +15,6 @@ from torchtriage.core.units import format_bytes
 if TYPE_CHECKING:
     from torchtriage.core.trace import Trace
 
-__all__ = ["counting", "doing", "read", "reading", "reading_many", "working"]
-
 DELAY_S = 1.0
 EVERY_S = 0.1
 SLOW_S = 5.0

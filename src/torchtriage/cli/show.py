@@ -11,8 +11,6 @@ from torchtriage.cli.options import top_option, verbose_option
 from torchtriage.cli.output import check_outputs, present, read_input, save
 from torchtriage.core.errors import UsageError
 
-__all__ = ["command"]
-
 
 @click.command("show")
 @click.argument("path", metavar="RESULT.json", type=click.Path())

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torchtriage.core.trace.anonymise import Anonymiser
 
-__all__ = ["anonymous", "current"]
-
 _NAMES: ContextVar[Anonymiser | None] = ContextVar("names", default=None)
 
 

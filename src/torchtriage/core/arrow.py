@@ -19,8 +19,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Values", "schema_capsule", "stream_capsule", "sweep"]
-
 BATCH_ROWS = 1 << 20
 """A multiple of 8, so that no bitmap begins within a byte."""
 _NULLABLE = 2

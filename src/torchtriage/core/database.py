@@ -20,17 +20,6 @@ from typing import Any, Union
 
 from torchtriage.core.errors import MissingExtraError, SampleError, StoreError
 
-__all__ = [
-    "Database",
-    "Execute",
-    "Schema",
-    "connect_redis",
-    "open_postgres",
-    "open_sqlite",
-    "undamaged",
-    "without_password",
-]
-
 _WAIT = "another process has been writing for too long: wait for it, or end it"
 _LOCK = 0x7472_6961_6765  # of PostgreSQL's advisory locks: one process at a time migrates
 

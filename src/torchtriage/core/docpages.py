@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["section"]
-
 
 def section(page: str, title: str) -> str:
     """Return one section of a page as running text, empty when it has none."""

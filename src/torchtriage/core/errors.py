@@ -23,22 +23,6 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-__all__ = [
-    "AttachError",
-    "BenchmarkError",
-    "LogError",
-    "MissingExtraError",
-    "NoDeviceError",
-    "PaddingError",
-    "PatternError",
-    "SampleError",
-    "SnapshotError",
-    "StoreError",
-    "TraceFormatError",
-    "TriageError",
-    "UsageError",
-]
-
 
 class TriageError(Exception):
     """Base of everything torchtriage raises on purpose.

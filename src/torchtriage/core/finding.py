@@ -10,27 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-__all__ = [
-    "SEVERITIES",
-    "Calibration",
-    "Certainty",
-    "Cost",
-    "Crash",
-    "Example",
-    "Finding",
-    "Fix",
-    "Frame",
-    "NotChecked",
-    "Note",
-    "Phase",
-    "Place",
-    "Quote",
-    "RankSpread",
-    "Severity",
-    "TimeClasses",
-    "rank_order",
-]
-
 Phase = Literal["prefill", "mixed", "decode", "idle", "unknown"]
 """What a step of an inference engine does for its requests."""
 Certainty = Literal["certain", "likely", "hint"]

@@ -7,15 +7,6 @@ from __future__ import annotations
 
 from torchtriage.core.finding import Fix
 
-__all__ = [
-    "AVERAGE_AT_ONCE",
-    "BUILD_ON_DEVICE",
-    "CLIP_AT_ONCE",
-    "FUSE_OPTIMIZER",
-    "LEAVE_NORM_ON_DEVICE",
-    "READ_NOW_AND_THEN",
-]
-
 READ_NOW_AND_THEN = Fix(
     text="Keep the value on the device and read it every N steps.",
     code="""total += loss.detach()          # instead of: total += loss.item()

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
-__all__ = ["NO_TRACES", "SUFFIXES", "is_inside", "once_each"]
-
 _KINDS = ".json", ".zip", ".sqlite", ".xplane.pb", ".rpd", ".db"
 _TABLES = tuple(
     f"{what}_trace.csv" for what in ("kernel", "memory_copy", "hip_api", "marker_api", "hsa_api", "rccl_api")

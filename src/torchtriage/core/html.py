@@ -15,8 +15,6 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-__all__ = ["as_data", "filled", "policy", "template"]
-
 
 @cache
 def template(name: str) -> str:

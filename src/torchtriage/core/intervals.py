@@ -9,22 +9,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "EMPTY",
-    "Spans",
-    "clip",
-    "covered",
-    "disjoint",
-    "intersect",
-    "length",
-    "owner",
-    "spans",
-    "subtract",
-    "totals",
-    "union",
-    "until",
-]
-
 Spans = NDArray[np.int64]
 Ints = NDArray[np.int64]
 

@@ -24,22 +24,6 @@ from typing import Any, Literal
 from torchtriage.core.samples import Machine
 from torchtriage.core.units import format_share
 
-__all__ = [
-    "VARIABLES",
-    "HostUse",
-    "Noise",
-    "Reading",
-    "allowed_cpus",
-    "cpu_name",
-    "driver_version",
-    "gather_machine",
-    "judge_noise",
-    "read_host",
-    "read_kernel_file",
-    "use_between",
-    "variables",
-]
-
 ROOT = Path("/")
 
 # Environment variables that change speed, and nothing else: no token or path of a stranger's.

@@ -10,8 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-__all__ = ["LONGEST", "WIDTH", "elide", "file_name", "mask_secrets", "short_name", "visible"]
-
 WIDTH = 60
 """Columns a short name may take."""
 LONGEST = 1 << 13

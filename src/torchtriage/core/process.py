@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-__all__ = ["child_pids", "peak_rss_bytes", "resident_bytes", "rss_bytes", "uncollected"]
-
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 _statm: tuple[int, int] | None = None
 

@@ -16,19 +16,6 @@ from typing import Literal, get_args
 
 from torchtriage.core.errors import SampleError
 
-__all__ = [
-    "COMPARABLE",
-    "NON_NEGATIVE",
-    "POSITIVE",
-    "SAMPLES_SCHEMA",
-    "Better",
-    "Kind",
-    "Machine",
-    "Run",
-    "Series",
-    "Session",
-]
-
 SAMPLES_SCHEMA = "torchtriage-samples/1"
 
 Better = Literal["lower", "higher"]

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from torchtriage.core.errors import UsageError
 from torchtriage.core.names import visible
 
-__all__ = ["Selection"]
-
 _UNITS = {"ns": 1, "us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 # no more digits than fit in 64 bits
 _TIME = r"(\d{1,18}(?:\.\d+)?)(ns|us|µs|ms|s)"

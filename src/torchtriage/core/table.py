@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 from torchtriage.core.arrow import Values, schema_capsule, stream_capsule
 from torchtriage.core.errors import UsageError
 
-__all__ = ["Column", "Table", "coded", "known_where", "made_of_columns", "union"]
-
 
 class Column(NamedTuple):
     """One column: ``kind`` is ``int64``, ``float64``, ``bool`` or ``text``; ``find`` computes it from the rows."""

@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-__all__ = ["PartTime", "measured", "part", "part_times"]
-
 
 @dataclass(frozen=True)
 class PartTime:

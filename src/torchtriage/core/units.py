@@ -4,21 +4,6 @@ from __future__ import annotations
 
 import math
 
-__all__ = [
-    "DEFAULT_MAX_BYTES",
-    "NS_PER_MS",
-    "format_both_ns",
-    "format_bytes",
-    "format_change_ns",
-    "format_count",
-    "format_ms",
-    "format_ns",
-    "format_range",
-    "format_share",
-    "format_span_s",
-    "ms",
-]
-
 DEFAULT_MAX_BYTES = 64 << 30
 """Refuse inputs that expand beyond this."""
 

@@ -19,8 +19,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import subprocess
 
-__all__ = ["PROCESSES_VARIABLE", "WorkerLateError", "WorkerLostError", "Workers", "can_start", "n_cores", "serve"]
-
 PROCESSES_VARIABLE = "TORCHTRIAGE_PROCESSES"
 _BROKEN = (OSError, ValueError, EOFError, ImportError, AttributeError, IndexError, pickle.UnpicklingError)
 """What reading an answer raises when it is cut off, or is not from our interpreter."""

@@ -21,8 +21,6 @@ from typing import Literal
 from torchtriage.core.finding import Calibration, Cost
 from torchtriage.core.trace import Trace
 
-__all__ = ["Family", "Margins", "calibrated", "margins", "step_noise", "widened"]
-
 Family = Literal["replay", "looks"]
 
 FEWEST_STEPS = 3

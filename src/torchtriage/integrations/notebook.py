@@ -20,8 +20,6 @@ from torchtriage.api.profile import need_torch, profile
 from torchtriage.api.traces import Report, analyze_run
 from torchtriage.core.errors import TriageError, UsageError
 
-__all__ = ["CellReport", "load_ipython_extension"]
-
 NAME = "torchtriage"
 USAGE = "%%torchtriage [--window] [--out DIR]   or   %torchtriage [--window] [--out DIR] STATEMENT"
 

@@ -16,8 +16,6 @@ from torchtriage.api.traces import Report
 from torchtriage.core.errors import MissingExtraError
 from torchtriage.diagnose.verdict.result import Result
 
-__all__ = ["MLflow", "TensorBoard", "WandB", "scalars"]
-
 PAGE = "torchtriage/report"
 
 

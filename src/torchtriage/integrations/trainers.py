@@ -26,15 +26,6 @@ from torchtriage.api.traces import Report
 from torchtriage.core.errors import MissingExtraError, UsageError
 from torchtriage.core.record.recorder import RecordPlan
 
-__all__ = [
-    "AccelerateProfile",
-    "HFCallback",
-    "HFStragglerWatch",
-    "LightningCallback",
-    "LightningStragglerWatch",
-    "TorchTitanProfile",
-]
-
 
 class _OfTrainer:
     """A callback of the trainer's own class."""

@@ -13,38 +13,6 @@ from dataclasses import dataclass, field
 from torchtriage.core.finding import Note
 from torchtriage.core.units import format_count
 
-__all__ = [
-    "MARKDOWN",
-    "PAGE",
-    "TERMINAL",
-    "Block",
-    "Code",
-    "Document",
-    "Entry",
-    "Folded",
-    "Foot",
-    "Head",
-    "Lines",
-    "Markup",
-    "Notes",
-    "Row",
-    "Rows",
-    "Section",
-    "Span",
-    "Table",
-    "Text",
-    "bars",
-    "bold",
-    "code",
-    "dim",
-    "is_link",
-    "labelled",
-    "more",
-    "share_bar",
-    "shown",
-    "unfold",
-]
-
 TERMINAL, MARKDOWN, PAGE = "t", "m", "p"
 LEVELS = {"refuse": "refused", "warn": "warning", "info": "note"}
 """Words for the levels of a note."""

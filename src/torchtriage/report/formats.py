@@ -16,8 +16,6 @@ from torchtriage.report.json_report import TRACES, Format, JsonReport, schema_na
 if TYPE_CHECKING:
     from torchtriage.report.blocks import Document
 
-__all__ = ["FORMATS", "decode", "format_of", "page"]
-
 # Title of the published schema, words for errors, and the command that writes it.
 _WORDS = {
     "bench": ("A benchmark by torchtriage", "a benchmark", "torchtriage bench TARGET --json"),

@@ -24,8 +24,6 @@ from torchtriage.diagnose.verdict.result import SCHEMA, Result
 if TYPE_CHECKING:
     from torchtriage.report.blocks import Document
 
-__all__ = ["TRACES", "Format", "JsonReport", "decode", "encode", "plain", "read", "schema", "schema_name", "schema_of"]
-
 T = TypeVar("T")
 
 SCHEMA_ID = "https://json-schema.org/draft/2020-12/schema"

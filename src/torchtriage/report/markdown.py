@@ -14,8 +14,6 @@ from torchtriage.core.names import visible
 from torchtriage.core.units import format_count
 from torchtriage.report import blocks as b
 
-__all__ = ["code", "code_block", "prose", "render"]
-
 # What Markdown would read as markup inside a line.
 _MARKUP = re.compile(r"([\\`*_\[\]|~$])")
 # What would become a link, a mention or a reference; a zero-width space keeps it text.

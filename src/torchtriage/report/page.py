@@ -11,8 +11,6 @@ from torchtriage.core.names import visible
 from torchtriage.core.units import format_count
 from torchtriage.report import blocks as b
 
-__all__ = ["HIGH", "WIDE", "body", "line", "lines", "render", "svg", "svg_line", "text", "whisker"]
-
 MAX_TEXT = 4000
 WIDE, HIGH = 1000.0, 100.0
 """Of pictures as wide as their place, in their own units."""

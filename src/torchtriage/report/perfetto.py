@@ -15,8 +15,6 @@ from torchtriage.diagnose.ranks.timeline import RankTimeline
 from torchtriage.diagnose.verdict.result import Result
 from torchtriage.report.words import saving
 
-__all__ = ["events", "tracks"]
-
 PROCESS = 2_000_000_001
 """Well above any real process id, so that the track never merges with one."""
 

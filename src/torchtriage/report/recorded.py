@@ -9,8 +9,6 @@ from torchtriage.core.names import file_name, visible
 from torchtriage.core.units import format_bytes, format_count, format_ms, format_share
 from torchtriage.diagnose.runs.result import CompileEvent, RecordedRun, WatchedMemory
 
-__all__ = ["brief", "compiled", "run"]
-
 APART = 0.2
 """Step times on either side of the recordings that differ by more are both reported."""
 

@@ -25,8 +25,6 @@ from torchtriage.diagnose.verdict.result import Result
 from torchtriage.report import words
 from torchtriage.report.json_report import plain
 
-__all__ = ["encode", "log", "notification"]
-
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 FINGERPRINT = "torchtriage/v1"
 

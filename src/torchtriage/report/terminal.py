@@ -19,8 +19,6 @@ from torchtriage.core.names import elide, visible
 from torchtriage.core.units import format_count
 from torchtriage.report import blocks as b
 
-__all__ = ["TerminalPage", "put", "render"]
-
 WIDTH = 80
 MIN_WIDTH, MAX_WIDTH = 40, 120
 """Longer lines are hard to read, however wide the screen."""

@@ -18,43 +18,6 @@ from torchtriage.core.units import format_bytes, format_count, format_ms, format
 from torchtriage.diagnose.ranks.result import JobResult, RankSummary
 from torchtriage.diagnose.verdict.result import Answer, PathSummary, Replay, Result, Summary, Suspicion, TraceFacts
 
-__all__ = [
-    "OPINION",
-    "RANK_PARTS",
-    "SUSPICIOUS",
-    "MissingValue",
-    "amount",
-    "answer",
-    "basis",
-    "checked",
-    "contents",
-    "critical",
-    "event_name",
-    "evidence",
-    "frame",
-    "joint",
-    "judged_step",
-    "losses",
-    "missing",
-    "needs_device",
-    "outcome",
-    "outside",
-    "quoted",
-    "rank_line",
-    "rank_parts",
-    "rank_spread",
-    "recording",
-    "replayed",
-    "saving",
-    "saving_share",
-    "source_line",
-    "steps",
-    "suspicion",
-    "trust",
-    "which_ranks",
-    "without_device",
-]
-
 # How kernels begin that are no C++ signature.
 _SYMBOLS = ("_Z", "Cijk_", "sm")
 

@@ -11,8 +11,6 @@ from torchtriage.cli.output import check_outputs, complain, present
 from torchtriage.cli.progress import read, reading_many
 from torchtriage.core.errors import UsageError
 
-__all__ = ["command"]
-
 
 @click.command("compile")
 @click.argument("paths", nargs=-1, required=True, metavar="LOG…", type=click.Path())

@@ -12,8 +12,6 @@ from torchtriage.cli.output import check_outputs, present
 from torchtriage.cli.progress import working
 from torchtriage.core.errors import UsageError
 
-__all__ = ["command"]
-
 
 @click.command("xla", context_settings={"ignore_unknown_options": True})
 @click.argument("targets", nargs=-1, required=True, metavar="TARGET…")

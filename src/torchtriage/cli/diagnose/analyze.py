@@ -41,9 +41,6 @@ from torchtriage.diagnose.verdict.result import Result
 if TYPE_CHECKING:
     from torchtriage.report.json_report import JsonReport
 
-__all__ = ["command"]
-
-
 _BESIDE = ("capture", "compile_log", "execution_trace")
 """Options that name what else was recorded of the one trace's process."""
 

@@ -12,8 +12,6 @@ from torchtriage.cli.options import POSITIVE, file_option, result_options, top_o
 from torchtriage.cli.output import check_outputs, complain, present
 from torchtriage.core.names import visible
 
-__all__ = ["command"]
-
 
 def _ranks(_ctx: click.Context, _param: click.Parameter, value: str | None) -> frozenset[int] | None:
     if value is None:

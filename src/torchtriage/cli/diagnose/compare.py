@@ -20,8 +20,6 @@ from torchtriage.cli.output import check_outputs, present, read_input
 from torchtriage.cli.progress import reading
 from torchtriage.core.errors import UsageError
 
-__all__ = ["command"]
-
 
 @click.command("compare")
 @click.argument("before", metavar="BEFORE", type=click.Path())

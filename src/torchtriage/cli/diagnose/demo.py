@@ -14,8 +14,6 @@ import click
 from torchtriage.cli.options import verbose_option
 from torchtriage.cli.output import check_outputs, put_document, save
 
-__all__ = ["command"]
-
 FIX_MEASURED = """\
 The fix was measured: pytorch/kineto also recorded the same script with
 num_workers=4, and there a step takes 133 ms instead of 176 ms, 24 % less."""

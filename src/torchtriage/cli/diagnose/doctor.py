@@ -11,8 +11,6 @@ from torchtriage.cli.anonymising import anonymise_options
 from torchtriage.cli.output import put_document
 from torchtriage.cli.progress import reading
 
-__all__ = ["command"]
-
 
 @click.command("doctor")
 @click.argument("path", metavar="PATH", type=click.Path(), required=False)

@@ -10,8 +10,6 @@ import click
 if TYPE_CHECKING:
     from torchtriage.api.catalogue import Page
 
-__all__ = ["command"]
-
 
 def _complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
     from torchtriage.api.catalogue import pages

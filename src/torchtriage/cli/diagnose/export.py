@@ -18,8 +18,6 @@ from torchtriage.cli.output import check_outputs
 from torchtriage.cli.progress import reading
 from torchtriage.core.errors import UsageError
 
-__all__ = ["command"]
-
 
 @click.command("export")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH…", type=click.Path())

@@ -24,8 +24,6 @@ from torchtriage.core.errors import UsageError
 from torchtriage.diagnose.lint.result import LintResult
 from torchtriage.diagnose.verdict.result import Result
 
-__all__ = ["command"]
-
 CONFIG = ("exclude", "fail-on", "only", "skip")
 
 

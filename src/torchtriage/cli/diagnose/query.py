@@ -20,8 +20,6 @@ from torchtriage.core.errors import UsageError
 if TYPE_CHECKING:
     from torchtriage.api.tables import Answer
 
-__all__ = ["command"]
-
 SHOWN = 1000
 """Rows that a person is shown."""
 

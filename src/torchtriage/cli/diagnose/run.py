@@ -18,8 +18,6 @@ from torchtriage.cli.output import check_outputs, complain, present, save
 from torchtriage.core.anonymous import current
 from torchtriage.core.errors import TriageError, UsageError
 
-__all__ = ["ScriptCommand", "command"]
-
 
 class ScriptCommand(click.Command):
     """Everything from the script, or ``-m``, on is the script's own."""

@@ -14,8 +14,6 @@ from torchtriage.cli.progress import reading_many
 from torchtriage.core.errors import UsageError
 from torchtriage.core.selection import Selection
 
-__all__ = ["command"]
-
 
 @click.command("slim")
 @click.argument("path", metavar="TRACE", type=click.Path())

@@ -6,8 +6,6 @@ from importlib import import_module
 
 import click
 
-__all__ = ["command"]
-
 _PARTS = {
     "dataset": "Record programs with known faults, export recordings, score systems.",
     "learn": "Train the learned detector, and compare it with other systems.",

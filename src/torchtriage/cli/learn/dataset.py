@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from torchtriage.learn.dataset.predictions import Prediction
     from torchtriage.learn.dataset.score import Figure
 
-__all__ = ["command", "folder_option", "not_installed"]
-
 _MAKING = {
     "record": "Record the benchmark's programs.",
     "synthesize": "Make GPU timelines from the CPU recordings.",

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from torchtriage.core.trace import Trace
     from torchtriage.learn.review.window_selection import Suspect
 
-__all__ = ["command"]
-
 
 @click.command("review")
 @click.argument("path", metavar="TRACE", type=click.Path())

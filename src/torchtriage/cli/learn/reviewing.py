@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from torchtriage.learn.review.llm_reviewer import Llm
     from torchtriage.learn.review.reviewer import Outcome, Reviewer
 
-__all__ = ["llm_options", "make_llm", "make_reviewer", "refuse_llm_options", "review_with_progress"]
-
 L = TypeVar("L", bound="Llm")
 
 KEY = "OPENAI_API_KEY"

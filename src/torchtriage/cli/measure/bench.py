@@ -15,8 +15,6 @@ from torchtriage.cli.progress import working
 if TYPE_CHECKING:
     from torchtriage.measure.bench.measurements import Measurements
 
-__all__ = ["command"]
-
 
 class _List(click.ParamType):  # type: ignore[type-arg, unused-ignore]
     """Values between commas."""

@@ -16,8 +16,6 @@ from torchtriage.core.errors import UsageError
 if TYPE_CHECKING:
     from torchtriage.measure.fix.model import ModelProposer, Question
 
-__all__ = ["command"]
-
 NO_PATCH = 3
 MAX_REPLY_TOKENS = 4000
 

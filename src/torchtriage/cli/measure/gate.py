@@ -24,8 +24,6 @@ from torchtriage.core.errors import TraceFormatError, UsageError
 if TYPE_CHECKING:
     from torchtriage.measure.gate.result import HistoryResult
 
-__all__ = ["command"]
-
 
 class _Gate(GateCommand, click.Group):
     """Wrong usage of the gate itself ends with 3 too: 2 is a verdict."""

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from torchtriage.measure.gate.result import GateResult
     from torchtriage.measure.gate.row_verdict import GateLimits
 
-__all__ = ["check", "share"]
-
 STATISTICS = ("median", "mean", "p95", "p99")
 
 

@@ -27,18 +27,6 @@ if TYPE_CHECKING:
     from torchtriage.measure.gate.revision import GitRevision
     from torchtriage.measure.gate.run import BenchmarkProgram, MeasuredProcess
 
-__all__ = [
-    "EXIT_INFRASTRUCTURE",
-    "GateCommand",
-    "here",
-    "measure",
-    "record",
-    "samples_option",
-    "setup_option",
-    "store_option",
-    "timeout_option",
-]
-
 EXIT_INFRASTRUCTURE = 3
 """Nothing could be measured or judged; 1 and 2 are verdicts of the gate."""
 SHOWN = 8

@@ -14,8 +14,6 @@ from torchtriage.cli.options import json_option, output_option, value_option
 from torchtriage.cli.output import check_outputs, present
 from torchtriage.core.errors import UsageError
 
-__all__ = ["command"]
-
 EXIT_CODES = {"faster": 0, "slower": 1, "no difference": 3, "results differ": 4, "undecided": 5}
 
 

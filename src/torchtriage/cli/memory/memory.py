@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from torchtriage.core.trace import Trace
     from torchtriage.memory.snapshot.result import MemoryResult
 
-__all__ = ["command"]
-
 
 @click.command("memory")
 @click.argument("paths", nargs=-1, required=True, metavar="SNAPSHOT…", type=click.Path())

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from torchtriage.operate.ladder.policy import Policy
     from torchtriage.operate.ladder.replay import AssumedMode, LadderReplay
 
-__all__ = ["command"]
-
 
 @click.group("monitor")
 def command() -> None:

@@ -14,8 +14,6 @@ from torchtriage.operate.fleet.stream_reader import StreamReader
 from torchtriage.operate.live import LivePage
 from torchtriage.operate.monitor import process_metrics
 
-__all__ = ["consume"]
-
 
 def consume(
     *,

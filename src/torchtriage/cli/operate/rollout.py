@@ -16,8 +16,6 @@ from torchtriage.core.errors import UsageError
 if TYPE_CHECKING:
     from torchtriage.operate.rollout.store import RolloutStore
 
-__all__ = ["command"]
-
 _name = click.argument("name", required=False)
 _store = file_option(
     "--store", "Where rollouts are stored. [default: $TORCHTRIAGE_ROLLOUTS, else .torchtriage/rollouts.db]"

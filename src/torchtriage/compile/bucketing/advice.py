@@ -7,8 +7,6 @@ from typing import Literal
 
 from torchtriage.core.units import format_count, format_ns
 
-__all__ = ["BucketAdvice", "Way", "advise"]
-
 Way = Literal["buckets", "dynamic", "eager"]
 _NS_PER_S = 1e9
 _CLEAR = 1.05

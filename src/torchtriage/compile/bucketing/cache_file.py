@@ -14,8 +14,6 @@ from torchtriage.compile.bucketing import libraries
 from torchtriage.compile.bucketing.planning import BucketPlan
 from torchtriage.core.errors import UsageError
 
-__all__ = ["load", "save"]
-
 FORMAT = "torchtriage-buckets/1"
 _PLAN, _CACHES, _LIBRARIES = "plan.json", "caches.bin", "libraries/"
 

@@ -14,8 +14,6 @@ from typing import Any
 from torchtriage.compile.bucketing.planning import AXIS
 from torchtriage.core.errors import UsageError
 
-__all__ = ["Crop", "Dims", "Mask", "read_crop", "read_fill", "read_masks", "read_pad", "rule_of"]
-
 Dims = Mapping[int, str]
 """Axis of each dimension that varies: ``{1: "seq"}``."""
 Crop = Mapping[int, "str | Callable[..., int]"]

@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from torchtriage.compile.bucketing.planning import Work, least_cost
 
-__all__ = ["Revision", "revise"]
-
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 _Choice = tuple[float, tuple[int, ...]]

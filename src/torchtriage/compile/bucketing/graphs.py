@@ -16,8 +16,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["CompileThread", "CompiledGraph"]
-
 _NUMBER = itertools.count()
 _wanted = threading.local()
 """Whether this thread wants a graph's answer or none."""

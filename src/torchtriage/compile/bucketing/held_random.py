@@ -13,8 +13,6 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["HeldRandom"]
-
 _aten = torch.ops.aten
 _STEPS = (0.6180339887, 0.7548776662, 0.4142135624, 0.7320508076, 0.2360679775, 0.3166247904, 0.6055512755)
 """Irrational: neighbours along no dimension are alike."""

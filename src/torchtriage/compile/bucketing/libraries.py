@@ -18,8 +18,6 @@ from typing import Any
 
 from torchtriage.core.machine import cpu_name
 
-__all__ = ["compiled", "processor", "restore"]
-
 _ENDS = (".so", ".pyd")
 _NAME = re.compile(r"(\w+)/(\w{4,})\.[\w.]+")
 _CHECK = "VecISA"

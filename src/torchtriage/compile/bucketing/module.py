@@ -36,8 +36,6 @@ except ModuleNotFoundError as _missing:  # the class can be named, not made
         raise
     _Module = object
 
-__all__ = ["BucketedModule"]
-
 _OPTIONS = ("backend", "mode", "options", "fullgraph")
 
 

@@ -19,8 +19,6 @@ from torchtriage.compile.bucketing.probes import data_of, decisive, draws, probe
 from torchtriage.compile.bucketing.tensors import Arguments, CallContext, ModelCall, Reader
 from torchtriage.core.errors import UsageError
 
-__all__ = ["HINT", "PaddingVerdict", "call_is_off", "examine", "wait_for"]
-
 HINT = "mask the padding inside of the model (mask=), or fill it with a value that does not count (fill=)"
 BATCH_HINT = "layers that take statistics of a batch count the padding: in training, keep them in evaluation mode"
 _N_DRAWS = 12

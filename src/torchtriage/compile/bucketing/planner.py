@@ -14,8 +14,6 @@ from torchtriage.compile.bucketing.drift import Revision, revise
 from torchtriage.compile.bucketing.planning import BucketPlan, Work, plan
 from torchtriage.core.errors import UsageError
 
-__all__ = ["HORIZON", "LEARN", "REVIEW", "WINDOW", "Planner", "given"]
-
 LEARN = 256
 """Requests after which ``"auto"`` plans: its padding is then some 3 to 9 % above the least for uniform sizes
 (measured, docs/bucketing-measured.md)."""

@@ -21,8 +21,6 @@ from torchtriage.core.arrays import distinct
 from torchtriage.core.errors import UsageError
 from torchtriage.core.units import format_share
 
-__all__ = ["AXIS", "BucketPlan", "Work", "least_cost", "plan", "powers_of_two"]
-
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Work = Callable[[Any], Any]

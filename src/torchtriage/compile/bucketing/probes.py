@@ -16,8 +16,6 @@ from torch import Tensor
 from torchtriage.compile.bucketing.declarations import rule_of
 from torchtriage.compile.bucketing.tensors import ModelCall, Reader, changed, resized
 
-__all__ = ["data_of", "decisive", "draws", "probes"]
-
 Fills = Mapping[int, Any]
 """Padding's value by number of the leaf, where it is not the declared one."""
 

@@ -24,8 +24,6 @@ from torchtriage.compile.bucketing.statistics import Stats
 from torchtriage.compile.bucketing.tensors import CallContext, ModelCall, Reader
 from torchtriage.core.errors import PaddingError, TriageError
 
-__all__ = ["BucketGraph", "Server", "name_of", "time_of"]
-
 _ATTEMPTS = 3
 _NO_PLAN, _RARE = "no plan yet", "no bucket that large"
 _REFUSED, _HIDDEN = "padding is refused", "an argument cannot be padded"

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 
 from torchtriage.core.units import format_count, format_ns, format_share
 
-__all__ = ["BucketingWarning", "Stats"]
-
 _NS_PER_S = 1e9
 
 

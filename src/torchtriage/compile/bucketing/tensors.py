@@ -19,21 +19,6 @@ from torch import Tensor
 from torchtriage.compile.bucketing.declarations import Crop, Dims, Mask, rule_of
 from torchtriage.core.errors import UsageError
 
-__all__ = [
-    "Arguments",
-    "CallContext",
-    "ModelCall",
-    "Reader",
-    "changed",
-    "crop",
-    "difference",
-    "inputs_of",
-    "learn_crop",
-    "opaque",
-    "resized",
-    "tensors",
-]
-
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 _LEAVES = (Tensor, *_PLAIN)
 _AS_DECLARED: Mapping[int, Any] = {}

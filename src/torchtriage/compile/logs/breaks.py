@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from torchtriage.compile.logs.locations import is_library, parse_traceback, user_frame
 from torchtriage.core.finding import Frame
 
-__all__ = ["Break", "parse_break", "parse_restart"]
-
 _PLACE = re.compile(r"^Graph [Bb]reak[^\n]*? in user code at (?P<file>[^\n]+?):(?P<line>\d+)\s*$", re.MULTILINE)
 _REASON = re.compile(r"^(?:Graph Break )?Reason: ?(?P<reason>[^\n]*)$", re.MULTILINE)
 _TRYING = re.compile(r"^Encountered graph break when attempting to trace ([^\n]*)$")

@@ -24,8 +24,6 @@ from itertools import zip_longest
 from torchtriage.core.finding import Finding, Fix, Place
 from torchtriage.core.units import format_count
 
-__all__ = ["CODE", "FAMILY", "FIX", "NAME", "NEEDS", "TITLE", "Schedules", "differences", "finding"]
-
 CODE = "COM053"
 NAME = "collective-order"
 FAMILY = "comm"

@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 from torchtriage.compile.logs.process_log import ProcessLog
 from torchtriage.core.units import format_ms
 
-__all__ = ["divergence", "jobs", "schedules"]
-
 ALIKE = 0.5
 """Share of the functions of the smaller of two logs that both compiled, from which on they are of one program. Ranks
 of a job share nearly all, stages of a pipeline the loop around them; unrelated programs a library's function or two."""

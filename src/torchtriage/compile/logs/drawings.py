@@ -21,8 +21,6 @@ from torchtriage.compile.logs.result import CompileResult, Drawing
 from torchtriage.core.finding import Note
 from torchtriage.core.units import format_count
 
-__all__ = ["can_draw", "draw", "with_drawings"]
-
 MAX_BOXES = 120
 """A drawing with more is collapsed."""
 MAX_DRAWINGS = 24

@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["BLOCK_BYTES", "MAX_PAYLOAD_BYTES", "LogEntry", "Readable", "read_entries"]
-
 BLOCK_BYTES = 1 << 20
 MAX_PAYLOAD_BYTES = 32 << 20
 """A longer payload is skipped, and reported as such."""

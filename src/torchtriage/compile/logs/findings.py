@@ -10,8 +10,6 @@ from torchtriage.compile.logs.result import CompiledFunction, GraphBreak, Guards
 from torchtriage.core.finding import Finding, Fix, Frame, Place, Severity
 from torchtriage.core.units import format_count, format_ms
 
-__all__ = ["BREAK", "OVERHEAD", "RECOMPILE", "findings_of"]
-
 # The trace's patterns of the same things; theirs are not imported, for numpy is not needed here.
 BREAK = ("CMP030", "compile-graph-break")
 RECOMPILE = ("CMP031", "compile-recompile")

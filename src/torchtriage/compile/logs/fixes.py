@@ -13,8 +13,6 @@ from torchtriage.compile.logs.breaks import Break
 from torchtriage.compile.logs.recompiles import Cause
 from torchtriage.core.finding import Fix
 
-__all__ = ["WRAPPER_FIX", "RecompileFix", "completed", "fix_inside", "fix_of", "recompile_fix"]
-
 _BREAKS_PAGE = (
     "https://docs.pytorch.org/docs/stable/user_guide/torch_compiler/compile/programming_model.graph_breaks_index.html"
 )

@@ -20,27 +20,6 @@ from torchtriage.core.finding import Finding, Frame
 from torchtriage.core.names import elide, visible
 from torchtriage.core.units import format_bytes, format_count, format_ms
 
-__all__ = [
-    "N_NAMED",
-    "books",
-    "cache",
-    "counts",
-    "cures",
-    "cut",
-    "facts",
-    "file_name",
-    "function",
-    "graph_break",
-    "joined",
-    "looked_at",
-    "other_findings",
-    "place",
-    "process",
-    "recompile",
-    "seconds",
-    "values",
-]
-
 N_NAMED = 4
 """Causes of one recompilation beside the one that the log names."""
 

@@ -6,8 +6,6 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 
-__all__ = ["FxNode", "Kernels", "count_ops", "inlined", "kernels_of", "nodes_of"]
-
 _NODE = re.compile(r'^ {4,}(?P<name>\w+)(?:: "(?P<type>[^"\n]*)")? = (?P<value>[^\n]+?)(?:; {2}[^\n]*)?$', re.MULTILINE)
 _NODE_OR_LINE = re.compile(
     rf"{_NODE.pattern}|^ *# (?:Annotation: .*?)?File: (?P<file>[^\n]+?):(?P<line>\d+) in"

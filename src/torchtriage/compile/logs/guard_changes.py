@@ -15,8 +15,6 @@ from msgspec.json import decode
 from torchtriage.compile.logs.guards import GuardTree
 from torchtriage.compile.logs.recompiles import Cause, GuardFailure, as_written, parse_failures
 
-__all__ = ["besides"]
-
 _TENSOR = re.compile(
     r"check_tensor\([^=]+?, \w+, (?P<keys>DispatchKeySet\([^()]*\)), (?P<dtype>[\w.]+), device=(?P<device>\w+),"
     r" requires_grad=(?P<grad>\w+), size=\[(?P<size>[^\[\]]*)\], stride=\[(?P<stride>[^\[\]]*)\]\)"

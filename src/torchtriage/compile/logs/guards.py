@@ -6,8 +6,6 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 
-__all__ = ["PYTHON_GUARDS", "GuardTree", "parse_guards", "parse_old_guards"]
-
 _LEAF = re.compile(r"^[| ]*\+- (?P<kind>[A-Z][A-Z_0-9]+): (?P<text>[^\n]*)$", re.MULTILINE)
 _LATENCY = re.compile(r"Guard (?:eval )?latency = (?P<us>\d+(?:\.\d+)?) us")
 _PLACE = re.compile(r"# (?P<file>[^\s#]+):(?P<line>\d+) in (?P<name>\S+)")

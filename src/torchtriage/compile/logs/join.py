@@ -22,8 +22,6 @@ from torchtriage.core.trace import Trace
 from torchtriage.core.trace.compiled_regions import Regions, find_regions, next_on_lane
 from torchtriage.core.units import NS_PER_MS, format_count, format_ms, ms
 
-__all__ = ["join"]
-
 Ints = NDArray[np.int64]
 
 

@@ -33,8 +33,6 @@ from torchtriage.core.finding import Finding, Frame, NotChecked, Note
 from torchtriage.core.units import format_count, format_ms, format_share
 from torchtriage.core.version import __version__
 
-__all__ = ["judge"]
-
 
 def judge(logs: Sequence[ProcessLog]) -> CompileResult:
     """Return the result of the logs of one or more processes together."""

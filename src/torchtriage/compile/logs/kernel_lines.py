@@ -22,8 +22,6 @@ from torchtriage.compile.logs.read import HOW, find_logs, opened, rank_of
 from torchtriage.core.errors import LogError
 from torchtriage.core.finding import Frame
 
-__all__ = ["GraphCode", "KernelCall", "read_graph_codes"]
-
 _POST_GRAD = ("inductor_post_grad_graph", "after_post_grad_graph")
 _STACKS = "inductor_provenance_tracking_kernel_stack_traces"
 _KEYS = ("fx_graph_cache_hit", "fx_graph_cache_miss")

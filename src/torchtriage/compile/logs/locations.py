@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 from torchtriage.core.finding import Frame
 
-__all__ = ["is_library", "is_wrapper", "parse_traceback", "part_name", "resumed", "user_frame", "whole_name"]
-
 _LIBRARY = re.compile(
     r"(?:^|[\\/])(?:site-packages|dist-packages)[\\/]|^<frozen |^<string>|^<eval"
     r"|(?:^|[\\/])lib(?:64)?[\\/]python3\.\d+[\\/]"

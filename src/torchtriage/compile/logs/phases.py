@@ -10,8 +10,6 @@ from typing import Annotated
 
 import msgspec
 
-__all__ = ["OTHER", "PHASES", "Phases", "phase_of"]
-
 PHASES = (
     (
         "Dynamo: tracing Python",

@@ -14,8 +14,6 @@ from torchtriage.compile.logs.phases import Phases
 from torchtriage.compile.logs.recompiles import TENSOR_CAUSES, GuardFailure
 from torchtriage.core.finding import Frame
 
-__all__ = ["BreakGroup", "Compilation", "FunctionKey", "ProcessLog", "RecompileGroup"]
-
 FunctionKey = tuple[str, str, int]
 """Name, file and first line."""
 

@@ -19,8 +19,6 @@ from torchtriage.compile.logs.process_log import ProcessLog
 from torchtriage.core.errors import LogError
 from torchtriage.core.folders import is_inside
 
-__all__ = ["HOW", "find_logs", "opened", "rank_of", "read_logs"]
-
 Form = Literal["structured", "text", "explain"]
 Progress = Callable[[int, int], None]
 

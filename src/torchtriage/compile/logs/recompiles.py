@@ -9,8 +9,6 @@ from typing import Literal
 from torchtriage.compile.logs.locations import parse_traceback
 from torchtriage.core.finding import Frame
 
-__all__ = ["TENSOR_CAUSES", "Cause", "GuardFailure", "as_written", "parse_failures"]
-
 Cause = Literal[
     "size",
     "stride",

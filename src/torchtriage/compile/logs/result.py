@@ -10,26 +10,6 @@ from dataclasses import dataclass
 
 from torchtriage.core.finding import Crash, Finding, Fix, Frame, NotChecked, Note
 
-__all__ = [
-    "COMPILE_SCHEMA",
-    "AlsoChanged",
-    "Cache",
-    "CompileResult",
-    "CompiledFunction",
-    "Count",
-    "Drawing",
-    "GraphBreak",
-    "Guards",
-    "Inductor",
-    "Joined",
-    "LogCoverage",
-    "LogPhase",
-    "PassStage",
-    "PhaseSpan",
-    "Process",
-    "Recompile",
-]
-
 COMPILE_SCHEMA = "torchtriage-compile/1"
 
 

@@ -18,8 +18,6 @@ from torchtriage.compile.logs.process_log import Compilation, ProcessLog
 from torchtriage.compile.logs.recompiles import GuardFailure, parse_failures
 from torchtriage.core.finding import Frame
 
-__all__ = ["read_structured"]
-
 MAX_GRAPHS = 24
 MAX_GRAPH_BYTES = 2 << 20
 """Of one graph that is kept to be drawn."""

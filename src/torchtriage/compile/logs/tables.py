@@ -33,18 +33,6 @@ from torchtriage.compile.logs.result import (
 )
 from torchtriage.core.finding import Fix, Frame
 
-__all__ = [
-    "breaks_of",
-    "coverage_of",
-    "functions_of",
-    "guards_of",
-    "inductor_of",
-    "inlined_of",
-    "phases_of",
-    "processes_of",
-    "recompiles_of",
-]
-
 N_SHOWN = 50
 N_CURED = 4
 """Causes of one recompilation whose cures are listed."""

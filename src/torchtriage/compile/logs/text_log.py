@@ -22,8 +22,6 @@ from torchtriage.compile.logs.recompiles import parse_failures
 from torchtriage.core.errors import LogError
 from torchtriage.core.finding import Frame
 
-__all__ = ["read_explain", "read_text"]
-
 MAX_JSON_BYTES = 256 << 20
 MAX_LINE_BYTES = 1 << 20
 MAX_LINES = 20_000

@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["BridgeWatch", "mark"]
-
 
 @contextmanager
 def mark(*words: object) -> Iterator[None]:

@@ -15,19 +15,6 @@ from torchtriage.compile.xla.dumps import HloModule
 from torchtriage.compile.xla.result import Cause, FallbackKind
 from torchtriage.core.finding import Fix, Frame
 
-__all__ = [
-    "FIXES",
-    "READS",
-    "SHAPES",
-    "CauseReason",
-    "again",
-    "from_dump",
-    "from_profile",
-    "is_lowering",
-    "kind_of",
-    "user_line",
-]
-
 READS = frozenset({"aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::equal"})
 SHAPES = frozenset(
     {

@@ -18,8 +18,6 @@ from torchtriage.core.isolate import session_main
 from torchtriage.core.isolate import target as targets
 from torchtriage.core.isolate.target import Case, TargetError
 
-__all__ = ["XlaSession", "dumped"]
-
 LEARNING_RATE = 1e-4
 TIMES = ("CompileTime", "ExecuteTime", "TransferToDeviceTime", "TransferFromDeviceTime")
 SIZES = ("InboundData", "OutboundData")

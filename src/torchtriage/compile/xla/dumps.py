@@ -14,20 +14,6 @@ from typing import TypeVar
 
 from torchtriage.core.finding import Frame
 
-__all__ = [
-    "Analysis",
-    "HloModule",
-    "Metrics",
-    "SavedGraph",
-    "XlaMetric",
-    "parse_amount",
-    "read_debug",
-    "read_metrics",
-    "read_module",
-    "read_saved",
-]
-
-
 Value = TypeVar("Value")
 
 

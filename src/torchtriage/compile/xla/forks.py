@@ -21,8 +21,6 @@ from torchtriage.compile.xla.child import XlaSession
 from torchtriage.core.isolate import session_main
 from torchtriage.core.isolate.processes import describe_exit, last_line
 
-__all__ = ["ForkServer", "ForkedProcess"]
-
 MESSAGE = 1 << 17
 """Bytes at most: the variables of a session that are not those of everyone."""
 EVERY_S = 0.01

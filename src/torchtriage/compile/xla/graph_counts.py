@@ -12,8 +12,6 @@ from torchtriage.compile.xla.dumps import Analysis, HloModule, SavedGraph
 from torchtriage.compile.xla.result import Cause, CountedStep, Fallback, FxGraph, HloGraph, Route, RouteName
 from torchtriage.core.finding import Frame
 
-__all__ = ["count", "fallbacks_of"]
-
 
 def count(
     route: RouteName,

@@ -31,8 +31,6 @@ from torchtriage.compile.xla.result import Fallback, HloGraph, XlaProgram
 from torchtriage.core.errors import LogError
 from torchtriage.core.finding import Frame, Note
 
-__all__ = ["read_dumps"]
-
 HOW = (
     "print(torch_xla.debug.metrics.metrics_report()), PT_XLA_DEBUG_LEVEL=2,"
     " XLA_SAVE_TENSORS_FILE=graphs.txt or XLA_FLAGS=--xla_dump_to=DIR"

@@ -12,8 +12,6 @@ from torchtriage.compile.xla.forks import ForkServer
 from torchtriage.core.errors import UsageError
 from torchtriage.core.isolate.session_client import SessionClient, thread_limits
 
-__all__ = ["find_python", "fork_server", "module_command", "session"]
-
 PACKAGE = Path(__file__).parents[2]
 BESIDE = Path(".venv-xla", "bin", "python")
 HOW = "pip install torch==2.9.0 torch_xla==2.9.0 into a Python of its own, then --python PATH"

@@ -12,26 +12,6 @@ from typing import Literal
 from torchtriage.compile.logs.result import Count, GraphBreak, Recompile
 from torchtriage.core.finding import Fix, Frame, Note
 
-__all__ = [
-    "XLA_SCHEMA",
-    "AnswerCheck",
-    "Cause",
-    "Correlation",
-    "CountedStep",
-    "Fallback",
-    "FallbackKind",
-    "FxGraph",
-    "HloGraph",
-    "Route",
-    "RouteComparison",
-    "RouteName",
-    "RouteTimes",
-    "RouteVerdict",
-    "XlaModel",
-    "XlaProgram",
-    "XlaResult",
-]
-
 XLA_SCHEMA = "torchtriage-xla/1"
 
 RouteName = Literal["eager", "lazy", "openxla"]

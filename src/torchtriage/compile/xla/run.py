@@ -32,8 +32,6 @@ from torchtriage.core.finding import Note
 from torchtriage.core.isolate.session_client import SessionError
 from torchtriage.core.stats.paired_interval import LEAST_PAIRS
 
-__all__ = ["XlaPlan", "measure", "run_script"]
-
 N_FRAMES = "64"
 """``PT_XLA_DEBUG`` shows 8 by default: a module's call alone takes two."""
 BUDGET_S = 70.0

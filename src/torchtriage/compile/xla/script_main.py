@@ -10,8 +10,6 @@ import runpy
 import sys
 from pathlib import Path
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Run the script as ``__main__``, however it ends."""

@@ -17,8 +17,6 @@ from torchtriage.core.isolate.session_client import SessionClient, SessionError
 from torchtriage.core.stats.paired_interval import LEAST_PAIRS, order_of_pairs
 from torchtriage.core.stats.session_comparison import session_value
 
-__all__ = ["Rounds", "compare", "summarise"]
-
 WARM_UP_S = 0.5
 BLOCK_S = 0.05
 """A turn: short beside what disturbs a machine, long beside a change of turns."""

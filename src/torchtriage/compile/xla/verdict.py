@@ -24,8 +24,6 @@ from torchtriage.core.stats.rank_correlation import MIN_PAIRS, rank_correlation
 from torchtriage.core.units import format_count, format_ms
 from torchtriage.core.version import __version__
 
-__all__ = ["compared", "judge"]
-
 TITLES: dict[RouteName, str] = {"openxla": "openxla", "lazy": "LazyTensor", "eager": "eager on the processor"}
 COUNTED: tuple[RouteName, ...] = ("openxla", "lazy")
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["PHASES", "gather", "keep_all"]
-
 PHASES = ("capture", "autograd and graph passes", "lowering", "code and kernels")
 """Dynamo; AOTAutograd; Inductor up to its code; writing, building and tuning that code."""
 

@@ -8,8 +8,6 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["describe_exit", "last_line", "signal_group"]
-
 
 def signal_group(process: subprocess.Popen[bytes], name: str = "SIGKILL") -> None:
     """Signal a process that was started with ``start_new_session``, and all that it started."""

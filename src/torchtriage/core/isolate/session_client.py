@@ -17,8 +17,6 @@ from typing import IO, Any
 from torchtriage.core.errors import UsageError
 from torchtriage.core.isolate.processes import describe_exit, last_line, signal_group
 
-__all__ = ["SessionClient", "SessionError", "thread_limits"]
-
 
 class SessionError(Exception):
     """A session did not answer as it should; ``kind`` is target, error, crash or timeout."""

@@ -17,8 +17,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ModelSession", "end_with_parent", "facts_of", "import_torch", "main"]
-
 STARTED_NS = time.perf_counter_ns()
 
 CLEAR_PEAK = "5"

@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Case", "TargetError", "build", "cast", "describe_error", "floats", "leaves", "load", "named_leaves"]
-
 SEED = 0
 ASKED = ("batch_size", "dtype", "device")
 

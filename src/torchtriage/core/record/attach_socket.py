@@ -26,8 +26,6 @@ from typing import Any, Protocol
 
 from torchtriage.core.record.stacks import callers, current_frames
 
-__all__ = ["Ask", "AttachSocket", "socket_folder", "socket_prefix"]
-
 MAX_LINE_BYTES = 4096
 TIMEOUT_S = 10.0
 """So long a client may take to ask, or to read."""

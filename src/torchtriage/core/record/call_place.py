@@ -6,8 +6,6 @@ from types import FrameType
 
 from torchtriage.core.record.stacks import user_calls
 
-__all__ = ["CallPlace"]
-
 N_FRAMES = 2
 """The call and what called its function: a helper may be called twice."""
 MOVED_ON = 5

@@ -23,8 +23,6 @@ from typing import Any, TypeAlias
 
 from torchtriage.core.record.stacks import is_library
 
-__all__ = ["CallProbe", "ProbedCall"]
-
 MOST_CALLS = 200
 """Calls of one function in a step whose inputs and results are read; more are counted."""
 LONGEST_S, LOOKS_AT_CLOCK = 5.0, 256

@@ -15,8 +15,6 @@ from typing import Any
 
 from torchtriage.core.machine import allowed_cpus, cpu_name, driver_version, variables
 
-__all__ = ["gather", "process_rank", "world_size"]
-
 _ALLOCATORS = ("jemalloc", "tcmalloc", "mimalloc")
 
 

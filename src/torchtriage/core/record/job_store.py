@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-__all__ = ["JobStore", "process_group"]
-
 TIMEOUT = timedelta(seconds=5)
 
 

@@ -18,8 +18,6 @@ from typing import Any
 from torchtriage.core.errors import UsageError
 from torchtriage.core.names import mask_secrets
 
-__all__ = ["BOOTSTRAP", "Command", "end_like", "find_command", "launch"]
-
 BOOTSTRAP = Path(__file__).parent / "bootstrap"
 SETTINGS = "TORCHTRIAGE_RUN"
 LAUNCHER_MODULES = ("torch.distributed.", "accelerate.", "deepspeed.", "lightning.fabric.")

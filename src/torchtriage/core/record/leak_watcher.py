@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-__all__ = ["LeakWatcher"]
-
 
 class LeakWatcher(Protocol):
     """What looks for leaks beside the recorder."""

@@ -12,8 +12,6 @@ from typing import Any
 
 from torchtriage.core.record.stacks import callers, current_frames
 
-__all__ = ["BACKWARD", "in_main_thread", "main_thread_prepares"]
-
 PATIENCE_S = 10.0
 """So long the main thread may stay inside one call before it is no longer asked."""
 COMPILING = ("_dynamo/convert_frame.py", "_inductor/compile_fx.py")

@@ -21,8 +21,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # here only the script imports torch
     import torch
 
-__all__ = ["ANSWERS_FILE", "Answers"]
-
 ANSWERS_FILE = "answers-{pid}.json"
 SEED = 0
 FIRST = 8

@@ -14,8 +14,6 @@ from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
 
-__all__ = ["BACKWARD", "BETWEEN", "FORWARD", "LOADER", "OPTIMIZER", "PHASES", "WAIT", "PhaseClock", "Window"]
-
 BETWEEN, LOADER, FORWARD, BACKWARD, OPTIMIZER, WAIT = range(6)
 PHASES = ("between", "loader", "forward", "backward", "optimizer", "wait")
 COST_NS, MOST_SHARE = 120_000, 0.002

@@ -19,8 +19,6 @@ from torchtriage.core.record.phase_clock import BACKWARD, BETWEEN, FORWARD, LOAD
 if TYPE_CHECKING:  # here only the script imports torch
     import torch
 
-__all__ = ["PhaseHooks"]
-
 MOST_OUTPUTS = 4
 """So many tensors of a module's output are watched for the begin of their backward pass."""
 

@@ -8,8 +8,6 @@ import stat
 import sys
 from pathlib import Path
 
-__all__ = ["PRINTED_FILE", "finish_printing", "print_by_line"]
-
 PRINTED_FILE = "printed-{pid}.txt"
 """Bytes of output when this process was ended."""
 

@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["BUSY", "Capture", "ProfilerBusyError", "capture_ended", "devices", "profiler_running"]
-
 BUSY = "the script profiles itself"
 THREAD_ENDED = "the thread that stepped has ended"
 LEFTOVER = "after the last step"

@@ -27,8 +27,6 @@ from torchtriage.core.record.timing import settled, step_wall_ns
 from torchtriage.core.record.torch_hooks import may_compile
 from torchtriage.core.record.unused_gradients import GradientWatch
 
-__all__ = ["COMPLETE", "EARLY", "HEAVY_FILE", "LIGHT_FILE", "RECORDING_FILE", "SCHEMA", "RecordPlan", "Recorder"]
-
 SCHEMA = "torchtriage-recording/1"
 RECORDING_FILE = "recording.json"
 LIGHT_FILE = "light.json.gz"

@@ -27,8 +27,6 @@ from torchtriage.core.errors import MissingExtraError, UsageError
 from torchtriage.core.record.attach_socket import Ask, AttachSocket
 from torchtriage.core.record.profiler_capture import BUSY, Capture, ProfilerBusyError
 
-__all__ = ["SampleStats", "Sampler", "sample"]
-
 ATTACH_VARIABLE = "TORCHTRIAGE_ATTACH"
 PATTERN = "sample-*.json.gz"
 JITTER = 0.1

@@ -10,8 +10,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-__all__ = ["EFFECTS_FILE", "watch_effects"]
-
 EFFECTS_FILE = "effects-{pid}.txt"
 MOST = 200
 STARTS = {"subprocess.Popen": 0, "os.system": 0, "os.exec": 0, "os.posix_spawn": 0, "os.spawn": 1}

@@ -31,8 +31,6 @@ with contextlib.suppress(ImportError):
 from torchtriage.core.record.main_thread import BACKWARD
 from torchtriage.core.record.stacks import current_frames, positions
 
-__all__ = ["SAMPLES", "StackSampler", "samples_of"]
-
 SAMPLES = "samples-{}.json"
 SWITCH_S = 0.0005
 PERIOD_S, LONGEST_PERIOD_S = 0.004, 0.064

@@ -17,20 +17,6 @@ from typing import TYPE_CHECKING, TypeVar
 if TYPE_CHECKING:  # here only the script imports torch
     import torch
 
-__all__ = [
-    "callers",
-    "current_frames",
-    "inside_another",
-    "is_library",
-    "module_codes",
-    "outermost_modules",
-    "positions",
-    "runs",
-    "user_call",
-    "user_calls",
-    "without_collection",
-]
-
 Result = TypeVar("Result")
 _CALL = methodcaller("__call__")
 _POSITION = attrgetter("f_code", "f_lasti")

@@ -18,8 +18,6 @@ from torchtriage.core.record.environment import process_rank
 if TYPE_CHECKING:
     from typing import TextIO
 
-__all__ = ["COMPILE_FOLDER", "StructuredLog", "log_of"]
-
 COMPILE_FOLDER = "compile"
 """Of the logs, in the folder of a run."""
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean, median
 
-__all__ = ["settled", "step_wall_ns"]
-
 SETTLED = 0.05
 """Halves whose medians differ by less say the same."""
 OUTLIER = 3.0

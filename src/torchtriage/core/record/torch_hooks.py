@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # here only the script imports torch
     import torch
 
-__all__ = ["ForwardHook", "before_compile", "before_fetches", "has_compiled", "may_compile", "optimizer_made"]
-
 
 class ForwardHook:
     """A forward pre-hook that a saved or copied model does not keep."""

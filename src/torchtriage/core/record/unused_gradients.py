@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # here only the script imports torch
     import torch
 
-__all__ = ["GradientWatch"]
-
 MOST_NAMES = 5
 
 

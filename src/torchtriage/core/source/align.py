@@ -14,8 +14,6 @@ from typing import Literal
 from torchtriage.core.source.flow import Flow, Site
 from torchtriage.core.source.operators import CONSTRUCTORS
 
-__all__ = ["Alignment", "Called", "align"]
-
 _BEHIND = frozenset({"warnings.py", "weakref.py", "_weakrefset.py", "abc.py"})
 """Files whose functions Python calls on its own: warnings, callbacks of garbage, checks of type."""
 

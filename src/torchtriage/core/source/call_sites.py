@@ -27,8 +27,6 @@ from torchtriage.core.source.operators import (
 )
 from torchtriage.core.source.scopes import Names, called_name
 
-__all__ = ["flow_of"]
-
 
 def flow_of(function: Function, module: ast.Module) -> Flow:
     """Return the automaton of a function's own body; what it defines inside is not part of it.

@@ -21,8 +21,6 @@ from pathlib import Path, PureWindowsPath
 from torchtriage.core.folders import is_inside
 from torchtriage.core.source.functions import Function, find_functions
 
-__all__ = ["MAX_BYTES", "SourceFile", "Sources", "parse", "read"]
-
 MAX_BYTES = 4 << 20
 """Larger files are generated: parsing one takes seconds and half a gigabyte."""
 _CELL = re.compile(r"ipykernel_\d+[/\\]\d+\.py$|^<ipython-input-|^<stdin>|^Cell In\[")

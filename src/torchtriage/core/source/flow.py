@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-__all__ = ["Edge", "Flow", "FlowBuilder", "LoopFlow", "Site"]
-
 MAX_STATES = 20_000
 """Beyond, a body is generated code; nobody reads its lines."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
-__all__ = ["COMPREHENSIONS", "Body", "Function", "find_functions", "own_nodes"]
-
 Body = (
     ast.FunctionDef
     | ast.AsyncFunctionDef

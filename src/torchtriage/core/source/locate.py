@@ -17,8 +17,6 @@ from torchtriage.core.source import Called, Flow, Function, Site, SourceFile, So
 from torchtriage.core.trace import Trace
 from torchtriage.core.trace.frames import calls_of, frame_of, module_path, module_rows, parse_frame, user_rows
 
-__all__ = ["MAX_LINES", "Locator"]
-
 MAX_LINES = 5
 """More candidate lines than these help nobody."""
 MAX_FRAMES = 400

@@ -4,21 +4,6 @@ from __future__ import annotations
 
 import ast
 
-__all__ = [
-    "BINARY",
-    "COMPARE",
-    "CONSTRUCTORS",
-    "CONSUMERS",
-    "NUMBER",
-    "NUMBERS",
-    "READ",
-    "TRUTH",
-    "UNARY",
-    "VIEWED",
-    "VIEWS",
-    "WRITE",
-]
-
 
 def _words(text: str) -> tuple[str, ...]:
     return tuple(text.split())

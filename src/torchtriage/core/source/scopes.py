@@ -9,8 +9,6 @@ from functools import lru_cache
 
 from torchtriage.core.source.functions import Function, own_nodes
 
-__all__ = ["Names", "called_name"]
-
 
 def called_name(func: ast.expr) -> str:
     """Return the last name of what is called, empty where it has none."""

@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 from torchtriage.core.arrays import Floats
 from torchtriage.core.stats.difference import student_tail
 
-__all__ = ["ChangePoint", "find"]
-
 PROPOSE = 1.5
 """A proposed change must explain this many times ``log(n)`` variances: 2 is Yao's (1988)."""
 REACH = 2

@@ -14,8 +14,6 @@ import numpy as np
 from torchtriage.core.arrays import Floats
 from torchtriage.core.stats.difference import student_tail
 
-__all__ = ["MannWhitney", "Welch", "cohen_d", "mann_whitney", "welch"]
-
 
 class Welch(NamedTuple):
     """Welch's t of after minus before, its degrees of freedom and its two-sided p-value."""

@@ -16,15 +16,6 @@ from numpy.typing import NDArray
 
 from torchtriage.core.arrays import Floats
 
-__all__ = [
-    "Interval",
-    "block_length",
-    "difference_of_means",
-    "difference_of_medians",
-    "student_quantile",
-    "student_tail",
-]
-
 N_RESAMPLES = 2000
 """Ends of a 95 % interval move by about 2 % of its width from seed to seed."""
 MIN_STEPS = 2

@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["median_interval"]
-
 RISK = 0.05
 """That the true median lies below the interval, and again that it lies above."""
 EXACT = 1000

@@ -9,8 +9,6 @@ import numpy as np
 
 from torchtriage.core.arrays import Floats
 
-__all__ = ["Method", "adjust"]
-
 Method = Literal["holm", "benjamini-hochberg"]
 
 

@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from torchtriage.core.stats.difference import student_quantile
 
-__all__ = ["GAP", "LEAST_PAIRS", "NARROW", "Order", "Ratio", "order_of_pairs", "ratio_of_pairs"]
-
 LEAST_PAIRS = 3
 """Two pairs give an interval of 12.7 standard errors: no use to anyone."""
 GAP = 0.05

@@ -11,15 +11,6 @@ import numpy as np
 from torchtriage.core.arrays import Floats
 from torchtriage.core.stats.difference import block_length, student_quantile
 
-__all__ = [
-    "QuantileInterval",
-    "check_enough",
-    "interval_over_sessions",
-    "least_values",
-    "quantile_interval",
-    "session_quantile",
-]
-
 
 class QuantileInterval(NamedTuple):
     """A quantile and the ends of its interval, in the unit of the values; NaN where unknown."""

@@ -10,8 +10,6 @@ import numpy as np
 from torchtriage.core.arrays import Floats
 from torchtriage.core.stats.rank_tests import mean_ranks
 
-__all__ = ["MIN_PAIRS", "RankCorrelation", "rank_correlation"]
-
 MIN_PAIRS = 10
 """The interval of Bonett and Wright holds what it promises from about here on."""
 Z = 1.959964

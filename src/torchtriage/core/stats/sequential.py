@@ -25,8 +25,6 @@ from torchtriage.core.stats.session_comparison import (
     verdict,
 )
 
-__all__ = ["Decision", "StoppingPlan", "decide"]
-
 SHAPE = 0.25
 """Wang and Tsiatis (1987): 0.5 asks the same level at every look (Pocock), 0 almost all at the end (O'Brien and
 Fleming). Between them both the mean and the largest number of pairs are near their least."""

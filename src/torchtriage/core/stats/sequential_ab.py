@@ -13,8 +13,6 @@ import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-__all__ = ["BLOCK", "Difference", "Estimate", "EventRatio", "Moments", "SplitCheck"]
-
 BLOCK = 5
 """Requests of the rarer arm in the smallest block; means of five logarithms are near to normal."""
 N_LEVELS = 10

@@ -20,23 +20,6 @@ from torchtriage.core.stats.difference import student_quantile
 from torchtriage.core.stats.quantiles import check_enough, session_quantile
 from torchtriage.core.stats.rank_tests import centre_and_interval, rank_sum_below, signed_rank_below, two_sided_p
 
-__all__ = [
-    "LOW",
-    "QUANTILES",
-    "Change",
-    "Statistic",
-    "Verdict",
-    "compare_sessions",
-    "compare_values",
-    "least_sessions",
-    "newest_level",
-    "noise_floor",
-    "pairs_needed",
-    "pairs_to_tell",
-    "session_value",
-    "verdict",
-]
-
 Statistic = Literal["low", "median", "mean", "p95", "p99", "peak"]
 Verdict = Literal["regression", "improvement", "same", "inconclusive"]
 

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from torchtriage.core.arrays import Floats
 from torchtriage.core.stats.trend import sen_slope
 
-__all__ = ["LEAST_VALUES", "TOLERANCE", "Steady", "find_steady"]
-
 LEAST_VALUES = 10
 """Fewer say nothing about what is steady."""
 TOLERANCE = 0.03

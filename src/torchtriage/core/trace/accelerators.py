@@ -19,8 +19,6 @@ from torchtriage.core.trace.columns import Lane
 from torchtriage.core.trace.event_types import whole
 from torchtriage.core.trace.schema import HOST_KINDS, Kind
 
-__all__ = ["ASCEND_DEVICE", "LaunchArrows", "read_accelerators"]
-
 ASCEND_DEVICE = "Ascend Hardware"
 _ASCEND_CALLS = "CANN"
 _MTIA = "mtia_ccp_events"

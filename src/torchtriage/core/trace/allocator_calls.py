@@ -9,8 +9,6 @@ from torchtriage.core.trace.columns import Trace
 from torchtriage.core.trace.device import HOST_LATE
 from torchtriage.core.trace.schema import Kind
 
-__all__ = ["allocator_calls", "idle_behind", "outside_capture"]
-
 # not the stream-ordered cudaMallocAsync/FreeAsync: they neither wait nor map memory
 _MALLOC = (
     r"^(cuda(Malloc|MallocManaged|HostAlloc|MallocHost)"

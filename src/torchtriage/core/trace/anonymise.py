@@ -27,8 +27,6 @@ from torchtriage.core.trace.operator_words import OPERATOR_WORDS
 from torchtriage.core.trace.pseudonyms import Pseudonyms
 from torchtriage.core.trace.schema import Kind
 
-__all__ = ["Anonymiser"]
-
 _FIELD = """
 accelerator accessor acl aclnn aclop aclrt acquire adds ai all2all allocated amd analysis aot array ascend ascendcl
 async aten attr autograd axpy backend backward backwards bad batch batchnorm bench bf16 bfloat bfloat16 bmm bool bs

@@ -12,8 +12,6 @@ from typing import IO, Any, BinaryIO
 from torchtriage.core.errors import TriageError
 from torchtriage.core.names import elide, visible
 
-__all__ = ["open_member"]
-
 MAX_NAME = 300
 
 

@@ -18,8 +18,6 @@ from torchtriage.core.trace.events import Chunk, EventReader, TextBlock
 from torchtriage.core.trace.input import open_source
 from torchtriage.core.trace.salvage import mend
 
-__all__ = ["read_args"]
-
 _ANY_SIZE = 1 << 62  # the limit was checked when the trace was read
 _LATEST = "args"
 

@@ -24,8 +24,6 @@ from numpy.typing import NDArray
 from torchtriage.core.trace.columns import Detail, Lane, MemoryEvents, ReadReport, Trace
 from torchtriage.core.trace.schema import COLUMN_TYPES
 
-__all__ = ["SUFFIX", "cache_path", "digest_of", "load", "store"]
-
 SUFFIX = ".torchtriage-cache"
 VERSION = 4
 """Raise with every change of what a column or table means."""

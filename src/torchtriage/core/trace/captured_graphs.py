@@ -21,8 +21,6 @@ from torchtriage.core.trace.schema import Kind
 if TYPE_CHECKING:
     from torchtriage.core.trace.columns import Trace
 
-__all__ = ["GRAPH_LAUNCH", "CapturedGraphs", "find_captured"]
-
 GRAPH_LAUNCH = r"^(cuda|hip|cu)\w*GraphLaunch"
 _BEGIN, _END = r"^(cuda|hip|cu)\w*StreamBeginCapture", r"^(cuda|hip|cu)\w*StreamEndCapture"
 _LAUNCH = r"^(cuda|hip|cu)\w*LaunchKernel"

@@ -16,8 +16,6 @@ from torchtriage.core.trace.columns import Trace
 from torchtriage.core.trace.messages import MAX_BYTES, item_bytes
 from torchtriage.core.trace.schema import Kind
 
-__all__ = ["ENGINE", "Collectives", "find_collectives"]
-
 ENQUEUES = r"^c10d::|^_?c10d_functional::"
 _WAITS = r"wait_tensor$|^_c10d_functional::_wrap_tensor"
 ENGINE = r"^autograd::engine::"

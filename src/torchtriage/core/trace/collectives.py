@@ -14,8 +14,6 @@ from torchtriage.core.trace.schema import Kind
 if TYPE_CHECKING:
     from torchtriage.core.trace.columns import Trace
 
-__all__ = ["communicates", "host_collectives"]
-
 # NCCL and RCCL; vLLM's and SGLang's custom all-reduces (multimem_all_reduce, cross_device_reduce);
 # torch symmetric memory (one_shot/two_shot); NVSHMEM and DeepEP kernels of MoE dispatch
 # in lower case, and what may not stand before a word after its first letters: ten times as fast, and names are long

@@ -45,8 +45,6 @@ from torchtriage.core.trace.schema import ANNOTATION_NAME, CATEGORY_KINDS, COLUM
 if TYPE_CHECKING:
     from torchtriage.core.trace.native import ScannedRows
 
-__all__ = ["MEMORY", "READ_COLUMNS", "ColumnBuilder", "is_row"]
-
 T = TypeVar("T")
 
 READ_COLUMNS = {name: dtype for name, dtype in COLUMN_TYPES.items() if name != "kind"}

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from torchtriage.core.trace.serving import Serving
     from torchtriage.core.trace.steps import Steps, Window
 
-__all__ = ["STREAM_PROCESS", "Detail", "Lane", "MemoryEvents", "ReadReport", "Trace"]
-
 STREAM_PROCESS = "stream_process"
 """The label of a device's stream that names the process whose it is, where a format says."""
 

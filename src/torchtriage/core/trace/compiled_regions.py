@@ -13,8 +13,6 @@ from torchtriage.core.intervals import Spans
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.schema import HOST_KINDS
 
-__all__ = ["Regions", "find_regions", "next_on_lane"]
-
 _REGION = re.compile(r"^Torch-Compiled Region(?:: (\d+)/(\d+))?")
 _LOOKUP = "TorchDynamo Cache Lookup"
 _WRAPPERS = r"^Pregraph bytecode|^AOTDispatcher Runtime Wrapper Prologue"

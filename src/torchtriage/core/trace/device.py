@@ -20,20 +20,6 @@ from torchtriage.core.trace.schema import Kind
 if TYPE_CHECKING:
     from torchtriage.core.trace.columns import Trace
 
-__all__ = [
-    "BACK_TO_BACK_NS",
-    "EARLY_NS",
-    "HOST_LATE",
-    "LAUNCH_SLACK_NS",
-    "QUEUED",
-    "STAGED",
-    "UNKNOWN",
-    "Backlog",
-    "Device",
-    "Gaps",
-    "find_devices",
-]
-
 BACK_TO_BACK_NS = 2_000
 """Gaps up to this are the device's own turn-around: 0.8-2 us on CUDA, ~0 on ROCm (measured)."""
 

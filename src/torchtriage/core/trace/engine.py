@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 
 from torchtriage.core.errors import UsageError
 
-__all__ = ["FILE", "READER_VARIABLE", "Engine", "find_engine"]
-
 READER_VARIABLE = "TORCHTRIAGE_READER"
 VERSION = 7
 """Of the library's interface; one of another version is left alone."""

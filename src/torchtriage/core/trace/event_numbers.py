@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 from torchtriage.core.trace.event_types import whole
 from torchtriage.core.trace.events import Chunk
 
-__all__ = ["LARGEST_NS", "NO_DUR_NS", "NO_TIME_NS", "ExactTimes", "exact_ns", "int64_of", "us_text"]
-
 # Doubles hold three decimals of a microsecond exactly (after rounding to ns) below this:
 # half a unit in the last place is 0.488 ns there. Larger clocks are read from their text.
 EXACT_BELOW_US = float(1 << 43)

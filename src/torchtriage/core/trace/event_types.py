@@ -18,47 +18,6 @@ import msgspec
 
 from torchtriage.core.trace.schema import CATEGORY_KINDS, WORK_KINDS, Kind
 
-__all__ = [
-    "ARROWS",
-    "BROKEN",
-    "CATEGORIES",
-    "GROUP_OF",
-    "KERNEL",
-    "LAUNCHES",
-    "NO_ARGS",
-    "PHASES",
-    "RANK",
-    "READ_AGAIN",
-    "Arrow",
-    "Begin",
-    "Complete",
-    "DeviceArgs",
-    "End",
-    "Event",
-    "EventRow",
-    "Group",
-    "Instant",
-    "InstantArgs",
-    "KnownInstant",
-    "Label",
-    "LaunchArrow",
-    "OldInstant",
-    "OpArgs",
-    "RawEvent",
-    "args_read",
-    "decode_by_category",
-    "decode_by_phase",
-    "decode_loosely",
-    "decode_raw",
-    "error_position",
-    "event_size",
-    "is_complete",
-    "is_cut_short",
-    "is_event",
-    "text_of",
-    "whole",
-]
-
 _NO_TEXT = msgspec.Raw(b"")
 
 

@@ -36,17 +36,6 @@ from torchtriage.core.trace.input import EXPORT, Source
 from torchtriage.core.trace.salvage import MAX_MENDED_BYTES, closes_list, find_start, mend, skip_gap, walk
 from torchtriage.core.units import format_bytes
 
-__all__ = [
-    "CHUNK_BYTES",
-    "MAX_EVENT_BYTES",
-    "SEPARATOR",
-    "Chunk",
-    "EventReader",
-    "Loss",
-    "TextBlock",
-    "UnfinishedBlock",
-]
-
 CHUNK_BYTES = 256 << 10
 """Fits the L2 cache: whole-file decoding is 2-3x slower (measured, docs/performance.md)."""
 MAX_EVENT_BYTES = 16 << 20

@@ -31,8 +31,6 @@ from torchtriage.core.units import DEFAULT_MAX_BYTES
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["join_inputs"]
-
 _MOST_PLACES = 1000
 """Equal places that ids distinguish."""
 

@@ -18,30 +18,6 @@ if TYPE_CHECKING:
     from torchtriage.core.trace.columns import Trace
     from torchtriage.core.trace.nesting import Tree
 
-__all__ = [
-    "LIBRARIES",
-    "PYTHON_FRAME",
-    "STANDARD_ANYWHERE",
-    "STANDARD_FIRST",
-    "Calls",
-    "FrameCall",
-    "call_name",
-    "calls_of",
-    "frame_label",
-    "frame_of",
-    "hot_frame",
-    "is_user_frame",
-    "module_path",
-    "module_rows",
-    "op_name",
-    "open_rows",
-    "own_time_ns",
-    "parse_frame",
-    "top_frames",
-    "user_rows",
-    "user_stack",
-]
-
 PYTHON_FRAME = re.compile(r"^(?P<file>.+)\((?P<line>\d+)\): (?P<function>.+)$", re.DOTALL)
 _METHOD = re.compile(r"^<(?:built-in )?method '?(?P<method>[^' ]+)'? of (?P<owner>.+?)>$")
 _BUILTIN = re.compile(r"^<(?:built-in )?(?:function|method) '?(?P<name>[^' >]+)'?")

@@ -24,8 +24,6 @@ from torchtriage.core.trace.steps import profiler_stop
 if TYPE_CHECKING:
     from torchtriage.core.trace.columns import Trace
 
-__all__ = ["BLIND_NS", "LEAD_LOW", "LEAD_NS", "MISSED", "SYNC_CALL", "Waits", "bubbles", "find_waits", "lost_lead"]
-
 SYNC_CALL = r"^(cuda|hip|cu|mtia|xpu)?(Device|Stream|Event|Ctx)Synchronize(_\w+)?$"
 _STREAM_SYNC = r"^(cuda|hip|cu)?StreamSynchronize(_\w+)?$"
 _BLOCKING_COPY = r"^(cudaMemcpy|hipMemcpy|hipMemcpyWithStream|cudaMemcpy2D|hipMemcpyDtoH|hipMemcpyHtoD)$"

@@ -8,8 +8,6 @@ from torchtriage.core.arrays import Mask
 from torchtriage.core.trace.columns import Trace
 from torchtriage.core.trace.schema import Kind
 
-__all__ = ["InferencePhase", "inference_phase"]
-
 _BACKWARD = r"^autograd::engine|Backward\d*$"
 _TRAINING = r"^Optimizer\.|^DistributedDataParallel\.|^FullyShardedDataParallel\.|^FSDP::"
 _LOSS = (

@@ -19,8 +19,6 @@ from torchtriage.core.names import elide, visible
 from torchtriage.core.trace.recorders import is_xplane, rocprof_format
 from torchtriage.core.units import DEFAULT_MAX_BYTES, format_bytes
 
-__all__ = ["EXPORT", "Input", "Source", "open_source", "reopenable"]
-
 """Refuse inputs that expand beyond this many bytes (a guard against decompression bombs)."""
 BOMB_BYTES, BOMB_RATIO = 1 << 30, 200
 """By default, also refuse what expands beyond both: traces compress 8 to 30 times."""

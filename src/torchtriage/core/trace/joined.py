@@ -17,8 +17,6 @@ from torchtriage.core.trace.input import open_source
 from torchtriage.core.trace.overlay import created, write
 from torchtriage.core.units import DEFAULT_MAX_BYTES
 
-__all__ = ["PROCESSES", "Track", "write_joined"]
-
 PROCESSES = 1_000_000
 """Process numbers of each track: those of track n begin at n + 1 of these."""
 _IDS = 1 << 32

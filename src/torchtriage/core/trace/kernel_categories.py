@@ -17,8 +17,6 @@ from torchtriage.core.trace.columns import Trace
 from torchtriage.core.trace.device import Device
 from torchtriage.core.trace.schema import Kind
 
-__all__ = ["ATTENTION", "CATEGORIES", "OTHER", "Codes", "categories", "kernel_category", "operator_category", "words"]
-
 ATTENTION, GEMM, MOE, CONVOLUTION = "attention", "GEMM", "MoE", "convolution"
 NORM, ELEMENTWISE, COPY, QUANTISATION = "norm and softmax", "elementwise", "copy and layout", "quantisation"
 KV_CACHE, SAMPLING, EMBEDDING, OPTIMIZER = "KV cache", "sampling", "embedding", "optimizer"

@@ -19,8 +19,6 @@ from torchtriage.core.trace.schema import Kind
 if TYPE_CHECKING:
     from torchtriage.core.trace.columns import Trace
 
-__all__ = ["Links", "link"]
-
 _DEVICE = (Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET, Kind.DEVICE_OTHER)
 
 

@@ -6,8 +6,6 @@ import re
 from functools import lru_cache
 from typing import NamedTuple
 
-__all__ = ["FASTEST_OTHER_GBPS", "Link", "link_of"]
-
 
 class Link(NamedTuple):
     """What connects a device with others of its host; ``gbps`` : 10^9 bytes per second in one direction, in all."""

@@ -19,23 +19,6 @@ from torchtriage.core.trace.schema import Kind
 if TYPE_CHECKING:
     from torchtriage.core.trace.columns import Trace
 
-__all__ = [
-    "ATTENTION",
-    "BATCHED",
-    "GEMMS",
-    "NOT_FP32_KERNEL",
-    "TF32_KERNEL",
-    "Product",
-    "Products",
-    "attention_flop",
-    "element_type",
-    "gradients_wanted",
-    "is_fp32_kernel",
-    "is_shape",
-    "product_of",
-    "products",
-]
-
 BATCHED = ("aten::bmm", "aten::baddbmm")
 GEMMS = ("aten::mm", "aten::addmm", *BATCHED, "aten::linear")
 

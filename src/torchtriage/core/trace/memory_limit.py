@@ -23,8 +23,6 @@ from torchtriage.core.errors import UsageError
 from torchtriage.core.trace.engine import find_engine
 from torchtriage.core.units import format_bytes
 
-__all__ = ["LEAST_BYTES", "spill_folder", "within"]
-
 LEAST_BYTES = 128 << 20
 """Python, numpy and tables take about half of it."""
 LARGE_BYTES = 1 << 20

@@ -8,8 +8,6 @@ import re
 from torchtriage.core.trace.matrix_products import ATTENTION, GEMMS, product_of
 from torchtriage.core.trace.op_inputs import Inputs
 
-__all__ = ["least_bytes"]
-
 _SIZES = {
     **dict.fromkeys(("double", "long int", "long", "c10::complex<float>"), 8),
     **dict.fromkeys(("float", "int"), 4),

@@ -19,8 +19,6 @@ from torchtriage.core.trace.columns import STREAM_PROCESS, MemoryEvents, Trace
 from torchtriage.core.trace.event_types import RANK
 from torchtriage.core.trace.schema import HOST_KINDS, WORK_KINDS, Kind
 
-__all__ = ["MergedRanks", "RankTrace", "find_merged_ranks", "split_ranks"]
-
 _DATED = (*HOST_KINDS, *WORK_KINDS, Kind.PYTHON, Kind.GPU_ANNOTATION)
 
 

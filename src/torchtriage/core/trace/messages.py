@@ -18,8 +18,6 @@ from torchtriage.core.names import short_name
 from torchtriage.core.trace.columns import Trace
 from torchtriage.core.trace.schema import Kind
 
-__all__ = ["HOST_COLLECTIVE", "MAX_BYTES", "Messages", "ProcessGroup", "item_bytes"]
-
 HOST_COLLECTIVE = r"^(gloo|mpi|ucc):"
 _ANNOTATED = r"^(nccl|rccl|xccl|hccl|ucc):"
 _RECORD = "record_param_comms"

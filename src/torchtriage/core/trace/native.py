@@ -27,8 +27,6 @@ from torchtriage.core.trace.events import MAX_EVENT_BYTES, SEPARATOR, EventReade
 from torchtriage.core.trace.input import Source
 from torchtriage.core.trace.schema import CATEGORY_KINDS
 
-__all__ = ["THREADS_WORTH_IT_BYTES", "ScannedRows", "read_native"]
-
 PADDING = 64
 """Zeros behind a text, for whoever looks ahead."""
 BLOCK_CHUNKS = 8

@@ -21,8 +21,6 @@ from torchtriage.core.trace.schema import COLUMN_TYPES, HOST_KINDS, Kind
 if TYPE_CHECKING:
     from torchtriage.core.trace.columns import Trace
 
-__all__ = ["Tree", "contain", "frame_tree", "host_tree"]
-
 Rows = NDArray[np.int32]
 
 # on equal intervals the outer one comes first

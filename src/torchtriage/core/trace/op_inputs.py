@@ -15,8 +15,6 @@ from torchtriage.core.arrays import Ints
 from torchtriage.core.trace import Trace
 from torchtriage.core.trace.matrix_products import is_shape
 
-__all__ = ["Inputs", "inputs_of", "where_inputs"]
-
 _FIELDS = ("dims", "types", "concrete", "strides")
 
 

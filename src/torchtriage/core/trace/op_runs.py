@@ -7,8 +7,6 @@ import numpy as np
 from torchtriage.core.arrays import Ints, Mask
 from torchtriage.core.trace import Kind, Trace
 
-__all__ = ["outer_ops", "runs"]
-
 
 def outer_ops(trace: Trace, inside: Mask | None = None) -> Ints:
     """Return the main thread's operators that are in no other operator, in time order.

@@ -1,7 +1,5 @@
 """The words that the names of PyTorch's own operators are made of (2.13)."""
 
-__all__ = ["OPERATOR_WORDS"]
-
 _WORDS = """
 abs absolute acceptable accumulate acos acosh activation adagrad adam adamw adaptive add addbmm addcdiv addcmul addmm
 addmv addr addstatvalue adjoint affine airy alias aligned all allclose allgather allreduce alltoall along alpha amax

@@ -15,8 +15,6 @@ from torchtriage.core.trace.events import EventReader
 from torchtriage.core.trace.input import open_source
 from torchtriage.core.units import DEFAULT_MAX_BYTES
 
-__all__ = ["created", "write", "write_overlay"]
-
 
 def write_overlay(
     path: str | os.PathLike[str],

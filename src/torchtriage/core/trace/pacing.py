@@ -18,8 +18,6 @@ from torchtriage.core.trace.schema import LOADER_NAME, Kind
 if TYPE_CHECKING:
     from torchtriage.core.trace.columns import Trace
 
-__all__ = ["Pace", "find_pace"]
-
 MIN_STEPS = 5
 MIN_WAIT_NS = 1_000_000
 STEADIER = 0.5

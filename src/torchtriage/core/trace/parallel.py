@@ -17,8 +17,6 @@ from torchtriage.core.trace.column_builder import ColumnBuilder
 from torchtriage.core.trace.events import EventReader, Loss, TextBlock, UnfinishedBlock
 from torchtriage.core.workers import PROCESSES_VARIABLE, WorkerLostError, Workers, can_start, n_cores
 
-__all__ = ["count_workers", "read_parallel", "settle"]
-
 WORTH_IT_BYTES = 192 << 20
 """Below this the interpreters' start and memory outweigh what they save (measured)."""
 MAX_WORKERS = 4

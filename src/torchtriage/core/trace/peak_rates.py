@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 from torchtriage.core.errors import UsageError
 
-__all__ = ["STATED", "Family", "Peak", "family_of", "peak_of", "stated_peak"]
-
 
 class Peak(NamedTuple):
     """Dense peak rates of one device; 0 where it has no such units.

@@ -12,8 +12,6 @@ from torchtriage.core.trace.schema import Kind
 if TYPE_CHECKING:
     from torchtriage.core.trace.columns import Trace
 
-__all__ = ["ACCELERATORS", "Origin", "find_origin"]
-
 _FLAGS = ("record_shapes", "with_stack", "profile_memory", "with_flops", "with_modules")
 
 INFLATION = {(False, False): 1.5, (True, False): 2.0, (False, True): 2.0, (True, True): 2.2}

@@ -17,8 +17,6 @@ import msgspec
 
 from torchtriage.core.errors import UsageError
 
-__all__ = ["PSEUDONYM", "Pseudonyms", "restore"]
-
 PSEUDONYM = re.compile(r"[xX]q[0-9jkqwyz]{12}z")
 _FORMAT = "torchtriage/pseudonyms-1"
 _SPELLED = str.maketrans("abcdef", "jkqwyz")

@@ -4,27 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = [
-    "ANNOTATION",
-    "ANONYMOUS",
-    "ARGUMENT",
-    "BUILTIN",
-    "CALL",
-    "COPY",
-    "FUSED",
-    "GENERATED_FILE",
-    "KNOWN_BUILTINS",
-    "MODULES",
-    "NAMESPACES",
-    "OPERATOR",
-    "OWNER",
-    "PLAIN_KERNEL",
-    "SPACES",
-    "VENDOR",
-    "VENDOR_WORD",
-    "of_vendor",
-]
-
 _TORCH_NN = """
 AdaptiveAvgPool1d AdaptiveAvgPool2d AdaptiveAvgPool3d AdaptiveLogSoftmaxWithLoss
 AdaptiveMaxPool1d AdaptiveMaxPool2d AdaptiveMaxPool3d AlphaDropout AvgPool1d AvgPool2d AvgPool3d

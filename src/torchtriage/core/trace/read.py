@@ -19,8 +19,6 @@ from torchtriage.core.trace.parallel import count_workers, read_parallel
 from torchtriage.core.trace.recorders import ROCPROF, WAYS, XPLANE
 from torchtriage.core.units import DEFAULT_MAX_BYTES
 
-__all__ = ["read_trace"]
-
 
 def read_trace(
     path: Input,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["PROGRAMS_LINE", "ROCPD", "ROCPROF", "STEPS_LINE", "WAYS", "XPLANE", "is_xplane", "rocprof_format"]
-
 XPLANE, ROCPD = "the profiler of XLA (XPlane)", "ROCm's profiler (rocpd)"
 ROCPROF = {"json": "rocprofv3 (JSON)", "csv": "rocprofv3 (CSV)"}
 STEPS_LINE, PROGRAMS_LINE = "Steps", "XLA Modules"

@@ -30,8 +30,6 @@ from torchtriage.core.trace.op_inputs import inputs_of
 from torchtriage.core.trace.peak_rates import Family, Peak, family_of
 from torchtriage.core.trace.tensile import instruction_set
 
-__all__ = ["Roofline", "device_family", "multiplying", "roofline", "unchecked"]
-
 _MULTIPLY = ("attention", "GEMM", "convolution")
 _COUNTED = [CATEGORIES.index(category) for category in _MULTIPLY]
 _COMMUNICATION = CATEGORIES.index("communication")

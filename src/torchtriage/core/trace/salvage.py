@@ -12,8 +12,6 @@ from typing import NamedTuple
 
 from torchtriage.core.trace.event_types import event_size, is_event
 
-__all__ = ["MAX_MENDED_BYTES", "Piece", "closes_list", "find_start", "mend", "skip_gap", "walk"]
-
 MAX_BAD_IN_A_ROW = 1000
 """After so many unreadable pieces in a row the rest of the text is given up as well."""
 MAX_MENDED_BYTES = 1 << 20

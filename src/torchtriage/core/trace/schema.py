@@ -12,18 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = [
-    "ANNOTATION_NAME",
-    "CATEGORY_KINDS",
-    "COLUMNS",
-    "COLUMN_TYPES",
-    "HOST_KINDS",
-    "LOADER_NAME",
-    "WORK_KINDS",
-    "Column",
-    "Kind",
-]
-
 
 class Kind(np.uint8, Enum):
     """What a row is, whatever its age and vendor called it.

@@ -33,8 +33,6 @@ from torchtriage.core.trace.steps import (
 )
 from torchtriage.core.units import format_count, format_ns
 
-__all__ = ["find_rank", "select", "select_each", "selected_steps", "step_numbers", "steps_there"]
-
 _SHOWN = 8
 
 

@@ -24,8 +24,6 @@ from torchtriage.core.trace.steps import one_lane
 if TYPE_CHECKING:
     from torchtriage.core.trace.columns import Trace
 
-__all__ = ["PHASES", "Batch", "Serving", "find_serving", "read_batch"]
-
 PHASES: tuple[Phase, ...] = ("prefill", "mixed", "decode", "idle", "unknown")
 
 _VLLM = r"context_(?P<c>\d+)\({c}\)_generation_(?P<g>\d+)\({g}\)$"

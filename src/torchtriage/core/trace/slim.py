@@ -28,8 +28,6 @@ from torchtriage.core.trace.overlay import created, write
 from torchtriage.core.trace.schema import CATEGORY_KINDS, Kind
 from torchtriage.core.units import DEFAULT_MAX_BYTES
 
-__all__ = ["Less", "Part", "Written", "find_part", "write_slim"]
-
 SHAPES = frozenset(("Input Dims", "Input type", "Input Strides", "Concrete Inputs"))
 """The arguments that take most room; without them some rules are not checked."""
 _OPEN_KINDS = (Kind.PYTHON, Kind.ANNOTATION, Kind.RECORDING)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import tempfile
 from typing import BinaryIO, cast
 
-__all__ = ["Spool"]
-
 MAX_IN_MEMORY_BYTES = 16 << 20
 
 

@@ -24,23 +24,6 @@ from torchtriage.core.units import format_count, format_ns
 if TYPE_CHECKING:
     from torchtriage.core.trace.columns import Trace
 
-__all__ = [
-    "COMPILES",
-    "FIRST",
-    "NOT_SELECTED",
-    "NO_WORK",
-    "Found",
-    "Steps",
-    "Window",
-    "build_steps",
-    "device_begin",
-    "find_steps",
-    "first_use",
-    "given_back",
-    "one_lane",
-    "profiler_stop",
-]
-
 COMPILES = (
     r"_compile\.compile_inner|entire_frame_compile|compile_fx_inner|CUDAGraphNode\.record"
     r"|^bytecode_tracing|^backend_compile|^inductor_compile|compile_file|^async_compile"

@@ -24,8 +24,6 @@ from torchtriage.core.trace.columns import Trace
 from torchtriage.core.trace.kernel_categories import CATEGORIES, categories
 from torchtriage.core.trace.schema import HOST_KINDS, Kind
 
-__all__ = ["RANK", "TABLES", "TableKind", "find_table", "make_table"]
-
 
 class TableKind(NamedTuple):
     """What a table holds. ``rows`` : finds the rows of a trace, and their number is its ``len``."""

@@ -12,8 +12,6 @@ from typing import NamedTuple
 
 from torchtriage.core.trace.columns import Trace
 
-__all__ = ["Tensile", "instruction_set", "tensile_of"]
-
 
 class Tensile(NamedTuple):
     """Parameters of one kernel; 0 and empty where the name does not hold them.

@@ -14,8 +14,6 @@ from torchtriage.core.trace.schema import Kind
 if TYPE_CHECKING:
     from torchtriage.core.trace import Trace
 
-__all__ = ["UserPlaces", "innermost", "user_places", "where_known"]
-
 
 class UserPlaces(NamedTuple):
     """Where calls are made; arrays of equal length, -1 for what is not known.

@@ -19,8 +19,6 @@ from torchtriage.diagnose.attach.processes import Process, Thread, dump_stacks, 
 from torchtriage.diagnose.attach.result import HangResult
 from torchtriage.diagnose.attach.web import Address, check_reach, parse_address
 
-__all__ = ["STILL", "Wish", "attach"]
-
 DUMP_VARIABLES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 STILL = "nothing-moves"
 """The code of the note that a capture was wanted, and nothing moved."""

@@ -13,8 +13,6 @@ from isal import igzip, isal_zlib
 from torchtriage.core.errors import AttachError
 from torchtriage.core.units import format_bytes, format_count
 
-__all__ = ["Captured", "is_whole", "traces_in", "wait_for"]
-
 STILL_S = 2.0
 """A file that has not grown for so long is no more written to."""
 LOOK_S = 0.2

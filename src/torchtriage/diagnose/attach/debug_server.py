@@ -22,8 +22,6 @@ from torchtriage.diagnose.attach.processes import Thread
 from torchtriage.diagnose.attach.result import Call, ranks_words
 from torchtriage.diagnose.attach.web import Address, Reply, ask
 
-__all__ = ["answers", "capture", "dumps_of", "stacks_of"]
-
 PROBE_S = 5.0
 FETCH_S = 75.0
 """The server itself gives its ranks 60 s."""

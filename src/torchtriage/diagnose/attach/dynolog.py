@@ -21,8 +21,6 @@ from torchtriage.core.units import format_count
 from torchtriage.diagnose.attach.captured import Captured, traces_in, wait_for
 from torchtriage.diagnose.attach.web import Address
 
-__all__ = ["PORT", "capture", "status"]
-
 PORT = 1778
 ASK_S = 10.0
 MAX_BYTES = 1 << 20

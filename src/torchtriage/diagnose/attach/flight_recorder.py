@@ -25,8 +25,6 @@ from torchtriage.core.units import format_bytes
 from torchtriage.diagnose.attach.result import Call, CollectiveWait, ranks_words
 from torchtriage.memory.snapshot.unpickle import unpickle
 
-__all__ = ["Dump", "find_dumps", "parse", "read", "waits"]
-
 MAX_BYTES = 512 << 20
 """A ring of 20,000 collectives with Python stacks takes 40 MB."""
 MAX_NAME = 500

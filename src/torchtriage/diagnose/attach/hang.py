@@ -11,8 +11,6 @@ from torchtriage.diagnose.attach.flight_recorder import Dump
 from torchtriage.diagnose.attach.processes import Thread, grouped, user_call
 from torchtriage.diagnose.attach.result import Call, CollectiveWait, HangResult, ranks_words
 
-__all__ = ["judge"]
-
 MAX_WAITS = 8
 
 

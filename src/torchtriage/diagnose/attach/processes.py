@@ -16,8 +16,6 @@ from torchtriage.core.errors import AttachError, MissingExtraError
 from torchtriage.core.record.stacks import is_library
 from torchtriage.diagnose.attach.result import Call, StackGroup
 
-__all__ = ["Process", "Thread", "dump_stacks", "grouped", "ranks_of", "threads_of", "user_call"]
-
 DUMP_S = 30.0
 """So long py-spy may take for one process."""
 MAX_CALLS = 200

@@ -9,8 +9,6 @@ from typing import Literal
 from torchtriage.core.finding import Note
 from torchtriage.core.version import __version__
 
-__all__ = ["HANG_SCHEMA", "Call", "CollectiveWait", "HangResult", "StackGroup", "WaitKind", "ranks_words"]
-
 HANG_SCHEMA = "torchtriage-hang/1"
 
 WaitKind = Literal["missing", "mismatch", "unfinished", "p2p"]

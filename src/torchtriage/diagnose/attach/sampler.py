@@ -19,8 +19,6 @@ from torchtriage.diagnose.attach.captured import Captured
 from torchtriage.diagnose.attach.processes import Process, Thread, threads_of
 from torchtriage.diagnose.attach.result import ranks_words
 
-__all__ = ["capture", "dumps_of", "sockets_of", "stacks_of"]
-
 ASK_S = 10.0
 """So long a process may take for what needs no step."""
 MAX_BYTES = 64 << 20

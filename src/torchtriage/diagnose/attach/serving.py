@@ -18,8 +18,6 @@ from torchtriage.core.units import format_count
 from torchtriage.diagnose.attach.captured import Captured, traces_in, wait_for
 from torchtriage.diagnose.attach.web import Address, Reply, ask
 
-__all__ = ["capture", "which"]
-
 PROBE_S = 5.0
 START_S = 60.0
 """A first start of Kineto on all workers takes tens of seconds."""

@@ -17,8 +17,6 @@ from torchtriage.core.names import mask_secrets, visible
 from torchtriage.core.units import format_bytes
 from torchtriage.operate.monitor.listener import is_loopback
 
-__all__ = ["Address", "Reply", "ask", "check_reach", "parse_address"]
-
 MAX_BYTES = 1 << 20
 """Of an answer that is no trace."""
 _BLOCK = 1 << 16

@@ -20,8 +20,6 @@ from torchtriage.diagnose.compare.result import ChangeCause, ChangePart, TimeCha
 from torchtriage.diagnose.compare.sentences import label, sentence
 from torchtriage.diagnose.compare.time_account import PYTHON, REST, Account, Key, Pace, added
 
-__all__ = ["ChangeAttribution", "attribute"]
-
 Ints = NDArray[np.int64]
 
 RUN_TO_RUN = 0.03

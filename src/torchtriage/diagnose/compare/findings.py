@@ -11,8 +11,6 @@ from torchtriage.diagnose.compare.result import FindingChange, Promise, TimeChan
 from torchtriage.diagnose.verdict.options import DEFAULTS
 from torchtriage.diagnose.verdict.result import Result
 
-__all__ = ["STATUS_WORDS", "keep_promise", "match", "place_of"]
-
 MOST = 0.5
 """A finding that keeps more than this of its plain time has stayed, though it may have become
 cheap because something else holds the step up."""

@@ -22,8 +22,6 @@ from torchtriage.diagnose.ranks.job_detection import detect_jobs
 from torchtriage.diagnose.ranks.merge import STRAGGLER
 from torchtriage.diagnose.ranks.rank_record import build_record
 
-__all__ = ["JobEvidence", "compare_jobs", "gather_job"]
-
 
 @dataclass(frozen=True, eq=False)
 class JobEvidence:

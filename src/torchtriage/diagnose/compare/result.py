@@ -7,19 +7,6 @@ from typing import Literal
 
 from torchtriage.core.finding import Cost, Note
 
-__all__ = [
-    "COMPARISON_SCHEMA",
-    "ChangeCause",
-    "ChangePart",
-    "ComparedRun",
-    "Comparison",
-    "FindingChange",
-    "Promise",
-    "RankChange",
-    "TimeChange",
-    "Unlike",
-]
-
 COMPARISON_SCHEMA = "torchtriage-comparison/1"
 
 

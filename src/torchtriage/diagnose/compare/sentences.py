@@ -8,8 +8,6 @@ from torchtriage.core.names import elide, short_name
 from torchtriage.core.units import format_both_ns, format_change_ns
 from torchtriage.diagnose.compare.result import ChangeCause, TimeChange
 
-__all__ = ["label", "sentence"]
-
 
 def sentence(cause: ChangeCause, total: TimeChange, per: str) -> str:
     """Return ``DataLoader wait went from 31.0 to 0.4 ms per step (-30.6 of -34.2 ms)``."""

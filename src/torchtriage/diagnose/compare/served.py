@@ -11,8 +11,6 @@ from torchtriage.core.trace import Trace
 from torchtriage.core.units import format_count, format_share
 from torchtriage.diagnose.compare.result import Unlike
 
-__all__ = ["Served", "served", "unlike_served"]
-
 SAME_BATCH = 0.1
 """Difference of a phase's share of the steps, and relative one of its tokens per step, within which requests come and
 go."""

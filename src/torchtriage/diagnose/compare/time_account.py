@@ -27,8 +27,6 @@ from torchtriage.core.trace.nesting import Tree
 from torchtriage.core.trace.schema import LOADER_NAME
 from torchtriage.core.trace.steps import COMPILES
 
-__all__ = ["PYTHON", "REST", "Account", "Key", "Pace", "TimeClass", "account", "added"]
-
 Ints = NDArray[np.int64]
 
 TimeClass = Literal["compute", "comm_only", "copy_only", "idle_host_late", "idle_queued", "idle_unknown", "host"]

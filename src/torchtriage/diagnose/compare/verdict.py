@@ -29,8 +29,6 @@ from torchtriage.diagnose.verdict.options import Options
 from torchtriage.diagnose.verdict.result import Result
 from torchtriage.diagnose.verdict.verdict import diagnose
 
-__all__ = ["SPLIT_WORDS", "ChangeEvidence", "compare", "gather"]
-
 
 @dataclass(frozen=True, eq=False)
 class ChangeEvidence:

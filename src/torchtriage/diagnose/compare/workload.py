@@ -24,8 +24,6 @@ from torchtriage.diagnose.compare.result import Unlike
 from torchtriage.diagnose.compare.served import Served, served, unlike_served
 from torchtriage.diagnose.verdict.result import MISSING_ROWS
 
-__all__ = ["Workload", "limits", "unlike", "workload"]
-
 Ints = NDArray[np.int64]
 
 MIN_LAYERS = 0.5

@@ -13,8 +13,6 @@ from torchtriage.core.trace.columns import Trace
 from torchtriage.core.trace.schema import Kind
 from torchtriage.diagnose.detector.windows import Columns, Windows, ratio
 
-__all__ = ["COLLECTIVES", "collective_columns"]
-
 COLLECTIVES = tuple(
     f"collectives {name}"
     for name in ("running", "exposed", "beyond fastest", "per ms", "log size", "small", "outside backward", "reduce")

@@ -27,19 +27,6 @@ from torchtriage.diagnose.detector.families import FRAME_FAMILIES, HOST_FAMILIES
 from torchtriage.diagnose.detector.features import NAMES, PER_STEP, window_features
 from torchtriage.diagnose.detector.forest import Forest
 
-__all__ = [
-    "DOMAINS",
-    "LEAST_SCALE",
-    "WEIGHTS",
-    "Detector",
-    "Expert",
-    "Judged",
-    "Likeness",
-    "Trees",
-    "domain_of",
-    "features_digest",
-]
-
 DOMAINS = ("host", "device")
 """Recordings of a CPU alone, and those with work of a device: windows of the two have little in common."""
 

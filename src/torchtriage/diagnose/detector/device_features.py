@@ -18,8 +18,6 @@ from torchtriage.core.trace.schema import Kind
 from torchtriage.diagnose.detector.families import WORK_FAMILIES
 from torchtriage.diagnose.detector.windows import Columns, Ints, Mask, Windows, families_of, ratio
 
-__all__ = ["DEVICE", "device_columns"]
-
 WORK = tuple(name for name, _ in WORK_FAMILIES)
 
 _IDLE = ("sync", "copy call", "allocator", "launch", "other call", "loader", "read", "operator", "python", "queued")

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["FRAME_FAMILIES", "HOST_FAMILIES", "WORK_FAMILIES", "Table", "family_codes"]
-
 Table = tuple[tuple[str, str], ...]
 
 # the first that matches from the beginning of the name counts

@@ -37,8 +37,6 @@ from torchtriage.diagnose.detector.windows import (
     ratio,
 )
 
-__all__ = ["ABOUT", "BASE", "NAMES", "PER_STEP", "window_features", "windows"]
-
 HOST = tuple(name for name, _ in HOST_FAMILIES)
 FRAME = tuple(name for name, _ in FRAME_FAMILIES)
 

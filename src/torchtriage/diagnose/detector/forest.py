@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from torchtriage.diagnose.detector.features import NAMES
 
-__all__ = ["Forest"]
-
 _CELLS = 1 << 18
 """Rows times trees that are walked at once: what fits into a processor's cache."""
 

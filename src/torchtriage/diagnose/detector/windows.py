@@ -11,8 +11,6 @@ from torchtriage.core import intervals
 from torchtriage.core.trace.columns import Trace
 from torchtriage.diagnose.detector.families import Table, family_codes
 
-__all__ = ["Columns", "Floats", "Ints", "Mask", "Pieces", "Windows", "bounded", "families_of", "ratio"]
-
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 Floats = NDArray[np.float64]

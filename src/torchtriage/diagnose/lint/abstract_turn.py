@@ -19,8 +19,6 @@ from torchtriage.diagnose.lint.work_syntax import (
 )
 from torchtriage.diagnose.lint.work_words import CACHES, COSTLY
 
-__all__ = ["lasting_work"]
-
 _DEPTH = 8
 _PASSES = 3
 

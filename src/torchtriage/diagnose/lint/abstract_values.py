@@ -14,34 +14,6 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from torchtriage.diagnose.lint.facts import SourceFunction
 
-__all__ = [
-    "AN_OPTIMIZER",
-    "A_LIST",
-    "A_LOADER",
-    "A_MODULE",
-    "A_PARAMETER",
-    "CLOCK_READ",
-    "COMPARED",
-    "CPU",
-    "DEVICE",
-    "GUESSED_TENSOR",
-    "HOST",
-    "LOADED",
-    "MAYBE",
-    "MAYBE_TENSOR",
-    "NO_GRAD",
-    "NUMPY",
-    "OUTPUT",
-    "PARAMETERS",
-    "UNKNOWN",
-    "Kind",
-    "Value",
-    "common",
-    "element",
-    "placed",
-    "together",
-]
-
 Kind = Literal[
     "unknown",
     "host",

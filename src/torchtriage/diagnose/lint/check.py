@@ -19,8 +19,6 @@ from torchtriage.diagnose.lint.result import SCHEMA, LintResult, Odd, SourcePatc
 from torchtriage.diagnose.lint.sources import LintSource, Tally, find, read, source_of
 from torchtriage.diagnose.lint.walk import walk
 
-__all__ = ["lint", "lint_text"]
-
 
 def lint(
     paths: Iterable[str],

@@ -13,8 +13,6 @@ import re
 import tokenize
 from dataclasses import dataclass, field
 
-__all__ = ["Allowance", "allowances"]
-
 _COMMENT = re.compile(r"#\s*torchtriage:\s*allow\b\s*:?\s*(?P<codes>[^#]*)")
 
 

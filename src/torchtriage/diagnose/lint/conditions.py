@@ -9,8 +9,6 @@ from functools import lru_cache
 from torchtriage.diagnose.lint import torch_names
 from torchtriage.diagnose.lint.syntax import literal
 
-__all__ = ["ends", "is_rare", "is_switch", "leaves", "takes_remainder"]
-
 
 def _words(node: ast.expr) -> list[str]:
     """Return the names and texts in a condition."""

@@ -13,19 +13,6 @@ from dataclasses import dataclass
 
 from torchtriage.diagnose.lint.syntax import keyword, literal, unpacks
 
-__all__ = [
-    "Autofix",
-    "SourceEdit",
-    "add_keyword",
-    "apply",
-    "decorate",
-    "diff",
-    "exact_diff",
-    "index_of",
-    "lines_of",
-    "replace_node",
-]
-
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 _TAIL = re.compile(r"\s+|#[^\r\n]*|\\(?:\r\n|\r|\n)|[,)]")
 

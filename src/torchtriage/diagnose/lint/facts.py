@@ -19,19 +19,6 @@ from torchtriage.diagnose.lint.settings import Settings
 from torchtriage.diagnose.lint.syntax import path_of
 from torchtriage.diagnose.lint.torch_names import HOOK
 
-__all__ = [
-    "Assign",
-    "Class",
-    "Context",
-    "Module",
-    "SourceCall",
-    "SourceEvent",
-    "SourceFunction",
-    "SourceLoop",
-    "Test",
-    "is_step",
-]
-
 
 @dataclass(eq=False, slots=True)
 class Class:

@@ -8,8 +8,6 @@ from torchtriage.diagnose.lint.facts import Context, Module, SourceCall
 from torchtriage.diagnose.lint.syntax import names_in
 from torchtriage.diagnose.lint.torch_names import words
 
-__all__ = ["compiled", "delivers", "logging_calls", "reads", "text_of"]
-
 _LOGGER = re.compile(r"(^|\.|_)(log|logger|logging|LOG|LOGGER|console|writer|tb|wandb|mlflow|run)$")
 _LOG_METHODS = words("""
     info warning warn error critical exception log add_scalar add_scalars add_histogram log_metric log_metrics

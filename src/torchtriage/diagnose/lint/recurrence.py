@@ -18,8 +18,6 @@ from torchtriage.diagnose.lint.turns import FileFacts, Piece, Turn
 from torchtriage.diagnose.lint.work_syntax import parameters
 from torchtriage.diagnose.lint.work_words import COSTLY, HEAVY, LOADS, MEASURES
 
-__all__ = ["Repeated", "repeated"]
-
 _PIECES, _TOGETHER, _HELPER = 3, 8, 5
 
 

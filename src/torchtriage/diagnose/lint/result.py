@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from torchtriage.core.finding import Finding
 
-__all__ = ["SCHEMA", "LintResult", "Odd", "SourcePatch", "Unused"]
-
 SCHEMA = "torchtriage-lint/1"
 
 

@@ -15,8 +15,6 @@ from torchtriage.diagnose.lint.syntax import names_in, path_of
 from torchtriage.diagnose.lint.work_syntax import parameters
 from torchtriage.diagnose.lint.work_words import CACHES
 
-__all__ = ["Samples", "samples_of"]
-
 _RANDOM = re.compile(r"rand|choice|shuffle|sample|uniform|(^|[._])rng|next$|now$|time$|uuid|getpid|worker_info")
 _GATHERS = re.compile(r"collat", re.IGNORECASE)
 _DATA = re.compile(r"(^|\.)\w*(Dataset|ImageFolder|DatasetFolder)$")

@@ -13,8 +13,6 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.syntax import keyword, literal, path_of
 
-__all__ = ["Settings"]
-
 _DEPTH = 6
 _ARITHMETIC = {
     ast.Add: operator.add,

@@ -23,8 +23,6 @@ from pathlib import Path
 from torchtriage.core.errors import UsageError
 from torchtriage.diagnose.lint.result import Odd
 
-__all__ = ["MAX_BYTES", "LintSource", "Tally", "find", "python_source", "read", "source_of"]
-
 MAX_BYTES = 4 << 20
 """A larger file was written by a program, for a program."""
 

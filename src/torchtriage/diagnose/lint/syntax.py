@@ -7,22 +7,6 @@ import re
 
 from torchtriage.diagnose.lint import torch_names
 
-__all__ = [
-    "arguments",
-    "constructs",
-    "destination",
-    "flag",
-    "goes_over",
-    "is_self",
-    "keyword",
-    "literal",
-    "moves",
-    "names_in",
-    "path_of",
-    "turns",
-    "unpacks",
-]
-
 
 def keyword(call: ast.Call, name: str) -> ast.expr | None:
     """Return the expression of a keyword argument, None when it is absent."""

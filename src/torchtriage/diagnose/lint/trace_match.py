@@ -17,8 +17,6 @@ from torchtriage.diagnose.lint.base import catalogue
 from torchtriage.diagnose.lint.result import LintResult
 from torchtriage.diagnose.verdict.result import Result
 
-__all__ = ["join"]
-
 AGREES = "the trace shows it here"
 UNPLACED = "the trace shows it, without a place: record with with_stack=True"
 FREE = "not exercised or free here"

@@ -12,8 +12,6 @@ from torchtriage.diagnose.lint.syntax import keyword, literal, names_in, path_of
 from torchtriage.diagnose.lint.work_syntax import bound_names, indexed_paths, local_names, parameters, stored_attributes
 from torchtriage.diagnose.lint.work_words import HEAVY
 
-__all__ = ["FIXED", "VARIES", "FileFacts", "Piece", "Reading", "Turn"]
-
 FIXED, VARIES = 0, 1
 """Levels of an expression: the same in every turn, or not known to be."""
 

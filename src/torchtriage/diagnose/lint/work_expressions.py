@@ -24,8 +24,6 @@ from torchtriage.diagnose.lint.work_words import (
     weight,
 )
 
-__all__ = ["MANY", "Expressions", "elements"]
-
 MANY = 4
 """How often a loop of unknown length is taken to turn."""
 

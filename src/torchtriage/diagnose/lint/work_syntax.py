@@ -6,21 +6,6 @@ import re
 from torchtriage.diagnose.lint.syntax import literal, names_in, path_of
 from torchtriage.diagnose.lint.work_words import MUTATORS
 
-__all__ = [
-    "Comprehension",
-    "appended",
-    "bound_names",
-    "by_element",
-    "indexed_paths",
-    "is_long",
-    "is_outer",
-    "is_short",
-    "local_names",
-    "looks_up",
-    "parameters",
-    "stored_attributes",
-]
-
 Comprehension = ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp
 
 

@@ -4,24 +4,6 @@ import re
 
 from torchtriage.diagnose.lint.torch_names import words
 
-__all__ = [
-    "CACHES",
-    "COSTLY",
-    "ESTIMATES",
-    "HEAVY",
-    "LOADS",
-    "MEASURES",
-    "MUTATORS",
-    "PARTS",
-    "PURE_BUILTINS",
-    "PURE_LIBRARY",
-    "PURE_METHODS",
-    "RANDOM",
-    "SETTINGS",
-    "TOKENIZER",
-    "weight",
-]
-
 COSTLY = 10
 """Weight from which work is worth a line: a search, product, sort, fit or loop over elements. Light work weighs 1."""
 

@@ -13,8 +13,6 @@ from torchtriage.diagnose.ranks.merge import STRAGGLER, scaled
 from torchtriage.diagnose.ranks.one_rank_alone import one_rank_alone
 from torchtriage.diagnose.ranks.ranks_differ import ranks_differ
 
-__all__ = ["FINDERS", "across_ranks"]
-
 FINDERS: dict[str, Callable[[RanksTogether], Finding | None]] = {
     "COM064": expert_skew,
     "COM065": one_rank_alone,

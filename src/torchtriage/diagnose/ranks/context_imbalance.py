@@ -8,8 +8,6 @@ from torchtriage.core.finding import Finding
 from torchtriage.core.units import format_ns, format_share
 from torchtriage.diagnose.ranks.job_patterns import MIN_SHARE, RanksTogether, job_finding
 
-__all__ = ["context_imbalance"]
-
 MIN_RATIO = 1.25
 """Attention of the fullest rank over the mean; two ranks of a plain ring have 1.5, many nearly 2."""
 MAX_OTHER = 0.10

@@ -12,8 +12,6 @@ from torchtriage.diagnose.ranks.host_activity import CELLS
 from torchtriage.diagnose.ranks.job_patterns import MIN_SHARE, RanksTogether, job_finding
 from torchtriage.diagnose.ranks.match import GroupMatch
 
-__all__ = ["expert_skew"]
-
 Ints = NDArray[np.int64]
 
 UNEVEN = 1.15

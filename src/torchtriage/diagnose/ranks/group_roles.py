@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
-__all__ = ["UNKNOWN", "Exchanged", "Role", "layout", "role_by_exchange", "role_by_name"]
-
 UNKNOWN = "unknown"
 N_REPEATED = 4
 """All-reduces of one size in a step's forward pass: two layers of tensor parallelism."""

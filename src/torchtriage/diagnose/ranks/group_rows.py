@@ -12,8 +12,6 @@ from torchtriage.core.arrays import Ints, Mask, distinct
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.messages import Messages, ProcessGroup
 
-__all__ = ["KINDS", "GroupRows", "group_rows"]
-
 KINDS = (
     "allreduce",
     "allgather",

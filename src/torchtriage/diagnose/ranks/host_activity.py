@@ -20,8 +20,6 @@ from torchtriage.core.trace.frames import is_user_frame
 from torchtriage.core.trace.host_syncs import SYNC_CALL
 from torchtriage.core.trace.schema import LOADER_NAME
 
-__all__ = ["ACTIVITIES", "CELLS", "COMMUNICATES", "PHASES", "Pieces", "find_pieces", "no_pieces"]
-
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 

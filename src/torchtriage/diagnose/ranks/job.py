@@ -39,8 +39,6 @@ from torchtriage.diagnose.ranks.straggler import Waiting, find_straggler, waitin
 from torchtriage.diagnose.ranks.straggler_finding import straggler_finding, with_reasons
 from torchtriage.diagnose.verdict.result import SCHEMA, Answer
 
-__all__ = ["OF_JOB", "checked_clause", "costliest_sentence", "judge"]
-
 Ints = NDArray[np.int64]
 
 OF_JOB = (STRAGGLER, *PIPELINES, *FINDERS, SLOW_LINK)

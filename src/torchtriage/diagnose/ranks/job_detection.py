@@ -15,8 +15,6 @@ from torchtriage.core.names import visible
 from torchtriage.diagnose.ranks.match import match
 from torchtriage.diagnose.ranks.rank_record import RankRecord
 
-__all__ = ["Job", "detect_jobs", "rank_in_name"]
-
 _NAMED = re.compile(r"(?:rank|worker|(?<![a-z])r)[-_.]?(\d+)(?!\d)", re.IGNORECASE)
 MIN_COLLECTIVES = 3
 """Matched, before files that say nothing of a rank are taken for one job."""

@@ -19,8 +19,6 @@ from torchtriage.diagnose.ranks.merge import STRAGGLER, severity_of
 from torchtriage.diagnose.ranks.rank_record import RankRecord
 from torchtriage.diagnose.ranks.straggler import Waiting
 
-__all__ = ["MIN_SHARE", "RanksTogether", "job_finding", "without_straggler"]
-
 Ints = NDArray[np.int64]
 MIN_SHARE = 0.05
 """Of the step, as for a late rank."""

@@ -19,8 +19,6 @@ from torchtriage.diagnose.replay import Scenario, model, parse_what_if
 from torchtriage.diagnose.replay.engine import Patch, Schedule, fixed, schedule
 from torchtriage.diagnose.replay.graph import EdgeKind, Graph, NodeKind
 
-__all__ = ["JobReplay", "rank_replay"]
-
 Ints = NDArray[np.int64]
 
 MAX_ERROR = 0.03

@@ -14,8 +14,6 @@ from torchtriage.diagnose.ranks.rank_skeleton import ALL
 from torchtriage.diagnose.ranks.straggler import Straggler
 from torchtriage.diagnose.verdict.result import Result
 
-__all__ = ["JOINT_METHOD", "LATE_AGAIN", "all_cost", "finding_cost", "interval_ns", "with_joint_gain"]
-
 JOINT_METHOD = "all ranks replayed together with the fix"
 MIN_SAVING = 0.001
 """Of the step: what is less in a rank's own replay says nothing about the job, and in the job's it is nothing."""

@@ -18,8 +18,6 @@ from torchtriage.diagnose.ranks.match import Matches
 from torchtriage.diagnose.ranks.rank_skeleton import RankSkeleton
 from torchtriage.diagnose.replay.reduce import Reduced
 
-__all__ = ["Fixed", "JointSavings"]
-
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 

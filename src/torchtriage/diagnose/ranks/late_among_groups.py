@@ -22,8 +22,6 @@ from torchtriage.diagnose.ranks.merge import STRAGGLER
 from torchtriage.diagnose.ranks.rank_record import RankRecord
 from torchtriage.diagnose.ranks.straggler import spared_ns
 
-__all__ = ["agreed", "late_among_groups"]
-
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 

@@ -19,8 +19,6 @@ from torchtriage.core.arrays import distinct
 from torchtriage.core.units import format_ns, format_share
 from torchtriage.diagnose.ranks.rank_record import ProcessGroup, RankRecord
 
-__all__ = ["END_SKEW_NS", "HOST_CLOCK_NS", "GroupMatch", "Matches", "group_of", "match"]
-
 Ints = NDArray[np.int64]
 
 END_SKEW_NS = 300_000

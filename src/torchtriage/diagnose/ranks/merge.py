@@ -20,18 +20,6 @@ from torchtriage.diagnose.ranks.joint_savings import JointSavings
 from torchtriage.diagnose.verdict.result import Result
 from torchtriage.diagnose.verdict.verdict import HIGH_SHARE, MEDIUM_SHARE
 
-__all__ = [
-    "EXPOSED",
-    "MAX_NAMED",
-    "STRAGGLER",
-    "merge_checks",
-    "merge_findings",
-    "merge_notes",
-    "only_waits",
-    "scaled",
-    "severity_of",
-]
-
 MAX_NAMED = 64
 STRAGGLER, EXPOSED = "COM036", "COM035"
 

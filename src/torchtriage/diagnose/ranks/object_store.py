@@ -17,8 +17,6 @@ from typing import Any, BinaryIO, TypeVar, cast
 from torchtriage.core.errors import MissingExtraError, TraceFormatError, TriageError
 from torchtriage.core.folders import NO_TRACES, SUFFIXES, once_each
 
-__all__ = ["find_urls", "is_url", "opened"]
-
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 WAITS_S = (0.5, 1.0, 2.0, 4.0)
 """Before each further try; up to half as long again, so that workers do not come back all at once."""

@@ -9,8 +9,6 @@ from torchtriage.core.names import visible
 from torchtriage.core.units import format_count, format_ns, format_share
 from torchtriage.diagnose.ranks.job_patterns import MIN_SHARE, RanksTogether, job_finding
 
-__all__ = ["one_rank_alone"]
-
 MOSTLY = 0.5
 """Of what a step waits for a rank has to be there as saving or evaluating that others do not do."""
 SURE = 0.4

@@ -19,8 +19,6 @@ from torchtriage.diagnose.ranks.pipeline_rank import BACKWARD, FORWARD, KINDS, R
 from torchtriage.diagnose.ranks.pipeline_schedule import Task, needs, recognise
 from torchtriage.diagnose.ranks.rank_record import RankRecord
 
-__all__ = ["Pass", "Pipeline", "PipelineStep", "Unjudged", "find_pipelines"]
-
 MAX_ACAUSAL = 0.02
 """Share of passes that may begin before what they need has ended: clocks of hosts differ."""
 SLACK_NS = 300_000

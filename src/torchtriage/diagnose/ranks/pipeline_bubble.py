@@ -20,8 +20,6 @@ from torchtriage.diagnose.ranks.pipeline import Pass, Pipeline
 from torchtriage.diagnose.ranks.pipeline_schedule import UNKNOWN, Orders, Played, books_share, needs, play
 from torchtriage.diagnose.ranks.rank_record import RankRecord
 
-__all__ = ["Bubble", "measure"]
-
 PassTimes = dict[tuple[int, str], float]
 """Stage and kind of a pass to its nanoseconds."""
 

@@ -16,8 +16,6 @@ from torchtriage.diagnose.ranks.pipeline_bubble import Bubble
 from torchtriage.diagnose.ranks.pipeline_schedule import order_of
 from torchtriage.diagnose.ranks.rank_record import RankRecord
 
-__all__ = ["PIPELINES", "pipeline_findings"]
-
 PIPELINES = BUBBLE, IMBALANCE = "COM062", "COM063"
 MIN_BUBBLE = 0.10
 """Of the step. With four times as many micro-batches as stages, which GPipe's authors find enough, it is 11 % on two

@@ -20,8 +20,6 @@ from torchtriage.diagnose.ranks.pipeline_finding import PIPELINES, pipeline_find
 from torchtriage.diagnose.ranks.rank_record import RankRecord
 from torchtriage.diagnose.ranks.result import PipelineRank, PipelineStep, PipelineSummary
 
-__all__ = ["JobPipelines", "job_pipelines"]
-
 
 @dataclass(frozen=True, eq=False)
 class JobPipelines:

@@ -15,19 +15,6 @@ from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.messages import Messages, ProcessGroup
 from torchtriage.diagnose.ranks.host_activity import ACTIVITIES, PHASES, Pieces
 
-__all__ = [
-    "BACKWARD",
-    "FORWARD",
-    "KINDS",
-    "MAX_ROWS",
-    "NOTHING",
-    "RankBlocks",
-    "RankMessages",
-    "RankPipeline",
-    "messages_of",
-    "rank_pipeline",
-]
-
 KINDS = "FBIW"
 """Forward, backward, and where it is split: the gradients of the input and of the weights."""
 FORWARD, BACKWARD, INPUT, WEIGHTS = range(len(KINDS))

@@ -11,8 +11,6 @@ import itertools
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["UNKNOWN", "Orders", "Played", "Task", "books_share", "needs", "order_of", "play", "recognise"]
-
 Task = tuple[int, str, int]
 Orders = Sequence[Sequence[Task]]
 UNKNOWN = "unknown schedule"

@@ -29,8 +29,6 @@ from torchtriage.diagnose.ranks.rank_record import ProcessGroup, RankRecord, hos
 from torchtriage.diagnose.ranks.straggler import Waiting
 from torchtriage.diagnose.verdict.result import GroupSummary
 
-__all__ = ["groups_of_one", "process_groups"]
-
 SMALL_BYTES = 256 << 10
 """A smaller message takes as long as an empty one: some 20 us of latency at 10 GB/s and more."""
 MAX_GROUPS = 64

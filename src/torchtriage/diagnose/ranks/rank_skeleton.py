@@ -14,8 +14,6 @@ from torchtriage.diagnose.replay import Edit, model
 from torchtriage.diagnose.replay.reduce import MOST, Reduced, collective_nodes, reduce_graph
 from torchtriage.diagnose.verdict.result import Result
 
-__all__ = ["ALL", "RankSkeleton", "rank_skeleton", "skeleton_of"]
-
 Ints = NDArray[np.int64]
 
 MAX_FIXES = 8

@@ -14,8 +14,6 @@ from torchtriage.core.arrays import distinct
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.diagnose.ranks.host_activity import Pieces
 
-__all__ = ["NO_WORK", "RankWork", "rank_work"]
-
 Ints = NDArray[np.int64]
 
 _PRODUCT = r"(?i)gemm|_mm\b|\bmm\b|addmm|bmm|matmul|cutlass|cublas|xmma|grouped_mm|nvjet|fused_experts|expert"

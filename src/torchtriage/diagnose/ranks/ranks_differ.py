@@ -10,8 +10,6 @@ from torchtriage.core.finding import Finding
 from torchtriage.core.names import visible
 from torchtriage.diagnose.ranks.job_patterns import RanksTogether, job_finding
 
-__all__ = ["ranks_differ"]
-
 MIN_SHARE = 0.05
 """Of a rank's computation, or of its kinds of calls, that the majority does not make."""
 MIN_KINDS = 5

@@ -7,16 +7,6 @@ from dataclasses import dataclass
 from torchtriage.core.finding import Cost, Crash, Finding, NotChecked, Note
 from torchtriage.diagnose.verdict.result import MISSING_ROWS, Answer, GroupSummary
 
-__all__ = [
-    "CollectiveSummary",
-    "JobResult",
-    "JobStep",
-    "PipelineRank",
-    "PipelineStep",
-    "PipelineSummary",
-    "RankSummary",
-]
-
 
 @dataclass(frozen=True)
 class RankSummary:

@@ -17,8 +17,6 @@ from torchtriage.diagnose.ranks.match import GroupMatch
 from torchtriage.diagnose.ranks.merge import MAX_NAMED
 from torchtriage.diagnose.ranks.rank_record import RankRecord
 
-__all__ = ["SLOW_LINK", "slow_links"]
-
 Ints = NDArray[np.int64]
 
 SLOW_LINK = "COM068"

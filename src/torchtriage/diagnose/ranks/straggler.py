@@ -22,8 +22,6 @@ from torchtriage.diagnose.ranks.host_activity import CELLS, PHASES
 from torchtriage.diagnose.ranks.match import GroupMatch, Matches
 from torchtriage.diagnose.ranks.rank_record import Moment, RankRecord
 
-__all__ = ["MOST", "Straggler", "StragglerCause", "Waiting", "find_straggler", "spared_ns", "waiting"]
-
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 

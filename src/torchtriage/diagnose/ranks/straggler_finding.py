@@ -18,8 +18,6 @@ from torchtriage.diagnose.ranks.merge import STRAGGLER, severity_of
 from torchtriage.diagnose.ranks.rank_record import RankRecord
 from torchtriage.diagnose.ranks.straggler import MOST, Straggler, StragglerCause, Waiting
 
-__all__ = ["straggler_finding", "with_reasons"]
-
 HOST_ACTIVITIES = ("op", "python", "gc")
 _LINK = "https://docs.pytorch.org/docs/stable/notes/ddp.html"
 

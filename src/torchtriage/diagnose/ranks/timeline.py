@@ -9,8 +9,6 @@ from torchtriage.diagnose.ranks.job_detection import Job
 from torchtriage.diagnose.ranks.match import match
 from torchtriage.diagnose.ranks.rank_record import RankRecord
 
-__all__ = ["RankTimeline", "rank_timelines"]
-
 
 @dataclass(frozen=True)
 class RankTimeline:

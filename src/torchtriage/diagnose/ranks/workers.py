@@ -38,8 +38,6 @@ from torchtriage.diagnose.verdict.options import Options
 from torchtriage.diagnose.verdict.result import Result
 from torchtriage.diagnose.verdict.verdict import diagnose_with_fixes
 
-__all__ = ["ENGINES", "AnalyzedFiles", "analyze_files", "examine", "examine_all"]
-
 ENGINES = ("local", "ray")
 WORTH_IT_BYTES = 24 << 20
 """On disk, all files together: below this the interpreters' start outweighs what they save."""

@@ -20,8 +20,6 @@ from torchtriage.core.trace.host_syncs import SYNC_CALL
 from torchtriage.core.trace.steps import profiler_stop
 from torchtriage.diagnose.replay.streams import CallTimeline, Streams
 
-__all__ = ["Blocking", "EdgeKind", "WaitEdges", "find_blocking"]
-
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 

@@ -20,8 +20,6 @@ from torchtriage.diagnose.replay.graph import EdgeKind, Graph, NodeKind
 from torchtriage.diagnose.replay.predict import model
 from torchtriage.diagnose.replay.quality import binding, critical_nodes
 
-__all__ = ["WHATS", "CriticalPath", "CriticalPiece", "What", "critical_path"]
-
 Ints = NDArray[np.int64]
 
 What = Literal["host", "compute", "comm", "copy", "wait", "lag", "unexplained", "loader"]

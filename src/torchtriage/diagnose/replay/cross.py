@@ -16,8 +16,6 @@ from torchtriage.core.arrays import distinct
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.diagnose.replay.streams import CallTimeline, Streams
 
-__all__ = ["LATE_NS", "CrossEdges", "paired", "timed"]
-
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 

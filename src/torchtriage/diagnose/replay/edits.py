@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from torchtriage.core.errors import PatternError
 from torchtriage.core.intervals import Spans
 
-__all__ = ["Edit", "EditKind"]
-
 Ints = NDArray[np.int64]
 Factor = float | NDArray[np.float64]
 

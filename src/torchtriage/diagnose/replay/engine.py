@@ -24,8 +24,6 @@ from torchtriage.core.trace.engine import find_engine
 from torchtriage.diagnose.replay.graph import CONFIDENCE, Graph
 from torchtriage.diagnose.replay.native import find_runs, run_nodes
 
-__all__ = ["CHUNK", "NEVER", "Patch", "Schedule", "fixed", "schedule"]
-
 Ints = NDArray[np.int64]
 
 NEVER = -(1 << 60)

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["NativeSteps", "find_runs", "run_nodes"]
-
 Ints = NDArray[np.int64]
 
 

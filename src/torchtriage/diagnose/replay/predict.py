@@ -27,8 +27,6 @@ from torchtriage.diagnose.replay.graph import CONFIDENCE, LAUNCH_NS, EdgeKind, G
 from torchtriage.diagnose.replay.quality import Quality, judge
 from torchtriage.diagnose.replay.scenarios import Scenario, ScenarioSteps
 
-__all__ = ["INFERRED", "ReplayModel", "ReplayPrediction", "model"]
-
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Edits = Sequence[Edit]

@@ -16,8 +16,6 @@ from torchtriage.core.units import format_share
 from torchtriage.diagnose.replay.engine import Schedule, fixed
 from torchtriage.diagnose.replay.graph import EdgeKind, Graph
 
-__all__ = ["MAX_PINNED", "MAX_STRICT", "MAX_UNEXPLAINED", "Quality", "binding", "critical_nodes", "judge"]
-
 Ints = NDArray[np.int64]
 
 MAX_STRICT, MAX_UNEXPLAINED, MAX_PINNED = 0.03, 0.05, 0.50

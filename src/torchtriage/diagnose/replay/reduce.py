@@ -20,8 +20,6 @@ from torchtriage.diagnose.replay.engine import NEVER, Patch, fixed, schedule
 from torchtriage.diagnose.replay.graph import EdgeKind, Graph, NodeKind
 from torchtriage.diagnose.replay.scenarios import Scenario
 
-__all__ = ["MOST", "Reduced", "collective_nodes", "reduce_graph"]
-
 Ints = NDArray[np.int64]
 
 APART = 1 << 37

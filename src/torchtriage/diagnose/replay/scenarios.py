@@ -12,8 +12,6 @@ from torchtriage.core.trace.engine import find_engine
 from torchtriage.diagnose.replay.engine import Schedule
 from torchtriage.diagnose.replay.native import NativeSteps
 
-__all__ = ["Scenario", "ScenarioSteps"]
-
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 

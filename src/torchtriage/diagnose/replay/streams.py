@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from torchtriage.core.trace import Trace
 
-__all__ = ["BEFORE_EVERYTHING", "CallTimeline", "Streams", "device_streams"]
-
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 

@@ -19,8 +19,6 @@ from torchtriage.core.intervals import Spans
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.steps import given_back, profiler_stop
 
-__all__ = ["HandOff", "Threads", "host_threads"]
-
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 

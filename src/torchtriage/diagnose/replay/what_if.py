@@ -19,8 +19,6 @@ from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.collectives import communicates
 from torchtriage.diagnose.replay.edits import Edit
 
-__all__ = ["TARGETS", "WhatIf", "parse_what_if"]
-
 Ints = NDArray[np.int64]
 
 _SHAPE = re.compile(

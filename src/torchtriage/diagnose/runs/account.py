@@ -18,25 +18,6 @@ from torchtriage.diagnose.runs.result import AccountLine, AccountPart, RunAccoun
 from torchtriage.diagnose.runs.samples import Look, Position, Samples
 from torchtriage.diagnose.runs.source_view import Loop, SourceView
 
-__all__ = [
-    "COLLECTION",
-    "EITHER",
-    "OPERATORS",
-    "PYTHON",
-    "STARTS_WORKERS",
-    "WAITS_FOR_DEVICE",
-    "Place",
-    "SampledLoop",
-    "Seen",
-    "line_of",
-    "longer_loop",
-    "makes_sample",
-    "outside",
-    "run_account",
-    "sampled_loop",
-    "step_account",
-]
-
 N_LINES = 12
 MIN_LOOP_NS = 200_000_000
 FEWEST_LOOKS = 12

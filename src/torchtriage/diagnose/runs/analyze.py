@@ -33,8 +33,6 @@ from torchtriage.diagnose.verdict.verdict_text import sentences
 from torchtriage.memory.leaks.growth_test import CODE as LEAK
 from torchtriage.memory.leaks.leak_report import findings as leak_findings
 
-__all__ = ["judge_run"]
-
 
 def judge_run(
     out: Path, options: Options, *, command: str, exit_code: int | None, pid: int | None

@@ -14,8 +14,6 @@ from torchtriage.diagnose.runs.run_folder import Recording
 from torchtriage.diagnose.runs.samples import AUTOGRAD, Position, Samples
 from torchtriage.diagnose.runs.source_view import SourceView
 
-__all__ = ["CODES", "backward_passes"]
-
 UNUSED = Cause(
     "OPT101",
     "gradients-unused",

@@ -5,8 +5,6 @@ from __future__ import annotations
 from torchtriage.diagnose.runs import backward_passes, configuration, hot_lines, threads
 from torchtriage.diagnose.runs.causes import CAUSES, Cause
 
-__all__ = ["catalogue"]
-
 
 def catalogue() -> tuple[Cause, ...]:
     """Return one cause for each code that has a page, in order of code."""

@@ -13,8 +13,6 @@ from typing import Any
 from torchtriage.core.finding import Finding, Fix
 from torchtriage.diagnose.runs.samples import Position
 
-__all__ = ["CAUSES", "Cause", "cause_of", "kind_of_library"]
-
 
 @dataclass(frozen=True)
 class Cause:

@@ -23,19 +23,6 @@ from torchtriage.diagnose.runs.run_folder import Recording
 from torchtriage.diagnose.verdict.kernel_lines import KernelLines, find_kernel_lines
 from torchtriage.diagnose.verdict.result import Result
 
-__all__ = [
-    "BREAK",
-    "LOGGED",
-    "RECOMPILE",
-    "event_line",
-    "graph_codes",
-    "lines_of",
-    "named",
-    "named_as",
-    "read_compiled",
-    "watched_compile",
-]
-
 BREAK, RECOMPILE = "CMP030", "CMP031"
 """The trace's patterns of the same things."""
 LOGGED = "compile_log"

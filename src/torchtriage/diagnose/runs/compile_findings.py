@@ -12,8 +12,6 @@ from torchtriage.diagnose.runs.compile_events import BREAK, LOGGED, RECOMPILE, e
 from torchtriage.diagnose.runs.result import CompileEvent, WatchedCompile
 from torchtriage.diagnose.runs.source_view import SourceView
 
-__all__ = ["compile_findings"]
-
 SURE = 0.7
 """Of the time that compiling again took, at least: some sizes may need a graph of their own."""
 WORTH = 0.01

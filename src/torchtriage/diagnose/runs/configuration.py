@@ -14,8 +14,6 @@ from torchtriage.diagnose.runs.run_folder import Recording
 from torchtriage.diagnose.runs.samples import Samples
 from torchtriage.diagnose.runs.source_view import SourceView
 
-__all__ = ["CODES", "configuration"]
-
 THREADS = Cause(
     "CFG101",
     "too-many-threads",

@@ -10,8 +10,6 @@ from torchtriage.core.finding import Cost, Severity
 from torchtriage.diagnose.calibration import calibrated
 from torchtriage.diagnose.runs.account import SampledLoop
 
-__all__ = ["WORTH", "counting_error", "of_looks", "of_share", "severity_of", "share_cost"]
-
 WORTH = 0.03
 """Of a step, what is worth a word: less is within the noise of most measurements."""
 

@@ -10,8 +10,6 @@ from torchtriage.core.names import file_name
 from torchtriage.diagnose.runs.account import SampledLoop, Seen, line_of
 from torchtriage.diagnose.runs.result import FlameBar, StepAccount
 
-__all__ = ["flame_bars", "folded"]
-
 MIN_SHARE, DEEPEST, N_BELOW = 0.004, 20, 4
 """Bars that are shown, how many frames deep, and how many of them a library's own below the user's."""
 

@@ -28,8 +28,6 @@ from torchtriage.diagnose.runs.samples import Position, Samples
 from torchtriage.diagnose.runs.source_view import SourceView, elementwise, sequential
 from torchtriage.diagnose.runs.threads import paced
 
-__all__ = ["CODES", "HOT_LINE", "PYTHON_LOOP", "growing_step", "hot_lines"]
-
 MIN_SHARE, MIN_LOOKS = 0.03, 4
 HOT_SHARE = 0.10
 HOT_OPERATORS, HOT_IN_MODEL = 0.15, 0.35

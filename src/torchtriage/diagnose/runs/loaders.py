@@ -12,8 +12,6 @@ from torchtriage.diagnose.lint.base import lookup
 from torchtriage.diagnose.runs.account import STARTS_WORKERS, SampledLoop
 from torchtriage.diagnose.runs.costs import WORTH, counting_error, of_looks, severity_of, share_cost
 
-__all__ = ["LOADING", "STARVED", "causes_first", "loader_cost", "restarted_workers", "spent_loading"]
-
 LOADING, STARVED, AGAIN = "DAT018", "DAT019", "LCH105"
 MIN_LOOKS = 4
 PAYS_MS = 5.0

@@ -11,8 +11,6 @@ from torchtriage.core.units import format_bytes, format_count
 from torchtriage.diagnose.patterns.config.inference_autograd_on import NODE_US
 from torchtriage.diagnose.runs.samples import Samples
 
-__all__ = ["CODE", "growing_memory", "growth_per_step", "with_graph_cost"]
-
 CODE = "MEM029"
 MIN_STEPS, MIN_TOTAL, MIN_PER_STEP = 12, 32 << 20, 256 << 10
 STEADILY = 0.9

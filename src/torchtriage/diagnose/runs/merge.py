@@ -17,8 +17,6 @@ from torchtriage.diagnose.verdict.result import Result
 from torchtriage.memory.leaks.growth_test import CODE as LEAK
 from torchtriage.memory.leaks.leak_report import WatchReport
 
-__all__ = ["join", "join_findings", "scaled", "with_leaks"]
-
 NEAR = 0.02
 """Costs scaled by less than this do not mention it."""
 HEAVY_ONLY = "seen in the heavy recording alone, scaled to the step without a profiler"

@@ -21,8 +21,6 @@ from torchtriage.core.trace.host_syncs import find_waits
 from torchtriage.core.trace.matrix_products import is_shape
 from torchtriage.core.trace.op_inputs import Inputs, inputs_of
 
-__all__ = ["HostShares", "host_shares", "work_growth"]
-
 _LAUNCH = r"^(cuda|hip|cu)(Launch|Memcpy\w*Async|Memset\w*Async)"
 _PASS = r"^autograd::engine::evaluate_function"
 LAUNCHES_NS = 20_000

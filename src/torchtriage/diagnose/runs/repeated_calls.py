@@ -18,8 +18,6 @@ from torchtriage.diagnose.runs.costs import counting_error, severity_of, share_c
 from torchtriage.diagnose.runs.samples import Position, shortened
 from torchtriage.diagnose.runs.source_view import SourceView
 
-__all__ = ["repeated_calls"]
-
 MIN_SHARE, MIN_LOOKS = 0.03, 4
 MOSTLY = 0.4
 """A function repeats itself where so much of its time has inputs and results of an earlier call; of two equal calls the

@@ -7,18 +7,6 @@ from typing import Any, Literal
 
 from torchtriage.core.finding import Fix, Frame
 
-__all__ = [
-    "AccountLine",
-    "AccountPart",
-    "CompileEvent",
-    "FlameBar",
-    "RecordedRun",
-    "RunAccount",
-    "StepAccount",
-    "WatchedCompile",
-    "WatchedMemory",
-]
-
 
 @dataclass(frozen=True)
 class WatchedMemory:

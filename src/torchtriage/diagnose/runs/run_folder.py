@@ -22,17 +22,6 @@ from torchtriage.memory.leaks.leak_report import REPORT as MEMORY_FILE
 from torchtriage.memory.leaks.leak_report import SNAPSHOT as SNAPSHOT_FILE
 from torchtriage.memory.leaks.leak_report import WatchReport
 
-__all__ = [
-    "Recording",
-    "all_recorded",
-    "anonymised",
-    "find_recordings",
-    "recorded",
-    "source_roots",
-    "watched",
-    "why_nothing",
-]
-
 FACTS = {"pid": int, "folder": str, "roots": list, "loop": dict}
 """What is read of a process' own words, and what it must be; else it was not said."""
 MOST_BYTES = 64 << 20

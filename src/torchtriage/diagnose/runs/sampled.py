@@ -47,8 +47,6 @@ from torchtriage.diagnose.runs.symptoms import one_of_each_cause, symptoms_last
 from torchtriage.diagnose.runs.threads import rival_threads
 from torchtriage.diagnose.verdict.result import SCHEMA, Result, TraceFacts
 
-__all__ = ["untraced", "with_samples"]
-
 REPLACED = ("HST020", "HST021", "MEM028")
 """Codes that a recording and the looks at the stack both report; the looks know the line and do not slow it down."""
 

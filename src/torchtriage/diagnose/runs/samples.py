@@ -15,8 +15,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple, TypeAlias
 
-__all__ = ["AUTOGRAD", "Look", "Position", "Samples", "Step", "read_samples", "shortened"]
-
 _STANDARD = re.compile(r"/lib(?:64)?/python3[.\d]*/")
 _OURS = ("/torchtriage/core/record/", "/torchtriage/memory/leaks/")
 FEWEST_STEPS = 3

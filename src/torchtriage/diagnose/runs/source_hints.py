@@ -17,8 +17,6 @@ from torchtriage.diagnose.runs.costs import WORTH, counting_error, share_cost
 from torchtriage.diagnose.runs.samples import Samples
 from torchtriage.diagnose.runs.source_view import SourceView
 
-__all__ = ["UNNAMED", "with_source"]
-
 NEAR = 3
 """Lines apart that are one place: a statement, or a call and what it is given."""
 MAX_FILES = 20

@@ -9,8 +9,6 @@ from functools import lru_cache
 from torchtriage.core.source import Sources
 from torchtriage.diagnose.runs.samples import Position
 
-__all__ = ["Loop", "SourceView", "elementwise", "sequential"]
-
 Loop = ast.For | ast.AsyncFor | ast.While | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 CHANGES = frozenset(

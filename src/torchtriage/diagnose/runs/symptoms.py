@@ -9,8 +9,6 @@ from torchtriage.core.finding import SEVERITIES, Finding
 from torchtriage.core.names import file_name
 from torchtriage.core.units import format_bytes, format_ms
 
-__all__ = ["one_of_each_cause", "symptoms_last"]
-
 ANYWHERE, THERE = ("LCH014",), ("HST114",)
 """Codes that say that time is lost, and not what for: in the whole step, or at a line."""
 WHY = ("CPY009", "CPY103", "LCH016", "LCH104", "LCH105")

@@ -15,8 +15,6 @@ from torchtriage.diagnose.runs.costs import WORTH, severity_of, share_cost
 from torchtriage.diagnose.runs.samples import Look, Position, Samples
 from torchtriage.diagnose.runs.source_view import Loop, SourceView
 
-__all__ = ["RIVAL", "paced", "rival_threads"]
-
 RIVAL = Cause(
     "HST108",
     "spinning-thread",

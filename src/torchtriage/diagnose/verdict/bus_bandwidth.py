@@ -14,8 +14,6 @@ from torchtriage.core.trace.device import Device
 from torchtriage.core.trace.messages import Messages
 from torchtriage.diagnose.verdict.result import BusBandwidth, CollectiveRow
 
-__all__ = ["bus_bandwidth"]
-
 N_ROWS = 50
 CLASS_BITS = 2
 """Sizes up to four times each other are one row: bandwidth depends on the size, over decades."""

@@ -8,8 +8,6 @@ from torchtriage.core.finding import Note
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.units import format_ns, format_share
 
-__all__ = ["clocks"]
-
 
 def clocks(trace: Trace) -> Iterator[Note]:
     """Yield what the recording's times are too coarse for, or too far apart."""

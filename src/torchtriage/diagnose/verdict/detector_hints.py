@@ -18,8 +18,6 @@ from torchtriage.diagnose.detector.detector import Detector, Judged
 from torchtriage.diagnose.detector.features import PER_STEP, windows
 from torchtriage.diagnose.verdict.result import Suspicion
 
-__all__ = ["LIKELY", "suspicions"]
-
 LIKELY = 0.9
 """How probable an anti-pattern must be in a window."""
 COVERED = 0.25

@@ -31,8 +31,6 @@ from torchtriage.diagnose.verdict.model_flops import model_flops
 from torchtriage.diagnose.verdict.options import CAPTURED, By
 from torchtriage.diagnose.verdict.result import DeviceTime, DeviceTimeRow, RoofRates
 
-__all__ = ["busy_parts", "device_time"]
-
 N_ROWS = 50
 MOSTLY = 0.9
 """Share of a row's counted kernel time whose work must be known."""

@@ -24,8 +24,6 @@ from torchtriage.diagnose.verdict.left_out_steps import left_out_steps
 from torchtriage.diagnose.verdict.recorder_advice import other_recorder, recorder_of
 from torchtriage.diagnose.verdict.result import MISSING_ROWS
 
-__all__ = ["examine", "missing_rows"]
-
 MANY_ORPHANS = 0.30
 """Above this share of GPU work without a launch, idle time cannot be explained (catalogue 3.1)."""
 BLIND_SHARE = 0.02

@@ -18,8 +18,6 @@ from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.units import format_count
 from torchtriage.diagnose.verdict.result import PhaseTime, Result
 
-__all__ = ["in_engine_words"]
-
 _LATE = ("LCH014", "HST020", "CMP033")
 """The device waits for launches: graphs and scheduling ahead are the cures."""
 _ANYBODYS = ("COM036", "HST054")

@@ -25,8 +25,6 @@ from torchtriage.core.units import format_count
 if TYPE_CHECKING:
     from torchtriage.compile.logs.kernel_lines import GraphCode
 
-__all__ = ["KernelLines", "find_kernel_lines"]
-
 _GRAPH = re.compile(r"^## Call CompiledFxGraph (?:None|(\w+)) ##$")
 _WRITTEN = re.compile(r"^triton_")
 _NUMBERED = re.compile(r"^graph_\d+_(?=cpp_)")

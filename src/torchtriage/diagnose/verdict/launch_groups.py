@@ -16,8 +16,6 @@ from torchtriage.core.trace.frames import frame_label, user_stack
 from torchtriage.core.trace.user_places import innermost, user_places, where_known
 from torchtriage.diagnose.verdict.options import By
 
-__all__ = ["Groups", "grouped", "named"]
-
 _MODULE = "nn.Module: "
 
 Groups = tuple[Ints, list[str]]

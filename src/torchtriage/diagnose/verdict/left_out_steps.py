@@ -12,8 +12,6 @@ from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.steps import FIRST, NO_WORK
 from torchtriage.core.units import format_count, format_ns, ms
 
-__all__ = ["left_out_steps"]
-
 SLOWER = 2.0
 """Steady steps this many times as long as the first are no steady state that a warm-up reached."""
 SHOWN = 3

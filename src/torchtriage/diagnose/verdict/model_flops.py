@@ -16,8 +16,6 @@ from torchtriage.core.trace.roofline import Roofline, multiplying, unchecked
 from torchtriage.core.units import format_share
 from torchtriage.diagnose.verdict.result import ModelFlops, PeakShare
 
-__all__ = ["model_flops"]
-
 MOSTLY = 0.9
 """Share of the products' time whose operations must be known."""
 

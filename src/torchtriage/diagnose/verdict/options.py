@@ -12,8 +12,6 @@ from torchtriage.core.errors import UsageError
 from torchtriage.core.selection import Selection
 from torchtriage.core.units import DEFAULT_MAX_BYTES
 
-__all__ = ["BYS", "CAPTURED", "DEFAULTS", "By", "Options"]
-
 By = Literal["category", "kernel", "operator", "module", "annotation", "line"]
 BYS: tuple[By, ...] = get_args(By)
 """What the rows of a table of device time can be."""

@@ -26,8 +26,6 @@ from torchtriage.diagnose.replay import ReplayModel, ReplayPrediction, WhatIf, m
 from torchtriage.diagnose.verdict.result import Answer, Replay
 from torchtriage.diagnose.verdict.time_ownership import Share
 
-__all__ = ["Pricing", "answers"]
-
 Grade = Literal["A", "B", "C"]
 Basis = Literal["measured", "modelled", "bounded"]
 

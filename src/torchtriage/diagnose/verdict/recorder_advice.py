@@ -20,8 +20,6 @@ from torchtriage.core.trace.recorders import ROCPD, ROCPROF, WAYS, XPLANE
 from torchtriage.core.units import format_count, format_ns
 from torchtriage.diagnose.verdict.result import Result
 
-__all__ = ["in_recorder_words", "other_recorder", "recorder_of"]
-
 _WHOLE_GRAPHS = rf"^{nsys.WHOLE_GRAPH}( \d+)?$"
 
 _NVTX = {

@@ -13,35 +13,6 @@ from torchtriage.core.finding import Cost, Crash, Finding, NotChecked, Note, Pha
 from torchtriage.diagnose.runs.result import RecordedRun
 from torchtriage.diagnose.verdict.options import By
 
-__all__ = [
-    "MISSING_ROWS",
-    "SCHEMA",
-    "Answer",
-    "BusBandwidth",
-    "CollectiveRow",
-    "DeviceSummary",
-    "DeviceTime",
-    "DeviceTimeRow",
-    "GraphUse",
-    "GroupSummary",
-    "KernelSummary",
-    "ModelFlops",
-    "OpSummary",
-    "PathPiece",
-    "PathSummary",
-    "PeakShare",
-    "PhaseTime",
-    "Replay",
-    "Result",
-    "RoofRates",
-    "ServingTime",
-    "StepSummary",
-    "Summary",
-    "Suspicion",
-    "TimelineLane",
-    "TraceFacts",
-]
-
 SCHEMA = "torchtriage/1"
 MISSING_ROWS = ("missing-kernels", "cut-window")
 """The notes that say that rows of the devices are missing: how busy these are is not known then."""

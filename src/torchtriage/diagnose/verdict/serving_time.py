@@ -21,8 +21,6 @@ from torchtriage.core.trace.kernel_categories import ATTENTION, CATEGORIES, cate
 from torchtriage.core.trace.serving import PHASES, Batch, Serving
 from torchtriage.diagnose.verdict.result import GraphUse, PhaseTime, ServingTime
 
-__all__ = ["serving_time"]
-
 
 def serving_time(trace: Trace, *, whole: bool = True) -> ServingTime | None:
     """Return the account of an engine's steps, None where none is recorded.

@@ -28,8 +28,6 @@ from torchtriage.diagnose.verdict.result import (
     TimelineLane,
 )
 
-__all__ = ["summarise", "summarise_path"]
-
 N_KERNELS = 50
 N_OPS = 50
 N_LANES = 6

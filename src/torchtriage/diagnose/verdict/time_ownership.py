@@ -18,8 +18,6 @@ from torchtriage.core.intervals import Spans
 from torchtriage.core.trace import Trace
 from torchtriage.diagnose.patterns import Claim, Pattern
 
-__all__ = ["Share", "share_out"]
-
 MOSTLY = 0.5
 """A claim that loses this much of its time to an owner is explained by it."""
 

@@ -49,8 +49,6 @@ from torchtriage.diagnose.verdict.summary import summarise, summarise_path
 from torchtriage.diagnose.verdict.time_ownership import Share, share_out
 from torchtriage.diagnose.verdict.verdict_text import MUCH_IDLE, sentences, unexplained_idle
 
-__all__ = ["HIGH_SHARE", "MEDIUM_SHARE", "diagnose", "diagnose_with_fixes"]
-
 HIGH_SHARE, MEDIUM_SHARE = 0.10, 0.03
 MAX_INTERVALS = 200
 MAX_EXAMPLES = 3

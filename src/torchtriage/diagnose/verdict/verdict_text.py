@@ -12,7 +12,6 @@ from torchtriage.diagnose.verdict.doctor import missing_rows
 from torchtriage.diagnose.verdict.result import Result, Summary
 
 _COMMANDS = ("rocprofv3 ", "nsys ")
-__all__ = ["MUCH_IDLE", "sentences", "unexplained_idle"]
 
 
 def sentences(trace: Trace, result: Result, min_share: float) -> tuple[str, str, str]:

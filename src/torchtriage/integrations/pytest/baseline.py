@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from torchtriage.integrations.pytest.measure import Memory, Timing
     from torchtriage.measure.gate.revision import GitRevision
 
-__all__ = ["Baseline", "compare", "series_of"]
-
 ALPHA = 0.01
 """How often a pytest run of unchanged code may fail for its times, all tests together."""
 MISS = 0.05

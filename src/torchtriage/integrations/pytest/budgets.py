@@ -10,8 +10,6 @@ from typing import Any
 
 from torchtriage.core.errors import UsageError
 
-__all__ = ["BUDGETS", "COMPILER", "LIMITS", "read_budgets"]
-
 BUDGETS = {
     "step_ms": "step time",
     "kernels_per_step": "kernels a step",

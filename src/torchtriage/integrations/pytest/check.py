@@ -12,8 +12,6 @@ import pytest
 from torchtriage.core.errors import TriageError
 from torchtriage.core.finding import Fix
 
-__all__ = ["Check", "failure", "fix_lines", "one_line"]
-
 Verdict = Literal["within", "over", "inconclusive", "not checked"]
 
 

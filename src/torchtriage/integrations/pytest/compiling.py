@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from torchtriage.compile.logs.result import CompileResult
     from torchtriage.core.record.structured_log import StructuredLog
 
-__all__ = ["CompileGate", "CompileLog", "Compiled", "counts", "judge_compiler", "need_torch"]
-
 N_SHOWN = 4
 OFF = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE")
 

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from torchtriage.compile.logs.result import CompileResult
     from torchtriage.integrations.pytest.baseline import Baseline
 
-__all__ = ["Measurement", "PerfGate"]
-
 RECORDED = ("kernels_per_step", "syncs_per_step")
 
 

@@ -19,8 +19,6 @@ from torchtriage.core.machine import HostUse, Noise, judge_noise, read_host, use
 from torchtriage.core.units import format_bytes, format_ns, format_share
 from torchtriage.integrations.pytest.check import Check
 
-__all__ = ["LOOKS", "MIB", "Memory", "MemoryWatch", "Step", "Timing", "judge_memory", "judge_time", "waiting"]
-
 LOOKS = 3
 """How often more steps are timed where the first ones cannot decide; each look has its share."""
 ALPHA = 0.01

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from torchtriage.core.trace import Trace
     from torchtriage.diagnose.verdict.result import Result
 
-__all__ = ["RecordedTest", "count", "judge_count", "record", "time_lines"]
-
 STEPS = 4
 N_SHOWN = 3
 LAUNCHING = frozenset({"launch", "kernel", "optim", "copy", "config", "compile"})

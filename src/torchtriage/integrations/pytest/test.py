@@ -19,8 +19,6 @@ from torchtriage.integrations.pytest.gate import PerfGate
 if TYPE_CHECKING:
     from torchtriage.integrations.pytest.baseline import Baseline
 
-__all__ = ["MeasuredTest"]
-
 PERF, COMPILE = "perf_budget", "torch_compile"
 STORE_VARIABLE = "TORCHTRIAGE_STORE"
 

@@ -12,8 +12,6 @@ from typing import Any
 
 from torchtriage.core.errors import MissingExtraError
 
-__all__ = ["write_parquet"]
-
 
 def write_parquet(document: dict[str, Any], path: Path) -> None:
     """Write a trace document: times as whole nanoseconds, each event's ``args`` as JSON.

@@ -28,8 +28,6 @@ from torchtriage.diagnose.verdict.options import Options
 from torchtriage.diagnose.verdict.verdict import diagnose
 from torchtriage.learn.dataset.recordings import DatasetItem
 
-__all__ = ["Prediction", "Predictions", "read_predictions", "rules"]
-
 _SURE = {"certain": 1.0, "likely": 0.7, "hint": 0.4}
 
 

@@ -22,8 +22,6 @@ from torchtriage.core.trace import Trace, read_trace
 from torchtriage.diagnose.detector.features import PER_STEP, windows
 from torchtriage.learn.dataset import trace_codec
 
-__all__ = ["DEVICE", "RECORDING", "TRACE", "DatasetItem", "dataset_items", "faulty", "judged_windows", "read_item"]
-
 TRACE = ".ttcol"
 DEVICE = "device"
 """The part of real accelerators: what others recorded, kept as they published it."""

@@ -17,8 +17,6 @@ from torchtriage.core.errors import UsageError
 from torchtriage.learn.dataset.predictions import Prediction, Predictions
 from torchtriage.learn.dataset.recordings import DEVICE, DatasetItem
 
-__all__ = ["APART", "SPLITS", "SYNTHETIC", "Figure", "Score", "area_under_roc", "average_precision", "score"]
-
 SPLITS = ("train", "validation", "test")
 DEVICE_SPLITS = ("development", "test", "later")
 SYNTHETIC = "synthetic"

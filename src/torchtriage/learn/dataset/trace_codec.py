@@ -22,8 +22,6 @@ from numpy.typing import NDArray
 
 from torchtriage.core.errors import TraceFormatError
 
-__all__ = ["as_text", "pack", "read", "read_text", "unpack"]
-
 MAGIC = b"ttcol\x00\x00\x01"
 _TYPES = (np.int8, np.int16, np.int32, np.int64)
 Ints = NDArray[np.int64]

@@ -17,8 +17,6 @@ from torchtriage.core.trace import Trace
 from torchtriage.core.units import format_count, format_ns, format_range, format_share
 from torchtriage.learn.review.redaction import RedactedNames
 
-__all__ = ["data_types", "host_lead", "machine", "other_steps", "whole_step"]
-
 Ints = NDArray[np.int64]
 
 N_OUTER, N_TYPES, N_STEPS = 4, 3, 8

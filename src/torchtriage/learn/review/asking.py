@@ -8,8 +8,6 @@ from typing import Any, Protocol
 from torchtriage.learn.review.llm_reviewer import Llm
 from torchtriage.learn.review.reviewer import INTERRUPTED, RejectedError, silent
 
-__all__ = ["Asked", "AskingLlm"]
-
 
 class Asked(Protocol):
     """``form`` : the JSON Schema of an answer. ``redacted`` : only public names are in it."""

@@ -28,8 +28,6 @@ from torchtriage.diagnose.patterns.base import missing_needs
 from torchtriage.learn.review import account
 from torchtriage.learn.review.redaction import WIDTH, RedactedNames
 
-__all__ = ["BUDGET", "Evidence", "EvidenceLine", "applicable", "count_tokens", "gather"]
-
 Ints = NDArray[np.int64]
 LineKind = Literal[
     "window", "machine", "step", "time", "op", "device", "python", "around", "finding", "elsewhere", "detector"

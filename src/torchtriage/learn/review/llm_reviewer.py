@@ -28,8 +28,6 @@ from torchtriage.learn.review import prompt
 from torchtriage.learn.review.evidence import Evidence, count_tokens
 from torchtriage.learn.review.reviewer import INTERRUPTED, NOT_STARTED, Outcome, RejectedError, check
 
-__all__ = ["OPENAI_URL", "Endpoint", "Limits", "Llm", "Prices"]
-
 OPENAI_URL = "https://api.openai.com/v1"
 MAX_REASON = 300
 

@@ -12,8 +12,6 @@ from torchtriage.learn.review.evidence import Evidence
 from torchtriage.learn.review.relevance import bears_on
 from torchtriage.learn.review.reviewer import NONE
 
-__all__ = ["again", "messages", "reply_schema"]
-
 PROMPTS = Path(__file__).parent / "prompts"
 N_CANDIDATES = 8
 """Codes whose pages are sent, some 350 tokens each; of the others, their titles."""

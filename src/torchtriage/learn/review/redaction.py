@@ -32,8 +32,6 @@ from torchtriage.core.trace.public_names import (
     of_vendor,
 )
 
-__all__ = ["WIDTH", "RedactedNames"]
-
 WIDTH = 80
 _MODULE = "nn.Module: "
 _MAX_SIGNATURE = 4096

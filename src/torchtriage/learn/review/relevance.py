@@ -8,8 +8,6 @@ from functools import lru_cache
 from torchtriage.diagnose.patterns import lookup
 from torchtriage.learn.review.evidence import EvidenceLine
 
-__all__ = ["bears_on"]
-
 _WORD = re.compile(r"[A-Za-z][a-z]+")
 _EVERYWHERE = """
 window windows step steps share time times kernel kernels operator operators call calls recording device host whole

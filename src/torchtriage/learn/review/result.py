@@ -11,8 +11,6 @@ from torchtriage.diagnose.patterns import lookup
 from torchtriage.learn.review.reviewer import NONE, Outcome
 from torchtriage.learn.review.window_selection import Suspect
 
-__all__ = ["REVIEW_SCHEMA", "NotReviewed", "Quoted", "ReviewResult", "Usage", "WindowReview", "collect"]
-
 REVIEW_SCHEMA = "torchtriage-review/1"
 
 

@@ -15,20 +15,6 @@ from torchtriage.core.names import visible
 from torchtriage.learn.review.evidence import Evidence
 from torchtriage.learn.review.relevance import bears_on
 
-__all__ = [
-    "INTERRUPTED",
-    "MAX_LINES",
-    "NONE",
-    "NOT_STARTED",
-    "Outcome",
-    "RejectedError",
-    "Review",
-    "Reviewer",
-    "check",
-    "formed",
-    "silent",
-]
-
 NONE = "none"
 """The verdict that nothing is wrong in the window."""
 INTERRUPTED = "interrupted"

@@ -14,8 +14,6 @@ from collections.abc import Callable, Sequence
 from torchtriage.learn.review.evidence import Evidence, EvidenceLine
 from torchtriage.learn.review.reviewer import MAX_LINES, NONE, Outcome, Review
 
-__all__ = ["Offline"]
-
 NAME = "offline/3"
 """The number goes up when verdicts change."""
 

@@ -13,8 +13,6 @@ from torchtriage.core.finding import Finding
 from torchtriage.core.units import format_count
 from torchtriage.diagnose.detector.detector import Judged
 
-__all__ = ["LEAST", "Suspect", "suspects", "worth_a_look"]
-
 Ints = NDArray[np.int64]
 
 SURE = {"certain": 0.9, "likely": 0.7, "hint": 0.4}

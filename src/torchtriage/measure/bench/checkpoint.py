@@ -15,8 +15,6 @@ from torchtriage.core.machine import gather_machine, variables
 from torchtriage.core.samples import COMPARABLE
 from torchtriage.measure.bench.plan import BenchPlan
 
-__all__ = ["Checkpoint", "environment", "torch_version"]
-
 SCHEMA = "torchtriage-bench-folder/1"
 PLAN = "plan.json"
 MEASURED = ("check.json", "cold", "rounds")

@@ -15,8 +15,6 @@ from torchtriage.core.stats.steady_state import Steady, find_steady
 from torchtriage.measure.bench.plan import BenchPlan
 from torchtriage.measure.bench.result import Setting
 
-__all__ = ["Measurements", "WarmSession"]
-
 Floats = NDArray[np.float64]
 
 

@@ -15,8 +15,6 @@ from typing import Any
 from torchtriage.core.errors import UsageError
 from torchtriage.measure.bench.result import Setting
 
-__all__ = ["DYNAMIC", "MODES", "BenchPlan", "check_target", "folder_of", "settings", "target_of"]
-
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 DYNAMIC = {"auto": None, "on": True, "off": False}
 """What ``torch.compile(dynamic=...)`` gets."""

@@ -14,26 +14,6 @@ from torchtriage.core.finding import Note
 from torchtriage.core.isolate.numerics.errors import NumericsVerdict
 from torchtriage.core.machine import Noise
 
-__all__ = [
-    "BENCH_SCHEMA",
-    "BenchAdvice",
-    "BenchResult",
-    "CompileCost",
-    "CompilePhase",
-    "Misses",
-    "Need",
-    "Numerics",
-    "OtherSize",
-    "PeakMemory",
-    "Quantile",
-    "Setting",
-    "SettingComparison",
-    "SettingFailure",
-    "SettingRow",
-    "Start",
-    "Throughput",
-]
-
 BENCH_SCHEMA = "torchtriage-bench/1"
 
 Need = Literal["latency", "throughput", "tail", "edge memory"]

@@ -24,8 +24,6 @@ from torchtriage.measure.bench.measurements import Measurements
 from torchtriage.measure.bench.plan import DYNAMIC, BenchPlan
 from torchtriage.measure.bench.result import Setting, SettingFailure
 
-__all__ = ["Progress", "measure"]
-
 Progress = Callable[[str, float], None]
 """Called with what begins now and the share that is done."""
 

@@ -13,8 +13,6 @@ from torchtriage.core.units import NS_PER_MS
 from torchtriage.measure.bench.measurements import Measurements
 from torchtriage.measure.bench.result import Setting
 
-__all__ = ["samples_of"]
-
 
 def samples_of(measured: Measurements, here: Run) -> Run:
     """Return the sessions of all settings that did not fail, by metric.

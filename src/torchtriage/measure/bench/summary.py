@@ -40,8 +40,6 @@ from torchtriage.measure.bench.result import (
     Throughput,
 )
 
-__all__ = ["summarise"]
-
 QUANTILES = (("P50", 0.5), ("P95", 0.95), ("P99", 0.99))
 Ints = NDArray[np.int64]
 

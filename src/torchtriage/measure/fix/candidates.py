@@ -19,8 +19,6 @@ from torchtriage.diagnose.lint.sources import LintSource, python_source
 from torchtriage.diagnose.lint.walk import walk
 from torchtriage.measure.fix.proposal import Proposal, Site
 
-__all__ = ["Candidate", "Edit", "Files", "candidates_of", "changed", "known_edits"]
-
 MOST_PER_FINDING = 4
 NEAR = 3
 """Lines between a hit of lint and a finding of the run that are one place."""

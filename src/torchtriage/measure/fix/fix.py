@@ -37,8 +37,6 @@ from torchtriage.measure.verify.paired_runs import Trial, last_words, sample
 from torchtriage.measure.verify.result import Verification
 from torchtriage.measure.verify.verify import conclude
 
-__all__ = ["Wanted", "fix"]
-
 HEAT = 4
 """Changes on trial at once: more and the rounds, in which each runs once, last so long that the machine drifts."""
 TIMED_S = 2.0

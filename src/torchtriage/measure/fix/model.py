@@ -18,8 +18,6 @@ from torchtriage.measure.fix.model_diff import DiffError, Shown, edits_of
 from torchtriage.measure.fix.proposal import Site
 from torchtriage.measure.fix.source_redaction import SourceNames
 
-__all__ = ["MODEL", "ModelProposer", "Question"]
-
 MODEL = "model"
 MOST_ASKED = 8
 """Findings, those that matter most first."""

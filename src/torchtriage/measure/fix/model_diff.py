@@ -11,8 +11,6 @@ from torchtriage.core.names import visible
 from torchtriage.diagnose.lint.edits import Autofix, SourceEdit, apply, lines_of
 from torchtriage.measure.fix.source_redaction import SourceNames
 
-__all__ = ["LONGEST", "DiffError", "Shown", "edits_of"]
-
 LONGEST = 200
 """Changed lines: more is no fix of one finding."""
 _BESIDE = re.compile(

@@ -15,8 +15,6 @@ from torchtriage.core.errors import UsageError
 from torchtriage.core.record.launch import Command, find_command
 from torchtriage.core.units import format_bytes
 
-__all__ = ["MOST_BYTES", "ProjectCopy", "project_of"]
-
 MOST_BYTES = 2 << 30
 MARKERS = (".git", ".hg", "pyproject.toml", "setup.py", "setup.cfg", "requirements.txt")
 LEFT_OUT = frozenset(

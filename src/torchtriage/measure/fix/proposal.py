@@ -11,8 +11,6 @@ from torchtriage.core.finding import Finding
 from torchtriage.diagnose.lint.edits import SourceEdit
 from torchtriage.diagnose.lint.facts import Module, SourceLoop
 
-__all__ = ["Loop", "Proposal", "Site"]
-
 Loop = ast.For | ast.AsyncFor | ast.While
 
 

@@ -14,8 +14,6 @@ from torchtriage.measure.fix.project import ProjectCopy
 from torchtriage.measure.verify.agreement import agreement
 from torchtriage.measure.verify.paired_runs import FEWEST_ROUNDS, ProgramRun, Trial, is_settled, sample, trial_of
 
-__all__ = ["Entrant", "race"]
-
 MOST_ROUNDS = 9
 HOPE = 0.97
 """What saves less than 3 % at best is not measured to the end."""

@@ -8,8 +8,6 @@ from typing import Literal
 from torchtriage.core.finding import Cost, Note
 from torchtriage.measure.verify.result import Verification
 
-__all__ = ["FIX_SCHEMA", "Attempt", "AttemptOutcome", "FixResult", "SideEffects", "Unedited"]
-
 FIX_SCHEMA = "torchtriage-fix/1"
 
 AttemptOutcome = Literal[

@@ -11,8 +11,6 @@ from torchtriage.core.units import format_count
 from torchtriage.measure.fix.project import ProjectCopy
 from torchtriage.measure.fix.result import SideEffects
 
-__all__ = ["effects_of", "effects_sentences"]
-
 SHOWN = 3
 OF_TORCH = ("ldconfig", "uname", "lscpu", "gcc", "g++", "c++", "clang", "ptxas", "nvidia-smi")
 """What torch, its compiler and Python's own modules start."""

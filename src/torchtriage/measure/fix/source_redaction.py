@@ -22,8 +22,6 @@ from pathlib import Path
 from torchtriage.core.errors import UsageError
 from torchtriage.diagnose.lint.edits import lines_of
 
-__all__ = ["SourceNames", "public_names"]
-
 OF_TORCH = (
     "*.py",
     "_C/*.pyi",

@@ -18,30 +18,6 @@ from torchtriage.diagnose.lint.facts import Module
 from torchtriage.diagnose.lint.syntax import keyword
 from torchtriage.diagnose.lint.walk import walk
 
-__all__ = [
-    "INDENT",
-    "again",
-    "body_of",
-    "bound",
-    "call_text",
-    "edits_between",
-    "free_name",
-    "import_edit",
-    "imported",
-    "indent_of",
-    "insert_after",
-    "insert_before",
-    "move_before",
-    "remove",
-    "replaced_in",
-    "set_keywords",
-    "source",
-    "statement_edit",
-    "unwrap",
-    "without_keyword",
-    "wrap",
-]
-
 INDENT = "    "
 SHORT = {"numpy": "np"}
 """What packages are imported as."""

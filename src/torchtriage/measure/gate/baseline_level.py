@@ -11,8 +11,6 @@ from torchtriage.core.stats import session_comparison
 from torchtriage.measure.gate.row_verdict import STATISTICS
 from torchtriage.measure.gate.session_stats import SessionTable
 
-__all__ = ["newest_level"]
-
 
 def newest_level(runs: Sequence[tuple[str, Series]]) -> tuple[tuple[Series, ...], tuple[Series, ...]]:
     """Return the recordings of the newest level and those of the one before it.

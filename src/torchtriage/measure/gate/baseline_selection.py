@@ -12,8 +12,6 @@ from torchtriage.measure.gate.revision import commit_of
 from torchtriage.measure.gate.run import INTERLEAVING, SIDE
 from torchtriage.measure.gate.store import Store, StoredRun
 
-__all__ = ["N_RUNS", "Sides", "find_baseline", "find_sides", "sides_of"]
-
 N_RUNS = 10
 """Runs of the baseline that are looked at, per benchmark: the newest ones."""
 

@@ -38,8 +38,6 @@ from torchtriage.measure.gate.session_stats import SessionTable
 if TYPE_CHECKING:
     from torchtriage.measure.gate.root_cause import Read
 
-__all__ = ["check", "environment_changes"]
-
 ORDER = ("regression", "refused", "inconclusive", "improvement", "same")
 NOISY = 0.05
 """Share of the wall time without the CPU, or of values 1.5 times the median of their session, from which a host is

@@ -8,19 +8,6 @@ from torchtriage.core.names import visible
 from torchtriage.core.units import format_bytes, format_count, format_ns
 from torchtriage.measure.gate.result import MetricChangePoint, MetricRow, Track
 
-__all__ = [
-    "STATISTICS",
-    "amount",
-    "change",
-    "change_point",
-    "commit",
-    "interval",
-    "level",
-    "row_name",
-    "seconds",
-    "short",
-]
-
 STATISTICS = {"low": "typical", "peak": "", "median": "median", "mean": "mean", "p95": "P95", "p99": "P99", "count": ""}
 """``low``, the mean of a session's best tenth: what the program takes when nobody disturbs it."""
 

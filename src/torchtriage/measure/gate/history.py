@@ -17,8 +17,6 @@ from torchtriage.measure.gate.result import HISTORY_SCHEMA, HistoryResult, Metri
 from torchtriage.measure.gate.row_verdict import STATISTICS, amount
 from torchtriage.measure.gate.session_stats import SessionTable
 
-__all__ = ["LEAST_T", "LEAST_VALUES", "MIN_CHANGE", "find_history"]
-
 MIN_CHANGE = 0.01
 """Smaller changes of level are left out, as a share."""
 LEAST_T = 7.0

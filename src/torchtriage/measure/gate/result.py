@@ -12,26 +12,6 @@ from typing import Literal
 from torchtriage.core.finding import Note
 from torchtriage.core.samples import Better, Kind
 
-__all__ = [
-    "EXIT_CODES",
-    "GATE_SCHEMA",
-    "HISTORY_SCHEMA",
-    "Classic",
-    "Culprit",
-    "GateResult",
-    "HistoryResult",
-    "HostNoise",
-    "MetricChangePoint",
-    "MetricRow",
-    "Outcome",
-    "Point",
-    "RowVerdict",
-    "Side",
-    "SideAmount",
-    "Stopping",
-    "Track",
-]
-
 GATE_SCHEMA = "torchtriage-gate/1"
 HISTORY_SCHEMA = "torchtriage-gate-history/1"
 

@@ -13,8 +13,6 @@ from pathlib import Path
 
 from torchtriage.core.errors import BenchmarkError, UsageError
 
-__all__ = ["UNCOMMITTED", "GitRevision", "checked_out", "commit_of", "commits_along", "find_revision"]
-
 UNCOMMITTED = "uncommitted changes"
 """Name in a run's environment: what was measured is not the commit alone."""
 

@@ -11,8 +11,6 @@ from torchtriage.core.trace.read import read_trace
 from torchtriage.diagnose.compare.verdict import ChangeEvidence, compare, gather
 from torchtriage.measure.gate.result import Culprit
 
-__all__ = ["Read", "name_culprit"]
-
 N_CAUSES = 5
 
 Read = Callable[[str], ChangeEvidence]

@@ -20,18 +20,6 @@ from torchtriage.measure.gate import formatting
 from torchtriage.measure.gate.result import Classic, MetricRow, RowVerdict, SideAmount
 from torchtriage.measure.gate.session_stats import Floats, SessionTable
 
-__all__ = [
-    "LEAST_REPEATS",
-    "MAX_REGRESS",
-    "STATISTICS",
-    "TIMED",
-    "GateLimits",
-    "MetricMatch",
-    "amount",
-    "judge_rows",
-    "least_pairs",
-]
-
 MAX_REGRESS: dict[str, float] = {
     "latency": 0.03,
     "throughput": 0.03,

@@ -32,24 +32,6 @@ from torchtriage.measure.gate.importers.document import DocumentNode, parse
 from torchtriage.measure.gate.importers.native import read_metrics
 from torchtriage.measure.gate.revision import GitRevision
 
-__all__ = [
-    "HOST",
-    "INTERLEAVING",
-    "PEAK_MEMORY",
-    "RUN_TIME",
-    "SAMPLES_VARIABLE",
-    "SIDE",
-    "BenchmarkProgram",
-    "MeasuredProcess",
-    "assemble",
-    "find_program",
-    "paths_of",
-    "run_in_turns",
-    "run_once",
-    "run_sessions",
-    "versions",
-]
-
 SAMPLES_VARIABLE = "TORCHTRIAGE_SAMPLES"
 RUN_TIME = "run time"
 PEAK_MEMORY = "peak host memory"

@@ -9,8 +9,6 @@ from torchtriage.measure.gate.check import check
 from torchtriage.measure.gate.result import Stopping
 from torchtriage.measure.gate.row_verdict import GateLimits
 
-__all__ = ["Looks"]
-
 FIRST = 7
 """Pairs before the first look: fewer cannot show a change at 1 % (an exact test of signs)."""
 

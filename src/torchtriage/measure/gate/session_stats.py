@@ -13,8 +13,6 @@ from torchtriage.core.arrays import distinct
 from torchtriage.core.samples import Series
 from torchtriage.core.stats.session_comparison import LOW, QUANTILES
 
-__all__ = ["Floats", "SessionTable"]
-
 Floats = NDArray[np.float64]
 
 

@@ -25,8 +25,6 @@ from torchtriage.core.database import Database, Schema, open_postgres, open_sqli
 from torchtriage.core.errors import StoreError, UsageError
 from torchtriage.core.samples import Machine, Run, Series, Session
 
-__all__ = ["DEFAULT_STORE", "MIGRATIONS", "STORE_VARIABLE", "Store", "StoredRun", "open_store"]
-
 DEFAULT_STORE = ".torchtriage/gate.db"
 STORE_VARIABLE = "TORCHTRIAGE_STORE"
 WAIT_S = 60.0

@@ -19,8 +19,6 @@ from torchtriage.core.arrays import Floats
 from torchtriage.core.units import format_count
 from torchtriage.measure.verify.result import ResultAgreement
 
-__all__ = ["Answer", "agreement", "read_answers"]
-
 Kind = Literal["loss", "gradients", "update", "output"]
 
 TOLERANCE: dict[Kind, tuple[float, float]] = {

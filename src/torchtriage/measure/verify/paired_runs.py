@@ -23,20 +23,6 @@ from torchtriage.core.stats.session_comparison import session_value
 from torchtriage.core.units import NS_PER_MS
 from torchtriage.measure.verify.agreement import Answer, read_answers
 
-__all__ = [
-    "FEWEST_ROUNDS",
-    "LEVEL",
-    "NARROW",
-    "ProgramRun",
-    "Trial",
-    "is_settled",
-    "last_words",
-    "record_once",
-    "run_trial",
-    "sample",
-    "trial_of",
-]
-
 LEVEL = 0.98
 """Of an interval looked at after each round: holds the truth in 95 % of trials (stats.pairs)."""
 FEWEST_ROUNDS = 5

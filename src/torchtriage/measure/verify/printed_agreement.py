@@ -11,8 +11,6 @@ from itertools import chain, pairwise
 from torchtriage.measure.verify.printed_lines import Line, Number, read_lines
 from torchtriage.measure.verify.result import PrintedAgreement, ResultAgreement
 
-__all__ = ["LINES_DIFFER", "printed_agreement", "with_printed"]
-
 LINES_DIFFER = "printed lines differ"
 
 TOLERANCE = {True: (0.03, 0.3), False: (0.005, 0.05)}

@@ -11,8 +11,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-__all__ = ["Line", "Number", "read_lines"]
-
 LONGEST = 2048
 """Characters of a line that are looked at."""
 MOST_LINES = 20_000

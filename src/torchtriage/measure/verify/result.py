@@ -8,8 +8,6 @@ from typing import Literal
 from torchtriage.core.finding import Note
 from torchtriage.diagnose.compare.result import FindingChange, Promise
 
-__all__ = ["VERIFICATION_SCHEMA", "Outcome", "PrintedAgreement", "ResultAgreement", "Round", "Verification"]
-
 VERIFICATION_SCHEMA = "torchtriage-verification/1"
 
 Outcome = Literal["faster", "no difference", "slower", "results differ", "undecided"]

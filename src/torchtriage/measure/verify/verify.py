@@ -22,8 +22,6 @@ from torchtriage.measure.verify.paired_runs import NARROW, Trial
 from torchtriage.measure.verify.printed_agreement import LINES_DIFFER, printed_agreement, with_printed
 from torchtriage.measure.verify.result import VERIFICATION_SCHEMA, Outcome, ResultAgreement, Round, Verification
 
-__all__ = ["conclude"]
-
 REST = 0.25
 LONG_ENOUGH_S = 1.0
 """Of timed steps in one run: below, a neighbour on the machine is most of what is measured."""

@@ -9,8 +9,6 @@ import numpy as np
 from torchtriage.core.errors import TriageError
 from torchtriage.memory.snapshot.snapshot import Action, AllocatorState, Bools, Codes, History, Ints, Snapshot
 
-__all__ = ["HOW", "Now", "ReplayError", "history_of", "now_of"]
-
 HOW = (
     "call torch.cuda.memory._record_memory_history(max_entries=1000000) before the model is built,"
     " and _dump_snapshot() before it is switched off"

@@ -12,8 +12,6 @@ from torchtriage.memory.allocator.lifetimes import Lifetimes
 from torchtriage.memory.allocator.settings import SMALL_SEGMENT, SMALL_SIZE, Settings
 from torchtriage.memory.snapshot.snapshot import Action, History
 
-__all__ = ["StartSegment", "segments_at_start"]
-
 
 @dataclass(frozen=True)
 class StartSegment:

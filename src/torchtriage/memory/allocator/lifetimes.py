@@ -11,8 +11,6 @@ from torchtriage.core.units import format_count
 from torchtriage.memory.allocator.history import HOW, Now, ReplayError
 from torchtriage.memory.snapshot.snapshot import Action, Bools, History, Ints
 
-__all__ = ["Lifetimes", "lives_of"]
-
 
 @dataclass(frozen=True, eq=False)
 class Lifetimes:

@@ -13,8 +13,6 @@ from torchtriage.memory.allocator.settings import SMALL_SIZE, Settings
 from torchtriage.memory.allocator.simulator import RANGE_STRIDE, RANGES_AT, Shelf, SimulatedBlock, Simulator
 from torchtriage.memory.snapshot.snapshot import Bools, Ints
 
-__all__ = ["Replayed", "replay"]
-
 
 @dataclass(frozen=True, eq=False)
 class Replayed:

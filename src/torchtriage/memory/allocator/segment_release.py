@@ -10,8 +10,6 @@ from torchtriage.memory.allocator.lifetimes import Lifetimes
 from torchtriage.memory.allocator.settings import SMALL_SEGMENT, SMALL_SIZE, Settings
 from torchtriage.memory.snapshot.snapshot import Action, History, Ints, Stacks
 
-__all__ = ["FreeRun", "limit", "releases"]
-
 
 @dataclass
 class FreeRun:

@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 
 from torchtriage.core.errors import UsageError
 
-__all__ = ["MIB", "MIN_BLOCK", "SMALL_SEGMENT", "SMALL_SIZE", "UNLIMITED", "Settings"]
-
 MIB = 1 << 20
 MIN_BLOCK = 512
 """Every size is a multiple of it (kMinBlockSize)."""

@@ -15,8 +15,6 @@ from itertools import pairwise
 
 from torchtriage.memory.allocator.settings import MIN_BLOCK, SMALL_SEGMENT, SMALL_SIZE, UNLIMITED, Settings
 
-__all__ = ["RANGES_AT", "RANGE_STRIDE", "Pool", "Shelf", "SimulatedBlock", "Simulator"]
-
 FREE, ALLOCATED, AWAITING, UNMAPPED = range(4)
 """Of a block: cached, in use, freed but still used by another stream, address space only."""
 

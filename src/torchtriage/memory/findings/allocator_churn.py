@@ -14,8 +14,6 @@ Source: ``DeviceCachingAllocator::malloc``, which gives cached segments back bef
 from torchtriage.core.finding import Fix
 from torchtriage.memory.findings.base import MemoryCode
 
-__all__ = ["CODE", "FIX"]
-
 CODE = MemoryCode(
     code="MEM027",
     name="allocator-churn",

@@ -15,8 +15,6 @@ Source: the allocator's own rules, replayed; see ``docs/allocator.md`` for how n
 from torchtriage.core.finding import Fix
 from torchtriage.memory.findings.base import MemoryCode
 
-__all__ = ["CODE", "FIX"]
-
 CODE = MemoryCode(
     code="MEM050",
     name="allocator-settings",

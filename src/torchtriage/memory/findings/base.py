@@ -13,8 +13,6 @@ from typing import Any
 from torchtriage.core.errors import PatternError
 from torchtriage.core.finding import Certainty, Finding, Fix, Place, Severity
 
-__all__ = ["MemoryCode", "MemoryEntry", "catalogue"]
-
 
 @dataclass(frozen=True)
 class MemoryCode:

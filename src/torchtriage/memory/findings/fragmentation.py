@@ -16,8 +16,6 @@ Source: PyTorch documentation, "CUDA semantics", memory management; a tenth of l
 from torchtriage.core.finding import Fix
 from torchtriage.memory.findings.base import MemoryCode
 
-__all__ = ["CODE", "FIX"]
-
 CODE = MemoryCode(
     code="MEM049",
     name="fragmentation",

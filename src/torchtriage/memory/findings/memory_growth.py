@@ -13,8 +13,6 @@ Source: ``docs/leaks.md``, with how often it is right; PyTorch documentation, FA
 from torchtriage.core.finding import Fix
 from torchtriage.memory.findings.base import MemoryCode
 
-__all__ = ["CODE", "FIX"]
-
 CODE = MemoryCode(
     code="MEM029",
     name="memory-growth",

@@ -14,8 +14,6 @@ Source: PyTorch's caching allocator (``DeviceCachingAllocator::malloc``): a bloc
 from torchtriage.core.finding import Fix
 from torchtriage.memory.findings.base import MemoryCode
 
-__all__ = ["CODE", "FIX"]
-
 CODE = MemoryCode(code="MEM048", name="out-of-memory", title="Out of memory", needs="a snapshot with a history")
 FIX = Fix(
     "Hold less at this point: a smaller batch, checkpointing, or a lower dtype",

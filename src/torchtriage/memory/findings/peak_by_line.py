@@ -12,8 +12,6 @@ Source: PyTorch documentation, "Understanding CUDA Memory Usage".
 from torchtriage.core.finding import Fix
 from torchtriage.memory.findings.base import MemoryCode
 
-__all__ = ["CODE", "FIX"]
-
 CODE = MemoryCode(
     code="MEM052",
     name="peak-by-line",

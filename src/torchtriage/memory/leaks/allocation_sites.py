@@ -15,8 +15,6 @@ from typing import Any
 
 from torchtriage.memory.leaks.object_growth import CodeLine, place_of
 
-__all__ = ["Sites"]
-
 MAX_NOTED = 20_000
 """Storages noted in one sampled step."""
 MIN_BYTES = 64

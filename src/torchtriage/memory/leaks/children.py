@@ -14,8 +14,6 @@ from torchtriage.memory.leaks.leak_candidates import GrowthTracker
 from torchtriage.memory.leaks.line_watch import adding_line
 from torchtriage.memory.leaks.object_growth import WALK_S, walk
 
-__all__ = ["watch_children"]
-
 LOOKS = 400
 EVERY_S = 0.1
 

@@ -9,8 +9,6 @@ from torchtriage.core.arrays import distinct
 from torchtriage.core.stats.trend import Slope, block_minima, sen_slope
 from torchtriage.memory.snapshot.result import Area, Growth
 
-__all__ = ["POINTS", "follow"]
-
 POINTS = 300
 """Of a picture; of longer series rows are drawn evenly apart, the first and the last among them."""
 BLOCKS = 32

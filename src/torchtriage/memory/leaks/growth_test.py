@@ -26,8 +26,6 @@ from torchtriage.core.errors import UsageError
 from torchtriage.core.stats.trend import Floats, Slope, block_minima, hinge, sen_slope
 from torchtriage.core.units import format_bytes, format_count
 
-__all__ = ["CODE", "FLOOR_BYTES", "MIN_SLOPE", "PATIENCE_STEPS", "LeakVerdict", "first_alarm", "judge", "judge_device"]
-
 CODE = "MEM029"
 """The pattern that finds the same in a trace's memory events."""
 

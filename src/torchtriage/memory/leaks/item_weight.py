@@ -16,8 +16,6 @@ from itertools import islice
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
-__all__ = ["ItemWeight", "weigh_newest"]
-
 NEWEST, OLDER = 4, 4
 """Items that are weighed, and those before them, and the first ones, whose objects do not count."""
 MAX_OBJECTS = 100

@@ -14,8 +14,6 @@ from torchtriage.memory.leaks import process_growth
 from torchtriage.memory.leaks.item_weight import weigh_newest
 from torchtriage.memory.leaks.object_growth import CodeLine, Key, Measure, SizedObject, find
 
-__all__ = ["FLOOR", "GrowthTracker", "Kind", "LeakCandidate", "SizeTrack", "weigh"]
-
 MIN_LOOKS = 5
 MIN_LOOKS_MADE_ANEW = 8
 """Of a tensor or a text that is another at each look: sizes at random rise eight times in a row once in 40,000."""

@@ -20,19 +20,6 @@ from torchtriage.memory.leaks.growth_test import CODE, PATIENCE_STEPS
 from torchtriage.memory.leaks.leak_candidates import Kind
 from torchtriage.memory.snapshot.result import MEMORY_SCHEMA, Growth, MemoryResult
 
-__all__ = [
-    "REPORT",
-    "SCHEMA",
-    "SNAPSHOT",
-    "Leak",
-    "MemorySeries",
-    "WatchFile",
-    "WatchReport",
-    "findings",
-    "judge_watch",
-    "parse_watch",
-]
-
 SCHEMA = "torchtriage-watch/1"
 REPORT = "memory_watch.json"
 SNAPSHOT = "memory_watch.pickle"

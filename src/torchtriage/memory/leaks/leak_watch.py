@@ -40,8 +40,6 @@ from torchtriage.memory.leaks.object_growth import WALK_S, CodeLine, Key, note_g
 from torchtriage.memory.leaks.process_growth import child_processes, compiled_graphs
 from torchtriage.memory.leaks.samples import Samples
 
-__all__ = ["LeakWarning", "Watch", "start", "watch"]
-
 ALARM_STEPS = 5
 """After an alarm, of which a snapshot is left."""
 

@@ -11,8 +11,6 @@ from typing import Any
 
 from torchtriage.memory.leaks.object_growth import CodeLine, Measure, SizedObject, function_name, is_users
 
-__all__ = ["LineWatch", "adding_line"]
-
 MAX_EVENTS = 100_000
 """Lines that are traced; a step that has more is left alone from there on."""
 

@@ -30,20 +30,6 @@ from typing import Any
 
 from torchtriage.core.record.stacks import without_collection
 
-__all__ = [
-    "WALK_S",
-    "CodeLine",
-    "Key",
-    "Measure",
-    "SizedObject",
-    "find",
-    "function_name",
-    "is_users",
-    "note_generators",
-    "place_of",
-    "walk",
-]
-
 WALK_S = 0.02
 """That one walk along the names may take."""
 MAX_NODES = 20_000

@@ -13,16 +13,6 @@ from typing import Any
 from torchtriage.core.process import child_pids, resident_bytes
 from torchtriage.memory.leaks.object_growth import CodeLine, SizedObject
 
-__all__ = [
-    "child_processes",
-    "child_report",
-    "children_dir",
-    "compiled_graphs",
-    "last_compiled",
-    "n_compiled",
-    "report_to_parent",
-]
-
 children_dir: Path | None = None
 """Where forked children report what grows in them."""
 

@@ -12,8 +12,6 @@ from time import perf_counter
 
 from torchtriage.memory.leaks.leak_watch import Watch
 
-__all__ = ["LeakWatch"]
-
 WRITE_S = 3.0
 """Between two writes of the report at least ..."""
 WRITE_SHARE = 0.0025

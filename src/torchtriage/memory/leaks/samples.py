@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from array import array
 
-__all__ = ["Samples"]
-
 MAX_SAMPLES = 2048
 
 

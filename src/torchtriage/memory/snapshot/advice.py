@@ -20,8 +20,6 @@ from torchtriage.memory.allocator.settings import MIB
 from torchtriage.memory.findings.allocator_settings import CODE as ALLOCATOR_SETTINGS
 from torchtriage.memory.snapshot.snapshot import Snapshot
 
-__all__ = ["CODE", "Advice", "SettingOutcome", "advise", "finding", "sentence"]
-
 CODE = ALLOCATOR_SETTINGS.code
 MAX_ERROR = 0.02
 """Of the recorded peak: a replay farther off than this advises nothing."""

@@ -20,9 +20,6 @@ from torchtriage.core.finding import Frame
 from torchtriage.core.trace.frames import is_user_frame
 from torchtriage.memory.snapshot.snapshot import Bools, Codes, Snapshot
 
-__all__ = ["NO_STACK", "Category", "MemoryPhase", "Owners"]
-
-
 NO_STACK = "no stack recorded"
 
 _PYTHON = re.compile(r"\.py$|^<ipython|ipykernel")

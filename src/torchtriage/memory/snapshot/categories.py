@@ -32,9 +32,6 @@ from torchtriage.memory.snapshot.result import (
 from torchtriage.memory.snapshot.snapshot import Ints
 from torchtriage.memory.snapshot.timeline_chart import thinned
 
-__all__ = ["CATEGORIES", "CategoryTimeline", "judge_categories", "parse_categories"]
-
-
 CATEGORIES = (
     "parameters",
     "optimizer state",

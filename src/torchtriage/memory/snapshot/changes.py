@@ -23,8 +23,6 @@ from torchtriage.memory.snapshot.result import RECORD
 from torchtriage.memory.snapshot.snapshot import NONE, Action, Bools
 from torchtriage.memory.snapshot.timeline import Timeline
 
-__all__ = ["changes"]
-
 LARGE_SHARE = 0.1
 LEAST_BYTES = 64 << 20
 """A change that saves less than this share of what is held, or less than this, is not worth a word."""

@@ -34,9 +34,6 @@ from torchtriage.memory.snapshot.peak_usage import categories, phases
 from torchtriage.memory.snapshot.snapshot import Ints, Snapshot
 from torchtriage.memory.snapshot.timeline import Timeline, timeline
 
-__all__ = ["Unit", "notes", "units"]
-
-
 _TORCH = re.compile(r"(^|/)torch/(nn|utils|autograd|optim|distributed|fx|jit|cuda|amp|_\w+)(/|\.py)")
 _WRAPPERS = {"new_forward", "wrapper", "__call__"}
 """Between a module and its caller in accelerate and transformers."""

@@ -11,8 +11,6 @@ from torchtriage.memory.snapshot.attribution import Owners
 from torchtriage.memory.snapshot.snapshot import Action
 from torchtriage.memory.snapshot.timeline import Timeline
 
-__all__ = ["find_churn"]
-
 MIN_ROUNDS = 4
 """Fewer are changes of phase: loading, warming up, the first step."""
 _EMPTIED = Fix(

@@ -34,8 +34,6 @@ from torchtriage.memory.snapshot.snapshot import (
 )
 from torchtriage.memory.snapshot.timeline import BlockLives, Timeline, allocated, paired
 
-__all__ = ["RecordedEvents", "recorded_memory"]
-
 HOST = 0
 """The profiler's device type of the host; 1 is CUDA, 6 HIP."""
 

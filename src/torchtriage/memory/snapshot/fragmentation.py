@@ -20,9 +20,6 @@ from torchtriage.memory.snapshot.result import Fragmentation, MemoryPart, OutOfM
 from torchtriage.memory.snapshot.snapshot import NONE, Action, AllocatorState, Bools, Ints, Snapshot
 from torchtriage.memory.snapshot.timeline import Timeline, rounded
 
-__all__ = ["WHOLE", "Free", "Segment", "find_fragmentation", "find_out_of_memory", "free_at", "segments_at"]
-
-
 SMALL_BYTES = 1 << 20
 """Requests up to here are served from 2 MiB segments of their own (``kSmallSize``)."""
 SMALL_SEGMENT_BYTES = 2 << 20

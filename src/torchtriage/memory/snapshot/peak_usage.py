@@ -14,9 +14,6 @@ from torchtriage.memory.snapshot.result import Holder, MemoryPart, MemoryPeak
 from torchtriage.memory.snapshot.snapshot import Bools, Ints
 from torchtriage.memory.snapshot.timeline import Timeline, allocated
 
-__all__ = ["NO_LINE", "categories", "find_peak", "holders", "phases", "time_us"]
-
-
 MAX_LINES = 30
 BEFORE = -2
 NO_LINE = {-1: NO_STACK, BEFORE: "before the recording"}

@@ -27,8 +27,6 @@ from torchtriage.memory.snapshot.unpickle import unpickle
 if TYPE_CHECKING:
     from torchtriage.memory.leaks.leak_report import WatchFile
 
-__all__ = ["SNAPSHOT", "Input", "read_memory", "read_snapshot"]
-
 Input = Union[str, "os.PathLike[str]", BinaryIO]
 
 MAX_JSON_BYTES = 256 << 20

@@ -10,23 +10,6 @@ from dataclasses import dataclass
 
 from torchtriage.core.finding import Crash, Finding, Frame, NotChecked, Note
 
-__all__ = [
-    "MEMORY_SCHEMA",
-    "RECORD",
-    "Area",
-    "BlockRow",
-    "DeviceMemory",
-    "Fragmentation",
-    "Growth",
-    "Holder",
-    "MemoryPart",
-    "MemoryPeak",
-    "MemoryResult",
-    "Opinion",
-    "OutOfMemory",
-    "Picture",
-]
-
 MEMORY_SCHEMA = "torchtriage-memory/1"
 RECORD = (
     "torch.cuda.memory._record_memory_history(max_entries=1_000_000, context='all')\n"

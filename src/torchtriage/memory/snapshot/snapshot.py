@@ -17,23 +17,6 @@ from numpy.typing import NDArray
 
 from torchtriage.core.arrays import distinct
 
-__all__ = [
-    "NONE",
-    "Action",
-    "AllocatorState",
-    "Annotations",
-    "Blocks",
-    "Bools",
-    "Codes",
-    "Columns",
-    "History",
-    "Ints",
-    "Segments",
-    "Snapshot",
-    "StackTable",
-    "Stacks",
-]
-
 Ints = NDArray[np.int64]
 Codes = NDArray[np.int32]
 Bools = NDArray[np.bool_]

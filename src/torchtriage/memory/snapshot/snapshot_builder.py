@@ -25,8 +25,6 @@ from torchtriage.memory.snapshot.snapshot import (
     StackTable,
 )
 
-__all__ = ["SnapshotBuilder"]
-
 
 class _Frame(int):
     __slots__ = ()

@@ -27,8 +27,6 @@ from torchtriage.memory.snapshot.result import Area, Growth, Opinion
 from torchtriage.memory.snapshot.snapshot import Action, Ints, Snapshot
 from torchtriage.memory.snapshot.timeline import Timeline, timeline
 
-__all__ = ["SnapshotSteps", "find_steps", "judge_snapshot"]
-
 RECORD = (
     "torch.cuda.memory._record_memory_history(max_entries=1_000_000)\n"
     "…  # at least eight steps\n"

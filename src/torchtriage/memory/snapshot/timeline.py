@@ -17,8 +17,6 @@ import numpy as np
 
 from torchtriage.memory.snapshot.snapshot import NONE, Action, AllocatorState, Bools, Codes, Columns, Ints, Snapshot
 
-__all__ = ["BlockLives", "Timeline", "allocated", "paired", "rounded", "timeline"]
-
 ROUND_BYTES = 512
 
 

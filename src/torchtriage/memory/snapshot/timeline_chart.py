@@ -18,9 +18,6 @@ from torchtriage.memory.snapshot.result import Area, BlockRow, Picture
 from torchtriage.memory.snapshot.snapshot import Ints, Snapshot
 from torchtriage.memory.snapshot.timeline import Timeline
 
-__all__ = ["draw", "thinned"]
-
-
 MOMENTS = 600
 AREAS = 24
 SEGMENTS = 80

@@ -23,8 +23,6 @@ from typing import Any, NamedTuple, Protocol
 from torchtriage.core.errors import SnapshotError
 from torchtriage.core.units import format_bytes
 
-__all__ = ["EventSink", "unpickle"]
-
 WINDOW_BYTES = 1 << 20
 MARGIN_BYTES = 64 << 10
 """An opcode with its argument fits in it; longer strings are waited for."""

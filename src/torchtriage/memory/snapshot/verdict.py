@@ -38,8 +38,6 @@ from torchtriage.memory.snapshot.snapshot import Snapshot
 from torchtriage.memory.snapshot.timeline import Timeline, timeline
 from torchtriage.memory.snapshot.timeline_chart import draw
 
-__all__ = ["judge", "judge_trace"]
-
 UNUSED_SHARE = 0.15
 UNUSED_BYTES = 256 << 20
 """The gaps when most is allocated must reach both to be called fragmentation: a tenth of large

@@ -17,8 +17,6 @@ from torchtriage.core.units import format_count, format_ms, format_share
 from torchtriage.operate.collected.records import NO_SIZE, Records, read_records
 from torchtriage.operate.collected.result import CollectedModel, Drift, LatencyGroup, RecordsReport, SlowRecord
 
-__all__ = ["report"]
-
 N_SLOWEST = 20
 MAX_SIZES = 24  # distinct sizes shown as they are; of more, powers of two
 FEWEST = 100  # requests from which a group is compared with the others

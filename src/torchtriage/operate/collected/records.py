@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from torchtriage.core.errors import SampleError
 from torchtriage.core.units import format_count
 
-__all__ = ["NO_SIZE", "Records", "read_records"]
-
 NO_SIZE = -1
 
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from torchtriage.core.finding import Note
 from torchtriage.core.version import __version__
 
-__all__ = ["RECORDS_SCHEMA", "CollectedModel", "Drift", "LatencyGroup", "RecordsReport", "SlowRecord"]
-
 RECORDS_SCHEMA = "torchtriage-records/1"
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["DurationLevel", "SizeShares"]
-
 CUT = 3.0  # scales a value may pull by
 MAX_SIZES = 64  # sizes kept apart; beyond, quarters of a doubling are
 SETTLED = 8  # requests of a size after which its share is trusted

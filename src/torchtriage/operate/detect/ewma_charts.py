@@ -11,8 +11,6 @@ from __future__ import annotations
 import math
 from collections import deque
 
-__all__ = ["PART", "QUARANTINE", "Charts", "Swings"]
-
 MEMORY = 2_000  # values over which limits are learned
 LEARN_EVERY = 4  # means of neighbours are nearly equal: every fourth teaches as much as all, at a quarter of the time
 QUARANTINE = 200  # values for which a lesson waits; what is to be found lasts as long, or is large

@@ -10,8 +10,6 @@ from __future__ import annotations
 import math
 from collections import deque
 
-__all__ = ["FailureRate"]
-
 PARTS = (0.03, 0.1, 0.5)  # of what usually succeeds
 LIMIT = 9.0  # natural logarithm of the likelihood ratio
 FIRST_RATE, FIRST_N = 0.005, 50  # the usual rate before anything was seen, and the requests that it counts for

@@ -20,8 +20,6 @@ from torchtriage.operate.detect.ewma_charts import PART, QUARANTINE, Charts, Swi
 from torchtriage.operate.detect.failure_rate import FailureRate
 from torchtriage.operate.detect.tails import Cluster, TailCounter
 
-__all__ = ["KINDS", "LARGER", "Alarm", "RequestDetector", "Sample", "Stuck"]
-
 KINDS = ("faster", "input-mix", "missing", "nan", "shift", "spread", "stuck", "surge", "tail")  # of alarms
 
 

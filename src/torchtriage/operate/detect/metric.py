@@ -23,8 +23,6 @@ from torchtriage.operate.detect.failure_rate import FailureRate
 from torchtriage.operate.detect.latency_detector import Alarm, Sample, Stuck
 from torchtriage.operate.detect.tails import TailCounter
 
-__all__ = ["MetricDetector"]
-
 DAY_S = 86_400.0
 HOUR_S = 3_600.0
 FIRST = 30  # readings from which the pace and the unit are learned

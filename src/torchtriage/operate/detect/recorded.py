@@ -15,8 +15,6 @@ from typing import Any
 from torchtriage.core.errors import SampleError
 from torchtriage.operate.detect.latency_detector import Sample
 
-__all__ = ["LabelledFault", "RecordedStream", "StreamLabels", "labelled_rows", "read_labels", "read_log"]
-
 # columns that may hold the value, with what makes seconds of it
 VALUES = {
     "duration_ns": 1e-9,

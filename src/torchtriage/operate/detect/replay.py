@@ -11,8 +11,6 @@ from torchtriage.operate.detect.metric import MetricDetector
 from torchtriage.operate.detect.recorded import RecordedStream, StreamLabels, labelled_rows, read_labels, read_log
 from torchtriage.operate.detect.score import DetectionScore, Scoring, score
 
-__all__ = ["SCHEMA", "StreamReplay", "document", "replay"]
-
 SCHEMA = "torchtriage-monitor-replay/1"
 
 

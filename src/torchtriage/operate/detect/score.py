@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from torchtriage.operate.detect.recorded import LabelledFault, StreamLabels
 
-__all__ = ["DetectionScore", "FaultDelay", "Scoring", "episodes", "nab_points", "score"]
-
 LONG = 200  # rows after which an alarm that goes on counts again
 SPIKE_ROWS = 5
 NAB_FALSE = 0.11  # weight of a false alarm in the standard profile of the Numenta Anomaly Benchmark

@@ -12,8 +12,6 @@ import math
 from collections import deque
 from typing import NamedTuple
 
-__all__ = ["RUNGS", "Cluster", "TailCounter"]
-
 RUNGS = tuple(4 * 1.5**step for step in range(11))  # in scales of a stream whose scale stays
 MEMORY = 5_000  # values over which rates are learned; then half of them are forgotten
 N_LAST = 8  # last exceedances of a rung that are looked at together

@@ -17,8 +17,6 @@ from torchtriage.operate.experiment.result import Arm, Decision, ExperimentResul
 from torchtriage.operate.experiment.sentences import notes, sentence, verdict
 from torchtriage.operate.experiment.split import Split
 
-__all__ = ["Experiment"]
-
 MISMATCH = 1e-4  # chance of calling a right split wrong: nothing can be concluded after that
 N_REPLICAS = 1000  # names of replicas that are kept per arm
 

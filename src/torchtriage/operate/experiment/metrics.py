@@ -12,8 +12,6 @@ from torchtriage.core.errors import UsageError
 from torchtriage.core.stats.sequential_ab import BLOCK, Difference, EventRatio, Moments
 from torchtriage.operate.experiment.result import ExperimentRow, Verdict
 
-__all__ = ["Metric", "Rate", "Role", "SequentialTest", "Tail", "Typical", "begin", "finite"]
-
 Role = Literal["metric", "guardrail"]
 
 FIRST = 200  # values of both arms that the first threshold of a tail is taken from, or two beyond it

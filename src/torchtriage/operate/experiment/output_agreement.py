@@ -16,8 +16,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Agreement", "agreement"]
-
 DEEPEST = 50  # levels of nesting; a structure that holds itself has no end
 HUGE, SCALED = 2.0**900, 2.0**-200  # norms of larger numbers would overflow: from such a place on, all are scaled down
 

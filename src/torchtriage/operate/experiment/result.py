@@ -11,8 +11,6 @@ from typing import Literal
 from torchtriage.core.finding import Note
 from torchtriage.core.version import __version__
 
-__all__ = ["EXPERIMENT_SCHEMA", "Arm", "Decision", "ExperimentResult", "ExperimentRow", "Verdict"]
-
 EXPERIMENT_SCHEMA = "torchtriage-experiment/1"
 
 Verdict = Literal["worse", "better", "undecided", "no data"]

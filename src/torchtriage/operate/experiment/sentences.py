@@ -8,8 +8,6 @@ from torchtriage.core.finding import Note
 from torchtriage.core.units import format_count, format_share
 from torchtriage.operate.experiment.result import Arm, Decision, ExperimentRow
 
-__all__ = ["change", "notes", "sentence", "verdict"]
-
 LEAST_REPLICAS = 3
 
 

@@ -17,8 +17,6 @@ from torchtriage.core.errors import UsageError
 from torchtriage.operate.experiment.output_agreement import Agreement, agreement
 from torchtriage.operate.experiment.split import Split
 
-__all__ = ["Shadow", "ShadowReport"]
-
 N_EXAMPLES = 20
 
 

@@ -17,8 +17,6 @@ import struct
 
 from torchtriage.core.errors import UsageError
 
-__all__ = ["N_PLACES", "Split", "point"]
-
 N_PLACES = 1 << 32
 _FIRST_FOUR = struct.Struct(">I").unpack_from
 

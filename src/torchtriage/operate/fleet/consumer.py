@@ -22,8 +22,6 @@ from torchtriage.operate.monitor.json_log import JsonLog
 from torchtriage.operate.monitor.metrics import Value
 from torchtriage.operate.monitor.monitor import Monitor
 
-__all__ = ["FleetConsumer", "FleetCounts"]
-
 COMMIT_S = 1.0  # between two commits: what a crash makes come again
 MAX_SOURCES = 20_000
 MAX_NUMBER = 10**12  # of a source's record: a thousand a second for thirty years

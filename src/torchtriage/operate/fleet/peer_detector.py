@@ -22,8 +22,6 @@ from torchtriage.core.stats.difference import student_tail
 from torchtriage.core.units import format_span_s
 from torchtriage.operate.monitor.batch_sink import RequestRecord
 
-__all__ = ["WINDOW_S", "PeerAlarm", "PeerDetector", "PeerState"]
-
 WINDOW_S = 1.0
 FEWEST = 10  # requests that make a level; a device with fewer in a window waits for the next
 PEERS = 5  # devices from which their median is a norm

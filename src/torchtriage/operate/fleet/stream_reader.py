@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 from torchtriage.core.database import connect_redis, without_password
 from torchtriage.core.errors import MissingExtraError, StoreError, UsageError
 
-__all__ = ["Lag", "StreamEntry", "StreamReader"]
-
 TIMEOUT_S = 5.0
 BLOCK_S = 0.5
 COUNT = 500  # entries that are read together

@@ -9,8 +9,6 @@ from torchtriage.core.errors import UsageError
 from torchtriage.core.units import format_share
 from torchtriage.operate.experiment.output_agreement import Agreement, agreement
 
-__all__ = ["answers_agree"]
-
 
 def answers_agree(
     full: Callable[..., Any],

@@ -19,8 +19,6 @@ from torchtriage.operate.ladder.store import LadderStore, LocalStore, Shared
 from torchtriage.operate.monitor import process_metrics
 from torchtriage.operate.monitor.metrics import Value
 
-__all__ = ["Ladder", "Mode"]
-
 N_LOG = 1000
 N_GIVEN_UP = 4  # calls that hang at the same time before no more are started in that mode
 N_WARM = 5  # calls of a mode in this worker that may be late, and those begun before so many have ended

@@ -9,8 +9,6 @@ from typing import Literal, NamedTuple
 from torchtriage.core.errors import UsageError
 from torchtriage.core.units import format_share
 
-__all__ = ["N_NEWEST", "LadderDecision", "LadderState", "Policy", "decide", "trouble"]
-
 N_NEWEST = 200  # calls that are looked at, of the current mode and of the better one on trial
 
 

@@ -16,8 +16,6 @@ from torchtriage.operate.ladder.ladder import Ladder, Mode
 from torchtriage.operate.ladder.policy import Policy
 from torchtriage.operate.ladder.result import LadderEntry
 
-__all__ = ["AssumedMode", "LadderChange", "LadderReplay", "RecordedCall", "read_modes", "replay_ladder"]
-
 LOOK_S = 0.05  # how often a ladder that serves looks
 LOOKS = 200  # looks in a stretch without calls, however long it is
 ALARM_S = 30.0  # how long an alarm keeps a ladder down after what raised it has ended

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Check", "LadderEntry", "LadderStatus", "ModeStatus"]
-
 Check = Literal["none", "not checked", "passed", "failed"]
 
 

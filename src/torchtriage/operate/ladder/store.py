@@ -20,8 +20,6 @@ from typing import Any, NamedTuple, Protocol
 from torchtriage.core.database import connect_redis, undamaged
 from torchtriage.core.errors import MissingExtraError, StoreError
 
-__all__ = ["LadderStore", "LocalStore", "RedisStore", "Shared", "Switched"]
-
 TROUBLE_S = 1.0  # how long a worker's trouble keeps all of them from trying a better mode
 
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from torchtriage.operate.ladder.result import LadderEntry
     from torchtriage.operate.rollout import Rollout, RolloutState
 
-__all__ = ["LadderCard", "RolloutCard"]
-
 N_CHANGES = 60
 
 

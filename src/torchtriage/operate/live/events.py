@@ -6,8 +6,6 @@ from typing import Literal, NamedTuple
 
 from torchtriage.core.names import visible
 
-__all__ = ["LONGEST", "PageEvent", "Tone", "cut"]
-
 LONGEST = 400  # characters of any text that is shown: a reason can be anything
 
 Tone = Literal["bad", "good", "plain"]

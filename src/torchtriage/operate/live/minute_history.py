@@ -9,8 +9,6 @@ from typing import Any
 
 from torchtriage.operate.monitor.aggregate import Aggregate, RequestRow
 
-__all__ = ["HISTORY_S", "MAX_MODELS", "MinuteHistory"]
-
 HISTORY_S = 300.0
 MAX_MODELS = 12  # pairs of model and version that are shown; requests of further ones are counted together
 QUANTILES = {"p50_s": 0.5, "p90_s": 0.9, "p99_s": 0.99}

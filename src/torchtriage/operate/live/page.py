@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from torchtriage.operate.monitor.alert import Alert
     from torchtriage.operate.rollout import Rollout
 
-__all__ = ["EventFeed", "LivePage"]
-
 HEARTBEAT_S = 10.0
 LOOK_S = 0.1  # how often ladders, rollouts and alarms are looked for
 POINT_S = 1.0

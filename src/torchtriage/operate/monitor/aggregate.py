@@ -8,18 +8,6 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any, NamedTuple
 
-__all__ = [
-    "BOUNDS_S",
-    "MAX_NUMBER",
-    "MAX_SIZES",
-    "Aggregate",
-    "Histogram",
-    "RequestNote",
-    "RequestRow",
-    "error_name",
-    "plain",
-]
-
 # upper bounds of the classic buckets: 10 us to 50 s
 BOUNDS_S = tuple(float(f"{step}e{power}") for power in range(-5, 2) for step in (1, 2.5, 5))
 # Of the fine buckets: each is 2.2 % wide (schema 5 of Prometheus' native histograms), so that a

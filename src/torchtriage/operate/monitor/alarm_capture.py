@@ -24,8 +24,6 @@ from torchtriage.operate.monitor.aggregate import RequestRow
 from torchtriage.operate.monitor.alert import Alert
 from torchtriage.operate.monitor.instrument import Ring
 
-__all__ = ["AlarmCapture", "RequestRecorder"]
-
 APART_S = 60.0  # least time between two recordings
 A_DAY = 20
 DAY_S = 86_400.0

@@ -9,8 +9,6 @@ from typing import Any
 from torchtriage.core.finding import Certainty, Finding, Fix, Place, Severity
 from torchtriage.operate.monitor.alert_cause import Cause
 
-__all__ = ["ALERT_SCHEMA", "CODES", "Alert", "AlertCode", "AlertDocument"]
-
 ALERT_SCHEMA = "torchtriage-alert/1"
 FAMILY = "live"
 SURE = 0.8  # share of the excess from which a cause is certain

@@ -15,8 +15,6 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from torchtriage.operate.monitor.host_sampler import HostSampler, HostUsage
 
-__all__ = ["CAUSES", "Attribution", "Cause", "SizeCounts", "SlowRequest", "attribute"]
-
 Cause = Literal[
     "version change",
     "input mix",

@@ -35,8 +35,6 @@ from torchtriage.operate.monitor.metrics import Value
 from torchtriage.operate.monitor.monitor import Monitor
 from torchtriage.operate.monitor.version_detector import KINDS, VersionDetector
 
-__all__ = ["ABSOLUTE", "ActiveAlarm", "Alertmanager", "Detection", "Silence", "Slack", "Webhook", "log"]
-
 TIMEOUT_S = 5.0
 NAME = "TorchtriageAnomaly"  # of alerts in Alertmanager
 REFRESH_S = 60.0  # how often Alertmanager is told of what is on; it takes what it hears no more of as over after 300

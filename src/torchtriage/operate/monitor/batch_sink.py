@@ -15,8 +15,6 @@ from torchtriage.operate.monitor.instrument import Model
 from torchtriage.operate.monitor.metrics import Value
 from torchtriage.operate.monitor.monitor import Accounts, Monitor
 
-__all__ = ["BACKOFF_S", "MAX_PENDING", "BatchSink", "RequestRecord"]
-
 MAX_PENDING = 50_000
 STEP_S = 0.15  # a sink that is closed has as long again after each batch that it sent
 CLOSE_S = 5.0  # but not longer

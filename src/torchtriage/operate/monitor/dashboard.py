@@ -9,8 +9,6 @@ from typing import Any
 
 from torchtriage.operate.monitor.metrics import Metric, expand, metrics_of
 
-__all__ = ["DASHBOARD", "Panel", "dashboard"]
-
 SCHEMA_VERSION = 41  # of Grafana 12; older ones (from 9) read it, newer ones bring it up to theirs
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 WIDTH, HEIGHT, STAT_HEIGHT = 24, 8, 4

@@ -19,8 +19,6 @@ from functools import partial
 from torchtriage.operate.monitor.alert import Alert
 from torchtriage.operate.monitor.metrics import Value
 
-__all__ = ["FLUSH_S", "Channel", "Delivery", "Outbox"]
-
 MAX_PENDING = 1_000
 BACKOFF_S = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
 MAX_POSTS, POSTS_S = 3, 60.0  # of one alarm to one channel, in so long: what changes meanwhile waits, the newest of it

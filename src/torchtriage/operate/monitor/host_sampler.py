@@ -21,8 +21,6 @@ from typing import Any, NamedTuple
 
 from torchtriage.core.machine import Reading, allowed_cpus, read_host, read_kernel_file, use_between
 
-__all__ = ["HostSampler", "HostUsage", "UsageSample", "compilations"]
-
 SAMPLE_S = 0.5  # a sample takes 0.15 ms, with 32 threads about 1 ms
 SOONEST_S = 0.01  # between two samples, where alarms come at once
 N_MOMENTS = 256  # two minutes of samples

@@ -20,8 +20,6 @@ from typing import Any, TypeVar, cast
 
 from torchtriage.operate.monitor.aggregate import Aggregate, RequestNote, RequestRow, error_name
 
-__all__ = ["MAX_PENDING", "Model", "Request", "Ring"]
-
 # Finished requests a thread may hold before new ones are dropped, and counted: 20 s of 3 000
 # requests per second, 15 MB.
 MAX_PENDING = 65_536

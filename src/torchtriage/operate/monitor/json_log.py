@@ -16,8 +16,6 @@ from torchtriage.operate.monitor import process_metrics
 from torchtriage.operate.monitor.aggregate import RequestRow
 from torchtriage.operate.monitor.batch_sink import MAX_PENDING, BatchSink, RequestRecord
 
-__all__ = ["JsonLog", "compile_status"]
-
 # fields of each line about torch.compile, by the metric's name
 STATUS = {"compile_recompiles_total": "recompiles", "compile_graph_breaks_total": "graph_breaks"}
 MAX_FIELD = 2_000  # characters a text may have in a line: an exception's name is unbounded

@@ -29,8 +29,6 @@ from urllib.parse import urlsplit
 from torchtriage.core.errors import UsageError
 from torchtriage.operate.monitor.metrics import Value
 
-__all__ = ["Answer", "Handler", "Listener", "PortTakenError", "check_host", "is_loopback"]
-
 ANSWER_S = 10.0  # how long a client may take to read an answer, or a message of a stream
 PATIENCE_S = 1.0  # how long one who reads slowly is left alone while others find no room
 REQUEST_S = 5.0  # for a whole request

@@ -13,8 +13,6 @@ from typing import Any, Literal, cast
 
 from torchtriage.operate.monitor.aggregate import BOUNDS_S
 
-__all__ = ["CONTENT_TYPE", "METRICS", "PREFIX", "Exposition", "Metric", "Value", "combined", "expand", "metrics_of"]
-
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 Kind = Literal["counter", "gauge", "histogram"]
 

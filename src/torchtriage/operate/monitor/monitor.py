@@ -19,8 +19,6 @@ from torchtriage.operate.monitor.aggregate import MAX_NUMBER, Aggregate, Request
 from torchtriage.operate.monitor.asgi import at_the_end_of_uvicorn
 from torchtriage.operate.monitor.instrument import Model, Ring
 
-__all__ = ["MAX_MODELS", "Accounts", "Monitor", "MonitorSnapshot", "Sink"]
-
 MAX_MODELS = 2_000  # pairs of model and version kept apart; further ones are counted together as ``other``
 # How long a finished request waits for the monitor's thread at most, while that thread runs. It
 # costs about 50 µs of a processor to wake: more often would be more than what requests cost.

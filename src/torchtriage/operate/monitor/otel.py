@@ -11,8 +11,6 @@ from torchtriage.operate.monitor.aggregate import RequestRow
 from torchtriage.operate.monitor.instrument import Model
 from torchtriage.operate.monitor.monitor import Monitor
 
-__all__ = ["OpenTelemetry"]
-
 METER = "torchtriage"
 
 

@@ -16,8 +16,6 @@ from typing import Any, Protocol
 from torchtriage.core.process import rss_bytes
 from torchtriage.operate.monitor.metrics import Value
 
-__all__ = ["MetricSource", "read", "register"]
-
 
 class MetricSource(Protocol):
     """Has metrics of its own, such as a ladder or a rollout."""

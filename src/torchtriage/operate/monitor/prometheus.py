@@ -25,8 +25,6 @@ from torchtriage.operate.monitor.metrics import CONTENT_TYPE, METRICS, Expositio
 from torchtriage.operate.monitor.monitor import Monitor
 from torchtriage.operate.monitor.workers import WorkerFile, read_folder
 
-__all__ = ["Collector", "Prometheus"]
-
 RENDER_S = 1.0
 FLUSH_S = 1.0  # between two writes of a worker's file: what a kill -9 can cost
 MAX_SCRAPERS = 16

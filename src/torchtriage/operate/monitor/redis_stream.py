@@ -13,8 +13,6 @@ from torchtriage.core.errors import MissingExtraError, UsageError
 from torchtriage.operate.monitor.batch_sink import MAX_PENDING, BatchSink, RequestRecord
 from torchtriage.operate.monitor.json_log import compile_status
 
-__all__ = ["STREAM", "RedisStream"]
-
 STREAM = "torchtriage:requests"
 
 TIMEOUT_S = 1.0

@@ -13,8 +13,6 @@ from torchtriage.operate.monitor.aggregate import BOUNDS_S
 from torchtriage.operate.monitor.metrics import expand
 from torchtriage.operate.monitor.slo import Objective, burn_rates, objective
 
-__all__ = ["ALERTS", "RECORDED", "AlertRule", "alerts", "rules"]
-
 PAGE = "monitor.md#alerts"
 BY = "job, model, version"
 ANSWERS = f"sum by ({BY}) (rate(@inference_duration_seconds_count[5m]))"

@@ -11,8 +11,6 @@ from torchtriage.core.errors import UsageError
 from torchtriage.core.names import visible
 from torchtriage.operate.monitor.aggregate import BOUNDS_S
 
-__all__ = ["BurnRate", "Objective", "burn_rates", "objective"]
-
 _OBJECTIVE = re.compile(
     r"(?P<percent>[\d.]+)\s*%"
     r"(?:\s+under\s+(?P<seconds>[\d.]+)\s*(?P<unit>ms|s))?(?:\s+over\s+(?P<days>\d+)\s*d)?\s*"

@@ -13,8 +13,6 @@ from torchtriage.operate.monitor.aggregate import RequestRow
 from torchtriage.operate.monitor.alert_cause import Attribution, SizeCounts, SlowRequest, attribute
 from torchtriage.operate.monitor.host_sampler import HostSampler
 
-__all__ = ["KINDS", "VersionDetector"]
-
 KINDS = (*latency_detector.KINDS, "gc")  # of alarms
 N_RECENT = 256
 N_OUTCOMES = 40  # newest requests whose errors are reported

@@ -27,8 +27,6 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["WorkerFile", "read_folder"]
-
 ModelStates = list[dict[str, Any]]
 
 

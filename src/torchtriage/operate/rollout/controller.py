@@ -26,8 +26,6 @@ from torchtriage.operate.monitor.metrics import Value
 from torchtriage.operate.rollout.state import RolloutPlan, RolloutState, StageEvidence, advance, roll_back
 from torchtriage.operate.rollout.store import LEASE_S, Lease, RolloutStore, boot_id, boot_seconds, open_rollouts
 
-__all__ = ["Rollout", "Ticket"]
-
 PUBLISH_S = 2.0  # how often a process stores what it recorded, for the owner to judge all of it together
 # what an alarm may say of the machine or of the callers is not the candidate's doing: it only holds
 NOT_THE_VERSION = ("host contention", "input mix")

@@ -26,8 +26,6 @@ from torchtriage.core.errors import MissingExtraError, UsageError
 from torchtriage.core.machine import gather_machine
 from torchtriage.operate.experiment.split import Split
 
-__all__ = ["Flag", "FlagRule", "Flags", "device_traits", "provider"]
-
 _COMPARED = re.compile(r"(>=|<=|==|!=|>|<)\s*(.+)")
 
 

@@ -10,8 +10,6 @@ from torchtriage.core.version import __version__
 from torchtriage.operate.experiment.result import ExperimentRow
 from torchtriage.operate.rollout.state import Status
 
-__all__ = ["ROLLOUT_SCHEMA", "EventKind", "RolloutEvent", "RolloutResult", "Stage"]
-
 ROLLOUT_SCHEMA = "torchtriage-rollout/1"
 
 EventKind = Literal["started", "promoted", "rolled back", "done", "taken over", "restarted"]

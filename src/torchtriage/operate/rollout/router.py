@@ -15,8 +15,6 @@ from torchtriage.operate.monitor.metrics import Value
 from torchtriage.operate.rollout.state import RolloutState
 from torchtriage.operate.rollout.store import RolloutStore
 
-__all__ = ["Router"]
-
 _logger = logging.getLogger("torchtriage.rollout")
 
 

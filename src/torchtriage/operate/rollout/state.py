@@ -21,8 +21,6 @@ from torchtriage.core.errors import UsageError
 from torchtriage.core.units import format_count
 from torchtriage.operate.experiment.metrics import Metric, Rate, Tail, Typical
 
-__all__ = ["STEPS", "RolloutPlan", "RolloutState", "StageEvidence", "Status", "advance", "climb", "roll_back"]
-
 STEPS = (0.01, 0.05, 0.2, 0.5, 1.0)
 Status = Literal["running", "done", "rolled back"]
 

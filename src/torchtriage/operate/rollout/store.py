@@ -25,8 +25,6 @@ from torchtriage.operate.experiment.result import ExperimentRow
 from torchtriage.operate.rollout.result import EventKind, RolloutEvent
 from torchtriage.operate.rollout.state import RolloutPlan, RolloutState, climb, roll_back
 
-__all__ = ["DEFAULT_STORE", "LEASE_S", "Lease", "RolloutStore", "boot_id", "boot_seconds", "open_rollouts"]
-
 DEFAULT_STORE = ".torchtriage/rollouts.db"
 STORE_VARIABLE = "TORCHTRIAGE_ROLLOUTS"
 WAIT_S = 5.0  # how long a writer waits for others; a transaction takes some milliseconds

@@ -10,8 +10,6 @@ from torchtriage.operate.rollout.result import RolloutEvent, RolloutResult, Stag
 from torchtriage.operate.rollout.state import RolloutState
 from torchtriage.operate.rollout.store import LEASE_S, RolloutStore, boot_id, boot_seconds
 
-__all__ = ["percent", "summary"]
-
 
 def percent(share: float) -> str:
     """Return a planned share as people write it: ``5 %``, ``0.5 %``."""

@@ -9,8 +9,6 @@ from torchtriage.core.units import format_ns
 from torchtriage.operate.stragglers.judge import Judge, Late
 from torchtriage.operate.stragglers.summary import PHASE_NAMES, RankNote, WindowTimes
 
-__all__ = ["Hung", "JobWatch", "Lost"]
-
 LOST_S = 30.0
 """A rank that has told nothing for so long is not heard of; it tells something each second."""
 HUNG_S, HUNG_STEPS = 60.0, 20

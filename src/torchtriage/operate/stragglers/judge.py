@@ -16,8 +16,6 @@ import numpy as np
 from torchtriage.core.units import format_ms
 from torchtriage.operate.stragglers.summary import MAD, PHASE_NAMES, WindowTimes
 
-__all__ = ["Judge", "Late"]
-
 N = len(PHASE_NAMES)
 OWN, OWN_MEAN, OWN_ERROR, WAITED, WAITED_MEAN, STEP = range(6)
 MEDIANS, MEANS, HOST = slice(6, 6 + N), slice(6 + N, 6 + 2 * N), slice(6 + 2 * N, 6 + 3 * N)

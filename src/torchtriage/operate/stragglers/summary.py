@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["MAD", "NUMBERS", "PHASE_NAMES", "RankNote", "WindowTimes", "kept", "window_times"]
-
 PHASE_NAMES = ("between", "loader", "forward", "backward", "optimizer")
 """Of a rank's own work; waiting for others is none of it."""
 N = len(PHASE_NAMES)

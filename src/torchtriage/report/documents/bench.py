@@ -18,8 +18,6 @@ from torchtriage.measure.bench.result import (
 from torchtriage.report import blocks as b
 from torchtriage.report.page import text
 
-__all__ = ["COLUMNS", "cells", "comparison", "compilation", "document", "failure", "misses"]
-
 NONE = "-"
 COLUMNS = ("way", "cold", "warm", "P50", "P95", "P99", "rate", "memory", "answers", "pays after")
 DROPPED = (6, 7, 4, 2)

@@ -20,8 +20,6 @@ from torchtriage.report import blocks as b
 from torchtriage.report import recorded, words
 from torchtriage.report.documents import device_time, findings, pictures, serving
 
-__all__ = ["job", "trace", "verdict_style"]
-
 N_FULL = 3
 """Findings with place, reason and fix."""
 N_SHORT = 3

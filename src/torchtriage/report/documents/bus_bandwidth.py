@@ -10,8 +10,6 @@ from torchtriage.diagnose.ranks.result import CollectiveSummary
 from torchtriage.diagnose.verdict.result import BusBandwidth, CollectiveRow
 from torchtriage.report import blocks as b
 
-__all__ = ["format_gbps", "named", "reached", "size", "table", "words"]
-
 N_ROWS = 8
 WIDTH = 40
 """Characters of a name."""

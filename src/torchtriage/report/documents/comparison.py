@@ -14,8 +14,6 @@ from torchtriage.report import blocks as b
 from torchtriage.report.page import text
 from torchtriage.report.words import event_name, judged_step, saving
 
-__all__ = ["ChangeLine", "changes", "document", "table_lines"]
-
 N_CAUSES = 12
 MIN_PART = 0.1
 """Share of a cause's change below which a part is not worth a line."""

@@ -17,8 +17,6 @@ from torchtriage.report import blocks as b
 from torchtriage.report.documents import findings
 from torchtriage.report.page import text
 
-__all__ = ["CompileReport", "document"]
-
 N_ROWS, N_IN_MARKDOWN, N_ON_PAGE = 12, 20, 200
 N_FUNCTIONS, N_PROCESSES, N_FALLS = 10, 8, 8
 BAR = 24

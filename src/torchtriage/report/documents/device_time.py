@@ -10,8 +10,6 @@ from torchtriage.core.units import format_count, format_ns, format_share
 from torchtriage.diagnose.verdict.result import DeviceTime, DeviceTimeRow, ModelFlops
 from torchtriage.report import blocks as b
 
-__all__ = ["mfu", "named", "tables", "words"]
-
 N_CATEGORIES = 8
 N_ROWS = 20
 WIDTH = 100

@@ -10,8 +10,6 @@ from torchtriage.diagnose.verdict.result import Summary
 from torchtriage.report import blocks as b
 from torchtriage.report import words
 
-__all__ = ["SEVERITY", "entry", "title", "unanswered"]
-
 SEVERITY = {"high": "bold red", "medium": "yellow", "low": "cyan", "note": "dim"}
 
 

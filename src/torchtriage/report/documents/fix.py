@@ -9,8 +9,6 @@ from torchtriage.measure.verify.result import Verification
 from torchtriage.report import blocks as b
 from torchtriage.report import words
 
-__all__ = ["document"]
-
 STYLES = {"in the patch": "bold green", "results differ": "bold red", "failed": "bold red", "slower": "bold red"}
 RESULTS_MATTER = ("in the patch", "faster alone", "results differ", "not compared", "not allowed")
 DIFF = {"+": "green", "-": "red", "@": "cyan"}

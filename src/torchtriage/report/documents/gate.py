@@ -15,8 +15,6 @@ from torchtriage.measure.gate.result import Culprit, GateResult, HistoryResult, 
 from torchtriage.report import blocks as b
 from torchtriage.report.page import HIGH, WIDE, svg, svg_line, text, whisker
 
-__all__ = ["document", "workflow_commands"]
-
 MAX_ANNOTATIONS = 10
 """GitHub shows ten of a kind for each step and drops the others in silence."""
 N_LOUD, N_WELL, N_IN_MARKDOWN = 30, 12, 50

@@ -8,8 +8,6 @@ from torchtriage.core.units import format_count
 from torchtriage.diagnose.attach.result import HangResult, StackGroup
 from torchtriage.report import blocks as b
 
-__all__ = ["document"]
-
 N_CALLS = 12
 N_NAMES = 16
 

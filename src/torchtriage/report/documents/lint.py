@@ -13,8 +13,6 @@ from torchtriage.report import words
 from torchtriage.report.documents.findings import SEVERITY
 from torchtriage.report.sarif import log, notification
 
-__all__ = ["concise", "document", "sarif"]
-
 Quote = Callable[[str, int], str]
 
 

@@ -21,8 +21,6 @@ from torchtriage.report import blocks as b
 from torchtriage.report.documents import findings
 from torchtriage.report.page import text
 
-__all__ = ["MemoryReport", "document", "parts"]
-
 SETTINGS = "MEM050"
 N_LINES, N_LINES_ON_PAGE = 8, 30
 N_DEVICES, N_PARTS = 8, 10

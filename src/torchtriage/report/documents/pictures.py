@@ -13,8 +13,6 @@ from torchtriage.diagnose.verdict.result import DeviceSummary
 from torchtriage.report import blocks as b
 from torchtriage.report import words
 
-__all__ = ["BAR", "account", "account_in_brief", "device", "label", "ranks", "run_account", "steps"]
-
 BAR = 40
 RANK_BAR = 24
 MIN_ACCOUNT_SHARE = 0.005

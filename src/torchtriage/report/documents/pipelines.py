@@ -8,8 +8,6 @@ from torchtriage.core.units import format_count, format_ns, format_share
 from torchtriage.diagnose.ranks.result import JobResult, PipelineSummary
 from torchtriage.report import blocks as b
 
-__all__ = ["headline", "of_job"]
-
 N_PIPELINES = 4
 N_RANKS = 16
 

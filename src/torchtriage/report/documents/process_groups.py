@@ -10,8 +10,6 @@ from torchtriage.diagnose.verdict.result import GroupSummary
 from torchtriage.report import blocks as b
 from torchtriage.report.documents.bus_bandwidth import format_gbps
 
-__all__ = ["WORDS", "called", "lines", "parts", "rate", "sizes", "table", "told"]
-
 N_LINES, N_ROWS = 6, 20
 WIDTH = 40
 """Characters of a name."""

@@ -9,8 +9,6 @@ from torchtriage.core.units import format_count, format_ms, format_share
 from torchtriage.operate.collected.result import CollectedModel, Drift, LatencyGroup, RecordsReport, SlowRecord
 from torchtriage.report import blocks as b
 
-__all__ = ["document"]
-
 N_DEVICES, N_HOURS, N_SIZES, N_SLOWEST = 20, 48, 24, 10
 COLUMNS = ("requests", "failed", "p50", "p90", "p99")
 

@@ -9,8 +9,6 @@ from torchtriage.learn.review.result import NotReviewed, ReviewResult, WindowRev
 from torchtriage.learn.review.reviewer import NONE
 from torchtriage.report import blocks as b
 
-__all__ = ["document"]
-
 N_SPANS = 12
 SURE = 0.5
 """A verdict less sure than not is a perhaps."""

@@ -14,8 +14,6 @@ from torchtriage.operate.rollout.summary import percent
 from torchtriage.report import blocks as b
 from torchtriage.report.page import text, whisker
 
-__all__ = ["document"]
-
 N_ON_TERMINAL, N_IN_MARKDOWN = 20, 50
 MIN_SPAN, MAX_SPAN = math.log(1.05), math.log(10)
 """The axis of ratios reaches from 5 % to ten-fold; what lies beyond is cut, its numbers are not."""

@@ -9,8 +9,6 @@ from torchtriage.core.units import format_count, format_ns, format_share
 from torchtriage.diagnose.verdict.result import PhaseTime, ServingTime
 from torchtriage.report import blocks as b
 
-__all__ = ["COLUMNS", "account", "rows", "words"]
-
 COLUMNS = (
     *("phase", "steps", "requests", "tokens", "per step", "busy", "between", "kernels", "launches", "tokens/s"),
     "graphs",

@@ -24,8 +24,6 @@ from torchtriage.report.documents import (
     serving,
 )
 
-__all__ = ["doctor", "document"]
-
 N_OPS = 5
 N_COLLECTIVES, N_COLLECTIVES_IN_MARKDOWN = 5, 20
 N_RANKS, N_RANKS_IN_MARKDOWN = 16, 32

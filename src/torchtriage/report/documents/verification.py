@@ -7,8 +7,6 @@ from torchtriage.measure.verify.result import Verification
 from torchtriage.report import blocks as b
 from torchtriage.report.documents.comparison import changes
 
-__all__ = ["document"]
-
 CELLS = 40
 
 

@@ -22,8 +22,6 @@ from torchtriage.compile.xla.verdict import compared
 from torchtriage.core.units import format_bytes, format_count, format_ms
 from torchtriage.report import blocks as b
 
-__all__ = ["COLUMNS", "cells", "correlation", "document", "number"]
-
 NONE = "-"
 TITLES = {"eager": "eager, processor", "lazy": "LazyTensor", "openxla": "dynamo openxla"}
 COLUMNS = ("route", "compiled", "extra", "per step", "host ops", "to / from", "first", "steady", "queued", "answers")

@@ -14,8 +14,6 @@ from torchtriage.memory.snapshot.result import Area, Growth, Picture
 from torchtriage.report.documents.memory import MemoryReport, document
 from torchtriage.report.page import body, text
 
-__all__ = ["MAX_PAGE_BYTES", "render"]
-
 MAX_PAGE_BYTES = 3_000_000
 MAX_NAME = 300
 

@@ -37,8 +37,6 @@ from torchtriage.report.documents import bus_bandwidth, device_time, pipelines, 
 from torchtriage.report.documents.trace import document
 from torchtriage.report.page import body
 
-__all__ = ["MAX_PAGE_BYTES", "render"]
-
 MAX_PAGE_BYTES = 3_000_000
 
 FILLED = 0.9

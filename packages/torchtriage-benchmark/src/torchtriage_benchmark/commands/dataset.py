@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from torchtriage_benchmark.training.baselines import System
     from torchtriage_benchmark.training.training_set import Example
 
-__all__ = ["COMMANDS", "trained"]
-
 
 @click.command("record")
 @folder_option

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from torchtriage_benchmark.training.active_learning import Round
     from torchtriage_benchmark.training.labels import Change, History
 
-__all__ = ["audit", "iterate", "veto"]
-
 _folder = click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
 
 

@@ -15,8 +15,6 @@ from torchtriage_benchmark.commands import labels as labelling
 if TYPE_CHECKING:
     from torchtriage_benchmark.training.training_set import Example
 
-__all__ = ["command"]
-
 _folder = click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
 _seed = value_option("--seed", int, None, 0, "Seed of all random choices.")
 _jobs = value_option("--jobs", click.IntRange(min=1), None, 1, "Recordings to read in parallel.")

@@ -19,8 +19,6 @@ from torchtriage.core.trace import read_trace
 from torchtriage.learn.dataset.recordings import RECORDING, faulty, judged_windows
 from torchtriage_benchmark.devices.index import intervals_ns, rank, read_labels
 
-__all__ = ["Agreement", "agreements", "kappa", "pairs"]
-
 Label = Mapping[str, Any]
 Answers = tuple[Sequence[str], Sequence[str]]
 RESAMPLED = 400

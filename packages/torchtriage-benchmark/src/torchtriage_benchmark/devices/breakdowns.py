@@ -21,8 +21,6 @@ from torchtriage.core.trace.schema import Kind
 from torchtriage.learn.dataset.predictions import Prediction
 from torchtriage.learn.dataset.recordings import DatasetItem
 
-__all__ = ["BREAKDOWNS"]
-
 Ints = NDArray[np.int64]
 
 SHORT_NS = 10_000

@@ -27,8 +27,6 @@ from torchtriage.core.errors import UsageError
 from torchtriage.learn.dataset.recordings import RECORDING
 from torchtriage_benchmark.devices.index import Entry, Source, about, rank
 
-__all__ = ["HOST", "Outcome", "fetch"]
-
 HOST = "https://raw.githubusercontent.com"
 TIMEOUT_S = 60.0
 _PIECE = 1 << 20

@@ -25,8 +25,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["Entry", "Source", "about", "intervals_ns", "rank", "read_index", "read_labels"]
-
 _FORMS = {
     "id": r"d[0-9]{4}",
     "repository": r"[\w-]+/[\w.-]+",

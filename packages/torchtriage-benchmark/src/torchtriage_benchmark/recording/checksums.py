@@ -16,8 +16,6 @@ from torchtriage.core.errors import UsageError
 from torchtriage.learn.dataset.recordings import DatasetItem, dataset_items
 from torchtriage_benchmark.recording.plan import PREFIX, plan
 
-__all__ = ["differences", "write_index"]
-
 NAME = "index.json"
 
 

@@ -25,8 +25,6 @@ from typing import Any
 
 from torchtriage_benchmark.recording.recording_worker import run
 
-__all__ = ["main"]
-
 # what a first step would import
 WARM = ("torch", "torch._dynamo", "torch.profiler", "torch.utils.data", "transformers", "diffusers")
 WARM_COMPILED = ("torch._inductor.compile_fx", "torch._inductor.codegen.cpp")

@@ -13,8 +13,6 @@ from typing import Any
 
 from torchtriage_benchmark.recording.recording_worker import MARK
 
-__all__ = ["Event", "Labelled", "label"]
-
 Event = dict[str, Any]
 
 # numbers of one kind may stand under several keys

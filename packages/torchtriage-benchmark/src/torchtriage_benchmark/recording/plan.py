@@ -11,8 +11,6 @@ from itertools import product
 from torchtriage_benchmark.recording.program_generator import MODES, Fault, Script, faults, lookalikes, programs, write
 from torchtriage_benchmark.recording.recording_worker import STEPS
 
-__all__ = ["PREFIX", "RANKS", "SHARES", "Item", "plan", "split_of", "whole"]
-
 FAULTY_PER_CLEAN = 2
 RANKS = 2
 """Processes of a program of the part ``ranks``; each one's trace is an item."""

@@ -19,20 +19,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = [
-    "LOOP",
-    "MODES",
-    "PARTS",
-    "Fault",
-    "Program",
-    "Script",
-    "fault_modules",
-    "faults",
-    "lookalikes",
-    "programs",
-    "write",
-]
-
 MODES = ("train", "infer")
 PARTS = ("eager", "compiled", "ranks", "lookalikes")
 """As people begin; under torch.compile; two processes with DistributedDataParallel; clean programs

@@ -28,8 +28,6 @@ from torchtriage_benchmark.recording.labelling import Event, Labelled, label
 from torchtriage_benchmark.recording.plan import RANKS, Item
 from torchtriage_benchmark.recording.program_generator import fault_modules, programs
 
-__all__ = ["Outcome", "orders", "record"]
-
 TIMEOUT_S = 300.0
 TRIES = 3
 """Of a recording that shows other than it should because the machine is busy."""

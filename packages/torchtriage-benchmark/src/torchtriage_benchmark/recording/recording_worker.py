@@ -16,8 +16,6 @@ from typing import Any
 
 from torchtriage_benchmark.recording.program_generator import LOOP
 
-__all__ = ["MARK", "STEPS", "marked", "run"]
-
 MARK = "tt:"
 SETTLE, TIMED, ARM, RECORDED = 3, 10, 2, 5
 STEPS = SETTLE + TIMED + ARM + RECORDED + 1

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["ACCELERATORS", "Accelerator"]
-
 
 @dataclass(frozen=True)
 class Accelerator:

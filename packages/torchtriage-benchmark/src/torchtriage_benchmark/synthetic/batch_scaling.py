@@ -8,9 +8,6 @@ from typing import Any
 
 from torchtriage_benchmark.synthetic.stream import LOADER, Op, Stream
 
-__all__ = ["scaled"]
-
-
 _WEIGHTS = {
     "aten::conv2d": (1, 2),
     "aten::convolution": (1, 2),

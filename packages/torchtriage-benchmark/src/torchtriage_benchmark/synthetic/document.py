@@ -10,8 +10,6 @@ from torchtriage_benchmark.synthetic.stream import Stream
 from torchtriage_benchmark.synthetic.timeline import CALL_IDS, CallRow, HostRow, Run, WorkRow
 from torchtriage_benchmark.synthetic.work import Work
 
-__all__ = ["Clock", "document_of"]
-
 Event = dict[str, Any]
 
 ENGINE_TID = 71

@@ -18,8 +18,6 @@ from torchtriage_benchmark.synthetic.stream import LOADER, Op, Step, Stream
 from torchtriage_benchmark.synthetic.timeline import COMPUTE, SIDE, Call, Enqueue, Graph, Stall
 from torchtriage_benchmark.synthetic.work import Precision, Work, memcpy
 
-__all__ = ["FAULTS", "LOOKALIKES", "Fault", "Scene", "Shape", "Spots", "graphed", "put", "uploads"]
-
 _SIZES = {"float": 4, "c10::BFloat16": 2, "c10::Half": 2, "long int": 8, "bool": 1}
 Shape = tuple[tuple[int, ...], str]
 

@@ -13,9 +13,6 @@ from torchtriage_benchmark.synthetic.kernels import kernels_of
 from torchtriage_benchmark.synthetic.stream import LOADER, OPTIMIZER, Op, Stream
 from torchtriage_benchmark.synthetic.work import Precision, Work
 
-__all__ = ["POINTWISE_US", "to_device"]
-
-
 _FREE = frozenset(
     f"aten::{name}"
     for name in (

@@ -40,9 +40,6 @@ from torchtriage_benchmark.synthetic.pointwise_kernels import (
 )
 from torchtriage_benchmark.synthetic.work import Asked, Precision, Work, tensors_of
 
-__all__ = ["kernels_of"]
-
-
 _MAKERS = frozenset({"aten::arange", "aten::linspace", "aten::randperm", "aten::tril_indices"})
 _RULES: dict[str, Callable[[Asked], list[Work]]] = {
     **dict.fromkeys(_MAKERS, make_kernels),

@@ -9,9 +9,6 @@ from torchtriage_benchmark.synthetic.accelerators import Accelerator
 from torchtriage_benchmark.synthetic.pointwise_kernels import reduce_kernels
 from torchtriage_benchmark.synthetic.work import HALF, ITEM_BYTES, Asked, Tensor, Work
 
-__all__ = ["attention_kernels", "conv_backward_kernels", "conv_kernels", "product_kernels"]
-
-
 _TILE = 128
 
 

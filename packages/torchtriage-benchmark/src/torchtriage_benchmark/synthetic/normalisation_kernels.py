@@ -5,15 +5,6 @@ from __future__ import annotations
 from torchtriage_benchmark.synthetic.pointwise_kernels import _elementwise
 from torchtriage_benchmark.synthetic.work import HALF, Asked, Tensor, Work
 
-__all__ = [
-    "batch_norm_kernels",
-    "group_norm_kernels",
-    "layer_norm_backward_kernels",
-    "layer_norm_kernels",
-    "sampled_kernels",
-    "softmax_kernels",
-]
-
 
 def _rows(one: Tensor) -> int:
     return max(one.numel // max(one.dims[-1], 1), 1) if one.dims else 1

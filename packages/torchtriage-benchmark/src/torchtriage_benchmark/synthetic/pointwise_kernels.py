@@ -6,22 +6,6 @@ from dataclasses import replace
 
 from torchtriage_benchmark.synthetic.work import ITEM_BYTES, Asked, Work, memcpy
 
-__all__ = [
-    "cat_kernels",
-    "copy_kernels",
-    "embedding_backward_kernels",
-    "fill_kernels",
-    "gathered_kernels",
-    "loss_kernels",
-    "make_kernels",
-    "multi_tensor_kernels",
-    "nll_kernels",
-    "pointwise_kernels",
-    "random_kernels",
-    "reduce_kernels",
-]
-
-
 _FUNCTORS = {
     "add": "at::native::CUDAFunctor_add<T>",
     "sub": "at::native::CUDAFunctor_add<T>",

@@ -14,8 +14,6 @@ from typing import Any
 from torchtriage.core.errors import UsageError
 from torchtriage_benchmark.synthetic.work import Work
 
-__all__ = ["LOADER", "OPTIMIZER", "Event", "Op", "Step", "Stream", "read_stream"]
-
 Event = dict[str, Any]
 LOADER = "enumerate(DataLoader)#"
 OPTIMIZER = "Optimizer.step#"

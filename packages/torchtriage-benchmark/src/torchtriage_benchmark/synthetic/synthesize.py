@@ -34,8 +34,6 @@ from torchtriage_benchmark.synthetic.stream import LOADER, Stream, read_stream
 from torchtriage_benchmark.synthetic.timeline import Machine, Run, Stall, run
 from torchtriage_benchmark.synthetic.work import Precision
 
-__all__ = ["Outcome", "SyntheticItem", "synthesize", "synthetic_plan"]
-
 PART = "synthetic"
 SOURCES = 600
 """The programs they are made from: the first of the eager part's plan."""

@@ -20,22 +20,6 @@ from torchtriage_benchmark.synthetic.accelerators import Accelerator
 from torchtriage_benchmark.synthetic.stream import Op, Step, Stream
 from torchtriage_benchmark.synthetic.work import Work
 
-__all__ = [
-    "CALL_IDS",
-    "COMPUTE",
-    "SIDE",
-    "Call",
-    "CallRow",
-    "Enqueue",
-    "Graph",
-    "HostRow",
-    "Machine",
-    "Run",
-    "Stall",
-    "WorkRow",
-    "run",
-]
-
 COMPUTE, SIDE = 7, 20
 """Streams: PyTorch's default one, and one for copies."""
 QUEUE = 1022

@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 
 from torchtriage_benchmark.synthetic.accelerators import Accelerator
 
-__all__ = ["HALF", "L2_BYTES", "Asked", "Dims", "Precision", "Tensor", "Work", "memcpy", "tensors_of"]
-
 Dims = tuple[int, ...]
 
 ITEM_BYTES = {

@@ -28,19 +28,6 @@ from torchtriage_benchmark.training.human_reviewer import PERSON
 from torchtriage_benchmark.training.labels import Change, History, Labels, Sentence
 from torchtriage_benchmark.training.training_set import Example, recorded
 
-__all__ = [
-    "Findings",
-    "Judge",
-    "Labelled",
-    "Report",
-    "Round",
-    "Settings",
-    "Train",
-    "boosted_trees",
-    "iterate",
-    "relabelled",
-]
-
 Floats = NDArray[np.float64]
 
 RESAMPLES = 100

@@ -35,8 +35,6 @@ from torchtriage_benchmark.training.event_tokens import BUCKETS
 from torchtriage_benchmark.training.network import network
 from torchtriage_benchmark.training.training_set import Example, learned
 
-__all__ = ["SYSTEMS", "System", "detector_says"]
-
 System = Callable[[Example], Prediction]
 Floats = NDArray[np.float64]
 Rows = NDArray[np.float32]

@@ -21,24 +21,6 @@ from torchtriage.diagnose.detector.forest import Forest
 from torchtriage.learn.dataset.recordings import DEVICE
 from torchtriage_benchmark.training.training_set import Example, data_hash
 
-__all__ = [
-    "Labels",
-    "Look",
-    "boosted",
-    "calibrated",
-    "check",
-    "dividing",
-    "fit",
-    "fit_trees",
-    "needs_sklearn",
-    "of_other_repositories",
-    "pooled",
-    "stacked",
-    "suspicion",
-    "window_rows",
-    "without_stacks",
-]
-
 Labels = Literal["windows", "recordings"]
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]

@@ -18,8 +18,6 @@ from torchtriage.core.trace.frames import frame_label, is_user_frame
 from torchtriage.core.trace.schema import Kind
 from torchtriage.diagnose.detector.families import FRAME_FAMILIES, HOST_FAMILIES, WORK_FAMILIES, family_codes
 
-__all__ = ["BUCKETS", "KINDS", "VALUES", "window_kinds"]
-
 KINDS = 48
 """Kinds of a window that are kept, those with most of the time first."""
 BUCKETS = 2048

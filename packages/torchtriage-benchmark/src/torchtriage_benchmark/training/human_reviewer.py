@@ -11,8 +11,6 @@ from torchtriage.diagnose.patterns import lookup
 from torchtriage.learn.review.evidence import Evidence
 from torchtriage.learn.review.reviewer import INTERRUPTED, NONE, Outcome, RejectedError, Review, formed
 
-__all__ = ["PERSON", "Person"]
-
 PERSON = "person/"
 """What a person's name begins with in the history of labels."""
 

@@ -22,8 +22,6 @@ from torchtriage.learn.dataset.recordings import DatasetItem
 from torchtriage.learn.review.reviewer import NONE
 from torchtriage_benchmark.training.human_reviewer import PERSON
 
-__all__ = ["HISTORY", "Change", "History", "Labels", "recorded_labels"]
-
 HISTORY = "labels.jsonl"
 """In the folder of recordings."""
 

@@ -13,8 +13,6 @@ from torchtriage_benchmark.training.baselines import SYSTEMS, System, detector_s
 from torchtriage_benchmark.training.boosting import pooled
 from torchtriage_benchmark.training.training_set import Example, recorded
 
-__all__ = ["COLUMNS", "card", "scored", "table"]
-
 COLUMNS = ("auroc", "auprc", "type_accuracy", "macro_f1", "detected", "quiet", "not_severe", "overlap")
 HELD_OUT = ("validation", "test", f"{SYNTHETIC} test", f"{DEVICE} development", f"{DEVICE} test", f"{DEVICE} later")
 """Groups of recordings that no trees were grown on; on the first, thresholds were tuned, and how

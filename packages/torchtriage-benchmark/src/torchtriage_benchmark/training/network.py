@@ -22,8 +22,6 @@ from torchtriage_benchmark.training.training_set import Example
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Network", "network"]
-
 EPOCHS = 16
 _NAME, _FAMILY, _EVENT, _WINDOW = 16, 8, 48, 96
 """Widths: of a name, a family, an encoded event, an encoded window."""

@@ -28,8 +28,6 @@ from torchtriage.learn.dataset.recordings import DEVICE, DatasetItem, dataset_it
 from torchtriage.learn.dataset.score import APART
 from torchtriage_benchmark.training.event_tokens import window_kinds
 
-__all__ = ["FOLDER", "Example", "data_hash", "examples", "learned", "recorded"]
-
 FOLDER = "features"
 """Where it is kept, in the recordings' folder."""
 _COMPUTES: dict[str, tuple[str, ...]] = {

@@ -10,8 +10,6 @@ from typing import Any
 from torchtriage.core.isolate.numerics.errors import SEVERITY, Distance, classify, distance, worst_of
 from torchtriage.core.isolate.target import Case, cast, describe_error, floats, leaves, named_leaves
 
-__all__ = ["compare", "hold", "loss_of"]
-
 SEED = 1
 LOWER = "bfloat16"
 HIGHER = "float64"

@@ -13,8 +13,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-__all__ = ["SEVERITY", "Distance", "NumericsVerdict", "classify", "distance", "worst_of"]
-
 NumericsVerdict = Literal["exact", "rounding", "lower precision", "wrong", "not checked"]
 
 SEVERITY: tuple[NumericsVerdict, ...] = ("exact", "rounding", "lower precision", "wrong")

@@ -13,8 +13,6 @@ from torchtriage.core.trace.formats import nsys, rocpd
 from torchtriage.core.trace.formats.sqlite_rows import Database, open_database
 from torchtriage.core.trace.input import EXPORT, Input, Source
 
-__all__ = ["FORMATS", "Format", "read_database", "read_row"]
-
 
 class Format(NamedTuple):
     """A profiler, how to know its tables, read them, and read one row again (its table's number, its place there)."""

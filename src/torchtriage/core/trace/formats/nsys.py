@@ -21,8 +21,6 @@ from torchtriage.core.trace.formats.nvtx import split_text
 from torchtriage.core.trace.formats.sqlite_rows import MISSING, Database
 from torchtriage.core.trace.formats.texts import text_of
 
-__all__ = ["RECORDER", "WHOLE_GRAPH", "is_export", "read_export", "row_of"]
-
 _Columns = dict[str, NDArray[Any]]
 
 RECORDER = "Nsight Systems"

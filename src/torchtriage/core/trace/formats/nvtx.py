@@ -14,8 +14,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["NvtxText", "split_text"]
-
 _OP_ID, _SIZES, _INPUTS = b", op_id = ", b", sizes = ", b", input_op_ids = "
 _DIGITS = b"0123456789"
 _MARKS = re.compile(

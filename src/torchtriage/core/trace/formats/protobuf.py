@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 
 from torchtriage.core.arrays import Ints, Mask
 
-__all__ = ["BYTES", "VARINT", "Field", "Fields", "WireError", "fields_of", "padded", "scan", "split"]
-
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 _SIZES = {FIXED64: 8, FIXED32: 4}
 _LONGEST = 10

@@ -20,8 +20,6 @@ from torchtriage.core.trace.formats.nvtx import split_text
 from torchtriage.core.trace.formats.sqlite_rows import MISSING
 from torchtriage.core.trace.formats.texts import text_of
 
-__all__ = ["COPY", "SET", "SIZES", "RocmRows", "category_of_domain", "copy_name"]
-
 SIZES = tuple(f"{what}_size_{axis}" for what in ("grid", "workgroup") for axis in "xyz")
 """A kernel's size as ROCm counts it: the grid in work items."""
 COPY = re.compile(r"(Host|Device|Peer|Array)_?to_?(Host|Device|Peer|Array)", re.IGNORECASE)

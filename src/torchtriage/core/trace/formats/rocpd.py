@@ -23,8 +23,6 @@ from torchtriage.core.trace.formats.sqlite_rows import MISSING, Database
 from torchtriage.core.trace.formats.texts import text_of
 from torchtriage.core.trace.recorders import ROCPD
 
-__all__ = ["RECORDER", "is_rocpd", "read_rocpd", "row_of"]
-
 RECORDER = ROCPD
 _OLD = "rocpd_op", "rocpd_api"
 _NEW = "rocpd_kernel_dispatch", "rocpd_region", "rocpd_memory_copy"

@@ -27,8 +27,6 @@ from torchtriage.core.trace.formats.sqlite_rows import MISSING, whole_numbers
 from torchtriage.core.trace.input import Source
 from torchtriage.core.units import format_count
 
-__all__ = ["read_rocprof_csv"]
-
 _BLOCK_BYTES = 1 << 20
 _MOST_LINE_BYTES = 1 << 20
 """No real row comes near this; a longer one is lost."""

@@ -23,8 +23,6 @@ from torchtriage.core.trace.events import Loss
 from torchtriage.core.trace.formats.rocm_rows import SIZES, RocmRows, category_of_domain
 from torchtriage.core.trace.formats.sqlite_rows import MISSING, whole_numbers
 
-__all__ = ["read_rocprof_json"]
-
 _BATCH = 1 << 12
 _MAX_PROCESSES = 64
 _PROCESS_BITS = 40

@@ -23,8 +23,6 @@ from torchtriage.core.errors import TraceFormatError
 from torchtriage.core.names import LONGEST, visible
 from torchtriage.core.trace.events import Loss
 
-__all__ = ["MAGIC", "MISSING", "Block", "Database", "open_database", "quoted", "whole_numbers"]
-
 MAGIC = b"SQLite format 3\0"
 """What every SQLite file begins with."""
 MISSING = -(1 << 62)

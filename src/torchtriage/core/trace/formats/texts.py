@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["text_of"]
-
 
 def text_of(raw: bytes) -> str:
     """Return bytes as a text without NULs, whether or not they are UTF-8."""

@@ -26,8 +26,6 @@ from torchtriage.core.trace.formats.texts import text_of
 from torchtriage.core.trace.formats.xplane_tables import Stats, Table, read_stats, read_table
 from torchtriage.core.trace.recorders import PROGRAMS_LINE, STEPS_LINE
 
-__all__ = ["read_xplane"]
-
 _BLOCK = 1 << 16
 """Events decoded at a time: their fields stay near the caches."""
 _MAX_DEVICES = 4096

@@ -12,8 +12,6 @@ from torchtriage.core.arrays import Ints
 from torchtriage.core.trace.formats.protobuf import BYTES, VARINT, fields_of
 from torchtriage.core.trace.formats.texts import text_of
 
-__all__ = ["Coded", "Stats", "Table", "read_stats", "read_table"]
-
 _DOUBLE, _UNSIGNED, _SIGNED, _STRING, _OCTETS, _REFERENCE = range(2, 8)
 
 Places = Sequence[tuple[int, int]] | tuple[Ints, Ints]

@@ -5,8 +5,6 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Assign, Module, literal, names_in, text_of
 
-__all__ = ["JOINS", "grown_by", "grows", "joined", "takes_prefix"]
-
 JOINS = frozenset(
     [
         *(f"torch.{name}" for name in ("cat", "concat", "concatenate", "hstack", "vstack", "dstack")),

@@ -6,8 +6,6 @@ import re
 from torchtriage.diagnose.lint.base import Module, SourceCall, keyword, literal, text_of, unpacks
 from torchtriage.diagnose.lint.facts import Class
 
-__all__ = ["dataset", "in_memory", "moves_batch", "reads_or_transforms", "workers"]
-
 N_WORKERS = 5  # its place among the positional arguments
 
 

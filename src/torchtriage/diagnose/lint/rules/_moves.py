@@ -4,8 +4,6 @@ from torchtriage.diagnose.lint.base import SourceCall
 from torchtriage.diagnose.lint.syntax import destination, moves, path_of
 from torchtriage.diagnose.lint.torch_names import MODULE, OPTIMIZER
 
-__all__ = ["goes", "is_module", "leaves", "moved_path"]
-
 
 def moved_path(call: SourceCall) -> str:
     """Return the dotted name of what a call moves, empty where it has none."""

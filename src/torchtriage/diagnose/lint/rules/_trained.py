@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from torchtriage.diagnose.lint.base import Module, SourceCall, SourceFunction, keyword, literal, text_of
 from torchtriage.diagnose.lint.syntax import is_self, path_of
 
-__all__ = ["Trained", "trained_modules"]
-
 _GRADIENT_WANTED = re.compile(r"requires_grad(_\(|\s*=(?!=))|freeze|add_param_group|unfreeze")
 _MADE_ELSEWHERE = re.compile(r"models\.|create_model\(|hub\.load\(|from_pretrained\(|torch\.load\(|jit\.load\(")
 _SIZE = re.compile(r"dim|size|width|hidden|features|channels|config|cfg|num_|n_|embed")

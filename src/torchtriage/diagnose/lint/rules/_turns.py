@@ -4,8 +4,6 @@ import ast
 
 from torchtriage.diagnose.lint.facts import SourceLoop
 
-__all__ = ["carries"]
-
 
 def carries(loop: SourceLoop) -> bool:
     """Return whether a name is read before it is assigned in the same turn: a recurrence."""

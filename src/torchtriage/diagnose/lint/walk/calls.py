@@ -28,8 +28,6 @@ from torchtriage.diagnose.lint.walk.modules import as_called, builds_parts, invo
 from torchtriage.diagnose.lint.walk.torch_calls import torch_call
 from torchtriage.diagnose.lint.walk.walker import ReadExpression, Walker
 
-__all__ = ["EXPRESSIONS"]
-
 _BUILTINS = torch_names.words("""
     float int bool len isinstance print hasattr str getattr range type id repr round callable
 """)

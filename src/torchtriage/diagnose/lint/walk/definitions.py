@@ -11,8 +11,6 @@ from torchtriage.diagnose.lint.syntax import literal, path_of
 from torchtriage.diagnose.lint.walk.heuristics import annotated, named
 from torchtriage.diagnose.lint.walk.walker import Env, ReadStatement, Walker
 
-__all__ = ["STATEMENTS", "bind_parameters"]
-
 
 def bind_parameters(walker: Walker, function: SourceFunction, local: Env) -> None:
     """Say what a function is given: by annotation, default, name, or its first caller."""

@@ -12,8 +12,6 @@ from torchtriage.diagnose.lint.syntax import path_of
 from torchtriage.diagnose.lint.walk.modules import note_work
 from torchtriage.diagnose.lint.walk.walker import Walker
 
-__all__ = ["is_optimizer_step", "note_append", "note_backward", "note_optimizer_step"]
-
 
 def note_append(walker: Walker, call: SourceCall) -> None:
     """Note what is kept: ``losses.append(loss)``, ``history["loss"].append(loss)``."""

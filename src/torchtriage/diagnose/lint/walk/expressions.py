@@ -14,8 +14,6 @@ from torchtriage.diagnose.lint.walk.heuristics import named
 from torchtriage.diagnose.lint.walk.truth import read_truth
 from torchtriage.diagnose.lint.walk.walker import ReadExpression, Walker
 
-__all__ = ["EXPRESSIONS"]
-
 
 def _name(walker: Walker, node: ast.Name) -> Value:
     value = walker.lookup(node.id)

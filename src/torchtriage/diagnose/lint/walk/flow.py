@@ -10,8 +10,6 @@ import ast
 
 from torchtriage.diagnose.lint.facts import Context, Module, SourceFunction, SourceLoop
 
-__all__ = ["flow"]
-
 Edges = list[tuple[Context, SourceFunction]]
 
 

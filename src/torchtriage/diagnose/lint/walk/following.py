@@ -17,8 +17,6 @@ from torchtriage.diagnose.lint.syntax import is_self, keyword, literal, path_of
 from torchtriage.diagnose.lint.walk.definitions import bind_parameters
 from torchtriage.diagnose.lint.walk.walker import Env, Walker
 
-__all__ = ["callees", "iterated", "pass_on", "read_function", "returned", "runs", "runs_here"]
-
 _WRAPS = re.compile(r"torch\.(?!utils|multiprocessing)|functools\.|callable$|warnings\.")
 # what these are given runs elsewhere, or when something is wrong
 _RUNNERS = torch_names.words("submit map imap imap_unordered starmap apply_async run_in_executor to_thread Thread")

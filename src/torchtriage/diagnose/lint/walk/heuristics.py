@@ -19,8 +19,6 @@ from torchtriage.diagnose.lint.abstract_values import (
 )
 from torchtriage.diagnose.lint.syntax import literal, path_of
 
-__all__ = ["annotated", "named", "named_callee"]
-
 
 def annotated(node: ast.expr | None) -> Value | None:
     """Return what an annotation says, None where there is none."""

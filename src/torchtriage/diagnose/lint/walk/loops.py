@@ -13,8 +13,6 @@ from torchtriage.diagnose.lint.walk.following import returned, runs_here
 from torchtriage.diagnose.lint.walk.truth import read_truth
 from torchtriage.diagnose.lint.walk.walker import ReadExpression, ReadStatement, Walker
 
-__all__ = ["EXPRESSIONS", "STATEMENTS"]
-
 
 def _comprehension(walker: Walker, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> Value:
     saved = walker.context

@@ -25,8 +25,6 @@ from torchtriage.diagnose.lint.walk.heuristics import named_callee
 from torchtriage.diagnose.lint.walk.modules import as_called, invoke, loss_of, module_method, note_compile, note_work
 from torchtriage.diagnose.lint.walk.walker import Walker
 
-__all__ = ["method_call"]
-
 
 def method_call(walker: Walker, call: SourceCall) -> Value:
     """Return what ``x.method(...)`` gives."""

@@ -10,8 +10,6 @@ from torchtriage.diagnose.lint.facts import SourceCall, SourceFunction
 from torchtriage.diagnose.lint.syntax import is_self, literal, moves, path_of
 from torchtriage.diagnose.lint.walk.walker import Walker
 
-__all__ = ["as_called", "builds_parts", "invoke", "loss_of", "module_method", "note_compile", "note_work"]
-
 
 def builds_parts(walker: Walker) -> bool:
     """Return whether this is a module's constructor: what it builds are its parts."""

@@ -15,8 +15,6 @@ from torchtriage.diagnose.lint.walk.flow import flow
 from torchtriage.diagnose.lint.walk.following import read_function
 from torchtriage.diagnose.lint.walk.walker import Walker
 
-__all__ = ["walk"]
-
 # by type of node
 _EXPRESSIONS = {**expressions.EXPRESSIONS, **truth.EXPRESSIONS, **loops.EXPRESSIONS, **calls.EXPRESSIONS}
 _STATEMENTS = {**definitions.STATEMENTS, **statements.STATEMENTS, **loops.STATEMENTS}

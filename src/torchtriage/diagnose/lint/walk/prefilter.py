@@ -6,8 +6,6 @@ import ast
 import re
 from itertools import accumulate
 
-__all__ = ["Relevance"]
-
 _TRIGGERS = (
     ".item(",
     "int(",

@@ -15,8 +15,6 @@ from torchtriage.diagnose.lint.walk.heuristics import annotated
 from torchtriage.diagnose.lint.walk.truth import read_truth
 from torchtriage.diagnose.lint.walk.walker import ReadStatement, Walker
 
-__all__ = ["STATEMENTS"]
-
 
 def _assign(walker: Walker, node: ast.Assign) -> None:
     value = walker.eval(node.value)

@@ -20,8 +20,6 @@ from torchtriage.diagnose.lint.walk.following import runs_here
 from torchtriage.diagnose.lint.walk.modules import note_compile, note_work
 from torchtriage.diagnose.lint.walk.walker import Walker
 
-__all__ = ["torch_call"]
-
 
 def torch_call(walker: Walker, call: SourceCall) -> Value:
     """Return what ``torch.name(...)`` gives."""

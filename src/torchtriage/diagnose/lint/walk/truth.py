@@ -9,8 +9,6 @@ from torchtriage.diagnose.lint.facts import Test
 from torchtriage.diagnose.lint.syntax import literal
 from torchtriage.diagnose.lint.walk.walker import ReadExpression, Walker
 
-__all__ = ["EXPRESSIONS", "read_truth"]
-
 
 def _conditional(walker: Walker, node: ast.IfExp) -> Value:
     read_truth(walker, node.test, "if")

@@ -15,8 +15,6 @@ from torchtriage.diagnose.lint.facts import Class, Context, Module, SourceCall, 
 from torchtriage.diagnose.lint.syntax import path_of
 from torchtriage.diagnose.lint.walk.prefilter import Relevance
 
-__all__ = ["Env", "ReadExpression", "ReadStatement", "Walker"]
-
 Env = dict[str, Value]
 
 _DEVICE_WORDS = ("cuda", "self.device", "device_map", "ightning", "fabric")

@@ -5,8 +5,6 @@ import numpy as np
 from torchtriage.core.trace.device import Device
 from torchtriage.diagnose.patterns.base import Ints, Mask, Trace
 
-__all__ = ["alone", "blocks", "multiprocessors"]
-
 OVERLAP_NS = 1_000
 """Kernels that follow each other seem to run at once for up to 0.2 us (measured on MI300X)."""
 

@@ -13,8 +13,6 @@ from torchtriage.diagnose.lint.syntax import literal, names_in, path_of
 from torchtriage.measure.fix.edits._flow import written
 from torchtriage.measure.fix.statements import bound
 
-__all__ = ["Nest", "NotElementwiseError", "nest_of"]
-
 FUNCTIONS = {
     **{
         f"math.{name}": name

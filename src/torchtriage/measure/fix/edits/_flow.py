@@ -15,8 +15,6 @@ from torchtriage.diagnose.lint.turns import FileFacts
 from torchtriage.diagnose.lint.work_syntax import bound_names, parameters
 from torchtriage.diagnose.lint.work_words import MUTATORS, PURE_BUILTINS, PURE_LIBRARY, PURE_METHODS, RANDOM
 
-__all__ = ["Flow", "flow_of", "loads", "meets", "mutated", "written"]
-
 # what makes something from settings alone: worth a line, and the same each time
 MAKES = re.compile(
     r"^(re\.compile|torch\.utils\.data\.\w+|json\.loads?|yaml\.(safe_|full_)?load|pickle\.loads?|tomllib\.loads?|csv\.\w*reader|pathlib\.Path"

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from torchtriage.diagnose.lint.syntax import names_in, path_of
 from torchtriage.diagnose.lint.torch_names import words
 
-__all__ = ["Lists", "NotListsError"]
-
 OPERATORS: dict[type[ast.operator], str] = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div"}
 UNARY = words(
     "abs ceil cos erf exp expm1 floor log log10 log1p log2 neg reciprocal round rsqrt sigmoid sign sin sqrt tanh"

@@ -14,8 +14,6 @@ from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.measure.fix.edits._flow import Flow, meets, mutated
 from torchtriage.measure.fix.statements import indent_of, source
 
-__all__ = ["connected", "lasting", "name_for", "outdented", "parts_of", "replaced", "same"]
-
 # too cheap to be worth a line of their own, or used up when they are gone through
 CHEAP = re.compile(
     r"^(len|range|float|int|str|bool|enumerate|zip|isinstance|min|max|sum|list|tuple|dict|set|round|abs|iter|reversed|map"

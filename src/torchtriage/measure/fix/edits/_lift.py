@@ -11,8 +11,6 @@ from torchtriage.measure.fix.edits._flow import Flow
 from torchtriage.measure.fix.proposal import Site
 from torchtriage.measure.fix.statements import source
 
-__all__ = ["Batch", "Lift", "NotBatchedError"]
-
 ELEMENTWISE = words("""
     relu sigmoid tanh float half double to cpu cuda detach abs exp log sqrt clamp clamp_min clamp_max long int gelu silu
     neg numpy contiguous softplus leaky_relu log1p sign round

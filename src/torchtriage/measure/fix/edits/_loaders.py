@@ -11,8 +11,6 @@ from torchtriage.diagnose.lint.torch_names import DATASETS, LOADERS
 from torchtriage.measure.fix.edits._settings import origin_of
 from torchtriage.measure.fix.proposal import Site
 
-__all__ = ["data_of", "hands_out_rows", "loaders_at", "reached", "sample_class"]
-
 ROWS = frozenset({"clone", "tensor", "as_tensor", "from_numpy", "long", "float", "dict"})
 """What a ``__getitem__`` may call that gives many rows for many."""
 

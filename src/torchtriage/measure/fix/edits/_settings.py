@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from torchtriage.diagnose.lint.facts import Module
 from torchtriage.diagnose.lint.syntax import keyword, literal, path_of
 
-__all__ = ["constant_of", "origin_of"]
-
 DEPTH = 5
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -11,8 +11,6 @@ from torchtriage.measure.fix.edits._settings import constant_of
 from torchtriage.measure.fix.proposal import Proposal
 from torchtriage.measure.fix.statements import body_of, remove
 
-__all__ = ["flag_off", "taken_out"]
-
 
 def flag_off(module: Module, flag: ast.expr, what: str) -> Iterator[Proposal]:
     """Yield the edit of the one place that says the flag is on."""

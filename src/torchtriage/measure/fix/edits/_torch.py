@@ -11,8 +11,6 @@ from torchtriage.diagnose.lint.facts import Module, SourceCall, SourceFunction
 from torchtriage.measure.fix.proposal import Site
 from torchtriage.measure.fix.statements import import_edit, source
 
-__all__ = ["called_by_training", "calls_at", "function_at", "takes_gradients", "torch_in"]
-
 GRADIENTS = re.compile(r"backward\(|autograd\.grad|requires_grad|enable_grad|\.grad\b|jacobian|vjp|\.fit\(")
 
 

@@ -14,8 +14,6 @@ from torchtriage.core.samples import Better, Kind, Machine, Run, Series, Session
 from torchtriage.measure.gate.importers.document import DocumentNode, read_documents
 from torchtriage.measure.gate.importers.native import kind_of
 
-__all__ = ["read_asv"]
-
 UNITS = {"seconds": "s", "bytes": "B", "unit": "1"}
 
 

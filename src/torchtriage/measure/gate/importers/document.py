@@ -9,8 +9,6 @@ from typing import Any
 
 from torchtriage.core.errors import SampleError
 
-__all__ = ["DocumentNode", "parse", "read_documents"]
-
 EXPECTED = "see docs/gate-store.md for the formats of samples that are read"
 
 

@@ -15,8 +15,6 @@ from torchtriage.core.errors import SampleError
 from torchtriage.core.samples import SAMPLES_SCHEMA, Better, Kind, Machine, Run, Series, Session
 from torchtriage.measure.gate.importers.document import DocumentNode
 
-__all__ = ["kind_of", "read_metrics", "read_run", "read_series"]
-
 TIMES = frozenset({"s", "ms", "us", "µs", "μs", "ns", "seconds", "min", "h"})
 SIZES = frozenset({"B", "kB", "KB", "MB", "GB", "KiB", "MiB", "GiB", "bytes"})
 

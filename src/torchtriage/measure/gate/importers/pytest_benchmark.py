@@ -8,8 +8,6 @@ from datetime import datetime, timezone
 from torchtriage.core.samples import Machine, Run, Series, Session
 from torchtriage.measure.gate.importers.document import DocumentNode
 
-__all__ = ["read_pytest_benchmark"]
-
 
 def read_pytest_benchmark(document: DocumentNode, here: Run) -> Run:
     """Return a run with a metric for each test, its full name; values are seconds.

@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING, Any
 from torchtriage.api.profile import Profile, need_torch, profile
 from torchtriage.core.errors import UsageError
 from torchtriage.core.record.job_store import JobStore, process_group
-from torchtriage.core.record.phase_clock import BETWEEN, WAIT, PhaseClock, Window
-from torchtriage.core.record.phase_hooks import PhaseHooks
+from torchtriage.core.record.phase_clock import WAIT, PhaseClock, Window
+from torchtriage.core.record.phase_hooks import PhaseHooks, phase_of
+from torchtriage.core.record.stacks import callers, current_frames
 from torchtriage.operate.monitor import process_metrics
 from torchtriage.operate.monitor.metrics import Value
 from torchtriage.operate.stragglers.job import Hung, JobWatch, Lost
@@ -94,9 +95,9 @@ class StragglerWatch:
         self._on_late = on_late
         self._arm = None if arm is None else Path(arm)
         self._out = None if out is None else Path(out)
-        self._optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate's wraps one
         self._clock = PhaseClock(every)
-        self._hooks = PhaseHooks(self._clock, models, self._optimizer_ended)
+        optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate's wraps one
+        self._hooks = PhaseHooks(self._clock, models, optimizer, self.step)
         self._attend = True  # whether a step has more to do than to be timed
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
@@ -105,6 +106,7 @@ class StragglerWatch:
         self._job: JobWatch | None = None
         self._store: JobStore | None = None
         self._pid = os.getpid()
+        self._loop_thread = 0
         self._name = f"torchtriage/watch{next(_watches)}"
         self._beat = 0
         self._waiting: dict[int, tuple[Window, list[list[float]]]] = {}
@@ -184,12 +186,6 @@ class StragglerWatch:
             except Exception as error:  # the training has a result of its own to save
                 _logger.warning("the summary cannot be written: %s", error)
 
-    def _optimizer_ended(self, optimizer: Any) -> None:
-        if optimizer is self._optimizer:
-            self._clock.end_step()
-            if self._attend:
-                self._attend_to()
-
     def _off(self) -> None:
         self._hooks.remove()
         self._attend = False
@@ -220,6 +216,7 @@ class StragglerWatch:
             process_metrics.register(self)
         cuda = getattr(sys.modules["torch"], "cuda", None)
         self._clock.begin(cuda if cuda is not None and cuda.is_initialized() else None)
+        self._loop_thread = threading.get_ident()
         self._thread = threading.Thread(target=self._run, name="torchtriage-stragglers", daemon=True)
         self._thread.start()
 
@@ -261,8 +258,10 @@ class StragglerWatch:
         clock = self._clock
         self._beat += 1
         since_s = (time.perf_counter_ns() - clock.since_ns) / 1e9
-        # of a step that is not timed, what follows the forward pass is not known: it may wait in the backward pass
-        phase = clock.phase if clock.timed or clock.phase != BETWEEN else WAIT
+        phase = clock.phase
+        if not clock.timed:  # nothing is switched in such a step
+            frame = current_frames().get(self._loop_thread)
+            phase = WAIT if frame is None else phase_of(callers(frame))
         note = RankNote(self._beat, clock.step, phase, since_s, ended, list(self._windows.values()))
         store.set(str(self._rank), note.pack())
         if self._job is not None and (ended or self._beat % (1 + self._n_ranks // RANKS_A_PERIOD) == 0):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import sys
 import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -23,7 +24,7 @@ from torchtriage.core.record.phase_clock import (
     WAIT,
     PhaseClock,
 )
-from torchtriage.core.record.phase_hooks import PhaseHooks
+from torchtriage.core.record.phase_hooks import PhaseHooks, phase_of
 
 pytestmark = pytest.mark.torch
 FETCH = [LOADER, BETWEEN]
@@ -55,8 +56,14 @@ class Program:
         self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.1)
         self.batches = iter(torch.utils.data.DataLoader(list(torch.zeros(64, 4)), batch_size=2))
         self.clock = Watched()
-        self.ended: list[Any] = []
-        self.hooks = PhaseHooks(self.clock, [self.net], self.ended.append)
+        self.n_steps = 0
+        self.hooks = self.watch(self.net, self.optimizer)
+
+    def watch(self, net: Any, optimizer: Any) -> PhaseHooks:
+        return PhaseHooks(self.clock, [net], optimizer, self.end_step)
+
+    def end_step(self) -> None:
+        self.n_steps += 1
 
     def entered(self) -> list[int]:
         found, self.clock.entered = self.clock.entered, []
@@ -76,7 +83,7 @@ def test_the_phases_of_a_step(program: Program) -> None:
     loss.backward()
     program.optimizer.step()
     assert program.entered() == FETCH + FORTH + BACK + UPDATE
-    assert program.ended == [program.optimizer]
+    assert program.n_steps == 1
 
 
 def test_accumulation_and_evaluation(program: Program) -> None:
@@ -96,12 +103,79 @@ def test_a_step_that_calls_the_one_of_its_base_is_one_step(program: Program) -> 
         def step(self, closure: Any = None) -> Any:
             return super().step(closure)
 
+    program.hooks.remove()
+    own = Own(program.net.parameters(), lr=0.1)
+    hooks = program.watch(program.net, own)
+    hooks.install()
     program.net(next(program.batches)).sum().backward()
     program.entered()
-    own = Own(program.net.parameters(), lr=0.1)
     own.step()
     assert program.entered() == UPDATE
-    assert program.ended == [own]
+    assert program.n_steps == 1
+    program.clock.timed = False
+    own.step()
+    own.step()
+    hooks.remove()
+    assert program.entered() == []
+    assert program.n_steps == 3
+
+
+def test_a_step_that_is_not_timed_is_counted_alone(program: Program) -> None:
+    import torch
+
+    program.clock.timed = False
+    program.net(next(program.batches)).sum().backward()
+    program.optimizer.step()
+    torch.optim.SGD(program.net.parameters(), lr=0.1).step()  # another one
+    assert program.entered() == []
+    assert program.n_steps == 1
+
+
+def test_a_stack_tells_its_phase(program: Program) -> None:
+    import torch
+
+    seen: list[int] = []
+
+    def look(*_: Any, **__: Any) -> None:
+        frame, stack = sys._getframe(), []
+        while frame is not None:
+            stack.append(frame)
+            frame = frame.f_back
+        seen.append(phase_of(stack))
+
+    class Samples(torch.utils.data.Dataset[Any]):
+        def __getitem__(self, _index: int) -> Any:
+            look()
+            return torch.zeros(4)
+
+        def __len__(self) -> int:
+            return 2
+
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(_ctx: Any, values: Any) -> Any:
+            return values * 2
+
+        @staticmethod
+        def backward(_ctx: Any, grads: Any) -> Any:
+            look()
+            return grads * 2
+
+    class Net(torch.nn.Module):
+        def forward(self, values: Any) -> Any:
+            look()
+            eval("look()", {"look": look, "__name__": "torch.distributed.distributed_c10d"})
+            return Double.apply(program.net(values))
+
+    class Own(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            look()
+            return super().step(closure)
+
+    Net()(next(iter(torch.utils.data.DataLoader(Samples())))).sum().backward()
+    Own(program.net.parameters(), lr=0.1).step()
+    look()
+    assert seen == [LOADER, FORWARD, WAIT, WAIT, OPTIMIZER, WAIT]
 
 
 def test_two_passes_before_one_backward(program: Program) -> None:
@@ -128,7 +202,7 @@ def test_outputs_of_any_shape(program: Program, shape: str) -> None:
             return {"dict": {"loss": out}, "tuple": (out, 1), "nested": [{"a": (out,)}]}[shape]
 
     net = Wrapped()
-    hooks = PhaseHooks(program.clock, [net], program.ended.append)
+    hooks = program.watch(net, None)
     program.hooks.remove()
     hooks.install()
     out = net(next(program.batches))
@@ -177,7 +251,7 @@ def test_a_compiled_model_is_compiled_once_and_timed(program: Program) -> None:
     torch._dynamo.reset()
     compiled: Any = torch.compile(program.net, backend="eager", fullgraph=True)
     program.hooks.remove()
-    hooks = PhaseHooks(program.clock, [compiled], program.ended.append)
+    hooks = program.watch(compiled, None)
     hooks.install()
     for _ in range(3):
         compiled(next(program.batches)).sum().backward()

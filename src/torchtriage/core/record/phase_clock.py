@@ -56,11 +56,11 @@ class PhaseClock:
         "__weakref__",
         "_device",
         "_every",
-        "_left",
         "_ns",
         "_rows",
         "_sampling",
         "_stride",
+        "_wake",
         "_window_ns",
         "phase",
         "since_ns",
@@ -78,7 +78,7 @@ class PhaseClock:
         self.threads = {get_ident()}
         _clocks.add(self)
         self._every = every
-        self._left = every
+        self._wake = 0
         self._ns = [0] * len(PHASES)
         self._rows: list[list[int]] = []
         self._device: DeviceClock | None = None
@@ -99,31 +99,44 @@ class PhaseClock:
         return before
 
     def end_step(self) -> None:
-        """End a step and begin the next, between the phases."""
-        self.enter(BETWEEN)
-        if self.timed:
-            self._rows.append(self._ns)
-        self._ns = [0] * len(PHASES)
+        """End a step and begin the next, between the phases; one that is not timed is only counted."""
         self.step = step = self.step + 1
-        if self._sampling:
-            self._device.end()  # type: ignore[union-attr]
-        self._left -= 1
-        if not self._left:
-            self.windows.append(Window((step - 1) // self._every, self._rows))
-            self._rows, self._left = [], self._every
+        if self.timed or step == self._wake:
+            self._turn(step)
+
+    def _turn(self, step: int) -> None:
+        if self.timed:
+            self.enter(BETWEEN)
+            self._rows.append(self._ns)
+            if self._sampling:
+                self._device.end()  # type: ignore[union-attr]
+        every = self._every
+        if step % every == 0:
+            self.windows.append(Window(step // every - 1, self._rows))
+            self._rows = []
             self._stride = self._next_stride()
         stride = self._stride
-        self.timed = stride == 1 or step % stride == PLACES[step // stride % len(PLACES)] % stride
-        device = self._device
-        if device is not None:
-            self._sampling = self.timed and (stride == MOST_SKIPPED or step // stride % (DEVICE_EVERY // stride) == 0)
+        block, place = divmod(step, stride)
+        timed_place = PLACES[block % len(PLACES)] % stride
+        self.timed = place == timed_place
+        if not self.timed:
+            if place > timed_place:  # the next block's
+                timed_place = stride + PLACES[(block + 1) % len(PLACES)] % stride
+            self._wake = min(step - place + timed_place, (step // every + 1) * every)
+            self._sampling = False
+            return
+        self._ns = [0] * len(PHASES)
+        self.phase, self.since_ns = BETWEEN, perf_counter_ns()
+        if self._device is not None:
+            self._sampling = stride == MOST_SKIPPED or block % (DEVICE_EVERY // stride) == 0
             if self._sampling:
-                device.begin(step // self._every)
+                self._device.begin(step // every)
 
     def _next_stride(self) -> int:
         """Return of how many steps one is timed: by how long they are."""
-        step_ns = (self.since_ns - self._window_ns) / self._every
-        self._window_ns = self.since_ns
+        now = perf_counter_ns()
+        step_ns = (now - self._window_ns) / self._every
+        self._window_ns = now
         stride = 1
         while stride < min(MOST_SKIPPED, self._every // LEAST_TIMED) and step_ns * stride * MOST_SHARE < COST_NS:
             stride *= 2

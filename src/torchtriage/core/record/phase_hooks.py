@@ -12,6 +12,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from threading import get_ident
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from torchtriage.core.record.phase_clock import BACKWARD, BETWEEN, FORWARD, LOADER, OPTIMIZER, WAIT, PhaseClock
@@ -21,6 +22,14 @@ if TYPE_CHECKING:  # here only the script imports torch
 
 MOST_OUTPUTS = 4
 """So many tensors of a module's output are watched for the begin of their backward pass."""
+FRAMES = (
+    ("torch.utils.data.", LOADER),
+    ("torch.distributed.", WAIT),
+    ("torch.autograd", WAIT),  # or it computes: both are in C++
+    ("torch.optim.", OPTIMIZER),
+    ("torch.nn.modules.module", FORWARD),
+)
+"""Modules whose functions run in one phase."""
 
 
 class _ModuleHook:
@@ -44,17 +53,22 @@ class _ModuleHook:
 class PhaseHooks:
     """The hooks of one clock.
 
-    ``modules`` : whose passes are told apart; of several, each. ``on_optimizer`` : called behind each step of an
-    optimizer, with it.
+    ``modules`` : whose passes are told apart; of several, each. ``on_step`` : called behind each step of ``optimizer``.
     """
 
     def __init__(
-        self, clock: PhaseClock, modules: Iterable[torch.nn.Module], on_optimizer: Callable[[Any], None]
+        self,
+        clock: PhaseClock,
+        modules: Iterable[torch.nn.Module],
+        optimizer: torch.optim.Optimizer | None,
+        on_step: Callable[[], None],
     ) -> None:
         self._clock = clock
         self._modules = tuple(modules)
-        self._on_optimizer = on_optimizer
-        self._depth = 0
+        self._optimizer = optimizer
+        self._on_step = on_step
+        self._depth = self._n_ended = 0
+        self._n_nested = 1  # so often the hooks of one step are called: by its class, and by the base that it calls
         self._undo = contextlib.ExitStack()
         self._compiling: Callable[[], bool] = lambda: False
         self._queue: Callable[[Callable[[], None]], None] = lambda _act: None
@@ -88,20 +102,19 @@ class PhaseHooks:
     # -- modules ---------------------------------------------------------------------------------
 
     def _forward_begins(self, *_: Any) -> None:
-        if self._compiling():
-            return
         clock = self._clock
+        if self._compiling() or not clock.timed:
+            return
         if clock.phase != BACKWARD and get_ident() in clock.threads:  # else computed again, for the backward pass
             clock.enter(FORWARD)
 
     def _forward_ended(self, _module: Any, _args: Any, output: Any) -> None:
-        if self._compiling():
-            return
         clock = self._clock
+        if self._compiling() or not clock.timed:
+            return
         if clock.phase == FORWARD and get_ident() in clock.threads:
-            if clock.timed:  # this is what costs most
-                for tensor in _outputs(output, MOST_OUTPUTS):
-                    tensor.register_hook(self._backward_begins)
+            for tensor in _outputs(output, MOST_OUTPUTS):
+                tensor.register_hook(self._backward_begins)
             clock.enter(BETWEEN)
 
     def _backward_begins(self, _grad: Any) -> None:
@@ -122,7 +135,7 @@ class PhaseHooks:
 
     def _optimizer_begins(self, *_: Any) -> None:
         clock = self._clock
-        if self._compiling() or get_ident() not in clock.threads:
+        if self._compiling() or not clock.timed or get_ident() not in clock.threads:
             return
         if clock.phase == OPTIMIZER:  # the step of a class calls that of its base, and both have hooks
             self._depth += 1
@@ -132,11 +145,24 @@ class PhaseHooks:
 
     def _optimizer_ended(self, optimizer: Any, *_: Any) -> None:
         clock = self._clock
-        if self._compiling() or get_ident() not in clock.threads:
+        if self._compiling():
             return
+        if not clock.timed:
+            if optimizer is self._optimizer:
+                self._n_ended += 1
+                if self._n_ended >= self._n_nested:
+                    self._n_ended = 0
+                    self._on_step()
+            return
+        if get_ident() not in clock.threads or clock.phase != OPTIMIZER:
+            return
+        self._n_ended += 1
         self._depth -= 1
         if not self._depth:
-            self._on_optimizer(optimizer)
+            n_ended, self._n_ended = self._n_ended, 0
+            if optimizer is self._optimizer:
+                self._n_nested = n_ended
+                self._on_step()
             if clock.phase == OPTIMIZER:  # not the end of the step
                 clock.enter(BETWEEN)
 
@@ -151,7 +177,7 @@ class PhaseHooks:
 
         @functools.wraps(plain)
         def timed(*args: Any, **kwargs: Any) -> Any:
-            if get_ident() not in clock.threads:
+            if not clock.timed or get_ident() not in clock.threads:
                 return plain(*args, **kwargs)
             before = clock.enter(phase)
             try:
@@ -179,3 +205,13 @@ def _outputs(output: Any, most: int) -> Iterator[torch.Tensor]:
             todo += reversed(list(one.values())[:most])
         elif isinstance(one, (tuple, list)):
             todo += reversed(one[:most])
+
+
+def phase_of(stack: Iterable[FrameType]) -> int:
+    """Return the phase that a stack is in, told by its innermost frame of torch; WAIT where none tells."""
+    for frame in stack:
+        module = frame.f_globals.get("__name__", "")
+        for prefix, phase in FRAMES:
+            if module.startswith(prefix):
+                return phase
+    return WAIT

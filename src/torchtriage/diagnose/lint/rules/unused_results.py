@@ -1,9 +1,11 @@
 """An operator computes more than what is read of its result.
 
 Looks like: ``self.lm_head(hidden)[:, -1]``, a projection of all positions of which the last is read; ``u, s, v =
-    torch.svd(x)`` with ``s`` alone, ``torch.linalg.eigh`` for its values; ``torch.inverse(a) @ b``.
+    torch.svd(x)`` with ``s`` alone, ``torch.linalg.eigh`` for its values; ``torch.inverse(a) @ b``; the gradient of a
+    constant in a ``backward`` of one's own.
 Slow because: the projection to a vocabulary, the vectors of a decomposition and an inverse are the costly part.
-Fix: take the position first; ``torch.linalg.svdvals``, ``eigvalsh``; ``torch.linalg.solve(a, b)``.
+Fix: take the position first; ``torch.linalg.svdvals``, ``eigvalsh``; ``torch.linalg.solve(a, b)``;
+    ``ctx.needs_input_grad``.
 Quiet when: the rest is read somewhere; an inverse is used again and again, or is that of a camera or a pose.
 Source: PyTorch documentation of ``torch.linalg``.
 """
@@ -20,7 +22,9 @@ FIX = Fix(
     text="Select first, and ask for what is needed.",
     code="""logits = lm_head(hidden[:, -1])    # lm_head(hidden)[:, -1]
 s = torch.linalg.svdvals(x)        # u, s, v = torch.svd(x)
-y = torch.linalg.solve(a, b)       # torch.inverse(a) @ b""",
+y = torch.linalg.solve(a, b)       # torch.inverse(a) @ b
+if ctx.needs_input_grad[0]:        # in backward(): None for what needs none
+    grad_a = grad @ x.t()""",
     link="https://docs.pytorch.org/docs/stable/linalg.html",
 )
 
@@ -28,6 +32,7 @@ _HEAD = re.compile(r"head|vocab|classif|decoder|generator|^fc|_fc|^out$|output|o
 _DECOMPOSES = {"svd": (1, "svdvals"), "eigh": (0, "eigvalsh"), "eig": (0, "eigvals")}
 _INVERSE = frozenset(["torch.inverse", "torch.linalg.inv"])
 _PRODUCTS = frozenset(["matmul", "mm", "bmm", "mv"])
+_PRODUCT = re.compile(r"@|matmul|mm\(|einsum|conv|outer")
 _SMALL = re.compile(
     r"intrin|extrin|pose|c2w|w2c|cam|rot|homo|affin|theta|transf|lidar|ego|proj|view|grid|world|ray|calib|matrix|pts|coord"
     r"|\bK\b|\bR\b|\bT\b|\bM\b|\bH\b|trans|img|image|basis|lattice|cell",
@@ -46,6 +51,36 @@ def find(module: Module) -> Iterator[Hit]:
         yield from _factors(module)
     if "inverse(" in text or ".inv(" in text:
         yield from _inverses(module)
+    if "def backward(" in text and ".apply(" in text:
+        yield from _gradients(module)
+
+
+def _gradients(module: Module) -> Iterator[Hit]:
+    """Yield the gradients of constants that a ``backward`` of the file's own computes."""
+    for call in module.calls:
+        kind = module.classes.get(text_of(call.owner)) if call.attr == "apply" and call.owner is not None else None
+        backward = kind.methods.get("backward") if kind is not None else None
+        if backward is None or "needs_input_grad" in module.text_of(backward):
+            continue
+        returned = [item.value for item in ast.walk(backward.node) if isinstance(item, ast.Return)]
+        if len(returned) != 1 or not isinstance(returned[0], ast.Tuple):
+            continue
+        for given, gradient in zip(call.node.args, returned[0].elts, strict=False):
+            made = module.made_of(gradient)
+            if _needs_no_gradient(module, given) and _PRODUCT.search(text_of(made, 200)):
+                yield Hit(made, f"{text_of(given)} needs no gradient, and gets one here: {text_of(made)}", "backward")
+
+
+def _needs_no_gradient(module: Module, given: ast.expr) -> bool:
+    """Return whether what is given is an attribute that is known to be a constant tensor."""
+    value = module.value(given)
+    return (
+        isinstance(given, ast.Attribute)
+        and value.kind == "tensor"
+        and not (value.grad or value.guess)
+        and (value.made_by is None or "requires_grad" not in text_of(value.made_by, 500))
+        and f"{given.attr}.requires_grad" not in module.text
+    )
 
 
 def _positions(module: Module) -> Iterator[Hit]:

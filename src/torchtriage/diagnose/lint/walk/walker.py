@@ -30,6 +30,8 @@ _DEVICE = re.compile(
     r"device(?<![.\w]device)\b(?!=\w+(\.\w+)*\.device)"
     r"|mps(?<!\w{4})\b|xpu(?<!\w{4})\b|hip(?<!\w{4})\b"
 )
+# DEVICE = torch.device("cpu"), and nothing else
+_CPU_NAME = re.compile(r"""^ *(\w+) = (?:torch\.device\()?["']cpu["']\)?\r?$""", re.MULTILINE)
 
 _SAID_OFF = re.compile(r"no_?grad|inference_?mode", re.IGNORECASE)
 _GRAD_OFF = re.compile(r"\bno_grad\(|inference_mode\(|set_grad_enabled\(False")
@@ -74,7 +76,11 @@ def _trains(text: str) -> bool:
 
 
 def _uses_device(text: str) -> bool:
-    """Return whether a text moves something, or hands it to a library that does."""
+    """Return whether a text names a device, moves something, or hands it to a library that does."""
+    for name in _CPU_NAME.findall(text):
+        text = re.sub(rf"\.to\({name}\)|\bdevice={name}\b|^ *{name} = .*$", "", text, flags=re.MULTILINE)
+    if any(word in text for word in _DEVICE_WORDS) or _DEVICE.search(text):
+        return True
     own = _OWN_TRAINER.search(text) is not None
     return any(not (own and use[0] == "Trainer(") for use in _DEVICE_USES.finditer(text))
 
@@ -94,8 +100,7 @@ class Walker:
         expressions: Mapping[type, ReadExpression],
         statements: Mapping[type, ReadStatement],
     ) -> None:
-        uses_device = any(word in text for word in _DEVICE_WORDS) or bool(_DEVICE.search(text)) or _uses_device(text)
-        self.module = Module(path, text, tree, uses_device)
+        self.module = Module(path, text, tree, _uses_device(text))
         self.relevance = Relevance(text)
         self.module.alone = self.relevance.alone
         self.aliases = self.module.aliases

@@ -290,8 +290,9 @@ def _message(group: _Group, item: Seen, function: str, file: str, took: str, cal
         kind = "element by element" if group.gain[0] > 0.5 else "in Python"
         return f"a loop {kind} ({lines}) takes {took} in {at}{by}"
     if group.cause in UNNAMED:
-        what = f"{called}()" if called else "Python"
-        return f"{what} takes {took} in {at}{by}"
+        what = f"{called}()" if called else group.cause.what.capitalize()
+        takes = "take" if what == "Operators" else "takes"
+        return f"{what} {takes} {took} in {at}{by}"
     what = f"{called}()" if called else group.cause.what
     return f"{what} takes {took} in {at}{by}"
 

@@ -4,7 +4,7 @@ Looks like: ``x.double()`` or ``x.to(torch.float64)`` in a loop of steps or in `
     ``torch.from_numpy`` or ``torch.tensor`` of an array that NumPy made in float64, used in steps;
     ``model.double()`` in a file with a loop of steps; ``set_default_dtype(torch.float64)``; a
     parameter that ``forward`` converts to another dtype in every call (``self.weight.float()``), if it
-    is a matrix.
+    is a matrix; a tensor that an object was made with and that steps convert (``self.vectors.to(query.dtype)``).
 Slow because: one float64 operand turns everything computed from it into float64, which moves twice
     the bytes and has a small fraction of the arithmetic throughput on most devices.
 Fix: ``.astype(np.float32)`` before, ``dtype=torch.float32`` in, or ``.float()`` after the
@@ -34,7 +34,7 @@ from torchtriage.diagnose.lint.base import (
 )
 from torchtriage.diagnose.lint.torch_names import FACTORIES
 
-RULE = Rule("CPY012", "redundant-dtype-cast", "copy", "float64 where float32 would do", "low")
+RULE = Rule("CPY012", "redundant-dtype-cast", "copy", "Redundant casts, or float64 that leaked in", "low")
 
 FIX = Fix(
     text="Keep the numbers in float32.",
@@ -42,10 +42,17 @@ FIX = Fix(
 weights = torch.tensor(weights, dtype=torch.float32)""",
     link="https://docs.pytorch.org/docs/stable/tensor_attributes.html#type-promotion-doc",
 )
+_ONCE = Fix(
+    text="Convert it once, where it is made.",
+    code="self.vectors = torch.from_numpy(stored).float()",
+    link="https://docs.pytorch.org/docs/stable/generated/torch.Tensor.to.html",
+)
 
 _DOUBLE = re.compile(r"^torch\.(float64|double)$")
 _DTYPE = re.compile(r"^torch\.(float32|float16|bfloat16|half|float)$")
 _CASTS = frozenset(["float", "half", "bfloat16", "to", "type", "type_as", "long", "int", "bool"])
+_STORED = re.compile(r"from_numpy|\bload\(|as_tensor|half|float16|int8")
+_FULL = re.compile(r"float32|\.float\(\)$")
 # what NumPy makes in float64 by default
 _WIDE = re.compile(
     r"^numpy\.(zeros|ones|linspace|logspace|eye|identity|hanning|hamming|blackman"
@@ -111,22 +118,45 @@ def _on_purpose(module: Module, call: SourceCall) -> bool:
 
 
 def _weights(module: Module) -> Iterator[Hit]:
-    """Yield casts of a module's own parameters in its forward: the same in every call."""
+    """Yield casts of what an object was made with, the same in every call: a module's parameters, other tensors."""
     for call in module.sent("float", "half", "bfloat16", "to"):
         function, owner = call.context.function, call.owner
         if function is None or function.owner is None or not isinstance(owner, ast.Attribute) or call.context.rare:
             continue
-        if not is_step(function) or not isinstance(owner.value, ast.Name) or owner.value.id != "self":
+        if not isinstance(owner.value, ast.Name) or owner.value.id != "self":
             continue
-        if call.attr == "to" and not any(_DTYPE.match(module.name_of(item)) for item in arguments(call.node)):
+        given = arguments(call.node)
+        if call.attr == "to" and not any(_DTYPE.match(module.name_of(item)) or _is_dtype(item) for item in given):
             continue
+        methods = function.owner.methods
         made = [
-            assign.expression
+            assign
             for assign in module.assigns
-            if assign.target == f"self.{owner.attr}" and assign.context.function in function.owner.methods.values()
+            if assign.target == f"self.{owner.attr}" and assign.context.function in methods.values()
         ]
-        if any(_is_matrix(module, item) for item in made):
+        if is_step(function) and any(_is_matrix(module, assign.expression) for assign in made):
             yield Hit(call.node, f"a weight is converted again in every call: {text_of(call.node)}", call.attr)
+        elif (
+            call.context.hot
+            and call.receiver.kind == "tensor"
+            and not function.owner.is_module  # its tensors may be small, or in another dtype by autocast
+            and len(made) == 1
+            and made[0].how == "="
+            and made[0].context.function is methods.get("__init__")
+            and _is_narrow(text_of(made[0].expression, 500))
+        ):
+            message = f"the same tensor is converted again in every step: {text_of(call.node)}"
+            yield Hit(call.node, message, call.attr, fix=_ONCE)
+
+
+def _is_narrow(made: str) -> bool:
+    """Return whether a tensor may have a smaller dtype than steps compute in: as it was stored, or said so."""
+    return _STORED.search(made) is not None and _FULL.search(made) is None
+
+
+def _is_dtype(node: ast.expr) -> bool:
+    """Return whether a dtype is that of another tensor: ``x.dtype``."""
+    return isinstance(node, ast.Attribute) and node.attr == "dtype"
 
 
 def _is_matrix(module: Module, node: ast.expr) -> bool:

@@ -22,10 +22,13 @@ FIX = Fix(
     text="Select first, and ask for what is needed.",
     code="""logits = lm_head(hidden[:, -1])    # lm_head(hidden)[:, -1]
 s = torch.linalg.svdvals(x)        # u, s, v = torch.svd(x)
-y = torch.linalg.solve(a, b)       # torch.inverse(a) @ b
-if ctx.needs_input_grad[0]:        # in backward(): None for what needs none
-    grad_a = grad @ x.t()""",
+y = torch.linalg.solve(a, b)       # torch.inverse(a) @ b""",
     link="https://docs.pytorch.org/docs/stable/linalg.html",
+)
+_ASKED = Fix(
+    text="Compute a gradient only where it is asked for, and return None elsewhere.",
+    code="grad_a = grad @ x.t() if ctx.needs_input_grad[0] else None",
+    link="https://docs.pytorch.org/docs/stable/notes/extending.html#how-to-use",
 )
 
 _HEAD = re.compile(r"head|vocab|classif|decoder|generator|^fc|_fc|^out$|output|out_proj|proj_out|predict|to_logits")
@@ -68,7 +71,8 @@ def _gradients(module: Module) -> Iterator[Hit]:
         for given, gradient in zip(call.node.args, returned[0].elts, strict=False):
             made = module.made_of(gradient)
             if _needs_no_gradient(module, given) and _PRODUCT.search(text_of(made, 200)):
-                yield Hit(made, f"{text_of(given)} needs no gradient, and gets one here: {text_of(made)}", "backward")
+                message = f"{text_of(given)} needs no gradient, and gets one here: {text_of(made)}"
+                yield Hit(made, message, "backward", fix=_ASKED)
 
 
 def _needs_no_gradient(module: Module, given: ast.expr) -> bool:

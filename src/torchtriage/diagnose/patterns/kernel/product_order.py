@@ -1,0 +1,161 @@
+"""Three matrices are multiplied in the order that takes more work.
+
+Looks like: an ``einsum`` of three operands or more that goes from left to right, as it does without ``opt_einsum``, and
+    so builds a product of two long axes only to sum one of them away; a product with a sparse matrix whose wide result
+    a linear layer at once makes narrower. At least 5 % of the kernel time (on a CPU, of the step), and 30 % less work
+    the other way round.
+Slow because: (A B) C and A (B C) are equal, but their work is not: with A of n x d, B of d x n and C of n x d it is
+    n n d against n d d. The backward pass repeats it twice.
+Cost: modelled: the products with these sides, forward and backward, times the share of the work that the other order
+    leaves out (for a sparse matrix the width of what it is multiplied with); at the low end 60 % of it.
+Fix: write the products apart, the narrow one first; or install ``opt_einsum``, which PyTorch then uses by itself.
+Leave it when: something happens to the product in between, a softmax for example.
+Source: PyTorch documentation, ``torch.einsum`` and ``torch.backends.opt_einsum``; Kipf and Welling, "Semi-Supervised
+    Classification with Graph Convolutional Networks", ICLR 2017.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from torchtriage.core.trace.matrix_products import BATCHED, products
+from torchtriage.core.trace.op_inputs import inputs_of
+from torchtriage.core.units import format_share
+from torchtriage.diagnose.patterns._op_work import work_of
+from torchtriage.diagnose.patterns.base import Claim, Claims, Fix, Floats, Ints, Kind, Pattern, Trace
+
+PATTERN = Pattern.of(
+    __name__, "KRN071", "Products in the order that takes more work", order=546, needs="ops shapes work"
+)
+FIX = Fix(
+    text="Contract the long axis first; with opt_einsum installed PyTorch finds the order by itself.",
+    code="""context = torch.einsum("bhmd,bhme->bhde", keys, values)  # no n x m between
+out = torch.einsum("bhnd,bhde->bhne", queries, context)""",
+    link="https://docs.pytorch.org/docs/stable/generated/torch.einsum.html",
+)
+_NARROW_FIRST = Fix(
+    text="Make the features narrow before the sparse product, where the layer makes them narrower.",
+    code="""out = torch.sparse.mm(adjacency, linear(x)) + bias
+# not linear(torch.sparse.mm(adjacency, x)) + bias""",
+    link="https://docs.pytorch.org/docs/stable/generated/torch.sparse.mm.html",
+)
+
+MIN_SHARE = 0.05
+MIN_GAIN = 0.30
+SURE = 0.6
+_PRODUCTS = ("aten::mm", *BATCHED)
+_BACKWARD = r"^autograd::engine::evaluate_function"
+_NARROWS = ("aten::linear", "aten::mm", "aten::matmul")
+
+
+def find(trace: Trace) -> Claims:
+    """Yield a claim for einsums, and one for products with sparse matrices."""
+    yield from _einsums(trace)
+    yield from _sparse(trace)
+
+
+def _einsums(trace: Trace) -> Iterator[Claim]:
+    is_einsum = trace.named("aten::einsum")
+    if not is_einsum.any():
+        return
+    members = trace.tree.members
+    rows = members[(trace.named(*_PRODUCTS) & (trace.kind == Kind.OP))[members]]
+    work = products(trace, rows)
+    inside = trace.tree.nearest(rows, is_einsum)
+    sides = np.stack([work.batch, work.m, work.k, work.n], axis=1)
+    pairs = np.flatnonzero((inside[:-1] >= 0) & (inside[:-1] == inside[1:]) & work.known[:-1] & work.known[1:])
+    gains = {}
+    for first, second in zip(sides[pairs].tolist(), sides[pairs + 1].tolist(), strict=True):
+        gain = _gain(*first, *second)
+        if gain >= MIN_GAIN:
+            gains[first[0], min(first[1], first[3]), max(first[1], first[3])] = gain
+    if not gains:
+        return
+    # forward and backward, each of them reads or writes the product of the two long axes
+    mine = (inside >= 0) | (trace.tree.nearest(rows, trace.matching(_BACKWARD)) >= 0)
+    ends = np.sort(sides[:, 1:], axis=1)
+    share = np.zeros(len(rows))
+    for (batch, short, long), gain in gains.items():
+        has = ((ends == short).sum(axis=1) + (ends == long).sum(axis=1) >= 2) & (work.batch == batch) & mine
+        has &= (ends == short).any(axis=1) & (ends == long).any(axis=1)
+        share[has] = np.maximum(share[has], gain)
+    batch, short, long = max(gains, key=lambda shape: int(np.prod(shape)))
+    forward = rows[(share > 0) & (inside >= 0)]
+    yield from _claim(
+        trace,
+        rows[share > 0],
+        share[share > 0],
+        f"an einsum of three operands builds products of {long:,} x {short:,}, {batch:,} at a time, which take",
+        {"batch": batch, "rows": long, "columns": short},
+        trace.longest(forward),
+        FIX,
+    )
+
+
+def _gain(batch: int, m: int, k: int, n: int, again: int, left: int, inner: int, right: int) -> float:
+    """Return the share of the work that another order leaves out, of [m, k] @ [k, n] and of what takes its result."""
+    now = m * k * n + left * inner * right
+    others = [now]
+    if batch == again and (left, inner) == (m, n):
+        others.append(k * n * right + m * k * right)
+    if batch == again and (inner, right) == (m, n):
+        others.append(left * m * k + left * k * n)
+    return 1 - min(others) / now
+
+
+def _sparse(trace: Trace) -> Iterator[Claim]:
+    rows = np.flatnonzero(trace.named("aten::_sparse_mm") & (trace.kind == Kind.OP))
+    if not len(rows):
+        return
+    ops = np.flatnonzero(trace.kind == Kind.OP)
+    ops = ops[np.argsort(trace.start_ns[ops], kind="stable")]
+    after = np.searchsorted(trace.start_ns[ops], trace.end_ns[rows])
+    following = ops[np.minimum(after, len(ops) - 1)]
+    follows = (after < len(ops)) & trace.named(*_NARROWS)[following] & (trace.lane[following] == trace.lane[rows])
+    inputs, which = inputs_of(trace, rows)
+    outs, of = inputs_of(trace, following)
+    widths = np.array([(given.shape(1) or [0])[-1] for given in inputs])[which]
+    gain = np.zeros(len(rows))
+    for index in np.flatnonzero(follows).tolist():
+        given, weight = inputs[which[index]].shape(1), outs[of[index]].shape(1)
+        if len(given) != 2 or len(weight) != 2 or outs[of[index]].shape(0) != given:
+            continue
+        narrow = weight[0] if trace.name_of(following[index]) == "aten::linear" else weight[1]
+        gain[index] = max(1 - narrow / given[1], 0.0)
+    best = {int(width): float(gain[widths == width].max()) for width in np.unique(widths)}
+    # the backward pass multiplies what has the same width
+    share = np.array([best[int(width)] for width in widths])
+    share[share < MIN_GAIN] = 0.0
+    if not share.any():
+        return
+    longest = rows[gain >= MIN_GAIN][np.argmax(trace.dur_ns[rows[gain >= MIN_GAIN]])]
+    width = int(widths[np.searchsorted(rows, longest)])
+    yield from _claim(
+        trace,
+        rows[share > 0],
+        share[share > 0],
+        f"products of a sparse matrix with {width:,} columns, which a layer makes fewer right after, take",
+        {"columns": width},
+        int(longest),
+        _NARROW_FIRST,
+    )
+
+
+def _claim(
+    trace: Trace, rows: Ints, share: Floats, what: str, evidence: dict[str, int], anchor: int, fix: Fix
+) -> Iterator[Claim]:
+    work = work_of(trace, rows)
+    if work is None or work.share < MIN_SHARE:
+        return
+    shares = dict(zip(rows.tolist(), share.tolist(), strict=True))
+    own = np.array([shares.get(row, 0.0) for row in work.op.tolist()])
+    yield work.claim(
+        f"{what} {work.text}; the other order leaves out {format_share(float(own.max()))} of the work",
+        "products",
+        low=SURE * own,
+        high=own,
+        method="share of the work that the other order leaves out",
+        evidence={**evidence, "n_per_step": work.n_per_step},
+        anchor=anchor,
+        fix=fix,
+    )

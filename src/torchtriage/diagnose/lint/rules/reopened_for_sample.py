@@ -3,7 +3,8 @@
 Looks like: ``h5py.File(self.path)``, ``lmdb.open``, ``zipfile.ZipFile``, ``sqlite3.connect``, ``pd.read_csv``,
     ``json.load(open(self.path))``, ``np.load(self.path)[i]`` or ``sorted(os.listdir(self.root))[i]`` in
     ``__getitem__``, or in what it calls; a container that is opened for one entry:
-    ``OpenSlide(path).read_region(...)``.
+    ``OpenSlide(path).read_region(...)``; an array of an ``.npz``, ``self.archive["x"][i]``, which is read whole each
+    time that it is asked for by name.
 Slow because: opening reads headers and indexes, parsing reads everything, for one sample of many; the workers do
     nothing else while the device waits.
 Fix: list and parse in ``__init__``; open the container with the first sample that a worker makes, and leave it open.
@@ -17,6 +18,7 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, arguments, keyword, literal, text_of
 from torchtriage.diagnose.lint.samples import Samples, samples_of
+from torchtriage.diagnose.lint.syntax import path_of
 
 RULE = Rule(
     "DAT103",
@@ -34,6 +36,11 @@ FIX = Fix(
         self.file = h5py.File(self.path, "r")
     return self.file["x"][i]""",
     link="https://docs.pytorch.org/docs/stable/data.html#multi-process-data-loading",
+)
+_KEEP = Fix(
+    text="Read the arrays once, and keep them.",
+    code='self.load = np.load(path)["load"]',
+    link="https://numpy.org/doc/stable/reference/generated/numpy.load.html",
 )
 
 _CONTAINERS = re.compile(
@@ -78,6 +85,29 @@ def find(module: Module) -> Iterator[Hit]:
         elif _CONTAINERS.match(name) and _takes_one(samples, call):
             message = f"every sample opens a file that holds many: {text_of(call.node)}"
             yield Hit(call.node, message, call.attr)
+
+    yield from _arrays(module, samples)
+
+
+def _arrays(module: Module, samples: Samples) -> Iterator[Hit]:
+    """Yield arrays that are read from an archive of NumPy's for each sample."""
+    archives = {
+        (assign.context.function.owner, assign.target)
+        for assign in module.assigns
+        if assign.context.function is not None
+        and isinstance(assign.expression, ast.Call)
+        and module.name_of(assign.expression.func) == "numpy.load"
+    }
+    if not archives:
+        return
+    for function in samples.functions:
+        for part in ast.walk(function.node):
+            if (
+                isinstance(part, ast.Subscript)
+                and isinstance(literal(part.slice), str)
+                and (function.owner, path_of(part.value)) in archives
+            ):
+                yield Hit(part, f"every sample reads this array from its file again: {text_of(part)}", fix=_KEEP)
 
 
 def _is_written(call: SourceCall) -> bool:

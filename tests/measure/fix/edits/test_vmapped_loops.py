@@ -42,7 +42,9 @@ def test_scores_of_samples_are_computed_at_once():
     [
         ("mean = p.mean(0)", "mean = p.mean(0) + scores[n - 1]"),  # of the turn before
         ("mean = p.mean(0)", "mean = p.mean(0) + x[n - 1].mean()"),
-        ("mean = p.mean(0)", "mean = p.mean(0) * n"),
+        ("scores[n] = float(-(mean", "weights = [1, 2]\n            scores[n] = float(-(mean * weights[n]"),
+        ("mean = p.mean(0)", "mean = mean + p.mean(0)"),
+        ("mean = p.mean(0)", "mean = p[p > 0.1]"),  # of another size in each turn
         ("mean = p.mean(0)", "mean = p.mean(0) + torch.rand(3)"),
         ("mean = p.mean(0)", "mean = p.mean(0) if p.sum() > 0 else p[0]"),
         ("mean = p.mean(0)", "self.last = p.mean(0)"),
@@ -100,3 +102,71 @@ def test_scores_are_the_same():
         torch.manual_seed(0)
         made.append(space["scores"](None, list(torch.randn(300, 4))))
     assert made[0] == pytest.approx(made[1])
+
+
+def made(text, line="for "):
+    """Return what ``f`` of a text gives for the same tensors, before and after its only proposal."""
+    torch = pytest.importorskip("torch")
+    text = f"import torch\nimport torch.nn.functional as F\n\n\n{source(text)}"
+    texts = [text, *proposed(text, line, "LCH017", "vmapped-loops")]
+    assert len(texts) == 2
+    results = []
+    for item in texts:
+        space: dict[str, object] = {}
+        exec(item, space)
+        torch.manual_seed(0)
+        results.append(space["f"](torch.rand(6, 5, 7), torch.rand(6, 5, 7), torch.rand(7)))
+    return torch, *results
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        """
+        def f(pred, target, w):
+            total = 0.0
+            for b in range(pred.shape[0]):
+                gap = F.mse_loss(pred[b], target[b], reduction="none")
+                total = total + (gap * w).topk(3).values.mean()
+            return total / pred.shape[0]
+        """,
+        """
+        def f(pred, target, w):
+            n, c, t = pred.shape
+            dice = []
+            for k in range(c):
+                p, g = pred[:, k], target[:, k, :]
+                dice.append((p * g).sum() / (p.sum() + g.sum()))
+            return torch.stack(dice)
+        """,
+        """
+        def f(pred, target, w):
+            out = torch.zeros(6, 5, 5)
+            norms = torch.zeros(6)
+            for i, (p, g) in enumerate(zip(pred, target)):
+                sim = torch.matmul(p, g.t())
+                out[i] = sim.softmax(-1)
+                norms[i] = sim.norm()
+            return out.sum(0) + norms.sum()
+        """,
+        """
+        def f(pred, target, w):
+            labels = pred.argmax(1)
+            hits = 0
+            for c in range(3):
+                hits += ((labels == c).float() * w[c]).sum().item()
+            return torch.tensor(hits)
+        """,
+        """
+        def f(pred, target, w):
+            return torch.stack([torch.matmul(pred[..., i], target[:, :, i].t()) for i in range(4)], dim=1)  # for
+        """,
+        """
+        def f(pred, target, w):
+            return sum(F.l1_loss(p, g) for p, g in zip(pred, target)) / len(pred)
+        """,
+    ],
+)
+def test_turns_at_once_give_the_same(text):
+    torch, before, after = made(text)
+    assert torch.allclose(before, after, atol=1e-5)

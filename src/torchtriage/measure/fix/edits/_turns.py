@@ -1,0 +1,204 @@
+"""What the turns of a loop, or of a comprehension, go through: a number, rows of tensors, or both."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from torchtriage.diagnose.lint.facts import Module
+from torchtriage.diagnose.lint.syntax import literal, path_of
+from torchtriage.diagnose.lint.torch_names import words
+from torchtriage.measure.fix.statements import source
+
+TENSOR_ONLY = words("""
+    size unsqueeze view view_as permute detach device requires_grad is_cuda unbind new_zeros new_tensor masked_fill cuda
+    numel expand expand_as softmax backward grad float long half double scatter gather
+""")
+NOT_TENSORS = frozenset({"list", "module", "loader", "dataset", "callable", "profiler"})
+OTHER = re.compile(r"numpy\.|(list|dict|tuple|sorted|zip|map|range)$")
+TAKES_LISTS = re.compile(r"^torch\.(tensor|as_tensor|from_numpy|stack|cat|[A-Z]\w*Tensor|utils|optim|save|nn\.[A-Z])")
+
+
+class NotRowsError(Exception):
+    """Turns that go through something else, or use what they go through in another way."""
+
+
+@dataclass
+class Turns:
+    """``index`` : the variable that counts; ``length`` : how far, as text; ``rows`` : variables with their tensors."""
+
+    module: Module
+    index: str = ""
+    length: str = ""
+    rows: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, module: Module, target: ast.expr, over: ast.expr) -> Turns:
+        """Return what a loop's head says; raises ``NotRowsError``."""
+        turns = cls(module)
+        turns._add(target, over)
+        return turns
+
+    def _add(self, target: ast.expr, over: ast.expr) -> None:
+        called = path_of(over.func) if isinstance(over, ast.Call) and not over.keywords else ""
+        given = over.args if isinstance(over, ast.Call) else []
+        names = target.elts if isinstance(target, ast.Tuple) else []
+        if called == "range" and len(given) == 1 and isinstance(target, ast.Name):
+            self.index, self.length = target.id, source(self.module, given[0])
+        elif called == "enumerate" and len(given) == 1 and len(names) == 2 and isinstance(names[0], ast.Name):
+            self.index = names[0].id
+            self._add(names[1], given[0])
+        elif called == "zip" and len(given) == len(names):
+            for name, item in zip(names, given, strict=True):
+                self._add(name, item)
+        elif isinstance(target, ast.Name) and path_of(over):
+            self.rows[target.id] = path_of(over)
+        else:
+            raise NotRowsError
+
+
+@dataclass
+class Mapped:
+    """A tensor that all turns take a row of. ``axis`` : of the rows; ``name`` : of the row in a turn."""
+
+    path: str
+    axis: int
+    name: str
+    uses: list[ast.Subscript] = field(default_factory=list)
+
+    def whole(self, length: str) -> str:
+        """Return the tensor, of which only ``length`` rows are taken where that is given."""
+        if not length:
+            return self.path
+        if self.axis < -1:
+            raise NotRowsError
+        return f"{self.path}[{':, ' * self.axis if self.axis >= 0 else '..., '}:{length}]"
+
+
+def mapped(turns: Turns, scope: ast.AST, parts: Iterable[ast.AST]) -> tuple[list[Mapped], list[ast.Name]]:
+    """Return the tensors whose rows the parts of a turn use, and where they use its number as such.
+
+    Raises ``NotRowsError``: a place is another one than the number of the turn, or what is taken may be no tensor.
+    """
+    module = turns.module
+    found = [Mapped(path, 0, name) for name, path in turns.rows.items()]
+    numbers: list[ast.Name] = []
+    for node in (item for part in parts for item in ast.walk(part)):
+        if not isinstance(node, ast.Name) or not turns.index or node.id != turns.index:
+            continue
+        place: ast.AST = module.parents[node]
+        place = module.parents[place] if isinstance(place, ast.Tuple) else place
+        if isinstance(place, ast.Subscript) and path_of(place.value):
+            path, axis = path_of(place.value), axis_of(place, turns.index)
+            same = next((item for item in found if (item.path, item.axis) == (path, axis) and item.uses), None)
+            if same is None:
+                same = Mapped(path, axis, "")
+                found.append(same)
+            same.uses.append(place)
+        elif isinstance(place, ast.BinOp | ast.Compare) and module.around(node, ast.Subscript) not in _inside(parts):
+            numbers.append(node)
+        else:
+            raise NotRowsError
+    said = [{is_tensor(module, path, scope) for path in (item.path, item.name) if path} for item in found]
+    uses_torch = any(
+        node.attr in TENSOR_ONLY or module.name_of(node).startswith("torch.")
+        for node in ast.walk(scope)
+        if isinstance(node, ast.Attribute)
+    )
+    if any(False in known for known in said) or not (uses_torch or any(True in known for known in said)):
+        raise NotRowsError
+    return found, numbers
+
+
+def _inside(parts: Iterable[ast.AST]) -> set[ast.AST]:
+    return {item for part in parts for item in ast.walk(part)}
+
+
+def axis_of(node: ast.Subscript, index: str) -> int:
+    """Return the dimension that ``x[:, i]`` takes one of; raises ``NotRowsError`` where that cannot be seen."""
+    places = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+    at = [number for number, item in enumerate(places) if path_of(item) == index]
+    if len(at) != 1:
+        raise NotRowsError
+    before, behind = places[: at[0]], places[at[0] + 1 :]
+    if any(literal(item) is ... for item in before if isinstance(item, ast.Constant)):
+        if any(not _is_plain(item) for item in behind):
+            raise NotRowsError
+        return -1 - len(behind)
+    if not all(_is_plain(item) for item in before):
+        raise NotRowsError
+    return at[0]
+
+
+def _is_plain(node: ast.expr) -> bool:
+    return isinstance(node, ast.Slice | ast.Name) or type(literal(node)) is int
+
+
+def rest_of(module: Module, node: ast.Subscript, index: str, row: str) -> str:
+    """Return ``row[:5]`` for ``x[i, :5]``, ``row`` for ``x[:, i]``."""
+    places = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+    others = [item for item in places if path_of(item) != index]
+    if all(isinstance(item, ast.Slice) and not (item.lower or item.upper or item.step) for item in others):
+        return row
+    if len(others) == 1 and isinstance(others[0], ast.Constant) and literal(others[0]) is ...:
+        return row
+    return f"{row}[{', '.join(source(module, item) for item in others)}]"
+
+
+def is_tensor(module: Module, path: str, scope: ast.AST) -> bool | None:
+    """Return whether a function shows that something is a tensor, or something else; None where it shows neither."""
+    known = False
+    for node in ast.walk(scope):
+        if isinstance(node, ast.arg) and node.arg == path and node.annotation is not None:
+            known |= source(module, node.annotation).endswith("Tensor")
+        if not isinstance(node, ast.Name | ast.Attribute) or path_of(node) != path:
+            continue
+        if module.value(node).kind in NOT_TENSORS:
+            return False
+        if isinstance(node.ctx, ast.Load):
+            known |= module.value(node).kind == "tensor" or _is_used_as_tensor(module, node)
+        else:
+            made = module.parents.get(node)
+            value = made.value if isinstance(made, ast.Assign) else None
+            name = module.name_of(value.func) if isinstance(value, ast.Call) else ""
+            if isinstance(value, ast.List | ast.ListComp | ast.Dict | ast.Constant) or OTHER.match(name):
+                return False
+            known |= name.startswith("torch.")
+    return known or None
+
+
+def _is_used_as_tensor(module: Module, node: ast.expr) -> bool:
+    around = module.parents.get(node)
+    if isinstance(around, ast.Subscript) and around.value is node:
+        return _is_used_as_tensor(module, around)
+    if isinstance(around, ast.Attribute):
+        return around.attr in TENSOR_ONLY
+    name = module.name_of(around.func) if isinstance(around, ast.Call) and node in around.args else ""
+    return name.startswith("torch.") and not TAKES_LISTS.match(name)
+
+
+def counts(module: Module, length: str, rows: Mapped, scope: ast.AST) -> bool:
+    """Return whether a number is that of all rows of a tensor: ``len(x)``, or ``n`` after ``n, m = x.shape``."""
+    path, axis = rows.path, rows.axis
+    told = {f"{path}.shape[{axis}]", f"{path}.size({axis})", f"{path}.size()[{axis}]"}
+    told |= {f"len({path})"} if axis == 0 else set()
+    if length in told:
+        return True
+    return any(
+        source(module, value) in told or (place == axis and source(module, value) in (f"{path}.shape", f"{path}.size()"))
+        for value, place in _given(scope, length)
+    )
+
+
+def _given(scope: ast.AST, name: str) -> Iterator[tuple[ast.expr, int]]:
+    """Yield what a variable is assigned, and which item of it."""
+    for node in ast.walk(scope):
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                if path_of(target) == name:
+                    yield node.value, -1
+                for place, item in enumerate(target.elts if isinstance(target, ast.Tuple) else []):
+                    if path_of(item) == name:
+                        yield node.value, place

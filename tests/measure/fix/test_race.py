@@ -9,10 +9,10 @@ from typing import NamedTuple
 import pytest
 
 from torchtriage.core.errors import UsageError
+from torchtriage.core.stats.paired_interval import LEAST_PAIRS
 from torchtriage.measure.fix import race as module
 from torchtriage.measure.fix.project import ProjectCopy
 from torchtriage.measure.fix.race import MOST_ROUNDS, Entrant, race
-from torchtriage.measure.verify.paired_runs import FEWEST_ROUNDS
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def ran(copy, monkeypatch):
 
     monkeypatch.setattr(module, "sample", sample)
     monkeypatch.setattr(module, "trial_of", lambda base, runs, firsts: MadeUp(len(base), len(runs), tuple(firsts)))
-    monkeypatch.setattr(module, "is_settled", lambda trial: trial.n >= 4)
+    monkeypatch.setattr(module, "is_settled", lambda trial, _fewest: trial.n >= 4)
     differ = lambda _, after: SimpleNamespace(status="differ" if "other" in after else "same")  # noqa: E731
     monkeypatch.setattr(module, "agreement", differ)
     return texts
@@ -50,7 +50,7 @@ class MadeUp(NamedTuple):
 
     @property
     def ratio(self):
-        return SimpleNamespace(low=0.5)
+        return SimpleNamespace(low=0.5, value=0.7)
 
 
 def run(copy, *entrants: Entrant, left_s: float = 60.0) -> None:
@@ -92,8 +92,18 @@ def test_after_the_deadline_three_rounds_are_enough(copy, ran):
     assert ran.count("fast") == 3
 
 
+def test_a_short_time_is_for_the_better_half(copy, ran, monkeypatch):
+    monkeypatch.setattr(module, "is_settled", lambda *_: False)
+    ratios = {1: 0.9, 2: 0.6, 3: 0.8}
+    monkeypatch.setattr(module, "_ratio", lambda entrant: ratios[len(entrant.files["a.py"])])
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: len(ran)))
+    entrants = [Entrant({"a.py": b"x" * n}) for n in ratios]
+    race(copy, entrants, copy.root.parent / "out", steps=5, deadline_s=14, progress=lambda *_: None)
+    assert (ran.count("x"), ran.count("xx"), ran.count("xxx")) == (3, 4, 4)
+
+
 def test_what_never_settles_ends(copy, ran, monkeypatch):
-    monkeypatch.setattr(module, "is_settled", lambda _: False)
+    monkeypatch.setattr(module, "is_settled", lambda *_: False)
     run(copy, Entrant({"a.py": b"fast"}))
     assert ran.count("fast") == MOST_ROUNDS
 
@@ -106,8 +116,8 @@ def test_the_program_as_it_is_must_run(copy, ran):
 
 
 def test_what_saves_next_to_nothing_at_best_is_not_measured_to_the_end(copy, ran, monkeypatch):
-    monkeypatch.setattr(module, "is_settled", lambda _: False)
-    monkeypatch.setattr(MadeUp, "ratio", SimpleNamespace(low=0.99))
+    monkeypatch.setattr(module, "is_settled", lambda *_: False)
+    monkeypatch.setattr(MadeUp, "ratio", SimpleNamespace(low=0.99, value=1.0))
     entrant = Entrant({"a.py": b"fast"})
     run(copy, entrant)
-    assert entrant.trial.n == FEWEST_ROUNDS
+    assert entrant.trial.n == LEAST_PAIRS

@@ -44,6 +44,10 @@ TIMED_S = 2.0
 FEWEST_STEPS, MOST_STEPS = 8, 200
 GROWN = 5
 """Times the fastest of a run's first steps that a recorded step takes, from which whole runs are timed."""
+ELSEWHERE = 2.0
+"""Times a timed step that a finding's step takes: what it costs is not in the steps that are timed."""
+FEWEST_RUNS = 6
+"""That the budget must have time for, so that whole runs are compared in the place of steps."""
 WORTH = 0.01
 """A change is in the patch when at least this share of the time is surely saved."""
 HALF = 0.5
@@ -100,6 +104,8 @@ class _Fixing:
     complete: bool = True
     steps: int = 40
     step_ms: float = 0.0
+    run_s: float = 0.0
+    timed_ms: float = 0.0
 
     def __post_init__(self) -> None:
         self.files = Files(self.copy.root, self.copy.script)
@@ -125,6 +131,7 @@ class _Fixing:
         copy, out = self.copy, self.out / "first"
         with copy.changed({}):
             run = sample(copy.command, out, steps=self.steps, cwd=copy.cwd, extra_paths=copy.extra_paths)
+        self.timed_ms = run.step_ms or 0.0
         if not run.step_ms or not run.low_ms:
             return self.steps
         if self.complete and self.step_ms > GROWN * run.low_ms:
@@ -132,6 +139,14 @@ class _Fixing:
         if run.n_steps < self.steps:
             return self.steps  # the loop has no more
         return max(self.steps, min(round(1000 * TIMED_S / run.step_ms), MOST_STEPS))
+
+    def measured(self, candidate: Candidate) -> Candidate:
+        """Return a change that is measured on whole runs where the steps that can be timed do not hold its time."""
+        cost = candidate.finding.cost
+        if cost is None or candidate.per_run or not self.complete or FEWEST_RUNS * self.run_s > self.wanted.budget_s:
+            return candidate
+        elsewhere = cost.per == "window" or (self.timed_steps and cost.of_ms > ELSEWHERE * self.timed_ms > 0)
+        return replace(candidate, per_run=True) if elsewhere else candidate
 
     def record(self) -> Result:
         """Record the program in the copy, and return what is found."""
@@ -159,6 +174,7 @@ class _Fixing:
             extra_paths=self.copy.extra_paths,
             while_running=ended_early,
         )
+        self.run_s = time.monotonic() - begun_s
         if code in (-signal.SIGINT, -signal.SIGTERM) and self.complete:
             raise KeyboardInterrupt
         if code and self.complete:
@@ -375,7 +391,7 @@ def fix(
         tell(sentence)
     findings = [finding for finding in recorded.findings if _wanted(finding, wanted.only)]
     candidates, without = candidates_of(findings, fixing.files)
-    tries = fixing.attempt(candidates)
+    tries = fixing.attempt(list(map(fixing.measured, candidates)))
     if model is not None:
         asked = fixing.ask(model, findings, tries)
         tries += asked

@@ -46,6 +46,8 @@ def race(
 ) -> None:
     """Run all in turns until each is settled, failed, without hope, or the time is over.
 
+    Where the time is too short for ``FEWEST_ROUNDS`` of all, the better half goes on alone after ``LEAST_PAIRS``.
+
     ``base_files`` : what the program that they are measured against is changed by already. ``steps`` : timed steps of a
     run; 0 for whole runs. ``deadline_s`` : on the monotonic clock; no round begins after it, once there are
     ``LEAST_PAIRS``, before which other results end no trial either. ``progress`` : called with the number of the round
@@ -56,6 +58,7 @@ def race(
     base: list[ProgramRun] = []
     firsts: list[Literal["before", "after"]] = []
     live = list(entrants)
+    begun_s, n_runs = time.monotonic(), 0
     for number in range(MOST_ROUNDS):
         if not live or (number >= LEAST_PAIRS and time.monotonic() > deadline_s):
             break
@@ -73,6 +76,7 @@ def race(
         if number % 2:
             before()
         firsts.append("after" if number % 2 else "before")
+        n_runs += 1 + len(live)
         for entrant in live:
             if not entrant.error:
                 entrant.trial = trial_of(base, entrant.runs, firsts)
@@ -84,9 +88,18 @@ def race(
             if not entrant.error
             and not (entrant.differs and not entrant.allow)
             and entrant.trial is not None
-            and not is_settled(entrant.trial)
-            and not (number + 1 >= FEWEST_ROUNDS and entrant.trial.ratio.low > HOPE)
+            and not is_settled(entrant.trial, LEAST_PAIRS)
+            and not (number + 1 >= LEAST_PAIRS and entrant.trial.ratio.low > HOPE)
         ]
+        run_s = (time.monotonic() - begun_s) / n_runs
+        needed_s = (FEWEST_ROUNDS - number - 1) * (1 + len(live)) * run_s
+        if number + 1 >= LEAST_PAIRS and time.monotonic() + needed_s > deadline_s:
+            better = sorted(live, key=_ratio)[: -(-len(live) // 2)]
+            live = [entrant for entrant in live if entrant in better]
+
+
+def _ratio(entrant: Entrant) -> float:
+    return entrant.trial.ratio.value if entrant.trial is not None else 1.0
 
 
 def _run(copy: ProjectCopy, files: dict[str, bytes], out: Path, steps: int) -> ProgramRun:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -30,6 +31,8 @@ NARROW = 0.02
 """Rounds are added until the interval reaches no further than this from the ratio, each way ..."""
 PLAIN = 0.25
 """... or than this share of the difference: far outside of what looking again could make of equal programs."""
+BUSY = (0.8, 1.1)
+"""Processor time for each second of a run of one thread that does not wait."""
 LAST_WORDS = 12
 INTERRUPTED = (-signal.SIGINT, -signal.SIGTERM)
 """How a program ends that somebody interrupts, together with us."""
@@ -43,7 +46,8 @@ class ProgramRun:
     """One run of one program.
 
     ``step_ms`` : mean time of its timed steps, over the processes of a job; None where no loop was found. ``low_ms`` :
-    the mean of its fastest tenth. ``run_ms`` : of the whole process. ``printed`` : its output until it was ended.
+    the mean of its fastest tenth. ``run_ms`` : of the whole process; ``cpu_ms`` : what it and its children computed of
+    that. ``printed`` : its output until it was ended.
     """
 
     step_ms: float | None
@@ -52,6 +56,7 @@ class ProgramRun:
     n_steps: int
     answers: tuple[Answer, ...]
     printed: str = ""
+    cpu_ms: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -112,11 +117,11 @@ def trial_of(
     return Trial(per, tuple(before), tuple(after), tuple(firsts), before_ms, after_ms, ratio)
 
 
-def is_settled(trial: Trial) -> bool:
+def is_settled(trial: Trial, fewest: int = FEWEST_ROUNDS) -> bool:
     """Whether there were enough rounds, and the ratio's interval is narrow or far from 1 for its width."""
     ratio = trial.ratio
     reach = max(ratio.high / ratio.value - 1, 1 - ratio.low / ratio.value)
-    return len(trial.firsts) >= FEWEST_ROUNDS and reach <= max(NARROW, PLAIN * abs(ratio.value - 1))
+    return len(trial.firsts) >= fewest and reach <= max(NARROW, PLAIN * abs(ratio.value - 1))
 
 
 def _ratio(
@@ -125,15 +130,25 @@ def _ratio(
     """Return after over before, of the mean steps or, where that is known better, of the fastest tenth.
 
     Neighbours on the machine only ever add time. The fastest steps say nothing of what happens now and then: where the
-    two do not fit each other, the mean counts. Which is taken never depends on who is faster.
+    two do not fit each other, the mean counts. Which is taken never depends on who is faster. For whole runs of
+    programs that never wait the other one is the processor's time, which is theirs alone.
     """
     mean = ratio_of_pairs(np.array(before_ms), np.array(after_ms), level=LEVEL)
-    lows = [[run.low_ms for run in side if run.low_ms] for side in samples]
-    if any(len(low) < len(before_ms) for low in lows) or any(run.step_ms is None for side in samples for run in side):
+    if any(run.step_ms is None for side in samples for run in side):
+        others = [[run.cpu_ms for run in side if _computes(side)] for side in samples]
+    else:
+        others = [[run.low_ms for run in side if run.low_ms] for side in samples]
+    if any(len(other) < len(before_ms) for other in others):
         return mean
-    low = ratio_of_pairs(np.array(lows[0]), np.array(lows[1]), level=LEVEL)
+    low = ratio_of_pairs(np.array(others[0]), np.array(others[1]), level=LEVEL)
     fits = low.low <= mean.high and mean.low <= low.high
     return low if fits and low.high / low.low < mean.high / mean.low else mean
+
+
+def _computes(runs: Sequence[ProgramRun]) -> bool:
+    """Whether a program is one thread that never waits, as its least disturbed run shows."""
+    share = max(run.cpu_ms / run.run_ms for run in runs)
+    return BUSY[0] <= share <= BUSY[1]
 
 
 def sample(
@@ -159,9 +174,10 @@ def sample(
         "min_timing_s": 0.0,
         "max_timing_s": 600.0,
     }
-    begun = time.monotonic_ns()
+    begun, begun_cpu_s = time.monotonic_ns(), _cpu_s()
     _run(command, folder, plan, exit_after=steps > 0, cwd=cwd, extra_paths=extra_paths)
     run_ms = (time.monotonic_ns() - begun) / NS_PER_MS
+    cpu_ms = 1000 * (_cpu_s() - begun_cpu_s)
     recordings = [_read(path) for path in sorted(folder.glob(f"*/{RECORDING_FILE}"))]
     times = [
         (mean, session_value(np.array(step_ns, np.float64), "low"), len(step_ns))
@@ -179,7 +195,14 @@ def sample(
         n_steps=min((n for *_, n in times), default=0),
         answers=tuple(answer for document in answers for answer in read_answers(document)),
         printed=_printed(folder),
+        cpu_ms=cpu_ms,
     )
+
+
+def _cpu_s() -> float:
+    """Return the processor time of all processes that were started and have ended."""
+    times = os.times()
+    return times.children_user + times.children_system
 
 
 def _printed(folder: Path) -> str:

@@ -67,3 +67,75 @@ def test_what_is_read_in_each_turn_stays():
             ids = torch.cat([ids, nxt], dim=1)
     """
     assert not proposed(before, "ids = torch.cat", "CPY013", "joined-once")
+
+
+def test_a_first_turn_that_begins():
+    before, after = change("""
+        import numpy as np
+        import torch
+
+
+        def gather(model, loader):
+            logits = None
+      +     logits_parts = []
+            for batch in loader:
+                out = model(batch).cpu().numpy()
+      -         if logits is None:
+      -             logits = out
+      -         else:
+      -             logits = np.concatenate([logits, out], axis=0)
+      +         logits_parts.append(out)
+      +     if logits_parts:
+      +         logits = np.concatenate(logits_parts, axis=0)
+            return logits
+    """)
+    assert proposed(before, "np.concatenate", "HST106", "joined-once")[0] == after
+    assert proposed(before, "if logits", "HST106", "joined-once")[0] == after
+
+
+def test_a_first_turn_by_number():
+    before, after = change("""
+        import torch
+
+
+        def gather(model, loader):
+      +     feats_parts = []
+            for i, batch in enumerate(loader):
+                if i == 0:
+      -             feats = model(batch)
+      +             feats_parts = [model(batch)]
+                    names = batch.names
+                else:
+      -             feats = torch.cat((feats, model(batch)), 0)
+      +             feats_parts.append(model(batch))
+      +     if feats_parts:
+      +         feats = torch.cat(feats_parts, 0)
+            return feats, names
+    """)
+    assert proposed(before, "torch.cat", "CPY013", "joined-once")[0] == after
+    read = before.replace("names = batch.names", "names = feats.shape")
+    assert not proposed(read, "torch.cat", "CPY013", "joined-once")
+
+
+def test_a_metric_that_begins_with_none():
+    before, after = change("""
+        import torch
+
+
+        class Auc:
+            def __init__(self):
+      -         self.preds = None
+      +         self.preds = []
+
+            def update(self, preds):
+      -         if self.preds is None:
+      -             self.preds = preds
+      -         else:
+      -             self.preds = torch.cat([self.preds, preds])
+      +         self.preds.append(preds)
+
+            def compute(self):
+      -         return self.preds.sort()
+      +         return torch.cat(self.preds).sort()
+    """)
+    assert proposed(before, "torch.cat", "CPY013", "joined-once")[0] == after

@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
+from torchtriage.diagnose.lint.facts import Module
 from torchtriage.diagnose.lint.syntax import literal, names_in, path_of
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import insert_after, insert_before, source
+from torchtriage.measure.fix.statements import INDENT, insert_after, insert_before, source, statement_edit
 
 CODES = words("CPY013 HST106 HST020 HST114 LCH014 LCH017 MEM029 CPY010 DAT018 LCH105")
+EMPTY = r"{0} is None|not {0}|len\({0}\) == 0|{0} == \[\]"
 JOINS = re.compile(r"^(torch\.(cat|concat|concatenate|vstack|hstack)|numpy\.(concatenate|append|vstack|hstack))$")
 
 
@@ -30,16 +32,73 @@ class Growth(NamedTuple):
 
 def propose(site: Site) -> Iterator[Proposal]:
     """Yield a list for what grows at the line: of a variable of the loop, or of an attribute of the class."""
-    growth = _growth(site)
+    growth = next(filter(None, (_growth(site.module, item) for item in _beside(site))), None)
     if growth is None:
         return
-    proposal = _in_loop(site, growth) if "." not in growth.path else _in_class(site, growth)
+    first = _first(site.module, growth)
+    if "." in growth.path:
+        proposal = _in_class(site, growth, first)
+    else:
+        proposal = _begun(site, growth, *first) if first is not None else _in_loop(site, growth)
     if proposal is not None:
         yield proposal
 
 
-def _growth(site: Site) -> Growth | None:
-    statement, module = site.statement, site.module
+def _beside(site: Site) -> Iterator[ast.stmt]:
+    """Yield the statement at the line, and those of the condition that it is, or is a branch of."""
+    statement = site.statement
+    if statement is None:
+        return
+    yield statement
+    around = statement if isinstance(statement, ast.If) else site.module.parents.get(statement)
+    if isinstance(around, ast.If):
+        yield from (*around.body, *around.orelse)
+
+
+def _first(module: Module, growth: Growth) -> tuple[ast.If, ast.Assign] | None:
+    """Return the condition of which one branch grows, and what the other one begins with: ``path = part``."""
+    around = module.parents.get(growth.statement)
+    if not isinstance(around, ast.If) or not around.orelse:
+        return None
+    other = around.orelse if growth.statement in around.body else around.body
+    for item in other:
+        if isinstance(item, ast.Assign) and [path_of(target) for target in item.targets] == [growth.path]:
+            return around, item
+    return None
+
+
+def _begun(site: Site, growth: Growth, condition: ast.If, first: ast.Assign) -> Proposal | None:
+    """Return a list that the first turn begins and the others append to: ``if x is None: x = y``, ``else: x = cat``."""
+    module, path, name = site.module, growth.path, f"{growth.path}_parts"
+    test, outer = source(module, condition.test), None
+    asks = path in {path_of(node) for node in ast.walk(condition.test) if isinstance(node, ast.expr)}
+    if name in names_in(module.tree) or (asks and not re.fullmatch(EMPTY.format(path), test)):
+        return None
+    for loop in site.loops:
+        stores = [item for item in module.names(path, module.scope(loop)) if not isinstance(item.ctx, ast.Load)]
+        inside = set(ast.walk(loop))
+        if len(inside.intersection(stores)) > 2 or set(_reads(loop, path, growth.statement)) - set(ast.walk(condition.test)):
+            break
+        outer = loop
+    if outer is None:
+        return None
+    before = [item for item in stores if item not in set(ast.walk(outer)) and item.lineno < outer.lineno]
+    starts = [module.parents[item] for item in before]
+    empty = all(isinstance(item, ast.Assign) and source(module, item.value) in ("None", "[]") for item in starts)
+    if asks and not empty:
+        return None
+    part = source(module, first.value)
+    edits = [insert_before(module, outer, f"{name} = []" if empty else f"{name} = [{path}]")]
+    if asks and part == growth.part and len(condition.body) == len(condition.orelse) == 1:
+        edits.append(statement_edit(module, condition, f"{name}.append({part})"))
+    else:
+        edits += [replace_node(condition.test, f"not {name}")] * asks
+        edits += [_statement(first, f"{name} = [{part}]"), _statement(growth.statement, f"{name}.append({growth.part})")]
+    edits.append(insert_after(module, outer, f"if {name}:\n{INDENT}{path} = {growth.join}({name}{growth.rest})"))
+    return Proposal(tuple(filter(None, edits)), f"join {path} once, after the loop") if all(edits) else None
+
+
+def _growth(module: Module, statement: ast.stmt) -> Growth | None:
     if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
         return None
     path, value = path_of(statement.targets[0]), statement.value
@@ -103,14 +162,21 @@ def _in_loop(site: Site, growth: Growth) -> Proposal | None:
     guard = f" if {name} else None" if growth.starts_empty else ""
     edits: list[SourceEdit | None] = [
         insert_before(module, outer, begin),
-        _statement(growth, f"{name}.append({growth.part})"),
+        _statement(growth.statement, f"{name}.append({growth.part})"),
         insert_after(module, outer, f"{path} = {growth.join}({name}{growth.rest}){guard}"),
     ]
     return Proposal(tuple(filter(None, edits)), f"join {path} once, after the loop") if all(edits) else None
 
 
-def _in_class(site: Site, growth: Growth) -> Proposal | None:
+def _in_class(site: Site, growth: Growth, first: tuple[ast.If, ast.Assign] | None) -> Proposal | None:
     """Make an attribute a list that other methods join when they read it."""
+    appending: ast.stmt = growth.statement
+    if first is not None:
+        same = source(site.module, first[1].value) == growth.part
+        test = source(site.module, first[0].test)
+        if not same or len(first[0].body) != 1 or not re.fullmatch(EMPTY.format(growth.path), test):
+            return None
+        appending = first[0]
     module, path = site.module, growth.path
     owner = module.around(growth.statement, ast.ClassDef)
     if owner is None or not path.startswith("self.") or path.count(".") != 1:
@@ -122,11 +188,12 @@ def _in_class(site: Site, growth: Growth) -> Proposal | None:
         for node in ast.walk(module.tree)
         if isinstance(node, ast.Attribute) and node.attr == attribute and node not in inside
     ]
-    if foreign or _reads(site.function or owner, path, growth.statement):
+    if foreign or _reads(site.function or owner, path, appending):
         return None
-    edits = [_statement(growth, f"{path}.append({growth.part})")]
+    edits = [_statement(appending, f"{path}.append({growth.part})")]
+    replaced = set(ast.walk(appending))
     for node in ast.walk(owner):
-        if not isinstance(node, ast.Assign) or node is growth.statement:
+        if not isinstance(node, ast.Assign) or node in replaced:
             continue
         for target in node.targets:
             targets = target.elts if isinstance(target, ast.Tuple) else [target]
@@ -142,11 +209,10 @@ def _in_class(site: Site, growth: Growth) -> Proposal | None:
     if len(edits) < 2:
         return None
     edits += [
-        replace_node(node, f"{growth.join}({path}{growth.rest})") for node in _reads(owner, path, growth.statement)
+        replace_node(node, f"{growth.join}({path}{growth.rest})") for node in _reads(owner, path, appending)
     ]
     return Proposal(tuple(edits), f"join {path} once, where it is read")
 
 
-def _statement(growth: Growth, text: str) -> SourceEdit:
-    node = growth.statement
+def _statement(node: ast.stmt, text: str) -> SourceEdit:
     return SourceEdit(node.lineno, node.col_offset, node.end_lineno or 0, node.end_col_offset or 0, text)

@@ -47,7 +47,8 @@ GROWN = 5
 ELSEWHERE = 2.0
 """Times a timed step that a finding's step takes: what it costs is not in the steps that are timed."""
 FEWEST_RUNS = 6
-"""That the budget must have time for, so that whole runs are compared in the place of steps."""
+"""That the budget must have time for, so that whole runs are compared in the place of steps; else those must not be
+much shorter than runs are."""
 WORTH = 0.01
 """A change is in the patch when at least this share of the time is surely saved."""
 HALF = 0.5
@@ -106,6 +107,7 @@ class _Fixing:
     step_ms: float = 0.0
     run_s: float = 0.0
     timed_ms: float = 0.0
+    first_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.files = Files(self.copy.root, self.copy.script)
@@ -131,7 +133,7 @@ class _Fixing:
         copy, out = self.copy, self.out / "first"
         with copy.changed({}):
             run = sample(copy.command, out, steps=self.steps, cwd=copy.cwd, extra_paths=copy.extra_paths)
-        self.timed_ms = run.step_ms or 0.0
+        self.timed_ms, self.first_s = run.step_ms or 0.0, run.run_ms / 1000
         if not run.step_ms or not run.low_ms:
             return self.steps
         if self.complete and self.step_ms > GROWN * run.low_ms:
@@ -143,10 +145,11 @@ class _Fixing:
     def measured(self, candidate: Candidate) -> Candidate:
         """Return a change that is measured on whole runs where the steps that can be timed do not hold its time."""
         cost = candidate.finding.cost
-        if cost is None or candidate.per_run or not self.complete or FEWEST_RUNS * self.run_s > self.wanted.budget_s:
+        if cost is None or candidate.per_run or not self.complete or not self.timed_steps:
             return candidate
-        elsewhere = cost.per == "window" or (self.timed_steps and cost.of_ms > ELSEWHERE * self.timed_ms > 0)
-        return replace(candidate, per_run=True) if elsewhere else candidate
+        elsewhere = cost.per == "window" or cost.of_ms > ELSEWHERE * self.timed_ms > 0
+        short = FEWEST_RUNS * self.run_s <= self.wanted.budget_s or self.run_s <= 2 * self.first_s
+        return replace(candidate, per_run=True) if elsewhere and short else candidate
 
     def record(self) -> Result:
         """Record the program in the copy, and return what is found."""

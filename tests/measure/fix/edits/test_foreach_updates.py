@@ -1,4 +1,5 @@
-from measure.fix.proposing import proposed
+import pytest
+from measure.fix.proposing import change, proposed, source
 
 EDIT = "foreach-updates"
 
@@ -95,14 +96,11 @@ def test_nothing_for_what_no_list_computes():
             for p in params:
                 p.data.add_(project(p.grad), alpha=-0.1)
             for p in params:
-                # as in the paper
-                p.data.add_(p.grad, alpha=-0.1)
-            for p in params:
                 print(p.grad.norm())
             for x in range(10):
                 y = x * 2
     """
-    for line in ("project", "p.data.add_(p.grad", "print(", "y = x"):
+    for line in ("project", "print(", "y = x"):
         assert not proposed(before, line, "LCH016", EDIT)
 
 
@@ -118,3 +116,75 @@ def test_pairs_behind_a_condition_stay():
                 q.add_(p, alpha=0.1)
     """
     assert not proposed(before, "q.add_", "LCH016", EDIT)
+
+
+def test_data_of_parameters_is_changed_without_autograd():
+    before, after = change("""
+        import torch
+
+
+        def clip(critic, c):
+      -     for p in critic.parameters():
+      -         p.data.clamp_(-c, c)  # as in the paper
+      +     # as in the paper
+      +     with torch.no_grad():
+      +         params = list(critic.parameters())
+      +         torch._foreach_clamp_min_(params, -c)
+      +         torch._foreach_clamp_max_(params, c)
+    """)
+    assert proposed(before, "clamp_", "LCH016", EDIT) == [after]
+
+
+@pytest.mark.parametrize(
+    ("term", "made"),
+    [
+        ("p.grad.norm(2).item() ** 2", "torch.stack(torch._foreach_norm(grads)).square().sum().item()"),
+        ("torch.norm(p.grad) ** 2", "torch.stack(torch._foreach_norm(grads)).square().sum()"),
+        ("p.grad.pow(2).sum()", "torch.stack(torch._foreach_norm(grads)).square().sum()"),
+        ("(p.grad ** 2).sum()", "torch.stack(torch._foreach_norm(grads)).square().sum()"),
+        ("p.grad.abs().sum()", "torch.stack(torch._foreach_norm(grads, 1)).sum()"),
+    ],
+)
+def test_sums_of_norms(term, made):
+    before = """
+        import torch
+
+        def norm(model):
+            total = 0.0
+            for p in model.parameters():
+                if p.grad is not None:
+                    total += {}
+            return total ** 0.5
+    """.format(term)
+    (after,) = proposed(before, "total +=", "LCH016", EDIT)
+    assert after.endswith(f"""
+    total = 0.0
+    params = [p for p in model.parameters() if p.grad is not None]
+    grads = [p.grad for p in params]
+    if params:
+        total += {made}
+    return total ** 0.5
+""")
+
+
+def test_the_norm_is_the_same():
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Linear(3, 2)
+    model(torch.rand(4, 3)).sum().backward()
+    before = """
+        import torch
+
+        def norm(model):
+            total = 0.0
+            for name, p in model.named_parameters():
+                size = p.grad.data.norm(2)
+                total += size.item() ** 2
+            return total ** 0.5
+    """
+    results = []
+    for text in (source(before), *proposed(before, "total +=", "LCH016", EDIT)):
+        space: dict[str, object] = {}
+        exec(text, space)
+        results.append(space["norm"](model))
+    assert len(results) == 2
+    assert results[0] == pytest.approx(results[1])

@@ -1,4 +1,5 @@
-from measure.fix.proposing import proposals, proposed
+import pytest
+from measure.fix.proposing import proposals, proposed, source
 
 EDIT = "fused-attention"
 
@@ -101,3 +102,103 @@ def test_a_finite_fill_is_said_to_change():
     """
     assert proposals(before, "return", "KRN025", EDIT)[0].changes
     assert not proposals(before.replace("-1e9", 'float("-inf")'), "return", "KRN025", EDIT)[0].changes
+
+
+def same(body, *, given="x, mask=None"):
+    """Check that a module's only proposal computes the same."""
+    torch = pytest.importorskip("torch")
+    before = f"""
+import math
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.heads, self.scale = 4, 8**-0.5
+        self.qkv = nn.Linear(32, 96)
+        self.softmax = nn.Softmax(dim=2)
+
+    def forward(self, {given}):
+        b, n, _ = x.shape
+        q, k, v = (part.view(b, n, self.heads, 8) for part in self.qkv(x).chunk(3, dim=-1))
+{source(body).replace(chr(10), chr(10) + " " * 8).join((" " * 8, ""))}
+"""
+    texts = [before, *proposed(before, "return out", "HST114", "fused-attention")]
+    assert len(texts) == 2
+    assert "scaled_dot_product_attention" in texts[1]
+    x, mask = torch.rand(2, 5, 32), torch.tril(torch.ones(5, 5))
+    for hidden in (None, mask):
+        results = []
+        for text in texts:
+            space: dict[str, object] = {}
+            exec(text, space)
+            torch.manual_seed(0)
+            results.append(space["Attention"]()(x, hidden))
+        assert torch.allclose(*results, atol=1e-6)
+    return texts[1]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        """
+        attn = torch.einsum('bihd,bjhd->bijh', q, k) * self.scale
+        attn = attn.softmax(dim=2)
+        out = torch.einsum('bijh,bjhd->bihd', attn, v)
+        return out
+        """,
+        """
+        attn = torch.einsum("bihd,bjhd->bijh", q, k)
+        attn = attn * self.scale
+        attn = self.softmax(attn)
+        out = torch.einsum("bijh,bjhd->bihd", attn, v).reshape(b, n, -1)
+        return out
+        """,
+        """
+        scores = torch.einsum("blhe,bshe->bhls", q, k)
+        if mask is not None:
+            scores.masked_fill_(mask == 0, -math.inf)
+        A = torch.softmax(self.scale * scores, dim=-1)
+        out = torch.einsum("bhls,bshd->blhd", A, v)
+        return out
+        """,
+        """
+        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+        sim = torch.einsum('b h i d, b h j d -> b h i j', q * self.scale, k)
+        if mask is not None:
+            n_seen = mask.sum()
+            sim = sim.masked_fill(mask == 0, float("-inf"))
+        attn = sim.softmax(dim=-1)
+        out = torch.matmul(attn, v)
+        return out
+        """,
+        """
+        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+        attn = q @ k.transpose(-2, -1) / math.sqrt(8)
+        if mask is not None:
+            attn += mask
+        attn = F.softmax(attn, dim=-1)
+        out = attn @ v
+        return out
+        """,
+    ],
+)
+def test_attention_as_others_write_it(body):
+    same(body)
+
+
+def test_scores_that_are_hidden_in_a_way_that_cannot_be_seen_stay():
+    before = """
+        import torch
+
+        def attend(q, k, v, mask):
+            scores = q @ k.transpose(-2, -1)
+            {}
+            out = torch.softmax(scores, dim=-1) @ v
+            return out
+    """
+    for hides in ("hide(scores)", "scores = hide(scores)", "scores[mask] = -1e9", "scores.clamp_(max=5)"):
+        assert not proposed(before.format(hides), "return out", "HST114", "fused-attention")

@@ -149,6 +149,9 @@ class Lists:
             return
         if name == "copy" and given and self._mixed(target, given[0]):
             return
+        if name in ("clamp", "clip"):
+            self._clamp(target, given, keywords)
+            return
         if name in ("add", "sub") and len(given) == 1 and not keywords:
             parts = self._scaled(name, given[0])
         else:
@@ -160,6 +163,14 @@ class Lists:
         if parts and "(" in parts[0] and parts[0].startswith(f"{self.torch}._foreach") and len(parts[0]) > 60:
             parts[0] = self._row("update", parts[0])
         self.rows.append(f"{self.torch}._foreach_{name}_({', '.join([target, *parts])})")
+
+    def _clamp(self, target: str, given: list[ast.expr], keywords: list[ast.keyword]) -> None:
+        ends = dict(zip(("min", "max"), given, strict=False)) | {item.arg: item.value for item in keywords}
+        if any(self.is_list(end) for end in ends.values()):
+            raise NotListsError
+        for name, end in ends.items():
+            if ast.unparse(end) != "None":
+                self.rows.append(f"{self.torch}._foreach_clamp_{name}_({target}, {self.source(end)})")
 
     def _mixed(self, target: str, node: ast.expr) -> bool:
         """Add the rows of ``t.copy_(a * p + (1 - a) * t)``, which need no list in between."""

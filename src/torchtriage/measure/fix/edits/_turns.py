@@ -187,7 +187,8 @@ def counts(module: Module, length: str, rows: Mapped, scope: ast.AST) -> bool:
     if length in told:
         return True
     return any(
-        source(module, value) in told or (place == axis and source(module, value) in (f"{path}.shape", f"{path}.size()"))
+        source(module, value) in told
+        or (place == axis and source(module, value) in (f"{path}.shape", f"{path}.size()"))
         for value, place in _given(scope, length)
     )
 

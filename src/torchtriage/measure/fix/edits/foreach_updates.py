@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import ast
+import io
+import re
+import textwrap
+import tokenize
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.edits import SourceEdit, lines_of
@@ -11,26 +15,49 @@ from torchtriage.diagnose.lint.syntax import names_in, path_of
 from torchtriage.measure.fix.edits._foreach import Lists, NotListsError
 from torchtriage.measure.fix.edits._torch import torch_in
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import INDENT, indent_of, source
+from torchtriage.measure.fix.statements import INDENT, body_of, indent_of, replaced_in, source
 
 CODES = frozenset({"HST020", "HST114", "LCH014", "LCH015", "LCH016"})
 
+_X, _READ = r"\(?(?P<x>[\w.]+)\)?", r"(\.item\(\))?"
+NORMS = [
+    (rf"\(*{_X}\.norm\((p=)?2?\.?0?\)\)?{_READ}\*\*2(\.0)?", "", True),
+    (rf"\(*torch\.(linalg\.vector_)?norm\({_X}(,(p=)?2)?\)\)?{_READ}\*\*2(\.0)?", "", True),
+    (rf"\(*{_X}(\*\*2|\.pow\(2\)|\.square\(\))\)?\.sum\(\)\)?{_READ}", "", True),
+    (rf"torch\.sum\({_X}(\*\*2|\.pow\(2\))\)\)?{_READ}", "", True),
+    (rf"\(*{_X}\.norm\((p=)?2?\)\)?{_READ}", "", False),
+    (rf"\(*torch\.norm\({_X}(,(p=)?2)?\)\)?{_READ}", "", False),
+    (rf"\(*{_X}\.abs\(\)\.sum\(\)\)?{_READ}", ", 1", False),
+]
+"""Terms of a sum over parameters: the pattern, the order of the norm, and whether it is squared."""
+OFF = re.compile(r"no_grad|inference_mode|set_grad_enabled\(False\)")
 PLURALS = {"p": "params", "param": "params", "parameter": "parameters"}
 
 
 def propose(site: Site) -> Iterator[Proposal]:
-    """Yield the loop around the line as operators on lists, where its body is arithmetic on parameters."""
+    """Yield the loop around the line, and those beside it, as operators on lists: arithmetic on parameters."""
+    module = site.module
     for loop in site.loops:
-        if isinstance(loop, ast.For) and not loop.orelse:
-            try:
-                rows, torch = _rows(site.module, loop)
-            except NotListsError:
-                continue
-            edit = _instead(site.module, loop, rows)
-            imports = torch_in(site.module)[1]
-            if edit is not None:
-                yield Proposal((edit, *imports), f"the loop in line {loop.lineno} on lists: {torch}._foreach_...")
+        edit = _lists(module, loop)
+        if edit is not None:
+            beside = [item for item in body_of(module, loop) or [] if item is not loop]
+            edits = [edit, *filter(None, (_lists(module, item) for item in beside))]
+            lines = f"loop in line {loop.lineno}" if len(edits) == 1 else f"loops beside line {loop.lineno}"
+            torch, imports = torch_in(module)
+            yield Proposal((*edits, *imports), f"the {lines} on lists: {torch}._foreach_...")
             return
+
+
+def _lists(module: Module, loop: ast.stmt) -> SourceEdit | None:
+    if not isinstance(loop, ast.For) or loop.orelse:
+        return None
+    try:
+        rows, torch = _sum_of_norms(module, loop) or _rows(module, loop)
+    except NotListsError:
+        return None
+    if ".data" in source(module, loop) and not _is_off(module, loop):
+        rows = [f"with {torch}.no_grad():", *(f"{INDENT}{row}" for row in rows)]
+    return _instead(module, loop, rows)
 
 
 class _Loop:
@@ -118,7 +145,7 @@ class _Loop:
         if isinstance(node, ast.Attribute) and (node.attr != "grad" or path_of(node) == ""):
             raise NotListsError
         name = "grads" if isinstance(node, ast.Attribute) else f"{path_of(node.value).rpartition('.')[2]}_values"
-        return self._new(name, f"[{source(self.module, node)} for {inside[0]} in {self.lists[inside[0]]}]")
+        return self._new(name, f"[{ast.unparse(node)} for {inside[0]} in {self.lists[inside[0]]}]")
 
 
 def _rows(module: Module, loop: ast.For) -> tuple[list[str], str]:
@@ -150,6 +177,51 @@ def _rows(module: Module, loop: ast.For) -> tuple[list[str], str]:
         return [*known.rows, *lists.rows], torch
     (chosen,) = known.lists.values()  # operators on lists want one tensor at least
     return [*known.rows, f"if {chosen}:", *(f"{INDENT}{row}" for row in lists.rows)], torch
+
+
+def _sum_of_norms(module: Module, loop: ast.For) -> tuple[list[str], str] | None:
+    """Return the rows of ``total += p.grad.norm().item() ** 2``, of all gradients or parameters at once."""
+    known = _Loop(module, loop)
+    last = known.body[-1]
+    if not isinstance(last, ast.AugAssign) or not isinstance(last.op, ast.Add) or not isinstance(last.target, ast.Name):
+        return None
+    torch, _ = torch_in(module)
+    value, first = last.value, known.body[0]
+    if len(known.body) == 2 and isinstance(first, ast.Assign) and isinstance(first.targets[0], ast.Name):
+        uses = [item for item in ast.walk(value) if isinstance(item, ast.Name) and item.id == first.targets[0].id]
+        named = module.names(first.targets[0].id, module.scope(loop))
+        if len(uses) != 1 or len(named) != 2:
+            return None
+        value = ast.parse(replaced_in(module, value, (uses[0], f"({source(module, first.value)})")), mode="eval").body
+    elif len(known.body) != 1:
+        return None
+    text = re.sub(r"\s+", "", ast.unparse(value))
+    for pattern, order, squared in NORMS:
+        found = re.fullmatch(pattern, text)
+        if found is not None:
+            break
+    else:
+        return None
+    lists = Lists(torch, dict(known.lists), ast.unparse, known.entries, known.free)
+    made = lists.expression(ast.parse(found["x"], mode="eval").body)
+    norms = f"{torch}.stack({torch}._foreach_norm({made}{order}))"
+    row = f"{last.target.id} += {norms}{'.square()' * squared}.sum(){'.item()' * ('.item()' in text)}"
+    if not known.test:
+        return [*known.rows, *lists.rows, row], torch
+    (chosen,) = known.lists.values()
+    return [*known.rows, f"if {chosen}:", *(f"{INDENT}{item}" for item in (*lists.rows, row))], torch
+
+
+def _is_off(module: Module, node: ast.AST) -> bool:
+    """Return whether autograd is off where a loop stands, by a block or decorator around it."""
+    around = module.parents.get(node)
+    while around is not None:
+        heads = [item.context_expr for item in around.items] if isinstance(around, ast.With) else []
+        heads += around.decorator_list if isinstance(around, ast.FunctionDef) else []
+        if any(OFF.search(ast.unparse(head)) for head in heads):
+            return True
+        around = module.parents.get(around)
+    return False
 
 
 def _is_tensors(module: Module, node: ast.AST) -> bool:
@@ -186,10 +258,12 @@ def _plural(name: str) -> str:
 
 
 def _instead(module: Module, loop: ast.For, rows: list[str]) -> SourceEdit | None:
-    """Return the edit that puts rows in the place of a loop; None where comments in it would be lost."""
+    """Return the edit that puts rows in the place of a loop, below the comments in it."""
     indent = indent_of(module, loop)
     last = loop.end_lineno or loop.lineno
     text = lines_of(module.text)[loop.lineno - 1 : last]
-    if indent is None or any("#" in row for row in text):
+    if indent is None:
         return None
+    tokens = tokenize.generate_tokens(io.StringIO(textwrap.dedent("".join(text))).readline)
+    rows = [*(token.string for token in tokens if token.type == tokenize.COMMENT), *rows]
     return SourceEdit(loop.lineno, 0, last + 1, 0, "".join(f"{indent}{row}\n" for row in rows))

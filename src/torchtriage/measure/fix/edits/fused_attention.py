@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from torchtriage.diagnose.lint.base import add_keyword, keyword, literal, replace_node
 from torchtriage.diagnose.lint.edits import SourceEdit
 from torchtriage.diagnose.lint.facts import Module
-from torchtriage.diagnose.lint.syntax import path_of
+from torchtriage.diagnose.lint.syntax import names_in, path_of
+from torchtriage.measure.fix.edits._settings import origin_of
 from torchtriage.measure.fix.edits._torch import calls_at, torch_in
 from torchtriage.measure.fix.proposal import Proposal, Site
 from torchtriage.measure.fix.statements import body_of, remove, source
@@ -24,15 +25,30 @@ INFINITE = re.compile(r"\binf\b")
 NEVER = re.compile(r"-?\s*(float\(|math\.inf|torch\.inf|np\.inf|1e\d|\d+e\d)|.*finfo")
 
 
+@dataclass(frozen=True)
+class Product:
+    """A matrix product: its sides, and in ``torch.einsum`` the letters of both and of what comes out."""
+
+    left: ast.expr
+    right: ast.expr
+    letters: tuple[str, str, str] | None = None
+
+
 @dataclass
 class Attention:
-    """What a chain of statements computes, each part as text."""
+    """What a chain of statements computes, each part as text.
+
+    ``letters`` : of the scores, where they are a sum by letters: those of the batch, of the queries, of the keys.
+    """
 
     query: str
     key: str
     scale: str = "1.0"
     mask: str = ""
+    filled: bool = False
     dropout: str = ""
+    scores: str = ""
+    letters: tuple[str, str, str] | None = None
 
 
 def propose(site: Site) -> Iterator[Proposal]:
@@ -49,7 +65,7 @@ def propose(site: Site) -> Iterator[Proposal]:
         product = _product(module, node)
         if product is not None and isinstance(node, ast.expr):
             chain = _Chain(module, node)
-            edits = chain.edits(*product)
+            edits = chain.edits(product)
             if edits:
                 text = "\n".join(source(module, item) for item in (node, *chain.used))
                 chain_changes = FULLY if "masked_fill" in text and not INFINITE.search(text) else ""
@@ -57,17 +73,52 @@ def propose(site: Site) -> Iterator[Proposal]:
                 return
 
 
-def _product(module: Module, node: ast.AST) -> tuple[ast.expr, ast.expr] | None:
-    """Return the two sides of a matrix product."""
+def _product(module: Module, node: ast.AST) -> Product | None:
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
-        return node.left, node.right
+        return Product(node.left, node.right)
     if not isinstance(node, ast.Call):
         return None
-    if module.name_of(node.func) in ("torch.matmul", "torch.bmm") and len(node.args) == 2:
-        return node.args[0], node.args[1]
+    name = module.name_of(node.func)
+    if name in ("torch.matmul", "torch.bmm") and len(node.args) == 2:
+        return Product(node.args[0], node.args[1])
+    if name in ("torch.einsum", "torch.functional.einsum") and len(node.args) == 3:
+        found = re.fullmatch(r"([a-zA-Z]+),([a-zA-Z]+)->([a-zA-Z]+)", str(literal(node.args[0])).replace(" ", ""))
+        return Product(node.args[1], node.args[2], (found[1], found[2], found[3])) if found else None
     if isinstance(node.func, ast.Attribute) and node.func.attr in ("matmul", "bmm") and len(node.args) == 1:
-        return node.func.value, node.args[0]
+        return Product(node.func.value, node.args[0])
     return None
+
+
+def _by_letters(module: Module, product: Product, axis: int) -> Attention | None:
+    """Return the scores of a sum by letters, of which the dimension ``axis`` is that of the keys."""
+    assert product.letters is not None
+    left, right, out = product.letters
+    sides = [(product.left, left), (product.right, right)]
+    keys = out[axis] if -len(out) <= axis < len(out) else ""
+    batch = "".join(letter for letter in out if letter in left and letter in right)
+    summed, queries = set(left) & set(right) - set(out), set(out) - set(batch) - {keys}
+    if keys in left:
+        sides.reverse()
+    if not keys or keys in batch or len(summed) != 1 or len(queries) != 1 or {*left, *right} != {*out, *summed}:
+        return None
+    (width,), (rows,) = summed, queries
+    (query, query_letters), (key, key_letters) = sides
+    found = Attention(
+        _moved(source(module, query), query_letters, batch + rows + width),
+        _moved(source(module, key), key_letters, batch + keys + width),
+    )
+    found.scores, found.letters = out, (batch, rows, keys)
+    return found
+
+
+def _moved(text: str, old: str, new: str) -> str:
+    """Return a tensor with its dimensions in another order, each named by a letter."""
+    order = [old.index(letter) for letter in new]
+    moved = [place for place, letter in enumerate(order) if place != letter]
+    text = text if re.fullmatch(r"[\w.]+(\(.*\))?", text, re.DOTALL) else f"({text})"
+    if len(moved) == 2:
+        return f"{text}.transpose({moved[0]}, {moved[1]})"
+    return f"{text}.permute({', '.join(map(str, order))})" if moved else text
 
 
 class _Chain:
@@ -82,10 +133,24 @@ class _Chain:
         self.last = statement
         self.above = body[: body.index(statement)]
         self.used: list[ast.stmt] = []
+        self.parts: dict[ast.stmt, ast.stmt] = {}
 
-    def edits(self, weights: ast.expr, value: ast.expr) -> tuple[SourceEdit, ...]:
-        found = self._weights(weights)
-        if found is None or self._needed_elsewhere():
+    def edits(self, product: Product) -> tuple[SourceEdit, ...]:
+        found = self._weights(product.left)
+        value, order = source(self.module, product.right), ("", "")
+        if found is None or self._needed_elsewhere() or (found.mask and found.scores != "".join(found.letters or "")):
+            return ()
+        if product.letters is not None:
+            weights, values, joined = product.letters
+            batch, rows, keys = found.letters or (weights[:-2], weights[-2], weights[-1])
+            renamed = str.maketrans(found.scores or weights, weights)
+            batch, rows, keys = (part.translate(renamed) for part in (batch, rows, keys))
+            width = "".join(set(values) - set(weights))
+            order = (batch + rows + width, joined)
+            if len(width) != 1 or sorted(joined) != sorted(order[0]) or sorted(values) != sorted(batch + keys + width):
+                return ()
+            value = _moved(value, values, batch + keys + width)
+        elif found.scores != "".join(found.letters or ""):
             return ()
         torch, imports = torch_in(self.module)
         functional = next(
@@ -93,12 +158,12 @@ class _Chain:
             f"{torch}.nn.functional",
         )
         imports = imports if functional.startswith(torch) else ()
-        given = [found.query, found.key, source(self.module, value)]
+        given = [found.query, found.key, value]
         given += [f"attn_mask={found.mask}"] if found.mask else []
         given += [f"dropout_p={found.dropout}"] if found.dropout else []
         given += [f"scale={found.scale}"]
-        text = f"{functional}.scaled_dot_product_attention({', '.join(given)})"
-        out = [remove(self.module, statement) for statement in self.used]
+        text = _moved(f"{functional}.scaled_dot_product_attention({', '.join(given)})", *order)
+        out = [remove(self.module, self.parts.get(statement, statement)) for statement in self.used]
         if None in out:
             return ()
         return (*(edit for edit in out if edit is not None), replace_node(self.node, text), *imports)
@@ -112,7 +177,7 @@ class _Chain:
                 if isinstance(target, ast.Name) and target.id == node.id and isinstance(statement, ast.Assign):
                     self.used.append(statement)
                     return statement.value
-                if any(isinstance(part, ast.Name) and part.id == node.id for part in ast.walk(statement)):
+                if node.id in names_in(statement):
                     break
         return node
 
@@ -129,43 +194,104 @@ class _Chain:
             return inner if inner.dropout else None
         if name.endswith((".to", ".type_as", ".float")):
             return self._weights(given[0])
-        dim = keyword(node, "dim") or (given[1] if len(given) > 1 else None)
-        if name.rpartition(".")[2] != "softmax" or not given or ast.unparse(dim or ast.Constant(0)) not in ("-1", "3"):
+        made = origin_of(self.module, node.func) if path_of(node.func).startswith("self.") else node
+        if isinstance(made, ast.Call) and self.module.name_of(made.func) == "torch.nn.Softmax":
+            dim = keyword(made, "dim") or next(iter(made.args), None)
+        elif name.rpartition(".")[2] == "softmax":
+            dim = keyword(node, "dim") or (given[1] if len(given) > 1 else None)
+        else:
             return None
-        return self._scores(given[0])
+        axis = ast.unparse(dim) if dim is not None else ""
+        return self._scores(given[0], int(axis)) if given and re.fullmatch(r"-?\d", axis) else None
 
-    def _scores(self, node: ast.expr, scaled: bool = False) -> Attention | None:
+    def _scores(self, node: ast.expr, axis: int) -> Attention | None:
+        hidden = self._hidden(node, axis)
+        if hidden is not None:
+            return hidden
         node = self._behind(node)
         product = _product(self.module, node)
-        if product is not None:
-            key = source(self.module, product[1])
+        if product is not None and product.letters is not None:
+            return _by_letters(self.module, product, axis)
+        if product is not None and axis in (-1, 3):
+            key = source(self.module, product.right)
             batch = isinstance(node, ast.Call) and "bmm" in ast.unparse(node.func)
             swapped = SWAPPED.search(key) or (SWAPPED_BATCH.search(key) if batch else None)
-            query = source(self.module, product[0])
+            query = source(self.module, product.left)
             return Attention(query, key[: swapped.start()]) if swapped else None
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div | ast.Mult):
-            inner = self._scores(node.left, scaled=True)
-            if inner is None or inner.scale != "1.0" or inner.mask:
+            sides = [node.left, node.right]
+            if isinstance(node.op, ast.Mult) and self._is_number(node.left):
+                sides.reverse()
+            inner = self._scores(sides[0], axis)
+            if inner is None or inner.scale != "1.0" or (inner.mask and not inner.filled):
                 return None
-            factor = source(self.module, node.right)
-            simple = isinstance(node.right, ast.Name | ast.Attribute | ast.Call | ast.Constant)
+            factor = source(self.module, sides[1])
+            simple = isinstance(sides[1], ast.Name | ast.Attribute | ast.Call | ast.Constant)
             by = factor if simple else f"({factor})"
             inner.scale = f"1 / {by}" if isinstance(node.op, ast.Div) else factor
             return inner
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add) and not scaled:
-            inner = self._scores(node.left)
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+            inner = self._scores(node.left, axis)
             return self._masked(inner, source(self.module, node.right))
-        if isinstance(node, ast.Call) and not scaled:
+        if isinstance(node, ast.Call):
             name, given = self._call(node)
             fills = name.rpartition(".")[2] in ("masked_fill", "masked_fill_") and len(given) == 3
             if fills and NEVER.match(source(self.module, given[2])):
-                return self._masked(self._scores(given[0]), _seen(self.module, given[1]))
+                return self._masked(self._scores(given[0], axis), _seen(self.module, given[1]), filled=True)
         return None
 
-    def _masked(self, inner: Attention | None, mask: str) -> Attention | None:
+    def _is_number(self, node: ast.expr) -> bool:
+        """Return whether a factor is a setting, and not what comes from above."""
+        name = re.search(r"scale|sqrt|temp|d_k|dim", source(self.module, node))
+        return isinstance(node, ast.Constant) or (name is not None and _product(self.module, node) is None)
+
+    def _hidden(self, node: ast.expr, axis: int) -> Attention | None:
+        """Return scores that the statement above hides some of in place, or only under a condition."""
+        limit = self.above.index(self.used[-1]) if self.used else len(self.above)
+        name = path_of(node)
+        if not isinstance(node, ast.Name):
+            return None
+        for statement in reversed(self.above[:limit]):
+            if name not in names_in(statement):
+                continue
+            inner = statement
+            if isinstance(statement, ast.If) and not statement.orelse:
+                own = [item for item in statement.body if name in names_in(item)]
+                if len(own) != 1 or name in names_in(statement.test):
+                    return None
+                inner = own[0]
+            mask = self._hides(inner, name)
+            if not mask or (inner is statement and isinstance(inner, ast.Assign)):
+                return None
+            if inner is not statement:
+                assert isinstance(statement, ast.If)
+                mask = f"{mask} if {source(self.module, statement.test)} else None"
+                self.parts[statement] = inner if len(statement.body) > 1 else statement
+            self.used.append(statement)
+            return self._masked(self._scores(node, axis), mask, filled="masked_fill" in source(self.module, inner))
+        return None
+
+    def _hides(self, statement: ast.stmt, name: str) -> str:
+        """Return the mask of ``s.masked_fill_(hidden, -inf)`` and the like."""
+        if isinstance(statement, ast.AugAssign) and isinstance(statement.op, ast.Add):
+            return source(self.module, statement.value) if path_of(statement.target) == name else ""
+        value = statement.value if isinstance(statement, ast.Assign | ast.Expr) else None
+        if isinstance(statement, ast.Assign) and path_of(statement.targets[0]) != name:
+            return ""
+        if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add) and path_of(value.left) == name:
+            return source(self.module, value.right) if isinstance(statement, ast.Assign) else ""
+        if not isinstance(value, ast.Call):
+            return ""
+        called, given = self._call(value)
+        fills = called in (".masked_fill", ".masked_fill_")[isinstance(statement, ast.Expr) :]
+        if not fills or len(given) != 3 or path_of(given[0]) != name:
+            return ""
+        return _seen(self.module, given[1]) if NEVER.match(source(self.module, given[2])) else ""
+
+    def _masked(self, inner: Attention | None, mask: str, *, filled: bool = False) -> Attention | None:
         if inner is None or inner.mask:
             return None
-        inner.mask = mask
+        inner.mask, inner.filled = mask, filled
         return inner
 
     def _call(self, node: ast.Call) -> tuple[str, list[ast.expr]]:

@@ -77,7 +77,9 @@ def _begun(site: Site, growth: Growth, condition: ast.If, first: ast.Assign) -> 
     for loop in site.loops:
         stores = [item for item in module.names(path, module.scope(loop)) if not isinstance(item.ctx, ast.Load)]
         inside = set(ast.walk(loop))
-        if len(inside.intersection(stores)) > 2 or set(_reads(loop, path, growth.statement)) - set(ast.walk(condition.test)):
+        if len(inside.intersection(stores)) > 2 or set(_reads(loop, path, growth.statement)) - set(
+            ast.walk(condition.test)
+        ):
             break
         outer = loop
     if outer is None:
@@ -93,7 +95,10 @@ def _begun(site: Site, growth: Growth, condition: ast.If, first: ast.Assign) -> 
         edits.append(statement_edit(module, condition, f"{name}.append({part})"))
     else:
         edits += [replace_node(condition.test, f"not {name}")] * asks
-        edits += [_statement(first, f"{name} = [{part}]"), _statement(growth.statement, f"{name}.append({growth.part})")]
+        edits += [
+            _statement(first, f"{name} = [{part}]"),
+            _statement(growth.statement, f"{name}.append({growth.part})"),
+        ]
     edits.append(insert_after(module, outer, f"if {name}:\n{INDENT}{path} = {growth.join}({name}{growth.rest})"))
     return Proposal(tuple(filter(None, edits)), f"join {path} once, after the loop") if all(edits) else None
 
@@ -208,9 +213,7 @@ def _in_class(site: Site, growth: Growth, first: tuple[ast.If, ast.Assign] | Non
                     edits.append(replace_node(value, text))
     if len(edits) < 2:
         return None
-    edits += [
-        replace_node(node, f"{growth.join}({path}{growth.rest})") for node in _reads(owner, path, appending)
-    ]
+    edits += [replace_node(node, f"{growth.join}({path}{growth.rest})") for node in _reads(owner, path, appending)]
     return Proposal(tuple(edits), f"join {path} once, where it is read")
 
 

@@ -92,7 +92,9 @@ def _of_loop(site: Site, loop: ast.For) -> tuple[SourceEdit, ...]:
     torch, more = torch_in(module)
     axes = [sink.axis for sink in sinks]
     out = f", out_dims={axes[0] if len(axes) == 1 else tuple(axes)}" if any(axes) else ""
-    called = f"{torch}.vmap({name}{of_row.axes}{out}, randomness=\"different\", chunk_size={AT_ONCE})({of_row.given(torch)})"
+    called = (
+        f'{torch}.vmap({name}{of_row.axes}{out}, randomness="different", chunk_size={AT_ONCE})({of_row.given(torch)})'
+    )
     results = [called]
     text += [f"{INDENT}return {returned}", ""]
     if len(sinks) > 1:
@@ -140,7 +142,12 @@ class _OfRow:
             raise NotRowsError
         for item in self.mapped:
             last = item.path.rpartition(".")[2]
-            first = (*(("row",) if len(self.mapped) == 1 else ()), f"{last}_row", f"{last}_{item.axis % 10}", f"{last}_one")
+            first = (
+                *(("row",) if len(self.mapped) == 1 else ()),
+                f"{last}_row",
+                f"{last}_{item.axis % 10}",
+                f"{last}_one",
+            )
             item.name = item.name or free_name(self.module, *first)
             if not item.name:
                 raise NotRowsError
@@ -179,9 +186,7 @@ class _OfRow:
 def _check(site: Site, node: ast.AST, parts: Sequence[ast.expr], steps: Sequence[ast.stmt], kept: list[str]) -> None:
     """Raise ``NotRowsError`` where a turn changes what others see, or depends on values for what it does."""
     flow, module = flow_of(site.module), site.module
-    masks = {
-        path_of(item.targets[0]) for item in steps if isinstance(item, ast.Assign) and _is_mask(item.value)
-    }
+    masks = {path_of(item.targets[0]) for item in steps if isinstance(item, ast.Assign) and _is_mask(item.value)}
     named = [item for part in parts for item in ast.walk(part)]
     waiting, own = set(bound(steps)), set[str]()
     for item in steps:
@@ -193,7 +198,9 @@ def _check(site: Site, node: ast.AST, parts: Sequence[ast.expr], steps: Sequence
         or NOT_MAPPED.search("\n".join(source(module, part) for part in parts))
         or mutated(steps) - {"self"}
         or {path for path in kept if path} & {path_of(item) for item in named if isinstance(item, ast.expr)}
-        or any(isinstance(item, ast.Subscript) and (_is_mask(item.slice) or path_of(item.slice) in masks) for item in named)
+        or any(
+            isinstance(item, ast.Subscript) and (_is_mask(item.slice) or path_of(item.slice) in masks) for item in named
+        )
     ):
         raise NotRowsError
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from torchtriage.core.finding import Finding, Fix, Frame, Place
-from torchtriage.measure.fix.candidates import Files, candidates_of
+from dataclasses import replace
+
+from torchtriage.core.finding import Cost, Finding, Fix, Frame, Place
+from torchtriage.diagnose.lint.edits import SourceEdit
+from torchtriage.measure.fix import candidates as module
+from torchtriage.measure.fix.candidates import Edit, Files, candidates_of
+from torchtriage.measure.fix.proposal import Proposal
 
 TRAIN = """import torch
 from models.net import configure
@@ -38,3 +43,29 @@ def test_other_findings_are_mended_where_they_are(tmp_path):
     found, without = candidates_of([finding("HST114", 7)], Files(tmp_path))
     assert not found
     assert len(without) == 1
+
+
+def test_a_finding_without_edits_of_its_own_is_a_hot_line(tmp_path):
+    (tmp_path / "train.py").write_text("import gc\n\nfor batch in loader:\n    step(batch)\n    gc.collect()\n")
+    known = finding("KRN104", 5)
+    assert candidates_of([known], Files(tmp_path)) == ([], [known])
+    saves = replace(known, cost=Cost(1.0, 2.0, "step", 4.0, 0.25, 0.5, 2.0, "measured", "", "A"))
+    found, without = candidates_of([saves], Files(tmp_path))
+    assert [candidate.edit for candidate in found] == ["needless-calls-out"]
+    assert not without
+
+
+def test_changes_at_the_line_come_before_those_elsewhere(tmp_path, monkeypatch):
+    def at(line):
+        return lambda _site: iter([Proposal((SourceEdit(line, 0, line, 1, "y"),), "")])
+
+    codes = frozenset({"HST020"})
+    edits = (
+        Edit("in-long-runs", codes, frozenset(), at(19), last=True),
+        Edit("elsewhere", codes, frozenset(), at(1)),
+        Edit("near", codes, frozenset(), at(20)),
+    )
+    monkeypatch.setattr(module, "known_edits", lambda: edits)
+    (tmp_path / "train.py").write_text("x = 1\n" * 30)
+    found, _ = candidates_of([finding("HST020", 20)], Files(tmp_path))
+    assert [candidate.edit for candidate in found] == ["near", "elsewhere", "in-long-runs"]

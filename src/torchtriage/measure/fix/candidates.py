@@ -24,6 +24,8 @@ NEAR = 3
 """Lines between a hit of lint and a finding of the run that are one place."""
 
 MOST_FILES = 60
+HOT_LINE = "HST114"
+"""The code of a line that takes much of the time: where a finding's own edits know nothing, those of its line may."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +33,14 @@ class Edit:
     """A module of ``edits/``: its name, the codes of findings it may mend, and what it proposes.
 
     ``elsewhere`` : codes of what may be made in a file that the finding does not point at; it is asked at line 0 of
-    each that those import.
+    each that those import. ``last`` : it pays only in long runs, and is tried after the others.
     """
 
     name: str
     codes: frozenset[str]
     elsewhere: frozenset[str]
     propose: Callable[[Site], Iterator[Proposal]]
+    last: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +56,7 @@ class Candidate:
     edits: Mapping[str, tuple[SourceEdit, ...]]
     changes: str = ""
     per_run: bool = False
+    last: bool = False
 
 
 @dataclass
@@ -146,14 +150,13 @@ def _imports(tree: ast.Module) -> set[str]:
 
 @lru_cache(maxsize=1)
 def known_edits() -> tuple[Edit, ...]:
-    """Return every edit in the folder ``edits``, in order of name; those that pay only in long runs come last.
+    """Return every edit in the folder ``edits``, in order of name.
 
     Raises PatternError: a module has no ``CODES`` or no ``propose``.
     """
     from torchtriage.measure.fix import edits
 
     found: list[Edit] = []
-    last: list[Edit] = []
     for info in pkgutil.iter_modules(edits.__path__):
         if info.name.startswith("_"):
             continue
@@ -162,10 +165,9 @@ def known_edits() -> tuple[Edit, ...]:
         if not isinstance(codes, frozenset) or not callable(propose):
             raise PatternError("expected CODES = frozenset(...) and def propose(site)", where=module.__name__)
         elsewhere: frozenset[str] = getattr(module, "CODES_ELSEWHERE", frozenset())
-        found.append(Edit(info.name.replace("_", "-"), codes, elsewhere, propose))
-        if getattr(module, "LAST", False):
-            last.append(found.pop())
-    return (*found, *last)
+        last = getattr(module, "LAST", False)
+        found.append(Edit(info.name.replace("_", "-"), codes, elsewhere, propose, last))
+    return tuple(found)
 
 
 def candidates_of(findings: Iterable[Finding], files: Files) -> tuple[list[Candidate], list[Finding]]:
@@ -177,7 +179,12 @@ def candidates_of(findings: Iterable[Finding], files: Files) -> tuple[list[Candi
     without: list[Finding] = []
     seen: set[str] = set()
     for finding in findings:
-        proposed = [candidate for candidate in _proposed(finding, files) if _changes(candidate, files)]
+        codes = (finding.code, HOT_LINE) if finding.saves else (finding.code,)
+        proposed: list[Candidate] = []
+        for code in codes:
+            if not proposed:
+                proposed = [candidate for candidate in _proposed(finding, code, files) if _changes(candidate, files)]
+        proposed.sort(key=lambda candidate: (candidate.last, not _is_near(candidate, files)))
         if not proposed:
             without.append(finding)
         fresh = []
@@ -199,7 +206,16 @@ def _changes(candidate: Candidate, files: Files) -> bool:
     return all(changed(files.text(path), [edits]) != files.text(path) for path, edits in candidate.edits.items())
 
 
-def _proposed(finding: Finding, files: Files) -> Iterator[Candidate]:
+def _is_near(candidate: Candidate, files: Files) -> bool:
+    """Whether a change is at a line of its finding: it is likelier to be meant than one elsewhere in the function."""
+    return any(
+        edit.line - NEAR <= line <= edit.end_line + NEAR
+        for path, _, line in _places(candidate.finding, files)
+        for edit in candidate.edits.get(path, ())
+    )
+
+
+def _proposed(finding: Finding, code: str, files: Files) -> Iterator[Candidate]:
     asked = set()
     for path, module, line in _places(finding, files):
         asked.add(path)
@@ -207,9 +223,9 @@ def _proposed(finding: Finding, files: Files) -> Iterator[Candidate]:
             what = finding.fix.text.rstrip(".")
             yield Candidate(finding, "lint", what[:1].lower() + what[1:], {path: autofix.edits})
         for edit in known_edits():
-            if finding.code in edit.codes:
+            if code in edit.codes:
                 yield from _asked(edit, finding, path, Site(module, line, finding))
-    elsewhere = [edit for edit in known_edits() if finding.code in edit.elsewhere]
+    elsewhere = [edit for edit in known_edits() if code in edit.elsewhere]
     for path in files.others(asked | files.script) if elsewhere else ():
         other = files.module(path)
         for edit in elsewhere:
@@ -221,7 +237,7 @@ def _asked(edit: Edit, finding: Finding, path: str, site: Site) -> Iterator[Cand
     for proposal in edit.propose(site):
         if proposal.edits:
             per_run = proposal.per_run or (finding.cost is not None and finding.cost.per == "run")
-            yield Candidate(finding, edit.name, proposal.what, {path: proposal.edits}, proposal.changes, per_run)
+            yield Candidate(finding, edit.name, proposal.what, {path: proposal.edits}, proposal.changes, per_run, edit.last)
 
 
 def _places(finding: Finding, files: Files) -> Iterator[tuple[str, Module, int]]:

@@ -28,7 +28,7 @@ def proposals(text: str, line: int | str, code: str, edit: str = "") -> list[Pro
         {},
         Fix("Mend it."),
     )
-    site = Site(walk(ast.parse(text), text, "program.py"), number, finding)
+    site = Site(walk(ast.parse(text), text, "program.py", whole=True), number, finding)
     return [
         proposal
         for known in known_edits()

@@ -131,7 +131,7 @@ class Files:
     def _read(self, path: str) -> tuple[LintSource, Module] | None:
         try:
             source = python_source(path, (self.root / path).read_bytes())
-            return source, walk(source.tree, source.text, path)
+            return source, walk(source.tree, source.text, path, whole=True)
         except (OSError, SyntaxError, ValueError, LookupError, RecursionError, MemoryError):
             return None
 

@@ -20,11 +20,11 @@ _EXPRESSIONS = {**expressions.EXPRESSIONS, **truth.EXPRESSIONS, **loops.EXPRESSI
 _STATEMENTS = {**definitions.STATEMENTS, **statements.STATEMENTS, **loops.STATEMENTS}
 
 
-def walk(tree: ast.Module, text: str, path: str) -> Module:
-    """Return what rules need to know about one parsed file."""
+def walk(tree: ast.Module, text: str, path: str, *, whole: bool = False) -> Module:
+    """Return what rules need to know about one parsed file; ``whole`` : functions that no rule speaks about as well."""
     walker = Walker(tree, text, path, _EXPRESSIONS, _STATEMENTS)
     walker.block(tree.body)
-    while uncalled := [function for function in walker.unread if function in walker.speaking]:
+    while uncalled := [function for function in walker.unread if whole or function in walker.speaking]:
         for function in _in_order(uncalled):
             read_function(walker, function)
     walker.module.is_program = walker.is_program

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -47,7 +48,7 @@ class ProgramRun:
 
     ``step_ms`` : mean time of its timed steps, over the processes of a job; None where no loop was found. ``low_ms`` :
     the mean of its fastest tenth. ``run_ms`` : of the whole process; ``cpu_ms`` : what it and its children computed of
-    that. ``printed`` : its output until it was ended.
+    that, ``queued_ms`` : what it waited for a processor. ``printed`` : its output until it was ended.
     """
 
     step_ms: float | None
@@ -57,6 +58,7 @@ class ProgramRun:
     answers: tuple[Answer, ...]
     printed: str = ""
     cpu_ms: float = 0.0
+    queued_ms: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -146,8 +148,8 @@ def _ratio(
 
 
 def _computes(runs: Sequence[ProgramRun]) -> bool:
-    """Whether a program is one thread that never waits, as its least disturbed run shows."""
-    share = max(run.cpu_ms / run.run_ms for run in runs)
+    """Whether a program is one thread that waits for nothing but a processor, as its least disturbed run shows."""
+    share = max(run.cpu_ms / (run.run_ms - run.queued_ms) for run in runs)
     return BUSY[0] <= share <= BUSY[1]
 
 
@@ -175,7 +177,12 @@ def sample(
         "max_timing_s": 600.0,
     }
     begun, begun_cpu_s = time.monotonic_ns(), _cpu_s()
-    _run(command, folder, plan, exit_after=steps > 0, cwd=cwd, extra_paths=extra_paths)
+    queued_ms = [0.0]
+
+    def look() -> None:
+        queued_ms.append(max(queued_ms[-1], _queued_ms()))
+
+    _run(command, folder, plan, exit_after=steps > 0, cwd=cwd, extra_paths=extra_paths, while_running=look)
     run_ms = (time.monotonic_ns() - begun) / NS_PER_MS
     cpu_ms = 1000 * (_cpu_s() - begun_cpu_s)
     recordings = [_read(path) for path in sorted(folder.glob(f"*/{RECORDING_FILE}"))]
@@ -196,6 +203,7 @@ def sample(
         answers=tuple(answer for document in answers for answer in read_answers(document)),
         printed=_printed(folder),
         cpu_ms=cpu_ms,
+        queued_ms=queued_ms[-1],
     )
 
 
@@ -203,6 +211,15 @@ def _cpu_s() -> float:
     """Return the processor time of all processes that were started and have ended."""
     times = os.times()
     return times.children_user + times.children_system
+
+
+def _queued_ms() -> float:
+    """Return how long the program that runs now has waited for a processor; 0 where the system does not tell."""
+    try:
+        children = Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()
+        return sum(int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) for pid in children) / NS_PER_MS
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 def _printed(folder: Path) -> str:

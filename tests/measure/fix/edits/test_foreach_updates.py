@@ -188,3 +188,28 @@ def test_the_norm_is_the_same():
         results.append(space["norm"](model))
     assert len(results) == 2
     assert results[0] == pytest.approx(results[1])
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (
+            "sum(p.pow(2).sum() for p in net.parameters())",
+            "torch.stack(torch._foreach_norm([p for p in net.parameters()])).square().sum()",
+        ),
+        (
+            "sum((p - q).pow(2).sum() for p, q in zip(net.parameters(), start))",
+            "torch.stack(torch._foreach_norm([p - q for p, q in zip(net.parameters(), start)])).square().sum()",
+        ),
+        (
+            "torch.stack([p.grad.detach().norm(2) for p in params if p.grad is not None]).norm()",
+            "torch.stack(torch._foreach_norm([p.grad.detach() for p in params if p.grad is not None])).norm()",
+        ),
+        ("sum(p.numel() for p in net.parameters())", ""),
+        ("sum((p.pow(2) * w).sum() for p, w in zip(net.parameters(), start))", ""),
+    ],
+)
+def test_norms_in_a_comprehension(before, after):
+    text = "import torch\n\n\ndef penalty(net, start, params):\n    return {}\n"
+    wanted = [text.format(after)] if after else []
+    assert proposed(text.format(before), "return", "HST114", EDIT) == wanted

@@ -9,7 +9,7 @@ import textwrap
 import tokenize
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.edits import SourceEdit, lines_of
+from torchtriage.diagnose.lint.edits import SourceEdit, lines_of, replace_node
 from torchtriage.diagnose.lint.facts import Module
 from torchtriage.diagnose.lint.syntax import names_in, path_of
 from torchtriage.measure.fix.edits._foreach import Lists, NotListsError
@@ -19,7 +19,7 @@ from torchtriage.measure.fix.statements import INDENT, body_of, indent_of, repla
 
 CODES = frozenset({"HST020", "HST114", "LCH014", "LCH015", "LCH016"})
 
-_X, _READ = r"\(?(?P<x>[\w.]+)\)?", r"(\.item\(\))?"
+_X, _READ = r"\(?(?P<x>[\w.]+(\(\))?(-[\w.]+)?)\)?", r"(\.item\(\))?"
 NORMS = [
     (rf"\(*{_X}\.norm\((p=)?2?\.?0?\)\)?{_READ}\*\*2(\.0)?", "", True),
     (rf"\(*torch\.(linalg\.vector_)?norm\({_X}(,(p=)?2)?\)\)?{_READ}\*\*2(\.0)?", "", True),
@@ -46,6 +46,41 @@ def propose(site: Site) -> Iterator[Proposal]:
             torch, imports = torch_in(module)
             yield Proposal((*edits, *imports), f"the {lines} on lists: {torch}._foreach_...")
             return
+    if site.statement is not None and not hasattr(site.statement, "body"):
+        yield from _comprehensions(module, site.statement)
+
+
+def _comprehensions(module: Module, statement: ast.stmt) -> Iterator[Proposal]:
+    """Yield ``sum(p.pow(2).sum() for p in ps)`` and ``torch.stack([p.grad.norm() for p in ps])`` of all at once."""
+    torch, imports = torch_in(module)
+    for call in ast.walk(statement):
+        made = call.args[0] if isinstance(call, ast.Call) and call.args else None
+        if not isinstance(call, ast.Call) or not isinstance(made, ast.ListComp | ast.GeneratorExp):
+            continue
+        term = _term(made.elt)
+        joins = module.name_of(call.func)
+        if term is None or not re.search("param|grad|weight", source(module, made)) or joins not in ("sum", "torch.stack") or len(made.generators) != 1:
+            continue
+        tensor, order, squared, was_read = term
+        rest = ast.unparse(ast.ListComp(ast.Name("x"), made.generators))[2:-1]
+        norms = f"{torch}._foreach_norm([{tensor}{rest}]{order})"
+        after = ".square()" * squared
+        if joins == "sum" and len(call.args) == 1:
+            text = f"{torch}.stack({norms}){after}.sum(){'.item()' * was_read}"
+            yield Proposal((replace_node(call, text), *imports), "the norms of all tensors at once")
+        elif joins == "torch.stack" and not squared and not was_read:
+            yield Proposal((replace_node(made, norms), *imports), "the norms of all tensors at once")
+        return
+
+
+def _term(node: ast.expr) -> tuple[str, str, bool, bool] | None:
+    """Return the tensor of a norm, the order, whether it is squared, and whether it is read as a number."""
+    text = re.sub(r"\s+", "", ast.unparse(node))
+    for pattern, order, squared in NORMS:
+        found = re.fullmatch(pattern, text)
+        if found is not None:
+            return ast.unparse(ast.parse(found["x"], mode="eval")), order, squared, ".item()" in text
+    return None
 
 
 def _lists(module: Module, loop: ast.stmt) -> SourceEdit | None:
@@ -195,17 +230,14 @@ def _sum_of_norms(module: Module, loop: ast.For) -> tuple[list[str], str] | None
         value = ast.parse(replaced_in(module, value, (uses[0], f"({source(module, first.value)})")), mode="eval").body
     elif len(known.body) != 1:
         return None
-    text = re.sub(r"\s+", "", ast.unparse(value))
-    for pattern, order, squared in NORMS:
-        found = re.fullmatch(pattern, text)
-        if found is not None:
-            break
-    else:
+    term = _term(value)
+    if term is None:
         return None
+    tensor, order, squared, was_read = term
     lists = Lists(torch, dict(known.lists), ast.unparse, known.entries, known.free)
-    made = lists.expression(ast.parse(found["x"], mode="eval").body)
+    made = lists.expression(ast.parse(tensor, mode="eval").body)
     norms = f"{torch}.stack({torch}._foreach_norm({made}{order}))"
-    row = f"{last.target.id} += {norms}{'.square()' * squared}.sum(){'.item()' * ('.item()' in text)}"
+    row = f"{last.target.id} += {norms}{'.square()' * squared}.sum(){'.item()' * was_read}"
     if not known.test:
         return [*known.rows, *lists.rows, row], torch
     (chosen,) = known.lists.values()

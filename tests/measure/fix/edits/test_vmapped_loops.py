@@ -44,6 +44,7 @@ def test_scores_of_samples_are_computed_at_once():
         ("mean = p.mean(0)", "mean = p.mean(0) + x[n - 1].mean()"),
         ("scores[n] = float(-(mean", "weights = [1, 2]\n            scores[n] = float(-(mean * weights[n]"),
         ("mean = p.mean(0)", "mean = mean + p.mean(0)"),
+        ("scores[n] =", "scores[n, :3] ="),
         ("mean = p.mean(0)", "mean = p[p > 0.1]"),  # of another size in each turn
         ("mean = p.mean(0)", "mean = p.mean(0) + torch.rand(3)"),
         ("mean = p.mean(0)", "mean = p.mean(0) if p.sum() > 0 else p[0]"),
@@ -141,7 +142,7 @@ def made(text, line="for "):
         """,
         """
         def f(pred, target, w):
-            out = torch.zeros(6, 5, 5)
+            out = torch.zeros(6, 5, pred.size(1))
             norms = torch.zeros(6)
             for i, (p, g) in enumerate(zip(pred, target)):
                 sim = torch.matmul(p, g.t())
@@ -163,7 +164,7 @@ def made(text, line="for "):
         """,
         """
         def f(pred, target, w):
-            return sum(F.l1_loss(p, g) for p, g in zip(pred, target)) / len(pred)
+            return sum(F.l1_loss(p, g) for p, g in zip(pred, target)) / pred.size(0)
         """,
     ],
 )

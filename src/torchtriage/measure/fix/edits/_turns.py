@@ -101,15 +101,17 @@ def mapped(turns: Turns, scope: ast.AST, parts: Iterable[ast.AST]) -> tuple[list
             numbers.append(node)
         else:
             raise NotRowsError
-    said = [{is_tensor(module, path, scope) for path in (item.path, item.name) if path} for item in found]
-    uses_torch = any(
-        node.attr in TENSOR_ONLY or module.name_of(node).startswith("torch.")
-        for node in ast.walk(scope)
-        if isinstance(node, ast.Attribute)
-    )
-    if any(False in known for known in said) or not (uses_torch or any(True in known for known in said)):
+    said = {item.path: is_tensor(module, item.path, scope) for item in found}
+    # what is gone through may be a list of tensors; what a place is taken of in a function of torch is rarely one
+    shown = any(said[path] for path in turns.rows.values()) if turns.rows else any(said.values())
+    if False in said.values() or not (shown or (not turns.rows and _names_torch(module, scope))):
         raise NotRowsError
     return found, numbers
+
+
+def _names_torch(module: Module, scope: ast.AST) -> bool:
+    nodes = [node for node in ast.walk(scope) if isinstance(node, ast.Attribute)]
+    return any(node.attr in TENSOR_ONLY or module.name_of(node).startswith("torch.") for node in nodes)
 
 
 def _inside(parts: Iterable[ast.AST]) -> set[ast.AST]:
@@ -136,11 +138,16 @@ def _is_plain(node: ast.expr) -> bool:
     return isinstance(node, ast.Slice | ast.Name) or type(literal(node)) is int
 
 
+def is_whole(node: ast.Slice) -> bool:
+    """Return whether a slice is a plain colon."""
+    return not (node.lower or node.upper or node.step)
+
+
 def rest_of(module: Module, node: ast.Subscript, index: str, row: str) -> str:
     """Return ``row[:5]`` for ``x[i, :5]``, ``row`` for ``x[:, i]``."""
     places = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
     others = [item for item in places if path_of(item) != index]
-    if all(isinstance(item, ast.Slice) and not (item.lower or item.upper or item.step) for item in others):
+    if all(isinstance(item, ast.Slice) and is_whole(item) for item in others):
         return row
     if len(others) == 1 and isinstance(others[0], ast.Constant) and literal(others[0]) is ...:
         return row

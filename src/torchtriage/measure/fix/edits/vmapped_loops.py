@@ -19,6 +19,7 @@ from torchtriage.measure.fix.edits._turns import (
     axis_of,
     counts,
     is_tensor,
+    is_whole,
     mapped,
     rest_of,
 )
@@ -29,7 +30,7 @@ CODES = words("LCH017 LCH102 LCH107 LCH109 LCH014 HST020 HST114 LCH105")
 AT_ONCE = 256
 """Samples: more would take more memory, and are not faster."""
 NOT_MAPPED = re.compile(
-    r"\.(tolist|numpy|nonzero|backward|unique|masked_select|cpu|item)\(|\bnp\.|(?<![.\w])(len|print|int|float|bool)\("
+    r"\.(tolist|numpy|nonzero|backward|unique|masked_select|cpu|item)\(|\bnp\.|(?<![.\w])(len|print|int|float|bool)\(|torch\.(\w*Tensor|tensor|as_tensor|from_numpy)\("
 )
 DRAWS = re.compile(r"[dD]ropout|\brand|bernoulli|normal_?\(|multinomial")
 MODEL = re.compile(r"loss|criterion|model|net$|encoder|decoder|head|proj|policy|critic", re.IGNORECASE)
@@ -194,7 +195,7 @@ def _check(site: Site, node: ast.AST, parts: Sequence[ast.expr], steps: Sequence
             raise NotRowsError  # what the turn before left
         own |= bound([item])
     if (
-        not all(_is_whole(flow, part) for part in parts)
+        not all(_changes_nothing_in(flow, part) for part in parts)
         or NOT_MAPPED.search("\n".join(source(module, part) for part in parts))
         or mutated(steps) - {"self"}
         or {path for path in kept if path} & {path_of(item) for item in named if isinstance(item, ast.expr)}
@@ -228,10 +229,9 @@ def _sink(last: ast.stmt, index: str) -> Sink | None:
     if not isinstance(last, ast.Assign) or target is None:
         return None
     if isinstance(target, ast.Subscript) and index and path_of(target.value):
-        try:
+        places = target.slice.elts if isinstance(target.slice, ast.Tuple) else [target.slice]
+        if all(path_of(item) == index or (isinstance(item, ast.Slice) and is_whole(item)) for item in places):
             return Sink(target.value, *_both(last.value, "="), axis=axis_of(target, index))
-        except NotRowsError:
-            return None
     value = last.value
     if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add) and path_of(target):
         if path_of(value.left) == path_of(target):
@@ -272,7 +272,7 @@ def _unread(node: ast.expr) -> tuple[ast.expr, bool]:
     return node, False
 
 
-def _is_whole(flow: Flow, node: ast.expr) -> bool:
+def _changes_nothing_in(flow: Flow, node: ast.expr) -> bool:
     """Return whether an expression changes nothing: a model may be called in it."""
     for part in ast.walk(node):
         if isinstance(part, ast.NamedExpr | ast.Await | ast.Yield | ast.IfExp | ast.ListComp | ast.Lambda):

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from torchtriage.core.errors import UsageError
+from torchtriage.core.finding import Cost, Finding, Fix, Place
 from torchtriage.core.record.side_effects import watch_effects
 from torchtriage.diagnose.lint.edits import SourceEdit
 from torchtriage.measure.fix.candidates import Candidate, Files
@@ -213,13 +214,32 @@ def test_what_a_program_does_elsewhere_is_named(tmp_path, monkeypatch):
 )
 def test_steps_on_trial_last_long_enough(fixing, monkeypatch, recorded, ran, step_ms, timed):
     fixing.steps, fixing.step_ms = 18, recorded
-    run = SimpleNamespace(step_ms=step_ms, low_ms=step_ms, n_steps=ran)
+    run = SimpleNamespace(step_ms=step_ms, low_ms=step_ms, n_steps=ran, run_ms=5000.0)
     monkeypatch.setattr("torchtriage.measure.fix.fix.sample", lambda *_, **__: run)
     assert fixing.timed_steps == timed
 
 
 def test_a_long_run_is_never_timed_as_a_whole(fixing, monkeypatch):
     fixing.steps, fixing.step_ms, fixing.complete = 18, 110.0, False
-    run = SimpleNamespace(step_ms=12.0, low_ms=12.0, n_steps=18)
+    run = SimpleNamespace(step_ms=12.0, low_ms=12.0, n_steps=18, run_ms=5000.0)
     monkeypatch.setattr("torchtriage.measure.fix.fix.sample", lambda *_, **__: run)
     assert fixing.timed_steps == 167
+
+
+@pytest.mark.parametrize(
+    ("per", "of_ms", "run_s", "whole"),
+    [
+        ("step", 15.0, 10.0, False),
+        ("step", 30.0, 10.0, True),  # two and a half times what the steps on trial take
+        ("window", 15.0, 10.0, True),
+        ("window", 15.0, 200.0, False),  # there is no time for whole runs
+        ("window", 15.0, 9.0, True),
+    ],
+)
+def test_time_outside_of_the_steps_is_measured_on_whole_runs(fixing, monkeypatch, per, of_ms, run_s, whole):
+    fixing.steps, fixing.step_ms, fixing.run_s = 18, 12.0, run_s
+    run = SimpleNamespace(step_ms=12.0, low_ms=12.0, n_steps=18, run_ms=5000.0)
+    monkeypatch.setattr("torchtriage.measure.fix.fix.sample", lambda *_, **__: run)
+    cost = Cost(1.0, 2.0, per, of_ms, 0.1, 0.2, 2.0, "measured", "", "A")
+    found = Finding("HST114", "", "", "", "high", "certain", "", Place(), cost, {}, Fix(""))
+    assert fixing.measured(Candidate(found, "an-edit", "", {})).per_run == whole

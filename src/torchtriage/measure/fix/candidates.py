@@ -237,7 +237,8 @@ def _asked(edit: Edit, finding: Finding, path: str, site: Site) -> Iterator[Cand
     for proposal in edit.propose(site):
         if proposal.edits:
             per_run = proposal.per_run or (finding.cost is not None and finding.cost.per == "run")
-            yield Candidate(finding, edit.name, proposal.what, {path: proposal.edits}, proposal.changes, per_run, edit.last)
+            edits = {path: proposal.edits}
+            yield Candidate(finding, edit.name, proposal.what, edits, proposal.changes, per_run, edit.last)
 
 
 def _places(finding: Finding, files: Files) -> Iterator[tuple[str, Module, int]]:

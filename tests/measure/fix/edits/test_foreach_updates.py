@@ -146,16 +146,16 @@ def test_data_of_parameters_is_changed_without_autograd():
     ],
 )
 def test_sums_of_norms(term, made):
-    before = """
+    before = f"""
         import torch
 
         def norm(model):
             total = 0.0
             for p in model.parameters():
                 if p.grad is not None:
-                    total += {}
+                    total += {term}
             return total ** 0.5
-    """.format(term)
+    """
     (after,) = proposed(before, "total +=", "LCH016", EDIT)
     assert after.endswith(f"""
     total = 0.0

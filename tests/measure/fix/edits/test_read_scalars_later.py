@@ -39,25 +39,6 @@ def test_a_list_of_a_script_is_read_after_all_epochs():
     assert after.endswith("losses.append(loss.detach())\nlosses = torch.stack(losses).tolist()\nprint(losses[-1])\n")
 
 
-def test_a_value_that_is_shown_now_and_then():
-    before = """
-        class Trainer:
-            def fit(self, loader):
-                for step, x in enumerate(loader):
-                    loss = self.model(x).mean()
-                    loss.backward()
-                    value = loss.item()
-                    self.opt.step()
-                    if step % 50 == 0:
-                        print(step, value)
-    """
-    (after,) = proposed(before, "value = ", "SYN001", EDIT)
-    assert (
-        "            if step % 50 == 0:\n                value = loss.item()\n                print(step, value)\n"
-        in after
-    )
-
-
 def test_nothing_where_each_step_uses_the_value():
     before = """
         def fit(model, loader):
@@ -86,3 +67,20 @@ def test_a_parameter_that_is_kept_is_copied():
     """
     (after,) = proposed(before, "history.append", "SYN001", EDIT)
     assert "history.append(scale.detach().clone())" in after
+
+
+def test_what_micro_batches_add_up():
+    before = """
+        def fit(model, batches, accelerator):
+            for step in range(100):
+                total = 0.0
+                for batch in batches:
+                    with accelerator.autocast():
+                        loss = model(batch) / 4
+                        total += loss.item()
+                    accelerator.backward(loss)
+                print(f"loss {total:.4f}")
+    """
+    (after,) = proposed(before, "total +=", "SYN001", EDIT)
+    assert "                total += loss.detach()\n" in after
+    assert "        total = float(total)\n        print(" in after

@@ -49,7 +49,7 @@ def lasting(flow: Flow, around: ast.AST, body: Iterable[ast.stmt], varying: set[
         earlier = [item for item in names if item.id == name and item.lineno < node.lineno]
         if len(stores) != 1 or earlier or name in changed or _in_block(flow.module, node, around):
             continue
-        if stays(flow, value, varying - fixed, around) and (_worth(flow, value) or names_in(value) & fixed):
+        if stays(flow, value, varying - fixed, around) and (is_work(flow, value) or names_in(value) & fixed):
             fixed.add(name)
             found[node] = name
     return found
@@ -105,7 +105,7 @@ def stays(flow: Flow, node: ast.expr, varying: set[str], around: ast.AST, *, any
     return not (READS.search(text) and WRITES.search(source(flow.module, around)))
 
 
-def _worth(flow: Flow, node: ast.AST) -> bool:
+def is_work(flow: Flow, node: ast.AST) -> bool:
     """Return whether an expression does more than look something up."""
     for part in ast.walk(node):
         if isinstance(part, ast.Call):
@@ -128,7 +128,7 @@ def parts_of(
         node = todo.pop()
         if isinstance(node, ast.Lambda) or (isinstance(node, ast.stmt) and node is not root):
             continue
-        if isinstance(node, ast.Call | ast.BinOp | ast.ListComp | ast.DictComp | ast.SetComp) and _worth(flow, node):
+        if isinstance(node, ast.Call | ast.BinOp | ast.ListComp | ast.DictComp | ast.SetComp) and is_work(flow, node):
             lasts = stays(flow, node, varying | _own(node, own), around, anywhere=anywhere)
             if lasts and not _is_changed(flow.module, node, changed):
                 found.append(node)

@@ -14,7 +14,9 @@ from torchtriage.measure.fix.edits._turns import is_tensor
 from torchtriage.measure.fix.proposal import Proposal, Site
 from torchtriage.measure.fix.statements import free_name, insert_before, source
 
-CODES = words("LCH017 LCH105 LCH108 LCH109 LCH014 HST020 HST106 HST110 HST111 HST114 SYN001 SYN004 CPY102 DAT018 DAT114")
+CODES = words("""
+    LCH017 LCH105 LCH108 LCH109 LCH014 HST020 HST106 HST110 HST111 HST114 SYN001 SYN004 CPY102 DAT018 DAT114
+""")
 CASTS = frozenset({"int", "float", "bool"})
 MOVES = frozenset({"detach", "cpu", "numpy", "item"})
 Comprehension = ast.ListComp | ast.GeneratorExp | ast.SetComp | ast.DictComp
@@ -55,7 +57,9 @@ def _listed(
             continue
         edits.append(insert_before(site.module, outer, f"{name} = {path}.tolist()"))
         edits += [
-            _without(read, _entry(site.module, value, name)) for read, value in reads if _indexed(value, numbers) == path
+            _without(read, _entry(site.module, value, name))
+            for read, value in reads
+            if _indexed(value, numbers) == path
         ]
     return tuple(edit for edit in edits if edit is not None) if all(edits) else ()
 

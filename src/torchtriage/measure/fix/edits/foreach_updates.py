@@ -59,7 +59,9 @@ def _comprehensions(module: Module, statement: ast.stmt) -> Iterator[Proposal]:
             continue
         term = _term(made.elt)
         joins = module.name_of(call.func)
-        if term is None or not re.search("param|grad|weight", source(module, made)) or joins not in ("sum", "torch.stack") or len(made.generators) != 1:
+        if term is None or joins not in ("sum", "torch.stack") or len(made.generators) != 1:
+            continue
+        if not re.search("param|grad|weight", source(module, made)):
             continue
         tensor, order, squared, was_read = term
         rest = ast.unparse(ast.ListComp(ast.Name("x"), made.generators))[2:-1]

@@ -1,4 +1,4 @@
-"""Add up on the device what a loop reads in each step, and read it once after the loop, or where it is shown."""
+"""Add up on the device what a loop reads in each step, and read it once after the loop."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import literal
 from torchtriage.diagnose.lint.edits import SourceEdit
-from torchtriage.diagnose.lint.syntax import names_in
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.measure.fix.edits._torch import torch_in
 from torchtriage.measure.fix.proposal import Loop, Proposal, Site
-from torchtriage.measure.fix.statements import body_of, insert_after, move_before, source
+from torchtriage.measure.fix.statements import body_of, insert_after, source
 
 CODES = frozenset({"LCH014", "SYN001", "SYN004"})
 
@@ -24,19 +23,23 @@ COUNTS = re.compile(r"==|!=|[<>]|argmax|\beq\(|\bne\(")
 
 
 def propose(site: Site) -> Iterator[Proposal]:
-    """Yield all sums and lists of the loop read after it; else the read moved to where its value is shown."""
+    """Yield all sums and lists of the loop read after it."""
     loop = site.step_loop
     if loop is None:
         return
     edits: list[SourceEdit] = []
-    for item in loop.body:
+    for item in _statements(loop.body):
         edits += _later(site, item)
     if edits:
         yield Proposal(tuple(edits), f"read what the loop in line {loop.lineno} adds up after it")
-    elif (statement := site.statement) is not None:
-        moved = _where_shown(site, statement)
-        if moved:
-            yield Proposal(moved, f"read line {statement.lineno}'s value only where it is shown")
+
+
+def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield the statements of a body and of the blocks and conditions in it, functions and loops left out."""
+    for item in body:
+        yield item
+        if isinstance(item, ast.With | ast.If | ast.Try):
+            yield from _statements([*item.body, *getattr(item, "orelse", [])])
 
 
 def _read(node: ast.AST) -> tuple[ast.Call, ast.expr] | None:
@@ -145,28 +148,3 @@ def _is_used(site: Site, name: str, statement: ast.stmt, loop: Loop) -> bool:
         if not isinstance(shown, ast.FormattedValue) or shown.format_spec is None:
             return True
     return False
-
-
-def _where_shown(site: Site, statement: ast.stmt) -> tuple[SourceEdit, ...]:
-    """Return the edits that move ``value = loss.item()`` into the one condition that uses the value."""
-    body = body_of(site.module, statement)
-    if not isinstance(statement, ast.Assign) or body is None or _read(statement.value) is None:
-        return ()
-    name = statement.targets[0]
-    if not isinstance(name, ast.Name) or len(statement.targets) != 1:
-        return ()
-    rest = body[body.index(statement) + 1 :]
-    users = [item for item in rest if name.id in names_in(item)]
-    everywhere = [item for item in site.module.names(name.id, site.module.scope(name)) if item is not name]
-    if len(users) != 1 or not isinstance(users[0], ast.If) or name.id in names_in(users[0].test) or users[0].orelse:
-        return ()
-    inside = set(ast.walk(users[0]))
-    if any(item not in inside for item in everywhere):
-        return ()
-    needed = names_in(statement.value)
-    changed = {item.id for other in rest for item in ast.walk(other) if isinstance(item, ast.Name) and _stores(item)}
-    return move_before(site.module, statement, users[0].body[0]) if not needed & changed else ()
-
-
-def _stores(node: ast.Name) -> bool:
-    return isinstance(node.ctx, ast.Store)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
 from torchtriage.diagnose.lint.syntax import literal, path_of
 from torchtriage.diagnose.lint.torch_names import words
+from torchtriage.diagnose.lint.work_syntax import appended
 from torchtriage.measure.fix.edits._flow import Flow, flow_of, mutated
 from torchtriage.measure.fix.edits._torch import torch_in
 from torchtriage.measure.fix.edits._turns import (
@@ -219,10 +220,11 @@ def _is_mask(node: ast.AST) -> bool:
 
 def _sink(last: ast.stmt, index: str) -> Sink | None:
     """Return what a statement keeps of a turn."""
-    call = last.value if isinstance(last, ast.Expr) else None
-    if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "append":
-        if len(call.args) == 1 and path_of(call.func.value):
-            return Sink(call.func.value, *_both(call.args[0], "append"))
+    added = appended(last.value) if isinstance(last, ast.Expr) else None
+    if added is not None and isinstance(last, ast.Expr) and isinstance(last.value, ast.Call):
+        func = last.value.func
+        if isinstance(func, ast.Attribute) and func.attr == "append" and path_of(func.value):
+            return Sink(func.value, *_both(added, "append"))
     if isinstance(last, ast.AugAssign) and isinstance(last.op, ast.Add) and path_of(last.target):
         return Sink(last.target, *_both(last.value, "+="))
     target = last.targets[0] if isinstance(last, ast.Assign) and len(last.targets) == 1 else None
@@ -232,10 +234,9 @@ def _sink(last: ast.stmt, index: str) -> Sink | None:
         places = target.slice.elts if isinstance(target.slice, ast.Tuple) else [target.slice]
         if all(path_of(item) == index or (isinstance(item, ast.Slice) and is_whole(item)) for item in places):
             return Sink(target.value, *_both(last.value, "="), axis=axis_of(target, index))
-    value = last.value
-    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add) and path_of(target):
-        if path_of(value.left) == path_of(target):
-            return Sink(target, *_both(value.right, "+="))
+    value, path = last.value, path_of(target)
+    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add) and path and path_of(value.left) == path:
+        return Sink(target, *_both(value.right, "+="))
     return None
 
 

@@ -135,6 +135,19 @@ def test_data_of_parameters_is_changed_without_autograd():
     assert proposed(before, "clamp_", "LCH016", EDIT) == [after]
 
 
+def test_a_clone_that_is_only_copied():
+    before = """
+        import torch
+
+        @torch.no_grad()
+        def follow(net, target):
+            for p, t in zip(net.parameters(), target.parameters()):
+                t.data.copy_(p.data.clone())
+    """
+    (after,) = proposed(before, "copy_", "LCH016", EDIT)
+    assert after.endswith("    torch._foreach_copy_(ts, params)\n")
+
+
 @pytest.mark.parametrize(
     ("term", "made"),
     [

@@ -176,6 +176,22 @@ class Attention(nn.Module):
         return out
         """,
         """
+        scores = torch.einsum("blhe,bshe->bhls", (q, k))
+        if self.scale:
+            scores = scores * self.scale
+        attn = scores.softmax(-1)
+        out = torch.einsum("bhls,bshd->blhd", (attn, v))
+        return out
+        """,
+        """
+        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+        attn = q @ k.transpose(-2, -1)
+        attn.mul_(self.scale)
+        attn = torch.softmax(attn, -1)
+        out = attn @ v
+        return out
+        """,
+        """
         q, k, v = (part.transpose(1, 2) for part in (q, k, v))
         attn = q @ k.transpose(-2, -1) / math.sqrt(8)
         if mask is not None:

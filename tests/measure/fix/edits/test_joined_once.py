@@ -139,3 +139,32 @@ def test_a_metric_that_begins_with_none():
       +         return torch.cat(self.preds).sort()
     """)
     assert proposed(before, "torch.cat", "CPY013", "joined-once")[0] == after
+
+
+def test_two_that_begin_together():
+    before, after = change("""
+        import torch
+
+
+        def gather(model, loader):
+            targets, outputs = None, None
+            with torch.no_grad():
+      +         targets_parts = []
+      +         outputs_parts = []
+                for x, y in loader:
+                    out = model(x)
+      -             if targets is None:
+      -                 targets = y
+      -                 outputs = out
+      -             else:
+      -                 targets = torch.cat((targets, y), dim=0)
+      -                 outputs = torch.cat((outputs, out), dim=0)
+      +             targets_parts.append(y)
+      +             outputs_parts.append(out)
+      +         if targets_parts:
+      +             targets = torch.cat(targets_parts, dim=0)
+      +         if outputs_parts:
+      +             outputs = torch.cat(outputs_parts, dim=0)
+            return targets, outputs
+    """)
+    assert proposed(before, "outputs = torch.cat", "CPY013", "joined-once")[0] == after

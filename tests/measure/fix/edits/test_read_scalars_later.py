@@ -84,3 +84,20 @@ def test_what_micro_batches_add_up():
     (after,) = proposed(before, "total +=", "SYN001", EDIT)
     assert "                total += loss.detach()\n" in after
     assert "        total = float(total)\n        print(" in after
+
+
+def test_a_sum_that_begins_outside_of_a_block():
+    before = """
+        import torch
+
+        def evaluate(model, loader):
+            n, total = 0, 0.0
+            with torch.no_grad():
+                for x in loader:
+                    total += model(x).mean().item() * len(x)
+                    n += len(x)
+            return total / n
+    """
+    (after,) = proposed(before, "total +=", "SYN001", EDIT)
+    assert "            total += model(x).mean().detach() * len(x)\n" in after
+    assert "        total = float(total)\n    return" in after

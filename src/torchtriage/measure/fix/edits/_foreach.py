@@ -147,8 +147,10 @@ class Lists:
         if name == "zero" and not given:
             self.rows.append(f"{self.torch}._foreach_zero_({target})")
             return
-        if name == "copy" and given and self._mixed(target, given[0]):
-            return
+        if name == "copy" and given:
+            given = [_not_cloned(given[0]), *given[1:]]
+            if self._mixed(target, given[0]):
+                return
         if name in ("clamp", "clip"):
             self._clamp(target, given, keywords)
             return
@@ -202,3 +204,10 @@ class Lists:
         if name not in UNARY | BINARY | TERNARY:
             raise NotListsError
         return f"{self.torch}._foreach_{name}({', '.join([*given, *(options or [])])})"
+
+
+def _not_cloned(node: ast.expr) -> ast.expr:
+    """Return what a clone that is only copied from is a clone of."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "clone":
+        return node.func.value
+    return node

@@ -18,11 +18,11 @@ from torchtriage.measure.fix.statements import body_of, remove, source
 
 CODES = frozenset({"HST114", "KRN025", "LCH014"})
 
-SWAPPED = re.compile(r"\.(transpose\(-2, -1\)|transpose\(-1, -2\)|transpose\(2, 3\)|mT|permute\(0, 1, 3, 2\))$")
-SWAPPED_BATCH = re.compile(r"\.(transpose\(1, 2\)|permute\(0, 2, 1\))$")
+SWAPPED = re.compile(r"\.(transpose\((-2, -1|-1, -2|2, 3|3, 2)\)|mT|permute\((0, 1, 3, 2|0, 2, 1)\))$")
+SWAPPED_BATCH = re.compile(r"\.transpose\((1, 2|2, 1)\)$")
 FULLY = "rows of which nothing is seen give other values"
 INFINITE = re.compile(r"\binf\b")
-NEVER = re.compile(r"-?\s*(float\(|math\.inf|torch\.inf|np\.inf|1e\d|\d+e\d)|.*finfo")
+NEVER = re.compile(r"-?\s*(float\(|math\.inf|torch\.inf|np\.inf|1e\d|\d+e\d)|.*(finfo|mask_fill|neg_inf|mask_value)")
 
 
 @dataclass(frozen=True)
@@ -81,9 +81,12 @@ def _product(module: Module, node: ast.AST) -> Product | None:
     name = module.name_of(node.func)
     if name in ("torch.matmul", "torch.bmm") and len(node.args) == 2:
         return Product(node.args[0], node.args[1])
-    if name in ("torch.einsum", "torch.functional.einsum") and len(node.args) == 3:
+    given = node.args[1:]
+    if len(given) == 1 and isinstance(given[0], ast.Tuple | ast.List):
+        given = given[0].elts
+    if name in ("torch.einsum", "torch.functional.einsum") and len(given) == 2:
         found = re.fullmatch(r"([a-zA-Z]+),([a-zA-Z]+)->([a-zA-Z]+)", str(literal(node.args[0])).replace(" ", ""))
-        return Product(node.args[1], node.args[2], (found[1], found[2], found[3])) if found else None
+        return Product(given[0], given[1], (found[1], found[2], found[3])) if found else None
     if isinstance(node.func, ast.Attribute) and node.func.attr in ("matmul", "bmm") and len(node.args) == 1:
         return Product(node.func.value, node.args[0])
     return None
@@ -130,7 +133,7 @@ class _Chain:
         while not isinstance(statement, ast.stmt):
             statement = module.parents[statement]
         body = body_of(module, statement) or [statement]
-        self.last = statement
+        self.last, self.around = statement, module.parents.get(statement)
         self.above = body[: body.index(statement)]
         self.used: list[ast.stmt] = []
         self.parts: dict[ast.stmt, ast.stmt] = {}
@@ -260,6 +263,15 @@ class _Chain:
                 if len(own) != 1 or name in names_in(statement.test):
                     return None
                 inner = own[0]
+            factor = self._scales(inner, name)
+            if factor:
+                self.used.append(statement)
+                found = self._scores(node, axis)
+                if found is None or found.scale != "1.0" or (found.mask and not found.filled):
+                    return None
+                test = source(self.module, statement.test) if isinstance(statement, ast.If) else ""
+                found.scale = f"({factor} if {test} else 1.0)" if test else factor
+                return found if not test or len(statement.body) == 1 else None  # type: ignore[attr-defined]
             mask = self._hides(inner, name)
             if not mask or (inner is statement and isinstance(inner, ast.Assign)):
                 return None
@@ -270,6 +282,23 @@ class _Chain:
             self.used.append(statement)
             return self._masked(self._scores(node, axis), mask, filled="masked_fill" in source(self.module, inner))
         return None
+
+    def _scales(self, statement: ast.stmt, name: str) -> str:
+        """Return the factor of ``s = s * scale`` under a condition, of ``s *= scale`` and of ``s.mul_(scale)``."""
+        value: ast.expr | None = None
+        if isinstance(statement, ast.AugAssign) and path_of(statement.target) == name:
+            value = ast.BinOp(statement.target, statement.op, statement.value)
+        elif isinstance(statement, ast.Assign) and path_of(statement.targets[0]) == name:
+            value = statement.value if self.module.parents.get(statement) not in (None, self.around) else None
+        elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+            called, given = self._call(statement.value)
+            if called in (".mul_", ".div_") and len(given) == 2:
+                value = ast.BinOp(given[0], ast.Mult() if called == ".mul_" else ast.Div(), given[1])
+        if not isinstance(value, ast.BinOp) or path_of(value.left) != name:
+            return ""
+        factor = source(self.module, value.right)
+        factor = factor if re.fullmatch(r"[\w.]+(\(.*\))?", factor) else f"({factor})"
+        return f"1 / {factor}" if isinstance(value.op, ast.Div) else factor * isinstance(value.op, ast.Mult)
 
     def _hides(self, statement: ast.stmt, name: str) -> str:
         """Return the mask of ``s.masked_fill_(hidden, -inf)`` and the like."""

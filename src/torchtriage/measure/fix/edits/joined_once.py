@@ -5,13 +5,14 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 
 from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
 from torchtriage.diagnose.lint.facts import Module
 from torchtriage.diagnose.lint.syntax import literal, names_in, path_of
 from torchtriage.diagnose.lint.torch_names import words
-from torchtriage.measure.fix.proposal import Proposal, Site
+from torchtriage.measure.fix.proposal import Loop, Proposal, Site
 from torchtriage.measure.fix.statements import INDENT, insert_after, insert_before, source, statement_edit
 
 CODES = words("CPY013 HST106 HST020 HST114 LCH014 LCH017 MEM029 CPY010 DAT018 LCH105")
@@ -39,7 +40,7 @@ def propose(site: Site) -> Iterator[Proposal]:
     if "." in growth.path:
         proposal = _in_class(site, growth, first)
     else:
-        proposal = _begun(site, growth, *first) if first is not None else _in_loop(site, growth)
+        proposal = _begun(site, growth, first[0]) if first is not None else _in_loop(site, growth)
     if proposal is not None:
         yield proposal
 
@@ -67,40 +68,68 @@ def _first(module: Module, growth: Growth) -> tuple[ast.If, ast.Assign] | None:
     return None
 
 
-def _begun(site: Site, growth: Growth, condition: ast.If, first: ast.Assign) -> Proposal | None:
-    """Return a list that the first turn begins and the others append to: ``if x is None: x = y``, ``else: x = cat``."""
-    module, path, name = site.module, growth.path, f"{growth.path}_parts"
-    test, outer = source(module, condition.test), None
-    asks = path in {path_of(node) for node in ast.walk(condition.test) if isinstance(node, ast.expr)}
-    if name in names_in(module.tree) or (asks and not re.fullmatch(EMPTY.format(path), test)):
+def _begun(site: Site, growth: Growth, condition: ast.If) -> Proposal | None:
+    """Return lists that the first turn begins and the others append to: ``if x is None: x = y``, ``else: x = cat``."""
+    module, test = site.module, source(site.module, condition.test)
+    branch = condition.body if growth.statement in condition.body else condition.orelse
+    pairs = [
+        (item, found) for item in map(partial(_growth, module), branch) if item and (found := _first(module, item))
+    ]
+    asked = next((item.path for item, _ in pairs if re.fullmatch(EMPTY.format(item.path), test)), "")
+    if not asked and {item.path for item, _ in pairs} & names_in(condition.test):
         return None
+    edits: list[SourceEdit | None] = []
+    alone = len(pairs) == len(condition.body) == len(condition.orelse)
+    same = all(source(module, begins.value) == item.part for item, (_, begins) in pairs)
+    rows: list[str] = []
+    for item, (_, begins) in pairs:
+        name, outer = f"{item.path}_parts", _outermost(site, item, condition)
+        starts = None if outer is None else _starts(site, item.path, outer)
+        empty = starts is not None and all(source(module, value) in ("None", "[]") for value in starts)
+        if outer is None or starts is None or name in names_in(module.tree) or (asked and not empty):
+            return None
+        part = source(module, begins.value)
+        edits.append(insert_before(module, outer, f"{name} = []" if empty else f"{name} = [{item.path}]"))
+        edits.append(insert_after(module, outer, f"if {name}:\n{INDENT}{item.path} = {item.join}({name}{item.rest})"))
+        rows.append(f"{name}.append({item.part})")
+        if not (asked and same and alone):
+            edits += [_statement(begins, f"{name} = [{part}]"), _statement(item.statement, rows[-1])]
+    if asked:
+        whole = statement_edit(module, condition, "\n".join(rows))
+        edits.append(whole if same and alone else replace_node(condition.test, f"not {asked}_parts"))
+    paths = ", ".join(item.path for item, _ in pairs)
+    return Proposal(tuple(filter(None, edits)), f"join {paths} once, after the loop") if all(edits) else None
+
+
+def _outermost(site: Site, growth: Growth, condition: ast.If) -> Loop | None:
+    """Return the outermost loop that does nothing with what grows but let it grow."""
+    outer, tested = None, set(ast.walk(condition.test))
     for loop in site.loops:
-        stores = [item for item in module.names(path, module.scope(loop)) if not isinstance(item.ctx, ast.Load)]
-        inside = set(ast.walk(loop))
-        if len(inside.intersection(stores)) > 2 or set(_reads(loop, path, growth.statement)) - set(
-            ast.walk(condition.test)
-        ):
+        named = [node for node in ast.walk(loop) if isinstance(node, ast.Name) and node.id == growth.path]
+        stores = [node for node in named if not isinstance(node.ctx, ast.Load)]
+        if len(stores) > 2 or set(_reads(loop, growth.path, growth.statement)) - tested:
             break
         outer = loop
-    if outer is None:
-        return None
-    before = [item for item in stores if item not in set(ast.walk(outer)) and item.lineno < outer.lineno]
-    starts = [module.parents[item] for item in before]
-    empty = all(isinstance(item, ast.Assign) and source(module, item.value) in ("None", "[]") for item in starts)
-    if asks and not empty:
-        return None
-    part = source(module, first.value)
-    edits = [insert_before(module, outer, f"{name} = []" if empty else f"{name} = [{path}]")]
-    if asks and part == growth.part and len(condition.body) == len(condition.orelse) == 1:
-        edits.append(statement_edit(module, condition, f"{name}.append({part})"))
-    else:
-        edits += [replace_node(condition.test, f"not {name}")] * asks
-        edits += [
-            _statement(first, f"{name} = [{part}]"),
-            _statement(growth.statement, f"{name}.append({growth.part})"),
-        ]
-    edits.append(insert_after(module, outer, f"if {name}:\n{INDENT}{path} = {growth.join}({name}{growth.rest})"))
-    return Proposal(tuple(filter(None, edits)), f"join {path} once, after the loop") if all(edits) else None
+    return outer
+
+
+def _starts(site: Site, path: str, outer: Loop) -> list[ast.expr] | None:
+    """Return what a variable is given before a loop; None where that cannot be told."""
+    values: list[ast.expr] = []
+    for node in site.module.names(path, site.module.scope(outer)):
+        if isinstance(node.ctx, ast.Load) or node.lineno >= outer.lineno:
+            continue
+        around = site.module.parents[node]
+        made = site.module.parents[around] if isinstance(around, ast.Tuple) else around
+        if not isinstance(made, ast.Assign):
+            return None
+        value = made.value
+        if isinstance(around, ast.Tuple):
+            if not isinstance(value, ast.Tuple) or len(value.elts) != len(around.elts):
+                return None
+            value = value.elts[around.elts.index(node)]
+        values.append(value)
+    return values
 
 
 def _growth(module: Module, statement: ast.stmt) -> Growth | None:

@@ -119,7 +119,8 @@ def _start(site: Site, name: str, statement: ast.stmt) -> tuple[ast.expr | None,
     while node in site.module.parents and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         if isinstance(node, Loop):
             outer = node
-            for before in body_of(site.module, node) or []:
+        if outer is not None:
+            for before in body_of(site.module, node) or [] if isinstance(node, ast.stmt) else []:
                 if before is node:
                     break
                 for target, value in _pairs(before):

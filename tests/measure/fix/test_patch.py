@@ -201,27 +201,28 @@ def test_what_a_program_does_elsewhere_is_named(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("recorded", "ran", "step_ms", "timed"),
+    ("recorded", "ran", "step_ms", "run_ms", "timed"),
     [
-        (30.0, 18, 12.0, 167),  # early steps are shorter than those recorded
-        (110.0, 18, 200.0, 18),
-        (30.0, 12, 12.0, 18),  # the loop has no more
-        (110.0, 18, None, 18),
-        (0.4, 18, 0.1, 200),
-        (0.0, 18, 12.0, 0),  # none was recorded
-        (110.0, 18, 12.0, 0),  # they grow, or are of another loop
+        (30.0, 18, 12.0, 1000.0, 167),  # early steps are shorter than those recorded
+        (110.0, 18, 200.0, 1000.0, 18),
+        (30.0, 12, 12.0, 1000.0, 18),  # the loop has no more
+        (110.0, 18, None, 1000.0, 18),
+        (0.4, 18, 0.1, 1000.0, 200),
+        (110.0, 18, 100.0, 20000.0, 91),  # half as long as starting up
+        (0.0, 18, 12.0, 1000.0, 0),  # none was recorded
+        (110.0, 18, 12.0, 1000.0, 0),  # they grow, or are of another loop
     ],
 )
-def test_steps_on_trial_last_long_enough(fixing, monkeypatch, recorded, ran, step_ms, timed):
+def test_steps_on_trial_last_long_enough(fixing, monkeypatch, recorded, ran, step_ms, run_ms, timed):
     fixing.steps, fixing.step_ms = 18, recorded
-    run = SimpleNamespace(step_ms=step_ms, low_ms=step_ms, n_steps=ran, run_ms=5000.0)
+    run = SimpleNamespace(step_ms=step_ms, low_ms=step_ms, n_steps=ran, run_ms=run_ms)
     monkeypatch.setattr("torchtriage.measure.fix.fix.sample", lambda *_, **__: run)
     assert fixing.timed_steps == timed
 
 
 def test_a_long_run_is_never_timed_as_a_whole(fixing, monkeypatch):
     fixing.steps, fixing.step_ms, fixing.complete = 18, 110.0, False
-    run = SimpleNamespace(step_ms=12.0, low_ms=12.0, n_steps=18, run_ms=5000.0)
+    run = SimpleNamespace(step_ms=12.0, low_ms=12.0, n_steps=18, run_ms=1000.0)
     monkeypatch.setattr("torchtriage.measure.fix.fix.sample", lambda *_, **__: run)
     assert fixing.timed_steps == 167
 

@@ -41,6 +41,8 @@ HEAT = 4
 """Changes on trial at once: more and the rounds, in which each runs once, last so long that the machine drifts."""
 TIMED_S = 2.0
 """Of steps in each run: neighbours on the machine are most of what is measured in less."""
+LONGEST_TIMED_S = 10.0
+"""... where starting up takes so long that more steps cost little."""
 FEWEST_STEPS, MOST_STEPS = 8, 200
 GROWN = 5
 """Times the fastest of a run's first steps that a recorded step takes, from which whole runs are timed."""
@@ -123,7 +125,7 @@ class _Fixing:
 
     @cached_property
     def timed_steps(self) -> int:
-        """Steps of a run that last ``TIMED_S``: early ones may be shorter than those that were recorded.
+        """Steps of a run that last ``TIMED_S``, or half as long as its start: early ones may be shorter than recorded.
 
         0, whole runs, where no steps were recorded, or those are so much longer that they are of another loop, or grow
         with the run.
@@ -140,7 +142,9 @@ class _Fixing:
             return 0
         if run.n_steps < self.steps:
             return self.steps  # the loop has no more
-        return max(self.steps, min(round(1000 * TIMED_S / run.step_ms), MOST_STEPS))
+        start_up_s = self.first_s - run.n_steps * run.step_ms / 1000
+        timed_s = min(max(TIMED_S, start_up_s / 2), LONGEST_TIMED_S)
+        return max(self.steps, min(round(1000 * timed_s / run.step_ms), MOST_STEPS))
 
     def measured(self, candidate: Candidate) -> Candidate:
         """Return a change that is measured on whole runs where the steps that can be timed do not hold its time."""

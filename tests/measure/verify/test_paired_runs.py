@@ -175,6 +175,23 @@ def test_whole_runs_that_never_wait_are_known_by_their_processor_time():
         assert other.ratio.high > other.ratio.low + 0.2
 
 
+def test_steps_that_never_wait_are_known_by_their_processor_time():
+    rng = np.random.default_rng(0)
+
+    def program(ms: float, share: float):
+        def run(_number: int) -> ProgramRun:
+            low_ms = ms * rng.uniform(1, 1.8)
+            cpu_ms = share * ms * rng.uniform(1, 1.03)
+            return ProgramRun(2 * low_ms, low_ms, 1000.0, 40, LOSSES, step_cpu_ms=cpu_ms, step_busy=share)
+
+        return run
+
+    trial = run_trial(program(10.0, 1.0), program(7.0, 1.0), most_rounds=5)
+    assert 0.67 < trial.ratio.low < trial.ratio.high < 0.73
+    trial = run_trial(program(10.0, 0.4), program(7.0, 0.4), most_rounds=5)  # most of a step is no computing
+    assert trial.ratio.high > trial.ratio.low + 0.2
+
+
 def test_equal_programs_are_rarely_called_different():
     trials = [neighbours(10.0, 10.0, seed=seed) for seed in range(200)]
     assert sum(trial.ratio.high < 1 or trial.ratio.low > 1 for trial in trials) <= 10

@@ -23,7 +23,7 @@ from typing import Any
 from torchtriage.core.record.call_probe import CallProbe
 from torchtriage.core.record.environment import gather
 from torchtriage.core.record.profiler_capture import BUSY, Capture, ProfilerBusyError, capture_ended, devices
-from torchtriage.core.record.timing import settled, step_wall_ns
+from torchtriage.core.record.timing import clocks, settled, step_wall_ns
 from torchtriage.core.record.torch_hooks import may_compile
 from torchtriage.core.record.unused_gradients import GradientWatch
 
@@ -91,8 +91,12 @@ class RecordPlan:
 
 @dataclass
 class _Timed:
+    """``cpu_ns`` : of the process in a step; ``busy`` : of its time with a processor. 0 where not all are timed."""
+
     step_ns: list[int]
     settled: bool = False
+    cpu_ns: float = 0.0
+    busy: float = 0.0
 
 
 class Recorder:
@@ -163,6 +167,7 @@ class Recorder:
         self._last_ns = 0
         self._start_ns = 0
         self._entered_ns = 0
+        self._entered_clocks = (0, 0, 0)
         self._look_at = 0
         self._look_ns = 0
         self._n_compiled = 0
@@ -328,6 +333,8 @@ class Recorder:
         long_enough = sum(times) >= plan.min_timing_s * 1e9
         if (timed.settled and long_enough) or late or n >= at_most:
             timed.step_ns = recent
+            took, cpu, queued = (end - begin for begin, end in zip(self._entered_clocks, clocks(), strict=True))
+            timed.cpu_ns, timed.busy = cpu / max(self._phase_steps, n), cpu / max(took - queued, 1)
             self._next()
 
     def _begins_capture(self, _now: int) -> None:
@@ -374,6 +381,7 @@ class Recorder:
             if state in (AGAIN, WARM_UP):
                 self._write()
         self._last_ns = self._entered_ns = perf_counter_ns()
+        self._entered_clocks = clocks()
         self._look_at = self.plan.timing_steps
         self._look_ns = self._entered_ns + int(self.plan.max_timing_s * 1e9)
 

@@ -8,7 +8,9 @@ sum is what the device took, but for the depth of the queue at both ends.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import fmean, median
+from time import perf_counter_ns, process_time_ns
 
 SETTLED = 0.05
 """Halves whose medians differ by less say the same."""
@@ -38,3 +40,12 @@ def step_wall_ns(step_ns: Sequence[int], *, all_steps: bool) -> float | None:
         return fmean(step_ns)
     limit = OUTLIER * median(step_ns)
     return fmean(step for step in step_ns if step <= limit)
+
+
+def clocks() -> tuple[int, int, int]:
+    """Return the time, what this process has computed, and what its main thread has waited for a processor, in ns."""
+    try:
+        queued = int(Path("/proc/self/schedstat").read_text(encoding="ascii").split()[1])
+    except (OSError, ValueError, IndexError):
+        queued = 0
+    return perf_counter_ns(), process_time_ns(), queued

@@ -48,7 +48,8 @@ class ProgramRun:
 
     ``step_ms`` : mean time of its timed steps, over the processes of a job; None where no loop was found. ``low_ms`` :
     the mean of its fastest tenth. ``run_ms`` : of the whole process; ``cpu_ms`` : what it and its children computed of
-    that, ``queued_ms`` : what it waited for a processor. ``printed`` : its output until it was ended.
+    that, ``queued_ms`` : what it waited for a processor. ``step_cpu_ms`` : what the process computes in a step,
+    ``step_busy`` : in which share of the time that it has a processor. ``printed`` : its output until it was ended.
     """
 
     step_ms: float | None
@@ -59,6 +60,8 @@ class ProgramRun:
     printed: str = ""
     cpu_ms: float = 0.0
     queued_ms: float = 0.0
+    step_cpu_ms: float = 0.0
+    step_busy: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -132,25 +135,34 @@ def _ratio(
     """Return after over before, of the mean steps or, where that is known better, of the fastest tenth.
 
     Neighbours on the machine only ever add time. The fastest steps say nothing of what happens now and then: where the
-    two do not fit each other, the mean counts. Which is taken never depends on who is faster. For whole runs of
-    programs that never wait the other one is the processor's time, which is theirs alone.
+    two do not fit each other, the mean counts. Which is taken never depends on who is faster. Of programs that never
+    wait, another one is the processor's time, which is theirs alone; of whole runs it is the only other one.
     """
-    mean = ratio_of_pairs(np.array(before_ms), np.array(after_ms), level=LEVEL)
+    best = mean = ratio_of_pairs(np.array(before_ms), np.array(after_ms), level=LEVEL)
     if any(run.step_ms is None for side in samples for run in side):
-        others = [[run.cpu_ms for run in side if _computes(side)] for side in samples]
+        others = [[[run.cpu_ms for run in side if _computes(side)] for side in samples]]
     else:
-        others = [[run.low_ms for run in side if run.low_ms] for side in samples]
-    if any(len(other) < len(before_ms) for other in others):
-        return mean
-    low = ratio_of_pairs(np.array(others[0]), np.array(others[1]), level=LEVEL)
-    fits = low.low <= mean.high and mean.low <= low.high
-    return low if fits and low.high / low.low < mean.high / mean.low else mean
+        others = [
+            [[run.low_ms for run in side if run.low_ms] for side in samples],
+            [[run.step_cpu_ms for run in side if _steps_compute(side)] for side in samples],
+        ]
+    for before, after in others:
+        if len(before) == len(after) == len(before_ms):
+            other = ratio_of_pairs(np.array(before), np.array(after), level=LEVEL)
+            fits = other.low <= mean.high and mean.low <= other.high
+            best = other if fits and other.high / other.low < best.high / best.low else best
+    return best
 
 
 def _computes(runs: Sequence[ProgramRun]) -> bool:
     """Whether a program is one thread that waits for nothing but a processor, as its least disturbed run shows."""
     share = max(run.cpu_ms / (run.run_ms - run.queued_ms) for run in runs)
     return BUSY[0] <= share <= BUSY[1]
+
+
+def _steps_compute(runs: Sequence[ProgramRun]) -> bool:
+    """Whether steps are of one thread that waits for nothing but a processor."""
+    return all(run.step_cpu_ms > 0 and BUSY[0] <= run.step_busy <= BUSY[1] for run in runs)
 
 
 def sample(
@@ -204,7 +216,17 @@ def sample(
         printed=_printed(folder),
         cpu_ms=cpu_ms,
         queued_ms=queued_ms[-1],
+        step_cpu_ms=_of_stages(recordings, "cpu_ns") / NS_PER_MS,
+        step_busy=_of_stages(recordings, "busy"),
     )
+
+
+def _of_stages(recordings: Sequence[Any], name: str) -> float:
+    """Return a mean over the timed steps of a run's one process; 0 of several, or where a device works behind."""
+    if len(recordings) != 1 or recordings[0]["queued"]:
+        return 0.0
+    parts = [recordings[0][stage][name] for stage in ("before", "after") if recordings[0][stage]["step_ns"]]
+    return fmean(parts) if parts and all(parts) else 0.0
 
 
 def _cpu_s() -> float:

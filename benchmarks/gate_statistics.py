@@ -23,12 +23,13 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from stopping import stop
 
 from torchtriage.core.stats import change_points
 from torchtriage.core.stats.classical_tests import cohen_d, mann_whitney, welch
 from torchtriage.core.stats.multiple_testing import adjust
 from torchtriage.core.stats.quantiles import quantile_interval
-from torchtriage.core.stats.sequential import StoppingPlan, decide
+from torchtriage.core.stats.sequential import StoppingPlan
 from torchtriage.core.stats.session_comparison import compare_sessions, noise_floor, session_value, verdict
 from torchtriage.measure.gate.history import LEAST_T, LEAST_VALUES, MIN_CHANGE
 
@@ -173,7 +174,7 @@ def sequential_table(lows: dict[str, Floats], n_trials: int) -> Table:
     rng = np.random.default_rng(2)
     table = [["", "A/A called slower, %", "pairs", *(text for arm in ARMS for text in (f"{arm} found, %", "pairs"))]]
     for max_pairs, effect in ((20, 0.02), (20, 0.05), (40, 0.02)):
-        plan = StoppingPlan(max_pairs=max_pairs, min_effect=effect)
+        plan = StoppingPlan(max_pairs=max_pairs)
         fixed = [f"{max_pairs} pairs, smallest effect {effect:.0%}"]
         early = ["… stopping early"]
         for arm in ("A2", *ARMS.values()):
@@ -182,11 +183,8 @@ def sequential_table(lows: dict[str, Floats], n_trials: int) -> Table:
             for before, after in draws(lows, arm, max_pairs, n_drawn, rng):
                 change = compare_sessions(before, after, paired=True)
                 found.append(verdict(change, min_effect=effect) == "regression")
-                for n in range(plan.first_pairs, max_pairs + 1):
-                    decision = decide(before[:n], after[:n], plan)
-                    if decision.stop:
-                        break
-                said.append(decision.verdict == "regression")
+                outcome, n = stop(before, after, plan, effect)
+                said.append(outcome == "regression")
                 stopped.append(n)
             fixed += [share(found), str(max_pairs)]
             early += [share(said), f"{np.mean(stopped):.1f}"]
@@ -310,18 +308,26 @@ def many_table(lows: dict[str, Floats], n_checks: int, n_metrics: int = 200) -> 
             p = np.array([signed_p(before, after) for before, after in drawn])
             p_more = np.array([signed_p(before, after * 1.05) for before, after in drawn[:20]])
             alarms["none"].append(bool((p <= 0.01).any()))
-            alarms["holm"].append(bool((adjust(p) <= 0.01).any()))
-            alarms["benjamini-hochberg"].append(bool((adjust(p, method="benjamini-hochberg") <= 0.01).any()))
+            alarms["holm"].append(bool((holm(p) <= 0.01).any()))
+            alarms["benjamini-hochberg"].append(bool((adjust(p) <= 0.01).any()))
             # one by one: each metric in turn is the one that changed, a few per check
             for i in range(5):
                 changed = np.concatenate([p[:i], p_more[i : i + 1], p[i + 1 :]])
-                one.append(bool(adjust(changed)[i] <= 0.01))
+                one.append(bool(holm(changed)[i] <= 0.01))
             changed = np.concatenate([p_more[:20], p[20:]])
-            twenty += (adjust(changed, method="benjamini-hochberg")[:20] <= 0.01).tolist()
+            twenty += (adjust(changed)[:20] <= 0.01).tolist()
         table.append(
             [str(n_pairs), str(n_checks), *(f"{sum(hits)}" for hits in alarms.values()), share(one), share(twenty)]
         )
     return table
+
+
+def holm(p: Floats) -> Floats:
+    """Return p-values for the chance of even one false alarm in a check (Holm 1979)."""
+    order = np.argsort(p, kind="stable")
+    adjusted = np.empty(len(p))
+    adjusted[order] = np.minimum(np.maximum.accumulate(p[order] * (len(p) - np.arange(len(p)))), 1.0)
+    return adjusted
 
 
 def signed_p(before: Floats, after: Floats) -> float:

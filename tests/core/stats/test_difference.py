@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from torchtriage.core.stats import difference, difference_of_means, difference_of_medians
+from torchtriage.core.stats import difference, difference_of_means
 from torchtriage.core.stats.difference import block_length, student_quantile
 
 N_SERIES = 300
@@ -28,11 +28,11 @@ def series(kind: str, n: int, rng: np.random.Generator) -> np.ndarray:
     return out[50:, None]
 
 
-def coverage(statistic, kind: str, n: int, m: int) -> float:
+def coverage(kind: str, n: int, m: int) -> float:
     rng = np.random.default_rng(7)
     hits = 0
     for seed in range(N_SERIES):
-        low, high = statistic(series(kind, n, rng), series(kind, m, rng), seed=seed)
+        low, high = difference_of_means(series(kind, n, rng), series(kind, m, rng), seed=seed)
         hits += bool(low[0] <= 0 <= high[0])
     return hits / N_SERIES
 
@@ -51,7 +51,7 @@ def coverage(statistic, kind: str, n: int, m: int) -> float:
     ],
 )
 def test_the_interval_of_the_mean_holds_the_truth_as_often_as_it_says(kind, n, m, least):
-    assert coverage(difference_of_means, kind, n, m) >= least
+    assert coverage(kind, n, m) >= least
 
 
 @pytest.mark.usefixtures("few_resamples")
@@ -64,13 +64,7 @@ def test_ignoring_memory_would_be_wrong_twice_as_often():
         error = np.sqrt((before.var(ddof=1) + after.var(ddof=1)) / 60)
         misses += abs(after.mean() - before.mean()) > 1.98 * error
     assert misses / N_SERIES > 0.2
-    assert coverage(difference_of_means, "correlated", 60, 60) > 0.9
-
-
-@pytest.mark.usefixtures("few_resamples")
-@pytest.mark.parametrize("kind", ["independent", "skewed"])
-def test_the_interval_of_the_median_is_no_narrower_than_it_says(kind):
-    assert coverage(difference_of_medians, kind, 15, 15) >= 0.93
+    assert coverage("correlated", 60, 60) > 0.9
 
 
 def test_intervals_are_not_needlessly_wide():
@@ -87,15 +81,6 @@ def test_swapped_series_give_the_mirrored_interval():
     mirrored = difference_of_means(after, before)
     np.testing.assert_array_equal(mirrored.low, -high)
     np.testing.assert_array_equal(mirrored.high, -low)
-
-
-def test_one_outlier_moves_the_mean_and_not_the_median():
-    before = np.ones((20, 1)) + np.arange(20)[:, None] * 1e-3
-    after = before.copy()
-    after[7] = 50
-    mean, median = difference_of_means(before, after), difference_of_medians(before, after)
-    assert mean.high[0] > 2
-    assert abs(median.high[0]) < 0.1
 
 
 def test_one_value_tells_nothing():

@@ -7,7 +7,6 @@ and the interval is widened for the few blocks that a recording holds.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -45,18 +44,24 @@ def difference_of_means(before: Floats, after: Floats, *, level: float = 0.95, s
     widens the interval, but a change between two recordings of one program (another machine state) cannot be seen from
     inside them: callers add an allowance for that.
     """
-    return _difference(before, after, _means, level, seed)
-
-
-def difference_of_medians(before: Floats, after: Floats, *, level: float = 0.95, seed: int = 0) -> Interval:
-    """Return where the difference of the medians, after minus before, lies.
-
-    ``before``, ``after`` : float64[n, k] and float64[m, k]. ``level``, ``seed`` : as in :func:`difference_of_means`.
-
-    As :func:`difference_of_means`; a single outlier moves it little, and it does not add up over the parts of a step.
-    Resampled medians of a few values jump, so intervals are too wide rather than too narrow below ten values.
-    """
-    return _difference(before, after, _medians, level, seed)
+    k = before.shape[1]
+    if min(len(before), len(after)) < MIN_STEPS:
+        return Interval(np.full(k, np.nan), np.full(k, np.nan))
+    # one orientation for both orders of the arguments, so that swapping mirrors exactly
+    if (len(after), after.tobytes()) < (len(before), before.tobytes()):
+        low, high = difference_of_means(after, before, level=level, seed=seed)
+        return Interval(-high, -low)
+    rng = np.random.default_rng(seed)
+    (from_, var_b, df_b), (to, var_a, df_a) = (_spread(values, rng) for values in (before, after))
+    total = var_b + var_a
+    # Welch and Satterthwaite: the side that varies more has the say
+    weight = var_b**2 / df_b + var_a**2 / df_a
+    df = np.divide(total**2, weight, out=np.full(k, df_b + df_a), where=weight > 0)
+    known: dict[float, float] = {}
+    reach = np.sqrt(total) * [
+        known.setdefault(item, student_quantile((1 + level) / 2, item)) for item in np.round(df, 1).tolist()
+    ]
+    return Interval(to - from_ - reach, to - from_ + reach)
 
 
 def block_length(values: Floats) -> int:
@@ -120,45 +125,14 @@ def _means(values: Floats, picks: NDArray[np.int64]) -> Floats:
     return out
 
 
-def _medians(values: Floats, picks: NDArray[np.int64]) -> Floats:
-    out: Floats = np.median(values[picks], axis=1)
-    return out
-
-
-def _difference(
-    before: Floats, after: Floats, statistic: Callable[[Floats, NDArray[np.int64]], Floats], level: float, seed: int
-) -> Interval:
-    k = before.shape[1]
-    if min(len(before), len(after)) < MIN_STEPS:
-        return Interval(np.full(k, np.nan), np.full(k, np.nan))
-    # one orientation for both orders of the arguments, so that swapping mirrors exactly
-    if (len(after), after.tobytes()) < (len(before), before.tobytes()):
-        low, high = _difference(after, before, statistic, level, seed)
-        return Interval(-high, -low)
-    rng = np.random.default_rng(seed)
-    (from_, var_b, df_b), (to, var_a, df_a) = (_spread(values, statistic, rng) for values in (before, after))
-    total = var_b + var_a
-    # Welch and Satterthwaite: the side that varies more has the say
-    weight = var_b**2 / df_b + var_a**2 / df_a
-    df = np.divide(total**2, weight, out=np.full(k, df_b + df_a), where=weight > 0)
-    known: dict[float, float] = {}
-    reach = np.sqrt(total) * [
-        known.setdefault(item, student_quantile((1 + level) / 2, item)) for item in np.round(df, 1).tolist()
-    ]
-    return Interval(to - from_ - reach, to - from_ + reach)
-
-
-def _spread(
-    values: Floats, statistic: Callable[[Floats, NDArray[np.int64]], Floats], rng: np.random.Generator
-) -> tuple[Floats, Floats, float]:
-    """Return the statistic, its variance over resamples, and the degrees of freedom of that."""
+def _spread(values: Floats, rng: np.random.Generator) -> tuple[Floats, Floats, float]:
+    """Return the mean, its variance over resamples, and the degrees of freedom of that."""
     n = len(values)
     # parts of a step share its blocks
     length = block_length(values.sum(axis=1))
     n_blocks = n / length
     starts = rng.integers(0, n, (N_RESAMPLES, -(-n // length)))
     picks = ((starts[:, :, None] + np.arange(length)) % n).reshape(N_RESAMPLES, -1)[:, :n]
-    centre = statistic(values, np.arange(n)[None, :])[0]
     # resamples of m blocks vary by (m - 1) / m too little
-    variance = statistic(values, picks).var(axis=0) * n_blocks / (n_blocks - 1)
-    return centre, variance, n_blocks - 1
+    variance = _means(values, picks).var(axis=0) * n_blocks / (n_blocks - 1)
+    return _means(values, np.arange(n)[None, :])[0], variance, n_blocks - 1

@@ -8,22 +8,12 @@ fixes beforehand when to look, and asks at each look for a stricter level, so th
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
-from typing import Literal, NamedTuple
+from functools import lru_cache
 
 import numpy as np
 
 from torchtriage.core.arrays import Floats
-from torchtriage.core.stats.session_comparison import (
-    Change,
-    Statistic,
-    Verdict,
-    compare_sessions,
-    pairs_needed,
-    verdict,
-)
 
 SHAPE = 0.25
 """Wang and Tsiatis (1987): 0.5 asks the same level at every look (Pocock), 0 almost all at the end (O'Brien and
@@ -34,14 +24,13 @@ Fleming). Between them both the mean and the largest number of pairs are near th
 class StoppingPlan:
     """When to look, and what to ask for. A look after every pair from ``first_pairs`` on.
 
-    ``level`` : 0.98 leaves 1 % for a false regression over all looks together. ``min_effect`` : as in
-    ``sessions.verdict``. ``miss`` : how often a regression of ``min_effect`` may be called "same", over all looks
-    together; larger than the other because it ends most checks of code that did not change.
+    ``level`` : 0.98 leaves 1 % for a false regression over all looks together. ``miss`` : how often a
+    regression of the smallest effect may be called "same", over all looks together; larger than the other because it
+    ends most checks of code that did not change.
     """
 
     max_pairs: int = 20
     level: float = 0.98
-    min_effect: float = 0.01
     first_pairs: int = 7
     miss: float = 0.05
 
@@ -57,7 +46,7 @@ class StoppingPlan:
         return self._spent(n_pairs, (1 - self.level) / 2)
 
     def same_level_at(self, n_pairs: int) -> float:
-        """Return the level of the interval whose upper end must exclude ``min_effect``."""
+        """Return the level of the interval whose upper end must exclude the smallest effect."""
         return self._spent(n_pairs, self.miss)
 
     def _spent(self, n_pairs: int, risk: float) -> float:
@@ -65,58 +54,6 @@ class StoppingPlan:
             raise ValueError(f"expected {self.first_pairs} to {self.max_pairs} pairs, found {n_pairs}")
         z = _bound(self.first_pairs, self.max_pairs, risk)
         return 1 - math.erfc(z * (n_pairs / self.max_pairs) ** (SHAPE - 0.5) / math.sqrt(2))
-
-
-class Decision(NamedTuple):
-    """What to do after a pair.
-
-    ``change`` is None before the first look; its interval is one of the plan's repeated confidence intervals: all of
-    them hold the truth together at ``Plan.level``. ``n_more`` : pairs that would probably settle it where ``verdict``
-    is inconclusive, else 0.
-    """
-
-    stop: bool
-    verdict: Verdict
-    change: Change | None
-    n_more: int
-
-
-def decide(
-    before: Sequence[Floats],
-    after: Sequence[Floats],
-    plan: StoppingPlan,
-    *,
-    statistic: Statistic = "low",
-    floor: float = 0.0,
-    better: Literal["lower", "higher"] = "lower",
-) -> Decision:
-    """Return whether the pairs so far settle it, and what they say.
-
-    ``before``, ``after`` : sequences of float64[n], one session each per pair, in the order they ran (see
-    ``sessions.compare_sessions``). ``plan`` : the same at every call.
-
-    Repeated confidence intervals (Jennison and Turnbull 1989): a verdict is given where the interval of this look gives
-    one. Assumes what ``compare_sessions`` assumes of pairs. To stop for any other reason, or to go on after a verdict,
-    costs pairs but not the error rate.
-
-    Raises ValueError: as ``compare_sessions``; more pairs than the plan has.
-    """
-    n = len(before)
-    if n < plan.first_pairs:
-        return Decision(False, "inconclusive", None, plan.first_pairs - n)
-    compare = partial(compare_sessions, before, after, paired=True, floor=floor, statistic=statistic)
-    change = compare(level=plan.level_at(n))
-    outcome = verdict(change, min_effect=plan.min_effect, better=better)
-    if (
-        outcome == "inconclusive"
-        and verdict(compare(level=plan.same_level_at(n)), min_effect=plan.min_effect, better=better) == "same"
-    ):
-        outcome = "same"
-    if outcome != "inconclusive":
-        return Decision(True, outcome, change, 0)
-    effect = max(plan.min_effect, change.floor * 2, 1e-3)
-    n_more = max(pairs_needed(change, effect) - n, 1)
-    return Decision(n >= plan.max_pairs, outcome, change, n_more)
 
 
 @lru_cache(maxsize=64)

@@ -153,7 +153,7 @@ def _judge_family(family: Sequence[_RowDraft], alpha: float, miss: float) -> lis
         p_values = [
             change.p_value / 2 if here else 1 - change.p_value / 2 for change, here in zip(first, side, strict=True)
         ]
-        found = multiple_testing.adjust(p_values, method="benjamini-hochberg")
+        found = multiple_testing.adjust(p_values)
         n_found = max(int((found <= alpha).sum()), 1)
         adjusted[side] = found[side]
         levels[side] = 1 - 2 * alpha * n_found / len(family)

@@ -16,7 +16,7 @@ from typing import Any
 
 from torchtriage.diagnose.lint.abstract_values import CPU, UNKNOWN, Value
 from torchtriage.diagnose.lint.settings import Settings
-from torchtriage.diagnose.lint.syntax import path_of
+from torchtriage.diagnose.lint.syntax import argument, path_of
 from torchtriage.diagnose.lint.torch_names import HOOK
 
 
@@ -109,13 +109,22 @@ class SourceFunction:
     called_without_grad: bool = False
     compiled_by_caller: bool = False
     has_backward: bool = False
-    uses_grad: bool = False
     is_generator: bool = False
     yields: Value = UNKNOWN
     turns: list[SourceLoop] = field(default_factory=list)
     returns: list[tuple[ast.Return, Value]] = field(default_factory=list)
     events: list[SourceEvent] = field(default_factory=list)
     fires: tuple[str, str, str] | None = None
+
+    @property
+    def places(self) -> list[str]:
+        """The parameters that a call fills by their place, ``self`` left out."""
+        names = [arg.arg for arg in (*self.node.args.posonlyargs, *self.node.args.args)]
+        return names[1:] if self.owner is not None and "staticmethod" not in self.decorators else names
+
+    def given_to(self, call: ast.Call, name: str) -> ast.expr | None:
+        """Return what a call of this function gives a parameter, None when it leaves it out."""
+        return argument(call, name, self.places.index(name) if name in self.places else -1)
 
     @property
     def sets_up(self) -> bool:
@@ -157,6 +166,11 @@ class SourceLoop:
     cleared: set[str] = field(default_factory=set)
     n_constant: int | None = None
     comprehension: bool = False
+
+    @property
+    def place(self) -> ast.expr | ast.stmt:
+        """What stands for it in a report: the statement, or what a comprehension goes over."""
+        return self.node.iter if isinstance(self.node, ast.comprehension) else self.node
 
     @property
     def trains(self) -> bool:
@@ -233,6 +247,13 @@ class Context:
         if self.rare or self.aside or (self.function is not None and self.function.loads):
             return False
         return self.step_loop is not None or self.in_step_function
+
+    @property
+    def trains(self) -> bool:
+        """Whether it stands in a step of training."""
+        if (loop := self.step_loop) is not None:
+            return loop.trains
+        return self.function is not None and (self.function.has_backward or self.function.name == "training_step")
 
     @property
     def repeated(self) -> bool:
@@ -476,6 +497,21 @@ class Module:
             known.attributes.clear()
             known.children.clear()
         self.edges.clear()
+
+    @cached_property
+    def names_cuda(self) -> bool:
+        """Whether its text puts something on a CUDA device."""
+        return any(word in self.text for word in ('"cuda', "'cuda", ".cuda("))
+
+    def turn(self, loop: SourceLoop) -> list[ast.AST]:
+        """Return what runs in each turn of a loop: its statements, or the element of a comprehension."""
+        if not isinstance(loop.node, ast.comprehension):
+            return list(loop.node.body)
+        return [self.elements[loop.node]] if loop.node in self.elements else []
+
+    def made_in(self, function: SourceFunction | None, name: str) -> list[ast.expr]:
+        """Return what a function assigns to a variable."""
+        return [item.expression for item in self.assigns if item.target == name and item.context.function is function]
 
     def text_of(self, function: SourceFunction) -> str:
         """Return the text of a function."""

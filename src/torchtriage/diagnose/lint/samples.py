@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from functools import cached_property, lru_cache
 
 from torchtriage.diagnose.lint.facts import Module, SourceCall, SourceFunction
-from torchtriage.diagnose.lint.syntax import names_in, path_of
+from torchtriage.diagnose.lint.syntax import names_in, path_of, stored_names
 from torchtriage.diagnose.lint.work_syntax import parameters
 from torchtriage.diagnose.lint.work_words import CACHES
 
@@ -116,9 +116,7 @@ class Samples:
             for callee in call.callees:
                 if callee is function or callee.name == "__init__" or any(map(CACHES.search, callee.decorators)):
                     continue
-                places = [arg.arg for arg in (*callee.node.args.posonlyargs, *callee.node.args.args)]
-                places = places[1:] if callee.owner is not None and "staticmethod" not in callee.decorators else places
-                given = list(zip(places, call.node.args, strict=False))
+                given = list(zip(callee.places, call.node.args, strict=False))
                 given += [(item.arg or "", item.value) for item in call.node.keywords]
                 varying = {name for name, node in given if not self.is_fixed(node, function)}
                 following = {name for name, node in given if self.follows(node, function)}
@@ -127,7 +125,7 @@ class Samples:
 
     def _spread(self, function: SourceFunction, names: set[str], *, random: bool) -> set[str]:
         """Return the names of a function that come from others, or are drawn at random."""
-        pairs = [(_names_of(target), source) for target, source in _bindings(function.node)]
+        pairs = [(stored_names(target), source) for target, source in _bindings(function.node)]
         drawn = {id(source) for _, source in pairs if random and _RANDOM.search(ast.unparse(source))}
         while True:
             more = set(names)
@@ -143,11 +141,6 @@ class Samples:
 def samples_of(module: Module) -> Samples:
     """Return the code of a file that runs for each sample: several rules ask for it."""
     return Samples(module)
-
-
-def _names_of(target: ast.expr) -> set[str]:
-    """Return the variables that an assignment to a target binds."""
-    return {part.id for part in ast.walk(target) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
 
 
 def _guarded(node: ast.AST, spans: list[tuple[int, int]]) -> bool:

@@ -13,6 +13,11 @@ def keyword(call: ast.Call, name: str) -> ast.expr | None:
     return next((keyword.value for keyword in call.keywords if keyword.arg == name), None)
 
 
+def argument(call: ast.Call, name: str, place: int) -> ast.expr | None:
+    """Return what a parameter is given, by its name or its place, None when it is absent."""
+    return keyword(call, name) or (call.args[place] if 0 <= place < len(call.args) else None)
+
+
 def arguments(call: ast.Call) -> list[ast.expr]:
     """Return every argument, keyword arguments last."""
     return [*call.args, *(argument.value for argument in call.keywords)]
@@ -26,6 +31,21 @@ def unpacks(call: ast.Call) -> bool:
 def names_in(node: ast.AST) -> set[str]:
     """Return the variables in a piece of syntax."""
     return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+
+
+def stored_names(node: ast.AST) -> set[str]:
+    """Return the variables that a piece of syntax gives values to."""
+    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
+
+
+def given_names(call: ast.Call) -> set[str]:
+    """Return the variables in what a call is given."""
+    return {name for item in arguments(call) for name in names_in(item)}
+
+
+def indices(node: ast.Subscript) -> list[ast.expr]:
+    """Return the index in each dimension: two of ``x[i, :n]``."""
+    return node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
 
 
 def literal(node: ast.expr | None) -> object:
@@ -58,9 +78,7 @@ def goes_over(node: ast.expr) -> str:
 
 def flag(node: ast.Call, name: str, position: int) -> bool | None:
     """Return a boolean setting of a call: its value, False when absent, None when not constant."""
-    given = keyword(node, name)
-    if given is None and len(node.args) > position:
-        given = node.args[position]
+    given = argument(node, name, position)
     if given is None:
         return None if unpacks(node) else False
     value = literal(given)
@@ -69,7 +87,7 @@ def flag(node: ast.Call, name: str, position: int) -> bool | None:
 
 def destination(node: ast.Call) -> str:
     """Return the device a ``.to(...)`` names in words, empty when none."""
-    given = keyword(node, "device") or (node.args[0] if node.args else None)
+    given = argument(node, "device", 0)
     if isinstance(given, ast.Call) and given.args and path_of(given.func).endswith("device"):
         given = given.args[0]
     name = literal(given)

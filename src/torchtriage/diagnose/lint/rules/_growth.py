@@ -4,6 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Assign, Module, literal, names_in, text_of
+from torchtriage.diagnose.lint.syntax import indices
 
 JOINS = frozenset(
     [
@@ -67,7 +68,6 @@ def _comes_from(node: ast.expr, target: str) -> bool:
 
 def takes_prefix(node: ast.Subscript, index: str) -> bool:
     """Return whether an index takes all elements before a turn's own: ``x[:i]``, ``x[:, : i + 1]``."""
-    parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
     return any(
         isinstance(part, ast.Slice)
         and (part.lower is None or literal(part.lower) == 0)
@@ -75,5 +75,5 @@ def takes_prefix(node: ast.Subscript, index: str) -> bool:
         and part.upper is not None
         and names_in(part.upper) == {index}
         and not isinstance(part.upper, ast.UnaryOp)
-        for part in parts
+        for part in indices(node)
     )

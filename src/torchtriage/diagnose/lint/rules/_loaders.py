@@ -3,17 +3,16 @@
 import ast
 import re
 
-from torchtriage.diagnose.lint.base import Module, SourceCall, keyword, literal, text_of, unpacks
+from torchtriage.diagnose.lint.base import Module, SourceCall, literal, text_of, unpacks
 from torchtriage.diagnose.lint.facts import Class
+from torchtriage.diagnose.lint.syntax import argument
 
 N_WORKERS = 5  # its place among the positional arguments
 
 
 def workers(module: Module, call: SourceCall) -> int | None:
     """Return ``num_workers`` of a loader: 0 when absent, None when it is not known here."""
-    given = keyword(call.node, "num_workers")
-    if given is None and len(call.node.args) > N_WORKERS:
-        given = call.node.args[N_WORKERS]
+    given = argument(call.node, "num_workers", N_WORKERS)
     if given is None:
         return None if unpacks(call.node) else 0
     value = module.constant(given, call.context) if module.is_program else literal(given)
@@ -22,7 +21,7 @@ def workers(module: Module, call: SourceCall) -> int | None:
 
 def dataset(module: Module, call: SourceCall) -> Class | None:
     """Return the class of the file that a loader's dataset is of."""
-    given = call.node.args[0] if call.node.args else keyword(call.node, "dataset")
+    given = argument(call.node, "dataset", 0)
     if given is None:
         return None
     value = call.arguments[0] if call.node.args else module.value(given)

@@ -8,8 +8,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from torchtriage.diagnose.lint.base import Module, SourceCall, SourceFunction, keyword, literal, text_of
-from torchtriage.diagnose.lint.syntax import is_self, path_of
+from torchtriage.diagnose.lint.base import Module, SourceCall, SourceFunction, literal, text_of
+from torchtriage.diagnose.lint.syntax import argument, is_self, names_in, path_of
 
 _GRADIENT_WANTED = re.compile(r"requires_grad(_\(|\s*=(?!=))|freeze|add_param_group|unfreeze")
 _MADE_ELSEWHERE = re.compile(r"models\.|create_model\(|hub\.load\(|from_pretrained\(|torch\.load\(|jit\.load\(")
@@ -110,11 +110,7 @@ class Trained:
         )
 
     def _comes_trained(self, name: str, function: SourceFunction | None, depth: int) -> bool:
-        made = [
-            assign.expression
-            for assign in self.module.assigns
-            if assign.target == name and assign.context.function is function and name not in _names(assign.expression)
-        ]
+        made = [item for item in self.module.made_in(function, name) if name not in names_in(item)]
         if made:
             return any(self._is_trained(item, function, depth + 1) for item in made)
         passed = list(_passed(self.module, function, name)) if function is not None else []
@@ -133,7 +129,7 @@ def trained_modules(module: Module) -> Trained | None:
     for call in module.calls:
         if call.value.kind != "optimizer" or call.callees:
             continue
-        given = call.node.args[0] if call.node.args else keyword(call.node, "params")
+        given = argument(call.node, "params", 0)
         owners = list(_owners(module, given, call.context.function)) if given is not None else []
         if not owners:
             return None
@@ -214,19 +210,9 @@ def _passed(
     """Yield what callers give for a parameter."""
     if function is None:
         return
-    places = [arg.arg for arg in function.node.args.args]
-    if name not in places:
-        return
-    at = places.index(name) - (1 if function.owner is not None and "staticmethod" not in function.decorators else 0)
-    for call in module.calls:
-        if function in call.callees:
-            given = keyword(call.node, name) or (call.node.args[at] if 0 <= at < len(call.node.args) else None)
-            if given is not None:
-                yield given, call.context.function
-
-
-def _names(node: ast.expr) -> set[str]:
-    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+    for call in module.calls if name in function.places else ():
+        if function in call.callees and (given := function.given_to(call.node, name)) is not None:
+            yield given, call.context.function
 
 
 def _parts(module: Module, node: ast.expr) -> Iterator[str]:

@@ -1,19 +1,16 @@
-"""What rules about loops share: whether turns need each other."""
+"""What rules about loops share: whether turns need each other, what counts them, and in which of them a call runs."""
 
 import ast
+from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.facts import SourceLoop
+from torchtriage.diagnose.lint.facts import Module, SourceCall, SourceLoop
+from torchtriage.diagnose.lint.syntax import stored_names
 
 
 def carries(loop: SourceLoop) -> bool:
     """Return whether a name is read before it is assigned in the same turn: a recurrence."""
     body = loop.node.body  # type: ignore[union-attr]
-    assigned = {
-        node.id
-        for statement in body
-        for node in ast.walk(statement)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    }
+    assigned = {name for statement in body for name in stored_names(statement)}
     augmented = {
         node.target.id
         for statement in body
@@ -27,7 +24,34 @@ def carries(loop: SourceLoop) -> bool:
         }
         if loads & (assigned - done - augmented):
             return True
-        done |= {
-            node.id for node in ast.walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-        }
+        done |= stored_names(statement)
     return False
+
+
+def counted_by(loop: SourceLoop) -> set[str]:
+    """Return the names that a loop counts its turns with: of ``range``, and the first of ``enumerate``."""
+    node = loop.node
+    if not isinstance(node, ast.For | ast.comprehension) or not isinstance(node.iter, ast.Call):
+        return set()
+    name = node.iter.func.id if isinstance(node.iter.func, ast.Name) else ""
+    target = node.target
+    if name == "enumerate" and isinstance(target, ast.Tuple) and target.elts:
+        target = target.elts[0]
+    elif name != "range":
+        return set()
+    return {target.id} if isinstance(target, ast.Name) else set()
+
+
+def runs_every(module: Module, call: SourceCall) -> Iterator[object]:
+    """Yield after how many steps the conditions around a call hold again: 5 of ``if step % 5 == 0``."""
+    loop = call.context.step_loop
+    for node in ast.walk(loop.node) if loop is not None else ():
+        if isinstance(node, ast.If) and stands_in(node.body, call):
+            for item in ast.walk(node.test):
+                if isinstance(item, ast.BinOp) and isinstance(item.op, ast.Mod):
+                    yield module.constant(item.right, call.context)
+
+
+def stands_in(body: list[ast.stmt], call: SourceCall) -> bool:
+    """Return whether a call is part of some statements."""
+    return any(item is call.node for statement in body for item in ast.walk(statement))

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, keyword, text_of, unpacks
 from torchtriage.diagnose.lint.facts import SourceFunction
 from torchtriage.diagnose.lint.samples import Samples, samples_of
+from torchtriage.diagnose.lint.syntax import indices
 
 RULE = Rule("DAT105", "all-read-for-part", "data", "A whole file is read for part of it", "medium", over=("DAT103",))
 
@@ -85,8 +86,7 @@ def _cut(samples: Samples, function: SourceFunction, call: SourceCall) -> ast.Su
             continue
         if call.name in _VIDEO and not isinstance(node.slice, ast.Constant):
             return node
-        parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-        for item in parts:
+        for item in indices(node):
             if isinstance(item, ast.Slice) and item.lower is not None and item.upper is not None:
                 return node if not isinstance(item.lower, ast.Constant) else None
     return None

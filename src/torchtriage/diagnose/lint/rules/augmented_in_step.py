@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, SourceLoop, text_of
 from torchtriage.diagnose.lint.rules._loaders import reads_or_transforms
-from torchtriage.diagnose.lint.syntax import path_of
+from torchtriage.diagnose.lint.syntax import names_in, path_of
 
 RULE = Rule("DAT114", "augmented-in-step", "data", "Samples are augmented one by one between steps", "medium")
 
@@ -40,7 +40,7 @@ def find(module: Module) -> Iterator[Hit]:
     sets = _sets(module)
     for call in module.calls:
         decodes = _DECODES.match(call.name) is not None
-        if not (decodes or _TRANSFORMS.search(call.attr)) or not call.context.hot or not _trains(call):
+        if not (decodes or _TRANSFORMS.search(call.attr)) or not call.context.hot or not call.context.trains:
             continue
         loop = call.context.loop
         if decodes:
@@ -60,19 +60,11 @@ def find(module: Module) -> Iterator[Hit]:
                 break
 
 
-def _trains(call: SourceCall) -> bool:
-    loop, function = call.context.step_loop, call.context.function
-    if loop is not None:
-        return loop.trains
-    return function is not None and (function.has_backward or function.name == "training_step")
-
-
 def _takes_element(call: SourceCall, loop: SourceLoop) -> bool:
     """Return whether a call is given one element of a batch: what a loop over a tensor gives."""
     if loop.iterates.kind != "tensor" or not call.node.args:
         return False
-    names = {item.id for item in ast.walk(call.node.args[0]) if isinstance(item, ast.Name)}
-    return bool(names & loop.targets)
+    return bool(names_in(call.node.args[0]) & loop.targets)
 
 
 def _sets(module: Module) -> set[str]:

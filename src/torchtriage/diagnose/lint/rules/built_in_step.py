@@ -104,11 +104,7 @@ def _loaded(module: Module, call: SourceCall) -> ast.Call | None:
     given = call.node.args[0] if call.node.args else None
     made = [given]
     if isinstance(given, ast.Name):
-        made = [
-            assign.expression
-            for assign in module.assigns
-            if assign.target == given.id and assign.context.function is call.context.function
-        ]
+        made = list(module.made_in(call.context.function, given.id))
     calls = [item for item in made if isinstance(item, ast.Call)]
     return next((item for item in calls if _STATES.search(module.name_of(item.func))), None)
 

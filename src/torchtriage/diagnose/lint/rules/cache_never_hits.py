@@ -54,9 +54,9 @@ def _asked(module: Module, node: ast.Compare, function: SourceFunction | None) -
         return
     key = node.left
     if isinstance(key, ast.Name):
-        made = [assign for assign in module.assigns if assign.target == key.id and assign.context.function is function]
+        made = module.made_in(function, key.id)
         if len(made) == 1:
-            key = made[0].expression
+            key = made[0]
     if _is_of_one_step(module, key, function):
         yield Hit(node, f"this key does not come again: {text_of(key)}")
 

@@ -14,7 +14,8 @@ import ast
 import re
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, keyword, text_of
+from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, keyword, text_of
+from torchtriage.diagnose.lint.rules._turns import runs_every
 
 RULE = Rule("HST102", "checkpoint-in-step", "host", "A checkpoint is written in every step", "medium")
 
@@ -36,7 +37,11 @@ def find(module: Module) -> Iterator[Hit]:
     for call in [*module.called("torch.save"), *module.sent("save_pretrained", "save_checkpoint", "save_model")]:
         if call.context.hot:
             yield Hit(call.node, f"every step writes a checkpoint: {text_of(call.node)}", call.attr)
-        elif call.context.modulo and call.context.step_loop is not None and _is_often(module, call):
+        elif (
+            call.context.modulo
+            and call.context.step_loop is not None
+            and _is_often(next(runs_every(module, call), None))
+        ):
             yield Hit(call.node, f"every few steps write a checkpoint: {text_of(call.node)}", call.attr)
     for call in module.calls:
         if call.attr.endswith("TrainingArguments") or call.attr == "ModelCheckpoint":
@@ -59,14 +64,5 @@ def find(module: Module) -> Iterator[Hit]:
             yield Hit(call.node, f"every step copies the whole state: {text_of(call.node)}", "deepcopy", severity="low")
 
 
-def _is_often(module: Module, call: SourceCall) -> bool:
-    """Return whether a condition around a call holds every few steps: ``if step % 5 == 0``."""
-    loop = call.context.step_loop
-    for node in ast.walk(loop.node) if loop is not None else ():
-        if not isinstance(node, ast.If) or not any(item is call.node for part in node.body for item in ast.walk(part)):
-            continue
-        for item in ast.walk(node.test):
-            if isinstance(item, ast.BinOp) and isinstance(item.op, ast.Mod):
-                every = module.constant(item.right, call.context)
-                return type(every) is int and every <= OFTEN
-    return False
+def _is_often(every: object) -> bool:
+    return type(every) is int and every <= OFTEN

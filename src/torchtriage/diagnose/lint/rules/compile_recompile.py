@@ -29,6 +29,8 @@ from torchtriage.diagnose.lint.base import (
     names_in,
     text_of,
 )
+from torchtriage.diagnose.lint.rules._turns import counted_by
+from torchtriage.diagnose.lint.syntax import given_names, stored_names
 
 RULE = Rule("CMP031", "compile-recompile", "compile", "Compiled code is recompiled again and again", "medium")
 
@@ -59,7 +61,7 @@ def find(module: Module) -> Iterator[Hit]:
             name
             for loop in call.context.loops()
             if not loop.comprehension and (loop.n_constant is None or loop.n_constant > 2)
-            for name in _counters(loop.node)
+            for name in counted_by(loop)
         }
         counters |= {
             assign.target
@@ -137,10 +139,7 @@ def _is_outside(assign: Assign) -> bool:
     if assign.target.startswith("self.") or function is None:
         return function is not None
     own = {arg.arg for arg in ast.walk(function.node) if isinstance(arg, ast.arg)}
-    own |= {
-        node.id for node in ast.walk(function.node) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    }
-    return assign.target.partition(".")[0] not in own
+    return assign.target.partition(".")[0] not in own | stored_names(function.node)
 
 
 def _fixed_sizes(module: Module) -> Iterator[Hit]:
@@ -152,7 +151,7 @@ def _fixed_sizes(module: Module) -> Iterator[Hit]:
             loop = call.context.statement_loop
             if loop is None or module.name_of(call.node.func) != made.target:
                 continue
-            names = {name for item in arguments(call.node) for name in names_in(item)}
+            names = given_names(call.node)
             if any(
                 isinstance(node, ast.Assign)
                 and any(names & names_in(target) for target in node.targets)
@@ -191,20 +190,6 @@ def _is_compiled(module: Module, call: SourceCall) -> bool:
             for function in module.functions
         )
     return False
-
-
-def _counters(node: ast.AST) -> Iterator[str]:
-    """Yield the names a loop counts with."""
-    if not isinstance(node, ast.For) or not isinstance(node.iter, ast.Call):
-        return
-    func = node.iter.func
-    name = func.id if isinstance(func, ast.Name) else ""
-    if name == "range" and isinstance(node.target, ast.Name):
-        yield node.target.id
-    if name == "enumerate" and isinstance(node.target, ast.Tuple) and node.target.elts:
-        first = node.target.elts[0]
-        if isinstance(first, ast.Name):
-            yield first.id
 
 
 def _flips(node: ast.IfExp) -> bool:

@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, keyword, text_of, unpacks
+from torchtriage.diagnose.lint.syntax import argument
 from torchtriage.diagnose.lint.torch_names import FACTORIES
 
 RULE = Rule("OPT047", "dense-embedding-grad", "optim", "Dense gradients of a large embedding table", "low")
@@ -68,7 +69,7 @@ def _picked(module: Module) -> Iterator[SourceCall]:
 
 def _count(call: SourceCall) -> ast.expr | None:
     """Return the number of rows of a table, as it is written."""
-    given = call.node.args[0] if call.node.args else keyword(call.node, "num_embeddings")
+    given = argument(call.node, "num_embeddings", 0)
     if call.attr != "Parameter":
         return given
     maker = next((item for item in ast.walk(call.node) if isinstance(item, ast.Call) and len(item.args) == 2), None)
@@ -80,7 +81,7 @@ def _is_whole(module: Module, call: SourceCall, given: ast.expr) -> bool:
     """Return whether a step computes with all rows: a tied output, a softmax over as many classes."""
     size = text_of(given)
     for layer in module.called("torch.nn.Linear"):
-        out = layer.node.args[1] if len(layer.node.args) > 1 else keyword(layer.node, "out_features")
+        out = argument(layer.node, "out_features", 1)
         if out is not None and text_of(out) == size:
             return True
     last = call.target.rpartition(".")[2]
@@ -104,15 +105,9 @@ def _rows(module: Module, call: SourceCall, given: ast.expr) -> int:
     function = call.context.function
     if isinstance(known, int) or not isinstance(given, ast.Name) or function is None or function.owner is None:
         return known if isinstance(known, int) else 0
-    places = [arg.arg for arg in function.node.args.args][1:]
-    if given.id not in places:
-        return 0
-    at = places.index(given.id)
     found = [0]
-    for item in module.called(function.owner.name):
-        passed = keyword(item.node, given.id)
-        if passed is None and at < len(item.node.args):
-            passed = item.node.args[at]
+    for item in module.called(function.owner.name) if given.id in function.places else ():
+        passed = function.given_to(item.node, given.id)
         said = module.constant(passed, item.context) if passed is not None else 0
         found.append(said if isinstance(said, int) else 0)
     return max(found)

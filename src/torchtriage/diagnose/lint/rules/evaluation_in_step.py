@@ -24,6 +24,7 @@ from torchtriage.diagnose.lint.base import (
     names_in,
     text_of,
 )
+from torchtriage.diagnose.lint.rules._turns import runs_every
 
 RULE = Rule("HST123", "evaluation-in-step", "host", "The validation set is evaluated in every step", "high")
 
@@ -54,7 +55,7 @@ def find(module: Module) -> Iterator[Hit]:
             continue
         if not call.context.rare and not call.context.aside:
             yield Hit(call.node, f"every step of training goes through all of this: {text_of(call.node)}", call.attr)
-        elif call.context.modulo and (every := _every(module, call)):
+        elif call.context.modulo and (every := next(filter(_is_often, runs_every(module, call)), 0)):
             message = f"training goes through all of this every {every} steps: {text_of(call.node)}"
             yield Hit(call.node, message, call.attr, severity="medium")
     yield from _by_name(module, passes)
@@ -89,18 +90,8 @@ def _is_training(loop: SourceLoop) -> bool:
     return loop.over_loader and (loop.backward or loop.optimizes)
 
 
-def _every(module: Module, call: SourceCall) -> int:
-    """Return every how many steps a condition around a call holds, 0 when seldom or not known."""
-    loop = call.context.step_loop
-    for node in ast.walk(loop.node) if loop is not None else ():
-        if not isinstance(node, ast.If) or not any(item is call.node for part in node.body for item in ast.walk(part)):
-            continue
-        for item in ast.walk(node.test):
-            if isinstance(item, ast.BinOp) and isinstance(item.op, ast.Mod):
-                every = module.constant(item.right, call.context)
-                if type(every) is int and 0 < every <= OFTEN:
-                    return every
-    return 0
+def _is_often(every: object) -> bool:
+    return type(every) is int and 0 < every <= OFTEN
 
 
 def _takes_batches(loop: SourceLoop) -> bool:

@@ -13,7 +13,8 @@ Source: Python documentation of ``open`` and ``os.fsync``.
 import ast
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, keyword, literal, names_in, text_of
+from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, literal, names_in, text_of
+from torchtriage.diagnose.lint.syntax import argument
 
 RULE = Rule(
     "HST101", "file-io-in-step", "host", "A file is opened or flushed in every step", "medium", over=("HST134",)
@@ -59,8 +60,7 @@ def find(module: Module) -> Iterator[Hit]:
 
 def _mode(call: SourceCall) -> object:
     at = 0 if isinstance(call.node.func, ast.Attribute) and not call.name else 1
-    given = keyword(call.node, "mode") or (call.node.args[at] if len(call.node.args) > at else None)
-    return literal(given)
+    return literal(argument(call.node, "mode", at))
 
 
 def _appends(call: SourceCall) -> bool:

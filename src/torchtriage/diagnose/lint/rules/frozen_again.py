@@ -14,8 +14,8 @@ import ast
 import re
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, SourceLoop, arguments, names_in, text_of
-from torchtriage.diagnose.lint.syntax import path_of
+from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, SourceLoop, names_in, text_of
+from torchtriage.diagnose.lint.syntax import given_names, path_of
 
 RULE = Rule("LCH111", "frozen-again", "launch", "A frozen model reruns on the same data every epoch", "medium")
 
@@ -88,7 +88,7 @@ def _is_trained(module: Module, path: str) -> bool:
 
 def _takes_batch(module: Module, call: SourceCall, loop: SourceLoop) -> bool:
     """Return whether all that a call is given comes from the batch of this turn."""
-    names = {name for item in arguments(call.node) for name in names_in(item)}
+    names = given_names(call.node)
     varying = {name for name in names if name in loop.targets}
     for _ in range(3):
         for assign in module.assigns:

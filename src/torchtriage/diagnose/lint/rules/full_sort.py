@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, keyword, literal, text_of
+from torchtriage.diagnose.lint.syntax import indices
 
 RULE = Rule("KRN101", "full-sort", "kernel", "A full sort where the top few are needed", "low")
 
@@ -143,8 +144,7 @@ def _root(node: ast.expr) -> ast.expr:
 
 def _takes_few(node: ast.Subscript) -> bool:
     """Return whether a slice ends somewhere: ``[:k]``, ``[:, 1 : k + 1]``, or is the end: ``[-k:]``."""
-    parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-    return any(isinstance(part, ast.Slice) and _is_short(part) for part in parts)
+    return any(isinstance(part, ast.Slice) and _is_short(part) for part in indices(node))
 
 
 def _is_short(part: ast.Slice) -> bool:

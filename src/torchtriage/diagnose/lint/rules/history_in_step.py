@@ -28,7 +28,7 @@ from torchtriage.diagnose.lint.base import (
     text_of,
 )
 from torchtriage.diagnose.lint.rules._growth import grown_by, takes_prefix
-from torchtriage.diagnose.lint.syntax import path_of
+from torchtriage.diagnose.lint.syntax import indices, path_of, stored_names
 from torchtriage.diagnose.lint.torch_names import REDUCTIONS, words
 from torchtriage.diagnose.lint.work_words import PURE_METHODS
 
@@ -105,9 +105,7 @@ def _bound(function: SourceFunction | None) -> set[str]:
     """Return the names that a function binds itself, its parameters too."""
     if function is None:
         return set()
-    nodes = list(ast.walk(function.node))
-    stored = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    return stored | {node.arg for node in nodes if isinstance(node, ast.arg)}
+    return stored_names(function.node) | {node.arg for node in ast.walk(function.node) if isinstance(node, ast.arg)}
 
 
 def _is_shared(module: Module, assign: Assign) -> bool:
@@ -135,8 +133,7 @@ def _whole(module: Module, grown: Grown) -> Iterator[Hit]:
         if not context.hot or loop.steps or isinstance(loop.node, ast.While):
             continue
         if _beside(loop.node.iter, context, grown):
-            node = loop.node if isinstance(loop.node, ast.stmt) else loop.node.iter
-            yield Hit(node, f"this goes over everything so far: {text_of(loop.node.iter)}")
+            yield Hit(loop.place, f"this goes over everything so far: {text_of(loop.node.iter)}")
     for call in module.calls:
         if not call.context.hot or call.name in _OVER or call.attr in _CHEAP:
             continue
@@ -221,9 +218,7 @@ class _Prefixes:
 
     def __init__(self, module: Module, loop: ast.For, index: str) -> None:
         self.module, self.loop, self.index = module, loop, index
-        self.changing = {
-            part.id for part in ast.walk(loop) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)
-        }
+        self.changing = stored_names(loop)
         self.prefixes: set[str] = set()
 
     def hits(self) -> Iterator[Hit]:
@@ -260,8 +255,7 @@ class _Prefixes:
 
     def _changes(self, node: ast.AST) -> bool:
         if isinstance(node, ast.Subscript) and takes_prefix(node, self.index):
-            parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-            return any(self._changes(part) for part in parts if not isinstance(part, ast.Slice))
+            return any(self._changes(part) for part in indices(node) if not isinstance(part, ast.Slice))
         if isinstance(node, ast.Name):
             return node.id in self.changing and node.id not in self.prefixes
         if isinstance(node, ast.Call) and not self._is_array_work(node):

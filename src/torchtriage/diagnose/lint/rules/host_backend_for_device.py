@@ -13,6 +13,7 @@ import ast
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, keyword, literal, text_of, unpacks
+from torchtriage.diagnose.lint.syntax import argument
 
 RULE = Rule(
     "COM102", "host-backend-for-device", "comm", "Device collectives go through a host backend", "medium", device=True
@@ -34,10 +35,10 @@ def find(module: Module) -> Iterator[Hit]:
     if "istributed" not in module.text and "fsdp" not in module.text:
         return
     for call in module.called("torch.distributed.init_process_group"):
-        backend = keyword(call.node, "backend") or (call.node.args[0] if call.node.args else None)
+        backend = argument(call.node, "backend", 0)
         if (
             literal(backend) == "gloo"
-            and _on_cuda(module)
+            and module.names_cuda
             and any(item.value.ddp for item in module.calls)
             and not (call.context.aside or call.context.rare)
         ):
@@ -64,7 +65,3 @@ def find(module: Module) -> Iterator[Hit]:
 
 def _is_fsdp(call: SourceCall) -> bool:
     return call.name.startswith("torch.distributed.fsdp.") and call.attr in ("FSDP", "FullyShardedDataParallel")
-
-
-def _on_cuda(module: Module) -> bool:
-    return '"cuda' in module.text or "'cuda" in module.text or ".cuda(" in module.text

@@ -26,13 +26,12 @@ from torchtriage.diagnose.lint.base import (
     Rule,
     SourceCall,
     SourceFunction,
-    arguments,
     decorate,
     names_in,
     text_of,
 )
 from torchtriage.diagnose.lint.rules._trained import trained_modules
-from torchtriage.diagnose.lint.syntax import is_self
+from torchtriage.diagnose.lint.syntax import given_names, is_self
 from torchtriage.diagnose.lint.torch_names import INFERENCE
 
 RULE = Rule(
@@ -268,7 +267,7 @@ def _repeats(call: SourceCall) -> bool:
     loop = call.context.statement_loop
     if loop is None or isinstance(loop.node, ast.While):
         return False
-    names = {name for item in arguments(call.node) for name in names_in(item)}
+    names = given_names(call.node)
     return not any(name in loop.targets or name in loop.assigned for name in names)
 
 

@@ -88,7 +88,7 @@ def _takes(module: Module, node: ast.Subscript, sets: dict[str, Class | None]) -
 
 
 def _used(target: ast.expr, inside: ast.AST) -> bool:
-    names = {item.id for item in ast.walk(target) if isinstance(item, ast.Name)}
+    names = names_in(target)
     return any(
         isinstance(item, ast.Name) and isinstance(item.ctx, ast.Load) and item.id in names for item in ast.walk(inside)
     )

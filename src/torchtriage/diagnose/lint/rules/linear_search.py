@@ -16,8 +16,8 @@ import ast
 import re
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import Assign, Context, Fix, Hit, Module, Rule, SourceFunction, keyword, text_of
-from torchtriage.diagnose.lint.syntax import path_of
+from torchtriage.diagnose.lint.base import Assign, Context, Fix, Hit, Module, Rule, SourceFunction, text_of
+from torchtriage.diagnose.lint.syntax import argument, path_of
 
 RULE = Rule("HST118", "linear-search", "host", "A long list is searched for each element", "low")
 
@@ -106,18 +106,12 @@ def _is_long(module: Module, path: str, context: Context, depth: int = 0) -> boo
         return all(_makes_list(module, node) for node in made) and (
             grown or any(_has_length(node) or _source(node) in over for node in made)
         )
-    if function is None or "." in path or depth:
+    if function is None or path not in function.places or depth:
         return False
-    names = [arg.arg for arg in function.node.args.args]
-    names = names[1:] if function.owner is not None and "staticmethod" not in function.decorators else names
-    if path not in names:
-        return False
-    at = names.index(path)
     passed = [
         (given, call.context)
         for call in module.calls
-        if function in call.callees
-        and (given := keyword(call.node, path) or (call.node.args[at] if len(call.node.args) > at else None))
+        if function in call.callees and (given := function.given_to(call.node, path))
     ]
     return bool(passed) and all(
         _is_long(module, path_of(node), scope, depth + 1) if path_of(node) else _has_length(node)
@@ -197,8 +191,7 @@ def _deques(module: Module) -> Iterator[Hit]:
     for loop in module.loops:
         if isinstance(loop.node, ast.While) or not module.repeats(module.loop_contexts[loop]) or loop.over in paths:
             continue
-        parts = [module.elements.get(loop.node)] if isinstance(loop.node, ast.comprehension) else loop.node.body
-        for node in (node for part in parts if part is not None for node in ast.walk(part)):
+        for node in (node for part in module.turn(loop) for node in ast.walk(part)):
             if isinstance(node, ast.Subscript) and path_of(node.value) in paths and _is_place(node.slice, loop.targets):
                 yield Hit(node, f"a deque is walked through to each place: {text_of(node)}")
                 break
@@ -209,6 +202,6 @@ def _is_place(node: ast.expr, targets: frozenset[str]) -> bool:
 
 
 def _is_bounded(module: Module, node: ast.Call, context: Context) -> bool:
-    given = keyword(node, "maxlen") or (node.args[1] if len(node.args) > 1 else None)
+    given = argument(node, "maxlen", 1)
     bound = module.constant(given, context) if given is not None else ...
     return isinstance(bound, int) and bound <= _SHORT

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Context, Fix, Hit, Module, Rule, SourceLoop, names_in, text_of
 from torchtriage.diagnose.lint.rules._turns import carries
+from torchtriage.diagnose.lint.syntax import indices
 
 RULE = Rule("LCH109", "loop-of-slices", "launch", "A loop computes slice by slice", "low", over=("LCH102",))
 
@@ -46,9 +47,9 @@ def find(module: Module) -> Iterator[Hit]:
         counters = _counters(loop)
         if not counters or _FEW_BY_NAME.search(text_of(loop.node.iter)) or any(map(_FEW_BY_NAME.search, counters)):
             continue
-        turn = _turn(module, loop)
+        turn = [] if isinstance(loop.node, ast.comprehension) and loop.node.ifs else module.turn(loop)
         if _differentiates(module, turn, counters):
-            yield Hit(_place(loop), "gradients are taken for one output at a time", "grad")
+            yield Hit(loop.place, "gradients are taken for one output at a time", "grad")
             continue
         if not loop.comprehension and carries(loop):
             continue
@@ -56,7 +57,7 @@ def find(module: Module) -> Iterator[Hit]:
         if not slices or _picks_modules(module, turn, counters) or _picks_settings(module, turn, counters):
             continue
         if _is_gathered(module, loop, turn, slices, counters) and not _saves_memory(module, loop):
-            yield Hit(_place(loop), f"each turn computes one slice: {text_of(slices[0])}", "stack")
+            yield Hit(loop.place, f"each turn computes one slice: {text_of(slices[0])}", "stack")
 
 
 def _saves_memory(module: Module, loop: SourceLoop) -> bool:
@@ -100,25 +101,6 @@ def _counters(loop: SourceLoop) -> set[str]:
 _EDGES = re.compile(r"edge|pairs|bonds|links", re.IGNORECASE)
 
 
-def _turn(module: Module, loop: SourceLoop) -> list[ast.AST]:
-    """Return what runs in each turn."""
-    if isinstance(loop.node, ast.comprehension):
-        made = module.elements.get(loop.node)
-        return [made] if made is not None and not loop.node.ifs else []
-    assert not isinstance(loop.node, ast.While)
-    return list(loop.node.body)
-
-
-def _place(loop: SourceLoop) -> ast.expr | ast.stmt:
-    if isinstance(loop.node, ast.comprehension):
-        return loop.node.iter
-    return loop.node
-
-
-def _indices(node: ast.Subscript) -> list[ast.expr]:
-    return node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-
-
 def _slices(turn: list[ast.AST], counters: set[str]) -> list[ast.Subscript]:
     """Return what is read at the counter's place: ``x[i]``, ``x[:, i]``, ``x[i, :n]``."""
     return [
@@ -126,14 +108,14 @@ def _slices(turn: list[ast.AST], counters: set[str]) -> list[ast.Subscript]:
         for part in turn
         for node in ast.walk(part)
         if isinstance(node, ast.Subscript)
-        and any(isinstance(index, ast.Name) and index.id in counters for index in _indices(node))
+        and any(isinstance(index, ast.Name) and index.id in counters for index in indices(node))
     ]
 
 
 def _is_tensor(module: Module, node: ast.Subscript) -> bool:
     """Return whether what is sliced is a tensor, by what is known of it or by an index in several dimensions."""
     kind = module.value(node.value).kind
-    return kind == "tensor" or (kind == "unknown" and len(_indices(node)) > 1)
+    return kind == "tensor" or (kind == "unknown" and len(indices(node)) > 1)
 
 
 def _picks_modules(module: Module, turn: list[ast.AST], counters: set[str]) -> bool:
@@ -160,7 +142,7 @@ def _picks_settings(module: Module, turn: list[ast.AST], counters: set[str]) -> 
             if named and names_in(node) & counters:
                 return True
     return any(
-        len(_indices(item)) == 1 and module.value(item.value).kind in ("list", "unknown", "host", "module", "object")
+        len(indices(item)) == 1 and module.value(item.value).kind in ("list", "unknown", "host", "module", "object")
         for item in _slices(turn, counters)
         if isinstance(item.value, ast.Attribute) or module.value(item.value).kind in ("list", "host", "module")
     )
@@ -234,7 +216,7 @@ def _is_array_work(module: Module, node: ast.Assign | ast.AugAssign, target: ast
 
 def _is_cut(node: ast.Subscript) -> bool:
     """Return whether a row is taken up to a length: ``x[i, :n]``."""
-    return any(isinstance(index, ast.Slice) and (index.lower or index.upper) for index in _indices(node))
+    return any(isinstance(index, ast.Slice) and (index.lower or index.upper) for index in indices(node))
 
 
 def _joins(node: ast.AST | None, *, ragged: bool = False) -> bool:
@@ -266,7 +248,7 @@ def _computes(module: Module, node: ast.expr, slices: list[ast.Subscript], loop:
         return (
             used
             and node in slices
-            and len(_indices(node)) > 1
-            and not any(isinstance(index, ast.Slice) for index in _indices(node))
+            and len(indices(node)) > 1
+            and not any(isinstance(index, ast.Slice) for index in indices(node))
         )
     return used and isinstance(node, ast.Call | ast.BinOp | ast.UnaryOp | ast.Name)

@@ -12,7 +12,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, keyword, literal, text_of
+from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, keyword, literal, text_of
 from torchtriage.diagnose.lint.syntax import path_of
 
 RULE = Rule("COM101", "metric-exchange-in-step", "comm", "Ranks exchange a logged number in every step", "low")
@@ -47,18 +47,10 @@ def find(module: Module) -> Iterator[Hit]:
         if (
             call.context.hot
             and call.node.args
-            and _trains(call)
+            and call.context.trains
             and _is_number(call.node.args[-1 if "gather" in call.attr and call.name else 0])
         ):
             yield Hit(call.node, f"the ranks exchange this in every step: {text_of(call.node)}", call.attr)
-
-
-def _trains(call: SourceCall) -> bool:
-    """Return whether a call stands in a step of training, after what trains."""
-    function, loop = call.context.function, call.context.step_loop
-    if loop is not None:
-        return loop.trains
-    return function is not None and (function.has_backward or function.name == "training_step")
 
 
 def _is_number(node: ast.expr) -> bool:

@@ -71,8 +71,7 @@ def _handed(module: Module, call: SourceCall) -> Iterator[Hit]:
     function = call.context.function
     if function is None or call.context.rare or function.name == "forward" or not module.is_program:
         return
-    given = [arg.arg for arg in function.node.args.args]
-    given = given[1:] if function.owner is not None and "staticmethod" not in function.decorators else given
+    given = function.places
     loop = call.context.loop
     singles = {name for name in given if _is_single(module, call, loop, frozenset([name]))}
     singles &= _sources(module, call, loop)

@@ -17,6 +17,7 @@ import re
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceFunction, keyword, literal, text_of
+from torchtriage.diagnose.lint.syntax import indices
 
 RULE = Rule("DAT102", "padded-to-maximum", "data", "Texts are padded to the maximum length", "low")
 
@@ -140,14 +141,13 @@ def _buffer(module: Module, node: ast.expr, function: SourceFunction) -> tuple[a
 
 def _fills_row(module: Module, node: ast.Subscript, function: SourceFunction) -> bool:
     """Return whether a part from the beginning is written, as long as some sample: ``out[i, : len(x)] = x``."""
-    parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
     return any(
         isinstance(part, ast.Slice)
         and literal(part.lower) in (..., 0)
         and (part.lower is None or isinstance(part.lower, ast.Constant))
         and part.upper is not None
         and _LENGTH.search(_said(function, part.upper)) is not None
-        for part in parts
+        for part in indices(node)
     )
 
 

@@ -14,6 +14,7 @@ import ast
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, keyword, literal, text_of
+from torchtriage.diagnose.lint.syntax import argument, indices
 
 RULE = Rule("KRN102", "pairwise-broadcast", "kernel", "Pairwise distances build a tensor of all differences", "low")
 
@@ -108,14 +109,14 @@ def _reads(body: ast.AST, name: str) -> int:
 def _new_axes(node: ast.expr) -> tuple[int, ...]:
     """Return where a dimension is put in: ``x[:, None]``, ``x.unsqueeze(1)``; negative numbers stay so."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "unsqueeze":
-        given = node.args[0] if node.args else keyword(node, "dim")
+        given = argument(node, "dim", 0)
         if isinstance(given, ast.UnaryOp):
             inner = literal(given.operand)
             return (-inner,) if isinstance(inner, int) else ()
         number = literal(given)
         return (number,) if isinstance(number, int) else ()
     if isinstance(node, ast.Subscript):
-        parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        parts = indices(node)
         plain = all(isinstance(part, ast.Slice) or _is_new(part) for part in parts)
         return tuple(at for at, part in enumerate(parts) if _is_new(part)) if plain else ()
     return ()

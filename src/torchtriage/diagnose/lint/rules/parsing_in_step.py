@@ -64,12 +64,9 @@ def _weights(module: Module) -> Iterator[Hit]:
         if loop is None or isinstance(loop.node, ast.While) or not module.repeats(module.loop_contexts[loop]):
             continue
         over = loop.node.iter
-        if (
-            isinstance(over, ast.Call)
-            and isinstance(over.func, ast.Attribute)
-            and over.func.attr in ("items", "values")
-        ):
-            over = over.func.value
+        called = over.func if isinstance(over, ast.Call) else None
+        if isinstance(called, ast.Attribute) and called.attr in ("items", "values"):
+            over = called.value
         if names_in(call.node) & loop.targets and _WEIGHTS.search(text_of(over, 200)):
             yield Hit(call.node, f"all weights become numbers of Python in each round: {text_of(call.node)}", "tolist")
     for call in module.called("torch.tensor", "torch.as_tensor", "torch.FloatTensor", "numpy.array", "numpy.asarray"):
@@ -79,13 +76,8 @@ def _weights(module: Module) -> Iterator[Hit]:
         parsed = [node for node in ast.walk(loop.node.iter) if isinstance(node, ast.Call)]
         for node in ast.walk(loop.node.iter):
             if isinstance(node, ast.Name):
-                parsed += [
-                    item.expression
-                    for item in module.assigns
-                    if item.target == node.id
-                    and item.context.function is call.context.function
-                    and isinstance(item.expression, ast.Call)
-                ]
+                made = module.made_in(call.context.function, node.id)
+                parsed += [item for item in made if isinstance(item, ast.Call)]
         if names_in(call.node) & loop.targets and any(module.name_of(item.func) in _TEXTS for item in parsed):
             yield Hit(call.node, f"tensors are read from text in each round: {text_of(call.node)}", call.attr)
 

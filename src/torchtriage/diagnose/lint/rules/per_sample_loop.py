@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from torchtriage.diagnose.lint.abstract_values import DEVICE, OUTPUT
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, SourceLoop, names_in, text_of
 from torchtriage.diagnose.lint.rules._turns import carries
+from torchtriage.diagnose.lint.syntax import indices
 
 RULE = Rule(
     "LCH017",
@@ -47,8 +48,7 @@ def find(module: Module) -> Iterator[Hit]:
         if loop.n_constant is not None and loop.n_constant < MIN_TURNS:
             continue
         if message := _of_classes(module, loop):
-            place = loop.node.iter if isinstance(loop.node, ast.comprehension) else loop.node
-            yield Hit(place, message, severity="low")
+            yield Hit(loop.place, message, severity="low")
             continue
         if (window := _of_windows(module, loop)) is not None:
             yield Hit(window, f"windows are cut out one by one: {text_of(window)}", severity="low")
@@ -58,9 +58,7 @@ def find(module: Module) -> Iterator[Hit]:
             continue
         if not loop.comprehension and (carries(loop) or _ragged(loop)):
             continue
-        node = loop.node.iter if isinstance(loop.node, ast.comprehension) else loop.node
-        assert isinstance(node, ast.expr | ast.stmt)
-        yield Hit(node, f"the same operations run once for each row: {text_of(row)}")
+        yield Hit(loop.place, f"the same operations run once for each row: {text_of(row)}")
 
 
 def _of_classes(module: Module, loop: SourceLoop) -> str:
@@ -147,7 +145,6 @@ def _is_window(module: Module, node: ast.Subscript, loop: SourceLoop) -> bool:
     """Return whether a slice begins at the loop's counter and has the same length in every turn."""
     if module.value(node.value).kind not in ("tensor", "numpy"):
         return False
-    parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
     return any(
         isinstance(part, ast.Slice)
         and isinstance(part.lower, ast.Name)
@@ -155,15 +152,13 @@ def _is_window(module: Module, node: ast.Subscript, loop: SourceLoop) -> bool:
         and isinstance(part.upper, ast.BinOp)
         and isinstance(part.upper.op, ast.Add)
         and text_of(part.upper.left) == part.lower.id
-        for part in parts
+        for part in indices(node)
     )
 
 
 def _turn(module: Module, loop: SourceLoop) -> list[ast.AST]:
-    """Return what runs in each turn."""
-    if isinstance(loop.node, ast.comprehension):
-        return [item for item in [module.elements.get(loop.node), *loop.node.ifs] if item is not None]
-    return list(loop.node.body)
+    """Return what runs in each turn, the conditions of a comprehension too."""
+    return [*module.turn(loop), *(loop.node.ifs if isinstance(loop.node, ast.comprehension) else ())]
 
 
 def _row(module: Module, loop: SourceLoop) -> ast.expr | None:
@@ -218,8 +213,7 @@ def _entered(module: Module, loop: SourceLoop) -> str | None:
         target = statement.targets[0] if isinstance(statement, ast.Assign) else None
         if not isinstance(target, ast.Subscript) or not isinstance(statement, ast.Assign):
             continue
-        places = target.slice.elts if isinstance(target.slice, ast.Tuple) else [target.slice]
-        if counter not in map(text_of, places) or module.value(target.value).kind != "tensor":
+        if counter not in map(text_of, indices(target)) or module.value(target.value).kind != "tensor":
             continue
         rows = {
             text_of(node.value, 999)

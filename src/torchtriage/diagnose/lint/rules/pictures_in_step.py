@@ -11,7 +11,7 @@ Source: Weights & Biases documentation of ``wandb.watch``; TensorBoard documenta
 import re
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, keyword, text_of
+from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, keyword, text_of
 
 RULE = Rule(
     "HST122", "pictures-in-step", "host", "Figures are rendered in every step", "medium", over=("SYN004", "HST101")
@@ -40,7 +40,7 @@ def find(module: Module) -> Iterator[Hit]:
     """Yield pictures of each step of training, the first of each block."""
     lines: set[object] = set()
     for call in [*module.sent(*_METHODS), *(call for call in module.calls if _FUNCTIONS.match(call.name))]:
-        if call.context.hot and _trains(call):
+        if call.context.hot and call.context.trains:
             what = (call.context.function, call.context.loop, call.name.partition(".")[0] or call.attr)
             if what not in lines:
                 lines.add(what)
@@ -51,10 +51,3 @@ def find(module: Module) -> Iterator[Hit]:
         if every is not None and type(number) is int and 0 < number <= OFTEN and not call.context.aside:
             message = f"histograms of all weights and gradients are made every {number} steps"
             yield Hit(every, message, "watch")
-
-
-def _trains(call: SourceCall) -> bool:
-    function, loop = call.context.function, call.context.step_loop
-    if loop is not None:
-        return loop.trains
-    return function is not None and (function.has_backward or function.name == "training_step")

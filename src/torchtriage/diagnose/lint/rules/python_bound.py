@@ -16,7 +16,8 @@ import ast
 from collections.abc import Callable, Iterator
 
 from torchtriage.diagnose.lint.base import Context, Fix, Hit, Module, Rule, SourceLoop, literal, names_in, text_of
-from torchtriage.diagnose.lint.syntax import path_of
+from torchtriage.diagnose.lint.rules._turns import counted_by
+from torchtriage.diagnose.lint.syntax import indices, path_of
 
 RULE = Rule(
     "HST020", "python-bound", "host", "Python computes element by element in every step", "medium", over=("LCH108",)
@@ -61,12 +62,11 @@ def find(module: Module) -> Iterator[Hit]:
             continue
         if loop.function is not None and loop.function.compiled:
             continue
-        if _over(loop) & (outer.targets - _counters(outer)):
+        if _over(loop) & (outer.targets - counted_by(outer)):
             continue  # through one row: a few numbers
         if _rows_of(outer, rows) or _indexes_array(module, outer, loop) or _picks_pixels(outer, loop):
             done.add(outer)
-            node = loop.node if isinstance(loop.node, ast.stmt) else loop.node.iter
-            yield Hit(node, "Python computes here element by element in every step")
+            yield Hit(loop.place, "Python computes here element by element in every step")
 
 
 def _repeats(context: Context) -> bool:
@@ -84,15 +84,15 @@ def _singles(module: Module, rows: set[str]) -> Iterator[Hit]:
         if not (in_step or module.repeats(context)) or (loop.steps and not loop.outer):
             continue
         if (module.is_program or module.alone) and _takes_numbers(module, loop):
-            node = loop.node.iter if isinstance(loop.node, ast.comprehension) else loop.node
-            yield Hit(node, "Python takes the numbers out of a tensor one by one", severity=None if in_step else "low")
+            said = "Python takes the numbers out of a tensor one by one"
+            yield Hit(loop.place, said, severity=None if in_step else "low")
             continue
         if (module.is_program or module.alone) and _scatters(module, loop, rows):
             assert isinstance(loop.node, ast.stmt)
             said = "elements are counted, or entered, one by one"
             yield Hit(loop.node, said, severity=None if in_step else "low")
             continue
-        counters = _counters(loop)
+        counters = counted_by(loop)
         if loop.comprehension or not in_step or loop.steps or not counters:
             continue
         if any(other.outer is loop and not other.comprehension for other in module.loops):
@@ -109,7 +109,7 @@ def _scatters(module: Module, loop: SourceLoop, rows: set[str]) -> bool:
     if not isinstance(loop.node, ast.For):
         return False
     elements = _data(module, loop.node.target, loop.node.iter, rows)
-    counters = _counters(loop)
+    counters = counted_by(loop)
     if not elements and not counters:
         return False
     for statement in loop.node.body:
@@ -139,7 +139,7 @@ def _is_entry(module: Module, node: ast.Subscript, elements: set[str], counters:
     places: list[ast.expr] = []
     base: ast.expr = node
     while isinstance(base, ast.Subscript):
-        places += base.slice.elts if isinstance(base.slice, ast.Tuple) else [base.slice]
+        places += indices(base)
         base = base.value
     if module.value(base).kind not in ("tensor", "numpy") or any(isinstance(item, ast.Slice) for item in places):
         return False
@@ -180,7 +180,7 @@ def _data(module: Module, target: ast.expr, node: ast.expr, rows: set[str]) -> s
 def _takes_numbers(module: Module, loop: SourceLoop) -> bool:
     """Return whether each turn makes a Python number, or a decision, of a single element of a tensor."""
     elements = _elements(loop)
-    counters = _counters(loop)
+    counters = counted_by(loop)
     if not elements and not counters:
         return False
 
@@ -250,10 +250,7 @@ def _elements(loop: SourceLoop) -> set[str]:
 
 def _body(module: Module, loop: SourceLoop) -> list[ast.AST]:
     """Return what runs in each turn; of a comprehension its element and its conditions."""
-    if isinstance(loop.node, ast.comprehension):
-        element = module.elements.get(loop.node)
-        return [item for item in (element, loop.node) if item is not None]
-    return list(loop.node.body)
+    return [*module.turn(loop), *([loop.node] if isinstance(loop.node, ast.comprehension) else [])]
 
 
 def _own(part: ast.AST) -> Iterator[ast.AST]:
@@ -344,28 +341,11 @@ def _over(loop: SourceLoop) -> set[str]:
     return found | {node.attr for node in nodes if isinstance(node, ast.Attribute)}
 
 
-def _counters(loop: SourceLoop) -> set[str]:
-    """Return the loop's own counters, of ``range`` and ``enumerate``."""
-    node = loop.node
-    if not isinstance(node, ast.For | ast.comprehension) or not isinstance(node.iter, ast.Call):
-        return set()
-    name = node.iter.func.id if isinstance(node.iter.func, ast.Name) else ""
-    target = node.target
-    if name == "enumerate" and isinstance(target, ast.Tuple) and target.elts:
-        target = target.elts[0]
-    elif name != "range":
-        return set()
-    return {target.id} if isinstance(target, ast.Name) else set()
-
-
 def _counts(module: Module, loop: SourceLoop) -> bool:
     """Return whether a loop computes with numbers, itself or in a function of the file."""
     if isinstance(loop.node, ast.While) or (loop.n_constant is not None and loop.n_constant < 8):
         return False
-    parts: list[ast.AST] = [loop.node]
-    if isinstance(loop.node, ast.comprehension):
-        # its element stands beside it
-        parts = [item for item in [module.elements.get(loop.node)] if item is not None]
+    parts = module.turn(loop) if isinstance(loop.node, ast.comprehension) else [loop.node]
     for node in (node for part in parts for node in ast.walk(part)):
         if _is_arithmetic(node):
             return True

@@ -50,8 +50,7 @@ def find(module: Module) -> Iterator[Hit]:
             continue
         pair = _pair(module, loop)
         if pair is not None:
-            place = loop.node.iter if isinstance(loop.node, ast.comprehension) else loop.node
-            yield Hit(place, f"each pair is compared on its own: {text_of(pair)}", text_of(pair.func))
+            yield Hit(loop.place, f"each pair is compared on its own: {text_of(pair)}", text_of(pair.func))
 
 
 def _suppresses(module: Module, loop: SourceLoop) -> bool:
@@ -87,15 +86,8 @@ def _pair(module: Module, loop: SourceLoop) -> ast.Call | None:
     assert not isinstance(loop.node, ast.While)
     if names_in(loop.node.iter) & outer.targets and not _is_rest(loop.node.iter):
         return None  # a loop over the parts of one element
-    body: list[ast.AST] = (
-        [module.elements[loop.node]]
-        if isinstance(loop.node, ast.comprehension) and loop.node in module.elements
-        else []
-        if isinstance(loop.node, ast.comprehension)
-        else list(loop.node.body)
-    )
     inner, above = _followed(module, loop), _followed(module, outer)
-    for part in body:
+    for part in module.turn(loop):
         for node in ast.walk(part):
             if not isinstance(node, ast.Call) or len(node.args) < 2:
                 continue

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, arguments, keyword, literal, text_of
 from torchtriage.diagnose.lint.samples import Samples, samples_of
-from torchtriage.diagnose.lint.syntax import path_of
+from torchtriage.diagnose.lint.syntax import argument, names_in, path_of
 
 RULE = Rule(
     "DAT103",
@@ -112,8 +112,7 @@ def _arrays(module: Module, samples: Samples) -> Iterator[Hit]:
 
 def _is_written(call: SourceCall) -> bool:
     """Return whether a file is opened to write."""
-    mode = keyword(call.node, "mode") or (call.node.args[1] if len(call.node.args) > 1 else None)
-    said = literal(mode)
+    said = literal(argument(call.node, "mode", 1))
     return isinstance(said, str) and said[:1] in ("w", "a", "x") and call.attr in ("open", "File")
 
 
@@ -166,7 +165,6 @@ def _takes_one(samples: Samples, call: SourceCall) -> bool:
             holder, key = part.func.value, part.args[0] if part.args else part
         else:
             continue
-        inside = {item.id for item in ast.walk(holder) if isinstance(item, ast.Name)}
-        if inside & names and samples.follows(key, function):
+        if names_in(holder) & names and samples.follows(key, function):
             return True
     return False

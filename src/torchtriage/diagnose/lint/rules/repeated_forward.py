@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, SourceFunction, names_in, text_of
+from torchtriage.diagnose.lint.syntax import stored_names
 
 RULE = Rule("LCH103", "repeated-forward", "launch", "The same forward pass is computed twice", "medium")
 
@@ -73,11 +74,8 @@ def _across(module: Module) -> Iterator[Hit]:
 
 def _given(function: SourceFunction, call: SourceCall, outer: SourceCall) -> str | None:
     """Return a call's arguments as its function's caller names them; None where they are not its parameters."""
-    places = [arg.arg for arg in function.node.args.args[1:]]
-    texts = dict(zip(places, outer.node.args, strict=False))
-    stored = {
-        node.id for node in ast.walk(function.node) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    }
+    texts = dict(zip(function.places, outer.node.args, strict=False))
+    stored = stored_names(function.node)
     found: list[str] = []
     for item in call.node.args:
         if not isinstance(item, ast.Name) or item.id not in texts or item.id in stored:

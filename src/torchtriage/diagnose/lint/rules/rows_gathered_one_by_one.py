@@ -10,8 +10,9 @@ Source: PyTorch documentation of ``torch.utils.data``, "Disable automatic batchi
 
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, keyword, text_of
+from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, text_of
 from torchtriage.diagnose.lint.rules._loaders import workers
+from torchtriage.diagnose.lint.syntax import argument
 from torchtriage.diagnose.lint.torch_names import LOADERS
 
 RULE = Rule("DAT112", "rows-gathered-one-by-one", "data", "Large batches are gathered row by row", "low")
@@ -32,7 +33,7 @@ def find(module: Module) -> Iterator[Hit]:
     for call in module.called(*LOADERS):
         if not call.arguments or call.arguments[0].kind != "dataset" or call.context.aside:
             continue
-        size = keyword(call.node, "batch_size") or (call.node.args[1] if len(call.node.args) > 1 else None)
+        size = argument(call.node, "batch_size", 1)
         number = module.constant(size, call.context)
         if type(number) is int and number >= LARGE and workers(module, call) == 0:
             yield Hit(call.node, f"{number} rows are gathered one by one for each batch: {text_of(call.node)}")

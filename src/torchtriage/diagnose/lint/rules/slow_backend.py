@@ -97,7 +97,7 @@ def _of_libraries(module: Module) -> Iterator[Hit]:
         given = keyword(call.node, "attn_implementation")
         if given is not None and literal(given) == "eager" and not _NEEDS_SCORES.search(module.text):
             yield Hit(given, "attention is written out instead of fused", call.attr, severity="low")
-        if _PIPELINE.search(call.name) and _on_device(module) and not _HALF.search(module.text):
+        if _PIPELINE.search(call.name) and module.names_cuda and not _HALF.search(module.text):
             half = keyword(call.node, "torch_dtype") or keyword(call.node, "dtype")
             if (half is None and not unpacks(call.node)) or text_of(half or call.node).endswith("float32"):
                 message = "the pipeline computes in float32, at twice the memory and a fraction of the speed"
@@ -107,10 +107,6 @@ def _of_libraries(module: Module) -> Iterator[Hit]:
 _NEEDS_SCORES = re.compile(r"output_attentions|attentions\b|gemma|attn_weights|torch\.onnx|export")
 _PIPELINE = re.compile(r"^diffusers\.\w*Pipeline\w*\.from_(pretrained|single_file)$")
 _HALF = re.compile(r"\.half\(|autocast|bfloat16|float16|fp16|bf16")
-
-
-def _on_device(module: Module) -> bool:
-    return '"cuda' in module.text or "'cuda" in module.text or ".cuda(" in module.text
 
 
 def _items(node: ast.Call) -> list[ast.expr]:

@@ -39,8 +39,7 @@ def find(module: Module) -> Iterator[Hit]:
         if not _is_counted(outer) or not any(_is_open(node, outer) for node in ast.walk(loop.node.iter)):
             continue
         if _adds_up(module, loop):
-            place = loop.node.iter if isinstance(loop.node, ast.comprehension) else loop.node
-            yield Hit(place, f"added up again for each place: {text_of(loop.node.iter)}", "add")
+            yield Hit(loop.place, f"added up again for each place: {text_of(loop.node.iter)}", "add")
 
 
 def _is_counted(loop: SourceLoop) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, text_of
 from torchtriage.diagnose.lint.samples import samples_of
-from torchtriage.diagnose.lint.syntax import path_of
+from torchtriage.diagnose.lint.syntax import indices, path_of
 
 RULE = Rule("DAT110", "table-searched-for-sample", "data", "A DataFrame is searched for every sample", "medium")
 
@@ -49,8 +49,7 @@ def find(module: Module) -> Iterator[Hit]:
 def _selected(module: Module, node: ast.AST) -> ast.Compare | None:
     """Return the comparison by which rows are chosen: of a subscript, of ``where`` or ``nonzero``."""
     if isinstance(node, ast.Subscript):
-        parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-        return next((item for item in parts if isinstance(item, ast.Compare)), None)
+        return next((item for item in indices(node) if isinstance(item, ast.Compare)), None)
     if isinstance(node, ast.Call):
         if module.name_of(node.func) in ("numpy.where", "numpy.nonzero", "numpy.argwhere", "numpy.flatnonzero"):
             return node.args[0] if len(node.args) == 1 and isinstance(node.args[0], ast.Compare) else None

@@ -63,13 +63,9 @@ def _is_column(module: Module, call: SourceCall) -> bool:
     name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
     if not isinstance(root, ast.Name) or not _ARRAYS.search(name):
         return False
-    made = [
-        item.expression
-        for item in module.assigns
-        if item.target == root.id
-        and item.context.function is call.context.function
-        and item.expression.lineno < call.node.lineno  # what comes after, states = torch.tensor(states), is another
-    ]
+    # what comes after, states = torch.tensor(states), is another
+    before = call.node.lineno
+    made = [item for item in module.made_in(call.context.function, root.id) if item.lineno < before]
     if len(made) != 1 or not isinstance(made[0], ast.Call):
         return False
     # of map(np.stack, zip(*samples)) the columns are arrays already
@@ -92,11 +88,7 @@ def _transposes(node: ast.AST) -> bool:
 def _is_gathered(module: Module, call: SourceCall) -> bool:
     node = call.node.args[0]
     if isinstance(node, ast.Name):
-        made = [
-            assign.expression
-            for assign in module.assigns
-            if assign.target == node.id and assign.context.function is call.context.function
-        ]
+        made = module.made_in(call.context.function, node.id)
         node = made[0] if len(made) == 1 and isinstance(made[0], ast.ListComp) else node
     if isinstance(node, ast.Call) and module.name_of(node.func) in ("list", "numpy.array") and node.args:
         node = node.args[0]

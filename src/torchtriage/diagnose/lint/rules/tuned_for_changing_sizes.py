@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, keyword, literal
+from torchtriage.diagnose.lint.syntax import argument, names_in
 from torchtriage.diagnose.lint.torch_names import LOADERS
 
 RULE = Rule(
@@ -69,12 +70,10 @@ def _entry(module: Module, name: str) -> ast.expr | None:
 def _draws_sizes(module: Module) -> bool:
     """Return whether a step resizes its batch to a size that it draws."""
     for call in module.called("torch.nn.functional.interpolate"):
-        size = keyword(call.node, "size") or keyword(call.node, "scale_factor")
-        if size is None and len(call.node.args) > 1:
-            size = call.node.args[1]
+        size = keyword(call.node, "scale_factor") or argument(call.node, "size", 1)
         if size is None or not call.context.hot:
             continue
-        names = {item.id for item in ast.walk(size) if isinstance(item, ast.Name)}
+        names = names_in(size)
         drawn = [ast.unparse(assign.expression) for assign in module.assigns if assign.target in names]
         if any(_DRAWN.search(text) for text in [*drawn, ast.unparse(size)]):
             return True

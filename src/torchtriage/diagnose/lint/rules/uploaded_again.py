@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from torchtriage.diagnose.lint.abstract_values import CPU, DEVICE
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, SourceLoop, text_of
 from torchtriage.diagnose.lint.rules._moves import goes, is_module, moved_path
-from torchtriage.diagnose.lint.syntax import path_of
+from torchtriage.diagnose.lint.syntax import names_in, path_of
 from torchtriage.diagnose.lint.work_syntax import bound_names, parameters
 
 RULE = Rule(
@@ -79,8 +79,7 @@ def _rows(module: Module, call: SourceCall) -> ast.Subscript | None:
         return None
     if call.receiver.kind == "tensor" and call.receiver.device == DEVICE:
         return None
-    index = {item.id for item in ast.walk(node.slice) if isinstance(item, ast.Name)}
-    drawn = any(_changes(loop, name) for name in index)
+    drawn = any(_changes(loop, name) for name in names_in(node.slice))
     return node if drawn and not _changes(loop, root) and (_known(module, root, loop) or _given(loop, root)) else None
 
 

@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, SourceLoop, text_of
+from torchtriage.diagnose.lint.rules._turns import stands_in
 
 RULE = Rule("HST104", "waiting-in-step", "host", "Every step sleeps or waits for another program", "low")
 
@@ -76,7 +77,7 @@ def _polls(module: Module, call: SourceCall) -> bool:
         return False
     conditions = [loop.node.test]
     for node in ast.walk(loop.node):
-        if isinstance(node, ast.If) and any(item is call.node for part in node.body for item in ast.walk(part)):
+        if isinstance(node, ast.If) and stands_in(node.body, call):
             conditions.append(node.test)
         elif isinstance(node, ast.ExceptHandler) and any(item is call.node for item in ast.walk(node)):
             return node.type is not None and text_of(node.type).endswith("Empty")

@@ -27,7 +27,7 @@ from torchtriage.diagnose.lint.base import (
     names_in,
     text_of,
 )
-from torchtriage.diagnose.lint.syntax import path_of
+from torchtriage.diagnose.lint.syntax import argument, path_of, stored_names
 
 RULE = Rule(
     "HST121", "weighted-draw", "host", "Sampling weights are summed up again for each draw", "medium", over=("LCH105",)
@@ -65,11 +65,11 @@ def _weights(call: SourceCall) -> ast.expr | None:
     """Return the weights of a draw."""
     node = call.node
     if call.attr == "choice":
-        return keyword(node, "p") or (node.args[3] if len(node.args) > 3 else None)
+        return argument(node, "p", 3)
     if call.attr == "choices":
-        return keyword(node, "weights") or (node.args[1] if len(node.args) > 1 else None)
+        return argument(node, "weights", 1)
     if call.name == "torch.multinomial":
-        return node.args[0] if node.args else keyword(node, "input")
+        return argument(node, "input", 0)
     return call.owner if call.receiver.kind == "tensor" else None
 
 
@@ -145,31 +145,18 @@ def _repeats(module: Module, context: Context) -> bool:
 def _passed(module: Module, function: SourceFunction, context: Context, weights: ast.expr) -> ast.expr | None:
     """Return what the weights are in a caller: the same attribute, or what it gives for a parameter."""
     if isinstance(weights, ast.Name):
-        made = [
-            assign.expression
-            for assign in module.assigns
-            if assign.target == weights.id and assign.context.function is function
-        ]
+        made = module.made_in(function, weights.id)
         if len(made) == 1:
             return _passed(module, function, context, made[0])
-    places = [arg.arg for arg in function.node.args.args]
     names = names_in(weights) - {"self"}
-    if not names & (set(places) | _bound(function)):
+    if not names & {*function.places, *stored_names(function.node)}:
         return weights
-    if not isinstance(weights, ast.Name) or weights.id not in places:
+    if not isinstance(weights, ast.Name) or weights.id not in function.places:
         return None
     for call in module.calls:
         if function in call.callees and call.context is context:
-            at = places.index(weights.id) - (1 if function.owner is not None else 0)
-            return keyword(call.node, weights.id) or (call.node.args[at] if 0 <= at < len(call.node.args) else None)
+            return function.given_to(call.node, weights.id)
     return None
-
-
-def _bound(function: SourceFunction) -> set[str]:
-    """Return the names that a function binds itself."""
-    return {
-        node.id for node in ast.walk(function.node) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    }
 
 
 def _changes(module: Module, weights: ast.expr, loop: SourceLoop | None, function: SourceFunction | None) -> bool:
@@ -181,7 +168,7 @@ def _changes(module: Module, weights: ast.expr, loop: SourceLoop | None, functio
         root, dot, _ = path.partition(".")
         if loop is not None and (root in loop.targets or path in loop.assigned or root in loop.assigned):
             return True
-        if loop is None and not dot and function is not None and root in _bound(function):
+        if loop is None and not dot and function is not None and root in stored_names(function.node):
             return True
         if dot and any(assign.target == path and assign.context.repeated for assign in module.assigns):
             return True

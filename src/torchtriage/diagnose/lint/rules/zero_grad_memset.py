@@ -11,7 +11,8 @@ Source: PyTorch performance tuning guide, "Optimize gradient zeroing".
 import ast
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import Autofix, Fix, Hit, Module, Rule, SourceCall, keyword, literal, replace_node
+from torchtriage.diagnose.lint.base import Autofix, Fix, Hit, Module, Rule, SourceCall, literal, replace_node
+from torchtriage.diagnose.lint.syntax import argument
 
 RULE = Rule("OPT040", "zero-grad-memset", "optim", "Gradients are filled with zeros instead of dropped", "low")
 
@@ -27,9 +28,7 @@ SAFE = "nothing in this file looks at gradients, so nobody sees None where zeros
 def find(module: Module) -> Iterator[Hit]:
     """Yield calls and loops that fill gradients with zeros."""
     for call in module.sent("zero_grad"):
-        given = keyword(call.node, "set_to_none")
-        if given is None and call.node.args:
-            given = call.node.args[0]
+        given = argument(call.node, "set_to_none", 0)
         if given is not None and literal(given) is False:
             blind = ".grad" not in module.text.replace(".zero_grad", "")
             yield Hit(

@@ -8,7 +8,7 @@ from typing import Any
 from torchtriage.diagnose.lint import torch_names
 from torchtriage.diagnose.lint.abstract_values import CPU, HOST, NUMPY, UNKNOWN, Value, common, element, together
 from torchtriage.diagnose.lint.facts import Class, SourceFunction, Test
-from torchtriage.diagnose.lint.syntax import literal
+from torchtriage.diagnose.lint.syntax import indices, literal
 from torchtriage.diagnose.lint.walk.following import iterated, returned, runs_here
 from torchtriage.diagnose.lint.walk.heuristics import named
 from torchtriage.diagnose.lint.walk.truth import read_truth
@@ -177,8 +177,7 @@ def _subscript(walker: Walker, node: ast.Subscript) -> Value:
 
 
 def _note_mask(walker: Walker, node: ast.Subscript, value: Value) -> None:
-    parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-    if any(walker.module.value(part).mask for part in parts):
+    if any(walker.module.value(part).mask for part in indices(node)):
         walker.module.masks.append(Test(node, value, walker.context, "mask"))
 
 

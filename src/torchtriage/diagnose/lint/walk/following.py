@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from torchtriage.diagnose.lint import torch_names
 from torchtriage.diagnose.lint.abstract_values import CPU, HOST, UNKNOWN, Value
 from torchtriage.diagnose.lint.facts import Class, Context, SourceCall, SourceFunction
-from torchtriage.diagnose.lint.syntax import is_self, keyword, literal, path_of
+from torchtriage.diagnose.lint.syntax import is_self, literal, path_of
 from torchtriage.diagnose.lint.walk.definitions import bind_parameters
 from torchtriage.diagnose.lint.walk.walker import Env, Walker
 
@@ -162,14 +162,10 @@ def _fire(walker: Walker, callee: SourceFunction, call: SourceCall) -> None:
     """Note the methods that a call runs by their name: ``self.fire("on_batch_end", logits)``."""
     assert callee.fires is not None
     parameter, before, after = callee.fires
-    places = [arg.arg for arg in (*callee.node.args.posonlyargs, *callee.node.args.args)]
-    places = places[1:] if callee.owner is not None and "staticmethod" not in callee.decorators else places
-    at = places.index(parameter) if parameter in places else -1
-    given = keyword(call.node, parameter) or (call.node.args[at] if 0 <= at < len(call.node.args) else None)
-    event = literal(given)
+    event = literal(callee.given_to(call.node, parameter))
     if not isinstance(event, str):
         return
-    passed = call.arguments[len(places) : len(call.node.args)]
+    passed = call.arguments[len(callee.places) : len(call.node.args)]
     for known in walker.module.classes.values():
         method = known.methods.get(f"{before}{event}{after}")
         if method is None:
@@ -194,11 +190,7 @@ def runs_here(walker: Walker, function: SourceFunction) -> None:
 
 
 def _give(walker: Walker, callee: SourceFunction, call: SourceCall) -> None:
-    args = callee.node.args
-    places = [posonlyarg.arg for posonlyarg in (*args.posonlyargs, *args.args)]
-    if callee.owner is not None and "staticmethod" not in callee.decorators:
-        places = places[1:]
-    names = [*places[: len(call.node.args)], *(keyword.arg or "" for keyword in call.node.keywords)]
+    names = [*callee.places[: len(call.node.args)], *(keyword.arg or "" for keyword in call.node.keywords)]
     for name, value in zip(names, call.arguments, strict=False):
         # a second caller's callback runs where the first one's does
         for asked in callee.asked.get(name, ()):

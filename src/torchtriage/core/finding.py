@@ -57,6 +57,24 @@ class Cost:
     calibration: Calibration | None = None
     """None where no measured fixes tell how such intervals cover."""
 
+    @classmethod
+    def of(
+        cls,
+        low_ms: float,
+        high_ms: float,
+        of_ms: float,
+        naive_ms: float,
+        *,
+        basis: Literal["measured", "modelled", "bounded"],
+        method: str,
+        grade: Literal["A", "B", "C"],
+        per: Literal["step", "window", "run"] = "step",
+    ) -> Cost:
+        """Return a saving of ``low_ms`` to ``high_ms`` of ``of_ms``, rounded to nanoseconds."""
+        low, high, of, naive = (round(value, 6) for value in (low_ms, high_ms, of_ms, naive_ms))
+        shares = round(low_ms / of_ms, 6), round(high_ms / of_ms, 6)
+        return cls(low, high, per, of, *shares, naive, basis, method, grade)
+
 
 @dataclass(frozen=True)
 class Frame:

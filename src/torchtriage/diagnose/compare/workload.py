@@ -24,8 +24,6 @@ from torchtriage.diagnose.compare.result import Unlike
 from torchtriage.diagnose.compare.served import Served, served, unlike_served
 from torchtriage.diagnose.verdict.result import MISSING_ROWS
 
-Ints = NDArray[np.int64]
-
 MIN_LAYERS = 0.5
 """Share of the smaller run's weight shapes that the other must have: 1.0 between runs of one
 program, compiled or not; 0-0.33 between models of one kind (measured)."""

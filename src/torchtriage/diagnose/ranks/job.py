@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from torchtriage.core.finding import Cost, Finding, Note, rank_order
 from torchtriage.core.names import visible
@@ -38,8 +37,6 @@ from torchtriage.diagnose.ranks.slow_link import SLOW_LINK, slow_links
 from torchtriage.diagnose.ranks.straggler import Waiting, find_straggler, waiting
 from torchtriage.diagnose.ranks.straggler_finding import straggler_finding, with_reasons
 from torchtriage.diagnose.verdict.result import SCHEMA, Answer
-
-Ints = NDArray[np.int64]
 
 OF_JOB = (STRAGGLER, *PIPELINES, *FINDERS, SLOW_LINK)
 """Codes of what is looked for in the ranks together."""
@@ -478,14 +475,12 @@ def _together(
     low = max(cost.low_ms for cost in costs)
     high = min(sum(cost.high_ms for cost in costs), min(ceilings), step_ms)
     high = max(high, low)
-    bound = Cost(
-        low_ms=round(low, 6),
-        high_ms=round(high, 6),
+    bound = Cost.of(
+        low,
+        high,
+        step_ms,
+        sum(cost.naive_ms for cost in costs),
         per=costs[0].per,
-        of_ms=step_ms,
-        share_low=round(low / step_ms, 6),
-        share_high=round(high / step_ms, 6),
-        naive_ms=round(sum(cost.naive_ms for cost in costs), 6),
         basis="bounded",
         method="at least the best one; at most what the slowest rank could save",
         grade="C",

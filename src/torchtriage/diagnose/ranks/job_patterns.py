@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.core.finding import Certainty, Cost, Finding, Place, RankSpread
-from torchtriage.core.units import ms
 from torchtriage.diagnose.patterns import lookup
 from torchtriage.diagnose.ranks.match import Matches
 from torchtriage.diagnose.ranks.merge import STRAGGLER, severity_of
@@ -71,14 +70,8 @@ def job_finding(
     cost = None
     if ns is not None and step_ns:
         low, high = (min(max(end, 0.0), step_ns) for end in ns)
-        cost = Cost(
-            low_ms=ms(low),
-            high_ms=ms(high),
-            per="step",
-            of_ms=ms(step_ns),
-            share_low=round(low / step_ns, 6),
-            share_high=round(high / step_ns, 6),
-            naive_ms=ms(high if naive_ns is None else naive_ns),
+        cost = Cost.of(
+            *(end / 1e6 for end in (low, high, step_ns, high if naive_ns is None else naive_ns)),
             basis="bounded" if certainty == "hint" else "measured",
             method=method,
             grade="C" if certainty == "hint" else "B",

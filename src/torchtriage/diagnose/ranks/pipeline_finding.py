@@ -206,18 +206,8 @@ def _finding(
     evidence: dict[str, object],
     rank: int | None = None,
 ) -> Finding:
-    low_ns, high_ns, step_ns = amounts_ns
-    cost = Cost(
-        low_ms=ms(low_ns),
-        high_ms=ms(high_ns),
-        per="step",
-        of_ms=ms(step_ns),
-        share_low=round(low_ns / step_ns, 6),
-        share_high=round(high_ns / step_ns, 6),
-        naive_ms=ms(float(one.bubble_ns.mean())),
-        basis="modelled",
-        method=method,
-        grade="B",
+    cost = Cost.of(
+        *(ns / 1e6 for ns in (*amounts_ns, float(one.bubble_ns.mean()))), basis="modelled", method=method, grade="B"
     )
     members = tuple(numbers[position] for position in one.pipeline.members)
     pattern = lookup(code)

@@ -71,14 +71,9 @@ def straggler_finding(
         low_ns = 0.0
     step_ns = waits.step_ns
     high_ns, low_ns = min(high_ns, step_ns), min(low_ns, high_ns, step_ns)
-    cost = Cost(
-        low_ms=ms(low_ns),
-        high_ms=ms(high_ns),
-        per="step",
-        of_ms=ms(step_ns),
-        share_low=round(low_ns / step_ns, 6),
-        share_high=round(high_ns / step_ns, 6),
-        naive_ms=ms(float(np.mean(late.mean_wait_ns))),
+    mean_wait_ns = float(np.mean(late.mean_wait_ns))
+    cost = Cost.of(
+        *(ns / 1e6 for ns in (low_ns, high_ns, step_ns, mean_wait_ns)),
         basis="bounded" if hint else "measured" if late.off_ns is None else "modelled",
         method=method,
         grade="C" if hint else "A" if late.off_ns is None else "B",
@@ -88,7 +83,7 @@ def straggler_finding(
     whom = f"the other {late.n_peers} ranks{of} wait" if late.n_peers > 1 else f"the other rank{of} waits"
     message = (
         f"rank {rank} comes last to the collectives with the longest waits in {late.n_late} of {n} steady"
-        f" step{'s' * (n > 1)}, and {whom}: {format_ns(float(np.mean(late.mean_wait_ns)))} of"
+        f" step{'s' * (n > 1)}, and {whom}: {format_ns(mean_wait_ns)} of"
         f" {format_ns(step_ns)} per step on average; {_why(cause, device=record.device)}"
     )
     if hint:
@@ -117,7 +112,7 @@ def straggler_finding(
             "n_judged_steps": n,
             "share_of_waiting": round(late.blame_share, 6),
             "saved_ms_per_step": ms(middle_ns),
-            "mean_wait_ms_per_step": ms(float(np.mean(late.mean_wait_ns))),
+            "mean_wait_ms_per_step": ms(mean_wait_ns),
             **(
                 {
                     "cause": f"{cause.phase} {cause.activity}".strip(),

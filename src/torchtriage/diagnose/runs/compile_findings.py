@@ -79,14 +79,12 @@ def _recompiled(event: CompileEvent, run_ms: float, view: SourceView, follow: li
     limit = "; the recompile limit is reached, and later calls run uncompiled" if event.limit else ""
     cost = None
     if run_ms:
-        cost = Cost(
-            low_ms=round(SURE * event.total_ms, 6),
-            high_ms=round(event.total_ms, 6),
+        cost = Cost.of(
+            SURE * event.total_ms,
+            event.total_ms,
+            run_ms,
+            event.total_ms,
             per="run",
-            of_ms=round(run_ms, 6),
-            share_low=round(SURE * share, 6),
-            share_high=round(share, 6),
-            naive_ms=round(event.total_ms, 6),
             basis="measured",
             method="time that the compiler's log says it took to compile again",
             grade="A",

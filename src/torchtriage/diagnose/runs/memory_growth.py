@@ -95,14 +95,11 @@ def growing_memory(samples: Samples, growth: Growth | None, step_ms: float) -> t
 
 def _cost(growth: Growth, step_ms: float) -> Cost:
     low, high = growth.saved_ms(step_ms)
-    return Cost(
-        low_ms=round(low, 6),
-        high_ms=round(high, 6),
-        per="step",
-        of_ms=round(step_ms, 6),
-        share_low=round(low / step_ms, 6),
-        share_high=round(high / step_ms, 6),
-        naive_ms=round(high, 6),
+    return Cost.of(
+        low,
+        high,
+        step_ms,
+        high,
         basis="measured",
         method="the process's system time, as far as its new pages are this growth",
         grade="B",
@@ -118,14 +115,11 @@ def with_graph_cost(finding: Finding, n_ops_per_step: float, growth: Growth | No
         min(0.9 * step_ms, n_ops_per_step * node_us / 1e3 + saved_ms)
         for node_us, saved_ms in zip(NODE_US, saved, strict=True)
     )
-    cost = Cost(
-        low_ms=round(low, 6),
-        high_ms=round(high, 6),
-        per="step",
-        of_ms=round(step_ms, 6),
-        share_low=round(low / step_ms, 6),
-        share_high=round(high / step_ms, 6),
-        naive_ms=round(high, 6),
+    cost = Cost.of(
+        low,
+        high,
+        step_ms,
+        high,
         basis="modelled",
         method="1.5-8 µs for each core operator that is recorded, and the system time of the pages that are held",
         grade="C",

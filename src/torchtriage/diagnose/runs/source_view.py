@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from torchtriage.core.source import Sources
+from torchtriage.diagnose.lint.syntax import names_in, stored_names
 from torchtriage.diagnose.runs.samples import Position
 
 Loop = ast.For | ast.AsyncFor | ast.While | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
@@ -15,7 +16,6 @@ CHANGES = frozenset(
     ["reset", "step", "update", "append", "extend", "push", "pop", "put", "write", "send", "fit", "seek", "all_reduce"]
 )
 """Methods that change an object, or others' work."""
-SETUP = ("__init__", "__post_init__", "build", "setup")
 
 
 class SourceView:
@@ -32,6 +32,10 @@ class SourceView:
             return None
         return next((found.tree for found in self._sources.find(file) if found.tree is not None), None)
 
+    def _nodes(self, file: str) -> Iterator[ast.AST]:
+        tree = self._tree(file)
+        return ast.walk(tree) if tree is not None else iter(())
+
     def text(self, file: str, line: int) -> str:
         """Return a line's text."""
         if self._sources is None:
@@ -43,16 +47,14 @@ class SourceView:
 
     def calls(self, name: str, file: str) -> tuple[int, ...]:
         """Return the lines on which a file uses a name such as ``torch.compile``, decorators and partials included."""
-        tree = self._tree(file)
-        nodes = ast.walk(tree) if tree is not None else ()
+        nodes = self._nodes(file)
         return tuple(
             sorted({node.lineno for node in nodes if isinstance(node, ast.Attribute) and _dotted(node) == name})
         )
 
     def made(self, name: str, file: str, without: str = "") -> tuple[int, ...]:
         """Return the lines on which a file calls something of this name, ``without`` an argument of that name."""
-        tree = self._tree(file)
-        nodes = ast.walk(tree) if tree is not None else ()
+        nodes = self._nodes(file)
         return tuple(
             sorted(
                 {
@@ -71,9 +73,7 @@ class SourceView:
         assigned = next((node for node in reversed(around) if isinstance(node, ast.Assign | ast.AnnAssign)), None)
         if assigned is None:
             return set()
-        names = {
-            node.id for node in ast.walk(assigned) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-        }
+        names = stored_names(assigned)
         scope = next(node for node in reversed(around) if isinstance(node, ast.Module | ast.FunctionDef))
         return {
             number
@@ -85,8 +85,7 @@ class SourceView:
 
     def options(self, name: str, file: str) -> tuple[int, ...]:
         """Return the lines on which a file passes True as the argument of this name."""
-        tree = self._tree(file)
-        nodes = ast.walk(tree) if tree is not None else ()
+        nodes = self._nodes(file)
         return tuple(
             node.value.lineno
             for node in nodes
@@ -101,8 +100,7 @@ class SourceView:
 
         True where it cannot be read.
         """
-        tree = self._tree(file)
-        nodes = ast.walk(tree) if tree is not None else ()
+        nodes = self._nodes(file)
         functions = [node for node in nodes if isinstance(node, ast.FunctionDef) and _begins(node) == first_line]
         return not functions or any(_changes_state(function) for function in functions)
 
@@ -180,19 +178,19 @@ class SourceView:
 
 def _changes_state(function: ast.FunctionDef) -> bool:
     given = {arg.arg for arg in ast.walk(function.args) if isinstance(arg, ast.arg)}
-    own = {node.id for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    own = stored_names(function)
     return any(_changes(node, given, own) for node in ast.walk(function))
 
 
 def _changes(node: ast.AST, given: set[str], own: set[str]) -> bool:
     """Whether a node of a function stores into what is not its ``own``, or calls something for what it does."""
     if isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load):
-        return isinstance(node, ast.Attribute) or not _names(node.value) <= own
+        return isinstance(node, ast.Attribute) or not names_in(node.value) <= own
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         in_place = node.func.attr.endswith("_") and not node.func.attr.startswith("_")
-        return (in_place or node.func.attr in CHANGES) and not _names(node.func.value) <= own
+        return (in_place or node.func.attr in CHANGES) and not names_in(node.func.value) <= own
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-        return bool(_names(node.value) & given) and not _names(node.value.func) & own
+        return bool(names_in(node.value) & given) and not names_in(node.value.func) & own
     return isinstance(node, ast.Global | ast.Nonlocal)
 
 
@@ -216,13 +214,13 @@ def elementwise(loop: Loop) -> bool:
         if isinstance(loop, ast.For | ast.AsyncFor)
         else [generator.target for generator in loop.generators]
     )
-    names = {node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)}
+    names = {name for target in targets for name in names_in(target)}
     bodies = loop.body if isinstance(loop, ast.For | ast.AsyncFor) else [loop]
     for body in bodies:
         for node in ast.walk(body):
-            if isinstance(node, ast.Subscript) and names & _names(node.slice):
+            if isinstance(node, ast.Subscript) and names & names_in(node.slice):
                 return True
-            if isinstance(node, ast.BinOp | ast.Compare | ast.AugAssign) and names & _names(node):
+            if isinstance(node, ast.BinOp | ast.Compare | ast.AugAssign) and names & names_in(node):
                 return True
     return False
 
@@ -245,9 +243,5 @@ def sequential(loop: Loop) -> bool:
         for node in ast.walk(statement):
             if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
                 first_set.pop(node.target.id, None)
-    inner = {name for node in ast.walk(loop) if isinstance(node, ast.For) for name in _names(node.target)}
+    inner = {name for node in ast.walk(loop) if isinstance(node, ast.For) for name in names_in(node.target)}
     return any(name in first_read and first_read[name] <= line for name, line in first_set.items() if name not in inner)
-
-
-def _names(node: ast.AST) -> set[str]:
-    return {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}

@@ -261,14 +261,9 @@ class Pricing:
         n = steps.n_steady
         # per step is an average over the judged steps, and never more than the step itself
         low, high = min(low_ns / n, wall), min(high_ns / n, wall)
-        return Cost(
-            low_ms=ms(low),
-            high_ms=ms(high),
+        return Cost.of(
+            *(ns / 1e6 for ns in (low, high, wall, naive_ns / n)),
             per="step" if len(steps) else "window",
-            of_ms=ms(wall),
-            share_low=round(low / wall, 6),
-            share_high=round(high / wall, 6),
-            naive_ms=ms(naive_ns / n),
             basis=basis,
             method=method or "time owned by this finding, each millisecond counted once",
             grade=_GRADES[basis],

@@ -256,25 +256,21 @@ class _Builder(FlowBuilder):
 
     def wait(self, value: ast.expr, node: ast.expr, at: int) -> int:
         """Run another generator or coroutine until it ends, with pauses in between."""
-        name = ""
-        if isinstance(value, ast.Call):
-            name = called_name(value.func)
-            at = self._call(value, at, pending=True)
-        else:
-            at = self.expr(value, at)
+        name, at = self._pending(value, at)
         names = frozenset({"__await__", "__iter__", "__next__", "send", "throw"} | self.names.pending(value))
         here = self.loop(at, Site(node.lineno, "loop", name, names, open=not name, callee=name))
         self.paused(here, node.lineno)
         return self.join(here)
 
+    def _pending(self, value: ast.expr, at: int) -> tuple[str, int]:
+        """Return the name of the call that makes an iterator, empty for anything else, and the state after it."""
+        if isinstance(value, ast.Call):
+            return called_name(value.func), self._call(value, at, pending=True)
+        return "", self.expr(value, at)
+
     def iterate(self, iterable: ast.expr, at: int) -> tuple[int, int]:
         """Add a loop's head; return the state before each round and the one after it."""
-        name = ""
-        if isinstance(iterable, ast.Call):
-            name = called_name(iterable.func)
-            at = self._call(iterable, at, pending=True)
-        else:
-            at = self.expr(iterable, at)
+        name, at = self._pending(iterable, at)
         inner = self.names.pending(iterable)
         if name in CONSUMERS:
             for node in ast.walk(iterable):

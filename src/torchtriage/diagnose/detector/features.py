@@ -117,6 +117,11 @@ def windows(trace: Trace) -> Ints:
     begin_ns, end_ns = steps.host_start_ns, steps.host_end_ns
     if not len(steps):
         begin_ns, end_ns = (np.array([item], np.int64) for item in steps.window[:2])
+    return windows_within(begin_ns, end_ns)
+
+
+def windows_within(begin_ns: Ints, end_ns: Ints) -> Ints:
+    """Return int64[n, 2]: ``PER_STEP`` windows of equal length in each of these stretches."""
     at = np.linspace(0, 1, PER_STEP + 1)
     edges = np.rint(begin_ns[:, None] + (end_ns - begin_ns)[:, None] * at).astype(np.int64)
     return np.stack([edges[:, :-1].ravel(), edges[:, 1:].ravel()], axis=1)

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from torchtriage.core.finding import Certainty, Cost, Finding, Place, RankSpread
 from torchtriage.diagnose.patterns import lookup
 from torchtriage.diagnose.ranks.match import Matches
-from torchtriage.diagnose.ranks.merge import STRAGGLER, severity_of
+from torchtriage.diagnose.ranks.merge import STRAGGLER
 from torchtriage.diagnose.ranks.rank_record import RankRecord
 from torchtriage.diagnose.ranks.straggler import Waiting
+from torchtriage.diagnose.verdict.verdict import severity_of
 
 Ints = NDArray[np.int64]
 MIN_SHARE = 0.05

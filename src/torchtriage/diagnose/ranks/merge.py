@@ -12,13 +12,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
-from torchtriage.core.finding import SEVERITIES, Cost, Crash, Finding, NotChecked, Note, RankSpread, Severity
+from torchtriage.core.finding import SEVERITIES, Cost, Crash, Finding, NotChecked, Note, RankSpread
 from torchtriage.diagnose.patterns import lookup
 from torchtriage.diagnose.patterns.comm.comm_exposed import MIN_SHARE
 from torchtriage.diagnose.ranks.joint_cost import finding_cost
 from torchtriage.diagnose.ranks.joint_savings import JointSavings
 from torchtriage.diagnose.verdict.result import Result
-from torchtriage.diagnose.verdict.verdict import HIGH_SHARE, MEDIUM_SHARE
+from torchtriage.diagnose.verdict.verdict import severity_of
 
 MAX_NAMED = 64
 STRAGGLER, EXPOSED = "COM036", "COM035"
@@ -179,13 +179,6 @@ def scaled(finding: Finding, scale: float) -> Finding:
     low, high, of, naive = (round(value * scale, 6) for value in (cost.low_ms, cost.high_ms, cost.of_ms, cost.naive_ms))
     cost = replace(cost, low_ms=low, high_ms=high, of_ms=of, naive_ms=naive, basis="bounded", grade="C")
     return replace(finding, cost=replace(cost, method=f"{cost.method}; scaled to the step without the profiler"))
-
-
-def severity_of(cost: Cost, certainty: str) -> Severity:
-    """Return how much a finding of the job matters, by the lines drawn for one trace."""
-    if cost.share_low >= HIGH_SHARE and certainty != "hint":
-        return "high"
-    return "medium" if cost.share_low >= MEDIUM_SHARE else "low"
 
 
 # -- what is said beside findings ----------------------------------------------------------------

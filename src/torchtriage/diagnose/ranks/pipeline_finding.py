@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from torchtriage.core.finding import Cost, Finding, Place, RankSpread
 from torchtriage.core.units import format_count, format_ns, format_share, ms
 from torchtriage.diagnose.patterns import lookup
-from torchtriage.diagnose.ranks.merge import severity_of
 from torchtriage.diagnose.ranks.pipeline_bubble import Bubble
 from torchtriage.diagnose.ranks.pipeline_schedule import order_of
 from torchtriage.diagnose.ranks.rank_record import RankRecord
+from torchtriage.diagnose.verdict.verdict import severity_of
 
 PIPELINES = BUBBLE, IMBALANCE = "COM062", "COM063"
 MIN_BUBBLE = 0.10

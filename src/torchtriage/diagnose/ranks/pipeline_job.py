@@ -13,12 +13,13 @@ from torchtriage.core.finding import Finding, Note
 from torchtriage.core.names import visible
 from torchtriage.core.units import ms
 from torchtriage.diagnose.ranks.match import Matches
-from torchtriage.diagnose.ranks.merge import EXPOSED, scaled, severity_of
+from torchtriage.diagnose.ranks.merge import EXPOSED, scaled
 from torchtriage.diagnose.ranks.pipeline import Pipeline, Unjudged, find_pipelines
 from torchtriage.diagnose.ranks.pipeline_bubble import Bubble, measure
 from torchtriage.diagnose.ranks.pipeline_finding import PIPELINES, pipeline_findings
 from torchtriage.diagnose.ranks.rank_record import RankRecord
 from torchtriage.diagnose.ranks.result import PipelineRank, PipelineStep, PipelineSummary
+from torchtriage.diagnose.verdict.verdict import severity_of
 
 
 @dataclass(frozen=True, eq=False)

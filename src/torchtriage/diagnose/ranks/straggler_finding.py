@@ -14,9 +14,10 @@ from torchtriage.core.trace.frames import parse_frame
 from torchtriage.core.units import format_ns, ms
 from torchtriage.diagnose.ranks.job_detection import Job
 from torchtriage.diagnose.ranks.joint_cost import LATE_AGAIN
-from torchtriage.diagnose.ranks.merge import STRAGGLER, severity_of
+from torchtriage.diagnose.ranks.merge import STRAGGLER
 from torchtriage.diagnose.ranks.rank_record import RankRecord
 from torchtriage.diagnose.ranks.straggler import MOST, Straggler, StragglerCause, Waiting
+from torchtriage.diagnose.verdict.verdict import severity_of
 
 HOST_ACTIVITIES = ("op", "python", "gc")
 _LINK = "https://docs.pytorch.org/docs/stable/notes/ddp.html"

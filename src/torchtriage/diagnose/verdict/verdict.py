@@ -339,7 +339,11 @@ def _severity(claim: Claim, pattern: Pattern, cost: Cost | None, certainty: Cert
         if pattern.family == "measure":
             return "note"
         return "medium" if certainty == "certain" else "low"
-    # by what is surely saved, as findings are ranked
+    return severity_of(cost, certainty)
+
+
+def severity_of(cost: Cost, certainty: str) -> Severity:
+    """Return how much a finding matters by what is surely saved, as findings are ranked."""
     if cost.share_low >= HIGH_SHARE and certainty != "hint":
         return "high"
     return "medium" if cost.share_low >= MEDIUM_SHARE else "low"

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torchtriage.core import intervals
 from torchtriage.core.errors import TraceFormatError, UsageError
 from torchtriage.core.trace import Trace, read_trace
-from torchtriage.diagnose.detector.features import PER_STEP, windows
+from torchtriage.diagnose.detector.features import windows, windows_within
 from torchtriage.learn.dataset import trace_codec
 
 TRACE = ".ttcol"
@@ -159,16 +159,10 @@ def judged_windows(trace: Trace) -> NDArray[np.int64]:
     steps, rows = trace.steps, np.flatnonzero(trace.works)
     if len(steps) >= MIN_STEPS:
         judged = slice(1, 1 + MOST_STEPS)
-        return _sixteenths(steps.start_ns[judged], steps.end_ns[judged])
+        return windows_within(steps.start_ns[judged], steps.end_ns[judged])
     if not len(rows):
         return windows(trace)
-    return _sixteenths(trace.start_ns[rows].min(keepdims=True), trace.end_ns[rows].max(keepdims=True))
-
-
-def _sixteenths(begin_ns: NDArray[np.int64], end_ns: NDArray[np.int64]) -> NDArray[np.int64]:
-    at = np.linspace(0, 1, PER_STEP + 1)
-    edges = np.rint(begin_ns[:, None] + (end_ns - begin_ns)[:, None] * at).astype(np.int64)
-    return np.stack([edges[:, :-1].ravel(), edges[:, 1:].ravel()], axis=1)
+    return windows_within(trace.start_ns[rows].min(keepdims=True), trace.end_ns[rows].max(keepdims=True))
 
 
 def faulty(windows_ns: NDArray[np.int64], intervals_ns: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -1,8 +1,8 @@
 """Small programs, one for each common cause of a graph break or a recompilation, and its cure.
 
 Run as a script with ``TORCH_TRACE`` set. Every program is a pair: ``NAME`` has its cause, that of a
-break on the line marked ``# here``; ``NAME_cured`` is the same with the fix that the report shows.
-Recompilations that are ordinary have no cure.
+break on the line marked ``# here``; ``NAME_cured`` is the same with the fix that the report shows, and
+``needless_cured`` that of all whose line is needless. Recompilations that are ordinary have no cure.
 """
 
 import datetime
@@ -43,10 +43,6 @@ def printing(x):
     return y.cos()
 
 
-def printing_cured(x):
-    return x.sin().cos()
-
-
 def branching(x):
     y = x.sin()
     if y.sum() > 0:  # here
@@ -85,10 +81,6 @@ def asked_for(x):
     y = x.sin()
     torch._dynamo.graph_break()  # here
     return y.cos()
-
-
-def asked_for_cured(x):
-    return x.sin().cos()
 
 
 def nonzero_rows(x):
@@ -157,7 +149,7 @@ def int_of_tensor(x):
     return y.cos()
 
 
-def int_of_tensor_cured(x):
+def needless_cured(x):
     return x.sin().cos()
 
 
@@ -167,28 +159,16 @@ def open_file(x):
     return y.cos()
 
 
-def open_file_cured(x):
-    return x.sin().cos()
-
-
 def save_file(x):
     y = x.sin()
     torch.save(y, "/dev/null")  # here
     return y.cos()
 
 
-def save_file_cured(x):
-    return x.sin().cos()
-
-
 def numpy_random(x):
     y = x.sin()
     np.random.default_rng(0)  # here
     return y.cos()
-
-
-def numpy_random_cured(x):
-    return x.sin().cos()
 
 
 def size_of_object(x):
@@ -217,16 +197,10 @@ def clock(x):
     return y.cos()
 
 
-clock_cured = int_of_tensor_cured
-
-
 def locking(x):
     y = x.sin()
     LOCK.acquire(blocking=False)  # here
     return y.cos()
-
-
-locking_cured = int_of_tensor_cured
 
 
 def json_text(x):
@@ -235,16 +209,10 @@ def json_text(x):
     return y.cos()
 
 
-json_text_cured = int_of_tensor_cured
-
-
 def date(x):
     y = x.sin()
     datetime.datetime.now()  # here
     return y.cos()
-
-
-date_cured = int_of_tensor_cured
 
 
 def generator(x):
@@ -253,16 +221,10 @@ def generator(x):
     return y.cos()
 
 
-generator_cured = int_of_tensor_cured
-
-
 def writing(x):
     y = x.sin()
     sys.stdout.write("")  # here
     return y.cos()
-
-
-writing_cured = int_of_tensor_cured
 
 
 def importing(x):
@@ -271,16 +233,10 @@ def importing(x):
     return y.cos()
 
 
-importing_cured = int_of_tensor_cured
-
-
 def digest(x):
     y = x.sin()
     hashlib.md5(b"x").hexdigest()  # here
     return y.cos()
-
-
-digest_cured = int_of_tensor_cured
 
 
 def unique_values(x):
@@ -289,16 +245,10 @@ def unique_values(x):
     return y.cos()
 
 
-unique_values_cured = int_of_tensor_cured
-
-
 def subprocesses(x):
     y = x.sin()
     subprocess.run(["true"])  # here
     return y.cos()
-
-
-subprocesses_cured = int_of_tensor_cured
 
 
 def repeats(x):
@@ -307,16 +257,10 @@ def repeats(x):
     return y.cos()
 
 
-repeats_cured = int_of_tensor_cured
-
-
 def seeding(x):
     y = x.sin()
     torch.manual_seed(0)  # here
     return y.cos()
-
-
-seeding_cured = int_of_tensor_cured
 
 
 def logging_call(x):
@@ -325,16 +269,10 @@ def logging_call(x):
     return y.cos()
 
 
-logging_call_cured = int_of_tensor_cured
-
-
 def warning(x):
     y = x.sin()
     warnings.warn("slow", stacklevel=2)  # here
     return y.cos()
-
-
-warning_cured = int_of_tensor_cured
 
 
 # -- recompilations ----------------------------------------------------------------------------
@@ -569,8 +507,8 @@ def main() -> None:
     logging.disable(logging.CRITICAL)
     here = globals()
     for name in BREAKS:
-        for one in (name, f"{name}_cured"):
-            torch.compile(here[one], backend="eager")(inputs())
+        for program in (here[name], here.get(f"{name}_cured", needless_cured)):
+            torch.compile(program, backend="eager")(inputs())
     for name, several in calls().items():
         compiled = torch.compile(here[name], backend="eager")
         for call in several:

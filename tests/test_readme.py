@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
 import urllib.request
 from pathlib import Path
+
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -40,9 +41,7 @@ def test_the_readme_is_short() -> None:
 
 def test_the_monitored_function_can_be_scraped() -> None:
     (block,) = re.findall(r"```python\n([^`]*?monitor\.start.*?)```", README, re.DOTALL)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     assert "9464" in block
     code = block.replace("9464", str(port)) + "\ndetect(None)\ninput()\n"
     metrics = b""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from tests.ports import free_port
 
 SAMPLED = """
 import sys, time, torch, torchtriage as tt
@@ -63,12 +64,6 @@ while True:
     x /= 2
     time.sleep(0.005)
 """
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def wait_until(what: object, *, within_s: float = 90.0) -> None:

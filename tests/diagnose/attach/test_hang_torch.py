@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.ports import free_port
 
 from torchtriage.diagnose.attach.attach import Wish, attach
 from torchtriage.diagnose.attach.processes import ranks_of
@@ -25,9 +25,7 @@ N_RANKS = 3
 def job(way: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Start a launcher whose children are the ranks."""
     (folder / "new").mkdir()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(N_RANKS)}
     env |= {"TORCH_FR_BUFFER_SIZE": "200", "OMP_NUM_THREADS": "1", "TORCH_FR_DUMP_TEMP_FILE": str(folder / "rank_")}
     start = f'for r in {" ".join(map(str, range(N_RANKS)))}; do RANK=$r "$@" & done; wait'

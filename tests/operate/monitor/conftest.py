@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import socket
 import subprocess
 import threading
 import time
 from collections.abc import Iterator
 
 import pytest
+from tests.ports import free_port
 
 
 @pytest.fixture(autouse=True)
@@ -35,9 +35,7 @@ def is_ours(thread: threading.Thread) -> bool:
 def server(tmp_path):
     redis = pytest.importorskip("redis")
     program = shutil.which("redis-server")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     processes = []
 
     class Server:

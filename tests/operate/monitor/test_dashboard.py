@@ -4,7 +4,6 @@ import contextlib
 import json
 import math
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ import urllib.request
 
 import pytest
 from click.testing import CliRunner
+from tests.ports import free_port
 
 from torchtriage.cli.main import cli
 from torchtriage.operate.monitor.dashboard import DASHBOARD, dashboard
@@ -100,9 +100,7 @@ def ask(service, tmp_path):
     }
     (tmp_path / "rules.yml").write_text(rules(latency={"": 0.2}))
     (tmp_path / "prometheus.yml").write_text(json.dumps(config))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     command = [
         "prometheus",
         "--config.file=prometheus.yml",

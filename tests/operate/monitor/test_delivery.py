@@ -12,6 +12,7 @@ import time
 
 import pytest
 from tests.operate.monitor.fake_alertmanager import FakeAlertmanager
+from tests.ports import free_port
 from tests.waiting import wait_for
 
 from torchtriage.operate.monitor import delivery
@@ -73,9 +74,7 @@ def test_an_alert_that_is_on_stays_on_at_alertmanager_and_ends_when_it_is_over(m
 
 @pytest.mark.parametrize("how", ["hangs up", "503", "429", "no server", "restarted without memory"])
 def test_what_a_receiver_misses_while_it_is_away_comes_later(how, deliver, caplog):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     fake = None if how == "no server" else FakeAlertmanager(port)
     one = deliver(Alertmanager(f"http://127.0.0.1:{port}", refresh_s=0.2))
     if how == "restarted without memory":

@@ -14,6 +14,7 @@ import urllib.error
 import urllib.request
 
 import pytest
+from tests.ports import free_port
 from tests.waiting import wait_for
 
 from torchtriage.core.errors import UsageError
@@ -340,9 +341,7 @@ def test_eight_forked_workers_killed_at_random_lose_a_flush_at_most(tmp_path):
     """A counter never goes back, counts nothing twice, and a kill -9 costs one flush at most."""
     shared, told = tmp_path / "shared", tmp_path / "told"
     told.mkdir()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     script = [sys.executable, "-c", FORKS, str(port), str(shared), str(told)]
     parent = subprocess.Popen(script, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     chance = random.Random(8)

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pytest
 from tests.operate.monitor.test_prometheus import scrape, value
+from tests.ports import free_port
 
 from torchtriage.operate.monitor.workers import read_folder
 
@@ -66,12 +67,6 @@ SERVERS = {
 }
 PRELOAD = SERVERS["gunicorn, preload"]
 COUNT = "torchtriage_inference_duration_seconds_count{"
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def wait_for(condition: Callable[[], object]) -> None:

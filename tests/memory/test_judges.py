@@ -55,6 +55,12 @@ def peak_of(recorder: Recorder) -> MemoryPeak:
     return peak
 
 
+def reserved(size: int, **options: Any) -> Recorder:
+    recorder = Recorder()
+    recorder.reserve(A, size, **options)
+    return recorder
+
+
 def sizes(parts: tuple[MemoryPart, ...]) -> dict[str, int]:
     return {part.name: part.size_bytes for part in parts}
 
@@ -63,97 +69,90 @@ def sizes(parts: tuple[MemoryPart, ...]) -> dict[str, int]:
 
 
 def test_a_training_step_has_nothing_to_complain_about() -> None:
-    one = Recorder()
-    one.reserve(A, 512 * MIB)
-    one.alloc(A, 500 * MIB, FORWARD)
-    result, _ = judged(one)
+    recorder = reserved(512 * MIB)
+    recorder.alloc(A, 500 * MIB, FORWARD)
+    result, _ = judged(recorder)
     assert not result.findings
 
 
 def test_free_memory_alone_is_no_fragmentation() -> None:
     # most is reserved while nearly all of it is used; that it is free later is a cache
-    one = Recorder()
-    one.reserve(A, 4 * GIB)
-    one.alloc(A, 4 * GIB - MIB, FORWARD)
-    one.free(A)
-    result, device = judged(one)
-    assert not [found for found in result.findings if found.code == "MEM049"]
+    recorder = reserved(4 * GIB)
+    recorder.alloc(A, 4 * GIB - MIB, FORWARD)
+    recorder.free(A)
+    result, device = judged(recorder)
+    assert not [finding for finding in result.findings if finding.code == "MEM049"]
     assert device.fragmentation is not None
     assert device.fragmentation.free_bytes == MIB
 
 
 def test_whole_free_segments_are_no_fragmentation() -> None:
     # any tensor can use them, and they are given back before a request fails
-    one = Recorder()
-    one.reserve(A, 4 * GIB)
-    one.reserve(B, 4 * GIB)
-    one.alloc(A, 4 * GIB - MIB, FORWARD)
-    result, device = judged(one)
-    assert not [found for found in result.findings if found.code == "MEM049"]
+    recorder = reserved(4 * GIB)
+    recorder.reserve(B, 4 * GIB)
+    recorder.alloc(A, 4 * GIB - MIB, FORWARD)
+    result, device = judged(recorder)
+    assert not [finding for finding in result.findings if finding.code == "MEM049"]
     assert device.fragmentation is not None
     assert (device.fragmentation.free_bytes, device.fragmentation.gap_bytes) == (4 * GIB + MIB, MIB)
 
 
 def test_gaps_are_judged_when_most_is_allocated_not_when_most_is_reserved() -> None:
-    one = Recorder()
-    one.reserve(A, 4 * GIB)
-    one.alloc(A, 4 * GIB - MIB, FORWARD)
-    one.free(A)
-    one.reserve(B, GIB)
-    one.alloc(A + GIB, MIB, FORWARD)  # a gap, long after the peak
-    result, _ = judged(one)
-    assert not [found for found in result.findings if found.code == "MEM049"]
+    recorder = reserved(4 * GIB)
+    recorder.alloc(A, 4 * GIB - MIB, FORWARD)
+    recorder.free(A)
+    recorder.reserve(B, GIB)
+    recorder.alloc(A + GIB, MIB, FORWARD)  # a gap, long after the peak
+    result, _ = judged(recorder)
+    assert not [finding for finding in result.findings if finding.code == "MEM049"]
 
 
 def test_whole_pages_of_expandable_segments_are_no_gaps() -> None:
-    one = Recorder()
-    one.reserve(A, 4 * GIB, is_expandable=True)
-    one.alloc(A, GIB, FORWARD)
-    _, device = judged(one)
+    recorder = reserved(4 * GIB, is_expandable=True)
+    recorder.alloc(A, GIB, FORWARD)
+    _, device = judged(recorder)
     assert device.fragmentation is not None
     assert (device.fragmentation.free_bytes, device.fragmentation.gap_bytes) == (3 * GIB, 0)
 
 
 def test_gaps_without_the_peak_in_the_history_are_not_judged() -> None:
-    one = Recorder()
-    one.reserve(A, 4 * GIB, recorded=False)
-    one.alloc(A, GIB, recorded=False)
-    one.alloc(A + 2 * GIB, GIB, recorded=False)
-    one.free(A)
-    result, _ = judged(one)
-    assert not [found for found in result.findings if found.code == "MEM049"]
+    recorder = reserved(4 * GIB, recorded=False)
+    recorder.alloc(A, GIB, recorded=False)
+    recorder.alloc(A + 2 * GIB, GIB, recorded=False)
+    recorder.free(A)
+    result, _ = judged(recorder)
+    assert not [finding for finding in result.findings if finding.code == "MEM049"]
     assert "Fragmentation: not checked" in result.verdict[2]
 
 
 def test_a_few_free_megabytes_are_nobodys_problem() -> None:
-    one = Recorder()
-    one.reserve(A, 100 * MIB)
-    one.alloc(A, 10 * MIB, FORWARD)
-    result, _ = judged(one)
+    recorder = reserved(100 * MIB)
+    recorder.alloc(A, 10 * MIB, FORWARD)
+    result, _ = judged(recorder)
     assert not result.findings
     assert "too little to matter" in result.verdict[2]
 
 
 def churned(n_rounds: int, frames: list[Any] = FORWARD) -> Recorder:
-    one = Recorder()
+    recorder = Recorder()
     for _ in range(n_rounds):
-        one.reserve(A, GIB)
-        one.alloc(A, GIB - MIB, FORWARD)
-        one.free(A)
-        one.release(A, frames)
-    one.reserve(A, GIB)
-    return one
+        recorder.reserve(A, GIB)
+        recorder.alloc(A, GIB - MIB, FORWARD)
+        recorder.free(A)
+        recorder.release(A, frames)
+    recorder.reserve(A, GIB)
+    return recorder
 
 
 def test_segments_given_back_a_few_times_are_changes_of_phase() -> None:
     assert not judged(churned(3))[0].findings
-    one = Recorder()
-    one.reserve(B, 32 * GIB)
-    one.alloc(B, 32 * GIB - MIB, FORWARD)  # the rounds are small beside it
+    recorder = Recorder()
+    recorder.reserve(B, 32 * GIB)
+    recorder.alloc(B, 32 * GIB - MIB, FORWARD)  # the rounds are small beside it
     for _ in range(8):
-        one.reserve(A, GIB)
-        one.release(A)
-    assert not judged(one)[0].findings
+        recorder.reserve(A, GIB)
+        recorder.release(A)
+    assert not judged(recorder)[0].findings
 
 
 def test_segments_taken_and_given_back_again_and_again_are_found() -> None:
@@ -173,9 +172,7 @@ def test_segments_taken_and_given_back_again_and_again_are_found() -> None:
 
 
 def test_the_peak_by_phase_purpose_and_line() -> None:
-    _, device = judged(training_step())
-    peak = device.peak
-    assert peak is not None
+    peak = peak_of(training_step())
     assert peak.allocated_bytes == (64 + 100 + 8 + 64 + 20) * MIB
     assert sizes(peak.phases) == {"forward": 108 * MIB, "backward": 84 * MIB, "other": 64 * MIB}
     assert sizes(peak.categories) == {
@@ -191,96 +188,89 @@ def test_the_peak_by_phase_purpose_and_line() -> None:
     assert (top.size_bytes, top.n_allocations, top.category) == (108 * MIB, 2, "activations")
     assert top.frame is not None
     assert (top.frame.line, top.frame.exact) == (41, True)
-    assert [one.function for one in top.stack] == ["forward", "main"]
+    assert [frame.function for frame in top.stack] == ["forward", "main"]
     assert peak.lines[1].label == "backward: MmBackward0"
 
 
 def test_optimizer_state_is_what_init_group_makes() -> None:
-    one = training_step()
-    one.alloc(A + 256 * MIB, 200 * MIB, FORWARD)
-    peak = peak_of(one)
+    recorder = training_step()
+    recorder.alloc(A + 256 * MIB, 200 * MIB, FORWARD)
+    peak = peak_of(recorder)
     assert sizes(peak.categories)["optimizer state"] == 50 * MIB
     assert sizes(peak.phases)["optimizer"] == 50 * MIB
 
 
 def test_the_optimizers_own_annotation_tells_the_phase_without_its_frames() -> None:
-    one = Recorder()
-    one.reserve(A, 64 * MIB)
-    one.annotate("Optimizer.step#Mine.step", "START")
-    one.alloc(A, 32 * MIB, [frame("/home/me/mine.py", 3, "apply")])
-    one.annotate("Optimizer.step#Mine.step", "END")
-    assert sizes(peak_of(one).phases) == {"optimizer": 32 * MIB}
+    recorder = reserved(64 * MIB)
+    recorder.annotate("Optimizer.step#Mine.step", "START")
+    recorder.alloc(A, 32 * MIB, [frame("/home/me/mine.py", 3, "apply")])
+    recorder.annotate("Optimizer.step#Mine.step", "END")
+    assert sizes(peak_of(recorder).phases) == {"optimizer": 32 * MIB}
 
 
 def test_modules_that_are_built_make_parameters() -> None:
-    one = Recorder()
-    one.reserve(A, 64 * MIB)
+    recorder = reserved(64 * MIB)
     linear = "/opt/lib/python3.11/site-packages/torch/nn/modules/linear.py"
-    one.alloc(A, 32 * MIB, [frame(linear, 99, "__init__"), *TRAIN])
-    peak = peak_of(one)
+    recorder.alloc(A, 32 * MIB, [frame(linear, 99, "__init__"), *TRAIN])
+    peak = peak_of(recorder)
     assert sizes(peak.categories) == {"parameters": 32 * MIB}
     assert sizes(peak.phases) == {"other": 32 * MIB}
 
 
 def test_operators_of_tensors_are_no_backward_pass() -> None:
     tensor = frame("/opt/lib/python3.11/site-packages/torch/_tensor.py", 39, "wrapped")
-    one = Recorder()
-    one.reserve(A, 64 * MIB)
-    one.alloc(A, 32 * MIB, [tensor, *FORWARD])
-    assert sizes(peak_of(one).phases) == {"forward": 32 * MIB}
+    recorder = reserved(64 * MIB)
+    recorder.alloc(A, 32 * MIB, [tensor, *FORWARD])
+    assert sizes(peak_of(recorder).phases) == {"forward": 32 * MIB}
 
 
 def test_a_graph_that_is_dropped_is_no_backward_pass() -> None:
     drop = [frame("??", 0, "torch::autograd::generated::MulBackward0::~MulBackward0()"), *TRAIN]
-    one = Recorder()
-    one.reserve(A, 64 * MIB)
-    one.alloc(A, 32 * MIB, [frame("/home/me/loss.py", 8, "loss"), *TRAIN])
-    one.free(A, drop)
-    assert sizes(peak_of(one).categories) == {"unknown": 32 * MIB}
+    recorder = reserved(64 * MIB)
+    recorder.alloc(A, 32 * MIB, [frame("/home/me/loss.py", 8, "loss"), *TRAIN])
+    recorder.free(A, drop)
+    assert sizes(peak_of(recorder).categories) == {"unknown": 32 * MIB}
 
 
 def test_what_was_there_before_counts_apart() -> None:
-    one = Recorder()
-    one.reserve(A, 64 * MIB, recorded=False)
-    one.alloc(A, 16 * MIB, recorded=False)
-    one.alloc(A + 16 * MIB, 8 * MIB, recorded=False)
-    one.free(A + 16 * MIB)  # known by its end alone
-    one.alloc(A + 32 * MIB, 32 * MIB, FORWARD)
-    peak = peak_of(one)
+    recorder = reserved(64 * MIB, recorded=False)
+    recorder.alloc(A, 16 * MIB, recorded=False)
+    recorder.alloc(A + 16 * MIB, 8 * MIB, recorded=False)
+    recorder.free(A + 16 * MIB)  # known by its end alone
+    recorder.alloc(A + 32 * MIB, 32 * MIB, FORWARD)
+    peak = peak_of(recorder)
     assert peak.allocated_bytes == 48 * MIB
     assert peak.before_bytes == 16 * MIB
-    lives = timeline(read(one), 0)
+    lives = timeline(read(recorder), 0)
     assert lives.allocated_bytes[0] == 24 * MIB
     assert lives.reserved_bytes[0] == 64 * MIB
 
 
 def test_requests_are_rounded_as_the_allocator_does() -> None:
-    one = Recorder()
-    one.reserve(A, 2 * MIB)
-    one.alloc(A, 1)
-    one.alloc(A + 512, 513)
-    one.free(A)
-    _, device = judged(one)
+    recorder = reserved(2 * MIB)
+    recorder.alloc(A, 1)
+    recorder.alloc(A + 512, 513)
+    recorder.free(A)
+    _, device = judged(recorder)
     assert device.peak is not None
     assert device.peak.allocated_bytes == 512 + 1024
     assert (device.requested_bytes, device.allocated_bytes) == (513, 1024)
 
 
 def test_an_address_used_again_is_another_life() -> None:
-    one = Recorder()
-    one.reserve(A, 64 * MIB)
+    recorder = reserved(64 * MIB)
     for size in (MIB, 2 * MIB, 3 * MIB):
-        one.alloc(A, size)
-        one.free(A)
-    lives = timeline(read(one), 0)
+        recorder.alloc(A, size)
+        recorder.free(A)
+    lives = timeline(read(recorder), 0)
     assert lives.lives.size_bytes.tolist() == [MIB, 2 * MIB, 3 * MIB]
     assert lives.peak_bytes == 3 * MIB
     assert lives.allocated_bytes.min() == 0
 
 
 def test_a_history_without_requests_to_free_is_read_by_their_completion() -> None:
-    one = training_step()
-    document = one.dump()
+    recorder = training_step()
+    document = recorder.dump()
     trace = document["device_traces"][0]
     trace[:] = [entry for entry in trace if entry["action"] != "free_requested"]
     device = judge(read(document)).devices[0]
@@ -293,28 +283,27 @@ def test_a_history_without_requests_to_free_is_read_by_their_completion() -> Non
 
 def failed(recorder: Recorder) -> tuple[MemoryResult, OutOfMemory]:
     result, device = judged(recorder)
-    (one,) = device.out_of_memory
-    assert sum(part.size_bytes for part in one.parts) == one.free_bytes
-    assert one.free_bytes == one.reserved_bytes - one.allocated_bytes
-    assert [found.code for found in result.findings if found.code == "MEM048"] == ["MEM048"]
-    assert not [found for found in result.findings if found.code == "MEM049"]
-    return result, one
+    (mortem,) = device.out_of_memory
+    assert sum(part.size_bytes for part in mortem.parts) == mortem.free_bytes
+    assert mortem.free_bytes == mortem.reserved_bytes - mortem.allocated_bytes
+    assert [finding.code for finding in result.findings if finding.code == "MEM048"] == ["MEM048"]
+    assert not [finding for finding in result.findings if finding.code == "MEM049"]
+    return result, mortem
 
 
 def test_each_free_byte_has_one_cause() -> None:
-    one = Recorder()
-    one.reserve(A, 100 * MIB)
-    one.alloc(A, 40 * MIB)
-    one.alloc(A + 50 * MIB, 50 * MIB)  # 10 MiB between them
-    one.reserve(B, 30 * MIB, stream=7)
-    one.reserve(C, 2 * MIB)
-    one.alloc(C, 256 * KIB)
-    one.reserve(D, 60 * MIB, pool=(0, 3))
-    one.reserve(D + GIB, 20 * MIB)
-    one.alloc(D + GIB, 10 * MIB)
-    one.free(D + GIB, completed=False)
-    one.oom(64 * MIB, 5 * MIB)
-    _, mortem = failed(one)
+    recorder = reserved(100 * MIB)
+    recorder.alloc(A, 40 * MIB)
+    recorder.alloc(A + 50 * MIB, 50 * MIB)  # 10 MiB between them
+    recorder.reserve(B, 30 * MIB, stream=7)
+    recorder.reserve(C, 2 * MIB)
+    recorder.alloc(C, 256 * KIB)
+    recorder.reserve(D, 60 * MIB, pool=(0, 3))
+    recorder.reserve(D + GIB, 20 * MIB)
+    recorder.alloc(D + GIB, 10 * MIB)
+    recorder.free(D + GIB, completed=False)
+    recorder.oom(64 * MIB, 5 * MIB)
+    _, mortem = failed(recorder)
     assert sizes(mortem.parts) == {
         # 10 MiB between two tensors, 10 MiB beside what waits
         PIECES: 20 * MIB,
@@ -328,8 +317,7 @@ def test_each_free_byte_has_one_cause() -> None:
 
 
 def test_fragmentation_is_told_from_too_much_alive() -> None:
-    full = Recorder()
-    full.reserve(A, 100 * MIB)
+    full = reserved(100 * MIB)
     full.alloc(A, 90 * MIB, FORWARD)
     full.oom(64 * MIB, 5 * MIB)
     result, mortem = failed(full)
@@ -341,8 +329,7 @@ def test_fragmentation_is_told_from_too_much_alive() -> None:
     assert "An allocation of 64.0 MiB failed at /home/me/model.py:41 forward" in result.verdict[0]
     assert "me/model.py:41 forward" in result.findings[0].fix.text
 
-    holes = Recorder()
-    holes.reserve(A, 220 * MIB)
+    holes = reserved(220 * MIB)
     holes.alloc(A + 60 * MIB, 20 * MIB, FORWARD)
     holes.alloc(A + 140 * MIB, 20 * MIB, FORWARD)
     holes.oom(64 * MIB, 0)
@@ -354,74 +341,68 @@ def test_fragmentation_is_told_from_too_much_alive() -> None:
 
 
 def test_gaps_that_hold_the_request_but_not_the_next_are_not_the_cause() -> None:
-    one = Recorder()
-    one.reserve(A, 100 * MIB)
-    one.alloc(A + 40 * MIB, 20 * MIB, FORWARD)
-    one.oom(64 * MIB, 0)
-    result, mortem = failed(one)
+    recorder = reserved(100 * MIB)
+    recorder.alloc(A + 40 * MIB, 20 * MIB, FORWARD)
+    recorder.oom(64 * MIB, 0)
+    result, mortem = failed(recorder)
     assert (mortem.would_fit, mortem.next_would_fit) == (True, False)
     assert "too much was alive" in mortem.sentences[-2]
     assert "expandable_segments" not in result.findings[0].fix.code
 
 
 def test_memory_of_other_streams_is_no_fragmentation() -> None:
-    one = Recorder()
-    one.reserve(A, 100 * MIB)
-    one.alloc(A, 90 * MIB, FORWARD)
-    one.reserve(B, 200 * MIB, stream=5)
-    one.oom(64 * MIB, 0)
-    _, mortem = failed(one)
+    recorder = reserved(100 * MIB)
+    recorder.alloc(A, 90 * MIB, FORWARD)
+    recorder.reserve(B, 200 * MIB, stream=5)
+    recorder.oom(64 * MIB, 0)
+    _, mortem = failed(recorder)
     assert mortem.would_fit
     assert "cached for other streams" in mortem.sentences[-2]
 
 
 def test_whole_segments_and_large_pieces_are_named_as_such() -> None:
-    one = Recorder()
-    one.reserve(A, 100 * MIB)
-    one.reserve(B, 200 * MIB)
-    one.alloc(B, 20 * MIB)
-    one.oom(64 * MIB, 0)
-    _, mortem = failed(one)
+    recorder = reserved(100 * MIB)
+    recorder.reserve(B, 200 * MIB)
+    recorder.alloc(B, 20 * MIB)
+    recorder.oom(64 * MIB, 0)
+    _, mortem = failed(recorder)
     assert sizes(mortem.parts) == {WHOLE: 100 * MIB, LARGE: 180 * MIB}
 
 
 def test_segments_given_back_before_are_no_part_of_it() -> None:
-    one = Recorder()
-    one.reserve(A, 100 * MIB)
-    one.alloc(A, 60 * MIB)
-    one.reserve(B, 50 * MIB)
-    one.release(B)
-    one.oom(64 * MIB, 0)
-    one.reserve(C, 300 * MIB)
-    _, mortem = failed(one)
+    recorder = reserved(100 * MIB)
+    recorder.alloc(A, 60 * MIB)
+    recorder.reserve(B, 50 * MIB)
+    recorder.release(B)
+    recorder.oom(64 * MIB, 0)
+    recorder.reserve(C, 300 * MIB)
+    _, mortem = failed(recorder)
     assert mortem.reserved_bytes == 100 * MIB
 
 
 def test_only_the_last_of_many_failures_are_told_in_full() -> None:
-    one = Recorder()
-    one.reserve(A, 100 * MIB)
-    one.alloc(A, 60 * MIB)
+    recorder = reserved(100 * MIB)
+    recorder.alloc(A, 60 * MIB)
     for _ in range(50):
-        one.oom(64 * MIB, 0)
-    result, device = judged(one)
+        recorder.oom(64 * MIB, 0)
+    result, device = judged(recorder)
     assert device.n_out_of_memory == 50
     assert len(device.out_of_memory) == 20
     assert result.findings[0].message.startswith("50 failed allocations")
 
 
 def test_expandable_segments_grow_and_shrink_in_pages() -> None:
-    one = Recorder()
-    one.reserve(A, 60 * MIB, recorded=False, is_expandable=True)
-    one.alloc(A, 10 * MIB, recorded=False)
+    recorder = reserved(60 * MIB, recorded=False, is_expandable=True)
+    recorder.alloc(A, 10 * MIB, recorded=False)
     for action, at in (("segment_map", 20), ("segment_map", 40), ("segment_unmap", 80)):
-        one._entry(action, A + at * MIB, 20 * MIB, [], 0)
-    snapshot = read(one)
+        recorder._entry(action, A + at * MIB, 20 * MIB, [], 0)
+    snapshot = read(recorder)
     lives = timeline(snapshot, 0)
     # what was unmapped last was there before, beside the first 20 MiB
     assert lives.reserved_bytes.tolist() == [40 * MIB, 60 * MIB, 80 * MIB, 60 * MIB]
     for row, sizes in enumerate(([20, 20, 20], [20, 20, 20, 20], [60])):
         found = segments_at(snapshot, lives, row)
-        assert sum(one.end - one.start for one in found) == sum(sizes) * MIB
+        assert sum(segment.end - segment.start for segment in found) == sum(sizes) * MIB
         assert all(a.end <= b.start for a, b in pairwise(found))
         free = free_at(snapshot, lives, row, found)
         assert free.size_bytes.sum() == (sum(sizes) - 10) * MIB
@@ -431,11 +412,10 @@ def test_expandable_segments_grow_and_shrink_in_pages() -> None:
 
 
 def test_memory_that_no_tensor_could_use_is_a_finding() -> None:
-    one = Recorder()
-    one.reserve(A, 2 * GIB)
-    one.alloc(A, GIB, FORWARD)
-    one.alloc(A + GIB + 512 * MIB, 512 * MIB, FORWARD)
-    result, device = judged(one)
+    recorder = reserved(2 * GIB)
+    recorder.alloc(A, GIB, FORWARD)
+    recorder.alloc(A + GIB + 512 * MIB, 512 * MIB, FORWARD)
+    result, device = judged(recorder)
     found = [finding for finding in result.findings if finding.code == "MEM049"]
     assert len(found) == 1
     assert found[0].evidence["free_bytes"] == 512 * MIB
@@ -474,7 +454,7 @@ def test_an_old_list_of_segments_without_history() -> None:
     assert device.allocated_bytes == MIB
     assert device.requested_bytes is None
     assert device.peak is None
-    assert "MEM052" in {one.code for one in result.not_checked}
+    assert "MEM052" in {pattern.code for pattern in result.not_checked}
     assert "No history was recorded" in result.verdict[1]
 
 
@@ -487,7 +467,7 @@ def test_a_history_without_stacks_is_judged_without_lines() -> None:
     assert device.peak is not None
     assert device.peak.no_stack_bytes == device.peak.allocated_bytes
     assert "whose memory it was is not known" in result.verdict[1]
-    assert "peak by line" in {one.name for one in result.not_checked}
+    assert "peak by line" in {pattern.name for pattern in result.not_checked}
 
 
 def test_new_fields_and_actions_are_counted() -> None:
@@ -500,12 +480,12 @@ def test_new_fields_and_actions_are_counted() -> None:
 
 
 def test_two_devices_are_judged_apart() -> None:
-    one, other = training_step(), Recorder(device=1)
+    first, other = training_step(), Recorder(device=1)
     other.reserve(B, 1024 * MIB)
     other.alloc(B, 1000 * MIB, FORWARD)
-    document, more = one.dump(), other.dump()
+    document, more = first.dump(), other.dump()
     document["segments"] += more["segments"]
-    document["device_traces"] = [one.entries, other.entries]
+    document["device_traces"] = [first.entries, other.entries]
     result = judge(read(document))
     assert [device.device for device in result.devices] == [0, 1]
     peaks = [device.peak.allocated_bytes for device in result.devices if device.peak]
@@ -561,15 +541,14 @@ def test_the_picture_adds_up_at_every_moment() -> None:
 
 
 def test_many_moments_and_owners_are_merged_and_keep_the_peak() -> None:
-    one = Recorder()
-    one.reserve(A, GIB)
+    recorder = reserved(GIB)
     for i in range(3000):
         where = [frame("/home/me/model.py", i % 90, "forward"), *TRAIN]
-        one.alloc(A, (1 + i * 7919 % 1000) * KIB, where)
-        one.alloc(A + 4 * MIB, 4 * KIB, BACKWARD)
-        one.free(A)
-        one.free(A + 4 * MIB)
-    snapshot = read(one)
+        recorder.alloc(A, (1 + i * 7919 % 1000) * KIB, where)
+        recorder.alloc(A + 4 * MIB, 4 * KIB, BACKWARD)
+        recorder.free(A)
+        recorder.free(A + 4 * MIB)
+    snapshot = read(recorder)
     lives = timeline(snapshot, 0)
     (device,) = judge(snapshot).devices
     picture = device.picture
@@ -584,36 +563,15 @@ def test_many_moments_and_owners_are_merged_and_keep_the_peak() -> None:
 
 # -- anything at all ---------------------------------------------------------------------------
 
-ODD = (
-    0,
-    -1,
-    1,
-    1 << 62,
-    (1 << 63) - 1,
-    1 << 63,
-    -(1 << 63),
-    1 << 70,
-    None,
-    "x",
-    [],
-    {},
-    (),
-    2.5,
-    True,
-    b"q",
-    float("nan"),
-    [[]],
-    {"a": 1},
-    512,
-    1 << 40,
-)
+ODD = [0, -1, 1, 512, 1 << 40, 1 << 62, (1 << 63) - 1, 1 << 63, -(1 << 63), 1 << 70, 2.5, float("nan"), True]
+ODD += [None, "x", b"q", [], {}, (), [[]], {"a": 1}]
 
 
 def spots(value: Any) -> list[tuple[Any, Any]]:
     keys = value.keys() if isinstance(value, dict) else range(len(value))
     found = [(value, key) for key in keys]
     inner = [value[key] for key in keys if isinstance(value[key], dict | list)]
-    return found + [spot for one in inner for spot in spots(one)]
+    return found + [spot for part in inner for spot in spots(part)]
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -621,11 +579,11 @@ def test_any_field_may_be_anything(seed: int) -> None:
     rng = random.Random(seed)
     n_judged = 0
     for _ in range(25):
-        one = training_step()
-        one.reserve(B, GIB, stream=3)
-        one.oom(GIB, 5)
-        one.free(A, completed=False)
-        document = pickle.loads(pickle.dumps(one.dump()))  # the stacks are everybody's
+        recorder = training_step()
+        recorder.reserve(B, GIB, stream=3)
+        recorder.oom(GIB, 5)
+        recorder.free(A, completed=False)
+        document = pickle.loads(pickle.dumps(recorder.dump()))  # the stacks are everybody's
         for _ in range(rng.choice((1, 1, 3))):
             container, key = rng.choice(spots(document))
             if rng.random() < 0.3:

@@ -21,7 +21,9 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import history_rules
 import numpy as np
+from history_rules import SAME, ours, perfherder, reports
 from numpy.typing import NDArray
 from stopping import stop
 
@@ -92,7 +94,7 @@ def real_sessions() -> dict[str, Floats]:
 
 def in_one_number(sessions: dict[str, Floats]) -> dict[str, Floats]:
     """Return each session's ``low``, as a session of one value: the same statistic, taken once."""
-    return {arm: np.array([[session_value(one, "low")] for one in rows]) for arm, rows in sessions.items()}
+    return {arm: np.array([[session_value(row, "low")] for row in rows]) for arm, rows in sessions.items()}
 
 
 def is_regression(before: Floats, after: Floats) -> bool:
@@ -289,17 +291,8 @@ def unpaired_table(n_trials: int) -> Table:
 def many_table(lows: dict[str, Floats], n_checks: int, n_metrics: int = 200) -> Table:
     """Return false alarms per check of 200 metrics, each of real rounds in an order of its own."""
     rng = np.random.default_rng(5)
-    table = [
-        [
-            "pairs",
-            "checks",
-            "checks with a false alarm, uncorrected",
-            "Holm",
-            "Benjamini-Hochberg",
-            "+5 % in one metric found, Holm, %",
-            "in 20 metrics, BH, %",
-        ]
-    ]
+    head = ["pairs", "checks", "checks with a false alarm, uncorrected", "Holm", "Benjamini-Hochberg"]
+    table = [[*head, "+5 % in one metric found, Holm, %", "in 20 metrics, BH, %"]]
     for n_pairs in (20, 30):
         alarms: dict[str, list[bool]] = {"none": [], "holm": [], "benjamini-hochberg": []}
         one, twenty = [], []
@@ -424,31 +417,6 @@ def autoregression(n: int, memory: float, rng: np.random.Generator) -> Floats:
 
 TOLERANCE = 2
 """Commits: what counts as found in place."""
-SAME = 4
-"""Commits: reports nearer than this speak of one change."""
-
-
-def ours(values: Floats) -> list[int]:
-    """Return the change points of torchtriage."""
-    return [one.at for one in change_points.find(values)]
-
-
-def otava(values: Floats) -> list[int]:
-    """Return the change points of apache/otava with its own settings."""
-    from otava.analysis import compute_change_points
-
-    return [one.index for one in compute_change_points(values.tolist())[0]]
-
-
-def perfherder(values: Floats) -> list[int]:
-    """Return where Perfherder would alert: t > 7, 12 values on either side, 2 % or more."""
-    out = []
-    for at in range(12, len(values) - 11):
-        before, after = values[at - 12 : at], values[at : at + 12]
-        t = abs(welch(before, after).t)
-        if t > 7 and abs(after.mean() / before.mean() - 1) >= 0.02 and (not out or at - out[-1] > SAME):
-            out.append(at)
-    return out
 
 
 def history(
@@ -471,16 +439,6 @@ def history(
     return np.array(out)
 
 
-def reports(find: Callable[[Floats], list[int]], values: Floats, every: int) -> list[tuple[int, int]]:
-    """Return (place, commit at which it was first told), looking again after every few commits."""
-    out: list[tuple[int, int]] = []
-    for n in range(10, len(values) + 1, every):
-        for at in find(values[:n]):
-            if not any(abs(at - place) <= SAME for place, _ in out):
-                out.append((at, n))
-    return out
-
-
 def history_table(lows: dict[str, Floats], n_series: int, n: int = 100) -> Table:
     """Return false reports per 100 commits, and how often and how soon a change is found."""
     # name: the method, series of each kind, commits from look to look
@@ -495,7 +453,7 @@ def history_table(lows: dict[str, Floats], n_series: int, n: int = 100) -> Table
         print("apache-otava is not installed: left out", file=sys.stderr)
     else:
         # 50 times slower: fewer series and fewer looks, which can only spare it false reports
-        finders["apache/otava"] = (otava, max(n_series // 5, 1), 10)
+        finders["apache/otava"] = (history_rules.otava, max(n_series // 5, 1), 10)
     table = [
         [
             "points",

@@ -24,10 +24,7 @@ from typing import Any
 
 from loading import descendants, peaks, read_through
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from torchtriage.core.toml import read_toml
 
 ROOT = Path(__file__).parents[1]
 DATA = Path(os.environ.get("TORCHTRIAGE_DATA", ROOT.parent / "shared" / "data"))
@@ -143,8 +140,8 @@ def labels() -> list[Label]:
     Of ``gpu2`` they are those of ``tests/expected/devices.toml``, of the others those of ``benchmarks/devices``, and
     of those that two label files contradicted what ``proof_settled.toml`` says.
     """
-    blind = tomllib.loads((ROOT / "tests" / "expected" / "devices.toml").read_text(encoding="utf-8"))
-    device = tomllib.loads((ROOT / "benchmarks" / "devices" / "labels.toml").read_text(encoding="utf-8"))
+    blind = read_toml(ROOT / "tests" / "expected" / "devices.toml")
+    device = read_toml(ROOT / "benchmarks" / "devices" / "labels.toml")
     found = []
     for ident, name in json.loads((HERE / "proof_files.json").read_text(encoding="utf-8")).items():
         if name.startswith("gpu2/"):
@@ -164,7 +161,7 @@ def labels() -> list[Label]:
 
 def settled() -> dict[str, dict[str, Any]]:
     """Return what raw rows say of the recordings that two label files contradicted."""
-    return tomllib.loads((HERE / "proof_settled.toml").read_text(encoding="utf-8"))
+    return read_toml(HERE / "proof_settled.toml")
 
 
 def part(code: str) -> str:

@@ -25,10 +25,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from torchtriage.core.toml import read_toml
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -41,7 +38,7 @@ QUIET = ("note", 0.01)
 
 def faults() -> dict[str, dict[str, Any]]:
     """Return what is wrong with each example (``examples/faults.toml``)."""
-    return tomllib.loads((EXAMPLES / "faults.toml").read_text(encoding="utf-8"))
+    return read_toml(EXAMPLES / "faults.toml")
 
 
 def line_numbers(path: Path, texts: list[str]) -> list[int]:

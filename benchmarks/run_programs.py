@@ -26,10 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from torchtriage.core.toml import read_toml
 
 LOUD = 0.03
 NEAR = 0.15
@@ -104,7 +101,7 @@ def _from_json(folder: Path) -> Iterator[Program]:
 
 
 def _from_toml(folder: Path) -> Iterator[Program]:
-    for name, entry in tomllib.loads((folder / "labels.toml").read_text()).items():
+    for name, entry in read_toml(folder / "labels.toml").items():
         for kind in ("slow", "fixed", "healthy"):
             path = folder / f"{name}_{kind}.py"
             if not path.exists():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,15 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 from torchtriage.cli.main import cli
+from torchtriage.core.toml import read_toml
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-LABELS: dict[str, dict[str, Any]] = tomllib.loads(
-    (Path(__file__).parent / "expected" / "devices.toml").read_text(encoding="utf-8")
-)
+LABELS: dict[str, dict[str, Any]] = read_toml(Path(__file__).parent / "expected" / "devices.toml")
 FIRST_RIGHT = 0.9
 
 

@@ -13,16 +13,12 @@ import pytest
 
 import torchtriage
 from torchtriage.core.errors import MissingExtraError
+from torchtriage.core.toml import read_toml
 from torchtriage.operate import monitor
 from torchtriage.operate.fleet.stream_reader import StreamReader
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 ROOT = Path(__file__).resolve().parents[1]
-PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+PROJECT: dict[str, Any] = read_toml(ROOT / "pyproject.toml")["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 OURS = {"dev", "dev-torch", "fuzz"}
 """Extras for whoever works on torchtriage."""

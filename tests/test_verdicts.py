@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,16 +10,10 @@ import pytest
 
 import torchtriage as tt
 from torchtriage.core.errors import TraceFormatError
+from torchtriage.core.toml import read_toml
 from torchtriage.diagnose.patterns import catalogue
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-VERDICTS: dict[str, dict[str, Any]] = tomllib.loads(
-    (Path(__file__).parent / "expected" / "verdicts.toml").read_text(encoding="utf-8")
-)
+VERDICTS: dict[str, dict[str, Any]] = read_toml(Path(__file__).parent / "expected" / "verdicts.toml")
 KNOWN = {entry.pattern.code for entry in catalogue()}
 
 Judge = Callable[[Path], tt.Report]

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
+from torchtriage.core.toml import read_toml
 from torchtriage.memory.snapshot.read import read_snapshot
 from torchtriage.memory.snapshot.result import MemoryResult
 from torchtriage.memory.snapshot.verdict import judge
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-LABELS = tomllib.loads((Path(__file__).parents[1] / "expected" / "memory_changes.toml").read_text("utf-8"))
+LABELS = read_toml(Path(__file__).parents[1] / "expected" / "memory_changes.toml")
 
 
 def holder(result: MemoryResult) -> str:

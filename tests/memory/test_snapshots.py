@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import io
 import pickle
-import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 from conftest import DATA
 
 from torchtriage.core.errors import SnapshotError
+from torchtriage.core.toml import read_toml
 from torchtriage.memory.snapshot import read
 from torchtriage.memory.snapshot.fragmentation import free_at, segments_at
 from torchtriage.memory.snapshot.read import read_snapshot
@@ -22,15 +22,8 @@ from torchtriage.memory.snapshot.snapshot import Snapshot
 from torchtriage.memory.snapshot.timeline import timeline
 from torchtriage.memory.snapshot.verdict import judge
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 FOLDER = DATA / "memory"
-TRUTH: dict[str, dict[str, Any]] = tomllib.loads(
-    (Path(__file__).parents[1] / "expected" / "memory.toml").read_text("utf-8")
-)
+TRUTH: dict[str, dict[str, Any]] = read_toml(Path(__file__).parents[1] / "expected" / "memory.toml")
 OURS = {"MEM048", "MEM049"}
 
 pytestmark = pytest.mark.data

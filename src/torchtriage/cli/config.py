@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -62,14 +61,11 @@ def _section(start: Path) -> tuple[Path, dict[str, Any]]:
         file = folder / "pyproject.toml"
         if not file.is_file():
             continue
-        if sys.version_info >= (3, 11):
-            import tomllib
-        else:
-            import tomli as tomllib
+        from torchtriage.core.toml import TOMLDecodeError, read_toml
 
         try:
-            document = tomllib.loads(file.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            document = read_toml(file)
+        except (OSError, UnicodeDecodeError, TOMLDecodeError) as error:
             raise UsageError(f"cannot be read as TOML: {error}", where=str(file)) from error
         tools = document.get("tool")
         section = tools.get("torchtriage", {}) if isinstance(tools, dict) else {}

@@ -9,8 +9,11 @@ from typing import Any
 import numpy as np
 
 from torchtriage.core.samples import Machine, Run, Series, Session
+from torchtriage.measure.gate.result import GateResult, MetricRow
+from torchtriage.measure.gate.row_verdict import GateLimits
 
 HOST = Machine((("cores", "4"), ("cpu", "Example 9000"), ("os", "Linux")))
+LIMITS = GateLimits()
 OTHER = Machine((("cores", "64"), ("cpu", "Example 9900"), ("os", "Linux")))
 
 
@@ -51,3 +54,12 @@ def run(*found: Series, commit: str = "a" * 40, at_s: float = 1000.0, benchmark:
     environment = (("interleaving", "one"),) if turns else ()
     one = Run(benchmark, commit, "main", None, at_s, HOST, environment, found)
     return replace(one, **given)
+
+
+def constant(value: float, kind: str, n: int = 5, **given: Any) -> Series:
+    unit = {"memory": "B", "count": "1", "accuracy": "1", "compile_time": "s"}.get(kind, "ms")
+    return series([[value]] * n, kind, kind=kind, unit=unit, **given)
+
+
+def first(result: GateResult) -> MetricRow:
+    return result.rows[0]

@@ -10,26 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.conftest import DATA
-from tests.measure.gate.sides import HOST, OTHER, run, series, timed
+from tests.measure.gate.sides import HOST, LIMITS, OTHER, constant, first, run, series, timed
 
 from torchtriage.core.errors import SampleError, TraceFormatError, UsageError
 from torchtriage.core.samples import Machine, Run, Series, Session
 from torchtriage.core.stats.session_comparison import session_value
 from torchtriage.diagnose.compare.verdict import ChangeEvidence
 from torchtriage.measure.gate.check import check
-from torchtriage.measure.gate.result import GateResult, MetricRow
+from torchtriage.measure.gate.result import GateResult
 from torchtriage.measure.gate.row_verdict import GateLimits
 from torchtriage.measure.gate.session_stats import SessionTable
-
-LIMITS = GateLimits()
 
 
 def judge(before: Series, after: Series, limits: GateLimits = LIMITS, **given: Any) -> GateResult:
     return check([run(before)], [run(after, commit="b" * 40)], limits, **given)
-
-
-def first(result: GateResult) -> MetricRow:
-    return result.rows[0]
 
 
 # -- timings -------------------------------------------------------------------------------------
@@ -57,7 +51,7 @@ def test_a_slower_program_is_a_regression_with_its_interval() -> None:
 def test_a_faster_program_is_fine_and_said_to_be_better() -> None:
     result = judge(timed(seed=1), timed(0.8, seed=2))
     assert result.exit_code == 0
-    assert {one.verdict for one in result.rows if one.decides} == {"improvement"}
+    assert {row.verdict for row in result.rows if row.decides} == {"improvement"}
     assert "1 better" in result.verdict[0]
 
 
@@ -116,7 +110,7 @@ def test_too_few_sessions_say_how_many_it_takes(paired: bool) -> None:
     assert told.verdict == "inconclusive"
     assert told.sentence.endswith(f"at least {least} {'pairs' if paired else 'sessions a side'} are needed")
     assert told.pairs_needed == least
-    few = [replace(one, sessions=one.sessions[:2]) for one in sides]
+    few = [replace(side, sessions=side.sessions[:2]) for side in sides]
     assert f"at least {least} fresh processes" in first(judge(*few)).sentence
 
 
@@ -156,7 +150,7 @@ def test_a_limit_for_what_is_not_there_is_refused() -> None:
 def test_throughput_falls_when_it_gets_worse() -> None:
     def rate(factor: float, seed: int) -> Series:
         slow = timed(factor, seed=seed)
-        values = [[1000 / value for value in one.values] for one in slow.sessions]
+        values = [[1000 / value for value in session.values] for session in slow.sessions]
         return series(values, "rate", unit="1/s", better="higher", kind="throughput")
 
     worse, better = judge(rate(1, 1), rate(1.2, 2)), judge(rate(1.2, 1), rate(1, 2))
@@ -177,10 +171,10 @@ def test_only_the_tail_got_slower() -> None:
         return series(values.tolist())
 
     result = judge(tail(1.0), tail(2.0))
-    worse = {one.statistic for one in result.rows if one.verdict == "regression"}
+    worse = {row.statistic for row in result.rows if row.verdict == "regression"}
     assert worse == {"mean", "p95", "p99"}
     assert result.exit_code == 1
-    (p95,) = [one for one in result.rows if one.statistic == "p95"]
+    (p95,) = [row for row in result.rows if row.statistic == "p95"]
     assert p95.after is not None
     assert p95.after.low is not None
     assert p95.after.low < p95.after.value
@@ -188,7 +182,7 @@ def test_only_the_tail_got_slower() -> None:
 
 def test_tails_are_refused_without_enough_values() -> None:
     result = judge(timed(n_values=19, seed=1), timed(n_values=99, seed=2))
-    told = {one.statistic: one for one in result.rows}
+    told = {row.statistic: row for row in result.rows}
     assert told["p95"].verdict == "refused"
     assert told["p95"].sentence == "needs 20 values in each session, found 19 in one"
     assert told["p99"].sentence == "needs 100 values in each session, found 19 in one"
@@ -217,11 +211,6 @@ def test_what_is_equal_is_not_closest_to_a_regression() -> None:
 
 
 # -- memory, compile time, counts, accuracy ------------------------------------------------------
-
-
-def constant(value: float, kind: str, n: int = 5, **given: Any) -> Series:
-    unit = {"memory": "B", "count": "1", "accuracy": "1", "compile_time": "s"}.get(kind, "ms")
-    return series([[value]] * n, kind, kind=kind, unit=unit, **given)
 
 
 @pytest.mark.parametrize(("after", "code"), [(1000, 0), (1009, 0), (1011, 1), (900, 0)])
@@ -265,7 +254,7 @@ def test_memory_that_varies_has_an_interval() -> None:
 def test_any_rise_of_a_count_counts(before: list[int], after: list[int], code: int, better: str) -> None:
 
     def side(values: list[int]) -> Series:
-        of = [[10 - one if better == "higher" else one] for one in values * (16 // len(values))]
+        of = [[10 - value if better == "higher" else value] for value in values * (16 // len(values))]
         return series(of, "graph breaks", unit="1", kind="count", better=better)
 
     assert judge(side(before), side(after)).exit_code == code
@@ -296,7 +285,7 @@ def test_counts_that_vary_keep_the_error_rate_over_all_rows(n: int) -> None:
     def side() -> Run:
         return run(
             *(
-                series([[one] for one in values], f"k{i}", unit="1", kind="count", rounds=False)
+                series([[value] for value in values], f"k{i}", unit="1", kind="count", rounds=False)
                 for i, values in enumerate(rng.poisson(1000, (8, n)))
             )
         )
@@ -333,7 +322,7 @@ def test_two_hundred_equal_metrics_raise_no_alarm() -> None:
         return run(*(timed(seed=seed + i, n=16, metric=f"m{i}", n_values=5) for i in range(200)))
 
     result = check([side(1000)], [side(5000)], LIMITS)
-    assert [one.metric for one in result.rows if one.verdict == "regression"] == []
+    assert [row.metric for row in result.rows if row.verdict == "regression"] == []
     assert result.exit_code in (0, 2)
 
 
@@ -351,7 +340,7 @@ def test_what_got_better_makes_no_alarm_likelier() -> None:
     alone = check([side(before)], [side(doubtful)], any_)
     assert alone.exit_code == 1
     many = check([side(*[before] * 11)], [side(doubtful, *[better] * 10)], any_)
-    verdicts = [one.verdict for one in many.rows]
+    verdicts = [row.verdict for row in many.rows]
     assert verdicts.count("improvement") == 10
     assert many.exit_code == 2, many.verdict
 
@@ -363,7 +352,7 @@ def test_one_of_two_hundred_is_found() -> None:
         )
 
     result = check([side(1000, 1.0)], [side(5000, 1.05)], LIMITS)
-    worse = [(one.metric, one.statistic) for one in result.rows if one.verdict == "regression"]
+    worse = [(row.metric, row.statistic) for row in result.rows if row.verdict == "regression"]
     assert ("m7", "low") in worse
     assert {metric for metric, _ in worse} == {"m7"}
 
@@ -386,7 +375,7 @@ def test_unlike_machines_are_not_compared_in_silence() -> None:
     assert "cpu Example 9900 / Example 9000" in result.verdict[0]
     allowed = check([before], [after], LIMITS, unlike_machines=True)
     assert allowed.exit_code == 0
-    assert any(one.code == "machine" and one.level == "warn" for one in allowed.notes)
+    assert any(note.code == "machine" and note.level == "warn" for note in allowed.notes)
 
 
 def test_machines_are_compared_benchmark_by_benchmark() -> None:
@@ -408,7 +397,7 @@ def test_machines_are_compared_benchmark_by_benchmark() -> None:
 def test_an_untold_machine_is_said() -> None:
     sides = [run(timed(seed=seed), machine=Machine()) for seed in (1, 2)]
     result = check(sides[:1], sides[1:], LIMITS)
-    assert any(one.code == "machine" for one in result.notes)
+    assert any(note.code == "machine" for note in result.notes)
     assert check([run(timed(seed=1), machine=HOST)], sides[1:], LIMITS).exit_code == 3
 
 
@@ -470,100 +459,6 @@ def test_another_benchmark_has_no_baseline() -> None:
     assert result.exit_code == 3
 
 
-# -- stored samples ------------------------------------------------------------------------------
-
-
-def stored(factor: float, seed: int, at_s: float) -> Run:
-    return run(timed(factor, seed=seed, rounds=False), at_s=at_s, commit=f"{seed:040d}")
-
-
-def test_stored_samples_allow_for_what_two_recordings_differ_by() -> None:
-    alone = check([stored(1, 1, 10)], [stored(1.04, 2, 90)], LIMITS)
-    assert (alone.design, alone.exit_code) == ("stored", 2)
-    assert first(alone).floor == 0.05
-    assert any(one.code == "noise-floor" for one in alone.notes)
-    repeats = [stored(1 + 0.002 * (seed % 3), seed, seed) for seed in range(1, 7)]
-    steady = check(repeats, [stored(1.04, 9, 90)], LIMITS)
-    assert steady.exit_code == 1
-    assert first(steady).floor < 0.02
-    assert check(repeats, [stored(1.0, 9, 90)], LIMITS).exit_code == 0
-
-
-def test_drift_between_recordings_is_no_regression() -> None:
-    repeats = [stored(factor, i, i) for i, factor in enumerate((1.0, 1.06, 0.95, 1.03, 0.98), 1)]
-    result = check(repeats, [stored(1.05, 9, 90)], LIMITS)
-    assert result.exit_code == 2
-    assert "recordings of one program may differ by 25.9 %" in first(result).sentence
-
-
-def test_the_baseline_is_what_it_is_since_its_last_change() -> None:
-    """Main took 20 % at its newest commit but one; its fifth had fixed five graph breaks."""
-
-    def recorded(i: int, factor: float, breaks: int) -> Run:
-        found = constant(breaks, "count", n=10, rounds=False)
-        return run(timed(factor, seed=i, rounds=False, n=10), found, at_s=float(i), commit=f"{i:040x}")
-
-    main = [recorded(i, 1.2 if i > 8 else 1.0, 5 if i < 5 else 0) for i in range(1, 11)]
-    same = check(main, [recorded(90, 1.2, 0)], LIMITS, labels=("main", "topic"))
-    assert same.exit_code == 0, same.verdict
-    (note,) = [one for one in same.notes if one.code == "level"]
-    assert note.message == ("the level of main changed: mlp latency is compared with its newest 2 runs")
-    told = {(one.metric, one.statistic): one for one in same.rows}
-    low = told["latency", "low"]
-    assert low.floor < 0.03
-    assert low.before is not None
-    assert low.before.n_sessions == 20
-    slower = check(main, [recorded(90, 1.32, 0)], LIMITS)
-    assert [one.metric for one in slower.rows if one.decides and one.verdict == "regression"] == ["latency"]
-    back = check(main, [recorded(90, 1.2, 5)], LIMITS)
-    assert back.exit_code == 1
-    assert [one.metric for one in back.rows if one.verdict == "regression"] == ["count"]
-    (breaks,) = [one for one in back.rows if one.metric == "count"]
-    assert breaks.before is not None
-    assert (breaks.before.value, breaks.before.n_sessions) == (0, 60)
-
-
-def test_counts_of_the_newest_commit_are_the_baseline() -> None:
-    def recorded(commit: int, *values: float) -> Run:
-        found = series([[one] for one in values], "k", unit="1", kind="count", rounds=False)
-        return run(found, at_s=float(commit), commit=f"{commit:040x}")
-
-    main = [recorded(1, 7, 7, 7), recorded(2, 3, 4, 3, 4, 3, 4), recorded(2, 3, 4, 4)]
-    result = check(main, [recorded(9, *[7] * 9)], LIMITS)
-    assert result.exit_code == 1
-    assert result.rows[0].before is not None
-    assert result.rows[0].before.n_sessions == 9
-
-
-def test_a_busy_host_is_blamed_before_the_program_unless_in_turns() -> None:
-    repeats = [stored(1 + 0.002 * (seed % 3), seed, seed) for seed in range(1, 7)]
-    busy = (("host", "noisy: other processes used 1.7 of 2 cores meanwhile"),)
-    slow = replace(stored(1.3, 9, 90), environment=busy)
-    result = check(repeats, [slow], LIMITS)
-    assert result.exit_code == 2
-    assert "the host was noisy then; pairs run in turns would decide" in first(result).sentence
-    assert check(repeats, [replace(slow, environment=())], LIMITS).exit_code == 1
-    mark = (("interleaving", "one"),)
-    turns = [run(timed(seed=1)), run(timed(1.3, seed=2), environment=(*mark, *busy))]
-    assert check(turns[:1], turns[1:], LIMITS).exit_code == 1
-
-
-def test_mean_and_tails_of_one_stored_run_are_not_judged() -> None:
-    result = check([stored(1, 1, 10)], [stored(3, 2, 90)], LIMITS)
-    verdicts = {one.statistic: one.verdict for one in result.rows}
-    assert verdicts == {"low": "regression", "mean": "refused", "p95": "refused", "p99": "refused"}
-
-
-def test_rounds_of_two_measurements_are_no_pairs() -> None:
-    names = [((("interleaving", name),)) for name in ("x", "y")]
-    one, other = (run(timed(seed=i), environment=name) for i, name in enumerate(names))
-    assert check([one], [other], LIMITS).design == "stored"
-    assert check([one], [replace(other, environment=names[0])], LIMITS).design == "interleaved"
-    # numbered rounds alone do not say that they are those of one measurement
-    untold = [replace(side, environment=()) for side in (one, other)]
-    assert check(untold[:1], untold[1:], LIMITS).design == "stored"
-
-
 # -- the host ------------------------------------------------------------------------------------
 
 
@@ -571,20 +466,22 @@ def test_a_noisy_host_is_declared() -> None:
     quiet = timed(seed=1)
     robbed = replace(
         quiet,
-        sessions=tuple(replace(one, cpu_values=tuple(value * 0.7 for value in one.values)) for one in quiet.sessions),
+        sessions=tuple(
+            replace(session, cpu_values=tuple(value * 0.7 for value in session.values)) for session in quiet.sessions
+        ),
     )
     result = judge(robbed, timed(seed=2))
     assert result.before is not None
     assert result.before.host.off_cpu == pytest.approx(0.3)
     assert "noisy" in result.verdict[2]
-    assert any(one.code == "noisy-host" for one in result.notes)
+    assert any(note.code == "noisy-host" for note in result.notes)
     clean = judge(quiet, timed(seed=2))
     assert "noisy" not in clean.verdict[2]
     for status, noisy in (("quiet", False), ("noisy: others used 2.1 of 4 cores", True)):
         told = check([run(robbed, environment=(("host", status),))], [run(timed(seed=2))], LIMITS)
         assert told.before is not None
         assert told.before.host.noisy is noisy
-    assert any("others used 2.1 of 4 cores" in one.message for one in told.notes)
+    assert any("others used 2.1 of 4 cores" in note.message for note in told.notes)
 
 
 def test_what_else_differs_is_said() -> None:
@@ -615,9 +512,9 @@ def test_a_trace_that_cannot_be_read_is_said() -> None:
     before, after = traced(1, 1, "a.json"), traced(1.3, 2, "b.json")
     result = check([before], [after], LIMITS, read=broken)
     assert result.exit_code == 1
-    assert any("a.json: expected JSON" in one.message for one in result.notes)
+    assert any("a.json: expected JSON" in note.message for note in result.notes)
     one_sided = check([before], [traced(1.3, 2)], LIMITS, read=broken)
-    assert any(one.code == "culprit" for one in one_sided.notes)
+    assert any(note.code == "culprit" for note in one_sided.notes)
 
 
 @pytest.mark.data

@@ -481,7 +481,7 @@ def test_history_finds_the_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert gate("history", "--store", "gate.db", "--json", "-o", saved).exit_code == 0
     result = forms.decode(saved.read_bytes(), "gate-history")
     jsonschema.validate(json.loads(saved.read_bytes()), forms.schema("gate-history"))
-    assert [len(one.changes) for one in result.tracks] == [1, 1]
+    assert [len(track.changes) for track in result.tracks] == [1, 1]
     assert "| 🔴 |" in gate("report", saved, "--markdown").stdout
     assert gate("report", saved, "--annotations").exit_code == 3
     page = tmp_path / "history.html"
@@ -507,4 +507,4 @@ def test_history_of_a_count_that_varies_has_no_steps(per_commit: int) -> None:
     (track,) = find_history([found(i, 100) for i in range(24)]).tracks
     assert (track.refused, track.changes) == ("", ())
     (track,) = find_history([found(i, 100 if i < 12 else 130) for i in range(24)]).tracks
-    assert [one.index for one in track.changes] == [12]
+    assert [change.index for change in track.changes] == [12]

@@ -62,7 +62,7 @@ def test_a_script_is_run_and_stored(recorded: Recorded) -> None:
     done = recorded("--sessions", "3", "--samples", "--", "bench.py", "1", "3", "2")
     (run,) = stored()
     assert run.benchmark == "bench.py 1 3 2"
-    assert [one.values for one in run.series[0].sessions] == [(1.0, 3.0, 2.0)] * 3
+    assert [session.values for session in run.series[0].sessions] == [(1.0, 3.0, 2.0)] * 3
     assert run.machine.fingerprint != "unknown"
     assert dict(run.environment)["python"] == ".".join(map(str, sys.version_info[:3]))
     assert (run.commit, run.branch, run.parent) == ("", "", None)
@@ -78,7 +78,7 @@ def test_a_program_is_timed_as_a_whole(recorded: Recorded) -> None:
     (run,) = stored("x.db")
     assert run.benchmark == "sleep"
     assert run.series[0].metric == "run time"
-    assert all(0.05 <= one.values[0] < 5 for one in run.series[0].sessions)
+    assert all(0.05 <= session.values[0] < 5 for session in run.series[0].sessions)
     assert not Path(".torchtriage").exists()
 
 
@@ -113,7 +113,7 @@ def test_files_are_imported_as_sessions(recorded: Recorded, folder: Path) -> Non
     (run,) = stored()
     assert (run.benchmark, run.commit, run.branch) == ("decode", "c0ffee", "main")
     assert run.parent == "beef00"
-    assert [one.values for one in run.series[0].sessions] == [(1.0,), (2.0,)]
+    assert [session.values for session in run.series[0].sessions] == [(1.0,), (2.0,)]
     assert "names no machine: assumed to be measured on this one" in done.stderr
 
 
@@ -144,7 +144,7 @@ def test_in_turns_with_a_revision(
     assert (before.commit, before.branch) == (git(repository, "rev-parse", "main"), "main")
     assert (after.commit, after.branch) == (git(repository, "rev-parse", "HEAD"), "topic")
     assert after.parent == before.commit
-    assert [one.round for one in before.series[0].sessions] == [0, 1]
+    assert [session.round for session in before.series[0].sessions] == [0, 1]
     marks = {dict(one.environment)["interleaving"] for one in (before, after)}
     assert len(marks) == 1
     # each side's own trace, though that of the checkout is gone with it

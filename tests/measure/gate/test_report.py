@@ -122,7 +122,7 @@ def test_annotations_name_the_file_of_a_test_or_the_line_of_a_culprit() -> None:
 
 def test_annotations_are_as_many_as_github_shows() -> None:
     lines = workflow_commands(regressed(n_metrics=15)).split("\n")
-    assert len([one for one in lines if one.startswith("::error")]) == 11
+    assert len([line for line in lines if line.startswith("::error")]) == 11
     assert "more are worse" in lines[10]
 
 

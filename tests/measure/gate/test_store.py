@@ -55,10 +55,10 @@ def run_of(number: int = 0, *, benchmark: str = "bench", branch: str = "main", n
 def test_what_goes_in_comes_out(place: str) -> None:
     runs = [run_of(number) for number in range(3)]
     with open_store(place) as store:
-        assert [store.add(one) for one in runs] == [True, True, True]
+        assert [store.add(run) for run in runs] == [True, True, True]
     with open_store(place, create=False) as store:
         entries = store.find(benchmark="bench")
-        assert [one.run.recorded_at_s for one in entries] == [1e9 + 2, 1e9 + 1, 1e9]
+        assert [entry.run.recorded_at_s for entry in entries] == [1e9 + 2, 1e9 + 1, 1e9]
         assert store.load(entries) == tuple(reversed(runs))
         (only,) = store.load(entries[:1], metrics=["graph breaks"])
         assert [one.metric for one in only.series] == ["graph breaks"]
@@ -148,7 +148,7 @@ def test_two_writers_at_once_lose_nothing(place: str) -> None:
     with open_store(place, create=False) as store:
         entries = store.find()
         expected = {*range(25), *range(1000, 1025)}
-        assert {round(one.run.recorded_at_s - 1e9) for one in entries} == expected
+        assert {round(entry.run.recorded_at_s - 1e9) for entry in entries} == expected
         for one in store.load(entries):
             assert one == run_of(round(one.recorded_at_s - 1e9))
 
@@ -474,6 +474,6 @@ def test_a_check_reads_its_runs_out_of_a_million_samples(tmp_path: Path) -> None
         (candidate, *_) = store.load(entries[:1])
         runs = store.load(entries, metrics=["m0", "m1", "m2", "m3"])
     assert candidate == runs[0]
-    assert sum(one.n_values for one in runs) == 1_000_000
+    assert sum(run.n_values for run in runs) == 1_000_000
     # all of them, where a check needs a few runs; CPU time, as the machine may be busy
     assert time.process_time() - began_s < 2.0

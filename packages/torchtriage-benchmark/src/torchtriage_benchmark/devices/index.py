@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +16,9 @@ import numpy as np
 
 from torchtriage.core import intervals
 from torchtriage.core.errors import UsageError
+from torchtriage.core.toml import read_toml
 from torchtriage.learn.dataset.recordings import DEVICE
 from torchtriage.learn.dataset.score import DEVICE_SPLITS
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 _FORMS = {
     "id": r"d[0-9]{4}",
@@ -109,7 +104,7 @@ def read_labels(path: Path) -> dict[str, dict[str, Any]]:
     Raises UsageError: it is not TOML.
     """
     try:
-        labels = tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        labels = read_toml(path) if path.exists() else {}
         for label in labels.values():
             for fault in label.get("faults", []):
                 np.array(fault["intervals"], np.int64).reshape(-1, 2)

@@ -6,7 +6,6 @@ the fault; those are told beside it.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -14,10 +13,7 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from torchtriage.core.toml import read_toml
 
 MODES = ("train", "infer")
 PARTS = ("eager", "compiled", "ranks", "lookalikes")
@@ -151,7 +147,7 @@ def _changes(file: str, part: str) -> Mapping[str, Fault]:
 
 
 def _rows(name: str) -> dict[str, dict[str, Any]]:
-    return tomllib.loads(files(__package__).joinpath(name).read_text(encoding="utf-8"))
+    return read_toml(files(__package__).joinpath(name))
 
 
 # -- the text ----------------------------------------------------------------------------------

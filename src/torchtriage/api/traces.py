@@ -500,7 +500,7 @@ def overlay_job(report: RanksReport, out: TracePath, *, max_bytes: int = DEFAULT
 
     if len(report.timelines) != 1:
         raise UsageError(f"expected the ranks of one job for one Perfetto file, found {len(report.timelines)} jobs")
-    if not all(Path(one.path).is_file() for one in report.timelines[0]):
+    if not all(Path(timeline.path).is_file() for timeline in report.timelines[0]):
         raise UsageError("expected a file for each rank, found ranks merged into one, or ones from elsewhere")
     write_joined(perfetto.tracks(report.timelines[0], report.results), out, max_bytes=max_bytes)
 

@@ -109,7 +109,7 @@ def _put(answer: Answer, name: str | None) -> None:
     rows = list(islice(chain.from_iterable(answer.batches), SHOWN + 1))
     numbers = [all(isinstance(row[at], int | float | None) for row in rows) for at in range(len(answer.columns))]
     cells = [tuple(map(_cell, row)) for row in rows[:SHOWN]]
-    blocks: list[b.Block] = [b.Table(answer.columns, cells, align="".join("lr"[one] for one in numbers))]
+    blocks: list[b.Block] = [b.Table(answer.columns, cells, align="".join("lr"[number] for number in numbers))]
     if not rows:
         blocks = [b.Lines(["No rows."])]
     if len(rows) > SHOWN:

@@ -101,12 +101,12 @@ def without_straggler(findings: Sequence[Finding], found: Sequence[Finding], ran
     taking = [one for one in found if one.cost is not None and (one.ranks is None or rank in one.ranks.ranks)]
     if not taking:
         return [*findings, *found]
-    late = next((one for one in findings if one.code == STRAGGLER), None)
+    late = next((finding for finding in findings if finding.code == STRAGGLER), None)
     if late is None:
         return [*findings, *found]
     first = max(taking, key=lambda one: one.cost.high_ms if one.cost else 0.0)
     also = tuple(dict.fromkeys((*first.also_explains, STRAGGLER, *late.also_explains)))
     return [
-        *(one for one in findings if one is not late),
+        *(finding for finding in findings if finding is not late),
         *(replace(one, also_explains=also) if one is first else one for one in found),
     ]

@@ -64,7 +64,7 @@ class _Late:
 
 def late_among_groups(job: RanksTogether) -> Finding | None:
     """Return the finding, None where one group holds all, or no rank stands out."""
-    members = {tuple(one.members.tolist()) for one in job.matches.groups if not one.fault and len(one)}
+    members = {tuple(group.members.tolist()) for group in job.matches.groups if not group.fault and len(group)}
     if not len(job.steady) or not job.waits.step_ns or len(members) < 2:
         return None
     sends = all(rank.n_point_to_point for rank in job.ranks)

@@ -298,7 +298,7 @@ def _clocks(ranks: Sequence[RankRecord], numbers: Sequence[int], groups: Sequenc
     hosts = {rank.host for rank in ranks}
     if len(hosts) == 1 and "" not in hosts and len({rank.has_base_time for rank in ranks}) == 1:
         return np.zeros(len(ranks), np.int64)
-    ends = [(one.members, one.end_ns[together]) for one in groups if len(together := _together(one))]
+    ends = [(group.members, group.end_ns[together]) for group in groups if len(together := _together(group))]
     device = all(rank.device for rank in ranks if len(rank.collectives))
     offset = _align(len(ranks), [*ends, *(_messages(ranks, numbers, ends) if device else ())])
     # all or none: of many hosts some are off by a little less to either side, and together by more

@@ -183,7 +183,7 @@ def _pipeline(
     if acausal > MAX_ACAUSAL:
         return "its passes do not follow each other: its sends are not matched, or clocks differ" if labelled else ""
     schedules = Counter(
-        recognise([[one.task for one in passes] for passes in step.passes], v=len(rank_of) // len(members))
+        recognise([[pass_.task for pass_ in passes] for passes in step.passes], v=len(rank_of) // len(members))
         for step in steps
     )
     how = "stages named by the program" if labelled else "stages by order of sends and passes"
@@ -195,7 +195,7 @@ def _pipeline(
         rank_of=rank_of,
         n_micro=n_micro,
         numbers=tuple(step.number for step in steps),
-        orders=tuple(tuple(one.task for one in passes) for passes in steps[0].passes),
+        orders=tuple(tuple(pass_.task for pass_ in passes) for passes in steps[0].passes),
         n_matched=n_matched,
         n_unmatched=n_sends - n_matched,
         steps=tuple(steps),
@@ -308,7 +308,7 @@ def _complete(passes: Sequence[Sequence[Pass]], rank_of: tuple[int, ...], n_micr
 
 def _acausal(step: PipelineStep, rank_of: tuple[int, ...]) -> Iterator[float]:
     """Yield for each pass that needs another rank's whether it began before that had ended: 1 or 0."""
-    done = {one.task: one for passes in step.passes for one in passes}
+    done = {pass_.task: pass_ for passes in step.passes for pass_ in passes}
     for task, one in done.items():
         others = [need for need in needs(task, done, len(rank_of)) if need[0] != task[0]]
         need = done.get(others[0]) if others else None

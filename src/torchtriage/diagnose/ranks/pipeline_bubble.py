@@ -134,7 +134,7 @@ def measure(pipeline: Pipeline, ranks: Sequence[RankRecord], offset_ns: Ints) ->
     """Return the bubble of a pipeline, rank by rank and step by step."""
     n, p = len(pipeline.steps), len(pipeline.members)
     begins = [min(passes[0].start_ns for passes in step.passes) for step in pipeline.steps]
-    ends = [max(one.end_ns for passes in step.passes for one in passes) for step in pipeline.steps]
+    ends = [max(pass_.end_ns for passes in step.passes for pass_ in passes) for step in pipeline.steps]
     # a rank may go on to its next step while others end this one
     order = np.argsort(begins)
     for this, following in zip(order.tolist(), order[1:].tolist(), strict=False):
@@ -142,14 +142,14 @@ def measure(pipeline: Pipeline, ranks: Sequence[RankRecord], offset_ns: Ints) ->
     windows = np.array([begins, ends], np.int64).T
     bubble, transfer, busy = (np.zeros((p, n), np.int64) for _ in range(3))
     for at, step in enumerate(pipeline.steps):
-        done = {one.task: one.end_ns for passes in step.passes for one in passes}
+        done = {pass_.task: pass_.end_ns for passes in step.passes for pass_ in passes}
         begin_ns, end_ns = windows[at].tolist()
         for place, passes in enumerate(step.passes):
             waits, on_way = _gaps(passes, done, pipeline.rank_of, begin_ns, end_ns)
             exposed = ranks[pipeline.members[place]].pipeline.exposed + offset_ns[pipeline.members[place]]
             bubble[place, at] = intervals.length(intervals.clip(waits, begin_ns, end_ns))
             transfer[place, at] = intervals.length(intervals.intersect(on_way, exposed))
-            busy[place, at] = sum(one.busy_ns for one in passes)
+            busy[place, at] = sum(pass_.busy_ns for pass_ in passes)
     times: dict[tuple[int, str], list[tuple[int, int]]] = {}
     for step in pipeline.steps:
         for passes in step.passes:
@@ -174,14 +174,14 @@ def _gaps(
     """Return when a rank waits for a stage that has not ended, and when it might for a message on its way."""
     waits, on_way = [], []
     before_ns = begin_ns
-    for one in passes:
-        others = [need for need in needs(one.task, done, len(rank_of)) if rank_of[need[0]] != rank_of[one.task[0]]]
+    for pass_ in passes:
+        others = [need for need in needs(pass_.task, done, len(rank_of)) if rank_of[need[0]] != rank_of[pass_.task[0]]]
         ready = done.get(others[0]) if others else None
-        if ready is not None and one.start_ns > before_ns:
-            middle_ns = min(max(ready, before_ns), one.start_ns)
+        if ready is not None and pass_.start_ns > before_ns:
+            middle_ns = min(max(ready, before_ns), pass_.start_ns)
             waits.append((before_ns, middle_ns))
-            on_way.append((middle_ns, one.start_ns))
-        before_ns = max(before_ns, one.end_ns)
+            on_way.append((middle_ns, pass_.start_ns))
+        before_ns = max(before_ns, pass_.end_ns)
     waits.append((before_ns, max(end_ns, before_ns)))
     return (
         intervals.union(np.array(waits, np.int64).reshape(-1, 2)),

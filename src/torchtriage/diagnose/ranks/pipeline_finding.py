@@ -37,7 +37,7 @@ def pipeline_findings(
 
     ``step_ns`` : mean step of the job.
     """
-    known = [one for one in bubbles if one.even is not None and one.implied is not None]
+    known = [bubble for bubble in bubbles if bubble.even is not None and bubble.implied is not None]
     if not known or step_ns <= 0:
         return []
     slowest = max(known, key=lambda one: float(one.span_ns.mean()))

@@ -37,12 +37,12 @@ class JobPipelines:
 
     def summaries(self, numbers: Sequence[int]) -> tuple[PipelineSummary, ...]:
         """Return what is said of each."""
-        return tuple(_summary(one, numbers) for one in self.bubbles)
+        return tuple(_summary(bubble, numbers) for bubble in self.bubbles)
 
     @property
     def checked(self) -> tuple[str, ...]:
         """Codes of what the ranks together have answered: not where some are missing, or a schedule is not known."""
-        answered = self.complete and not self.unjudged and all(one.known for one in self.bubbles)
+        answered = self.complete and not self.unjudged and all(bubble.known for bubble in self.bubbles)
         answered &= bool(self.bubbles) or not any(rank.n_point_to_point for rank in self.ranks)
         return PIPELINES if answered else ()
 
@@ -122,9 +122,9 @@ def job_pipelines(
         else:
             unjudged.append(found)
     out = list(ranks)
-    for one in bubbles:
-        for position in one.pipeline.members:
-            windows = intervals.union(one.windows) - matches.offset_ns[position]
+    for bubble in bubbles:
+        for position in bubble.pipeline.members:
+            windows = intervals.union(bubble.windows) - matches.offset_ns[position]
             out[position] = replace(
                 ranks[position], exposed=intervals.subtract(ranks[position].exposed, windows), n_point_to_point=0
             )

@@ -234,8 +234,8 @@ def _carried(ranks: Sequence[RankRecord], match: GroupMatch, use: Mask) -> Float
 
 def _folded(groups: Sequence[_Group], ranks: Sequence[_Rank], n_steps: int) -> tuple[GroupSummary, ...]:
     alike: dict[tuple[Role, str], list[_Group]] = {}
-    for one in groups:
-        alike.setdefault((_role(one, n_steps), _name(one.group)), []).append(one)
+    for group in groups:
+        alike.setdefault((_role(group, n_steps), _name(group.group)), []).append(group)
     folds = sorted(alike.items(), key=lambda item: -sum(float(np.sum(one.parts_ns)) for one in item[1]))
     if len(folds) > MAX_GROUPS:
         beyond = folds[MAX_GROUPS - 1 :]
@@ -270,20 +270,22 @@ def _role(one: _Group, n_steps: int) -> Role:
 
 def _summary(role: Role, name: str, groups: Sequence[_Group], ranks: Sequence[_Rank], n_steps: int) -> GroupSummary:
     each = len(ranks) * n_steps
-    parts = np.sum([np.sum(one.parts_ns, axis=0) for one in groups], axis=0) / each
+    parts = np.sum([np.sum(group.parts_ns, axis=0) for group in groups], axis=0) / each
     overlapped, waiting, transfer, unsplit, shared = (round(item) for item in parts.tolist())
-    own = [np.sum(one.parts_ns, axis=0)[WAITING : UNSPLIT + 1].sum() / len(one.members) / n_steps for one in groups]
-    n_members = [max(one.n_listed, len(one.members) if len(one.members) > 1 else 0) for one in groups]
-    sizes = np.concatenate([size for one in groups for size in one.sizes] or [np.empty(0, np.int64)])
-    n_bytes, on_bus, took_ns = np.sum([one.carried for one in groups], axis=0).tolist()
+    own = [
+        np.sum(group.parts_ns, axis=0)[WAITING : UNSPLIT + 1].sum() / len(group.members) / n_steps for group in groups
+    ]
+    n_members = [max(group.n_listed, len(group.members) if len(group.members) > 1 else 0) for group in groups]
+    sizes = np.concatenate([size for group in groups for size in group.sizes] or [np.empty(0, np.int64)])
+    n_bytes, on_bus, took_ns = np.sum([group.carried for group in groups], axis=0).tolist()
     bus = on_bus / took_ns if took_ns else None
-    links = {_link(one, ranks) for one in groups}
+    links = {_link(group, ranks) for group in groups}
     link, how = links.pop() if len(links) == 1 else (None, "link not recorded: its groups differ")
     of_link = bus / link.gbps if bus is not None and link is not None else None
     if of_link is not None and of_link > 1:
         how = f"{format_share(of_link)} of the peak: reduced inside the switch, or a size or clock is wrong"
         of_link = None
-    layouts = {layout(one.group.ranks) for one in groups}
+    layouts = {layout(group.group.ranks) for group in groups}
     return GroupSummary(
         role=role.role,
         told_by=role.told_by,
@@ -292,10 +294,12 @@ def _summary(role: Role, name: str, groups: Sequence[_Group], ranks: Sequence[_R
         n_groups=len(groups),
         least_ranks=min(n_members),
         most_ranks=max(n_members),
-        n_ranks=len({position for one in groups for position in one.members}),
+        n_ranks=len({position for group in groups for position in group.members}),
         n_missing=sum(max(n - len(one.members), 0) for n, one in zip(n_members, groups, strict=True)),
         layout=layouts.pop() if len(layouts) == 1 else "",
-        n_per_step=round(sum(one.n_rows for one in groups) / n_steps / sum(len(one.members) for one in groups), 3),
+        n_per_step=round(
+            sum(group.n_rows for group in groups) / n_steps / sum(len(group.members) for group in groups), 3
+        ),
         median_bytes=round(float(np.median(sizes))) if len(sizes) else None,
         largest_bytes=int(sizes.max()) if len(sizes) else None,
         small_share=round(float((sizes < SMALL_BYTES).mean()), 6) if len(sizes) else None,

@@ -51,10 +51,10 @@ def slow_links(job: RanksTogether) -> list[Finding]:
     if not n_steps or not job.waits.step_ns:
         return []
     parts: dict[Part, list[tuple[GroupMatch, dict[Message, Ints]]]] = {}
-    for one in job.matches.groups:
-        part = _part(job.ranks, job.numbers, one)
-        if part is not None and (sent := _sent(one, job.steady)):
-            parts.setdefault(part, []).append((one, sent))
+    for group in job.matches.groups:
+        part = _part(job.ranks, job.numbers, group)
+        if part is not None and (sent := _sent(group, job.steady)):
+            parts.setdefault(part, []).append((group, sent))
     found = [slow for some in parts.values() for slow in _outliers(job.ranks, some, n_steps)]
     found.sort(key=lambda slow: -slow.exposed_ns)
     return [_finding(job, slow) for slow in found if slow.exposed_ns >= MIN_SHARE * job.waits.step_ns]

@@ -196,7 +196,7 @@ def _judged(one: GroupMatch, steps: Ints) -> NDArray[np.bool_]:
 
 def _peers(matches: Matches, position: int) -> Ints:
     """Return the positions of the others in a rank's groups."""
-    members = [one.members for one in matches.groups if not one.fault and position in one.members]
+    members = [group.members for group in matches.groups if not group.fault and position in group.members]
     others = distinct(np.concatenate([np.empty(0, np.int64), *members]))
     out: Ints = others[others != position]
     return out

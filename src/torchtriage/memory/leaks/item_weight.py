@@ -47,7 +47,9 @@ def weigh_newest(container: Any) -> ItemWeight:
     """Return the mean of the newest items of a list, dict, set, deque or ``lru_cache``."""
     if hasattr(container, "cache_info"):
         # the calls of a C cache, by key
-        container = next((one for one in gc.get_referents(container) if type(one) is dict and one), {})
+        container = next(
+            (referent for referent in gc.get_referents(container) if type(referent) is dict and referent), {}
+        )
         return ItemWeight(**{**vars(weigh_newest(container)), "log": False})
     newest, older = _ends(container)
     if not newest:

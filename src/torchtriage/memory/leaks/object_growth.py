@@ -447,7 +447,10 @@ def _children(thing: Any) -> Iterator[tuple[str, Any]]:
             yield from ((f" local {name}", value) for name, value in dict(thing.gi_frame.f_locals).items())
     elif _is_iterator(kind):
         # what they go through, and what they keep to give it again
-        yield from (("" if type(one) is list else f" {type(one).__name__}", one) for one in gc.get_referents(thing))
+        yield from (
+            ("" if type(referent) is list else f" {type(referent).__name__}", referent)
+            for referent in gc.get_referents(thing)
+        )
     elif not isinstance(thing, (types.ModuleType, types.CodeType, types.FrameType)):
         values = getattr(thing, "__dict__", None)
         if type(values) is dict:

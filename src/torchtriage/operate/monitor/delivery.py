@@ -246,7 +246,7 @@ class Outbox:
 
     def pending(self) -> list[Alert]:
         """Return what some channel did not get yet, each once."""
-        return list(dict.fromkeys(alert for one in self.deliveries for alert in one.pending()))
+        return list(dict.fromkeys(alert for delivery in self.deliveries for alert in delivery.pending()))
 
     def resume(self, alert: Alert) -> None:
         """Go on with an alarm that another process told."""
@@ -255,7 +255,9 @@ class Outbox:
 
     def close(self, deadline_s: float, *, kept: bool = False) -> None:
         """Send what waits, all channels at once."""
-        closing = [threading.Thread(target=partial(one.close, deadline_s, kept=kept)) for one in self.deliveries]
+        closing = [
+            threading.Thread(target=partial(delivery.close, deadline_s, kept=kept)) for delivery in self.deliveries
+        ]
         for thread in closing:
             thread.start()
         for thread in closing:
@@ -264,16 +266,16 @@ class Outbox:
     @property
     def failures(self) -> int:
         """Calls of channels that raised."""
-        return sum(one.failures for one in self.deliveries)
+        return sum(delivery.failures for delivery in self.deliveries)
 
     @property
     def dropped(self) -> int:
         """Alerts that were given up."""
-        return sum(one.dropped for one in self.deliveries)
+        return sum(delivery.dropped for delivery in self.deliveries)
 
     def metrics(self) -> list[Value]:
         """Return the channels' accounts."""
-        return [value for one in self.deliveries for value in one.metrics()]
+        return [value for delivery in self.deliveries for value in delivery.metrics()]
 
 
 def _updates(new: Alert, old: Alert) -> bool:

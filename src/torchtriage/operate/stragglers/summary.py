@@ -53,7 +53,7 @@ class RankNote:
     def pack(self) -> bytes:
         """Return it as bytes."""
         head = _HEAD.pack(self.beat, self.step, self.phase, self.ended, self.since_s, len(self.windows))
-        return head + b"".join(_WINDOW.pack(one.number, one.n_steps, *one.values) for one in self.windows)
+        return head + b"".join(_WINDOW.pack(window.number, window.n_steps, *window.values) for window in self.windows)
 
     @classmethod
     def unpack(cls, data: bytes) -> RankNote:

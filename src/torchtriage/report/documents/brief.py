@@ -238,8 +238,8 @@ def _foot(subject: Result | JobResult, lost: str) -> Iterator[b.Block]:
     lines += [b.Span(f"{lost[:1].upper()}{lost[1:]}.", "yellow")] if lost else []
     lines += [_checked(subject)]
     lines += [
-        (b.Span("Failed", "bold red"), f", a defect of torchtriage: {one.code} {one.error}")
-        for one in subject.crashes[:2]
+        (b.Span("Failed", "bold red"), f", a defect of torchtriage: {crash.code} {crash.error}")
+        for crash in subject.crashes[:2]
     ]
     run = subject.recorded if isinstance(subject, Result) else None
     if run is not None and run.command and not run.exit_code and any(finding.saves for finding in subject.findings):

@@ -45,6 +45,11 @@ _GEMM_TAIL = re.compile(r"_(warpgroupsize|warpsize|stage\d|execute_)\w*$")
 _TENSILE_TILE = re.compile(r"_(MT\d+x\d+x\d+)")
 
 
+def word_list(text: str) -> tuple[str, ...]:
+    """Return the words of a text, in order: how a long table of names is written down."""
+    return tuple(text.split())
+
+
 def file_name(path: str) -> str:
     """Return the last part of a path: reports get shared, folders of a machine should not."""
     return path.replace("\\", "/").rstrip("/").rpartition("/")[2] or path

@@ -15,34 +15,17 @@ from torchtriage.compile.xla.dumps import HloModule
 from torchtriage.compile.xla.result import Cause, FallbackKind
 from torchtriage.core.finding import Fix, Frame
 
-READS = frozenset({"aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::equal"})
-SHAPES = frozenset(
-    {
-        "aten::nonzero",
-        "aten::masked_select",
-        "aten::_unique",
-        "aten::_unique2",
-        "aten::unique_consecutive",
-        "aten::unique_dim",
-        "aten::bincount",
-        "aten::repeat_interleave",
-        "aten::argwhere",
-    }
+
+def _operators(names: str) -> frozenset[str]:
+    return frozenset(f"aten::{name}" for name in names.split())
+
+
+READS = _operators("_local_scalar_dense item is_nonzero equal")
+SHAPES = _operators(
+    "nonzero masked_select _unique _unique2 unique_consecutive unique_dim bincount repeat_interleave argwhere"
 )
 """Operators whose results have a size that depends on values."""
-_MOVES = frozenset(
-    {
-        "aten::_to_cpu",
-        "aten::_to_copy",
-        "aten::to",
-        "aten::copy_",
-        "aten::_copy_from",
-        "aten::_copy_from_and_resize",
-        "aten::clone",
-        "aten::contiguous",
-        "aten::cpu",
-    }
-)
+_MOVES = _operators("_to_cpu _to_copy to copy_ _copy_from _copy_from_and_resize clone contiguous cpu")
 """What moves a tensor, for whichever operator asked."""
 
 _OURS = re.compile(r"[\\/](?:torch_xla|torchtriage[\\/](?:\w+[\\/])?(?:xla|bench|isolate))[\\/]")

@@ -84,6 +84,7 @@ def _finding(
 
 
 ASKS = frozenset(["full", "empty", "qsize", "_qsize", "is_set", "locked", "done", "poll", "get_nowait", "put_nowait"])
+BLOCKS = frozenset(["sleep", "acquire", "get", "wait", "recv", "read", "select", "poll", "join"])
 """Methods that look at a state and return at once: who calls them again and again does not wait."""
 
 
@@ -93,17 +94,7 @@ def _spins(look: Look, view: SourceView) -> bool:
         return bool(look.user) and any(position.name in ASKS for position in look.below)
     call = view.call(look.stack[0])
     name = call.rpartition(".")[2]
-    return not call.startswith(("torch.", "F.", "np.", "numpy.", "cv2.", "scipy.")) and name not in {
-        "sleep",
-        "acquire",
-        "get",
-        "wait",
-        "recv",
-        "read",
-        "select",
-        "poll",
-        "join",
-    }
+    return not call.startswith(("torch.", "F.", "np.", "numpy.", "cv2.", "scipy.")) and name not in BLOCKS
 
 
 def _polls(look: Look, view: SourceView) -> bool:

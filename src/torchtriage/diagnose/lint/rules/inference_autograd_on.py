@@ -32,7 +32,7 @@ from torchtriage.diagnose.lint.base import (
 )
 from torchtriage.diagnose.lint.rules._trained import trained_modules
 from torchtriage.diagnose.lint.syntax import given_names, is_self
-from torchtriage.diagnose.lint.torch_names import INFERENCE
+from torchtriage.diagnose.lint.torch_names import INFERENCE, words
 
 RULE = Rule(
     "CFG043", "inference-autograd-on", "config", "Inference records an autograd graph that nothing uses", "medium"
@@ -196,22 +196,9 @@ def _runs_often(module: Module, call: SourceCall) -> bool:
     )
 
 
-_KEEPS_GRAPH = frozenset(
-    [
-        "max",
-        "min",
-        "mean",
-        "sum",
-        "squeeze",
-        "view",
-        "reshape",
-        "softmax",
-        "log_softmax",
-        "float",
-        "unsqueeze",
-        "gather",
-    ]
-)
+_KEEPS_GRAPH = words("""
+    max min mean sum squeeze view reshape softmax log_softmax float unsqueeze gather
+""")
 _DROPS = frozenset(["detach", "argmax", "item", "tolist", "argmin"])
 
 

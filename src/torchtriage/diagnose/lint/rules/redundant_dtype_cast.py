@@ -32,7 +32,7 @@ from torchtriage.diagnose.lint.base import (
     literal,
     text_of,
 )
-from torchtriage.diagnose.lint.torch_names import FACTORIES
+from torchtriage.diagnose.lint.torch_names import FACTORIES, words
 
 RULE = Rule("CPY012", "redundant-dtype-cast", "copy", "Redundant casts, or float64 that leaked in", "low")
 
@@ -58,6 +58,7 @@ _WIDE = re.compile(
     r"^numpy\.(zeros|ones|linspace|logspace|eye|identity|hanning|hamming|blackman"
     r"|random\.(rand|randn|random|uniform|normal|standard_normal))$"
 )
+_KEEPS = words("reshape mean std sum copy transpose ravel flatten repeat")  # methods that keep the type
 _WHOLE = re.compile(r"^numpy\.(bincount|arange|argsort|argmax|argmin|random\.randint|nonzero)$")
 _ROOTS = re.compile(
     r"^numpy\.(sqrt|exp|log|log2|log10|sin|cos|tan|power|mean|std|divide|clip"
@@ -259,17 +260,7 @@ def _made(module: Module, node: ast.Call, scope: SourceFunction | None, depth: i
         inner = _width(module, node.args[0], scope, depth + 1)
         keeps = name.rpartition(".")[2] in ("clip", "maximum", "minimum", "abs", "square")
         return "float64" if inner == "float64" or (inner == "int" and not keeps) else ""
-    if isinstance(node.func, ast.Attribute) and node.func.attr in (
-        "reshape",
-        "mean",
-        "std",
-        "sum",
-        "copy",
-        "transpose",
-        "ravel",
-        "flatten",
-        "repeat",
-    ):
+    if isinstance(node.func, ast.Attribute) and node.func.attr in _KEEPS:
         inner = _width(module, node.func.value, scope, depth + 1)
         return inner if inner == "float64" else ""
     return ""

@@ -13,23 +13,14 @@ from typing import Any
 from torchtriage.agents.answers import UNTRUSTED, Record
 from torchtriage.api.catalogue import Page, lookup, pages
 from torchtriage.core.errors import UsageError
+from torchtriage.core.names import word_list
 
 Document = dict[str, Any]
 
-TABLES = (
-    "device_time",
-    "serving",
-    "bus_bandwidth",
-    "step_account",
-    "run_account",
-    "devices",
-    "ranks",
-    "collectives",
-    "process_groups",
-    "steps",
-    "kernels",
-    "operators",
-)
+TABLES = word_list("""
+    device_time serving bus_bandwidth step_account run_account devices ranks collectives process_groups steps kernels
+    operators
+""")
 COST = ("low_ms", "high_ms", "per", "of_ms", "share_low", "share_high", "basis", "grade", "together_ms")
 _TRIAL = ("outcome", "per", "before_ms", "after_ms", "ratio", "ratio_low", "ratio_high", "saved_ms", "answers")
 _PATCH_LINES = 20

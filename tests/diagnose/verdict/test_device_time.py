@@ -11,6 +11,7 @@ from builder import TraceBuilder
 import torchtriage as tt
 from torchtriage.core import intervals
 from torchtriage.core.errors import TraceFormatError, UsageError
+from torchtriage.core.names import word_list
 from torchtriage.core.trace import Trace
 from torchtriage.diagnose.verdict.device_time import device_time
 from torchtriage.diagnose.verdict.options import BYS, By, Options
@@ -167,20 +168,13 @@ def test_rows_add_up_to_the_busy_time_on_every_recording(recordings: Path) -> No
             assert total_ns == pytest.approx(busy_ns, rel=1e-3), path.name
 
 
-NAMED = (
-    "llm/bert_small_h100.json.gz",
-    "llm/b200_eager.json.gz",
-    "llm/qwen1.5-0.5b_mi300x.json.gz",
-    "llm/sglang_qwen3-8b_decode.json.gz",
-    "diffusion/flux1_mi300x_compiled.json.gz",
-    "cv/resnet50_v100_train_workers4.json.gz",
-    "cv/sam_amg_a100_eager_fp32_2023-11-28.json.gz",
-    "cv/vit_train_rtxa4000_cuda_only.json.gz",
-    "batch_sweep/linear_rtx2080ti_train.json.gz",
-    "other_devices/mi210_gpu_events_only.json.gz",
-    "distributed/torchrec_a100_rank0_of_16.json.gz",
-    "small/gpu_user_annotation_gp100.json.gz",
-)
+NAMED = word_list("""
+    llm/bert_small_h100.json.gz llm/b200_eager.json.gz llm/qwen1.5-0.5b_mi300x.json.gz
+    llm/sglang_qwen3-8b_decode.json.gz diffusion/flux1_mi300x_compiled.json.gz cv/resnet50_v100_train_workers4.json.gz
+    cv/sam_amg_a100_eager_fp32_2023-11-28.json.gz cv/vit_train_rtxa4000_cuda_only.json.gz
+    batch_sweep/linear_rtx2080ti_train.json.gz other_devices/mi210_gpu_events_only.json.gz
+    distributed/torchrec_a100_rank0_of_16.json.gz small/gpu_user_annotation_gp100.json.gz
+""")
 """Of nine architectures, with and without host rows: training, serving, diffusion, recommendation."""
 
 

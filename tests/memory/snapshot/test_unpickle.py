@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchtriage.core.errors import SnapshotError
+from torchtriage.core.names import word_list
 from torchtriage.memory.snapshot import unpickle as unpickling
 from torchtriage.memory.snapshot.read import read_snapshot
 from torchtriage.memory.snapshot.unpickle import unpickle
@@ -122,42 +123,13 @@ def test_nothing_runs(tmp_path: Path, protocol: int, place: str) -> None:
     assert made.exists()
 
 
-ALLOWED = {
-    "PROTO",
-    "FRAME",
-    "STOP",
-    "MARK",
-    "EMPTY_DICT",
-    "EMPTY_LIST",
-    "EMPTY_TUPLE",
-    "SETITEM",
-    "SETITEMS",
-    "APPEND",
-    "APPENDS",
-    "TUPLE",
-    "TUPLE1",
-    "TUPLE2",
-    "TUPLE3",
-    "NONE",
-    "NEWTRUE",
-    "NEWFALSE",
-    "BININT",
-    "BININT1",
-    "BININT2",
-    "LONG1",
-    "BINFLOAT",
-    "BINUNICODE",
-    "SHORT_BINUNICODE",
-    "BINUNICODE8",
-    "BINBYTES",
-    "SHORT_BINBYTES",
-    "BINBYTES8",
-    "BINPUT",
-    "LONG_BINPUT",
-    "MEMOIZE",
-    "BINGET",
-    "LONG_BINGET",
-}
+ALLOWED = set(
+    word_list("""
+    PROTO FRAME STOP MARK EMPTY_DICT EMPTY_LIST EMPTY_TUPLE SETITEM SETITEMS APPEND APPENDS TUPLE TUPLE1 TUPLE2 TUPLE3
+    NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 BINFLOAT BINUNICODE SHORT_BINUNICODE BINUNICODE8 BINBYTES
+    SHORT_BINBYTES BINBYTES8 BINPUT LONG_BINPUT MEMOIZE BINGET LONG_BINGET
+""")
+)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +147,7 @@ def test_every_other_opcode_is_refused_by_name(opcode: pickletools.OpcodeInfo) -
 
 
 def test_every_byte_that_is_no_opcode_is_refused() -> None:
-    known = {one.code.encode("latin-1")[0] for one in pickletools.opcodes}
+    known = {opcode.code.encode("latin-1")[0] for opcode in pickletools.opcodes}
     for byte in set(range(256)) - known:
         with pytest.raises(SnapshotError, match=rf"0x{byte:02x}"):
             load(b"\x80\x04" + bytes([byte]) + STOP)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from torchtriage.core import intervals
 from torchtriage.core.finding import Note
+from torchtriage.core.names import word_list
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.schema import LOADER_NAME
 from torchtriage.core.units import format_count, format_share
@@ -41,16 +42,9 @@ COLD_SHARE = 0.10
 HOST_MATTERS = 0.02
 """Share of a step in which the device waits for the host, above which profiler options count."""
 
-_PRODUCTS = (
-    "aten::linear",
-    "aten::addmm",
-    "aten::_addmm_activation",
-    "aten::addmv",
-    "aten::mm",
-    "aten::mv",
-    "aten::matmul",
-    "aten::convolution",
-)
+_PRODUCTS = word_list("""
+    aten::linear aten::addmm aten::_addmm_activation aten::addmv aten::mm aten::mv aten::matmul aten::convolution
+""")
 _BACKWARD = r"^autograd::engine::evaluate_function: |Backward\d*$"
 _OPTIMIZER = r"^Optimizer\.step#"
 _ATTENTION = "aten::scaled_dot_product_attention"

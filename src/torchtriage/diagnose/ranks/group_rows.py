@@ -9,22 +9,13 @@ import numpy as np
 
 from torchtriage.core import intervals
 from torchtriage.core.arrays import Ints, Mask, distinct
+from torchtriage.core.names import word_list
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.messages import Messages, ProcessGroup
 
-KINDS = (
-    "allreduce",
-    "allgather",
-    "reducescatter",
-    "alltoall",
-    "broadcast",
-    "reduce",
-    "send",
-    "recv",
-    "sendrecv",
-    "dispatch",
-    "other",
-)
+KINDS = word_list("""
+    allreduce allgather reducescatter alltoall broadcast reduce send recv sendrecv dispatch other
+""")
 """NCCL's operations, sends and receives (``sendrecv``: several at once), and kernels that send tokens to experts."""
 _POINT_TO_POINT = re.compile(r"^(i?(?P<kind>send|recv)\w*|batch_isend_irecv|p2p\w*|coalesced)\b", re.I)
 _DISPATCH = r"(?i)deep_?ep(?![a-z])|(?<![a-z])ep::(?:inter|intra)node"

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from torchtriage.core.finding import Finding, Fix, Place, Severity
+from torchtriage.core.names import word_list
 from torchtriage.core.units import format_bytes, format_count, format_share
 from torchtriage.memory.allocator import AllocatorRecording, Replayed, ReplayError, Settings, record
 from torchtriage.memory.allocator import replay as replay_under
@@ -31,20 +32,12 @@ _NEAR_BEST = 0.01
 """Settings this close to the best one are as good; the first tried, the simplest, is named."""
 _CALLS_TO_TIME = 5
 
-_TRIED = (
-    "expandable_segments:True",
-    "max_split_size_mb:512",
-    "max_split_size_mb:256",
-    "max_split_size_mb:128",
-    "max_split_size_mb:64",
-    "roundup_power2_divisions:16",
-    "roundup_power2_divisions:8",
-    "roundup_power2_divisions:4",
-    "roundup_power2_divisions:2",
-    "roundup_power2_divisions:[256:1,512:2,1024:4,>:8]",
-    "expandable_segments:True,roundup_power2_divisions:8",
-    "max_split_size_mb:256,roundup_power2_divisions:8",
-)
+_TRIED = word_list("""
+    expandable_segments:True max_split_size_mb:512 max_split_size_mb:256 max_split_size_mb:128 max_split_size_mb:64
+    roundup_power2_divisions:16 roundup_power2_divisions:8 roundup_power2_divisions:4 roundup_power2_divisions:2
+    roundup_power2_divisions:[256:1,512:2,1024:4,>:8] expandable_segments:True,roundup_power2_divisions:8
+    max_split_size_mb:256,roundup_power2_divisions:8
+""")
 _WITH_LIMIT = (
     "garbage_collection_threshold:0.8",
     "garbage_collection_threshold:0.6",

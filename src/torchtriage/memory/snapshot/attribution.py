@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.core.finding import Frame
+from torchtriage.core.names import word_list
 from torchtriage.core.trace.frames import is_user_frame
 from torchtriage.memory.snapshot.snapshot import Bools, Codes, Snapshot
 
@@ -35,16 +36,12 @@ _NODE = re.compile(r"\b(?P<node>\w+Backward\d*)(?:<[^<>]*>)?::apply")
 _OP = re.compile(r"at::_ops::(?P<op>\w+)::(?:call|redispatch)")
 _WORKSPACE = re.compile(r"[wW]orkspace|cublas(?:(?!cublas)\w)*(?:Create|Handle)|(?:raw|run)_(?:cudnn|miopen)")
 _CACHE = re.compile(r"(^|/)(cache_utils\w*|kv_?cache|static_cache|kv_cache_manager)\.py$")
-_PARAMETERS = {
-    "convert",
-    "_apply",
-    "reset_parameters",
-    "load_state_dict",
-    "_load_from_state_dict",
-    "from_pretrained",
-    "_load_state_dict_into_model",
-    "_load_pretrained_model",
-}
+_PARAMETERS = set(
+    word_list("""
+    convert _apply reset_parameters load_state_dict _load_from_state_dict from_pretrained _load_state_dict_into_model
+    _load_pretrained_model
+""")
+)
 _LOADING = re.compile(
     r"^_*(init|load|create|make|build)(_all|_pretrained|_shard(ed)?)?_(weights?|params|parameters|model|checkpoint)"
     r"(_list|_dict)?$"

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from torchtriage.core.names import word_list
 from torchtriage_benchmark.synthetic.stream import LOADER, Op, Stream
 
 _WEIGHTS = {
@@ -22,28 +23,10 @@ _WEIGHTS = {
 }
 _SAMPLES = {"aten::linear": 0, "aten::addmm": 1, "aten::conv2d": 0, "aten::layer_norm": 0}
 _SIZED = frozenset(
-    {
-        "view",
-        "reshape",
-        "expand",
-        "_unsafe_view",
-        "_reshape_alias",
-        "as_strided",
-        "as_strided_",
-        "resize_",
-        "empty",
-        "empty_strided",
-        "zeros",
-        "ones",
-        "full",
-        "new_empty",
-        "new_zeros",
-        "new_ones",
-        "new_full",
-        "new_empty_strided",
-        "randn",
-        "rand",
-    }
+    word_list("""
+        view reshape expand _unsafe_view _reshape_alias as_strided as_strided_ resize_ empty empty_strided zeros ones
+        full new_empty new_zeros new_ones new_full new_empty_strided randn rand
+    """)
 )
 """Operators that are told sizes; what others are told is strides and windows."""
 _LISTS = ("aten::_fused_adamw_", "aten::_foreach_zero_")

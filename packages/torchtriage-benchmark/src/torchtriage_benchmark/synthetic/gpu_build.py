@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from torchtriage.core.names import word_list
 from torchtriage_benchmark.synthetic.accelerators import Accelerator
 from torchtriage_benchmark.synthetic.kernels import kernels_of
 from torchtriage_benchmark.synthetic.stream import LOADER, OPTIMIZER, Op, Stream
@@ -15,165 +16,35 @@ from torchtriage_benchmark.synthetic.work import Precision, Work
 
 _FREE = frozenset(
     f"aten::{name}"
-    for name in (
-        "view",
-        "t",
-        "transpose",
-        "permute",
-        "expand",
-        "slice",
-        "select",
-        "unsqueeze",
-        "squeeze",
-        "as_strided",
-        "as_strided_",
-        "alias",
-        "detach",
-        "detach_",
-        "empty",
-        "empty_strided",
-        "empty_like",
-        "new_empty",
-        "new_empty_strided",
-        "resize_",
-        "resize_as_",
-        "result_type",
-        "broadcast_tensors",
-        "unbind",
-        "split",
-        "split_with_sizes",
-        "chunk",
-        "unflatten",
-        "flatten",
-        "lift_fresh",
-        "narrow",
-        "_unsafe_view",
-        "_reshape_alias",
-        "numpy_T",
-        "mT",
-        "mH",
-        "movedim",
-        "set_",
-        "_nnpack_available",
-        "is_floating_point",
-        "view_as",
-        "expand_as",
-        "diagonal",
-        "resolve_conj",
-        "resolve_neg",
-        "requires_grad_",
-        "is_nonzero",
-        "item",
-        "real",
-        "unfold",
-        "_has_compatible_shallow_copy_type",
-        "stride",
-        "size",
-        "sym_size",
-        "is_same_size",
-        "pin_memory",
-        "lift",
-        "adjoint",
-        "swapaxes",
-        "view_as_real",
-        "view_as_complex",
-        "_version",
-        "can_cast",
-        "result_type",
-        "infer_unsqueeze_size",
-        "_local_scalar_dense",
-    )
+    for name in word_list("""
+        view t transpose permute expand slice select unsqueeze squeeze as_strided as_strided_ alias detach detach_
+        empty empty_strided empty_like new_empty new_empty_strided resize_ resize_as_ result_type broadcast_tensors
+        unbind split split_with_sizes chunk unflatten flatten lift_fresh narrow _unsafe_view _reshape_alias numpy_T mT
+        mH movedim set_ _nnpack_available is_floating_point view_as expand_as diagonal resolve_conj resolve_neg
+        requires_grad_ is_nonzero item real unfold _has_compatible_shallow_copy_type stride size sym_size is_same_size
+        pin_memory lift adjoint swapaxes view_as_real view_as_complex _version can_cast result_type
+        infer_unsqueeze_size _local_scalar_dense
+    """)
 )
 _DELEGATES = frozenset(
     f"aten::{name}"
-    for name in (
-        "linear",
-        "conv2d",
-        "conv1d",
-        "conv_transpose2d",
-        "convolution",
-        "batch_norm",
-        "_batch_norm_impl_index",
-        "layer_norm",
-        "group_norm",
-        "dropout",
-        "softmax",
-        "log_softmax",
-        "cross_entropy_loss",
-        "nll_loss_nd",
-        "nll_loss",
-        "nll_loss2d",
-        "matmul",
-        "reshape",
-        "contiguous",
-        "clone",
-        "to",
-        "_to_copy",
-        "zeros",
-        "ones",
-        "zeros_like",
-        "ones_like",
-        "full",
-        "full_like",
-        "new_zeros",
-        "new_ones",
-        "new_full",
-        "scaled_dot_product_attention",
-        "isnan",
-        "_is_any_true",
-        "adaptive_avg_pool2d",
-        "max_pool2d",
-        "einsum",
-        "pad",
-        "constant_pad_nd",
-        "stack",
-        "type_as",
-        "scalar_tensor",
-        "hstack",
-        "vstack",
-        "concat",
-        "feature_dropout",
-        "meshgrid",
-        "is_nonzero",
-        "item",
-        "tile",
-        "instance_norm",
-        "atleast_1d",
-        "nonzero_numpy",
-        "embedding_backward",
-        "_weight_norm",
-    )
+    for name in word_list("""
+        linear conv2d conv1d conv_transpose2d convolution batch_norm _batch_norm_impl_index layer_norm group_norm
+        dropout softmax log_softmax cross_entropy_loss nll_loss_nd nll_loss nll_loss2d matmul reshape contiguous clone
+        to _to_copy zeros ones zeros_like ones_like full full_like new_zeros new_ones new_full
+        scaled_dot_product_attention isnan _is_any_true adaptive_avg_pool2d max_pool2d einsum pad constant_pad_nd
+        stack type_as scalar_tensor hstack vstack concat feature_dropout meshgrid is_nonzero item tile instance_norm
+        atleast_1d nonzero_numpy embedding_backward _weight_norm
+    """)
 )
 """They only call others."""
 _EITHER = frozenset(
     f"aten::{name}"
-    for name in (
-        "relu",
-        "relu_",
-        "clamp",
-        "where",
-        "masked_fill",
-        "square",
-        "std",
-        "embedding",
-        "roll",
-        "repeat",
-        "glu",
-        "silu_",
-        "index_put_",
-        "pixel_shuffle",
-        "linalg_norm",
-        "norm",
-        "select_backward",
-        "slice_backward",
-        "var_mean",
-        "outer",
-        "index_fill",
-        "bilinear",
-        "value_selecting_reduction_backward",
-        "max_pool2d_with_indices",
-        "_index_put_impl_",
-    )
+    for name in word_list("""
+        relu relu_ clamp where masked_fill square std embedding roll repeat glu silu_ index_put_ pixel_shuffle
+        linalg_norm norm select_backward slice_backward var_mean outer index_fill bilinear
+        value_selecting_reduction_backward max_pool2d_with_indices _index_put_impl_
+    """)
 )
 """They call others in some versions, and compute in some."""
 _ALLOCATES = frozenset(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from torchtriage.core.names import word_list
 from torchtriage_benchmark.synthetic.accelerators import Accelerator
 from torchtriage_benchmark.synthetic.matrix_kernels import (
     attention_kernels,
@@ -46,20 +47,10 @@ _RULES: dict[str, Callable[[Asked], list[Work]]] = {
     **dict.fromkeys(("aten::fill", "aten::zero"), fill_kernels),
     "aten::copy": copy_kernels,
     **dict.fromkeys(
-        (
-            "aten::sum",
-            "aten::mean",
-            "aten::any",
-            "aten::all",
-            "aten::max",
-            "aten::min",
-            "aten::amax",
-            "aten::argmax",
-            "aten::var",
-            "aten::linalg_vector_norm",
-            "aten::norm",
-            "aten::cumsum",
-        ),
+        word_list("""
+            aten::sum aten::mean aten::any aten::all aten::max aten::min aten::amax aten::argmax aten::var
+            aten::linalg_vector_norm aten::norm aten::cumsum
+        """),
         reduce_kernels,
     ),
     **dict.fromkeys(
@@ -130,23 +121,10 @@ _RULES: dict[str, Callable[[Asked], list[Work]]] = {
         attention_kernels,
     ),
 }
-for _name in (
-    "_fused_adamw_",
-    "_fused_adam_",
-    "_fused_sgd_",
-    "_foreach_add_",
-    "_foreach_zero_",
-    "_foreach_mul_",
-    "_foreach_lerp_",
-    "_foreach_addcmul_",
-    "_foreach_addcdiv_",
-    "_foreach_sqrt",
-    "_foreach_div_",
-    "_foreach_norm",
-    "_foreach_mul",
-    "_foreach_add",
-    "_foreach_copy_",
-):
+for _name in word_list("""
+    _fused_adamw_ _fused_adam_ _fused_sgd_ _foreach_add_ _foreach_zero_ _foreach_mul_ _foreach_lerp_ _foreach_addcmul_
+    _foreach_addcdiv_ _foreach_sqrt _foreach_div_ _foreach_norm _foreach_mul _foreach_add _foreach_copy_
+"""):
     _RULES[f"aten::{_name}"] = multi_tensor_kernels
 
 

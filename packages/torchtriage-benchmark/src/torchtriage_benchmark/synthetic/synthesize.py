@@ -21,6 +21,7 @@ from statistics import median
 from typing import Any
 
 from torchtriage.core.errors import TraceFormatError, UsageError
+from torchtriage.core.names import word_list
 from torchtriage.learn.dataset import trace_codec
 from torchtriage.learn.dataset.recordings import TRACE, DatasetItem, read_item
 from torchtriage_benchmark.recording.plan import Item, plan, split_of
@@ -41,23 +42,9 @@ TIMED, SETTLE = 10, 3
 MIN_COST = 0.01
 """Of a step. A fault that costs less here is hidden by the device's work, and none."""
 RECORDED = frozenset(
-    {
-        "LCH015",
-        "LCH016",
-        "OPT040",
-        "OPT041",
-        "CFG042",
-        "CFG043",
-        "CFG044",
-        "KRN025",
-        "CPY012",
-        "CPY013",
-        "DAT018",
-        "DAT019",
-        "HST020",
-        "HST021",
-        "SYN004",
-    }
+    word_list("""
+        LCH015 LCH016 OPT040 OPT041 CFG042 CFG043 CFG044 KRN025 CPY012 CPY013 DAT018 DAT019 HST020 HST021 SYN004
+    """)
 )
 """Faults of the eager part that are the same on a device; their streams are taken."""
 _CERTAIN = frozenset({"CFG042", "CFG043", "CFG044", "KRN022"})

@@ -59,19 +59,19 @@ def test_neither_rank_nor_steps_are_needed() -> None:
 @pytest.mark.parametrize("arrows", ["none", "ac2g", "async_cpu_to_gpu", "misleading"])
 def test_launches_are_joined_on_correlation_whatever_the_arrows_say(arrows: str) -> None:
     builder = loop(TraceBuilder())
-    rows = [one for one in builder.events if "correlation" in one.get("args", {})]
+    rows = [event for event in builder.events if "correlation" in event.get("args", {})]
     if arrows != "none":
-        for one in rows:
-            number = one["args"]["correlation"]
+        for row in rows:
+            number = row["args"]["correlation"]
             if arrows == "misleading":
                 number = 1  # every arrow leads to the first launch
-            on_device = one["cat"] in ("kernel", "gpu_memcpy")
+            on_device = row["cat"] in ("kernel", "gpu_memcpy")
             arrow: dict[str, Any] = {
                 "ph": "f" if on_device else "s",
                 "id": number,
                 "cat": "ac2g" if arrows == "misleading" else arrows,
                 "name": "ac2g" if arrows == "misleading" else arrows,
-                **{key: one[key] for key in ("pid", "tid", "ts")},
+                **{key: row[key] for key in ("pid", "tid", "ts")},
             }
             builder.events.append(arrow)
     trace = builder.build()
@@ -138,7 +138,7 @@ def test_kernel_statistics_are_exact_beyond_the_table() -> None:
     for one in summary.top_kernels:
         unit = int(one.name.split("_")[1]) + 1
         assert (one.mean_ns, one.max_ns, one.count) == (2 * unit, 3 * unit, 2)
-    shown = sum(one.share_of_kernel_sum for one in summary.top_kernels)
+    shown = sum(kernel.share_of_kernel_sum for kernel in summary.top_kernels)
     exact = sum(range(n - N_KERNELS + 1, n + 1)) / sum(range(1, n + 1))
     assert shown == pytest.approx(exact, abs=1e-4)
 
@@ -246,11 +246,11 @@ def test_a_known_device_does() -> None:
 
 
 def _launches_alone(builder: TraceBuilder) -> None:
-    builder.events = [one for one in builder.events if one["cat"] not in ("kernel", "gpu_memcpy")]
+    builder.events = [event for event in builder.events if event["cat"] not in ("kernel", "gpu_memcpy")]
 
 
 def _operators_alone(builder: TraceBuilder) -> None:
-    builder.events = [one for one in builder.events if one["cat"] in ("cpu_op", "user_annotation")]
+    builder.events = [event for event in builder.events if event["cat"] in ("cpu_op", "user_annotation")]
 
 
 def _annotations_alone(builder: TraceBuilder) -> None:
@@ -260,10 +260,10 @@ def _annotations_alone(builder: TraceBuilder) -> None:
 
 
 def _work_elsewhere(builder: TraceBuilder) -> None:
-    for one in builder.events:
-        if one["cat"] in ("kernel", "gpu_memcpy"):
-            one["ts"] -= 1e6
-            one["args"]["correlation"] = 0
+    for event in builder.events:
+        if event["cat"] in ("kernel", "gpu_memcpy"):
+            event["ts"] -= 1e6
+            event["args"]["correlation"] = 0
 
 
 @pytest.mark.parametrize("empty", [_launches_alone, _operators_alone, _annotations_alone, _work_elsewhere])

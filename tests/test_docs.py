@@ -94,7 +94,7 @@ def test_every_command_and_option_is_in_the_page_of_the_command_line() -> None:
         command = cli.get_command(context, name)
         assert command is not None
         for param in command.params:
-            assert all(one in page for one in param.opts if isinstance(param, click.Option))
+            assert all(opt in page for opt in param.opts if isinstance(param, click.Option))
 
 
 def test_every_column_is_documented() -> None:

@@ -22,7 +22,7 @@ def test_the_page_is_what_was_measured() -> None:
 
 
 def test_every_label_that_was_settled_says_why() -> None:
-    known = {one.ident for one in labels()}
+    known = {label.ident for label in labels()}
     assert set(settled()) <= known
     assert all(one["why"] for one in settled().values())
 

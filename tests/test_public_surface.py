@@ -143,7 +143,7 @@ def test_promised_names_load_when_used() -> None:
 
 
 def test_errors_are_one_tree() -> None:
-    public = [one for one in vars(errors).values() if isinstance(one, type) and one.__module__ == errors.__name__]
+    public = [var for var in vars(errors).values() if isinstance(var, type) and var.__module__ == errors.__name__]
     assert len(public) > 5
     for one in public:
         assert issubclass(one, tt.TriageError)
@@ -207,7 +207,7 @@ def test_a_folder_gives_every_format_that_is_read(tmp_path: Path) -> None:
     names = [f"{name}{packed}" for name in ("1_results.db", "a.rpd", "c.sqlite") for packed in ("", ".gz")]
     for name in names:
         (tmp_path / name).touch()
-    assert [Path(one).name for one in traces.find_traces([tmp_path])] == names
+    assert [Path(trace).name for trace in traces.find_traces([tmp_path])] == names
     (tmp_path / "empty").mkdir()
     with pytest.raises(tt.TraceFormatError) as caught:
         traces.find_traces([tmp_path / "empty"])
@@ -220,7 +220,7 @@ def test_json_beside_its_xplane_is_no_other_rank(tmp_path: Path, packed: str) ->
         (tmp_path / name).touch()
     assert len(traces.find_traces([tmp_path])) == 3
     (tmp_path / f"host.xplane.pb{packed}").touch()
-    found = [Path(one).name for one in traces.find_traces([tmp_path])]
+    found = [Path(trace).name for trace in traces.find_traces([tmp_path])]
     assert found == [f"host.xplane.pb{packed}", "other.trace.json.gz"]
     named = tmp_path / "host.trace.json.gz"
     assert traces.find_traces([named]) == [named]

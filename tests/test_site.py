@@ -78,7 +78,7 @@ def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
     assert not re.findall(r'<(?:script|img)[^>]* src="(?:https?:)?//', first), "nothing is fetched from other hosts"
     # gzip, as every server of static pages sends them
     files = [first.encode(), *((tmp_path / name.partition("?")[0]).read_bytes() for name in local)]
-    assert sum(len(gzip.compress(one, 6)) for one in files) <= 300_000
+    assert sum(len(gzip.compress(file, 6)) for file in files) <= 300_000
     assert (tmp_path / "search" / "search_index.json").exists()
 
 

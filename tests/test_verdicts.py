@@ -59,7 +59,7 @@ def test_no_pattern_fails(result: tt.Report | None) -> None:
 
 @pytest.mark.data
 def test_findings_agree_with_the_review(name: str, result: tt.Report | None) -> None:
-    found = {} if result is None else {one.code: one.message for one in result.findings}
+    found = {} if result is None else {finding.code: finding.message for finding in result.findings}
     missed = set(VERDICTS[name]["must"]) - set(found)
     false = {code: found[code] for code in VERDICTS[name]["must_not"] if code in found}
     assert (sorted(missed), false) == ([], {})
@@ -76,7 +76,7 @@ def test_costs_are_shares_of_one_step(result: tt.Report | None) -> None:
         assert one.cost.share_high == pytest.approx(one.cost.high_ms / one.cost.of_ms, abs=1e-4)
     joint = result.joint_cost
     if joint is not None:
-        highs = sum(one.cost.high_ms for one in result.findings if one.cost)
+        highs = sum(finding.cost.high_ms for finding in result.findings if finding.cost)
         # per-step figures are averages, so their sum may pass the median step by its spread
         assert joint.high_ms <= highs + 1e-3
         assert joint.high_ms <= joint.of_ms

@@ -58,7 +58,7 @@ def run(folder: Path) -> Run:
     """Return a function that runs the command line in the folder of traces."""
 
     def run(*args: str | Path, code: int | None = None, stdin: bytes | None = None) -> Result:
-        result = CliRunner().invoke(cli, [str(one) for one in args], input=stdin)
+        result = CliRunner().invoke(cli, [str(arg) for arg in args], input=stdin)
         assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
         assert "Traceback" not in result.output
         if code is not None:

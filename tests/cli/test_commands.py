@@ -56,7 +56,7 @@ def test_every_module_is_a_command() -> None:
     shared = set(names.split())
     modules = {path.stem for path in Path(traces.__file__).parents[1].joinpath("cli").rglob("*.py")}
     # gate_check and gate_record are commands of gate
-    parts = {one for one in modules if one.partition("_")[0] in COMMANDS}
+    parts = {module for module in modules if module.partition("_")[0] in COMMANDS}
     assert (modules - parts - shared) | (modules & set(COMMANDS)) == set(COMMANDS)
 
 
@@ -67,7 +67,7 @@ def test_every_command_and_option_is_documented(run: Run, command: click.Command
     for param in command.params:
         if isinstance(param, click.Option):
             assert param.help, param.name
-            assert all(one in text for one in param.opts)
+            assert all(opt in text for opt in param.opts)
 
 
 def test_version(run: Run) -> None:

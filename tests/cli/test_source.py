@@ -45,7 +45,7 @@ def test_what_is_passed_on_holds_no_source_text(run: Run, sample: str) -> None:
     frames = [
         finding["place"]["frame"] for finding in json.loads(run(*given, "--json").stdout)["results"][0]["findings"]
     ]
-    exact = [one for one in frames if one and one["exact"]]
+    exact = [frame for frame in frames if frame and frame["exact"]]
     assert exact
     assert all(one["lines"] == [one["line"]] and one["called"] for one in exact)
 

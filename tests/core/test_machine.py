@@ -140,9 +140,9 @@ def test_this_host_with_another_process_on_every_core_is_noisy() -> None:
         wall_s = time.monotonic() - began_s
         use = use_between(before, read_host(), wall_s=wall_s, own_s=time.process_time() - own_s)
     finally:
-        for one in others:
-            one.kill()
-            one.wait()
+        for other in others:
+            other.kill()
+            other.wait()
     assert use.others_s is not None
     assert use.others_s > 0.25
     if use.n_cores <= 2 * n:

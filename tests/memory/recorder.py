@@ -129,7 +129,7 @@ class Recorder:
             blocks.append(_block(at, end - at))
 
         def total(key: str, *states: str) -> int:
-            return sum(one[key] for one in blocks if one["state"] in states)
+            return sum(block[key] for block in blocks if block["state"] in states)
 
         return {
             **segment,

@@ -28,7 +28,7 @@ def gaps(result: MemoryResult) -> str:
     failed = result.devices[-1].out_of_memory
     if failed and failed[-1].would_fit:
         return "had room" if failed[-1].next_would_fit else "next"
-    return "MEM049" if any(one.code == "MEM049" for one in result.findings) else "quiet"
+    return "MEM049" if any(finding.code == "MEM049" for finding in result.findings) else "quiet"
 
 
 @pytest.mark.data

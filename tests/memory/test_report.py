@@ -137,7 +137,7 @@ def test_the_page_is_whole_small_and_runs_one_script() -> None:
     data = re.search(r'id="data">(.*?)</script>', page, re.DOTALL)
     assert data is not None
     pictures = json.loads(data[1])["pictures"]
-    assert [one["id"] for one in pictures] == ["0-0", "1-0", "2-0"]
+    assert [picture["id"] for picture in pictures] == ["0-0", "1-0", "2-0"]
 
 
 def test_nothing_in_a_name_breaks_out() -> None:

@@ -60,14 +60,14 @@ def test_columns_hold_what_the_file_holds(name: str) -> None:
     found, document = read_snapshot(path), plainly(path)
     entries = [one for trace in document["device_traces"] for one in trace]
     history = found.history
-    assert history.address.tolist() == [one["addr"] for one in entries]
-    assert history.size_bytes.tolist() == [one["size"] for one in entries]
-    assert history.time_us.tolist() == [one["time_us"] for one in entries]
-    assert [stack(found, code) for code in history.stack] == [frames(one) for one in entries]
+    assert history.address.tolist() == [entry["addr"] for entry in entries]
+    assert history.size_bytes.tolist() == [entry["size"] for entry in entries]
+    assert history.time_us.tolist() == [entry["time_us"] for entry in entries]
+    assert [stack(found, code) for code in history.stack] == [frames(entry) for entry in entries]
     blocks = [one for segment in document["segments"] for one in segment["blocks"]]
-    assert found.blocks.address.tolist() == [one["address"] for one in blocks]
-    assert found.blocks.size_bytes.tolist() == [one["size"] for one in blocks]
-    assert [stack(found, code) for code in found.blocks.stack] == [frames(one) for one in blocks]
+    assert found.blocks.address.tolist() == [block["address"] for block in blocks]
+    assert found.blocks.size_bytes.tolist() == [block["size"] for block in blocks]
+    assert [stack(found, code) for code in found.blocks.stack] == [frames(block) for block in blocks]
     assert found.segments.size_bytes.tolist() == [one["total_size"] for one in document["segments"]]
     assert len(found.annotations) * 2 == len(document["external_annotations"])
     assert found.settings == document["allocator_settings"]
@@ -89,7 +89,7 @@ def test_totals_reconcile_to_the_byte(name: str) -> None:
         for row in range(lives.start - 1, lives.end, step):
             segments = segments_at(snapshot, lives, row)
             free = free_at(snapshot, lives, row, segments)
-            reserved = sum(one.end - one.start for one in segments)
+            reserved = sum(segment.end - segment.start for segment in segments)
             assert reserved == lives.reserved_at(row)
             assert free.size_bytes.sum() == reserved - lives.allocated_at(row)
             assert lives.lives.size_bytes[lives.alive(row)].sum() == lives.allocated_at(row)
@@ -108,10 +108,10 @@ def test_the_verdict_is_what_an_expert_read(name: str) -> None:
     assert peak.before_bytes == truth["before_bytes"]
     assert device.max_reserved_bytes == truth["reserved_bytes"]
     assert device.allocated_bytes == truth["end_bytes"]
-    shares = {one.label: one.share for one in peak.lines}
+    shares = {line.label: line.share for line in peak.lines}
     for label, share in truth["held"]:
         assert shares[label] == pytest.approx(share, abs=0.006), label
-    top = sorted((one.size_bytes for one in peak.lines), reverse=True)[: len(truth["held"])]
+    top = sorted((line.size_bytes for line in peak.lines), reverse=True)[: len(truth["held"])]
     assert sorted(shares[label] for label, _ in truth["held"]) == pytest.approx(
         sorted(size / peak.allocated_bytes for size in top)
     )
@@ -122,13 +122,13 @@ def test_the_verdict_is_what_an_expert_read(name: str) -> None:
         assert {part.name for part in peak.categories} == set(truth["categories"])
     for parts in (peak.phases, peak.categories, peak.modules, peak.lines):
         assert sum(one.size_bytes for one in parts) == peak.allocated_bytes
-    assert {one.code for one in result.findings} & OURS == set(truth["findings"])
+    assert {finding.code for finding in result.findings} & OURS == set(truth["findings"])
     told = device.fragmentation
     assert told is not None
     assert told.free_bytes == told.reserved_bytes - told.allocated_bytes
     assert sum(part.size_bytes for part in told.parts) == told.free_bytes
     if truth["leak"] != "yes":
-        assert not {one.code for one in result.findings if "leak" in one.name}
+        assert not {finding.code for finding in result.findings if "leak" in finding.name}
     picture = device.picture
     assert picture is not None
     drawn = np.array([area.values for area in picture.areas]).sum(axis=0)

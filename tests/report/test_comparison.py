@@ -41,13 +41,13 @@ def hostile() -> Comparison:
     result = faster()
     causes = tuple(
         replace(
-            one,
+            cause,
             label=HOSTILE,
             sentence=HOSTILE,
             what=(HOSTILE,),
-            parts=tuple(replace(part, name=HOSTILE) for part in one.parts),
+            parts=tuple(replace(part, name=HOSTILE) for part in cause.parts),
         )
-        for one in result.causes
+        for cause in result.causes
     )
     return replace(
         result,
@@ -55,8 +55,8 @@ def hostile() -> Comparison:
         before=replace(result.before, path=HOSTILE, device=HOSTILE),
         after=replace(result.after, path=HOSTILE, device=HOSTILE),
         causes=causes,
-        findings=tuple(replace(one, place=HOSTILE, title=HOSTILE) for one in result.findings),
-        limits=tuple(replace(one, message=HOSTILE, fix=HOSTILE) for one in result.limits),
+        findings=tuple(replace(finding, place=HOSTILE, title=HOSTILE) for finding in result.findings),
+        limits=tuple(replace(limit, message=HOSTILE, fix=HOSTILE) for limit in result.limits),
     )
 
 

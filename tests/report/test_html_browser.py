@@ -563,7 +563,7 @@ def late_rank(n: int = 4) -> tuple[Any, Any]:
     """Return the results of a job's ranks, and the job: rank 2 is late."""
     ranks = records(job(n, late={2: 4000}))
     (found,) = detect_jobs(ranks)
-    return [one.result for one in ranks], [judge(ranks, found, min_share=0.01)]
+    return [rank.result for rank in ranks], [judge(ranks, found, min_share=0.01)]
 
 
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])

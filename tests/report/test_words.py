@@ -78,7 +78,7 @@ def test_steps_go_by_the_numbers_of_the_recording():
     summary = problems().summary
     named = replace(summary, steps=tuple(replace(one, index=i) for i, one in enumerate(summary.steps)))
     assert words.steps(Place(steps=(1, 2, 4)), 0, named) == "steps 11-12, 14"
-    custom = replace(named, steps=tuple(replace(one, name="epoch") for one in named.steps))
+    custom = replace(named, steps=tuple(replace(step, name="epoch") for step in named.steps))
     assert words.steps(Place(steps=(1, 2, 4)), 0, custom) == "steps 1-2, 4"
 
 

@@ -19,9 +19,9 @@ DEVICES = Path(__file__).parents[3] / "benchmarks" / "devices"
 
 def test_the_index_is_whole() -> None:
     entries = read_index(DEVICES)
-    assert [one.id for one in entries] == [f"d{number:04}" for number in range(120)]
-    assert all(one.device and one.workload and one.files for one in entries)
-    checksums = [file.sha256 for one in entries for file in one.files]
+    assert [entry.id for entry in entries] == [f"d{number:04}" for number in range(120)]
+    assert all(entry.device and entry.workload and entry.files for entry in entries)
+    checksums = [file.sha256 for entry in entries for file in entry.files]
     assert len(set(checksums)) == len(checksums) == 150
 
 
@@ -35,17 +35,17 @@ def test_the_halves_share_no_repository_and_no_device() -> None:
 
 def test_what_came_later_is_of_repositories_of_its_own() -> None:
     entries = read_index(DEVICES)
-    later = {one.repository for one in entries if one.split == "later"}
+    later = {entry.repository for entry in entries if entry.split == "later"}
     assert len(later) == 4
-    assert later.isdisjoint(one.repository for one in entries if one.split != "later")
+    assert later.isdisjoint(entry.repository for entry in entries if entry.split != "later")
 
 
 def test_each_recording_is_labelled_by_two_readers_but_what_came_later_and_once_for_all() -> None:
     entries = read_index(DEVICES)
     settled = read_labels(DEVICES / "labels.toml")
     readings = [read_labels(path) for path in sorted((DEVICES / "readings").glob("*.toml"))]
-    assert settled.keys() == {one.id for one in entries}
-    assert pairs(readings).keys() == {one.id for one in entries if one.split != "later"}
+    assert settled.keys() == {entry.id for entry in entries}
+    assert pairs(readings).keys() == {entry.id for entry in entries if entry.split != "later"}
     codes = {page.code for page in pages()}
     for label in (label for labels in (settled, *readings) for label in labels.values()):
         assert label["state"] in ("faulty", "healthy", "cannot be judged")
@@ -107,7 +107,7 @@ def test_shared_recordings_are_items_whose_faults_are_in_windows(recordings: Pat
         one for one in read_index(DEVICES) if len(one.files) == 1 and one.files[0].bytes < 1_000_000 and one.licence
     ]
     outcomes = fetch(entries, read_labels(DEVICES / "labels.toml"), tmp_path, local=recordings.parent)
-    assert sum(not one.failure for one in outcomes) >= 30
+    assert sum(not outcome.failure for outcome in outcomes) >= 30
     for item in dataset_items(tmp_path):
         assert len(item.windows_ns), item.id
         assert item.faulty.any() == bool(item.code), item.id

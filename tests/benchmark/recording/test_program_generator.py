@@ -122,27 +122,27 @@ def test_a_plan_is_told_by_its_seed_and_a_longer_one_goes_on(part: str) -> None:
     items = plan(600, 0, part)
     assert items[:90] == plan(90, 0, part)
     assert items != plan(600, 1, part)
-    numbers = [int(one.id.removeprefix(PREFIX[part])) for one in items]
+    numbers = [int(item.id.removeprefix(PREFIX[part])) for item in items]
     assert numbers == sorted(set(numbers))
     assert numbers[-1] < 610
-    assert {one.part for one in items} == {part}
+    assert {item.part for item in items} == {part}
 
 
 def test_a_whole_benchmark_has_each_parts_share() -> None:
     items = whole(600, 0)
-    assert len({one.id for one in items}) == len(items) == 600
-    counts = Counter(one.part for one in items)
+    assert len({item.id for item in items}) == len(items) == 600
+    counts = Counter(item.part for item in items)
     assert counts == {"eager": 408, "compiled": 72, "ranks": 72, "lookalikes": 48}
     for part in PARTS:
-        assert tuple(one for one in items if one.part == part) == plan(counts[part], 0, part)
+        assert tuple(item for item in items if item.part == part) == plan(counts[part], 0, part)
 
 
 def test_every_fault_and_family_is_taken_and_no_family_is_in_two_splits() -> None:
     items = plan(600, 0)
-    counts = {code: sum(one.code == code for one in items) for code in faults()}
+    counts = {code: sum(item.code == code for item in items) for code in faults()}
     assert min(counts.values()) >= 15
-    assert {one.family for one in items} == set(programs())
-    assert {one.split for one in items} == set(SPLITS)
+    assert {item.family for item in items} == set(programs())
+    assert {item.split for item in items} == set(SPLITS)
     everything = whole(600, 0)
     splits: dict[str, set[str]] = {}
     for one in everything:
@@ -150,7 +150,7 @@ def test_every_fault_and_family_is_taken_and_no_family_is_in_two_splits() -> Non
     assert all(len(one) == 1 for one in splits.values())
     # each split sees each fault
     for split in SPLITS:
-        assert {one.code for one in items if one.split == split} >= set(faults())
+        assert {item.code for item in items if item.split == split} >= set(faults())
     for part in ("compiled", "ranks"):
         named = {one.variant or one.code for one in everything if one.part == part} - {""}
         assert named == set(faults(part))
@@ -172,14 +172,14 @@ def test_the_ranks_of_a_program_are_one_run() -> None:
     for one in plan(600, 0, "ranks"):
         runs.setdefault(one.run, []).append(one)
     for members in runs.values():
-        assert [one.rank for one in members] == list(range(RANKS))
-        assert len({one.script().text for one in members}) == 1
+        assert [member.rank for member in members] == list(range(RANKS))
+        assert len({member.script().text for member in members}) == 1
 
 
 def test_twins_are_recorded_alike() -> None:
     items = {one.id: one for one in plan(408, 0)}
     for one in items.values():
         assert orders(one, "cpu") == orders(items[one.twin], "cpu"), one.id
-    effects = {name for one in items.values() for name in one.script().effect_modules}
+    effects = {name for item in items.values() for name in item.script().effect_modules}
     assert effects
     assert effects <= set(orders(items["0000"], "cpu")["modules"])

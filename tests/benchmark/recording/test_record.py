@@ -30,7 +30,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, DatasetItem]
         replace(ITEM, id=f"{at:04d}", code=code, severity=severity) for at, (code, severity) in enumerate(FAULTS, 1)
     ]
     outcomes = record(items, folder)
-    assert [one.failure for one in outcomes] == [""] * len(items)
+    assert [outcome.failure for outcome in outcomes] == [""] * len(items)
     assert all(one.kept for one in record(items, folder))  # what is there is left alone
     return {item.code: item for item in dataset_items(folder)}
 

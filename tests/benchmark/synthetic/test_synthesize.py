@@ -66,10 +66,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     packed = files("torchtriage").joinpath("cli", "sample", "sample_cpu_training.json.gz").read_bytes()
     document = json.loads(gzip.decompress(packed))
     events = document["traceEvents"]
-    steps = [one for one in events if one["name"].startswith("ProfilerStep#")]
-    ends = sorted(one["ts"] + one["dur"] for one in steps)
+    steps = [event for event in events if event["name"].startswith("ProfilerStep#")]
+    ends = sorted(step["ts"] + step["dur"] for step in steps)
     # two steps are enough, and half the time
-    document["traceEvents"] = [one for one in events if one["ph"] == "M" or one["ts"] < ends[N_STEPS - 1]]
+    document["traceEvents"] = [event for event in events if event["ph"] == "M" or event["ts"] < ends[N_STEPS - 1]]
     trace = trace_codec.pack(document)
     (path / "0000.ttcol").write_bytes(trace)
     about = {
@@ -92,7 +92,7 @@ def kept(folder: Path) -> dict[str, DatasetItem]:
     """Return items by their faults."""
     items = [item(code, number) for number, code in enumerate(CODES)]
     outcomes = synthesize(items, folder)
-    assert [one.failure for one in outcomes] == [""] * len(items)
+    assert [outcome.failure for outcome in outcomes] == [""] * len(items)
     assert all(one.kept for one in synthesize(items, folder))
     return {
         code: DatasetItem(json.loads((folder / f"s{number:04d}.json").read_text()), folder / f"s{number:04d}.ttcol")
@@ -201,12 +201,12 @@ def test_nothing_tells_of_the_fault(kept: dict[str, DatasetItem]) -> None:
         assert not code or code not in text
         events = document["traceEvents"]
         for key in ("External id",):
-            numbers = {one["args"][key] for one in events if one.get("cat") in ("cpu_op", "user_annotation")}
+            numbers = {event["args"][key] for event in events if event.get("cat") in ("cpu_op", "user_annotation")}
             assert numbers == set(range(1, len(numbers) + 1))
-        frames = [one for one in events if one.get("cat") == "python_function"]
-        ids = [one["args"]["Python id"] for one in frames]
+        frames = [event for event in events if event.get("cat") == "python_function"]
+        ids = [frame["args"]["Python id"] for frame in frames]
         assert sorted(ids) == list(range(1, len(ids) + 1))
-        keys = {(one.get("cat"), tuple(one)) for one in events}
+        keys = {(event.get("cat"), tuple(event)) for event in events}
         assert keys <= {(one.get("cat"), tuple(one)) for one in texts["SYN001"]["traceEvents"]} | {
             (one.get("cat"), tuple(one)) for one in texts[""]["traceEvents"]
         }
@@ -238,11 +238,11 @@ def test_args_are_what_real_recordings_have(kept: dict[str, DatasetItem]) -> Non
     }
     events = kept["SYN001"].document()["traceEvents"]
     for cat, wanted in real.items():
-        found = {tuple(one["args"]) for one in events if one.get("cat") == cat}
+        found = {tuple(event["args"]) for event in events if event.get("cat") == cat}
         assert found, cat
         assert set(max(found, key=len)) == wanted
         assert all(set(one) <= wanted for one in found)
-    last = max((one for one in events if one.get("cat") == "cuda_runtime"), key=lambda x: x["ts"])
+    last = max((event for event in events if event.get("cat") == "cuda_runtime"), key=lambda x: x["ts"])
     assert (last["name"], set(last["args"])) == ("cudaDeviceSynchronize", {"cbid", "correlation"})
 
 
@@ -254,8 +254,8 @@ def test_real_recordings_have_the_same_kinds(kept: dict[str, DatasetItem], recor
 
     def shapes(events: list[dict[str, Any]]) -> dict[tuple[str, str], set[tuple[str, ...]]]:
         found = defaultdict(set)
-        for one in events:
-            found[one["ph"], str(one.get("cat"))].add(tuple(sorted(one)))
+        for event in events:
+            found[event["ph"], str(event.get("cat"))].add(tuple(sorted(event)))
         return found
 
     theirs = shapes(real)

@@ -156,12 +156,12 @@ def test_every_change_is_in_the_history_with_its_evidence(tmp_path: Path) -> Non
     history = History.read(tmp_path / "labels.jsonl")
     assert len(history.changes) == sum(one.changed for one in report.rounds)
     assert history.apply(bad) == report.labels
-    for one in history.changes:
-        assert (one.who, one.action, one.confidence) == ("oracle", "relabel", 0.95)
-        assert one.why == (Sentence("", ("e1",)),)
-        assert one.cited[0] == ("e1", f"{one.item} {one.window}")
-        assert one.digest
-        assert one.before != one.after
+    for change in history.changes:
+        assert (change.who, change.action, change.confidence) == ("oracle", "relabel", 0.95)
+        assert change.why == (Sentence("", ("e1",)),)
+        assert change.cited[0] == ("e1", f"{change.item} {change.window}")
+        assert change.digest
+        assert change.before != change.after
 
 
 def test_the_loop_goes_on_where_it_stopped(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_a_label_changes_only_where_reviewer_and_detector_say_the_same(tmp_path:
         history.path.unlink(missing_ok=True)
         settings = Settings(windows=10_000, rounds=1, trust=0.8, settled=1.0)
         iterate(items(), truth, reviewer, train, history, settings=settings, evidence=Seen())
-        return {(one.before, one.after) for one in history.changes}
+        return {(change.before, change.after) for change in history.changes}
 
     def unsure(learn: Sequence[Labelled], tune: Sequence[Labelled]) -> Judge:
         def judge(one: Labelled) -> Judged:
@@ -351,7 +351,7 @@ def test_a_window_whose_fault_is_another_is_proposed_and_learned(tmp_path: Path)
     )
     right = [now == code for now, code in zip(report.labels[first], truth[first], strict=True)]
     assert sum(right) >= len(right) - 3  # all that the toy is sure of
-    (one,) = (one for one in items() if one.id == first)
+    (one,) = (item for item in items() if item.id == first)
     assert Labelled(one.about, one.path, ("A", NONE, "B")).codes == ("A", "", "B")
 
 
@@ -436,7 +436,7 @@ def test_a_history_is_read_back(tmp_path: Path) -> None:
     written = changed(tmp_path / "labels.jsonl")
     read = History.read(tmp_path / "labels.jsonl")
     assert read.changes == written.changes
-    assert [one.number for one in read.changes] == [1, 2, 3]
+    assert [change.number for change in read.changes] == [1, 2, 3]
     assert read.changes[0].at.endswith("+00:00")
     assert read.apply({"0001": (NONE,) * 4, "2": ("X",)}) == {"0001": ("LCH016",) * 3 + (NONE,), "2": ("X",)}
 
@@ -449,7 +449,7 @@ def test_a_line_that_was_cut_off_loses_no_other(tmp_path: Path) -> None:
     assert (len(cut.changes), cut.damaged) == (2, (3,))
     cut.append(who="x", item="0001", window=9, before=NONE, after="LCH016")
     again = History.read(path)
-    assert [one.number for one in again.changes] == [1, 2, 4]
+    assert [change.number for change in again.changes] == [1, 2, 4]
     assert again.damaged == (3,)
     assert len(path.read_text().splitlines()) == 4
 
@@ -523,8 +523,8 @@ def test_a_person_iterates_then_audits_and_vetoes(folder: Path) -> None:
     after = run("audit", str(folder)).stdout
     assert "ben: 1 vetoes" in after
     assert "taken back): it is slow" in after
-    rows = [json.loads(one) for one in run("audit", str(folder), "--json").stdout.splitlines()]
-    assert [one["action"] for one in rows] == ["relabel"] * 2 + ["veto"]
+    rows = [json.loads(splitline) for splitline in run("audit", str(folder), "--json").stdout.splitlines()]
+    assert [row["action"] for row in rows] == ["relabel"] * 2 + ["veto"]
     assert run("audit", str(folder), "--who", "ben").stdout.count("\n") == 2
 
 

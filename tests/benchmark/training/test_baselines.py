@@ -32,7 +32,7 @@ def trained(found: list[Example], **options: object) -> Detector:
 def on_test(found: list[Example], name: str) -> Score:
     system = SYSTEMS[name](found, 0)
     items = recorded(found, "test")
-    said = Predictions(name, {one.id: system(one) for one in items})
+    said = Predictions(name, {item.id: system(item) for item in items})
     (row,) = score(items, said, only=("test",))
     return row
 
@@ -84,12 +84,12 @@ def test_both_of_two_types_are_named() -> None:
     detector = trained(found)
     for code in CODES:
         rows = np.concatenate([one.features[one.faulty] for one in found if one.code == code])
-        named = [max(one, key=one.__getitem__) for one in next(iter(detector.experts.values())).trees.types(rows)]
+        named = [max(type_, key=type_.__getitem__) for type_ in next(iter(detector.experts.values())).trees.types(rows)]
         assert np.mean([one == code for one in named]) > 0.9
 
 
 def test_one_type_alone_is_told() -> None:
-    found = [one for one in recordings() if one.code != CODES[0]]
+    found = [recording for recording in recordings() if recording.code != CODES[0]]
     with pytest.raises(UsageError, match=f"several types in split 'train', found {CODES[1]}"):
         trained(found)
 
@@ -147,8 +147,8 @@ def test_shuffled_labels_teach_nothing() -> None:
         shuffled.append(other)
     detector = fit(shuffled, recorded(found, "validation"))
     items = recorded(found, "test")
-    scores = np.concatenate([detector.judge(one.features).probability for one in items])
-    truth = np.concatenate([one.faulty for one in items])
+    scores = np.concatenate([detector.judge(item.features).probability for item in items])
+    truth = np.concatenate([item.faulty for item in items])
     from torchtriage.learn.dataset.score import area_under_roc
 
     assert area_under_roc(truth, scores) == pytest.approx(0.5, abs=0.15)  # few windows here
@@ -165,7 +165,7 @@ def test_names_and_durations_alone_do_not_know_a_raised_feature() -> None:
 @pytest.mark.parametrize("name", ["z-scores", "k-means", "isolation-forest", "autoencoder"])
 def test_systems_without_labels_name_no_type(name: str) -> None:
     system = SYSTEMS[name](recordings(), 0)
-    told = [system(one) for one in recordings()]
+    told = [system(recording) for recording in recordings()]
     assert not {code for one in told for code in one.types} & set(CODES)
     assert all(0 <= likely <= 1 for one in told for likely in one.windows)
 

@@ -26,7 +26,7 @@ def test_together_they_find_windows_and_name_what_is_unusual_as_the_rules_do(mon
     detector = boosting.fit(recorded(found, "train"), recorded(found, "validation"))
     system = both(detector, recorded(found, "train"), recorded(found, "validation"), rules)
     items = recorded(found, "test")
-    said = Predictions("both", {one.id: system(one) for one in items})
+    said = Predictions("both", {item.id: system(item) for item in items})
     (row,) = score(items, said, only=("test",))
     assert row.auroc.value > 0.95
     assert row.type_accuracy.value == 1

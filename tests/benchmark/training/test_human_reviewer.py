@@ -55,16 +55,16 @@ def test_what_cannot_be_taken_is_asked_again() -> None:
 
 def test_skipping_and_stopping() -> None:
     outcomes, _ = review("s", "none", "e1", "", "q", n=4)
-    assert [one.reason for one in outcomes] == ["skipped", "", INTERRUPTED, INTERRUPTED]
+    assert [outcome.reason for outcome in outcomes] == ["skipped", "", INTERRUPTED, INTERRUPTED]
 
 
 def test_the_end_of_input_stops() -> None:
     outcomes, _ = review("none", "e1", "", "none", n=3)
-    assert [one.reason for one in outcomes] == ["", INTERRUPTED, INTERRUPTED]
+    assert [outcome.reason for outcome in outcomes] == ["", INTERRUPTED, INTERRUPTED]
 
 
 def test_ctrl_c_keeps_what_was_judged() -> None:
     for answers in (("none", "e1", "", "^C"), ("none", "e1", "", "LCH016", "^C")):
         outcomes, _ = review(*answers, n=3)
-        assert [one.reason for one in outcomes] == ["", INTERRUPTED, INTERRUPTED]
+        assert [outcome.reason for outcome in outcomes] == ["", INTERRUPTED, INTERRUPTED]
         assert outcomes[0].review is not None

@@ -29,7 +29,7 @@ def test_the_network_finds_windows_and_types_of_families_it_never_saw() -> None:
     found = made_up()
     system = SYSTEMS["network"](found, 0)
     items = recorded(found, "test")
-    said = Predictions("network", {one.id: system(one) for one in items})
+    said = Predictions("network", {item.id: system(item) for item in items})
     (row,) = score(items, said, only=("test",))
     assert row.auroc.value > 0.95
     assert row.type_accuracy.value >= 0.75

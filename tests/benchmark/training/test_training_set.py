@@ -48,9 +48,9 @@ def test_features_are_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.slow
 def test_no_window_is_in_two_splits(tmp_path: Path) -> None:
     rows: dict[str, set[bytes]] = {}
-    for one in examples(linked(tmp_path)):
-        near = np.round(one.features, 2)
-        rows.setdefault(one.split, set()).update(row.tobytes() for row in near)
+    for example in examples(linked(tmp_path)):
+        near = np.round(example.features, 2)
+        rows.setdefault(example.split, set()).update(row.tobytes() for row in near)
     assert set(rows) == {"train", "validation", "test"}
     assert not rows["train"] & rows["validation"]
     assert not rows["train"] & rows["test"]

@@ -159,7 +159,7 @@ def test_a_folder_stands_for_the_traces_in_it(run: Run, folder: Path) -> None:
     (ranks / "notes.txt").write_text("not a trace")
     result = run("analyze", "ranks", "--json", code=0)
     paths = [one.trace.path for one in json_report.decode(result.stdout_bytes)]
-    assert [Path(one).name for one in paths] == ["rank0.json", "rank1.json.gz"]
+    assert [Path(path).name for path in paths] == ["rank0.json", "rank1.json.gz"]
 
 
 def test_links_out_of_a_folder_are_not_followed(run: Run, folder: Path, caplog: pytest.LogCaptureFixture) -> None:

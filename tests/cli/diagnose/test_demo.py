@@ -109,8 +109,8 @@ def test_bundled_recordings_are_small_and_say_whose_they_are() -> None:
 @pytest.mark.data
 def test_the_bundled_part_is_judged_like_the_whole(recordings: Path) -> None:
     whole, part = tt.analyze(recordings / KINETO.format(0)), tt.analyze(traces.sample_path("gpu"))
-    assert [one.code for one in part.findings] == [one.code for one in whole.findings]
-    assert [one.severity for one in part.findings] == [one.severity for one in whole.findings]
+    assert [finding.code for finding in part.findings] == [finding.code for finding in whole.findings]
+    assert [finding.severity for finding in part.findings] == [finding.severity for finding in whole.findings]
     for one, other in zip(part.findings, whole.findings, strict=True):
         assert one.cost is not None
         assert other.cost is not None

@@ -177,7 +177,7 @@ def test_the_graph_unused_for_longest_is_dropped() -> None:
         model.wait()
     stats = model.stats()
     assert (stats.evicted, stats.ready) == (1, 2)
-    assert [one.name for one in model._server.entries.values()] == ["8", "12"]
+    assert [entry.name for entry in model._server.entries.values()] == ["8", "12"]
 
 
 @torch.no_grad()
@@ -206,10 +206,10 @@ def test_many_threads_compile_each_bucket_once() -> None:
                         errors.append(error)
 
         threads = [threading.Thread(target=work) for _ in range(6)]
-        for one in threads:
-            one.start()
-        for one in threads:
-            one.join()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
         model.wait()
         assert errors == []
         assert n_compiled == 2

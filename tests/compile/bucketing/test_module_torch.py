@@ -49,7 +49,7 @@ def test_after_precompile_every_request_hits_and_is_right() -> None:
     assert stats.stalls == stats.misses == 0
     assert stats.compiles == n
     buckets = model.plan.buckets["size"]
-    padded = sum(min(one for one in buckets if one >= length) for length in SIZES)
+    padded = sum(min(bucket for bucket in buckets if bucket >= length) for length in SIZES)
     assert stats.padding == pytest.approx(padded / sum(SIZES) - 1)
     assert sum(stats.bucket_hits.values()) == 35
     assert "35 requests: 100 % hits" in str(stats)

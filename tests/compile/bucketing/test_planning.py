@@ -25,7 +25,7 @@ def cost(buckets: Sequence[int], sizes: Sequence[int], fallback: float = math.in
     """Return the padded work of all sizes, in the plainest way."""
     total = 0.0
     for size in sizes:
-        total += min((one for one in buckets if one >= size), default=fallback * size)
+        total += min((bucket for bucket in buckets if bucket >= size), default=fallback * size)
     return total
 
 
@@ -54,7 +54,7 @@ def test_no_choice_costs_less(sizes: list[int], most: int, compile_cost: float, 
 @given(SIZES, st.integers(1, 4))
 def test_no_choice_costs_less_where_work_is_quadratic(sizes: list[int], most: int) -> None:
     def squared(buckets: Sequence[int]) -> float:
-        return sum(min(one for one in buckets if one >= size) ** 2 for size in sizes)
+        return sum(min(bucket for bucket in buckets if bucket >= size) ** 2 for size in sizes)
 
     smaller = sorted(set(sizes))[:-1]
     best = min(squared([*chosen, max(sizes)]) for k in range(most) for chosen in itertools.combinations(smaller, k))
@@ -67,14 +67,14 @@ def test_multiples_are_the_best_of_multiples(sizes: list[int], most: int, step: 
     grid = range(step, -(-max(sizes) // step) * step + 1, step)
     best = min(cost(chosen, sizes) for k in range(1, most + 1) for chosen in itertools.combinations(grid, k))
     buckets = plan(sizes, max_buckets=most, multiple_of=step).buckets["size"]
-    assert all(one % step == 0 for one in buckets)
+    assert all(bucket % step == 0 for bucket in buckets)
     assert cost(buckets, sizes) == pytest.approx(best)
 
 
 @given(SIZES)
 def test_padding_and_covered_are_what_they_are_called(sizes: list[int]) -> None:
     made = plan(sizes, max_buckets=2, compile_cost=4.0, fallback=1.5)
-    inside = [one for one in sizes if made.bucket_of({"size": one}) is not None]
+    inside = [size for size in sizes if made.bucket_of({"size": size}) is not None]
     assert made.covered == pytest.approx(len(inside) / len(sizes))
     if inside:
         assert made.padding == pytest.approx(waste(made.buckets["size"], inside))
@@ -138,7 +138,7 @@ def test_a_grid_is_near_the_best_and_says_what_it_is(pairs: list[tuple[int, int]
 
     def choices(column: list[int], k: int) -> list[list[int]]:
         inner = sorted(set(column))[:-1]
-        return [[*one, max(column)] for n in range(k) for one in itertools.combinations(inner, n)]
+        return [[*combination, max(column)] for n in range(k) for combination in itertools.combinations(inner, n)]
 
     best = min(area(a, b) for k, m in ((1, 4), (2, 2), (4, 1)) for a in choices(left, k) for b in choices(right, m))
     made = plan({"a": left, "b": right}, max_buckets=4)

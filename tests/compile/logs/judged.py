@@ -32,9 +32,9 @@ def reconciled(result: CompileResult) -> None:
     assert books.n_read == books.n_used + books.n_skipped
     assert books.n_skipped == sum(one.count for one in books.skipped)
     assert books.n_breaks == sum(one.count for one in result.breaks)
-    assert books.n_recompiles == sum(one.count for one in result.recompiles)
-    marked = sum(one.marked_ms for one in result.processes)
-    assert sum(one.self_ms for one in result.phases) == pytest.approx(marked, abs=1e-3)
+    assert books.n_recompiles == sum(recompile.count for recompile in result.recompiles)
+    marked = sum(process.marked_ms for process in result.processes)
+    assert sum(phase.self_ms for phase in result.phases) == pytest.approx(marked, abs=1e-3)
 
 
 def healthy() -> LogBuilder:

@@ -205,7 +205,7 @@ GRAPH = """class GraphModule(torch.nn.Module):
 def test_a_printed_graph_is_read() -> None:
     assert count_ops(GRAPH) == {"@": 1, "relu": 1, "view": 1, "add": 1}
     nodes = nodes_of(GRAPH)
-    assert [(one.name, one.op, one.uses) for one in nodes] == [
+    assert [(node.name, node.op, node.uses) for node in nodes] == [
         ("L_w_", "input", ()),
         ("L_x_", "input", ()),
         ("matmul", "@", ("L_x_", "L_w_")),

@@ -72,8 +72,8 @@ def rows_of(name: str, result: CompileResult) -> list[Recompile]:
     """Return the recompilations of a program, whose function or class has this name."""
     owner = {"Switching": "forward", "Counting": "forward"}.get(name, name)
     lines = defined()[name]
-    rows = [one for one in result.recompiles if one.function.function == owner]
-    return [one for one in rows if one.function.line in lines]
+    rows = [recompile for recompile in result.recompiles if recompile.function.function == owner]
+    return [row for row in rows if row.function.line in lines]
 
 
 def defined() -> dict[str, range]:
@@ -93,18 +93,18 @@ def test_the_cure_that_is_shown_ends_a_recompilation(result: CompileResult) -> N
         assert [one.dynamic for one in rows_of(name, result)] == ["once"], name
     cured = defined()["CountingCured"]
     left = [
-        (one.function.function, one.guard)
-        for one in result.recompiles
-        if "_cured" in one.function.function or one.function.line in cured
+        (recompile.function.function, recompile.guard)
+        for recompile in result.recompiles
+        if "_cured" in recompile.function.function or recompile.function.line in cured
     ]
     assert left == []
     # and each cured program ran: it was compiled, once for each function
-    ran = {one.frame.function: one.n_compiles for one in result.functions}
+    ran = {function.frame.function: function.n_compiles for function in result.functions}
     wanted = {f"{name}_cured" for name in corpus_tables.CURES} - {"texts_cured", "Counting_cured"}
     wanted |= {"texts_cured_sine", "texts_cured_cosine"}
     wanted |= {f"{name}_cured_dynamic" for name in corpus_tables.DYNAMIC}
     assert {name: ran.get(name) for name in wanted} == dict.fromkeys(wanted, 1)
-    assert [one.n_compiles for one in result.functions if one.frame.line in cured] == [1]
+    assert [function.n_compiles for function in result.functions if function.frame.line in cured] == [1]
 
 
 def test_what_has_no_cure_is_said_to_be_ordinary(result: CompileResult) -> None:
@@ -112,13 +112,13 @@ def test_what_has_no_cure_is_said_to_be_ordinary(result: CompileResult) -> None:
     for name in corpus_tables.ORDINARY:
         rows = rows_of(name, result)
         assert rows, name
-        for one in rows:
-            assert "ordinary" in one.fix.text
-            assert (one.mark_dynamic, one.dynamic, one.bucketing) == ("no", "no", "no")
+        for row in rows:
+            assert "ordinary" in row.fix.text
+            assert (row.mark_dynamic, row.dynamic, row.bucketing) == ("no", "no", "no")
 
 
 def test_every_recompilation_has_its_cause(result: CompileResult) -> None:
-    rows = [(one.function.function, one.cause, one.source) for one in result.recompiles]
+    rows = [(recompile.function.function, recompile.cause, recompile.source) for recompile in result.recompiles]
     missed = [
         name
         for name, (causes, source) in corpus_tables.GUARDS.items()
@@ -131,7 +131,11 @@ def test_every_recompilation_has_its_cause(result: CompileResult) -> None:
     ]
     assert len(missed) <= (1 - SHARE) * len(corpus_tables.GUARDS), missed
     # each program changes one thing; what is made a parameter wants gradients, too
-    several = {one.function.function: [beside.cause for beside in one.also] for one in result.recompiles if one.also}
+    several = {
+        recompile.function.function: [beside.cause for beside in recompile.also]
+        for recompile in result.recompiles
+        if recompile.also
+    }
     assert several == {"subclasses": ["requires grad"]}
 
 
@@ -139,7 +143,7 @@ def test_the_books_balance(result: CompileResult) -> None:
     books = result.books
     assert books.n_read == books.n_used + books.n_skipped
     assert books.n_breaks == sum(one.count for one in result.breaks)
-    assert books.n_recompiles == sum(one.count for one in result.recompiles)
+    assert books.n_recompiles == sum(recompile.count for recompile in result.recompiles)
     damaged = [one.name for one in books.skipped if not one.name.startswith("not part of")]
     assert damaged == []
     assert books.n_damaged == 0

@@ -114,17 +114,17 @@ def test_graphs_of_several_processes_are_drawn_once_or_said_to_be_left_out() -> 
         process(1, same, same.replace("f32[4]", 'f32[4]cuda:1"'), long_graph(4, 4, 1)),
     ]
     whole = with_drawings(judge(logs), logs)
-    of = [one.processes for one in whole.drawings]
+    of = [drawing.processes for drawing in whole.drawings]
     assert of == [("rank 0", "rank 1"), ("rank 0", "rank 1"), ("rank 1",)]
     assert "graphs-left-out" not in {one.code for one in whole.notes}
     page = forms.page(whole)
     assert page.count("· rank 0, rank 1</summary>") == 2
     many = [process(rank, *(long_graph(n, n, 1) for n in range(2, 22))) for rank in range(4)]
     for rank, log in enumerate(many):  # none is equal
-        log.graphs = [(*one[:2], one[2].replace("relu", f"relu{rank}")) for one in log.graphs]
+        log.graphs = [(*graph[:2], graph[2].replace("relu", f"relu{rank}")) for graph in log.graphs]
     whole = with_drawings(judge(many), many)
     assert len(whole.drawings) == 48
-    assert {name for one in whole.drawings for name in one.processes} == {f"rank {rank}" for rank in range(4)}
+    assert {name for drawing in whole.drawings for name in drawing.processes} == {f"rank {rank}" for rank in range(4)}
     (note,) = [one for one in whole.notes if one.code == "graphs-left-out"]
     assert note.message.startswith("32 graphs of 80 not drawn")
 

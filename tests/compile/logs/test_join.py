@@ -105,7 +105,7 @@ def test_where_graphs_cannot_be_seen_the_cost_is_a_bound() -> None:
 def test_a_break_that_does_not_happen_there_has_none() -> None:
     result = join(judged(), trace().build(), "t.json")
     assert [one.trace is None for one in result.breaks] == [False, True]
-    assert "breaks-not-in-trace" in {one.code for one in result.notes}
+    assert "breaks-not-in-trace" in {note.code for note in result.notes}
 
 
 def test_recompilations_have_their_stall() -> None:

@@ -24,7 +24,7 @@ def test_eleven_records_of_two_kinds_are_two_rows() -> None:
     assert size.total_ms == 8 * 500
     assert (other.count, other.cause, other.source, other.limit) == (3, "object", "fn", False)
     assert other.function.function == "other"
-    assert [one.severity for one in result.findings if one.code == "CMP031"] == ["high", "medium"]
+    assert [finding.severity for finding in result.findings if finding.code == "CMP031"] == ["high", "medium"]
 
 
 def guarded(log: LogBuilder, compile_id: str, *leaves: str) -> LogBuilder:
@@ -197,13 +197,16 @@ def test_ids_that_a_reset_gives_again_are_other_compilations() -> None:
     result = judged(log)
     assert result.processes[0].n_compiles == 5
     assert result.compile_ms == 2500
-    assert {one.frame.function: one.n_compiles for one in result.functions} == {"step": 3, "other": 2}
-    assert {one.function.function: one.values for one in result.recompiles} == {"other": ("4", "5"), "step": ("7", "8")}
+    assert {function.frame.function: function.n_compiles for function in result.functions} == {"step": 3, "other": 2}
+    assert {recompile.function.function: recompile.values for recompile in result.recompiles} == {
+        "other": ("4", "5"),
+        "step": ("7", "8"),
+    }
 
 
 def test_functions_say_what_became_of_them() -> None:
     result = judged(sick())
-    told = {one.frame.function: (one.outcome, one.n_compiles) for one in result.functions}
+    told = {function.frame.function: (function.outcome, function.n_compiles) for function in result.functions}
     assert told == {"step": ("limit", 9), "other": ("captured", 4), "broken": ("failed", 1)}
     unfinished = judged(LogBuilder().start("0/0", "step", "me/train.py", 5))
     assert unfinished.functions[0].outcome == "unfinished"
@@ -218,14 +221,14 @@ def test_a_log_that_ends_in_a_compilation_is_not_healthy() -> None:
     log.record("dynamo_output_graph", {"sizes": {}}, "def forward(self): ...", "1/0")
     result = judged(log)
     assert not result.healthy
-    told = {one.frame.function: one.outcome for one in result.functions}
+    told = {function.frame.function: function.outcome for function in result.functions}
     assert told == {"whole": "captured", "cut": "unfinished"}
     assert "compiling 1 function does not end in the log" in result.verdict[0]
 
 
 def test_frames_of_the_compiler_are_not_taken_for_the_function() -> None:
     log = LogBuilder().start("0/0", "_convert_frame", "torch/_dynamo/convert_frame.py", 918)
-    assert not [one for one in judged(log).functions if one.frame.function == "_convert_frame"]
+    assert not [function for function in judged(log).functions if function.frame.function == "_convert_frame"]
     (row,) = judged(log.metrics("0/0", "f", "me/train.py", 5)).functions
     assert row.frame.function == "f"
 
@@ -254,8 +257,8 @@ def test_inductor_caches_guards_and_phases_are_told() -> None:
     assert result.inductor.generated[0].name == "cpp_pybinding"
     assert result.inductor.passes[0][0] == "pass.post_grad_passes.noop"
     assert result.guards.latency_us == 450
-    assert {"CMP032", "CMP033"} <= {one.code for one in result.findings}
-    shares = {one.name: one.share for one in result.phases}
+    assert {"CMP032", "CMP033"} <= {finding.code for finding in result.findings}
+    shares = {phase.name: phase.share for phase in result.phases}
     assert shares["Compiling kernels: C++, Triton"] == pytest.approx(0.983, abs=0.001)
     assert sum(shares.values()) == pytest.approx(1, abs=1e-5)
 

@@ -55,7 +55,7 @@ def test_what_is_too_long_is_left_out_and_counted(monkeypatch: pytest.MonkeyPatc
     log.compiled("0/0", "step", 5)
     found = read(log)
     assert found.skipped == {"payload longer than 32 MiB": 1}
-    assert [one.name for one in found.compilations] == ["step"]
+    assert [compilation.name for compilation in found.compilations] == ["step"]
 
 
 def test_damage_is_counted_by_what_it_hit() -> None:
@@ -106,7 +106,7 @@ def test_the_backends_own_time_is_not_dynamos() -> None:
     log = LogBuilder().mark("dynamo", "B", 0).mark("OutputGraph.call_user_compiler", "B", 10)
     log.mark("backend_compile", "B", 10).mark("backend_compile", "E", 70)
     log.mark("OutputGraph.call_user_compiler", "E", 10).mark("dynamo", "E", 20)
-    told = {one.name: one.self_ms for one in judge([read(log)]).phases}
+    told = {phase.name: phase.self_ms for phase in judge([read(log)]).phases}
     assert told == {"Dynamo: tracing Python": 0.03, "Backend, where it has no marks": 0.09}
 
 
@@ -190,7 +190,7 @@ def test_a_gzip_of_several_members_is_read_whole(tmp_path: Path) -> None:
     packed = b"".join(gzip.compress(part) + b"\0" * 7 for part in parts)
     (tmp_path / "x.log.gz").write_bytes(packed)
     ((found,), _) = read_logs([str(tmp_path / "x.log.gz")])
-    assert [one.name for one in found.compilations] == ["f0", "f1", "f2"]
+    assert [compilation.name for compilation in found.compilations] == ["f0", "f1", "f2"]
     assert found.end == ""
 
 
@@ -327,7 +327,7 @@ def test_the_installed_torchs_explain_is_read(tmp_path: Path) -> None:
 
     told = torch._dynamo.explain(step)(torch.ones(3))
     line = step.__code__.co_firstlineno + 2
-    kept = {"break_reasons": [{"reason": one.reason} for one in told.break_reasons]}
+    kept = {"break_reasons": [{"reason": reason.reason} for reason in told.break_reasons]}
     for log in (explained(tmp_path, str(told), "explain.txt"), explained(tmp_path, json.dumps(kept))):
         (one,) = judge([log]).breaks
         assert (one.id, one.type) == ("GB0025", "Call to `torch._dynamo.graph_break()`")

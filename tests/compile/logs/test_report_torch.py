@@ -74,7 +74,7 @@ def test_files_are_named_in_every_report_of_a_process() -> None:
     for _ in range(2):  # torch tells the name of a file once
         torch._dynamo.reset()
         report = tt.compile_report(eager(breaking), torch.ones(4))
-        assert {one.frame.file for one in report.functions} == {__file__}
+        assert {function.frame.file for function in report.functions} == {__file__}
 
 
 def test_several_calls_show_what_another_size_does() -> None:
@@ -104,7 +104,7 @@ def test_what_is_not_compiled_is_and_what_is_stays_as_it_was() -> None:
 
     compiled = eager(Net())
     report = tt.compile_report(step, torch.ones(3), as_is=True)
-    assert "step" not in {one.frame.function for one in report.functions}
+    assert "step" not in {function.frame.function for function in report.functions}
     assert report.processes[0].n_graphs == 1
     torch._dynamo.reset()
     report = tt.compile_report(lambda x: x.sin(), torch.ones(3))
@@ -118,7 +118,7 @@ def test_what_was_compiled_before_is_not_seen_and_the_report_says_so() -> None:
     report = tt.compile_report(compiled, torch.ones(4))
     assert report.verdict[0] == "Nothing was compiled."
     assert not report.healthy
-    assert [one.code for one in report.notes] == ["compiled-before"]
+    assert [note.code for note in report.notes] == ["compiled-before"]
     assert "torch._dynamo.reset()" in str(report)
 
 

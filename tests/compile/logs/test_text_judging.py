@@ -96,7 +96,7 @@ def test_a_text_beside_a_whole_log_is_told_apart() -> None:
 def test_a_text_tells_no_numbers_of_compilations() -> None:
     result = judge([text_log(*BROKEN, *AGAIN)])
     assert result.verdict[1].startswith("A text log records neither")
-    assert [(one.n_compiles, one.n_graphs) for one in result.processes] == [(None, None)]
+    assert [(process.n_compiles, process.n_graphs) for process in result.processes] == [(None, None)]
     shown = forms.terminal(result).plain
     assert "inlined" not in shown
     assert "0 ns" not in shown

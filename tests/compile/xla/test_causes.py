@@ -101,7 +101,7 @@ def test_the_users_line_is_neither_a_librarys_nor_ours(module: str) -> None:
 
 def test_kinds_of_operators_on_the_host() -> None:
     names = ("aten::_local_scalar_dense", "aten::nonzero", "aten::median.dim_values")
-    assert [kind_of(one) for one in names] == ["read", "shape", "not lowered"]
+    assert [kind_of(name) for name in names] == ["read", "shape", "not lowered"]
     assert all(fix.text and not fix.text.endswith(".") for fix in FIXES.values())
 
 
@@ -139,8 +139,8 @@ def test_counts_add_up_and_graphs_of_later_steps_are_told_apart() -> None:
         [saved("a"), saved("b"), saved("b")],
         train=True,
     )
-    assert [one.cause for one in found.graphs] == ["step", "aliasing"]
-    assert [(one.first_step, one.per_step) for one in found.graphs] == [(1, 0.0), (0, 1.0)]
+    assert [graph.cause for graph in found.graphs] == ["step", "aliasing"]
+    assert [(graph.first_step, graph.per_step) for graph in found.graphs] == [(1, 0.0), (0, 1.0)]
     assert [one.compiled for one in found.steps] == [1, 1, 0]
     assert all(one.executed == one.executed_told for one in found.steps)
     assert found.n_steady == 1

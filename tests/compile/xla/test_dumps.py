@@ -140,7 +140,7 @@ def test_debug_output_between_lines_of_the_program() -> None:
     assert compilation.cause == "torch_xla.sync in parallel loader at step end"
     assert compilation.hash == "c74c3b91"
     assert (compilation.n_inputs, compilation.n_outputs) == (35, 107)
-    assert [(one.function, one.file, one.line) for one in compilation.frames] == [
+    assert [(frame.function, frame.file, frame.line) for frame in compilation.frames] == [
         ("sync", "/x/torch_xla/core/xla_model.py", 1055),
         ("<module>", "/home/me/train (1).py", 73),
     ]

@@ -45,18 +45,18 @@ def test_the_terminal_shows_every_route_and_reason() -> None:
 def test_many_models_are_held_together() -> None:
     result = whole()
     assert "dynamo runs more HLO graphs per step than LazyTensor in 10, as many in 1" in (result.verdict[0])
-    told = {one.of: one for one in result.correlations}
+    told = {correlation.of: correlation for correlation in result.correlations}
     ratio = told["HLO graphs per steady step, openxla over LazyTensor"]
     assert (ratio.n, ratio.rho) == (12, 1.0)
     constant = told["HLO graphs per steady step, LazyTensor"]
     assert (constant.rho, constant.why_not) == (None, "all values of one side are equal")
-    (failed,) = [one for one in result.notes if one.code == "route-failed"]
+    (failed,) = [note for note in result.notes if note.code == "route-failed"]
     assert "crashed while counting" in failed.message
 
 
 def test_a_few_models_have_no_correlation() -> None:
     result = judge([model("a"), model("b")])
-    assert {one.why_not for one in result.correlations} == {"2 pairs, and it takes 10"}
+    assert {correlation.why_not for correlation in result.correlations} == {"2 pairs, and it takes 10"}
 
 
 def test_nothing_hostile_gets_out() -> None:

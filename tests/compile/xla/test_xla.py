@@ -137,7 +137,7 @@ def test_a_fresh_process_counts_what_a_fork_does() -> None:
 
 
 def _of(found: XlaModel, name: str) -> Route:
-    (one,) = [one for one in found.routes if one.name == name]
+    (one,) = [route for route in found.routes if route.name == name]
     assert one.steps
     return one
 
@@ -237,7 +237,7 @@ def test_other_answers_are_called_wrong() -> None:
 def test_a_loss_at_another_place_is_told() -> None:
     # torch_xla 2.9 returns the outputs of this graph at wrong places, without torchtriage too
     found = model("dropped", train=True)
-    failures = {one.name: one.failure for one in found.routes}
+    failures = {route.name: route.failure for route in found.routes}
     assert not failures["lazy"]
     assert "expected one number as loss, found a tensor of shape (4, 2)" in failures["openxla"]
     assert "dropout of probability 0" in failures["openxla"]
@@ -281,10 +281,12 @@ def test_a_script_and_its_dumps_tell_the_same(tmp_path: Path) -> None:
     program, code = run_script([str(script), "total"], xla_python(), "cpu", 120)
     assert code == 0
     assert program.n_compiled == program.n_compiled_told == len(program.graphs)
-    assert program.n_executed == sum(one.first_step for one in program.graphs)
-    reads = [one for one in program.graphs if one.cause == "read"]
-    assert {one.frame.line for one in reads if one.frame} == {5}
-    assert [(one.name, one.first_step) for one in program.fallbacks] == [("aten::_local_scalar_dense", 3)]
+    assert program.n_executed == sum(graph.first_step for graph in program.graphs)
+    reads = [graph for graph in program.graphs if graph.cause == "read"]
+    assert {read.frame.line for read in reads if read.frame} == {5}
+    assert [(fallback.name, fallback.first_step) for fallback in program.fallbacks] == [
+        ("aten::_local_scalar_dense", 3)
+    ]
 
 
 def test_an_hlo_dump_has_as_many_modules_as_were_compiled(tmp_path: Path) -> None:

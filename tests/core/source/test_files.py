@@ -106,7 +106,7 @@ class Net:
     while todo:
         code = todo.pop()
         codes[code.co_name] = code.co_firstlineno
-        todo += [one for one in code.co_consts if hasattr(one, "co_name")]
+        todo += [const for const in code.co_consts if hasattr(const, "co_name")]
     assert codes.items() <= found.items()
     assert source.starting("decorated", 3)
     assert not source.starting("decorated", 5)

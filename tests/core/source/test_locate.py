@@ -38,7 +38,7 @@ def outcomes() -> Counter[str]:
     """Compare what is found for every recorded call with the line ``sys.setprofile`` saw."""
     trace, locator = recorded(), Locator([DATA])
     truth = json.loads(gzip.decompress((DATA / "lines.json.gz").read_bytes()))
-    frames = [one for one in trace.frames.members.tolist() if parse_frame(trace.name_of(one))]
+    frames = [member for member in trace.frames.members.tolist() if parse_frame(trace.name_of(member))]
     frames = [one for one in frames if trace.name_of(one).startswith("calls.py(")]
     names = [frame.function for one in frames if (frame := parse_frame(trace.name_of(one)))]
     matcher = SequenceMatcher(None, names, [name for name, *_ in truth], autojunk=False)
@@ -74,8 +74,8 @@ def test_operators_end_at_their_line() -> None:
     text = (DATA / "calls.py").read_text().split("\n")
     first = text.index("def operators(x, y):") + 1
     frame = row(trace, f"calls.py({first}): operators")
-    calls = [one for one in calls_of(trace, frame, frame).calls if one.kind == "op"]
-    found = {one.name: locator.stack(trace, one.row)[0] for one in calls}
+    calls = [call for call in calls_of(trace, frame, frame).calls if call.kind == "op"]
+    found = {call.name: locator.stack(trace, call.row)[0] for call in calls}
     lines = {name: text[one.line - 1].strip() for name, one in found.items() if one.exact}
     assert lines["mul"] == "b = x * y"
     assert lines["sub"] == "c = a - b"

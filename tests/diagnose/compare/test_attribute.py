@@ -34,13 +34,13 @@ def between(before: Script, after: Script) -> ChangeAttribution:
 def add_up(found: ChangeAttribution) -> None:
     for field in ("before_ns", "after_ns", "delta_ns"):
         whole = getattr(found.total, field)
-        assert sum(getattr(one.change, field) for one in found.causes) == whole
-        assert sum(getattr(one, field) for one in found.classes.values()) == whole
+        assert sum(getattr(cause.change, field) for cause in found.causes) == whole
+        assert sum(getattr(class_, field) for class_ in found.classes.values()) == whole
 
 
 def told(found: ChangeAttribution) -> dict[str, float]:
     """Return the believed causes and their change in us."""
-    return {one.label: one.change.delta_ns / 1000 for one in found.causes if one.change.told}
+    return {cause.label: cause.change.delta_ns / 1000 for cause in found.causes if cause.change.told}
 
 
 # -- what must stay silent ---------------------------------------------------------------------
@@ -51,7 +51,7 @@ def test_a_run_against_itself_has_no_change_and_no_cause():
     assert found.total.delta_ns == 0
     assert not found.total.told
     assert told(found) == {}
-    assert all(one.change.delta_ns == 0 for one in found.causes)
+    assert all(cause.change.delta_ns == 0 for cause in found.causes)
 
 
 def test_a_busy_machine_is_no_change_of_the_program():
@@ -112,7 +112,7 @@ def test_a_fused_optimizer_is_one_cause_whatever_its_operators():
     found = between(BASE, replace(BASE, foreach=True))
     labels = told(found)
     assert set(labels) == {"kernels of SGD.step", "GPU idle while the host is in SGD.step"}
-    kernels = next(one for one in found.causes if one.time_class == "compute" and one.region)
+    kernels = next(cause for cause in found.causes if cause.time_class == "compute" and cause.region)
     assert (kernels.n_before, kernels.n_after) == (8, 1) or kernels.region == "backward"
 
 
@@ -157,7 +157,7 @@ def test_what_stands_in_no_ones_place_came():
 
     found = attribute(script(False), script(True))
     add_up(found)
-    kinds = {one.what: one.kind for one in found.causes if one.what}
+    kinds = {cause.what: cause.kind for cause in found.causes if cause.what}
     assert kinds == {("aten::linear",): "changed", ("aten::nonzero",): "came"}
 
 
@@ -175,22 +175,22 @@ def test_what_is_gone_for_good_is_told_however_much_it_varied():
     never = script((0,) * 7)
     found = attribute(script((300, 20, 1200, 30, 25, 40, 900)), never)
     add_up(found)
-    gone = next(one for one in found.causes if one.what == ("aten::nonzero",))
+    gone = next(cause for cause in found.causes if cause.what == ("aten::nonzero",))
     assert gone.change.low_ns is not None
     assert gone.change.low_ns < 0 < (gone.change.high_ns or 0)
     assert (gone.kind, gone.change.told) == ("went", True)
     # what happened in one step only may not happen in another recording of the same program
     once = attribute(script((0, 0, 0, 900, 0, 0, 0)), never)
-    assert not any(one.change.told for one in once.causes if one.what == ("aten::nonzero",))
+    assert not any(cause.change.told for cause in once.causes if cause.what == ("aten::nonzero",))
 
 
 def test_annotations_count_only_where_both_runs_have_them():
     marked = replace(BASE, mark="train")
     same = between(marked, marked)
-    assert {one.mark for one in same.causes} >= {"train"}
+    assert {cause.mark for cause in same.causes} >= {"train"}
     one_side = between(BASE, marked)
-    assert {one.mark for one in one_side.causes} == {""}
-    assert all(one.change.delta_ns == 0 for one in one_side.causes)
+    assert {cause.mark for cause in one_side.causes} == {""}
+    assert all(cause.change.delta_ns == 0 for cause in one_side.causes)
 
 
 def test_windows_have_no_noise_to_go_by_and_need_a_larger_change():
@@ -238,10 +238,12 @@ def test_swapped_runs_give_the_mirrored_comparison_exactly(after):
     forth, back = between(BASE, after), between(after, BASE)
     assert back.total == mirrored(forth.total)
     assert {name: mirrored(one) for name, one in forth.classes.items()} == back.classes
-    assert {names(one): mirrored(one.change) for one in forth.causes} == {names(one): one.change for one in back.causes}
+    assert {names(cause): mirrored(cause.change) for cause in forth.causes} == {
+        names(cause): cause.change for cause in back.causes
+    }
     swapped = {"went": "came", "came": "went"}
-    assert {names(one): swapped.get(one.kind, one.kind) for one in forth.causes} == {
-        names(one): one.kind for one in back.causes
+    assert {names(cause): swapped.get(cause.kind, cause.kind) for cause in forth.causes} == {
+        names(cause): cause.kind for cause in back.causes
     }
 
 
@@ -277,7 +279,9 @@ def test_any_two_accounts_add_up_and_mirror(one, other, n_before, n_after):
     add_up(forth)
     assert forth.total.before_ns == int(before.step_ns.sum()) // n_before
     assert back.total == mirrored(forth.total)
-    assert {names(one): mirrored(one.change) for one in forth.causes} == {names(one): one.change for one in back.causes}
+    assert {names(cause): mirrored(cause.change) for cause in forth.causes} == {
+        names(cause): cause.change for cause in back.causes
+    }
 
 
 def test_a_thousand_operators_are_summed_by_class_and_still_add_up():
@@ -286,4 +290,4 @@ def test_a_thousand_operators_are_summed_by_class_and_still_add_up():
     found = attribute(table(rows, 3), table(more, 4))
     add_up(found)
     assert len(found.causes) <= 201
-    assert any(one.what == ("small causes",) for one in found.causes)
+    assert any(cause.what == ("small causes",) for cause in found.causes)

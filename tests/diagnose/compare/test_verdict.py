@@ -38,7 +38,7 @@ def test_a_faster_run_says_by_how_much_why_and_whether_it_was_promised():
 def test_a_slower_run_says_so():
     result = compare(built(BASE), built(LOADER))
     assert result.verdict[0].startswith("Slower by ")
-    assert {"came"} == {one.status for one in result.findings if one.code == "DAT018"}
+    assert {"came"} == {finding.status for finding in result.findings if finding.code == "DAT018"}
     assert result.promise is None
 
 
@@ -46,13 +46,13 @@ def test_a_run_against_itself_says_that_nothing_can_be_told():
     result = compare(built(BASE), built(BASE))
     assert result.verdict[0].startswith("No significant change: ")
     assert result.verdict[1] == "No cause exceeds the noise."
-    assert {one.status for one in result.findings} <= {"stayed"}
+    assert {finding.status for finding in result.findings} <= {"stayed"}
 
 
 def test_a_slower_machine_is_named_as_such():
     result = compare(built(BASE), built(replace(BASE, slower=1.4)))
     assert result.verdict[0].startswith("No significant change: ")
-    note = next(one for one in result.limits if one.code == "machine-state")
+    note = next(limit for limit in result.limits if limit.code == "machine-state")
     assert "did the same work took 1." in note.message
 
 
@@ -70,7 +70,7 @@ def test_a_report_on_another_run_is_no_promise():
 
 def test_an_earlier_report_is_taken_at_its_word():
     before = built(LOADER)
-    loader = next(one for one in before.result.findings if one.code == "DAT018")
+    loader = next(finding for finding in before.result.findings if finding.code == "DAT018")
     assert loader.cost is not None
     bold = replace(loader, cost=replace(loader.cost, low_ms=3.5, high_ms=4.0))
     report = replace(before.result, findings=(bold,))
@@ -134,8 +134,8 @@ def evidence(recordings: Path):
 
 def adds_up(result: Comparison) -> None:
     assert result.total is not None
-    assert sum(one.change.delta_ns for one in result.causes) == result.total.delta_ns
-    assert sum(one.delta_ns for one in result.classes.values()) == result.total.delta_ns
+    assert sum(cause.change.delta_ns for cause in result.causes) == result.total.delta_ns
+    assert sum(class_.delta_ns for class_ in result.classes.values()) == result.total.delta_ns
     assert result.total.delta_ns == result.after.mean_ns - result.before.mean_ns
 
 
@@ -155,7 +155,7 @@ def test_resnet50_got_its_batches_from_workers_and_that_was_promised(evidence, a
     # the wait is gone almost whole, and is more than all of the change: workers cost CPU time
     assert first.change.after_ns < 0.02 * first.change.before_ns
     assert first.change.delta_ns < result.total.delta_ns
-    assert ("went", "DAT018") in {(one.status, one.code) for one in result.findings}
+    assert ("went", "DAT018") in {(finding.status, finding.code) for finding in result.findings}
     assert result.promise is not None
     assert result.promise.codes[0] == "DAT018"
     assert result.promise.holds_within_noise
@@ -167,14 +167,14 @@ def test_segment_anything_got_compiled_and_lost_its_fp32_products(evidence):
     adds_up(result)
     assert result.total is not None
     assert result.total.told
-    told = {one.label: one for one in result.causes if one.change.told}
+    told = {cause.label: cause for cause in result.causes if cause.change.told}
     linear = told["kernels of aten::linear"]
     assert linear is result.causes[0]
     assert linear.parts[0].name == "ampere_sgemm_128x64_tn"
     assert linear.parts[0].after_ns == 0
     assert told["kernels of Torch-Compiled Region"].kind == "came"
-    assert {"other-code", "no-noise"} <= {one.code for one in result.limits}
-    assert ("went", "KRN022") in {(one.status, one.code) for one in result.findings}
+    assert {"other-code", "no-noise"} <= {limit.code for limit in result.limits}
+    assert ("went", "KRN022") in {(finding.status, finding.code) for finding in result.findings}
 
 
 UNLIKE = [
@@ -234,4 +234,4 @@ def test_a_recording_against_itself_adds_up_to_nothing(evidence):
         adds_up(result)
         assert result.total is not None
         assert result.total.delta_ns == 0
-        assert not any(one.change.told or one.change.delta_ns for one in result.causes)
+        assert not any(cause.change.told or cause.change.delta_ns for cause in result.causes)

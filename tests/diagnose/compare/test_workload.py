@@ -224,9 +224,9 @@ def test_jobs_of_different_size_are_refused():
 
 def test_a_step_is_not_compared_with_a_window():
     window = BASE.builder()
-    window.events = [one for one in window.events if "ProfilerStep" not in one["name"]]
-    window.events = [one for one in window.events if "Optimizer" not in one["name"]]
-    window.events = [one for one in window.events if "DataLoader" not in one["name"]]
+    window.events = [event for event in window.events if "ProfilerStep" not in event["name"]]
+    window.events = [event for event in window.events if "Optimizer" not in event["name"]]
+    window.events = [event for event in window.events if "DataLoader" not in event["name"]]
     assert "steps" in codes(BASE.build(), window.build())
 
 
@@ -292,9 +292,9 @@ def test_a_run_with_rows_missing_is_not_compared_with_a_whole_one():
 
 def test_first_use_in_every_step_is_a_cold_start():
     cold = BASE.builder()
-    for one in list(cold.events):
-        if one["name"].startswith("ProfilerStep"):
-            start, dur = one["ts"] + 5, one["dur"] * 0.5
+    for event in list(cold.events):
+        if event["name"].startswith("ProfilerStep"):
+            start, dur = event["ts"] + 5, event["dur"] * 0.5
             cold.event("Lazy Function Loading", "overhead", start, dur)
     assert "cold-start" in codes(BASE.build(), cold.build())
 

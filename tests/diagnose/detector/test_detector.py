@@ -68,7 +68,7 @@ def test_the_bundled_sample_is_like_what_it_learned_from(detector: Detector) -> 
     judged = detector.predict(trace, windows(trace))
     assert judged.unusual.mean() < 0.2
     assert ((judged.probability >= 0) & (judged.probability <= 1)).all()
-    assert all(sum(one.values()) <= 1 + 1e-6 for one in judged.types)
+    assert all(sum(type_.values()) <= 1 + 1e-6 for type_ in judged.types)
 
 
 def test_each_domain_has_its_own_expert(detector: Detector) -> None:

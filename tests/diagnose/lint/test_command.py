@@ -61,7 +61,7 @@ def test_exit_codes(file: Path) -> None:
 def test_json_reads_back(file: Path) -> None:
     data = run("train.py", "--json").stdout_bytes
     result = forms.decode(data, "lint")
-    assert [one.code for one in result.findings] == ["OPT040", "SYN001"]
+    assert [finding.code for finding in result.findings] == ["OPT040", "SYN001"]
     assert forms.encode(result) == data
     assert json.loads(data)["schema"] == "torchtriage-lint/1"
 

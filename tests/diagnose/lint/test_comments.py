@@ -26,7 +26,7 @@ def look(**places: str) -> tuple[list[str], int, list[tuple[int, str]]]:
     result = lint_text(LOOP.format(**filled))
     assert result.odd == ()
     return (
-        [one.code for one in result.findings],
+        [finding.code for finding in result.findings],
         result.n_suppressed,
         [(one.line, one.message) for one in result.unused],
     )

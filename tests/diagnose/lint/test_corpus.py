@@ -13,7 +13,7 @@ SNIPPETS = list(snippets())
 def found(snippet: Snippet) -> set[tuple[int, str]]:
     result = lint_text(snippet.text, "snippet.py")
     assert result.odd == ()
-    return {(one.place.frame.line, one.code) for one in result.findings if one.place.frame is not None}
+    return {(finding.place.frame.line, finding.code) for finding in result.findings if finding.place.frame is not None}
 
 
 @pytest.mark.parametrize("snippet", SNIPPETS, ids=lambda one: one.name)
@@ -29,21 +29,21 @@ def test_remarks_are_made_where_planted(snippet: Snippet) -> None:
 
 
 def test_the_corpus_is_large_and_half_of_it_is_clean() -> None:
-    faulty = [one for one in SNIPPETS if one.wanted]
+    faulty = [snippet for snippet in SNIPPETS if snippet.wanted]
     assert len(SNIPPETS) >= 80
     assert len(SNIPPETS) - len(faulty) >= 35
-    assert sum(len(one.wanted) for one in SNIPPETS) >= 90
+    assert sum(len(snippet.wanted) for snippet in SNIPPETS) >= 90
 
 
 def test_recall_and_precision_over_the_corpus() -> None:
-    pairs = [(found(one), one.wanted) for one in SNIPPETS]
+    pairs = [(found(snippet), snippet.wanted) for snippet in SNIPPETS]
     hits = sum(len(got & wanted) for got, wanted in pairs)
     assert hits / sum(len(wanted) for _, wanted in pairs) >= 0.9
     assert hits / sum(len(got) for got, _ in pairs) >= 0.95
 
 
 def test_every_rule_has_a_planted_fault() -> None:
-    planted = {code for one in SNIPPETS for _, code in one.wanted}
+    planted = {code for snippet in SNIPPETS for _, code in snippet.wanted}
     remarks = {entry.rule.code for entry in catalogue() if entry.rule.severity == "note"}
     assert {entry.rule.code for entry in catalogue()} - remarks == planted
 
@@ -61,8 +61,8 @@ for batch in train_loader:
 """
     quiet, loud = lint_text(text), lint_text(text, notes=True)
     assert (len(quiet.findings), quiet.n_notes) == (0, 2)
-    assert [one.code for one in loud.findings] == ["LCH016", "KRN022"]
-    assert {one.severity for one in loud.findings} == {"note"}
+    assert [finding.code for finding in loud.findings] == ["LCH016", "KRN022"]
+    assert {finding.severity for finding in loud.findings} == {"note"}
 
 
 @pytest.mark.parametrize("snippet", SNIPPETS, ids=lambda one: one.name)
@@ -70,6 +70,6 @@ def test_line_ends_tabs_and_indentation_change_nothing(snippet: Snippet) -> None
     crlf = lint_text(snippet.text.replace("\n", "\r\n"))
     tabs = lint_text(snippet.text.replace("    ", "\t"))
     for other in (crlf, tabs):
-        assert {(one.place.frame.line, one.code) for one in other.findings if one.place.frame is not None} == set(
-            snippet.wanted
-        )
+        assert {
+            (finding.place.frame.line, finding.code) for finding in other.findings if finding.place.frame is not None
+        } == set(snippet.wanted)

@@ -30,7 +30,7 @@ def test_rules_with_edits_are_marked_on_the_page() -> None:
 
 def test_fixed_examples_are_silent() -> None:
     result = lint(sorted(map(str, (ROOT / "examples").glob("*_fixed.py"))))
-    assert [(one.code, one.place.frame) for one in result.findings] == []
+    assert [(finding.code, finding.place.frame) for finding in result.findings] == []
     assert result.odd == ()
 
 

@@ -39,7 +39,7 @@ def traced(*frames: Frame | None, code: str = "SYN001", checked: tuple[str, ...]
 
 
 def test_source_alone_is_a_hint() -> None:
-    assert {(one.certainty, one.cost) for one in linted().findings} == {("hint", None)}
+    assert {(finding.certainty, finding.cost) for finding in linted().findings} == {("hint", None)}
 
 
 def test_the_exact_line_makes_one_of_two_certain() -> None:
@@ -53,8 +53,8 @@ def test_the_exact_line_makes_one_of_two_certain() -> None:
 
 def test_the_function_makes_both_certain_and_they_share_the_cost() -> None:
     result = join(linted(), traced(Frame("train.py", 2, "train")))
-    assert [one.certainty for one in result.findings] == ["certain", "certain"]
-    assert [one.evidence["cost_shared_by"] for one in result.findings] == [2, 2]
+    assert [finding.certainty for finding in result.findings] == ["certain", "certain"]
+    assert [finding.evidence["cost_shared_by"] for finding in result.findings] == [2, 2]
     assert result.trace_only == ()
 
 
@@ -69,19 +69,19 @@ def test_the_function_makes_both_certain_and_they_share_the_cost() -> None:
 )
 def test_another_place_is_no_agreement(frame: Frame) -> None:
     result = join(linted(), traced(frame))
-    assert {one.certainty for one in result.findings} == {"hint"}
+    assert {finding.certainty for finding in result.findings} == {"hint"}
     assert [one.code for one in result.trace_only] == ["SYN001"]
 
 
 def test_a_trace_without_places_makes_it_likely() -> None:
     result = join(linted(), traced(None))
-    assert {(one.certainty, one.evidence["trace"]) for one in result.findings} == {("likely", UNPLACED)}
-    assert {one.cost for one in result.findings} == {None}
+    assert {(finding.certainty, finding.evidence["trace"]) for finding in result.findings} == {("likely", UNPLACED)}
+    assert {finding.cost for finding in result.findings} == {None}
 
 
 def test_free_and_unchecked_are_told_apart() -> None:
     said = [
-        {one.evidence["trace"] for one in join(linted(), traced(checked=checked)).findings}
+        {finding.evidence["trace"] for finding in join(linted(), traced(checked=checked)).findings}
         for checked in (("SYN001",), ())
     ]
     assert said == [{FREE}, {UNCHECKED}]

@@ -80,7 +80,7 @@ def experts(
     builders = ranks_of(n)
 
     def arrive(step: int, begin: float) -> list[float]:
-        at = meet(builders, [kernel(one, begin, 1500, "attention") + 10 for one in builders], "all_to_all")
+        at = meet(builders, [kernel(builder, begin, 1500, "attention") + 10 for builder in builders], "all_to_all")
         load = [tokens(step, rank) for rank in range(n)]
         at = [
             kernel(one, kernel(one, when, load[rank] * us, kernel_name), load[rank] * activation_us, "gelu") + 5
@@ -94,7 +94,7 @@ def experts(
 def found(builders: list[TraceBuilder]) -> dict[str, Finding]:
     ranks = records(builders)
     (job,) = detect_jobs(ranks)
-    return {one.code: one for one in judge(ranks, job, min_share=0.01).findings}
+    return {finding.code: finding for finding in judge(ranks, job, min_share=0.01).findings}
 
 
 # -- experts -------------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ def test_a_rank_recorded_twice_is_left_out_whole() -> None:
 
 def test_a_job_of_which_every_rank_is_there_twice_is_none() -> None:
     ranks = records(job())
-    assert detect_jobs([*ranks, *(replace(one, path=f"{one.path}.copy") for one in ranks)]) == []
+    assert detect_jobs([*ranks, *(replace(rank, path=f"{rank.path}.copy") for rank in ranks)]) == []
 
 
 def test_a_rank_without_a_whole_step_does_not_end_the_job() -> None:

@@ -68,7 +68,9 @@ def test_reduced_ranks_save_what_whole_ones_save(fixed):
 def test_fixing_the_last_rank_saves_up_to_the_second_to_last():
     builders = device_bound((3000.0, 4000.0, 5000.0))
     _, matches, steps = matched(builders)
-    joint = JointSavings([shrunk(one, "backward", 0.5)[0] for one in builders], matches, steps, n_point_to_point=0)
+    joint = JointSavings(
+        [shrunk(builder, "backward", 0.5)[0] for builder in builders], matches, steps, n_point_to_point=0
+    )
     (last,) = joint.savings_ns({2: [(0, (1.0,))]}, 1)
     assert last == pytest.approx(1_000_000, abs=20_000)
     (first,) = joint.savings_ns({0: [(0, (1.0,))]}, 1)
@@ -81,7 +83,9 @@ def test_fixing_the_last_rank_saves_up_to_the_second_to_last():
 def test_half_a_fix_comes_half_as_much_earlier():
     builders = device_bound((1000.0, 5000.0))
     _, matches, steps = matched(builders)
-    joint = JointSavings([shrunk(one, "backward", 0.5)[0] for one in builders], matches, steps, n_point_to_point=0)
+    joint = JointSavings(
+        [shrunk(builder, "backward", 0.5)[0] for builder in builders], matches, steps, n_point_to_point=0
+    )
     none, half, whole = joint.savings_ns({1: [(0, (0.0, 0.5, 1.0))]}, 3)
     assert none == pytest.approx(0, abs=10)
     assert half == pytest.approx(1_250_000, abs=20_000)
@@ -91,7 +95,9 @@ def test_half_a_fix_comes_half_as_much_earlier():
 def test_nobody_waits_for_a_late_rank():
     builders = device_bound((3000.0, 4000.0, 5000.0))
     _, matches, steps = matched(builders)
-    joint = JointSavings([shrunk(one, "backward", 0.5)[0] for one in builders], matches, steps, n_point_to_point=0)
+    joint = JointSavings(
+        [shrunk(builder, "backward", 0.5)[0] for builder in builders], matches, steps, n_point_to_point=0
+    )
     assert joint.without_waiting_for(2)[1:] == pytest.approx(1_000_000, abs=20_000)
     assert joint.without_waiting_for(0) == pytest.approx(0, abs=1_000)
 
@@ -99,7 +105,7 @@ def test_nobody_waits_for_a_late_rank():
 def test_waiting_that_does_not_come_back_is_not_replayed():
     builders = device_bound((1000.0, 5000.0))
     _, matches, steps = matched(builders)
-    ranks = [shrunk(one, "backward", 0.5)[0] for one in builders]
+    ranks = [shrunk(builder, "backward", 0.5)[0] for builder in builders]
     # the first rank waits 4 ms a step for the second, 2 ms in the mean
     assert not JointSavings(ranks, matches, steps, n_point_to_point=0, wait_ns=2e6).reason
     # twice as much as there is to get back: it waited elsewhere
@@ -128,7 +134,7 @@ def test_without_skeletons_the_bound_stays():
     builders = job(late={2: 4000.0}, how="python")
     ranks = records(builders)
     (found,) = detect_jobs(ranks)
-    straggler = next(one for one in judge(ranks, found, min_share=0.01).findings if one.code == "COM036")
+    straggler = next(finding for finding in judge(ranks, found, min_share=0.01).findings if finding.code == "COM036")
     assert straggler.cost is not None
     assert straggler.cost.method.startswith("time for which every other rank waits")
 
@@ -136,7 +142,7 @@ def test_without_skeletons_the_bound_stays():
 def test_ranks_that_send_to_each_other_are_not_replayed():
     builders = device_bound((3000.0, 4000.0))
     _, matches, steps = matched(builders)
-    ranks = [shrunk(one, "backward", 0.5)[0] for one in builders]
+    ranks = [shrunk(builder, "backward", 0.5)[0] for builder in builders]
     assert "send" in JointSavings(ranks, matches, steps, n_point_to_point=2).reason
     assert "host" in JointSavings([*ranks[:1], None], matches, steps, n_point_to_point=0).reason
 
@@ -146,7 +152,7 @@ def test_a_thousand_ranks_take_seconds():
     n_ranks = 1000
     builders = device_bound((3000.0, 5000.0))
     ranks, matches, steps = matched(builders)
-    fast, slow = (shrunk(one, "backward", 0.5)[0] for one in builders)
+    fast, slow = (shrunk(builder, "backward", 0.5)[0] for builder in builders)
     group = matches.groups[0]
     n = len(group)
     many = replace(

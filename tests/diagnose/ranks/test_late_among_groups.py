@@ -115,7 +115,7 @@ def test_a_stage_that_would_wait_anyway_saves_only_what_is_beyond_its_bubble() -
 def late_rank(builders: list[TraceBuilder]) -> Finding | None:
     some = records(builders)
     (found,) = detect_jobs(some)
-    findings = [one for one in judge(some, found, min_share=0.01).findings if one.code == "COM036"]
+    findings = [finding for finding in judge(some, found, min_share=0.01).findings if finding.code == "COM036"]
     return findings[0] if findings else None
 
 

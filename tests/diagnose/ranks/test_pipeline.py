@@ -39,7 +39,7 @@ def found(ranks: Sequence[RankRecord]):  # type: ignore[no-untyped-def]
 
 
 def codes(result: JobResult) -> dict[str, Finding]:
-    return {one.code: one for one in result.findings if one.code in ("COM036", "COM062", "COM063")}
+    return {finding.code: finding for finding in result.findings if finding.code in ("COM036", "COM062", "COM063")}
 
 
 @pytest.mark.parametrize("device", [False, True])
@@ -172,7 +172,7 @@ def test_waiting_for_stages_is_no_stragglers() -> None:
         marks = [event for event in builder.events if event["name"].startswith("Optimizer")]
         passes = [event for event in builder.events if event["name"] == "gemm"]
         for mark in marks:
-            last = max(one["ts"] + one["dur"] for one in passes if one["ts"] < mark["ts"])
+            last = max(pass_["ts"] + pass_["dur"] for pass_ in passes if pass_["ts"] < mark["ts"])
             all_reduce(builder, last + 5, mark["ts"] + 5, 2)
     said = codes(judged(builders))
     assert "COM036" not in said
@@ -309,7 +309,7 @@ def test_only_and_skip_hold_for_pipelines(tmp_path: Path) -> None:
 
     def said(**options: list[str]) -> set[str]:
         (job,) = tt.analyze_ranks(paths, **options).jobs
-        return {one.code for one in job.findings} | set(job.checked)
+        return {finding.code for finding in job.findings} | set(job.checked)
 
     assert "COM062" in said()
     assert not {"COM062", "COM063"} & said(only=["COM036"])

@@ -32,7 +32,7 @@ def test_a_real_schedule_is_named_and_its_waiting_is_no_stragglers(
     # activations and gradients between all stages, in every step
     assert pipe.n_matched == 2 * 4 * (n_stages - 1) * len(pipe.steps)
     assert not pipe.n_unmatched
-    assert "COM036" not in {one.code for one in job.findings}
+    assert "COM036" not in {finding.code for finding in job.findings}
     # what each stage took, by its own clock; on a busy machine passes hold more than the sleep
     for rank in pipe.ranks:
         slept = json.loads((folder / f"slept{rank.rank}.json").read_text())

@@ -69,7 +69,7 @@ def run(folder: Path, *words: str, **more: str) -> subprocess.CompletedProcess[s
 
 def events(compiled: dict[str, Any]) -> list[tuple[str, str, int]]:
     rows = compiled["events"]
-    return [(one["kind"], one["what"], (one["frame"] or {}).get("line")) for one in rows]
+    return [(row["kind"], row["what"], (row["frame"] or {}).get("line")) for row in rows]
 
 
 @pytest.mark.torch
@@ -79,7 +79,7 @@ def test_breaks_and_recompilations_are_named_beside_the_trace(tmp_path: Path) ->
     (result,) = json.loads((tmp_path / "r.json").read_text())["results"]
     compiled = result["recorded"]["compiled"]
     assert events(compiled)[0] == ("graph break", "GB0170 Data-dependent branching", LINE)
-    assert ("recompilation", "size 0 of x") in [one[:2] for one in events(compiled)]
+    assert ("recompilation", "size 0 of x") in [event[:2] for event in events(compiled)]
     first = compiled["events"][0]
     assert 0 < first["host_ms"] < first["of_ms"]
     assert compiled["n_compiles"] == 4
@@ -102,7 +102,7 @@ def test_every_rank_has_a_log_and_the_job_names_its_breaks(tmp_path: Path) -> No
     run(tmp_path, "--compile-log", "--json", "-o", "r.json", *launcher, "train.py")
     report = json.loads((tmp_path / "r.json").read_text())
     logs, _ = read_logs([str(tmp_path / "out")])
-    assert [one.named_rank for one in logs] == [0, 1]
+    assert [log.named_rank for log in logs] == [0, 1]
     assert [one["recorded"]["compiled"]["n_compiles"] for one in report["results"]] == [4, 4]
     (job,) = report["jobs"]
     (finding,) = [one for one in job["findings"] if one["code"] == "CMP030"]

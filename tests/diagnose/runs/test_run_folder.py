@@ -115,7 +115,7 @@ def test_a_job_is_scaled_to_the_step_that_is_shown(tmp_path: Path, monkeypatch: 
         return analyze_files(paths, options)
 
     monkeypatch.setattr(analyze, "analyze_files", watched)
-    shown = [one.recorded.step_ms for one in traces.analyze_run(tmp_path).results]
+    shown = [result.recorded.step_ms for result in traces.analyze_run(tmp_path).results]
     assert asked == [pytest.approx(sum(shown) / 2)]
 
 

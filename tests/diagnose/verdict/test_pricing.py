@@ -209,7 +209,7 @@ def test_savings_are_shares_of_the_unprofiled_step() -> None:
     result = tt.analyze(b.build(), step_ms=0.8)
     assert result.replay is not None
     assert result.replay.unprofiled_step_ms == 0.8
-    (found,) = [one for one in result.findings if one.code == "LCH014"]
+    (found,) = [finding for finding in result.findings if finding.code == "LCH014"]
     assert found.cost is not None
     assert found.cost.of_ms == pytest.approx(0.8, rel=0.02)
 
@@ -217,12 +217,12 @@ def test_savings_are_shares_of_the_unprofiled_step() -> None:
 def test_together_counts_what_overlaps_once() -> None:
     trace = programs.uploads_pageable(steps=6)
     result = tt.analyze(trace)
-    timed = [one.cost for one in result.findings if one.cost and one.cost.together_ms is not None]
+    timed = [finding.cost for finding in result.findings if finding.cost and finding.cost.together_ms is not None]
     grown = [cost.together_ms for cost in timed]
     assert grown == sorted(grown)
     assert all(one <= cost.of_ms for one, cost in zip(grown, timed, strict=True))
     if result.joint_cost is not None:
-        highs = sum(one.cost.high_ms for one in result.findings if one.cost)
+        highs = sum(finding.cost.high_ms for finding in result.findings if finding.cost)
         assert result.joint_cost.high_ms <= highs + 1e-6
 
 

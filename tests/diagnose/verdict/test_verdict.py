@@ -28,10 +28,10 @@ def entry(code: str, *claims: Claim | Exception, **more: Any) -> PatternEntry:
     """Return a catalogue entry whose pattern yields these claims, or raises."""
 
     def find(_trace: Trace) -> Iterator[Claim]:
-        for one in claims:
-            if isinstance(one, Exception):
-                raise one
-            yield one
+        for claim in claims:
+            if isinstance(claim, Exception):
+                raise claim
+            yield claim
 
     options = {"family": "test", "title": f"Title of {code}", "order": 100, "needs": frozenset()}
     pattern = Pattern(code=code, name=code.lower(), **{**options, **more})
@@ -174,7 +174,7 @@ def test_a_refused_trace_is_not_judged(install: Install) -> None:
 def test_a_crash_is_reported_by_code_and_the_others_still_run(install: Install) -> None:
     install(entry("TST001", claim((1000, 2000)), RuntimeError("half way")), entry("TST002", claim((1000, 2000))))
     result = diagnose(steps().build())
-    assert [(one.code, one.error) for one in result.crashes] == [("TST001", "RuntimeError: half way")]
+    assert [(crash.code, crash.error) for crash in result.crashes] == [("TST001", "RuntimeError: half way")]
     assert codes(result) == ["TST002"]
     assert result.checked == ("TST002",)
     assert result.verdict[2] == "1 pattern checked, 1 failed."
@@ -199,7 +199,7 @@ def test_a_claim_that_makes_no_sense_is_a_crash_of_its_pattern(install: Install,
         entry("TST002", claim((2000, 3000))),
     )
     result = diagnose(steps().build())
-    assert [one.code for one in result.crashes] == ["TST001"]
+    assert [crash.code for crash in result.crashes] == ["TST001"]
     assert codes(result) == ["TST002"]
 
 
@@ -369,7 +369,7 @@ def test_joint_cost_counts_each_millisecond_once(install: Install) -> None:
     result = diagnose(steps().build())
     assert result.joint_cost is not None
     assert result.joint_cost.high_ms == pytest.approx(0.3)
-    assert sum(one.cost.high_ms for one in result.findings if one.cost) == pytest.approx(0.3)
+    assert sum(finding.cost.high_ms for finding in result.findings if finding.cost) == pytest.approx(0.3)
 
 
 def test_joint_cost_is_none_without_lost_time(install: Install) -> None:
@@ -430,8 +430,8 @@ def test_the_place_is_where_the_anchor_was_launched(install: Install) -> None:
     assert place.steps == (1, 2, 3)
     assert place.ops == ("aten::mm", "cudaLaunchKernel")
     assert place.intervals_ns == ((1000 * US, 2000 * US),)
-    assert {one.name for one in place.examples} == {"gemm"}
-    assert [one.event for one in place.examples] == kernels[1:].tolist()
+    assert {example.name for example in place.examples} == {"gemm"}
+    assert [example.event for example in place.examples] == kernels[1:].tolist()
     assert finding.n_events == 3
 
 
@@ -442,10 +442,10 @@ def test_examples_are_the_longest_rows_unless_the_claim_picks_them(install: Inst
     kernels = np.flatnonzero(trace.works)
     install(entry("TST001", claim((1000, 2000), rows=kernels[1:])))
     (finding,) = diagnose(trace).findings
-    assert [one.name for one in finding.place.examples] == ["longer", "gemm", "gemm"]
+    assert [example.name for example in finding.place.examples] == ["longer", "gemm", "gemm"]
     install(entry("TST001", claim((1000, 2000), rows=kernels, examples=(int(kernels[2]),))))
     (finding,) = diagnose(trace).findings
-    assert [one.event for one in finding.place.examples] == [kernels[2]]
+    assert [example.event for example in finding.place.examples] == [kernels[2]]
 
 
 def test_no_text_holds_a_memory_address(install: Install) -> None:
@@ -454,7 +454,7 @@ def test_no_text_holds_a_memory_address(install: Install) -> None:
     rows = np.array([trace.names[code] == name for code in trace.name]).nonzero()[0]
     install(entry("TST001", claim((10, 60), rows=rows)))
     (finding,) = diagnose(trace).findings
-    assert [one.name for one in finding.place.examples] == ["decode of ImagingDecoder"]
+    assert [example.name for example in finding.place.examples] == ["decode of ImagingDecoder"]
     assert "0x" not in str(finding)
 
 

@@ -44,7 +44,7 @@ def recordings(n: int = 8, *, each: float = 0.01) -> list[Run]:
 
 
 def of(checks: list[Check], metric: str) -> Check:
-    return next(one for one in checks if one.metric.startswith(metric))
+    return next(check for check in checks if check.metric.startswith(metric))
 
 
 def test_the_same_program_is_within() -> None:
@@ -117,7 +117,7 @@ def test_unlike_machines_are_not_compared() -> None:
 
 
 def test_another_torch_is_said() -> None:
-    before = [replace(one, environment=(("torch", "2.12"),)) for one in recordings()]
+    before = [replace(recording, environment=(("torch", "2.12"),)) for recording in recordings()]
     now = run_of(9.0, environment=(("torch", "2.13"),))
     found = of(compare(now, before, "main", n_tests=1), "step time")
     assert "more than the code differs: torch 2.12 / 2.13" in found.lines

@@ -62,7 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for item in plan(12, 0):
         data = trace_codec.pack(synthetic(300))
         begins = [1e6 + step * STEP_US + STEP_US / 4 for step in range(N_STEPS)]
-        spans = [[int(one * 1e3), int((one + STEP_US / 4) * 1e3)] for one in begins]
+        spans = [[int(begin * 1e3), int((begin + STEP_US / 4) * 1e3)] for begin in begins]
         about = asdict(item) | {
             "split": item.split,
             "fault_lines": [40],
@@ -93,13 +93,13 @@ def test_one_who_knows_everything_scores_one_and_shuffled_labels_a_half(folder: 
     knows = Predictions(
         "knows",
         {
-            one.id: Prediction(
-                tuple(one.faulty.astype(float)),
-                {one.code: 1.0} if one.code else {},
-                (40,) if one.code else (),
-                (3.5, 4.5) if one.code else None,
+            item.id: Prediction(
+                tuple(item.faulty.astype(float)),
+                {item.code: 1.0} if item.code else {},
+                (40,) if item.code else (),
+                (3.5, 4.5) if item.code else None,
             )
-            for one in items
+            for item in items
         },
     )
     best = score(items, knows)[0]
@@ -117,7 +117,7 @@ def test_one_who_knows_everything_scores_one_and_shuffled_labels_a_half(folder: 
     )
     assert [getattr(best, name).value for name in names] == [1.0] * len(names)
     rng = np.random.default_rng(0)
-    truth = np.concatenate([one.faulty for one in items])
+    truth = np.concatenate([item.faulty for item in items])
     areas = [area_under_roc(rng.permutation(truth), truth.astype(float)) for _ in range(50)]
     assert abs(np.mean(areas) - 0.5) < 0.03
 
@@ -141,7 +141,7 @@ def test_groups_are_told_apart_where_there_are_several(folder: Path) -> None:
     items = list(dataset_items(folder))
     silent = Predictions("silent", {})
     names = [one.group for one in score(items, silent)]
-    assert not [one for one in names if one.startswith(("part", "device", "torch", "look"))]
+    assert not [name for name in names if name.startswith(("part", "device", "torch", "look"))]
     changed = [
         DatasetItem(
             one.about
@@ -161,7 +161,7 @@ def test_groups_are_told_apart_where_there_are_several(folder: Path) -> None:
     assert rows["part eager"].n_items == rows["device cuda"].n_items == 6
     assert rows["torch 2.9"].n_items == 8
     assert rows["severity light"].n_items == rows["severity heavy"].n_items == 1
-    assert rows["severity middle"].n_items == sum(bool(one.code) for one in items) - 2
+    assert rows["severity middle"].n_items == sum(bool(item.code) for item in items) - 2
     like = rows["look-alikes"]
     assert (like.n_items, like.quiet.n, like.type_accuracy.n) == (2, 2, 0)
 

@@ -288,7 +288,7 @@ def pieces(trace: Trace, *, redact: bool) -> list[Evidence]:
 
 
 def test_no_private_name_is_in_evidence() -> None:
-    text = "\n".join(one.text for one in pieces(secretive(), redact=True)).lower()
+    text = "\n".join(piece.text for piece in pieces(secretive(), redact=True)).lower()
     assert "secret" not in text
     assert "/home" not in text
     for kept in ("op#", "annotation#", "kernel#", "function#", "module#", "builtin#"):
@@ -297,7 +297,7 @@ def test_no_private_name_is_in_evidence() -> None:
 
 
 def test_with_no_redaction_they_are() -> None:
-    text = "\n".join(one.text for one in pieces(secretive(), redact=False))
+    text = "\n".join(piece.text for piece in pieces(secretive(), redact=False))
     for kind in ("op", "annotation", "optimizer", "frame", "module", "function"):
         assert SECRET[kind].strip("<>") in text
 

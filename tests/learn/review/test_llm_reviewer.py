@@ -102,8 +102,8 @@ def test_many_windows_keep_their_order() -> None:
 
     with serving(*[named] * 9) as endpoint:
         outcomes = ask(endpoint, 9, limits=Limits(60, 60, 60, at_once=4))
-    assert [one.review and one.review.code for one in outcomes] == [CODES[at % 2] for at in range(9)]
-    assert [one.evidence.window_ns[0] for one in outcomes] == list(range(9))
+    assert [outcome.review and outcome.review.code for outcome in outcomes] == [CODES[at % 2] for at in range(9)]
+    assert [outcome.evidence.window_ns[0] for outcome in outcomes] == list(range(9))
 
 
 @pytest.mark.parametrize(
@@ -303,11 +303,11 @@ def test_an_endpoint_that_is_not_there() -> None:
 def test_what_no_window_can_get_is_asked_once(step: Step) -> None:
     with serving(step) as endpoint:
         outcomes = ask(endpoint, 5)
-    assert [one.review for one in outcomes] == [None] * 5
-    assert len({one.reason for one in outcomes}) == 1
+    assert [outcome.review for outcome in outcomes] == [None] * 5
+    assert len({outcome.reason for outcome in outcomes}) == 1
     assert outcomes[0].reason.startswith("HTTP ")
     assert len(endpoint.requests) == 1
-    assert [one.attempts for one in outcomes] == [1, 0, 0, 0, 0]
+    assert [outcome.attempts for outcome in outcomes] == [1, 0, 0, 0, 0]
     assert KEY not in repr(outcomes)
 
 
@@ -324,7 +324,7 @@ def test_what_an_endpoint_does_not_know_is_left_out(option: str) -> None:
     step = server.refuses_option(option)
     with serving(step, step, step) as endpoint:
         outcomes = ask(endpoint, 2)
-    assert [one.review is not None for one in outcomes] == [True, True]
+    assert [outcome.review is not None for outcome in outcomes] == [True, True]
     assert [option in asked for _, _, asked in endpoint.requests] == [True, False, False]
     last = endpoint.requests[-1][2]
     assert ("max_tokens" in last) == (option == "max_completion_tokens")
@@ -347,7 +347,7 @@ def test_an_endpoint_that_refuses_everything() -> None:
 def test_an_endpoint_that_does_not_stream() -> None:
     with serving(server.unstreamed) as endpoint:
         outcomes = ask(endpoint, 2)
-    assert [one.review is not None for one in outcomes] == [True, True]
+    assert [outcome.review is not None for outcome in outcomes] == [True, True]
     assert ["stream" in asked for _, _, asked in endpoint.requests] == [True, False, False]
 
 
@@ -363,8 +363,8 @@ def test_the_cost_cap_holds() -> None:
     with serving() as endpoint:
         llm = Llm(Endpoint("tiny", endpoint.url), limits=LONG, prices=Prices(1.0, 2.0, most))
         outcomes = llm.review_all(windows(6), silent)
-    assert [one.review is not None for one in outcomes] == [True] * 3 + [False] * 3
-    assert all(one.reason.startswith("the cost cap of ") for one in outcomes[3:])
+    assert [outcome.review is not None for outcome in outcomes] == [True] * 3 + [False] * 3
+    assert all(outcome.reason.startswith("the cost cap of ") for outcome in outcomes[3:])
     assert len(endpoint.requests) == 3
     assert llm.spent == pytest.approx(3 * real)
     assert llm.spent <= most
@@ -375,11 +375,11 @@ def test_what_the_endpoint_does_not_count_is_counted_and_what_broke_off_costs_th
     with serving(says(answer(), usage=None), server.drops) as endpoint:
         llm = Llm(Endpoint("tiny", endpoint.url), limits=Limits(60, 60, 60, attempts=1, at_once=1), prices=prices)
         outcomes = llm.review_all(windows(2), silent)
-    asked = [llm._prompt_tokens(prompt.messages(one)) for one in windows(2)]
+    asked = [llm._prompt_tokens(prompt.messages(window)) for window in windows(2)]
     received = count_tokens(answer())
     assert llm.spent == pytest.approx(prices.of(sum(asked), received + LONG.max_reply_tokens))
-    assert [one.review is not None for one in outcomes] == [True, False]
-    assert [one.reply_tokens for one in outcomes] == [received, count_tokens('{"code": ')]
+    assert [outcome.review is not None for outcome in outcomes] == [True, False]
+    assert [outcome.reply_tokens for outcome in outcomes] == [received, count_tokens('{"code": ')]
 
 
 def test_windows_wait_for_money_that_others_may_leave() -> None:
@@ -391,7 +391,7 @@ def test_windows_wait_for_money_that_others_may_leave() -> None:
     with serving() as endpoint:
         llm = Llm(Endpoint("tiny", endpoint.url), limits=replace(LONG, at_once=4), prices=Prices(1.0, 2.0, most))
         outcomes = llm.review_all(windows(4), silent)
-    assert all(one.review is not None for one in outcomes), [one.reason for one in outcomes]
+    assert all(outcome.review is not None for outcome in outcomes), [outcome.reason for outcome in outcomes]
     assert llm.spent == pytest.approx(4 * real)
 
 
@@ -440,8 +440,8 @@ def test_ctrl_c_keeps_what_is_done() -> None:
 
     with serving() as endpoint:
         outcomes = ask(endpoint, 5, told=told)
-    assert [one.review is not None for one in outcomes[:2]] == [True, True]
-    assert [one.reason for one in outcomes[3:]] == [INTERRUPTED] * 2
+    assert [outcome.review is not None for outcome in outcomes[:2]] == [True, True]
+    assert [outcome.reason for outcome in outcomes[3:]] == [INTERRUPTED] * 2
 
 
 def test_a_defect_of_one_window_is_no_other_ones(monkeypatch: pytest.MonkeyPatch) -> None:

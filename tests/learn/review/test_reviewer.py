@@ -123,7 +123,7 @@ def test_of_two_rules_the_one_that_covers_more_is_named() -> None:
 def test_every_offline_review_has_the_form_of_a_models() -> None:
     trace = traces.load(traces.sample_path())
     findings = diagnose(trace).findings
-    told = [gather(trace, findings, tuple(one), probability=0.5) for one in windows(trace)]
+    told = [gather(trace, findings, tuple(window), probability=0.5) for window in windows(trace)]
     outcomes = Offline().review_all(told, silent)
     assert {one.review.code for one in outcomes if one.review} >= {NONE, "DAT018", "LCH016"}
     for outcome in outcomes:

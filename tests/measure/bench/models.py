@@ -37,9 +37,9 @@ def of_70_graphs() -> Any:
     functions = [names[f"f{at}"] for at in range(70)]
 
     def model(x: Any) -> Any:
-        for one in functions:
+        for function in functions:
             torch._dynamo.graph_break()
-            x = one(x)
+            x = function(x)
         return x
 
     return model, torch.randn(4)

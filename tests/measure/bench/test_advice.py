@@ -19,12 +19,12 @@ from torchtriage.report.documents import bench as words
 
 def bench(times: dict[str, float], seed: int = 0, **more: float) -> Measurements:
     of = plan(list(times))
-    steps = {one: times[one.mode] for one in of.settings}
+    steps = {setting: times[setting.mode] for setting in of.settings}
     return measured(of, steps, np.random.default_rng(seed), **more)  # type: ignore[arg-type]
 
 
 def row(found: Measurements, mode: str):  # type: ignore[no-untyped-def]
-    return next(one for one in summarise(found).rows if one.setting.mode == mode)
+    return next(row for row in summarise(found).rows if row.setting.mode == mode)
 
 
 MODES = ("eager", "default", "reduce-overhead", "max-autotune")
@@ -35,7 +35,7 @@ def test_order_is_true_from_a_gap_of_5_percent_on_and_a_tie_below_3(factors: tup
     """Sessions differ by 0.4 %, turns are disturbed by 10 %: 60 benchmarks, no pair wrong."""
     wrong = 0
     for seed in range(60):
-        times = dict(zip(MODES, (10 * one for one in factors), strict=True))
+        times = dict(zip(MODES, (10 * factor for factor in factors), strict=True))
         found = bench(times, seed)
         for number in range(6, 11):
             if all_settled(found):
@@ -70,7 +70,7 @@ def test_wild_sessions_are_a_tie_that_is_not_resolved() -> None:
     assert told.tie
     assert not told.resolved
     result = summarise(found)
-    assert "not resolved" in " ".join(one.message for one in result.notes)
+    assert "not resolved" in " ".join(note.message for note in result.notes)
     assert "whether anything is faster was not resolved" in result.verdict[0]
     assert "not distinguishable" in result.advice[0].why
     assert result.rows[1].pays == "not told"
@@ -83,7 +83,7 @@ def test_the_fastest_is_advised_and_when_it_pays() -> None:
     assert result.verdict[0].startswith("Use default: 5.")
     # 20 s of compiling against 5 ms saved per call
     assert "paid for after" in first.why
-    default = next(one for one in result.rows if one.setting.mode == "default")
+    default = next(row for row in result.rows if row.setting.mode == "default")
     assert default.break_even_cold == pytest.approx(4000, rel=0.05)
     assert default.break_even_warm == pytest.approx(400, rel=0.05)
 
@@ -93,7 +93,7 @@ def test_of_ties_the_simplest_is_advised() -> None:
     first = result.advice[0]
     assert first.setting == "default"
     assert first.ties == ("max-autotune",)
-    never = next(one for one in result.rows if one.setting.mode == "eager")
+    never = next(row for row in result.rows if row.setting.mode == "eager")
     assert never.break_even_cold == 0
 
 
@@ -108,7 +108,7 @@ def test_eager_stays_where_nothing_is_faster_by_5_percent() -> None:
 @pytest.mark.parametrize("verdict", ["wrong", "lower precision"])
 def test_wrong_answers_are_never_advised_however_fast(verdict: str) -> None:
     found = bench({"eager": 10.0, "default": 1.0})
-    default = next(one for one in found.plan.settings if one.mode == "default")
+    default = next(setting for setting in found.plan.settings if setting.mode == "default")
     found.cold[default.key]["numerics"]["verdict"] = verdict
     result = summarise(found)
     assert {one.setting for one in result.advice} == {"eager"}
@@ -118,9 +118,9 @@ def test_wrong_answers_are_never_advised_however_fast(verdict: str) -> None:
 
 def verdicts(times: dict[str, float], said: dict[str, str]) -> BenchResult:
     found = bench(times)
-    for one in found.plan.settings:
-        if one.mode in said:
-            found.cold[one.key]["numerics"]["verdict"] = said[one.mode]
+    for setting in found.plan.settings:
+        if setting.mode in said:
+            found.cold[setting.key]["numerics"]["verdict"] = said[setting.mode]
     return summarise(found)
 
 
@@ -170,7 +170,7 @@ def test_a_setting_that_failed_is_a_row() -> None:
         "message": "no answer after 900 s",
         "after_s": 900.0,
     }
-    default = next(one for one in found.plan.settings if one.mode == "default")
+    default = next(setting for setting in found.plan.settings if setting.mode == "default")
     found.cold[default.key] = {"open": cold(1, 1)["open"], "failure": failed}
     for one in found.rounds.values():
         del one[default.key]
@@ -184,11 +184,11 @@ def test_a_setting_that_failed_is_a_row() -> None:
 
 def test_tails_are_refused_below_20_and_100_steps_per_session() -> None:
     few = row(bench({"eager": 10.0}, n_blocks=1, n=19), "eager")
-    assert [one.value_ms is None for one in few.quantiles] == [False, True, True]
+    assert [quantile.value_ms is None for quantile in few.quantiles] == [False, True, True]
     some = row(bench({"eager": 10.0}, n_blocks=1, n=99), "eager")
-    assert [one.value_ms is None for one in some.quantiles] == [False, False, True]
+    assert [quantile.value_ms is None for quantile in some.quantiles] == [False, False, True]
     enough = row(bench({"eager": 10.0}, n_blocks=10, n=10), "eager")
-    assert all(one.value_ms is not None for one in enough.quantiles)
+    assert all(quantile.value_ms is not None for quantile in enough.quantiles)
     assert "at least 20 values" in few.quantiles[1].refused
 
 
@@ -246,7 +246,7 @@ def test_throughput_counts_samples_and_larger_batches_win() -> None:
 
 def test_the_least_memory_is_advised_for_the_edge() -> None:
     found = bench({"eager": 10.0, "default": 5.0})
-    default = next(one for one in found.plan.settings if one.mode == "default")
+    default = next(setting for setting in found.plan.settings if setting.mode == "default")
     for one in found.rounds.values():
         one[default.key]["peak"] = 900 << 20
     edge = next(one for one in summarise(found).advice if one.need == "edge memory")
@@ -267,9 +267,9 @@ def test_a_tie_has_one_answer_for_every_need() -> None:
     for slow in MODES[:2]:
         found = bench({"eager": 10.0, "default": 10.0})
         for number, sessions in found.rounds.items():
-            for one in found.plan.settings:
-                if one.mode == slow:
-                    for block in sessions[one.key]["blocks"]:
+            for setting in found.plan.settings:
+                if setting.mode == slow:
+                    for block in sessions[setting.key]["blocks"]:
                         block["ns"][number % 10] *= 1.8
         result = summarise(found)
         assert result.comparisons[0].tie
@@ -296,7 +296,7 @@ def test_eager_with_another_batch_size_is_as_simple() -> None:
 
 def test_another_batch_size_is_called_where_there_is_one() -> None:
     of = plan(["eager", "default"], batch_sizes=[1, 8])
-    assert [of.other_size(one) for one in of.settings] == [8, 8, 1, 1]
+    assert [of.other_size(setting) for setting in of.settings] == [8, 8, 1, 1]
     assert plan(["eager"], batch_sizes=[4]).other_size(of.settings[0]) is None
     found = measured(of, dict.fromkeys(of.settings, 5.0), np.random.default_rng(0))
     found.cold[of.settings[1].key]["other"] = {"batch_size": 8, "ns": 3_000_000_000, "recompiles": 1}
@@ -309,7 +309,7 @@ def test_another_batch_size_is_called_where_there_is_one() -> None:
 def test_phases_add_up_to_the_compile_time() -> None:
     told = row(bench({"eager": 10.0, "default": 5.0}), "default").compilation
     assert told is not None
-    assert sum(one.cold_s for one in told.phases) == 9.5
+    assert sum(phase.cold_s for phase in told.phases) == 9.5
 
 
 def test_sessions_that_never_settle_are_said_to() -> None:
@@ -322,7 +322,7 @@ def test_sessions_that_never_settle_are_said_to() -> None:
     result = summarise(found)
     assert result.rows[0].steady_from is None
     assert result.rows[0].n_steady == 0
-    assert "not-steady" in {one.code for one in result.notes}
+    assert "not-steady" in {note.code for note in result.notes}
 
 
 def test_dtypes_are_compared_by_their_rounds() -> None:

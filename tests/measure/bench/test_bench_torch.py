@@ -71,7 +71,7 @@ def test_a_killed_benchmark_goes_on_where_it_stopped(tmp_path: Path) -> None:
     ],
 )
 def test_an_unusable_target_is_one_clear_line(tmp_path: Path, options: list[str], said: str) -> None:
-    words = [one.format(models=MODELS) for one in options]
+    words = [option.format(models=MODELS) for option in options]
     done = subprocess.run(command(tmp_path / "b", *words), capture_output=True, text=True)
     assert done.returncode == 2
     assert said in done.stderr

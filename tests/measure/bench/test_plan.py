@@ -23,7 +23,7 @@ def test_eager_comes_once_and_the_rest_in_every_combination() -> None:
 
 def test_the_most_precise_dtype_is_the_standard_of_the_others() -> None:
     plan = BenchPlan("m.py:f", settings(["eager"], dtypes=["bfloat16", "float32", "float16"]))
-    assert [plan.standard(one) for one in plan.settings] == ["float32", "", "float32"]
+    assert [plan.standard(setting) for setting in plan.settings] == ["float32", "", "float32"]
     assert BenchPlan("m.py:f", settings(["eager"])).standard(settings(["eager"])[0]) == ""
     alone = settings(["eager"], dtypes=["bfloat16"])
     assert BenchPlan("m.py:f", alone).standard(alone[0]) == ""

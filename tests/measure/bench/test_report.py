@@ -124,9 +124,9 @@ def test_a_few_rounds_compare_nothing() -> None:
 def test_names_with_commas_are_told_apart() -> None:
     of = plan(["eager"], backends=["bad"], batch_sizes=[1, 8])
     found = measured(of, dict.fromkeys(of.settings, 5.0), np.random.default_rng(0))
-    for one in found.plan.settings:
-        if one.mode != "eager":
-            found.cold[one.key]["numerics"]["verdict"] = "wrong"
+    for setting in found.plan.settings:
+        if setting.mode != "eager":
+            found.cold[setting.key]["numerics"]["verdict"] = "wrong"
     assert "WRONG answers: backend bad (batch 1), backend bad (batch 8)." in (summarise(found).verdict[2])
 
 

@@ -67,7 +67,7 @@ def test_without_steps_on_both_sides_whole_runs_are_compared():
     assert trial.per == "run"
     assert trial.before_ms[0] == 2000.0
     result = conclude(trial, before="a", after="b")
-    assert [one.code for one in result.notes] == ["whole-runs"]
+    assert [note.code for note in result.notes] == ["whole-runs"]
 
 
 # -- the verdict -----------------------------------------------------------------------------------
@@ -234,7 +234,7 @@ def found(naive_ms: float) -> Result:
     place = Place(frame=Frame("a.py", 1, "main"))
     fix = Fix("")
     finding = Finding("HST020", "python-bound", "host", "", "high", "likely", "", place, cost, {}, fix)
-    facts = dict.fromkeys((one.name for one in fields(Result)), ())
+    facts = dict.fromkeys((field.name for field in fields(Result)), ())
     return Result(**{**facts, "findings": (finding,)})
 
 

@@ -107,7 +107,7 @@ def test_sampled_steps_compute_the_same() -> None:
             optimizer.step()
             if watch is not None:
                 watch.step()
-        return torch.cat([one.detach().flatten() for one in model.parameters()])
+        return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
     with quiet() as watch:
         assert torch.equal(train(watch), train(None))

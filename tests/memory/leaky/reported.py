@@ -443,7 +443,7 @@ SMILES_TO_GRAPH: dict[str, Any] = {}
 
 class MolGraph:
     def __init__(self, smiles):
-        self.atoms = [ord(one) for one in smiles]
+        self.atoms = [ord(smile) for smile in smiles]
         self.bonds = np.zeros((6, 6))
         self.names = {one: index for index, one in enumerate(smiles)}
 

@@ -74,7 +74,7 @@ def test_every_predicted_peak_is_the_naive_allocator_s_own():
         "roundup_power2_divisions:4": NaiveAllocator(divisions=4),
         "expandable_segments:True,roundup_power2_divisions:8": NaiveAllocator(expandable=True, divisions=8),
     }
-    told = {one.conf: one for one in advice.outcomes}
+    told = {outcome.conf: outcome for outcome in advice.outcomes}
     for conf, naive in real.items():
         growing(naive)
         assert told[conf].peak_bytes == naive.peak, conf
@@ -85,7 +85,7 @@ def test_windows_is_not_told_what_it_cannot_do():
     document = growing(NaiveAllocator()).snapshot()
     document["device_traces"][0][0]["frames"] = [{"filename": "C:\\work\\train.py", "line": 3, "name": "forward"}]
     advice = advise(read(document))
-    assert not any("expandable" in one.conf for one in advice.outcomes)
+    assert not any("expandable" in outcome.conf for outcome in advice.outcomes)
     assert any("Windows" in reason for reason in advice.not_tried)
 
 
@@ -93,7 +93,7 @@ def test_collecting_is_tried_only_where_the_limit_is_known():
     snapshot = read(growing(NaiveAllocator()).snapshot())
     assert any("garbage" in reason for reason in advise(snapshot).not_tried)
     known = advise(snapshot, limit_bytes=16 << 30)
-    assert any("garbage" in one.conf for one in known.outcomes)
+    assert any("garbage" in outcome.conf for outcome in known.outcomes)
     assert not known.not_tried
 
 

@@ -52,7 +52,7 @@ def test_the_peak_and_its_holder_are_told(name: str) -> None:
     assert peak is not None
     assert peak.allocated_bytes == size
     assert peak.lines[0].label == holder
-    assert all(one.frame is None or not one.frame.exact for one in peak.lines)
+    assert all(line.frame is None or not line.frame.exact for line in peak.lines)
     assert not result.healthy
     assert {one.code for one in result.not_checked} >= {"MEM029", "MEM049"}
     assert result.devices[-1].name == "host"

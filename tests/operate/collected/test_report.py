@@ -21,7 +21,7 @@ def line(at_s, ms=10.0, **more):
 
 
 def write(path, lines):
-    path.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
 
 

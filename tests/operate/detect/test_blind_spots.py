@@ -23,8 +23,8 @@ def test_all_failing_is_told_whatever_share_failed_before(usual):
     samples = changed(changed(stream(6000), 0, 4000, failing(usual)), 4000, 6000, failing(1.0))
     alarms = raised(samples)
     # a tenth and more that fail from the first request on are told once, then usual
-    assert [one for one in alarms if 500 < one.row < 4000] == []
-    found = [one for one in alarms if one.row >= 4000]
+    assert [alarm for alarm in alarms if 500 < alarm.row < 4000] == []
+    found = [alarm for alarm in alarms if alarm.row >= 4000]
     assert found[0].kind == "missing"
     assert found[0].row < 4000 + 40
 
@@ -45,7 +45,7 @@ def test_failures_as_ever_are_quiet_also_in_runs(usual, run):
 def test_nan_is_a_kind_of_its_own():
     often_failing = changed(stream(6000), 0, 6000, failing(0.05))
     alarms = raised(changed(often_failing, 4000, 4100, lambda at, one: one._replace(value=math.nan, ok=True)))
-    assert {one.kind for one in alarms} == {"nan"}
+    assert {alarm.kind for alarm in alarms} == {"nan"}
     assert alarms[0].row < 4010
 
 
@@ -195,7 +195,7 @@ def test_a_tail_is_told_by_how_long_requests_take_however_much_they_scatter_by_n
     usual = raised(samples)
     alarms = raised(changed(samples, 4_500, 4_800, lambda at, one: times(30 if at % 40 == 0 else 1)(at, one)))
     assert [one for one in usual if one.row >= 4_500] == []
-    assert next(one.kind for one in alarms if one.row >= 4_500) == "tail"
+    assert next(alarm.kind for alarm in alarms if alarm.row >= 4_500) == "tail"
 
 
 def test_a_second_huge_request_is_told_and_what_comes_again_and_again_is_not():

@@ -86,7 +86,7 @@ def test_a_small_shift_is_found_in_time():
 
 def test_a_change_that_stays_is_told_once_and_its_end_is_no_change_again():
     alarms = raised(changed(stream(8000), 2000, 5000, times(1.6)))
-    assert all(2000 <= one.row < 2300 for one in alarms)
+    assert all(2000 <= alarm.row < 2300 for alarm in alarms)
 
 
 def test_tails_spread_and_one_huge_request_are_found():
@@ -229,7 +229,7 @@ def test_a_score_counts_by_the_rules():
         (LabelledFault("shift", 1000, 1300), LabelledFault("clock", 3000, 3001, benign=True)), ((4000, 4100),)
     )
     judged = score([700, 1020, 1600, 2500, 3010, 4050], labels, 5000, Scoring.of(5000, is_requests=True))
-    assert [one.delay for one in judged.faults] == [20]
+    assert [fault.delay for fault in judged.faults] == [20]
     assert judged.false_alarms == (700, 2500, 3010)
     assert judged.benign_alarms == (3010,)
     assert judged.n_clean == 5000 - 600 - 800 - 100
@@ -249,7 +249,7 @@ def test_a_perfect_numenta_score_is_a_hundred():
 def test_replay_tells_alarms_and_scores_them(tmp_path):
     log = tmp_path / "requests.csv"
     samples = changed(stream(), 2000, 2400, times(1.5))
-    rows = "\n".join(f"{one.at_s},{one.value * 1e6:.1f}" for one in samples)
+    rows = "\n".join(f"{sample.at_s},{sample.value * 1e6:.1f}" for sample in samples)
     log.write_text(f"t_s,latency_us\n{rows}\n")
     labels = tmp_path / "requests.json"
     labels.write_text(json.dumps({"faults": [{"kind": "shift", "start": 2000, "end": 2400, "factor": 1.5}]}))

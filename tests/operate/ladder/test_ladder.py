@@ -63,7 +63,7 @@ def made(model: Model, clock: Clock, policy: Policy = POLICY, **options) -> Ladd
 
 
 def kinds(ladder: Ladder) -> list[str]:
-    return [one.kind for one in ladder.entries]
+    return [entry.kind for entry in ladder.entries]
 
 
 def test_an_alarm_goes_down_at_the_next_look_and_says_why(model: Model, clock: Clock) -> None:
@@ -452,7 +452,7 @@ def test_the_budget_is_of_all_ladders_together(model: Model, clock: Clock) -> No
     for one in ladders:
         one.raise_alarm("slow")
         one.look()
-    assert [one.status().level for one in ladders] == [1, 1, 0]
+    assert [ladder.status().level for ladder in ladders] == [1, 1, 0]
     assert ladders[2].entries[-1].why == "slow; 2 other ladders are down, 2 may be"
 
 

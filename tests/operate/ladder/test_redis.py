@@ -95,11 +95,11 @@ def test_all_workers_answer_degraded_within_100_ms_of_one_alarm(server: Server) 
     workers = [ladder(server, dwell_s=60) for _ in range(4)]
     for one in workers:
         one.start(every_s=0.02)
-    until(lambda: all(one.status().connected for one in workers))
+    until(lambda: all(worker.status().connected for worker in workers))
     workers[0].raise_alarm("p99 doubled")
-    took_s = until(lambda: all(one() == "bf16" for one in workers))
+    took_s = until(lambda: all(worker() == "bf16" for worker in workers))
     assert took_s < 0.1 * MACHINE
-    entries = [entry for one in workers for entry in one.entries]
+    entries = [entry for worker in workers for entry in worker.entries]
     assert [one.kind for one in entries].count("switch") == 1
     for one in workers:
         one.close()
@@ -123,13 +123,13 @@ def test_alarms_that_come_and_go_degrade_in_100_ms_and_switch_once_per_dwell(ser
             one()
             time.sleep(0.002)
 
-    threads = [threading.Thread(target=serve, args=(one,)) for one in workers]
+    threads = [threading.Thread(target=serve, args=(worker,)) for worker in workers]
     for thread in threads:
         thread.start()
     took_s = []
     try:
         for wave in range(3):
-            until(lambda: all(one.status().mode == "full" for one in workers))
+            until(lambda: all(worker.status().mode == "full" for worker in workers))
             time.sleep(dwell_s)
             at = wave % len(workers)
             alert = Alert("detector", "", "shift", "slower", "", 2.0, time.time())
@@ -141,7 +141,7 @@ def test_alarms_that_come_and_go_degrade_in_100_ms_and_switch_once_per_dwell(ser
                 time.sleep(0.05)
             for one in workers:
                 one.clear_alarm()
-        until(lambda: all(one.status().mode == "full" for one in workers))
+        until(lambda: all(worker.status().mode == "full" for worker in workers))
     finally:
         stop.set()
         for thread in threads:
@@ -162,10 +162,10 @@ def test_the_trouble_of_one_worker_keeps_all_of_them_down(server: Server) -> Non
     workers = [ladder(server, recover_s=0.05) for _ in range(2)]
     workers[0].raise_alarm("slow")
     for _ in range(30):
-        for one in workers:
-            one.look()
+        for worker in workers:
+            worker.look()
         time.sleep(0.02)
-    assert [one.kind for one in workers[1].entries] == []
+    assert [entry.kind for entry in workers[1].entries] == []
     workers[0].clear_alarm()
     time.sleep(1.1)
     workers[1].look()
@@ -212,13 +212,13 @@ def test_without_redis_each_worker_keeps_its_mode_and_answers_at_once(server: Se
     for one in workers:
         one.start(every_s=0.02)
     workers[0].raise_alarm("slow")
-    until(lambda: all(one() == "bf16" for one in workers))
+    until(lambda: all(worker() == "bf16" for worker in workers))
     workers[0].clear_alarm()
     if how == "kill":
         server.kill()
     else:
         server.process.send_signal(signal.SIGSTOP)
-    until(lambda: not any(one.status().connected for one in workers))
+    until(lambda: not any(worker.status().connected for worker in workers))
     took_s = []
     for _ in range(200):
         for one in workers:
@@ -232,7 +232,7 @@ def test_without_redis_each_worker_keeps_its_mode_and_answers_at_once(server: Se
         server.start()
     else:
         server.process.send_signal(signal.SIGCONT)
-    until(lambda: all(one.status().connected for one in workers))
+    until(lambda: all(worker.status().connected for worker in workers))
     for one in workers:
         one.close()
 

@@ -48,7 +48,7 @@ class Calls:
         self.slow_s = 0.1
 
     def _alarmed(self) -> str:
-        return next((one.title() for one in self._alarms if one.kind == "shift"), "")
+        return next((alarm.title() for alarm in self._alarms if alarm.kind == "shift"), "")
 
     def _ask(self) -> None:
         detect = self.monitor.observe("detector", version="1")

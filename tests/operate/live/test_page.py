@@ -417,8 +417,8 @@ def test_a_listener_is_let_stay_whoever_else_comes(
     for _ in range(2 * live_page.MAX_CONNECTIONS):
         assert get(page.port).status == 200
     assert page._n_listeners == MAX_LISTENERS
-    for one in listeners:
-        one.close()
+    for listener in listeners:
+        listener.close()
 
 
 def test_the_head_of_the_stream_ends(monitor: Monitor, page: LivePage) -> None:
@@ -437,8 +437,8 @@ def test_further_listeners_are_refused_and_counted(monitor: Monitor, page: LiveP
     assert get(page.port).status == 200
     told = listeners[-1].find(lambda data: data["n_refused"] == 3 and data)
     assert (told["n_listeners"], told["n_refused"]) == (MAX_LISTENERS, 3)
-    for one in listeners:
-        one.close()
+    for listener in listeners:
+        listener.close()
     wait_for(lambda: page._n_listeners == 0)
     assert Listener(page.port).next()[0] == "all"
 
@@ -453,15 +453,15 @@ def test_after_closing_no_thread_and_no_port_is_left(monkeypatch: pytest.MonkeyP
     monitor = Monitor(page)
     monitor.observe("detector")(abs)(1)
     listeners = [Listener(page.port) for _ in range(4)]
-    for one in listeners:
-        one.next()
+    for listener in listeners:
+        listener.next()
     if not reading:
         page._feed.put(live_page._event("new", {"text": "x" * 10_000_000}))
         time.sleep(0.5)  # all of them are being written to
     monitor.close()
     wait_for(lambda: not set(threading.enumerate()) - before)
-    for one in listeners:
-        one.close()
+    for listener in listeners:
+        listener.close()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", page.port), 5)
 
@@ -481,8 +481,8 @@ def test_closing_takes_no_time_whoever_listens() -> None:
         monitor.close()
         took_s.append(time.monotonic() - start_s)
         lazy.close()
-        for one in listeners:
-            one.close()
+        for listener in listeners:
+            listener.close()
     assert min(took_s) < 0.2
 
 

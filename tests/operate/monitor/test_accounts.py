@@ -104,11 +104,11 @@ class RequestHistories(RuleBasedStateMachine):
     def inside_of_requests(self, n: int) -> None:
         model = self.monitor.observe("detector")
         requests = [model.request() for _ in range(n)]
-        for one in requests:
-            one.__enter__()
+        for request in requests:
+            request.__enter__()
         assert self.monitor.in_flight()["detector", ""] == n
-        for one in requests:
-            one.__exit__(None, None, None)
+        for request in requests:
+            request.__exit__(None, None, None)
         self.n_made += n
 
     @invariant()

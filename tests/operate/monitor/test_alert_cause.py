@@ -435,4 +435,4 @@ def test_every_cause_is_a_finding_with_a_fix_and_a_stable_document(cause):
 
 def test_codes_are_those_of_their_causes():
     assert list(CODES) == list(CAUSES)
-    assert [one.code for one in CODES.values()] == [f"LIV{n:03}" for n in (1, 2, 3, 4, 5, 6, 9, 7, 8, 10)]
+    assert [code.code for code in CODES.values()] == [f"LIV{n:03}" for n in (1, 2, 3, 4, 5, 6, 9, 7, 8, 10)]

@@ -185,7 +185,7 @@ def test_requests_that_got_quicker_are_news_and_no_trouble(caplog):
     with caplog.at_level("INFO"):
         log(ALERT)
         log(quicker)
-    assert [one.levelname for one in caplog.records] == ["WARNING", "INFO"]
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
     assert quicker.finding().severity == "note"
     slack = Slack("http://127.0.0.1")
     assert slack.body(ALERT)["text"].startswith(":rotating_light:")

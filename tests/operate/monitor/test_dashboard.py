@@ -151,7 +151,7 @@ def test_every_panel_and_recorded_series_shows_something(ask):
     (group,) = ask("rules")["groups"]
     told = {one["name"]: (one["health"], one.get("lastError", "")) for one in group["rules"]}
     assert set(told.values()) == {("ok", "")}
-    assert {one.name for one in ALERTS} < set(told)
+    assert {alert.name for alert in ALERTS} < set(told)
     for variable in json.loads(dashboard())["templating"]["list"][1:]:
         series, label = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["definition"]).groups()
         series = re.sub(r"\$\w+", ".*", series)

@@ -218,8 +218,8 @@ def test_quantiles_are_within_two_percent_over_six_decades(monitor):
 
     durations = [int(1_000 * 10 ** (6 * at / 5000)) for at in range(5001)]
     histogram = Histogram()
-    for one in durations:
-        histogram.add(one)
+    for duration in durations:
+        histogram.add(duration)
     for share in (0.01, 0.5, 0.9, 0.99, 0.999):
         exact = durations[round(share * 5000)] * 1e-9
         assert histogram.quantile_s(share) == pytest.approx(exact, rel=0.02)

@@ -221,14 +221,14 @@ def test_alarms_are_counted_from_zero_on_told_or_not():
         for _ in range(2):
             model.request().__enter__().__exit__(None, None, None)
         monitor.drain()
-        kinds = {one[1]["kind"]: one[2] for one in detection.metrics() if one[0] == "alarms_total"}
+        kinds = {metric[1]["kind"]: metric[2] for metric in detection.metrics() if metric[0] == "alarms_total"}
         assert kinds == dict.fromkeys(version_detector.KINDS, 0)
         for _ in range(3):
             for row in range(600):
                 with model.request() as request:
                     request.error = "rejected" * (row >= 598)
             monitor.drain()
-        kinds = {one[1]["kind"]: one[2] for one in detection.metrics() if one[0] == "alarms_total"}
+        kinds = {metric[1]["kind"]: metric[2] for metric in detection.metrics() if metric[0] == "alarms_total"}
     assert kinds["missing"] >= 1
     assert detection.n_sent <= 7
 

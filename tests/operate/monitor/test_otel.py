@@ -70,7 +70,7 @@ def test_metrics_and_spans_hold_what_was_told_of_requests(sdk):
 def test_exemplars_name_the_trace(sdk, spans):
     reader, exporter = sdk
     serve(OpenTelemetry(spans=spans))
-    traces = {one.trace_id for one in points(reader)["duration"][0].exemplars}
+    traces = {exemplar.trace_id for exemplar in points(reader)["duration"][0].exemplars}
     own = {span.context.trace_id for span in exporter.get_finished_spans()}
     assert bool(own) is spans
     assert traces

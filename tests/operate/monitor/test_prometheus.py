@@ -33,7 +33,7 @@ def scrape(port, token=""):
 
 
 def value(text, line):
-    (found,) = [one for one in text.splitlines() if one.startswith(line)]
+    (found,) = [splitline for splitline in text.splitlines() if splitline.startswith(line)]
     return float(found.rsplit(" ", 1)[1])
 
 

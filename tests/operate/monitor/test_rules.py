@@ -169,7 +169,7 @@ def changed(job, alert, changes):
     queries = [alert.query, *(RECORDED.values() if "model:" in alert.query else ())]
     asked = ("up", *(metric.name for query in queries for metric in metrics_of(query)))
     found = {one["series"]: one for one in HEALTHY if one["series"].startswith(asked)}
-    found |= {one["series"]: one for one in changes}
+    found |= {change["series"]: change for change in changes}
     return [{**one, "series": one["series"].replace('job="service"', f'job="{job}"')} for one in found.values()]
 
 
@@ -213,14 +213,14 @@ def test_nothing_fires_while_all_is_well(tmp_path):
 def test_each_alert_fires_when_it_should_and_not_when_it_comes_near(tmp_path):
     """Each in a job of its own, all at once."""
     series, expected = [], []
-    for one in alerts(latency=LATENCY):
-        minute, changes = FIRES[one.name]
-        series += changed(one.name, one, changes)
-        expected.append(firing(minute, one.name, 1, told_labels(one), job=one.name))
-        last, changes = QUIET[one.name]
-        series += changed(f"not {one.name}", one, changes)
+    for alert in alerts(latency=LATENCY):
+        minute, changes = FIRES[alert.name]
+        series += changed(alert.name, alert, changes)
+        expected.append(firing(minute, alert.name, 1, told_labels(alert), job=alert.name))
+        last, changes = QUIET[alert.name]
+        series += changed(f"not {alert.name}", alert, changes)
         minutes = range(10, last + 1, 5)
-        expected += [firing(at, one.name, 0, job=f"not {one.name}") for at in minutes]
+        expected += [firing(at, alert.name, 0, job=f"not {alert.name}") for at in minutes]
     promtool(tmp_path, [{"interval": "1m", "input_series": series, "promql_expr_test": expected}])
 
 

@@ -76,9 +76,9 @@ def test_a_good_version_reaches_all_requests(store, clock: Clock) -> None:
     assert rollout.state.status == "done"
     assert all(rollout.assign(n).arm == "candidate" for n in range(100))
     told = summary(store, "int8")
-    assert [one.kind for one in told.events] == ["started", "promoted", "promoted", "done"]
+    assert [event.kind for event in told.events] == ["started", "promoted", "promoted", "done"]
     assert told.events[1].rows[0].metric == "latency_s"
-    assert [one.state for one in told.stages] == ["passed"] * 3
+    assert [stage.state for stage in told.stages] == ["passed"] * 3
 
 
 @pytest.mark.parametrize(

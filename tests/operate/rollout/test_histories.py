@@ -197,13 +197,13 @@ class Histories(RuleBasedStateMachine):
     @invariant()
     def the_history_tells_every_change_once(self) -> None:
         events = self.store.history("int8")
-        changes = [one for one in events if one.kind != "taken over"]
-        assert [one.epoch for one in changes] == list(range(1, len(changes) + 1))
+        changes = [event for event in events if event.kind != "taken over"]
+        assert [change.epoch for change in changes] == list(range(1, len(changes) + 1))
         assert changes[-1].share_after == self.stored().share
         for one, other in pairwise(changes):
             assert one.share_after == other.share_before
         # one owner: tokens grow, and each belongs to one controller
-        tokens = [(one.token, one.actor) for one in events if one.token is not None]
+        tokens = [(event.token, event.actor) for event in events if event.token is not None]
         assert [token for token, _ in tokens] == sorted(token for token, _ in tokens)
         assert len(dict(tokens)) == len(set(tokens))
 

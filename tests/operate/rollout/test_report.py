@@ -58,10 +58,10 @@ def results(tmp_path_factory) -> list[RolloutResult | ExperimentResult]:
 
 
 def test_documents_come_back_as_they_were_and_follow_their_schema(results) -> None:
-    for one in results:
-        data = forms.encode(one)
-        assert forms.decode(data, "rollout", "experiment") == one
-        rollout = isinstance(one, RolloutResult)
+    for result in results:
+        data = forms.encode(result)
+        assert forms.decode(data, "rollout", "experiment") == result
+        rollout = isinstance(result, RolloutResult)
         schema = forms.schema("rollout") if rollout else forms.schema("experiment")
         jsonschema.Draft202012Validator(schema).validate(json.loads(data))
 
@@ -82,18 +82,18 @@ def test_what_is_no_rollout_is_refused(data: bytes) -> None:
 
 
 def test_names_reach_no_reader_raw(results) -> None:
-    for one in results:
-        text = forms.terminal(one).plain
+    for result in results:
+        text = forms.terminal(result).plain
         assert "\x1b" not in text
         assert all(len(line) <= 80 or " " not in line.strip() for line in text.splitlines())
-        page = forms.page(one)
+        page = forms.page(result)
         assert "<script" not in page.lower().replace("&lt;script", "")
         assert "http" not in re.sub(r"http://www.w3.org\S+", "", page).replace("http-equiv", "")
-        assert "\x1b" not in forms.markdown(one)
+        assert "\x1b" not in forms.markdown(result)
 
 
 def test_the_first_line_decides(results) -> None:
-    first = [one.verdict[0] for one in results]
+    first = [result.verdict[0] for result in results]
     assert first[0].startswith("Stop: ")
     assert first[1] == "Undecided: go on"
     assert first[2].startswith("Rolled back at 5 %")

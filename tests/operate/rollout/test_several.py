@@ -86,7 +86,7 @@ def test_it_is_the_same_over_either_store(place: str) -> None:
         fleet = Fleet(store, 3, seed=2)
         assert fleet.serve(120, times=3.0, a_second=60) == "rolled back"
         told = summary(store, "int8")
-        assert [one.kind for one in told.events] == ["started", "rolled back"]
+        assert [event.kind for event in told.events] == ["started", "rolled back"]
         assert any(row.verdict == "worse" for row in told.events[-1].rows)
         store.restart("int8", actor="person", at_s=1)
     with open_rollouts(place, create=False) as store:

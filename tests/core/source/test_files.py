@@ -111,4 +111,3 @@ class Net:
     assert source.starting("decorated", 3)
     assert not source.starting("decorated", 5)
     assert source.starting("forward", 8)[0].owner is not None
-    assert [one.resumes for one in source.functions if one.name in ("later", "forward")] == [False, True]

@@ -38,16 +38,6 @@ class Function:
     node: Body
     owner: ast.ClassDef | None = None
 
-    @property
-    def resumes(self) -> bool:
-        """Whether it is entered in the middle too: a generator or a coroutine."""
-        node = self.node
-        if isinstance(node, ast.AsyncFunctionDef | ast.GeneratorExp):
-            return True
-        if isinstance(node, ast.FunctionDef | ast.Lambda):
-            return any(isinstance(item, ast.Yield | ast.YieldFrom) for item in own_nodes(node))
-        return False
-
 
 def find_functions(tree: ast.Module) -> tuple[Function, ...]:
     """Return every code object of a module in the order of its text, the module itself first."""

@@ -122,7 +122,6 @@ class Samples:
     process_started_ns: int
     started_ns: int
     ended_ns: int
-    loop_thread: int
     looks: tuple[Look, ...]
     """Of the loop's thread, without gaps."""
     others: dict[int, tuple[Look, ...]]
@@ -220,7 +219,6 @@ def _samples(facts: dict[str, Any], roots: Sequence[str]) -> Samples:
         process_started_ns=facts["process_started_ns"],
         started_ns=facts["started_ns"],
         ended_ns=facts["ended_ns"],
-        loop_thread=thread,
         looks=tuple(looks.pop(thread, ())),
         others={other: tuple(seen) for other, seen in looks.items()},
         steps=tuple(_steps(marks, facts["states"])),

@@ -25,6 +25,7 @@ from torchtriage.diagnose.replay.edits import Edit
 from torchtriage.diagnose.replay.engine import NEVER, Patch, Schedule, fixed, schedule
 from torchtriage.diagnose.replay.graph import CONFIDENCE, LAUNCH_NS, EdgeKind, Graph, NodeKind, build
 from torchtriage.diagnose.replay.quality import Quality, judge
+from torchtriage.diagnose.replay.reach import Reach, Stretch
 from torchtriage.diagnose.replay.scenarios import Scenario, ScenarioSteps
 
 Ints = NDArray[np.int64]
@@ -93,6 +94,7 @@ class ReplayModel:
         self.graph: Graph = build(trace)
         self.schedule: Schedule = schedule(self.graph)
         self._step_ms = step_ms
+        self._reach = Reach(trace, self.graph)
         self._known_shares: dict[int, tuple[intervals.Spans, list[tuple[int, int, slice, Floats]]]] = {}
 
     # -- what it says ------------------------------------------------------------------------
@@ -222,7 +224,7 @@ class ReplayModel:
     def _without_profiler(self) -> Ints | None:
         """Return durations without the profiler's cost; None where it cost nothing."""
         graph, trace = self.graph, self.trace
-        own = np.where(self._hosts, graph.dur_ns, 0)
+        own = np.where(self._reach.hosts, graph.dur_ns, 0)
         cost = np.minimum(self._profiler_ns(), own * (1 - 1 / trace.origin.inflation))
         if not cost.any():
             return None
@@ -235,7 +237,7 @@ class ReplayModel:
         graph, trace = self.graph, self.trace
         cost = np.zeros(graph.n_nodes, np.int64)
         for tree, each in ((trace.tree, PER_OP_NS), (trace.frames, PER_FRAME_NS)):
-            for lane, (a, b) in self._host_lanes.items():
+            for lane, (a, b) in self._reach.host_lanes.items():
                 # those that start before a node ends are its own, or of the nodes before it
                 started = tree.n_started(lane, graph.finish_ns[a:b] + graph.origin_ns - 1)
                 cost[a:b] += each * np.diff(started, prepend=0)
@@ -313,27 +315,26 @@ class ReplayModel:
         host: list[tuple[Ints, Floats]] = []
         dropped: list[Ints] = []
         for edit in edits:
-            rows, left = np.asarray(edit.rows, np.int64), edit.remains(hopeful=hopeful)
-            works = self.trace.works[rows]
-            node = self._nodes_of(NodeKind.WORK, rows[works])
-            left_work, work = left[works][node >= 0], rows[works][node >= 0]
-            node = node[node >= 0]
-            other, left_other = rows[~works], left[~works]
+            mine, left = self._reach.of(edit.rows), edit.remains(hopeful=hopeful)
+            node, left_work = mine.node, left[mine.at_work]
+            other, left_other = mine.host, left[mine.at_host]
             if edit.kind == "threads":
                 self._slow(change, edit, float(np.asarray(edit.hopeful if hopeful else edit.factor)))
             elif edit.kind == "shrink":
                 change.keep[node] *= left_work
-                host.append((other, left_other))
+                if (left_other != 1.0).any():
+                    host.append((other, left_other))
             elif edit.kind == "drop":
                 change.keep[node] = 0.0
                 change.gone.append(node)
-                change.cut.append(self._edges_into(node, EdgeKind.LAUNCH))
+                change.cut.append(self._reach.edges_into(node, EdgeKind.LAUNCH))
                 host.append((other, np.zeros(len(other))))
                 dropped.append(other)
             elif edit.kind == "unblock":
-                change.cut.append(self._edges_into(self._wait_nodes(other[left_other == 0])))
+                gone = left_other == 0
+                change.cut.append(self._reach.edges_into_waits(other if gone.all() else other[gone]))
             elif edit.kind == "overlap":
-                self._overlap(change, node, work, left_work)
+                self._overlap(change, node, mine.rows[mine.at_work], left_work)
             elif edit.kind == "parallel":
                 host.append((other, np.zeros(len(other))))
                 dropped.append(other)
@@ -342,22 +343,23 @@ class ReplayModel:
             whole = self._apply_host(change.keep, host)
             if dropped:
                 waits = np.flatnonzero((graph.kind == NodeKind.WAIT) & (whole == 0))
-                change.cut.append(self._edges_into(waits))
-            edges = np.flatnonzero(graph.edge_kind == EdgeKind.BATCH)
+                change.cut.append(self._reach.edges_into(waits))
+            edges = self._reach.batches
             left = whole[graph.target[edges]]
             hit = np.isfinite(left)
             change.keep[graph.source[edges[hit]]] *= left[hit]
         change.keep[_joined(change.gone)] = np.nan
-        left = change.keep[self._running]
-        changed = np.flatnonzero(left != 1.0)
+        changed = np.flatnonzero(change.keep != 1.0)
+        # in running order; each lane is already
+        changed = changed[np.argsort(self.schedule.place[changed], kind="stable")]
         gone = np.zeros(len(graph.source), dtype=bool)
         gone[_joined(change.cut)] = True
         light = np.zeros(len(graph.source), dtype=bool)
         light[_joined(change.staged)] = True
         cut, staged = np.flatnonzero(gone), np.flatnonzero(light & ~gone)
         return Scenario(
-            self._running[changed].astype(np.int32),
-            left[changed],
+            changed.astype(np.int32),
+            change.keep[changed],
             np.concatenate([cut, staged]),
             np.concatenate([np.full(len(cut), NEVER), np.full(len(staged), LAUNCH_NS)]),
             change.floor_ns,
@@ -365,7 +367,7 @@ class ReplayModel:
 
     def _slow(self, change: _Change, edit: Edit, factor: float) -> None:
         if edit.spans is None:
-            change.keep[self._hosts] *= factor
+            change.keep[self._reach.hosts] *= factor
             return
         for a, b, at, share in self._shares(edit.spans):
             change.keep[a:b][at] *= 1 - share * (1 - factor)
@@ -374,12 +376,12 @@ class ReplayModel:
         """Return for each thread which of its nodes ``a:b`` the spans touch, and how much of each they cover (0-1)."""
         # many scenarios ask for the same spans
         if id(spans) not in self._known_shares:
-            graph, length = self.graph, self._length_ns
+            graph, reach = self.graph, self._reach
             found: list[tuple[int, int, slice, Floats]] = []
             time = intervals.union(np.asarray(spans, np.int64)) - graph.origin_ns
-            for a, b in self._host_lanes.values():
-                at, covered = _covered(graph.finish_ns[a:b], graph.begin_ns[a:b], time)
-                found.append((a, b, at, np.where(self._hosts[a:b][at], covered / length[a:b][at], 0.0)))
+            for lane, (a, b) in reach.host_lanes.items():
+                at, covered = reach.covered(lane, time)
+                found.append((a, b, at, np.where(reach.hosts[a:b][at], covered / reach.length_ns[a:b][at], 0.0)))
             self._known_shares[id(spans)] = spans, found
         return self._known_shares[id(spans)][1]
 
@@ -403,32 +405,30 @@ class ReplayModel:
         change.keep[node[moved]] *= left[moved]
         change.gone.append(node[moved & (left == 0)])
         # memory that can be copied beside other work needs no staging by the host
-        change.staged.append(self._edges_into(node[moved], EdgeKind.LAUNCH))
+        change.staged.append(self._reach.edges_into(node[moved], EdgeKind.LAUNCH))
 
     def _apply_host(self, keep: Floats, host: list[tuple[Ints, Floats]]) -> Floats:
         """Shrink host nodes by what rows cover of them; return what remains of those covered wholly, else nan."""
-        graph, trace = self.graph, self.trace
-        whole = np.full(graph.n_nodes, np.nan)
-        length = self._length_ns
-        every = np.concatenate([rows for rows, _ in host])
-        factors = np.concatenate([left for _, left in host])
+        whole = np.full(self.graph.n_nodes, np.nan)
         saved: dict[int, list[intervals.Spans]] = {}
         # what several edits shrink is shrunk once, by the strongest
-        for factor in distinct(factors).tolist():
-            rows = every[factors == factor]
-            for lane in _lanes(trace, rows):
-                if lane not in self._host_lanes:
-                    continue
-                a, b = self._host_lanes[lane]
-                mine = rows[trace.lane[rows] == lane]
-                spans = intervals.union(trace.spans_of(mine) - graph.origin_ns)
+        for factor in distinct(np.concatenate([distinct(left) for _, left in host])).tolist():
+            found: dict[int, list[Stretch]] = {}
+            for rows, left in host:
+                mine = left == factor
+                known = self._reach.stretches(rows) if mine.all() else self._reach.stretches_once(rows[mine])
+                for lane, stretch in known.items():
+                    found.setdefault(lane, []).append(stretch)
+            for lane, parts in found.items():
                 before = saved.setdefault(lane, [])
-                new = intervals.subtract(spans, intervals.union(np.concatenate(before))) if before else spans
-                before.append(spans)
-                at, covered = _covered(graph.finish_ns[a:b], graph.begin_ns[a:b], new)
-                share = covered / length[a:b][at]
-                keep[a:b][at] *= np.maximum(1 - share * (1 - factor), 0.0)
-                whole[a:b][at][share >= COVERED] = factor
+                stretch = parts[0]
+                if before or len(parts) > 1:
+                    spans = intervals.union(np.concatenate([part.spans for part in parts]))
+                    new = intervals.subtract(spans, intervals.union(np.concatenate(before))) if before else spans
+                    stretch = self._reach.stretch(lane, new)
+                before += [part.spans for part in parts]
+                keep[stretch.node] *= np.maximum(1 - stretch.share * (1 - factor), 0.0)
+                whole[stretch.node[stretch.share >= COVERED]] = factor
         return whole
 
     def _naive(self, edits: Edits) -> float:
@@ -471,62 +471,6 @@ class ReplayModel:
         node[self.schedule.place] = np.arange(len(node))
         return node
 
-    @cached_property
-    def _hosts(self) -> NDArray[np.bool_]:
-        """bool[nodes]: work and waits of the host."""
-        hosts: NDArray[np.bool_] = (self.graph.kind == NodeKind.HOST) | (self.graph.kind == NodeKind.WAIT)
-        return hosts
-
-    @cached_property
-    def _length_ns(self) -> Ints:
-        """int64[nodes], ns: how long each was on, 1 at least."""
-        length_ns: Ints = np.maximum(self.graph.finish_ns - self.graph.begin_ns, 1)
-        return length_ns
-
-    @cached_property
-    def _host_lanes(self) -> dict[int, tuple[int, int]]:
-        graph = self.graph
-        out = {}
-        for index, lane in enumerate(graph.trace_lane.tolist()):
-            if lane >= 0 and self.trace.lanes[lane].kind == "thread":
-                out[lane] = (int(graph.lane_first[index]), int(graph.lane_first[index + 1]))
-        return out
-
-    @cached_property
-    def _by_row(self) -> dict[NodeKind, tuple[Ints, Ints]]:
-        """Nodes of device work and of waiting calls, each by row: the rows in order, and the nodes; -1 behind all."""
-        out = {}
-        for kind in (NodeKind.WORK, NodeKind.WAIT):
-            nodes = np.flatnonzero((self.graph.kind == kind) & (self.graph.row >= 0))
-            nodes = nodes[np.argsort(self.graph.row[nodes], kind="stable")]
-            out[kind] = np.append(self.graph.row[nodes], -1), np.append(nodes, -1)
-        return out
-
-    def _nodes_of(self, kind: NodeKind, rows: Ints) -> Ints:
-        """Return the node of each row's device work, or of the call that waits; -1 for other rows."""
-        known, nodes = self._by_row[kind]
-        # the last of several
-        at = np.searchsorted(known[:-1], rows, side="right") - 1
-        return np.where(known[at] == rows, nodes[at], -1)
-
-    def _wait_nodes(self, rows: Ints) -> Ints:
-        """Return the waiting nodes of calls; a copy and the sync behind it stand for each other."""
-        waits = self.trace.waits
-        asked = np.zeros(len(self.trace), dtype=bool)
-        asked[rows] = True
-        pair = asked[waits.row] | asked[waits.sync_row]
-        every = np.concatenate([rows, waits.row[pair], waits.sync_row[pair]])
-        nodes = self._nodes_of(NodeKind.WAIT, every)
-        return nodes[nodes >= 0]
-
-    def _edges_into(self, nodes: Ints, kind: EdgeKind | None = None) -> Ints:
-        wanted = np.zeros(self.graph.n_nodes, dtype=bool)
-        wanted[nodes] = True
-        hit = wanted[self.graph.target]
-        if kind is not None:
-            hit &= self.graph.edge_kind == kind
-        return np.flatnonzero(hit)
-
 
 def model(trace: Trace, *, step_ms: float | None = None) -> ReplayModel:
     """Return the model of a trace, built when first asked for and stored with the trace.
@@ -548,33 +492,6 @@ def model(trace: Trace, *, step_ms: float | None = None) -> ReplayModel:
         cached["replay_model"] = ReplayModel(trace)
     found: ReplayModel = cached["replay_model"]
     return found
-
-
-def _covered(finish: Ints, begin: Ints, spans: intervals.Spans) -> tuple[slice, Ints]:
-    """Return which nodes of a lane the spans touch, and how many ns of each they cover."""
-    nothing = slice(0, 0), np.empty(0, np.int64)
-    if not len(spans):
-        return nothing
-    first = np.searchsorted(finish, spans[:, 0], side="right")
-    last = np.searchsorted(finish, spans[:, 1], side="left")
-    inside = (first < len(finish)) & (spans[:, 1] > begin[0])
-    first, last, spans = first[inside], np.minimum(last[inside], len(finish) - 1), spans[inside]
-    if not len(spans):
-        return nothing
-    low, high = int(first[0]), int(last[-1]) + 1
-    out = np.zeros(high - low, np.int64)
-    same = first == last
-    head = first - low
-    start = np.maximum(spans[:, 0], begin[first])
-    end = np.minimum(spans[:, 1], finish[last])
-    np.add.at(out, head, np.where(same, end - start, finish[first] - start))
-    np.add.at(out, last - low, np.where(same, 0, end - begin[last]))
-    change = np.zeros(high - low + 1, np.int64)
-    np.add.at(change, (head + 1)[~same], 1)
-    np.add.at(change, (last - low)[~same], -1)
-    whole = np.cumsum(change)[:-1] > 0
-    out[whole] += (finish - begin)[low:high][whole]
-    return slice(low, high), out
 
 
 def _lanes(trace: Trace, rows: Ints) -> list[int]:

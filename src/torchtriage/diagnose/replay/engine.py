@@ -37,8 +37,8 @@ PLAIN_COST, RUN_COST = 0.25, 12.0
 class Patch(NamedTuple):
     """Edges with another lag in some columns; arrays of equal length."""
 
-    edge: Ints
-    column: Ints
+    edge: NDArray[np.integer]
+    column: NDArray[np.integer]
     lag_ns: Ints
 
 
@@ -161,7 +161,7 @@ class Schedule:
     def _sorted(self, patch: Patch | None) -> Patch | None:
         if patch is None or not len(patch.edge):
             return None
-        at = self._edge_place[patch.edge]
+        at = self._edge_place[patch.edge].astype(np.int32)
         order = np.argsort(at, kind="stable")
         return Patch(at[order], patch.column[order], patch.lag_ns[order])
 

@@ -291,11 +291,12 @@ class ReplayModel:
         if variants is not None:
             dur, still, lag = dur[variants], still[variants], lag[:, variants]
         n_variants, width = len(dur), len(scenarios)
-        columns = np.arange(n_variants) * width
-        edge = [np.tile(scenario.edge, n_variants) for scenario in scenarios]
-        column = [np.repeat(columns + s, len(scenario.edge)) for s, scenario in enumerate(scenarios)]
-        lags = [np.tile(scenario.lag_ns, n_variants) for scenario in scenarios]
-        patch = Patch(*(np.concatenate(part) for part in (edge, column, lags)))
+        # in each variant the same edges; half the bytes of what indexes them otherwise
+        edge = np.concatenate([scenario.edge for scenario in scenarios]).astype(np.int32)
+        which = np.repeat(np.arange(width, dtype=np.int32), [len(scenario.edge) for scenario in scenarios])
+        column = which[:, None] + np.arange(n_variants, dtype=np.int32) * width
+        lags = np.concatenate([scenario.lag_ns for scenario in scenarios])
+        patch = Patch(np.repeat(edge, n_variants), column.ravel(), np.repeat(lags, n_variants))
         filled = ScenarioSteps(order, dur, still, scenarios)
         walls = self._finished(order.run(filled, n_variants * width, lag, self.graph.bound_node, patch))
         return walls.reshape(n_variants, width)

@@ -1,0 +1,27 @@
+"""What edits reach: looked up once for each array of rows, however many scenarios ask."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from diagnose.replay import programs
+
+from torchtriage.core.trace import Kind
+from torchtriage.diagnose.replay.edits import Edit
+from torchtriage.diagnose.replay.predict import ReplayModel
+from torchtriage.diagnose.replay.reach import Reach
+
+
+def test_rows_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = programs.host_bound(steps=3)
+    rows = np.flatnonzero(trace.is_kind(Kind.OP))
+    asked: list[int] = []
+    look_up = Reach.stretch
+    monkeypatch.setattr(Reach, "stretch", lambda *given: asked.append(1) or look_up(*given))
+    model = ReplayModel(trace)
+    first = model.scenario([Edit("shrink", rows, 0.5)])
+    n_lanes = len(asked)
+    again = model.scenario([Edit("shrink", rows, 0.5)])
+    assert len(asked) == n_lanes > 0
+    assert first.node.tolist() == again.node.tolist()
+    assert first.left.tolist() == again.left.tolist()

@@ -152,44 +152,31 @@ def test_the_fastest_steps_tell_what_neighbours_hide():
     assert sum(trial.ratio.high < 1 for trial in small) >= 38
 
 
-def whole(before_s: float, after_s: float, cpu_share: float, *, is_told: bool = True) -> Trial:
-    """Return whole runs on a machine whose neighbours make them up to twice as long, which it tells."""
-    rng = np.random.default_rng(1)
+def queued(before_ms: float, after_ms: float, *, whole: bool, seed: int = 1, known: bool = True) -> Trial:
+    """Return runs on a machine whose neighbours make them up to twice as long, which it tells where it is ``known``."""
+    rng = np.random.default_rng(seed)
 
-    def program(s: float):
+    def program(ms: float):
         def run(_number: int) -> ProgramRun:
-            longer = rng.uniform(1.4, 2.2)
-            cpu_ms = 1000 * s * cpu_share * rng.uniform(1, 1.03)
-            queued_ms = 1000 * s * (longer - 1) if is_told else 0.0
-            return ProgramRun(None, None, 1000 * s * longer, 0, LOSSES, cpu_ms=cpu_ms, queued_ms=queued_ms)
+            own = ms * rng.uniform(1, 1.03) if known else None
+            longer = ms * rng.uniform(1.4, 2.2)
+            if whole:
+                return ProgramRun(None, None, longer, 0, LOSSES, own_run_ms=own)
+            return ProgramRun(longer, longer / 1.1, 1000.0, 40, LOSSES, own_step_ms=own)
 
         return run
 
-    return run_trial(program(before_s), program(after_s), most_rounds=5)
+    return run_trial(program(before_ms), program(after_ms), most_rounds=5)
 
 
-def test_whole_runs_that_never_wait_are_known_by_their_processor_time():
-    trial = whole(10.0, 7.0, 0.97)
+@pytest.mark.parametrize("whole", [False, True])
+def test_time_without_the_wait_for_a_processor_tells_what_neighbours_hide(whole: bool):
+    trial = queued(10.0, 7.0, whole=whole)
     assert 0.67 < trial.ratio.low < trial.ratio.high < 0.73
-    for other in (whole(10.0, 7.0, 0.5), whole(10.0, 7.0, 0.97, is_told=False)):
-        assert other.ratio.high > other.ratio.low + 0.2
-
-
-def test_steps_that_never_wait_are_known_by_their_processor_time():
-    rng = np.random.default_rng(0)
-
-    def program(ms: float, share: float):
-        def run(_number: int) -> ProgramRun:
-            low_ms = ms * rng.uniform(1, 1.8)
-            cpu_ms = share * ms * rng.uniform(1, 1.03)
-            return ProgramRun(2 * low_ms, low_ms, 1000.0, 40, LOSSES, step_cpu_ms=cpu_ms, step_busy=share)
-
-        return run
-
-    trial = run_trial(program(10.0, 1.0), program(7.0, 1.0), most_rounds=5)
-    assert 0.67 < trial.ratio.low < trial.ratio.high < 0.73
-    trial = run_trial(program(10.0, 0.4), program(7.0, 0.4), most_rounds=5)  # most of a step is no computing
+    trial = queued(10.0, 7.0, whole=whole, known=False)
     assert trial.ratio.high > trial.ratio.low + 0.2
+    equal = [queued(10.0, 10.0, whole=whole, seed=seed) for seed in range(100)]
+    assert sum(trial.ratio.high < 1 or trial.ratio.low > 1 for trial in equal) <= 5
 
 
 def test_equal_programs_are_rarely_called_different():

@@ -23,7 +23,7 @@ from typing import Any
 from torchtriage.core.record.call_probe import CallProbe
 from torchtriage.core.record.environment import gather
 from torchtriage.core.record.profiler_capture import BUSY, Capture, ProfilerBusyError, capture_ended, devices
-from torchtriage.core.record.timing import clocks, settled, step_wall_ns
+from torchtriage.core.record.timing import OwnTime, settled, step_wall_ns
 from torchtriage.core.record.torch_hooks import may_compile
 from torchtriage.core.record.unused_gradients import GradientWatch
 
@@ -91,12 +91,11 @@ class RecordPlan:
 
 @dataclass
 class _Timed:
-    """``cpu_ns`` : of the process in a step; ``busy`` : of its time with a processor. 0 where not all are timed."""
+    """``own_ns`` : mean of a step without the wait for a processor; None where that is not known."""
 
     step_ns: list[int]
     settled: bool = False
-    cpu_ns: float = 0.0
-    busy: float = 0.0
+    own_ns: float | None = None
 
 
 class Recorder:
@@ -167,7 +166,7 @@ class Recorder:
         self._last_ns = 0
         self._start_ns = 0
         self._entered_ns = 0
-        self._entered_clocks = (0, 0, 0)
+        self._own = OwnTime()
         self._look_at = 0
         self._look_ns = 0
         self._n_compiled = 0
@@ -333,8 +332,8 @@ class Recorder:
         long_enough = sum(times) >= plan.min_timing_s * 1e9
         if (timed.settled and long_enough) or late or n >= at_most:
             timed.step_ns = recent
-            took, cpu, queued = (end - begin for begin, end in zip(self._entered_clocks, clocks(), strict=True))
-            timed.cpu_ns, timed.busy = cpu / max(self._phase_steps, n), cpu / max(took - queued, 1)
+            own_ns = self._own.passed_ns()
+            timed.own_ns = None if own_ns is None else own_ns / max(self._phase_steps, n)
             self._next()
 
     def _begins_capture(self, _now: int) -> None:
@@ -381,7 +380,7 @@ class Recorder:
             if state in (AGAIN, WARM_UP):
                 self._write()
         self._last_ns = self._entered_ns = perf_counter_ns()
-        self._entered_clocks = clocks()
+        self._own = OwnTime()
         self._look_at = self.plan.timing_steps
         self._look_ns = self._entered_ns + int(self.plan.max_timing_s * 1e9)
 

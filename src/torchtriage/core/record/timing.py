@@ -14,6 +14,8 @@ from time import perf_counter_ns, process_time_ns
 
 SETTLED = 0.05
 """Halves whose medians differ by less say the same."""
+ONE_THREAD = 1.1
+"""Processor time for each second of a process in which one thread computes at a time."""
 OUTLIER = 3.0
 """A step longer than this many medians is not steady (as in a trace)."""
 
@@ -42,10 +44,32 @@ def step_wall_ns(step_ns: Sequence[int], *, all_steps: bool) -> float | None:
     return fmean(step for step in step_ns if step <= limit)
 
 
-def clocks() -> tuple[int, int, int]:
-    """Return the time, what this process has computed, and what its main thread has waited for a processor, in ns."""
+class OwnTime:
+    """The time since it was made less what the main thread waited for a processor: what neighbours do not lengthen.
+
+    Linux tells the latter. A process whose threads or children compete with each other makes such a wait by itself.
+    """
+
+    def __init__(self) -> None:
+        self._begun = self._clocks()
+
+    def passed_ns(self) -> int | None:
+        """Return it in ns; None where more than one thread computes, or children may."""
+        took, cpu, queued = (now - before for now, before in zip(self._clocks(), self._begun, strict=True))
+        own = took - queued
+        return own if own > 0 and cpu <= ONE_THREAD * own and not _has_children() else None
+
+    @staticmethod
+    def _clocks() -> tuple[int, int, int]:
+        try:
+            queued = int(Path("/proc/self/schedstat").read_text(encoding="ascii").split()[1])
+        except (OSError, ValueError, IndexError):
+            queued = 0
+        return perf_counter_ns(), process_time_ns(), queued
+
+
+def _has_children() -> bool:
     try:
-        queued = int(Path("/proc/self/schedstat").read_text(encoding="ascii").split()[1])
-    except (OSError, ValueError, IndexError):
-        queued = 0
-    return perf_counter_ns(), process_time_ns(), queued
+        return any(path.read_text(encoding="ascii").split() for path in Path("/proc/self/task").glob("*/children"))
+    except OSError:
+        return True

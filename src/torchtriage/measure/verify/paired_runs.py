@@ -19,7 +19,7 @@ from torchtriage.core.errors import UsageError
 from torchtriage.core.record.launch import Command, launch
 from torchtriage.core.record.printed_output import PRINTED_FILE
 from torchtriage.core.record.recorder import RECORDING_FILE
-from torchtriage.core.record.timing import step_wall_ns
+from torchtriage.core.record.timing import ONE_THREAD, step_wall_ns
 from torchtriage.core.stats.paired_interval import LEAST_PAIRS, Ratio, ratio_of_pairs
 from torchtriage.core.stats.session_comparison import session_value
 from torchtriage.core.units import NS_PER_MS
@@ -32,8 +32,6 @@ NARROW = 0.02
 """Rounds are added until the interval reaches no further than this from the ratio, each way ..."""
 PLAIN = 0.25
 """... or than this share of the difference: far outside of what looking again could make of equal programs."""
-BUSY = (0.8, 1.1)
-"""Processor time for each second of a run of one thread that does not wait."""
 LAST_WORDS = 12
 INTERRUPTED = (-signal.SIGINT, -signal.SIGTERM)
 """How a program ends that somebody interrupts, together with us."""
@@ -47,9 +45,8 @@ class ProgramRun:
     """One run of one program.
 
     ``step_ms`` : mean time of its timed steps, over the processes of a job; None where no loop was found. ``low_ms`` :
-    the mean of its fastest tenth. ``run_ms`` : of the whole process; ``cpu_ms`` : what it and its children computed of
-    that, ``queued_ms`` : what it waited for a processor. ``step_cpu_ms`` : what the process computes in a step,
-    ``step_busy`` : in which share of the time that it has a processor. ``printed`` : its output until it was ended.
+    the mean of its fastest tenth. ``run_ms`` : of the whole process. ``own_step_ms``, ``own_run_ms`` : without the wait
+    for a processor, where only one thread computes; else None. ``printed`` : its output until it was ended.
     """
 
     step_ms: float | None
@@ -58,10 +55,8 @@ class ProgramRun:
     n_steps: int
     answers: tuple[Answer, ...]
     printed: str = ""
-    cpu_ms: float = 0.0
-    queued_ms: float = 0.0
-    step_cpu_ms: float = 0.0
-    step_busy: float = 0.0
+    own_step_ms: float | None = None
+    own_run_ms: float | None = None
 
 
 @dataclass(frozen=True)
@@ -135,34 +130,23 @@ def _ratio(
     """Return after over before, of the mean steps or, where that is known better, of the fastest tenth.
 
     Neighbours on the machine only ever add time. The fastest steps say nothing of what happens now and then: where the
-    two do not fit each other, the mean counts. Which is taken never depends on who is faster. Of programs that never
-    wait, another one is the processor's time, which is theirs alone; of whole runs it is the only other one.
+    two do not fit each other, the mean counts. Which is taken never depends on who is faster. Another one is the time
+    without the wait for a processor; of whole runs it is the only other one.
     """
     best = mean = ratio_of_pairs(np.array(before_ms), np.array(after_ms), level=LEVEL)
     if any(run.step_ms is None for side in samples for run in side):
-        others = [[[run.cpu_ms for run in side if _computes(side)] for side in samples]]
+        others = [[[run.own_run_ms for run in side] for side in samples]]
     else:
         others = [
-            [[run.low_ms for run in side if run.low_ms] for side in samples],
-            [[run.step_cpu_ms for run in side if _steps_compute(side)] for side in samples],
+            [[run.low_ms for run in side] for side in samples],
+            [[run.own_step_ms for run in side] for side in samples],
         ]
     for before, after in others:
-        if len(before) == len(after) == len(before_ms):
+        if all([*before, *after]):
             other = ratio_of_pairs(np.array(before), np.array(after), level=LEVEL)
             fits = other.low <= mean.high and mean.low <= other.high
             best = other if fits and other.high / other.low < best.high / best.low else best
     return best
-
-
-def _computes(runs: Sequence[ProgramRun]) -> bool:
-    """Whether a program is one thread that waits for nothing but a processor, as its least disturbed run shows."""
-    share = max(run.cpu_ms / (run.run_ms - run.queued_ms) for run in runs)
-    return BUSY[0] <= share <= BUSY[1]
-
-
-def _steps_compute(runs: Sequence[ProgramRun]) -> bool:
-    """Whether steps are of one thread that waits for nothing but a processor."""
-    return all(run.step_cpu_ms > 0 and BUSY[0] <= run.step_busy <= BUSY[1] for run in runs)
 
 
 def sample(
@@ -197,6 +181,7 @@ def sample(
     _run(command, folder, plan, exit_after=steps > 0, cwd=cwd, extra_paths=extra_paths, while_running=look)
     run_ms = (time.monotonic_ns() - begun) / NS_PER_MS
     cpu_ms = 1000 * (_cpu_s() - begun_cpu_s)
+    own_run_ms = run_ms - queued_ms[-1]
     recordings = [_read(path) for path in sorted(folder.glob(f"*/{RECORDING_FILE}"))]
     times = [
         (mean, session_value(np.array(step_ns, np.float64), "low"), len(step_ns))
@@ -214,19 +199,17 @@ def sample(
         n_steps=min((n for *_, n in times), default=0),
         answers=tuple(answer for document in answers for answer in read_answers(document)),
         printed=_printed(folder),
-        cpu_ms=cpu_ms,
-        queued_ms=queued_ms[-1],
-        step_cpu_ms=_of_stages(recordings, "cpu_ns") / NS_PER_MS,
-        step_busy=_of_stages(recordings, "busy"),
+        own_step_ms=_own_step_ms(recordings),
+        own_run_ms=own_run_ms if cpu_ms <= ONE_THREAD * own_run_ms else None,
     )
 
 
-def _of_stages(recordings: Sequence[Any], name: str) -> float:
-    """Return a mean over the timed steps of a run's one process; 0 of several, or where a device works behind."""
+def _own_step_ms(recordings: Sequence[Any]) -> float | None:
+    """Return the mean over the timed steps of a run's one process; None of several, or where a device works behind."""
     if len(recordings) != 1 or recordings[0]["queued"]:
-        return 0.0
-    parts = [recordings[0][stage][name] for stage in ("before", "after") if recordings[0][stage]["step_ns"]]
-    return fmean(parts) if parts and all(parts) else 0.0
+        return None
+    own_ns = [recordings[0][stage]["own_ns"] for stage in ("before", "after") if recordings[0][stage]["step_ns"]]
+    return fmean(own_ns) / NS_PER_MS if own_ns and all(own_ns) else None
 
 
 def _cpu_s() -> float:

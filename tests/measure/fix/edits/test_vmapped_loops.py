@@ -24,7 +24,8 @@ BEFORE, AFTER = change("""
   -             scores[n] = float(-(mean * mean.log()).sum())
   +             return -(mean * mean.log()).sum()
   +
-  +         scores[:] = torch.vmap(of_row, randomness="different", chunk_size=256)(x).detach().cpu().numpy()
+  +         if len(x) > 0:
+  +             scores[:len(x)] = torch.vmap(of_row, randomness="different", chunk_size=256)(x).flatten().tolist()
             return scores
 """)
 
@@ -51,6 +52,14 @@ def test_scores_of_samples_are_computed_at_once():
         ("mean = p.mean(0)", "self.last = p.mean(0)"),
         ("x = torch.from_numpy(x)", "x = list(x)"),
         ("return scores", "return scores, mean"),
+        ("for n in", "for _ in range(9):\n          print(mean)\n          for n in"),  # of the loop before
+        ("for n in", "shown = lambda: mean\n        for n in"),
+        ("for n in", "def shown():\n            print(mean)\n        for n in"),
+        ("mean = p.mean(0)", "mean = p[n]"),
+        ("scores = np.zeros(len(x))", "scores = {}"),
+        ("scores[n] = float(", "self.scores[n] = float("),  # a tensor, an array, or a list
+        ("range(len(x))", "range(next(self.sizes))"),
+        ("range(len(x))", "range(len(x) or 1)"),
     ],
 )
 def test_other_loops_stay(old, new):
@@ -79,7 +88,7 @@ LOOP = """
         ("i in range(len(rows))", "row", "rows[i]"),
     ],
 )
-@pytest.mark.parametrize(("read", "listed"), [(".item()", ".tolist()"), ("", "")])
+@pytest.mark.parametrize(("read", "listed"), [(".item()", ".flatten().tolist()"), ("", "")])
 def test_what_is_put_into_a_list(head, row, use, read, listed):
     before = LOOP.format(head=head, read=read).replace("rows[i]", use)
     new = [
@@ -87,7 +96,8 @@ def test_what_is_put_into_a_list(head, row, use, read, listed):
         f"        logits = torch.softmax({row}, 0)",
         "        return logits.max()",
         "",
-        f'    out.extend(torch.vmap(of_row, randomness="different", chunk_size=256)(rows){listed})',
+        "    if len(rows) > 0:",
+        f'        out.extend(torch.vmap(of_row, randomness="different", chunk_size=256)(rows){listed})',
     ]
     head_lines, tail = source(before).split("    for ")[0], "    return out\n"
     assert proposed(before, "for ", "LCH017", "vmapped-loops") == [head_lines + "\n".join(new) + "\n" + tail]
@@ -105,9 +115,10 @@ def test_scores_are_the_same():
     assert made[0] == pytest.approx(made[1])
 
 
-def made(text, line="for "):
+def made(text, line="for ", lengths=(6, 6)):
     """Return what ``f`` of a text gives for the same tensors, before and after its only proposal."""
     torch = pytest.importorskip("torch")
+    first, second = lengths
     text = f"import torch\nimport torch.nn.functional as F\n\n\n{source(text)}"
     texts = [text, *proposed(text, line, "LCH017", "vmapped-loops")]
     assert len(texts) == 2
@@ -116,7 +127,7 @@ def made(text, line="for "):
         space: dict[str, object] = {}
         exec(item, space)
         torch.manual_seed(0)
-        results.append(space["f"](torch.rand(6, 5, 7), torch.rand(6, 5, 7), torch.rand(7)))
+        results.append(space["f"](torch.rand(first, 5, 7), torch.rand(second, 5, 7), torch.rand(7)))
     return torch, *results
 
 
@@ -141,7 +152,7 @@ def made(text, line="for "):
             return torch.stack(dice)
         """,
         """
-        def f(pred, target, w):
+        def f(pred, target: torch.Tensor, w):
             out = torch.zeros(6, 5, pred.size(1))
             norms = torch.zeros(6)
             for i, (p, g) in enumerate(zip(pred, target)):
@@ -163,7 +174,7 @@ def made(text, line="for "):
             return torch.stack([torch.matmul(pred[..., i], target[:, :, i].t()) for i in range(4)], dim=1)  # for
         """,
         """
-        def f(pred, target, w):
+        def f(pred, target: torch.Tensor, w):
             return sum(F.l1_loss(p, g) for p, g in zip(pred, target)) / pred.size(0)
         """,
     ],
@@ -171,3 +182,147 @@ def made(text, line="for "):
 def test_turns_at_once_give_the_same(text):
     torch, before, after = made(text)
     assert torch.allclose(before, after, atol=1e-5)
+
+
+ROWS = {
+    "a tensor longer than the one gone through": """
+        def f(pred: torch.Tensor, target, w):
+            total = torch.zeros(7)
+            for i, p in enumerate(pred):
+                total += (p - target[i]).sum(0)
+            return total
+        """,
+    "both of a zip": """
+        def f(pred: torch.Tensor, target: torch.Tensor, w):
+            total = torch.zeros(7)
+            for p, g in zip(pred, target):
+                total += (p - g).sum(0)
+            return total
+        """,
+    "a sum of none": """
+        def f(pred: torch.Tensor, target: torch.Tensor, w):
+            return torch.zeros(7) + sum(torch.softmax(p - g, 0).sum(0) for p, g in zip(pred, target))
+        """,
+    "rows counted before more are joined": """
+        def f(pred: torch.Tensor, target, w):
+            n = pred.size(0)
+            total = torch.zeros(7)
+            pred = torch.cat([pred, pred])
+            for i in range(n):
+                total += torch.softmax(pred[i], 0).sum(0)
+            return total
+        """,
+    "rows counted by the caller": """
+        def f(pred: torch.Tensor, target, w, n=0):
+            total = torch.zeros(7)
+            if n is None:
+                n = pred.size(0)
+            for i in range(n):
+                total += torch.softmax(pred[i], 0).sum(0)
+            return total
+        """,
+    "a place for each of more rows": """
+        def f(pred, target, w):
+            out = torch.zeros(9, 7)
+            for i in range(pred.size(0)):
+                out[i] = (pred[i] * w).sum(0)
+            return out
+        """,
+    "places of one number": """
+        def f(pred: torch.Tensor, target, w):
+            out = pred.new_zeros(len(pred))
+            for i in range(len(pred)):
+                out[i] = torch.softmax(pred[i], 0).sum().view(1, 1)
+            return out
+        """,
+    "a place in another dimension": """
+        def f(pred, target, w):
+            out = torch.zeros(7, 9)
+            for i in range(len(pred)):
+                out[:, i] = torch.softmax(pred[i], 0).sum(0)
+            return out
+        """,
+    "numbers in a list": """
+        def f(pred, target, w):
+            out = [0.0] * 9
+            for i in range(pred.size(0)):
+                out[i] = float((pred[i] > 0.5).sum())
+            assert {type(item) for item in out} == {float}
+            return torch.tensor(out)
+        """,
+    "numbers of one place": """
+        def f(pred, target, w):
+            out = []
+            for i in range(pred.size(0)):
+                out.append(torch.softmax(pred[i], 0).sum().view(1, 1).item())
+            assert all(type(item) is float for item in out)
+            return torch.tensor(out)
+        """,
+    "what a sum begins with is another's": """
+        def f(pred, target, w):
+            kept = [w.clone()]
+            total = kept[0]
+            for i in range(pred.size(0)):
+                total += torch.softmax(pred[i], 0).sum(0)
+            return kept[0]
+        """,
+    "numbers made a tensor": """
+        def f(pred, target, w):
+            x = torch.softmax(pred.double(), 0)
+            return torch.tensor([torch.softmax(p, 0).sum().item() for p in x])
+        """,
+    "names of two that end the same": """
+        def f(pred, target, w):
+            a, b = torch.nn.Module(), torch.nn.Module()
+            a.loss, b.loss = 0.0, 0.0
+            for i in range(pred.size(0)):
+                p = torch.softmax(pred[i], 0)
+                a.loss += p.sum()
+                b.loss += p.max()
+            return torch.tensor([float(a.loss), float(b.loss)])
+        """,
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("lengths", [(6, 6), (1, 3), (0, 3), (3, 6)])
+def test_other_numbers_of_rows_give_the_same(name, lengths):
+    torch, before, after = made(ROWS[name], lengths=lengths)
+    assert before.dtype == after.dtype
+    assert torch.allclose(before, after, atol=1e-5)
+
+
+ROW = """
+    import torch
+
+
+    def f(x: torch.Tensor, y, a, b):
+        out, last = [], None
+        for row in x:
+            last = torch.softmax(row, 0)
+            out.append(last)
+        return out
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("for row in x", "for row, other in zip(x, y)"),  # which may be a list
+        ("out.append(last)", "out.append(last)\n            out.append(last + 1)"),
+        ("out.append(last)", "out.append((last, last))"),
+        ("out.append(last)", "out += [last]"),
+        ("out.append(last)", "out.append(last.shape[0])"),
+        ("out.append(last)", "out.append(last)\n            a.count += 1"),
+        ("out, last = [], None", "out, last, sum = [], None, 0"),  # sum() may be needed
+        ("torch.softmax(row, 0)", "torch.softmax(row, 0) or row"),
+        (
+            "row in x:\n            last = torch.softmax(row",
+            "i, row in enumerate(x):\n            last = torch.softmax(row[i]",
+        ),
+        ("out.append(last)", "kept = out\n            kept.append(last)"),
+    ],
+)
+def test_what_is_no_tensor_of_all_rows_stays(old, new):
+    assert proposed(ROW, "for row", "LCH017", "vmapped-loops")
+    assert not proposed(ROW.replace(old, new), "for ", "LCH017", "vmapped-loops")

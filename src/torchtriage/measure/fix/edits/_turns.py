@@ -18,6 +18,7 @@ TENSOR_ONLY = words("""
 """)
 NOT_TENSORS = frozenset({"list", "module", "loader", "dataset", "callable", "profiler"})
 OTHER = re.compile(r"numpy\.|(list|dict|tuple|sorted|zip|map|range)$")
+NUMBER = ast.Name | ast.Attribute | ast.Call | ast.Subscript | ast.BinOp | ast.Constant
 TAKES_LISTS = re.compile(r"^torch\.(tensor|as_tensor|from_numpy|stack|cat|[A-Z]\w*Tensor|utils|optim|save|nn\.[A-Z])")
 
 
@@ -27,11 +28,11 @@ class NotRowsError(Exception):
 
 @dataclass
 class Turns:
-    """``index`` : the variable that counts; ``length`` : how far, as text; ``rows`` : variables with their tensors."""
+    """``index`` : the variable that counts; ``ends`` : the first of them ends it; ``rows`` : variables with tensors."""
 
     module: Module
     index: str = ""
-    length: str = ""
+    ends: list[str] = field(default_factory=list)
     rows: dict[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -41,22 +42,34 @@ class Turns:
         turns._add(target, over)
         return turns
 
+    @property
+    def length(self) -> str:
+        """The number of turns, as text."""
+        return self.ends[0] if len(self.ends) == 1 else f"min({', '.join(self.ends)})"
+
     def _add(self, target: ast.expr, over: ast.expr) -> None:
         called = path_of(over.func) if isinstance(over, ast.Call) and not over.keywords else ""
         given = over.args if isinstance(over, ast.Call) else []
         names = target.elts if isinstance(target, ast.Tuple) else []
-        if called == "range" and len(given) == 1 and isinstance(target, ast.Name):
-            self.index, self.length = target.id, source(self.module, given[0])
+        if called == "range" and len(given) == 1 and isinstance(target, ast.Name) and isinstance(given[0], NUMBER):
+            self._count(target)
+            self.ends.append(source(self.module, given[0]))
         elif called == "enumerate" and len(given) == 1 and len(names) == 2 and isinstance(names[0], ast.Name):
-            self.index = names[0].id
+            self._count(names[0])
             self._add(names[1], given[0])
         elif called == "zip" and len(given) == len(names):
             for name, item in zip(names, given, strict=True):
                 self._add(name, item)
         elif isinstance(target, ast.Name) and path_of(over):
             self.rows[target.id] = path_of(over)
+            self.ends.append(f"len({path_of(over)})")
         else:
             raise NotRowsError
+
+    def _count(self, name: ast.Name) -> None:
+        if self.index:
+            raise NotRowsError
+        self.index = name.id
 
 
 @dataclass
@@ -70,11 +83,14 @@ class Mapped:
 
     def whole(self, length: str) -> str:
         """Return the tensor, of which only ``length`` rows are taken where that is given."""
-        if not length:
-            return self.path
-        if self.axis < -1:
-            raise NotRowsError
-        return f"{self.path}[{':, ' * self.axis if self.axis >= 0 else '..., '}:{length}]"
+        return begun(self.path, self.axis, length) if length else self.path
+
+
+def begun(path: str, axis: int, length: str) -> str:
+    """Return the first ``length`` places of a tensor along one axis."""
+    if axis < -1:
+        raise NotRowsError
+    return f"{path}[{':, ' * axis if axis >= 0 else '..., '}:{length}]"
 
 
 def mapped(turns: Turns, scope: ast.AST, parts: Iterable[ast.AST]) -> tuple[list[Mapped], list[ast.Name]]:
@@ -101,9 +117,11 @@ def mapped(turns: Turns, scope: ast.AST, parts: Iterable[ast.AST]) -> tuple[list
             numbers.append(node)
         else:
             raise NotRowsError
+    if {item.path.partition(".")[0] for item in found} & {turns.index, *turns.rows}:
+        raise NotRowsError
     said = {item.path: is_tensor(module, item.path, scope) for item in found}
     # what is gone through may be a list of tensors; what a place is taken of in a function of torch is rarely one
-    shown = any(said[path] for path in turns.rows.values()) if turns.rows else any(said.values())
+    shown = all(said[path] for path in turns.rows.values()) if turns.rows else any(said.values())
     if False in said.values() or not (shown or (not turns.rows and _names_torch(module, scope))):
         raise NotRowsError
     return found, numbers
@@ -193,14 +211,22 @@ def counts(module: Module, length: str, rows: Mapped, scope: ast.AST) -> bool:
     told |= {f"len({path})"} if axis == 0 else set()
     if length in told:
         return True
-    return any(
-        source(module, value) in told
-        or (place == axis and source(module, value) in (f"{path}.shape", f"{path}.size()"))
-        for value, place in _given(scope, length)
-    )
+    given = list(assigned(scope, length))
+    is_handed = any(isinstance(node, ast.arg) and node.arg == length for node in ast.walk(scope))
+    if len(given) != 1 or is_handed or not length.isidentifier() or len(_stores(scope, length)) != 1:
+        return False
+    value, place = given[0]
+    told_here = source(module, value) in told
+    told_here |= place == axis and source(module, value) in (f"{path}.shape", f"{path}.size()")
+    return told_here and all(node.lineno <= value.lineno for node in _stores(scope, path))
 
 
-def _given(scope: ast.AST, name: str) -> Iterator[tuple[ast.expr, int]]:
+def _stores(scope: ast.AST, path: str) -> list[ast.Name | ast.Attribute]:
+    nodes = [node for node in ast.walk(scope) if isinstance(node, ast.Name | ast.Attribute) and path_of(node) == path]
+    return [node for node in nodes if not isinstance(node.ctx, ast.Load)]
+
+
+def assigned(scope: ast.AST, name: str) -> Iterator[tuple[ast.expr, int]]:
     """Yield what a variable is assigned, and which item of it."""
     for node in ast.walk(scope):
         if isinstance(node, ast.Assign):

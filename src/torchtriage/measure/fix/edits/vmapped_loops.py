@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
 from torchtriage.diagnose.lint.syntax import literal, path_of
 from torchtriage.diagnose.lint.torch_names import words
-from torchtriage.diagnose.lint.work_syntax import appended
+from torchtriage.diagnose.lint.work_syntax import appended, bound_names, parameters
 from torchtriage.measure.fix.edits._flow import Flow, flow_of, mutated
 from torchtriage.measure.fix.edits._torch import torch_in
 from torchtriage.measure.fix.edits._turns import (
     Mapped,
     NotRowsError,
     Turns,
+    assigned,
     axis_of,
+    begun,
     counts,
-    is_tensor,
     is_whole,
     mapped,
     rest_of,
@@ -31,21 +32,31 @@ CODES = words("LCH017 LCH102 LCH107 LCH109 LCH014 HST020 HST114 LCH105")
 AT_ONCE = 256
 """Samples: more would take more memory, and are not faster."""
 NOT_MAPPED = re.compile(
-    r"\.(tolist|numpy|nonzero|backward|unique|masked_select|cpu|item)\(|\bnp\.|(?<![.\w])(len|print|int|float|bool)\(|torch\.(\w*Tensor|tensor|as_tensor|from_numpy)\("
+    r"\.(tolist|numpy|nonzero|backward|unique|masked_select|cpu|item)\(|\bnp\.|(?<![.\w])(len|print|int|float|bool|str)\(|torch\.(\w*Tensor|tensor|as_tensor|from_numpy)\("
 )
 DRAWS = re.compile(r"[dD]ropout|\brand|bernoulli|normal_?\(|multinomial")
 MODEL = re.compile(r"loss|criterion|model|net$|encoder|decoder|head|proj|policy|critic", re.IGNORECASE)
 """Names of what a model or a loss is handed over as."""
+SIZES = words("shape ndim size dim numel device dtype format")
+NO_TENSOR = ast.List | ast.Tuple | ast.Dict | ast.Set | ast.Constant | ast.JoinedStr
+CHOICE = ast.IfExp | ast.BoolOp | ast.Not
+FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
+USED = words("len min sum map float")
+"""Built-in functions that edits call."""
+FILLED = re.compile(r"^torch\.(zeros|ones|empty|full)(_like)?$|\.new_(zeros|ones|empty|full)$")
 
 
 @dataclass
 class Sink:
-    """What a turn leaves: ``target[index] = value``, ``target.append(value)``, or ``target += value``."""
+    """What a turn leaves: ``target[index] = value``, ``target.append(value)``, or ``target += value``.
+
+    ``how`` : ``=``, ``append``, ``+=``, or ``+`` for ``target = target + value``; ``read`` : ``float`` or ``item``.
+    """
 
     target: ast.expr
     value: ast.expr
     how: str
-    was_read: bool
+    read: str
     axis: int = 0
 
 
@@ -62,6 +73,9 @@ def propose(site: Site) -> Iterator[Proposal]:
 
 
 def _asked(site: Site, node: ast.For | ast.ListComp | ast.GeneratorExp) -> Proposal | None:
+    names = [item for item in site.module.parents if isinstance(item, ast.Name) and item.id in USED]
+    if any(isinstance(item.ctx, ast.Store) for item in names):
+        return None
     try:
         edits = _of_loop(site, node) if isinstance(node, ast.For) else _of_comprehension(site, node)
     except NotRowsError:
@@ -81,13 +95,20 @@ def _of_loop(site: Site, loop: ast.For) -> tuple[SourceEdit, ...]:
     if indent is None or loop.orelse or not sinks or len(values) != len(steps):
         raise NotRowsError
     parts = [*values, *(sink.value for sink in sinks)]
-    _check(site, loop, parts, steps, [path_of(sink.target) for sink in sinks])
+    kept, own = [path_of(sink.target) for sink in sinks], {*bound(steps), turns.index, *turns.rows}
+    made = {name: item.value for item in steps if isinstance(item, ast.Assign) for name in bound([item])}
+    _check(site, loop, parts, steps, kept)
     of_row = _OfRow(site, turns, parts)
     name = free_name(module, "of_row", "value_of_row")
-    later = [
-        item for path in {*bound(steps), turns.index, *turns.rows} for item in module.names(path, module.scope(loop))
-    ]
-    if not name or any(item.lineno > (loop.end_lineno or 0) for item in later):
+    outside = {path.partition(".")[0] for path in (*kept, *(item.path for item in of_row.mapped))}
+    if (
+        not name
+        or outside & own
+        or len({*kept}) < len(kept)
+        or not flow_of(module).repeats(loop.iter)
+        or _are_seen(site, loop, own)
+        or not all(own & _named(sink.value) and _is_tensor(sink.value, made) for sink in sinks)
+    ):
         raise NotRowsError
     returned = ", ".join(of_row.text(sink.value) for sink in sinks)
     text = [f"def {name}({', '.join(of_row.names)}):", *(f"{INDENT}{of_row.text(item)}" for item in steps)]
@@ -97,12 +118,12 @@ def _of_loop(site: Site, loop: ast.For) -> tuple[SourceEdit, ...]:
     called = (
         f'{torch}.vmap({name}{of_row.axes}{out}, randomness="different", chunk_size={AT_ONCE})({of_row.given(torch)})'
     )
-    results = [called]
-    text += [f"{INDENT}return {returned}", ""]
-    if len(sinks) > 1:
-        results = [free_name(module, f"{path_of(sink.target).rpartition('.')[2]}_of_rows") for sink in sinks]
-        text.append(f"{', '.join(results)} = {called}")
-    text += [_filled(site, sink, result) for sink, result in zip(sinks, results, strict=True)]
+    results = [called] if len(sinks) == 1 else _results(site, kept)
+    rows = [_filled(site, sink, result, turns) for sink, result in zip(sinks, results, strict=True)]
+    rows = [f"{', '.join(results)} = {called}", *rows] if len(sinks) > 1 else rows
+    if not turns.length.isdigit():  # vmap takes no empty tensors
+        rows = [f"if {turns.length} > 0:", *(f"{INDENT}{row}" for row in rows)]
+    text += [f"{INDENT}return {returned}", "", *rows]
     new = "\n".join(f"{indent}{item}" if item and number else item for number, item in enumerate(text))
     edit = SourceEdit(loop.lineno, loop.col_offset, loop.end_lineno or 0, loop.end_col_offset or 0, new)
     return (edit, *more)
@@ -118,8 +139,12 @@ def _of_comprehension(site: Site, node: ast.ListComp | ast.GeneratorExp) -> tupl
     if node.generators[0].ifs or len(others) > 1 or type(axis) is not int:
         raise NotRowsError
     turns = Turns.of(module, node.generators[0].target, node.generators[0].iter)
-    value, was_read = _unread(node.elt)
-    if was_read != (join in ("torch.tensor", "torch.as_tensor")) and was_read:
+    value, read = _unread(node.elt)
+    if (
+        bool(read) != (join == "torch.tensor")
+        or not _is_tensor(value, {})
+        or not flow_of(module).repeats(node.generators[0].iter)
+    ):
         raise NotRowsError
     _check(site, node, [value], [], [])
     of_row = _OfRow(site, turns, [value])
@@ -127,10 +152,19 @@ def _of_comprehension(site: Site, node: ast.ListComp | ast.GeneratorExp) -> tupl
     out = f", out_dims={axis}" if axis else ""
     text = f"{torch}.vmap(lambda {', '.join(of_row.names)}: {of_row.text(value)}{of_row.axes}{out}, "
     text += f'randomness="different", chunk_size={AT_ONCE})({of_row.given(torch)})'
-    after = {"torch.stack": "", "torch.cat": ".flatten(0, 1)", "sum": ".sum(0)", "torch.tensor": ".detach()"}
-    if join not in after or (axis and join != "torch.stack") or (join == "torch.tensor" and (others or not was_read)):
+    if (axis and join != "torch.stack") or (read and others):
         raise NotRowsError
-    return (replace_node(outer, text + after[join]), *more)
+    is_any = "" if turns.length.isdigit() else f" if {turns.length} > 0 else "
+    if join == "sum":
+        text = f"({text}.sum(0){is_any}0)" if is_any else f"{text}.sum(0)"
+    elif read:
+        numbers = f"[*{_numbers(text, read)}]" if read == "float" else _numbers(text, read)
+        text = f"{source(module, outer.func)}({numbers}{is_any and f'{is_any}[]'})"
+    elif join in ("torch.stack", "torch.cat"):
+        text += ".flatten(0, 1)" if join == "torch.cat" else ""
+    else:
+        raise NotRowsError
+    return (replace_node(outer, text), *more)
 
 
 class _OfRow:
@@ -154,8 +188,6 @@ class _OfRow:
             if not item.name:
                 raise NotRowsError
         self.number = turns.index if self.numbers else ""
-        proved = not turns.length or any(counts(self.module, turns.length, item, self.scope) for item in self.mapped)
-        self.length = "" if proved else turns.length
 
     @property
     def names(self) -> list[str]:
@@ -169,8 +201,8 @@ class _OfRow:
     def given(self, torch: str) -> str:
         """Return what ``vmap`` is handed: the tensors, and the numbers of the turns where they are used."""
         first: Mapped = self.mapped[0]
-        wholes = [item.whole(self.length) for item in self.mapped]
-        length = self.turns.length or f"len({first.path})"
+        length = self.turns.length
+        wholes = [item.whole("" if counts(self.module, length, item, self.scope) else length) for item in self.mapped]
         return ", ".join([*wholes, *([f"{torch}.arange({length}, device={first.path}.device)"] if self.number else [])])
 
     def text(self, node: ast.stmt | ast.expr) -> str:
@@ -236,27 +268,105 @@ def _sink(last: ast.stmt, index: str) -> Sink | None:
             return Sink(target.value, *_both(last.value, "="), axis=axis_of(target, index))
     value, path = last.value, path_of(target)
     if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add) and path and path_of(value.left) == path:
-        return Sink(target, *_both(value.right, "+="))
+        return Sink(target, *_both(value.right, "+"))
     return None
 
 
-def _both(value: ast.expr, how: str) -> tuple[ast.expr, str, bool]:
-    inner, was_read = _unread(value)
-    return inner, how, was_read
+def _both(value: ast.expr, how: str) -> tuple[ast.expr, str, str]:
+    inner, read = _unread(value)
+    return inner, how, read
 
 
-def _filled(site: Site, sink: Sink, result: str) -> str:
+def _results(site: Site, kept: Sequence[str]) -> list[str]:
+    """Return names, each another one, for what all turns give."""
+    names: list[str] = []
+    for path in kept:
+        last = path.rpartition(".")[2]
+        first = [f"{last}_of_rows", *(f"{last}_of_rows_{number}" for number in range(2, len(kept) + 1))]
+        names.append(free_name(site.module, *(name for name in first if name not in names)))
+    if "" in names:
+        raise NotRowsError
+    return names
+
+
+def _filled(site: Site, sink: Sink, result: str, turns: Turns) -> str:
     """Return the statement that keeps what all turns give."""
-    target, module = source(site.module, sink.target), site.module
+    target, numbers = source(site.module, sink.target), _numbers(result, sink.read)
     if sink.how == "append":
-        return f"{target}.extend({result}.tolist())" if sink.was_read else f"{target}.extend({result})"
-    if sink.how == "+=":
-        return f"{target} = {target} + {result}.sum(0){'.item()' if sink.was_read else ''}"
-    place = f"{target}[:]"
-    if not sink.was_read:
-        return f"{place} = {result}"
-    is_kept_in_tensor = is_tensor(module, path_of(sink.target), site.function or module.tree)
-    return f"{place} = {result}.detach(){'' if is_kept_in_tensor else '.cpu().numpy()'}"
+        return f"{target}.extend({numbers if sink.read else result})"
+    if sink.how in ("+=", "+"):
+        added = f"sum({numbers})" if sink.read else f"{result}.sum(0)"
+        return f"{target} += {added}" if sink.how == "+=" else f"{target} = {target} + {added}"
+    kind = _kind(site, sink.target, turns.length)
+    if not kind or (sink.axis and (kind == "list" or sink.read)):
+        raise NotRowsError
+    place = begun(target, sink.axis, turns.length)
+    if not sink.read:
+        return f"{place} = {result}{'.flatten()' if kind == 'numbers' else ''}"
+    if kind == "list":
+        return f"{place} = {numbers}"
+    return f"{place} = {result}.{'flatten().tolist()' if kind == 'array' else 'detach().flatten()'}"
+
+
+def _numbers(result: str, read: str) -> str:
+    """Return the numbers of what all turns give, as ``float`` or ``.item()`` read them."""
+    return f"map(float, {result}.flatten().tolist())" if read == "float" else f"{result}.flatten().tolist()"
+
+
+def _kind(site: Site, target: ast.expr, length: str) -> str:
+    """Return what is filled, which the function makes, as ``_kind_of`` says; nothing where that cannot be seen."""
+    kinds = {
+        _kind_of(site, value, length) if place == -1 else ""
+        for value, place in assigned(site.function or site.module.tree, path_of(target))
+    }
+    return kinds.pop() if len(kinds) == 1 else ""
+
+
+def _kind_of(site: Site, value: ast.expr, length: str) -> str:
+    """Return ``list``, ``array``, ``numbers`` for a tensor of one dimension, ``tensor`` for another one, or nothing."""
+    made = value.left if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Mult) else value
+    if isinstance(made, ast.List):
+        return "list"
+    name = site.module.name_of(value.func) if isinstance(value, ast.Call) else ""
+    if name.startswith("numpy."):
+        return "array"
+    if not isinstance(value, ast.Call) or not FILLED.search(name or path_of(value.func)):
+        return ""
+    sizes = [source(site.module, item) for item in value.args]
+    return "numbers" if len(sizes) == 1 and (sizes[0] == length or sizes[0].isdigit()) else "tensor"
+
+
+def _are_seen(site: Site, loop: ast.For, names: set[str]) -> bool:
+    """Return whether code outside a loop may read what its turns bind: below it, in a next turn, or in a function."""
+    module, scope = site.module, site.module.scope(loop)
+    inside, again = set(ast.walk(loop)), set(ast.walk(site.loops[-1]))
+    for node in ast.walk(scope):
+        if isinstance(node, ast.Global | ast.Nonlocal) and names & {*node.names}:
+            return True
+        if not isinstance(node, ast.Name) or node.id not in names or node in inside:
+            continue
+        function = module.scope(node)
+        is_later = node in again or node.lineno > loop.lineno or module.around(node, ast.Lambda) is not None
+        if function is scope and is_later:
+            return True
+        if function is scope or not isinstance(function, FUNCTION):
+            continue
+        if node.id not in bound_names(function) | parameters(function):
+            return True
+    return False
+
+
+def _is_tensor(value: ast.expr, made: Mapping[str, ast.expr]) -> bool:
+    """Return whether a value can be a tensor, as what ``vmap`` returns has to be; ``made`` : what names stand for."""
+    if isinstance(value, ast.BinOp):
+        return _is_tensor(value.left, made) or _is_tensor(value.right, made)
+    if isinstance(value, ast.Name) and value.id in made:
+        return _is_tensor(made[value.id], {name: item for name, item in made.items() if name != value.id})
+    inner = value.value if isinstance(value, ast.Subscript) else value
+    inner = inner.func if isinstance(inner, ast.Call) else inner
+    if isinstance(inner, ast.Attribute):
+        return inner.attr not in SIZES
+    return not isinstance(inner, NO_TENSOR)
 
 
 def _names(node: ast.Assign) -> bool:
@@ -264,19 +374,23 @@ def _names(node: ast.Assign) -> bool:
     return len(node.targets) == 1 and all(isinstance(item, ast.Name) for item in targets)
 
 
-def _unread(node: ast.expr) -> tuple[ast.expr, bool]:
-    """Return an expression without what reads its value: ``float(x)``, ``x.item()``."""
+def _unread(node: ast.expr) -> tuple[ast.expr, str]:
+    """Return an expression without what reads its value, and what reads it: ``float(x)``, ``x.item()``."""
     if isinstance(node, ast.Call) and path_of(node.func) == "float" and len(node.args) == 1:
-        return node.args[0], True
+        return node.args[0], "float"
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "item":
-        return node.func.value, True
-    return node, False
+        return (node, "") if node.args else (node.func.value, "item")
+    return node, ""
+
+
+def _named(node: ast.expr) -> set[str]:
+    return {item.id for item in ast.walk(node) if isinstance(item, ast.Name)}
 
 
 def _changes_nothing_in(flow: Flow, node: ast.expr) -> bool:
     """Return whether an expression changes nothing: a model may be called in it."""
     for part in ast.walk(node):
-        if isinstance(part, ast.NamedExpr | ast.Await | ast.Yield | ast.IfExp | ast.ListComp | ast.Lambda):
+        if isinstance(part, ast.NamedExpr | ast.Await | ast.Yield | CHOICE | ast.ListComp | ast.Lambda):
             return False
         if isinstance(part, ast.Call) and not _changes_nothing(flow, part):
             return False

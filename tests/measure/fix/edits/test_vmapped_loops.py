@@ -316,6 +316,7 @@ ROW = """
         ("out.append(last)", "out.append(last)\n            a.count += 1"),
         ("out, last = [], None", "out, last, sum = [], None, 0"),  # sum() may be needed
         ("torch.softmax(row, 0)", "torch.softmax(row, 0) or row"),
+        ("torch.softmax(row, 0)", "torch.softmax(row['box'], 0)"),
         (
             "row in x:\n            last = torch.softmax(row",
             "i, row in enumerate(x):\n            last = torch.softmax(row[i]",

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from torchtriage.diagnose.lint.facts import Module
 from torchtriage.diagnose.lint.syntax import literal, path_of
 from torchtriage.diagnose.lint.torch_names import words
-from torchtriage.measure.fix.statements import source
+from torchtriage.measure.fix.statements import free_name, source
 
 TENSOR_ONLY = words("""
     size unsqueeze view view_as permute detach device requires_grad is_cuda unbind new_zeros new_tensor masked_fill cuda
@@ -46,6 +46,16 @@ class Turns:
     def length(self) -> str:
         """The number of turns, as text."""
         return self.ends[0] if len(self.ends) == 1 else f"min({', '.join(self.ends)})"
+
+    def name_length(self) -> list[str]:
+        """Return the statement that counts the turns, of which several things may be the first to end."""
+        if len(self.ends) == 1:
+            return []
+        counted, name = self.length, free_name(self.module, "n_rows", "n_turns")
+        if not name:
+            raise NotRowsError
+        self.ends = [name]
+        return [f"{name} = {counted}"]
 
     def _add(self, target: ast.expr, over: ast.expr) -> None:
         called = path_of(over.func) if isinstance(over, ast.Call) and not over.keywords else ""
@@ -102,6 +112,12 @@ def mapped(turns: Turns, scope: ast.AST, parts: Iterable[ast.AST]) -> tuple[list
     found = [Mapped(path, 0, name) for name, path in turns.rows.items()]
     numbers: list[ast.Name] = []
     for node in (item for part in parts for item in ast.walk(part)):
+        if (
+            isinstance(node, ast.Subscript)
+            and path_of(node.value) in turns.rows
+            and isinstance(literal(node.slice), str)
+        ):
+            raise NotRowsError  # of a list of dictionaries
         if not isinstance(node, ast.Name) or not turns.index or node.id != turns.index:
             continue
         place: ast.AST = module.parents[node]

@@ -110,6 +110,7 @@ def _of_loop(site: Site, loop: ast.For) -> tuple[SourceEdit, ...]:
         or not all(own & _named(sink.value) and _is_tensor(sink.value, made) for sink in sinks)
     ):
         raise NotRowsError
+    counted = turns.name_length()
     returned = ", ".join(of_row.text(sink.value) for sink in sinks)
     text = [f"def {name}({', '.join(of_row.names)}):", *(f"{INDENT}{of_row.text(item)}" for item in steps)]
     torch, more = torch_in(module)
@@ -123,7 +124,7 @@ def _of_loop(site: Site, loop: ast.For) -> tuple[SourceEdit, ...]:
     rows = [f"{', '.join(results)} = {called}", *rows] if len(sinks) > 1 else rows
     if not turns.length.isdigit():  # vmap takes no empty tensors
         rows = [f"if {turns.length} > 0:", *(f"{INDENT}{row}" for row in rows)]
-    text += [f"{INDENT}return {returned}", "", *rows]
+    text += [f"{INDENT}return {returned}", "", *counted, *rows]
     new = "\n".join(f"{indent}{item}" if item and number else item for number, item in enumerate(text))
     edit = SourceEdit(loop.lineno, loop.col_offset, loop.end_lineno or 0, loop.end_col_offset or 0, new)
     return (edit, *more)

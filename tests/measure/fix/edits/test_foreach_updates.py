@@ -63,8 +63,10 @@ def test_a_target_network():
     assert after.endswith("""
         tps = list(target.parameters())
         params = list(online.parameters())
-        torch._foreach_mul_(tps, 1.0 - tau)
-        torch._foreach_add_(tps, params, alpha=tau)
+        tps_data = [tp.data for tp in tps]
+        params_data = [p.data for p in params]
+        torch._foreach_mul_(tps_data, 1.0 - tau)
+        torch._foreach_add_(tps_data, params_data, alpha=tau)
 """)
 
 
@@ -118,7 +120,7 @@ def test_pairs_behind_a_condition_stay():
     assert not proposed(before, "q.add_", "LCH016", EDIT)
 
 
-def test_data_of_parameters_is_changed_without_autograd():
+def test_data_of_parameters_stays_out_of_autograd():
     before, after = change("""
         import torch
 
@@ -127,10 +129,10 @@ def test_data_of_parameters_is_changed_without_autograd():
       -     for p in critic.parameters():
       -         p.data.clamp_(-c, c)  # as in the paper
       +     # as in the paper
-      +     with torch.no_grad():
-      +         params = list(critic.parameters())
-      +         torch._foreach_clamp_min_(params, -c)
-      +         torch._foreach_clamp_max_(params, c)
+      +     params = list(critic.parameters())
+      +     params_data = [p.data for p in params]
+      +     torch._foreach_clamp_min_(params_data, -c)
+      +     torch._foreach_clamp_max_(params_data, c)
     """)
     assert proposed(before, "clamp_", "LCH016", EDIT) == [after]
 
@@ -145,7 +147,61 @@ def test_a_clone_that_is_only_copied():
                 t.data.copy_(p.data.clone())
     """
     (after,) = proposed(before, "copy_", "LCH016", EDIT)
-    assert after.endswith("    torch._foreach_copy_(ts, params)\n")
+    assert after.endswith("    torch._foreach_copy_(ts_data, params_data)\n")
+
+
+def test_a_differentiable_sum_keeps_its_gradient():
+    before, after = change("""
+        import torch
+
+
+        def prox(model, other):
+            total = 0.0
+      -     for w, w_t in zip(model.parameters(), other.database.parameters()):
+      -         total += (w - w_t.data).norm(2)
+      +     ws = list(model.parameters())
+      +     w_ts = list(other.database.parameters())
+      +     w_ts_data = [w_t.data for w_t in w_ts]
+      +     total += torch.stack(torch._foreach_norm(torch._foreach_sub(ws, w_ts_data))).sum()
+            return total
+    """)
+    assert proposed(before, "total +=", "LCH016", EDIT) == [after]
+
+
+def test_what_is_done_to_data_is_unknown_to_autograd():
+    torch = pytest.importorskip("torch")
+    before = """
+        import torch
+
+        def decay(model, other):
+            for p, q in zip(model.parameters(), other.parameters()):
+                p.data.mul_(0.5).add_(q.data, alpha=0.25)
+    """
+    results = []
+    for text in (source(before), *proposed(before, "p.data", "LCH016", EDIT)):
+        torch.manual_seed(0)
+        model, other = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+        space: dict[str, object] = {}
+        exec(text, space)
+        loss = model(model(torch.ones(2, 3))).sum()
+        space["decay"](model, other)
+        loss.backward()
+        results.append([(p.detach(), p.grad, p._version) for p in model.parameters()])
+    assert len(results) == 2
+    for old, new in zip(*results, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(old[:2], new[:2], strict=True))
+        assert old[2] == new[2]
+
+
+def test_other_data_stays():
+    before = """
+        import torch
+
+        def restore(model, kept):
+            for p, k in zip(model.parameters(), kept):
+                p.data = k * 1.0
+    """
+    assert not proposed(before, "p.data =", "LCH016", EDIT)
 
 
 @pytest.mark.parametrize(

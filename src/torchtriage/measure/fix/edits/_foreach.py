@@ -15,7 +15,6 @@ UNARY = words(
 )
 BINARY = words("add clamp_max clamp_min copy div lerp maximum minimum mul pow sub")
 TERNARY = words("addcdiv addcmul")
-SAME = frozenset({"data", "detach"})
 
 
 class NotListsError(Exception):
@@ -26,8 +25,8 @@ class NotListsError(Exception):
 class Lists:
     """Translates expressions and statements; ``names`` : the list that stands for each variable of the loop.
 
-    ``entries`` : makes the list of an attribute or an entry (``p.grad``, ``state[k]``). ``source`` : gives the text of
-    a node. ``free`` : gives a name that nothing has. ``rows`` : the statements so far.
+    ``entries`` : makes the list of an attribute or an entry (``p.grad``, ``p.data``, ``state[k]``). ``source`` : gives
+    the text of a node. ``free`` : gives a name that nothing has. ``rows`` : the statements so far.
     """
 
     torch: str
@@ -47,9 +46,7 @@ class Lists:
             return self.source(node)
         if isinstance(node, ast.Name):
             return self.names[node.id]
-        if isinstance(node, ast.Attribute) and node.attr in SAME:
-            return self.expression(node.value)
-        if isinstance(node, ast.Attribute | ast.Subscript):
+        if isinstance(node, ast.Attribute | ast.Subscript) or without_history(node) is not None:
             return self.entries(node)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
             return self._call("neg", [self.expression(node.operand)])
@@ -74,8 +71,6 @@ class Lists:
             if isinstance(target, ast.Name) and self.is_list(node.value) and target.id not in self.names:
                 self.rows.append(f"{target.id} = {self.expression(node.value)}")
                 self.names[target.id] = target.id
-            elif isinstance(target, ast.Attribute) and target.attr == "data":
-                self._in_place("copy", self.expression(target), [node.value], [])
             else:
                 raise NotListsError
         else:
@@ -110,8 +105,6 @@ class Lists:
             raise NotListsError
         given = list(node.args) if path_of(node.func.value) == self.torch else [node.func.value, *node.args]
         name = node.func.attr
-        if name in SAME:
-            return self.expression(given[0])
         if name == "square":
             return self._call("mul", [self.expression(given[0])] * 2)
         return self._call(name, *self._arguments(name, given, node.keywords))
@@ -204,6 +197,13 @@ class Lists:
         if name not in UNARY | BINARY | TERNARY:
             raise NotListsError
         return f"{self.torch}._foreach_{name}({', '.join([*given, *(options or [])])})"
+
+
+def without_history(node: ast.expr) -> ast.expr | None:
+    """Return ``x`` of ``x.data`` and ``x.detach()``, None for anything else."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "detach":
+        return None if node.args else node.func.value
+    return node.value if isinstance(node, ast.Attribute) and node.attr == "data" else None
 
 
 def _not_cloned(node: ast.expr) -> ast.expr:

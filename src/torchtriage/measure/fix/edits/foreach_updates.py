@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from torchtriage.diagnose.lint.edits import SourceEdit, lines_of, replace_node
 from torchtriage.diagnose.lint.facts import Module
 from torchtriage.diagnose.lint.syntax import names_in, path_of
-from torchtriage.measure.fix.edits._foreach import Lists, NotListsError
+from torchtriage.measure.fix.edits._foreach import Lists, NotListsError, without_history
 from torchtriage.measure.fix.edits._torch import torch_in
 from torchtriage.measure.fix.proposal import Proposal, Site
 from torchtriage.measure.fix.statements import INDENT, body_of, indent_of, replaced_in, source
@@ -30,7 +30,6 @@ NORMS = [
     (rf"\(*{_X}\.abs\(\)\.sum\(\)\)?{_READ}", ", 1", False),
 ]
 """Terms of a sum over parameters: the pattern, the order of the norm, and whether it is squared."""
-OFF = re.compile(r"no_grad|inference_mode|set_grad_enabled\(False\)")
 PLURALS = {"p": "params", "param": "params", "parameter": "parameters"}
 
 
@@ -89,12 +88,9 @@ def _lists(module: Module, loop: ast.stmt) -> SourceEdit | None:
     if not isinstance(loop, ast.For) or loop.orelse:
         return None
     try:
-        rows, torch = _sum_of_norms(module, loop) or _rows(module, loop)
+        return _instead(module, loop, _sum_of_norms(module, loop) or _rows(module, loop))
     except NotListsError:
         return None
-    if ".data" in source(module, loop) and not _is_off(module, loop):
-        rows = [f"with {torch}.no_grad():", *(f"{INDENT}{row}" for row in rows)]
-    return _instead(module, loop, rows)
 
 
 class _Loop:
@@ -175,17 +171,23 @@ class _Loop:
         return self.made[text]
 
     def entries(self, node: ast.expr) -> str:
-        """Return the list of an attribute, or an entry, of each tensor."""
+        """Return the list of an attribute, or an entry, of each tensor; ``.data`` and ``.detach()`` stay in it."""
         inside = [name for name in self.lists if name in names_in(node)]
-        if len(inside) != 1 or not isinstance(node, ast.Attribute | ast.Subscript):
+        tensor = without_history(node) or node
+        if len(inside) != 1 or not isinstance(tensor, ast.Name | ast.Attribute | ast.Subscript):
             raise NotListsError
-        if isinstance(node, ast.Attribute) and (node.attr != "grad" or path_of(node) == ""):
+        if isinstance(tensor, ast.Name):
+            name = f"{_plural(tensor.id)}_data"
+        elif isinstance(tensor, ast.Subscript):
+            name = f"{path_of(tensor.value).rpartition('.')[2]}_values"
+        elif tensor.attr == "grad" and path_of(tensor):
+            name = "grads"
+        else:
             raise NotListsError
-        name = "grads" if isinstance(node, ast.Attribute) else f"{path_of(node.value).rpartition('.')[2]}_values"
         return self._new(name, f"[{ast.unparse(node)} for {inside[0]} in {self.lists[inside[0]]}]")
 
 
-def _rows(module: Module, loop: ast.For) -> tuple[list[str], str]:
+def _rows(module: Module, loop: ast.For) -> list[str]:
     torch, _ = torch_in(module)
     known = _Loop(module, loop)
     if not any(_is_tensors(module, node) for node in ast.walk(loop)):
@@ -211,12 +213,12 @@ def _rows(module: Module, loop: ast.For) -> tuple[list[str], str]:
     ):
         raise NotListsError  # what the last turn left is used
     if not known.test:
-        return [*known.rows, *lists.rows], torch
+        return [*known.rows, *lists.rows]
     (chosen,) = known.lists.values()  # operators on lists want one tensor at least
-    return [*known.rows, f"if {chosen}:", *(f"{INDENT}{row}" for row in lists.rows)], torch
+    return [*known.rows, f"if {chosen}:", *(f"{INDENT}{row}" for row in lists.rows)]
 
 
-def _sum_of_norms(module: Module, loop: ast.For) -> tuple[list[str], str] | None:
+def _sum_of_norms(module: Module, loop: ast.For) -> list[str] | None:
     """Return the rows of ``total += p.grad.norm().item() ** 2``, of all gradients or parameters at once."""
     known = _Loop(module, loop)
     last = known.body[-1]
@@ -241,21 +243,9 @@ def _sum_of_norms(module: Module, loop: ast.For) -> tuple[list[str], str] | None
     norms = f"{torch}.stack({torch}._foreach_norm({made}{order}))"
     row = f"{last.target.id} += {norms}{'.square()' * squared}.sum(){'.item()' * was_read}"
     if not known.test:
-        return [*known.rows, *lists.rows, row], torch
+        return [*known.rows, *lists.rows, row]
     (chosen,) = known.lists.values()
-    return [*known.rows, f"if {chosen}:", *(f"{INDENT}{item}" for item in (*lists.rows, row))], torch
-
-
-def _is_off(module: Module, node: ast.AST) -> bool:
-    """Return whether autograd is off where a loop stands, by a block or decorator around it."""
-    around = module.parents.get(node)
-    while around is not None:
-        heads = [item.context_expr for item in around.items] if isinstance(around, ast.With) else []
-        heads += around.decorator_list if isinstance(around, ast.FunctionDef) else []
-        if any(OFF.search(ast.unparse(head)) for head in heads):
-            return True
-        around = module.parents.get(around)
-    return False
+    return [*known.rows, f"if {chosen}:", *(f"{INDENT}{item}" for item in (*lists.rows, row))]
 
 
 def _is_tensors(module: Module, node: ast.AST) -> bool:

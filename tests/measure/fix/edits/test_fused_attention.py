@@ -218,3 +218,107 @@ def test_scores_that_are_hidden_in_a_way_that_cannot_be_seen_stay():
     """
     for hides in ("hide(scores)", "scores = hide(scores)", "scores[mask] = -1e9", "scores.clamp_(max=5)"):
         assert not proposed(before.format(hides), "return out", "HST114", "fused-attention")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        # what the operator would read is another value there, or gone
+        """
+        scores = q @ k.mT
+        if mask is not None:
+            scores = scores.masked_fill(mask == 0, float("-inf"))
+            mask = None
+        out = torch.softmax(scores, dim=-1) @ v
+        """,
+        """
+        scores = q @ k.mT
+        q = q + 1
+        out = torch.softmax(scores, dim=-1) @ v
+        """,
+        """
+        scores = q @ k.mT
+        if mask is None:
+            k.mul_(2)
+        out = torch.softmax(scores, dim=-1) @ v
+        """,
+        """
+        scores = q @ k.mT
+        scores = scores.masked_fill(scores > 5, float("-inf"))
+        out = torch.softmax(scores, dim=-1) @ v
+        """,
+        """
+        scores = q @ k.mT
+        q = torch.softmax(scores, dim=-1)
+        out = q @ q
+        """,
+        """
+        for part in parts:
+            if part > 0:
+                q = q + scores
+            scores = q @ k.mT
+            out = torch.softmax(scores, dim=-1) @ v
+        """,
+        # what is filled in is high, or unknown
+        """
+        scores = (q @ k.mT).masked_fill(mask, 1e9)
+        out = torch.softmax(scores, dim=-1) @ v
+        """,
+        """
+        scores = (q @ k.mT).masked_fill(mask, torch.finfo(q.dtype).max)
+        out = torch.softmax(scores, dim=-1) @ v
+        """,
+        """
+        scores = (q @ k.mT).masked_fill(mask, mask_value)
+        out = torch.softmax(scores, dim=-1) @ v
+        """,
+        # factors that are tensors
+        """
+        scores = dim_weights * (q @ k.mT)
+        out = torch.softmax(scores, dim=-1) @ v
+        """,
+        """
+        scores = q @ k.mT
+        if mask is not None:
+            scores = scores * scale_of_each
+        out = torch.softmax(scores, dim=-1) @ v
+        """,
+        """
+        logit_scale = torch.clamp(parts, max=4.6).exp()
+        out = torch.softmax(q @ k.mT * logit_scale, dim=-1) @ v
+        """,
+    ],
+)
+def test_attention_of_which_one_operator_would_make_another_stays(body):
+    lines = source(body).replace("\n", "\n    ")
+    text = f"import torch\n\n\ndef attend(q, k, v, mask, parts, dim_weights, scale_of_each):\n    {lines}return out\n"
+    assert not proposed(text, "out = ", "HST114", "fused-attention")
+
+
+@pytest.mark.parametrize(
+    "low", ["-1e9", "-torch.finfo(q.dtype).max", "torch.finfo(q.dtype).min", "-torch.inf", "LOW", "lowest"]
+)
+@pytest.mark.parametrize(
+    "factor", ["/ math.sqrt(d)", "* scale", "* q.shape[-1] ** -0.5", "* settled", "/ self.head_dim ** 0.5"]
+)
+def test_numbers_of_attention(low, factor):
+    before = f"""
+        import math
+        import torch
+
+        LOW = float("-inf")
+
+        class Attention:
+            def __init__(self, width):
+                self.head_dim = width
+
+            def attend(self, q, k, v, mask, scale):
+                settled = scale or 0.125
+                d = q.size(-1)
+                lowest = torch.finfo(q.dtype).min
+                scores = (q @ k.mT {factor}).masked_fill(mask, {low})
+                out = torch.softmax(scores, dim=-1) @ v
+                return out
+    """
+    (after,) = proposed(before, "out = ", "HST114", "fused-attention")
+    assert "attn_mask=~mask, scale=" in after

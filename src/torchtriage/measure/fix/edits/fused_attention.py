@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +12,8 @@ from torchtriage.diagnose.lint.base import add_keyword, keyword, literal, replac
 from torchtriage.diagnose.lint.edits import SourceEdit
 from torchtriage.diagnose.lint.facts import Module
 from torchtriage.diagnose.lint.syntax import names_in, path_of
-from torchtriage.measure.fix.edits._settings import origin_of
+from torchtriage.measure.fix.edits._flow import flow_of, loads, meets
+from torchtriage.measure.fix.edits._settings import DEPTH, origin_of
 from torchtriage.measure.fix.edits._torch import calls_at, torch_in
 from torchtriage.measure.fix.proposal import Proposal, Site
 from torchtriage.measure.fix.statements import body_of, remove, source
@@ -22,7 +24,10 @@ SWAPPED = re.compile(r"\.(transpose\((-2, -1|-1, -2|2, 3|3, 2)\)|mT|permute\((0,
 SWAPPED_BATCH = re.compile(r"\.transpose\((1, 2|2, 1)\)$")
 FULLY = "rows of which nothing is seen give other values"
 INFINITE = re.compile(r"\binf\b")
-NEVER = re.compile(r"-?\s*(float\(|math\.inf|torch\.inf|np\.inf|1e\d|\d+e\d)|.*(finfo|mask_fill|neg_inf|mask_value)")
+LOW = -1e4
+"""Scores at most this high have no weight after softmax."""
+NUMBER = re.compile(r"(\w+_)?(scale|scaling|factor|temperature|dim|size)|dim_(head|k|key)|d_(k|head|model)|dk?|c|C")
+"""Names of numbers, for those whose value the file doesn't say."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +146,9 @@ class _Chain:
     def edits(self, product: Product) -> tuple[SourceEdit, ...]:
         found = self._weights(product.left)
         value, order = source(self.module, product.right), ("", "")
-        if found is None or self._needed_elsewhere() or (found.mask and found.scores != "".join(found.letters or "")):
+        if found is None or self._needed_elsewhere() or self._reads_other_values(found, value):
+            return ()
+        if found.mask and found.scores != "".join(found.letters or ""):
             return ()
         if product.letters is not None:
             weights, values, joined = product.letters
@@ -223,8 +230,10 @@ class _Chain:
             return Attention(query, key[: swapped.start()]) if swapped else None
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div | ast.Mult):
             sides = [node.left, node.right]
-            if isinstance(node.op, ast.Mult) and self._is_number(node.left):
+            if isinstance(node.op, ast.Mult) and _is_number(self.module, node.left):
                 sides.reverse()
+            elif not _is_number(self.module, node.right):
+                return None
             inner = self._scores(sides[0], axis)
             if inner is None or inner.scale != "1.0" or (inner.mask and not inner.filled):
                 return None
@@ -239,14 +248,9 @@ class _Chain:
         if isinstance(node, ast.Call):
             name, given = self._call(node)
             fills = name.rpartition(".")[2] in ("masked_fill", "masked_fill_") and len(given) == 3
-            if fills and NEVER.match(source(self.module, given[2])):
+            if fills and _known(self.module, given[2]) <= LOW:
                 return self._masked(self._scores(given[0], axis), _seen(self.module, given[1]), filled=True)
         return None
-
-    def _is_number(self, node: ast.expr) -> bool:
-        """Return whether a factor is a setting, and not what comes from above."""
-        name = re.search(r"scale|sqrt|temp|d_k|dim", source(self.module, node))
-        return isinstance(node, ast.Constant) or (name is not None and _product(self.module, node) is None)
 
     def _hidden(self, node: ast.expr, axis: int) -> Attention | None:
         """Return scores that the statement above hides some of in place, or only under a condition."""
@@ -294,7 +298,7 @@ class _Chain:
             called, given = self._call(statement.value)
             if called in (".mul_", ".div_") and len(given) == 2:
                 value = ast.BinOp(given[0], ast.Mult() if called == ".mul_" else ast.Div(), given[1])
-        if not isinstance(value, ast.BinOp) or path_of(value.left) != name:
+        if not isinstance(value, ast.BinOp) or path_of(value.left) != name or not _is_number(self.module, value.right):
             return ""
         factor = source(self.module, value.right)
         factor = factor if re.fullmatch(r"[\w.]+(\(.*\))?", factor) else f"({factor})"
@@ -315,7 +319,7 @@ class _Chain:
         fills = called in (".masked_fill", ".masked_fill_")[isinstance(statement, ast.Expr) :]
         if not fills or len(given) != 3 or path_of(given[0]) != name:
             return ""
-        return _seen(self.module, given[1]) if NEVER.match(source(self.module, given[2])) else ""
+        return _seen(self.module, given[1]) if _known(self.module, given[2]) <= LOW else ""
 
     def _masked(self, inner: Attention | None, mask: str, *, filled: bool = False) -> Attention | None:
         if inner is None or inner.mask:
@@ -340,18 +344,81 @@ class _Chain:
             return ""
         return f"{source(self.module, p)} if {source(self.module, training)} else 0.0"
 
+    def _names(self) -> set[str]:
+        """Return the names that the chain gives its scores and weights."""
+        return {path_of(item.targets[0]) for item in self.used if isinstance(item, ast.Assign)}
+
     def _needed_elsewhere(self) -> bool:
-        """Return whether scores or weights are read by anything but this chain."""
+        """Return whether scores or weights are read by anything but this chain, in a loop also above it."""
         if not self.used:
             return False
-        names = {path_of(item.targets[0]) for item in self.used if isinstance(item, ast.Assign)}
         chain = {part for part in (self.node, *self.used) for part in ast.walk(part)}
-        first = min(item.lineno for item in self.used)
+        looped = self.module.around(self.node, ast.For, ast.While) is not None
+        first = 0 if looped else min(item.lineno for item in self.used)
         return any(
             isinstance(item.ctx, ast.Load) and item not in chain and item.lineno >= first
-            for name in names
+            for name in self._names()
             for item in self.module.names(name, self.module.scope(self.node))
         )
+
+    def _reads_other_values(self, found: Attention, value: str) -> bool:
+        """Return whether what the chain reads is gone, or may have changed, where the one operator reads it."""
+        parts = [found.query, found.key, value, found.scale, found.mask, found.dropout]
+        if self._names() & names_in(ast.parse(f"[{', '.join(filter(None, parts))}]")):
+            return True
+        flow = flow_of(self.module)
+        for statement in self.used:
+            below = self.above[self.above.index(statement) :]
+            left = [item for other in below for item in self._left_of(other)]
+            changed = flow.changes(left) | flow.handed(left)
+            if any(meets(path, changed) for path in loads(statement)):
+                return True
+        return False
+
+    def _left_of(self, statement: ast.stmt) -> list[ast.stmt]:
+        """Return what stays of a statement: all, nothing, or the body of a condition without the part taken out."""
+        if statement not in self.used:
+            return [statement]
+        part = self.parts.get(statement, statement)
+        body = statement.body if isinstance(statement, ast.If) and part is not statement else []
+        return [item for item in body if item is not part]
+
+
+def _known(module: Module, node: ast.expr, depth: int = DEPTH) -> float:
+    """Return the number that an expression is, infinite for the ends of a type; not a number where none is known."""
+    node = origin_of(module, node)
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Call):
+        bounds = module.name_of(node.value.func) in ("torch.finfo", "numpy.finfo")
+        return {"min": -math.inf, "max": math.inf}.get(node.attr, math.nan) if bounds else math.nan
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_known(module, node.operand, depth - 1) if depth else math.nan
+    if isinstance(node, ast.Name | ast.Attribute):
+        return math.inf if module.name_of(node) in ("math.inf", "numpy.inf", "torch.inf") else math.nan
+    if isinstance(node, ast.Call) and len(node.args) == 1 and module.name_of(node.func) == "float":
+        node = node.args[0]
+    try:
+        return float(ast.literal_eval(node))
+    except (OverflowError, TypeError, ValueError):
+        return math.nan
+
+
+def _is_number(module: Module, node: ast.expr, depth: int = DEPTH) -> bool:
+    """Return whether a factor is a number, by what it is made of, or else by its name: no tensor can be a scale."""
+    made = origin_of(module, node)
+    if isinstance(made, ast.BinOp | ast.BoolOp | ast.IfExp | ast.UnaryOp):
+        tests = [made.test] if isinstance(made, ast.IfExp) else []
+        parts = [part for part in ast.iter_child_nodes(made) if isinstance(part, ast.expr) and part not in tests]
+        return depth > 0 and all(_is_number(module, part, depth - 1) for part in parts)
+    if isinstance(made, ast.Subscript):
+        return isinstance(made.value, ast.Attribute) and made.value.attr == "shape"
+    if isinstance(made, ast.Call):
+        name = module.name_of(made.func)
+        if name in ("torch.sqrt", "torch.tensor", "numpy.sqrt"):
+            return len(made.args) == 1 and depth > 0 and _is_number(module, made.args[0], depth - 1)
+        method = made.func.attr if isinstance(made.func, ast.Attribute) else ""
+        return name.startswith("math.") or name in ("float", "int", "len") or method in ("size", "item")
+    names = [path_of(part).rpartition(".")[2] for part in (node, made)]
+    return isinstance(made, ast.Constant) or (path_of(made) != "" and any(map(NUMBER.fullmatch, names)))
 
 
 def _seen(module: Module, node: ast.expr) -> str:

@@ -1,4 +1,5 @@
-from measure.fix.proposing import proposed
+import pytest
+from tests.measure.fix.proposing import proposed
 
 EDIT = "read-scalars-later"
 
@@ -19,7 +20,9 @@ def test_sums_of_a_loop_are_read_after_it():
     (after,) = proposed(before, "total += ", "SYN001", EDIT)
     assert "total += loss_fn(out, y).detach() * x.size(0)\n" in after
     assert "correct += (out.argmax(1) == y).sum().detach()\n" in after
-    assert "        n += x.size(0)\n    total = float(total)\n    correct = int(correct)\n    return" in after
+    assert "        n += x.size(0)\n    total = float(total)\n" in after
+    # whole numbers where a count is read, others where a mean is, and the 0 where no turn adds any
+    assert "    if torch.is_tensor(correct):\n        correct = correct.item()\n    return" in after
     assert not proposed(after, "total += ", "SYN001", EDIT)
 
 
@@ -36,7 +39,8 @@ def test_a_list_of_a_script_is_read_after_all_epochs():
         print(losses[-1])
     """
     (after,) = proposed(before, "losses.append", "SYN001", EDIT)
-    assert after.endswith("losses.append(loss.detach())\nlosses = torch.stack(losses).tolist()\nprint(losses[-1])\n")
+    assert "losses.append(loss.detach())\nif losses:\n" in after
+    assert after.endswith("\n    losses = torch.stack(losses).flatten().tolist()\nprint(losses[-1])\n")
 
 
 def test_nothing_where_each_step_uses_the_value():
@@ -101,3 +105,84 @@ def test_a_sum_that_begins_outside_of_a_block():
     (after,) = proposed(before, "total +=", "SYN001", EDIT)
     assert "            total += model(x).mean().detach() * len(x)\n" in after
     assert "        total = float(total)\n    return" in after
+
+
+SPIKES = """
+import torch
+
+def fit(model, loader, state):
+    spikes = []
+    for x in loader:
+        loss = model(x).mean()
+        if loss > 1e6:
+            spikes.append(loss.item())
+    return spikes
+"""
+
+
+def test_a_list_that_may_stay_empty():
+    (after,) = proposed(SPIKES, "spikes.append", "SYN001", EDIT)
+    assert "    if spikes:\n        spikes = torch.stack(spikes).flatten().tolist()\n    return" in after
+    (after,) = proposed(SPIKES.replace("import torch\n", "from x import y\n"), "spikes.append", "SYN001", EDIT)
+    assert "import torch\n" in after
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("spikes = []", 'spikes = state["spikes"]'),  # numbers of an earlier run
+        ("spikes = []", "spikes = state.spikes = []"),
+        ("spikes = []", "spikes = []\n    spikes.append(0.5)"),
+        ("spikes = []", "spikes = []\n    report = lambda: print(spikes)"),
+        ("spikes = []", "spikes = []\n    def report():\n        print(spikes)"),
+        ("loss.item()", "float(state)"),  # no tensor
+        ("            spikes.append", "            print(f'{max(spikes):.2f}')\n            spikes.append"),
+    ],
+)
+def test_a_list_that_is_more_than_what_is_read(old, new):
+    assert not proposed(SPIKES.replace(old, new), "loss = model", "SYN001", EDIT)
+
+
+def test_what_a_handler_goes_on_with():
+    before = """
+        import torch
+
+        def fit(model, loader):
+            total = 0.0
+            try:
+                for x in loader:
+                    total += model(x).mean().item()
+            except KeyboardInterrupt:
+                pass
+            return {"total": total}
+    """
+    assert not proposed(before, "total += ", "SYN001", EDIT)
+
+
+@pytest.mark.parametrize(
+    ("start", "value"),
+    [
+        ("torch.zeros(3)", "x.mean().item()"),
+        ('""', "names[x.argmax().item()]"),
+        ("0.0", "names[x.argmax().item()]"),
+        ("0.0", "math.log(x.mean().item())"),
+    ],
+)
+def test_sums_of_something_else(start, value):
+    before = f"""
+        import torch
+
+        def f(loader, names):
+            total = {start}
+            for x in loader:
+                total += {value}
+            return total
+    """
+    assert not proposed(before, "total += ", "SYN001", EDIT)
+    assert proposed(before.replace(start, "0.0").replace(value, "x.mean().item()"), "total += ", "SYN001", EDIT)
+
+
+def test_a_tensor_that_is_changed_after_it_is_kept():
+    changed = SPIKES.replace("    return", "        loss.div_(2)\n    return")
+    (after,) = proposed(changed, "spikes.append", "SYN001", EDIT)
+    assert "spikes.append(loss.detach().clone())" in after

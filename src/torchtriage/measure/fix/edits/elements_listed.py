@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from types import UnionType
 
 from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
 from torchtriage.diagnose.lint.facts import Module
-from torchtriage.diagnose.lint.syntax import names_in, path_of
+from torchtriage.diagnose.lint.syntax import literal, names_in, path_of
 from torchtriage.diagnose.lint.torch_names import words
+from torchtriage.diagnose.lint.work_words import PURE_METHODS
 from torchtriage.measure.fix.edits._flow import flow_of, meets
+from torchtriage.measure.fix.edits._meanwhile import changed_in_place, is_seen_elsewhere, shared, takes_steps
 from torchtriage.measure.fix.edits._turns import is_tensor
 from torchtriage.measure.fix.proposal import Proposal, Site
 from torchtriage.measure.fix.statements import free_name, insert_before, source
@@ -19,62 +22,154 @@ CODES = words("""
 """)
 CASTS = frozenset({"int", "float", "bool"})
 MOVES = frozenset({"detach", "cpu", "numpy", "item"})
+EAGER = words("all any dict frozenset list max min set sorted sum tuple")
+COMPUTES = PURE_METHODS - words("split rsplit unique items keys values chunk copy get join format tolist")
 Comprehension = ast.ListComp | ast.GeneratorExp | ast.SetComp | ast.DictComp
+Conditional = ast.Lambda | ast.IfExp | ast.BoolOp | Comprehension
+"""What computes parts of an expression not at all, later, or for other values of the same names."""
+Elsewhere = ast.Yield | ast.YieldFrom | ast.Await | ast.Lambda | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+"""What lets other code run between turns, or reads after them."""
+Block = ast.For | ast.AsyncFor | ast.While | ast.Try | ast.TryStar | ast.Match
+Single = ast.Assign | ast.AugAssign | ast.Return | ast.Expr
+Reads = list[tuple[ast.Call, ast.expr]]
 
 
 def propose(site: Site) -> Iterator[Proposal]:
     """Yield the loops and comprehensions at the line that read numbers of a tensor, with a list in its place."""
     for loop in site.loops:
-        if isinstance(loop, ast.For) and (edits := _listed(site, loop, loop.target, loop.iter, loop.body, loop)):
+        if isinstance(loop, ast.For) and (edits := _of_loop(site, loop)):
             yield Proposal(edits, f"take the numbers that the loop in line {loop.lineno} reads out at once")
             return
     for node in ast.walk(site.statement) if site.statement is not None else ():
-        if isinstance(node, Comprehension) and len(node.generators) == 1 and site.statement is not None:
-            over = node.generators[0]
-            given = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
-            if edits := _listed(site, node, over.target, over.iter, [*given, *over.ifs], site.statement):
-                yield Proposal(edits, "take the numbers that are read out at once")
-                return
-
-
-def _listed(
-    site: Site, node: ast.AST, target: ast.expr, over: ast.expr, body: list[ast.stmt] | list[ast.expr], outer: ast.stmt
-) -> tuple[SourceEdit, ...]:
-    reads = [read for part in body for item in ast.walk(part) if (read := _read(item)) is not None]
-    reads.sort(key=lambda read: (read[0].lineno, read[0].col_offset))
-    numbers = {name.id for name in ast.walk(target) if isinstance(name, ast.Name)}
-    rows = [(name, tensor) for name, tensor in _rows(target, over) if _only_read(name, body, reads)]
-    edits: list[SourceEdit | None] = []
-    for name, tensor in rows:
-        if _is_array(site, path_of(tensor), [read for read, value in reads if path_of(value) == name]):
-            edits.append(replace_node(tensor, f"{source(site.module, tensor)}.tolist()"))
-            edits += [_without(read, name) for read, value in reads if path_of(value) == name]
-    changed = flow_of(site.module).changes([node])
-    for path in dict.fromkeys(path for _, value in reads if (path := _indexed(value, numbers))):
-        name = free_name(site.module, f"{path.rpartition('.')[2]}_list", f"{path.rpartition('.')[2]}_numbers")
-        taken = [read for read, value in reads if _indexed(value, numbers) == path]
-        if meets(path, changed) or not name or not _is_array(site, path, taken):
+        if not isinstance(node, Comprehension) or site.module.around(node, ast.stmt) is not site.statement:
             continue
-        edits.append(insert_before(site.module, outer, f"{name} = {path}.tolist()"))
-        edits += [
-            _without(read, _entry(site.module, value, name))
-            for read, value in reads
-            if _indexed(value, numbers) == path
-        ]
-    return tuple(edit for edit in edits if edit is not None) if all(edits) else ()
+        if edits := _of_comprehension(site, node):
+            yield Proposal(edits, "take the numbers that are read out at once")
+            return
 
 
-def _is_array(site: Site, path: str, reads: list[ast.Call]) -> bool:
+def _of_loop(site: Site, loop: ast.For) -> tuple[SourceEdit, ...]:
+    reads = _reads(loop.body)
+    if any(isinstance(item, Elsewhere) for item in ast.walk(loop)):
+        return ()
+    always = set(_always(site.module, loop.body))
+    rows = _of_rows(site, loop, loop.target, loop.iter, reads)
+    return _all(
+        (*rows, *_of_places(site, loop, loop.target, [read for read in reads if read[0] in always], reads, loop))
+    )
+
+
+def _of_comprehension(site: Site, node: Comprehension) -> tuple[SourceEdit, ...]:
+    around, over = site.module.parents[node], node.generators[0]
+    eager = isinstance(around, ast.Call) and (
+        site.module.name_of(around.func) in EAGER
+        or (isinstance(around.func, ast.Attribute) and around.func.attr == "join")
+    )
+    if len(node.generators) > 1 or (isinstance(node, ast.GeneratorExp) and not eager):
+        return ()
+    if any(isinstance(item, Elsewhere) for item in ast.walk(node)):
+        return ()
+    given = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
+    reads = _reads([*given, *over.ifs])
+    edits = _of_rows(site, node, over.target, over.iter, reads)
+    statement = site.statement
+    if isinstance(statement, Single) and not _is_within(site.module, node, statement, Conditional):
+        always = {
+            call for call, _ in _reads(over.ifs[:1] or given) if not _is_within(site.module, call, node, Conditional)
+        }
+        first = [read for read in reads if read[0] in always]
+        edits += _of_places(site, node, over.target, first, reads, statement)
+    return _all(edits)
+
+
+def _all(edits: Iterable[SourceEdit | None]) -> tuple[SourceEdit, ...]:
+    found = tuple(edits)
+    return tuple(edit for edit in found if edit is not None) if all(found) else ()
+
+
+def _of_rows(
+    site: Site, node: ast.For | Comprehension, target: ast.expr, over: ast.expr, reads: Reads
+) -> list[SourceEdit | None]:
+    """Return the edits that go through numbers in place of elements."""
+    edits: list[SourceEdit | None] = []
+    for name, tensor in _rows(target, over):
+        if _only_read(site.module, name, node, target, reads) and _stays(site, path_of(tensor), node):
+            # reading a number takes it out of a tensor of one element, whatever its dimensions
+            edits.append(replace_node(tensor, f"{source(site.module, tensor)}.flatten().tolist()"))
+            edits += [_without(read, name) for read, value in reads if path_of(value) == name]
+    return edits
+
+
+def _of_places(
+    site: Site, turns: ast.For | Comprehension, target: ast.expr, always: Reads, reads: Reads, outer: ast.stmt
+) -> list[SourceEdit | None]:
+    """Return the edits that take a list before ``outer``; ``always`` : the reads of each turn, whatever it does."""
+    node = outer.value if isinstance(outer, Single) and outer.value is not None else outer
+    module, numbers = site.module, {name.id for name in ast.walk(target) if isinstance(name, ast.Name)}
+    edits: list[SourceEdit | None] = []
+    for path in dict.fromkeys(path for _, value in always if (path := _indexed(value, numbers))):
+        name = free_name(module, f"{path.rpartition('.')[2]}_list", f"{path.rpartition('.')[2]}_numbers")
+        taken = [(read, value) for read, value in reads if _indexed(value, numbers) == path]
+        places = {len(_places(value)) for _, value in taken}
+        hidden = any(_is_within(module, read, turns, Comprehension) for read, _ in taken)
+        if not name or len(places) != 1 or hidden or not _stays(site, path, node):
+            continue
+        whole = f"{path}.flatten({places.pop() - 1 or ''})"
+        edits.append(insert_before(module, outer, f"{name} = {whole}.tolist()"))
+        edits += [_without(read, _entry(module, value, name)) for read, value in taken]
+    return edits
+
+
+def _reads(parts: Sequence[ast.AST]) -> Reads:
+    """Return the reads of numbers, the outermost of each: ``int(x[i].item())``."""
+    found: dict[ast.expr, ast.Call] = {}
+    for call, value in (read for part in parts for item in ast.walk(part) if (read := _read(item)) is not None):
+        found.setdefault(value, call)
+    reads = [(call, value) for value, call in found.items()]
+    return sorted(reads, key=lambda read: (read[0].lineno, read[0].col_offset))
+
+
+def _always(module: Module, body: list[ast.stmt]) -> Iterator[ast.Call]:
+    """Yield the calls of each turn, whatever the conditions in it say."""
+    for item in body:
+        if isinstance(item, ast.With):
+            yield from _always(module, item.body)
+        elif not isinstance(item, Block):
+            for call in ast.walk(item.test if isinstance(item, ast.If) else item):
+                if isinstance(call, ast.Call) and not _is_within(module, call, item, Conditional):
+                    yield call
+        if any(isinstance(part, ast.Break | ast.Continue | ast.Return | ast.Raise) for part in ast.walk(item)):
+            return
+
+
+def _is_within(module: Module, node: ast.AST, outer: ast.AST, kinds: UnionType) -> bool:
+    """Return whether between a node and one around it there is one of these kinds."""
+    while (node := module.parents[node]) is not outer:
+        if isinstance(node, kinds):
+            return True
+    return False
+
+
+def _stays(site: Site, path: str, node: ast.AST) -> bool:
+    """Return whether what is read is a tensor that nothing changes meanwhile."""
+    module, flow = site.module, flow_of(site.module)
+    if not _is_array(site, path) or takes_steps(node) or meets(path, flow.changes([node])):
+        return False
+    changed = changed_in_place(module, node) | flow.handed([node])
+    return not any(meets(item, changed) for item in shared(module, site.function or module.tree, [path]))
+
+
+def _is_array(site: Site, path: str) -> bool:
     """Return whether what is read is a tensor, as far as its function shows, and no list."""
     scope = site.function or site.module.tree
     known = is_tensor(site.module, path, scope)
-    made = [
-        item.value
-        for item in ast.walk(scope)
-        if isinstance(item, ast.Assign) and path in map(path_of, item.targets) and isinstance(item.value, ast.Call)
+    assigned = [node for node in ast.walk(scope) if isinstance(node, ast.Assign)]
+    made = [node.value for node in assigned if path in map(path_of, node.targets)]
+    computed = [
+        isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in COMPUTES
+        for value in made
     ]
-    asked = any(isinstance(part, ast.Attribute) and part.attr in MOVES for read in reads for part in ast.walk(read))
-    return known or (known is None and (asked or any(isinstance(item.func, ast.Attribute) for item in made)))
+    return known or (known is None and bool(made) and all(computed))
 
 
 def _read(node: ast.AST) -> tuple[ast.Call, ast.expr] | None:
@@ -102,27 +197,44 @@ def _rows(target: ast.expr, over: ast.expr) -> Iterator[tuple[str, ast.expr]]:
         yield target.id, over
 
 
-def _only_read(name: str, body: list[ast.stmt] | list[ast.expr], reads: list[tuple[ast.Call, ast.expr]]) -> bool:
-    """Return whether a variable is used for nothing but its number."""
-    inside = {item for _, value in reads if path_of(value) == name for item in ast.walk(value)}
-    named = [item for part in body for item in ast.walk(part) if isinstance(item, ast.Name) and item.id == name]
-    return bool(named) and all(item in inside for item in named)
+def _only_read(module: Module, name: str, node: ast.For | ast.expr, target: ast.expr, reads: Reads) -> bool:
+    """Return whether a variable is used for nothing but its number, after the loop as well."""
+    used = {item for _, value in reads if path_of(value) == name for item in ast.walk(value)}
+    own, inside, scope = set(ast.walk(target)), set(ast.walk(node)), module.scope(node)
+    named = [item for item in module.names(name, scope) if item not in own]
+    after = [item for item in named if item not in inside and isinstance(item.ctx, ast.Load)]
+    seen = any(not _is_bound_around(module, item) for item in after) or is_seen_elsewhere(module, name, scope)
+    alone = not isinstance(node, ast.For) or not seen
+    return bool(used) and alone and all(item in used for item in named if item in inside)
+
+
+def _is_bound_around(module: Module, node: ast.Name) -> bool:
+    """Return whether a loop or a comprehension around a name gives it another value."""
+    outer: ast.AST = node
+    while outer in module.parents:
+        outer = module.parents[outer]
+        targets = [item.target for item in outer.generators] if isinstance(outer, Comprehension) else []
+        targets += [outer.target] if isinstance(outer, ast.For) else []
+        if any(node.id in names_in(target) for target in targets):
+            return True
+    return False
 
 
 def _indexed(value: ast.expr, numbers: set[str]) -> str:
     """Return the tensor of ``x[i]`` or ``x[i, j]``, of which a variable of the loop is one place."""
-    places = value.slice.elts if isinstance(value, ast.Subscript) and isinstance(value.slice, ast.Tuple) else []
-    if isinstance(value, ast.Subscript):
-        plain = [item for item in places or [value.slice] if isinstance(item, ast.Name | ast.Constant | ast.BinOp)]
-        if len(plain) == len(places or [value.slice]) and names_in(value.slice) & numbers:
-            return path_of(value.value)
-    return ""
+    if not isinstance(value, ast.Subscript) or not names_in(value.slice) & numbers:
+        return ""
+    plain = all(isinstance(item, ast.Name | ast.BinOp) or type(literal(item)) is int for item in _places(value))
+    return path_of(value.value) if plain else ""
+
+
+def _places(value: ast.expr) -> list[ast.expr]:
+    assert isinstance(value, ast.Subscript)
+    return value.slice.elts if isinstance(value.slice, ast.Tuple) else [value.slice]
 
 
 def _entry(module: Module, value: ast.expr, name: str) -> str:
-    assert isinstance(value, ast.Subscript)
-    places = value.slice.elts if isinstance(value.slice, ast.Tuple) else [value.slice]
-    return name + "".join(f"[{source(module, item)}]" for item in places)
+    return name + "".join(f"[{source(module, item)}]" for item in _places(value))
 
 
 def _without(read: ast.Call, text: str) -> SourceEdit:

@@ -12,6 +12,9 @@ from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
 from torchtriage.diagnose.lint.facts import Module
 from torchtriage.diagnose.lint.syntax import literal, names_in, path_of
 from torchtriage.diagnose.lint.torch_names import words
+from torchtriage.diagnose.lint.work_syntax import bound_names, parameters
+from torchtriage.measure.fix.edits._flow import flow_of, meets
+from torchtriage.measure.fix.edits._meanwhile import changed_in_place, may_wait, shared, takes_steps, viewed
 from torchtriage.measure.fix.proposal import Loop, Proposal, Site
 from torchtriage.measure.fix.statements import INDENT, insert_after, insert_before, source, statement_edit
 
@@ -26,7 +29,7 @@ class Growth(NamedTuple):
     statement: ast.Assign
     path: str
     join: str
-    part: str
+    part: ast.expr
     rest: str
     starts_empty: bool
 
@@ -80,18 +83,21 @@ def _begun(site: Site, growth: Growth, condition: ast.If) -> Proposal | None:
         return None
     edits: list[SourceEdit | None] = []
     alone = len(pairs) == len(condition.body) == len(condition.orelse)
-    same = all(source(module, begins.value) == item.part for item, (_, begins) in pairs)
+    same = all(source(module, begins.value) == source(module, item.part) for item, (_, begins) in pairs)
     rows: list[str] = []
     for item, (_, begins) in pairs:
         name, outer = f"{item.path}_parts", _outermost(site, item, condition)
         starts = None if outer is None else _starts(site, item.path, outer)
-        empty = starts is not None and all(source(module, value) in ("None", "[]") for value in starts)
-        if outer is None or starts is None or name in names_in(module.tree) or (asked and not empty):
+        if outer is None or starts is None or name in names_in(module.tree) or (asked and not starts):
+            return None
+        empty = all(source(module, value) in ("None", "[]") for value in starts)
+        kept = any(_changes(module, outer, part) for part in (item.part, begins.value))
+        if kept or (asked and not empty) or not may_wait(module, item.path, outer):
             return None
         part = source(module, begins.value)
         edits.append(insert_before(module, outer, f"{name} = []" if empty else f"{name} = [{item.path}]"))
         edits.append(insert_after(module, outer, f"if {name}:\n{INDENT}{item.path} = {item.join}({name}{item.rest})"))
-        rows.append(f"{name}.append({item.part})")
+        rows.append(f"{name}.append({source(module, item.part)})")
         if not (asked and same and alone):
             edits += [_statement(begins, f"{name} = [{part}]"), _statement(item.statement, rows[-1])]
     if asked:
@@ -114,14 +120,18 @@ def _outermost(site: Site, growth: Growth, condition: ast.If) -> Loop | None:
 
 
 def _starts(site: Site, path: str, outer: Loop) -> list[ast.expr] | None:
-    """Return what a variable is given before a loop; None where that cannot be told."""
+    """Return what a variable is given before a loop, as often as that is run; None where that cannot be told."""
     values: list[ast.expr] = []
-    for node in site.module.names(path, site.module.scope(outer)):
+    function = site.module.scope(outer)
+    again = site.module.around(outer, ast.For, ast.AsyncFor, ast.While)
+    if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) and path in parameters(function):
+        return None
+    for node in site.module.names(path, function):
         if isinstance(node.ctx, ast.Load) or node.lineno >= outer.lineno:
             continue
         around = site.module.parents[node]
         made = site.module.parents[around] if isinstance(around, ast.Tuple) else around
-        if not isinstance(made, ast.Assign):
+        if not isinstance(made, ast.Assign) or (again is not None and again not in _outside(site.module, made)):
             return None
         value = made.value
         if isinstance(around, ast.Tuple):
@@ -130,6 +140,21 @@ def _starts(site: Site, path: str, outer: Loop) -> list[ast.expr] | None:
             value = value.elts[around.elts.index(node)]
         values.append(value)
     return values
+
+
+def _outside(module: Module, node: ast.AST) -> Iterator[ast.AST]:
+    while node in module.parents:
+        yield (node := module.parents[node])
+
+
+def _changes(module: Module, outer: ast.AST, part: ast.expr) -> bool:
+    """Return whether a part that is kept may be changed before the parts are joined: it is one object in all turns."""
+    kept = shared(module, module.scope(outer), viewed(module, part))
+    own = bound_names(outer)
+    lasting = {path for path in kept if path.partition(".")[0] not in own}
+    trains = takes_steps(outer)
+    changed, handed = changed_in_place(module, outer), flow_of(module).handed([outer])
+    return any(meets(path, changed) for path in kept) or any(trains or meets(path, handed) for path in lasting)
 
 
 def _growth(module: Module, statement: ast.stmt) -> Growth | None:
@@ -159,7 +184,7 @@ def _growth(module: Module, statement: ast.stmt) -> Growth | None:
     join = source(module, value.func)
     join = f"{join.rpartition('.')[0]}.concatenate" if join.endswith(".append") else join
     rest_text = "".join(f", {item}" for item in rest)
-    return Growth(statement, path, join, source(module, pair[1]), rest_text, none)
+    return Growth(statement, path, join, pair[1], rest_text, none)
 
 
 def _reads(root: ast.AST, path: str, without: ast.AST) -> list[ast.expr]:
@@ -190,13 +215,16 @@ def _in_loop(site: Site, growth: Growth) -> Proposal | None:
     if outer is None:
         return None
     name = f"{path}_parts"
-    if name in names_in(module.tree):
+    if name in names_in(module.tree) or not may_wait(module, path, outer) or _changes(module, outer, growth.part):
+        return None
+    starts = _starts(site, path, outer) if growth.starts_empty else None
+    if growth.starts_empty and (not starts or any(source(module, value) != "None" for value in starts)):
         return None
     begin = f"{name} = []" if growth.starts_empty else f"{name} = [{path}]"
     guard = f" if {name} else None" if growth.starts_empty else ""
     edits: list[SourceEdit | None] = [
         insert_before(module, outer, begin),
-        _statement(growth.statement, f"{name}.append({growth.part})"),
+        _statement(growth.statement, f"{name}.append({source(module, growth.part)})"),
         insert_after(module, outer, f"{path} = {growth.join}({name}{growth.rest}){guard}"),
     ]
     return Proposal(tuple(filter(None, edits)), f"join {path} once, after the loop") if all(edits) else None
@@ -206,7 +234,7 @@ def _in_class(site: Site, growth: Growth, first: tuple[ast.If, ast.Assign] | Non
     """Make an attribute a list that other methods join when they read it."""
     appending: ast.stmt = growth.statement
     if first is not None:
-        same = source(site.module, first[1].value) == growth.part
+        same = source(site.module, first[1].value) == source(site.module, growth.part)
         test = source(site.module, first[0].test)
         if not same or len(first[0].body) != 1 or not re.fullmatch(EMPTY.format(growth.path), test):
             return None
@@ -222,9 +250,12 @@ def _in_class(site: Site, growth: Growth, first: tuple[ast.If, ast.Assign] | Non
         for node in ast.walk(module.tree)
         if isinstance(node, ast.Attribute) and node.attr == attribute and node not in inside
     ]
+    kept = shared(module, module.scope(appending), viewed(module, growth.part))
+    if any(meets(item, changed_in_place(module, owner)) for item in kept - {path}):
+        return None
     if foreign or _reads(site.function or owner, path, appending):
         return None
-    edits = [_statement(appending, f"{path}.append({growth.part})")]
+    edits = [_statement(appending, f"{path}.append({source(module, growth.part)})")]
     replaced = set(ast.walk(appending))
     for node in ast.walk(owner):
         if not isinstance(node, ast.Assign) or node in replaced:

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import literal
 from torchtriage.diagnose.lint.edits import SourceEdit
-from torchtriage.diagnose.lint.torch_names import words
+from torchtriage.diagnose.lint.syntax import path_of
+from torchtriage.measure.fix.edits._flow import meets
+from torchtriage.measure.fix.edits._meanwhile import VIEWS, changed_in_place, may_wait
 from torchtriage.measure.fix.edits._torch import torch_in
+from torchtriage.measure.fix.edits._turns import is_tensor
 from torchtriage.measure.fix.proposal import Loop, Proposal, Site
-from torchtriage.measure.fix.statements import body_of, insert_after, source
+from torchtriage.measure.fix.statements import INDENT, body_of, insert_after, source
 
 CODES = frozenset({"LCH014", "SYN001", "SYN004"})
-
-VIEWS = words("""
-    view view_as reshape squeeze unsqueeze flatten detach contiguous select narrow diagonal expand expand_as t float to
-    cpu cuda parameters get_parameter real data double
-""")
-COUNTS = re.compile(r"==|!=|[<>]|argmax|\beq\(|\bne\(")
 
 
 def propose(site: Site) -> Iterator[Proposal]:
@@ -31,7 +27,7 @@ def propose(site: Site) -> Iterator[Proposal]:
     for item in _statements(loop.body):
         edits += _later(site, item)
     if edits:
-        yield Proposal(tuple(edits), f"read what the loop in line {loop.lineno} adds up after it")
+        yield Proposal(tuple(dict.fromkeys(edits)), f"read what the loop in line {loop.lineno} adds up after it")
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -59,26 +55,47 @@ def _later(site: Site, statement: ast.stmt) -> list[SourceEdit]:
     """Return the edits for ``total += loss.item()`` and ``losses.append(loss.item())``."""
     name, value, how = _gathered(statement)
     read = _read(value) if value is not None else None
-    if not name or read is None or value is None or (how == "append" and read[0] is not value):
+    if not name or read is None or value is None or not _is_taken(site, read, value, how):
         return []
     start, outer = _start(site, name, statement)
-    if start is None or outer is None or _is_used(site, name, statement, outer):
+    if start is None or outer is None or _is_used(site, name, statement, outer, start):
+        return []
+    begins = [] if isinstance(start, ast.List) and not start.elts else literal(start)
+    if type(begins) not in ((list,) if how == "append" else (int, float)) or not may_wait(site.module, name, outer):
         return []
     call, tensor = read
     text = source(site.module, tensor)
     if not isinstance(tensor, ast.Name | ast.Attribute | ast.Call | ast.Subscript):
         text = f"({text})"
-    end = (call.end_lineno or 0, call.end_col_offset or 0)
+    torch, imports = torch_in(site.module)
+    cast = isinstance(call.func, ast.Name)
     if how == "append":
-        after = f"{name} = {torch_in(site.module)[0]}.stack({name}).tolist()"
+        numbers = f"{torch}.stack({name}).flatten().tolist()"
+        after = f"if {name}:\n{INDENT}{name} = {f'list(map(float, {numbers}))' if cast else numbers}"
+    elif type(begins) is float:
+        after, imports = f"{name} = float({name})", ()
     else:
-        whole = type(literal(start)) is int and COUNTS.search(text)
-        after = f"{name} = {'int' if whole else 'float'}({name})"
+        after = f"if {torch}.is_tensor({name}):\n{INDENT}{name} = {f'float({name})' if cast else f'{name}.item()'}"
     edit = insert_after(site.module, outer, after)
     if edit is None:
         return []
-    copy = ".clone()" if how == "append" and not _is_new(site, tensor, outer) else ""
-    return [SourceEdit(call.lineno, call.col_offset, *end, f"{text}.detach(){copy}"), edit]
+    end = (call.end_lineno or 0, call.end_col_offset or 0)
+    kept = _is_new(site, tensor, outer) and not meets(path_of(tensor), changed_in_place(site.module, outer))
+    copy = ".clone()" if how == "append" and not kept else ""
+    return [*imports, SourceEdit(call.lineno, call.col_offset, *end, f"{text}.detach(){copy}"), edit]
+
+
+def _is_taken(site: Site, read: tuple[ast.Call, ast.expr], value: ast.expr, how: str) -> bool:
+    """Return whether a tensor can stand where its number does: whole in a list, in plain arithmetic in a sum."""
+    call, tensor = read
+    if isinstance(call.func, ast.Name):
+        path, scope = path_of(tensor), site.function or site.module.tree
+        if site.module.value(tensor).kind != "tensor" and not (path and is_tensor(site.module, path, scope)):
+            return False
+    node: ast.AST = call
+    while node is not value and how != "append" and isinstance(site.module.parents[node], ast.BinOp | ast.UnaryOp):
+        node = site.module.parents[node]
+    return node is value
 
 
 def _is_new(site: Site, tensor: ast.expr, loop: Loop) -> bool:
@@ -139,13 +156,26 @@ def _pairs(statement: ast.stmt) -> Iterator[tuple[ast.expr, ast.expr]]:
                 yield target, statement.value
 
 
-def _is_used(site: Site, name: str, statement: ast.stmt, loop: Loop) -> bool:
-    """Return whether the loop does more with a name than show it as text, which a tensor can be as well."""
+def _is_used(site: Site, name: str, statement: ast.stmt, loop: Loop, start: ast.expr) -> bool:
+    """Return whether more is done with a name, from its start on, than show it as text, which a tensor can be too."""
     own = set(ast.walk(statement))
-    for part in ast.walk(loop):
-        if not isinstance(part, ast.Name) or part.id != name or part in own:
-            continue
-        shown = site.module.around(part, ast.FormattedValue)
-        if not isinstance(shown, ast.FormattedValue) or shown.format_spec is None:
-            return True
-    return False
+    begins = site.module.around(start, ast.Assign)
+    if not isinstance(begins, ast.Assign) or (len(begins.targets) > 1 and isinstance(start, ast.List)):
+        return True
+    if any((begins.end_lineno or 0) < part.lineno < loop.lineno for part in _named(site, name, loop)):
+        return True
+    inside = set(ast.walk(loop))
+    return any(not _is_shown(site, part) for part in _named(site, name, loop) if part in inside and part not in own)
+
+
+def _named(site: Site, name: str, loop: Loop) -> list[ast.Name]:
+    return site.module.names(name, site.module.scope(loop))
+
+
+def _is_shown(site: Site, node: ast.AST) -> bool:
+    """Return whether a name is only formatted as a number, after arithmetic or sums."""
+    while isinstance(node, ast.Name | ast.BinOp | ast.UnaryOp | ast.Subscript | ast.Call):
+        if isinstance(node, ast.Call) and path_of(node.func) not in ("sum", "len"):
+            return False
+        node = site.module.parents[node]
+    return isinstance(node, ast.FormattedValue) and node.format_spec is not None

@@ -61,6 +61,7 @@ def test_numbers_in_a_comprehension():
         ("x = torch.rand(9)", "x = [torch.rand(1)] * 9"),
         ("total += x[i].item()", "total += x[0].item()"),
         ("total += x[i].item()", "step(x)\n        total += x[i].item()"),
+        ("total += x[i].item()", "total += x[i].item()\n        add(x)"),
         ("total += x[i].item()", "opt.step()\n        total += x[i].item()"),
         ("total = 0", "total = 0\n    v = x.view(3, 3)\n    w = v[0]"),
         ("total += x[i].item()", "total += x[i].item() if ok else 0"),
@@ -72,11 +73,14 @@ def test_numbers_in_a_comprehension():
         ("total += x[i].item()", "total += sum(x[i].item() for x in others)"),
         ("total += x[i].item()", "total += x[i].item() + x[i, 0].item()"),
         ("x = torch.rand(9)", "x = others"),
+        ("x = torch.rand(9)", "x = torch.rand(9).numpy()"),  # whose flatten takes no dimension
+        ("x = torch.rand(9)", "x = torch.rand(9)\n    x = x.cpu().numpy().reshape(9)"),
     ],
 )
 def test_others_stay(old, new):
     before = (
-        "import torch\n\n\ndef f():\n    x = torch.rand(9)\n    total = 0\n    for i in range(9):\n"
+        "import torch\n\n\ndef add(y):\n    y += 1\n\n\ndef f():\n"
+        "    x = torch.rand(9)\n    total = 0\n    for i in range(9):\n"
         "        total += x[i].item()\n        w[0] = 1\n    return total\n"
     )
     assert proposed(before, "for i", "HST114", EDIT)

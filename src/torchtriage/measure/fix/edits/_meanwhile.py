@@ -9,7 +9,7 @@ from torchtriage.diagnose.lint.facts import Module
 from torchtriage.diagnose.lint.syntax import path_of
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.diagnose.lint.work_syntax import parameters
-from torchtriage.measure.fix.edits._flow import FORM, flow_of, meets
+from torchtriage.measure.fix.edits._flow import FORM, flow_of, meets, mutated
 from torchtriage.measure.fix.edits._turns import is_tensor
 from torchtriage.measure.fix.proposal import Loop
 from torchtriage.measure.fix.statements import source
@@ -61,7 +61,13 @@ def changed_in_place(module: Module, node: ast.AST) -> set[str]:
     """Return the objects whose contents code changes: not the variables that it only gives another object."""
     nodes = list(ast.walk(node))
     parts = [part for part in nodes if isinstance(part, ast.Call | ast.Subscript)]
-    found = flow_of(module).changes(parts) | {path_of(part.target) for part in nodes if isinstance(part, ast.AugAssign)}
+    flow = flow_of(module)
+    found = flow.changes(parts) | {path_of(part.target) for part in nodes if isinstance(part, ast.AugAssign)}
+    for call in (part for part in nodes if isinstance(part, ast.Call)):
+        known = flow.call(call)
+        for callee in known.callees if known is not None else ():
+            if mutated(callee.node.body) & parameters(callee.node):  # y += 1 of a parameter y
+                found |= {path_of(item) for item in (*call.args, *(given.value for given in call.keywords))}
     return found - {""}
 
 

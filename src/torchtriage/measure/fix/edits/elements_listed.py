@@ -160,7 +160,7 @@ def _stays(site: Site, path: str, node: ast.AST) -> bool:
 
 
 def _is_array(site: Site, path: str) -> bool:
-    """Return whether what is read is a tensor, as far as its function shows, and no list."""
+    """Return whether what is read is a tensor, as far as its function shows, and no list or array of numpy."""
     scope = site.function or site.module.tree
     known = is_tensor(site.module, path, scope)
     assigned = [node for node in ast.walk(scope) if isinstance(node, ast.Assign)]
@@ -169,6 +169,8 @@ def _is_array(site: Site, path: str) -> bool:
         isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in COMPUTES
         for value in made
     ]
+    if any(isinstance(part, ast.Attribute) and part.attr == "numpy" for value in made for part in ast.walk(value)):
+        return False
     return known or (known is None and bool(made) and all(computed))
 
 

@@ -265,7 +265,8 @@ class Flow:
         if name in PURE_BUILTINS or PURE_LIBRARY.match(name):
             return True
         if name == "open":
-            return len(node.args) == 1 or getattr(node.args[1], "value", "") in ("r", "rb", "rt")
+            mode = [*node.args[1:2], *(item.value for item in node.keywords if item.arg == "mode")]
+            return bool(node.args) and all(getattr(item, "value", "") in ("r", "rb", "rt") for item in mode)
         if MAKES.search(name) or (not name and last == "from_pretrained"):
             return True
         if isinstance(node.func, ast.Attribute):

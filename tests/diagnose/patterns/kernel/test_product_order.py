@@ -30,7 +30,9 @@ def attention(
         builder.op("aten::bmm", at + 20 + op_us, op_us, dims=second)
         builder.op("autograd::engine::evaluate_function: BmmBackward0", at + 700, 110)
         builder.op("aten::bmm", at + 705, back_us, dims=[[16, 640, 640], VALUE])
-        builder.op("aten::bmm", at + 850, 100, dims=[[16, 640, 640], VALUE])  # no backward pass, no einsum
+        builder.op("aten::bmm", at + 850, 50, dims=[[16, 640, 640], VALUE])  # no backward pass, no einsum
+        builder.op("aten::einsum", at + 910, 70)  # of two operands
+        builder.op("aten::bmm", at + 915, 50, dims=[SCORES, VALUE])
     return list(find(builder.build()))
 
 

@@ -64,15 +64,17 @@ def _einsums(trace: Trace) -> Iterator[Claim]:
     inside = trace.tree.nearest(rows, is_einsum)
     sides = np.stack([work.batch, work.m, work.k, work.n], axis=1)
     pairs = np.flatnonzero((inside[:-1] >= 0) & (inside[:-1] == inside[1:]) & work.known[:-1] & work.known[1:])
-    gains = {}
-    for first, second in zip(sides[pairs].tolist(), sides[pairs + 1].tolist(), strict=True):
+    gains, einsums = {}, set()
+    for pair, first, second in zip(pairs.tolist(), sides[pairs].tolist(), sides[pairs + 1].tolist(), strict=True):
         gain = _gain(*first, *second)
         if gain >= MIN_GAIN:
             gains[first[0], min(first[1], first[3]), max(first[1], first[3])] = gain
+            einsums.add(int(inside[pair]))
     if not gains:
         return
     # forward and backward, each of them reads or writes the product of the two long axes
-    mine = (inside >= 0) | (trace.tree.nearest(rows, trace.matching(_BACKWARD)) >= 0)
+    forward = np.isin(inside, list(einsums))
+    mine = forward | (trace.tree.nearest(rows, trace.matching(_BACKWARD)) >= 0)
     ends = np.sort(sides[:, 1:], axis=1)
     share = np.zeros(len(rows))
     for (batch, short, long), gain in gains.items():
@@ -80,14 +82,13 @@ def _einsums(trace: Trace) -> Iterator[Claim]:
         has &= (ends == short).any(axis=1) & (ends == long).any(axis=1)
         share[has] = np.maximum(share[has], gain)
     batch, short, long = max(gains, key=lambda shape: int(np.prod(shape)))
-    forward = rows[(share > 0) & (inside >= 0)]
     yield from _claim(
         trace,
         rows[share > 0],
         share[share > 0],
         f"an einsum of three operands builds products of {long:,} x {short:,}, {batch:,} at a time, which take",
         {"batch": batch, "rows": long, "columns": short},
-        trace.longest(forward),
+        trace.longest(rows[(share > 0) & forward]),
         FIX,
     )
 

@@ -26,7 +26,7 @@ FULLY = "rows of which nothing is seen give other values"
 INFINITE = re.compile(r"\binf\b")
 LOW = -1e4
 """Scores at most this high have no weight after softmax."""
-NUMBER = re.compile(r"(\w+_)?(scale|scaling|factor|temperature|dim|size)|dim_(head|k|key)|d_(k|head|model)|dk?|c|C")
+NUMBER = re.compile(r"^((\w+_)?(scale|scaling|factor|temperature|dim|size)|dim_(head|k|key)|d_(k|head|model)|dk?|c|C)$")
 """Names of numbers, for those whose value the file doesn't say."""
 
 
@@ -418,7 +418,7 @@ def _is_number(module: Module, node: ast.expr, depth: int = DEPTH) -> bool:
         method = made.func.attr if isinstance(made.func, ast.Attribute) else ""
         return name.startswith("math.") or name in ("float", "int", "len") or method in ("size", "item")
     names = [path_of(part).rpartition(".")[2] for part in (node, made)]
-    return isinstance(made, ast.Constant) or (path_of(made) != "" and any(map(NUMBER.fullmatch, names)))
+    return isinstance(made, ast.Constant) or (path_of(made) != "" and any(map(NUMBER.search, names)))
 
 
 def _seen(module: Module, node: ast.expr) -> str:

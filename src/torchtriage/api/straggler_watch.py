@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from torchtriage.api.profile import Profile, need_torch, profile
 from torchtriage.core.errors import UsageError
 from torchtriage.core.record.job_store import JobStore, process_group
-from torchtriage.core.record.phase_clock import WAIT, PhaseClock, Window
+from torchtriage.core.record.phase_clock import BETWEEN, WAIT, PhaseClock, Window
 from torchtriage.core.record.phase_hooks import PhaseHooks, phase_of
 from torchtriage.core.record.stacks import callers, current_frames
 from torchtriage.operate.monitor import process_metrics
@@ -259,7 +259,7 @@ class StragglerWatch:
         self._beat += 1
         since_s = (time.perf_counter_ns() - clock.since_ns) / 1e9
         phase = clock.phase
-        if not clock.timed:  # nothing is switched in such a step
+        if not clock.timed and phase == BETWEEN:  # only phases of the user's own are switched in such a step
             frame = current_frames().get(self._loop_thread)
             phase = WAIT if frame is None else phase_of(callers(frame))
         note = RankNote(self._beat, clock.step, phase, since_s, ended, list(self._windows.values()))

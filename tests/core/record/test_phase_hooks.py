@@ -120,6 +120,21 @@ def test_a_step_that_calls_the_one_of_its_base_is_one_step(program: Program) -> 
     assert program.n_steps == 3
 
 
+@pytest.mark.parametrize("timed", [True, False])
+def test_a_step_with_a_closure_is_one_step(program: Program, timed: bool) -> None:
+    program.clock.timed = timed
+    batch = next(program.batches)
+
+    def closure() -> Any:
+        loss = program.net(batch).sum()
+        loss.backward()
+        return loss
+
+    for _ in range(2):
+        program.optimizer.step(closure)
+    assert program.n_steps == 2
+
+
 def test_a_step_that_is_not_timed_is_counted_alone(program: Program) -> None:
     import torch
 
@@ -288,7 +303,9 @@ def test_of_short_steps_fewer_are_timed(
     monkeypatch.setattr(phase_clock, "perf_counter_ns", lambda: now[0])
     clock = PhaseClock(every)
     for _ in range(4 * every):
+        clock.enter(LOADER)  # a phase of the user's own, which is switched in every step
         now[0] += int(step_ms * 1e6)
+        clock.enter(BETWEEN)
         clock.end_step()
     assert [len(window.host_ns) for window in clock.windows] == [every, timed, timed, timed]
     assert [window.number for window in clock.windows] == [0, 1, 2, 3]

@@ -108,6 +108,7 @@ class PhaseClock:
         if self.timed:
             self.enter(BETWEEN)
             self._rows.append(self._ns)
+            self._ns = [0] * len(PHASES)  # phases of the user's own are switched in steps that are not timed, too
             if self._sampling:
                 self._device.end()  # type: ignore[union-attr]
         every = self._every

@@ -154,7 +154,7 @@ class PhaseHooks:
                     self._n_ended = 0
                     self._on_step()
             return
-        if get_ident() not in clock.threads or clock.phase != OPTIMIZER:
+        if get_ident() not in clock.threads or not self._depth:
             return
         self._n_ended += 1
         self._depth -= 1

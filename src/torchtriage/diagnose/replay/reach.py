@@ -73,11 +73,11 @@ class Reach:
     def stretches_once(self, rows: Ints) -> dict[int, Stretch]:
         """Return the time of host rows, by lane."""
         trace, origin = self._trace, self._graph.origin_ns
-        lane = trace.lane[rows]
+        lanes = trace.lane[rows]
         return {
-            one: self.stretch(one, intervals.union(trace.spans_of(rows[lane == one]) - origin))
-            for one in np.flatnonzero(np.bincount(lane)).tolist()
-            if one in self.host_lanes
+            lane: self.stretch(lane, intervals.union(trace.spans_of(rows[lanes == lane]) - origin))
+            for lane in np.flatnonzero(np.bincount(lanes)).tolist()
+            if lane in self.host_lanes
         }
 
     def stretch(self, lane: int, spans: intervals.Spans) -> Stretch:

@@ -46,7 +46,7 @@ def find(trace: Trace) -> Claims:
     if not len(rows):
         return
     inputs, which = inputs_of(trace, rows)
-    lengths = [_lengths(one) for one in inputs]
+    lengths = [_lengths(given) for given in inputs]
     odd = [[n for n in axes if _largest_prime(n) > LARGE] for axes in lengths]
     share = np.array([len(slow) / max(len(axes), 1) for slow, axes in zip(odd, lengths, strict=True)])
     slow = share[which] > 0

@@ -28,7 +28,7 @@ from typing import Any
 WIDTH, BATCH, N_LAYERS = 256, 16, 4
 FORWARD_S, BACKWARD_S = 0.08e-3, 0.16e-3
 """What each layer takes for one sample: 15 ms of a step."""
-STEPS = 160
+STEPS = 320
 
 
 @dataclass(frozen=True)
@@ -340,7 +340,7 @@ def is_right(case: Case, told: list[dict[str, Any]]) -> bool:
 
 
 def cost(rank: int, port: int, folder: str) -> None:
-    """Train with and without the watch in turns; writes the steps of both, and what the watch's thread took."""
+    """Train with the watch's hooks and without them in turns, block by block; writes the steps of each kind."""
     import threading
 
     import torch
@@ -353,59 +353,57 @@ def cost(rank: int, port: int, folder: str) -> None:
     join(rank, 2, port)
     net = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16)))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-    loader = DataLoader(TensorDataset(torch.zeros(1 << 16, 16)), batch_size=4)
-    steps: dict[bool, list[list[float]]] = {True: [], False: []}
-    thread_s = 0.0
+    batches = iter(DataLoader(TensorDataset(torch.zeros(1 << 17, 16)), batch_size=4))
+    weights = torch.randn(1400, 1400)  # 8 MB: each step finds the caches cold, as behind a network's own work
+    steps_us: dict[str, list[float]] = {"timed": [], "counted": [], "without": []}
+    watch = tt.StragglerWatch(net, optimizer=optimizer).start()
     for pair in range(COST_PAIRS):
-        for watched in (True, False) if pair % 2 else (False, True):
-            batches = iter(loader)
-            dist.barrier()
-            watch = tt.StragglerWatch(net, optimizer=optimizer).start() if watched else None
-            walls = []
-            for _ in range(COST_STEPS):
-                begun = time.perf_counter()
+        for side in ("with", "without") if pair % 2 else ("without", "with"):
+            if side == "without":
+                watch._hooks.remove()
+            for step in range(COST_STEPS):
+                kind = side if side == "without" else "timed" if watch._clock.timed else "counted"
+                begun = time.thread_time()
                 batch = next(batches)
-                begun_work = time.perf_counter()
-                time.sleep(0.019)
-                slept = time.perf_counter() - begun_work  # never twice as long
+                begun_work, until = time.thread_time(), time.perf_counter() + 0.019
+                while time.perf_counter() < until:
+                    torch.mm(weights[:64], weights)
+                worked = time.thread_time() - begun_work
                 net(batch[0]).sum().backward()
                 optimizer.step()
                 optimizer.zero_grad()
-                walls.append((time.perf_counter() - begun - slept) * 1e6)
-            steps[watched].append(walls[10:])
-            for thread in threading.enumerate():
-                if thread.name == "torchtriage-stragglers" and thread.ident is not None:
-                    thread_s += time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
-            dist.barrier()
-            if watch is not None:
-                watch.stop()
-    found = {"with": steps[True], "without": steps[False], "thread_us": thread_s * 1e6 / COST_PAIRS / COST_STEPS}
-    (Path(folder) / f"cost{rank}.json").write_text(json.dumps(found))
+                if step >= COST_STEPS // 6:  # the first ones after a change are longer
+                    steps_us[kind].append((time.thread_time() - begun - worked) * 1e6)
+            if side == "without":
+                watch._hooks.install()
+    thread = next(thread for thread in threading.enumerate() if thread.name == "torchtriage-stragglers")
+    thread_s = time.clock_gettime(time.pthread_getcpuclockid(thread.ident or 0))
+    thread_us = thread_s * 1e6 / COST_PAIRS / COST_STEPS / 2
+    (Path(folder) / f"cost{rank}.json").write_text(json.dumps(steps_us | {"thread": [thread_us]}))
+    watch.stop()
     dist.barrier()
     dist.destroy_process_group()
 
 
-COST_PAIRS, COST_STEPS = 20, 110
+COST_PAIRS, COST_STEPS = 120, 24
 
 
 def measure_cost() -> None:
-    """Print what a step of 20 ms takes longer, its sleep left out; quantiles, as neighbours delay single steps."""
+    """Print what a step of 20 ms takes more of the loop's processor time: medians, as others are on the cores, too."""
     from torch import multiprocessing
+
+    from torchtriage.core.record.phase_clock import MOST_SKIPPED
 
     folder = tempfile.mkdtemp()
     multiprocessing.spawn(cost, (free_port(), folder), nprocs=2)
     for rank in range(2):
-        found = json.loads((Path(folder) / f"cost{rank}.json").read_text())
-        sides = [sorted(step for block in found[side] for step in block) for side in ("with", "without")]
-        for share in (0.01, 0.05, 0.1, 0.25, 0.5):
-            on, off = (side[int(len(side) * share)] for side in sides)
-            print(f"rank {rank}: quantile {share}: {on - off:.1f} µs more than {off:.1f} µs")
-        pairs = [
-            statistics.median(on) - statistics.median(off)
-            for on, off in zip(found["with"], found["without"], strict=True)
-        ]
-        print(f"rank {rank}: pairs of medians: {statistics.median(pairs):.1f} µs")
-        print(f"rank {rank}: the watch's thread: {found['thread_us']:.1f} µs")
+        steps_us = json.loads((Path(folder) / f"cost{rank}.json").read_text())
+        timed_us, counted_us, plain_us = (statistics.median(steps_us[kind]) for kind in ("timed", "counted", "without"))
+        mean_us = counted_us + (timed_us - counted_us) / MOST_SKIPPED - plain_us
+        print(
+            f"rank {rank}: a timed step takes {timed_us - plain_us:.1f} µs more than {plain_us:.0f}, a counted one "
+            f"{counted_us - plain_us:.1f}, the mean {mean_us:.1f}; the watch's thread {steps_us['thread'][0]:.1f}"
+        )
 
 
 def main() -> None:

@@ -83,7 +83,7 @@ class StragglerWatch:
         self,
         *models: torch.nn.Module,
         optimizer: Any = None,
-        every: int = 20,
+        every: int = 40,
         on_late: Callable[[Late | Lost | Hung], object] | None = None,
         arm: str | os.PathLike[str] | None = None,
         out: str | os.PathLike[str] | None = None,

@@ -294,7 +294,8 @@ def test_a_forward_that_raises_leaves_no_phase_open(program: Program) -> None:
 
 
 @pytest.mark.parametrize(
-    ("step_ms", "every", "timed"), [(100, 20, 20), (40, 20, 10), (20, 20, 5), (1, 20, 5), (1, 5, 5)]
+    ("step_ms", "every", "timed"),
+    [(100, 20, 20), (40, 20, 10), (20, 20, 5), (1, 20, 5), (1, 5, 5), (28, 40, 10), (20, 40, 5)],
 )
 def test_of_short_steps_fewer_are_timed(
     step_ms: float, every: int, timed: int, monkeypatch: pytest.MonkeyPatch

@@ -16,11 +16,12 @@ from typing import Any
 
 BETWEEN, LOADER, FORWARD, BACKWARD, OPTIMIZER, WAIT = range(6)
 PHASES = ("between", "loader", "forward", "backward", "optimizer", "wait")
-COST_NS, MOST_SHARE = 120_000, 0.002
-"""What a step takes longer that is timed in full, and the share that this may be: of shorter steps, fewer are."""
-LEAST_TIMED, MOST_SKIPPED = 5, 4
+TIMED_NS, COUNTED_NS, MOST_SHARE = 100_000, 30_000, 0.002
+"""What a step takes longer that is timed in full, and one that is only counted (measured, with cold caches between two
+ranks); and the share of a step that this may be in the mean: of shorter steps, fewer are timed."""
+LEAST_TIMED, MOST_SKIPPED = 5, 8
 """So many steps of each window are timed at least, and one of so many."""
-PLACES = (0, 2, 1, 3, 3, 1, 0, 2, 1, 0, 3, 2, 2, 3, 0, 1)
+PLACES = (0, 2, 5, 7, 3, 1, 4, 6, 1, 4, 7, 2, 6, 3, 0, 5)
 """Which of a few steps is timed, by turns, and on every rank the same: what recurs is met as often as it comes."""
 DEVICE_EVERY = 4
 """The device is asked in one step of so many: an event costs some microseconds, and a step has a dozen."""
@@ -129,7 +130,7 @@ class PhaseClock:
         self._ns = [0] * len(PHASES)
         self.phase, self.since_ns = BETWEEN, perf_counter_ns()
         if self._device is not None:
-            self._sampling = stride == MOST_SKIPPED or block % (DEVICE_EVERY // stride) == 0
+            self._sampling = stride >= DEVICE_EVERY or block % (DEVICE_EVERY // stride) == 0
             if self._sampling:
                 self._device.begin(step // every)
 
@@ -139,7 +140,10 @@ class PhaseClock:
         step_ns = (now - self._window_ns) / self._every
         self._window_ns = now
         stride = 1
-        while stride < min(MOST_SKIPPED, self._every // LEAST_TIMED) and step_ns * stride * MOST_SHARE < COST_NS:
+        while (
+            stride < min(MOST_SKIPPED, self._every // LEAST_TIMED)
+            and COUNTED_NS + (TIMED_NS - COUNTED_NS) / stride > step_ns * MOST_SHARE
+        ):
             stride *= 2
         return stride if self._every // stride >= LEAST_TIMED else stride // 2
 

@@ -82,7 +82,8 @@ class SourceFunction:
     parameter that names the methods it calls by ``getattr``, with the text before and after it.
 
     What its callers say, at any depth: ``called_hot`` : called in each step. ``called_in_loop`` : in
-    any loop. ``called_again`` : in each turn of a loop that does more than set up.
+    any loop. ``called_again`` : in each turn of a loop that does more than set up. ``offered`` : a
+    library offers it, or what calls it, for tensors: it may run in somebody's step.
     ``called_without_grad`` : by all of them without autograd. ``compiled_by_caller`` : in compiled code.
     """
 
@@ -106,6 +107,7 @@ class SourceFunction:
     called_hot: bool = False
     called_in_loop: bool = False
     called_again: bool = False
+    offered: bool = False
     called_without_grad: bool = False
     compiled_by_caller: bool = False
     has_backward: bool = False
@@ -247,6 +249,15 @@ class Context:
         if self.rare or self.aside or (self.function is not None and self.function.loads):
             return False
         return self.step_loop is not None or self.in_step_function
+
+    @property
+    def often(self) -> str:
+        """How often it runs, where that is often: in every step, or in each call of what a library offers for steps."""
+        if self.hot:
+            return "in every step"
+        if self.rare or self.aside or self.function is None or self.function.loads or not self.function.offered:
+            return ""
+        return "in each call"
 
     @property
     def trains(self) -> bool:

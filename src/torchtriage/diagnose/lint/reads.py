@@ -43,7 +43,13 @@ def _is_logging(call: SourceCall) -> bool:
     if call.attr in ("add_scalar", "add_scalars", "add_histogram"):
         return True
     owner = call.owner
+    if call.attr == "debug":  # writes nothing most of the time, but what str() makes for it is made
+        return owner is not None and _LOGGER.search(text_of(owner)) is not None and any(map(_is_text, call.node.args))
     return call.attr in _LOG_METHODS and owner is not None and _LOGGER.search(text_of(owner)) is not None
+
+
+def _is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("str", "repr")
 
 
 def logging_calls(module: Module) -> Iterator[SourceCall]:
@@ -59,13 +65,21 @@ def reads(module: Module) -> Iterator[tuple[ast.expr, Context, str]]:
         if _may_wait(call) and not call.node.args:
             yield call.node, call.context, "item"
     for call in module.sent("tolist"):
-        if call.receiver.on_device and not call.receiver.guess and call.receiver.scalar:
+        loop = call.context.step_loop
+        many = loop is not None and not (loop.trains or loop.over_loader)  # else CPY006 says so
+        if call.receiver.on_device and not call.receiver.guess and (call.receiver.scalar or many):
             yield call.node, call.context, "tolist"
     for call in module.sent("cpu", "numpy"):
         receiver = call.receiver
         if receiver.on_device and receiver.scalar and call.value.kind != "unknown":
             yield call.node, call.context, call.attr
     for call in module.called("float", "int", "bool"):
+        if call.arguments and _is_read(call) and isinstance(call.node.func, ast.Name):
+            yield call.node, call.context, call.attr
+    for call in module.called("max", "min"):
+        if len(call.node.args) > 1 and any(item.on_device and not item.guess for item in call.arguments):
+            yield call.node, call.context, call.attr
+    for call in module.called("str", "repr"):
         if call.arguments and _is_read(call) and isinstance(call.node.func, ast.Name):
             yield call.node, call.context, call.attr
     for call in module.called("torch.equal", "torch.allclose", "torch.is_nonzero"):

@@ -100,7 +100,8 @@ CRITERION = re.compile(
 )
 
 INFERENCE = re.compile(
-    r"^_?(eval|evaluate|evaluation|validate|validation|predict|infer|inference|test|sample)"
+    r"^_?(eval|evaluate|evaluation|validate|validation|predict|infer|inference|test|sample|detect|generate|translate|caption"
+    r"|transcribe)"
     r"(_\w+)?$|^\w+_(inference|evaluate|validate|predict)$"
 )
 

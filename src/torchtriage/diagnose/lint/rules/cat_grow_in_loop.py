@@ -1,7 +1,8 @@
 """A tensor grows by ``cat`` in a loop.
 
 Looks like: ``x = torch.cat([x, y])``, ``x = np.append(x, y)`` and the like in a loop, with nothing
-    else assigned to ``x`` there; the same of an attribute in code that a step runs.
+    else assigned to ``x`` there; the same of an attribute in code that a step runs, or in a
+    method that gathers (``update``, ``append``) for others to call.
 Slow because: each turn copies everything gathered so far: the bytes moved grow with the square of
     the number of turns.
 Fix: gather a list and ``cat`` once after the loop, or write into a tensor made before it.
@@ -59,7 +60,14 @@ def _recurs(module: Module, assign: Assign) -> bool:
     function = assign.context.function
     if any(_shortens(other, assign.target) for other in module.assigns if other.context.function is function):
         return False
-    return assign.context.hot or (module.is_program and function is not None and function.called_in_loop)
+    if assign.context.hot or function is None:
+        return assign.context.hot
+    if module.is_program and function.called_in_loop:
+        return True
+    return _GATHERS.match(function.name) is not None and all(callee is not function for _, callee in module.edges)
+
+
+_GATHERS = re.compile(r"_?(update|add|append|push|extend|collect|record|store|observe|remember|enqueue)(_|$)")
 
 
 def _shortens(assign: Assign, target: str) -> bool:

@@ -1,7 +1,8 @@
 """A constant is built on the host and copied to the device in every step.
 
 Looks like: ``torch.tensor([...]).to(device)`` or ``torch.zeros(n).cuda()``, and factories without
-    ``device=`` whose result moves, in a loop of steps or in ``forward``.
+    ``device=`` whose result moves, in a loop of steps or in ``forward``;
+    ``torch.tensor(x.size(1), device=x.device)``.
 Slow because: the constant is filled on the CPU, then copied from pageable memory; the copy waits
     for the stream.
 Fix: give ``device=`` to the factory; keep constants in a buffer.
@@ -25,6 +26,10 @@ FIX = fixes.BUILD_ON_DEVICE
 
 def find(module: Module) -> Iterator[Hit]:
     """Yield moves of tensors that hot code has just built on the host."""
+    for call in module.called("torch.tensor", "torch.as_tensor"):
+        if call.context.often and call.node.args and _is_number(call.node.args[0]) and _on_device(call.node):
+            said = f"a number of the host is copied to the device {call.context.often}: {text_of(call.node)}"
+            yield Hit(call.node, said, call.attr, severity="low")
     for call in module.sent("to", "cuda", "type_as"):
         made = call.receiver.made_by
         if made is None or not call.context.hot or call.value.device != 2 or compiled(call.context):
@@ -45,6 +50,26 @@ def _of_step(module: Module, made: ast.Call) -> bool:
     if name.rpartition(".")[2] not in ("tensor", "as_tensor"):
         return False
     return not made.args or not _constant(made.args[0])
+
+
+def _is_number(node: ast.expr) -> bool:
+    """Return whether an expression is the size of a tensor: Python has it, and computes with it."""
+    if isinstance(node, ast.Subscript):
+        return (
+            isinstance(node.value, ast.Attribute)
+            and node.value.attr == "shape"
+            and not isinstance(node.slice, ast.Slice)
+        )
+    return isinstance(node, ast.Call) and (
+        (isinstance(node.func, ast.Attribute) and node.func.attr == "size" and len(node.args) == 1)
+        or (isinstance(node.func, ast.Name) and node.func.id == "len")
+    )
+
+
+def _on_device(made: ast.Call) -> bool:
+    """Return whether a factory is told a device that is not the CPU."""
+    device = keyword(made, "device")
+    return device is not None and text_of(device) not in ("'cpu'", "torch.device('cpu')")
 
 
 def _is_size(node: ast.AST) -> bool:

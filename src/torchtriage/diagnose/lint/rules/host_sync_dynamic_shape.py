@@ -2,7 +2,8 @@
 
 Looks like: ``x[mask]`` with a comparison for a mask, ``nonzero``, ``torch.where`` with one
     argument, ``unique``, ``masked_select``, ``bincount``, ``argwhere``, or ``repeat_interleave``
-    without ``output_size``, in a loop of steps or in ``forward``.
+    without ``output_size``, in a loop of steps, in ``forward``, or in a function that a library offers for
+    tensors.
 Slow because: the host must know how large the result is, so it waits for the device.
 Fix: keep the shape: ``torch.where(mask, x, 0)``, ``masked_fill``, a weighted sum; give
     ``output_size=``.
@@ -29,16 +30,17 @@ _METHODS = ("nonzero", "masked_select", "unique", "bincount", "argwhere", "uniqu
 def find(module: Module) -> Iterator[Hit]:
     """Yield selections and calls of hot code whose result has no fixed size."""
     for mask in module.masks:
-        if mask.context.hot and mask.value.device > 0:
-            yield Hit(mask.node, f"the mask's size is read in every step: {text_of(mask.node)}", "nonzero")
+        if mask.context.often and mask.value.device > 0:
+            yield Hit(mask.node, f"the mask's size is read {mask.context.often}: {text_of(mask.node)}", "nonzero")
     for call in module.sent(*_METHODS, "repeat_interleave"):
-        if call.context.hot and call.receiver.on_device and _unsized(call):
+        tensor = call.receiver.on_device or (call.attr == "repeat_interleave" and call.receiver.kind == "unknown")
+        if call.context.often and tensor and _unsized(call):
             yield _hit(call)
     for call in module.called(*(f"torch.{item}" for item in (*_METHODS, "repeat_interleave"))):
-        if call.context.hot and call.arguments and call.arguments[0].on_device and _unsized(call):
+        if call.context.often and call.arguments and call.arguments[0].on_device and _unsized(call):
             yield _hit(call)
     for call in module.called("torch.where"):
-        if call.context.hot and len(call.arguments) == 1 and call.arguments[0].device > 0:
+        if call.context.often and len(call.arguments) == 1 and call.arguments[0].device > 0:
             yield _hit(call)
 
 
@@ -55,4 +57,4 @@ def _unsized(call: SourceCall) -> bool:
 
 
 def _hit(call: SourceCall) -> Hit:
-    return Hit(call.node, f"the size of {call.attr}() is read in every step: {text_of(call.node)}", call.attr)
+    return Hit(call.node, f"the size of {call.attr}() is read {call.context.often}: {text_of(call.node)}", call.attr)

@@ -36,16 +36,17 @@ if step % 50 == 0:
 
 def find(module: Module) -> Iterator[Hit]:
     """Yield prints and log calls of hot code that show device values."""
-    shown = [call for call in logging_calls(module) if call.context.hot and not compiled(call.context)]
+    shown = [call for call in logging_calls(module) if call.context.often and not compiled(call.context)]
     if not shown:
         return
-    read = [node for node, context, _ in reads(module) if context.hot]
+    read = [node for node, context, _ in reads(module) if context.often]
     for call in shown:
         if _shows_tensor(module, call) or any(_inside(item, call.node) for item in read):
             yield Hit(
                 call.node,
-                f"a device value is shown in every step: {text_of(call.node)}",
+                f"a device value is shown {call.context.often}: {text_of(call.node)}",
                 "print" if call.attr == "print" else call.attr,
+                severity=None if call.context.hot else "low",
             )
 
 

@@ -2,7 +2,8 @@
 
 Looks like: ``.item()``, ``float(t)``, ``int(t)``, ``bool(t)``, ``.cpu()`` of one number, an
     f-string of a tensor, or ``if``/``while``/``assert`` on a comparison of tensors, in a loop of
-    steps, in ``forward``, or in a function called from them.
+    steps, in ``forward``, in a function called from them, or in one that a library offers for tensors;
+    ``max(1, t)`` of Python with a tensor.
 Slow because: the host waits until the device has computed everything before the value, and only
     then launches more. The device stands idle meanwhile.
 Fix: add up ``loss.detach()`` and read it every N steps; use ``torch.where`` instead of ``if``.
@@ -36,13 +37,19 @@ _HOW = {
 def find(module: Module) -> Iterator[Hit]:
     """Yield every read that runs in each step."""
     for node, context, how in reads(module):
-        if not context.hot or compiled(context):
+        if not context.often or compiled(context):
             continue
+        if not context.hot and how in ("if", "while", "assert", "not", "and", "or") and not module.value(node).scalar:
+            continue  # a condition on what may be an attribute of a tensor
         what = _HOW.get(how, f"{how}()")
         # in an assertion or a check of a library's forward it is one of many; still it waits
         yield Hit(
             node,
-            f"{what} waits for the device in every step: {text_of(node)}",
+            f"{what} waits for the device {context.often}: {text_of(node)}",
             called=how,
-            severity="note" if delivers(module, node, context) else "low" if context.step_loop is None else None,
+            severity="note"
+            if how not in ("max", "min") and delivers(module, node, context)
+            else "low"
+            if context.step_loop is None
+            else None,
         )

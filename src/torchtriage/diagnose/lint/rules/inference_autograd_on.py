@@ -311,7 +311,7 @@ def _infers(module: Module, call: SourceCall, function: SourceFunction) -> bool:
         return False
     owner = function.owner
     if owner is not None and (
-        _in_module(function)
+        (_in_module(function) and not _gives_none(function))
         or function.name.startswith("_")  # its public callers switch autograd off, or not
         or any(base.endswith("Pipeline") for base in owner.bases)
     ):
@@ -322,6 +322,11 @@ def _infers(module: Module, call: SourceCall, function: SourceFunction) -> bool:
             return False
         outer = outer.outer
     return True
+
+
+def _gives_none(function: SourceFunction) -> bool:
+    """Return whether a module's method gives text or numbers: nobody can take gradients of these."""
+    return bool(function.returns) and all(value.kind == "host" for _, value in function.returns)
 
 
 def _mend(module: Module, function: SourceFunction | None) -> Autofix | None:

@@ -71,7 +71,7 @@ def _may_repeat(module: Module, context: Context) -> bool:
     function = context.function
     if context.rare or context.aside or (function is not None and (function.sets_up or function.loads)):
         return False
-    if context.hot:
+    if context.often:
         return True
     if function is None:
         return False

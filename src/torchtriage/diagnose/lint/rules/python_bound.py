@@ -66,12 +66,13 @@ def find(module: Module) -> Iterator[Hit]:
             continue  # through one row: a few numbers
         if _rows_of(outer, rows) or _indexes_array(module, outer, loop) or _picks_pixels(outer, loop):
             done.add(outer)
-            yield Hit(loop.place, "Python computes here element by element in every step")
+            message = f"Python computes here element by element {context.often}"
+            yield Hit(loop.place, message, severity=None if context.hot else "low")
 
 
 def _repeats(context: Context) -> bool:
     """Return whether code runs for each step, or for each sample of a data set."""
-    return context.hot or (context.function is not None and context.function.loads and not context.rare)
+    return bool(context.often) or (context.function is not None and context.function.loads and not context.rare)
 
 
 def _singles(module: Module, rows: set[str]) -> Iterator[Hit]:
@@ -83,11 +84,12 @@ def _singles(module: Module, rows: set[str]) -> Iterator[Hit]:
         in_step = _repeats(context)
         if not (in_step or module.repeats(context)) or (loop.steps and not loop.outer):
             continue
-        if (module.is_program or module.alone) and _takes_numbers(module, loop):
+        own = module.is_program or module.alone
+        if (own or context.often == "in each call") and _takes_numbers(module, loop):
             said = "Python takes the numbers out of a tensor one by one"
-            yield Hit(loop.place, said, severity=None if in_step else "low")
+            yield Hit(loop.place, said, severity=None if in_step and own else "low")
             continue
-        if (module.is_program or module.alone) and _scatters(module, loop, rows):
+        if own and _scatters(module, loop, rows):
             assert isinstance(loop.node, ast.stmt)
             said = "elements are counted, or entered, one by one"
             yield Hit(loop.node, said, severity=None if in_step else "low")
@@ -102,6 +104,9 @@ def _singles(module: Module, rows: set[str]) -> Iterator[Hit]:
         ):
             assert isinstance(loop.node, ast.stmt)
             yield Hit(loop.node, "Python computes here element by element in every step", severity="low")
+        elif _writes_numbers(module, loop, counters):
+            assert isinstance(loop.node, ast.stmt)
+            yield Hit(loop.node, f"numbers are written into a tensor one by one {context.often}", severity="low")
 
 
 def _scatters(module: Module, loop: SourceLoop, rows: set[str]) -> bool:
@@ -183,13 +188,14 @@ def _takes_numbers(module: Module, loop: SourceLoop) -> bool:
     counters = counted_by(loop)
     if not elements and not counters:
         return False
+    sized = _sized(loop)
 
     def picked(node: ast.expr) -> bool:
         while True:
             if isinstance(node, ast.Name):
                 return node.id in elements
             if isinstance(node, ast.Subscript):
-                return _is_element(module, node, counters)
+                return _is_element(module, node, counters, sized)
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
                 return False
             if node.args or node.func.attr not in ("detach", "cpu", "numpy", "abs", "float", "long", "int"):
@@ -199,11 +205,21 @@ def _takes_numbers(module: Module, loop: SourceLoop) -> bool:
     return any(_makes_number(node, picked) for part in _body(module, loop) for node in _own(part))
 
 
-def _is_element(module: Module, node: ast.Subscript, counters: set[str]) -> bool:
-    """Return whether ``x[i]`` is an element of a tensor: it is one, or was made by its own methods."""
+def _sized(loop: SourceLoop) -> str:
+    """Return what a loop goes through by the size that only a tensor says so: ``range(x.size(0))``."""
+    call = loop.node.iter if isinstance(loop.node, ast.For) else None
+    size = call.args[-1] if isinstance(call, ast.Call) and call.args else None
+    if isinstance(size, ast.Call) and size.args and isinstance(size.func, ast.Attribute) and size.func.attr == "size":
+        return text_of(size.func.value, 99)
+    return ""
+
+
+def _is_element(module: Module, node: ast.Subscript, counters: set[str], sized: str) -> bool:
+    """Return whether ``x[i]`` is an element of a tensor: it is one, was made by its own methods, or has a ``size``."""
     names = names_in(node.slice)
     value = module.value(node.value)
     tensor = value.kind == "tensor" and not (value.data or value.guess)
+    tensor = tensor or text_of(node.value, 99) == sized
     return tensor and bool(names & counters) and not any(isinstance(part, ast.Slice) for part in ast.walk(node.slice))
 
 
@@ -286,6 +302,28 @@ def _fills(module: Module, loop: SourceLoop, counters: set[str]) -> bool:
         and any(isinstance(node, ast.BinOp) and any(map(picks, ast.walk(node))) for node in ast.walk(line.value))
         for line in lines
     )
+
+
+def _writes_numbers(module: Module, loop: SourceLoop, counters: set[str]) -> bool:
+    """Return whether each turn puts one of Python's numbers into a tensor: a launch for each."""
+    assert isinstance(loop.node, ast.For)
+    return any(
+        isinstance(line, ast.Assign)
+        and isinstance(line.targets[0], ast.Subscript)
+        and module.value(line.targets[0].value).kind == "tensor"
+        and isinstance(line.targets[0].slice, ast.Name)
+        and line.targets[0].slice.id in counters
+        and _is_number(module, loop, line.value)
+        for line in loop.node.body
+    )
+
+
+def _is_number(module: Module, loop: SourceLoop, node: ast.expr) -> bool:
+    """Return whether an expression is a number that Python counted, itself or by its name."""
+    if not isinstance(node, ast.Name):
+        return module.value(node).kind == "host"
+    made = [item for item in module.assigns if item.target == node.id and item.context.function is loop.function]
+    return bool(made) and all(item.value.kind == "host" for item in made)
 
 
 def _takes_number(module: Module, node: ast.AST, counters: set[str]) -> bool:

@@ -7,6 +7,7 @@ compiled code calls is compiled, what runs only without autograd records no grap
 from __future__ import annotations
 
 import ast
+import re
 
 from torchtriage.diagnose.lint.facts import Context, Module, SourceFunction, SourceLoop
 
@@ -21,6 +22,7 @@ def flow(module: Module) -> None:
     _mark_outer(module, edges)
     if module.is_program and not any(loop.steps for loop in module.loops):
         _mark_outermost(module, edges)
+    _mark_offered(module, edges)
     if edges:
         _down(edges)
 
@@ -110,6 +112,43 @@ def _mark_outermost(module: Module, edges: Edges) -> None:
             loop.outermost = True
 
 
+def _mark_offered(module: Module, edges: Edges) -> None:
+    """Mark what a file offers to others: a training step as one; a loss, a sampler or a metric for their steps."""
+    called = {callee for _, callee in edges}
+    for function in module.functions:
+        owner = function.owner
+        if function in called or function.sets_up:
+            continue
+        if function.steps and not function.holds and owner is not None:
+            function.called_hot = True
+        if module.is_program or _ONCE.search(function.name) or (owner is not None and _ONCE.search(owner.name)):
+            continue
+        of_steps = owner is not None and (
+            (owner.is_module and not owner.is_lightning) or any(map(_STEPS.search, (owner.name, *owner.bases)))
+        )
+        function.offered = of_steps or _takes_tensors(module, function)
+
+
+def _takes_tensors(module: Module, function: SourceFunction) -> bool:
+    """Return whether a function is for tensors, by its annotations, its docstring, or as it asks for them."""
+    arguments = function.node.args
+    said = [item.annotation for item in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+    if any(item is not None and "Tensor" in ast.unparse(item) for item in said):
+        return True
+    described = (ast.get_docstring(function.node, clean=False) or "").split("\n")
+    if any("Tensor" in line and re.search(r"[:(]", line.partition("Tensor")[0]) for line in described):
+        return True
+    return _ASKS.search(module.text_of(function)) is not None
+
+
+_ASKS = re.compile(r"isinstance\(\w+, (torch\.)?Tensor|torch\.is_tensor\(")
+_STEPS = re.compile(r"Loss|Criterion|Metric|Scheduler|Sampler$")
+_ONCE = re.compile(
+    r"plot|draw|show|epoch|equal|[sg]et_|index_for|visual|save|write|dump|export|convert|check|valid|debug|test|print|repr|process|collate|augment"
+    r"|resize|prompt|predict|generate|infer|Pipeline|Processor$|Tokenizer|Extractor|_init|init_"
+)
+
+
 def _statements(context: Context) -> list[SourceLoop]:
     return [loop for loop in context.loops() if not (loop.comprehension or loop.short)]
 
@@ -162,6 +201,8 @@ def _tell_callee(context: Context, callee: SourceFunction) -> bool:
     if caller is not None and not context.rare:
         callee.compiled_by_caller = callee.compiled_by_caller or caller.compiled or caller.compiled_by_caller
         callee.loads = callee.loads or caller.loads
+    if caller is not None and caller.offered and not context.rare:
+        callee.offered = True
     if context.hot and callee.name != "__init__" and not callee.holds:
         if callee.turns:
             drives = any(not loop.drives for loop in callee.turns)
@@ -177,6 +218,7 @@ def _call_facts(function: SourceFunction) -> tuple[bool, ...]:
         function.called_hot,
         function.called_in_loop,
         function.called_again,
+        function.offered,
         function.called_without_grad,
         function.compiled_by_caller,
         function.loads,

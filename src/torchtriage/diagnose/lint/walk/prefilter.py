@@ -29,7 +29,9 @@ _TRIGGERS = (
 _TOGETHER = (
     (("Conv",), ("BatchNorm",)),
     (("permute(", "memory_format"), ("contiguous(",)),
-    (("for ", "while "), ("cat(", "concat", "range(", "odel(", "net(", "coder(")),
+    (("for ", "while "), ("cat(", "concat", "range(", "odel(", "net(", "coder(", "zip(", "enumerate(")),
+    (("debug(",), ("str(", "repr(")),
+    (("torch.tensor(",), ("device=",)),
     (
         (").to(", ".cuda(", ".type_as(", ".to("),
         tuple(f"torch.{name}" for name in word_list("zeros( ones( full( arange( tensor( eye( rand empty( linspace(")),

@@ -11,11 +11,12 @@ from benchmark.training.made_up import CODES, recordings
 
 from torchtriage.core.errors import UsageError
 from torchtriage.diagnose.detector.detector import Detector
+from torchtriage.diagnose.detector.features import NAMES
 from torchtriage.learn.dataset.predictions import Predictions
 from torchtriage.learn.dataset.score import Score, score
 from torchtriage_benchmark.training import boosting
 from torchtriage_benchmark.training.baselines import SYSTEMS
-from torchtriage_benchmark.training.boosting import calibrated, fit, suspicion
+from torchtriage_benchmark.training.boosting import account_of, calibrated, fit, suspicion
 from torchtriage_benchmark.training.training_set import Example, data_hash, recorded
 
 
@@ -86,6 +87,28 @@ def test_both_of_two_types_are_named() -> None:
         rows = np.concatenate([one.features[one.faulty] for one in found if one.code == code])
         named = [max(type_, key=type_.__getitem__) for type_ in next(iter(detector.experts.values())).trees.types(rows)]
         assert np.mean([one == code for one in named]) > 0.9
+
+
+def published(code: str, **features: float) -> Example:
+    """Return a recording whose windows all have these features and no other."""
+    one = recordings()[1 if code else 0]
+    one.about["intervals_ns"] = [[0, 10**12]] if code else []
+    one.features[:] = 0
+    for name, value in features.items():
+        one.features[:, NAMES.index(name.replace("_", " "))] = value
+    return one
+
+
+def test_lost_time_is_calibrated_on_published_recordings_of_a_device_alone() -> None:
+    trees = Detector.load().experts["device"].trees
+    idle = published(CODES[0], has_device=1, device_busy=0)
+    busy = published("", has_device=1, device_busy=1, device_time_matmul=1)
+    account = account_of([(trees, idle), (trees, busy)])
+    assert account
+    faulty, healthy = (account.probability(trees.odds(one.features), one.features) for one in (idle, busy))
+    assert faulty.min() > 0.5 > healthy.max()
+    assert account_of([(trees, idle)]) is None  # nothing to tell it from
+    assert account_of([(trees, idle), (trees, published("", device_busy=1))]) is None  # of a CPU
 
 
 def test_one_type_alone_is_told() -> None:

@@ -13,7 +13,7 @@ import json
 import zipfile
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from torchtriage.core.errors import UsageError
 from torchtriage.core.trace.columns import Trace
+from torchtriage.diagnose.detector.device_costs import Account, weighed
 from torchtriage.diagnose.detector.families import FRAME_FAMILIES, HOST_FAMILIES, WORK_FAMILIES
 from torchtriage.diagnose.detector.features import NAMES, PER_STEP, window_features
 from torchtriage.diagnose.detector.forest import Forest
@@ -128,9 +129,13 @@ class Trees:
 
     def probability(self, rows: Rows) -> Floats:
         """Return float64[n]: how likely an anti-pattern is in each window."""
-        margin = self.slope * self.margin(rows) + self.offset
-        probability: Floats = 1 / (1 + np.exp(-np.clip(margin, -50, 50)))
+        probability: Floats = 1 / (1 + np.exp(-np.clip(self.odds(rows), -50, 50)))
         return probability
+
+    def odds(self, rows: Rows) -> Floats:
+        """Return float64[n]: the logarithm of the odds of an anti-pattern in each window."""
+        odds: Floats = self.slope * self.margin(rows) + self.offset
+        return odds
 
     def margin(self, rows: Rows) -> Floats:
         """Return float64[n]: how suspicious each window is, halfway to the mean of its place in all steps.
@@ -145,11 +150,20 @@ class Trees:
 
     def types(self, rows: Rows) -> tuple[dict[str, float], ...]:
         """Return per window how likely it is each type, if there is one."""
+        return self.named(self.shares(rows))
+
+    def shares(self, rows: Rows) -> Floats:
+        """Return float64[n, codes]: how likely each window is each type, if there is one."""
         margins = self.kinds(rows)
         if margins.shape[1] == 1:  # of two types: how much more likely the second is
             margins = np.column_stack([np.zeros(len(rows)), margins[:, 0]])
         shares = np.exp(margins - margins.max(axis=1, keepdims=True))
         shares /= shares.sum(axis=1, keepdims=True)
+        found: Floats = shares.astype(np.float64)
+        return found
+
+    def named(self, shares: Floats) -> tuple[dict[str, float], ...]:
+        """Return per window the types that are worth a mention, by their codes."""
         return tuple(
             {self.codes[at]: float(row[at]) for at in np.flatnonzero(row >= _NAMED).tolist()} for row in shares
         )
@@ -167,10 +181,18 @@ class Expert:
     enough: float
     certain: float
     likeness: Likeness
+    account: Account | None = None
 
-    def judge(self, rows: Rows) -> Judged:
-        """Return what is found in windows with these features."""
+    def judge(self, rows: Rows, *, made_up: bool = False) -> Judged:
+        """Return what is found in windows with these features.
+
+        ``made_up`` : a device was only simulated, with one fault that may cost little: its account is not asked.
+        """
         unusual = self.likeness.distance(rows) > self.likeness.limit
+        if self.account and not made_up:
+            types = self.trees.named(weighed(self.trees.shares(rows), rows, self.trees.codes))
+            probability = self.account.probability(self.trees.odds(rows), rows)
+            return Judged(probability, types, unusual, self.account.certain)
         return Judged(self.trees.probability(rows), self.trees.types(rows), unusual, self.certain)
 
     def arrays(self, prefix: str) -> dict[str, Any]:
@@ -189,6 +211,7 @@ class Expert:
             "enough": self.enough,
             "certain": self.certain,
             "limit": self.likeness.limit,
+            "account": asdict(self.account) if self.account else None,
         }
 
     @classmethod
@@ -209,7 +232,8 @@ class Expert:
         n_outputs = 1 if len(trees.codes) == 2 else len(trees.codes)
         if len(trees.kinds.base) != n_outputs:
             raise ValueError(f"{len(trees.codes)} types and {len(trees.kinds.base)} outputs")
-        return cls(trees, float(facts["enough"]), float(facts["certain"]), likeness)
+        account = Account(**facts["account"]) if facts.get("account") else None
+        return cls(trees, float(facts["enough"]), float(facts["certain"]), likeness, account)
 
 
 _LIKENESS = ("centre", "scale", "directions", "centres")
@@ -232,16 +256,16 @@ class Detector:
         """Return what is found in the windows of a trace."""
         return self.judge(window_features(trace, windows_ns))
 
-    def judge(self, rows: Rows) -> Judged:
+    def judge(self, rows: Rows, *, made_up: bool = False) -> Judged:
         """Return what is found in a recording's windows, by their features.
 
-        All are unusual in a domain of which nothing was learned.
+        All are unusual in a domain of which nothing was learned. ``made_up`` : see :meth:`Expert.judge`.
         """
         expert = self.experts.get(domain_of(rows))
         if expert is None:
             nothing: tuple[dict[str, float], ...] = tuple({} for _ in rows)
             return Judged(np.zeros(len(rows)), nothing, np.ones(len(rows), np.bool_))
-        return expert.judge(rows)
+        return expert.judge(rows, made_up=made_up)
 
     # -- kept ------------------------------------------------------------------------------
 

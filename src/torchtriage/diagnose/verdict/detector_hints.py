@@ -22,6 +22,8 @@ LIKELY = 0.9
 """How probable an anti-pattern must be in a window."""
 COVERED = 0.25
 """A window that findings cover this much of is explained."""
+_OF_THE_RECORDING = "MSR034"
+"""Start-up and first use say something of the recording, not of the program: the doctor does."""
 MAX_STEPS = 32
 """Steps that are looked at, spread over the steady ones: more say the same."""
 
@@ -49,7 +51,7 @@ def suspicions(trace: Trace, findings: Sequence[Finding], detector: Detector | N
     if judged.unusual.mean() > 0.5:  # as a whole unlike what it learned from
         return ()
     suspicious = (judged.probability >= LIKELY) & judged.confident & ~_explained(flat, findings)
-    known = {code for finding in findings for code in (finding.code, *finding.also_explains)}
+    known = {_OF_THE_RECORDING, *(code for finding in findings for code in (finding.code, *finding.also_explains))}
     suspicious &= [
         max(probabilities, key=probabilities.__getitem__, default="") not in known for probabilities in judged.types
     ]

@@ -135,7 +135,7 @@ def fetch(folder: Path, local: Path | None, index: Path, quiet: bool) -> None:
     """Get the recordings of real accelerators, except those already there.
 
     Downloads each from the public repository that published it, at its commit, and checks it. About
-    200 MB; what breaks off goes on when it is run again. Their licences are those of their
+    300 MB; what breaks off goes on when it is run again. Their licences are those of their
     repositories, and some state none: do not pass them on.
 
     Exit codes: 0 all there, 1 some cannot be had, 2 unusable.

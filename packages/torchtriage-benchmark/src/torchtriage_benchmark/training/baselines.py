@@ -16,6 +16,7 @@ from torchtriage.diagnose.detector.detector import Detector, Judged, domain_of
 from torchtriage.diagnose.detector.features import NAMES, PER_STEP
 from torchtriage.learn.dataset.predictions import Prediction, rules
 from torchtriage.learn.dataset.recordings import DatasetItem
+from torchtriage.learn.dataset.score import SYNTHETIC
 from torchtriage_benchmark.devices.breakdowns import BREAKDOWNS
 from torchtriage_benchmark.training.boosting import (
     Labels,
@@ -77,9 +78,11 @@ def detector_says(detector: Detector) -> System:
     """Return a trained detector as a system."""
 
     def says(one: Example) -> Prediction:
-        judged = detector.judge(one.features)
+        made_up = one.about.get("part") == SYNTHETIC
+        judged = detector.judge(one.features, made_up=made_up)
         expert = detector.experts.get(domain_of(one.features))
-        return said(judged.probability, judged.types, expert.enough if expert else np.inf)
+        limits = expert.account if expert and expert.account and not made_up else expert
+        return said(judged.probability, judged.types, limits.enough if limits else np.inf)
 
     return says
 
@@ -126,16 +129,17 @@ def both(
     """Return rules and detector together, each domain by itself.
 
     How often a rule is right is counted on ``train`` and ``tune``. The weights of the two are found on ``tune``, and on
-    published recordings as trees judge them that know nothing of their repository.
+    published recordings as trees judge them that know nothing of their repository: the trees alone, without the
+    device's account, of which rules know more.
     """
 
     def together(domain: str) -> System:
         here = [[item for item in items if domain_of(item.features) == domain] for items in (train, tune)]
         expert = detector.experts[domain]
-        judged = [(item, expert.judge(item.features)) for item in here[1]]
+        judged = [(item, expert.judge(item.features, made_up=True)) for item in here[1]]
         for trees, item in of_other_repositories(*here, seed=seed):
             calm = replace(expert, trees=replace(trees, slope=expert.trees.slope, offset=expert.trees.offset))
-            judged.append((item, calm.judge(item.features)))
+            judged.append((item, calm.judge(item.features, made_up=True)))
         return _together(detector, here[0], judged, by_rules)
 
     parts = {domain: together(domain) for domain in detector.experts}
@@ -183,7 +187,7 @@ def _together(
     enough = dividing([max(mixed(*opinion, share).values(), default=0.0) for opinion in opinions], tune)
 
     def system(one: Example) -> Prediction:
-        judged, rule = detector.judge(one.features), by_rules(one)
+        judged, rule = detector.judge(one.features, made_up=True), by_rules(one)
         likely, own = opinion(judged, rule)
         types = mixed(judged, rule, own, share)
         speaks = max(types.values(), default=0.0) > enough

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from torchtriage.core.errors import MissingExtraError, UsageError
 from torchtriage.diagnose.detector.detector import DOMAINS, LEAST_SCALE, Detector, Expert, Likeness, Trees, domain_of
+from torchtriage.diagnose.detector.device_costs import Account, evidence, weighed
 from torchtriage.diagnose.detector.features import NAMES
 from torchtriage.diagnose.detector.forest import Forest
 from torchtriage.learn.dataset.recordings import DEVICE
@@ -86,16 +87,44 @@ def _of_domain(domain: str, *groups: Sequence[Example]) -> list[list[Example]]:
 
 def _expert(train: Sequence[Example], tune: Sequence[Example], *, seed: int, labels: Labels) -> Expert:
     trees = fit_trees(train, tune, seed=seed, labels=labels)
-    judged = [*((trees, item) for item in tune), *of_other_repositories(train, tune, seed=seed, labels=labels)]
+    published = of_other_repositories(train, tune, seed=seed, labels=labels)
+    judged = [*((trees, item) for item in tune), *published]
     held = [item for _, item in judged]
     slope, offset = calibrated([other.margin(item.features) for other, item in judged], held, labels)
     judged = [(replace(other, slope=slope, offset=offset), item) for other, item in judged]
-    sure = [
-        max(pooled(other.probability(item.features), other.types(item.features)).values(), default=0)
-        for other, item in judged
-    ]
+    told = [(other.probability(item.features), other.types(item.features), item) for other, item in judged]
     trees = replace(trees, slope=slope, offset=offset)
-    return Expert(trees, dividing(sure, held), _certain(judged), _likeness(stacked(train)[0], held, seed))
+    likeness = _likeness(stacked(train)[0], held, seed)
+    calm = [(replace(other, slope=slope, offset=offset), item) for other, item in published]
+    return Expert(trees, dividing(sure(told), held), _certain(told), likeness, account_of(calm, labels))
+
+
+Told = tuple[Floats, Sequence[Mapping[str, float]], Example]
+"""A recording with the probability and the types of its windows."""
+
+
+def sure(told: Sequence[Told]) -> list[float]:
+    """Return how suspicious each recording is of its likeliest type."""
+    return [max(pooled(probability, types).values(), default=0) for probability, types, _ in told]
+
+
+def account_of(published: Sequence[tuple[Trees, Example]], labels: Labels = "windows") -> Account | None:
+    """Return how much a device's account and trees count, by recordings whose repository the trees do not know."""
+    found = [(trees, item) for trees, item in published if domain_of(item.features) == "device"]
+    held = [item for _, item in found]
+    if {bool(item.code) for item in held} != {True, False}:
+        return None
+    scores = [evidence(trees.odds(item.features), item.features) for trees, item in found]
+    account = Account(*calibrated(scores, held, labels), 0.0, 1.0)
+    told = [
+        (
+            account.probability(trees.odds(item.features), item.features),
+            trees.named(weighed(trees.shares(item.features), item.features, trees.codes)),
+            item,
+        )
+        for trees, item in found
+    ]
+    return replace(account, enough=dividing(sure(told), held), certain=_certain(told))
 
 
 def of_other_repositories(
@@ -115,11 +144,10 @@ def of_other_repositories(
     return found
 
 
-def _certain(judged: Sequence[tuple[Trees, Example]]) -> float:
+def _certain(judged: Sequence[Told]) -> float:
     """Return how likely a type must be in a window for nine in ten to be right, recordings counting alike."""
     found = []
-    for trees, item in judged:
-        probability, types = trees.probability(item.features), trees.types(item.features)
+    for probability, types, item in judged:
         for likely, told, faulty in zip(probability.tolist(), types, item.faulty.tolist(), strict=True):
             code = max(told, key=told.__getitem__, default="")
             found.append((likely * told.get(code, 0.0), faulty and code in item.accepted, 1 / len(types)))

@@ -100,8 +100,16 @@ def card(detector: Detector, found: Sequence[Example], size_bytes: int) -> str:
             "- **Unusual** windows are further from all that was learned of their domain than 99 % of those of the",
             "  calibration's families, or have something that never varied there.",
             "- **Tells** a type only where nine in ten windows as certain are of it: "
-            + ", ".join(f"from {expert.certain:.2f} on for {domain}" for domain, expert in experts.items())
+            + ", ".join(
+                f"from {(expert.account or expert).certain:.2f} on for {domain}" for domain, expert in experts.items()
+            )
             + ".",
+            *(
+                f"- **Account** of domain {domain}: lost time counts beside the trees, types by what they could have"
+                " cost; calibrated on published recordings alone."
+                for domain, expert in experts.items()
+                if expert.account
+            ),
             "- **Made by** `torchtriage benchmark learn train`, which gives these bytes again from the same recordings"
             " and seed.",
             "",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import torchtriage as tt
-from torchtriage.core.trace.engine import FILE, READER_VARIABLE
+from torchtriage.core.engine import FILE, READER_VARIABLE
 
 SHARED = Path(os.environ.get("TORCHTRIAGE_DATA", "../shared/data")) / "traces"
 ALL = sorted(path for path in SHARED.rglob("*.json*") if path.is_file())

@@ -8,12 +8,13 @@ use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::ptr;
 use std::slice;
 
+use crate::intervals::{covered, intersect, union, Span};
 use crate::replay::{Lanes, Steps, Stretch};
 use crate::scan::{Scanner, Schema, Totals};
-use crate::tree::{group, own, renumber, under, Rows};
+use crate::tree::{above, group, own, renumber, under, Rows};
 
 /// Raise with every change of what is declared here.
-const VERSION: u32 = 7;
+const VERSION: u32 = 8;
 
 /// What [`tt_scan`] and the others return when something is wrong with the library itself.
 const BROKEN: i64 = -1;
@@ -321,6 +322,89 @@ pub unsafe extern "C" fn tt_under(
         )
     };
     catch_unwind(AssertUnwindSafe(|| under(members, parent, mask, out))).map_or(BROKEN, |()| 0)
+}
+
+/// Write which members of a tree have a proper descendant in a mask; the other rows stay as they are.
+///
+/// # Safety
+/// `parent`, `mask` and `out` have `n` elements, and `members` has `n_members`, each a row.
+#[no_mangle]
+pub unsafe extern "C" fn tt_above(
+    n: usize,
+    members: *const i64,
+    n_members: usize,
+    parent: *const i32,
+    mask: *const bool,
+    out: *mut bool,
+) -> i64 {
+    // SAFETY: by contract.
+    let (members, parent, mask, out) = unsafe {
+        (
+            slice::from_raw_parts(members, n_members),
+            slice::from_raw_parts(parent, n),
+            slice::from_raw_parts(mask, n),
+            slice::from_raw_parts_mut(out, n),
+        )
+    };
+    catch_unwind(AssertUnwindSafe(|| above(members, parent, mask, out))).map_or(BROKEN, |()| 0)
+}
+
+/// Write the time covered by any of the spans; return how many intervals that is.
+///
+/// # Safety
+/// `spans` and `out` have `n` elements.
+#[no_mangle]
+pub unsafe extern "C" fn tt_union(spans: *const Span, n: usize, out: *mut Span) -> i64 {
+    // SAFETY: by contract.
+    let (spans, out) =
+        unsafe { (slice::from_raw_parts(spans, n), slice::from_raw_parts_mut(out, n)) };
+    catch_unwind(AssertUnwindSafe(|| union(spans, out) as i64)).unwrap_or(BROKEN)
+}
+
+/// Write the time covered by both; return how many intervals that is, or `BROKEN` where they were not disjoint.
+///
+/// # Safety
+/// `left` and `right` have as many elements as is said, and `out` as many as both.
+#[no_mangle]
+pub unsafe extern "C" fn tt_intersect(
+    left: *const Span,
+    n_left: usize,
+    right: *const Span,
+    n_right: usize,
+    out: *mut Span,
+) -> i64 {
+    // SAFETY: by contract.
+    let (left, right, out) = unsafe {
+        (
+            slice::from_raw_parts(left, n_left),
+            slice::from_raw_parts(right, n_right),
+            slice::from_raw_parts_mut(out, n_left + n_right),
+        )
+    };
+    catch_unwind(AssertUnwindSafe(|| intersect(left, right, out) as i64)).unwrap_or(BROKEN)
+}
+
+/// Write how much of each span a cover covers.
+///
+/// # Safety
+/// `spans` and `out` have `n` elements, `cover` has `n_cover`.
+#[no_mangle]
+pub unsafe extern "C" fn tt_covered(
+    spans: *const Span,
+    n: usize,
+    cover: *const Span,
+    n_cover: usize,
+    out: *mut i64,
+) -> i64 {
+    // SAFETY: by contract.
+    let (spans, cover, out) = unsafe {
+        (
+            slice::from_raw_parts(spans, n),
+            slice::from_raw_parts(cover, n_cover),
+            slice::from_raw_parts_mut(out, n),
+        )
+    };
+    catch_unwind(AssertUnwindSafe(|| covered(spans, cover, out))).map_or(BROKEN, |()| 0)
 }
 
 /// Give codes the order of their first use; return how many are in use.

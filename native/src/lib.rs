@@ -2,6 +2,7 @@
 
 pub mod abi;
 pub mod dict;
+pub mod intervals;
 pub mod replay;
 pub mod scan;
 pub mod shape;

@@ -140,6 +140,16 @@ pub fn under(members: &[i64], parent: &[i32], mask: &[bool], out: &mut [bool]) {
     }
 }
 
+/// Write which members have a proper descendant in a mask; other rows stay. Containers stand before what they hold.
+pub fn above(members: &[i64], parent: &[i32], mask: &[bool], out: &mut [bool]) {
+    for &member in members.iter().rev() {
+        let row = member as usize;
+        if let (true, Ok(above)) = (mask[row] || out[row], usize::try_from(parent[row])) {
+            out[above] = true;
+        }
+    }
+}
+
 enum Places {
     /// From the lowest id on, place plus one.
     Table(i64, Vec<u32>),
@@ -231,6 +241,13 @@ mod tests {
         let mut out = [false; 5];
         under(&[0, 2, 1, 3], &[-1, 2, 0, -1, -1], &[true, false, false, true, true], &mut out);
         assert_eq!(out, [false, true, true, false, false]);
+    }
+
+    #[test]
+    fn what_holds_is_above_all_that_it_holds() {
+        let mut out = [false; 5];
+        above(&[0, 2, 1, 3], &[-1, 2, 0, -1, 3], &[false, true, false, true, true], &mut out);
+        assert_eq!(out, [true, false, true, false, false]);
     }
 
     #[test]

@@ -7,7 +7,7 @@ import io
 import pytest
 
 from torchtriage.cli import progress
-from torchtriage.core.trace.engine import Engine
+from torchtriage.core.engine import Engine
 
 
 class Screen(io.StringIO):
@@ -87,7 +87,7 @@ def test_a_long_read_by_the_python_engine_names_the_faster_one(
     monkeypatch.setattr("sys.stderr", screen)
     monkeypatch.setenv("TORCHTRIAGE_READER", asked)
     library = object() if there else None
-    monkeypatch.setattr("torchtriage.core.trace.engine._load", lambda _: Engine(library, "a.so is not there"))
+    monkeypatch.setattr("torchtriage.core.engine._load", lambda _: Engine(library, "a.so is not there"))
     progress._name_faster_engine.cache_clear()
     for now[0] in (0.0, 20.0):  # two files
         with progress.reading("trace.json", quiet=False) as told:

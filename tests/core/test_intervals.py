@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchtriage.core import intervals
+from torchtriage.core.engine import READER_VARIABLE
 from torchtriage.core.intervals import EMPTY, Spans
 
 SIZE = 64
@@ -111,3 +112,16 @@ def test_empty_sides_are_fine(function: object) -> None:
     assert function(EMPTY, one).tolist() == []
     assert function(one, EMPTY).tolist() == ([[1, 2]] if function is intervals.subtract else [])
     assert function(EMPTY, EMPTY).tolist() == []
+
+
+@given(raw, raw)
+def test_the_library_gives_the_same(values: Spans, others: Spans) -> None:
+    def results() -> list[list[object]]:
+        left, right = intervals.union(values), intervals.union(others)
+        of_two = [function(left, right) for function in (intervals.intersect, intervals.subtract)]
+        return [each.tolist() for each in (left, *of_two, intervals.covered(values, right))]
+
+    found = results()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(READER_VARIABLE, "python")
+        assert results() == found

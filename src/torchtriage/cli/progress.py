@@ -88,7 +88,7 @@ def reading(name: str, *, quiet: bool) -> Iterator[Callable[[int, int], None] | 
 @cache
 def _name_faster_engine() -> None:
     """Say once that the native engine is missing, to whoever has waited for the other one."""
-    from torchtriage.core.trace.engine import READER_VARIABLE, find_engine
+    from torchtriage.core.engine import READER_VARIABLE, find_engine
 
     engine = find_engine()
     if engine.library is None and not os.environ.get(READER_VARIABLE):

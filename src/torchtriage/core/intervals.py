@@ -9,6 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from torchtriage.core.engine import find_engine
+
 Spans = NDArray[np.int64]
 Ints = NDArray[np.int64]
 
@@ -24,6 +26,11 @@ def spans(start_ns: Ints, end_ns: Ints) -> Spans:
 
 def union(values: Spans) -> Spans:
     """Return the time covered by any of ``values``."""
+    library = find_engine().library
+    if library is not None:
+        held, out = _plain(values), np.empty((len(values), 2), np.int64)
+        n_found = library.tt_union(held.ctypes.data, len(held), out.ctypes.data)
+        return out if n_found == len(out) else _some(out, n_found)
     start, end = values.T
     some = end > start
     # most are neither empty nor out of order
@@ -43,6 +50,18 @@ def union(values: Spans) -> Spans:
     return spans(start[heads], reach[tails])
 
 
+def _plain(values: Spans) -> Spans:
+    """Return the same as the library reads them."""
+    return np.ascontiguousarray(values, np.int64)
+
+
+def _some(out: Spans, n_found: int) -> Spans:
+    """Return what the library has found, in no more memory than that takes."""
+    if n_found < 0:
+        raise AssertionError("the native library refused intervals")
+    return out[:n_found].copy()
+
+
 def length(values: Spans) -> int:
     """Return the summed length in ns of disjoint intervals."""
     return int((values[:, 1] - values[:, 0]).sum())
@@ -58,10 +77,11 @@ def intersect(left: Spans, right: Spans) -> Spans:
     """Return the time covered by both; each side must be sorted and disjoint."""
     if not len(left) or not len(right):
         return EMPTY
-    if len(left) == 1 or len(right) == 1:
-        many, (start, end) = (right, left[0]) if len(left) == 1 else (left, right[0])
-        touched = many[np.searchsorted(many[:, 1], start, side="right") : np.searchsorted(many[:, 0], end)]
-        return np.clip(touched, start, end)
+    library = find_engine().library
+    if library is not None:
+        left, right, out = _plain(left), _plain(right), np.empty((len(left) + len(right), 2), np.int64)
+        places = left.ctypes.data, len(left), right.ctypes.data, len(right)
+        return _some(out, library.tt_intersect(*places, out.ctypes.data))
     if len(left) > len(right):
         left, right = right, left
     # for every interval of the fewer: the run of others that touch it
@@ -91,16 +111,18 @@ def covered(values: Spans, cover: Spans) -> Ints:
 
     ``values`` : int64[k, 2], intervals in any order, overlaps allowed. ``cover`` : int64[m, 2], sorted and disjoint.
     """
+    out = np.zeros(len(values), dtype=np.int64)
     if not len(cover):
-        return np.zeros(len(values), dtype=np.int64)
-    if len(cover) == 1:
-        inside = np.clip(values, *cover[0])
-        length_ns = inside[:, 1] - inside[:, 0]
-    else:
-        total = totals(cover)
-        length_ns = until(cover, total, values[:, 1]) - until(cover, total, values[:, 0])
-    out: Ints = np.maximum(length_ns, 0)
-    return out
+        return out
+    library = find_engine().library
+    if library is not None:
+        values, cover = _plain(values), _plain(cover)
+        places = values.ctypes.data, len(values), cover.ctypes.data, len(cover)
+        if library.tt_covered(*places, out.ctypes.data) < 0:
+            raise AssertionError("the native library refused intervals")
+        return out
+    total = totals(cover)
+    return np.maximum(until(cover, total, values[:, 1]) - until(cover, total, values[:, 0]), out)
 
 
 def totals(cover: Spans) -> Ints:

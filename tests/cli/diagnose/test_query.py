@@ -223,7 +223,7 @@ def test_a_query_that_cannot_be_answered(trace: Path, sql: str) -> None:
 def test_within_a_bound_on_memory(trace: Path) -> None:
     if not sys.platform.startswith("linux"):
         pytest.skip("bounds are for Linux")
-    from torchtriage.core.trace.engine import find_engine
+    from torchtriage.core.engine import find_engine
 
     if find_engine().library is None:
         pytest.skip("needs the native library")

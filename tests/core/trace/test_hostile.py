@@ -14,7 +14,7 @@ import pytest
 from tests.core.trace.test_native import needs_library
 from tests.core.trace.test_parallel import mixed
 
-from torchtriage.core.trace.engine import READER_VARIABLE
+from torchtriage.core.engine import READER_VARIABLE
 from torchtriage.core.workers import PROCESSES_VARIABLE
 
 GOOD = json.dumps(mixed(300))[1:-1].encode()

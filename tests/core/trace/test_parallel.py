@@ -21,7 +21,7 @@ from tests.invariants import check_trace
 from torchtriage.core.errors import UsageError
 from torchtriage.core.trace import Trace, parallel, read_trace
 from torchtriage.core.trace.column_builder import ColumnBuilder
-from torchtriage.core.trace.engine import READER_VARIABLE
+from torchtriage.core.engine import READER_VARIABLE
 from torchtriage.core.trace.parallel import count_workers
 from torchtriage.core.workers import PROCESSES_VARIABLE, Workers
 

@@ -9,7 +9,7 @@ from diagnose.replay.slow_engine import finish_times
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchtriage.core.trace.engine import READER_VARIABLE, find_engine
+from torchtriage.core.engine import READER_VARIABLE, find_engine
 from torchtriage.diagnose.replay import engine
 from torchtriage.diagnose.replay.engine import NEVER, Patch, Schedule, fixed, schedule
 from torchtriage.diagnose.replay.graph import EdgeKind, Graph, NodeKind, build

@@ -41,7 +41,7 @@ def command(ctx: click.Context, /, path: str | None, system: bool, quiet: bool) 
 
 
 def _print_system() -> None:
-    from torchtriage.core.trace.engine import find_engine
+    from torchtriage.core.engine import find_engine
     from torchtriage.core.version import __version__
 
     engine = find_engine()

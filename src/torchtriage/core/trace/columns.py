@@ -22,7 +22,7 @@ from torchtriage.core.arrays import Ints, Mask
 from torchtriage.core.intervals import Spans
 from torchtriage.core.names import LONGEST, elide
 from torchtriage.core.timing import part
-from torchtriage.core.trace.engine import find_engine
+from torchtriage.core.engine import find_engine
 from torchtriage.core.trace.schema import HOST_KINDS, WORK_KINDS, Kind
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ another (pytorch#174555).
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.core.arrays import Ints, Mask, distinct
-from torchtriage.core.trace.engine import find_engine
+from torchtriage.core.engine import find_engine
 from torchtriage.core.trace.schema import COLUMN_TYPES, HOST_KINDS, Kind
 
 if TYPE_CHECKING:
@@ -107,15 +108,12 @@ class Tree:
 
     def under(self, mask: Mask) -> Mask:
         """Return bool[n]: members with a proper ancestor in ``mask``."""
-        if not (mask & self._inner).any():  # as with most of what patterns look for
-            return np.zeros(len(self.parent), dtype=bool)
         out = np.zeros(len(self.parent), dtype=bool)
+        if not (mask & self._inner).any():  # as with most of what patterns look for
+            return out
         library = find_engine().library
         if library is not None:
-            places = self.members.ctypes.data, len(self.members), self.parent.ctypes.data
-            mask = np.ascontiguousarray(mask, np.bool_)
-            if library.tt_under(len(out), *places, mask.ctypes.data, out.ctypes.data) < 0:
-                raise AssertionError("the native library refused a tree")
+            self._spread(library.tt_under, mask, out)
             return out
         if len(self.levels) > _NEAR:
             return self._nearest(mask) >= 0
@@ -127,6 +125,10 @@ class Tree:
     def above(self, mask: Mask) -> Mask:
         """Return bool[n]: members with a proper descendant in ``mask``."""
         out = np.zeros(len(self.parent), dtype=bool)
+        library = find_engine().library
+        if library is not None:
+            self._spread(library.tt_above, mask, out)
+            return out
         rows = distinct(self.parent[mask])
         while True:
             rows = rows[rows >= 0]
@@ -135,6 +137,13 @@ class Tree:
                 return out
             out[rows] = True
             rows = distinct(self.parent[rows])
+
+    def _spread(self, function: Callable[..., int], mask: Mask, out: Mask) -> None:
+        """Have the library write which members are under a mask, or above it."""
+        places = self.members.ctypes.data, len(self.members), self.parent.ctypes.data
+        mask = np.ascontiguousarray(mask, np.bool_)
+        if function(len(out), *places, mask.ctypes.data, out.ctypes.data) < 0:
+            raise AssertionError("the native library refused a tree")
 
     def nearest(self, rows: NDArray[np.integer], mask: Mask) -> Ints:
         """Return for each row its innermost proper ancestor in ``mask``, -1 without one."""

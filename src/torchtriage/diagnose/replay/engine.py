@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.core.arrays import distinct
-from torchtriage.core.trace.engine import find_engine
+from torchtriage.core.engine import find_engine
 from torchtriage.diagnose.replay.graph import CONFIDENCE, Graph
 from torchtriage.diagnose.replay.native import find_runs, run_nodes
 

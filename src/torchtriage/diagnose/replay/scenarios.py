@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from torchtriage.core.trace.engine import find_engine
+from torchtriage.core.engine import find_engine
 from torchtriage.diagnose.replay.engine import Schedule
 from torchtriage.diagnose.replay.native import NativeSteps
 

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 from torchtriage.core.errors import UsageError
 
 READER_VARIABLE = "TORCHTRIAGE_READER"
-VERSION = 7
+VERSION = 8
 """Of the library's interface; one of another version is left alone."""
 
 _NAMES = {"darwin": "libtorchtriage_native.dylib", "win32": "torchtriage_native.dll"}
-FILE = Path(__file__).parent / _NAMES.get(sys.platform, "libtorchtriage_native.so")
+FILE = Path(__file__).parent / "trace" / _NAMES.get(sys.platform, "libtorchtriage_native.so")
 
 
 class Engine(NamedTuple):
@@ -82,6 +82,10 @@ def _load(file: Path) -> Engine:
         "tt_tree": (c_int64, [c_void_p, c_void_p, c_size_t, c_int64, c_bool, c_void_p, c_void_p]),
         "tt_own": (c_int64, [c_size_t, *[c_void_p] * 3, c_size_t, c_void_p, c_void_p]),
         "tt_under": (c_int64, [c_size_t, c_void_p, c_size_t, *[c_void_p] * 3]),
+        "tt_above": (c_int64, [c_size_t, c_void_p, c_size_t, *[c_void_p] * 3]),
+        "tt_union": (c_int64, [c_void_p, c_size_t, c_void_p]),
+        "tt_intersect": (c_int64, [c_void_p, c_size_t, c_void_p, c_size_t, c_void_p]),
+        "tt_covered": (c_int64, [c_void_p, c_size_t, c_void_p, c_size_t, c_void_p]),
         "tt_renumber": (c_int64, [c_void_p, c_size_t, c_void_p, c_size_t, c_void_p]),
         "tt_group": (c_int64, [c_void_p, c_size_t, c_size_t, c_void_p, c_void_p]),
         "tt_replay": (c_int64, [c_void_p, c_void_p]),

@@ -122,7 +122,8 @@ def covered(values: Spans, cover: Spans) -> Ints:
             raise AssertionError("the native library refused intervals")
         return out
     total = totals(cover)
-    return np.maximum(until(cover, total, values[:, 1]) - until(cover, total, values[:, 0]), out)
+    np.maximum(until(cover, total, values[:, 1]) - until(cover, total, values[:, 0]), 0, out=out)
+    return out
 
 
 def totals(cover: Spans) -> Ints:

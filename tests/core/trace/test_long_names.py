@@ -9,9 +9,9 @@ from builder import HOST, MAIN, TraceBuilder
 from tests.core.trace.test_native import needs_library
 
 import torchtriage as tt
+from torchtriage.core.engine import READER_VARIABLE
 from torchtriage.core.names import LONGEST
 from torchtriage.core.trace import read_trace
-from torchtriage.core.engine import READER_VARIABLE
 
 LONG = "n" * 2_000_000
 BOUND = 400_000

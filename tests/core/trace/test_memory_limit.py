@@ -20,9 +20,9 @@ from tests.core.trace.test_parallel import mixed
 
 import torchtriage as tt
 from torchtriage.cli.main import cli
+from torchtriage.core.engine import READER_VARIABLE, find_engine
 from torchtriage.core.errors import UsageError
 from torchtriage.core.trace import memory_limit, read_trace
-from torchtriage.core.engine import READER_VARIABLE, find_engine
 from torchtriage.core.trace.memory_limit import LEAST_BYTES, within
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="files without a name are Linux's")

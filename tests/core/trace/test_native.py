@@ -22,11 +22,11 @@ from tests.core.trace.test_parallel import assert_same, mixed
 from tests.invariants import check_trace
 
 from torchtriage.cli.main import cli
-from torchtriage.core.errors import TriageError, UsageError
 from torchtriage.core import engine
+from torchtriage.core.engine import READER_VARIABLE, find_engine
+from torchtriage.core.errors import TriageError, UsageError
 from torchtriage.core.trace import Trace, native, read_trace
 from torchtriage.core.trace.column_builder import ColumnBuilder
-from torchtriage.core.engine import READER_VARIABLE, find_engine
 
 needs_library = pytest.mark.skipif(
     not engine.FILE.exists(), reason="the native scanner is not built (make native needs cargo)"

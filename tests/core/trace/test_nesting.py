@@ -8,8 +8,8 @@ from builder import TraceBuilder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchtriage.core.trace import Trace
 from torchtriage.core.engine import READER_VARIABLE, find_engine
+from torchtriage.core.trace import Trace
 from torchtriage.core.trace.nesting import _contain_in_turn, contain
 
 

@@ -18,10 +18,10 @@ import pytest
 from tests.core.trace.layouts import LAYOUTS, document
 from tests.invariants import check_trace
 
+from torchtriage.core.engine import READER_VARIABLE
 from torchtriage.core.errors import UsageError
 from torchtriage.core.trace import Trace, parallel, read_trace
 from torchtriage.core.trace.column_builder import ColumnBuilder
-from torchtriage.core.engine import READER_VARIABLE
 from torchtriage.core.trace.parallel import count_workers
 from torchtriage.core.workers import PROCESSES_VARIABLE, Workers
 

@@ -17,9 +17,9 @@ import pytest
 from tests.core.trace.layouts import LAYOUTS
 from tests.core.trace.plain import MEMORY, events_of, plain_rows, read_file
 
+from torchtriage.core.engine import FILE, READER_VARIABLE
 from torchtriage.core.trace import Trace, read_trace
 from torchtriage.core.trace.column_builder import ColumnBuilder
-from torchtriage.core.engine import FILE, READER_VARIABLE
 from torchtriage.core.trace.events import Chunk
 
 SHARED = Path(os.environ.get("TORCHTRIAGE_DATA", "../shared/data")) / "traces"

@@ -11,10 +11,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from torchtriage.core.engine import find_engine
 from torchtriage.core.names import LONGEST, elide
 from torchtriage.core.trace.accelerators import LaunchArrows, read_accelerators
 from torchtriage.core.trace.columns import Detail, Lane, MemoryEvents, ReadReport, Trace
-from torchtriage.core.engine import find_engine
 from torchtriage.core.trace.event_numbers import NO_DUR_NS, NO_TIME_NS, ExactTimes, int64_of
 from torchtriage.core.trace.event_types import (
     ARROWS,

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from torchtriage.core import intervals
 from torchtriage.core.arrays import Ints, Mask
+from torchtriage.core.engine import find_engine
 from torchtriage.core.intervals import Spans
 from torchtriage.core.names import LONGEST, elide
 from torchtriage.core.timing import part
-from torchtriage.core.engine import find_engine
 from torchtriage.core.trace.schema import HOST_KINDS, WORK_KINDS, Kind
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from torchtriage.core.errors import UsageError
 from torchtriage.core.engine import find_engine
+from torchtriage.core.errors import UsageError
 from torchtriage.core.units import format_bytes
 
 LEAST_BYTES = 128 << 20

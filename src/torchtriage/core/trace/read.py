@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from torchtriage.core.anonymous import current
+from torchtriage.core.engine import Engine, find_engine
 from torchtriage.core.errors import TraceFormatError
 from torchtriage.core.trace.column_builder import ColumnBuilder
 from torchtriage.core.trace.columns import ReadReport, Trace
-from torchtriage.core.engine import Engine, find_engine
 from torchtriage.core.trace.events import CHUNK_BYTES, EventReader, Loss
 from torchtriage.core.trace.input import Input, Source, open_source, reopenable
 from torchtriage.core.trace.native import THREADS_WORTH_IT_BYTES, read_native

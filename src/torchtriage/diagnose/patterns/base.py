@@ -26,12 +26,13 @@ from torchtriage.core import intervals
 from torchtriage.core.errors import PatternError, UsageError
 from torchtriage.core.finding import Certainty, Fix
 from torchtriage.core.intervals import Spans
-from torchtriage.core.trace import Kind, Trace
+from torchtriage.core.trace import HOST_KINDS, Kind, Trace
 from torchtriage.core.trace.collectives import host_collectives
 from torchtriage.diagnose.patterns._host_gaps import is_explained
 from torchtriage.diagnose.replay.edits import Edit
 
 __all__ = [
+    "HOST_KINDS",
     "NEEDS",
     "Certainty",
     "Claim",
@@ -76,7 +77,9 @@ NEEDS: dict[str, tuple[Callable[[Trace], bool], str, str]] = {
         _ON_DEVICE,
     ),
     "peers": (
-        lambda trace: not trace.matching(r"^(gloo|mpi|nccl|rccl): ?i?(send|recv)\b|^c10d::(send|recv_)$").any(),
+        lambda trace: (
+            not trace.matching(r"^(gloo|mpi|nccl|rccl): ?i?(send|recv)\b|^c10d::(send|recv_)$", *HOST_KINDS).any()
+        ),
         "recordings of all ranks that it sends to",
         "record all ranks at the same steps: torchtriage analyze FOLDER",
     ),

@@ -454,7 +454,7 @@ def _launch_lags(
     np.maximum.at(ready, recorded.target, streams.end_ns[recorded.source])
     idle &= ready[position] <= trace.start_ns[calls]
     # an upload is staged by the host first, and that takes as long as its bytes
-    staged = trace.matching(STAGED)[streams.row[position]] & idle
+    staged = trace.matches(streams.row[position], STAGED) & idle
     idle &= observed <= EARLY_NS
     # one kind per call; the launch of a graph is a kind whatever its name, and few are enough
     graph = trace.links.n_enqueued[calls] > 1

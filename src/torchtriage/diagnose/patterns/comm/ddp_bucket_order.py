@@ -18,7 +18,7 @@ import numpy as np
 from torchtriage.core.arrays import distinct
 from torchtriage.core.trace.collective_time import Collectives, find_collectives
 from torchtriage.core.units import format_count, format_ns
-from torchtriage.diagnose.patterns.base import Claims, Fix, Ints, Kind, Mask, Pattern, Trace
+from torchtriage.diagnose.patterns.base import HOST_KINDS, Claims, Fix, Ints, Kind, Mask, Pattern, Trace
 from torchtriage.diagnose.patterns.comm._earlier import alone_ns, earlier, exposed_ns
 from torchtriage.diagnose.patterns.comm._gradient_reduces import Reduces, find_reduces
 
@@ -40,7 +40,7 @@ _BETWEEN = r"^autograd::engine::evaluate_function|reducer::mul_out$|^aten::(mul|
 
 def find(trace: Trace) -> Claims:
     """Yield one claim over the buckets that waited for an earlier one."""
-    if not (trace.hosts & trace.matching(r"^DistributedDataParallel\.forward$")).any():
+    if not trace.matching(r"^DistributedDataParallel\.forward$", *HOST_KINDS).any():
         return
     found = find_collectives(trace)
     reduces = find_reduces(trace, found) if found is not None and trace.origin.world_size != 1 else None

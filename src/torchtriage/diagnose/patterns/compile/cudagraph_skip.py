@@ -22,7 +22,7 @@ from torchtriage.core.trace.device import HOST_LATE
 from torchtriage.core.units import format_count, format_ns, ms
 from torchtriage.diagnose.patterns._host_time import host_claim
 from torchtriage.diagnose.patterns._recurrence import recurs
-from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Fix, Kind, Pattern, Trace
+from torchtriage.diagnose.patterns.base import HOST_KINDS, Claim, Claims, Edit, Fix, Kind, Pattern, Trace
 
 PATTERN = Pattern.of(__name__, "CMP033", "CUDA graphs are not replayed", order=112, needs="device runtime ops")
 FIX = Fix(
@@ -54,7 +54,7 @@ def find(trace: Trace) -> Claims:
 
 def _recorded(trace: Trace) -> Claim | None:
     steps = trace.steps
-    rows = np.flatnonzero(trace.hosts & trace.matching(_RECORD))
+    rows = np.flatnonzero(trace.matching(_RECORD, *HOST_KINDS))
     rows = rows[steps.of_host(rows) > 0]
     times = distinct(steps.of_host(rows))
     if len(times) < MIN_RECORDED:

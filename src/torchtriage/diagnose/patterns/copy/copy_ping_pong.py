@@ -154,7 +154,7 @@ def _pairs(trace: Trace, weights: Mask) -> tuple[Ints, Ints]:
     down = bulk_reads(trace)[0]
     down = down[(waits.copy_bytes[down] >= MIN_BYTES) & ~weights[waits.copy[down]]]
     copies = np.flatnonzero((trace.kind == Kind.MEMCPY) & (links.call >= 0) & ~weights)
-    copies = copies[trace.matching("HtoD")[copies]]
+    copies = copies[trace.matches(copies, "HtoD")]
     found: list[tuple[Ints, Ints]] = []
     sizes = distinct(waits.copy_bytes[down])
     for size in sizes[among(sizes, trace.value[copies])].tolist():

@@ -50,7 +50,7 @@ def find(trace: Trace) -> Claims:
         " time beyond pinned speed",
     ):
         copies = trace.waits.copy[index]
-        pageable = copies[trace.matching("Pageable")[copies]]
+        pageable = copies[trace.matches(copies, "Pageable")]
         transfer = exposed(trace, pageable)
         saved = beyond_pinned(trace, pageable)
         low = np.broadcast_to(claim.gain_low, len(claim.spans))

@@ -100,12 +100,12 @@ def _judged_ms(trace: Trace, spans: Spans) -> float:
 
 def _pageable(trace: Trace, rows: Ints) -> Ints:
     rows = rows[(trace.kind[rows] == Kind.MEMCPY) & (trace.links.call[rows] >= 0)]
-    rows = rows[trace.matching("HtoD")[rows]]
+    rows = rows[trace.matches(rows, "HtoD")]
     if trace.origin.vendor == "rocm":
         blocking = trace.named("hipMemcpyWithStream", "hipMemcpy", "hipMemcpyHtoD")
         slow_path = blocking[trace.links.call[rows]]
     else:
-        slow_path = trace.matching("Pageable")[rows]
+        slow_path = trace.matches(rows, "Pageable")
     size = trace.value[rows]
     large = (size >= MIN_BYTES) | ((size < 0) & (trace.dur_ns[rows] >= UNSIZED_NS))
     return rows[slow_path & large]
@@ -117,7 +117,7 @@ def _recurring(trace: Trace, copies: Ints) -> Ints:
         return copies if steps.share_of_steps(steps.of_work(copies)) >= 0.5 else copies[:0]
     rows = trace.devices[0].rows
     rows = rows[trace.kind[rows] != Kind.MEMSET]
-    upload = trace.matching("HtoD")[rows] & (trace.kind[rows] == Kind.MEMCPY)
+    upload = trace.matches(rows, "HtoD") & (trace.kind[rows] == Kind.MEMCPY)
     run = np.cumsum(~upload)
     length = np.bincount(run[upload], minlength=int(run[-1]) + 1 if len(run) else 1)
     loading = rows[upload & (length[run] >= LOADING_RUN)]

@@ -7,7 +7,7 @@ import numpy as np
 from torchtriage.core import intervals
 from torchtriage.core.arrays import distinct
 from torchtriage.core.trace.matrix_products import Products, is_shape, products
-from torchtriage.diagnose.patterns.base import Floats, Ints, Kind, Mask, Trace
+from torchtriage.diagnose.patterns.base import HOST_KINDS, Floats, Ints, Kind, Mask, Trace
 
 _PRODUCTS = ("aten::bmm", "aten::baddbmm", "aten::mm", "aten::addmm")
 FORWARD, BACKWARD = "aten::_softmax", "aten::_softmax_backward_data"
@@ -145,7 +145,7 @@ def kernels_of(trace: Trace, chains: AttentionChains) -> tuple[Ints, Ints]:
 
 def foreign_work(trace: Trace, chains: AttentionChains) -> Mask:
     """Return bool[n]: names of neighbouring layers' work, the chains' own products left out."""
-    return trace.matching(_FOREIGN) & ~with_inner(trace, chains.gemms)
+    return trace.matching(_FOREIGN, *HOST_KINDS) & ~with_inner(trace, chains.gemms)
 
 
 def with_inner(trace: Trace, ops: Ints) -> Mask:

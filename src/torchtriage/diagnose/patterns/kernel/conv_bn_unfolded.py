@@ -62,7 +62,7 @@ def find(trace: Trace) -> Claims:
     stored &= phase.rows[ops[pairs + 1]]
     pairs = pairs[stored]
     after = np.minimum(pairs + 2, len(ops) - 1)
-    follows = after[(after == pairs + 2) & trace.matching(_ACTIVATION)[ops[after]]]
+    follows = after[(after == pairs + 2) & trace.matches(ops[after], _ACTIVATION)]
     yield from _unfolded(trace, ops[pairs + 1], ops[follows])
 
 

@@ -7,7 +7,7 @@ from torchtriage.core.trace.op_runs import outer_ops, runs
 from torchtriage.core.units import format_count
 from torchtriage.diagnose.patterns._host_time import host_claim, host_time
 from torchtriage.diagnose.patterns._recurrence import recurs
-from torchtriage.diagnose.patterns.base import Claims, Edit, Trace, most_frequent
+from torchtriage.diagnose.patterns.base import HOST_KINDS, Claims, Edit, Trace, most_frequent
 
 MIN_UPDATES = 100  # in place, in a row, of nothing else: a model's own operators come with others between them
 UPDATE_GAIN = 0.25
@@ -19,7 +19,7 @@ _UPDATE = r"^aten::(mul_|add_|sub_|div_|lerp_|addcmul_|addcdiv_)$"
 def claim_updates(trace: Trace, min_share: float) -> Claims:
     """Yield a claim on loops that update tensors in place, outside of optimizers and backward."""
     steps = trace.steps
-    ops = outer_ops(trace, trace.hosts & trace.matching(r"^Optimizer\."))
+    ops = outer_ops(trace, trace.matching(r"^Optimizer\.", *HOST_KINDS))
     stretches = runs(trace, ops, trace.matches(ops, _UPDATE))
     stretches = stretches[stretches[:, 1] - stretches[:, 0] >= MIN_UPDATES]
     if not len(stretches):

@@ -180,7 +180,7 @@ def _graphable(trace: Trace, work: Ints) -> bool:
     blocking[trace.waits.row[~trace.waits.profiler]] = True
     rows = np.flatnonzero(blocking)
     calls = trace.links.call[work]
-    graphed = trace.matching(_GRAPH)[calls[calls >= 0]]
+    graphed = trace.matches(calls[calls >= 0], _GRAPH)
     if steps.in_steady(steps.of_host(rows)).any() or graphed.sum() > MAX_GRAPHED * len(work):
         return False
     step_of = steps.of_work(work)

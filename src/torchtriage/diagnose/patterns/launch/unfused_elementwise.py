@@ -23,7 +23,19 @@ from torchtriage.core.arrays import distinct
 from torchtriage.core.trace.op_runs import outer_ops
 from torchtriage.core.units import format_count, format_ns, format_share, ms
 from torchtriage.diagnose.patterns._op_work import SHORT_NS, kernel_time_ns
-from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Fix, Ints, Kind, Mask, Pattern, Trace, given
+from torchtriage.diagnose.patterns.base import (
+    HOST_KINDS,
+    Claim,
+    Claims,
+    Edit,
+    Fix,
+    Ints,
+    Kind,
+    Mask,
+    Pattern,
+    Trace,
+    given,
+)
 from torchtriage.diagnose.patterns.launch._pointwise_traffic import by_detail, largest, product, saved_traffic
 
 PATTERN = Pattern.of(__name__, "LCH015", "Chains of pointwise kernels are not fused", order=550, needs="sizes")
@@ -106,8 +118,8 @@ def _on_device(trace: Trace) -> Claims:
 
 def _on_cpu(trace: Trace) -> Claims:
     steps = trace.steps
-    ops = outer_ops(trace, trace.hosts & trace.matching(r"^Optimizer\."))
-    named = trace.matching(_POINTWISE_OPS)[ops]
+    ops = outer_ops(trace, trace.matching(r"^Optimizer\.", *HOST_KINDS))
+    named = trace.matches(ops, _POINTWISE_OPS)
     size = by_detail(trace, "dims", np.where(named, ops, -1), largest)
     fits, step = named & (size > 1), steps.of_host(ops)
     same = (size[1:] == size[:-1]) & (step[1:] == step[:-1])

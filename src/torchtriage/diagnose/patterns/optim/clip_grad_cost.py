@@ -21,7 +21,7 @@ from torchtriage.core.trace.op_runs import outer_ops, runs
 from torchtriage.core.units import format_count, format_ns, ms
 from torchtriage.diagnose.patterns._host_time import host_claim
 from torchtriage.diagnose.patterns._recurrence import call_sites, recurs
-from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Ints, Mask, Pattern, Trace, given
+from torchtriage.diagnose.patterns.base import HOST_KINDS, Claim, Claims, Edit, Ints, Mask, Pattern, Trace, given
 
 PATTERN = Pattern.of(__name__, "OPT041", "Gradient clipping loops or waits", order=329, needs="ops work")
 FIX = fixes.CLIP_AT_ONCE
@@ -40,7 +40,7 @@ _PART = (
 
 def find(trace: Trace) -> Claims:
     """Yield at most one claim: on the loop with its readbacks, or on the readbacks alone."""
-    ops = outer_ops(trace, trace.hosts & trace.matching(r"^Optimizer\."))
+    ops = outer_ops(trace, trace.matching(r"^Optimizer\.", *HOST_KINDS))
     stretches = runs(trace, ops, trace.matches(ops, _PART))
     alone = _count(trace.matches(ops, _NORM), stretches)
     looping = alone >= MIN_NORMS
@@ -63,8 +63,8 @@ def find(trace: Trace) -> Claims:
 
 
 def _follows_backward(trace: Trace, start_ns: Ints) -> Mask:
-    nodes = np.sort(trace.start_ns[trace.matching(_BACKWARD)])
-    stepped = np.sort(trace.start_ns[trace.hosts & trace.matching(r"^Optimizer\.")])
+    nodes = np.sort(trace.start_ns[trace.matching(_BACKWARD, *HOST_KINDS)])
+    stepped = np.sort(trace.start_ns[trace.matching(r"^Optimizer\.", *HOST_KINDS)])
     reset = np.searchsorted(stepped, start_ns)
     last_step = np.append(np.iinfo(np.int64).min, stepped)[reset]
     behind: Mask = np.searchsorted(nodes, start_ns) > np.searchsorted(nodes, last_step)

@@ -97,7 +97,7 @@ def _same_in_module(trace: Trace, index: Ints) -> Mask:
         return hit
     waits = trace.waits
     module = frame_around(trace, waits.row[index], trace.where_name(lambda name: name.startswith("nn.Module: ")))
-    pinned = trace.matching("Pinned")[waits.copy[index]]
+    pinned = trace.matches(waits.copy[index], "Pinned")
     inside = np.flatnonzero((module >= 0) & ~pinned)
     keys = np.stack([trace.name[module[inside]], waits.copy_bytes[index[inside]]], axis=1)
     kinds, which = np.unique(keys, axis=0, return_inverse=True)

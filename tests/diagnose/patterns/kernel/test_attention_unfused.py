@@ -258,6 +258,13 @@ def test_inference_on_a_cpu():
     )
 
 
+def test_a_cpus_python_files_called_like_layers_are_no_work_of_theirs():
+    line = attention(Cpu())
+    line.frame("train_convnet.py(1): main", 0, line.at)
+    (claim,) = find(line.build())
+    assert claim.evidence["share_of_step"] == pytest.approx(1)
+
+
 def test_training_on_a_cpu_promises_nothing_and_shows_the_forward_pass():
     line = backward_chain(attention(Cpu(), between=False))
     trace = line.build()

@@ -155,7 +155,7 @@ def _over_params(module: Module, loop: SourceLoop) -> bool:
     if _of_state_dict(node):
         return True
     function = module.loop_contexts[loop].function
-    if function is not None and any(name in _state_dicts(function.node) for name in names_in(node)):
+    if function is not None and "state_dict" in module.text and names_in(node) & _state_dicts(function.node):
         return True
     if isinstance(node, ast.Call) and module.name_of(node.func) == "zip":
         return any(module.value(arg).kind == "params" for arg in node.args)

@@ -1,7 +1,7 @@
 """A tensor is made of Python numbers, one by one, in every step.
 
 Looks like: ``torch.tensor([f(x) for x in rows])`` in a loop of steps, or in what it calls;
-    ``torch.FloatTensor(states)`` of the columns of ``zip(*samples)`` that are arrays by their name.
+    ``torch.FloatTensor(states)`` of the columns of ``zip(*samples)``, or of a list, that are arrays by their name.
 Slow because: the comprehension and the conversion handle one Python object at a time: about a
     millisecond for ten thousand numbers, while the device waits.
 Fix: keep the data in tensors or arrays, and index those (a ring buffer for replay); ``np.stack`` first.
@@ -57,7 +57,7 @@ _DRAWN = re.compile(r"batch|sampl|transition|experience|memory|replay|episode|tr
 
 
 def _is_column(module: Module, call: SourceCall) -> bool:
-    """Return whether a tensor is made of what ``zip(*samples)`` gives of arrays: a tuple of them."""
+    """Return whether a tensor is made of a list of arrays, or of what ``zip(*samples)`` gives of them: a tuple."""
     node = call.node.args[0]
     root = node.value if isinstance(node, ast.Attribute) else node
     name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
@@ -66,12 +66,19 @@ def _is_column(module: Module, call: SourceCall) -> bool:
     # what comes after, states = torch.tensor(states), is another
     before = call.node.lineno
     made = [item for item in module.made_in(call.context.function, root.id) if item.lineno < before]
+    if made and isinstance(made[0], ast.List) and root is node:
+        return not made[0].elts and len(made) > 1 and all(map(_is_array, made[1:]))
     if len(made) != 1 or not isinstance(made[0], ast.Call):
         return False
     # of map(np.stack, zip(*samples)) the columns are arrays already
     record = [item.value for item in made[0].args if isinstance(item, ast.Starred)]
     listed = made[0].args if path_of(made[0].func) in ("list", "tuple") else []
     return any(map(_transposes, (made[0], *record, *listed)))
+
+
+def _is_array(node: ast.expr) -> bool:
+    """Return whether what a list gets is an array by its name: an observation, a frame."""
+    return isinstance(node, ast.Name) and _ARRAYS.search(node.id) is not None
 
 
 def _transposes(node: ast.AST) -> bool:

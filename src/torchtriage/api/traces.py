@@ -203,7 +203,10 @@ def analyze(
 
             compiled = find_kernel_lines(trace, read_graph_codes(os.fspath(compile_log), trace.origin.rank))
         places = None if folders is None else Locator(folders, confined=confined)
-        return Report.of(diagnose(trace, options, places=places, captured=captured, compiled=compiled))
+        report = Report.of(diagnose(trace, options, places=places, captured=captured, compiled=compiled))
+        if not isinstance(source, Trace):
+            trace.release()
+        return report
 
 
 def compare(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import signal
 import subprocess
 import sys
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from tests.core.trace.test_native import META, assert_equal, needs_library
 from tests.core.trace.test_parallel import mixed
 
 import torchtriage as tt
+from torchtriage.api import traces
 from torchtriage.cli.main import cli
 from torchtriage.core.engine import READER_VARIABLE, find_engine
 from torchtriage.core.errors import UsageError
@@ -394,3 +397,17 @@ def test_an_unknown_numpy_is_refused_before_its_table_is_used(
     monkeypatch.undo()
     with within(ROOMY):
         assert np.zeros(100_000).sum() == 0
+
+
+def test_an_analysed_trace_goes_without_the_garbage_collector(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[weakref.ref[Any]] = []
+    load = traces.load
+    monkeypatch.setattr(
+        traces, "load", lambda *given, **options: (read.append(weakref.ref(made := load(*given, **options))), made)[1]
+    )
+    gc.disable()
+    try:
+        assert tt.analyze(traces.sample_path()).findings
+        assert [found() for found in read] == [None]
+    finally:
+        gc.enable()

@@ -148,6 +148,11 @@ class Trace:
         """Return the number of rows."""
         return len(self.start_ns)
 
+    def release(self) -> None:
+        """Let go of what was derived: it refers to the trace, and both would wait for the garbage collector."""
+        for name in vars(self).keys() - self.__dataclass_fields__.keys():
+            del vars(self)[name]
+
     # -- columns and masks -----------------------------------------------------------------
 
     @cached_property

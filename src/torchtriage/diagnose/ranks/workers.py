@@ -167,6 +167,7 @@ def _record(trace: Trace, options: Options, timeline: bool) -> RankRecord:
     found = replace(build_record(trace, result.trace.path, result), skeleton=skeleton)
     if options.what_if:
         found = replace(found, replay=rank_replay(trace, tuple(options.what_if), options.step_ms))
+    trace.release()
     return found
 
 

@@ -4,7 +4,8 @@ Looks like: ``x.double()`` or ``x.to(torch.float64)`` in a loop of steps or in `
     ``torch.from_numpy`` or ``torch.tensor`` of an array that NumPy made in float64, used in steps;
     ``model.double()`` in a file with a loop of steps; ``set_default_dtype(torch.float64)``; a
     parameter that ``forward`` converts to another dtype in every call (``self.weight.float()``), if it
-    is a matrix; a tensor that an object was made with and that steps convert (``self.vectors.to(query.dtype)``).
+    is a matrix; ``x.float().masked_fill(mask, v).type_as(x)``; a tensor that an object was made with
+    and that steps convert (``self.vectors.to(query.dtype)``).
 Slow because: one float64 operand turns everything computed from it into float64, which moves twice
     the bytes and has a small fraction of the arithmetic throughput on most devices.
 Fix: ``.astype(np.float32)`` before, ``dtype=torch.float32`` in, or ``.float()`` after the
@@ -89,6 +90,14 @@ def find(module: Module) -> Iterator[Hit]:
             ):
                 yield Hit(call.node, f"all work in float64: {text_of(call.node)}", call.attr)
     yield from _weights(module)
+    for call in module.sent("float", "double"):
+        selecting = call.user
+        if selecting is None or selecting.attr not in _SELECTS or selecting.owner is not call.node:
+            continue
+        back = selecting.user
+        if call.context.often and back is not None and back.attr in _BACK and back.owner is selecting.node:
+            message = f"cast there and back, only to select {call.context.often}: {text_of(back.node)}"
+            yield Hit(back.node, message, call.attr, fix=_AS_IT_IS)
     for call in module.called("torch.set_default_dtype"):
         if _names_double(module, call) and not (call.context.rare or call.context.aside or _on_purpose(module, call)):
             yield Hit(call.node, "every tensor is made in float64 from here on", call.attr, severity="medium")
@@ -100,6 +109,14 @@ def find(module: Module) -> Iterator[Hit]:
                 if wide and not _cast(call) and _used_hot(module, call):
                     yield Hit(call.node, f"NumPy's float64 gets into every step: {text_of(call.node)}", call.attr)
 
+
+_SELECTS = words("masked_fill masked_fill_ index_select gather flip roll transpose permute expand repeat where")
+_BACK = frozenset(["type_as", "half", "bfloat16"])
+_AS_IT_IS = Fix(
+    text="Select in the dtype that it has: no number changes.",
+    code="scores = scores.masked_fill(padding, float('-inf'))   # not .float().masked_fill(…).type_as(scores)",
+    link="https://docs.pytorch.org/docs/stable/generated/torch.Tensor.masked_fill.html",
+)
 
 _PRECISE = re.compile(r"\b(precis|float64\b|double\b|round-?off|cancel|stab|diverg|converg)", re.IGNORECASE)
 

@@ -24,7 +24,8 @@ LEAST_TIMED, MOST_SKIPPED = 5, 8
 PLACES = (0, 2, 5, 7, 3, 1, 4, 6, 1, 4, 7, 2, 6, 3, 0, 5)
 """Which of a few steps is timed, by turns, and on every rank the same: what recurs is met as often as it comes."""
 DEVICE_EVERY = 4
-"""The device is asked in one step of so many: an event costs some microseconds, and a step has a dozen."""
+"""The device is asked in one step of so many, or in each that is timed: an event costs some microseconds, and a step
+has a dozen."""
 MOST_WINDOWS = 16
 """So many windows wait for whoever takes them; older ones are dropped."""
 MOST_STEPS_PENDING = 64

@@ -1,8 +1,9 @@
-"""What an anti-pattern can cost of a window, by the device's own account: nothing here was learned.
+"""What an anti-pattern can cost of a window, by the device's own account.
 
 A fault is named for what it costs, the costliest first. So what trees make of a window is weighed by the share of
 time that each type could give back: no communication, no fault of communication. The same shares, added, say how much
-of a window is lost; that needs no recording to learn from, and holds for repositories and devices that nobody knew.
+of a window is lost, also for repositories and devices that nobody knew. The weights below were chosen on the
+development half of the recordings, repositories left out.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _TYPES: dict[str, tuple[str, ...]] = {
 }
 """Shares of the time, and the types that they are the cost of."""
 _LOST = {"communication": 1, "hidden": 1, "fp32": 1, "layout": 1, "softmax": 1, "pointwise": 0.5, "casts": 0.5}
-"""Beside idle time; of kernels that only read and write half, for fused they would read half as much."""
+"""Beside idle time. Kernels that only read and write count half: fused, they would read half as much."""
 
 
 def _shares(rows: Rows) -> dict[str, Floats]:

@@ -49,6 +49,8 @@ def _is_logging(call: SourceCall) -> bool:
 
 
 def _is_text(node: ast.expr) -> bool:
+    if isinstance(node, ast.JoinedStr):
+        return True
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("str", "repr")
 
 

@@ -41,7 +41,10 @@ def find(module: Module) -> Iterator[Hit]:
         if loop is None:
             # a cache of keys and values grows by design, and a window drops what is old
             if assign.target.startswith("self.") and _recurs(module, assign) and not _CACHE.search(assign.target):
-                yield Hit(assign.expression, f"everything so far is copied again: {text_of(assign.node)}", "cat")
+                often = _is_repeated(assign)
+                said = "everything so far is copied again" if often else "each call copies everything so far"
+                severity: Severity = "medium" if often else "low"
+                yield Hit(assign.expression, f"{said}: {text_of(assign.node)}", "cat", severity)
             continue
         if loop.n_constant is not None and loop.n_constant <= MAX_TURNS:
             continue
@@ -62,9 +65,15 @@ def _recurs(module: Module, assign: Assign) -> bool:
         return False
     if assign.context.hot or function is None:
         return assign.context.hot
-    if module.is_program and function.called_in_loop:
+    if module.is_program and _is_repeated(assign):
         return True
     return _GATHERS.match(function.name) is not None and all(callee is not function for _, callee in module.edges)
+
+
+def _is_repeated(assign: Assign) -> bool:
+    """Return whether the file shows that an assignment runs again and again."""
+    function = assign.context.function
+    return assign.context.hot or (function is not None and function.called_in_loop)
 
 
 _GATHERS = re.compile(r"_?(update|add|append|push|extend|collect|record|store|observe|remember|enqueue)(_|$)")

@@ -15,7 +15,7 @@ import ast
 from collections.abc import Iterator
 
 from torchtriage.core import fixes
-from torchtriage.diagnose.lint.base import Hit, Module, Rule, compiled, keyword, text_of
+from torchtriage.diagnose.lint.base import Hit, Module, Rule, SourceCall, compiled, keyword, literal, text_of
 
 RULE = Rule(
     "SYN005", "host-const-h2d", "sync", "Small tensors built on the host and copied each step", "medium", device=True
@@ -27,7 +27,9 @@ FIX = fixes.BUILD_ON_DEVICE
 def find(module: Module) -> Iterator[Hit]:
     """Yield moves of tensors that hot code has just built on the host."""
     for call in module.called("torch.tensor", "torch.as_tensor"):
-        if call.context.often and call.node.args and _is_number(call.node.args[0]) and _on_device(call.node):
+        if not call.context.often or compiled(call.context) or not call.node.args:
+            continue
+        if _is_size_of(module, call.node.args[0]) and _on_device(call.node) and not _exchanged(module, call):
             said = f"a number of the host is copied to the device {call.context.often}: {text_of(call.node)}"
             yield Hit(call.node, said, call.attr, severity="low")
     for call in module.sent("to", "cuda", "type_as"):
@@ -52,7 +54,7 @@ def _of_step(module: Module, made: ast.Call) -> bool:
     return not made.args or not _constant(made.args[0])
 
 
-def _is_number(node: ast.expr) -> bool:
+def _is_size_of(module: Module, node: ast.expr) -> bool:
     """Return whether an expression is the size of a tensor: Python has it, and computes with it."""
     if isinstance(node, ast.Subscript):
         return (
@@ -62,14 +64,22 @@ def _is_number(node: ast.expr) -> bool:
         )
     return isinstance(node, ast.Call) and (
         (isinstance(node.func, ast.Attribute) and node.func.attr == "size" and len(node.args) == 1)
-        or (isinstance(node.func, ast.Name) and node.func.id == "len")
+        or (module.name_of(node.func) == "len" and module.value(node.args[0]).kind == "tensor")
     )
 
 
 def _on_device(made: ast.Call) -> bool:
     """Return whether a factory is told a device that is not the CPU."""
     device = keyword(made, "device")
-    return device is not None and text_of(device) not in ("'cpu'", "torch.device('cpu')")
+    return device is not None and literal(device) is not None and "'cpu" not in text_of(device)
+
+
+def _exchanged(module: Module, call: SourceCall) -> bool:
+    """Return whether a function has collectives: what ranks exchange has to be on the device."""
+    exchanges = module.called(
+        "torch.distributed.all_gather", "torch.distributed.all_reduce", "torch.distributed.broadcast"
+    )
+    return any(other.context.function is call.context.function for other in exchanges)
 
 
 def _is_size(node: ast.AST) -> bool:

@@ -311,7 +311,7 @@ def _infers(module: Module, call: SourceCall, function: SourceFunction) -> bool:
         return False
     owner = function.owner
     if owner is not None and (
-        (_in_module(function) and not _gives_none(function))
+        (_in_module(function) and not _gives_host_values(function))
         or function.name.startswith("_")  # its public callers switch autograd off, or not
         or any(base.endswith("Pipeline") for base in owner.bases)
     ):
@@ -324,7 +324,7 @@ def _infers(module: Module, call: SourceCall, function: SourceFunction) -> bool:
     return True
 
 
-def _gives_none(function: SourceFunction) -> bool:
+def _gives_host_values(function: SourceFunction) -> bool:
     """Return whether a module's method gives text or numbers: nobody can take gradients of these."""
     return bool(function.returns) and all(value.kind == "host" for _, value in function.returns)
 

@@ -144,7 +144,7 @@ def _takes_tensors(module: Module, function: SourceFunction) -> bool:
 _ASKS = re.compile(r"isinstance\(\w+, (torch\.)?Tensor|torch\.is_tensor\(")
 _STEPS = re.compile(r"Loss|Criterion|Metric|Scheduler|Sampler$")
 _ONCE = re.compile(
-    r"plot|draw|show|epoch|equal|[sg]et_|index_for|visual|save|write|dump|export|convert|check|valid|debug|test|print|repr|process|collate|augment"
+    r"plot|draw|show|assert|quantiz|epoch|equal|[sg]et_|index_for|visual|save|write|dump|export|convert|check|valid|debug|test|print|repr|process|collate|augment"
     r"|resize|prompt|predict|generate|infer|Pipeline|Processor$|Tokenizer|Extractor|_init|init_"
 )
 

@@ -121,3 +121,34 @@ def test_inference_mode_only_where_no_tensor_leaves_for_training() -> None:
 def test_pinning_is_not_offered_for_tensors_of_a_dataset_that_may_be_on_the_device() -> None:
     text = TRAIN.replace("DataLoader(files,", "DataLoader(torch.utils.data.TensorDataset(x, y),")
     assert "CPY007" not in fixable(text)
+
+
+GRADIENT = """import torch
+class Project(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a, x):
+        ctx.save_for_backward(a, x)
+        return a @ x
+    @staticmethod
+    def backward(ctx, g):
+        a, x = ctx.saved_tensors
+        of_a = g @ x.t()
+        return of_a, a.t() @ g
+class Fit:
+    def __init__(self, matrix):
+        self.matrix = matrix
+        self.image = torch.zeros(64, 1, requires_grad=True)
+    def step(self):
+        Project.apply(self.matrix, self.image).sum().backward()
+fit = Fit(torch.randn(64, 64))
+for _ in range(100):
+    fit.step()
+"""
+
+
+def test_a_gradient_is_computed_where_it_is_asked_for() -> None:
+    (patch,) = [patch for patch in lint_text(GRADIENT).patches if "KRN104" in patch.codes]
+    mended = "+        of_a = g @ x.t() if ctx.needs_input_grad[0] else None\n"
+    assert mended in patch.diff
+    read = GRADIENT.replace("a.t() @ g\n", "a.t() @ g + of_a.sum()\n")
+    assert "KRN104" not in fixable(read)

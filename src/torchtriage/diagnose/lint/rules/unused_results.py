@@ -15,6 +15,8 @@ import re
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, literal, names_in, text_of
+from torchtriage.diagnose.lint.edits import Autofix, replace_node
+from torchtriage.diagnose.lint.facts import SourceFunction
 
 RULE = Rule("KRN104", "unused-results", "kernel", "Results are computed that nothing reads", "low")
 
@@ -68,11 +70,24 @@ def _gradients(module: Module) -> Iterator[Hit]:
         returned = [item.value for item in ast.walk(backward.node) if isinstance(item, ast.Return)]
         if len(returned) != 1 or not isinstance(returned[0], ast.Tuple):
             continue
-        for given, gradient in zip(call.node.args, returned[0].elts, strict=False):
+        for number, (given, gradient) in enumerate(zip(call.node.args, returned[0].elts, strict=False)):
             made = module.made_of(gradient)
             if _needs_no_gradient(module, given) and _PRODUCT.search(text_of(made, 200)):
                 message = f"{text_of(given)} needs no gradient, and gets one here: {text_of(made)}"
-                yield Hit(made, message, "backward", fix=_ASKED)
+                mend = _where_asked(module, backward, gradient, made, number)
+                yield Hit(made, message, "backward", fix=_ASKED, autofix=mend)
+
+
+def _where_asked(
+    module: Module, backward: SourceFunction, gradient: ast.expr, made: ast.expr, number: int
+) -> Autofix | None:
+    """Return the edit that computes a gradient where it is asked for, if nothing but the return needs it."""
+    names = [item for item in ast.walk(backward.node) if isinstance(item, ast.Name) and item.id == text_of(gradient)]
+    if not backward.node.args.args or (made is not gradient and len(names) != 2):
+        return None
+    asked = f"{backward.node.args.args[0].arg}.needs_input_grad[{number}]"
+    edit = replace_node(made, f"{ast.get_source_segment(module.text, made)} if {asked} else None")
+    return Autofix((edit,), "autograd takes None for a gradient that it does not ask for")
 
 
 def _needs_no_gradient(module: Module, given: ast.expr) -> bool:

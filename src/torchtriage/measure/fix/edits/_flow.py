@@ -26,6 +26,8 @@ MAKES = re.compile(
 )
 KEEPS = words("print train eval zero_grad backward parameters named_parameters state_dict info debug write format")
 FORM = words("device dtype shape ndim training")
+LIBRARIES = words("torch np numpy")
+"""What has functions of the names that methods have that change their object: ``torch.sort``, ``np.add``."""
 FITS = words("fit fit_transform transform predict read read_text read_bytes splitlines eval")
 
 
@@ -95,7 +97,8 @@ def _changed_in_place(node: ast.AST) -> ast.expr | None:
         return node.value if isinstance(node, ast.Subscript) else node
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         name = node.func.attr
-        return node.func.value if name in MUTATORS or (name[-1] == "_" and name[0] != "_") else None
+        changes = name in MUTATORS or (name[-1] == "_" and name[0] != "_")
+        return node.func.value if changes and path_of(node.func.value) not in LIBRARIES else None
     return node.value if isinstance(node, ast.keyword) and node.arg == "out" else None
 
 

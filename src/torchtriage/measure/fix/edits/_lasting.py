@@ -27,6 +27,7 @@ USED_UP = words("open zip map filter iter enumerate reversed csv.reader csv.Dict
 READS = re.compile(r"\b(open|load\w*|read\w*)\(")
 WRITES = re.compile(r"""["'](w|a|wb|ab|w\+|a\+)["']|\.write|\bsave\w*\(|\bdump\(|\.to_csv""")
 SETTINGS_OF_GRADIENTS = re.compile(r"no_grad|inference_mode|record_function|timer|nullcontext|^\w+$")
+KEEPS = words("append appendleft insert put setdefault")
 WORDS = {
     "load": "loaded",
     "read": "content",
@@ -152,6 +153,8 @@ def _is_changed(module: Module, node: ast.expr, changed: set[str]) -> bool:
         return bool(set().union(*(names_in(target) for target in outer.targets)) & changed) or any(
             not isinstance(target, ast.Name) for target in outer.targets
         )
+    if isinstance(outer, ast.Call) and isinstance(outer.func, ast.Attribute) and node is not outer.func:
+        return outer.func.attr in KEEPS  # each turn keeps one of its own, which somebody may change
     return isinstance(outer, ast.Yield | ast.Return)
 
 

@@ -28,7 +28,7 @@ def propose(site: Site) -> Iterator[Proposal]:
     function = flow.function(site.function)
     if function is None or statement is None or isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
         return
-    if function.name == "__init__" or not _is_called_again(function):
+    if function.name == "__init__" or not _is_called_again(flow, function):
         return
     proposal = _into_init(site, flow, function, statement) if function.owner is not None else None
     proposal = proposal or _into_file(site, flow, function, statement)
@@ -36,9 +36,12 @@ def propose(site: Site) -> Iterator[Proposal]:
         yield proposal
 
 
-def _is_called_again(function: SourceFunction) -> bool:
+def _is_called_again(flow: Flow, function: SourceFunction) -> bool:
+    """Return whether a function is called more than once: where another file calls it, the finding says so."""
     called = function.called_hot or function.called_in_loop or function.called_again or function.loads
-    return called or function.serves or is_step(function) or function.name in ("forward", "__call__", "__getitem__")
+    named = is_step(function) or function.name in ("forward", "__call__", "__getitem__")
+    here = function.sets_up or any(function in call.callees for call in flow.module.calls)
+    return called or function.serves or named or not here
 
 
 def _varying(flow: Flow, function: SourceFunction, kept: set[str]) -> set[str]:

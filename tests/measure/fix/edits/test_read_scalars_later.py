@@ -186,3 +186,30 @@ def test_a_tensor_that_is_changed_after_it_is_kept():
     changed = SPIKES.replace("    return", "        loss.div_(2)\n    return")
     (after,) = proposed(changed, "spikes.append", "SYN001", EDIT)
     assert "spikes.append(loss.detach().clone())" in after
+
+
+def test_a_count_that_is_cast_in_one_of_two_branches():
+    before = """
+        import torch
+
+        def evaluate(model, loader, clean):
+            correct, total = 0, 0.0
+            if clean:
+                for x, y in loader:
+                    correct += int((model(x).argmax(1) == y).sum())
+            else:
+                for x, y in loader:
+                    correct += int((model(attack(x)).argmax(1) == y).sum().item())
+                    total += float(loss_fn(x, y).detach().cpu().numpy())
+            return correct
+    """
+    for line, value in (("model(x)", "model(x)"), ("attack", "model(attack(x))")):
+        (after,) = proposed(before, line, "SYN001", EDIT)
+        assert f"correct += ({value}.argmax(1) == y).sum().detach()\n" in after
+        assert "        if torch.is_tensor(correct):\n            correct = int(correct)\n" in after
+    # a whole number of something else than a count cuts off what the sum would keep
+    mean = before.replace("model(x).argmax(1) == y).sum()", "model(x).argmax(1) == y).float().mean()")
+    assert not proposed(mean, "model(x)", "SYN001", EDIT)
+    # both loops run: the second begins with what the first has read
+    (after,) = proposed(before.replace("else:", "if not clean:"), "attack", "SYN001", EDIT)
+    assert "correct = int" not in after

@@ -8,10 +8,28 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.edits import SourceEdit
 from torchtriage.diagnose.lint.facts import Module, SourceCall, SourceFunction
+from torchtriage.diagnose.lint.syntax import path_of
 from torchtriage.measure.fix.proposal import Site
 from torchtriage.measure.fix.statements import import_edit, source
 
 GRADIENTS = re.compile(r"backward\(|autograd\.grad|requires_grad|enable_grad|\.grad\b|jacobian|vjp|\.fit\(")
+
+CASTS = frozenset({"int", "float", "bool"})
+MOVES = frozenset({"detach", "cpu", "numpy", "item"})
+
+
+def number_read(node: ast.AST) -> ast.expr | None:
+    """Return the tensor that an expression reads the number of: ``x`` of ``float(x)`` and ``x.detach().item()``."""
+    if not isinstance(node, ast.Call):
+        return None
+    value: ast.expr = node
+    if path_of(node.func) in CASTS and len(node.args) == 1 and not node.keywords:
+        value = node.args[0]
+    elif not (isinstance(node.func, ast.Attribute) and node.func.attr == "item" and not node.args):
+        return None
+    while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in MOVES:
+        value = value.func.value
+    return value
 
 
 def torch_in(module: Module) -> tuple[str, tuple[SourceEdit, ...]]:

@@ -13,6 +13,7 @@ from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.diagnose.lint.work_words import PURE_METHODS
 from torchtriage.measure.fix.edits._flow import flow_of, meets
 from torchtriage.measure.fix.edits._meanwhile import changed_in_place, is_seen_elsewhere, shared, takes_steps
+from torchtriage.measure.fix.edits._torch import CASTS, number_read
 from torchtriage.measure.fix.edits._turns import is_tensor
 from torchtriage.measure.fix.proposal import Proposal, Site
 from torchtriage.measure.fix.statements import free_name, insert_before, source
@@ -20,8 +21,6 @@ from torchtriage.measure.fix.statements import free_name, insert_before, source
 CODES = words("""
     LCH017 LCH105 LCH108 LCH109 LCH014 HST020 HST106 HST110 HST111 HST114 SYN001 SYN004 CPY102 DAT018 DAT114
 """)
-CASTS = frozenset({"int", "float", "bool"})
-MOVES = frozenset({"detach", "cpu", "numpy", "item"})
 EAGER = words("all any dict frozenset list max min set sorted sum tuple")
 COMPUTES = PURE_METHODS - words("split rsplit unique items keys values chunk copy get join format tolist")
 Comprehension = ast.ListComp | ast.GeneratorExp | ast.SetComp | ast.DictComp
@@ -123,8 +122,9 @@ def _of_places(
 def _reads(parts: Sequence[ast.AST]) -> Reads:
     """Return the reads of numbers, the outermost of each: ``int(x[i].item())``."""
     found: dict[ast.expr, ast.Call] = {}
-    for call, value in (read for part in parts for item in ast.walk(part) if (read := _read(item)) is not None):
-        found.setdefault(value, call)
+    for call in (item for part in parts for item in ast.walk(part) if isinstance(item, ast.Call)):
+        if (value := number_read(call)) is not None:
+            found.setdefault(value, call)
     reads = [(call, value) for value, call in found.items()]
     return sorted(reads, key=lambda read: (read[0].lineno, read[0].col_offset))
 
@@ -172,20 +172,6 @@ def _is_array(site: Site, path: str) -> bool:
     if any(isinstance(part, ast.Attribute) and part.attr == "numpy" for value in made for part in ast.walk(value)):
         return False
     return known or (known is None and bool(made) and all(computed))
-
-
-def _read(node: ast.AST) -> tuple[ast.Call, ast.expr] | None:
-    """Return what reads a number, ``float(x)``, ``x.detach().item()``, and of what."""
-    if not isinstance(node, ast.Call):
-        return None
-    value: ast.expr = node
-    if path_of(node.func) in CASTS and len(node.args) == 1 and not node.keywords:
-        value = node.args[0]
-    elif not (isinstance(node.func, ast.Attribute) and node.func.attr == "item" and not node.args):
-        return None
-    while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in MOVES:
-        value = value.func.value
-    return node, value
 
 
 def _rows(target: ast.expr, over: ast.expr) -> Iterator[tuple[str, ast.expr]]:

@@ -10,7 +10,7 @@ from torchtriage.diagnose.lint.edits import SourceEdit
 from torchtriage.diagnose.lint.syntax import path_of
 from torchtriage.measure.fix.edits._flow import meets
 from torchtriage.measure.fix.edits._meanwhile import VIEWS, changed_in_place, may_wait
-from torchtriage.measure.fix.edits._torch import torch_in
+from torchtriage.measure.fix.edits._torch import number_read, torch_in
 from torchtriage.measure.fix.edits._turns import is_tensor
 from torchtriage.measure.fix.proposal import Loop, Proposal, Site
 from torchtriage.measure.fix.statements import INDENT, body_of, insert_after, source
@@ -40,15 +40,11 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 def _read(node: ast.AST) -> tuple[ast.Call, ast.expr] | None:
     """Return the one read of a tensor in an expression, and the tensor."""
-    found: list[tuple[ast.Call, ast.expr]] = []
+    found: dict[ast.expr, ast.Call] = {}
     for part in ast.walk(node):
-        if not isinstance(part, ast.Call):
-            continue
-        if isinstance(part.func, ast.Attribute) and part.func.attr == "item" and not part.args:
-            found.append((part, part.func.value))
-        elif isinstance(part.func, ast.Name) and part.func.id == "float" and len(part.args) == 1:
-            found.append((part, part.args[0]))
-    return found[0] if len(found) == 1 else None
+        if isinstance(part, ast.Call) and (tensor := number_read(part)) is not None:
+            found.setdefault(tensor, part)
+    return next(((call, tensor) for tensor, call in found.items()), None) if len(found) == 1 else None
 
 
 def _later(site: Site, statement: ast.stmt) -> list[SourceEdit]:
@@ -64,18 +60,17 @@ def _later(site: Site, statement: ast.stmt) -> list[SourceEdit]:
     if type(begins) not in ((list,) if how == "append" else (int, float)) or not may_wait(site.module, name, outer):
         return []
     call, tensor = read
-    text = source(site.module, tensor)
+    text, cast = source(site.module, tensor), path_of(call.func) if isinstance(call.func, ast.Name) else ""
     if not isinstance(tensor, ast.Name | ast.Attribute | ast.Call | ast.Subscript):
         text = f"({text})"
     torch, imports = torch_in(site.module)
-    cast = isinstance(call.func, ast.Name)
     if how == "append":
         numbers = f"{torch}.stack({name}).flatten().tolist()"
         after = f"if {name}:\n{INDENT}{name} = {f'list(map(float, {numbers}))' if cast else numbers}"
     elif type(begins) is float:
         after, imports = f"{name} = float({name})", ()
     else:
-        after = f"if {torch}.is_tensor({name}):\n{INDENT}{name} = {f'float({name})' if cast else f'{name}.item()'}"
+        after = f"if {torch}.is_tensor({name}):\n{INDENT}{name} = {f'{cast}({name})' if cast else f'{name}.item()'}"
     edit = insert_after(site.module, outer, after)
     if edit is None:
         return []
@@ -89,6 +84,8 @@ def _is_taken(site: Site, read: tuple[ast.Call, ast.expr], value: ast.expr, how:
     """Return whether a tensor can stand where its number does: whole in a list, in plain arithmetic in a sum."""
     call, tensor = read
     if isinstance(call.func, ast.Name):
+        if path_of(call.func) != "float" and not _is_count(tensor):
+            return False
         path, scope = path_of(tensor), site.function or site.module.tree
         if site.module.value(tensor).kind != "tensor" and not (path and is_tensor(site.module, path, scope)):
             return False
@@ -96,6 +93,12 @@ def _is_taken(site: Site, read: tuple[ast.Call, ast.expr], value: ast.expr, how:
     while node is not value and how != "append" and isinstance(site.module.parents[node], ast.BinOp | ast.UnaryOp):
         node = site.module.parents[node]
     return node is value
+
+
+def _is_count(tensor: ast.expr) -> bool:
+    """Return whether a tensor is how often something holds, a whole number: ``(x == y).sum()``."""
+    func = tensor.func if isinstance(tensor, ast.Call) and not tensor.args else None
+    return isinstance(func, ast.Attribute) and func.attr == "sum" and isinstance(func.value, ast.Compare)
 
 
 def _is_new(site: Site, tensor: ast.expr, loop: Loop) -> bool:
@@ -162,7 +165,7 @@ def _is_used(site: Site, name: str, statement: ast.stmt, loop: Loop, start: ast.
     begins = site.module.around(start, ast.Assign)
     if not isinstance(begins, ast.Assign) or (len(begins.targets) > 1 and isinstance(start, ast.List)):
         return True
-    if any((begins.end_lineno or 0) < part.lineno < loop.lineno for part in _named(site, name, loop)):
+    if any((begins.end_lineno or 0) < part.lineno < loop.lineno for part in _together(site, name, loop)):
         return True
     inside = set(ast.walk(loop))
     return any(not _is_shown(site, part) for part in _named(site, name, loop) if part in inside and part not in own)
@@ -170,6 +173,18 @@ def _is_used(site: Site, name: str, statement: ast.stmt, loop: Loop, start: ast.
 
 def _named(site: Site, name: str, loop: Loop) -> list[ast.Name]:
     return site.module.names(name, site.module.scope(loop))
+
+
+def _together(site: Site, name: str, loop: Loop) -> Iterator[ast.Name]:
+    """Yield where a name is used in a run that comes to a loop: not in the other branch of a condition around it."""
+    others: set[ast.AST] = set()
+    node: ast.AST = loop
+    while (outer := site.module.parents.get(node)) is not None:
+        if isinstance(outer, ast.If):
+            branch = outer.orelse if node in outer.body else outer.body if node in outer.orelse else []
+            others |= {part for item in branch for part in ast.walk(item)}
+        node = outer
+    yield from (part for part in _named(site, name, loop) if part not in others)
 
 
 def _is_shown(site: Site, node: ast.AST) -> bool:

@@ -74,7 +74,7 @@ def _given(module: Module, node: ast.expr | None) -> list[str]:
         return []
     rest = node.args[1:] if module.name_of(node.func) == "torch.sum" else node.args
     named = [item for item in node.keywords if item.arg in SUMS]
-    if len(named) != len(node.keywords) or not rest and not any(item.arg in ("dim", "axis") for item in named):
+    if len(named) != len(node.keywords) or (not rest and not any(item.arg in ("dim", "axis") for item in named)):
         return []
     texts = [f"{'dim' if item.arg == 'axis' else item.arg}={source(module, item.value)}" for item in named]
     return [*(source(module, item) for item in rest), *texts]

@@ -52,7 +52,12 @@ def source(text: str) -> str:
 
 def change(text: str) -> tuple[str, str]:
     """Return the files before and after, of which a test writes one: ``-`` marks what goes, ``+`` what comes."""
-    rows = source(text).splitlines(keepends=True)
+    return sides(source(text))
+
+
+def sides(text: str) -> tuple[str, str]:
+    """Return the same of a text of which each row begins with its mark, or two blanks."""
+    rows = text.splitlines(keepends=True)
     before, after = ("".join(row[2:] or "\n" for row in rows if row[0] != sign) for sign in "+-")
     return before, after
 

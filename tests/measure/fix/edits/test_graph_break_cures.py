@@ -66,20 +66,6 @@ def test_both_branches_are_chosen_from():
     assert "        y = torch.where(x.mean() > 0, x + 1, x - 1)\n        return y" in after
 
 
-def test_nothing_for_numbers_that_index_or_branches_that_do_more():
-    before = """
-        import torch
-
-        @torch.compile
-        def step(x, out):
-            n = x.sum().item()
-            if x.mean() > 0:
-                out.append(x)
-            return x[:n]
-    """
-    assert not proposed(before, "n = x", "CMP030", EDIT)
-
-
 def test_a_division_in_a_branch_is_said_to_be_a_risk():
     before = """
         import torch

@@ -4,72 +4,6 @@ import pytest
 from tests.measure.fix.proposing import change, proposed
 
 
-def test_predictions_of_a_loop_are_joined_after_it():
-    before, after = change("""
-        import torch
-
-
-        def predict(model, loader):
-            preds = torch.empty(0)
-      +     preds_parts = [preds]
-            for x in loader:
-      -         preds = torch.cat([preds, model(x)], dim=0)
-      +         preds_parts.append(model(x))
-      +     preds = torch.cat(preds_parts, dim=0)
-            return preds
-    """)
-    assert proposed(before, "preds = torch.cat", "CPY013", "joined-once")[0] == after
-
-
-def test_a_recorder_joins_where_it_is_read():
-    before, after = change("""
-        import torch
-
-
-        class Recorder:
-            def __init__(self, n):
-      -         self.raster = torch.empty(0, n)
-      +         self.raster = [torch.empty(0, n)]
-
-            def add(self, spikes):
-      -         self.raster = torch.cat([self.raster, spikes.unsqueeze(0)])
-      +         self.raster.append(spikes.unsqueeze(0))
-
-            def rates(self):
-      -         return self.raster.mean(0)
-      +         return torch.cat(self.raster).mean(0)
-    """)
-    assert proposed(before, "self.raster = torch.cat", "CPY013", "joined-once")[0] == after
-
-
-def test_a_first_part_that_is_none():
-    before, after = change("""
-        import numpy as np
-
-
-        def gather(stream):
-            scores = None
-      +     scores_parts = []
-            for s in stream:
-      -         scores = s if scores is None else np.concatenate([scores, s])
-      +         scores_parts.append(s)
-      +     scores = np.concatenate(scores_parts) if scores_parts else None
-            return scores
-    """)
-    assert proposed(before, "np.concatenate", "HST106", "joined-once")[0] == after
-
-
-def test_what_is_read_in_each_turn_stays():
-    before = """
-        import torch
-
-        for _ in range(10):
-            nxt = model(ids)
-            ids = torch.cat([ids, nxt], dim=1)
-    """
-    assert not proposed(before, "ids = torch.cat", "CPY013", "joined-once")
-
-
 def test_a_first_turn_that_begins():
     before, after = change("""
         import numpy as np
@@ -116,59 +50,6 @@ def test_a_first_turn_by_number():
     assert proposed(before, "torch.cat", "CPY013", "joined-once")[0] == after
     read = before.replace("names = batch.names", "names = feats.shape")
     assert not proposed(read, "torch.cat", "CPY013", "joined-once")
-
-
-def test_a_metric_that_begins_with_none():
-    before, after = change("""
-        import torch
-
-
-        class Auc:
-            def __init__(self):
-      -         self.preds = None
-      +         self.preds = []
-
-            def update(self, preds):
-      -         if self.preds is None:
-      -             self.preds = preds
-      -         else:
-      -             self.preds = torch.cat([self.preds, preds])
-      +         self.preds.append(preds)
-
-            def compute(self):
-      -         return self.preds.sort()
-      +         return torch.cat(self.preds).sort()
-    """)
-    assert proposed(before, "torch.cat", "CPY013", "joined-once")[0] == after
-
-
-def test_two_that_begin_together():
-    before, after = change("""
-        import torch
-
-
-        def gather(model, loader):
-            targets, outputs = None, None
-            with torch.no_grad():
-      +         targets_parts = []
-      +         outputs_parts = []
-                for x, y in loader:
-                    out = model(x)
-      -             if targets is None:
-      -                 targets = y
-      -                 outputs = out
-      -             else:
-      -                 targets = torch.cat((targets, y), dim=0)
-      -                 outputs = torch.cat((outputs, out), dim=0)
-      +             targets_parts.append(y)
-      +             outputs_parts.append(out)
-      +         if targets_parts:
-      +             targets = torch.cat(targets_parts, dim=0)
-      +         if outputs_parts:
-      +             outputs = torch.cat(outputs_parts, dim=0)
-            return targets, outputs
-    """)
-    assert proposed(before, "outputs = torch.cat", "CPY013", "joined-once")[0] == after
 
 
 BEGUN = """

@@ -56,14 +56,3 @@ class Trainer:
     (after,) = proposed(before, "x = self.conv", "HST114", EDIT)
     assert "self.net = Net().to(memory_format=torch.channels_last)" in after
     assert "self.net(x.to(memory_format=torch.channels_last))" in after
-
-
-def test_nothing_without_convolutions():
-    before = """
-        import torch
-
-        net = torch.nn.Linear(4, 4)
-        for x in torch.randn(10, 8, 4):
-            y = net(x.t().contiguous())
-    """
-    assert not proposed(before, "y = net", "HST114", EDIT)

@@ -143,22 +143,6 @@ def test_a_list_that_is_more_than_what_is_read(old, new):
     assert not proposed(SPIKES.replace(old, new), "loss = model", "SYN001", EDIT)
 
 
-def test_what_a_handler_goes_on_with():
-    before = """
-        import torch
-
-        def fit(model, loader):
-            total = 0.0
-            try:
-                for x in loader:
-                    total += model(x).mean().item()
-            except KeyboardInterrupt:
-                pass
-            return {"total": total}
-    """
-    assert not proposed(before, "total += ", "SYN001", EDIT)
-
-
 @pytest.mark.parametrize(
     ("start", "value"),
     [

@@ -327,16 +327,3 @@ ROW = """
 def test_what_is_no_tensor_of_all_rows_stays(old, new):
     assert proposed(ROW, "for row", "LCH017", "vmapped-loops")
     assert not proposed(ROW.replace(old, new), "for ", "LCH017", "vmapped-loops")
-
-
-def test_files_that_rows_are_read_from_are_no_rows():
-    before = """
-        import torch
-
-        def read(names, x):
-            out = []
-            for i in range(len(x)):
-                out.append(x[i] + len(open(names[i]).read()))
-            return out
-    """
-    assert not proposed(before, "for i in", "HST114", "vmapped-loops")

@@ -25,28 +25,3 @@ def test_fixed_sizes_are_let_go():
     before = "import torch\n\nrefine = torch.compile(net, dynamic=False)\n"
     (after,) = proposed(before, "refine", "CMP031", EDIT)
     assert "torch.compile(net)\n" in after
-
-
-def test_a_counter_of_a_model_becomes_a_buffer_and_its_input_has_one_dtype():
-    before = """
-        import torch
-        from torch import nn
-
-        class Filter(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.seen = 0
-
-            def forward(self, raw):
-                x = raw.float()
-                self.seen += 1
-                return x / (1 - 0.9 ** self.seen)
-
-        net = Filter()
-        fast = torch.compile(net)
-        for frame in frames:
-            fast(frame)
-    """
-    (after,) = proposed(before, "self.seen +=", "CMP031", EDIT)
-    assert '        self.register_buffer("seen", torch.tensor(0), persistent=False)\n' in after
-    assert "fast(frame.float())" in after

@@ -34,28 +34,6 @@ def test_micro_batches_of_a_script():
     assert not proposed(after, "loss.backward", "COM038", EDIT)
 
 
-def test_micro_batches_of_a_trainer():
-    before = """
-        import torch
-        from contextlib import nullcontext
-        from torch.nn.parallel import DistributedDataParallel
-
-        class Trainer:
-            def __init__(self, net):
-                self.model = DistributedDataParallel(net)
-                self.optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-
-            def fit(self, loader):
-                for step, x in enumerate(loader):
-                    self.model(x).mean().backward()
-                    if step % self.every == 0:
-                        self.optimizer.step()
-    """
-    (after,) = proposed(before, "backward", "COM038", EDIT)
-    assert "            with nullcontext() if step % self.every == 0 else self.model.no_sync():\n" in after
-    assert after.count("import nullcontext") == 1
-
-
 def test_a_logged_number_of_each_rank():
     before = """
         class Module(LightningModule):

@@ -4,37 +4,6 @@ from measure.fix.proposing import change, proposed, source
 EDIT = "foreach-updates"
 
 
-def test_an_optimizer_written_out():
-    before = """
-        import torch
-
-        class Adam:
-            def __init__(self, params, lr):
-                self.params, self.lr = list(params), lr
-                self.m = [torch.zeros_like(p) for p in self.params]
-                self.v = [torch.zeros_like(p) for p in self.params]
-
-            @torch.no_grad()
-            def step(self):
-                for p, m, v in zip(self.params, self.m, self.v):
-                    m.mul_(0.9).add_(p.grad, alpha=0.1)
-                    v.mul_(0.99).addcmul_(p.grad, p.grad, value=0.01)
-                    p.sub_(self.lr * m / (v.sqrt() + 1e-8))
-    """
-    (after,) = proposed(before, "m.mul_", "LCH016", EDIT)
-    assert after.endswith("""
-    def step(self):
-        grads = [p.grad for p in self.params]
-        torch._foreach_mul_(self.m, 0.9)
-        torch._foreach_add_(self.m, grads, alpha=0.1)
-        torch._foreach_mul_(self.v, 0.99)
-        torch._foreach_addcmul_(self.v, grads, grads, value=0.01)
-        denom = torch._foreach_add(torch._foreach_sqrt(self.v), 1e-8)
-        update = torch._foreach_div(torch._foreach_mul(self.m, self.lr), denom)
-        torch._foreach_sub_(self.params, update)
-""")
-
-
 def test_an_average_in_a_dictionary():
     before = """
         import torch
@@ -48,46 +17,6 @@ def test_an_average_in_a_dictionary():
     assert "    ks, vs = zip(*model.state_dict().items())\n    ema_values = [ema[k] for k in ks]\n" in after
     assert "torch._foreach_add(torch._foreach_mul(ema_values, decay), vs, alpha=1 - decay)" in after
     assert not proposed(after, "ema.update", "LCH016", EDIT)
-
-
-def test_a_target_network():
-    before = """
-        import torch
-
-        def soft_update(target, online, tau):
-            with torch.no_grad():
-                for tp, p in zip(target.parameters(), online.parameters()):
-                    tp.data.copy_(tau * p.data + (1.0 - tau) * tp.data)
-    """
-    (after,) = proposed(before, "tp.data.copy_", "LCH016", EDIT)
-    assert after.endswith("""
-        tps = list(target.parameters())
-        params = list(online.parameters())
-        tps_data = [tp.data for tp in tps]
-        params_data = [p.data for p in params]
-        torch._foreach_mul_(tps_data, 1.0 - tau)
-        torch._foreach_add_(tps_data, params_data, alpha=tau)
-""")
-
-
-def test_steps_of_gradient_descent_behind_a_condition():
-    before = """
-        import torch
-
-        @torch.no_grad()
-        def step(model, lr):
-            for p in model.parameters():
-                if p.grad is None:
-                    continue
-                p -= lr * p.grad
-    """
-    (after,) = proposed(before, "p -= lr", "LCH016", EDIT)
-    assert after.endswith("""
-    params = [p for p in model.parameters() if p.grad is not None]
-    grads = [p.grad for p in params]
-    if params:
-        torch._foreach_sub_(params, grads, alpha=lr)
-""")
 
 
 def test_nothing_for_what_no_list_computes():

@@ -29,49 +29,6 @@ dropout_p=self.drop.p if self.training else 0.0, scale=1 / math.sqrt(q.size(-1))
     assert not proposed(after, "out = F", "KRN025", EDIT)
 
 
-def test_attention_in_one_expression():
-    before = """
-        import torch
-
-        def attend(q, k, v, scale, bias):
-            return ((q @ k.mT) * scale + bias).softmax(-1) @ v
-    """
-    (after,) = proposed(before, "return", "HST114", EDIT)
-    assert "return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)" in after
-
-
-def test_attention_with_batched_products():
-    before = """
-        import torch
-        from torch import nn
-
-        class Pool(nn.Module):
-            def forward(self, x):
-                q, k, v = self.q(x), self.k(x), self.v(x)
-                att = torch.bmm(q * 0.125, k.transpose(1, 2))
-                att = torch.softmax(att, dim=-1)
-                return torch.bmm(att, v)
-    """
-    (after,) = proposed(before, "att = torch.softmax", "KRN025", EDIT)
-    assert "        return torch.nn.functional.scaled_dot_product_attention(q * 0.125, k, v, scale=1.0)\n" in after
-
-
-def test_weights_that_nobody_uses():
-    before = """
-        from torch import nn
-
-        class Block(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.attn = nn.MultiheadAttention(8, 2)
-
-            def forward(self, x):
-                return x + self.attn(x, x, x)[0]
-    """
-    (after,) = proposed(before, "return x", "KRN025", EDIT)
-    assert "self.attn(x, x, x, need_weights=False)[0]" in after
-
-
 def test_nothing_where_weights_are_returned():
     before = """
         import torch

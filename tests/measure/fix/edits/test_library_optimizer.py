@@ -36,31 +36,6 @@ def test_a_class_of_a_script_is_replaced():
     assert not proposed(after, "opt.step()", "LCH016", EDIT)
 
 
-def test_gradient_descent_of_a_trainer():
-    before = """
-        import torch
-
-        class Momentum:
-            def __init__(self, params, learning_rate=0.1, mu=0.9):
-                self.params, self.lr, self.mu = list(params), learning_rate, mu
-
-            def step(self):
-                for p, b in zip(self.params, self.buffers):
-                    b.mul_(self.mu).add_(p.grad)
-                    p.data.add_(b, alpha=-self.lr)
-
-        class Trainer:
-            def __init__(self, model):
-                self.opt = Momentum(model.parameters(), mu=0.8)
-
-            def fit(self, loss):
-                loss.backward()
-                self.opt.step()
-    """
-    (after,) = proposed(before, "b.mul_", "LCH016", EDIT)
-    assert "self.opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.8, fused=True)" in after
-
-
 def test_two_coefficients_are_a_pair():
     before = ADAMW.replace("betas=(0.9, 0.95)", "beta1=0.9, beta2=0.95").replace(
         "            p.mul_(1 - self.lr * self.wd)\n", ""

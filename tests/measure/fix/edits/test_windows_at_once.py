@@ -72,6 +72,11 @@ BEFORE = LOOP.format(number="n", window="x[i : i + w]", target="x[i + w]", join=
         ("        ys.append", "        if i > 3:\n            break\n        ys.append"),
         ("        ys.append", "        x += 1\n        ys.append"),
         ("    n =", "    x = [0, 1]\n    n ="),
+        ("    return", "    x = x * 2\n    return"),
+        ("    return", "    x.mul_(2)\n    return"),
+        ("    return", "    scale(x)\n    return"),
+        ("    return", "    n = 3\n    return"),
+        ("        xs.append(x[i : i + w])", "        size = w\n        xs.append(x[i : i + size])"),
     ],
 )
 def test_other_loops_stay(old, new):

@@ -28,6 +28,8 @@ KEEPS = words("print train eval zero_grad backward parameters named_parameters s
 FORM = words("device dtype shape ndim training")
 LIBRARIES = words("torch np numpy")
 """What has functions of the names that methods have that change their object: ``torch.sort``, ``np.add``."""
+FILLERS = words("fill_diagonal put copyto place putmask")
+"""Functions of NumPy's that change their first argument, as those of torch do that end in ``_``."""
 FITS = words("fit fit_transform transform predict read read_text read_bytes splitlines eval")
 
 
@@ -97,8 +99,10 @@ def _changed_in_place(node: ast.AST) -> ast.expr | None:
         return node.value if isinstance(node, ast.Subscript) else node
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         name = node.func.attr
-        changes = name in MUTATORS or (name[-1] == "_" and name[0] != "_")
-        return node.func.value if changes and path_of(node.func.value) not in LIBRARIES else None
+        of_library = path_of(node.func.value) in LIBRARIES
+        changes = name in (FILLERS if of_library else MUTATORS) or (name[-1] == "_" and name[0] != "_")
+        changed = node.args[0] if of_library and node.args else node.func.value
+        return changed if changes else None
     return node.value if isinstance(node, ast.keyword) and node.arg == "out" else None
 
 

@@ -10,9 +10,10 @@ from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
 from torchtriage.diagnose.lint.facts import Module
 from torchtriage.diagnose.lint.syntax import names_in, path_of
 from torchtriage.diagnose.lint.torch_names import words
+from torchtriage.measure.fix.edits._flow import flow_of
 from torchtriage.measure.fix.edits._turns import is_tensor
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import body_of, remove, source
+from torchtriage.measure.fix.statements import body_of, bound, remove, source
 
 CODES = words("LCH017 LCH105 LCH107 LCH109 LCH014 HST020 HST106 HST110 HST111 HST114 CPY102 DAT018 DAT114")
 ARRAYS = frozenset({"numpy.array", "numpy.asarray", "numpy.stack"})
@@ -50,7 +51,7 @@ def _edits(site: Site, loop: ast.For) -> tuple[SourceEdit, ...]:
             return ()
         made, join = _list(module, loop, rows)
         text = _window(module, given, index, number, join) if join is not None and _is(site, join, given) else ""
-        if made is None or join is None or not text:
+        if made is None or join is None or not text or _changes(module, loop, join, text):
             return ()
         edits.append(replace_node(join, text))
         begun.add(made)
@@ -64,6 +65,17 @@ def _edits(site: Site, loop: ast.For) -> tuple[SourceEdit, ...]:
         return ()
     edits += [remove(module, item) for item in (loop, *begun)]
     return tuple(filter(None, edits)) if edits and all(edits) else ()
+
+
+def _changes(module: Module, loop: ast.For, join: ast.Call, text: str) -> bool:
+    """Return whether the loop, or what stands before the join, gives the names in a text another meaning."""
+    body = body_of(module, loop) or []
+    held = [item for item in body if loop.lineno < item.lineno and any(node is join for node in ast.walk(item))]
+    before = [item for item in body if held and loop.lineno < item.lineno < held[0].lineno]
+    nodes = [*before, *(item for item in held if hasattr(item, "body"))]
+    flow, names = flow_of(module), names_in(ast.parse(text))
+    changed = {path.partition(".")[0] for path in flow.changes(nodes) | flow.handed(nodes) | bound(loop.body)}
+    return not held or bool(names & changed)
 
 
 def _list(module: Module, loop: ast.For, rows: ast.Name) -> tuple[ast.Assign | None, ast.Call | None]:

@@ -48,10 +48,12 @@ def _is_made_of_python(module: Module, call: SourceCall) -> bool:
     made = [
         assign
         for assign in module.assigns
-        if assign.target == text and assign.context.function is call.context.function
+        if assign.target == text
+        and assign.context.function is call.context.function
+        and assign.expression is not call.node
     ]
-    if len(made) == 1 and made[0].how == "=":
-        return isinstance(made[0].expression, ast.ListComp | ast.List)
+    if made and all(assign.how == "=" for assign in made):
+        return all(isinstance(assign.expression, ast.ListComp | ast.List) for assign in made)
     appended = [assign for assign in made if assign.how == "append"]
     return bool(appended) or (
         bool(ROWS.search(text.rpartition(".")[2]))

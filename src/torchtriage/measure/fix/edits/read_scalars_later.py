@@ -66,7 +66,7 @@ def _later(site: Site, statement: ast.stmt) -> list[SourceEdit]:
     torch, imports = torch_in(site.module)
     if how == "append":
         numbers = f"{torch}.stack({name}).flatten().tolist()"
-        after = f"if {name}:\n{INDENT}{name} = {f'list(map(float, {numbers}))' if cast else numbers}"
+        after = f"if {name}:\n{INDENT}{name} = {f'list(map({cast}, {numbers}))' if cast else numbers}"
     elif type(begins) is float:
         after, imports = f"{name} = float({name})", ()
     else:
@@ -84,7 +84,8 @@ def _is_taken(site: Site, read: tuple[ast.Call, ast.expr], value: ast.expr, how:
     """Return whether a tensor can stand where its number does: whole in a list, in plain arithmetic in a sum."""
     call, tensor = read
     if isinstance(call.func, ast.Name):
-        if path_of(call.func) != "float" and not _is_count(tensor):
+        cast = path_of(call.func)
+        if cast == "bool" or (cast == "int" and (not _is_count(tensor) or call is not value)):
             return False
         path, scope = path_of(tensor), site.function or site.module.tree
         if site.module.value(tensor).kind != "tensor" and not (path and is_tensor(site.module, path, scope)):

@@ -42,9 +42,24 @@ def test_what_is_read_elsewhere_stays():
     assert proposed(before, "return", "KRN102", "library-logsumexp") == [before.replace(value, new)]
 
 
+def test_what_the_operator_is_given_stays():
+    value = "m + torch.log(torch.sum(torch.exp(logits - m[:, None]), dim=1))"
+    before = FUNCTION.format(rows="    logits = torch.matmul(x, n)\n    m = logits.max(dim=1)[0]", value=value)
+    (after,) = proposed(before, "return", "KRN102", "library-logsumexp")
+    assert "    logits = torch.matmul(x, n)\n    return torch.logsumexp(logits, dim=1)\n" in after
+
+
+def test_what_a_function_inside_reads_stays():
+    rows, value, new = FORMS[0]
+    before = FUNCTION.format(rows=f"    {rows}\n    def show():\n        print(m)\n", value=value)
+    assert proposed(before, "return", "KRN102", "library-logsumexp") == [before.replace(value, new)]
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [
+        ("m + (", "m[:, 0] + ("),
+        (".exp().sum(-1)", ".exp(out=n).sum(-1)"),
         ("m + (", "n + ("),
         ("m + (", "m - ("),
         ("x - m", "x + m"),

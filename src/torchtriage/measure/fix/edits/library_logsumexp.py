@@ -7,10 +7,12 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
 from torchtriage.diagnose.lint.facts import Module
-from torchtriage.diagnose.lint.syntax import path_of
+from torchtriage.diagnose.lint.syntax import literal, path_of
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.measure.fix.edits._flow import flow_of
+from torchtriage.measure.fix.edits._meanwhile import is_seen_elsewhere
 from torchtriage.measure.fix.edits._torch import torch_in
+from torchtriage.measure.fix.edits._turns import is_whole
 from torchtriage.measure.fix.proposal import Proposal, Site
 from torchtriage.measure.fix.statements import body_of, bound, remove, source
 
@@ -44,7 +46,8 @@ def _edits(module: Module, node: ast.BinOp, shift: ast.expr, logarithm: ast.expr
     reshaped = source(module, logarithm)[len(source(module, inner)) :]
     text = f"{torch}.logsumexp({source(module, less.left)}, {', '.join(summed)}){reshaped}"
     around = module.around(node, ast.stmt)
-    unread = list(_unread(module, around, {node}, name)) if isinstance(around, ast.stmt) else []
+    gone = {*ast.walk(shift), *ast.walk(less.right)}
+    unread = list(_unread(module, around, gone, name)) if isinstance(around, ast.stmt) else []
     return tuple(dict.fromkeys((*imports, replace_node(node, text), *unread)))
 
 
@@ -53,15 +56,24 @@ def _base(node: ast.expr) -> ast.expr:
     while True:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in FORMS:
             node = node.func.value
-        elif isinstance(node, ast.Subscript):
+        elif isinstance(node, ast.Subscript) and all(map(_is_form, getattr(node.slice, "elts", [node.slice]))):
             node = node.value
         else:
             return node
 
 
+def _is_form(node: ast.expr) -> bool:
+    """Return whether a place of a subscript takes all there is, or adds a dimension."""
+    if isinstance(node, ast.Slice):
+        return is_whole(node)
+    return isinstance(node, ast.Constant) and literal(node) in (None, ...)
+
+
 def _argument(module: Module, node: ast.expr | None, name: str) -> ast.expr | None:
     """Return what a function or method of tensors, ``torch.log(x)`` or ``x.log()``, is given."""
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr != name:
+        return None
+    if any(item.arg == "out" for item in node.keywords):
         return None
     if module.name_of(node.func) == f"torch.{name}":
         return node.args[0] if node.args else None
@@ -83,18 +95,19 @@ def _given(module: Module, node: ast.expr | None) -> list[str]:
 def _unread(module: Module, at: ast.stmt, gone: set[ast.AST], name: str) -> Iterator[SourceEdit]:
     """Yield the edits that take out what made a variable that nothing reads any more, and what only that needed."""
     named = module.names(name, module.scope(at))
-    inside = {part for item in gone for part in ast.walk(item)}
     stores = [item for item in named if isinstance(item.ctx, ast.Store)]
     made: ast.AST | None = module.parents[stores[0]] if len(stores) == 1 and name.isidentifier() else None
     made = module.parents[made] if isinstance(made, ast.Tuple) else made
     if not isinstance(made, ast.Assign) or made not in (body_of(module, at) or []):
         return
+    if any(is_seen_elsewhere(module, target, module.scope(at)) for target in bound([made])):
+        return
     others = [node for target in bound([made]) for node in module.names(target, module.scope(at))]
     own = {part for target in made.targets for part in ast.walk(target)}
-    if any(node not in inside and node not in own for node in others) or not flow_of(module).repeats(made.value):
+    if any(node not in gone and node not in own for node in others) or not flow_of(module).repeats(made.value):
         return
     edit = remove(module, made)
     if edit is not None:
         yield edit
         for read in {node.id for node in ast.walk(made.value) if isinstance(node, ast.Name)}:
-            yield from _unread(module, at, {*gone, made}, read)
+            yield from _unread(module, at, {*gone, *ast.walk(made)}, read)

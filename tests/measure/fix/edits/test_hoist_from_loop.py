@@ -10,7 +10,7 @@ def test_what_code_elsewhere_may_change_stays():
 
         for step in range(100):
             noise = torch.full((8,), schedule.value)
-            use(noise)
+            print(noise)
             {}
     """
     for call in ("schedule.advance()", "anneal(schedule)", "anneal(step, of=schedule)"):
@@ -27,7 +27,7 @@ def test_what_a_function_of_the_file_changes_for_all_stays():
 
         for step in range(100):
             noise = torch.full((8,), schedule.value)
-            use(noise)
+            print(noise)
             advance()
     """
     for line in ("schedule.value *= 0.5", "schedule.advance()", "anneal(schedule)"):

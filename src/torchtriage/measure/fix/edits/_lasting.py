@@ -11,7 +11,8 @@ from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
 from torchtriage.diagnose.lint.facts import Module
 from torchtriage.diagnose.lint.syntax import names_in
 from torchtriage.diagnose.lint.torch_names import words
-from torchtriage.measure.fix.edits._flow import Flow, meets, mutated
+from torchtriage.measure.fix.edits._escapes import escapes
+from torchtriage.measure.fix.edits._flow import Flow, meets
 from torchtriage.measure.fix.statements import indent_of, source
 
 # too cheap to be worth a line of their own, or used up when they are gone through
@@ -24,10 +25,9 @@ CHEAP = re.compile(
     r"|expand|type|astype|contiguous|permute|transpose|t)$"
 )
 USED_UP = words("open zip map filter iter enumerate reversed csv.reader csv.DictReader")
-READS = re.compile(r"\b(open|load\w*|read\w*)\(")
+READS = re.compile(r"\b(open|load\w*|read\w*|fromfile|genfromtxt|memmap)\(")
 WRITES = re.compile(r"""["'](w|a|wb|ab|w\+|a\+)["']|\.write|\bsave\w*\(|\bdump\(|\.to_csv""")
 SETTINGS_OF_GRADIENTS = re.compile(r"no_grad|inference_mode|record_function|timer|nullcontext|^\w+$")
-KEEPS = words("append appendleft insert put setdefault")
 WORDS = {
     "load": "loaded",
     "read": "content",
@@ -42,15 +42,15 @@ VERBS = re.compile(r"^_*(get|make|build|create|compute|load|read|prepare|new|fro
 def lasting(flow: Flow, around: ast.AST, body: Iterable[ast.stmt], varying: set[str]) -> dict[ast.stmt, str]:
     """Return the assignments in a body that can stand outside of what repeats it, and the name that each binds."""
     names = [node for node in ast.walk(around) if isinstance(node, ast.Name)]
-    changed = mutated([around])
     fixed: set[str] = set()
     found: dict[ast.stmt, str] = {}
     for node, name, value in _assignments(body):
         stores = [item for item in names if item.id == name and not isinstance(item.ctx, ast.Load)]
         earlier = [item for item in names if item.id == name and item.lineno < node.lineno]
-        if len(stores) != 1 or earlier or name in changed or _in_block(flow.module, node, around):
+        if len(stores) != 1 or earlier or _in_block(flow.module, node, around):
             continue
-        if stays(flow, value, varying - fixed, around) and (is_work(flow, value) or names_in(value) & fixed):
+        lasts = stays(flow, value, varying - fixed, around) and not escapes(flow, [value])
+        if lasts and (is_work(flow, value) or names_in(value) & fixed):
             fixed.add(name)
             found[node] = name
     return found
@@ -124,14 +124,13 @@ def parts_of(
     found: list[ast.expr] = []
     todo: list[ast.AST] = [root]
     own = {name for part in ast.walk(root) if isinstance(part, ast.comprehension) for name in names_in(part.target)}
-    changed = mutated([around])
     while todo:
         node = todo.pop()
         if isinstance(node, ast.Lambda) or (isinstance(node, ast.stmt) and node is not root):
             continue
         if isinstance(node, ast.Call | ast.BinOp | ast.ListComp | ast.DictComp | ast.SetComp) and is_work(flow, node):
             lasts = stays(flow, node, varying | _own(node, own), around, anywhere=anywhere)
-            if lasts and not _is_changed(flow.module, node, changed):
+            if lasts and not escapes(flow, [node]):
                 found.append(node)
                 continue
         todo += ast.iter_child_nodes(node)
@@ -142,20 +141,6 @@ def _own(node: ast.AST, names: set[str]) -> set[str]:
     """Return the names of comprehensions around an expression, without those of comprehensions in it."""
     inside = {name for part in ast.walk(node) if isinstance(part, ast.comprehension) for name in names_in(part.target)}
     return names - inside
-
-
-def _is_changed(module: Module, node: ast.expr, changed: set[str]) -> bool:
-    """Return whether what an expression makes is written to afterwards, or handed over as new."""
-    outer = module.parents.get(node)
-    if isinstance(outer, ast.Attribute):
-        return outer.attr.endswith("_") or outer.attr in ("append", "extend", "update", "add")
-    if isinstance(outer, ast.Assign):
-        return bool(set().union(*(names_in(target) for target in outer.targets)) & changed) or any(
-            not isinstance(target, ast.Name) for target in outer.targets
-        )
-    if isinstance(outer, ast.Call) and isinstance(outer.func, ast.Attribute) and node is not outer.func:
-        return outer.func.attr in KEEPS  # each turn keeps one of its own, which somebody may change
-    return isinstance(outer, ast.Yield | ast.Return)
 
 
 def same(root: ast.AST, part: ast.expr) -> list[ast.expr]:

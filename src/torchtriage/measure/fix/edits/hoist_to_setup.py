@@ -12,10 +12,10 @@ from torchtriage.diagnose.lint.facts import SourceFunction, is_step
 from torchtriage.diagnose.lint.syntax import names_in, path_of
 from torchtriage.diagnose.lint.work_syntax import parameters
 from torchtriage.measure.fix.edits._flow import Flow, flow_of
-from torchtriage.measure.fix.edits._lasting import connected, lasting, name_for, outdented, parts_of, replaced
+from torchtriage.measure.fix.edits._lasting import READS, connected, lasting, name_for, outdented, parts_of, replaced
 from torchtriage.measure.fix.edits.hoist_from_loop import CODES as CODES
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import bound, insert_after, insert_before, remove
+from torchtriage.measure.fix.statements import bound, insert_after, insert_before, remove, source
 
 BUILTINS = frozenset(dir(builtins))
 ELSEWHERE = re.compile(r",\s*device=[\w.]+\.device|\.to\([\w.]+\.device\)")
@@ -28,7 +28,7 @@ def propose(site: Site) -> Iterator[Proposal]:
     function = flow.function(site.function)
     if function is None or statement is None or isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
         return
-    if function.name == "__init__" or not _is_called_again(flow, function):
+    if function.name == "__init__" or not _is_called_again(flow, function, READS.search(site.module.text_of(function))):
         return
     proposal = _into_init(site, flow, function, statement) if function.owner is not None else None
     proposal = proposal or _into_file(site, flow, function, statement)
@@ -36,12 +36,15 @@ def propose(site: Site) -> Iterator[Proposal]:
         yield proposal
 
 
-def _is_called_again(flow: Flow, function: SourceFunction) -> bool:
-    """Return whether a function is called more than once: where another file calls it, the finding says so."""
+def _is_called_again(flow: Flow, function: SourceFunction, reads: object) -> bool:
+    """Return whether a function is called more than once: where another file calls it, the finding says so.
+
+    What it ``reads`` then may not be written yet when the file is loaded.
+    """
     called = function.called_hot or function.called_in_loop or function.called_again or function.loads
     named = is_step(function) or function.name in ("forward", "__call__", "__getitem__")
     here = function.sets_up or any(function in call.callees for call in flow.module.calls)
-    return called or function.serves or named or not here
+    return called or function.serves or named or not (here or reads)
 
 
 def _varying(flow: Flow, function: SourceFunction, kept: set[str]) -> set[str]:
@@ -128,6 +131,8 @@ def _into_file(site: Site, flow: Flow, function: SourceFunction, statement: ast.
     while module.parents[top] is not module.tree:
         top = module.parents[top]
     for part in parts_of(flow, statement, _varying(flow, function, set()), function.node):
+        if READS.search(source(module, part)):
+            continue  # a file that may not be written yet
         roots = {path.partition(".")[0] for path in flow.reads(part)} - BUILTINS
         if "self" in roots or not isinstance(top, ast.stmt) or not all(_is_bound(site, root, top) for root in roots):
             continue

@@ -7,23 +7,12 @@ import re
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.edits import SourceEdit
-from torchtriage.diagnose.lint.syntax import names_in, path_of
+from torchtriage.diagnose.lint.syntax import names_in
 from torchtriage.diagnose.lint.torch_names import words
-from torchtriage.diagnose.lint.work_syntax import parameters
 from torchtriage.measure.fix.edits._flow import Flow, flow_of, loads, meets
 from torchtriage.measure.fix.edits._lasting import is_work
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import (
-    body_of,
-    bound,
-    insert_after,
-    insert_before,
-    move_before,
-    remove,
-    replaced_in,
-    source,
-    statement_edit,
-)
+from torchtriage.measure.fix.statements import body_of, bound, insert_after, move_before, remove, source
 
 CODES = words("""
     SYN001 SYN004 LCH014 LCH105 LCH017 HST020 HST106 HST114 HST135 HST101 KRN101 KRN102 KRN104 CPY010 CPY013 MEM029
@@ -35,11 +24,7 @@ LEARNED = re.compile(r"\.(grad|data|weight|bias)\b|parameters\(|state_dict")
 def propose(site: Site) -> Iterator[Proposal]:
     """Yield the statement at the line moved, with those before it that nothing else needs."""
     flow, body = flow_of(site.module), body_of(site.module, site.statement) if site.statement is not None else None
-    if site.statement is None or body is None or not is_work(flow, site.statement):
-        return
-    if edits := _of_method(site, flow, body, site.statement):
-        yield Proposal(edits, f"compute line {site.statement.lineno}'s value only where it is needed")
-    if not site.loops:
+    if site.statement is None or body is None or not site.loops or not is_work(flow, site.statement):
         return
     for moved in (_together(site, flow, body), [site.statement]):
         edits = _into_condition(site, flow, body, moved) or _after_loop(site, flow, body, moved)
@@ -136,54 +121,3 @@ def _after_loop(site: Site, flow: Flow, body: list[ast.stmt], moved: list[ast.st
         return ()
     edits = [insert_after(site.module, loop, text), *(remove(site.module, item) for item in moved)]
     return tuple(edit for edit in edits if edit is not None) if all(edits) else ()
-
-
-def _of_method(site: Site, flow: Flow, body: list[ast.stmt], statement: ast.stmt) -> tuple[SourceEdit, ...]:
-    """Return the edits for a method that returns what it computes of its object, where one condition needs that.
-
-    ``value = meter.update(x)`` becomes ``meter.update(x)``, and ``value = meter.compute()`` in the condition.
-    """
-    if not isinstance(statement, ast.Assign):
-        return ()
-    module, call = site.module, statement.value
-    known = flow.call(call) if isinstance(call, ast.Call) else None
-    method = known.callees[0] if known is not None and len(known.callees) == 1 else None
-    func = call.func if isinstance(call, ast.Call) else None
-    if method is None or method.owner is None or not isinstance(func, ast.Attribute) or not module.is_program:
-        return ()
-    *first, last = method.node.body
-    holder = path_of(func.value)
-    returns = [node for node in ast.walk(method.node) if isinstance(node, ast.Return)]
-    if not first or returns != [last] or returns[0].value is None or not holder:
-        return ()
-    value = returns[0].value
-    # of its object alone, and for this caller alone
-    named = [item for item in module.calls if item.attr == method.name and item.node is not call]
-    others = [item for item in named if not item.callees or method in item.callees]
-    uses = [node for node in module.parents if isinstance(node, ast.Attribute) and node.attr == method.name]
-    own = {node.id for node in ast.walk(value) if isinstance(node, ast.Name)} & (bound(first) | parameters(method.node))
-    if others or len(uses) > len(named) + 1 or own != {"self"} or not flow.repeats(value) or not is_work(flow, value):
-        return ()
-    selves = [(node, holder) for node in ast.walk(value) if isinstance(node, ast.Name) and node.id == "self"]
-    kept = f"{source(module, statement)[: -len(source(module, call))]}{replaced_in(module, value, *selves)}"
-    condition = _only_condition(site, body, statement)
-    between = body[body.index(statement) + 1 : body.index(condition)] if condition is not None else []
-    if condition is None or meets(holder, flow.changes([*between, condition]) | flow.handed(between)):
-        return ()
-    edits = [
-        statement_edit(module, statement, source(module, call)),
-        insert_before(module, condition.body[0], kept),
-        remove(module, last),
-    ]
-    return tuple(edit for edit in edits if edit is not None) if all(edits) else ()
-
-
-def _only_condition(site: Site, body: list[ast.stmt], statement: ast.Assign) -> ast.If | None:
-    """Return the condition below a statement whose body alone reads the one variable that it binds."""
-    names = [node for name in bound([statement]) for node in site.module.names(name, _scope(site))]
-    reads = {node for node in names if isinstance(node.ctx, ast.Load)}
-    holders = [item for item in body[body.index(statement) + 1 :] if reads & set(ast.walk(item))]
-    holder = holders[0] if len(holders) == 1 else None
-    if not isinstance(holder, ast.If) or len(names) != len(reads) + 1 or not isinstance(statement.targets[0], ast.Name):
-        return None
-    return holder if reads <= {node for item in holder.body for node in ast.walk(item)} else None

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 
-def windows(x, w, h):
+def windows(x{kind}, w, h):
     n = x.shape[0] - w - h
     xs, ys = [], []
     for i in range({number}):
@@ -21,10 +21,13 @@ import numpy as np
 import torch
 
 
-def windows(x, w, h):
+def windows(x{kind}, w, h):
     n = x.shape[0] - w - h
     return {window}, {target}
 """
+
+
+KIND = {"torch.stack": "", "np.array": ": np.ndarray", "np.stack": ": np.ndarray"}
 
 
 @pytest.mark.parametrize(
@@ -44,13 +47,14 @@ def windows(x, w, h):
 )
 @pytest.mark.parametrize("join", ["torch.stack", "np.array", "np.stack"])
 def test_windows(number, window, target, whole, whole_target, join):
-    before = LOOP.format(number=number, window=window, target=target, join=join)
+    before = LOOP.format(number=number, window=window, target=target, join=join, kind=KIND[join])
     arange = f"{join.partition('.')[0]}.arange"
-    after = AT_ONCE.format(window=whole.replace("A(", f"{arange}("), target=whole_target.replace("A(", f"{arange}("))
+    whole, whole_target = (text.replace("A(", f"{arange}(") for text in (whole, whole_target))
+    after = AT_ONCE.format(window=whole, target=whole_target, kind=KIND[join])
     assert proposed(before, "xs.append", "LCH017", "windows-at-once") == [after]
 
 
-BEFORE = LOOP.format(number="n", window="x[i : i + w]", target="x[i + w]", join="torch.stack")
+BEFORE = LOOP.format(number="n", window="x[i : i + w]", target="x[i + w]", join="torch.stack", kind="")
 
 
 @pytest.mark.parametrize(
@@ -76,6 +80,19 @@ BEFORE = LOOP.format(number="n", window="x[i : i + w]", target="x[i + w]", join=
         ("    return", "    x.mul_(2)\n    return"),
         ("    return", "    scale(x)\n    return"),
         ("    return", "    n = 3\n    return"),
+        ("x[i : i + w]", "x[i : i + w, cols]"),
+        ("x[i : i + w]", "x[i : i + w, : len(cols)]"),
+        ("x[i : i + w]", "x[i : i + w, True]"),
+        ("x[i : i + w]", "x[i : i + random.randint(1, 3)]"),
+        ("x[i : i + w]", "data[i]"),
+        ("range(n)", "range(random.randint(3, 9))"),
+        ("range(n)", "range(max(1, n))"),
+        ("range(n)", "range(n or 1)"),
+        ("x.shape[0] - w - h", "max(x.shape[0] - w - h, 1)"),
+        (
+            "import torch\n",
+            "import torch\n\nclass Series:\n    def __getitem__(self, i):\n        return torch.ones(3)\n",
+        ),
         ("        xs.append(x[i : i + w])", "        size = w\n        xs.append(x[i : i + size])"),
     ],
 )
@@ -84,8 +101,8 @@ def test_other_loops_stay(old, new):
     assert not proposed(BEFORE.replace(old, new, 1), "for i in", "LCH017", "windows-at-once")
 
 
-def test_lists_are_no_arrays():
-    before = BEFORE.replace("torch.stack", "np.array").replace("x.shape[0]", "len(x)")
+def test_only_arrays_are_arrays():
+    before = BEFORE.replace("torch.stack", "np.array")
     assert not proposed(before, "xs.append", "LCH017", "windows-at-once")
 
 
@@ -95,7 +112,7 @@ def test_lists_are_no_arrays():
 def test_the_result_is_equal(window, join):
     import torch
 
-    before = LOOP.format(number="n", window=window, target="x[i]", join=join)
+    before = LOOP.format(number="n", window=window, target="x[i]", join=join, kind=KIND[join] or ": torch.Tensor")
     x = torch.rand(30, 2)
     results = []
     for text in (before, *proposed(before, "xs.append", "LCH017", "windows-at-once")):

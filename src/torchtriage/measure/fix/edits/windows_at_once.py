@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from collections.abc import Iterator
+from types import EllipsisType, NoneType
 
 from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
 from torchtriage.diagnose.lint.facts import Module
@@ -18,7 +19,7 @@ from torchtriage.measure.fix.statements import body_of, bound, remove, source
 CODES = words("LCH017 LCH105 LCH107 LCH109 LCH014 HST020 HST106 HST110 HST111 HST114 CPY102 DAT018 DAT114")
 ARRAYS = frozenset({"numpy.array", "numpy.asarray", "numpy.stack"})
 SIMPLE = ast.Name | ast.Attribute | ast.Call | ast.Constant | ast.Subscript
-OF_ARRAYS = words("shape ndim reshape astype")
+COUNTS = words("len size int min")
 
 
 def propose(site: Site) -> Iterator[Proposal]:
@@ -50,14 +51,19 @@ def _edits(site: Site, loop: ast.For) -> tuple[SourceEdit, ...]:
         if call.func.attr != "append" or not isinstance(rows, ast.Name) or not isinstance(given, ast.Subscript):
             return ()
         made, join = _list(module, loop, rows)
-        text = _window(module, given, index, number, join) if join is not None and _is(site, join, given) else ""
+        given_rows = join is not None and _is(site, join, given) and flow_of(module).repeats(given)
+        text = _window(module, given, index, number, join) if join is not None and given_rows else ""
         if made is None or join is None or not text or _changes(module, loop, join, text):
             return ()
         edits.append(replace_node(join, text))
         begun.add(made)
         lists |= names_in(made.targets[0])
     later = [node for name in (index, *local) for node in module.names(name, module.scope(loop))]
-    if path_of(over.func) != "range" or any(node.lineno > (loop.end_lineno or 0) for node in later):
+    if (
+        path_of(over.func) != "range"
+        or not all(_counts(module, item) for item in over.args)
+        or any(node.lineno > (loop.end_lineno or 0) for node in later)
+    ):
         return ()
     if any(isinstance(node, ast.Call) for value in local.values() for node in ast.walk(value)) or len(lists) != len(
         edits
@@ -65,6 +71,14 @@ def _edits(site: Site, loop: ast.For) -> tuple[SourceEdit, ...]:
         return ()
     edits += [remove(module, item) for item in (loop, *begun)]
     return tuple(filter(None, edits)) if edits and all(edits) else ()
+
+
+def _counts(module: Module, number: ast.expr) -> bool:
+    """Return whether a number of turns is none, or less, for a series too short for a window, and is not drawn."""
+    behind = [module.made_of(part) if isinstance(part, ast.Name) else part for part in ast.walk(number)]
+    parts = [part for item in behind for part in ast.walk(item)]
+    calls = [path_of(part.func).rpartition(".")[2] for part in parts if isinstance(part, ast.Call)]
+    return set(calls) <= COUNTS and not any(isinstance(part, ast.BoolOp | ast.IfExp) for part in parts)
 
 
 def _changes(module: Module, loop: ast.For, join: ast.Call, text: str) -> bool:
@@ -102,14 +116,13 @@ def _list(module: Module, loop: ast.For, rows: ast.Name) -> tuple[ast.Assign | N
 def _is(site: Site, join: ast.Call, given: ast.Subscript) -> bool:
     """Return whether rows are taken of a tensor or an array, whose slices are what the join takes."""
     scope, path, name = site.function or site.module.tree, path_of(given.value), site.module.name_of(join.func)
-    if name == "torch.stack":
-        return bool(path) and is_tensor(site.module, path, scope) is not False
-    if name not in ARRAYS:
-        return False
-    if site.module.value(given.value).kind == "numpy" or isinstance(given.slice, ast.Tuple):
-        return True
-    parts = (node for node in ast.walk(scope) if isinstance(node, ast.Attribute) and path_of(node.value) == path)
-    return bool(path) and any(node.attr in OF_ARRAYS for node in parts)
+    kind = site.module.value(given.value).kind
+    if name != "torch.stack":
+        return name in ARRAYS and kind == "numpy"
+    # it takes slices of nothing else, unless a class of the file gives them
+    around = [node for node in ast.walk(scope) if isinstance(node, ast.Subscript) and path_of(node.value) == path]
+    sliced = any(isinstance(node.slice, ast.Slice) for node in around) and "__getitem__" not in site.module.text
+    return kind == "tensor" or (bool(path) and sliced and is_tensor(site.module, path, scope) is not False)
 
 
 def _window(module: Module, given: ast.Subscript, index: str, number: str, join: ast.Call) -> str:
@@ -124,10 +137,18 @@ def _window(module: Module, given: ast.Subscript, index: str, number: str, join:
         begin, width = _addends(module, first.lower), _addends(module, first.upper)
         width.subtract(begin)
         places = f"{places}[:, None] + {arange}({_sum(width)})"
-    once = begin[index] == 1 and arange[0] != "."
+    once = begin[index] == 1 and arange[0] != "." and all(map(_is_fixed, rest))
     begin.subtract([index])
     text = f"{source(module, given.value)}[{_sum(Counter({places: 1, **begin}))}{others}]"
     return text if once and index not in names_in(ast.parse(text)) else ""
+
+
+def _is_fixed(node: ast.expr) -> bool:
+    """Return whether a subscript takes the same of each window, and takes no places one by one."""
+    if isinstance(node, ast.Slice):
+        return all(_is_fixed(item) for item in (node.lower, node.upper, node.step) if item is not None)
+    node = node.operand if isinstance(node, ast.UnaryOp) else node
+    return isinstance(node, ast.Constant) and type(node.value) in (int, NoneType, EllipsisType)
 
 
 def _addends(module: Module, node: ast.expr) -> Counter[str]:

@@ -14,6 +14,10 @@ class Spread(torch.autograd.Function):
         ctx.adj = adj
         return torch.sparse.mm(adj, x)
 
+    @staticmethod
+    def backward(ctx, grad):
+        return None, torch.sparse.mm(ctx.adj.t(), grad)
+
 
 class Layer(nn.Module):
     def __init__(self, wide, narrow):
@@ -61,6 +65,7 @@ def test_einsum(value, new):
         'torch.einsum("ij,jk,kl->il", *parts)',
         'torch.einsum("ij,jk,kl->il", a, torch.rand(3, 3), c)',
         'torch.einsum("i,j,k->ijk", a, b, c)',
+        'torch.einsum("ij,jk,kl->il", a, b,  # the wide one\n    c)',
     ],
 )
 def test_other_einsums_stay(value):
@@ -81,6 +86,34 @@ def test_layers_that_do_more_stay():
     assert not proposed(before.replace("nn.Linear", "nn.Bilinear"), "+ 1", "KRN071")
     assert not proposed(before.replace("torch.sparse.mm(adj, x)", "torch.sparse.mm(adj, x).relu()"), "+ 1", "KRN071")
     assert not proposed(before.replace("mm(adj, x)", "mm(x, adj)"), "+ 1", "KRN071")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("        return torch.sparse.mm(adj, x)", "        x = torch.relu(x)\n        return torch.sparse.mm(adj, x)"),
+        ("        return torch.sparse.mm(adj, x)", "        x.clamp_(0)\n        return torch.sparse.mm(adj, x)"),
+        (
+            "        return torch.sparse.mm(adj, x)",
+            "        if ctx:\n            return x\n        return torch.sparse.mm(adj, x)",
+        ),
+        ("    @staticmethod\n    def forward", "    @staticmethod\n    @doubled\n    def forward"),
+        ("return None, torch.sparse.mm(ctx.adj.t(), grad)", "return None, None"),
+        ("mm(ctx.adj.t(), grad)", "mm(ctx.adj.t(), grad).clamp(-1, 1)"),
+        ("mm(ctx.adj.t(), grad)", "mm(ctx.adj.t(), grad.sign())"),
+        ("bias=False)\n", "bias=False)\n        self.lin.bias = nn.Parameter(torch.ones(narrow))\n"),
+        ("bias=False)\n", "bias=False)\n        self.lin.register_forward_hook(doubled)\n"),
+        (
+            "bias=False)\n",
+            "bias=False)\n        for part in self.modules():\n            part.register_forward_pre_hook(doubled)\n",
+        ),
+        ("bias=False)\n", "bias=False)\n        spectral_norm(self.lin)\n"),
+    ],
+)
+def test_products_and_layers_that_do_more_stay(old, new):
+    before = GRAPH.format(value="self.lin(Spread.apply(adj, x))")
+    assert proposed(before, "+ 1", "KRN071")
+    assert not proposed(before.replace(old, new, 1), "+ 1", "KRN071")
 
 
 @pytest.mark.torch

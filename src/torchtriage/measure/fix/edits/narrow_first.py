@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import combinations
 
 from torchtriage.diagnose.lint.edits import replace_node
-from torchtriage.diagnose.lint.facts import Module
+from torchtriage.diagnose.lint.facts import Class, Module
 from torchtriage.diagnose.lint.syntax import keyword, literal, path_of
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.measure.fix.edits._flow import flow_of
@@ -19,13 +19,17 @@ from torchtriage.measure.fix.statements import body_of, source
 CODES = frozenset({"KRN071"})
 SPEC = re.compile(r"([A-Za-z]+),([A-Za-z]+),([A-Za-z]+)->([A-Za-z]*)")
 PRODUCTS = words("torch.sparse.mm torch.spmm torch.mm")
+SAVES = re.compile(r"ctx\.\w+ = \w+|ctx\.save_for_backward\([\w, ]+\)")
+READS = re.compile(r"[\w, ()]+ = ctx\.\w+|if not ctx\.needs_input_grad\[1\]:\s+return None, None")
+MULTIPLIES = re.compile(r"return ([\w.]+)\(\w+, \w+\)")
+MULTIPLIES_BACK = re.compile(r"return None, ([\w.]+)\((ctx\.)?\w+(\.t\(\)|\.m?T)?, (\w+)(\.contiguous\(\))?\)")
 
 
 def propose(site: Site) -> Iterator[Proposal]:
     """Yield the einsum at the line as two, and the layer at the line before the product that it makes narrower."""
     statement = site.statement
     for node in ast.walk(statement) if statement is not None and body_of(site.module, statement) else ():
-        if not isinstance(node, ast.Call):
+        if not isinstance(node, ast.Call) or "#" in source(site.module, node):
             continue
         if site.module.name_of(node.func) == "torch.einsum":
             for text in _nested(site.module, node):
@@ -66,8 +70,25 @@ def _layer_first(module: Module, node: ast.Call) -> str:
     bias = keyword(layer, "bias") or (layer.args[2] if len(layer.args) > 2 else None)
     if module.name_of(layer.func) != "torch.nn.Linear" or literal(bias) is not False or len(product.args) != 2:
         return ""
+    if not _only_called(module, path_of(node.func).rpartition(".")[2], layer):
+        return ""
     left, right = (source(module, item) for item in product.args)
     return f"{source(module, product.func)}({left}, {source(module, node.func)}({right}))"
+
+
+def _only_called(module: Module, name: str, layer: ast.Call) -> bool:
+    """Return whether a layer is made and called, and its weight read: no hooks, no bias later."""
+    for node in module.parents:
+        if not isinstance(node, ast.Name | ast.Attribute) or path_of(node).rpartition(".")[2] != name:
+            continue
+        around = module.parents.get(node)
+        made = isinstance(around, ast.Assign) and around.value is layer
+        called = isinstance(around, ast.Call) and around.func is node
+        part = around if isinstance(around, ast.Attribute) and isinstance(around.ctx, ast.Load) else None
+        read = part is not None and part.attr in ("weight", "reset_parameters")
+        if not (made or called or read):
+            return False
+    return "_hook(" not in module.text
 
 
 def _is_product(module: Module, node: ast.Call) -> bool:
@@ -76,10 +97,29 @@ def _is_product(module: Module, node: ast.Call) -> bool:
     if name in PRODUCTS or node.keywords:
         return name in PRODUCTS and not node.keywords
     kind = module.classes.get(path_of(func.value)) if isinstance(func, ast.Attribute) and func.attr == "apply" else None
-    forward = kind.methods.get("forward") if kind is not None else None
-    last = forward.node.body[-1] if forward is not None else None
-    made = last.value if isinstance(last, ast.Return) else None
-    if forward is None or not isinstance(made, ast.Call):
+    return kind is not None and _multiplies(module, kind)
+
+
+def _multiplies(module: Module, kind: Class) -> bool:
+    """Return whether a function multiplies its arguments, and the gradient on the way back, and does no more."""
+    forward, backward = kind.methods.get("forward"), kind.methods.get("backward")
+    if forward is None or backward is None:
         return False
+    texts = {}
+    for method in (forward.node, backward.node):
+        if [path_of(item) for item in method.decorator_list] != ["staticmethod"]:
+            return False
+        texts[method] = [source(module, item) for item in method.body]
+    *saves, last = texts[forward.node]
+    *reads, back = texts[backward.node]
     given = [item.arg for item in forward.node.args.args[1:]]
-    return module.name_of(made.func) in PRODUCTS and [path_of(item) for item in made.args] == given
+    gradient = [item.arg for item in backward.node.args.args[1:]]
+    there, again = MULTIPLIES.fullmatch(last), MULTIPLIES_BACK.fullmatch(back)
+    if there is None or again is None or not all(map(SAVES.fullmatch, saves)) or not all(map(READS.fullmatch, reads)):
+        return False
+    plain = f"return {there[1]}({', '.join(given)})" == last and gradient == [again[4]]
+    return plain and {_full(module, there[1]), _full(module, again[1])} <= PRODUCTS
+
+
+def _full(module: Module, path: str) -> str:
+    return module.name_of(ast.parse(path, mode="eval").body)

@@ -36,13 +36,24 @@ def test_padded():
         ("(h, n=n)", "(h, n=n).conj()"),
         ("(h, n=n)", "(h, n, 0)"),
         ("rfft(x, n)", "rfft(x)"),
+        ("irfft(spectrum, n)", "ifft(spectrum, n)"),
+        ("    y =", "    shape = lambda: n\n    y ="),
+        ("    y =", "    def shape():\n        return n\n    y ="),
+        ("def", "@torch.jit.script\ndef"),
         ("    y =", "    f = torch.fft.rfftfreq(n)\n    y ="),
         ("    y =", "    print(spectrum.shape)\n    y ="),
         ("    spectrum =", "    h = h.repeat(2)\n    spectrum ="),
     ],
 )
 def test_lengths_that_matter_stay(old, new):
-    assert not proposed(BEFORE.replace(old, new, 1), "irfft", "KRN070")
+    assert not proposed(BEFORE.replace(old, new, 1), "fft(", "KRN070")
+
+
+def test_attributes_that_are_set_anew_stay():
+    before = BEFORE.replace("h.shape", "self.h.shape").replace("rfft(h", "rfft(self.h")
+    assert proposed(before, "irfft", "KRN070")
+    before = before.replace("    spectrum =", "    self.h = self.drawn()\n    spectrum =")
+    assert not proposed(before, "irfft", "KRN070")
 
 
 @pytest.mark.torch

@@ -7,18 +7,19 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.facts import Module
 from torchtriage.diagnose.lint.syntax import literal, path_of
-from torchtriage.diagnose.lint.torch_names import words
+from torchtriage.measure.fix.edits._flow import flow_of, meets
 from torchtriage.measure.fix.proposal import Proposal, Site
 from torchtriage.measure.fix.statements import insert_after, source
 
 CODES = frozenset({"KRN070"})
-FORWARD = words("torch.fft.rfft torch.fft.fft")
-BACK = words("torch.fft.irfft torch.fft.ifft")
+FORWARD = {"torch.fft.irfft": "torch.fft.rfft", "torch.fft.ifft": "torch.fft.fft"}
 LENGTHS = ("{}.shape[-1]", "{}.size(-1)")
 
 
 def propose(site: Site) -> Iterator[Proposal]:
     """Yield ``n += -n % step`` below ``n = x.shape[-1] + h.shape[-1] - 1``, where the result is cut anyway."""
+    if "torch.jit" in site.module.text:
+        return  # a script's numbers have no bit_length()
     for node in ast.walk(site.function or site.module.tree):
         length = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
         if (
@@ -40,11 +41,16 @@ def _only_pads(module: Module, made: ast.Assign, length: ast.Name) -> bool:
 
     Its result must be cut to one of the two lengths that it is the sum of: what is behind that is padding.
     """
-    named = [node for node in module.names(length.id, module.scope(length)) if node is not length]
+    scope = module.scope(length)
+    # functions inside may read it as well
+    names = [node for node in ast.walk(scope) if isinstance(node, ast.Name) and node.id == length.id]
+    named = [node for node in names if node is not length]
+    if any(isinstance(node, ast.Global) and length.id in node.names for node in ast.walk(scope)):
+        return False
     given = [module.parents[node] for node in named]
     calls = [module.parents[item] if isinstance(item, ast.keyword) else item for item in given]
-    back = [call for call in calls if isinstance(call, ast.Call) and module.name_of(call.func) in BACK]
-    signals = _signals(module, back[0].args[0], length.id) if len(back) == 1 else []
+    back = [call for call in calls if isinstance(call, ast.Call) and module.name_of(call.func) in FORWARD]
+    signals = _signals(module, back[0], length.id) if len(back) == 1 else []
     if len(signals) != 2 or len(calls) != 3 or _length(back[0]) != length.id:
         return False
     full = made.value.left if isinstance(made.value, ast.BinOp) and literal(made.value.right) == 1 else None
@@ -52,8 +58,8 @@ def _only_pads(module: Module, made: ast.Assign, length: ast.Name) -> bool:
     lengths = {form.format(item): item for item in signals for form in LENGTHS}
     if [lengths.get(source(module, part)) for part in added] not in (signals, signals[::-1]):
         return False
-    names = [node for item in signals for node in module.names(item, module.scope(length))]
-    if any(isinstance(node.ctx, ast.Store) and node.lineno > made.lineno for node in names):
+    later = [node for node in ast.walk(scope) if isinstance(node, ast.stmt) and node.lineno > made.lineno]
+    if any(meets(item, flow_of(module).changes(later)) for item in signals):
         return False
     return all(_cut(module, use) in lengths for use in module.uses(back[0]))
 
@@ -64,8 +70,9 @@ def _length(call: ast.Call) -> str:
     return path_of(given[0]) if len(given) == 1 and len(call.args) + len(call.keywords) == 2 else ""
 
 
-def _signals(module: Module, node: ast.expr, length: str) -> list[str]:
-    """Return the two signals whose transforms of a length are multiplied."""
+def _signals(module: Module, back: ast.Call, length: str) -> list[str]:
+    """Return the two signals whose transforms of a length are multiplied and transformed back."""
+    node = back.args[0]
     made = module.made_of(node)
     if not isinstance(made, ast.BinOp) or not isinstance(made.op, ast.Mult) or _is_shared(module, node):
         return []
@@ -73,7 +80,9 @@ def _signals(module: Module, node: ast.expr, length: str) -> list[str]:
     return [
         path_of(item.args[0])
         for item in factors
-        if isinstance(item, ast.Call) and module.name_of(item.func) in FORWARD and _length(item) == length
+        if isinstance(item, ast.Call)
+        and module.name_of(item.func) == FORWARD[module.name_of(back.func)]
+        and _length(item) == length
     ]
 
 

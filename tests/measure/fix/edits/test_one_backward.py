@@ -16,7 +16,7 @@ from tests.measure.fix.proposing import change, proposed, source
         [
             "  a = loss(out, y)",
             "- a.backward(retain_graph=True)",
-            "  b = aux(out)",
+            "  b = (out - y).square().mean()",
             "- (0.1 * b).backward()",
             "+ (a + 0.1 * b).backward()",
         ],
@@ -48,6 +48,7 @@ def test_one_pass(rows):
         "out += 1",
         "a = loss(out, y)",
         "clip_grad_norm_(model.parameters(), 1)",
+        "norm = grad_norm(model)",
     ],
 )
 def test_gradients_of_the_first_are_needed(between):
@@ -59,6 +60,14 @@ def test_gradients_of_the_first_are_needed(between):
     "text",
     [
         "a.backward()\nb.backward()\n",
+        "a.backward(retain_graph=True)\nb.backward()\ng = torch.autograd.grad(a, w)\n",
+        "a.backward(retain_graph=True)\nb.backward()\n(a * 2).backward()\n",
+        "a.backward(retain_graph=True)\nb.backward()\nw.register_hook(lambda g: g.clamp(-1, 1))\n",
+        "a.backward(retain_graph=True)\nb.backward()\nclass Loss:\n    def backward(self):\n        pass\n",
+        "for part in losses:\n    part.backward(retain_graph=True)\n",
+        "for part in [*main, *aux]:\n    part.backward(retain_graph=True)\n",
+        "for part in [head(out) for head in heads]:\n    part.backward(retain_graph=True)\n",
+        "losses = torch.stack(parts)\nfor part in losses: part.backward(retain_graph=True)\n",
         "a.backward(torch.ones(3), retain_graph=True)\nb.backward()\n",
         "a.backward(retain_graph=True, create_graph=True)\nb.backward()\n",
         "for part in parts():\n    part.backward(retain_graph=True)\n",

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.edits import SourceEdit
-from torchtriage.diagnose.lint.syntax import keyword, literal, names_in, path_of
-from torchtriage.measure.fix.edits._flow import loads, mutated, written
+from torchtriage.diagnose.lint.syntax import keyword, literal, path_of
+from torchtriage.measure.fix.edits._flow import flow_of, loads, mutated, written
 from torchtriage.measure.fix.proposal import Proposal, Site
 from torchtriage.measure.fix.statements import INDENT, body_of, remove, source, statement_edit
 
 CODES = frozenset({"OPT102", "MEM029"})
 GRADIENTS = frozenset({"grad", "step", "zero_grad", "no_sync", "requires_grad", "requires_grad_", "clip_grad_norm_"})
+
+ELSEWHERE = re.compile(r"_hook\(|def backward\(|\bgrad\(")
+"""What sees the gradients of one pass, has passes of its own, or needs a graph once more."""
 
 SUMMED = ast.Name | ast.Attribute | ast.Call | ast.Subscript | ast.BinOp
 
@@ -22,6 +26,8 @@ def propose(site: Site) -> Iterator[Proposal]:
     statement, loop = site.statement, site.loops[0] if site.loops else None
     body = body_of(site.module, statement) if statement is not None else None
     if statement is None or body is None or _passed(statement) is None or not _keeps(statement):
+        return
+    if ELSEWHERE.search(site.module.text):
         return
     edits = _of_loop(site, loop) if isinstance(loop, ast.For) and loop.body == [statement] else _of_body(site, body)
     if edits:
@@ -50,20 +56,27 @@ def _of_body(site: Site, body: list[ast.stmt]) -> tuple[SourceEdit, ...]:
     for item in body[body.index(site.statement) if site.statement in body else len(body) :]:
         loss = _passed(item)
         if loss is not None and not _keeps(item):
+            passes = [node for node in ast.walk(site.function or site.module.tree) if _is_pass(node)]
             losses = [given for given in map(_passed, (*first, item)) if given is not None]
             text = " + ".join(source(site.module, given) for given in losses)
             last = statement_edit(site.module, item, f"({text}).backward()")
             edits = [last, *(remove(site.module, other) for other in first)]
-            return tuple(edit for edit in edits if edit is not None) if first and all(edits) else ()
+            alone = len(passes) == len(losses) > 1 and all(edits)
+            return tuple(edit for edit in edits if edit is not None) if alone else ()
         if loss is not None:
             first.append(item)
             continue
         attributes = {part.attr for part in ast.walk(item) if isinstance(part, ast.Attribute)}
         calculates = isinstance(item, ast.Assign | ast.AnnAssign) and not mutated([item])
+        calculates &= flow_of(site.module).repeats(item)
         read = set().union(*(loads(other) for other in first))
         if not calculates or attributes & GRADIENTS or {path.partition(".")[0] for path in read} & written([item]):
             return ()
     return ()
+
+
+def _is_pass(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "backward"
 
 
 def _of_loop(site: Site, loop: ast.For) -> tuple[SourceEdit, ...]:
@@ -71,14 +84,18 @@ def _of_loop(site: Site, loop: ast.For) -> tuple[SourceEdit, ...]:
     if not isinstance(loop.target, ast.Name) or loop.orelse:
         return ()
     target, losses = loop.target.id, source(site.module, loop.iter)
-    later = [item for item in site.module.names(target, site.module.scope(loop)) if item.lineno > loop.body[0].lineno]
+    scope = site.function or site.module.tree
+    named = [item for item in ast.walk(scope) if isinstance(item, ast.Name) and item.id == target]
+    made = site.module.made_of(loop.iter)
     loss = _passed(loop.body[0])
     text = f"sum({losses}).backward(retain_graph=True)"
+    if not isinstance(made, ast.List | ast.Tuple | ast.ListComp):
+        return ()  # nothing in it, or a tensor, is told from losses in a list alone
     if path_of(loop.iter):
         text = f"if {losses}:\n{INDENT}{text}"
-    elif not isinstance(loop.iter, ast.List | ast.Tuple) or not loop.iter.elts:
+    elif isinstance(made, ast.ListComp) or all(isinstance(item, ast.Starred) for item in made.elts):
         return ()
-    if loss is None or path_of(loss) != target or later or target in names_in(loop.iter):
+    if loss is None or path_of(loss) != target or len(named) != 2:
         return ()
     edit = statement_edit(site.module, loop, text)
     return (edit,) if edit is not None else ()

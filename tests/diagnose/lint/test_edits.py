@@ -152,3 +152,17 @@ def test_a_gradient_is_computed_where_it_is_asked_for() -> None:
     assert mended in patch.diff
     read = GRADIENT.replace("a.t() @ g\n", "a.t() @ g + of_a.sum()\n")
     assert "KRN104" not in fixable(read)
+    condition = GRADIENT.replace("g @ x.t()", "g @ x.t() if g.any() else None")
+    (patch,) = [patch for patch in lint_text(condition).patches if "KRN104" in patch.codes]
+    assert "+        of_a = (g @ x.t() if g.any() else None) if ctx.needs_input_grad[0] else None\n" in patch.diff
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "class Other(torch.autograd.Function):\n    def backward(ctx, g):\n        return Project.backward(ctx, g)\n",
+        "class Other(Project):\n    pass\n",
+    ],
+)
+def test_a_gradient_that_other_functions_take_stays(other: str) -> None:
+    assert "KRN104" not in fixable(GRADIENT.replace("class Fit", f"{other}class Fit"))

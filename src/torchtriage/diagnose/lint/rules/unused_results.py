@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, literal, names_in, text_of
 from torchtriage.diagnose.lint.edits import Autofix, replace_node
-from torchtriage.diagnose.lint.facts import SourceFunction
+from torchtriage.diagnose.lint.facts import Class, SourceFunction
 
 RULE = Rule("KRN104", "unused-results", "kernel", "Results are computed that nothing reads", "low")
 
@@ -74,8 +74,15 @@ def _gradients(module: Module) -> Iterator[Hit]:
             made = module.made_of(gradient)
             if _needs_no_gradient(module, given) and _PRODUCT.search(text_of(made, 200)):
                 message = f"{text_of(given)} needs no gradient, and gets one here: {text_of(made)}"
-                mend = _where_asked(module, backward, gradient, made, number)
+                alone = kind is not None and _alone(module, kind)
+                mend = _where_asked(module, backward, gradient, made, number) if alone else None
                 yield Hit(made, message, "backward", fix=_ASKED, autofix=mend)
+
+
+def _alone(module: Module, kind: Class) -> bool:
+    """Return whether only autograd calls a ``backward``, for what this class's own ``forward`` was given."""
+    named = [item for item in module.parents if isinstance(item, ast.Name) and item.id == kind.name]
+    return all(getattr(module.parents.get(item), "attr", "") == "apply" for item in named)
 
 
 def _where_asked(
@@ -86,7 +93,9 @@ def _where_asked(
     if not backward.node.args.args or (made is not gradient and len(names) != 2):
         return None
     asked = f"{backward.node.args.args[0].arg}.needs_input_grad[{number}]"
-    edit = replace_node(made, f"{ast.get_source_segment(module.text, made)} if {asked} else None")
+    text = ast.get_source_segment(module.text, made) or ""
+    text = f"({text})" if isinstance(made, ast.IfExp | ast.Lambda) else text
+    edit = replace_node(made, f"{text} if {asked} else None")
     return Autofix((edit,), "autograd takes None for a gradient that it does not ask for")
 
 

@@ -66,7 +66,6 @@ def test_gradients_of_the_first_are_needed(between):
         "a.backward(retain_graph=True)\nb.backward()\nclass Loss:\n    def backward(self):\n        pass\n",
         "for part in losses:\n    part.backward(retain_graph=True)\n",
         "for part in [*main, *aux]:\n    part.backward(retain_graph=True)\n",
-        "for part in [head(out) for head in heads]:\n    part.backward(retain_graph=True)\n",
         "losses = torch.stack(parts)\nfor part in losses: part.backward(retain_graph=True)\n",
         "a.backward(torch.ones(3), retain_graph=True)\nb.backward()\n",
         "a.backward(retain_graph=True, create_graph=True)\nb.backward()\n",
@@ -78,3 +77,8 @@ def test_gradients_of_the_first_are_needed(between):
 def test_other_passes_stay(text):
     assert not proposed(text, 1, "OPT102", "one-backward")
     assert not proposed(text, 2, "OPT102", "one-backward")
+
+
+def test_a_loss_that_the_next_turn_shows_stays():
+    text = "for x in rows:\n    print(part)\n    for part in (a, b):\n        part.backward(retain_graph=True)\n"
+    assert not proposed(text, 4, "OPT102", "one-backward")

@@ -37,7 +37,6 @@ def test_padded():
         ("(h, n=n)", "(h, n, 0)"),
         ("rfft(x, n)", "rfft(x)"),
         ("irfft(spectrum, n)", "ifft(spectrum, n)"),
-        ("    y =", "    shape = lambda: n\n    y ="),
         ("    y =", "    def shape():\n        return n\n    y ="),
         ("def", "@torch.jit.script\ndef"),
         ("    y =", "    f = torch.fft.rfftfreq(n)\n    y ="),
@@ -47,6 +46,13 @@ def test_padded():
 )
 def test_lengths_that_matter_stay(old, new):
     assert not proposed(BEFORE.replace(old, new, 1), "fft(", "KRN070")
+
+
+def test_a_length_that_functions_read_stays():
+    before = "".join(row.removeprefix("    ") for row in BEFORE.splitlines(keepends=True) if "def" not in row)
+    before = before.replace("return", "cut =")
+    assert proposed(before, "fft(", "KRN070")
+    assert not proposed(f"{before}\n\ndef shape():\n    return n\n", "fft(", "KRN070")
 
 
 def test_attributes_that_are_set_anew_stay():

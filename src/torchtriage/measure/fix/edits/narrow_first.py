@@ -20,7 +20,7 @@ CODES = frozenset({"KRN071"})
 SPEC = re.compile(r"([A-Za-z]+),([A-Za-z]+),([A-Za-z]+)->([A-Za-z]*)")
 PRODUCTS = words("torch.sparse.mm torch.spmm torch.mm")
 SAVES = re.compile(r"ctx\.\w+ = \w+|ctx\.save_for_backward\([\w, ]+\)")
-READS = re.compile(r"[\w, ()]+ = ctx\.\w+|if not ctx\.needs_input_grad\[1\]:\s+return None, None")
+READS = re.compile(r"(?<![\w, ()])[\w, ()]+ = ctx\.\w+|if not ctx\.needs_input_grad\[1\]:\s+return None, None")
 MULTIPLIES = re.compile(r"return ([\w.]+)\(\w+, \w+\)")
 MULTIPLIES_BACK = re.compile(r"return None, ([\w.]+)\((ctx\.)?\w+(\.t\(\)|\.m?T)?, (\w+)(\.contiguous\(\))?\)")
 

@@ -1,6 +1,6 @@
 """What an anti-pattern can cost of a window, by the device's own account.
 
-A fault is named for what it costs, the costliest first. So what trees make of a window is weighed by the share of
+A fault is named for what it costs, the most expensive first. So what trees make of a window is weighed by the share of
 time that each type could give back: no communication, no fault of communication. The same shares, added, say how much
 of a window is lost, also for repositories and devices that nobody knew. The weights below were chosen on the
 development half of the recordings, repositories left out.

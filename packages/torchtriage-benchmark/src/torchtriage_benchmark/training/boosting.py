@@ -92,20 +92,20 @@ def _expert(train: Sequence[Example], tune: Sequence[Example], *, seed: int, lab
     held = [item for _, item in judged]
     slope, offset = calibrated([other.margin(item.features) for other, item in judged], held, labels)
     judged = [(replace(other, slope=slope, offset=offset), item) for other, item in judged]
-    told = [(other.probability(item.features), other.types(item.features), item) for other, item in judged]
+    scored = [(other.probability(item.features), other.types(item.features), item) for other, item in judged]
     trees = replace(trees, slope=slope, offset=offset)
     likeness = _likeness(stacked(train)[0], held, seed)
     calm = [(replace(other, slope=slope, offset=offset), item) for other, item in published]
-    return Expert(trees, dividing(sure(told), held), _certain(told), likeness, account_of(calm, labels))
+    return Expert(trees, dividing(sure(scored), held), _certain(scored), likeness, account_of(calm, labels))
 
 
-Told = tuple[Floats, Sequence[Mapping[str, float]], Example]
+Scored = tuple[Floats, Sequence[Mapping[str, float]], Example]
 """A recording with the probability and the types of its windows."""
 
 
-def sure(told: Sequence[Told]) -> list[float]:
+def sure(scored: Sequence[Scored]) -> list[float]:
     """Return how suspicious each recording is of its likeliest type."""
-    return [max(pooled(probability, types).values(), default=0) for probability, types, _ in told]
+    return [max(pooled(probability, types).values(), default=0) for probability, types, _ in scored]
 
 
 def account_of(published: Sequence[tuple[Trees, Example]], labels: Labels = "windows") -> Account | None:
@@ -116,7 +116,7 @@ def account_of(published: Sequence[tuple[Trees, Example]], labels: Labels = "win
         return None
     scores = [evidence(trees.odds(item.features), item.features) for trees, item in found]
     account = Account(*calibrated(scores, held, labels), 0.0, 1.0)
-    told = [
+    scored = [
         (
             account.probability(trees.odds(item.features), item.features),
             trees.named(weighed(trees.shares(item.features), item.features, trees.codes)),
@@ -124,7 +124,7 @@ def account_of(published: Sequence[tuple[Trees, Example]], labels: Labels = "win
         )
         for trees, item in found
     ]
-    return replace(account, enough=dividing(sure(told), held), certain=_certain(told))
+    return replace(account, enough=dividing(sure(scored), held), certain=_certain(scored))
 
 
 def of_other_repositories(
@@ -144,7 +144,7 @@ def of_other_repositories(
     return found
 
 
-def _certain(judged: Sequence[Told]) -> float:
+def _certain(judged: Sequence[Scored]) -> float:
     """Return how likely a type must be in a window for nine in ten to be right, recordings counting alike."""
     found = []
     for probability, types, item in judged:

@@ -82,7 +82,7 @@ class SamplesBuilder:
 
     def _library(self, word: str) -> int:
         path, _, function = word.partition(":")
-        return self._add([f"/venv/lib/python3.11/site-packages/{path}", function, 1, 1, None, None, None])
+        return self._add([str(Path("/venv/lib/python3.11/site-packages", path)), function, 1, 1, None, None, None])
 
     def samples(self) -> Samples:
         """Return it all as it is read."""

@@ -11,6 +11,8 @@ from tests.diagnose.runs.samples_builder import OTHER, SamplesBuilder
 from torchtriage.core.finding import Finding
 from torchtriage.core.units import format_ms
 from torchtriage.diagnose import calibration
+from torchtriage.diagnose.runs.account import OPERATORS
+from torchtriage.diagnose.runs.causes import SLEEPING
 from torchtriage.diagnose.runs.hot_lines import growing_step, hot_lines
 from torchtriage.diagnose.runs.memory_growth import growing_memory, growth_per_step
 from torchtriage.diagnose.runs.source_view import elementwise, sequential
@@ -94,6 +96,7 @@ def hundred_steps(folder: Path, *lines: str, below: tuple[str, ...] = ()) -> Sam
         (("text = json.dumps",), ("json/__init__.py:dumps",), "HST103"),
         (("loss = model(batch)",), ("torch/_tensor_str.py:_str",), "HST115"),
         (("loss = model(batch)",), ("copy.py:deepcopy",), "HST109"),
+        (("loss = model(batch)",), ("matplotlib/pyplot.py:pause", "matplotlib/figure.py:Figure.draw"), "HST122"),
         (("loss = model(batch)",), ("torch/nn/modules/linear.py:Linear.__init__",), "HST105"),
         (("loss = model(batch)",), ("subprocess.py:run",), "HST104"),
         (("loss = model(batch)",), ("socket.py:create_connection",), "HST116"),
@@ -143,6 +146,18 @@ def test_a_high_end_above_what_the_line_takes_says_what_it_includes(
     assert finding.cost is not None
     says = f"; up to {format_ms(finding.cost.high_ms)} with the error of counting"
     assert finding.message.endswith(says) == told
+
+
+def test_a_library_that_sleeps_is_no_python(tmp_path: Path) -> None:
+    library = tmp_path / "site-packages" / "client.py"
+    library.parent.mkdir()
+    library.write_text("time.sleep(0.01)")
+    for below, code in (("client.py:ask", "HST104"), ("matplotlib/pyplot.py:pause", "HST122")):
+        built = hundred_steps(tmp_path, "loss = model(batch)", below=(below, str(library) + ":wait"))
+        loop = built.loop(boundary="optimizer.step()", operators=0.5)
+        assert loop is not None
+        assert {item.kind for item in loop.seen} == {OPERATORS, SLEEPING}
+        assert [finding.code for finding in found(built)] == [code]
 
 
 def test_a_loop_that_keeps_a_rate_is_quiet(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from torchtriage.diagnose.runs.causes import Cause, cause_of, kind_of_library
+from torchtriage.diagnose.runs.causes import SLEEPING, Cause, cause_of, kind_of_library
 from torchtriage.diagnose.runs.recorded_host import HostShares
 from torchtriage.diagnose.runs.result import AccountLine, AccountPart, RunAccount, StepAccount
 from torchtriage.diagnose.runs.samples import Look, Position, Samples
@@ -318,9 +318,10 @@ def _kind(look: Look, view: SourceView) -> tuple[str, Cause | None, str]:
         return {"torchtriage": "torchtriage"}.get(kind, kind), None, ""
     innermost = look.stack[0]
     call = view.call(innermost) if look.user[:1] == (0,) else ""
-    cause = cause_of(look.below, call)
+    sleeps = view.sleeps(innermost)
+    cause = cause_of(look.below, call or ("sleep" if sleeps else ""))
     if cause is not None:
-        return cause.kind, cause, call
+        return SLEEPING if sleeps else cause.kind, cause, call
     if look.collects:
         return COLLECTION, None, call
     loading = list(filter(_loading, look.below))

@@ -57,6 +57,9 @@ Source: stacks looked at while ``torchtriage run`` lets the program run; see ``d
 """
 
 
+SLEEPING = "sleeping"
+
+
 def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
@@ -97,6 +100,20 @@ CAUSES: tuple[Cause, ...] = (
         looks="``print``, ``logging``, a progress bar or the formatting of tensors takes a good part of the step.",
         slow="text is formatted and written, often flushed, before the next step begins.",
         leave="steps are few and long.",
+    ),
+    Cause(
+        "HST122",
+        "pictures-in-step",
+        "host",
+        "Figures are rendered in every step",
+        "python",
+        "drawing figures",
+        Fix(
+            "Draw every few hundred steps, and keep the numbers until then.",
+            "if step % draw_every == 0:\n    plt.plot(losses)",
+        ),
+        r"^(matplotlib|mpl_toolkits|pylab|seaborn|plotly|bokeh|visdom)\b",
+        gain=(0.8, 1.0),
     ),
     Cause(
         "HST109",
@@ -304,8 +321,8 @@ CAUSES: tuple[Cause, ...] = (
         "waiting-in-step",
         "host",
         "The loop sleeps or polls",
-        "sleeping",
-        "sleeping",
+        SLEEPING,
+        SLEEPING,
         Fix("Wait for what is to come (``queue.get``, ``event.wait``) instead of sleeping and looking again."),
         calls=_names("sleep"),
         gain=(0.8, 1.0),

@@ -21,7 +21,7 @@ from torchtriage.diagnose.runs.account import (
     line_of,
     makes_sample,
 )
-from torchtriage.diagnose.runs.causes import Cause
+from torchtriage.diagnose.runs.causes import SLEEPING, Cause
 from torchtriage.diagnose.runs.costs import counting_error, severity_of, share_cost
 from torchtriage.diagnose.runs.recorded_host import work_growth
 from torchtriage.diagnose.runs.samples import Position, Samples
@@ -186,7 +186,7 @@ def _note(
 ) -> None:
     file, function, line = line_of(item.chain[0])
     if item.cause is not None:
-        if item.cause.kind == "sleeping" and paced(item.chain[0], view):
+        if item.cause.kind == SLEEPING and paced(item.chain[0], view):
             return
         key: tuple[object, ...] = (item.cause.code, file, function)
         # to read and decode is what a data set is for: it may be done for less, and may not

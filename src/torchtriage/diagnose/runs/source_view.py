@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import linecache
+import re
 from collections.abc import Iterator
 from functools import lru_cache
+from pathlib import Path
 
 from torchtriage.core.source import Sources
 from torchtriage.diagnose.lint.syntax import names_in, stored_names
@@ -16,6 +19,7 @@ CHANGES = frozenset(
     ["reset", "step", "update", "append", "extend", "push", "pop", "put", "write", "send", "fit", "seek", "all_reduce"]
 )
 """Methods that change an object, or others' work."""
+_SLEEP = re.compile(r"\bsleep\(")
 
 
 class SourceView:
@@ -25,6 +29,7 @@ class SourceView:
         self._sources = sources
         self.loops = lru_cache(maxsize=None)(self._loops)
         self.call = lru_cache(maxsize=None)(self._call)
+        self.sleeps = lru_cache(maxsize=None)(self._sleeps)
         self.statement = lru_cache(maxsize=None)(self._statement)
 
     def _tree(self, file: str) -> ast.Module | None:
@@ -44,6 +49,11 @@ class SourceView:
             if found.tree is not None and 0 < line <= len(found.lines):
                 return found.lines[line - 1].strip()
         return ""
+
+    def _sleeps(self, position: Position) -> bool:
+        """Return whether a line calls ``sleep``; a library is not parsed for it, which takes long."""
+        readable = self._sources is not None and Path(position.file).is_file()
+        return readable and _SLEEP.search(linecache.getline(position.file, position.line)) is not None
 
     def calls(self, name: str, file: str) -> tuple[int, ...]:
         """Return the lines on which a file uses a name such as ``torch.compile``, decorators and partials included."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -66,16 +67,25 @@ def innermost(trace: Trace, calls: Ints, mask: Mask) -> tuple[Ints, Ints]:
 
 
 def _forward(trace: Trace, calls: Ints) -> Ints:
-    """Return the forward operator whose gradient each call computes, -1 where it is in none.
+    """Return the forward operator whose gradient each call computes, -1 where it is in none."""
+    nodes = trace.tree.nearest(calls, _numbered(trace) & (trace.value > 0))
+    return where_known(nodes, partial(forward_operators, trace))
+
+
+def forward_operators(trace: Trace, nodes: Ints) -> Ints:
+    """Return the forward operator of each autograd node, -1 where it was not recorded.
 
     Autograd gives a backward node the sequence number of its forward operator, and the number of its thread.
     """
-    numbered = (trace.kind == Kind.OP) & (trace.key >= 0)
-    node = trace.tree.nearest(calls, numbered & (trace.value > 0))
-    forward = np.flatnonzero(numbered & (trace.value <= 0))
+    forward = np.flatnonzero(_numbered(trace) & (trace.value <= 0))
     forward = forward[np.lexsort((trace.start_ns[forward], trace.key[forward]))]
     if not len(forward):
-        return np.full(len(calls), -1, np.int64)
-    last = np.searchsorted(trace.key[forward], trace.key[node], side="right") - 1
+        return np.full(len(nodes), -1, np.int64)
+    last = np.searchsorted(trace.key[forward], trace.key[nodes], side="right") - 1
     before = forward[np.maximum(last, 0)]
-    return np.where((node >= 0) & (last >= 0) & (trace.key[before] == trace.key[node]), before, -1)
+    return np.where((last >= 0) & (trace.key[before] == trace.key[nodes]), before, -1)
+
+
+def _numbered(trace: Trace) -> Mask:
+    numbered: Mask = (trace.kind == Kind.OP) & (trace.key >= 0)
+    return numbered

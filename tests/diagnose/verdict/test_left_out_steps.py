@@ -50,6 +50,14 @@ def test_quiet_on_a_host_that_runs_ahead_in_the_first_step() -> None:
     assert "slower-steps" not in notes(builder.build())
 
 
+def test_a_first_step_without_a_duration_is_not_a_fast_one() -> None:
+    builder = TraceBuilder().step(0, 0, 0)
+    for index in range(1, 4):
+        builder.step(index, index * 100, 100).op("aten::mm", index * 100 + 1, 60)
+        builder.launch(index * 100 + 5, 5, index * 100 + 20, 40, "gemm")
+    assert "slower-steps" not in notes(builder.build())
+
+
 def test_a_step_out_of_line_is_named() -> None:
     note = notes(loop(20, 20, 900, 20, 20))["left-out-steps"]
     assert note.level == "info"

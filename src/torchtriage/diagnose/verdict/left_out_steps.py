@@ -27,6 +27,7 @@ def left_out_steps(trace: Trace) -> Iterator[Note]:
     steady += f" {format_ns(steps.wall_ns)}"
     if (
         steps.left_out[0] == FIRST
+        and min(wall_ns[0], host_ns[0]) > 0
         and min(steps.wall_ns / wall_ns[0], host_ns[steps.steady].mean() / host_ns[0]) > SLOWER
     ):
         call, extra_ns, n_calls = _slower_call(trace)

@@ -104,6 +104,13 @@ def test_a_refusal_says_why_and_what_to_do() -> None:
     assert not any(line.startswith("1. ") for line in lines)
 
 
+def test_of_a_file_that_was_cut_the_end_is_named() -> None:
+    losses = ("the last event is cut short (1.00 MiB into the text)", "the text ends early, after 1.00 MiB of text")
+    cut = replace(problems(), trace=replace(problems().trace, tier="salvaged", n_lost=1, loss=losses))
+    said = " ".join(brief(cut).split())
+    assert "Salvaged: 1 event lost; the text ends early, after 1.00 MiB of text." in said
+
+
 def test_the_steps_of_an_engine_and_what_was_asked_for_are_there() -> None:
     text = brief(replace(problems(), serving=SERVING))
     assert "  prefill" in text
@@ -151,13 +158,10 @@ def test_what_is_outside_the_loop_is_named_by_its_largest_part(parts: dict[str, 
     assert ("outside the loop" in text) == bool(says)
 
 
-def test_times_of_another_step_than_the_one_that_costs_are_of_say_so() -> None:
+def test_a_reason_does_not_repeat_the_step_that_the_saving_names() -> None:
     first = problems().findings[0]
-    assert first.cost is not None
-    for of_ms, says in ((first.cost.of_ms, "2.80 ms per step"), (9.0, "2.80 ms of 48.2 ms per recorded step")):
-        cost = replace(first.cost, of_ms=of_ms)
-        found = replace(first, message="Python takes 2.80 ms of 48.2 ms per step", cost=cost)
-        assert f"why       Python takes {says}\n" in brief(replace(problems(), findings=(found,)))
+    found = replace(first, message="Python takes 2.80 ms of 48.2 ms per step")
+    assert "why       Python takes 2.80 ms per step\n" in brief(replace(problems(), findings=(found,)))
 
 
 def recorded_by(command: str, exit_code: int = 0) -> RecordedRun:

@@ -9,6 +9,7 @@ import pytest
 from diagnose.ranks.jobs import all_reduce, job, records
 
 from torchtriage.core.finding import Cost, Finding, Fix, Place, RankSpread
+from torchtriage.core.units import format_ms
 from torchtriage.diagnose.patterns import lookup
 from torchtriage.diagnose.ranks.job import judge
 from torchtriage.diagnose.ranks.job_detection import detect_jobs
@@ -308,6 +309,14 @@ def test_the_same_finding_on_all_ranks_is_one_with_its_spread() -> None:
     assert one.cost is not None
     assert (one.cost.low_ms, one.cost.high_ms) == (2.0, 4.0)
     assert one.evidence["shown_rank"] == 3
+
+
+def test_a_share_of_the_step_of_one_rank_names_the_rank() -> None:
+    message = "2 ms of 12.5 ms per step"
+    (one,) = merged([a_finding(2, 4), a_finding(3, 5, message=message)], [0, 0])
+    assert one.message == "2 ms of 12.5 ms per step of rank 1"
+    (one,) = merged([a_finding(3, 5, message=f"2 ms of {format_ms(STEP_MS)} per step")] * 2, [0, 0])
+    assert one.message == f"2 ms of {format_ms(STEP_MS)} per step"
 
 
 def test_a_job_saves_the_least_of_saving_and_waiting() -> None:

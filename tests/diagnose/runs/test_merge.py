@@ -135,6 +135,13 @@ def test_every_cost_is_out_of_the_unprofiled_step(result: Result) -> None:
     assert scaled(one, 10.0).findings == one.findings
 
 
+def test_a_share_of_another_step_than_the_unprofiled_one_says_so(result: Result) -> None:
+    message = "takes 2 ms of 10.0 ms per step, of that 1 ms of 5.00 ms per step"
+    one = replace(result, findings=(replace(finding("SYN001", cost(1, 2)), message=message),))
+    (found,) = scaled(one, 5.0).findings
+    assert found.message == "takes 2 ms of 10.0 ms per recorded step, of that 1 ms of 5.00 ms per step"
+
+
 def test_what_only_some_light_steps_show_may_be_missing_from_a_short_heavy_one(result: Result) -> None:
     assert result.summary is not None
     seen = finding("DAT019", cost(1, 2))

@@ -7,12 +7,14 @@ Where they can be replayed together, that says how much it is.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
 from torchtriage.core.finding import SEVERITIES, Cost, Crash, Finding, NotChecked, Note, RankSpread
+from torchtriage.core.units import format_ms
 from torchtriage.diagnose.patterns import lookup
 from torchtriage.diagnose.patterns.comm.comm_exposed import MIN_SHARE
 from torchtriage.diagnose.ranks.joint_cost import finding_cost
@@ -22,6 +24,7 @@ from torchtriage.diagnose.verdict.verdict import severity_of
 
 MAX_NAMED = 64
 STRAGGLER, EXPOSED = "COM036", "COM035"
+_PER_STEP = re.compile(r"( of [\d.,]+ (?:ns|µs|ms|s)) per step\b")
 
 
 def merge_findings(
@@ -103,7 +106,7 @@ def _merged(
         ranks=tuple(numbers[at] for at in sorted(by_rank)[:MAX_NAMED]),
     )
     severity = min((item.severity for _, item in found), key=SEVERITIES.index)
-    message = chosen.message
+    message = name_step(chosen.message, step_ms, f"per step of rank {numbers[position]}")
     if cost is not None and chosen.cost is not None and chosen.cost.high_ms > 0:
         severity = severity_of(cost, chosen.certainty)
         if cost.high_ms == 0:
@@ -125,6 +128,12 @@ def _merged(
         # one rank's trace asks for the others'
         fix=lookup(EXPOSED).fix if chosen.code == EXPOSED else chosen.fix,
     )
+
+
+def name_step(message: str, step_ms: float, name: str) -> str:
+    """Return a message that calls a step by this name wherever it takes a share of another than ``step_ms``."""
+    same = f" of {format_ms(step_ms)}"
+    return _PER_STEP.sub(lambda found: f"{found[1]} {'per step' if found[1] == same else name}", message)
 
 
 def _step_numbers(finding: Finding, result: Result) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from torchtriage.core.finding import Cost, Finding, Place, rank_order
+from torchtriage.diagnose.ranks.merge import name_step
 from torchtriage.diagnose.ranks.result import JobResult
 from torchtriage.diagnose.verdict.result import Result
 from torchtriage.memory.leaks.growth_test import CODE as LEAK
@@ -54,6 +55,8 @@ def join(light: Judged, heavy: Judged) -> Judged:
 def scaled(result: Judged, step_ms: float | None) -> Judged:
     """Return the result with all costs out of a step of ``step_ms``, where they are not already.
 
+    A message that takes its share of another step says that this one is as recorded.
+
     Replay does so by what the profiler cost each operator and frame; where it was refused, or could
     not explain the whole difference, the rest is in proportion.
     """
@@ -61,7 +64,14 @@ def scaled(result: Judged, step_ms: float | None) -> Judged:
         return result
     return replace(
         result,
-        findings=tuple(replace(finding, cost=_scaled(finding.cost, step_ms)) for finding in result.findings),
+        findings=tuple(
+            replace(
+                finding,
+                cost=_scaled(finding.cost, step_ms),
+                message=name_step(finding.message, step_ms, "per recorded step"),
+            )
+            for finding in result.findings
+        ),
         joint_cost=_scaled(result.joint_cost, step_ms),
     )
 

@@ -5,7 +5,6 @@ Each number stands here once; ``documents/trace.py`` has them all, with what the
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -27,7 +26,6 @@ N_SHORT = 3
 N_OPS, N_NAMES, N_DEVICES, N_RANKS, N_LINES, N_NEEDS = 3, 3, 3, 4, 3, 3
 LINE, ONE_LINE, TWO_LINES, CODE, PATH = 100, 88, 170, 66, 50
 """Characters of a line; that one and two hold beside a label; of code, which is not wrapped, one of 80 columns."""
-_RECORDED = re.compile(r"( of [\d.,]+ (?:µs|ms|s)) per step\b")
 _DANGLING = frozenset(
     ["a", "and", "at", "by", "for", "in", "of", "on", "over", "per", "than", "that", "the", "to", "which", "with"]
 )
@@ -42,7 +40,8 @@ def trace(result: Result, top: int | None, quote: Quote | None, several: bool) -
         yield from _run(result)
         yield from _account(result)
         yield from _findings(result, top, quote)
-    yield from _foot(result, " ".join(words.losses(result.trace)[:1]))
+    lost = words.losses(result.trace)
+    yield from _foot(result, "; ".join(dict.fromkeys([*lost[:1], *lost[-1:]])))  # how much, and where the file ends
 
 
 def job(
@@ -155,7 +154,6 @@ def _entry(finding: Finding, rank: int, quote: Quote | None) -> b.Entry:
     fix, code, why = finding.fix.text, finding.fix.code, finding.message
     if finding.cost is not None:  # the first line says of how much
         why = why.replace(f" of {format_ms(finding.cost.of_ms)} per step", " per step")
-        why = _RECORDED.sub(r"\1 per recorded step", why)  # of another time
     rows = [
         b.Row(finding.severity.upper(), (saves, f", {finding.certainty}"), findings.SEVERITY[finding.severity]),
         _where(finding, quote),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from torchtriage.core.isolate.processes import describe_exit
 from torchtriage.core.names import file_name, visible
 from torchtriage.core.units import format_bytes, format_count, format_ms, format_share
 from torchtriage.diagnose.runs.result import CompileEvent, RecordedRun, WatchedMemory
@@ -49,7 +50,7 @@ def brief(recorded: RecordedRun) -> tuple[tuple[str, str], ...]:
 
 
 def _ran(recorded: RecordedRun) -> str:
-    ended = {None: "", 0: ""}.get(recorded.exit_code, f" (ended with {recorded.exit_code})")
+    ended = f" ({describe_exit(recorded.exit_code)})" if recorded.exit_code else ""
     return f"{visible(recorded.command)}{ended}"
 
 

@@ -242,13 +242,13 @@ def test_a_crash_keeps_its_traceback_and_its_report(tmp_path: Path) -> None:
     plain = run(tmp_path, source, watched=False, code=1)
     watched = run(tmp_path, source, code=1)
     assert watched.stderr == plain.stderr
-    assert "ran       train.py (ended with 1)" in watched.stdout
+    assert "ran       train.py (ended with exit code 1)" in watched.stdout
 
 
 def test_what_was_recorded_survives_a_kill(tmp_path: Path) -> None:
     source = MODEL + ("import os, signal\nfor n in range(90):\n    step()\nos.kill(os.getpid(), signal.SIGKILL)\n")
     watched = run(tmp_path, source, code=-9)
-    assert "ran       train.py (ended with -9)" in watched.stdout
+    assert "ran       train.py (ended by SIGKILL)" in watched.stdout
     assert "one step of SGD" in watched.stdout
 
 

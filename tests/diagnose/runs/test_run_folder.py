@@ -68,7 +68,7 @@ def test_one_recording_alone_is_judged(tmp_path: Path) -> None:
     assert result.recorded is not None
     assert result.recorded.exit_code == 3
     text = str(report)
-    assert "\n\nran       train.py (ended with 3)\nloop      one step of SGD, train.py:7" in text
+    assert "\n\nran       train.py (ended with exit code 3)\nloop      one step of SGD, train.py:7" in text
     assert "3.00 ms without the profiler (mean of 3 steps); 3.30 ms recorded" in text
 
 

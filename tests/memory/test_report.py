@@ -101,6 +101,14 @@ def test_the_terminal_says_verdict_holders_and_causes(width: int) -> None:
     assert max(map(len, text.split("\n"))) <= max(width, 120)
 
 
+def test_a_peak_from_before_the_history_is_said_to_be() -> None:
+    one = Recorder()
+    one.reserve(A, GIB, recorded=False)
+    one.alloc(A, GIB, recorded=False)
+    one.free(A)
+    assert ", before the first entry" in forms.terminal([result_of(one.dump())]).plain
+
+
 def test_markdown_has_the_table_of_holders() -> None:
     text = forms.markdown(results())
     assert "| 7.50 GiB | 100 % | me/model.py:41 forward, 2 allocations" in text

@@ -17,7 +17,7 @@ CODE = MemoryCode(
     code="MEM029",
     name="memory-growth",
     title="Memory grows from step to step",
-    needs="a watch of some 200 steps, or a snapshot with a history of seven alike steps",
+    needs="a watch of some 200 steps, or a snapshot with a history of seven similar steps",
 )
 FIX = Fix(
     "Keep the number, not the tensor with its graph.",

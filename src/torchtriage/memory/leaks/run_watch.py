@@ -17,7 +17,7 @@ WRITE_S = 3.0
 WRITE_SHARE = 0.0025
 """... and so seldom that writing takes no more of the loop's time than this."""
 SNAPSHOT_STEPS = 10
-"""Of CUDA's allocator: growth is analysed over seven alike steps."""
+"""Of CUDA's allocator: growth is analysed over seven similar steps."""
 
 
 class LeakWatch:

@@ -83,7 +83,7 @@ def judge_snapshot(snapshot: Snapshot) -> Opinion:
             sentences.append(sentence if len(snapshot.devices) == 1 else f"GPU {device}: {sentence}")
     if sentences:
         return Opinion(" ".join(sentences), tuple(findings), growth=tuple(growth))
-    why = f"{MIN_STEPS + 2} alike steps in the history"
+    why = f"history of {MIN_STEPS + 2} similar steps"
     missing = NotChecked(MEMORY_GROWTH.code, MEMORY_GROWTH.name, (why,), RECORD)
     return Opinion("", not_checked=(missing,))
 

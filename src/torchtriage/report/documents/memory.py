@@ -169,7 +169,8 @@ def _device(device: DeviceMemory) -> Iterator[b.Block]:
 
 def _peak(peak: MemoryPeak) -> b.Rows:
     reserved = f", {format_bytes(peak.reserved_bytes)} reserved" if peak.reserved_bytes is not None else ""
-    when = f" allocated{reserved}, at entry {peak.entry:,} of {peak.n_entries:,}"
+    entry = f"at entry {peak.entry:,} of {peak.n_entries:,}" if peak.entry >= 0 else "before the first entry"
+    when = f" allocated{reserved}, {entry}"
     texts: list[b.Text] = [(b.bold(format_bytes(peak.allocated_bytes)), when)]
     for holder in peak.lines[:N_LINES]:
         tags = f"{_tags(holder)}, from {_callers(holder)}" if _callers(holder) else _tags(holder)

@@ -8,7 +8,9 @@ import pytest
 from builder import TraceBuilder
 
 from torchtriage.core import intervals
+from torchtriage.core.selection import Selection
 from torchtriage.core.trace import Trace, read_trace
+from torchtriage.core.trace.select import select
 from torchtriage.diagnose.verdict.device_time import device_time
 from torchtriage.diagnose.verdict.result import PhaseTime
 from torchtriage.diagnose.verdict.serving_time import serving_time
@@ -149,3 +151,12 @@ def test_a_recording_of_captures_holds_no_step(recordings: Path) -> None:
     account = serving_time(read_trace(recordings / "llm" / "vllm_piecewise_graph_capture.json.gz"), whole=False)
     assert account is not None
     assert (account.engine, account.captures, account.phases) == ("vLLM", ("capture_8192_PIECEWISE",), ())
+
+
+def test_a_window_is_no_step_of_the_engine() -> None:
+    trace = loop(*[DECODE] * 6).build()
+    assert serving_time(trace) is not None
+    assert serving_time(select(trace, Selection(window="0.15ms-0.45ms"))) is None
+    part = serving_time(select(trace, Selection(steps="2-4")))
+    assert part is not None
+    assert part.phases[0].n_steady == 3

@@ -23,7 +23,7 @@ from torchtriage.diagnose.verdict.result import GraphUse, PhaseTime, ServingTime
 
 
 def serving_time(trace: Trace, *, whole: bool = True) -> ServingTime | None:
-    """Return the account of an engine's steps, None where none is recorded.
+    """Return the account of an engine's steps, None where none is recorded or other steps are judged: a window, say.
 
     ``whole`` : all device rows of the window are there; without them no time of the device is given.
     """
@@ -33,6 +33,8 @@ def serving_time(trace: Trace, *, whole: bool = True) -> ServingTime | None:
     captures = tuple(trace.name_of(row) for row in serving.captures.tolist())
     if not len(serving.rows):
         return ServingTime(serving.engine, serving.basis, captures)
+    if not np.array_equal(trace.steps.host_start_ns, trace.start_ns[serving.rows]):
+        return None
     steps = _Steps.of(trace, serving, whole=whole)
     return ServingTime(
         serving.engine, serving.basis, captures, tuple(steps.phase(phase) for phase in PHASES if phase in steps.phases)

@@ -264,8 +264,10 @@ CAUSES: tuple[Cause, ...] = (
         "files",
         "files",
         Fix(
-            "Open once, write buffered and flush at the end or now and then; read ahead in large pieces.",
-            'with open(path, "a") as log:  # once, around the loop\n    for batch in loader: ...',
+            "Open once, write buffered and flush now and then; keep what is read again, and parse text once, not in the"
+            " loop.",
+            'images = np.load("images.npy", mmap_mode="r")  # written once: reading it parses nothing\n'
+            'log = open(path, "a")  # once, before the loop',
         ),
         r"^(tempfile|shutil|pathlib|glob|fnmatch|zipfile|tarfile|fileinput|codecs|os|genericpath|posixpath)\.py:|^numpy/lib/(_?npyio|format|_?format)|^h5py/"
         r"|^(sqlite3|dbm|shelve)|^importlib/resources",

@@ -151,8 +151,14 @@ def test_show_renders_what_other_commands_saved(run: Run, folder: Path, words: l
 
 
 def test_show_wants_a_result(run: Run, folder: Path) -> None:
-    assert "expected a torchtriage result" in run("show", "broken.json", code=2).stderr
-    assert "expected a torchtriage result" in run("show", "slow.json", code=2).stderr
+    for name, where in (("broken.json", ""), ("slow.json", ", $.schema")):
+        said = run("show", name, code=2).stderr
+        assert said.startswith(f"torchtriage: {name}{where}: expected a torchtriage result")
+        assert "\n  try: write one with: torchtriage analyze" in said
+    said = run("show", "nowhere.json", code=2).stderr
+    assert said.startswith(
+        "torchtriage: nowhere.json: expected a readable file, found: No such file or directory\n  try:"
+    )
     run("analyze", "slow.json", "--json", "-o", "result.json", code=0)
     before = (folder / "result.json").read_bytes()
     assert "input itself" in run("show", "result.json", "--html", "result.json", code=2).stderr

@@ -90,7 +90,11 @@ def read_input(name: str) -> bytes:
     try:
         return Path(name).read_bytes()
     except (OSError, ValueError) as error:
-        raise UsageError(f"cannot be read: {error}", where=name) from error
+        raise UsageError(
+            f"expected a readable file, found: {getattr(error, 'strerror', None) or error}",
+            where=name,
+            hint="check the path and its permissions",
+        ) from error
 
 
 def present(result: Any, given: Mapping[str, Any], *, quote: Callable[..., str] | None = None, **options: Any) -> None:

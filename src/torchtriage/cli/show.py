@@ -9,7 +9,7 @@ import click
 
 from torchtriage.cli.options import top_option, verbose_option
 from torchtriage.cli.output import check_outputs, present, read_input, save
-from torchtriage.core.errors import UsageError
+from torchtriage.core.errors import TraceFormatError, UsageError
 
 
 @click.command("show")
@@ -34,7 +34,11 @@ def command(path: str, html: str | None, markdown: bool, top: int | None, verbos
     of_traces = schema == json_report.TRACES.name
     if (top or verbose) and schema in formats.FORMATS and not of_traces:
         raise UsageError("--top and --verbose are for results of analyze", where=path)
-    result = formats.decode(data)
+    try:
+        result = formats.decode(data)
+    except TraceFormatError as error:
+        where = ", ".join(filter(None, (path, error.where)))
+        raise TraceFormatError(error.message, where=where, hint=error.hint) from None
     if html:
         save(html, formats.page(result).encode())
     else:

@@ -61,7 +61,9 @@ class Format(Generic[T]):
         try:
             head = msgspec.json.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise TraceFormatError(f"expected {self.what}, found no JSON: {error}") from None
+            raise TraceFormatError(
+                f"expected {self.what}, found no JSON: {error}", hint=f"write one with: {self.command}"
+            ) from None
         name = head.get("schema") if isinstance(head, dict) else None
         if name != self.name:
             shown = "none" if name is None else repr(name)[:80]

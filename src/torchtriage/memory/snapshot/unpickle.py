@@ -555,7 +555,9 @@ class _Reader:
     def check_head(self) -> None:
         head = self.data[:2]
         if len(head) < 2 or head[0] != PROTO:
-            raise SnapshotError("expected a memory snapshot (a pickle of protocol 2 to 5)", hint=_TRY)
+            raise SnapshotError(
+                "expected a memory snapshot (a pickle of protocol 2 to 5), found something else", hint=_TRY
+            )
         if not 2 <= head[1] <= 5:
             raise SnapshotError(f"expected pickle protocol 2 to 5, found protocol {head[1]}", hint=_TRY)
         self.pos = 2

@@ -125,7 +125,7 @@ def said(out: Path) -> str:
 
 def test_no_torch(tmp_path: Path) -> None:
     assert "the script never imported torch" in said(tmp_path)
-    assert "ended with 2 before it imported torch" in why_nothing(tmp_path, [], 2)[0]
+    assert "ended with exit code 2 before it imported torch" in why_nothing(tmp_path, [], 2)[0]
     with pytest.raises(TraceFormatError, match="never imported torch"):
         traces.analyze_run(tmp_path, command="train.py")
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from torchtriage.core.isolate.processes import describe_exit
 from torchtriage.core.record.profiler_capture import BUSY
 from torchtriage.core.record.recorder import HEAVY_FILE, LIGHT_FILE, RECORDING_FILE
 from torchtriage.core.record.stack_sampler import samples_of
@@ -200,9 +201,8 @@ def why_nothing(out: Path, recordings: list[Recording], exit_code: int | None = 
     if not out.is_dir():
         return "the folder of the recordings is gone", "--out DIR names one that the script leaves"
     if not recordings and exit_code:
-        how = f"ended with {exit_code}" if exit_code > 0 else f"was ended by signal {-exit_code}"
         return (
-            f"the script {how} before it imported torch",
+            f"the script {describe_exit(exit_code)} before it imported torch",
             "see its output; without torchtriage it ends the same way",
         )
     if not recordings:

@@ -24,6 +24,7 @@ from tests.report.sample_result import SERVING, all_results, healthy, partial, p
 from torchtriage.core.units import format_ns
 from torchtriage.diagnose.ranks.job import judge
 from torchtriage.diagnose.ranks.job_detection import detect_jobs
+from torchtriage.diagnose.runs.result import RecordedRun
 from torchtriage.diagnose.verdict.result import RoofRates
 from torchtriage.report.pages.trace import render
 
@@ -424,6 +425,14 @@ def test_code_is_copied(page: Page) -> None:
     )
     assert copied == "if step % 50 == 0:\n    log(loss.item())"
     assert page.text(".code button") == "Copied"
+
+
+def test_the_step_of_the_recording_is_not_taken_for_that_of_the_run(page: Page) -> None:
+    run = RecordedRun(*("train.py", 0, "one step of SGD", "train.py", 41, "main", 40, 15.9, 39, True, 16.0, 24.9))
+    page.open([dataclasses.replace(healthy(), recorded=run)])
+    assert "Step as recorded" in page.text(".head")
+    page.open([healthy()])
+    assert "Step as recorded" not in page.text(".head")
 
 
 def test_what_was_judged_is_said_before_anything_else(page: Page) -> None:

@@ -1073,7 +1073,7 @@ function headline(result) {
   const rank = t.rank === null || t.worldSize === 1 ? "" : ` · rank ${t.rank}${t.worldSize === null ? "" : ` of ${t.worldSize}`}`;
   const facts = [
     ["Device", t.devices.length ? [...new Set(t.devices)].map((name) => { const k = t.devices.filter((each) => each === name).length; return !name ? `${k} without a name` : k > 1 ? `${k} × ${name}` : name; }).join(", ") : t.vendor === "cpu" ? "CPU only" : "none recorded"],
-    ["Step", s && s.stepMs !== null ? s.nSteps === 1 ? `${ms(s.stepMs)}, one step` : `${ms(s.stepMs)}, mean of ${s.nSteady} steady of ${count(s.nSteps)}` : "none marked, so shares are of the window"],
+    [result.run.some(([label]) => label === "step") ? "Step as recorded" : "Step", s && s.stepMs !== null ? s.nSteps === 1 ? `${ms(s.stepMs)}, one step` : `${ms(s.stepMs)}, mean of ${s.nSteady} steady of ${count(s.nSteps)}` : "none marked, so shares are of the window"],
     ["Recorded with", t.flags.length ? t.flags.join(", ") : "no extra flags"],
     ["Read", `${count(t.nEvents)} events, ${bytes(t.sizeBytes)}`],
   ];

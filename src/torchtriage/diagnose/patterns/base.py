@@ -151,6 +151,7 @@ class Claim:
     ``time_class`` : which class of time the spans are taken from; ``none`` claims no time.
     ``always`` : report whatever the cost (a configuration that is wrong by itself).
     ``voids`` : what was recorded is not the program at work; other findings' shares are of something else.
+    ``title`` : where the pattern's own says something else.
     """
 
     message: str
@@ -169,6 +170,7 @@ class Claim:
     voids: bool = False
     edits: tuple[Edit, ...] = ()
     examples: tuple[int, ...] = ()
+    title: str = ""
 
 
 Claims = Iterator[Claim]

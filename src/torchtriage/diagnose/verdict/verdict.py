@@ -305,7 +305,7 @@ def _finding(
         code=pattern.code,
         name=pattern.name,
         family=pattern.family,
-        title=pattern.title,
+        title=claim.title or pattern.title,
         # hidden behind other work: worth knowing, not worth fixing first
         severity="note"
         if cost is not None and not claim.always and may_save < min_share

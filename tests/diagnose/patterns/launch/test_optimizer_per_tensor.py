@@ -10,6 +10,7 @@ from builder import TraceBuilder
 
 from torchtriage.diagnose.patterns.base import Claim, missing_needs
 from torchtriage.diagnose.patterns.launch.optimizer_per_tensor import FIX, PATTERN, find
+from torchtriage.diagnose.verdict.verdict import diagnose
 
 STEP = "Optimizer.step#AdamW.step"
 ZERO = "Optimizer.zero_grad#AdamW.zero_grad"
@@ -148,6 +149,11 @@ def foreach_steps(*, name: str = "AdamW", n: int = 8, dur: float = 100, wall: fl
         for k in range(n):
             builder.op("aten::_foreach_add_", at + 105 + dur * k, dur - 10)
     return builder
+
+
+def test_a_foreach_form_does_not_go_one_by_one() -> None:
+    (finding,) = diagnose(foreach_steps().build()).findings
+    assert (finding.code, finding.title) == ("LCH016", "The optimizer has a fused form, which is not used")
 
 
 @pytest.mark.parametrize("name", ["RMSprop", "Adadelta", "MyAdam"])

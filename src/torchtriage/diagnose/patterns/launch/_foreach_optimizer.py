@@ -68,6 +68,7 @@ def claim_foreach(trace: Trace, rows: Ints, calls: Ints) -> Claim | None:
         },
         anchor=trace.longest(rows),
         fix=fix_of(name, grouped=True),
+        title="The optimizer has a fused form, which is not used",
         edits=(Edit("threads", factor=1 - least / trace.origin.inflation, best=0.0, spans=time.held),),
     )
     if work is not None and work.per_step_ns * steps.n_steady > intervals.length(time.spans):

@@ -38,8 +38,7 @@ def among(values: NDArray[np.integer], chosen: NDArray[np.integer]) -> Mask:
     if not len(ordered):
         return np.zeros(len(values), np.bool_)
     at = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
-    mask: Mask = ordered[at] == values
-    return mask
+    return ordered[at] == values
 
 
 def quantile(values: NDArray[Any], share: float) -> float:

@@ -244,8 +244,7 @@ def _tried(stream: int, work: Callable[[_Source], None]) -> int:
 
 
 def _source(stream: int) -> _Source:
-    source: _Source = _HELD[_Stream.from_address(stream).private_data][0]
-    return source
+    return _HELD[_Stream.from_address(stream).private_data][0]
 
 
 def _last_error(stream: int) -> int | None:

@@ -155,5 +155,4 @@ def coded(codes: NDArray[Any], texts: tuple[str, ...]) -> Values:
 
 def known_where(values: NDArray[Any], where: NDArray[np.bool_]) -> NDArray[Any]:
     """Return an array that is null elsewhere."""
-    masked: NDArray[Any] = np.ma.masked_array(values, ~where)
-    return masked
+    return np.ma.masked_array(values, ~where)

@@ -84,8 +84,7 @@ class ForkServer:
             data = self.ours.recv(MESSAGE)
         if not data:
             raise OSError(f"the process {describe_exit(self.process.wait())}{last_line(self.log)}")
-        answer: dict[str, Any] = json.loads(data)
-        return answer
+        return json.loads(data)
 
 
 class ForkedProcess:

@@ -91,7 +91,7 @@ def load(target: str) -> Callable[..., Any]:
         raise TargetError(
             f"expected a function, found {type(found).__name__}", "a function that returns (model, inputs)"
         )
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def _import_file(path: Path) -> Any:

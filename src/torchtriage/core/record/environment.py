@@ -22,7 +22,7 @@ def gather() -> dict[str, Any]:
     """Return the facts as JSON values; what cannot be learned is None or absent, never guessed."""
     import torch
 
-    facts: dict[str, Any] = {
+    return {
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda,
         "hip": torch.version.hip,
@@ -42,7 +42,6 @@ def gather() -> dict[str, Any]:
         "compile": _asked(_compile, {}),
         "distributed": _asked(_distributed, {}),
     }
-    return facts
 
 
 def _asked(question: Callable[[], Any], otherwise: Any) -> Any:

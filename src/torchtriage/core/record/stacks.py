@@ -37,7 +37,7 @@ def without_collection(call: Callable[[], Result]) -> Result:
     except BaseException:
         gc.enable()
         raise
-    return result  # type: ignore[no-any-return]
+    return result
 
 
 def current_frames() -> dict[int, FrameType]:

@@ -121,8 +121,7 @@ def _means(values: Floats, picks: NDArray[np.int64]) -> Floats:
     n_draws, n = len(picks), len(values)
     flat = (picks + np.arange(n_draws)[:, None] * n).ravel()
     counts = np.bincount(flat, minlength=n_draws * n).reshape(n_draws, n)
-    out: Floats = counts @ values / picks.shape[1]
-    return out
+    return counts @ values / picks.shape[1]
 
 
 def _spread(values: Floats, rng: np.random.Generator) -> tuple[Floats, Floats, float]:

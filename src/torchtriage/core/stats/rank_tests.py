@@ -91,5 +91,4 @@ def _normal_below(size: int, variance: float) -> Floats:
 def mean_ranks(values: Floats) -> Floats:
     """Return ranks from 1, equal values at the mean of theirs."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ranks: Floats = (np.cumsum(counts) - (counts - 1) / 2)[inverse.ravel()]
-    return ranks
+    return (np.cumsum(counts) - (counts - 1) / 2)[inverse.ravel()]

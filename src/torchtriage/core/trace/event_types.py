@@ -212,7 +212,7 @@ def _make(name: str, fields: list[Any], base: type[Event], field: str, tag: str)
     made: Any = msgspec.defstruct(
         name, fields, bases=(base,), module=__name__, gc=False, kw_only=True, tag_field=field, tag=tag
     )
-    return made  # type: ignore[no-any-return]
+    return made
 
 
 PHASES: dict[str, type[Event]] = {

@@ -73,8 +73,7 @@ class Judged:
     def confident(self) -> NDArray[np.bool_]:
         """bool[n]: windows of which the likeliest type is certain enough, and that are not unusual."""
         likely = np.array([max(shares.values(), default=0.0) for shares in self.types])
-        found: NDArray[np.bool_] = (self.probability * likely >= self.certain) & ~self.unusual
-        return found
+        return (self.probability * likely >= self.certain) & ~self.unusual
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,15 +102,13 @@ class Likeness:
         )
         never = self.scale <= LEAST_SCALE
         new = (np.abs(rows[:, never] - self.centre[never]) > _NEW).any(axis=1)
-        distance: Floats = np.where(new, np.inf, np.sqrt(np.maximum(squares.min(axis=1), 0)))
-        return distance
+        return np.where(new, np.inf, np.sqrt(np.maximum(squares.min(axis=1), 0)))
 
     def flat(self, rows: Rows) -> Floats:
         """Return float64[n, directions]: rows in the main directions."""
         # nothing is further out than this: one odd feature is not a hundred
         scaled = np.clip((rows - self.centre) / self.scale, -10, 10)
-        flat: Floats = (scaled @ self.directions).astype(np.float64)
-        return flat
+        return (scaled @ self.directions).astype(np.float64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,13 +126,11 @@ class Trees:
 
     def probability(self, rows: Rows) -> Floats:
         """Return float64[n]: how likely an anti-pattern is in each window."""
-        probability: Floats = 1 / (1 + np.exp(-np.clip(self.odds(rows), -50, 50)))
-        return probability
+        return 1 / (1 + np.exp(-np.clip(self.odds(rows), -50, 50)))
 
     def odds(self, rows: Rows) -> Floats:
         """Return float64[n]: the logarithm of the odds of an anti-pattern in each window."""
-        odds: Floats = self.slope * self.margin(rows) + self.offset
-        return odds
+        return self.slope * self.margin(rows) + self.offset
 
     def margin(self, rows: Rows) -> Floats:
         """Return float64[n]: how suspicious each window is, halfway to the mean of its place in all steps.
@@ -159,8 +154,7 @@ class Trees:
             margins = np.column_stack([np.zeros(len(rows)), margins[:, 0]])
         shares = np.exp(margins - margins.max(axis=1, keepdims=True))
         shares /= shares.sum(axis=1, keepdims=True)
-        found: Floats = shares.astype(np.float64)
-        return found
+        return shares.astype(np.float64)
 
     def named(self, shares: Floats) -> tuple[dict[str, float], ...]:
         """Return per window the types that are worth a mention, by their codes."""

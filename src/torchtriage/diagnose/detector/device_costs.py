@@ -104,8 +104,7 @@ class Account:
     def probability(self, odds: Floats, rows: Rows) -> Floats:
         """Return float64[n]: how likely an anti-pattern is in each window, of which trees give these log-odds."""
         margin = self.slope * evidence(odds, rows) + self.offset
-        probability: Floats = 1 / (1 + np.exp(-np.clip(margin, -50, 50)))
-        return probability
+        return 1 / (1 + np.exp(-np.clip(margin, -50, 50)))
 
 
 def evidence(odds: Floats, rows: Rows) -> Floats:
@@ -116,16 +115,14 @@ def evidence(odds: Floats, rows: Rows) -> Floats:
 def weighed(shares: Floats, rows: Rows, codes: tuple[str, ...]) -> Floats:
     """Return float64[n, codes]: how likely each type is, by what trees say and by what it could have cost."""
     found = shares**_TRUST * costs(rows, codes)
-    likely: Floats = found / found.sum(axis=1, keepdims=True)
-    return likely
+    return found / found.sum(axis=1, keepdims=True)
 
 
 def lost(rows: Rows) -> Floats:
     """Return float64[n]: the share of each window that is lost, halfway to the recording's mean."""
     shares = _shares(rows)
     each = shares["idle"] + sum(weight * shares[name] for name, weight in _LOST.items())
-    found: Floats = (each + each.mean()) / 2
-    return found
+    return (each + each.mean()) / 2
 
 
 def costs(rows: Rows, codes: tuple[str, ...]) -> Floats:

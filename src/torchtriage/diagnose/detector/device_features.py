@@ -176,8 +176,7 @@ def _few_blocks(trace: Trace, rows: Ints) -> Mask:
         sizes = grid if isinstance(grid, list) else []
         return bool(sizes) and all(type(size) is int for size in sizes) and 0 < int(np.prod(sizes)) < _FEW_BLOCKS
 
-    found: Mask = trace.where_detail("grid", few, trace.kind == Kind.KERNEL)[rows]
-    return found
+    return trace.where_detail("grid", few, trace.kind == Kind.KERNEL)[rows]
 
 
 def _calls(trace: Trace, windows: Windows) -> Columns:

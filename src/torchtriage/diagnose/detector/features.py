@@ -196,8 +196,7 @@ def _own_time(windows: Windows, tree: Tree, rows: Ints, codes: Ints, pieces: Pie
     above = above[pieces.at]
     inner = above >= 0
     own -= windows.sums(pieces.window[inner], codes[above[inner]], n_codes, pieces.inside_ns[inner])
-    share: Floats = np.maximum(own, 0) / windows.wall_ns[:, None]
-    return share
+    return np.maximum(own, 0) / windows.wall_ns[:, None]
 
 
 def _shape(trace: Trace, windows: Windows, rows: Ints, codes: Ints, ops: Mask, at: Ints, window: Ints) -> Columns:

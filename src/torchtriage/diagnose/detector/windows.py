@@ -56,8 +56,7 @@ class Windows:
     def sums(self, window: Ints, code: Ints, n_codes: int, weights: Any = None) -> Floats:
         """Return float64[count, n_codes]: weights (or ones) added up."""
         flat = np.bincount(window * n_codes + code, weights, self.count * n_codes)
-        table: Floats = flat.astype(np.float64).reshape(self.count, n_codes)
-        return table
+        return flat.astype(np.float64).reshape(self.count, n_codes)
 
     def total(self, window: Ints, weights: Any = None) -> Floats:
         """Return float64[count]: weights (or ones) added up."""
@@ -65,8 +64,7 @@ class Windows:
 
     def share(self, cover: intervals.Spans) -> Floats:
         """Return float64[count]: how much of each window sorted, disjoint intervals cover."""
-        share: Floats = intervals.covered(self.spans, cover) / self.wall_ns
-        return share
+        return intervals.covered(self.spans, cover) / self.wall_ns
 
     def longest(self, cover: intervals.Spans) -> Floats:
         """Return float64[count]: the longest stretch not covered, by the window's length.
@@ -85,19 +83,16 @@ class Windows:
         longest = np.zeros(self.count)
         if len(first):
             longest[window[order[first]]] = np.maximum.reduceat(lengths_ns[order], first)
-        share: Floats = longest / self.wall_ns
-        return share
+        return longest / self.wall_ns
 
     def per_ms(self, window: Ints) -> Floats:
         """Return float64[count]: the logarithm of how many there are in a millisecond."""
-        logarithm: Floats = np.log1p(self.total(window) / self.wall_ns * 1e6)
-        return logarithm
+        return np.log1p(self.total(window) / self.wall_ns * 1e6)
 
 
 def ratio(amount: Floats, of: Floats) -> Floats:
     """Return the quotient, 0 where there is nothing to divide by."""
-    share: Floats = np.divide(amount, of, out=np.zeros_like(amount), where=of > 0)
-    return share
+    return np.divide(amount, of, out=np.zeros_like(amount), where=of > 0)
 
 
 def bounded(windows: Floats) -> Floats:

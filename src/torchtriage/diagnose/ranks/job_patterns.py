@@ -40,8 +40,7 @@ class RanksTogether:
     @property
     def steady(self) -> Ints:
         """Numbers of the steady steps that all ranks recorded."""
-        out: Ints = self.waits.step[self.waits.steady]
-        return out
+        return self.waits.step[self.waits.steady]
 
     def of_steps(self, name: str, steps: Ints) -> NDArray[np.float64]:
         """Return float64[ranks, steps]: something that each rank's work tells of its steps."""

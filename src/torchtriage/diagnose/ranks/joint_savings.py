@@ -109,8 +109,7 @@ class JointSavings:
         """Return float64[steps], ns: what each step of the others saves when nobody has to wait for this rank."""
         others = np.arange(len(self._ranks)) != position
         after = self._replayed({}, 1, unawaited=position)[..., 0]
-        saved: Floats = (self._base[others] - after[others]).mean(axis=0)
-        return saved
+        return (self._base[others] - after[others]).mean(axis=0)
 
     # -- how ---------------------------------------------------------------------------------
 

@@ -120,8 +120,7 @@ def _find(ranks: Sequence[RankRecord], steps: Ints, step_ns: float) -> _Late | N
 
 def _own(rank: RankRecord, steps: Ints) -> Floats:
     at = np.searchsorted(rank.steps.number, steps)
-    out: Floats = (rank.steps.end_ns - rank.steps.start_ns - rank.steps.parts_ns[:, 1])[at].astype(np.float64)
-    return out
+    return (rank.steps.end_ns - rank.steps.start_ns - rank.steps.parts_ns[:, 1])[at].astype(np.float64)
 
 
 def _program(rank: RankRecord, steps: Ints) -> Hashable:
@@ -201,5 +200,4 @@ def _spent(rank: RankRecord, steps: Ints) -> Floats:
         return np.zeros(len(CELLS))
     until = table.spent_ns[inside].max(axis=0)
     since = table.spent_ns[before].max(axis=0) if len(before) else table.spent_ns[inside].min(axis=0)
-    out: Floats = (until - since) / len(steps)
-    return out
+    return (until - since) / len(steps)

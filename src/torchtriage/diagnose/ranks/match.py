@@ -63,14 +63,12 @@ class GroupMatch:
     @cached_property
     def late(self) -> Ints:
         """int64[matches]: the column of the rank that came last."""
-        late: Ints = self.start_ns.argmax(axis=1)
-        return late
+        return self.start_ns.argmax(axis=1)
 
     @cached_property
     def last_two_ns(self) -> Ints:
         """int64[matches, 2]: when the second to last and the last rank started."""
-        ordered: Ints = np.partition(self.start_ns, -2, axis=1)[:, -2:]
-        return ordered
+        return np.partition(self.start_ns, -2, axis=1)[:, -2:]
 
     @cached_property
     def transfer_ns(self) -> Ints:
@@ -81,14 +79,12 @@ class GroupMatch:
         rows = np.arange(len(self))
         own = (self.end_ns - self.start_ns)[rows, self.late]
         whole = self.end_ns.max(axis=1) - self.start_ns.max(axis=1)
-        out: Ints = np.where(np.isin(rows, _together(self)), own, whole)
-        return out
+        return np.where(np.isin(rows, _together(self)), own, whole)
 
     @cached_property
     def begins(self) -> NDArray[np.bool_]:
         """bool[matches]: the first collective after a profiler started, on some rank."""
-        begins: NDArray[np.bool_] = (self.index == 0).any(axis=1)
-        return begins
+        return (self.index == 0).any(axis=1)
 
 
 @dataclass(frozen=True, eq=False)

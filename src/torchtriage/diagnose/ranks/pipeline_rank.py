@@ -287,8 +287,7 @@ def _noise(kind: Ints, spans: Spans, host_ns: Ints, cuts_ns: Ints) -> Mask:
         if busy[mine].sum():
             # weighted by themselves: many short ones do not count
             short |= mine & (busy < NOISE * (busy[mine] ** 2).sum() / busy[mine].sum())
-    out: Mask = short[which]
-    return out
+    return short[which]
 
 
 def _shifted(blocks: RankBlocks, numbers: Ints, base: int) -> RankBlocks:

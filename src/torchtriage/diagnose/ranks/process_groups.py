@@ -194,8 +194,7 @@ def _parts(rows: GroupRows, windows: Spans, exposed: Spans, last_ns: Ints, known
 def _covered(first: Ints, end: Ints, n: int) -> Mask:
     """Return bool[n]: pieces that any of the ranges of pieces holds."""
     change = np.bincount(first, minlength=n + 1) - np.bincount(end, minlength=n + 1)
-    out: Mask = np.cumsum(change)[:n] > 0
-    return out
+    return np.cumsum(change)[:n] > 0
 
 
 def _count(one: _Group, rows: GroupRows, mask: Mask) -> None:

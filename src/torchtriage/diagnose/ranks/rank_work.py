@@ -105,8 +105,7 @@ def rank_work(trace: Trace, pieces: Pieces, until_ns: Ints) -> RankWork:
 
 def _counted(spans: Ints, at_ns: Ints) -> Ints:
     at = np.sort(at_ns)
-    out: Ints = np.searchsorted(at, spans[:, 1]) - np.searchsorted(at, spans[:, 0])
-    return out
+    return np.searchsorted(at, spans[:, 1]) - np.searchsorted(at, spans[:, 0])
 
 
 def _names(trace: Trace, rows: Ints) -> tuple[str, ...]:

@@ -198,8 +198,7 @@ def _peers(matches: Matches, position: int) -> Ints:
     """Return the positions of the others in a rank's groups."""
     members = [group.members for group in matches.groups if not group.fault and position in group.members]
     others = distinct(np.concatenate([np.empty(0, np.int64), *members]))
-    out: Ints = others[others != position]
-    return out
+    return others[others != position]
 
 
 def _held(matches: Matches, step: Ints, position: int, *, late_only: int = -1) -> tuple[Spans, Ints, Ints]:
@@ -273,8 +272,7 @@ def _cause(
     def excess(tables: list[Ints]) -> Floats:
         """Return float64[steps, columns]: how much more than the others in the middle."""
         amount = between(tables)
-        more: Floats = amount[mine][0] - np.median(amount[~mine], axis=0)
-        return more
+        return amount[mine][0] - np.median(amount[~mine], axis=0)
 
     more = excess([member.spent_ns for member in members])
     middle = np.median(more, axis=0)

@@ -70,8 +70,7 @@ def host_shares(trace: Trace | None) -> HostShares | None:
 
 
 def _passes(trace: Trace) -> Mask:
-    passes: Mask = (trace.kind == Kind.OP) & trace.matching(_PASS)
-    return passes
+    return (trace.kind == Kind.OP) & trace.matching(_PASS)
 
 
 def _lanes(trace: Trace) -> Mask:

@@ -104,8 +104,7 @@ def _divided(rows: Spans, given: Spans) -> Floats:
     until = np.concatenate([[0.0], np.cumsum(length / np.maximum(running, 1))])
     reached = np.empty(len(order))
     reached[order] = until
-    parts: Floats = reached[len(rows) :] - reached[: len(rows)]
-    return parts
+    return reached[len(rows) :] - reached[: len(rows)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,8 +212,7 @@ class _Time:
 
         def total(values: Floats, mask: Mask) -> Floats:
             at = np.flatnonzero(self.launched & mask & np.isfinite(line.roof_ns))
-            out: Floats = np.bincount(group[at], weights=values[at], minlength=n).astype(np.float64)
-            return out
+            return np.bincount(group[at], weights=values[at], minlength=n).astype(np.float64)
 
         of_peak, of_roof = shares(line.peak_ns, line.multiplies), shares(line.roof_ns, line.counted)
         everything, computes = total(line.roof_ns, line.counted), total(line.roof_ns, line.computes)

@@ -73,8 +73,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _test_of(item: pytest.Item) -> MeasuredTest | None:
-    known: MeasuredTest | None = getattr(item, "_torchtriage", None)
-    return known
+    return getattr(item, "_torchtriage", None)
 
 
 def _begin(item: pytest.Item) -> MeasuredTest:

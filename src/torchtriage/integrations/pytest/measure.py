@@ -283,8 +283,7 @@ def waiting() -> Callable[[], None]:
         waits.append(torch.mps.synchronize)
     present = [wait for wait in waits if wait is not None]
     if len(present) == 1:
-        only: Callable[[], None] = present[0]
-        return only
+        return present[0]
 
     def wait_for_all() -> None:
         for wait in present:

@@ -124,7 +124,7 @@ def _shuffled(values: Sequence[Any], seed: int) -> list[Any]:
 
 def _open(plan: BenchPlan, worker: SessionClient, setting: Setting) -> dict[str, Any]:
     way = {"mode": setting.mode, "backend": setting.backend, "dynamic": DYNAMIC[setting.dynamic]}
-    opened: dict[str, Any] = worker.ask(
+    return worker.ask(
         "open",
         plan.timeout_s,
         target=plan.target,
@@ -135,7 +135,6 @@ def _open(plan: BenchPlan, worker: SessionClient, setting: Setting) -> dict[str,
         batch_size=setting.batch_size,
         dtype=setting.dtype,
     )
-    return opened
 
 
 def _checked(plan: BenchPlan, store: Checkpoint, progress: Progress) -> dict[str, Any]:

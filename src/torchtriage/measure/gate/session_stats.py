@@ -64,13 +64,10 @@ class SessionTable:
 def _summed_up(matrix: Floats, statistic: str) -> Floats:
     if statistic in QUANTILES:
         # as in stats.quantiles.session_quantile
-        quantile: Floats = np.quantile(matrix, QUANTILES[statistic], axis=1, method="median_unbiased")
-        return quantile
+        return np.quantile(matrix, QUANTILES[statistic], axis=1, method="median_unbiased")
     if statistic == "low":
         n_low = max(int(LOW * matrix.shape[1]), 1)
-        low: Floats = np.partition(matrix, n_low - 1, axis=1)[:, :n_low].mean(axis=1)
-        return low
+        return np.partition(matrix, n_low - 1, axis=1)[:, :n_low].mean(axis=1)
     if statistic == "median":
         return np.asarray(np.median(matrix, axis=1))
-    most: Floats = matrix.mean(axis=1) if statistic == "mean" else matrix.max(axis=1)
-    return most
+    return matrix.mean(axis=1) if statistic == "mean" else matrix.max(axis=1)

@@ -50,8 +50,7 @@ class Lifetimes:
     def completed_late(self) -> Bools:
         """bool[n] over ``complete_row``: not in the row after the request."""
         requested = self.row_of(self.request_row, self.request_life)[self.complete_life]
-        late: Bools = self.complete_row != requested + 1
-        return late
+        return self.complete_row != requested + 1
 
 
 def lives_of(rows: History, now: Now) -> Lifetimes:

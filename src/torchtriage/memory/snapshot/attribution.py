@@ -136,8 +136,7 @@ class Owners:
         def has(flags: Bools) -> Bools:
             if not len(stacks):
                 return np.zeros(0, np.bool_)
-            any_frame: Bools = np.logical_or.reduceat(flags[stacks.frame], stacks.start[:-1])
-            return any_frame
+            return np.logical_or.reduceat(flags[stacks.frame], stacks.start[:-1])
 
         def first(flags: Bools) -> Codes:
             n_all = len(stacks.frame)

@@ -125,8 +125,7 @@ class _Found:
         mine = np.append(of_stack, False)[self.lives.stack]
         sizes = np.unique(self.lives.size_bytes[mine & (self.lives.size_bytes >= SCORES_BYTES)])
         backward = (self.phase == MemoryPhase.BACKWARD) & (self.category != Category.GRADIENTS)
-        like: Bools = self.alive & (mine | (backward & np.isin(self.lives.size_bytes, sizes)))
-        return like
+        return self.alive & (mine | (backward & np.isin(self.lives.size_bytes, sizes)))
 
     def _bytes(self, mine: Bools) -> int:
         return int(self.lives.size_bytes[mine].sum())

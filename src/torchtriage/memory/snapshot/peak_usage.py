@@ -78,8 +78,7 @@ def _outlives_its_step(timeline: Timeline, optimizer: Bools) -> Bools:
     others[lives.born[~optimizer & (lives.born >= 0)] - timeline.start + 1] = 1
     count = np.cumsum(others)
     born = np.maximum(lives.born - timeline.start + 1, 0)
-    outlives: Bools = count[np.minimum(lives.freed, timeline.end) - timeline.start] > count[born]
-    return outlives
+    return count[np.minimum(lives.freed, timeline.end) - timeline.start] > count[born]
 
 
 def _name_what_was_there(
@@ -206,8 +205,7 @@ def time_us(timeline: Timeline, owners: Owners, row: int) -> int | None:
 
 
 def _by_stack(values: NDArray[Any], stack: NDArray[np.int32]) -> Ints:
-    of_life: Ints = np.append(values.astype(np.int64), 0)[stack]  # -1 is the last one
-    return of_life
+    return np.append(values.astype(np.int64), 0)[stack]  # -1 is the last one
 
 
 def _sums(codes: NDArray[np.int8], sizes: Ints, names: list[str]) -> dict[str, int]:

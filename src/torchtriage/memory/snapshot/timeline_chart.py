@@ -109,8 +109,7 @@ def _values(timeline: Timeline, owner: Ints, n_owners: int, rows: Ints) -> Ints:
     change = np.zeros((n_owners, len(rows) + 1), np.int64)
     np.add.at(change, (owner, np.searchsorted(rows, lives.born)), lives.size_bytes)
     np.subtract.at(change, (owner, np.searchsorted(rows, lives.freed)), lives.size_bytes)
-    held: Ints = np.cumsum(change, axis=1)[:, :-1]
-    return held
+    return np.cumsum(change, axis=1)[:, :-1]
 
 
 def _rows(

@@ -53,8 +53,7 @@ class Split:
         """Return where an id stands, 0 to 2^32 - 1; ``UsageError`` for what is no text, integer or bytes."""
         digest = self._salted.copy()
         digest.update(_bytes(id))
-        place: int = _FIRST_FOUR(digest.digest())[0]
-        return place
+        return _FIRST_FOUR(digest.digest())[0]
 
     def treats(self, id: str | int | bytes) -> bool:
         """Return whether an id is treated; ``UsageError`` as :meth:`place`."""

@@ -132,8 +132,7 @@ class Spots:
         """Return the moment in between with the fewest Python frames around."""
         near = [frame for frame in self.frames if frame[0] < end_ns and frame[1] > begin_ns]
         times = [begin_ns + 0.1, *(end + 0.1 for _, end in near if begin_ns < end < end_ns)]
-        best: float = min(times, key=lambda at: (sum(a <= at < b for a, b in near), at))
-        return best
+        return min(times, key=lambda at: (sum(a <= at < b for a, b in near), at))
 
     def after_fetch(self, step: Step) -> float:
         """Return the moment the batch is there."""

@@ -366,8 +366,7 @@ def _multiple_instance(found: Sequence[Example], seed: int) -> System:
             bias = bias - 0.01 * error
 
     def margins(one: Example) -> Floats:
-        scores: Floats = scale(one.features) / 4 @ weights + bias
-        return scores
+        return scale(one.features) / 4 @ weights + bias
 
     tuned = [margins(item).max(axis=1) for item in tune]
     slope_, offset = calibrated(tuned, tune, "recordings")

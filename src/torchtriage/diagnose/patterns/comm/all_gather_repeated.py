@@ -109,8 +109,7 @@ def find(trace: Trace) -> Claims:
 
 def _in_a_row(gathers: Gathers) -> Mask:
     """Return bool[g]: gathers of the unit that was gathered last."""
-    out: Mask = np.append(False, gathers.unit[1:] == gathers.unit[:-1]) & gathers.follows
-    return out
+    return np.append(False, gathers.unit[1:] == gathers.unit[:-1]) & gathers.follows
 
 
 def _kept_bytes(trace: Trace, found: Collectives, gathers: Gathers, pick: Mask) -> int:

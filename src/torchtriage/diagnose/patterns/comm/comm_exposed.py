@@ -157,8 +157,7 @@ def _judged_elsewhere(found: Collectives) -> Mask:
 
 
 def _computes(device: Device) -> Mask:
-    out: Mask = ~device.comm & (device.trace.kind[device.rows] == Kind.KERNEL)
-    return out
+    return ~device.comm & (device.trace.kind[device.rows] == Kind.KERNEL)
 
 
 def _blocking_share(trace: Trace, device: Device, spans: Spans) -> Floats:

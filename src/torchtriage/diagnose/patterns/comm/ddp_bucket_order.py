@@ -78,8 +78,7 @@ def _waited(trace: Trace, found: Collectives, reduces: Reduces) -> Mask:
     gradients = np.sort(trace.start_ns[trace.matching(_BETWEEN, Kind.OP)])
     before = np.searchsorted(gradients, trace.start_ns[reduces.op])
     same = (np.diff(before) == 0) & (np.diff(reduces.turn) == 0)
-    out: Mask = np.append(False, same) & bucket & np.append(False, bucket[:-1])
-    return out
+    return np.append(False, same) & bucket & np.append(False, bucket[:-1])
 
 
 def _room(found: Collectives, reduces: Reduces, waited: Mask, pick: Mask) -> Ints:

@@ -93,8 +93,7 @@ def is_late(trace: Trace, found: Collectives, gathers: Gathers) -> Mask:
     candidates[gathers.at[gathers.follows]] = True
     own = exposed_ns(found, candidates)
     hide = np.minimum(own, alone_ns(found, _since(trace, found, gathers)))
-    late: Mask = candidates & (hide > MOSTLY * usual_ns(found))
-    return late
+    return candidates & (hide > MOSTLY * usual_ns(found))
 
 
 def _since(trace: Trace, found: Collectives, gathers: Gathers) -> Ints:

@@ -95,8 +95,7 @@ def find(trace: Trace) -> Claims:
 def _share(reduces: Reduces, weight: Floats) -> Floats:
     """Return float64[r]: what share of its backward pass each message carries."""
     _, which = np.unique(reduces.turn, return_inverse=True)
-    out: Floats = weight / np.maximum(np.bincount(which, weights=weight)[which], 1)
-    return out
+    return weight / np.maximum(np.bincount(which, weights=weight)[which], 1)
 
 
 def _room(trace: Trace, found: Collectives, reduces: Reduces, large: Mask, size: Floats | None) -> Ints:

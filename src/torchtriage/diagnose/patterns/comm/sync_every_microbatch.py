@@ -163,8 +163,7 @@ def _reduces(trace: Trace, found: Collectives) -> Mask:
     op = found.enqueued_by
     by_op = (op >= 0) & np.append(trace.matching(_REDUCES), False)[op]
     by_name = (op < 0) & trace.matching(_REDUCES)[found.rows]
-    either: Mask = by_op | by_name
-    return either
+    return by_op | by_name
 
 
 def _issued_ns(trace: Trace, found: Collectives) -> Ints:

@@ -96,8 +96,7 @@ def _entered_inside(regions: Regions) -> Ints:
     frame = np.append(regions.frame, -1)
     # builds without numbers: any region inside another
     same = (frame[np.where(around >= 0, index, -1)] == regions.frame) & (regions.frame >= 0)
-    rows: Ints = regions.rows[(around >= 0) & ~same]
-    return rows
+    return regions.rows[(around >= 0) & ~same]
 
 
 def _seams(regions: Regions, inner: Ints) -> Spans:
@@ -131,8 +130,7 @@ def _intended(trace: Trace, seams: Spans) -> Mask:
     frames = frames[(above >= 0) & trace.matching(_DISABLED)[above]]
     starts = np.sort(trace.start_ns[frames])
     count = np.searchsorted(starts, seams)
-    inside: Mask = count[:, 1] > count[:, 0]
-    return inside
+    return count[:, 1] > count[:, 0]
 
 
 def _lines(trace: Trace, resumed: Ints) -> list[str]:

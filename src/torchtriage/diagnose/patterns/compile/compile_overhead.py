@@ -125,8 +125,7 @@ def _between(regions: Regions, whole: Spans) -> Spans:
     step = np.searchsorted(regions.trace.steps.host_start_ns, gaps, side="right")
     gaps = gaps[(gaps[:, 1] - gaps[:, 0] < NEXT_CALL_NS) & (step[:, 0] == step[:, 1])]
     busy = intervals.covered(gaps, regions.time_of(regions.eager))
-    free: Spans = gaps[(busy == 0) & (gaps[:, 1] > gaps[:, 0])]
-    return free
+    return gaps[(busy == 0) & (gaps[:, 1] > gaps[:, 0])]
 
 
 def _at_stake(trace: Trace, host: Spans) -> Spans:

@@ -136,8 +136,7 @@ def _missed(trace: Trace, regions: Regions) -> Ints:
     rows = members[here]
     plain = regions.eager[follows] & (trace.lane[follows] == trace.lane[rows]) & (follows >= 0)
     plain &= trace.tree.parent[follows] == trace.tree.parent[rows]
-    missed: Ints = rows[plain]
-    return missed
+    return rows[plain]
 
 
 def _uncompiled(trace: Trace, regions: Regions, missed: Ints) -> Claim:

@@ -135,8 +135,7 @@ def _waited_for(trace: Trace, copies: Ints) -> Spans:
     after = work[np.minimum(following, len(work) - 1)]
     aside = ~np.isin(trace.lane[copy], distinct(trace.lane[work]))
     late = trace.links.launched_ns(after) >= spans[:, 1]
-    waited: Spans = spans[~(aside & (late | (following == len(work))))]
-    return waited
+    return spans[~(aside & (late | (following == len(work))))]
 
 
 def _overlappable(trace: Trace) -> Ints:

@@ -130,8 +130,7 @@ def _working_ops(trace: Trace) -> Ints:
     idle = trace.matches(rows, _NO_WORK)
     # .to() of what has the type already returns it
     idle |= trace.named("aten::to")[rows] & ~trace.tree.above(trace.named("aten::_to_copy"))[rows]
-    working: Ints = rows[~idle]
-    return working
+    return rows[~idle]
 
 
 def _short(dtype: str) -> str:

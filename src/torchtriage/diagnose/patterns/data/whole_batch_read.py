@@ -82,8 +82,7 @@ def _own_parts(trace: Trace, rank: int, world: int) -> Ints:
     rows = rows[~begun]
     dims, given = (trace.details_of(what, rows) for what in ("dims", "concrete"))
     fits = [_fits(size, _whole(inputs, rank, world)) for size, inputs in zip(dims, given, strict=True)]
-    out: Ints = rows[np.array(fits, bool)]
-    return out
+    return rows[np.array(fits, bool)]
 
 
 def _whole(given: object, rank: int, world: int) -> int:

@@ -121,8 +121,7 @@ def _handles(work: Products, index: Ints, scores: Ints) -> Mask:
 
 def _head(work: Products, index: Ints, scores: Ints) -> Ints:
     volume = work.m[index] * work.n[index] * work.k[index]
-    head: Ints = volume // np.maximum(scores[:, 1] * scores[:, 2], 1)
-    return head
+    return volume // np.maximum(scores[:, 1] * scores[:, 2], 1)
 
 
 def kernels_of(trace: Trace, chains: AttentionChains) -> tuple[Ints, Ints]:

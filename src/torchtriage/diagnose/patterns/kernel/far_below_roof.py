@@ -283,8 +283,7 @@ def _waited_for(device: Device) -> Mask:
     trace = device.trace
     _, frees = allocator_calls(trace)
     rows = np.concatenate([trace.waits.sync_row, np.flatnonzero(frees)])
-    mask: Mask = intervals.owner(trace.time_of(rows), trace.end_ns[device.rows]) >= 0
-    return mask
+    return intervals.owner(trace.time_of(rows), trace.end_ns[device.rows]) >= 0
 
 
 def _blamed(cause: Ints) -> Mask:

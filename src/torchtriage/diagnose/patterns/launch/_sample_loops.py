@@ -135,8 +135,7 @@ def loop_ops(trace: Trace) -> Ints:
     rows = trace.tree.members
     rows = rows[is_op[rows] & (trace.lane[rows] == trace.steps.lane)]
     inside = is_op | trace.matching(LOADER_NAME, Kind.ANNOTATION)
-    outer: Ints = rows[~trace.tree.under(inside)[rows]]
-    return outer
+    return rows[~trace.tree.under(inside)[rows]]
 
 
 def _rounds(trace: Trace, ops: Ints) -> tuple[Ints, Mask]:

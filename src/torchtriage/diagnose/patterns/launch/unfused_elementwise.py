@@ -193,8 +193,7 @@ def _flows(trace: Trace, rows: Ints, chain: Ints) -> Mask:
     again &= trace.detail[rows[1:]] == trace.detail[rows[:-1]]
     length = np.bincount(chain)
     n_again = np.bincount(chain[1:][again], minlength=len(length))
-    out: Mask = (length >= MIN_CHAIN) & (n_again <= MAX_AGAIN * (length - 1))
-    return out
+    return (length >= MIN_CHAIN) & (n_again <= MAX_AGAIN * (length - 1))
 
 
 def _numel(trace: Trace, rows: Ints) -> Ints:

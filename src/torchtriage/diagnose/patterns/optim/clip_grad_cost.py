@@ -67,14 +67,12 @@ def _follows_backward(trace: Trace, start_ns: Ints) -> Mask:
     stepped = np.sort(trace.start_ns[trace.matching(r"^Optimizer\.", *HOST_KINDS)])
     reset = np.searchsorted(stepped, start_ns)
     last_step = np.append(np.iinfo(np.int64).min, stepped)[reset]
-    behind: Mask = np.searchsorted(nodes, start_ns) > np.searchsorted(nodes, last_step)
-    return behind
+    return np.searchsorted(nodes, start_ns) > np.searchsorted(nodes, last_step)
 
 
 def _count(fits: Mask, stretches: Ints) -> Ints:
     total = np.concatenate([[0], np.cumsum(fits)])
-    found: Ints = total[stretches[:, 1]] - total[stretches[:, 0]]
-    return found
+    return total[stretches[:, 1]] - total[stretches[:, 0]]
 
 
 def _on_device(trace: Trace, first: Ints, last: Ints, looping: Mask, n_norms: int) -> Claim | None:

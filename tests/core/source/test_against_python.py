@@ -20,7 +20,11 @@ from collections import Counter
 from types import CodeType, FrameType
 from typing import Any
 
-from torchtriage.core.source import Called, Flow, Function, Sources, align, flow_of
+from torchtriage.core.source.align import Called, align
+from torchtriage.core.source.call_sites import flow_of
+from torchtriage.core.source.files import Sources
+from torchtriage.core.source.flow import Flow
+from torchtriage.core.source.functions import Function
 
 Calls = list[tuple[Called, int]]
 

@@ -6,7 +6,9 @@ import textwrap
 
 import pytest
 
-from torchtriage.core.source import Alignment, Called, align, flow_of, parse
+from torchtriage.core.source.align import Alignment, Called, align
+from torchtriage.core.source.call_sites import flow_of
+from torchtriage.core.source.files import parse
 
 
 def lines_of(body: str, word: list[str], *, name: str = "f", **given: object) -> list[tuple]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from torchtriage.core.source import Sources, parse, read
+from torchtriage.core.source.files import Sources, parse, read
 
 
 def test_a_cookie_a_mark_and_line_ends_are_understood() -> None:

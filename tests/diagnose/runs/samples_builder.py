@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from torchtriage.core.source import Sources
+from torchtriage.core.source.files import Sources
 from torchtriage.diagnose.runs.account import SampledLoop, sampled_loop
 from torchtriage.diagnose.runs.recorded_host import HostShares
 from torchtriage.diagnose.runs.samples import Samples, read_samples

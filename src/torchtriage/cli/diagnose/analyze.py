@@ -268,7 +268,7 @@ def _report(report: JsonReport, files: list[str | Path], options: dict[str, Any]
 def _quote(options: dict[str, Any], run: Path | None) -> Quote | None:
     if options["no_source"]:
         return None
-    from torchtriage.core.source import Sources
+    from torchtriage.core.source.files import Sources
 
     roots: list[str] = []
     if run:

@@ -30,7 +30,7 @@ def command(cpu: bool, html: str | None, no_open: bool, verbose: bool) -> None:
     Its page opens in the browser where there is a display.
     """
     from torchtriage.api import traces
-    from torchtriage.core.source import Sources
+    from torchtriage.core.source.files import Sources
     from torchtriage.report.documents.trace import document
     from torchtriage.report.pages import trace as trace_page
 

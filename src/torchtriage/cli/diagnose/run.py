@@ -160,7 +160,7 @@ def _announcer(out: Path, quiet: bool) -> Callable[[], None]:
 
 def _report(out: Path, what: str, code: int, files: dict[str, Path], options: dict[str, Any]) -> None:
     from torchtriage.api import traces
-    from torchtriage.core.source import Sources
+    from torchtriage.core.source.files import Sources
     from torchtriage.diagnose.runs.flame import folded
     from torchtriage.diagnose.runs.run_folder import source_roots
     from torchtriage.diagnose.verdict.options import Options

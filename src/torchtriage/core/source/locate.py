@@ -13,7 +13,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from torchtriage.core.finding import Frame, Note
-from torchtriage.core.source import Called, Flow, Function, Site, SourceFile, Sources, align, flow_of
+from torchtriage.core.source.align import Called, align
+from torchtriage.core.source.call_sites import flow_of
+from torchtriage.core.source.files import SourceFile, Sources
+from torchtriage.core.source.flow import Flow, Site
+from torchtriage.core.source.functions import Function
 from torchtriage.core.trace import Trace
 from torchtriage.core.trace.frames import calls_of, frame_of, module_path, module_rows, parse_frame, user_rows
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from torchtriage.core.finding import Cost, Finding, Frame, Note, rank_order
 from torchtriage.core.names import file_name
-from torchtriage.core.source import Sources
+from torchtriage.core.source.files import Sources
 from torchtriage.core.trace import Trace
 from torchtriage.core.units import format_count, format_ms, format_range
 from torchtriage.core.version import __version__

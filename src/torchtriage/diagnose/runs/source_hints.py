@@ -9,7 +9,7 @@ from functools import lru_cache
 from torchtriage.core.errors import TriageError
 from torchtriage.core.finding import Finding, Frame
 from torchtriage.core.names import file_name
-from torchtriage.core.source import Sources
+from torchtriage.core.source.files import Sources
 from torchtriage.diagnose.lint import check
 from torchtriage.diagnose.lint.base import catalogue
 from torchtriage.diagnose.runs.account import SampledLoop

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
-from torchtriage.core.source import Sources
+from torchtriage.core.source.files import Sources
 from torchtriage.diagnose.lint.syntax import names_in, stored_names
 from torchtriage.diagnose.runs.samples import Position
 

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from torchtriage.operate.monitor.instrument import Model, Request
@@ -52,37 +53,27 @@ __all__ = [
 _default = Monitor()
 
 
+_HOMES = {
+    "Alert": "alert",
+    "Alertmanager": "alerts",
+    "Collector": "prometheus",
+    "Detection": "alerts",
+    "Health": "asgi",
+    "JsonLog": "json_log",
+    "OpenTelemetry": "otel",
+    "Prometheus": "prometheus",
+    "RedisStream": "redis_stream",
+    "Slack": "alerts",
+    "Webhook": "alerts",
+    "log": "alerts",
+}
+
+
 def __getattr__(name: str) -> Any:
     """Import what needs more than the standard library's lightest parts when it is first used."""
-    if name == "Alert":
-        from torchtriage.operate.monitor.alert import Alert
-
-        return Alert
-    if name in ("Alertmanager", "Detection", "Slack", "Webhook", "log"):
-        from torchtriage.operate.monitor import alerts
-
-        return getattr(alerts, name)
-    if name == "Health":
-        from torchtriage.operate.monitor.asgi import Health
-
-        return Health
-    if name == "JsonLog":
-        from torchtriage.operate.monitor.json_log import JsonLog
-
-        return JsonLog
-    if name == "OpenTelemetry":
-        from torchtriage.operate.monitor.otel import OpenTelemetry
-
-        return OpenTelemetry
-    if name in ("Collector", "Prometheus"):
-        from torchtriage.operate.monitor import prometheus
-
-        return getattr(prometheus, name)
-    if name == "RedisStream":
-        from torchtriage.operate.monitor.redis_stream import RedisStream
-
-        return RedisStream
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
 
 
 def start(*sinks: Sink) -> Monitor:

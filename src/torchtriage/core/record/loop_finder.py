@@ -56,7 +56,6 @@ if TYPE_CHECKING:  # here only the script imports torch
 
     from torchtriage.core.record.structured_log import StructuredLog
 
-PROCESS_FILE = "process.json"
 FIRST_LOOKS = 2
 """Optimizer steps seen before the boundary is chosen: one that shows later can still take its place."""
 MORE_LOOKS = 6

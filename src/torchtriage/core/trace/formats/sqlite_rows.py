@@ -23,8 +23,6 @@ from torchtriage.core.errors import TraceFormatError
 from torchtriage.core.names import LONGEST, visible
 from torchtriage.core.trace.events import Loss
 
-MAGIC = b"SQLite format 3\0"
-"""What every SQLite file begins with."""
 MISSING = -(1 << 62)
 """Stands for NULL, for what is no whole number of 62 bits, and for a column that the table does not have."""
 _LARGEST = 1 << 61

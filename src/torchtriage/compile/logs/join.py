@@ -19,7 +19,7 @@ from torchtriage.core import intervals
 from torchtriage.core.arrays import distinct
 from torchtriage.core.finding import Note
 from torchtriage.core.trace import Trace
-from torchtriage.core.trace.compiled_regions import Regions, find_regions, next_on_lane
+from torchtriage.core.trace.compiled_regions import Regions, find_regions
 from torchtriage.core.units import NS_PER_MS, format_count, format_ms, ms
 
 Ints = NDArray[np.int64]
@@ -118,11 +118,7 @@ def _of_recompile(row: Recompile, regions: Regions) -> Joined | None:
     """Return the stalls of the recompilations that the trace has, over its whole window."""
     trace = regions.trace
     rows = np.flatnonzero(regions.compiles)
-    after = next_on_lane(trace, rows, regions.rows)
-    place = np.full(len(trace) + 1, -1, np.int64)
-    place[regions.rows] = np.arange(len(regions.rows))
-    index = place[after]
-    frames, versions = np.append(regions.frame, -1)[index], np.append(regions.version, -1)[index]
+    _, frames, versions = regions.next_of(rows)
     ids = [f"{frame}/{version}" for frame, version in zip(frames.tolist(), versions.tolist(), strict=True)]
     mine = rows[[compile_id in row.compile_ids for compile_id in ids]] if ids else rows
     if not len(mine):

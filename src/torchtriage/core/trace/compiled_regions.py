@@ -73,6 +73,14 @@ class Regions:
         """int64[k]: the region a region lies in, -1 for calls from outside."""
         return self.trace.tree.nearest(self.rows, self.mask)
 
+    def next_of(self, rows: Ints) -> tuple[Ints, Ints, Ints]:
+        """Return int64[k] each: the first region after each row on its thread and its two numbers, -1 without one."""
+        after = next_on_lane(self.trace, rows, self.rows)
+        place = np.full(len(self.trace) + 1, -1, np.int64)
+        place[self.rows] = np.arange(len(self.rows))
+        index = place[after]
+        return after, np.append(self.frame, -1)[index], np.append(self.version, -1)[index]
+
     def time_of(self, mask: Mask) -> Spans:
         """Return the union of the time of some rows."""
         return self.trace.time_of(np.flatnonzero(mask))

@@ -18,7 +18,7 @@ Source: PyTorch documentation, "torch.compile programming model", recompilation;
 import numpy as np
 
 from torchtriage.core.arrays import distinct
-from torchtriage.core.trace.compiled_regions import Regions, find_regions, next_on_lane
+from torchtriage.core.trace.compiled_regions import Regions, find_regions
 from torchtriage.core.units import format_count, format_ns, ms
 from torchtriage.diagnose.patterns._host_time import host_claim
 from torchtriage.diagnose.patterns._recurrence import recurs
@@ -59,12 +59,7 @@ def _recompiled(trace: Trace, regions: Regions) -> Claims:
         return
     steps = trace.steps
     step_of = steps.of_host(rows)
-    after = next_on_lane(trace, rows, regions.rows)
-    place = np.full(len(trace) + 1, -1, np.int64)
-    place[regions.rows] = np.arange(len(regions.rows))
-    index = place[after]
-    frame = np.append(regions.frame, -1)[index]
-    version = np.append(regions.version, -1)[index]
+    after, frame, version = regions.next_of(rows)
     # a first step may compile whatever it likes
     later = (step_of > 0) if len(steps) > 1 else (step_of >= 0)
     again = later & ((version >= MIN_VERSION) | (frame < 0))

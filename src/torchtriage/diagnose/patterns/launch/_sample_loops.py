@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torchtriage.core import intervals
 from torchtriage.core.arrays import distinct
 from torchtriage.core.trace.op_inputs import inputs_of
+from torchtriage.core.trace.op_runs import outer_ops
 from torchtriage.core.trace.schema import LOADER_NAME
 from torchtriage.diagnose.patterns.base import Ints, Kind, Mask, Spans, Trace
 
@@ -131,11 +132,7 @@ def loop_ops(trace: Trace) -> Ints:
 
     A loader reads a data set item by item, which is its own finding where it costs.
     """
-    is_op: Mask = trace.kind == Kind.OP
-    rows = trace.tree.members
-    rows = rows[is_op[rows] & (trace.lane[rows] == trace.steps.lane)]
-    inside = is_op | trace.matching(LOADER_NAME, Kind.ANNOTATION)
-    return rows[~trace.tree.under(inside)[rows]]
+    return outer_ops(trace, trace.matching(LOADER_NAME, Kind.ANNOTATION))
 
 
 def _rounds(trace: Trace, ops: Ints) -> tuple[Ints, Mask]:

@@ -36,8 +36,8 @@ class Autofix:
     safe_because: str
 
 
-def replace_node(node: ast.expr, text: str) -> SourceEdit:
-    """Return the edit that puts ``text`` in the place of an expression."""
+def replace_node(node: ast.expr | ast.stmt, text: str) -> SourceEdit:
+    """Return the edit that puts ``text`` in the place of an expression or a statement."""
     assert node.end_lineno is not None
     assert node.end_col_offset is not None
     return SourceEdit(node.lineno, node.col_offset, node.end_lineno, node.end_col_offset, text)

@@ -11,7 +11,7 @@ import io
 import re
 import sys
 import tokenize
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from torchtriage.diagnose.lint.edits import Autofix, SourceEdit, add_keyword, apply, index_of, lines_of, replace_node
 from torchtriage.diagnose.lint.facts import Module
@@ -164,6 +164,17 @@ def without_keyword(call: ast.Call, name: str) -> SourceEdit | None:
     return SourceEdit(*end, given.end_lineno or 0, given.end_col_offset or 0, "")
 
 
+def assigned_pairs(statement: ast.stmt) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Yield what is assigned to what; ``a, b = x, y`` part by part."""
+    if not isinstance(statement, ast.Assign | ast.AnnAssign) or statement.value is None:
+        return
+    for target in statement.targets if isinstance(statement, ast.Assign) else [statement.target]:
+        if isinstance(target, ast.Tuple) and isinstance(statement.value, ast.Tuple):
+            yield from zip(target.elts, statement.value.elts, strict=False)
+        else:
+            yield target, statement.value
+
+
 def replaced_in(module: Module, outer: ast.stmt | ast.expr, *changes: tuple[ast.expr, str]) -> str:
     """Return the text of a node with some of the nodes inside it replaced."""
     rows = lines_of(module.text)
@@ -180,9 +191,7 @@ def statement_edit(module: Module, statement: ast.stmt, text: str) -> SourceEdit
     if indent is None or not _alone(module, statement):
         return None
     new = f"\n{indent}".join(text.splitlines())
-    return SourceEdit(
-        statement.lineno, statement.col_offset, statement.end_lineno or 0, statement.end_col_offset or 0, new
-    )
+    return replace_node(statement, new)
 
 
 def free_name(module: Module, *names: str) -> str:
@@ -244,12 +253,29 @@ def edits_between(before: str, after: str) -> tuple[SourceEdit, ...]:
     )
 
 
+def complete(edits: Iterable[SourceEdit | None]) -> tuple[SourceEdit, ...]:
+    """Return edits that belong together; none of them where one cannot be made."""
+    found = list(edits)
+    return tuple(edit for edit in found if edit is not None) if None not in found else ()
+
+
+def alias_of(module: Module, full: str, otherwise: str = "") -> str:
+    """Return how a file names a module or a thing that it imports."""
+    return next((name for name, known in module.aliases.items() if known == full), otherwise)
+
+
+def module_in(module: Module, full: str) -> tuple[str, list[SourceEdit | None]]:
+    """Return how a file names a module, and the edit that imports it where it does not yet."""
+    known = alias_of(module, full)
+    return (known, []) if known else (full, [import_edit(module, f"import {full}")])
+
+
 def imported(module: Module, full: str) -> tuple[str, tuple[SourceEdit, ...]]:
     """Return how a file names a thing, ``package.Thing``, and the edits that import it where it does not yet."""
     holder, _, last = full.rpartition(".")
-    for name, known in module.aliases.items():
-        if known == full:
-            return name, ()
+    known_as = alias_of(module, full)
+    if known_as:
+        return known_as, ()
     for node in module.tree.body:
         if isinstance(node, ast.ImportFrom) and node.module == holder and not node.level:
             names = [alias for alias in node.names if alias.name < last] or node.names[-1:]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from torchtriage.diagnose.lint.facts import Module
-from torchtriage.diagnose.lint.syntax import literal, names_in, path_of
+from torchtriage.diagnose.lint.syntax import indices, literal, names_in, path_of
 from torchtriage.measure.fix.edits._flow import written
 from torchtriage.measure.fix.statements import bound
 
@@ -60,7 +60,7 @@ class Nest:
         stores = written(self.body) - bound(self.body)
         for name in stores:
             for part in self._reads(name):
-                if self._index(part.slice, of=name) != self._index(self._store(name).slice, of=name):
+                if self._index(part.slice) != self._index(self._store(name).slice):
                     raise NotElementwiseError
         end = self.loops[0].end_lineno or 0
         later = [
@@ -257,13 +257,13 @@ class Nest:
         parts: list[ast.expr] = []
         value: ast.expr = node
         while isinstance(value, ast.Subscript):
-            inner = value.slice.elts if isinstance(value.slice, ast.Tuple) else [value.slice]
+            inner = indices(value)
             parts = [*inner, *parts]
             value = value.value
         name = path_of(value)
         if not name or name.partition(".")[0] in {*self.names, *self.local}:
             raise NotElementwiseError
-        index = self._index(ast.Tuple(parts), of=name)
+        index = self._index(ast.Tuple(parts))
         text = ", ".join(index)
         whole = self._shape_of(name)
         lengths = [
@@ -290,7 +290,7 @@ class Nest:
                     return [ast.unparse(side) for side in sides]
         return []
 
-    def _index(self, index: ast.expr, of: str) -> list[str]:
+    def _index(self, index: ast.expr) -> list[str]:
         """Return the index of all elements, as texts; raises where the order of axes is another one."""
         parts = index.elts if isinstance(index, ast.Tuple) else [index]
         found: list[str] = []

@@ -10,7 +10,7 @@ from torchtriage.diagnose.lint.edits import SourceEdit
 from torchtriage.diagnose.lint.facts import Module, SourceCall, SourceFunction
 from torchtriage.diagnose.lint.syntax import path_of
 from torchtriage.measure.fix.proposal import Site
-from torchtriage.measure.fix.statements import import_edit, source
+from torchtriage.measure.fix.statements import module_in, source
 
 GRADIENTS = re.compile(r"backward\(|autograd\.grad|requires_grad|enable_grad|\.grad\b|jacobian|vjp|\.fit\(")
 
@@ -34,11 +34,8 @@ def number_read(node: ast.AST) -> ast.expr | None:
 
 def torch_in(module: Module) -> tuple[str, tuple[SourceEdit, ...]]:
     """Return the file's name for torch, and the import that it needs for it."""
-    known = next((name for name, full in module.aliases.items() if full == "torch"), "")
-    if known:
-        return known, ()
-    edit = import_edit(module, "import torch")
-    return "torch", () if edit is None else (edit,)
+    name, imports = module_in(module, "torch")
+    return name, tuple(filter(None, imports))
 
 
 def calls_at(site: Site) -> list[SourceCall]:

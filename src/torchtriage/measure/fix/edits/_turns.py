@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from torchtriage.diagnose.lint.facts import Module
-from torchtriage.diagnose.lint.syntax import literal, path_of
+from torchtriage.diagnose.lint.syntax import indices, literal, path_of
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.measure.fix.statements import free_name, source
 
@@ -154,7 +154,7 @@ def _inside(parts: Iterable[ast.AST]) -> set[ast.AST]:
 
 def axis_of(node: ast.Subscript, index: str) -> int:
     """Return the dimension that ``x[:, i]`` takes one of; raises ``NotRowsError`` where that cannot be seen."""
-    places = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+    places = indices(node)
     at = [number for number, item in enumerate(places) if path_of(item) == index]
     if len(at) != 1:
         raise NotRowsError
@@ -179,7 +179,7 @@ def is_whole(node: ast.Slice) -> bool:
 
 def rest_of(module: Module, node: ast.Subscript, index: str, row: str) -> str:
     """Return ``row[:5]`` for ``x[i, :5]``, ``row`` for ``x[:, i]``."""
-    places = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+    places = indices(node)
     others = [item for item in places if path_of(item) != index]
     if all(isinstance(item, ast.Slice) and is_whole(item) for item in others):
         return row

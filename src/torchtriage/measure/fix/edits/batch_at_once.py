@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
 from torchtriage.diagnose.lint.facts import Module, SourceCall
-from torchtriage.diagnose.lint.syntax import keyword, literal, path_of
+from torchtriage.diagnose.lint.syntax import argument, keyword, literal, path_of
 from torchtriage.diagnose.lint.work_words import TOKENIZER
 from torchtriage.measure.fix.edits._settings import origin_of
 from torchtriage.measure.fix.proposal import Proposal, Site
@@ -68,7 +68,7 @@ def _of_map(module: Module, call: SourceCall) -> tuple[SourceEdit, ...]:
 def _of_stack(module: Module, node: ast.Call) -> tuple[SourceEdit, ...]:
     """Return ``f(batch)`` for ``torch.stack([f(x) for x in batch])``, and ``rows[i]`` for a stack of rows."""
     made = node.args[0] if node.args else None
-    axis = keyword(node, "dim") or (node.args[1] if len(node.args) > 1 else None)
+    axis = argument(node, "dim", 1)
     if not isinstance(made, ast.ListComp | ast.GeneratorExp) or (axis is not None and literal(axis) != 0):
         return ()
     over = made.generators[0]

@@ -12,7 +12,7 @@ from torchtriage.diagnose.lint.work_syntax import appended
 from torchtriage.measure.fix.edits._flow import Flow, flow_of
 from torchtriage.measure.fix.edits._lift import Lift, NotBatchedError
 from torchtriage.measure.fix.proposal import Loop, Proposal, Site
-from torchtriage.measure.fix.statements import body_of, remove, source
+from torchtriage.measure.fix.statements import body_of, complete, remove, source
 
 CODES = words("LCH102 LCH107 LCH017 LCH014 LCH109 HST020 HST114 KRN024 LCH105")
 
@@ -108,5 +108,4 @@ def _loop(site: Site, flow: Flow, loop: Loop) -> tuple[SourceEdit, ...]:
     text = _joined(lift, added, join)
     if text is None:
         return ()
-    edits = [remove(module, made), remove(module, loop), replace_node(outer, text)]
-    return tuple(edit for edit in edits if edit is not None) if all(edits) else ()
+    return complete([remove(module, made), remove(module, loop), replace_node(outer, text)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.syntax import literal, names_in, path_of
+from torchtriage.diagnose.lint.syntax import indices, literal, names_in, path_of
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.measure.fix.edits._torch import torch_in
 from torchtriage.measure.fix.proposal import Proposal, Site
@@ -73,7 +73,7 @@ def _places(target: ast.expr) -> tuple[ast.expr, list[str]]:
     """Return what is counted in, and the variables that index it: ``counts[t, p]``, ``counts[t.item()][p.item()]``."""
     index: list[str] = []
     while isinstance(target, ast.Subscript):
-        parts = target.slice.elts if isinstance(target.slice, ast.Tuple) else [target.slice]
+        parts = indices(target)
         index = [*(path_of(_bare(part)) for part in parts), *index]
         target = target.value
     return target, index

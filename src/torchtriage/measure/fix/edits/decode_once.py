@@ -17,7 +17,7 @@ from torchtriage.diagnose.lint.work_words import PURE_BUILTINS, PURE_METHODS
 from torchtriage.measure.fix.edits._flow import Flow, flow_of, loads, meets
 from torchtriage.measure.fix.edits._loaders import data_of, loaders_at, reached
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import bound, insert_after, source, statement_edit, wrap
+from torchtriage.measure.fix.statements import bound, complete, insert_after, source, statement_edit, wrap
 
 STEADY = words("PIL numpy json torch math io os pathlib pickle csv gzip zlib cv2 pandas struct wave soundfile re")
 LOADING = ("DAT018", "DAT019")
@@ -94,8 +94,7 @@ def _edits(site: Site, getter: SourceFunction) -> tuple[SourceEdit, ...]:
         names = ", ".join(dict.fromkeys(order))
         kept = insert_after(module, same[-1], f"    {entry} = {names}\n{names} = {entry}")
         inner = wrap(module, same, guard)
-    edits = (put, *inner, kept)
-    return tuple(item for item in edits if item is not None) if all(edits) else ()
+    return complete([put, *inner, kept])
 
 
 def _is_same(module: Module, owner: Class, statement: ast.stmt, own: str) -> bool:

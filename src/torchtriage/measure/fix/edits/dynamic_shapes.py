@@ -11,7 +11,7 @@ from torchtriage.diagnose.lint.facts import Module, SourceCall, SourceFunction
 from torchtriage.diagnose.lint.syntax import is_self, path_of
 from torchtriage.measure.fix.edits._torch import torch_in
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import remove, source
+from torchtriage.measure.fix.statements import remove, source, without_keyword
 
 CODES = frozenset({"CMP031", "CMP101"})
 
@@ -23,7 +23,7 @@ def propose(site: Site) -> Iterator[Proposal]:
     for call in made:
         setting = next((item for item in call.keywords if item.arg == "dynamic"), None)
         if setting is not None and literal(setting.value) is (code == "CMP101"):
-            edit = _without(module, call, setting)
+            edit = without_keyword(call, "dynamic") or _without_first(call)
             yield Proposal((edit,), "let PyTorch see which sizes change")
     if code == "CMP101":
         return
@@ -54,18 +54,12 @@ def _compilations(module: Module) -> Iterator[ast.Call]:
                 yield node
 
 
-def _without(module: Module, call: ast.Call, setting: ast.keyword) -> SourceEdit:
-    """Return the edit that takes a keyword out, with the comma before or after it."""
-    every: list[ast.expr | ast.keyword] = [*call.args, *call.keywords]
-    every.sort(key=lambda item: (item.lineno, item.col_offset))
-    at = every.index(setting)
-    end = (setting.end_lineno or 0, setting.end_col_offset or 0)
-    if at:
-        before = every[at - 1]
-        return SourceEdit(before.end_lineno or 0, before.end_col_offset or 0, *end, "")
-    if len(every) > 1:
-        end = (every[1].lineno, every[1].col_offset)
-    return SourceEdit(setting.lineno, setting.col_offset, *end, "")
+def _without_first(call: ast.Call) -> SourceEdit:
+    """Return the edit that takes the first keyword out, with the comma behind it."""
+    given: list[ast.expr | ast.keyword] = [*call.args, *call.keywords]
+    first, *rest = sorted(given, key=lambda item: (item.lineno, item.col_offset))
+    end = (rest[0].lineno, rest[0].col_offset) if rest else (first.end_lineno or 0, first.end_col_offset or 0)
+    return SourceEdit(first.lineno, first.col_offset, *end, "")
 
 
 def _counters(module: Module) -> Iterator[SourceEdit]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from types import UnionType
 
 from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
 from torchtriage.diagnose.lint.facts import Module
-from torchtriage.diagnose.lint.syntax import literal, names_in, path_of
+from torchtriage.diagnose.lint.syntax import indices, literal, names_in, path_of
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.diagnose.lint.work_words import PURE_METHODS
 from torchtriage.measure.fix.edits._flow import flow_of, meets
@@ -16,7 +16,7 @@ from torchtriage.measure.fix.edits._meanwhile import changed_in_place, is_seen_e
 from torchtriage.measure.fix.edits._torch import CASTS, number_read
 from torchtriage.measure.fix.edits._turns import is_tensor
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import free_name, insert_before, source
+from torchtriage.measure.fix.statements import complete, free_name, insert_before, source
 
 CODES = words("""
     LCH017 LCH105 LCH108 LCH109 LCH014 HST020 HST106 HST110 HST111 HST114 SYN001 SYN004 CPY102 DAT018 DAT114
@@ -53,7 +53,7 @@ def _of_loop(site: Site, loop: ast.For) -> tuple[SourceEdit, ...]:
         return ()
     always = set(_always(site.module, loop.body))
     rows = _of_rows(site, loop, loop.target, loop.iter, reads)
-    return _all(
+    return complete(
         (*rows, *_of_places(site, loop, loop.target, [read for read in reads if read[0] in always], reads, loop))
     )
 
@@ -78,12 +78,7 @@ def _of_comprehension(site: Site, node: Comprehension) -> tuple[SourceEdit, ...]
         }
         first = [read for read in reads if read[0] in always]
         edits += _of_places(site, node, over.target, first, reads, statement)
-    return _all(edits)
-
-
-def _all(edits: Iterable[SourceEdit | None]) -> tuple[SourceEdit, ...]:
-    found = tuple(edits)
-    return tuple(edit for edit in found if edit is not None) if all(found) else ()
+    return complete(edits)
 
 
 def _of_rows(
@@ -218,7 +213,7 @@ def _indexed(value: ast.expr, numbers: set[str]) -> str:
 
 def _places(value: ast.expr) -> list[ast.expr]:
     assert isinstance(value, ast.Subscript)
-    return value.slice.elts if isinstance(value.slice, ast.Tuple) else [value.slice]
+    return indices(value)
 
 
 def _entry(module: Module, value: ast.expr, name: str) -> str:

@@ -10,7 +10,7 @@ from torchtriage.diagnose.lint.facts import Module, SourceCall
 from torchtriage.diagnose.lint.syntax import path_of
 from torchtriage.measure.fix.edits._torch import calls_at
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import insert_after, insert_before, source
+from torchtriage.measure.fix.statements import complete, insert_after, insert_before, source
 
 CODES = frozenset({"CFG042"})
 CHANGES = "in evaluation mode dropout is off and batch norm uses the statistics it has gathered"
@@ -57,5 +57,5 @@ def _around(site: Site, path: str) -> tuple[SourceEdit, ...]:
     loop = site.step_loop
     if loop is None or "backward(" in source(site.module, loop):
         return ()
-    edits = (insert_before(site.module, loop, f"{path}.eval()"), insert_after(site.module, loop, f"{path}.train()"))
-    return tuple(edit for edit in edits if edit is not None) if None not in edits else ()
+    before, after = f"{path}.eval()", f"{path}.train()"
+    return complete([insert_before(site.module, loop, before), insert_after(site.module, loop, after)])

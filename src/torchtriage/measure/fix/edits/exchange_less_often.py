@@ -47,7 +47,7 @@ def _accumulating(site: Site) -> Iterator[Proposal]:
     tests = [around.test for call in steps if isinstance(around := module.around(call.node, ast.If), ast.If)]
     if len(tests) != 1 or len(passes) != 1:
         return
-    first = _first_use(module, loop, model)
+    first = _first_use(loop, model)
     last = next((item for item in loop.body if passes[0].node in ast.walk(item)), None)
     if first is None or last is None or loop.body.index(first) > loop.body.index(last):
         return
@@ -73,7 +73,7 @@ def _parallel(module: Module) -> str:
     return names.pop() if len(names) == 1 else ""
 
 
-def _first_use(module: Module, loop: ast.For | ast.AsyncFor | ast.While, model: str) -> ast.stmt | None:
+def _first_use(loop: ast.For | ast.AsyncFor | ast.While, model: str) -> ast.stmt | None:
     """Return the statement of a loop's body that runs the model: its forward pass decides as well."""
     for item in loop.body:
         if any(isinstance(node, ast.Call) and path_of(node.func) == model for node in ast.walk(item)):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
 from torchtriage.diagnose.lint.facts import Module
-from torchtriage.diagnose.lint.syntax import keyword, literal, names_in, path_of
+from torchtriage.diagnose.lint.syntax import indices, keyword, literal, names_in, path_of
 from torchtriage.measure.fix.proposal import Proposal, Site
 from torchtriage.measure.fix.statements import imported, source
 
@@ -105,7 +105,7 @@ def _uses(module: Module, node: ast.Call, indices: bool) -> list[ast.Subscript]:
 
 def _cut(node: ast.Subscript) -> tuple[ast.expr, int, bool] | None:
     """Return the number of ``[:k]``, ``[:, :k]`` or ``[..., :k]``, the axis it is of, and whether that is the last."""
-    parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+    parts = indices(node)
     last = parts[-1]
     if not isinstance(last, ast.Slice) or last.step is not None or last.upper is None:
         return None

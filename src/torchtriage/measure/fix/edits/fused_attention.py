@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from torchtriage.diagnose.lint.base import add_keyword, keyword, literal, replace_node
 from torchtriage.diagnose.lint.edits import SourceEdit
 from torchtriage.diagnose.lint.facts import Module
-from torchtriage.diagnose.lint.syntax import names_in, path_of
+from torchtriage.diagnose.lint.syntax import argument, names_in, path_of
 from torchtriage.measure.fix.edits._flow import flow_of, loads, meets
 from torchtriage.measure.fix.edits._settings import DEPTH, origin_of
 from torchtriage.measure.fix.edits._torch import calls_at, torch_in
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import body_of, remove, source
+from torchtriage.measure.fix.statements import alias_of, body_of, complete, remove, source
 
 CODES = frozenset({"HST114", "KRN025", "LCH014"})
 
@@ -163,10 +163,7 @@ class _Chain:
         elif found.scores != "".join(found.letters or ""):
             return ()
         torch, imports = torch_in(self.module)
-        functional = next(
-            (name for name, full in self.module.aliases.items() if full == "torch.nn.functional"),
-            f"{torch}.nn.functional",
-        )
+        functional = alias_of(self.module, "torch.nn.functional", f"{torch}.nn.functional")
         imports = imports if functional.startswith(torch) else ()
         given = [found.query, found.key, value]
         given += [f"attn_mask={found.mask}"] if found.mask else []
@@ -174,9 +171,7 @@ class _Chain:
         given += [f"scale={found.scale}"]
         text = _moved(f"{functional}.scaled_dot_product_attention({', '.join(given)})", *order)
         out = [remove(self.module, self.parts.get(statement, statement)) for statement in self.used]
-        if None in out:
-            return ()
-        return (*(edit for edit in out if edit is not None), replace_node(self.node, text), *imports)
+        return complete([*out, replace_node(self.node, text), *imports])
 
     def _behind(self, node: ast.expr) -> ast.expr:
         """Return what a name was given last, above; the statement is used up then."""
@@ -338,8 +333,7 @@ class _Chain:
         path = path_of(node.func)
         if path.startswith("self.") and len(node.args) == 1:
             return f"{path}.p if self.training else 0.0"
-        training = keyword(node, "training") or (node.args[2] if len(node.args) > 2 else None)
-        p = keyword(node, "p") or (node.args[1] if len(node.args) > 1 else None)
+        p, training = argument(node, "p", 1), argument(node, "training", 2)
         if p is None or training is None:
             return ""
         return f"{source(self.module, p)} if {source(self.module, training)} else 0.0"

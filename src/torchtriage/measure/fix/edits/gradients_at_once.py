@@ -10,7 +10,7 @@ from torchtriage.diagnose.lint.syntax import names_in, path_of
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.measure.fix.edits._torch import torch_in
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import remove, replaced_in, source, statement_edit
+from torchtriage.measure.fix.statements import complete, remove, replaced_in, source, statement_edit
 
 CODES = words("LCH017 LCH014 LCH105 LCH109 HST020 HST114")
 
@@ -53,7 +53,7 @@ def _at_once(site: Site, loop: ast.For, index: str) -> tuple[SourceEdit, ...]:
     weights = f"{source(module, call.args[1])}, {torch}.ones_like({whole})"
     text = replaced_in(module, made, (output, whole), (call.args[1], weights))
     edits = [remove(module, starts[0]), statement_edit(module, loop, text), replace_node(join, named)]
-    return (*filter(None, edits), *more) if all(edits) else ()
+    return complete([*edits, *more])
 
 
 def _is_row(node: ast.expr, index: str) -> bool:

@@ -15,7 +15,7 @@ from torchtriage.measure.fix.edits._flow import Flow, flow_of
 from torchtriage.measure.fix.edits._lasting import READS, connected, lasting, name_for, outdented, parts_of, replaced
 from torchtriage.measure.fix.edits.hoist_from_loop import CODES as CODES
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import bound, insert_after, insert_before, remove, source
+from torchtriage.measure.fix.statements import bound, complete, insert_after, insert_before, remove, source
 
 BUILTINS = frozenset(dir(builtins))
 ELSEWHERE = re.compile(r",\s*device=[\w.]+\.device|\.to\([\w.]+\.device\)")
@@ -96,7 +96,7 @@ def _into_init(site: Site, flow: Flow, function: SourceFunction, statement: ast.
     rows = [_kept(site, part, names[name], names, buffer=owner.is_module) for name, part in parts.items()]
     edits.insert(0, insert_after(module, init.node.body[-1], "\n".join(rows)))
     what = f"compute {', '.join(names)} once, in {owner.name}.__init__()"
-    return Proposal(tuple(filter(None, edits)), what) if all(edits) else None
+    return Proposal(complete(edits), what) if all(edits) else None
 
 
 def _free(name: str, taken: set[str]) -> str:
@@ -142,7 +142,7 @@ def _into_file(site: Site, flow: Flow, function: SourceFunction, statement: ast.
         before = insert_before(module, top, f"{name} = {outdented(module, part, statement)}\n\n\n")
         edits = [before, *_named(site, function, statement, part, name)]
         if all(edits):
-            return Proposal(tuple(filter(None, edits)), f"compute {name} once, when the file is loaded")
+            return Proposal(complete(edits), f"compute {name} once, when the file is loaded")
     return None
 
 

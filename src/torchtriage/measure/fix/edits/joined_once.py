@@ -16,7 +16,7 @@ from torchtriage.diagnose.lint.work_syntax import bound_names, parameters
 from torchtriage.measure.fix.edits._flow import flow_of, meets
 from torchtriage.measure.fix.edits._meanwhile import changed_in_place, may_wait, shared, takes_steps, viewed
 from torchtriage.measure.fix.proposal import Loop, Proposal, Site
-from torchtriage.measure.fix.statements import INDENT, insert_after, insert_before, source, statement_edit
+from torchtriage.measure.fix.statements import INDENT, complete, insert_after, insert_before, source, statement_edit
 
 CODES = words("CPY013 HST106 HST020 HST114 LCH014 LCH017 MEM029 CPY010 DAT018 LCH105")
 EMPTY = r"{0} is None|not {0}|len\({0}\) == 0|{0} == \[\]"
@@ -99,12 +99,12 @@ def _begun(site: Site, growth: Growth, condition: ast.If) -> Proposal | None:
         edits.append(insert_after(module, outer, f"if {name}:\n{INDENT}{item.path} = {item.join}({name}{item.rest})"))
         rows.append(f"{name}.append({source(module, item.part)})")
         if not (asked and same and alone):
-            edits += [_statement(begins, f"{name} = [{part}]"), _statement(item.statement, rows[-1])]
+            edits += [replace_node(begins, f"{name} = [{part}]"), replace_node(item.statement, rows[-1])]
     if asked:
         whole = statement_edit(module, condition, "\n".join(rows))
         edits.append(whole if same and alone else replace_node(condition.test, f"not {asked}_parts"))
     paths = ", ".join(item.path for item, _ in pairs)
-    return Proposal(tuple(filter(None, edits)), f"join {paths} once, after the loop") if all(edits) else None
+    return Proposal(complete(edits), f"join {paths} once, after the loop") if all(edits) else None
 
 
 def _outermost(site: Site, growth: Growth, condition: ast.If) -> Loop | None:
@@ -224,10 +224,10 @@ def _in_loop(site: Site, growth: Growth) -> Proposal | None:
     guard = f" if {name} else None" if growth.starts_empty else ""
     edits: list[SourceEdit | None] = [
         insert_before(module, outer, begin),
-        _statement(growth.statement, f"{name}.append({source(module, growth.part)})"),
+        replace_node(growth.statement, f"{name}.append({source(module, growth.part)})"),
         insert_after(module, outer, f"{path} = {growth.join}({name}{growth.rest}){guard}"),
     ]
-    return Proposal(tuple(filter(None, edits)), f"join {path} once, after the loop") if all(edits) else None
+    return Proposal(complete(edits), f"join {path} once, after the loop") if all(edits) else None
 
 
 def _in_class(site: Site, growth: Growth, first: tuple[ast.If, ast.Assign] | None) -> Proposal | None:
@@ -255,7 +255,7 @@ def _in_class(site: Site, growth: Growth, first: tuple[ast.If, ast.Assign] | Non
         return None
     if foreign or _reads(site.function or owner, path, appending):
         return None
-    edits = [_statement(appending, f"{path}.append({source(module, growth.part)})")]
+    edits = [replace_node(appending, f"{path}.append({source(module, growth.part)})")]
     replaced = set(ast.walk(appending))
     for node in ast.walk(owner):
         if not isinstance(node, ast.Assign) or node in replaced:
@@ -275,7 +275,3 @@ def _in_class(site: Site, growth: Growth, first: tuple[ast.If, ast.Assign] | Non
         return None
     edits += [replace_node(node, f"{growth.join}({path}{growth.rest})") for node in _reads(owner, path, appending)]
     return Proposal(tuple(edits), f"join {path} once, where it is read")
-
-
-def _statement(node: ast.stmt, text: str) -> SourceEdit:
-    return SourceEdit(node.lineno, node.col_offset, node.end_lineno or 0, node.end_col_offset or 0, text)

@@ -13,7 +13,7 @@ from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.measure.fix.edits._flow import Flow, flow_of, meets
 from torchtriage.measure.fix.edits.needless_calls_out import UNFLUSHED, UNSYNCED
 from torchtriage.measure.fix.proposal import Loop, Proposal, Site
-from torchtriage.measure.fix.statements import indent_of, insert_after, remove, source, wrap
+from torchtriage.measure.fix.statements import complete, indent_of, insert_after, remove, source, wrap
 
 HARMLESS = re.compile(
     r"^(print|str|len|pathlib\.(Path|PurePath)|os\.path\.\w+|os\.(makedirs|remove)|mkdir|unlink|exists)$"
@@ -110,7 +110,7 @@ def _in_class(site: Site, flow: Flow, block: ast.With) -> Proposal | None:
     if not all(edits):
         return None
     return Proposal(
-        tuple(filter(None, edits)),
+        complete(edits),
         f"keep {source(module, item.context_expr)} open, in {owner.name}.__init__()",
         _changes(site, block),
     )

@@ -136,7 +136,7 @@ def _under_condition(site: Site, body: list[ast.stmt], at: int, loop: Loop | Non
         if isinstance(node, ast.Name) and node not in inside and isinstance(node.ctx, ast.Load)
     }
     if loop is not None and (later or site.finding.code == "HST102" or _saves(module, block)):
-        last = insert_after(module, loop, _outdented(module, block, loop))
+        last = insert_after(module, loop, _outdented(module, block))
         if last is None:
             return None
         edits.append(last)
@@ -230,7 +230,7 @@ def _interval(module: Module, around: ast.AST) -> str:
     return str(EVERY)
 
 
-def _outdented(module: Module, block: list[ast.stmt], loop: Loop) -> str:
+def _outdented(module: Module, block: list[ast.stmt]) -> str:
     """Return the text of statements in a loop without the loop's own indentation and theirs."""
     inner = indent_of(module, block[0]) or ""
     rows = lines_of(module.text)[block[0].lineno - 1 : block[-1].end_lineno]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
 from torchtriage.diagnose.lint.facts import Module
-from torchtriage.diagnose.lint.syntax import keyword, literal, path_of
+from torchtriage.diagnose.lint.syntax import indices, keyword, literal, path_of
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.measure.fix.edits._torch import torch_in
 from torchtriage.measure.fix.proposal import Proposal, Site
@@ -109,7 +109,7 @@ def _expanded(module: Module, node: ast.expr) -> tuple[str, int] | None:
         return (source(module, node.func.value), at) if at is not None and at >= 0 else None
     if not isinstance(node, ast.Subscript) or module.value(node.value).kind == "numpy":
         return None
-    parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+    parts = indices(node)
     new = [at for at, part in enumerate(parts) if literal(part) is None]
     whole = [part for part in parts if isinstance(part, ast.Slice) and not (part.lower or part.upper or part.step)]
     return (source(module, node.value), new[0]) if len(new) == 1 and len(whole) == len(parts) - 1 else None

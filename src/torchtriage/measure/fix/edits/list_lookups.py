@@ -11,7 +11,15 @@ from torchtriage.diagnose.lint.syntax import literal, names_in, path_of
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.measure.fix.edits._flow import flow_of, meets
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import body_of, import_edit, insert_after, insert_before
+from torchtriage.measure.fix.statements import (
+    alias_of,
+    assigned_pairs,
+    body_of,
+    complete,
+    import_edit,
+    insert_after,
+    insert_before,
+)
 
 CODES = words("HST020 HST106 HST111 HST114 HST118 LCH017 LCH105 DAT018 DAT019 DAT110 DAT113 HST135")
 
@@ -133,8 +141,8 @@ def _is_list(site: Site, path: str) -> bool:
     made = [
         value
         for node in ast.walk(site.module.tree)
-        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None
-        for target, value in _pairs(node)
+        if isinstance(node, ast.stmt)
+        for target, value in assigned_pairs(node)
         if path_of(target) == path
     ]
     return bool(made) and all(_gives_list(value) or _returns_list(site, value) for value in made)
@@ -158,16 +166,6 @@ def _returns_list(site: Site, value: ast.expr) -> bool:
 
 
 _LISTS = words("tolist split splitlines readlines copy")
-
-
-def _pairs(node: ast.Assign | ast.AnnAssign) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Yield what is assigned to what; ``a, b = x, y`` part by part."""
-    assert node.value is not None
-    for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-        if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
-            yield from zip(target.elts, node.value.elts, strict=False)
-        else:
-            yield target, node.value
 
 
 def _changing(loop: ast.AST, path: str) -> list[ast.Call]:
@@ -208,16 +206,14 @@ def _deque(site: Site, path: str) -> Proposal | None:
     if not path or not _is_list(site, path) or not _is_queue(site, path):
         return None
     edits: list[SourceEdit | None] = []
-    name = next((item for item, full in module.aliases.items() if full == "collections.deque"), "deque")
-    root = next((item for item, full in module.aliases.items() if full == "collections"), "")
+    name, root = alias_of(module, "collections.deque", "deque"), alias_of(module, "collections")
     if name not in module.aliases and root:
         name = f"{root}.deque"
     for node in ast.walk(module.tree):
-        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
-            for target, value in _pairs(node):
-                if path_of(target) == path:
-                    given = ast.get_source_segment(module.text, value) or ""
-                    edits.append(replace_node(value, f"{name}()" if given in ("[]", "list()") else f"{name}({given})"))
+        for target, value in assigned_pairs(node) if isinstance(node, ast.stmt) else ():
+            if path_of(target) == path:
+                given = ast.get_source_segment(module.text, value) or ""
+                edits.append(replace_node(value, f"{name}()" if given in ("[]", "list()") else f"{name}({given})"))
         if isinstance(node, ast.Subscript) and path_of(node.value) == path and isinstance(node.slice, ast.Slice):
             return None
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and path_of(node.func.value) == path:
@@ -228,6 +224,4 @@ def _deque(site: Site, path: str) -> Proposal | None:
                 return None
     if name == "deque" and name not in module.aliases:
         edits.append(import_edit(module, "from collections import deque"))
-    if len(edits) < 2 or not all(edits):
-        return None
-    return Proposal(tuple(filter(None, edits)), f"make {path} a deque")
+    return Proposal(complete(edits), f"make {path} a deque") if len(edits) > 1 and all(edits) else None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.facts import Module
 from torchtriage.diagnose.lint.syntax import names_in, path_of
 from torchtriage.measure.fix.proposal import Loop, Proposal, Site
 from torchtriage.measure.fix.statements import bound, free_name, insert_before, replaced_in, source, statement_edit
@@ -19,7 +18,7 @@ def propose(site: Site) -> Iterator[Proposal]:
     module, statement = site.module, site.statement
     if not isinstance(statement, ast.Assign | ast.AnnAssign | ast.Expr | ast.Return):
         return
-    taken = next((node for node in ast.walk(statement) if _is_first(module, node)), None)
+    taken = next((node for node in ast.walk(statement) if _is_first(node)), None)
     if not isinstance(taken, ast.Call) or not isinstance(taken.args[0], ast.Call):
         return
     loader = taken.args[0].args[0]
@@ -38,7 +37,7 @@ def propose(site: Site) -> Iterator[Proposal]:
         yield Proposal((edits[0], edits[1]), what, CHANGES)
 
 
-def _is_first(module: Module, node: ast.AST) -> bool:
+def _is_first(node: ast.AST) -> bool:
     """Return whether a node is ``next(iter(x))``."""
     return (
         isinstance(node, ast.Call)

@@ -10,7 +10,7 @@ from torchtriage.diagnose.lint.facts import Module, SourceCall
 from torchtriage.diagnose.lint.syntax import literal, path_of, unpacks
 from torchtriage.measure.fix.edits._loaders import hands_out_rows, loaders_at
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import call_text, imported, insert_before, source
+from torchtriage.measure.fix.statements import call_text, complete, imported, insert_before, source
 
 CODES = frozenset({"DAT018", "DAT019", "DAT112", "LCH105", "HST020", "HST114"})
 POSITIONS = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "num_workers", "collate_fn", "pin_memory")
@@ -67,7 +67,7 @@ def _edits(module: Module, call: SourceCall, given: dict[str, ast.expr]) -> tupl
     ]
     arguments = [name, f"sampler={sampler}", "batch_size=None", *others]
     edits.append(replace_node(call.node, call_text(module, call.node, arguments)))
-    return tuple(filter(None, edits)) if all(edits) else ()
+    return complete(edits)
 
 
 def _samplers(given: dict[str, ast.expr]) -> tuple[str, ...]:

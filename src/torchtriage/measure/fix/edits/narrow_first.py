@@ -9,7 +9,7 @@ from itertools import combinations
 
 from torchtriage.diagnose.lint.edits import replace_node
 from torchtriage.diagnose.lint.facts import Class, Module
-from torchtriage.diagnose.lint.syntax import keyword, literal, path_of
+from torchtriage.diagnose.lint.syntax import argument, literal, path_of
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.measure.fix.edits._flow import flow_of
 from torchtriage.measure.fix.edits._settings import origin_of
@@ -67,7 +67,7 @@ def _layer_first(module: Module, node: ast.Call) -> str:
     layer, product = origin_of(module, node.func), node.args[0] if len(node.args) == 1 else None
     if not isinstance(layer, ast.Call) or not isinstance(product, ast.Call) or not _is_product(module, product):
         return ""
-    bias = keyword(layer, "bias") or (layer.args[2] if len(layer.args) > 2 else None)
+    bias = argument(layer, "bias", 2)
     if module.name_of(layer.func) != "torch.nn.Linear" or literal(bias) is not False or len(product.args) != 2:
         return ""
     if not _only_called(module, path_of(node.func).rpartition(".")[2], layer):

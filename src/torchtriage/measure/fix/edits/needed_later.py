@@ -12,7 +12,7 @@ from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.measure.fix.edits._flow import Flow, flow_of, loads, meets
 from torchtriage.measure.fix.edits._lasting import is_work
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import body_of, bound, insert_after, move_before, remove, source
+from torchtriage.measure.fix.statements import body_of, bound, complete, insert_after, move_before, remove, source
 
 CODES = words("""
     SYN001 SYN004 LCH014 LCH105 LCH017 HST020 HST106 HST114 HST135 HST101 KRN101 KRN102 KRN104 CPY010 CPY013 MEM029
@@ -119,5 +119,4 @@ def _after_loop(site: Site, flow: Flow, body: list[ast.stmt], moved: list[ast.st
     text = "\n".join(source(site.module, item) for item in moved)
     if any(item.lineno != item.end_lineno for item in moved):
         return ()
-    edits = [insert_after(site.module, loop, text), *(remove(site.module, item) for item in moved)]
-    return tuple(edit for edit in edits if edit is not None) if all(edits) else ()
+    return complete([insert_after(site.module, loop, text), *(remove(site.module, item) for item in moved)])

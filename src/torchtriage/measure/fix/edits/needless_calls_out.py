@@ -47,7 +47,7 @@ def propose(site: Site) -> Iterator[Proposal]:
         if edits:
             what = f"take {_names(module, calls)} out of the step"
             yield Proposal(edits, what, changes=_changes(text))
-    elif (edit := _without_flush(site, statement)) is not None:
+    elif (edit := _without_flush(statement)) is not None:
         yield Proposal((edit,), "let the output buffer fill")
     elif _is_unread_copy(site, statement) and (edit := remove(module, statement)) is not None:
         yield Proposal((edit,), "leave out a copy that nobody reads")
@@ -120,7 +120,7 @@ def _is_timed(site: Site, statement: ast.stmt) -> bool:
     return any(CLOCK.search(source(site.module, item)) for item in body[max(at - 1, 0) : at + 2])
 
 
-def _without_flush(site: Site, statement: ast.stmt) -> SourceEdit | None:
+def _without_flush(statement: ast.stmt) -> SourceEdit | None:
     call = statement.value if isinstance(statement, ast.Expr) else None
     if isinstance(call, ast.Call) and literal(keyword(call, "flush")) is True:
         return without_keyword(call, "flush")

@@ -10,7 +10,7 @@ from torchtriage.diagnose.lint.edits import SourceEdit
 from torchtriage.diagnose.lint.syntax import keyword, literal, path_of
 from torchtriage.measure.fix.edits._flow import flow_of, loads, mutated, written
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import INDENT, body_of, remove, source, statement_edit
+from torchtriage.measure.fix.statements import INDENT, body_of, complete, remove, source, statement_edit
 
 CODES = frozenset({"OPT102", "MEM029"})
 GRADIENTS = frozenset({"grad", "step", "zero_grad", "no_sync", "requires_grad", "requires_grad_", "clip_grad_norm_"})
@@ -61,8 +61,7 @@ def _of_body(site: Site, body: list[ast.stmt]) -> tuple[SourceEdit, ...]:
             text = " + ".join(source(site.module, given) for given in losses)
             last = statement_edit(site.module, item, f"({text}).backward()")
             edits = [last, *(remove(site.module, other) for other in first)]
-            alone = len(passes) == len(losses) > 1 and all(edits)
-            return tuple(edit for edit in edits if edit is not None) if alone else ()
+            return complete(edits) if len(passes) == len(losses) > 1 else ()
         if loss is not None:
             first.append(item)
             continue

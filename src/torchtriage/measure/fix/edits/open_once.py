@@ -11,7 +11,7 @@ from torchtriage.diagnose.lint.facts import Class, Module, SourceFunction
 from torchtriage.diagnose.lint.samples import Samples, samples_of
 from torchtriage.diagnose.lint.syntax import path_of
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import insert_after, insert_before, source, statement_edit, unwrap
+from torchtriage.measure.fix.statements import complete, insert_after, insert_before, source, statement_edit, unwrap
 
 CODES = frozenset({"DAT103", "DAT105", "HST101", "HST103", "HST110", "HST111", "HST114", "HST020", "DAT018"})
 CONTAINERS = re.compile(
@@ -51,7 +51,7 @@ def _of_block(samples: Samples, function: SourceFunction, owner: Class, block: a
         return ()
     inner = block.body[0]
     if len(block.body) == 1 and isinstance(inner, ast.Assign) and _reads_all(samples, function, inner, name.id):
-        return _read_once(module, function, owner, block, inner)
+        return _read_once(module, owner, block, inner)
     attribute = _free(module, name.id if len(name.id) > 2 else "file")
     reads = [
         part
@@ -61,14 +61,8 @@ def _of_block(samples: Samples, function: SourceFunction, owner: Class, block: a
     if any(isinstance(part.ctx, ast.Store) for part in reads) or _is_plain_open(module, opened):
         return ()
     guard = f"if {attribute} is None:\n    {attribute} = {source(module, opened)}"
-    before = insert_before(module, block, guard)
-    edits = [
-        _kept(module, owner, attribute),
-        before,
-        *unwrap(module, block),
-        *(replace_node(part, attribute) for part in reads),
-    ]
-    return tuple(filter(None, edits)) if all(edits) else ()
+    before, uses = insert_before(module, block, guard), [replace_node(part, attribute) for part in reads]
+    return complete([_kept(module, owner, attribute), before, *unwrap(module, block), *uses])
 
 
 def _of_name(samples: Samples, function: SourceFunction, owner: Class, made: ast.Assign) -> tuple[SourceEdit, ...]:
@@ -84,23 +78,21 @@ def _of_name(samples: Samples, function: SourceFunction, owner: Class, made: ast
         return ()
     attribute = _free(module, name if len(name) > 2 else "file")
     rows = f"if {attribute} is None:\n    {attribute} = {source(module, made.value)}\n{name} = {attribute}"
-    edits = [_kept(module, owner, attribute), statement_edit(module, made, rows)]
-    return tuple(filter(None, edits)) if all(edits) else ()
+    return complete([_kept(module, owner, attribute), statement_edit(module, made, rows)])
 
 
-def _read_once(
-    module: Module, function: SourceFunction, owner: Class, block: ast.With, inner: ast.Assign
-) -> tuple[SourceEdit, ...]:
+def _read_once(module: Module, owner: Class, block: ast.With, inner: ast.Assign) -> tuple[SourceEdit, ...]:
     """Return the edits for ``with open(self.path) as file: table = json.load(file)``."""
     name = path_of(inner.targets[0])
+    if not name.isidentifier():
+        return ()
     attribute = _free(module, name)
     text = source(module, block)
     indent = " " * block.col_offset
     inside = "\n".join(row.removeprefix(indent) for row in text.split("\n"))
     inside = re.sub(rf"(?m)^(\s+){re.escape(name)} = ", rf"\1{attribute} = ", inside)
     rows = f"if {attribute} is None:\n" + "\n".join(f"    {row}" for row in inside.split("\n"))
-    edits = [_kept(module, owner, attribute), statement_edit(module, block, f"{rows}\n{name} = {attribute}")]
-    return tuple(filter(None, edits)) if all(edits) and name.isidentifier() else ()
+    return complete([_kept(module, owner, attribute), statement_edit(module, block, f"{rows}\n{name} = {attribute}")])
 
 
 def _reads_all(samples: Samples, function: SourceFunction, inner: ast.Assign, file: str) -> bool:

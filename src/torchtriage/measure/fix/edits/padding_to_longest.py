@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
 from torchtriage.diagnose.lint.facts import Module
-from torchtriage.diagnose.lint.syntax import keyword, literal, names_in, path_of
+from torchtriage.diagnose.lint.syntax import indices, keyword, literal, names_in, path_of
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import free_name, imported, insert_before, set_keywords, source
+from torchtriage.measure.fix.statements import free_name, imported, insert_before, set_keywords, source, without_keyword
 
 CODES = frozenset({"DAT102"})
 WHAT = "pad each batch to its own longest row"
@@ -50,8 +50,7 @@ def _by_tokenizer(site: Site, node: ast.Call, padding: ast.expr) -> Iterator[Pro
     tokenizer = next(
         (call.target for call in module.calls if call.target and re.search("okenizer", call.name + call.attr)), ""
     )
-    given = next(item for item in node.keywords if item.value is padding)
-    alone = _without(module, node, given)
+    alone = without_keyword(node, "padding")
     for call in module.calls:
         trainer = re.search(r"Trainer$", call.attr) is not None and isinstance(call.node.func, ast.Name)
         loader = call.name.startswith("torch.utils.data.") and call.attr == "DataLoader"
@@ -69,17 +68,6 @@ def _by_tokenizer(site: Site, node: ast.Call, padding: ast.expr) -> Iterator[Pro
             if edits:
                 yield Proposal((alone, *imports, *edits), WHAT)
                 return
-
-
-def _without(module: Module, node: ast.Call, given: ast.keyword) -> SourceEdit | None:
-    """Return the edit that takes a keyword argument out of a call, with the comma before it."""
-    others = [*node.args, *(item.value for item in node.keywords if item is not given)]
-    before = [item for item in others if (item.lineno, item.col_offset) < (given.lineno, given.col_offset)]
-    if not before:
-        return None
-    last = max(before, key=lambda item: (item.lineno, item.col_offset))
-    end = (given.value.end_lineno or 0, given.value.end_col_offset or 0)
-    return SourceEdit(last.end_lineno or 0, last.end_col_offset or 0, *end, "")
 
 
 def _of_buffer(site: Site, node: ast.Call) -> tuple[SourceEdit, ...]:
@@ -117,7 +105,7 @@ def _longest(module: Module, function: ast.AST, buffer: str) -> str:
             target = part.targets[0] if isinstance(part, ast.Assign) else None
             if not isinstance(target, ast.Subscript) or source(module, target.value) != buffer:
                 continue
-            parts = target.slice.elts if isinstance(target.slice, ast.Tuple) else [target.slice]
+            parts = indices(target)
             if not isinstance(parts[-1], ast.Slice) or parts[-1].upper is None or parts[-1].lower is not None:
                 continue
             length, over, each = parts[-1].upper, loop.iter, loop.target

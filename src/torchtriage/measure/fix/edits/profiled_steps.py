@@ -9,7 +9,7 @@ from torchtriage.diagnose.lint.edits import SourceEdit, add_keyword
 from torchtriage.diagnose.lint.syntax import keyword
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.measure.fix.proposal import Loop, Proposal, Site
-from torchtriage.measure.fix.statements import import_edit, insert_after, insert_before, source
+from torchtriage.measure.fix.statements import complete, insert_after, insert_before, module_in, source
 
 CODES = words("MSR045 HST020 HST114")
 
@@ -34,8 +34,8 @@ def propose(site: Site) -> Iterator[Proposal]:
         loop = _innermost(site, node)
         if loop is None or f"{item.optional_vars.id}.step" in source(module, loop):
             continue
-        torch = next((name for name, full in module.aliases.items() if full == "torch"), "")
-        schedule = f"{torch or 'torch'}.profiler.schedule(wait=1, warmup=1, active=3, repeat=1)"
+        torch, imports = module_in(module, "torch")
+        schedule = f"{torch}.profiler.schedule(wait=1, warmup=1, active=3, repeat=1)"
         given = add_keyword(module.text, call, "schedule", "few_steps")
         if not call.args and not call.keywords:
             line, column = call.end_lineno or 0, (call.end_col_offset or 0) - 1
@@ -44,15 +44,10 @@ def propose(site: Site) -> Iterator[Proposal]:
             insert_before(module, node, f"few_steps = {schedule}"),
             given,
             insert_after(module, loop.body[-1], f"{item.optional_vars.id}.step()"),
+            *imports,
         ]
-        if not torch:
-            edits.append(import_edit(module, "import torch"))
         if all(edits):
-            yield Proposal(
-                tuple(edit for edit in edits if edit is not None),
-                "profile a few steps only",
-                "the profile covers three steps",
-            )
+            yield Proposal(complete(edits), "profile a few steps only", "the profile covers three steps")
             return
 
 

@@ -13,7 +13,7 @@ from torchtriage.measure.fix.edits._meanwhile import VIEWS, changed_in_place, ma
 from torchtriage.measure.fix.edits._torch import number_read, torch_in
 from torchtriage.measure.fix.edits._turns import is_tensor
 from torchtriage.measure.fix.proposal import Loop, Proposal, Site
-from torchtriage.measure.fix.statements import INDENT, body_of, insert_after, source
+from torchtriage.measure.fix.statements import INDENT, assigned_pairs, body_of, insert_after, source
 
 CODES = frozenset({"LCH014", "SYN001", "SYN004"})
 
@@ -144,20 +144,11 @@ def _start(site: Site, name: str, statement: ast.stmt) -> tuple[ast.expr | None,
             for before in body_of(site.module, node) or [] if isinstance(node, ast.stmt) else []:
                 if before is node:
                     break
-                for target, value in _pairs(before):
+                for target, value in assigned_pairs(before) if isinstance(before, ast.Assign) else ():
                     if isinstance(target, ast.Name) and target.id == name:
                         return value, outer
         node = site.module.parents[node]
     return None, None
-
-
-def _pairs(statement: ast.stmt) -> Iterator[tuple[ast.expr, ast.expr]]:
-    if isinstance(statement, ast.Assign):
-        for target in statement.targets:
-            if isinstance(target, ast.Tuple) and isinstance(statement.value, ast.Tuple):
-                yield from zip(target.elts, statement.value.elts, strict=False)
-            else:
-                yield target, statement.value
 
 
 def _is_used(site: Site, name: str, statement: ast.stmt, loop: Loop, start: ast.expr) -> bool:

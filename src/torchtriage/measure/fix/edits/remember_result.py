@@ -15,7 +15,7 @@ from torchtriage.diagnose.lint.work_words import CACHES
 from torchtriage.measure.fix.edits._flow import Flow, flow_of, loads, meets, mutated
 from torchtriage.measure.fix.edits._lasting import outdented
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import import_edit, insert_before, source
+from torchtriage.measure.fix.statements import alias_of, complete, insert_before, module_in, source
 
 CODES = words("""
     HST020 HST055 HST101 HST103 HST105 HST106 HST107 HST110 HST111 HST114 HST118 HST134 LCH014 LCH015 LCH017 LCH105
@@ -71,15 +71,11 @@ def _cached(site: Site, flow: Flow, function: SourceFunction) -> Proposal | None
         return None
     if any(_is_changed(site, call) for call in calls) or _reads_outside(flow, calls):
         return None
-    functools = next((name for name, full in module.aliases.items() if full == "functools"), "")
-    direct = next((name for name, full in module.aliases.items() if full == "functools.cache"), "")
-    edits = [decorate(module.text, node, direct or f"{functools or 'functools'}.cache")]
-    if not functools and not direct:
-        added = import_edit(module, "import functools")
-        if added is None:
-            return None
-        edits.append(added)
-    return Proposal(tuple(edits), f"remember what {function.name}() gives for the same arguments")
+    functools, imports = module_in(module, "functools")
+    direct = alias_of(module, "functools.cache")
+    cached = decorate(module.text, node, direct or f"{functools}.cache")
+    edits = complete([cached, *([] if direct else imports)])
+    return Proposal(edits, f"remember what {function.name}() gives for the same arguments") if edits else None
 
 
 def _comes_again(call: SourceCall) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.edits import SourceEdit
+from torchtriage.diagnose.lint.edits import replace_node
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.measure.fix.edits._elementwise import NotElementwiseError, nest_of
 from torchtriage.measure.fix.proposal import Proposal, Site
@@ -27,6 +27,6 @@ def propose(site: Site) -> Iterator[Proposal]:
         except NotElementwiseError:
             continue
         text = f"\n{indent}".join(rows)
-        edit = SourceEdit(loop.lineno, loop.col_offset, loop.end_lineno or 0, loop.end_col_offset or 0, text)
+        edit = replace_node(loop, text)
         yield Proposal((edit,), f"compute all elements of the loop in line {loop.lineno} at once")
         return

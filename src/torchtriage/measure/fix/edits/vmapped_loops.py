@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
-from torchtriage.diagnose.lint.syntax import literal, path_of
+from torchtriage.diagnose.lint.syntax import indices, literal, path_of
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.diagnose.lint.work_syntax import appended, bound_names, parameters
 from torchtriage.measure.fix.edits._flow import Flow, flow_of, mutated
@@ -97,7 +97,7 @@ def _of_loop(site: Site, loop: ast.For) -> tuple[SourceEdit, ...]:
     parts = [*values, *(sink.value for sink in sinks)]
     kept, own = [path_of(sink.target) for sink in sinks], {*bound(steps), turns.index, *turns.rows}
     made = {name: item.value for item in steps if isinstance(item, ast.Assign) for name in bound([item])}
-    _check(site, loop, parts, steps, kept)
+    _check(site, parts, steps, kept)
     of_row = _OfRow(site, turns, parts)
     name = free_name(module, "of_row", "value_of_row")
     outside = {path.partition(".")[0] for path in (*kept, *(item.path for item in of_row.mapped))}
@@ -126,7 +126,7 @@ def _of_loop(site: Site, loop: ast.For) -> tuple[SourceEdit, ...]:
         rows = [f"if {turns.length} > 0:", *(f"{INDENT}{row}" for row in rows)]
     text += [f"{INDENT}return {returned}", "", *counted, *rows]
     new = "\n".join(f"{indent}{item}" if item and number else item for number, item in enumerate(text))
-    edit = SourceEdit(loop.lineno, loop.col_offset, loop.end_lineno or 0, loop.end_col_offset or 0, new)
+    edit = replace_node(loop, new)
     return (edit, *more)
 
 
@@ -147,7 +147,7 @@ def _of_comprehension(site: Site, node: ast.ListComp | ast.GeneratorExp) -> tupl
         or not flow_of(module).repeats(node.generators[0].iter)
     ):
         raise NotRowsError
-    _check(site, node, [value], [], [])
+    _check(site, [value], [], [])
     of_row = _OfRow(site, turns, [value])
     torch, more = torch_in(module)
     out = f", out_dims={axis}" if axis else ""
@@ -218,7 +218,7 @@ class _OfRow:
         return replaced_in(self.module, node, *uses)
 
 
-def _check(site: Site, node: ast.AST, parts: Sequence[ast.expr], steps: Sequence[ast.stmt], kept: list[str]) -> None:
+def _check(site: Site, parts: Sequence[ast.expr], steps: Sequence[ast.stmt], kept: list[str]) -> None:
     """Raise ``NotRowsError`` where a turn changes what others see, or depends on values for what it does."""
     flow, module = flow_of(site.module), site.module
     masks = {path_of(item.targets[0]) for item in steps if isinstance(item, ast.Assign) and _is_mask(item.value)}
@@ -264,7 +264,7 @@ def _sink(last: ast.stmt, index: str) -> Sink | None:
     if not isinstance(last, ast.Assign) or target is None:
         return None
     if isinstance(target, ast.Subscript) and index and path_of(target.value):
-        places = target.slice.elts if isinstance(target.slice, ast.Tuple) else [target.slice]
+        places = indices(target)
         if all(path_of(item) == index or (isinstance(item, ast.Slice) and is_whole(item)) for item in places):
             return Sink(target.value, *_both(last.value, "="), axis=axis_of(target, index))
     value, path = last.value, path_of(target)

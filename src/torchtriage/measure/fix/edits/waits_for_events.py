@@ -11,7 +11,7 @@ from torchtriage.diagnose.lint.syntax import literal, names_in, path_of
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.measure.fix.edits._flow import written
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import body_of, import_edit, insert_after, insert_before, remove, source
+from torchtriage.measure.fix.statements import body_of, complete, insert_after, insert_before, module_in, remove, source
 
 CODES = words("HST104 HST108 HST112 HST020 HST054 HST114")
 SHORT = "0.001"
@@ -25,7 +25,7 @@ def propose(site: Site) -> Iterator[Proposal]:
             continue
         sleep = _sleep(module, loop)
         if sleep is None:
-            if (edits := _paused(module, loop)) is not None:
+            if edits := _paused(module, loop):
                 yield Proposal(edits, f"pause in the loop in line {loop.lineno}, which would spin")
             continue
         for edits, what in (
@@ -117,15 +117,14 @@ def _notified(site: Site, loop: ast.While) -> tuple[SourceEdit, ...]:
     first = next((item for item in init.body if watched & written([item])), None)
     if first is None or not setting or any("self.changed" in source(module, item) for item in owner.body):
         return ()
-    threading = next((name for name, full in module.aliases.items() if full == "threading"), "")
-    edits = [insert_before(module, first, f"self.changed = {threading or 'threading'}.Condition()")]
+    threading, imports = module_in(module, "threading")
+    edits = [insert_before(module, first, f"self.changed = {threading}.Condition()")]
     edits += [insert_after(module, item, "with self.changed:\n    self.changed.notify_all()") for item in setting]
-    if not threading:
-        edits.append(import_edit(module, "import threading"))
+    edits += imports
     indent = " " * (loop.col_offset + 4)
     text = f"with self.changed:\n{indent}self.changed.wait_for(lambda: {_opposite(module, loop.test)})"
-    edits.append(SourceEdit(loop.lineno, loop.col_offset, loop.end_lineno or 0, loop.end_col_offset or 0, text))
-    return tuple(filter(None, edits)) if all(edits) else ()
+    edits.append(replace_node(loop, text))
+    return complete(edits)
 
 
 _SIMPLE = ast.Assign | ast.AugAssign | ast.Expr | ast.AnnAssign
@@ -139,7 +138,7 @@ def _opposite(module: Module, test: ast.expr) -> str:
     return f"not ({source(module, test)})"
 
 
-def _paused(module: Module, loop: ast.While) -> tuple[SourceEdit, ...] | None:
+def _paused(module: Module, loop: ast.While) -> tuple[SourceEdit, ...]:
     """Return the edits that put a pause where a loop of a thread has nothing to do."""
     threads = [call for name in ("threading.Thread", "Thread") for call in module.called(name)]
     targets = {
@@ -151,17 +150,15 @@ def _paused(module: Module, loop: ast.While) -> tuple[SourceEdit, ...] | None:
     is_thread = getattr(module.scope(loop), "name", "") in targets
     nothing = all(isinstance(item, ast.Pass) for item in loop.body)
     if not (is_thread or nothing) or (isinstance(loop.test, ast.Constant) and not literal(loop.test)):
-        return None
-    time = next((name for name, full in module.aliases.items() if full == "time"), "")
-    sleep = f"{time or 'time'}.sleep({SHORT})"
+        return ()
+    time, imports = module_in(module, "time")
+    sleep = f"{time}.sleep({SHORT})"
     edits: list[SourceEdit | None] = []
     last = loop.body[-1]
     if nothing:
-        edits.append(SourceEdit(last.lineno, last.col_offset, last.end_lineno or 0, last.end_col_offset or 0, sleep))
+        edits.append(replace_node(last, sleep))
     elif isinstance(last, ast.If) and not last.orelse and len(loop.body) == 1 and names_in(last.test):
         edits.append(insert_after(module, last, f"else:\n    {sleep}"))
     else:
-        return None
-    if not time:
-        edits.append(import_edit(module, "import time"))
-    return tuple(filter(None, edits)) if all(edits) else None
+        return ()
+    return complete([*edits, *imports])

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
 from torchtriage.diagnose.lint.facts import Module
-from torchtriage.diagnose.lint.syntax import keyword, literal, path_of
+from torchtriage.diagnose.lint.syntax import argument, keyword, literal, path_of
 from torchtriage.measure.fix.proposal import Proposal, Site
 from torchtriage.measure.fix.statements import imported, insert_after, source
 
@@ -41,7 +41,7 @@ def _of_choice(module: Module, node: ast.Call, weights: ast.expr) -> tuple[Sourc
     if not node.args or len(node.args) > 2 or any(item.arg not in ("size", "p", "replace") for item in node.keywords):
         return ()
     name, made = _kept(module, weights, "cdf")
-    size = keyword(node, "size") or (node.args[1] if len(node.args) > 1 else None)
+    size = argument(node, "size", 1)
     numpy, imports = imported(module, "numpy.cumsum")
     after = insert_after(module, made, f"{name} = {numpy}({path_of(weights)})\n{name} /= {name}[-1]") if made else None
     if after is None or not isinstance(node.func, ast.Attribute):

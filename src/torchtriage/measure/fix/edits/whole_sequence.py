@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.edits import SourceEdit, add_keyword, replace_node
 from torchtriage.diagnose.lint.facts import Module
-from torchtriage.diagnose.lint.syntax import keyword, path_of
+from torchtriage.diagnose.lint.syntax import indices, keyword, path_of
 from torchtriage.measure.fix.edits._settings import origin_of
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import remove, source, statement_edit
+from torchtriage.measure.fix.statements import complete, remove, source, statement_edit
 
 CODES = frozenset({"LCH106", "LCH109", "LCH014", "LCH015", "LCH017", "HST020", "HST114"})
 NAMES = "parameters have other names: old checkpoints do not load"
@@ -68,7 +68,7 @@ def _edits(site: Site, loop: ast.For) -> tuple[SourceEdit, ...]:
         start = next((item for item in module.names(name, module.scope(loop)) if isinstance(item.ctx, ast.Store)), None)
         first = module.parents.get(start) if start is not None else None
         edits.append(remove(module, first) if isinstance(first, ast.Assign) else None)
-    return tuple(filter(None, edits)) if all(edits) else ()
+    return complete(edits)
 
 
 def _sequence(module: Module, loop: ast.For, given: ast.expr) -> tuple[str, bool]:
@@ -84,7 +84,7 @@ def _sequence(module: Module, loop: ast.For, given: ast.expr) -> tuple[str, bool
     counts = isinstance(loop.iter, ast.Call) and path_of(loop.iter.func) == "range" and len(loop.iter.args) == 1
     if not isinstance(given, ast.Subscript) or not counts or not isinstance(loop.iter, ast.Call):
         return "", False
-    parts = given.slice.elts if isinstance(given.slice, ast.Tuple) else [given.slice]
+    parts = indices(given)
     said = [source(module, item) for item in parts]
     while said and said[-1] == ":":
         said.pop()

@@ -9,12 +9,12 @@ from types import EllipsisType, NoneType
 
 from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
 from torchtriage.diagnose.lint.facts import Module
-from torchtriage.diagnose.lint.syntax import names_in, path_of
+from torchtriage.diagnose.lint.syntax import indices, names_in, path_of
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.measure.fix.edits._flow import flow_of
 from torchtriage.measure.fix.edits._turns import is_tensor
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import body_of, bound, remove, source
+from torchtriage.measure.fix.statements import body_of, bound, complete, remove, source
 
 CODES = words("LCH017 LCH105 LCH107 LCH109 LCH014 HST020 HST106 HST110 HST111 HST114 CPY102 DAT018 DAT114")
 ARRAYS = frozenset({"numpy.array", "numpy.asarray", "numpy.stack"})
@@ -70,7 +70,7 @@ def _edits(site: Site, loop: ast.For) -> tuple[SourceEdit, ...]:
     ):
         return ()
     edits += [remove(module, item) for item in (loop, *begun)]
-    return tuple(filter(None, edits)) if edits and all(edits) else ()
+    return complete(edits)
 
 
 def _counts(module: Module, number: ast.expr) -> bool:
@@ -127,7 +127,7 @@ def _is(site: Site, join: ast.Call, given: ast.Subscript) -> bool:
 
 def _window(module: Module, given: ast.Subscript, index: str, number: str, join: ast.Call) -> str:
     """Return what all turns take together: ``x[arange(n) + w]`` of ``x[i + w]``; empty where it is something else."""
-    first, *rest = given.slice.elts if isinstance(given.slice, ast.Tuple) else [given.slice]
+    first, *rest = indices(given)
     arange = f"{source(module, join.func).rpartition('.')[0]}.arange"
     others, places = "".join(f", {source(module, item)}" for item in rest), f"{arange}({number})"
     begin: Counter[str] = Counter()

@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from torchtriage.core.arrays import Ints
 from torchtriage.core.engine import find_engine
 
 Spans = NDArray[np.int64]
-Ints = NDArray[np.int64]
 
 EMPTY: Spans = np.empty((0, 2), dtype=np.int64)
 

@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from torchtriage.compile.bucketing.planning import Work, least_cost
+from torchtriage.core.arrays import Floats, Ints
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 _Choice = tuple[float, tuple[int, ...]]
 """What new buckets save, and their sizes."""
 

@@ -15,14 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from torchtriage.core.arrays import distinct
+from torchtriage.core.arrays import Floats, Ints, distinct
 from torchtriage.core.errors import UsageError
 from torchtriage.core.units import format_share
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 Work = Callable[[Any], Any]
 """What a request of each size costs, in any unit: ``int64[n] -> float64[n]``, growing."""
 

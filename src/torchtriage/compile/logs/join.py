@@ -11,18 +11,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from torchtriage.compile.logs.locations import resumed
 from torchtriage.compile.logs.result import CompiledFunction, CompileResult, GraphBreak, Joined, Recompile
 from torchtriage.core import intervals
-from torchtriage.core.arrays import distinct
+from torchtriage.core.arrays import Ints, distinct
 from torchtriage.core.finding import Note
 from torchtriage.core.trace import Trace
 from torchtriage.core.trace.compiled_regions import Regions, find_regions
 from torchtriage.core.units import NS_PER_MS, format_count, format_ms, ms
-
-Ints = NDArray[np.int64]
 
 
 def join(result: CompileResult, trace: Trace, path: str, *, eager: Trace | None = None) -> CompileResult:

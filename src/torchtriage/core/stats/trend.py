@@ -8,7 +8,7 @@ import numpy as np
 
 from torchtriage.core.arrays import Floats
 
-__all__ = ["Floats", "Hinge", "Slope", "block_minima", "hinge", "sen_slope"]
+__all__ = ["Hinge", "Slope", "block_minima", "hinge", "sen_slope"]
 
 MAX_POINTS = 400
 """All pairs are looked at; longer series are thinned first."""

@@ -15,12 +15,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from torchtriage.core.arrays import Ints
 from torchtriage.core.stats import Interval, difference_of_means
 from torchtriage.diagnose.compare.result import ChangeCause, ChangePart, TimeChange
 from torchtriage.diagnose.compare.sentences import label, sentence
 from torchtriage.diagnose.compare.time_account import PYTHON, REST, Account, Key, Pace, added
-
-Ints = NDArray[np.int64]
 
 RUN_TO_RUN = 0.03
 """The least that two recordings of one program may differ by though steps within each agree."""

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.core import intervals
-from torchtriage.core.arrays import distinct
+from torchtriage.core.arrays import Ints, distinct
 from torchtriage.core.intervals import Spans
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.device import HOST_LATE, QUEUED, UNKNOWN, Device
@@ -26,8 +26,6 @@ from torchtriage.core.trace.frames import frame_label, is_user_frame, parse_fram
 from torchtriage.core.trace.nesting import Tree
 from torchtriage.core.trace.schema import LOADER_NAME
 from torchtriage.core.trace.steps import COMPILES
-
-Ints = NDArray[np.int64]
 
 TimeClass = Literal["compute", "comm_only", "copy_only", "idle_host_late", "idle_queued", "idle_unknown", "host"]
 CLASSES: tuple[TimeClass, ...] = get_args(TimeClass)

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from torchtriage.core.arrays import Floats
 from torchtriage.core.errors import UsageError
 from torchtriage.core.trace.columns import Trace
 from torchtriage.diagnose.detector.device_costs import Account, weighed
@@ -50,7 +51,6 @@ _NEW = 0.05
 _NAMED = 0.01
 """A type less likely than this is not reported."""
 
-Floats = NDArray[np.float64]
 Rows = NDArray[np.float32]
 
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from torchtriage.core.arrays import Floats
 from torchtriage.diagnose.detector.device_features import WORK
 from torchtriage.diagnose.detector.features import NAMES
 
-Floats = NDArray[np.float64]
 Rows = NDArray[np.float32]
 
 _AT = {name: at for at, name in enumerate(NAMES)}

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.core import intervals
+from torchtriage.core.arrays import Ints, Mask
 from torchtriage.core.intervals import Spans
 from torchtriage.core.trace.allocator_calls import allocator_calls
 from torchtriage.core.trace.columns import Trace
@@ -16,7 +17,7 @@ from torchtriage.core.trace.host_syncs import SYNC_CALL
 from torchtriage.core.trace.matrix_products import NOT_FP32_KERNEL, TF32_KERNEL, is_fp32_kernel
 from torchtriage.core.trace.schema import Kind
 from torchtriage.diagnose.detector.families import WORK_FAMILIES
-from torchtriage.diagnose.detector.windows import Columns, Ints, Mask, Windows, families_of, ratio
+from torchtriage.diagnose.detector.windows import Columns, Windows, families_of, ratio
 
 WORK = tuple(name for name, _ in WORK_FAMILIES)
 

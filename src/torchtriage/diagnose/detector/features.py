@@ -18,24 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.core import intervals
-from torchtriage.core.arrays import distinct
+from torchtriage.core.arrays import Floats, Ints, Mask, distinct
 from torchtriage.core.trace.columns import Trace
 from torchtriage.core.trace.nesting import Tree
 from torchtriage.core.trace.schema import Kind
 from torchtriage.diagnose.detector.collective_features import COLLECTIVES, collective_columns
 from torchtriage.diagnose.detector.device_features import DEVICE, device_columns
 from torchtriage.diagnose.detector.families import FRAME_FAMILIES, HOST_FAMILIES
-from torchtriage.diagnose.detector.windows import (
-    Columns,
-    Floats,
-    Ints,
-    Mask,
-    Pieces,
-    Windows,
-    bounded,
-    families_of,
-    ratio,
-)
+from torchtriage.diagnose.detector.windows import Columns, Pieces, Windows, bounded, families_of, ratio
 
 HOST = tuple(name for name, _ in HOST_FAMILIES)
 FRAME = tuple(name for name, _ in FRAME_FAMILIES)

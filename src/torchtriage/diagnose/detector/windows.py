@@ -5,15 +5,12 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from torchtriage.core import intervals
+from torchtriage.core.arrays import Floats, Ints, Mask
 from torchtriage.core.trace.columns import Trace
 from torchtriage.diagnose.detector.families import Table, family_codes
 
-Ints = NDArray[np.int64]
-Mask = NDArray[np.bool_]
-Floats = NDArray[np.float64]
 Columns = dict[str, Floats]
 
 

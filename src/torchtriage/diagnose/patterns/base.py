@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.core import intervals
+from torchtriage.core.arrays import Floats, Ints, Mask
 from torchtriage.core.errors import PatternError, UsageError
 from torchtriage.core.finding import Certainty, Fix
 from torchtriage.core.intervals import Spans
@@ -56,9 +57,6 @@ __all__ = [
     "most_frequent",
 ]
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Mask = NDArray[np.bool_]
 
 _ON_DEVICE = "add ProfilerActivity.CUDA to activities= (and record on the GPU machine)"
 

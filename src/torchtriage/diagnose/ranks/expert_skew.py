@@ -5,14 +5,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from torchtriage.core.arrays import Ints
 from torchtriage.core.finding import Finding
 from torchtriage.core.stats.median import median_interval
 from torchtriage.core.units import format_ns, format_share
 from torchtriage.diagnose.ranks.host_activity import CELLS
 from torchtriage.diagnose.ranks.job_patterns import MIN_SHARE, RanksTogether, job_finding
 from torchtriage.diagnose.ranks.match import GroupMatch
-
-Ints = NDArray[np.int64]
 
 UNEVEN = 1.15
 """Elements of the fullest rank over the mean of its group."""

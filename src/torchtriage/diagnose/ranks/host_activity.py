@@ -13,15 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.core import intervals
-from torchtriage.core.arrays import distinct
+from torchtriage.core.arrays import Ints, Mask, distinct
 from torchtriage.core.intervals import Spans
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.frames import is_user_frame
 from torchtriage.core.trace.host_syncs import SYNC_CALL
 from torchtriage.core.trace.schema import LOADER_NAME
-
-Ints = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 
 PHASES = ("loader", "forward", "backward", "optimizer", "between")
 """``between``: outside what is marked, and Python between two phases."""

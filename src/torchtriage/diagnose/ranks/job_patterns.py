@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from torchtriage.core.arrays import Ints
 from torchtriage.core.finding import Certainty, Cost, Finding, Place, RankSpread
 from torchtriage.diagnose.patterns import lookup
 from torchtriage.diagnose.ranks.match import Matches
@@ -19,7 +20,6 @@ from torchtriage.diagnose.ranks.rank_record import RankRecord
 from torchtriage.diagnose.ranks.straggler import Waiting
 from torchtriage.diagnose.verdict.verdict import severity_of
 
-Ints = NDArray[np.int64]
 MIN_SHARE = 0.05
 """Of the step, as for a late rank."""
 

@@ -12,14 +12,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from torchtriage.core.arrays import Ints
 from torchtriage.core.trace import Trace
 from torchtriage.diagnose.ranks.match import Matches
 from torchtriage.diagnose.ranks.rank_record import RankReplay
 from torchtriage.diagnose.replay import Scenario, model, parse_what_if
 from torchtriage.diagnose.replay.engine import Patch, Schedule, fixed, schedule
 from torchtriage.diagnose.replay.graph import EdgeKind, Graph, NodeKind
-
-Ints = NDArray[np.int64]
 
 MAX_ERROR = 0.03
 """Of the recorded step: a joint replay further off gives no numbers."""

@@ -14,12 +14,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from torchtriage.core.arrays import Floats, Ints
 from torchtriage.diagnose.ranks.match import Matches
 from torchtriage.diagnose.ranks.rank_skeleton import RankSkeleton
 from torchtriage.diagnose.replay.reduce import Reduced
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 MAX_ERROR = 0.03
 """Of the recorded step: a joint replay further off gives no numbers."""

@@ -12,8 +12,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from torchtriage.core.arrays import Floats, Ints
 from torchtriage.core.finding import Finding, Fix
 from torchtriage.core.units import format_count, format_ns, format_share
 from torchtriage.diagnose.ranks.host_activity import CELLS
@@ -21,9 +21,6 @@ from torchtriage.diagnose.ranks.job_patterns import RanksTogether, job_finding
 from torchtriage.diagnose.ranks.merge import STRAGGLER
 from torchtriage.diagnose.ranks.rank_record import RankRecord
 from torchtriage.diagnose.ranks.straggler import spared_ns
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 MIN_SHARE = 0.04
 """Of the step, in the median over steps: the own time of ranks that run the same program differs by 1-2 %."""

@@ -15,11 +15,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from torchtriage.core.arrays import distinct
+from torchtriage.core.arrays import Ints, distinct
 from torchtriage.core.units import format_ns, format_share
 from torchtriage.diagnose.ranks.rank_record import ProcessGroup, RankRecord
-
-Ints = NDArray[np.int64]
 
 END_SKEW_NS = 300_000
 """True matches end within this on a device (measured)."""

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.core import intervals
-from torchtriage.core.arrays import distinct
+from torchtriage.core.arrays import Ints, distinct
 from torchtriage.core.intervals import Spans
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.collectives import communicates
@@ -39,7 +39,6 @@ __all__ = [
     "host_name",
 ]
 
-Ints = NDArray[np.int64]
 
 _STEP_NUMBER = re.compile(r"#(\d+)$")
 MAX_MOMENTS = 2000

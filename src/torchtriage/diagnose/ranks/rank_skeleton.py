@@ -6,15 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
+from torchtriage.core.arrays import Ints
 from torchtriage.core.trace import Trace
 from torchtriage.core.trace.collectives import communicates
 from torchtriage.diagnose.replay import Edit, model
 from torchtriage.diagnose.replay.reduce import MOST, Reduced, collective_nodes, reduce_graph
 from torchtriage.diagnose.verdict.result import Result
-
-Ints = NDArray[np.int64]
 
 MAX_FIXES = 8
 """Findings of a rank that are replayed, the costliest; the others keep their bound."""

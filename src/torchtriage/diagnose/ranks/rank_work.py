@@ -7,14 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from torchtriage.core import intervals
-from torchtriage.core.arrays import distinct
+from torchtriage.core.arrays import Ints, distinct
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.diagnose.ranks.host_activity import Pieces
-
-Ints = NDArray[np.int64]
 
 _PRODUCT = r"(?i)gemm|_mm\b|\bmm\b|addmm|bmm|matmul|cutlass|cublas|xmma|grouped_mm|nvjet|fused_experts|expert"
 _EXPERTS = r"(?i)expert|(^|[^a-z])moe([^a-z]|$)|grouped_?(mm|gemm)"

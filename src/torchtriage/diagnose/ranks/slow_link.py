@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from torchtriage.core import intervals
+from torchtriage.core.arrays import Ints
 from torchtriage.core.finding import Finding, Place
 from torchtriage.core.names import visible
 from torchtriage.core.units import format_count, format_ns, format_share
@@ -16,8 +16,6 @@ from torchtriage.diagnose.ranks.job_patterns import RanksTogether, job_finding
 from torchtriage.diagnose.ranks.match import GroupMatch
 from torchtriage.diagnose.ranks.merge import MAX_NAMED
 from torchtriage.diagnose.ranks.rank_record import RankRecord
-
-Ints = NDArray[np.int64]
 
 SLOW_LINK = "COM068"
 SLOWER = 1.25

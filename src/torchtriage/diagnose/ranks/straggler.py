@@ -15,15 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.core import intervals
-from torchtriage.core.arrays import distinct
+from torchtriage.core.arrays import Floats, Ints, distinct
 from torchtriage.core.intervals import Spans
 from torchtriage.core.stats.median import median_interval
 from torchtriage.diagnose.ranks.host_activity import CELLS, PHASES
 from torchtriage.diagnose.ranks.match import GroupMatch, Matches
 from torchtriage.diagnose.ranks.rank_record import Moment, RankRecord
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 MIN_OWN = 0.3
 """Of what the others wait: else it is late by what it exchanges, such as a broadcast whose root goes on at once."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from torchtriage.core import intervals
+from torchtriage.core.arrays import Ints, Mask
 from torchtriage.core.finding import Finding
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.diagnose.detector.detector import Detector, Judged
@@ -26,9 +26,6 @@ _OF_THE_RECORDING = "MSR034"
 """Start-up and first use say something of the recording, not of the program: the doctor does."""
 MAX_STEPS = 32
 """Steps that are looked at, spread over the steady ones: more say the same."""
-
-Ints = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 
 
 def suspicions(trace: Trace, findings: Sequence[Finding], detector: Detector | None = None) -> tuple[Suspicion, ...]:

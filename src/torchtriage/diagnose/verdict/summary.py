@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.core import intervals
+from torchtriage.core.arrays import Ints
 from torchtriage.core.finding import TimeClasses
 from torchtriage.core.names import short_name
 from torchtriage.core.trace import Kind, Trace
@@ -37,8 +38,6 @@ N_SPANS = 1200
 N_PIECES = 200
 """Parts of a step: half a percent each."""
 N_NAMES = 3
-
-Ints = NDArray[np.int64]
 
 
 def summarise(trace: Trace, unknown: str = "") -> Summary:

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from torchtriage.core import intervals
+from torchtriage.core.arrays import Ints
 from torchtriage.core.errors import PatternError
 from torchtriage.core.finding import (
     Certainty,
@@ -53,8 +53,6 @@ HIGH_SHARE, MEDIUM_SHARE = 0.10, 0.03
 MAX_INTERVALS = 200
 MAX_EXAMPLES = 3
 PIECE = 1 << 16
-
-Ints = NDArray[np.int64]
 
 
 def diagnose(

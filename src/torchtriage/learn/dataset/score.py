@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from torchtriage.core.arrays import Floats, Mask
 from torchtriage.core.errors import UsageError
 from torchtriage.learn.dataset.predictions import Prediction, Predictions
 from torchtriage.learn.dataset.recordings import DEVICE, DatasetItem
@@ -24,9 +24,6 @@ APART = (SYNTHETIC, DEVICE)
 """The parts that are scored apart: what a model made, and what others recorded, say nothing of each other."""
 RESAMPLED = 200
 LEVEL = 0.95
-
-Floats = NDArray[np.float64]
-Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,12 @@ from types import NoneType
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from torchtriage.core.arrays import Ints
 from torchtriage.core.errors import TraceFormatError
 
 MAGIC = b"ttcol\x00\x00\x01"
 _TYPES = (np.int8, np.int16, np.int32, np.int64)
-Ints = NDArray[np.int64]
 
 
 def read(path: Path) -> dict[str, Any]:

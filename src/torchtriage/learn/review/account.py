@@ -13,11 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.core import intervals
+from torchtriage.core.arrays import Ints
 from torchtriage.core.trace import Trace
 from torchtriage.core.units import format_count, format_ns, format_range, format_share
 from torchtriage.learn.review.redaction import RedactedNames
-
-Ints = NDArray[np.int64]
 
 N_OUTER, N_TYPES, N_STEPS = 4, 3, 8
 _MACHINE = re.compile(r"(?:NVIDIA|AMD|Tesla|GeForce|Quadro|Intel|TPU|Google|MTIA|Ascend|HL-)[\w .()/+-]{0,40}")

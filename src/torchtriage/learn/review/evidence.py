@@ -15,9 +15,9 @@ from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from torchtriage.core import intervals
+from torchtriage.core.arrays import Ints
 from torchtriage.core.finding import Finding
 from torchtriage.core.names import elide, visible
 from torchtriage.core.trace import Kind, Trace
@@ -28,7 +28,6 @@ from torchtriage.diagnose.patterns.base import missing_needs
 from torchtriage.learn.review import account
 from torchtriage.learn.review.redaction import WIDTH, RedactedNames
 
-Ints = NDArray[np.int64]
 LineKind = Literal[
     "window", "machine", "step", "time", "op", "device", "python", "around", "finding", "elsewhere", "detector"
 ]

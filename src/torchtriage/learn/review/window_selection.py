@@ -9,11 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.core import intervals
+from torchtriage.core.arrays import Ints
 from torchtriage.core.finding import Finding
 from torchtriage.core.units import format_count
 from torchtriage.diagnose.detector.detector import Judged
-
-Ints = NDArray[np.int64]
 
 SURE = {"certain": 0.9, "likely": 0.7, "hint": 0.4}
 """How suspicious a window is that a rule covers."""

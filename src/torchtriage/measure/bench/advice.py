@@ -7,8 +7,8 @@ from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from torchtriage.core.arrays import Floats
 from torchtriage.core.stats.paired_interval import GAP, LEAST_PAIRS, NARROW, order_of_pairs
 from torchtriage.core.units import format_bytes, format_count, format_ms
 from torchtriage.measure.bench.measurements import Measurements
@@ -17,7 +17,6 @@ from torchtriage.measure.bench.result import BenchAdvice, Need, Setting, Setting
 
 __all__ = ["GAP", "advise", "all_settled", "compare", "compare_all", "is_measured", "is_right", "listed", "times"]
 
-Floats = NDArray[np.float64]
 
 CLEAR = 0.03
 """Rounds end when the interval is narrow, or has its whole length above ``GAP``, or below this."""

@@ -8,14 +8,12 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from torchtriage.core.arrays import Floats
 from torchtriage.core.machine import HostUse
 from torchtriage.core.stats.steady_state import Steady, find_steady
 from torchtriage.measure.bench.plan import BenchPlan
 from torchtriage.measure.bench.result import Setting
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from statistics import median
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from torchtriage.core.arrays import Ints
 from torchtriage.core.finding import Note
 from torchtriage.core.isolate.dynamo_counters import PHASES
 from torchtriage.core.machine import Noise, gather_machine, judge_noise, variables
@@ -41,7 +41,6 @@ from torchtriage.measure.bench.result import (
 )
 
 QUANTILES = (("P50", 0.5), ("P95", 0.95), ("P99", 0.99))
-Ints = NDArray[np.int64]
 
 SHOWN = 200
 """Steps of the warm-up curve that are kept."""

@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from torchtriage.core.arrays import Floats
 from torchtriage.core.errors import UsageError
 from torchtriage.core.samples import Series
 from torchtriage.core.stats import classical_tests, multiple_testing, quantiles, session_comparison
 from torchtriage.measure.gate import formatting
 from torchtriage.measure.gate.result import Classic, MetricRow, RowVerdict, SideAmount
-from torchtriage.measure.gate.session_stats import Floats, SessionTable
+from torchtriage.measure.gate.session_stats import SessionTable
 
 MAX_REGRESS: dict[str, float] = {
     "latency": 0.03,

@@ -9,11 +9,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from torchtriage.core.arrays import distinct
+from torchtriage.core.arrays import Floats, distinct
 from torchtriage.core.samples import Series
 from torchtriage.core.stats.session_comparison import LOW, QUANTILES
-
-Floats = NDArray[np.float64]
 
 
 class SessionTable:

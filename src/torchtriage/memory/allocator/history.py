@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from torchtriage.core.arrays import Ints, Mask
 from torchtriage.core.errors import TriageError
-from torchtriage.memory.snapshot.snapshot import Action, AllocatorState, Bools, Codes, History, Ints, Snapshot
+from torchtriage.memory.snapshot.snapshot import Action, AllocatorState, Codes, History, Snapshot
 
 HOW = (
     "call torch.cuda.memory._record_memory_history(max_entries=1000000) before the model is built,"
@@ -29,13 +30,13 @@ class Now:
     seg_address: Ints
     seg_size: Ints
     seg_stream: Ints
-    seg_small: Bools
-    seg_expandable: Bools
+    seg_small: Mask
+    seg_expandable: Mask
     seg_pool: Codes
     live_address: Ints
     live_size: Ints
     live_requested: Ints
-    live_awaiting: Bools
+    live_awaiting: Mask
     live_segment: Ints
 
     def segment_of(self, addr: Ints) -> Ints:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from torchtriage.core.arrays import distinct
+from torchtriage.core.arrays import Ints, Mask, distinct
 from torchtriage.core.units import format_count
 from torchtriage.memory.allocator.history import HOW, Now, ReplayError
-from torchtriage.memory.snapshot.snapshot import Action, Bools, History, Ints
+from torchtriage.memory.snapshot.snapshot import Action, History
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +29,7 @@ class Lifetimes:
     pool: Ints
     exact: Ints
     start: Ints
-    start_awaiting: Bools
+    start_awaiting: Mask
     both_frees: bool
     alloc_row: Ints
     alloc_life: Ints
@@ -47,7 +47,7 @@ class Lifetimes:
         return rows
 
     @property
-    def completed_late(self) -> Bools:
+    def completed_late(self) -> Mask:
         """bool[n] over ``complete_row``: not in the row after the request."""
         requested = self.row_of(self.request_row, self.request_life)[self.complete_life]
         return self.complete_row != requested + 1

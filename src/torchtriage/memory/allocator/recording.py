@@ -12,13 +12,14 @@ from enum import IntEnum
 
 import numpy as np
 
+from torchtriage.core.arrays import Ints
 from torchtriage.core.units import format_bytes
 from torchtriage.memory.allocator.history import HOW, ReplayError, history_of, now_of
 from torchtriage.memory.allocator.initial_state import StartSegment, segments_at_start
 from torchtriage.memory.allocator.lifetimes import Lifetimes, lives_of
 from torchtriage.memory.allocator.segment_release import FreeRun, limit, releases
 from torchtriage.memory.allocator.settings import Settings
-from torchtriage.memory.snapshot.snapshot import Action, History, Ints, Snapshot
+from torchtriage.memory.snapshot.snapshot import Action, History, Snapshot
 
 __all__ = ["AllocatorRecording", "Op", "ReplayError", "record"]
 

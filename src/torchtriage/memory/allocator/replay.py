@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from torchtriage.core.arrays import distinct
+from torchtriage.core.arrays import Ints, Mask, distinct
 from torchtriage.memory.allocator.recording import AllocatorRecording, Op
 from torchtriage.memory.allocator.settings import SMALL_SIZE, Settings
 from torchtriage.memory.allocator.simulator import RANGE_STRIDE, RANGES_AT, Shelf, SimulatedBlock, Simulator
-from torchtriage.memory.snapshot.snapshot import Bools, Ints
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,9 +140,9 @@ def _run(
     return rows, values, np.array(given, np.int64), n_fitted
 
 
-def _relative(given: Ints, recorded: Ints) -> Bools:
+def _relative(given: Ints, recorded: Ints) -> Mask:
     """Return bool[n]: the recorded address; in an expandable segment, the same place inside it."""
-    same: Bools = given == recorded
+    same: Mask = given == recorded
     inside = np.flatnonzero(given >= RANGES_AT)
     which = (given[inside] - RANGES_AT) // RANGE_STRIDE
     for number in distinct(which).tolist():

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from torchtriage.core.arrays import Ints
 from torchtriage.memory.allocator.lifetimes import Lifetimes
 from torchtriage.memory.allocator.settings import SMALL_SEGMENT, SMALL_SIZE, Settings
-from torchtriage.memory.snapshot.snapshot import Action, History, Ints, Stacks
+from torchtriage.memory.snapshot.snapshot import Action, History, Stacks
 
 
 @dataclass

@@ -22,8 +22,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
+from torchtriage.core.arrays import Floats
 from torchtriage.core.errors import UsageError
-from torchtriage.core.stats.trend import Floats, Slope, block_minima, hinge, sen_slope
+from torchtriage.core.stats.trend import Slope, block_minima, hinge, sen_slope
 from torchtriage.core.units import format_bytes, format_count
 
 CODE = "MEM029"

@@ -16,10 +16,11 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from torchtriage.core.arrays import Mask
 from torchtriage.core.finding import Frame
 from torchtriage.core.names import word_list
 from torchtriage.core.trace.frames import is_user_frame
-from torchtriage.memory.snapshot.snapshot import Bools, Codes, Snapshot
+from torchtriage.memory.snapshot.snapshot import Codes, Snapshot
 
 NO_STACK = "no stack recorded"
 
@@ -97,11 +98,11 @@ class Owners:
     module: Codes
     phase: NDArray[np.int8]
     category: NDArray[np.int8]
-    is_parameter: Bools
-    is_zero_grad: Bools
-    is_loss: Bools
-    is_scores: Bools
-    is_user_frame: Bools
+    is_parameter: Mask
+    is_zero_grad: Mask
+    is_loss: Mask
+    is_scores: Mask
+    is_user_frame: Mask
 
     @classmethod
     def of(cls, snapshot: Snapshot) -> Owners:
@@ -109,7 +110,7 @@ class Owners:
         stacks = snapshot.stacks
         rows = [(file.replace("\\", "/"), name) for file, name in zip(stacks.files, stacks.functions, strict=True)]
 
-        def mask(matches: Callable[[str, str], object]) -> Bools:
+        def mask(matches: Callable[[str, str], object]) -> Mask:
             return np.array([bool(matches(*row)) for row in rows], np.bool_)
 
         python = mask(lambda file, _: _PYTHON.search(file))
@@ -133,12 +134,12 @@ class Owners:
             )
         )
 
-        def has(flags: Bools) -> Bools:
+        def has(flags: Mask) -> Mask:
             if not len(stacks):
                 return np.zeros(0, np.bool_)
             return np.logical_or.reduceat(flags[stacks.frame], stacks.start[:-1])
 
-        def first(flags: Bools) -> Codes:
+        def first(flags: Mask) -> Codes:
             n_all = len(stacks.frame)
             if not len(stacks):
                 return np.zeros(0, np.int32)

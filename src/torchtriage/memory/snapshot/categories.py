@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
+from torchtriage.core.arrays import Ints
 from torchtriage.core.errors import SnapshotError
 from torchtriage.core.finding import NotChecked
 from torchtriage.core.units import format_bytes, format_ns, format_share
@@ -29,7 +30,6 @@ from torchtriage.memory.snapshot.result import (
     MemoryResult,
     Picture,
 )
-from torchtriage.memory.snapshot.snapshot import Ints
 from torchtriage.memory.snapshot.timeline_chart import thinned
 
 CATEGORIES = (

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from torchtriage.core.arrays import Mask
 from torchtriage.core.finding import Note
 from torchtriage.core.names import file_name
 from torchtriage.core.units import format_bytes, format_share
 from torchtriage.memory.snapshot.attribution import Category, MemoryPhase, Owners
 from torchtriage.memory.snapshot.peak_usage import categories, phases
 from torchtriage.memory.snapshot.result import RECORD
-from torchtriage.memory.snapshot.snapshot import NONE, Action, Bools
+from torchtriage.memory.snapshot.snapshot import NONE, Action
 from torchtriage.memory.snapshot.timeline import Timeline
 
 LARGE_SHARE = 0.1
@@ -120,17 +121,17 @@ class _Found:
         ]
         return found
 
-    def _like(self, of_stack: Bools) -> Bools:
+    def _like(self, of_stack: Mask) -> Mask:
         """Return which living tensors have such a stack, or are made by the backward pass in their size."""
         mine = np.append(of_stack, False)[self.lives.stack]
         sizes = np.unique(self.lives.size_bytes[mine & (self.lives.size_bytes >= SCORES_BYTES)])
         backward = (self.phase == MemoryPhase.BACKWARD) & (self.category != Category.GRADIENTS)
         return self.alive & (mine | (backward & np.isin(self.lives.size_bytes, sizes)))
 
-    def _bytes(self, mine: Bools) -> int:
+    def _bytes(self, mine: Mask) -> int:
         return int(self.lives.size_bytes[mine].sum())
 
-    def _at(self, mine: Bools) -> str:
+    def _at(self, mine: Mask) -> str:
         """Return the line that holds most of them."""
         rows = np.flatnonzero(mine & (self.lives.stack >= 0))
         if not len(rows):
@@ -139,7 +140,7 @@ class _Found:
         frame = self.owners.user_frame(int(np.argmax(sums)))
         return f" ({file_name(frame.file)}:{frame.line})" if frame is not None else ""
 
-    def _scores(self, mine: Bools) -> _Change:
+    def _scores(self, mine: Mask) -> _Change:
         held = self._bytes(mine)
         return _Change(
             "fused-attention",
@@ -152,7 +153,7 @@ class _Found:
             is_free=True,
         )
 
-    def _logits(self, mine: Bools) -> _Change:
+    def _logits(self, mine: Mask) -> _Change:
         wanted = self.failed_bytes if self.failed_stack >= 0 and self.owners.is_loss[self.failed_stack] else 0
         held = self._bytes(mine) + wanted
         asked = f", {format_bytes(wanted)} of it the request that failed" if wanted else ""
@@ -167,7 +168,7 @@ class _Found:
             is_free=True,
         )
 
-    def _kept_outputs(self, mine: Bools) -> _Change:
+    def _kept_outputs(self, mine: Mask) -> _Change:
         """Of two results of one line, the older goes when the program has made the newer: it could go before."""
         lives = self.lives
         freed_in = np.append(self.owners.phase.astype(np.int64), 0)[lives.free_stack]
@@ -193,7 +194,7 @@ class _Found:
             is_free=True,
         )
 
-    def _elementwise(self, mine: Bools) -> _Change:
+    def _elementwise(self, mine: Mask) -> _Change:
         names = self.owners.snapshot.stacks.functions
         keeps_input = self.has_checkpointing or (self.phase == MemoryPhase.BACKWARD).any()
         is_it = np.array(
@@ -214,7 +215,7 @@ class _Found:
             is_free=True,
         )
 
-    def _gradients(self, mine: Bools) -> _Change:
+    def _gradients(self, mine: Mask) -> _Change:
         held = self._bytes(mine)
         last = np.argmax(np.where(self.lives.born <= self.row, self.lives.born, -2)) if len(self.lives) else 0
         if len(self.lives) and self.phase[last] == MemoryPhase.FORWARD:
@@ -238,7 +239,7 @@ class _Found:
             held,
         )
 
-    def _parameters(self, mine: Bools) -> _Change:
+    def _parameters(self, mine: Mask) -> _Change:
         held = self._bytes(mine)
         largest = np.flatnonzero(mine & (self.lives.stack >= 0))
         frames = {frame for stack in set(self.lives.stack[largest].tolist()) for frame in self._frames(stack)}
@@ -267,7 +268,7 @@ class _Found:
         stacks = self.owners.snapshot.stacks
         return [f"{stacks.files[frame]} {stacks.functions[frame]}" for frame in stacks.frames_of(stack)[:6]]
 
-    def _by_purpose(self, mine: Bools) -> list[_Change]:
+    def _by_purpose(self, mine: Mask) -> list[_Change]:
         """Return those of which nothing but their size is asked."""
         optimizer = self.phase == MemoryPhase.OPTIMIZER
         temporary = self.category == Category.TEMPORARIES

@@ -24,14 +24,14 @@ from pathlib import PurePosixPath
 import numpy as np
 
 from torchtriage.core import intervals
-from torchtriage.core.arrays import distinct
+from torchtriage.core.arrays import Ints, distinct
 from torchtriage.core.finding import Frame, Note
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.frames import call_name
 from torchtriage.core.units import format_bytes, format_count, format_ms, format_share
 from torchtriage.memory.snapshot.attribution import Category, MemoryPhase, Owners
 from torchtriage.memory.snapshot.peak_usage import categories, phases
-from torchtriage.memory.snapshot.snapshot import Ints, Snapshot
+from torchtriage.memory.snapshot.snapshot import Snapshot
 from torchtriage.memory.snapshot.timeline import Timeline, timeline
 
 _TORCH = re.compile(r"(^|/)torch/(nn|utils|autograd|optim|distributed|fx|jit|cuda|amp|_\w+)(/|\.py)")

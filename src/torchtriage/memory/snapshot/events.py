@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from torchtriage.core.arrays import distinct
+from torchtriage.core.arrays import Ints, Mask, distinct
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.frames import parse_frame
 from torchtriage.memory.snapshot.attribution import Owners
@@ -23,10 +23,8 @@ from torchtriage.memory.snapshot.snapshot import (
     Action,
     Annotations,
     Blocks,
-    Bools,
     Codes,
     History,
-    Ints,
     Segments,
     Snapshot,
     Stacks,
@@ -145,7 +143,7 @@ def _timeline(history: History, device: int, totals: Ints, reserved: Ints) -> Ti
     )
 
 
-def _stacks(trace: Trace, at_ns: Ints, wanted: Bools) -> tuple[Codes, Stacks]:
+def _stacks(trace: Trace, at_ns: Ints, wanted: Mask) -> tuple[Codes, Stacks]:
     inner_op = np.full(len(at_ns), NONE, np.int64)
     inner_frame = np.full(len(at_ns), NONE, np.int64)
     lanes = distinct(trace.lane[trace.kind == Kind.OP]).tolist()

@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from torchtriage.core.arrays import Ints, Mask
 from torchtriage.core.units import format_bytes, format_count
 from torchtriage.memory.snapshot.attribution import Owners
 from torchtriage.memory.snapshot.peak_usage import categories, holders, phases, time_us
 from torchtriage.memory.snapshot.result import Fragmentation, MemoryPart, OutOfMemory
-from torchtriage.memory.snapshot.snapshot import NONE, Action, AllocatorState, Bools, Ints, Snapshot
+from torchtriage.memory.snapshot.snapshot import NONE, Action, AllocatorState, Snapshot
 from torchtriage.memory.snapshot.timeline import Timeline, rounded
 
 SMALL_BYTES = 1 << 20
@@ -61,8 +62,8 @@ class Free:
     start: Ints
     size_bytes: Ints
     segment: Ints
-    is_awaiting: Bools
-    is_whole: Bools
+    is_awaiting: Mask
+    is_whole: Mask
 
 
 def segments_at(snapshot: Snapshot, timeline: Timeline, row: int) -> list[Segment]:

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from torchtriage.core.arrays import Ints, Mask
 from torchtriage.core.units import format_count
 from torchtriage.memory.snapshot.attribution import NO_STACK, Category, MemoryPhase, Owners
 from torchtriage.memory.snapshot.result import Holder, MemoryPart, MemoryPeak
-from torchtriage.memory.snapshot.snapshot import Bools, Ints
 from torchtriage.memory.snapshot.timeline import Timeline, allocated
 
 MAX_LINES = 30
@@ -71,7 +71,7 @@ def categories(timeline: Timeline, owners: Owners, phase: NDArray[np.int8]) -> N
     return out
 
 
-def _outlives_its_step(timeline: Timeline, optimizer: Bools) -> Bools:
+def _outlives_its_step(timeline: Timeline, optimizer: Mask) -> Mask:
     """Return bool[n]: between its birth and its end something was asked for outside the optimizer."""
     lives = timeline.lives
     others = np.zeros(timeline.end - timeline.start + 1, np.int64)
@@ -144,7 +144,7 @@ def find_peak(timeline: Timeline, owners: Owners) -> MemoryPeak | None:
 def holders(
     timeline: Timeline,
     owners: Owners,
-    alive: Bools,
+    alive: Mask,
     phase: NDArray[np.int8],
     category: NDArray[np.int8],
     limit: int = MAX_LINES,

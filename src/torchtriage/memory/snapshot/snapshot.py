@@ -15,11 +15,9 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from torchtriage.core.arrays import distinct
+from torchtriage.core.arrays import Ints, Mask, distinct
 
-Ints = NDArray[np.int64]
 Codes = NDArray[np.int32]
-Bools = NDArray[np.bool_]
 Table = TypeVar("Table", bound="Columns")
 
 NONE = -1
@@ -78,8 +76,8 @@ class Segments(Columns):
     stream: Ints
     device: Ints
     pool: Codes
-    is_small: Bools
-    is_expandable: Bools
+    is_small: Mask
+    is_expandable: Mask
     stack: Codes
 
 

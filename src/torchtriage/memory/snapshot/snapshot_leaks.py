@@ -14,9 +14,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from torchtriage.core.arrays import distinct
+from torchtriage.core.arrays import Floats, Ints, distinct
 from torchtriage.core.finding import Finding, Fix, NotChecked, Place
 from torchtriage.core.stats.trend import sen_slope
 from torchtriage.core.units import format_bytes, format_count
@@ -24,7 +23,7 @@ from torchtriage.memory.findings.memory_growth import CODE as MEMORY_GROWTH
 from torchtriage.memory.leaks.growth_series import follow
 from torchtriage.memory.snapshot.attribution import NO_STACK, MemoryPhase, Owners
 from torchtriage.memory.snapshot.result import Area, Growth, Opinion
-from torchtriage.memory.snapshot.snapshot import Action, Ints, Snapshot
+from torchtriage.memory.snapshot.snapshot import Action, Snapshot
 from torchtriage.memory.snapshot.timeline import Timeline, timeline
 
 RECORD = (
@@ -33,7 +32,6 @@ RECORD = (
     "torch.cuda.memory._dump_snapshot('snapshot.pickle')"
 )
 
-Floats = NDArray[np.float64]
 
 MIN_STEPS = 5
 """After the first, which makes optimizer state and fills caches."""

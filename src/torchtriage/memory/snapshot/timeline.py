@@ -15,7 +15,8 @@ from functools import cached_property
 
 import numpy as np
 
-from torchtriage.memory.snapshot.snapshot import NONE, Action, AllocatorState, Bools, Codes, Columns, Ints, Snapshot
+from torchtriage.core.arrays import Ints, Mask
+from torchtriage.memory.snapshot.snapshot import NONE, Action, AllocatorState, Codes, Columns, Snapshot
 
 ROUND_BYTES = 512
 
@@ -72,7 +73,7 @@ class Timeline:
         """Return what was reserved after a row of the history."""
         return int(self.reserved_bytes[row - self.start + 1])
 
-    def alive(self, row: int) -> Bools:
+    def alive(self, row: int) -> Mask:
         """Return which lives hold memory after a row: bool[n]."""
         return (self.lives.born <= row) & (self.lives.freed > row)
 
@@ -146,7 +147,7 @@ def _lives(snapshot: Snapshot, device: int, start: int, end: int) -> tuple[Block
     return lives, len(lost)
 
 
-def paired(rows: Ints, address: Ints, is_alloc: Bools, end: int) -> tuple[Ints, Ints, Bools, Ints, Ints]:
+def paired(rows: Ints, address: Ints, is_alloc: Mask, end: int) -> tuple[Ints, Ints, Mask, Ints, Ints]:
     """Pair allocations with what ends them: the next row at their address, a free or not, else ``end``.
 
     ``rows`` : in any order; a row's number says when it was.

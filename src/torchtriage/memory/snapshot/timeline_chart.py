@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from torchtriage.core.arrays import distinct
+from torchtriage.core.arrays import Ints, distinct
 from torchtriage.core.units import format_bytes, format_count
 from torchtriage.memory.snapshot.attribution import Category, Owners
 from torchtriage.memory.snapshot.fragmentation import Segment, free_at, segments_at
 from torchtriage.memory.snapshot.peak_usage import NO_LINE, categories, phases
 from torchtriage.memory.snapshot.result import Area, BlockRow, Picture
-from torchtriage.memory.snapshot.snapshot import Ints, Snapshot
+from torchtriage.memory.snapshot.snapshot import Snapshot
 from torchtriage.memory.snapshot.timeline import Timeline
 
 MOMENTS = 600

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from torchtriage.core.arrays import Floats
 from torchtriage.core.finding import Note
 from torchtriage.core.units import format_count, format_ms, format_share
 from torchtriage.operate.collected.records import NO_SIZE, Records, read_records
@@ -30,7 +31,6 @@ BINS = 10
 NEAR_S = 1.0  # lines of one batch are so near
 
 Rows = NDArray[np.intp]
-Floats = NDArray[np.float64]
 
 
 def report(paths: Sequence[str | Path]) -> RecordsReport:

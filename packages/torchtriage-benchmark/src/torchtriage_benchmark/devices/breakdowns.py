@@ -12,16 +12,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from torchtriage.core import intervals
+from torchtriage.core.arrays import Ints
 from torchtriage.core.trace import Trace
 from torchtriage.core.trace.device import Device
 from torchtriage.core.trace.schema import Kind
 from torchtriage.learn.dataset.predictions import Prediction
 from torchtriage.learn.dataset.recordings import DatasetItem
-
-Ints = NDArray[np.int64]
 
 SHORT_NS = 10_000
 """A launch takes the host 5-10 us (NVIDIA's and PyTorch's guides): a device of shorter kernels waits for launches."""

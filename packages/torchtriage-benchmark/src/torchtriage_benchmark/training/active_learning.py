@@ -28,8 +28,6 @@ from torchtriage_benchmark.training.human_reviewer import PERSON
 from torchtriage_benchmark.training.labels import Change, History, Labels, Sentence
 from torchtriage_benchmark.training.training_set import Example, recorded
 
-Floats = NDArray[np.float64]
-
 RESAMPLES = 100
 """Draws of the validation recordings: a round made validation worse when it did in most of them."""
 LIKELY = 0.2

@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from torchtriage.core.arrays import Floats
 from torchtriage.diagnose.detector.detector import Detector, Judged, domain_of
 from torchtriage.diagnose.detector.features import NAMES, PER_STEP
 from torchtriage.learn.dataset.predictions import Prediction, rules
@@ -37,7 +38,6 @@ from torchtriage_benchmark.training.network import network
 from torchtriage_benchmark.training.training_set import Example, learned
 
 System = Callable[[Example], Prediction]
-Floats = NDArray[np.float64]
 Rows = NDArray[np.float32]
 Score = Callable[[Rows], Floats]
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from torchtriage.core.arrays import Floats, Mask
 from torchtriage.core.errors import MissingExtraError, UsageError
 from torchtriage.diagnose.detector.detector import DOMAINS, LEAST_SCALE, Detector, Expert, Likeness, Trees, domain_of
 from torchtriage.diagnose.detector.device_costs import Account, evidence, weighed
@@ -23,8 +24,6 @@ from torchtriage.learn.dataset.recordings import DEVICE
 from torchtriage_benchmark.training.training_set import Example, data_hash
 
 Labels = Literal["windows", "recordings"]
-Floats = NDArray[np.float64]
-Mask = NDArray[np.bool_]
 
 ROUNDS, TYPE_ROUNDS = 250, 50
 BINS = 63

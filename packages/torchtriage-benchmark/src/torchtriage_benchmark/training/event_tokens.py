@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from torchtriage.core.arrays import distinct
+from torchtriage.core.arrays import Ints, distinct
 from torchtriage.core.trace.columns import Trace
 from torchtriage.core.trace.frames import frame_label, is_user_frame
 from torchtriage.core.trace.schema import Kind
@@ -22,8 +22,6 @@ KINDS = 48
 """Kinds of a window that are kept, those with most of the time first."""
 BUCKETS = 2048
 VALUES = ("log count", "share of window", "log mean own time", "depth", "category")
-
-Ints = NDArray[np.int64]
 
 
 def window_kinds(trace: Trace, windows_ns: Ints) -> dict[str, NDArray[Any]]:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from torchtriage.core.arrays import Floats
 from torchtriage.core.errors import MissingExtraError
 from torchtriage.diagnose.detector.families import FRAME_FAMILIES, HOST_FAMILIES, WORK_FAMILIES
 from torchtriage_benchmark.training.event_tokens import BUCKETS, VALUES
@@ -30,7 +30,6 @@ _FORGOTTEN = 0.3
 _SCALE = (4.0, 0.2, 10.0, 8.0)
 """What divides the values, so that they are about one."""
 
-Floats = NDArray[np.float64]
 Network = Callable[[Example], tuple[Floats, tuple[dict[str, float], ...]]]
 """Of a recording: each window's score, and how likely it is each type if there is a fault."""
 

@@ -79,12 +79,8 @@ class BucketedModule(_Module):  # type: ignore[misc]
     **options
         ``backend``, ``mode``, ``options``, ``fullgraph`` of :func:`torch.compile`.
 
-    Raises
-    ------
-    MissingExtraError
-        torch is not installed, or older than 2.4.
-    UsageError
-        A declaration does not fit ``forward``, or contradicts itself.
+    Raises MissingExtraError: torch is not installed, or older than 2.4; UsageError: a declaration does not fit
+    ``forward``, or contradicts itself.
     """
 
     def __init__(

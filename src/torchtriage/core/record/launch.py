@@ -46,10 +46,7 @@ class Command:
 def find_command(words: Sequence[str]) -> Command:
     """Return what ``script.py args``, ``-m module args`` or ``torchrun … train.py`` stand for.
 
-    Raises
-    ------
-    UsageError
-        There is no such script, module name or program.
+    Raises UsageError: there is no such script, module name or program.
     """
     if not words:
         raise UsageError("expected a script, -m module or a launcher such as torchrun", hint="torchtriage run train.py")
@@ -105,10 +102,7 @@ def launch(
     ``log`` : a file that takes its output; its standard input is empty then. ``cwd`` : the folder it runs in.
     ``extra_paths`` : folders that its modules are looked for in first.
 
-    Raises
-    ------
-    UsageError
-        The program cannot be started.
+    Raises UsageError: the program cannot be started.
     """
     settings = {
         "out": str(out.resolve()),

@@ -103,10 +103,7 @@ class Capture:
     def start(self) -> None:
         """Start the profiler.
 
-        Raises
-        ------
-        ProfilerBusyError
-            Another one runs.
+        Raises ProfilerBusyError: another one runs.
         """
         import torch
 
@@ -153,10 +150,7 @@ class Capture:
 
         ``inside_step``: this is no step boundary, so what is open is no step.
 
-        Raises
-        ------
-        RuntimeError
-            This is not the thread that started it, or another profiler has ended it.
+        Raises RuntimeError: this is not the thread that started it, or another profiler has ended it.
         """
         if threading.get_ident() != self._thread:  # the result of stopping it here is no result
             self._running = False
@@ -193,10 +187,7 @@ class Capture:
     def export(self, path: Path) -> int:
         """Write the recording to ``path`` (``.json.gz``), at once or not at all; return its bytes.
 
-        Raises
-        ------
-        OSError
-            It cannot be written.
+        Raises OSError: it cannot be written.
         """
         raw = path.with_name(f".{path.name}.{os.getpid()}.json")
         packed = path.with_name(f".{path.name}.{os.getpid()}.part")

@@ -97,12 +97,7 @@ def sample(
         Let ``torchtriage attach PID`` of the same user ask for captures and stacks, over a unix socket.
         ``TORCHTRIAGE_ATTACH=0`` in the environment keeps it out whatever is given here.
 
-    Raises
-    ------
-    MissingExtraError
-        torch is not installed.
-    UsageError
-        A number cannot be meant.
+    Raises MissingExtraError: torch is not installed; UsageError: a number cannot be meant.
     """
     for name, value in (("every_s", every_s), ("max_mb", max_mb), ("max_overhead", max_overhead)):
         if value is not None and not value > 0:

@@ -79,10 +79,7 @@ def compare(
     runs are of two kinds of device; the difference is split, and nothing is called fixed. ``reasons`` : why they are
     unlike, where that was looked at already.
 
-    Raises
-    ------
-    UsageError
-        ``promised`` is about another recording.
+    Raises UsageError: ``promised`` is about another recording.
     """
     from torchtriage.core.version import __version__
 

@@ -281,10 +281,7 @@ class Detector:
     def load(cls, path: Path | None = None) -> Detector:
         """Read weights; those that come with the package by default.
 
-        Raises
-        ------
-        UsageError
-            There are none, they are damaged, or they were made for other features.
+        Raises UsageError: there are none, they are damaged, or they were made for other features.
         """
         where = str(path) if path else f"the package's {WEIGHTS}"
         source = path or files(__package__).joinpath(WEIGHTS)

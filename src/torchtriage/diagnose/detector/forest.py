@@ -65,10 +65,7 @@ class Forest:
     def of(cls, arrays: Mapping[str, Any], prefix: str) -> Forest:
         """Return the forest that was kept under this name.
 
-        Raises
-        ------
-        KeyError, ValueError
-            It is not there, or its nodes lead out of it.
+        Raises KeyError, ValueError: it is not there, or its nodes lead out of it.
         """
         forest = cls(*(np.asarray(arrays[f"{prefix}.{field.name}"]) for field in fields(cls)))
         n_nodes, n_outputs = len(forest.value), len(forest.base)

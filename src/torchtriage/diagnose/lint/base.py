@@ -118,10 +118,7 @@ class RuleEntry:
 def catalogue() -> tuple[RuleEntry, ...]:
     """Return every rule in the folder ``rules``, in order of code.
 
-    Raises
-    ------
-    PatternError
-        A module is not of the shape every rule has; the message names it and what is off.
+    Raises PatternError: a module is not of the shape every rule has; the message names it and what is off.
     """
     from torchtriage.diagnose.lint import rules as package
 
@@ -141,10 +138,7 @@ def catalogue() -> tuple[RuleEntry, ...]:
 def lookup(code_or_name: str) -> RuleEntry:
     """Return the rule with this code or name.
 
-    Raises
-    ------
-    UsageError
-        There is none; the message suggests near ones.
+    Raises UsageError: there is none; the message suggests near ones.
     """
     wanted = code_or_name.strip().lower()
     known = {key: entry for entry in catalogue() for key in (entry.rule.code.lower(), entry.rule.name)}

@@ -47,10 +47,7 @@ def lint(
     progress : callable, optional
         Called with the number of files looked at so far.
 
-    Raises
-    ------
-    UsageError
-        A path does not exist, or a code is unknown.
+    Raises UsageError: a path does not exist, or a code is unknown.
     """
     run = _Run(only, skip, notes=notes, fix=fix)
     # millions of nodes that all live until the file is done: collecting finds nothing

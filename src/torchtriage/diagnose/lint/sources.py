@@ -80,10 +80,7 @@ def find(paths: Iterable[str], exclude: Iterable[str], tally: Tally) -> Iterator
     Tests, hidden folders and installed packages below a folder are left out. Links to folders are
     not followed.
 
-    Raises
-    ------
-    UsageError
-        A path does not exist.
+    Raises UsageError: a path does not exist.
     """
     seen: set[str] = set()
     patterns = tuple(exclude)

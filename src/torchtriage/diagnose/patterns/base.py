@@ -219,10 +219,7 @@ def catalogue() -> tuple[PatternEntry, ...]:
     They are the modules in the subfolders of this package, and those that installed packages name as entry points of
     ``torchtriage.patterns``.
 
-    Raises
-    ------
-    PatternError
-        A module is not of the shape every pattern has; the message names the file and what is off.
+    Raises PatternError: a module is not of the shape every pattern has; the message names the file and what is off.
     """
     import torchtriage.diagnose.patterns as package
 
@@ -243,10 +240,7 @@ def catalogue() -> tuple[PatternEntry, ...]:
 def lookup(code_or_name: str) -> PatternEntry:
     """Return the entry with this code or name.
 
-    Raises
-    ------
-    UsageError
-        There is none; the message suggests near ones.
+    Raises UsageError: there is none; the message suggests near ones.
     """
     wanted = code_or_name.strip()
     known = {key: entry for entry in catalogue() for key in (entry.pattern.code.lower(), entry.pattern.name)}

@@ -35,12 +35,8 @@ def is_url(path: object) -> bool:
 def find_urls(url: str) -> list[str]:
     """Return the traces a URL stands for: one file, a pattern's, or a folder's.
 
-    Raises
-    ------
-    MissingExtraError
-        fsspec, or what it needs for this store, is not installed.
-    TraceFormatError
-        There is nothing, or it cannot be reached.
+    Raises MissingExtraError: fsspec, or what it needs for this store, is not installed; TraceFormatError: there is
+    nothing, or it cannot be reached.
     """
     store, path = _store(url)
 
@@ -61,12 +57,8 @@ def find_urls(url: str) -> list[str]:
 def opened(url: str) -> Iterator[BinaryIO]:
     """Open a URL for reading.
 
-    Raises
-    ------
-    MissingExtraError
-        fsspec, or what it needs for this store, is not installed.
-    TraceFormatError
-        It cannot be opened.
+    Raises MissingExtraError: fsspec, or what it needs for this store, is not installed; TraceFormatError: it cannot be
+    opened.
     """
     store, path = _store(url)
     with _Persistent(url, lambda: store.open(path, "rb")) as stream:

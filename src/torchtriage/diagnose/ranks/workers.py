@@ -85,12 +85,8 @@ def analyze_files(
 ) -> AnalyzedFiles:
     """Analyse files; the options are those of ``api.analyze_ranks``.
 
-    Raises
-    ------
-    TraceFormatError
-        None of them can be read.
-    MissingExtraError, UsageError
-        What an engine or a URL needs is not installed; there is no such engine.
+    Raises TraceFormatError: none of them can be read; MissingExtraError, UsageError: what an engine or a URL needs is
+    not installed; there is no such engine.
     """
     outcomes = list(
         examine_all(files, options, engine=engine, processes=processes, max_seconds=max_seconds, starting=starting)
@@ -137,10 +133,7 @@ def examine(
 ) -> Records:
     """Read and analyse one file, and keep what a job needs of each rank in it; without the ``timeline`` on request.
 
-    Raises
-    ------
-    TraceFormatError
-        It is not a readable profiler trace.
+    Raises TraceFormatError: it is not a readable profiler trace.
     """
     with within(options.max_memory):
         if is_url(path):
@@ -206,12 +199,7 @@ def examine_all(
     there are cores, where the files are worth it. ``max_seconds`` : a file that takes longer is left out, where another
     process can read it. ``starting`` : called with a path and how many are done, before that path is waited for.
 
-    Raises
-    ------
-    MissingExtraError
-        Ray is not installed.
-    UsageError
-        There is no such engine.
+    Raises MissingExtraError: Ray is not installed; UsageError: there is no such engine.
     """
     timeline = len(paths) <= KEEP_TIMELINES
     if engine not in ENGINES:

@@ -39,10 +39,7 @@ def judge_run(
 ) -> tuple[tuple[JobResult, ...], tuple[Result, ...]]:
     """Return the jobs and each process' result; the parameters are those of ``api.analyze_run``.
 
-    Raises
-    ------
-    TraceFormatError
-        Nothing was recorded, or none of it can be read; the message says why.
+    Raises TraceFormatError: nothing was recorded, or none of it can be read; the message says why.
     """
     recordings = [recording for recording in find_recordings(out) if pid in (None, recording.facts.get("pid"))]
     if (names := current()) is not None:

@@ -31,10 +31,7 @@ MAX_STEPS = 32
 def suspicions(trace: Trace, findings: Sequence[Finding], detector: Detector | None = None) -> tuple[Suspicion, ...]:
     """Return where a detector (the package's own by default) sees more than the findings.
 
-    Raises
-    ------
-    UsageError
-        The package has no weights, or they are damaged.
+    Raises UsageError: the package has no weights, or they are damaged.
     """
     chosen = _steps(trace)
     windows_ns = windows(trace).reshape(-1, PER_STEP, 2)[chosen]

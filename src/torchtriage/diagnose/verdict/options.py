@@ -25,11 +25,8 @@ class Options:
 
     ``sources`` : folders searched for source files; None opens none.
 
-    Raises
-    ------
-    UsageError
-        A code in ``only`` or ``skip`` does not exist, a question cannot be read, ``min_share`` is no
-        share, ``step_ms`` is no time, or ``peak`` states none.
+    Raises UsageError: a code in ``only`` or ``skip`` does not exist, a question cannot be read, ``min_share`` is no
+    share, ``step_ms`` is no time, or ``peak`` states none.
     """
 
     only: Collection[str] = ()

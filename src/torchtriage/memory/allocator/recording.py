@@ -82,10 +82,7 @@ def record(snapshot: Snapshot, device: int, *, as_asked: bool = False) -> Alloca
     Cached memory given back right before more was taken may have been the allocator's own doing,
     to make room; with ``as_asked`` all of it counts as asked for by the program.
 
-    Raises
-    ------
-    ReplayError
-        There is no history, parts of it are missing, or another allocator was at work.
+    Raises ReplayError: there is no history, parts of it are missing, or another allocator was at work.
     """
     settings = Settings.recorded(snapshot.settings)
     if settings.backend != "native":

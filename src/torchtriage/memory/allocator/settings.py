@@ -53,10 +53,7 @@ class Settings:
     def parse(cls, conf: str) -> Settings:
         """Return what a ``PYTORCH_ALLOC_CONF`` string says; unknown keys are left aside.
 
-        Raises
-        ------
-        UsageError
-            A value that PyTorch would not take.
+        Raises UsageError: a value that PyTorch would not take.
         """
         values: dict[str, Any] = {}
         try:

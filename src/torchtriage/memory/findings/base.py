@@ -68,10 +68,7 @@ class MemoryEntry:
 def catalogue() -> tuple[MemoryEntry, ...]:
     """Return every verdict in this folder, in order of code.
 
-    Raises
-    ------
-    PatternError
-        A module is not of the shape every verdict has; the message names it.
+    Raises PatternError: a module is not of the shape every verdict has; the message names it.
     """
     from torchtriage.memory import findings as package
 

@@ -168,10 +168,7 @@ class WatchFile:
 def parse_watch(data: bytes, path: str) -> WatchFile:
     """Return the report that ``tt.memory.watch(out_dir=...)`` has left.
 
-    Raises
-    ------
-    SnapshotError
-        It is no such report, or one of another version.
+    Raises SnapshotError: it is no such report, or one of another version.
     """
     import msgspec  # the process that is watched may lack it
 

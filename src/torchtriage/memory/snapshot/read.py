@@ -109,10 +109,7 @@ def read_snapshot(
     max_bytes : int
         Refuse inputs that expand beyond this many bytes.
 
-    Raises
-    ------
-    SnapshotError
-        It cannot be read, is cut, is something else, or holds more than plain data.
+    Raises SnapshotError: it cannot be read, is cut, is something else, or holds more than plain data.
     """
     with _opened(path) as (stream, name, size_bytes):
         n_read = 0

@@ -6,9 +6,16 @@ answer is known without running the code under test.
 
 from __future__ import annotations
 
+import io
+import pickle
 from typing import Any
 
+from torchtriage.memory.snapshot.read import read_snapshot
+from torchtriage.memory.snapshot.snapshot import Snapshot
+
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+A, B, C, D = (place << 36 for place in (1, 2, 3, 4))
+"""Addresses of segments."""
 
 
 def frame(file: str, line: int, name: str) -> dict[str, Any]:
@@ -160,3 +167,9 @@ def training_step() -> Recorder:
     one.alloc(at + 64 * MIB, 50 * MIB, STATE)
     one.annotate("Optimizer.step#AdamW.step", "END")
     return one
+
+
+def read(recorder: Recorder | Any) -> Snapshot:
+    """Return what a recorder, or a document that is pickled, holds."""
+    document = recorder.dump() if isinstance(recorder, Recorder) else recorder
+    return read_snapshot(io.BytesIO(pickle.dumps(document, 4)))

@@ -1,14 +1,9 @@
 """What to change first, on recordings small enough to be judged by hand."""
 
-import io
-import pickle
+from memory.recorder import BACKWARD, FORWARD, MIB, TO_DEVICE, TRAIN, A, Recorder, frame, read
 
-from memory.recorder import BACKWARD, FORWARD, MIB, TO_DEVICE, TRAIN, Recorder, frame
-
-from torchtriage.memory.snapshot.read import read_snapshot
 from torchtriage.memory.snapshot.verdict import judge
 
-A = 0x10_0000_0000
 OPERATOR = frame("??", 0, "at::_ops::_softmax::call(at::Tensor const&)")
 ATTENTION = [OPERATOR, frame("/home/me/attention.py", 12, "forward"), *TRAIN]
 FUSED = [frame("??", 0, "at::_ops::_scaled_dot_product_flash_attention::call()"), *ATTENTION[1:]]
@@ -31,12 +26,12 @@ class Tape(Recorder):
         return self.at - mib * MIB
 
     def codes(self):
-        result = judge(read_snapshot(io.BytesIO(pickle.dumps(self.dump()))))
+        result = judge(read(self.dump()))
         assert not result.crashes
         return [note.code for note in result.notes]
 
     def categories(self):
-        (device,) = judge(read_snapshot(io.BytesIO(pickle.dumps(self.dump())))).devices
+        (device,) = judge(read(self.dump())).devices
         return {part.name: part.size_bytes // MIB for part in device.peak.categories}
 
 
@@ -69,7 +64,7 @@ def test_a_loss_counts_the_copy_that_did_not_fit():
     one.put(1000, TO_DEVICE)
     one.put(300, LOSS)
     one.oom(300 * MIB, 0, LOSS)
-    result = judge(read_snapshot(io.BytesIO(pickle.dumps(one.dump()))))
+    result = judge(read(one.dump()))
     assert result.notes[0].code == "fused-cross-entropy"
     assert result.notes[0].evidence["held_bytes"] == 600 * MIB
     assert "300 MiB of it the request that failed" in result.findings[0].fix.text
@@ -183,7 +178,7 @@ def test_a_peak_before_the_recording_has_to_be_recorded_unless_the_device_was_fu
     full.reserve(A, 1000 * MIB, recorded=False)
     full.alloc(A, 995 * MIB, TO_DEVICE, recorded=False)
     full.live[A] = (995 * MIB, 995 * MIB, TO_DEVICE, "active_allocated")
-    result = judge(read_snapshot(io.BytesIO(pickle.dumps(full.dump()))))
+    result = judge(read(full.dump()))
     assert [note.code for note in result.notes] == ["smaller-parameters"]
 
 
@@ -201,7 +196,7 @@ def test_the_device_with_the_highest_peak_is_told_what_to_change():
     document, more = small.dump(), large.dump()
     document["segments"] += more["segments"]
     document["device_traces"] = [small.entries, large.entries]
-    result = judge(read_snapshot(io.BytesIO(pickle.dumps(document))))
+    result = judge(read(document))
     assert result.notes[0].code == "checkpointing"
     assert "block.py:7" in result.verdict[1]
 

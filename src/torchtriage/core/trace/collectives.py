@@ -51,5 +51,4 @@ def host_collectives(trace: Trace) -> NDArray[np.bool_]:
 
     Only these backends: an ``nccl:`` annotation lasts as long as enqueueing does.
     """
-    out: NDArray[np.bool_] = trace.matching(r"^(gloo|mpi):", Kind.ANNOTATION)
-    return out
+    return trace.matching(r"^(gloo|mpi):", Kind.ANNOTATION)

@@ -57,16 +57,14 @@ class Regions:
     def compiles(self) -> Mask:
         """Compilations of one frame, the outermost row of each."""
         mask = self.trace.matching(_COMPILES, *HOST_KINDS) & ~self.trace.matching(r"_data: ", *HOST_KINDS)
-        outermost: Mask = mask & ~self.trace.tree.under(mask)
-        return outermost
+        return mask & ~self.trace.tree.under(mask)
 
     @cached_property
     def eager(self) -> Mask:
         """Operators that are none of these."""
         ours = self.mask | self.lookups | self.wrappers | self.graphs
         compiling = self.compiles | self.trace.tree.under(self.compiles)
-        rest: Mask = (self.trace.kind == Kind.OP) & ~ours & ~compiling
-        return rest
+        return (self.trace.kind == Kind.OP) & ~ours & ~compiling
 
     @cached_property
     def around(self) -> Ints:

@@ -173,8 +173,7 @@ class Device:
     @cached_property
     def host_late(self) -> Spans:
         """Idle time because the host came late."""
-        spans: Spans = self.gaps.spans[self.gaps.blame == HOST_LATE]
-        return spans
+        return self.gaps.spans[self.gaps.blame == HOST_LATE]
 
     @cached_property
     def gap_lane(self) -> Ints:
@@ -215,8 +214,7 @@ class Device:
     @cached_property
     def queued(self) -> Spans:
         """Idle time although the next work was enqueued."""
-        spans: Spans = self.gaps.spans[self.gaps.blame == QUEUED]
-        return spans
+        return self.gaps.spans[self.gaps.blame == QUEUED]
 
     @cached_property
     def idle(self) -> Spans:

@@ -413,7 +413,7 @@ def _tight(loose: LooseEvent) -> Event:
             elif name:
                 setattr(args, name, whole(value))
     row: Any = kind
-    made: Event = row(
+    return row(
         cat=text_of(loose.cat),
         name=text_of(loose.name),
         pid=_identifier(loose.pid),
@@ -422,7 +422,6 @@ def _tight(loose: LooseEvent) -> Event:
         dur=_number(loose.dur, -1),
         args=args,
     )
-    return made
 
 
 def _loose_args(text: msgspec.Raw) -> dict[str, Any]:

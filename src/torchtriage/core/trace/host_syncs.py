@@ -351,8 +351,7 @@ def _launches(trace: Trace, ignore: Ints | None = None) -> _Launches:
 def _used_up(late: Spans, total: Ints, amount: Ints) -> Ints:
     """Return when so much of all late time has passed."""
     gap = np.maximum(np.searchsorted(total, amount, side="left") - 1, 0)
-    at_ns: Ints = late[gap, 0] + amount - total[gap]
-    return at_ns
+    return late[gap, 0] + amount - total[gap]
 
 
 def _late(trace: Trace) -> Spans:

@@ -48,8 +48,7 @@ class Links:
     def launched_ns(self, rows: NDArray[np.integer]) -> Ints:
         """Return when each device row was enqueued (call start), own start for orphans."""
         call = self.call[rows]
-        out: Ints = self.trace.start_ns[np.where(call >= 0, call, rows)]
-        return out
+        return self.trace.start_ns[np.where(call >= 0, call, rows)]
 
     def device_end_ns(self, calls: NDArray[np.integer]) -> Ints:
         """Return the latest end of what each call enqueued; -1 for a row that enqueued nothing."""
@@ -58,8 +57,7 @@ class Links:
         latest = np.full(len(known) + 1, -1, np.int64)
         np.maximum.at(latest, np.searchsorted(known, self.call[rows]), self.trace.end_ns[rows])
         at = np.searchsorted(known, calls)
-        out: Ints = latest[np.where(np.append(known, -1)[at] == calls, at, -1)]
-        return out
+        return latest[np.where(np.append(known, -1)[at] == calls, at, -1)]
 
     @cached_property
     def n_enqueued(self) -> NDArray[np.int32]:

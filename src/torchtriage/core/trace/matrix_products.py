@@ -115,15 +115,13 @@ class Products:
     @property
     def flop(self) -> NDArray[np.float64]:
         """float64: floating-point operations, 0 where unknown."""
-        flop: NDArray[np.float64] = 2.0 * self.batch.astype(np.float64) * self.m * self.n * self.k
-        return flop
+        return 2.0 * self.batch.astype(np.float64) * self.m * self.n * self.k
 
     @property
     def n_elements(self) -> NDArray[np.float64]:
         """float64: elements that pass through memory at least once, 0 where unknown."""
         m, n, k = (side.astype(np.float64) for side in (self.m, self.n, self.k))
-        total: NDArray[np.float64] = self.batch * (m * k + k * n + m * n)
-        return total
+        return self.batch * (m * k + k * n + m * n)
 
     @property
     def least_side(self) -> Ints:

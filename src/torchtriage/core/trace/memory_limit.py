@@ -116,12 +116,10 @@ def _handler() -> object:
     library: Any = find_engine().library
     new = pythonapi.PyCapsule_New
     new.restype, new.argtypes = py_object, [c_void_p, c_char_p, c_void_p]
-    capsule: object = new(library.tt_memory_handler(small), _HANDLER, None)
-    return capsule
+    return new(library.tt_memory_handler(small), _HANDLER, None)
 
 
 def _address(capsule: object, name: bytes | None) -> int:
     get = pythonapi.PyCapsule_GetPointer
     get.restype, get.argtypes = c_void_p, [py_object, c_char_p]
-    address: int = get(capsule, name)
-    return address
+    return get(capsule, name)

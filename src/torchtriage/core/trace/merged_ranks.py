@@ -52,8 +52,7 @@ class RankTrace(Trace):
 
     def rows_in_file(self, rows: Ints) -> Ints:
         """Return the rows of the whole file's trace that these are."""
-        found: Ints = self.rows[rows]
-        return found
+        return self.rows[rows]
 
 
 def find_merged_ranks(trace: Trace) -> MergedRanks | None:

@@ -16,8 +16,7 @@ def outer_ops(trace: Trace, inside: Mask | None = None) -> Ints:
     is_op: Mask = trace.kind == Kind.OP
     rows = trace.tree.members
     rows = rows[is_op[rows] & (trace.lane[rows] == trace.steps.lane)]
-    outer: Ints = rows[~trace.tree.under(is_op if inside is None else is_op | inside)[rows]]
-    return outer
+    return rows[~trace.tree.under(is_op if inside is None else is_op | inside)[rows]]
 
 
 def runs(trace: Trace, ops: Ints, fits: Mask) -> Ints:

@@ -50,10 +50,7 @@ def read_trace(
     chunk_bytes : int
         How much text to decode at a time; the columns do not depend on it.
 
-    Raises
-    ------
-    TraceFormatError
-        The input cannot be read, is something else, or holds no event.
+    Raises TraceFormatError: the input cannot be read, is something else, or holds no event.
     """
     trace = _read(path, max_bytes, progress, processes, chunk_bytes, cache=cache)
     names = current()

@@ -76,8 +76,7 @@ class Roofline:
     @property
     def computes(self) -> Mask:
         """Rows whose roof is the peak, not the memory."""
-        mask: Mask = self.multiplies & (self.peak_ns >= self.memory_ns)
-        return mask
+        return self.multiplies & (self.peak_ns >= self.memory_ns)
 
 
 def device_family(device: Device) -> Family | None:
@@ -105,8 +104,7 @@ def multiplying(device: Device, category: Codes) -> Mask:
     Those that multiply by their own name too: attention also fills and copies.
     """
     by_name = device.trace.rows_where(device.rows, lambda name: kernel_category(name) in _MULTIPLY)
-    mask: Mask = np.isin(category, _COUNTED) & by_name
-    return mask
+    return np.isin(category, _COUNTED) & by_name
 
 
 def roofline(device: Device, category: Codes, peak: Peak | None = None, *, least_ns: int = 0) -> Roofline | None:
@@ -202,9 +200,8 @@ def _rates(trace: Trace, rows: Ints, peak: Peak, half: Mask, single: Mask) -> Fl
     """Return float64[k], FLOP per ns: the peak that applies to each kernel, 0 where the type is not known."""
     tf32 = trace.matches(rows, TF32_KERNEL)
     fp32 = trace.rows_where(rows, is_fp32_kernel)
-    rates: Floats = np.select(
+    return np.select(
         [half, single & tf32, single & fp32],
         [peak.flop_per_ns("half"), peak.flop_per_ns("tf32"), peak.flop_per_ns("float")],
         0.0,
     )
-    return rates

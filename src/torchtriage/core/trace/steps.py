@@ -223,8 +223,7 @@ def first_use(trace: Trace) -> Ints:
     rows = np.flatnonzero(marked)
     # a call over a busy device waits for it
     busy = intervals.covered(trace.spans_of(rows), trace.time_of(np.flatnonzero(trace.works)))
-    idle: Ints = rows[~calls[rows] | (2 * busy < trace.dur_ns[rows])]
-    return idle
+    return rows[~calls[rows] | (2 * busy < trace.dur_ns[rows])]
 
 
 def _medians(trace: Trace, rows: Ints) -> NDArray[np.float64]:

@@ -70,8 +70,7 @@ class _Rows:
         return self.trace.origin.rank
 
     def at(self, column: NDArray[Any]) -> NDArray[Any]:
-        out: NDArray[Any] = column[self.rows]
-        return out
+        return column[self.rows]
 
     @cached_property
     def step(self) -> NDArray[Any]:
@@ -106,8 +105,7 @@ class _Rows:
     def lanes(self, of: Callable[[int], Any]) -> NDArray[Any]:
         """Return something of each row's lane."""
         table = np.array([of(lane) for lane in range(len(self.trace.lanes))] or [0])
-        out: NDArray[Any] = table[self.at(self.trace.lane)]
-        return out
+        return table[self.at(self.trace.lane)]
 
     @property
     def device(self) -> NDArray[Any]:
@@ -152,8 +150,7 @@ class _Rows:
         owners = np.concatenate([links.op[work], links.call[work]]) % (len(trace) + 1)
         # sums of whole numbers below 2^53 are exact
         total = np.bincount(owners, np.tile(trace.dur_ns[work], 2), len(trace) + 1)
-        out: Ints = total[self.rows].astype(np.int64)
-        return out
+        return total[self.rows].astype(np.int64)
 
     def detail(self, what: str) -> Values:
         """Return one of the arguments as JSON text, null where it was not recorded."""
@@ -342,8 +339,7 @@ class _MemoryRows:
         return self.trace.origin.rank
 
     def at(self, column: str) -> NDArray[Any]:
-        out: NDArray[Any] = getattr(self.trace.memory, column)[self.which]
-        return out
+        return getattr(self.trace.memory, column)[self.which]
 
     @property
     def step(self) -> NDArray[Any]:

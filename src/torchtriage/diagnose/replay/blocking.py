@@ -14,14 +14,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from torchtriage.core.arrays import distinct
+from torchtriage.core.arrays import Ints, Mask, distinct
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.host_syncs import SYNC_CALL
 from torchtriage.core.trace.steps import profiler_stop
 from torchtriage.diagnose.replay.streams import CallTimeline, Streams
-
-Ints = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 
 SYNC_COST_NS = 3_000
 """What a synchronise call takes when there is nothing to wait for: about 3 us."""
@@ -142,8 +139,7 @@ def _running(group: NDArray[np.integer], end_ns: Ints) -> Ints:
     base = int(end_ns.min())
     width = int(end_ns.max()) - base + 1
     code = np.cumsum(np.concatenate([[0], (group[1:] != group[:-1]).astype(np.int64)]))
-    out: Ints = np.maximum.accumulate(end_ns - base + code * width) - code * width + base
-    return out
+    return np.maximum.accumulate(end_ns - base + code * width) - code * width + base
 
 
 def _syncs(trace: Trace, streams: Streams, runtime: Mask) -> Blocking:

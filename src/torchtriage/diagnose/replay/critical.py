@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.core import intervals
-from torchtriage.core.arrays import distinct
+from torchtriage.core.arrays import Ints, distinct
 from torchtriage.core.errors import UsageError
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.collectives import communicates
@@ -19,8 +19,6 @@ from torchtriage.diagnose.replay.cross import LATE_NS
 from torchtriage.diagnose.replay.graph import EdgeKind, Graph, NodeKind
 from torchtriage.diagnose.replay.predict import model
 from torchtriage.diagnose.replay.quality import binding, critical_nodes
-
-Ints = NDArray[np.int64]
 
 What = Literal["host", "compute", "comm", "copy", "wait", "lag", "unexplained", "loader"]
 MAX_ROWS = 8
@@ -148,10 +146,7 @@ _LAG, _UNEXPLAINED = WHATS.index("lag"), WHATS.index("unexplained")
 def critical_path(trace: Trace, step: int | None = None) -> CriticalPath:
     """Return the critical path of a step (an index): by default the steady step of median length.
 
-    Raises
-    ------
-    UsageError
-        There is no such step.
+    Raises UsageError: there is no such step.
     """
     graph = model(trace).graph
     bounds = graph.bounds(graph.finish_ns)

@@ -10,14 +10,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from torchtriage.core.arrays import distinct
+from torchtriage.core.arrays import Ints, Mask, distinct
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.diagnose.replay.streams import CallTimeline, Streams
-
-Ints = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 
 WAIT_LAG_NS = 1_500
 """From the end of the awaited work to the start on the waiting stream."""

@@ -8,10 +8,10 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from torchtriage.core.arrays import Ints
 from torchtriage.core.errors import PatternError
 from torchtriage.core.intervals import Spans
 
-Ints = NDArray[np.int64]
 Factor = float | NDArray[np.float64]
 
 EditKind = Literal["shrink", "drop", "unblock", "overlap", "parallel", "threads"]
@@ -38,11 +38,8 @@ class Edit:
     ``factor`` : what remains of the time (of each row), the cautious estimate, 0 or more; ``best`` : the hopeful one,
     at most ``factor``, the same when left out. ``spans`` : int64[m, 2], ns on the clock of the trace.
 
-    Raises
-    ------
-    PatternError
-        The kind is unknown, a factor is negative or no number, or there are not as many factors as
-        rows.
+    Raises PatternError: the kind is unknown, a factor is negative or no number, or there are not as many factors as
+    rows.
     """
 
     kind: EditKind

@@ -19,12 +19,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from torchtriage.core.arrays import distinct
+from torchtriage.core.arrays import Ints, distinct
 from torchtriage.core.engine import find_engine
 from torchtriage.diagnose.replay.graph import CONFIDENCE, Graph
 from torchtriage.diagnose.replay.native import find_runs, run_nodes
-
-Ints = NDArray[np.int64]
 
 NEVER = -(1 << 60)
 """A lag that never binds: the edge is not there."""

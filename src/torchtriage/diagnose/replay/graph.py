@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from torchtriage.core.arrays import among, distinct, quantile
+from torchtriage.core.arrays import Ints, Mask, among, distinct, quantile
 from torchtriage.core.trace import Trace
 from torchtriage.core.trace.collectives import communicates
 from torchtriage.core.trace.device import EARLY_NS, STAGED
@@ -25,9 +25,6 @@ from torchtriage.diagnose.replay.streams import Streams, device_streams
 from torchtriage.diagnose.replay.threads import Threads, host_threads
 
 __all__ = ["CONFIDENCE", "LAUNCH_NS", "EdgeKind", "Graph", "NodeKind", "build"]
-
-Ints = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 
 
 class NodeKind(IntEnum):
@@ -114,8 +111,7 @@ class Graph:
         left = self.finish_ns - self.dur_ns - ready
         # nothing before it: it hangs on the moment it happened
         left[ready == np.iinfo(np.int64).min] = 0
-        out: Ints = np.maximum(left, 0)
-        return out
+        return np.maximum(left, 0)
 
     def bounds(self, finish_ns: Ints) -> Ints:
         """Return the step bounds for finish times ``int64[nodes, ...]``; first axis: bounds."""
@@ -124,8 +120,7 @@ class Graph:
     def bounds_of(self, bound_ns: Ints) -> Ints:
         """Return the step bounds for finish times of ``bound_node``; first axis: bounds."""
         latest: Ints = np.maximum.reduceat(bound_ns, self.bound_first[:-1], axis=0)
-        out: Ints = np.maximum.accumulate(latest, axis=0)
-        return out
+        return np.maximum.accumulate(latest, axis=0)
 
 
 class _Edges:
@@ -360,8 +355,7 @@ class _Anchors:
         return node, keys - snapped
 
     def first_ns(self, lane: Ints) -> Ints:
-        out: Ints = self._threads.first_ns[self._index[lane]]
-        return out
+        return self._threads.first_ns[self._index[lane]]
 
     def first_nodes(self) -> Ints:
         keys = self._key(self._threads.lanes, np.full(len(self._threads.lanes), self._base))

@@ -10,13 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from torchtriage.core.arrays import Ints
 from torchtriage.core.units import format_share
 from torchtriage.diagnose.replay.engine import Schedule, fixed
 from torchtriage.diagnose.replay.graph import EdgeKind, Graph
-
-Ints = NDArray[np.int64]
 
 MAX_STRICT, MAX_UNEXPLAINED, MAX_PINNED = 0.03, 0.05, 0.50
 """Beyond these no number is given: every miss of a study on 64 traces was beyond one of them."""

@@ -10,15 +10,11 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from torchtriage.core import intervals
-from torchtriage.core.arrays import Mask
+from torchtriage.core.arrays import Floats, Ints, Mask
 from torchtriage.core.trace import Trace
 from torchtriage.diagnose.replay.graph import EdgeKind, Graph, NodeKind
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 
 class Stretch(NamedTuple):
@@ -123,14 +119,12 @@ class Reach:
     @cached_property
     def hosts(self) -> Mask:
         """bool[nodes]: work and waits of the host."""
-        hosts: Mask = (self._graph.kind == NodeKind.HOST) | (self._graph.kind == NodeKind.WAIT)
-        return hosts
+        return (self._graph.kind == NodeKind.HOST) | (self._graph.kind == NodeKind.WAIT)
 
     @cached_property
     def length_ns(self) -> Ints:
         """int64[nodes], ns: how long each was on, 1 at least."""
-        length_ns: Ints = np.maximum(self._graph.finish_ns - self._graph.begin_ns, 1)
-        return length_ns
+        return np.maximum(self._graph.finish_ns - self._graph.begin_ns, 1)
 
     @cached_property
     def batches(self) -> Ints:

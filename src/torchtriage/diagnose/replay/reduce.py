@@ -15,12 +15,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from torchtriage.core.arrays import distinct
+from torchtriage.core.arrays import Ints, distinct
 from torchtriage.diagnose.replay.engine import NEVER, Patch, fixed, schedule
 from torchtriage.diagnose.replay.graph import EdgeKind, Graph, NodeKind
 from torchtriage.diagnose.replay.scenarios import Scenario
-
-Ints = NDArray[np.int64]
 
 APART = 1 << 37
 """Nanoseconds (137 s) between sources; paths are shorter than half of it."""

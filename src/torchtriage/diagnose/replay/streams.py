@@ -8,10 +8,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from torchtriage.core.arrays import Ints
 from torchtriage.core.trace import Trace
-
-Ints = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 
 BEFORE_EVERYTHING = -(1 << 61)
 

@@ -11,16 +11,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from torchtriage.core import intervals
-from torchtriage.core.arrays import distinct
+from torchtriage.core.arrays import Ints, Mask, distinct
 from torchtriage.core.intervals import Spans
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.steps import given_back, profiler_stop
-
-Ints = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 
 STARVED_NS, STARVED_SHARE = 2_000_000, 0.03
 """A loader's ``__next__`` below this, or below this share of a step, is collating, not starving."""

@@ -13,13 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from torchtriage.core.arrays import distinct
+from torchtriage.core.arrays import Ints, distinct
 from torchtriage.core.errors import UsageError
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.collectives import communicates
 from torchtriage.diagnose.replay.edits import Edit
-
-Ints = NDArray[np.int64]
 
 _SHAPE = re.compile(
     r"(?P<no>no-)?(?P<target>[a-z]+)(?::(?P<name>[^*=/]+)|\s*)"
@@ -91,10 +89,7 @@ class WhatIf:
 def parse_what_if(text: str) -> WhatIf:
     """Read a question such as ``gpu*0.5``, ``cpu/2``, ``comm=0``, ``no-sync``, ``op:aten::mm*0.5``.
 
-    Raises
-    ------
-    UsageError
-        It is none; the message names what can be asked.
+    Raises UsageError: it is none; the message names what can be asked.
     """
     cleaned = text.strip()
     match = _SHAPE.fullmatch(cleaned)

@@ -416,8 +416,7 @@ class _Names:
         used = used[self._codes[used] < 0]
         names = [self.shown[index] for index in used.tolist()]
         self._codes[used] = self._builder.codes_of(names=names)["name"]
-        codes: Ints = self._codes[places]
-        return codes
+        return self._codes[places]
 
 
 def _roles(plane: _Plane, device: re.Match[str] | None) -> list[int]:

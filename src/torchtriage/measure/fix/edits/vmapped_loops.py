@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
-from torchtriage.diagnose.lint.syntax import indices, literal, path_of
+from torchtriage.diagnose.lint.syntax import indices, literal, names_in, path_of
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.diagnose.lint.work_syntax import appended, bound_names, parameters
 from torchtriage.measure.fix.edits._flow import Flow, flow_of, mutated
@@ -107,7 +107,7 @@ def _of_loop(site: Site, loop: ast.For) -> tuple[SourceEdit, ...]:
         or len({*kept}) < len(kept)
         or not flow_of(module).repeats(loop.iter)
         or _are_seen(site, loop, own)
-        or not all(own & _named(sink.value) and _is_tensor(sink.value, made) for sink in sinks)
+        or not all(own & names_in(sink.value) and _is_tensor(sink.value, made) for sink in sinks)
     ):
         raise NotRowsError
     counted = turns.name_length()
@@ -382,10 +382,6 @@ def _unread(node: ast.expr) -> tuple[ast.expr, str]:
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "item":
         return (node, "") if node.args else (node.func.value, "item")
     return node, ""
-
-
-def _named(node: ast.expr) -> set[str]:
-    return {item.id for item in ast.walk(node) if isinstance(item, ast.Name)}
 
 
 def _changes_nothing_in(flow: Flow, node: ast.expr) -> bool:

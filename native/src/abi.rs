@@ -6,7 +6,7 @@
 use std::ffi::c_void;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::ptr;
-use std::slice;
+use std::slice::{from_raw_parts, from_raw_parts_mut};
 
 use crate::intervals::{covered, intersect, union, Span};
 use crate::replay::{Lanes, Steps, Stretch};
@@ -14,10 +14,20 @@ use crate::scan::{Scanner, Schema, Totals};
 use crate::tree::{above, group, own, renumber, under, Rows};
 
 /// Raise with every change of what is declared here.
-const VERSION: u32 = 8;
+const VERSION: u32 = 9;
 
 /// What [`tt_scan`] and the others return when something is wrong with the library itself.
 const BROKEN: i64 = -1;
+
+/// Return the count that a call gives, [`BROKEN`] where it panics.
+fn counted(call: impl FnOnce() -> i64) -> i64 {
+    catch_unwind(AssertUnwindSafe(call)).unwrap_or(BROKEN)
+}
+
+/// Return 0 when a call is done, [`BROKEN`] where it panics.
+fn done(call: impl FnOnce()) -> i64 {
+    catch_unwind(AssertUnwindSafe(call)).map_or(BROKEN, |()| 0)
+}
 
 #[no_mangle]
 pub extern "C" fn tt_version() -> u32 {
@@ -31,7 +41,7 @@ pub extern "C" fn tt_version() -> u32 {
 #[no_mangle]
 pub unsafe extern "C" fn tt_new(schema: *const u8, len: usize) -> *mut Scanner {
     // SAFETY: by contract.
-    let schema = unsafe { slice::from_raw_parts(schema, len) };
+    let schema = unsafe { from_raw_parts(schema, len) };
     catch_unwind(|| {
         Schema::read(schema).map(|schema| Box::into_raw(Box::new(Scanner::new(schema))))
     })
@@ -63,8 +73,8 @@ pub unsafe extern "C" fn tt_scan(
     step: i64,
 ) -> i64 {
     // SAFETY: by contract.
-    let (scanner, text) = unsafe { (&mut *scanner, slice::from_raw_parts(text, len)) };
-    catch_unwind(AssertUnwindSafe(|| scanner.scan(text, offset, step) as i64)).unwrap_or(BROKEN)
+    let (scanner, text) = unsafe { (&mut *scanner, from_raw_parts(text, len)) };
+    counted(|| scanner.scan(text, offset, step) as i64)
 }
 
 /// # Safety
@@ -83,7 +93,7 @@ pub unsafe extern "C" fn tt_totals(scanner: *const Scanner, out: *mut Totals) {
 pub unsafe extern "C" fn tt_roll_back(scanner: *mut Scanner, totals: *const Totals) -> i64 {
     // SAFETY: by contract.
     let (scanner, totals) = unsafe { (&mut *scanner, &*totals) };
-    catch_unwind(AssertUnwindSafe(|| scanner.roll_back(totals))).map_or(BROKEN, |()| 0)
+    done(|| scanner.roll_back(totals))
 }
 
 /// Texts of a table: 0 names, 1 categories, 2 lanes, 3 details, 4 labels.
@@ -149,8 +159,8 @@ pub unsafe extern "C" fn tt_copy(
     // SAFETY: by contract.
     let columns = unsafe { &(*scanner).columns };
     let codes: &[i32] =
-        if codes.is_null() { &[] } else { unsafe { slice::from_raw_parts(codes, n_codes) } };
-    catch_unwind(AssertUnwindSafe(|| {
+        if codes.is_null() { &[] } else { unsafe { from_raw_parts(codes, n_codes) } };
+    done(|| {
         // SAFETY: by contract.
         unsafe {
             match column {
@@ -164,8 +174,7 @@ pub unsafe extern "C" fn tt_copy(
                 _ => recode(&columns.detail, first, n, codes, out),
             }
         }
-    }))
-    .map_or(BROKEN, |()| 0)
+    })
 }
 
 unsafe fn copy(from: &[i64], first: usize, n: usize, out: *mut u8) {
@@ -176,7 +185,7 @@ unsafe fn copy(from: &[i64], first: usize, n: usize, out: *mut u8) {
 
 unsafe fn recode(from: &[i32], first: usize, n: usize, codes: &[i32], out: *mut u8) {
     // SAFETY: the caller's: there is room for them.
-    let out = unsafe { slice::from_raw_parts_mut(out.cast::<i32>(), n) };
+    let out = unsafe { from_raw_parts_mut(out.cast::<i32>(), n) };
     for (to, &code) in out.iter_mut().zip(&from[first..first + n]) {
         *to = if code < 0 { code } else { codes[code as usize] };
     }
@@ -184,7 +193,7 @@ unsafe fn recode(from: &[i32], first: usize, n: usize, codes: &[i32], out: *mut 
 
 unsafe fn recode_small(from: &[i16], first: usize, n: usize, codes: &[i32], out: *mut u8) {
     // SAFETY: the caller's: there is room for them.
-    let out = unsafe { slice::from_raw_parts_mut(out.cast::<i16>(), n) };
+    let out = unsafe { from_raw_parts_mut(out.cast::<i16>(), n) };
     for (to, &code) in out.iter_mut().zip(&from[first..first + n]) {
         *to = codes[code as usize] as i16;
     }
@@ -246,20 +255,20 @@ pub unsafe extern "C" fn tt_tree(
     // SAFETY: by contract.
     let (rows, key, value, members, parent) = unsafe {
         let rows = Rows {
-            lane: slice::from_raw_parts(trace.lane, n),
-            start_ns: slice::from_raw_parts(trace.start_ns, n),
-            dur_ns: slice::from_raw_parts(trace.dur_ns, n),
-            kind: slice::from_raw_parts(trace.kind, n),
+            lane: from_raw_parts(trace.lane, n),
+            start_ns: from_raw_parts(trace.start_ns, n),
+            dur_ns: from_raw_parts(trace.dur_ns, n),
+            kind: from_raw_parts(trace.kind, n),
         };
         (
             rows,
-            slice::from_raw_parts(trace.key, n),
-            slice::from_raw_parts(trace.value, n),
-            slice::from_raw_parts_mut(members, n),
-            slice::from_raw_parts_mut(parent, n),
+            from_raw_parts(trace.key, n),
+            from_raw_parts(trace.value, n),
+            from_raw_parts_mut(members, n),
+            from_raw_parts_mut(parent, n),
         )
     };
-    catch_unwind(AssertUnwindSafe(|| {
+    counted(|| {
         let found = rows.ordered(ranks, n_lanes);
         parent.fill(-1);
         if !by_id || !rows.by_id(&found, key, value, parent) {
@@ -267,8 +276,7 @@ pub unsafe extern "C" fn tt_tree(
         }
         members[..found.len()].copy_from_slice(&found);
         found.len() as i64
-    }))
-    .unwrap_or(BROKEN)
+    })
 }
 
 /// Write what each member of a tree takes itself; the other rows stay as they are.
@@ -288,15 +296,14 @@ pub unsafe extern "C" fn tt_own(
     // SAFETY: by contract.
     let (start_ns, dur_ns, members, parent, own_ns) = unsafe {
         (
-            slice::from_raw_parts(start_ns, n),
-            slice::from_raw_parts(dur_ns, n),
-            slice::from_raw_parts(members, n_members),
-            slice::from_raw_parts(parent, n),
-            slice::from_raw_parts_mut(own_ns, n),
+            from_raw_parts(start_ns, n),
+            from_raw_parts(dur_ns, n),
+            from_raw_parts(members, n_members),
+            from_raw_parts(parent, n),
+            from_raw_parts_mut(own_ns, n),
         )
     };
-    catch_unwind(AssertUnwindSafe(|| own(start_ns, dur_ns, members, parent, own_ns)))
-        .map_or(BROKEN, |()| 0)
+    done(|| own(start_ns, dur_ns, members, parent, own_ns))
 }
 
 /// Write which members of a tree have a proper ancestor in a mask; the other rows stay as they are.
@@ -315,13 +322,13 @@ pub unsafe extern "C" fn tt_under(
     // SAFETY: by contract.
     let (members, parent, mask, out) = unsafe {
         (
-            slice::from_raw_parts(members, n_members),
-            slice::from_raw_parts(parent, n),
-            slice::from_raw_parts(mask, n),
-            slice::from_raw_parts_mut(out, n),
+            from_raw_parts(members, n_members),
+            from_raw_parts(parent, n),
+            from_raw_parts(mask, n),
+            from_raw_parts_mut(out, n),
         )
     };
-    catch_unwind(AssertUnwindSafe(|| under(members, parent, mask, out))).map_or(BROKEN, |()| 0)
+    done(|| under(members, parent, mask, out))
 }
 
 /// Write which members of a tree have a proper descendant in a mask; the other rows stay as they are.
@@ -340,13 +347,13 @@ pub unsafe extern "C" fn tt_above(
     // SAFETY: by contract.
     let (members, parent, mask, out) = unsafe {
         (
-            slice::from_raw_parts(members, n_members),
-            slice::from_raw_parts(parent, n),
-            slice::from_raw_parts(mask, n),
-            slice::from_raw_parts_mut(out, n),
+            from_raw_parts(members, n_members),
+            from_raw_parts(parent, n),
+            from_raw_parts(mask, n),
+            from_raw_parts_mut(out, n),
         )
     };
-    catch_unwind(AssertUnwindSafe(|| above(members, parent, mask, out))).map_or(BROKEN, |()| 0)
+    done(|| above(members, parent, mask, out))
 }
 
 /// Write the time covered by any of the spans; return how many intervals that is.
@@ -356,9 +363,8 @@ pub unsafe extern "C" fn tt_above(
 #[no_mangle]
 pub unsafe extern "C" fn tt_union(spans: *const Span, n: usize, out: *mut Span) -> i64 {
     // SAFETY: by contract.
-    let (spans, out) =
-        unsafe { (slice::from_raw_parts(spans, n), slice::from_raw_parts_mut(out, n)) };
-    catch_unwind(AssertUnwindSafe(|| union(spans, out) as i64)).unwrap_or(BROKEN)
+    let (spans, out) = unsafe { (from_raw_parts(spans, n), from_raw_parts_mut(out, n)) };
+    counted(|| union(spans, out) as i64)
 }
 
 /// Write the time covered by both; return how many intervals that is, or `BROKEN` where they were not disjoint.
@@ -376,12 +382,12 @@ pub unsafe extern "C" fn tt_intersect(
     // SAFETY: by contract.
     let (left, right, out) = unsafe {
         (
-            slice::from_raw_parts(left, n_left),
-            slice::from_raw_parts(right, n_right),
-            slice::from_raw_parts_mut(out, n_left + n_right),
+            from_raw_parts(left, n_left),
+            from_raw_parts(right, n_right),
+            from_raw_parts_mut(out, n_left + n_right),
         )
     };
-    catch_unwind(AssertUnwindSafe(|| intersect(left, right, out) as i64)).unwrap_or(BROKEN)
+    counted(|| intersect(left, right, out) as i64)
 }
 
 /// Write how much of each span a cover covers.
@@ -398,13 +404,9 @@ pub unsafe extern "C" fn tt_covered(
 ) -> i64 {
     // SAFETY: by contract.
     let (spans, cover, out) = unsafe {
-        (
-            slice::from_raw_parts(spans, n),
-            slice::from_raw_parts(cover, n_cover),
-            slice::from_raw_parts_mut(out, n),
-        )
+        (from_raw_parts(spans, n), from_raw_parts(cover, n_cover), from_raw_parts_mut(out, n))
     };
-    catch_unwind(AssertUnwindSafe(|| covered(spans, cover, out))).map_or(BROKEN, |()| 0)
+    done(|| covered(spans, cover, out))
 }
 
 /// Give codes the order of their first use; return how many are in use.
@@ -422,17 +424,16 @@ pub unsafe extern "C" fn tt_renumber(
     // SAFETY: by contract.
     let (codes, merged, order) = unsafe {
         (
-            slice::from_raw_parts_mut(codes, n),
-            slice::from_raw_parts(merged, n_merged),
-            slice::from_raw_parts_mut(order, n_merged),
+            from_raw_parts_mut(codes, n),
+            from_raw_parts(merged, n_merged),
+            from_raw_parts_mut(order, n_merged),
         )
     };
-    catch_unwind(AssertUnwindSafe(|| {
+    counted(|| {
         let found = renumber(codes, merged);
         order[..found.len()].copy_from_slice(&found);
         found.len() as i64
-    }))
-    .unwrap_or(BROKEN)
+    })
 }
 
 /// Write the rows by their code, and where each code's rows begin.
@@ -451,12 +452,12 @@ pub unsafe extern "C" fn tt_group(
     // SAFETY: by contract.
     let (codes, rows, first) = unsafe {
         (
-            slice::from_raw_parts(codes, n),
-            slice::from_raw_parts_mut(rows, n),
-            slice::from_raw_parts_mut(first, n_codes + 1),
+            from_raw_parts(codes, n),
+            from_raw_parts_mut(rows, n),
+            from_raw_parts_mut(first, n_codes + 1),
         )
     };
-    catch_unwind(AssertUnwindSafe(|| group(codes, rows, first))).map_or(BROKEN, |()| 0)
+    done(|| group(codes, rows, first))
 }
 
 /// Where a stretch of a graph lies; see [`Stretch`].
@@ -487,16 +488,16 @@ pub unsafe extern "C" fn tt_replay(stretch: *const GraphStretch, table: *mut i64
             Stretch {
                 width: raw.width,
                 n_done: raw.n_done,
-                before: slice::from_raw_parts(raw.before, raw.n_nodes),
-                edge_first: slice::from_raw_parts(raw.edge_first, raw.n_nodes + 1),
-                source: slice::from_raw_parts(raw.source, raw.n_edges),
-                lag: slice::from_raw_parts(raw.lag, raw.n_edges * raw.n_lags),
+                before: from_raw_parts(raw.before, raw.n_nodes),
+                edge_first: from_raw_parts(raw.edge_first, raw.n_nodes + 1),
+                source: from_raw_parts(raw.source, raw.n_edges),
+                lag: from_raw_parts(raw.lag, raw.n_edges * raw.n_lags),
                 n_lags: raw.n_lags,
             },
-            slice::from_raw_parts_mut(table, (raw.n_done + raw.n_nodes) * raw.width),
+            from_raw_parts_mut(table, (raw.n_done + raw.n_nodes) * raw.width),
         )
     };
-    catch_unwind(AssertUnwindSafe(|| stretch.run(table))).map_or(BROKEN, |()| 0)
+    done(|| stretch.run(table))
 }
 
 /// How long the nodes of a graph take; see [`Steps`].
@@ -505,19 +506,18 @@ pub struct GraphSteps {
     n_nodes: usize,
     n_variants: usize,
     n_scenarios: usize,
-    n_changes: usize,
-    dur: *const i64,
-    still: *const i64,
-    first: *const i64,
-    place: *const i64,
-    left: *const f64,
+    dur: *const *const i64,
+    still: *const *const i64,
+    place: *const *const i32,
+    left: *const *const f64,
+    n_changes: *const usize,
 }
 
 /// Write how long `n` nodes from `begin` on take in each variant and scenario.
 ///
 /// # Safety
-/// `dur` and `still` have `n_nodes` elements for each variant, `first` has one for each scenario and one more, `place`
-/// and `left` have `n_changes`, and `table` has one for each variant and scenario of each of the `n` nodes.
+/// `dur` and `still` point at `n_nodes` elements for each variant, `place` and `left` at `n_changes` for each scenario,
+/// and `table` has one for each variant and scenario of each of the `n` nodes.
 #[no_mangle]
 pub unsafe extern "C" fn tt_steps(
     steps: *const GraphSteps,
@@ -528,19 +528,24 @@ pub unsafe extern "C" fn tt_steps(
     // SAFETY: by contract.
     let (steps, table) = unsafe {
         let raw = &*steps;
+        let nodes = |at: *const i64| from_raw_parts(at, raw.n_nodes);
+        let variants = 0..raw.n_variants;
+        let changes = |s: usize| {
+            let n = *raw.n_changes.add(s);
+            let place = from_raw_parts(*raw.place.add(s), n);
+            (place, from_raw_parts(*raw.left.add(s), n))
+        };
         (
             Steps {
-                n_nodes: raw.n_nodes,
-                dur: slice::from_raw_parts(raw.dur, raw.n_nodes * raw.n_variants),
-                still: slice::from_raw_parts(raw.still, raw.n_nodes * raw.n_variants),
-                first: slice::from_raw_parts(raw.first, raw.n_scenarios + 1),
-                place: slice::from_raw_parts(raw.place, raw.n_changes),
-                left: slice::from_raw_parts(raw.left, raw.n_changes),
+                takes: variants
+                    .map(|v| (nodes(*raw.dur.add(v)), nodes(*raw.still.add(v))))
+                    .collect(),
+                changes: (0..raw.n_scenarios).map(changes).collect(),
             },
-            slice::from_raw_parts_mut(table, n * raw.n_variants * raw.n_scenarios),
+            from_raw_parts_mut(table, n * raw.n_variants * raw.n_scenarios),
         )
     };
-    catch_unwind(AssertUnwindSafe(|| steps.fill(begin, table))).map_or(BROKEN, |()| 0)
+    done(|| steps.fill(begin, table))
 }
 
 /// Write an order to run the nodes of a graph in; return of how many runs, -1 where causes form a circle.
@@ -562,11 +567,11 @@ pub unsafe extern "C" fn tt_runs(
     let (lanes, runs) = unsafe {
         (
             Lanes {
-                first: slice::from_raw_parts(first, n_lanes + 1),
-                edge_first: slice::from_raw_parts(edge_first, n_nodes + 1),
-                source: slice::from_raw_parts(source, n_edges),
+                first: from_raw_parts(first, n_lanes + 1),
+                edge_first: from_raw_parts(edge_first, n_nodes + 1),
+                source: from_raw_parts(source, n_edges),
             },
-            slice::from_raw_parts_mut(runs.cast::<[i64; 3]>(), n_nodes),
+            from_raw_parts_mut(runs.cast::<[i64; 3]>(), n_nodes),
         )
     };
     catch_unwind(|| lanes.runs())
@@ -593,8 +598,8 @@ pub unsafe extern "C" fn tt_bound(
     len: usize,
 ) -> i64 {
     // SAFETY: by contract.
-    let folder = unsafe { slice::from_raw_parts(folder, len) };
-    catch_unwind(|| i64::from(bound(limit, large, folder))).unwrap_or(BROKEN)
+    let folder = unsafe { from_raw_parts(folder, len) };
+    counted(|| i64::from(bound(limit, large, folder)))
 }
 
 /// Return 1 where a file found no room since the bound was set, so that memory had to do, else 0.

@@ -5,18 +5,15 @@ pub type Span = [i64; 2];
 
 /// Write the time covered by any of the spans, sorted and disjoint; return how many intervals that is.
 pub fn union(spans: &[Span], out: &mut [Span]) -> usize {
-    let some = || spans.iter().filter(|span| span[1] > span[0]);
-    if some().zip(some().skip(1)).all(|(before, after)| before[0] <= after[0]) {
-        return merged(some().copied(), out);
+    let mut n_some = 0;
+    for (to, &span) in out.iter_mut().zip(spans.iter().filter(|span| span[1] > span[0])) {
+        *to = span;
+        n_some += 1;
     }
-    let mut sorted: Vec<Span> = some().copied().collect();
-    sorted.sort_by_key(|span| span[0]);
-    merged(sorted.into_iter(), out)
-}
-
-fn merged(sorted: impl Iterator<Item = Span>, out: &mut [Span]) -> usize {
+    out[..n_some].sort_by_key(|span| span[0]);
     let mut n = 0;
-    for span in sorted {
+    for at in 0..n_some {
+        let span = out[at];
         if n > 0 && span[0] <= out[n - 1][1] {
             out[n - 1][1] = out[n - 1][1].max(span[1]);
         } else {

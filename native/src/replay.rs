@@ -49,42 +49,37 @@ impl Stretch<'_> {
 
 /// How long the nodes of a graph take in running order, in each variant, and what scenarios leave of it.
 ///
-/// `dur` and `still` : a row of all nodes for each variant. Changes of scenario `s`, by place, go from `first[s]` to
-/// `first[s + 1]`: what is left of the node's duration, NaN where the node is gone.
+/// `takes` : for each variant the durations of all nodes, and what they take besides. `changes` : for each scenario
+/// places, in order, and what is left of the node's duration there, NaN where the node is gone.
 pub struct Steps<'a> {
-    pub n_nodes: usize,
-    pub dur: &'a [i64],
-    pub still: &'a [i64],
-    pub first: &'a [i64],
-    pub place: &'a [i64],
-    pub left: &'a [f64],
+    pub takes: Vec<(&'a [i64], &'a [i64])>,
+    pub changes: Vec<(&'a [i32], &'a [f64])>,
 }
 
 impl Steps<'_> {
     /// Write how long the nodes from `begin` on take: a row for each, of a column for each variant and scenario.
     pub fn fill(&self, begin: usize, table: &mut [i64]) {
-        let (n_variants, n_scenarios) = (self.dur.len() / self.n_nodes, self.first.len() - 1);
-        let width = n_variants * n_scenarios;
+        let n_scenarios = self.changes.len();
+        let width = self.takes.len() * n_scenarios;
         for (i, row) in table.chunks_exact_mut(width).enumerate() {
-            for (v, group) in row.chunks_exact_mut(n_scenarios).enumerate() {
-                let at = v * self.n_nodes + begin + i;
-                group.fill(self.dur[at].wrapping_add(self.still[at]));
+            for (group, (dur, still)) in row.chunks_exact_mut(n_scenarios).zip(&self.takes) {
+                group.fill(dur[begin + i].wrapping_add(still[begin + i]));
             }
         }
         let end = begin + table.len() / width;
-        for (s, ends) in self.first.windows(2).enumerate() {
-            let mine = ends[0] as usize..ends[1] as usize;
-            let (places, left) = (&self.place[mine.clone()], &self.left[mine]);
+        for (s, (places, left)) in self.changes.iter().enumerate() {
             let from = places.partition_point(|&place| (place as usize) < begin);
             for (&place, &left) in places[from..].iter().zip(&left[from..]) {
-                if place as usize >= end {
+                let at = place as usize;
+                if at >= end {
                     break;
                 }
-                for v in 0..n_variants {
-                    let at = v * self.n_nodes + place as usize;
-                    let shortened = self.still[at].wrapping_add((self.dur[at] as f64 * left) as i64);
-                    table[(place as usize - begin) * width + v * n_scenarios + s] =
-                        if left.is_nan() { 0 } else { shortened };
+                let row = &mut table[(at - begin) * width..][..width];
+                for (takes, (dur, still)) in
+                    row[s..].iter_mut().step_by(n_scenarios).zip(&self.takes)
+                {
+                    let shortened = still[at].wrapping_add((dur[at] as f64 * left) as i64);
+                    *takes = if left.is_nan() { 0 } else { shortened };
                 }
             }
         }
@@ -186,12 +181,8 @@ mod tests {
     fn scenarios_change_what_nodes_take() {
         // two variants of three nodes; one scenario halves node 1, another takes node 2 away
         let steps = Steps {
-            n_nodes: 3,
-            dur: &[10, 21, 30, 1, 2, 3],
-            still: &[1, 1, 1, 0, 0, 0],
-            first: &[0, 1, 2],
-            place: &[1, 2],
-            left: &[0.5, f64::NAN],
+            takes: vec![(&[10, 21, 30], &[1, 1, 1]), (&[1, 2, 3], &[0, 0, 0])],
+            changes: vec![(&[1], &[0.5]), (&[2], &[f64::NAN])],
         };
         let mut table = [0; 12];
         steps.fill(0, &mut table);

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from torchtriage.core.errors import UsageError
 
 READER_VARIABLE = "TORCHTRIAGE_READER"
-VERSION = 8
+VERSION = 9
 """Of the library's interface; one of another version is left alone."""
 
 _NAMES = {"darwin": "libtorchtriage_native.dylib", "win32": "torchtriage_native.dll"}

@@ -212,7 +212,7 @@ def test_both_engines_take_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> No
     for name in ("native", "python"):
         monkeypatch.setenv(READER_VARIABLE, name)
         table = np.empty((n - 5, 6), np.int64)
-        ScenarioSteps(order, dur, still, scenarios)(5, table)
+        ScenarioSteps(order, list(dur), list(still), scenarios)(5, table)
         tables.append(table)
     assert (tables[0] == tables[1]).all()
     gone = some[7:]

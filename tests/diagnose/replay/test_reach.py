@@ -25,3 +25,13 @@ def test_rows_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(asked) == n_lanes > 0
     assert first.node.tolist() == again.node.tolist()
     assert first.left.tolist() == again.left.tolist()
+
+
+def test_what_edits_need_is_found_again_after_it_was_let_go() -> None:
+    trace = programs.host_bound(steps=3)
+    edits = [Edit("shrink", np.flatnonzero(trace.is_kind(Kind.OP)), 0.5)]
+    model = ReplayModel(trace)
+    first = model.predict(edits)
+    model.release()
+    assert "_ordered" not in vars(model)
+    assert model.predict(edits) == first

@@ -21,24 +21,24 @@ class _Stretch(ctypes.Structure):
 
 class _Steps(ctypes.Structure):
     _fields_ = (
-        *((name, c_size_t) for name in ("n_nodes", "n_variants", "n_scenarios", "n_changes")),
-        *((name, c_void_p) for name in ("dur", "still", "first", "place", "left")),
+        *((name, c_size_t) for name in ("n_nodes", "n_variants", "n_scenarios")),
+        *((name, c_void_p) for name in ("dur", "still", "place", "left", "n_changes")),
     )
 
 
 class NativeSteps:
     """What nodes take in running order, in each variant and scenario.
 
-    ``dur`` and ``still`` : int64[variants, nodes], ns. ``first`` : int64[scenarios + 1], where the changes of each
-    begin, which are sorted by ``place``; ``left`` : what is left of a duration, nan where the node is gone.
+    ``dur`` and ``still`` : int64[nodes] of each variant, ns. Of each scenario ``place`` : int32[k], the nodes that it
+    changes, in order, and ``left`` : float64[k], what is left of their durations, nan where the node is gone.
     """
 
-    def __init__(
-        self, library: Any, dur: Ints, still: Ints, first: Ints, place: Ints, left: NDArray[np.float64]
-    ) -> None:
-        self._library, self._arrays = library, (dur, still, first, place, left)
-        sizes = dur.shape[1], dur.shape[0], len(first) - 1, len(place)
-        self._steps = _Steps(*sizes, *(array.ctypes.data for array in self._arrays))
+    def __init__(self, library: Any, dur: list[Ints], still: list[Ints], place: list[Any], left: list[Any]) -> None:
+        self._library, self._arrays = library, (dur, still, place, left)
+        tables = [[array.ctypes.data for array in arrays] for arrays in self._arrays] + [list(map(len, place))]
+        self._tables = [np.array(table, np.uintp) for table in tables]
+        sizes = len(dur[0]), len(dur), len(place)
+        self._steps = _Steps(*sizes, *(table.ctypes.data for table in self._tables))
 
     def __call__(self, begin: int, table: Ints) -> None:
         """Fill int64[nodes, variants * scenarios] for the nodes from ``begin`` on."""

@@ -37,7 +37,7 @@ INFERRED = 0.6
 PER_OP_NS, PER_FRAME_NS = 1_400, 1_700
 """What the profiler itself adds to an operator and to a Python frame (fitted on four pairs)."""
 COLUMNS, CHANGES = 128, 1 << 18
-"""Variants times scenarios replayed at once, 4 MB per chunk of nodes; and changes of nodes in them, 6 MB."""
+"""Variants times scenarios replayed at once, 4 MB per chunk of nodes; and changes of nodes in them, 4 MB."""
 CROWDING, MAX_CROWDING = 0.8, 0.31
 """Work moved to other processes takes cores: with 4 workers instead of none for loading that took
 38 % of the step, the other host work was 2-31 % slower (six recorded pairs)."""
@@ -174,6 +174,13 @@ class ReplayModel:
         at = self._names.index(self._default)
         return float(self._after([(edits, False)], [at])[0, 0])
 
+    def release(self) -> None:
+        """Let go of what only edits need; who asks about more of them waits for it again."""
+        vars(self).pop("_ordered", None)
+        vars(self.schedule).pop("_chunks", None)
+        self._reach = Reach(self.trace, self.graph)
+        self._known_shares.clear()
+
     # -- variants ----------------------------------------------------------------------------
 
     def _variants(self) -> list[_Variant]:
@@ -199,16 +206,19 @@ class ReplayModel:
         return variants
 
     @cached_property
-    def _ordered(self) -> tuple[list[str], Ints, Ints, Ints]:
+    def _ordered(self) -> tuple[list[str], list[Ints], list[Ints], Ints]:
         """Names of the variants, what nodes take in running order, and int64[edges, variants]: the lags.
 
         Nodes as :class:`ScenarioSteps` is given them.
         """
         variants, node = self._variants(), self._running
+        # most variants share their arrays
+        every = {id(values): values for variant in variants for values in (variant.dur_ns, variant.still_ns)}
+        running = {key: values[node] for key, values in every.items()}
         return (
             [variant.name for variant in variants],
-            np.stack([variant.dur_ns[node] for variant in variants]),
-            np.stack([variant.still_ns[node] for variant in variants]),
+            [running[id(variant.dur_ns)] for variant in variants],
+            [running[id(variant.still_ns)] for variant in variants],
             np.stack([variant.lag_ns for variant in variants], axis=1),
         )
 
@@ -289,7 +299,8 @@ class ReplayModel:
         order = self.schedule
         _, dur, still, lag = self._ordered
         if variants is not None:
-            dur, still, lag = dur[variants], still[variants], lag[:, variants]
+            dur, still = ([each[index] for index in variants] for each in (dur, still))
+            lag = lag[:, variants]
         n_variants, width = len(dur), len(scenarios)
         # in each variant the same edges; half the bytes of what indexes them otherwise
         edge = np.concatenate([scenario.edge for scenario in scenarios]).astype(np.int32)
@@ -350,17 +361,16 @@ class ReplayModel:
             hit = np.isfinite(left)
             change.keep[graph.source[edges[hit]]] *= left[hit]
         change.keep[_joined(change.gone)] = np.nan
-        changed = np.flatnonzero(change.keep != 1.0)
-        # in running order; each lane is already
-        changed = changed[np.argsort(self.schedule.place[changed], kind="stable")]
+        kept = change.keep[self._running]
+        changed = np.flatnonzero(kept != 1.0)
         gone = np.zeros(len(graph.source), dtype=bool)
         gone[_joined(change.cut)] = True
         light = np.zeros(len(graph.source), dtype=bool)
         light[_joined(change.staged)] = True
         cut, staged = np.flatnonzero(gone), np.flatnonzero(light & ~gone)
         return Scenario(
-            changed.astype(np.int32),
-            change.keep[changed],
+            self._running[changed].astype(np.int32),
+            kept[changed],
             np.concatenate([cut, staged]),
             np.concatenate([np.full(len(cut), NEVER), np.full(len(staged), LAUNCH_NS)]),
             change.floor_ns,

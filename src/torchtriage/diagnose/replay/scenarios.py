@@ -33,15 +33,14 @@ class Scenario(NamedTuple):
 
 
 class ScenarioSteps:
-    """What each node takes, in running order; ``dur`` and ``still`` : int64[variants, nodes]."""
+    """What each node takes, in running order; ``dur`` and ``still`` : int64[nodes] of each variant."""
 
-    def __init__(self, order: Schedule, dur: Ints, still: Ints, scenarios: Sequence[Scenario]) -> None:
+    def __init__(self, order: Schedule, dur: list[Ints], still: list[Ints], scenarios: Sequence[Scenario]) -> None:
         self._dur, self._still = dur, still
-        self._first = np.cumsum([0, *(len(scenario.node) for scenario in scenarios)])
-        self._place = np.concatenate([order.place[scenario.node] for scenario in scenarios])
-        self._left = np.concatenate([scenario.left for scenario in scenarios])
+        self._place = [order.place[scenario.node].astype(np.int32) for scenario in scenarios]
+        self._left = [scenario.left for scenario in scenarios]
         library = find_engine().library
-        self._native = library and NativeSteps(library, dur, still, self._first, self._place, self._left)
+        self._native = library and NativeSteps(library, dur, still, self._place, self._left)
 
     def __call__(self, first: int, out: Ints) -> None:
         """Fill int64[nodes, variants * scenarios] for the nodes from ``first`` on."""
@@ -50,11 +49,11 @@ class ScenarioSteps:
             return
         stop = first + len(out)
         table = out.reshape(len(out), len(self._dur), -1)
-        table[:] = (self._dur[:, first:stop] + self._still[:, first:stop]).T[:, :, None]
-        for s, (begin, end) in enumerate(zip(self._first[:-1].tolist(), self._first[1:].tolist(), strict=True)):
-            a, b = begin + np.searchsorted(self._place[begin:end], [first, stop])
-            at = self._place[a:b]
-            table[at - first, :, s] = _takes(self._left[a:b], self._dur[:, at], self._still[:, at]).T
+        for v, (dur, still) in enumerate(zip(self._dur, self._still, strict=True)):
+            table[:, v] = (dur[first:stop] + still[first:stop])[:, None]
+            for s, (place, left) in enumerate(zip(self._place, self._left, strict=True)):
+                a, b = np.searchsorted(place, [first, stop])
+                table[place[a:b] - first, v, s] = _takes(left[a:b], dur[place[a:b]], still[place[a:b]])
 
 
 def _takes(left: Floats, dur_ns: Ints, still_ns: Ints) -> Ints:

@@ -40,7 +40,7 @@ SLOWED_NS = 10_000
 """How long after its begin an event is slowed by being recorded: what is farther away (NumPy, sleep, input) is not.
 Device-bound steps of recordings with shapes and stacks on an H200 come out at 1.0-1.4 times those without a profiler;
 as recorded they take up to 2.2 times as long."""
-PIECE = 1 << 16
+PIECE = 1 << 14
 SURE_INFERRED, HALF_INFERRED = 0.10, 0.50
 """Share of a saving that rests on edges inferred from coinciding times."""
 
@@ -275,7 +275,7 @@ def answers(pricing: Pricing, questions: Sequence[WhatIf]) -> tuple[Answer, ...]
     trace = pricing.trace
     per: Literal["step", "window"] = "step" if len(trace.steps) else "window"
     replayed, wall = pricing.replayed, ms(pricing.wall_ns)
-    if replayed is None:
+    if replayed is None or not questions:
         return tuple(Answer(question.text, per, wall, reason=pricing.facts.reason) for question in questions)
     edits = [question.edits(trace) for question in questions]
     asked = [index for index, some in enumerate(edits) if some]

@@ -52,7 +52,7 @@ from torchtriage.diagnose.verdict.verdict_text import MUCH_IDLE, sentences, unex
 HIGH_SHARE, MEDIUM_SHARE = 0.10, 0.03
 MAX_INTERVALS = 200
 MAX_EXAMPLES = 3
-PIECE = 1 << 16
+PIECE = 1 << 14
 
 
 def diagnose(
@@ -114,6 +114,8 @@ def diagnose_with_fixes(
         with part("findings"):
             findings, fixes, joint = _judge(pricing, claims, options.min_share, places, compiled)
         notes += tuple(_replay_notes(pricing, findings))
+        if pricing.replayed:
+            pricing.replayed.release()
         notes += places.notes() if places is not None else ()
     missing = missing_rows(notes)
     with part("summary"):

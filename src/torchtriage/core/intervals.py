@@ -30,17 +30,11 @@ def union(values: Spans) -> Spans:
     if library is not None:
         held, out = _plain(values), np.empty((len(values), 2), np.int64)
         n_found = library.tt_union(held.ctypes.data, len(held), out.ctypes.data)
-        return out if n_found == len(out) else _some(out, n_found)
-    start, end = values.T
-    some = end > start
-    # most are neither empty nor out of order
-    if not some.all():
-        start, end = start[some], end[some]
-    if not len(start):
+        return _some(out, n_found)
+    values = values[values[:, 1] > values[:, 0]]
+    if not len(values):
         return EMPTY
-    if (start[1:] < start[:-1]).any():
-        order = np.argsort(start, kind="stable")
-        start, end = start[order], end[order]
+    start, end = values[np.argsort(values[:, 0], kind="stable")].T
     reach = np.maximum.accumulate(end)
     first = np.empty(len(start), dtype=bool)
     first[0] = True
@@ -59,7 +53,8 @@ def _some(out: Spans, n_found: int) -> Spans:
     """Return what the library has found, in no more memory than that takes."""
     if n_found < 0:
         raise AssertionError("the native library refused intervals")
-    return out[:n_found].copy()
+    out.resize((n_found, 2), refcheck=False)
+    return out
 
 
 def length(values: Spans) -> int:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 STREAM_PROCESS = "stream_process"
 """The label of a device's stream that names the process whose it is, where a format says."""
 
-_PIECE = 1 << 16
+_PIECE = 1 << 15
 _FEW, _FEW_NAMES = 4, 1000
 """From a quarter of all rows, or so many names, on a look-up per row is faster."""
 

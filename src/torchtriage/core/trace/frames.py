@@ -246,13 +246,13 @@ def own_time_ns(trace: Trace, lane: int, within: Spans, into: tuple[Ints, Ints] 
     Returns ``total_ns``, ``own_ns`` : int64[n], with and without the frames it called; 0 for rows that are not frames
     of this thread.
     """
-    total, own = np.zeros((2, len(trace)), np.int64) if into is None else into
     rows = trace.frames.members_of(lane)
     # only frames that run into the first piece that ends after their start; most of them run in none
     over = np.bincount(trace.frames.n_started(lane, within[:, 1] - 1), minlength=len(rows) + 1)
     piece = np.cumsum(over, out=over)[:-1]
     begins = np.append(within[:, 0], np.iinfo(np.int64).max)
     rows = rows[begins[piece] < trace.end_ns[rows]]
+    total, own = np.zeros((2, len(trace)), np.int64) if into is None else into
     total[rows] = own[rows] = trace.time_in(rows, within)
     rows = rows[total[rows] > 0]
     parent = trace.frames.parent[rows]

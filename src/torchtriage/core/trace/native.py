@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from ctypes import POINTER, byref, c_uint64, c_void_p
 from itertools import cycle, islice, pairwise
+from mmap import mmap
 from typing import Any, NamedTuple
 
 import msgspec
@@ -243,7 +244,8 @@ class NativeBlock:
     """A stretch of text with zeros behind it, and where it stands."""
 
     def __init__(self, n_bytes: int) -> None:
-        self.room: NDArray[np.uint8] = np.empty(n_bytes + PADDING, np.uint8)
+        # a mapping: the heap would keep the memory of a block that is done with
+        self.room: NDArray[np.uint8] = np.frombuffer(mmap(-1, n_bytes + PADDING), np.uint8)
         self.offset = 0
         self.size = 0
 

@@ -319,7 +319,8 @@ def _native_tree(trace: Trace, kinds: tuple[Kind, ...], *, by_id: bool) -> Tree 
         members.ctypes.data,
         parent.ctypes.data,
     )
-    return Tree(trace, members[:n_members].copy(), parent) if n_members >= 0 else None
+    members.resize(max(n_members, 0), refcheck=False)
+    return Tree(trace, members, parent) if n_members >= 0 else None
 
 
 def _ordered(trace: Trace, rows: Ints) -> Ints:

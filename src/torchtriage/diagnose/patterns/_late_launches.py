@@ -148,16 +148,16 @@ def _split(trace: Trace, gaps: Spans) -> tuple[LongCalls, LongCalls]:
     rows = np.flatnonzero(counted)
     took = trace.time_in(rows, gaps)
     rows, took = rows[took > 0], took[took > 0]
-    held, own = np.zeros(len(trace), np.int64), np.zeros(len(trace), np.int64)
-    held[rows] = own[rows] = took
+    held = np.zeros(len(trace), np.int64)
+    held[rows] = took
     alone = (trace.kind == Kind.OP) & ~trace.tree.above(trace.links.launches)
     whole = _long(trace, held, alone & ~trace.tree.under(alone), trace.dur_ns)
     whole = whole.pick(_habits(trace, whole))
 
     above = trace.tree.nearest(rows, counted)
-    np.subtract.at(own, above[above >= 0], held[rows[above >= 0]])
+    np.subtract.at(held, above[above >= 0], took[above >= 0])
     mask = trace.mask_of(whole.row)
-    parts = _long(trace, own, counted & ~mask & ~trace.tree.under(mask), trace.tree.self_ns)
+    parts = _long(trace, held, counted & ~mask & ~trace.tree.under(mask), trace.tree.self_ns)
     habit = _habits(trace, parts)
     slow = parts.pick(habit)
     rest = parts.pick(~habit & ((parts.usual_ns < 0) | (parts.idle_ns >= RARE * parts.usual_ns)))
@@ -169,10 +169,10 @@ def _long(trace: Trace, idle_ns: Ints, mask: Mask, length_ns: Ints) -> LongCalls
     row = np.flatnonzero(mask & (idle_ns >= MIN_STRETCH_NS))
     row = row[trace.steps.in_steady(trace.steps.of_host(row))]
     usual = np.full(len(row), -1, np.int64)
+    others = ~trace.mask_of(row)
     for code in distinct(trace.name[row]).tolist():
         mine = trace.name[row] == code
-        peers = np.flatnonzero(trace.name == code)
-        peers = peers[~np.isin(peers, row)]
+        peers = np.flatnonzero((trace.name == code) & others)
         if len(peers) >= MIN_PEERS:
             usual[mine] = int(np.median(length_ns[peers]))
     return LongCalls(row, idle_ns[row], usual)

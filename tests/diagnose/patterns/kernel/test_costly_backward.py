@@ -30,7 +30,9 @@ def steps(
         builder.step(step, at, 1_000)
         for call in range(n):
             number = step * n + call
-            builder.op(operator, at + call * (forward_us + 1), forward_us, seq=number, dims=dims, concrete=concrete)
+            places = {"each": str(call), "next": str(call + 1)}
+            given = [places.get(value, value) for value in concrete or []] or None
+            builder.op(operator, at + call * (forward_us + 1), forward_us, seq=number, dims=dims, concrete=given)
             start = at + 400 + call * (back_us + 1)
             builder.op(f"autograd::engine::evaluate_function: {node}", start, back_us, seq=number, fwd=1)
             builder.op(node, start + 0.1, back_us - 0.2, seq=number, fwd=1)
@@ -38,7 +40,7 @@ def steps(
 
 
 def test_a_tensor_that_is_gone_through_part_by_part() -> None:
-    (claim,) = steps("aten::select", "SelectBackward0", dims=[WHOLE, [], []], concrete=["", "1", "3"])
+    (claim,) = steps("aten::select", "SelectBackward0", dims=[WHOLE, [], []], concrete=["", "1", "each"])
     assert claim.evidence["n_parts"] == 40
     assert claim.evidence["backward_ms_per_step"] == pytest.approx(0.4)
     (edit,) = claim.edits
@@ -48,7 +50,7 @@ def test_a_tensor_that_is_gone_through_part_by_part() -> None:
 
 
 def test_slices_are_parts_too() -> None:
-    given = {"dims": [WHOLE, [], [], [], []], "concrete": ["", "1", "4", "5", "1"]}
+    given = {"dims": [WHOLE, [], [], [], []], "concrete": ["", "1", "each", "next", "1"]}
     (claim,) = steps("aten::slice", "SliceBackward0", **given)
     assert claim.evidence["n_parts"] == 40
 
@@ -56,7 +58,8 @@ def test_slices_are_parts_too() -> None:
 @pytest.mark.parametrize(
     ("dims", "concrete"),
     [
-        ([[32, 400, 256], [], []], ["", "1", "0"]),  # one in ten of them: a first token of each layer
+        ([[32, 400, 256], [], []], ["", "1", "each"]),  # one in ten of them
+        ([WHOLE, [], []], ["", "1", "0"]),  # the first token, of many layers
         ([[32, 2, 256], [], []], ["", "1", "0"]),  # a pair
         (None, None),
         ([WHOLE, [], []], ["", "7", "0"]),

@@ -130,7 +130,9 @@ def _parts(trace: Trace, work: Work, forward: Ints) -> Iterator[Claim]:
     parts = np.array([_n_parts(given, trace.name_of(forward[0])) for given in inputs])[which]
     n_calls = trace.steps.mean_count(trace.steps.of_host(forward))
     n_parts = int(np.median(parts))
-    if n_parts < FEWEST_PARTS or n_calls < n_parts:
+    # the last state of each of four layers is one part, four times; inputs are told apart by the part that is taken
+    n_taken = len(distinct(which[parts == n_parts]))
+    if n_parts < FEWEST_PARTS or n_taken < n_parts / 2 or n_calls < n_parts / 2:
         return
     high = 1 - 1 / n_parts
     yield work.claim(

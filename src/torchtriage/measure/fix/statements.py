@@ -152,10 +152,10 @@ def import_edit(module: Module, text: str) -> SourceEdit | None:
 
 def without_keyword(call: ast.Call, name: str) -> SourceEdit | None:
     """Return the edit that takes a keyword argument out; None where it is the first of all arguments."""
-    parts: list[ast.expr] = sorted(
-        (*call.args, *(item.value for item in call.keywords)), key=lambda part: (part.lineno, part.col_offset)
-    )
-    given = next((item.value for item in call.keywords if item.arg == name), None)
+    # a keyword ends behind the parentheses around its value
+    parts: list[ast.expr | ast.keyword] = [*call.args, *call.keywords]
+    parts.sort(key=lambda part: (part.lineno, part.col_offset))
+    given = next((item for item in call.keywords if item.arg == name), None)
     at = parts.index(given) if given is not None else 0
     if given is None or not at:
         return None

@@ -318,10 +318,10 @@ def _kind(look: Look, view: SourceView) -> tuple[str, Cause | None, str]:
         return {"torchtriage": "torchtriage"}.get(kind, kind), None, ""
     innermost = look.stack[0]
     call = view.call(innermost) if look.user[:1] == (0,) else ""
-    sleeps = view.sleeps(innermost)
+    sleeps = bool(innermost.library) and view.sleeps(innermost)
     cause = cause_of(look.below, call or ("sleep" if sleeps else ""))
     if cause is not None:
-        return SLEEPING if sleeps else cause.kind, cause, call
+        return SLEEPING if sleeps and cause.kind == "python" else cause.kind, cause, call
     if look.collects:
         return COLLECTION, None, call
     loading = list(filter(_loading, look.below))

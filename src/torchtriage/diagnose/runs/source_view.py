@@ -19,7 +19,7 @@ CHANGES = frozenset(
     ["reset", "step", "update", "append", "extend", "push", "pop", "put", "write", "send", "fit", "seek", "all_reduce"]
 )
 """Methods that change an object, or others' work."""
-_SLEEP = re.compile(r"\bsleep\(")
+_SLEEP = re.compile(r"[^#'\"]*\bsleep\(")
 
 
 class SourceView:
@@ -51,9 +51,9 @@ class SourceView:
         return ""
 
     def _sleeps(self, position: Position) -> bool:
-        """Return whether a line calls ``sleep``; a library is not parsed for it, which takes long."""
+        """Return whether a line of a library's calls ``sleep``, by its text: parsing libraries takes long."""
         readable = self._sources is not None and Path(position.file).is_file()
-        return readable and _SLEEP.search(linecache.getline(position.file, position.line)) is not None
+        return readable and _SLEEP.match(linecache.getline(position.file, position.line)) is not None
 
     def calls(self, name: str, file: str) -> tuple[int, ...]:
         """Return the lines on which a file uses a name such as ``torch.compile``, decorators and partials included."""

@@ -60,7 +60,6 @@ def test_what_was_made_is_not_looked_at_afterwards(looked_at: list[int]) -> None
 
 def test_what_was_frozen_stays_frozen() -> None:
     gc.freeze()
-    n_frozen = gc.get_freeze_count()
     with uncollected():
         pass
-    assert gc.get_freeze_count() == n_frozen > 0
+    assert gc.get_freeze_count()  # not the number: what is frozen may still end

@@ -25,7 +25,7 @@ while True:
     n += 1
     while n == int(sys.argv[3]):
         time.sleep(0.1)
-    time.sleep(0.005)
+    time.sleep(0.01)
 """
 
 TRAINED = """

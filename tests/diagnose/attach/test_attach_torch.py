@@ -88,9 +88,9 @@ def test_a_stopped_process_does_not_hold_us_up(tmp_path: Path) -> None:
 
 def test_an_interrupt_takes_the_capture_back(tmp_path: Path) -> None:
     with sampled(tmp_path) as launcher:
-        command = [sys.executable, "-m", "torchtriage", "attach", str(launcher.pid), "--steps", "900"]
+        command = [sys.executable, "-m", "torchtriage", "attach", str(launcher.pid), "--steps", "1000"]
         child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        time.sleep(5)
+        time.sleep(5)  # half of what so many steps take at least
         child.send_signal(signal.SIGINT)
         out, errors = child.communicate(timeout=20)
         assert (child.returncode, out, errors) == (130, b"", b"torchtriage: interrupted\n")

@@ -87,5 +87,4 @@ def forward_operators(trace: Trace, nodes: Ints) -> Ints:
 
 
 def _numbered(trace: Trace) -> Mask:
-    numbered: Mask = (trace.kind == Kind.OP) & (trace.key >= 0)
-    return numbered
+    return (trace.kind == Kind.OP) & (trace.key >= 0)

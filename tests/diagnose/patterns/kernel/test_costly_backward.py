@@ -64,6 +64,9 @@ def test_slices_are_parts_too() -> None:
         (None, None),
         ([WHOLE, [], []], ["", "7", "0"]),
         ([WHOLE, [], []], ["", "axis", "0"]),
+        ([WHOLE, [], []], ["", "²", "0"]),  # a digit, but no number
+        ([WHOLE, [], []], ["", "9" * 5_000, "0"]),
+        ([[32, -40, 256], [], []], ["", "1", "each"]),
     ],
 )
 def test_quiet_where_few_of_the_parts_are_used(dims: Any, concrete: Any) -> None:

@@ -1,9 +1,9 @@
 """The backward pass of an operation takes many times as long as its forward pass.
 
 Looks like: the autograd nodes of one operation take at least 5 % of the kernel time (on a CPU, of the step), and eight
-    times what their forward operators take: usual are one to three (of operations but an index and ``nn.Bilinear`` at
-    least 30 %). Or a tensor is gone through part by part (``x[:,
-    t]`` in a loop), each part a third of it or less, and so are the gradients.
+    times what their forward operators take, where one to three times are usual (of operations but an index and
+    ``nn.Bilinear`` at least 30 %). Or a loop takes a tensor part by part (``x[:, t]``), each a third or less of it, and
+    the gradients of these parts take as much.
 Slow because: the gradient of each part is filled into zeros as large as the whole, and all of them are added up;
     ``nn.Bilinear`` multiplies all features with all, for each row; an index adds its gradients one by one.
 Cost: modelled, from the time of these nodes. Parts: at the high end all but one pass over the whole, at the low end
@@ -58,12 +58,13 @@ _LOOK_UP = Fix(
 )
 
 MIN_SHARE, MIN_SHARE_OF_OTHERS = 0.05, 0.30
-"""The others are operations for which no better form is known here: losses set one number of a row, and fill it all."""
+"""The others are operations without a known better form: a loss, for example, has to fill its whole gradient."""
 MANY, USUAL = 8, 3
-"""Times its forward pass: from where on a backward pass is told, and up to where it is like others."""
+"""Times its forward pass: from where on a backward pass is reported, and up to where it is usual."""
 FEWEST_PARTS = 3
 BILINEAR = 0.45, 0.98
 _NODE = "autograd::engine::evaluate_function: "
+_LONGEST = 1 << 40
 _PARTS = ("aten::select", "aten::slice")
 # forward they are free, and backward they add up or copy what has to be; a table's gradient has its own pattern
 _LEFT = (
@@ -130,7 +131,7 @@ def _parts(trace: Trace, work: Work, forward: Ints) -> Iterator[Claim]:
     parts = np.array([_n_parts(given, trace.name_of(forward[0])) for given in inputs])[which]
     n_calls = trace.steps.mean_count(trace.steps.of_host(forward))
     n_parts = int(np.median(parts))
-    # the last state of each of four layers is one part, four times; inputs are told apart by the part that is taken
+    # the last state of each of four layers is one part, taken four times: count the different places
     n_taken = len(distinct(which[parts == n_parts]))
     if n_parts < FEWEST_PARTS or n_taken < n_parts / 2 or n_calls < n_parts / 2:
         return
@@ -151,16 +152,14 @@ def _parts(trace: Trace, work: Work, forward: Ints) -> Iterator[Claim]:
 def _n_parts(inputs: Inputs, operator: str) -> int:
     """Return how many such parts a tensor has; 0 where that was not recorded."""
     shape = inputs.shape(0)
-    values = [inputs.value(number) for number in range(1, 5)]
-    if not all(value.lstrip("-").isdigit() for value in values[:1]) or not shape:
+    given = [inputs.value(number) for number in range(1, 2 if operator == "aten::select" else 5)]
+    if not all(re.fullmatch(r"-?[0-9]{1,19}", value) for value in given):
         return 0
-    axis = int(values[0])
-    if not -len(shape) <= axis < len(shape):
+    axis, *part = map(int, given)
+    if not -len(shape) <= axis < len(shape) or not 0 < shape[axis] <= _LONGEST:
         return 0
     if operator == "aten::select":
         return shape[axis]
-    if not all(value.lstrip("-").isdigit() and len(value) < 20 for value in values[1:]):
-        return 0
-    start, end, step = map(int, values[1:])
+    start, end, step = part
     length = len(range(*slice(start, end, step or 1).indices(shape[axis])))
     return shape[axis] // max(length, 1)

@@ -89,7 +89,7 @@ def _of_loop(site: Site, loop: ast.For) -> tuple[SourceEdit, ...]:
     loss = _passed(loop.body[0])
     text = f"sum({losses}).backward(retain_graph=True)"
     if not isinstance(made, ast.List | ast.Tuple | ast.ListComp):
-        return ()  # nothing in it, or a tensor, is told from losses in a list alone
+        return ()  # only losses in a list can be distinguished from nothing and from a tensor
     if path_of(loop.iter):
         text = f"if {losses}:\n{INDENT}{text}"
     elif isinstance(made, ast.ListComp) or all(isinstance(item, ast.Starred) for item in made.elts):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from torchtriage.diagnose.lint.edits import replace_node
 from torchtriage.diagnose.lint.facts import Module
@@ -14,77 +15,82 @@ from torchtriage.measure.fix.proposal import Loop, Proposal, Site
 from torchtriage.measure.fix.statements import bound, free_name, insert_before, source
 
 CODES = frozenset({"KRN072"})
+ONCE = ast.expr | ast.keyword | ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Expr | ast.With
+PERHAPS = ast.IfExp | ast.BoolOp | ast.Lambda | ast.ListComp | ast.GeneratorExp
+
+
+class Part(NamedTuple):
+    """What a turn takes of a tensor: ``x[:, t]``, the axis 1 and the place ``t``."""
+
+    node: ast.Subscript
+    axis: int
+    place: ast.expr
 
 
 def propose(site: Site) -> Iterator[Proposal]:
     """Yield ``parts = x.unbind(1)`` before a loop with ``x[:, t]``, which becomes ``parts[t]``."""
     for loop in site.loops:
-        taken = _taken(site.module, loop)
-        for path in dict.fromkeys(path_of(node.value) for node, _, _ in taken):
-            mine = [(axis, node, place) for node, axis, place in taken if path_of(node.value) == path]
-            proposal = _proposal(site, loop, path, mine)
+        parts = list(_parts(site.module, loop))
+        for path in dict.fromkeys(path_of(part.node.value) for part in parts):
+            proposal = _proposal(site, loop, path, [part for part in parts if path_of(part.node.value) == path])
             if proposal is not None:
                 yield proposal
                 return
 
 
-def _proposal(site: Site, loop: Loop, path: str, mine: list[tuple[int, ast.Subscript, ast.expr]]) -> Proposal | None:
-    module, axes = site.module, {axis for axis, _, _ in mine}
-    scope = site.function or module.tree
-    changed = flow_of(module).changes([loop]) | bound([loop])
+def _proposal(site: Site, loop: Loop, path: str, parts: list[Part]) -> Proposal | None:
+    module, (axis, *others) = site.module, {part.axis for part in parts}
+    kept = path not in flow_of(module).changes([loop]) | bound([loop]) and not _may_be_changed(module, loop, parts)
     name = free_name(module, f"{path}_parts", "parts")
-    if len(axes) != 1 or path in changed or not name or is_tensor(module, path, scope) is not True:
+    if others or not kept or not name or is_tensor(module, path, site.function or module.tree) is not True:
         return None
-    if not any(_runs_in_each_turn(module, node, loop) for _, node, _ in mine):
-        return None  # it may be None where it is not taken
-    before = insert_before(module, loop, f"{name} = {path}.unbind({axes.pop()})")
+    if not any(_runs_in_each_turn(module, part.node, loop) for part in parts):
+        return None  # the tensor may be None where it is not taken
+    before = insert_before(module, loop, f"{name} = {path}.unbind({axis})")
     if before is None:
         return None
-    edits = [before, *(replace_node(node, f"{name}[{source(module, place)}]") for _, node, place in mine)]
+    edits = [before, *(replace_node(part.node, f"{name}[{source(module, part.place)}]") for part in parts)]
     return Proposal(tuple(edits), f"take the parts of {path} at once, before the loop in line {loop.lineno}")
 
 
 def _runs_in_each_turn(module: Module, node: ast.AST, loop: Loop) -> bool:
     while (node := module.parents[node]) is not loop:
-        if not isinstance(
-            node, ast.expr | ast.keyword | ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Expr | ast.With
-        ):
-            return False
-        if isinstance(node, ast.IfExp | ast.BoolOp | ast.Lambda | ast.ListComp | ast.GeneratorExp):
+        if not isinstance(node, ONCE) or isinstance(node, PERHAPS):
             return False
     return True
 
 
-def _taken(module: Module, loop: Loop) -> list[tuple[ast.Subscript, int, ast.expr]]:
-    """Return what takes one part a turn: ``x[:, t]``, the axis, and its place; none where parts may be changed."""
-    target = loop.target if isinstance(loop, ast.For) else None
-    over = path_of(loop.iter.func) if isinstance(loop, ast.For) and isinstance(loop.iter, ast.Call) else ""
-    if not isinstance(target, ast.Name) or over not in ("range", "reversed"):
-        return []
-    found = []
+def _may_be_changed(module: Module, loop: Loop, parts: list[Part]) -> bool:
+    """Return whether a loop writes into a part, or another name for one: PyTorch refuses that for parts of unbind."""
     inner = [node for item in loop.body for node in ast.walk(item)]
-    # of what was taken at once no part may be changed, nor another name for one
     if any(isinstance(node, ast.keyword) and node.arg in ("inplace", "out") for node in inner):
-        return []
+        return True
     changed = {path_of(node.target) for node in inner if isinstance(node, ast.AugAssign)}
     changed |= {path_of(node.value) for node in inner if isinstance(node, ast.Attribute) and node.attr.endswith("_")}
-    for node in inner:
+    for outer in (module.parents.get(part.node) for part in parts):
+        if isinstance(outer, ast.Attribute) and outer.attr.endswith("_"):
+            return True
+        if isinstance(outer, ast.Assign) and changed & set(map(path_of, outer.targets)):
+            return True
+    return not all(isinstance(part.node.ctx, ast.Load) for part in parts)
+
+
+def _parts(module: Module, loop: Loop) -> Iterator[Part]:
+    """Yield what a loop over numbers takes at a place that depends on its turn, and all of other axes."""
+    over = path_of(loop.iter.func) if isinstance(loop, ast.For) and isinstance(loop.iter, ast.Call) else ""
+    if not isinstance(loop, ast.For) or not isinstance(loop.target, ast.Name) or over not in ("range", "reversed"):
+        return
+    for node in (inner for item in loop.body for inner in ast.walk(item)):
         if not isinstance(node, ast.Subscript) or not isinstance(node.value, ast.Name):
-            continue
-        places = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-        at = [number for number, place in enumerate(places) if target.id in names_in(place)]
-        whole = [isinstance(place, ast.Slice) and is_whole(place) for place in places]
-        if len(at) != 1 or sum(whole) != len(places) - 1 or not _is_number(places[at[0]]):
             continue
         outer = module.parents.get(node)
         if isinstance(outer, ast.Subscript | ast.Tuple) and node is not getattr(outer, "value", None):
             continue  # a place in something else
-        names = set(map(path_of, outer.targets)) if isinstance(outer, ast.Assign) else set()
-        in_place = isinstance(outer, ast.Attribute) and outer.attr.endswith("_")
-        if in_place or names & changed or not isinstance(node.ctx, ast.Load):
-            return []
-        found.append((node, at[0], places[at[0]]))
-    return found
+        places = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        at = [number for number, place in enumerate(places) if loop.target.id in names_in(place)]
+        n_whole = sum(isinstance(place, ast.Slice) and is_whole(place) for place in places)
+        if len(at) == 1 and n_whole == len(places) - 1 and _is_number(places[at[0]]):
+            yield Part(node, at[0], places[at[0]])
 
 
 def _is_number(node: ast.expr) -> bool:

@@ -6,10 +6,11 @@ import re
 
 import pytest
 
+from torchtriage.core import fixes
 from torchtriage.core.docpages import section
 from torchtriage.core.errors import UsageError
 from torchtriage.diagnose import patterns
-from torchtriage.diagnose.lint import catalogue, lookup
+from torchtriage.diagnose.lint import catalogue, lint_text, lookup
 from torchtriage.diagnose.lint.base import SECTIONS, RuleEntry
 from torchtriage.diagnose.runs.catalogue import catalogue as causes
 
@@ -49,3 +50,24 @@ def test_lookup_by_code_and_by_name() -> None:
     with pytest.raises(UsageError, match="did you mean") as caught:
         lookup("SYN00")
     assert re.search("syn00", str(caught.value), re.IGNORECASE)
+
+
+@pytest.mark.parametrize(
+    ("update", "fix"),
+    [
+        ("p.data.add_(p.grad, alpha=-0.1)", fixes.FUSE_OPTIMIZER),
+        ("p.data.mul_(0.999)", fixes.AVERAGE_AT_ONCE),
+    ],
+)
+def test_a_loop_over_parameters_is_an_optimizer_where_it_uses_gradients(update: str, fix: fixes.Fix) -> None:
+    text = f"""import torch
+model = torch.nn.Linear(3, 3)
+for batch in train_loader:
+    model(batch).mean().backward()
+    with torch.no_grad():
+        for p in model.parameters():
+            {update}
+"""
+    (finding,) = [one for one in lint_text(text, "train.py").findings if one.code == "LCH016"]
+    assert finding.fix is not None
+    assert finding.fix.text == fix.text

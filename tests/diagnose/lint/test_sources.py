@@ -32,6 +32,7 @@ for batch in train_loader:
         (b"import torch\nraise ValueError, 'x'\n", "looks like Python 2"),
         (b"import torch\ndef f(:\n", "does not parse"),
         (b"import torch\nx = \0\n", "null bytes"),
+        (b"\x7fELF\2\1\1\0", "null bytes"),
         (b"import torch\nx = '\xff\xfe'\n", "does not parse|cannot be decoded"),
         (b"# -*- coding: nonsense -*-\nimport torch\n", "unknown encoding"),
         (b"import torch\nx = " + b"(" * 5000 + b")" * 5000, "parse|nested"),
@@ -39,7 +40,7 @@ for batch in train_loader:
         (b"import torch\n" + b"#" * MAX_BYTES, "MiB"),
         (b"\xef\xbb\xbf# -*- coding: latin-1 -*-\nimport torch\n", "parse|encoding"),
     ],
-    ids=["print", "raise", "syntax", "null", "bytes", "coding", "deep", "unary", "huge", "bom"],
+    ids=["print", "raise", "syntax", "null", "binary", "bytes", "coding", "deep", "unary", "huge", "bom"],
 )
 def test_one_line_each(tmp_path: Path, data: bytes, message: str) -> None:
     file = tmp_path / "odd.py"

@@ -110,7 +110,10 @@ def source_of(path: str, data: bytes, tally: Tally) -> LintSource | None:
     """Return the parsed text of a file's bytes; see :func:`read`."""
     tally.n_files += 1
     if not _IMPORTS.search(data):
-        tally.n_without_torch += 1
+        if b"\0" in data:
+            tally.odd.append(Odd(path, 0, "is no Python source: it contains null bytes"))
+        else:
+            tally.n_without_torch += 1
         return None
     if len(data) > MAX_BYTES:
         size = f"{len(data) / 2**20:.1f} MiB"

@@ -57,7 +57,7 @@ def find(module: Module) -> Iterator[Hit]:
             yield Hit(
                 loop.node,  # type: ignore[arg-type]
                 "parameters are updated one by one in every step",
-                fix=fixes.AVERAGE_AT_ONCE,
+                fix=FIX if _is_grad(loop.node) else fixes.AVERAGE_AT_ONCE,
                 span=loop.node,
             )
         elif (term := _penalty(module, loop)) is not None:
@@ -187,5 +187,5 @@ def _root(node: ast.expr) -> str | None:
     return node.id if isinstance(node, ast.Name) else None
 
 
-def _is_grad(node: ast.expr) -> bool:
+def _is_grad(node: ast.AST) -> bool:
     return any(isinstance(item, ast.Attribute) and item.attr == "grad" for item in ast.walk(node))

@@ -85,7 +85,7 @@ def _process(recording: Recording, options: Options, command: str, exit_code: in
     result = join(*results) if len(results) == 2 else results[0]
     result = with_leaks(result, recording.memory, leak_findings(recording.memory) if recording.memory else ())
     result = named(result, compiled)
-    result, facts = with_samples(result, recording, facts, traces, folders)
+    result, facts = with_samples(result, recording, facts, traces, folders, places)
     analysed = next(trace for trace in traces if trace.report.path == result.trace.path)
     first, costliest, trust = sentences(analysed, result, options.min_share)
     if facts.step_ms and not result.refused:

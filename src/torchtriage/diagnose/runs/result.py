@@ -116,8 +116,9 @@ class StepAccount:
 
     ``of_ms`` : a mean step where ``per`` is ``step``; where steps could not be told apart, all time in the loop.
     ``n_looks`` : looks at the stack that it rests on. ``loop_file``, ``loop_line`` : the loop in the user's code.
-    ``lines`` : the user's innermost lines, the longest first. ``flame`` : the stacks below the loop, callers before
-    what they call.
+    ``lines`` : the user's innermost lines, the longest first. ``gradients`` : the lines whose backward operators take
+    longest, which ``lines`` counts at the call of ``backward``; none with a device. ``flame`` : the stacks below the
+    loop, callers before what they call.
     """
 
     per: Literal["step", "loop"]
@@ -129,6 +130,7 @@ class StepAccount:
     parts: tuple[AccountPart, ...]
     lines: tuple[AccountLine, ...]
     flame: tuple[FlameBar, ...] = ()
+    gradients: tuple[AccountLine, ...] = ()
 
 
 @dataclass(frozen=True)

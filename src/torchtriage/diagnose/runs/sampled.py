@@ -9,6 +9,7 @@ from dataclasses import replace
 from torchtriage.core.finding import Cost, Finding, Frame, Note, rank_order
 from torchtriage.core.names import file_name
 from torchtriage.core.source.files import Sources
+from torchtriage.core.source.locate import Locator
 from torchtriage.core.trace import Trace
 from torchtriage.core.units import format_count, format_ms, format_range
 from torchtriage.core.version import __version__
@@ -21,6 +22,7 @@ from torchtriage.diagnose.runs.account import (
     sampled_loop,
     step_account,
 )
+from torchtriage.diagnose.runs.backward_lines import backward_lines
 from torchtriage.diagnose.runs.backward_passes import backward_passes
 from torchtriage.diagnose.runs.compile_findings import compile_findings
 from torchtriage.diagnose.runs.configuration import configuration
@@ -52,7 +54,12 @@ REPLACED = ("HST020", "HST021", "MEM028")
 
 
 def with_samples(
-    result: Result, recording: Recording, facts: RecordedRun, traces: Sequence[Trace], folders: Sequence[str] | None
+    result: Result,
+    recording: Recording,
+    facts: RecordedRun,
+    traces: Sequence[Trace],
+    folders: Sequence[str] | None,
+    places: Locator | None = None,
 ) -> tuple[Result, RecordedRun]:
     """Return the result with the findings of the sampled stacks, and the facts with the accounts."""
     samples = recording.samples
@@ -87,7 +94,8 @@ def with_samples(
                 found, beside = beside, found
             seen = {(finding.code, _line(finding)) for finding in found}
             found += [finding for finding in beside if (finding.code, _line(finding)) not in seen]
-        facts = replace(facts, account=account)
+        lines = backward_lines(traces[-1], places, loop.backward_share) if traces and part >= 0.5 else ()
+        facts = replace(facts, account=replace(account, gradients=lines))
         found += growing_step(loop, samples, step_ms, traces)
         found += restarted_workers(loop, step_ms)
         found += rival_threads(loop, samples, view, step_ms)

@@ -117,6 +117,7 @@ def account(account: StepAccount, limit: int) -> Iterator[b.Block]:
         indent=0,
     )
     yield b.Rows(b.labelled("lines", _spelled(_worth(account.lines, limit))), indent=0, tight=True)
+    yield b.Rows(b.labelled("gradients", _spelled(_worth(account.gradients, limit))), indent=0, tight=True)
 
 
 def run_account(run: RunAccount, limit: int) -> Iterator[b.Block]:
@@ -130,6 +131,8 @@ def account_in_brief(account: StepAccount, run: RunAccount | None, limit: int) -
     rows = [b.Row(account.per, (*_account_bar(account), f"  {_account_parts(account.parts)}"))]
     if lines := _worth(account.lines, limit):
         rows.append(b.Row("lines", _in_a_row(lines)))
+    if gradients := _worth(account.gradients, limit):
+        rows.append(b.Row("gradients", _in_a_row(gradients)))
     if run is not None:
         beside = sorted((part for part in run.parts if part.kind != "the loop"), key=lambda part: -part.share)
         share = sum(part.share for part in beside)

@@ -251,6 +251,7 @@ class _Packer:
                 **self.fields(step, "per of_ms n_steps n_looks"),
                 "parts": [self.row(part, "kind share ms") for part in step.parts],
                 "lines": self.account_lines(step.lines),
+                "gradients": self.account_lines(step.gradients),
                 "flame": [
                     self.row(bar, "depth begin share name")
                     for bar in self.take(step.flame, 2 * self.detail.spans, "bars of the flame graph")

@@ -54,10 +54,7 @@ def test_lookup_by_code_and_by_name() -> None:
 
 @pytest.mark.parametrize(
     ("update", "fix"),
-    [
-        ("p.data.add_(p.grad, alpha=-0.1)", fixes.FUSE_OPTIMIZER),
-        ("p.data.mul_(0.999)", fixes.AVERAGE_AT_ONCE),
-    ],
+    [("p.data.add_(p.grad, alpha=-0.1)", fixes.FUSE_OPTIMIZER), ("p.data.mul_(0.999)", fixes.AVERAGE_AT_ONCE)],
 )
 def test_a_loop_over_parameters_is_an_optimizer_where_it_uses_gradients(update: str, fix: fixes.Fix) -> None:
     text = f"""import torch

@@ -15,25 +15,27 @@ SOURCE = """def hidden(x):
 
 
 def output(x):
-    return x.mul(V)
+    x = x.mul(V)
+    return x.mul(W)
 """
 
 
 def recorded(vendor: str = "cpu") -> TraceBuilder:
-    """Three steps: gradients of line 2 take 300 us, of line 6 100, and those of inputs that are counted nowhere 100."""
+    """Three steps: gradients of line 2 take 300 us, of lines 6 and 7 100 each, and those of weights 100."""
     builder = TraceBuilder(vendor=vendor)
     for step in range(3):
         at = 1_000 * step
         builder.step(step, at, 1_000)
-        for line, (function, operator, start) in enumerate([("hidden", "mm", 10), ("output", "mul", 110)]):
-            number = 2 * step + line
-            builder.frame(f"net.py({4 * line + 1}): {function}", at + start, 80)
-            builder.frame(f"<built-in method {operator} of Tensor object at 0x1>", at + start + 10, 60)
-            builder.op(f"aten::{operator}", at + start + 20, 40, seq=number)
+        builder.frame("net.py(1): hidden", at + 10, 80)
+        builder.frame("net.py(5): output", at + 110, 160)
+        for call, (operator, start) in enumerate([("mm", 20), ("mul", 120), ("mul", 200)]):
+            builder.frame(f"<built-in method {operator} of Tensor object at 0x1>", at + start, 60)
+            builder.op(f"aten::{operator}", at + start + 10, 40, seq=4 * step + call)
         node = "autograd::engine::evaluate_function: "
-        builder.op(f"{node}MulBackward0", at + 400, 100, seq=2 * step + 1, fwd=1)
-        builder.op(f"{node}MmBackward0", at + 500, 300, seq=2 * step, fwd=1)
-        builder.op(f"{node}MmBackward0", at + 550, 200, seq=2 * step, fwd=1)  # inside the one above
+        builder.op(f"{node}MulBackward0", at + 300, 100, seq=4 * step + 2, fwd=1)
+        builder.op(f"{node}MulBackward0", at + 400, 100, seq=4 * step + 1, fwd=1)
+        builder.op(f"{node}MmBackward0", at + 500, 300, seq=4 * step, fwd=1)
+        builder.op(f"{node}MmBackward0", at + 550, 200, seq=4 * step, fwd=1)  # inside the one above
         builder.op(f"{node}torch::autograd::AccumulateGrad", at + 800, 100)
     return builder
 
@@ -41,11 +43,12 @@ def recorded(vendor: str = "cpu") -> TraceBuilder:
 def test_lines_get_the_time_of_their_gradients(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(SOURCE)
     lines = backward_lines(recorded().build(), Locator([tmp_path]), 0.5)
-    assert [(line.file, line.line, line.function) for line in lines] == [
+    assert sorted((line.file, line.line, line.function) for line in lines) == [
         ("net.py", 2, "hidden"),
         ("net.py", 6, "output"),
+        ("net.py", 7, "output"),
     ]
-    assert [line.share for line in lines] == pytest.approx([0.3, 0.1])
+    assert [line.share for line in lines] == pytest.approx([0.25, 1 / 12, 1 / 12], abs=1e-5)
 
 
 def test_nothing_is_said_without_stacks(tmp_path: Path) -> None:

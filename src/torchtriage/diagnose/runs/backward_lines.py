@@ -13,6 +13,9 @@ from torchtriage.diagnose.runs.result import AccountLine
 
 _NODE = r"^autograd::engine::evaluate_function: "
 N_LINES = 8
+N_LOOKED_UP = 8
+"""Calls of one function in another may be at several lines: so many of them, long ones rather, say how they share
+the time."""
 
 
 def backward_lines(trace: Trace, places: Locator | None, share: float) -> tuple[AccountLine, ...]:
@@ -27,12 +30,18 @@ def backward_lines(trace: Trace, places: Locator | None, share: float) -> tuple[
     nodes = nodes[trace.steps.in_steady(trace.steps.of_host(nodes)) & (trace.tree.nearest(nodes, is_node) < 0)]
     whole = int(trace.dur_ns[nodes].sum())
     found = user_places(trace, forward_operators(trace, nodes))
-    keys, first, group = np.unique(found.key, axis=1, return_index=True, return_inverse=True)
+    keys, group = np.unique(found.key, axis=1, return_inverse=True)
     took = np.bincount(group.ravel(), trace.dur_ns[nodes], keys.shape[1])
     lines: Counter[tuple[str, int, str]] = Counter()
-    for row, ns in zip(found.row[first[keys[0] >= 0]].tolist(), took[keys[0] >= 0].tolist(), strict=True):
-        frame = places.stack(trace, row)[0]
-        lines[frame.file, frame.line, frame.function] += round(ns)
+    some, ns = np.random.default_rng(0), trace.dur_ns[nodes] + 1
+    for place in np.argsort(-took, kind="stable")[: 4 * N_LINES].tolist():
+        if keys[0, place] < 0:
+            continue
+        calls = np.flatnonzero(group.ravel() == place)
+        calls = some.choice(calls, min(len(calls), N_LOOKED_UP), replace=False, p=ns[calls] / ns[calls].sum())
+        for call in calls.tolist():
+            frame = places.stack(trace, int(found.row[call]))[0]
+            lines[frame.file, frame.line, frame.function] += round(took[place] * ns[call] / ns[calls].sum())
     return tuple(
         AccountLine(file, line, function, "gradients", round(share * ns / whole, 6))
         for (file, line, function), ns in lines.most_common(N_LINES)

@@ -1,4 +1,4 @@
-"""The user's lines whose gradients backward passes spend their time on; a stack shows the call of ``backward`` alone."""
+"""The lines whose gradients backward passes spend their time on; a stack shows the call of ``backward`` alone."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class ScriptCommand(click.Command):
 @click.argument("words", nargs=-1, metavar="SCRIPT.py | -m MODULE | LAUNCHER …  [ARGS]…")
 @click.option("--steps", type=click.IntRange(1), metavar="N", help="Steps to record for the cost.")
 @click.option("--warmup", type=click.IntRange(0), metavar="N", help="Steps to skip at the start.")
-@click.option("--exit-after", is_flag=True, help="End the script, with 0, once it is recorded.")
+@click.option("--exit-after", is_flag=True, help="End the script, with 0, once enough of it was recorded.")
 @click.option(
     "--memory",
     is_flag=True,

@@ -78,6 +78,9 @@ WINDOWS_S = (0.4, 4.0, 15.0)
 """After so long outside of imports a stretch of time is recorded where no boundary was found; the last one is kept."""
 WINDOW_S = 0.4
 WINDOW = "a stretch of time: no step was found"
+ENOUGH_LOOKS, LONGEST_LOOKING_S = 400, 10.0
+"""Looks at the stacks in the loop before a script is ended, or the time after its recordings: of short steps the
+recordings take a tenth of a second, in which one collection of garbage is half of the account."""
 
 
 class LoopFinder:
@@ -111,6 +114,7 @@ class LoopFinder:
         self.choosing = threading.Lock()
         self.most_resident, self.giving_up = 0, False
         self.n_done = 0  # boundaries since the recorder ended, and that one
+        self.done_s = 0.0
         self.sampler = StackSampler(self.out) if settings.get("sample") else None
 
     # -- life ----------------------------------------------------------------------------------
@@ -564,6 +568,7 @@ class LoopFinder:
                 self.sampler.mark(begun_ns, recorder.state)
             self.n_done += recorder.done
             if recorder.done and not was_done:
+                self.done_s = time.monotonic()
                 if memory is None and self.sampler is None and not self._by_loader:
                     self.over = True
                     self._drop_hooks()
@@ -573,8 +578,16 @@ class LoopFinder:
             return
         # where nothing could be recorded the stacks are looked at for as long as that would have taken
         enough = 1 if recorder.ended == COMPLETE or self.over else recorder.plan.n_steps
-        if self.settings["exit_after"] and self.n_done == enough:
+        if self.settings["exit_after"] and self.n_done >= enough and self._looked_enough():
             self._end_script()
+
+    def _looked_enough(self) -> bool:
+        return (
+            self.sampler is None
+            or process_rank() is not None  # ranks end at one step, or those that are left wait for the others
+            or self.sampler.n_looks >= ENOUGH_LOOKS
+            or time.monotonic() - self.done_s >= LONGEST_LOOKING_S
+        )
 
     def _end_script(self) -> None:
         finish_printing(self.out if self.settings["answers"] else None)

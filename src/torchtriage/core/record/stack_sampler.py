@@ -57,6 +57,7 @@ class StackSampler:
         self.process_started_ns = self.started_ns - _age_ns()
         self.over = False
         self.own_ns = 0
+        self.n_looks = 0
         self.main_thread = threading.main_thread().ident
         self._looks = array("q")  # time, thread, stack; of one look all threads
         self._stacks: dict[tuple[tuple[CodeType, int], ...], int] = {}
@@ -120,7 +121,8 @@ class StackSampler:
             self._states.append((begun_ns, state))
 
     def forget_marks(self) -> None:
-        """Drop the boundaries: another loop was chosen."""
+        """Drop the boundaries, and count looks from here on: another loop was chosen."""
+        self.n_looks = 0
         del self._marks[:]
         self._states.clear()
 
@@ -145,6 +147,7 @@ class StackSampler:
                 begun, cpu = time.perf_counter_ns(), time.thread_time_ns()
                 if not self.paused:
                     self._look(begun, own)
+                    self.n_looks += 1
                 looks += 1
                 skipped = skipped or self._hide_from_compiler()
                 now = time.monotonic()

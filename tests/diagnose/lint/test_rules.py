@@ -34,6 +34,11 @@ def test_names_are_those_of_the_pattern(entry: RuleEntry) -> None:
         assert (entry.rule.name, entry.rule.family) == (pattern.name, pattern.family)
 
 
+def test_a_code_has_one_name() -> None:
+    named = {(one.rule.code, one.rule.name) for one in catalogue()} | {(cause.code, cause.name) for cause in causes()}
+    assert len(named) == len({code for code, _ in named})
+
+
 def test_fixes_have_a_sentence_code_and_a_link(entry: RuleEntry) -> None:
     assert entry.fix.text.endswith(".")
     assert entry.fix.code

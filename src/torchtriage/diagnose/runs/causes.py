@@ -116,6 +116,26 @@ CAUSES: tuple[Cause, ...] = (
         gain=(0.8, 1.0),
     ),
     Cause(
+        "HST125",
+        "arguments-checked",
+        "host",
+        "Distributions check their arguments in every step",
+        "checking arguments",
+        "checking the arguments of distributions",
+        Fix(
+            "Switch the checks off once the program works.",
+            "torch.distributions.Distribution.set_default_validate_args(False)  # at the top of the script",
+            "https://docs.pytorch.org/docs/stable/distributions.html",
+        ),
+        r"^torch/distributions/(constraints\.py:|distribution\.py:Distribution\.(__init__|_validate_sample)$)",
+        gain=(0.6, 1.0),
+        looks="``torch.distributions`` makes a ``Categorical``, ``Normal`` or another distribution in the step, whose"
+        " constructor tests each parameter (and ``log_prob`` each value) against a constraint.",
+        slow="each test is several operators and a read of their result, which on a device waits for all before it; of"
+        " a small ``Categorical`` they are four fifths.",
+        leave="the arguments are not known to be valid: without the checks NaN passes in silence.",
+    ),
+    Cause(
         "HST109",
         "deepcopy-in-step",
         "host",

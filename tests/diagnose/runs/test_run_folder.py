@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import shutil
 from pathlib import Path
@@ -85,6 +86,14 @@ def test_a_run_that_died_and_left_no_stacks_is_not_called_healthy(tmp_path: Path
     notes = {note.code: note.message for note in result.notes}
     assert notes["no-stacks"].endswith("samples-1.json is damaged")
     assert "ended-by-signal" not in notes
+
+
+def test_a_script_that_fails_before_its_first_step_is_not_called_another_file(tmp_path: Path) -> None:
+    process(tmp_path, 1, loop=LOOP)
+    trace = b'{"traceEvents": [{"ph": "i", "name": "x", "cat": "Trace", "ts": 1}]}'
+    (tmp_path / "process1" / "light.json.gz").write_bytes(gzip.compress(trace))
+    with pytest.raises(TraceFormatError, match="ended with exit code 1 before a step was recorded"):
+        traces.analyze_run(tmp_path, exit_code=1)
 
 
 def test_times_that_changed_over_the_recordings_are_both_told(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from torchtriage.core.anonymous import current
 from torchtriage.core.errors import TraceFormatError
+from torchtriage.core.isolate.processes import describe_exit
 from torchtriage.core.source.locate import Locator
 from torchtriage.core.trace import read_trace
 from torchtriage.core.units import format_ms, format_ns
@@ -24,7 +25,14 @@ from torchtriage.diagnose.runs.compile_events import (
     watched_compile,
 )
 from torchtriage.diagnose.runs.merge import join, scaled, with_leaks
-from torchtriage.diagnose.runs.run_folder import Recording, anonymised, find_recordings, recorded, why_nothing
+from torchtriage.diagnose.runs.run_folder import (
+    AS_WITHOUT,
+    Recording,
+    anonymised,
+    find_recordings,
+    recorded,
+    why_nothing,
+)
 from torchtriage.diagnose.runs.sampled import untraced, with_samples
 from torchtriage.diagnose.verdict.options import Options
 from torchtriage.diagnose.verdict.result import Result
@@ -60,6 +68,9 @@ def judge_run(
             raise TraceFormatError(reason, where=command or str(out), hint=hint)
         return (), results
     results = tuple(_process(recording, options, command, exit_code) for recording in usable)
+    if exit_code and all(result.refused for result in results):
+        reason = f"the script {describe_exit(exit_code)} before a step was recorded"
+        raise TraceFormatError(reason, where=command or str(out), hint=AS_WITHOUT)
     if len(usable) == 1:
         return (), results
     jobs = _jobs(usable, results, options)

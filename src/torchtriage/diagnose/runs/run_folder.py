@@ -27,6 +27,7 @@ FACTS = {"pid": int, "folder": str, "roots": list, "loop": dict}
 """What is read of a process' own words, and what it must be; else it was not said."""
 MOST_BYTES = 64 << 20
 """What is larger was not written by the recorder, which keeps a few numbers for each step."""
+AS_WITHOUT = "see its output; without torchtriage it ends the same way"
 
 
 @dataclass(frozen=True)
@@ -201,10 +202,7 @@ def why_nothing(out: Path, recordings: list[Recording], exit_code: int | None = 
     if not out.is_dir():
         return "the folder of the recordings is gone", "--out DIR names one that the script leaves"
     if not recordings and exit_code:
-        return (
-            f"the script {describe_exit(exit_code)} before it imported torch",
-            "see its output; without torchtriage it ends the same way",
-        )
+        return (f"the script {describe_exit(exit_code)} before it imported torch", AS_WITHOUT)
     if not recordings:
         return (
             "the script never imported torch",

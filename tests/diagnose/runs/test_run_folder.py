@@ -142,6 +142,9 @@ def test_no_torch(tmp_path: Path) -> None:
 def test_no_loop(tmp_path: Path) -> None:
     process(tmp_path, 1)
     assert "no loop was found" in said(tmp_path)
+    failed, _ = why_nothing(tmp_path, find_recordings(tmp_path), 1)
+    assert failed == "the script ended with exit code 1 before a step was recorded"
+    assert "no loop was found" in why_nothing(tmp_path, find_recordings(tmp_path), 130)[0]  # by Ctrl-C
 
 
 def test_few_steps(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from torchtriage.core.anonymous import current
 from torchtriage.core.errors import TraceFormatError
-from torchtriage.core.isolate.processes import describe_exit
 from torchtriage.core.source.locate import Locator
 from torchtriage.core.trace import read_trace
 from torchtriage.core.units import format_ms, format_ns
@@ -26,9 +25,9 @@ from torchtriage.diagnose.runs.compile_events import (
 )
 from torchtriage.diagnose.runs.merge import join, scaled, with_leaks
 from torchtriage.diagnose.runs.run_folder import (
-    AS_WITHOUT,
     Recording,
     anonymised,
+    failed_early,
     find_recordings,
     recorded,
     why_nothing,
@@ -68,9 +67,8 @@ def judge_run(
             raise TraceFormatError(reason, where=command or str(out), hint=hint)
         return (), results
     results = tuple(_process(recording, options, command, exit_code) for recording in usable)
-    if exit_code and all(result.refused for result in results):
-        reason = f"the script {describe_exit(exit_code)} before a step was recorded"
-        raise TraceFormatError(reason, where=command or str(out), hint=AS_WITHOUT)
+    if all(result.refused for result in results) and (failed := failed_early(exit_code)):
+        raise TraceFormatError(failed[0], where=command or str(out), hint=failed[1])
     if len(usable) == 1:
         return (), results
     jobs = _jobs(usable, results, options)

@@ -27,6 +27,8 @@ FACTS = {"pid": int, "folder": str, "roots": list, "loop": dict}
 """What is read of a process' own words, and what it must be; else it was not said."""
 MOST_BYTES = 64 << 20
 """What is larger was not written by the recorder, which keeps a few numbers for each step."""
+FIRST_SIGNAL = 128
+"""What a shell adds to a signal's number: the script did not fail by itself."""
 AS_WITHOUT = "see its output; without torchtriage it ends the same way"
 
 
@@ -192,6 +194,13 @@ def _mean_ms(facts: dict[str, Any] | None, queued: bool) -> float | None:
     return mean / 1e6 if mean else None
 
 
+def failed_early(exit_code: int | None) -> tuple[str, str] | None:
+    """Return that the script failed by itself before there was anything to judge, and what to try; None if not."""
+    if exit_code is None or not 0 < exit_code < FIRST_SIGNAL:
+        return None
+    return f"the script {describe_exit(exit_code)} before a step was recorded", AS_WITHOUT
+
+
 def why_nothing(out: Path, recordings: list[Recording], exit_code: int | None = None) -> tuple[str, str]:
     """Return why there is nothing to judge, and what to try."""
     for path in sorted(out.glob("errors-*.txt")):
@@ -209,6 +218,8 @@ def why_nothing(out: Path, recordings: list[Recording], exit_code: int | None = 
             "is torch installed where it runs? torchtriage run PYTHON script.py takes another",
         )
     looped = [recording for recording in recordings if recording.facts.get("loop")]
+    if not (looped and looped[0].measured.get("ended")) and (failed := failed_early(exit_code)):
+        return failed
     if not looped:
         steps = sum(int(recording.facts.get("n_optimizer_steps") or 0) for recording in recordings)
         if steps:

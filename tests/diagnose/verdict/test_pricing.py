@@ -212,6 +212,8 @@ def test_savings_are_shares_of_the_unprofiled_step() -> None:
     (found,) = [finding for finding in result.findings if finding.code == "LCH014"]
     assert found.cost is not None
     assert found.cost.of_ms == pytest.approx(0.8, rel=0.02)
+    assert found.cost.high_ms < 0.8  # the rest of the step was recorded as well
+    assert found.cost.naive_ms < 0.8
 
 
 def test_together_counts_what_overlaps_once() -> None:

@@ -164,11 +164,19 @@ class Pricing:
                 method = f"{method}; on the busiest device".lstrip("; ")
             return self._priced(share.low_ns, share.high_ns, share.naive_ns, basis, method)
         n = self.trace.steps.n_steady
-        owned = float(share.owned_ns.sum())
+        owned, naive = (self._at_most(ns / n) * n for ns in (float(share.owned_ns.sum()), share.naive_ns))
         high = min(max(prediction.high_ns, 0.0) * n, owned)
         low = min(max(prediction.low_ns, 0.0) * n, high)
-        cost = self._priced(low, high, share.naive_ns, "modelled", self._method(prediction))
+        cost = self._priced(low, high, naive, "modelled", self._method(prediction))
         return calibrated(replace(cost, grade=self._grade(prediction, low, high)), "replay", self.noise)
+
+    def _at_most(self, took_ns: float) -> float:
+        """Return what can go of a step at most where this much was recorded.
+
+        Without the profiler the rest of a step took less than was recorded, but not less than its slow-down explains.
+        """
+        rest = max(self.trace.steps.wall_ns - took_ns, 0.0) / self.trace.origin.inflation
+        return min(took_ns, max(self.wall_ns - rest, 0.0))
 
     @cached_property
     def noise(self) -> float:

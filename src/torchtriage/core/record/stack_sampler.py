@@ -138,7 +138,6 @@ class StackSampler:
     # -- parts ---------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        own = _thread.get_ident()
         period_s, written, rss_at, looks, skipped = PERIOD_S, time.monotonic(), 0.0, 0, False
         statm = _statm()
         try:
@@ -146,7 +145,7 @@ class StackSampler:
                 time.sleep(period_s)
                 begun, cpu = time.perf_counter_ns(), time.thread_time_ns()
                 if not self.paused:
-                    self._look(begun, own)
+                    self._look(begun)
                     self.n_looks += 1
                 looks += 1
                 skipped = skipped or self._hide_from_compiler()
@@ -179,7 +178,7 @@ class StackSampler:
             skip_code(StackSampler._collected.__code__)
         return skip_code is not None
 
-    def _look(self, now: int, own: int) -> None:
+    def _look(self, now: int) -> None:
         n = 0
         frames = current_frames()
         # what a backward pass runs in a thread of autograd's is the loop's own
@@ -188,8 +187,6 @@ class StackSampler:
         if len(self._moves) > len(frames):
             self._moves = {thread: move for thread, move in self._moves.items() if thread in frames}
         for thread, innermost in frames.items():
-            if thread == own:
-                continue
             n += 1
             if n > MOST_THREADS:
                 break

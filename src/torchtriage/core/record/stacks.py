@@ -41,12 +41,15 @@ def without_collection(call: Callable[[], Result]) -> Result:
 
 
 def current_frames() -> dict[int, FrameType]:
-    """Return the innermost frame of each thread.
+    """Return the innermost frame of each other thread.
 
     ``sys._current_frames`` of Python before 3.12 makes objects while it holds the lock of all threads' states: a
     collection that begins there, and finds a ``threading.local``, waits for that lock for ever (CPython issue 106883).
     """
-    return without_collection(sys._current_frames)
+    frames = without_collection(sys._current_frames)
+    # our own frames hold what is returned: a cycle, which would keep the variables of all threads until it is collected
+    del frames[_thread.get_ident()]
+    return frames
 
 
 def callers(innermost: FrameType) -> list[FrameType]:
@@ -78,10 +81,7 @@ def outermost_modules(codes: frozenset[CodeType]) -> list[torch.nn.Module]:
     import torch
 
     found = []
-    own = _thread.get_ident()
-    for thread, innermost in current_frames().items():
-        if thread == own:
-            continue
+    for innermost in current_frames().values():
         top: FrameType | None = None
         for frame in callers(innermost):
             if frame.f_code in codes:

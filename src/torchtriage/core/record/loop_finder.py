@@ -73,7 +73,7 @@ PATIENCE_S = 15.0
 """So long an optimizer that exists may not step before forwards alone are taken for the loop, and
 neither may show before fetches from a DataLoader are."""
 MOST_GROWTH = 256 << 20
-"""A recording that makes the process larger than it ever was, by more than this, is thrown away."""
+"""A recording that makes the process larger than it ever was, by more than this and a quarter, is thrown away."""
 WINDOWS_S = (0.4, 4.0, 15.0)
 """After so long outside of imports a stretch of time is recorded where no boundary was found; the last one is kept."""
 WINDOW_S = 0.4
@@ -535,14 +535,14 @@ class LoopFinder:
         recorder = self.recorder or self.window
         if recorder is None or not recorder.capturing:
             self.most_resident = max(self.most_resident, resident)
-        elif (grown := resident - self.most_resident) > MOST_GROWTH // 2:
+        elif (grown := resident - self.most_resident) > (most := max(MOST_GROWTH, self.most_resident // 4)) // 2:
             recorder.cut_short()
-            if grown > MOST_GROWTH and not self.giving_up:
+            if grown > most and not self.giving_up:
                 self.giving_up = True
                 _thread.start_new_thread(self._give_up, (recorder,))  # the sampler goes on
 
     def _give_up(self, recorder: Recorder) -> None:
-        in_main_thread(functools.partial(recorder.give_up, "the recording grew beyond 256 MB"))
+        in_main_thread(functools.partial(recorder.give_up, "the process grew by more than 256 MB and a quarter while it was recorded"))
         self.giving_up = False
 
     @property

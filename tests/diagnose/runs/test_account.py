@@ -97,6 +97,22 @@ def test_long_steps_that_recur_are_of_the_loop_unless_they_compile(
     assert (loop.share_of("operators") < 0.7) == counts
 
 
+def test_what_is_called_with_a_list_is_not_inside_the_loop_that_makes_the_list(tmp_path: Path) -> None:
+    source = """def main(model, rows):
+    for batch in rows:
+        out = model(batch, [rows[int(n)] for n in batch])
+        out.backward()
+"""
+    built = SamplesBuilder(tmp_path, source)
+    for _ in range(20):
+        built.look("out = model", below=("torch/nn/modules/module.py:Module._call_impl",))
+        built.look("out.backward", below=("torch/_tensor.py:Tensor.backward",))
+        built.step()
+    loop = built.loop(boundary="out.backward")
+    assert loop is not None
+    assert loop.share_inside({("train.py", 3)}) == 0
+
+
 def test_recorded_and_odd_steps_are_not_accounted_for(tmp_path: Path) -> None:
     built = SamplesBuilder(tmp_path, SOURCE)
     built.step("light")

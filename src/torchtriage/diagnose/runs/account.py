@@ -376,7 +376,18 @@ def _loops_inside(chain: Sequence[Position], view: SourceView, place: Place | No
         for loop in reversed(view.loops(position.file, position.first_line, position.line)):
             if place is not None and position.file == place.file and loop.lineno == place.line:
                 return
-            yield position, loop
+            if not hasattr(loop, "generators") or _is_inside(position, loop):
+                yield position, loop
+
+
+def _is_inside(position: Position, comprehension: Loop) -> bool:
+    """Return whether an instruction belongs to a comprehension of its line, not to what is done with its result."""
+    if position.column is None or position.end_column is None:
+        return position.function.endswith(">")
+    begin, end = (position.line, position.column), (position.end_line or position.line, position.end_column)
+    first = comprehension.lineno, comprehension.col_offset
+    last = comprehension.end_lineno or comprehension.lineno, comprehension.end_col_offset or 0
+    return first <= begin and end <= last
 
 
 def _loop_around(samples: Samples, view: SourceView, boundary: tuple[str, str, int]) -> Place | None:

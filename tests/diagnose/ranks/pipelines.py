@@ -27,6 +27,11 @@ def gpipe(rank: int, _p: int, m: int) -> list[Task]:
     return [(rank, kind, micro) for kind in "FB" for micro in range(m)]
 
 
+def one_by_one(rank: int, _p: int, m: int) -> list[Task]:
+    """Each micro-batch through both passes before the next."""
+    return [(rank, kind, micro) for micro in range(m) for kind in "FB"]
+
+
 def one_forward_one_backward(rank: int, p: int, m: int) -> list[Task]:
     """As many forward passes as there are stages from here on, then one of each in turns."""
     forward = [(rank, "F", micro) for micro in range(m)]

@@ -15,6 +15,7 @@ from diagnose.ranks.pipelines import (
     gpipe,
     interleaved,
     odd,
+    one_by_one,
     one_forward_one_backward,
     pipeline,
     times,
@@ -68,6 +69,18 @@ def test_the_schedule_is_named_and_the_bubble_is_what_books_give(
     assert max(rank.bubble_ns for rank in pipe.ranks) - min(rank.bubble_ns for rank in pipe.ranks) < 2_000_000
     assert pipe.n_matched == 2 * m * (p - 1) * len(pipe.steps)
     assert pipe.n_unmatched == 0
+
+
+def test_micro_batches_one_after_another_are_told_that_stages_could_overlap() -> None:
+    result = judged(pipeline(3, 6, one_by_one))
+    (pipe,) = result.pipelines
+    assert pipe.schedule == "one micro-batch after another"
+    assert pipe.bubble_share == pytest.approx(2 / 3, abs=0.01)
+    assert pipe.books_share == pytest.approx(2 / 3, abs=1e-6)
+    found = codes(result)["COM062"]
+    step_ms = result.step_ms
+    # 1F1B takes 8 of what takes 18 now
+    assert found.evidence["saved_ms"]["1F1B"] == pytest.approx(step_ms * 10 / 18, rel=0.05)
 
 
 def test_clocks_of_stages_on_other_hosts_are_aligned_by_what_they_send() -> None:

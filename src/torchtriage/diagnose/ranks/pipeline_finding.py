@@ -12,7 +12,7 @@ from torchtriage.core.finding import Cost, Finding, Place, RankSpread
 from torchtriage.core.units import format_count, format_ns, format_share, ms
 from torchtriage.diagnose.patterns import lookup
 from torchtriage.diagnose.ranks.pipeline_bubble import Bubble
-from torchtriage.diagnose.ranks.pipeline_schedule import order_of
+from torchtriage.diagnose.ranks.pipeline_schedule import ONE_BY_ONE, order_of
 from torchtriage.diagnose.ranks.rank_record import RankRecord
 from torchtriage.diagnose.verdict.verdict import severity_of
 
@@ -95,7 +95,7 @@ def _options(one: Bubble) -> dict[str, float]:
     """Return what could be done instead, and how long a step would take in ns (0: not possible)."""
     made = one.pipeline
     p, m, v = len(made.members), made.n_micro, made.n_chunks
-    if made.schedule not in ("GPipe", "1F1B", "interleaved 1F1B"):
+    if made.schedule not in ("GPipe", "1F1B", "interleaved 1F1B", ONE_BY_ONE):
         return {}
 
     def times(parts: int, kinds: dict[str, tuple[str, float]]) -> dict[tuple[int, str], float]:
@@ -116,6 +116,8 @@ def _options(one: Bubble) -> dict[str, float]:
     half = {"F": ("F", 0.5), "B": ("B", 0.5)}
     split = {"F": ("F", 1.0), "I": ("B", 0.5), "W": ("B", 0.5)}
     ways = {"twice as many micro-batches, half as large": (order_of(made.schedule, p, 2 * m, v), times(v, half))}
+    if made.schedule == ONE_BY_ONE:
+        ways = {"1F1B": (order_of("1F1B", p, m, 1), times(1, whole))}
     if v == 1:
         ways["two stages on each rank, interleaved"] = (order_of("interleaved 1F1B", p, m, 2), times(2, whole))
         ways["a zero-bubble schedule"] = (order_of("zero bubble", p, m, 1), times(1, split))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 Task = tuple[int, str, int]
 Orders = Sequence[Sequence[Task]]
-UNKNOWN = "unknown schedule"
+UNKNOWN, ONE_BY_ONE = "unknown schedule", "one micro-batch after another"
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,8 @@ def order_of(schedule: str, p: int, m: int, v: int) -> Orders | None:
     """Return the order of each rank, None where a schedule does not have one for these numbers."""
     if schedule == "GPipe" and v == 1:
         return [[(rank, kind, micro) for kind in "FB" for micro in range(m)] for rank in range(p)]
+    if schedule == ONE_BY_ONE and v == 1:
+        return [[(rank, kind, micro) for micro in range(m) for kind in "FB"] for rank in range(p)]
     if schedule == "1F1B" and v == 1:
         return [_one_forward_one_backward(_tasks(rank, p, m, 1), min(m, p - rank)) for rank in range(p)]
     if schedule == "interleaved 1F1B" and m % p == 0:
@@ -175,6 +177,8 @@ def recognise(orders: Orders, *, v: int) -> str:
             return UNKNOWN
     if v == 1 and warm == [min(m, p - rank) for rank in range(p)]:
         return "1F1B" if m > 1 else "GPipe"
+    if v == 1 and warm == [1] * p:
+        return ONE_BY_ONE
     if all(n == m * v for n in warm):
         return "GPipe" if v == 1 else UNKNOWN
     if v > 1 and all(left >= right for left, right in itertools.pairwise(warm)):
@@ -189,4 +193,4 @@ def books_share(schedule: str, p: int, m: int, v: int) -> float | None:
     """
     if schedule in ("GPipe", "1F1B", "interleaved 1F1B"):
         return (p - 1) / (v * m + p - 1)
-    return None
+    return (p - 1) / p if schedule == ONE_BY_ONE else None

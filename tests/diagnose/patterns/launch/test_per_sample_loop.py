@@ -69,6 +69,11 @@ def test_quiet_when_the_index_is_the_number_of_the_step() -> None:
     assert not claims(builder)
 
 
+def test_quiet_on_micro_batches_that_are_sent_to_another_rank() -> None:
+    assert claims(loop(body=lambda i: ["aten::mul", "aten::sum", "aten::relu"], vendor="cpu"))
+    assert not claims(loop(body=lambda i: ["aten::mul", "c10d::send", "aten::relu"], vendor="cpu"))
+
+
 def test_quiet_on_seven_rounds() -> None:
     assert not claims(loop(7))
 

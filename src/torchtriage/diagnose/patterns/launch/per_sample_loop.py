@@ -48,6 +48,7 @@ MAX_GAIN_ROUNDS = 16
 MAX_CLAIMS = 5
 _CONVOLUTION = r"^aten::(conv\w*|_convolution|mkldnn_convolution)$"
 _RECURRENT = r"(lstm|gru|rnn_tanh|rnn_relu)(_cell|$)|_thnn_fused"
+_MESSAGE = r"^c10d::|^_?c10d_functional::"  # of a pipeline's micro-batches
 _LOOK_UP, _FILL = "aten::embedding", "aten::embedding_dense_backward"
 _PRODUCT = r"^aten::(linear|addmm|mm|matmul|conv\w*|scaled_dot_product_attention)$"
 
@@ -76,7 +77,7 @@ def _fills(trace: Trace, loop: SampleLoop) -> Ints:
 def _claim(trace: Trace, loop: SampleLoop) -> Claim | None:
     steps, body = trace.steps, loop.body
     selects = loop.begins[steps.in_steady(steps.of_host(loop.begins))]
-    if not len(selects) or any(re.search(_RECURRENT, name) for name in body):
+    if not len(selects) or any(re.search(f"{_RECURRENT}|{_MESSAGE}", name) for name in body):
         return None
     convolutions = np.flatnonzero(trace.matching(_CONVOLUTION, Kind.OP))
     # a CPU takes as long for the convolutions of a batch as for those of its images

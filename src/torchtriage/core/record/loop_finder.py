@@ -542,7 +542,9 @@ class LoopFinder:
                 _thread.start_new_thread(self._give_up, (recorder,))  # the sampler goes on
 
     def _give_up(self, recorder: Recorder) -> None:
-        in_main_thread(functools.partial(recorder.give_up, "the process grew by more than 256 MB and a quarter while it was recorded"))
+        in_main_thread(
+            functools.partial(recorder.give_up, "the process grew by a quarter, and 256 MB, while it was recorded")
+        )
         self.giving_up = False
 
     @property

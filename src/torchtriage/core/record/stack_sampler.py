@@ -21,6 +21,7 @@ import threading
 import time
 from array import array
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -179,17 +180,13 @@ class StackSampler:
         return skip_code is not None
 
     def _look(self, now: int) -> None:
-        n = 0
         frames = current_frames()
         # what a backward pass runs in a thread of autograd's is the loop's own
         main = frames.get(self.main_thread or 0)
         in_backward = main is not None and main.f_code.co_filename.endswith(BACKWARD)
         if len(self._moves) > len(frames):
             self._moves = {thread: move for thread, move in self._moves.items() if thread in frames}
-        for thread, innermost in frames.items():
-            n += 1
-            if n > MOST_THREADS:
-                break
+        for thread, innermost in islice(frames.items(), MOST_THREADS):
             key = positions(innermost, DEEPEST)
             if not in_backward:
                 was, share = self._moves.get(thread, (key[0], 0.0))
@@ -270,8 +267,6 @@ def _frame(code: CodeType, at: int) -> list[Any]:
     """Return file, function, its first line, and the position of the instruction that a frame is at."""
     where: tuple[int | None, ...] = (code.co_firstlineno, None, None, None)
     if hasattr(code, "co_positions"):
-        from itertools import islice
-
         position = next(islice(code.co_positions(), at // 2, None), None) if at >= 0 else None
         if position is not None and position[0] is not None:
             where = position

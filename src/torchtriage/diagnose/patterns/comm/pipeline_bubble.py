@@ -1,8 +1,8 @@
 """The stages of a pipeline wait for each other as long as its schedule implies, and that is much.
 
 Looks like: in the recordings of all ranks of a pipeline, whose order of passes is a known schedule (GPipe, 1F1B,
-    interleaved 1F1B, zero bubble), the order implies at least 10 % of the step in waiting even with equal stages, and
-    it is there.
+    interleaved 1F1B, zero bubble, one micro-batch after another), the order implies at least 10 % of the step in
+    waiting even with equal stages, and it is there.
 Slow because: at both ends of a step the pipeline fills and drains: a rank can do nothing until the stage before it, or
     on the way back the one after, has ended a micro-batch. With p ranks, m micro-batches and v stages on each rank
     that is (p - 1)/(v m + p - 1) of the time.

@@ -179,12 +179,17 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch, sampler: StackSample
     seen: list[int] = []
     sampler.guards.append(seen.append)
 
+    def look() -> None:
+        looking = threading.Thread(target=sampler._look, args=(time.perf_counter_ns(),))  # a thread does not see itself
+        looking.start()
+        looking.join()
+
     def look_often() -> None:
         wait_for(lambda: compute() and seen and len(sampler._stacks) > 5)
 
     sampler.start()
     for depth in range(0, 120, 4):
-        descend(depth, lambda: sampler._look(time.perf_counter_ns(), 0))
+        descend(depth, look)
     descend(300, look_often)
     sampler.stop()
     facts = sampler.facts()

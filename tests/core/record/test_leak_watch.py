@@ -312,7 +312,8 @@ def test_what_was_known_survives_the_end(how: str, code: int, tmp_path: Path) ->
 
 @pytest.mark.torch
 def test_ending_after_the_recordings_is_too_early_for_a_leak(tmp_path: Path) -> None:
-    run(tmp_path, LEAKING + MANY, "--memory", "--exit-after", "-o", "report.txt")
+    slow = MANY.replace("step()", "(step(), time.sleep(0.1))")
+    run(tmp_path, LEAKING + "import time\n" + slow, "--memory", "--exit-after", "-o", "report.txt")
     seen = memory_of(tmp_path)
     assert seen.answer == "too early"
     assert seen.n_steps < N_STEPS - 10

@@ -46,7 +46,7 @@ class ScriptCommand(click.Command):
     "--memory",
     is_flag=True,
     help="Also watch for memory leaks, to the script's end: a verdict takes about 200 steps more"
-    " than the recordings, so with --exit-after there is none.",
+    " than the recordings, so with --exit-after there is often none.",
 )
 @click.option(
     "--compile-log/--no-compile-log",

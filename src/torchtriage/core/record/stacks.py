@@ -48,7 +48,7 @@ def current_frames() -> dict[int, FrameType]:
     """
     frames = without_collection(sys._current_frames)
     # our own frames hold what is returned: a cycle, which would keep the variables of all threads until it is collected
-    del frames[_thread.get_ident()]
+    frames.pop(_thread.get_ident(), None)
     return frames
 
 

@@ -28,7 +28,7 @@ def backward_lines(trace: Trace, places: Locator | None, share: float) -> tuple[
     is_node = (trace.kind == Kind.OP) & trace.matching(_NODE)
     nodes = np.flatnonzero(is_node)
     nodes = nodes[trace.steps.in_steady(trace.steps.of_host(nodes)) & (trace.tree.nearest(nodes, is_node) < 0)]
-    whole = int(trace.dur_ns[nodes].sum())
+    whole = max(int(trace.dur_ns[nodes].sum()), 1)
     found = user_places(trace, forward_operators(trace, nodes))
     keys, group = np.unique(found.key, axis=1, return_inverse=True)
     took = np.bincount(group.ravel(), trace.dur_ns[nodes], keys.shape[1])

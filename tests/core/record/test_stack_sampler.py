@@ -116,11 +116,15 @@ def test_a_pause_has_no_looks_and_no_collections(sampler: StackSampler) -> None:
     sampler.start()
     wait_for(lambda: sampler.facts()["looks"][0])
     sampler.pause(True)
-    time.sleep(0.05)  # a look may be under way
-    n_looks = len(sampler.facts()["looks"][0])
     assert len(gc.callbacks) == n_callbacks
-    time.sleep(0.1)
-    assert len(sampler.facts()["looks"][0]) == n_looks
+
+    def no_more_looks() -> bool:  # one may be under way
+        n_looks = len(sampler.facts()["looks"][0])
+        time.sleep(0.2)
+        return len(sampler.facts()["looks"][0]) == n_looks
+
+    wait_for(no_more_looks)
+    n_looks = len(sampler.facts()["looks"][0])
     sampler.pause(False)
     wait_for(lambda: len(sampler.facts()["looks"][0]) > n_looks)
     sampler.stop()
@@ -143,8 +147,11 @@ def test_a_thread_that_spins_is_told_from_one_that_waits(spins: bool, wait: floa
     thread.start()
     sampler.start()
     try:
-        wait_for(lambda: len(sampler._looks) > 3 * 100)
-        assert sampler.others_spin == spins
+        if spins:  # on a busy machine it may wait for a core at most looks for a while
+            wait_for(lambda: sampler.others_spin)
+        else:
+            wait_for(lambda: len(sampler._looks) > 3 * 100)
+            assert not sampler.others_spin
     finally:
         over.set()
         thread.join()

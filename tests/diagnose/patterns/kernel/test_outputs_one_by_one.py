@@ -13,13 +13,19 @@ from torchtriage.diagnose.patterns.kernel.outputs_one_by_one import find
 PAIR = [2, 100, 1000]
 
 
-def steps(operator: str, us: float, *, dims: Any = PAIR, dtype: str = "float", vendor: str = "cpu") -> list[Claim]:
+def steps(
+    operator: str, us: float, *, dims: Any = PAIR, dtype: str = "float", vendor: str = "cpu", power: str = "2"
+) -> list[Claim]:
     """Four steps of 10 ms, each with one reduction."""
     builder = TraceBuilder(vendor=vendor)
     for step in range(4):
         at = 10_000 * step
         builder.step(step, at, 10_000)
-        given = {"dims": [dims, [], []], "types": [dtype, "Scalar", "ScalarList"]} if dims else {}
+        given = (
+            {"dims": [dims, [], []], "types": [dtype, "Scalar", "ScalarList"], "concrete": ["", power, "[0]"]}
+            if dims
+            else {}
+        )
         builder.op(operator, at + 10, us, **given)
         builder.op(operator, at + 11, us - 2, **given)  # the overload that it calls
         if vendor != "cpu":
@@ -46,9 +52,18 @@ def test_numbers_of_eight_bytes_may_take_twice_as_long() -> None:
     assert claim.evidence["ns_per_element"] == 20
 
 
+@pytest.mark.parametrize(("power", "advice"), [("2", "hypot"), ("1", "abs().sum"), ("inf", "amax")])
+def test_norms_are_mended_by_their_power(power: str, advice: str) -> None:
+    (claim,) = steps("aten::linalg_vector_norm", 8_000, power=power)
+    assert claim.fix is not None
+    assert advice in claim.fix.code
+
+
 @pytest.mark.parametrize(
     "given",
     [
+        {"us": 8_000, "power": "3"},
+        {"us": 8_000, "power": ""},
         {"us": 900},  # 4.5 ns each
         {"us": 8_000, "dims": [200, 100, 1000]},
         {"us": 8_000, "dims": [2, 10, 100]},  # 4 us each: a call's own time

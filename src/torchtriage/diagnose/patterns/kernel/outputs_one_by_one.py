@@ -1,25 +1,27 @@
 """A norm, a variance or an argmax goes through its results one by one.
 
 Looks like: on a CPU ``norm``, ``std``, ``var`` or ``argmax`` (also inside ``F.normalize`` and
-    ``F.cosine_similarity``) over few elements along an axis that is not the last, or a norm other than 2 along a short
-    last one: several times longer for each element than reading and computing takes.
+    ``F.cosine_similarity``) over few elements along an axis that is not the last, or a norm of 1 or infinity along a
+    short last one: several times longer for each element than reading and computing takes.
 Slow because: these reductions have no vectorised loop across results. Each result costs about 100 ns however few
     elements it has, where ``sum``, ``amax`` and ``max`` take a tenth to a hundredth of it.
 Cost: modelled, from the operators' time: what is above 2.5 ns an element at the low end (variances 6, argmax 4.3),
     above 0.5 ns at the high end; double of both for float64.
-Fix: for norms bring the axis to the end first, or write a norm of two components as ``hypot``; ``max(dim).indices`` for
-    ``argmax``; a variance out of ``mean`` and ``sum``.
-Leave it when: the tensor is small. On a device these reductions have kernels of their own, and nothing is reported.
+Fix: for norms bring the axis to the end first, or write a norm of two components as ``hypot``; ``abs().sum(dim)`` for
+    norms of 1; ``max(dim).indices`` for ``argmax``; a variance out of ``mean`` and ``sum``.
+Leave it when: the tensor is small. Other norms compute a power of each element, and nothing is reported of them; nor on
+    a device, where these reductions have kernels of their own.
 Source: measured with torch 2.13 (AVX-512, one and two threads): of 2 x 819,200 floats ``norm(dim=0)`` 71 ms, with the
     axis moved to the end 4.8, ``hypot`` 0.9; ``argmax(1)`` of 8 x 3 x 256 x 256 56 ms, ``max(1).indices`` 5.9;
     ``std(1)`` of 8 x 21 x 128 x 128 with its backward pass 32 ms, written out 9.6.
 """
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 
-from torchtriage.core.trace.op_inputs import Inputs, inputs_of
+from torchtriage.core.trace.op_inputs import Inputs, inputs_of, where_inputs
 from torchtriage.core.units import format_count
 from torchtriage.diagnose.patterns._op_work import work_of
 from torchtriage.diagnose.patterns.base import Claim, Claims, Fix, Ints, Kind, Pattern, Trace
@@ -32,6 +34,12 @@ FIX = Fix(
     code="""length = x.movedim(1, -1).contiguous().norm(dim=-1)  # not x.norm(dim=1)
 length = torch.hypot(re, im)  # not torch.stack([re, im]).norm(dim=0)""",
     link="https://docs.pytorch.org/docs/stable/generated/torch.hypot.html",
+)
+_ABSOLUTE = Fix(
+    text="Sum the absolute values, or take the largest.",
+    code="""distance = (x - y).abs().sum(-1)  # not (x - y).norm(p=1, dim=-1)
+largest = x.abs().amax(-1)  # not x.norm(p=float("inf"), dim=-1)""",
+    link="https://docs.pytorch.org/docs/stable/generated/torch.sum.html",
 )
 _VARIANCE = Fix(
     text="Write the variance out of sums, which are vectorised.",
@@ -48,11 +56,13 @@ _INDICES = Fix(
 MIN_SHARE = 0.05
 FEWEST_ELEMENTS = 10_000  # with fewer, the time is that of the call
 BEST_NS = 0.5
-_KINDS = {
-    r"^aten::linalg_vector_norm$": (2.5, "norms", FIX),
-    r"^aten::(std|var)(_mean)?$": (6.0, "variances", _VARIANCE),
-    r"^aten::arg(max|min)$": (4.3, "places of extremes", _INDICES),
-}
+_NORM = r"^aten::linalg_vector_norm$"
+_KINDS = (  # operators, powers of norms, usual ns for each number
+    (_NORM, "2", 2.5, "norms", FIX),
+    (_NORM, "1 inf", 2.5, "norms", _ABSOLUTE),
+    (r"^aten::(std|var)(_mean)?$", "", 6.0, "variances", _VARIANCE),
+    (r"^aten::arg(max|min)$", "", 4.3, "places of extremes", _INDICES),
+)
 _WORDS = {"float": 1, "double": 2}
 _MOST = 1 << 50
 
@@ -61,10 +71,13 @@ def find(trace: Trace) -> Claims:
     """Yield a claim for each kind of reduction, over its slow calls."""
     if trace.devices:
         return
-    for pattern, (usual_ns, what, fix) in _KINDS.items():
+    for pattern, powers, usual_ns, what, fix in _KINDS:
         mask = (trace.kind == Kind.OP) & trace.matching(pattern)
         rows = np.flatnonzero(mask)
-        yield from _claims(trace, rows[trace.tree.nearest(rows, mask) < 0], usual_ns, what, fix)
+        rows = rows[trace.tree.nearest(rows, mask) < 0]
+        if powers:
+            rows = rows[where_inputs(trace, rows, partial(_is_power, powers.split()))]
+        yield from _claims(trace, rows, usual_ns, what, fix)
 
 
 def _claims(trace: Trace, rows: Ints, usual_ns: float, what: str, fix: Fix) -> Iterator[Claim]:
@@ -90,6 +103,10 @@ def _claims(trace: Trace, rows: Ints, usual_ns: float, what: str, fix: Fix) -> I
         anchor=int(work.rows[longest]),
         fix=fix,
     )
+
+
+def _is_power(powers: list[str], given: Inputs) -> bool:
+    return given.value(1).removesuffix(".") in powers
 
 
 def _words(given: Inputs) -> int:

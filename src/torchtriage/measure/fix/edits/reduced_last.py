@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.edits import replace_node
 from torchtriage.diagnose.lint.facts import Module
-from torchtriage.diagnose.lint.syntax import keyword, literal
+from torchtriage.diagnose.lint.syntax import literal
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.measure.fix.proposal import Proposal, Site
 from torchtriage.measure.fix.statements import source
@@ -21,40 +21,55 @@ def propose(site: Site) -> Iterator[Proposal]:
     """Yield the reductions of the line, each in a form that is vectorised."""
     module = site.module
     for call in module.calls:
-        node = call.node
+        node, name = call.node, call.attr
+        if name not in PLACES and name not in NORMS and name != "normalize":
+            continue
         if not node.lineno <= site.line <= (node.end_lineno or node.lineno):
             continue
-        reduced = _reduced(module, node)
-        given = keyword(node, "dim") or _second(module, node)
-        axis = 1 if given is None and call.attr == "normalize" else literal(given)
-        if reduced is None or not isinstance(axis, int) or isinstance(axis, bool) or axis == -1:
+        reduced, given = _arguments(module, node, ("dim",) if name in PLACES else ("p", "dim"))
+        axis = _whole_number(given.pop("dim", ast.Constant(1) if name == "normalize" else None))
+        power = literal(given.get("p", ast.Constant(2)))
+        if reduced is None or axis is None or power not in (1, 2):
             continue
         text = source(module, reduced)
         text = text if isinstance(reduced, ast.Name | ast.Attribute | ast.Call | ast.Subscript) else f"({text})"
-        if call.attr in PLACES and _names(node) <= {"dim"}:
-            edit = replace_node(node, f"{text}.{PLACES[call.attr]}({axis}).indices")
-            yield Proposal((edit,), f"take the indices of {PLACES[call.attr]}")
-        elif call.attr in NORMS and _names(node) == {"dim"} and _second(module, node) is None:
-            edit = replace_node(node, f"{text}.movedim({axis}, -1).contiguous().norm(dim=-1)")
+        last = f"{text}.movedim({axis}, -1).contiguous()"
+        if name in NORMS and power == 1:
+            yield Proposal((replace_node(node, f"{text}.abs().sum({axis})"),), "sum absolute values")
+        elif axis == -1 or power == 1:
+            continue
+        elif name in PLACES:
+            edit = replace_node(node, f"{text}.{PLACES[name]}({axis}).indices")
+            yield Proposal((edit,), f"take the indices of {PLACES[name]}")
+        elif name in NORMS:
+            yield Proposal((replace_node(node, f"{last}.norm(dim=-1)"),), "bring the axis of the norm to the end")
+        elif getattr(module.parents.get(node), "attr", "") != "view":  # what comes back has other strides
+            edit = replace_node(node, f"{source(module, node.func)}({last}, dim=-1).movedim(-1, {axis})")
             yield Proposal((edit,), "bring the axis of the norm to the end")
-        elif call.attr == "normalize" and _names(node) <= {"dim"} and len(node.args) == 1:
-            function = source(module, node.func)
-            last = f"{function}({text}.movedim({axis}, -1).contiguous(), dim=-1).movedim(-1, {axis})"
-            yield Proposal((replace_node(node, last),), "bring the axis of the norm to the end")
 
 
-def _reduced(module: Module, node: ast.Call) -> ast.expr | None:
-    """Return the tensor that a function of torch, or a method, reduces."""
-    if module.name_of(node.func).startswith("torch."):
-        return node.args[0] if node.args else None
-    return node.func.value if isinstance(node.func, ast.Attribute) else None
+def _arguments(module: Module, node: ast.Call, names: tuple[str, ...]) -> tuple[ast.expr | None, dict[str, ast.expr]]:
+    """Return the tensor that a function of torch, or a method, reduces, and the other arguments by name.
+
+    No tensor where there are arguments beside those named.
+    """
+    function = module.name_of(node.func).startswith("torch.")
+    if not function and not isinstance(node.func, ast.Attribute):
+        return None, {}
+    tensor, *others = node.args if function else (node.func.value, *node.args)  # type: ignore[attr-defined]
+    given = dict(zip(names, others, strict=False))
+    for item in node.keywords:
+        name = {"axis": "dim", "ord": "p"}.get(item.arg or "", item.arg or "")
+        if name not in names or name in given:
+            return None, {}
+        given[name] = item.value
+    if len(others) > len(names) or any(isinstance(item, ast.Starred) for item in node.args):
+        return None, {}
+    return (None if source(module, tensor).endswith(".numpy()") else tensor), given
 
 
-def _second(module: Module, node: ast.Call) -> ast.expr | None:
-    """Return the second argument of a function, the first of a method."""
-    at = int(module.name_of(node.func).startswith("torch."))
-    return node.args[at] if len(node.args) > at else None
-
-
-def _names(node: ast.Call) -> set[str | None]:
-    return {item.arg for item in node.keywords}
+def _whole_number(node: ast.expr | None) -> int | None:
+    """Return the number that an expression writes out."""
+    negative = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
+    value = literal(node.operand if isinstance(node, ast.UnaryOp) else node)
+    return (-value if negative else value) if type(value) is int else None

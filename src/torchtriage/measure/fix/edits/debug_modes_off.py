@@ -1,4 +1,4 @@
-"""Switch off what only a search for an error needs: anomaly detection, checks of arguments, tracers of Python."""
+"""Switch off what only a search for an error needs: anomaly detection, blocking launches, tracers of Python."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from torchtriage.diagnose.lint.edits import SourceEdit
 from torchtriage.diagnose.lint.facts import Module, SourceCall
 from torchtriage.measure.fix.edits._switches import flag_off, taken_out
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import imported, insert_after, unwrap
+from torchtriage.measure.fix.statements import insert_after, unwrap
 
-CODES_ELSEWHERE = frozenset({"CFG044", "CFG046", "CFG103", "MSR101"})
-CODES = CODES_ELSEWHERE | {"HST125"}
+CODES = frozenset({"CFG044", "CFG046", "CFG103", "MSR101"})
+
+CODES_ELSEWHERE = CODES
 ANOMALY = tuple(
     f"torch.autograd.{name}"
     for name in (
@@ -66,12 +67,6 @@ def propose(site: Site) -> Iterator[Proposal]:
     if code == "CFG046" and "fill_uninitialized_memory" not in module.text:
         for call in module.called("torch.use_deterministic_algorithms"):
             yield from _unfilled(module, call)
-    if code == "HST125" and "validate_args" not in module.text:
-        imports = [node for node in module.tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
-        name, edits = imported(module, "torch.distributions.Distribution")
-        edit = insert_after(module, imports[-1], f"\n{name}.set_default_validate_args(False)") if imports else None
-        if edit is not None:
-            yield Proposal((*edits, edit), "leave out the checks of distributions' arguments")
     if code == "MSR101":
         for call in module.called(*TRACERS):
             snapshot = call.attr == "start" and "take_snapshot" in module.text

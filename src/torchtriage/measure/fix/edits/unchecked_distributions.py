@@ -1,0 +1,75 @@
+"""Distributions that do not check their arguments, in a program that relies on no error of theirs."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from torchtriage.diagnose.lint.edits import SourceEdit
+from torchtriage.diagnose.lint.facts import Module
+from torchtriage.diagnose.lint.syntax import names_in
+from torchtriage.measure.fix.proposal import Proposal, Site
+from torchtriage.measure.fix.statements import imported, insert_after
+
+CODES = frozenset({"HST125"})
+CHECKED = frozenset({"cdf", "icdf", "log_prob", "rsample", "sample"})
+CAUGHT = frozenset({"BaseException", "Exception", "ValueError"})
+PACKAGE = "torch.distributions"
+
+
+def propose(site: Site) -> Iterator[Proposal]:
+    """Yield the switch for all distributions, after the imports."""
+    module, body = site.module, site.module.tree.body
+    if "validate_args" in module.text or _relies_on_errors(module):
+        return
+    for at, node in enumerate(body):
+        name = _bound_by(node)
+        if name is None:
+            continue
+        edits: tuple[SourceEdit, ...] = ()
+        if not name:
+            if re.search(r"\bDistribution\b", module.text):
+                continue
+            name, edits = imported(module, f"{PACKAGE}.Distribution")
+        while isinstance(body[at], ast.Import | ast.ImportFrom):
+            at += 1
+            if at == len(body):
+                return
+        edit = insert_after(module, body[at - 1], f"\n{name}.set_default_validate_args(False)")
+        if edit is not None:
+            yield Proposal((*edits, edit), "leave out the checks of distributions' arguments")
+        return
+
+
+def _bound_by(node: ast.stmt) -> str | None:
+    """Return how the class of all distributions is called after an import, empty where it only could be imported."""
+    if isinstance(node, ast.Import):
+        for item in node.names:
+            if item.name in ("torch", PACKAGE):
+                package = item.name if item.asname is None else item.asname
+                return f"{package}.Distribution" if item.name == PACKAGE else f"{package}.distributions.Distribution"
+    if isinstance(node, ast.ImportFrom) and not node.level:
+        bound = {item.name: item.asname or item.name for item in node.names}
+        if node.module == "torch" and "distributions" in bound:
+            return f"{bound['distributions']}.Distribution"
+        if node.module == PACKAGE:
+            return "Distribution" if "*" in bound else bound.get("Distribution", "")
+    return None
+
+
+def _relies_on_errors(module: Module) -> bool:
+    """Return whether an error of a distribution may be caught."""
+    return any(
+        any(item.type is None or names_in(item.type) & CAUGHT for item in block.handlers)
+        and any(_may_check(module, node) for statement in block.body for node in ast.walk(statement))
+        for block in ast.walk(module.tree)
+        if isinstance(block, ast.Try)
+    )
+
+
+def _may_check(module: Module, node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and (
+        module.name_of(node.func).startswith(PACKAGE)
+        or (isinstance(node.func, ast.Attribute) and node.func.attr in CHECKED)
+    )

@@ -282,7 +282,8 @@ def test_a_loop_that_is_too_short_is_said(tmp_path: Path) -> None:
 
 def test_the_script_ends_after_the_recordings_if_asked(tmp_path: Path) -> None:
     source = MODEL + (
-        "try:\n    for n in range(100_000):\n        step()\nfinally:\n    print('cleaned', n < 99_999)\n"
+        "try:\n    for n in range(100_000):\n        step()\n"
+        "finally:\n    step()\n    step()\n    print('cleaned', n < 99_999)\n"
     )
     watched = run(tmp_path, source, "--exit-after", "-v")
     assert watched.stdout.startswith("cleaned True\n")

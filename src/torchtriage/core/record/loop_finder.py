@@ -73,7 +73,8 @@ PATIENCE_S = 15.0
 """So long an optimizer that exists may not step before forwards alone are taken for the loop, and
 neither may show before fetches from a DataLoader are."""
 MOST_GROWTH = 256 << 20
-"""A recording that makes the process larger than it ever was, by more than this and a quarter, is thrown away."""
+"""A recording is thrown away that makes the process larger than it ever was by more than this and by more than a
+quarter, or by eight times this."""
 WINDOWS_S = (0.4, 4.0, 15.0)
 """After so long outside of imports a stretch of time is recorded where no boundary was found; the last one is kept."""
 WINDOW_S = 0.4
@@ -115,6 +116,7 @@ class LoopFinder:
         self.most_resident, self.giving_up = 0, False
         self.n_done = 0  # boundaries since the recorder ended, and that one
         self.done_s = 0.0
+        self.ending = False
         self.sampler = StackSampler(self.out) if settings.get("sample") else None
 
     # -- life ----------------------------------------------------------------------------------
@@ -535,7 +537,9 @@ class LoopFinder:
         recorder = self.recorder or self.window
         if recorder is None or not recorder.capturing:
             self.most_resident = max(self.most_resident, resident)
-        elif (grown := resident - self.most_resident) > (most := max(MOST_GROWTH, self.most_resident // 4)) // 2:
+            return
+        grown, most = resident - self.most_resident, min(max(MOST_GROWTH, self.most_resident // 4), 8 * MOST_GROWTH)
+        if grown > most // 2:
             recorder.cut_short()
             if grown > most and not self.giving_up:
                 self.giving_up = True
@@ -543,7 +547,7 @@ class LoopFinder:
 
     def _give_up(self, recorder: Recorder) -> None:
         in_main_thread(
-            functools.partial(recorder.give_up, "the process grew by a quarter, and 256 MB, while it was recorded")
+            functools.partial(recorder.give_up, "recording made the process grow by more than 256 MB and a quarter")
         )
         self.giving_up = False
 
@@ -562,14 +566,13 @@ class LoopFinder:
             return
         begun_ns = time.perf_counter_ns()
         try:
-            was_done = recorder.done
             recorder.step()
             if memory is not None:
                 memory.step(recorded=recorder.done)
             if self.sampler is not None:
                 self.sampler.mark(begun_ns, recorder.state)
             self.n_done += recorder.done
-            if recorder.done and not was_done:
+            if self.n_done == 1:
                 self.done_s = time.monotonic()
                 if memory is None and self.sampler is None and not self._by_loader:
                     self.over = True
@@ -580,7 +583,9 @@ class LoopFinder:
             return
         # where nothing could be recorded the stacks are looked at for as long as that would have taken
         enough = 1 if recorder.ended == COMPLETE or self.over else recorder.plan.n_steps
-        if self.settings["exit_after"] and self.n_done >= enough and self._looked_enough():
+        wanted = self.settings["exit_after"] and not self.ending  # what cleans up may take steps, too
+        if wanted and self.n_done >= enough and self._looked_enough():
+            self.ending = True
             self._end_script()
 
     def _looked_enough(self) -> bool:

@@ -164,18 +164,21 @@ class Pricing:
                 method = f"{method}; on the busiest device".lstrip("; ")
             return self._priced(share.low_ns, share.high_ns, share.naive_ns, basis, method)
         n = self.trace.steps.n_steady
-        owned, naive = (self._at_most(ns / n) * n for ns in (float(share.owned_ns.sum()), share.naive_ns))
+        owned = self._at_most(float(share.owned_ns.sum()) / n) * n
         high = min(max(prediction.high_ns, 0.0) * n, owned)
         low = min(max(prediction.low_ns, 0.0) * n, high)
-        cost = self._priced(low, high, naive, "modelled", self._method(prediction))
+        cost = self._priced(low, high, share.naive_ns, "modelled", self._method(prediction))
         return calibrated(replace(cost, grade=self._grade(prediction, low, high)), "replay", self.noise)
 
     def _at_most(self, took_ns: float) -> float:
         """Return what can go of a step at most where this much was recorded.
 
-        Without the profiler the rest of a step took less than was recorded, but not less than its slow-down explains.
+        Without the profiler the rest of a step took less than was recorded, but not less than the slow-down explains:
+        the usual one, or that of the whole step where it is known to be more.
         """
-        rest = max(self.trace.steps.wall_ns - took_ns, 0.0) / self.trace.origin.inflation
+        recorded = self.trace.steps.wall_ns
+        slower = max(self.trace.origin.inflation, recorded / self.wall_ns if self.wall_ns else 1.0)
+        rest = max(recorded - took_ns, 0.0) / slower
         return min(took_ns, max(self.wall_ns - rest, 0.0))
 
     @cached_property

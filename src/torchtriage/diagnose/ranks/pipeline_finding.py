@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torchtriage.core.finding import Cost, Finding, Place, RankSpread
+from torchtriage.core.finding import Cost, Finding, Fix, Place, RankSpread
 from torchtriage.core.units import format_count, format_ns, format_share, ms
 from torchtriage.diagnose.patterns import lookup
+from torchtriage.diagnose.patterns.comm.pipeline_bubble import ONE_BY_ONE_FIX
 from torchtriage.diagnose.ranks.pipeline_bubble import Bubble
 from torchtriage.diagnose.ranks.pipeline_schedule import ONE_BY_ONE, order_of
 from torchtriage.diagnose.ranks.rank_record import RankRecord
@@ -88,6 +89,7 @@ def _bubble(one: Bubble, alike: Sequence[Bubble], numbers: Sequence[int], step_n
             "transfer_ms_per_step": ms(float(one.transfer_ns.mean())),
             "saved_ms": {name: ms(min(gain, most)) for name, gain in gains.items()},
         },
+        fix=ONE_BY_ONE_FIX if made.schedule == ONE_BY_ONE else None,
     )
 
 
@@ -207,6 +209,7 @@ def _finding(
     method: str,
     evidence: dict[str, object],
     rank: int | None = None,
+    fix: Fix | None = None,
 ) -> Finding:
     cost = Cost.of(
         *(ns / 1e6 for ns in (*amounts_ns, float(one.bubble_ns.mean()))), basis="modelled", method=method, grade="B"
@@ -224,7 +227,7 @@ def _finding(
         place=Place(lane=f"rank {rank}" if rank is not None else "", steps=one.pipeline.numbers),
         cost=cost,
         evidence=evidence,
-        fix=pattern.fix,
+        fix=fix or pattern.fix,
         n_events=one.pipeline.n_matched,
         ranks=RankSpread(
             len(members), len(numbers), cost.low_ms, cost.high_ms, (rank,) if rank is not None else members[:64]

@@ -5,10 +5,11 @@ Looks like: in the recordings of all ranks of a pipeline, whose order of passes 
     waiting even with equal stages, and it is there.
 Slow because: at both ends of a step the pipeline fills and drains: a rank can do nothing until the stage before it, or
     on the way back the one after, has ended a micro-batch. With p ranks, m micro-batches and v stages on each rank
-    that is (p - 1)/(v m + p - 1) of the time.
+    that is (p - 1)/(v m + p - 1) of the time; one micro-batch after another leaves it idle for (p - 1)/p however many
+    there are.
 Cost: modelled by playing the schedule through with the measured times of stages, messages and host: half of the lowest
-    and the highest of what twice as many micro-batches, two stages on each rank, and a zero-bubble schedule would give
-    back.
+    and the highest of what twice as many micro-batches (instead of one after another: 1F1B), two stages on each rank,
+    and a zero-bubble schedule would give back.
 Fix: more micro-batches, several stages on each rank (interleaved 1F1B), or a schedule that puts the gradients of the
     weights into the gaps (zero bubble).
 Leave it when: micro-batches are so small that halving them fills the device no longer, or memory for more of them, or
@@ -28,6 +29,14 @@ FIX = Fix(
     code="""from torch.distributed.pipelining import ScheduleInterleaved1F1B
 schedule = ScheduleInterleaved1F1B(stages, n_microbatches=16, loss_fn=loss_fn)
 # or ScheduleInterleavedZeroBubble, ScheduleZBVZeroBubble""",
+    link="https://docs.pytorch.org/docs/stable/distributed.pipelining.html",
+)
+
+ONE_BY_ONE_FIX = Fix(
+    text="Let a stage go on with the next micro-batch while the others have this one: a schedule of 1F1B.",
+    code="""from torch.distributed.pipelining import Schedule1F1B
+schedule = Schedule1F1B(stage, n_microbatches=16, loss_fn=loss_fn)
+schedule.step(batch)  # all micro-batches at once, not one call for each""",
     link="https://docs.pytorch.org/docs/stable/distributed.pipelining.html",
 )
 

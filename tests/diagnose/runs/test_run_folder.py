@@ -142,8 +142,10 @@ def test_no_torch(tmp_path: Path) -> None:
 def test_no_loop(tmp_path: Path) -> None:
     process(tmp_path, 1)
     assert "no loop was found" in said(tmp_path)
-    failed, _ = why_nothing(tmp_path, find_recordings(tmp_path), 1)
-    assert failed == "the script ended with exit code 1 before a step was recorded"
+    for exit_code in (1, 255):
+        failed, hint = why_nothing(tmp_path, find_recordings(tmp_path), exit_code)
+        assert failed.startswith(f"the script ended with exit code {exit_code} before a step was recorded: no loop was")
+        assert "mark the steps yourself" in hint
     assert "no loop was found" in why_nothing(tmp_path, find_recordings(tmp_path), 130)[0]  # by Ctrl-C
 
 

@@ -383,7 +383,7 @@ def _loops_inside(chain: Sequence[Position], view: SourceView, place: Place | No
 def _is_inside(position: Position, comprehension: Loop) -> bool:
     """Return whether an instruction belongs to a comprehension of its line, not to what is done with its result."""
     if position.column is None or position.end_column is None:
-        return position.function.endswith(">")
+        return position.function.endswith(("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"))
     begin, end = (position.line, position.column), (position.end_line or position.line, position.end_column)
     first = comprehension.lineno, comprehension.col_offset
     last = comprehension.end_lineno or comprehension.lineno, comprehension.end_col_offset or 0

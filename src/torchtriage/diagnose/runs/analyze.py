@@ -57,23 +57,33 @@ def judge_run(
     usable = [recording for recording in usable if recording.facts.get("loop")] or usable
     if not usable:
         reason, hint = why_nothing(out, recordings, exit_code)
-        results = tuple(
-            untraced(item, recorded(item, command, exit_code), reason, hint, _folders([item], options))
-            for item in recordings
-            if item.samples is not None
-        )
-        results = tuple(result for result in results if result.recorded and result.recorded.account)
-        if not results:
-            raise TraceFormatError(reason, where=command or str(out), hint=hint)
-        return (), results
+        return (), _by_stacks_alone(recordings, options, command or str(out), exit_code, reason, hint)
     results = tuple(_process(recording, options, command, exit_code) for recording in usable)
     nothing = all(result.refused and not result.trace.categories.get("cpu_op") for result in results)
     if nothing and (failed := failed_early(exit_code)):
-        raise TraceFormatError(failed[0], where=command or str(out), hint=failed[1])
+        return (), _by_stacks_alone(recordings, options, command or str(out), exit_code, *failed)
     if len(usable) == 1:
         return (), results
     jobs = _jobs(usable, results, options)
     return tuple(named_as(_with_leaks(job, usable, results), results) for job in jobs), results
+
+
+def _by_stacks_alone(
+    recordings: Sequence[Recording], options: Options, command: str, exit_code: int | None, reason: str, hint: str
+) -> tuple[Result, ...]:
+    """Return what the looks at the stacks show of each process.
+
+    Raises TraceFormatError: nothing, for this reason.
+    """
+    results = tuple(
+        untraced(item, recorded(item, command, exit_code), reason, hint, _folders([item], options))
+        for item in recordings
+        if item.samples is not None
+    )
+    results = tuple(result for result in results if result.recorded and result.recorded.account)
+    if not results:
+        raise TraceFormatError(reason, where=command, hint=hint)
+    return results
 
 
 def _folders(recordings: Sequence[Recording], options: Options) -> tuple[str, ...] | None:

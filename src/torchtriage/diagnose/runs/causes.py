@@ -127,7 +127,7 @@ CAUSES: tuple[Cause, ...] = (
             "torch.distributions.Distribution.set_default_validate_args(False)  # at the top of the script",
             "https://docs.pytorch.org/docs/stable/distributions.html",
         ),
-        r"^torch/distributions/(constraints\.py:|distribution\.py:Distribution\.(__init__|_validate_sample)$)",
+        r"^torch/distributions/(constraints\.py:|distribution\.py:(Distribution\.)?(__init__|_validate_sample)$)",
         gain=(0.6, 1.0),
         looks="``torch.distributions`` makes a ``Categorical``, ``Normal`` or another distribution in the step, whose"
         " constructor tests each parameter (and ``log_prob`` each value) against a constraint.",

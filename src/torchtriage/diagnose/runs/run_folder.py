@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,8 +28,8 @@ FACTS = {"pid": int, "folder": str, "roots": list, "loop": dict}
 """What is read of a process' own words, and what it must be; else it was not said."""
 MOST_BYTES = 64 << 20
 """What is larger was not written by the recorder, which keeps a few numbers for each step."""
-FIRST_SIGNAL = 128
-"""What a shell adds to a signal's number: the script did not fail by itself."""
+BY_SIGNALS = frozenset(128 + number for number in signal.valid_signals())
+"""The exit codes that shells give for signals: the script did not fail by itself."""
 AS_WITHOUT = "see its output; without torchtriage it ends the same way"
 
 
@@ -196,7 +197,7 @@ def _mean_ms(facts: dict[str, Any] | None, queued: bool) -> float | None:
 
 def failed_early(exit_code: int | None) -> tuple[str, str] | None:
     """Return that the script failed by itself before there was anything to judge, and what to try; None if not."""
-    if exit_code is None or not 0 < exit_code < FIRST_SIGNAL:
+    if exit_code is None or exit_code <= 0 or exit_code in BY_SIGNALS:
         return None
     return f"the script {describe_exit(exit_code)} before a step was recorded", AS_WITHOUT
 
@@ -218,8 +219,14 @@ def why_nothing(out: Path, recordings: list[Recording], exit_code: int | None = 
             "is torch installed where it runs? torchtriage run PYTHON script.py takes another",
         )
     looped = [recording for recording in recordings if recording.facts.get("loop")]
-    if not (looped and looped[0].measured.get("ended")) and (failed := failed_early(exit_code)):
-        return failed
+    reason, hint = _why_no_step(recordings, looped)
+    if not any(recording.measured.get("ended") for recording in looped) and (failed := failed_early(exit_code)):
+        return f"{failed[0]}: {reason}", f"{failed[1]}; if it is meant to, {hint}"
+    return reason, hint
+
+
+def _why_no_step(recordings: list[Recording], looped: list[Recording]) -> tuple[str, str]:
+    """Return why processes that imported torch have no recording, and what to try; ``looped`` : those with a loop."""
     if not looped:
         steps = sum(int(recording.facts.get("n_optimizer_steps") or 0) for recording in recordings)
         if steps:

@@ -444,7 +444,17 @@ class Module:
     @cached_property
     def parents(self) -> dict[ast.AST, ast.AST]:
         """The node around each node; a rule asks for it once the text has what it looks for."""
-        return {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
+        found: dict[ast.AST, ast.AST] = {}
+        pending: list[ast.AST] = [self.tree]
+        for node in pending:
+            for name in node._fields:
+                value = getattr(node, name, None)
+                parts = value if isinstance(value, list) else (value,)
+                for part in parts:
+                    if isinstance(part, ast.AST):
+                        found[part] = node
+                        pending.append(part)
+        return found
 
     def around(self, node: ast.AST, *kinds: type[ast.AST]) -> ast.AST | None:
         """Return the nearest node of these kinds around a node."""

@@ -3,7 +3,7 @@
 import ast
 import re
 
-from torchtriage.diagnose.lint.syntax import literal, names_in, path_of
+from torchtriage.diagnose.lint.syntax import literal, names_in, path_of, walk
 from torchtriage.diagnose.lint.work_words import MUTATORS
 
 Comprehension = ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp
@@ -46,7 +46,7 @@ def by_element(node: ast.AST) -> bool:
             continue
         if all(isinstance(literal(item), int) for item in over.args):
             continue
-        if any(isinstance(part, ast.Subscript) and target.id in names_in(part.slice) for part in ast.walk(node)):
+        if any(isinstance(part, ast.Subscript) and target.id in names_in(part.slice) for part in walk(node)):
             return True
     return False
 
@@ -66,7 +66,7 @@ def looks_up(node: ast.If) -> bool:
     return any(
         isinstance(part, ast.Compare)
         and any(isinstance(op, ast.In | ast.NotIn | ast.Is | ast.IsNot) for op in part.ops)
-        for part in ast.walk(node.test)
+        for part in walk(node.test)
     )
 
 
@@ -95,7 +95,7 @@ def bound_names(node: ast.AST) -> set[str]:
 
 def local_names(node: ast.FunctionDef | ast.AsyncFunctionDef) -> frozenset[str]:
     """Return the names that a function binds itself."""
-    shared = {name for part in ast.walk(node) if isinstance(part, ast.Global | ast.Nonlocal) for name in part.names}
+    shared = {name for part in walk(node) if isinstance(part, ast.Global | ast.Nonlocal) for name in part.names}
     return frozenset(bound_names(node) | parameters(node)) - shared
 
 
@@ -103,7 +103,7 @@ def indexed_paths(node: ast.AST) -> frozenset[str]:
     """Return the paths of what is indexed by a name: ``self.x[i]``, ``x[idx]``."""
     return frozenset(
         re.sub(r"\.(iloc|loc|values)$", "", path_of(part.value))
-        for part in ast.walk(node)
+        for part in walk(node)
         if isinstance(part, ast.Subscript) and isinstance(part.ctx, ast.Load) and isinstance(part.slice, ast.Name)
     )
 
@@ -111,7 +111,7 @@ def indexed_paths(node: ast.AST) -> frozenset[str]:
 def stored_attributes(node: ast.AST) -> frozenset[str]:
     """Return the names of the attributes that a piece of syntax gives values to, or changes."""
     found: set[str] = set()
-    for part in ast.walk(node):
+    for part in walk(node):
         target: ast.AST | None = None
         if isinstance(part, ast.Attribute | ast.Subscript):
             target = part if not isinstance(part.ctx, ast.Load) else None

@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceFunction, SourceLoop, text_of
+from torchtriage.diagnose.lint.syntax import walk
 
 RULE = Rule("HST107", "cache-never-hits", "host", "A cache never gets a hit", "low")
 
@@ -44,7 +45,7 @@ def find(module: Module) -> Iterator[Hit]:
     for function in [None, *module.functions]:
         if function is not None and not _ASKS.search(module.text_of(function)):
             continue
-        for node in ast.walk(module.tree if function is None else function.node):
+        for node in walk(module.tree if function is None else function.node):
             if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn):
                 yield from _asked(module, node, function)
 

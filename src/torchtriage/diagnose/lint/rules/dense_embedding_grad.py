@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, keyword, text_of, unpacks
-from torchtriage.diagnose.lint.syntax import argument
+from torchtriage.diagnose.lint.syntax import argument, walk
 from torchtriage.diagnose.lint.torch_names import FACTORIES
 
 RULE = Rule("OPT047", "dense-embedding-grad", "optim", "Dense gradients of a large embedding table", "low")
@@ -59,7 +59,7 @@ def _picked(module: Module) -> Iterator[SourceCall]:
     subscripted = any(f"{call.target}[" in module.text for call in made)
     indexed = {
         text_of(node.value)
-        for node in (ast.walk(module.tree) if subscripted else ())
+        for node in (walk(module.tree) if subscripted else ())
         if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Name) and isinstance(node.ctx, ast.Load)
     }
     looked_up = module.called("torch.nn.functional.embedding", "torch.nn.functional.embedding_bag")

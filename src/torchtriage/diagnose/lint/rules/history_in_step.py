@@ -28,7 +28,7 @@ from torchtriage.diagnose.lint.base import (
     text_of,
 )
 from torchtriage.diagnose.lint.rules._growth import grown_by, takes_prefix
-from torchtriage.diagnose.lint.syntax import indices, path_of, stored_names
+from torchtriage.diagnose.lint.syntax import indices, path_of, stored_names, walk
 from torchtriage.diagnose.lint.torch_names import REDUCTIONS, words
 from torchtriage.diagnose.lint.work_words import PURE_METHODS
 
@@ -105,7 +105,7 @@ def _bound(function: SourceFunction | None) -> set[str]:
     """Return the names that a function binds itself, its parameters too."""
     if function is None:
         return set()
-    return stored_names(function.node) | {node.arg for node in ast.walk(function.node) if isinstance(node, ast.arg)}
+    return stored_names(function.node) | {node.arg for node in walk(function.node) if isinstance(node, ast.arg)}
 
 
 def _is_shared(module: Module, assign: Assign) -> bool:

@@ -28,6 +28,7 @@ from torchtriage.diagnose.lint.base import (
     names_in,
     replace_node,
 )
+from torchtriage.diagnose.lint.syntax import walk
 
 RULE = Rule("LCH016", "optimizer-per-tensor", "launch", "Parameters are updated one by one", "medium", over=("OPT040",))
 
@@ -155,7 +156,8 @@ def _over_params(module: Module, loop: SourceLoop) -> bool:
     if _of_state_dict(node):
         return True
     function = module.loop_contexts[loop].function
-    if function is not None and "state_dict" in module.text and names_in(node) & _state_dicts(function.node):
+    known = function is not None and "state_dict" in module.text_of(function)
+    if function is not None and known and names_in(node) & _state_dicts(function.node):
         return True
     if isinstance(node, ast.Call) and module.name_of(node.func) == "zip":
         return any(module.value(arg).kind == "params" for arg in node.args)
@@ -165,13 +167,13 @@ def _over_params(module: Module, loop: SourceLoop) -> bool:
 
 
 def _of_state_dict(node: ast.expr) -> bool:
-    return any(isinstance(item, ast.Attribute) and item.attr == "state_dict" for item in ast.walk(node))
+    return any(isinstance(item, ast.Attribute) and item.attr == "state_dict" for item in walk(node))
 
 
 def _state_dicts(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
     """Return the names that a function gives to state dicts, several at once, too."""
     found = set()
-    for node in ast.walk(function):
+    for node in walk(function):
         if isinstance(node, ast.Assign):
             target, value = node.targets[0], node.value
             pairs = [(target, value)]

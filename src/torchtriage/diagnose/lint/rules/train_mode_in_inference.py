@@ -15,7 +15,7 @@ Source: PyTorch documentation of ``Module.eval``.
 import re
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, Severity, literal
+from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, literal
 
 RULE = Rule(
     "CFG042", "train-mode-in-inference", "config", "Dropout or batch norm in train mode during inference", "medium"
@@ -46,7 +46,6 @@ def find(module: Module) -> Iterator[Hit]:
     if evaluates:
         return
     infers = module.is_program and not module.trains and ".step(" not in module.text
-    severity: Severity | None = "note" if _ON_PURPOSE.search(module.text) else None
     for call in module.calls:
         receiver, function = call.receiver, call.context.function
         if function is not None and function.owner is not None and function.owner.is_module:
@@ -66,7 +65,7 @@ def find(module: Module) -> Iterator[Hit]:
                 call.node,
                 "this model was never switched to evaluation; results may be wrong",
                 "forward",
-                severity=severity,
+                severity="note" if _ON_PURPOSE.search(module.text) else None,
             )
             return
 

@@ -7,7 +7,7 @@ import ast
 from torchtriage.diagnose.lint import torch_names
 from torchtriage.diagnose.lint.abstract_values import A_MODULE, CPU, DEVICE, GUESSED_TENSOR, HOST, UNKNOWN, Value
 from torchtriage.diagnose.lint.facts import Class, SourceFunction, is_step
-from torchtriage.diagnose.lint.syntax import literal, path_of
+from torchtriage.diagnose.lint.syntax import literal, path_of, walk
 from torchtriage.diagnose.lint.walk.heuristics import annotated, named
 from torchtriage.diagnose.lint.walk.walker import Env, ReadStatement, Walker
 
@@ -116,7 +116,7 @@ def _others_call(name: str) -> bool:
 def _fired(node: ast.FunctionDef | ast.AsyncFunctionDef) -> tuple[str, str, str] | None:
     """Return which parameter says the name in ``getattr(callback, f"on_{event}")``, and what stands around it."""
     parameters = {arg.arg for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)}
-    for call in ast.walk(node):
+    for call in walk(node):
         if not isinstance(call, ast.Call) or path_of(call.func) != "getattr" or len(call.args) < 2:
             continue
         parts = call.args[1].values if isinstance(call.args[1], ast.JoinedStr) else [call.args[1]]

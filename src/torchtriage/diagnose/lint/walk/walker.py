@@ -77,7 +77,7 @@ def _trains(text: str) -> bool:
 
 def _uses_device(text: str) -> bool:
     """Return whether a text names a device, moves something, or hands it to a library that does."""
-    for name in _CPU_NAME.findall(text):
+    for name in _CPU_NAME.findall(text) if "cpu" in text else ():
         text = re.sub(rf"\.to\({name}\)|\bdevice={name}\b|^ *{name} = .*$", "", text, flags=re.MULTILINE)
     if any(word in text for word in _DEVICE_WORDS) or _DEVICE.search(text):
         return True

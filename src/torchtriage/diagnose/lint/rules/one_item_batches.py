@@ -5,7 +5,7 @@ Looks like: ``for row in batch: model(row.unsqueeze(0))``, ``model(x[i : i + 1])
     out of one image, each run alone.
 Slow because: a call costs the same few hundred launches for one item as for sixteen.
 Fix: stack the pieces and run them together.
-Quiet when: the items come one at a time (a camera, a robot), or differ in size.
+Quiet when: the items come one at a time (a camera, a robot), differ in size, or each is a step of an optimizer.
 Source: PyTorch performance tuning guide.
 """
 
@@ -26,6 +26,7 @@ from torchtriage.diagnose.lint.base import (
     names_in,
     text_of,
 )
+from torchtriage.diagnose.lint.syntax import walk
 
 RULE = Rule("LCH102", "one-item-batches", "launch", "A model runs once per piece of one input", "low")
 
@@ -86,8 +87,8 @@ def _handed(module: Module, call: SourceCall) -> Iterator[Hit]:
 
 
 def _goes_over_whole(module: Module, loop: SourceLoop) -> bool:
-    """Return whether a loop takes more than a few pieces of something that is there as a whole."""
-    if loop.times or (loop.n_constant is not None and loop.n_constant < 8):
+    """Return whether a loop takes more than a few pieces of something that is there as a whole; not a step for each."""
+    if loop.times or loop.optimizes or (loop.n_constant is not None and loop.n_constant < 8):
         return False
     return _is_whole(module, loop)
 
@@ -162,12 +163,25 @@ def _is_whole(module: Module, loop: SourceLoop) -> bool:
     """Return whether a loop goes over the rows of a tensor or a data set, or over pieces cut out of one array."""
     values = loop.iterates.items if loop.iterates.of in ("zip", "enumerate") else (loop.iterates,)
     if loop.iterates.kind in ("tensor", "numpy") and not loop.iterates.guess:
-        return True
+        return all(
+            value.kind in ("tensor", "numpy") or _is_dataset(module, value)
+            for value in map(module.value, _indexed(module, loop))
+        )
     if loop.iterates.of in ("zip", "enumerate"):
         return any(value.kind == "tensor" and not value.guess for value in values)
     if _is_dataset(module, loop.iterates) or _counts_whole(module, loop):
         return True
     return any(function.is_generator and _cuts(function) for function in loop.iterates.calls)
+
+
+def _indexed(module: Module, loop: SourceLoop) -> list[ast.expr]:
+    """Return what a loop's values are places in: ``x`` of ``x[i]``."""
+    return [
+        node.value
+        for part in module.turn(loop)
+        for node in walk(part)
+        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Name) and node.slice.id in loop.targets
+    ]
 
 
 def _is_dataset(module: Module, value: Value) -> bool:

@@ -72,6 +72,10 @@ SHORT = {"early_light": 2, "early_heavy": 1, "calls": 2, "warmup": 3, "max_timin
 PATIENCE_S = 15.0
 """So long an optimizer that exists may not step before forwards alone are taken for the loop, and
 neither may show before fetches from a DataLoader are."""
+MOST_LOOPS = 3
+"""So many are recorded, one after the other; the last is reported."""
+MANY_STEPS = 200
+"""Of another optimizer, without one of the found loop's: more than a critic takes for one of a generator's."""
 MOST_GROWTH = 256 << 20
 """A recording is thrown away that makes the process larger than it ever was by more than this and by more than a
 quarter, or by eight times this."""
@@ -115,8 +119,8 @@ class LoopFinder:
         self.choosing = threading.Lock()
         self.most_resident, self.giving_up = 0, False
         self.n_done = 0  # boundaries since the recorder ended, and that one
-        self.done_s = 0.0
-        self.ending = False
+        self.begun_s = self.done_s = self.trains_s = 0.0
+        self.n_loops, self.n_others, self.ending = 0, 0, False
         self.sampler = StackSampler(self.out) if settings.get("sample") else None
 
     # -- life ----------------------------------------------------------------------------------
@@ -222,14 +226,31 @@ class LoopFinder:
         if torch.compiler.is_compiling() or self.over:
             return
         key = id(optimizer)
-        if key == self.chosen or self._made_anew(optimizer, key):
+        # another may have its number once it is gone
+        same = key == self.chosen and self.loop is not None and self.loop.name == type(optimizer).__name__
+        if same or self._made_anew(optimizer, key):
+            self.trains_s, self.n_others = 0.0, 0  # one that follows begins after the last step of this one
             self._boundary()
             return
-        if self._recorded and not self._by_loader:
-            return  # the loop that is watched further is known
+        if self.recorder is not None and not self._by_loader:
+            if self._trains_longer():
+                self.recorder.close("it is over")
+            elif self._recorded:
+                return  # the loop that is watched further is known
         with self._alone() as alone:
             if alone:
                 self._count(optimizer, key)
+
+    def _trains_longer(self) -> bool:
+        """Return whether this training has gone on for longer than all since the begin of the found loop, now over.
+
+        An evaluation comes before it, or a training of something else.
+        """
+        if self.n_loops >= MOST_LOOPS or process_rank() is not None:
+            return False  # ranks must record the same steps, so none may decide by its own clock
+        self.trains_s, self.n_others = self.trains_s or time.monotonic(), self.n_others + 1
+        longer = time.monotonic() - self.trains_s > self.trains_s - self.begun_s
+        return longer and (self._recorded or self.n_others > MANY_STEPS)
 
     def _made_anew(self, optimizer: Optimizer, key: int) -> bool:
         """Take an optimizer for the chosen one that was made since, and steps at the same line: for the next fit."""
@@ -272,6 +293,9 @@ class LoopFinder:
         steps of the chosen one, takes its place while nothing has been recorded yet.
         """
         counts = self.n_optimizer_steps
+        if self._recorded:  # the loop before this one had others
+            counts.clear()
+            self.optimizers.clear()
         counts[key] = counts.get(key, 0) + 1
         self.optimizers[key] = type(optimizer).__name__
         if self.recorder is None:
@@ -281,7 +305,7 @@ class LoopFinder:
             # as they were before this step: two that take turns would never be the rarest else
             if key != min(counts, key=lambda other: counts[other] - (other == key)):
                 return  # the rarest one's own next step is the boundary
-        elif self.loop is None or self.loop.boundary == "optimizer":
+        elif (self.loop is None or self.loop.boundary == "optimizer") and not self._recorded:
             seen = self.recorder.steps_seen
             rarer = self.rival == key and seen - self.rival_seen > 1
             self.rival, self.rival_seen = key, seen
@@ -395,7 +419,8 @@ class LoopFinder:
         def before() -> None:
             if self.over:
                 return
-            if self.n_optimizer_steps and not self._recorded:
+            trains = self.loop is not None and self.loop.boundary == "optimizer"
+            if trains or (self.n_optimizer_steps and not self._recorded):
                 # it trains after all: what was recorded of the forwards is no longer wanted
                 self._drop_hooks_of_forward(undo)
                 return
@@ -510,7 +535,8 @@ class LoopFinder:
             self.drop_loader()
         if self.sampler is not None:
             self.sampler.forget_marks()
-        self.recorder, self.n_done = self._new_recorder(how), 0
+        self.recorder, self.n_done, self.n_loops = self._new_recorder(how), 0, self.n_loops + 1
+        self.begun_s, self.trains_s, self.n_others = time.monotonic(), 0.0, 0
         if self.leak_watch is not None and self.settings.get("memory"):
             try:
                 self.memory = self.leak_watch(self.out / self.folder)

@@ -29,7 +29,12 @@ UNUSED = {"unused": 900, "taken": 100, "parameters": 4, "modules": ["encoder"]}
 
 
 def found(
-    folder: Path, unused: dict[str, Any] | None = None, *, again: bool = False, torch: dict[str, Any] | None = None
+    folder: Path,
+    unused: dict[str, Any] | None = None,
+    *,
+    again: bool = False,
+    torch: dict[str, Any] | None = None,
+    thrown: dict[str, Any] | None = None,
 ) -> dict[str, Finding]:
     """Return what is found in steps that are half forward and half backward, by code."""
     built = SamplesBuilder(folder, SOURCE)
@@ -42,7 +47,11 @@ def found(
     samples, loop = built.samples(), built.loop(boundary="optimizer.step()", operators=1.0)
     samples.torch.update(torch or {})
     assert loop is not None
-    recording = Recording({}, {"unused_gradients": unused}, None, None)
+    measured = {
+        "unused_gradients": unused,
+        "thrown_gradients": thrown and {**thrown, "line": (str(folder / "train.py"), 7, "f")},
+    }
+    recording = Recording({}, measured, None, None)
     return {finding.code: finding for finding in backward_passes(recording, samples, loop, built.view, 20.0)}
 
 
@@ -56,6 +65,16 @@ def test_gradients_that_nobody_takes_cost_a_part_of_the_backward_pass(tmp_path: 
         pytest.approx(0.12, abs=0.02),
         pytest.approx(0.55, abs=0.02),
     )
+
+
+def test_gradients_that_are_thrown_away_cost_the_way_to_them(tmp_path: Path) -> None:
+    finding = found(tmp_path, thrown={"of": ["maker"], "by": ["judge"], "share": 0.1})["OPT103"]
+    assert finding.place.frame is not None
+    assert finding.cost is not None
+    assert finding.place.frame.line == 7
+    assert finding.message.startswith("the loss of judge goes back through maker")
+    assert (finding.cost.share_low, finding.cost.share_high) == (0.08, 0.2)
+    assert not found(tmp_path, thrown={"of": ["maker"], "by": ["judge"], "share": 0.001})
 
 
 def test_without_such_gradients_or_backward_passes_there_is_nothing(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import textwrap
+from typing import Any
 
 from torchtriage.core.finding import Finding, Fix, Frame, Place
 from torchtriage.diagnose.lint.walk import walk
@@ -11,7 +12,9 @@ from torchtriage.measure.fix.candidates import changed, known_edits
 from torchtriage.measure.fix.proposal import Proposal, Site
 
 
-def proposals(text: str, line: int | str, code: str, edit: str = "") -> list[Proposal]:
+def proposals(
+    text: str, line: int | str, code: str, edit: str = "", evidence: dict[str, Any] | None = None
+) -> list[Proposal]:
     """Return what edits that know a code, or the named one, propose for a line, given by number or a part of it."""
     text = source(text)
     number = line if isinstance(line, int) else _number(text, line)
@@ -25,7 +28,7 @@ def proposals(text: str, line: int | str, code: str, edit: str = "") -> list[Pro
         "A finding.",
         Place(frame=Frame("program.py", number, "", lines=(number,))),
         None,
-        {},
+        evidence or {},
         Fix("Mend it."),
     )
     site = Site(walk(ast.parse(text), text, "program.py", whole=True), number, finding)
@@ -38,10 +41,12 @@ def proposals(text: str, line: int | str, code: str, edit: str = "") -> list[Pro
     ]
 
 
-def proposed(text: str, line: int | str, code: str, edit: str = "") -> list[str]:
+def proposed(
+    text: str, line: int | str, code: str, edit: str = "", evidence: dict[str, Any] | None = None
+) -> list[str]:
     """Return the texts after each proposal; ``text`` may be indented as the test is."""
     text = source(text)
-    new = [changed(text, [proposal.edits]) for proposal in proposals(text, line, code, edit)]
+    new = [changed(text, [proposal.edits]) for proposal in proposals(text, line, code, edit, evidence)]
     return [item for item in dict.fromkeys(new) if item != text]
 
 

@@ -174,6 +174,7 @@ class Recorder:
         self._probed_calls: list[dict[str, Any]] = []
         self._gradients: GradientWatch | None = None
         self._unused_gradients: dict[str, Any] | None = None
+        self._thrown_gradients: dict[str, Any] | None = None
         # what the next step boundary means; None: nothing any more
         self._advance: Callable[[int], None] | None
         if self.plan.early_light or self.plan.early_heavy:
@@ -296,12 +297,15 @@ class Recorder:
             self._next()
 
     def _watch_gradients(self) -> None:
-        """Compare the gradients at the first and the second boundary of the warm-up."""
+        """Compare the gradients at two boundaries of the warm-up; see until its end which are thrown away."""
         try:
             if self._phase_steps == 1:
                 self._gradients = GradientWatch()
             elif self._gradients is not None:
-                self._unused_gradients, self._gradients = self._gradients.facts(), None
+                if self._phase_steps == 2:
+                    self._unused_gradients = self._gradients.facts()
+                if self._phase_steps > self.plan.warmup:
+                    self._thrown_gradients, self._gradients = self._gradients.thrown.facts(), None
         except Exception as error:  # of the script's own classes
             self._failures[f"gradients: {type(error).__name__}: {error}"] += 1
 
@@ -497,6 +501,8 @@ class Recorder:
         self.state = OFF
         self.ended = reason
         _live.discard(self)
+        if self._gradients is not None:
+            self._gradients.thrown.stop()
         self._write()
         if reason == COMPLETE and self._on_done is not None:
             try:
@@ -537,6 +543,7 @@ class Recorder:
             **{kind: self._recordings.get(kind) for kind in (LIGHT, HEAVY)},
             "calls": self._probed_calls,
             "unused_gradients": self._unused_gradients,
+            "thrown_gradients": self._thrown_gradients,
             "own_ns": self._own_ns,
             "failures": dict(self._failures),
             "environment": self._environment,

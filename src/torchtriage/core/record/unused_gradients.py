@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
+
+from torchtriage.core.record.thrown_gradients import ThrownGradients
 
 if TYPE_CHECKING:  # here only the script imports torch
     import torch
@@ -25,6 +28,7 @@ class GradientWatch:
         self._versions: list[tuple[weakref.ref[torch.nn.Parameter], tuple[int, int]]] = []
         self._n_taken = 0
         self._modules: list[weakref.ref[torch.nn.Module]] = []
+        optimizers: list[torch.optim.Optimizer] = []
         taken: dict[int, torch.nn.Parameter] = {}
         parameters: list[torch.nn.Parameter] = []
         for found in gc.get_objects():
@@ -32,6 +36,7 @@ class GradientWatch:
             if issubclass(kind, torch.nn.Parameter):
                 parameters.append(found)
             elif issubclass(kind, torch.optim.Optimizer):
+                optimizers.append(found)
                 taken.update((id(given), given) for group in found.param_groups for given in group["params"])
             elif issubclass(kind, torch.nn.Module):
                 self._modules.append(weakref.ref(found))
@@ -39,6 +44,7 @@ class GradientWatch:
             free = [given for given in parameters if id(given) not in taken and given.grad is not None]
             self._versions = [(weakref.ref(given), _version(given)) for given in free]
             self._n_taken = sum(given.numel() for given in taken.values())
+        self.thrown = ThrownGradients(optimizers, self._largest)
 
     def facts(self) -> dict[str, Any] | None:
         """Return how many numbers have gradients that nobody takes, and of how many; None where it is nothing."""
@@ -53,18 +59,19 @@ class GradientWatch:
             "unused": sum(given.numel() for given in unused),
             "taken": self._n_taken,
             "parameters": len(unused),
-            "modules": self._names({id(given) for given in unused})[:MOST_NAMES],
+            "modules": list(self._largest({id(given) for given in unused}))[:MOST_NAMES],
         }
 
-    def _names(self, unused: set[int]) -> list[str]:
-        """Return the largest modules all of whose parameters are unused: their names in others, or their classes."""
+    def _largest(self, some: set[int]) -> dict[str, torch.nn.Module]:
+        """Return the largest modules all of whose parameters are among some, by their names in the script."""
         modules = [module for reference in self._modules if (module := reference()) is not None]
-        whole = [module for module in modules if _ids(module.parameters()) and _ids(module.parameters()) <= unused]
+        whole = [module for module in modules if _ids(module.parameters()) and _ids(module.parameters()) <= some]
         inner = {id(part) for module in whole for part in module.modules() if part is not module}
-        names = {id(part): name for module in modules for name, part in module.named_children()}
+        names = {id(value): name for name, value in vars(sys.modules["__main__"]).items()}
+        names |= {id(part): name for module in modules for name, part in module.named_children()}
         largest = [module for module in whole if id(module) not in inner]
         largest.sort(key=lambda module: -sum(given.numel() for given in module.parameters()))
-        return [names.get(id(module)) or type(module).__name__ for module in largest]
+        return {names.get(id(module)) or type(module).__name__: module for module in largest}
 
 
 def _ids(parameters: Iterable[torch.nn.Parameter]) -> set[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 from torchtriage.core.finding import Finding, Fix, Frame, Place
 from torchtriage.core.units import format_bytes, format_count, format_ms, format_share
@@ -30,6 +31,24 @@ UNUSED = Cause(
     looks="parameters get a new gradient in every step, and no optimizer of the process has them.",
     slow="the pass goes on through layers that are not trained; what they computed is kept until then.",
     leave="the gradients are read by hand: saliency, penalties, an update of your own.",
+)
+THROWN = Cause(
+    "OPT103",
+    "gradients-thrown-away",
+    "optim",
+    "Gradients are computed for another model's step and thrown away",
+    OPERATORS,
+    "the way back through it",
+    Fix(
+        "Cut the graph where the other model's work goes in.",
+        "fake = generator(noise)\nloss = criterion(discriminator(fake.detach()), zeros)",
+        "https://docs.pytorch.org/docs/stable/generated/torch.Tensor.detach.html",
+    ),
+    gain=(0.8, 2.0),
+    looks="two optimizers, one model that is given what the other made, and gradients of the other that are new each"
+    " time it takes a step of its own.",
+    slow="the loss goes back through both models, where only the first is trained in this step.",
+    leave="both are trained by one loss.",
 )
 RECOMPUTED = Cause(
     "MEM122",
@@ -68,6 +87,9 @@ def backward_passes(
             f" step that no optimizer takes: {format_share(part)} of all numbers with one"
         )
         yield from _finding(UNUSED, inside, part, message, _calls_backward(inside), loop, step_ms)
+    thrown = recording.measured.get("thrown_gradients")
+    if thrown and thrown["share"] >= WORTH:
+        yield _thrown(thrown, loop, step_ms)
     again = [item for item in inside if any(map(_recomputes, item.look.stack))]
     if again:
         peak, memory = max((look.resident for look in samples.memory), default=0), samples.torch.get("memory") or 0
@@ -79,6 +101,24 @@ def backward_passes(
             files = sorted({position.file for item in again for position in item.chain})
             frame = _switched_on(view, files) or _calls_backward(again)
             yield from _finding(RECOMPUTED, again, 1.0, message, frame, loop, step_ms)
+
+
+def _thrown(thrown: dict[str, Any], loop: SampledLoop, step_ms: float) -> Finding:
+    share, (file, line, function) = min(thrown["share"], 1.0), thrown["line"]
+    of, by = (", ".join(thrown[name]) or "another model" for name in ("of", "by"))
+    frame = Frame(file, line, function, exact=True, called="backward", lines=(line,)) if line else None
+    # from its last layer's gradients to its first one's: the way through the last layer comes on top
+    low, high = THROWN.gain[0] * share, min(THROWN.gain[1] * share, 1.0)
+    return THROWN.finding(
+        severity=severity_of(low, high),
+        certainty="likely",
+        message=f"the loss of {by} goes back through {of}, whose gradients are thrown away before its own step:"
+        f" {format_ms(share * step_ms)} of {format_ms(step_ms)}",
+        place=Place(frame=frame, stack=(frame,) if frame else ()),
+        cost=share_cost(low, high, step_ms, share, "time from its last gradient to its first", loop, "B"),
+        evidence={"share_of_step": round(share, 6), "models": thrown["of"]},
+        n_events=1,
+    )
 
 
 def _finding(
@@ -138,4 +178,4 @@ def _recomputes(position: Position) -> bool:
     )
 
 
-CODES = (UNUSED, RECOMPUTED)
+CODES = (UNUSED, RECOMPUTED, THROWN)

@@ -1,0 +1,134 @@
+"""In the script's process: gradients of one optimizer's parameters, made for a step of another and thrown away.
+
+A discriminator's loss that goes back through the generator, or a critic's target through the actor: ``detach`` cuts the
+way. A generator's loss needs its way through the discriminator. So that only two models that do it to each other are
+told of, and of them the one that is given what the other made.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torchtriage.core.record.environment import process_rank
+from torchtriage.core.record.stacks import user_call
+from torchtriage.core.record.torch_hooks import has_compiled
+
+if TYPE_CHECKING:  # here only the script imports torch
+    import torch
+
+MOST_OPTIMIZERS = 4
+MOST_PARAMETERS = 1000
+Line = tuple[str, int, str]
+
+
+class _Written(NamedTuple):
+    """Gradients of an optimizer that were written since the last step of any, one of them, and where from."""
+
+    ns: list[int]
+    sample: list[tuple[Any, Line]]
+
+
+@dataclass
+class _Thrown:
+    """How often gradients of one optimizer were thrown away that had been written for steps of another."""
+
+    n: int = 0
+    ns: int = 0
+    last: bool = True  # they always were the last to be written
+    line: Line = ("", 0, "")
+    pending: list[tuple[int, bool, Any, Line]] = field(default_factory=list)
+
+
+class ThrownGradients:
+    """Hooks modules, parameters and optimizers from its making to :meth:`facts`.
+
+    ``largest`` : names the largest modules that all of some parameters make.
+    """
+
+    def __init__(
+        self, optimizers: Sequence[torch.optim.Optimizer], largest: Callable[[set[int]], Mapping[str, torch.nn.Module]]
+    ) -> None:
+        self._undo: list[Callable[[], object]] = []
+        self._parameters = [
+            [given for group in optimizer.param_groups for given in group["params"] if given.requires_grad]
+            for optimizer in optimizers
+        ]
+        self._of = {id(optimizer): at for at, optimizer in enumerate(optimizers)}
+        self._written: dict[int, _Written] = {}
+        self._thrown: dict[tuple[int, int], _Thrown] = {}
+        self._steps_ns: dict[int, list[int]] = {}
+        self._fed: set[int] = set()  # whose modules are given what has a graph
+        self._names: list[list[str]] = []
+        n = sum(map(len, self._parameters))
+        shared = len({id(given) for some in self._parameters for given in some}) < n
+        few = 2 <= len(optimizers) <= MOST_OPTIMIZERS and all(self._parameters) and n <= MOST_PARAMETERS
+        if not few or shared or has_compiled() or process_rank() is not None:
+            return  # a compiled graph is guarded against hooks
+        from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+        self._undo.append(register_optimizer_step_pre_hook(self._steps).remove)
+        for at, parameters in enumerate(self._parameters):
+            modules = largest({id(given) for given in parameters})
+            self._names.append(list(modules))
+            for module in modules.values():
+                self._undo.append(module.register_forward_pre_hook(partial(self._called, at)).remove)
+            for given in parameters:
+                hook = partial(self._accumulated, at, given is parameters[0])
+                self._undo.append(given.register_post_accumulate_grad_hook(hook).remove)
+
+    def stop(self) -> None:
+        """Take the hooks out."""
+        while self._undo:
+            self._undo.pop()()
+
+    def facts(self) -> dict[str, Any] | None:
+        """Return whose gradients are thrown away, for whose steps, and their share of the time; None without any.
+
+        Takes the hooks out.
+        """
+        self.stop()
+        for (of, by), thrown in self._thrown.items():
+            back, steps = self._thrown.get((by, of)), self._steps_ns.get(by, [])
+            upstream = by in self._fed and (of not in self._fed or thrown.last)
+            if thrown.n and back is not None and back.n and upstream and len(steps) > 1:
+                return {
+                    "of": self._names[of],
+                    "by": self._names[by],
+                    "share": thrown.ns / thrown.n * (len(steps) - 1) / (steps[-1] - steps[0]),
+                    "line": thrown.line,
+                }
+        return None
+
+    def _called(self, of: int, _module: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
+        if any(getattr(given, "grad_fn", None) is not None for given in arguments):
+            self._fed.add(of)
+
+    def _accumulated(self, of: int, sample: bool, given: torch.Tensor) -> None:
+        written = self._written.setdefault(of, _Written([], []))
+        written.ns.append(perf_counter_ns())
+        if sample:
+            written.sample[:] = [(given.grad, user_call(sys._getframe(1)))]
+
+    def _steps(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        by = self._of.get(id(optimizer))
+        if by is None:
+            return
+        self._steps_ns.setdefault(by, []).append(perf_counter_ns())
+        for (of, _), thrown in self._thrown.items():
+            for ns, last, gradient, line in thrown.pending if of == by else ():
+                if self._parameters[of][0].grad is not gradient:  # another than was made for that step
+                    thrown.n, thrown.ns, thrown.last, thrown.line = thrown.n + 1, thrown.ns + ns, last, line
+            if of == by:
+                thrown.pending.clear()
+        own = self._written.get(by)
+        for of, written in self._written.items():
+            if of != by and own is not None and written.sample:
+                ((gradient, line),) = written.sample
+                row = written.ns[-1] - written.ns[0], written.ns[0] > own.ns[-1], gradient, line
+                self._thrown.setdefault((of, by), _Thrown()).pending.append(row)
+        self._written.clear()

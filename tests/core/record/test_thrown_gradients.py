@@ -1,0 +1,63 @@
+"""Gradients that are made for a step of another model and thrown away, as the script's process sees them."""
+
+from __future__ import annotations
+
+import linecache
+from typing import Any
+
+import pytest
+
+from torchtriage.core.record.thrown_gradients import ThrownGradients
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+
+def model(n_in: int, n_out: int) -> Any:
+    return torch.nn.Sequential(torch.nn.Linear(n_in, 8), torch.nn.ReLU(), torch.nn.Linear(8, n_out))
+
+
+def noted(*, detached: bool = False, real_first: bool = True, alike: bool = False) -> dict[str, Any] | None:
+    """Return what three rounds of a generator and a discriminator show; ``alike`` : both are trained by one loss."""
+    maker, judge = model(4, 6), model(6, 1)
+    optimizers = [torch.optim.SGD(part.parameters(), 0.1) for part in (maker, judge)]
+    names = {id(maker[0].weight): {"maker": maker}, id(judge[0].weight): {"judge": judge}}
+    watch = ThrownGradients(optimizers, lambda some: next(names[given] for given in some if given in names))
+    for _ in range(3):
+        fake = maker(torch.randn(3, 4))
+        given = fake.detach() if detached else fake
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        first, second = (torch.randn(3, 6), given) if real_first else (given, torch.randn(3, 6))
+        (judge(first).sum() + judge(second).square().sum()).backward()
+        if alike:
+            optimizers[0].step()
+        optimizers[1].step()
+        if not alike:
+            optimizers[0].zero_grad()
+            judge(maker(torch.randn(3, 4))).sum().backward()
+            optimizers[0].step()
+    facts = watch.facts()
+    assert not maker._forward_pre_hooks
+    assert not judge[0].weight._post_accumulate_grad_hooks
+    return facts
+
+
+@pytest.mark.parametrize("real_first", [True, False])
+def test_a_loss_that_goes_back_through_what_made_its_input(real_first: bool) -> None:
+    facts = noted(real_first=real_first)
+    assert facts is not None
+    assert (facts["of"], facts["by"]) == (["maker"], ["judge"])
+    assert 0 < facts["share"] < 1
+    file, line, function = facts["line"]
+    assert file == __file__
+    assert function == "noted"
+    assert "square().sum()).backward()" in linecache.getline(file, line)
+
+
+def test_a_generator_needs_its_way_through_the_discriminator() -> None:
+    assert noted(detached=True) is None
+
+
+def test_one_loss_for_both() -> None:
+    assert noted(alike=True) is None

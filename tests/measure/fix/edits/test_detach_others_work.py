@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import pytest
+from tests.measure.fix.proposing import proposed
+
+STEP = """
+    def step(self, real, noise):
+        fake = self.generator(noise)
+        shown = augment(fake.view(len(fake), -1))
+        on_real, on_fake = self.critic(real), self.critic({shown})
+        loss = on_fake.mean() - on_real.mean() + penalty(self.critic, real, {fake})
+        self.critic_optimizer.zero_grad()
+        loss.backward(retain_graph=True)
+        self.critic_optimizer.step()
+        fake.mean().backward()
+"""
+
+
+def detached(text: str, *models: str) -> list[str]:
+    return proposed(text, "loss.backward(", "OPT103", "detach-others-work", {"models": list(models)})
+
+
+def test_all_that_the_loss_is_computed_of_is_detached():
+    before = STEP.format(shown="shown", fake="fake")
+    (after,) = detached(before, "generator")
+    assert "augment(fake.detach().view(len(fake), -1))" in after
+    assert "penalty(self.critic, real, fake.detach())" in after
+    assert "    fake.mean().backward()" in after
+    assert not detached(after, "generator")
+
+
+def test_what_is_made_in_the_call_itself():
+    before = """
+        noise = torch.randn(4, 8)
+        loss = critic(actor(noise)).mean()
+        loss.backward()
+    """
+    (after,) = detached(before, "actor")
+    assert "loss = critic(actor(noise).detach()).mean()" in after
+
+
+@pytest.mark.parametrize("models", [(), ("decoder",)])
+def test_models_that_are_not_known_or_not_used_here(models):
+    assert not detached(STEP.format(shown="shown", fake="fake"), *models)

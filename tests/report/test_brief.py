@@ -121,16 +121,18 @@ def test_the_steps_of_an_engine_and_what_was_asked_for_are_there() -> None:
 def test_a_run_says_where_its_step_goes_how_long_it_takes_and_what_was_asked_for() -> None:
     parts = (AccountPart("Python", 14.0, 0.88), AccountPart("operators", 1.9, 0.12))
     lines = (AccountLine("/srv/train.py", 36, "clean", "Python", 0.71),)
+    body = (AccountLine("/srv/train.py", 40, "main", "Python", 0.8),)
     gradients = (AccountLine("/srv/net.py", 9, "forward", "gradients", 0.1),)
     run = RecordedRun(
         *("train.py", 0, "one step of SGD", "train.py", 41, "main", 40, 15.9, 39, True, 16.0, 24.9),
         memory=WatchedMemory("no leak", 300, 20, (), 0, 0, 0, None, None, "", 0.0, ()),
-        account=StepAccount("step", 15.9, 39, 400, "train.py", 41, parts, lines, gradients=gradients),
+        account=StepAccount("step", 15.9, 39, 400, "train.py", 41, parts, lines, gradients=gradients, body=body),
     )
     text = brief(replace(problems(), recorded=run))
     bar, *rows = text[text.index("  step ") : text.index("  GPU 0")].splitlines()
     assert bar == f"  step      {'▓' * 35}{'█' * 5}  Python 88 %, operators 12 %"
     assert rows == [
+        "  body      train.py:40 80 %",
         "  lines     train.py:36 71 %",
         "  gradients net.py:9 10 %",
         "  loop      one step of SGD, train.py:41 in main; 40 steps seen",

@@ -22,6 +22,8 @@ N_LINES = 12
 MIN_LOOP_NS = 200_000_000
 FEWEST_LOOKS = 12
 """With fewer in the steady steps, all time in the loop is accounted for instead."""
+ONE_THING = 0.9
+"""Of the step: a line of the loop that takes more calls what the loop does."""
 OPERATORS, PYTHON, EITHER = "operators", "Python", "operators or Python"
 COLLECTION = "garbage collection"
 WAITS_FOR_LOADER = "waiting for the loader"
@@ -481,7 +483,24 @@ def step_account(loop: SampledLoop, samples: Samples, step_ms: float | None) -> 
             if ns > 0
         ),
         lines=_account_lines(lines, total),
+        body=_body(loop, total),
     )
+
+
+def _body(loop: SampledLoop, whole: int) -> tuple[AccountLine, ...]:
+    """Return the lines of the loop itself, or of the outermost function below it that does more than one thing."""
+    chains = [item for item in loop.seen if item.chain and item.kind != "torchtriage"]
+    found: tuple[AccountLine, ...] = ()
+    for depth in range(1, max((len(item.chain) for item in chains), default=0)):
+        lines: dict[tuple[str, str, int], Counter[str]] = {}
+        for item in chains:
+            position = item.chain[-min(depth, len(item.chain))]
+            kind = max(loop.parts(item).items(), key=lambda part: part[1])[0]
+            lines.setdefault(line_of(position), Counter())["Python" if kind == "python" else kind] += item.weight_ns
+        found = _account_lines(lines, whole)
+        if found[0].share < ONE_THING:
+            return found
+    return ()
 
 
 def run_account(samples: Samples, loop: SampledLoop | None) -> RunAccount:

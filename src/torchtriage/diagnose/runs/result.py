@@ -117,8 +117,9 @@ class StepAccount:
     ``of_ms`` : a mean step where ``per`` is ``step``; where steps could not be told apart, all time in the loop.
     ``n_looks`` : looks at the stack that it rests on. ``loop_file``, ``loop_line`` : the loop in the user's code.
     ``lines`` : the user's innermost lines, the longest first. ``gradients`` : the lines whose backward operators take
-    longest, which ``lines`` counts at the call of ``backward``; none with a device. ``flame`` : the stacks below the
-    loop, callers before what they call.
+    longest, which ``lines`` counts at the call of ``backward``; none with a device. ``body`` : the lines of the loop
+    itself with all that they call, or of the outermost function in it that does more than one thing; none where it
+    calls no function of the user's. ``flame`` : the stacks below the loop, callers before what they call.
     """
 
     per: Literal["step", "loop"]
@@ -131,6 +132,7 @@ class StepAccount:
     lines: tuple[AccountLine, ...]
     flame: tuple[FlameBar, ...] = ()
     gradients: tuple[AccountLine, ...] = ()
+    body: tuple[AccountLine, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -116,6 +116,7 @@ def account(account: StepAccount, limit: int) -> Iterator[b.Block]:
         b.labelled(account.per, [(*_account_bar(account), f" {what}", b.dim(rests)), _account_parts(account.parts)]),
         indent=0,
     )
+    yield b.Rows(b.labelled("body", _spelled(_worth(account.body, limit))), indent=0, tight=True)
     yield b.Rows(b.labelled("lines", _spelled(_worth(account.lines, limit))), indent=0, tight=True)
     yield b.Rows(b.labelled("gradients", _spelled(_worth(account.gradients, limit))), indent=0, tight=True)
 
@@ -129,6 +130,8 @@ def run_account(run: RunAccount, limit: int) -> Iterator[b.Block]:
 def account_in_brief(account: StepAccount, run: RunAccount | None, limit: int) -> list[b.Row]:
     """Return the same in two rows, and a third where much of the run is outside the loop: what most of that is."""
     rows = [b.Row(account.per, (*_account_bar(account), f"  {_account_parts(account.parts)}"))]
+    if body := _worth(account.body, limit):
+        rows.append(b.Row("body", _in_a_row(body)))
     if lines := _worth(account.lines, limit):
         rows.append(b.Row("lines", _in_a_row(lines)))
     if gradients := _worth(account.gradients, limit):

@@ -250,6 +250,7 @@ class _Packer:
             and {
                 **self.fields(step, "per of_ms n_steps n_looks"),
                 "parts": [self.row(part, "kind share ms") for part in step.parts],
+                "body": self.account_lines(step.body),
                 "lines": self.account_lines(step.lines),
                 "gradients": self.account_lines(step.gradients),
                 "flame": [

@@ -755,6 +755,7 @@ function whereSection(result) {
   return section("where", step ? `Where the ${step.per}'s time goes` : "Where the run's time goes", rests,
     step ? partsBar(step.parts, `one ${step.per}`) : null,
     step ? linesTable(step.lines) : null,
+    step && step.body.length ? [h("h3", {}, "Lines of the loop, with all that they call"), linesTable(step.body)] : null,
     step && step.gradients.length ? [h("h3", {}, "Lines whose gradients take the time of the backward pass"), linesTable(step.gradients)] : null,
     step && step.flame.length ? h("details", { open: true }, h("summary", {}, "Flame graph: callers above what they call"),
       h("div", { class: "scroll" }, h("div", { class: "flame", style: { height: `${18 * (deepest + 1)}px` } },

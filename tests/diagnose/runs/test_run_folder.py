@@ -88,6 +88,18 @@ def test_a_run_that_died_and_left_no_stacks_is_not_called_healthy(tmp_path: Path
     assert "ended-by-signal" not in notes
 
 
+def test_a_window_of_a_script_that_failed_is_not_called_healthy(tmp_path: Path) -> None:
+    process(tmp_path, 1, loop=LOOP, files=("light.json.gz",))
+    path = tmp_path / "process-1.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"loop": None}))
+    (result,) = traces.analyze_run(tmp_path, exit_code=1).results
+    notes = {note.code: note.message for note in result.notes}
+    assert notes["failed-early"] == "the script ended with exit code 1 before a step was recorded"
+    assert not result.healthy
+    (result,) = traces.analyze_run(tmp_path, exit_code=0).results
+    assert "failed-early" not in {note.code for note in result.notes}
+
+
 def test_a_script_that_fails_before_its_first_step_is_not_called_another_file(tmp_path: Path) -> None:
     process(tmp_path, 1, loop=LOOP)
     trace = b'{"traceEvents": [{"ph": "i", "name": "x", "cat": "Trace", "ts": 1}]}'

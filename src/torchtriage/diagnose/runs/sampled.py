@@ -41,7 +41,7 @@ from torchtriage.diagnose.runs.memory_growth import growing_memory, growth_per_s
 from torchtriage.diagnose.runs.recorded_host import host_shares
 from torchtriage.diagnose.runs.repeated_calls import repeated_calls
 from torchtriage.diagnose.runs.result import RecordedRun
-from torchtriage.diagnose.runs.run_folder import Recording
+from torchtriage.diagnose.runs.run_folder import Recording, failed_early
 from torchtriage.diagnose.runs.samples import shortened
 from torchtriage.diagnose.runs.source_hints import UNNAMED, with_source
 from torchtriage.diagnose.runs.source_view import SourceView, sequential
@@ -166,6 +166,8 @@ def _missing(recording: Recording, facts: RecordedRun) -> Iterator[Note]:
             f"the script was ended by {_signal_name(-code)}: what it did last was not seen",
             "if it ends well without torchtriage, report it",
         )
+    if not recording.facts.get("loop") and (failed := failed_early(code)):
+        yield Note("failed-early", "warn", *failed)
     if recording.facts.get("sampled") and (samples is None or not samples.looks):
         file = recording.samples_file
         damaged = samples is None and file is not None and file.exists()

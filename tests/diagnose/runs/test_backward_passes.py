@@ -49,7 +49,7 @@ def found(
     assert loop is not None
     measured = {
         "unused_gradients": unused,
-        "thrown_gradients": thrown and {**thrown, "line": (str(folder / "train.py"), 7, "f")},
+        "thrown_gradients": [{**thrown, "line": (str(folder / "train.py"), 7, "f")}] if thrown else [],
     }
     recording = Recording({}, measured, None, None)
     return {finding.code: finding for finding in backward_passes(recording, samples, loop, built.view, 20.0)}
@@ -68,13 +68,19 @@ def test_gradients_that_nobody_takes_cost_a_part_of_the_backward_pass(tmp_path: 
 
 
 def test_gradients_that_are_thrown_away_cost_the_way_to_them(tmp_path: Path) -> None:
-    finding = found(tmp_path, thrown={"of": ["maker"], "by": ["judge"], "share": 0.1})["OPT103"]
+    given = {"of": ["maker"], "by": ["judge"], "needless": True, "share": 0.1}
+    finding = found(tmp_path, thrown=given)["OPT103"]
     assert finding.place.frame is not None
     assert finding.cost is not None
     assert finding.place.frame.line == 7
     assert finding.message.startswith("the loss of judge goes back through maker")
     assert (finding.cost.share_low, finding.cost.share_high) == (0.08, 0.2)
-    assert not found(tmp_path, thrown={"of": ["maker"], "by": ["judge"], "share": 0.001})
+    assert "detach" in finding.fix.code
+    assert not found(tmp_path, thrown=given | {"share": 0.001})
+    weights = found(tmp_path, thrown=given | {"needless": False})["OPT103"]
+    assert weights.cost is not None
+    assert (weights.cost.share_low, weights.cost.share_high) == (0.02, 0.07)
+    assert "requires_grad_(False)" in weights.fix.code
 
 
 def test_without_such_gradients_or_backward_passes_there_is_nothing(tmp_path: Path) -> None:

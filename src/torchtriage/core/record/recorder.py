@@ -174,7 +174,7 @@ class Recorder:
         self._probed_calls: list[dict[str, Any]] = []
         self._gradients: GradientWatch | None = None
         self._unused_gradients: dict[str, Any] | None = None
-        self._thrown_gradients: dict[str, Any] | None = None
+        self._thrown_gradients: list[dict[str, Any]] = []
         # what the next step boundary means; None: nothing any more
         self._advance: Callable[[int], None] | None
         if self.plan.early_light or self.plan.early_heavy:

@@ -1,8 +1,8 @@
 """In the script's process: gradients of one optimizer's parameters, made for a step of another and thrown away.
 
 A discriminator's loss that goes back through the generator, or a critic's target through the actor: ``detach`` cuts the
-way. A generator's loss needs its way through the discriminator. So that only two models that do it to each other are
-told of, and of them the one that is given what the other made.
+way. That is so where two models do it to each other, and one is given what the other made. A generator's loss needs its
+way through the discriminator, and an actor's through the critic, but no gradients of their weights.
 """
 
 from __future__ import annotations
@@ -86,23 +86,21 @@ class ThrownGradients:
         while self._undo:
             self._undo.pop()()
 
-    def facts(self) -> dict[str, Any] | None:
-        """Return whose gradients are thrown away, for whose steps, and their share of the time; None without any.
+    def facts(self) -> list[dict[str, Any]]:
+        """Return whose gradients are thrown away, for whose steps, from where, and the share of the time to write them.
 
-        Takes the hooks out.
+        ``needless`` : the way to them is, too. Takes the hooks out.
         """
         self.stop()
+        found = []
         for (of, by), thrown in self._thrown.items():
             back, steps = self._thrown.get((by, of)), self._steps_ns.get(by, [])
-            upstream = by in self._fed and (of not in self._fed or thrown.last)
-            if thrown.n and back is not None and back.n and upstream and len(steps) > 1:
-                return {
-                    "of": self._names[of],
-                    "by": self._names[by],
-                    "share": thrown.ns / thrown.n * (len(steps) - 1) / (steps[-1] - steps[0]),
-                    "line": thrown.line,
-                }
-        return None
+            needless = back is not None and back.n > 0 and by in self._fed and (of not in self._fed or thrown.last)
+            if thrown.n and len(steps) > 1 and (needless or of in self._fed):
+                share = thrown.ns / thrown.n * (len(steps) - 1) / (steps[-1] - steps[0])
+                names = {"of": self._names[of], "by": self._names[by]}
+                found.append({**names, "needless": needless, "share": share, "line": thrown.line})
+        return found
 
     def _called(self, of: int, _module: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
         if any(getattr(given, "grad_fn", None) is not None for given in arguments):

@@ -35,10 +35,19 @@ class Cause:
     looks: str = ""
     slow: str = ""
     leave: str = ""
+    cost: str = ""
 
     def finding(self, **seen: Any) -> Finding:
         """Return a finding of this cause; ``seen`` : what :class:`Finding` holds beside code, words and fix."""
         return Finding(code=self.code, name=self.name, family=self.family, title=self.title, fix=self.fix, **seen)
+
+    @property
+    def _of_looks(self) -> str:
+        return (
+            "the share of the looks at the stack, in steady steps, that find the loop's thread there;"
+            f" {self.gain[0]:.0%} of it at the low end, {self.gain[1]:.0%} at the high end, give or take the error of"
+            " counting."
+        )
 
     @property
     def page(self) -> str:
@@ -49,8 +58,7 @@ class Cause:
 
 Looks like: {self.looks}
 Slow because: {self.slow}
-Cost: the share of the looks at the stack, in steady steps, that find the loop's thread there; {self.gain[0]:.0%} of
-    it at the low end, {self.gain[1]:.0%} at the high end, give or take the error of counting.
+Cost: {self.cost or self._of_looks}
 Fix: {self.fix.text}
 Leave it when: {self.leave}
 Source: stacks looked at while ``torchtriage run`` lets the program run; see ``docs/run.md``.

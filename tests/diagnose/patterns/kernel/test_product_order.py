@@ -97,3 +97,31 @@ def test_quiet_where_the_layer_does_not_make_them_narrower(weight: list[int]) ->
 
 def test_quiet_with_an_operator_between() -> None:
     assert not graph(192, [32, 192], between="aten::relu")
+
+
+def neighbours(width: int, weight: list[int], between: str = "aten::div") -> list[Claim]:
+    """Four steps of 1 ms on a CPU: rows gathered and added up, their mean, and a layer; the same rows back."""
+    builder = TraceBuilder(vendor="cpu")
+    for step in range(4):
+        at = 1_000 * step
+        builder.step(step, at, 1_000)
+        builder.op("aten::index_select", at + 10, 100, dims=[[2000, width], [], [9000]])
+        builder.op("aten::index_add", at + 120, 100, dims=[[2000, width], [], [9000], [9000, width]])
+        builder.op(between, at + 230, 5, dims=[[2000, width], [2000, 1]])
+        builder.op("aten::linear", at + 240, 20, dims=[[2000, width], weight, []])
+        builder.op("aten::index_select", at + 600, 100, dims=[[2000, width], [], [9000]])
+        builder.op("aten::index_add_", at + 710, 100, dims=[[2000, width], [], [9000], [9000, width]])
+    return list(find(builder.build()))
+
+
+def test_rows_that_a_layer_could_make_narrow_before_they_are_added_up() -> None:
+    (claim,) = neighbours(256, [32, 256])
+    assert claim.evidence["products_ms_per_step"] == 0.4
+    assert claim.evidence["columns"] == 256
+    assert claim.edits[0].best == pytest.approx(32 / 256)
+
+
+def test_quiet_where_rows_stay_as_wide_or_something_happens_between() -> None:
+    assert not neighbours(256, [256, 256])
+    assert not neighbours(256, [32, 256], between="aten::relu")
+    assert not neighbours(256, [])

@@ -1,9 +1,9 @@
 """Three matrices are multiplied in the order that takes more work.
 
 Looks like: an ``einsum`` of three operands or more that goes from left to right, as it does without ``opt_einsum``, and
-    so builds a product of two long axes only to sum one of them away; a product with a sparse matrix whose wide result
-    a linear layer at once makes narrower. At least 5 % of the kernel time (on a CPU, of the step), and 30 % less work
-    the other way round.
+    so builds a product of two long axes only to sum one of them away; a product with a sparse matrix, or rows that are
+    gathered and added up by index (the mean over neighbours), whose wide result a linear layer at once makes narrower.
+    At least 5 % of the kernel time (on a CPU, of the step), and 30 % less work the other way round.
 Slow because: (A B) C and A (B C) are equal, but their work is not: with A of n x d, B of d x n and C of n x d it is
     n n d against n d d. The backward pass repeats it twice.
 Cost: modelled: the products with these sides, forward and backward, times the share of the work that the other order
@@ -20,9 +20,10 @@ import numpy as np
 
 from torchtriage.core.trace.matrix_products import BATCHED, products
 from torchtriage.core.trace.op_inputs import inputs_of
+from torchtriage.core.trace.op_runs import outer_ops
 from torchtriage.core.units import format_share
 from torchtriage.diagnose.patterns._op_work import work_of
-from torchtriage.diagnose.patterns.base import Claim, Claims, Fix, Floats, Ints, Kind, Pattern, Trace
+from torchtriage.diagnose.patterns.base import Claim, Claims, Fix, Floats, Ints, Kind, Pattern, Trace, aten
 
 PATTERN = Pattern.of(
     __name__, "KRN071", "Products in the order that takes more work", order=546, needs="ops shapes work"
@@ -34,9 +35,9 @@ out = torch.einsum("bhnd,bhde->bhne", queries, context)""",
     link="https://docs.pytorch.org/docs/stable/generated/torch.einsum.html",
 )
 _NARROW_FIRST = Fix(
-    text="Make the features narrow before the sparse product, where the layer makes them narrower.",
+    text="Make the features narrow before they are added up over neighbours, where the layer makes them narrower.",
     code="""out = torch.sparse.mm(adjacency, linear(x)) + bias
-# not linear(torch.sparse.mm(adjacency, x)) + bias""",
+# not linear(torch.sparse.mm(adjacency, x)) + bias, nor linear(mean_over_neighbours(x))""",
     link="https://docs.pytorch.org/docs/stable/generated/torch.sparse.mm.html",
 )
 
@@ -45,13 +46,19 @@ MIN_GAIN = 0.30
 SURE = 0.6
 _PRODUCTS = ("aten::mm", *BATCHED)
 _BACKWARD = r"^autograd::engine::evaluate_function"
+_ADDS = aten("index_add index_add_ scatter_add scatter_add_")
+_GATHERS = aten("index_select index gather")
+_SCALES = aten("linear bincount clamp_min clamp clamp_min_ unsqueeze div div_ mul mul_ to reciprocal view reshape")
+"""What stands between a sum over neighbours and the layer: its mean, and the layer of the node itself."""
+MOST_BETWEEN = 12
 _NARROWS = ("aten::linear", "aten::mm", "aten::matmul")
 
 
 def find(trace: Trace) -> Claims:
-    """Yield a claim for einsums, and one for products with sparse matrices."""
+    """Yield a claim for einsums, one for products with sparse matrices, and one for rows added up by index."""
     yield from _einsums(trace)
     yield from _sparse(trace)
+    yield from _gathered(trace)
 
 
 def _einsums(trace: Trace) -> Iterator[Claim]:
@@ -138,6 +145,44 @@ def _sparse(trace: Trace) -> Iterator[Claim]:
         f"products of a sparse matrix with {width:,} columns, which a layer makes fewer right after, take",
         {"columns": width},
         int(longest),
+        _NARROW_FIRST,
+    )
+
+
+def _gathered(trace: Trace) -> Iterator[Claim]:
+    adds = trace.named(*_ADDS)
+    ops = outer_ops(trace)
+    inputs, which = inputs_of(trace, ops)
+    best: dict[int, float] = {}
+    added = np.flatnonzero(adds[ops])
+    for place in added.tolist():
+        shape = inputs[which[place]].shape(0)
+        if len(shape) != 2 or shape[1] < 1:
+            continue
+        for following in range(place + 1, min(place + 1 + MOST_BETWEEN, len(ops))):
+            name, given = trace.name_of(ops[following]), inputs[which[following]]
+            weight = given.shape(1)
+            if name == "aten::linear" and given.shape(0) == shape and len(weight) == 2:
+                best[shape[1]] = max(best.get(shape[1], 0.0), 1 - weight[0] / shape[1])
+            if name not in _SCALES:
+                break
+    # rows of the same width are gathered before, and in the backward pass
+    rows = np.flatnonzero((adds | trace.named(*_GATHERS)) & (trace.kind == Kind.OP))
+    rows = rows[trace.tree.nearest(rows, adds | trace.named(*_GATHERS)) < 0]
+    inputs, which = inputs_of(trace, rows)
+    widths = np.array([given.shape(0)[-1] if len(given.shape(0)) == 2 else 0 for given in inputs] or [0])[which]
+    share = np.array([best.get(int(width), 0.0) for width in widths])
+    share[share < MIN_GAIN] = 0.0
+    if not share.any():
+        return
+    longest = int(np.argmax(np.where((share > 0) & adds[rows], trace.dur_ns[rows], -1)))
+    yield from _claim(
+        trace,
+        rows[share > 0],
+        share[share > 0],
+        f"gathering and adding up rows of {int(widths[longest]):,} columns, which a layer then makes fewer, takes",
+        {"columns": int(widths[longest])},
+        int(rows[longest]),
         _NARROW_FIRST,
     )
 

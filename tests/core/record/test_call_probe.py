@@ -355,3 +355,30 @@ def test_a_long_probe_ends_whatever_is_called(monkeypatch: pytest.MonkeyPatch) -
     for number in range(300):
         len(str(number))
     assert sys.getprofile() is None
+
+
+class Traces:
+    """What decays, in an attribute and in a variable."""
+
+    def __init__(self) -> None:
+        torch = pytest.importorskip("torch")
+        self.held = torch.full((100, 100), 1e-39)
+
+    def step(self, number: int) -> float:
+        torch = sys.modules["torch"]
+        kernel = torch.exp(-torch.arange(8192.0))  # below 1.2e-38 from 88 on, zero from 104 on
+        normal = torch.rand(8192)
+        return float(kernel.sum() + normal.sum() + number)
+
+
+@pytest.mark.torch
+def test_variables_with_subnormal_numbers_are_named() -> None:
+    probe, traces = CallProbe(), Traces()
+    probe.start()
+    for number in range(2):
+        traces.step(number)
+        probe.step()
+    probe.stop()
+    (found,) = probe.subnormal()
+    assert (found["name"], found["function"], found["shape"]) == ("self.held", "step", (100, 100))
+    assert found["share"] == 1.0

@@ -17,13 +17,20 @@ def model(n_in: int, n_out: int) -> Any:
     return torch.nn.Sequential(torch.nn.Linear(n_in, 8), torch.nn.ReLU(), torch.nn.Linear(8, n_out))
 
 
-def noted(*, detached: bool = False, real_first: bool = True, alike: bool = False) -> list[dict[str, Any]]:
-    """Return what three rounds of a generator and a discriminator show; ``alike`` : both are trained by one loss."""
+def noted(
+    *, detached: bool = False, real_first: bool = True, alike: bool = False, frozen: bool = False
+) -> list[dict[str, Any]]:
+    """Return what three rounds of a generator and a discriminator show.
+
+    ``alike`` : both are trained by one loss. ``frozen`` : the discriminator is, while the generator is trained.
+    """
     maker, judge = model(4, 6), model(6, 1)
     optimizers = [torch.optim.SGD(part.parameters(), 0.1) for part in (maker, judge)]
     names = {id(maker[0].weight): {"maker": maker}, id(judge[0].weight): {"judge": judge}}
+    judge.requires_grad_(not frozen)
     watch = ThrownGradients(optimizers, lambda some: next(names[given] for given in some if given in names))
     for _ in range(3):
+        judge.requires_grad_(True)
         fake = maker(torch.randn(3, 4))
         given = fake.detach() if detached else fake
         for optimizer in optimizers:
@@ -34,6 +41,7 @@ def noted(*, detached: bool = False, real_first: bool = True, alike: bool = Fals
             optimizers[0].step()
         optimizers[1].step()
         if not alike:
+            judge.requires_grad_(not frozen)
             optimizers[0].zero_grad()
             judge(maker(torch.randn(3, 4))).sum().backward()
             optimizers[0].step()
@@ -49,15 +57,24 @@ def test_a_loss_that_goes_back_through_what_made_its_input(real_first: bool) -> 
     assert (facts["of"], facts["by"], facts["needless"]) == (["maker"], ["judge"], True)
     assert (through["of"], through["by"], through["needless"]) == (["judge"], ["maker"], False)
     assert 0 < facts["share"] < 1
-    file, line, function = facts["line"]
-    assert file == __file__
-    assert function == "noted"
-    assert "square().sum()).backward()" in linecache.getline(file, line)
+    for file, line, function in facts["lines"]:
+        assert file == __file__
+        assert function == "noted"
+        assert "square().sum()).backward()" in linecache.getline(file, line)
+    assert [linecache.getline(file, line).strip() for file, line, _ in through["lines"]] == [
+        "judge(maker(torch.randn(3, 4))).sum().backward()"
+    ] * 2
 
 
 def test_a_generator_needs_its_way_through_the_discriminator_but_no_gradients_of_its_weights() -> None:
     (facts,) = noted(detached=True)
     assert (facts["of"], facts["by"], facts["needless"]) == (["judge"], ["maker"], False)
+
+
+def test_a_discriminator_that_is_frozen_for_the_generators_step() -> None:
+    assert noted(detached=True, frozen=True) == []
+    (facts,) = noted(frozen=True)
+    assert (facts["of"], facts["by"], facts["needless"]) == (["maker"], ["judge"], True)
 
 
 def test_one_loss_for_both() -> None:

@@ -49,7 +49,9 @@ def found(
     assert loop is not None
     measured = {
         "unused_gradients": unused,
-        "thrown_gradients": [{**thrown, "line": (str(folder / "train.py"), 7, "f")}] if thrown else [],
+        "thrown_gradients": [{**thrown, "lines": [(str(folder / "train.py"), line, "f") for line in (7, 6)]}]
+        if thrown
+        else [],
     }
     recording = Recording({}, measured, None, None)
     return {finding.code: finding for finding in backward_passes(recording, samples, loop, built.view, 20.0)}
@@ -72,7 +74,7 @@ def test_gradients_that_are_thrown_away_cost_the_way_to_them(tmp_path: Path) -> 
     finding = found(tmp_path, thrown=given)["OPT103"]
     assert finding.place.frame is not None
     assert finding.cost is not None
-    assert finding.place.frame.line == 7
+    assert (finding.place.frame.line, finding.place.frame.lines) == (7, (6, 7))
     assert finding.message.startswith("the loss of judge goes back through maker")
     assert (finding.cost.share_low, finding.cost.share_high) == (0.08, 0.2)
     assert "detach" in finding.fix.code

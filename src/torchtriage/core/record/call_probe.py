@@ -3,7 +3,8 @@
 For a step or two ``sys.setprofile`` reports the calls of one thread. Of each call of the user's own functions, and of
 each module that they call, a digest of the inputs and of the result is kept: values of numbers and texts, shape, sum
 and up to a thousand elements of tensors and arrays. Each row of a module's first tensor gets its own digest, kept with
-some elements of the matching row of the result: a sliding window repeats most rows. Nothing of the script's is held.
+some elements of the matching row of the result: a sliding window repeats most rows. Where a function of the user's
+returns, its tensors are looked at for subnormal numbers. Nothing of the script's is held.
 
 Standard library only; torch and numpy are looked up where the script has imported them.
 """
@@ -34,6 +35,8 @@ LARGEST = 1 << 22
 MOST_ROWS, OF_A_ROW, NEAR, TINY = 256, 8, 1e-3, 1e-6
 """Rows of a batch that are compared, elements of a row's result, and how far these may be apart, of themselves or at
 all, where rows change their place in the batch."""
+LARGE, FEW_SUBNORMAL = 4096, 0.005
+"""Elements of a tensor that take time, and the share of subnormal ones among them that does."""
 FEWEST = 16
 """Elements of a result that count: two calls may well return the same flag."""
 SUSPENDS = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR
@@ -65,6 +68,18 @@ class ProbedCall:
     rows: float = 0.0
 
 
+@dataclass(frozen=True)
+class Subnormal:
+    """A variable of a function whose tensor holds numbers below the normal ones, and what share of it they are."""
+
+    file: str
+    first_line: int
+    name: str
+    function: str
+    share: float
+    shape: tuple[int, ...]
+
+
 Rows: TypeAlias = tuple[list[int], Any]
 """The digest of each row of a module's input, and some elements of each row of its result, float64[n, k]."""
 _UNEQUAL = count()
@@ -80,6 +95,7 @@ class CallProbe:
         self._calls: dict[tuple[Any, ...], list[tuple[int, int, int, int, Rows]]] = {}
         self._n_calls: dict[tuple[Any, ...], int] = {}
         self._counted: dict[tuple[Any, ...], int] = {}  # of the last whole step
+        self._subnormal: dict[tuple[str, int, str], Subnormal] = {}
         self._n_steps = self._n_events = self._own_ns = 0
         self._incomplete = False
         self._until_ns = 0
@@ -132,6 +148,8 @@ class CallProbe:
                     self._called(frame, kind)
             elif event == "return" and (entry := self._open.pop(id(frame), None)) is not None:
                 self._returned(entry, value)
+                if self._wanted.get(frame.f_code) == 1:
+                    self._look_for_subnormal(frame)
         except Exception as error:  # it would be raised in the script
             self._cut()
             if _of_the_user(error):
@@ -170,6 +188,23 @@ class CallProbe:
         matched = (rows, results) if results is not None and len(results) == len(rows) else ([], [])
         self._calls.setdefault(key, []).append((self._n_steps, took, hash((inputs, result)), size, matched))
         self._own_ns += time.perf_counter_ns() - now
+
+    def _look_for_subnormal(self, frame: FrameType) -> None:
+        begun, code = time.perf_counter_ns(), frame.f_code
+        values = dict(frame.f_locals)
+        for name, held in getattr(values.get("self"), "__dict__", {}).items():
+            values[f"self.{name}"] = held
+        for name, held in values.items():
+            share = _subnormal_share(held)
+            place = code.co_filename, code.co_firstlineno, name
+            if share >= FEW_SUBNORMAL and (place not in self._subnormal or self._subnormal[place].share < share):
+                self._subnormal[place] = Subnormal(*place, code.co_name, share, tuple(held.shape))
+        self._own_ns += time.perf_counter_ns() - begun
+
+    def subnormal(self) -> list[dict[str, Any]]:
+        """Return the variables with subnormal numbers, those with most of them first, as JSON values."""
+        found = sorted(self._subnormal.values(), key=lambda one: -one.share * math.prod(one.shape))
+        return [asdict(one) for one in found[:ITEMS]]
 
     def _judged(self, last: int) -> list[ProbedCall]:
         judged = []
@@ -288,6 +323,30 @@ def _of_tensor(tensor: Any, torch: Any, result: bool, largest: int) -> tuple[int
         some = some.float() if some.dtype == torch.bfloat16 else some
         about = "tensor", tuple(tensor.shape), tensor.dtype, device
         return hash((*about, some.cpu().numpy().tobytes(), repr(flat.sum().item()))), size
+
+
+def _subnormal_share(value: Any) -> float:
+    """Return what share of a tensor in memory are subnormal numbers, by a thousand of them; 0 of anything else."""
+    torch: Any = sys.modules.get("torch")
+    numpy: Any = sys.modules.get("numpy")
+    if torch is None or numpy is None or type(value) not in (torch.Tensor, torch.nn.Parameter):
+        return 0.0
+    try:
+        known = value.dtype in (torch.float32, torch.float64) and value.layout == torch.strided
+        if (
+            not known
+            or value.device.type != "cpu"
+            or not LARGE <= value.numel() <= LARGEST
+            or _is_watched(torch, "cpu")
+        ):
+            return 0.0
+        with torch.no_grad():
+            some = numpy.abs(value.detach().reshape(-1)[:: _stride(value.numel())].numpy())
+        return float(((some > 0) & (some < numpy.finfo(some.dtype).tiny)).mean())
+    except Exception as error:  # anything may refuse to be read
+        if _of_the_user(error):
+            raise
+        return 0.0
 
 
 def _first_tensor(value: Any, torch: Any) -> Any:

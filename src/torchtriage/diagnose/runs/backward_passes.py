@@ -102,7 +102,7 @@ def backward_passes(
         yield from _finding(UNUSED, inside, part, message, _calls_backward(inside), loop, step_ms)
     for thrown in recording.measured.get("thrown_gradients") or ():
         if thrown["share"] >= WORTH:
-            yield _thrown(thrown, loop, step_ms)
+            yield _thrown(recording, thrown, loop, step_ms)
     again = [item for item in inside if any(map(_recomputes, item.look.stack))]
     if again:
         peak, memory = max((look.resident for look in samples.memory), default=0), samples.torch.get("memory") or 0
@@ -116,10 +116,12 @@ def backward_passes(
             yield from _finding(RECOMPUTED, again, 1.0, message, frame, loop, step_ms)
 
 
-def _thrown(thrown: dict[str, Any], loop: SampledLoop, step_ms: float) -> Finding:
-    share, (file, line, function) = min(thrown["share"], 1.0), thrown["line"]
+def _thrown(recording: Recording, thrown: dict[str, Any], loop: SampledLoop, step_ms: float) -> Finding:
+    share, (file, line, function) = min(thrown["share"], 1.0), thrown["lines"][0]
+    lines = tuple(sorted({at for where, at, _ in thrown["lines"] if where == file}))
+    file = recording.short(file)
     of, by = (", ".join(thrown[name]) or "another model" for name in ("of", "by"))
-    frame = Frame(file, line, function, exact=True, called="backward", lines=(line,)) if line else None
+    frame = Frame(file, line, function, exact=True, lines=lines) if line else None
     # from its last layer's gradients to its first one's: the way through the last layer comes on top
     low, high = (gain * share for gain in (THROWN.gain if thrown["needless"] else WEIGHTS_ALONE))
     high = min(high, 1.0)

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from torchtriage.core.finding import Certainty, Cost, Finding, Fix, Frame, Place, Severity
 from torchtriage.core.record.profiler_capture import BUSY
-from torchtriage.core.units import format_count
+from torchtriage.core.units import format_count, format_ms, format_share
 from torchtriage.diagnose.runs.account import SampledLoop
 from torchtriage.diagnose.runs.causes import Cause
-from torchtriage.diagnose.runs.costs import share_cost
+from torchtriage.diagnose.runs.costs import WORTH, severity_of, share_cost
 from torchtriage.diagnose.runs.run_folder import Recording
 from torchtriage.diagnose.runs.samples import Samples
 from torchtriage.diagnose.runs.source_view import SourceView
@@ -29,6 +29,26 @@ THREADS = Cause(
     looks="``torch.get_num_threads()`` is above the number of cores that the process may use.",
     slow="threads of one operator wait for each other at a barrier, and only some of them run at a time.",
     leave="threads mostly wait for something else than a core.",
+)
+SUBNORMAL = Cause(
+    "CFG105",
+    "subnormal-numbers",
+    "config",
+    "Tensors hold numbers that a CPU computes slowly",
+    "operators",
+    "subnormal numbers",
+    Fix(
+        "Let the CPU take subnormal numbers for zero, or cut off what decays.",
+        "torch.set_flush_denormal(True)  # at the top of the script",
+        "https://docs.pytorch.org/docs/stable/generated/torch.set_flush_denormal.html",
+    ),
+    gain=(0.3, 1.0),
+    looks="half a per cent or more of a large tensor on the CPU are subnormal: nearer to zero than 1.2e-38 (2.2e-308 in"
+    " double precision), but not zero, as what decays geometrically or ``exp`` of large negative numbers.",
+    slow="the CPU computes each of them by microcode, a hundred times slower than others.",
+    leave="such numbers matter.",
+    cost="the time in the function whose variable it is: 30 % of its operators at the low end, all of them at the high"
+    " end.",
 )
 PROFILED = Cause(
     "MSR045",
@@ -61,6 +81,7 @@ def configuration(
     if loop is None:
         return
     operators = loop.share_of("operators")
+    yield from _subnormal(recording, loop, view, step_ms)
     threads, cores = samples.torch.get("threads") or 0, samples.torch.get("cores") or 0
     if cores and threads > cores and operators >= 0.3:
         low, high = 0.2 * operators, 0.8 * operators
@@ -71,6 +92,32 @@ def configuration(
             share_cost(low, high, step_ms, high, "share of the step in operators", loop, "C"),
             certainty="certain",
         )
+
+
+def _subnormal(recording: Recording, loop: SampledLoop, view: SourceView, step_ms: float) -> Iterator[Finding]:
+    for found in recording.measured.get("subnormal") or ():
+        file = recording.short(found["file"])
+        first_line, name, function = (found[key] for key in ("first_line", "name", "function"))
+        inside = [item for item in loop.seen if any((p.file, p.first_line) == (file, first_line) for p in item.chain)]
+        weight_ns = sum(item.weight_ns * loop.parts(item).get("operators", 0.0) for item in inside)
+        share = weight_ns / max(loop.judged_ns, 1)
+        if share < WORTH:
+            continue
+        line = view.assigned(file, first_line, name) or first_line
+        lines = tuple(sorted({p.line for item in inside for p in item.chain if p.first_line == first_line} | {line}))
+        shape = " x ".join(map(str, found["shape"]))
+        low, high = (gain * share for gain in SUBNORMAL.gain)
+        yield SUBNORMAL.finding(
+            severity=severity_of(low, high),
+            certainty="likely",
+            message=f"{format_share(found['share'])} of {name} ({shape}) are subnormal; operators in {function}()"
+            f" take {format_ms(share * step_ms)} of {format_ms(step_ms)}",
+            place=Place(frame=Frame(file, line, function, exact=True, called=name, lines=lines)),
+            cost=share_cost(low, high, step_ms, share, "share of looks at the stack in this function", loop, "C"),
+            evidence={"subnormal_share": round(found["share"], 4), "variable": name},
+            n_events=1,
+        )
+        return  # what is computed of it holds some, too
 
 
 def _made(view: SourceView, files: list[str], names: tuple[str, ...]) -> Frame | None:
@@ -90,4 +137,4 @@ def _finding(
     )
 
 
-CODES = (THREADS, PROFILED)
+CODES = (THREADS, SUBNORMAL, PROFILED)

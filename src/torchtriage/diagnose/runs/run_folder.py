@@ -19,7 +19,7 @@ from torchtriage.core.record.structured_log import log_of
 from torchtriage.core.record.timing import step_wall_ns
 from torchtriage.core.trace.anonymise import Anonymiser
 from torchtriage.diagnose.runs.result import RecordedRun, WatchedMemory
-from torchtriage.diagnose.runs.samples import Samples, read_samples
+from torchtriage.diagnose.runs.samples import Samples, read_samples, shortened
 from torchtriage.memory.leaks.leak_report import REPORT as MEMORY_FILE
 from torchtriage.memory.leaks.leak_report import SNAPSHOT as SNAPSHOT_FILE
 from torchtriage.memory.leaks.leak_report import WatchReport
@@ -56,8 +56,15 @@ class Recording:
     @cached_property
     def samples(self) -> Samples | None:
         """What the sampler of stacks saw; None where it did not run."""
-        roots = [str(root) for root in self.facts.get("roots", ())]
-        return None if self.samples_file is None else read_samples(self.samples_file, roots)
+        return None if self.samples_file is None else read_samples(self.samples_file, self._roots)
+
+    @property
+    def _roots(self) -> list[str]:
+        return [str(root) for root in self.facts.get("roots", ())]
+
+    def short(self, file: str) -> str:
+        """Return a path as stacks name it: below the script's folder, without that."""
+        return shortened(file, self._roots)
 
     @property
     def complete(self) -> bool:

@@ -42,7 +42,6 @@ from torchtriage.diagnose.runs.recorded_host import host_shares
 from torchtriage.diagnose.runs.repeated_calls import repeated_calls
 from torchtriage.diagnose.runs.result import RecordedRun
 from torchtriage.diagnose.runs.run_folder import Recording, failed_early
-from torchtriage.diagnose.runs.samples import shortened
 from torchtriage.diagnose.runs.source_hints import UNNAMED, with_source
 from torchtriage.diagnose.runs.source_view import SourceView, sequential
 from torchtriage.diagnose.runs.symptoms import one_of_each_cause, symptoms_last
@@ -67,7 +66,7 @@ def with_samples(
     if samples is None or not samples.looks:
         return replace(result, healthy=result.healthy and not recording.facts.get("sampled")), facts
     view = SourceView(None if folders is None else Sources(folders))
-    file = shortened(facts.file, [str(root) for root in recording.facts.get("roots", ())])
+    file = recording.short(facts.file)
     loop = sampled_loop(samples, view, (file, facts.function, facts.line), host_shares(traces[0] if traces else None))
     facts = replace(facts, run_account=run_account(samples, loop))
     growth = growth_per_step(samples)

@@ -50,6 +50,15 @@ class SourceView:
                 return found.lines[line - 1].strip()
         return ""
 
+    def assigned(self, file: str, first_line: int, name: str) -> int:
+        """Return the first line of a function that gives a variable a value; 0 without one."""
+        function = next((node for node in self._nodes(file) if _begins(node) == first_line), None)
+        for node in ast.walk(function) if function is not None else ():
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            if isinstance(node, ast.stmt) and any(item is not None and _dotted(item) == name for item in targets):
+                return node.lineno
+        return 0
+
     def _sleeps(self, position: Position) -> bool:
         """Return whether a line of a library's calls ``sleep``, by its text: parsing libraries takes long."""
         readable = self._sources is not None and Path(position.file).is_file()

@@ -42,3 +42,31 @@ def test_what_is_made_in_the_call_itself():
 @pytest.mark.parametrize("models", [(), ("decoder",)])
 def test_models_that_are_not_known_or_not_used_here(models):
     assert not detached(STEP.format(shown="shown", fake="fake"), *models)
+
+
+def test_a_model_that_is_known_by_its_class():
+    before = """
+        class Trainer:
+            def __init__(self):
+                self.G, self.D = Generator(), Discriminator()
+                self.H = Generator()
+
+            def backward_d(self, noise):
+                fake = self.H(noise)
+                loss = self.D(fake).mean()
+                loss.backward(retain_graph=True)
+    """
+    (after,) = detached(before, "Generator")
+    assert "self.D(fake.detach())" in after
+
+
+def test_the_line_that_the_work_goes_in_at():
+    before = """
+        def backward_d(self, noise):
+            fake = self.generator(noise)
+            judged = self.D(fake)
+            loss = judged.mean()
+            loss.backward()
+    """
+    (after,) = proposed(before, "judged = ", "OPT103", "detach-others-work", {"models": ["generator"]})
+    assert "judged = self.D(fake.detach())" in after

@@ -14,13 +14,15 @@ NO_GRAPH = frozenset({"data", "detach", "device", "dtype", "len", "shape", "size
 
 
 def propose(site: Site) -> Iterator[Proposal]:
-    """Yield ``.detach()`` for all that the model made and that this loss is computed of."""
-    makers = set(site.finding.evidence.get("models", ()))
-    call = site.statement.value if isinstance(site.statement, ast.Expr) else None
-    if not makers or not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+    """Yield ``.detach()`` for all that the model made and that this line's loss is computed of."""
+    makers, statement = set(site.finding.evidence.get("models", ())), site.statement
+    if not makers or not isinstance(statement, ast.Expr | ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Return):
         return
+    if statement.value is None:
+        return
+    makers |= _variables(site, makers)
     found: dict[ast.expr, SourceEdit] = {}
-    pending: list[tuple[ast.expr, int]] = [(call.func.value, site.line)]
+    pending: list[tuple[ast.expr, int]] = [(statement.value, site.line)]
     seen = set()
     while pending:
         expression, before = pending.pop()
@@ -39,7 +41,15 @@ def propose(site: Site) -> Iterator[Proposal]:
                 pending.append((made, line))
     detached = [node for node in found if not _needs_no_graph(site.module.parents.get(node))]
     if detached:
-        yield Proposal(tuple(found[node] for node in detached), f"detach what {', '.join(sorted(makers))} made")
+        yield Proposal(tuple(found[node] for node in detached), f"detach what another model made")
+
+
+def _variables(site: Site, classes: set[str]) -> set[str]:
+    """Return the names of what is made of these classes: ``G`` of ``self.G = Generator()``."""
+    made = [
+        node for node in walk(site.module.tree) if isinstance(node, ast.Assign) and _is_made_by(node.value, classes)
+    ]
+    return {path_of(target).rpartition(".")[2] for node in made for target in node.targets} - {""}
 
 
 def _is_made_by(node: ast.AST | None, makers: set[str]) -> bool:

@@ -76,6 +76,15 @@ def insert_after(module: Module, statement: ast.stmt, text: str) -> SourceEdit |
     return _insertion(last + 1, text, indent)
 
 
+def insert_after_imports(module: Module, first: ast.stmt, text: str) -> SourceEdit | None:
+    """Return the edit that puts a line behind the imports that a statement of the file begins."""
+    body = module.tree.body
+    at = body.index(first)
+    while at + 1 < len(body) and isinstance(body[at + 1], ast.Import | ast.ImportFrom):
+        at += 1
+    return insert_after(module, body[at], f"\n{text}") if at + 1 < len(body) else None
+
+
 def remove(module: Module, statement: ast.stmt) -> SourceEdit | None:
     """Return the edit that takes a statement out, with its lines; ``pass`` stays where it was alone in its body."""
     indent = indent_of(module, statement)

@@ -41,7 +41,7 @@ def propose(site: Site) -> Iterator[Proposal]:
                 pending.append((made, line))
     detached = [node for node in found if not _needs_no_graph(site.module.parents.get(node))]
     if detached:
-        yield Proposal(tuple(found[node] for node in detached), f"detach what another model made")
+        yield Proposal(tuple(found[node] for node in detached), "detach what another model made")
 
 
 def _variables(site: Site, classes: set[str]) -> set[str]:

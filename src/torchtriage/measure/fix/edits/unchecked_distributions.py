@@ -10,7 +10,7 @@ from torchtriage.diagnose.lint.edits import SourceEdit
 from torchtriage.diagnose.lint.facts import Module
 from torchtriage.diagnose.lint.syntax import names_in
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import imported, insert_after
+from torchtriage.measure.fix.statements import imported, insert_after_imports
 
 CODES = frozenset({"HST125"})
 CHECKED = frozenset({"cdf", "icdf", "log_prob", "rsample", "sample"})
@@ -20,10 +20,10 @@ PACKAGE = "torch.distributions"
 
 def propose(site: Site) -> Iterator[Proposal]:
     """Yield the switch for all distributions, after the imports."""
-    module, body = site.module, site.module.tree.body
+    module = site.module
     if "validate_args" in module.text or _relies_on_errors(module):
         return
-    for at, node in enumerate(body):
+    for node in module.tree.body:
         name = _bound_by(node)
         if name is None:
             continue
@@ -32,11 +32,7 @@ def propose(site: Site) -> Iterator[Proposal]:
             if re.search(r"\bDistribution\b", module.text):
                 continue
             name, edits = imported(module, f"{PACKAGE}.Distribution")
-        while isinstance(body[at], ast.Import | ast.ImportFrom):
-            at += 1
-            if at == len(body):
-                return
-        edit = insert_after(module, body[at - 1], f"\n{name}.set_default_validate_args(False)")
+        edit = insert_after_imports(module, node, f"{name}.set_default_validate_args(False)")
         if edit is not None:
             yield Proposal((*edits, edit), "leave out the checks of distributions' arguments")
         return

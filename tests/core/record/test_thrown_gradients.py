@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import linecache
+import pickle
+import threading
 from typing import Any
 
 import pytest
@@ -46,7 +49,7 @@ def noted(
             judge(maker(torch.randn(3, 4))).sum().backward()
             optimizers[0].step()
     facts = watch.facts()
-    assert not maker._forward_pre_hooks
+    assert not torch.nn.modules.module._global_forward_pre_hooks
     assert not judge[0].weight._post_accumulate_grad_hooks
     return facts
 
@@ -79,3 +82,55 @@ def test_a_discriminator_that_is_frozen_for_the_generators_step() -> None:
 
 def test_one_loss_for_both() -> None:
     assert noted(alike=True) == []
+
+
+def test_what_is_saved_or_copied_while_it_is_watched_is_as_it_was() -> None:
+    parts = model(4, 6), model(6, 1)
+    optimizers = [torch.optim.SGD(part.parameters(), 0.1) for part in parts]
+    watch = ThrownGradients(optimizers, lambda some: {})
+    try:
+        assert b"torchtriage" not in pickle.dumps(parts)
+        assert not copy.deepcopy(parts[1])[0].weight._post_accumulate_grad_hooks
+    finally:
+        watch.stop()
+
+
+def test_a_backward_pass_in_a_thread_of_autograds_and_an_input_that_refuses_to_be_read() -> None:
+    class Batch:
+        def __getattr__(self, name: str) -> Any:
+            raise KeyError(name)
+
+    class Judge(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(3))
+
+        def forward(self, batch: Any) -> Any:
+            return self.weight.sum()
+
+    judge, other = Judge(), model(4, 1)
+    optimizers = [torch.optim.SGD(part.parameters(), 0.1) for part in (judge, other)]
+    watch = ThrownGradients(optimizers, lambda some: {"judge": judge} if id(judge.weight) in some else {})
+    loss = judge(Batch())
+    thread = threading.Thread(target=watch._accumulated, args=(0, judge.weight))
+    thread.start()
+    thread.join()
+    loss.backward()
+    optimizers[0].step()
+    assert not watch._over
+    assert watch.facts() == []
+
+
+def test_gradients_that_are_replaced_before_both_take_them() -> None:
+    maker, judge = model(4, 6), model(6, 1)
+    optimizers = [torch.optim.SGD(part.parameters(), 0.1) for part in (maker, judge)]
+    names = {id(maker[0].weight): {"maker": maker}, id(judge[0].weight): {"judge": judge}}
+    watch = ThrownGradients(optimizers, lambda some: next(names[given] for given in some if given in names))
+    for _ in range(3):
+        judge(maker(torch.randn(3, 4))).sum().backward()
+        for given in (*maker.parameters(), *judge.parameters()):
+            given.grad = given.grad.clamp(-1, 1)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    assert watch.facts() == []

@@ -120,7 +120,7 @@ class LoopFinder:
         self.most_resident, self.giving_up = 0, False
         self.n_done = 0  # boundaries since the recorder ended, and that one
         self.begun_s = self.done_s = self.trains_s = 0.0
-        self.n_loops, self.n_others, self.ending = 0, 0, False
+        self.n_loops = self.n_others = self.end_at = 0
         self.sampler = StackSampler(self.out) if settings.get("sample") else None
 
     # -- life ----------------------------------------------------------------------------------
@@ -609,9 +609,9 @@ class LoopFinder:
             return
         # where nothing could be recorded the stacks are looked at for as long as that would have taken
         enough = 1 if recorder.ended == COMPLETE or self.over else recorder.plan.n_steps
-        wanted = self.settings["exit_after"] and not self.ending  # what cleans up may take steps, too
-        if wanted and self.n_done >= enough and self._looked_enough():
-            self.ending = True
+        # what cleans up may take steps, too, and what goes on after an exception is ended again
+        if self.settings["exit_after"] and self.n_done >= max(enough, self.end_at) and self._looked_enough():
+            self.end_at = self.n_done + MANY_STEPS
             self._end_script()
 
     def _looked_enough(self) -> bool:

@@ -301,7 +301,8 @@ class Recorder:
         """Compare the gradients at two boundaries of the warm-up; see until its end which are thrown away."""
         try:
             if self._phase_steps == 1:
-                self._gradients = GradientWatch()
+                self._end_gradients()  # of another thread's steps
+                self._gradients = GradientWatch() if self.plan.warmup else None
             elif self._gradients is not None:
                 if self._phase_steps == 2:
                     self._unused_gradients = self._gradients.facts()
@@ -309,6 +310,11 @@ class Recorder:
                     self._thrown_gradients, self._gradients = self._gradients.thrown.facts(), None
         except Exception as error:  # of the script's own classes
             self._failures[f"gradients: {type(error).__name__}: {error}"] += 1
+
+    def _end_gradients(self) -> None:
+        gradients, self._gradients = self._gradients, None
+        if gradients is not None:
+            gradients.thrown.stop()
 
     def _timing(self, now: int) -> None:
         self._time(self._before, now, self.plan.max_timing_steps)
@@ -502,8 +508,7 @@ class Recorder:
         self.state = OFF
         self.ended = reason
         _live.discard(self)
-        if self._gradients is not None:
-            self._gradients.thrown.stop()
+        self._end_gradients()
         self._write()
         if reason == COMPLETE and self._on_done is not None:
             try:
@@ -571,6 +576,7 @@ def _close_all() -> None:
 def _forget() -> None:
     for recorder in list(_live):
         recorder._end_probe()
+        recorder._end_gradients()
         recorder._advance, recorder.state, recorder.ended = None, OFF, "forked"
     _live.clear()
 

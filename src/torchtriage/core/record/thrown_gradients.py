@@ -3,6 +3,8 @@
 A discriminator's loss that goes back through the generator, or a critic's target through the actor: ``detach`` cuts the
 way. That is so where the first is given what the other made, and not the other way round. A generator's loss needs its
 way through the discriminator, and an actor's through the critic, but no gradients of their weights.
+
+Nothing here may reach the script: hooks that fail say nothing from then on, and no module of the script's holds one.
 """
 
 from __future__ import annotations
@@ -27,22 +29,39 @@ DEEPEST, MOST_ITEMS = 3, 32
 Line = tuple[str, int, str]
 
 
-class _Written(NamedTuple):
-    """Gradients of an optimizer that were written since the last step of any, one of them, and where from."""
+@dataclass
+class _Written:
+    """When gradients of an optimizer were written since the last step of any, of which first, and where from."""
 
+    parameter: torch.Tensor
     ns: list[int]
-    sample: list[tuple[Any, Line]]
+    line: Line
+
+
+class _Row(NamedTuple):
+    """Gradients of an optimizer that were written for a step of another, and one of them as it was at that step."""
+
+    ns: int
+    last: bool
+    parameter: torch.Tensor
+    gradient: Any
+    lines: tuple[Line | None, ...]
 
 
 @dataclass
 class _Thrown:
-    """How often gradients of one optimizer were thrown away that had been written for steps of another."""
+    """How often gradients of one optimizer were thrown away that had been written for steps of another.
+
+    ``last`` : they always were the last to be written. ``lines`` : where the backward pass was called, the other model,
+    and this one.
+    """
 
     n: int = 0
+    n_used: int = 0
     ns: int = 0
-    last: bool = True  # they always were the last to be written
-    lines: tuple[Line | None, ...] = ()  # where the backward pass was called, the other model, and this one
-    pending: list[tuple[int, bool, Any, tuple[Line | None, ...]]] = field(default_factory=list)
+    last: bool = True
+    lines: tuple[Line | None, ...] = ()
+    pending: list[_Row] = field(default_factory=list)
 
 
 class ThrownGradients:
@@ -65,21 +84,32 @@ class ThrownGradients:
         self._fed: set[int] = set()  # whose modules are given what has a graph
         self._fed_at: dict[int, Line] = {}  # and where, since the last step of any
         self._names: list[list[str]] = []
+        self._modules: dict[int, int] = {}
         self._hooked: set[int] = set()
-        n = sum(map(len, self._parameters))
-        shared = len({id(given) for some in self._parameters for given in some}) < n
-        few = 2 <= len(optimizers) <= MOST_OPTIMIZERS and all(self._parameters) and n <= MOST_PARAMETERS
-        if not few or shared or has_compiled() or process_rank() is not None:
+        self._over = False
+        every = [given for some in self._parameters for given in some]
+        plain = len({id(given) for given in every}) == len(every) and all(given.is_leaf for given in every)
+        few = 2 <= len(optimizers) <= MOST_OPTIMIZERS and all(self._parameters) and len(every) <= MOST_PARAMETERS
+        if not few or not plain or has_compiled() or process_rank() is not None:
+            self._over = True
             return  # a compiled graph is guarded against hooks
-        from torch.optim.optimizer import register_optimizer_step_pre_hook
-
-        self._undo.append(register_optimizer_step_pre_hook(self._steps).remove)
         for at, parameters in enumerate(self._parameters):
             modules = largest({id(given) for given in parameters})
             self._names.append(list(modules))
-            for module in modules.values():
-                hook = partial(self._called, at)
-                self._undo.append(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
+            self._modules |= {id(module): at for module in modules.values()}
+        try:
+            self._hook()
+        except Exception:
+            self.stop()
+            raise
+
+    def _hook(self) -> None:
+        from torch.nn.modules.module import register_module_forward_pre_hook
+        from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+        # for all modules: those of the script's that are saved or copied would take a hook of their own along
+        self._undo.append(register_module_forward_pre_hook(self._called).remove)
+        self._undo.append(register_optimizer_step_pre_hook(self._steps).remove)
         self._hook_parameters()
 
     def _hook_parameters(self) -> None:
@@ -88,11 +118,12 @@ class ThrownGradients:
             for given in parameters:
                 if given.requires_grad and id(given) not in self._hooked:
                     self._hooked.add(id(given))
-                    hook = partial(self._accumulated, at, given is parameters[0])
+                    hook = partial(self._accumulated, at)
                     self._undo.append(given.register_post_accumulate_grad_hook(hook).remove)
 
     def stop(self) -> None:
         """Take the hooks out."""
+        self._over = True
         while self._undo:
             self._undo.pop()()
 
@@ -108,42 +139,66 @@ class ThrownGradients:
             both = of in self._fed and by in self._fed
             needless = by in self._fed and (not both or (thrown.last and back is not None and back.n > 0))
             if thrown.n and len(steps) > 1 and (needless or of in self._fed):
-                share = thrown.ns / thrown.n * (len(steps) - 1) / (steps[-1] - steps[0])
+                each = thrown.ns / (thrown.n + thrown.n_used)
                 back_at, by_at, of_at = thrown.lines
-                lines = [line for line in (by_at if needless else of_at, back_at) if line is not None]
+                lines = [line for line in (by_at if needless else of_at, back_at) if line is not None and line[1]]
                 names = {"of": self._names[of], "by": self._names[by]}
+                share = each * (len(steps) - 1) / (steps[-1] - steps[0])
                 found.append({**names, "needless": needless, "share": share, "lines": lines})
         return found
 
-    def _called(self, of: int, _module: torch.nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        if _has_graph((arguments, named), DEEPEST):
-            self._fed.add(of)
-            self._fed_at[of] = user_call(sys._getframe(1))
+    # -- hooks ---------------------------------------------------------------------------------
 
-    def _accumulated(self, of: int, sample: bool, given: torch.Tensor) -> None:
-        written = self._written.setdefault(of, _Written([], []))
-        written.ns.append(perf_counter_ns())
-        if sample:
-            written.sample[:] = [(given.grad, user_call(sys._getframe(1)))]
+    def _called(self, module: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
+        of = self._modules.get(id(module))
+        if self._over or of is None:
+            return
+        try:
+            if _has_graph(arguments, DEEPEST):
+                self._fed.add(of)
+                self._fed_at[of] = user_call(sys._getframe())
+        except Exception:  # what the script hands over may refuse to be read
+            self._over = True
+
+    def _accumulated(self, of: int, given: torch.Tensor) -> None:
+        if self._over:
+            return
+        try:
+            now = perf_counter_ns()
+            if (written := self._written.get(of)) is None:
+                # in a thread of autograd's there is no frame of the script's
+                self._written[of] = _Written(given, [now], user_call(sys._getframe()))
+            else:
+                written.ns.append(now)
+        except Exception:
+            self._over = True
 
     def _steps(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         by = self._of.get(id(optimizer))
-        if by is None:
+        if self._over or by is None:
             return
-        self._hook_parameters()
+        try:
+            self._hook_parameters()
+            self._step(by)
+        except Exception:
+            self._over = True
+
+    def _step(self, by: int) -> None:
         self._steps_ns.setdefault(by, []).append(perf_counter_ns())
         for (of, _), thrown in self._thrown.items():
-            for ns, last, gradient, lines in thrown.pending if of == by else ():
-                if self._parameters[of][0].grad is not gradient:  # another than was made for that step
-                    thrown.n, thrown.ns, thrown.last, thrown.lines = thrown.n + 1, thrown.ns + ns, last, lines
+            for row in thrown.pending if of == by else ():
+                if row.parameter.grad is row.gradient:
+                    thrown.n_used += 1
+                    continue  # another would have been made since that step
+                thrown.n, thrown.ns, thrown.last, thrown.lines = thrown.n + 1, thrown.ns + row.ns, row.last, row.lines
             if of == by:
                 thrown.pending.clear()
         own = self._written.get(by)
         for of, written in self._written.items():
-            if of != by and own is not None and written.sample:
-                ((gradient, line),) = written.sample
-                lines = line, self._fed_at.get(by), self._fed_at.get(of)
-                row = written.ns[-1] - written.ns[0], written.ns[0] > own.ns[-1], gradient, lines
+            if of != by and own is not None and written.parameter.grad is not None:
+                lines = written.line, self._fed_at.get(by), self._fed_at.get(of)
+                last, ns = written.ns[0] > own.ns[-1], written.ns[-1] - written.ns[0]
+                row = _Row(ns, last, written.parameter, written.parameter.grad, lines)
                 self._thrown.setdefault((of, by), _Thrown()).pending.append(row)
         self._written.clear()
         self._fed_at.clear()
@@ -151,8 +206,12 @@ class ThrownGradients:
 
 def _has_graph(given: Any, depth: int) -> bool:
     """Return whether a model's input, or something in it, was computed with a graph."""
-    if isinstance(given, dict):
+    import torch
+
+    if isinstance(given, torch.Tensor):
+        return given.grad_fn is not None
+    if type(given) is dict:
         given = tuple(given.values())
-    if isinstance(given, tuple | list):
-        return depth > 0 and any(_has_graph(item, depth - 1) for item in given[:MOST_ITEMS])
-    return getattr(given, "grad_fn", None) is not None
+    return (
+        type(given) in (tuple, list) and depth > 0 and any(_has_graph(item, depth - 1) for item in given[:MOST_ITEMS])
+    )

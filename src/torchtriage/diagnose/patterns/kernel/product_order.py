@@ -19,7 +19,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from torchtriage.core.trace.matrix_products import BATCHED, products
-from torchtriage.core.trace.op_inputs import inputs_of
+from torchtriage.core.trace.op_inputs import Inputs, inputs_of
 from torchtriage.core.trace.op_runs import outer_ops
 from torchtriage.core.units import format_share
 from torchtriage.diagnose.patterns._op_work import work_of
@@ -48,8 +48,11 @@ _PRODUCTS = ("aten::mm", *BATCHED)
 _BACKWARD = r"^autograd::engine::evaluate_function"
 _ADDS = aten("index_add index_add_ scatter_add scatter_add_")
 _GATHERS = aten("index_select index gather")
-_SCALES = aten("linear bincount clamp_min clamp clamp_min_ unsqueeze div div_ mul mul_ to reciprocal view reshape")
-"""What stands between a sum over neighbours and the layer: its mean, and the layer of the node itself."""
+_FACTORS = aten("div div_ mul mul_")
+_MAKES = aten(
+    "bincount clamp_min clamp clamp_min_ clamp_ unsqueeze view reshape to reciprocal zeros new_zeros zeros_like ones"
+)
+"""Beside the sum over neighbours and the layer: what their number is computed by."""
 MOST_BETWEEN = 12
 _NARROWS = ("aten::linear", "aten::mm", "aten::matmul")
 
@@ -150,41 +153,63 @@ def _sparse(trace: Trace) -> Iterator[Claim]:
 
 
 def _gathered(trace: Trace) -> Iterator[Claim]:
-    adds = trace.named(*_ADDS)
+    is_add, is_gather = trace.named(*_ADDS), trace.named(*_GATHERS)
     ops = outer_ops(trace)
     inputs, which = inputs_of(trace, ops)
-    best: dict[int, float] = {}
-    added = np.flatnonzero(adds[ops])
-    for place in added.tolist():
-        shape = inputs[which[place]].shape(0)
-        if len(shape) != 2 or shape[1] < 1:
-            continue
-        for following in range(place + 1, min(place + 1 + MOST_BETWEEN, len(ops))):
-            name, given = trace.name_of(ops[following]), inputs[which[following]]
-            weight = given.shape(1)
-            if name == "aten::linear" and given.shape(0) == shape and len(weight) == 2:
-                best[shape[1]] = max(best.get(shape[1], 0.0), 1 - weight[0] / shape[1])
-            if name not in _SCALES:
-                break
-    # rows of the same width are gathered before, and in the backward pass
-    rows = np.flatnonzero((adds | trace.named(*_GATHERS)) & (trace.kind == Kind.OP))
-    rows = rows[trace.tree.nearest(rows, adds | trace.named(*_GATHERS)) < 0]
+    given = [inputs[code] for code in which.tolist()]
+    names = [trace.name_of(row) for row in ops.tolist()]
+    gains: dict[int, list[float]] = {}
+    for place in np.flatnonzero(is_add[ops]).tolist():
+        nodes, edges = given[place].shape(0), given[place].shape(3)
+        if len(nodes) == 2 and len(edges) == 2 and nodes[1] == edges[1] and 0 < nodes[0] <= edges[0]:
+            narrow = _follows_gather(names, given, place) and _narrows(names, given, place)
+            gains.setdefault(nodes[1], []).append(max(1 - narrow / nodes[1], 0.0) if narrow else 0.0)
+    # rows of the same width are gathered before, and in the backward pass, of all layers with that width
+    best = {width: sum(some) / len(some) for width, some in gains.items() if max(some) >= MIN_GAIN}
+    rows = np.flatnonzero((is_add | is_gather) & (trace.kind == Kind.OP))
+    rows = rows[trace.tree.nearest(rows, is_add | is_gather) < 0]
     inputs, which = inputs_of(trace, rows)
-    widths = np.array([given.shape(0)[-1] if len(given.shape(0)) == 2 else 0 for given in inputs] or [0])[which]
+    widths = np.array([each.shape(0)[-1] if len(each.shape(0)) == 2 else 0 for each in inputs] or [0])[which]
     share = np.array([best.get(int(width), 0.0) for width in widths])
-    share[share < MIN_GAIN] = 0.0
     if not share.any():
         return
-    longest = int(np.argmax(np.where((share > 0) & adds[rows], trace.dur_ns[rows], -1)))
+    longest = int(np.argmax(np.where((share > 0) & is_add[rows], trace.dur_ns[rows], -1)))
+    columns = int(widths[longest])
     yield from _claim(
         trace,
         rows[share > 0],
         share[share > 0],
-        f"gathering and adding up rows of {int(widths[longest]):,} columns, which a layer then makes fewer, takes",
-        {"columns": int(widths[longest])},
+        f"gathering and adding up rows of {columns:,} columns, which a layer then makes fewer, takes",
+        {"columns": columns},
         int(rows[longest]),
         _NARROW_FIRST,
     )
+
+
+def _follows_gather(names: list[str], given: list[Inputs], place: int) -> bool:
+    """Return whether rows are added up as they were gathered from as many, but for a factor of each row."""
+    nodes, (n_edges, _) = given[place].shape(0), given[place].shape(3)
+    for before in range(place - 1, max(place - 1 - MOST_BETWEEN, -1), -1):
+        if names[before] in _GATHERS:
+            return given[before].shape(0) == nodes
+        factor = given[before].shape(1)
+        scales = names[before] in _FACTORS and factor in ([n_edges, 1], [1], [])
+        if not scales and names[before] not in _MAKES:
+            return False
+    return False
+
+
+def _narrows(names: list[str], given: list[Inputs], place: int) -> int:
+    """Return how wide a layer makes the sum right after, or its mean; 0 where none does."""
+    nodes = given[place].shape(0)
+    for after in range(place + 1, min(place + 1 + MOST_BETWEEN, len(names))):
+        weight = given[after].shape(1)
+        if names[after] == "aten::linear" and given[after].shape(0) == nodes and len(weight) == 2:
+            return weight[0]
+        factor = names[after] in _FACTORS and weight in ([nodes[0], 1], [1], [])
+        if not factor and names[after] not in _MAKES:
+            return 0
+    return 0
 
 
 def _claim(

@@ -21,6 +21,7 @@ def steps(
     options: list[str] = PLAIN,
     back: bool = False,
     vendor: str = "cpu",
+    dtype: str = "float",
 ) -> list[Claim]:
     """Four steps of 20 ms, each with one convolution."""
     builder = TraceBuilder(vendor=vendor)
@@ -31,7 +32,7 @@ def steps(
         before = [[8, 1, 15_489]] if back else []
         name = "aten::convolution_backward" if back else "aten::convolution"
         values = [""] * (len(before) + 3) + options
-        builder.op(name, at + 10, us, dims=before + shapes, types=["float"] * 3, concrete=values)
+        builder.op(name, at + 10, us, dims=before + shapes, types=[dtype] * 3, concrete=values)
         if vendor != "cpu":
             builder.launch(at + 20, 5, at + 30, 100)
     return list(find(builder.build()))
@@ -56,6 +57,7 @@ def test_a_backward_pass_takes_two() -> None:
     "given",
     [
         {"us": 5_000},
+        {"dtype": "c10::BFloat16"},
         {"kernel": (1, 1, 63)},
         {"signal": (8, 64, 1000), "kernel": (64, 64, 127), "us": 19_000},
         {"signal": (8, 1, 16, 1000)},

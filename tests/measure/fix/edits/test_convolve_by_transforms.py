@@ -39,6 +39,10 @@ def test_the_result_is_that_of_the_convolution(padding: str) -> None:
         ("F.conv1d(x, h, padding=pad)", CHANNELS),
         ("F.conv1d(x, h)", CHANNELS | {"n_groups": 1}),
         ("F.conv1d(F.conv1d(x, h), h)", CHANNELS),
+        ("[F.conv1d(x, h, groups=4) for x in xs]", CHANNELS),
+        ("F.conv1d(x, h, groups=4) if x is not None else x", CHANNELS),
+        ("x.mul_(2) + F.conv1d(x, h, groups=4)", CHANNELS),
+        ("(lambda x: F.conv1d(x, h, groups=4))(x)", CHANNELS),
     ],
 )
 def test_what_is_not_each_channel_with_its_kernel(expression: str, evidence: dict[str, int]) -> None:

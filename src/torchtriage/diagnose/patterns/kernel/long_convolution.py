@@ -99,6 +99,12 @@ def _sizes(given: Inputs, first: int) -> _Sizes:
     signal, kernel = given.shape(first), given.shape(first + 1)
     stride, dilation, transposed, groups = (given.value(first + at) for at in (3, 5, 6, 8))
     plain = stride == dilation == "[1]" and transposed == "False" and re.fullmatch(r"[1-9]\d{0,8}", groups)
-    if len(signal) != 3 or len(kernel) != 3 or not plain or not 0 < math.prod((*signal, *kernel)) < _LARGEST:
+    if (
+        given.type(first) not in ("float", "double")
+        or len(signal) != 3
+        or len(kernel) != 3
+        or not plain
+        or not 0 < math.prod((*signal, *kernel)) < _LARGEST
+    ):
         return _Sizes()
     return _Sizes(signal[0], signal[1], kernel[0], signal[2], kernel[2], int(groups))

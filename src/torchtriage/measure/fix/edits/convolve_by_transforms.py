@@ -25,6 +25,8 @@ def propose(site: Site) -> Iterator[Proposal]:
     if len(calls) != 1 or not isinstance(statement, ast.Assign | ast.Return | ast.Expr):
         return
     (call,) = calls
+    if not _is_first(site, call, statement):
+        return
     padding = literal(keyword(call, "padding") or ast.Constant(0))
     if len(call.args) != 2 or {item.arg for item in call.keywords} - KNOWN or type(padding) is not int:
         return
@@ -48,3 +50,15 @@ def propose(site: Site) -> Iterator[Proposal]:
     )
     if signal and kernel and length and spectrum and all(edit is not None for edit in edits):
         yield Proposal(tuple(edit for edit in edits if edit is not None), "convolve by way of Fourier transforms")
+
+
+def _is_first(site: Site, call: ast.Call, statement: ast.stmt) -> bool:
+    """Return whether a statement does nothing before a call, and goes on with its result: ``y = f(x).squeeze(0)``."""
+    node: ast.AST = call
+    while (outer := site.module.parents.get(node)) is not statement:
+        goes_on = isinstance(outer, ast.Attribute | ast.Subscript) and outer.value is node
+        goes_on |= isinstance(outer, ast.Call) and outer.func is node
+        if outer is None or not goes_on:
+            return False
+        node = outer
+    return True

@@ -43,8 +43,9 @@ def propose(site: Site) -> Iterator[Proposal]:
             yield Proposal((edit,), f"take the indices of {PLACES[name]}")
         elif name in NORMS:
             yield Proposal((replace_node(node, f"{last}.norm(dim=-1)"),), "bring the axis of the norm to the end")
-        elif getattr(module.parents.get(node), "attr", "") != "view":  # what comes back has other strides
-            edit = replace_node(node, f"{source(module, node.func)}({last}, dim=-1).movedim(-1, {axis})")
+        else:
+            back = f"movedim(-1, {axis}).contiguous()"  # what comes after may want a view of it
+            edit = replace_node(node, f"{source(module, node.func)}({last}, dim=-1).{back}")
             yield Proposal((edit,), "bring the axis of the norm to the end")
 
 
@@ -65,7 +66,8 @@ def _arguments(module: Module, node: ast.Call, names: tuple[str, ...]) -> tuple[
         given[name] = item.value
     if len(others) > len(names) or any(isinstance(item, ast.Starred) for item in node.args):
         return None, {}
-    return (None if source(module, tensor).endswith(".numpy()") else tensor), given
+    array = source(module, tensor).endswith(".numpy()") or module.value(tensor).kind == "numpy"
+    return (None if array else tensor), given
 
 
 def _whole_number(node: ast.expr | None) -> int | None:

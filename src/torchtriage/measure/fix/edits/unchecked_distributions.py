@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.edits import SourceEdit
 from torchtriage.diagnose.lint.facts import Module
-from torchtriage.diagnose.lint.syntax import names_in
+from torchtriage.diagnose.lint.syntax import names_in, path_of
 from torchtriage.measure.fix.proposal import Proposal, Site
 from torchtriage.measure.fix.statements import imported, insert_after_imports
 
@@ -56,16 +56,24 @@ def _bound_by(node: ast.stmt) -> str | None:
 
 def _relies_on_errors(module: Module) -> bool:
     """Return whether an error of a distribution may be caught."""
+    own = {function.name for function in module.functions}
     return any(
-        any(item.type is None or names_in(item.type) & CAUGHT for item in block.handlers)
-        and any(_may_check(module, node) for statement in block.body for node in ast.walk(statement))
+        isinstance(block, ast.Try | ast.With)
+        and _catches(module, block)
+        and any(_may_check(module, node, own) for statement in block.body for node in ast.walk(statement))
         for block in ast.walk(module.tree)
-        if isinstance(block, ast.Try)
     )
 
 
-def _may_check(module: Module, node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and (
-        module.name_of(node.func).startswith(PACKAGE)
-        or (isinstance(node.func, ast.Attribute) and node.func.attr in CHECKED)
-    )
+def _catches(module: Module, block: ast.Try | ast.With) -> bool:
+    if isinstance(block, ast.Try):
+        return any(item.type is None or names_in(item.type) & CAUGHT for item in block.handlers)
+    calls = [item.context_expr for item in block.items if isinstance(item.context_expr, ast.Call)]
+    return any(module.name_of(call.func) == "contextlib.suppress" and names_in(call) & CAUGHT for call in calls)
+
+
+def _may_check(module: Module, node: ast.AST, own: set[str]) -> bool:
+    if not isinstance(node, ast.Call):
+        return False
+    name = path_of(node.func).rpartition(".")[2] or getattr(node.func, "attr", "")
+    return name in CHECKED or name in own or module.name_of(node.func).startswith(PACKAGE)

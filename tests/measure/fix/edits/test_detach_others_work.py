@@ -70,3 +70,31 @@ def test_the_line_that_the_work_goes_in_at():
     """
     (after,) = proposed(before, "judged = ", "OPT103", "detach-others-work", {"models": ["generator"]})
     assert "judged = self.D(fake.detach())" in after
+
+
+def test_what_another_loss_needs_keeps_its_graph():
+    before = """
+        fake = (generator(noise) + 1) / 2
+        loss = criterion(critic(real), 1) + criterion(critic(fake), 0)
+        loss.backward(retain_graph=True)
+        criterion(critic(fake), 1).backward()
+    """
+    (after,) = detached(before, "generator")
+    assert "fake = (generator(noise) + 1) / 2" in after
+    assert "criterion(critic(fake.detach()), 0)" in after
+    assert "criterion(critic(fake), 1).backward()" in after
+
+
+def test_a_verdict_that_two_losses_share_stays():
+    before = """
+        import torch
+        from torch import nn
+        generator, critic = nn.Linear(4, 4), nn.Linear(4, 1)
+        critic = nn.Linear(4, 1)
+        for step in range(100):
+            judged = critic(generator(noise))
+            loss = judged.mean()
+            loss.backward(retain_graph=True)
+            (-judged).mean().backward()
+    """
+    assert not detached(before, "generator")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 
 from torchtriage.diagnose.lint.edits import SourceEdit
 from torchtriage.diagnose.lint.syntax import path_of, walk
@@ -11,6 +11,7 @@ from torchtriage.measure.fix.proposal import Proposal, Site
 
 CODES = frozenset({"OPT103"})
 NO_GRAPH = frozenset({"data", "detach", "device", "dtype", "len", "shape", "size"})
+MOST_STEPS = 50
 
 
 def propose(site: Site) -> Iterator[Proposal]:
@@ -20,53 +21,100 @@ def propose(site: Site) -> Iterator[Proposal]:
         return
     if statement.value is None:
         return
-    makers |= _variables(site, makers)
-    found: dict[ast.expr, SourceEdit] = {}
-    pending: list[tuple[ast.expr, int]] = [(statement.value, site.line)]
-    seen = set()
-    while pending:
-        expression, before = pending.pop()
-        seen.add(expression)
-        inside: set[ast.AST] = set()
-        for node in walk(expression):
-            if node in inside:
+    chain = _Chain(site, makers | _variables(site, makers))
+    nodes = chain.cut(statement.value, site.line)
+    detached = [node for node in nodes or () if not _needs_no_graph(site.module.parents.get(node))]
+    ends = dict.fromkeys((node.end_lineno or 0, node.end_col_offset or 0) for node in detached)
+    if ends:
+        yield Proposal(tuple(SourceEdit(*end, *end, ".detach()") for end in ends), "detach what another model made")
+
+
+class _Chain:
+    """Goes from a loss back to what models made. ``makers`` : the names of the models."""
+
+    def __init__(self, site: Site, makers: Set[str]) -> None:
+        self.site, self.makers = site, makers
+        self.scope = site.function or site.module.tree
+        self.models = {call.node for call in site.module.calls if call.receiver.kind == "module"}
+
+    def cut(self, loss: ast.expr, line: int) -> list[ast.expr] | None:
+        """Return what to detach; None where a model's result is shared with another loss."""
+        chain, pending = [loss], [(loss, line)]
+        while pending and len(chain) < MOST_STEPS:
+            expression, before = pending.pop()
+            for _, made, at in self._variables_of(expression, before):
+                if made not in chain:
+                    chain.append(made)
+                    pending.append((made, at))
+        inside = {node for expression in chain for node in walk(expression)}
+        found: list[ast.expr] = []
+        return found if self._cut(loss, line, inside, found, 0) else None
+
+    def _cut(self, expression: ast.expr, before: int, inside: Set[ast.AST], found: list[ast.expr], depth: int) -> bool:
+        calls = [node for node in walk(expression) if isinstance(node, ast.Call) and self._is_made(node)]
+        found += calls
+        within = {part for call in calls for part in walk(call)}
+        for name, made, at in self._variables_of(expression, before):
+            if name in within or depth > MOST_STEPS:
                 continue
-            made, line = _made(site, node, before) if isinstance(node, ast.Name) else (None, 0)
-            if _is_made_by(node, makers) or _is_made_by(made, makers):
-                assert isinstance(node, ast.expr)
-                inside.update(walk(node))
-                end = node.end_lineno or 0, node.end_col_offset or 0
-                found[node] = SourceEdit(*end, *end, ".detach()")
-            elif made is not None and made not in seen:
-                pending.append((made, line))
-    detached = [node for node in found if not _needs_no_graph(site.module.parents.get(node))]
-    if detached:
-        yield Proposal(tuple(found[node] for node in detached), "detach what another model made")
+            if self._is_made(made):
+                found.append(name)
+            elif self._holds(made, at, 0):
+                shared = any(
+                    isinstance(node, ast.Name) and node.id == name.id and isinstance(node.ctx, ast.Load)
+                    for node in walk(self.scope)
+                    if node not in inside and getattr(node, "lineno", 0) > at
+                )
+                if not shared:
+                    if not self._cut(made, at, inside, found, depth + 1):
+                        return False
+                elif any(node in self.models for node in walk(made)):
+                    return False  # what it judged is trained by another loss as well
+                else:
+                    found.append(name)
+        return True
+
+    def _holds(self, expression: ast.expr, before: int, depth: int) -> bool:
+        """Return whether something is computed of what a model made."""
+        if any(self._is_made(node) for node in walk(expression)):
+            return True
+        return depth < 8 and any(
+            self._holds(made, at, depth + 1) for _, made, at in self._variables_of(expression, before)
+        )
+
+    def _is_made(self, node: ast.AST) -> bool:
+        return isinstance(node, ast.Call) and path_of(node.func).rpartition(".")[2] in self.makers
+
+    def _variables_of(self, expression: ast.expr, before: int) -> Iterator[tuple[ast.Name, ast.expr, int]]:
+        """Yield the variables of an expression, what they were last given before a line, and where."""
+        for name in walk(expression):
+            if not isinstance(name, ast.Name):
+                continue
+            last = None
+            for node in walk(self.scope):
+                if (
+                    isinstance(node, ast.Assign)
+                    and node.lineno < before
+                    and (last is None or last.lineno < node.lineno)
+                ):
+                    targets = [part for target in node.targets for part in walk(target)]
+                    if any(isinstance(part, ast.Name) and part.id == name.id for part in targets):
+                        last = node
+            if last is not None:
+                yield name, last.value, last.lineno
 
 
-def _variables(site: Site, classes: set[str]) -> set[str]:
+def _variables(site: Site, classes: Set[str]) -> set[str]:
     """Return the names of what is made of these classes: ``G`` of ``self.G = Generator()``."""
-    made = [
-        node for node in walk(site.module.tree) if isinstance(node, ast.Assign) and _is_made_by(node.value, classes)
-    ]
-    return {path_of(target).rpartition(".")[2] for node in made for target in node.targets} - {""}
-
-
-def _is_made_by(node: ast.AST | None, makers: set[str]) -> bool:
-    return isinstance(node, ast.Call) and path_of(node.func).rpartition(".")[2] in makers
+    found = set()
+    for node in walk(site.module.tree):
+        made = node.value if isinstance(node, ast.Assign) else None
+        if isinstance(made, ast.Call) and path_of(made.func).rpartition(".")[2] in classes:
+            assert isinstance(node, ast.Assign)
+            found |= {path_of(target).rpartition(".")[2] for target in node.targets}
+    return found - {""}
 
 
 def _needs_no_graph(user: ast.AST | None) -> bool:
     name = user.attr if isinstance(user, ast.Attribute) else path_of(user.func) if isinstance(user, ast.Call) else ""
     return name in NO_GRAPH
-
-
-def _made(site: Site, name: ast.Name, before: int) -> tuple[ast.expr | None, int]:
-    """Return what a variable was last given before a line, and where."""
-    found: tuple[ast.expr | None, int] = None, 0
-    for node in walk(site.function or site.module.tree):
-        if isinstance(node, ast.Assign) and found[1] < node.lineno < before:
-            targets = [part for target in node.targets for part in walk(target)]
-            if any(isinstance(part, ast.Name) and part.id == name.id for part in targets):
-                found = node.value, node.lineno
-    return found

@@ -332,7 +332,7 @@ def _page(page: Page) -> Iterator[str]:
     )
     if page.suppresses:
         others = ", ".join(page.suppresses)
-        yield f"While this is certain, {others} mean nothing and stay silent."
+        yield f"While this is certain, nothing is said of {others}."
 
 
 if __name__ == "__main__":

@@ -74,6 +74,8 @@ PATIENCE_S = 15.0
 neither may show before fetches from a DataLoader are."""
 MOST_LOOPS = 3
 """So many are recorded, one after the other; the last is reported."""
+OVER_S = 5.0
+"""So long a found loop takes no step before it is over; an actor and its critic are trained in turns."""
 MANY_STEPS = 200
 """Of another optimizer, without one of the found loop's: more than a critic takes for one of a generator's."""
 MOST_GROWTH = 256 << 20
@@ -249,7 +251,7 @@ class LoopFinder:
         if self.n_loops >= MOST_LOOPS or process_rank() is not None:
             return False  # ranks must record the same steps, so none may decide by its own clock
         self.trains_s, self.n_others = self.trains_s or time.monotonic(), self.n_others + 1
-        longer = time.monotonic() - self.trains_s > self.trains_s - self.begun_s
+        longer = time.monotonic() - self.trains_s > max(self.trains_s - self.begun_s, OVER_S)
         return longer and (self._recorded or self.n_others > MANY_STEPS)
 
     def _made_anew(self, optimizer: Optimizer, key: int) -> bool:

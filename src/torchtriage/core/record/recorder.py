@@ -173,6 +173,7 @@ class Recorder:
         self._probe: CallProbe | None = None
         self._probed_calls: list[dict[str, Any]] = []
         self._subnormal: list[dict[str, Any]] = []
+        self._unlabelled: list[dict[str, Any]] = []
         self._gradients: GradientWatch | None = None
         self._unused_gradients: dict[str, Any] | None = None
         self._thrown_gradients: list[dict[str, Any]] = []
@@ -284,7 +285,8 @@ class Recorder:
     def _end_probe(self) -> None:
         probe, self._probe = self._probe, None
         if probe is not None:
-            self._probed_calls, self._subnormal = probe.stop()[:MOST_PROBED], probe.subnormal()
+            self._probed_calls = probe.stop()[:MOST_PROBED]
+            self._subnormal, self._unlabelled = probe.subnormal(), probe.unlabelled()
 
     def _warm_up(self, now: int) -> None:
         self._phase_steps += 1
@@ -549,6 +551,7 @@ class Recorder:
             **{kind: self._recordings.get(kind) for kind in (LIGHT, HEAVY)},
             "calls": self._probed_calls,
             "subnormal": self._subnormal,
+            "unlabelled": self._unlabelled,
             "unused_gradients": self._unused_gradients,
             "thrown_gradients": self._thrown_gradients,
             "own_ns": self._own_ns,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchtriage.diagnose.runs import backward_passes, configuration, hot_lines, threads
+from torchtriage.diagnose.runs import backward_passes, configuration, hot_lines, threads, unlabelled
 from torchtriage.diagnose.runs.causes import CAUSES, Cause
 
 
@@ -10,7 +10,14 @@ def catalogue() -> tuple[Cause, ...]:
     """Return one cause for each code that has a page, in order of code."""
     found = {
         cause.code: cause
-        for cause in (*CAUSES, *hot_lines.CODES, threads.RIVAL, *configuration.CODES, *backward_passes.CODES)
+        for cause in (
+            *CAUSES,
+            *hot_lines.CODES,
+            threads.RIVAL,
+            *configuration.CODES,
+            *backward_passes.CODES,
+            unlabelled.UNLABELLED,
+        )
         if cause.page
     }
     return tuple(found[code] for code in sorted(found))

@@ -46,6 +46,7 @@ from torchtriage.diagnose.runs.source_hints import UNNAMED, with_source
 from torchtriage.diagnose.runs.source_view import SourceView, sequential
 from torchtriage.diagnose.runs.symptoms import one_of_each_cause, symptoms_last
 from torchtriage.diagnose.runs.threads import rival_threads
+from torchtriage.diagnose.runs.unlabelled import unlabelled_positions
 from torchtriage.diagnose.verdict.result import SCHEMA, Result, TraceFacts
 
 REPLACED = ("HST020", "HST021", "MEM028")
@@ -99,6 +100,7 @@ def with_samples(
         found += restarted_workers(loop, step_ms)
         found += rival_threads(loop, samples, view, step_ms)
         found += backward_passes(recording, samples, loop, view, step_ms)
+        found += unlabelled_positions(recording, traces, loop, step_ms)
     found += growing_memory(samples, growth, step_ms)
     known = _cautious(result, recording).findings
     if loop is not None:

@@ -67,6 +67,13 @@ def literal(node: ast.expr | None) -> object:
     return node.value if isinstance(node, ast.Constant) else ...
 
 
+def whole_number(node: ast.expr | None) -> int | None:
+    """Return the whole number that an expression writes out, with its sign; None for anything else."""
+    negative = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
+    value = literal(node.operand if isinstance(node, ast.UnaryOp) else node)
+    return (-value if negative else value) if type(value) is int else None
+
+
 def path_of(node: ast.expr) -> str:
     """Return ``a.b.c`` for names and attributes, empty for anything else."""
     parts: list[str] = []

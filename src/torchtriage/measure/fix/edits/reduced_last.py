@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.edits import replace_node
 from torchtriage.diagnose.lint.facts import Module
-from torchtriage.diagnose.lint.syntax import literal
+from torchtriage.diagnose.lint.syntax import literal, whole_number
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.measure.fix.proposal import Proposal, Site
 from torchtriage.measure.fix.statements import source
@@ -27,7 +27,7 @@ def propose(site: Site) -> Iterator[Proposal]:
         if not node.lineno <= site.line <= (node.end_lineno or node.lineno):
             continue
         reduced, given = _arguments(module, node, ("dim",) if name in PLACES else ("p", "dim"))
-        axis = _whole_number(given.pop("dim", ast.Constant(1) if name == "normalize" else None))
+        axis = whole_number(given.pop("dim", ast.Constant(1) if name == "normalize" else None))
         power = literal(given.get("p", ast.Constant(2)))
         if reduced is None or axis is None or power not in (1, 2):
             continue
@@ -68,10 +68,3 @@ def _arguments(module: Module, node: ast.Call, names: tuple[str, ...]) -> tuple[
         return None, {}
     array = source(module, tensor).endswith(".numpy()") or module.value(tensor).kind == "numpy"
     return (None if array else tensor), given
-
-
-def _whole_number(node: ast.expr | None) -> int | None:
-    """Return the number that an expression writes out."""
-    negative = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
-    value = literal(node.operand if isinstance(node, ast.UnaryOp) else node)
-    return (-value if negative else value) if type(value) is int else None

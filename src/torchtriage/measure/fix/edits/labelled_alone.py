@@ -1,0 +1,86 @@
+"""Only positions that have a label go through the layer before the loss."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from torchtriage.diagnose.lint.edits import replace_node
+from torchtriage.diagnose.lint.syntax import keyword, walk, whole_number
+from torchtriage.measure.fix.proposal import Proposal, Site
+from torchtriage.measure.fix.statements import body_of, complete, free_name, insert_before, source
+
+CODES = frozenset({"KRN105"})
+FUNCTION = "torch.nn.functional.cross_entropy"
+FLAT = frozenset({"view", "reshape", "flatten"})
+IGNORED = -100  # where nothing else is given
+KNOWN = frozenset({"ignore_index", "weight", "label_smoothing"})
+
+
+def propose(site: Site) -> Iterator[Proposal]:
+    """Yield ``cross_entropy(head(h[picked]), labels[picked])`` with ``picked = labels != -100`` before it."""
+    module, scope = site.module, site.function or site.module.tree
+    for call in walk(scope):
+        if not isinstance(call, ast.Call) or not call.lineno <= site.line <= (call.end_lineno or call.lineno):
+            continue
+        if module.name_of(call.func) != FUNCTION or len(call.args) != 2:
+            continue
+        if {item.arg for item in call.keywords} - KNOWN:
+            continue
+        logits, labels = map(_unflattened, call.args)
+        ignored = whole_number(keyword(call, "ignore_index") or ast.Constant(IGNORED))
+        made = _made(site, scope, logits, call) if isinstance(logits, ast.Name) else None
+        if made is None or not isinstance(labels, ast.Name) or ignored is None or not _is_known(scope, labels, made):
+            continue
+        assert isinstance(logits, ast.Name)
+        assert isinstance(made.value, ast.Call)
+        hidden, picked = made.value.args[0], free_name(module, "picked", "labelled")
+        edits = (
+            insert_before(module, made, f"{picked} = {labels.id} != {ignored}"),
+            replace_node(hidden, f"{source(module, hidden)}[{picked}]"),
+            replace_node(call.args[0], logits.id),
+            replace_node(call.args[1], f"{labels.id}[{picked}]"),
+        )
+        if picked and all(edit is not None for edit in edits):
+            yield Proposal(complete(edits), "compute the logits of positions with a label alone")
+            return
+
+
+def _unflattened(node: ast.expr) -> ast.expr:
+    """Return ``x`` of ``x.view(-1, x.size(-1))``, ``x.view(-1)`` and ``x.flatten(0, 1)``."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr not in FLAT:
+        return node
+    whole = node.func.attr == "flatten" or (node.args and whole_number(node.args[0]) == -1)
+    return node.func.value if whole and len(node.args) <= 2 else node
+
+
+def _made(site: Site, scope: ast.AST, logits: ast.Name, loss: ast.Call) -> ast.Assign | None:
+    """Return ``logits = head(hidden)`` in the statements around the loss, where nothing else uses them."""
+    statement = site.statement
+    body = body_of(site.module, statement) if statement is not None else None
+    made = [
+        node
+        for node in body or ()
+        if isinstance(node, ast.Assign)
+        and len(node.targets) == 1
+        and isinstance(node.targets[0], ast.Name)
+        and node.targets[0].id == logits.id
+    ]
+    named = [node for node in walk(scope) if isinstance(node, ast.Name) and node.id == logits.id]
+    inside = set(walk(loss.args[0]))
+    if len(made) != 1 or any(node not in inside and node is not made[0].targets[0] for node in named):
+        return None
+    call = made[0].value
+    if not isinstance(call, ast.Call) or len(call.args) != 1 or call.keywords:
+        return None
+    return made[0] if isinstance(call.args[0], ast.Name) else None
+
+
+def _is_known(scope: ast.AST, labels: ast.Name, made: ast.Assign) -> bool:
+    """Return whether the labels are what they are in the loss before the logits are made."""
+    stores = [node for node in walk(scope) if isinstance(node, ast.Name) and node.id == labels.id]
+    written = [node.lineno for node in stores if isinstance(node.ctx, ast.Store)]
+    given = isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef) and any(
+        node.arg == labels.id for node in walk(scope.args) if isinstance(node, ast.arg)
+    )
+    return all(line < made.lineno for line in written) and (given or bool(written))

@@ -133,7 +133,7 @@ def _thrown(recording: Recording, thrown: dict[str, Any], loop: SampledLoop, ste
         f" {format_ms(share * step_ms)} of {format_ms(step_ms)}{way}",
         place=Place(frame=frame, stack=(frame,) if frame else ()),
         cost=share_cost(low, high, step_ms, share, "time from its last gradient to its first", loop, "B"),
-        evidence={"share_of_step": round(share, 6), "models": thrown["of"] if thrown["needless"] else []},
+        evidence={"share_of_step": round(share, 6), "models": thrown["of"], "needless": thrown["needless"]},
         n_events=1,
     )
     return finding if thrown["needless"] else replace(finding, fix=FREEZE)

@@ -17,7 +17,7 @@ STEP = """
 
 
 def detached(text: str, *models: str) -> list[str]:
-    return proposed(text, "loss.backward(", "OPT103", "detach-others-work", {"models": list(models)})
+    return proposed(text, "loss.backward(", "OPT103", "detach-others-work", {"models": list(models), "needless": True})
 
 
 def test_all_that_the_loss_is_computed_of_is_detached():
@@ -68,7 +68,9 @@ def test_the_line_that_the_work_goes_in_at():
             loss = judged.mean()
             loss.backward()
     """
-    (after,) = proposed(before, "judged = ", "OPT103", "detach-others-work", {"models": ["generator"]})
+    (after,) = proposed(
+        before, "judged = ", "OPT103", "detach-others-work", {"models": ["generator"], "needless": True}
+    )
     assert "judged = self.D(fake.detach())" in after
 
 

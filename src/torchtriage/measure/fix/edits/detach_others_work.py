@@ -7,6 +7,7 @@ from collections.abc import Iterator, Set
 
 from torchtriage.diagnose.lint.edits import SourceEdit
 from torchtriage.diagnose.lint.syntax import path_of, walk
+from torchtriage.measure.fix.edits._other_models import other_models
 from torchtriage.measure.fix.proposal import Proposal, Site
 
 CODES = frozenset({"OPT103"})
@@ -16,12 +17,12 @@ MOST_STEPS = 50
 
 def propose(site: Site) -> Iterator[Proposal]:
     """Yield ``.detach()`` for all that the model made and that this line's loss is computed of."""
-    makers, statement = set(site.finding.evidence.get("models", ())), site.statement
+    makers, statement = other_models(site, needless=True), site.statement
     if not makers or not isinstance(statement, ast.Expr | ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Return):
         return
     if statement.value is None:
         return
-    chain = _Chain(site, makers | _variables(site, makers))
+    chain = _Chain(site, makers)
     nodes = chain.cut(statement.value, site.line)
     detached = [node for node in nodes or () if not _needs_no_graph(site.module.parents.get(node))]
     ends = dict.fromkeys((node.end_lineno or 0, node.end_col_offset or 0) for node in detached)
@@ -102,17 +103,6 @@ class _Chain:
                         last = node
             if last is not None:
                 yield name, last.value, last.lineno
-
-
-def _variables(site: Site, classes: Set[str]) -> set[str]:
-    """Return the names of what is made of these classes: ``G`` of ``self.G = Generator()``."""
-    found = set()
-    for node in walk(site.module.tree):
-        made = node.value if isinstance(node, ast.Assign) else None
-        if isinstance(made, ast.Call) and path_of(made.func).rpartition(".")[2] in classes:
-            assert isinstance(node, ast.Assign)
-            found |= {path_of(target).rpartition(".")[2] for target in node.targets}
-    return found - {""}
 
 
 def _needs_no_graph(user: ast.AST | None) -> bool:

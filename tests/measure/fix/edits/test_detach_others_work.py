@@ -100,3 +100,23 @@ def test_a_verdict_that_two_losses_share_stays():
             (-judged).mean().backward()
     """
     assert not detached(before, "generator")
+
+
+def test_a_result_that_is_kept_in_an_attribute():
+    before = """
+        class Trainer:
+            def forward(self, noise):
+                self.fake = self.generator(noise)
+
+            def backward_d(self):
+                judged = self.D(self.fake)
+                loss = judged.mean()
+                loss.backward(retain_graph=True)
+
+            def backward_g(self):
+                loss = -self.D(self.fake).mean()
+                loss.backward()
+    """
+    (after,) = detached(before.replace("loss.backward()", "loss.backward( )"), "generator")
+    assert "judged = self.D(self.fake.detach())" in after
+    assert "loss = -self.D(self.fake).mean()" in after

@@ -36,6 +36,13 @@ class _Chain:
     def __init__(self, site: Site, makers: Set[str]) -> None:
         self.site, self.makers = site, makers
         self.scope = site.function or site.module.tree
+        self.kept = {
+            path_of(target)
+            for node in walk(site.module.tree)
+            if isinstance(node, ast.Assign) and self._is_made(node.value)
+            for target in node.targets
+            if isinstance(target, ast.Attribute)
+        } - {""}
         self.models = {call.node for call in site.module.calls if call.receiver.kind == "module"}
 
     def cut(self, loss: ast.expr, line: int) -> list[ast.expr] | None:
@@ -52,7 +59,7 @@ class _Chain:
         return found if self._cut(loss, line, inside, found, 0) else None
 
     def _cut(self, expression: ast.expr, before: int, inside: Set[ast.AST], found: list[ast.expr], depth: int) -> bool:
-        calls = [node for node in walk(expression) if isinstance(node, ast.Call) and self._is_made(node)]
+        calls = [node for node in walk(expression) if isinstance(node, ast.expr) and self._is_made_or_kept(node)]
         found += calls
         within = {part for call in calls for part in walk(call)}
         for name, made, at in self._variables_of(expression, before):
@@ -77,11 +84,15 @@ class _Chain:
 
     def _holds(self, expression: ast.expr, before: int, depth: int) -> bool:
         """Return whether something is computed of what a model made."""
-        if any(self._is_made(node) for node in walk(expression)):
+        if any(self._is_made_or_kept(node) for node in walk(expression)):
             return True
         return depth < 8 and any(
             self._holds(made, at, depth + 1) for _, made, at in self._variables_of(expression, before)
         )
+
+    def _is_made_or_kept(self, node: ast.AST) -> bool:
+        """Return whether it is a model's result, or an attribute that holds one: ``self.fake``."""
+        return self._is_made(node) or (isinstance(node, ast.Attribute) and path_of(node) in self.kept)
 
     def _is_made(self, node: ast.AST) -> bool:
         return isinstance(node, ast.Call) and path_of(node.func).rpartition(".")[2] in self.makers

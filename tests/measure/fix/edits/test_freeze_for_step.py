@@ -27,5 +27,7 @@ def test_the_critic_has_no_gradients_of_its_weights_for_the_actors_loss():
 
 def test_what_goes_back_for_nothing_or_is_frozen_by_hand_is_left_alone():
     assert not frozen(UPDATE, needless=True)
-    assert not frozen("target.requires_grad_(False)\n" + UPDATE.replace("\n    ", "\n"))
+    plain = UPDATE.replace("\n    ", "\n")
+    assert frozen("target = Critic().requires_grad_(False)\n" + plain)
+    assert not frozen("set_requires_grad(self.critic, False)\n" + plain)
     assert not frozen(UPDATE.replace("loss.backward()", "self.go(loss)"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.syntax import path_of, walk
@@ -17,12 +18,12 @@ def propose(site: Site) -> Iterator[Proposal]:
     """Yield ``critic.requires_grad_(False)`` before the line, and the opposite behind its backward pass."""
     module, statement, models = site.module, site.statement, other_models(site, needless=False)
     body = body_of(module, statement) if statement is not None and models else None
-    if statement is None or body is None or statement not in body or "requires_grad" in module.text:
-        return  # what is frozen by hand would not be any more
+    if statement is None or body is None or statement not in body:
+        return
     calls = {path_of(node.func) for node in walk(statement) if isinstance(node, ast.Call)}
     called = sorted(path for path in calls if path.rpartition(".")[2] in models)
     behind = next((item for item in body[body.index(statement) :] if _goes_backward(item)), None)
-    if len(called) != 1 or behind is None:
+    if len(called) != 1 or behind is None or _is_frozen_somewhere(module.text, called[0].rpartition(".")[2]):
         return
     edits = (
         insert_before(module, statement, f"{called[0]}.requires_grad_(False)"),
@@ -30,6 +31,11 @@ def propose(site: Site) -> Iterator[Proposal]:
     )
     if all(edit is not None for edit in edits):
         yield Proposal(complete(edits), f"no gradients of {called[0]}'s weights for this loss")
+
+
+def _is_frozen_somewhere(text: str, name: str) -> bool:
+    """Return whether a part of the model is frozen by hand, and would not be any more."""
+    return any("requires_grad" in row and re.search(rf"\b{re.escape(name)}\b", row) for row in text.splitlines())
 
 
 def _goes_backward(statement: ast.stmt) -> bool:

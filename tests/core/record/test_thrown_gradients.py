@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 import linecache
 import pickle
 import threading
+import weakref
 from typing import Any
 
 import pytest
@@ -134,3 +136,30 @@ def test_gradients_that_are_replaced_before_both_take_them() -> None:
             optimizer.step()
             optimizer.zero_grad()
     assert watch.facts() == []
+
+
+def test_a_model_that_takes_its_gradients_now_and_then_is_none() -> None:
+    maker, judge = model(4, 6), model(6, 1)
+    optimizers = [torch.optim.SGD(part.parameters(), 0.1) for part in (maker, judge)]
+    names = {id(maker[0].weight): {"maker": maker}, id(judge[0].weight): {"judge": judge}}
+    watch = ThrownGradients(optimizers, lambda some: next(names[given] for given in some if given in names))
+    for number in range(6):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        judge(maker(torch.randn(3, 4))).sum().backward()
+        optimizers[0].step()
+        if number % 3 == 2:
+            optimizers[1].step()
+    assert watch.facts() == []
+
+
+def test_models_that_are_gone_are_not_held() -> None:
+    parts = [model(4, 6), model(6, 1)]
+    optimizers = [torch.optim.SGD(part.parameters(), 0.1) for part in parts]
+    watch = ThrownGradients(optimizers, lambda some: {})
+    parts[1](parts[0](torch.randn(3, 4))).sum().backward()
+    gone = weakref.ref(parts[0][0].weight)
+    del parts[:], optimizers[:]
+    gc.collect()
+    assert gone() is None
+    watch.stop()

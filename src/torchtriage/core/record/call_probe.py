@@ -23,7 +23,7 @@ from itertools import count
 from types import CodeType, FrameType
 from typing import Any, TypeAlias
 
-from torchtriage.core.record.stacks import is_library, user_call
+from torchtriage.core.record.stacks import is_library, of_the_user, user_call
 
 MOST_CALLS = 200
 """Calls of one function in a step whose inputs and results are read; more are counted."""
@@ -156,7 +156,7 @@ class CallProbe:
                     self._look_for_subnormal(frame)
         except Exception as error:  # it would be raised in the script
             self._cut()
-            if _of_the_user(error):
+            if of_the_user(error):
                 raise
 
     def _called(self, frame: FrameType, kind: int) -> None:
@@ -200,7 +200,7 @@ class CallProbe:
     def _look_for_subnormal(self, frame: FrameType) -> None:
         begun, code = time.perf_counter_ns(), frame.f_code
         values = dict(frame.f_locals)
-        for name, held in getattr(values.get("self"), "__dict__", {}).items():
+        for name, held in _attributes(values.get("self")).items():
             values[f"self.{name}"] = held
         for name, held in values.items():
             share = _subnormal_share(held)
@@ -213,11 +213,11 @@ class CallProbe:
         torch: Any = sys.modules["torch"]
         logits: Any = given.get("input")
         labels: Any = given.get("target")
-        plain = type(labels) is torch.Tensor and isinstance(logits, torch.Tensor)
-        if not plain or labels.is_floating_point():
+        plain = type(labels) is torch.Tensor and type(logits) is torch.Tensor
+        if not plain or is_watched(torch, "cpu") or labels.is_floating_point():
             return
         n_rows, classes = labels.numel(), logits.shape[1] if logits.dim() > 1 else 0
-        readable = labels.device.type == "cpu" and n_rows <= LARGEST and not _is_watched(torch, "cpu")
+        readable = labels.device.type == "cpu" and n_rows <= LARGEST
         if not readable or not n_rows or classes < MANY_CLASSES or logits.numel() != n_rows * classes:
             return
         with torch.no_grad():
@@ -291,19 +291,9 @@ def _digest(value: Any, depth: int, *, result: bool) -> tuple[int, int]:
     try:
         return _read(value, depth, result)
     except Exception as error:  # anything may refuse to be read
-        if _of_the_user(error):
+        if of_the_user(error):
             raise
         return _unread(value, result)
-
-
-def _of_the_user(error: Exception) -> bool:
-    """Return whether code of the user's raised it: a signal handler, which runs wherever the main thread is."""
-    trace = error.__traceback__
-    while trace is not None:
-        if not is_library(trace.tb_frame.f_code.co_filename):
-            return True
-        trace = trace.tb_next
-    return False
 
 
 def _unread(value: Any, result: bool) -> tuple[int, int]:
@@ -348,7 +338,7 @@ def _of_tensor(tensor: Any, torch: Any, result: bool, largest: int) -> tuple[int
     readable = tensor.layout == torch.strided and device in ("cpu", "cuda") and size <= largest
     # with a graph it is another one's input, whose backward pass needs its own; and a tracer or a mode of the script's
     # would see what reads it
-    if not readable or (result and tensor.requires_grad) or _is_watched(torch, device):
+    if not readable or (result and tensor.requires_grad) or is_watched(torch, device):
         return _unread(tensor, result)[0], size
     with torch.no_grad():
         flat = tensor.detach().reshape(-1)
@@ -358,6 +348,15 @@ def _of_tensor(tensor: Any, torch: Any, result: bool, largest: int) -> tuple[int
         return hash((*about, some.cpu().numpy().tobytes(), repr(flat.sum().item()))), size
 
 
+def _attributes(held: Any) -> dict[str, Any]:
+    """Return what an object holds, without asking code of its own."""
+    try:
+        own = object.__getattribute__(held, "__dict__")
+    except AttributeError:
+        return {}
+    return own if type(own) is dict else {}
+
+
 def _subnormal_share(value: Any) -> float:
     """Return what share of a tensor in memory are subnormal numbers, by a thousand of them; 0 of anything else."""
     torch: Any = sys.modules.get("torch")
@@ -365,19 +364,16 @@ def _subnormal_share(value: Any) -> float:
     if torch is None or numpy is None or type(value) not in (torch.Tensor, torch.nn.Parameter):
         return 0.0
     try:
+        if is_watched(torch, "cpu"):
+            return 0.0
         known = value.dtype in (torch.float32, torch.float64) and value.layout == torch.strided
-        if (
-            not known
-            or value.device.type != "cpu"
-            or not LARGE <= value.numel() <= LARGEST
-            or _is_watched(torch, "cpu")
-        ):
+        if not known or value.device.type != "cpu" or not LARGE <= value.numel() <= LARGEST:
             return 0.0
         with torch.no_grad():
             some = numpy.abs(value.detach().reshape(-1)[:: _stride(value.numel())].numpy())
         return float(((some > 0) & (some < numpy.finfo(some.dtype).tiny)).mean())
     except Exception as error:  # anything may refuse to be read
-        if _of_the_user(error):
+        if of_the_user(error):
             raise
         return 0.0
 
@@ -392,7 +388,7 @@ def _first_tensor(value: Any, torch: Any) -> Any:
         tensor.layout == torch.strided and tensor.device.type in ("cpu", "cuda") and 0 < tensor.numel() <= LARGEST
     )
     plain = readable and not tensor.is_complex() and not tensor.is_quantized
-    return tensor if plain and not _is_watched(torch, tensor.device.type) else None
+    return tensor if plain and not is_watched(torch, tensor.device.type) else None
 
 
 def _rows(value: Any, n: int) -> Any:
@@ -407,7 +403,7 @@ def _rows(value: Any, n: int) -> Any:
             some = flat[:, :: _stride(flat.shape[1], n)].double()
             return torch.cat([flat.sum(1, dtype=torch.float64)[:, None], some], dim=1).cpu().numpy()
     except Exception as error:  # anything may refuse to be read
-        if _of_the_user(error):
+        if of_the_user(error):
             raise
         return None
 
@@ -427,7 +423,7 @@ def _known_rows(rows: Rows, known: dict[tuple[int, int], Any]) -> float:
     return same / max(len(rows[0]), 1)
 
 
-def _is_watched(torch: Any, device: str) -> bool:
+def is_watched(torch: Any, device: str) -> bool:
     """Return whether operators that run now become part of something: a trace, a mode's count, a CUDA graph."""
     modes = (getattr(torch._C, f"_len_torch_{kind}_stack", int)() for kind in ("dispatch", "function"))
     captures = device == "cuda" and torch.cuda.is_current_stream_capturing()

@@ -234,12 +234,13 @@ class LoopFinder:
             self.trains_s, self.n_others = 0.0, 0  # one that follows begins after the last step of this one
             self._boundary()
             return
-        if self.recorder is not None and not self._by_loader:
-            if self._trains_longer():
-                self.recorder.close("it is over")
-            elif self._recorded:
-                return  # the loop that is watched further is known
+        recorder = None if self._by_loader else self.recorder
+        longer = recorder is not None and not recorder.capturing and self._trains_longer()
+        if recorder is not None and recorder.done and not longer:
+            return  # the loop that is watched further is known
         with self._alone() as alone:
+            if alone and recorder is not None and longer:
+                recorder.close("it is over")
             if alone:
                 self._count(optimizer, key)
 

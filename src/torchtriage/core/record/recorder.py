@@ -490,6 +490,7 @@ class Recorder:
     def _failed(self, error: Exception) -> None:
         """Count a failure and go on with what comes after it."""
         self._failures[f"{type(error).__name__}: {error}"] += 1
+        self._end_gradients()
         capture, self._capture = self._capture, None
         if capture is not None:
             capture.abandon()

@@ -154,3 +154,13 @@ def inside_another(module: torch.nn.Module, frame: FrameType | None, codes: froz
 def runs(code: CodeType) -> bool:
     """Return whether any thread is inside a call of this code."""
     return any(frame.f_code is code for innermost in current_frames().values() for frame in callers(innermost))
+
+
+def of_the_user(error: Exception) -> bool:
+    """Return whether code of the user's raised it: a signal handler, which runs wherever the main thread is."""
+    trace = error.__traceback__
+    while trace is not None:
+        if not is_library(trace.tb_frame.f_code.co_filename):
+            return True
+        trace = trace.tb_next
+    return False

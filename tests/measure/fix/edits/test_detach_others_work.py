@@ -120,3 +120,17 @@ def test_a_result_that_is_kept_in_an_attribute():
     (after,) = detached(before.replace("loss.backward()", "loss.backward( )"), "generator")
     assert "judged = self.D(self.fake.detach())" in after
     assert "loss = -self.D(self.fake).mean()" in after
+
+
+def test_the_model_itself_is_no_result():
+    before = """
+        class Trainer:
+            def __init__(self):
+                self.G = Generator()
+
+            def backward_d(self, noise):
+                loss = self.D(self.G(noise)).mean() + penalty(self.G)
+                loss.backward()
+    """
+    (after,) = detached(before, "Generator")
+    assert "loss = self.D(self.G(noise).detach()).mean() + penalty(self.G)" in after

@@ -17,7 +17,8 @@ def other_models(site: Site, *, needless: bool) -> set[str]:
     names = set(evidence.get("models", ())) if evidence.get("needless") is needless else set()
     for node in walk(site.module.tree) if names else ():
         made = node.value if isinstance(node, ast.Assign) else None
-        if isinstance(made, ast.Call) and path_of(made.func).rpartition(".")[2] in names:
+        made_of = path_of(made.func).rpartition(".")[2] if isinstance(made, ast.Call) else ""
+        if made_of in names and made_of[:1].isupper():  # a class; a model's result is none
             assert isinstance(node, ast.Assign)
             names |= {path_of(target).rpartition(".")[2] for target in node.targets}
     return names - {""}

@@ -42,7 +42,8 @@ class _Chain:
             if isinstance(node, ast.Assign) and self._is_made(node.value)
             for target in node.targets
             if isinstance(target, ast.Attribute)
-        } - {""}
+        }
+        self.kept = {path for path in self.kept if path and path.rpartition(".")[2] not in makers}
         self.models = {call.node for call in site.module.calls if call.receiver.kind == "module"}
 
     def cut(self, loss: ast.expr, line: int) -> list[ast.expr] | None:

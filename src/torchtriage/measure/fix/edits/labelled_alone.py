@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.edits import replace_node
-from torchtriage.diagnose.lint.syntax import keyword, walk, whole_number
+from torchtriage.diagnose.lint.syntax import keyword, path_of, walk, whole_number
+from torchtriage.measure.fix.edits._settings import origin_of
 from torchtriage.measure.fix.proposal import Proposal, Site
 from torchtriage.measure.fix.statements import body_of, complete, free_name, insert_before, source
 
@@ -14,6 +16,11 @@ CODES = frozenset({"KRN105"})
 FUNCTION = "torch.nn.functional.cross_entropy"
 FLAT = frozenset({"view", "reshape", "flatten"})
 IGNORED = -100  # where nothing else is given
+MIXES = re.compile(
+    r"[Dd]ropout|(Batch|Instance|Group)Norm|LSTM|GRU|RNN|[Aa]ttention|Transformer|Conv|Pool|Embedding\(|cumsum|softmax"
+    r"|matmul|einsum|bmm|@|\.(mean|sum|max|roll)\(|\.(shape|size|view|reshape|transpose)\b"
+)
+"""What works on several positions, or draws random numbers."""
 KNOWN = frozenset({"ignore_index", "weight", "label_smoothing"})
 
 
@@ -31,6 +38,8 @@ def propose(site: Site) -> Iterator[Proposal]:
         ignored = whole_number(keyword(call, "ignore_index") or ast.Constant(IGNORED))
         made = _made(site, scope, logits, call) if isinstance(logits, ast.Name) else None
         if made is None or not isinstance(labels, ast.Name) or ignored is None or not _is_known(scope, labels, made):
+            continue
+        if not _works_by_position(site, made.value):
             continue
         assert isinstance(logits, ast.Name)
         assert isinstance(made.value, ast.Call)
@@ -74,6 +83,18 @@ def _made(site: Site, scope: ast.AST, logits: ast.Name, loss: ast.Call) -> ast.A
     if not isinstance(call, ast.Call) or len(call.args) != 1 or call.keywords:
         return None
     return made[0] if isinstance(call.args[0], ast.Name) else None
+
+
+def _works_by_position(site: Site, call: ast.expr) -> bool:
+    """Return whether a layer is known to compute each position by itself, without random numbers."""
+    assert isinstance(call, ast.Call)
+    layer = origin_of(site.module, call.func)
+    if not isinstance(layer, ast.Call):
+        return False
+    known = site.module.classes.get(path_of(layer.func))
+    text = source(site.module, layer if known is None else known.node)
+    whole = known is not None or site.module.name_of(layer.func) in ("torch.nn.Linear", "torch.nn.Sequential")
+    return whole and MIXES.search(text) is None
 
 
 def _is_known(scope: ast.AST, labels: ast.Name, made: ast.Assign) -> bool:

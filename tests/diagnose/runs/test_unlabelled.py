@@ -23,7 +23,9 @@ for batch in loader:
 OP = ("torch/nn/modules/module.py:Module._call_impl",)
 
 
-def found(folder: Path, *, share: float = 0.85, classes: int = 500, vendor: str = "cpu") -> list[Finding]:
+def found(
+    folder: Path, *, share: float = 0.85, classes: int = 500, vendor: str = "cpu", width: int = 32
+) -> list[Finding]:
     """Steps of 10 ms: a layer onto 500 classes, the loss, two products of the backward pass, and another layer."""
     trace = TraceBuilder(vendor=vendor)
     for step in range(4):
@@ -34,7 +36,7 @@ def found(folder: Path, *, share: float = 0.85, classes: int = 500, vendor: str 
         trace.op("aten::cross_entropy_loss", at + 1_100, 1_000, dims=[[512, 500], [512]])
         trace.op("aten::mm", at + 2_200, 1_000, dims=[[512, 500], [500, 32]])
         trace.op("aten::mm", at + 3_300, 1_000, dims=[[500, 512], [512, 32]])
-        trace.op("aten::linear", at + 4_400, 2_000, dims=[[512, 32], [32, 32], []])
+        trace.op("aten::linear", at + 4_400, 2_000, dims=[[512, width], [width, width], []])
         if vendor != "cpu":
             trace.launch(at + 20, 5, at + 30, 100)
     built = SamplesBuilder(folder, SOURCE)
@@ -57,6 +59,6 @@ def test_what_has_as_many_rows_and_classes_is_for_nothing_where_there_is_no_labe
     assert (finding.cost.share_low, finding.cost.share_high) == (pytest.approx(0.6 * 0.34), pytest.approx(0.34))
 
 
-@pytest.mark.parametrize("given", [{"classes": 400}, {"vendor": "nvidia"}, {"share": 0.02}])
+@pytest.mark.parametrize("given", [{"classes": 400}, {"vendor": "nvidia"}, {"share": 0.02}, {"width": 500}])
 def test_other_shapes_a_device_and_little(given: dict[str, Any], tmp_path: Path) -> None:
     assert not found(tmp_path, **given)

@@ -47,9 +47,11 @@ SUBNORMAL = Cause(
     " double precision), but not zero, as what decays geometrically or ``exp`` of large negative numbers.",
     slow="the CPU computes each of them by microcode, a hundred times slower than others.",
     leave="such numbers matter.",
-    cost="the time in the function whose variable it is: 30 % of its operators at the low end, all of them at the high"
-    " end.",
+    cost="the time in the function whose variable it is: 30 % of its operators at the low end (less where under 2 % of"
+    " the numbers are subnormal), all of them at the high end.",
 )
+ENOUGH_SUBNORMAL = 0.02
+"""With this share a product took several times as long; with less, less is sure."""
 PROFILED = Cause(
     "MSR045",
     "profiler-overhead",
@@ -104,9 +106,11 @@ def _subnormal(recording: Recording, loop: SampledLoop, view: SourceView, step_m
         if share < WORTH:
             continue
         line = view.assigned(file, first_line, name) or first_line
-        lines = tuple(sorted({p.line for item in inside for p in item.chain if p.first_line == first_line} | {line}))
+        frames = {p for item in inside for p in item.chain if (p.file, p.first_line) == (file, first_line)}
+        lines = tuple(sorted({p.line for p in frames} | {line}))
         shape = " x ".join(map(str, found["shape"]))
         low, high = (gain * share for gain in SUBNORMAL.gain)
+        low *= min(found["share"] / ENOUGH_SUBNORMAL, 1.0)
         yield SUBNORMAL.finding(
             severity=severity_of(low, high),
             certainty="likely",

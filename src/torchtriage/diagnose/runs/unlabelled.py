@@ -78,9 +78,17 @@ def _share(trace: Trace, n_rows: int, n_classes: int) -> float:
     if not len(rows):
         return 0.0
     inputs, which = inputs_of(trace, rows)
+    if any(_is_as_wide(given, n_rows, n_classes) for given in inputs):
+        return 0.0  # which of the products are the logits' shapes do not tell
     fits = np.array([_fits(given, n_rows, n_classes) for given in inputs])[which]
     work = work_of(trace, rows[fits]) if fits.any() else None
     return min(work.share, 1.0) if work is not None else 0.0
+
+
+def _is_as_wide(given: Inputs, n_rows: int, n_classes: int) -> bool:
+    """Return whether a layer's input is as wide as there are classes."""
+    first, weight = given.shape(0), given.shape(1)
+    return len(weight) == 2 and first[-1:] == [n_classes] and math.prod(first[:-1]) == n_rows and weight[0] == weight[1]
 
 
 def _fits(given: Inputs, n_rows: int, n_classes: int) -> bool:

@@ -148,6 +148,7 @@ def test_layers_of_one_width_of_which_one_narrows() -> None:
         {"weight": [256, 256]},
         {"weight": []},
         {"between": ("aten::relu", [])},
+        {"between": ("aten::clamp", [])},
         {"message": ("aten::relu", [])},
         {"message": ("aten::linear", [256, 256])},
         {"message": ("aten::mul", [9000, 256])},  # a filter for each edge

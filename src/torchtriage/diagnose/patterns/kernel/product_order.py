@@ -49,9 +49,8 @@ _BACKWARD = r"^autograd::engine::evaluate_function"
 _ADDS = aten("index_add index_add_ scatter_add scatter_add_")
 _GATHERS = aten("index_select index gather")
 _FACTORS = aten("div div_ mul mul_")
-_MAKES = aten(
-    "bincount clamp_min clamp clamp_min_ clamp_ unsqueeze view reshape to reciprocal zeros new_zeros zeros_like ones"
-)
+_COUNTS = aten("bincount clamp_min clamp clamp_min_ clamp_ unsqueeze view reshape to reciprocal")
+_EMPTY = aten("zeros new_zeros zeros_like ones")
 """Beside the sum over neighbours and the layer: what their number is computed by."""
 MOST_BETWEEN = 12
 _NARROWS = ("aten::linear", "aten::mm", "aten::matmul")
@@ -167,7 +166,7 @@ def _gathered(trace: Trace) -> Iterator[Claim]:
     # rows of the same width are gathered before, and in the backward pass, of all layers with that width
     best = {width: sum(some) / len(some) for width, some in gains.items() if max(some) >= MIN_GAIN}
     rows = np.flatnonzero((is_add | is_gather) & (trace.kind == Kind.OP))
-    rows = rows[trace.tree.nearest(rows, is_add | is_gather) < 0]
+    rows = rows[trace.tree.nearest(rows, is_add | is_gather | trace.named("aten::embedding")) < 0]
     inputs, which = inputs_of(trace, rows)
     widths = np.array([each.shape(0)[-1] if len(each.shape(0)) == 2 else 0 for each in inputs] or [0])[which]
     share = np.array([best.get(int(width), 0.0) for width in widths])
@@ -194,7 +193,8 @@ def _follows_gather(names: list[str], given: list[Inputs], place: int) -> bool:
             return given[before].shape(0) == nodes
         factor = given[before].shape(1)
         scales = names[before] in _FACTORS and factor in ([n_edges, 1], [1], [])
-        if not scales and names[before] not in _MAKES:
+        counts = names[before] in _COUNTS and given[before].shape(0)[1:] != nodes[1:]
+        if not scales and not counts and names[before] not in _EMPTY:
             return False
     return False
 
@@ -207,7 +207,8 @@ def _narrows(names: list[str], given: list[Inputs], place: int) -> int:
         if names[after] == "aten::linear" and given[after].shape(0) == nodes and len(weight) == 2:
             return weight[0]
         factor = names[after] in _FACTORS and weight in ([nodes[0], 1], [1], [])
-        if not factor and names[after] not in _MAKES:
+        counts = names[after] in _COUNTS and given[after].shape(0) != nodes  # not a clamp of the sum itself
+        if not factor and not counts and names[after] not in _EMPTY:
             return 0
     return 0
 

@@ -12,10 +12,17 @@ from typing import Any
 
 import pytest
 
+from torchtriage.core.record import thrown_gradients
 from torchtriage.core.record.thrown_gradients import ThrownGradients
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(autouse=True)
+def _nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests of this process may have compiled something: then nothing is watched."""
+    monkeypatch.setattr(thrown_gradients, "may_compile", lambda: False)
 
 
 def model(n_in: int, n_out: int) -> Any:

@@ -67,7 +67,7 @@ class GradientWatch:
         modules = [module for reference in self._modules if (module := reference()) is not None]
         whole = [module for module in modules if _ids(module.parameters()) and _ids(module.parameters()) <= some]
         inner = {id(part) for module in whole for part in module.modules() if part is not module}
-        names = {id(value): name for name, value in vars(sys.modules["__main__"]).items()}
+        names = {id(value): name for name, value in list(vars(sys.modules["__main__"]).items())}
         names |= {id(part): name for module in modules for name, part in module.named_children()}
         largest = [module for module in whole if id(module) not in inner]
         largest.sort(key=lambda module: -sum(given.numel() for given in module.parameters()))

@@ -40,6 +40,7 @@ def noted(
     optimizers = [torch.optim.SGD(part.parameters(), 0.1) for part in (maker, judge)]
     names = {id(maker[0].weight): {"maker": maker}, id(judge[0].weight): {"judge": judge}}
     judge.requires_grad_(not frozen)
+    hooks = dict(torch.nn.modules.module._global_forward_pre_hooks)
     watch = ThrownGradients(optimizers, lambda some: next(names[given] for given in some if given in names))
     for _ in range(3):
         judge.requires_grad_(True)
@@ -58,7 +59,7 @@ def noted(
             judge(maker(torch.randn(3, 4))).sum().backward()
             optimizers[0].step()
     facts = watch.facts()
-    assert not torch.nn.modules.module._global_forward_pre_hooks
+    assert torch.nn.modules.module._global_forward_pre_hooks == hooks
     assert not judge[0].weight._post_accumulate_grad_hooks
     return facts
 

@@ -47,6 +47,7 @@ def _noted(model: Any, optimizers: list[Any]) -> dict[str, Any] | None:
         model(torch.randn(4, 8)).sum().backward()
         watch = watch or GradientWatch()
     assert watch is not None
+    watch.thrown.stop()
     return watch.facts()
 
 

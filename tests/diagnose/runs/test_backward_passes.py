@@ -49,7 +49,9 @@ def found(
     assert loop is not None
     measured = {
         "unused_gradients": unused,
-        "thrown_gradients": [{**thrown, "lines": [(str(folder / "train.py"), line, "f") for line in (7, 6)]}]
+        "thrown_gradients": [
+            {**thrown, "lines": [(str(folder / "train.py"), line, "f") for line in thrown.get("lines", (7, 6))]}
+        ]
         if thrown
         else [],
     }
@@ -83,6 +85,14 @@ def test_gradients_that_are_thrown_away_cost_the_way_to_them(tmp_path: Path) -> 
     assert weights.cost is not None
     assert (weights.cost.share_low, weights.cost.share_high) == (0.02, 0.07)
     assert "requires_grad_(False)" in weights.fix.code
+
+
+def test_with_a_device_nothing_is_promised_and_there_may_be_no_line(tmp_path: Path) -> None:
+    given = {"of": ["maker"], "by": ["judge"], "needless": True, "share": 0.1, "lines": ()}
+    finding = found(tmp_path, thrown=given, torch={"device": True})["OPT103"]
+    assert finding.place.frame is None
+    assert finding.cost is not None
+    assert (finding.cost.share_low, finding.cost.share_high) == (0.0, 0.2)
 
 
 def test_without_such_gradients_or_backward_passes_there_is_nothing(tmp_path: Path) -> None:

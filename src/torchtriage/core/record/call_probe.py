@@ -234,8 +234,8 @@ class CallProbe:
 
     def subnormal(self) -> list[dict[str, Any]]:
         """Return the variables with subnormal numbers, those with most of them first, as JSON values."""
-        found = sorted(self._subnormal.values(), key=lambda one: -one.share * math.prod(one.shape))
-        return [asdict(one) for one in found[:ITEMS]]
+        found = sorted(self._subnormal.values(), key=lambda variable: -variable.share * math.prod(variable.shape))
+        return [asdict(variable) for variable in found[:ITEMS]]
 
     def _judged(self, last: int) -> list[ProbedCall]:
         judged = []

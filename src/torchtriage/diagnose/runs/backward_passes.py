@@ -53,7 +53,8 @@ THROWN = Cause(
     " weights are.",
     leave="both are trained by one loss.",
     cost="the time from the first of these gradients to the last: 80 to 200 % of it where the way is for nothing (its"
-    " last layer comes on top), 20 to 70 % where the gradients of weights are.",
+    " last layer comes on top), 20 to 70 % where the gradients of weights are. With a device"
+    " that is the time to launch them: nothing is promised.",
 )
 FREEZE = Fix(
     "Freeze the other model while this one's loss is computed.",
@@ -102,7 +103,7 @@ def backward_passes(
         yield from _finding(UNUSED, inside, part, message, _calls_backward(inside), loop, step_ms)
     for thrown in recording.measured.get("thrown_gradients") or ():
         if thrown["share"] >= WORTH:
-            yield _thrown(recording, thrown, loop, step_ms)
+            yield _thrown(recording, thrown, loop, step_ms, on_device=bool(samples.torch.get("device")))
     again = [item for item in inside if any(map(_recomputes, item.look.stack))]
     if again:
         peak, memory = max((look.resident for look in samples.memory), default=0), samples.torch.get("memory") or 0
@@ -116,8 +117,12 @@ def backward_passes(
             yield from _finding(RECOMPUTED, again, 1.0, message, frame, loop, step_ms)
 
 
-def _thrown(recording: Recording, thrown: dict[str, Any], loop: SampledLoop, step_ms: float) -> Finding:
-    share, (file, line, function) = min(thrown["share"], 1.0), thrown["lines"][0]
+def _thrown(
+    recording: Recording, thrown: dict[str, Any], loop: SampledLoop, step_ms: float, *, on_device: bool
+) -> Finding:
+    share = min(thrown["share"], 1.0)
+    # a backward pass in a thread of a device's has no line of the script's
+    file, line, function = next(iter(thrown["lines"]), ("", 0, ""))
     lines = tuple(sorted({at for where, at, _ in thrown["lines"] if where == file}))
     file = recording.short(file)
     of, by = (", ".join(thrown[name]) or "another model" for name in ("of", "by"))
@@ -125,6 +130,8 @@ def _thrown(recording: Recording, thrown: dict[str, Any], loop: SampledLoop, ste
     # from its last layer's gradients to its first one's: the way through the last layer comes on top
     low, high = (gain * share for gain in (THROWN.gain if thrown["needless"] else WEIGHTS_ALONE))
     high = min(high, 1.0)
+    if on_device:
+        low = 0.0  # the host's time to launch it, which the device need not wait for
     way = "" if thrown["needless"] else ", the gradients of its weights with it"
     finding = THROWN.finding(
         severity=severity_of(low, high),

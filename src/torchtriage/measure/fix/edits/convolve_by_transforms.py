@@ -7,7 +7,15 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.syntax import keyword, literal
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import free_name, insert_before, module_in, replaced_in, source, statement_edit
+from torchtriage.measure.fix.statements import (
+    complete,
+    free_name,
+    insert_before,
+    module_in,
+    replaced_in,
+    source,
+    statement_edit,
+)
 
 CODES = frozenset({"KRN074"})
 FUNCTION = "torch.nn.functional.conv1d"
@@ -43,13 +51,10 @@ def propose(site: Site) -> Iterator[Proposal]:
         f"{spectrum} = {torch}.fft.rfft({signal}, {length}) * {torch}.fft.rfft({kernel}.flip(-1), {length})[:, 0]"
     )
     new = f"{torch}.fft.irfft({spectrum}, {length})[..., {kernel}.shape[-1] - 1 : {signal}.shape[-1]]"
-    edits = (
-        insert_before(module, statement, before),
-        statement_edit(module, statement, replaced_in(module, statement, (call, new))),
-        *imports,
-    )
-    if signal and kernel and length and spectrum and all(edit is not None for edit in edits):
-        yield Proposal(tuple(edit for edit in edits if edit is not None), "convolve by way of Fourier transforms")
+    changed = statement_edit(module, statement, replaced_in(module, statement, (call, new)))
+    edits = complete((insert_before(module, statement, before), changed, *imports))
+    if signal and kernel and length and spectrum and edits:
+        yield Proposal(edits, "convolve by way of Fourier transforms")
 
 
 def _is_first(site: Site, call: ast.Call, statement: ast.stmt) -> bool:

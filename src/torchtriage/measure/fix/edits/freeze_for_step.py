@@ -34,9 +34,9 @@ def propose(site: Site) -> Iterator[Proposal]:
         f"for {weight} in {weights}:\n    {weight}.requires_grad_(False)"
     )
     after = f"for {weight} in {weights}:\n    {weight}.requires_grad_(True)"
-    edits = (insert_before(module, statement, before), insert_after(module, behind, after))
-    if all(edit is not None for edit in edits):
-        yield Proposal(complete(edits), f"no gradients of {model}'s weights for this loss")
+    edits = complete((insert_before(module, statement, before), insert_after(module, behind, after)))
+    if edits:
+        yield Proposal(edits, f"no gradients of {model}'s weights for this loss")
 
 
 def _backward_of(statement: ast.stmt, rest: list[ast.stmt], model: str) -> ast.stmt | None:

@@ -44,14 +44,16 @@ def propose(site: Site) -> Iterator[Proposal]:
         assert isinstance(logits, ast.Name)
         assert isinstance(made.value, ast.Call)
         hidden, picked = made.value.args[0], free_name(module, "picked", "labelled")
-        edits = (
-            insert_before(module, made, f"{picked} = {labels.id} != {ignored}"),
-            replace_node(hidden, f"{source(module, hidden)}[{picked}]"),
-            replace_node(call.args[0], logits.id),
-            replace_node(call.args[1], f"{labels.id}[{picked}]"),
+        edits = complete(
+            (
+                insert_before(module, made, f"{picked} = {labels.id} != {ignored}"),
+                replace_node(hidden, f"{source(module, hidden)}[{picked}]"),
+                replace_node(call.args[0], logits.id),
+                replace_node(call.args[1], f"{labels.id}[{picked}]"),
+            )
         )
-        if picked and all(edit is not None for edit in edits):
-            yield Proposal(complete(edits), "compute the logits of positions with a label alone")
+        if picked and edits:
+            yield Proposal(edits, "compute the logits of positions with a label alone")
             return
 
 

@@ -149,6 +149,11 @@ def schema_of(kind: type, name: str, title: str) -> dict[str, Any]:
     for definition in definitions.values():
         # Python 3.13 and later strip a docstring's indentation, earlier ones keep it
         definition["description"] = inspect.cleandoc(definition["description"])
+        for part in definition.get("properties", {}).values():
+            # msgspec 0.23 and later write these two as well
+            part.pop("propertyNames", None)
+            if part.get("default") == {}:
+                del part["default"]
     definitions[kind.__name__]["properties"]["schema"] = {"const": name}
     return {
         "$schema": SCHEMA_ID,

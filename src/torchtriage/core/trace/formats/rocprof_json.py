@@ -365,14 +365,14 @@ class _Process:
             return otherwise
         try:
             return msgspec.json.decode(text, type=kind)
-        except UnicodeDecodeError:
-            self._loss.n_repaired += 1
-        except (msgspec.MsgspecError, RecursionError) as error:
-            return self._missed(key, error, otherwise)
-        try:
-            return msgspec.json.decode(bytes(text).decode("utf-8", "replace"), type=kind)
         except _BROKEN as error:
-            return self._missed(key, error, otherwise)
+            broken = error
+        try:
+            repaired = msgspec.json.decode(bytes(text).decode("utf-8", "replace"), type=kind)
+        except _BROKEN:
+            return self._missed(key, broken, otherwise)
+        self._loss.n_repaired += 1
+        return repaired
 
     def _missed(self, key: str, error: Exception, otherwise: Row) -> Row:
         self._loss.n_lost += 1

@@ -23,18 +23,19 @@ import sys
 import threading
 import time
 import traceback
-import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
 from torchtriage.core.record.call_place import CallPlace
 from torchtriage.core.record.environment import process_rank, world_size
+from torchtriage.core.record.growth_guard import GrowthGuard
 from torchtriage.core.record.leak_watcher import LeakWatcher
 from torchtriage.core.record.loop import Boundary, Loop
 from torchtriage.core.record.main_thread import in_main_thread, main_thread_prepares
+from torchtriage.core.record.optimizer_choice import OptimizerChoice
 from torchtriage.core.record.output_digest import Answers
 from torchtriage.core.record.printed_output import finish_printing, print_by_line
 from torchtriage.core.record.recorder import COMPLETE, EARLY, Recorder, RecordPlan
@@ -56,10 +57,6 @@ if TYPE_CHECKING:  # here only the script imports torch
 
     from torchtriage.core.record.structured_log import StructuredLog
 
-FIRST_LOOKS = 2
-"""Optimizer steps seen before the boundary is chosen: one that shows later can still take its place."""
-MORE_LOOKS = 6
-"""... and when there are several, so many, to see which one steps once per iteration."""
 LOOK_S = 0.01
 SLOWER_LOOK_S = 0.25
 """Between two looks at the stacks: often at first, seldom after ``EAGER_S``."""
@@ -78,9 +75,6 @@ OVER_S = 5.0
 """So long a found loop takes no step before it is over; an actor and its critic are trained in turns."""
 MANY_STEPS = 200
 """Of another optimizer, without one of the found loop's: more than a critic takes for one of a generator's."""
-MOST_GROWTH = 256 << 20
-"""A recording is thrown away that makes the process larger than it ever was by more than this and by more than a
-quarter, or by eight times this."""
 WINDOWS_S = (0.4, 4.0, 15.0)
 """After so long outside of imports a stretch of time is recorded where no boundary was found; the last one is kept."""
 WINDOW_S = 0.4
@@ -107,19 +101,14 @@ class LoopFinder:
         self.compile_log: StructuredLog | None = None
         self.compile_problem = ""
         self.folder = ""
-        self.n_optimizer_steps: dict[int, int] = {}
-        self.optimizers: dict[int, str] = {}
-        self.chosen, self.take_turns = 0, False
-        self.stepped: weakref.ref[Optimizer] | None = None  # the chosen one
-        self.replaced: dict[int, weakref.ref[Optimizer] | None] = {}
-        self.rival, self.rival_seen = 0, 0
+        self.optimizers = OptimizerChoice()
         self.undo: list[Callable[[], object]] = []
         self.over = False
         self.forward_found = False
         self.fetches: dict[int, int] = {}
+        self.fetched = 0
         self.drop_loader: Callable[[], object] = lambda: None
         self.choosing = threading.Lock()
-        self.most_resident, self.giving_up = 0, False
         self.n_done = 0  # boundaries since the recorder ended, and that one
         self.begun_s = self.done_s = self.trains_s = 0.0
         self.n_loops = self.n_others = self.end_at = 0
@@ -135,7 +124,7 @@ class LoopFinder:
             self._listen_to_compiler()
         self._note()
         if self.sampler is not None:
-            self.sampler.guards.append(self._guard)
+            self.sampler.guards.append(GrowthGuard(lambda: self.recorder or self.window))
             self.sampler.start()
         handle = register_optimizer_step_post_hook(self._optimizer_stepped)
         # compiled steps are guarded against another number of hooks: it stays and does nothing
@@ -205,7 +194,7 @@ class LoopFinder:
                 "world_size": world_size(),
                 "loop": asdict(self.loop) if self.loop else None,
                 "folder": self.folder,
-                "n_optimizer_steps": sum(self.n_optimizer_steps.values()),
+                "n_optimizer_steps": sum(self.optimizers.n_steps.values()),
                 "sampled": self.sampler is not None,
                 "done": self.recorder.done if self.recorder else False,
                 "memory_problem": self.memory_problem,
@@ -227,10 +216,7 @@ class LoopFinder:
         # part of a compiled step this would break its graph
         if torch.compiler.is_compiling() or self.over:
             return
-        key = id(optimizer)
-        # another may have its number once it is gone
-        same = key == self.chosen and self.loop is not None and self.loop.name == type(optimizer).__name__
-        if same or self._made_anew(optimizer, key):
+        if self.optimizers.is_chosen(optimizer) or self._made_anew(optimizer, sys._getframe(1)):
             self.trains_s, self.n_others = 0.0, 0  # one that follows begins after the last step of this one
             self._boundary()
             return
@@ -242,7 +228,7 @@ class LoopFinder:
             if alone and recorder is not None and longer:
                 recorder.close("it is over")
             if alone:
-                self._count(optimizer, key)
+                self._count(optimizer)
 
     def _trains_longer(self) -> bool:
         """Return whether this training has gone on for longer than all since the begin of the found loop, now over.
@@ -255,27 +241,13 @@ class LoopFinder:
         longer = time.monotonic() - self.trains_s > max(self.trains_s - self.begun_s, OVER_S)
         return longer and (self._recorded or self.n_others > MANY_STEPS)
 
-    def _made_anew(self, optimizer: Optimizer, key: int) -> bool:
-        """Take an optimizer for the chosen one that was made since, and steps at the same line: for the next fit."""
-        loop = self.loop
-        if self.take_turns or loop is None or key in self.n_optimizer_steps or loop.boundary != "optimizer":
-            return False
-        if loop.name != type(optimizer).__name__:
-            return False
-        if user_call(sys._getframe(2)) != (loop.file, loop.line, loop.function):
+    def _made_anew(self, optimizer: Optimizer, frame: FrameType) -> bool:
+        """Take an optimizer for the chosen one that was made since, and steps at the same line."""
+        if not self.optimizers.may_be_anew(optimizer, self.loop, frame):
             return False
         with self._alone() as alone:
-            if not alone:
-                return False
-            if (before := self.replaced.get(key)) is not None and before() is optimizer:
-                self.take_turns = True  # both live, and step at one line
-                return False
-            self.replaced[self.chosen] = self.stepped
-            # another may come to have its number
-            self.n_optimizer_steps[key] = self.n_optimizer_steps.pop(self.chosen, 0)
-            self.chosen, self.optimizers[key], self.stepped = key, loop.name, weakref.ref(optimizer)
-            return True
-        return False
+            return alone and self.optimizers.replace(optimizer)
+        return False  # it failed
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[bool]:
@@ -289,39 +261,20 @@ class LoopFinder:
             if alone:
                 self.choosing.release()
 
-    def _count(self, optimizer: Optimizer, key: int) -> None:
-        """Count steps of optimizers until it is clear which of them ends an iteration.
-
-        The rarest one does: of two equals the first seen. One that shows only later, after several
-        steps of the chosen one, takes its place while nothing has been recorded yet.
-        """
-        counts = self.n_optimizer_steps
+    def _count(self, optimizer: Optimizer) -> None:
+        """Count a step; one that shows only later may take the chosen one's place while nothing has been recorded."""
+        recorder, optimizers = self.recorder, self.optimizers
         if self._recorded:  # the loop before this one had others
-            counts.clear()
-            self.optimizers.clear()
-        counts[key] = counts.get(key, 0) + 1
-        self.optimizers[key] = type(optimizer).__name__
-        if self.recorder is None:
-            looks = sum(counts.values())
-            if looks < (FIRST_LOOKS if len(counts) == 1 else MORE_LOOKS):
-                return
-            # as they were before this step: two that take turns would never be the rarest else
-            if key != min(counts, key=lambda other: counts[other] - (other == key)):
-                return  # the rarest one's own next step is the boundary
-        elif (self.loop is None or self.loop.boundary == "optimizer") and not self._recorded:
-            seen = self.recorder.steps_seen
-            rarer = self.rival == key and seen - self.rival_seen > 1
-            self.rival, self.rival_seen = key, seen
-            if not rarer or self.recorder.state not in EARLY:
-                return
-        self.chosen, self.stepped = key, weakref.ref(optimizer)
-        name = self.optimizers[key]
-        how = f"one step of {name}"
-        if len(counts) > 1:
-            others = {name for other, name in self.optimizers.items() if other != key} - {name}
-            how += f", the rarest of {len(counts)} optimizers"
-            how += f" (beside {', '.join(sorted(others))})" if others else ""
-        self._begin("optimizer", name, how)
+            optimizers.forget()
+        optimizers.count(optimizer)
+        if recorder is None:
+            begins = optimizers.ends_iteration(optimizer)
+        elif (self.loop is None or self.loop.boundary == "optimizer") and not recorder.done:
+            begins = optimizers.is_rarer(optimizer, recorder.steps_seen) and recorder.state in EARLY
+        else:
+            begins = True
+        if begins:
+            self._begin("optimizer", *optimizers.choose(optimizer))
 
     # -- inference -----------------------------------------------------------------------------
 
@@ -336,7 +289,7 @@ class LoopFinder:
             fetches_count = False
             worked_s = 0.0
             windows = list(WINDOWS_S) if sampler is not None else []
-            while not self.over and not self.n_optimizer_steps:
+            while not self.over and not self.optimizers.n_steps:
                 passed = time.monotonic() - begun
                 time.sleep(LOOK_S if passed < EAGER_S else SLOWER_LOOK_S)
                 if self.forward_found:
@@ -358,7 +311,7 @@ class LoopFinder:
                     listening()
                 for module in outermost_modules(codes):
                     seen[id(module)] = seen.get(id(module), 0) + 1
-                    if seen[id(module)] >= SEEN_TWICE and not self.n_optimizer_steps:
+                    if seen[id(module)] >= SEEN_TWICE and not self.optimizers.n_steps:
                         if listening is not None:
                             listening()
                         self._hook_forward(module)
@@ -388,7 +341,7 @@ class LoopFinder:
                 if self.forward_found or self.over or inside_another(module, frame, codes):
                     return
                 heard[id(module)] = heard.get(id(module), 0) + 1
-                if heard[id(module)] >= SEEN_TWICE and not self.n_optimizer_steps:
+                if heard[id(module)] >= SEEN_TWICE and not self.optimizers.n_steps:
                     stop()
                     self._hook_forward(module)
             except Exception:
@@ -423,7 +376,7 @@ class LoopFinder:
             if self.over:
                 return
             trains = self.loop is not None and self.loop.boundary == "optimizer"
-            if trains or (self.n_optimizer_steps and not self._recorded):
+            if trains or (self.optimizers.n_steps and not self._recorded):
                 # it trains after all: what was recorded of the forwards is no longer wanted
                 self._drop_hooks_of_forward(undo)
                 return
@@ -515,13 +468,13 @@ class LoopFinder:
             return
         if self.recorder is not None:
             watched = self.memory is not None or self.settings["exit_after"]
-            if key == self.chosen and (watched or not self.recorder.done):
+            if key == self.fetched and (watched or not self.recorder.done):
                 self._boundary()
             return
         with self._alone() as alone:
             self.fetches[key] = self.fetches.get(key, 0) + 1
-            if alone and self.fetches[key] >= FIRST_LOOKS:
-                self.chosen = key
+            if alone and self.fetches[key] >= SEEN_TWICE:
+                self.fetched = key
                 how = "one fetch from a DataLoader; no optimizer steps and no modules were seen"
                 self._begin("loader", "DataLoader", how)
 
@@ -560,25 +513,6 @@ class LoopFinder:
         if sampler is not None:
             watched = {"may_trace": lambda: not sampler.others_spin, "on_stacks": sampler.pause}
         return Recorder(self.out / self.folder, plan, rank=rank, boundary=boundary, **watched)
-
-    def _guard(self, resident: int) -> None:
-        """Stop a recording that makes the process grow; called by the sampler with the resident bytes."""
-        recorder = self.recorder or self.window
-        if recorder is None or not recorder.capturing:
-            self.most_resident = max(self.most_resident, resident)
-            return
-        grown, most = resident - self.most_resident, min(max(MOST_GROWTH, self.most_resident // 4), 8 * MOST_GROWTH)
-        if grown > most // 2:
-            recorder.cut_short()
-            if grown > most and not self.giving_up:
-                self.giving_up = True
-                _thread.start_new_thread(self._give_up, (recorder,))  # the sampler goes on
-
-    def _give_up(self, recorder: Recorder) -> None:
-        in_main_thread(
-            functools.partial(recorder.give_up, "recording made the process grow by more than 256 MB and a quarter")
-        )
-        self.giving_up = False
 
     @property
     def _recorded(self) -> bool:

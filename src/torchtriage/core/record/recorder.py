@@ -20,12 +20,11 @@ from threading import Lock, get_ident
 from time import perf_counter_ns
 from typing import Any
 
-from torchtriage.core.record.call_probe import CallProbe
 from torchtriage.core.record.environment import gather
+from torchtriage.core.record.evidence import Evidence
 from torchtriage.core.record.profiler_capture import BUSY, Capture, ProfilerBusyError, capture_ended, devices
 from torchtriage.core.record.timing import OwnTime, settled, step_wall_ns
 from torchtriage.core.record.torch_hooks import may_compile
-from torchtriage.core.record.unused_gradients import GradientWatch
 
 SCHEMA = "torchtriage-recording/1"
 RECORDING_FILE = "recording.json"
@@ -46,7 +45,6 @@ EARLY_LIGHT, EARLY_HEAVY, CALLS, WARM_UP, TIMING, LIGHT, HEAVY, AGAIN, OFF = _OR
 EARLY = (EARLY_LIGHT, EARLY_HEAVY, CALLS, WARM_UP, TIMING)
 """States in which a better boundary may still take the place of the one that was chosen."""
 CAPTURES = (EARLY_LIGHT, EARLY_HEAVY, LIGHT, HEAVY)
-MOST_PROBED = 100
 JOB_STEPS, FOREVER_S = 20, 1e9
 """Unprofiled steps that each rank of a job times, however long they take."""
 FEWEST_STEPS = 3
@@ -170,13 +168,7 @@ class Recorder:
         self._look_at = 0
         self._look_ns = 0
         self._n_compiled = 0
-        self._probe: CallProbe | None = None
-        self._probed_calls: list[dict[str, Any]] = []
-        self._subnormal: list[dict[str, Any]] = []
-        self._unlabelled: list[dict[str, Any]] = []
-        self._gradients: GradientWatch | None = None
-        self._unused_gradients: dict[str, Any] | None = None
-        self._thrown_gradients: list[dict[str, Any]] = []
+        self._evidence = Evidence(self._failures)
         # what the next step boundary means; None: nothing any more
         self._advance: Callable[[int], None] | None
         if self.plan.early_light or self.plan.early_heavy:
@@ -263,7 +255,7 @@ class Recorder:
             capture = self._capture
             if capture is not None:
                 self._keep(capture, inside_step=True)
-            self._end_probe()
+            self._evidence.end_calls()
         except Exception as error:
             self._failed(error)
         self._end(reason)
@@ -276,21 +268,14 @@ class Recorder:
 
     def _probing(self, now: int) -> None:
         self._phase_steps += 1
-        if self._probe is not None:
-            self._probe.step()
+        self._evidence.calls_step()
         if self._phase_steps >= self.plan.calls:
-            self._end_probe()
+            self._evidence.end_calls()
             self._next()
-
-    def _end_probe(self) -> None:
-        probe, self._probe = self._probe, None
-        if probe is not None:
-            self._probed_calls = probe.stop()[:MOST_PROBED]
-            self._subnormal, self._unlabelled = probe.subnormal(), probe.unlabelled()
 
     def _warm_up(self, now: int) -> None:
         self._phase_steps += 1
-        self._watch_gradients()
+        self._evidence.gradients_step(self._phase_steps, self.plan.warmup)
         if self._phase_steps > self.plan.warmup:  # the first call only begins a step
             self._queued = bool(devices())
             if _world_size() > 1:
@@ -298,25 +283,6 @@ class Recorder:
                 n = min(self.plan.timing_steps, 1) * JOB_STEPS
                 self.plan = replace(self.plan, timing_steps=n, max_timing_steps=n, max_timing_s=FOREVER_S)
             self._next()
-
-    def _watch_gradients(self) -> None:
-        """Compare the gradients at two boundaries of the warm-up; see until its end which are thrown away."""
-        try:
-            if self._phase_steps == 1:
-                self._end_gradients()  # of another thread's steps
-                self._gradients = GradientWatch() if self.plan.warmup else None
-            elif self._gradients is not None:
-                if self._phase_steps == 2:
-                    self._unused_gradients = self._gradients.facts()
-                if self._phase_steps > self.plan.warmup:
-                    self._thrown_gradients, self._gradients = self._gradients.thrown.facts(), None
-        except Exception as error:  # of the script's own classes
-            self._failures[f"gradients: {type(error).__name__}: {error}"] += 1
-
-    def _end_gradients(self) -> None:
-        gradients, self._gradients = self._gradients, None
-        if gradients is not None:
-            gradients.thrown.stop()
 
     def _timing(self, now: int) -> None:
         self._time(self._before, now, self.plan.max_timing_steps)
@@ -386,8 +352,7 @@ class Recorder:
                 self._begins_capture(self._last_ns)
         elif state == CALLS:
             self._advance = self._probing
-            self._probe = CallProbe()
-            self._probe.start()
+            self._evidence.begin_calls()
         else:
             self._advance = {WARM_UP: self._warm_up, TIMING: self._timing}.get(state, self._timing_again)
             if state in (AGAIN, WARM_UP):
@@ -478,7 +443,7 @@ class Recorder:
             self._stray_run += 1
             if self._stray_run < TAKE_OVER or self._capture is not None:
                 return False
-            self._end_probe()
+            self._evidence.end_calls()
             if self.state == AGAIN:
                 self._after, self._phase_steps = _Timed([]), 0
             else:
@@ -490,12 +455,12 @@ class Recorder:
     def _failed(self, error: Exception) -> None:
         """Count a failure and go on with what comes after it."""
         self._failures[f"{type(error).__name__}: {error}"] += 1
-        self._end_gradients()
+        self._evidence.end_gradients()
         capture, self._capture = self._capture, None
         if capture is not None:
             capture.abandon()
             self._on_stacks(False)
-        self._end_probe()
+        self._evidence.end_calls()
         if self.ended:
             return
         if self.state not in CAPTURES:
@@ -511,7 +476,7 @@ class Recorder:
         self.state = OFF
         self.ended = reason
         _live.discard(self)
-        self._end_gradients()
+        self._evidence.end_gradients()
         self._write()
         if reason == COMPLETE and self._on_done is not None:
             try:
@@ -550,11 +515,7 @@ class Recorder:
             "before": asdict(self._before),
             "after": asdict(self._after),
             **{kind: self._recordings.get(kind) for kind in (LIGHT, HEAVY)},
-            "calls": self._probed_calls,
-            "subnormal": self._subnormal,
-            "unlabelled": self._unlabelled,
-            "unused_gradients": self._unused_gradients,
-            "thrown_gradients": self._thrown_gradients,
+            **self._evidence.facts(),
             "own_ns": self._own_ns,
             "failures": dict(self._failures),
             "environment": self._environment,
@@ -579,8 +540,8 @@ def _close_all() -> None:
 
 def _forget() -> None:
     for recorder in list(_live):
-        recorder._end_probe()
-        recorder._end_gradients()
+        recorder._evidence.end_calls()
+        recorder._evidence.end_gradients()
         recorder._advance, recorder.state, recorder.ended = None, OFF, "forked"
     _live.clear()
 

@@ -1,0 +1,75 @@
+"""In the script's process: what a few steps show that no recording holds.
+
+Calls that repeat with equal inputs, numbers too small to be fast, gradients that nobody uses.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from torchtriage.core.record.call_probe import CallProbe
+from torchtriage.core.record.unused_gradients import GradientWatch
+
+MOST_CALLS = 100
+
+
+class Evidence:
+    """Watches steps for as long as it is told to; ``failures`` counts what goes wrong with the script's own classes."""
+
+    def __init__(self, failures: Counter[str]) -> None:
+        self._failures = failures
+        self._probe: CallProbe | None = None
+        self._gradients: GradientWatch | None = None
+        self._calls: list[dict[str, Any]] = []
+        self._subnormal: list[dict[str, Any]] = []
+        self._unlabelled: list[dict[str, Any]] = []
+        self._unused_gradients: dict[str, Any] | None = None
+        self._thrown_gradients: list[dict[str, Any]] = []
+
+    def begin_calls(self) -> None:
+        """Compare inputs and results of calls from here on; the end of a step is said with :meth:`calls_step`."""
+        self._probe = CallProbe()
+        self._probe.start()
+
+    def calls_step(self) -> None:
+        """Say that a step has ended."""
+        if self._probe is not None:
+            self._probe.step()
+
+    def end_calls(self) -> None:
+        """Keep what calls showed."""
+        probe, self._probe = self._probe, None
+        if probe is not None:
+            self._calls = probe.stop()[:MOST_CALLS]
+            self._subnormal, self._unlabelled = probe.subnormal(), probe.unlabelled()
+
+    def gradients_step(self, nth: int, last: int) -> None:
+        """Compare gradients after the first and the second step; see until step ``last`` which are thrown away."""
+        try:
+            if nth == 1:
+                self.end_gradients()  # of another thread's steps
+                self._gradients = GradientWatch() if last else None
+            elif self._gradients is not None:
+                if nth == 2:
+                    self._unused_gradients = self._gradients.facts()
+                if nth > last:
+                    self._thrown_gradients, self._gradients = self._gradients.thrown.facts(), None
+        except Exception as error:  # of the script's own classes
+            self._failures[f"gradients: {type(error).__name__}: {error}"] += 1
+
+    def end_gradients(self) -> None:
+        """Take every hook out."""
+        gradients, self._gradients = self._gradients, None
+        if gradients is not None:
+            gradients.thrown.stop()
+
+    def facts(self) -> dict[str, Any]:
+        """Return what was seen, as JSON values."""
+        return {
+            "calls": self._calls,
+            "subnormal": self._subnormal,
+            "unlabelled": self._unlabelled,
+            "unused_gradients": self._unused_gradients,
+            "thrown_gradients": self._thrown_gradients,
+        }

@@ -387,3 +387,53 @@ def test_longer_sequences_are_no_context_parallelism():
 
 def test_one_slow_rank_is_no_ring():
     assert "COM067" not in found(rings(4, lambda rank: 4000.0 if rank == 1 else 1000.0))
+
+
+# -- batches of unequal size ---------------------------------------------------------------------
+
+
+def batches(n: int, tokens: Callable[[int, int], int], us: Callable[[int, int], float]) -> list[TraceBuilder]:
+    """Return ranks whose batches have so many tokens, by step and rank, and take so long."""
+    builders = ranks_of(n)
+
+    def arrive(step: int, begin: float) -> list[float]:
+        for rank, one in enumerate(builders):
+            one.op("aten::linear", begin, 5, dims=[[tokens(step, rank), 64], [64, 64], []], types=["float"] * 2 + [""])
+        return [kernel(one, begin + 10, us(step, rank), "gemm") + 5 for rank, one in enumerate(builders)]
+
+    return steps_of(builders, arrive)
+
+
+def turns(step: int, rank: int) -> int:
+    return 1000 + 700 * ((step + rank) % 3 == 0) + 50 * ((step * 7 + rank * 5) % 4)
+
+
+def test_batches_of_unequal_size_make_ranks_late_by_turns():
+    one = found(batches(4, turns, lambda step, rank: float(turns(step, rank))))["COM069"]
+    own = [[turns(step, rank) for rank in range(4)] for step in range(N_STEPS)]
+    assert one.cost is not None
+    assert one.cost.high_ms == pytest.approx(sum(max(row) - sum(row) / 4 for row in own) / N_STEPS / 1e3, rel=0.05)
+    assert one.cost.low_ms > 0.8 * one.cost.high_ms
+    assert one.certainty == "likely"
+
+
+def test_a_machine_that_is_slow_by_turns_is_silent():
+    assert "COM069" not in found(batches(4, lambda _step, _rank: 1000, lambda step, rank: float(turns(step, rank))))
+
+
+def test_sizes_that_do_not_take_longer_are_silent():
+    assert "COM069" not in found(batches(4, turns, lambda step, rank: float(turns(step, 3 - rank))))
+
+
+def test_the_same_rank_with_the_largest_batch_is_a_late_rank():
+    both = found(batches(4, lambda _, rank: 1000 + 800 * (rank == 1), lambda _, rank: 1000.0 + 800 * (rank == 1)))
+    assert "COM036" in both
+    assert "COM069" not in both
+
+
+def test_batches_that_are_long_for_all_ranks_are_silent():
+    assert "COM069" not in found(batches(4, lambda step, _: 500 * (1 + step), lambda step, _: 500.0 * (1 + step)))
+
+
+def test_sizes_that_no_trace_would_say_are_silent():
+    found(batches(4, lambda step, rank: -(10**30) * turns(step, rank), lambda step, rank: float(turns(step, rank))))

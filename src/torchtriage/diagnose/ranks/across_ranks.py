@@ -9,6 +9,7 @@ from torchtriage.core.finding import Finding
 from torchtriage.diagnose.ranks.context_imbalance import context_imbalance
 from torchtriage.diagnose.ranks.expert_skew import expert_skew
 from torchtriage.diagnose.ranks.job_patterns import RanksTogether, without_straggler
+from torchtriage.diagnose.ranks.late_by_turns import late_by_turns
 from torchtriage.diagnose.ranks.merge import STRAGGLER, scaled
 from torchtriage.diagnose.ranks.one_rank_alone import one_rank_alone
 from torchtriage.diagnose.ranks.ranks_differ import ranks_differ
@@ -18,6 +19,7 @@ FINDERS: dict[str, Callable[[RanksTogether], Finding | None]] = {
     "COM065": one_rank_alone,
     "COM066": ranks_differ,
     "COM067": context_imbalance,
+    "COM069": late_by_turns,
 }
 
 

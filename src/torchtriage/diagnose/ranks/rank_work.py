@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +27,9 @@ _NOT_EVALUATION = r"(?i)evaluate_function|\.eval\b|: eval$|train\(|no_grad|_is_e
 _VERSIONS = re.compile(r"(?i)version|driver|_arch|^env|environ")
 MAX_KINDS = 40
 """Kinds of operators whose inputs are compared, those that take longest."""
+MAX_SIZE = 1 << 40
+"""Of inputs that are counted: a recording may say anything."""
+_NONE = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +41,8 @@ class RankWork:
     time in calls or ranges with such names; ``attention_step_ns`` and ``other_step_ns``, attention and all other
     computation.
 
-    ``inputs`` : kind of an operator to the shapes and types of its inputs in the steady steps, as text.
+    ``inputs`` : kind of an operator to the shapes and types of its inputs in the steady steps, as text. ``sizes`` : of
+    each step, numbers in the inputs of those operators; empty where shapes are not recorded.
     ``versions`` : what the recording says of versions, devices and settings.
     """
 
@@ -51,12 +56,12 @@ class RankWork:
     saves: tuple[str, ...] = ()
     evaluates: tuple[str, ...] = ()
     inputs: dict[str, frozenset[str]] = field(default_factory=dict)
+    sizes: Ints = field(default_factory=lambda: _NONE)
     versions: dict[str, str] = field(default_factory=dict)
     experts: bool = False
     """Whether something it runs is called experts."""
 
 
-_NONE = np.empty(0, np.int64)
 NO_WORK = RankWork(_NONE, _NONE, _NONE, _NONE, _NONE, _NONE, _NONE)
 
 
@@ -84,6 +89,7 @@ def rank_work(trace: Trace, pieces: Pieces, until_ns: Ints) -> RankWork:
     named = trace.is_kind(Kind.ANNOTATION, Kind.PYTHON)
     saving = np.flatnonzero(named & trace.matching(_SAVES))
     evaluating = np.flatnonzero(named & trace.matching(_EVALUATES) & ~trace.matching(_NOT_EVALUATION))
+    inputs, sizes = _inputs(trace, ops)
     return RankWork(
         product_ns=intervals.covered(before, products),
         forwards=_counted(spans, trace.start_ns[ops[~inside[ops]]]),
@@ -94,7 +100,8 @@ def rank_work(trace: Trace, pieces: Pieces, until_ns: Ints) -> RankWork:
         other_step_ns=computed - attended,
         saves=_names(trace, saving),
         evaluates=_names(trace, evaluating),
-        inputs=_inputs(trace, ops),
+        inputs=inputs,
+        sizes=sizes,
         versions=_versions(trace),
         experts=bool(trace.matching(_EXPERTS).any()),
     )
@@ -111,18 +118,32 @@ def _names(trace: Trace, rows: Ints) -> tuple[str, ...]:
     return tuple(trace.names[code] for code in longest[:3])
 
 
-def _inputs(trace: Trace, ops: Ints) -> dict[str, frozenset[str]]:
+def _inputs(trace: Trace, ops: Ints) -> tuple[dict[str, frozenset[str]], Ints]:
+    """Return the inputs of the longest kinds of operators, as text, and how many numbers they are in each step."""
     if not trace.has_shapes:
-        return {}
-    rows = ops[trace.steps.in_steady(trace.steps.of_host(ops))] if len(trace.steps) else ops
-    weight = np.bincount(trace.name[rows], weights=trace.dur_ns[rows], minlength=len(trace.names))
-    kinds = np.argsort(-weight, kind="stable")[:MAX_KINDS]
-    rows = rows[np.isin(trace.name[rows], kinds)]
+        return {}, _NONE
+    steps = trace.steps
+    at = steps.of_host(ops)
+    steady = ops[steps.in_steady(at)]
+    weight = np.bincount(trace.name[steady], weights=trace.dur_ns[steady], minlength=len(trace.names))
+    longest = np.isin(trace.name[ops], np.argsort(-weight, kind="stable")[:MAX_KINDS]) & (at >= 0)
+    rows, at = ops[longest], at[longest]
     found: dict[str, set[str]] = {}
     dims, types = trace.details_of("dims", rows), trace.details_of("types", rows)
-    for name, dim, kind in zip(trace.name[rows].tolist(), dims, types, strict=True):
-        found.setdefault(trace.names[name], set()).add(f"{dim} {kind}")
-    return {name: frozenset(some) for name, some in found.items()}
+    names = trace.name[rows].tolist()
+    for name, dim, kind, is_steady in zip(names, dims, types, steps.in_steady(at).tolist(), strict=True):
+        if is_steady:
+            found.setdefault(trace.names[name], set()).add(f"{dim} {kind}")
+    sizes = np.zeros(max(len(steps), 1), np.int64)
+    np.add.at(sizes, at, [_n_numbers(dim) for dim in dims])
+    return {name: frozenset(some) for name, some in found.items()}, sizes
+
+
+def _n_numbers(dims: Any) -> int:
+    """Return how many numbers the inputs with these sizes hold; lists of tensors are left out."""
+    shapes = [shape for shape in dims or () if isinstance(shape, list) and shape]
+    flat = [shape for shape in shapes if all(isinstance(size, int) and 0 <= size < MAX_SIZE for size in shape)]
+    return min(sum(math.prod(shape) for shape in flat), MAX_SIZE)
 
 
 def _versions(trace: Trace) -> dict[str, str]:

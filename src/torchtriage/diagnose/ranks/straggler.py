@@ -154,7 +154,7 @@ def find_straggler(ranks: Sequence[RankRecord], matches: Matches, waits: Waiting
     low, middle, _ = median_interval(gain)
     if middle < MIN_SHARE * waits.step_ns or low < MIN_SHARE * waits.step_ns / 2:
         return None
-    own = _own_ns(ranks, waits)
+    own = own_ns(ranks, waits)
     others = np.delete(own, worst, axis=0)
     if float(np.median(own[worst] - np.median(others, axis=0))) < MIN_OWN * middle:
         return None
@@ -176,7 +176,7 @@ def find_straggler(ranks: Sequence[RankRecord], matches: Matches, waits: Waiting
     )
 
 
-def _own_ns(ranks: Sequence[RankRecord], waits: Waiting) -> Ints:
+def own_ns(ranks: Sequence[RankRecord], waits: Waiting) -> Ints:
     """Return int64[ranks, steps]: the steady steps of each rank without communication alone."""
     steps = waits.step[waits.steady]
     own = []

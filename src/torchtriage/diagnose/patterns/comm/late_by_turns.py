@@ -1,0 +1,32 @@
+"""Batches of unequal size: in each step another rank has the most to do, and the others wait for it.
+
+Looks like: in the recordings of all ranks no rank is late throughout, but the inputs of the operators differ in size
+    between the ranks of a step by 10 % and more, the rank with the largest is the last to the collectives in most
+    steps, and the others wait for 5 % of the step.
+Slow because: a step takes as long as its fullest rank; samples dealt out by number differ in length.
+Cost: measured: the time of the last rank's own less the mean of all, no more than ranks wait; at the low end the part
+    of the differences that sizes explain.
+Fix: deal out by length: sort each global batch and share it out by tokens, or fill batches to a number of tokens.
+Leave it when: the order of samples must not change, or lengths are only known after they are read.
+Source: Ott et al., "fairseq", 2019 (batches by number of tokens); Krell et al., "Efficient Sequence Packing", 2021.
+"""
+
+from torchtriage.diagnose.patterns.base import Claims, Fix, Pattern, Trace
+
+PATTERN = Pattern.of(__name__, "COM069", "Ranks are late by turns, as their batches differ", order=426, needs="job")
+FIX = Fix(
+    text="Deal each global batch out by length instead of by number, so that all ranks have about as many tokens.",
+    code="""order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
+hands, loads = [[] for _ in range(world_size)], [0] * world_size
+for sample in order:  # longest first, each to who has least
+    least = loads.index(min(loads))
+    hands[least].append(sample)
+    loads[least] += lengths[sample]
+mine = hands[rank]""",
+    link="https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.Sampler",
+)
+
+
+def find(_trace: Trace) -> Claims:
+    """Yield nothing: only the recordings of all ranks together show it."""
+    yield from ()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Union, cast
 from isal import igzip
 
 from torchtriage.core.errors import SnapshotError
+from torchtriage.core.names import visible
 from torchtriage.core.trace import Trace
 from torchtriage.core.trace.archive import open_member
 from torchtriage.core.trace.read import read_trace
@@ -156,7 +157,7 @@ def _opened(path: Input, *, is_json: bool = False) -> Iterator[tuple[BinaryIO, s
         with _inside(sys.stdin.buffer, "<stdin>") as stream:
             yield stream, "<stdin>", 0
         return
-    shown = name if name.isprintable() else repr(name)[1:-1]
+    shown = visible(name)
     try:
         file = Path(name)
         if file.is_dir():

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import io
-import pickle
 from typing import Any
 
 import numpy as np
 import pytest
-from memory.recorder import BACKWARD, FORWARD, KIB, MIB, TRAIN, Recorder, frame
+from memory.recorder import BACKWARD, FORWARD, KIB, MIB, TRAIN, Recorder, frame, read
 
 from torchtriage.memory.leaks import growth_test
 from torchtriage.memory.snapshot import snapshot_leaks
 from torchtriage.memory.snapshot.attribution import Owners
-from torchtriage.memory.snapshot.read import read_snapshot
 from torchtriage.memory.snapshot.result import Opinion
-from torchtriage.memory.snapshot.snapshot import Snapshot
 from torchtriage.memory.snapshot.timeline import timeline
 
 AT = 0x10_0000_0000
@@ -29,10 +25,6 @@ LAYERS = [
     ]
     for layer in range(4)
 ]
-
-
-def snapshot(one: Recorder) -> Snapshot:
-    return read_snapshot(io.BytesIO(pickle.dumps(one.dump())))
 
 
 def loop(
@@ -65,8 +57,16 @@ def loop(
     return one
 
 
-def judged(one: Recorder) -> Opinion:
-    return snapshot_leaks.judge_snapshot(snapshot(one))
+def judged(*recorders: Recorder) -> Opinion:
+    """Return the opinion on recorders of devices 0, 1, ..., in one file."""
+    documents = [one.dump() for one in recorders]
+    document = documents[0]
+    for other in documents[1:]:
+        document["segments"] += other["segments"]
+        document["device_traces"].append(other["device_traces"][-1])
+        document["external_annotations"] += other["external_annotations"]
+    told = read(document)
+    return snapshot_leaks.judge_snapshot(Owners.of(told), [timeline(told, device) for device in told.devices])
 
 
 def test_level_memory_is_no_leak() -> None:
@@ -88,6 +88,46 @@ def test_what_each_step_replaces_is_no_leak() -> None:
             one.free(AT + (16 + (step + 1) % 2 * 8) * MIB, KEPT)
         one.free(AT, BATCH)
     assert not judged(one).findings
+
+
+@pytest.mark.parametrize("n_steps", [8, 40])
+def test_growth_in_every_second_step_is_not_called_no_leak(n_steps: int) -> None:
+    one = Recorder()
+    for step in range(n_steps):
+        one.annotate(f"ProfilerStep#{step}", "START")
+        one.alloc(AT, 1 * MIB, BATCH)
+        if step % 2:
+            one.reserve(AT + step * 64 * MIB, 64 * MIB)
+            one.alloc(AT + step * 64 * MIB, 64 * MIB, KEPT)
+        one.free(AT, BATCH)
+        one.annotate(f"ProfilerStep#{step}", "END")
+    opinion = judged(one)
+    assert not opinion.findings
+    assert opinion.sentence.startswith("Leak: not certain. Allocated memory grew by ")
+    assert "from me/train.py:15 main (" in opinion.sentence
+    assert "cache" not in opinion.sentence
+    assert [missing.code for missing in opinion.not_checked] == [growth_test.CODE]
+
+
+def test_a_device_without_steps_is_not_checked() -> None:
+    other = Recorder(device=1)
+    other.reserve(2 * AT, 1024 * MIB)
+    other.alloc(2 * AT, 512 * MIB, KEPT)
+    opinion = judged(loop(20, kept_until=0), other)
+    assert opinion.sentence.startswith("GPU 0: No leak")
+    (missing,) = opinion.not_checked
+    assert missing.missing == ("history of 7 similar steps on device 1",)
+
+
+def test_a_list_that_is_built_once_is_not_steps() -> None:
+    one = Recorder()
+    for layer in range(12):
+        one.reserve(AT + layer * 64 * MIB, 64 * MIB)
+        one.alloc(AT + layer * 64 * MIB, 32 * MIB, KEPT)
+        one.alloc(AT + (layer * 64 + 32) * MIB, 32 * MIB, BATCH)
+    opinion = judged(one)
+    assert not opinion.findings
+    assert [missing.code for missing in opinion.not_checked] == [growth_test.CODE]
 
 
 def test_layers_are_not_steps() -> None:
@@ -159,12 +199,12 @@ def test_reserved_that_grows_alone_is_named() -> None:
 
 
 def test_steps_by_marks_and_by_period_agree() -> None:
-    one = snapshot(loop(20, marks=True))
+    one = read(loop(20, marks=True))
     owners, told = Owners.of(one), timeline(one, 0)
     marked = snapshot_leaks.find_steps(one, owners, told)
     assert marked is not None
     assert len(marked.row) == 20
-    other = snapshot(loop(20))
+    other = read(loop(20))
     period = snapshot_leaks.find_steps(other, Owners.of(other), timeline(other, 0))
     assert period is not None
     assert len(period.row) == 20
@@ -173,7 +213,7 @@ def test_steps_by_marks_and_by_period_agree() -> None:
 
 def test_growth_is_drawn_with_its_line_and_its_stacks() -> None:
     keep = {0: KEPT, 1: BATCH}
-    (told,) = snapshot_leaks.judge_snapshot(snapshot(loop(12, keep=keep, size=MIB))).growth
+    (told,) = judged(loop(12, keep=keep, size=MIB)).growth
     assert told.is_leak
     assert told.steps == tuple(range(1, 12))
     assert set(np.diff(told.held_bytes)) == {2 * MIB}
@@ -187,7 +227,7 @@ def test_growth_is_drawn_with_its_line_and_its_stacks() -> None:
 
 
 def test_level_memory_is_drawn_without_a_leak() -> None:
-    (told,) = snapshot_leaks.judge_snapshot(snapshot(loop(12, kept_until=0))).growth
+    (told,) = judged(loop(12, kept_until=0)).growth
     assert not told.is_leak
     assert told.areas == ()
     assert (told.slope_low_bytes, told.slope_high_bytes) == (0, 0)

@@ -220,10 +220,7 @@ class DeviceMemory:
 
 @dataclass(frozen=True)
 class Opinion:
-    """What one judge says about a snapshot: a sentence, and what follows from it.
-
-    ``leaks.judge_snapshot(snapshot)`` and ``advice.advise(snapshot)`` return this.
-    """
+    """What one judge says about a snapshot: a sentence, and what follows from it."""
 
     sentence: str
     findings: tuple[Finding, ...] = ()
@@ -234,7 +231,7 @@ class Opinion:
 
 @dataclass(frozen=True)
 class MemoryResult:
-    """Everything said about one snapshot. ``healthy`` : nothing found, and the leak was judged."""
+    """Everything said about one snapshot. ``healthy`` : nothing found, and leaks were judged on every device."""
 
     schema: str
     version: str

@@ -11,20 +11,21 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from torchtriage.core.arrays import Floats, Ints, distinct
-from torchtriage.core.finding import Finding, Fix, NotChecked, Place
+from torchtriage.core.finding import Fix, NotChecked, Place
 from torchtriage.core.stats.trend import sen_slope
 from torchtriage.core.units import format_bytes, format_count
 from torchtriage.memory.findings.memory_growth import CODE as MEMORY_GROWTH
 from torchtriage.memory.leaks.growth_series import follow
 from torchtriage.memory.snapshot.attribution import NO_STACK, MemoryPhase, Owners
-from torchtriage.memory.snapshot.result import Area, Growth, Opinion
+from torchtriage.memory.snapshot.result import Area, Opinion
 from torchtriage.memory.snapshot.snapshot import Action, Snapshot
-from torchtriage.memory.snapshot.timeline import Timeline, timeline
+from torchtriage.memory.snapshot.timeline import Timeline
 
 RECORD = (
     "torch.cuda.memory._record_memory_history(max_entries=1_000_000)\n"
@@ -59,6 +60,11 @@ _FIXES = {
 }
 
 
+_UNCERTAIN = NotChecked(
+    MEMORY_GROWTH.code, MEMORY_GROWTH.name, ("steady growth from the same lines",), "record several times as many steps"
+)
+
+
 @dataclass(frozen=True)
 class SnapshotSteps:
     """Where steps begin in the history of one device: ``row`` int64[n], increasing; and how."""
@@ -67,31 +73,36 @@ class SnapshotSteps:
     basis: str
 
 
-def judge_snapshot(snapshot: Snapshot) -> Opinion:
-    """Return whether memory grows from step to step, and which stacks hold it."""
-    owners = Owners.of(snapshot)
-    findings: list[Finding] = []
-    sentences: list[str] = []
-    growth: list[Growth] = []
-    for device in snapshot.devices:
-        leaks, sentence, picture = _judge(snapshot, timeline(snapshot, device), owners)
-        findings += leaks
-        growth += [picture] if picture is not None else []
-        if sentence:
-            sentences.append(sentence if len(snapshot.devices) == 1 else f"GPU {device}: {sentence}")
-    if sentences:
-        return Opinion(" ".join(sentences), tuple(findings), growth=tuple(growth))
-    why = f"history of {MIN_STEPS + 2} similar steps"
-    missing = NotChecked(MEMORY_GROWTH.code, MEMORY_GROWTH.name, (why,), RECORD)
-    return Opinion("", not_checked=(missing,))
+def judge_snapshot(owners: Owners, memories: Sequence[Timeline]) -> Opinion:
+    """Return whether memory grows from step to step, and which stacks hold it; ``memories`` : one for each device."""
+    judged = [_judge(owners, memory) for memory in memories]
+    told = [opinion for opinion in judged if opinion is not None]
+    sentences = [
+        opinion.sentence if len(memories) == 1 else f"GPU {memory.device}: {opinion.sentence}"
+        for memory, opinion in zip(memories, judged, strict=True)
+        if opinion is not None
+    ]
+    not_checked = [missing for opinion in told for missing in opinion.not_checked]
+    if len(told) < max(len(memories), 1):
+        without = [str(memory.device) for memory, opinion in zip(memories, judged, strict=True) if opinion is None]
+        where = f" on device {', '.join(without)}" if len(memories) > 1 else ""
+        why = f"history of {MIN_STEPS + 2} similar steps{where}"
+        not_checked.append(NotChecked(MEMORY_GROWTH.code, MEMORY_GROWTH.name, (why,), RECORD))
+    return Opinion(
+        " ".join(sentences),
+        tuple(finding for opinion in told for finding in opinion.findings),
+        tuple(not_checked),
+        growth=tuple(picture for opinion in told for picture in opinion.growth),
+    )
 
 
 def find_steps(snapshot: Snapshot, owners: Owners, memory: Timeline) -> SnapshotSteps | None:
     """Return where steps begin in the history of a device, None where that is not known.
 
     Marks need the history's times. Without marks, the user's own lines show it: those that allocate
-    outside a model's forward, equally often and evenly apart. Layers of a model are as regular as
-    steps, so what happens inside a forward, a backward or an optimizer does not count.
+    outside a model's forward, equally often and evenly apart, with something freed in between. Layers
+    of a model are as regular as steps, so what happens inside a forward, a backward or an optimizer
+    does not count.
     """
     start, end = memory.start, memory.end
     return _marked(snapshot, memory.device, start, end) or _periodic(snapshot, owners, start, end)
@@ -120,6 +131,8 @@ def _periodic(snapshot: Snapshot, owners: Owners, start: int, end: int) -> Snaps
     history = snapshot.history
     rows = np.flatnonzero(history.action[start:end] == Action.ALLOC) + start
     rows = rows[history.stack[rows] >= 0]
+    freed = (history.action[start:end] == Action.FREE_REQUESTED) | (history.action[start:end] == Action.FREE_COMPLETED)
+    gives = np.flatnonzero(freed) + start
     outside = (owners.phase == MemoryPhase.OTHER) & (owners.user >= 0) & ~owners.is_parameter
     rows = rows[outside[history.stack[rows]]]
     if not len(rows):
@@ -134,6 +147,9 @@ def _periodic(snapshot: Snapshot, owners: Owners, start: int, end: int) -> Snaps
             # a loop over parameters is even too, but soon over
             if at[-1] - at[0] < MIN_SPAN * (end - start):
                 continue
+            # a list that is built once is even too, but a step also gives something back
+            if (np.diff(np.searchsorted(gives, at)) > 0).mean() < MOSTLY:
+                continue
             gap = np.diff(at)
             key = round(float(gap.std() / gap.mean()), 2), int(at[0])
             if key[0] <= MAX_UNEVEN and (best is None or key < best[:2]):
@@ -143,33 +159,47 @@ def _periodic(snapshot: Snapshot, owners: Owners, start: int, end: int) -> Snaps
     return None
 
 
-def _judge(snapshot: Snapshot, memory: Timeline, owners: Owners) -> tuple[list[Finding], str, Growth | None]:
+def _judge(owners: Owners, memory: Timeline) -> Opinion | None:
+    """Return the opinion on one device, None where its history shows too few steps."""
+    snapshot = owners.snapshot
     steps = find_steps(snapshot, owners, memory)
     # the first step warms up; the last boundary needs a whole step after it to be judged
     if steps is None or len(steps.row) < MIN_STEPS + 2:
-        return [], "", None
+        return None
     row = steps.row[1:]
     index = np.arange(len(row), dtype=float)
     allocated = memory.allocated_bytes[row - memory.start].astype(float)
-    reserved = memory.reserved_bytes[row - memory.start].astype(float)
     slope = sen_slope(index, allocated)
-    stacks, sizes, n_per_step = _left_behind(memory, row)
-    per_step = np.median(sizes, axis=1)
+    stacks, sizes, blocks = _left_behind(memory, row)
+    each = ((sizes > 0).mean(axis=1) >= MOSTLY) & (sizes[:, -1] > 0)
+    per_step = np.median(sizes[each], axis=1)
     grown = float(per_step.sum())
     name = f"allocated on device {memory.device}"
     boundaries = f"{format_count(len(row))} step boundaries ({steps.basis})"
     rises = float((np.diff(allocated) > 0).mean())
     if grown < MIN_GROWTH or slope.slope < MIN_GROWTH or rises < MOSTLY:
-        cached = sen_slope(index, reserved)
+        picture = follow(name, steps.basis, index + 1, allocated)
+        growth = () if picture is None else (picture,)
+        change = format_bytes(allocated[-1] - allocated[0])
+        if _stays_up(allocated):
+            sentence = (
+                f"Leak: not certain. Allocated memory grew by {change} over {boundaries} and stayed up, but not"
+                " steadily from the same lines"
+            )
+            if len(stacks):
+                most = int(np.argmax(sizes.sum(axis=1)))
+                label = _label(owners, int(stacks[most]))
+                sentence += f"; most of what is left is from {label} ({format_bytes(sizes[most].sum())})"
+            return Opinion(f"{sentence}.", not_checked=(_UNCERTAIN,), growth=growth)
+        cached = sen_slope(index, memory.reserved_bytes[row - memory.start].astype(float))
         cache = (
             f"; reserved memory grows by {format_bytes(cached.slope)} per step: the allocator's cache"
             " or fragmentation, not a leak"
-            if cached.low > MIN_GROWTH
+            if cached.low > MIN_GROWTH > slope.slope
             else ""
         )
-        change = allocated[-1] - allocated[0]
-        sentence = f"No leak: allocated memory changed by {format_bytes(change)} over {boundaries}{cache}."
-        return [], sentence, follow(name, steps.basis, index + 1, allocated)
+        return Opinion(f"No leak: allocated memory changed by {change} over {boundaries}{cache}.", growth=growth)
+    stacks, sizes, n_per_step = stacks[each], sizes[each], blocks[each].mean(axis=1)
     order = np.argsort(-per_step, kind="stable")
     stacks, per_step, n_per_step = stacks[order], per_step[order], n_per_step[order]
     picture = follow(
@@ -219,7 +249,16 @@ def _judge(snapshot: Snapshot, memory: Timeline, owners: Owners) -> tuple[list[F
         },
         fix=_FIXES[kind],
     )
-    return [finding], f"Leak: {message}.", picture
+    return Opinion(f"Leak: {message}.", (finding,), growth=() if picture is None else (picture,))
+
+
+def _stays_up(allocated: Floats) -> bool:
+    """Return whether memory grew in the later half of the steps too; a cache has filled by then."""
+    half, last = len(allocated) // 2, len(allocated) * 2 // 3
+    if sen_slope(np.arange(half, len(allocated), dtype=float), allocated[half:]).low >= MIN_GROWTH:
+        return True
+    # of few steps the slope is not known well
+    return bool(allocated[last:].min() - allocated[:half].max() >= MIN_GROWTH)
 
 
 def _areas(owners: Owners, stacks: Ints, sizes: Floats) -> tuple[Area, ...]:
@@ -240,23 +279,22 @@ def _label(owners: Owners, stack: int) -> str:
     return owners.label[stack] if stack >= 0 else NO_STACK
 
 
-def _left_behind(memory: Timeline, row: Ints) -> tuple[Ints, Floats, Floats]:
-    """Return the stacks of which each step leaves something, its bytes by step, its mean of blocks.
+def _left_behind(memory: Timeline, row: Ints) -> tuple[Ints, Floats, Ints]:
+    """Return the stacks that leave something behind, and its bytes and blocks by step.
 
-    int64[k], float64[k, n_judged] and float64[k]. Steps are judged but for the last one: what it
+    int64[k], float64[k, n_judged] and int64[k, n_judged]. Steps are judged but for the last one: what it
     made may still be in use.
     """
     lives, n_judged = memory.lives, len(row) - 1
     step = np.searchsorted(row, lives.born, side="right") - 1
     left = (lives.freed >= memory.end) & (step >= 0) & (step < n_judged)
     if not left.any():
-        return np.empty(0, np.int64), np.empty((0, n_judged)), np.empty(0)
+        return np.empty(0, np.int64), np.empty((0, n_judged)), np.empty((0, n_judged), np.int64)
     stacks, code = np.unique(lives.stack[left], return_inverse=True)
     cell, n_cells = code * n_judged + step[left], len(stacks) * n_judged
     sizes = np.bincount(cell, weights=lives.size_bytes[left], minlength=n_cells).reshape(-1, n_judged)
     blocks = np.bincount(cell, minlength=n_cells).reshape(-1, n_judged)
-    each = ((sizes > 0).mean(axis=1) >= MOSTLY) & (sizes[:, -1] > 0)
-    return (stacks[each].astype(np.int64), sizes[each], blocks[each].mean(axis=1))
+    return stacks.astype(np.int64), sizes.astype(np.float64), blocks.astype(np.int64)
 
 
 def _kind(snapshot: Snapshot, owners: Owners, stacks: Ints) -> str:

@@ -63,7 +63,7 @@ def judge(
         lives[device] = timeline(snapshot, device)
         devices.append(_device(snapshot, lives[device], owners))
     progress("growth from step to step")
-    leak = _asked("leak", lambda: snapshot_leaks.judge_snapshot(snapshot), crashes)
+    leak = _asked("leak", lambda: snapshot_leaks.judge_snapshot(owners, list(lives.values())), crashes)
     progress("replaying the history")
     settings = _asked("allocator settings", lambda: _advice(snapshot, progress), crashes)
     progress("checkpointing")
@@ -83,7 +83,7 @@ def judge(
         path=snapshot.path,
         size_bytes=snapshot.size_bytes,
         verdict=_verdict(devices, leak, findings, again.notes[:1]),
-        healthy=not findings and bool(leak.sentence),
+        healthy=not findings and not crashes and bool(leak.sentence) and not leak.not_checked,
         n_devices=snapshot.n_devices,
         n_entries=len(snapshot.history),
         n_stacks=len(snapshot.stacks),

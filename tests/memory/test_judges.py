@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import pytest
 from tests.memory.recorder import (
     BACKWARD,
     FORWARD,
@@ -253,6 +254,31 @@ def test_requests_are_rounded_as_the_allocator_does() -> None:
     assert device.peak is not None
     assert device.peak.allocated_bytes == 512 + 1024
     assert (device.requested_bytes, device.allocated_bytes) == (513, 1024)
+
+
+def test_requests_are_rounded_as_the_recorded_settings_say() -> None:
+    recorder = Recorder()
+    for at in (A, B):
+        recorder.reserve(at, 1536 * MIB)
+        recorder.alloc(at, 1100 * MIB)
+    for at in (A, B):
+        recorder.free(at)
+    document = recorder.dump()
+    document["allocator_settings"]["roundup_power2_divisions"] = {str(1 << i): 2 for i in range(16)}
+    (device,) = judge(read(document)).devices
+    assert device.peak is not None
+    assert device.peak.allocated_bytes == 3 * GIB
+    assert device.fragmentation is not None
+    assert device.fragmentation.gap_bytes == 0
+
+
+@pytest.mark.parametrize("divisions", ["many", float("inf"), 1e30, -1])
+def test_settings_that_are_not_pytorchs_do_no_harm(divisions: Any) -> None:
+    document = training_step().dump()
+    document["allocator_settings"]["roundup_power2_divisions"] = {"1": divisions}
+    (device,) = judge(read(document)).devices
+    assert device.peak is not None
+    assert device.peak.allocated_bytes >= 256 * MIB
 
 
 def test_an_address_used_again_is_another_life() -> None:

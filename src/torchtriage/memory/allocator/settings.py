@@ -78,7 +78,7 @@ class Settings:
         limit = int(facts.get("max_split_size", -1))
         divisions = facts.get("roundup_power2_divisions", {})
         if isinstance(divisions, Mapping):
-            parts = tuple(int(divisions.get(str(1 << i), 0)) for i in range(N_INTERVALS))
+            parts = tuple(min(int(divisions.get(str(1 << i), 0)), UNLIMITED) for i in range(N_INTERVALS))
         else:
             parts = base.roundup_divisions
         return replace(

@@ -17,6 +17,7 @@ import numpy as np
 from torchtriage.core.arrays import Ints, Mask, distinct
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.frames import parse_frame
+from torchtriage.memory.allocator.settings import Settings
 from torchtriage.memory.snapshot.attribution import Owners
 from torchtriage.memory.snapshot.snapshot import (
     NONE,
@@ -140,6 +141,7 @@ def _timeline(history: History, device: int, totals: Ints, reserved: Ints) -> Ti
         allocated_bytes=allocated(lives, 0, end),
         reserved_bytes=np.append(reserved[:1], reserved) if end else np.zeros(1, np.int64),
         n_unmatched=0,
+        settings=Settings(),
     )
 
 

@@ -19,7 +19,7 @@ from torchtriage.memory.snapshot.attribution import Owners
 from torchtriage.memory.snapshot.peak_usage import categories, holders, phases, time_us
 from torchtriage.memory.snapshot.result import Fragmentation, MemoryPart, OutOfMemory
 from torchtriage.memory.snapshot.snapshot import NONE, Action, AllocatorState, Snapshot
-from torchtriage.memory.snapshot.timeline import Timeline, rounded
+from torchtriage.memory.snapshot.timeline import Timeline
 
 SMALL_BYTES = 1 << 20
 """Requests up to here are served from 2 MiB segments of their own (``kSmallSize``)."""
@@ -147,7 +147,7 @@ def _awaiting(snapshot: Snapshot, timeline: Timeline, row: int) -> tuple[Ints, I
         # those of the snapshot that were asked for before this row
         last &= ~np.isin(blocks.address, history.address[row + 1 : timeline.end])
     at = np.concatenate([history.address[done], blocks.address[last]])
-    return at, np.concatenate([rounded(history.size_bytes[done]), blocks.size_bytes[last]])
+    return at, np.concatenate([timeline.settings.round_sizes(history.size_bytes[done]), blocks.size_bytes[last]])
 
 
 def _split(

@@ -1,8 +1,8 @@
 """Every allocation of a snapshot as a life, and memory over time from them.
 
 Sizes: the history records what was asked for, blocks what the allocator gave. Here a life has the
-size of its block where that is still there at the snapshot, else what was asked for rounded up to
-512 bytes, as the allocator does. What it could not split off a cached block is not known then, so
+size of its block where that is still there at the snapshot, else what was asked for rounded up as
+the allocator does under the recorded settings. What it could not split off a cached block is not known then, so
 allocated bytes in the past are a lower bound, by less than 1 MiB for each large allocation; at the
 end they are the file's own to the byte.
 Source: ``round_size`` and ``should_split`` in ``c10/cuda/CUDACachingAllocator.cpp``.
@@ -10,15 +10,16 @@ Source: ``round_size`` and ``should_split`` in ``c10/cuda/CUDACachingAllocator.c
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from torchtriage.core.arrays import Ints, Mask
+from torchtriage.core.errors import UsageError
+from torchtriage.memory.allocator.settings import Settings
 from torchtriage.memory.snapshot.snapshot import NONE, Action, AllocatorState, Codes, Columns, Snapshot
-
-ROUND_BYTES = 512
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,8 @@ class Timeline:
     """Memory of one device over its part of the history, rows ``start`` to ``end``.
 
     ``allocated_bytes reserved_bytes`` : int64[end - start + 1], before the first entry and after
-    each. ``n_unmatched`` : allocations whose free was not recorded though they are gone.
+    each. ``n_unmatched`` : allocations whose free was not recorded though they are gone. ``settings`` : the
+    allocator's, as recorded.
     """
 
     device: int
@@ -54,6 +56,7 @@ class Timeline:
     allocated_bytes: Ints
     reserved_bytes: Ints
     n_unmatched: int
+    settings: Settings
 
     @cached_property
     def peak(self) -> int:
@@ -83,7 +86,10 @@ def timeline(snapshot: Snapshot, device: int) -> Timeline:
     history = snapshot.history
     rows = np.flatnonzero(history.device == device)
     start, end = (int(rows[0]), int(rows[-1]) + 1) if len(rows) else (0, 0)
-    lives, n_unmatched = _lives(snapshot, device, start, end)
+    settings = Settings()
+    with suppress(UsageError, ValueError, OverflowError):  # no settings of PyTorch's
+        settings = Settings.recorded(snapshot.settings)
+    lives, n_unmatched = _lives(snapshot, device, start, end, settings)
     change = history.reserved_change[start:end]
     return Timeline(
         device=device,
@@ -93,6 +99,7 @@ def timeline(snapshot: Snapshot, device: int) -> Timeline:
         allocated_bytes=allocated(lives, start, end),
         reserved_bytes=snapshot.reserved_bytes(device) - change.sum() + np.append(0, np.cumsum(change)),
         n_unmatched=n_unmatched,
+        settings=settings,
     )
 
 
@@ -105,7 +112,7 @@ def allocated(lives: BlockLives, start: int, end: int) -> Ints:
     return np.cumsum(change)
 
 
-def _lives(snapshot: Snapshot, device: int, start: int, end: int) -> tuple[BlockLives, int]:
+def _lives(snapshot: Snapshot, device: int, start: int, end: int, settings: Settings) -> tuple[BlockLives, int]:
     history, blocks = snapshot.history, snapshot.blocks
     action = history.action[start:end]
     gives = np.flatnonzero(action == Action.FREE_REQUESTED)
@@ -119,7 +126,7 @@ def _lives(snapshot: Snapshot, device: int, start: int, end: int) -> tuple[Block
     mine = snapshot.segments.device[blocks.segment] == device
     alive = np.flatnonzero(mine & (blocks.state == AllocatorState.ACTIVE_ALLOCATED))
     alive = alive[np.argsort(blocks.address[alive], kind="stable")]
-    size = rounded(history.size_bytes[born])
+    size = settings.round_sizes(history.size_bytes[born])
     last = np.flatnonzero(freed == end)
     place = np.searchsorted(blocks.address[alive], history.address[born[last]])
     known = np.zeros(len(last), np.bool_)
@@ -135,7 +142,7 @@ def _lives(snapshot: Snapshot, device: int, start: int, end: int) -> tuple[Block
     none = np.full(len(rest), NONE, np.int32)
     lives = BlockLives(
         address=np.concatenate([history.address[born], history.address[old_freed], blocks.address[rest]]),
-        size_bytes=np.concatenate([size, rounded(history.size_bytes[old_freed]), blocks.size_bytes[rest]]),
+        size_bytes=np.concatenate([size, settings.round_sizes(history.size_bytes[old_freed]), blocks.size_bytes[rest]]),
         stream=np.concatenate(
             [history.stream[born], history.stream[old_freed], snapshot.segments.stream[blocks.segment[rest]]]
         ),
@@ -170,8 +177,3 @@ def paired(rows: Ints, address: Ints, is_alloc: Mask, end: int) -> tuple[Ints, I
     was_alloc = np.append(False, is_alloc & same)[: len(rows)]
     orphan = ~is_alloc & ~was_alloc
     return rows[is_alloc], freed[is_alloc], by_free[is_alloc], before[orphan], rows[orphan]
-
-
-def rounded(size_bytes: Ints) -> Ints:
-    """Return the sizes of the blocks that requests are given."""
-    return np.maximum(-(-size_bytes // ROUND_BYTES), 1) * ROUND_BYTES

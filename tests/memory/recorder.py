@@ -147,6 +147,16 @@ class Recorder:
         }
 
 
+def together(*recorders: Recorder) -> dict[str, Any]:
+    """Return the document of recorders of devices 0, 1, ..., in this order."""
+    document, *others = (one.dump() for one in recorders)
+    for other in others:
+        document["segments"] += other["segments"]
+        document["device_traces"].append(other["device_traces"][-1])
+        document["external_annotations"] += other["external_annotations"]
+    return document
+
+
 def _block(address: int, size: int) -> dict[str, Any]:
     return {"address": address, "size": size, "requested_size": 0, "state": "inactive", "frames": []}
 

@@ -21,6 +21,7 @@ from tests.memory.recorder import (
     Recorder,
     frame,
     read,
+    together,
     training_step,
 )
 
@@ -445,6 +446,51 @@ def test_memory_that_no_tensor_could_use_is_a_finding() -> None:
     assert found[0].evidence["free_bytes"] == 512 * MIB
     assert device.fragmentation is not None
     assert device.fragmentation.largest_bytes == 512 * MIB
+
+
+def test_expandable_segments_are_not_advised_where_they_are_on() -> None:
+    for fails in (True, False):
+        recorder = reserved(2 * GIB, is_expandable=True)
+        for place in range(0, 128, 2):
+            recorder.alloc(A + place * 16 * MIB, 16 * MIB, FORWARD)
+        if fails:
+            recorder.oom(64 * MIB, 0)
+        document = recorder.dump()
+        document["allocator_settings"]["expandable_segments"] = True
+        (found,) = (one for one in judge(read(document)).findings if one.code in ("MEM048", "MEM049"))
+        assert found.code == ("MEM048" if fails else "MEM049")
+        assert found.fix.text.startswith("Segments grow already: ")
+        assert "expandable" not in found.fix.code
+
+
+# -- several devices ---------------------------------------------------------------------------
+
+
+def test_what_was_found_for_one_device_is_not_said_of_another() -> None:
+    one, other = Recorder(), Recorder(device=1)
+    attention = [frame("??", 0, "at::_ops::softmax::call(at::Tensor const&)"), frame("/home/me/attn.py", 40, "attend")]
+    for recorder, at, size, stack in ((one, A, 4 * GIB, attention), (other, C, GIB, FORWARD)):
+        recorder.reserve(at, 8 * size)
+        for place in range(8):
+            recorder.alloc(at + place * size, size, stack)
+        recorder.oom(GIB, 0)
+    result = judge(read(together(one, other)))
+    fixes = {found.evidence["device"]: found.fix.text for found in result.findings if found.code == "MEM048"}
+    assert "attn.py:40" in fixes[0]
+    assert "attn.py" not in fixes[1]
+    assert "model.py:41" in fixes[1]
+
+
+def test_settings_are_replayed_for_the_device_with_most_and_said_to_be() -> None:
+    busy, full = Recorder(), Recorder(device=1)
+    busy.reserve(A, 128 * MIB)
+    for _ in range(100):
+        busy.alloc(A, 128 * MIB)
+        busy.free(A)
+    full.reserve(C, 4 * GIB)
+    full.alloc(C, 4 * GIB)
+    result = judge(read(together(busy, full)))
+    assert result.advice.startswith("GPU 1: No allocator setting can save")
 
 
 # -- the picture -------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from memory.recorder import BACKWARD, FORWARD, KIB, MIB, TRAIN, Recorder, frame, read
+from memory.recorder import BACKWARD, FORWARD, KIB, MIB, TRAIN, Recorder, frame, read, together
 
 from torchtriage.memory.leaks import growth_test
 from torchtriage.memory.snapshot import snapshot_leaks
@@ -59,13 +59,7 @@ def loop(
 
 def judged(*recorders: Recorder) -> Opinion:
     """Return the opinion on recorders of devices 0, 1, ..., in one file."""
-    documents = [one.dump() for one in recorders]
-    document = documents[0]
-    for other in documents[1:]:
-        document["segments"] += other["segments"]
-        document["device_traces"].append(other["device_traces"][-1])
-        document["external_annotations"] += other["external_annotations"]
-    told = read(document)
+    told = read(together(*recorders))
     return snapshot_leaks.judge_snapshot(Owners.of(told), [timeline(told, device) for device in told.devices])
 
 

@@ -84,8 +84,10 @@ def judge_snapshot(owners: Owners, memories: Sequence[Timeline]) -> Opinion:
     ]
     not_checked = [missing for opinion in told for missing in opinion.not_checked]
     if len(told) < max(len(memories), 1):
-        without = [str(memory.device) for memory, opinion in zip(memories, judged, strict=True) if opinion is None]
-        where = f" on device {', '.join(without)}" if len(memories) > 1 else ""
+        without = [
+            f"device {memory.device}" for memory, opinion in zip(memories, judged, strict=True) if opinion is None
+        ]
+        where = f" on {' and '.join(without)}" if len(memories) > 1 else ""
         why = f"history of {MIN_STEPS + 2} similar steps{where}"
         not_checked.append(NotChecked(MEMORY_GROWTH.code, MEMORY_GROWTH.name, (why,), RECORD))
     return Opinion(

@@ -64,11 +64,22 @@ def judge(
         devices.append(_device(snapshot, lives[device], owners))
     progress("growth from step to step")
     leak = _asked("leak", lambda: snapshot_leaks.judge_snapshot(owners, list(lives.values())), crashes)
+    worst = max(devices, key=_weight, default=None)
+    replayed = max(devices, key=lambda device: (device.n_entries > 0, _weight(device)), default=None)
     progress("replaying the history")
-    settings = _asked("allocator settings", lambda: _advice(snapshot, progress), crashes)
+    settings = _asked("allocator settings", lambda: _advice(snapshot, replayed, progress), crashes)
     progress("checkpointing")
-    again = _asked("what to change", lambda: _changes(snapshot, devices, lives, owners, trace), crashes)
-    findings = [finding for device in devices for finding in _findings(device, settings, again.notes[:1])]
+    again = _asked("what to change", lambda: _changes(worst, lives, owners, trace), crashes)
+    findings = [
+        finding
+        for device in devices
+        for finding in _findings(
+            device,
+            lives[device.device].settings.expandable,
+            settings if device is replayed else Opinion(""),
+            again.notes[:1] if device is worst else (),
+        )
+    ]
     findings += [found for memory in lives.values() if (found := find_churn(memory, owners)) is not None]
     notes = _notes(snapshot)
     not_checked = _not_checked(snapshot, devices)
@@ -206,20 +217,21 @@ def _device(snapshot: Snapshot, lives: Timeline, owners: Owners) -> DeviceMemory
 # -- findings ----------------------------------------------------------------------------------
 
 
-def _findings(device: DeviceMemory, settings: Opinion, change: tuple[Note, ...]) -> list[Finding]:
+def _findings(device: DeviceMemory, grows: bool, settings: Opinion, change: tuple[Note, ...]) -> list[Finding]:
+    """``grows`` : whether segments are expandable; ``settings change`` : what was found for this device."""
     if device.out_of_memory:
-        return [_oom_finding(device, change)]
+        return [_oom_finding(device, grows, change)]
     unused = device.fragmentation
     if unused is None or not unused.is_seen or not _is_much(unused):
         return []
-    return [_unused_finding(device, unused, settings)]
+    return [_unused_finding(device, unused, grows, settings)]
 
 
 def _is_much(unused: Fragmentation) -> bool:
     return unused.gap_bytes >= max(UNUSED_BYTES, UNUSED_SHARE * unused.reserved_bytes)
 
 
-def _oom_finding(device: DeviceMemory, change: tuple[Note, ...]) -> Finding:
+def _oom_finding(device: DeviceMemory, grows: bool, change: tuple[Note, ...]) -> Finding:
     last = device.out_of_memory[-1]
     number = format_count(device.n_out_of_memory, "failed allocation")
     return OUT_OF_MEMORY.finding(
@@ -239,32 +251,34 @@ def _oom_finding(device: DeviceMemory, change: tuple[Note, ...]) -> Finding:
             "free_by_cause_bytes": {part.name: part.size_bytes for part in last.parts},
             "holders_bytes": {holder.label: holder.size_bytes for holder in last.holders},
         },
-        fix=_oom_fix(last, change),
+        fix=_oom_fix(last, grows, change),
         n_events=device.n_out_of_memory,
     )
 
 
-def _oom_fix(failure: OutOfMemory, change: tuple[Note, ...]) -> Fix:
-    if failure.next_would_fit:
+def _oom_fix(failure: OutOfMemory, grows: bool, change: tuple[Note, ...]) -> Fix:
+    if failure.next_would_fit and not grows:
         return Fix(
             "Let segments grow instead of leaving gaps between them", LET_SEGMENTS_GROW.code, LET_SEGMENTS_GROW.link
         )
+    less = "Segments grow already: hold less at this point" if failure.next_would_fit else "Hold less at this point"
     if change:
-        return Fix(f"Hold less at this point. First, {change[0].message}", change[0].fix)
+        return Fix(f"{less}. First, {change[0].message}", change[0].fix)
     where = f", starting with {failure.holders[0].label}" if failure.holders else ""
-    return Fix(f"Hold less at this point{where}: a smaller batch, checkpointing, or a lower dtype")
+    return Fix(f"{less}{where}: a smaller batch, checkpointing, or a lower dtype")
 
 
-def _unused_finding(device: DeviceMemory, unused: Fragmentation, settings: Opinion) -> Finding:
+def _unused_finding(device: DeviceMemory, unused: Fragmentation, grows: bool, settings: Opinion) -> Finding:
     share = unused.gap_bytes / unused.reserved_bytes
     causes = ", ".join(f"{format_bytes(part.size_bytes)} {part.name}" for part in unused.parts if part.name != WHOLE)
     # a fix that does not go against what replaying the settings has shown
     fix = LET_SEGMENTS_GROW
     if settings.findings:
         fix = Fix(f"Set what the replay found best ({advice.CODE})")
-    elif settings.sentence:
+    elif settings.sentence or grows:
+        why = "No allocator setting helps, as replayed" if settings.sentence else "Segments grow already"
         fix = Fix(
-            "No allocator setting helps, as replayed: ask for fewer different large sizes, or give"
+            f"{why}: ask for fewer different large sizes, or give"
             " back what one phase leaves with torch.cuda.empty_cache() before the next"
         )
     return FRAGMENTATION.finding(
@@ -307,27 +321,32 @@ def _asked(what: str, ask: Callable[[], Opinion], crashes: list[Crash]) -> Opini
         return Opinion("")
 
 
-def _changes(
-    snapshot: Snapshot, devices: list[DeviceMemory], lives: dict[int, Timeline], owners: Owners, trace: Trace | None
-) -> Opinion:
-    """Return what to change on the device with the highest peak, as notes."""
-    worst = max(devices, key=_weight, default=None)
-    if worst is None:
+def _changes(device: DeviceMemory | None, lives: dict[int, Timeline], owners: Owners, trace: Trace | None) -> Opinion:
+    """Return what to change on one device, as notes."""
+    if device is None:
         return Opinion("")
-    memory = lives[worst.device]
-    row = memory.start + worst.out_of_memory[-1].entry if worst.out_of_memory else memory.peak
-    units = checkpointing.units(snapshot, owners=owners, trace=trace, memory=memory)
+    memory = lives[device.device]
+    row = memory.start + device.out_of_memory[-1].entry if device.out_of_memory else memory.peak
+    units = checkpointing.units(owners.snapshot, owners=owners, trace=trace, memory=memory)
     return Opinion("", notes=changes(memory, owners, row, checkpointing.notes(units, traced=trace is not None)))
 
 
-def _advice(snapshot: Snapshot, progress: Callable[[str], None]) -> Opinion:
-    advised = advice.advise(snapshot, progress=lambda done, n: progress(f"replaying allocator settings, {done} of {n}"))
+def _advice(snapshot: Snapshot, device: DeviceMemory | None, progress: Callable[[str], None]) -> Opinion:
+    """Return what other settings would change on one device."""
+    advised = advice.advise(
+        snapshot,
+        None if device is None else device.device,
+        progress=lambda done, n: progress(f"replaying allocator settings, {done} of {n}"),
+    )
+    several = len(snapshot.devices) > 1
     if advised.refusal:
         how = f"{advised.refusal}; {advised.how_to_record}" if advised.how_to_record else advised.refusal
-        missing = NotChecked(advice.CODE, "allocator-settings", ("history that replays as recorded",), how)
+        what = "history that replays as recorded" + (f" on device {advised.device}" if several else "")
+        missing = NotChecked(advice.CODE, "allocator-settings", (what,), how)
         return Opinion("", not_checked=(missing,))
     finding = advice.finding(advised)
-    return Opinion(advice.sentence(advised), () if finding is None else (finding,))
+    where = f"GPU {advised.device}: " if several else ""
+    return Opinion(where + advice.sentence(advised), () if finding is None else (finding,))
 
 
 # -- words -------------------------------------------------------------------------------------
@@ -395,7 +414,7 @@ def _third(device: DeviceMemory, leak: Opinion, findings: list[Finding]) -> str:
         return f"{first} Fragmentation: not checked, the peak is not recorded."
     share = unused.gap_bytes / unused.reserved_bytes
     calm = ", which is ordinary" if share < UNUSED_SHARE else ", too little to matter"
-    if any(finding.code == FRAGMENTATION.code for finding in findings):
+    if any(finding.code == FRAGMENTATION.code and finding.evidence["device"] == device.device for finding in findings):
         calm = ""
     return (
         f"{first} Fragmentation: {format_bytes(unused.gap_bytes)} of {format_bytes(unused.reserved_bytes)}"

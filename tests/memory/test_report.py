@@ -186,13 +186,19 @@ def test_numbers_beyond_64_bits_are_no_timeline() -> None:
             parse_categories(text % 10**30, "raw.json")
 
 
-def test_a_drawn_timeline_is_the_same(tmp_path: Path) -> None:
+def test_a_drawn_timeline_is_the_same_in_microseconds(tmp_path: Path) -> None:
     sizes = [[0, 1000, 0, 0, 0, 0, 0, 0, 0], [0, 1000, 0, 0, 0, 500, 0, 0, 0]]
+    start_ns = 1_700_000_000_000_000_000
     file = tmp_path / "drawn.json"
-    file.write_text(json.dumps([[-1, 5], sizes]))
+    file.write_text(json.dumps([[start_ns // 1000, start_ns // 1000 + 98_000], sizes]))
     told = read_memory(file)
     assert not hasattr(told, "segments")
     assert told.held_bytes.sum(axis=0).tolist() == [1000, 1500]
+    same = parse_categories(json.dumps([[start_ns, 0, 1000, 0], [start_ns + 98_000_000, 1, 500, 4]]).encode(), "raw")
+    for one in (told, same):
+        (device,) = judge_categories(one).devices
+        assert device.peak is not None
+        assert device.peak.at_us == 98_000
 
 
 # -- memory from step to step -------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """The profiler's memory timeline: bytes by category over time, without stacks or addresses.
 
-Two forms: the raw one, ``[time, action, bytes, category]`` for each event, and the drawn one,
-``[times, sizes]`` with a row of categories for each time. Both are per device, and say nothing of
+Two forms: the raw one, ``[time, action, bytes, category]`` for each event, times in ns, and the drawn
+one, ``[times, sizes]`` with a row of categories for each time, in µs. Both are per device, and say nothing of
 the allocator. Source: ``torch/profiler/_memory_profiler.py``, ``export_memory_timeline_raw`` and
 ``export_memory_timeline``; categories are numbered in the order of ``_CATEGORY_TO_COLORS``.
 """
@@ -52,12 +52,12 @@ _EXPORT = (
 class CategoryTimeline:
     """Bytes by category after each event.
 
-    ``time_ns`` : int64[n], -1 before the recording. ``held_bytes`` : int64[8, n].
+    ``time_us`` : int64[n], -1 before the recording. ``held_bytes`` : int64[8, n].
     """
 
     path: str
     size_bytes: int
-    time_ns: Ints
+    time_us: Ints
     held_bytes: Ints
 
 
@@ -84,21 +84,21 @@ def _raw(events: Ints, path: str, size_bytes: int) -> CategoryTimeline:
         raise SnapshotError(message, where=path, hint=_EXPORT)
     change = np.zeros((len(CATEGORIES), len(events)), np.int64)
     change[category, np.arange(len(events))] = events[:, 2]
-    return CategoryTimeline(path, size_bytes, events[:, 0], np.cumsum(change, axis=1))
+    return CategoryTimeline(path, size_bytes, events[:, 0] // 1000, np.cumsum(change, axis=1))
 
 
 def judge_categories(timeline: CategoryTimeline) -> MemoryResult:
     """Return the peak by category, and what such a file does not show."""
     total = timeline.held_bytes.sum(axis=0)
-    start = timeline.time_ns[timeline.time_ns >= 0]
+    start = timeline.time_us[timeline.time_us >= 0]
     first = int(start[0]) if len(start) else 0
     place = int(np.argmax(total)) if len(total) else 0
     most = int(total[place]) if len(total) else 0
-    at_us = max(int(timeline.time_ns[place]) - first, 0) // 1000 if len(total) else None
+    at_us = max(int(timeline.time_us[place]) - first, 0) if len(total) else None
     held = sorted(zip(timeline.held_bytes[:, place].tolist(), CATEGORIES, strict=True), reverse=True)
     parts = tuple(MemoryPart(name, size, size / most) for size, name in held if size and most)
     top = ", ".join(f"{part.name} {format_bytes(part.size_bytes)} ({format_share(part.share)})" for part in parts[:3])
-    before = int(total[timeline.time_ns < 0][-1]) if (timeline.time_ns < 0).any() else 0
+    before = int(total[timeline.time_us < 0][-1]) if (timeline.time_us < 0).any() else 0
     peak = MemoryPeak(
         allocated_bytes=most,
         reserved_bytes=None,
@@ -116,7 +116,7 @@ def judge_categories(timeline: CategoryTimeline) -> MemoryResult:
     rows = thinned(total)
     picture = Picture(
         entries=tuple(rows.tolist()),
-        times_us=tuple((np.maximum(timeline.time_ns[rows] - first, 0) // 1000).tolist()),
+        times_us=tuple(np.maximum(timeline.time_us[rows] - first, 0).tolist()),
         reserved_bytes=(),
         areas=tuple(
             Area(name, name, tuple(timeline.held_bytes[i, rows].tolist()))

@@ -79,6 +79,14 @@ def test_what_a_text_does_not_log_is_not_clean(rows: list[str], first: str, unlo
     assert "not logged" in forms.markdown(result) or unlogged == ["guards"]
 
 
+@pytest.mark.parametrize("before", ["[default0]:[rank1]:", "2026-11-24T10:00:00.123Z ", "[default0]:"])
+def test_lines_are_read_behind_what_a_launcher_puts_before_them(before: str) -> None:
+    log = text_log(*(f"{before}{row}" for row in BROKEN + AGAIN))
+    assert judge([log]).verdict[0] == "1 graph break (1 record), 1 recompilation of 1 kind."
+    assert log.rank == (1 if "rank1" in before else None)
+    assert not log.skipped
+
+
 def test_a_text_beside_a_whole_log_is_told_apart() -> None:
     result = judge([log_of(healthy()), text_log(*GUARDED, name="other.log")])
     assert result.verdict[0] == (

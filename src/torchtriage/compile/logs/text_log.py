@@ -27,7 +27,9 @@ MAX_LINE_BYTES = 1 << 20
 MAX_LINES = 20_000
 """Of one message."""
 _LINE = re.compile(
-    r"^(?:\[rank(?P<rank>\d+)\]:\s*)?[VDIWEC](?P<stamp>\d{4} \d\d:\d\d:\d\d\.\d+) +\d+ [^\]]*\]"
+    # after what torchrun --tee or a cluster's log puts before it; most lines of a program have no ]
+    r"^(?=[^\]]*\]).{0,120}?(?:\[rank(?P<rank>\d+)\]:\s*)?(?<!\w)[VDIWEC]"
+    r"(?P<stamp>\d{4} \d\d:\d\d:\d\d\.\d+) +\d+ [^\]]*\]"
     r"(?: \[(?P<id>!?\d+/\d+(?:/\d+)?)(?:_\d+)?\])?(?: \[__(?P<kind>\w+)\])?(?: (?P<text>.*))?$"
 )
 _BEGINS = {

@@ -29,7 +29,7 @@ def test_text_logs_tell_the_same() -> None:
         f"{prefix.replace('V1', 'W1')}   function: 'step' (me/train.py:5)",
         f"{prefix}[__aot_graphs] something else",
     ]
-    log = read_text(ProcessLog("t.log", form="text"), io.BytesIO("\n".join(rows).encode()))
+    log = text_log(*rows)
     result = judge([log])
     reconciled(result)
     (one,) = result.breaks
@@ -56,6 +56,11 @@ GUARDED = [
 
 
 def text_log(*rows: str, name: str = "t.log") -> ProcessLog:
+    (log,) = text_logs(*rows, name=name)
+    return log
+
+
+def text_logs(*rows: str, name: str = "t.log") -> list[ProcessLog]:
     return read_text(ProcessLog(name, form="text"), io.BytesIO("\n".join(rows).encode()))
 
 
@@ -85,6 +90,20 @@ def test_lines_are_read_behind_what_a_launcher_puts_before_them(before: str) -> 
     assert judge([log]).verdict[0] == "1 graph break (1 record), 1 recompilation of 1 kind."
     assert log.rank == (1 if "rank1" in before else None)
     assert not log.skipped
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_ranks_in_one_text_are_told_apart(mixed: bool) -> None:
+    first, second = ([f"[rank{rank}]:{row}" for row in AGAIN] for rank in (0, 1))
+    lines = [row for pair in zip(first, second, strict=True) for row in (*pair, "loss 1.2")]
+    logs = text_logs(*(lines if mixed else ["loss 1.2", *first, *second]))
+    result = judge(logs)
+    reconciled(result)
+    assert [(log.rank, log.n_recompile_records) for log in logs] == [(0, 1), (1, 1)]
+    (row,) = result.recompiles
+    assert (row.count, row.ranks, row.values) == (2, (0, 1), ("4", "5"))
+    assert row.fix == judge([text_log(*AGAIN)]).recompiles[0].fix
+    assert (result.paths, result.divergence) == (("t.log",), ())
 
 
 def test_a_text_beside_a_whole_log_is_told_apart() -> None:

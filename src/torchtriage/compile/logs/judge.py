@@ -60,7 +60,7 @@ def judge(logs: Sequence[ProcessLog]) -> CompileResult:
     return CompileResult(
         schema=COMPILE_SCHEMA,
         version=__version__,
-        paths=tuple(log.path for log in logs),
+        paths=tuple(dict.fromkeys(log.path for log in logs)),  # one text may be of several ranks
         verdict=(
             _first(logs, breaks, recompiles, functions, differences, unlogged),
             _second(processes, phases),
@@ -240,8 +240,9 @@ def _notes(logs: Sequence[ProcessLog]) -> Iterable[Note]:
 
 
 def _named(logs: Sequence[ProcessLog]) -> str:
-    more = f" and {len(logs) - 3} more" if len(logs) > 3 else ""
-    return ", ".join(log.path for log in logs[:3]) + more
+    paths = list(dict.fromkeys(log.path for log in logs))
+    more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
+    return ", ".join(paths[:3]) + more
 
 
 def _not_checked(logs: Sequence[ProcessLog], unlogged: Mapping[str, list[ProcessLog]]) -> Iterable[NotChecked]:

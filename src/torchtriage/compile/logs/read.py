@@ -69,7 +69,7 @@ def read_logs(
     for number, path in enumerate(files):
         count_bytes = progress(path, number) if progress is not None else None
         try:
-            logs.append(_read(path, count_bytes))
+            logs += _read(path, count_bytes)
         except LogError as error:
             refused.append(error)
     if logs:
@@ -120,7 +120,7 @@ def rank_of(path: str) -> int | None:
     return int(match[1]) if match is not None and len(match[1]) < 8 else None
 
 
-def _read(path: str, progress: Progress | None) -> ProcessLog:
+def _read(path: str, progress: Progress | None) -> list[ProcessLog]:
     with opened(path) as (stream, name, size_bytes):
         head = _head(stream, name)
         form = _form_of(head, name)
@@ -133,18 +133,15 @@ def _read(path: str, progress: Progress | None) -> ProcessLog:
             reason = "line of the program" if form == "text" else "line that is no record"
             log.n_read = log.skipped[reason] = n_before
         whole = _Rewound(head, stream)
-        return _reader(form)(log, whole, progress and (lambda n_bytes: progress(n_bytes, size_bytes)))
+        count_bytes = None if progress is None else lambda n_bytes: progress(n_bytes, size_bytes)
+        # imported when they are needed: patterns take time to compile
+        if form == "structured":
+            from torchtriage.compile.logs.structured_log import read_structured
 
+            return [read_structured(log, whole, count_bytes)]
+        from torchtriage.compile.logs.text_log import read_explain, read_text
 
-def _reader(form: Form) -> Callable[[ProcessLog, Readable, Callable[[int], None] | None], ProcessLog]:
-    """Return what reads this kind, imported when it is needed: patterns take time to compile."""
-    if form == "structured":
-        from torchtriage.compile.logs.structured_log import read_structured
-
-        return read_structured
-    from torchtriage.compile.logs.text_log import read_explain, read_text
-
-    return read_text if form == "text" else read_explain
+        return read_text(log, whole, count_bytes) if form == "text" else [read_explain(log, whole, count_bytes)]
 
 
 def _head(stream: Readable, name: str) -> bytes:

@@ -52,17 +52,32 @@ _RECOMPILING = re.compile(r"^Recompiling function (?P<name>\S+) in (?P<file>.+):
 _LIMIT = re.compile(r"function: '(?P<name>[^']+)' \((?P<file>.+):(?P<line>\d+)\)")
 
 
-def read_text(log: ProcessLog, stream: Readable, progress: Callable[[int], None] | None = None) -> ProcessLog:
-    """Take in a text log; lines of other loggers and of the program are counted and left out."""
-    reader = _MessageReader(log)
+def read_text(log: ProcessLog, stream: Readable, progress: Callable[[int], None] | None = None) -> list[ProcessLog]:
+    """Take in a text log, and return that of each rank in it: each has compile ids of its own.
+
+    Lines without a rank are of the first. Lines of other loggers and of the program are counted and left out.
+    """
+    logs: dict[str, ProcessLog] = {}
+    readers = {"": _MessageReader(log)}
     try:
         for line in _lines(stream, progress):
-            reader.take(line)
+            match = _LINE.match(line)
+            rank = (match["rank"] or "") if match else ""
+            if rank not in readers:
+                logs[rank] = ProcessLog(log.path, form=log.form) if logs else log
+                logs[rank].logged_rank = int(rank[:9])
+                readers[rank] = _MessageReader(logs[rank])
+            readers[rank].take(line, match)
     except (EOFError, OSError) as error:
         log.end = f"the file cannot be read to its end: {error}"
-    reader.close()
-    log.finish()
-    return log
+    for reader in readers.values():
+        reader.close()
+    if len(logs) > 1:
+        log.named_rank = None  # the name is that of all
+    found = list(logs.values()) or [log]
+    for of_rank in found:
+        of_rank.finish()
+    return found
 
 
 def _lines(stream: Readable, progress: Callable[[int], None] | None) -> Iterator[str]:
@@ -93,17 +108,15 @@ class _MessageReader:
         self.n_lines = 0
         self.recompiled: dict[str, str] = {}
 
-    def take(self, line: str) -> None:
+    def take(self, line: str, match: re.Match[str] | None) -> None:
+        """Use a line; ``match`` : the logger's prefix in it."""
         self.log.n_read += 1
-        match = _LINE.match(line)
         if match is None:
             self._plain(line)
             return
         kind, compile_id, text = match["kind"] or "", match["id"] or "", match["text"] or ""
         if not self.log.started:
             self.log.started = match["stamp"]
-        if self.log.logged_rank is None and match["rank"]:
-            self.log.logged_rank = int(match["rank"][:9])
         if not kind:
             kind = "limit" if _BEGINS["limit"].match(text) or self.kind == "limit" else ""
         begins = _BEGINS.get(kind)

@@ -316,6 +316,19 @@ def test_json_that_is_none_is_refused(tmp_path: Path, text: str, said: str) -> N
         read_logs([str(tmp_path / "x.json")])
 
 
+def test_json_that_the_program_printed_first_hides_no_log(tmp_path: Path) -> None:
+    rows = ['{"epoch": 0, "loss": 2.3}', "Graph break in user code at me/train.py:7", "Reason: Bad"]
+    assert explained(tmp_path, "\n".join(rows), "x.log").n_break_records == 1
+    record = LogBuilder().compiled("0/0", "step", 5).bytes().decode()
+    assert explained(tmp_path, f"{rows[0]}\n{record}", "y.log").form == "structured"
+
+
+@pytest.mark.parametrize("before", ["\ufeff", '{"config": "' + "x" * 300_000 + '", "results": '])
+def test_reasons_are_read_behind_anything(tmp_path: Path, before: str) -> None:
+    text = before + '{"break_reasons": [{"reason": "builtin: print"}]}' + "}" * before.count("{")
+    assert explained(tmp_path, text).n_break_records == 1
+
+
 @pytest.mark.torch
 def test_the_installed_torchs_explain_is_read(tmp_path: Path) -> None:
     import torch

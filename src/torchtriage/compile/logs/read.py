@@ -40,6 +40,10 @@ _TEXT = re.compile(
     re.MULTILINE,
 )
 _JSON = re.compile(rb"(?:\xef\xbb\xbf)?\s*[{\[]\s*[\"{\[]")
+_NO_JSON = re.compile(
+    rb"^(?:[^\"{\n]*\b[VDIWEC]\d{4} \d\d:\d\d:\d\d\.|Graph break\b| {2}Break Reason \d+:$)", re.MULTILINE
+)
+"""A line of a log that no string of JSON can hold: it was not JSON but what the program printed before."""
 _FOREIGN = (
     ((b"<!", b"<html"), "an HTML page", "pass the log that it was made from"),
     ((b"version https://git-lfs",), "a Git LFS pointer, not the file itself", "git lfs pull"),
@@ -48,7 +52,6 @@ _FOREIGN = (
     ((b"BZh",), "bzip2-compressed data", "decompress it first: bunzip2 FILE"),
     ((b"\xfd7zXZ",), "xz-compressed data", "decompress it first: unxz FILE"),
     ((b"PK\x03\x04",), "a zip archive", "unpack it and pass the logs in it"),
-    ((b"{", b"[{", b"[\n"), "JSON without break_reasons", "analyse traces with: torchtriage analyze FILE"),
     ((b"\x80",), "a pickle", "analyse memory snapshots with: torchtriage memory FILE"),
 )
 """First bytes, what they are of, and what to do instead."""
@@ -177,11 +180,10 @@ def _form_of(head: bytes, name: str) -> Form | None:
     """
     if not head.strip():
         raise LogError("expected a compile log, found an empty file", where=name, hint=HOW)
-    is_json = _JSON.match(head) is not None  # which may quote lines of a log
-    if not is_json and (form := _known_form(head)) is not None:
-        return form
-    if is_json and b'"break_reasons"' in head:
+    if _JSON.match(head) and not _NO_JSON.search(head):  # though it may quote lines of a log
         return "explain"
+    if (form := _known_form(head)) is not None:
+        return form
     start = head.lstrip(b"\xef\xbb\xbf \t\r\n")
     for magic, what, hint in _FOREIGN:
         if start.startswith(magic):

@@ -23,12 +23,13 @@ from torchtriage.core.errors import LogError
 from torchtriage.core.finding import Frame
 
 MAX_JSON_BYTES = 256 << 20
+_TRACES = "analyse traces with: torchtriage analyze FILE"
 MAX_LINE_BYTES = 1 << 20
 MAX_LINES = 20_000
 """Of one message."""
 _LINE = re.compile(
     # after what torchrun --tee or a cluster's log puts before it; most lines of a program have no ]
-    r"^(?=[^\]]*\]).{0,120}?(?:\[rank(?P<rank>\d+)\]:\s*)?(?<!\w)[VDIWEC]"
+    r"^(?=[^\]]*\])[^\"{]{0,120}?(?:\[rank(?P<rank>\d+)\]:\s*)?(?<!\w)[VDIWEC]"
     r"(?P<stamp>\d{4} \d\d:\d\d:\d\d\.\d+) +\d+ [^\]]*\]"
     r"(?: \[(?P<id>!?\d+/\d+(?:/\d+)?)(?:_\d+)?\])?(?: \[__(?P<kind>\w+)\])?(?: (?P<text>.*))?$"
 )
@@ -225,17 +226,19 @@ def _explained(text: str) -> Break | None:
 def read_explain(log: ProcessLog, stream: Readable, progress: Callable[[int], None] | None = None) -> ProcessLog:
     """Take in every reason of every ``break_reasons`` in a JSON document; an entry is a reason.
 
-    Raises LogError: it is not JSON to its end, or too large for a summary.
+    Raises LogError: it has none, is not JSON to its end, or too large for a summary.
     """
     data = bytearray()
     while block := stream.read(BLOCK_BYTES):
         data += block
         if len(data) > MAX_JSON_BYTES:
-            raise LogError(f"expected less than {MAX_JSON_BYTES >> 20} MiB of JSON", where=log.path)
+            raise LogError(f"expected less than {MAX_JSON_BYTES >> 20} MiB of JSON", where=log.path, hint=_TRACES)
         if progress is not None:
             progress(len(data))
+    if b'"break_reasons"' not in data:
+        raise LogError("expected a compile log, found JSON without break_reasons", where=log.path, hint=_TRACES)
     try:
-        document = msgspec.json.decode(data)
+        document = msgspec.json.decode(data.removeprefix(b"\xef\xbb\xbf"))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise LogError(
             f"expected JSON with break_reasons, found some that cannot be read: {error}",

@@ -238,6 +238,17 @@ def test_what_is_no_log_is_refused_by_name(tmp_path: Path, data: bytes, said: st
         read_logs([str(file)])
 
 
+@pytest.mark.parametrize("odd", [{"frame_id": 0}, {"compiled_autograd_id": 1}])
+def test_an_odd_compile_id_costs_no_more_than_its_record(odd: dict[str, int]) -> None:
+    reasons = '\n\t["0/0: x == 3"]\n'
+    head = {"artifact": {"name": "recompile_reasons"}, **odd}
+    line = f"V0524 12:48:44.657000 1401 torch/_dynamo/x.py:19] {json.dumps(head)}{reasons}"
+    found = read_structured(
+        ProcessLog("x.log"), io.BytesIO(LogBuilder().compiled("0/0", "step", 5).bytes() + line.encode())
+    )
+    assert [row.function.function for row in judge([found]).recompiles] == ["step"]
+
+
 def test_a_missing_path_and_an_empty_folder_are_refused(tmp_path: Path) -> None:
     with pytest.raises(LogError, match="No such file"):
         read_logs([str(tmp_path / "none.log")])

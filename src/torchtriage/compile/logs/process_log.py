@@ -55,8 +55,9 @@ class Compilation:
 
     @property
     def number(self) -> int:
-        """Return which compilation of its function it is, from 0."""
-        return int(self.id.rpartition("/")[2] or 0)
+        """Return which compilation of its function it is, from 0; -1 where the id does not say."""
+        number = self.id.rpartition("/")[2]
+        return int(number) if number.isdecimal() and len(number) < 10 else -1
 
     @property
     def total_ns(self) -> int:

@@ -64,7 +64,7 @@ class _Envelope(msgspec.Struct):
     @property
     def compile_id(self) -> str:
         autograd = "" if self.compiled_autograd_id is None else f"!{self.compiled_autograd_id}"
-        frame = "" if self.frame_id is None else f"{self.frame_id}/{self.frame_compile_id}"
+        frame = "" if None in (self.frame_id, self.frame_compile_id) else f"{self.frame_id}/{self.frame_compile_id}"
         return "/".join(filter(None, (autograd, frame)))
 
 

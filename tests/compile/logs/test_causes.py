@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from compile.logs.corpus_tables import FIXES
 from compile.logs.log_builder import break_text
@@ -243,3 +245,12 @@ def test_guards_are_counted() -> None:
     assert tree.latency_us == 94.5
     assert tree.sources == {"x": 1}
     assert tree.places["me/a.py:7 f"] == 1
+
+
+def test_no_reason_takes_long_to_read() -> None:
+    begun = time.process_time()
+    (failure,) = parse_failures("0/0: a" + " " * 2000 + "# " + " " * 2000 + "x")
+    assert failure.frame is None
+    assert parse_break("Graph break" + " in user code at a" * 4000) is not None
+    assert parse_break("Graph break: " + "TensorVariable() " * 20_000) is not None
+    assert time.process_time() - begun < 1

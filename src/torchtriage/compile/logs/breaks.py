@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 from torchtriage.compile.logs.locations import is_library, parse_traceback, user_frame
 from torchtriage.core.finding import Frame
 
-_PLACE = re.compile(r"^Graph [Bb]reak[^\n]*? in user code at (?P<file>[^\n]+?):(?P<line>\d+)\s*$", re.MULTILINE)
+_MAX_SENTENCE = 4_096
+"""Characters of a reason that is no more than a sentence: a longer one is no text for people."""
+_PLACE = re.compile(r"^Graph [Bb]reak[^\n]*? in user code at ([^\n]+)", re.MULTILINE)
 _REASON = re.compile(r"^(?:Graph Break )?Reason: ?(?P<reason>[^\n]*)$", re.MULTILINE)
 _TRYING = re.compile(r"^Encountered graph break when attempting to trace ([^\n]*)$")
 _EXPLAINED = re.compile(r"^ {2}Explanation: ?", re.MULTILINE)
@@ -105,8 +107,9 @@ def parse_break(text: str) -> Break | None:
         traceback = re.split(r"\n(?:Traceback \(most recent|NoneType: None)", rest, maxsplit=1)[0]
     stack = parse_traceback(traceback)
     frame = stack[0] if stack else None
-    if place is not None:
-        named = Frame(place["file"], int(place["line"][:9]), "", True)
+    file, _, line = place[1].rstrip().rpartition(":") if place else ("", "", "")
+    if file and line.isdecimal():
+        named = Frame(file, int(line[:9]), "", True)
         frame = next((inner for inner in stack if (inner.file, inner.line) == (named.file, named.line)), named)
     return replace(
         _parts(body),
@@ -141,7 +144,7 @@ def _parts(body: str) -> Break:
         trying, body = tried[1].rstrip().removesuffix(":"), rest
     explained = _EXPLAINED.search(body)
     if explained is None:
-        sentence = " ".join(body.split()).strip("'\" ")
+        sentence = " ".join(body.split()).strip("'\" ")[:_MAX_SENTENCE]
         kind = next((name for pattern, name in _OLD if re.search(pattern, sentence)), sentence[:200])
         return Break(gb_id, kind, sentence, trying=trying)
     kind = " ".join(body[: explained.start()].split())

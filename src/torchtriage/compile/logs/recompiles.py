@@ -38,9 +38,8 @@ Cause = Literal[
 _MAX_GUARD = 4_096
 """Characters of a guard that are read: a longer one is no text for people."""
 _ENTRY = re.compile(r"^(?P<id>(?:!?\d+/)?\d+/\d+): (?P<rest>.*)$", re.DOTALL)
-_COMMENT = re.compile(
-    r"\s+# (?:(?P<code>.*?)\s+# )?(?P<file>[^\s#]+):(?P<line>\d+) in (?P<name>\S+)(?P<rest>.*)$", re.DOTALL
-)
+_NOTED = re.compile(r"\s# (?P<file>[^\s#]+):(?P<line>\d+) in (?P<name>\S+)")
+_COMMENT = re.compile(r"\s# ")
 _HINT = re.compile(r"\s*\((?:HINT: )?(?P<hint>[^()]*(?:\([^()]*\)[^()]*)*)\)", re.DOTALL)
 _LOCAL = re.compile(r"\bL\['(\w+)'\]")
 _EXPECTED = r"expected (?P<was>[^,]+), actual (?P<now>\S+)"
@@ -116,10 +115,11 @@ def parse_failures(text: str) -> list[GuardFailure]:
 def _failure(graph: str, text: str, stack: tuple[Frame, ...]) -> GuardFailure:
     guard, code, hint = text, "", ""
     frame = stack[0] if stack else None
-    noted = _COMMENT.search(text)
+    noted = _NOTED.search(text)
     if noted is not None:
-        guard, code = text[: noted.start()].strip(), noted["code"] or ""
-        hinted = _HINT.match(noted["rest"])
+        guard, *codes = _COMMENT.split(text[: noted.start()], maxsplit=1)
+        guard, code = guard.strip(), "".join(codes)
+        hinted = _HINT.match(text, noted.end())
         hint = hinted["hint"] if hinted else ""
         if frame is None:
             frame = Frame(noted["file"], int(noted["line"][:9]), noted["name"], True)

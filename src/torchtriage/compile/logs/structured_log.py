@@ -21,7 +21,7 @@ from torchtriage.core.finding import Frame
 MAX_GRAPHS = 24
 MAX_GRAPH_BYTES = 2 << 20
 """Of one graph that is kept to be drawn."""
-_AT_LIMIT = re.compile(r"(?:recompile|cache_size|cache size|accumulated)[_ ]\w*limit", re.IGNORECASE)
+_AT_LIMIT = re.compile(r"(?:recompile|cache_size|cache size|accumulated)[_ ]\w{0,40}limit", re.IGNORECASE)
 _ERROR = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Unsupported|Failed|Interrupt)\b.*")
 _NO_BREAK = re.compile(
     r"^(?:SpeculationRestart|TensorifyScalarRestart|AutogradGradRestart|UnspecializeRestart"

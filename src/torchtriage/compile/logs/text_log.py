@@ -25,6 +25,8 @@ from torchtriage.core.finding import Frame
 MAX_JSON_BYTES = 256 << 20
 _TRACES = "analyse traces with: torchtriage analyze FILE"
 MAX_LINE_BYTES = 1 << 20
+MAX_TEXT = 1 << 13
+"""Characters of a line that are read: a longer one is no text for people."""
 MAX_LINES = 20_000
 """Of one message."""
 _LINE = re.compile(
@@ -62,6 +64,7 @@ def read_text(log: ProcessLog, stream: Readable, progress: Callable[[int], None]
     readers = {"": _MessageReader(log)}
     try:
         for line in _lines(stream, progress):
+            line = line[:MAX_TEXT]
             match = _LINE.match(line)
             rank = (match["rank"] or "") if match else ""
             if rank not in readers:

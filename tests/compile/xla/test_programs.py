@@ -11,6 +11,7 @@ from compile.xla.test_dumps import DEBUG, REPORT, SAVED
 from tests.conftest import DATA
 
 from torchtriage.cli.main import cli
+from torchtriage.compile.xla import programs
 from torchtriage.compile.xla.programs import read_dumps
 from torchtriage.compile.xla.verdict import judge
 from torchtriage.core.errors import LogError
@@ -42,7 +43,7 @@ def test_a_folder_is_one_program(dumps: Path) -> None:
     ]
     assert {each.name: each.count for each in one.skipped} == {
         "files of an XLA dump that are no HLO text": 1,
-        "files that are not text, damaged or too large": 1,
+        "files that are not text, damaged, unreadable or too large": 1,
         "files without a dump": 1,
     }
     assert {note.code for note in one.notes} == {"counts-differ"}
@@ -87,7 +88,34 @@ def test_damage_in_a_folder_does_not_hide_the_rest(dumps: Path) -> None:
     (one,) = read_dumps([str(dumps)])
     assert one.n_compiled == 3
     skipped = {each.name: each.count for each in one.skipped}
-    assert skipped["files that are not text, damaged or too large"] == 3
+    assert skipped["files that are not text, damaged, unreadable or too large"] == 3
+
+
+def test_reports_of_several_files_are_not_one_program(tmp_path: Path) -> None:
+    (tmp_path / "rank0.txt").write_text(REPORT)
+    (tmp_path / "rank1.txt").write_text("Metric: CompileTime\n  TotalSamples: 2\n  Accumulator: 05s\n")
+    (tmp_path / "saved.txt").write_text(SAVED)
+    first, second, rest = read_dumps([str(tmp_path)])
+    assert [(one.n_compiled, len(one.fallbacks), one.n_saved) for one in (first, second, rest)] == [
+        (3, 1, None),
+        (2, 0, None),
+        (None, 0, 2),
+    ]
+    assert [Path(one.name).name for one in (first, second, rest)] == ["rank0.txt", "rank1.txt", tmp_path.name]
+    assert [note.code for note in first.notes] == ["reports-of-several-files"]
+
+
+def test_a_report_that_begins_inside_a_metric_is_cut(tmp_path: Path) -> None:
+    (tmp_path / "x.txt").write_text("  Accumulator: 05s\nCounter: MarkStep\n  Value: 2\n")
+    (one,) = read_dumps([str(tmp_path)])
+    assert [note.code for note in one.notes] == ["report-cut"]
+
+
+def test_a_small_gzip_of_much_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "MAX_BYTES", 1 << 20)
+    (tmp_path / "x.txt.gz").write_bytes(gzip.compress(b"x" * (3 << 20)))
+    with pytest.raises(LogError, match="at most 1 MiB, unpacked"):
+        read_dumps([str(tmp_path / "x.txt.gz")])
 
 
 def test_models_and_dumps_do_not_mix(dumps: Path) -> None:

@@ -38,6 +38,7 @@ class Metrics:
     cut: bool = False
 
 
+_INSIDE = re.compile(r"^  (?:TotalSamples|Accumulator|Counter|Value|ValueRate|Rate|Percentiles): ")
 _TIME = re.compile(r"(?<!\d)(\d+(?:\.\d+)?)(d|h|ms|us|ns|m|s)")
 _NS = {"d": 864e11, "h": 36e11, "m": 6e10, "s": 1e9, "ms": 1e6, "us": 1e3, "ns": 1.0}
 _SIZE = re.compile(r"^(\d+(?:\.\d+)?)([KMGTP]?)B$")
@@ -58,12 +59,12 @@ def parse_amount(text: str) -> tuple[float, str] | None:
     return None
 
 
-def read_metrics(lines: Iterable[str], before: Metrics | None = None) -> Metrics:
-    """Return what a metrics report says, added to those ``before``; lines that are none of it are counted.
+def read_metrics(lines: Iterable[str]) -> Metrics:
+    """Return what a metrics report says; lines in it that are none of it are counted.
 
     A report without its beginning or end is read as far as it goes.
     """
-    out = before or Metrics()
+    out = Metrics()
     kind = name = ""
     values: dict[str, str] = {}
 
@@ -89,6 +90,8 @@ def read_metrics(lines: Iterable[str], before: Metrics | None = None) -> Metrics
         inside = re.match(r"^  (\w+): (.*)$", line)
         if inside and kind:
             values[inside[1]] = inside[2].rstrip()
+        elif not kind:  # before the report, unless it begins inside of a metric
+            out.cut = out.cut or _INSIDE.match(line) is not None
         elif line.strip() and not (kind and re.match(r"^\s+\d+%=", line)):  # more percentiles
             out.n_skipped += 1
     close()

@@ -6,15 +6,14 @@ its metrics report between other lines is read too.
 
 from __future__ import annotations
 
-import gzip
-import itertools
 import re
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from torchtriage.compile.logs.entries import BLOCK_BYTES
+from torchtriage.compile.logs.read import opened
 from torchtriage.compile.logs.result import Count
 from torchtriage.compile.xla.causes import CauseReason, from_dump, is_lowering, kind_of, user_line
 from torchtriage.compile.xla.dumps import (
@@ -35,7 +34,8 @@ HOW = (
     "print(torch_xla.debug.metrics.metrics_report()), PT_XLA_DEBUG_LEVEL=2,"
     " XLA_SAVE_TENSORS_FILE=graphs.txt or XLA_FLAGS=--xla_dump_to=DIR"
 )
-MAX_BYTES = 1 << 30
+MAX_BYTES = 256 << 20
+"""Of one file, unpacked."""
 _MODULE_FILE = re.compile(r"^module_\d+\..*\.(?:before_optimizations|[\w-]*after_optimizations)\.txt(?:\.gz)?$")
 _MODULE_NAME = re.compile(r"^(?P<id>module_\d+\..+?)\.(?P<when>before_optimizations|[\w-]*after_optimizations)\.txt")
 _COMPILED_BY = re.compile(r"^(?:Unexpected )?(?:Compilation|Execution|Post Compilation) Analysis: ", re.M)
@@ -46,34 +46,42 @@ _OTHER = re.compile(r"^pt-xla-profiler: (?P<text>.*)$")
 
 @dataclass
 class _Read:
-    """What was found in one program's files."""
+    """What was found in one program's files; ``reports`` : the metrics of each file that has some."""
 
-    metrics: Metrics | None = None
+    reports: dict[str, Metrics] = field(default_factory=dict)
     analyses: list[Analysis] | None = None
     saved: list[SavedGraph] | None = None
     modules: dict[str, dict[str, HloModule]] = field(default_factory=dict)
     messages: list[str] = field(default_factory=list)
     skipped: Counter[str] = field(default_factory=Counter)
     paths: list[str] = field(default_factory=list)
+    n_reports: int = 1
+
+    @property
+    def metrics(self) -> Metrics | None:
+        """Return the one report, None without."""
+        return next(iter(self.reports.values()), None)
 
 
 def read_dumps(paths: Sequence[str]) -> list[XlaProgram]:
     """Return one program for the files given, and one for each folder.
 
+    Metrics reports of several files are of several processes, or times: each is a program then.
+
     Raises LogError: there is no dump of torch_xla or XLA among them.
     """
-    programs = []
+    programs: list[XlaProgram] = []
     files = [Path(path) for path in paths if not Path(path).is_dir()]
     if files:
         name = str(files[0]) if len(files) == 1 else f"{len(files)} files"
-        programs.append(_program(name, files))
+        programs += _programs(name, files)
     for folder in (Path(path) for path in paths if Path(path).is_dir()):
         inside = sorted(file for file in folder.rglob("*") if file.is_file())
-        programs.append(_program(str(folder), inside, folder=True))
+        programs += _programs(str(folder), inside, folder=True)
     return programs
 
 
-def _program(name: str, files: Sequence[Path], *, folder: bool = False) -> XlaProgram:
+def _programs(name: str, files: Sequence[Path], *, folder: bool = False) -> Iterator[XlaProgram]:
     read = _Read()
     for path in files:
         if folder and path.name.startswith("module_") and not _MODULE_FILE.match(path.name):
@@ -81,16 +89,10 @@ def _program(name: str, files: Sequence[Path], *, folder: bool = False) -> XlaPr
             continue
         try:
             text = _text(path)
-        except OSError as error:
-            raise LogError(
-                f"expected a readable file, found: {error.strerror or error}",
-                where=str(path),
-                hint="check the path and its permissions",
-            ) from error
         except LogError:
             if not folder:
                 raise
-            read.skipped["files that are not text, damaged or too large"] += 1
+            read.skipped["files that are not text, damaged, unreadable or too large"] += 1
             continue
         if _take(read, path, text):
             read.paths.append(str(path))
@@ -101,24 +103,26 @@ def _program(name: str, files: Sequence[Path], *, folder: bool = False) -> XlaPr
             raise LogError(f"expected a dump of torch_xla or XLA, found {what}", where=str(path), hint=HOW)
     if not read.paths:
         raise LogError(f"expected dumps of torch_xla or XLA, found none in {len(files)} files", where=name, hint=HOW)
-    return _summary(name, read)
+    if len(read.reports) < 2:
+        yield _summary(name, read)
+        return
+    for file, report in read.reports.items():
+        yield _summary(file, _Read({file: report}, skipped=read.skipped, paths=[file], n_reports=len(read.reports)))
+        read.skipped = Counter()
+    if read.analyses or read.saved or read.modules or read.messages:
+        others = [path for path in read.paths if path not in read.reports]
+        yield _summary(name, replace(read, reports={}, paths=others or read.paths))
 
 
 def _text(path: Path) -> str:
-    if path.stat().st_size > MAX_BYTES:
-        raise LogError(f"expected at most {MAX_BYTES >> 20} MiB", where=str(path))
-    data = path.read_bytes()
-    try:
-        if data[:2] == b"\x1f\x8b":
-            data = gzip.decompress(data)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise LogError(
-            f"expected a whole gzip, found one that cannot be read: {error}",
-            where=str(path),
-            hint="copy the file again; it was cut or damaged on its way",
-        ) from error
-    if b"\0" in data[:4096]:
-        raise LogError("expected text, found a binary file", where=str(path), hint=HOW)
+    data = bytearray()
+    with opened(str(path)) as (stream, name, _):
+        while block := stream.read(BLOCK_BYTES):
+            data += block
+            if len(data) > MAX_BYTES:
+                raise LogError(f"expected at most {MAX_BYTES >> 20} MiB, unpacked", where=name)
+            if b"\0" in data[:4096]:
+                raise LogError("expected text, found a binary file", where=name, hint=HOW)
     return data.decode("utf-8", "replace")
 
 
@@ -127,8 +131,7 @@ def _take(read: _Read, path: Path, text: str) -> bool:
     lines = text.split("\n")
     known = False
     if _METRIC.search(text):
-        report = itertools.dropwhile(lambda line: not line.startswith(("Metric: ", "Counter: ")), lines)
-        read.metrics = read_metrics(report, read.metrics)
+        read.reports[str(path)] = read_metrics(lines)
         known = True
     if _COMPILED_BY.search(text):
         read.analyses = [*(read.analyses or []), *read_debug(lines)]
@@ -261,6 +264,13 @@ def _notes(read: _Read) -> Iterator[Note]:
     for text in dict.fromkeys(read.messages):
         yield Note("pt-xla-profiler", "info", f"torch_xla's own profiler: {text}")
     metrics = read.metrics
+    if read.n_reports > 1:
+        yield Note(
+            "reports-of-several-files",
+            "info",
+            f"{read.n_reports} files have metrics reports: each is shown by itself, for they may be of several"
+            " processes, or of one at several times",
+        )
     if metrics is not None:
         if metrics.cut:
             yield Note(

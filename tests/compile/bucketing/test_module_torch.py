@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from tests.compile.bucketing.bucketed_encoder import (
 )
 
 import torchtriage as tt
-from torchtriage.compile.bucketing import BucketingWarning, Mask
+from torchtriage.compile.bucketing import BucketingWarning, BucketPlan, Mask
 from torchtriage.core.errors import PaddingError
 
 # what torch itself warns of when it imports its compiler
@@ -350,6 +351,19 @@ def test_graphs_for_another_grad_mode_are_told() -> None:
 def test_wrong_use_is_said(make: Callable[[], Any], match: str) -> None:
     with pytest.raises(tt.UsageError, match=match):
         make()
+
+
+def test_that_no_bucket_is_wanted_is_said_and_kept(tmp_path: Path) -> None:
+    with torch.no_grad(), pytest.warns(BucketingWarning, match=r"\(size 8, 16\): nothing is compiled"):
+        BucketedModule(Encoder().eval(), pad=1, buckets=[8, 16], backend="eager").precompile([99], (tokens(5),))
+    model = BucketedModule(Encoder().eval(), pad=1, backend="eager")
+    model._server.planner.plan = BucketPlan({"size": ()})  # none was worth its compilation
+    model.save(tmp_path / "buckets")
+    again = BucketedModule(Encoder().eval(), pad=1, backend="eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BucketingWarning)  # there are no caches
+        again.load(tmp_path / "buckets")
+    assert again.plan == model.plan
 
 
 def test_sizes_of_one_axis_must_agree() -> None:

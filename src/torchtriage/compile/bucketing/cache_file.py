@@ -68,7 +68,7 @@ def load(path: str | os.PathLike[str], axes: Sequence[str]) -> tuple[BucketPlan,
             f"expected what BucketedModule.save() wrote, found something else ({error})", where=where
         ) from None
     odd = [sizes for sizes in history if len(sizes) != len(axes) or min(sizes) < 1]
-    if tuple(buckets) != tuple(axes) or odd or not all(buckets.values()):
+    if tuple(buckets) != tuple(axes) or odd:  # an axis may have no size that is worth a bucket
         raise UsageError(f"expected buckets of {', '.join(axes)}, found {', '.join(buckets)}", where=where)
     plan = BucketPlan({axis: tuple(sorted(set(sizes))) for axis, sizes in buckets.items()})
     if version != str(torch.__version__):

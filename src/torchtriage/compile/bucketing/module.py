@@ -181,6 +181,9 @@ class BucketedModule(_Module):  # type: ignore[misc]
             assert self.plan is not None
             combined = itertools.product(*self.plan.buckets.values())
             wanted = [dict(zip(self.plan.buckets, combination, strict=True)) for combination in combined]
+        if not wanted:
+            text = f"no size falls into a bucket ({self.plan}): nothing is compiled"
+            warnings.warn(text, BucketingWarning, stacklevel=2)
         most = self._settings["max_graphs"]
         if len(wanted) > most:
             raise UsageError(

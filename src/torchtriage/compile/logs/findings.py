@@ -8,6 +8,7 @@ from typing import Any
 from torchtriage.compile.logs.locations import part_name
 from torchtriage.compile.logs.result import CompiledFunction, GraphBreak, Guards, Inductor, Recompile
 from torchtriage.core.finding import Finding, Fix, Frame, Place, Severity
+from torchtriage.core.names import file_name
 from torchtriage.core.units import format_count, format_ms
 
 # The trace's patterns of the same things; theirs are not imported, for numpy is not needed here.
@@ -101,7 +102,7 @@ def _finding(
 
 
 def _at(frame: Frame) -> str:
-    name = frame.file.replace("\\", "/").rpartition("/")[2]
+    name = file_name(frame.file)
     return f"{name}:{frame.line}" if frame.line else name
 
 

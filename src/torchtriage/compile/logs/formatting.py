@@ -17,16 +17,11 @@ from torchtriage.compile.logs.result import (
     Recompile,
 )
 from torchtriage.core.finding import Finding, Frame
-from torchtriage.core.names import elide, visible
+from torchtriage.core.names import elide, file_name, visible
 from torchtriage.core.units import format_bytes, format_count, format_ms
 
 N_NAMED = 4
 """Causes of one recompilation beside the one that the log names."""
-
-
-def file_name(path: str) -> str:
-    """Return the last part of a path, safe to print."""
-    return visible(path.replace("\\", "/").rstrip("/").split("/")[-1] or path)
 
 
 def place(frame: Frame | None) -> str:
@@ -35,7 +30,7 @@ def place(frame: Frame | None) -> str:
         return ""
     line = f":{frame.line}" if frame.line else ""
     name = f" in {visible(part_name(frame.function))}" if frame.function else ""
-    return f"{file_name(frame.file)}{line}{name}"
+    return f"{visible(file_name(frame.file))}{line}{name}"
 
 
 def seconds(value_ms: float) -> str:
@@ -57,7 +52,7 @@ def facts(result: CompileResult) -> str:
         format_count(len(result.processes), "log"),
         format_bytes(size) if size else "",
         f"torch {', '.join(map(visible, result.torch))}" if result.torch else "",
-        f"trace {file_name(result.trace_path)}" if result.trace_path else "",
+        f"trace {visible(file_name(result.trace_path))}" if result.trace_path else "",
     ]
     return ", ".join(filter(None, parts))
 

@@ -18,6 +18,7 @@ from torchtriage.compile.logs.entries import BLOCK_BYTES, Readable
 from torchtriage.compile.logs.process_log import ProcessLog
 from torchtriage.core.errors import LogError
 from torchtriage.core.folders import is_inside
+from torchtriage.core.names import visible
 
 Form = Literal["structured", "text", "explain"]
 Progress = Callable[[int, int], None]
@@ -96,14 +97,14 @@ def find_logs(paths: Sequence[str]) -> list[str]:
         try:
             is_folder = path != "-" and Path(path).is_dir()
         except (OSError, ValueError) as error:
-            raise LogError(f"expected a path, found: {error}", where=_printable(path)) from None
+            raise LogError(f"expected a path, found: {error}", where=visible(path)) from None
         if not is_folder:
             files[path] = None
             continue
         inside = sorted(_walk(Path(path)), key=lambda file: (rank_of(file.name) or 0, str(file)))
         logs = [file for file in inside if _TRACE_NAME.match(file.name)] or inside
         if not logs:
-            raise LogError("expected compile logs in the folder, found none", where=_printable(path), hint=HOW)
+            raise LogError("expected compile logs in the folder, found none", where=visible(path), hint=HOW)
         files.update(dict.fromkeys(map(str, logs)))
     return list(files)
 
@@ -225,7 +226,7 @@ def opened(path: str) -> Iterator[tuple[Readable, str, int]]:
         with _unpacked(sys.stdin.buffer, "<stdin>") as stream:
             yield stream, "<stdin>", 0
         return
-    name = _printable(path)
+    name = visible(path)
     try:
         file = Path(path)
         if file.exists() and not file.is_file():
@@ -304,7 +305,3 @@ class _Rewound:
             data, self.head = self.head[:size], self.head[size:]
             return data
         return self.rest.read(size)
-
-
-def _printable(path: str) -> str:
-    return path if path.isprintable() else repr(path)[1:-1]

@@ -26,6 +26,7 @@ import numpy as np
 from torchtriage.core import intervals
 from torchtriage.core.arrays import Ints, distinct
 from torchtriage.core.finding import Frame, Note
+from torchtriage.core.names import file_name
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.frames import call_name
 from torchtriage.core.units import format_bytes, format_count, format_ms, format_share
@@ -143,7 +144,7 @@ def _time(unit: Unit, traced: bool) -> str:
 
 
 def _where(frame: Frame) -> str:
-    return f"{PurePosixPath(frame.file.replace(chr(92), '/')).name}:{frame.line}"
+    return f"{file_name(frame.file)}:{frame.line}"
 
 
 def _activations(memory: Timeline, owners: Owners) -> Ints:

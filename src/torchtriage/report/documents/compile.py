@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torchtriage.compile.logs import formatting
-from torchtriage.compile.logs.formatting import counts, cut, file_name, joined, place, seconds
+from torchtriage.compile.logs.formatting import counts, cut, joined, place, seconds
 from torchtriage.compile.logs.phases import OTHER, PHASES
 from torchtriage.compile.logs.result import CompileResult, GraphBreak, Inductor, PhaseSpan, Process, Recompile
 from torchtriage.core.finding import Finding, Fix, Note
-from torchtriage.core.names import visible
+from torchtriage.core.names import file_name, visible
 from torchtriage.core.units import format_count, format_ms, format_share
 from torchtriage.report import blocks as b
 from torchtriage.report.documents import findings

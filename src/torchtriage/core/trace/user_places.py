@@ -62,12 +62,12 @@ def innermost(trace: Trace, calls: Ints, mask: Mask) -> tuple[Ints, Ints]:
         return np.where(mask[inner] | (inner < 0), inner, outer)
 
     frame = where_known(calls, around)
-    row = np.where(frame >= 0, calls, where_known(calls, lambda some: _forward(trace, some)))
+    row = np.where(frame >= 0, calls, where_known(calls, partial(forward_of, trace)))
     return row, np.where(frame >= 0, frame, where_known(row, around))
 
 
-def _forward(trace: Trace, calls: Ints) -> Ints:
-    """Return the forward operator whose gradient each call computes, -1 where it is in none."""
+def forward_of(trace: Trace, calls: Ints) -> Ints:
+    """Return the forward operator whose gradient each call computes, -1 where it computes none."""
     nodes = trace.tree.nearest(calls, _numbered(trace) & (trace.value > 0))
     return where_known(nodes, partial(forward_operators, trace))
 

@@ -31,6 +31,7 @@ from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.captured_graphs import CapturedGraphs
 from torchtriage.core.trace.frames import frame_label, module_path, user_stack
 from torchtriage.core.trace.peak_rates import stated_peak
+from torchtriage.core.trace.user_places import forward_of
 from torchtriage.diagnose.patterns import Claim, Pattern, PatternEntry, catalogue, lookup
 from torchtriage.diagnose.patterns.base import NEEDS, given, missing_needs
 from torchtriage.diagnose.ranks.process_groups import groups_of_one
@@ -370,8 +371,11 @@ def _place(
             for item in reversed(chain[:8])
             if not trace.name_of(item).startswith("ProfilerStep#")
         )
-        stack = user_stack(trace, host) if places is None else places.stack(trace, host)
-        module = module_path(trace, host) if places is None else places.module(trace, host)
+        # a stack in the backward pass holds the call of backward() at best
+        forward = int(forward_of(trace, np.array([host]))[0]) if any(map(_is_gradient, ops)) else -1
+        made = forward if forward >= 0 else host
+        stack = user_stack(trace, made) if places is None else places.stack(trace, made)
+        module = module_path(trace, made) if places is None else places.module(trace, made)
     stack = (*lines[:1], *stack)
     if anchor >= 0:
         lane = trace.lane_label(int(trace.lane[anchor]))
@@ -414,6 +418,10 @@ def _largest(values: Ints, n: int) -> Ints:
     # a finding may own millions of rows, and only the first few are shown
     at = np.flatnonzero(values >= np.partition(values, -n)[-n])
     return at[np.argsort(-values[at], kind="stable")[:n]]
+
+
+def _is_gradient(op: str) -> bool:
+    return op.startswith("autograd::engine::evaluate_function: ")
 
 
 def _host_row(trace: Trace, row: int) -> int:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from builder import TraceBuilder
 
 from torchtriage.diagnose.patterns.base import Claim
 from torchtriage.diagnose.patterns.kernel.fft_length import find
+from torchtriage.diagnose.verdict.options import Options
+from torchtriage.diagnose.verdict.verdict import diagnose
 
 
 def claims(
@@ -62,3 +66,20 @@ def test_one_of_two_axes_is_half_of_the_time() -> None:
     (claim,) = claims([8, 512, 1_021], "[1, 2]")
     assert claim.evidence["largest_prime_factor"] == 1_021
     assert [edit.factor for edit in claim.edits] == pytest.approx([1 - 0.65 / 2])
+
+
+def test_the_line_is_that_of_the_transform_also_where_its_gradient_takes_longer() -> None:
+    builder = TraceBuilder(vendor="cpu")
+    given: dict[str, Any] = {"dims": [[8, 19_991], [], [], []], "concrete": ["", "[1]", "0", "True"]}
+    for step in range(4):
+        at = 1_000 * step
+        builder.step(step, at, 1_000)
+        builder.frame("net.py(7): blur", at + 5, 120)
+        builder.op("aten::_fft_r2c", at + 10, 100, seq=step, **given)
+        builder.frame("train.py(30): main", at + 200, 500)
+        builder.op("autograd::engine::evaluate_function: FftR2CBackward0", at + 210, 410, seq=step, fwd=1)
+        builder.op("aten::_fft_c2c", at + 220, 390, **given)
+    (finding,) = diagnose(builder.build(), Options(only=["KRN070"])).findings
+    assert finding.place.frame is not None
+    assert (finding.place.frame.file, finding.place.frame.function) == ("net.py", "blur")
+    assert finding.place.ops[-1] == "aten::_fft_c2c"

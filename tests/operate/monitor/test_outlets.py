@@ -6,7 +6,9 @@ import subprocess
 import sys
 import threading
 import time
+from enum import IntEnum
 
+import msgspec
 import pytest
 from tests.waiting import wait_for
 
@@ -283,6 +285,32 @@ def test_ids_and_fields_of_a_request_are_in_the_log_and_the_rest_is_cut(tmp_path
     first, second, third = (json.loads(line) for line in path.read_text().splitlines())
     assert first["fields"] == {"request_id": "r-1", "trace_id": "a" * 200, "n": 3, "x": "odd"}
     assert (first["device"], len(second["fields"]), third.get("fields")) == ("cam-7", 16, None)
+
+
+class Score(float):  # as numpy's is
+    pass
+
+
+def test_an_odd_value_of_one_request_stops_no_other(tmp_path):
+    path = tmp_path / "log"
+    log, stream = JsonLog(path, device="cam\udcff"), Kept()
+    stream.send = lambda records: stream.records.extend(json.loads(msgspec.json.encode(records)))
+    odd = {"score": Score(0.5), "file": "\udcff.jpg", "\udcff": 1, "nan": float("nan"), "level": IntEnum("L", "A").A}
+    with Monitor(log, stream) as monitor:
+        model = monitor.observe("detector\udcff", version="\udcff")
+        with model.request() as request:
+            request.fields = {**odd, "long": 2**70}
+        with model.request() as request:
+            request.error = "\udcff"
+        monitor.drain()
+        wait_for(lambda: (log.accounts().sent, stream.accounts().sent) == (2, 2))
+    lines = [msgspec.json.decode(line) for line in path.read_bytes().splitlines()]
+    for first, second in (lines, stream.records):
+        assert (first["model"], first["version"], second["error"]) == ("detector?", "?", "?")
+        assert first["fields"] == {
+            **{"score": 0.5, "file": "?.jpg", "?": 1, "nan": None, "level": 1, "long": str(2**70)}
+        }
+    assert lines[0]["device"] == "cam?"
 
 
 @pytest.mark.redis

@@ -44,7 +44,7 @@ def plain(row: RequestRow) -> RequestRow:
     start_ns, end_ns, size, note = row
     if note is not None:
         error: Any = note.error
-        name = error if isinstance(error, str) else error_name(error)
+        name = well_formed(error if isinstance(error, str) else error_name(error))
         fields = _converted(_plain_fields, note.fields)
         note = RequestNote(name, _converted(_bounded, note.queued_ns), _converted(bool, note.nan), fields)
     return start_ns, end_ns, _converted(_bounded, size), note
@@ -62,11 +62,26 @@ def _converted(kind: Callable[[Any], Any], value: Any) -> Any:
 
 
 def _plain_fields(fields: dict[Any, Any]) -> dict[str, Any]:
-    # numbers as they are, text and whatever else cut: a record must stay small
     return {
-        str(name)[:MAX_FIELD]: value if isinstance(value, (bool, int, float)) else str(value)[:MAX_FIELD]
+        well_formed(str(name)[:MAX_FIELD]): _converted(_plain_field, value)
         for name, value in islice(fields.items(), MAX_FIELDS)
     }
+
+
+def _plain_field(value: Any) -> Any:
+    # what JSON has and no subclass of it: who cannot encode one record sends none; text is cut, for records stay small
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, int) and abs(value) < 2**63:
+        return int(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    return well_formed(str(value)[:MAX_FIELD])
+
+
+def well_formed(text: str) -> str:
+    """Return text that UTF-8 can hold: halves of characters (bytes of a file's name that were none) become ``?``."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def error_name(error: object) -> str:

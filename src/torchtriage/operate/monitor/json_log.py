@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from torchtriage.operate.monitor import process_metrics
-from torchtriage.operate.monitor.aggregate import RequestRow
+from torchtriage.operate.monitor.aggregate import RequestRow, well_formed
 from torchtriage.operate.monitor.batch_sink import MAX_PENDING, BatchSink, RequestRecord
 
 # fields of each line about torch.compile, by the metric's name
@@ -46,7 +46,7 @@ class JsonLog(BatchSink):
     ) -> None:
         self._path = Path(path)
         self._sample = sample
-        self._device = {"device": device} if device else {}
+        self._device = {"device": well_formed(device)} if device else {}
         self._max_bytes = max_bytes
         self._n_files = n_files
         self._draw = random.Random().random  # one of its own: the service's seed stays untouched

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from torchtriage.operate.monitor.aggregate import MAX_NUMBER, Aggregate, RequestRow, plain
+from torchtriage.operate.monitor.aggregate import MAX_NUMBER, Aggregate, RequestRow, plain, well_formed
 from torchtriage.operate.monitor.asgi import at_the_end_of_uvicorn
 from torchtriage.operate.monitor.instrument import Model, Ring
 
@@ -143,6 +143,7 @@ class Monitor(AbstractContextManager["Monitor"]):
         return model.sized(size)
 
     def _new_model(self, name: str, version: str) -> Model:
+        name, version = well_formed(name), well_formed(version)
         with self._lock:
             if (name, version) not in self._models and len(self._models) >= self._max_models:
                 self.n_refused += 1

@@ -10,6 +10,7 @@ import msgspec
 
 from torchtriage.core.database import connect_redis
 from torchtriage.core.errors import MissingExtraError, UsageError
+from torchtriage.operate.monitor.aggregate import well_formed
 from torchtriage.operate.monitor.batch_sink import MAX_PENDING, BatchSink, RequestRecord
 from torchtriage.operate.monitor.json_log import compile_status
 
@@ -46,7 +47,7 @@ class RedisStream(BatchSink):
         except ValueError as error:
             raise UsageError(f"not a Redis URL: {error}", hint="redis://host:6379/0") from error
         self._stream = stream
-        self._device = device or socket.gethostname()
+        self._device = well_formed(device or socket.gethostname())
         self.wait_s = wait_s
         self._max_entries = max_entries
         super().__init__(max_pending=max_pending)

@@ -268,6 +268,10 @@ def test_a_collector_that_adds_a_tenth_is_an_alarm_once():
     serve(watched, 900)
     ((alarm, cause),) = paused(watched, evidence, set(range(50, 400, 5)))
     assert (alarm.kind, cause) == ("gc", "GC")
+    watched.alarm = "gc"
+    assert watched.alarmed
+    serve(watched, 300)
+    assert not watched.alarmed
 
 
 def test_a_request_in_a_pause_that_is_slow_by_itself_is_an_alarm():

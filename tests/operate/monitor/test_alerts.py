@@ -90,6 +90,7 @@ def test_an_alarm_that_comes_and_goes_ends_with_the_largest_size_it_had(told):
 def test_what_lasts_is_told_as_lasting_stays_on_and_can_be_accepted(told, monkeypatch):
     monkeypatch.setattr("torchtriage.operate.detect.latency_detector.LASTING_N", 500)
     monkeypatch.setattr("torchtriage.operate.detect.latency_detector.LASTING_S", 4.0)
+    monkeypatch.setattr("torchtriage.operate.monitor.alerts.ALARM_S", 0.5)
     detection = started(told.append, repeat_s=0.5)
     detection.offer(Model, rows(9_000_000, 800, start_ns=10**11))
     wait_for(lambda: any(one.lasting for one in told))
@@ -99,6 +100,8 @@ def test_what_lasts_is_told_as_lasting_stays_on_and_can_be_accepted(told, monkey
     assert Alertmanager("http://127.0.0.1").body(lasting)[0]["endsAt"] > datetime.now(timezone.utc).isoformat()
     time.sleep(1.2)
     assert not [one for one in told if one.ended and one.kind == "shift"]
+    detection.offer(Model, rows(9_000_000, 5, start_ns=108 * 10**9))
+    assert detection.alarm("detector").startswith("shift")
     detection.accept("detector")
     wait_for(lambda: any(one.ended and one.kind == "shift" for one in told))
     assert "accepted" in told[-1].message

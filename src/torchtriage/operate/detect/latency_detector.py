@@ -153,7 +153,7 @@ class RequestDetector:
     @property
     def alarmed(self) -> bool:
         """Whether what it alarmed of goes on, or has ended a few requests ago."""
-        return bool(self._on)
+        return bool(self._on or self._lasting)
 
     def forget_alarms(self) -> None:
         """Begin without an alarm that is on: another stream goes on from what this one learned."""

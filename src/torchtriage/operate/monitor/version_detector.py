@@ -52,7 +52,7 @@ class VersionDetector:
     @property
     def alarmed(self) -> bool:
         """Whether an alarm is on that is no improvement."""
-        if not self._detector.alarmed:
+        if not (self._detector.alarmed or self._collecting):
             self.alarm = None
         return self.alarm is not None
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from torchtriage.core.errors import StoreError, UsageError
+from torchtriage.operate.experiment import Rate
 from torchtriage.operate.rollout import RolloutPlan, open_rollouts
 from torchtriage.operate.rollout.state import RolloutState, roll_back
 from torchtriage.operate.rollout.summary import summary
@@ -36,6 +37,14 @@ def test_it_is_there_after_it_was_closed(path: Path) -> None:
         kinds = [(one.kind, one.actor, one.reason) for one in store.history("int8")]
         assert kinds == [("started", "a", ""), ("promoted", "person", "looks fine")]
         assert store.start(PLAN, actor="b", at_s=3.0).share == 0.05
+
+
+def test_a_plan_with_lists_is_the_one_that_was_stored(path: Path) -> None:
+    plan = RolloutPlan("int8", steps=[0.1, 1.0], guardrails=[Rate("error")])  # type: ignore[arg-type]
+    with open_rollouts(path) as store:
+        store.start(plan, actor="a", at_s=1.0)
+        assert store.read("int8").state.plan == plan
+        assert store.start(plan, actor="b", at_s=2.0).share == 0.1
 
 
 def test_another_plan_needs_the_first_to_end(path: Path) -> None:

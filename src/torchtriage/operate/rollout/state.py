@@ -58,6 +58,8 @@ class RolloutPlan:
 
     def __post_init__(self) -> None:
         """Refuse a plan that cannot be carried out."""
+        for name in ("steps", "guardrails"):  # what is stored comes back as tuples, and is compared with this
+            object.__setattr__(self, name, tuple(getattr(self, name)))
         steps = self.steps
         if not self.name or "\0" in self.name:
             raise UsageError(f"expected a name of the rollout, found {self.name!r}")

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from torchtriage.cli.main import cli
 from torchtriage.operate.detect.latency_detector import RequestDetector, Sample
 from torchtriage.operate.detect.metric import MetricDetector
-from torchtriage.operate.detect.recorded import LabelledFault, StreamLabels
+from torchtriage.operate.detect.recorded import LabelledFault, StreamLabels, read_log
 from torchtriage.operate.detect.score import DetectionScore, Scoring, episodes, score
 
 N = 4000
@@ -144,6 +144,8 @@ def test_other_sizes_than_ever_are_told_as_such():
     (alarm, *_) = raised(changed(stream(size=8), 2000, 2400, larger))
     assert alarm.row < 2030
     assert alarm.cause == "input mix"
+    (alarm, *_) = raised(changed(stream(size=0), 2000, 2400, larger))
+    assert (alarm.kind, alarm.size) == ("input-mix", 1.0)
 
 
 @pytest.mark.parametrize("make", [RequestDetector, MetricDetector])
@@ -271,6 +273,15 @@ def test_replay_reads_the_log_of_requests(tmp_path):
     done = CliRunner().invoke(cli, ["monitor", "replay", str(log)])
     assert done.exit_code == 0, done.output
     assert "m 0: 50 requests, 0 alarms (2 lines could not be read)" in done.output
+
+
+def test_replay_reads_sizes_that_are_none_and_a_mark_of_the_order_of_bytes(tmp_path):
+    log = tmp_path / "requests.csv"
+    rows = [f"{sample.value},{at if at % 3 else 'inf' if at % 2 else ''}" for at, sample in enumerate(stream(900))]
+    log.write_text("\n".join(["\ufefflatency_s,size", *rows]), encoding="utf-8")
+    (recorded,) = read_log(log)
+    assert [sample.size for sample in recorded.samples[:4]] == [None, 1.0, 2.0, None]
+    assert raised(recorded.samples) == []
 
 
 @pytest.mark.parametrize("text", ["", "a,b\n1,2\n", "\0\1\2", "value\n", "[1, 2]"])

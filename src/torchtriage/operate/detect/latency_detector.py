@@ -281,7 +281,8 @@ class RequestDetector:
                 alarm = self._alarm("surge", sample, off / SURGE, f"one took {times:.0f} x", size=times)
             if alarm is None and outside and size is not None:
                 text = f"sizes as never before: {size:g}, where {self._sizes.high:g} was the largest"
-                alarm = self._alarm("input-mix", sample, 2.0, text, "input mix", size=size / self._sizes.high)
+                times = size / (self._sizes.high or size)  # of empty ones nothing is a multiple
+                alarm = self._alarm("input-mix", sample, 2.0, text, "input mix", size=times)
         self._wait(sample, evidence, spread)
         return alarm
 

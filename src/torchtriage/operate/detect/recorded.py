@@ -72,7 +72,7 @@ def read_log(path: str | Path) -> list[RecordedStream]:
     """
     name = str(path)
     try:
-        with Path(path).open(encoding="utf-8", errors="replace", newline="") as file:
+        with Path(path).open(encoding="utf-8-sig", errors="replace", newline="") as file:
             first = file.readline()
             file.seek(0)
             if first.lstrip().startswith("{"):
@@ -110,7 +110,7 @@ def _read_csv(rows: csv.DictReader[str], name: str) -> RecordedStream:
         read = number(row, value)
         took_s = math.nan if read is None else read * VALUES[value]
         ok = number(row, "ok") != 0 and not row.get(columns.get("error", ""))
-        stream.samples.append(Sample(took_s, _time(stamp, float(at)), number(row, "size"), ok))
+        stream.samples.append(Sample(took_s, _time(stamp, float(at)), _size(number(row, "size")), ok))
         stream.stamps.append(stamp)
         if "label" in columns:
             stream.labels.append(number(row, "label") == 1)
@@ -128,7 +128,7 @@ def _read_lines(lines: Iterator[str], name: str) -> list[RecordedStream]:
             sample = Sample(
                 math.nan if row.get("nan") else float(row[value]) * VALUES[value],
                 float(row.get("at_s", row.get("t_s", 0.0))),
-                None if row.get("size") is None else float(row["size"]),
+                None if row.get("size") is None else _size(float(row["size"])),
                 not row.get("error"),
             )
         except (ValueError, TypeError, AttributeError, StopIteration, RecursionError):
@@ -199,6 +199,10 @@ def labelled_rows(stream: RecordedStream) -> StreamLabels:
 def _window(stream: RecordedStream, first: str, last: str) -> LabelledFault:
     rows = [at for at, stamp in enumerate(stream.stamps) if first[:19] <= stamp[:19] <= last[:19]]
     return LabelledFault("window", rows[0], rows[-1] + 1) if rows else LabelledFault("window", 0, 0)
+
+
+def _size(size: float | None) -> float | None:
+    return size if size is not None and math.isfinite(size) else None
 
 
 def _time(stamp: str, otherwise: float) -> float:

@@ -12,6 +12,7 @@ from torchtriage.cli.main import cli
 from torchtriage.operate.detect.latency_detector import RequestDetector, Sample
 from torchtriage.operate.detect.metric import MetricDetector
 from torchtriage.operate.detect.recorded import LabelledFault, StreamLabels, read_log
+from torchtriage.operate.detect.replay import replay
 from torchtriage.operate.detect.score import DetectionScore, Scoring, episodes, score
 
 N = 4000
@@ -272,7 +273,20 @@ def test_replay_reads_the_log_of_requests(tmp_path):
     log.write_text("\n".join([*lines, "{broken", '"text"', ""]))
     done = CliRunner().invoke(cli, ["monitor", "replay", str(log)])
     assert done.exit_code == 0, done.output
-    assert "m 0: 50 requests, 0 alarms (2 lines could not be read)" in done.output
+    assert (
+        "m 0: 50 requests, 0 alarms (2 lines could not be read)\n  no duration was judged: the first 500" in done.output
+    )
+
+
+@pytest.mark.parametrize(("column", "first"), [("latency_s", 500), ("value", 100)])
+def test_replay_says_where_all_values_only_teach(tmp_path, column, first):
+    log = tmp_path / "log.csv"
+    for n in (first - 1, first + 1):
+        log.write_text("\n".join([column, *(str(sample.value) for sample in stream(n))]))
+        (replayed,) = replay(log)
+        assert bool(replayed.n_judged) == (n > first)
+        said = CliRunner().invoke(cli, ["monitor", "replay", str(log)]).output
+        assert (f"was judged: the first {first}" in said) == (n < first)
 
 
 def test_replay_reads_sizes_that_are_none_and_a_mark_of_the_order_of_bytes(tmp_path):

@@ -246,6 +246,7 @@ def _objective(text: str) -> tuple[str, float]:
 
 
 def _text(streams: list[StreamReplay], ladders: list[LadderReplay]) -> list[str]:
+    from torchtriage.operate.detect import latency_detector, metric
     from torchtriage.operate.detect.score import DetectionScore
 
     lines = []
@@ -256,6 +257,10 @@ def _text(streams: list[StreamReplay], ladders: list[LadderReplay]) -> list[str]
         if replayed.stream.n_skipped:
             title += f" ({replayed.stream.n_skipped:,} lines could not be read)"
         lines.append(title)
+        if not replayed.n_judged:
+            first = latency_detector.WARM_UP if replayed.stream.is_requests else metric.WARM_UP
+            value = "duration" if replayed.stream.is_requests else "value"
+            lines.append(f"  no {value} was judged: the first {first} {what} only teach")
         wrong = set(replayed.score.false_alarms) if replayed.score else set()
         for alarm in replayed.alarms:
             cause = f" ({alarm.cause})" if alarm.cause else ""

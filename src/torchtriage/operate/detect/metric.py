@@ -141,9 +141,14 @@ class MetricDetector:
         self._stuck = Stuck()
 
     @property
+    def settled(self) -> bool:
+        """Whether it has seen enough to alarm."""
+        return self._n >= WARM_UP
+
+    @property
     def alarmed(self) -> bool:
         """Whether what it alarmed of goes on, or has ended a few readings ago."""
-        return self._n >= WARM_UP and self._row <= self._quiet_until
+        return self.settled and self._row <= self._quiet_until
 
     def update(self, sample: Sample) -> Alarm | None:
         """Take one reading; return the alarm it raises, if any."""
@@ -251,6 +256,6 @@ class MetricDetector:
 
     def _alarm(self, sample: Sample, kind: str, evidence: float, message: str) -> Alarm | None:
         quiet_until, self._quiet_until = self._quiet_until, self._row + CLEAR
-        if self._row <= quiet_until or self._n < WARM_UP:
+        if self._row <= quiet_until or not self.settled:
             return None
         return Alarm(kind, self._row, sample.at_s, evidence, message)

@@ -24,20 +24,24 @@ class StreamReplay:
     score: DetectionScore | None
     on: tuple[tuple[int, int], ...] = ()
     """Rows ``[start, end)`` during which something alarmed."""
+    n_judged: int = 0
+    """Values after those that only teach."""
 
 
-def _run(stream: RecordedStream) -> tuple[tuple[Alarm, ...], tuple[tuple[int, int], ...]]:
+def _run(stream: RecordedStream) -> tuple[tuple[Alarm, ...], tuple[tuple[int, int], ...], int]:
     detector = RequestDetector() if stream.is_requests else MetricDetector()
     raised: list[Alarm] = []
     on: list[tuple[int, int]] = []
+    n_judged = 0
     for row, sample in enumerate(stream.samples):
         alarm = detector.update(sample)
+        n_judged += detector.settled
         if alarm is not None:
             raised.append(alarm)
         if alarm is not None or (on and on[-1][1] == row and detector.alarmed):
             start = on.pop()[0] if on and on[-1][1] == row else row
             on.append((start, row + 1))
-    return tuple(raised), tuple(on)
+    return tuple(raised), tuple(on), n_judged
 
 
 def replay(path: str | Path, labels: str | Path | None = None) -> list[StreamReplay]:
@@ -50,13 +54,13 @@ def replay(path: str | Path, labels: str | Path | None = None) -> list[StreamRep
     out = []
     for stream in read_log(path):
         known = _labels(stream, path, labels)
-        raised, on = _run(stream)
+        raised, on, n_judged = _run(stream)
         result = None
         if known is not None:
             n = len(stream.samples)
             rules = Scoring.of(n, is_requests=stream.is_requests)
             result = score([alarm.row for alarm in raised], known, n, rules)
-        out.append(StreamReplay(str(path), stream, raised, result, on))
+        out.append(StreamReplay(str(path), stream, raised, result, on, n_judged))
     return out
 
 
@@ -81,6 +85,7 @@ def document(streams: list[StreamReplay]) -> dict[str, Any]:
                 "stream": replayed.stream.name,
                 "kind": "requests" if replayed.stream.is_requests else "metric",
                 "n_values": len(replayed.stream.samples),
+                "n_judged": replayed.n_judged,
                 "n_skipped": replayed.stream.n_skipped,
                 "alarms": [alarm._asdict() for alarm in replayed.alarms],
                 "score": None if replayed.score is None else _score(replayed.score),

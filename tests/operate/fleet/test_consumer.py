@@ -15,7 +15,7 @@ from tests.waiting import wait_for
 
 from torchtriage.core.errors import StoreError, UsageError
 from torchtriage.operate.fleet.consumer import FleetConsumer
-from torchtriage.operate.fleet.peer_detector import PeerAlarm
+from torchtriage.operate.fleet.peer_detector import KINDS, PeerAlarm
 from torchtriage.operate.fleet.stream_reader import StreamReader
 from torchtriage.operate.live import LivePage
 from torchtriage.operate.monitor import JsonLog, Monitor, RedisStream
@@ -267,6 +267,8 @@ def test_the_lag_is_exported(devices, consumers):
     drained(consumer, 8)
     assert consumer._reader.lag() == (0, 4, 0.0)
     consumer._lag = consumer._reader.lag()
+    alarms = {labels["kind"]: value for name, labels, value in consumer.metrics() if name == "fleet_alarms_total"}
+    assert alarms == dict.fromkeys(KINDS, 0)  # what is there from the first alarm on does not rise at it
     values = {name: value for name, labels, value in consumer.metrics() if not labels}
     assert values.pop("monitor_failures_total") == 0
     assert values == {"fleet_lag_entries": 0, "fleet_pending_entries": 4, "fleet_lag_seconds": 0.0}

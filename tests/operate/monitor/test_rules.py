@@ -225,6 +225,14 @@ def test_each_alert_fires_when_it_should_and_not_when_it_comes_near(tmp_path):
 
 
 @pytest.mark.prometheus
+def test_the_first_nan_is_told_where_nobody_had_said_that_there_is_none(tmp_path):
+    (alert,) = [one for one in alerts() if one.name == "TorchtriageNaN"]
+    first = changed("service", alert, [of_model("inference_nan_outputs_total", "_x20 1x120")])
+    expected = [firing(minute, alert.name, n) for minute, n in ((15, 0), (22, 1), (40, 0))]
+    promtool(tmp_path, [{"interval": "1m", "input_series": first, "promql_expr_test": expected}])
+
+
+@pytest.mark.prometheus
 def test_an_alerts_text_holds_its_numbers(tmp_path):
     minute, changes = FIRES["TorchtriageErrors"]
     (alert,) = [one for one in alerts() if one.name == "TorchtriageErrors"]

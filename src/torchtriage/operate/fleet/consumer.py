@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from torchtriage.core.errors import StoreError, UsageError
-from torchtriage.operate.fleet.peer_detector import WINDOW_S, PeerAlarm, PeerDetector, PeerState
+from torchtriage.operate.fleet.peer_detector import KINDS, WINDOW_S, PeerAlarm, PeerDetector, PeerState
 from torchtriage.operate.fleet.stream_reader import Lag, StreamEntry, StreamReader
 from torchtriage.operate.monitor.aggregate import RequestNote, RequestRow
 from torchtriage.operate.monitor.alert import Alert
@@ -302,7 +302,7 @@ class FleetConsumer:
         for slow in [one for one in list(self._detector.cells()) if one.ratio > 1]:
             labels = {"device": slow.device, "model": slow.model, "version": slow.version}
             values.append(("fleet_slowness_ratio", labels, slow.ratio))
-        values += [("fleet_alarms_total", {"kind": kind}, n) for kind, n in list(counts.alarms.items())]
+        values += [("fleet_alarms_total", {"kind": kind}, counts.alarms.get(kind, 0)) for kind in KINDS]
         return values
 
 

@@ -22,6 +22,7 @@ from torchtriage.core.stats.difference import student_tail
 from torchtriage.core.units import format_span_s
 from torchtriage.operate.monitor.batch_sink import RequestRecord
 
+KINDS = ("failing-device", "failing-version", "silent-device", "slow-device", "slow-version")  # of alarms
 WINDOW_S = 1.0
 FEWEST = 10  # requests that make a level; a device with fewer in a window waits for the next
 PEERS = 5  # devices from which their median is a norm

@@ -59,6 +59,16 @@ OF_INSTANCE = "{{ $labels.instance }}"
 WARM = "(time() - @monitor_start_time_seconds > 900)"
 """Processes that have run for the time of the window and five minutes before it."""
 
+
+def _counted(series: str) -> str:
+    # a series that is new has nothing that it rises from
+    return (
+        f"sum by ({BY}) (increase({series}[10m])) > 0"
+        f" or sum by ({BY}) ({series} unless {series} offset 10m"
+        " and on (job, instance) @monitor_start_time_seconds offset 10m) > 0"
+    )
+
+
 ALERTS = (
     AlertRule(
         "TorchtriageDown",
@@ -83,7 +93,7 @@ ALERTS = (
     ),
     AlertRule(
         "TorchtriageNaN",
-        f"sum by ({BY}) (increase(@inference_nan_outputs_total[10m])) > 0",
+        _counted("@inference_nan_outputs_total"),
         "0m",
         "critical",
         f"{OF_MODEL} answers NaN",
@@ -92,10 +102,7 @@ ALERTS = (
     ),
     AlertRule(
         "TorchtriageOutOfMemory",
-        f"sum by ({BY}) (increase({OUT_OF_MEMORY}[10m])) > 0"
-        # a kind of error that is new has nothing that it rises from
-        f" or sum by ({BY}) ({OUT_OF_MEMORY} unless {OUT_OF_MEMORY} offset 10m"
-        " and on (job, instance) @monitor_start_time_seconds offset 10m) > 0",
+        _counted(OUT_OF_MEMORY),
         "0m",
         "critical",
         f"{OF_MODEL}: requests fail for want of device memory",

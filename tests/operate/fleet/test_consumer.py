@@ -10,13 +10,14 @@ import threading
 import time
 import urllib.request
 
+import msgspec
 import pytest
 from tests.waiting import wait_for
 
 from torchtriage.core.errors import StoreError, UsageError
 from torchtriage.operate.fleet.consumer import FleetConsumer
-from torchtriage.operate.fleet.peer_detector import KINDS, PeerAlarm
-from torchtriage.operate.fleet.stream_reader import StreamReader
+from torchtriage.operate.fleet.peer_detector import GONE_S, KINDS, PeerAlarm
+from torchtriage.operate.fleet.stream_reader import StreamEntry, StreamReader
 from torchtriage.operate.live import LivePage
 from torchtriage.operate.monitor import JsonLog, Monitor, RedisStream
 from torchtriage.operate.monitor.batch_sink import RequestRecord
@@ -253,6 +254,35 @@ def test_an_alert_that_was_not_told_is_told_after_a_crash(devices, consumers):
     gate.set()
     assert (told[0].facts["device"], told[0].cause, told[0].finding().code) == ("cam-7", "one device", "LIV010")
     wait_for(lambda: not again._outbox.pending())
+
+
+class NoReader:
+    def commit(self, state):
+        pass
+
+
+def entry(device, at_s, version="1"):
+    records = [RequestRecord("detector", version, at_s, 5_000_000)]
+    return StreamEntry("1-0", at_s, {b"device": device.encode(), b"requests": msgspec.json.encode(records)})
+
+
+def test_devices_that_are_gone_are_forgotten_and_what_is_stored_is_bounded(monkeypatch):
+    monkeypatch.setattr("torchtriage.operate.fleet.consumer.MAX_DEVICES", 100)
+    monkeypatch.setattr("torchtriage.operate.fleet.consumer.MAX_VERSIONS", 3)
+    consumer = FleetConsumer(NoReader(), Monitor())
+    for at in range(300):  # a name per start, 50 a day
+        consumer._take(entry(f"pod-{at}", 1e9 + at * GONE_S / 50))
+        consumer.commit()
+    assert 45 < len(consumer.counts.devices) < 55
+    for at in range(300):  # all at once
+        consumer._take(entry(f"job-{at}", 1e9 + 6 * GONE_S, version=str(at)))
+    consumer.commit()
+    assert 100 <= len(consumer.counts.devices) <= 101
+    counted = [(labels, n) for name, labels, n in consumer.metrics() if name == "fleet_requests_total"]
+    others = [(labels["model"], n) for labels, n in counted if labels["device"] == "other"]
+    assert [model for model, _ in others] == ["detector"] * 3 + ["other"]
+    assert sum(n for _, n in others) >= 250
+    consumer._monitor.close()
 
 
 def test_the_lag_is_exported(devices, consumers):

@@ -24,6 +24,9 @@ from torchtriage.operate.monitor.monitor import Monitor
 
 COMMIT_S = 1.0  # between two commits: what a crash makes come again
 MAX_SOURCES = 20_000
+MAX_DEVICES = 20_000  # counted and judged by themselves within a day; further ones are counted as ``other``
+MAX_VERSIONS = 100  # of models on a device, likewise
+OTHER = "other"
 MAX_NUMBER = 10**12  # of a source's record: a thousand a second for thirty years
 LAG_S = 2.0  # how often the lag is asked for
 STALE_S = 2 * LAG_S  # after which it counts as grown by all the time that nothing was heard
@@ -32,7 +35,7 @@ _logger = logging.getLogger("torchtriage.fleet")
 
 
 class DeviceCounts(msgspec.Struct):
-    """A version of a model on one device, since the group began."""
+    """A version of a model on one device, since the group began or the device was forgotten."""
 
     requests: int = 0
     failed: int = 0
@@ -149,6 +152,8 @@ class FleetConsumer:
         """Store what was taken in, and acknowledge it."""
         counts = self.counts
         counts.peers = self._detector.snapshot()
+        heard = {*counts.peers.contacts, OTHER}  # for a day: names that change with each start would pile up
+        counts.devices = {device: cells for device, cells in counts.devices.items() if device in heard}
         counts.models = self._monitor.state()
         counts.untold = self._outbox.pending()
         self._reader.commit(self._encode(counts))
@@ -218,8 +223,12 @@ class FleetConsumer:
         if not records:
             return
         counts.records += len(records)
-        self._count(device, records)
-        self._raise(self._detector.add(device, records, entry.at_s))
+        if device in counts.devices or len(counts.devices) < MAX_DEVICES:
+            self._count(device, records)
+            self._raise(self._detector.add(device, records, entry.at_s))
+        else:
+            self._count(OTHER, records)
+            self._raise(self._detector.advance(entry.at_s))
         if self._log is not None:
             self._write(self._log, records, {"device": device, **common})
 
@@ -249,7 +258,10 @@ class FleetConsumer:
         known = self.counts.devices.setdefault(device, {})
         for (model, version), rows in by_model.items():
             self._monitor.take(model, version, rows)
-            cell = known.setdefault(f"{model}\n{version}", DeviceCounts())
+            key = f"{model}\n{version}"
+            if key not in known and len(known) >= MAX_VERSIONS:
+                key = f"{OTHER}\n"
+            cell = known.setdefault(key, DeviceCounts())
             good = [row for row in rows if row[3] is None or not row[3].failed]
             cell.requests += len(rows)
             cell.failed += len(rows) - len(good)

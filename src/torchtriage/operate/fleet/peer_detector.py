@@ -156,7 +156,6 @@ class PeerDetector:
         self._cells = {(cell.device, cell.model, cell.version): cell for cell in self.state.cells}
         self._on = {episode.key: episode for episode in self.state.on}
         self._buckets: dict[int | None, int] = {None: -1}
-        self.n_refused = 0  # records of cells for which there was no room
 
     def snapshot(self) -> PeerState:
         """Return the state, to be stored."""
@@ -183,7 +182,6 @@ class PeerDetector:
             if cell is None or record.version != cell.version or record.model != cell.model:
                 cell = self._cell(device, record.model, record.version)
                 if cell is None:
-                    self.n_refused += 1
                     continue
                 levels = self.state.sizes.setdefault(cell.model, {})
                 usual = cell.level

@@ -111,6 +111,29 @@ def test_what_lasts_is_told_as_lasting_stays_on_and_can_be_accepted(told, monkey
     assert told[n:] == []
 
 
+def test_an_end_that_is_told_while_another_is_noted_leaves_none_over(told):
+    class Slow(dict):
+        def values(self):
+            found = list(super().values())
+            if telling.ident is None:
+                telling.start()
+                telling.join(0.2)
+            return found
+
+    detection = started(told.append, repeat_s=0.0)
+    telling = threading.Thread(target=lambda: detection._tell_ends(1e12))
+    detection.metric("queue", 1.0)
+    detection._raise(dataclasses.replace(ALERT, model="queue", version=""))
+    (alert,) = detection._open.values()
+    detection._over_since(alert, "over", 1e9)
+    detection._open = Slow(detection._open)
+    detection.metric("queue", 1.0)
+    telling.join()
+    assert detection._over == {}
+    detection.close(time.monotonic() + 5)
+    assert [one.ended for one in told] == [False, True]
+
+
 def test_silenced_alarms_are_counted(told):
     detection = started(told.append)
     detection.silence(1e9, model="detector")

@@ -209,8 +209,9 @@ class Detection:
             cause: Cause = "stale metric" if alarm.kind in ("missing", "stuck") else "unknown"
             self._raise(_alert((name, ""), alarm, Attribution(cause, {}, {"value": float(value)}), at_s))
         elif not detector.alarmed:
-            for told in [told for told in list(self._open.values()) if (told.model, told.version) == (name, "")]:
-                self._over_since(told, f"{told.kind} over", at_s)
+            with self._lock:
+                for told in [told for told in self._open.values() if (told.model, told.version) == (name, "")]:
+                    self._over_since(told, f"{told.kind} over", at_s)
 
     def accept(self, model: str) -> None:
         """Take what a model's requests are now as the normal: its alarms end, and later ones are compared with that."""
@@ -342,24 +343,26 @@ class Detection:
         self._outbox.put(alert)
 
     def _end(self, model: tuple[str, str], alarm: Alarm, at_s: float) -> None:
-        told = self._open.get((*model, alarm.kind))
-        if told is None:
-            return
-        if not alarm.lasts:
-            message, largest = alarm.message, self._largest.get((*model, alarm.kind), alarm.size)
+        key = (*model, alarm.kind)
+        with self._lock:
+            told = self._open.get(key)
+            if told is None:
+                return
+            if alarm.lasts:
+                told = replace(told, message=alarm.message, at_s=at_s, n_before=0, size=alarm.size, lasting=True)
+                self._open[key] = told
+                self._put(told)
+                return
+            message, largest = alarm.message, self._largest.get(key, alarm.size)
             if largest > alarm.size:  # it was on several times, with little between
                 message = (
                     f"{alarm.kind} over, on and off for {format_span_s(at_s - told.since_s)}, {largest:.3g} at most"
                 )
             self._over_since(told, message, at_s, size=max(largest, alarm.size))
-            self._largest[(*model, alarm.kind)] = max(largest, alarm.size)
-            return
-        told = replace(told, message=alarm.message, at_s=at_s, n_before=0, size=alarm.size, lasting=True)
-        with self._lock:
-            self._open[(*model, alarm.kind)] = told
-            self._put(told)
+            self._largest[key] = max(largest, alarm.size)
 
     def _over_since(self, told: Alert, message: str, at_s: float, **more: Any) -> None:
+        # of what is open, and with the lock: who tells the ends takes it from both
         kind = (told.model, told.version, told.kind)
         self._over.setdefault(kind, replace(told, message=message, at_s=at_s, n_before=0, ended=True, **more))
 
@@ -380,13 +383,14 @@ class Detection:
         """Tell what is over, also where no request comes any more."""
         while not self._stop.wait(min(WATCH_S, IDLE_S)):
             now_s, at_s = time.monotonic(), time.perf_counter() + self._offset_s
-            for told in list(self._open.values()):
-                idle_s = IDLE_METRIC_S if told.model in self._metrics else IDLE_S
-                quiet_s = now_s - self._heard_s.get((told.model, told.version), now_s)
-                if quiet_s >= idle_s:
-                    since = "reading" if told.model in self._metrics else "request"
-                    text = f"{told.kind} taken as over: no {since} for {format_span_s(quiet_s)}"
-                    self._over_since(told, text, at_s - self._repeat_s)
+            with self._lock:
+                for told in self._open.values():
+                    idle_s = IDLE_METRIC_S if told.model in self._metrics else IDLE_S
+                    quiet_s = now_s - self._heard_s.get((told.model, told.version), now_s)
+                    if quiet_s >= idle_s:
+                        since = "reading" if told.model in self._metrics else "request"
+                        text = f"{told.kind} taken as over: no {since} for {format_span_s(quiet_s)}"
+                        self._over_since(told, text, at_s - self._repeat_s)
             self._tell_ends(at_s)
 
 

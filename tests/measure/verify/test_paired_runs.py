@@ -144,6 +144,19 @@ def neighbours(before_ms: float, after_ms: float, *, now_and_then: float = 0.0, 
     return run_trial(program(before_ms, now_and_then), program(after_ms, 0.0), most_rounds=most_rounds)
 
 
+@pytest.mark.parametrize("alike", [0.0, 0.6])
+def test_the_narrowest_of_several_measures_misses_as_seldom_as_the_page_says(alike: float):
+    rng = np.random.default_rng(4)
+
+    def run(_number: int) -> ProgramRun:
+        shared, own = rng.normal(0, 0.02), rng.normal(0, 0.02, 3)
+        step_ms, low_ms, own_ms = 10 * np.exp(alike**0.5 * shared + (1 - alike) ** 0.5 * own)
+        return ProgramRun(step_ms, low_ms, 1000.0, 40, LOSSES, own_step_ms=own_ms)
+
+    ratios = [run_trial(run, run, most_rounds=12).ratio for _ in range(800)]
+    assert sum(not ratio.low <= 1 <= ratio.high for ratio in ratios) <= 40
+
+
 def test_the_fastest_steps_tell_what_neighbours_hide():
     slower = [neighbours(10.0, 13.0, seed=seed, most_rounds=6) for seed in range(40)]
     assert sum(trial.ratio.low > 1 for trial in slower) >= 38

@@ -19,11 +19,20 @@ def test_a_line_is_read():
     assert objective("a: b: 95 % under 1 s")[1:] == ("a: b", 0.95, 1.0, 30)
 
 
-@pytest.mark.parametrize("line", ["", "always", "100%", "0%", "99.9.9%", "99% under", "99% in 3d", "99% under 0s"])
+WRONG = ["", "always", "100%", "0%", "99.9.9%", "99% under", "99% in 3d", "99% under 0s", "99% under 0.2.5s", ".%"]
+WRONG += ["99% under .s", f"99% under {'9' * 400}s", "99% over 9999999d"]
+
+
+@pytest.mark.parametrize("line", WRONG)
 def test_what_is_no_objective_is_told(line):
     with pytest.raises(UsageError):
         objective(line)
     assert CliRunner().invoke(cli, ["monitor", "rules", "--slo", line]).exit_code == 2
+
+
+def test_what_no_alert_can_tell_is_refused():
+    with pytest.raises(UsageError, match="can burn too fast"):
+        objective("90% over 365d")
 
 
 def test_a_time_that_no_bucket_ends_at_is_told_with_the_nearest():

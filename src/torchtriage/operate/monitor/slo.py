@@ -11,9 +11,10 @@ from torchtriage.core.errors import UsageError
 from torchtriage.core.names import visible
 from torchtriage.operate.monitor.aggregate import BOUNDS_S
 
+_NUMBER = r"[0-9]{1,12}(?:\.[0-9]{1,12})?"
 _OBJECTIVE = re.compile(
-    r"(?P<percent>[\d.]+)\s*%"
-    r"(?:\s+under\s+(?P<seconds>[\d.]+)\s*(?P<unit>ms|s))?(?:\s+over\s+(?P<days>\d+)\s*d)?\s*"
+    rf"(?P<percent>{_NUMBER})\s*%"
+    rf"(?:\s+under\s+(?P<seconds>{_NUMBER})\s*(?P<unit>ms|s))?(?:\s+over\s+(?P<days>[0-9]{{1,5}})\s*d)?\s*"
 )
 BY = "job, model"
 # share of the budget that is spent, in a long window and, still, in a short one (Google's SRE workbook, chapter 5)
@@ -42,11 +43,12 @@ class BurnRate(NamedTuple):
 def objective(line: str) -> Objective:
     """Return what a line says.
 
-    Raises ``UsageError``: it says something else, or a time that is no bucket's bound of the histogram.
+    Raises ``UsageError``: it says something else, a time that is no bound of the histogram, or a share of which
+    requests that all fail spend too little to be told, over so many days.
     """
     model, _, rest = line.rpartition(":")
     found = _OBJECTIVE.fullmatch(rest.strip())
-    share = round(float(found["percent"]) / 100, 9) if found and found["percent"].count(".") < 2 else 0.0
+    share = round(float(found["percent"]) / 100, 9) if found else 0.0
     if found is None or not 0 < share < 1 or (found["days"] and not int(found["days"])):
         raise UsageError(
             f"expected an objective, found {visible(line)!r}",
@@ -64,7 +66,14 @@ def objective(line: str) -> Objective:
                 hint=f"the nearest is {near:g}s; bounds are 1, 2.5 and 5 times powers of ten",
             )
         under_s = near
-    return Objective(line.strip(), model.strip(), share, under_s, int(found["days"] or 30))
+    slo = Objective(line.strip(), model.strip(), share, under_s, int(found["days"] or 30))
+    if not burn_rates(slo):
+        raise UsageError(
+            f"expected an objective whose budget can burn too fast, found {visible(line)!r}",
+            where="--slo",
+            hint="a larger share or fewer days: even if all requests fail, no alert would fire",
+        )
+    return slo
 
 
 def burn_rates(slo: Objective) -> list[BurnRate]:

@@ -253,6 +253,15 @@ def test_what_asv_tracks_is_a_count_only_where_that_is_said(
     assert {one.metric: one.kind for one in run.series}["b.track_loss"] == kind
 
 
+@pytest.mark.parametrize("names", [5, {"a": 1}, "n"])
+def test_names_of_asvs_parameters_that_are_no_list_are_left_out(tmp_path: Path, names: Any) -> None:
+    folder = tmp_path / "results" / "vm"
+    folder.mkdir(parents=True)
+    saved(tmp_path / "results", {"b.Suite.time_sum": {"param_names": names}}, "benchmarks.json")
+    (run,) = read_runs(saved(folder, ASV), here=HERE).runs
+    assert "b.Suite.time_sum(10, 'a')" in {one.metric for one in run.series}
+
+
 def test_what_was_taken_from_here_is_said(tmp_path: Path) -> None:
     file = saved(tmp_path, {"benchmark": "b", "series": metric()["series"]})
     assert HERE.commit

@@ -13,7 +13,7 @@ from torchtriage.operate.detect.latency_detector import RequestDetector, Sample
 from torchtriage.operate.detect.metric import MetricDetector
 from torchtriage.operate.detect.recorded import LabelledFault, StreamLabels, read_log
 from torchtriage.operate.detect.replay import replay
-from torchtriage.operate.detect.score import DetectionScore, Scoring, episodes, score
+from torchtriage.operate.detect.score import DetectionScore, Scoring, episodes, nab_points, score
 
 N = 4000
 
@@ -240,6 +240,11 @@ def test_a_score_counts_by_the_rules():
     both = DetectionScore.of([judged, judged])
     assert (both.recall, both.n_clean) == (1.0, 7000)
     assert math.isnan(DetectionScore.of([]).recall)
+
+
+def test_a_numenta_score_does_not_depend_on_the_order_of_labels():
+    faults = [LabelledFault("window", start, start + 100) for start in (1000, 2000)]
+    assert nab_points([2110], faults, 0) == nab_points([2110], faults[::-1], 0)
 
 
 def test_a_perfect_numenta_score_is_a_hundred():

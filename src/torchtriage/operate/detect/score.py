@@ -143,7 +143,7 @@ def nab_points(starts: Sequence[int], faults: Sequence[LabelledFault], warm_up: 
             continue
         before = [fault for fault in faults if fault.end <= row]
         if before:
-            last = before[-1]
+            last = max(before, key=lambda fault: fault.end)
             points += NAB_FALSE * _sigmoid((row - last.end + 1) / max(last.end - last.start - 1, 1))
         else:
             points -= NAB_FALSE

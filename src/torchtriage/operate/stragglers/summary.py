@@ -33,11 +33,6 @@ class WindowTimes:
     n_steps: int
     values: Any
 
-    @property
-    def own(self) -> tuple[float, float]:
-        """Median and mean of its own work."""
-        return float(self.values[0]), float(self.values[1])
-
 
 @dataclass
 class RankNote:

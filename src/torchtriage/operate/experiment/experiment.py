@@ -127,7 +127,7 @@ class Experiment:
 
     @property
     def decision(self) -> Decision:
-        """What is certain now; it does not change back."""
+        """What is certain now: never undecided again, though better may become worse, and all of it broken."""
         if self._broken:
             return "broken"
         if any(row.verdict == "worse" for row in self._rows):

@@ -65,7 +65,8 @@ class ExperimentResult:
     """What is known now. ``control`` and ``candidate`` in this order in every pair of a row.
 
     ``decision`` : ``worse`` and ``better`` mean that it may be stopped, ``broken`` that requests do
-    not arrive in the planned shares, so that nothing can be concluded. It never changes back.
+    not arrive in the planned shares, so that nothing can be concluded. It never becomes
+    ``undecided`` again, but of ``better`` a guardrail may make ``worse``.
     """
 
     name: str

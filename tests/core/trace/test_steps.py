@@ -51,6 +51,16 @@ def test_the_backlog_from_before_the_recording_is_no_step_of_ours() -> None:
     assert trace.window.start_ns == 45_000
 
 
+def test_the_backlog_may_run_longer_than_the_host_is_in_the_step() -> None:
+    builder = TraceBuilder().step(0, 0, 100)
+    for start in (5, 60, 110, 150):  # the host is 200 us ahead
+        builder.kernel("orphan", start, 40, correlation=999)
+    builder.launch(10, 5, 200, 50)
+    trace = builder.build()
+    assert (trace.steps.start_ns / 1000).tolist() == [190]
+    assert wall_us(trace) == [60]
+
+
 def test_no_step_loses_more_than_it_lasts_where_steps_differ() -> None:
     # with the median as the denominator this loop was idle 17 of 10 ms
     builder, at = TraceBuilder(), 0.0

@@ -392,9 +392,7 @@ def build_steps(trace: Trace, found: Found, *, marked: bool) -> Steps:
     names, start, end, basis, lane, alike, by_clock = found
     work = np.flatnonzero(trace.works)
     launched = trace.links.launched_ns(work)
-    # work without a launch is the backlog from before the recording, never the first step's; a stream works in order,
-    # so what runs behind work with a launch is none
-    backlog = trace.links.orphans[work] & (trace.start_ns[work] < np.minimum(_first_launched(trace, work), end[0]))
+    backlog = enqueued_before(trace, work, int(end[0]))
     if not backlog.all():
         launched = np.where(backlog, np.minimum(launched, start[0] - 1), launched)
     order = np.argsort(launched, kind="stable")
@@ -432,15 +430,23 @@ def build_steps(trace: Trace, found: Found, *, marked: bool) -> Steps:
     )
 
 
-def _first_launched(trace: Trace, work: Ints) -> Ints:
-    """Return when the first work with a launch begins on each one's stream, or on any where its own has none."""
-    lane, linked = trace.lane[work], ~trace.links.orphans[work]
-    starts = trace.start_ns[work][linked]
+def enqueued_before(trace: Trace, work: Ints, until_ns: int) -> NDArray[np.bool_]:
+    """Return bool[k]: work without a launch that is the backlog from before the recording, never the first step's.
+
+    A stream works in order: what runs ahead of work that the first step enqueued is backlog, however late it runs, and
+    what runs behind work with a launch is none. Else it is what begins before the host ends the first step, at
+    ``until_ns``.
+    """
+    lane, linked, start = trace.lane[work], ~trace.links.orphans[work], trace.start_ns[work]
     never = np.iinfo(np.int64).max
     first = np.full(len(trace.lanes), never)
-    np.minimum.at(first, lane[linked], starts)
-    first[first == never] = starts.min(initial=never)
-    return first[lane]
+    np.minimum.at(first, lane[linked], start[linked])
+    first[first == never] = start[linked].min(initial=never)
+    first = np.minimum(first, until_ns)
+    early = linked & (trace.links.launched_ns(work) < until_ns)
+    own = np.full(len(trace.lanes), never)
+    np.minimum.at(own, lane[early], start[early])
+    return ~linked & (start < np.where(own < never, own, first)[lane])
 
 
 def _left_out(trace: Trace, start: Ints, end: Ints, wall: Ints, alike: tuple[str, ...]) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from torchtriage.core.arrays import Ints, Mask, among, distinct, quantile
 from torchtriage.core.trace import Trace
 from torchtriage.core.trace.collectives import communicates
 from torchtriage.core.trace.device import EARLY_NS, STAGED
+from torchtriage.core.trace.steps import enqueued_before
 from torchtriage.diagnose.replay.blocking import Blocking, EdgeKind, find_blocking
 from torchtriage.diagnose.replay.cross import CrossEdges, paired, timed
 from torchtriage.diagnose.replay.streams import Streams, device_streams
@@ -396,7 +397,7 @@ def _bounds(
     index.append(count)
     if len(trace.steps):
         launch = trace.links.launched_ns(streams.row).copy()
-        backlog = (streams.call < 0) & (streams.start_ns < trace.steps.host_end_ns[0])
+        backlog = enqueued_before(trace, streams.row, int(trace.steps.host_end_ns[0]))
         launch[backlog] = np.minimum(launch[backlog], trace.steps.host_start_ns[0] - 1)
         for a, b in zip(streams.first[:-1].tolist(), streams.first[1:].tolist(), strict=True):
             # a stream works in order: what has no launch was enqueued before the next that has one

@@ -61,6 +61,18 @@ def test_the_backlog_may_run_longer_than_the_host_is_in_the_step() -> None:
     assert wall_us(trace) == [60]
 
 
+def test_the_profilers_own_start_is_no_time_of_the_program() -> None:
+    builder = TraceBuilder().frame("run.py(1): main", 0, 8000)
+    builder.frame("torch/profiler/profiler.py(695): __enter__", 1, 5999)
+    builder.op("aten::mm", 6100, 100)
+    builder.launch(6110, 5, 6120, 1000)
+    trace = builder.build()
+    assert trace.window.start_ns == trace.window.host_start_ns == 6_000_000
+    assert trace.window.basis.startswith("after 6.00 ms in which the profiler started; ")
+    # what runs meanwhile is the program's
+    assert builder.op("aten::add", 3000, 10).build().window.start_ns == 3_000_000
+
+
 def test_no_step_loses_more_than_it_lasts_where_steps_differ() -> None:
     # with the median as the denominator this loop was idle 17 of 10 ms
     builder, at = TraceBuilder(), 0.0

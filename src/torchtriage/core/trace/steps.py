@@ -31,6 +31,7 @@ COMPILES = (
 _FIRST_USE = r"Lazy Function Loading|Runtime Triggered Module Loading"
 _PROFILER_STEP = re.compile(r"^ProfilerStep#(\d+)$")
 _COUNTED = re.compile(r"(?i)^(.*(?:step|iter|iteration|batch))[ _#:=-]*\d+$", re.DOTALL)
+_PROFILER_START = r"torch[/\\](?:profiler|autograd)[/\\]profiler\.py\(\d+\): (?:__enter__|start|_?start_trace)$"
 _DEVICE_SYNC = re.compile(r"^(cuda|hip|mtia|xpu)?\w*DeviceSynchronize$")
 _GPU_CALL = r"^(cuda|hip|cu[A-Z])"
 _WAITS = r"Synchronize|Memcpy|Memset|StreamWait|EventQuery"
@@ -45,7 +46,7 @@ FIRST_USE_RATIO = 20.0
 FIRST_USES = 8
 """More calls that slow are a habit: hipFree without a caching allocator, 83 of 10 ms (measured)."""
 GIVEN_BACK_NS = 1_000_000
-"""Less at the end of a process is not worth a word."""
+"""Less at the end of a process, or while the profiler starts, is not worth a word."""
 COMPILE_SHARE = 0.05
 """A step that spends more than this compiling or loading kernels is not steady."""
 HABIT_STEPS = 2
@@ -486,11 +487,29 @@ def _whole(trace: Trace, basis: str) -> Window:
         return Window(0, 0, basis, 0)
     first = int(trace.start_ns[starts].min())
     last = max(int(trace.end_ns[ends].max()), first)
-    begin_ns, why = device_begin(trace, first, last)
+    ready_ns = min(_profiler_ready(trace, starts), last)
+    begin_ns, why = device_begin(trace, ready_ns, last)
+    if ready_ns - first > GIVEN_BACK_NS:
+        why = f"after {format_ns(ready_ns - first)} in which the profiler started; {why}"
     behind = int(trace.dur_ns[returned].sum())
     if behind > GIVEN_BACK_NS:
         basis += f"; after it the process gives back what it had for {format_ns(behind)}"
-    return Window(begin_ns, last, f"{why}{basis}", first)
+    return Window(begin_ns, last, f"{why}{basis}", ready_ns)
+
+
+def _profiler_ready(trace: Trace, starts: NDArray[np.bool_]) -> int:
+    """Return when the first of these rows begins, or the profiler's own start ends where stacks show it ahead of all.
+
+    It imports modules and asks drivers; the frames around it begin no earlier with the program's work.
+    """
+    first = int(trace.start_ns[starts].min())
+    frames = np.flatnonzero(trace.matching(_PROFILER_START, Kind.PYTHON))
+    works = starts & ~trace.is_kind(Kind.PYTHON)
+    if not len(frames) or not works.any():
+        return first
+    work_ns = int(trace.start_ns[works].min())
+    began = frames[trace.start_ns[frames] < work_ns]
+    return max(first, min(int(trace.end_ns[began].max(initial=first)), work_ns))
 
 
 def given_back(trace: Trace) -> NDArray[np.bool_]:

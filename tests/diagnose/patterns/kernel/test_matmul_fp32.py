@@ -136,3 +136,20 @@ def test_the_fix_follows_the_hardware():
     (claim,) = find(gemms(TraceBuilder(vendor="rocm", device="MI300X"), kernel=name).build())
     assert "bfloat16" in claim.fix.code
     assert "tf32" not in claim.fix.code
+
+
+@pytest.mark.parametrize("benchmark", ["False", "True"])
+def test_what_is_in_force_already_is_not_advised(benchmark):
+    builder = TraceBuilder(device="NVIDIA H100 80GB HBM3")
+    dims = [[64, 64, 56, 56], [64, 64, 3, 3], [], [], [], [], [], [], []]
+    concrete = ["", "", "[1, 1]", "[1, 1]", "[1, 1]", "1", benchmark, "False", "True"]
+    for index in range(3):
+        builder.op("aten::cudnn_convolution", 20 * index, 10, dims=dims, types=FLOAT, concrete=concrete)
+        builder.launch(20 * index + 2, 3, 200 + 900 * index, 900, name="cudnn_ampere_scudnn_128x32_relu_small_nn_v1")
+    (claim,) = find(builder.build())
+    assert "allow_tf32" not in claim.fix.code
+    assert "autocast" in claim.fix.code
+    assert ("cudnn.benchmark" in claim.fix.code) == (benchmark == "False")
+    assert claim.message.endswith("though TF32 is allowed for most of them")
+    assert not np.any(claim.gain_low)
+    assert np.all(np.asarray(claim.gain_high) > 0.5)

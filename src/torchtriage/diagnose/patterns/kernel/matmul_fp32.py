@@ -9,7 +9,7 @@ Cost: modelled: each kernel becomes twice (low) to up to eight times (high, less
     weaker) as fast, never faster than its bytes pass through memory; nothing at the low end where the host launched
     the next kernel too late for it to matter.
 Fix: allow TF32 for fp32 products, or run the forward pass under autocast in bf16 (fp16 on Volta and Turing, which have
-    neither TF32 nor bf16).
+    neither TF32 nor bf16). Convolutions that record that TF32 is allowed already: bf16, or a search of their kernels.
 Leave it when: the computation needs all 24 bits (scientific codes, some losses and normalisations), or a tolerance
     test against fp32 must pass.
 Source: PyTorch documentation, "Automatic Mixed Precision package" and "TensorFloat-32 (TF32) on Ampere (and later)
@@ -25,7 +25,7 @@ from torchtriage.core.trace.matrix_products import Products, is_fp32_kernel, pro
 from torchtriage.core.trace.peak_rates import Peak
 from torchtriage.core.units import format_ns, format_share
 from torchtriage.diagnose.patterns._op_work import work_at
-from torchtriage.diagnose.patterns.base import Claims, Fix, Floats, Ints, Kind, Pattern, Trace, longest_names
+from torchtriage.diagnose.patterns.base import Claims, Fix, Floats, Ints, Kind, Mask, Pattern, Trace, longest_names
 
 PATTERN = Pattern.of(__name__, "KRN022", "Matrix products run in fp32 without tensor cores", order=510, needs="device")
 FIX = Fix(
@@ -36,6 +36,15 @@ torch.backends.cudnn.allow_tf32 = True
 with torch.autocast("cuda", dtype=torch.bfloat16):
     loss = criterion(model(inputs), targets)""",
     link="https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices",
+)
+_FIX_ALLOWED = Fix(
+    text="Run forward and loss under autocast in bf16, or let cuDNN search its kernels for these shapes: TF32 is allowed"
+    " already, and the kernels it chose do not use it.",
+    code="""with torch.autocast("cuda", dtype=torch.bfloat16):
+    loss = criterion(model(inputs), targets)
+# or, where shapes repeat:
+torch.backends.cudnn.benchmark = True""",
+    link="https://docs.pytorch.org/docs/stable/amp.html",
 )
 _FIX_FP16 = Fix(
     text="Run forward and loss under autocast in fp16, with a gradient scaler in training; this GPU has neither TF32"
@@ -48,12 +57,13 @@ scaler.step(optimizer)
 scaler.update()""",
     link="https://docs.pytorch.org/docs/stable/amp.html",
 )
-_FIX_ROCM = Fix(
+_FIX_BF16 = Fix(
     text="Run forward and loss under autocast in bf16.",
     code=('with torch.autocast("cuda", dtype=torch.bfloat16):\n    loss = criterion(model(inputs), targets)'),
     link="https://docs.pytorch.org/docs/stable/amp.html",
 )
 
+_BENCHMARK, _ALLOW_TF32 = 6, 8  # where they stand among the inputs of cuDNN's convolution
 MIN_KERNEL_NS = 20_000  # below this a product is bound by launch and latency, not by arithmetic (catalogue 22)
 MIN_SHARE = 0.10  # of the kernel time (catalogue 22)
 CAUTIOUS_SPEEDUP = 2.0  # whole mixed-precision training steps gain 1.5-3 times (PyTorch's AMP recipe)
@@ -80,6 +90,8 @@ def find(trace: Trace) -> Claims:
         return
     peak = device.peak
     low, high = _gains(trace.dur_ns[rows], inputs, peak)
+    allowed = _allowed(trace, work.op)
+    low = np.where(allowed, 0.0, low)  # cuDNN took these kernels for the faster ones
     evidence: dict[str, Any] = {"n_kernels_per_step": work.n_per_step}
     known = inputs.known
     if peak is not None and known.any():
@@ -92,9 +104,14 @@ def find(trace: Trace) -> Claims:
         evidence["compute_capability"] = ".".join(map(str, trace.origin.capability))
     evidence["input_types_recorded"] = bool((inputs.dtype == "float").any())
     old = trace.origin.capability is not None and trace.origin.capability < (8, 0)
+    tf32 = 2 * int(trace.dur_ns[rows][allowed].sum()) > int(trace.dur_ns[rows].sum())
+    fix = _FIX_FP16 if old else _FIX_ALLOWED if tf32 else FIX
+    if trace.origin.vendor == "rocm" or (tf32 and _convolutions(trace, _BENCHMARK).any()):
+        fix = _FIX_BF16
     yield work.claim(
         f"fp32 matrix products and convolutions take {format_ns(work.per_step_ns)} {trace.steps.per},"
-        f" {format_share(work.share)} of the kernel time, and leave the tensor cores idle",
+        f" {format_share(work.share)} of the kernel time, and leave the tensor cores idle"
+        + (", though TF32 is allowed for most of them" if tf32 else ""),
         "fp32",
         low=low,
         high=high,
@@ -102,7 +119,7 @@ def find(trace: Trace) -> Claims:
         " memory traffic",
         evidence=evidence,
         anchor=trace.longest(rows),
-        fix=_FIX_ROCM if trace.origin.vendor == "rocm" else _FIX_FP16 if old else FIX,
+        fix=fix,
     )
 
 
@@ -117,6 +134,22 @@ def _has_tensor_cores(trace: Trace, device_name: str) -> bool:
         and origin.capability >= (7, 0)
         and "GTX 16" not in device_name
     )
+
+
+def _allowed(trace: Trace, ops: Ints) -> Mask:
+    """Return bool[k]: convolutions for which TF32 is allowed, as all forward ones of the recording say."""
+    allowed = _convolutions(trace, _ALLOW_TF32)
+    if not allowed.any() or (_convolutions(trace) & ~allowed).any():
+        return np.zeros(len(ops), dtype=bool)
+    return (ops >= 0) & trace.matching("aten::.*convolution", Kind.OP)[ops]
+
+
+def _convolutions(trace: Trace, flag: int | None = None) -> Mask:
+    """Return bool[n]: cuDNN's forward convolutions, all or those that record this input as true."""
+    forward: Mask = trace.named("aten::cudnn_convolution") & (trace.kind == Kind.OP)
+    if flag is None:
+        return forward
+    return trace.where_detail("concrete", lambda inputs: len(inputs) == 9 and inputs[flag] == "True", forward)
 
 
 def _gains(dur_ns: Ints, inputs: Products, peak: Peak | None) -> tuple[Floats, Floats]:

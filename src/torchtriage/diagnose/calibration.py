@@ -79,15 +79,16 @@ def _times_odds(share: float, factor: float) -> float:
     return factor * share / (1 - min(share, 1.0) + factor * share)
 
 
-def calibrated(cost: Cost, family: Family, noise: float = 0.0) -> Cost:
-    """Return a cost whose interval covers; one that promises nothing stays as it is."""
+def calibrated(cost: Cost, family: Family, noise: float = 0.0, most_ms: float = math.inf) -> Cost:
+    """Return a cost whose interval covers; one that promises nothing stays as it is.
+
+    ``most_ms`` : what no fix exceeds, ms per step: all that it is about, less what must be done.
+    """
     if cost.high_ms <= 0 or cost.of_ms <= 0:
         return cost
     by = margins(family)
     low, high = widened(cost.share_low, cost.share_high, by, noise)
-    if family == "replay":
-        # no fix gives back more than what it is about takes; what looks find at a line is a sample of that
-        high = min(high, max(cost.share_high, cost.naive_ms / cost.of_ms))
+    high = min(high, max(cost.share_high, most_ms / cost.of_ms))
     low = min(max(low, 0.0), high)
     return replace(
         cost,

@@ -96,3 +96,12 @@ def test_collectives_between_products_of_eight_tensor_parallel_ranks(public: Pat
     assert finding.evidence["n_collectives_per_step"] == 80
     assert finding.cost is not None
     assert finding.cost.low_ms == 0
+
+
+def test_nothing_is_promised_beyond_a_kernels_roof(recordings: Path) -> None:
+    found = [one for one in tt.analyze(recordings / "cv/resnet18_mi300x_ddp_train.json.gz").findings if one.cost]
+    for finding in (one for one in found if one.code == "KRN056"):
+        assert finding.cost is not None
+        above = finding.cost.naive_ms * (1 - finding.evidence["share_of_roof"])
+        assert finding.cost.high_ms == pytest.approx(above, rel=0.005)
+    assert "KRN056" in [one.code for one in found]

@@ -60,11 +60,12 @@ class Work(NamedTuple):
         evidence: dict[str, Any],
         low: float | Floats | None = None,
         high: float | Floats = 1.0,
+        most: float | Floats = 1.0,
         anchor: int | None = None,
         certainty: Certainty = "likely",
         fix: Fix | None = None,
     ) -> Claim:
-        """Return the claim that the work need not be done, or that ``low`` to ``high`` of it can go.
+        """Return the claim that the work need not be done, or that ``low`` to ``high``, never ``most``, of it can go.
 
         The low end counts no more than what the queue cannot make up for. Without an ``anchor`` the
         operator of the longest row stands for the finding.
@@ -85,6 +86,7 @@ class Work(NamedTuple):
             spans=self.spans,
             gain_low=gain_low,
             gain_high=high,
+            gain_most=most,
             time_class=self.time_class,
             basis="bounded" if low is None else "modelled",
             method=method,

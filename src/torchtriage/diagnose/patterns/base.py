@@ -145,6 +145,7 @@ class Claim:
     ``spans`` : int64[k, 2], wall time at stake: device time, or host time where there is no device.
     May overlap and may lie outside the judged steps; it is clipped later.
     ``gain_low``/``gain_high`` : the fraction of that time a fix saves, one number or one per span, 0-1.
+    ``gain_most`` : the fraction that what must be done leaves to any fix: no interval is widened beyond it.
     ``anchor`` : the row whose op chain, frame and module stand for the finding (-1: the first row).
     ``time_class`` : which class of time the spans are taken from; ``none`` claims no time.
     ``always`` : report whatever the cost (a configuration that is wrong by itself).
@@ -169,6 +170,7 @@ class Claim:
     edits: tuple[Edit, ...] = ()
     examples: tuple[int, ...] = ()
     title: str = ""
+    gain_most: float | Floats = 1.0
 
 
 Claims = Iterator[Claim]

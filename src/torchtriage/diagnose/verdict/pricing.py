@@ -168,7 +168,8 @@ class Pricing:
         high = min(max(prediction.high_ns, 0.0) * n, owned)
         low = min(max(prediction.low_ns, 0.0) * n, high)
         cost = self._priced(low, high, share.naive_ns, "modelled", self._method(prediction))
-        return calibrated(replace(cost, grade=self._grade(prediction, low, high)), "replay", self.noise)
+        cost = replace(cost, grade=self._grade(prediction, low, high))
+        return calibrated(cost, "replay", self.noise, most_ms=share.most_ns / n / 1e6)
 
     def _at_most(self, took_ns: float) -> float:
         """Return what can go of a step at most where this much was recorded.
@@ -213,7 +214,8 @@ class Pricing:
         high = max(together.high_ns, 0.0) * n + rest_high
         low = max(together.low_ns, 0.0) * n + rest_low
         cost = self._priced(low, high, naive, "modelled", "one replay with all fixes")
-        cost = calibrated(replace(cost, grade=self._grade(together, low, high)), "replay", self.noise)
+        cost = replace(cost, grade=self._grade(together, low, high))
+        cost = calibrated(cost, "replay", self.noise, most_ms=cost.naive_ms)
         # all of them give no less than any, and no more than each adds
         low, high = (
             min(max(getattr(each, end) for each in (cost, *costs)) * 1e6 * n, highs) for end in ("low_ms", "high_ms")

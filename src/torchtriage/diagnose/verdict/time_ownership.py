@@ -28,7 +28,7 @@ class Share:
 
     ``pieces`` : int64[k, 2], disjoint, in time order; ``owned_ns`` : int64[k], the part of each
     piece that was still free; ``taken`` is that time as a union. ``naive_ns`` : the plain sum of
-    the claim's spans, for contrast.
+    the claim's spans, for contrast. ``most_ns`` : the part of it that any fix can give back.
     """
 
     pattern: Pattern
@@ -38,6 +38,7 @@ class Share:
     low_ns: float
     high_ns: float
     naive_ns: int
+    most_ns: float
     taken: Spans
     also_explains: list[str] = field(default_factory=list)
 
@@ -67,6 +68,7 @@ def share_out(trace: Trace, claims: list[tuple[Pattern, Claim]], *, last: Collec
         low = np.broadcast_to(np.asarray(claim.gain_low, float), len(claim.spans))[source]
         high = np.broadcast_to(np.asarray(claim.gain_high, float), len(claim.spans))[source]
         high = np.clip(np.maximum(low, high), 0.0, 1.0)
+        whole = intervals.covered(claim.spans, judged)
         share = Share(
             pattern,
             claim,
@@ -74,7 +76,8 @@ def share_out(trace: Trace, claims: list[tuple[Pattern, Claim]], *, last: Collec
             owned,
             float((owned * np.clip(low, 0.0, 1.0)).sum()),
             float((owned * high).sum()),
-            int(intervals.covered(claim.spans, judged).sum()),
+            int(whole.sum()),
+            float((whole * claim.gain_most).sum()),
             taken,
         )
         total = intervals.length(mine)

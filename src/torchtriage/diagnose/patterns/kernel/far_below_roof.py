@@ -227,6 +227,7 @@ def _claim(trace: Trace, work: Work, kernels: _Kernels, cause: _Cause, units: in
         certainty="likely" if cause.sure else "hint",
         low=low,
         high=np.clip(1 - (fastest / good + START_NS) / dur, 0, 1),
+        most=np.clip(1 - fastest / dur, 0, 1),
         method="each kernel's time above 40-60 % of the dense peak, 50-80 % of the bandwidth",
         evidence={
             "n_kernels_per_step": work.n_per_step,

@@ -38,8 +38,8 @@ with torch.autocast("cuda", dtype=torch.bfloat16):
     link="https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices",
 )
 _FIX_ALLOWED = Fix(
-    text="Run forward and loss under autocast in bf16, or let cuDNN search its kernels for these shapes: TF32 is allowed"
-    " already, and the kernels it chose do not use it.",
+    text="Run forward and loss under autocast in bf16, or let cuDNN search its kernels for these shapes: TF32 is"
+    " allowed already, and the kernels it chose do not use it.",
     code="""with torch.autocast("cuda", dtype=torch.bfloat16):
     loss = criterion(model(inputs), targets)
 # or, where shapes repeat:

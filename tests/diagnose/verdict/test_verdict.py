@@ -238,6 +238,13 @@ def test_idle_time_proves_nothing_where_kernels_are_missing(install: Install) ->
     assert not result.healthy
 
 
+def test_nor_that_nothing_ran_beside_communication(install: Install) -> None:
+    install(entry("TST001", claim((60_000, 90_000), time_class="comm", certainty="likely", always=True)))
+    (finding,) = diagnose(_blind_wait()).findings
+    assert finding.certainty == "hint"
+    assert finding.message.endswith("; GPU rows may be missing, also of what ran beside it")
+
+
 def test_how_busy_a_device_is_is_not_said_where_rows_are_missing(install: Install) -> None:
     install(entry("TST001"))
     result = diagnose(_blind_wait())

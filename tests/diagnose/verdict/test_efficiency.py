@@ -142,6 +142,20 @@ def test_gradients_of_a_convolution_count_those_that_are_wanted(mask: str, n: in
     assert share(builder.build()) == (None if n is None else pytest.approx(flop / (989e6 * 1000), abs=1e-4))
 
 
+@pytest.mark.parametrize("other", ["sm80_xmma_wgrad_implicit_gemm_f16f16", "miopenSp3AsmConv_v30_3_1_gfx9_fp16"])
+def test_the_two_gradients_of_a_convolution_are_half_of_it_each(other: str) -> None:
+    image = [64, 64, 56, 56]
+    builder = TraceBuilder()
+    concrete = ["", "", "", "[0]", "[1, 1]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "1", "[True, True, False]"]
+    dims = [image, image, [64, 64, 3, 3], *[[]] * 8]
+    builder.op("aten::convolution_backward", 0, 50, dims=dims, types=["c10::Half"] * 3, concrete=concrete)
+    builder.launch(5, 2, 10, 1000, "sm80_xmma_dgrad_implicit_gemm_f16f16")
+    builder.launch(8, 2, 1010, 250, other)
+    rows = {row.name: row.of_peak for row in table(builder.build(), "kernel").rows}
+    flop = 2 * 64 * 56 * 56 * 64 * 64 * 9
+    assert list(rows.values()) == [pytest.approx(flop / (989e6 * us), abs=1e-4) for us in (1000, 250)]
+
+
 def pointwise(dur_us: float, name: str = "aten::add") -> DeviceTime:
     dims = [[1 << 14, 1 << 14], [1 << 14, 1 << 14], []]
     builder = TraceBuilder().op(name, 0, 50, dims=dims, types=["float", "float", "Scalar"])

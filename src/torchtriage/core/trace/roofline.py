@@ -33,6 +33,8 @@ from torchtriage.core.trace.tensile import instruction_set
 _MULTIPLY = ("attention", "GEMM", "convolution")
 _COUNTED = [CATEGORIES.index(category) for category in _MULTIPLY]
 _COMMUNICATION = CATEGORIES.index("communication")
+_OF_INPUT = r"dgrad|igemm_bwd|bwd_data"
+_OF_WEIGHT = r"wgrad|igemm_wrw|bwd_weight|_wrw_"
 _ON_DEVICE = r"(?i)DtoD|device *(?:->|to) *device"
 
 
@@ -132,10 +134,8 @@ def roofline(device: Device, category: Codes, peak: Peak | None = None, *, least
     beside = ~multiplies & (link >= 0) & owner[link]
     op[beside] = -1
     at = np.flatnonzero(op >= 0)
-    # the kernels of one operator share its work by the time they take
-    _, which = np.unique(op[at] * 2 + multiplies[at], return_inverse=True)
     dur = np.maximum(trace.dur_ns[rows[at]], 1).astype(np.float64)
-    part = dur / np.bincount(which, weights=dur)[which] if len(at) else dur
+    part = _parts(trace, rows[at], op[at], multiplies[at], dur)
     flop[at] *= part
     long = dur >= least_ns
     n_bytes[at[long]] = _bytes(trace, op[at[long]]) * part[long]
@@ -150,6 +150,26 @@ def roofline(device: Device, category: Codes, peak: Peak | None = None, *, least
     counted = (multiplies | ~beside) & (category != _COMMUNICATION) & ((kind != Kind.MEMCPY) | on_device)
     longest: Floats = trace.dur_ns[rows].astype(np.float64) + trace.resolution_ns
     return Roofline(peak, multiplies, counted, op, flop, rate, n_bytes, longest)
+
+
+def _parts(trace: Trace, rows: Ints, op: Ints, multiplies: Mask, dur: Floats) -> Floats:
+    """Return which part of its operator's work each kernel does, 0-1: by the time they take.
+
+    The two gradients of a convolution are products of the same size: half of the work each, where the kernels' names
+    tell one from the other.
+    """
+    both = trace.where_detail(
+        "concrete", lambda inputs: gradients_wanted(inputs) == 2, trace.named("aten::convolution_backward")
+    )
+    gradient = multiplies & both[op]
+    which = np.where(gradient & trace.matches(rows, _OF_INPUT), 1, 0)
+    which[gradient & trace.matches(rows, _OF_WEIGHT)] = 2
+    _, one = np.unique(op * 2 + multiplies, return_inverse=True)
+    kinds, half = np.unique(one * 3 + which, return_inverse=True)
+    n_kinds = np.bincount(kinds // 3)[one] if len(one) else one
+    halved = n_kinds == 2
+    group = np.where(halved, half, len(kinds) + one)
+    return dur / np.bincount(group, weights=dur)[group] / np.where(halved, 2, 1)
 
 
 _KNOWN: WeakKeyDictionary[Trace, dict[int, float]] = WeakKeyDictionary()

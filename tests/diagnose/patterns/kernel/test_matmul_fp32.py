@@ -153,3 +153,23 @@ def test_what_is_in_force_already_is_not_advised(benchmark):
     assert claim.message.endswith("though TF32 is allowed for most of them")
     assert not np.any(claim.gain_low)
     assert np.all(np.asarray(claim.gain_high) > 0.5)
+
+
+def test_high_is_bounded_by_what_other_kernels_of_the_recording_reach():
+    builder = gemms(TraceBuilder(device="NVIDIA RTX A400"))
+    builder.meta["deviceProperties"][0].update(computeMajor=8, computeMinor=6)
+    # 8 MiB a kernel: one reaches 42 bytes per ns, others less
+    for index, dur in enumerate([200.0, 300, 400, 500, 600]):
+        at = 300 + 20 * index
+        builder.op("aten::clamp_min", at, 10, dims=[[1024, 1024], []], types=["float", "Scalar"])
+        builder.launch(at + 2, 3, 2000 + 1000 * index, dur, name="vectorized_elementwise_kernel")
+    (claim,) = find(builder.build())
+    # a product moves 12 MiB, more than any of these
+    assert np.allclose(claim.gain_high, 1 - 1 / 4)
+    for index, dur in enumerate([200.0, 300, 400, 500, 600]):
+        at = 400 + 20 * index
+        builder.op("aten::add", at, 10, dims=[[1024, 1024], [1024, 1024], []], types=["float", "float", "Scalar"])
+        builder.launch(at + 2, 3, 8000 + 1000 * index, dur, name="vectorized_elementwise_kernel")
+    (claim,) = find(builder.build())
+    assert np.allclose(claim.gain_high, 1 - 1 / 2, atol=0.01)  # as long as the fastest, with half the bytes
+    assert np.allclose(claim.gain_most, claim.gain_high)

@@ -6,8 +6,9 @@ Looks like: ``mm``, ``addmm``, ``bmm`` or convolutions over ``float`` inputs who
 Slow because: tensor cores multiply TF32 4-8 times and fp16/bf16 8-16 times as fast as the fp32 units do, and
     half-precision inputs are half the bytes.
 Cost: modelled: each kernel becomes twice (low) to up to eight times (high, less where the device's tensor cores are
-    weaker) as fast, never faster than its bytes pass through memory; nothing at the low end where the host launched
-    the next kernel too late for it to matter.
+    weaker) as fast, never faster than its bytes pass through memory, at the best rate that other kernels of the
+    recording reach with as many; nothing at the low end where the host launched the next kernel too late for it to
+    matter, or where TF32 is allowed and not used.
 Fix: allow TF32 for fp32 products, or run the forward pass under autocast in bf16 (fp16 on Volta and Turing, which have
     neither TF32 nor bf16). Convolutions that record that TF32 is allowed already: bf16, or a search of their kernels.
 Leave it when: the computation needs all 24 bits (scientific codes, some losses and normalisations), or a tolerance
@@ -21,8 +22,11 @@ from typing import Any
 import numpy as np
 
 from torchtriage.core.names import short_name
+from torchtriage.core.trace.device import Device
+from torchtriage.core.trace.kernel_categories import categories
 from torchtriage.core.trace.matrix_products import Products, is_fp32_kernel, products
 from torchtriage.core.trace.peak_rates import Peak
+from torchtriage.core.trace.roofline import roofline
 from torchtriage.core.units import format_ns, format_share
 from torchtriage.diagnose.patterns._op_work import work_at
 from torchtriage.diagnose.patterns.base import Claims, Fix, Floats, Ints, Kind, Mask, Pattern, Trace, longest_names
@@ -68,6 +72,8 @@ MIN_KERNEL_NS = 20_000  # below this a product is bound by launch and latency, n
 MIN_SHARE = 0.10  # of the kernel time (catalogue 22)
 CAUTIOUS_SPEEDUP = 2.0  # whole mixed-precision training steps gain 1.5-3 times (PyTorch's AMP recipe)
 BEST_SPEEDUP = 8.0
+MIN_SHOWN = 5  # kernels of a size or larger that show what the memory gives there
+_ANY_PEAK = Peak(1, 1, 1, 1)  # for the bytes alone
 UNKNOWN_SPEEDUP = 4.0  # for a device that is not in the table: its tensor cores are 2-16 times its fp32 units
 
 
@@ -89,7 +95,7 @@ def find(trace: Trace) -> Claims:
     if work is None or work.share < MIN_SHARE:
         return
     peak = device.peak
-    low, high = _gains(trace.dur_ns[rows], inputs, peak)
+    low, high, most = _gains(device, at)
     allowed = _allowed(trace, work.op)
     low = np.where(allowed, 0.0, low)  # cuDNN took these kernels for the faster ones
     evidence: dict[str, Any] = {"n_kernels_per_step": work.n_per_step}
@@ -115,6 +121,7 @@ def find(trace: Trace) -> Claims:
         "fp32",
         low=low,
         high=high,
+        most=most,
         method="each fp32 kernel over its speed-up on tensor cores, 2x to the ratio of the device's rates, bounded by"
         " memory traffic",
         evidence=evidence,
@@ -152,16 +159,34 @@ def _convolutions(trace: Trace, flag: int | None = None) -> Mask:
     return trace.where_detail("concrete", lambda inputs: len(inputs) == 9 and inputs[flag] == "True", forward)
 
 
-def _gains(dur_ns: Ints, inputs: Products, peak: Peak | None) -> tuple[Floats, Floats]:
+def _gains(device: Device, at: Ints) -> tuple[Floats, Floats, Floats]:
+    """Return the fractions that go for sure, at best, and at most, when half the bytes alone take time."""
+    peak, dur_ns = device.peak, device.trace.dur_ns[device.rows[at]]
     best = UNKNOWN_SPEEDUP
     if peak is not None:
         best = min(BEST_SPEEDUP, peak.half_tflops / peak.fp32_tflops)
     cautious = min(CAUTIOUS_SPEEDUP, best / 2)
-    low_left = np.full(len(dur_ns), 1 / max(cautious, 1.0))
-    high_left = np.full(len(dur_ns), 1 / best)
-    if peak is not None:
-        # TF32 still moves 4 bytes per element, half precision 2
-        low_left = np.maximum(low_left, inputs.n_elements * 4 / peak.bytes_per_ns / dur_ns)
-        high_left = np.maximum(high_left, inputs.n_elements * 2 / peak.bytes_per_ns / dur_ns)
-    low, high = np.clip(1 - low_left, 0, 1), np.clip(1 - high_left, 0, 1)
-    return np.minimum(low, high), high
+    # TF32 still moves 4 bytes per element, half precision 2
+    moving = _moving_ns(device, at) / dur_ns
+    left = np.stack([np.maximum(1 / max(cautious, 1.0), moving), np.maximum(1 / best, moving / 2), moving / 2])
+    low, high, most = np.clip(1 - left, 0, 1)
+    return np.minimum(low, high), high, most
+
+
+def _moving_ns(device: Device, at: Ints) -> Floats:
+    """Return how long the bytes of each kernel take, ns: at the memory's rate, or the best that this recording shows.
+
+    Of kernels that compute little and move as many bytes or more, as far as there are some. 0 where not known.
+    """
+    line = roofline(device, categories(device), device.peak or _ANY_PEAK, least_ns=MIN_KERNEL_NS)
+    if line is None:
+        return np.zeros(len(at))
+    n_bytes = np.nan_to_num(line.n_bytes)
+    others = np.flatnonzero(~line.multiplies & (line.op >= 0) & (n_bytes > 0))
+    others = others[np.argsort(-n_bytes[others], kind="stable")]
+    best = np.maximum.accumulate(n_bytes[others] / line.dur_ns[others])
+    n_larger = np.searchsorted(-n_bytes[others], -n_bytes[at], side="right")
+    rate = np.full(len(at), device.peak.bytes_per_ns if device.peak else np.inf)
+    shown = n_larger >= MIN_SHOWN
+    rate[shown] = np.minimum(rate[shown], best[n_larger[shown] - 1])
+    return n_bytes[at] / rate

@@ -164,3 +164,13 @@ def test_on_a_cpu_only_what_undoes_nhwc_is_sure_to_go() -> None:
     assert np.max(inside.gain_low) == 0
     [undone] = claims(on_cpu(inside=False, strides=NHWC, to="0"))
     assert np.max(undone.gain_low) > 0
+
+
+@pytest.mark.parametrize(("name", "code"), [("aten::conv2d", "model.to(memory"), ("aten::conv1d", "nn.Conv2d(")])
+def test_convolutions_over_one_axis_have_no_channels_last(name: str, code: str) -> None:
+    builder = on_device()
+    for i in range(4):
+        builder.op(name, 1_000 * i + 90, 40)
+    (claim,) = claims(builder)
+    assert claim.fix is not None
+    assert code in claim.fix.code

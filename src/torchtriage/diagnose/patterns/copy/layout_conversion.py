@@ -8,7 +8,8 @@ Slow because: tensor cores and CPU kernels want NHWC, so the library transposes 
 Cost: the time of the conversions; at the low end only the part that remains once the next kernel is queued, and on a
     CPU only copies that undo NHWC: models that convert nothing else were 0 to 25 % faster with channels_last there.
     What the convolutions themselves gain is not counted.
-Fix: keep model and inputs in the channels_last format from end to end.
+Fix: keep model and inputs in the channels_last format from end to end; convolutions over one axis made two-dimensional,
+    as that format needs four dimensions.
 Leave it when: the conversions occur only at the two ends of the model, or an operator in between supports NCHW alone:
     then each one needs a conversion anyway.
 Source: PyTorch tutorial "Channels Last Memory Format in PyTorch"; measured: 9.2 % of the kernel time of a ResNet on
@@ -32,12 +33,20 @@ FIX = Fix(
 x = x.to(memory_format=torch.channels_last)  # once, where the batch is moved""",
     link="https://docs.pytorch.org/tutorials/intermediate/memory_format_tutorial.html",
 )
+_FIX_1D = Fix(
+    text="channels_last needs four dimensions: make the convolutions over one axis two-dimensional and keep activations"
+    " in that form between them. Or try torch.compile.",
+    code="""conv = nn.Conv2d(64, 64, (1, 3), padding=(0, 1)).to(memory_format=torch.channels_last)
+x = x.unsqueeze(2).to(memory_format=torch.channels_last)  # once, before the first of them""",
+    link=FIX.link,
+)
 
 MIN_SHARE = 0.03  # of the kernel time (catalogue 11); the two ends of a model that is converted take 0.2-2 %
 # in lower case, as names of kernels are long: without regard to case takes several times as long
 _CONVERSION = re.compile(
     r"nchwtonhwc|nhwctonchw|^batched_transpose_\d|transpose_readwrite_alignment|transpose_(?:nchw2cnhw|cnhw2nchw)"
 )
+_ONE_AXIS = ("aten::conv1d", "aten::conv_transpose1d")
 _CONVOLUTION = r"^aten::\w*conv\w*$"
 NCHW = "0"  # `torch.contiguous_format` as a concrete input
 
@@ -63,7 +72,15 @@ def find(trace: Trace) -> Claims:
         if undone is None
         else "time of the conversions; low: copies that undo NHWC",
         evidence={"n_conversions_per_step": work.n_per_step, "top_conversions": top, **given(largest_shape=shape)},
+        fix=_FIX_1D if _mostly_one_axis(trace, work) else FIX,
     )
+
+
+def _mostly_one_axis(trace: Trace, work: Work) -> bool:
+    """Return whether half of the time goes to convolutions over one axis."""
+    inside = trace.tree.nearest(work.op, trace.named(*_ONE_AXIS) & (trace.kind == Kind.OP)) >= 0
+    dur = trace.dur_ns[work.rows]
+    return 2 * int(dur[inside & (work.op >= 0)].sum()) > int(dur.sum())
 
 
 def _conversions(trace: Trace) -> Work | None:

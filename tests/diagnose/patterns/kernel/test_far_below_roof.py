@@ -225,3 +225,15 @@ def test_the_planted_problem_of_each_micro_benchmark(recordings: Path, name: str
 )
 def test_quiet_on_recordings_whose_kernels_run_well(recordings: Path, path: str) -> None:
     assert not list(find(tt.load(recordings / path)))
+
+
+@pytest.mark.parametrize("type_", ["float", "c10::BFloat16"])
+def test_half_precision_is_advised_to_what_is_not_in_it(type_: str) -> None:
+    concrete = ["", "", "", "[1, 1]", "[1, 1]", "[1, 1]"]
+    dims = [[64, 64, 56, 56], [64, 64, 3, 3], [], [], [], []]
+    kernel = "igemm_fwd_gtcx3_nhwc_fp32_tf32" if type_ == "float" else "igemm_fwd_gtcx3_nhwc_bf16"
+    trace = run("aten::convolution", dims, kernel, 3000, types=[type_] * 2, concrete=concrete).build()
+    fix = only(trace).fix
+    assert fix is not None
+    assert "channels_last" in fix.code
+    assert ("Half precision" in fix.text) == (type_ == "float")

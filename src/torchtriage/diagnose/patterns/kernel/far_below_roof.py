@@ -19,7 +19,7 @@ Source: Williams et al., "Roofline: An Insightful Visual Performance Model", 200
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,7 +29,7 @@ from torchtriage.core.names import short_name
 from torchtriage.core.trace.allocator_calls import allocator_calls
 from torchtriage.core.trace.device import Device
 from torchtriage.core.trace.kernel_categories import categories
-from torchtriage.core.trace.matrix_products import ATTENTION, GEMMS, Product, product_of
+from torchtriage.core.trace.matrix_products import ATTENTION, GEMMS, Product, element_type, product_of
 from torchtriage.core.trace.op_inputs import Inputs, inputs_of
 from torchtriage.core.trace.peak_rates import Peak
 from torchtriage.core.trace.roofline import Roofline, device_family, roofline
@@ -67,8 +67,7 @@ model = torch.compile(model, mode="max-autotune")  # fuses what follows into it"
     link="https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/index.html",
 )
 _CONVOLUTION = Fix(
-    text="Use channels_last and half precision with channels that are multiples of 8, and let the library search its"
-    " algorithms.",
+    text="Use channels_last with channels that are multiples of 8, and let the library search its algorithms.",
     code="""model = model.to(memory_format=torch.channels_last)
 torch.backends.cudnn.benchmark = True  # MIOpen too""",
     link="https://docs.pytorch.org/tutorials/intermediate/memory_format_tutorial.html",
@@ -116,6 +115,8 @@ _BANDWIDTH = Fix(
     code="model = torch.compile(model)",
     link="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
 )
+
+_HALF_TOO = replace(_CONVOLUTION, text=f"{_CONVOLUTION.text} Half precision makes them faster still.")
 
 MIN_NS = 10_000
 """Shorter kernels are bound by their launch (catalogue 24)."""
@@ -219,6 +220,9 @@ def _claim(trace: Trace, work: Work, kernels: _Kernels, cause: _Cause, units: in
     beside = ""
     if cause.key == "few_tiles":
         beside = f", {kernels.n_groups[longest]:,} workgroups on {'at least ' if names else ''}{units} compute units"
+    fix = _ON_ROCM.get(cause.key, cause.fix) if trace.origin.vendor == "rocm" else cause.fix
+    if fix is _CONVOLUTION and element_type(inputs[int(which[0])].types) != "half":
+        fix = _HALF_TOO
     reached = f"{'no more than ' if names else ''}{format_share(of_roof)}"
     roof = "dense peak" if compute else "memory bandwidth"
     return work.claim(
@@ -241,7 +245,7 @@ def _claim(trace: Trace, work: Work, kernels: _Kernels, cause: _Cause, units: in
                 device_is_one_of=list(names),
             ),
         },
-        fix=_ON_ROCM.get(cause.key, cause.fix) if trace.origin.vendor == "rocm" else cause.fix,
+        fix=fix,
     )
 
 

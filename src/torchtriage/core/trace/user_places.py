@@ -21,12 +21,13 @@ class UserPlaces(NamedTuple):
 
     ``row`` : the host row that stands for the call, in the backward pass the forward operator. ``frame`` : the
     innermost frame of the user's code around it. ``key`` : int64[2, k], equal for calls of one place: the frame's name,
-    and what is called there.
+    and what is called there. ``called`` : the row of that, the call itself where it is an operator's.
     """
 
     row: Ints
     frame: Ints
     key: Ints
+    called: Ints
 
 
 def user_places(trace: Trace, calls: Ints) -> UserPlaces:
@@ -39,7 +40,7 @@ def user_places(trace: Trace, calls: Ints) -> UserPlaces:
     # calls of one function from one place of another have one line; an operator is what is called, or its name is
     called = np.where(below != frame, trace.name[below], -1 - trace.name[row])
     key = np.stack([np.where(frame >= 0, trace.name[frame], -1), np.where(frame >= 0, called, -1)])
-    return UserPlaces(row, frame, key)
+    return UserPlaces(row, frame, key, np.where(below != frame, below, row))
 
 
 def where_known(rows: Ints, look: Callable[[Ints], Ints]) -> Ints:

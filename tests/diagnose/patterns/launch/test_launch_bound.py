@@ -232,3 +232,37 @@ def test_graphs_are_not_proposed_again() -> None:
 
 def test_two_steady_steps_are_too_few_for_a_graph() -> None:
     assert claims(loop(n_steps=3))[0].evidence["same_kernels_every_step"] is False
+
+
+@pytest.mark.parametrize("looped", [True, False])
+def test_a_loop_is_suspected_where_calls_repeat(looped: bool) -> None:
+    builder = loop()
+    for i in range(5):
+        at = 1_000 * i
+        builder.frame("train.py(10): step", at + 0.2, 995)
+        builder.frame("train.py(40): scan", at + 99.5, 800)
+        if not looped:
+            builder.frame("torch/nn/modules/module.py(1): _call_impl", at + 99.6, 799)
+    (claim,) = claims(builder)
+    assert "80 % of it where the place below makes 16 of them" in claim.message
+    assert claim.fix is not None
+    assert ("rounds of a loop" in claim.fix.text) == looped
+
+
+def test_no_loop_is_suspected_where_everything_is() -> None:
+    builder = loop()
+    for i in range(5):
+        builder.frame("train.py(10): step", 1_000 * i + 0.2, 999)
+    (claim,) = claims(builder)
+    assert claim.fix is not None
+    assert "rounds of a loop" not in claim.fix.text
+
+
+def test_without_such_a_place_it_is_the_operator_that_is_waited_for_longest_in_all() -> None:
+    builder = loop()
+    builder.op("aten::once", 5_110, 150)
+    builder.launch(5_252, 5, 5_258, 5)
+    builder.step(5, 5_000, 300)
+    trace = builder.build()
+    (claim,) = find(trace)
+    assert trace.name_of(claim.anchor) == "aten::add"

@@ -25,7 +25,19 @@ from torchtriage.core.arrays import distinct
 from torchtriage.core.trace.user_places import user_places
 from torchtriage.core.units import format_count, format_ns, format_share, ms
 from torchtriage.diagnose.patterns._late_launches import ALLOCATION, median_view_ns, short_gaps
-from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Fix, Ints, Kind, Pattern, Spans, Trace, given
+from torchtriage.diagnose.patterns.base import (
+    Claim,
+    Claims,
+    Edit,
+    Fix,
+    Floats,
+    Ints,
+    Kind,
+    Pattern,
+    Spans,
+    Trace,
+    given,
+)
 
 PATTERN = Pattern.of(
     __name__, "LCH014", "The host launches slower than the device computes", order=380, needs="device runtime ops"
@@ -59,6 +71,8 @@ TINY_NS = 10_000  # kernels below this cannot hide the dispatch of one op (5-20 
 MIN_REPEATS = 3  # steps with one and the same kernel sequence, for a graph to be worth proposing
 MAX_GRAPHED = 0.05
 MUCH_THERE = 0.25  # of the idle time before the launches of one place
+NEARLY_ALL = 0.9  # more is the model or the loop of the steps itself
+MIN_ROUNDS = 8  # calls per step; fewer may be written one by one
 MIN_GAPS = 10  # fewer are no rate of launching
 _LAUNCH = r"^(cuda|hip|cu)\w*LaunchKernel"
 _GRAPH = r"GraphLaunch"
@@ -88,8 +102,10 @@ def find(trace: Trace) -> Claims:
     if idle < MIN_IDLE:
         return
     low = LOW * min(USUAL_VIEW_NS / max(view_ns, 1), 1.0)
-    place, n_there, idle_there = _place(trace, rest)
-    much, latest = idle_there >= MUCH_THERE, place or _latest(trace, rest)
+    place, n_there, n_rounds, idle_there = _place(trace, rest)
+    much = idle_there >= MUCH_THERE
+    latest = place if much else _latest(trace, rest)
+    looped = much and n_rounds >= MIN_ROUNDS and idle_there <= NEARLY_ALL
     graphable = _graphable(trace, work)
     fix = _COMPILED if steps.n_steady >= MIN_REPEATS and not graphable else FIX
     gap_ns = int(np.median(rest[:, 1] - rest[:, 0]))
@@ -130,7 +146,7 @@ def find(trace: Trace) -> Claims:
             "kind": "tiny kernels" if tiny >= 0.5 else "slow dispatch",
             "same_kernels_every_step": graphable,
         },
-        fix=replace(fix, text=_THERE + fix.text) if much else fix,
+        fix=replace(fix, text=_THERE + fix.text) if looped else fix,
         anchor=latest[0],
         examples=latest,
         edits=(Edit("threads", factor=1 - low, best=0.0, spans=spans),),
@@ -150,8 +166,11 @@ def _idle_share_unprofiled(trace: Trace) -> float:
     return 1 - busy / max((wall - waiting) / trace.origin.inflation + waiting, busy)
 
 
-def _place(trace: Trace, rest: Spans) -> tuple[tuple[int, ...], float, float]:
-    """Return the user's place whose launches are waited for longest: rows, launches per step, share of idle."""
+def _place(trace: Trace, rest: Spans) -> tuple[tuple[int, ...], float, float, float]:
+    """Return the user's place whose launches are waited for longest: rows, launches and calls per step, share of idle.
+
+    One call there may make many launches; a loop makes many calls.
+    """
     gaps = trace.devices[0].gaps
     idle = intervals.covered(gaps.spans, rest)
     late = np.flatnonzero(idle)
@@ -159,7 +178,7 @@ def _place(trace: Trace, rest: Spans) -> tuple[tuple[int, ...], float, float]:
     found = user_places(trace, np.where(op >= 0, op, call))
     known = found.frame >= 0
     if not known.any():
-        return (), 0, 0.0
+        return (), 0, 0, 0.0
     _, place = np.unique(found.key[:, known], axis=1, return_inverse=True)
     idle, rows = idle[late], found.row[known]
     total = np.bincount(place.ravel(), weights=idle[known])
@@ -168,6 +187,7 @@ def _place(trace: Trace, rest: Spans) -> tuple[tuple[int, ...], float, float]:
     return (
         tuple(rows[mine][longest].tolist()),
         np.count_nonzero(mine) / trace.steps.n_steady,
+        len(distinct(found.called[known][mine])) / trace.steps.n_steady,
         float(total.max() / idle.sum()),
     )
 
@@ -192,11 +212,7 @@ def _graphable(trace: Trace, work: Ints) -> bool:
 
 
 def _top_ops(trace: Trace, rest: Spans) -> dict[str, float]:
-    gaps = trace.devices[0].gaps
-    idle = intervals.covered(gaps.spans, rest)
-    op = trace.links.op[gaps.next_row]
-    known = (op >= 0) & (idle > 0)
-    by_name = np.bincount(trace.name[op[known]], weights=idle[known], minlength=1)
+    _, _, by_name = _before_ops(trace, rest)
     best = np.argsort(-by_name, kind="stable")[:5]
     return {
         trace.names[code]: ms(float(by_name[code]) / trace.steps.n_steady) for code in best.tolist() if by_name[code]
@@ -204,9 +220,22 @@ def _top_ops(trace: Trace, rest: Spans) -> dict[str, float]:
 
 
 def _latest(trace: Trace, rest: Spans) -> tuple[int, ...]:
+    """Return the operators behind the longest waits, of the one that is waited for longest in all."""
+    idle, op, by_name = _before_ops(trace, rest)
+    if by_name.any():
+        idle = np.where((op >= 0) & (trace.name[op] == int(by_name.argmax())), idle, 0)
+    longest = np.argsort(-idle, kind="stable")[:3]
+    longest = longest[idle[longest] > 0]
+    work = trace.devices[0].gaps.next_row[longest]
+    op, call = op[longest], trace.links.call[work]
+    return tuple(np.where(op >= 0, op, np.where(call >= 0, call, work)).tolist())
+
+
+def _before_ops(trace: Trace, rest: Spans) -> tuple[Ints, Ints, Floats]:
+    """Return the idle time of each gap, the operator that ends it, and the sum before each name's operators, ns."""
     gaps = trace.devices[0].gaps
     idle = intervals.covered(gaps.spans, rest)
-    work = gaps.next_row[np.argsort(-idle, kind="stable")[:3]]
-    work = work[np.sort(-idle)[: len(work)] < 0]
-    op, call = trace.links.op[work], trace.links.call[work]
-    return tuple(np.where(op >= 0, op, np.where(call >= 0, call, work)).tolist())
+    op = trace.links.op[gaps.next_row].astype(np.int64)
+    known = (op >= 0) & (idle > 0)
+    by_name = np.bincount(trace.name[op[known]], weights=idle[known], minlength=1).astype(np.float64)
+    return idle, op, by_name

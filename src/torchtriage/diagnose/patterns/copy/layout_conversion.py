@@ -36,8 +36,9 @@ x = x.to(memory_format=torch.channels_last)  # once, where the batch is moved"""
 _FIX_1D = Fix(
     text="channels_last needs four dimensions: make the convolutions over one axis two-dimensional and keep activations"
     " in that form between them. Or try torch.compile.",
-    code="""conv = nn.Conv2d(64, 64, (1, 3), padding=(0, 1)).to(memory_format=torch.channels_last)
-x = x.unsqueeze(2).to(memory_format=torch.channels_last)  # once, before the first of them""",
+    code="""conv = nn.Conv2d(64, 64, (1, 3), padding=(0, 1))
+model = model.to(memory_format=torch.channels_last)
+x = x.unsqueeze(2).to(memory_format=torch.channels_last)  # once, before them all""",
     link=FIX.link,
 )
 

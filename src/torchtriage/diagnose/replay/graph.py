@@ -397,7 +397,8 @@ def _bounds(
     index.append(count)
     if len(trace.steps):
         launch = trace.links.launched_ns(streams.row).copy()
-        backlog = enqueued_before(trace, streams.row, int(trace.steps.host_end_ns[0]))
+        until_ns = int(trace.steps.host_end_ns[0])
+        backlog = enqueued_before(trace, streams.row, until_ns) | ((streams.call < 0) & (streams.start_ns < until_ns))
         launch[backlog] = np.minimum(launch[backlog], trace.steps.host_start_ns[0] - 1)
         for a, b in zip(streams.first[:-1].tolist(), streams.first[1:].tolist(), strict=True):
             # a stream works in order: what has no launch was enqueued before the next that has one

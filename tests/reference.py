@@ -36,6 +36,10 @@ COMM = re.compile(
     re.IGNORECASE,
 )
 STEP = re.compile(r"ProfilerStep#(\d+)")
+PROFILER_START = re.compile(
+    r"torch/profiler/profiler\.py\(\d+\): (__enter__|start|start_trace)$"
+    r"|torch/autograd/profiler\.py\(\d+\): _start_trace$"
+)
 LAUNCH_SLACK_NS = 50_000
 EARLY_NS = 1_000_000
 BACK_TO_BACK_NS = 2_000
@@ -184,13 +188,18 @@ def step_boundaries(steps: list[Row], gpu: list[Row]) -> list[int]:
 
     Work without a launch that starts within the first step, and before any with one on its stream
     (on any stream where its own has none), is the backlog from before the recording: it counts as
-    enqueued before that step. (If no work has a launch, its own start says when it was enqueued.)
+    enqueued before that step. So does what starts later, yet before work of its stream that the first
+    step launched. (If no work has a launch, its own start says when it was enqueued.)
     """
     linked = [row for row in gpu if row["launch"]]
     first: dict[tuple[str, str], int] = {}
     for row in linked:
         first[stream_of(row)] = min(row["start"], first.get(stream_of(row), row["start"]))
     earliest = min(first.values(), default=0)
+    early: dict[tuple[str, str], int] = {}
+    for row in linked:
+        if row["launch"]["start"] < steps[0]["end"]:
+            early[stream_of(row)] = min(row["start"], early.get(stream_of(row), row["start"]))
     boundaries = []
     for host in [s["start"] for s in steps] + [steps[-1]["end"]]:
         boundary = host
@@ -198,7 +207,8 @@ def step_boundaries(steps: list[Row], gpu: list[Row]) -> list[int]:
             launch = row["launch"]
             begun = launch["start"] if launch else row["start"]
             first_on_stream = first.get(stream_of(row), earliest)
-            if linked and launch is None and row["start"] < min(steps[0]["end"], first_on_stream):
+            until = early.get(stream_of(row), min(steps[0]["end"], first_on_stream))
+            if linked and launch is None and row["start"] < until:
                 begun = min(begun, steps[0]["start"] - 1)
             if begun < host:
                 boundary = max(boundary, row["end"])
@@ -207,13 +217,15 @@ def step_boundaries(steps: list[Row], gpu: list[Row]) -> list[int]:
 
 
 def plain_window(rows: list[Row], stop_sync: Row | None) -> Interval | None:
-    """Take the window of a trace without steps."""
+    """Take the window of a trace without steps, from where the profiler has started, if stacks show that."""
     starts = [r["start"] for r in rows if r["cat"] not in NOT_WORK]
+    first_work = min((r["start"] for r in rows if r["cat"] not in NOT_WORK | {"python_function"}), default=0)
+    starting = [r["end"] for r in rows if PROFILER_START.search(r["name"]) and r["start"] < first_work]
     closing = OP | ANNOTATION | RUNTIME | GPU
     ends = [r["end"] for r in rows if r["cat"] in closing and r is not stop_sync]
     if not starts or not ends:
         return None
-    return min(starts), max(ends)
+    return max(min(starts), min(max(starting, default=0), first_work)), max(ends)
 
 
 def backlog_end(gpu: list[Row], start: int) -> int:

@@ -64,6 +64,7 @@ def test_the_backlog_may_run_longer_than_the_host_is_in_the_step() -> None:
 def test_the_profilers_own_start_is_no_time_of_the_program() -> None:
     builder = TraceBuilder().frame("run.py(1): main", 0, 8000)
     builder.frame("torch/profiler/profiler.py(695): __enter__", 1, 5999)
+    builder.frame("torch/autograd/profiler.py(783): __enter__", 6050, 40)  # a range of the program
     builder.op("aten::mm", 6100, 100)
     builder.launch(6110, 5, 6120, 1000)
     trace = builder.build()

@@ -31,7 +31,10 @@ COMPILES = (
 _FIRST_USE = r"Lazy Function Loading|Runtime Triggered Module Loading"
 _PROFILER_STEP = re.compile(r"^ProfilerStep#(\d+)$")
 _COUNTED = re.compile(r"(?i)^(.*(?:step|iter|iteration|batch))[ _#:=-]*\d+$", re.DOTALL)
-_PROFILER_START = r"torch[/\\](?:profiler|autograd)[/\\]profiler\.py\(\d+\): (?:__enter__|start|_?start_trace)$"
+_PROFILER_START = (
+    r"torch[/\\](?:profiler[/\\]profiler\.py\(\d+\): (?:__enter__|start|start_trace)"
+    r"|autograd[/\\]profiler\.py\(\d+\): _start_trace)$"
+)
 _DEVICE_SYNC = re.compile(r"^(cuda|hip|mtia|xpu)?\w*DeviceSynchronize$")
 _GPU_CALL = r"^(cuda|hip|cu[A-Z])"
 _WAITS = r"Synchronize|Memcpy|Memset|StreamWait|EventQuery"

@@ -367,6 +367,9 @@ def test_a_kernel_tells_what_its_library_named(name: str, told: str) -> None:
         ("<eval_with_key>.7(4): secret", "function# in <eval_with_key>.7 line 4"),
         ("<frozen acme.secret>(3): run", "function# in file# line 3"),
         ("/x/site-packages/acme_secret.py(3): run", "function# in file# line 3"),
+        ("logging/acme_ranker.py(12): secret_bid", "function# in file# line 12"),
+        ("json/acme_client.py(5): secret", "function# in file# line 5"),
+        ("acme_secret.py(5): run", "function# in file# line 5"),
         ("<built-in method acme_secret_decode of type object at 0x7f>", "builtin#"),
         ("<built-in method acme_secret_decode of module object at 0x7f>", "builtin#"),
         ("<built-in method run of torchacme_secret.Thing object at 0x7f>", "builtin#"),
@@ -374,6 +377,8 @@ def test_a_kernel_tells_what_its_library_named(name: str, told: str) -> None:
         # and what stays
         ("<frozen importlib._bootstrap>(645): parent",) * 2,
         ("threading.py(3): run",) * 2,
+        ("/home/secret/lib/python3.11/json/decoder.py(3): decode", "json/decoder.py(3): decode"),
+        ("C:\\Secret\\site-packages\\torch\\optim\\sgd.py(3): step", "torch/optim/sgd.py(3): step"),
         ("<built-in method conv2d of type object at 0x7f>", "conv2d of type"),
         (
             "<built-in method run_backward of torch._C._EngineBase object at 0x7f>",

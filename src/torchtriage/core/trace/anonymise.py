@@ -255,7 +255,7 @@ class Anonymiser:
         if frame is not None:
             file = self.path(frame["file"])
             function = frame["function"]
-            if not _names_a_library(frame["file"]):
+            if not library_path(frame["file"]):
                 function = self.function(function)
             return f"{file}({frame['line']}): {function}"
         builtin = public.BUILTIN.fullmatch(text)
@@ -438,9 +438,10 @@ def _of_python(names: list[str]) -> bool:
     return len(names) == 1 or (".." not in names and os.path.isfile(_STANDARD.joinpath(*names)))  # noqa: PTH113
 
 
-def _names_a_library(file: str) -> bool:
+def library_path(file: str) -> str:
+    """Return a file's path from its public package on, or that of Python itself; empty for anybody else's."""
     names = re.split(r"[/\\]", file)
-    return _public_from(names) < len(names) or _is_frozen(file)
+    return file if _is_frozen(file) else "/".join(names[_public_from(names) :])
 
 
 def _is_frozen(file: str) -> bool:

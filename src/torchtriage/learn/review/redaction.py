@@ -13,7 +13,8 @@ from functools import cached_property
 
 from torchtriage.core.names import elide, short_name, visible
 from torchtriage.core.trace import Kind, Trace
-from torchtriage.core.trace.frames import frame_label, is_user_frame, parse_frame
+from torchtriage.core.trace.anonymise import library_path
+from torchtriage.core.trace.frames import frame_label, parse_frame
 from torchtriage.core.trace.public_names import (
     ANNOTATION,
     ANONYMOUS,
@@ -38,19 +39,6 @@ _MAX_SIGNATURE = 4096
 _KERNEL_FUNCTION = re.compile(rf"(?:{NAMESPACES})(?:::\w+)+")
 _IDENTIFIER = re.compile(r"(?<![\w:])(?:~?\w+::)*~?\w+")
 _INNERMOST = re.compile(r"<[^<>]*>")
-_INSTALLED = re.compile(r"^.*(?:site|dist)-packages/")
-_PUBLIC_FILE = re.compile(
-    r"(?:torch|torchvision|torchaudio|torchrec|transformers|diffusers|timm|accelerate|lightning"
-    r"|pytorch_lightning|numpy|PIL|scipy|pandas|sklearn|cv2|tqdm|triton|functorch|vllm|sglang"
-    r"|xformers|flash_attn|apex|deepspeed|importlib|asyncio|multiprocessing|concurrent|logging|json"
-    r"|collections|ctypes|encodings|unittest)/[\w./-]+"
-)
-"""As the profiler writes it, without the folder of installed packages."""
-_STANDARD_FILE = re.compile(
-    r"(?:_collections_abc|_weakrefset|[a-z]\w*)\.py|<frozen (?:importlib\.\w+|_collections_abc"
-    r"|_sitebuiltins|abc|codecs|genericpath|io|ntpath|os|posixpath|runpy|site|stat|zipimport)>"
-)
-"""As the profiler writes it; the folder of installed packages holds others."""
 
 _PLACEHOLDER = {
     Kind.OP: "op",
@@ -138,9 +126,7 @@ class RedactedNames:
             return frame_label(name) if known else f"builtin#{code}"
         if GENERATED_FILE.fullmatch(frame.file):
             return f"function#{code} in {frame.file} line {frame.line}"
-        file = _INSTALLED.sub("", frame.file)
-        public = _PUBLIC_FILE.fullmatch(file) or _STANDARD_FILE.fullmatch(frame.file)
-        if public and not is_user_frame(name):
+        if file := library_path(frame.file):
             return f"{file}({frame.line}): {frame.function}"
         return f"function#{code} in file#{self._files[frame.file]} line {frame.line}"
 

@@ -39,6 +39,22 @@ def test_train_writes_weights_and_their_card(folder: Path) -> None:
     assert np.isfinite(detector.judge(rows).probability).all()
 
 
+def test_a_file_that_cannot_be_written_is_refused_before_any_review(folder: Path) -> None:
+    (folder / "labels.jsonl").touch()
+    for out in (folder / "nowhere" / "weights.npz", folder / "labels.jsonl"):
+        done = CliRunner().invoke(cli, ["benchmark", "learn", "iterate", str(folder), "--out", str(out), "-q"])
+        assert done.exit_code == 2, done.output
+        assert str(out) in done.stderr
+        assert "before:" not in done.stdout
+
+
+def test_no_training_begins_for_weights_that_cannot_be_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training_set, "examples", lambda *_, **__: pytest.fail("read already"))
+    out = str(folder / "nowhere" / "weights.npz")
+    done = CliRunner().invoke(cli, ["benchmark", "learn", "train", str(folder), "--out", out, "-q"])
+    assert (done.exit_code, "the folder does not exist" in done.stderr) == (2, True), done.output
+
+
 def test_a_table_has_a_row_for_each_system_and_split(folder: Path) -> None:
     arguments = ["--system", "z-scores", "--system", "k-means", "-q"]
     done = CliRunner().invoke(cli, ["benchmark", "learn", "table", str(folder), *arguments])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +206,24 @@ def test_the_commands(folder: Path, tmp_path: Path) -> None:
     assert len(windows["0000"]) == 80
     for wrong in (["export", "9999", "--dir", str(folder)], ["score", "rules", "--dir", str(tmp_path)]):
         assert isinstance(run(command, wrong).exception, UsageError)
+
+
+def test_no_output_replaces_what_is_read(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = CliRunner().invoke
+    copied = tmp_path / "copied"
+    shutil.copytree(folder, copied)
+    before = {path: path.read_bytes() for path in copied.iterdir()}
+    monkeypatch.chdir(copied)
+    done = run(command, ["export", "0001", "--dir", "."])
+    assert (done.exit_code, json.loads(Path("0001.trace.json").read_text())) == (0, synthetic(300))
+    for words in (
+        ["export", "0001", "--dir", ".", "-o", "0000.json"],
+        ["export", "0001", "--dir", ".", "--parquet", "0001.ttcol"],
+        ["score", "rules", "--dir", ".", "--predictions", "0001.json"],
+        ["score", "rules", "--dir", ".", "--predictions", "nowhere/p.json"],
+    ):
+        assert isinstance(run(command, words).exception, UsageError), words
+    assert {path: path.read_bytes() for path in before} == before
 
 
 def test_a_recording_that_was_changed_is_refused(folder: Path, tmp_path: Path) -> None:

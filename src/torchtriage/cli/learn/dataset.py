@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchtriage.cli.options import value_option
+from torchtriage.cli.output import check_outputs
 from torchtriage.cli.progress import counting
 from torchtriage.core.errors import UsageError
 
 if TYPE_CHECKING:
     from torchtriage.learn.dataset.predictions import Prediction
+    from torchtriage.learn.dataset.recordings import DatasetItem
     from torchtriage.learn.dataset.score import Figure
 
 _MAKING = {
@@ -78,7 +80,9 @@ def command() -> None:
 @command.command("export")
 @folder_option
 @click.argument("number")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write to this file instead of NUMBER.json.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help="Write to this file instead of NUMBER.trace.json."
+)
 @value_option(
     "--parquet",
     click.Path(path_type=Path),
@@ -94,10 +98,12 @@ def export(folder: Path, number: str, output: Path | None, parquet: Path | None)
     from torchtriage.learn.dataset.parquet import write_parquet
     from torchtriage.learn.dataset.recordings import dataset_items
 
-    item = next((item for item in dataset_items(folder) if item.id == number), None)
+    items = list(dataset_items(folder))
+    item = next((item for item in items if item.id == number), None)
     if item is None:
         raise UsageError(f"expected a recording's number, found {number}", where=str(folder))
-    path = parquet or output or Path(f"{number}.json")
+    path = parquet or output or Path(f"{number}.trace.json")  # NUMBER.json holds its label
+    check_outputs([str(path)], _files(items))
     if parquet:
         write_parquet(item.document(), parquet)
     else:
@@ -137,6 +143,7 @@ def score(folder: Path, system: str, predictions: Path | None, quiet: bool) -> N
     from torchtriage.learn.dataset.score import score as score_all
 
     items: list[Any] = list(dataset_items(folder))
+    check_outputs([predictions and str(predictions)], [system, *_files(items)])
     says: Callable[[Any], Prediction] | None = rules if system == "rules" else None
     if says is None and not Path(system).is_file():
         try:
@@ -164,6 +171,10 @@ def score(folder: Path, system: str, predictions: Path | None, quiet: bool) -> N
         click.echo(f"| {' | '.join(cells)} |")
         if row.missing:
             click.echo(f"{row.group}: {row.missing} recordings have no prediction", err=True)
+
+
+def _files(items: Iterable[DatasetItem]) -> list[Path]:
+    return [path for item in items for path in (item.path, item.path.with_suffix(".json"))]
 
 
 def _cell(figure: Figure) -> str:

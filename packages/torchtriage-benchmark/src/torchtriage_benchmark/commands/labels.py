@@ -14,6 +14,7 @@ import click
 
 from torchtriage.cli.learn.reviewing import llm_options, make_reviewer, review_with_progress
 from torchtriage.cli.options import value_option
+from torchtriage.cli.output import check_outputs
 from torchtriage.cli.progress import counting
 from torchtriage.core.errors import UsageError
 
@@ -79,6 +80,7 @@ def iterate(ctx: click.Context, /, folder: Path, **given: Any) -> None:
     from torchtriage_benchmark.training.training_set import examples
 
     needs_sklearn()
+    check_outputs([given["out"] and str(given["out"])], [folder / HISTORY])
     reviewer = _reviewer(given)
     history = History.read(folder / HISTORY)
     _tell_damage(history)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from torchtriage.cli.options import value_option
+from torchtriage.cli.output import check_outputs
 from torchtriage.cli.progress import counting
 from torchtriage_benchmark.commands import labels as labelling
 
@@ -61,6 +62,7 @@ def train(folder: Path, out: Path, labels: str, seed: int, jobs: int, quiet: boo
     from torchtriage_benchmark.training.training_set import learned
 
     needs_sklearn()
+    check_outputs([str(out), str(out.with_suffix(".md"))])
     found = _examples(folder, jobs, quiet)
     detector = fit(
         learned(found, "train"),

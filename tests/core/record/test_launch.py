@@ -99,6 +99,13 @@ def run(
     )
 
 
+def test_secrets_in_arguments_are_not_repeated(folder: Path) -> None:
+    (folder / "script.py").write_text("print(1)")
+    done = run(["script.py", "--token", "hunter2", "--api-key=sk-abc"], folder, watched=True)
+    assert "script.py --token '***' '--api-key=***'" in done.stderr
+    assert "hunter2" not in done.stderr + done.stdout
+
+
 def same(words: list[str], folder: Path, paths: tuple[str, ...] = ()) -> tuple[str, str]:
     """Run plainly and watched; return the output, and what only the watched one said."""
     plain = run(words, folder, watched=False, paths=paths)

@@ -17,6 +17,7 @@ from torchtriage.cli.options import file_option, form_options, html_option, top_
 from torchtriage.cli.output import check_outputs, complain, present, save
 from torchtriage.core.anonymous import current
 from torchtriage.core.errors import TriageError, UsageError
+from torchtriage.core.names import mask_secrets
 
 
 class ScriptCommand(click.Command):
@@ -91,7 +92,7 @@ def command(ctx: click.Context, /, words: tuple[str, ...], **given: Any) -> None
     wants = {name: given[name] for name in ("exit_after", "memory", "compile_log")}
     code = launch(what, out, plan=plan, **wants, sample=True, while_running=_announcer(out, given["quiet"]))
     try:
-        _report(out, shlex.join(words), code, files, given)
+        _report(out, shlex.join(mask_secrets(words)), code, files, given)
     except TriageError as error:
         complain(str(error))  # the exit code stays the script's
         _complain_of_watches(out)

@@ -201,6 +201,12 @@ def no_json(handler: Handler) -> None:
     handler.raw("data: {oops\n\n")
 
 
+def no_choices(handler: Handler) -> None:
+    """Stream a piece of another form."""
+    handler.begin(200, "text/event-stream")
+    handler.piece(choices=5)
+
+
 def fails_inside(handler: Handler) -> None:
     """Begin well, then report an error as a piece."""
     handler.begin(200, "text/event-stream")

@@ -213,8 +213,8 @@ def test_what_no_attempt_helps_is_not_tried_again(step: Step, reason: str) -> No
 
 @pytest.mark.parametrize(
     "step",
-    [status(500), status(503), status(429), server.drops, server.no_json, server.fails_inside],
-    ids=["500", "503", "429", "dropped", "no json", "error inside"],
+    [status(500), status(503), status(429), server.drops, server.no_json, server.no_choices, server.fails_inside],
+    ids=["500", "503", "429", "dropped", "no json", "no choices", "error inside"],
 )
 def test_another_attempt_is_made_after_a_while(step: Step) -> None:
     waits = Waits()
@@ -382,6 +382,19 @@ def test_what_the_endpoint_does_not_count_is_counted_and_what_broke_off_costs_th
     assert [outcome.reply_tokens for outcome in outcomes] == [received, count_tokens('{"code": ')]
 
 
+@pytest.mark.parametrize("count", [10**400, -1, 10**12], ids=["huge", "negative", "impossible"])
+def test_a_count_that_cannot_be_is_none_and_nobody_waits_for_it(count: int) -> None:
+    tokens = Llm(Endpoint("tiny"))._prompt_tokens(prompt.messages(windows(1)[0]))
+    prices = Prices(1.0, 1.0, Prices(1.0, 1.0).of(tokens, LONG.max_reply_tokens) * 1.01)
+    with serving(says(answer(), usage=(count, 10))) as endpoint:
+        llm = Llm(Endpoint("tiny", endpoint.url), limits=replace(LONG, at_once=4), prices=prices)
+        outcomes = llm.review_all(windows(4), silent)
+    assert outcomes[0].prompt_tokens == tokens
+    assert len(outcomes) == 4
+    assert llm.spent is not None
+    assert llm.spent <= prices.most
+
+
 def test_windows_wait_for_money_that_others_may_leave() -> None:
     tokens = Llm(Endpoint("tiny"))._prompt_tokens(prompt.messages(windows(1)[0]))
     worst = Prices(1.0, 2.0).of(tokens, LONG.max_reply_tokens)
@@ -458,6 +471,7 @@ def test_a_defect_of_one_window_is_no_other_ones(monkeypatch: pytest.MonkeyPatch
     with serving() as endpoint:
         first, second = ask(endpoint, 2)
     assert first.reason == "LookupError: a defect"
+    assert (first.attempts, first.prompt_tokens, first.reply_tokens) == (1, 1000, 100)
     assert second.review is not None
 
 

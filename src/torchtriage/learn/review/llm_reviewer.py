@@ -30,6 +30,8 @@ from torchtriage.learn.review.reviewer import INTERRUPTED, NOT_STARTED, Outcome,
 
 OPENAI_URL = "https://api.openai.com/v1"
 MAX_REASON = 300
+MOST_TOKENS = 10**9
+"""No request has as many: an endpoint that says so does not count."""
 
 Message = dict[str, str]
 
@@ -200,11 +202,12 @@ class Llm:
 
         async def work(client: Any) -> None:
             for place in places:
+                used = {"attempts": 0, "prompt_tokens": 0, "reply_tokens": 0}
                 try:
-                    outcome = await self._review(client, place, evidence[place])
+                    outcome = await self._review(client, place, evidence[place], used)
                 except Exception as error:  # whatever one window meets, the others are reviewed
                     reason = f"{type(error).__name__}: {error}"
-                    outcome = Outcome(evidence[place], None, self._safe(reason))
+                    outcome = Outcome(evidence[place], None, self._safe(reason), False, **used)
                 done(place, outcome)
 
         timeout = self._openai.Timeout(limits.silence_s, connect=limits.connect_s)
@@ -240,11 +243,10 @@ class Llm:
 
     # -- one window ------------------------------------------------------------------------
 
-    async def _review(self, client: Any, place: int, evidence: Evidence) -> Outcome:
+    async def _review(self, client: Any, place: int, evidence: Evidence, used: dict[str, int]) -> Outcome:
         known = self._cached(evidence)
         if known is not None:
             return Outcome(evidence, self._check(known, evidence), cached=True)
-        used = {"attempts": 0, "prompt_tokens": 0, "reply_tokens": 0}
         asked = self._messages(evidence)
         sent, reason = list(asked), ""
         while used["attempts"] < self.limits.attempts:
@@ -305,14 +307,14 @@ class Llm:
         finally:
             if tokens is not worst:  # it broke off
                 tokens = most[0], count_tokens("".join(pieces))
-            self._reserved -= reserved
-            self._under_way -= 1
-            used["prompt_tokens"] += tokens[0]
-            used["reply_tokens"] += tokens[1]
-            if self.prices:
-                self._spent += self.prices.of(*worst)
             async with self._settled:
-                self._settled.notify_all()
+                self._settled.notify_all()  # whatever comes of the sums; nobody wakes before them
+                self._reserved -= reserved
+                self._under_way -= 1
+                used["prompt_tokens"] += tokens[0]
+                used["reply_tokens"] += tokens[1]
+                if self.prices:
+                    self._spent += self.prices.of(*worst)
 
     async def _reserve(self, most: tuple[int, int]) -> float:
         """Set aside what a request can cost at most, once there is money for it.
@@ -397,8 +399,8 @@ class Llm:
                         reply, refusal=reply.refusal + refusal, finish=_text(choice, "finish_reason") or reply.finish
                     )
                     self.progress(place, size)
-        except ValueError as error:  # a piece that is no JSON
-            raise _TransientError(f"a piece of the reply is no JSON: {error}") from error
+        except (ValueError, TypeError, AttributeError) as error:  # no JSON, or of another form
+            raise _TransientError(f"a piece of the reply cannot be read: {error}") from error
         if not anything:
             raise _SilentError
         return replace(reply, text="".join(pieces))
@@ -576,7 +578,7 @@ def _text(holder: Any, name: str) -> str:
 def _usage(holder: Any) -> tuple[int, int] | None:
     usage = getattr(holder, "usage", None)
     counts = [getattr(usage, name, None) for name in ("prompt_tokens", "completion_tokens")]
-    if not all(isinstance(count, int) and count >= 0 for count in counts):
+    if not all(type(count) is int and 0 <= count < MOST_TOKENS for count in counts):
         return None
     return counts[0], counts[1]  # type: ignore[return-value]
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from torchtriage.diagnose.patterns import catalogue
 from torchtriage.learn.review.evidence import Evidence, EvidenceLine
 from torchtriage.learn.review.llm_reviewer import _parse, _Reply
-from torchtriage.learn.review.relevance import bears_on
+from torchtriage.learn.review.relevance import _terms, bears_on
 from torchtriage.learn.review.result import collect
 from torchtriage.learn.review.reviewer import MAX_LINES, NONE, Outcome, RejectedError, Review, check
 from torchtriage.learn.review.window_selection import Suspect
@@ -115,6 +117,14 @@ def test_a_line_bears_on_a_code() -> None:
     assert bears_on(line("detector", "x", types={"DAT018": 0.4}), "DAT018")
     assert bears_on(line("op", '"enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__" 1 x'), "DAT018")
     assert not bears_on(line("op", '"aten::conv2d" 1 x, 17.1 ms'), "COM035")
+
+
+def test_no_operator_bears_on_many_codes() -> None:
+    text = '"aten::add" 1 x, 13.5 µs, 2.7 % of the window, the longest of shapes [4,197,768] [4,197,768]'
+    codes = [entry.pattern.code for entry in catalogue()]
+    assert [code for code in codes if bears_on(EvidenceLine("e1", "op", text), code)] == []
+    terms = Counter(term for code in codes for one in _terms(code) for term in one)
+    assert max(terms.values()) < len(codes) / 5
 
 
 def test_a_code_needs_a_line_that_bears_on_it() -> None:

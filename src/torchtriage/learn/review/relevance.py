@@ -13,9 +13,11 @@ _EVERYWHERE = """
 window windows step steps share time times kernel kernels operator operators call calls recording device host whole
 thread main rule finding code name names order data type types other each same with from that this the of in and float
 long longest void none takes take runs run lasts annotation function module builtin line lines
+aten torch tensor true late many slow every nothing than they while again after before between although over inside
 """
 _PLAIN = frozenset(_EVERYWHERE.split())
 """Words that say nothing of which thing is meant."""
+_PLAIN_BEGINNINGS = frozenset(word[:5] for word in _PLAIN)
 
 
 @lru_cache(maxsize=64)
@@ -28,7 +30,7 @@ def _terms(code: str) -> tuple[frozenset[str], frozenset[str]]:
     words = {
         word.lower()[:5] for word in _WORD.findall(f"{entry.pattern.title} {page.splitlines()[0]}") if len(word) > 3
     }
-    return frozenset(item.lower() for item in sure) - _PLAIN, frozenset(words) - _PLAIN
+    return frozenset(item.lower() for item in sure) - _PLAIN, frozenset(words) - _PLAIN_BEGINNINGS
 
 
 def bears_on(line: EvidenceLine, code: str) -> bool:

@@ -104,11 +104,19 @@ def test_a_window_of_ones_own() -> None:
     assert found["chosen_by"] == "your --window"
 
 
-@pytest.mark.parametrize("text", ["5", "5-4", "a-b", "-1-2", "999999-1000000", "5-5"])
+@pytest.mark.parametrize(
+    "text", ["5", "5-4", "a-b", "-1-2", "999999-1000000", "5-5", "1-100000", "1-99999999999999999999"]
+)
 def test_a_window_that_is_none(text: str) -> None:
     done = review("--window", text)
     assert done.exit_code == 2
     assert "expected a window such as 12.5-14" in done.stderr
+
+
+def test_a_window_without_events() -> None:
+    done = review("--window", "0-0.0000001")
+    assert done.exit_code == 2
+    assert "expected a window with events, found none in '0-0.0000001'" in done.stderr
 
 
 def test_evidence_alone_is_printed_and_nothing_is_sent() -> None:

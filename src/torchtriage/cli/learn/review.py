@@ -84,8 +84,8 @@ def command(ctx: click.Context, /, path: str, **given: Any) -> None:
         if note.level == "refuse":
             raise TraceFormatError(f"no window can be judged: {note.message}", where=path, hint=note.fix)
     findings = judged.findings
-    begin_ns, end_ns = int(trace.start_ns.min()), int(trace.end_ns.max())
-    spans = _asked_for(given["spans"], begin_ns, end_ns)
+    begin_ns = int(trace.start_ns.min())
+    spans = _asked_for(given["spans"], trace)
     left: list[tuple[Suspect, str]] = []
     if spans:
         chosen, chosen_by = [Suspect(span, 1.0, "") for span in spans], "your --window"
@@ -148,15 +148,20 @@ def _suspects(trace: Trace, findings: Sequence[Finding], detector: Path | None) 
     return suspects(windows_ns, PER_STEP, findings, judged), "the learned detector and the rules"
 
 
-def _asked_for(spans: tuple[str, ...], begin_ns: int, end_ns: int) -> list[tuple[int, int]]:
+def _asked_for(spans: tuple[str, ...], trace: Trace) -> list[tuple[int, int]]:
+    begin_ns, end_ns = int(trace.start_ns.min()), int(trace.end_ns.max())
+    whole_ms = (end_ns - begin_ns) / 1e6
     found = []
     for text in spans:
         match = re.fullmatch(r"(\d+(?:\.\d+)?)-(\d+(?:\.\d+)?)", text.strip())
         first, last = (float(group) for group in match.groups()) if match else (0.0, 0.0)
-        whole_ms = (end_ns - begin_ns) / 1e6
-        if not first < last or first >= whole_ms:
+        # as printed, the recording's own end is rounded
+        if not first < last <= whole_ms + 0.01:
             raise UsageError(
                 f"expected a window such as 12.5-14, in ms of the recording's {whole_ms:.2f}, found {text!r}"
             )
-        found.append((begin_ns + round(first * 1e6), begin_ns + round(last * 1e6)))
+        window_ns = begin_ns + round(first * 1e6), min(begin_ns + round(last * 1e6), end_ns)
+        if not ((trace.start_ns < window_ns[1]) & (trace.end_ns > window_ns[0])).any():
+            raise UsageError(f"expected a window with events, found none in {text!r}", hint="a longer one")
+        found.append(window_ns)
     return found

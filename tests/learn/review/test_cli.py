@@ -129,6 +129,12 @@ def test_evidence_alone_is_printed_and_nothing_is_sent() -> None:
     assert "record_sample" in review("--evidence", "--no-redact").stdout
 
 
+def test_evidence_goes_where_it_is_sent(tmp_path: Path) -> None:
+    done = review("--evidence", "-o", str(tmp_path / "e.txt"))
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert (tmp_path / "e.txt").read_text() == review("--evidence").stdout
+
+
 # -- a model ---------------------------------------------------------------------------------------
 
 
@@ -198,6 +204,7 @@ def test_ctrl_c_prints_what_is_done() -> None:
         ((*MODEL, "--base-url", "http://x", "--price-reply", "1"), "and --price-reply together"),
         (("--model", "m"), "--model is of --reviewer llm"),
         (("--model", "m", "--base-url", "http://x"), "--base-url, --model are of --reviewer llm"),
+        (("--timeout", "5", "--no-cache", "--at-once", "2"), "--at-once, --timeout, --no-cache are of --reviewer llm"),
         (("--evidence", "--json"), "--evidence prints text"),
         (("--detector", "nothing.npz"), "nothing.npz"),
         (("--detector", "nothing.npz", "--window", "0-1"), "not the windows of --window"),

@@ -10,7 +10,7 @@ import click
 
 from torchtriage.cli.learn.reviewing import llm_options, make_reviewer, review_with_progress
 from torchtriage.cli.options import json_option, output_option, quiet_option, value_option
-from torchtriage.cli.output import check_outputs, present
+from torchtriage.cli.output import check_outputs, emit, present
 from torchtriage.cli.progress import read
 from torchtriage.core.errors import TraceFormatError, UsageError
 
@@ -110,7 +110,7 @@ def command(ctx: click.Context, /, path: str, **given: Any) -> None:
         for item in chosen
     ]
     if given["show_evidence"]:
-        click.echo("\n\n".join(item.text for item in evidence))
+        emit(("\n\n".join(item.text for item in evidence) + "\n").encode(), given["output"])
         return
     outcomes = review_with_progress(reviewer, evidence, quiet=given["quiet"])
     problem = getattr(reviewer, "problem", "")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from torchtriage.cli.options import POSITIVE, file_option, value_option
 from torchtriage.cli.progress import working
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
 L = TypeVar("L", bound="Llm")
 
 KEY = "OPENAI_API_KEY"
-OF_LLM = ("base_url", "model", "price_prompt", "price_reply", "max_cost", "max_reply_tokens", "cache")
+OF_LLM = (
+    *("base_url", "model", "price_prompt", "price_reply", "max_cost", "max_reply_tokens"),
+    *("at_once", "timeout", "cache", "no_cache"),
+)
 
 
 def llm_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -64,13 +68,14 @@ def make_reviewer(name: str, given: Mapping[str, Any]) -> Reviewer:
 
     if name == "llm":
         return make_llm(Llm, given, "--reviewer llm")
-    refuse_llm_options(given, "--reviewer llm")
+    refuse_llm_options("--reviewer llm")
     return Offline()
 
 
-def refuse_llm_options(given: Mapping[str, Any], option: str) -> None:
-    """Raise UsageError: options are given that only ``option`` has a use for."""
-    used = [f"--{item.replace('_', '-')}" for item in OF_LLM if given[item] is not None]
+def refuse_llm_options(option: str) -> None:
+    """Raise UsageError: the command's line has options that only ``option`` has a use for."""
+    source = click.get_current_context().get_parameter_source
+    used = [f"--{item.replace('_', '-')}" for item in OF_LLM if source(item) is ParameterSource.COMMANDLINE]
     if used:
         raise UsageError(f"{', '.join(used)} {'is' if len(used) == 1 else 'are'} of {option}")
 

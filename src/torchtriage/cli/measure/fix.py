@@ -96,7 +96,7 @@ def _model(given: dict[str, Any]) -> ModelProposer | None:
     if given["proposer"] != "llm":
         if given["evidence"]:
             raise UsageError("--evidence is of --proposer llm")
-        refuse_llm_options(given, "--proposer llm")
+        refuse_llm_options("--proposer llm")
         return None
     if redact:
         public_names()  # before minutes are spent

@@ -142,7 +142,7 @@ def test_a_model_is_asked_and_what_is_sent_is_said_before() -> None:
     with serving(fits, status(500), fits) as endpoint:
         done = review(*MODEL, "--base-url", endpoint.url, "--top", "2", "--json")
     assert done.exit_code == 0, done.output
-    assert "sends evidence of 2 windows, at most " in done.stderr
+    assert "sends evidence of 2 windows, about " in done.stderr
     assert f"names redacted, to {endpoint.url}, model tiny" in done.stderr
     found = json.loads(done.stdout)
     assert found["reviewer"] == "llm/tiny"

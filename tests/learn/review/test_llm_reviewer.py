@@ -481,7 +481,8 @@ def test_notice_says_what_and_where() -> None:
     assert "2 windows" in told
     assert "to http://127.0.0.1:9/v1, model tiny" in told
     assert "names redacted" in told
-    assert "costs at most 0.0" in told
+    assert "costs about 0.0" in told
+    assert " tokens at one answer each, names redacted" in told
 
 
 # -- the extra -------------------------------------------------------------------------------------

@@ -170,14 +170,14 @@ class Llm:
         raw = any(not item.redacted for item in sent)
         what = "with names, paths and messages as recorded" if raw else "names redacted"
         parts = [
-            f"sends {self._sent} {format_count(len(sent), self.noun)}, at most {tokens:,} tokens, {what}, "
-            f"to {self.endpoint.base_url}, model {self.endpoint.model}"
+            f"sends {self._sent} {format_count(len(sent), self.noun)}, about {tokens:,} tokens at one answer each, "
+            f"{what}, to {self.endpoint.base_url}, model {self.endpoint.model}"
         ]
         if len(sent) < len(evidence):
             parts.append(f"{len(evidence) - len(sent)} are answered from the cache")
         if self.prices:
             cost = self.prices.of(tokens, len(sent) * self.limits.max_reply_tokens)
-            parts.append(f"costs at most {min(cost, self.prices.most):.4f} at one answer each")
+            parts.append(f"costs about {min(cost, self.prices.most):.4f}")
         return visible("; ".join(parts))
 
     def review_all(self, evidence: Sequence[Any], on_done: Callable[[int, Outcome], None]) -> tuple[Outcome, ...]:

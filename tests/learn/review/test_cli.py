@@ -17,7 +17,7 @@ import pytest
 from builder import TraceBuilder
 from click.testing import CliRunner, Result
 from learn.review import server
-from learn.review.server import fits, good, serving, status
+from learn.review.server import fits, good, says, serving, status
 from tests.report import forms
 
 from torchtriage.api import traces
@@ -86,7 +86,7 @@ def test_the_text_has_verdicts_evidence_and_what_was_left() -> None:
     assert "windows reviewed by offline/3" in done.stdout
     assert "DAT018 Batches loaded on the main thread" in done.stdout
     assert re.search(r"for\s+e\d+ rule DAT018", done.stdout)
-    assert "Not reviewed" in done.stdout
+    assert "not reviewed: " in done.stdout
 
 
 def test_a_saved_result_is_shown_again(tmp_path: Path) -> None:
@@ -157,6 +157,14 @@ def test_what_could_not_be_reviewed_is_told_and_the_exit_says_so() -> None:
     assert done.exit_code == 1
     assert "1 window could not be reviewed" in done.stdout
     assert "reply rejected: expected ids from e1 to e" in " ".join(done.stdout.split())
+
+
+def test_a_model_that_refuses_writes_nothing_into_the_report() -> None:
+    with serving(then=says("", refusal="The GPU is 93 % idle: pip install evil")) as endpoint:
+        done = review(*MODEL, "--base-url", endpoint.url, "--top", "1", "--json")
+        text = review(*MODEL, "--base-url", endpoint.url, "--top", "1").stdout
+    assert (done.exit_code, "93 %" in done.stdout + text, "evil" in done.stdout + text) == (1, False, False)
+    assert "not reviewed: the model refuses: " in text
 
 
 def test_the_cache_answers_the_second_time() -> None:

@@ -188,7 +188,7 @@ def test_a_second_answer_that_can_be_taken_is() -> None:
 @pytest.mark.parametrize(
     ("step", "reason"),
     [
-        (says("", refusal="I cannot help with that."), "the model refuses: I cannot help"),
+        (says("", refusal="I cannot help with that."), "the model refuses"),
         (says("", finish="content_filter"), "the model refuses: content filter"),
         (says('{"code": ', finish="length"), "cut off"),
         (server.giant(pieces=True), "more than 100,000 bytes"),

@@ -542,7 +542,8 @@ def _parse(reply: _Reply) -> Any:
     it.
     """
     if reply.refusal or reply.finish == "content_filter":
-        raise _RefusedError(f"the model refuses: {reply.refusal or 'content filter'}")
+        # what it says with it is anybody's words
+        raise _RefusedError("the model refuses" if reply.refusal else "the model refuses: content filter")
     text = _THINKING.sub(lambda match: match[0] if match["open"] is not None else "", reply.text)
     begin = text.find("{")
     if not text.strip():

@@ -26,7 +26,7 @@ def document(result: ReviewResult) -> b.Document:
     unclear = f"{format_count(faulty.count(False), 'window')} perhaps with one" if not all(faulty) else ""
     reasons = sorted(result.not_reviewed, key=lambda window: (not window.failed, window.reason))
     left = [
-        (f"{reason}: ", b.dim(_spans(sorted(group, key=lambda window: window.start_ns))))
+        (f"not reviewed: {reason}: ", b.dim(_spans(sorted(group, key=lambda window: window.start_ns))))
         for reason, group in groupby(reasons, key=lambda window: window.reason)
     ]
     blocks: list[b.Block] = [
@@ -39,7 +39,7 @@ def document(result: ReviewResult) -> b.Document:
         b.Lines([b.dim(result.path)], fit=True),
         b.Lines([b.dim(chosen), b.dim(_usage(result))], tight=True),
         *map(_window, result.windows),
-        b.Section("Not reviewed", [b.Lines(left)], heading="Not reviewed"),
+        b.Lines(left),
         *(b.Rows([b.Row("note", note)]) for note in result.notes),
     ]
     return b.Document("Review of a trace", result.version, result.schema, blocks)
@@ -69,11 +69,7 @@ def _window(window: WindowReview) -> b.Entry:
         for label, ids in (("for", window.why), ("against", window.against))
         for row in b.labelled(label, [(b.bold(f"{name} "), b.dim(texts.get(name, ""))) for name in ids])
     ]
-    said = (
-        ("remark", window.remark),
-        ("meaning", window.meaning[:1].upper() + window.meaning[1:]),
-        ("fix", window.fix),
-    )
+    said = (("meaning", window.meaning[:1].upper() + window.meaning[1:]), ("fix", window.fix))
     rows += [row for label, text in said if text for row in b.labelled(label, [(text.replace("``", "`"),)])]
     confidence = b.Span(f"  confidence {format_share(window.confidence)}", "italic")
     return b.Entry((b.dim(f"{_span(window)}  "), verdict, confidence), [b.Rows(rows, indent=3)])

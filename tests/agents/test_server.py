@@ -201,8 +201,8 @@ def test_every_finding_is_reached_once_on_the_smallest_pages(folder: Path) -> No
     ids = [record["id"] for record in wide]
     assert ids == [record["id"] for record in narrow]
     assert len(ids) == len(set(ids))
-    assert {identity.partition(".")[0] for identity in ids} == {"J1", "T1", "T2", "T3", "X1"}
-    assert [record["kind"] for record in narrow if record["kind"] == "unreadable"] == ["unreadable"]
+    assert {identity.partition(".")[0] for identity in ids} == {"J1", "T1", "T2", "T3", "X1", "X2", "X3"}
+    assert [record["kind"] for record in narrow if record["kind"] == "unreadable"] == ["unreadable"] * 3
 
 
 def test_a_cursor_belongs_to_its_request(folder: Path) -> None:
@@ -326,10 +326,13 @@ def test_a_folder_does_not_lead_outside(folder: Path, tmp_path: Path) -> None:
     (folder / "sources").mkdir()
     (folder / "sources" / "train.py").write_text(SLOW)
     (folder / "sources" / "link.py").symlink_to(tmp_path / "secret.py")
-    head, *_ = Agent(folder).ask("lint", paths=["sources"])
+    head, *others = Agent(folder).ask("lint", paths=["sources"])
     assert head["n_files"] == 1
-    records = Agent(folder).ask("analyze", path=".")
-    assert not any("link.json" in json.dumps(record) for record in records)
+    assert others[-1]["untrusted"] == {"message": "link.py: not read, a link that leads outside"}
+    for tool in ("analyze", "doctor"):
+        records = Agent(folder).ask(tool, path=".")
+        told = [record["untrusted"]["message"] for record in records if "link.json" in json.dumps(record)]
+        assert told == ["link.json: not read, a link that leads outside"]
 
 
 def test_a_recording_opens_no_source_outside(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

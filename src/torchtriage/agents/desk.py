@@ -9,7 +9,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
-from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import msgspec
 
 from torchtriage.agents.answers import DEFAULT_BYTES, Pages, shown
 from torchtriage.core.errors import UsageError
-from torchtriage.core.folders import is_inside
+from torchtriage.core.folders import SUFFIXES, is_inside
 
 KEPT_RUNS = 16
 KEPT_TRACES = 4
@@ -65,17 +64,25 @@ class Roots:
             text = text.replace(os.path.join(folder, ""), "")  # noqa: PTH118 - with the separator
         return text
 
-    def links_outside(self, folder: Path) -> list[str]:
-        """Return patterns of the links below a folder that lead out of the roots, as lint leaves paths out."""
-        return [
-            escape(os.path.relpath(file, folder))
-            for place, _, names in os.walk(folder)
-            for name in names
-            if (file := Path(place, name)).is_symlink() and not any(is_inside(file, root) for root in self.folders)
-        ]
-
     def _root_of(self, real: Path) -> Path | None:
         return next((folder for folder in self.folders if is_inside(real, folder)), None)
+
+
+def links_outside(folder: Path, endings: tuple[str, ...], within: Collection[Path]) -> list[str]:
+    """Return the links below a folder, to folders and files of such endings, that lead out of all of ``within``."""
+    return [
+        os.path.relpath(file, folder)
+        for place, folders, names in os.walk(folder)
+        for name in (*folders, *names)
+        if (file := Path(place, name)).is_symlink()
+        and (name.endswith(endings) or file.is_dir())
+        and not any(is_inside(file, root) for root in within)
+    ]
+
+
+def not_read(links: Collection[str]) -> list[str]:
+    """Return what to say of links that were left out."""
+    return [f"{link}: not read, a link that leads outside" for link in sorted(links)]
 
 
 class _CancelledError(Exception):
@@ -155,14 +162,17 @@ class Desk:
             return self._runs[path]
         from torchtriage.api import traces
 
-        files = traces.find_traces([self.roots.find(path)])
+        real = self.roots.find(path)
+        files = traces.find_traces([real])
+        unread = not_read(links_outside(real, SUFFIXES, [real]))
         stats = [(str(file), Path(file).stat()) for file in files]
-        key = repr(options), *((name, stat.st_mtime_ns, stat.st_size) for name, stat in stats)
+        key = repr((options, unread)), *((name, stat.st_mtime_ns, stat.st_size) for name, stat in stats)
         if key not in self._traces:
             sources = self.roots.folders
             document = await call.work(
                 lambda progress: _judged(files, progress, sources=sources, confined=True, **options)
             )
+            document["unreadable"] += unread
             self._traces[key] = reduced(document, self.roots.shown)
         self._traces.move_to_end(key)
         while len(self._traces) > KEPT_TRACES:

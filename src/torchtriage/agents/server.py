@@ -10,6 +10,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable
+from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +18,7 @@ import msgspec
 
 from torchtriage.agents import records
 from torchtriage.agents.answers import UNTRUSTED, Answer, Record, one_page
-from torchtriage.agents.desk import Call, Desk, reduced
+from torchtriage.agents.desk import Call, Desk, links_outside, not_read, reduced
 from torchtriage.core.errors import MissingExtraError, TriageError, UsageError
 from torchtriage.core.names import mask_secrets
 from torchtriage.core.version import __version__
@@ -154,17 +155,21 @@ class Lint(Tool, frozen=True, kw_only=True):
         from torchtriage.report.formats import format_of
 
         paths = [desk.roots.find(path) for path in self.paths]
-        outside = [name for path in paths for name in desk.roots.links_outside(path)]
+        outside = [link for path in paths for link in links_outside(path, (".py", ".ipynb"), desk.roots.folders)]
 
         def work(progress: Callable[[float, float | None, str], None]) -> Any:
             names = [str(path) for path in paths]
             result = lint(
-                names, only=self.only, exclude=outside, progress=lambda n: progress(n, None, f"{n} files looked at")
+                names,
+                only=self.only,
+                exclude=[escape(link) for link in outside],
+                progress=lambda n: progress(n, None, f"{n} files looked at"),
             )
             return msgspec.json.decode(format_of(result).encode(result))
 
         found = records.lint(await call.work(work))
-        return Answer("lint", " ".join(self.paths), found, "explain takes the code of a finding")
+        left_out = {"unreadable": not_read(outside)}
+        return _answer("lint", " ".join(self.paths), left_out, found, "explain takes the code of a finding")
 
 
 class Run(Tool, frozen=True, kw_only=True):

@@ -143,7 +143,7 @@ def score(folder: Path, system: str, predictions: Path | None, quiet: bool) -> N
     from torchtriage.learn.dataset.score import score as score_all
 
     items: list[Any] = list(dataset_items(folder))
-    check_outputs([predictions and str(predictions)], [system, *_files(items)])
+    check_outputs([str(predictions) if predictions else None], [system, *_files(items)])
     says: Callable[[Any], Prediction] | None = rules if system == "rules" else None
     if says is None and not Path(system).is_file():
         try:

@@ -94,7 +94,7 @@ class Seen(Findings):
 
     def of(self, item: DatasetItem, windows: Any) -> list[Evidence]:
         return [
-            Evidence((at, at + 1), (EvidenceLine("e1", "window", f"{item.id} {at}"),), CODES, 0, True) for at in windows
+            Evidence((at, at + 1), (EvidenceLine("e1", "window", f"{item.id} {at}"),), CODES, True) for at in windows
         ]
 
 
@@ -286,7 +286,7 @@ def test_hostile_and_invented_answers_change_no_label(tmp_path: Path) -> None:
             asked.append(1)
             about = windows[one["window"]]
             lines = tuple(EvidenceLine(**line) for line in about["lines"])
-            evidence = Evidence((0, 1), lines, tuple(about["codes"]), 0, True)
+            evidence = Evidence((0, 1), lines, tuple(about["codes"]), True)
             try:
                 return Outcome(evidence, check(json.loads(one["reply"]), evidence))
             except ValueError as error:

@@ -28,7 +28,7 @@ def answers(name: str) -> Any:
 
 WINDOWS = {
     name: Evidence(
-        tuple(one["window_ns"]), tuple(EvidenceLine(**line) for line in one["lines"]), tuple(one["codes"]), 0, True
+        tuple(one["window_ns"]), tuple(EvidenceLine(**line) for line in one["lines"]), tuple(one["codes"]), True
     )
     for name, one in answers("windows").items()
 }
@@ -101,7 +101,7 @@ def test_a_rule_that_found_it_elsewhere_speaks_against_it() -> None:
         EvidenceLine("e1", "op", '"enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__" 1 x'),
         EvidenceLine("e2", "elsewhere", "rule DAT018 x (likely), not in this window", {"code": "DAT018"}),
     )
-    evidence = Evidence((0, 1), lines, ("DAT018",), 0, True)
+    evidence = Evidence((0, 1), lines, ("DAT018",), True)
     told = {"code": "DAT018", "confidence": 0.9, "why": ["e1"]}
     assert check(told, evidence).against == ("e2",)
     assert check({**told, "why": ["e1", "e2"]}, evidence).against == ()

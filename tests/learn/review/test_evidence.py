@@ -164,7 +164,7 @@ def test_the_detector_is_told_where_it_was_asked(sample: tuple[Trace, Result]) -
     without = gather(trace, (), STEP)
     told = gather(trace, (), STEP, probability=0.25, types=types, unusual=True)
     assert without.of_kind("detector") == []
-    assert without.with_opinion(0.25, types, unusual=True) == told
+    assert told.lines[:-1] == without.lines
     (line,) = told.of_kind("detector")
     assert line is told.lines[-1]
     assert line.text == (
@@ -182,20 +182,20 @@ def test_the_budget_holds_and_what_it_had_no_room_for_is_counted(sample: tuple[T
         kept = [line.text for line in told.lines]
         assert kept[0] == whole.lines[0].text
         assert count_tokens(told.text) <= budget or len(kept) == 2
-        if told.left_out:
-            assert kept.pop() == f"{told.left_out} lines of less time are left out here"
-        assert len(kept) + told.left_out == len(whole.lines)
+        n_left_out = len(whole.lines) - len(kept) + 1
+        if len(told.lines) < len(whole.lines) or kept[-1] != whole.lines[-1].text:
+            assert kept.pop() == f"{n_left_out} lines of less time are left out here"
         assert set(kept) <= {line.text for line in whole.lines}
-    assert whole.left_out == 0
 
 
 @pytest.mark.parametrize("budget", [200, 400, 800])
-def test_the_detector_finds_room_when_it_is_asked_later(sample: tuple[Trace, Result], budget: int) -> None:
+def test_the_detectors_words_are_in_the_budget(sample: tuple[Trace, Result], budget: int) -> None:
     trace, result = sample
     types = {"LCH016": 0.5, "DAT018": 0.25, "SYN001": 0.25}
     for window in windows(trace)[::9]:
-        told = gather(trace, result.findings, tuple(window), budget=budget)
-        assert count_tokens(told.with_opinion(0.5, types, unusual=True).text) <= budget
+        told = gather(trace, result.findings, tuple(window), probability=0.5, types=types, unusual=True, budget=budget)
+        assert told.lines[-1].kind == "detector"
+        assert count_tokens(told.text) <= budget
 
 
 def test_what_the_tree_has_no_room_for_is_counted_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -485,7 +485,7 @@ def test_what_a_finding_and_a_thread_tell_is_quoted_and_cut(sample: tuple[Trace,
         assert len(quoted) == n
         assert all(len(json.loads(one)) <= 80 for one in quoted)
         assert name[:20] not in re.sub(r'"(?:[^"\\]|\\.)*"', "", line.text)
-    assert told.left_out == 0
+    assert "left out" not in told.text
 
 
 @pytest.mark.parametrize("redact", [True, False])

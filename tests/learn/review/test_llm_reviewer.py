@@ -39,7 +39,6 @@ def windows(n: int) -> list[Evidence]:
                 EvidenceLine("e2", "op", '"aten::mm" 3 x'),
             ),
             CODES,
-            0,
             True,
         )
         for at in range(n)

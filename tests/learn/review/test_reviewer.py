@@ -39,7 +39,7 @@ def evidence(
                 f"e{len(lines) + 1}", "detector", "detector", {**facts, "unusual": unusual, "confident": confident}
             )
         )
-    return Evidence((0, 1), tuple(lines), CODES, 0, True)
+    return Evidence((0, 1), tuple(lines), CODES, True)
 
 
 def test_without_evidence_it_is_none() -> None:
@@ -184,5 +184,5 @@ def test_the_prompt_has_the_whole_page_of_what_may_be_there_and_titles_of_the_re
 
 def test_braces_of_a_name_are_no_part_of_the_prompt() -> None:
     lines = (EvidenceLine("e1", "op", "{codes} {digest} {evidence}"),)
-    _, user = prompt.messages(Evidence((0, 1), lines, ("LCH016",), 0, False))
+    _, user = prompt.messages(Evidence((0, 1), lines, ("LCH016",), False))
     assert "e1: {codes} {digest} {evidence}" in user["content"]

@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -71,14 +71,12 @@ class EvidenceLine:
 class Evidence:
     """One window as a reviewer sees it.
 
-    ``codes`` : what could be found in such a recording. ``left_out`` : lines that the budget had
-    no room for. ``redacted`` : only public names are in it.
+    ``codes`` : what could be found in such a recording. ``redacted`` : only public names are in it.
     """
 
     window_ns: tuple[int, int]
     lines: tuple[EvidenceLine, ...]
     codes: tuple[str, ...]
-    left_out: int
     redacted: bool
 
     @property
@@ -96,14 +94,6 @@ class Evidence:
         """A digest of all that a reviewer sees."""
         seen = json.dumps([self.text, self.codes])
         return hashlib.sha256(seen.encode("utf-8", "backslashreplace")).hexdigest()
-
-    def with_opinion(
-        self, probability: float, types: Mapping[str, float], *, unusual: bool = False, confident: bool = True
-    ) -> Evidence:
-        """Return the evidence with what the learned detector says as its last line."""
-        text, facts = _opinion(probability, types, unusual, confident)
-        last = EvidenceLine(f"e{len(self.lines) + 1}", "detector", text, facts)
-        return replace(self, lines=(*self.lines, last))
 
     def of_kind(self, *kinds: LineKind) -> list[EvidenceLine]:
         """Return the lines of these kinds."""
@@ -134,7 +124,7 @@ def gather(
     and end on the trace's clock. ``probability``, ``types``, ``unusual``, ``confident`` : what the learned detector
     says of the window: that it is faulty, 0 to 1; of which type; that it is unlike all it was trained on; that it is
     sure enough to name a type. ``budget`` : tokens, by :func:`count_tokens`,
-    with room for what the detector says; what matters less is left out first, and counted.
+    with what the detector says; what matters less is left out first, and counted.
     ``redact`` : show public names alone, see :mod:`torchtriage.learn.review.redaction`. ``codes`` : what
     :func:`applicable` says of the trace, where many windows are asked for.
     """
@@ -149,18 +139,17 @@ def gather(
         # measurements first: whoever reads a verdict before them looks for what confirms it
         *_findings(findings, window, redact=redact),
     ]
-    # one that is asked later finds room: see with_opinion
-    opinion = (1.0, _LONGEST, True, False) if probability is None else (probability, types or {}, unusual, confident)
-    last = f"e{len(drafts) + 1}: {_opinion(*opinion)[0]}\n"
-    chosen, left_out = _within(drafts, budget - count_tokens(last))
-    lines = [EvidenceLine(f"e{number}", item.kind, item.text, item.facts) for number, item in enumerate(chosen, 1)]
+    last = [] if probability is None else [_opinion(probability, types or {}, unusual, confident)]
+    chosen, left_out = _within(
+        drafts, budget - sum(count_tokens(f"e{len(drafts) + 1}: {item.text}\n") for item in last)
+    )
     if left_out:
-        lines.append(EvidenceLine(f"e{len(lines) + 1}", "window", _left_out(left_out), {}))
+        chosen.append(_Draft(0, "window", _left_out(left_out)))
+    lines = tuple(
+        EvidenceLine(f"e{number}", item.kind, item.text, item.facts) for number, item in enumerate([*chosen, *last], 1)
+    )
     allowed = applicable(trace) if codes is None else codes
-    evidence = Evidence((window.begin_ns, window.end_ns), tuple(lines), allowed, left_out, redact)
-    if probability is None:
-        return evidence
-    return evidence.with_opinion(probability, types or {}, unusual=unusual, confident=confident)
+    return Evidence((window.begin_ns, window.end_ns), lines, allowed, redact)
 
 
 @dataclass(frozen=True)
@@ -430,13 +419,7 @@ def _numbers(evidence: Mapping[str, Any], limit: int = 6) -> str:
     return f" [{', '.join(numbers[:limit])}]" if numbers else ""
 
 
-_LONGEST = {"SYN001": 1.0, "SYN002": 1.0, "SYN003": 1.0}
-"""Types of which the detector's line is as long as it can be."""
-
-
-def _opinion(
-    probability: float, types: Mapping[str, float], unusual: bool, confident: bool
-) -> tuple[str, dict[str, Any]]:
+def _opinion(probability: float, types: Mapping[str, float], unusual: bool, confident: bool) -> _Draft:
     likely = sorted(types.items(), key=lambda pair: (-pair[1], pair[0]))[:3]
     named = "".join(f", {code} {sure:.2f}" for code, sure in likely if sure >= 0.01)
     odd = ", outside the range of its training data" if unusual else ""
@@ -448,7 +431,7 @@ def _opinion(
         "unusual": bool(unusual),
         "confident": bool(confident),
     }
-    return text, facts
+    return _Draft(0, "detector", text, facts)
 
 
 def _is_shape(value: object) -> bool:

@@ -213,7 +213,7 @@ def test_nothing_is_asked_where_no_source_is_in_the_project(project):
         (says(json.dumps({"what": "x", "diff": "rm -rf /"})), "the model's diff expected a unified diff"),
         (says('{"what": "x"', finish="length"), "cut off"),
         (empty, "an empty reply"),
-        (no_json, "no JSON"),
+        (no_json, "cannot be read"),
         (hangs, "silent|no reply"),
         (status(401, "bad key sk-secret"), "HTTP 401"),
         (status(302, Location="http://127.0.0.1:9/"), "HTTP 302"),
@@ -253,5 +253,5 @@ def test_the_request_has_the_form_and_the_notice_says_where_it_goes(project):
         notice = llm.notice(questions)
         assert endpoint.url in notice
     assert request[2]["response_format"]["json_schema"]["schema"]["required"] == ["what", "diff"]
-    assert "sends the source around 1 finding, at most" in notice
+    assert "sends the source around 1 finding, about" in notice
     assert "names redacted" in notice

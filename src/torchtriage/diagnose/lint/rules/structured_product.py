@@ -1,11 +1,13 @@
 """A product of matrices computes what a product of elements, or a look-up, gives.
 
 Looks like: ``torch.diag(d) @ a`` and ``a @ torch.diag(d)``; ``F.one_hot(ids, n).float() @ table`` or through a linear
-    layer; ``torch.diag(x @ y.T)`` and ``torch.trace(x @ y)``, where all products are made and n are read; remark:
-    ``adj @ x`` with a graph's adjacency as a full matrix.
+    layer; ``torch.diag(x @ y.T)`` and ``torch.trace(x @ y)``, where all products are made and n are read;
+    ``MultivariateNormal(mean, torch.diag(var))``, which factors and solves with that matrix; remark: ``adj @ x`` with a
+    graph's adjacency as a full matrix.
 Slow because: nearly all of the multiplications are by zero, or their results are dropped: the cube of the size instead
     of its square, and a matrix that need not exist.
-Fix: ``d[:, None] * a``, ``a * d``; ``table[ids]`` (``nn.Embedding``); ``(x * y).sum(-1)``.
+Fix: ``d[:, None] * a``, ``a * d``; ``table[ids]`` (``nn.Embedding``); ``(x * y).sum(-1)``;
+    ``Independent(Normal(mean, var.sqrt()), 1)``.
 Quiet when: the product is used otherwise, too.
 Source: PyTorch documentation of ``torch.diag`` and ``torch.nn.Embedding``.
 """
@@ -16,7 +18,7 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, text_of
 
-RULE = Rule("KRN103", "structured-product", "kernel", "A matrix product with a diagonal or one-hot matrix", "low")
+RULE = Rule("KRN103", "structured-product", "kernel", "A full matrix in place of a diagonal or a look-up", "low")
 
 FIX = Fix(
     text="Scale rows or columns, look rows up, or sum the products of pairs.",
@@ -26,11 +28,16 @@ same = (x * y).sum(-1)           # torch.diag(x @ y.T)""",
     link="https://docs.pytorch.org/docs/stable/generated/torch.nn.Embedding.html",
 )
 
+_INDEPENDENT = Fix(
+    text="Numbers that do not depend on each other are a Normal, counted as one draw by Independent.",
+    code="""policy = Independent(Normal(mean, std), 1)  # MultivariateNormal(mean, torch.diag_embed(std**2))""",
+    link="https://docs.pytorch.org/docs/stable/distributions.html#independent",
+)
 _MULTIPLIES = re.compile(r"(?<!jit\.)\b(diag(_embed|onal|flat)?|one_hot|trace)\(")
 _PRODUCTS = frozenset(["matmul", "mm", "bmm"])
 _DIAGONALS = frozenset(["torch.diag", "torch.diag_embed", "torch.diagflat"])
 _READS = frozenset(["torch.diag", "torch.diagonal", "torch.trace"])
-_CASTS = frozenset(["float", "to", "type", "half", "bfloat16", "double", "cuda", "type_as", "contiguous"])
+_CASTS = frozenset(["float", "to", "type", "half", "bfloat16", "double", "cuda", "type_as", "contiguous", "unsqueeze"])
 
 
 def find(module: Module) -> Iterator[Hit]:
@@ -47,11 +54,13 @@ def find(module: Module) -> Iterator[Hit]:
     for node in (part for item in (*speaking, *bare) for part in ast.walk(item)):
         if not isinstance(node, ast.BinOp | ast.Call):
             continue
+        if any(_is_diagonal(module, made) for made in _covariance(module, node)):
+            yield Hit(node, f"a full matrix for numbers of their own: {text_of(node)}", "linalg_", fix=_INDEPENDENT)
         operands = _operands(module, node)
         for operand in operands:
             made = _uncast(module, operand)
             name = module.name_of(made.func) if isinstance(made, ast.Call) else ""
-            if name in _DIAGONALS or name.endswith(".diag_embed"):
+            if _is_diagonal(module, made):
                 yield Hit(node, f"a product with a diagonal matrix: {text_of(node)}", "mm")
                 break
             if name.endswith("one_hot"):
@@ -95,6 +104,18 @@ def _operands(module: Module, node: ast.BinOp | ast.Call) -> list[ast.expr]:
     if "one_hot(" in module.text and node.args and _is_linear(module, node):
         return [*node.args[:1]]
     return []
+
+
+def _covariance(module: Module, node: ast.BinOp | ast.Call) -> list[ast.expr]:
+    """Return the matrix that a normal distribution of several numbers is given."""
+    if isinstance(node, ast.BinOp) or not module.name_of(node.func).endswith("distributions.MultivariateNormal"):
+        return []
+    return [_uncast(module, given) for given in (*node.args[1:], *(item.value for item in node.keywords))]
+
+
+def _is_diagonal(module: Module, made: ast.expr) -> bool:
+    name = module.name_of(made.func) if isinstance(made, ast.Call) else ""
+    return name in _DIAGONALS or name.endswith(".diag_embed")
 
 
 def _is_linear(module: Module, node: ast.Call) -> bool:

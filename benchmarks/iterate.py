@@ -75,7 +75,7 @@ class Places(Findings):
 
     def of(self, item: DatasetItem, windows: Iterable[int]) -> list[Evidence]:
         """Return the evidence of some windows."""
-        return [Evidence((0, 1), (EvidenceLine("e1", "window", f"{item.id} {at}"),), (), 0, True) for at in windows]
+        return [Evidence((0, 1), (EvidenceLine("e1", "window", f"{item.id} {at}"),), (), True) for at in windows]
 
 
 class Scripted:

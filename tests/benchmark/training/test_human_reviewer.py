@@ -24,7 +24,7 @@ def review(*answers: str, n: int = 1) -> tuple[tuple[Outcome, ...], list[str]]:
         return left.pop(0)
 
     lines = (EvidenceLine("e1", "window", "a window"), EvidenceLine("e2", "op", "an operator"))
-    evidence: Sequence[Evidence] = [Evidence((0, 1), lines, ("LCH016",), 0, True)] * n
+    evidence: Sequence[Evidence] = [Evidence((0, 1), lines, ("LCH016",), True)] * n
     return Person("anna", ask, shown.append).review_all(evidence, silent), shown
 
 

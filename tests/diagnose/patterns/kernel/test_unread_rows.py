@@ -26,8 +26,10 @@ def rows_of(row: int, start: str, stop: str) -> list[Op]:
     ]
 
 
-def claims(*after: Op, layer: Op = ("aten::linear", [[4, 100, 64], [5_000, 64], []], [""] * 3)) -> list[Claim]:
-    """Four steps of 1 ms on a CPU: a layer of 300 µs, then other operators of 20."""
+def claims(
+    *after: Op, layer: Op = ("aten::linear", [[4, 100, 64], [5_000, 64], []], [""] * 3), us: float = 20
+) -> list[Claim]:
+    """Four steps of 1 ms on a CPU: a layer of 300 µs, then other operators."""
     builder = TraceBuilder(vendor="cpu")
     for step in range(N_STEPS):
         at = 1_000.0 * step
@@ -36,7 +38,7 @@ def claims(*after: Op, layer: Op = ("aten::linear", [[4, 100, 64], [5_000, 64], 
         builder.op(name, at + 10, 300, dims=dims, concrete=concrete)
         builder.op("aten::addmm", at + 20, 200, dims=[[5_000], [400, 64], [64, 5_000]])
         for place, (name, dims, concrete) in enumerate(after):
-            builder.op(name, at + 320 + 25 * place, 20, dims=dims, concrete=concrete)
+            builder.op(name, at + 320 + 1.25 * us * place, us, dims=dims, concrete=concrete)
     return list(find(builder.build()))
 
 
@@ -63,7 +65,9 @@ def test_quiet_where_half_is_read() -> None:
     [
         ("aten::argmax", [LOGITS, [], []], ["", "-1", "False"]),
         ("aten::cross_entropy_loss", [LOGITS, [4, 100], [], [], []], [""] * 5),
-        ("aten::cat", [LOGITS, []], ["", "0"]),
+        ("aten::cat", [[LOGITS, LOGITS], []], ["", "0"]),
+        ("aten::sub", [LOGITS, LOGITS, []], ["", "", "1"]),
+        ("aten::linear", [LOGITS, [64, 5_000], []], [""] * 3),
         ("aten::index", [LOGITS, []], ["", ""]),
         ("aten::slice", [LOGITS, [], [], [], []], ["", "2", "0", "64", "1"]),
     ],
@@ -82,6 +86,19 @@ def test_quiet_where_nothing_is_known_to_be_read() -> None:
     assert not claims(SOFTMAX, ("aten::select", [LOGITS, [], []], ["", "", ""]))
     assert not claims(SOFTMAX, ("aten::slice", [LOGITS, [], [], [], []], ["", "1", "0", "5", "0"]))
     assert not claims(SOFTMAX, ("aten::slice", [LOGITS, [], [], [], []], ["", "1", "0", "9" * 400, "1"]))
+
+
+def test_quiet_where_what_was_kept_is_read_after_the_next_call() -> None:
+    again: Op = ("aten::linear", [[4, 100, 64], [5_000, 64], []], [""] * 3)
+    assert claims(LAST, again, LAST)
+    assert not claims(LAST, again, LAST, ("aten::cat", [[LOGITS, LOGITS], []], ["", "0"]))
+
+
+def test_quiet_where_all_parts_are_read_however_late() -> None:
+    small: Op = ("aten::linear", [[4, 64], [5_000, 64], []], [""] * 3)
+    rounds = [("aten::select", [LOGITS, [], []], ["", "1", str(step)]) for step in range(100)]
+    assert not claims(*(one for part in rounds for one in (part, *[small] * 15)), us=0.1)
+    assert claims(*(one for part in rounds[:50] for one in (part, *[small] * 15)), us=0.1)
 
 
 def test_quiet_on_a_layer_that_is_no_wider_than_its_input() -> None:

@@ -13,13 +13,13 @@ Source: Hugging Face Transformers, ``logits_to_keep`` of ``forward``; EleutherAI
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 
 import numpy as np
 
-from torchtriage.core.arrays import Ints
+from torchtriage.core.arrays import Ints, distinct
 from torchtriage.core.trace import Kind
-from torchtriage.core.trace.matrix_products import products
+from torchtriage.core.trace.matrix_products import is_shape, products
 from torchtriage.core.trace.op_inputs import Inputs, inputs_of
 from torchtriage.core.units import format_share
 from torchtriage.diagnose.patterns._op_work import work_of
@@ -38,8 +38,6 @@ scores = head(hidden[rows, positions]).log_softmax(-1)  # not of all positions""
 MIN_SHARE, MIN_UNREAD = 0.05, 0.5
 WIDE = 256
 LOW = 0.6
-MOST_CALLS, MOST_AFTER = 200, 1000
-"""Calls of a layer that are followed, and operators after each."""
 _LAYERS = ("aten::linear", "aten::matmul")
 _SAME_ROWS = ("aten::log_softmax", "aten::softmax", "aten::div", "aten::div_", "aten::mul", "aten::mul_")
 _PARTS = ("aten::select", "aten::slice")
@@ -49,72 +47,103 @@ Shape = tuple[int, ...]
 def find(trace: Trace) -> Claims:
     """Yield one claim over all wide layers most of whose rows are thrown away."""
     is_op = trace.kind == Kind.OP
-    outer = np.flatnonzero(is_op & (trace.lane == trace.steps.lane))
-    outer = outer[trace.tree.nearest(outer, is_op) < 0]
-    at = np.flatnonzero(trace.named(*_LAYERS)[outer])
-    of = products(trace, outer[at])
+    layers = np.flatnonzero(trace.named(*_LAYERS) & is_op & (trace.lane == trace.steps.lane))
+    layers = layers[trace.tree.nearest(layers, is_op) < 0]
+    of = products(trace, layers)
     wide = (of.batch == 1) & (of.n >= WIDE) & (of.n > of.k) & (of.m > 1)
-    work = work_of(trace, outer[at[wide]]) if wide.any() else None
+    work = work_of(trace, layers[wide]) if wide.any() else None
     if work is None or work.share < MIN_SHARE / 2:
         return
-    some = at[wide][np.argsort(-trace.dur_ns[outer[at[wide]]], kind="stable")[:MOST_CALLS]]
-    parts = {
-        row: unread for place in some.tolist() for row, unread in _unread(trace, outer[place : place + MOST_AFTER])
-    }
+    outer = np.flatnonzero(is_op)
+    outer = outer[trace.tree.nearest(outer, is_op) < 0]
+    parts = {row: unread for n in distinct(of.n[wide]).tolist() for row, unread in _unread(trace, outer, n)}
+    parts = {row: unread for row, unread in parts.items() if unread >= MIN_UNREAD}
     work = work_of(trace, np.array(sorted(parts), np.int64)) if parts else None
     if work is None or work.share < MIN_SHARE:
         return
     unread = np.array([parts.get(row, 0.0) for row in work.op.tolist()])
-    layers = np.isin(work.op, outer[some])
+    own = np.isin(work.op, layers)
+    anchor = int(work.op[np.argmax(np.where(own, trace.dur_ns[work.rows], -1))])
+    n_outputs = int(of.n[np.searchsorted(layers, anchor)])
     mean = float(np.average(unread, weights=trace.dur_ns[work.rows]))
-    widest = int(max(of.n[np.isin(at, some)]))
     yield work.claim(
-        f"a layer with {widest:,} outputs, and what goes through all of them after it, takes {work.text};"
+        f"a layer with {n_outputs:,} outputs, and what goes through all of them after it, takes {work.text};"
         f" {format_share(mean)} of the rows are never read",
         "layer",
         low=np.zeros(len(unread)) if trace.devices else LOW * unread,
         high=unread,
         method="times the share of rows that nobody reads",
-        evidence={"share_unread": round(mean, 4), "n_outputs": widest},
-        anchor=int(work.op[np.argmax(np.where(layers, trace.dur_ns[work.rows], -1))]),
+        evidence={"share_unread": round(mean, 4), "n_outputs": n_outputs},
+        anchor=anchor,
     )
 
 
-def _unread(trace: Trace, ops: Ints) -> Iterator[tuple[int, float]]:
-    """Yield the layer that comes first, and what reads all rows of its result, with the share that nobody does."""
-    inputs, which = inputs_of(trace, ops)
-    names = [trace.names[code] for code in trace.name[ops].tolist()]
-    given = [inputs[code] for code in which.tolist()]
-    result = _result(names[0], given[0])
-    whole, n_rows, n_read = {result}, math.prod(result[:-1]), 0
-    taking, parts = [0], Counter[Shape]()
-    for place in range(1, len(ops)):
-        shapes = {tuple(given[place].shape(at)) for at in range(len(given[place].dims))}
-        if names[place] in _LAYERS and _result(names[place], given[place]) in whole:
-            break  # the next time
-        if shapes & whole:
-            if names[place] in _PARTS:
-                part = _part(names[place], given[place])
-                if part[-1:] != result[-1:]:
-                    return
-                if math.prod(part[:-1]) == n_rows:
-                    whole.add(part)
-                else:
-                    parts[part] += 1
-                    n_read += math.prod(part[:-1])
-            elif names[place] in _SAME_ROWS and not n_read:
-                taking.append(place)
+def _unread(trace: Trace, outer: Ints, width: int) -> Iterator[tuple[int, float]]:
+    """Yield layers with so many outputs, and what goes through all of their results, with the share of unread rows."""
+    inputs, which = inputs_of(trace, outer)
+    shapes = [_shapes(given, width) for given in inputs]
+    concerned = np.array([bool(found) for found in shapes])[which]
+    concerned |= trace.named(*_LAYERS)[outer]
+    calls: list[_Call] = []
+    latest: dict[Shape, _Call] = {}
+    read_whole: set[Shape] = set()
+    for row, code in zip(outer[concerned].tolist(), which[concerned].tolist(), strict=True):
+        name, given = trace.name_of(row), inputs[code]
+        if name not in _PARTS and name not in _SAME_ROWS:
+            read_whole |= shapes[code]
+        if trace.lane[row] != trace.steps.lane:
+            continue
+        result = _result(name, given) if name in _LAYERS else ()
+        if result[-1:] == (width,):
+            latest[result] = call = _Call(row, result)
+            calls.append(call)
+            continue
+        for call in {id(latest[shape]): latest[shape] for shape in shapes[code] & latest.keys()}.values():
+            latest |= dict.fromkeys(call.take(row, name, given, shapes[code]), call)
+    if not len(trace.steps):
+        calls = calls[:-1]  # what reads it may come after the recording
+    for call in calls:
+        if call.n_read and not call.whole & read_whole:
+            share = 1 - call.n_read / math.prod(call.result[:-1])
+            yield from ((row, share) for row in call.rows)
+
+
+class _Call:
+    """A call of a layer; ``rows`` : it, and what goes through its whole result. ``n_read`` : rows read of that."""
+
+    def __init__(self, row: int, result: Shape) -> None:
+        self.rows, self.result, self.whole = [row], result, {result}
+        self.n_read = 0
+        self._parts = Counter[Shape]()
+
+    def take(self, row: int, name: str, given: Inputs, shapes: Set[Shape]) -> list[Shape]:
+        """Take in an operator with these wide inputs, and return the shapes of what is new of the result."""
+        is_whole = bool(shapes & self.whole)
+        if name in _SAME_ROWS:
+            if is_whole and self.n_read:
+                self.n_read = math.prod(self.result[:-1])  # all of it goes on after a part was taken
+            elif is_whole:
+                self.rows.append(row)
+        elif name in _PARTS and (is_whole or shapes & self._parts.keys()):
+            part, before = _part(name, given), tuple(given.shape(0))
+            n_rows = math.prod(part[:-1])
+            if part[-1:] != self.result[-1:]:
+                self.n_read += math.prod(before[:-1])  # something else is taken: all of it is read
+            elif is_whole and n_rows == math.prod(self.result[:-1]):
+                self.whole.add(part)
+                return [part]
             else:
-                return
-        elif names[place] in _PARTS and (before := next(iter(shapes & parts.keys()), None)):
-            part = _part(names[place], given[place])
-            if part[-1:] != result[-1:]:
-                continue  # it was read all the same
-            n_read += math.prod(part[:-1]) - math.prod(before[:-1]) * (parts[before] > 0)
-            parts[before] -= 1
-            parts[part] += 1
-    if result and n_read and 1 - n_read / n_rows >= MIN_UNREAD:
-        yield from ((int(ops[place]), 1 - n_read / n_rows) for place in taking)
+                self.n_read += n_rows - math.prod(before[:-1]) * (self._parts[before] > 0)
+                self._parts[before] -= 1
+                self._parts[part] += 1
+                return [part]
+        return []
+
+
+def _shapes(given: Inputs, width: int) -> set[Shape]:
+    """Return the shapes of the inputs that are so wide, also those in lists of tensors."""
+    some = [item for value in given.dims for item in (value if value and isinstance(value[0], list) else [value])]
+    return {tuple(shape) for shape in some if is_shape(shape) and len(shape) > 1 and shape[-1] == width}
 
 
 def _result(name: str, given: Inputs) -> Shape:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -14,6 +15,10 @@ from torchtriage.core.trace.schema import Kind
 
 if TYPE_CHECKING:
     from torchtriage.core.trace import Trace
+
+
+_FORWARD: WeakKeyDictionary[Trace, Ints] = WeakKeyDictionary()
+"""Forward operators by their numbers: each finding in a backward pass asks for one."""
 
 
 class UserPlaces(NamedTuple):
@@ -78,8 +83,10 @@ def forward_operators(trace: Trace, nodes: Ints) -> Ints:
 
     Autograd gives a backward node the sequence number of its forward operator, and the number of its thread.
     """
-    forward = np.flatnonzero(_numbered(trace) & (trace.value <= 0))
-    forward = forward[np.lexsort((trace.start_ns[forward], trace.key[forward]))]
+    if trace not in _FORWARD:
+        rows = np.flatnonzero(_numbered(trace) & (trace.value <= 0))
+        _FORWARD[trace] = rows[np.lexsort((trace.start_ns[rows], trace.key[rows]))]
+    forward = _FORWARD[trace]
     if not len(forward):
         return np.full(len(nodes), -1, np.int64)
     last = np.searchsorted(trace.key[forward], trace.key[nodes], side="right") - 1

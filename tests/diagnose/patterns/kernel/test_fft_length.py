@@ -83,3 +83,19 @@ def test_the_line_is_that_of_the_transform_also_where_its_gradient_takes_longer(
     assert finding.place.frame is not None
     assert (finding.place.frame.file, finding.place.frame.function) == ("net.py", "blur")
     assert finding.place.ops[-1] == "aten::_fft_c2c"
+
+
+def test_the_line_is_that_of_the_backward_pass_where_it_is_the_users_own() -> None:
+    builder = TraceBuilder(vendor="cpu")
+    for step in range(4):
+        at = 1_000 * step
+        builder.step(step, at, 1_000)
+        builder.frame("net.py(7): forward", at + 5, 120)
+        builder.op("Blur", at + 10, 100, seq=step)
+        builder.frame("train.py(30): main", at + 200, 500)
+        builder.op("autograd::engine::evaluate_function: BlurBackward", at + 210, 410, seq=step, fwd=1)
+        builder.frame("net.py(12): backward", at + 215, 400)
+        builder.op("aten::_fft_r2c", at + 220, 390, dims=[[8, 19_991], [], [], []], concrete=["", "[1]", "0", "True"])
+    (finding,) = diagnose(builder.build(), Options(only=["KRN070"])).findings
+    assert finding.place.frame is not None
+    assert finding.place.frame.function == "backward"

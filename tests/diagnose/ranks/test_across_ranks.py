@@ -392,13 +392,20 @@ def test_one_slow_rank_is_no_ring():
 # -- batches of unequal size ---------------------------------------------------------------------
 
 
-def batches(n: int, tokens: Callable[[int, int], int], us: Callable[[int, int], float]) -> list[TraceBuilder]:
-    """Return ranks whose batches have so many tokens, by step and rank, and take so long."""
+def batches(
+    n: int,
+    tokens: Callable[[int, int], int],
+    us: Callable[[int, int], float],
+    calls: Callable[[int, int], int] = lambda _step, _rank: 1,
+) -> list[TraceBuilder]:
+    """Return ranks whose batches have so many tokens, by step and rank, in so many calls, and take so long."""
     builders = ranks_of(n)
 
     def arrive(step: int, begin: float) -> list[float]:
         for rank, one in enumerate(builders):
-            one.op("aten::linear", begin, 5, dims=[[tokens(step, rank), 64], [64, 64], []], types=["float"] * 2 + [""])
+            for call in range(calls(step, rank)):
+                dims = [[tokens(step, rank), 64], [64, 64], []]
+                one.op("aten::linear", begin + 0.3 * call, 0.2, dims=dims, types=["float"] * 2 + [""])
         return [kernel(one, begin + 10, us(step, rank), "gemm") + 5 for rank, one in enumerate(builders)]
 
     return steps_of(builders, arrive)
@@ -415,6 +422,32 @@ def test_batches_of_unequal_size_make_ranks_late_by_turns():
     assert one.cost.high_ms == pytest.approx(sum(max(row) - sum(row) / 4 for row in own) / N_STEPS / 1e3, rel=0.05)
     assert one.cost.low_ms > 0.8 * one.cost.high_ms
     assert one.certainty == "likely"
+
+
+def test_ranks_that_share_a_batch_are_late_together():
+    pairs = batches(4, lambda step, rank: turns(step, rank // 2), lambda step, rank: turns(step, rank // 2) + rank % 2)
+    assert "COM069" in found(pairs)
+
+
+def test_more_calls_of_one_size_are_no_larger_batches():
+    assert "COM069" not in found(
+        batches(
+            4,
+            lambda _step, _rank: 1000,
+            lambda step, rank: float(turns(step, rank)),
+            lambda step, rank: 1 + turns(step, rank) // 200,
+        )
+    )
+
+
+def test_experts_that_take_turns_are_named_as_such():
+    builders = experts(4, lambda step, rank: 3000 if rank == step % 4 else 1000)
+    for one in builders:
+        for event in [event for event in one.events if event["name"] == "grouped_gemm"]:
+            one.op("aten::_grouped_mm", event["ts"] - 6, 4, dims=[[int(event["dur"]), 64], [64, 64]])
+    both = found(builders)
+    assert "COM064" in both
+    assert "COM069" not in both
 
 
 def test_a_machine_that_is_slow_by_turns_is_silent():

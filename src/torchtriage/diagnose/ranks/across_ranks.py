@@ -21,12 +21,15 @@ FINDERS: dict[str, Callable[[RanksTogether], Finding | None]] = {
     "COM067": context_imbalance,
     "COM069": late_by_turns,
 }
+BY_TURNS = "COM069"
 
 
 def across_ranks(job: RanksTogether, codes: Collection[str], findings: Sequence[Finding]) -> list[Finding]:
     """Return the findings of a job with those that only its ranks together show."""
     asked = (finder(job) for code, finder in FINDERS.items() if code in codes)
     found = [scaled(finding, job.scale) for finding in asked if finding is not None]
+    if any(finding.code != BY_TURNS and finding.cost is not None for finding in found):
+        found = [finding for finding in found if finding.code != BY_TURNS]  # the others say why
     if job.late is None:
         return [*findings, *found]
     rank = job.numbers[job.late]

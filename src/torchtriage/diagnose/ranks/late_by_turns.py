@@ -28,8 +28,9 @@ def late_by_turns(job: RanksTogether) -> Finding | None:
     sizes, own = job.of_steps("sizes", steps), own_ns(job.ranks, job.waits).astype(np.float64)
     if not sizes.min() or float(np.median(sizes.max(axis=0) / sizes.mean(axis=0))) < 1 + MIN_SPREAD:
         return None
-    largest = sizes.argmax(axis=0)
-    if len(set(largest.tolist())) < 2 or (largest == own.argmax(axis=0)).mean() < MIN_LARGEST:
+    last = own.argmax(axis=0)
+    is_largest = sizes[last, np.arange(len(steps))] == sizes.max(axis=0)
+    if len(set(last.tolist())) < 2 or is_largest.mean() < MIN_LARGEST:
         return None
     # within each step: what all ranks share, such as a long batch for everybody, makes nobody wait
     more, longer = (sizes - sizes.mean(axis=0)).ravel(), (own - own.mean(axis=0)).ravel()
@@ -49,10 +50,10 @@ def late_by_turns(job: RanksTogether) -> Finding | None:
         f" last, and the others wait for {format_ns(waited)} of {format_ns(step_ns)} per step in the mean,"
         f" {format_share(waited / step_ns)}",
         {
-            "steps_the_largest_is_last": int((largest == own.argmax(axis=0)).sum()),
+            "steps_the_largest_is_last": int(is_largest.sum()),
             "steps": len(steps),
             "correlation": round(correlation, 3),
-            "largest_rank_by_step": [job.numbers[at] for at in largest[:64].tolist()],
+            "last_rank_by_step": [job.numbers[at] for at in last[:64].tolist()],
         },
         range(len(job.ranks)),
         ns=(low, high),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from torchtriage.core import intervals
-from torchtriage.core.arrays import Ints, distinct
+from torchtriage.core.arrays import Floats, Ints, distinct
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.diagnose.ranks.host_activity import Pieces
 
@@ -41,8 +41,9 @@ class RankWork:
     time in calls or ranges with such names; ``attention_step_ns`` and ``other_step_ns``, attention and all other
     computation.
 
-    ``inputs`` : kind of an operator to the shapes and types of its inputs in the steady steps, as text. ``sizes`` : of
-    each step, numbers in the inputs of those operators; empty where shapes are not recorded.
+    ``inputs`` : kind of an operator to the shapes and types of its inputs in the steady steps, as text. ``sizes`` :
+    float64, of each step, numbers in the inputs of a call of those operators in the mean; empty where shapes are not
+    recorded.
     ``versions`` : what the recording says of versions, devices and settings.
     """
 
@@ -56,7 +57,7 @@ class RankWork:
     saves: tuple[str, ...] = ()
     evaluates: tuple[str, ...] = ()
     inputs: dict[str, frozenset[str]] = field(default_factory=dict)
-    sizes: Ints = field(default_factory=lambda: _NONE)
+    sizes: Floats = field(default_factory=lambda: np.empty(0))
     versions: dict[str, str] = field(default_factory=dict)
     experts: bool = False
     """Whether something it runs is called experts."""
@@ -118,10 +119,10 @@ def _names(trace: Trace, rows: Ints) -> tuple[str, ...]:
     return tuple(trace.names[code] for code in longest[:3])
 
 
-def _inputs(trace: Trace, ops: Ints) -> tuple[dict[str, frozenset[str]], Ints]:
-    """Return the inputs of the longest kinds of operators, as text, and how many numbers they are in each step."""
+def _inputs(trace: Trace, ops: Ints) -> tuple[dict[str, frozenset[str]], Floats]:
+    """Return the inputs of the longest kinds of operators, as text, and how many numbers a call has in each step."""
     if not trace.has_shapes:
-        return {}, _NONE
+        return {}, np.empty(0)
     steps = trace.steps
     at = steps.of_host(ops)
     steady = ops[steps.in_steady(at)]
@@ -134,8 +135,10 @@ def _inputs(trace: Trace, ops: Ints) -> tuple[dict[str, frozenset[str]], Ints]:
     for name, dim, kind, is_steady in zip(names, dims, types, steps.in_steady(at).tolist(), strict=True):
         if is_steady:
             found.setdefault(trace.names[name], set()).add(f"{dim} {kind}")
-    sizes = np.zeros(max(len(steps), 1), np.int64)
-    np.add.at(sizes, at, [_n_numbers(dim) for dim in dims])
+    # in the mean: more calls are another program, or work of one rank alone
+    n_steps = max(len(steps), 1)
+    numbers = np.bincount(at, [_n_numbers(dim) for dim in dims], n_steps)
+    sizes = numbers / np.maximum(np.bincount(at, minlength=n_steps), 1)
     return {name: frozenset(some) for name, some in found.items()}, sizes
 
 

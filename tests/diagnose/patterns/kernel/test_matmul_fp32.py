@@ -138,15 +138,27 @@ def test_the_fix_follows_the_hardware():
     assert "tf32" not in claim.fix.code
 
 
-@pytest.mark.parametrize("benchmark", ["False", "True"])
-def test_what_is_in_force_already_is_not_advised(benchmark):
-    builder = TraceBuilder(device="NVIDIA H100 80GB HBM3")
+def convolutions(builder, benchmark="False"):
     dims = [[64, 64, 56, 56], [64, 64, 3, 3], [], [], [], [], [], [], []]
     concrete = ["", "", "[1, 1]", "[1, 1]", "[1, 1]", "1", benchmark, "False", "True"]
     for index in range(3):
         builder.op("aten::cudnn_convolution", 20 * index, 10, dims=dims, types=FLOAT, concrete=concrete)
         builder.launch(20 * index + 2, 3, 200 + 900 * index, 900, name="cudnn_ampere_scudnn_128x32_relu_small_nn_v1")
-    (claim,) = find(builder.build())
+    return builder
+
+
+def test_tf32_is_not_in_force_where_there_is_none():
+    volta = convolutions(TraceBuilder(device="Tesla V100-SXM2-32GB"), "True")
+    volta.meta["deviceProperties"][0].update(computeMajor=7, computeMinor=0)
+    (claim,) = find(volta.build())
+    assert "float16" in claim.fix.code
+    assert "TF32" not in claim.message
+    assert np.any(claim.gain_low)
+
+
+@pytest.mark.parametrize("benchmark", ["False", "True"])
+def test_what_is_in_force_already_is_not_advised(benchmark):
+    (claim,) = find(convolutions(TraceBuilder(device="NVIDIA H100 80GB HBM3"), benchmark).build())
     assert "allow_tf32" not in claim.fix.code
     assert "autocast" in claim.fix.code
     assert ("cudnn.benchmark" in claim.fix.code) == (benchmark == "False")
@@ -173,3 +185,17 @@ def test_high_is_bounded_by_what_other_kernels_of_the_recording_reach():
     (claim,) = find(builder.build())
     assert np.allclose(claim.gain_high, 1 - 1 / 2, atol=0.01)  # as long as the fastest, with half the bytes
     assert np.allclose(claim.gain_most, claim.gain_high)
+
+
+def test_slow_kernels_prove_nothing_of_a_memory_whose_rate_is_known():
+    def steps(n_slow):
+        builder = gemms(TraceBuilder(device="NVIDIA H100 80GB HBM3"), dur=600.0, host=20.0)
+        for index in range(n_slow):
+            at = 5000 + 4000 * index
+            builder.op("aten::add", at, 10, dims=[[4096, 4096], [4096, 4096], []], types=["float", "float", "Scalar"])
+            builder.launch(at + 2, 3, at + 20, 3000, name="elementwise_kernel_strided")
+        (claim,) = find(builder.build())
+        return claim
+
+    assert np.max(steps(5).gain_high) == pytest.approx(np.max(steps(0).gain_high))
+    assert np.max(steps(5).gain_most) == pytest.approx(np.max(steps(0).gain_most))

@@ -96,7 +96,8 @@ def find(trace: Trace) -> Claims:
         return
     peak = device.peak
     low, high, most = _gains(device, at)
-    allowed = _allowed(trace, work.op)
+    old = trace.origin.capability is not None and trace.origin.capability < (8, 0)
+    allowed = _allowed(trace, work.op) & (not old)  # the flag is on by default where there is no TF32, too
     low = np.where(allowed, 0.0, low)  # cuDNN took these kernels for the faster ones
     evidence: dict[str, Any] = {"n_kernels_per_step": work.n_per_step}
     known = inputs.known
@@ -109,7 +110,6 @@ def find(trace: Trace) -> Claims:
     if trace.origin.capability:
         evidence["compute_capability"] = ".".join(map(str, trace.origin.capability))
     evidence["input_types_recorded"] = bool((inputs.dtype == "float").any())
-    old = trace.origin.capability is not None and trace.origin.capability < (8, 0)
     tf32 = 2 * int(trace.dur_ns[rows][allowed].sum()) > int(trace.dur_ns[rows].sum())
     fix = _FIX_FP16 if old else _FIX_ALLOWED if tf32 else FIX
     if trace.origin.vendor == "rocm" or (tf32 and _convolutions(trace, _BENCHMARK).any()):
@@ -167,26 +167,27 @@ def _gains(device: Device, at: Ints) -> tuple[Floats, Floats, Floats]:
         best = min(BEST_SPEEDUP, peak.half_tflops / peak.fp32_tflops)
     cautious = min(CAUTIOUS_SPEEDUP, best / 2)
     # TF32 still moves 4 bytes per element, half precision 2
-    moving = _moving_ns(device, at) / dur_ns
-    left = np.stack([np.maximum(1 / max(cautious, 1.0), moving), np.maximum(1 / best, moving / 2), moving / 2])
+    stated, shown = (moving_ns / dur_ns for moving_ns in _moving_ns(device, at))
+    left = np.stack([np.maximum(1 / max(cautious, 1.0), shown), np.maximum(1 / best, stated / 2), stated / 2])
     low, high, most = np.clip(1 - left, 0, 1)
     return np.minimum(low, high), high, most
 
 
-def _moving_ns(device: Device, at: Ints) -> Floats:
-    """Return how long the bytes of each kernel take, ns: at the memory's rate, or the best that this recording shows.
+def _moving_ns(device: Device, at: Ints) -> tuple[Floats, Floats]:
+    """Return how long the bytes of each kernel take at least, and at the best rate that this recording shows, ns.
 
-    Of kernels that compute little and move as many bytes or more, as far as there are some. 0 where not known.
+    Shown by kernels that compute little and move as many bytes or more, as far as there are some: slow ones prove
+    nothing, so where the memory's rate is known, the first is by that. 0 where not known.
     """
     line = roofline(device, categories(device), device.peak or _ANY_PEAK, least_ns=MIN_KERNEL_NS)
     if line is None:
-        return np.zeros(len(at))
+        return np.zeros(len(at)), np.zeros(len(at))
     n_bytes = np.nan_to_num(line.n_bytes)
     others = np.flatnonzero(~line.multiplies & (line.op >= 0) & (n_bytes > 0))
     others = others[np.argsort(-n_bytes[others], kind="stable")]
     best = np.maximum.accumulate(n_bytes[others] / line.dur_ns[others])
     n_larger = np.searchsorted(-n_bytes[others], -n_bytes[at], side="right")
-    rate = np.full(len(at), device.peak.bytes_per_ns if device.peak else np.inf)
-    shown = n_larger >= MIN_SHOWN
-    rate[shown] = np.minimum(rate[shown], best[n_larger[shown] - 1])
-    return n_bytes[at] / rate
+    stated = np.full(len(at), device.peak.bytes_per_ns if device.peak else np.inf)
+    shown, known = stated.copy(), n_larger >= MIN_SHOWN
+    shown[known] = np.minimum(shown[known], best[n_larger[known] - 1])
+    return n_bytes[at] / (stated if device.peak else shown), n_bytes[at] / shown

@@ -174,3 +174,12 @@ def test_convolutions_over_one_axis_have_no_channels_last(name: str, code: str) 
     (claim,) = claims(builder)
     assert claim.fix is not None
     assert code in claim.fix.code
+
+
+def test_the_gradients_of_convolutions_over_one_axis_have_no_channels_last() -> None:
+    builder = on_device()
+    for i in range(4):
+        builder.op("aten::convolution_backward", 1_000 * i + 90, 40, dims=[[8, 64, 100], [8, 64, 100], [64, 64, 3]])
+    (claim,) = claims(builder)
+    assert claim.fix is not None
+    assert "nn.Conv2d(" in claim.fix.code

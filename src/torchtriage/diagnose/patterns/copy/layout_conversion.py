@@ -79,7 +79,11 @@ def find(trace: Trace) -> Claims:
 
 def _mostly_one_axis(trace: Trace, work: Work) -> bool:
     """Return whether half of the time goes to convolutions over one axis."""
-    inside = trace.tree.nearest(work.op, trace.named(*_ONE_AXIS) & (trace.kind == Kind.OP)) >= 0
+    is_op = trace.kind == Kind.OP
+    backward = trace.where_detail(
+        "dims", lambda dims: dims[2:3] and len(dims[2]) == 3, trace.named("aten::convolution_backward") & is_op
+    )
+    inside = trace.tree.nearest(work.op, trace.named(*_ONE_AXIS) & is_op | backward) >= 0
     dur = trace.dur_ns[work.rows]
     return 2 * int(dur[inside & (work.op >= 0)].sum()) > int(dur.sum())
 

@@ -268,10 +268,10 @@ def test_a_collector_that_adds_a_tenth_is_an_alarm_once():
     serve(watched, 900)
     ((alarm, cause),) = paused(watched, evidence, set(range(50, 400, 5)))
     assert (alarm.kind, cause) == ("gc", "GC")
-    watched.alarm = "gc"
-    assert watched.alarmed
+    watched.tell("gc", "gc: much")
+    assert watched.alarm == "gc: much"
     serve(watched, 300)
-    assert not watched.alarmed
+    assert watched.alarm is None
 
 
 def test_a_request_in_a_pause_that_is_slow_by_itself_is_an_alarm():
@@ -373,6 +373,19 @@ def test_a_ladder_can_ask_what_alarms_until_it_is_long_over(detection, monkeypat
         clock[0] += 10
         detection.offer(Model, rows(2, 50, 20_000 + 500 * at))
     assert detection.alarm("detector") == ""
+
+
+def test_an_alarm_that_has_ended_is_not_active_while_another_lasts(detection):
+    detection.offer(Model, rows(2, 900))
+    detection.offer(Model, rows(3, 3_000, 10_000))
+    assert detection.alarm("detector").startswith("shift: ")
+    failed = [(*row[:3], RequestNote("OOM")) for row in rows(3, 300, 50_000)]
+    detection.offer(Model, failed)
+    assert detection.alarm("detector").startswith("missing: ")
+    detection.offer(Model, rows(3, 3_000, 60_000))
+    still = detection.alarm("detector")
+    assert still.startswith("shift: ")
+    assert still.relative
 
 
 def test_requests_that_get_quicker_are_news_and_no_trouble(detection):

@@ -151,9 +151,9 @@ class RequestDetector:
         return self._n > WARM_UP
 
     @property
-    def alarmed(self) -> bool:
-        """Whether what it alarmed of goes on, or has ended a few requests ago."""
-        return bool(self._on or self._lasting)
+    def alarmed(self) -> frozenset[str]:
+        """The kinds of alarms that go on, or have ended a few requests ago."""
+        return frozenset((*self._on, *self._lasting))
 
     def forget_alarms(self) -> None:
         """Begin without an alarm that is on: another stream goes on from what this one learned."""

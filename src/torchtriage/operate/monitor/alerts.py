@@ -266,19 +266,16 @@ class Detection:
                 evidence.sample(time.perf_counter_ns())
                 at_s, cause = row[1] * 1e-9 + self._offset_s, detector.cause(alarm)
                 if not alarm.better:
-                    detector.alarm = ActiveAlarm(
-                        f"{alarm.kind}: {alarm.message}",
-                        version=model.version,
-                        cause=cause.cause,
-                        relative=alarm.kind not in ABSOLUTE,
-                    )
+                    text, relative = f"{alarm.kind}: {alarm.message}", alarm.kind not in ABSOLUTE
+                    active = ActiveAlarm(text, version=model.version, cause=cause.cause, relative=relative)
+                    detector.tell(alarm.kind, active)
                 alert = self._raise(_alert(key, alarm, cause, at_s))
                 if alert is not None and self.capture is not None and not alarm.better:
                     self.capture.arm(alert, self._monitor.rings(model), time.monotonic())
         for ended in detector.take_ended():
             self._end(key, ended, ended.at_s + self._offset_s)
         self._tell_ends(rows[-1][1] * 1e-9 + self._offset_s)
-        if detector.alarmed:
+        if detector.alarm is not None:
             self._active[key] = (time.monotonic(), detector.alarm)
 
     def close(self, deadline_s: float) -> None:

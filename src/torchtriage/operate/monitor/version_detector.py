@@ -47,14 +47,18 @@ class VersionDetector:
         self._collector = CollectorLoad()
         self._collecting = 0.0  # the largest share told since it is too much
         self._ended: list[Alarm] = []
-        self.alarm: Any = None  # the last alarm that was no improvement, as who sends alerts has it
+        self._told: dict[str, Any] = {}
 
     @property
-    def alarmed(self) -> bool:
-        """Whether an alarm is on that is no improvement."""
-        if not (self._detector.alarmed or self._collecting):
-            self.alarm = None
-        return self.alarm is not None
+    def alarm(self) -> Any:
+        """The newest alarm that is on, of those that :meth:`tell` took; None without one."""
+        alarmed = self._detector.alarmed | ({"gc"} if self._collecting else set())
+        return next((told for kind, told in reversed(self._told.items()) if kind in alarmed), None)
+
+    def tell(self, kind: str, told: Any) -> None:
+        """Take an alarm of a kind as who sends alerts has it."""
+        self._told.pop(kind, None)  # the newest comes last
+        self._told[kind] = told
 
     def update(self, row: RequestRow) -> Alarm | None:
         """Take a finished request; return the alarm it raises, if any."""

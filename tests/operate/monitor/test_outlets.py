@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from enum import IntEnum
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -293,7 +294,7 @@ class Score(float):  # as numpy's is
 
 def test_an_odd_value_of_one_request_stops_no_other(tmp_path):
     path = tmp_path / "log"
-    log, stream = JsonLog(path, device="cam\udcff"), Kept()
+    log, stream = JsonLog(path, device=Path("cam\udcff")), Kept()
     stream.send = lambda records: stream.records.extend(json.loads(msgspec.json.encode(records)))
     odd = {"score": Score(0.5), "file": "\udcff.jpg", "\udcff": 1, "nan": float("nan"), "level": IntEnum("L", "A").A}
     with Monitor(log, stream) as monitor:
@@ -315,7 +316,7 @@ def test_an_odd_value_of_one_request_stops_no_other(tmp_path):
 
 @pytest.mark.redis
 def test_what_a_stream_gets_says_whose_it_is_and_is_numbered(server):
-    outlet = RedisStream(server.url, device="cam-7", wait_s=0.01)
+    outlet = RedisStream(server.url, device=Path("cam-7"), wait_s=0.01)
     with Monitor(outlet) as monitor:
         for n in (3, 4):
             observe(monitor, n)

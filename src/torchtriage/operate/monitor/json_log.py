@@ -46,7 +46,7 @@ class JsonLog(BatchSink):
     ) -> None:
         self._path = Path(path)
         self._sample = sample
-        self._device = {"device": well_formed(device)} if device else {}
+        self._device = {"device": well_formed(str(device))} if device else {}
         self._max_bytes = max_bytes
         self._n_files = n_files
         self._draw = random.Random().random  # one of its own: the service's seed stays untouched

@@ -47,7 +47,7 @@ class RedisStream(BatchSink):
         except ValueError as error:
             raise UsageError(f"not a Redis URL: {error}", hint="redis://host:6379/0") from error
         self._stream = stream
-        self._device = well_formed(device or socket.gethostname())
+        self._device = well_formed(str(device or socket.gethostname()))
         self.wait_s = wait_s
         self._max_entries = max_entries
         super().__init__(max_pending=max_pending)

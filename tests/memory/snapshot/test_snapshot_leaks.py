@@ -103,6 +103,20 @@ def test_growth_in_every_second_step_is_not_called_no_leak(n_steps: int) -> None
     assert [missing.code for missing in opinion.not_checked] == [growth_test.CODE]
 
 
+@pytest.mark.parametrize(("n_steps", "at"), [(12, 7), (40, 22), (1000, 600)])
+def test_what_is_kept_once_is_no_leak(n_steps: int, at: int) -> None:
+    one = Recorder()
+    one.reserve(AT, 64 * MIB)
+    for step in range(n_steps):
+        one.annotate(f"ProfilerStep#{step}", "START")
+        one.alloc(AT, 1 * MIB, BATCH)
+        if step == at:
+            one.alloc(AT + 8 * MIB, 2 * MIB, KEPT)
+        one.free(AT, BATCH)
+        one.annotate(f"ProfilerStep#{step}", "END")
+    assert judged(one).sentence.startswith("No leak: allocated memory changed by 2.00 MiB")
+
+
 def test_a_device_without_steps_is_not_checked() -> None:
     other = Recorder(device=1)
     other.reserve(2 * AT, 1024 * MIB)

@@ -40,6 +40,7 @@ MOSTLY = 0.9
 """Of the judged steps must leave something."""
 MIN_GROWTH = 1024
 """Bytes per step: two blocks of the allocator's smallest size. Losses that are kept are one."""
+FEW_STEPS = 20
 MAX_HOLDERS = 5
 MIN_SPAN = 0.6
 """Of the history, from the first step to the last, where steps are found by their period."""
@@ -257,10 +258,13 @@ def _judge(owners: Owners, memory: Timeline) -> Opinion | None:
 def _stays_up(allocated: Floats) -> bool:
     """Return whether memory grew in the later half of the steps too; a cache has filled by then."""
     half, last = len(allocated) // 2, len(allocated) * 2 // 3
-    if sen_slope(np.arange(half, len(allocated), dtype=float), allocated[half:]).low >= MIN_GROWTH:
+    n_later = len(allocated) - half
+    if sen_slope(np.arange(n_later, dtype=float), allocated[half:]).low >= MIN_GROWTH:
         return True
-    # of few steps the slope is not known well
-    return bool(allocated[last:].min() - allocated[:half].max() >= MIN_GROWTH)
+    # of few steps the slope is not known well; what rises once may be kept on purpose
+    n_rises = int((np.diff(np.maximum.accumulate(allocated)[half - 1 :]) >= MIN_GROWTH).sum())
+    grown = float(allocated[last:].min() - allocated[:half].max())
+    return len(allocated) < FEW_STEPS and n_rises > 1 and grown >= MIN_GROWTH * n_later
 
 
 def _areas(owners: Owners, stacks: Ints, sizes: Floats) -> tuple[Area, ...]:

@@ -129,6 +129,19 @@ def test_a_report_that_is_cut_says_so_and_counts_what_there_is() -> None:
     assert not found.metrics
 
 
+@pytest.mark.parametrize(
+    ("before", "cut"),
+    [
+        (["iteration 1", "  Rate: 3.2 it/s"], False),
+        (["  Value: 3", "iteration 1"], False),
+        (["tor: 29s", "  Rate: 0.1 / second"], True),
+        (["  Value: 3", ""], True),
+    ],
+)
+def test_a_report_begins_in_the_middle_only_where_lines_of_a_metric_come_first(before: list[str], cut: bool) -> None:
+    assert read_metrics([*before, "Counter: A", "  Value: 1"]).cut is cut
+
+
 def test_of_several_reports_the_last_counts() -> None:
     found = read_metrics(["Counter: A", "  Value: 1", "Counter: A", "  Value: 5"])
     assert (found.counters, found.repeated) == ({"A": 5}, {"A"})

@@ -38,7 +38,11 @@ class Metrics:
     cut: bool = False
 
 
-_INSIDE = re.compile(r"^  (?:TotalSamples|Accumulator|Counter|Value|ValueRate|Rate|Percentiles): ")
+# a program may print a rate of its own
+_INSIDE = re.compile(
+    r"^  (?:(?:TotalSamples|Value): \d+$|(?:Accumulator|Counter): \S+$|(?:Value)?Rate: \S+ / second$"
+    r"|(?:Percentiles: )?\d+%=)"
+)
 _TIME = re.compile(r"(?<!\d)(\d+(?:\.\d+)?)(d|h|ms|us|ns|m|s)")
 _NS = {"d": 864e11, "h": 36e11, "m": 6e10, "s": 1e9, "ms": 1e6, "us": 1e3, "ns": 1.0}
 _SIZE = re.compile(r"^(\d+(?:\.\d+)?)([KMGTP]?)B$")
@@ -91,7 +95,8 @@ def read_metrics(lines: Iterable[str]) -> Metrics:
         if inside and kind:
             values[inside[1]] = inside[2].rstrip()
         elif not kind:  # before the report, unless it begins inside of a metric
-            out.cut = out.cut or _INSIDE.match(line) is not None
+            if line.strip():
+                out.cut = _INSIDE.match(line.rstrip()) is not None
         elif line.strip() and not (kind and re.match(r"^\s+\d+%=", line)):  # more percentiles
             out.n_skipped += 1
     close()

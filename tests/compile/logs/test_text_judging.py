@@ -106,6 +106,34 @@ def test_ranks_in_one_text_are_told_apart(mixed: bool) -> None:
     assert (result.paths, result.divergence) == (("t.log",), ())
 
 
+def test_processes_without_a_rank_are_told_apart_by_what_torchrun_puts_before_their_lines() -> None:
+    later = [row.replace("[0/1]", "[0/2]") for row in AGAIN]
+    logs = text_logs(
+        *(f"[default{at}]:{row}" for row in AGAIN for at in (0, 1)),
+        *(f"[default{at}]:[rank{at}]:{row}" for row in later for at in (0, 1)),
+    )
+    reconciled(judge(logs))
+    assert [(log.rank, log.n_recompile_records) for log in logs] == [(0, 2), (1, 2)]
+    logs = text_logs(*(f"[default{at}]:{row}" for row in AGAIN for at in (0, 1)))
+    result = judge(logs)
+    reconciled(result)
+    assert [(log.rank, log.n_recompile_records) for log in logs] == [(None, 1), (None, 1)]
+    assert result.verdict[0].startswith("2 recompilations of 1 kind")
+    assert [process.restart for process in result.processes] == [0, 0]
+
+
+def test_ranks_of_two_machines_that_torchrun_numbers_alike_are_told_apart() -> None:
+    logs = text_logs(*(f"[default0]:[rank{rank}]:{row}" for row in AGAIN for rank in (0, 8)))
+    assert [(log.rank, log.n_recompile_records) for log in logs] == [(0, 1), (8, 1)]
+
+
+def test_a_printed_break_ends_where_a_rank_logs() -> None:
+    printed = break_text("Bad", 7).split("\n")
+    (log,) = text_logs(*printed, *(f"[rank0]:{row}" for row in AGAIN), "loss 1.2", "saving")
+    assert log.skipped == {"line of the program": 2}
+    assert (log.n_break_records, log.n_recompile_records) == (1, 1)
+
+
 def test_a_text_beside_a_whole_log_is_told_apart() -> None:
     result = judge([log_of(healthy()), text_log(*GUARDED, name="other.log")])
     assert result.verdict[0] == (

@@ -137,7 +137,8 @@ def processes_of(programs: Sequence[Sequence[ProcessLog]]) -> list[Process]:
                 end=log.end,
             )
         )
-        restarts[number, rank] += 1
+        # several texts, or processes in one, without a rank are not known to follow each other
+        restarts[number, rank] += not is_text or log.rank is not None
     return rows
 
 

@@ -31,7 +31,7 @@ MAX_LINES = 20_000
 """Of one message."""
 _LINE = re.compile(
     # after what torchrun --tee or a cluster's log puts before it; most lines of a program have no ]
-    r"^(?=[^\]]*\])[^\"{]{0,120}?(?:\[rank(?P<rank>\d+)\]:\s*)?(?<!\w)[VDIWEC]"
+    r"^(?=[^\]]*\])[^\"{]{0,120}?(?:\[(?P<tee>default\d+)\]:\s*)?(?:\[rank(?P<rank>\d+)\]:\s*)?(?<!\w)[VDIWEC]"
     r"(?P<stamp>\d{4} \d\d:\d\d:\d\d\.\d+) +\d+ [^\]]*\]"
     r"(?: \[(?P<id>!?\d+/\d+(?:/\d+)?)(?:_\d+)?\])?(?: \[__(?P<kind>\w+)\])?(?: (?P<text>.*))?$"
 )
@@ -56,31 +56,40 @@ _LIMIT = re.compile(r"function: '(?P<name>[^']+)' \((?P<file>.+):(?P<line>\d+)\)
 
 
 def read_text(log: ProcessLog, stream: Readable, progress: Callable[[int], None] | None = None) -> list[ProcessLog]:
-    """Take in a text log, and return that of each rank in it: each has compile ids of its own.
+    """Take in a text log, and return that of each process in it: each has compile ids of its own.
 
-    Lines without a rank are of the first. Lines of other loggers and of the program are counted and left out.
+    Processes are told apart by their ranks, before they have one by torchrun's number; lines without either are of the
+    first. Lines of other loggers and of the program are counted and left out.
     """
-    logs: dict[str, ProcessLog] = {}
+    logs: list[ProcessLog] = []
     readers = {"": _MessageReader(log)}
     try:
         for line in _lines(stream, progress):
             line = line[:MAX_TEXT]
             match = _LINE.match(line)
-            rank = (match["rank"] or "") if match else ""
-            if rank not in readers:
-                logs[rank] = ProcessLog(log.path, form=log.form) if logs else log
-                logs[rank].logged_rank = int(rank[:9])
-                readers[rank] = _MessageReader(logs[rank])
-            readers[rank].take(line, match)
+            tee, rank = (match["tee"] or "", match["rank"] or "") if match else ("", "")
+            name = rank or tee
+            if name not in readers:
+                known = readers.get(tee) if tee else None
+                if known is None or known.log.logged_rank is not None:
+                    logs.append(ProcessLog(log.path, form=log.form) if logs else log)
+                    known = _MessageReader(logs[-1])
+                if rank:
+                    known.log.logged_rank = int(rank[:9])
+                readers[name] = known
+                readers.setdefault(tee or name, known)
+            if name and not readers[""].id:
+                readers[""].close()  # printed lines end where the logger's begin
+            readers[name].take(line, match)
     except (EOFError, OSError) as error:
         log.end = f"the file cannot be read to its end: {error}"
     for reader in readers.values():
         reader.close()
     if len(logs) > 1:
         log.named_rank = None  # the name is that of all
-    found = list(logs.values()) or [log]
-    for of_rank in found:
-        of_rank.finish()
+    found = logs or [log]
+    for of_process in found:
+        of_process.finish()
     return found
 
 

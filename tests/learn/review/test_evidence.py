@@ -370,12 +370,31 @@ def test_a_kernel_tells_what_its_library_named(name: str, told: str) -> None:
         ("logging/acme_ranker.py(12): secret_bid", "function# in file# line 12"),
         ("json/acme_client.py(5): secret", "function# in file# line 5"),
         ("acme_secret.py(5): run", "function# in file# line 5"),
+        *(
+            (f"{file}(3): secret", "function# in file# line 3")
+            for file in (
+                "/home/acme/vllm/acme_plugin/secret_sched.py",
+                "train/vllm/x.py",
+                "C:\\work\\sglang\\acme\\x.py",
+                "wandb/run-acme-secret/code/train.py",
+                "mlflow/acme.py",
+                "tensorboard/acme_logs/x.py",
+                "psutil/secret.py",
+                "transformers/acme secret dir/x.py",
+                "torch/<secret>/x(y).py",
+                "torch/../acme/secret.py",
+                "<frozen os.secret_acme>",
+            )
+        ),
         ("<built-in method acme_secret_decode of type object at 0x7f>", "builtin#"),
         ("<built-in method acme_secret_decode of module object at 0x7f>", "builtin#"),
         ("<built-in method run of torchacme_secret.Thing object at 0x7f>", "builtin#"),
         ("<built-in method run of weakrefsecret object at 0x7f>", "builtin#"),
         # and what stays
         ("<frozen importlib._bootstrap>(645): parent",) * 2,
+        ("<frozen posixpath>(3): join",) * 2,
+        ("vllm/v1/worker/gpu_model_runner.py(3): execute_model",) * 2,
+        ("/x/site-packages/wandb/sdk/wandb_run.py(3): log", "wandb/sdk/wandb_run.py(3): log"),
         ("threading.py(3): run",) * 2,
         ("/home/secret/lib/python3.11/json/decoder.py(3): decode", "json/decoder.py(3): decode"),
         ("C:\\Secret\\site-packages\\torch\\optim\\sgd.py(3): step", "torch/optim/sgd.py(3): step"),

@@ -11,6 +11,7 @@ import builtins
 import os
 import re
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -98,7 +99,9 @@ _OWNER = re.compile(
     r"|_sre|_ssl|_struct|_thread|_weakref)\.[\w.]+"
 )
 
-_PACKAGES = frozenset((*LIBRARIES.split("|"), *["psutil", "pynvml", "wandb", "mlflow", "tensorboard", "tensorboardX"]))
+_FIRST = frozenset(LIBRARIES.split("|"))
+_PACKAGES = _FIRST | {"psutil", "pynvml", "wandb", "mlflow", "tensorboard", "tensorboardX"}
+"""Some write the user's files into a folder of their own name: only installed ones are public."""
 _KEPT_FOLDERS = frozenset((*_PACKAGES, *STANDARD_ANYWHERE.split("|"), *STANDARD_FIRST.split("|")))
 """Whoever's they are: by these words a frame counts as a library's, :func:`is_user_frame`."""
 _ENGINES = frozenset(("vllm", "sglang", "tensorrt_llm"))
@@ -106,7 +109,8 @@ _ENGINES = frozenset(("vllm", "sglang", "tensorrt_llm"))
 _INSTALLED = ("site-packages", "dist-packages")
 _PYTHON = re.compile(r"python\d(?:\.\d+)?|lib(?:64)?")
 _VERSION = re.compile(r"python\d(?:\.\d+)?")
-_FROZEN = re.compile(r"<frozen (\w+)(?:\.\w+)*>")
+_FROZEN = re.compile(r"<frozen ([\w.]+)>")
+_COMPONENT = re.compile(r"(?!\.\.)[\w.-]+")
 _STANDARD = Path(os.__file__).parent
 _ENDING = re.compile(r"\.(?:py|pyc|pyx|so|cpp|cc|cu|cuh|h|json|gz|pt|trace|zip)\b")
 
@@ -411,18 +415,22 @@ def _is_private(piece: str, shortest: int) -> bool:
     return len(piece) >= shortest and piece.lower() not in _WORDS
 
 
-def _public_from(names: list[str]) -> int:
+def _public_from(names: list[str], anywhere: Collection[str] = _ENGINES) -> int:
     """Return from which component of a path on it is a public package's own; their number for none."""
+    at = _package_at(names, anywhere)
+    return at if all(map(_COMPONENT.fullmatch, names[at:])) else len(names)
+
+
+def _package_at(names: list[str], anywhere: Collection[str]) -> int:
     for at in range(len(names) - 1, -1, -1):
         if names[at] in _INSTALLED:
             return at + 1 if names[at + 1 : at + 2] and names[at + 1] in _PACKAGES else len(names)
         in_lib = names[max(at - 1, 0)] in ("lib", "lib64")  # a folder lib alone can be anybody's
         if in_lib and _VERSION.fullmatch(names[at]) and _of_python(names[at + 1 :]):
             return at + 1
-    if (len(names) > 1 and (names[0] in _PACKAGES or _of_python(names))) or _LONE.fullmatch(names[0]):
+    if (len(names) > 1 and (names[0] in _FIRST or _of_python(names))) or _LONE.fullmatch(names[0]):
         return 0
-    engines = [at for at, name in enumerate(names[:-1]) if name in _ENGINES]
-    return engines[-1] if engines else len(names)
+    return max((at for at, name in enumerate(names[:-1]) if name in anywhere), default=len(names))
 
 
 _LONE = re.compile(
@@ -435,16 +443,19 @@ def _of_python(names: list[str]) -> bool:
     """Return whether a file is the standard library's: the user's folders are called ``code`` and ``platform``, too."""
     if not names or names[0].removesuffix(".py") not in sys.stdlib_module_names:
         return False
-    return len(names) == 1 or (".." not in names and os.path.isfile(_STANDARD.joinpath(*names)))  # noqa: PTH113
+    return len(names) == 1 or os.path.isfile(_STANDARD.joinpath(*names))  # noqa: PTH113
 
 
-def library_path(file: str) -> str:
-    """Return a file's path from its public package on, or that of Python itself; empty for anybody else's."""
+def library_path(file: str, anywhere: Collection[str] = _ENGINES) -> str:
+    """Return a file's path from its public package on, or that of Python itself; empty for anybody else's.
+
+    ``anywhere`` : packages that count in any folder; others do at the start of a path or where they are installed.
+    """
     names = re.split(r"[/\\]", file)
-    return file if _is_frozen(file) else "/".join(names[_public_from(names) :])
+    return file if _is_frozen(file) else "/".join(names[_public_from(names, anywhere) :])
 
 
 def _is_frozen(file: str) -> bool:
     """Return whether a file is one that Python itself has compiled in: programs can be, too."""
     found = _FROZEN.fullmatch(file)
-    return found is not None and found[1] in sys.stdlib_module_names
+    return found is not None and _of_python(f"{found[1].replace('.', '/')}.py".split("/"))

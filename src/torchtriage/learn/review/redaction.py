@@ -126,7 +126,8 @@ class RedactedNames:
             return frame_label(name) if known else f"builtin#{code}"
         if GENERATED_FILE.fullmatch(frame.file):
             return f"function#{code} in {frame.file} line {frame.line}"
-        if file := library_path(frame.file):
+        # the user's folder may be called as an engine is
+        if file := library_path(frame.file, anywhere=()):
             return f"{file}({frame.line}): {frame.function}"
         return f"function#{code} in file#{self._files[frame.file]} line {frame.line}"
 

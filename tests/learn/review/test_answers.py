@@ -119,6 +119,30 @@ def test_a_line_bears_on_a_code() -> None:
     assert not bears_on(line("op", '"aten::conv2d" 1 x, 17.1 ms'), "COM035")
 
 
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        ("HST055", "the whole step, mean of 3, 1.05 s on the device: computes 6.8 %, idle, the host being late 93 %"),
+        ("COM035", "the whole step, mean of 5, 133 ms on the device: computes 75 %, idle, the host being late 22 %"),
+        ("HST054", "launched by 7 calls, 2.81 per ms of the window; from a launch to its start on the device 6.00 µs"),
+        ("KRN024", 'on the device "volta_scudnn_128x128_stridedB_splitK_small_nn_v1" 6 x, 2.75 ms'),
+        ("CPY008", "device: 7 kernels, copies and sets; idle 99 % of the window"),
+        ("SYN001", '"aten::item" 1 x, 37.0 µs, 1.5 % of the window'),
+        ("DAT112", '"enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__" 1 x'),
+        ("OPT040", '"Optimizer.zero_grad#SGD.zero_grad" 1 x, 512 µs'),
+        ("COM037", '"c10d::broadcast_" 12 x, 300 µs'),
+    ],
+)
+def test_what_measures_a_fault_bears_on_it(code: str, text: str) -> None:
+    assert bears_on(EvidenceLine("e1", "op", text), code)
+    assert not bears_on(EvidenceLine("e1", "op", "the device runs the kernels that the host calls in a step"), code)
+
+
+def test_no_code_is_left_without_words() -> None:
+    titles = {entry.pattern.code: entry.pattern.title for entry in catalogue()}
+    assert [code for code, text in titles.items() if not bears_on(EvidenceLine("e1", "op", text), code)] == []
+
+
 def test_no_operator_bears_on_many_codes() -> None:
     text = '"aten::add" 1 x, 13.5 µs, 2.7 % of the window, the longest of shapes [4,197,768] [4,197,768]'
     codes = [entry.pattern.code for entry in catalogue()]

@@ -10,14 +10,19 @@ from torchtriage.learn.review.evidence import EvidenceLine
 
 _WORD = re.compile(r"[A-Za-z][a-z]+")
 _EVERYWHERE = """
-window windows step steps share time times kernel kernels operator operators call calls recording device host whole
-thread main rule finding code name names order data type types other each same with from that this the of in and float
-long longest void none takes take runs run lasts annotation function module builtin line lines
-aten torch tensor true late many slow every nothing than they while again after before between although over inside
+window windows share name names order each other same with from that this them the of in and being instead every nothing
+than they while again after before between although over inside whole long longest late many slow true void none float
+takes take runs run lasts line lines rule finding code annotation builtin aten torch tensor
+"""
+_RECORDED = """
+step steps time times kernel kernels operator operators call calls recording device host thread main data type types
+function module work
 """
 _PLAIN = frozenset(_EVERYWHERE.split())
 """Words that say nothing of which thing is meant."""
-_PLAIN_BEGINNINGS = frozenset(word[:5] for word in _PLAIN)
+_THINGS = frozenset(_RECORDED.split())
+"""Words that say it only beside others."""
+_PLAIN_STEMS, _THING_STEMS = (frozenset(word[:5] for word in words) for words in (_PLAIN, _THINGS))
 
 
 @lru_cache(maxsize=64)
@@ -30,7 +35,7 @@ def _terms(code: str) -> tuple[frozenset[str], frozenset[str]]:
     words = {
         word.lower()[:5] for word in _WORD.findall(f"{entry.pattern.title} {page.splitlines()[0]}") if len(word) > 3
     }
-    return frozenset(item.lower() for item in sure) - _PLAIN, frozenset(words) - _PLAIN_BEGINNINGS
+    return frozenset(item.lower() for item in sure) - _PLAIN - _THINGS, frozenset(words) - _PLAIN_STEMS
 
 
 def bears_on(line: EvidenceLine, code: str) -> bool:
@@ -44,4 +49,5 @@ def bears_on(line: EvidenceLine, code: str) -> bool:
     sure, likely = _terms(code)
     parts = {part.lower() for part in re.findall(r"[A-Za-z_]\w*", line.text)}
     parts |= {piece for part in parts for piece in part.split("_")}
-    return bool(parts & sure) or len({part[:5] for part in parts if len(part) > 3} & likely) >= 2
+    shared = {part[:5] for part in parts if len(part) > 3} & likely
+    return bool(parts & sure) or (len(shared) >= 2 and not shared <= _THING_STEMS)

@@ -68,16 +68,25 @@ class Roots:
         return next((folder for folder in self.folders if is_inside(real, folder)), None)
 
 
-def links_outside(folder: Path, endings: tuple[str, ...], within: Collection[Path]) -> list[str]:
-    """Return the links below a folder, to folders and files of such endings, that lead out of all of ``within``."""
-    return [
-        os.path.relpath(file, folder)
-        for place, folders, names in os.walk(folder)
-        for name in (*folders, *names)
-        if (file := Path(place, name)).is_symlink()
-        and (name.endswith(endings) or file.is_dir())
-        and not any(is_inside(file, root) for root in within)
-    ]
+def links_outside(
+    folder: Path, endings: tuple[str, ...], within: Collection[Path], skips: Callable[[str], bool] = lambda _name: False
+) -> list[str]:
+    """Return the links below a folder, to folders and files of such endings, that lead out of all of ``within``.
+
+    ``within`` : real paths. ``skips`` : whether a file or folder of a name is left out.
+    """
+    found = []
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not skips(name)]
+        found += [
+            os.path.relpath(file, folder)
+            for name in (*folders, *names)
+            if not skips(name)
+            and (file := Path(place, name)).is_symlink()
+            and (name.endswith(endings) or file.is_dir())
+            and not (Path(os.path.realpath(file)) in within or any(is_inside(file, root) for root in within))
+        ]
+    return found
 
 
 def not_read(links: Collection[str]) -> list[str]:

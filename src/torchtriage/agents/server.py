@@ -152,10 +152,12 @@ class Lint(Tool, frozen=True, kw_only=True):
 
     async def find(self, desk: Desk, call: Call) -> Answer:
         from torchtriage.diagnose.lint import lint
+        from torchtriage.diagnose.lint.sources import is_skipped
         from torchtriage.report.formats import format_of
 
         paths = [desk.roots.find(path) for path in self.paths]
-        outside = [link for path in paths for link in links_outside(path, (".py", ".ipynb"), desk.roots.folders)]
+        within = desk.roots.folders
+        outside = [link for path in paths for link in links_outside(path, (".py", ".ipynb"), within, is_skipped)]
 
         def work(progress: Callable[[float, float | None, str], None]) -> Any:
             names = [str(path) for path in paths]

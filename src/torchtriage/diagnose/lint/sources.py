@@ -144,12 +144,10 @@ def _below(folder: str, tally: Tally, exclude: tuple[str, ...]) -> Iterator[str]
         folders[:] = sorted(
             folder
             for folder in folders
-            if not folder.startswith(".")
-            and folder not in _SKIPPED
-            and not _matches(os.path.normpath(f"{below}/{folder}"), exclude)
+            if not is_skipped(folder) and not _matches(os.path.normpath(f"{below}/{folder}"), exclude)
         )
         for name in sorted(files):
-            if not name.endswith((".py", ".ipynb")) or name.startswith("."):
+            if not name.endswith((".py", ".ipynb")) or is_skipped(name):
                 continue
             path = str(Path(root, name))
             if _matches(os.path.normpath(f"{below}/{name}"), exclude):
@@ -158,6 +156,11 @@ def _below(folder: str, tally: Tally, exclude: tuple[str, ...]) -> Iterator[str]
                 tally.n_tests += 1
                 continue
             yield path
+
+
+def is_skipped(name: str) -> bool:
+    """Return whether a file or folder of this name is left out below a folder: hidden ones, installed packages."""
+    return name.startswith(".") or name in _SKIPPED
 
 
 def _matches(path: str, patterns: tuple[str, ...]) -> bool:

@@ -206,17 +206,22 @@ def test_steps_that_grow_are_told_with_the_line_that_grows(tmp_path: Path) -> No
     assert growing_step(loop, steady.samples(), 10.0, ()) == ()
 
 
+POLL = ("multiprocessing/connection.py:Connection.poll", "selectors.py:select")
+
+
 def test_a_thread_that_spins_is_told_and_one_that_waits_is_not(tmp_path: Path) -> None:
     for line, below, n in (
         ("count = count + 1", (), 1),
         ("poll(queue)", (), 0),
         ("count = count + 1", ("threading.py:Condition.wait",), 0),
+        ("poll(queue)", ("multiprocessing/queues.py:Queue.get", *POLL), 0),
+        ("poll(queue)", POLL, 1),
     ):
         built = SamplesBuilder(tmp_path, SOURCE)
         built.step()
         for _ in range(100):
             built.look("loss = model(batch)", below=OP, ms=10)
-            lines = ("poll(queue)", "time.sleep(0.01)") if line == "poll(queue)" else (line,)
+            lines = ("poll(queue)", "time.sleep(0.01)") if line == "poll(queue)" and not below else (line,)
             built.look(*lines, below=below, thread=OTHER)
             built.step()
         loop = built.loop(boundary="optimizer.step()", operators=1.0)

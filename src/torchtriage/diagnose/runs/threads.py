@@ -91,7 +91,8 @@ BLOCKS = frozenset(["sleep", "acquire", "get", "wait", "recv", "read", "select",
 def _spins(look: Look, view: SourceView) -> bool:
     """Whether a thread was in Python of the user's, and not in a call that may wait or release the lock."""
     if look.user[:1] != (0,):
-        return bool(look.user) and any(position.name in ASKS for position in look.below)
+        # what it calls itself: a queue's get polls, too, and waits there
+        return bool(look.user) and look.below[-1].name in ASKS
     call = view.call(look.stack[0])
     name = call.rpartition(".")[2]
     return not call.startswith(("torch.", "F.", "np.", "numpy.", "cv2.", "scipy.")) and name not in BLOCKS

@@ -11,6 +11,7 @@ from tests.diagnose.runs.samples_builder import SamplesBuilder
 from tests.diagnose.runs.test_sampled import checked, finding, judged, twenty_steps
 
 from torchtriage.core.finding import Finding, Frame, NotChecked
+from torchtriage.diagnose.runs.sampled import _inner_loops
 from torchtriage.diagnose.runs.source_hints import with_source
 from torchtriage.diagnose.runs.symptoms import one_of_each_cause
 
@@ -133,3 +134,29 @@ def test_what_is_found_is_not_listed_as_unchecked(tmp_path: Path) -> None:
     result = judged(built, of_ms=4.0, not_checked=before)
     assert [one.code for one in result.not_checked] == ["MEM030"]
     assert "HST102" in result.checked
+
+
+MASKS = """
+def one(points):
+    for point in points:
+        mask[point] = 1
+
+def batch(n):
+    for row in range(n):
+        masks[row] = one(points)
+    other = one(points)
+"""
+
+
+@pytest.mark.parametrize(("call", "share", "left"), [(8, 0.3, ["HST020"]), (9, 0.3, None), (8, 0.1, None)])
+def test_a_loop_over_rows_is_left_to_the_loop_inside_that_takes_its_time(
+    tmp_path: Path, call: int, share: float, left: list[str] | None
+) -> None:
+    view = SamplesBuilder(tmp_path, MASKS).view
+    file = str(tmp_path / "train.py")
+    rows = at("LCH017", 8, 0.4, file)
+    inner = at("HST020", 4, share, file)
+    inner = replace(inner, place=replace(inner.place, stack=(inner.place.frame, Frame(file, call, "batch"))))
+    seen = _inner_loops([rows, inner], view)
+    assert [finding.code for finding in seen] == (left or ["LCH017", "HST020"])
+    assert seen[-1].also_explains == (("LCH017",) if left else ())

@@ -107,7 +107,7 @@ def with_samples(
         cores = int(samples.torch.get("cores") or 1)
         checked = [_of_the_loop(finding, loop, view, step_ms, cores, collecting) for finding in known]
         known = tuple(finding for finding in checked if finding is not None)
-    findings = _merged(known, found)
+    findings = _inner_loops(_merged(known, found), view)
     findings = (*findings, *configuration(recording, samples, loop, view, step_ms))
     if facts.compiled is not None and facts.run_account is not None:
         findings = compile_findings(facts.compiled, findings, facts.run_account.of_ms, view)
@@ -293,6 +293,25 @@ def _merged(known: Sequence[Finding], found: Sequence[Finding]) -> tuple[Finding
         and not (finding.code in UNNAMED and loads and _fetches(finding))
     ]
     return (*others, *new)
+
+
+def _inner_loops(findings: Sequence[Finding], view: SourceView) -> tuple[Finding, ...]:
+    """Return findings with a loop over rows left to a loop in Python inside of it, where that is most of its time."""
+    out = list(findings)
+    for rows in [finding for finding in findings if finding.code == ROWS and finding.cost is not None]:
+        frame = rows.place.frame
+        if frame is None or rows.cost is None:
+            continue
+        loops = {around for line in (frame.lines or (frame.line,)) for around in view.loops(frame.file, 0, line)[-1:]}
+        for at, inner in enumerate(out):
+            if inner.code != PYTHON_LOOP.code or inner.cost is None or 2 * inner.cost.high_ms < rows.cost.high_ms:
+                continue
+            callers = [above.line for above in inner.place.stack[1:] if above.file == frame.file]
+            if any(loop.lineno <= line <= (loop.end_lineno or loop.lineno) for loop in loops for line in callers):
+                out[at] = replace(inner, also_explains=(*inner.also_explains, ROWS))
+                out.remove(rows)
+                break
+    return tuple(out)
 
 
 def _named_better(finding: Finding, found: Sequence[Finding]) -> bool:

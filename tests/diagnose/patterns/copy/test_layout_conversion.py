@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from builder import TraceBuilder
@@ -176,10 +178,11 @@ def test_convolutions_over_one_axis_have_no_channels_last(name: str, code: str) 
     assert code in claim.fix.code
 
 
-def test_the_gradients_of_convolutions_over_one_axis_have_no_channels_last() -> None:
+@pytest.mark.parametrize(("weight", "one_axis"), [([64, 64, 3], True), ([64, 64, 3, 3], False), (5, False)])
+def test_the_gradients_of_convolutions_over_one_axis_have_no_channels_last(weight: Any, one_axis: bool) -> None:
     builder = on_device()
     for i in range(4):
-        builder.op("aten::convolution_backward", 1_000 * i + 90, 40, dims=[[8, 64, 100], [8, 64, 100], [64, 64, 3]])
+        builder.op("aten::convolution_backward", 1_000 * i + 90, 40, dims=[[8, 64, 100], [8, 64, 100], weight])
     (claim,) = claims(builder)
     assert claim.fix is not None
-    assert "nn.Conv2d(" in claim.fix.code
+    assert ("nn.Conv2d(" in claim.fix.code) == one_axis

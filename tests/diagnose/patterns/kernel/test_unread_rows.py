@@ -101,5 +101,9 @@ def test_quiet_where_all_parts_are_read_however_late() -> None:
     assert claims(*(one for part in rounds[:50] for one in (part, *[small] * 15)), us=0.1)
 
 
+def test_quiet_on_inputs_that_no_profiler_writes() -> None:
+    assert not claims(("aten::cat", [5, "x", [LOGITS, 7], LOGITS], ["", "0"]), LAST)
+
+
 def test_quiet_on_a_layer_that_is_no_wider_than_its_input() -> None:
     assert not claims(LAST, layer=("aten::linear", [[4, 100, 5_000], [5_000, 5_000], []], [""] * 3))

@@ -21,6 +21,7 @@ import re
 import numpy as np
 
 from torchtriage.core.names import short_name
+from torchtriage.core.trace.matrix_products import is_shape
 from torchtriage.core.trace.op_inputs import Inputs, inputs_of, where_inputs
 from torchtriage.core.units import format_count, format_ns, format_share
 from torchtriage.diagnose.patterns._op_work import Work, work_at, work_of
@@ -81,7 +82,9 @@ def _mostly_one_axis(trace: Trace, work: Work) -> bool:
     """Return whether half of the time goes to convolutions over one axis."""
     is_op = trace.kind == Kind.OP
     backward = trace.where_detail(
-        "dims", lambda dims: dims[2:3] and len(dims[2]) == 3, trace.named("aten::convolution_backward") & is_op
+        "dims",
+        lambda dims: len(dims) > 2 and is_shape(dims[2]) and len(dims[2]) == 3,
+        trace.named("aten::convolution_backward") & is_op,
     )
     inside = trace.tree.nearest(work.op, trace.named(*_ONE_AXIS) & is_op | backward) >= 0
     dur = trace.dur_ns[work.rows]

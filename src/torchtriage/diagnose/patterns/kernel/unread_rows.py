@@ -142,7 +142,10 @@ class _Call:
 
 def _shapes(given: Inputs, width: int) -> set[Shape]:
     """Return the shapes of the inputs that are so wide, also those in lists of tensors."""
-    some = [item for value in given.dims for item in (value if value and isinstance(value[0], list) else [value])]
+    lists = [
+        value if isinstance(value, list) and value and isinstance(value[0], list) else [value] for value in given.dims
+    ]
+    some = [item for items in lists for item in items]
     return {tuple(shape) for shape in some if is_shape(shape) and len(shape) > 1 and shape[-1] == width}
 
 

@@ -16,6 +16,8 @@ MIN_LARGEST = 0.6
 """Of the steps: the rank with the largest inputs has the longest time of its own."""
 MIN_CORRELATION = 0.6
 CERTAIN_CORRELATION = 0.9
+LOW = 0.8
+"""Of what is surely saved: whole samples are never shared out evenly."""
 
 
 def late_by_turns(job: RanksTogether) -> Finding | None:
@@ -41,7 +43,7 @@ def late_by_turns(job: RanksTogether) -> Finding | None:
     high = min(float((own.max(axis=0) - own.mean(axis=0)).mean()), waited)
     if high < MIN_SHARE * step_ns:
         return None
-    low = high * correlation**2  # the part of the differences that sizes explain
+    low = LOW * high * correlation**2  # of the part of the differences that sizes explain
     spread = format_share(float(np.median(sizes.max(axis=0) / sizes.mean(axis=0))) - 1)
     return job_finding(
         job,
@@ -57,6 +59,6 @@ def late_by_turns(job: RanksTogether) -> Finding | None:
         },
         range(len(job.ranks)),
         ns=(low, high),
-        method="time of the last rank's own less the mean, no more than is waited; low end: what sizes explain of it",
+        method="time of the last rank's own less the mean, no more than is waited; low end: 80 % of what sizes explain",
         certainty="likely" if correlation >= CERTAIN_CORRELATION else "hint",
     )

@@ -4,8 +4,8 @@ Looks like: in the recordings of all ranks no rank is late throughout, but the i
     between the ranks of a step by 10 % and more, the rank with the largest is the last to the collectives in most
     steps, and the others wait for 5 % of the step.
 Slow because: a step takes as long as its fullest rank; samples dealt out by number differ in length.
-Cost: measured: the time of the last rank's own less the mean of all, no more than ranks wait; at the low end the part
-    of the differences that sizes explain.
+Cost: measured: the time of the last rank's own less the mean of all, no more than ranks wait; at the low end four
+    fifths of what sizes explain of it, as whole samples are never shared out evenly.
 Fix: deal out by length: sort each global batch and share it out by tokens, or fill batches to a number of tokens.
 Leave it when: the order of samples must not change, or lengths are only known after they are read.
 Source: Ott et al., "fairseq", 2019 (batches by number of tokens); Krell et al., "Efficient Sequence Packing", 2021.

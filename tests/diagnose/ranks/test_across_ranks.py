@@ -402,11 +402,11 @@ def batches(
     builders = ranks_of(n)
 
     def arrive(step: int, begin: float) -> list[float]:
-        for rank, one in enumerate(builders):
+        for rank, builder in enumerate(builders):
             for call in range(calls(step, rank)):
                 dims = [[tokens(step, rank), 64], [64, 64], []]
-                one.op("aten::linear", begin + 0.3 * call, 0.2, dims=dims, types=["float"] * 2 + [""])
-        return [kernel(one, begin + 10, us(step, rank), "gemm") + 5 for rank, one in enumerate(builders)]
+                builder.op("aten::linear", begin + 0.3 * call, 0.2, dims=dims, types=["float"] * 2 + [""])
+        return [kernel(builder, begin + 10, us(step, rank), "gemm") + 5 for rank, builder in enumerate(builders)]
 
     return steps_of(builders, arrive)
 
@@ -416,12 +416,12 @@ def turns(step: int, rank: int) -> int:
 
 
 def test_batches_of_unequal_size_make_ranks_late_by_turns():
-    one = found(batches(4, turns, lambda step, rank: float(turns(step, rank))))["COM069"]
+    finding = found(batches(4, turns, lambda step, rank: float(turns(step, rank))))["COM069"]
     own = [[turns(step, rank) for rank in range(4)] for step in range(N_STEPS)]
-    assert one.cost is not None
-    assert one.cost.high_ms == pytest.approx(sum(max(row) - sum(row) / 4 for row in own) / N_STEPS / 1e3, rel=0.05)
-    assert one.cost.low_ms == pytest.approx(0.8 * one.cost.high_ms, rel=0.05)
-    assert one.certainty == "likely"
+    assert finding.cost is not None
+    assert finding.cost.high_ms == pytest.approx(sum(max(row) - sum(row) / 4 for row in own) / N_STEPS / 1e3, rel=0.05)
+    assert finding.cost.low_ms == pytest.approx(0.8 * finding.cost.high_ms, rel=0.05)
+    assert finding.certainty == "likely"
 
 
 def test_ranks_that_share_a_batch_are_late_together():
@@ -442,9 +442,9 @@ def test_more_calls_of_one_size_are_no_larger_batches():
 
 def test_experts_that_take_turns_are_named_as_such():
     builders = experts(4, lambda step, rank: 3000 if rank == step % 4 else 1000)
-    for one in builders:
-        for event in [event for event in one.events if event["name"] == "grouped_gemm"]:
-            one.op("aten::_grouped_mm", event["ts"] - 6, 4, dims=[[int(event["dur"]), 64], [64, 64]])
+    for builder in builders:
+        for event in [event for event in builder.events if event["name"] == "grouped_gemm"]:
+            builder.op("aten::_grouped_mm", event["ts"] - 6, 4, dims=[[int(event["dur"]), 64], [64, 64]])
     both = found(builders)
     assert "COM064" in both
     assert "COM069" not in both

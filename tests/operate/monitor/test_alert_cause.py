@@ -268,7 +268,7 @@ def test_a_collector_that_adds_a_tenth_is_an_alarm_once():
     serve(watched, 900)
     ((alarm, cause),) = paused(watched, evidence, set(range(50, 400, 5)))
     assert (alarm.kind, cause) == ("gc", "GC")
-    watched.tell("gc", "gc: much")
+    watched.activate("gc", "gc: much")
     assert watched.alarm == "gc: much"
     serve(watched, 300)
     assert watched.alarm is None

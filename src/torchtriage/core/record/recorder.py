@@ -21,8 +21,8 @@ from time import perf_counter_ns
 from typing import Any
 
 from torchtriage.core.record.environment import gather
-from torchtriage.core.record.evidence import Evidence
 from torchtriage.core.record.profiler_capture import BUSY, Capture, ProfilerBusyError, capture_ended, devices
+from torchtriage.core.record.step_evidence import StepEvidence
 from torchtriage.core.record.timing import OwnTime, settled, step_wall_ns
 from torchtriage.core.record.torch_hooks import may_compile
 
@@ -168,7 +168,7 @@ class Recorder:
         self._look_at = 0
         self._look_ns = 0
         self._n_compiled = 0
-        self._evidence = Evidence(self._failures)
+        self._evidence = StepEvidence(self._failures)
         # what the next step boundary means; None: nothing any more
         self._advance: Callable[[int], None] | None
         if self.plan.early_light or self.plan.early_heavy:

@@ -10,13 +10,15 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from torchtriage.core.arrays import Ints, Mask
-from torchtriage.core.trace.frames import is_user_frame
+from torchtriage.core.trace.frames import is_user_frame, user_rows
 from torchtriage.core.trace.schema import Kind
 
 if TYPE_CHECKING:
     from torchtriage.core.trace import Trace
 
 
+GRADIENT = "autograd::engine::evaluate_function: "
+"""What the name of a node of the backward pass begins with."""
 _FORWARD: WeakKeyDictionary[Trace, Ints] = WeakKeyDictionary()
 """Forward operators by their numbers: each finding in a backward pass asks for one."""
 
@@ -76,6 +78,22 @@ def forward_of(trace: Trace, calls: Ints) -> Ints:
     """Return the forward operator whose gradient each call computes, -1 where it computes none."""
     nodes = trace.tree.nearest(calls, _numbered(trace) & (trace.value > 0))
     return where_known(nodes, partial(forward_operators, trace))
+
+
+def origin_of(trace: Trace, row: int) -> int:
+    """Return the row whose stack says where a host row comes from: itself, or the forward operator of a gradient.
+
+    The stack of a gradient holds the call of ``backward()`` at best, unless code of the user's runs in it (recomputed
+    activations, functions with a backward pass of their own).
+    """
+    node = next((above for above in (row, *trace.tree.chain(row)) if trace.name_of(above).startswith(GRADIENT)), -1)
+    if node < 0:
+        return row
+    inner = [above for above, _ in user_rows(trace, row, limit=1) if is_user_frame(trace.name_of(above))]
+    if inner and trace.start_ns[inner[0]] >= trace.start_ns[node]:
+        return row
+    forward = int(forward_of(trace, np.array([row]))[0])
+    return forward if forward >= 0 else row
 
 
 def forward_operators(trace: Trace, nodes: Ints) -> Ints:

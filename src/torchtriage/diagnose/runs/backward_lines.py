@@ -8,10 +8,9 @@ import numpy as np
 
 from torchtriage.core.source.locate import Locator
 from torchtriage.core.trace import Kind, Trace
-from torchtriage.core.trace.user_places import forward_operators, user_places
+from torchtriage.core.trace.user_places import GRADIENT, forward_operators, user_places
 from torchtriage.diagnose.runs.result import AccountLine
 
-_NODE = r"^autograd::engine::evaluate_function: "
 N_LINES = 8
 N_LOOKED_UP = 8
 """Calls of one function in another may be at several lines: so many of them, long ones rather, say how they share
@@ -25,7 +24,7 @@ def backward_lines(trace: Trace, places: Locator | None, share: float) -> tuple[
     """
     if trace.devices or not trace.has_stacks or places is None:
         return ()
-    is_node = (trace.kind == Kind.OP) & trace.matching(_NODE)
+    is_node = (trace.kind == Kind.OP) & trace.matching(f"^{GRADIENT}")
     nodes = np.flatnonzero(is_node)
     nodes = nodes[trace.steps.in_steady(trace.steps.of_host(nodes)) & (trace.tree.nearest(nodes, is_node) < 0)]
     whole = max(int(trace.dur_ns[nodes].sum()), 1)

@@ -29,9 +29,9 @@ from torchtriage.core.source.locate import Locator
 from torchtriage.core.timing import part
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.captured_graphs import CapturedGraphs
-from torchtriage.core.trace.frames import frame_label, is_user_frame, module_path, user_rows, user_stack
+from torchtriage.core.trace.frames import frame_label, module_path, user_stack
 from torchtriage.core.trace.peak_rates import stated_peak
-from torchtriage.core.trace.user_places import forward_of
+from torchtriage.core.trace.user_places import origin_of
 from torchtriage.diagnose.patterns import Claim, Pattern, PatternEntry, catalogue, lookup
 from torchtriage.diagnose.patterns.base import NEEDS, given, missing_needs
 from torchtriage.diagnose.ranks.process_groups import groups_of_one
@@ -54,7 +54,6 @@ HIGH_SHARE, MEDIUM_SHARE = 0.10, 0.03
 MAX_INTERVALS = 200
 MAX_EXAMPLES = 3
 PIECE = 1 << 14
-_NODE = "autograd::engine::evaluate_function: "
 
 
 def diagnose(
@@ -381,7 +380,7 @@ def _place(
             for item in reversed(chain[:8])
             if not trace.name_of(item).startswith("ProfilerStep#")
         )
-        made = _made(trace, host, chain)
+        made = origin_of(trace, host)
         stack = user_stack(trace, made) if places is None else places.stack(trace, made)
         module = module_path(trace, made) if places is None else places.module(trace, made)
     stack = (*lines[:1], *stack)
@@ -426,22 +425,6 @@ def _largest(values: Ints, n: int) -> Ints:
     # a finding may own millions of rows, and only the first few are shown
     at = np.flatnonzero(values >= np.partition(values, -n)[-n])
     return at[np.argsort(-values[at], kind="stable")[:n]]
-
-
-def _made(trace: Trace, host: int, chain: list[int]) -> int:
-    """Return the row whose stack says where work comes from; ``chain`` : it and the host rows around it.
-
-    Of a gradient that is the forward operator: the stack of its own holds the call of ``backward()`` at best, unless
-    code of the user's runs in it (recomputed activations, functions with a backward pass of their own).
-    """
-    node = next((row for row in chain if trace.name_of(row).startswith(_NODE)), -1)
-    if node < 0:
-        return host
-    inner = [row for row, _ in user_rows(trace, host, limit=1) if is_user_frame(trace.name_of(row))]
-    if inner and trace.start_ns[inner[0]] >= trace.start_ns[node]:
-        return host
-    forward = int(forward_of(trace, np.array([host]))[0])
-    return forward if forward >= 0 else host
 
 
 def _host_row(trace: Trace, row: int) -> int:

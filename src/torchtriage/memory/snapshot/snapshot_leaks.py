@@ -76,26 +76,22 @@ class SnapshotSteps:
 
 def judge_snapshot(owners: Owners, memories: Sequence[Timeline]) -> Opinion:
     """Return whether memory grows from step to step, and which stacks hold it; ``memories`` : one for each device."""
-    judged = [_judge(owners, memory) for memory in memories]
-    told = [opinion for opinion in judged if opinion is not None]
+    opinions = {memory.device: opinion for memory in memories if (opinion := _judge(owners, memory)) is not None}
     sentences = [
-        opinion.sentence if len(memories) == 1 else f"GPU {memory.device}: {opinion.sentence}"
-        for memory, opinion in zip(memories, judged, strict=True)
-        if opinion is not None
+        opinion.sentence if len(memories) == 1 else f"GPU {device}: {opinion.sentence}"
+        for device, opinion in opinions.items()
     ]
-    not_checked = [missing for opinion in told for missing in opinion.not_checked]
-    if len(told) < max(len(memories), 1):
-        without = [
-            f"device {memory.device}" for memory, opinion in zip(memories, judged, strict=True) if opinion is None
-        ]
+    not_checked = [missing for opinion in opinions.values() for missing in opinion.not_checked]
+    without = [f"device {memory.device}" for memory in memories if memory.device not in opinions]
+    if without or not memories:
         where = f" on {' and '.join(without)}" if len(memories) > 1 else ""
         why = f"history of {MIN_STEPS + 2} similar steps{where}"
         not_checked.append(NotChecked(MEMORY_GROWTH.code, MEMORY_GROWTH.name, (why,), RECORD))
     return Opinion(
         " ".join(sentences),
-        tuple(finding for opinion in told for finding in opinion.findings),
+        tuple(finding for opinion in opinions.values() for finding in opinion.findings),
         tuple(not_checked),
-        growth=tuple(picture for opinion in told for picture in opinion.growth),
+        growth=tuple(picture for opinion in opinions.values() for picture in opinion.growth),
     )
 
 

@@ -268,7 +268,7 @@ class Detection:
                 if not alarm.better:
                     text, relative = f"{alarm.kind}: {alarm.message}", alarm.kind not in ABSOLUTE
                     active = ActiveAlarm(text, version=model.version, cause=cause.cause, relative=relative)
-                    detector.tell(alarm.kind, active)
+                    detector.activate(alarm.kind, active)
                 alert = self._raise(_alert(key, alarm, cause, at_s))
                 if alert is not None and self.capture is not None and not alarm.better:
                     self.capture.arm(alert, self._monitor.rings(model), time.monotonic())

@@ -47,18 +47,18 @@ class VersionDetector:
         self._collector = CollectorLoad()
         self._collecting = 0.0  # the largest share told since it is too much
         self._ended: list[Alarm] = []
-        self._told: dict[str, Any] = {}
+        self._active: dict[str, Any] = {}
 
     @property
     def alarm(self) -> Any:
-        """The newest alarm that is on, of those that :meth:`tell` took; None without one."""
+        """The newest alarm that is on, of those that :meth:`activate` took; None without one."""
         alarmed = self._detector.alarmed | ({"gc"} if self._collecting else set())
-        return next((told for kind, told in reversed(self._told.items()) if kind in alarmed), None)
+        return next((alarm for kind, alarm in reversed(self._active.items()) if kind in alarmed), None)
 
-    def tell(self, kind: str, told: Any) -> None:
+    def activate(self, kind: str, alarm: Any) -> None:
         """Take an alarm of a kind as who sends alerts has it."""
-        self._told.pop(kind, None)  # the newest comes last
-        self._told[kind] = told
+        self._active.pop(kind, None)  # the newest comes last
+        self._active[kind] = alarm
 
     def update(self, row: RequestRow) -> Alarm | None:
         """Take a finished request; return the alarm it raises, if any."""

@@ -51,13 +51,13 @@ def test_the_last_position_alone() -> None:
 
 
 def test_some_positions_of_each_sequence() -> None:
-    (claim,) = claims(SOFTMAX, *(one for row in range(4) for one in rows_of(row, "-10", "9223372036854775807")))
+    (claim,) = claims(SOFTMAX, *(op for row in range(4) for op in rows_of(row, "-10", "9223372036854775807")))
     assert claim.evidence["share_unread"] == 0.9
 
 
 def test_quiet_where_half_is_read() -> None:
-    assert claims(*(one for row in range(4) for one in rows_of(row, "0", "50")))
-    assert not claims(*(one for row in range(4) for one in rows_of(row, "0", "51")))
+    assert claims(*(op for row in range(4) for op in rows_of(row, "0", "50")))
+    assert not claims(*(op for row in range(4) for op in rows_of(row, "0", "51")))
 
 
 @pytest.mark.parametrize(
@@ -97,8 +97,8 @@ def test_quiet_where_what_was_kept_is_read_after_the_next_call() -> None:
 def test_quiet_where_all_parts_are_read_however_late() -> None:
     small: Op = ("aten::linear", [[4, 64], [5_000, 64], []], [""] * 3)
     rounds = [("aten::select", [LOGITS, [], []], ["", "1", str(step)]) for step in range(100)]
-    assert not claims(*(one for part in rounds for one in (part, *[small] * 15)), us=0.1)
-    assert claims(*(one for part in rounds[:50] for one in (part, *[small] * 15)), us=0.1)
+    assert not claims(*(op for part in rounds for op in (part, *[small] * 15)), us=0.1)
+    assert claims(*(op for part in rounds[:50] for op in (part, *[small] * 15)), us=0.1)
 
 
 def test_quiet_on_inputs_that_no_profiler_writes() -> None:

@@ -25,7 +25,7 @@ import numpy as np
 
 from torchtriage.core.arrays import distinct
 from torchtriage.core.trace.op_inputs import Inputs, inputs_of
-from torchtriage.core.trace.user_places import forward_operators
+from torchtriage.core.trace.user_places import GRADIENT, forward_operators
 from torchtriage.core.units import format_count
 from torchtriage.diagnose.patterns._op_work import Work, work_of
 from torchtriage.diagnose.patterns.base import Claim, Claims, Fix, Ints, Kind, Pattern, Trace
@@ -63,7 +63,6 @@ MANY, USUAL = 8, 3
 """Times its forward pass: from where on a backward pass is reported, and up to where it is usual."""
 FEWEST_PARTS = 3
 BILINEAR = 0.45, 0.98
-_NODE = "autograd::engine::evaluate_function: "
 _LONGEST = 1 << 40
 _PARTS = ("aten::select", "aten::slice")
 # forward they are free, and backward they add up or copy what has to be; a table's gradient has its own pattern
@@ -75,7 +74,7 @@ _LEFT = (
 
 def find(trace: Trace) -> Claims:
     """Yield a claim for each kind of node, over all of its calls."""
-    nodes = np.flatnonzero((trace.kind == Kind.OP) & (trace.key >= 0) & trace.matching(rf"^{_NODE}\w+$"))
+    nodes = np.flatnonzero((trace.kind == Kind.OP) & (trace.key >= 0) & trace.matching(rf"^{GRADIENT}\w+$"))
     nodes = nodes[~trace.matching(_LEFT)[nodes]]
     forward = forward_operators(trace, nodes)
     # functions of the user's own, of compiled graphs and of sharded layers do more than one operation
@@ -94,7 +93,7 @@ def _namesakes(trace: Trace, node: int, forward: Ints) -> Ints:
 
 
 def _plain(name: str) -> str:
-    return re.sub(r"backward\d*$|_", "", name.removeprefix(_NODE).removeprefix("aten::").lower())
+    return re.sub(r"backward\d*$|_", "", name.removeprefix(GRADIENT).removeprefix("aten::").lower())
 
 
 def _claims(trace: Trace, nodes: Ints, forward: Ints) -> Iterator[Claim]:

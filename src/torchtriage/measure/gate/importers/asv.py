@@ -101,8 +101,8 @@ def _labels(name: str, params: DocumentNode | None, about: dict[str, Any]) -> It
         yield name
         return
     values = [[value.text() for value in axis.list()] for axis in params.list()]
-    told = about.get("param_names")
-    names = told if isinstance(told, list) else []
+    names = about.get("param_names")
+    names = names if isinstance(names, list) else []
     for row in itertools.product(*values):
         words = [f"{names[place]}={value}" if place < len(names) else value for place, value in enumerate(row)]
         yield f"{name}({', '.join(words)})"

@@ -14,7 +14,7 @@ from torchtriage.core.record.unused_gradients import GradientWatch
 MOST_CALLS = 100
 
 
-class Evidence:
+class StepEvidence:
     """Watches steps for as long as it is told to; ``failures`` counts what goes wrong with the script's own classes."""
 
     def __init__(self, failures: Counter[str]) -> None:

@@ -151,3 +151,25 @@ def test_a_sort_of_which_little_is_used_has_the_time_of_its_line(tmp_path: Path,
     assert seen.cost is not None
     assert seen.cost.share_low == pytest.approx(low, abs=0.02)
     assert seen.cost.share_high == pytest.approx(sort_ms / 10, abs=0.1)
+
+
+CLOCKED = """
+import time
+import torch
+
+model = torch.nn.Linear(4, 4).to(device)
+for batch in loader:
+    begin = time.time()
+    model(batch).sum().backward()
+    took = time.time() - begin
+"""
+
+
+@pytest.mark.parametrize("on_device", [True, False])
+def test_a_clock_is_right_where_there_is_no_device_to_wait_for(tmp_path: Path, on_device: bool) -> None:
+    built = SamplesBuilder(tmp_path, CLOCKED)
+    for _ in range(20):
+        built.look("model(batch)", below=(OP,))
+        built.step()
+    seen = with_source((), built.samples(), [str(tmp_path)], on_device=on_device, judged=(), timed=(), view=built.view)
+    assert ("MSR034" in [finding.code for finding in seen]) == on_device

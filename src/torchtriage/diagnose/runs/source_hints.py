@@ -36,6 +36,8 @@ UNNAMED = (PYTHON_LOOP, "HST114")
 """Codes that say where the time is, and not why."""
 FENCES = frozenset({"SYN003"})
 """What a program may need, and costs nothing while the device has work: only a recording can tell."""
+CLOCK = "MSR034"
+"""With its rule's own fix it is about a device's clock; compiling has another."""
 LOADED = ("DAT018", "DAT019", "MEM029")
 """What is seen where batches are fetched or memory grows, and mended where the source says: one place each."""
 
@@ -69,7 +71,7 @@ def with_source(
     alone: dict[tuple[str, str, str], list[Finding]] = {}
     for hint in _hints(files, folders):
         frame = hint.place.frame
-        if frame is None or hint.code in needless:
+        if frame is None or hint.code in needless or (not on_device and _waits_for_device(hint)):
             continue
         same = [finding for finding in out if finding.code == hint.code]
         at = next((finding for finding in same if _one_place(finding, hint)), None)
@@ -234,6 +236,10 @@ def _of_devices() -> frozenset[str]:
     return frozenset(
         entry.rule.code for entry in catalogue() if entry.rule.device or entry.rule.family in ("sync", "comm")
     )
+
+
+def _waits_for_device(hint: Finding) -> bool:
+    return hint.code == CLOCK and hint.fix in [entry.fix for entry in catalogue() if entry.rule.code == CLOCK]
 
 
 def _hints(files: Sequence[str], folders: Sequence[str]) -> list[Finding]:

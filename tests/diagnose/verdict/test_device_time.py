@@ -95,7 +95,7 @@ def test_kernels_of_one_readable_name_are_one_row() -> None:
     assert us(builder.build(), "kernel") == {"elementwise_kernel<CUDAFunctor_add<float>>": 10}
 
 
-def in_modules() -> TraceBuilder:
+def in_modules(backward: int = 9) -> TraceBuilder:
     """Return two linear layers, their backward pass on another thread, and a line of the user's around each."""
     builder = TraceBuilder(device="NVIDIA H100")
     builder.frame("train.py(3): step", 0, 190)
@@ -107,8 +107,8 @@ def in_modules() -> TraceBuilder:
         builder.op("aten::addmm", at + 1, 20, seq=10 + index)
         builder.launch(at + 2, 2, at + 6, 10, GEMM)
     for index, at in enumerate((140, 120)):
-        builder.op("AddmmBackward0", at, 15, tid=9, seq=10 + index, fwd=1)
-        builder.launch(at + 2, 2, at + 6, 5, SUM, tid=9)
+        builder.op("AddmmBackward0", at, 15, tid=backward, seq=10 + index, fwd=1)
+        builder.launch(at + 2, 2, at + 6, 5, SUM, tid=backward)
     builder.op("aten::sum", 175, 10)
     builder.launch(176, 2, 180, 7, SUM)
     return builder
@@ -125,8 +125,9 @@ def test_a_module_has_its_backward_pass_too() -> None:
     assert us(trace, "module") == {"Net_0.Linear_0": 15, "Net_0.Linear_1": 15, "": 7}
 
 
-def test_a_line_is_the_innermost_of_the_users() -> None:
-    trace = in_modules().build()
+@pytest.mark.parametrize("backward", [1, 9], ids=["in the same thread", "in a thread of its own"])
+def test_a_line_is_the_innermost_of_the_users_of_a_gradient_that_of_its_operator(backward: int) -> None:
+    trace = in_modules(backward).build()
     assert us(trace, "line") == {"model.py:8 in forward": 30, "train.py:3 in step": 7}
 
 

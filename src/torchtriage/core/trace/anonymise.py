@@ -26,7 +26,7 @@ from torchtriage.core.trace.event_types import CATEGORIES, READ_AGAIN
 from torchtriage.core.trace.frames import LIBRARIES, PYTHON_FRAME, STANDARD_ANYWHERE, STANDARD_FIRST
 from torchtriage.core.trace.operator_words import OPERATOR_WORDS
 from torchtriage.core.trace.pseudonyms import Pseudonyms
-from torchtriage.core.trace.schema import Kind
+from torchtriage.core.trace.schema import BACKWARD_NODE, Kind
 
 _FIELD = """
 accelerator accessor acl aclnn aclop aclrt acquire adds ai all2all allocated amd analysis aot array ascend ascendcl
@@ -76,7 +76,6 @@ vllm _vllm_fa3_C _moe_C sgl_kernel flashinfer deep_gemm deep_ep transformer_engi
 _SPACES = frozenset((*public.SPACES.split("|"), *public.NAMESPACES.split("|"), *_LIBRARY_SPACES.split()))
 _SHARED_SPACES = frozenset(("torch", "std", "internal", "quantized", "xla", "profiler", "inductor"))
 """Anybody's, or words that anybody may call a namespace: what is in them counts by its words."""
-_EVALUATED = "autograd::engine::evaluate_function: "
 _CUDA = ("cuda::std::", "cuda::__")
 _VENDOR = re.compile(
     r"Cijk_\w+|igemm_(?:fwd|bwd|wrw)_gtcx?\d*(?:_(?:[a-z]{0,3}[\dx]*|nhwc|nchw|gkgs))*|triton__\d[\ddec]*"
@@ -165,7 +164,7 @@ class Anonymiser:
         if how == "runtime" and public.CALL.fullmatch(text):
             return text
         of_library = any(rule.fullmatch(text) for rule in (public.OPERATOR, public.ANNOTATION, public.COPY, _VENDOR))
-        if of_library and _space(text.removeprefix(_EVALUATED)) not in _SHARED_SPACES:
+        if of_library and _space(text.removeprefix(BACKWARD_NODE)) not in _SHARED_SPACES:
             return text
         return self.text(text)
 

@@ -67,6 +67,8 @@ ANNOTATION_NAME = re.compile(
     r"|DistributedDataParallel\."
 )
 """Names that mark a stretch of work rather than an operator, whatever category holds them."""
+BACKWARD_NODE = "autograd::engine::evaluate_function: "
+"""What the name of a node of the backward pass begins with."""
 LOADER_NAME = r"^enumerate\(DataLoader\)#"
 """The name of what waits for a batch, in the loop's thread."""
 

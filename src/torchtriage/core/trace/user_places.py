@@ -10,15 +10,13 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from torchtriage.core.arrays import Ints, Mask
-from torchtriage.core.trace.frames import is_user_frame, user_rows
+from torchtriage.core.trace.frames import is_user_frame
 from torchtriage.core.trace.schema import Kind
 
 if TYPE_CHECKING:
     from torchtriage.core.trace import Trace
 
 
-GRADIENT = "autograd::engine::evaluate_function: "
-"""What the name of a node of the backward pass begins with."""
 _FORWARD: WeakKeyDictionary[Trace, Ints] = WeakKeyDictionary()
 """Forward operators by their numbers: each finding in a backward pass asks for one."""
 
@@ -39,8 +37,7 @@ class UserPlaces(NamedTuple):
 
 def user_places(trace: Trace, calls: Ints) -> UserPlaces:
     """Return the places of host rows; -1 among them stands for none."""
-    mask = (trace.kind == Kind.PYTHON) & trace.where_name(is_user_frame)
-    row, frame = innermost(trace, calls, mask)
+    row, frame = innermost(trace, calls, _user_frames(trace))
     below = where_known(row, lambda rows: trace.frames.at(trace.lane[rows], trace.start_ns[rows]))
     while len(climb := np.flatnonzero((below >= 0) & (below != frame) & (trace.frames.parent[below] != frame))):
         below[climb] = trace.frames.parent[below[climb]]
@@ -61,7 +58,9 @@ def where_known(rows: Ints, look: Callable[[Ints], Ints]) -> Ints:
 def innermost(trace: Trace, calls: Ints, mask: Mask) -> tuple[Ints, Ints]:
     """Return for each launch call a host row that stands for it and the innermost frame of ``mask`` around that.
 
-    The host row is the call itself; where it runs in the backward pass, the forward operator it is the gradient of.
+    The host row is the call itself; where it runs in the backward pass, the forward operator it is the gradient of: the
+    stack of a gradient holds the call of ``backward()`` at best, unless code of the user's runs in it (recomputed
+    activations, functions with a backward pass of their own).
     """
 
     def around(rows: Ints) -> Ints:
@@ -69,31 +68,20 @@ def innermost(trace: Trace, calls: Ints, mask: Mask) -> tuple[Ints, Ints]:
         outer = where_known(inner, lambda some: trace.frames.nearest(some, mask))
         return np.where(mask[inner] | (inner < 0), inner, outer)
 
-    frame = where_known(calls, around)
-    row = np.where(frame >= 0, calls, where_known(calls, partial(forward_of, trace)))
-    return row, np.where(frame >= 0, frame, where_known(row, around))
-
-
-def forward_of(trace: Trace, calls: Ints) -> Ints:
-    """Return the forward operator whose gradient each call computes, -1 where it computes none."""
-    nodes = trace.tree.nearest(calls, _numbered(trace) & (trace.value > 0))
-    return where_known(nodes, partial(forward_operators, trace))
+    is_node = _numbered(trace) & (trace.value > 0)
+    node = where_known(calls, lambda rows: np.where(is_node[rows], rows, trace.tree.nearest(rows, is_node)))
+    forward = where_known(node, partial(forward_operators, trace))
+    frame, before = where_known(calls, around), where_known(forward, around)
+    inside = (frame >= 0) & (trace.start_ns[frame] >= trace.start_ns[node])
+    outside = (node >= 0) & ~inside & ((frame < 0) | (before >= 0))
+    unknown = (frame < 0) & (node < 0)
+    return np.where(outside, forward, np.where(unknown, -1, calls)), np.where(outside, before, frame)
 
 
 def origin_of(trace: Trace, row: int) -> int:
-    """Return the row whose stack says where a host row comes from: itself, or the forward operator of a gradient.
-
-    The stack of a gradient holds the call of ``backward()`` at best, unless code of the user's runs in it (recomputed
-    activations, functions with a backward pass of their own).
-    """
-    node = next((above for above in (row, *trace.tree.chain(row)) if trace.name_of(above).startswith(GRADIENT)), -1)
-    if node < 0:
-        return row
-    inner = [above for above, _ in user_rows(trace, row, limit=1) if is_user_frame(trace.name_of(above))]
-    if inner and trace.start_ns[inner[0]] >= trace.start_ns[node]:
-        return row
-    forward = int(forward_of(trace, np.array([row]))[0])
-    return forward if forward >= 0 else row
+    """Return the row whose stack says where a host row comes from: itself, or the forward operator of a gradient."""
+    origin = int(innermost(trace, np.array([row]), _user_frames(trace))[0][0])
+    return origin if origin >= 0 else row
 
 
 def forward_operators(trace: Trace, nodes: Ints) -> Ints:
@@ -114,3 +102,7 @@ def forward_operators(trace: Trace, nodes: Ints) -> Ints:
 
 def _numbered(trace: Trace) -> Mask:
     return (trace.kind == Kind.OP) & (trace.key >= 0)
+
+
+def _user_frames(trace: Trace) -> Mask:
+    return (trace.kind == Kind.PYTHON) & trace.where_name(is_user_frame)

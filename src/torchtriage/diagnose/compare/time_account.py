@@ -24,7 +24,7 @@ from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.device import HOST_LATE, QUEUED, UNKNOWN, Device
 from torchtriage.core.trace.frames import frame_label, is_user_frame, parse_frame
 from torchtriage.core.trace.nesting import Tree
-from torchtriage.core.trace.schema import LOADER_NAME
+from torchtriage.core.trace.schema import BACKWARD_NODE, LOADER_NAME
 from torchtriage.core.trace.steps import COMPILES
 
 TimeClass = Literal["compute", "comm_only", "copy_only", "idle_host_late", "idle_queued", "idle_unknown", "host"]
@@ -35,7 +35,6 @@ REST = "the rest"
 
 _OPTIMIZER = r"^Optimizer\.\w+#"
 _BACKWARD = r"^autograd::engine::|Backward\d*$|AccumulateGrad$"
-_ENGINE = r"^autograd::engine::evaluate_function: "
 # what PyTorch itself annotates says nothing about the user's own phases
 _OWN_MARKS = rf"^ProfilerStep#|{LOADER_NAME}|{_OPTIMIZER}|^## |DataParallel\.|^(nccl|gloo|mpi):|{COMPILES}"
 _CHANGING = re.compile(r"(?<=^ProfilerStep)#\d+|\b(?=[a-z0-9]*\d)[a-z0-9]{16,}\b|\b\d+/\d+\b|0x[0-9a-f]+")
@@ -359,7 +358,7 @@ class _Owners:
         self.mark = self._table(rows, mark, -1)
         self.what = self._table(rows, np.where(whole, -1, self._name(what)), -1)
         self.op = self._table(rows, outer, -1)
-        engine = self._named(ops, _ENGINE)
+        engine = self._named(ops, f"^{BACKWARD_NODE}")
         others = distinct(trace.lane[engine & (trace.lane != trace.steps.lane)])
         self.crew: list[int] = [*others.tolist(), trace.steps.lane]
         """The threads that take turns in one loop: the backward engine's, then the main one."""
@@ -429,7 +428,7 @@ def plain_name(name: str) -> str:
     frame = parse_frame(name)
     if frame is not None:
         return f"{frame.file}: {frame.function}"
-    return _CHANGING.sub("", re.sub(_ENGINE, "", frame_label(name))).strip(" :")
+    return _CHANGING.sub("", frame_label(name).removeprefix(BACKWARD_NODE)).strip(" :")
 
 
 def _parts(

@@ -19,7 +19,7 @@ from torchtriage.core import intervals
 from torchtriage.core.finding import Note
 from torchtriage.core.names import word_list
 from torchtriage.core.trace import Kind, Trace
-from torchtriage.core.trace.schema import LOADER_NAME
+from torchtriage.core.trace.schema import BACKWARD_NODE, LOADER_NAME
 from torchtriage.core.units import format_count, format_share
 from torchtriage.diagnose.compare.result import Unlike
 from torchtriage.diagnose.compare.served import Served, served, unlike_served
@@ -45,7 +45,7 @@ HOST_MATTERS = 0.02
 _PRODUCTS = word_list("""
     aten::linear aten::addmm aten::_addmm_activation aten::addmv aten::mm aten::mv aten::matmul aten::convolution
 """)
-_BACKWARD = r"^autograd::engine::evaluate_function: |Backward\d*$"
+_BACKWARD = rf"^{BACKWARD_NODE}|Backward\d*$"
 _OPTIMIZER = r"^Optimizer\.step#"
 _ATTENTION = "aten::scaled_dot_product_attention"
 _REPLAY = r"GraphLaunch"

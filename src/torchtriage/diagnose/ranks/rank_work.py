@@ -12,6 +12,7 @@ import numpy as np
 from torchtriage.core import intervals
 from torchtriage.core.arrays import Floats, Ints, distinct
 from torchtriage.core.trace import Kind, Trace
+from torchtriage.core.trace.schema import BACKWARD_NODE
 from torchtriage.diagnose.ranks.host_activity import Pieces
 
 _PRODUCT = r"(?i)gemm|_mm\b|\bmm\b|addmm|bmm|matmul|cutlass|cublas|xmma|grouped_mm|nvjet|fused_experts|expert"
@@ -22,7 +23,6 @@ _SAVES = (
     r"|save_pretrained|safetensors.*save|^(## ?)?(save|checkpoint|saving)|write_checkpoint|save_state"
 )
 _EVALUATES = r"(?i)(^|[^a-z])(evaluate?|evaluation|validate|validation|eval_step|eval_epoch|run_eval)([^a-z]|$)"
-_BACKWARD = r"^autograd::engine::evaluate_function"
 _NOT_EVALUATION = r"(?i)evaluate_function|\.eval\b|: eval$|train\(|no_grad|_is_eval|safe_eval"
 _VERSIONS = re.compile(r"(?i)version|driver|_arch|^env|environ")
 MAX_KINDS = 40
@@ -85,7 +85,7 @@ def rank_work(trace: Trace, pieces: Pieces, until_ns: Ints) -> RankWork:
     focus, products = trace.time_of(rows[attention[rows]]), trace.time_of(rows[product[rows]])
     attended, computed = intervals.covered(spans, focus), intervals.covered(spans, everything)
     ops = np.flatnonzero((trace.kind == Kind.OP) & np.isin(trace.lane, pieces.lanes))
-    engine = trace.matching(_BACKWARD) & (trace.kind == Kind.OP)
+    engine = trace.matching(f"^{BACKWARD_NODE}") & (trace.kind == Kind.OP)
     inside = engine | trace.tree.under(engine)
     named = trace.is_kind(Kind.ANNOTATION, Kind.PYTHON)
     saving = np.flatnonzero(named & trace.matching(_SAVES))

@@ -8,7 +8,8 @@ import numpy as np
 
 from torchtriage.core.source.locate import Locator
 from torchtriage.core.trace import Kind, Trace
-from torchtriage.core.trace.user_places import GRADIENT, forward_operators, user_places
+from torchtriage.core.trace.schema import BACKWARD_NODE
+from torchtriage.core.trace.user_places import forward_operators, user_places
 from torchtriage.diagnose.runs.result import AccountLine
 
 N_LINES = 8
@@ -24,7 +25,7 @@ def backward_lines(trace: Trace, places: Locator | None, share: float) -> tuple[
     """
     if trace.devices or not trace.has_stacks or places is None:
         return ()
-    is_node = (trace.kind == Kind.OP) & trace.matching(f"^{GRADIENT}")
+    is_node = (trace.kind == Kind.OP) & trace.matching(f"^{BACKWARD_NODE}")
     nodes = np.flatnonzero(is_node)
     nodes = nodes[trace.steps.in_steady(trace.steps.of_host(nodes)) & (trace.tree.nearest(nodes, is_node) < 0)]
     whole = max(int(trace.dur_ns[nodes].sum()), 1)

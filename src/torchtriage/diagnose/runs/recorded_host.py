@@ -20,9 +20,9 @@ from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.host_syncs import find_waits
 from torchtriage.core.trace.matrix_products import is_shape
 from torchtriage.core.trace.op_inputs import Inputs, inputs_of
+from torchtriage.core.trace.schema import BACKWARD_NODE
 
 _LAUNCH = r"^(cuda|hip|cu)(Launch|Memcpy\w*Async|Memset\w*Async)"
-_PASS = r"^autograd::engine::evaluate_function"
 LAUNCHES_NS = 20_000
 """A launch takes 5 to 10 us; longer ones under which the device never stands still wait for a place in its queue. In 18
 recordings of 11 programs they are half of the step where the queue is full, and none at all where it is not."""
@@ -70,7 +70,7 @@ def host_shares(trace: Trace | None) -> HostShares | None:
 
 
 def _passes(trace: Trace) -> Mask:
-    return (trace.kind == Kind.OP) & trace.matching(_PASS)
+    return (trace.kind == Kind.OP) & trace.matching(f"^{BACKWARD_NODE}")
 
 
 def _lanes(trace: Trace) -> Mask:

@@ -16,6 +16,7 @@ Source: PyTorch documentation, ``DistributedDataParallel``.
 
 import numpy as np
 
+from torchtriage.core.trace.schema import BACKWARD_NODE
 from torchtriage.core.units import format_bytes, format_count, format_ns, ms
 from torchtriage.diagnose.patterns._recurrence import recurs
 from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Fix, Ints, Kind, Pattern, Trace
@@ -49,7 +50,7 @@ model = torch.nn.parallel.DistributedDataParallel(model.to(device), device_ids=[
 )
 
 _SEARCH = r"reducer::search_unused_parameters$"
-_SINK = r"^_DDPSink$|^autograd::engine::evaluate_function: _DDPSinkBackward$"
+_SINK = rf"^_DDPSink$|^{BACKWARD_NODE}_DDPSinkBackward$"
 _COPY = r"reducer::copy_bucket_to_grad$"
 
 
@@ -78,7 +79,7 @@ def find(trace: Trace) -> Claims:
 
 def _unused(trace: Trace) -> bool:
     zero = (trace.kind == Kind.OP) & trace.named("aten::zero_")
-    hooks = trace.matching(r"^autograd::engine::evaluate_function: .*AccumulateGrad")
+    hooks = trace.matching(rf"^{BACKWARD_NODE}.*AccumulateGrad")
     parent = trace.tree.parent
     return bool((zero & np.append(hooks, False)[parent]).any())
 

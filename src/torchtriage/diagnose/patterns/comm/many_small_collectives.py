@@ -24,6 +24,7 @@ import numpy as np
 
 from torchtriage.core.arrays import distinct
 from torchtriage.core.trace.collective_time import Collectives, find_collectives
+from torchtriage.core.trace.schema import BACKWARD_NODE
 from torchtriage.core.units import format_count, format_ns, ms
 from torchtriage.diagnose.patterns._recurrence import call_sites
 from torchtriage.diagnose.patterns.base import Claim, Claims, Fix, Kind, Mask, Pattern, Trace, given
@@ -156,6 +157,6 @@ def _together(trace: Trace, found: Collectives) -> Mask:
     close = (np.diff(count) <= NEAR_OPS) & (np.diff(trace.lane[op[at]]) == 0)
     near[at[1:]] |= close
     near[at[:-1]] |= close
-    hooks = ops & trace.matching(r"^autograd::engine::evaluate_function: .*AccumulateGrad")
+    hooks = ops & trace.matching(rf"^{BACKWARD_NODE}.*AccumulateGrad")
     near[at] |= trace.tree.nearest(op[at], hooks) >= 0
     return near

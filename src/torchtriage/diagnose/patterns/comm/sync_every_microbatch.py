@@ -18,6 +18,7 @@ import numpy as np
 
 from torchtriage.core.arrays import distinct
 from torchtriage.core.trace.collective_time import Collectives, find_collectives
+from torchtriage.core.trace.schema import BACKWARD_NODE
 from torchtriage.core.units import format_count, format_ns, ms
 from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Fix, Ints, Kind, Mask, Pattern, Trace
 from torchtriage.diagnose.patterns.comm._collectives import shorter
@@ -148,7 +149,7 @@ def _same_work(trace: Trace, windows: list[_Rounds], issued_ns: Ints) -> list[bo
     Models that take turns have forwards of their own.
     """
     ops = np.sort(trace.start_ns[(trace.kind == Kind.OP) & (trace.lane == trace.steps.lane)])
-    nodes = np.sort(trace.start_ns[trace.matching(r"^autograd::engine::evaluate_function")])
+    nodes = np.sort(trace.start_ns[trace.matching(f"^{BACKWARD_NODE}")])
     found = []
     for window in windows:
         start, end = trace.start_ns[window.forwards], trace.end_ns[window.forwards]

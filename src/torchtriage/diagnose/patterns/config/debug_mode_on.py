@@ -18,6 +18,7 @@ import numpy as np
 
 from torchtriage.core import intervals
 from torchtriage.core.arrays import distinct
+from torchtriage.core.trace.schema import BACKWARD_NODE
 from torchtriage.core.units import format_count, format_ns, ms
 from torchtriage.diagnose.patterns._host_time import host_claim
 from torchtriage.diagnose.patterns.base import Claims, Edit, Fix, Ints, Kind, Mask, Pattern, Trace
@@ -32,7 +33,6 @@ FIX = Fix(
     link="https://docs.pytorch.org/docs/stable/autograd.html#torch.autograd.set_detect_anomaly",
 )
 
-_NODE = r"^autograd::engine::evaluate_function: "
 _NO_GRADIENT = r"AccumulateGrad$"
 _CHECK = ("aten::isnan", "aten::_is_any_true")
 _CHECKING = (*_CHECK, "aten::any", "aten::is_nonzero", "aten::item")
@@ -53,7 +53,7 @@ def find(trace: Trace) -> Claims:
 def _anomaly(trace: Trace) -> Claims:
     kinds = Kind.OP, Kind.ANNOTATION
     ops = trace.is_kind(*kinds)
-    node = trace.matching(_NODE, *kinds) & ~trace.matching(_NO_GRADIENT, *kinds)
+    node = trace.matching(f"^{BACKWARD_NODE}", *kinds) & ~trace.matching(_NO_GRADIENT, *kinds)
     check = ops & trace.named(*_CHECK)
     n_nodes = int(node.sum())
     if n_nodes < MIN_NODES or not check.any():
@@ -110,5 +110,5 @@ def _stack_traces(trace: Trace, node: Mask) -> tuple[Ints, float]:
     rows = np.flatnonzero(is_op & ~node & ~trace.tree.under(is_op) & (trace.key >= 0))
     total = intervals.length(trace.time_of(rows))
     # nodes that only accumulate a gradient have a trace of their own, too
-    n_traces = int((is_op & trace.matching(_NODE)).sum())
+    n_traces = int((is_op & trace.matching(f"^{BACKWARD_NODE}")).sum())
     return rows, min(TRACE_NS * n_traces / max(total, 1), 0.99)

@@ -25,7 +25,8 @@ import numpy as np
 
 from torchtriage.core.arrays import distinct
 from torchtriage.core.trace.op_inputs import Inputs, inputs_of
-from torchtriage.core.trace.user_places import GRADIENT, forward_operators
+from torchtriage.core.trace.schema import BACKWARD_NODE
+from torchtriage.core.trace.user_places import forward_operators
 from torchtriage.core.units import format_count
 from torchtriage.diagnose.patterns._op_work import Work, work_of
 from torchtriage.diagnose.patterns.base import Claim, Claims, Fix, Ints, Kind, Pattern, Trace
@@ -74,7 +75,7 @@ _LEFT = (
 
 def find(trace: Trace) -> Claims:
     """Yield a claim for each kind of node, over all of its calls."""
-    nodes = np.flatnonzero((trace.kind == Kind.OP) & (trace.key >= 0) & trace.matching(rf"^{GRADIENT}\w+$"))
+    nodes = np.flatnonzero((trace.kind == Kind.OP) & (trace.key >= 0) & trace.matching(rf"^{BACKWARD_NODE}\w+$"))
     nodes = nodes[~trace.matching(_LEFT)[nodes]]
     forward = forward_operators(trace, nodes)
     # functions of the user's own, of compiled graphs and of sharded layers do more than one operation
@@ -93,7 +94,7 @@ def _namesakes(trace: Trace, node: int, forward: Ints) -> Ints:
 
 
 def _plain(name: str) -> str:
-    return re.sub(r"backward\d*$|_", "", name.removeprefix(GRADIENT).removeprefix("aten::").lower())
+    return re.sub(r"backward\d*$|_", "", name.removeprefix(BACKWARD_NODE).removeprefix("aten::").lower())
 
 
 def _claims(trace: Trace, nodes: Ints, forward: Ints) -> Iterator[Claim]:

@@ -21,6 +21,7 @@ import numpy as np
 from torchtriage.core.trace.matrix_products import BATCHED, products
 from torchtriage.core.trace.op_inputs import Inputs, inputs_of
 from torchtriage.core.trace.op_runs import outer_ops
+from torchtriage.core.trace.schema import BACKWARD_NODE
 from torchtriage.core.units import format_share
 from torchtriage.diagnose.patterns._op_work import work_of
 from torchtriage.diagnose.patterns.base import Claim, Claims, Fix, Floats, Ints, Kind, Pattern, Trace, aten
@@ -45,7 +46,6 @@ MIN_SHARE = 0.05
 MIN_GAIN = 0.30
 SURE = 0.6
 _PRODUCTS = ("aten::mm", *BATCHED)
-_BACKWARD = r"^autograd::engine::evaluate_function"
 _ADDS = aten("index_add index_add_ scatter_add scatter_add_")
 _GATHERS = aten("index_select index gather")
 _FACTORS = aten("div div_ mul mul_")
@@ -83,7 +83,7 @@ def _einsums(trace: Trace) -> Iterator[Claim]:
         return
     # forward and backward, each of them reads or writes the product of the two long axes
     forward = np.isin(inside, list(einsums))
-    mine = forward | (trace.tree.nearest(rows, trace.matching(_BACKWARD)) >= 0)
+    mine = forward | (trace.tree.nearest(rows, trace.matching(f"^{BACKWARD_NODE}")) >= 0)
     ends = np.sort(sides[:, 1:], axis=1)
     share = np.zeros(len(rows))
     for (batch, short, long), gain in gains.items():

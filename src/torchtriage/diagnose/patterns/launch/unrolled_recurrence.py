@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torchtriage.core import intervals
 from torchtriage.core.arrays import distinct
 from torchtriage.core.trace.op_inputs import Inputs, inputs_of, where_inputs
+from torchtriage.core.trace.schema import BACKWARD_NODE
 from torchtriage.core.units import format_count, format_ns
 from torchtriage.diagnose.patterns._host_time import host_claim, host_time
 from torchtriage.diagnose.patterns._recurrence import recurs
@@ -58,7 +59,6 @@ _FED_BACK = (
     r"^aten::(argmax|multinomial|topk|max|sort|item|bernoulli\w*|cat|bmm|baddbmm|matmul|softmax|to|copy_|lift_fresh)$"
 )
 _ON_STATE = aten("mul mul_ where lerp lerp_ masked_fill masked_fill_ index_select")
-_BACKWARD = r"^autograd::engine::evaluate_function: "
 
 
 def find(trace: Trace) -> Claims:
@@ -110,7 +110,7 @@ def _claim(trace: Trace, ops: Ints, runs: list[Ints]) -> Claim | None:
     )
     between = ops[np.concatenate([np.arange(run[0] + 1, run[-1]) for run in runs])]
     fed_back = bool(trace.matching(_FED_BACK)[between].any())
-    trained = bool(trace.matching(_BACKWARD).any())
+    trained = bool(trace.matching(f"^{BACKWARD_NODE}").any())
     if _state_changes(trace, rows, between) or (not known and (fed_back or not trained)):
         return None
     name, count = trace.name_of(int(rows[0])), steps.mean_count(steps.of_host(rows))
@@ -199,7 +199,7 @@ def _spans(trace: Trace, ops: Ints, runs: list[Ints]) -> Spans:
     """Return the time from the first to the last call of each run, and of its backward pass."""
     sequence = trace.key
     numbered = np.flatnonzero((trace.kind == Kind.OP) & (sequence >= 0))
-    is_backward = trace.matching(_BACKWARD)[numbered]
+    is_backward = trace.matching(f"^{BACKWARD_NODE}")[numbered]
     backward, forward = numbered[is_backward], numbered[~is_backward & (trace.lane[numbered] == trace.steps.lane)]
     step_of = trace.steps.of_host(backward)
     found = []

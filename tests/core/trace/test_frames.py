@@ -46,6 +46,7 @@ def test_a_resumed_function_knows_the_line_its_graph_broke_at() -> None:
         "project/torch_utils.py(1): f",
         "datasets/images.py(5): __getitem__",
         "project/http/server.py(5): serve",
+        "dn/cdn.py(5): serve",
     ],
 )
 def test_code_of_the_user(name: str) -> None:
@@ -56,6 +57,8 @@ def test_code_of_the_user(name: str) -> None:
     "name",
     [
         "torch/nn/modules/module.py(1): _call_impl",
+        "/tmp/torchinductor_me/dn/cdniggnbpjo6ck7jj7d4oel3kskalexpxacrci3ow345jwe33wgw.py(165): call",
+        "/data/cache/dn/cdniggnbpjo6ck7jj7d4oel3kskalexpxacrci3ow345jwe33wgw.py(165): call",
         "/opt/lib/python3.11/site-packages/anything/x.py(1): f",
         "transformers/models/bert/modeling_bert.py(1): forward",
         "<string>(1): <module>",

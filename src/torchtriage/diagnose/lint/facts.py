@@ -534,6 +534,17 @@ class Module:
         """Return what a function assigns to a variable."""
         return [item.expression for item in self.assigns if item.target == name and item.context.function is function]
 
+    def reached(self, node: ast.AST) -> list[SourceFunction]:
+        """Return the functions of the file that a piece of code leads to, at any depth."""
+        found: list[SourceFunction] = []
+        waiting = [node]
+        while waiting:
+            inside = set(ast.walk(waiting.pop()))
+            new = {callee: None for call in self.calls if call.node in inside for callee in call.callees}
+            waiting += [callee.node for callee in new if callee not in found]
+            found += [callee for callee in new if callee not in found]
+        return found
+
     def text_of(self, function: SourceFunction) -> str:
         """Return the text of a function."""
         if self._rows is None:

@@ -1,4 +1,4 @@
-"""Which models of a program its optimizers train, and which are left out."""
+"""Which models of a program its optimizers train, which are left out, and which code takes gradients."""
 
 from __future__ import annotations
 
@@ -11,10 +11,19 @@ from dataclasses import dataclass
 from torchtriage.diagnose.lint.base import Module, SourceCall, SourceFunction, literal, text_of
 from torchtriage.diagnose.lint.syntax import argument, is_self, names_in, path_of
 
+GRADIENTS = re.compile(
+    r"backward\(|autograd\.grad|\bgrad\(|requires_grad|enable_grad|set_grad|\.grad\b|jacobian|vjp|\.fit\("
+)
 _GRADIENT_WANTED = re.compile(r"requires_grad(_\(|\s*=(?!=))|freeze|add_param_group|unfreeze")
 _MADE_ELSEWHERE = re.compile(r"models\.|create_model\(|hub\.load\(|from_pretrained\(|torch\.load\(|jit\.load\(")
 _SIZE = re.compile(r"dim|size|width|hidden|features|channels|config|cfg|num_|n_|embed")
 _DEPTH = 4
+
+
+def takes_gradients(module: Module, node: ast.AST) -> bool:
+    """Return whether code takes gradients, or runs a function or module of the file that does, at any depth."""
+    texts = [ast.get_source_segment(module.text, node) or "", *map(module.text_of, module.reached(node))]
+    return any(GRADIENTS.search(text) for text in texts)
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ Looks like: a function called evaluate, validate, predict, infer or test that ca
 Slow because: every operator is noted for a backward pass that never comes, and all activations stay
     in memory until the result is let go.
 Fix: ``@torch.inference_mode()`` on the function, or ``with torch.inference_mode():``.
-Quiet when: gradients are used in the function, or go through the model to something trained, its callers
-    switch autograd off, or a framework does (Lightning's ``validation_step``).
+Quiet when: gradients are used in the function, in what it calls or in the model itself, or go through the model
+    to something trained, its callers switch autograd off, or a framework does (Lightning's ``validation_step``).
 Source: PyTorch documentation, "Inference mode".
 """
 
@@ -30,7 +30,7 @@ from torchtriage.diagnose.lint.base import (
     names_in,
     text_of,
 )
-from torchtriage.diagnose.lint.rules._trained import trained_modules
+from torchtriage.diagnose.lint.rules._trained import GRADIENTS, takes_gradients, trained_modules
 from torchtriage.diagnose.lint.syntax import given_names, is_self
 from torchtriage.diagnose.lint.torch_names import INFERENCE, words
 
@@ -49,14 +49,13 @@ SAFE = "the function takes no gradients, and returns no tensor that later code c
 _ASKED = re.compile(
     r"(^|[._])(teacher|target|frozen|reference|ref|ema|old|momentum)(_\w+)?$|_(teacher|target|frozen|ref|ema)$"
 )
-_USES_GRAD = re.compile(r"backward|autograd\.grad|requires_grad|enable_grad|\.grad\b|set_grad_enabled|jacobian|vjp")
 
 
 def find(module: Module) -> Iterator[Hit]:
     """Yield the first call of a model in each function that only infers and records a graph."""
-    yield from _frozen(module)
-    yield from _detached(module)
-    yield from _targets(module)
+    for hit in (*_frozen(module), *_detached(module), *_targets(module)):
+        if not takes_gradients(module, hit.node):
+            yield hit
     done: set[SourceFunction | None] = set()
     for call in module.calls:
         function = call.context.function
@@ -260,18 +259,20 @@ def _repeats(call: SourceCall) -> bool:
 
 def _script(module: Module) -> bool:
     """Return whether the file's own lines run inference: nothing is trained."""
-    return not _USES_GRAD.search(module.text) and "set_grad" not in module.text
+    return not GRADIENTS.search(module.text)
 
 
 def _is_never_trained(module: Module, function: SourceFunction) -> bool:
     """Return whether a program calls a function, and no caller can take gradients of what it gives."""
     if not module.is_program or function.called_without_grad or function.compiled or _in_module(function):
         return False
+    if takes_gradients(module, function.node):
+        return False
     seen: set[SourceFunction | None] = {function}
     waiting = [function]
     while waiting:
         current = waiting.pop()
-        if current.has_backward or _USES_GRAD.search(module.text_of(current)):
+        if current.has_backward or GRADIENTS.search(module.text_of(current)):
             return False
         stores = any(
             assign.context.function is current and _outlives(assign) and assign.value.kind in ("tensor", "unknown")
@@ -305,7 +306,7 @@ def _infers(module: Module, call: SourceCall, function: SourceFunction) -> bool:
     if INFERENCE.match(function.name) is None and not function.serves:
         return False
     text = module.text_of(function)
-    if _USES_GRAD.search(text) or "no_grad" in text or "inference_mode" in text:
+    if "no_grad" in text or "inference_mode" in text or takes_gradients(module, function.node):
         return False
     if function.called_without_grad or function.compiled:
         return False
@@ -340,7 +341,7 @@ def _mend(module: Module, function: SourceFunction | None) -> Autofix | None:
         for node in ast.walk(function.node)
     )
     host = all(value.kind == "host" for _, value in function.returns)
-    trains = _USES_GRAD.search(module.text) is not None
+    trains = GRADIENTS.search(module.text) is not None
     if not torch or keeps or (trains and not host):
         return None
     return Autofix((decorate(module.text, function.node, f"{torch}.inference_mode()"),), SAFE)

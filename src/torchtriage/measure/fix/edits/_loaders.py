@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from torchtriage.diagnose.lint.facts import Module, SourceCall, SourceFunction
+from torchtriage.diagnose.lint.facts import Module, SourceCall
 from torchtriage.diagnose.lint.samples import samples_of
 from torchtriage.diagnose.lint.syntax import keyword, path_of
 from torchtriage.diagnose.lint.torch_names import DATASETS, LOADERS
@@ -65,19 +65,6 @@ def hands_out_rows(module: Module, call: SourceCall) -> bool:
     ]
     plain = not any(isinstance(node, ast.If | ast.IfExp | ast.BinOp | ast.For) for node in ast.walk(getter.node))
     return plain and set(called) <= ROWS
-
-
-def reached(module: Module, node: ast.AST) -> set[SourceFunction]:
-    """Return the functions of the file that a piece of code leads to."""
-    found: set[SourceFunction] = set()
-    todo = [node]
-    while todo:
-        inside = set(ast.walk(todo.pop()))
-        for call in module.calls:
-            if call.node in inside:
-                todo += [item.node for item in call.callees if item not in found]
-                found |= set(call.callees)
-    return found
 
 
 def sample_class(site: Site) -> ast.ClassDef | None:

@@ -1,18 +1,14 @@
-"""What edits ask of a file again and again: its name for torch, what runs at a line, whether that takes gradients."""
+"""What edits ask of a file again and again: its name for torch, what runs at a line, whether training calls it."""
 
 from __future__ import annotations
 
 import ast
-import re
-from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.edits import SourceEdit
 from torchtriage.diagnose.lint.facts import Module, SourceCall, SourceFunction
 from torchtriage.diagnose.lint.syntax import path_of
 from torchtriage.measure.fix.proposal import Site
-from torchtriage.measure.fix.statements import module_in, source
-
-GRADIENTS = re.compile(r"backward\(|autograd\.grad|requires_grad|enable_grad|\.grad\b|jacobian|vjp|\.fit\(")
+from torchtriage.measure.fix.statements import module_in
 
 CASTS = frozenset({"int", "float", "bool"})
 MOVES = frozenset({"detach", "cpu", "numpy", "item"})
@@ -53,13 +49,6 @@ def function_at(site: Site) -> SourceFunction | None:
     return next((item for item in site.module.functions if item.node is site.function), None)
 
 
-def takes_gradients(module: Module, node: ast.AST) -> bool:
-    """Return whether code takes gradients, or calls a function of the file that does, at any depth."""
-    if GRADIENTS.search(source(module, node)):
-        return True
-    return any(GRADIENTS.search(module.text_of(function)) for function in _reached(module, node))
-
-
 def called_by_training(module: Module, function: SourceFunction) -> bool:
     """Return whether a function or loop that takes gradients calls a function, at any depth."""
     waiting, seen = [function], {function}
@@ -77,16 +66,3 @@ def called_by_training(module: Module, function: SourceFunction) -> bool:
                 seen.add(caller)
                 waiting.append(caller)
     return False
-
-
-def _reached(module: Module, node: ast.AST) -> Iterator[SourceFunction]:
-    seen: set[SourceFunction] = set()
-    waiting: list[ast.AST] = [node]
-    while waiting:
-        inside = set(ast.walk(waiting.pop()))
-        for call in module.calls:
-            if call.node in inside:
-                new = [callee for callee in call.callees if callee not in seen]
-                seen |= set(new)
-                waiting += [callee.node for callee in new]
-                yield from new

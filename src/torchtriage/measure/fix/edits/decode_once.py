@@ -15,7 +15,7 @@ from torchtriage.diagnose.lint.torch_names import LOADERS, words
 from torchtriage.diagnose.lint.work_syntax import parameters
 from torchtriage.diagnose.lint.work_words import PURE_BUILTINS, PURE_METHODS
 from torchtriage.measure.fix.edits._flow import Flow, flow_of, loads, meets
-from torchtriage.measure.fix.edits._loaders import data_of, loaders_at, reached
+from torchtriage.measure.fix.edits._loaders import data_of, loaders_at
 from torchtriage.measure.fix.proposal import Proposal, Site
 from torchtriage.measure.fix.statements import bound, complete, insert_after, source, statement_edit, wrap
 
@@ -47,7 +47,7 @@ def _getters(site: Site) -> list[SourceFunction]:
     getters = [item for item in samples.roots if item.name == "__getitem__" and item.owner is not None]
     here = next((item for item in samples.functions if item.node is site.function), None)
     if here is not None:
-        return [item for item in getters if item is here or here in reached(site.module, item.node)]
+        return [item for item in getters if item is here or here in site.module.reached(item.node)]
     if site.finding.code not in LOADING:
         return []
     names = [path_of(made.func) for call in loaders_at(site)[:2] if (made := data_of(site.module, call)) is not None]
@@ -99,7 +99,7 @@ def _edits(site: Site, getter: SourceFunction) -> tuple[SourceEdit, ...]:
 
 def _is_same(module: Module, owner: Class, statement: ast.stmt, own: str) -> bool:
     """Return whether a statement makes the same of the same sample each time, and changes nothing else."""
-    texts = [source(module, statement), *(source(module, item.node) for item in reached(module, statement))]
+    texts = [source(module, statement), *(source(module, item.node) for item in module.reached(statement))]
     if any(DRAWS.search(text) for text in texts):
         return False
     for node in ast.walk(statement):
@@ -127,7 +127,7 @@ def _is_sure(module: Module, getter: SourceFunction) -> bool:
     flow = flow_of(module)
     lasting = flow.lasting(getter.owner)
     shared = flow.constants() | set(module.aliases) | set(dir(builtins))
-    for function in (getter, *reached(module, getter.node)):
+    for function in (getter, *module.reached(getter.node)):
         local = bound(function.node.body) | parameters(function.node)
         for path in set().union(*(loads(item) for item in function.node.body)):
             root, _, name = path.partition(".")
@@ -160,7 +160,7 @@ def _holds(site: Site, statement: ast.stmt, getter: SourceFunction) -> bool:
     """Return whether a statement of a getter runs the line of the finding."""
     if site.function is getter.node:
         return statement.lineno <= site.line <= (statement.end_lineno or statement.lineno)
-    return any(item.node is site.function for item in reached(site.module, statement))
+    return any(item.node is site.function for item in site.module.reached(statement))
 
 
 def _bound_in_order(statement: ast.stmt) -> list[str]:

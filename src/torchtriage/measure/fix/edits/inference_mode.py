@@ -9,7 +9,8 @@ from pathlib import Path
 
 from torchtriage.diagnose.lint.base import decorate
 from torchtriage.diagnose.lint.facts import Module, SourceFunction
-from torchtriage.measure.fix.edits._torch import called_by_training, calls_at, function_at, takes_gradients, torch_in
+from torchtriage.diagnose.lint.rules._trained import takes_gradients
+from torchtriage.measure.fix.edits._torch import called_by_training, calls_at, function_at, torch_in
 from torchtriage.measure.fix.proposal import Proposal, Site
 from torchtriage.measure.fix.statements import wrap
 

@@ -11,7 +11,6 @@ from torchtriage.diagnose.lint.facts import Module, SourceCall
 from torchtriage.diagnose.lint.syntax import keyword, names_in, path_of
 from torchtriage.diagnose.lint.torch_names import DATASETS, LOADERS
 from torchtriage.measure.fix.edits._flow import flow_of, meets
-from torchtriage.measure.fix.edits._loaders import reached
 from torchtriage.measure.fix.edits._settings import constant_of
 from torchtriage.measure.fix.proposal import Loop, Proposal, Site
 from torchtriage.measure.fix.statements import (
@@ -52,7 +51,7 @@ def _makes_data(module: Module, call: SourceCall) -> bool:
         bodies = []
     else:
         return False
-    bodies += [item.node for body in list(bodies) for item in reached(module, body)]
+    bodies += [item.node for body in list(bodies) for item in module.reached(body)]
     return not any(DRAWS.search(source(module, body)) for body in (*bodies, call.node))
 
 

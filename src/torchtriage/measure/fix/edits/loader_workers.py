@@ -11,7 +11,7 @@ from torchtriage.diagnose.lint.edits import replace_node
 from torchtriage.diagnose.lint.facts import Module, SourceCall
 from torchtriage.diagnose.lint.rules._loaders import dataset, in_memory, reads_or_transforms, workers
 from torchtriage.diagnose.lint.syntax import keyword, literal, path_of
-from torchtriage.measure.fix.edits._loaders import data_of, hands_out_rows, loaders_at, reached, sample_class
+from torchtriage.measure.fix.edits._loaders import data_of, hands_out_rows, loaders_at, sample_class
 from torchtriage.measure.fix.edits._settings import constant_of
 from torchtriage.measure.fix.proposal import Proposal, Site
 from torchtriage.measure.fix.statements import set_keywords, source
@@ -79,7 +79,7 @@ def _sample_code(module: Module, call: SourceCall) -> str:
     if known is None:
         return "" if made is not None and module.name_of(made.func).startswith("torch.") else module.text
     methods = [item.node for name, item in known.methods.items() if name != "__init__"]
-    bodies = {*methods, *(item.node for method in methods for item in reached(module, method))}
+    bodies = {*methods, *(item.node for method in methods for item in module.reached(method))}
     return "\n".join(source(module, body) for body in bodies)
 
 

@@ -10,7 +10,6 @@ from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
 from torchtriage.diagnose.lint.facts import Module
 from torchtriage.diagnose.lint.samples import samples_of
 from torchtriage.diagnose.lint.syntax import names_in, path_of
-from torchtriage.measure.fix.edits._loaders import reached
 from torchtriage.measure.fix.proposal import Proposal, Site
 from torchtriage.measure.fix.statements import move_before, source, statement_edit
 
@@ -72,7 +71,7 @@ def _methods(site: Site) -> list[ast.FunctionDef]:
         root.node
         for root in roots
         if isinstance(root.node, ast.FunctionDef)
-        and (root.node is site.function or any(item.node is site.function for item in reached(site.module, root.node)))
+        and (root.node is site.function or any(item.node is site.function for item in site.module.reached(root.node)))
     ]
 
 
@@ -107,7 +106,7 @@ def _moved(module: Module, function: ast.FunctionDef) -> tuple[SourceEdit, ...]:
             }
             if made or not plain or others - {name}:
                 break
-            texts = [source(module, earlier), *(source(module, item.node) for item in reached(module, earlier))]
+            texts = [source(module, earlier), *(source(module, item.node) for item in module.reached(earlier))]
             if any(WORKS.search(text) for text in texts):
                 target = earlier
         if target is not None:

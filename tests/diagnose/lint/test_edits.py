@@ -36,6 +36,7 @@ def added(text: str) -> str | None:
         ("x = f(a); y = 2\n", "x = f(a, new=1); y = 2\n"),
         ("f(a, new=0)\n", "f(a, new=1)\n"),
         ("f(a if b else\n  c)\r\n", "f(a if b else\n  c, new=1)\r\n"),
+        ("f( )\n", "f( new=1)\n"),
     ],
 )
 def test_a_keyword_is_added_where_it_belongs(before: str, after: str) -> None:
@@ -116,6 +117,30 @@ def test_inference_mode_only_where_no_tensor_leaves_for_training() -> None:
     leaves = TRAIN.replace("        print(model", "        return (model").replace(").shape)", "))")
     assert "CFG043" not in fixable(leaves)
     assert "CFG043" in fixable(TRAIN)
+
+
+def test_pinning_given_by_its_place_is_replaced_there() -> None:
+    text = TRAIN.replace("DataLoader(files, num_workers=4)", "DataLoader(files, 2, True, None, None, 0, None, False)")
+    (patch,) = lint_text(text).patches
+    assert "+loader = DataLoader(files, 2, True, None, None, 0, None, True)  # größe\n" in patch.diff
+
+
+@pytest.mark.parametrize("options", ["SGD(p, foreach=False, fused=args.fused)", "SGD(p, foreach=False, **options)"])
+def test_foreach_stays_beside_options_that_it_cannot_stand_with(options: str) -> None:
+    assert "LCH016" not in fixable(f"import torch\nopt = torch.optim.{options}\n")
+    assert "LCH016" in fixable("import torch\nopt = torch.optim.SGD(p, foreach=False, fused=None)\n")
+
+
+def test_foreach_stays_where_it_rounds_otherwise() -> None:
+    assert "LCH016" not in fixable("import torch\nopt = torch.optim.RAdam(p, foreach=False)\n")
+
+
+def test_batches_of_a_class_of_their_own_may_not_know_non_blocking() -> None:
+    pinned = TRAIN.replace("num_workers=4", "pin_memory=True")
+    assert "CPY008" in fixable(pinned)
+    assert "CPY008" not in fixable(pinned.replace("pin_memory", "collate_fn=nested, pin_memory"))
+    nested = "class Nested:\n    def to(self, device):\n        return self\n"
+    assert "CPY008" not in fixable(pinned.replace("device =", f"{nested}device =", 1))
 
 
 def test_pinning_is_not_offered_for_tensors_of_a_dataset_that_may_be_on_the_device() -> None:

@@ -11,7 +11,7 @@ import difflib
 import re
 from dataclasses import dataclass
 
-from torchtriage.diagnose.lint.syntax import keyword, literal, unpacks
+from torchtriage.diagnose.lint.syntax import argument, literal, unpacks
 
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 _TAIL = re.compile(r"\s+|#[^\r\n]*|\\(?:\r\n|\r|\n)|[,)]")
@@ -43,12 +43,13 @@ def replace_node(node: ast.expr | ast.stmt, text: str) -> SourceEdit:
     return SourceEdit(node.lineno, node.col_offset, node.end_lineno, node.end_col_offset, text)
 
 
-def add_keyword(text: str, node: ast.Call, name: str, value: str) -> SourceEdit | None:
+def add_keyword(text: str, node: ast.Call, name: str, value: str, place: int = -1) -> SourceEdit | None:
     """Return the edit that sets a keyword argument; None where it cannot be added for sure.
 
-    ``text`` is the file's. A constant that is there already is replaced.
+    ``text`` is the file's; ``place`` : where the parameter stands among positional ones, -1 where it does not. A
+    constant that is there already is replaced.
     """
-    given = keyword(node, name)
+    given = argument(node, name, place)
     if given is not None:
         return replace_node(given, value) if literal(given) is not ... else None
     if unpacks(node):
@@ -58,11 +59,13 @@ def add_keyword(text: str, node: ast.Call, name: str, value: str) -> SourceEdit 
         key=lambda arg: (arg.end_lineno or 0, arg.end_col_offset or 0),
         default=None,
     )
-    if last is None or any(isinstance(arg, ast.GeneratorExp | ast.Starred) for arg in node.args):
+    if any(isinstance(arg, ast.GeneratorExp | ast.Starred) for arg in node.args):
         return None
     lines = lines_of(text)
     assert node.end_lineno is not None
     assert node.end_col_offset is not None
+    if last is None:
+        return SourceEdit(node.end_lineno, at := node.end_col_offset - 1, node.end_lineno, at, f"{name}={value}")
     begin = index_of(lines, last.end_lineno or 0, last.end_col_offset or 0)
     end = index_of(lines, node.end_lineno, node.end_col_offset) - 1
     tail = text[begin:end]

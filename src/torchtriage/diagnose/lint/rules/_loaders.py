@@ -7,7 +7,7 @@ from torchtriage.diagnose.lint.base import Module, SourceCall, literal, text_of,
 from torchtriage.diagnose.lint.facts import Class
 from torchtriage.diagnose.lint.syntax import argument
 
-N_WORKERS = 5  # its place among the positional arguments
+N_WORKERS, COLLATE_FN, PIN_MEMORY = 5, 6, 7  # their places among the positional arguments
 
 
 def workers(module: Module, call: SourceCall) -> int | None:
@@ -47,9 +47,7 @@ def in_memory(module: Module, call: SourceCall) -> bool:
     """Return whether a loader's dataset only hands out what lies in memory."""
     if not call.node.args:
         return False
-    if call.arguments[0].kind == "dataset":
-        return True
-    if call.arguments[0].kind == "tensor":
+    if call.arguments[0].kind in ("dataset", "tensor"):
         return True
     node = call.node.args[0]
     if isinstance(node, ast.List | ast.ListComp):

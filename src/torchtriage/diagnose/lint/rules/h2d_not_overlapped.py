@@ -24,7 +24,8 @@ from torchtriage.diagnose.lint.base import (
     text_of,
     unpacks,
 )
-from torchtriage.diagnose.lint.rules._loaders import moves_batch
+from torchtriage.diagnose.lint.rules._loaders import COLLATE_FN, moves_batch
+from torchtriage.diagnose.lint.syntax import argument
 from torchtriage.diagnose.lint.torch_names import LOADERS
 
 RULE = Rule("CPY008", "h2d-not-overlapped", "copy", "Uploads that nothing overlaps", "low", device=True)
@@ -40,8 +41,12 @@ SAFE = "work queued on the device after the copy still waits for it, so values s
 
 def find(module: Module) -> Iterator[Hit]:
     """Yield blocking copies of pinned batches."""
-    flags = [call.value.pinned for call in module.called(*LOADERS)]
-    all_pinned = bool(flags) and all(flag is True for flag in flags)
+    loaders = module.called(*LOADERS)
+    all_pinned = bool(loaders) and all(call.value.pinned is True for call in loaders)
+    # a batch of a class of its own has a to() of its own
+    plain = not any("to" in known.methods for known in module.classes.values()) and all(
+        argument(call.node, "collate_fn", COLLATE_FN) is None and not unpacks(call.node) for call in loaders
+    )
     for call in module.sent("to", "cuda"):
         if not moves_batch(call) or keyword(call.node, "non_blocking") is not None:
             continue
@@ -51,11 +56,12 @@ def find(module: Module) -> Iterator[Hit]:
             continue
         pinned = call.receiver.pinned
         if pinned is True or (pinned is None and all_pinned):
+            edit = add_keyword(module.text, call.node, "non_blocking", "True")
             yield Hit(
                 call.node,
                 f"the host waits for this copy of a pinned batch: {text_of(call.node)}",
                 call.attr,
-                autofix=_mend(module, call),
+                autofix=Autofix((edit,), SAFE) if edit is not None and plain else None,
             )
 
 
@@ -64,14 +70,3 @@ def _goes(call: SourceCall) -> bool:
     if call.attr == "to" and call.node.keywords and not call.node.args and keyword(call.node, "device") is None:
         return False
     return call.receiver.device == CPU
-
-
-def _mend(module: Module, call: SourceCall) -> Autofix | None:
-    if not call.node.args and not call.node.keywords:
-        node = call.node
-        from torchtriage.diagnose.lint.edits import SourceEdit
-
-        line, end = node.end_lineno or 0, (node.end_col_offset or 0) - 1
-        return Autofix((SourceEdit(line, end, line, end, "non_blocking=True"),), SAFE)
-    edit = add_keyword(module.text, call.node, "non_blocking", "True")
-    return Autofix((edit,), SAFE) if edit is not None else None

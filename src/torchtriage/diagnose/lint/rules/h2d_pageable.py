@@ -14,7 +14,7 @@ Source: PyTorch tutorial, "A guide on good usage of non_blocking and pin_memory(
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Autofix, Fix, Hit, Module, Rule, add_keyword
-from torchtriage.diagnose.lint.rules._loaders import moves_batch
+from torchtriage.diagnose.lint.rules._loaders import PIN_MEMORY, moves_batch
 from torchtriage.diagnose.lint.torch_names import LOADERS
 
 RULE = Rule("CPY007", "h2d-pageable", "copy", "Large uploads from pageable host memory", "medium", device=True)
@@ -38,7 +38,7 @@ def find(module: Module) -> Iterator[Hit]:
         dataset = call.arguments[0] if call.arguments else None
         if dataset is not None and dataset.kind == "dataset" and dataset.device == 2:
             continue
-        edit = add_keyword(module.text, call.node, "pin_memory", "True")
+        edit = add_keyword(module.text, call.node, "pin_memory", "True", PIN_MEMORY)
         known = dataset is None or dataset.kind != "dataset" or dataset.device == 0
         yield Hit(
             call.node,

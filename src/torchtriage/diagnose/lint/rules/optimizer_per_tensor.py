@@ -27,6 +27,7 @@ from torchtriage.diagnose.lint.base import (
     literal,
     names_in,
     replace_node,
+    unpacks,
 )
 from torchtriage.diagnose.lint.syntax import walk
 
@@ -44,6 +45,7 @@ penalty = sum(n.square() for n in torch._foreach_norm(list(model.parameters())))
 SAFE = "the same arithmetic on all parameters at once; it needs memory for one more copy of them"
 
 _FUSED = frozenset(["SGD", "Adam", "AdamW", "Adagrad"])
+_SAME_BITS = _FUSED | {"Adadelta", "Adamax", "RMSprop", "Rprop"}  # others round otherwise when they go over all at once
 _UPDATES = re.compile(r"(mul|add|sub|copy|lerp|addcmul|addcdiv|div)_$")
 _STEPPING = re.compile(r"ema|average|momentum|(^|_)update|(^|_)step($|_)|polyak|soft_update")
 
@@ -100,13 +102,15 @@ def _reduces(node: ast.expr, loop: SourceLoop) -> bool:
 
 def _optimizer(call: SourceCall) -> Iterator[Hit]:
     foreach, fused = keyword(call.node, "foreach"), keyword(call.node, "fused")
-    if literal(fused) is True or literal(keyword(call.node, "differentiable")) is True:
+    others = [literal(item) for item in (fused, keyword(call.node, "differentiable")) if item is not None]
+    if True in others:
         return
     if foreach is not None and literal(foreach) is False:
+        alone = not unpacks(call.node) and ... not in others  # foreach=True is an error beside either
         yield Hit(
             call.node,
             f"{call.attr} with foreach=False updates one parameter at a time",
-            autofix=Autofix((replace_node(foreach, "True"),), SAFE),
+            autofix=Autofix((replace_node(foreach, "True"),), SAFE) if alone and call.attr in _SAME_BITS else None,
         )
     elif foreach is None and fused is None and call.attr in _FUSED:
         yield Hit(call.node, f"{call.attr} without fused=True: one kernel could update all parameters", severity="note")

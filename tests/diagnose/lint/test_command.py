@@ -87,12 +87,12 @@ def test_standard_input(file: Path) -> None:
 
 
 def test_fix_applies_what_was_shown(file: Path) -> None:
-    assert "+    optimizer.zero_grad(set_to_none=True)" in run("train.py").stdout
-    assert file.read_text(encoding="utf-8") == TEXT
-    assert "fixed OPT040" in run("train.py", "--fix").stdout
-    assert file.read_text(encoding="utf-8") == TEXT.replace("=False", "=True").replace(
-        "non_blocking=False", "non_blocking=True"
-    )
+    text = f"{TEXT}optimizer = torch.optim.SGD(model.parameters(), foreach=False)\n"
+    file.write_text(text, encoding="utf-8")
+    assert "+optimizer = torch.optim.SGD(model.parameters(), foreach=True)" in run("train.py").stdout
+    assert file.read_text(encoding="utf-8") == text
+    assert "fixed LCH016" in run("train.py", "--fix").stdout
+    assert file.read_text(encoding="utf-8") == text.replace("foreach=False", "foreach=True")
 
 
 def test_only_skip_and_exclude(file: Path) -> None:

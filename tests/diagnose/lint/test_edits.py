@@ -65,12 +65,7 @@ def evaluate(model, loader):
     for x in loader:
         print(model(x.to(device, non_blocking=True)).shape)
 """
-MENDED = (
-    TRAIN.replace("num_workers=4)", "num_workers=4, pin_memory=True, persistent_workers=True)")
-    .replace("foreach=False", "foreach=True")
-    .replace("set_to_none=False", "set_to_none=True")
-    .replace("def evaluate", "@torch.inference_mode()\ndef evaluate")
-)
+MENDED = TRAIN.replace("num_workers=4)", "num_workers=4, pin_memory=True)").replace("foreach=False", "foreach=True")
 
 
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
@@ -81,7 +76,7 @@ def test_fix_writes_files_as_they_were(tmp_path: Path, newline: str, encoding: s
     file.write_bytes((head + TRAIN).replace("\n", newline).encode(encoding))
     result = lint([str(file)], fix=True)
     assert result.patches[0].applied
-    assert set(result.patches[0].codes) == {"CPY007", "DAT019", "LCH016", "OPT040", "CFG043"}
+    assert set(result.patches[0].codes) == {"CPY007", "LCH016"}
     assert all(result.patches[0].safe_because.values())
     assert file.read_bytes() == (head + MENDED).replace("\n", newline).encode(encoding)
     # with the loader pinned, its copies need not wait; then nothing is left to mend
@@ -96,27 +91,18 @@ def test_without_fix_the_file_stays_and_the_diff_is_shown(tmp_path: Path) -> Non
     (patch,) = lint([str(file)]).patches
     assert not patch.applied
     assert file.read_text(encoding="utf-8") == TRAIN
-    assert "-        opt.zero_grad(set_to_none=False)" in patch.diff.split("\n")
-    assert "+@torch.inference_mode()" in patch.diff.split("\n")
+    assert "-opt = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)" in patch.diff.split("\n")
+    assert "+opt = torch.optim.SGD(model.parameters(), lr=0.1, foreach=True)" in patch.diff.split("\n")
 
 
 def fixable(text: str) -> set[str]:
     return {code for patch in lint_text(text).patches for code in patch.codes}
 
 
-def test_workers_are_kept_only_where_there_are_some() -> None:
-    assert "DAT019" not in fixable(TRAIN.replace("num_workers=4", "num_workers=n"))
-
-
-def test_gradients_stay_zero_where_somebody_looks_at_them() -> None:
-    looked = TRAIN.replace("opt.step()", "opt.step(); norm(model.weight.grad)")
-    assert "OPT040" not in fixable(looked)
-
-
-def test_inference_mode_only_where_no_tensor_leaves_for_training() -> None:
-    leaves = TRAIN.replace("        print(model", "        return (model").replace(").shape)", "))")
-    assert "CFG043" not in fixable(leaves)
-    assert "CFG043" in fixable(TRAIN)
+def test_what_may_change_results_is_found_and_not_edited() -> None:
+    found = {finding.code for finding in lint_text(TRAIN).findings}
+    assert found >= {"DAT019", "OPT040", "CFG043"}
+    assert fixable(TRAIN) == {"CPY007", "LCH016"}
 
 
 def test_pinning_given_by_its_place_is_replaced_there() -> None:

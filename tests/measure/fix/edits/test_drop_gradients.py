@@ -41,5 +41,7 @@ def test_gradients_that_are_none_are_said():
                 p.grad.zero_()
             model(batch).sum().backward()
     """
-    (proposal,) = proposals(before, "zero_()", "OPT040", "drop-gradients")
-    assert "None" in proposal.changes
+    filled = "opt.zero_grad(set_to_none=False)"
+    for text, line in ((before, "zero_()"), (filled, "zero_grad")):
+        (proposal,) = proposals(text, line, "OPT040", EDIT)
+        assert "None" in proposal.changes

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tests.measure.fix.proposing import proposed
+from tests.measure.fix.proposing import proposals, proposed
+
+from torchtriage.measure.fix.edits._loaders import REORDERED
 
 HEAD = """
 import torch
@@ -29,6 +31,18 @@ def main(x):
             train(batch)
 """)
     assert proposed(new, "loader = DataLoader", "DAT019", "loader-made-once") == []
+
+
+def test_another_order_from_the_second_epoch_on_is_said() -> None:
+    for workers, changes in (("num_workers=1", REORDERED), ("num_workers=0", "")):
+        text = f"""{HEAD}
+for epoch in range(3):
+    loader = DataLoader(data, shuffle=True, {workers})
+    for (batch,) in loader:
+        train(batch)
+"""
+        (proposal,) = proposals(text, "loader = DataLoader", "DAT019", "loader-made-once")
+        assert proposal.changes == changes
 
 
 def test_a_loader_in_the_head_of_the_inner_loop() -> None:

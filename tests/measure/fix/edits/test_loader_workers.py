@@ -130,3 +130,10 @@ def test_nothing_where_a_loop_changes_the_data_set(change: str) -> None:
     train = TRAIN.replace("range(5):\n", f"range(5):\n    {change}\n")
     text = f"{PICTURES}\ndata = Pictures(names)\nloader = DataLoader(data, batch_size=8)\n{train}"
     assert proposed(text, "for x in loader", "DAT018", "loader-workers") == []
+
+
+@pytest.mark.parametrize(("order", "changes"), [("shuffle=True, ", loader_workers.REORDERED), ("", "")])
+def test_another_order_from_the_second_epoch_on_is_said(order: str, changes: str) -> None:
+    text = f"{PICTURES}\nloader = DataLoader(Pictures(names), {order}num_workers=1)\n{TRAIN}"
+    found = proposals(text, "for x in loader", "DAT019", "loader-workers")
+    assert [item.changes for item in found if item.what == "leave the workers running"] == [changes]

@@ -5,7 +5,8 @@ Looks like: ``DataLoader(num_workers=n)`` without ``persistent_workers=True`` th
     ``DataLoader`` built for each epoch, in its loop or in what that calls.
 Slow because: each epoch starts processes, imports, and fills the queues again, for a few seconds,
     while the device waits.
-Fix: build the loader once, with ``persistent_workers=True``.
+Fix: build the loader once, with ``persistent_workers=True``. From the second epoch on, random numbers (the order of a
+    shuffling loader) differ from before, and workers do not see a dataset that the program changes.
 Quiet when: it is iterated once, or the setting is given.
 Source: PyTorch documentation of ``torch.utils.data.DataLoader``.
 """
@@ -14,14 +15,12 @@ import re
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import (
-    Autofix,
     Fix,
     Hit,
     Module,
     Rule,
     SourceCall,
     SourceLoop,
-    add_keyword,
     arguments,
     keyword,
     literal,
@@ -36,10 +35,6 @@ FIX = Fix(
     text="Keep the workers from epoch to epoch.",
     code="loader = DataLoader(dataset, num_workers=8, persistent_workers=True)",
     link="https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.DataLoader",
-)
-
-SAFE = (
-    "the order of batches stays the same; the dataset must not change between epochs, since the workers keep their copy"
 )
 
 
@@ -59,12 +54,7 @@ def find(module: Module) -> Iterator[Hit]:
             continue
         if unpacks(call.node) or not (_again(module, call) or _of_lightning(call)):
             continue
-        edit = add_keyword(module.text, call.node, "persistent_workers", "True")
-        yield Hit(
-            call.node,
-            "the workers of this loader are restarted in every epoch",
-            autofix=Autofix((edit,), SAFE) if edit is not None and number else None,
-        )
+        yield Hit(call.node, "the workers of this loader are restarted in every epoch")
 
 
 def _of_lightning(call: SourceCall) -> bool:

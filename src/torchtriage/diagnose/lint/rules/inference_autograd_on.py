@@ -17,19 +17,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import (
-    Assign,
-    Autofix,
-    Fix,
-    Hit,
-    Module,
-    Rule,
-    SourceCall,
-    SourceFunction,
-    decorate,
-    names_in,
-    text_of,
-)
+from torchtriage.diagnose.lint.base import Assign, Fix, Hit, Module, Rule, SourceCall, SourceFunction, names_in, text_of
 from torchtriage.diagnose.lint.rules._trained import GRADIENTS, takes_gradients, trained_modules
 from torchtriage.diagnose.lint.syntax import given_names, is_self
 from torchtriage.diagnose.lint.torch_names import INFERENCE, words
@@ -43,8 +31,6 @@ FIX = Fix(
     code="with torch.inference_mode():\n    outputs = model(inputs)",
     link="https://docs.pytorch.org/docs/stable/notes/autograd.html#inference-mode",
 )
-
-SAFE = "the function takes no gradients, and returns no tensor that later code could train with"
 
 _ASKED = re.compile(
     r"(^|[._])(teacher|target|frozen|reference|ref|ema|old|momentum)(_\w+)?$|_(teacher|target|frozen|ref|ema)$"
@@ -76,12 +62,7 @@ def find(module: Module) -> Iterator[Hit]:
         if function is not None and not (_infers(module, call, function) or _is_never_trained(module, function)):
             continue
         done.add(function)
-        yield Hit(
-            call.node,
-            "this inference records a graph that no backward pass uses",
-            "forward",
-            autofix=_mend(module, function),
-        )
+        yield Hit(call.node, "this inference records a graph that no backward pass uses", "forward")
 
 
 def _frozen(module: Module) -> Iterator[Hit]:
@@ -328,20 +309,3 @@ def _infers(module: Module, call: SourceCall, function: SourceFunction) -> bool:
 def _gives_host_values(function: SourceFunction) -> bool:
     """Return whether a module's method gives text or numbers: nobody can take gradients of these."""
     return bool(function.returns) and all(value.kind == "host" for _, value in function.returns)
-
-
-def _mend(module: Module, function: SourceFunction | None) -> Autofix | None:
-    if function is None or function.is_generator:
-        return None
-    if isinstance(function.node, ast.AsyncFunctionDef):
-        return None
-    torch = next((name for name, full in module.aliases.items() if full == "torch"), "")
-    keeps = any(
-        isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store)
-        for node in ast.walk(function.node)
-    )
-    host = all(value.kind == "host" for _, value in function.returns)
-    trains = GRADIENTS.search(module.text) is not None
-    if not torch or keeps or (trains and not host):
-        return None
-    return Autofix((decorate(module.text, function.node, f"{torch}.inference_mode()"),), SAFE)

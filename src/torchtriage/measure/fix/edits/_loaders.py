@@ -6,13 +6,21 @@ import ast
 
 from torchtriage.diagnose.lint.facts import Module, SourceCall
 from torchtriage.diagnose.lint.samples import samples_of
-from torchtriage.diagnose.lint.syntax import keyword, path_of
+from torchtriage.diagnose.lint.syntax import argument, keyword, literal, path_of
 from torchtriage.diagnose.lint.torch_names import DATASETS, LOADERS
 from torchtriage.measure.fix.edits._settings import origin_of
 from torchtriage.measure.fix.proposal import Site
 
 ROWS = frozenset({"clone", "tensor", "as_tensor", "from_numpy", "long", "float", "dict"})
 """What a ``__getitem__`` may call that gives many rows for many."""
+
+REORDERED = "the order of shuffled samples and the random numbers in workers differ from the second epoch on"
+
+
+def shuffles(call: SourceCall) -> bool:
+    """Return whether a loader may draw the order of its samples."""
+    given = [argument(call.node, name, place) for place, name in enumerate(("shuffle", "sampler", "batch_sampler"), 2)]
+    return any(item is not None and literal(item) not in (False, None) for item in given)
 
 
 def loaders_at(site: Site) -> list[SourceCall]:

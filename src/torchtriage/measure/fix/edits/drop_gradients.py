@@ -12,7 +12,7 @@ from torchtriage.measure.fix.proposal import Proposal, Site
 from torchtriage.measure.fix.statements import source
 
 CODES = frozenset({"HST020", "HST114", "LCH014", "LCH016", "OPT040"})
-UNSET = "gradients are None, and not zero, where a parameter has no part in a backward pass"
+UNSET = "gradients are None, and not zero, where a parameter has no part in a backward pass: its update is skipped"
 
 
 def propose(site: Site) -> Iterator[Proposal]:
@@ -22,7 +22,7 @@ def propose(site: Site) -> Iterator[Proposal]:
         inside = set(ast.walk(site.step_loop))
         calls += [call for call in site.module.sent("zero_grad", "zero_") if call.node in inside]
     for call in calls:
-        edit, changes = None, ""
+        edit = None
         if call.attr == "zero_grad":
             given = keyword(call.node, "set_to_none") or next(iter(call.node.args), None)
             edit = replace_node(given, "True") if given is not None and literal(given) is False else None
@@ -33,9 +33,8 @@ def propose(site: Site) -> Iterator[Proposal]:
                 end = (statement.end_lineno or 0, statement.end_col_offset or 0)
                 text = f"{source(site.module, grad)} = None"
                 edit = SourceEdit(statement.lineno, statement.col_offset, *end, text)
-                changes = UNSET
         if edit is not None:
-            yield Proposal((edit,), "drop gradients instead of filling them with zeros", changes)
+            yield Proposal((edit,), "drop gradients instead of filling them with zeros", UNSET)
             return
 
 

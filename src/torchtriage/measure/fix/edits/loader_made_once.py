@@ -11,6 +11,7 @@ from torchtriage.diagnose.lint.facts import Module, SourceCall
 from torchtriage.diagnose.lint.syntax import keyword, names_in, path_of
 from torchtriage.diagnose.lint.torch_names import DATASETS, LOADERS
 from torchtriage.measure.fix.edits._flow import flow_of, meets
+from torchtriage.measure.fix.edits._loaders import REORDERED, shuffles
 from torchtriage.measure.fix.edits._settings import constant_of
 from torchtriage.measure.fix.proposal import Loop, Proposal, Site
 from torchtriage.measure.fix.statements import (
@@ -36,7 +37,9 @@ def propose(site: Site) -> Iterator[Proposal]:
             text = _moved(module, call)
             if text != module.text:
                 thing = "loader" if _is_loader(module, call) else "data"
-                yield Proposal(edits_between(module.text, text), f"make the {thing} once, before the loop")
+                drawn = "persistent_workers" in text and any(map(shuffles, module.called(*LOADERS)))
+                edits = edits_between(module.text, text)
+                yield Proposal(edits, f"make the {thing} once, before the loop", REORDERED if drawn else "")
                 return
 
 

@@ -11,7 +11,14 @@ from torchtriage.diagnose.lint.edits import replace_node
 from torchtriage.diagnose.lint.facts import Module, SourceCall
 from torchtriage.diagnose.lint.rules._loaders import dataset, in_memory, reads_or_transforms, workers
 from torchtriage.diagnose.lint.syntax import keyword, literal, path_of
-from torchtriage.measure.fix.edits._loaders import data_of, hands_out_rows, loaders_at, sample_class
+from torchtriage.measure.fix.edits._loaders import (
+    REORDERED,
+    data_of,
+    hands_out_rows,
+    loaders_at,
+    sample_class,
+    shuffles,
+)
 from torchtriage.measure.fix.edits._settings import constant_of
 from torchtriage.measure.fix.proposal import Proposal, Site
 from torchtriage.measure.fix.statements import set_keywords, source
@@ -68,7 +75,7 @@ def _started(module: Module, call: SourceCall) -> Iterator[Proposal]:
     if edits and constant is not None and constant is not given:
         edits = (replace_node(constant, number), *edits)
     if edits and (given is None or constant is not None):
-        changes = SEEDS if DRAWS.search(_sample_code(module, call)) else ""
+        changes = SEEDS if DRAWS.search(_sample_code(module, call)) else REORDERED if shuffles(call) else ""
         yield Proposal(edits, f"prepare batches in {number} worker processes", changes)
 
 
@@ -94,7 +101,8 @@ def _running(module: Module, call: SourceCall, number: int) -> Iterator[Proposal
     cheap = in_memory(module, call) or (known is not None and not reads_or_transforms(module, known))
     if keyword(node, "persistent_workers") is None and not cheap:
         lasts = "True" if constant is given else f"{source(module, given)} > 0"
-        yield Proposal(set_keywords(module, node, {"persistent_workers": lasts}), "leave the workers running")
+        changes = REORDERED if shuffles(call) or DRAWS.search(_sample_code(module, call)) else ""
+        yield Proposal(set_keywords(module, node, {"persistent_workers": lasts}), "leave the workers running", changes)
     if constant is None:
         return
     more = min(n_cores(), MOST)

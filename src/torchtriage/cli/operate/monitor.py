@@ -58,7 +58,7 @@ def replay(
     """Run the detectors over recorded requests or metrics: which alarms would fire, and when.
 
     LOG is CSV with a header (a column duration_s, duration_ms, latency_us ... or value; optionally
-    timestamp, size, ok, label) or the lines of JSON that monitor.JsonLog writes. Each value is
+    timestamp, size, ok, error, label) or the lines of JSON that monitor.JsonLog writes. Each value is
     compared only with those before it. With labels the result is scored: recall, false alarms per
     10,000 values, delays.
 

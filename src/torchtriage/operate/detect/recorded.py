@@ -5,12 +5,12 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from torchtriage.core.errors import SampleError
 from torchtriage.operate.detect.latency_detector import Sample
@@ -28,6 +28,11 @@ VALUES = {
 }
 TIMES = ("at_s", "t_s", "time", "timestamp", "ts")
 MAX_STREAMS = 1_000
+MOST_S = 1e11  # what is larger is no time in seconds, but in milliseconds, microseconds or nanoseconds
+NOTHING = frozenset(("", "none", "null", "nan", "na", "n/a"))
+WORDS = {"true": True, "t": True, "yes": True, "y": True, "false": False, "f": False, "no": False, "n": False}
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -35,7 +40,7 @@ class RecordedStream:
     """One recorded stream. ``is_requests`` : its values are durations of single requests.
 
     ``labels`` : of each row, where the log has a column for it. ``stamps`` : times as they were
-    written. ``n_skipped`` : lines that could not be read.
+    written. ``n_skipped`` : lines that could not be read, or not in full.
     """
 
     name: str
@@ -68,7 +73,8 @@ class StreamLabels:
 def read_log(path: str | Path) -> list[RecordedStream]:
     """Return the streams of a log, one per model and version.
 
-    Raises ``SampleError``: it is neither CSV with a column for the value nor lines of JSON with a duration.
+    Raises ``SampleError``: it is neither CSV with a column for the value nor lines of JSON with a duration, nothing in
+    a column can be read, or the newest line is the first.
     """
     name = str(path)
     try:
@@ -84,11 +90,15 @@ def read_log(path: str | Path) -> list[RecordedStream]:
     streams = [stream for stream in streams if stream.samples]
     if not streams:
         raise SampleError("expected at least one value, found none", where=name)
+    for stream in streams:
+        steps = [after.at_s - before.at_s for before, after in pairwise(stream.samples)]
+        if sum(step < 0 for step in steps) > sum(step > 0 for step in steps):
+            raise SampleError("expected the oldest line first, found the newest", where=name, hint="sort it by time")
     return streams
 
 
 def _read_csv(rows: csv.DictReader[str], name: str) -> RecordedStream:
-    columns = {(column or "").strip().lower(): column for column in rows.fieldnames or ()}
+    columns = {column.strip().lower(): column for column in rows.fieldnames or () if column and column.strip()}
     value = next((column for column in VALUES if column in columns), None)
     if value is None:
         raise SampleError(
@@ -97,23 +107,36 @@ def _read_csv(rows: csv.DictReader[str], name: str) -> RecordedStream:
             hint="give the log a header line",
         )
     stream = RecordedStream(Path(name).stem, is_requests=value != "value")
-    time = next((column for column in TIMES if column in columns), None)
+    time = next((column for column in TIMES if column in columns), "")
+    table = list(rows)
+    unread: set[int] = set()
 
-    def number(row: dict[str, Any], column: str) -> float | None:
-        try:
-            return float(row.get(columns[column]) or "nan") if column in columns else None
-        except ValueError:
-            return math.nan
+    def read(column: str, parse: Callable[[str], T | None], wanted: str) -> list[T | None]:
+        if column not in columns:
+            return [None] * len(table)
+        cells = [str(row.get(columns[column]) or "").strip() for row in table]
+        parsed = [parse(cell) for cell in cells]
+        odd = [at for at, cell in enumerate(cells) if parsed[at] is None and cell.lower() not in NOTHING]
+        if odd and len(odd) == sum(cell.lower() not in NOTHING for cell in cells):
+            raise SampleError(f"expected {wanted}, found {cells[odd[0]]!r}", where=f"{name}, column {columns[column]}")
+        unread.update(odd)
+        return parsed
 
-    for at, row in enumerate(rows):
-        stamp = str(row.get(columns[time]) or "") if time else ""
-        read = number(row, value)
-        took_s = math.nan if read is None else read * VALUES[value]
-        ok = number(row, "ok") != 0 and not row.get(columns.get("error", ""))
-        stream.samples.append(Sample(took_s, _time(stamp, float(at)), _size(number(row, "size")), ok))
-        stream.stamps.append(stamp)
-        if "label" in columns:
-            stream.labels.append(number(row, "label") == 1)
+    values, sizes = read(value, _number, "numbers"), read("size", _number, "numbers")
+    times = read(time, _time, "times as seconds or 2024-01-31 12:00:00")
+    oks, labels = (read(column, _truth, "0 and 1, or true and false") for column in ("ok", "label"))
+    errors = read("error", _is_error, "errors")
+    # where a time is not known, the clock stands still
+    at_s = next((known for known in times if known is not None), 0.0)
+    for row, took in enumerate(values):
+        known = times[row]
+        at_s = known if known is not None else at_s if time else float(row)
+        took_s = math.nan if took is None else took * VALUES[value]
+        stream.samples.append(Sample(took_s, at_s, _size(sizes[row]), oks[row] is not False and not errors[row]))
+        stream.stamps.append(str(table[row].get(columns[time]) or "") if time else "")
+    if "label" in columns:
+        stream.labels = [label is True for label in labels]
+    stream.n_skipped = len(unread)
     return stream
 
 
@@ -125,13 +148,17 @@ def _read_lines(lines: Iterator[str], name: str) -> list[RecordedStream]:
             row = json.loads(line)
             key = (str(row.get("model", "")), str(row.get("version", "")))
             value = next(column for column in VALUES if column in row)
+            stamp = str(row.get("at_s", row.get("t_s", "")))
+            at_s = _time(stamp)
+            if at_s is None and stamp:
+                raise ValueError(stamp)
             sample = Sample(
                 math.nan if row.get("nan") else float(row[value]) * VALUES[value],
-                float(row.get("at_s", row.get("t_s", 0.0))),
+                streams[key].samples[-1].at_s if at_s is None and key in streams else at_s or 0.0,
                 None if row.get("size") is None else _size(float(row["size"])),
-                not row.get("error"),
+                not _is_error(str(row.get("error") or "")),
             )
-        except (ValueError, TypeError, AttributeError, StopIteration, RecursionError):
+        except (ValueError, TypeError, AttributeError, StopIteration, RecursionError, OverflowError):
             n_skipped += bool(line.strip())
             continue
         if key not in streams:
@@ -152,9 +179,9 @@ def read_labels(path: str | Path, stream: RecordedStream, log: str | Path) -> St
     """Return what a file says about a stream: faults by row, or windows by time (NAB).
 
     ``{"faults": [{"kind", "start", "end"}], "ambient": [[start, end]]}`` counts rows; a mapping
-    from a log's name to ``[[from, to]]`` names times as the log writes them.
+    from a log's name to ``[[from, to]]`` names times by the log's clock, in seconds or as ISO 8601.
 
-    Raises ``SampleError``: it is neither.
+    Raises ``SampleError``: it is neither, a time cannot be read, or it does not name the log.
     """
     try:
         content = json.loads(Path(path).read_bytes())
@@ -176,12 +203,16 @@ def read_labels(path: str | Path, stream: RecordedStream, log: str | Path) -> St
             ambient = tuple((int(a), int(b)) for a, b in content.get("ambient", ()))
             return StreamLabels(faults, ambient)
         ending = "/".join(Path(log).parts[-2:])
-        names = (ending, Path(log).name, Path(log).stem) if isinstance(content, dict) else ()
+        names = (ending, Path(log).name, Path(log).stem)
         windows = next((content[name] for name in names if name in content), None)
         if windows is None:
-            return StreamLabels()
+            raise SampleError(
+                f"expected labels of {ending}, found none",
+                where=str(path),
+                hint=f'"{Path(log).name}": [] where nothing was wrong',
+            )
         return StreamLabels(tuple(_window(stream, str(a), str(b)) for a, b in windows))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
         raise SampleError(
             f"expected labels, found {type(error).__name__}: {error}",
             where=str(path),
@@ -197,7 +228,10 @@ def labelled_rows(stream: RecordedStream) -> StreamLabels:
 
 
 def _window(stream: RecordedStream, first: str, last: str) -> LabelledFault:
-    rows = [at for at, stamp in enumerate(stream.stamps) if first[:19] <= stamp[:19] <= last[:19]]
+    first_s, last_s = _time(first), _time(last)
+    if first_s is None or last_s is None:
+        raise ValueError(f"{first} to {last}, which are no times")
+    rows = [at for at, sample in enumerate(stream.samples) if first_s <= sample.at_s <= last_s]
     return LabelledFault("window", rows[0], rows[-1] + 1) if rows else LabelledFault("window", 0, 0)
 
 
@@ -205,13 +239,33 @@ def _size(size: float | None) -> float | None:
     return size if size is not None and math.isfinite(size) else None
 
 
-def _time(stamp: str, otherwise: float) -> float:
+def _number(text: str) -> float | None:
     try:
-        return float(stamp)
+        number = float(text)
     except ValueError:
-        pass
-    try:
-        at = datetime.fromisoformat(stamp)
-    except ValueError:
-        return otherwise
-    return (at if at.tzinfo else at.replace(tzinfo=timezone.utc)).timestamp()
+        return None
+    return None if math.isnan(number) else number
+
+
+def _truth(text: str) -> bool | None:
+    number = _number(text)
+    return WORDS.get(text.lower()) if number is None else bool(number) if number in (0, 1) else None
+
+
+def _is_error(text: str) -> bool:
+    """Return whether a cell that is empty, or false, where there was no error tells of one."""
+    return text.lower() not in NOTHING and _truth(text) is not False
+
+
+def _time(text: str) -> float | None:
+    """Return seconds, of a date since the epoch; None for what is no time."""
+    at_s = _number(text)
+    if at_s is None:
+        try:
+            at = datetime.fromisoformat(text.removesuffix("Z").removesuffix(" UTC"))
+        except ValueError:
+            return None
+        return (at if at.tzinfo else at.replace(tzinfo=timezone.utc)).timestamp()
+    while MOST_S < abs(at_s) < math.inf:
+        at_s /= 1e3
+    return at_s if math.isfinite(at_s) else None

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from torchtriage.core.errors import SampleError
 from torchtriage.operate.detect.latency_detector import Alarm, RequestDetector
 from torchtriage.operate.detect.metric import MetricDetector
 from torchtriage.operate.detect.recorded import RecordedStream, StreamLabels, labelled_rows, read_labels, read_log
@@ -52,6 +53,7 @@ def replay(path: str | Path, labels: str | Path | None = None) -> list[StreamRep
     Raises ``SampleError``: the log or the labels cannot be read.
     """
     out = []
+    ends: list[int] = []
     for stream in read_log(path):
         known = _labels(stream, path, labels)
         raised, on, n_judged = _run(stream)
@@ -60,7 +62,14 @@ def replay(path: str | Path, labels: str | Path | None = None) -> list[StreamRep
             n = len(stream.samples)
             rules = Scoring.of(n, is_requests=stream.is_requests)
             result = score([alarm.row for alarm in raised], known, n, rules)
+            ends += [fault.end for fault in known.faults]
         out.append(StreamReplay(str(path), stream, raised, result, on, n_judged))
+    if ends and not any(ends):
+        raise SampleError(
+            f"expected faults within {path}, found none of {len(ends)} there",
+            where=str(labels),
+            hint="give times by the log's own clock",
+        )
     return out
 
 

@@ -128,6 +128,14 @@ def test_what_was_written_twice_counts_once_and_what_cannot_be_read_is_told(tmp_
     assert [note.message.split()[0] for note in result.notes] == ["2", "5"]
 
 
+def test_a_damaged_compressed_log_is_told(tmp_path):
+    data = bytearray(gzip.compress(json.dumps([random.Random(at).random() for at in range(99)]).encode()))
+    data[30:70] = bytes(40)
+    (tmp_path / "log.gz").write_bytes(data)
+    with pytest.raises(SampleError, match="cannot be read"):
+        report([tmp_path / "log.gz"])
+
+
 def test_no_record_and_no_file_are_errors(tmp_path):
     with pytest.raises(SampleError, match="expected lines of requests"):
         report([write(tmp_path / "log", [])])

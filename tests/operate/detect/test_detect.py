@@ -295,6 +295,19 @@ def test_replay_says_where_all_values_only_teach(tmp_path, column, first):
         assert (f"was judged: the first {first}" in said) == (n < first)
 
 
+@pytest.mark.parametrize("odd", [math.nan, math.inf])
+def test_a_metric_whose_times_are_not_known_is_judged(odd):
+    samples = [Sample(100 + at % 7, odd if at % 2 else 60.0 * at) for at in range(600)]
+    assert raised(samples, MetricDetector()) == []
+    assert raised([one._replace(at_s=odd) for one in samples], MetricDetector()) == []
+
+
+def test_sizes_whose_quotient_is_no_number_end_no_detector():
+    draw = random.Random(1)
+    samples = [one._replace(size=draw.choice((7e-200, 1e308, 5.0))) for one in stream(2000)]
+    assert raised(samples) == []
+
+
 def test_replay_reads_sizes_that_are_none_and_a_mark_of_the_order_of_bytes(tmp_path):
     log = tmp_path / "requests.csv"
     rows = [f"{sample.value},{at if at % 3 else 'inf' if at % 2 else ''}" for at, sample in enumerate(stream(900))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,5 +131,5 @@ def _lines(path: Path) -> Iterator[bytes]:
             packed = raw.read(2) == b"\x1f\x8b"
         with gzip.open(path) if packed else path.open("rb") as file:
             yield from file
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise SampleError(f"cannot be read: {error}", where=str(path)) from error

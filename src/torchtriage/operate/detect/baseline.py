@@ -92,10 +92,14 @@ class SizeShares:
         known = [other for other, (_, n, _) in self._shares.items() if other > 0 and n >= PARENT]
         if size <= 0 or not known:
             return 0.0
-        nearest, *others = sorted(known, key=lambda other: (abs(math.log(other / size)), other))
+        nearest, *others = sorted(known, key=lambda other: (abs(_apart(other, size)), other))
         share = self._shares[nearest][0]
         if not others:
             return share
         other = others[0]
-        slope = (self._shares[other][0] - share) / math.log(other / nearest)
-        return share + min(max(slope, SLOPE[0]), SLOPE[1]) * math.log(size / nearest)
+        slope = (self._shares[other][0] - share) / _apart(other, nearest)
+        return share + min(max(slope, SLOPE[0]), SLOPE[1]) * _apart(size, nearest)
+
+
+def _apart(size: float, other: float) -> float:
+    return math.log(min(max(size / other, 1e-300), 1e300))  # the quotient of odd sizes may be 0 or infinite

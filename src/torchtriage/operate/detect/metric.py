@@ -179,7 +179,8 @@ class MetricDetector:
     def _begin(self, first: list[Sample]) -> None:
         values = [sample.value for sample in first]
         pairs = list(pairwise(first))
-        pace_s = max(sorted(b.at_s - a.at_s for a, b in pairs)[len(pairs) // 2], 1.0)
+        paces_s = sorted(since_s for a, b in pairs if math.isfinite(since_s := b.at_s - a.at_s))
+        pace_s = max(paces_s[len(paces_s) // 2], 1.0) if paces_s else 1.0
         steps = sorted(abs(a.value - b.value) for a, b in pairs if a.value != b.value)
         # half the least step between readings is what rounding hides
         self._rounding = max(1e-12, steps[0] / 2 if steps else 0.0, 0.01 * abs(sorted(values)[FIRST // 2]))

@@ -128,6 +128,20 @@ def test_what_was_written_twice_counts_once_and_what_cannot_be_read_is_told(tmp_
     assert [note.message.split()[0] for note in result.notes] == ["2", "5"]
 
 
+def test_a_log_of_a_share_of_the_requests_counts_all(tmp_path):
+    path = tmp_path / "requests.jsonl"
+    with Monitor(JsonLog(path, sample=0.05)) as monitor:
+        model = monitor.observe("detector")
+        for at in range(20_000):
+            with model.request() as request:
+                request.nan = at % 100 == 0
+    result = report([path])
+    whole = result.models[0].whole
+    assert whole.failed == 200
+    assert whole.requests == result.requests == pytest.approx(20_000, rel=0.15)
+    assert any("estimates" in note.message for note in result.notes)
+
+
 def test_a_damaged_compressed_log_is_told(tmp_path):
     data = bytearray(gzip.compress(json.dumps([random.Random(at).random() for at in range(99)]).encode()))
     data[30:70] = bytes(40)

@@ -44,6 +44,9 @@ def report(paths: Sequence[str | Path]) -> RecordsReport:
     if records.n_repeated:
         text = f"{format_count(records.n_repeated, 'request')} written twice, counted once"
         notes.append(Note("repeated", "info", text))
+    if (records.stands_for != 1).any():
+        text = "logs hold a share of the requests that succeeded: numbers of requests and shares are estimates"
+        notes.append(Note("sampled", "info", text))
     if records.devices == [""]:
         fix = 'JsonLog(..., device="cam-17") or RedisStream(..., device="cam-17")'
         notes.append(Note("devices", "info", "no line names a device: nothing was compared between them", fix))
@@ -52,7 +55,7 @@ def report(paths: Sequence[str | Path]) -> RecordsReport:
         logs=tuple(map(str, paths)),
         begin_s=float(records.at_s[0]),
         end_s=float(records.at_s[-1]),
-        requests=len(records),
+        requests=round(float(records.stands_for.sum())),
         repeated=records.n_repeated,
         models=models,
         notes=tuple(notes),
@@ -67,6 +70,7 @@ class _Requests:
         self.records = records
         self.took_ms = records.took_ns[self.rows] / 1e6
         self.good = ~records.failed[self.rows]
+        self.stands_for = records.stands_for[self.rows]
         size = records.size[self.rows]
         self.powers = len(np.unique(size)) > MAX_SIZES
         self.bucket = _powers(size) if self.powers else size
@@ -81,7 +85,8 @@ class _Requests:
         rows = np.arange(len(self.rows)) if rows is None else rows
         took = self.took_ms[rows[self.good[rows]]]
         p50, p90, p99 = (round(float(q), 6) for q in np.quantile(took, (0.5, 0.9, 0.99))) if len(took) else (None,) * 3
-        return LatencyGroup(name, len(rows), len(rows) - len(took), p50, p90, p99, beside)
+        requests = round(float(self.stands_for[rows].sum()))
+        return LatencyGroup(name, requests, len(rows) - len(took), p50, p90, p99, beside)
 
     def groups(
         self, keys: NDArray[Any], name: Callable[[Any], str], beside: Callable[[Any], float | None] = lambda key: None

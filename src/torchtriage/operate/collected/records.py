@@ -34,12 +34,16 @@ class Line(msgspec.Struct):
     nan: bool = False
     device: str = ""
     recompiles: Number = -1
+    sample: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0
     fields: dict[str, Any] = {}
 
 
 @dataclass
 class Records:
-    """Columns of all lines, in the order of time; names are numbers in ``models``, ``versions`` and ``devices``."""
+    """Columns of all lines, in the order of time; names are numbers in ``models``, ``versions`` and ``devices``.
+
+    ``stands_for`` : requests of which a line was written, on average.
+    """
 
     models: list[str]
     versions: list[str]
@@ -51,6 +55,7 @@ class Records:
     took_ns: NDArray[np.int64]
     size: NDArray[np.int64]
     failed: NDArray[np.bool_]
+    stands_for: NDArray[np.float64]
     recompiles: NDArray[np.int64]
     fields: list[dict[str, Any]]
     n_repeated: int = 0
@@ -75,7 +80,7 @@ def read_records(paths: Iterable[str | Path]) -> Records:
     Raises ``SampleError``: a file cannot be read, or none holds a record.
     """
     models, versions, devices = _Names(), _Names(), _Names()
-    columns: list[tuple[int, int, int, float, int, int, bool, int]] = []
+    columns: list[tuple[int, int, int, float, int, int, bool, float, int]] = []
     fields: list[dict[str, Any]] = []
     decode = msgspec.json.Decoder(Line).decode
     n_skipped, n_paths = 0, 0
@@ -87,6 +92,7 @@ def read_records(paths: Iterable[str | Path]) -> Records:
             except (msgspec.MsgspecError, UnicodeDecodeError):
                 n_skipped += bool(raw.strip())
                 continue
+            failed = bool(line.error) or line.nan
             columns.append(
                 (
                     models.number(line.model),
@@ -95,7 +101,8 @@ def read_records(paths: Iterable[str | Path]) -> Records:
                     line.at_s,
                     line.duration_ns,
                     NO_SIZE if line.size is None else line.size,
-                    bool(line.error) or line.nan,
+                    failed,
+                    1.0 if failed else 1 / max(line.sample, 1e-6),
                     line.recompiles,
                 )
             )
@@ -105,9 +112,9 @@ def read_records(paths: Iterable[str | Path]) -> Records:
             f"expected lines of requests, found none in {format_count(n_paths, 'file')}",
             hint="write them with JsonLog(...), or with torchtriage monitor consume --log FILE",
         )
-    kinds = "model version device at_s took_ns size failed recompiles"
+    kinds = "model version device at_s took_ns size failed stands_for recompiles"
     table = np.array(
-        columns, dtype=list(zip(kinds.split(), ("i4", "i4", "i4", "f8", "i8", "i8", "?", "i8"), strict=True))
+        columns, dtype=list(zip(kinds.split(), ("i4", "i4", "i4", "f8", "i8", "i8", "?", "f8", "i8"), strict=True))
     )
     # the same to the microsecond and the nanosecond: the same request, written again after a crash
     _, first = np.unique(table[["model", "version", "device", "at_s", "took_ns", "size"]], return_index=True)

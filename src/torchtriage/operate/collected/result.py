@@ -16,6 +16,7 @@ class LatencyGroup:
 
     ``failed`` : without an answer, or with NaN. Times of those that succeeded, None without any. ``beside`` : what they
     take as a ratio to the median of the other groups, by the same sizes; None where there is nothing to compare with.
+    ``requests`` : of a log that holds a share of them, an estimate.
     """
 
     name: str

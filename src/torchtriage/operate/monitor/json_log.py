@@ -29,8 +29,9 @@ def compile_status() -> dict[str, int]:
 class JsonLog(BatchSink):
     """Writes a share of the requests, and all that failed, to a file that rotates.
 
-    Each line carries how often torch.compile had recompiled and broken graphs by then. ``sample`` :
-    share of the requests without error or NaN that is written. ``device`` : names the machine or unit in each line.
+    Each line carries how often torch.compile had recompiled and broken graphs by then. ``sample`` : share of the
+    requests without error or NaN that is written, which each line names. ``device`` : names the machine or unit in
+    each line.
     A file of ``max_bytes`` is renamed, and ``n_files`` old ones are kept.
     """
 
@@ -46,7 +47,9 @@ class JsonLog(BatchSink):
     ) -> None:
         self._path = Path(path)
         self._sample = sample
-        self._device = {"device": well_formed(str(device))} if device else {}
+        self._common: dict[str, Any] = {"device": well_formed(str(device))} if device else {}
+        if sample < 1:
+            self._common["sample"] = max(sample, 0.0)
         self._max_bytes = max_bytes
         self._n_files = n_files
         self._draw = random.Random().random  # one of its own: the service's seed stays untouched
@@ -61,7 +64,7 @@ class JsonLog(BatchSink):
 
     def send(self, records: list[RequestRecord]) -> None:
         """Write the lines and flush them."""
-        self.write(records, {**self._device, **compile_status()})
+        self.write(records, {**self._common, **compile_status()})
 
     def write(self, records: list[RequestRecord], common: Mapping[str, Any]) -> None:
         """Write lines that also hold ``common``: all of them, or none and raise ``OSError``."""

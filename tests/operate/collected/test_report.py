@@ -73,6 +73,18 @@ def test_a_slow_version_is_named(tmp_path):
     assert any("version 2 takes 20% longer" in text for text in result.verdict)
 
 
+def test_a_version_is_not_called_slower_by_chance(tmp_path):
+    named = 0
+    for seed in range(20):
+        draw = random.Random(seed)
+        lines = [line(float(at), 10 * draw.lognormvariate(0, 0.5), version=str(at % 2)) for at in range(300)]
+        result = report([write(tmp_path / "log", lines)])
+        named += any("longer than" in text for text in result.verdict)
+        low, high = sorted(group.beside for group in result.models[0].versions)
+        assert low < 1 < high
+    assert named <= 1
+
+
 def test_many_sizes_become_powers_of_two(tmp_path):
     lines = [line(at, size=at % 100 + 1) for at in range(1000)]
     (model,) = report([write(tmp_path / "log", lines)]).models

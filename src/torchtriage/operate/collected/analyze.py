@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from torchtriage.core.arrays import Floats
 from torchtriage.core.finding import Note
+from torchtriage.core.stats.median import median_interval
 from torchtriage.core.units import format_count, format_ms, format_share
 from torchtriage.operate.collected.records import NO_SIZE, Records, read_records
 from torchtriage.operate.collected.result import CollectedModel, Drift, LatencyGroup, RecordsReport, SlowRecord
@@ -23,7 +24,8 @@ MAX_SIZES = 24  # distinct sizes shown as they are; of more, powers of two
 FEWEST = 100  # requests from which a group is compared with the others
 PEERS = 3  # groups from which one is compared with their median
 SLOW, SPREADS = math.log(1.2), 6.0  # a device is named that takes so much longer, and so many median deviations
-VERSION_SLOW = math.log(1.05)
+VERSION_SLOW, SURE = 1.05, 3.0  # a version is named that takes so much longer, by so many standard errors
+NORMAL_95 = 1.6449
 DRIFT_FEWEST = 300  # values on each side
 DRIFT = 0.25  # population stability index that the verdict names
 DRIFT_SHOWN = 0.1
@@ -31,6 +33,7 @@ BINS = 10
 NEAR_S = 1.0  # lines of one batch are so near
 
 Rows = NDArray[np.intp]
+Beside = tuple["float | None", "float | None"]
 
 
 def report(paths: Sequence[str | Path]) -> RecordsReport:
@@ -80,33 +83,38 @@ class _Requests:
             good = here[self.good[here]]
             self.beside[here] = logs[here] - (np.median(logs[good]) if len(good) else 0.0)
 
-    def group(self, name: str, rows: Rows | None = None, beside: float | None = None) -> LatencyGroup:
+    def group(self, name: str, rows: Rows | None = None, beside: Beside = (None, None)) -> LatencyGroup:
         """Return a group of some of the model's rows."""
         rows = np.arange(len(self.rows)) if rows is None else rows
         took = self.took_ms[rows[self.good[rows]]]
         p50, p90, p99 = (round(float(q), 6) for q in np.quantile(took, (0.5, 0.9, 0.99))) if len(took) else (None,) * 3
         requests = round(float(self.stands_for[rows].sum()))
-        return LatencyGroup(name, requests, len(rows) - len(took), p50, p90, p99, beside)
+        return LatencyGroup(name, requests, len(rows) - len(took), p50, p90, p99, *beside)
 
     def groups(
-        self, keys: NDArray[Any], name: Callable[[Any], str], beside: Callable[[Any], float | None] = lambda key: None
+        self, keys: NDArray[Any], name: Callable[[Any], str], beside: Mapping[int, Beside] | None = None
     ) -> tuple[LatencyGroup, ...]:
         """Return a group per distinct key; ``beside`` : what one takes as a ratio to the others."""
-        return tuple(self.group(name(key), rows, beside(key)) for key, rows in _split(keys))
+        known = beside or {}
+        return tuple(self.group(name(key), rows, known.get(key, (None, None))) for key, rows in _split(keys))
 
     def compare(
         self, device: NDArray[np.int32], version: NDArray[np.int32]
-    ) -> tuple[dict[int, float], dict[int, float]]:
+    ) -> tuple[dict[int, Beside], dict[int, Beside]]:
         """Return the ratios of versions and of devices to the median of the others, by the same sizes.
 
         A version's level is the median of its devices', so that one slow device makes no slow version; a device is
         compared with those of its version, where there are some.
         """
         cells: dict[tuple[int, int], float] = {}
+        variances: dict[int, list[float]] = {}
         for _, rows in _split(version.astype(np.int64) << 32 | device):
             took = self.beside[rows[self.good[rows]]]
             if len(took) >= FEWEST:
-                cells[int(version[rows[0]]), int(device[rows[0]])] = float(np.median(took))
+                low, level, high = median_interval(took)
+                of = int(version[rows[0]])
+                cells[of, int(device[rows[0]])] = level
+                variances.setdefault(of, []).append(((high - low) / 2 / NORMAL_95) ** 2)
         levels: dict[int, list[float]] = {}
         for (of, _), level in cells.items():
             levels.setdefault(of, []).append(level)
@@ -114,7 +122,14 @@ class _Requests:
         own: dict[int, list[float]] = {}
         for (of, on), level in cells.items():
             own.setdefault(on, []).append(level - (usual[of] if len(levels[of]) >= PEERS else 0.0))
-        return _ratios(usual), _ratios({on: float(np.mean(several)) for on, several in own.items()})
+        ratios = _ratios(usual)
+        spread = {of: float(np.mean(several)) / len(several) for of, several in variances.items()}
+        sure: dict[int, Beside] = {}
+        for of, ratio in ratios.items():
+            others = float(np.median([spread[other] for other in spread if other != of]))
+            sure[of] = ratio, round(ratio / math.exp(SURE * math.sqrt(spread[of] + others)), 4)
+        devices = _ratios({on: float(np.mean(several)) for on, several in own.items()})
+        return sure, {on: (ratio, None) for on, ratio in devices.items()}
 
 
 def _ratios(levels: dict[int, float]) -> dict[int, float]:
@@ -150,8 +165,8 @@ def _model(records: Records, model: int, rows: Rows) -> CollectedModel:
     return CollectedModel(
         model=records.models[model],
         whole=own.group("all"),
-        versions=own.groups(records.version[rows], lambda at: versions[at] or "(none)", of_versions.get),
-        devices=own.groups(records.device[rows], lambda at: devices[at] or "(none)", of_devices.get) if several else (),
+        versions=own.groups(records.version[rows], lambda at: versions[at] or "(none)", of_versions),
+        devices=own.groups(records.device[rows], lambda at: devices[at] or "(none)", of_devices) if several else (),
         sizes=own.groups(own.bucket, _size_name(own.powers)) if sized else (),
         hours=own.groups(hours, _hour),
         compiling=_compiling(own),
@@ -304,7 +319,7 @@ def _verdict(models: Sequence[CollectedModel]) -> Iterable[str]:
             rest = f" and {len(slow) - 5} more" if len(slow) > 5 else ""
             yield f"  slower than their peers, by the same sizes: {named}{rest}"
         for group in model.versions:
-            if len(model.versions) > 1 and group.beside is not None and math.log(group.beside) > VERSION_SLOW:
+            if group.beside is not None and group.beside > VERSION_SLOW and (group.beside_low or 0.0) > 1:
                 yield f"  version {group.name} takes {group.beside - 1:.0%} longer than the others, by the same sizes"
         for drift in model.drifts:
             if drift.psi >= DRIFT:

@@ -16,7 +16,8 @@ class LatencyGroup:
 
     ``failed`` : without an answer, or with NaN. Times of those that succeeded, None without any. ``beside`` : what they
     take as a ratio to the median of the other groups, by the same sizes; None where there is nothing to compare with.
-    ``requests`` : of a log that holds a share of them, an estimate.
+    ``beside_low`` : of a version, the least ratio that chance leaves (3 standard errors). ``requests`` : of a log that
+    holds a share of them, an estimate.
     """
 
     name: str
@@ -26,6 +27,7 @@ class LatencyGroup:
     p90_ms: float | None
     p99_ms: float | None
     beside: float | None = None
+    beside_low: float | None = None
 
 
 @dataclass(frozen=True)

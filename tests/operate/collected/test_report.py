@@ -121,6 +121,22 @@ def test_outputs_of_a_version_that_differ_are_told(tmp_path):
     assert (drift.what, drift.between) == ("boxes", ("1", "2"))
 
 
+def test_a_drift_of_what_is_true_or_false_is_told_as_a_share(tmp_path):
+    lines = [
+        line(float(at), error="E" if at % (100 if at < 3000 else 2) == 0 else "", fields={"empty": at % 4 < at // 3000})
+        for at in range(6000)
+    ]
+    result = report([write(tmp_path / "log", lines)])
+    assert [text.strip().partition(" (")[0] for text in result.verdict[1:]] == [
+        "failed drifted from first third to last third: 1.0 % → 50 %",
+        "empty drifted from first third to last third: 0 % → 25 %",
+    ]
+    sampled = [one | {"sample": 0.1} for one in lines]
+    assert "failed drifted from first third to last third: 0.1 % → 9.1 %" in str(
+        report([write(tmp_path / "log", sampled)]).verdict
+    )
+
+
 def test_requests_beside_a_recompilation_are_set_apart(tmp_path):
     lines = [line(at * 2.0, device="a", recompiles=3 + (at >= 50), ms=900.0 if at == 50 else 10.0) for at in range(100)]
     compiling, others = report([write(tmp_path / "log", lines)]).models[0].compiling

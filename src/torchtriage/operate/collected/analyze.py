@@ -251,15 +251,21 @@ def _drifts(own: _Requests) -> Iterable[Drift]:
     _, first = np.unique(version, return_index=True)
     counted = version[np.sort(first)].tolist()  # in the order in which they came
     for what, known, values in _measured(own):
-        pairs = [(("first third", "last third"), values[at_s[known] < begin_s], values[at_s[known] >= end_s])]
-        of = {key: values[where] for key, where in _split(version[known])}
+        pairs = [
+            (("first third", "last third"), np.flatnonzero(at_s[known] < begin_s), np.flatnonzero(at_s[known] >= end_s))
+        ]
+        of = dict(_split(version[known]))
+        weights = own.stands_for[known]
+        is_share = bool(((values == 0) | (values == 1)).all())
         for old, new in pairwise(key for key in counted if key in of):
             pairs.append(((records.versions[old], records.versions[new]), of[old], of[new]))
-        for between, a, b in pairs:
-            if min(len(a), len(b)) >= DRIFT_FEWEST:
-                psi = _stability(a, b)
+        for between, *sides in pairs:
+            if min(map(len, sides)) >= DRIFT_FEWEST:
+                psi = _stability(*(values[side] for side in sides))
                 if psi >= DRIFT_SHOWN:
-                    yield Drift(what, between, round(psi, 3), float(np.median(a)), float(np.median(b)))
+                    medians = (float(np.median(values[side])) for side in sides)
+                    shares = (float(np.average(values[side], weights=weights[side])) for side in sides)
+                    yield Drift(what, between, round(psi, 3), *medians, *(shares if is_share else ()))
 
 
 def _measured(own: _Requests) -> Iterator[tuple[str, Rows, Floats]]:
@@ -324,8 +330,8 @@ def _verdict(models: Sequence[CollectedModel]) -> Iterable[str]:
         for drift in model.drifts:
             if drift.psi >= DRIFT:
                 yield (
-                    f"  {drift.what} drifted from {drift.between[0]} to {drift.between[1]}: median"
-                    f" {drift.median_before:g} → {drift.median_after:g} (stability index {drift.psi:.2f})"
+                    f"  {drift.what} drifted from {drift.between[0]} to {drift.between[1]}: {drift.change()}"
+                    f" (stability index {drift.psi:.2f})"
                 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from torchtriage.core.finding import Note
+from torchtriage.core.units import format_share
 from torchtriage.core.version import __version__
 
 RECORDS_SCHEMA = "torchtriage-records/1"
@@ -49,6 +50,7 @@ class Drift:
 
     ``what`` : size, failed, or a number of the caller's fields. ``psi`` : the population stability index over tenths of
     ``before``; 0.1 is little, 0.25 and more much. ``between`` : the first and the last third of the time, or versions.
+    ``share_before``, ``share_after`` : of what is true or false, how often it is true.
     """
 
     what: str
@@ -56,6 +58,14 @@ class Drift:
     psi: float
     median_before: float
     median_after: float
+    share_before: float | None = None
+    share_after: float | None = None
+
+    def change(self) -> str:
+        """Return the medians or shares before and after."""
+        if self.share_before is None or self.share_after is None:
+            return f"median {self.median_before:g} → {self.median_after:g}"
+        return f"{format_share(self.share_before)} → {format_share(self.share_after)}"
 
 
 @dataclass(frozen=True)

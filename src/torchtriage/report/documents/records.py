@@ -78,15 +78,9 @@ def _slowest(slowest: Sequence[SlowRecord]) -> b.Table:
 
 def _drifts(drifts: Sequence[Drift]) -> b.Table:
     rows = [
-        (
-            drift.what,
-            f"{drift.between[0]} → {drift.between[1]}",
-            f"{drift.median_before:g} → {drift.median_after:g}",
-            f"{drift.psi:.2f}",
-        )
-        for drift in drifts
+        (drift.what, f"{drift.between[0]} → {drift.between[1]}", drift.change(), f"{drift.psi:.2f}") for drift in drifts
     ]
-    return b.Table(("drift of", "between", "medians", "stability index"), rows, align="lllr")
+    return b.Table(("drift of", "between", "change", "stability index"), rows, align="lllr")
 
 
 def _time(value: float | None) -> str:

@@ -106,6 +106,20 @@ def test_answers_that_differ_say_where_and_by_how_much(control, candidate, reaso
     assert found.reason == reason
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (np.array(["cat", "dog"]), np.array(["cat", "cow"])),
+        (np.array(["2024-01-01", "2024-01-02"], "M8[D]"), np.array(["2024-01-01", "2024-01-03"], "M8[D]")),
+        (np.array([ONES, "cat", None], object), np.array([ONES, "cow", None], object)),
+        (np.array([(1, 2.0)], "i4,f4"), np.array([(1, 3.0)], "i4,f4")),
+    ],
+)
+def test_arrays_of_anything_are_compared(one: np.ndarray, other: np.ndarray) -> None:
+    assert agreement({"labels": one}, {"labels": one.copy()}).agrees
+    assert not agreement({"labels": one}, {"labels": other}).agrees
+
+
 def test_equal_answers_of_a_class_with_slots_agree() -> None:
     assert agreement(Slotted(ONES), Slotted(ONES.copy())).agrees
     assert agreement(SlottedAndOpen(ONES, "a"), SlottedAndOpen(ONES.copy(), "a")).agrees

@@ -414,6 +414,7 @@ def test_the_accuracy_gate_compares_answers() -> None:
     assert answers_agree(lambda x: x * 2.0, lambda x: x * 2.0001, inputs)() == ""
     said = answers_agree(lambda x: x * 2.0, lambda x: x * (2.0 + (x > 90)), inputs)()
     assert said.startswith("90 % of 100 answers agree, 99 % wanted; first: values differ by")
+    assert answers_agree(abs, lambda x: abs(x) + (x > 93), [(n,) for n in range(1, 101)], least=0.93)() == ""
     same = answers_agree(len, lambda text: len(text) - (text == "abc"), [("abc",), ("a",)], compare=lambda a, b: a == b)
     assert same() == "50 % of 2 answers agree, 99 % wanted; first: not the same to `compare`"
     with pytest.raises(UsageError, match="expected inputs"):

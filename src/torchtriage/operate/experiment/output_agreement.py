@@ -153,7 +153,7 @@ def _array(value: Any) -> NDArray[Any] | None:
 def _parts(value: Any) -> dict[Any, Any] | None:
     if isinstance(value, Mapping):
         return dict(value)
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.dtype == object and value.ndim):
         return dict(enumerate(value))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
@@ -176,6 +176,8 @@ def _slots(value: Any) -> dict[str, Any]:
 
 def _equal(value: Any, other: Any) -> bool:
     try:
+        if isinstance(value, np.ndarray):
+            return np.array_equal(value, other)
         return bool(value is other or value == other)
     except Exception:
         # an answer's own comparison may do anything; what cannot be compared is not equal

@@ -36,7 +36,7 @@ def answers_agree(
 
     def check() -> str:
         reasons = [why for args in inputs if (why := _unlike(compare(full(*args), lite(*args))))]
-        agree = 1 - len(reasons) / len(inputs)
+        agree = (len(inputs) - len(reasons)) / len(inputs)
         if agree >= least:
             return ""
         return (

@@ -116,6 +116,18 @@ def test_missing_values_are_counted_and_told() -> None:
     assert "latency_s: 50 % of int8's requests have no usable value" in said
 
 
+def test_values_that_are_all_equal_have_an_interval() -> None:
+    one = experiment(guardrails=[Rate("error")])
+    for request in range(200):
+        for arm in ARMS:
+            one.record(arm, latency_s=1e9, error=math.nan if request % 2 else 0)
+    told = one.result()
+    assert told.verdict[:2] == ("Undecided: go on", "latency_s: 0 % (0 % to 0 %)")
+    assert {note.fix for note in told.notes if note.code == "missing"} == {
+        "NaN and requests without it are left out: does the version cause them?"
+    }
+
+
 @pytest.mark.parametrize("value", [None, "fast", "0.01", b"1", math.nan, math.inf, 0, -1, [1, 2], 10**400, object()])
 def test_what_is_no_latency_is_missing(value: object) -> None:
     one = experiment(guardrails=[Tail("latency_s")])

@@ -88,7 +88,8 @@ def notes(
             share = missing / max(n + missing, 1)
             if share > 0.01:
                 message = f"{row.name}: {format_share(share)} of {arm.name}'s requests have no usable value"
-                fix = "NaN, zero and requests without it are left out: does the version cause them?"
+                left_out = "NaN" if row.kind == "rate" else "NaN, zero"
+                fix = f"{left_out} and requests without it are left out: does the version cause them?"
                 limits.append(Note("missing", "warn", message, fix))
         if row.block > 40:
             block = format_count(row.block)

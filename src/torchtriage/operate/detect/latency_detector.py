@@ -39,7 +39,8 @@ class Alarm(NamedTuple):
     """Something changed. ``kind`` says what, ``message`` how much, ``evidence`` how sure it is.
 
     ``evidence`` is in units of the alarm's limit; ``row`` counts the stream's values from 0. ``size`` : how many
-    times as long requests take (or how many times as large they are), or the share that fails; 1 where it has none.
+    times as long requests take (of ``faster``, as short; or how many times as large they are), or the share that fails;
+    1 where it has none.
     """
 
     kind: str
@@ -364,7 +365,8 @@ class RequestDetector:
         times = math.exp(min(max(abs(shift), newest[len(newest) // 2]), 50.0))
         surely = math.exp(min(max(newest[len(newest) // 4], 0.0), 50.0))
         cause = "input mix" if self._outside > 0.05 else ""
-        text = f"requests are {(times - 1) * 100:.0f} % {word}"
+        share = times - 1 if shift > 0 else 1 - 1 / times
+        text = f"requests are {share * 100:.0f} % {word}"
         return self._alarm(kind, sample, evidence, text, cause, size=times, surely=surely)
 
     def _too_many(self, kind: str, verb: str, rate: FailureRate, sample: Sample, cause: str) -> Alarm | None:

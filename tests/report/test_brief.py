@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from rich.cells import cell_len
 from tests.conftest import DATA
 from tests.report import forms
 from tests.report.sample_result import SERVING, all_results, healthy, partial, problems, refused, unmarked
 
 import torchtriage as tt
+from torchtriage.cli.main import cli
 from torchtriage.core.errors import TraceFormatError
 from torchtriage.core.finding import Crash
 from torchtriage.diagnose.runs.result import (
@@ -50,6 +52,25 @@ def test_the_first_lines_say_where_the_time_goes_and_what_saves_most() -> None:
         "   fix       Keep the loss on the GPU and read it every N steps.",
         "",
     ]
+
+
+def test_a_saving_together_says_that_findings_which_are_not_shown_are_in_it() -> None:
+    assert re.search(
+        r"^Largest saving; all \d together 12\.3-27\.8 ms per step", brief(problems(), top=1), re.MULTILINE
+    )
+
+
+@pytest.mark.data
+def test_what_was_asked_for_of_a_job_is_that_of_its_first_rank() -> None:
+    result = CliRunner().invoke(cli, ["analyze", str(DATA / "traces/distributed/dlrm_v100_8ranks"), "--by", "kernel"])
+    assert "rank 0 alone:" in result.output
+    assert "ncclKernel_AllRedu" in result.output
+
+
+@pytest.mark.data
+def test_operators_without_a_device_are_of_the_window_whose_length_is_given() -> None:
+    result = CliRunner().invoke(cli, ["analyze", str(DATA / "programs/traces/depth_layout_bad.json.gz")])
+    assert "11.3 ms (self time in 82.5 ms)" in result.output
 
 
 def test_no_word_of_another_scale_stands_beside_severity_saving_and_confidence() -> None:

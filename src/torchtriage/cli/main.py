@@ -89,7 +89,8 @@ class _Program(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             value = super().invoke(ctx)
-            sys.stdout.flush()
+            if sys.stdout is not None:  # closed by who started us
+                sys.stdout.flush()
         except BrokenPipeError:
             # the reader of our output went away (| head): not our failure
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123

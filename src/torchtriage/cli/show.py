@@ -41,7 +41,7 @@ def command(path: str, html: str | None, markdown: bool, top: int | None, verbos
         raise TraceFormatError(error.message, where=where, hint=error.hint) from None
     if html:
         save(html, formats.page(result).encode())
-    else:
+    if markdown or not html:
         given = {"form": "markdown" if markdown else None, "output": None}
         options: dict[str, Any] = {"top": top} if top else {}
         present(result, given | ({"verbose": verbose} if of_traces else {}), **options)

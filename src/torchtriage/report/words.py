@@ -48,8 +48,12 @@ def amount(cost: Cost) -> str:
 
 def _saving(cost: Cost, of: str, share: str) -> str:
     per = "per step" if cost.per == "step" else "in the window"
-    reach = format_range(format_ms(cost.low_ms), format_ms(cost.high_ms), from_zero=cost.low_ms <= 0)
-    return f"{reach}{of} {per} ({share})"
+    return f"{reach(cost)}{of} {per} ({share})"
+
+
+def reach(cost: Cost) -> str:
+    """Return ``9.10-11.9 ms``, ``up to 11.9 ms`` when nothing is promised."""
+    return format_range(format_ms(cost.low_ms), format_ms(cost.high_ms), from_zero=cost.low_ms <= 0)
 
 
 def saving_share(cost: Cost) -> str:

@@ -83,3 +83,13 @@ def test_a_sleep_cut_to_a_fiftieth_is_saved_on_every_rank() -> None:
     for change in (result.total, *(item.change for item in result.ranks)):
         assert change.told
         assert change.delta_ns == pytest.approx(-978_000_000, rel=0.005)
+
+
+@pytest.mark.data
+def test_what_stayed_has_the_saving_that_the_report_promised() -> None:
+    job = DATA / "traces" / "distributed" / "dlrm_v100_8ranks"
+    (report,) = tt.analyze_ranks(job).jobs
+    promised = {finding.code: finding.cost.low_ms for finding in report.findings if finding.cost is not None}
+    stayed = {item.code: item.before.low_ms for item in tt.compare(job, job).findings if item.before is not None}
+    assert {"LCH014", "DAT018"} <= stayed.keys()
+    assert stayed.items() <= promised.items()

@@ -15,12 +15,14 @@ from torchtriage.core.units import format_count
 from torchtriage.diagnose.compare.attribute import attribute
 from torchtriage.diagnose.compare.result import Comparison, RankChange, Unlike
 from torchtriage.diagnose.compare.time_account import Account, Key
-from torchtriage.diagnose.compare.verdict import ChangeEvidence, compare, gather
+from torchtriage.diagnose.compare.verdict import ALL_FINDINGS, ChangeEvidence, compare, evidence
 from torchtriage.diagnose.compare.workload import unlike
 from torchtriage.diagnose.ranks.job import judge
 from torchtriage.diagnose.ranks.job_detection import detect_jobs
 from torchtriage.diagnose.ranks.merge import STRAGGLER
 from torchtriage.diagnose.ranks.rank_record import build_record
+from torchtriage.diagnose.ranks.rank_skeleton import rank_skeleton
+from torchtriage.diagnose.verdict.verdict import diagnose_with_fixes
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,9 +40,10 @@ def gather_job(traces: Iterable[Trace], folder: str) -> JobEvidence:
     """
     sides, records = [], []
     for trace in traces:
-        side = gather(trace)
-        sides.append(side)
-        records.append(build_record(trace, side.result.trace.path, side.result))
+        judged, fixes = diagnose_with_fixes(trace, ALL_FINDINGS)
+        sides.append(evidence(trace, judged))
+        record = build_record(trace, judged.trace.path, judged)
+        records.append(replace(record, skeleton=rank_skeleton(trace, judged, fixes)))
     jobs = detect_jobs(records)
     if len(jobs) != 1:
         raise UsageError(

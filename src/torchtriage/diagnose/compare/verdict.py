@@ -44,14 +44,19 @@ class ChangeEvidence:
     about: dict[tuple[str, str], frozenset[Key]] = field(default_factory=dict)
 
 
+ALL_FINDINGS = Options(min_share=0.0)
+"""Those too small to report may be what is left of one that was large."""
 MIN_ABOUT = 0.05
 """Share of a finding's time that a key must hold to be what the finding is about."""
 
 
 def gather(trace: Trace, *, promised: Result | None = None) -> ChangeEvidence:
     """Judge one run and say where its step goes; ``promised`` : an earlier report on it, as in :func:`compare`."""
-    # findings too small to report here may be what is left of one that was large
-    result = diagnose(trace, Options(min_share=0.0))
+    return evidence(trace, diagnose(trace, ALL_FINDINGS), promised=promised)
+
+
+def evidence(trace: Trace, result: Result, *, promised: Result | None = None) -> ChangeEvidence:
+    """Say where the step of a run goes that was judged with ``ALL_FINDINGS``."""
     work = workload(trace, result.notes)
     if result.refused:
         return ChangeEvidence(result, work, None)

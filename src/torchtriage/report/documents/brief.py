@@ -55,6 +55,7 @@ def job(
         yield from _run(first)
     if not result.refused:
         yield pictures.ranks(result, N_RANKS, shares=False)
+        yield from device_time.of_first_rank(result, first)
     yield from _findings(result, top, quote)
     yield from _foot(result, "")
 
@@ -122,7 +123,8 @@ def _host(summary: Summary) -> Iterator[b.Block]:
     if len(walls) > 1:
         yield pictures.steps(walls)
     ops = [f"{words.event_name(op.name)} {format_ns(op.self_ns)}" for op in summary.top_ops[:N_OPS]]
-    yield b.Rows([b.Row("top ops", (", ".join(ops), b.dim(" (self time)")))] if ops else [], tight=len(walls) > 1)
+    whole = f" (self time in {format_ns(summary.window_end_ns - summary.window_start_ns)})"
+    yield b.Rows([b.Row("top ops", (", ".join(ops), b.dim(whole)))] if ops else [], tight=len(walls) > 1)
 
 
 # -- findings --------------------------------------------------------------------------------------
@@ -131,8 +133,9 @@ def _host(summary: Summary) -> Iterator[b.Block]:
 def _findings(subject: Result | JobResult, top: int | None, quote: Quote | None) -> Iterator[b.Block]:
     shown = subject.findings if top is None else subject.findings[:top]
     cost = subject.joint_cost
-    n_saving = sum(finding.saves for finding in shown)
-    together = f"; together {words.amount(cost)}" if cost is not None and n_saving > 1 else ""
+    n_saving, n_all = (sum(finding.saves for finding in group) for group in (shown, subject.findings))
+    whose = "" if n_saving == n_all else f"all {n_all} "
+    together = f"; {whose}together {words.amount(cost)}" if cost is not None and n_all > 1 else ""
     heading = (b.bold(f"Largest saving{'s' * (n_saving > 1)}"), b.dim(together))
     yield b.Lines([heading] * (n_saving > 0), indent=0)
     for rank, finding in enumerate(shown[:N_FULL], start=1):

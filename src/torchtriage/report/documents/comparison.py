@@ -12,7 +12,7 @@ from torchtriage.diagnose.compare.result import ChangeCause, ChangePart, Compare
 from torchtriage.diagnose.compare.verdict import SPLIT_WORDS
 from torchtriage.report import blocks as b
 from torchtriage.report.page import text
-from torchtriage.report.words import event_name, judged_step, saving
+from torchtriage.report.words import event_name, judged_step, reach, saving
 
 N_CAUSES = 12
 MIN_PART = 0.1
@@ -217,8 +217,7 @@ def _run(side: ComparedRun) -> str:
 
 def _cost(change: FindingChange) -> str:
     if change.status == "stayed" and change.before and change.after:
-        before, after, unit = format_both_ns(change.before.high_ms * 1e6, change.after.high_ms * 1e6)
-        return f"up to {before} {unit} before, {after} {unit} after"
+        return f"{reach(change.before)} before, {reach(change.after)} after"
     known = (change.before if change.status == "went" else change.after) or change.before or change.after
     return saving(known) if known is not None and known.high_ms > 0 else "not costed"
 

@@ -7,8 +7,10 @@ from collections.abc import Iterator, Sequence
 from torchtriage.core.names import elide, visible
 from torchtriage.core.trace.producer import ACCELERATORS
 from torchtriage.core.units import format_count, format_ns, format_share
-from torchtriage.diagnose.verdict.result import DeviceTime, DeviceTimeRow, ModelFlops
+from torchtriage.diagnose.ranks.result import JobResult
+from torchtriage.diagnose.verdict.result import DeviceTime, DeviceTimeRow, ModelFlops, Result
 from torchtriage.report import blocks as b
+from torchtriage.report.words import judged_step
 
 N_CATEGORIES = 8
 N_ROWS = 20
@@ -53,6 +55,15 @@ def tables(times: Sequence[DeviceTime], vendor: str = "", step: str = "steady st
             yield b.Lines([b.dim(mfu(time.mfu))], tight=True)
         if time.peak_unchecked:
             yield b.Lines([b.dim(f"Share of the roof not checked: {time.peak_unchecked}.")], tight=True)
+
+
+def of_first_rank(job: JobResult, first: Result | None) -> Iterator[b.Block]:
+    """Return the table that was asked for of the first rank of a job."""
+    if first is None:
+        return
+    asked = [time for time in first.device_time if time.by != "category"]
+    yield b.Lines([b.dim(f"rank {job.ranks[0].rank} alone:")] * bool(asked), indent=0)
+    yield from tables(asked, first.trace.vendor, judged_step(first.trace.selection))
 
 
 def words(time: DeviceTime, vendor: str = "", step: str = "steady step") -> str:

@@ -139,6 +139,7 @@ def _job(
         yield _collectives(job)
         yield process_groups.lines(job.process_groups, per)
         yield from pipelines.of_job(job)
+        yield from device_time.of_first_rank(job, first)
     yield _rank_table(job)
     yield _collective_table(job)
     yield process_groups.table(job.process_groups, per)
@@ -260,7 +261,8 @@ def _host(summary: Summary) -> Iterator[b.Rows]:
         )
         for op in ops
     ]
-    below = [b.dim("self time in the window")] * bool(ops)
+    whole = format_ns(summary.window_end_ns - summary.window_start_ns)
+    below = [b.dim(f"self time in the window of {whole}")] * bool(ops)
     yield b.Rows(b.labelled("top ops", [*texts, *below]), tight=bool(walls), on=b.TERMINAL)
 
 
@@ -325,4 +327,4 @@ def _late(each: CollectiveSummary) -> str:
 def _size(collective: CollectiveSummary) -> str:
     if collective.size_bytes is not None:
         return format_bytes(collective.size_bytes)
-    return f"{collective.nelems:,}" if collective.nelems is not None else ""
+    return format_count(collective.nelems, "element") if collective.nelems is not None else ""

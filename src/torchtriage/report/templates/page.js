@@ -52,7 +52,7 @@ const ms = (value) => (value === null ? "–" : ns(value * 1e6));
 function share(ratio) {
   if (ratio === null || !Number.isFinite(ratio)) return "–";
   const percent = ratio * 100;
-  return `${percent > 0 && percent < 9.95 ? percent.toFixed(1) : percent.toFixed(0)}${NB}%`;
+  return `${percent.toFixed((percent > 0 && percent < 9.95) || (percent >= 99.5 && percent < 99.95) ? 1 : 0)}${NB}%`;
 }
 function bytes(value) {
   let size = value;
@@ -947,7 +947,7 @@ function collectivesSection(job) {
     sortable("Collectives", [
       ["Collective", (c) => h("code", {}, c[1]), (c) => c[1]],
       ["Group", (c) => `${c[0] || "–"}, ${many(c[3], "rank")}`, (c) => c[0]],
-      ["Size", (c) => c[10] === null ? c[2] === null ? "" : count(c[2]) : bytes(c[10]), (c) => c[2] === null ? -1 : c[2]],
+      ["Size", (c) => c[10] === null ? c[2] === null ? "" : many(c[2], "element") : bytes(c[10]), (c) => c[2] === null ? -1 : c[2]],
       ["Per step", (c) => String(Number(c[4].toPrecision(3))), (c) => c[4]],
       ["Transfer", (c) => ns(c[5]), (c) => c[5]],
       ["Wait", (c) => ns(c[6]), (c) => c[6]],
@@ -1074,8 +1074,8 @@ function headline(result) {
     : h("b", { class: "good" }, "Nothing found");
   const rank = t.rank === null || t.worldSize === 1 ? "" : ` · rank ${t.rank}${t.worldSize === null ? "" : ` of ${t.worldSize}`}`;
   const facts = [
-    ["Device", t.devices.length ? [...new Set(t.devices)].map((name) => { const k = t.devices.filter((each) => each === name).length; return !name ? `${k} without a name` : k > 1 ? `${k} × ${name}` : name; }).join(", ") : t.vendor === "cpu" ? "CPU only" : "none recorded"],
-    [result.run.some(([label]) => label === "step") ? "Step as recorded" : "Step", s && s.stepMs !== null ? s.nSteps === 1 ? `${ms(s.stepMs)}, one step` : `${ms(s.stepMs)}, mean of ${s.nSteady} steady of ${count(s.nSteps)}` : "none marked, so shares are of the window"],
+    ["Device", t.devices.length ? [...new Set(t.devices)].map((name) => { const k = t.devices.filter((each) => each === name).length; return !name ? `${k} without a name` : k > 1 ? `${k} × ${name}` : name; }).join(", ") : t.vendor === "cpu" && !result.refused ? "CPU only" : "none recorded"],
+    [result.run.some(([label]) => label === "step") ? "Step as recorded" : "Step", s && s.stepMs !== null ? s.nSteps === 1 ? `${ms(s.stepMs)}, one step` : `${ms(s.stepMs)}, mean of ${s.nSteady} steady of ${count(s.nSteps)}` : result.refused ? "not judged" : "none marked, so shares are of the window"],
     ["Recorded with", t.flags.length ? t.flags.join(", ") : "no extra flags"],
     ["Read", `${count(t.nEvents)} events, ${bytes(t.sizeBytes)}`],
   ];

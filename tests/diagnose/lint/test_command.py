@@ -95,6 +95,15 @@ def test_fix_applies_what_was_shown(file: Path) -> None:
     assert file.read_text(encoding="utf-8") == text.replace("foreach=False", "foreach=True")
 
 
+def test_after_a_fix_findings_are_those_that_are_left(file: Path) -> None:
+    file.write_text(f"{TEXT}optimizer = torch.optim.SGD(model.parameters(), foreach=False)\n", encoding="utf-8")
+    assert "LCH016" in run("train.py", "--concise").stdout
+    fixed = run("train.py", "--fix", "--concise")
+    assert "train.py: fixed" in fixed.stderr
+    assert "LCH016" not in fixed.stdout
+    assert fixed.stdout == run("train.py", "--concise").stdout
+
+
 def test_only_skip_and_exclude(file: Path) -> None:
     assert "OPT040" not in run(".", "--only", "host-sync-scalar", "--concise").stdout
     assert "SYN001" not in run(".", "--skip", "SYN001", "--concise").stdout

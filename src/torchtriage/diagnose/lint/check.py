@@ -16,7 +16,7 @@ from torchtriage.diagnose.lint.comments import Allowance, allowances
 from torchtriage.diagnose.lint.edits import apply, diff, lines_of
 from torchtriage.diagnose.lint.facts import SourceFunction
 from torchtriage.diagnose.lint.result import SCHEMA, LintResult, Odd, SourcePatch, Unused
-from torchtriage.diagnose.lint.sources import LintSource, Tally, find, read, source_of
+from torchtriage.diagnose.lint.sources import LintSource, Tally, find, python_source, read, source_of
 from torchtriage.diagnose.lint.walk import walk
 
 
@@ -43,7 +43,7 @@ def lint(
     notes : bool
         Keep findings of severity ``note``, which are counted otherwise.
     fix : bool
-        Write the autofixes into the files.
+        Write the autofixes into the files; the findings are those of what is written.
     progress : callable, optional
         Called with the number of files looked at so far.
 
@@ -101,8 +101,8 @@ class _Run:
         self.patches: list[SourcePatch] = []
         self.n_suppressed = self.n_notes = 0
 
-    def look(self, source: LintSource) -> None:
-        """Find what one file holds."""
+    def look(self, source: LintSource, *, mended: bool = False) -> None:
+        """Find what one file holds, or still holds once it is ``mended``."""
         shown = _shown(source.path)
         try:
             module = walk(source.tree, source.text, shown)
@@ -118,19 +118,18 @@ class _Run:
         found = _specific(found)
         found.sort(key=lambda item: (item[1].node.lineno, item[1].node.col_offset, item[0].rule.code))
         allowed = allowances(source.text, source.tree)
-        reported: list[tuple[RuleEntry, Hit]] = []
-        for entry, hit in found:
-            if _allow(entry, hit, allowed):
-                self.n_suppressed += 1
-            elif not self.notes and _severity(entry, hit) == "note":
-                self.n_notes += 1
-            else:
-                reported.append((entry, hit))
-        starts = [(function.node.lineno, function.node.end_lineno or 0, function) for function in module.functions]
+        kept = [(entry, hit) for entry, hit in found if not _allow(entry, hit, allowed)]
+        reported = [(entry, hit) for entry, hit in kept if self.notes or _severity(entry, hit) != "note"]
+        functions = module.functions
+        module.release()
+        if not mended and (new := self._patch(source, shown, reported)) is not None:
+            self.look(new, mended=True)
+            return
+        self.n_suppressed += len(found) - len(kept)
+        self.n_notes += len(kept) - len(reported)
+        starts = [(function.node.lineno, function.node.end_lineno or 0, function) for function in functions]
         self.findings += [_finding(entry, hit, source, shown, starts) for entry, hit in reported]
         self._unused(shown, allowed)
-        self._patch(source, shown, reported)
-        module.release()
 
     def _unused(self, shown: str, allowed: list[Allowance]) -> None:
         known = {key for entry in catalogue() for key in (entry.rule.code, entry.rule.name)}
@@ -148,22 +147,24 @@ class _Run:
                 message = f"allows {', '.join(idle)}, which is not found here"
                 self.unused.append(Unused(shown, item.line, idle, message))
 
-    def _patch(self, source: LintSource, shown: str, reported: list[tuple[RuleEntry, Hit]]) -> None:
+    def _patch(self, source: LintSource, shown: str, reported: list[tuple[RuleEntry, Hit]]) -> LintSource | None:
+        """Note what autofix changes in a file; return the file as it is then, None where it is not written."""
         offered = [(entry.rule.code, hit.autofix) for entry, hit in reported if hit.autofix is not None]
         if not offered or source.cells:
-            return
+            return None
         after, done = apply(source.text, [fix for _, fix in offered])
         codes = {code: fix.safe_because for code, fix in offered if fix in done}
         if after == source.text:
-            return
-        applied = False
+            return None
+        new = None
         if self.fix:
             try:
-                _write(source, after)
-                applied = True
+                new = _written(source, after)
             except (OSError, UnicodeEncodeError) as error:
                 self.tally.odd.append(Odd(source.path, 0, f"cannot be written: {error}"))
-        self.patches.append(SourcePatch(shown, diff(source.text, after, shown), tuple(sorted(codes)), codes, applied))
+        text = diff(source.text, after, shown)
+        self.patches.append(SourcePatch(shown, text, tuple(sorted(codes)), codes, new is not None))
+        return new
 
     def result(self) -> LintResult:
         """Return everything that was found."""
@@ -282,6 +283,8 @@ def _column(source: LintSource, node: ast.expr | ast.stmt) -> int:
     return len(before.decode("utf-8", "replace")) + 1
 
 
-def _write(source: LintSource, text: str) -> None:
-    data = text.encode(source.encoding)
-    Path(source.path).write_bytes((b"\xef\xbb\xbf" if source.bom else b"") + data)
+def _written(source: LintSource, text: str) -> LintSource:
+    """Write a file's new text, as its old one was encoded."""
+    data = (b"\xef\xbb\xbf" if source.bom else b"") + text.encode(source.encoding)
+    Path(source.path).write_bytes(data)
+    return python_source(source.path, data)

@@ -69,6 +69,20 @@ def test_tests_hidden_folders_and_excluded_paths_are_left_out(tmp_path: Path) ->
 
 
 def test_files_without_torch_are_counted_not_parsed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("pattern", ["src/old", "src/old/", "old", "./src/old", "src/*/old.py"])
+def test_what_is_excluded_does_not_depend_on_the_folder_that_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pattern: str
+) -> None:
+    for name in ("src/a.py", "src/old/old.py", "docs/b.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(LOOP, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert [lint([folder], exclude=[pattern]).n_files for folder in (".", "src", "docs/../src")] == [2, 1, 1]
+    monkeypatch.chdir(tmp_path / "docs")
+    assert lint(["../src"], exclude=[pattern, ""]).n_files == 1
+    assert lint([str(tmp_path / "src" / "old" / "old.py")], exclude=[pattern]).n_files == 1
+
+
     (tmp_path / "a.py").write_text("def f(:\n", encoding="utf-8")
     (tmp_path / "b.py").write_text("torch_dtype = 1; print loss\n", encoding="utf-8")
     result = lint([str(tmp_path)])

@@ -78,12 +78,12 @@ def find(paths: Iterable[str], exclude: Iterable[str], tally: Tally) -> Iterator
     """Yield the files to look at: those named, and the Python files and notebooks below folders.
 
     Tests, hidden folders and installed packages below a folder are left out. Links to folders are
-    not followed.
+    not followed. ``exclude`` : patterns of the last parts of paths below a folder, ``old_*.py`` or ``src/old``.
 
     Raises UsageError: a path does not exist.
     """
     seen: set[str] = set()
-    patterns = tuple(exclude)
+    patterns = tuple(filter(None, exclude))
     for path in paths:
         if not os.path.lexists(path):
             raise UsageError("expected a Python file or a folder, found nothing", where=path)
@@ -142,15 +142,13 @@ def _below(folder: str, tally: Tally, exclude: tuple[str, ...]) -> Iterator[str]
         below = os.path.relpath(root, folder)
         in_tests = any(part in _TESTS for part in Path(below).parts)
         folders[:] = sorted(
-            folder
-            for folder in folders
-            if not is_skipped(folder) and not _matches(os.path.normpath(f"{below}/{folder}"), exclude)
+            folder for folder in folders if not is_skipped(folder) and not _matches(root, below, folder, exclude)
         )
         for name in sorted(files):
             if not name.endswith((".py", ".ipynb")) or is_skipped(name):
                 continue
             path = str(Path(root, name))
-            if _matches(os.path.normpath(f"{below}/{name}"), exclude):
+            if _matches(root, below, name, exclude):
                 continue
             if in_tests or name.startswith("test_") or name.endswith(("_test.py", "conftest.py")):
                 tally.n_tests += 1
@@ -163,9 +161,10 @@ def is_skipped(name: str) -> bool:
     return name.startswith(".") or name in _SKIPPED
 
 
-def _matches(path: str, patterns: tuple[str, ...]) -> bool:
-    slashed = path.replace(os.sep, "/")
-    return any(fnmatch(slashed, pattern) or fnmatch(slashed.rpartition("/")[2], pattern) for pattern in patterns)
+def _matches(root: str, below: str, name: str, patterns: tuple[str, ...]) -> bool:
+    """Return whether a path ends as a pattern says, or matches whole below the folder that was given."""
+    path, inside = Path(root, name).absolute(), os.path.normpath(f"{below}/{name}").replace(os.sep, "/")
+    return any(path.match(pattern) or fnmatch(inside, pattern) for pattern in patterns)
 
 
 def _bytes(path: str) -> bytes:

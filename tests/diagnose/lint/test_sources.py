@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -68,7 +69,6 @@ def test_tests_hidden_folders_and_excluded_paths_are_left_out(tmp_path: Path) ->
     assert lint([str(tmp_path / "test_a.py")]).n_files == 1
 
 
-def test_files_without_torch_are_counted_not_parsed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("pattern", ["src/old", "src/old/", "old", "./src/old", "src/*/old.py"])
 def test_what_is_excluded_does_not_depend_on_the_folder_that_is_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pattern: str
@@ -83,6 +83,7 @@ def test_what_is_excluded_does_not_depend_on_the_folder_that_is_given(
     assert lint([str(tmp_path / "src" / "old" / "old.py")], exclude=[pattern]).n_files == 1
 
 
+def test_files_without_torch_are_counted_not_parsed(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("def f(:\n", encoding="utf-8")
     (tmp_path / "b.py").write_text("torch_dtype = 1; print loss\n", encoding="utf-8")
     result = lint([str(tmp_path)])
@@ -150,6 +151,29 @@ def test_magics_count_only_where_a_statement_begins(cell: str) -> None:
     (finding,) = result.findings
     assert finding.place.frame is not None
     assert finding.place.frame.line == cell.count("\n") + 8
+
+
+@pytest.mark.parametrize("first", ["%%time", "%%capture out", "%%timeit -n 3", "\n%%prun"])
+def test_a_timed_cell_is_part_of_the_program(first: str) -> None:
+    (finding,) = notebook("import torch", f"{first}\n{LOOP}").findings
+    assert finding.place.frame is not None
+    assert finding.place.frame.line == 7 + first.count("\n")
+    assert notebook("import torch", f"%%bash\n{LOOP}").findings == ()
+
+
+@pytest.mark.parametrize("timed", ["%time", "x = %time"])
+def test_a_timed_statement_is_part_of_the_program(timed: str) -> None:
+    result = notebook("import torch\n%time !ls\n" + LOOP.replace("    print(", f"    {timed} print("))
+    assert result.odd == ()
+    assert [finding.code for finding in result.findings] == ["SYN004"]
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="parses there")
+@pytest.mark.parametrize("line", ["type X = int", "def f[T](x: T) -> T: return x", "class A[T]: pass", 'f"{x["a"]}"'])
+def test_newer_syntax_says_what_it_needs(line: str) -> None:
+    (odd,) = lint_text(f"import torch\n{line}\n").odd
+    assert odd.message.endswith("run lint with Python 3.12 or newer")
+    assert notebook(f"import torch\n{line}").odd[0].message.endswith("run lint with Python 3.12 or newer")
 
 
 def test_a_broken_cell_leaves_the_others(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import json
 import os
 import re
 import stat
+import sys
 import tokenize
 import warnings
 from collections.abc import Iterable, Iterator
@@ -38,6 +39,9 @@ _MAGIC = re.compile(
     r"(?P<head>[ \t]*)(?:(?P<assigned>\w[\w., ]*=[ \t]*(?=[!%]))?(?=[%!?])|(?=\w[\w.]*\?))(?P<line>(?:[^\n\\]|\\.)*)",
     re.DOTALL,
 )
+# cells that are Python all the same, and statements that are only timed
+_PYTHON_CELLS = re.compile(r"\s*%%(time|timeit|capture|prun)\b")
+_TIMED = re.compile(r"%time[ \t]+(?![%!])")
 _LEXEME = re.compile(
     r"(\"\"\"|\'\'\')(?:[^\\]|\\.)*?(?:\1|\\?\Z)|\"(?:[^\"\\\n]|\\.)*\"?|\'(?:[^\'\\\n]|\\.)*\'?"
     r"|#[^\n]*|\\.|[^\"\'#\\\n()\[\]{}]+|.",
@@ -46,6 +50,7 @@ _LEXEME = re.compile(
 _PYTHON_2 = re.compile(
     r"^[^\S\n]*(print\s+[\"'\w]|exec\s+[\"']|except\s+\w+\s*,\s*\w+\s*:|raise\s+\w+\s*,)", re.MULTILINE
 )
+_PYTHON_312 = re.compile(r"^[^\S\n]*(type\s+\w+[^\n=]*=|(async\s+)?def\s+\w+\s*\[|class\s+\w+\s*\[)", re.MULTILINE)
 
 
 @dataclass
@@ -193,15 +198,14 @@ def _parse(text: str) -> ast.Module:
 
 
 def _complaint(error: SyntaxError, data: bytes) -> str:
-    try:
-        text = data.decode("utf-8", "replace")
-    except UnicodeDecodeError:
-        text = ""
+    text = data.decode("utf-8", "replace")
     message = (error.msg or "invalid syntax").splitlines()[0][:120]
     if b"\0" in data:
         message = "null bytes"
     if _PYTHON_2.search(text):
         return f"looks like Python 2: {message}"
+    if sys.version_info < (3, 12) and (_PYTHON_312.search(text) or message.startswith("f-string")):
+        message += "; for syntax of Python 3.12, run lint with Python 3.12 or newer"
     return f"does not parse: {message}"
 
 
@@ -217,14 +221,14 @@ def _notebook(path: str, data: bytes, tally: Tally) -> LintSource | None:
             continue
         source = cell.get("source", "")
         text = "".join(map(str, source)) if isinstance(source, list) else str(source)
-        if text.lstrip().startswith("%%"):
-            continue  # another language, or timed: no part of the program
+        if text.lstrip().startswith("%%") and not _PYTHON_CELLS.match(text):
+            continue  # another language, or another process
         text = _without_magics(text.replace("\r\n", "\n").replace("\r", "\n").rstrip("\n"))
         try:
             _parse(text)
         except SyntaxError as error:
             line = error.lineno or 0
-            tally.odd.append(Odd(path, line, f"cell {number} does not parse: {error.msg}"))
+            tally.odd.append(Odd(path, line, f"cell {number} {_complaint(error, text.encode())}"))
             continue
         except ValueError as error:
             tally.odd.append(Odd(path, 0, f"cell {number} is no Python source: {error}"))
@@ -241,7 +245,11 @@ def _without_magics(text: str) -> str:
     position, depth, begins = 0, 0, True
     while position < len(text):
         magic = _MAGIC.match(text, position) if begins else None
-        if magic is not None:
+        timed = _TIMED.match(text, magic.start("line")) if magic is not None else None
+        if magic is not None and timed is not None:
+            out.append(magic["head"] + (magic["assigned"] or ""))
+            position = timed.end()
+        elif magic is not None:
             line = magic["line"].replace("\n", "\n# ")
             out.append(f"{magic['head']}{magic['assigned'] + 'None' if magic['assigned'] else 'pass'}  # {line}")
             position = magic.end()

@@ -16,3 +16,16 @@ def test_a_file_that_is_handed_on_stays_and_a_sync_is_said():
     assert not proposed(before, 'open("log.txt", "a")', "HST101", "kept-open-files")
     alone = before.replace('upload("log.txt")', "train(batch)")
     assert proposals(alone, 'open("log.txt", "a")', "HST101", "kept-open-files")[0].changes
+
+
+def test_what_another_file_may_read_is_said_to_be_written_later():
+    before = """
+        class Logger:
+            def __init__(self, path):
+                self.path = path
+
+            def log(self, step):
+                with open(self.path, "a") as f:
+                    f.write(f"{step}\\n")
+    """
+    assert proposals(before, "open(", "HST101", "kept-open-files")[0].changes

@@ -117,9 +117,8 @@ def _in_class(site: Site, flow: Flow, block: ast.With) -> Proposal | None:
 
 
 def _changes(site: Site, block: ast.With) -> str:
-    """Return what is different: a file that was synced, or flushed, after each line is not any more."""
-    text = source(site.module, block)
-    return UNSYNCED if "sync(" in text else UNFLUSHED if ".flush(" in text else ""
+    """Return what is different: each line was flushed, by closing at the latest, and synced where the block says so."""
+    return UNSYNCED if "sync(" in source(site.module, block) else UNFLUSHED
 
 
 def _without_flush(site: Site, block: ast.With) -> list[SourceEdit]:

@@ -107,3 +107,18 @@ for epoch in range(3):
     for line in ("labeled.extend(choose())", "labeled += choose()"):
         assert proposed(text.format(line), "data = ", "DAT019", "loader-made-once") == []
     assert proposed(text.format("pass"), "data = ", "DAT019", "loader-made-once")
+
+
+def test_workers_that_an_option_may_leave_out() -> None:
+    text = f"""{HEAD}
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--workers", type=int, default=2)
+args = parser.parse_args()
+for epoch in range(3):
+    loader = DataLoader(data, num_workers=args.workers)
+    for (batch,) in loader:
+        train(batch)
+"""
+    (new,) = proposed(text, "loader = DataLoader", "DAT019", "loader-made-once")
+    assert "num_workers=args.workers, persistent_workers=args.workers > 0\n)\nfor epoch" in new

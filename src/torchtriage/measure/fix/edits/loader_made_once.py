@@ -88,9 +88,11 @@ def _moved(module: Module, call: SourceCall) -> str:
         outermost = loop
     if outermost is None:
         return module.text
-    workers = constant_of(module, keyword(call.node, "num_workers"))
-    if workers is not None and workers.value and keyword(call.node, "persistent_workers") is None:
-        module = again(module, set_keywords(module, call.node, {"persistent_workers": "True"}))
+    given = keyword(call.node, "num_workers")
+    workers = constant_of(module, given)
+    if given and workers is not None and workers.value and keyword(call.node, "persistent_workers") is None:
+        lasts = "True" if workers is given else f"{source(module, given)} > 0"
+        module = again(module, set_keywords(module, call.node, {"persistent_workers": lasts}))
         call = _at(module, place)
         outermost = _around(module, call.node)[loops.index(outermost)]
     return _before(module, call.node, outermost)

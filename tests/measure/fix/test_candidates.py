@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from torchtriage.core.finding import Cost, Finding, Fix, Frame, Place
 from torchtriage.diagnose.lint.edits import SourceEdit
 from torchtriage.measure.fix import candidates as module
@@ -69,3 +71,68 @@ def test_changes_at_the_line_come_before_those_elsewhere(tmp_path, monkeypatch):
     (tmp_path / "train.py").write_text("x = 1\n" * 30)
     found, _ = candidates_of([finding("HST020", 20)], Files(tmp_path))
     assert [candidate.edit for candidate in found] == ["near", "elsewhere", "in-long-runs"]
+
+
+NET = """
+import torch
+
+ROWS = ["a", "b"]
+
+class Net(torch.nn.Module):
+    def __init__(self, n, beta):
+        super().__init__()
+        self.n, self.beta = n, beta
+
+    def forward(self, x, row):
+        ramp = torch.exp(torch.linspace(0, self.beta, 4))
+        return x * ramp
+
+def known(row):
+    return row in ROWS
+
+class Replay:
+    def __init__(self):
+        self.items = []
+
+    def add(self, item):
+        self.items.append(item)
+        if len(self.items) > 9:
+            self.items.pop(0)
+
+class Rows(torch.utils.data.Dataset):
+    def __init__(self, paths):
+        self.paths, self.epoch = paths, 0
+
+    def __getitem__(self, i):
+        return load_picture(self.paths[i], self.epoch)
+
+def loaders(paths):
+    return torch.utils.data.DataLoader(Rows(paths), num_workers=2)
+"""
+
+
+@pytest.mark.parametrize(
+    ("edit", "code", "line", "use"),
+    [
+        ("hoist-to-setup", "LCH105", "ramp =", "net.beta = 0.5"),
+        ("hoist-to-setup", "LCH105", "ramp =", "trainer.net.beta *= 2"),
+        ("hoist-to-setup", "LCH105", "ramp =", "setattr(net, 'beta', 0.5)"),
+        ("hoist-to-setup", "LCH105", "ramp =", "class Wide(net.Net): pass"),
+        ("list-lookups", "HST106", "row in ROWS", "net.ROWS.append('c')"),
+        ("list-lookups", "HST106", "row in ROWS", "from models.net import ROWS as rows; rows += ['c']"),
+        ("list-lookups", "HST106", "pop(0)", "print(replay.items[:3])"),
+        ("loader-workers", "DAT019", "num_workers", "for epoch in range(9): data.epoch = epoch"),
+        ("loader-workers", "DAT019", "num_workers", "for epoch in range(9): loader.dataset.set_epoch(epoch)"),
+    ],
+)
+def test_what_another_file_changes_does_not_stay(tmp_path, edit, code, line, use):
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "net.py").write_text(NET)
+    number = next(number for number, row in enumerate(NET.splitlines(), start=1) if line in row)
+    known = finding(code, number)
+    known = replace(known, place=Place(frame=Frame("models/net.py", number, "", lines=(number,))))
+    for script in (frozenset(), frozenset({"train.py"})):
+        for text, n_expected in (("print(net)", 1), (use, 0)):
+            (tmp_path / "train.py").write_text(f"from models import net\n{text}\n")
+            found, _ = candidates_of([known], Files(tmp_path, script))
+            assert len({item.edit for item in found if item.edit == edit}) == n_expected

@@ -372,7 +372,7 @@ class Module:
 
     ``edges`` : where a function of the file runs, for each call and each iteration of it.
     ``is_program`` : it runs something by itself, and is not only there for others to import. ``alone`` : it is no
-    part of a package, by its imports.
+    part of a package, by its imports. ``others`` : the other files of its project, where they were asked for.
     """
 
     path: str
@@ -400,6 +400,7 @@ class Module:
     alone: bool = False
     module_events: list[SourceEvent] = field(default_factory=list)
     aliases: dict[str, str] = field(default_factory=dict)
+    others: tuple[Module, ...] = ()
     _rows: list[str] | None = None
 
     @cached_property

@@ -90,8 +90,8 @@ class Files:
         todo, reached = list(known), set(known)
         modules = {name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): name for name in self._names}
         while todo and len(reached) < MOST_FILES:
-            module = self.module(todo.pop())
-            wanted = _imports(module.tree) if module is not None else set()
+            looked = self._look(todo.pop())
+            wanted = _imports(looked[1].tree) if looked is not None else set()
             for dotted, name in modules.items():
                 if name not in reached and any(f".{dotted}".endswith(f".{item}") for item in wanted):
                     reached.add(name)
@@ -119,9 +119,21 @@ class Files:
             return data.decode(known[0].encoding if known is not None else "utf-8", "replace")
 
     def module(self, path: str) -> Module | None:
-        """Return what lint knows of a file; None where it cannot be parsed."""
+        """Return what lint knows of a file and, in ``others``, of those of its program; None: it cannot be parsed."""
         known = self._look(path)
-        return known[1] if known is not None else None
+        if known is None:
+            return None
+        known[1].others = tuple(
+            looked[1] for name in self._program if name != path and (looked := self._look(name)) is not None
+        )
+        return known[1]
+
+    @cached_property
+    def _program(self) -> list[str]:
+        """The files of what is run; those of the project, outermost first, where that is a module or not known."""
+        if self.script:
+            return sorted({*self.script, *self.others(self.script)})
+        return sorted(self._names, key=lambda name: (name.count("/"), name))[:MOST_FILES]
 
     def _look(self, path: str) -> tuple[LintSource, Module] | None:
         if path not in self._known:

@@ -248,7 +248,9 @@ def _limit(module: Module) -> int:
 def again(module: Module, edits: tuple[SourceEdit, ...]) -> Module:
     """Return what is known of a file after edits: for changes that are made in stages."""
     text = apply(module.text, [Autofix(edits, "")])[0]
-    return walk(ast.parse(text), text, module.path, whole=True)
+    new = walk(ast.parse(text), text, module.path, whole=True)
+    new.others = module.others
+    return new
 
 
 def edits_between(before: str, after: str) -> tuple[SourceEdit, ...]:

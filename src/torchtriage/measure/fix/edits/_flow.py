@@ -6,10 +6,10 @@ import ast
 import builtins
 import re
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from torchtriage.diagnose.lint.facts import Class, Module, SourceCall, SourceFunction
-from torchtriage.diagnose.lint.syntax import path_of
+from torchtriage.diagnose.lint.syntax import argument, literal, path_of
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.diagnose.lint.turns import FileFacts
 from torchtriage.diagnose.lint.work_syntax import bound_names, parameters
@@ -193,22 +193,22 @@ class Flow:
     def lasting(self, owner: Class) -> set[str]:
         """Return the attributes that a class's ``__init__`` sets and nothing changes afterwards."""
         init = owner.methods.get("__init__")
-        if init is None:
+        if init is None or any(owner.name in _extended(other) for other in self.module.others):
             return set()
         kept = {path for path in written(init.node.body) if path.startswith("self.")}
         kept |= {f"self.{name}" for name in owner.fields}
         later = [method.node for name, method in owner.methods.items() if name != "__init__" and method.owner is owner]
         changed = {path for node in later for path in written(node.body) if path.startswith("self.")}
-        outside = {
-            path.rpartition(".")[2]
-            for path in written([self.module.tree])
-            if "." in path and (not path.startswith("self.") or path.count(".") > 1)
-        }
         return {
             path
             for path in kept
-            if not meets(path, changed) and path[5:].partition(".")[0] not in outside and not self.learns({path})
+            if not (meets(path, changed) or path[5:].partition(".")[0] in self.set_by_others or self.learns({path}))
         }
+
+    @cached_property
+    def set_by_others(self) -> set[str]:
+        """The attributes that code of the project sets, or changes, of objects other than its ``self``."""
+        return set().union(*map(_set_of_others, (self.module, *self.module.others)))
 
     def constants(self) -> set[str]:
         """Return the names that the file binds once outside of functions, and that no function changes."""
@@ -293,7 +293,38 @@ def _constants(module: Module) -> set[str]:
     shared = {name for node in ast.walk(module.tree) if isinstance(node, ast.Global) for name in node.names}
     named = {node.name for node in module.tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     once = {name for name, n in bound.items() if n == 1} | named | set(module.aliases)
-    return once - shared - mutated(module.tree.body)
+    return once - shared - mutated(module.tree.body) - _changed_elsewhere(module)
+
+
+@lru_cache(maxsize=128)
+def _set_of_others(module: Module) -> set[str]:
+    paths = {path for path in written([module.tree]) if path.count(".") > path.startswith("self.")}
+    named = [literal(argument(call.node, "name", 1)) for call in module.calls if path_of(call.node.func) == "setattr"]
+    return {path.rpartition(".")[2] for path in paths} | {name for name in named if isinstance(name, str)}
+
+
+def _changed_elsewhere(module: Module) -> set[str]:
+    """Return the names of a file that others set, ``settings.SIZE = 3``, or whose contents they change."""
+    here = module.path.removesuffix(".py").removesuffix("/__init__").rpartition("/")[2]
+    changed = [path.rpartition(".") for other in module.others for path in _changed_imports(other)]
+    return {name for holder, _, name in changed if holder.rpartition(".")[2] == here}
+
+
+@lru_cache(maxsize=128)
+def _changed_imports(module: Module) -> set[str]:
+    paths, imported = written([module.tree]), mutated([module.tree]) & module.aliases.keys()
+    return {
+        f"{module.aliases[name]}{path.removeprefix(name)}"
+        for name in imported
+        for path in {path for path in paths if path.startswith(f"{name}.")} or {name}
+    }
+
+
+@lru_cache(maxsize=128)
+def _extended(module: Module) -> set[str]:
+    """Return the classes that those of a file are made of."""
+    classes = [node for node in ast.walk(module.tree) if isinstance(node, ast.ClassDef)]
+    return {path_of(base).rpartition(".")[2] for node in classes for base in node.bases}
 
 
 @lru_cache(maxsize=8)

@@ -186,7 +186,10 @@ def _assigned(loop: ast.AST, path: str) -> bool:
 
 def _is_queue(site: Site, path: str) -> bool:
     """Return whether a list is only appended to, taken from, counted and gone through: a deque is no list to others."""
-    last = path.rpartition(".")[2]
+    owner, _, last = path.rpartition(".")
+    elsewhere = (node for other in site.module.others for node in ast.walk(other.tree))
+    if owner and any(isinstance(node, ast.Attribute) and node.attr == last for node in elsewhere):
+        return False
     for node in ast.walk(site.module.tree):
         name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
         if name != last or ("." in path) != isinstance(node, ast.Attribute):

@@ -52,14 +52,24 @@ def _is_steered(module: Module, call: SourceCall) -> bool:
     """Return whether a loop sets something of the data set: workers that keep running have a copy of their own."""
     given = call.node.args[0] if call.node.args else keyword(call.node, "dataset")
     names = {path_of(given) if given is not None else "", f"{call.target}.dataset" if call.target else ""} - {""}
+    made = data_of(module, call)
+    known = module.classes.get(path_of(made.func)) if made is not None else None
+    own = {name for name in (*known.methods, *known.attributes) if name[:2] != "__"} if known is not None else set()
     return any(
         isinstance(node, ast.Attribute)
-        and path_of(node.value) in names
-        and (isinstance(node.ctx, ast.Store) or getattr(module.parents.get(node), "func", None) is node)
-        for loop in ast.walk(module.tree)
+        and (isinstance(node.ctx, ast.Store) or getattr(file.parents.get(node), "func", None) is node)
+        and (path_of(node.value) in names or (file is not module and _is_of_data(node, own)))
+        for file in (module, *module.others)
+        for loop in ast.walk(file.tree)
         if isinstance(loop, ast.For | ast.While)
         for node in ast.walk(loop)
     )
+
+
+def _is_of_data(node: ast.Attribute, own: set[str]) -> bool:
+    """Return whether another file's attribute is one of the data set, by its name or as ``loader.dataset.epoch``."""
+    owner = path_of(node.value)
+    return (node.attr in own and owner != "self") or owner.endswith(".dataset")
 
 
 def _started(module: Module, call: SourceCall) -> Iterator[Proposal]:

@@ -77,8 +77,30 @@ def test_draws_are_the_same() -> None:
         "    w = fresh()\n    x = rng.choice(n, size=4, p=w)\n",
         "    x = rng.choice(n, size=4, replace=False, p=p)\n",
         "    x = rng.choice(n, size=4)\n",
+        "    x = rng.choice(n, size=4, p=p)\n    p[x] = 0.5\n",
+        "    x = rng.choice(n, size=4, p=p)\n    np.put(p, x, 0.5)\n",
     ],
 )
 def test_nothing_for_weights_that_change(body: str) -> None:
     text = f"import numpy as np\np = np.load('p')\nfor step in range(9):\n{body}"
     assert proposed(text, "choice", "HST121", "weights-once") == []
+
+
+def test_nothing_for_priorities_that_an_update_changes() -> None:
+    text = """
+        import numpy as np
+
+        class Replay:
+            def __init__(self, size, rng):
+                self.size, self.rng = size, rng
+                self.prios = np.ones(size) / size
+
+            def sample(self, k):
+                return self.rng.choice(self.size, size=k, p=self.prios)
+
+            def update(self, idx, error):
+                self.prios[idx] = error
+    """
+    assert proposed(text.replace("prios[idx]", "errors"), "choice", "HST121", "weights-once")
+    assert not proposed(text, "choice", "HST121", "weights-once")
+    assert not proposed(text.replace("[idx] =", "[:] ="), "choice", "HST121", "weights-once")

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
 from torchtriage.diagnose.lint.facts import Module
 from torchtriage.diagnose.lint.syntax import argument, keyword, literal, path_of
+from torchtriage.measure.fix.edits._flow import flow_of, loads, meets
 from torchtriage.measure.fix.proposal import Proposal, Site
 from torchtriage.measure.fix.statements import imported, insert_after, source
 
@@ -79,7 +80,13 @@ def _kept(module: Module, weights: ast.expr, name: str) -> tuple[str, ast.stmt |
     others = [assign for assign in module.assigns if assign.target == path and assign not in made]
     if not path or len(made) != 1 or others or not isinstance(made[0].node, ast.Assign):
         return "", None
-    statement = made[0].node
+    statement, flow = made[0].node, flow_of(module)
+    around = module.tree if dot else module.scope(statement)
+    rest = [node for node in ast.walk(around) if isinstance(node, ast.stmt) and node is not statement]
+    parts = [part for node in rest for part in ast.iter_child_nodes(node) if isinstance(part, ast.expr)]
+    changed = flow.changes(part for part in parts if meets(path, loads(part)))
+    if meets(path, changed) or (dot and path.rpartition(".")[2] in flow.set_by_others):
+        return "", None  # entries that change
     if not dot and module.scope(statement) not in (module.scope(weights), module.tree):
         return "", None
     used = f"{owner}{dot}{name}"

@@ -1,6 +1,6 @@
 """Reports, checkpoints and evaluations run every so many steps."""
 
-from tests.measure.fix.proposing import proposals
+from tests.measure.fix.proposing import proposals, proposed
 
 
 def test_a_metric_that_adds_up_every_batch_says_so():
@@ -11,3 +11,15 @@ def test_a_metric_that_adds_up_every_batch_says_so():
                 print(metric.compute())
     """
     assert all(item.changes for item in proposals(before, "metric.update", "HST106", "less-often"))
+
+
+def test_nothing_where_all_names_of_a_counter_are_taken() -> None:
+    text = """
+        step, i, n_step, turn = start()
+        for batch in loader:
+            loss = train(batch)
+            loss.backward()
+            print(loss.item())
+    """
+    assert proposed(text.replace("turn =", "t ="), "print(", "HST101", "less-often")
+    assert not proposed(text, "print(", "HST101", "less-often")

@@ -13,7 +13,7 @@ from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.diagnose.lint.work_syntax import parameters
 from torchtriage.measure.fix.edits._flow import flow_of
 from torchtriage.measure.fix.proposal import Loop, Proposal, Site
-from torchtriage.measure.fix.statements import bound, indent_of, insert_after, move_before, source, wrap
+from torchtriage.measure.fix.statements import bound, free_name, indent_of, insert_after, move_before, source, wrap
 
 CODES = words("""
     HST020 HST101 HST102 HST103 HST105 HST106 HST109 HST111 HST114 HST115 HST122 HST123 HST124 SYN001 SYN004 COM101
@@ -208,8 +208,9 @@ def counter_of(site: Site, loop: Loop | None) -> tuple[str, list[SourceEdit]]:
             inner = inner.args[0]
         if isinstance(inner, ast.Call) and path_of(inner.func) == "enumerate":
             return loop.target.elts[0].id, []
-    taken = names_in(site.function or module.tree)
-    name = next(name for name in ("step", "i", "n_step", "turn") if name not in taken)
+    name = free_name(module, "step", "i", "n_step", "turn")
+    if not name:
+        return "", []
     target, over = source(module, loop.target), source(module, loop.iter)
     if isinstance(loop.target, ast.Tuple):
         target = f"({target})" if not target.startswith("(") else target

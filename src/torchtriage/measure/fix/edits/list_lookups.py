@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
-from torchtriage.diagnose.lint.syntax import literal, names_in, path_of
+from torchtriage.diagnose.lint.syntax import literal, path_of
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.measure.fix.edits._flow import flow_of, meets
 from torchtriage.measure.fix.proposal import Proposal, Site
@@ -16,6 +16,7 @@ from torchtriage.measure.fix.statements import (
     assigned_pairs,
     body_of,
     complete,
+    free_name,
     import_edit,
     insert_after,
     insert_before,
@@ -75,7 +76,7 @@ def _looked_up(site: Site, statement: ast.stmt, node: ast.expr, over: ast.expr, 
         return None
     base = re.sub(r"^_+", "", path.rpartition(".")[2])
     names = (f"{base}_set", f"known_{base}") if not method else (f"{base}_places", f"place_in_{base}")
-    name = next((item for item in names if item not in names_in(module.tree)), "")
+    name = free_name(module, *names)
     pairs = f"reversed(list(enumerate({path})))"  # of equal items the first is found
     made = f"set({path})" if not method else f"{{item: place for place, item in {pairs}}}"
     row = f"{name} = {made}"

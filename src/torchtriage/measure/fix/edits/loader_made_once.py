@@ -18,6 +18,7 @@ from torchtriage.measure.fix.statements import (
     again,
     bound,
     edits_between,
+    free_name,
     insert_before,
     move_before,
     set_keywords,
@@ -103,8 +104,7 @@ def _before(module: Module, node: ast.Call, loop: Loop) -> str:
     if isinstance(statement, ast.Assign) and statement.value is node and isinstance(statement.targets[0], ast.Name):
         edits = move_before(module, statement, loop)
     else:
-        taken = {item.id for item in ast.walk(module.tree) if isinstance(item, ast.Name)}
-        name = next((item for item in ("loader", "batches", "data_loader") if item not in taken), "")
+        name = free_name(module, "loader", "batches", "data_loader")
         lines = source(module, node)
         put = insert_before(module, loop, f"{name} = {lines}") if name and "\n" not in lines else None
         edits = (put, replace_node(node, name)) if put is not None else ()

@@ -14,7 +14,7 @@ from torchtriage.measure.fix.edits._flow import Flow, flow_of, meets
 from torchtriage.measure.fix.edits._lasting import outdented, same
 from torchtriage.measure.fix.edits.less_often import counter_of
 from torchtriage.measure.fix.proposal import Loop, Proposal, Site
-from torchtriage.measure.fix.statements import body_of, insert_before, source
+from torchtriage.measure.fix.statements import body_of, free_name, insert_before, source
 
 CODES = words("LCH103 LCH105 LCH111 HST020 HST114 CFG043 CFG042 OPT101 LCH014")
 BETWEEN = re.compile(r"\.(step|train|eval|load_state_dict|zero_|copy_|requires_grad_)\(")
@@ -89,9 +89,9 @@ def _second(site: Site, flow: Flow, call: ast.Call) -> Proposal | None:
         if name in flow.changes(between):
             return None
         return Proposal((replace_node(second, name),), f"use the result of line {first.lineno} again", changes)
-    name = next(item for item in ("output", "forward_output", "first_output") if item not in names_in(module.tree))
+    name = free_name(module, "output", "forward_output", "first_output")
     before = insert_before(module, begin, f"{name} = {outdented(module, first, begin)}")
-    if before is None or isinstance(begin, ast.For | ast.While | ast.With | ast.If):
+    if before is None or not name or isinstance(begin, ast.For | ast.While | ast.With | ast.If):
         return None
     edits = (before, replace_node(first, name), replace_node(second, name))
     return Proposal(edits, f"run {path_of(call.func)}() once and use its result twice", changes)

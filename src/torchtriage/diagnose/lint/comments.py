@@ -13,6 +13,8 @@ import re
 import tokenize
 from dataclasses import dataclass, field
 
+from torchtriage.diagnose.lint.syntax import first_line
+
 _COMMENT = re.compile(r"#\s*torchtriage:\s*allow\b\s*:?\s*(?P<codes>[^#]*)")
 
 
@@ -52,32 +54,25 @@ def _allowance(line: int, codes: str, alone: bool, statements: list[ast.stmt], t
     listed = re.split(r"(?<!\s)\s+(?:-+|because)\s|--", codes)[0]
     named = tuple(re.findall(r"[A-Za-z]{3}\d{3}|(?<![a-z\d])[a-z][a-z\d]*(?:-[a-z\d]+)+", listed))
     if alone:
-        if not tree.body or line < _first_line(tree.body[0]):
+        if not tree.body or line < first_line(tree.body[0]):
             return Allowance(line, named, 1, 1 << 60)
-        following = [statement for statement in statements if _first_line(statement) > line]
-        target = min(following, key=lambda item: (_first_line(item), -(item.end_lineno or 0)), default=None)
+        following = [statement for statement in statements if first_line(statement) > line]
+        target = min(following, key=lambda item: (first_line(item), -(item.end_lineno or 0)), default=None)
     else:
-        around = [
-            statement for statement in statements if _first_line(statement) <= line <= (statement.end_lineno or 0)
-        ]
+        around = [statement for statement in statements if first_line(statement) <= line <= (statement.end_lineno or 0)]
         heads = [item for item in around if line < _body_line(item)]
-        target = max(heads, key=_first_line, default=None)
+        target = max(heads, key=first_line, default=None)
     if target is None:
         return Allowance(line, named, line, line)
     if isinstance(target, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        return Allowance(line, named, _first_line(target), target.end_lineno or line)
-    return Allowance(line, named, _first_line(target), max(_body_line(target) - 1, line))
-
-
-def _first_line(node: ast.stmt) -> int:
-    decorators = getattr(node, "decorator_list", [])
-    return min((int(decorator.lineno) for decorator in decorators), default=node.lineno)
+        return Allowance(line, named, first_line(target), target.end_lineno or line)
+    return Allowance(line, named, first_line(target), max(_body_line(target) - 1, line))
 
 
 def _body_line(node: ast.stmt) -> int:
     """Return where a compound statement's body begins; after the end for a simple one."""
     body = getattr(node, "body", None)
     if isinstance(body, list) and body:
-        first = _first_line(body[0])
+        first = first_line(body[0])
         return first if first > node.lineno else node.lineno + 1
     return (node.end_lineno or node.lineno) + 1

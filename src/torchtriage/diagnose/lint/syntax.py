@@ -70,8 +70,14 @@ def literal(node: ast.expr | None) -> object:
 def whole_number(node: ast.expr | None) -> int | None:
     """Return the whole number that an expression writes out, with its sign; None for anything else."""
     negative = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
-    value = literal(node.operand if isinstance(node, ast.UnaryOp) else node)
+    value = literal(node.operand if isinstance(node, ast.UnaryOp) and negative else node)
     return (-value if negative else value) if type(value) is int else None
+
+
+def first_line(node: ast.stmt) -> int:
+    """Return the line that a statement begins at, its decorators included."""
+    decorators = getattr(node, "decorator_list", [])
+    return min((int(decorator.lineno) for decorator in decorators), default=node.lineno)
 
 
 def path_of(node: ast.expr) -> str:

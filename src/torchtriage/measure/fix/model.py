@@ -13,6 +13,7 @@ from typing import Any
 from torchtriage.core.finding import Finding
 from torchtriage.core.names import visible
 from torchtriage.core.units import format_ms
+from torchtriage.diagnose.lint.syntax import first_line
 from torchtriage.measure.fix.candidates import Candidate, Files
 from torchtriage.measure.fix.model_diff import DiffError, Shown, edits_of
 from torchtriage.measure.fix.proposal import Site
@@ -121,7 +122,7 @@ def _functions(finding: Finding, files: Files) -> Iterator[tuple[str, int, int]]
         function = Site(module, frame.line, finding).function
         begin, end = max(frame.line - AROUND, 1), frame.line + AROUND
         if function is not None:
-            begin = min([function.lineno, *(node.lineno for node in function.decorator_list)])
+            begin = first_line(function)
             end = function.end_lineno or begin
         if end - begin >= MOST_LINES:
             begin, end = max(begin, frame.line - AROUND), min(end, frame.line + AROUND)

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from torchtriage.diagnose.lint.edits import Autofix, SourceEdit, add_keyword, apply, index_of, lines_of, replace_node
 from torchtriage.diagnose.lint.facts import Module
-from torchtriage.diagnose.lint.syntax import keyword
+from torchtriage.diagnose.lint.syntax import first_line, keyword
 from torchtriage.diagnose.lint.walk import walk
 
 INDENT = "    "
@@ -53,14 +53,14 @@ def bound(nodes: Iterable[ast.AST]) -> set[str]:
 
 def indent_of(module: Module, statement: ast.stmt) -> str | None:
     """Return the white space before a statement; None where something else stands before it on its line."""
-    before = lines_of(module.text)[_first_line(statement) - 1].encode("utf-8", "surrogatepass")[: statement.col_offset]
+    before = lines_of(module.text)[first_line(statement) - 1].encode("utf-8", "surrogatepass")[: statement.col_offset]
     return before.decode() if not before.strip() else None
 
 
 def insert_before(module: Module, statement: ast.stmt, text: str) -> SourceEdit | None:
     """Return the edit that puts lines before a statement, indented as it is; ``text`` : without indentation."""
     indent = indent_of(module, statement)
-    return None if indent is None else _insertion(_first_line(statement), text, indent)
+    return None if indent is None else _insertion(first_line(statement), text, indent)
 
 
 def insert_after(module: Module, statement: ast.stmt, text: str) -> SourceEdit | None:
@@ -91,7 +91,7 @@ def remove(module: Module, statement: ast.stmt) -> SourceEdit | None:
     if indent is None or not _alone(module, statement):
         return None
     body = body_of(module, statement)
-    first, last = _first_line(statement), statement.end_lineno or statement.lineno
+    first, last = first_line(statement), statement.end_lineno or statement.lineno
     if body is not None and len(body) == 1:
         end = statement.end_col_offset or 0
         return SourceEdit(first, len(indent.encode()), last, end, "pass")
@@ -104,13 +104,13 @@ def move_before(module: Module, statement: ast.stmt, target: ast.stmt) -> tuple[
     out = remove(module, statement)
     if old is None or new is None or out is None:
         return ()
-    rows = lines_of(module.text)[_first_line(statement) - 1 : statement.end_lineno]
+    rows = lines_of(module.text)[first_line(statement) - 1 : statement.end_lineno]
     inside = _in_strings(module)
     moved = "".join(
         row if number in inside else new + row.removeprefix(old)
-        for number, row in enumerate(rows, start=_first_line(statement))
+        for number, row in enumerate(rows, start=first_line(statement))
     )
-    line = _first_line(target)
+    line = first_line(target)
     return (SourceEdit(line, 0, line, 0, moved.replace("\r\n", "\n")), out)
 
 
@@ -121,7 +121,7 @@ def wrap(module: Module, statements: Sequence[ast.stmt], header: str) -> tuple[S
     if indent is None or not _alone(module, last):
         return ()
     inside, rows = _in_strings(module), lines_of(module.text)
-    begin, end = _first_line(first), last.end_lineno or last.lineno
+    begin, end = first_line(first), last.end_lineno or last.lineno
     deeper = [
         SourceEdit(line, 0, line, 0, INDENT)
         for line in range(begin, end + 1)
@@ -133,7 +133,7 @@ def wrap(module: Module, statements: Sequence[ast.stmt], header: str) -> tuple[S
 def unwrap(module: Module, block: ast.With | ast.AsyncWith) -> tuple[SourceEdit, ...]:
     """Return the edits that take a ``with`` away and leave its body, as deep as it was itself."""
     outer, inner = indent_of(module, block), indent_of(module, block.body[0])
-    begin, end = _first_line(block.body[0]), block.end_lineno or block.lineno
+    begin, end = first_line(block.body[0]), block.end_lineno or block.lineno
     if outer is None or inner is None or begin == block.lineno or not _alone(module, block):
         return ()
     inside, rows = _in_strings(module), lines_of(module.text)
@@ -338,13 +338,6 @@ def body_of(module: Module, statement: ast.stmt) -> list[ast.stmt] | None:
         if isinstance(body, list) and statement in body:
             return body
     return None
-
-
-def _first_line(statement: ast.stmt) -> int:
-    lines = [statement.lineno]
-    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        lines += [decorator.lineno for decorator in statement.decorator_list]
-    return min(lines)
 
 
 def _alone(module: Module, statement: ast.stmt) -> bool:

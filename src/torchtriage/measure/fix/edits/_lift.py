@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
-from torchtriage.diagnose.lint.syntax import literal, names_in
+from torchtriage.diagnose.lint.syntax import literal, names_in, whole_number
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.measure.fix.edits._flow import Flow
 from torchtriage.measure.fix.proposal import Site
@@ -132,9 +132,9 @@ class Lift:
 
     def _axis(self, node: ast.expr, inner: Batch) -> str:
         """Return an axis of one sample as that of the batch."""
-        number = (
-            -_number(node.operand) if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) else _number(node)
-        )
+        number = whole_number(node)
+        if number is None:
+            raise NotBatchedError
         if number < 0:
             return str(number)
         if inner.single:
@@ -142,13 +142,6 @@ class Lift:
                 raise NotBatchedError
             return str(number)
         return str(number + 1)
-
-
-def _number(node: ast.expr) -> int:
-    number = literal(node)
-    if type(number) is not int:
-        raise NotBatchedError
-    return number
 
 
 def _wrapped(text: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
 from torchtriage.diagnose.lint.facts import Module
-from torchtriage.diagnose.lint.syntax import indices, keyword, literal, names_in, path_of
+from torchtriage.diagnose.lint.syntax import indices, keyword, literal, names_in, path_of, whole_number
 from torchtriage.measure.fix.proposal import Proposal, Site
 from torchtriage.measure.fix.statements import imported, source
 
@@ -121,9 +121,7 @@ def _cut(node: ast.Subscript) -> tuple[ast.expr, int, bool] | None:
 
 def _is_at(axis: int, last: bool, dim: ast.expr | None) -> bool:
     """Return whether a sort is along the axis that is cut."""
-    number = literal(dim) if dim is not None else -1
-    if isinstance(dim, ast.UnaryOp) and isinstance(dim.op, ast.USub) and literal(dim.operand) == 1:
-        number = -1
+    number = whole_number(dim) if dim is not None else -1
     return number == -1 if last else number in (axis, -1)
 
 

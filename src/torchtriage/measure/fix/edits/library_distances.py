@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
 from torchtriage.diagnose.lint.facts import Module
-from torchtriage.diagnose.lint.syntax import indices, keyword, literal, path_of
+from torchtriage.diagnose.lint.syntax import indices, keyword, literal, path_of, whole_number
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.measure.fix.edits._torch import torch_in
 from torchtriage.measure.fix.proposal import Proposal, Site
@@ -47,7 +47,7 @@ def _distances(site: Site, call: ast.Call) -> tuple[SourceEdit, ...]:
     left, right = _expanded(module, pair.left), _expanded(module, pair.right)
     if left is None or right is None or abs(left[1] - right[1]) != 1 or dim is None:
         return ()
-    if _number(dim) not in (-1, max(left[1], right[1]) + 1):
+    if whole_number(dim) not in (-1, max(left[1], right[1]) + 1):
         return ()
     rows, columns = (left, right) if left[1] > right[1] else (right, left)
     torch, more = torch_in(module)
@@ -104,8 +104,8 @@ def _named(site: Site, node: ast.expr, call: ast.Call) -> ast.Assign | None:
 def _expanded(module: Module, node: ast.expr) -> tuple[str, int] | None:
     """Return what a dimension is put into, as text, and where: ``x[:, None]`` is x at 1."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "unsqueeze":
-        at = _number(node.args[0]) if len(node.args) == 1 else None
-        at = {-2: 1, -3: 0}.get(at, at) if isinstance(at, int) else None
+        at = whole_number(node.args[0]) if len(node.args) == 1 else None
+        at = {-2: 1, -3: 0}.get(at, at) if at is not None else None
         return (source(module, node.func.value), at) if at is not None and at >= 0 else None
     if not isinstance(node, ast.Subscript) or module.value(node.value).kind == "numpy":
         return None
@@ -113,10 +113,3 @@ def _expanded(module: Module, node: ast.expr) -> tuple[str, int] | None:
     new = [at for at, part in enumerate(parts) if literal(part) is None]
     whole = [part for part in parts if isinstance(part, ast.Slice) and not (part.lower or part.upper or part.step)]
     return (source(module, node.value), new[0]) if len(new) == 1 and len(whole) == len(parts) - 1 else None
-
-
-def _number(node: ast.expr) -> object:
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        number = literal(node.operand)
-        return -number if isinstance(number, int) else None
-    return literal(node)

@@ -50,7 +50,7 @@ _LEXEME = re.compile(
 _PYTHON_2 = re.compile(
     r"^[^\S\n]*(print\s+[\"'\w]|exec\s+[\"']|except\s+\w+\s*,\s*\w+\s*:|raise\s+\w+\s*,)", re.MULTILINE
 )
-_PYTHON_312 = re.compile(r"^[^\S\n]*(type\s+\w+[^\n=]*=|(async\s+)?def\s+\w+\s*\[|class\s+\w+\s*\[)", re.MULTILINE)
+_PYTHON_312 = re.compile(r"^[^\S\n]*(type\s+\w[^\n=]*=|(async\s+)?def\s+\w+\s*\[|class\s+\w+\s*\[)", re.MULTILINE)
 
 
 @dataclass

@@ -62,13 +62,14 @@ def test_no_choice_costs_less_where_work_is_quadratic(sizes: list[int], most: in
     assert squared(made.buckets["size"]) == pytest.approx(best)
 
 
-@given(SIZES, st.integers(1, 4), st.sampled_from([2, 8]))
-def test_multiples_are_the_best_of_multiples(sizes: list[int], most: int, step: int) -> None:
+@given(SIZES, st.integers(1, 4), st.sampled_from([2, 8]), st.sampled_from([None, 1.25, 2.0]))
+def test_multiples_are_the_best_of_multiples(sizes: list[int], most: int, step: int, fallback: float | None) -> None:
+    beyond = math.inf if fallback is None else fallback
     grid = range(step, -(-max(sizes) // step) * step + 1, step)
-    best = min(cost(chosen, sizes) for k in range(1, most + 1) for chosen in itertools.combinations(grid, k))
-    buckets = plan(sizes, max_buckets=most, multiple_of=step).buckets["size"]
+    best = min(cost(chosen, sizes, beyond) for k in range(most + 1) for chosen in itertools.combinations(grid, k))
+    buckets = plan(sizes, max_buckets=most, multiple_of=step, fallback=fallback).buckets["size"]
     assert all(bucket % step == 0 for bucket in buckets)
-    assert cost(buckets, sizes) == pytest.approx(best)
+    assert cost(buckets, sizes, beyond) == pytest.approx(best)
 
 
 @given(SIZES)
@@ -110,7 +111,8 @@ def test_sizes_that_are_none_are_named(odd: object) -> None:
 
 
 def test_limits_that_cannot_be() -> None:
-    for wrong in ({"max_buckets": 0}, {"multiple_of": 0}, {"compile_cost": -1}, {"fallback": 0.5}):
+    odd = [{"max_buckets": 2.5}, {"multiple_of": 1.5}, {"compile_cost": math.nan}, {"fallback": math.nan}]
+    for wrong in ({"max_buckets": 0}, {"multiple_of": 0}, {"compile_cost": -1}, {"fallback": 0.5}, *odd):
         with pytest.raises(UsageError, match="expected"):
             plan([1], **wrong)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="grows"):
@@ -151,21 +153,24 @@ def test_a_grid_is_near_the_best_and_says_what_it_is(pairs: list[tuple[int, int]
 # -- drift -------------------------------------------------------------------------------------
 
 
-@given(SIZES, st.lists(st.integers(1, 24), min_size=1, max_size=3), st.sampled_from([0.0, 3.0]))
-def test_no_two_new_buckets_save_more(sizes: list[int], now: list[int], price: float) -> None:
-    present = cost(now, sizes, 2.0)
-    new = sorted(set(sizes) - set(now))
+@given(
+    SIZES, st.lists(st.integers(1, 24), min_size=1, max_size=3), st.sampled_from([0.0, 3.0]), st.sampled_from([1, 4])
+)
+def test_no_two_new_buckets_save_more(sizes: list[int], now: list[int], price: float, step: int) -> None:
+    now = [bucket * step for bucket in now]
+    present = cost(now, sizes, 1.25)
+    new = sorted({-(-size // step) * step for size in sizes} - set(now))
     best = max(
-        present - cost([*now, *added], sizes, 2.0) - price * k
+        present - cost([*now, *added], sizes, 1.25) - price * k
         for k in (0, 1, 2)
         for added in itertools.combinations(new, k)
     )
-    made = revise(now, sizes, max_buckets=99, compile_cost=price, min_gain=0.0)
+    made = revise(now, sizes, max_buckets=99, compile_cost=price, min_gain=0.0, multiple_of=step, fallback=1.25)
     if made is None:
         assert best == pytest.approx(0.0)
         return
     assert len(made.added) <= 2
-    saved = present - cost(made.buckets, sizes, 2.0)
+    saved = present - cost(made.buckets, sizes, 1.25)
     assert saved - price * len(made.added) == pytest.approx(best)
     assert made.gain == pytest.approx(saved / present)
 

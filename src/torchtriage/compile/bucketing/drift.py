@@ -57,17 +57,19 @@ def revise(
     distinct, where = np.unique(column, return_inverse=True)
     counts = np.bincount(where, weights).astype(np.float64)
     cost = np.asarray(work(distinct), np.float64)
+    real = np.asarray(work(np.asarray(sizes, np.int64)), np.float64)
+    left = (fallback * np.bincount(where, real if weights is None else real * weights)).astype(np.float64)
 
     def price_of(buckets: Sequence[int]) -> float:
         known = np.array(buckets, np.int64)
         if not len(known):
-            return float((fallback * cost * counts).sum())
+            return float(left.sum())
         at = np.searchsorted(known, distinct)
         padded = np.asarray(work(known), np.float64)[np.minimum(at, len(known) - 1)]
-        return float((np.where(at < len(known), padded, fallback * cost) * counts).sum())
+        return float((np.where(at < len(known), padded * counts, left)).sum())
 
     present = price_of(now)
-    options = _options(distinct, counts, cost, work, fallback, now, max_new)
+    options = _options(distinct, counts, cost, work, left, now, max_new)
     net = 0.0
     added: tuple[int, ...] = ()
     for way in _ways(options, max_new):
@@ -89,7 +91,7 @@ def revise(
 
 
 def _options(
-    sizes: Ints, counts: Floats, cost: Floats, work: Work, fallback: float, now: list[int], max_new: int
+    sizes: Ints, counts: Floats, cost: Floats, work: Work, left: Floats, now: list[int], max_new: int
 ) -> list[list[_Choice]]:
     """Return for each gap between buckets what one, two ... more would save there, and where."""
     options = []
@@ -106,8 +108,8 @@ def _options(
         gap = []
         for n_new in range(1, max_new + 1):
             if high is None:
-                at, after = least_cost(each, n, n_new, 0.0, fallback)
-                before = fallback * float((each * n).sum())
+                at, after = least_cost(each, n, n_new, 0.0, left[inside])
+                before = float(left[inside].sum())
             else:
                 at, after = least_cost(np.append(each, end), np.append(n, 0.0), n_new + 1, 0.0, None)
                 before = end * float(n.sum())

@@ -85,15 +85,22 @@ def plan(
     each size costs, growing; ``np.square`` suits attention. ``fallback`` : how many times as much a size costs without
     a bucket; of several axes every size gets one, as without it.
 
-    Raises UsageError: no sizes, sizes that are not positive whole numbers, or a limit below 1.
+    Raises UsageError: no sizes, sizes or limits that are not positive whole numbers, or costs that cannot be.
 
     The exact solution is the dynamic programme of one-dimensional clustering; its layers have monotone minima (the
     cost is a Monge array), so each takes O(n log n).
     """
-    if max_buckets < 1 or multiple_of < 1:
-        raise UsageError("expected max_buckets and multiple_of of at least 1")
-    if compile_cost < 0 or (fallback is not None and fallback < 1):
-        raise UsageError("expected compile_cost >= 0 and fallback >= 1")
+    limits: tuple[Any, ...] = max_buckets, multiple_of
+    if not all(isinstance(limit, int | np.integer) and limit >= 1 for limit in limits):
+        raise UsageError(
+            "expected max_buckets and multiple_of to be whole numbers of at least 1,"
+            f" found {max_buckets!r:.60} and {multiple_of!r:.60}"
+        )
+    # not a number is neither
+    if not 0 <= compile_cost < math.inf or not (fallback is None or fallback >= 1):
+        raise UsageError(
+            f"expected compile_cost >= 0 and fallback >= 1, found {compile_cost!r:.60} and {fallback!r:.60}"
+        )
     if isinstance(sizes, Mapping):
         axes = {axis: _sizes(values, axis) for axis, values in sizes.items()}
     else:
@@ -142,18 +149,22 @@ def _one_axis(
     rounded = -(-column // multiple_of) * multiple_of
     sizes, where = np.unique(rounded, return_inverse=True)
     counts = np.bincount(where, weights).astype(np.float64)
-    at, _ = least_cost(np.asarray(work(sizes), np.float64), counts, max_buckets, compile_cost, fallback)
+    left = None
+    if fallback is not None:  # which pads nothing
+        left = (fallback * np.bincount(where, weights * np.asarray(work(column), np.float64))).astype(np.float64)
+    at, _ = least_cost(np.asarray(work(sizes), np.float64), counts, max_buckets, compile_cost, left)
     return tuple(sizes[at].tolist())
 
 
 def least_cost(
-    work: Floats, counts: Floats, max_buckets: int, compile_cost: float, fallback: float | None
+    work: Floats, counts: Floats, max_buckets: int, compile_cost: float, left: Floats | None
 ) -> tuple[Ints, float]:
     """Return which of the sizes to make buckets, and the cost of all requests then.
 
     ``work`` : float64[n], of each distinct size, growing. ``counts`` : float64[n], requests of each size.
-    ``max_buckets``, ``compile_cost``, ``fallback`` : as in :func:`plan`. The indices are ascending; there may be none
-    if the fallback is cheapest for all.
+    ``max_buckets``, ``compile_cost`` : as in :func:`plan`. ``left`` : float64[n], what all requests of each size cost
+    without a bucket; None where each needs one. The indices are ascending; there may be none if the fallback is
+    cheapest for all.
     """
     if (np.diff(work) < 0).any() or not np.isfinite(work).all():
         raise UsageError("expected work that grows with size", hint="work=np.square, for example")
@@ -162,8 +173,8 @@ def least_cost(
     # sizes from j on are left to the fallback
     tail = np.full(n + 1, np.inf)
     tail[n] = 0.0
-    if fallback is not None:
-        tail[:n] = fallback * np.cumsum((work * counts)[::-1])[::-1]
+    if left is not None:
+        tail[:n] = np.cumsum(left[::-1])[::-1]
     layer = np.concatenate(([0.0], work * before[1:]))
     layers, cuts = [layer], [np.zeros(n + 1, np.int64)]
     best, chosen = float(tail[0]), (0, 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections import OrderedDict, namedtuple
+from collections import Counter, OrderedDict, namedtuple
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from tests.compile.bucketing.bucketed_encoder import (
 
 import torchtriage as tt
 from torchtriage.compile.bucketing import BucketingWarning, BucketPlan, Mask
+from torchtriage.compile.bucketing.planner import WINDOW
 from torchtriage.core.errors import PaddingError
 
 # what torch itself warns of when it imports its compiler
@@ -351,6 +352,16 @@ def test_graphs_for_another_grad_mode_are_told() -> None:
 def test_wrong_use_is_said(make: Callable[[], Any], match: str) -> None:
     with pytest.raises(tt.UsageError, match=match):
         make()
+
+
+@torch.no_grad()
+def test_sorted_sizes_are_all_precompiled() -> None:
+    sizes = [size for bucket in (4, 8, 12) for size in [bucket] * WINDOW]
+    model = encoder(buckets=[4, 8, 12])
+    assert model.precompile(sizes, example={"ids": tokens(6)}).ready == 3
+    seen = Counter(model._server.planner.history)
+    assert len(seen) == 3
+    assert min(seen.values()) > WINDOW / 4
 
 
 def test_that_no_bucket_is_wanted_is_said_and_kept(tmp_path: Path) -> None:

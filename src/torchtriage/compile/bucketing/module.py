@@ -174,9 +174,9 @@ class BucketedModule(_Module):  # type: ignore[misc]
         if call.hidden or set(call.sizes) != set(planner.axes) or min(call.sizes.values()) < 1:
             raise UsageError(f"the example needs a size of {', '.join(planner.axes)}")
         context = CallContext.now(False, call.devices)
-        self._expect(sizes, call)
-        if planner.history:
-            wanted = planner.wanted()
+        history = self._expect(sizes, call)
+        if history:
+            wanted = planner.wanted(history)
         else:
             assert self.plan is not None
             combined = itertools.product(*self.plan.buckets.values())
@@ -206,13 +206,13 @@ class BucketedModule(_Module):  # type: ignore[misc]
                 raise TriageError(f"{len(failed)} of {len(entries)} buckets were not compiled; {first}")
         return self.stats()
 
-    def _expect(self, sizes: Any, call: ModelCall) -> None:
-        """Have a plan, for these sizes where there are some."""
+    def _expect(self, sizes: Any, call: ModelCall) -> list[tuple[int, ...]]:
+        """Have a plan, for these sizes where there are some; return the sizes of the requests to expect."""
         axes = self._server.reader.axes
         if sizes is None:
             if self.plan is None:
                 self._server.planner.make()
-            return
+            return self._server.planner.history
         columns = sizes if isinstance(sizes, Mapping) else {axes[0]: sizes}
         if set(columns) != set(axes):
             raise UsageError(f"expected sizes of {', '.join(axes)}, found {', '.join(map(str, columns))}")
@@ -224,7 +224,9 @@ class BucketedModule(_Module):  # type: ignore[misc]
             run_s = min(time_of(lambda: self._orig_mod(*args, **kwargs), call) for _ in range(2))
             planner.eager_s.append(run_s / planner.work_of(call.sizes))
             planner.make(columns)
-        planner.extend(zip(*(map(int, columns[axis]) for axis in axes), strict=True))
+        history = list(zip(*(map(int, columns[axis]) for axis in axes), strict=True))
+        planner.extend(history)
+        return history
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until nothing is left to compile in the background; return whether that is so."""

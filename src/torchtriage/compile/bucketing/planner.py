@@ -80,10 +80,11 @@ class Planner:
                 self._since_review = 0
             return due
 
-    def extend(self, history: Iterable[Sizes]) -> None:
-        """Remember sizes of earlier requests."""
+    def extend(self, history: Sequence[Sizes]) -> None:
+        """Remember sizes of earlier requests; of more than are kept, some from everywhere: they may be sorted."""
+        n = min(len(history), WINDOW)
         with self._lock:
-            self._history.extend(history)
+            self._history.extend(history[at * len(history) // n] for at in range(n))
 
     def make(self, sizes: Mapping[str, Any] | None = None) -> BucketPlan:
         """Plan anew, from these sizes (of each axis) or from those seen; return the plan."""
@@ -142,10 +143,10 @@ class Planner:
         self.n_replans += 1
         return True
 
-    def wanted(self) -> list[dict[str, int]]:
-        """Return the buckets that the latest requests fall into, most frequent first."""
+    def wanted(self, history: Sequence[Sizes]) -> list[dict[str, int]]:
+        """Return the buckets that requests fall into, most frequent first."""
         assert self.plan is not None
-        buckets = (self.plan.bucket_of(dict(zip(self.axes, sizes, strict=True))) for sizes in self.history)
+        buckets = (self.plan.bucket_of(dict(zip(self.axes, sizes, strict=True))) for sizes in history)
         counts = Counter(tuple(bucket.items()) for bucket in buckets if bucket is not None)
         return [dict(bucket) for bucket, _ in counts.most_common()]
 

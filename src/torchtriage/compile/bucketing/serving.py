@@ -433,7 +433,9 @@ class Server:
         """Look at the plan, and compile what a new one needs; in the compiling thread."""
         try:
             if self.planner.review() and self.example is not None and self._apart(context):
-                for entry, call in list(self.graphs_of(self.planner.wanted(), self.example, context)):
+                for entry, call in list(
+                    self.graphs_of(self.planner.wanted(self.planner.history), self.example, context)
+                ):
                     if call is not None:
                         self.thread.submit(partial(self.prepare, entry, call, context))
         except Exception as error:  # the present plan stays

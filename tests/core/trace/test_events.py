@@ -106,6 +106,18 @@ def test_damage_in_the_metadata_is_mended_or_named() -> None:
 
 # -- losses --------------------------------------------------------------------------------------
 
+
+ONE = json.dumps({"traceEvents": calls(3)}).encode()
+
+
+@pytest.mark.parametrize("text", [ONE + ONE, ONE.removesuffix(b"}") + b", " + ONE.removeprefix(b"{")])
+def test_events_behind_the_list_are_missed(text: bytes) -> None:
+    trace = read(text)
+    assert python_ids(trace) == [0, 1, 2]
+    assert trace.report.tier == "salvaged"
+    assert any("not read" in message for message in trace.report.loss)
+
+
 # (pattern, replacement): applied once to the text of an event
 BREAKS = {
     "no closing quote": (r'step"', "step"),

@@ -26,6 +26,7 @@ import pytest
 
 from torchtriage.core.errors import TraceFormatError
 from torchtriage.core.trace import read_trace
+from torchtriage.core.trace.events import CHUNK_BYTES
 from torchtriage.core.trace.input import open_source
 from torchtriage.core.units import DEFAULT_MAX_BYTES
 from torchtriage.core.workers import PROCESSES_VARIABLE
@@ -133,6 +134,13 @@ def test_what_is_no_trace_is_refused_by_name(kind: str, tmp_path: Path) -> None:
     assert found in message
     assert str(path) in message
     assert found in refusal(io.BytesIO(data))
+
+
+@pytest.mark.parametrize("key", ["nodes", "cells", "segments"])
+def test_a_key_of_the_users_own_makes_a_trace_nothing_else(key: str) -> None:
+    text = json.dumps({key: "4", "pg_config": [{"ranks": list(range(512))}] * 512, **json.loads(TRACE)})
+    assert len(text) > CHUNK_BYTES
+    assert len(read_trace(io.BytesIO(text.encode()))) == len(read_trace(io.BytesIO(TRACE.encode())))
 
 
 @pytest.mark.parametrize(

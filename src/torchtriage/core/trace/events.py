@@ -286,12 +286,13 @@ class EventReader:
                 # what stands before the key is a complete object once closed: that proves that
                 # the key is one of the top level, and not text in a string
                 if self._take_meta(self._buffer[self._pos : match.start()].rstrip(b", \t\r\n")):
+                    self.meta.pop("traceEvents", None)
                     self._pos = match.end()
                     return
-            self._refuse_other_json()
             searched = max(len(self._buffer) - 64, 0)
             if len(self._buffer) > MAX_HEADER_BYTES or not self._more(len(self._buffer)):
                 break
+        self._refuse_other_json()
         likely = _EVENTS_KEY.search(self._buffer)
         if likely:
             self.loss.say("the metadata before the events cannot be read")
@@ -327,7 +328,6 @@ class EventReader:
             except BROKEN:
                 continue
             if isinstance(found, dict):
-                found.pop("traceEvents", None)
                 self.meta.update(found)
                 self.loss.n_repaired += mending is mend
                 return True
@@ -341,7 +341,12 @@ class EventReader:
         tail = self._buffer[self._pos :].strip()
         if not tail:
             self.loss.say("the text ends right after the events")
-        elif not self._take_meta(b"{" + tail.lstrip(b", \t\r\n").removesuffix(b"}")):
+            return
+        is_read = self._take_meta(b"{" + tail.lstrip(b", \t\r\n").removesuffix(b"}"))
+        if self.meta.pop("traceEvents", None) or (not is_read and _EVENTS_KEY.search(tail)):
+            self.loss.incomplete = True
+            self.loss.say("another list of events behind the first is not read")
+        elif not is_read:
             self.loss.say("the metadata behind the events cannot be read")
 
     # -- events ----------------------------------------------------------------------------

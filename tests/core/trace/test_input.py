@@ -255,8 +255,9 @@ def test_encodings(encoding: str, packed: bool) -> None:
 
 
 def test_a_zip_with_one_trace_among_other_files() -> None:
-    packed = zip_of("readme.txt", "logs/rank0.pt.trace.json")
-    assert len(read_trace(io.BytesIO(packed))) == 1
+    for beside in ("readme.txt", "__MACOSX/logs/._rank0.pt.trace.json", "logs/._rank0.pt.trace.json"):
+        packed = zip_of(beside, "logs/rank0.pt.trace.json")
+        assert len(read_trace(io.BytesIO(packed))) == 1
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])

@@ -73,7 +73,9 @@ def _only(names: list[str], what: str, endings: tuple[str, ...], name: str, erro
     if any(item.endswith(("data.pkl", "/version")) for item in names):
         found = f"expected a zip with a {what}, found a torch.save checkpoint"
         raise error(found, where=name, hint=hint)
-    wanted = [item for item in names if item.endswith(endings)]
+    # macOS packs what it knows of a file as another one
+    own = [item for item in names if not item.rpartition("/")[2].startswith("._")]
+    wanted = [item for item in own if item.endswith(endings)]
     if len(wanted) == 1:
         return wanted[0]
     found = ", ".join(elide(visible(item), MAX_NAME) for item in wanted[:3])

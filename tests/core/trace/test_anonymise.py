@@ -170,6 +170,11 @@ def test_pseudonyms_spell_no_word_that_a_rule_looks_for():
     assert {kernel_categories.kernel_category(name) for name in names} == {kernel_categories.OTHER}
 
 
+@pytest.mark.parametrize("unit", ["ms", "ns"])
+def test_the_unit_that_viewers_show_stays(unit):
+    assert Anonymiser(Pseudonyms()).meta({"displayTimeUnit": unit}) == {"displayTimeUnit": unit}
+
+
 def test_arguments_labels_and_metadata_are_anonymised():
     builder = TraceBuilder(
         host_name="twshared1.acme.com",

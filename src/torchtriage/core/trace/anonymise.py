@@ -342,6 +342,8 @@ class Anonymiser:
             elif key == "distributedInfo" and isinstance(value, dict):
                 facts = {inner: self.value(item) for inner, item in value.items() if inner in _DISTRIBUTED}
                 out[key] = {**facts, **_groups(self, value)}
+            elif key == "displayTimeUnit" and value in ("ms", "ns"):
+                out[key] = value
             elif key in _META or _VERSION_KEY.fullmatch(key):
                 # an address is made of short numbers
                 out[key] = self._of(str(value)) if key == "host_name" else self.value(value)

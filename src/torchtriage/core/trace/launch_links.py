@@ -91,17 +91,12 @@ def link(trace: Trace) -> Links:
         first = np.searchsorted(keys, trace.key[work], side="left")
         last = np.searchsorted(keys, trace.key[work], side="right") - 1
         found = last >= first
-        pick = last.copy()
-        while True:
-            late = (
-                found
-                & (pick > first)
-                & (trace.start_ns[hosts[np.minimum(pick, len(hosts) - 1)]] > trace.start_ns[work])
-            )
-            if not late.any():
-                break
-            pick[late] -= 1
-        call[work[found]] = hosts[pick[found]]
+        work, first, last = work[found], first[found], last[found]
+        while (first < last).any():
+            half = (first + last + 1) // 2
+            late = trace.start_ns[hosts[half]] > trace.start_ns[work]
+            first, last = np.where(late, first, half), np.where(late, half - 1, last)
+        call[work] = hosts[first]
     op = np.full(n, -1, np.int32)
     rows = np.flatnonzero(call >= 0)
     if len(rows):

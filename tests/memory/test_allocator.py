@@ -296,7 +296,10 @@ def test_settings_are_read_as_pytorch_reads_them():
     listed = parse("roundup_power2_divisions:[256:1,512:2,1024:4,>:8]").roundup_divisions
     assert listed == (1,) * 9 + (2, 4) + (8,) * 5
     assert parse("garbage_collection_threshold:0.8").gc_threshold == 0.8
-    assert parse("pinned_use_background_threads:True,backend:native") == Settings()
+    others = "pinned_use_background_threads:True,per_process_memory_fraction:0.8"
+    assert parse(f"{others},backend:native") == Settings()  # of no weight for what is replayed
+    assert parse(f"{others},max_split_size_mb:64,backend:native").conf == f"max_split_size_mb:64,{others}"
+    assert parse("other:$(reboot),max_split_size_mb:64").conf == "max_split_size_mb:64"  # the shell gets it
     with pytest.raises(UsageError, match="max_split_size_mb:x"):
         parse("max_split_size_mb:x")
     for conf in (

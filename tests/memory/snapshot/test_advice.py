@@ -65,6 +65,15 @@ def test_growing_batches_are_told_to_grow_in_place():
     assert found.evidence["saving_bytes"] == advice.best.saving_bytes
 
 
+def test_settings_that_change_no_peak_are_kept():
+    snapshot = growing(NaiveAllocator()).snapshot()
+    snapshot["allocator_settings"]["PYTORCH_CUDA_ALLOC_CONF"] = "pinned_num_register_threads:8"
+    advice = advise(read(snapshot))
+    assert advice.recorded_conf == "pinned_num_register_threads:8"
+    assert advice.best is not None
+    assert advice.best.conf == "expandable_segments:True,pinned_num_register_threads:8"
+
+
 def test_every_predicted_peak_is_the_naive_allocator_s_own():
     advice = advise(read(growing(NaiveAllocator()).snapshot()))
     real = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,7 @@ class Settings:
 
     ``roundup_divisions`` : for each power of two from 1 MiB to 32 GiB, into how many parts the
     space up to the next one is divided (0 or 1: not rounded). ``gc_threshold`` : 0-1, 0 for none.
+    ``others`` : pairs of keys that have no field, as written; settings that differ in these alone are equal.
     """
 
     max_split_bytes: int = UNLIMITED
@@ -48,24 +49,28 @@ class Settings:
     gc_threshold: float = 0.0
     expandable: bool = False
     backend: str = "native"
+    others: str = field(default="", compare=False)
 
     @classmethod
     def parse(cls, conf: str) -> Settings:
-        """Return what a ``PYTORCH_ALLOC_CONF`` string says; unknown keys are left aside.
+        """Return what a ``PYTORCH_ALLOC_CONF`` string says.
 
         Raises UsageError: a value that PyTorch would not take.
         """
         values: dict[str, Any] = {}
+        others: dict[str, str] = {}
         try:
             for key, value in re.findall(r"(?<!\w)([A-Za-z_]\w*):(\[[^\[\]]*\]|[^,\[\]]*)", re.sub(r"\s", "", conf)):
                 if key in _READ:
                     name, read = _READ[key]
                     values[name] = read(value)
+                elif re.fullmatch(r"[\w.:,\[\]-]+", value):  # a shell may get it
+                    others[key] = value
         except ValueError:
             raise UsageError(
                 f"expected key:value pairs as PyTorch takes them, found {conf!r}", where="PYTORCH_ALLOC_CONF"
             ) from None
-        return cls(**values)
+        return cls(**values, others=",".join(f"{key}:{value}" for key, value in others.items()))
 
     @classmethod
     def recorded(cls, facts: Mapping[str, Any]) -> Settings:
@@ -112,6 +117,8 @@ class Settings:
                 parts.append(f"roundup_power2_divisions:[{each}]")
         if self.gc_threshold:
             parts.append(f"garbage_collection_threshold:{self.gc_threshold:g}")
+        if self.others:
+            parts.append(self.others)
         return ",".join(parts)
 
     def round_sizes(self, size_bytes: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -204,7 +204,7 @@ def _candidates(snapshot: Snapshot, settings: Settings, *, limit_known: object) 
 
 def _combined(settings: Settings, conf: str) -> Settings:
     if not conf:
-        return Settings()
+        return Settings(others=settings.others)
     return Settings.parse(f"{settings.conf},{conf}" if settings.conf else conf)
 
 

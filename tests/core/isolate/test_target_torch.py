@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from torchtriage.core.isolate.dynamo_counters import PHASES
 from torchtriage.core.isolate.session_client import SessionClient
-from torchtriage.core.isolate.target import TargetError, build, load
+from torchtriage.core.isolate.target import Case, TargetError, build, cast, leaves, load
 
 pytestmark = pytest.mark.torch
 
@@ -84,6 +85,30 @@ def test_what_a_target_asks_for_is_passed_by_name() -> None:
 def test_a_model_is_converted_where_the_target_does_not_do_it() -> None:
     case = made("linear", batch_size=2, dtype="float64")
     assert {case.dtype, str(case.args[0].dtype)[6:]} == {"float64"}
+
+
+class Pair(NamedTuple):
+    x: Any
+    y: Any
+
+
+@dataclass(frozen=True)
+class Batch:
+    x: Any
+    pair: Any = None
+    size: int = field(init=False, default=8)
+
+
+def test_named_tuples_and_dataclasses_are_converted_inside() -> None:
+    import torch
+
+    half = torch.ones(2)
+    case = Case(torch.nn.Linear(2, 2), (Batch(half, Pair(half, [half])),), {"pair": Pair(1, half)}, None, ())
+    cast(case, "float64", "cpu")
+    (batch,) = case.args
+    assert (type(batch), type(batch.pair), type(case.kwargs["pair"])) == (Batch, Pair, Pair)
+    assert [tensor.dtype for tensor in leaves((case.args, case.kwargs))] == [torch.float64] * 4
+    assert half.dtype == torch.float32
 
 
 def test_weights_are_the_same_in_every_process() -> None:

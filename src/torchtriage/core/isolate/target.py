@@ -6,6 +6,7 @@ inputs)``, ``(model, inputs, loss)`` or something to call without arguments.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import importlib
 import importlib.util
@@ -240,7 +241,12 @@ def cast(case: Case, dtype: str, device: str) -> None:
         if isinstance(value, Mapping):
             return {name: move(part) for name, part in value.items()}
         if isinstance(value, tuple | list):
-            return type(value)(map(move, value))
+            return getattr(value, "_make", type(value))(map(move, value))
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            moved = copy.copy(value)  # its __init__ may ask for something else
+            for field in dataclasses.fields(value):
+                object.__setattr__(moved, field.name, move(getattr(value, field.name)))
+            return moved
         return value
 
     case.args = move(case.args)

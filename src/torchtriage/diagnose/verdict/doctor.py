@@ -270,7 +270,8 @@ def _merged(trace: Trace) -> Iterator[Note]:
         yield Note(
             "merged",
             "refuse",
-            f"several processes in one file share {shared} correlation ids: launches cannot be matched to GPU work",
+            f"several processes in one file share {format_count(shared, 'correlation id')}:"
+            " launches cannot be matched to GPU work",
             "pass each rank's own file: torchtriage analyze FOLDER",
             {"n_shared": shared, "n_processes": len(distinct(process))},
         )

@@ -140,6 +140,21 @@ def test_processes_in_one_json_do_not_share_ids() -> None:
     assert {lane.pid for lane in trace.lanes if lane.kind == "thread"} == {"4242", "77"}
 
 
+def test_processes_in_one_csv_do_not_share_ids(tmp_path: Path) -> None:
+    """Rows of rocpd2csv begin with the process's Guid."""
+    other = csv_of(Run(**{**vars(RUN), "pid": 77}))
+    for name, text in csv_of(RUN).items():
+        (head, *own), others = text.splitlines(), other[name].splitlines()[1:]
+        rows = [f'"Guid",{head}', *(f'"a-1",{row}' for row in own), *(f'"b-2",{row}' for row in others), ""]
+        (tmp_path / f"out_{name}").write_text("\n".join(rows))
+    trace = read_trace(tmp_path / "out_kernel_trace.csv")
+    alone = read_trace(write_csv(tmp_path, RUN)["kernel_trace.csv"])
+    assert len(np.unique(trace.key[trace.works])) == 2 * 4
+    assert {lane.pid for lane in trace.lanes if lane.kind == "thread"} == {"4242", "77"}
+    assert [device.index for device in trace.devices] == [device.index for device in alone.devices]
+    assert trace.meta["deviceProperties"] == alone.meta["deviceProperties"]
+
+
 @pytest.mark.parametrize("given", list(csv_of(RUN)))
 def test_any_table_brings_the_others(given: str, tmp_path: Path) -> None:
     paths = write_csv(tmp_path, RUN)

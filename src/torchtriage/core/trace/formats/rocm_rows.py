@@ -25,6 +25,14 @@ SIZES = tuple(f"{what}_size_{axis}" for what in ("grid", "workgroup") for axis i
 COPY = re.compile(r"(Host|Device|Peer|Array)_?to_?(Host|Device|Peer|Array)", re.IGNORECASE)
 SET = re.compile(r"^fill|memset", re.IGNORECASE)
 _MOST_GPUS = 4096
+_PROCESS_BITS = 40
+"""Of a key, below the number of the process that it counts in."""
+
+
+def keys_of(correlation: Ints, process: int | Ints) -> Ints:
+    """Return the keys that pair calls with their work: each process, by number, counts its own correlation ids."""
+    known = (correlation > 0) & (correlation < 1 << _PROCESS_BITS)
+    return np.where(known, correlation + (process << _PROCESS_BITS), -1)
 
 
 class RocmRows:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from torchtriage.core.arrays import Ints
 from torchtriage.core.trace.column_builder import ColumnBuilder
-from torchtriage.core.trace.formats.rocm_rows import COPY, SET, SIZES, RocmRows, category_of_domain, copy_name
+from torchtriage.core.trace.formats.rocm_rows import COPY, SET, SIZES, RocmRows, category_of_domain, copy_name, keys_of
 from torchtriage.core.trace.formats.sqlite_rows import MISSING, Database
 from torchtriage.core.trace.formats.texts import text_of
 from torchtriage.core.trace.recorders import ROCPD
@@ -28,8 +28,6 @@ _OLD = "rocpd_op", "rocpd_api"
 _NEW = "rocpd_kernel_dispatch", "rocpd_region", "rocpd_memory_copy"
 _SUFFIX = re.compile(rf"(?:{'|'.join(_NEW)})((?:_[0-9A-Fa-f]+)*)")
 _MAX_PROCESSES = 64
-_PROCESS_BITS = 40
-"""Of a key, below the number of the process that it counts in."""
 _GRID = "gridX", "gridY", "gridZ", "workgroupX", "workgroupY", "workgroupZ"
 _MARKER, _NO_WORK = "UserMarker", re.compile(r"marker|barrier", re.IGNORECASE)
 _CALL = re.compile(r"^(?:hip|hsa|nccl|rccl|roc)\w*$")
@@ -169,14 +167,12 @@ class _Reader:
 
     def read_new(self, suffix: str, index: int) -> None:
         """Read the tables of one process as rocprofv3 writes them."""
-        base = index << _PROCESS_BITS
         strings = self._table(f"rocpd_string{suffix}", "id", text="string")
         events = self._table(f"rocpd_event{suffix}", "id", "stack_id", "category_id")
         agents = self._agents(suffix)
 
         def keys(rows: _Table) -> Ints:
-            found = events.of(events.find(rows["event_id"]), "stack_id")
-            return np.where((found > 0) & (found < 1 << _PROCESS_BITS), found + base, -1)
+            return keys_of(events.of(events.find(rows["event_id"]), "stack_id"), index)
 
         self._regions(suffix, strings, events, keys)
         symbols = self._table(f"rocpd_info_kernel_symbol{suffix}", "id", text="display_name")

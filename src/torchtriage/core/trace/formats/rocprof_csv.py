@@ -22,7 +22,7 @@ from torchtriage.core.errors import TraceFormatError
 from torchtriage.core.names import visible
 from torchtriage.core.trace.column_builder import ColumnBuilder
 from torchtriage.core.trace.events import Loss
-from torchtriage.core.trace.formats.rocm_rows import SIZES, RocmRows, category_of_domain
+from torchtriage.core.trace.formats.rocm_rows import SIZES, RocmRows, category_of_domain, keys_of
 from torchtriage.core.trace.formats.sqlite_rows import MISSING, whole_numbers
 from torchtriage.core.trace.input import Source
 from torchtriage.core.units import format_count
@@ -148,6 +148,7 @@ class _Reader:
         self.unread: dict[str, int] = {}
         self._progress = progress
         self._gpus: dict[str, int] = {}
+        self._processes: dict[str, int] = {}
 
     def read(self, source: Source) -> None:
         """Take a table."""
@@ -194,14 +195,14 @@ class _Reader:
             *(block.texts(name) for name in ("agent_type", "product_name", "name")),
             strict=True,
         )
-        gpus = sorted((agent for agent in agents if agent[2] == "GPU"), key=lambda agent: agent[0])
+        gpus = sorted({agent for agent in agents if agent[2] == "GPU"})  # each process lists them
         for number, (node, logical, _, product, name) in enumerate(gpus):
             # older versions write the number of the node alone
             self._gpus[str(node)] = self._gpus[f"Agent {logical}"] = self._gpus[f"GPU {number}"] = number
             self.rows.name_device(number, product or name)
 
     def _take_kernels(self, block: _Block) -> None:
-        start, end, key = _times(block)
+        start, end, key = self._times(block)
         self.rows.take_kernels(
             start,
             end,
@@ -214,7 +215,7 @@ class _Reader:
         )
 
     def _take_copies(self, block: _Block) -> None:
-        start, end, key = _times(block)
+        start, end, key = self._times(block)
         kinds = block.texts("direction")
         ends = [block.texts(f"{end}_agent_id") for end in ("destination", "source")]
         if self._gpus:
@@ -235,7 +236,7 @@ class _Reader:
         )
 
     def _take_calls(self, block: _Block) -> None:
-        start, end, key = _times(block)
+        start, end, key = self._times(block)
         self.rows.take_calls(
             start,
             end,
@@ -244,6 +245,14 @@ class _Reader:
             cat=self.rows.each(block.texts("domain"), category_of_domain),
             key=key,
         )
+
+    def _times(self, block: _Block) -> tuple[Ints, Ints, Ints]:
+        """Return start, end and the key that pairs a call with its work."""
+        guids = block.texts("guid")
+        known = {guid: self._processes.setdefault(guid, len(self._processes)) for guid in dict.fromkeys(guids)}
+        process = np.fromiter(map(known.__getitem__, guids), np.int64, len(guids))
+        start, end = map(block.numbers, _TIMES)
+        return start, end, keys_of(block.numbers("correlation_id"), process)
 
     def _devices(self, agents: Sequence[str]) -> Ints:
         """Return the number among the GPUs of each agent; without a table of agents, that of the agent."""
@@ -255,12 +264,6 @@ class _Reader:
             return self._gpus.get(agent, -1)
         found = _AGENT.fullmatch(agent)
         return int(found["number"]) if found is not None and found["label"] != "CPU " else -1
-
-
-def _times(block: _Block) -> tuple[Ints, Ints, Ints]:
-    """Return start, end and the key that pairs a call with its work."""
-    correlation = block.numbers("correlation_id")
-    return *map(block.numbers, _TIMES), np.where(correlation > 0, correlation, -1)  # type: ignore[return-value]
 
 
 def _lines(source: Source) -> Iterator[list[str]]:

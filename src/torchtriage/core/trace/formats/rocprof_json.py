@@ -20,13 +20,11 @@ from torchtriage.core.errors import TraceFormatError
 from torchtriage.core.names import visible
 from torchtriage.core.trace.column_builder import ColumnBuilder
 from torchtriage.core.trace.events import Loss
-from torchtriage.core.trace.formats.rocm_rows import SIZES, RocmRows, category_of_domain
+from torchtriage.core.trace.formats.rocm_rows import SIZES, RocmRows, category_of_domain, keys_of
 from torchtriage.core.trace.formats.sqlite_rows import MISSING, whole_numbers
 
 _BATCH = 1 << 12
 _MAX_PROCESSES = 64
-_PROCESS_BITS = 40
-"""Of a key, below the number of the process that it counts in."""
 _GPU = 2
 _CALLS = "hip_api", "hsa_api", "rccl_api", "rocdecode_api", "rocjpeg_api", "marker_api"
 _UNREAD = {
@@ -241,7 +239,7 @@ class _Process:
 
     def __init__(self, parts: _Parts, number: int, rows: RocmRows, loss: Loss) -> None:
         self._parts = parts
-        self._base = number << _PROCESS_BITS
+        self._number = number
         self._rows = rows
         self._loss = loss
         strings = self._part("strings", _Strings, _Strings())
@@ -324,12 +322,10 @@ class _Process:
 
     def _times(self, calls: Sequence[_Call]) -> tuple[Ints, Ints, Ints]:
         """Return start, end and the key that pairs a call with its work."""
-        correlation = _numbers(calls, "correlation_id.internal")
-        known = (correlation > 0) & (correlation < 1 << _PROCESS_BITS)
         return (
             _numbers(calls, "start_timestamp"),
             _numbers(calls, "end_timestamp"),
-            np.where(known, correlation + self._base, -1),
+            keys_of(_numbers(calls, "correlation_id.internal"), self._number),
         )
 
     # -- words and numbers -----------------------------------------------------------------

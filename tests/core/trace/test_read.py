@@ -367,6 +367,19 @@ def test_fields_of_unexpected_types_do_not_lose_the_event() -> None:
         check_trace(trace)
 
 
+def test_an_event_reads_alike_whatever_stands_beside_it() -> None:
+    args = '{"correlation": 7, "stream": 1, "device": 0, "grid": [1, 2,  3], "Python id": 1e400}'
+    odd = '{"ph": "X", "cat": "kernel", "name": 5, "ts": 1, "dur": 2, "args": {"stream": []}}'
+    event = f'{{"ph": "X", "cat": "kernel", "name": "k", "ts": 9, "dur": 2, "pid": 0, "tid": 1, "args": {args}}}'
+    alone, beside = (
+        read_text(f'{{"traceEvents": [{", ".join(texts)}]}}'.encode()) for texts in ([event], [odd, event])
+    )
+    at = int(np.flatnonzero(beside.named("k"))[0])
+    assert (alone.key[0], beside.key[at]) == (7, 7)
+    assert alone.lanes[alone.lane[0]] == beside.lanes[beside.lane[at]]
+    assert alone.details[alone.detail[0]] == beside.details[beside.detail[at]]
+
+
 def test_numbers_as_text_are_read() -> None:
     args = {"correlation": 4, "bytes": "4096"}
     events = [{"ph": "X", "cat": "gpu_memcpy", "name": "c", "ts": "7.5", "dur": "1", "args": args}]

@@ -332,6 +332,7 @@ decode_raw = msgspec.json.Decoder(list[RawEvent]).decode
 _decode_one = msgspec.json.Decoder(LooseEvent).decode
 _decode_args = msgspec.json.Decoder(InstantArgs).decode
 _decode_any = msgspec.json.Decoder().decode
+_decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_shape = msgspec.json.Decoder(list[_Shape]).decode
 
 
@@ -396,7 +397,7 @@ def _tight(loose: LooseEvent) -> Event:
             name=text_of(loose.name),
             pid=_identifier(loose.pid),
             tid=_identifier(loose.tid),
-            args=LabelArgs(given.get("name"), given.get("labels")),
+            args=LabelArgs(*(_loose_value(given.get(key, msgspec.Raw(b"null"))) for key in ("name", "labels"))),
         )
     if kind not in (Complete, Begin, Instant, OldInstant):
         return kind()
@@ -404,14 +405,14 @@ def _tight(loose: LooseEvent) -> Event:
         args = _decode_args(loose.args or b"{}")
     except BROKEN:
         args = InstantArgs()
-        for key, value in _loose_args(loose.args).items():
+        for key, text in _loose_args(loose.args).items():
             name, is_raw = _ARG_FIELDS.get(key, ("", False))
             if is_raw:
-                setattr(args, name, msgspec.Raw(msgspec.json.encode(value)))
+                setattr(args, name, text)
             elif name in ("stream", "device"):
-                setattr(args, name, _identifier(value))
+                setattr(args, name, _identifier(_loose_value(text)))
             elif name:
-                setattr(args, name, whole(value))
+                setattr(args, name, whole(_loose_value(text)))
     row: Any = kind
     return row(
         cat=text_of(loose.cat),
@@ -424,12 +425,18 @@ def _tight(loose: LooseEvent) -> Event:
     )
 
 
-def _loose_args(text: msgspec.Raw) -> dict[str, Any]:
+def _loose_args(text: msgspec.Raw) -> dict[str, msgspec.Raw]:
     try:
-        found = _decode_any(text or b"{}")
+        return _decode_members(text or b"{}")
     except BROKEN:
         return {}
-    return found if isinstance(found, dict) else {}
+
+
+def _loose_value(text: msgspec.Raw) -> Any:
+    try:
+        return _decode_any(text)
+    except BROKEN:  # a number too large, or nested too deep
+        return None
 
 
 def whole(value: Any) -> int:

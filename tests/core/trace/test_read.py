@@ -380,6 +380,13 @@ def test_an_event_reads_alike_whatever_stands_beside_it() -> None:
     assert alone.details[alone.detail[0]] == beside.details[beside.detail[at]]
 
 
+@pytest.mark.parametrize("tids", [("1", "true"), ("true", "1")])
+def test_true_is_no_number_of_a_thread(tids: tuple[str, str]) -> None:
+    rows = [f'{{"ph": "X", "cat": "cpu_op", "name": "a", "ts": 1, "dur": 2, "tid": {tid}}}' for tid in tids]
+    trace = read_text(f'{{"traceEvents": [{", ".join(rows)}]}}'.encode())
+    assert {lane.tid for lane in trace.lanes} == {"1", "True"}
+
+
 def test_numbers_as_text_are_read() -> None:
     args = {"correlation": 4, "bytes": "4096"}
     events = [{"ph": "X", "cat": "gpu_memcpy", "name": "c", "ts": "7.5", "dur": "1", "args": args}]

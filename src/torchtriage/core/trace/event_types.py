@@ -460,7 +460,7 @@ def text_of(value: Any) -> str:
 
 
 def _identifier(value: Any) -> int | str:
-    return value if isinstance(value, int) else text_of(value)
+    return value if type(value) is int else text_of(value)  # True would be taken for 1
 
 
 def _number(text: msgspec.Raw, missing: int | None) -> Any:

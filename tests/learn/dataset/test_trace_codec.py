@@ -38,9 +38,8 @@ EVENTS = st.dictionaries(NAMES, VALUES, max_size=5) | st.builds(
 def test_any_document_comes_back(events: list[dict[str, Any]], beside: dict[str, Any]) -> None:
     beside.pop("traceEvents", None)
     document = {**beside, "traceEvents": events}
-    packed = trace_codec.pack(document)
-    for back in (trace_codec.unpack(packed), json.loads(trace_codec.as_text(packed))):
-        assert json.dumps(back) == json.dumps(document)  # also the order of keys, 1 and 1.0, -0.0
+    back = json.loads(trace_codec.as_text(trace_codec.pack(document)))
+    assert json.dumps(back) == json.dumps(document)  # also the order of keys, 1 and 1.0, -0.0
 
 
 @pytest.mark.data
@@ -49,7 +48,7 @@ def test_a_real_trace_comes_back_and_is_smaller_than_gzip(recordings: Path, name
     raw = gzip.decompress((recordings / f"{name}.json.gz").read_bytes())
     document = json.loads(raw)
     packed = trace_codec.pack(document)
-    assert json.dumps(trace_codec.unpack(packed)) == json.dumps(document)
+    assert json.dumps(json.loads(trace_codec.as_text(packed))) == json.dumps(document)
     assert len(packed) < 0.6 * len(gzip.compress(raw, 9))
 
 

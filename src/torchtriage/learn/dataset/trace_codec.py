@@ -15,7 +15,7 @@ import lzma
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import NoneType
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -31,21 +31,20 @@ def read(path: Path) -> dict[str, Any]:
 
     Raises TraceFormatError: not such a file, or damaged.
     """
-    return _read(path, unpack)
+    document: dict[str, Any] = _read(path, lambda data: json.loads(as_text(data)))
+    return document
 
 
 def read_text(path: Path) -> bytes:
-    """Return a document that was written as JSON, without making its events: much faster.
+    """Return a document that was written as JSON.
 
     Raises TraceFormatError: not such a file, or damaged.
     """
-    return _read(path, as_text)
+    text: bytes = _read(path, as_text)
+    return text
 
 
-_Read = TypeVar("_Read")
-
-
-def _read(path: Path, decode: Callable[[bytes], _Read]) -> _Read:
+def _read(path: Path, decode: Callable[[bytes], Any]) -> Any:
     try:
         return decode(path.read_bytes())
     except (ValueError, KeyError, IndexError, TypeError, lzma.LZMAError, EOFError, StopIteration) as error:
@@ -94,20 +93,6 @@ def pack(document: dict[str, Any]) -> bytes:
     return MAGIC + lzma.compress(body, preset=6)
 
 
-def unpack(data: bytes) -> dict[str, Any]:
-    """Return the document of these bytes."""
-    header, columns = _opened(data)
-    texts = header["texts"]
-    order = next(columns)
-    groups = []
-    for group in header["groups"]:
-        decoded = [(top, key, _decode(coder, next(columns), texts)) for top, key, coder in group["columns"]]
-        groups.append(_events(group["n"], group["args"], decoded))
-    events = [next(groups[number]) for number in order.tolist()]
-    beside = header["beside"]
-    return {key: events if key == "traceEvents" else beside[key] for key in header["keys"]}
-
-
 def as_text(data: bytes) -> bytes:
     """Return the JSON of the document of these bytes."""
     header, columns = _opened(data)
@@ -144,9 +129,13 @@ def _template(shape: list[tuple[bool, str]]) -> str:
 
 
 def _texts(coder: str, column: Ints, texts: list[str]) -> list[str]:
+    if coder == "differences":
+        return [repr(item) for item in np.cumsum(column).tolist()]
+    if coder == "thousandths":
+        return [repr(item) for item in (np.cumsum(column) / 1000).tolist()]
     if coder == "texts":
         return [texts[code] for code in column.tolist()]
-    return [repr(item) for item in _decode(coder, column, texts)]
+    raise ValueError(f"no way to keep a column is called {coder!r}")
 
 
 def _opened(data: bytes) -> tuple[dict[str, Any], Iterator[Ints]]:
@@ -183,17 +172,6 @@ def _values(
             yield (True, key), [event[key] for event in events]
 
 
-def _events(n: int, has_args: bool, columns: list[tuple[bool, str, list[Any]]]) -> Iterator[dict[str, Any]]:
-    for at in range(n):
-        event: dict[str, Any] = {}
-        for top, key, values in columns:
-            if top:
-                event[key] = values[at]
-            elif has_args:
-                event.setdefault("args", {})[key] = values[at]
-        yield event
-
-
 # -- one column --------------------------------------------------------------------------------
 
 
@@ -218,16 +196,6 @@ def _encode(values: list[Any], texts: dict[str, int]) -> tuple[str, Ints]:
                 known[key] = code
         codes.append(code)
     return "texts", np.array(codes, np.int64)
-
-
-def _decode(coder: str, column: Ints, texts: list[str]) -> list[Any]:
-    if coder == "differences":
-        return list(np.cumsum(column).tolist())
-    if coder == "thousandths":
-        return list((np.cumsum(column) / 1000).tolist())
-    if coder == "texts":
-        return [json.loads(texts[code]) for code in column.tolist()]
-    raise ValueError(f"no way to keep a column is called {coder!r}")
 
 
 def _differences(column: Ints) -> Ints:

@@ -179,7 +179,7 @@ def test_the_ranks_of_a_program_are_one_run() -> None:
 def test_twins_are_recorded_alike() -> None:
     items = {one.id: one for one in plan(408, 0)}
     for one in items.values():
-        assert orders(one, "cpu") == orders(items[one.twin], "cpu"), one.id
+        assert orders(one) == orders(items[one.twin]), one.id
     effects = {name for item in items.values() for name in item.script().effect_modules}
     assert effects
-    assert effects <= set(orders(items["0000"], "cpu")["modules"])
+    assert effects <= set(orders(items["0000"])["modules"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,6 @@ from torchtriage.cli.progress import counting
 from torchtriage.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from torchtriage_benchmark.recording.record import Outcome
     from torchtriage_benchmark.training.baselines import System
     from torchtriage_benchmark.training.training_set import Example
 
@@ -27,13 +27,10 @@ if TYPE_CHECKING:
     help="Record only this part. [default: all, each with its share of --count]",
 )
 @value_option("--seed", int, None, 0, "Seed that selects the programs.")
-@value_option("--device", click.Choice(["cpu"]), None, "cpu", "Where the programs run.")
 @value_option("--jobs", click.IntRange(min=1), None, 1, "Parallel recordings, of one thread each.")
 @value_option("--timeout", float, None, 300.0, "Time limit of a recording, in seconds.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress line.")
-def record(
-    folder: Path, count: int, part: str | None, seed: int, device: str, jobs: int, timeout: float, quiet: bool
-) -> None:
+def record(folder: Path, count: int, part: str | None, seed: int, jobs: int, timeout: float, quiet: bool) -> None:
     """Record the benchmark's programs, except those already recorded.
 
     Needs torch, transformers and diffusers, and a C++ compiler for the part "compiled". The same
@@ -46,14 +43,9 @@ def record(
     from torchtriage_benchmark.recording.record import record as record_all
 
     items = plan(count, seed, part) if part else whole(count, seed)
-    done: list[Outcome] = []
+    done = itertools.count(1)
     with counting(f"of {len(items):,} recorded", quiet=quiet) as progress:
-
-        def told(outcome: Outcome) -> None:
-            done.append(outcome)
-            progress(len(done))
-
-        outcomes = record_all(items, folder, device=device, jobs=jobs, timeout_s=timeout, told=told)
+        outcomes = record_all(items, folder, jobs=jobs, timeout_s=timeout, told=lambda _: progress(next(done)))
     failed = [outcome for outcome in outcomes if outcome.failure]
     if len(failed) < len(outcomes):
         write_index(folder, seed)
@@ -84,15 +76,9 @@ def synthesize(folder: Path, count: int, seed: int, quiet: bool) -> None:
     from torchtriage_benchmark.synthetic.synthesize import synthetic_plan
 
     items = synthetic_plan(count, seed)
-    n_done = 0
+    done = itertools.count(1)
     with counting(f"of {len(items):,} made", quiet=quiet) as progress:
-
-        def told(_: object) -> None:
-            nonlocal n_done
-            n_done += 1
-            progress(n_done)
-
-        outcomes = make_all(items, folder, told=told)
+        outcomes = make_all(items, folder, told=lambda _: progress(next(done)))
     failed = [outcome for outcome in outcomes if outcome.failure]
     if len(failed) < len(outcomes):
         write_index(folder)
@@ -144,14 +130,9 @@ def fetch(folder: Path, local: Path | None, index: Path, quiet: bool) -> None:
     from torchtriage_benchmark.devices.index import read_index, read_labels
 
     entries = read_index(index)
-    done: list[object] = []
+    labels, done = read_labels(index / "labels.toml"), itertools.count(1)
     with counting(f"of {len(entries)} recordings", quiet=quiet) as progress:
-
-        def told(outcome: object) -> None:
-            done.append(outcome)
-            progress(len(done))
-
-        outcomes = fetch_all(entries, read_labels(index / "labels.toml"), folder, local=local, report=told)
+        outcomes = fetch_all(entries, labels, folder, local=local, report=lambda _: progress(next(done)))
     failed = [outcome for outcome in outcomes if outcome.failure]
     n_kept = sum(outcome.kept for outcome in outcomes)
     click.echo(f"{len(outcomes) - n_kept - len(failed)} fetched, {n_kept} were there, {len(failed)} missing: {folder}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -103,14 +104,9 @@ def table(folder: Path, systems: tuple[str, ...], seed: int, jobs: int, quiet: b
         names = tuple(name for name in names if name != "network")
         click.echo("left out: network, which needs torch (torchtriage[torch])", err=True)
     found = _examples(folder, jobs, quiet)
-    done: list[str] = []
+    done = itertools.count(1)
     with counting(f"of {len(names)} systems", quiet=quiet) as progress:
-
-        def told(name: str) -> None:
-            done.append(name)
-            progress(len(done))
-
-        click.echo(make(found, names, seed=seed, told=told))
+        click.echo(make(found, names, seed=seed, told=lambda _: progress(next(done))))
 
 
 def _examples(folder: Path, jobs: int, quiet: bool) -> list[Example]:

@@ -49,7 +49,6 @@ def record(
     items: Iterable[Item],
     folder: Path,
     *,
-    device: str = "cpu",
     jobs: int = 1,
     timeout_s: float = TIMEOUT_S,
     told: Callable[[Outcome], None] = lambda _: None,
@@ -71,7 +70,7 @@ def record(
     def one_of(run: list[Item]) -> list[Outcome]:
         server = servers.get()
         try:
-            return _record(run, folder, device, timeout_s, server)
+            return _record(run, folder, timeout_s, server)
         finally:
             servers.put(server)
 
@@ -95,7 +94,7 @@ def record(
     return tuple(sorted(outcomes, key=lambda outcome: outcome.item.id))
 
 
-def _record(run: list[Item], folder: Path, device: str, timeout_s: float, server: _Server) -> list[Outcome]:
+def _record(run: list[Item], folder: Path, timeout_s: float, server: _Server) -> list[Outcome]:
     if all((folder / f"{item.id}.json").exists() for item in run):
         return [Outcome(item, kept=True) for item in run]
     item = run[0]
@@ -103,14 +102,14 @@ def _record(run: list[Item], folder: Path, device: str, timeout_s: float, server
     with tempfile.TemporaryDirectory(prefix="torchtriage-") as temporary:
         work = Path(temporary)
         (work / "train.py").write_text(script.text, encoding="utf-8")
-        wanted = orders(item, device) | {"folder": str(work), "timeout_s": timeout_s}
+        wanted = orders(item) | {"folder": str(work), "timeout_s": timeout_s}
         (work / "item.json").write_text(json.dumps(wanted))
         for _ in range(TRIES):
             failure = server.run(work / "item.json")
             if failure:
                 return [Outcome(item, failure) for item in run]
             try:
-                outcomes = [_keep(item, work, folder, device) for item in run]
+                outcomes = [_keep(item, work, folder) for item in run]
             except (OSError, ValueError, KeyError, ZeroDivisionError) as error:
                 outcomes = [Outcome(item, f"what was recorded is unusable: {error!r}")]
             if not any(outcome.failure for outcome in outcomes):
@@ -118,14 +117,12 @@ def _record(run: list[Item], folder: Path, device: str, timeout_s: float, server
     return outcomes
 
 
-def orders(item: Item, device: str) -> dict[str, Any]:
+def orders(item: Item) -> dict[str, Any]:
     """Return how an item is recorded: the same for a faulty program and its clean twin."""
     compiled = item.part == "compiled"
     return {
         "threads": 1,
         "stacks": item.stacks,
-        "memory": False,
-        "device": device,
         "compiled": compiled,
         "imports": programs(item.part)[item.family].imports,
         "modules": None if compiled else fault_modules(),  # hooks would be compiled
@@ -133,7 +130,7 @@ def orders(item: Item, device: str) -> dict[str, Any]:
     }
 
 
-def _keep(item: Item, work: Path, folder: Path, device: str) -> Outcome:
+def _keep(item: Item, work: Path, folder: Path) -> Outcome:
     """Label what one rank recorded, strip and keep it."""
     script = item.script()
     document = json.loads((work / f"marked-{item.rank}.json").read_bytes())
@@ -145,7 +142,7 @@ def _keep(item: Item, work: Path, folder: Path, device: str) -> Outcome:
     about = asdict(item) | {
         "task": programs(item.part)[item.family].task,
         "split": item.split,
-        "device": device,
+        "device": "cpu",
         "torch": facts["torch"],
         "fault_lines": script.fault_lines,
         "intervals_ns": [[round(a * 1e3), round(b * 1e3)] for a, b in labelled.intervals_us],

@@ -39,28 +39,21 @@ def marked(text: str, filename: str) -> Any:
 class Recording:
     """Counts steps; times the first ones, records the last ones."""
 
-    def __init__(self, *, stacks: bool, memory: bool, cuda: bool) -> None:
+    def __init__(self, *, stacks: bool) -> None:
         import torch
 
-        self.torch = torch
         self.step_ns: list[int] = []
         self.n_steps = 0
         self.begun_ns = _running_ns()
-        activities = [torch.profiler.ProfilerActivity.CPU]
-        if cuda:
-            activities.append(torch.profiler.ProfilerActivity.CUDA)
         self.profiler = torch.profiler.profile(
-            activities=activities,
+            activities=[torch.profiler.ProfilerActivity.CPU],
             record_shapes=True,
             with_stack=stacks,
-            profile_memory=memory,
             schedule=torch.profiler.schedule(wait=0, warmup=ARM, active=RECORDED, repeat=1),
         )
 
     def step(self) -> None:
         """End a step."""
-        if self.torch.cuda.is_initialized() and self.n_steps < SETTLE + TIMED:
-            self.torch.cuda.synchronize()
         now_ns = _running_ns()
         if SETTLE <= self.n_steps < SETTLE + TIMED:
             self.step_ns.append(now_ns - self.begun_ns)
@@ -139,7 +132,7 @@ def run(item: dict[str, Any], rank: int = 0) -> None:
     import torch
 
     torch.set_num_threads(item["threads"])
-    recording = Recording(stacks=item["stacks"], memory=item["memory"], cuda=item["device"] == "cuda")
+    recording = Recording(stacks=item["stacks"])
     if item["modules"] is not None:
         Modules(item["modules"])
     if item["ranks"] > 1:

@@ -20,6 +20,9 @@ from random import Random
 from statistics import median
 from typing import Any
 
+import numpy as np
+
+from torchtriage.core import intervals
 from torchtriage.core.errors import TraceFormatError, UsageError
 from torchtriage.core.names import word_list
 from torchtriage.learn.dataset import trace_codec
@@ -305,13 +308,8 @@ def _brief(kept: DatasetItem) -> dict[str, Any]:
     return document | {"traceEvents": inside}
 
 
-def _union(intervals: list[tuple[int, int]]) -> list[list[int]]:
-    union: list[list[int]] = []
-    for begin, end in sorted(intervals):
-        if union and begin <= union[-1][1]:
-            union[-1][1] = max(union[-1][1], end)
-        elif end > begin:
-            union.append([begin, end])
+def _union(spans: list[tuple[int, int]]) -> list[list[int]]:
+    union: list[list[int]] = intervals.union(np.array(spans, np.int64).reshape(-1, 2)).tolist()
     return union
 
 

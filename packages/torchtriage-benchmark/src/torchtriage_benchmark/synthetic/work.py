@@ -24,7 +24,6 @@ ITEM_BYTES = {
     "unsigned char": 1,
 }
 HALF = ("c10::BFloat16", "c10::Half")
-L2_BYTES = 24 << 20
 
 
 class Tensor(NamedTuple):

@@ -24,7 +24,7 @@ from torchtriage.learn.dataset.recordings import DatasetItem
 from torchtriage.learn.dataset.score import area_under_roc
 from torchtriage.learn.review.evidence import Evidence, applicable, gather
 from torchtriage.learn.review.reviewer import INTERRUPTED, NONE, Outcome, Reviewer, silent
-from torchtriage_benchmark.training.human_reviewer import PERSON
+from torchtriage_benchmark.training.human_reviewer import is_person
 from torchtriage_benchmark.training.labels import Change, History, Labels, Sentence
 from torchtriage_benchmark.training.training_set import Example, recorded
 
@@ -103,9 +103,7 @@ class Settings:
 class Round:
     """What one round did.
 
-    ``validation`` : window AUROC after it; the first is before any review. ``same_labels`` : that
-    of what was learned before the round, on the labels as they are after it: only their difference
-    is what learning gave.
+    ``validation`` : window AUROC after it; the first is before any review.
     ``kept`` : labels that the reviewer agrees with, or is not sure enough against, or the detector
     against which it stands alone. ``undone`` : the labels were changed back: they made what was
     learned from them worse. ``not_reviewed`` : proposed windows without a review, by the reason.
@@ -113,7 +111,6 @@ class Round:
 
     number: int
     validation: float
-    same_labels: float
     proposed: int = 0
     changed: int = 0
     kept: int = 0
@@ -206,7 +203,7 @@ def iterate(
     learn, tune = relabelled(items, known)
     judge = train(learn, tune)
     score = _validation(judge, tune)
-    rounds = [Round(0, score, score)]
+    rounds = [Round(0, score)]
     told(rounds[0])
     seen: dict[tuple[str, int], float] = {}
     ended = f"after {settings.rounds} rounds"
@@ -231,17 +228,17 @@ def iterate(
             learned = train(learn, tune)
             score = _validation(learned, tune)
             # on the labels as they were: those that changed say what the old detector said
-            undone = not _is_person(reviewer.name) and _is_worse(learned, judge, tuned)
+            undone = not is_person(reviewer.name) and _is_worse(learned, judge, tuned)
             if undone:
                 for change in changes:
                     history.veto(change.number, who=reviewer.name, why=f"round {number} made validation worse")
                 known = history.apply(labels)
                 learn, tune = relabelled(items, known)
-                score = before = _validation(judge, tune)
+                score = _validation(judge, tune)
             else:
                 judge = learned
         kept = len(proposals) - len(changes) - sum(left.values())
-        rounds.append(Round(number, score, before, len(proposals), len(changes), kept, undone, dict(left)))
+        rounds.append(Round(number, score, len(proposals), len(changes), kept, undone, dict(left)))
         told(rounds[-1])
         if stopped:
             ended = INTERRUPTED
@@ -340,10 +337,6 @@ def _shown(proposals: Sequence[_Proposal], evidence: Findings) -> list[Evidence]
     return [gathered[proposal.item.id, proposal.window] for proposal in proposals]
 
 
-def _is_person(who: str) -> bool:
-    return who.startswith(PERSON)
-
-
 def _agrees(proposal: _Proposal, code: str, trust: float) -> bool:
     """Return whether the detector says of a window what the reviewer does; of faults, each that is likely.
 
@@ -363,7 +356,7 @@ def _changed(
     assert review is not None
     if review.code == before or review.confidence <= settings.trust:
         return []
-    if not (_is_person(who) or _agrees(proposal, review.code, settings.trust)):
+    if not (is_person(who) or _agrees(proposal, review.code, settings.trust)):
         return []
     ids = {*review.why, *review.against}
     return [

@@ -11,10 +11,15 @@ from torchtriage.diagnose.patterns import lookup
 from torchtriage.learn.review.evidence import Evidence
 from torchtriage.learn.review.reviewer import INTERRUPTED, NONE, Outcome, RejectedError, Review, formed
 
-PERSON = "person/"
+_PERSON = "person/"
 """What a person's name begins with in the history of labels."""
 
 HELP = "a code, none, ? for the codes, s to skip, q to stop"
+
+
+def is_person(who: str) -> bool:
+    """Return whether a name in the history of labels is a person's."""
+    return who.startswith(_PERSON)
 
 
 class Person:
@@ -25,7 +30,7 @@ class Person:
     """
 
     def __init__(self, who: str, ask: Callable[[str], str], show: Callable[[str], None]) -> None:
-        self.name = f"{PERSON}{who}"
+        self.name = f"{_PERSON}{who}"
         self._ask, self._show = ask, show
 
     def review_all(self, evidence: Sequence[Evidence], on_done: Callable[[int, Outcome], None]) -> tuple[Outcome, ...]:

@@ -20,7 +20,7 @@ import msgspec
 from torchtriage.core.errors import UsageError
 from torchtriage.learn.dataset.recordings import DatasetItem
 from torchtriage.learn.review.reviewer import NONE
-from torchtriage_benchmark.training.human_reviewer import PERSON
+from torchtriage_benchmark.training.human_reviewer import is_person
 
 HISTORY = "labels.jsonl"
 """In the folder of recordings."""
@@ -127,7 +127,7 @@ class History:
     def closed(self) -> frozenset[tuple[str, int]]:
         """Windows that a person has judged: no reviewer may change them again."""
         return frozenset(
-            (change.item, change.window) for change in self.changes if change.vetoes or change.who.startswith(PERSON)
+            (change.item, change.window) for change in self.changes if change.vetoes or is_person(change.who)
         )
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -67,6 +68,14 @@ def test_each_difference_is_told(folder: Path) -> None:
         "l0001: not the plan's program",
     ]
     assert CliRunner().invoke(command, ["verify", "--dir", str(folder)]).exit_code == 1
+
+
+def test_recordings_of_another_seed_are_not_taken_for_this_one(folder: Path) -> None:
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    done = CliRunner().invoke(command, ["record", "--dir", str(folder), "--count", "20", "--seed", "1", "-q"])
+    assert isinstance(done.exception, UsageError)
+    assert re.search(r"plan of seed 1 in .*, found another in 0000\.json \(\d+ in all\)", str(done.exception))
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before  # the index has its seed
 
 
 def test_without_an_index_nothing_can_be_said(folder: Path) -> None:

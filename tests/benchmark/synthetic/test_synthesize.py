@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import json
 from collections import defaultdict
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from torchtriage.learn.dataset import trace_codec
 from torchtriage.learn.dataset.predictions import Predictions
 from torchtriage.learn.dataset.recordings import DatasetItem
 from torchtriage.learn.dataset.score import score
+from torchtriage_benchmark.recording.plan import plan
 from torchtriage_benchmark.synthetic.accelerators import ACCELERATORS
 from torchtriage_benchmark.synthetic.batch_scaling import scaled
 from torchtriage_benchmark.synthetic.faults import FAULTS
@@ -78,7 +80,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "family": "",
         "split": "",
         "torch": "2.13.0",
-        "script": "",
+        "script": plan(1, 0)[0].script().text,
         "intervals_ns": [],
         "step_ns": [],
         "sha256": hashlib.sha256(trace).hexdigest(),
@@ -314,6 +316,20 @@ def test_what_is_missing_is_told(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert "0 made, 0 were there, 2 failed" in result.output
     assert "torchtriage benchmark dataset record" in result.output or "expected the recording" in result.output
+
+
+def test_recordings_of_another_plan_make_no_timelines(folder: Path, tmp_path: Path) -> None:
+    kept = json.loads((folder / "0000.json").read_text()) | {"script": plan(1, 1)[0].script().text}
+    (tmp_path / "0000.json").write_text(json.dumps(kept))
+    (tmp_path / "0000.ttcol").write_bytes((folder / "0000.ttcol").read_bytes())
+    with pytest.raises(UsageError, match=r"plan of seed 0 in .*, found another in 0000\.json \(1 in all\)"):
+        synthesize([item()], tmp_path)
+    assert not (tmp_path / "s0000.json").exists()
+
+
+def test_timelines_of_another_seed_are_not_taken_for_this_one(folder: Path, kept: dict[str, DatasetItem]) -> None:
+    with pytest.raises(UsageError, match="expected the timeline s0000 of this seed"):
+        synthesize([replace(item(), seed=6)], folder)
 
 
 def test_not_a_recording_of_steps() -> None:

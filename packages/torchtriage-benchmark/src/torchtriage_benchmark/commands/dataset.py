@@ -38,10 +38,11 @@ def record(folder: Path, count: int, part: str | None, seed: int, jobs: int, tim
 
     Exit codes: 0 all recorded, 1 some failed, 2 unusable.
     """
-    from torchtriage_benchmark.recording.checksums import write_index
+    from torchtriage_benchmark.recording.checksums import check_plan, write_index
     from torchtriage_benchmark.recording.plan import plan, whole
     from torchtriage_benchmark.recording.record import record as record_all
 
+    check_plan(folder, seed)
     items = plan(count, seed, part) if part else whole(count, seed)
     done = itertools.count(1)
     with counting(f"of {len(items):,} recorded", quiet=quiet) as progress:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from torchtriage.core.errors import UsageError
-from torchtriage.learn.dataset.recordings import DatasetItem, dataset_items
+from torchtriage.learn.dataset.recordings import DatasetItem, dataset_items, read_item
 from torchtriage_benchmark.recording.plan import PREFIX, plan
 
 NAME = "index.json"
@@ -33,6 +33,20 @@ def write_index(folder: Path, seed: int | None = None) -> None:
     path.write_text(f"{json.dumps({'seed': seed, 'items': rows}, indent=1)}\n", encoding="utf-8")
 
 
+def check_plan(folder: Path, seed: int) -> None:
+    """Check that what was recorded in a folder is what a seed's plan has under the same ids.
+
+    Raises UsageError: it is not, or what is known of one cannot be read.
+    """
+    found = [read_item(path) for path in sorted(folder.glob("*[0-9][0-9][0-9][0-9].json"))]
+    if others := list(_unplanned(found, seed)):
+        raise UsageError(
+            f"expected programs of this version's plan of seed {seed} in {folder}, "
+            f"found another in {others[0]}.json ({len(others)} in all)",
+            hint="give another --dir, or the --seed they were recorded with; synthesize needs those of seed 0",
+        )
+
+
 def differences(folder: Path) -> Iterator[str]:
     """Yield what differs from the index, a line each, and from the plan of its seed.
 
@@ -47,7 +61,7 @@ def differences(folder: Path) -> Iterator[str]:
         yield from (
             f"{key}: another {name.removesuffix('_sha256')}" for name in now if now[name] != rows[key].get(name)
         )
-    yield from _unplanned(list(found.values()), seed)
+    yield from (f"{item}: not the plan's program" for item in _unplanned(list(found.values()), seed))
 
 
 def _read(path: Path) -> tuple[int, dict[str, dict[str, Any]]]:
@@ -74,16 +88,14 @@ def _row(item: DatasetItem) -> dict[str, str]:
 
 
 def _unplanned(found: list[DatasetItem], seed: int) -> Iterator[str]:
-    """Yield the recordings whose script is not the one that the plan has for their id."""
+    """Yield the ids of recordings whose script is not the one that the plan has for them."""
     for part, prefix in PREFIX.items():
         mine = [item for item in found if item.about.get("part", "eager") == part]
         if not mine:
             continue
         last = max(int(item.id.removeprefix(prefix)) for item in mine)
         scripts: dict[str, Any] = {item.id: item.script().text for item in plan(last + 1, seed, part)}
-        yield from (
-            f"{item.id}: not the plan's program" for item in mine if scripts.get(item.id) != item.about["script"]
-        )
+        yield from (item.id for item in mine if scripts.get(item.id) != item.about["script"])
 
 
 def _sha256(data: bytes) -> str:

@@ -27,6 +27,7 @@ from torchtriage.core.errors import TraceFormatError, UsageError
 from torchtriage.core.names import word_list
 from torchtriage.learn.dataset import trace_codec
 from torchtriage.learn.dataset.recordings import TRACE, DatasetItem, read_item
+from torchtriage_benchmark.recording.checksums import check_plan
 from torchtriage_benchmark.recording.plan import Item, plan, split_of
 from torchtriage_benchmark.recording.program_generator import programs
 from torchtriage_benchmark.synthetic.accelerators import ACCELERATORS
@@ -39,8 +40,8 @@ from torchtriage_benchmark.synthetic.timeline import Machine, Run, Stall, run
 from torchtriage_benchmark.synthetic.work import Precision
 
 PART = "synthetic"
-SOURCES = 600
-"""The programs they are made from: the first of the eager part's plan."""
+SOURCES, SOURCES_SEED = 600, 0
+"""The programs they are made from: the first of the eager part's plan, of this seed."""
 TIMED, SETTLE = 10, 3
 MIN_COST = 0.01
 """Of a step. A fault that costs less here is hidden by the device's work, and none."""
@@ -104,7 +105,7 @@ def synthetic_plan(count: int, seed: int) -> tuple[SyntheticItem, ...]:
 
 
 def _items(chance: Random) -> Iterator[SyntheticItem]:
-    eager = plan(SOURCES, 0)
+    eager = plan(SOURCES, SOURCES_SEED)
     bases = [item for item in eager if not item.code and item.batch > 1]
     twins: dict[str, list[Item]] = {}
     for one in eager:
@@ -204,12 +205,27 @@ def synthesize(
     """Make items in a folder that has the eager recordings they are made from.
 
     ``ID.ttcol`` is the trace, ``ID.json`` what is known of it. What is there is kept.
+
+    Raises UsageError: the recordings, or timelines that are there, are of another seed.
     """
-    outcomes = []
+    check_plan(folder, SOURCES_SEED)
+    items, outcomes = tuple(items), []
+    for item in items:
+        _check_kept(item, folder / f"{item.id}.json")
     for item in items:
         outcomes.append(_make(item, folder))
         told(outcomes[-1])
     return tuple(outcomes)
+
+
+def _check_kept(item: SyntheticItem, path: Path) -> None:
+    """Check that what is there of an item is of it; where it runs, and a fault that costs nothing, may differ."""
+    wanted = {key: value for key, value in asdict(item).items() if key not in ("accelerator", "code")}
+    if path.exists() and not wanted.items() <= read_item(path).about.items():
+        raise UsageError(
+            f"expected the timeline {item.id} of this seed in {path}, found another",
+            hint="give the --seed it was made with, or remove the folder's timelines (s*.json, s*.ttcol)",
+        )
 
 
 def _make(item: SyntheticItem, folder: Path) -> Outcome:

@@ -10,13 +10,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from torchtriage.core.arrays import Ints
 from torchtriage.core.finding import Note
 from torchtriage.core.isolate.dynamo_counters import PHASES
 from torchtriage.core.machine import Noise, gather_machine, judge_noise, variables
 from torchtriage.core.stats.difference import student_quantile
 from torchtriage.core.stats.paired_interval import LEAST_PAIRS
 from torchtriage.core.stats.quantiles import quantile_interval
+from torchtriage.core.stats.share import share_interval
 from torchtriage.core.units import NS_PER_MS, format_count, format_ms, ms
 from torchtriage.core.version import __version__
 from torchtriage.measure.bench.advice import advise, compare, compare_all, is_measured, is_right, listed, times
@@ -44,7 +44,6 @@ QUANTILES = (("P50", 0.5), ("P95", 0.95), ("P99", 0.99))
 
 SHOWN = 200
 """Steps of the warm-up curve that are kept."""
-Z = 1.96
 
 
 def summarise(measured: Measurements) -> BenchResult:
@@ -209,32 +208,8 @@ def _misses(deadline_ms: float | None, arrays: Sequence[Any]) -> Misses | None:
     share = missed / total
     if len(arrays) < LEAST_PAIRS:
         return Misses(deadline_ms, missed, total, round(share, 6), None, None)
-    n = _independent(sizes, counts)
-    # Wilson (1927): sensible for no misses at all
-    centre = (share + Z * Z / (2 * n)) / (1 + Z * Z / n)
-    reach = Z * math.sqrt(share * (1 - share) / n + Z * Z / (4 * n * n)) / (1 + Z * Z / n)
-    low, high = max(centre - reach, 0.0), min(centre + reach, 1.0)
+    low, high = share_interval(counts, sizes)
     return Misses(deadline_ms, missed, total, round(share, 6), round(low, 6), round(high, 6))
-
-
-def _independent(sizes: Ints, counts: Ints) -> float:
-    """Return how many independent steps say as much as the steps of these sessions.
-
-    Misses come in clusters: a session has many or none. The share's variance is that between sessions, their number
-    takes Student's place of the normal (Korn and Graubard 1998).
-
-    ``sizes``, ``counts`` : int64[sessions], steps and misses of each.
-    """
-    n, k = float(sizes.sum()), len(sizes)
-    share = float(counts.sum()) / n
-    if not 0 < share < 1:
-        return n
-    residuals = counts - share * sizes
-    variance = k / (k - 1) * float((residuals**2).sum()) / n**2
-    if not variance:
-        return n
-    t = student_quantile(0.975, k - 1)
-    return min(share * (1 - share) / variance * (Z / t) ** 2, n)
 
 
 def _memory(raws: Sequence[dict[str, Any]]) -> PeakMemory:

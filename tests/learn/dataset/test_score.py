@@ -99,6 +99,7 @@ def test_one_who_knows_everything_scores_one_and_shuffled_labels_a_half(folder: 
                 {item.code: 1.0} if item.code else {},
                 (40,) if item.code else (),
                 (3.5, 4.5) if item.code else None,
+                severe=False,
             )
             for item in items
         },
@@ -165,6 +166,31 @@ def test_groups_are_told_apart_where_there_are_several(folder: Path) -> None:
     assert rows["severity middle"].n_items == sum(bool(item.code) for item in items) - 2
     like = rows["look-alikes"]
     assert (like.n_items, like.quiet.n, like.type_accuracy.n) == (2, 2, 0)
+
+
+def test_all_right_is_not_certain_and_twins_are_one_program(folder: Path) -> None:
+    items = list(dataset_items(folder))
+    silent = score(items, Predictions("silent", {}))[0]
+    n_programs = len({(item.about["family"], item.about["seed"]) for item in items if not item.code})
+    assert silent.quiet.n == n_programs == 4
+    assert str(silent.quiet) == "1.00 (0.51-1.00)"
+    ranks = [DatasetItem(item.about | {"seed": 0, "family": "vit"}, item.path) for item in items]
+    one = score(ranks, Predictions("silent", {}))[0]
+    assert str(one.quiet) == "1.00 (0.21-1.00)"
+    assert str(one.auroc) == "0.50"  # there is nothing to draw
+
+
+def test_who_never_says_severe_is_not_scored_for_it(folder: Path, tmp_path: Path) -> None:
+    items = list(dataset_items(folder))
+    zeros = [0.0] * 80
+    path = tmp_path / "system.json"
+    for answer, shown in (({}, "-"), ({"severe": False}, "1.00 (0.51-1.00)"), ({"severe": True}, "0.75 (0.13-0.98)")):
+        says = {item.id: {"windows": zeros} for item in items} | {"0000": {"windows": zeros} | answer}
+        path.write_text(json.dumps({"system": "system", "items": says}))
+        found = read_predictions(path)
+        assert str(score(items, found)[0].not_severe) == shown
+        path.write_text(found.to_json())
+        assert read_predictions(path) == found
 
 
 def test_windows_of_another_number_are_refused(folder: Path) -> None:

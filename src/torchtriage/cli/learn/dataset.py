@@ -18,7 +18,6 @@ from torchtriage.core.errors import UsageError
 if TYPE_CHECKING:
     from torchtriage.learn.dataset.predictions import Prediction
     from torchtriage.learn.dataset.recordings import DatasetItem
-    from torchtriage.learn.dataset.score import Figure
 
 _MAKING = {
     "record": "Record the benchmark's programs.",
@@ -167,7 +166,7 @@ def score(folder: Path, system: str, predictions: Path | None, quiet: bool) -> N
     click.echo(f"| {' | '.join(heads)} |")
     click.echo(f"|:--|{'--:|' * (len(columns) + 1)}")
     for row in score_all(items, found):
-        cells = (row.group, str(row.n_items), *(_cell(getattr(row, name)) for name in columns))
+        cells = (row.group, str(row.n_items), *(str(getattr(row, name)) for name in columns))
         click.echo(f"| {' | '.join(cells)} |")
         if row.missing:
             click.echo(f"{row.group}: {row.missing} recordings have no prediction", err=True)
@@ -175,9 +174,3 @@ def score(folder: Path, system: str, predictions: Path | None, quiet: bool) -> N
 
 def _files(items: Iterable[DatasetItem]) -> list[Path]:
     return [path for item in items for path in (item.path, item.path.with_suffix(".json"))]
-
-
-def _cell(figure: Figure) -> str:
-    if figure.n == 0 or figure.value != figure.value:
-        return "-"
-    return f"{figure.value:.2f} ({figure.low:.2f}-{figure.high:.2f})"

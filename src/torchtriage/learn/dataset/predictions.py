@@ -6,7 +6,8 @@
         "windows": [0.1, 0.9, ...],       one number a window, more is more suspicious
         "types": {"LCH016": 0.8},         fault types with how sure it is; empty: a clean recording
         "lines": [47],                    lines of the script that are the fault, if it says so
-        "saving_ms": [1.0, 2.5]           least and most that a step would save, if it says so
+        "saving_ms": [1.0, 2.5],          least and most that a step would save, if it says so
+        "severe": true                    something is badly wrong, if it tells that
     }}}
 """
 
@@ -39,8 +40,8 @@ class Prediction:
     types: Mapping[str, float] = field(default_factory=dict)
     lines: tuple[int, ...] = ()
     saving_ms: tuple[float, float] | None = None
-    severe: bool = False
-    """It says that something is badly wrong."""
+    severe: bool | None = None
+    """Whether something is badly wrong; None: it does not say."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,8 @@ def _read(row: Any) -> Prediction:
     if not all(map(math.isfinite, (*types.values(), *(bounds or ())))):
         raise ValueError("a type's or a saving's number is not finite")
     lines = tuple(int(line) for line in row.get("lines") or ())
-    return Prediction(windows, types, lines, bounds, bool(row.get("severe")))
+    severe = row.get("severe")
+    return Prediction(windows, types, lines, bounds, None if severe is None else bool(severe))
 
 
 def rules(item: DatasetItem) -> Prediction:

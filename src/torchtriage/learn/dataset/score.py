@@ -1,4 +1,4 @@
-"""How good a system's predictions are, each figure with an interval that resamples recordings.
+"""How good a system's predictions are, each figure with an interval over programs.
 
 The two tasks of TorchTraceAP (arXiv 2512.14141): find the windows that hold an anti-pattern
 (AUROC), and name its type (accuracy); beside them what a user asks: is a healthy program left
@@ -7,13 +7,16 @@ alone, is the line right, is the saving true?
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from torchtriage.core.arrays import Floats, Mask
 from torchtriage.core.errors import UsageError
+from torchtriage.core.stats.share import share_interval
 from torchtriage.learn.dataset.predictions import Prediction, Predictions
 from torchtriage.learn.dataset.recordings import DEVICE, DatasetItem
 
@@ -30,13 +33,20 @@ LEVEL = 0.95
 class Figure:
     """A figure of merit, 0 to 1. NaN where nothing can be said: then ``n`` is 0 or all are alike.
 
-    ``low``, ``high`` : a 95 % interval over recordings. ``n`` : recordings it is made of.
+    ``low``, ``high`` : a 95 % interval over programs, or published recordings' repositories; NaN where all draws of
+    them give the same. ``n`` : recordings it is made of.
     """
 
     value: float
     low: float
     high: float
     n: int
+
+    def __str__(self) -> str:
+        """Return it as tables print it."""
+        if math.isnan(self.value):
+            return "-"
+        return f"{self.value:.2f}" + ("" if math.isnan(self.low) else f" ({self.low:.2f}-{self.high:.2f})")
 
 
 @dataclass(frozen=True)
@@ -47,7 +57,7 @@ class Score:
 
     ``auroc``, ``auprc`` : of windows, which is faulty. ``type_accuracy``, ``macro_f1`` : the surest
     type of faulty recordings is the fault's. ``detected`` : faulty recordings of which anything is
-    said; ``quiet`` : clean ones of which nothing is said, ``not_severe`` : nothing severe.
+    said; ``quiet`` : clean ones of which nothing is said, ``not_severe`` : nothing severe, of systems that say what is.
     ``overlap`` : intersection over union of the windows above a half with the faulty ones.
     ``line_accuracy`` : a line named is the fault's, of predictions with a line. ``saving`` : the
     measured difference to the clean twin is inside the predicted interval, widened by a tenth, of
@@ -73,6 +83,7 @@ class Score:
 class _Row:
     """One recording beside its prediction."""
 
+    program: tuple[str, Any]
     code: str
     faulty: Mask
     scores: Floats
@@ -96,12 +107,13 @@ def score(items: Sequence[DatasetItem], predictions: Predictions, *, only: Colle
     items = [item for item in items if item.judged]
     twins = {item.id: item for item in items if not item.code}
     rows = [(item, _row(item, predictions.items.get(item.id), twins)) for item in items]
+    tells_severe = any(answer.severe is not None for answer in predictions.items.values())
     return tuple(
         _score(
             name,
             [row for item, row in rows if belongs(item)],
             sum(item.id not in predictions.items for item, _ in rows if belongs(item)),
-            np.random.default_rng(0),
+            tells_severe=tells_severe,
         )
         for name, belongs in _groups(items).items()
         if not only or name in only
@@ -178,42 +190,69 @@ def _row(item: DatasetItem, answer: Prediction | None, twins: Mapping[str, Datas
         slack = 0.1 * was_ms
         saving_right = least - slack <= gained <= most + slack
     return _Row(
-        item.code, faulty, np.array(answer.windows), named, bool(answer.types), answer.severe, line_right, saving_right
+        # twins and ranks share the seed; what was published has none, and its family is the repository
+        (item.about["family"], item.about.get("seed")),
+        item.code,
+        faulty,
+        np.array(answer.windows),
+        named,
+        bool(answer.types),
+        bool(answer.severe),
+        line_right,
+        saving_right,
     )
 
 
-def _score(name: str, rows: list[_Row], missing: int, rng: np.random.Generator) -> Score:
+def _score(name: str, rows: list[_Row], missing: int, *, tells_severe: bool) -> Score:
     faulty = [row for row in rows if row.code]
     clean = [row for row in rows if not row.code]
-
-    def mean(chosen: list[_Row], right: Callable[[_Row], float]) -> Figure:
-        return _figure(chosen, lambda some: float(np.mean([right(row) for row in some])), rng)
-
+    rng = np.random.default_rng(0)
     return Score(
         name,
         len(rows),
         missing,
         _figure(rows, lambda some: area_under_roc(*_windows(some)), rng),
         _figure(rows, lambda some: average_precision(*_windows(some)), rng),
-        mean(faulty, lambda row: row.named == row.code),
+        _mean(faulty, lambda row: row.named == row.code),
         _figure(faulty, _macro_f1, rng),
-        mean(faulty, lambda row: row.anything),
-        mean(clean, lambda row: not row.anything),
-        mean(clean, lambda row: not row.severe),
-        mean(faulty, _overlap),
-        mean([row for row in rows if row.line_right is not None], lambda row: bool(row.line_right)),
-        mean([row for row in rows if row.saving_right is not None], lambda row: bool(row.saving_right)),
+        _mean(faulty, lambda row: row.anything),
+        _mean(clean, lambda row: not row.anything),
+        _mean(clean if tells_severe else [], lambda row: not row.severe),
+        _mean(faulty, _overlap),
+        _mean([row for row in rows if row.line_right is not None], lambda row: bool(row.line_right)),
+        _mean([row for row in rows if row.saving_right is not None], lambda row: bool(row.saving_right)),
     )
+
+
+def _mean(rows: list[_Row], right: Callable[[_Row], float]) -> Figure:
+    if not rows:
+        return Figure(np.nan, np.nan, np.nan, 0)
+    programs = [np.array([right(row) for row in some], np.float64) for some in _programs(rows)]
+    sums, sizes = np.array([one.sum() for one in programs]), np.array([len(one) for one in programs])
+    value = float(sums.sum() / len(rows))
+    # nothing tells how alike a program's recordings are: each program counts once
+    low, high = share_interval(sums, sizes) if 0 < value < 1 else share_interval(sums / sizes, np.ones(len(sizes)))
+    return Figure(value, low, high, len(rows))
 
 
 def _figure(rows: list[_Row], value: Callable[[list[_Row]], float], rng: np.random.Generator) -> Figure:
     if not rows:
         return Figure(np.nan, np.nan, np.nan, 0)
-    drawn = [value([rows[at] for at in rng.integers(0, len(rows), len(rows))]) for _ in range(RESAMPLED)]
-    known = [item for item in drawn if not np.isnan(item)]
-    tail = (1 - LEVEL) / 2
-    low, high = np.quantile(known, [tail, 1 - tail]) if known else (np.nan, np.nan)
+    programs = _programs(rows)
+    draws = rng.integers(0, len(programs), (RESAMPLED, len(programs))).tolist()
+    drawn = np.array([value([row for at in draw for row in programs[at]]) for draw in draws])
+    known = drawn[~np.isnan(drawn)]
+    alike = not len(known) or known.min() == known.max()
+    low, high = (np.nan, np.nan) if alike else np.quantile(known, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Figure(value(rows), float(low), float(high), len(rows))
+
+
+def _programs(rows: list[_Row]) -> list[list[_Row]]:
+    """Return the recordings of each program: twins and ranks are not independent."""
+    found: dict[tuple[str, Any], list[_Row]] = {}
+    for row in rows:
+        found.setdefault(row.program, []).append(row)
+    return list(found.values())
 
 
 def _windows(rows: list[_Row]) -> tuple[Mask, Floats]:

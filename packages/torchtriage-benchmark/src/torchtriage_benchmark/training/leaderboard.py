@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from torchtriage.diagnose.detector.detector import Detector
 from torchtriage.learn.dataset.predictions import Predictions
 from torchtriage.learn.dataset.recordings import DEVICE
-from torchtriage.learn.dataset.score import SYNTHETIC, Figure, Score, score
+from torchtriage.learn.dataset.score import SYNTHETIC, Score, score
 from torchtriage_benchmark.devices.breakdowns import BREAKDOWNS
 from torchtriage_benchmark.training.baselines import SYSTEMS, System, detector_says
 from torchtriage_benchmark.training.boosting import pooled
@@ -49,15 +49,9 @@ def _head(first: str) -> list[str]:
 
 def _rows(name: str, scores: dict[str, Score]) -> list[str]:
     return [
-        f"| {name} | {group} | {row.n_items} | " + " | ".join(_cell(getattr(row, column)) for column in COLUMNS) + " |"
+        f"| {name} | {group} | {row.n_items} | " + " | ".join(str(getattr(row, column)) for column in COLUMNS) + " |"
         for group, row in scores.items()
     ]
-
-
-def _cell(figure: Figure) -> str:
-    if figure.n == 0 or figure.value != figure.value:
-        return "-"
-    return f"{figure.value:.2f} ({figure.low:.2f}-{figure.high:.2f})"
 
 
 def _named(detector: Detector, found: Sequence[Example], group: str) -> float:
@@ -113,7 +107,7 @@ def card(detector: Detector, found: Sequence[Example], size_bytes: int) -> str:
             "- **Made by** `torchtriage benchmark learn train`, which gives these bytes again from the same recordings"
             " and seed.",
             "",
-            "Of model families, repositories and devices that it was not trained on (95 % intervals over recordings):",
+            "Of model families, repositories and devices that it was not trained on (95 % intervals over programs):",
             "",
             *_head("system"),
             *(row for row in rows if seen not in row),

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from torchtriage.core.errors import UsageError
 from torchtriage.core.trace import read_trace
@@ -116,6 +119,32 @@ def test_damaged_weights_are_told(tmp_path: Path, data: bytes) -> None:
     path.write_bytes(data)
     with pytest.raises(UsageError, match="expected a detector's weights in"):
         Detector.load(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("host.centre", lambda one: one[:10]),
+        ("host.directions", lambda one: one[:5]),
+        ("host.centres", lambda one: one[:0]),
+        ("host.scale", lambda one: one * np.nan),
+        ("host.faulty.depth", lambda one: np.array([6, 6], np.int16)),
+        ("host.faulty.value", lambda one: one.astype("S8")),
+        ("host.faulty.value", lambda one: one * np.nan),
+        ("host.faulty.threshold", lambda one: one[:, None]),
+        ("host.faulty.base", lambda one: np.zeros(2, np.float32)),
+        ("told", lambda one: np.frombuffer(one.tobytes().replace(b'"limit": 1', b'"limit": NaN, "_": 1'), np.uint8)),
+    ],
+)
+def test_arrays_of_another_shape_or_kind_are_told(
+    tmp_path: Path, name: str, change: Callable[[NDArray[Any]], NDArray[Any]]
+) -> None:
+    with np.load(str(files("torchtriage.diagnose.detector").joinpath(WEIGHTS))) as arrays:
+        changed = {one: arrays[one] for one in arrays.files}
+    changed[name] = change(changed[name])
+    np.savez(tmp_path / "weights.npz", **changed)
+    with pytest.raises(UsageError, match="expected a detector's weights in"):
+        Detector.load(tmp_path / "weights.npz")
 
 
 def test_weights_of_other_features_are_told(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -27,7 +28,7 @@ from torchtriage.core.trace.columns import Trace
 from torchtriage.diagnose.detector.device_costs import Account, weighed
 from torchtriage.diagnose.detector.families import FRAME_FAMILIES, HOST_FAMILIES, WORK_FAMILIES
 from torchtriage.diagnose.detector.features import NAMES, PER_STEP, window_features
-from torchtriage.diagnose.detector.forest import Forest
+from torchtriage.diagnose.detector.forest import Forest, kept
 
 DOMAINS = ("host", "device")
 """Recordings of a CPU alone, and those with work of a device: windows of the two have little in common."""
@@ -43,6 +44,7 @@ _UNREADABLE = (
     EOFError,
     NotImplementedError,
     RuntimeError,
+    AttributeError,
     zipfile.BadZipFile,
     zlib.error,
 )
@@ -214,20 +216,30 @@ class Expert:
 
         Raises KeyError, ValueError: it is not there, or damaged.
         """
-        centre, scale, directions, centres = (arrays[f"{prefix}.{name}"] for name in _LIKENESS)
-        likeness = Likeness(centre, scale, directions, centres, float(facts["limit"]))
+        centre, scale = (kept(arrays, f"{prefix}.{name}", "f", len(NAMES)) for name in _LIKENESS[:2])
+        directions = kept(arrays, f"{prefix}.directions", "f", len(NAMES), -1)
+        centres = kept(arrays, f"{prefix}.centres", "f", -1, directions.shape[1])
+        likeness = Likeness(centre, scale, directions, centres, _number(facts["limit"]))
         trees = Trees(
             Forest.of(arrays, f"{prefix}.faulty"),
             Forest.of(arrays, f"{prefix}.kinds"),
             tuple(facts["codes"]),
-            float(facts["slope"]),
-            float(facts["offset"]),
+            _number(facts["slope"]),
+            _number(facts["offset"]),
         )
         n_outputs = 1 if len(trees.codes) == 2 else len(trees.codes)
-        if len(trees.kinds.base) != n_outputs:
-            raise ValueError(f"{len(trees.codes)} types and {len(trees.kinds.base)} outputs")
-        account = Account(**facts["account"]) if facts.get("account") else None
-        return cls(trees, float(facts["enough"]), float(facts["certain"]), likeness, account)
+        outputs = len(trees.faulty.base), len(trees.kinds.base)
+        if len(trees.codes) < 2 or outputs != (1, n_outputs) or not len(centres):
+            raise ValueError(f"{len(trees.codes)} types and {len(trees.kinds.base)} outputs, {len(centres)} centres")
+        told = facts.get("account")
+        account = Account(**{name: _number(value) for name, value in told.items()}) if told else None
+        return cls(trees, _number(facts["enough"]), _number(facts["certain"]), likeness, account)
+
+
+def _number(value: Any) -> float:
+    if not math.isfinite(value):
+        raise ValueError(f"{value} for a number")
+    return float(value)
 
 
 _LIKENESS = ("centre", "scale", "directions", "centres")

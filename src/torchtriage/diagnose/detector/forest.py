@@ -13,6 +13,7 @@ from torchtriage.diagnose.detector.features import NAMES
 
 _CELLS = 1 << 18
 """Rows times trees that are walked at once: what fits into a processor's cache."""
+MOST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,22 +66,47 @@ class Forest:
     def of(cls, arrays: Mapping[str, Any], prefix: str) -> Forest:
         """Return the forest that was kept under this name.
 
-        Raises KeyError, ValueError: it is not there, or its nodes lead out of it.
+        Raises KeyError, ValueError: it is not there, or damaged.
         """
-        forest = cls(*(np.asarray(arrays[f"{prefix}.{field.name}"]) for field in fields(cls)))
-        n_nodes, n_outputs = len(forest.value), len(forest.base)
+
+        def of(name: str, kind: str, *shape: int, most: float = MOST) -> NDArray[Any]:
+            return kept(arrays, f"{prefix}.{name}", kind, *shape, most=most)
+
+        value, root, base = of("value", "f", -1), of("root", "i", -1), of("base", "f", -1)
+        nodes, trees = len(value), len(root)
+        forest = cls(
+            of("feature", "i", nodes),
+            of("threshold", "f", nodes, most=np.inf),  # a leaf's is infinite
+            of("left", "i", nodes),
+            of("right", "i", nodes),
+            value,
+            root,
+            of("output", "i", trees),
+            base,
+            of("depth", "i"),
+        )
         for indices, limit in (
-            (forest.left, n_nodes),
-            (forest.right, n_nodes),
-            (forest.root, n_nodes),
-            (forest.output, n_outputs),
+            (forest.left, nodes),
+            (forest.right, nodes),
+            (forest.root, nodes),
+            (forest.output, len(base)),
             (forest.feature, len(NAMES)),
         ):
-            if indices.dtype.kind != "i":
-                raise ValueError(f"expected numbers of nodes in {prefix}, found {indices.dtype}")
             if len(indices) and not 0 <= indices.min() <= indices.max() < limit:
                 raise ValueError(f"a tree of {prefix} leads out of it")
-        nodes = (forest.feature, forest.threshold, forest.left, forest.right)
-        if {len(node) for node in nodes} != {n_nodes} or len(forest.root) != len(forest.output):
-            raise ValueError(f"the arrays of {prefix} are not of one length")
         return forest
+
+
+def kept(arrays: Mapping[str, Any], name: str, kind: str, *shape: int, most: float = MOST) -> NDArray[Any]:
+    """Return an array of weights.
+
+    ``kind`` : ``f`` or ``i``, numpy's kind of number. ``shape`` : -1 for any length. ``most`` : no number is larger.
+
+    Raises KeyError, ValueError: it is not there, or another.
+    """
+    found = np.asarray(arrays[name])
+    fits = found.dtype.kind == kind and len(found.shape) == len(shape)
+    fits = fits and all(wanted in (-1, length) for wanted, length in zip(shape, found.shape, strict=True))
+    if not fits or not (np.abs(found) <= most).all():  # NaN is not, either
+        raise ValueError(f"{name} of another kind ({found.dtype}), shape {found.shape}, or not finite")
+    return found

@@ -26,6 +26,7 @@ def keep(item: Item, folder: Path) -> None:
     about = asdict(item) | {
         "split": item.split,
         "script": item.script().text,
+        "fault_lines": [],
         "intervals_ns": [],
         "step_ns": [1],
         "sha256": hashlib.sha256(data).hexdigest(),

@@ -252,6 +252,15 @@ def test_no_output_replaces_what_is_read(folder: Path, tmp_path: Path, monkeypat
     assert {path: path.read_bytes() for path in before} == before
 
 
+@pytest.mark.parametrize("key", ["twin", "severity", "fault_lines"])
+def test_a_recording_of_which_something_is_unknown_is_refused(folder: Path, tmp_path: Path, key: str) -> None:
+    about = json.loads((folder / "0000.json").read_text())
+    del about[key]
+    (tmp_path / "0000.json").write_text(json.dumps(about))
+    with pytest.raises(UsageError, match=f"found none of {key}"):
+        list(dataset_items(tmp_path))
+
+
 def test_a_recording_that_was_changed_is_refused(folder: Path, tmp_path: Path) -> None:
     for name in ("0000.json", "0000.ttcol"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())

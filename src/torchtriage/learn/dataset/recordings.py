@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from torchtriage.core import intervals
 from torchtriage.core.errors import TraceFormatError, UsageError
+from torchtriage.core.names import word_list
 from torchtriage.core.trace import Trace, read_trace
 from torchtriage.diagnose.detector.features import windows, windows_within
 from torchtriage.learn.dataset import trace_codec
@@ -30,7 +31,7 @@ MIN_STEPS = 3
 """Fewer are not judged one by one (benchmarks/devices/PROTOCOL.md)."""
 MOST_STEPS = 10
 """Of more only the first ones: a hundred steps would count as much as a hundred recordings."""
-_KEYS = {"id", "code", "family", "split", "script", "intervals_ns", "step_ns", "sha256"}
+_KEYS = frozenset(word_list("id code family split script twin severity fault_lines intervals_ns step_ns sha256"))
 HALF = 0.5
 _ID = re.compile(r"[a-z]?[0-9]{4,}")
 

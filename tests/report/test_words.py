@@ -6,6 +6,7 @@ import pytest
 from tests.report.sample_result import SYNC, healthy, partial, problems, refused, unmarked
 
 from torchtriage.core.finding import Cost, Frame, NotChecked, Place
+from torchtriage.diagnose.verdict.result import Answer
 from torchtriage.report import words
 from torchtriage.report.documents import device_time
 
@@ -53,6 +54,22 @@ def test_a_saving_is_an_interval_with_its_denominator(low_ms, high_ms, text):
 )
 def test_evidence_reads_its_unit_from_its_name(evidence, text):
     assert words.evidence(replace(SYNC, evidence=evidence)) == text
+
+
+@pytest.mark.parametrize(
+    ("saving_ms", "low_ms", "high_ms", "text"),
+    [
+        (20.0, 10.0, 30.0, "saves 20.0 ms (10-30 %)"),
+        (20.0, 0.0, 30.0, "saves 20.0 ms (up to 30 %)"),
+        (0.887, -0.8, 1.8, "saves 887 µs (-0.8 % to 1.8 %)"),
+        (0.0, -1.2, 1.2, "saves 0 ns (-1.2 % to 1.2 %)"),
+        (-20.0, -30.0, -10.0, "costs 20.0 ms (10-30 %)"),
+        (-0.5, -2.0, 1.0, "costs 500 µs (-1.0 % to 2.0 %)"),
+    ],
+)
+def test_an_answer_that_may_go_either_way_says_so(saving_ms, low_ms, high_ms, text):
+    rerun = Answer("gpu*0.5", "step", 100.0, 100 - saving_ms, saving_ms, low_ms, high_ms)
+    assert words.answer(rerun).endswith(f"per step instead of 100 ms: {text}")
 
 
 def test_evidence_names_the_window_once():

@@ -145,10 +145,12 @@ def answer(rerun: Answer) -> str:
         return f"no answer: {visible(rerun.reason)}"
     per = "per step" if rerun.per == "step" else "for the window"
     change = f"{format_ms(rerun.after_ms)} {per} instead of {format_ms(rerun.of_ms)}"
-    ends = sorted((abs(rerun.low_ms), abs(rerun.high_ms)))
+    verb, sign = ("saves", 1) if rerun.saving_ms >= 0 else ("costs", -1)
     of = max(rerun.of_ms, 1e-9)
-    share = format_range(format_share(ends[0] / of), format_share(ends[1] / of), from_zero=ends[0] <= 0)
-    verb = "saves" if rerun.saving_ms >= 0 else "costs"
+    least, most = sorted(sign * end / of for end in (rerun.low_ms, rerun.high_ms))
+    low, high = format_share(least), format_share(most)
+    # it may go either way
+    share = f"{low} to {high}" if least < 0 else format_range(low, high, from_zero=least <= 0)
     text = f"{change}: {verb} {format_ms(abs(rerun.saving_ms))} ({share})"
     if rerun.naive_ms is not None and rerun.naive_ms > 2 * max(rerun.saving_ms, 0) and share != "0 %":
         text += f", not the {format_ms(rerun.naive_ms)} that durations add up to"

@@ -22,6 +22,7 @@ SLOW = replace(FAST, loader=3000, workers=0)
 def runs(folder: Path) -> Path:
     """Add two runs of one workload, and one of another, to the folder of traces."""
     scripts = {"slow_loader": SLOW, "fast_loader": FAST, "other_batch": replace(FAST, batch=64)}
+    scripts["slower_machine"] = replace(FAST, slower=1.4)
     for name, script in scripts.items():
         (folder / f"{name}.json").write_bytes(script.builder().json())
     return folder
@@ -43,6 +44,12 @@ def test_a_slower_run_fails_beyond_the_limit_only(run: Run, runs: Path, limit: s
 
 def test_a_change_within_the_noise_never_fails(run: Run, runs: Path) -> None:
     run("compare", "fast_loader.json", "fast_loader.json", "--fail-on-slower", "0", code=0)
+
+
+def test_a_limit_that_the_noise_hides_is_said_to_be(run: Run, runs: Path) -> None:
+    result = run("compare", "fast_loader.json", "slower_machine.json", "--fail-on-slower", "5", code=0)
+    assert result.stdout.startswith("No significant change: ")
+    assert "--fail-on-slower 5 cannot tell" in result.stderr
 
 
 def test_unlike_runs_exit_with_two_and_the_reason(run: Run, runs: Path) -> None:

@@ -8,6 +8,7 @@ from tests.report.sample_result import problems
 from torchtriage.core.finding import Cost, Finding, Frame, Place
 from torchtriage.diagnose.compare.findings import keep_promise, match
 from torchtriage.diagnose.compare.result import FindingChange, TimeChange
+from torchtriage.diagnose.compare.sentences import promise_saved
 from torchtriage.diagnose.verdict.result import Result
 
 WHOLE = problems()
@@ -138,3 +139,4 @@ def test_nothing_is_said_of_a_promise_whose_time_did_not_change_beyond_the_noise
     promise = keep_promise(found, replace(total(100.0, 88.0), told=False), whole)
     assert promise is not None
     assert (promise.holds, promise.holds_within_noise, promise.outcome) == (False, False, "not checked")
+    assert promise_saved(promise) == "not checked: no significant change of its own time"

@@ -16,7 +16,7 @@ from torchtriage.cli.options import (
     selection_options,
     value_option,
 )
-from torchtriage.cli.output import check_outputs, present, read_input
+from torchtriage.cli.output import check_outputs, complain, present, read_input
 from torchtriage.cli.progress import reading
 from torchtriage.core.errors import UsageError
 
@@ -67,11 +67,12 @@ def command(ctx: click.Context, /, before: str, after: str, **given: Any) -> Non
     present(result, given)
     if not result.comparable:
         ctx.exit(2)
-    limit = given["fail_on_slower"]
-    total = result.total
-    slower = total.delta_ns if total is not None and total.told else 0
-    if limit is not None and total is not None and slower > limit / 100 * total.before_ns:
+    limit, total = given["fail_on_slower"], result.total
+    if limit is None or total is None or total.delta_ns <= limit / 100 * total.before_ns:
+        return
+    if total.told:
         ctx.exit(1)
+    complain(f"--fail-on-slower {limit:g} cannot tell: the step is slower by more, but that is no significant change")
 
 
 def _promised(path: str, before: str) -> Any:

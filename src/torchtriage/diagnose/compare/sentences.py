@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torchtriage.core.names import elide, short_name
-from torchtriage.core.units import format_both_ns, format_change_ns
-from torchtriage.diagnose.compare.result import ChangeCause, TimeChange
+from torchtriage.core.units import format_both_ns, format_change_ns, format_ms
+from torchtriage.diagnose.compare.result import ChangeCause, Promise, TimeChange
 
 
 def sentence(cause: ChangeCause, total: TimeChange, per: str) -> str:
@@ -34,6 +34,14 @@ def label(cause: ChangeCause) -> str:
     else:
         text = _of_class(cause, what)
     return f"{text} in {elide(cause.mark, 40)!r}" if cause.mark else text
+
+
+def promise_saved(promise: Promise) -> str:
+    """Return ``55.2 ms of its own time saved (kept)``, or why it is not checked."""
+    own = f"of {'its' if len(promise.codes) == 1 else 'their'} own time"
+    if not promise.checked:
+        return f"not checked: no significant change {own}"
+    return f"{format_ms(promise.measured_ms)} {own} saved ({promise.outcome})"
 
 
 def _of_class(cause: ChangeCause, what: str) -> str:

@@ -23,6 +23,7 @@ from torchtriage.diagnose.compare.result import (
     TimeChange,
     Unlike,
 )
+from torchtriage.diagnose.compare.sentences import promise_saved
 from torchtriage.diagnose.compare.time_account import Account, Key, account
 from torchtriage.diagnose.compare.workload import Workload, limits, unlike, workload
 from torchtriage.diagnose.verdict.options import Options
@@ -207,7 +208,8 @@ def _unbelieved(total: TimeChange) -> str:
         return ""
     if abs(total.delta_ns) > total.bar_ns:
         return " between steps, but in causes that are each within the noise"
-    return f" between steps, but two recordings of unchanged work differ by up to {format_ns(total.bar_ns)}"
+    factor = 1 + total.bar_ns / max(min(total.before_ns, total.after_ns), 1)
+    return f" between steps, but the same work may take {factor:.3g} times as long in one recording as in the other"
 
 
 def _causes(attribution: ChangeAttribution) -> str:
@@ -245,12 +247,8 @@ def _trust(
 ) -> str:
     parts = []
     if promise is not None:
-        own = f"of {'its' if len(promise.codes) == 1 else 'their'} own time"
-        saved = f"{format_ms(promise.measured_ms)} {own} saved ({promise.outcome})"
-        if not promise.checked:
-            saved = f"not checked: no significant change {own}"
         span = format_range(format_ms(promise.low_ms), format_ms(promise.high_ms), from_zero=promise.low_ms <= 0)
-        parts.append(f"{', '.join(promise.codes)} fixed: {span} promised, {saved}")
+        parts.append(f"{', '.join(promise.codes)} fixed: {span} promised, {promise_saved(promise)}")
     else:
         counts: Counter[str] = Counter(finding.status for finding in found)
         listed = [f"{counts[status]} {word}" for status, word in STATUS_WORDS.items() if counts[status]]

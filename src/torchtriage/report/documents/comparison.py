@@ -9,6 +9,7 @@ from torchtriage.core.names import elide, file_name, visible
 from torchtriage.core.units import format_both_ns, format_bytes, format_change_ns, format_count, format_ns, format_range
 from torchtriage.diagnose.compare.findings import STATUS_WORDS
 from torchtriage.diagnose.compare.result import ChangeCause, ChangePart, ComparedRun, Comparison, FindingChange
+from torchtriage.diagnose.compare.sentences import promise_saved
 from torchtriage.diagnose.compare.verdict import SPLIT_WORDS
 from torchtriage.report import blocks as b
 from torchtriage.report.page import text
@@ -132,12 +133,10 @@ def _findings(result: Comparison) -> Iterator[b.Block]:
     promise = result.promise
     yield changes(result.findings, on=b.TERMINAL)
     if promise is not None:
-        own = f"of {'its' if len(promise.codes) == 1 else 'their'} own time"
-        saved = f", saved {format_ns(promise.measured_ms * 1e6)} {own}: "
         low, high = format_ns(promise.low_ms * 1e6), format_ns(promise.high_ms * 1e6)
         amount = format_range(low, high, from_zero=promise.low_ms <= 0)
-        held = b.Span(promise.outcome, "green" if promise.holds_within_noise else "yellow")
-        row = b.Row("promise", (f"{', '.join(promise.codes)} promised ", b.bold(amount), saved, held))
+        held = b.Span(promise_saved(promise), "green" if promise.holds_within_noise else "yellow")
+        row = b.Row("promise", (f"{', '.join(promise.codes)} promised ", b.bold(amount), ", ", held))
         yield b.Rows([row], on=b.TERMINAL + b.PAGE)
     rows = []
     for change in result.findings:

@@ -131,11 +131,13 @@ def test_patterns_are_grouped_by_what_they_miss():
             NotChecked("AAA001", "a", ("shapes",), "record shapes"),
             NotChecked("BBB002", "b", ("stacks", "shapes"), "record both"),
             NotChecked("CCC003", "c", ("shapes",), "record shapes"),
+            NotChecked("DDD004", "d", (), "without skip"),
         ]
     )
     assert [(group.what, group.patterns) for group in groups] == [
-        ("shapes", ("AAA001 a", "CCC003 c")),
-        ("stacks and shapes", ("BBB002 b",)),
+        ("no shapes", ("AAA001 a", "CCC003 c")),
+        ("no stacks and shapes", ("BBB002 b",)),
+        ("left out by --only, --skip or pyproject.toml", ("DDD004 d",)),
     ]
 
 

@@ -206,12 +206,20 @@ def rank_order(finding: Finding, part: float = 1.0) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class NotChecked:
-    """A pattern that could not be judged on this recording, and how to record so that it can."""
+    """A pattern that was not judged on this recording, and how to record so that it can.
+
+    ``missing`` : empty for one that its reader left out.
+    """
 
     code: str
     name: str
     missing: tuple[str, ...]
     how_to_record: str
+
+    @property
+    def left_out(self) -> bool:
+        """Whether its reader left it out, by ``only`` or ``skip``."""
+        return not self.missing
 
 
 @dataclass(frozen=True)

@@ -180,7 +180,8 @@ def _notifications(result: Result) -> list[dict[str, Any]]:
     rows = [(note.code, _NOTE_LEVEL[note.level], f"{note.message} {note.fix}".strip()) for note in result.notes]
     rows += [("read", "warning", line) for line in words.losses(result.trace)]
     for entry in result.not_checked:
-        text = f"{entry.name} was not checked, missing: {', '.join(entry.missing)}. {entry.how_to_record}"
+        why = words.LEFT_OUT if entry.left_out else f"missing: {', '.join(entry.missing)}"
+        text = f"{entry.name} was not checked, {why}. {entry.how_to_record}"
         rows.append((entry.code, "note", text.strip()))
     rows += [(crash.code, "error", f"the pattern failed: {crash.error}") for crash in result.crashes]
     path = visible(result.trace.path)

@@ -339,6 +339,9 @@ def _spoken(key: str) -> str:
     return elide(" ".join({"gpu": "GPU", "cpu": "CPU", "python": "Python"}.get(word, word) for word in words))
 
 
+LEFT_OUT = "left out by --only, --skip or pyproject.toml"
+
+
 class MissingValue(NamedTuple):
     """Patterns that were not checked for the same reason; ``brief`` : by code alone when there are many."""
 
@@ -352,7 +355,7 @@ def missing(entries: Sequence[NotChecked]) -> tuple[MissingValue, ...]:
     """Group what was not checked by what is missing, in the order of first mention."""
     groups: dict[tuple[str, str], list[NotChecked]] = {}
     for entry in entries:
-        what = " and ".join(visible(need) for need in entry.missing) or "an input"
+        what = f"no {' and '.join(map(visible, entry.missing))}" if entry.missing else LEFT_OUT
         groups.setdefault((what, entry.how_to_record), []).append(entry)
     missing = []
     for (what, how), members in groups.items():

@@ -105,6 +105,20 @@ def test_healthy_when_checked_and_nothing_is_found(install: Install) -> None:
     assert result.checked == ("TST001",)
 
 
+@pytest.mark.parametrize("options", [{"only": "TST001"}, {"skip": "TST002"}])
+def test_not_healthy_when_patterns_were_left_out(install: Install, options: dict[str, str]) -> None:
+    install(entry("TST001"), entry("TST002"))
+    result = diagnose(busy_steps().build(), Options(**options))
+    assert not result.healthy
+    assert [item.code for item in result.not_checked if item.left_out] == ["TST002"]
+    assert result.verdict[1] == "Nothing found by 1 of 2 patterns that saves 1.0 % of a step or more."
+
+
+def test_not_healthy_when_small_findings_were_left_out(install: Install) -> None:
+    install(entry("TST001"))
+    assert not diagnose(busy_steps().build(), Options(min_share=0.5)).healthy
+
+
 def test_idle_time_that_no_pattern_explains_is_said_and_never_healthy(install: Install) -> None:
     install(entry("TST001"))
     result = diagnose(steps().build())

@@ -36,7 +36,9 @@ from torchtriage.diagnose.ranks.result import CollectiveSummary, JobResult, JobS
 from torchtriage.diagnose.ranks.slow_link import SLOW_LINK, slow_links
 from torchtriage.diagnose.ranks.straggler import Waiting, find_straggler, waiting
 from torchtriage.diagnose.ranks.straggler_finding import straggler_finding, with_reasons
+from torchtriage.diagnose.verdict.options import DEFAULTS
 from torchtriage.diagnose.verdict.result import SCHEMA, Answer
+from torchtriage.diagnose.verdict.verdict_text import by_some
 
 OF_JOB = (STRAGGLER, *PIPELINES, *FINDERS, SLOW_LINK)
 """Codes of what is looked for in the ranks together."""
@@ -153,6 +155,8 @@ def judge(
         version=__version__,
         verdict=("", "", ""),
         healthy=not refused
+        and not any(entry.left_out for entry in not_checked)
+        and min_share <= DEFAULTS.min_share
         and (measured or bool(pipes.bubbles))
         and all((result.healthy or result.findings) and not result.crashes for result in results)
         and all(finding.severity == "note" for finding in findings)
@@ -521,7 +525,8 @@ def costliest_sentence(result: JobResult, min_share: float) -> str:
         return f"Largest saving: {first.title} ({first.code}), {amount} of {format_ms(cost.of_ms)} {per}."
     if result.findings:
         return f"{result.findings[0].title} ({result.findings[0].code})."
-    return f"Nothing found that saves {format_share(min_share)} of a step or more."
+    by = by_some(result.checked, result.not_checked)
+    return f"Nothing found{by} that saves {format_share(min_share)} of a step or more."
 
 
 def _verdict(result: JobResult, matches: Matches, min_share: float) -> tuple[str, str, str]:

@@ -98,7 +98,7 @@ def with_leaks(result: Judged, seen: WatchReport | None, found: Sequence[Finding
     Where the watch has an answer, growth of memory is judged by it, and not by a recording of a
     few steps.
     """
-    known = {*result.checked, *(entry.code for entry in result.not_checked)}
+    known = {*result.checked, *(entry.code for entry in result.not_checked if not entry.left_out)}
     if seen is None or seen.answer == "too early" or LEAK not in known:
         return result
     ranked = sorted([*(finding for finding in result.findings if finding.code != LEAK), *found], key=rank_order)

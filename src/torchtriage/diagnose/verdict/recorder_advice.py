@@ -83,7 +83,7 @@ def in_recorder_words(result: Result, trace: Trace) -> Result:
 
     def way(missing: tuple[str, ...], otherwise: str) -> str:
         asked = [_OF_NEED.get(need, "stacks" if need.startswith("Python stacks") else "") for need in missing]
-        return "; ".join(dict.fromkeys(ways[key] for key in asked)) if all(asked) else otherwise
+        return "; ".join(dict.fromkeys(ways[key] for key in asked)) if asked and all(asked) else otherwise
 
     return replace(
         result,

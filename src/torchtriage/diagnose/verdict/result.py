@@ -450,8 +450,8 @@ class Result:
     verdict: tuple[str, str, str]
     healthy: bool
     """True only when the device's time could be judged (or only the CPU was at work), nothing worse than a note was
-    found, failed or warned about, and no more than a tenth of the judged time is unexplained idle; ``not_checked`` says
-    what was not judged."""
+    found, failed or warned about, no pattern or finding of 1 % was left out on request, and no more than a tenth of the
+    judged time is unexplained idle; ``not_checked`` says what was not judged."""
     refused: bool
     trace: TraceFacts
     notes: tuple[Note, ...]

@@ -91,6 +91,7 @@ def diagnose_with_fixes(
     unwanted = {lookup(code).pattern.code for code in options.skip}
     codes = (wanted or {entry.pattern.code for entry in catalogue()}) - unwanted
     chosen = [entry for entry in catalogue() if entry.pattern.code in codes]
+    left_out = [entry.pattern for entry in catalogue() if entry.pattern.code not in codes]
     with part("doctor"):
         notes = examine(trace)
     refused = any(note.level == "refuse" for note in notes)
@@ -118,6 +119,8 @@ def diagnose_with_fixes(
         if pricing.replayed:
             pricing.replayed.release()
         notes += places.notes() if places is not None else ()
+    again = "analyze without only and skip, on the command line and in pyproject.toml"
+    not_checked += [NotChecked(pattern.code, pattern.name, (), again) for pattern in left_out]
     missing = missing_rows(notes)
     with part("summary"):
         summary = None if refused else summarise(trace, missing.message if missing else "")
@@ -133,6 +136,8 @@ def diagnose_with_fixes(
         verdict=("", "", ""),
         healthy=bool(checked)
         and not crashes
+        and not left_out
+        and options.min_share <= DEFAULTS.min_share
         and (trace.is_host_only or (bool(trace.devices) and missing is None))
         and all(finding.severity == "note" for finding in findings)
         and all(note.level == "info" for note in notes)

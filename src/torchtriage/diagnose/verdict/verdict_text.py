@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from torchtriage.core import intervals
-from torchtriage.core.finding import Finding, Note
+from torchtriage.core.finding import Finding, NotChecked, Note
 from torchtriage.core.trace import Trace
 from torchtriage.core.units import format_count, format_ms, format_ns, format_range, format_share
 from torchtriage.diagnose.verdict.doctor import missing_rows
@@ -87,7 +87,8 @@ def _largest_saving(trace: Trace, result: Result, min_share: float) -> str:
     share = unexplained_idle(trace, result.summary, findings) if result.summary else 0.0
     much = format_share(share) if share >= MUCH_IDLE else ""
     idle = f", yet the device stands idle for {much} of it" if much else ""
-    nothing = f"Nothing found that saves {format_share(min_share)} of {whole} or more"
+    by = by_some(result.checked, result.not_checked)
+    nothing = f"Nothing found{by} that saves {format_share(min_share)} of {whole} or more"
     if findings and findings[0].grave:
         return f"{findings[0].title} ({findings[0].code}): {findings[0].message}."
     if timed and joint is not None:
@@ -105,8 +106,15 @@ def _largest_saving(trace: Trace, result: Result, min_share: float) -> str:
         return f"No finding explains that the device stands idle for {much} of {whole}."
     if findings:
         notes = format_count(len(findings), "note")
-        return f"No lost time found; {notes}: {findings[0].title} ({findings[0].code})."
+        return f"No lost time found{by}; {notes}: {findings[0].title} ({findings[0].code})."
     return f"{nothing}{idle}."
+
+
+def by_some(checked: Sequence[str], not_checked: Sequence[NotChecked]) -> str:
+    """Return `` by 1 of 71 patterns`` where some were left out on request, else nothing."""
+    if not any(entry.left_out for entry in not_checked):
+        return ""
+    return f" by {len(checked):,} of {format_count(len(checked) + len(not_checked), 'pattern')}"
 
 
 MUCH_IDLE = 0.10

@@ -282,5 +282,8 @@ def _checked(subject: Result | JobResult) -> str:
         # of "GPU rows" and "GPU rows or input shapes" the first says enough
         needs += [need] * (not any(known in need for known in needs))
     more = f"; {len(needs) - N_NEEDS} more" * (len(needs) > N_NEEDS)
-    lacks = f" (missing: {'; '.join(needs[:N_NEEDS])}{more})" * (bool(needs) and not subject.refused)
-    return f"Not checked: {len(missing)} of {whole}{lacks}."
+    n_left_out = sum(entry.left_out for entry in missing)
+    why = [f"{n_left_out} {words.LEFT_OUT}"] * (n_left_out > 0)
+    why += [f"missing: {'; '.join(needs[:N_NEEDS])}{more}"] * (bool(needs) and not subject.refused)
+    because = f" ({'; '.join(why)})" * bool(why)
+    return f"Not checked: {len(missing)} of {whole}{because}."

@@ -90,7 +90,7 @@ def _missing(entries: Sequence[NotChecked], without_device: str | None) -> Itera
         entries = [entry for entry in entries if not words.needs_device(entry)]
     for group in words.missing(entries):
         names = group.patterns if without_device is None else group.brief
-        yield b.Lines([(f"no {group.what}: ", b.dim(", ".join(names)))], bullets=True, tight=True)
+        yield b.Lines([(f"{group.what}: ", b.dim(", ".join(names)))], bullets=True, tight=True)
         if "\n" in group.how_to_record:
             yield b.Code([(row, "green") for row in group.how_to_record.split("\n")], tight=True)
         else:

@@ -1030,9 +1030,9 @@ function uncheckedSection(result) {
     groups.set(how, [...(groups.get(how) || []), item]);
   }
   return section("unchecked", "Not checked",
-    `There is no verdict on these, neither good nor bad.${result.checked.length ? ` ${many(result.checked.length, "pattern")} could be checked.` : ""}`,
+    `There is no verdict on these, neither good nor bad.${result.checked.length ? ` ${many(result.checked.length, "pattern")} ${result.checked.length === 1 ? "was" : "were"} checked.` : ""}`,
     [...groups].map(([how, items]) => h("div", {},
-      h("h3", {}, `No ${items[0].device ? "GPU rows" : [...new Set(items.flatMap((item) => item.missing))].join(", ") || "input"}`),
+      h("h3", {}, !items[0].missing.length ? "Left out by --only, --skip or pyproject.toml" : `No ${items[0].device ? "GPU rows" : [...new Set(items.flatMap((item) => item.missing))].join(", ")}`),
       h("p", {}, items.map((item, i) => [i ? ", " : "", h("span", { class: "mono" }, item.code), ` ${item.name}`])),
       how ? h("p", { class: "how" }, items[0].device ? `${how}.` : ["To check: ", h("code", {}, how)]) : null)),
     result.crashes.length ? [h("h3", {}, "Failed while checking"), h("p", { class: "sub" }, "A fault of torchtriage, not of the recording; the other patterns still ran."),
@@ -1086,10 +1086,10 @@ function headline(result) {
     h("p", { class: "kicker" }, state, ` · ${t.file}${rank}`),
     h("h1", {}, glued(result.verdict[0])), result.verdict.slice(1).map((line) => h("p", { class: "lede" }, glued(line))),
     !result.refused && !n ? h("div", { class: limited ? "unsure" : "clean" },
-      h("p", {}, limited ? `No pattern that could be checked spoke up. ${many(limited, "pattern")} could not be checked${result.crashes.length ? ` (${result.crashes.length} of them failed)` : ""}.`
+      h("p", {}, limited ? `No pattern that was checked spoke up. ${many(limited, "pattern")} ${limited === 1 ? "was" : "were"} not checked${result.crashes.length ? ` (${result.crashes.length} of them failed)` : ""}.`
         : "Every pattern could be checked on this recording, and none spoke up."),
       result.checked.length ? h("p", {}, `${many(result.checked.length, "pattern")} checked: `, h("span", { class: "mono" }, result.checked.join(", "))) : null,
-      limited ? h("p", {}, "Not checked: ", h("span", { class: "mono" }, [...result.notChecked, ...result.crashes].map((item) => item.code).join(", ")), ". ", h("a", { href: "#unchecked" }, "How to record so that they can be")) : null) : null,
+      limited ? h("p", {}, "Not checked: ", h("span", { class: "mono" }, [...result.notChecked, ...result.crashes].map((item) => item.code).join(", ")), ". ", h("a", { href: "#unchecked" }, "Why, and how they can be")) : null) : null,
     defined(facts),
     result.compiled.length ? h("details", {}, h("summary", {}, "What torch.compile did"), defined(result.compiled)) : null);
 }

@@ -7,11 +7,12 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from torchtriage.core.errors import MissingExtraError, UsageError
+from torchtriage.core.errors import MissingExtraError, TraceFormatError, UsageError
 from torchtriage.core.finding import Finding
 from torchtriage.core.selection import Selection
 from torchtriage.core.table import Column, Table, union
@@ -57,7 +58,28 @@ class _FindingRows(NamedTuple):
 def _findings(trace: Trace) -> _FindingRows:
     from torchtriage.api.traces import analyze
 
-    return _FindingRows(trace.origin.rank, analyze(trace, selection=trace.selection).findings)
+    result = analyze(trace, selection=trace.selection)
+    if result.refused:  # no rows would look like nothing found
+        reason = result.notes[0]
+        raise TraceFormatError(f"cannot be analysed: {reason.message}", where=result.trace.path, hint=reason.fix)
+    return _FindingRows(trace.origin.rank, result.findings)
+
+
+def _doubted(find: Callable[[Trace], Any]) -> Callable[[Trace], Any]:
+    """Return what finds the rows of a table, and whether they can be judged: as ``analyze`` does."""
+
+    def rows(trace: Trace) -> Any:
+        from torchtriage.diagnose.verdict.doctor import examine, missing_rows
+
+        notes = examine(trace)
+        refused = any(note.level == "refuse" for note in notes)
+        return replace(find(trace), refused=refused, lacks_rows=missing_rows(notes) is not None)
+
+    return rows
+
+
+for _name in ("steps", "ranks"):
+    TABLES[_name] = TABLES[_name]._replace(rows=_doubted(TABLES[_name].rows))
 
 
 TABLES["findings"] = TableKind(
@@ -101,8 +123,8 @@ def load_tables(
 
     ``paths`` : files, folders searched below, patterns, URLs. The others are as in :func:`torchtriage.load`.
 
-    Raises TraceFormatError: there is no trace, or one cannot be read; UsageError: there is no such table, or nothing
-    that is selected.
+    Raises TraceFormatError: there is no trace, one cannot be read, or findings are asked for of one that cannot be
+    analysed; UsageError: there is no such table, or nothing that is selected.
     """
     from torchtriage.api.traces import find_traces, load, load_rank
 

@@ -16,7 +16,7 @@ import pytest
 from builder import TraceBuilder
 
 from torchtriage.api.tables import TABLES
-from torchtriage.core.errors import UsageError
+from torchtriage.core.errors import TraceFormatError, UsageError
 from torchtriage.core.table import Table
 from torchtriage.core.trace import Trace, read_trace
 
@@ -106,6 +106,26 @@ def test_steps_and_ranks() -> None:
     assert (rank["n_judged"], rank["wall_ns"], rank["compute_ns"]) == (1, 100_000, 40_000)
 
 
+def test_what_analyze_refuses_or_does_not_know_is_not_told() -> None:
+    refused = TraceBuilder().step(0, 0, 100).step(1, 100, 100).op("aten::mm", 10, 20)
+    for at in (10, 20, 110):
+        refused.call("cudaLaunchKernel", at, 4)
+    trace = refused.build()
+    assert [row["judged"] for row in records(trace.table("steps"))] == [False, False]
+    (rank,) = records(trace.table("ranks"))
+    assert (rank["n_judged"], rank["step_ns"], rank["wall_ns"]) == (0, None, None)
+    with pytest.raises(TraceFormatError, match="cannot be analysed: 3 launches and copies, but no GPU row"):
+        trace.table("findings")
+
+    cut = TraceBuilder().step(0, 0, 100).call("cudaLaunchKernel", 90, 4)
+    cut.launch(10, 4, 20, 30, "gemm")
+    (step,) = records(cut.build().table("steps"))
+    assert (step["judged"], step["dur_ns"]) == (True, 100_000)
+    (rank,) = records(cut.build().table("ranks"))
+    for row in (step, rank):
+        assert (row["compute_ns"], row["idle_unknown_ns"]) == (None, None)
+
+
 def test_a_collective() -> None:
     builder = TraceBuilder().step(0, 0, 100).op("c10d::allreduce_", 5, 6)
     arguments = {
@@ -144,7 +164,8 @@ def test_findings_are_those_of_analyze() -> None:
 
 @pytest.mark.parametrize("name", TABLES)
 def test_columns_are_as_they_say(name: str) -> None:
-    for trace in (some_trace(), TraceBuilder(vendor="cpu").op("aten::mm", 0, 10).build()):
+    on_cpu = TraceBuilder(vendor="cpu").op("aten::mm", 0, 10).op("aten::mm", 10, 10).op("aten::mm", 20, 10)
+    for trace in (some_trace(), on_cpu.build()):
         table = trace.table(name)
         assert table.columns == tuple(column.name for column in TABLES[name].columns)
         for column in table.columns:

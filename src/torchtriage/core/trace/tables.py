@@ -237,11 +237,18 @@ _CLASSES = (
 )
 
 
+_REFUSED = "as the recording cannot be analysed"
+
+
 @dataclass(eq=False)
 class _StepRows:
     trace: Trace
     spans: NDArray[np.int64]
     which: Ints
+    refused: bool = False
+    """Nothing can be said of the recording."""
+    lacks_rows: bool = False
+    """Rows of the devices are missing: how busy they were is not known."""
 
     def __len__(self) -> int:
         return len(self.spans)
@@ -252,8 +259,8 @@ class _StepRows:
 
     @cached_property
     def classes(self) -> dict[str, Ints] | None:
-        """Time of the main device by class, in each span; None without one."""
-        if not self.trace.devices:
+        """Time of the main device by class, in each span; None where it is not known."""
+        if not self.trace.devices or self.refused or self.lacks_rows:
             return None
         found = self.trace.devices[0].classes(self.spans)
         return {name: np.array([getattr(one, name) for one in found], np.int64) for name, _ in _CLASSES}
@@ -278,7 +285,7 @@ def _class_columns(of: str, total: Callable[[Ints], Any]) -> tuple[Column, ...]:
         def find(rows: _StepRows) -> Any:
             return None if rows.classes is None else total(rows.classes[name])
 
-        return Column(name, "int64", f"{of}{meaning}; null without a device", find)
+        return Column(name, "int64", f"{of}{meaning}; null without a device, or where rows of it are missing", find)
 
     return tuple(column(*each) for each in _CLASSES)
 
@@ -436,12 +443,17 @@ TABLES: dict[str, TableKind] = {
                 "how long the host is in it",
                 lambda r: (r.trace.steps.host_end_ns - r.trace.steps.host_start_ns)[r.which],
             ),
-            Column("judged", "bool", "whether costs are taken from it", lambda r: r.trace.steps.steady[r.which]),
+            Column(
+                "judged",
+                "bool",
+                "whether costs are taken from it",
+                lambda r: r.trace.steps.steady[r.which] & (not r.refused),
+            ),
             Column(
                 "left_out",
                 "text",
                 "why not; null for judged ones",
-                lambda r: [r.trace.steps.left_out[i] or None for i in r.which],
+                lambda r: [_REFUSED if r.refused else r.trace.steps.left_out[i] or None for i in r.which],
             ),
             *_class_columns("", lambda times: times),
         ),
@@ -464,11 +476,24 @@ TABLES: dict[str, TableKind] = {
             ),
             Column("n_rows", "int64", "rows of the trace", lambda r: len(r.trace)),
             Column("n_steps", "int64", "steps", lambda r: len(r.trace.steps)),
-            Column("n_judged", "int64", "steps that costs are taken from", lambda r: int(r.trace.steps.steady.sum())),
             Column(
-                "step_ns", "int64", "mean wall time of a judged step, or the window's", lambda r: r.trace.steps.wall_ns
+                "n_judged",
+                "int64",
+                "steps that costs are taken from; 0 where the recording cannot be analysed",
+                lambda r: 0 if r.refused else int(r.trace.steps.steady.sum()),
             ),
-            Column("wall_ns", "int64", "judged time in all", lambda r: intervals.length(r.spans)),
+            Column(
+                "step_ns",
+                "int64",
+                "mean wall time of a judged step, or the window's; null where it cannot",
+                lambda r: None if r.refused else r.trace.steps.wall_ns,
+            ),
+            Column(
+                "wall_ns",
+                "int64",
+                "judged time in all; null likewise",
+                lambda r: None if r.refused else intervals.length(r.spans),
+            ),
             *_class_columns("of the judged time, ", lambda times: int(times.sum())),
         ),
     ),
@@ -510,4 +535,4 @@ TABLES: dict[str, TableKind] = {
         ),
     ),
 }
-"""Every table by name; what judges a trace adds ``findings``."""
+"""Every table by name; what judges a trace adds ``findings``, and what the others cannot know."""

@@ -75,6 +75,13 @@ def test_traces_with_the_names_of_a_run_are_traces(run: Run, folder: Path) -> No
     assert "left out" in run("analyze", "ranks", code=2).stderr
 
 
+def test_a_step_that_the_profiler_does_not_explain_is_said(run: Run) -> None:
+    result = run("analyze", "slow.json", "--step-ms", "0.001", code=0)
+    assert "--step-ms 0.001 is not reached" in result.stderr
+    assert "Savings are scaled to a step of " in result.stdout
+    assert "is not reached" not in run("analyze", "slow.json", code=0).stderr
+
+
 def test_a_path_alone_means_analyze(run: Run) -> None:
     assert run("slow.json", code=0).stdout == run("analyze", "slow.json", code=0).stdout
     assert run("--json", "slow.json", code=0).stdout.startswith('{"schema"')

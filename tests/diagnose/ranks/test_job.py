@@ -69,6 +69,9 @@ def test_a_step_without_the_profiler_scales_waiting_too() -> None:
     assert cost is not None
     assert result.step_ms == cost.of_ms == 5.435
     assert (cost.low_ms, cost.high_ms, cost.grade) == (2.0, 2.0, "C")
+    # its parts are those of the recorded steps
+    assert "common steady steps as recorded: " in result.verdict[0]
+    assert result.verdict[0].endswith("; 5.43 ms per step without the profiler.")
 
 
 def test_work_that_is_shared_out_comes_back_in_part() -> None:

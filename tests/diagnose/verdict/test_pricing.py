@@ -208,11 +208,18 @@ def test_savings_are_shares_of_the_unprofiled_step() -> None:
             b.launch(at + i * 11 + 2, 5, at + i * 11 + 9, 2)
     result = tt.analyze(b.build(), step_ms=0.8)
     assert result.replay is not None
-    assert result.replay.unprofiled_step_ms == 0.8
+    assert result.replay.unprofiled_step_ms == pytest.approx(0.8, rel=0.02)
     (found,) = [finding for finding in result.findings if finding.code == "LCH014"]
     assert found.cost is not None
     assert found.cost.of_ms == pytest.approx(0.8, rel=0.02)
     assert found.cost.high_ms < 0.8  # the rest of the step was recorded as well
+    # more than the profiler's own cost cannot go, and nothing comes
+    for asked in (0.001, 100):
+        result = tt.analyze(b.build(), step_ms=asked)
+        assert result.replay is not None
+        assert result.findings[0].cost is not None
+        assert result.replay.unprofiled_step_ms == pytest.approx(result.findings[0].cost.of_ms)
+        assert 0.1 < result.findings[0].cost.of_ms < 1.3
 
 
 @pytest.mark.parametrize("step_ms", [10, 5])

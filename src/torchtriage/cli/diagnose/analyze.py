@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ from torchtriage.core.anonymous import current
 from torchtriage.core.errors import UsageError
 from torchtriage.core.finding import Quote
 from torchtriage.core.timing import measured, part, part_times
-from torchtriage.core.units import format_share
+from torchtriage.core.units import format_ms, format_share
 from torchtriage.diagnose.ranks.result import JobResult
 from torchtriage.diagnose.verdict.options import BYS, DEFAULTS, Options
 from torchtriage.diagnose.verdict.result import Result
@@ -175,7 +175,9 @@ def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None
         click.echo("\n".join(_time_lines(seconds)), err=True)
     from torchtriage.report.words import outside
 
-    judged: list[Result | JobResult] = [*jobs, *outside(results, jobs)]  # ranks of a job do not count again
+    single = outside(results, jobs)  # ranks of a job do not count again
+    _complain_of_step(single, asked.step_ms)
+    judged: list[Result | JobResult] = [*jobs, *single]
     if fails((finding for subject in judged for finding in subject.findings), options["fail_on"]):
         ctx.exit(1)
     if n_unusable or any(result.refused for result in results):
@@ -242,6 +244,17 @@ def _judge(
     if options["perfetto"]:
         traces.overlay_job(report, options["perfetto"], max_bytes=options["max_bytes"])
     return list(report.results), list(report.jobs), len(report.unreadable)
+
+
+def _complain_of_step(results: Sequence[Result], step_ms: float | None) -> None:
+    """Say what savings are scaled to where that is another step than was asked for."""
+    for result in results:
+        reached = result.replay.unprofiled_step_ms if result.replay is not None else None
+        if step_ms and reached and abs(reached - step_ms) > 0.01 * step_ms:
+            complain(
+                f"{result.trace.path}: --step-ms {step_ms:g} is not reached: nothing but the profiler's own cost can be"
+                f" taken off, so savings are scaled to {format_ms(reached)} per step"
+            )
 
 
 def _time_lines(seconds: Mapping[str, float]) -> Iterator[str]:

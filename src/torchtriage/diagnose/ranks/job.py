@@ -180,7 +180,7 @@ def judge(
         pipelines=pipes.summaries(numbers),
         process_groups=process_groups(ranks, numbers, matches, waits),
     )
-    return replace(result, verdict=_verdict(result, matches, min_share))
+    return replace(result, verdict=_verdict(result, matches, min_share, ms(waits.step_ns)))
 
 
 # -- the picture ---------------------------------------------------------------------------------
@@ -529,7 +529,7 @@ def costliest_sentence(result: JobResult, min_share: float) -> str:
     return f"Nothing found{by} that saves {format_share(min_share)} of a step or more."
 
 
-def _verdict(result: JobResult, matches: Matches, min_share: float) -> tuple[str, str, str]:
+def _verdict(result: JobResult, matches: Matches, min_share: float, recorded_ms: float) -> tuple[str, str, str]:
     n = len(result.ranks)
     if result.refused:
         first = next(note for note in result.notes if note.level == "refuse")
@@ -551,7 +551,11 @@ def _verdict(result: JobResult, matches: Matches, min_share: float) -> tuple[str
     split = ", ".join(f"{format_share(part)} {word}" for word, part in parts if part >= 0.005)
     in_steps = result.n_steady_steps or result.step_ms is None
     over = format_count(result.n_steady_steps, "common steady step") if in_steps else "one window"
-    where = f"{n} ranks of one job, {over} of {format_ms(result.step_ms or 0)}: {split}."
+    of = f"of {format_ms(recorded_ms)}"
+    if result.step_ms and result.step_ms != recorded_ms:
+        # the parts are those of the recording
+        of, split = "as recorded", f"{split}; {format_ms(result.step_ms)} per step without the profiler"
+    where = f"{n} ranks of one job, {over} {of}: {split}."
     costliest = costliest_sentence(result, min_share)
     limits = [note.message for note in result.notes if note.level == "warn"]
     if limits:

@@ -62,6 +62,8 @@ def scaled(result: Judged, step_ms: float | None) -> Judged:
     """
     if not step_ms:
         return result
+    if not isinstance(result, JobResult) and result.replay is not None:
+        result = replace(result, replay=replace(result.replay, unprofiled_step_ms=step_ms))
     return replace(
         result,
         findings=tuple(

@@ -268,6 +268,10 @@ def _trust(subject: Result | JobResult) -> Iterator[b.Text]:
         yield b.Span(_clause(says, TWO_LINES), "yellow")
     elif replay is not None and subject.findings:
         yield words.trust(replay, subject.findings)
+    # the step of a run stands above
+    of_ms = replay.unprofiled_step_ms if replay is not None and replay.accepted else None
+    if of_ms is not None and isinstance(subject, Result) and subject.recorded is None:
+        yield f"Savings are scaled to a step of {format_ms(of_ms)} without the profiler."
 
 
 def _checked(subject: Result | JobResult) -> str:

@@ -94,6 +94,22 @@ def test_a_part_keeps_its_work_and_cuts_what_lies_around(tmp_path):
     assert kept.start_ns[kernels].tolist() == [1_700_000, 2_700_000, 3_700_000, 4_700_000]
 
 
+@pytest.mark.parametrize("kind", ["user_annotation", "cpu_op"])
+def test_a_step_that_a_window_cuts_is_none(tmp_path, kind):
+    builder = steps()
+    for event in builder.events:
+        if event["name"].startswith("ProfilerStep"):
+            event["cat"] = kind
+    path = write(tmp_path / "in.json", builder)
+    write_slim(path, tmp_path / "out.json.gz", part=find_part(read_trace(path), 500_000, 4_500_000))
+    kept = read_trace(tmp_path / "out.json.gz")
+    assert kept.steps.names == ("ProfilerStep#1", "ProfilerStep#2", "ProfilerStep#3")
+    # what is around the steps is cut as when a profiler starts, and the work of a cut step stays
+    frame = int(kept.is_kind(Kind.PYTHON).nonzero()[0][0])
+    assert (int(kept.start_ns[frame]), int(kept.end_ns[frame])) == (500_000, 4_500_000)
+    assert int(kept.start_ns[kept.named("aten::mm")].max()) == 4_010_000
+
+
 def test_frames_and_shapes_go_on_request(tmp_path):
     document, out = slimmed(tmp_path, steps(), less=Less(frames=True, shapes=True))
     assert not read_trace(out).has_stacks

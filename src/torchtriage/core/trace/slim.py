@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from torchtriage.core.arrays import Mask
+from torchtriage.core.arrays import Ints, Mask
 from torchtriage.core.trace.anonymise import Anonymiser
 from torchtriage.core.trace.column_builder import MEMORY
 from torchtriage.core.trace.columns import Trace
@@ -99,9 +99,20 @@ def find_part(trace: Trace, start_ns: int, end_ns: int) -> Part:
     rows = (launched >= start_ns) & (launched < end_ns) | on_device & (launched < start_ns) & (ends > start_ns)
     around = trace.is_kind(*_OPEN_KINDS) & ~on_device & (starts < end_ns) & (ends > start_ns)
     rows |= around
-    cut = np.flatnonzero(around & ((starts < start_ns) | (ends > end_ns)))
+    across = np.flatnonzero(rows & ~on_device & ((starts < start_ns) | (ends > end_ns)))
+    rows[across[_marks_step(trace, across)]] = False  # cut, it would pass for a shorter step
+    cut = across[around[across] & rows[across]]
     edges = zip(np.maximum(starts[cut], start_ns).tolist(), np.minimum(ends[cut], end_ns).tolist(), strict=True)
     return Part(start_ns, end_ns, rows, dict(zip(cut.tolist(), edges, strict=True)))
+
+
+def _marks_step(trace: Trace, rows: Ints) -> Mask:
+    """Return bool[k]: rows that the steps of the loop begin or end with."""
+    steps = trace.steps
+    begins = np.isin(trace.start_ns[rows], steps.host_start_ns)
+    ends = np.isin(trace.end_ns[rows], np.append(steps.host_start_ns, steps.host_end_ns))
+    marks = trace.is_kind(Kind.ANNOTATION, Kind.OP)[rows] & (trace.lane[rows] == steps.lane)
+    return marks & (begins | ends)
 
 
 def write_slim(

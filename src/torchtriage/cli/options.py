@@ -48,12 +48,7 @@ json_option = click.option("--json", "form", flag_value="json", help="Print the 
 markdown_option = click.option("--markdown", "form", flag_value="markdown", help="Print Markdown for a PR comment.")
 sarif_option = click.option("--sarif", "form", flag_value="sarif", help="Print SARIF 2.1.0 for code scanning.")
 output_option = click.option(
-    "-o",
-    "--output",
-    metavar="FILE",
-    type=click.Path(),
-    callback=lambda context, parameter, name: None if name == "-" else _a_path(context, parameter, name),
-    help="Write what would be printed to FILE.",
+    "-o", "--output", metavar="FILE", type=click.Path(), callback=_a_path, help="Write what would be printed to FILE."
 )
 html_option = file_option("--html", "Also write a self-contained page.")
 top_option = value_option("--top", click.IntRange(1), "N", None, "Show the N findings that save most.")

@@ -59,10 +59,13 @@ def check_outputs(names: Iterable[str | None], inputs: Sequence[str | Path] = ()
 
 
 def save(name: str, data: bytes) -> None:
-    """Write a file and say so on stderr.
+    """Write a file and say so on stderr; ``-`` is standard output.
 
     Raises UsageError: it cannot be written.
     """
+    if name == "-":
+        emit(data, None)
+        return
     try:
         Path(name).write_bytes(data)
     except (OSError, ValueError) as error:

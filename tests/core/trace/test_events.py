@@ -110,7 +110,10 @@ def test_damage_in_the_metadata_is_mended_or_named() -> None:
 ONE = json.dumps({"traceEvents": calls(3)}).encode()
 
 
-@pytest.mark.parametrize("text", [ONE + ONE, ONE.removesuffix(b"}") + b", " + ONE.removeprefix(b"{")])
+@pytest.mark.parametrize(
+    "text",
+    [ONE + ONE, ONE.removesuffix(b"}") + b", " + ONE.removeprefix(b"{"), ONE + b"\n" + json.dumps(calls(3)).encode()],
+)
 def test_events_behind_the_list_are_missed(text: bytes) -> None:
     trace = read(text)
     assert python_ids(trace) == [0, 1, 2]

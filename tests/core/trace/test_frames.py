@@ -47,6 +47,8 @@ def test_a_resumed_function_knows_the_line_its_graph_broke_at() -> None:
         "datasets/images.py(5): __getitem__",
         "project/http/server.py(5): serve",
         "dn/cdn.py(5): serve",
+        "/home/me/torchinductor_bench/train.py(10): main",
+        "/home/me/torchinductor_tests.py(3): step",
     ],
 )
 def test_code_of_the_user(name: str) -> None:

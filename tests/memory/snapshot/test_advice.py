@@ -74,6 +74,19 @@ def test_settings_that_change_no_peak_are_kept():
     assert advice.best.conf == "expandable_segments:True,pinned_num_register_threads:8"
 
 
+def test_the_default_with_settings_that_change_no_peak_is_called_the_default():
+    naive = NaiveAllocator(divisions=2)
+    for _ in range(8):
+        for block in reversed([naive.malloc(size * MIB) for size in (65, 130, 33, 66, 261)]):
+            naive.free(block)
+    snapshot = naive.snapshot()
+    conf = "roundup_power2_divisions:2,pinned_num_register_threads:8"
+    snapshot["allocator_settings"]["PYTORCH_CUDA_ALLOC_CONF"] = conf
+    found = finding(advise(read(snapshot)))
+    assert found is not None
+    assert found.fix.text.endswith("with PyTorch's default, keeping pinned_num_register_threads:8.")
+
+
 def test_every_predicted_peak_is_the_naive_allocator_s_own():
     advice = advise(read(growing(NaiveAllocator()).snapshot()))
     real = {

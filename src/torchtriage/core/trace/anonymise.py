@@ -23,7 +23,7 @@ from torchtriage.core.trace import kernel_categories
 from torchtriage.core.trace import public_names as public
 from torchtriage.core.trace.columns import Detail, Lane, Trace
 from torchtriage.core.trace.event_types import CATEGORIES, READ_AGAIN
-from torchtriage.core.trace.frames import LIBRARIES, PYTHON_FRAME, STANDARD_ANYWHERE, STANDARD_FIRST
+from torchtriage.core.trace.frames import INDUCTOR_FILE, LIBRARIES, PYTHON_FRAME, STANDARD_ANYWHERE, STANDARD_FIRST
 from torchtriage.core.trace.operator_words import OPERATOR_WORDS
 from torchtriage.core.trace.pseudonyms import Pseudonyms
 from torchtriage.core.trace.schema import BACKWARD_NODE, Kind
@@ -294,6 +294,8 @@ class Anonymiser:
         parts = re.split(r"([/\\])", path)
         names = parts[::2]
         kept = _public_from(names)
+        if re.fullmatch(INDUCTOR_FILE, "/".join(names[-2:])):
+            kept = min(kept, len(names) - 2)
         for at, part in enumerate(names[:kept]):
             is_kept = part in _INSTALLED or part in _KEPT_FOLDERS or _PYTHON.fullmatch(part)
             parts[2 * at] = part if is_kept else self._component(part)

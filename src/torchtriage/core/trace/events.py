@@ -343,7 +343,7 @@ class EventReader:
             self.loss.say("the text ends right after the events")
             return
         is_read = self._take_meta(b"{" + tail.lstrip(b", \t\r\n").removesuffix(b"}"))
-        if self.meta.pop("traceEvents", None) or (not is_read and _EVENTS_KEY.search(tail)):
+        if self.meta.pop("traceEvents", None) or (not is_read and _MORE_EVENTS.search(tail)):
             self.loss.incomplete = True
             self.loss.say("another list of events behind the first is not read")
         elif not is_read:
@@ -453,6 +453,7 @@ _CLOSE = ord("]")
 _SPACE = b", \t\r\n"
 SEPARATOR = re.compile(rb"\}\s*,\s*\{")
 _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
+_MORE_EVENTS = re.compile(_EVENTS_KEY.pattern + rb"|^\}\s*[\[{]")
 _OTHER_JSON = {
     "nodes": (
         "a PyTorch execution trace (ExecutionTraceObserver, Chakra), which holds operators and inputs but no kernels",

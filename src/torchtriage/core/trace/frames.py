@@ -33,11 +33,12 @@ LIBRARIES = (
 )
 STANDARD_ANYWHERE = "importlib|asyncio|multiprocessing|concurrent|logging|json|unittest"
 STANDARD_FIRST = "collections|ctypes|email|encodings|http|re|urllib|xml"
+INDUCTOR_FILE = r"(?P<folder>\w\w)/c(?P=folder)[a-z2-7]{40,}\.py"
+"""The end of the path of code that Inductor generates, wherever its cache is."""
 _LIBRARY = re.compile(
     rf"(^|/)({LIBRARIES}|{STANDARD_ANYWHERE}|site-packages|dist-packages)/|^({STANDARD_FIRST})/"
     r"|lib/python\d|^<frozen|^<string>|^<eval_with_key>"
-    # what Inductor generates, wherever its cache is: ab/cab....py
-    r"|(^|/)torchinductor_|(^|/)(?P<folder>\w\w)/c(?P=folder)[a-z2-7]{40,}\.py$"
+    rf"|(^|/){INDUCTOR_FILE}$"
     r"|^(threading|contextlib|functools|typing|abc|queue|weakref|copy|random|inspect|runpy|os"
     r"|re|enum|types|warnings|collections|dataclasses|traceback|linecache|socket|selectors"
     r"|subprocess|pickle|copyreg|operator|time|sre_\w+|_\w+)\.py$"

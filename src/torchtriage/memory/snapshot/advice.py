@@ -256,7 +256,7 @@ def finding(advice: Advice) -> Finding | None:
     best = advice.best
     if best is None:
         return None
-    conf = best.conf or "(unset: PyTorch's default)"
+    conf = _words(best.conf)
     saves = (
         f"the same requests reserve {format_bytes(best.saving_bytes)} less at the peak,"
         f" {format_share(best.saving_share)} of the {format_bytes(advice.peak_bytes)} reserved"
@@ -302,6 +302,12 @@ def finding(advice: Advice) -> Finding | None:
     )
 
 
+def _words(conf: str) -> str:
+    if Settings.parse(conf) != Settings():
+        return conf
+    return f"PyTorch's default, keeping {conf}" if conf else "PyTorch's default (unset)"
+
+
 def sentence(advice: Advice) -> str:
     """Return the advice as one sentence; empty where it was refused."""
     if advice.refusal:
@@ -323,6 +329,6 @@ def sentence(advice: Advice) -> str:
     if most.saving_bytes <= 0:
         return f"{replayed} reserves less at the peak."
     return (
-        f"{replayed} saves {worth}; {most.conf or 'the default'} comes nearest with"
+        f"{replayed} saves {worth}; {_words(most.conf)} comes nearest with"
         f" {format_bytes(most.saving_bytes)}, {format_share(most.saving_share)}."
     )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Callable
 from typing import Any
 
 from invariants import check_trace
 
 from torchtriage.core.trace import Trace, read_trace
+from torchtriage.diagnose.patterns.base import Claim, Claims
 
 HOST = 100
 MAIN = 1
@@ -211,6 +213,10 @@ class TraceBuilder:
         trace = read_trace(io.BytesIO(self.json()))
         check_trace(trace)
         return trace
+
+    def claims(self, find: Callable[[Trace], Claims]) -> list[Claim]:
+        """All that ``find`` of a pattern yields for the built trace."""
+        return list(find(self.build()))
 
     def _next(self) -> int:
         self._correlation += 1

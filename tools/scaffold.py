@@ -80,11 +80,11 @@ def loop(op_us: float) -> TraceBuilder:
 
 
 def test_quiet_below_the_threshold() -> None:
-    assert not list(find(loop(5).build()))
+    assert not loop(5).claims(find)
 
 
 def test_the_cost_is_the_time_of_the_operators() -> None:
-    (claim,) = find(loop(100).build())
+    (claim,) = loop(100).claims(find)
     assert claim.evidence["host_ms_per_step"] == 0.1
     assert claim.evidence["n_ops_per_step"] == 1
 '''

@@ -30,26 +30,26 @@ CHURN = (("cudaMalloc", 100), ("cudaFree", 200))
 
 
 def test_quiet_without_calls():
-    assert not list(find(loop(TraceBuilder()).build()))
+    assert not loop(TraceBuilder()).claims(find)
 
 
 def test_quiet_in_the_first_step():
-    assert not list(find(loop(TraceBuilder(), calls=CHURN, only=[0]).build()))
+    assert not loop(TraceBuilder(), calls=CHURN, only=[0]).claims(find)
 
 
 def test_quiet_in_a_single_step():
-    assert not list(find(loop(TraceBuilder(), calls=CHURN, steps=1).build()))
+    assert not loop(TraceBuilder(), calls=CHURN, steps=1).claims(find)
 
 
 def test_quiet_on_one_late_allocation():
     # one of nine steady steps, however long it takes
     calls = (("cudaMalloc", 500),)
-    assert not list(find(loop(TraceBuilder(), calls=calls, steps=10, only=[6]).build()))
+    assert not loop(TraceBuilder(), calls=calls, steps=10, only=[6]).claims(find)
 
 
 def test_quiet_on_stream_ordered_allocation():
     calls = (("cudaMallocAsync", 100), ("cudaFreeAsync", 100))
-    assert not list(find(loop(TraceBuilder(), calls=calls).build()))
+    assert not loop(TraceBuilder(), calls=calls).claims(find)
 
 
 def test_quiet_on_what_an_emptied_cache_has_to_take_again():
@@ -60,21 +60,21 @@ def test_quiet_on_what_an_emptied_cache_has_to_take_again():
         builder.call("cudaMalloc", at + 5, 90).call("cudaMalloc", at + 100, 90)
         builder.launch(at + 200, 5, at + 210, 100)
         builder.call("cudaFree", at + 700, 80).call("cudaFree", at + 790, 80)
-    assert not list(find(builder.build()))  # MEM028's
+    assert not builder.claims(find)  # MEM028's
 
 
 def test_quiet_while_graphs_are_captured():
     builder = loop(TraceBuilder(), calls=CHURN)
     for index in range(5):
         builder.call("cudaStreamEndCapture", 1000 * index + 800, 1)
-    assert not list(find(builder.build()))
+    assert not builder.claims(find)
 
 
 def test_quiet_on_frees_of_empty_cache():
     builder = loop(TraceBuilder(), calls=(("cudaFree", 200),))
     for index in range(5):
         builder.frame("torch/cuda/memory.py(212): empty_cache", 1000 * index + 120, 250)
-    assert not list(find(builder.build()))
+    assert not builder.claims(find)
 
 
 @pytest.mark.parametrize(

@@ -38,40 +38,40 @@ def python(builder):
 
 
 def test_quiet_without_calls():
-    assert not list(find(python(loop(TraceBuilder(), only=[])).build()))
+    assert not python(loop(TraceBuilder(), only=[])).claims(find)
 
 
 def test_quiet_once_per_phase():
     builder = python(TraceBuilder())
-    assert not list(find(loop(builder, only=[5]).build()))
+    assert not loop(builder, only=[5]).claims(find)
 
 
 def test_quiet_in_a_single_step():
-    assert not list(find(loop(python(TraceBuilder()), steps=1).build()))
+    assert not loop(python(TraceBuilder()), steps=1).claims(find)
 
 
 def test_quiet_on_frees_without_the_frame():
     # stacks were recorded and show no empty_cache: the frees have another cause
-    assert not list(find(loop(python(TraceBuilder()), frames=()).build()))
+    assert not loop(python(TraceBuilder()), frames=()).claims(find)
 
 
 def test_quiet_without_stacks_on_frees_inside_ops():
-    assert not list(find(loop(TraceBuilder(), frames=(), in_op=True).build()))
+    assert not loop(TraceBuilder(), frames=(), in_op=True).claims(find)
 
 
 def test_quiet_without_stacks_on_frees_between_launches():
-    assert not list(find(loop(TraceBuilder(), frames=(), apart=True).build()))
+    assert not loop(TraceBuilder(), frames=(), apart=True).claims(find)
 
 
 def test_quiet_without_stacks_on_irregular_bursts():
-    assert not list(find(loop(TraceBuilder(), frames=(), only=[3, 6, 9]).build()))
+    assert not loop(TraceBuilder(), frames=(), only=[3, 6, 9]).claims(find)
 
 
 def test_quiet_during_capture():
     builder = loop(python(TraceBuilder()))
     for index in range(12):
         builder.call("cudaStreamEndCapture", 1000 * index + 800, 1)
-    assert not list(find(builder.build()))
+    assert not builder.claims(find)
 
 
 @pytest.mark.parametrize("frames", [(FRAME,), (BUILTIN,), (FRAME, BUILTIN)])

@@ -38,11 +38,11 @@ def job(order, *, rounds=1, early=0, world=8, sized=True, period=20_000.0):
 
 
 def test_quiet_when_each_unit_is_gathered_once():
-    assert not list(find(job([0, 1, 2, 3]).build()))
+    assert not job([0, 1, 2, 3]).claims(find)
 
 
 def test_quiet_at_world_size_1():
-    assert not list(find(job([0, 1, 2, 2, 1, 0], rounds=2, world=1).build()))
+    assert not job([0, 1, 2, 2, 1, 0], rounds=2, world=1).claims(find)
 
 
 def test_gathers_that_are_only_late_are_left_to_prefetching():

@@ -43,26 +43,26 @@ def job(
 
 
 def test_quiet_below_a_tenth():
-    assert not list(find(job(exposed=80).build()))
+    assert not job(exposed=80).claims(find)
 
 
 def test_quiet_when_hidden():
-    assert not list(find(job(exposed=0, hidden=400).build()))
+    assert not job(exposed=0, hidden=400).claims(find)
 
 
 def test_quiet_at_world_size_1():
-    assert not list(find(job(world=1).build()))
+    assert not job(world=1).claims(find)
 
 
 def test_quiet_on_other_kernels():
-    assert not list(find(job(comm="void elementwise_kernel<float>", size=None).build()))
+    assert not job(comm="void elementwise_kernel<float>", size=None).claims(find)
 
 
 def test_quiet_without_any_computation():
     builder = TraceBuilder()
     builder.launch(0, 5, 10, 200, name=NCCL)
     builder.launch(20, 5, 250, 200, name=NCCL)
-    assert not list(find(builder.build()))
+    assert not builder.claims(find)
 
 
 @pytest.mark.parametrize("size", [[1, 2], {"a": 1}, "many", 10**30, -5])
@@ -129,7 +129,7 @@ def test_inference_is_a_hint_without_a_promise():
     ],
 )
 def test_custom_kernels_on_the_compute_stream_count(name):
-    assert list(find(job(comm=name, size=None, stream=7, training=False).build()))
+    assert job(comm=name, size=None, stream=7, training=False).claims(find)
 
 
 def test_overlapping_collectives_are_counted_once():
@@ -165,19 +165,19 @@ def cpu_job(*, waits=300.0, hidden=False, elsewhere=0.0, training=True, ends=Tru
 
 
 def test_on_the_host_quiet_when_hidden():
-    assert not list(find(cpu_job(hidden=True).build()))
+    assert not cpu_job(hidden=True).claims(find)
 
 
 def test_on_the_host_quiet_where_the_host_goes_on_before_the_collective_ends():
-    assert not list(find(cpu_job(ends=False).build()))
+    assert not cpu_job(ends=False).claims(find)
 
 
 def test_on_the_host_quiet_below_a_tenth():
-    assert not list(find(cpu_job(waits=90).build()))
+    assert not cpu_job(waits=90).claims(find)
 
 
 def test_on_the_host_quiet_where_nothing_trains():
-    assert not list(find(cpu_job(training=False).build()))
+    assert not cpu_job(training=False).claims(find)
 
 
 def test_on_the_host_only_the_wait_is_claimed():
@@ -249,10 +249,10 @@ def layers(builder: TraceBuilder, product: str, around: str = "") -> TraceBuilde
 
 
 def test_what_other_patterns_judge_is_left_to_them():
-    assert list(find(layers(TraceBuilder(vendor="cpu"), "aten::cumsum").build()))
-    assert not list(find(layers(TraceBuilder(vendor="cpu"), "aten::mm").build()))
+    assert layers(TraceBuilder(vendor="cpu"), "aten::cumsum").claims(find)
+    assert not layers(TraceBuilder(vendor="cpu"), "aten::mm").claims(find)
     reduces = "FSDP::post_backward_reduce"
-    assert not list(find(layers(TraceBuilder(vendor="cpu"), "aten::cumsum", reduces).build()))
+    assert not layers(TraceBuilder(vendor="cpu"), "aten::cumsum", reduces).claims(find)
 
 
 def test_gradients_that_are_reduced_one_by_one_are_not_tensor_parallel():

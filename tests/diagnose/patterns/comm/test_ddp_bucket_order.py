@@ -42,15 +42,15 @@ def job(together, *, world=8, map_of_used=False, layers=4, comm=200):
 
 
 def test_quiet_in_order():
-    assert not list(find(job([1, 1, 1, 1]).build()))
+    assert not job([1, 1, 1, 1]).claims(find)
 
 
 def test_quiet_on_the_map_of_used_parameters():
-    assert not list(find(job([1, 1, 1, 1], map_of_used=True).build()))
+    assert not job([1, 1, 1, 1], map_of_used=True).claims(find)
 
 
 def test_quiet_at_world_size_1():
-    assert not list(find(job([0, 0, 0, 4], world=1).build()))
+    assert not job([0, 0, 0, 4], world=1).claims(find)
 
 
 def test_buckets_behind_the_late_one_are_claimed():

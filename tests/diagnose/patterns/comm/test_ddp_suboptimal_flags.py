@@ -31,18 +31,18 @@ def job(*, vendor="cpu", search=True, unused=False, copies=0, steps=5):
 
 
 def test_quiet_without_any_of_them():
-    assert not list(find(job(search=False).build()))
+    assert not job(search=False).claims(find)
 
 
 def test_quiet_where_parameters_are_unused():
-    assert not list(find(job(unused=True).build()))
+    assert not job(unused=True).claims(find)
 
 
 def test_quiet_where_the_search_ran_once():
     # static_graph=True searches in the first step only
     builder = job(search=False)
     builder.op(SEARCH, 70, 20)
-    assert not list(find(builder.build()))
+    assert not builder.claims(find)
 
 
 def test_quiet_on_data_parallel_with_one_device():
@@ -50,7 +50,7 @@ def test_quiet_on_data_parallel_with_one_device():
     for index in range(5):
         builder.annotation("DataParallel.forward", 1000 * index + 10, 100)
         builder.launch(1000 * index + 20, 2, 1000 * index + 30, 50)
-    assert not list(find(builder.build()))
+    assert not builder.claims(find)
 
 
 def test_the_search_without_a_device():

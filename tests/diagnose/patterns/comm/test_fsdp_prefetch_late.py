@@ -64,26 +64,26 @@ def gloo(*, early):
 
 
 def test_quiet_when_each_gather_begins_a_unit_earlier():
-    assert not list(find(job(late=False).build()))
-    assert not list(find(gloo(early=True).build()))
+    assert not job(late=False).claims(find)
+    assert not gloo(early=True).claims(find)
 
 
 def test_quiet_with_one_unit_beside_the_root():
-    assert not list(find(job(units=2).build()))
+    assert not job(units=2).claims(find)
 
 
 def test_quiet_where_the_network_is_the_limit():
     # the next gather begins with the computation and outlasts it
-    assert not list(find(job(late=False, gather=1000, compute=100).build()))
+    assert not job(late=False, gather=1000, compute=100).claims(find)
 
 
 def test_quiet_without_the_ranges_of_fsdp_and_at_world_size_1():
-    assert not list(find(job(ranges=False).build()))
-    assert not list(find(job(world=1).build()))
+    assert not job(ranges=False).claims(find)
+    assert not job(world=1).claims(find)
 
 
 def test_quiet_without_computation_before():
-    assert not list(find(job(compute=5).build()))
+    assert not job(compute=5).claims(find)
 
 
 def test_late_gathers_are_claimed_but_the_first_of_a_step():

@@ -52,16 +52,16 @@ def job(
 
 
 def test_quiet_with_a_bucket_per_layer():
-    assert not list(find(job([1] * 8).build()))
+    assert not job([1] * 8).claims(find)
 
 
 def test_quiet_when_gradients_come_at_the_end():
-    assert not list(find(job([8], at_end=True).build()))
+    assert not job([8], at_end=True).claims(find)
 
 
 def test_quiet_at_world_size_1_and_without_a_wrapper():
-    assert not list(find(job([8], world=1).build()))
-    assert not list(find(job([8], forward="forward").build()))
+    assert not job([8], world=1).claims(find)
+    assert not job([8], forward="forward").claims(find)
 
 
 def test_one_bucket_of_everything():

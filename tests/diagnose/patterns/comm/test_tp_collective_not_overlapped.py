@@ -41,27 +41,27 @@ def job(*, layers=6, world=4, between=0, around=None, comm=200, hidden=False, gr
 
 
 def test_quiet_when_something_is_computed_beside_them():
-    assert not list(find(job(hidden=True).build()))
+    assert not job(hidden=True).claims(find)
 
 
 def test_quiet_below_a_tenth():
-    assert not list(find(job(comm=30).build()))
+    assert not job(comm=30).claims(find)
 
 
 def test_quiet_far_from_a_product():
-    assert not list(find(job(between=5).build()))
+    assert not job(between=5).claims(find)
 
 
 @pytest.mark.parametrize(
     "around", ["FSDP::all_gather (layers.0)", "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"]
 )
 def test_quiet_on_what_data_parallelism_exchanges(around):
-    assert not list(find(job(around=around).build()))
+    assert not job(around=around).claims(find)
 
 
 def test_quiet_on_few_and_at_world_size_1():
-    assert not list(find(job(layers=3, comm=800).build()))
-    assert not list(find(job(world=1).build()))
+    assert not job(layers=3, comm=800).claims(find)
+    assert not job(world=1).claims(find)
 
 
 def test_collectives_behind_products_are_claimed():
@@ -84,7 +84,7 @@ def test_no_more_than_the_product_is_hidden():
 
 
 def test_a_group_of_that_name_needs_no_product():
-    assert list(find(job(between=5, group="mesh_tp").build()))
+    assert job(between=5, group="mesh_tp").claims(find)
 
 
 def test_an_all_reduce_after_each_product_is_one_too_many():

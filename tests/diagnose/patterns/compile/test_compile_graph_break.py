@@ -44,19 +44,19 @@ def test_quiet_on_separate_functions():
     builder = job(nested=False)
     for index in range(5):
         call(builder, 1000 * index + 500, frame="1")
-    assert not list(find(builder.build()))
+    assert not builder.claims(find)
 
 
 def test_quiet_on_recursion():
-    assert not list(find(job(number="0").build()))
+    assert not job(number="0").claims(find)
 
 
 def test_quiet_in_few_steps():
-    assert not list(find(job(every=4).build()))
+    assert not job(every=4).claims(find)
 
 
 def test_quiet_without_compiled_code():
-    assert not list(find(TraceBuilder(vendor="cpu").op("aten::mm", 0, 5).build()))
+    assert not TraceBuilder(vendor="cpu").op("aten::mm", 0, 5).claims(find)
 
 
 def fixed(**options):
@@ -100,7 +100,7 @@ def test_operators_in_between_are_not_the_breaks():
 
 
 def test_quiet_on_a_function_kept_from_compilation():
-    assert not list(find(fixed(between="train.py(3): helper").build()))
+    assert not fixed(between="train.py(3): helper").claims(find)
 
 
 def test_the_compiler_keeps_functions_of_its_own_from_compilation():

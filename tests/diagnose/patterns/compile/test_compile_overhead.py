@@ -31,26 +31,26 @@ def lengths(claim):
 
 
 def test_quiet_on_large_graphs():
-    assert not list(find(job(region=700, graph=690, wall=10_000).build()))
+    assert not job(region=700, graph=690, wall=10_000).claims(find)
 
 
 def test_quiet_on_few_calls():
-    assert not list(find(job(calls=9).build()))
+    assert not job(calls=9).claims(find)
 
 
 def test_quiet_without_compiled_code():
-    assert not list(find(TraceBuilder(vendor="cpu").op("aten::mm", 0, 5).build()))
+    assert not TraceBuilder(vendor="cpu").op("aten::mm", 0, 5).claims(find)
 
 
 def test_quiet_on_slow_guards_seen_with_stacks():
-    assert not list(find(job(calls=1, lookup=200, region=500, graph=490, stacks=True).build()))
+    assert not job(calls=1, lookup=200, region=500, graph=490, stacks=True).claims(find)
 
 
 def test_quiet_where_the_device_is_busy():
     builder = job()
     builder.meta["deviceProperties"] = [{"id": 0, "name": "GPU"}]
     builder.launch(1, 2, 4, 4990)
-    claims = list(find(builder.build()))
+    claims = builder.claims(find)
     assert all(not len(claim.spans) for claim in claims)
 
 

@@ -44,24 +44,24 @@ def recorded(step_numbers, steps=6):
 
 
 def test_quiet_where_graphs_are_replayed():
-    assert not list(find(job(launches=5, replay=True).build()))
-    assert not list(find(job(launches=30, replay=True).build()))
+    assert not job(launches=5, replay=True).claims(find)
+    assert not job(launches=30, replay=True).claims(find)
 
 
 def test_quiet_on_a_few_operators_between():
-    assert not list(find(job(launches=19).build()))
+    assert not job(launches=19).claims(find)
 
 
 def test_quiet_where_nobody_asked_for_graphs():
-    assert not list(find(job(frames=False).build()))
+    assert not job(frames=False).claims(find)
 
 
 def test_quiet_while_graphs_are_captured():
-    assert not list(find(job(capture=True).build()))
+    assert not job(capture=True).claims(find)
 
 
 def test_quiet_on_the_first_recording():
-    assert not list(find(recorded({0, 2}).build()))
+    assert not recorded({0, 2}).claims(find)
 
 
 def test_launched_one_by_one():

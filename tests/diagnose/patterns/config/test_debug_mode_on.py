@@ -23,17 +23,17 @@ def backward(builder, *, checked, nodes=6):
 
 
 def test_quiet_without_checks():
-    assert not list(find(backward(TraceBuilder(vendor="cpu"), checked=0).build()))
+    assert not backward(TraceBuilder(vendor="cpu"), checked=0).claims(find)
 
 
 def test_quiet_on_a_users_own_check():
     builder = backward(TraceBuilder(vendor="cpu"), checked=0)
     builder.op("aten::isnan", 5000, 10).op("aten::any", 5010, 10)
-    assert not list(find(backward(builder, checked=1).build()))
+    assert not backward(builder, checked=1).claims(find)
 
 
 def test_quiet_on_a_hook_in_few_nodes():
-    assert not list(find(backward(TraceBuilder(vendor="cpu"), checked=2).build()))
+    assert not backward(TraceBuilder(vendor="cpu"), checked=2).claims(find)
 
 
 def test_anomaly_detection_costs_its_checks():
@@ -85,11 +85,11 @@ def launches(builder, *, blocking, count=40, gap=30.0):
 
 
 def test_quiet_on_ordinary_launches():
-    assert not list(find(launches(TraceBuilder(), blocking=False).build()))
+    assert not launches(TraceBuilder(), blocking=False).claims(find)
 
 
 def test_quiet_on_too_few_kernels():
-    assert not list(find(launches(TraceBuilder(), blocking=True, count=19).build()))
+    assert not launches(TraceBuilder(), blocking=True, count=19).claims(find)
 
 
 def test_quiet_on_a_graph_launch():
@@ -97,7 +97,7 @@ def test_quiet_on_a_graph_launch():
     builder.call("cudaGraphLaunch", 0, 5000, correlation=9)
     for index in range(40):
         builder.kernel("kernel", 10 + 30 * index, 20, correlation=9)
-    assert not list(find(builder.build()))
+    assert not builder.claims(find)
 
 
 def test_blocking_launches_cost_what_could_overlap():
@@ -120,7 +120,7 @@ def test_quiet_where_the_device_s_clock_is_ahead():
     for index in range(40):
         # it runs for 20 us from its launch on, and a clock that is 30 us ahead says that it had ended before
         builder.launch(100 * index + 100, 8, 100 * index + 76, 20)
-    assert not list(find(builder.build()))
+    assert not builder.claims(find)
 
 
 def test_blocking_launches_on_rocm():

@@ -6,12 +6,7 @@ import numpy as np
 import pytest
 from builder import TraceBuilder
 
-from torchtriage.diagnose.patterns.base import Claim
 from torchtriage.diagnose.patterns.config.deterministic_fill import find
-
-
-def claims(builder: TraceBuilder) -> list[Claim]:
-    return list(find(builder.build()))
 
 
 def steps(*, parent: str = "aten::empty", value: str = "nan", n: int = 6, every: int = 1) -> TraceBuilder:
@@ -28,12 +23,12 @@ def steps(*, parent: str = "aten::empty", value: str = "nan", n: int = 6, every:
 
 @pytest.mark.parametrize("parent", ["aten::zeros", "aten::ones_like", "aten::full", "aten::zero_"])
 def test_quiet_on_fills_that_are_wanted(parent: str) -> None:
-    assert not claims(steps(parent=parent, value="0"))
+    assert not steps(parent=parent, value="0").claims(find)
 
 
 @pytest.mark.parametrize("parent", ["aten::full", "aten::new_full", "aten::masked_fill"])
 def test_quiet_on_nan_that_is_asked_for(parent: str) -> None:
-    assert not claims(steps(parent=parent))
+    assert not steps(parent=parent).claims(find)
 
 
 def test_quiet_on_nan_that_the_program_writes() -> None:
@@ -41,15 +36,15 @@ def test_quiet_on_nan_that_the_program_writes() -> None:
     for i in range(4):
         builder.step(i, 1_000 * i, 1_000)
         builder.op("aten::fill_", 1_000 * i + 10, 60, dims=[[64, 64]], concrete=["", "nan"])
-    assert not claims(builder)
+    assert not builder.claims(find)
 
 
 def test_quiet_once_in_a_while() -> None:
-    assert not claims(steps(every=3))
+    assert not steps(every=3).claims(find)
 
 
 def test_loud_on_new_tensors_that_are_filled() -> None:
-    (claim,) = claims(steps())
+    (claim,) = steps().claims(find)
     assert claim.certainty == "certain"
     assert claim.evidence["n_fills_per_step"] == 6
     assert claim.evidence["fill_ms_per_step"] == pytest.approx(0.36)
@@ -58,15 +53,15 @@ def test_loud_on_new_tensors_that_are_filled() -> None:
 
 def test_loud_on_integers_too() -> None:
     # they get their largest value
-    assert len(claims(steps(value="9223372036854775807"))) == 1
+    assert len(steps(value="9223372036854775807").claims(find)) == 1
 
 
 def test_loud_on_memory_that_an_operator_takes_for_itself() -> None:
-    assert len(claims(steps(parent="aten::index_select"))) == 1
+    assert len(steps(parent="aten::index_select").claims(find)) == 1
 
 
 def test_the_cost_is_the_fills() -> None:
-    (claim,) = claims(steps())
+    (claim,) = steps().claims(find)
     np.testing.assert_allclose(claim.gain_low, 1.0)
     assert claim.gain_high == 1.0
     assert (claim.spans[:, 1] - claim.spans[:, 0] == 60_000).all()
@@ -83,6 +78,6 @@ def test_on_a_device_the_kernels_of_the_fills_are_at_stake() -> None:
             builder.op("aten::fill_", at + 11 + 20 * k, 14, concrete=["", "nan"])
             builder.launch(at + 13 + 20 * k, 5, at + 200 + 20 * k, 20, "FillFunctor")
         builder.launch(at + 150, 5, at + 320, 480, "gemm")
-    (claim,) = claims(builder)
+    (claim,) = builder.claims(find)
     assert claim.time_class == "compute"
     assert claim.evidence["share_of_kernel_time"] == pytest.approx(0.2)

@@ -24,21 +24,21 @@ def cpu():
 
 
 def test_quiet_without_numbers():
-    assert not list(find(forward(cpu(), 0, seq=None).build()))
+    assert not forward(cpu(), 0, seq=None).claims(find)
 
 
 def test_quiet_when_the_numbers_stand_still():
     # grad mode is on, but no tensor requires gradients: nothing is recorded
-    assert not list(find(forward(cpu(), 0, seq=7, step=0).build()))
+    assert not forward(cpu(), 0, seq=7, step=0).claims(find)
 
 
 def test_quiet_on_a_handful_of_ops():
-    assert not list(find(forward(cpu(), 0, seq=0, count=9).build()))
+    assert not forward(cpu(), 0, seq=0, count=9).claims(find)
 
 
 def test_quiet_when_most_of_the_model_records_nothing():
     builder = forward(cpu(), 0, seq=0, count=12)
-    assert not list(find(forward(builder, 500, seq=None, count=12).build()))
+    assert not forward(builder, 500, seq=None, count=12).claims(find)
 
 
 @pytest.mark.parametrize(
@@ -52,12 +52,12 @@ def test_quiet_when_most_of_the_model_records_nothing():
     ],
 )
 def test_quiet_in_training(name):
-    assert not list(find(forward(cpu(), 0, seq=0).op(name, 900, 5).build()))
+    assert not forward(cpu(), 0, seq=0).op(name, 900, 5).claims(find)
 
 
 def test_quiet_on_one_pass_cut_after_its_loss():
     builder = forward(cpu(), 0, seq=0).op("aten::nll_loss_forward", 900, 5)
-    assert not list(find(builder.build()))
+    assert not builder.claims(find)
 
 
 def test_quiet_on_a_recording_that_lost_its_tail():
@@ -104,7 +104,7 @@ def test_quiet_on_validation_without_numbers():
         forward(builder.step(index, at, 900), at + 10, seq=number)
         if number is not None:
             builder.op("AddmmBackward0", at + 500, 5, seq=number)
-    assert not list(find(builder.build()))
+    assert not builder.claims(find)
 
 
 def test_loud_on_one_forward_pass():

@@ -6,14 +6,9 @@ import numpy as np
 import pytest
 from builder import TraceBuilder
 
-from torchtriage.diagnose.patterns.base import Claim
 from torchtriage.diagnose.patterns.copy.cat_grow_in_loop import find
 
 WIDTH = 64
-
-
-def claims(builder: TraceBuilder) -> list[Claim]:
-    return list(find(builder.build()))
 
 
 def cat(builder: TraceBuilder, at: float, dur: float, old: int, new: int, *, axis: int = 0) -> None:
@@ -35,20 +30,20 @@ def loop(lengths: list[int], *, new: int = 4, dur: float = 60) -> TraceBuilder:
 
 
 def test_quiet_on_one_call_on_a_list() -> None:
-    assert not claims(loop([60]))
+    assert not loop([60]).claims(find)
 
 
 def test_quiet_on_equal_halves() -> None:
     # rotary embeddings join two halves in every layer
-    assert not claims(loop([4] * 10))
+    assert not loop([4] * 10).claims(find)
 
 
 def test_quiet_on_short_loops() -> None:
-    assert not claims(loop([4 * k for k in range(1, 9)]))
+    assert not loop([4 * k for k in range(1, 9)]).claims(find)
 
 
 def test_quiet_on_lengths_that_do_not_follow() -> None:
-    assert not claims(loop([4, 12, 8, 40, 16, 4, 28, 64, 12, 8, 4]))
+    assert not loop([4, 12, 8, 40, 16, 4, 28, 64, 12, 8, 4]).claims(find)
 
 
 def test_quiet_on_lists_that_were_not_recorded() -> None:
@@ -57,7 +52,7 @@ def test_quiet_on_lists_that_were_not_recorded() -> None:
         builder.step(i, 1_000 * i, 1_000)
         for k in range(10):
             builder.op("aten::cat", 1_000 * i + 80 * k, 60, dims=[[[]], []], concrete=["", "0"])
-    assert not claims(builder)
+    assert not builder.claims(find)
 
 
 def test_quiet_on_dense_connections() -> None:
@@ -69,11 +64,11 @@ def test_quiet_on_dense_connections() -> None:
             image = [4, old + 8, 32, 32]
             builder.op("aten::cat", at, 60, dims=[[[4, old, 32, 32], [4, 8, 32, 32]], []], concrete=["", "1"])
             builder.op("aten::conv2d", at + 65, 20, dims=[image])
-    assert not claims(builder)
+    assert not builder.claims(find)
 
 
 def test_loud_on_a_loop_in_the_step() -> None:
-    (claim,) = claims(loop([4 * k for k in range(1, 11)]))
+    (claim,) = loop([4 * k for k in range(1, 11)]).claims(find)
     assert claim.certainty == "likely"
     assert claim.evidence["n_calls_per_step"] == 10
     assert claim.evidence["new_elements_per_step"] == 10 * 4 * WIDTH
@@ -88,7 +83,7 @@ def test_loud_on_a_tensor_that_grows_from_step_to_step() -> None:
     for i in range(6):
         builder.step(i, 1_000 * i, 1_000)
         cat(builder, 1_000 * i + 10, 500, 100 * (i + 1), 100)
-    (claim,) = claims(builder)
+    (claim,) = builder.claims(find)
     assert claim.evidence["n_calls_per_step"] == 1
     assert claim.evidence["final_shape"] == [700, WIDTH]
 
@@ -100,13 +95,13 @@ def test_loud_on_the_caches_of_several_layers_at_once() -> None:
     for token in range(10):
         for layer in range(4):
             cat(builder, 10 + 400 * token + 90 * layer, 60, 5 + token, 1, axis=1)
-    (claim,) = claims(builder)
+    (claim,) = builder.claims(find)
     assert claim.evidence["n_calls_per_step"] == 40
     assert claim.evidence["final_shape"] == [WIDTH, 15]
 
 
 def test_the_cost_is_what_is_copied_again() -> None:
-    (claim,) = claims(loop([4 * k for k in range(1, 11)]))
+    (claim,) = loop([4 * k for k in range(1, 11)]).claims(find)
     expected = np.tile([k / (k + 1) for k in range(1, 11)], 4)
     np.testing.assert_allclose(claim.gain_high, expected)
     # writing a piece to its place would take 20 of the 60 us
@@ -118,7 +113,7 @@ def test_the_cost_is_what_is_copied_again() -> None:
 
 
 def test_calls_that_take_no_longer_than_a_write_win_nothing_for_sure() -> None:
-    (claim,) = claims(loop([4 * k for k in range(1, 11)], dur=20))
+    (claim,) = loop([4 * k for k in range(1, 11)], dur=20).claims(find)
     assert not np.asarray(claim.gain_low).any()
 
 
@@ -129,7 +124,7 @@ def test_on_a_device_only_what_the_queue_makes_up_for_is_sure() -> None:
         cat(builder, 100 * k, 20, k + 1, 1)
         # each kernel of 60 us is launched while the device rests
         builder.launch(100 * k + 5, 5, 100 * k + 15, 60)
-    (claim,) = claims(builder)
+    (claim,) = builder.claims(find)
     assert claim.time_class == "compute"
     assert claim.evidence["share_of_kernel_time"] == pytest.approx(1.0)
     assert not np.asarray(claim.gain_low)[:-1].any()

@@ -33,19 +33,19 @@ def loop(
 
 
 def test_quiet_on_other_sizes() -> None:
-    assert not list(find(loop(back=(1 << 20) - 4).build()))
+    assert not loop(back=(1 << 20) - 4).claims(find)
 
 
 def test_quiet_on_sizes_that_say_nothing() -> None:
-    assert not list(find(loop(size=4095).build()))
+    assert not loop(size=4095).claims(find)
 
 
 def test_quiet_across_threads() -> None:
-    assert not list(find(loop(tid=2).build()))
+    assert not loop(tid=2).claims(find)
 
 
 def test_quiet_on_one_pair() -> None:
-    assert not list(find(loop(steps=1).build()))
+    assert not loop(steps=1).claims(find)
 
 
 def test_quiet_on_offloading_that_does_not_block() -> None:
@@ -59,7 +59,7 @@ def test_quiet_on_offloading_that_does_not_block() -> None:
         trace.op("aten::to", start + 800, 20).op("aten::copy_", start + 802, 16)
         trace.copy(start + 804, 8, start + 820, 20, kind="HtoD (Pinned -> Device)", size=MB, stream=9)
         trace.launch(start + 1000, 5, start + 1010, 300)
-    assert not list(find(trace.profiler_stop(8001, 5).build()))
+    assert not trace.profiler_stop(8001, 5).claims(find)
 
 
 def test_a_round_trip_in_every_step() -> None:
@@ -89,7 +89,7 @@ def test_it_costs_the_idle_time_of_the_round_trip() -> None:
 
 def test_quiet_on_what_comes_back_in_another_step() -> None:
     # the upload belongs to the next step's input
-    assert not list(find(loop(late=1300).build()))
+    assert not loop(late=1300).claims(find)
 
 
 def test_quiet_on_what_comes_back_much_later() -> None:
@@ -102,7 +102,7 @@ def test_quiet_on_what_comes_back_much_later() -> None:
         trace.copy(start + 24, 320, start + 310, 20, kind=READBACK, size=MB)
         trace.copy(start + 150_000, 40, start + 150_020, 20, size=MB)
         trace.launch(start + 151_000, 5, start + 151_010, 300)
-    assert not list(find(trace.profiler_stop(800_001, 5).build()))
+    assert not trace.profiler_stop(800_001, 5).claims(find)
 
 
 SIZES = [1000 * size for size in range(1, 13)]
@@ -188,7 +188,7 @@ def test_quiet_on_weights_that_do_not_travel(changes: dict[str, Any]) -> None:
 
 
 def test_tensors_that_return_are_no_weights() -> None:
-    claims = list(find(moved(file="serve/tensors.py").build()))
+    claims = moved(file="serve/tensors.py").claims(find)
     assert all(claim.fix is not WEIGHTS for claim in claims)
 
 

@@ -38,30 +38,30 @@ def loop(
 
 
 def test_quiet_on_the_answer_of_one_request() -> None:
-    assert not list(find(loop(steps=1).build()))
+    assert not loop(steps=1).claims(find)
 
 
 def test_quiet_when_it_does_not_block() -> None:
     trace = loop(kind="DtoH (Device -> Pinned)", blocks=False)
-    assert not list(find(trace.build()))
+    assert not trace.claims(find)
 
 
 def test_quiet_on_scalars() -> None:
-    assert not list(find(loop(size=8).build()))
-    assert not list(find(loop(op="aten::item").build()))
+    assert not loop(size=8).claims(find)
+    assert not loop(op="aten::item").claims(find)
 
 
 def test_quiet_when_other_work_hides_it() -> None:
     trace = loop()
     trace.launch(0, 1, 5, 4100, stream=9)
-    assert not list(find(trace.build()))
+    assert not trace.claims(find)
 
 
 def test_quiet_in_a_few_steps_only() -> None:
     trace = loop(size=8, steps=10)
     trace.op("aten::to", 5015, 530).op("aten::copy_", 5017, 526)
     trace.copy(5018, 524, 5530, 20, kind=READBACK, size=120_000)
-    assert not list(find(trace.build()))
+    assert not trace.claims(find)
 
 
 def test_a_result_copied_in_every_step() -> None:
@@ -107,7 +107,7 @@ def test_quiet_when_the_call_takes_no_longer_than_its_transfer() -> None:
         trace.op("aten::to", start + 200, 140).op("aten::copy_", start + 202, 136)
         trace.copy(start + 204, 120, start + 212, 100, kind=READBACK, size=120_000)
         trace.launch(start + 700, 5, start + 710, 100)
-    assert not list(find(trace.profiler_stop(4001, 5).build()))
+    assert not trace.profiler_stop(4001, 5).claims(find)
 
 
 def test_a_long_transfer_behind_an_empty_queue() -> None:
@@ -127,4 +127,4 @@ def test_quiet_on_what_is_printed() -> None:
     trace = loop()
     for step in range(4):
         trace.frame("torch/_tensor_str.py(700): _str", step * 1000 + 12, 540)
-    assert not list(find(trace.build()))
+    assert not trace.claims(find)

@@ -34,7 +34,7 @@ def loop(
 
 
 def test_quiet_when_kernels_run_beside_it() -> None:
-    assert not list(find(loop(stream=9).build()))
+    assert not loop(stream=9).claims(find)
 
 
 def test_quiet_on_a_prefetch_while_the_host_is_late_with_the_kernels() -> None:
@@ -44,7 +44,7 @@ def test_quiet_on_a_prefetch_while_the_host_is_late_with_the_kernels() -> None:
         trace.step(step, start, 10_000)
         trace.copy(start + 10, 5, start + 20, 4_000, size=80_000_000, kind="HtoD (Pinned -> Device)", stream=9)
         trace.launch(start + 1_000, 5, start + 1_010, 8_000)  # needs what came the step before
-    assert not list(find(trace.profiler_stop(40_001, 5).build()))
+    assert not trace.profiler_stop(40_001, 5).claims(find)
 
 
 def test_a_prefetch_that_the_kernels_waited_for() -> None:
@@ -65,19 +65,19 @@ def test_quiet_on_a_prefetch_before_the_host_launches_anything() -> None:
         trace.step(step, start, 10_000)
         trace.copy(start + 10, 5, start + 20, 4_000, size=80_000_000, kind="HtoD (Pinned -> Device)", stream=9)
         trace.launch(start + 4_500, 5, start + 4_510, 5_000)
-    assert not list(find(trace.profiler_stop(40_001, 5).build()))
+    assert not trace.profiler_stop(40_001, 5).claims(find)
 
 
 def test_quiet_below_two_percent_of_the_step() -> None:
-    assert not list(find(loop(copy_us=150).build()))
+    assert not loop(copy_us=150).claims(find)
 
 
 def test_quiet_on_pageable_memory_which_cannot_overlap() -> None:
-    assert not list(find(loop(kind="HtoD (Pageable -> Device)").build()))
+    assert not loop(kind="HtoD (Pageable -> Device)").claims(find)
 
 
 def test_quiet_on_one_request() -> None:
-    assert not list(find(loop(steps=1).build()))
+    assert not loop(steps=1).claims(find)
 
 
 def test_a_pinned_batch_on_the_compute_stream() -> None:

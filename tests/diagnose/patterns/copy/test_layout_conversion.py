@@ -8,17 +8,12 @@ import numpy as np
 import pytest
 from builder import TraceBuilder
 
-from torchtriage.diagnose.patterns.base import Claim
 from torchtriage.diagnose.patterns.copy.layout_conversion import find
 
 IMAGE = [8, 32, 56, 56]
 NCHW = [100352, 3136, 56, 1]
 NHWC = [100352, 1, 1792, 32]
 TO_NHWC = "void cudnn::ops::nchwToNhwcKernel<__half, __half, float, false, true>(int)"
-
-
-def claims(builder: TraceBuilder) -> list[Claim]:
-    return list(find(builder.build()))
 
 
 def on_device(*, name: str = TO_NHWC, dur: float = 50, rest: float = 950) -> TraceBuilder:
@@ -51,11 +46,11 @@ def on_cpu(*, inside: bool = True, strides: list[int] = NCHW, to: str = "2") -> 
 
 
 def test_quiet_without_any() -> None:
-    assert not claims(on_device(name="relu"))
+    assert not on_device(name="relu").claims(find)
 
 
 def test_quiet_below_three_percent_of_the_kernel_time() -> None:
-    assert not claims(on_device(dur=29, rest=971))
+    assert not on_device(dur=29, rest=971).claims(find)
 
 
 @pytest.mark.parametrize(
@@ -68,12 +63,12 @@ def test_quiet_below_three_percent_of_the_kernel_time() -> None:
     ],
 )
 def test_quiet_on_kernels_that_convert_nothing(name: str) -> None:
-    assert not claims(on_device(name=name))
+    assert not on_device(name=name).claims(find)
 
 
 def test_quiet_on_the_copy_into_channels_last_before_the_model() -> None:
     # x.contiguous(memory_format=torch.channels_last) is the fix itself
-    assert not claims(on_cpu(inside=False, strides=NCHW, to="2"))
+    assert not on_cpu(inside=False, strides=NCHW, to="2").claims(find)
 
 
 def test_quiet_on_copies_for_other_reasons() -> None:
@@ -82,7 +77,7 @@ def test_quiet_on_copies_for_other_reasons() -> None:
     for i in range(4):
         builder.step(i, 1_000 * i, 1_000)
         copy(builder, 1_000 * i + 10, 100, NHWC, "0")
-    assert not claims(builder)
+    assert not builder.claims(find)
 
 
 def test_quiet_on_contiguous_that_copies_nothing() -> None:
@@ -90,12 +85,12 @@ def test_quiet_on_contiguous_that_copies_nothing() -> None:
     for i in range(4):
         builder.step(i, 1_000 * i, 1_000).op("aten::conv2d", 1_000 * i + 10, 900, dims=[IMAGE])
         builder.op("aten::contiguous", 1_000 * i + 20, 500, dims=[IMAGE], strides=[NCHW])
-    assert not claims(builder)
+    assert not builder.claims(find)
 
 
 @pytest.mark.parametrize("name", [TO_NHWC, "batched_transpose_32x32_half", "void nhwcToNchwKernel<float>(int)"])
 def test_loud_on_conversion_kernels(name: str) -> None:
-    (claim,) = claims(on_device(name=name))
+    (claim,) = on_device(name=name).claims(find)
     assert claim.certainty == "likely"
     assert claim.evidence["conversion_ms_per_step"] == pytest.approx(0.05)
     assert claim.evidence["share_of_kernel_time"] == pytest.approx(0.05)
@@ -108,12 +103,12 @@ def test_loud_on_kernels_whose_launch_is_not_in_the_file() -> None:
     for i in range(4):
         builder.kernel("batched_transpose_32x32_half", 100 * i, 50, correlation=900 + 2 * i)
         builder.kernel("conv", 100 * i + 50, 50, correlation=901 + 2 * i)
-    (claim,) = claims(builder)
+    (claim,) = builder.claims(find)
     assert claim.evidence["share_of_kernel_time"] == pytest.approx(0.5)
 
 
 def test_loud_on_a_half_converted_model_on_a_cpu() -> None:
-    (claim,) = claims(on_cpu())
+    (claim,) = on_cpu().claims(find)
     assert claim.time_class == "host"
     assert claim.evidence["conversion_ms_per_step"] == pytest.approx(0.1)
     assert claim.evidence["share_of_step"] == pytest.approx(0.1)
@@ -121,12 +116,12 @@ def test_loud_on_a_half_converted_model_on_a_cpu() -> None:
 
 
 def test_loud_on_a_layer_that_goes_back_to_nchw() -> None:
-    (claim,) = claims(on_cpu(inside=False, strides=NHWC, to="0"))
+    (claim,) = on_cpu(inside=False, strides=NHWC, to="0").claims(find)
     assert claim.evidence["conversion_ms_per_step"] == pytest.approx(0.1)
 
 
 def test_the_cost_is_the_conversion_where_the_queue_is_full() -> None:
-    (claim,) = claims(on_device())
+    (claim,) = on_device().claims(find)
     # the next launch returned before the conversion began: all of it is won
     np.testing.assert_allclose(claim.gain_low, 1.0)
     assert (claim.spans[:, 1] - claim.spans[:, 0] == 50_000).all()
@@ -139,7 +134,7 @@ def test_the_cost_is_nothing_for_sure_where_the_host_is_late() -> None:
         builder.step(i, 1_000 * i, 1_000)
         builder.launch(1_000 * i + 100, 5, 1_000 * i + 110, 50, TO_NHWC)
         builder.launch(1_000 * i + 300, 5, 1_000 * i + 310, 450, "implicit_gemm")
-    (claim,) = claims(builder)
+    (claim,) = builder.claims(find)
     assert not np.asarray(claim.gain_low).any()
     assert claim.gain_high == 1.0
 
@@ -162,9 +157,9 @@ def test_on_a_device_the_fix_drops_kernels_and_launches_not_the_convolution() ->
 
 
 def test_on_a_cpu_only_what_undoes_nhwc_is_sure_to_go() -> None:
-    [inside] = claims(on_cpu(inside=True))
+    [inside] = on_cpu(inside=True).claims(find)
     assert np.max(inside.gain_low) == 0
-    [undone] = claims(on_cpu(inside=False, strides=NHWC, to="0"))
+    [undone] = on_cpu(inside=False, strides=NHWC, to="0").claims(find)
     assert np.max(undone.gain_low) > 0
 
 
@@ -173,7 +168,7 @@ def test_convolutions_over_one_axis_have_no_channels_last(name: str, code: str) 
     builder = on_device()
     for i in range(4):
         builder.op(name, 1_000 * i + 90, 40)
-    (claim,) = claims(builder)
+    (claim,) = builder.claims(find)
     assert claim.fix is not None
     assert code in claim.fix.code
 
@@ -183,6 +178,6 @@ def test_the_gradients_of_convolutions_over_one_axis_have_no_channels_last(weigh
     builder = on_device()
     for i in range(4):
         builder.op("aten::convolution_backward", 1_000 * i + 90, 40, dims=[[8, 64, 100], [8, 64, 100], weight])
-    (claim,) = claims(builder)
+    (claim,) = builder.claims(find)
     assert claim.fix is not None
     assert ("nn.Conv2d(" in claim.fix.code) == one_axis

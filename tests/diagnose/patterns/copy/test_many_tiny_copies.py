@@ -38,26 +38,26 @@ def loop(
 
 
 def test_quiet_on_a_few() -> None:
-    assert not list(find(loop(19).build()))
+    assert not loop(19).claims(find)
 
 
 def test_quiet_on_some_among_much_work() -> None:
-    assert not list(find(loop(40, kernels=200).build()))
+    assert not loop(40, kernels=200).claims(find)
 
 
 def test_quiet_on_large_ones() -> None:
-    assert not list(find(loop(size=64 * 1024).build()))
+    assert not loop(size=64 * 1024).claims(find)
 
 
 @pytest.mark.parametrize(
     "around", ["torch.distributed.ddp.reducer::copy_bucket_to_grad", "vllm::all_reduce", "c10d::allgather_"]
 )
 def test_quiet_on_copies_of_collectives(around: str) -> None:
-    assert not list(find(loop(around=around).build()))
+    assert not loop(around=around).claims(find)
 
 
 def test_quiet_on_readbacks() -> None:
-    assert not list(find(loop(kind="DtoH (Device -> Pageable)", waits=True).build()))
+    assert not loop(kind="DtoH (Device -> Pageable)", waits=True).claims(find)
 
 
 def test_quiet_on_graph_replays() -> None:
@@ -79,13 +79,13 @@ def test_quiet_on_graph_replays() -> None:
                 correlation=correlation,
                 bytes=64,
             )
-    assert not list(find(trace.profiler_stop(20_001, 5).build()))
+    assert not trace.profiler_stop(20_001, 5).claims(find)
 
 
 def test_quiet_while_the_gpu_is_busy() -> None:
     trace = loop()
     trace.launch(0, 1, 1, 20_500, stream=9)
-    assert not list(find(trace.build()))
+    assert not trace.claims(find)
 
 
 def test_many_in_every_step() -> None:

@@ -6,16 +6,11 @@ import numpy as np
 import pytest
 from builder import TraceBuilder
 
-from torchtriage.diagnose.patterns.base import Claim
 from torchtriage.diagnose.patterns.copy.redundant_dtype_cast import find
 
 BF16, FLOAT, DOUBLE = "c10::BFloat16", "float", "double"
 CODE = {BF16: "15", FLOAT: "6", DOUBLE: "7", "long int": "4"}
 SHAPE = [512, 256]
-
-
-def claims(builder: TraceBuilder) -> list[Claim]:
-    return list(find(builder.build()))
 
 
 def cast(builder: TraceBuilder, at: float, dur: float, source: str, target: str, shape: list[int] = SHAPE) -> None:
@@ -55,22 +50,22 @@ def doubles(*, types: list[str], dims: list[list[int]], dur: float = 100) -> Tra
 
 
 def test_quiet_on_one_way_casts() -> None:
-    assert not claims(casting(back=DOUBLE, source=FLOAT, middle=BF16))
+    assert not casting(back=DOUBLE, source=FLOAT, middle=BF16).claims(find)
 
 
 def test_quiet_on_islands_of_float32() -> None:
     # the norm between them is what the casts are for
-    assert not claims(casting(between="aten::native_layer_norm"))
+    assert not casting(between="aten::native_layer_norm").claims(find)
 
 
 def test_quiet_on_integers_and_masks() -> None:
-    assert not claims(casting(source="long int", back="long int"))
+    assert not casting(source="long int", back="long int").claims(find)
 
 
 @pytest.mark.parametrize("shape", [[], [1]])
 def test_quiet_on_single_numbers(shape: list[int]) -> None:
     # every operator with a Python scalar casts one on a CPU
-    assert not claims(casting(shape=shape))
+    assert not casting(shape=shape).claims(find)
 
 
 def test_quiet_on_casts_of_other_tensors() -> None:
@@ -79,35 +74,35 @@ def test_quiet_on_casts_of_other_tensors() -> None:
         builder.step(i, 1_000 * i, 1_000)
         cast(builder, 1_000 * i + 10, 60, BF16, FLOAT, [512, 256])
         cast(builder, 1_000 * i + 90, 60, FLOAT, BF16, [512, 128])
-    assert not claims(builder)
+    assert not builder.claims(find)
 
 
 def test_quiet_below_two_percent() -> None:
     builder = casting()
     builder.step(4, 4_000, 7_000).step(5, 11_000, 7_000).step(6, 18_000, 7_000)
     builder.op("aten::mm", 4_010, 20_000, dims=[SHAPE], types=[BF16])
-    assert not claims(builder)
+    assert not builder.claims(find)
 
 
 def test_quiet_on_numbers_that_python_made_double() -> None:
-    assert not claims(doubles(types=[FLOAT, DOUBLE], dims=[SHAPE, []]))
+    assert not doubles(types=[FLOAT, DOUBLE], dims=[SHAPE, []]).claims(find)
 
 
 def test_quiet_on_the_weights_that_training_casts() -> None:
     builder = autocast()
     for i in range(4):
         builder.op("autograd::engine::evaluate_function: MmBackward0", 1_000 * i + 900, 50)
-    assert not claims(builder)
+    assert not builder.claims(find)
 
 
 def test_quiet_where_a_device_shows_no_rows() -> None:
     builder = casting()
     builder.meta["deviceProperties"] = [{"id": 0, "name": "NVIDIA H100"}]
-    assert not claims(builder)
+    assert not builder.claims(find)
 
 
 def test_loud_on_a_cast_and_straight_back() -> None:
-    (claim,) = claims(casting())
+    (claim,) = casting().claims(find)
     assert claim.certainty == "likely"
     assert claim.time_class == "host"
     assert claim.evidence["n_round_trips_per_step"] == 1
@@ -117,11 +112,11 @@ def test_loud_on_a_cast_and_straight_back() -> None:
 
 
 def test_loud_with_only_views_between() -> None:
-    assert len(claims(casting(between="aten::view"))) == 1
+    assert len(casting(between="aten::view").claims(find)) == 1
 
 
 def test_loud_on_a_float64_constant() -> None:
-    (claim,) = claims(doubles(types=[FLOAT, DOUBLE], dims=[SHAPE, [256]]))
+    (claim,) = doubles(types=[FLOAT, DOUBLE], dims=[SHAPE, [256]]).claims(find)
     assert claim.certainty == "likely"
     assert claim.evidence["float64_ms_per_step"] == pytest.approx(0.1)
     assert claim.evidence["top_ops"] == ["aten::mul"]
@@ -153,7 +148,7 @@ def everything_double(name: str = "aten::mm", *more: str) -> TraceBuilder:
     ],
 )
 def test_a_network_in_float64_is_likely_to_be_so_by_accident(more: tuple[str, ...]) -> None:
-    (claim,) = claims(everything_double("aten::mm", *more))
+    (claim,) = everything_double("aten::mm", *more).claims(find)
     assert claim.certainty == "likely"
     assert claim.evidence["float64_everywhere"] is True
     # where a step ends, the kernels of the next one are not launched yet
@@ -172,7 +167,7 @@ def test_a_network_in_float64_is_likely_to_be_so_by_accident(more: tuple[str, ..
     ],
 )
 def test_float64_that_may_be_wanted_gets_a_hint_that_promises_nothing_for_sure(more: tuple[str, ...]) -> None:
-    (claim,) = claims(everything_double("aten::mm", *more))
+    (claim,) = everything_double("aten::mm", *more).claims(find)
     assert claim.certainty == "hint"
     assert claim.evidence["float64_everywhere"] is True
     assert np.max(claim.gain_low) == 0
@@ -188,12 +183,12 @@ def test_float64_under_a_library_of_such_methods_gets_a_hint(library: str) -> No
     builder = everything_double("aten::mm", "aten::linear")
     for i in range(4):
         builder.frame(f"/venv/lib/python3.12/site-packages/{library}", 1_000 * i + 1, 900)
-    (claim,) = claims(builder)
+    (claim,) = builder.claims(find)
     assert claim.certainty == "hint"
 
 
 def test_convolutions_gain_the_tensor_cores_too() -> None:
-    (claim,) = claims(everything_double("aten::cudnn_convolution", "aten::convolution"))
+    (claim,) = everything_double("aten::cudnn_convolution", "aten::convolution").claims(find)
     # 1/8 is left of the convolution, which runs in TF32 by default; of the bytes a half and less
     assert sorted(set(np.asarray(claim.gain_high).round(4))) == [0.6, 0.875]
 
@@ -212,18 +207,18 @@ def autocast(*, weight: list[int] | None = None) -> TraceBuilder:
 
 
 def test_loud_on_weights_that_inference_casts_in_every_step() -> None:
-    (claim,) = claims(autocast())
+    (claim,) = autocast().claims(find)
     assert claim.evidence["n_weight_casts_per_step"] == 1
     # the input has to be cast in any case
     assert claim.evidence["cast_ms_per_step"] == pytest.approx(0.059)
 
 
 def test_quiet_where_weight_and_input_have_one_shape() -> None:
-    assert not claims(autocast(weight=SHAPE))
+    assert not autocast(weight=SHAPE).claims(find)
 
 
 def test_the_cost_on_a_cpu() -> None:
-    (claim,) = claims(casting())
+    (claim,) = casting().claims(find)
     assert claim.gain_high == 1.0
     # both casts take more than the profiler adds to them
     np.testing.assert_allclose(claim.gain_low, 1.0)
@@ -241,7 +236,7 @@ def test_the_cost_on_a_device() -> None:
         builder.launch(at + 11, 5, at + 100, 200)
         builder.op("aten::mm", at + 30, 10, dims=[SHAPE, SHAPE], types=[FLOAT, FLOAT])
         builder.launch(at + 31, 5, at + 300, 600)
-    (claim,) = claims(builder)
+    (claim,) = builder.claims(find)
     assert claim.evidence["share_of_kernel_time"] == pytest.approx(0.25)
     # half the bytes; the next kernel was in the queue all along
     np.testing.assert_allclose(claim.gain_low, 0.4)
@@ -260,5 +255,5 @@ def test_products_gain_more_on_consumer_devices() -> None:
         builder.launch(at + 11, 5, at + 100, 200)
         builder.op("aten::mm", at + 30, 10, dims=[SHAPE, SHAPE], types=[FLOAT, FLOAT])
         builder.launch(at + 31, 5, at + 300, 600)
-    (claim,) = claims(builder)
+    (claim,) = builder.claims(find)
     np.testing.assert_allclose(claim.gain_high, 31 / 32)

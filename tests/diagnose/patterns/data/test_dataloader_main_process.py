@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from builder import TraceBuilder
 
-from torchtriage.diagnose.patterns.base import Claim
 from torchtriage.diagnose.patterns.data.dataloader_main_process import find
 
 SINGLE = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
@@ -23,10 +22,6 @@ def loop(*, fetch: float = 4_000, launch: float = 5_000, n: int = 4, name: str =
     return builder
 
 
-def claims(builder: TraceBuilder) -> list[Claim]:
-    return list(find(builder.build()))
-
-
 def test_the_fetch_behind_the_last_work_is_waited_for_too() -> None:
     builder = TraceBuilder()
     for step in range(3):  # the first is left out, and of the other two fetches the last has no work behind it
@@ -34,20 +29,20 @@ def test_the_fetch_behind_the_last_work_is_waited_for_too() -> None:
         builder.step(step, at, 10_000).op("aten::mm", at + 5, 20.5)
         builder.launch(at + 10, 5, at + 15, 5_000)
         builder.annotation(SINGLE, at + 5_100, 4_890)
-    (claim,) = claims(builder)
+    (claim,) = builder.claims(find)
     assert claim.evidence["gpu_idle_ms_per_step"] == pytest.approx(4.89, abs=0.15)
 
 
 def test_quiet_without_a_loader() -> None:
-    assert not claims(loop(name="forward"))
+    assert not loop(name="forward").claims(find)
 
 
 def test_quiet_with_workers() -> None:
-    assert not claims(loop(name=MULTI))
+    assert not loop(name=MULTI).claims(find)
 
 
 def test_quiet_when_a_fetch_takes_less_than_a_millisecond() -> None:
-    assert not claims(loop(fetch=900))
+    assert not loop(fetch=900).claims(find)
 
 
 def test_quiet_below_five_percent_of_the_step() -> None:
@@ -56,7 +51,7 @@ def test_quiet_below_five_percent_of_the_step() -> None:
         at = 40_000 * i
         builder.step(i, at, 40_000).annotation(SINGLE, at + 10, 1_900)
         builder.launch(at + 2_000, 5, at + 2_005, 37_995)
-    assert not claims(builder.op("aten::mm", 1_950, 20.5))
+    assert not builder.op("aten::mm", 1_950, 20.5).claims(find)
 
 
 def test_quiet_when_queued_work_hides_the_fetch() -> None:
@@ -66,12 +61,12 @@ def test_quiet_when_queued_work_hides_the_fetch() -> None:
         builder.step(i, at, 10_000).op("aten::mm", at, 20.5)
         builder.launch(at + 5, 5, at + 12, 9_000)
         builder.annotation(SINGLE, at + 100, 4_000)
-    assert not claims(builder)
+    assert not builder.claims(find)
 
 
 def test_quiet_when_one_step_in_three_fetches() -> None:
     builder = loop(name="other")
-    assert not claims(builder.annotation(SINGLE, 10_010, 4_000))
+    assert not builder.annotation(SINGLE, 10_010, 4_000).claims(find)
 
 
 def test_quiet_on_an_accelerator_whose_rows_are_not_there() -> None:
@@ -79,11 +74,11 @@ def test_quiet_on_an_accelerator_whose_rows_are_not_there() -> None:
     for i in range(4):
         builder.step(i, 10_000 * i, 10_000).annotation(SINGLE, 10_000 * i, 4_000)
         builder.event("Enqueue", "enqueue", 10_000 * i, 5)
-    assert not claims(builder.op("aten::mm", 5_000, 20.5))
+    assert not builder.op("aten::mm", 5_000, 20.5).claims(find)
 
 
 def test_idle_time_inside_the_fetches_is_at_stake() -> None:
-    (claim,) = claims(loop())
+    (claim,) = loop().claims(find)
     # steady: steps 1-3; the device runs dry at 10 ms of each step and the fetch begins at 10 us
     assert claim.time_class == "idle"
     assert claim.certainty == "certain"
@@ -106,7 +101,7 @@ def test_only_the_idle_part_of_a_fetch_counts() -> None:
         builder.annotation(SINGLE, at + 1_012, 5_000)
         builder.op("aten::mm", at + 6_100, 20.5)
         builder.launch(at + 6_110, 5, at + 6_120, 3_800)
-    (claim,) = claims(builder)
+    (claim,) = builder.claims(find)
     assert claim.evidence["fetch_ms_per_step"] == 5.0
     assert claim.evidence["gpu_idle_ms_per_step"] == 4.0
 
@@ -116,7 +111,7 @@ def test_on_a_cpu_the_fetches_themselves_are_at_stake() -> None:
     for i in range(4):
         builder.step(i, 10_000 * i, 10_000).annotation(SINGLE, 10_000 * i + 10, 4_000)
         builder.op("aten::mm", 10_000 * i + 5_000, 20.5)
-    (claim,) = claims(builder)
+    (claim,) = builder.claims(find)
     assert claim.time_class == "host"
     assert claim.gain_low == pytest.approx(0.5 / 1.5)
     assert claim.spans.tolist()[0] == [10_010_000, 14_010_000]
@@ -127,7 +122,7 @@ def test_host_rows_of_a_gpu_machine_are_a_hint_without_a_low_end() -> None:
     for i in range(4):
         builder.step(i, 10_000 * i, 10_000).annotation(SINGLE, 10_000 * i + 10, 4_000)
         builder.op("aten::mm", 10_000 * i + 5_000, 20.5)
-    (claim,) = claims(builder)
+    (claim,) = builder.claims(find)
     assert claim.certainty == "hint"
     assert claim.gain_low == 0.0
 
@@ -136,7 +131,7 @@ def test_an_annotation_written_twice_counts_once() -> None:
     builder = loop()
     for i in range(4):
         builder.annotation(SINGLE, 10_000 * i + 10, 4_000)
-    (claim,) = claims(builder)
+    (claim,) = builder.claims(find)
     assert claim.evidence["n_fetches_per_step"] == 1
 
 
@@ -144,5 +139,5 @@ def test_frames_name_what_the_fetch_does() -> None:
     builder = loop()
     for i in range(4):
         builder.frame("data.py(5): decode", 10_000 * i + 20, 3_000)
-    (claim,) = claims(builder)
+    (claim,) = builder.claims(find)
     assert claim.evidence["top_frames_ms_per_step"] == {"data.py(5): decode": 3.0}

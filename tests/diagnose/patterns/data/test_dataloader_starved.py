@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from builder import TraceBuilder
 
-from torchtriage.diagnose.patterns.base import Claim
 from torchtriage.diagnose.patterns.data.dataloader_starved import RESPAWN_FIX, find
 
 MULTI = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
@@ -24,20 +23,16 @@ def loop(waits: list[float], *, vendor: str = "cuda") -> TraceBuilder:
     return builder
 
 
-def claims(builder: TraceBuilder) -> list[Claim]:
-    return list(find(builder.build()))
-
-
 def test_quiet_when_the_workers_keep_up() -> None:
-    assert not claims(loop([150] * 8))
+    assert not loop([150] * 8).claims(find)
 
 
 def test_quiet_when_one_step_in_five_waits() -> None:
-    assert not claims(loop([150, 150, 150, 150, 3_000, 150]))
+    assert not loop([150, 150, 150, 150, 3_000, 150]).claims(find)
 
 
 def test_quiet_while_the_queue_fills_at_the_start() -> None:
-    assert not claims(loop([3_000, 3_000, 3_000, 3_000, 150, 150, 150, 150, 150, 150]))
+    assert not loop([3_000, 3_000, 3_000, 3_000, 150, 150, 150, 150, 150, 150]).claims(find)
 
 
 def test_quiet_when_queued_work_hides_the_waits() -> None:
@@ -47,18 +42,18 @@ def test_quiet_when_queued_work_hides_the_waits() -> None:
         builder.step(i, at, 10_000).op("aten::mm", at, 20.5)
         builder.launch(at + 5, 5, at + 12, 9_900)
         builder.annotation(MULTI, at + 100, 4_000)
-    assert not claims(builder)
+    assert not builder.claims(find)
 
 
 def test_quiet_without_workers() -> None:
     builder = loop([3_000] * 6)
     for one in builder.events:
         one["name"] = one["name"].replace("MultiProcessing", "SingleProcess")
-    assert not claims(builder)
+    assert not builder.claims(find)
 
 
 def test_waits_with_an_idle_device_are_at_stake() -> None:
-    (claim,) = claims(loop([3_000] * 6))
+    (claim,) = loop([3_000] * 6).claims(find)
     assert claim.evidence["kind"] == "workers too slow"
     assert claim.evidence["n_waiting_steps"] == claim.evidence["n_steady_steps"] == 5
     assert claim.evidence["gpu_idle_ms_per_step"] == 3.0
@@ -68,7 +63,7 @@ def test_waits_with_an_idle_device_are_at_stake() -> None:
 
 
 def test_on_a_cpu_the_waits_are_host_time() -> None:
-    (claim,) = claims(loop([3_000] * 6, vendor="cpu"))
+    (claim,) = loop([3_000] * 6, vendor="cpu").claims(find)
     assert claim.time_class == "host"
     assert claim.evidence["wait_ms_per_step"] == 3.0
 
@@ -83,13 +78,13 @@ def on_cpu(waits: list[float], rest: list[float]) -> TraceBuilder:
 
 
 def test_on_a_cpu_what_every_answer_takes_is_no_wait() -> None:
-    assert not claims(on_cpu([1_400, 1_200, 1_300, 1_250, 1_400, 1_300], [12_000] * 6))
+    assert not on_cpu([1_400, 1_200, 1_300, 1_250, 1_400, 1_300], [12_000] * 6).claims(find)
 
 
 def test_quiet_on_a_cpu_that_holds_up_the_rest_of_the_steps_as_much() -> None:
     waits, rest = [5_000, 5_000, 1_300, 6_000, 4_300, 1_300], [45_000, 52_000, 44_000, 57_000, 56_000, 43_000]
-    assert not claims(on_cpu(waits, rest))
-    (claim,) = claims(on_cpu(waits, [45_000] * 6))  # the same waits of steps that are alike
+    assert not on_cpu(waits, rest).claims(find)
+    (claim,) = on_cpu(waits, [45_000] * 6).claims(find)  # the same waits of steps that are alike
     assert claim.evidence["n_waiting_steps"] == 3
 
 
@@ -98,7 +93,7 @@ def test_workers_started_again_have_their_own_fix() -> None:
     for i in (2, 4):
         # the loop is left and entered again: the new iterator is made before the first fetch
         builder.frame(NEW, 10_000 * i + 1, 8)
-    (claim,) = claims(builder)
+    (claim,) = builder.claims(find)
     assert claim.evidence["kind"] == "workers started again"
     assert claim.evidence["n_worker_starts"] == 2
     assert claim.fix is RESPAWN_FIX
@@ -109,7 +104,7 @@ def test_stopping_the_workers_of_an_epoch_counts_with_starting_them() -> None:
     builder = loop([150, 150, 4_000, 150, 150, 150], vendor="cpu")
     builder.frame(NEW, 20_001, 8)
     builder.frame("torch/utils/data/dataloader.py(1606): _shutdown_workers", 39_000, 900)
-    (claim,) = claims(builder)
+    (claim,) = builder.claims(find)
     assert claim.evidence["n_worker_starts"] == 1
     lost_ms = claim.evidence["wait_ms_per_step"]
     assert lost_ms == pytest.approx((4_008 + 900) / 5 / 1000, abs=0.001)
@@ -118,7 +113,7 @@ def test_stopping_the_workers_of_an_epoch_counts_with_starting_them() -> None:
 def test_quiet_when_starting_workers_costs_little() -> None:
     builder = loop([150] * 6)
     builder.frame(NEW, 20_001, 8)
-    assert not claims(builder)
+    assert not builder.claims(find)
 
 
 def epochs(stop: float, between: float = 3_000, n: int = 2) -> TraceBuilder:
@@ -134,7 +129,7 @@ def epochs(stop: float, between: float = 3_000, n: int = 2) -> TraceBuilder:
 
 
 def test_workers_started_again_are_seen_without_stacks() -> None:
-    (claim,) = claims(epochs(stop=1_500))
+    (claim,) = epochs(stop=1_500).claims(find)
     assert claim.evidence["kind"] == "workers started again"
     assert claim.evidence["n_worker_starts"] == 2
     lost_ms = (1_500 + 3_000 + 2_000) * 2 / 7 / 1000
@@ -145,16 +140,16 @@ def test_workers_started_again_are_seen_without_stacks() -> None:
 
 
 def test_one_new_epoch_in_a_recording_is_a_hint() -> None:
-    (once,), (twice,) = claims(epochs(stop=1_500, n=1)), claims(epochs(stop=1_500))
+    (once,), (twice,) = epochs(stop=1_500, n=1).claims(find), epochs(stop=1_500).claims(find)
     assert (once.certainty, twice.certainty) == ("hint", "likely")
 
 
 def test_workers_that_live_on_are_not_started_again() -> None:
-    assert not claims(epochs(stop=20))
+    assert not epochs(stop=20).claims(find)
 
 
 def test_work_between_two_fetches_is_no_new_epoch() -> None:
     builder = epochs(stop=1_500)
     for i in (2, 4):
         builder.op("aten::add", 10_000 * i + 3_000, 20)
-    assert all(one.evidence["kind"] != "workers started again" for one in claims(builder))
+    assert all(one.evidence["kind"] != "workers started again" for one in builder.claims(find))

@@ -37,7 +37,7 @@ def loop(
 
 
 def claims(**given: Any) -> list[Claim]:
-    return list(find(loop(**given).build()))
+    return loop(**given).claims(find)
 
 
 def test_what_is_above_two_copies_is_lost() -> None:
@@ -76,4 +76,4 @@ def test_what_is_done_for_a_reason_or_costs_little(given: dict[str, Any]) -> Non
 
 
 def test_quiet_on_an_accelerator_whose_rows_are_not_there() -> None:
-    assert not list(find(loop().event("Enqueue", "enqueue", 0, 5).build()))
+    assert not loop().event("Enqueue", "enqueue", 0, 5).claims(find)

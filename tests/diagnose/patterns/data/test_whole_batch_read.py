@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from builder import TraceBuilder
 
-from torchtriage.diagnose.patterns.base import Claim
 from torchtriage.diagnose.patterns.data.whole_batch_read import find
 
 
@@ -30,12 +29,8 @@ def loop(
     return builder
 
 
-def claims(builder: TraceBuilder) -> list[Claim]:
-    return list(find(builder.build()))
-
-
 def test_quiet_on_a_batch_that_is_cut_at_once() -> None:
-    assert not claims(loop(read=400))
+    assert not loop(read=400).claims(find)
 
 
 @pytest.mark.parametrize(
@@ -51,11 +46,11 @@ def test_quiet_on_a_batch_that_is_cut_at_once() -> None:
     ],
 )
 def test_quiet_on_other_slices(change: dict[str, int]) -> None:
-    assert not claims(loop(**change))  # type: ignore[arg-type]
+    assert not loop(**change).claims(find)  # type: ignore[arg-type]
 
 
 def test_three_of_four_parts_are_other_ranks() -> None:
-    (claim,) = claims(loop())
+    (claim,) = loop().claims(find)
     assert claim.evidence["until_cut_ms_per_step"] == 3.0
     assert claim.evidence["n_samples"] == 48
     assert claim.gain_high == 0.75
@@ -63,4 +58,4 @@ def test_three_of_four_parts_are_other_ranks() -> None:
 
 
 def test_every_fourth_sample_is_a_part_too() -> None:
-    assert claims(loop(cut=(1, 9223372036854775807, 4)))
+    assert loop(cut=(1, 9223372036854775807, 4)).claims(find)

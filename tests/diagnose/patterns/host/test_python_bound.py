@@ -6,7 +6,7 @@ import pytest
 from builder import TraceBuilder
 
 import torchtriage as tt
-from torchtriage.diagnose.patterns.base import Claim, missing_needs
+from torchtriage.diagnose.patterns.base import missing_needs
 from torchtriage.diagnose.patterns.host.python_bound import PATTERN, find
 
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
@@ -22,22 +22,18 @@ def loop(*, python: float = 4_000, n: int = 4) -> TraceBuilder:
     return builder
 
 
-def claims(builder: TraceBuilder) -> list[Claim]:
-    return list(find(builder.build()))
-
-
 def test_quiet_when_operators_fill_the_gap() -> None:
     builder = loop()
     for i in range(4):
         builder.op("aten::nms", 10_000 * i + 1, 3_000)
-    assert not claims(builder)
+    assert not builder.claims(find)
 
 
 def test_quiet_when_the_gap_is_a_waiting_call() -> None:
     builder = loop()
     for i in range(4):
         builder.sync(10_000 * i + 1, 3_900)
-    assert not claims(builder)
+    assert not builder.claims(find)
 
 
 def test_another_thread_that_sleeps_explains_nothing() -> None:
@@ -46,7 +42,7 @@ def test_another_thread_that_sleeps_explains_nothing() -> None:
     for i in range(4):
         builder.frame("train.py(9): fit", 10_000 * i, 9_900)
         builder.frame("<built-in function sleep>", 10_000 * i + 10, 3_900, tid=99)
-    assert claims(builder)
+    assert builder.claims(find)
 
 
 @pytest.mark.parametrize(
@@ -63,11 +59,11 @@ def test_quiet_when_the_call_of_a_module_stalls(frame: str) -> None:
     for i in range(4):
         builder.frame("train.py(9): fit", 10_000 * i, 9_900)
         builder.frame(frame, 10_000 * i + 10, 3_900)
-    assert not claims(builder)
+    assert not builder.claims(find)
 
 
 def test_quiet_below_a_millisecond_a_stretch() -> None:
-    assert not claims(loop(python=900))
+    assert not loop(python=900).claims(find)
 
 
 def test_quiet_below_five_percent_of_the_step() -> None:
@@ -76,28 +72,28 @@ def test_quiet_below_five_percent_of_the_step() -> None:
         at = 40_000 * i
         builder.step(i, at, 40_000).op("aten::mm", at + 1_500, 20.5)
         builder.launch(at + 1_505, 5, at + 1_510, 38_490)
-    assert not claims(builder)
+    assert not builder.claims(find)
 
 
 def test_quiet_when_the_loader_owns_the_time() -> None:
     builder = loop()
     for i in range(4):
         builder.annotation(LOADER, 10_000 * i, 3_990)
-    assert not claims(builder)
+    assert not builder.claims(find)
 
 
 def test_quiet_when_the_collector_owns_the_time() -> None:
     builder = loop()
     for i in range(4):
         builder.event("Python GC", "python_function", 10_000 * i, 3_990)
-    assert not claims(builder)
+    assert not builder.claims(find)
 
 
 def test_quiet_when_the_profiler_owns_the_time() -> None:
     builder = loop()
     for i in range(4):
         builder.frame("torch/profiler/profiler.py(700): step", 10_000 * i, 3_990)
-    assert not claims(builder)
+    assert not builder.claims(find)
 
 
 def test_quiet_when_work_is_queued() -> None:
@@ -107,17 +103,17 @@ def test_quiet_when_work_is_queued() -> None:
         builder.step(i, at, 10_000).op("aten::mm", at, 20.5)
         builder.launch(at + 5, 5, at + 10, 9_989)
         builder.frame("train.py(3): log", at + 30, 9_000)
-    assert not claims(builder)
+    assert not builder.claims(find)
 
 
 def test_quiet_when_a_gap_waits_for_what_was_not_recorded() -> None:
     builder = TraceBuilder().op("aten::mm", 0, 20.5)
     builder.launch(5, 5, 8_000, 2_000)  # enqueued at once, started late: the stream was occupied
-    assert not claims(builder)
+    assert not builder.claims(find)
 
 
 def test_without_stacks_it_is_a_hint() -> None:
-    (claim,) = claims(loop())
+    (claim,) = loop().claims(find)
     assert claim.certainty == "hint"
     assert claim.evidence["kind"] == "not known without stacks"
     assert claim.evidence["gpu_idle_ms_per_step"] == pytest.approx(4.0, abs=0.001)
@@ -152,7 +148,7 @@ def test_frames_of_background_threads_are_not_blamed() -> None:
     for i in range(4):
         builder.frame("train.py(3): prepare", 10_000 * i, 3_900)
         builder.frame("tqdm/_monitor.py(9): run", 10_000 * i, 9_999, tid=9)
-    (claim,) = claims(builder)
+    (claim,) = builder.claims(find)
     assert "tqdm" not in str(claim.evidence)
     assert claim.evidence["hot_frame"] == "train.py(3): prepare"
 
@@ -169,7 +165,7 @@ def test_kinds(leaf: str, kind: str) -> None:
     builder = loop()
     for i in range(4):
         builder.frame(leaf, 10_000 * i, 3_900)
-    (claim,) = claims(builder)
+    (claim,) = builder.claims(find)
     assert claim.evidence["kind"] == kind
 
 
@@ -177,7 +173,7 @@ def test_the_part_inside_operators_is_not_claimed() -> None:
     builder = loop()
     for i in range(4):
         builder.op("aten::cpu_part", 10_000 * i + 1_000, 1_000.5)
-    (claim,) = claims(builder)
+    (claim,) = builder.claims(find)
     assert claim.evidence["gpu_idle_ms_per_step"] == pytest.approx(3.0, abs=0.001)
 
 
@@ -190,14 +186,14 @@ def cpu_loop() -> TraceBuilder:
 
 
 def test_on_a_cpu_frames_are_needed() -> None:
-    assert not claims(cpu_loop())
+    assert not cpu_loop().claims(find)
 
 
 def test_on_a_cpu_time_outside_operators_is_host_time() -> None:
     builder = cpu_loop()
     for i in range(4):
         builder.frame("train.py(3): prepare", 10_000 * i, 3_900)
-    (claim,) = claims(builder)
+    (claim,) = builder.claims(find)
     assert claim.time_class == "host"
     assert claim.evidence["host_ms_per_step"] == 4.0
     assert claim.evidence["hot_frame"] == "train.py(3): prepare"
@@ -209,7 +205,7 @@ def test_on_a_cpu_quiet_where_another_frame_is_late_each_time() -> None:
     for i in range(4):
         builder.frame("train.py(3): step", 10_000 * i, 9_999)
         builder.frame(f"<built-in function op_{i}>", 10_000 * i + 1, 3_990)
-    assert not claims(builder)
+    assert not builder.claims(find)
 
 
 def test_on_a_cpu_quiet_where_one_step_is_late() -> None:
@@ -219,7 +215,7 @@ def test_on_a_cpu_quiet_where_one_step_is_late() -> None:
         free = 4_000 if i == 2 else 10
         builder.step(i, at, 10_000).op("aten::mm", at + free, 10_000 - free)
         builder.frame("train.py(3): step", at, 9_999)
-    assert not claims(builder)
+    assert not builder.claims(find)
 
 
 def test_on_a_cpu_quiet_where_half_of_the_steps_are_late() -> None:
@@ -229,7 +225,7 @@ def test_on_a_cpu_quiet_where_half_of_the_steps_are_late() -> None:
         free = 4_000 if i in (2, 3) else 10
         builder.step(i, at, 10_000).op("aten::mm", at + free, 10_000 - free)
         builder.frame("train.py(3): step", at, 9_999)
-    assert not claims(builder)
+    assert not builder.claims(find)
 
 
 def test_on_a_cpu_waits_of_the_backward_engine_are_not_python() -> None:
@@ -238,8 +234,8 @@ def test_on_a_cpu_waits_of_the_backward_engine_are_not_python() -> None:
     for i in range(4):
         builder.frame(name, 10_000 * i, 3_990)
         hooked.frame(name, 10_000 * i, 3_990).frame("train.py(9): hook", 10_000 * i + 10, 3_000)
-    assert not claims(builder)
-    (claim,) = claims(hooked)
+    assert not builder.claims(find)
+    (claim,) = hooked.claims(find)
     assert claim.evidence["host_ms_per_step"] == 3.0
 
 
@@ -255,7 +251,7 @@ def test_on_a_cpu_waits_for_other_ranks_are_not_python(frame: str) -> None:
     builder = cpu_loop()
     for i in range(4):
         builder.frame("train.py(3): step", 10_000 * i, 9_999).frame(frame, 10_000 * i + 10, 3_900)
-    assert not claims(builder)
+    assert not builder.claims(find)
 
 
 def test_on_a_cpu_operators_of_any_thread_count() -> None:
@@ -263,12 +259,12 @@ def test_on_a_cpu_operators_of_any_thread_count() -> None:
     for i in range(4):
         builder.frame("train.py(3): backward", 10_000 * i, 3_900)
         builder.op("autograd::engine::evaluate_function: X", 10_000 * i, 4_000, tid=2)
-    assert not claims(builder)
+    assert not builder.claims(find)
 
 
 def test_host_rows_of_a_gpu_machine_prove_nothing() -> None:
     builder = TraceBuilder().op("aten::mm", 0, 20.5).frame("train.py(3): wait", 30, 9_000)
-    assert not claims(builder.op("aten::mm", 9_100, 20))
+    assert not builder.op("aten::mm", 9_100, 20).claims(find)
 
 
 def busy(python: float, frame: str = "train.py(3): step") -> TraceBuilder:
@@ -283,11 +279,11 @@ def busy(python: float, frame: str = "train.py(3): step") -> TraceBuilder:
 
 
 def test_on_a_cpu_who_sleeps_meant_to() -> None:
-    assert claims(busy(4_000))
+    assert busy(4_000).claims(find)
     builder = busy(4_000)
     for i in range(5):
         builder.frame("<built-in function sleep>", 10_000 * i + 10, 3_980)
-    assert not claims(builder)
+    assert not builder.claims(find)
 
 
 @pytest.mark.parametrize(("python", "missing"), [(4_000, ["gaps"]), (400, []), (990, [])])
@@ -321,7 +317,7 @@ def preempted(stacks: bool, n: int) -> TraceBuilder:
 
 @pytest.mark.parametrize("n", [3, 5])
 def test_on_a_cpu_quiet_where_time_is_lost_between_other_operators_each_time(n: int) -> None:
-    assert not claims(preempted(stacks=True, n=n))
+    assert not preempted(stacks=True, n=n).claims(find)
     assert not missing_needs(PATTERN, preempted(stacks=False, n=n).build())
 
 
@@ -334,7 +330,7 @@ def test_on_a_cpu_work_at_the_top_of_the_loop_recurs() -> None:
     assert missing_needs(PATTERN, builder.build()) == ["gaps"]
     for i in range(5):
         builder.frame("train.py(3): prepare", 10_000 * i, 3_990)
-    (claim,) = claims(builder)
+    (claim,) = builder.claims(find)
     assert claim.evidence["hot_frame"] == "train.py(3): prepare"
 
 
@@ -353,7 +349,7 @@ def test_the_fix_follows_what_runs_there(frame: str, kind: str, advice: str) -> 
     builder = loop()
     for i in range(4) if frame else ():
         builder.frame(frame, 10_000 * i + 1, 3_990)
-    (claim,) = claims(builder)
+    (claim,) = builder.claims(find)
     assert claim.evidence["kind"] == kind
     assert claim.fix is not None
     assert advice in claim.fix.text

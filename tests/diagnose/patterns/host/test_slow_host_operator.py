@@ -87,7 +87,7 @@ def test_the_place_is_where_most_of_it_is_computed() -> None:
     ids=["dispatch", "launched", "view", "no operator", "slow host", "loader"],
 )
 def test_quiet_on_short_operators_that_do_not_compute(op_us: float, changes: dict[str, Any]) -> None:
-    assert not list(find(features(op_us, **changes).build()))
+    assert not features(op_us, **changes).claims(find)
 
 
 def test_short_gaps_that_computing_held_are_no_matter_of_launching() -> None:
@@ -117,15 +117,15 @@ def test_quiet_on_operators_in_one_step_of_several() -> None:
             trace.op("aten::log", start + 10 + 150 * place, 120)
         trace.op("aten::mm", start + 3_620, 20)
         trace.launch(start + 3_630, 5, start + 3_638, 500)
-    assert not list(find(trace.profiler_stop(20_001, 5).build()))
+    assert not trace.profiler_stop(20_001, 5).claims(find)
 
 
 def test_quiet_on_less_than_a_twentieth_of_the_step() -> None:
-    assert not list(find(loop(200).build()))
+    assert not loop(200).claims(find)
 
 
 def test_quiet_where_the_device_works_meanwhile() -> None:
-    assert not list(find(loop(3_000, kernel_us=4_900).build()))
+    assert not loop(3_000, kernel_us=4_900).claims(find)
 
 
 @pytest.mark.parametrize("marked", [True, False])

@@ -6,15 +6,10 @@ import numpy as np
 import pytest
 from builder import TraceBuilder
 
-from torchtriage.diagnose.patterns.base import Claim
 from torchtriage.diagnose.patterns.kernel.conv_bn_unfolded import find
 
 IMAGE = [8, 32, 56, 56]
 CHANNELS = [32]
-
-
-def claims(builder: TraceBuilder) -> list[Claim]:
-    return list(find(builder.build()))
 
 
 def layers(
@@ -47,24 +42,24 @@ def batch_norm(builder: TraceBuilder, at: float, dur: float, training: str) -> N
 
 
 def test_quiet_on_statistics_of_the_batch() -> None:
-    assert not claims(layers(training="True"))
+    assert not layers(training="True").claims(find)
 
 
 def test_quiet_when_the_inputs_do_not_say() -> None:
-    assert not claims(layers(training=""))
+    assert not layers(training="").claims(find)
 
 
 def test_quiet_with_an_operator_between() -> None:
-    assert not claims(layers(between="aten::add"))
+    assert not layers(between="aten::add").claims(find)
 
 
 def test_quiet_in_training() -> None:
     # evaluation statistics in a step that trains: a frozen backbone
-    assert not claims(layers(backward=True))
+    assert not layers(backward=True).claims(find)
 
 
 def test_quiet_below_five_percent() -> None:
-    assert not claims(layers(norm=49, after="aten::add"))
+    assert not layers(norm=49, after="aten::add").claims(find)
 
 
 def test_quiet_where_a_cpu_adds_the_bias_on_the_way() -> None:
@@ -74,11 +69,11 @@ def test_quiet_where_a_cpu_adds_the_bias_on_the_way() -> None:
         builder.op("aten::conv2d", 1_000 * i + 10, 500, dims=[IMAGE, [32, 32, 3, 3], CHANNELS])
         batch_norm(builder, 1_000 * i + 600, 200, "True")
         builder.op("autograd::engine::evaluate_function: X", 1_000 * i + 850, 50)
-    assert not claims(builder)
+    assert not builder.claims(find)
 
 
 def test_loud_on_batch_norm_after_a_convolution() -> None:
-    (claim,) = claims(layers())
+    (claim,) = layers().claims(find)
     assert claim.certainty == "likely"
     assert claim.evidence["n_batch_norms_per_step"] == 1
     assert claim.evidence["batch_norm_ms_per_step"] == pytest.approx(0.1)
@@ -133,15 +128,15 @@ def on_device(*, bias: list[int], training: str = "True") -> TraceBuilder:
 
 
 def test_quiet_on_convolutions_without_a_bias() -> None:
-    assert not claims(on_device(bias=[]))
+    assert not on_device(bias=[]).claims(find)
 
 
 def test_quiet_on_a_bias_before_stored_statistics() -> None:
-    assert not claims(on_device(bias=CHANNELS, training="False"))
+    assert not on_device(bias=CHANNELS, training="False").claims(find)
 
 
 def test_loud_on_a_bias_that_the_batch_norm_takes_away() -> None:
-    (claim,) = claims(on_device(bias=CHANNELS))
+    (claim,) = on_device(bias=CHANNELS).claims(find)
     assert claim.certainty == "certain"
     assert claim.evidence["bias_ms_per_step"] == pytest.approx(0.05)
     assert claim.evidence["share_of_kernel_time"] == pytest.approx(50 / 900, abs=1e-6)

@@ -51,38 +51,38 @@ def only(trace: Trace) -> Claim:
 # 2 * 4096^3 operations take 139 us at the H100's dense peak
 @pytest.mark.parametrize("dur_us", [139, 400])
 def test_quiet_on_a_product_that_runs_well(dur_us: float) -> None:
-    assert not list(find(run("aten::mm", SQUARE, GEMM, dur_us).build()))
+    assert not run("aten::mm", SQUARE, GEMM, dur_us).claims(find)
 
 
 def test_quiet_on_pointwise_work_at_half_the_bandwidth() -> None:
     dims = [[1 << 14, 1 << 14], [1 << 14, 1 << 14], []]  # 962 us
-    assert not list(find(run("aten::add", dims, VECTORIZED, 1900, types=ADD).build()))
+    assert not run("aten::add", dims, VECTORIZED, 1900, types=ADD).claims(find)
 
 
 def test_quiet_on_short_kernels() -> None:
-    assert not list(find(run("aten::mm", [[64, 64], [64, 64]], GEMM, 9).build()))
-    assert not list(find(run("aten::native_layer_norm", [[64, 64]], "layer_norm", 15, types=["float"]).build()))
+    assert not run("aten::mm", [[64, 64], [64, 64]], GEMM, 9).claims(find)
+    assert not run("aten::native_layer_norm", [[64, 64]], "layer_norm", 15, types=["float"]).claims(find)
 
 
 def test_quiet_where_start_and_end_are_a_third_of_a_narrow_product() -> None:
     dims = [[100_000, 32], [32, 32]]  # 3.8 us
-    assert not list(find(run("aten::mm", dims, GEMM, 12).build()))
+    assert not run("aten::mm", dims, GEMM, 12).claims(find)
     assert only(run("aten::mm", dims, GEMM, 14).build())
 
 
 def test_quiet_where_device_shape_or_type_is_not_known() -> None:
     slow = 2000
-    assert not list(find(run("aten::mm", SQUARE, GEMM, slow, device="Some Future Device").build()))
-    assert not list(find(run("aten::mm", [[], []], GEMM, slow).build()))
-    assert not list(find(run("aten::mm", SQUARE, GEMM, slow, types=["signed char"] * 2).build()))
-    assert not list(find(run("aten::mm", SQUARE, TENSILE, slow, vendor="rocm", device="AMD Radeon").build()))
+    assert not run("aten::mm", SQUARE, GEMM, slow, device="Some Future Device").claims(find)
+    assert not run("aten::mm", [[], []], GEMM, slow).claims(find)
+    assert not run("aten::mm", SQUARE, GEMM, slow, types=["signed char"] * 2).claims(find)
+    assert not run("aten::mm", SQUARE, TENSILE, slow, vendor="rocm", device="AMD Radeon").claims(find)
 
 
 def test_quiet_beside_other_work() -> None:
     builder = run("aten::mm", SQUARE, GEMM, 2000)
     for index in range(4):
         builder.launch(45 + index, 1, 50 + index * 2001 + 500, 1000, "ncclKernel_AllReduce", stream=9)
-    assert not list(find(builder.build()))
+    assert not builder.claims(find)
 
 
 def test_quiet_where_the_host_launches_the_next_kernel_too_late() -> None:
@@ -121,7 +121,7 @@ def test_a_batch_norm_that_reads_channel_by_channel(kernel: str, key: str) -> No
 def test_quiet_below_a_twentieth_of_the_kernel_time() -> None:
     builder = run("aten::mm", SQUARE, GEMM, 500)
     builder.launch(46, 2, 3000, 60_000, "other")
-    assert not list(find(builder.build()))
+    assert not builder.claims(find)
 
 
 def test_a_product_without_another_cause_is_a_hint_for_a_tuner() -> None:

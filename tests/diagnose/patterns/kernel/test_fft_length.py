@@ -29,7 +29,7 @@ def claims(
         builder.step(step, at, 1_000)
         builder.op("aten::fft_rfft", at + 10, call_us, dims=[dims], concrete=["", "", "-1", ""])
         builder.op(name, at + 20, op_us, dims=[dims, [], [], []], concrete=["", axes, "0", last])
-    return list(find(builder.build()))
+    return builder.claims(find)
 
 
 @pytest.mark.parametrize("length", [400, 20_480, 127 * 64])

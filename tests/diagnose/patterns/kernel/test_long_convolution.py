@@ -35,7 +35,7 @@ def steps(
         builder.op(name, at + 10, us, dims=before + shapes, types=[dtype] * 3, concrete=values)
         if vendor != "cpu":
             builder.launch(at + 20, 5, at + 30, 100)
-    return list(find(builder.build()))
+    return builder.claims(find)
 
 
 def test_what_transforms_would_take_stays() -> None:

@@ -6,15 +6,10 @@ import numpy as np
 import pytest
 from builder import TraceBuilder
 
-from torchtriage.diagnose.patterns.base import Claim
 from torchtriage.diagnose.patterns.kernel.low_parallelism import find
 
 SMALL = [33, 1, 1]
 """A quarter of the 132 multiprocessors of the builder's device."""
-
-
-def claims(builder: TraceBuilder) -> list[Claim]:
-    return list(find(builder.build()))
 
 
 def steps(
@@ -32,20 +27,20 @@ def steps(
 
 
 def test_quiet_on_grids_that_fill_most_of_the_device() -> None:
-    assert not claims(steps(grid=[67, 1, 1]))
+    assert not steps(grid=[67, 1, 1]).claims(find)
 
 
 def test_quiet_without_recorded_grids() -> None:
     # the kernels of a replayed graph
-    assert not claims(steps(grid=None))
+    assert not steps(grid=None).claims(find)
 
 
 def test_quiet_on_short_kernels() -> None:
-    assert not claims(steps(grid=SMALL, dur=9, rest=20))
+    assert not steps(grid=SMALL, dur=9, rest=20).claims(find)
 
 
 def test_quiet_below_a_fifth_of_the_kernel_time() -> None:
-    assert not claims(steps(grid=SMALL, dur=60))
+    assert not steps(grid=SMALL, dur=60).claims(find)
 
 
 @pytest.mark.parametrize(
@@ -59,28 +54,28 @@ def test_quiet_below_a_fifth_of_the_kernel_time() -> None:
     ],
 )
 def test_quiet_on_kernels_whose_grid_a_batch_does_not_change(name: str) -> None:
-    assert not claims(steps(grid=SMALL, name=name))
+    assert not steps(grid=SMALL, name=name).claims(find)
 
 
 def test_quiet_where_the_host_is_late() -> None:
-    assert not claims(steps(grid=SMALL, late=True))
+    assert not steps(grid=SMALL, late=True).claims(find)
 
 
 def test_quiet_where_another_stream_fills_the_rest() -> None:
     builder = steps(grid=SMALL)
     for i in range(4):
         builder.launch(1_000 * i + 15, 3, 1_000 * i + 150, 100, "other", stream=8)
-    assert not claims(builder)
+    assert not builder.claims(find)
 
 
 def test_quiet_on_devices_of_unknown_size() -> None:
     builder = steps(grid=SMALL)
     del builder.meta["deviceProperties"][0]["numSms"]
-    assert not claims(builder)
+    assert not builder.claims(find)
 
 
 def test_loud_on_small_grids() -> None:
-    (claim,) = claims(steps(grid=SMALL))
+    (claim,) = steps(grid=SMALL).claims(find)
     assert claim.certainty == "hint"
     assert claim.evidence["small_kernel_ms_per_step"] == pytest.approx(0.1)
     assert claim.evidence["share_of_kernel_time"] == pytest.approx(0.25)
@@ -90,7 +85,7 @@ def test_loud_on_small_grids() -> None:
 
 
 def test_the_cost_is_nothing_for_sure_and_the_empty_part_at_best() -> None:
-    (claim,) = claims(steps(grid=SMALL))
+    (claim,) = steps(grid=SMALL).claims(find)
     assert claim.gain_low == 0.0
     np.testing.assert_allclose(claim.gain_high, 0.75)
     (edit,) = claim.edits

@@ -27,40 +27,40 @@ def odd(builder, *, dims=ODD, kernel=ALIGN1, dur=5000.0, types=HALF):
 
 
 def test_quiet_on_aligned_sides():
-    assert not list(find(odd(TraceBuilder(device=H100), dims=EVEN).build()))
+    assert not odd(TraceBuilder(device=H100), dims=EVEN).claims(find)
 
 
 def test_quiet_when_the_kernel_loads_whole_lines():
-    assert not list(find(odd(TraceBuilder(device=H100), kernel=ALIGN8).build()))
+    assert not odd(TraceBuilder(device=H100), kernel=ALIGN8).claims(find)
 
 
 def test_quiet_on_align16():
-    assert not list(find(odd(TraceBuilder(device=H100), kernel=ALIGN1 + "6").build()))
+    assert not odd(TraceBuilder(device=H100), kernel=ALIGN1 + "6").claims(find)
 
 
 def test_quiet_on_products_bound_by_memory():
     dims = [[16, 1024], [1024, 50257]]
-    assert not list(find(odd(TraceBuilder(device=H100), dims=dims).build()))
+    assert not odd(TraceBuilder(device=H100), dims=dims).claims(find)
 
 
 def test_quiet_on_fp32_products():
     trace = odd(TraceBuilder(device=H100), kernel="ampere_sgemm_align1", types=["float"] * 2)
-    assert not list(find(trace.build()))
+    assert not trace.claims(find)
 
 
 def test_quiet_when_it_is_fast_anyway():
     # 421 GFLOP in 1 ms: 421 of 989 TFLOP/s
-    assert not list(find(odd(TraceBuilder(device=H100), dur=1000).build()))
+    assert not odd(TraceBuilder(device=H100), dur=1000).claims(find)
 
 
 def test_quiet_below_5_percent():
     builder = odd(TraceBuilder(device=H100))
     builder.launch(100, 3, 6000, 200_000, name="elementwise")
-    assert not list(find(builder.build()))
+    assert not builder.claims(find)
 
 
 def test_quiet_without_a_peak_or_anything_to_compare():
-    assert not list(find(odd(TraceBuilder(device="Unheard of")).build()))
+    assert not odd(TraceBuilder(device="Unheard of")).claims(find)
 
 
 def test_cost_is_the_time_above_the_aligned_rate():
@@ -84,16 +84,16 @@ def test_cost_without_aligned_products_is_taken_from_the_peak():
 
 def test_an_older_generation_counts_as_confirmation():
     kernel = "cutlass_75_tensorop_bf16_s1688gemm_bf16_128x128_nn"
-    assert list(find(odd(TraceBuilder(device=H100), kernel=kernel).build()))
+    assert odd(TraceBuilder(device=H100), kernel=kernel).claims(find)
 
 
 def test_rocm_goes_by_the_inner_sides():
     kernel = "Cijk_Alik_Bljk_BBS_BH_MT128x224x64_MI16x16x1_SN"
     device = "AMD Instinct MI300X"
-    assert list(find(odd(TraceBuilder(vendor="rocm", device=device), kernel=kernel).build()))
+    assert odd(TraceBuilder(vendor="rocm", device=device), kernel=kernel).claims(find)
     rows = [[4095, 1024], [1024, 50304]]
     trace = odd(TraceBuilder(vendor="rocm", device=device), kernel=kernel, dims=rows)
-    assert not list(find(trace.build()))
+    assert not trace.claims(find)
 
 
 def test_tf32_asks_for_multiples_of_four():
@@ -102,17 +102,17 @@ def test_tf32_asks_for_multiples_of_four():
     dims = [[4096, 1024], [1024, 50258]]
     device = "NVIDIA A100-SXM4-40GB"
     trace = odd(TraceBuilder(device=device), kernel=kernel, dims=dims, types=float2, dur=20_000)
-    assert list(find(trace.build()))
+    assert trace.claims(find)
     trace = odd(
         TraceBuilder(device=device), kernel=kernel, types=float2, dur=20_000, dims=[[4096, 1024], [1024, 50260]]
     )
-    assert not list(find(trace.build()))
+    assert not trace.claims(find)
 
 
 def test_a_device_that_is_not_named_is_judged_by_those_its_kernels_are_built_for():
     def claims(isa):
         kernel = f"Cijk_Alik_Bljk_BBS_BH_MT128x64x64_MI16x16x16x1_SN_GSU1_ISA{isa}_IU1"
-        return list(find(odd(TraceBuilder(vendor="rocm", device=""), kernel=kernel).build()))
+        return odd(TraceBuilder(vendor="rocm", device=""), kernel=kernel).claims(find)
 
     assert not claims("1100")
     (claim,) = claims("942")

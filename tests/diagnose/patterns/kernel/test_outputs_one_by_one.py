@@ -30,7 +30,7 @@ def steps(
         builder.op(operator, at + 11, us - 2, **given)  # the overload that it calls
         if vendor != "cpu":
             builder.launch(at + 20, 5, at + 30, 100)
-    return list(find(builder.build()))
+    return builder.claims(find)
 
 
 @pytest.mark.parametrize(

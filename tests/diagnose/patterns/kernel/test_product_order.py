@@ -35,7 +35,7 @@ def attention(
         builder.op("aten::bmm", at + 850, 50, dims=[[16, 640, 640], VALUE])  # no backward pass, no einsum
         builder.op("aten::einsum", at + 910, 70)  # of two operands
         builder.op("aten::bmm", at + 915, 50, dims=[SCORES, VALUE])
-    return list(find(builder.build()))
+    return builder.claims(find)
 
 
 def test_an_einsum_that_builds_the_product_of_two_long_axes() -> None:
@@ -81,7 +81,7 @@ def graph(width: int, weight: list[int], *, between: str = "", op_us: float = 30
             builder.op(between, at + 15 + op_us, 2, dims=[[8000, width]])
         builder.op("aten::linear", at + 20 + op_us, 20, dims=[[8000, width], weight, []])
         builder.op("aten::_sparse_mm", at + 600, op_us, dims=[[8000, 8000], [8000, width]])
-    return list(find(builder.build()))
+    return builder.claims(find)
 
 
 def test_a_layer_that_could_make_the_features_narrow_first() -> None:
@@ -128,7 +128,7 @@ def neighbours(
             builder.op("aten::linear", at + 1040, 20, dims=[[n_rows, width], last, []])
             builder.op("autograd::engine::evaluate_function: IndexSelectBackward0", at + 1090, 120)
             builder.op("aten::index_add_", at + 1100, 100, dims=[[2000, width], [], [9000], [9000, width]])
-    return list(find(builder.build()))
+    return builder.claims(find)
 
 
 def test_rows_that_a_layer_could_make_narrow_before_they_are_added_up() -> None:

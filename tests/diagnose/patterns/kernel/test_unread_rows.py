@@ -39,7 +39,7 @@ def claims(
         builder.op("aten::addmm", at + 20, 200, dims=[[5_000], [400, 64], [64, 5_000]])
         for place, (name, dims, concrete) in enumerate(after):
             builder.op(name, at + 320 + 1.25 * us * place, us, dims=dims, concrete=concrete)
-    return list(find(builder.build()))
+    return builder.claims(find)
 
 
 def test_the_last_position_alone() -> None:

@@ -7,7 +7,6 @@ from builder import TraceBuilder
 
 from torchtriage.core import intervals
 from torchtriage.core.trace.frames import user_stack
-from torchtriage.diagnose.patterns.base import Claim
 from torchtriage.diagnose.patterns.launch.launch_bound import find
 
 
@@ -32,23 +31,19 @@ def loop(
     return builder.op("aten::tail", n_steps * op * n_ops + 100, 1.5)
 
 
-def claims(builder: TraceBuilder) -> list[Claim]:
-    return list(find(builder.build()))
-
-
 def test_quiet_when_the_device_is_busy() -> None:
-    assert not claims(loop(kernel=48))
+    assert not loop(kernel=48).claims(find)
 
 
 def test_quiet_below_a_fifth_of_the_step() -> None:
-    assert not claims(loop(kernel=42))
+    assert not loop(kernel=42).claims(find)
 
 
 def test_quiet_when_launches_are_captured() -> None:
     builder = loop()
     for i in range(150):
         builder.call("cudaLaunchKernel", 5_200 + i, 0.5)
-    assert not claims(builder)
+    assert not builder.claims(find)
 
 
 def test_quiet_when_python_fills_the_gaps() -> None:
@@ -57,7 +52,7 @@ def test_quiet_when_python_fills_the_gaps() -> None:
         at = 10_000 * i
         builder.step(i, at, 10_000).op("aten::add", at + 5_000, 50.5)
         builder.launch(at + 5_010, 5, at + 5_020, 4_980)
-    assert not claims(builder)
+    assert not builder.claims(find)
 
 
 def test_quiet_when_what_is_left_beside_python_is_little() -> None:
@@ -70,7 +65,7 @@ def test_quiet_when_what_is_left_beside_python_is_little() -> None:
             builder.launch(at + 3_140 + 150 * k, 5, at + 3_148 + 150 * k, 5)
         builder.op("aten::mm", at + 4_800, 30)
         builder.launch(at + 4_810, 5, at + 4_820, 5_180)
-    assert not claims(builder)
+    assert not builder.claims(find)
 
 
 def test_quiet_when_hardly_any_of_it_is_dispatch() -> None:
@@ -81,21 +76,21 @@ def test_quiet_when_hardly_any_of_it_is_dispatch() -> None:
             at = 9_000 * i + 900 * k
             builder.op("aten::add", at, 20.5)
             builder.launch(at + 10, 5, at + 18, 5)
-    assert not claims(builder)
+    assert not builder.claims(find)
 
 
 def test_quiet_when_the_loader_fills_the_gaps() -> None:
     builder = loop()
     for i in range(5):
         builder.annotation("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 1000 * i, 990)
-    assert not claims(builder)
+    assert not builder.claims(find)
 
 
 def test_quiet_when_allocation_fills_the_gaps() -> None:
     builder = loop()
     for i in range(100):
         builder.call("cudaFree", 50 * i + 1, 40)
-    assert not claims(builder)
+    assert not builder.claims(find)
 
 
 def test_quiet_when_waits_cause_the_gaps() -> None:
@@ -107,20 +102,20 @@ def test_quiet_when_waits_cause_the_gaps() -> None:
         builder.sync(at + 30, 470)
         builder.op("aten::add", at + 505, 12)
         builder.launch(at + 510, 5, at + 530, 460)
-    assert not claims(builder)
+    assert not builder.claims(find)
 
 
 def test_quiet_when_first_use_fills_the_gaps() -> None:
     builder = TraceBuilder().op("aten::empty", 0, 40_000.5).call("cudaStreamCreateWithFlags", 10, 39_900)
     builder.op("aten::add", 40_002, 20)
     builder.launch(40_005, 5, 40_015, 2_000)
-    assert not claims(builder)
+    assert not builder.claims(find)
 
 
 def test_quiet_when_the_stream_was_busy_with_unrecorded_work() -> None:
     builder = TraceBuilder().op("aten::add", 0, 100.5)
     builder.launch(90, 5, 8_000, 2_000)
-    assert not claims(builder)
+    assert not builder.claims(find)
 
 
 def test_quiet_inside_one_graph_launch() -> None:
@@ -128,7 +123,7 @@ def test_quiet_inside_one_graph_launch() -> None:
     builder.call("cudaGraphLaunch", 1, 4_990, correlation=70)
     for k in range(20):
         builder.kernel("k", 10 + 200 * k, 50, correlation=70)
-    assert not claims(builder)
+    assert not builder.claims(find)
 
 
 def test_late_idle_time_is_at_stake() -> None:
@@ -153,22 +148,22 @@ def test_slow_views_are_a_slow_host_and_promise_less() -> None:
     builder = loop()
     for i in range(100):
         builder.op("aten::view", 50 * i + 5, 20)
-    (claim,) = claims(builder)
+    (claim,) = builder.claims(find)
     assert claim.gain_low == pytest.approx(0.5 / 1.5 * 5 / 20)
     assert "a view takes the host 20.0 µs" in claim.message
 
 
 def test_idle_time_that_the_profiler_makes_is_no_finding() -> None:
     # 35 of 50 us busy: without the profiler the host needs 33 us for each operator, and the device never waits
-    assert not claims(loop(kernel=35))
+    assert not loop(kernel=35).claims(find)
 
 
 def test_what_the_host_waits_for_does_not_become_shorter_without_the_profiler() -> None:
     builder = loop(kernel=25)
-    (alone,) = claims(builder)
+    (alone,) = builder.claims(find)
     for i in range(5):
         builder.sync(1_000 * i + 1, 40)
-    (waiting,) = claims(builder)
+    (waiting,) = builder.claims(find)
     name = "idle_share_of_step_unprofiled"
     assert waiting.evidence[name] > alone.evidence[name] > 0
 
@@ -188,22 +183,22 @@ def test_the_place_is_where_most_late_launches_are_made() -> None:
 
 
 def test_few_gaps_are_no_rate_of_launching() -> None:
-    assert not claims(loop(n_steps=2, op=500, n_ops=4))
+    assert not loop(n_steps=2, op=500, n_ops=4).claims(find)
 
 
 def test_rocm_is_judged_alike() -> None:
-    (cuda,), (rocm,) = claims(loop()), claims(loop(vendor="rocm"))
+    (cuda,), (rocm,) = loop().claims(find), loop(vendor="rocm").claims(find)
     assert cuda.evidence == rocm.evidence
     assert (cuda.gain_low, cuda.gain_high) == (rocm.gain_low, rocm.gain_high)
 
 
 def test_large_kernels_with_slow_dispatch() -> None:
-    (claim,) = claims(loop(op=100, kernel=30))
+    (claim,) = loop(op=100, kernel=30).claims(find)
     assert claim.evidence["kind"] == "slow dispatch"
 
 
 def test_the_same_kernels_in_every_step_can_become_a_graph() -> None:
-    assert claims(loop())[0].evidence["same_kernels_every_step"] is True
+    assert loop().claims(find)[0].evidence["same_kernels_every_step"] is True
 
 
 @pytest.mark.parametrize("call", ["cudaStreamSynchronize", "cudaMalloc"])
@@ -211,11 +206,11 @@ def test_a_step_that_waits_or_allocates_is_no_graph(call: str) -> None:
     builder = loop()
     for i in range(5):
         builder.call(call, 1000 * i + 30, 1)
-    assert claims(builder)[0].evidence["same_kernels_every_step"] is False
+    assert builder.claims(find)[0].evidence["same_kernels_every_step"] is False
 
 
 def test_kernels_that_change_are_no_graph() -> None:
-    (claim,) = claims(loop(name="kernel_{k}_{i}"))
+    (claim,) = loop(name="kernel_{k}_{i}").claims(find)
     assert claim.evidence["same_kernels_every_step"] is False
     assert claim.fix is not None
     assert "No CUDA graph" in claim.fix.text
@@ -227,11 +222,11 @@ def test_graphs_are_not_proposed_again() -> None:
         builder.call("cudaGraphLaunch", 1_000 * i + 2, 3, correlation=9_000 + i)
         builder.kernel("a", 1_000 * i + 6, 4, correlation=9_000 + i)
         builder.kernel("b", 1_000 * i + 10, 4, correlation=9_000 + i)
-    assert claims(builder)[0].evidence["same_kernels_every_step"] is False
+    assert builder.claims(find)[0].evidence["same_kernels_every_step"] is False
 
 
 def test_two_steady_steps_are_too_few_for_a_graph() -> None:
-    assert claims(loop(n_steps=3))[0].evidence["same_kernels_every_step"] is False
+    assert loop(n_steps=3).claims(find)[0].evidence["same_kernels_every_step"] is False
 
 
 @pytest.mark.parametrize("looped", [True, False])
@@ -243,7 +238,7 @@ def test_a_loop_is_suspected_where_calls_repeat(looped: bool) -> None:
         builder.frame("train.py(40): scan", at + 99.5, 800)
         if not looped:
             builder.frame("torch/nn/modules/module.py(1): _call_impl", at + 99.6, 799)
-    (claim,) = claims(builder)
+    (claim,) = builder.claims(find)
     assert "80 % of it where the place below makes 16 of them" in claim.message
     assert claim.fix is not None
     assert ("rounds of a loop" in claim.fix.text) == looped
@@ -253,7 +248,7 @@ def test_no_loop_is_suspected_where_everything_is() -> None:
     builder = loop()
     for i in range(5):
         builder.frame("train.py(10): step", 1_000 * i + 0.2, 999)
-    (claim,) = claims(builder)
+    (claim,) = builder.claims(find)
     assert claim.fix is not None
     assert "rounds of a loop" not in claim.fix.text
 

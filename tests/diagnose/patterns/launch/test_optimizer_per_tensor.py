@@ -49,12 +49,8 @@ def cpu_loop(
     return builder
 
 
-def claims(builder: TraceBuilder) -> list[Claim]:
-    return list(find(builder.build()))
-
-
 def test_quiet_on_toys() -> None:
-    assert not claims(loop(n=64))
+    assert not loop(n=64).claims(find)
 
 
 @pytest.mark.parametrize("op", ["aten::_foreach_add_", "aten::_fused_adamw_"])
@@ -62,23 +58,23 @@ def test_quiet_on_grouped_forms(op: str) -> None:
     builder = loop()
     for i in range(4):
         builder.op(op, 10_000 * i + 3_395, 4)
-    assert not claims(builder)
+    assert not builder.claims(find)
 
 
 def test_a_range_that_is_open_when_the_recording_stops_counts_in_its_step() -> None:
     builder = cpu_loop()
-    whole = claims(builder)[0].evidence
+    whole = builder.claims(find)[0].evidence
     builder.events = [
         event | {"dur": 30_000} if event["name"] == STEP and event["ts"] > 30_000 else event for event in builder.events
     ]
-    cut = claims(builder)[0].evidence
+    cut = builder.claims(find)[0].evidence
     # three steady steps of 2.4 ms; the last one's range seems to fill the 9 ms to the end of its step
     assert whole["host_ms_per_step"] == pytest.approx(2.4)
     assert cut["host_ms_per_step"] == pytest.approx((2.4 + 2.4 + 9) / 3)
 
 
 def test_quiet_on_multi_tensor_kernels() -> None:
-    assert not claims(loop(kernel="multi_tensor_apply_kernel<AdamFunctor>"))
+    assert not loop(kernel="multi_tensor_apply_kernel<AdamFunctor>").claims(find)
 
 
 @pytest.mark.parametrize("op", ["aten::coalesce", "aten::mm", "aten::linalg_eigh"])
@@ -86,11 +82,11 @@ def test_quiet_on_sparse_gradients_and_matrix_optimizers(op: str) -> None:
     builder = loop()
     for i in range(4):
         builder.op(op, 10_000 * i + 3_395, 4)
-    assert not claims(builder)
+    assert not builder.claims(find)
 
 
 def test_quiet_below_two_percent_of_the_step() -> None:
-    assert not claims(loop(wall=130_000))
+    assert not loop(wall=130_000).claims(find)
 
 
 def test_files_with_many_optimizer_names_take_no_longer() -> None:
@@ -98,25 +94,25 @@ def test_files_with_many_optimizer_names_take_no_longer() -> None:
     builder = loop()
     for i in range(20_000):
         builder.annotation(f"Optimizer.step#A{i}.step", 50_000 + i, 0.5)
-    assert len(claims(builder)) == 1
+    assert len(builder.claims(find)) == 1
 
 
 def test_quiet_when_queued_work_hides_it() -> None:
     builder = loop()
     for i in range(4):
         builder.launch(10_000 * i + 10, 5, 10_000 * i + 20, 9_000, "gemm", stream=8)
-    assert not claims(builder)
+    assert not builder.claims(find)
 
 
 def test_no_optimizer_is_blamed_outside_annotations() -> None:
-    (claim,) = claims(loop(mark="update"))
+    (claim,) = loop(mark="update").claims(find)
     assert "optimizer" not in claim.evidence
     assert claim.message.startswith("tensors are updated in place one by one outside the optimizer")
-    assert not claims(loop(mark="update", op="aten::mul"))
+    assert not loop(mark="update", op="aten::mul").claims(find)
 
 
 def test_idle_time_inside_the_optimizer_is_at_stake() -> None:
-    (claim,) = claims(loop())
+    (claim,) = loop().claims(find)
     assert claim.evidence["optimizer"] == "AdamW"
     assert claim.evidence["n_launches_per_call"] == 120
     assert claim.evidence["n_calls_per_step"] == 1
@@ -131,12 +127,12 @@ def test_idle_time_inside_the_optimizer_is_at_stake() -> None:
 
 def test_quiet_on_gradients_filled_with_zeros() -> None:
     # OPT040 knows what to do about those
-    assert not claims(loop(mark=ZERO, op="aten::zero_"))
+    assert not loop(mark=ZERO, op="aten::zero_").claims(find)
 
 
 def foreach(*, name: str = "AdamW", n: int = 8, dur: float = 100, wall: float = 10_000) -> Claim:
     """Steps whose optimizer makes ``n`` foreach calls on a CPU."""
-    found = claims(foreach_steps(name=name, n=n, dur=dur, wall=wall))
+    found = foreach_steps(name=name, n=n, dur=dur, wall=wall).claims(find)
     assert len(found) == 1
     return found[0]
 
@@ -158,16 +154,16 @@ def test_a_foreach_form_does_not_go_one_by_one() -> None:
 
 @pytest.mark.parametrize("name", ["RMSprop", "Adadelta", "MyAdam"])
 def test_quiet_on_foreach_without_a_fused_form(name: str) -> None:
-    assert not claims(foreach_steps(name=name))
+    assert not foreach_steps(name=name).claims(find)
 
 
 def test_quiet_on_a_single_foreach_call() -> None:
     # plain SGD reads and writes no more than its fused form
-    assert not claims(foreach_steps(name="SGD", n=1, dur=900))
+    assert not foreach_steps(name="SGD", n=1, dur=900).claims(find)
 
 
 def test_quiet_on_foreach_below_five_percent() -> None:
-    assert not claims(foreach_steps(wall=20_000))
+    assert not foreach_steps(wall=20_000).claims(find)
 
 
 def test_loud_on_foreach_that_could_be_fused() -> None:
@@ -186,13 +182,13 @@ def test_the_fix_keeps_the_optimizer() -> None:
         text="Use the fused form of the optimizer.",
         code="optimizer = torch.optim.SGD(model.parameters(), lr=lr, fused=True)",
     )
-    (claim,) = claims(loop(mark="Optimizer.step#Adam.step"))
+    (claim,) = loop(mark="Optimizer.step#Adam.step").claims(find)
     assert claim.fix == replace(FIX, code="optimizer = torch.optim.Adam(model.parameters(), lr=lr, fused=True)")
-    (claim,) = claims(loop(mark="Optimizer.step#RMSprop.step"))
+    (claim,) = loop(mark="Optimizer.step#RMSprop.step").claims(find)
     assert claim.fix is not None
     assert claim.fix.text == "Use the foreach form of the optimizer."
     assert claim.fix.code == "optimizer = torch.optim.RMSprop(model.parameters(), lr=lr, foreach=True)"
-    (claim,) = claims(loop(mark="Optimizer.step#MyOwn.step"))
+    (claim,) = loop(mark="Optimizer.step#MyOwn.step").claims(find)
     assert claim.fix is None
 
 
@@ -205,7 +201,7 @@ def test_foreach_on_a_busy_device_is_about_its_kernels() -> None:
             builder.op("aten::_foreach_add_", at + 110 + 50 * k, 40)
             builder.launch(at + 120 + 50 * k, 5, at + 1_000 + 2_000 * k, 2_000, "multi_tensor_x")
         builder.launch(at + 800, 5, at + 5_000, 4_000, "next")
-    (claim,) = claims(builder)
+    (claim,) = builder.claims(find)
     assert claim.time_class == "compute"
     assert claim.evidence["kernel_ms_per_step"] == pytest.approx(4.0)
     np.testing.assert_allclose(claim.gain_low, 0.25)
@@ -227,20 +223,20 @@ def averaging(
 
 @pytest.mark.parametrize("names", [("aten::mul_", "aten::mul"), ("aten::copy_",)])
 def test_quiet_on_other_operators_between(names: tuple[str, ...]) -> None:
-    assert not claims(averaging(names=names))
+    assert not averaging(names=names).claims(find)
 
 
 def test_quiet_on_short_loops_of_updates() -> None:
-    assert not claims(averaging(n=99))
+    assert not averaging(n=99).claims(find)
 
 
 def test_quiet_on_updates_below_two_percent_of_the_step() -> None:
-    assert not claims(averaging(wall=130_000))
+    assert not averaging(wall=130_000).claims(find)
 
 
 @pytest.mark.parametrize("names", [("aten::mul_", "aten::add_"), ("aten::lerp_",)])
 def test_loud_on_an_average_of_the_weights(names: tuple[str, ...]) -> None:
-    (claim,) = claims(averaging(names=names))
+    (claim,) = averaging(names=names).claims(find)
     assert claim.evidence["n_operators_per_step"] == 120
     assert claim.evidence["host_ms_per_step"] == pytest.approx(119 * 0.02 + 0.018)
     assert claim.gain_low == pytest.approx(0.25 / 2.0)
@@ -256,11 +252,11 @@ def test_two_optimizers_are_two_claims() -> None:
         for k in range(120):
             builder.op("aten::add_", at + 20 * k, 18)
             builder.launch(at + 5 + 20 * k, 5, at + 12 + 20 * k, 2)
-    assert sorted(one.evidence["optimizer"] for one in claims(builder)) == ["AdamW", "SGD"]
+    assert sorted(one.evidence["optimizer"] for one in builder.claims(find)) == ["AdamW", "SGD"]
 
 
 def test_on_a_cpu_operators_on_tensors_count() -> None:
-    (claim,) = claims(cpu_loop())
+    (claim,) = cpu_loop().claims(find)
     assert claim.time_class == "host"
     assert claim.evidence["n_operators_per_call"] == 120
     assert claim.evidence["host_ms_per_step"] == 2.4
@@ -268,34 +264,34 @@ def test_on_a_cpu_operators_on_tensors_count() -> None:
 
 
 def test_on_a_cpu_a_single_operator_per_parameter_promises_nothing() -> None:
-    (claim,) = claims(cpu_loop(plain=True))
+    (claim,) = cpu_loop(plain=True).claims(find)
     assert claim.gain_low == 0.0
 
 
 def test_on_a_cpu_step_counters_do_not_count() -> None:
-    assert not claims(cpu_loop(dims=[[], []]))
-    assert not claims(cpu_loop(dims=[[1], []]))
+    assert not cpu_loop(dims=[[], []]).claims(find)
+    assert not cpu_loop(dims=[[1], []]).claims(find)
 
 
 def test_on_a_cpu_two_percent_of_the_step_count() -> None:
-    assert not claims(cpu_loop(wall=130_000))
-    (claim,) = claims(cpu_loop(wall=110_000))
+    assert not cpu_loop(wall=130_000).claims(find)
+    (claim,) = cpu_loop(wall=110_000).claims(find)
     assert claim.certainty == "likely"
 
 
 def test_on_a_cpu_fifty_operators_count() -> None:
-    assert not claims(cpu_loop(n=49))
-    assert claims(cpu_loop(n=50))
+    assert not cpu_loop(n=49).claims(find)
+    assert cpu_loop(n=50).claims(find)
 
 
 def test_without_shapes_a_cpu_loop_is_a_hint() -> None:
-    (claim,) = claims(cpu_loop(shapes=False))
+    (claim,) = cpu_loop(shapes=False).claims(find)
     assert claim.certainty == "hint"
 
 
 def test_without_shapes_a_cpu_loop_needs_five_percent_and_hundred_operators() -> None:
-    assert not claims(cpu_loop(shapes=False, wall=50_000))
-    assert not claims(cpu_loop(shapes=False, n=99))
+    assert not cpu_loop(shapes=False, wall=50_000).claims(find)
+    assert not cpu_loop(shapes=False, n=99).claims(find)
 
 
 def test_host_rows_of_a_gpu_machine_prove_nothing() -> None:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from builder import TraceBuilder
 
-from torchtriage.diagnose.patterns.base import Claim
 from torchtriage.diagnose.patterns.launch.per_sample_loop import find
 
 Body = Callable[[int], Sequence[str]]
@@ -45,17 +44,13 @@ def loop(
     return builder
 
 
-def claims(builder: TraceBuilder) -> list[Claim]:
-    return list(find(builder.build()))
-
-
 def test_quiet_on_a_loader_that_reads_item_by_item() -> None:
     for vendor in ("cuda", "cpu"):
         builder = loop(vendor=vendor)
         for step in [one for one in builder.events if "ProfilerStep" in one["name"]]:
             name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
             builder.annotation(name, step["ts"], step["dur"])
-        assert not claims(builder)
+        assert not builder.claims(find)
 
 
 def test_quiet_when_the_index_is_the_number_of_the_step() -> None:
@@ -66,37 +61,37 @@ def test_quiet_when_the_index_is_the_number_of_the_step() -> None:
         dims, concrete = [[12, 64], [], []], ["", "0", str(i)]
         builder.op("aten::select", at, 10, dims=dims, concrete=concrete)
         builder.op("aten::mul", at + 20, 60, dims=[[64]])
-    assert not claims(builder)
+    assert not builder.claims(find)
 
 
 def test_quiet_on_micro_batches_that_are_sent_to_another_rank() -> None:
-    assert claims(loop(body=lambda i: ["aten::mul", "aten::sum", "aten::relu"], vendor="cpu"))
-    assert not claims(loop(body=lambda i: ["aten::mul", "c10d::send", "aten::relu"], vendor="cpu"))
+    assert loop(body=lambda i: ["aten::mul", "aten::sum", "aten::relu"], vendor="cpu").claims(find)
+    assert not loop(body=lambda i: ["aten::mul", "c10d::send", "aten::relu"], vendor="cpu").claims(find)
 
 
 def test_quiet_on_seven_rounds() -> None:
-    assert not claims(loop(7))
+    assert not loop(7).claims(find)
 
 
 def test_quiet_when_the_index_does_not_run() -> None:
-    assert not claims(loop(indices=[0] * 20))
-    assert not claims(loop(indices=[(7 * i) % 20 for i in range(20)]))
+    assert not loop(indices=[0] * 20).claims(find)
+    assert not loop(indices=[(7 * i) % 20 for i in range(20)]).claims(find)
 
 
 def test_quiet_inside_an_operator() -> None:
-    assert not claims(loop(parent="aten::unbind"))
+    assert not loop(parent="aten::unbind").claims(find)
 
 
 def test_quiet_when_nothing_follows_the_selects() -> None:
-    assert not claims(loop(body=lambda i: [], vendor="cpu"))
+    assert not loop(body=lambda i: [], vendor="cpu").claims(find)
 
 
 def test_quiet_when_every_round_does_something_else() -> None:
-    assert not claims(loop(body=lambda i: [f"aten::op{i}", "aten::sum"]))
+    assert not loop(body=lambda i: [f"aten::op{i}", "aten::sum"]).claims(find)
 
 
 def test_quiet_on_recurrences() -> None:
-    assert not claims(loop(body=lambda i: ["aten::lstm_cell", "aten::add"]))
+    assert not loop(body=lambda i: ["aten::lstm_cell", "aten::add"]).claims(find)
 
 
 def test_quiet_when_the_loop_is_spread_over_steps() -> None:
@@ -108,13 +103,13 @@ def test_quiet_when_the_loop_is_spread_over_steps() -> None:
         for k in range(1100):
             builder.op("aten::mul", at + 20 + 20 * k, 18, dims=[[64]])
             builder.launch(at + 25 + 20 * k, 5, at + 32 + 20 * k, 2)
-    assert not claims(builder)
+    assert not builder.claims(find)
 
 
 def test_quiet_when_queued_work_hides_the_loop() -> None:
     builder = loop()
     builder.launch(0, 1, 2, 5_000, "gemm", stream=8)
-    assert not claims(builder)
+    assert not builder.claims(find)
 
 
 def test_idle_time_inside_the_loop_is_at_stake() -> None:
@@ -135,12 +130,12 @@ def test_idle_time_inside_the_loop_is_at_stake() -> None:
 
 
 def test_few_rounds_gain_less() -> None:
-    (claim,) = claims(loop(8))
+    (claim,) = loop(8).claims(find)
     assert claim.gain_high == 1 - 1 / 8
 
 
 def test_an_element_may_be_taken_twice_in_a_round() -> None:
-    (claim,) = claims(loop(selects=2))
+    (claim,) = loop(selects=2).claims(find)
     assert claim.evidence["n_rounds_per_step"] == 20
     assert claim.evidence["n_ops_per_round"] == 4
 
@@ -153,24 +148,24 @@ def test_loops_over_tensors_of_other_shapes_in_one_body_are_one_loop() -> None:
             builder.op("aten::select", at + 20 * k, 10.5, dims=[shape, [], []], concrete=["", "0", str(i)])
         builder.op("aten::mul", at + 40, 18, dims=[[64]])
         builder.launch(at + 45, 5, at + 52, 2)
-    (claim,) = claims(builder)
+    (claim,) = builder.claims(find)
     assert claim.evidence["n_rounds_per_step"] == 20
 
 
 def test_a_branch_may_differ_now_and_then() -> None:
-    (claim,) = claims(loop(40, lambda i: ["aten::mul", "aten::cat"] if i % 8 == 7 else ["aten::mul"]))
+    (claim,) = loop(40, lambda i: ["aten::mul", "aten::cat"] if i % 8 == 7 else ["aten::mul"]).claims(find)
     assert claim.evidence["n_rounds_per_step"] == 40
 
 
 @pytest.mark.parametrize("product", ["aten::linear", "aten::scaled_dot_product_attention"])
 def test_products_may_carry_a_state(product: str) -> None:
     # recurrent cells, and tokens that are generated one after the other
-    (claim,) = claims(loop(body=lambda i: [product, "aten::tanh"]))
+    (claim,) = loop(body=lambda i: [product, "aten::tanh"]).claims(find)
     assert claim.certainty == "hint"
 
 
 def test_on_a_cpu_the_loop_is_host_time() -> None:
-    (claim,) = claims(loop(vendor="cpu"))
+    (claim,) = loop(vendor="cpu").claims(find)
     assert claim.time_class == "host"
     assert claim.evidence["host_ms_per_step"] == pytest.approx(1.2, abs=0.01)
 
@@ -179,12 +174,12 @@ def test_without_concrete_inputs_nothing_is_said() -> None:
     builder = loop()
     for one in builder.events:
         one.get("args", {}).pop("Concrete Inputs", None)
-    assert not claims(builder)
+    assert not builder.claims(find)
 
 
 def test_on_a_cpu_convolutions_are_not_at_stake_and_products_promise_nothing() -> None:
     builder = loop(10, lambda i: ["aten::conv2d", "aten::relu"], vendor="cpu")
-    (claim,) = claims(builder)
+    (claim,) = builder.claims(find)
     # rounds of 60 us, 18 of them in the convolution; the last operator ends 2 us early
     assert claim.evidence["host_without_convolutions_ms_per_step"] == pytest.approx(10 * 0.042 - 0.002, abs=0.001)
     assert claim.evidence["host_ms_per_step"] == pytest.approx(0.598, abs=0.001)
@@ -229,19 +224,19 @@ def unbound(
 
 def test_quiet_on_what_is_split_in_a_few() -> None:
     # queries, keys and values; heads
-    assert not claims(unbound(7, shape=[7, 64]))
+    assert not unbound(7, shape=[7, 64]).claims(find)
 
 
 def test_quiet_when_what_follows_does_not_repeat() -> None:
-    assert not claims(unbound(1))
+    assert not unbound(1).claims(find)
 
 
 def test_quiet_when_fewer_rounds_follow_than_rows() -> None:
-    assert not claims(unbound(19))
+    assert not unbound(19).claims(find)
 
 
 def test_loud_on_the_rows_of_a_tensor() -> None:
-    (claim,) = claims(unbound())
+    (claim,) = unbound().claims(find)
     assert claim.evidence["n_rounds_per_step"] == 20
     assert claim.evidence["n_ops_per_round"] == 2
     assert claim.evidence["tensor_shape"] == [20, 64]
@@ -251,13 +246,13 @@ def test_loud_on_the_rows_of_a_tensor() -> None:
 
 
 def test_loud_on_one_operator_per_row() -> None:
-    (claim,) = claims(unbound(body=("aten::sum",), axis="-2"))
+    (claim,) = unbound(body=("aten::sum",), axis="-2").claims(find)
     assert claim.evidence["n_ops_per_round"] == 1
 
 
 def test_loud_on_rounds_that_hold_a_loop_of_their_own() -> None:
     inner = ["aten::unsqueeze", "aten::sub", "aten::sum"] * 40
-    (claim,) = claims(unbound(n=9, shape=[9, 64], body=["aten::unsqueeze", "aten::full", *inner]))
+    (claim,) = unbound(n=9, shape=[9, 64], body=["aten::unsqueeze", "aten::full", *inner]).claims(find)
     assert claim.evidence["n_ops_per_round"] == 122
     assert claim.evidence["n_rounds_per_step"] == 9
 
@@ -266,7 +261,7 @@ LOOK_UP = ("aten::embedding", "aten::linear")
 
 
 def test_a_table_looked_up_row_by_row_is_filled_row_by_row() -> None:
-    (claim,) = claims(unbound(body=LOOK_UP, fills=20))
+    (claim,) = unbound(body=LOOK_UP, fills=20).claims(find)
     assert claim.certainty == "likely"
     assert claim.evidence["gradient_fills_ms_per_step"] == pytest.approx(20 * 0.09)
     assert "the gradient of the embedding is filled 20 times: 1.80 ms" in claim.message
@@ -278,6 +273,6 @@ def test_a_table_looked_up_row_by_row_is_filled_row_by_row() -> None:
 
 @pytest.mark.parametrize(("body", "fills"), [(("aten::mul", "aten::sum"), 20), (LOOK_UP, 7)])
 def test_fills_that_are_not_the_loop_s_do_not_count(body: Sequence[str], fills: int) -> None:
-    (claim,) = claims(unbound(body=body, fills=fills))
+    (claim,) = unbound(body=body, fills=fills).claims(find)
     assert "gradient_fills_ms_per_step" not in claim.evidence
     assert np.isscalar(claim.gain_low)

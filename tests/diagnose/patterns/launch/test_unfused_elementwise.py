@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import pytest
 from builder import TraceBuilder
 
-from torchtriage.diagnose.patterns.base import Claim
 from torchtriage.diagnose.patterns.launch.unfused_elementwise import find
 
 POINTWISE = "void at::native::vectorized_elementwise_kernel<4, at::native::{}>"
@@ -38,38 +37,34 @@ def run(*ops: Op, late: bool = False, mark: str = "", streams: Sequence[int] = (
     return builder
 
 
-def claims(builder: TraceBuilder) -> list[Claim]:
-    return list(find(builder.build()))
-
-
 def test_quiet_on_two_in_a_row() -> None:
-    assert not claims(run(MUL, EXP, GEMM))
+    assert not run(MUL, EXP, GEMM).claims(find)
 
 
 def test_quiet_when_sizes_differ() -> None:
-    assert not claims(run(MUL, SMALL, EXP, GEMM))
+    assert not run(MUL, SMALL, EXP, GEMM).claims(find)
 
 
 @pytest.mark.parametrize("kinds", [(ADD,) * 10, (COPY, COPY, COPY, COPY, ADD)])
 def test_quiet_on_one_operator_again_and_again(kinds: tuple[Op, ...]) -> None:
     """A benchmark's loop, or the same copy of many tensors: nothing shows that one reads what another wrote."""
-    assert not claims(run(*kinds, GEMM))
+    assert not run(*kinds, GEMM).claims(find)
 
 
 def test_quiet_on_the_kernels_of_one_operator() -> None:
     builder = TraceBuilder().op("aten::empty", 0, 1.5).op("aten::add_", 10, 50, dims=[[1024, 64]])
     for k in range(4):
         builder.launch(12 + 10 * k, 4, 2_000 + 100 * k, 100, ADD[1])
-    assert not claims(builder)
+    assert not builder.claims(find)
 
 
 def test_a_factor_applied_twice_is_part_of_a_chain() -> None:
-    (claim,) = claims(run(MUL, MUL, EXP, GEMM))
+    (claim,) = run(MUL, MUL, EXP, GEMM).claims(find)
     assert claim.evidence["n_kernels_of_longest_chain"] == 3
 
 
 def test_quiet_when_products_come_between() -> None:
-    assert not claims(run(MUL, GEMM, EXP, GEMM))
+    assert not run(MUL, GEMM, EXP, GEMM).claims(find)
 
 
 def test_quiet_when_the_third_is_on_another_stream() -> None:
@@ -77,7 +72,7 @@ def test_quiet_when_the_third_is_on_another_stream() -> None:
     for k, ((op, kernel, dims), stream) in enumerate(((GEMM, 7), (EXP, 7), (EXP, 7), (EXP, 8), (GEMM, 8))):
         builder.op(op, 10 * k + 2, 8, dims=list(dims))
         builder.launch(10 * k + 3, 4, 2_000 + 100 * k, 100, kernel, stream=stream)
-    assert not claims(builder)
+    assert not builder.claims(find)
 
 
 @pytest.mark.parametrize(
@@ -91,23 +86,23 @@ def test_quiet_when_the_third_is_on_another_stream() -> None:
 )
 def test_quiet_on_kernels_that_are_fused_or_not_pointwise(kernel: str) -> None:
     one: Op = ("aten::exp", kernel, [[1024, 64]])
-    assert not claims(run(one, one, one, GEMM))
+    assert not run(one, one, one, GEMM).claims(find)
 
 
 def test_quiet_in_the_optimizer() -> None:
-    assert not claims(run(MUL, EXP, MUL, GEMM, mark="Optimizer.step#SGD.step"))
+    assert not run(MUL, EXP, MUL, GEMM, mark="Optimizer.step#SGD.step").claims(find)
 
 
 def test_quiet_when_the_host_paces_the_chain() -> None:
-    assert not claims(run(MUL, EXP, MUL, GEMM, late=True))
+    assert not run(MUL, EXP, MUL, GEMM, late=True).claims(find)
 
 
 def test_quiet_below_five_percent_of_the_kernel_time() -> None:
-    assert not claims(run(MUL, EXP, MUL, *[GEMM] * 60))
+    assert not run(MUL, EXP, MUL, *[GEMM] * 60).claims(find)
 
 
 def test_traffic_of_the_chain_is_the_model() -> None:
-    (claim,) = claims(run(EXP, LOG, EXP, GEMM))
+    (claim,) = run(EXP, LOG, EXP, GEMM).claims(find)
     # three kernels read and write 6 tensors; fused 2: two thirds are saved
     assert claim.gain_high == pytest.approx([2 / 3] * 12)
     assert claim.gain_low == pytest.approx([1 / 3] * 12)
@@ -122,13 +117,13 @@ def test_traffic_of_the_chain_is_the_model() -> None:
 
 
 def test_second_inputs_have_to_be_read_all_the_same() -> None:
-    (claim,) = claims(run(MUL, ADD, MUL, ADD, GEMM))
+    (claim,) = run(MUL, ADD, MUL, ADD, GEMM).claims(find)
     # four kernels move 12 tensors, fused 8 - 4 + 2 = 6
     assert claim.gain_high == pytest.approx([0.5] * 16)
 
 
 def test_a_copy_reads_one_and_writes_one() -> None:
-    (claim,) = claims(run(COPY, CAST, COPY, GEMM))
+    (claim,) = run(COPY, CAST, COPY, GEMM).claims(find)
     assert claim.gain_high == pytest.approx([2 / 3] * 12)
 
 
@@ -138,14 +133,14 @@ def test_what_the_next_launch_does_not_follow_has_no_low_end() -> None:
     for k, (op, kernel, dims) in enumerate((EXP, LOG, EXP)):
         builder.op(op, 9_000 + 200 * k, 8, dims=list(dims))
         builder.launch(9_001 + 200 * k, 4, 9_010 + 200 * k, 100, kernel)
-    (claim,) = claims(builder)
+    (claim,) = builder.claims(find)
     assert claim.gain_low.tolist().count(0.0) == 2  # nothing follows the last one late
     assert len(claim.spans) == 15
 
 
 def test_batch_norm_with_stored_statistics_is_pointwise() -> None:
     norm: Op = ("aten::cudnn_batch_norm", "cudnn::bn_fw_inf_1C11_kernel_NCHW", [[1024, 64], [64]])
-    (claim,) = claims(run(EXP, norm, EXP, GEMM))
+    (claim,) = run(EXP, norm, EXP, GEMM).claims(find)
     assert claim.evidence["n_kernels_per_step"] == 12
 
 
@@ -154,7 +149,7 @@ def test_without_shapes_grids_say_what_belongs_together() -> None:
     for k in range(8):
         grid = [512, 1, 1] if k < 4 else [k, 1, 1]
         builder.launch(10 * k + 2, 4, 2_000 + 100 * k, 100, (EXP, LOG)[k % 2][1], grid=grid, block=[128, 1, 1])
-    (claim,) = claims(builder)
+    (claim,) = builder.claims(find)
     assert claim.certainty == "hint"
     assert claim.evidence["n_kernels_per_step"] == 4
 
@@ -166,7 +161,7 @@ def test_interleaved_streams_keep_their_own_chains() -> None:
             at = 20 * k + 10 * (stream - 7) + 2
             builder.op(op, at, 8, dims=list(dims))
             builder.launch(at + 1, 4, 2_000 + 100 * k, 100, kernel, stream=stream)
-    (claim,) = claims(builder)
+    (claim,) = builder.claims(find)
     assert claim.evidence["n_kernels_of_longest_chain"] == 4
 
 
@@ -184,32 +179,32 @@ def on_cpu(*names: str, dims: Sequence[object] = ([1024, 64],), dur: float = 100
 
 
 def test_quiet_on_two_operators_on_a_cpu() -> None:
-    assert not claims(on_cpu("aten::mul", "aten::tanh"))
+    assert not on_cpu("aten::mul", "aten::tanh").claims(find)
 
 
 def test_quiet_on_other_operators_between_them_on_a_cpu() -> None:
-    assert not claims(on_cpu("aten::mul", "aten::tanh", "aten::layer_norm", "aten::mul"))
+    assert not on_cpu("aten::mul", "aten::tanh", "aten::layer_norm", "aten::mul").claims(find)
 
 
 def test_quiet_on_one_operator_again_and_again_on_a_cpu() -> None:
-    assert not claims(on_cpu(*["aten::add"] * 5))
+    assert not on_cpu(*["aten::add"] * 5).claims(find)
 
 
 def test_quiet_on_single_numbers_on_a_cpu() -> None:
-    assert not claims(on_cpu("aten::mul", "aten::tanh", "aten::add", dims=[[]]))
+    assert not on_cpu("aten::mul", "aten::tanh", "aten::add", dims=[[]]).claims(find)
 
 
 def test_quiet_on_one_operator_in_every_step_of_a_cpu() -> None:
     # the end of a step ends a chain
-    assert not claims(on_cpu("aten::gelu", end=False))
+    assert not on_cpu("aten::gelu", end=False).claims(find)
 
 
 def test_quiet_below_five_percent_of_the_step_on_a_cpu() -> None:
-    assert not claims(on_cpu("aten::mul", "aten::tanh", "aten::add", dur=16))
+    assert not on_cpu("aten::mul", "aten::tanh", "aten::add", dur=16).claims(find)
 
 
 def test_loud_on_chains_of_a_cpu() -> None:
-    (claim,) = claims(on_cpu("aten::mul", "aten::tanh", "aten::add"))
+    (claim,) = on_cpu("aten::mul", "aten::tanh", "aten::add").claims(find)
     assert claim.time_class == "host"
     assert claim.evidence["chain_ms_per_step"] == pytest.approx(0.3)
     assert claim.evidence["share_of_step"] == pytest.approx(0.3)
@@ -220,5 +215,5 @@ def test_loud_on_chains_of_a_cpu() -> None:
 
 
 def test_short_operators_of_a_cpu_win_less_for_sure() -> None:
-    (claim,) = claims(on_cpu("aten::mul", "aten::tanh", "aten::add", dur=40))
+    (claim,) = on_cpu("aten::mul", "aten::tanh", "aten::add", dur=40).claims(find)
     assert claim.gain_low == pytest.approx(2 / 6 / 2.0)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from builder import TraceBuilder
 
-from torchtriage.diagnose.patterns.base import Claim, lookup
+from torchtriage.diagnose.patterns.base import lookup
 from torchtriage.diagnose.patterns.launch.unrolled_recurrence import PATTERN, find
 
 T, BATCH, WIDTH = 12, 32, 256
@@ -16,10 +16,6 @@ WEIGHTS = [[768, 256], [768, 256], [768], [768]]
 ROUND = 100.0
 FLAGS = ["", "", "", "True", "1", "0.", "True", "False", "False"]
 Before = Callable[[TraceBuilder, float, int], None]
-
-
-def claims(builder: TraceBuilder) -> list[Claim]:
-    return list(find(builder.build()))
 
 
 def select(b: TraceBuilder, at: float, t: int) -> None:
@@ -74,7 +70,7 @@ def stepping(
 
 
 def test_loud_on_a_layer_called_for_every_time_step() -> None:
-    (claim,) = claims(stepping())
+    (claim,) = stepping().claims(find)
     assert claim.certainty == "likely"
     assert claim.message.startswith("aten::gru is called 12 times per step for one time step each")
     assert claim.evidence["n_calls_per_step"] == T
@@ -123,12 +119,12 @@ def unbound(b: TraceBuilder, at: float, t: int) -> None:
 @pytest.mark.parametrize("before", [select, sliced, unbound])
 @pytest.mark.parametrize("name", ["gru", "lstm_cell", "gru_cell", "rnn_tanh_cell"])
 def test_loud_on_inputs_that_are_parts_of_one_tensor(before: Before, name: str) -> None:
-    (claim,) = claims(stepping(before, name=name))
+    (claim,) = stepping(before, name=name).claims(find)
     assert claim.certainty == "likely"
 
 
 def test_loud_on_batches_first() -> None:
-    (claim,) = claims(stepping(flags=[*FLAGS[:8], "True"], shape=(BATCH, 1, WIDTH)))
+    (claim,) = stepping(flags=[*FLAGS[:8], "True"], shape=(BATCH, 1, WIDTH)).claims(find)
     assert claim.certainty == "likely"
 
 
@@ -140,12 +136,12 @@ def test_loud_where_the_first_call_makes_the_state() -> None:
     builder = stepping()
     for step in range(4):
         builder.op("aten::zeros", (2 * ROUND * T + 100) * step + 18, 1, dims=[[], [], [], [], []])
-    (claim,) = claims(builder)
+    (claim,) = builder.claims(find)
     assert claim.certainty == "likely"
 
 
 def test_loud_from_the_last_to_the_first() -> None:
-    (claim,) = claims(stepping(backwards))
+    (claim,) = stepping(backwards).claims(find)
     assert claim.certainty == "likely"
 
 
@@ -153,7 +149,7 @@ def test_loud_on_both_directions_one_after_the_other() -> None:
     def forth_and_back(b: TraceBuilder, at: float, t: int) -> None:
         select(b, at, t if t < T else 2 * T - 1 - t)
 
-    (claim,) = claims(stepping(forth_and_back, rounds=2 * T))
+    (claim,) = stepping(forth_and_back, rounds=2 * T).claims(find)
     assert claim.certainty == "likely"
 
 
@@ -165,12 +161,12 @@ def stacked(builder: TraceBuilder, *, weights: list[list[int]]) -> TraceBuilder:
 
 @pytest.mark.parametrize("weights", [WEIGHTS, [[384, 128], [384, 128], [384], [384]]])
 def test_layers_above_one_another_are_one_finding(weights: list[list[int]]) -> None:
-    (claim,) = claims(stacked(stepping(name="gru_cell"), weights=weights))
+    (claim,) = stacked(stepping(name="gru_cell"), weights=weights).claims(find)
     assert claim.certainty == "likely"
 
 
 def test_on_a_cpu_its_host_time() -> None:
-    (claim,) = claims(stepping(vendor="cpu"))
+    (claim,) = stepping(vendor="cpu").claims(find)
     assert claim.time_class == "host"
     assert "take" in claim.message
 
@@ -179,7 +175,7 @@ def test_on_a_cpu_its_host_time() -> None:
 
 
 def test_a_hint_without_a_saving_where_the_inputs_are_not_seen() -> None:
-    (claim,) = claims(stepping(nothing, name="gru_cell"))
+    (claim,) = stepping(nothing, name="gru_cell").claims(find)
     assert claim.certainty == "hint"
     assert claim.time_class == "none"
     assert not len(claim.spans)
@@ -187,7 +183,7 @@ def test_a_hint_without_a_saving_where_the_inputs_are_not_seen() -> None:
 
 @pytest.mark.parametrize("fed_back", ["aten::argmax", "aten::multinomial", "aten::topk", "aten::item", "aten::cat"])
 def test_quiet_on_decoding_that_feeds_its_output_back(fed_back: str) -> None:
-    assert not claims(stepping(nothing, after=fed_back))
+    assert not stepping(nothing, after=fed_back).claims(find)
 
 
 def attended(b: TraceBuilder, at: float, t: int) -> None:
@@ -197,7 +193,7 @@ def attended(b: TraceBuilder, at: float, t: int) -> None:
 
 
 def test_quiet_on_a_decoder_whose_attention_needs_the_last_state() -> None:
-    assert not claims(stepping(attended))
+    assert not stepping(attended).claims(find)
 
 
 @pytest.mark.parametrize("name", ["aten::mul", "aten::where"])
@@ -205,32 +201,32 @@ def test_quiet_where_the_state_is_changed_between_the_time_steps(name: str) -> N
     builder = stepping(name="gru_cell")
     for event in [event for event in builder.events if event["name"] == "aten::gru_cell"]:
         builder.op(name, event["ts"] + 62, 5, dims=[[BATCH, WIDTH], [BATCH, 1]])
-    assert not claims(builder)
+    assert not builder.claims(find)
 
 
 def test_quiet_on_unknown_inputs_without_a_backward_pass() -> None:
     builder = stepping(nothing)
     builder.events = [event for event in builder.events if not event["name"].startswith("autograd")]
-    assert not claims(builder)
+    assert not builder.claims(find)
 
 
 # -- what is no loop over time ----------------------------------------------------------------------
 
 
 def test_quiet_on_whole_sequences() -> None:
-    assert not claims(stepping(nothing, shape=(T, BATCH, WIDTH)))
+    assert not stepping(nothing, shape=(T, BATCH, WIDTH)).claims(find)
 
 
 def test_quiet_on_a_batch_of_one_that_comes_first() -> None:
-    assert not claims(stepping(nothing, flags=[*FLAGS[:8], "True"], shape=(1, T, WIDTH)))
+    assert not stepping(nothing, flags=[*FLAGS[:8], "True"], shape=(1, T, WIDTH)).claims(find)
 
 
 def test_quiet_on_both_directions() -> None:
-    assert not claims(stepping(flags=[*FLAGS[:7], "True", "False"]))
+    assert not stepping(flags=[*FLAGS[:7], "True", "False"]).claims(find)
 
 
 def test_quiet_on_a_few_calls() -> None:
-    assert not claims(stepping(rounds=7))
+    assert not stepping(rounds=7).claims(find)
 
 
 def test_quiet_without_the_flags_of_the_layer() -> None:
@@ -238,14 +234,14 @@ def test_quiet_without_the_flags_of_the_layer() -> None:
     for event in builder.events:
         if event["name"] == "aten::gru":
             del event["args"]["Concrete Inputs"]
-    assert not claims(builder)
+    assert not builder.claims(find)
 
 
 def test_quiet_on_the_same_part_in_every_round() -> None:
     def again(b: TraceBuilder, at: float, t: int) -> None:
         select(b, at, 0)
 
-    assert [claim.certainty for claim in claims(stepping(again))] == ["hint"]
+    assert [claim.certainty for claim in stepping(again).claims(find)] == ["hint"]
 
 
 def test_quiet_below_two_percent_of_the_step() -> None:
@@ -253,7 +249,7 @@ def test_quiet_below_two_percent_of_the_step() -> None:
     end = max(event["ts"] + event.get("dur", 0) for event in builder.events)
     for step in range(4, 7):
         builder.step(step, end + 200_000 * (step - 4), 200_000)
-    assert not claims(builder)
+    assert not builder.claims(find)
 
 
 def test_rows_are_those_of_all_steps() -> None:

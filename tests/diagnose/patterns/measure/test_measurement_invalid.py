@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from builder import TraceBuilder
 
-from torchtriage.diagnose.patterns.base import Claim
 from torchtriage.diagnose.patterns.measure.measurement_invalid import CLOCK_FIX, find
 
 CLOCK = "<built-in function perf_counter>"
@@ -19,39 +18,35 @@ def loop(*walls: float) -> TraceBuilder:
     return builder
 
 
-def claims(builder: TraceBuilder) -> list[Claim]:
-    return list(find(builder.build()))
-
-
 def test_quiet_on_warm_steps() -> None:
-    assert not claims(loop(1_000, 1_000, 1_100, 1_000))
+    assert not loop(1_000, 1_000, 1_100, 1_000).claims(find)
 
 
 def test_quiet_on_a_first_step_that_is_a_little_longer() -> None:
-    assert not claims(loop(4_000, 1_000, 1_000))
+    assert not loop(4_000, 1_000, 1_000).claims(find)
 
 
 def test_quiet_on_a_little_lazy_loading() -> None:
     builder = loop(1_000, 1_000, 1_000)
     builder.event("Lazy Function Loading", "overhead", 1_100, 100, pid=-1, tid=0)
-    assert not claims(builder)
+    assert not builder.claims(find)
 
 
 def test_quiet_on_buffers_of_the_profiler() -> None:
     builder = loop(1_000, 1_000, 1_000)
     builder.event("Activity Buffer Request", "overhead", 1_100, 900, pid=-1, tid=0)
-    assert not claims(builder)
+    assert not builder.claims(find)
 
 
 def test_quiet_on_a_long_wait() -> None:
-    assert not claims(loop(50_000, 50_000).sync(100, 40_000, "cudaDeviceSynchronize"))
+    assert not loop(50_000, 50_000).sync(100, 40_000, "cudaDeviceSynchronize").claims(find)
 
 
 def test_quiet_on_frees_without_a_caching_allocator() -> None:
     builder = loop(*[50_000] * 6)
     for i in range(12):
         builder.call("hipFree", 20_000 * i, 15_000)
-    assert not claims(builder)
+    assert not builder.claims(find)
 
 
 def test_from_a_quarter_of_the_judged_time_on_first_use_voids_the_rest() -> None:
@@ -59,15 +54,15 @@ def test_from_a_quarter_of_the_judged_time_on_first_use_voids_the_rest() -> None
         builder = TraceBuilder().op("aten::mm", 0, 100_000)
         return builder.call("cudaFree", 100, first_use)
 
-    assert [claim.voids for claim in claims(window(26_000))] == [True]
-    assert [claim.voids for claim in claims(window(24_000))] == [False]
+    assert [claim.voids for claim in window(26_000).claims(find)] == [True]
+    assert [claim.voids for claim in window(24_000).claims(find)] == [False]
     # steps that hold it are left out of what is judged
-    (claim,) = claims(loop(50_000, 50_000, 50_000).call("cudaFree", 100, 40_000))
+    (claim,) = loop(50_000, 50_000, 50_000).call("cudaFree", 100, 40_000).claims(find)
     assert not claim.voids
 
 
 def test_first_use_claims_no_time() -> None:
-    (claim,) = claims(loop(50_000, 50_000, 50_000).call("cudaFree", 100, 40_000))
+    (claim,) = loop(50_000, 50_000, 50_000).call("cudaFree", 100, 40_000).claims(find)
     assert claim.time_class == "none"
     assert not len(claim.spans)
     assert claim.always
@@ -79,19 +74,19 @@ def test_first_use_claims_no_time() -> None:
 
 
 def test_first_use_stays_in_the_judged_time_without_steps() -> None:
-    (claim,) = claims(TraceBuilder().op("aten::mm", 0, 50_000.5).call("cudaFree", 100, 40_000))
+    (claim,) = TraceBuilder().op("aten::mm", 0, 50_000.5).call("cudaFree", 100, 40_000).claims(find)
     assert claim.evidence["first_use_in_judged_time_ms"] == 40.0
 
 
 def test_compilation_counts() -> None:
     builder = loop(1_000, 1_000, 1_000)
     builder.annotation("_compile.compile_inner (dynamo_timed)", 1_100, 300)
-    (claim,) = claims(builder)
+    (claim,) = builder.claims(find)
     assert claim.evidence["first_use_ms"] == 0.3
 
 
 def test_a_slow_first_step_is_a_warm_up() -> None:
-    (claim,) = claims(loop(6_000, 1_000, 1_000, 1_200))
+    (claim,) = loop(6_000, 1_000, 1_000, 1_200).claims(find)
     assert claim.evidence == {"first_step_ms": 6.0, "median_other_step_ms": 1.0}
 
 
@@ -109,7 +104,7 @@ def timed(*, work: float = 500, sync: bool = False, owner: str = "bench.py(3): m
 
 
 def test_a_clock_read_before_the_device_is_done() -> None:
-    (claim,) = claims(timed())
+    (claim,) = timed().claims(find)
     # from 51 to 200 by the clock; the device works until 610
     assert claim.evidence["n_clock_intervals"] == claim.evidence["n_early_intervals"] == 1
     assert claim.evidence["median_missed_ms"] == pytest.approx(0.41)
@@ -120,18 +115,18 @@ def test_a_clock_read_before_the_device_is_done() -> None:
 
 
 def test_quiet_when_the_clock_waits() -> None:
-    assert not claims(timed(sync=True))
+    assert not timed(sync=True).claims(find)
 
 
 def test_quiet_when_the_device_is_done_in_time() -> None:
-    assert not claims(timed(work=95))
+    assert not timed(work=95).claims(find)
 
 
 def test_quiet_on_clocks_of_libraries() -> None:
-    assert not claims(timed(owner="tqdm/std.py(3): update"))
+    assert not timed(owner="tqdm/std.py(3): update").claims(find)
 
 
 def test_quiet_on_clocks_around_host_work() -> None:
     builder = TraceBuilder().frame("bench.py(3): main", 0, 2_000).op("aten::mm", 5, 20.5)
     builder.launch(10, 5, 20, 5_000)
-    assert not claims(builder.frame(CLOCK, 50, 1).frame(CLOCK, 200, 1))
+    assert not builder.frame(CLOCK, 50, 1).frame(CLOCK, 200, 1).claims(find)

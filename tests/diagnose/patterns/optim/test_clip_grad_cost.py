@@ -6,16 +6,11 @@ import numpy as np
 import pytest
 from builder import TraceBuilder
 
-from torchtriage.diagnose.patterns.base import Claim
 from torchtriage.diagnose.patterns.optim.clip_grad_cost import find
 
 NORM = "aten::linalg_vector_norm"
 NODE = "autograd::engine::evaluate_function: MmBackward0"
 STEP = "Optimizer.step#SGD.step"
-
-
-def claims(builder: TraceBuilder) -> list[Claim]:
-    return list(find(builder.build()))
 
 
 def on_cpu(*, n: int = 30, between: str = "", mark: str = "", every: int = 1) -> TraceBuilder:
@@ -59,12 +54,12 @@ def on_device(*, norms: int = 30, read: bool = False, grouped: bool = False) -> 
 
 
 def test_quiet_on_few_norms() -> None:
-    assert not claims(on_cpu(n=19))
+    assert not on_cpu(n=19).claims(find)
 
 
 def test_quiet_on_norms_among_other_work() -> None:
     # normalised weights have norms in the model
-    assert not claims(on_cpu(between="aten::mm"))
+    assert not on_cpu(between="aten::mm").claims(find)
 
 
 def test_quiet_on_norms_before_the_backward_pass() -> None:
@@ -77,16 +72,16 @@ def test_quiet_on_norms_before_the_backward_pass() -> None:
             builder.op(NORM, at + 100 + 20 * k, 18)
         builder.op("aten::mm", at + 1_000, 100).op(NODE, at + 2_000, 800)
         builder.annotation(STEP, at + 4_000, 500).op("aten::_foreach_add_", at + 4_010, 100)
-    assert not claims(builder)
+    assert not builder.claims(find)
 
 
 def test_quiet_inside_an_optimizer() -> None:
     # LAMB and LARS scale by norms, which is their algorithm
-    assert not claims(on_cpu(mark=STEP))
+    assert not on_cpu(mark=STEP).claims(find)
 
 
 def test_quiet_once_in_a_while() -> None:
-    assert not claims(on_cpu(every=4))
+    assert not on_cpu(every=4).claims(find)
 
 
 def test_quiet_on_the_foreach_form_on_a_cpu() -> None:
@@ -97,20 +92,20 @@ def test_quiet_on_the_foreach_form_on_a_cpu() -> None:
         builder.op("aten::_foreach_norm", at + 100, 700)
         for k in range(30):
             builder.op(NORM, at + 101 + 20 * k, 18)
-    assert not claims(builder)
+    assert not builder.claims(find)
 
 
 def test_quiet_on_the_foreach_form_without_a_readback() -> None:
-    assert not claims(on_device(norms=0, grouped=True))
+    assert not on_device(norms=0, grouped=True).claims(find)
 
 
 def test_quiet_on_readbacks_elsewhere() -> None:
     # a loss that is read is SYN001's
-    assert not claims(on_device(norms=0, read=True))
+    assert not on_device(norms=0, read=True).claims(find)
 
 
 def test_loud_on_norms_one_by_one() -> None:
-    (claim,) = claims(on_device())
+    (claim,) = on_device().claims(find)
     assert claim.certainty == "likely"
     assert claim.time_class == "idle"
     assert claim.evidence["n_norms_one_by_one"] == 30
@@ -119,7 +114,7 @@ def test_loud_on_norms_one_by_one() -> None:
 
 
 def test_loud_on_a_check_that_reads_the_norm() -> None:
-    (claim,) = claims(on_device(norms=0, grouped=True, read=True))
+    (claim,) = on_device(norms=0, grouped=True, read=True).claims(find)
     assert "n_norms_one_by_one" not in claim.evidence
     assert claim.evidence["n_readbacks_per_step"] == 1
     assert claim.fix is not None
@@ -129,7 +124,7 @@ def test_loud_on_a_check_that_reads_the_norm() -> None:
 
 
 def test_loud_as_a_hint_on_a_cpu() -> None:
-    (claim,) = claims(on_cpu())
+    (claim,) = on_cpu().claims(find)
     assert claim.certainty == "hint"
     assert claim.time_class == "host"
     assert claim.evidence["host_ms_per_step"] == pytest.approx(29 * 0.02 + 0.018)
@@ -137,7 +132,7 @@ def test_loud_as_a_hint_on_a_cpu() -> None:
 
 
 def test_the_cost_of_a_loop_is_half_its_idle_time_for_sure() -> None:
-    (claim,) = claims(on_device())
+    (claim,) = on_device().claims(find)
     np.testing.assert_allclose(claim.gain_low, 0.5 / 1.5)
     # what follows it would have been launched as much earlier as the loop took
     length = (claim.spans[:, 1] - claim.spans[:, 0]).sum() / 3
@@ -146,5 +141,5 @@ def test_the_cost_of_a_loop_is_half_its_idle_time_for_sure() -> None:
 
 
 def test_the_cost_of_a_readback_is_what_it_alone_starves() -> None:
-    (claim,) = claims(on_device(norms=0, grouped=True, read=True))
+    (claim,) = on_device(norms=0, grouped=True, read=True).claims(find)
     np.testing.assert_allclose(claim.gain_low, 1 / 1.5)

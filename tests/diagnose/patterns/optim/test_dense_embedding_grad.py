@@ -6,15 +6,10 @@ import numpy as np
 import pytest
 from builder import TraceBuilder
 
-from torchtriage.diagnose.patterns.base import Claim
 from torchtriage.diagnose.patterns.launch.optimizer_per_tensor import find as fused
 from torchtriage.diagnose.patterns.optim.dense_embedding_grad import find
 
 STEP = "Optimizer.step#SGD.step"
-
-
-def claims(builder: TraceBuilder) -> list[Claim]:
-    return list(find(builder.build()))
 
 
 def steps(*, rows: int = 20_000, backward: float = 300, wall: float = 1_000) -> TraceBuilder:
@@ -38,18 +33,18 @@ def steps(*, rows: int = 20_000, backward: float = 300, wall: float = 1_000) -> 
 
 
 def test_quiet_where_a_step_touches_a_tenth_of_the_rows() -> None:
-    assert not claims(steps(rows=5_119))
+    assert not steps(rows=5_119).claims(find)
 
 
 def test_quiet_below_five_percent() -> None:
-    assert not claims(steps(wall=12_000))
+    assert not steps(wall=12_000).claims(find)
 
 
 def test_quiet_without_the_number_of_rows() -> None:
     builder = steps()
     for event in builder.events:
         event.get("args", {}).pop("Concrete Inputs", None)
-    assert not claims(builder)
+    assert not builder.claims(find)
 
 
 def test_quiet_once_in_a_while() -> None:
@@ -57,11 +52,11 @@ def test_quiet_once_in_a_while() -> None:
     dense = [one for one in builder.events if "embedding" in one["name"]]
     for event in dense[1:]:
         builder.events.remove(event)
-    assert not claims(builder)
+    assert not builder.claims(find)
 
 
 def test_loud_on_few_indices_into_a_large_table() -> None:
-    (claim,) = claims(steps())
+    (claim,) = steps().claims(find)
     assert claim.certainty == "likely"
     assert claim.evidence["dense_gradient_ms_per_step"] == pytest.approx(0.5)
     assert claim.evidence["share_of_step"] == pytest.approx(0.5)
@@ -96,7 +91,7 @@ def bags(
 
 
 def test_loud_on_the_bags_of_a_recommender() -> None:
-    (claim,) = claims(bags())
+    (claim,) = bags().claims(find)
     assert claim.evidence["table_shape"] == [1_500_000, 64]
     assert claim.evidence["n_indices"] == 8192
     # the fill, and of each pass the part of the table
@@ -119,7 +114,7 @@ def test_loud_on_the_bags_of_a_recommender() -> None:
     ],
 )
 def test_a_hint_where_the_optimizer_moves_every_row(optimizer: str, updates: tuple[str, ...], certainty: str) -> None:
-    (claim,) = claims(bags(optimizer=optimizer, updates=updates))
+    (claim,) = bags(optimizer=optimizer, updates=updates).claims(find)
     assert claim.certainty == certainty
 
 
@@ -128,7 +123,7 @@ def test_a_hint_where_the_fused_form_hides_what_moves(fused: str) -> None:
     builder = bags(updates=("add_",))
     for event in builder.events:
         event["name"] = event["name"].replace("aten::_foreach_add_", fused)
-    (claim,) = claims(builder)
+    (claim,) = builder.claims(find)
     assert claim.certainty == "hint"
     assert claim.evidence["dense_gradient_ms_per_step"] == pytest.approx(0.18 + 0.1 * 0.75)
 
@@ -141,7 +136,7 @@ def test_the_gradient_that_is_added_up_belongs_to_it() -> None:
         builder.op("aten::detach", at + 161, 1, dims=[[1_500_000, 64]])
         builder.op("aten::add_", at + 162, 15, dims=[[1_500_000, 64], [1_500_000, 64], []])
         builder.launch(at + 165, 5, at + 440, 90)
-    (claim,) = claims(builder)
+    (claim,) = builder.claims(find)
     assert claim.evidence["dense_gradient_ms_per_step"] == pytest.approx(0.18 + 0.1 * 0.75 + 0.09)
     assert claim.certainty == "likely"
 
@@ -150,7 +145,7 @@ def test_a_hint_where_the_table_is_also_the_output_layer() -> None:
     builder = bags()
     for i in range(4):
         builder.op("aten::linear", 1_000 * i + 20, 10, dims=[[8192, 64], [1_500_000, 64], []])
-    (claim,) = claims(builder)
+    (claim,) = builder.claims(find)
     assert claim.certainty == "hint"
 
 
@@ -171,7 +166,7 @@ def test_a_fused_form_is_proposed_where_every_row_moves(optimizer: str, n_fused:
 
 
 def test_the_cost_is_the_share_of_rows_that_were_not_touched() -> None:
-    (claim,) = claims(steps())
+    (claim,) = steps().claims(find)
     untouched = 1 - 512 / 20_000
     np.testing.assert_allclose(claim.gain_high, untouched)
     np.testing.assert_allclose(claim.gain_low, untouched / 2)
@@ -187,7 +182,7 @@ def test_of_a_fused_update_the_part_of_the_table_counts() -> None:
             event["name"] = "aten::_fused_adam_"
             # as many elements in the other tensor: half of the update is the table's
             event["args"]["Input Dims"] = [[[20_000, 64], [1_280_000]], [[20_000, 64]]]
-    (claim,) = claims(builder)
+    (claim,) = builder.claims(find)
     assert claim.evidence["dense_gradient_ms_per_step"] == pytest.approx(0.3 + 0.2 / 2)
     untouched = 1 - 512 / 20_000
     high = np.asarray(claim.gain_high)
@@ -207,6 +202,6 @@ def test_fills_are_counted_and_many_of_them_named() -> None:
                 dims=[[1, 64], [1], [], [], []],
                 concrete=["", "", "20000", "-1", "False"],
             )
-    (claim,) = claims(builder)
+    (claim,) = builder.claims(find)
     assert claim.evidence["n_fills_per_step"] == 10
     assert "is filled 10 times per step for 1 index" in claim.message

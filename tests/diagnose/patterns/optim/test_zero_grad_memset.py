@@ -6,15 +6,10 @@ import numpy as np
 import pytest
 from builder import TraceBuilder
 
-from torchtriage.diagnose.patterns.base import Claim
 from torchtriage.diagnose.patterns.optim.zero_grad_memset import find
 
 ZERO = "Optimizer.zero_grad#SGD.zero_grad"
 NODE = "torch::autograd::AccumulateGrad"
-
-
-def claims(builder: TraceBuilder) -> list[Claim]:
-    return list(find(builder.build()))
 
 
 def on_cpu(
@@ -55,20 +50,20 @@ def on_device(*, late: bool, n: int = 20) -> TraceBuilder:
 
 
 def test_quiet_without_fills() -> None:
-    assert not claims(on_cpu(n=0))
+    assert not on_cpu(n=0).claims(find)
 
 
 def test_quiet_on_a_few() -> None:
-    assert not claims(on_cpu(n=9))
+    assert not on_cpu(n=9).claims(find)
 
 
 def test_quiet_on_zeros_that_a_model_makes() -> None:
     # torch.zeros fills inside its own operator; states come with others between them
-    assert not claims(on_cpu(mark="", between="aten::select"))
+    assert not on_cpu(mark="", between="aten::select").claims(find)
 
 
 def test_quiet_once_in_many_steps() -> None:
-    assert not claims(on_cpu(every=3))
+    assert not on_cpu(every=3).claims(find)
 
 
 def test_quiet_on_new_tensors_filled_one_by_one() -> None:
@@ -78,12 +73,12 @@ def test_quiet_on_new_tensors_filled_one_by_one() -> None:
         for k in range(20):
             builder.op("aten::zeros", 1_000 * i + 20 * k, 18)
             builder.op("aten::zero_", 1_000 * i + 20 * k + 2, 10)
-    assert not claims(builder)
+    assert not builder.claims(find)
 
 
 @pytest.mark.parametrize("mark", [ZERO, ""])
 def test_loud_on_fills_one_by_one(mark: str) -> None:
-    (claim,) = claims(on_cpu(mark=mark))
+    (claim,) = on_cpu(mark=mark).claims(find)
     assert claim.certainty == "certain"
     assert claim.evidence["n_fills_per_step"] == 20
     assert claim.evidence["n_additions_per_step"] == 20
@@ -100,18 +95,18 @@ def test_loud_on_one_foreach_call() -> None:
         builder.op("aten::_foreach_zero_", at + 110, 180)
         for k in range(20):
             builder.op("aten::zero_", at + 112 + 8 * k, 7)
-    (claim,) = claims(builder)
+    (claim,) = builder.claims(find)
     assert claim.evidence["n_fills_per_step"] == 1
     assert claim.evidence["fill_and_add_ms_per_step"] == pytest.approx(0.2)
 
 
 def test_only_the_first_of_several_backward_passes_could_store() -> None:
-    (claim,) = claims(on_cpu(passes=3))
+    (claim,) = on_cpu(passes=3).claims(find)
     assert claim.evidence["n_additions_per_step"] == 20
 
 
 def test_the_cost_on_a_cpu() -> None:
-    (claim,) = claims(on_cpu())
+    (claim,) = on_cpu().claims(find)
     low = np.asarray(claim.gain_low)
     # the profiler adds to operators as short as these
     np.testing.assert_allclose(low, 0.5)
@@ -122,7 +117,7 @@ def test_the_cost_on_a_cpu() -> None:
 
 
 def test_the_cost_where_the_device_waits_for_the_loop() -> None:
-    (claim,) = claims(on_device(late=True))
+    (claim,) = on_device(late=True).claims(find)
     assert claim.time_class == "idle"
     assert claim.gain_low == pytest.approx(1 / 1.5)
     assert claim.evidence["gpu_idle_ms_per_step"] == pytest.approx(0.36, abs=0.02)
@@ -130,7 +125,7 @@ def test_the_cost_where_the_device_waits_for_the_loop() -> None:
 
 
 def test_the_cost_where_the_device_is_busy() -> None:
-    (claim,) = claims(on_device(late=False))
+    (claim,) = on_device(late=False).claims(find)
     assert claim.time_class == "compute"
     assert claim.evidence["fill_and_add_ms_per_step"] == pytest.approx(2.0)
     np.testing.assert_allclose(claim.gain_low, 1.0)

@@ -34,16 +34,16 @@ def loop(*before: str, steps: int = 4, after: str = "", **kwargs: object) -> Tra
 
 
 def test_quiet_on_the_input_of_the_step() -> None:
-    assert not list(find(loop().build()))
-    assert not list(find(loop("aten::stack", "aten::empty").build()))
+    assert not loop().claims(find)
+    assert not loop("aten::stack", "aten::empty").claims(find)
 
 
 def test_quiet_on_large_copies() -> None:
-    assert not list(find(loop("aten::zeros", size=1 << 20).build()))
+    assert not loop("aten::zeros", size=1 << 20).claims(find)
 
 
 def test_quiet_on_a_factory_further_away() -> None:
-    assert not list(find(loop("aten::zeros", *["aten::add"] * 5).build()))
+    assert not loop("aten::zeros", *["aten::add"] * 5).claims(find)
 
 
 def test_quiet_on_a_factory_on_the_device() -> None:
@@ -51,7 +51,7 @@ def test_quiet_on_a_factory_on_the_device() -> None:
     for step in range(4):
         trace.op("aten::zeros", step * 1000 + 280, 12)
         trace.launch(step * 1000 + 282, 5, step * 1000 + 290, 2)
-    assert not list(find(trace.build()))
+    assert not trace.claims(find)
 
 
 def test_quiet_on_the_tensor_that_opens_an_annotation() -> None:
@@ -60,15 +60,15 @@ def test_quiet_on_the_tensor_that_opens_an_annotation() -> None:
         # torch 1.8 makes one before every record_function
         trace.op("aten::zeros", step * 1000 + 250, 5)
         trace.annotation("enumerate(DataLoader)#__next__", step * 1000 + 260, 30)
-    assert not list(find(trace.build()))
+    assert not trace.claims(find)
 
 
 def test_quiet_on_asynchronous_pinned_metadata() -> None:
-    assert not list(find(loop("aten::lift_fresh", "aten::detach_", kind=PINNED).build()))
+    assert not loop("aten::lift_fresh", "aten::detach_", kind=PINNED).claims(find)
 
 
 def test_quiet_on_one_step() -> None:
-    assert not list(find(loop("aten::zeros", steps=1).build()))
+    assert not loop("aten::zeros", steps=1).claims(find)
 
 
 @pytest.mark.parametrize("before", [["aten::lift_fresh", "aten::detach_"], ["aten::arange"]])
@@ -80,9 +80,9 @@ def test_a_constant_made_and_copied_in_every_step(before: list[str]) -> None:
 
 
 def test_what_nobody_writes_as_a_list_is_data_of_the_step() -> None:
-    assert not list(find(loop("aten::lift_fresh", "aten::detach_", size=8 << 10).build()))
-    assert not list(find(loop(after="aten::lift_fresh", size=8 << 10).build()))
-    assert list(find(loop("aten::arange", size=8 << 10).build()))
+    assert not loop("aten::lift_fresh", "aten::detach_", size=8 << 10).claims(find)
+    assert not loop(after="aten::lift_fresh", size=8 << 10).claims(find)
+    assert loop("aten::arange", size=8 << 10).claims(find)
 
 
 def test_a_list_made_a_tensor_on_the_device() -> None:

@@ -28,22 +28,22 @@ def loop(name: str = "aten::nonzero", *, device: bool = True, steps: int = 4) ->
 
 
 def test_quiet_on_cpu_tensors() -> None:
-    assert not list(find(loop(device=False).build()))
+    assert not loop(device=False).claims(find)
 
 
 def test_quiet_on_an_index_that_only_uploads_its_indices() -> None:
-    assert not list(find(loop("aten::to").build()))
+    assert not loop("aten::to").claims(find)
 
 
 def test_quiet_on_one_step() -> None:
-    assert not list(find(loop(steps=1).build()))
+    assert not loop(steps=1).claims(find)
 
 
 def test_quiet_on_what_printing_selects() -> None:
     trace = loop("aten::masked_select")
     for step in range(4):
         trace.frame("torch/_tensor_str.py(130): __init__", step * 1000 + 180, 100)
-    assert not list(find(trace.build()))
+    assert not trace.claims(find)
 
 
 def test_quiet_when_queued_work_hides_the_wait() -> None:
@@ -57,7 +57,7 @@ def test_quiet_when_queued_work_hides_the_wait() -> None:
         trace.sync(start + 390, 4)
         trace.launch(start + 600, 5, start + 610, 50)
     trace.launch(3999, 1, 4000, 10)
-    assert not list(find(trace.profiler_stop(4020, 5).build()))
+    assert not trace.profiler_stop(4020, 5).claims(find)
 
 
 @pytest.mark.parametrize("name", ["aten::nonzero", "aten::masked_select", "aten::_unique2"])

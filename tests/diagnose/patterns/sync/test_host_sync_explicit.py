@@ -24,7 +24,7 @@ def loop(sync: str = "cudaDeviceSynchronize", *, steps: int = 4, op: str = "") -
 
 
 def test_quiet_on_the_profilers_stop() -> None:
-    assert not list(find(loop("").build()))
+    assert not loop("").claims(find)
 
 
 def test_quiet_on_a_harness_that_syncs_before_and_after() -> None:
@@ -33,7 +33,7 @@ def test_quiet_on_a_harness_that_syncs_before_and_after() -> None:
     trace.launch(400, 5, 410, 500)
     trace.sync(450, 470, "cudaDeviceSynchronize")
     trace.launch(2000, 5, 2010, 100)
-    assert not list(find(trace.profiler_stop(3001, 5).build()))
+    assert not trace.profiler_stop(3001, 5).claims(find)
 
 
 def test_quiet_on_short_event_waits() -> None:
@@ -41,7 +41,7 @@ def test_quiet_on_short_event_waits() -> None:
     for step in range(4):
         for at in (960, 970, 980):
             trace.sync(step * 1000 + at, 8, "cudaEventSynchronize")
-    assert not list(find(trace.build()))
+    assert not trace.claims(find)
 
 
 def test_quiet_on_the_sync_of_a_copy_and_inside_operators() -> None:
@@ -49,21 +49,21 @@ def test_quiet_on_the_sync_of_a_copy_and_inside_operators() -> None:
     for step in range(4):
         trace.copy(step * 1000 + 100, 845, step * 1000 + 950, 2, kind="DtoH (Device -> Pageable)")
         trace.sync(step * 1000 + 948, 6)
-    assert not list(find(trace.build()))
-    assert not list(find(loop("cudaStreamSynchronize", op="custom::op").build()))
+    assert not trace.claims(find)
+    assert not loop("cudaStreamSynchronize", op="custom::op").claims(find)
 
 
 def test_quiet_until_the_last_graph_capture() -> None:
     trace = loop()
     trace.call("cudaStreamEndCapture", 3990, 5)
-    assert not list(find(trace.build()))
+    assert not trace.claims(find)
 
 
 def test_quiet_in_the_profilers_frames() -> None:
     trace = loop()
     for step in range(4):
         trace.frame("torch/profiler/profiler.py(700): step", step * 1000 + 98, 860)
-    assert not list(find(trace.build()))
+    assert not trace.claims(find)
 
 
 def test_quiet_when_more_work_is_queued() -> None:
@@ -74,7 +74,7 @@ def test_quiet_when_more_work_is_queued() -> None:
         trace.launch(start + 10, 5, start + 50, 500)
         trace.launch(start + 20, 5, start + 550, 500)
         trace.sync(start + 30, 520, "cudaEventSynchronize")
-    assert not list(find(trace.profiler_stop(4060, 5).build()))
+    assert not trace.profiler_stop(4060, 5).claims(find)
 
 
 def test_a_barrier_in_every_step() -> None:
@@ -99,7 +99,7 @@ def test_a_recording_without_steps_needs_three() -> None:
         trace.launch(times * 1000, 5, times * 1000 + 10, 50)
         return trace.profiler_stop(times * 1000 + 70, 5)
 
-    assert not list(find(window(2).build()))
+    assert not window(2).claims(find)
     (claim,) = find(window(3).build())
     assert claim.certainty == "hint"
     assert "3 times in the window" in claim.message

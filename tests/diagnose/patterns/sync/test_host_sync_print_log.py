@@ -52,17 +52,17 @@ def printing(*, device: bool = True) -> TraceBuilder:
 
 
 def test_quiet_without_a_logging_frame() -> None:
-    assert not list(find(loop("train.py(9): decide").build()))
-    assert not list(find(loop().build()))
+    assert not loop("train.py(9): decide").claims(find)
+    assert not loop().claims(find)
 
 
 def test_quiet_on_cpu_tensors() -> None:
-    assert not list(find(loop("<built-in function print>", device=False).build()))
-    assert not list(find(printing(device=False).build()))
+    assert not loop("<built-in function print>", device=False).claims(find)
+    assert not printing(device=False).claims(find)
 
 
 def test_quiet_at_an_interval() -> None:
-    assert not list(find(loop("<built-in function print>", steps=10, every=5).build()))
+    assert not loop("<built-in function print>", steps=10, every=5).claims(find)
 
 
 @pytest.mark.parametrize(

@@ -34,10 +34,6 @@ def loop(reads: int = 2, steps: int = 4, *, name: str = "aten::item", vendor: st
     return trace
 
 
-def claims(trace: TraceBuilder) -> list:
-    return list(find(trace.build()))
-
-
 def us(trace: Trace, low: bool = False) -> float:
     (claim,) = find(trace)
     gain = claim.gain_low if low else claim.gain_high
@@ -51,7 +47,7 @@ def test_quiet_on_cpu_tensors_that_never_wait() -> None:
     trace = loop(0)
     for at in range(200, 3900, 4):
         trace.op("aten::item", at, 3).op("aten::_local_scalar_dense", at + 1, 1)
-    assert not claims(trace)
+    assert not trace.claims(find)
 
 
 def test_quiet_while_the_gpu_stays_busy() -> None:
@@ -66,18 +62,18 @@ def test_quiet_while_the_gpu_stays_busy() -> None:
         trace.sync(start + 490, 4)
         trace.launch(start + 600, 5, start + 610, 50)
     trace.launch(3999, 1, 4000, 10)
-    assert not claims(trace.profiler_stop(4020, 5))
+    assert not trace.profiler_stop(4020, 5).claims(find)
 
 
 def test_quiet_on_one_read_in_one_step() -> None:
-    assert not claims(loop(reads=1, steps=1))
+    assert not loop(reads=1, steps=1).claims(find)
 
 
 def test_quiet_on_reads_at_a_logging_interval() -> None:
     trace = loop(0, steps=10)
     for step in (3, 6, 9):
         one_read(trace, step * 1000 + 300)
-    assert not claims(trace)
+    assert not trace.claims(find)
 
 
 def test_quiet_on_the_gradient_scalers_read() -> None:
@@ -85,7 +81,7 @@ def test_quiet_on_the_gradient_scalers_read() -> None:
     for step in range(4):
         trace.op("aten::_amp_foreach_non_finite_check_and_unscale_", step * 1000 + 250, 20)
         one_read(trace, step * 1000 + 300)
-    assert not claims(trace)
+    assert not trace.claims(find)
 
 
 def test_quiet_on_the_gradient_scalers_read_by_its_frame() -> None:
@@ -94,7 +90,7 @@ def test_quiet_on_the_gradient_scalers_read_by_its_frame() -> None:
         at = step * 1000 + 300
         trace.frame("torch/amp/grad_scaler.py(340): _maybe_opt_step", at - 5, 40)
         one_read(trace, at)
-    assert not claims(trace)
+    assert not trace.claims(find)
 
 
 def test_quiet_on_what_other_patterns_explain() -> None:
@@ -105,7 +101,7 @@ def test_quiet_on_what_other_patterns_explain() -> None:
         one_read(trace, at)
         trace.frame("<built-in function print>", at + 295, 60)
         one_read(trace, at + 300)
-    assert not claims(trace)
+    assert not trace.claims(find)
 
 
 # -- loud ----------------------------------------------------------------------------------
@@ -114,7 +110,7 @@ def test_quiet_on_what_other_patterns_explain() -> None:
 @pytest.mark.parametrize("vendor", ["cuda", "rocm"])
 @pytest.mark.parametrize("name", ["aten::item", "aten::is_nonzero", "aten::equal"])
 def test_reads_in_every_step(name: str, vendor: str) -> None:
-    (claim,) = claims(loop(2, name=name, vendor=vendor))
+    (claim,) = loop(2, name=name, vendor=vendor).claims(find)
     assert claim.certainty == "likely"
     assert claim.evidence["n_reads_per_step"] == 2
     assert claim.evidence["ops"] == [name]
@@ -132,7 +128,7 @@ def test_the_users_line_is_named() -> None:
         trace.frame("train.py(12): train_step", at - 20, 100)
         trace.frame("<built-in method item of Tensor object at 0x7f00>", at - 5, 45)
         one_read(trace, at)
-    (claim,) = claims(trace)
+    (claim,) = trace.claims(find)
     assert claim.evidence["call_sites"] == ["train.py(12): train_step"]
 
 
@@ -141,7 +137,7 @@ def test_a_second_read_beside_the_gradient_scalers_counts() -> None:
     for step in range(4):
         trace.op("aten::_amp_foreach_non_finite_check_and_unscale_", step * 1000 + 450, 20)
         one_read(trace, step * 1000 + 500)
-    (claim,) = claims(trace)
+    (claim,) = trace.claims(find)
     assert claim.evidence["n_reads_per_step"] == 1
 
 

@@ -221,3 +221,18 @@ class TraceBuilder:
     def _next(self) -> int:
         self._correlation += 1
         return self._correlation
+
+
+def syncing(builder: TraceBuilder, *, n_steps: int = 5, steps: bool = True) -> TraceBuilder:
+    """Add iterations of 1 ms that wait for four scalar readbacks each: SYN001, severe; the GPU is busy 12.8 %."""
+    for index in range(n_steps):
+        at = index * 1000.0
+        if steps:
+            builder.step(index + 3, at, 1000)
+        for read in range(4):
+            begin = at + read * 200.5
+            builder.op("aten::item", begin + 100, 80)
+            builder.op("aten::_local_scalar_dense", begin + 101, 78)
+            builder.launch(begin + 10, 5, begin + 20, 30, "gemm")
+            builder.copy(begin + 102, 70, begin + 160, 2, kind="DtoH (Device -> Pageable)")
+    return builder

@@ -9,27 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builder import TraceBuilder
+from builder import TraceBuilder, syncing
 
 import torchtriage as tt
 from torchtriage.core.trace import Kind
 from torchtriage.diagnose.verdict.summary import N_KERNELS
 from torchtriage.diagnose.verdict.verdict import diagnose
-
-
-def loop(builder: TraceBuilder, *, steps: bool = True) -> TraceBuilder:
-    """Add five iterations of 1 ms that wait for four readbacks each; the GPU is busy 12.8 %."""
-    for index in range(5):
-        at = index * 1000.0
-        if steps:
-            builder.step(index + 3, at, 1000)
-        for read in range(4):
-            begin = at + read * 200.5
-            builder.op("aten::item", begin + 100, 80)
-            builder.op("aten::_local_scalar_dense", begin + 101, 78)
-            builder.launch(begin + 10, 5, begin + 20, 30, "gemm")
-            builder.copy(begin + 102, 70, begin + 160, 2, kind="DtoH (Device -> Pageable)")
-    return builder
 
 
 def codes(result: tt.Result) -> set[str]:
@@ -40,7 +25,7 @@ def codes(result: tt.Result) -> set[str]:
 
 
 def test_neither_rank_nor_steps_are_needed() -> None:
-    builder = loop(TraceBuilder(device="NVIDIA H100 80GB HBM3"), steps=False)
+    builder = syncing(TraceBuilder(device="NVIDIA H100 80GB HBM3"), steps=False)
     assert "distributedInfo" not in builder.meta
     result = diagnose(builder.build())
     assert not result.refused
@@ -58,7 +43,7 @@ def test_neither_rank_nor_steps_are_needed() -> None:
 
 @pytest.mark.parametrize("arrows", ["none", "ac2g", "async_cpu_to_gpu", "misleading"])
 def test_launches_are_joined_on_correlation_whatever_the_arrows_say(arrows: str) -> None:
-    builder = loop(TraceBuilder())
+    builder = syncing(TraceBuilder())
     rows = [event for event in builder.events if "correlation" in event.get("args", {})]
     if arrows != "none":
         for row in rows:
@@ -78,7 +63,7 @@ def test_launches_are_joined_on_correlation_whatever_the_arrows_say(arrows: str)
     assert not trace.links.orphans.any()
     kernels = np.flatnonzero(trace.kind == Kind.KERNEL)
     assert (trace.key[trace.links.call[kernels]] == trace.key[kernels]).all()
-    assert diagnose(trace).findings == diagnose(loop(TraceBuilder()).build()).findings
+    assert diagnose(trace).findings == diagnose(syncing(TraceBuilder()).build()).findings
 
 
 # -- CPU only ----------------------------------------------------------------------------------

@@ -6,27 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from builder import TraceBuilder
+from builder import TraceBuilder, syncing
 from click.testing import CliRunner, Result
 
 from torchtriage.cli.main import cli
 
 Run = Callable[..., Result]
-
-
-def syncing() -> TraceBuilder:
-    """Return steps whose GPU waits for scalar readbacks: one finding, SYN001, of high severity."""
-    builder = TraceBuilder()
-    for index in range(4):
-        at = index * 1000.0
-        builder.step(index + 3, at, 1000)
-        for read in range(4):
-            begin = at + read * 200.5
-            builder.op("aten::item", begin + 100, 80)
-            builder.op("aten::_local_scalar_dense", begin + 101, 78)
-            builder.launch(begin + 10, 5, begin + 20, 30, "gemm")
-            builder.copy(begin + 102, 70, begin + 160, 2, kind="DtoH (Device -> Pageable)")
-    return builder
 
 
 def steady() -> TraceBuilder:
@@ -46,7 +31,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     launches = TraceBuilder().step(0, 0, 100)
     for at in range(10):
         launches.call("cudaLaunchKernel", at * 10, 5)
-    (tmp_path / "slow.json").write_bytes(syncing().json())
+    (tmp_path / "slow.json").write_bytes(syncing(TraceBuilder(), n_steps=4).json())
     (tmp_path / "fine.json").write_bytes(steady().json())
     (tmp_path / "refused.json").write_bytes(launches.json())
     (tmp_path / "broken.json").write_text("hello")

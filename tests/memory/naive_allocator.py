@@ -66,9 +66,6 @@ class NaiveAllocator:
     def reserved(self):
         return sum(p.size for s in self.segments for p in s.pieces if p.use != "hole")
 
-    def in_use(self, *uses):
-        return sum(p.size for s in self.segments for p in s.pieces if p.use in uses)
-
     def cached(self, stream, small):
         found = [
             (piece.size, piece.addr, segment, piece)

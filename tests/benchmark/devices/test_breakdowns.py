@@ -35,10 +35,10 @@ def said(name: str, builder: TraceBuilder, monkeypatch: pytest.MonkeyPatch) -> t
     return list(answer.windows), dict(answer.types)
 
 
-def launch_bound(kernel_us: float, every_us: float, count: int = 64) -> TraceBuilder:
+def launch_bound(kernel_us: float, every_us: float) -> TraceBuilder:
     """Return a device that waits for each launch."""
     made = TraceBuilder()
-    for at in range(count):
+    for at in range(64):
         made.launch(at * every_us, every_us * 0.6, at * every_us + every_us * 0.7, kernel_us)
     return made
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from builder import TraceBuilder, syncing
 from click.testing import Result
-from tests.cli.conftest import syncing
 
 from torchtriage.cli.diagnose import analyze
 from torchtriage.core.units import DEFAULT_MAX_BYTES
@@ -55,7 +55,7 @@ def test_lines_of_a_run_are_quoted_from_where_its_script_was(run: Run, folder: P
     script = folder / "project" / "train.py"
     script.parent.mkdir()
     script.write_text("import torch\n\n\ndef step(x):\n    return x.sum().item()\n")
-    trace = syncing()
+    trace = syncing(TraceBuilder(), n_steps=4)
     for step in range(4):
         trace.frame("train.py(4): step", step * 1000 + 1, 995)
     (folder / "recorded/process1").mkdir(parents=True)

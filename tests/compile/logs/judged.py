@@ -16,9 +16,9 @@ from torchtriage.compile.logs.structured_log import read_structured
 SIZE = "0/{}: tensor 'x' size mismatch at index 0. expected {}, actual {}"
 
 
-def log_of(log: LogBuilder | bytes, name: str = "x.log", rank: int | None = None) -> ProcessLog:
+def log_of(log: LogBuilder | bytes, name: str = "x.log") -> ProcessLog:
     data = log if isinstance(log, bytes) else log.bytes()
-    return read_structured(ProcessLog(name, len(data), named_rank=rank), io.BytesIO(data))
+    return read_structured(ProcessLog(name, len(data)), io.BytesIO(data))
 
 
 def judged(*logs: LogBuilder) -> CompileResult:

@@ -10,15 +10,6 @@ import pytest
 from torchtriage.core.record.main_thread import in_main_thread
 
 
-def test_a_call_runs_on_the_main_thread() -> None:
-    ran: list[threading.Thread] = []
-    asking = threading.Thread(target=in_main_thread, args=(lambda: ran.append(threading.current_thread()),))
-    asking.start()
-    while asking.is_alive():
-        time.sleep(0.001)
-    assert ran == [threading.main_thread()]
-
-
 @pytest.mark.torch
 def test_the_compiler_leaves_alone_what_falls_into_a_compiled_call() -> None:
     from torch._dynamo.eval_frame import set_eval_frame

@@ -20,13 +20,13 @@ def remembering(n: int, rho: float, rng: np.random.Generator) -> np.ndarray:
     return math.sqrt(math.log(1.09)) * noise
 
 
-def first_stop(control, treated, alpha: float = 0.05) -> int | None:
+def first_stop(control, treated) -> int | None:
     """Return after how many requests per arm the interval leaves zero out."""
     found = Difference()
     for at, (one, other) in enumerate(zip(control, treated, strict=True), 1):
         found.add(False, one)
         if found.add(True, other):
-            _, low, high, *_ = found.estimate(alpha)
+            _, low, high, *_ = found.estimate(0.05)
             if low > 0 or high < 0:
                 return at
     return None

@@ -24,7 +24,7 @@ def label(pid: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}}
 
 
-def ascend(n_steps: int = 4, *, late_us: float = 300.0) -> list[dict[str, Any]]:
+def ascend(*, late_us: float = 300.0) -> list[dict[str, Any]]:
     """Return steps of 1 ms as Ascend's profiler writes them: no categories, times as text.
 
     In each, one operator is enqueued, another thread calls CANN for it after ``late_us``, and the device works 400 us.
@@ -43,7 +43,7 @@ def ascend(n_steps: int = 4, *, late_us: float = 300.0) -> list[dict[str, Any]]:
             {"ph": phase, "cat": "HostToDevice", "name": "a", "id": str(step), "pid": pid, "tid": tid, "ts": ts}
         )
 
-    for step in range(n_steps):
+    for step in range(4):
         at = step * 1000.0
         row(f"ProfilerStep#{step}", 4, PYTHON, at, 1000, cat="cpu_op")
         row("aten::mm", 4, PYTHON, at + 10, 50, cat="cpu_op")

@@ -17,18 +17,20 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from tests.core.trace.layouts import document
-from tests.core.trace.test_native import META, assert_equal, needs_library
+from tests.core.trace.test_native import META, assert_equal
 from tests.core.trace.test_parallel import mixed
 
 import torchtriage as tt
 from torchtriage.api import traces
 from torchtriage.cli.main import cli
-from torchtriage.core.engine import READER_VARIABLE, find_engine
+from torchtriage.core.engine import FILE, READER_VARIABLE, find_engine
 from torchtriage.core.errors import UsageError
 from torchtriage.core.trace import memory_limit, read_trace
 from torchtriage.core.trace.memory_limit import LEAST_BYTES, within
 
-on_linux = pytest.mark.skipif(sys.platform != "linux", reason="files without a name are Linux's")
+can_bound = pytest.mark.skipif(
+    sys.platform != "linux" or not FILE.exists(), reason="needs the native scanner and Linux's files without a name"
+)
 ROOMY = 4 << 30
 
 
@@ -50,8 +52,7 @@ def lies_in(array: np.ndarray[Any, Any]) -> str:
     raise AssertionError
 
 
-@needs_library
-@on_linux
+@can_bound
 @pytest.mark.parametrize("n_threads", [1, 2])
 def test_same_columns_trees_and_links(folder: Path, n_threads: int) -> None:
     text = document(mixed(3000), META, "new Kineto", "last")
@@ -69,16 +70,14 @@ def test_same_columns_trees_and_links(folder: Path, n_threads: int) -> None:
     assert_equal(expected, found)
 
 
-@needs_library
-@on_linux
+@can_bound
 def test_same_report(folder: Path) -> None:
     text = document(mixed(3000), META, "indented", "last")
     expected = tt.analyze(io.BytesIO(text)).to_json()
     assert tt.analyze(io.BytesIO(text), max_memory=ROOMY).to_json() == expected
 
 
-@needs_library
-@on_linux
+@can_bound
 def test_only_what_is_made_inside_lies_in_files(folder: Path) -> None:
     before = np.zeros(100_000)
     with within(ROOMY):
@@ -92,8 +91,7 @@ def test_only_what_is_made_inside_lies_in_files(folder: Path) -> None:
     assert inside.sum() == 100_000
 
 
-@needs_library
-@on_linux
+@can_bound
 def test_arrays_grow_shrink_and_are_used_again(folder: Path) -> None:
     with within(ROOMY):
         for size in (5000, 6000, 5500, 100_000, 5000):
@@ -107,8 +105,7 @@ def test_arrays_grow_shrink_and_are_used_again(folder: Path) -> None:
             assert not np.zeros(size).any()
 
 
-@needs_library
-@on_linux
+@can_bound
 def test_the_smallest_of_nested_bounds_holds_until_it_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library = find_engine().library
     limits = []
@@ -124,8 +121,7 @@ def test_the_smallest_of_nested_bounds_holds_until_it_ends(folder: Path, monkeyp
     assert not lies_in(after).startswith(f"{folder}/"[1:])
 
 
-@needs_library
-@on_linux
+@can_bound
 def test_a_thread_keeps_its_bound_when_another_ends(folder: Path) -> None:
     began, ended = threading.Event(), threading.Event()
     found = []
@@ -177,8 +173,7 @@ def ended(process: subprocess.Popen[str]) -> tuple[str, str]:
         process.kill()
 
 
-@needs_library
-@on_linux
+@can_bound
 def test_more_than_the_bound_is_never_resident(tmp_path: Path) -> None:
     process = python(PEAK, tmp_path)  # four times 160 MB
     out, err = ended(process)
@@ -202,8 +197,7 @@ with within(256 << 20):
 """
 
 
-@needs_library
-@on_linux
+@can_bound
 @pytest.mark.parametrize("seed", range(2))
 def test_a_bound_that_other_memory_fills_slows_and_ends(seed: int, tmp_path: Path) -> None:
     process = python(CROWDED.replace("sys.argv[1]", str(seed)), tmp_path)
@@ -227,8 +221,7 @@ tt.analyze(io.BytesIO(text), max_memory=1 << 30, progress=wait)
 """
 
 
-@needs_library
-@on_linux
+@can_bound
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT], ids=["killed", "Ctrl-C"])
 def test_nothing_stays_behind_however_it_ends(end: signal.Signals, tmp_path: Path) -> None:
     process = python(WAITS, tmp_path, cwd=Path(__file__).parents[3])
@@ -252,15 +245,13 @@ with within(256 << 20):
 """
 
 
-@needs_library
-@on_linux
+@can_bound
 def test_a_file_that_cannot_grow_is_told(tmp_path: Path) -> None:
     _, err = ended(python(FULL, tmp_path))
     assert f"UsageError: expected room for columns in {tmp_path}, found none" in err
 
 
-@needs_library
-@on_linux
+@can_bound
 def test_a_scanner_without_room_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(find_engine().library, "tt_out_of_room", lambda: 1)
     text = document(mixed(300), META, "compact", "last")
@@ -306,8 +297,7 @@ with within(1 << 30):
 """
 
 
-@needs_library
-@on_linux
+@can_bound
 def test_a_fork_takes_no_array_and_sets_a_bound_of_its_own(tmp_path: Path) -> None:
     process = python("import warnings; warnings.simplefilter('ignore')\n" + FORK, tmp_path)
     _, err = ended(process)
@@ -345,8 +335,7 @@ for _ in range(2):
 """
 
 
-@needs_library
-@on_linux
+@can_bound
 def test_the_watching_thread_ends_with_the_last_array(tmp_path: Path) -> None:
     _, err = ended(python(THREAD, tmp_path))
     assert not err
@@ -360,16 +349,14 @@ def test_a_bound_that_cannot_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         pass
 
 
-@needs_library
-@on_linux
+@can_bound
 def test_a_folder_that_takes_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_limit, "spill_folder", lambda: Path("/no such folder"))
     with pytest.raises(UsageError, match="room for files"), within(LEAST_BYTES):
         pass
 
 
-@needs_library
-@on_linux
+@can_bound
 def test_the_command_line_takes_a_bound(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_bytes(document(mixed(300), META, "indented", "last"))
@@ -382,8 +369,7 @@ def test_the_command_line_takes_a_bound(tmp_path: Path) -> None:
     assert "expected a bound of at least 128" in runs[2].output
 
 
-@needs_library
-@on_linux
+@can_bound
 @pytest.mark.parametrize(("version", "known"), [("3.0.0.dev0", {2: 0x02000000}), (np.__version__, {1: 7, 2: 7})])
 def test_an_unknown_numpy_is_refused_before_its_table_is_used(
     folder: Path, monkeypatch: pytest.MonkeyPatch, version: str, known: dict[int, int]

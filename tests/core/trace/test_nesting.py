@@ -79,9 +79,9 @@ def test_containment_in_turn_is_the_same(rows: list[tuple[int, int, int]], toler
 DEEP = 30_000
 
 
-def deep_trace(outer: str = "outer") -> Trace:
+def deep_trace() -> Trace:
     """One op inside the other, and a flat row of ops once they are all over."""
-    builder = TraceBuilder().op(outer, 0, 200)
+    builder = TraceBuilder().op("outer", 0, 200)
     for i in range(DEEP):
         builder.op("deep", 1 + i * 0.001, 100 - i * 0.002)
     for i in range(DEEP):

@@ -118,8 +118,8 @@ def test_a_path_that_is_not_there() -> None:
         lint(["nowhere.py"])
 
 
-def notebook(*cells: str, kind: str = "code") -> LintResult:
-    document = {"cells": [{"cell_type": kind, "source": cell} for cell in cells]}
+def notebook(*cells: str) -> LintResult:
+    document = {"cells": [{"cell_type": "code", "source": cell} for cell in cells]}
     return lint_text(json.dumps(document), "demo.ipynb")
 
 

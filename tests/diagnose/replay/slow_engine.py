@@ -7,19 +7,12 @@ from collections import defaultdict
 from torchtriage.diagnose.replay.graph import Graph
 
 
-def finish_times(
-    graph: Graph,
-    *,
-    dur_ns: list[int] | None = None,
-    gap_ns: list[int] | None = None,
-    extra_ns: list[int] | None = None,
-    lag_ns: list[int | None] | None = None,
-) -> list[int]:
+def finish_times(graph: Graph, *, dur_ns: list[int] | None = None, lag_ns: list[int | None] | None = None) -> list[int]:
     """Return the finish of every node; a lag of None means that the edge is not there."""
     n = graph.n_nodes
     dur = graph.dur_ns.tolist() if dur_ns is None else dur_ns
-    gap = graph.gap_ns.tolist() if gap_ns is None else gap_ns
-    extra = graph.extra_ns.tolist() if extra_ns is None else extra_ns
+    gap = graph.gap_ns.tolist()
+    extra = graph.extra_ns.tolist()
     lag = graph.lag_ns.tolist() if lag_ns is None else lag_ns
     causes: dict[int, list[tuple[int, int]]] = defaultdict(list)
     effects: dict[int, list[int]] = defaultdict(list)

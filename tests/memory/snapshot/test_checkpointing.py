@@ -38,7 +38,7 @@ BACKWARD = frames(
 EMBEDDING = frames(("/home/user/model.py", 86, "forward"), CALL, TRAIN)
 
 
-def a_step(n_blocks=4, sizes=(12, 24, 16), lines=(41, 43, 44), *, backward=True):
+def a_step(n_blocks=4, sizes=(12, 24, 16), lines=(41, 43, 44)):
     naive = NaiveAllocator()
     kept = []
 
@@ -50,7 +50,7 @@ def a_step(n_blocks=4, sizes=(12, 24, 16), lines=(41, 43, 44), *, backward=True)
     for _ in range(n_blocks):
         for size, line in zip(sizes, lines, strict=True):
             malloc(size, in_block(line))
-    naive.caller = BACKWARD if backward else frames(TRAIN)
+    naive.caller = BACKWARD
     for piece in reversed(kept):
         naive.free(piece)
     return read_snapshot(io.BytesIO(pickle.dumps(naive.snapshot())))

@@ -16,7 +16,7 @@ def job(*, n=25, nelems=1024, dur=20.0, training=True, between=1, world=2, steps
     """Add steps of 2 ms: 100 us of computation, then ``n`` collectives of ``dur`` each."""
     builder = TraceBuilder(distributedInfo={"rank": 0, "world_size": world, "backend": "nccl"})
     extra = {} if nelems is None else {"Collective name": "allreduce", "In msg nelems": nelems, "dtype": "Float"}
-    for index in range(steps):
+    for index in range(5):
         at = 2000.0 * index
         builder.step(index, at, 1990)
         builder.op("AddmmBackward0" if training else "aten::mm", at + 5, 10)
@@ -30,10 +30,10 @@ def job(*, n=25, nelems=1024, dur=20.0, training=True, between=1, world=2, steps
     return builder
 
 
-def cpu_job(*, n=25, shape=(256,), waits=True, steps=5):
+def cpu_job(*, n=25, shape=(256,), waits=True):
     """Add CPU-only steps: ``n`` gloo collectives of 30 us, one after the other."""
     builder = TraceBuilder(vendor="cpu", distributedInfo={"rank": 0, "world_size": 2, "backend": "gloo"})
-    for index in range(steps):
+    for index in range(5):
         at = 2000.0 * index
         builder.step(index, at, 1990)
         builder.op("AddmmBackward0", at + 5, 100)
@@ -157,12 +157,12 @@ def test_on_the_host_only_what_it_waits_for():
     assert np.array_equal(edit.spans, claim.spans)
 
 
-def barrier_job(*, every=1, gap=100.0):
+def barrier_job(*, every=1):
     builder = cpu_job(n=1, shape=None)
     for index in range(0, 5, every):
         at = 2000.0 * index + 1000
         builder.op("c10d::barrier", at, 5)
-        builder.event("gloo:barrier", "user_annotation", at + 2, gap, tid=GLOO)
+        builder.event("gloo:barrier", "user_annotation", at + 2, 100.0, tid=GLOO)
     return builder
 
 

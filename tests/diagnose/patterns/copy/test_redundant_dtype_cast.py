@@ -40,11 +40,11 @@ def casting(
     return builder
 
 
-def doubles(*, types: list[str], dims: list[list[int]], dur: float = 100) -> TraceBuilder:
+def doubles(*, types: list[str], dims: list[list[int]]) -> TraceBuilder:
     builder = TraceBuilder(vendor="cpu")
     for i in range(4):
         builder.step(i, 1_000 * i, 1_000)
-        builder.op("aten::mul", 1_000 * i + 10, dur, dims=dims, types=types)
+        builder.op("aten::mul", 1_000 * i + 10, 100, dims=dims, types=types)
         work(builder, 1_000 * i + 200, 700)
     return builder
 

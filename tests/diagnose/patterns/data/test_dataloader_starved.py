@@ -116,15 +116,15 @@ def test_quiet_when_starting_workers_costs_little() -> None:
     assert not builder.claims(find)
 
 
-def epochs(stop: float, between: float = 3_000, n: int = 2) -> TraceBuilder:
+def epochs(stop: float, n: int = 2) -> TraceBuilder:
     """Steps of 10 ms without stacks; ``n`` of them end an epoch and begin the next."""
     builder = loop([150] * 8, vendor="cpu")
     for i in range(2, 2 + 2 * n, 2):
         at = 10_000 * i + 1_000
         builder.annotation(MULTI, at, stop)
         builder.op("aten::randperm", at + stop + 100, 20)  # the sampler's new order
-        builder.annotation(MULTI, at + stop + between, 2_000)
-        builder.op("aten::mm", at + stop + between + 2_000, 20.5)
+        builder.annotation(MULTI, at + stop + 3_000, 2_000)
+        builder.op("aten::mm", at + stop + 5_000, 20.5)
     return builder
 
 

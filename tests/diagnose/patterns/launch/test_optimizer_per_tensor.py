@@ -53,11 +53,11 @@ def test_quiet_on_toys() -> None:
     assert not loop(n=64).claims(find)
 
 
-@pytest.mark.parametrize("op", ["aten::_foreach_add_", "aten::_fused_adamw_"])
-def test_quiet_on_grouped_forms(op: str) -> None:
+@pytest.mark.parametrize("op", ["_foreach_add_", "_fused_adamw_", "coalesce", "mm", "linalg_eigh"])
+def test_quiet_on_grouped_forms_sparse_gradients_and_matrix_optimizers(op: str) -> None:
     builder = loop()
     for i in range(4):
-        builder.op(op, 10_000 * i + 3_395, 4)
+        builder.op(f"aten::{op}", 10_000 * i + 3_395, 4)
     assert not builder.claims(find)
 
 
@@ -75,14 +75,6 @@ def test_a_range_that_is_open_when_the_recording_stops_counts_in_its_step() -> N
 
 def test_quiet_on_multi_tensor_kernels() -> None:
     assert not loop(kernel="multi_tensor_apply_kernel<AdamFunctor>").claims(find)
-
-
-@pytest.mark.parametrize("op", ["aten::coalesce", "aten::mm", "aten::linalg_eigh"])
-def test_quiet_on_sparse_gradients_and_matrix_optimizers(op: str) -> None:
-    builder = loop()
-    for i in range(4):
-        builder.op(op, 10_000 * i + 3_395, 4)
-    assert not builder.claims(find)
 
 
 def test_quiet_below_two_percent_of_the_step() -> None:

@@ -6,12 +6,15 @@ import ast
 import sys
 
 from torchtriage.core.finding import Fix
+from torchtriage.diagnose import patterns
 from torchtriage.diagnose.patterns import catalogue
 
 FIXES = {
     f"{entry.pattern.code} {name}": value
     for entry in catalogue()
-    for name, value in vars(sys.modules[entry.find.__module__]).items()
+    for name, value in vars(
+        sys.modules[f"{patterns.__name__}.{entry.pattern.family}.{entry.pattern.name.replace('-', '_')}"]
+    ).items()
     if isinstance(value, Fix)
 }
 WIDTH = 88

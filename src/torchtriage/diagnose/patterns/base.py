@@ -295,9 +295,11 @@ def _entry(module: ModuleType) -> PatternEntry:
     pattern, fix = getattr(module, "PATTERN", None), getattr(module, "FIX", None)
     demand(isinstance(pattern, Pattern), "expected PATTERN = Pattern.of(__name__, ...)")
     demand(isinstance(fix, Fix), "expected FIX = Fix(...)")
-    demand(callable(getattr(module, "find", None)), "expected def find(trace)")
     assert isinstance(pattern, Pattern)
     assert isinstance(fix, Fix)
+    find = getattr(module, "find", _from_all_ranks if pattern.needs & {"job", "peers"} else None)
+    demand(callable(find), "expected def find(trace)")
+    assert find is not None
     *_, family, stem = ("", *where.split("."))
     demand(pattern.family == family, f"expected family {family!r}, found {pattern.family!r}")
     demand(pattern.name.replace("-", "_") == stem, f"expected the name of the file, {stem!r}, found {pattern.name!r}")
@@ -307,4 +309,9 @@ def _entry(module: ModuleType) -> PatternEntry:
     page = module.__doc__ or ""
     for title in SECTIONS:
         demand(f"\n{title}:" in page, f"the docstring has no section {title!r}")
-    return PatternEntry(pattern, module.find, fix, page)
+    return PatternEntry(pattern, find, fix, page)
+
+
+def _from_all_ranks(_trace: Trace) -> Claims:
+    """Yield nothing: only the recordings of all ranks together show it."""
+    yield from ()

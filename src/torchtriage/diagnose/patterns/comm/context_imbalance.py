@@ -12,7 +12,7 @@ Source: Brandon et al., "Striped Attention", 2023; PyTorch documentation, contex
     default).
 """
 
-from torchtriage.diagnose.patterns.base import Claims, Fix, Pattern, Trace
+from torchtriage.diagnose.patterns.base import Fix, Pattern
 
 PATTERN = Pattern.of(__name__, "COM067", "Causal attention is split unevenly over the ranks", order=425, needs="job")
 FIX = Fix(
@@ -22,8 +22,3 @@ with context_parallel(mesh, buffers=(x, y), buffer_seq_dims=(1, 1)):
     ...""",
     link="https://docs.pytorch.org/tutorials/unstable/context_parallel.html",
 )
-
-
-def find(_trace: Trace) -> Claims:
-    """Yield nothing: only the recordings of all ranks together show it."""
-    yield from ()

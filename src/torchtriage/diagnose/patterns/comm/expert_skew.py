@@ -13,7 +13,7 @@ Source: Fedus et al., "Switch Transformers", JMLR 2022 (load balancing loss); Wa
     Balancing Strategy for Mixture-of-Experts", 2024.
 """
 
-from torchtriage.diagnose.patterns.base import Claims, Fix, Pattern, Trace
+from torchtriage.diagnose.patterns.base import Fix, Pattern
 
 PATTERN = Pattern.of(
     __name__, "COM064", "Experts of one rank get more tokens, and the others wait", order=422, needs="job"
@@ -26,8 +26,3 @@ bias += speed * torch.sign(load.mean() - load)
 scores = (logits.sigmoid() + bias).topk(k)""",
     link="https://docs.nvidia.com/megatron-core/developer-guide/0.15.0/apidocs/core/core.transformer.moe.moe_utils.html",
 )
-
-
-def find(_trace: Trace) -> Claims:
-    """Yield nothing: only the recordings of all ranks together show it."""
-    yield from ()

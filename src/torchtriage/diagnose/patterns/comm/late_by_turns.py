@@ -11,7 +11,7 @@ Leave it when: the order of samples must not change, or lengths are only known a
 Source: Ott et al., "fairseq", 2019 (batches by number of tokens); Krell et al., "Efficient Sequence Packing", 2021.
 """
 
-from torchtriage.diagnose.patterns.base import Claims, Fix, Pattern, Trace
+from torchtriage.diagnose.patterns.base import Fix, Pattern
 
 PATTERN = Pattern.of(__name__, "COM069", "Ranks are late by turns, as their batches differ", order=426, needs="job")
 FIX = Fix(
@@ -25,8 +25,3 @@ for sample in order:  # longest first, each to who has least
 mine = hands[rank]""",
     link="https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.Sampler",
 )
-
-
-def find(_trace: Trace) -> Claims:
-    """Yield nothing: only the recordings of all ranks together show it."""
-    yield from ()

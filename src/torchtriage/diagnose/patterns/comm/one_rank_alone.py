@@ -12,7 +12,7 @@ Leave it when: it is rare: the recording shows few steps, and the share is of th
 Source: PyTorch documentation, torch.distributed.checkpoint (async_save).
 """
 
-from torchtriage.diagnose.patterns.base import Claims, Fix, Pattern, Trace
+from torchtriage.diagnose.patterns.base import Fix, Pattern
 
 PATTERN = Pattern.of(__name__, "COM065", "One rank does work that the others wait for", order=423, needs="job")
 FIX = Fix(
@@ -23,8 +23,3 @@ future = dcp.async_save({"model": model.state_dict()}, checkpoint_id=path)
 # evaluation: DistributedSampler(validation_set), then all_reduce the sums""",
     link="https://docs.pytorch.org/docs/stable/distributed.checkpoint.html",
 )
-
-
-def find(_trace: Trace) -> Claims:
-    """Yield nothing: only the recordings of all ranks together show it."""
-    yield from ()

@@ -18,7 +18,7 @@ Source: Huang et al., "GPipe", NeurIPS 2019; Narayanan et al., "Efficient Large-
     Clusters Using Megatron-LM", SC 2021; Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024.
 """
 
-from torchtriage.diagnose.patterns.base import Claims, Fix, Pattern, Trace
+from torchtriage.diagnose.patterns.base import Fix, Pattern
 
 PATTERN = Pattern.of(
     __name__, "COM062", "Pipeline stages wait as their schedule implies", order=421, needs="collectives peers"
@@ -39,8 +39,3 @@ schedule = Schedule1F1B(stage, n_microbatches=16, loss_fn=loss_fn)
 schedule.step(batch)  # all micro-batches at once, not one call for each""",
     link="https://docs.pytorch.org/docs/stable/distributed.pipelining.html",
 )
-
-
-def find(_trace: Trace) -> Claims:
-    """Yield nothing: one rank's recording does not tell waiting from a message on its way; a job's ranks do."""
-    yield from ()

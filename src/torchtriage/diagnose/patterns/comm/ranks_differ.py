@@ -10,7 +10,7 @@ Leave it when: the ranks have different parts by design: stages of a pipeline, e
 Source: PyTorch documentation, "Reproducibility".
 """
 
-from torchtriage.diagnose.patterns.base import Claims, Fix, Pattern, Trace
+from torchtriage.diagnose.patterns.base import Fix, Pattern
 
 PATTERN = Pattern.of(__name__, "COM066", "Ranks run different programs", order=424, needs="job")
 FIX = Fix(
@@ -20,8 +20,3 @@ torch.distributed.all_gather_object(versions, (torch.__version__, torch.version.
 assert len(set(versions)) == 1, versions""",
     link="https://docs.pytorch.org/docs/stable/notes/randomness.html",
 )
-
-
-def find(_trace: Trace) -> Claims:
-    """Yield nothing: only the recordings of all ranks together show it."""
-    yield from ()

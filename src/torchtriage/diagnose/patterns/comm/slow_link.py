@@ -13,7 +13,7 @@ Leave it when: the group's ranks are connected in another way by intent.
 Source: NCCL tests, bus bandwidth; NCCL documentation, troubleshooting.
 """
 
-from torchtriage.diagnose.patterns.base import Claims, Fix, Pattern, Trace
+from torchtriage.diagnose.patterns.base import Fix, Pattern
 
 PATTERN = Pattern.of(__name__, "COM068", "One group's link is slower than its equals'", order=406, needs="job")
 FIX = Fix(
@@ -30,8 +30,3 @@ for group in groups:  # the one of the finding, and its equals, one at a time
     print(group.group_name, time.perf_counter() - begin)""",
     link="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",
 )
-
-
-def find(trace: Trace) -> Claims:
-    """Yield nothing: one rank has no equal group to compare with; ``ranks.slow_link`` looks at all."""
-    yield from ()

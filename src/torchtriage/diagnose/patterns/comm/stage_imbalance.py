@@ -12,7 +12,7 @@ Leave it when: the layers that would have to move are larger than the difference
 Source: Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training", SOSP 2019, section 3.1.
 """
 
-from torchtriage.diagnose.patterns.base import Claims, Fix, Pattern, Trace
+from torchtriage.diagnose.patterns.base import Fix, Pattern
 
 PATTERN = Pattern.of(
     __name__, "COM063", "A stage of a pipeline takes longer than the others", order=422, needs="collectives peers"
@@ -25,8 +25,3 @@ split_spec = {"layers.7": SplitPoint.BEGINNING, "layers.15": SplitPoint.BEGINNIN
 pipe = pipeline(model, mb_args=(x,), split_spec=split_spec)""",
     link="https://docs.pytorch.org/docs/stable/distributed.pipelining.html",
 )
-
-
-def find(_trace: Trace) -> Claims:
-    """Yield nothing: one rank's recording shows one stage; a job's ranks show all."""
-    yield from ()

@@ -7,7 +7,7 @@ the trace's own clock, or ``_ms`` floats where people compare them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 Phase = Literal["prefill", "mixed", "decode", "idle", "unknown"]
@@ -74,6 +74,13 @@ class Cost:
         low, high, of, naive = (round(value, 6) for value in (low_ms, high_ms, of_ms, naive_ms))
         shares = round(low_ms / of_ms, 6), round(high_ms / of_ms, 6)
         return cls(low, high, per, of, *shares, naive, basis, method, grade)
+
+    def saving(self, low_ms: float, high_ms: float, *, of_ms: float | None = None) -> Cost:
+        """Return it with another saving, of ``of_ms`` where given; the shares of a time of 0 are 0."""
+        whole = self.of_ms if of_ms is None else of_ms
+        low, high, of = (round(value, 6) for value in (low_ms, high_ms, whole))
+        share_low, share_high = (round(value / whole, 6) if whole else 0.0 for value in (low_ms, high_ms))
+        return replace(self, low_ms=low, high_ms=high, of_ms=of, share_low=share_low, share_high=share_high)
 
 
 @dataclass(frozen=True)

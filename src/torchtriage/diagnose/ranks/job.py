@@ -497,13 +497,7 @@ def _together(
     # all of them give no less than any
     low = max(replayed.low_ms, low)
     high = max(min(replayed.high_ms, *ceilings), *(cost.high_ms for cost in costs), low)
-    return replace(
-        replayed,
-        low_ms=round(low, 6),
-        high_ms=round(high, 6),
-        share_low=round(low / step_ms, 6),
-        share_high=round(high / step_ms, 6),
-    )
+    return replayed.saving(low, high, of_ms=step_ms)
 
 
 def checked_clause(result: JobResult) -> str:

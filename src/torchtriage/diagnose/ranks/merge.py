@@ -166,14 +166,9 @@ def _job_cost(
 
     low, high = smallest("low_ms"), smallest("high_ms")
     return replace(
-        chosen.cost,
+        chosen.cost.saving(min(low, high), high, of_ms=step_ms),
         together_ms=None,
         calibration=None,
-        low_ms=round(min(low, high), 6),
-        high_ms=round(high, 6),
-        of_ms=round(step_ms, 6),
-        share_low=round(min(low, high) / step_ms, 6) if step_ms else 0.0,
-        share_high=round(high / step_ms, 6) if step_ms else 0.0,
         naive_ms=round(max(item.cost.naive_ms for mine in by_rank.values() for item in mine if item.cost), 6),
         method="smallest over the ranks of what each saves and waits"
         + (f"; {chosen.cost.method}" if chosen.cost.method else ""),

@@ -172,15 +172,8 @@ def _at_most(finding: Finding, most_ms: float) -> Finding:
     assert cost is not None
     if cost.high_ms <= most_ms:
         return finding
-    low, high = min(cost.low_ms, most_ms), most_ms
-    shares = (round(one / cost.of_ms, 6) if cost.of_ms else 0.0 for one in (low, high))
-    share_low, share_high = shares
     cost = replace(
-        cost,
-        low_ms=low,
-        high_ms=high,
-        share_low=share_low,
-        share_high=share_high,
+        cost.saving(min(cost.low_ms, most_ms), most_ms),
         method=f"{cost.method}; without what stages of a pipeline wait for each other",
     )
     return replace(finding, cost=cost, severity=severity_of(cost, finding.certainty))

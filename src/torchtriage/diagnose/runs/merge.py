@@ -185,12 +185,8 @@ def _shared(light: list[Finding], heavy: list[Finding]) -> list[Finding]:
         part = finding.cost.high_ms / whole
         first = costs[0]
         cost = replace(
-            first,
-            low_ms=round(low * part, 6),
-            high_ms=round(high * part, 6),
+            first.saving(low * part, high * part),
             naive_ms=round(naive * part, 6),
-            share_low=round(low * part / first.of_ms, 6),
-            share_high=round(high * part / first.of_ms, 6),
             together_ms=first.together_ms if len(heavy) == len(costs) == 1 else None,
             calibration=first.calibration if len(heavy) == len(costs) == 1 else None,
         )
@@ -228,12 +224,4 @@ def _joint(light: Cost | None, heavy: Cost | None, findings: Sequence[Finding]) 
     if most is None or not costs:
         return None
     high = min(most.high_ms, sum(cost.high_ms for cost in costs), most.of_ms)
-    low = min(most.low_ms, high)
-    return replace(
-        most,
-        low_ms=low,
-        high_ms=high,
-        share_low=round(low / most.of_ms, 6),
-        share_high=round(high / most.of_ms, 6),
-        calibration=None,
-    )
+    return replace(most.saving(min(most.low_ms, high), high), calibration=None)

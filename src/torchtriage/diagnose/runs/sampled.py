@@ -366,15 +366,7 @@ def _joint(joint: Cost | None, findings: Sequence[Finding], loop: SampledLoop | 
         highs["loading" if finding.code == LOADING else "inside" if inside else "beside"] += cost.high_ms
     high = min(of_ms, max(max(highs["loading"], highs["inside"]) + highs["beside"], low))
     base = joint or replace(costs[0][1], together_ms=None)
-    return replace(
-        base,
-        low_ms=low,
-        high_ms=high,
-        of_ms=of_ms,
-        share_low=round(low / of_ms, 6),
-        share_high=round(high / of_ms, 6),
-        calibration=None,
-    )
+    return replace(base.saving(low, high, of_ms=of_ms), calibration=None)
 
 
 def untraced(recording: Recording, facts: RecordedRun, reason: str, hint: str, folders: Sequence[str] | None) -> Result:

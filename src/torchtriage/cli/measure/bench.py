@@ -104,12 +104,12 @@ def command(target: str, **given: Any) -> None:
 
 
 def _save_samples(measured: Measurements, name: str) -> None:
-    from torchtriage.cli.measure.gate_record import here
+    from torchtriage.core.machine import gather_machine
     from torchtriage.measure.bench.samples import samples_of
     from torchtriage.measure.gate.importers import encode_runs
     from torchtriage.measure.gate.revision import find_revision
 
-    run = samples_of(measured, here(find_revision(Path.cwd())))
+    run = samples_of(measured, find_revision(Path.cwd()).run("", gather_machine()))
     if run.series:
         save(name, encode_runs([run]))
     else:

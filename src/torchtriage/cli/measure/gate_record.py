@@ -8,7 +8,6 @@ import os
 import secrets
 import shlex
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -168,27 +167,12 @@ def _lasting(run: Run, given: dict[str, Any]) -> Run:
     return replace(run, traces=()) if gone else run
 
 
-def here(revision: GitRevision, benchmark: str = "") -> Run:
-    """Return a run without samples: this machine, this commit, now."""
-    from torchtriage.core.machine import gather_machine, variables
-    from torchtriage.core.samples import Run
-
-    return Run(
-        benchmark=benchmark,
-        commit=revision.commit,
-        branch=revision.branch,
-        parent=revision.parent,
-        recorded_at_s=time.time(),
-        machine=gather_machine(),
-        environment=tuple(sorted({**variables(), **revision.environment}.items())),
-        series=(),
-    )
-
-
 def _import(given: dict[str, Any]) -> list[Run]:
+    from torchtriage.core.machine import gather_machine
     from torchtriage.measure.gate.importers import read_sessions
 
-    imported = read_sessions(given["imports"], here=here(_revision(given), given["name"] or ""))
+    here = _revision(given).run(given["name"] or "", gather_machine())
+    imported = read_sessions(given["imports"], here=here)
     for note in imported.notes:
         complain(note)
     traces = _traces(given["traces"], Path())

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import platform
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchtriage.core.machine import gather_machine, variables
+from torchtriage.core.machine import gather_machine
 from torchtriage.core.samples import Machine, Run, Series, Session
 from torchtriage.core.stats.difference import student_tail
 from torchtriage.core.stats.session_comparison import session_value
@@ -64,24 +63,8 @@ class Baseline:
 
     def run_of(self, benchmark: str, series: Sequence[Series], noise: Noise) -> Run:
         """Return what was measured, with commit, machine and versions."""
-        revision = _revision(self.folder)
-        environment = {
-            **_versions(),
-            **variables(),
-            **revision.environment,
-            HOST: str(noise),
-            "torchtriage": __version__,
-        }
-        return Run(
-            benchmark=benchmark,
-            commit=revision.commit,
-            branch=revision.branch,
-            parent=revision.parent,
-            recorded_at_s=time.time(),
-            machine=_machine(),
-            environment=tuple(sorted(environment.items())),
-            series=tuple(series),
-        )
+        environment = {**_versions(), HOST: str(noise), "torchtriage": __version__}
+        return _revision(self.folder).run(benchmark, _machine(), environment, series=series)
 
     def store(self, run: Run) -> str:
         """Store a run; return what was done.

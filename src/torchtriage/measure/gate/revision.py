@@ -7,11 +7,14 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torchtriage.core.errors import BenchmarkError, UsageError
+from torchtriage.core.machine import variables
+from torchtriage.core.samples import Machine, Run, Series
 
 UNCOMMITTED = "uncommitted changes"
 """Name in a run's environment: what was measured is not the commit alone."""
@@ -51,6 +54,29 @@ class GitRevision:
         if self.uncommitted:
             out[UNCOMMITTED] = "yes"
         return out
+
+    def run(
+        self,
+        benchmark: str,
+        machine: Machine,
+        environment: Mapping[str, str] | None = None,
+        *,
+        series: Sequence[Series] = (),
+        traces: Sequence[str] = (),
+    ) -> Run:
+        """Return a run of this commit, recorded now; ``environment`` : what is known beside variables and commit."""
+        known = {**variables(), **self.environment, **(environment or {})}
+        return Run(
+            benchmark=benchmark,
+            commit=self.commit,
+            branch=self.branch,
+            parent=self.parent,
+            recorded_at_s=time.time(),
+            machine=machine,
+            environment=tuple(sorted(known.items())),
+            series=tuple(series),
+            traces=tuple(traces),
+        )
 
 
 def find_revision(folder: Path) -> GitRevision:

@@ -24,7 +24,7 @@ from types import FrameType
 
 from torchtriage.core.errors import BenchmarkError
 from torchtriage.core.isolate.processes import describe_exit, last_line, signal_group
-from torchtriage.core.machine import HostUse, Noise, judge_noise, read_host, use_between, variables
+from torchtriage.core.machine import HostUse, Noise, judge_noise, read_host, use_between
 from torchtriage.core.names import mask_secrets
 from torchtriage.core.samples import Machine, Run, Series, Session
 from torchtriage.core.version import __version__
@@ -216,25 +216,8 @@ def assemble(
         for parts in by_metric.values()
         if len(parts) == len(measured)
     )
-    known = {
-        "command": str(program),
-        HOST: str(noise),
-        "torchtriage": __version__,
-        **variables(),
-        **revision.environment,
-        **environment,
-    }
-    run = Run(
-        benchmark=benchmark,
-        commit=revision.commit,
-        branch=revision.branch,
-        parent=revision.parent,
-        recorded_at_s=time.time(),
-        machine=machine,
-        environment=tuple(sorted(known.items())),
-        series=whole,
-        traces=tuple(traces),
-    )
+    known = {"command": str(program), HOST: str(noise), "torchtriage": __version__, **environment}
+    run = revision.run(benchmark, machine, known, series=whole, traces=traces)
     run.check()
     return run, noise
 

@@ -263,7 +263,7 @@ def _finding(group: _Group, share: float, step_ms: float, n_looks: int, loop: Sa
     cause = group.cause if group.fix is None else replace(group.cause, fix=group.fix)
     rests = f"share of {format_count(n_looks, 'look')} at the stack"
     cost = share_cost(low, high, step_ms, share, rests, loop, "B")
-    message = _message(group, item, function, file, took, called)
+    message = _message(group, function, file, took, called)
     if cost.high_ms > BEYOND * share * step_ms:
         backward = "its backward pass and " if group.cause.kind == OPERATORS and loop.backward_share else ""
         message += f"; up to {format_ms(cost.high_ms)} with {backward}the error of counting"
@@ -278,7 +278,7 @@ def _finding(group: _Group, share: float, step_ms: float, n_looks: int, loop: Sa
     )
 
 
-def _message(group: _Group, item: Seen, function: str, file: str, took: str, called: str) -> str:
+def _message(group: _Group, function: str, file: str, took: str, called: str) -> str:
     where = f"{function}(), {file_name(file)}" if function != "<module>" else file_name(file)
     numbers = sorted(number for number, _ in group.lines.most_common(5))
     at = f"{where}:{numbers[0]}" + (f"-{numbers[-1]}" if numbers[-1] > numbers[0] else "")

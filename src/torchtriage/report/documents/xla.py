@@ -63,8 +63,7 @@ def _model(model: XlaModel) -> Iterator[b.Block]:
     facts = ", ".join(f"{name} {value}" for name, value in model.facts)
     table = [cells(route) for route in model.routes]
     failed = [f"{TITLES[route.name]} {route.failure}" for route in model.routes if route.failure]
-    dynamo = next((route for route in model.routes if route.name == "openxla"), None)
-    fx = [(graph.id, _fx(graph, dynamo.graphs if dynamo else ())) for graph in model.fx]
+    fx = [(graph.id, _fx(graph)) for graph in model.fx]
     again = [(place(recompile.function), recompile.guard, f"{recompile.count}x") for recompile in model.recompiles]
     routes = []
     for route in model.routes:
@@ -224,7 +223,7 @@ def _graph(graph: HloGraph) -> str:
     return "; ".join(filter(None, parts))
 
 
-def _fx(graph: FxGraph, graphs: Sequence[HloGraph]) -> str:
+def _fx(graph: FxGraph) -> str:
     size = format_count(graph.n_ops, "operator") if graph.n_ops is not None else "of unknown size"
     names = ", ".join(op.name for op in graph.not_lowered[:4])
     cut = f", cut at {names}" if names else ""

@@ -43,6 +43,19 @@ def reads_or_transforms(module: Module, known: Class) -> bool:
     return any(_SLOW.search(text) for text in texts)
 
 
+def costly_datasets(module: Module) -> set[str]:
+    """Return the names of data sets of the file that read or transform."""
+    return {
+        call.target
+        for call in module.calls
+        if call.target
+        and isinstance(call.node.func, ast.Name)
+        and (known := module.classes.get(call.attr)) is not None
+        and "__getitem__" in known.methods
+        and reads_or_transforms(module, known)
+    }
+
+
 def in_memory(module: Module, call: SourceCall) -> bool:
     """Return whether a loader's dataset only hands out what lies in memory."""
     if not call.node.args:

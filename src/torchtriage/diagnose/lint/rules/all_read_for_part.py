@@ -52,7 +52,7 @@ def find(module: Module) -> Iterator[Hit]:
         if part is not None and not unpacks(call.node) and len(call.node.args) == 1:
             if any(keyword(call.node, name) is not None for name in part):
                 continue
-            cut = _cut(samples, function, call)
+            cut = _cut(function, call)
             if cut is not None:
                 message = f"all of it is read, and a part used: {text_of(cut)}"
                 yield Hit(call.node, message, call.attr, severity=None if call.name in _VIDEO else "low")
@@ -69,7 +69,7 @@ def find(module: Module) -> Iterator[Hit]:
                 yield Hit(named[node.value.id], f"all of it is read for one part: {text_of(node)}")
 
 
-def _cut(samples: Samples, function: SourceFunction, call: SourceCall) -> ast.Subscript | None:
+def _cut(function: SourceFunction, call: SourceCall) -> ast.Subscript | None:
     """Return where a recording is cut, None where it is used as it is."""
     names: set[str] = set()
     for node in ast.walk(function.node):

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, SourceLoop, text_of
-from torchtriage.diagnose.lint.rules._loaders import reads_or_transforms
+from torchtriage.diagnose.lint.rules._loaders import costly_datasets
 from torchtriage.diagnose.lint.syntax import names_in, path_of
 
 RULE = Rule("DAT114", "augmented-in-step", "data", "Samples are augmented one by one between steps", "medium")
@@ -37,7 +37,7 @@ _TRANSFORMS = re.compile(
 
 def find(module: Module) -> Iterator[Hit]:
     """Yield what makes samples in the loop of steps itself."""
-    sets = _sets(module)
+    sets = costly_datasets(module)
     for call in module.calls:
         decodes = _DECODES.match(call.name) is not None
         if not (decodes or _TRANSFORMS.search(call.attr)) or not call.context.hot or not call.context.trains:
@@ -65,16 +65,3 @@ def _takes_element(call: SourceCall, loop: SourceLoop) -> bool:
     if loop.iterates.kind != "tensor" or not call.node.args:
         return False
     return bool(names_in(call.node.args[0]) & loop.targets)
-
-
-def _sets(module: Module) -> set[str]:
-    """Return the names of data sets of the file that read or transform."""
-    return {
-        call.target
-        for call in module.calls
-        if call.target
-        and isinstance(call.node.func, ast.Name)
-        and (known := module.classes.get(call.attr)) is not None
-        and "__getitem__" in known.methods
-        and reads_or_transforms(module, known)
-    }

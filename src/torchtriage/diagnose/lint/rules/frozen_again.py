@@ -44,7 +44,7 @@ def find(module: Module) -> Iterator[Hit]:
         return
     for call in module.calls:
         loop = call.context.step_loop or call.context.loop
-        if loop is None or call.context.rare or not call.context.no_grad or not _has_rounds(call, loop):
+        if loop is None or call.context.rare or not call.context.no_grad or not _has_rounds(loop):
             continue
         model = _model(call)
         if not model or not _FROZEN.search(model) or _is_trained(module, model):
@@ -66,7 +66,7 @@ def _model(call: SourceCall) -> str:
     return ""
 
 
-def _has_rounds(call: SourceCall, loop: SourceLoop) -> bool:
+def _has_rounds(loop: SourceLoop) -> bool:
     """Return whether a loop around goes through the same batches again and again."""
     outer = loop.outer
     if outer is None or outer.comprehension:

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 
 from torchtriage.core import fixes
 from torchtriage.diagnose.lint.base import Hit, Module, Rule, SourceCall, compiled, keyword, literal, text_of
+from torchtriage.diagnose.lint.syntax import path_of
 
 RULE = Rule(
     "SYN005", "host-const-h2d", "sync", "Small tensors built on the host and copied each step", "medium", device=True
@@ -84,7 +85,7 @@ def _exchanged(module: Module, call: SourceCall) -> bool:
 
 def _is_size(node: ast.AST) -> bool:
     """Return whether an expression is the size of another tensor."""
-    return isinstance(node, ast.Attribute) and node.attr in ("shape", "size") and _root(node.value) != "self"
+    return isinstance(node, ast.Attribute) and node.attr in ("shape", "size") and not path_of(node).startswith("self.")
 
 
 def _constant(node: ast.expr) -> bool:
@@ -96,11 +97,5 @@ def _constant(node: ast.expr) -> bool:
         return _constant(node.left) and _constant(node.right)
     if isinstance(node, ast.Attribute):
         # self.mean of a configuration: the same in every step
-        return isinstance(node.value, ast.Name | ast.Attribute) and _root(node) == "self"
+        return path_of(node).startswith("self.")
     return isinstance(node, ast.Constant)
-
-
-def _root(node: ast.expr) -> str:
-    while isinstance(node, ast.Attribute):
-        node = node.value
-    return node.id if isinstance(node, ast.Name) else ""

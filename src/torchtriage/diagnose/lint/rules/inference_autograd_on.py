@@ -59,7 +59,7 @@ def find(module: Module) -> Iterator[Hit]:
             continue
         if function is None and not _script(module):
             continue
-        if function is not None and not (_infers(module, call, function) or _is_never_trained(module, function)):
+        if function is not None and not (_infers(module, function) or _is_never_trained(module, function)):
             continue
         done.add(function)
         yield Hit(call.node, "this inference records a graph that no backward pass uses", "forward")
@@ -283,7 +283,7 @@ def _in_module(function: SourceFunction) -> bool:
     return owner is not None and (owner.is_lightning or owner.is_module)
 
 
-def _infers(module: Module, call: SourceCall, function: SourceFunction) -> bool:
+def _infers(module: Module, function: SourceFunction) -> bool:
     if INFERENCE.match(function.name) is None and not function.serves:
         return False
     text = module.text_of(function)

@@ -13,8 +13,7 @@ import re
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, names_in, text_of
-from torchtriage.diagnose.lint.facts import Class
-from torchtriage.diagnose.lint.rules._loaders import reads_or_transforms
+from torchtriage.diagnose.lint.rules._loaders import costly_datasets
 from torchtriage.diagnose.lint.syntax import path_of
 
 RULE = Rule("DAT109", "labels-through-samples", "data", "Whole samples are loaded just for their labels", "medium")
@@ -31,7 +30,8 @@ _DATASETS = re.compile(r"^torchvision\.datasets\.[A-Z]\w+$|(^|\.)ImageFolder$")
 
 def find(module: Module) -> Iterator[Hit]:
     """Yield loops over a data set in which only labels are used."""
-    sets = dict(_sets(module))
+    torchvision = {call.target for call in module.calls if call.target and _DATASETS.search(call.name)}
+    sets = torchvision | costly_datasets(module)
     if not sets:
         return
     for loop in module.loops:
@@ -49,23 +49,9 @@ def find(module: Module) -> Iterator[Hit]:
             if isinstance(target, ast.Tuple) and len(target.elts) == 2 and not _used(target.elts[0], inside):
                 yield Hit(node.iter, f"every sample is loaded, and only its label is used: {text_of(node.iter)}")
         elif isinstance(node.iter, ast.Call) and module.name_of(node.iter.func) == "range":
-            taken = [
-                item for item in ast.walk(inside) if isinstance(item, ast.Subscript) and _takes(module, item, sets)
-            ]
+            taken = [item for item in ast.walk(inside) if isinstance(item, ast.Subscript) and _takes(item, sets)]
             if taken and isinstance(node.target, ast.Name) and node.target.id in names_in(taken[0]):
                 yield Hit(taken[0], f"every sample is loaded, and only its label is used: {text_of(taken[0])}")
-
-
-def _sets(module: Module) -> Iterator[tuple[str, Class | None]]:
-    """Yield the names of data sets that read or transform."""
-    for call in module.calls:
-        if not call.target:
-            continue
-        if _DATASETS.search(call.name):
-            yield call.target, None
-        known = module.classes.get(call.attr) if isinstance(call.node.func, ast.Name) else None
-        if known is not None and "__getitem__" in known.methods and reads_or_transforms(module, known):
-            yield call.target, known
 
 
 def _name(module: Module, node: ast.expr) -> str:
@@ -77,7 +63,7 @@ def _name(module: Module, node: ast.expr) -> str:
 _WRAPS = ("enumerate", "tqdm", "list", "iter")
 
 
-def _takes(module: Module, node: ast.Subscript, sets: dict[str, Class | None]) -> bool:
+def _takes(node: ast.Subscript, sets: set[str]) -> bool:
     """Return whether ``dataset[i][1]`` takes the label of a sample."""
     return (
         isinstance(node.slice, ast.Constant)

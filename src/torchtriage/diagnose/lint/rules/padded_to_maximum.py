@@ -18,6 +18,7 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceFunction, keyword, literal, text_of
 from torchtriage.diagnose.lint.syntax import indices
+from torchtriage.diagnose.lint.work_syntax import parameters
 
 RULE = Rule("DAT102", "padded-to-maximum", "data", "Texts are padded to the maximum length", "low")
 
@@ -100,7 +101,7 @@ def _by_hand(module: Module, function: SourceFunction) -> Iterator[Hit]:
             buffers |= {text_of(target): size for target in node.targets}
     for node in ast.walk(function.node) if apart and buffers else ():
         target = node.targets[0] if isinstance(node, ast.Assign) else None
-        if isinstance(target, ast.Subscript) and _fills_row(module, target, function):
+        if isinstance(target, ast.Subscript) and _fills_row(target, function):
             made = buffers.pop(text_of(target.value), None)
             if made is not None:
                 yield Hit(made[0], f"every sample is filled up to {text_of(made[1])}: {text_of(made[0])}")
@@ -139,7 +140,7 @@ def _buffer(module: Module, node: ast.expr, function: SourceFunction) -> tuple[a
     return next(((node, item) for item in shape[:2] if _is_setting(module, item, function)), None)
 
 
-def _fills_row(module: Module, node: ast.Subscript, function: SourceFunction) -> bool:
+def _fills_row(node: ast.Subscript, function: SourceFunction) -> bool:
     """Return whether a part from the beginning is written, as long as some sample: ``out[i, : len(x)] = x``."""
     return any(
         isinstance(part, ast.Slice)
@@ -183,13 +184,9 @@ def _is_setting(module: Module, node: ast.expr, function: SourceFunction | None)
         made = _assigned(function, node.id)
         if made:
             return all(not isinstance(item, ast.Name) and _is_setting(module, item, function) for item in made)
-        return node.id.isupper() or (bool(_LONGEST.search(node.id)) and node.id in _parameters(function))
+        return node.id.isupper() or (bool(_LONGEST.search(node.id)) and node.id in parameters(function.node))
     return isinstance(node, ast.Attribute) and not _LENGTH.search(f".{node.attr}")
 
 
 _SHORT = 64  # boxes of an image, neighbours of a node: their padding is little work
 _LONGEST = re.compile(r"max|limit|longest")
-
-
-def _parameters(function: SourceFunction) -> set[str]:
-    return {arg.arg for arg in (*function.node.args.args, *function.node.args.kwonlyargs)}

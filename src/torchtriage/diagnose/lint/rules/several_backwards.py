@@ -44,7 +44,7 @@ def find(module: Module) -> Iterator[Hit]:
         following = _next(module, call)
         loop = call.context.loop
         looped = loop is not None and not (loop.optimizes or loop.over_loader) and _in_step(loop)
-        if following is not None or (looped and _only(module, call)):
+        if following is not None or (looped and _only(call)):
             yield Hit(
                 call.node, f"the graph is walked backward again for the next loss: {text_of(call.node)}", "backward"
             )
@@ -94,7 +94,7 @@ def _block(module: Module, call: SourceCall) -> list[ast.stmt]:
     return []
 
 
-def _only(module: Module, call: SourceCall) -> bool:
+def _only(call: SourceCall) -> bool:
     """Return whether a loop does nothing with the gradients of each of its losses."""
     loop = call.context.loop
     assert loop is not None

@@ -26,7 +26,7 @@ def torch_call(walker: Walker, call: SourceCall) -> Value:
     name, node, given = call.name, call.node, list(call.arguments)
     last = name.rpartition(".")[2]
     if name in torch_names.FACTORIES or last.endswith("_like"):
-        return _factory(walker, call)
+        return _factory(call)
     if name in torch_names.LOADERS:
         return Value("loader", CPU, pinned=flag(node, "pin_memory", 7), made_by=node, calls=_loads(walker, call))
     if name in torch_names.DATASETS:
@@ -127,7 +127,7 @@ def _loads(walker: Walker, call: SourceCall) -> tuple[SourceFunction, ...]:
     return tuple(found)
 
 
-def _factory(walker: Walker, call: SourceCall) -> Value:
+def _factory(call: SourceCall) -> Value:
     node, given = call.node, call.arguments
     last = call.name.rpartition(".")[2]
     if last.endswith("_like"):

@@ -62,11 +62,16 @@ def rss_bytes() -> int:
 
 def peak_rss_bytes() -> int:
     """Return the highest resident set of this program so far; 0 where the system reports none."""
+    # getrusage also counts what the process was before it ran this program
+    return status_bytes("VmHWM") or _max_rss_bytes()
+
+
+def status_bytes(name: str) -> int:
+    """Return a size of ``/proc/self/status``, as ``VmRSS``; 0 where the system reports none."""
     with suppress(OSError, ValueError, IndexError):
-        # getrusage also counts what the process was before it ran this program
         text = Path("/proc/self/status").read_text()
-        return int(text.split("VmHWM:", 1)[1].split(None, 1)[0]) * 1024
-    return _max_rss_bytes()
+        return int(text.split(f"\n{name}:", 1)[1].split(None, 1)[0]) * 1024
+    return 0
 
 
 def _max_rss_bytes() -> int:

@@ -17,6 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from torchtriage.core.process import peak_rss_bytes
+
 STARTED_NS = time.perf_counter_ns()
 
 CLEAR_PEAK = "5"
@@ -202,7 +204,7 @@ class ModelSession:
         """Return what the compiler did in all, and memory."""
         import torch
 
-        memory: dict[str, Any] = {"host_now_peak_bytes": _status_bytes("VmHWM")}
+        memory: dict[str, Any] = {"host_now_peak_bytes": peak_rss_bytes() or None}
         if self.case.device.type == "cuda":
             memory["device_peak_bytes"] = torch.cuda.max_memory_allocated()
             memory["device_reserved_bytes"] = torch.cuda.max_memory_reserved()
@@ -210,7 +212,7 @@ class ModelSession:
 
     def peak(self) -> int | None:
         """Return the highest resident memory since the process began, or since ``clear_peak``."""
-        return _status_bytes("VmHWM")
+        return peak_rss_bytes() or None
 
     def numerics(self, standard: str = "") -> dict[str, Any]:
         """Hold the answers against eager's in float64; ``standard`` : a more precise dtype."""
@@ -306,20 +308,6 @@ class ModelSession:
 
 CLOCK_NS = sorted(-time.perf_counter_ns() + time.perf_counter_ns() for _ in range(2001))[1000]
 """What two looks at the clock take."""
-
-
-def _status_bytes(name: str) -> int | None:
-    """Return a size of ``/proc/self/status``; the highest ever of getrusage where there is none."""
-    with suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith(f"{name}:"):
-                return int(line.split()[1]) * 1024
-    with suppress(ImportError):
-        import resource
-
-        unit = 1 if sys.platform == "darwin" else 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    return None
 
 
 def facts_of(place: Any) -> dict[str, str]:

@@ -16,6 +16,7 @@ from typing import Any
 
 from torchtriage.core.errors import BenchmarkError
 from torchtriage.core.machine import HostUse, Noise, judge_noise, read_host, use_between
+from torchtriage.core.process import status_bytes
 from torchtriage.core.units import format_bytes, format_ns, format_share
 from torchtriage.integrations.pytest.check import Check
 
@@ -201,7 +202,7 @@ class MemoryWatch:
 
     def __init__(self) -> None:
         gc.collect()
-        self._resident = _status_bytes("VmRSS")
+        self._resident = status_bytes("VmRSS")
         self._allocated = {name: _allocated(name, "memory_allocated") for name in _accelerators()}
         self._can_reset = False
 
@@ -221,10 +222,9 @@ class MemoryWatch:
             peaks = {name: _allocated(name, "max_memory_allocated") for name in names}
             name = max(peaks, key=lambda peak: peaks[peak])
             return Memory(name, peaks[name], self._allocated.get(name, 0))
-        peak = _status_bytes("VmHWM")
-        if peak is None or self._resident is None or not self._can_reset:
+        if not self._can_reset:
             return None
-        return Memory("", max(peak - self._resident, 0), self._resident)
+        return Memory("", max(status_bytes("VmHWM") - self._resident, 0), self._resident)
 
 
 def judge_memory(memory: Memory | None, budget_mb: float) -> Check:
@@ -261,14 +261,6 @@ def _allocated(name: str, what: str) -> int:
     module = _accelerator(name)
     count = getattr(module, "device_count", lambda: 1)()
     return max((int(getattr(module, what)(number)) for number in range(count)), default=0)
-
-
-def _status_bytes(name: str) -> int | None:
-    with suppress(OSError):
-        for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
-            if line.startswith(f"{name}:"):
-                return int(line.split()[1]) * 1024
-    return None
 
 
 def waiting() -> Callable[[], None]:

@@ -25,14 +25,14 @@ import history_rules
 import numpy as np
 from history_rules import SAME, ours, perfherder, reports
 from numpy.typing import NDArray
-from stopping import stop
+from stopping import compare_sessions, stop
 
 from torchtriage.core.stats import change_points
 from torchtriage.core.stats.classical_tests import cohen_d, mann_whitney, welch
 from torchtriage.core.stats.multiple_testing import adjust
 from torchtriage.core.stats.quantiles import quantile_interval
 from torchtriage.core.stats.sequential import StoppingPlan
-from torchtriage.core.stats.session_comparison import compare_sessions, noise_floor, session_value, verdict
+from torchtriage.core.stats.session_comparison import noise_floor, session_value, verdict
 from torchtriage.measure.gate.history import LEAST_T, LEAST_VALUES, MIN_CHANGE
 
 Floats = NDArray[np.float64]

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
+
+import numpy as np
 
 from torchtriage.core.arrays import Floats
 from torchtriage.core.stats.sequential import StoppingPlan
-from torchtriage.core.stats.session_comparison import Verdict, compare_sessions, verdict
+from torchtriage.core.stats.session_comparison import Change, Statistic, Verdict, compare_values, session_value, verdict
+
+
+def compare_sessions(
+    before: Sequence[Floats], after: Sequence[Floats], *, statistic: Statistic = "low", **options: Any
+) -> Change:
+    """Return by what factor sessions differ, one array each; ``options`` : as of ``compare_values``."""
+    from_, to = (np.array([session_value(item, statistic) for item in side]) for side in (before, after))
+    return compare_values(from_, to, statistic=statistic, **options)
 
 
 def stop(

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from stopping import compare_sessions
 from tests.core.stats.noise import pairs
 
 from torchtriage.core.stats.multiple_testing import adjust
-from torchtriage.core.stats.session_comparison import compare_sessions
 
 
 def test_benjamini_and_hochbergs_own_example() -> None:

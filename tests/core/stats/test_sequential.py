@@ -6,12 +6,12 @@ import math
 
 import numpy as np
 import pytest
-from stopping import stop
+from stopping import compare_sessions, stop
 from tests.core.stats.noise import pairs
 
 from torchtriage.core.stats import sequential
 from torchtriage.core.stats.sequential import StoppingPlan
-from torchtriage.core.stats.session_comparison import compare_sessions, verdict
+from torchtriage.core.stats.session_comparison import verdict
 
 
 def run(plan: StoppingPlan, effect: float, rng: np.random.Generator, *, kind: str = "plain", min_effect: float = 0.01):

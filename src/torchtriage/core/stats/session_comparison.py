@@ -59,40 +59,6 @@ class Change:
     spread: float
 
 
-def compare_sessions(
-    before: Sequence[Floats],
-    after: Sequence[Floats],
-    *,
-    paired: bool,
-    level: float = 0.98,
-    floor: float = 0.0,
-    statistic: Statistic = "low",
-) -> Change:
-    """Return by what factor ``after`` differs from ``before``.
-
-    ``before``, ``after`` : sequences of float64[n], one array per session, in the order they ran; warm-up left out.
-    Positive, of any one unit. ``paired`` : session i of either ran in the same round, in turns: what a round shares
-    cancels. ``level`` : how often the interval holds the true ratio. 0.98 leaves 1 % at either end: of equal programs
-    at most one in a hundred is called slower. ``floor`` : what two runs of one program may differ by on this machine
-    however many sessions they have, as a share (see :func:`noise_floor`): the interval is never narrower. 0 for pairs.
-    ``statistic`` : what sums up a session. ``low``: the mean of its lowest tenth; neighbours on the machine only ever
-    add time, so the fast iterations carry the program (Chen and Revels 2016). ``peak``: its largest value, for memory.
-
-    Paired: the Hodges-Lehmann estimate and the exact interval of Wilcoxon's signed ranks on the logarithms of the
-    rounds' ratios. Equal programs that are run in random or alternating order make every sign a fair coin, so the error
-    rate is exact whatever the noise: heavy tails, drift over rounds and rounds that resemble each other are all
-    allowed. At most 1 % at either end needs 7 pairs. Unpaired: the two-sample form (Mann and Whitney; Moses), which
-    assumes that sessions of both could be swapped. A machine that changed between two recordings breaks that and only
-    ``floor`` covers it.
-
-    Raises ValueError: fewer than 2 sessions on a side, unequal numbers of paired ones, values that are not finite or
-    not positive, sessions that are all alike (a clock that stands still; allowed for ``peak``), or a tail quantile of
-    too few values.
-    """
-    from_, to = (np.array([session_value(item, statistic) for item in side]) for side in (before, after))
-    return compare_values(from_, to, paired=paired, level=level, floor=floor, statistic=statistic)
-
-
 def compare_values(
     before: Floats,
     after: Floats,
@@ -102,12 +68,26 @@ def compare_values(
     floor: float = 0.0,
     statistic: Statistic = "low",
 ) -> Change:
-    """Return the same of sessions that are summed up already.
+    """Return by what factor ``after`` differs from ``before``.
 
-    ``before``, ``after`` : float64[n], what :func:`session_value` says of each session, above zero. ``paired``,
-    ``level``, ``floor``, ``statistic`` : as in :func:`compare_sessions`.
+    ``before``, ``after`` : float64[n], what :func:`session_value` says of each session, in the order they ran; warm-up
+    left out. Positive, of any one unit. ``paired`` : session i of either ran in the same round, in turns: what a round
+    shares cancels. ``level`` : how often the interval holds the true ratio. 0.98 leaves 1 % at either end: of equal
+    programs at most one in a hundred is called slower. ``floor`` : what two runs of one program may differ by on this
+    machine however many sessions they have, as a share (see :func:`noise_floor`): the interval is never narrower. 0
+    for pairs. ``statistic`` : what sums up a session. ``low``: the mean of its lowest tenth; neighbours on the machine
+    only ever add time, so the fast iterations carry the program (Chen and Revels 2016). ``peak``: its largest value,
+    for memory.
 
-    Raises ValueError: as :func:`compare_sessions`.
+    Paired: the Hodges-Lehmann estimate and the exact interval of Wilcoxon's signed ranks on the logarithms of the
+    rounds' ratios. Equal programs that are run in random or alternating order make every sign a fair coin, so the error
+    rate is exact whatever the noise: heavy tails, drift over rounds and rounds that resemble each other are all
+    allowed. At most 1 % at either end needs 7 pairs. Unpaired: the two-sample form (Mann and Whitney; Moses), which
+    assumes that sessions of both could be swapped. A machine that changed between two recordings breaks that and only
+    ``floor`` covers it.
+
+    Raises ValueError: fewer than 2 sessions on a side, unequal numbers of paired ones, or sessions that are all alike
+    (a clock that stands still; allowed for ``peak``).
     """
     if not 0 < level < 1:
         raise ValueError(f"expected a level between 0 and 1, found {level}")
@@ -150,7 +130,7 @@ def compare_values(
     )
 
 
-def verdict(change: Change, *, min_effect: float, better: Literal["lower", "higher"] = "lower") -> Verdict:
+def verdict(change: Change, *, min_effect: float) -> Verdict:
     """Return what to make of a change when less than ``min_effect`` (a share) is of no interest.
 
     regression, improvement
@@ -163,8 +143,6 @@ def verdict(change: Change, *, min_effect: float, better: Literal["lower", "high
     if not (math.isfinite(min_effect) and min_effect >= 0):
         raise ValueError(f"expected a smallest effect of 0 or more, found {min_effect}")
     ratio, low, high = change.ratio, change.low, change.high
-    if better == "higher":
-        ratio, low, high = 1 / ratio, 1 / high, 1 / low
     if math.isnan(low):
         return "inconclusive"
     worse = 1 + min_effect

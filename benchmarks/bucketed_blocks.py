@@ -70,10 +70,6 @@ def time_first(module: nn.Module) -> With:
     return With(lambda p, h, real: p["m"](h.transpose(1, 2)).transpose(1, 2), m=module)
 
 
-def causal_mask(n: int) -> torch.Tensor:
-    return torch.full((n, n), -math.inf).triu(1)
-
-
 def attend(p, h, real, *, masked: bool, causal: bool):
     key_padding = None if real is None or not masked else ~real
     mask = torch.ones(h.shape[1], h.shape[1], dtype=torch.bool).triu(1) if causal else None

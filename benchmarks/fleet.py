@@ -23,7 +23,6 @@ import random
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -35,19 +34,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from sink_troubles import free_port
 
 from torchtriage.operate.fleet.peer_detector import WINDOW_S, Contact, PeerDetector
 from torchtriage.operate.monitor import RedisStream
 from torchtriage.operate.monitor.batch_sink import RequestRecord
 
 SLOWER = 1.5
-
-
-def free_port() -> int:
-    """Return a port that nothing listens on."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 @contextlib.contextmanager

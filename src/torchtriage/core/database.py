@@ -132,7 +132,7 @@ class _Sqlite:
             )
 
     @contextlib.contextmanager
-    def transaction(self, *, write: bool = True) -> Iterator[Execute]:
+    def transaction(self) -> Iterator[Execute]:
         with self._use() as connection:
 
             def execute(statement: str, rows: Iterable[tuple[Any, ...]] | None = None) -> int:
@@ -141,7 +141,7 @@ class _Sqlite:
                 return connection.executemany(statement, rows).rowcount
 
             # a lock taken at once is waited for; one taken half way fails where two want it
-            connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
+            connection.execute("BEGIN IMMEDIATE")
             try:
                 yield execute
                 connection.execute("COMMIT")
@@ -233,12 +233,11 @@ class _Postgres:
         """Share it: the names of our tables begin with ours."""
 
     @contextlib.contextmanager
-    def transaction(self, *, write: bool = True) -> Iterator[Execute]:
+    def transaction(self) -> Iterator[Execute]:
         with self._errors(), self._use().transaction():
-            if write:
-                self._connection.execute(f"SET LOCAL lock_timeout = '{self._wait_s * 1e3:.0f}ms'")
-                # two first writers would both make the tables
-                self._connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
+            self._connection.execute(f"SET LOCAL lock_timeout = '{self._wait_s * 1e3:.0f}ms'")
+            # two first writers would both make the tables
+            self._connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
             yield self._execute
 
     def _execute(self, statement: str, rows: Iterable[tuple[Any, ...]] | None = None) -> int:

@@ -168,7 +168,7 @@ def test_two_that_make_the_tables_at_once_wait_for_each_other(postgres: Callable
             failed.append(error)
 
     second = threading.Thread(target=open_second)
-    with first.transaction(write=True):
+    with first.transaction():
         second.start()
         waiting = "SELECT COUNT(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
         end_s = time.monotonic() + 60
@@ -245,7 +245,7 @@ def test_a_run_killed_while_it_writes_to_a_server(postgres: Callable[[], str]) -
 def test_a_store_of_the_first_version_is_migrated(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stores, "MIGRATIONS", MIGRATIONS[:1])
     database = open_store(place)
-    with database._database.transaction(write=True) as execute:
+    with database._database.transaction() as execute:
         row = ("old", "bench", "abc123", "main", None, 5.0, "f" * 12, '[["cpu", "x"]]', "[]")
         execute("INSERT INTO torchtriage_run VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", [row])
         packed = stores._packed((Session((1.5, 2.5)),))
@@ -277,7 +277,7 @@ def test_a_migration_that_fails_changes_nothing(place: str, monkeypatch: pytest.
 
 
 def test_a_newer_store_is_refused_and_left_alone(place: str) -> None:
-    with open_store(place) as store, store._database.transaction(write=True) as execute:
+    with open_store(place) as store, store._database.transaction() as execute:
         execute("UPDATE torchtriage_store SET version = 99")
     with pytest.raises(StoreError, match="found 99") as told:
         open_store(place)
@@ -346,7 +346,7 @@ def test_a_writer_that_holds_a_server_too_long_is_told(
     place = postgres()
     monkeypatch.setattr(stores, "WAIT_S", 0.2)
     with open_store(place) as store, open_store(place) as other:
-        with other._database.transaction(write=True), pytest.raises(StoreError, match="lock timeout") as told:
+        with other._database.transaction(), pytest.raises(StoreError, match="lock timeout") as told:
             store.add(run_of())
         assert "another process" in told.value.hint
         assert store.add(run_of())
@@ -367,7 +367,7 @@ def test_a_writer_that_holds_a_server_too_long_is_told(
 def test_what_somebody_else_wrote_into_it_becomes_no_run(place: str, statement: str, told: str) -> None:
     with open_store(place) as store:
         store.add(run_of())
-        with store._database.transaction(write=True) as execute:
+        with store._database.transaction() as execute:
             execute(statement)
         with pytest.raises(StoreError, match=told):
             store.load(store.find())
@@ -377,7 +377,7 @@ def test_nan_in_the_tables_becomes_no_run(place: str) -> None:
     with open_store(place) as store:
         store.add(run_of())
         nan = stores._floats([float("nan")] * 4)
-        with store._database.transaction(write=True) as execute:
+        with store._database.transaction() as execute:
             execute("UPDATE torchtriage_series SET sample_values = ? WHERE metric = 'step'", [(nan,)])
         with pytest.raises(StoreError, match="expected finite numbers"):
             store.load(store.find())
@@ -387,7 +387,7 @@ def test_nan_in_the_tables_becomes_no_run(place: str) -> None:
 def test_who_will_write_has_the_store_before_it_reads(tmp_path: Path) -> None:
     """Two that read first and write then would each wait for the other, and one fail at once."""
     path = tmp_path / "x.db"
-    with open_store(str(path)) as store, store._database.transaction(write=True):
+    with open_store(str(path)) as store, store._database.transaction():
         other = sqlite3.connect(path, timeout=0, isolation_level=None)
         with pytest.raises(sqlite3.OperationalError, match="locked"):
             other.execute("BEGIN IMMEDIATE")

@@ -22,9 +22,12 @@ import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from torchtriage.core.record.stacks import callers, current_frames
+
+if TYPE_CHECKING:
+    from torchtriage.core.record.sample import Sampler
 
 MAX_LINE_BYTES = 4096
 TIMEOUT_S = 10.0
@@ -77,23 +80,13 @@ class Ask:
         self.done.set()
 
 
-class Asked(Protocol):
-    """Who takes captures."""
-
-    def ask(self, steps: int) -> Ask | None:
-        """Take the next request or so many steps; None while another was asked for."""
-
-    def withdraw(self, ask: Ask) -> None:
-        """Take it back."""
-
-
 class AttachSocket:
     """Listens for one sampler of this process, in a thread of its own, until it is closed.
 
     Raises OSError: there can be no such socket.
     """
 
-    def __init__(self, sampler: Asked) -> None:
+    def __init__(self, sampler: Sampler) -> None:
         folder = socket_folder(os.geteuid())
         folder.mkdir(mode=0o700, exist_ok=True)
         status = folder.lstat()
@@ -148,7 +141,7 @@ def _remove_stale(folder: Path) -> None:
                 path.unlink(missing_ok=True)
 
 
-def _serve(listener: socket.socket, sampler: weakref.ref[Asked], room: threading.BoundedSemaphore) -> None:
+def _serve(listener: socket.socket, sampler: weakref.ref[Sampler], room: threading.BoundedSemaphore) -> None:
     while True:
         try:
             client, _ = listener.accept()
@@ -169,7 +162,7 @@ def _serve(listener: socket.socket, sampler: weakref.ref[Asked], room: threading
             room.release()
 
 
-def _answer(client: socket.socket, sampler: weakref.ref[Asked], room: threading.BoundedSemaphore) -> None:
+def _answer(client: socket.socket, sampler: weakref.ref[Sampler], room: threading.BoundedSemaphore) -> None:
     try:
         with client:
             client.settimeout(TIMEOUT_S)
@@ -199,7 +192,7 @@ def _answer(client: socket.socket, sampler: weakref.ref[Asked], room: threading.
 Answer = dict[str, Any]
 
 
-def _capture(request: Mapping[str, Any], client: socket.socket, sampler: weakref.ref[Asked]) -> Answer:
+def _capture(request: Mapping[str, Any], client: socket.socket, sampler: weakref.ref[Sampler]) -> Answer:
     steps = request.get("steps")
     if not isinstance(steps, int) or not 1 <= steps <= MAX_STEPS:
         return {"error": f"expected 1 to {MAX_STEPS} steps"}

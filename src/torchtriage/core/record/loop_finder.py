@@ -27,12 +27,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torchtriage.core.record.call_place import CallPlace
 from torchtriage.core.record.environment import process_rank, world_size
 from torchtriage.core.record.growth_guard import GrowthGuard
-from torchtriage.core.record.leak_watcher import LeakWatcher
 from torchtriage.core.record.loop import Boundary, Loop
 from torchtriage.core.record.main_thread import in_main_thread, main_thread_prepares
 from torchtriage.core.record.optimizer_choice import OptimizerChoice
@@ -82,6 +81,16 @@ WINDOW = "a stretch of time: no step was found"
 ENOUGH_LOOKS, LONGEST_LOOKING_S = 400, 10.0
 """Looks at the stacks in the loop before a script is ended, or the time after its recordings: of short steps the
 recordings take a tenth of a second, in which one collection of garbage is half of the account."""
+
+
+class LeakWatcher(Protocol):
+    """What looks for leaks beside the recorder, and knows more than this package may import."""
+
+    def step(self, *, recorded: bool) -> None:
+        """Note the end of a step; ``recorded`` once all recordings are complete."""
+
+    def close(self) -> None:
+        """Stop and write its report."""
 
 
 class LoopFinder:

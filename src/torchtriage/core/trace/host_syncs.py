@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 SYNC_CALL = r"^(cuda|hip|cu|mtia|xpu)?(Device|Stream|Event|Ctx)Synchronize(_\w+)?$"
 _STREAM_SYNC = r"^(cuda|hip|cu)?StreamSynchronize(_\w+)?$"
-_BLOCKING_COPY = r"^(cudaMemcpy|hipMemcpy|hipMemcpyWithStream|cudaMemcpy2D|hipMemcpyDtoH|hipMemcpyHtoD)$"
+BLOCKING_COPY = r"^(cudaMemcpy|hipMemcpy|hipMemcpyWithStream|cudaMemcpy2D|hipMemcpyDtoH|hipMemcpyHtoD)$"
 _ASYNC_COPY = r"^(cuda|hip)Memcpy(2D)?Async"
-_NEVER_BLOCKS = r"DtoD|PtoP|Pinned"
+NEVER_BLOCKS = r"DtoD|PtoP|Pinned"
 FOLLOW_NS = 50_000
 """A stream sync this soon after a copy, inside the same op, belongs to it (catalogue 1.5)."""
 LEAD_LOW = 0.5
@@ -84,7 +84,7 @@ class Waits:
     @cached_property
     def to_host(self) -> Mask:
         """bool[k]: readbacks. ROCm calls the copy of a scalar to the host DtoD (measured)."""
-        return self._copies("DtoH") | (self._copies("DtoD") & self.trace.matches(self.row, _BLOCKING_COPY))
+        return self._copies("DtoH") | (self._copies("DtoD") & self.trace.matches(self.row, BLOCKING_COPY))
 
     @cached_property
     def to_device(self) -> Mask:
@@ -220,7 +220,7 @@ class Waits:
 def find_waits(trace: Trace) -> Waits:
     """Find the calls that wait."""
     syncs = trace.matching(SYNC_CALL, Kind.RUNTIME)
-    copies = trace.matching(f"{_BLOCKING_COPY}|{_ASYNC_COPY}", Kind.RUNTIME)
+    copies = trace.matching(f"{BLOCKING_COPY}|{_ASYNC_COPY}", Kind.RUNTIME)
     rows = np.flatnonzero(syncs | copies)
     rows = rows[np.argsort(trace.start_ns[rows], kind="stable")]
     rows = rows[np.argsort(trace.lane[rows], kind="stable")]
@@ -247,8 +247,8 @@ def find_waits(trace: Trace) -> Waits:
 
     # an asynchronous copy without a sync waited only if it returned after its transfer ended
     returned_late = (copy >= 0) & (until >= trace.end_ns[copy])
-    returned_late &= ~trace.matches(copy, _NEVER_BLOCKS)
-    waits = is_sync | follows | trace.matching(_BLOCKING_COPY, Kind.RUNTIME)[rows] | returned_late
+    returned_late &= ~trace.matches(copy, NEVER_BLOCKS)
+    waits = is_sync | follows | trace.matching(BLOCKING_COPY, Kind.RUNTIME)[rows] | returned_late
     keep = np.flatnonzero(waits & ~swallowed)
     keep = keep[np.argsort(start[keep], kind="stable")]
     rows, sync_row, copy = rows[keep], sync_row[keep], copy[keep]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from torchtriage.core.arrays import Ints, Mask, distinct
 from torchtriage.core.trace import Kind, Trace
-from torchtriage.core.trace.host_syncs import SYNC_CALL
+from torchtriage.core.trace.host_syncs import BLOCKING_COPY, NEVER_BLOCKS, SYNC_CALL
 from torchtriage.core.trace.steps import profiler_stop
 from torchtriage.diagnose.replay.streams import CallTimeline, Streams
 
@@ -39,8 +39,6 @@ BLOCKING_SHARE, BLOCKING_COUNT = 0.9, 10
 _DEVICE_SYNC = re.compile(r"(Device|Ctx)Synchronize")
 _EVENT_SYNC = re.compile(r"EventSynchronize")
 _COPY = r"^(cuda|hip|cu|mtia|xpu)?Memcpy"
-_COPY_BLOCKS = r"^(cudaMemcpy|hipMemcpy|hipMemcpyWithStream|cudaMemcpy2D|hipMemcpyDtoH|hipMemcpyHtoD)$"
-_NEVER_BLOCKS = r"DtoD|PtoP|Pinned"
 _PAGEABLE_UP = r"^Memcpy HtoD \((Pageable|Host)"
 _MEMORY = (
     r"^(cuda|hip)(Malloc(Host|Managed|Pitch)?|Free(Host)?|Host(Alloc|Free|Malloc|Register|Unregister))$"
@@ -227,8 +225,8 @@ def _copies(trace: Trace, streams: Streams, runtime: Mask) -> Blocking:
     last[:-1] = call[1:] != call[:-1]
     copies, call = copies[last], call[last]
     over = trace.end_ns[call] >= streams.end_ns[copies]
-    always = trace.matches(call, _COPY_BLOCKS)
-    never = trace.matches(streams.row[copies], _NEVER_BLOCKS) & ~always
+    always = trace.matches(call, BLOCKING_COPY)
+    never = trace.matches(streams.row[copies], NEVER_BLOCKS) & ~always
     # an upload from pageable memory goes through a buffer that the call fills as it drains: the
     # call ends a little before the transfer does
     inside = trace.end_ns[call] - streams.start_ns[copies]

@@ -7,9 +7,8 @@ from ctypes import byref, c_size_t, c_void_p
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from torchtriage.core.arrays import Ints
 
 
 class _Stretch(ctypes.Structure):

@@ -8,12 +8,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from torchtriage.core.arrays import Floats, Ints
 from torchtriage.core.engine import find_engine
 from torchtriage.diagnose.replay.engine import Schedule
 from torchtriage.diagnose.replay.native import NativeSteps
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 
 class Scenario(NamedTuple):

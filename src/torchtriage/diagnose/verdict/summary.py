@@ -155,7 +155,7 @@ def _ops(trace: Trace) -> tuple[OpSummary, ...]:
 # -- the picture -------------------------------------------------------------------------------
 
 _COMPUTE, _COMM, _COPY, _OP, _WAIT, _PYTHON, _LOADER, _STEP = range(8)
-_CLASS = ("compute", "comm", "copy", "op", "wait", "python", "loader", "step")
+SPAN_CLASSES = ("compute", "comm", "copy", "op", "wait", "python", "loader", "step")
 
 
 def _timeline(trace: Trace) -> tuple[TimelineLane, ...]:
@@ -248,11 +248,11 @@ def _merge(trace: Trace, rows: Ints, what: NDArray[np.int64]) -> tuple[tuple[int
         new[1:] = cell[1:] != cell[:-1]
     head = np.flatnonzero(new)
     group = np.cumsum(new) - 1
-    time = np.bincount(group * len(_CLASS) + what, weights=end - start, minlength=len(head) * len(_CLASS))
-    most = time.reshape(len(head), len(_CLASS)).argmax(axis=1)
+    time = np.bincount(group * len(SPAN_CLASSES) + what, weights=end - start, minlength=len(head) * len(SPAN_CLASSES))
+    most = time.reshape(len(head), len(SPAN_CLASSES)).argmax(axis=1)
     single = np.diff(head, append=len(start)) == 1
     return tuple(
-        (begin, until, _CLASS[code], short_name(trace.name_of(row)) if item else "")
+        (begin, until, SPAN_CLASSES[code], short_name(trace.name_of(row)) if item else "")
         for begin, until, code, row, item in zip(
             start[head].tolist(),
             np.maximum.reduceat(end, head).tolist(),

@@ -121,7 +121,7 @@ class Store:
         if self._has(id):
             return False
         traces = self._copy_traces(run.traces, id)
-        with self._database.transaction(write=True) as execute:
+        with self._database.transaction() as execute:
             added = execute(
                 "INSERT INTO torchtriage_run VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
                 [

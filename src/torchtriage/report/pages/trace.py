@@ -32,6 +32,7 @@ from torchtriage.diagnose.verdict.result import (
     TimelineLane,
     TraceFacts,
 )
+from torchtriage.diagnose.verdict.summary import SPAN_CLASSES
 from torchtriage.report import recorded, words
 from torchtriage.report.documents import bus_bandwidth, device_time, pipelines, process_groups, serving
 from torchtriage.report.documents.trace import document
@@ -47,8 +48,6 @@ MAX_INTERVALS = 200
 
 MAX_RANKS = 4096
 """Bars of a job: more ranks are in the JSON."""
-
-SPAN_CLASSES = ("compute", "comm", "copy", "op", "wait", "python", "loader", "step")
 
 
 @dataclass(frozen=True)

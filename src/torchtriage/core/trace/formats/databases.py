@@ -25,7 +25,7 @@ class Format(NamedTuple):
 
 FORMATS = (
     Format(nsys.RECORDER, nsys.is_export, nsys.read_export, nsys.row_of),
-    Format(rocpd.RECORDER, rocpd.is_rocpd, rocpd.read_rocpd, rocpd.row_of),
+    Format(rocpd.RECORDER, rocpd.is_rocpd, rocpd.read_rocpd, lambda *_: {}),
 )
 _OTHERS = {
     "rocpd_": (

@@ -74,11 +74,6 @@ def is_rocpd(database: Database) -> bool:
     )
 
 
-def row_of(database: Database, table: int, index: int) -> dict[str, object]:
-    """Return what the file holds of one row; only the columns are kept of these."""
-    return {}
-
-
 def read_rocpd(database: Database, builder: ColumnBuilder) -> dict[str, Any]:
     """Append all rows to the builder; return what else the file says, as Kineto's top-level keys."""
     reader = _Reader(database, builder)

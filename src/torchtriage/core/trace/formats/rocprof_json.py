@@ -129,20 +129,8 @@ class _Copy(_Call):
     bytes: int = -1
 
 
-class _Lists(msgspec.Struct):
-    hip_api: msgspec.Raw = msgspec.Raw()
-    hsa_api: msgspec.Raw = msgspec.Raw()
-    rccl_api: msgspec.Raw = msgspec.Raw()
-    rocdecode_api: msgspec.Raw = msgspec.Raw()
-    rocjpeg_api: msgspec.Raw = msgspec.Raw()
-    marker_api: msgspec.Raw = msgspec.Raw()
-    kernel_dispatch: msgspec.Raw = msgspec.Raw()
-    memory_copy: msgspec.Raw = msgspec.Raw()
-    memory_allocation: msgspec.Raw = msgspec.Raw()
-    scratch_memory: msgspec.Raw = msgspec.Raw()
-    counter_collection: msgspec.Raw = msgspec.Raw()
-    pc_sample_host_trap: msgspec.Raw = msgspec.Raw()
-    pc_sample_stochastic: msgspec.Raw = msgspec.Raw()
+_LISTS = *_CALLS, "kernel_dispatch", "memory_copy", *_UNREAD
+_Lists: Any = msgspec.defstruct("_Lists", [(name, msgspec.Raw, msgspec.Raw()) for name in _LISTS])
 
 
 class _Parts(msgspec.Struct):

@@ -8,12 +8,13 @@ import numpy as np
 from torchtriage.core.trace.collective_time import ENGINE, Collectives
 from torchtriage.diagnose.patterns.base import Ints, Kind, Mask, Trace
 
-_REDUCES = r"(?i)all_?reduce|reduce_?scatter"
+REDUCES = r"(?i)all_?reduce|reduce_?scatter"
 _GRADIENT = r"evaluate_function: .*AccumulateGrad"
 _FSDP1 = r"^FullyShardedDataParallel\.forward$"
 _FLAT = r"evaluate_function"
 """FSDP1 has one parameter per unit; its gradient is there when the last layer of the unit is done."""
 FORWARD = r"^(Distributed|FullySharded)DataParallel\.forward$|^FSDP::root_pre_forward$"
+"""One row per forward of the outermost module; FSDP2 marks its beginning only."""
 
 
 class Reduces(NamedTuple):
@@ -38,7 +39,7 @@ def find_reduces(trace: Trace, found: Collectives) -> Reduces | None:
     engine = host & trace.matching(ENGINE)
     op = found.enqueued_by
     at = np.flatnonzero(op >= 0)
-    at = at[trace.matching(_REDUCES)[op[at]]]
+    at = at[trace.matching(REDUCES)[op[at]]]
     at = at[trace.tree.nearest(op[at], engine) >= 0]
     if not len(at) or not len(forwards):
         return None

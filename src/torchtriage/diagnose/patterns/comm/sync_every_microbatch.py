@@ -22,6 +22,7 @@ from torchtriage.core.trace.schema import BACKWARD_NODE
 from torchtriage.core.units import format_count, format_ns, ms
 from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Fix, Ints, Kind, Mask, Pattern, Trace
 from torchtriage.diagnose.patterns.comm._collectives import shorter
+from torchtriage.diagnose.patterns.comm._gradient_reduces import FORWARD, REDUCES
 
 PATTERN = Pattern.of(
     __name__, "COM038", "Gradients are reduced after every micro-batch", order=415, needs="collectives ops"
@@ -47,9 +48,6 @@ optimizer.step()""",
     link="https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html",
 )
 
-_FORWARD = r"^(Distributed|FullySharded)DataParallel\.forward$|^FSDP::root_pre_forward$"
-"""One row per forward of the outermost module; FSDP2 marks its beginning only."""
-_REDUCES = r"(?i)all_?reduce|reduce_?scatter"
 EARLY_ROUNDS = 0.5  # what a round less frees at least: its waiting part may come back in the last round
 
 
@@ -117,7 +115,7 @@ def find(trace: Trace) -> Claims:
 
 def _windows(trace: Trace, found: Collectives, issued_ns: Ints) -> Iterator[_Rounds]:
     mine = trace.is_kind(Kind.ANNOTATION, Kind.OP) & (trace.lane == trace.steps.lane)
-    forward = mine & trace.matching(_FORWARD)
+    forward = mine & trace.matching(FORWARD)
     forwards = np.flatnonzero(forward & ~trace.tree.under(forward))
     forwards = forwards[np.argsort(trace.start_ns[forwards], kind="stable")]
     edges = np.sort(trace.start_ns[mine & trace.matching(r"^Optimizer\.step#")])
@@ -162,8 +160,8 @@ def _same_work(trace: Trace, windows: list[_Rounds], issued_ns: Ints) -> list[bo
 
 def _reduces(trace: Trace, found: Collectives) -> Mask:
     op = found.enqueued_by
-    by_op = (op >= 0) & np.append(trace.matching(_REDUCES), False)[op]
-    by_name = (op < 0) & trace.matching(_REDUCES)[found.rows]
+    by_op = (op >= 0) & np.append(trace.matching(REDUCES), False)[op]
+    by_name = (op < 0) & trace.matching(REDUCES)[found.rows]
     return by_op | by_name
 
 

@@ -4,6 +4,7 @@ import json
 import math
 import pickle
 import random
+from itertools import pairwise
 
 import pytest
 from click.testing import CliRunner
@@ -280,7 +281,8 @@ def test_replay_reads_the_log_of_requests(tmp_path):
     done = CliRunner().invoke(cli, ["monitor", "replay", str(log)])
     assert done.exit_code == 0, done.output
     assert (
-        "m 0: 50 requests, 0 alarms (2 lines could not be read)\n  no duration was judged: the first 500" in done.output
+        "m 0: 50 requests, 0 alarms (2 lines could not be read in full)\n  no duration was judged: the first 500"
+        in done.output
     )
 
 
@@ -340,12 +342,17 @@ def test_what_is_true_is_read_in_every_usual_form(tmp_path, column, words, n_ok,
     assert recorded.n_skipped == 0
 
 
-@pytest.mark.parametrize("column", ["ok", "label", "t_s", "size"])
-def test_a_column_of_which_nothing_can_be_read_is_told_and_a_torn_cell_is_counted(tmp_path, column):
+@pytest.mark.parametrize(("column", "needed"), [("ok", True), ("label", True), ("t_s", False), ("size", False)])
+def test_a_column_of_which_nothing_can_be_read_is_told_or_counted_and_a_torn_cell_is_counted(tmp_path, column, needed):
     log = tmp_path / "log.csv"
     log.write_text(f"{column},duration_s\nnormal,0.01\nnormal,0.02\n")
-    with pytest.raises(SampleError, match=f"column {column}: expected .* found 'normal'"):
-        read_log(log)
+    if needed:
+        with pytest.raises(SampleError, match=f"column {column}: expected .* found 'normal'"):
+            read_log(log)
+    else:
+        (recorded,) = read_log(log)
+        assert (recorded.n_skipped, recorded.stamps) == (2, ["", ""])
+        assert [sample.at_s for sample in recorded.samples] == [0.0, 1.0]
     log.write_text(f"{column},duration_s\n1,0.01\n1,0.02\nnor,\n")
     (recorded,) = read_log(log)
     assert (len(recorded.samples), recorded.n_skipped) == (3, 1)
@@ -361,6 +368,9 @@ MOMENT = "2024-01-01T00:33:20"  # 1704069200 s
         ("2024-01-01 00:33:20 UTC", 1704069200.0),
         ("2024-01-01T00:33:20Z", 1704069200.0),
         ("2024-01-01T01:33:20+01:00", 1704069200.0),
+        ("2024-01-01 00:33:20 +0000", 1704069200.0),
+        ("2024-01-01 00:33:20.5+00", 1704069200.5),
+        ("2023-12-31 22:33:20.250000000-0200", 1704069200.25),
         ("1704069200000", 1704069200.0),
         ("1704069200000000000", 1704069200.0),
         ("2000", 2000.0),
@@ -370,6 +380,27 @@ def test_times_are_seconds_whatever_the_log_counts_in(tmp_path, stamp, at_s):
     log = tmp_path / "log.csv"
     log.write_text(f"timestamp,value\n,1\n{stamp},1\n,2\n")
     assert [sample.at_s for sample in read_log(log)[0].samples] == [at_s] * 3
+
+
+@pytest.mark.parametrize("stamp", ["01/31/2024 12:00:00", "12:00:01"])
+def test_times_in_other_forms_are_counted_and_rows_are_the_clock(tmp_path, stamp):
+    log = tmp_path / "log.csv"
+    for lines in ([json.dumps({"at_s": stamp, "value": 1})] * 3, ["time,value", *[f"{stamp},1"] * 3]):
+        log.write_text("\n".join(lines))
+        (recorded,) = read_log(log)
+        assert [sample.at_s for sample in recorded.samples] == [0.0, 1.0, 2.0]
+        assert recorded.n_skipped == 3
+
+
+@pytest.mark.parametrize(("window", "found"), [([40e9, 60e9], (100, 301)), ([120e9, 150e9], (900, 1201))])
+def test_a_clock_in_nanoseconds_since_the_start_has_one_unit(tmp_path, window, found):
+    log, labels = tmp_path / "log.csv", tmp_path / "labels.json"
+    log.write_text("\n".join(["time,duration_s", *(f"{30e9 + at * 1e8:.0f},0.01" for at in range(3000))]))
+    labels.write_text(json.dumps({"log": [window]}))
+    (recorded,) = read_log(log)
+    assert all(before.at_s < after.at_s for before, after in pairwise(recorded.samples))
+    (fault,) = read_labels(labels, recorded, log).faults
+    assert (fault.start, fault.end) == found
 
 
 def test_a_log_with_the_newest_line_first_is_told(tmp_path):
@@ -388,6 +419,7 @@ def test_a_log_with_the_newest_line_first_is_told(tmp_path):
     [
         (["2024-01-01 00:33:20.000000", "2024-01-01 00:38:20.000000"], (2000, 2301)),
         ([1704069200, 1704069500], (2000, 2301)),
+        ([1704069200000, 1704069500000], (2000, 2301)),
         (["2025-01-01", "2025-01-02"], None),
     ],
 )

@@ -255,7 +255,7 @@ def _text(streams: list[StreamReplay], ladders: list[LadderReplay]) -> list[str]
         what = "requests" if replayed.stream.is_requests else "values"
         title = f"{visible(replayed.stream.name)}: {n:,} {what}, {format_count(len(replayed.alarms), 'alarm')}"
         if replayed.stream.n_skipped:
-            title += f" ({replayed.stream.n_skipped:,} lines could not be read)"
+            title += f" ({replayed.stream.n_skipped:,} lines could not be read in full)"
         lines.append(title)
         if not replayed.n_judged:
             first = latency_detector.WARM_UP if replayed.stream.is_requests else metric.WARM_UP

@@ -5,11 +5,13 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
+from statistics import median_low
 from typing import TypeVar
 
 from torchtriage.core.errors import SampleError
@@ -29,6 +31,12 @@ VALUES = {
 TIMES = ("at_s", "t_s", "time", "timestamp", "ts")
 MAX_STREAMS = 1_000
 MOST_S = 1e11  # what is larger is no time in seconds, but in milliseconds, microseconds or nanoseconds
+# as pandas, databases and loggers write it; datetime.fromisoformat reads less of it in older versions of Python
+DATE = re.compile(
+    r"(\d{4})-?(\d\d)-?(\d\d)(?:[T _](\d\d)(?::?(\d\d)(?::?(\d\d)(?:[.,](\d+))?)?)?)?"
+    r" ?(?:Z|UTC|([+-]\d\d):?(\d\d)?)?",
+    re.ASCII,
+)
 NOTHING = frozenset(("", "none", "null", "nan", "na", "n/a"))
 WORDS = {"true": True, "t": True, "yes": True, "y": True, "false": False, "f": False, "no": False, "n": False}
 
@@ -40,13 +48,15 @@ class RecordedStream:
     """One recorded stream. ``is_requests`` : its values are durations of single requests.
 
     ``labels`` : of each row, where the log has a column for it. ``stamps`` : times as they were
-    written. ``n_skipped`` : lines that could not be read, or not in full.
+    written, empty where none could be read. ``per_s`` : what numbers among them count to a second.
+    ``n_skipped`` : lines that could not be read, or not in full.
     """
 
     name: str
     samples: list[Sample] = field(default_factory=list)
     labels: list[bool] = field(default_factory=list)
     stamps: list[str] = field(default_factory=list)
+    per_s: float = 1.0
     is_requests: bool = True
     n_skipped: int = 0
 
@@ -74,7 +84,7 @@ def read_log(path: str | Path) -> list[RecordedStream]:
     """Return the streams of a log, one per model and version.
 
     Raises ``SampleError``: it is neither CSV with a column for the value nor lines of JSON with a duration, nothing in
-    a column can be read, or the newest line is the first.
+    a column of values, failures or labels can be read, or the newest line is the first.
     """
     name = str(path)
     try:
@@ -111,33 +121,41 @@ def _read_csv(rows: csv.DictReader[str], name: str) -> RecordedStream:
     table = list(rows)
     unread: set[int] = set()
 
-    def read(column: str, parse: Callable[[str], T | None], wanted: str) -> list[T | None]:
+    def read(column: str, parse: Callable[[str], T | None], wanted: str = "") -> list[T | None]:
         if column not in columns:
             return [None] * len(table)
         cells = [str(row.get(columns[column]) or "").strip() for row in table]
         parsed = [parse(cell) for cell in cells]
         odd = [at for at, cell in enumerate(cells) if parsed[at] is None and cell.lower() not in NOTHING]
-        if odd and len(odd) == sum(cell.lower() not in NOTHING for cell in cells):
+        if odd and wanted and len(odd) == sum(cell.lower() not in NOTHING for cell in cells):
             raise SampleError(f"expected {wanted}, found {cells[odd[0]]!r}", where=f"{name}, column {columns[column]}")
         unread.update(odd)
         return parsed
 
-    values, sizes = read(value, _number, "numbers"), read("size", _number, "numbers")
-    times = read(time, _time, "times as seconds or 2024-01-31 12:00:00")
+    values, sizes = read(value, _number, "numbers"), read("size", _number)
     oks, labels = (read(column, _truth, "0 and 1, or true and false") for column in ("ok", "label"))
     errors = read("error", _is_error, "errors")
-    # where a time is not known, the clock stands still
-    at_s = next((known for known in times if known is not None), 0.0)
     for row, took in enumerate(values):
-        known = times[row]
-        at_s = known if known is not None else at_s if time else float(row)
         took_s = math.nan if took is None else took * VALUES[value]
-        stream.samples.append(Sample(took_s, at_s, _size(sizes[row]), oks[row] is not False and not errors[row]))
-        stream.stamps.append(str(table[row].get(columns[time]) or "") if time else "")
+        stream.samples.append(Sample(took_s, 0.0, _size(sizes[row]), oks[row] is not False and not errors[row]))
+    unread.update(_set_times(stream, [str(row.get(columns.get(time, "")) or "").strip() for row in table]))
     if "label" in columns:
         stream.labels = [label is True for label in labels]
     stream.n_skipped = len(unread)
     return stream
+
+
+def _set_times(stream: RecordedStream, stamps: list[str]) -> list[int]:
+    """Set the times of a stream's samples; return the rows whose time cannot be read."""
+    stream.per_s = _per_s(stamps)
+    times = [_time(stamp, stream.per_s) for stamp in stamps]
+    at_s = next((known for known in times if known is not None), None)
+    stream.stamps = [""] * len(stamps) if at_s is None else stamps
+    for row, known in enumerate(times):
+        # where a time is not known, the clock stands still; where none is, rows are the clock
+        at_s = known if known is not None else at_s
+        stream.samples[row] = stream.samples[row]._replace(at_s=float(row) if at_s is None else at_s)
+    return [row for row, known in enumerate(times) if known is None and stamps[row].lower() not in NOTHING]
 
 
 def _read_lines(lines: Iterator[str], name: str) -> list[RecordedStream]:
@@ -149,12 +167,9 @@ def _read_lines(lines: Iterator[str], name: str) -> list[RecordedStream]:
             key = (str(row.get("model", "")), str(row.get("version", "")))
             value = next(column for column in VALUES if column in row)
             stamp = str(row.get("at_s", row.get("t_s", "")))
-            at_s = _time(stamp)
-            if at_s is None and stamp:
-                raise ValueError(stamp)
             sample = Sample(
                 math.nan if row.get("nan") else float(row[value]) * VALUES[value],
-                streams[key].samples[-1].at_s if at_s is None and key in streams else at_s or 0.0,
+                0.0,
                 None if row.get("size") is None else _size(float(row["size"])),
                 not _is_error(str(row.get("error") or "")),
             )
@@ -168,8 +183,9 @@ def _read_lines(lines: Iterator[str], name: str) -> list[RecordedStream]:
             title = " ".join(part for part in key if part) or Path(name).stem
             streams[key] = RecordedStream(title, is_requests=value != "value")
         streams[key].samples.append(sample)
-        streams[key].stamps.append(str(sample.at_s))
+        streams[key].stamps.append(stamp)
     read = list(streams.values())
+    n_skipped += sum(len(_set_times(stream, stream.stamps)) for stream in read)
     if read:
         read[0].n_skipped = n_skipped
     return read
@@ -179,7 +195,7 @@ def read_labels(path: str | Path, stream: RecordedStream, log: str | Path) -> St
     """Return what a file says about a stream: faults by row, or windows by time (NAB).
 
     ``{"faults": [{"kind", "start", "end"}], "ambient": [[start, end]]}`` counts rows; a mapping
-    from a log's name to ``[[from, to]]`` names times by the log's clock, in seconds or as ISO 8601.
+    from a log's name to ``[[from, to]]`` names times as the log does, in seconds or as ISO 8601.
 
     Raises ``SampleError``: it is neither, a time cannot be read, or it does not name the log.
     """
@@ -228,11 +244,15 @@ def labelled_rows(stream: RecordedStream) -> StreamLabels:
 
 
 def _window(stream: RecordedStream, first: str, last: str) -> LabelledFault:
-    first_s, last_s = _time(first), _time(last)
-    if first_s is None or last_s is None:
-        raise ValueError(f"{first} to {last}, which are no times")
-    rows = [at for at, sample in enumerate(stream.samples) if first_s <= sample.at_s <= last_s]
-    return LabelledFault("window", rows[0], rows[-1] + 1) if rows else LabelledFault("window", 0, 0)
+    # as the log counts, or else in a unit of their own: seconds beside a log in milliseconds
+    for per_s in (stream.per_s, _per_s((first, last))):
+        first_s, last_s = _time(first, per_s), _time(last, per_s)
+        if first_s is None or last_s is None:
+            raise ValueError(f"{first} to {last}, which are no times")
+        rows = [at for at, sample in enumerate(stream.samples) if first_s <= sample.at_s <= last_s]
+        if rows:
+            return LabelledFault("window", rows[0], rows[-1] + 1)
+    return LabelledFault("window", 0, 0)
 
 
 def _size(size: float | None) -> float | None:
@@ -257,15 +277,26 @@ def _is_error(text: str) -> bool:
     return text.lower() not in NOTHING and _truth(text) is not False
 
 
-def _time(text: str) -> float | None:
-    """Return seconds, of a date since the epoch; None for what is no time."""
-    at_s = _number(text)
-    if at_s is None:
-        try:
-            at = datetime.fromisoformat(text.removesuffix("Z").removesuffix(" UTC"))
-        except ValueError:
-            return None
-        return (at if at.tzinfo else at.replace(tzinfo=timezone.utc)).timestamp()
-    while MOST_S < abs(at_s) < math.inf:
-        at_s /= 1e3
-    return at_s if math.isfinite(at_s) else None
+def _time(text: str, per_s: float) -> float | None:
+    """Return seconds, of a date since the epoch; None for what is no time. ``per_s`` : what a number counts."""
+    number = _number(text)
+    if number is not None:
+        return number / per_s if math.isfinite(number) else None
+    found = DATE.fullmatch(text)
+    if found is None:
+        return None
+    year, month, day, hour, minute, second, fraction, zone, more = found.groups("00")
+    try:
+        at = datetime.fromisoformat(f"{year}-{month}-{day}T{hour}:{minute}:{second}{zone:+>3}:{more}")
+    except ValueError:
+        return None
+    return at.timestamp() + float(f"0.{fraction}")
+
+
+def _per_s(stamps: Sequence[str]) -> float:
+    """Return what the numbers of a column count to a second, all of them the same."""
+    sizes = [abs(number) for number in map(_number, stamps) if number is not None and math.isfinite(number)]
+    usual, per_s = median_low(sizes or [0.0]), 1.0
+    while usual / per_s > MOST_S:
+        per_s *= 1e3
+    return per_s

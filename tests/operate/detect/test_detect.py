@@ -4,7 +4,7 @@ import json
 import math
 import pickle
 import random
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import pytest
 from click.testing import CliRunner
@@ -412,6 +412,19 @@ def test_a_log_with_the_newest_line_first_is_told(tmp_path):
     log.write_text("".join([*lines, json.dumps({"at_s": 1, "duration_ns": 10**400})]))
     with pytest.raises(SampleError, match="oldest line first"):
         read_log(log)
+
+
+def test_requests_that_are_written_as_they_end_and_a_clock_that_begins_again_are_in_order(tmp_path):
+    log = tmp_path / "log.csv"
+    for seed in range(8):  # a hundred at once, with their begins
+        draw = random.Random(seed)
+        begins = list(accumulate(draw.expovariate(100) for _ in range(1000)))
+        ended = sorted((begin + took, begin, took) for begin in begins for took in [draw.expovariate(1)])
+        log.write_text("time,duration_s\n" + "".join(f"{begin:.6f},{took:.6f}\n" for _, begin, took in ended))
+        assert len(read_log(log)[0].samples) == 1000
+    times = (*range(1000, 2000), *range(500))
+    log.write_text("time,value\n" + "".join(f"{at},1\n" for at in times))
+    assert len(read_log(log)[0].samples) == 1500
 
 
 @pytest.mark.parametrize(

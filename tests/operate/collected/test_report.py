@@ -131,10 +131,26 @@ def test_a_drift_of_what_is_true_or_false_is_told_as_a_share(tmp_path):
         "failed drifted from first third to last third: 1.0 % → 50 %",
         "empty drifted from first third to last third: 0 % → 25 %",
     ]
-    sampled = [one | {"sample": 0.1} for one in lines]
-    assert "failed drifted from first third to last third: 0.1 % → 9.1 %" in str(
-        report([write(tmp_path / "log", sampled)]).verdict
-    )
+
+
+def test_failures_drift_in_a_log_of_a_share_of_the_requests_as_in_one_of_all(tmp_path):
+    def drifts(last, samples):
+        draw = random.Random(5)
+        lines = []
+        for at in range(30_000):
+            half, failed = at // 15_000, draw.random() < (last if at >= 15_000 else 0.02)
+            if draw.random() < samples[half] or failed:
+                more = {"error": "E"} if failed else {}
+                lines.append(line(float(at), version=str(half), sample=samples[half], **more))
+        return report([write(tmp_path / "log", lines)]).models[0].drifts
+
+    for samples in ((1.0, 1.0), (0.05, 0.05), (0.05, 1.0)):
+        assert drifts(0.02, samples) == drifts(0.04, samples) == ()
+        drifted = drifts(0.3, samples)
+        assert len(drifted) == 2
+        for drift in drifted:
+            assert drift.what == "failed"
+            assert drift.psi == pytest.approx(0.85, rel=0.1)
 
 
 def test_requests_beside_a_recompilation_are_set_apart(tmp_path):

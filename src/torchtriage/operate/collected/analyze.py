@@ -261,7 +261,7 @@ def _drifts(own: _Requests) -> Iterable[Drift]:
             pairs.append(((records.versions[old], records.versions[new]), of[old], of[new]))
         for between, *sides in pairs:
             if min(map(len, sides)) >= DRIFT_FEWEST:
-                psi = _stability(*(values[side] for side in sides))
+                psi = _stability(*((values[side], weights[side]) for side in sides))
                 if psi >= DRIFT_SHOWN:
                     medians = (float(np.median(values[side])) for side in sides)
                     shares = (float(np.average(values[side], weights=weights[side])) for side in sides)
@@ -294,15 +294,17 @@ def _float(value: Any) -> float:
         return math.nan
 
 
-def _stability(before: Floats, after: Floats) -> float:
-    """Return the population stability index, less what chance alone gives in the mean."""
-    edges = np.unique(np.quantile(before, np.linspace(0, 1, BINS + 1)[1:-1]))
-    shares = []
-    for values in (before, after):
-        counts = np.bincount(np.searchsorted(edges, values, side="left"), minlength=len(edges) + 1)
-        shares.append((counts + 0.5) / (len(values) + 0.5 * len(counts)))
+def _stability(before: tuple[Floats, Floats], after: tuple[Floats, Floats]) -> float:
+    """Return the population stability index of values with weights, less what chance alone gives in the mean."""
+    edges = np.unique(np.quantile(before[0], np.linspace(0, 1, BINS + 1)[1:-1]))
+    shares, chance = [], 0.0
+    for values, weights in (before, after):
+        counts = np.bincount(np.searchsorted(edges, values, side="left"), weights, len(edges) + 1)
+        n = float(weights.sum() ** 2 / (weights**2).sum())  # as many of equal weight say as much (Kish)
+        shares.append((counts * n / weights.sum() + 0.5) / (n + 0.5 * len(counts)))
+        chance += len(edges) / n
     index = float(((shares[1] - shares[0]) * np.log(shares[1] / shares[0])).sum())
-    return max(index - len(edges) * (1 / len(before) + 1 / len(after)), 0.0)
+    return max(index - chance, 0.0)
 
 
 # -- verdict --------------------------------------------------------------------------------------

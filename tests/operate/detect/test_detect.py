@@ -286,6 +286,17 @@ def test_replay_reads_the_log_of_requests(tmp_path):
     )
 
 
+@pytest.mark.parametrize("share", [None, 1, 0.01, 0])
+def test_replay_says_where_the_log_holds_a_share_of_the_requests(tmp_path, share):
+    log = tmp_path / "requests.jsonl"
+    line = {"at_s": 1, "duration_ns": 2_000_000} | ({} if share is None else {"sample": share})
+    log.write_text(json.dumps(line))
+    said = CliRunner().invoke(cli, ["monitor", "replay", str(log)]).output
+    told = json.loads(CliRunner().invoke(cli, ["monitor", "replay", str(log), "--json"]).output)
+    is_sampled = share in (0.01, 0)
+    assert ("a share of the requests that succeeded" in said) == told["streams"][0]["is_sampled"] == is_sampled
+
+
 @pytest.mark.parametrize(("column", "first"), [("latency_s", 500), ("value", 100)])
 def test_replay_says_where_all_values_only_teach(tmp_path, column, first):
     log = tmp_path / "log.csv"

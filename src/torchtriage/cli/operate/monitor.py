@@ -257,6 +257,8 @@ def _text(streams: list[StreamReplay], ladders: list[LadderReplay]) -> list[str]
         if replayed.stream.n_skipped:
             title += f" ({replayed.stream.n_skipped:,} lines could not be read in full)"
         lines.append(title)
+        if replayed.stream.is_sampled:
+            lines.append("  it holds a share of the requests that succeeded: shares that fail are too high")
         if not replayed.n_judged:
             first = latency_detector.WARM_UP if replayed.stream.is_requests else metric.WARM_UP
             value = "duration" if replayed.stream.is_requests else "value"

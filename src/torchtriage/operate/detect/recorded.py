@@ -49,7 +49,8 @@ class RecordedStream:
 
     ``labels`` : of each row, where the log has a column for it. ``stamps`` : times as they were
     written, empty where none could be read. ``per_s`` : what numbers among them count to a second.
-    ``n_skipped`` : lines that could not be read, or not in full.
+    ``n_skipped`` : lines that could not be read, or not in full. ``is_sampled`` : it has all failures,
+    but not all of the other requests.
     """
 
     name: str
@@ -59,6 +60,7 @@ class RecordedStream:
     per_s: float = 1.0
     is_requests: bool = True
     n_skipped: int = 0
+    is_sampled: bool = False
 
 
 @dataclass(frozen=True)
@@ -193,6 +195,8 @@ def _read_lines(lines: Iterator[str], name: str) -> list[RecordedStream]:
             streams[key] = RecordedStream(title, is_requests=value != "value")
         streams[key].samples.append(sample)
         streams[key].stamps.append(stamp)
+        share = row.get("sample")
+        streams[key].is_sampled |= isinstance(share, int | float) and share < 1
     read = list(streams.values())
     n_skipped += sum(len(_set_times(stream, stream.stamps)) for stream in read)
     if read:

@@ -96,6 +96,7 @@ def document(streams: list[StreamReplay]) -> dict[str, Any]:
                 "n_values": len(replayed.stream.samples),
                 "n_judged": replayed.n_judged,
                 "n_skipped": replayed.stream.n_skipped,
+                "is_sampled": replayed.stream.is_sampled,
                 "alarms": [alarm._asdict() for alarm in replayed.alarms],
                 "score": None if replayed.score is None else _score(replayed.score),
             }

@@ -113,6 +113,10 @@ def test_answers_that_differ_say_where_and_by_how_much(control, candidate, reaso
         (np.array(["2024-01-01", "2024-01-02"], "M8[D]"), np.array(["2024-01-01", "2024-01-03"], "M8[D]")),
         (np.array([ONES, "cat", None], object), np.array([ONES, "cow", None], object)),
         (np.array([(1, 2.0)], "i4,f4"), np.array([(1, 3.0)], "i4,f4")),
+        (np.array(["2024-01-01", "NaT"], "M8[D]"), np.array(["2024-01-01", "2024-01-02"], "M8[D]")),
+        (np.timedelta64("NaT"), np.timedelta64(1, "s")),
+        (np.array([(1, np.nan)], "i4,f4"), np.array([(1, 3.0)], "i4,f4")),
+        (np.array([("NaT", 1)], "M8[D],i4"), np.array([("NaT", 2)], "M8[D],i4")),
     ],
 )
 def test_arrays_of_anything_are_compared(one: np.ndarray, other: np.ndarray) -> None:

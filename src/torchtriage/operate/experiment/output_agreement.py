@@ -151,6 +151,8 @@ def _array(value: Any) -> NDArray[Any] | None:
 
 
 def _parts(value: Any) -> dict[Any, Any] | None:
+    if isinstance(value, np.ndarray | np.void) and value.dtype.names:
+        return {name: value[name] for name in value.dtype.names}
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.dtype == object and value.ndim):
@@ -176,8 +178,8 @@ def _slots(value: Any) -> dict[str, Any]:
 
 def _equal(value: Any, other: Any) -> bool:
     try:
-        if isinstance(value, np.ndarray):
-            return np.array_equal(value, other)
+        if isinstance(value, np.ndarray | np.generic):
+            return np.array_equal(value, other, equal_nan=value.dtype.kind in "mM")
         return bool(value is other or value == other)
     except Exception:
         # an answer's own comparison may do anything; what cannot be compared is not equal

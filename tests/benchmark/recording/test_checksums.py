@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from torchtriage.cli.learn.dataset import command
 from torchtriage.core.errors import MissingExtraError, UsageError
 from torchtriage.learn.dataset import trace_codec
-from torchtriage_benchmark.recording.checksums import differences, write_index
+from torchtriage_benchmark.recording.checksums import check_plan, differences, write_index
 from torchtriage_benchmark.recording.plan import Item, plan
 
 EVENT = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1.5, "dur": 0.25}
@@ -77,6 +77,12 @@ def test_recordings_of_another_seed_are_not_taken_for_this_one(folder: Path) -> 
     assert isinstance(done.exception, UsageError)
     assert re.search(r"plan of seed 1 in .*, found another in 0000\.json \(\d+ in all\)", str(done.exception))
     assert {path: path.read_bytes() for path in folder.iterdir()} == before  # the index has its seed
+
+
+def test_other_files_beside_the_recordings_are_not_looked_at(folder: Path, tmp_path: Path) -> None:
+    (folder / "run-2025.json").write_text("{}")
+    check_plan(folder, 0)
+    check_plan(tmp_path / "none", 0)
 
 
 def test_without_an_index_nothing_can_be_said(folder: Path) -> None:

@@ -119,12 +119,17 @@ class DatasetItem:
         return faulty(self.windows_ns, intervals_ns)
 
 
+def item_paths(folder: Path) -> list[Path]:
+    """Return the JSON files of the items in a folder, by their numbers; none where it is empty."""
+    return sorted(path for path in folder.glob("*.json") if _ID.fullmatch(path.stem))
+
+
 def dataset_items(folder: Path) -> Iterator[DatasetItem]:
     """Yield the items in a folder, by their numbers.
 
     Raises UsageError: there are none, or what is known of one cannot be read.
     """
-    found = sorted(path for path in folder.glob("*.json") if _ID.fullmatch(path.stem))
+    found = item_paths(folder)
     if not found:
         raise UsageError(
             f"expected recordings of the benchmark in {folder}, found none",

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from torchtriage.core.errors import UsageError
-from torchtriage.learn.dataset.recordings import DatasetItem, dataset_items, read_item
+from torchtriage.learn.dataset.recordings import DatasetItem, dataset_items, item_paths, read_item
 from torchtriage_benchmark.recording.plan import PREFIX, plan
 
 NAME = "index.json"
@@ -38,7 +38,7 @@ def check_plan(folder: Path, seed: int) -> None:
 
     Raises UsageError: it is not, or what is known of one cannot be read.
     """
-    found = [read_item(path) for path in sorted(folder.glob("*[0-9][0-9][0-9][0-9].json"))]
+    found = list(map(read_item, item_paths(folder)))
     if others := list(_unplanned(found, seed)):
         raise UsageError(
             f"expected programs of this version's plan of seed {seed} in {folder}, "

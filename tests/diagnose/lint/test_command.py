@@ -21,6 +21,8 @@ for batch in train_loader:
     total += loss.item()
 """
 
+LOADER = "train_loader = torch.utils.data.DataLoader(files, num_workers=4"
+
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -87,20 +89,20 @@ def test_standard_input(file: Path) -> None:
 
 
 def test_fix_applies_what_was_shown(file: Path) -> None:
-    text = f"{TEXT}optimizer = torch.optim.SGD(model.parameters(), foreach=False)\n"
+    text = TEXT.replace("for batch", f"{LOADER})\nfor batch")
     file.write_text(text, encoding="utf-8")
-    assert "+optimizer = torch.optim.SGD(model.parameters(), foreach=True)" in run("train.py").stdout
+    assert f"+{LOADER}, pin_memory=True)" in run("train.py").stdout
     assert file.read_text(encoding="utf-8") == text
-    assert "fixed LCH016" in run("train.py", "--fix").stdout
-    assert file.read_text(encoding="utf-8") == text.replace("foreach=False", "foreach=True")
+    assert "fixed CPY007" in run("train.py", "--fix").stdout
+    assert file.read_text(encoding="utf-8") == text.replace(LOADER, f"{LOADER}, pin_memory=True")
 
 
 def test_after_a_fix_findings_are_those_that_are_left(file: Path) -> None:
-    file.write_text(f"{TEXT}optimizer = torch.optim.SGD(model.parameters(), foreach=False)\n", encoding="utf-8")
-    assert "LCH016" in run("train.py", "--concise").stdout
+    file.write_text(TEXT.replace("for batch", f"{LOADER})\nfor batch"), encoding="utf-8")
+    assert "CPY007" in run("train.py", "--concise").stdout
     fixed = run("train.py", "--fix", "--concise")
     assert "train.py: fixed" in fixed.stderr
-    assert "LCH016" not in fixed.stdout
+    assert "CPY007" not in fixed.stdout
     assert fixed.stdout == run("train.py", "--concise").stdout
 
 

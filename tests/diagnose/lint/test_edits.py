@@ -65,7 +65,7 @@ def evaluate(model, loader):
     for x in loader:
         print(model(x.to(device, non_blocking=True)).shape)
 """
-MENDED = TRAIN.replace("num_workers=4)", "num_workers=4, pin_memory=True)").replace("foreach=False", "foreach=True")
+MENDED = TRAIN.replace("num_workers=4)", "num_workers=4, pin_memory=True)")
 
 
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
@@ -76,7 +76,7 @@ def test_fix_writes_files_as_they_were(tmp_path: Path, newline: str, encoding: s
     file.write_bytes((head + TRAIN).replace("\n", newline).encode(encoding))
     result = lint([str(file)], fix=True)
     assert result.patches[0].applied
-    assert set(result.patches[0].codes) == {"CPY007", "LCH016"}
+    assert result.patches[0].codes == ("CPY007",)
     assert all(result.patches[0].safe_because.values())
     assert file.read_bytes() == (head + MENDED).replace("\n", newline).encode(encoding)
     # with the loader pinned, its copies need not wait; then nothing is left to mend
@@ -91,8 +91,8 @@ def test_without_fix_the_file_stays_and_the_diff_is_shown(tmp_path: Path) -> Non
     (patch,) = lint([str(file)]).patches
     assert not patch.applied
     assert file.read_text(encoding="utf-8") == TRAIN
-    assert "-opt = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)" in patch.diff.split("\n")
-    assert "+opt = torch.optim.SGD(model.parameters(), lr=0.1, foreach=True)" in patch.diff.split("\n")
+    assert "-loader = DataLoader(files, num_workers=4)  # größe" in patch.diff.split("\n")
+    assert "+loader = DataLoader(files, num_workers=4, pin_memory=True)  # größe" in patch.diff.split("\n")
 
 
 def fixable(text: str) -> set[str]:
@@ -101,24 +101,14 @@ def fixable(text: str) -> set[str]:
 
 def test_what_may_change_results_is_found_and_not_edited() -> None:
     found = {finding.code for finding in lint_text(TRAIN).findings}
-    assert found >= {"DAT019", "OPT040", "CFG043"}
-    assert fixable(TRAIN) == {"CPY007", "LCH016"}
+    assert found >= {"DAT019", "OPT040", "CFG043", "LCH016"}
+    assert fixable(TRAIN) == {"CPY007"}
 
 
 def test_pinning_given_by_its_place_is_replaced_there() -> None:
     text = TRAIN.replace("DataLoader(files, num_workers=4)", "DataLoader(files, 2, True, None, None, 0, None, False)")
     (patch,) = lint_text(text).patches
     assert "+loader = DataLoader(files, 2, True, None, None, 0, None, True)  # größe\n" in patch.diff
-
-
-@pytest.mark.parametrize("options", ["SGD(p, foreach=False, fused=args.fused)", "SGD(p, foreach=False, **options)"])
-def test_foreach_stays_beside_options_that_it_cannot_stand_with(options: str) -> None:
-    assert "LCH016" not in fixable(f"import torch\nopt = torch.optim.{options}\n")
-    assert "LCH016" in fixable("import torch\nopt = torch.optim.SGD(p, foreach=False, fused=None)\n")
-
-
-def test_foreach_stays_where_it_rounds_otherwise() -> None:
-    assert "LCH016" not in fixable("import torch\nopt = torch.optim.RAdam(p, foreach=False)\n")
 
 
 def test_batches_of_a_class_of_their_own_may_not_know_non_blocking() -> None:

@@ -15,20 +15,7 @@ import re
 from collections.abc import Iterator
 
 from torchtriage.core import fixes
-from torchtriage.diagnose.lint.base import (
-    Autofix,
-    Fix,
-    Hit,
-    Module,
-    Rule,
-    SourceCall,
-    SourceLoop,
-    keyword,
-    literal,
-    names_in,
-    replace_node,
-    unpacks,
-)
+from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, SourceLoop, keyword, literal, names_in
 from torchtriage.diagnose.lint.syntax import walk
 
 RULE = Rule("LCH016", "optimizer-per-tensor", "launch", "Parameters are updated one by one", "medium", over=("OPT040",))
@@ -42,10 +29,7 @@ penalty = sum(n.square() for n in torch._foreach_norm(list(model.parameters())))
     link="https://docs.pytorch.org/docs/stable/optim.html",
 )
 
-SAFE = "the same arithmetic on all parameters at once; it needs memory for one more copy of them"
-
 _FUSED = frozenset(["SGD", "Adam", "AdamW", "Adagrad"])
-_SAME_BITS = _FUSED | {"Adadelta", "Adamax", "RMSprop", "Rprop"}  # others round otherwise when they go over all at once
 _UPDATES = re.compile(r"(mul|add|sub|copy|lerp|addcmul|addcdiv|div)_$")
 _STEPPING = re.compile(r"ema|average|momentum|(^|_)update|(^|_)step($|_)|polyak|soft_update")
 
@@ -102,16 +86,10 @@ def _reduces(node: ast.expr, loop: SourceLoop) -> bool:
 
 def _optimizer(call: SourceCall) -> Iterator[Hit]:
     foreach, fused = keyword(call.node, "foreach"), keyword(call.node, "fused")
-    others = [literal(item) for item in (fused, keyword(call.node, "differentiable")) if item is not None]
-    if True in others:
+    if any(literal(item) is True for item in (fused, keyword(call.node, "differentiable"))):
         return
     if foreach is not None and literal(foreach) is False:
-        alone = not unpacks(call.node) and ... not in others  # foreach=True is an error beside either
-        yield Hit(
-            call.node,
-            f"{call.attr} with foreach=False updates one parameter at a time",
-            autofix=Autofix((replace_node(foreach, "True"),), SAFE) if alone and call.attr in _SAME_BITS else None,
-        )
+        yield Hit(call.node, f"{call.attr} with foreach=False updates one parameter at a time")
     elif foreach is None and fused is None and call.attr in _FUSED:
         yield Hit(call.node, f"{call.attr} without fused=True: one kernel could update all parameters", severity="note")
 

@@ -79,11 +79,22 @@ def test_draws_are_the_same() -> None:
         "    x = rng.choice(n, size=4)\n",
         "    x = rng.choice(n, size=4, p=p)\n    p[x] = 0.5\n",
         "    x = rng.choice(n, size=4, p=p)\n    np.put(p, x, 0.5)\n",
+        "    x = rng.choice(n, size=4, p=p)\n    rng.shuffle(p)\n",
+        "    x = rng.choice(n, size=4, p=p)\n    np.add.at(p, x, 1)\n",
+        "    x = rng.choice(n, size=4, p=p)\n    np.clip(p, 0, 1, p)\n",
+        "    x = rng.choice(n, size=4, p=p)\n    anneal(p)\n",
+        "    x = rng.choice(n, size=4, p=p)\n    w = p\n    w[x] = 0\n",
     ],
 )
 def test_nothing_for_weights_that_change(body: str) -> None:
     text = f"import numpy as np\np = np.load('p')\nfor step in range(9):\n{body}"
     assert proposed(text, "choice", "HST121", "weights-once") == []
+
+
+def test_weights_that_are_only_read() -> None:
+    body = "    x = rng.choice(n, size=4, p=p)\n    seen += p[x]\n    print(len(p), p.max(), p.shape, p * 2 > 1)\n"
+    text = f"import numpy as np\np = np.load('p')\nfor step in range(9):\n{body}"
+    assert proposed(text, "choice", "HST121", "weights-once")
 
 
 def test_nothing_for_priorities_that_an_update_changes() -> None:

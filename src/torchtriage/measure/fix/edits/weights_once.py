@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
 from torchtriage.diagnose.lint.facts import Module
 from torchtriage.diagnose.lint.syntax import argument, keyword, literal, path_of
-from torchtriage.measure.fix.edits._flow import flow_of, loads, meets
+from torchtriage.diagnose.lint.work_words import PURE_BUILTINS, PURE_METHODS
+from torchtriage.measure.fix.edits._flow import FORM, flow_of, loads, meets
 from torchtriage.measure.fix.proposal import Proposal, Site
 from torchtriage.measure.fix.statements import imported, insert_after, source
 
@@ -85,8 +86,14 @@ def _kept(module: Module, weights: ast.expr, name: str) -> tuple[str, ast.stmt |
     rest = [node for node in ast.walk(around) if isinstance(node, ast.stmt) and node is not statement]
     parts = [part for node in rest for part in ast.iter_child_nodes(node) if isinstance(part, ast.expr)]
     changed = flow.changes(part for part in parts if meets(path, loads(part)))
-    if meets(path, changed) or (dot and path.rpartition(".")[2] in flow.set_by_others):
-        return "", None  # entries that change
+    own = set(ast.walk(statement))
+    uses = [node for node in ast.walk(around) if isinstance(node, ast.expr) and path_of(node) == path]
+    if (
+        meets(path, changed)
+        or not all(node in own or _only_reads(module, node) for node in uses)
+        or (dot and path.rpartition(".")[2] in flow.set_by_others)
+    ):
+        return "", None  # entries that change, or may
     if not dot and module.scope(statement) not in (module.scope(weights), module.tree):
         return "", None
     used = f"{owner}{dot}{name}"
@@ -96,3 +103,16 @@ def _kept(module: Module, weights: ast.expr, name: str) -> tuple[str, ast.stmt |
     same = module.around(statement, ast.For, ast.While)
     again = module.scope(statement) is module.scope(weights) and loop is same
     return ("", None) if again else (used, statement)
+
+
+def _only_reads(module: Module, node: ast.expr) -> bool:
+    """Return whether a use of weights draws by them or computes with them, and gives them to nobody else."""
+    use = module.parents.get(node)
+    if isinstance(use, ast.keyword):
+        call = module.parents.get(use)
+        return isinstance(call, ast.Call) and path_of(call.func).endswith((".choice", ".choices"))
+    if isinstance(use, ast.Call):
+        return module.name_of(use.func) in PURE_BUILTINS
+    if isinstance(use, ast.Attribute):
+        return use.attr in PURE_METHODS or use.attr in FORM
+    return isinstance(use, ast.Subscript | ast.BinOp | ast.Compare | ast.For | ast.comprehension)

@@ -119,6 +119,7 @@ def loaders(paths):
         ("hoist-to-setup", "LCH105", "ramp =", "setattr(net, 'beta', 0.5)"),
         ("hoist-to-setup", "LCH105", "ramp =", "class Wide(net.Net): pass"),
         ("list-lookups", "HST106", "row in ROWS", "net.ROWS.append('c')"),
+        ("list-lookups", "HST106", "row in ROWS", "setattr(net, 'ROWS', [])"),
         ("list-lookups", "HST106", "row in ROWS", "from models.net import ROWS as rows; rows += ['c']"),
         ("list-lookups", "HST106", "pop(0)", "print(replay.items[:3])"),
         ("loader-workers", "DAT019", "num_workers", "for epoch in range(9): data.epoch = epoch"),

@@ -18,8 +18,7 @@ def test_a_file_that_is_handed_on_stays_and_a_sync_is_said():
     assert proposals(alone, 'open("log.txt", "a")', "HST101", "kept-open-files")[0].changes
 
 
-def test_what_another_file_may_read_is_said_to_be_written_later():
-    before = """
+LOGGER = """
         class Logger:
             def __init__(self, path):
                 self.path = path
@@ -27,5 +26,17 @@ def test_what_another_file_may_read_is_said_to_be_written_later():
             def log(self, step):
                 with open(self.path, "a") as f:
                     f.write(f"{step}\\n")
+"""
+
+
+def test_what_another_file_may_read_is_said_to_be_written_later():
+    assert proposals(LOGGER, "open(", "HST101", "kept-open-files")[0].changes
+
+
+def test_a_file_whose_name_a_subclass_changes_is_opened_each_time():
+    rolling = """
+        class Rolling(Logger):
+            def roll(self, path):
+                self.path = path
     """
-    assert proposals(before, "open(", "HST101", "kept-open-files")[0].changes
+    assert not proposals(LOGGER + rolling, "open(", "HST101", "kept-open-files")

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property, lru_cache
 
 from torchtriage.diagnose.lint.facts import Class, Module, SourceCall, SourceFunction
-from torchtriage.diagnose.lint.syntax import argument, literal, path_of
+from torchtriage.diagnose.lint.syntax import literal, path_of
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.diagnose.lint.turns import FileFacts
 from torchtriage.diagnose.lint.work_syntax import bound_names, parameters
@@ -193,7 +193,7 @@ class Flow:
     def lasting(self, owner: Class) -> set[str]:
         """Return the attributes that a class's ``__init__`` sets and nothing changes afterwards."""
         init = owner.methods.get("__init__")
-        if init is None or any(owner.name in _extended(other) for other in self.module.others):
+        if init is None or owner.children or any(owner.name in _extended(other) for other in self.module.others):
             return set()
         kept = {path for path in written(init.node.body) if path.startswith("self.")}
         kept |= {f"self.{name}" for name in owner.fields}
@@ -299,8 +299,14 @@ def _constants(module: Module) -> set[str]:
 @lru_cache(maxsize=128)
 def _set_of_others(module: Module) -> set[str]:
     paths = {path for path in written([module.tree]) if path.count(".") > path.startswith("self.")}
-    named = [literal(argument(call.node, "name", 1)) for call in module.calls if path_of(call.node.func) == "setattr"]
-    return {path.rpartition(".")[2] for path in paths} | {name for name in named if isinstance(name, str)}
+    return {path.rpartition(".")[2] for path in paths | _set_by_name(module)}
+
+
+def _set_by_name(module: Module) -> set[str]:
+    """Return what ``setattr(x, "size", 3)`` sets: ``x.size``."""
+    calls = [call.node for call in module.calls if path_of(call.node.func) == "setattr" and len(call.node.args) > 1]
+    named = [(path_of(node.args[0]), literal(node.args[1])) for node in calls]
+    return {f"{path}.{name}" for path, name in named if isinstance(name, str)}
 
 
 def _changed_elsewhere(module: Module) -> set[str]:
@@ -312,7 +318,9 @@ def _changed_elsewhere(module: Module) -> set[str]:
 
 @lru_cache(maxsize=128)
 def _changed_imports(module: Module) -> set[str]:
-    paths, imported = written([module.tree]), mutated([module.tree]) & module.aliases.keys()
+    by_name = _set_by_name(module)
+    paths, changed = written([module.tree]) | by_name, mutated([module.tree]) | {path.split(".")[0] for path in by_name}
+    imported = changed & module.aliases.keys()
     return {
         f"{module.aliases[name]}{path.removeprefix(name)}"
         for name in imported

@@ -12,7 +12,7 @@ from torchtriage.diagnose.lint.base import Module, SourceCall, SourceFunction, l
 from torchtriage.diagnose.lint.syntax import argument, is_self, names_in, path_of
 
 GRADIENTS = re.compile(
-    r"backward\(|autograd\.grad|\bgrad\(|requires_grad|enable_grad|set_grad|\.grad\b|jacobian|vjp|\.fit\("
+    r"backward|autograd\.grad|\bgrad\(|requires_grad|enable_grad|set_grad_enabled|\.grad\b|jacobian|vjp"
 )
 _GRADIENT_WANTED = re.compile(r"requires_grad(_\(|\s*=(?!=))|freeze|add_param_group|unfreeze")
 _MADE_ELSEWHERE = re.compile(r"models\.|create_model\(|hub\.load\(|from_pretrained\(|torch\.load\(|jit\.load\(")
@@ -20,10 +20,10 @@ _SIZE = re.compile(r"dim|size|width|hidden|features|channels|config|cfg|num_|n_|
 _DEPTH = 4
 
 
-def takes_gradients(module: Module, node: ast.AST) -> bool:
+def takes_gradients(module: Module, node: ast.AST, words: re.Pattern[str] = GRADIENTS) -> bool:
     """Return whether code takes gradients, or runs a function or module of the file that does, at any depth."""
     texts = [ast.get_source_segment(module.text, node) or "", *map(module.text_of, module.reached(node))]
-    return any(GRADIENTS.search(text) for text in texts)
+    return any(words.search(text) for text in texts)
 
 
 @dataclass(frozen=True)

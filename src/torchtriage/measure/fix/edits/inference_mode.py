@@ -9,13 +9,14 @@ from pathlib import Path
 
 from torchtriage.diagnose.lint.base import decorate
 from torchtriage.diagnose.lint.facts import Module, SourceFunction
-from torchtriage.diagnose.lint.rules._trained import takes_gradients
+from torchtriage.diagnose.lint.rules._trained import GRADIENTS, takes_gradients
 from torchtriage.measure.fix.edits._torch import called_by_training, calls_at, function_at, torch_in
 from torchtriage.measure.fix.proposal import Proposal, Site
 from torchtriage.measure.fix.statements import wrap
 
 CODES = frozenset({"CFG043", "MEM029"})
 
+TRAINS = re.compile(rf"{GRADIENTS.pattern}|\.fit\(")
 IN_PLACE = re.compile(r"\.[a-z]\w*[a-z0-9]_\(")
 Generator = ast.Yield | ast.YieldFrom
 
@@ -36,7 +37,7 @@ def _at(site: Site) -> Iterator[Proposal]:
     function = function_at(site)
     if any(call.context.no_grad for call in calls) or (function is not None and _is_off(function)):
         return
-    if function is not None and not takes_gradients(site.module, function.node):
+    if function is not None and not takes_gradients(site.module, function.node, TRAINS):
         if function.owner is not None and function.owner.is_module and function.name == "forward":
             return  # whoever calls a module says whether it is differentiated
         if not _is_own(site) and called_by_training(site.module, function):
@@ -88,7 +89,7 @@ def _callees(site: Site) -> Iterator[Proposal]:
     for call in calls_at(site):
         callee = call.callee
         plain = callee is not None and (callee.owner is None or not callee.owner.is_module) and callee.runs_module
-        if callee is None or not plain or _is_off(callee) or takes_gradients(site.module, callee.node):
+        if callee is None or not plain or _is_off(callee) or takes_gradients(site.module, callee.node, TRAINS):
             continue
         if sum(edge is callee for _, edge in site.module.edges) == 1:
             yield from _decorated(site, callee)
@@ -96,7 +97,7 @@ def _callees(site: Site) -> Iterator[Proposal]:
 
 def _around_loop(site: Site) -> Iterator[Proposal]:
     loop = site.step_loop
-    if loop is None or takes_gradients(site.module, loop):
+    if loop is None or takes_gradients(site.module, loop, TRAINS):
         return
     if any(isinstance(node, Generator) for node in ast.walk(site.function or loop)):
         return  # whoever asks for the next item would run without autograd
@@ -110,7 +111,7 @@ def _around_statement(site: Site) -> Iterator[Proposal]:
     statement = site.statement
     if not isinstance(statement, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Expr):
         return
-    if takes_gradients(site.module, statement):
+    if takes_gradients(site.module, statement, TRAINS):
         return
     torch, imports = torch_in(site.module)
     edits = wrap(site.module, [statement], f"with {torch}.no_grad():")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from tests.measure.fix.proposing import proposals, proposed
 
 from torchtriage.measure.fix.edits._loaders import REORDERED
@@ -43,6 +44,35 @@ for epoch in range(3):
 """
         (proposal,) = proposals(text, "loader = DataLoader", "DAT019", "loader-made-once")
         assert proposal.changes == changes
+
+
+CROPS = """
+class Crops(torch.utils.data.Dataset):
+    def __getitem__(self, at):
+        return self.rows[at][random.randint(0, 9) :]
+
+crops = Crops()
+tensors = TensorDataset(x)
+train = DataLoader(other, shuffle=True, num_workers=2, persistent_workers=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("loader", "changes"),
+    [
+        ("DataLoader(crops, num_workers=2)", REORDERED),
+        ("DataLoader(tensors, num_workers=2)", ""),
+        ("DataLoader(crops)", ""),
+        ("DataLoader(tensors, shuffle=True, num_workers=2, persistent_workers=False)", ""),
+        ("made(crops, num_workers=2)", ""),
+    ],
+)
+def test_only_the_moved_loader_is_asked_what_its_workers_draw(loader: str, changes: str) -> None:
+    made = "def made(data, num_workers):\n    return DataLoader(data, num_workers=num_workers)\n"
+    text = f"{HEAD}{CROPS}\n{made}\nfor epoch in range(3):\n    loader = {loader}\n    run(loader)\n"
+    (proposal,) = proposals(text, f"loader = {loader}", "DAT019", "loader-made-once")
+    assert proposal.changes == changes
+    assert ("persistent_workers=True" in str(proposal.edits)) == (loader[:4] == "Data" and loader[-2:] == "2)")
 
 
 def test_a_loader_in_the_head_of_the_inner_loop() -> None:

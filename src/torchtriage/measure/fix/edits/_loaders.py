@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 
 from torchtriage.diagnose.lint.facts import Module, SourceCall
 from torchtriage.diagnose.lint.samples import samples_of
@@ -10,10 +11,12 @@ from torchtriage.diagnose.lint.syntax import argument, keyword, literal, path_of
 from torchtriage.diagnose.lint.torch_names import DATASETS, LOADERS
 from torchtriage.measure.fix.edits._settings import origin_of
 from torchtriage.measure.fix.proposal import Site
+from torchtriage.measure.fix.statements import source
 
 ROWS = frozenset({"clone", "tensor", "as_tensor", "from_numpy", "long", "float", "dict"})
 """What a ``__getitem__`` may call that gives many rows for many."""
 
+_DRAWS = re.compile(r"\brandom\b|np\.random|\brand(n|int|perm)?\(|Random[A-Z]|[Aa]ugment|[Jj]itter|default_rng")
 REORDERED = "the order of shuffled samples and the random numbers in workers differ from the second epoch on"
 
 
@@ -21,6 +24,18 @@ def shuffles(call: SourceCall) -> bool:
     """Return whether a loader may draw the order of its samples."""
     given = [argument(call.node, name, place) for place, name in enumerate(("shuffle", "sampler", "batch_sampler"), 2)]
     return any(item is not None and literal(item) not in (False, None) for item in given)
+
+
+def draws(module: Module, call: SourceCall) -> bool:
+    """Return whether making a sample of a loader may draw; where the file shows no data set, whether it does at all."""
+    made = data_of(module, call)
+    known = module.classes.get(path_of(made.func)) if made is not None else None
+    if known is None:
+        elsewhere = made is None or not module.name_of(made.func).startswith("torch.")
+        return elsewhere and _DRAWS.search(module.text) is not None
+    methods = [item.node for name, item in known.methods.items() if name != "__init__"]
+    bodies = {*methods, *(item.node for method in methods for item in module.reached(method))}
+    return any(_DRAWS.search(source(module, body)) for body in bodies)
 
 
 def loaders_at(site: Site) -> list[SourceCall]:

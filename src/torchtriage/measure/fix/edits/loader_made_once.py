@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.edits import replace_node
 from torchtriage.diagnose.lint.facts import Module, SourceCall
-from torchtriage.diagnose.lint.syntax import keyword, names_in, path_of
+from torchtriage.diagnose.lint.syntax import keyword, literal, names_in, path_of
 from torchtriage.diagnose.lint.torch_names import DATASETS, LOADERS
 from torchtriage.measure.fix.edits._flow import flow_of, meets
-from torchtriage.measure.fix.edits._loaders import REORDERED, shuffles
+from torchtriage.measure.fix.edits._loaders import REORDERED, draws, shuffles
 from torchtriage.measure.fix.edits._settings import constant_of
 from torchtriage.measure.fix.proposal import Loop, Proposal, Site
 from torchtriage.measure.fix.statements import (
@@ -38,10 +38,22 @@ def propose(site: Site) -> Iterator[Proposal]:
             text = _moved(module, call)
             if text != module.text:
                 thing = "loader" if _is_loader(module, call) else "data"
-                drawn = "persistent_workers" in text and any(map(shuffles, module.called(*LOADERS)))
                 edits = edits_between(module.text, text)
-                yield Proposal(edits, f"make the {thing} once, before the loop", REORDERED if drawn else "")
+                yield Proposal(edits, f"make the {thing} once, before the loop", _changes(module, call))
                 return
+
+
+def _changes(module: Module, call: SourceCall) -> str:
+    """Return what differs where the workers of a loader that is made once are kept from epoch to epoch."""
+    inside = [item.node.body[-1].value for item in call.callees if isinstance(item.node.body[-1], ast.Return)]
+    for loader in module.called(*LOADERS):
+        if loader is not call and loader.node not in inside:
+            continue
+        given = keyword(loader.node, "persistent_workers")
+        kept = literal(given) is not False if given is not None else loader is call and _lasts(module, call.node)
+        if kept and (shuffles(loader) or draws(module, loader)):
+            return REORDERED
+    return ""
 
 
 def _makes_data(module: Module, call: SourceCall) -> bool:
@@ -89,14 +101,23 @@ def _moved(module: Module, call: SourceCall) -> str:
         outermost = loop
     if outermost is None:
         return module.text
-    given = keyword(call.node, "num_workers")
-    workers = constant_of(module, given)
-    if given and workers is not None and workers.value and keyword(call.node, "persistent_workers") is None:
-        lasts = "True" if workers is given else f"{source(module, given)} > 0"
+    lasts = _lasts(module, call.node)
+    if lasts:
         module = again(module, set_keywords(module, call.node, {"persistent_workers": lasts}))
         call = _at(module, place)
         outermost = _around(module, call.node)[loops.index(outermost)]
     return _before(module, call.node, outermost)
+
+
+def _lasts(module: Module, node: ast.Call) -> str:
+    """Return what ``persistent_workers`` a loader that is made once gets; empty: none, or it has it."""
+    given = keyword(node, "num_workers")
+    workers = constant_of(module, given)
+    if given is None or workers is None or not workers.value or keyword(node, "persistent_workers") is not None:
+        return ""
+    if module.name_of(node.func) not in LOADERS:
+        return ""
+    return "True" if workers is given else f"{source(module, given)} > 0"
 
 
 def _before(module: Module, node: ast.Call, loop: Loop) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 
 from torchtriage.core.workers import n_cores
@@ -14,6 +13,7 @@ from torchtriage.diagnose.lint.syntax import keyword, literal, path_of
 from torchtriage.measure.fix.edits._loaders import (
     REORDERED,
     data_of,
+    draws,
     hands_out_rows,
     loaders_at,
     sample_class,
@@ -27,7 +27,6 @@ LOADING, STARVED = "DAT018", "DAT019"
 CODES = frozenset({LOADING, STARVED, "DAT103", "DAT105", "HST020", "HST101", "HST103", "HST110", "HST111", "HST114"})
 MOST = 4
 """Workers that one loader is given."""
-DRAWS = re.compile(r"\brandom\b|np\.random|\brand(n|int|perm)?\(|Random[A-Z]|[Aa]ugment|[Jj]itter|default_rng")
 SEEDS = "random numbers of the samples come from the workers' own seeds"
 
 
@@ -85,19 +84,8 @@ def _started(module: Module, call: SourceCall) -> Iterator[Proposal]:
     if edits and constant is not None and constant is not given:
         edits = (replace_node(constant, number), *edits)
     if edits and (given is None or constant is not None):
-        changes = SEEDS if DRAWS.search(_sample_code(module, call)) else REORDERED if shuffles(call) else ""
+        changes = SEEDS if draws(module, call) else REORDERED if shuffles(call) else ""
         yield Proposal(edits, f"prepare batches in {number} worker processes", changes)
-
-
-def _sample_code(module: Module, call: SourceCall) -> str:
-    """Return the text of all that makes a sample; of the whole file where it does not show the data set."""
-    made = data_of(module, call)
-    known = module.classes.get(path_of(made.func)) if made is not None else None
-    if known is None:
-        return "" if made is not None and module.name_of(made.func).startswith("torch.") else module.text
-    methods = [item.node for name, item in known.methods.items() if name != "__init__"]
-    bodies = {*methods, *(item.node for method in methods for item in module.reached(method))}
-    return "\n".join(source(module, body) for body in bodies)
 
 
 def _running(module: Module, call: SourceCall, number: int) -> Iterator[Proposal]:
@@ -111,7 +99,7 @@ def _running(module: Module, call: SourceCall, number: int) -> Iterator[Proposal
     cheap = in_memory(module, call) or (known is not None and not reads_or_transforms(module, known))
     if keyword(node, "persistent_workers") is None and not cheap:
         lasts = "True" if constant is given else f"{source(module, given)} > 0"
-        changes = REORDERED if shuffles(call) or DRAWS.search(_sample_code(module, call)) else ""
+        changes = REORDERED if shuffles(call) or draws(module, call) else ""
         yield Proposal(set_keywords(module, node, {"persistent_workers": lasts}), "leave the workers running", changes)
     if constant is None:
         return

@@ -79,8 +79,19 @@ def test_what_is_excluded_does_not_depend_on_the_folder_that_is_given(
     monkeypatch.chdir(tmp_path)
     assert [lint([folder], exclude=[pattern]).n_files for folder in (".", "src", "docs/../src")] == [2, 1, 1]
     monkeypatch.chdir(tmp_path / "docs")
-    assert lint(["../src"], exclude=[pattern, ""]).n_files == 1
+    assert lint(["../src"], exclude=[pattern, "", ".", "./"]).n_files == 1
     assert lint([str(tmp_path / "src" / "old" / "old.py")], exclude=[pattern]).n_files == 1
+
+
+def test_patterns_know_nothing_above_the_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("app/train.py", "app/app/pkg/model.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(LOOP, encoding="utf-8")
+    monkeypatch.chdir(tmp_path / "app")
+    assert [lint([folder], exclude=["app/*"]).n_files for folder in (".", "app", "app/pkg")] == [1, 0, 0]
+    (tmp_path / "app" / "pyproject.toml").touch()
+    monkeypatch.chdir(tmp_path / "app" / "app")
+    assert [lint([folder], exclude=["app/*"]).n_files for folder in (".", "..")] == [0, 1]
 
 
 def test_files_without_torch_are_counted_not_parsed(tmp_path: Path) -> None:

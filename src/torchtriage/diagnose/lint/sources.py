@@ -83,16 +83,19 @@ def find(paths: Iterable[str], exclude: Iterable[str], tally: Tally) -> Iterator
     """Yield the files to look at: those named, and the Python files and notebooks below folders.
 
     Tests, hidden folders and installed packages below a folder are left out. Links to folders are
-    not followed. ``exclude`` : patterns of the last parts of paths below a folder, ``old_*.py`` or ``src/old``.
+    not followed. ``exclude`` : patterns of the ends of paths, ``old_*.py`` or ``src/old``, as they are below the
+    folder of the nearest pyproject.toml, or the working folder; what lies below a match is left out as well.
 
     Raises UsageError: a path does not exist.
     """
     seen: set[str] = set()
-    patterns = tuple(filter(None, exclude))
+    patterns = tuple(pattern for pattern in exclude if Path(pattern).parts)
+    here = Path.cwd()
+    base = next((folder for folder in (here, *here.parents) if (folder / "pyproject.toml").is_file()), here)
     for path in paths:
         if not os.path.lexists(path):
             raise UsageError("expected a Python file or a folder, found nothing", where=path)
-        found = _below(path, tally, patterns) if Path(path).is_dir() else iter([path])
+        found = _below(path, tally, base, patterns) if Path(path).is_dir() else iter([path])
         for item in found:
             real = os.path.realpath(item)
             if real not in seen:
@@ -139,21 +142,22 @@ def source_of(path: str, data: bytes, tally: Tally) -> LintSource | None:
     return None
 
 
-def _below(folder: str, tally: Tally, exclude: tuple[str, ...]) -> Iterator[str]:
+def _below(folder: str, tally: Tally, base: Path, exclude: tuple[str, ...]) -> Iterator[str]:
     def failed(error: OSError) -> None:
         tally.odd.append(Odd(str(error.filename), 0, f"cannot be read: {error.strerror}"))
 
+    given = Path(os.path.abspath(folder))  # noqa: PTH100
+    base = base if given.is_relative_to(base) else given.parent
     for root, folders, files in os.walk(folder, onerror=failed):
         below = os.path.relpath(root, folder)
         in_tests = any(part in _TESTS for part in Path(below).parts)
-        folders[:] = sorted(
-            folder for folder in folders if not is_skipped(folder) and not _matches(root, below, folder, exclude)
-        )
+        kept = [name for name in folders if not is_skipped(name)]
+        folders[:] = sorted(name for name in kept if not _matches(given / below / name, base, exclude))
         for name in sorted(files):
             if not name.endswith((".py", ".ipynb")) or is_skipped(name):
                 continue
             path = str(Path(root, name))
-            if _matches(root, below, name, exclude):
+            if _matches(given / below / name, base, exclude):
                 continue
             if in_tests or name.startswith("test_") or name.endswith(("_test.py", "conftest.py")):
                 tally.n_tests += 1
@@ -166,10 +170,13 @@ def is_skipped(name: str) -> bool:
     return name.startswith(".") or name in _SKIPPED
 
 
-def _matches(root: str, below: str, name: str, patterns: tuple[str, ...]) -> bool:
-    """Return whether a path ends as a pattern says, or matches whole below the folder that was given."""
-    path, inside = Path(root, name).absolute(), os.path.normpath(f"{below}/{name}").replace(os.sep, "/")
-    return any(path.match(pattern) or fnmatch(inside, pattern) for pattern in patterns)
+def _matches(path: Path, base: Path, patterns: tuple[str, ...]) -> bool:
+    """Return whether a path, or a folder that it is in, ends as a pattern says, or is whole what it says."""
+    inside = path.relative_to(base)
+    return any(
+        fnmatch(inside.as_posix(), pattern) or any(part.match(pattern) for part in (inside, *inside.parents))
+        for pattern in patterns
+    )
 
 
 def _bytes(path: str) -> bytes:

@@ -176,7 +176,13 @@ def test_a_timed_cell_is_part_of_the_program(first: str) -> None:
 def test_a_timed_statement_is_part_of_the_program(timed: str) -> None:
     result = notebook("import torch\n%time !ls\n" + LOOP.replace("    print(", f"    {timed} print("))
     assert result.odd == ()
-    assert [finding.code for finding in result.findings] == ["SYN004"]
+    (finding,) = result.findings
+    assert (finding.code, finding.evidence["column"]) == ("SYN004", 4 + len(timed) + 1 + 1)
+
+
+@pytest.mark.parametrize("line", ["%time for x in y: print(x)", "if True:\n    %time  ", "if True:\n    %time # it"])
+def test_timed_blocks_and_nothing_to_time(line: str) -> None:
+    assert notebook(f"import torch\n{line}\n{LOOP}").odd == ()
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="parses there")

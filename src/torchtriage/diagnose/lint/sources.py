@@ -41,7 +41,7 @@ _MAGIC = re.compile(
 )
 # cells that are Python all the same, and statements that are only timed
 _PYTHON_CELLS = re.compile(r"\s*%%(time|timeit|capture|prun)\b")
-_TIMED = re.compile(r"%time[ \t]+(?![%!])")
+_TIMED = re.compile(r"%time(?P<gap>[ \t]+)(?=[^\s%!#])(?=(?P<block>(?:async|for|if|try|while|with)\b)?)")
 _LEXEME = re.compile(
     r"(\"\"\"|\'\'\')(?:[^\\]|\\.)*?(?:\1|\\?\Z)|\"(?:[^\"\\\n]|\\.)*\"?|\'(?:[^\'\\\n]|\\.)*\'?"
     r"|#[^\n]*|\\.|[^\"\'#\\\n()\[\]{}]+|.",
@@ -254,7 +254,9 @@ def _without_magics(text: str) -> str:
         magic = _MAGIC.match(text, position) if begins else None
         timed = _TIMED.match(text, magic.start("line")) if magic is not None else None
         if magic is not None and timed is not None:
-            out.append(magic["head"] + (magic["assigned"] or ""))
+            # as wide as it was, so that columns stay; only a block can have nothing before it
+            instead = "" if timed["block"] else ("     " if magic["assigned"] else "pass;") + timed["gap"]
+            out.append(f"{magic['head']}{magic['assigned'] or ''}{instead}")
             position = timed.end()
         elif magic is not None:
             line = magic["line"].replace("\n", "\n# ")

@@ -110,6 +110,10 @@ TABLES["findings"] = TableKind(
 # -- reading ---------------------------------------------------------------------------------------
 
 
+def _raise(error: TraceFormatError) -> None:
+    raise error
+
+
 def load_tables(
     paths: Collection[TracePath],
     names: Collection[str],
@@ -118,12 +122,15 @@ def load_tables(
     cache: bool = False,
     max_bytes: int = DEFAULT_MAX_BYTES,
     progress: Callable[[int, int], None] | None = None,
+    left_out: Callable[[TraceFormatError], None] | None = None,
 ) -> dict[str, Table]:
     """Return tables of traces by name; those of several files or merged ranks one after the other, with their ``rank``.
 
-    ``paths`` : files, folders searched below, patterns, URLs. The others are as in :func:`torchtriage.load`.
+    ``paths`` : files, folders searched below, patterns, URLs. ``left_out`` : told of each trace whose findings
+    are not in the table, as it cannot be analysed; without it that is raised. The others are as in
+    :func:`torchtriage.load`.
 
-    Raises TraceFormatError: there is no trace, one cannot be read, or findings are asked for of one that cannot be
+    Raises TraceFormatError: there is no trace, one cannot be read, or findings are asked for where none can be
     analysed; UsageError: there is no such table, or nothing that is selected.
     """
     from torchtriage.api.traces import find_traces, load, load_rank
@@ -138,11 +145,20 @@ def load_tables(
     else:
         traces = (rank for file in files for rank in split_ranks(load(file, **options)))
     parts: dict[str, list[Table]] = {name: [] for name in names}
+    refused: list[TraceFormatError] = []
     for chosen in select_each(traces, selection):
         for name in names:
+            try:
+                table = chosen.table(name)
+            except TraceFormatError as error:
+                refused.append(error)
+                continue
             # of several files one trace at a time is in memory
-            table = chosen.table(name)
             parts[name].append(table if len(files) == 1 else table.computed())
+    if left_out is None or not all(parts.values()):
+        left_out = _raise
+    for reason in refused:
+        left_out(reason)
     return {name: union(tables) for name, tables in parts.items()}
 
 

@@ -12,6 +12,7 @@ from builder import TraceBuilder
 from click.testing import CliRunner, Result
 
 from torchtriage.api import tables
+from torchtriage.api.traces import sample_path
 from torchtriage.cli.main import cli
 
 
@@ -64,6 +65,23 @@ def test_every_table_in_every_form(trace: Path, tmp_path: Path, name: str) -> No
 def test_the_selected_part(trace: Path, tmp_path: Path) -> None:
     export(trace, "--steps", "1", "--csv", tmp_path / "out.csv")
     assert (tmp_path / "out.csv").read_text(encoding="utf-8").count("\n") == 3
+
+
+def test_a_recording_that_cannot_be_analysed_does_not_hide_the_findings_of_others(tmp_path: Path) -> None:
+    refused = TraceBuilder().op("aten::mm", 10, 20)
+    for at in (10, 20, 110):
+        refused.call("cudaLaunchKernel", at, 4)
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps({**refused.meta, "traceEvents": refused.events}))
+    for name, files in (("alone", [sample_path()]), ("both", [sample_path(), other])):
+        done = export(*files, "--table", "findings", "--csv", tmp_path / f"{name}.csv")
+        assert done.exit_code == 0, done.output
+        assert ("left out: " in done.stderr) == (name == "both")
+    alone = (tmp_path / "alone.csv").read_text("utf-8")
+    assert alone.count("\n") > 1
+    assert (tmp_path / "both.csv").read_text("utf-8") == alone
+    done = export(other, "--table", "findings", "--csv", tmp_path / "none.csv")
+    assert (done.exit_code, "cannot be analysed" in done.stderr) == (2, True)
 
 
 def test_what_it_refuses(trace: Path, tmp_path: Path) -> None:

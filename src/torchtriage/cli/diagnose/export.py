@@ -14,9 +14,9 @@ from torchtriage.cli.options import (
     selection_options,
     value_option,
 )
-from torchtriage.cli.output import check_outputs
+from torchtriage.cli.output import check_outputs, complain
 from torchtriage.cli.progress import reading
-from torchtriage.core.errors import UsageError
+from torchtriage.core.errors import TraceFormatError, UsageError
 
 
 @click.command("export")
@@ -46,6 +46,7 @@ def command(paths: tuple[str, ...], **given: Any) -> None:
         raise UsageError("expected a file to write, found none", hint="add --csv FILE, --parquet FILE or --arrow FILE")
     check_outputs(outputs.values(), paths)
     name = given["table"]
+    left_out: list[TraceFormatError] = []
     with within(given["max_memory"]):
         with reading(", ".join(paths), quiet=given["quiet"]) as progress:
             table = tables.load_tables(
@@ -55,7 +56,10 @@ def command(paths: tuple[str, ...], **given: Any) -> None:
                 cache=given["cache"],
                 max_bytes=given["max_bytes"],
                 progress=progress,
+                left_out=left_out.append,
             )[name]
+        for error in left_out:
+            complain(f"left out: {error}")
         for form, path in outputs.items():
             tables.write_table(table, path, form)
             click.echo(f"wrote {path}", err=True)

@@ -13,9 +13,9 @@ import click
 import msgspec
 
 from torchtriage.cli.options import output_option, quiet_option, reading_options, selection_of, selection_options
-from torchtriage.cli.output import check_outputs, put_document
+from torchtriage.cli.output import check_outputs, complain, put_document
 from torchtriage.cli.progress import reading
-from torchtriage.core.errors import UsageError
+from torchtriage.core.errors import TraceFormatError, UsageError
 
 if TYPE_CHECKING:
     from torchtriage.api.tables import Answer
@@ -48,6 +48,7 @@ def command(paths: tuple[str, ...], **given: Any) -> None:
     if not files:
         raise UsageError("expected a trace and a query, found one argument", hint='torchtriage query TRACE "select …"')
     check_outputs([given["output"]], files)
+    left_out: list[TraceFormatError] = []
     with (
         reading(", ".join(files), quiet=given["quiet"]) as progress,
         tables.query(
@@ -58,6 +59,7 @@ def command(paths: tuple[str, ...], **given: Any) -> None:
             max_bytes=given["max_bytes"],
             max_memory=given["max_memory"],
             progress=progress,
+            left_out=left_out.append,
         ) as answer,
     ):
         if given["form"] == "csv":
@@ -68,6 +70,8 @@ def command(paths: tuple[str, ...], **given: Any) -> None:
                 _write_json(file, answer)
         else:
             _put(answer, given["output"])
+    for error in left_out:
+        complain(f"left out: {error}")
 
 
 @contextmanager

@@ -205,7 +205,7 @@ def replayed(replay: Replay, findings: Sequence[Finding]) -> str:
         f" {format_share(max(abs(replay.strict_error), 0.001))}"
     )
     if replay.unprofiled_step_ms is not None:
-        text += f", scaled to {format_ms(replay.unprofiled_step_ms)} without the profiler"
+        text += f", scaled to {format_ms(replay.unprofiled_step_ms)}"
     return text
 
 

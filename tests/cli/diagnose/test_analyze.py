@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from builder import TraceBuilder, syncing
 from click.testing import Result
+from diagnose.ranks.jobs import job, write
 
 from torchtriage.cli.diagnose import analyze
 from torchtriage.core.units import DEFAULT_MAX_BYTES
@@ -80,6 +81,39 @@ def test_a_step_that_the_profiler_does_not_explain_is_said(run: Run) -> None:
     assert "--step-ms 0.001 is not reached" in result.stderr
     assert "Savings are scaled to a step of " in result.stdout
     assert "is not reached" not in run("analyze", "slow.json", code=0).stderr
+    # nothing had to be taken off
+    longer = run("analyze", "slow.json", "--step-ms", "9", code=0).stderr
+    assert "--step-ms 9 is not reached: the recorded step is shorter" in longer
+
+
+def test_a_window_is_no_step(run: Run, folder: Path) -> None:
+    trace = TraceBuilder()
+    for at in range(0, 400, 20):
+        trace.op("aten::mm", at + 1, 9).launch(at + 2, 5, at + 9, 2)
+    (folder / "window.json").write_bytes(trace.json())
+    result = run("analyze", "window.json", "--step-ms", "0.001", code=0)
+    for said in (result.stdout, result.stderr):
+        assert "avings are scaled to a window of " in said
+
+
+def test_a_job_and_a_refused_replay_say_that_the_step_is_not_reached(run: Run, folder: Path) -> None:
+    (folder / "job").mkdir()
+    write(job(2), folder / "job")
+    told = run("analyze", "job", "--step-ms", "0.001", code=0).stderr
+    assert told.startswith("torchtriage: job of 2 ranks: --step-ms 0.001 is not reached: nothing but")
+    (folder / "blind.json").write_bytes(blind().json())
+    told = run("analyze", "blind.json", "--step-ms", "0.5", code=0).stderr
+    assert told.startswith("torchtriage: blind.json: savings are not scaled to --step-ms 0.5: ")
+
+
+def blind() -> TraceBuilder:
+    """Return a run that waits for kernels whose launches are not recorded."""
+    trace = TraceBuilder()
+    for step in range(4):
+        at = 1_000 + step * 1_000
+        trace.step(step, at, 1_000).op("aten::mm", at + 5, 20).launch(at + 10, 5, at + 20, 100)
+        trace.kernel("gemm", at + 600, 300, correlation=9_000 + step).sync(at + 40, 870)
+    return trace
 
 
 def test_a_path_alone_means_analyze(run: Run) -> None:

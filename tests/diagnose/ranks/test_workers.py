@@ -27,6 +27,13 @@ def test_processes_give_the_same_bytes(tmp_path: Path) -> None:
     assert b"COM036" in alone
 
 
+def test_a_job_is_scaled_to_the_step_that_its_ranks_reach(tmp_path: Path) -> None:
+    files = write(job(2, late={1: 4000}), tmp_path)
+    (judged,) = tt.analyze_ranks(files, processes=1, step_ms=0.001).jobs
+    assert judged.step_ms == pytest.approx(9.84, abs=0.01)  # of 10.87 recorded
+    assert judged.findings[0].cost.of_ms == judged.step_ms
+
+
 def test_a_file_that_cannot_be_read_is_left_out_in_processes_too(tmp_path: Path) -> None:
     files = write(job(2), tmp_path)
     (tmp_path / "rank1.json").write_text("[]")

@@ -131,9 +131,9 @@ def test_a_job_is_scaled_to_the_step_that_is_shown(tmp_path: Path, monkeypatch: 
         process(tmp_path, pid, loop=LOOP, files=("light.json.gz",))
     asked = []
 
-    def watched(paths: list[str], options: Options) -> AnalyzedFiles:
+    def watched(paths: list[str], options: Options, **given: bool) -> AnalyzedFiles:
         asked.append(options.step_ms)
-        return analyze_files(paths, options)
+        return analyze_files(paths, options, **given)
 
     monkeypatch.setattr(analyze, "analyze_files", watched)
     shown = [result.recorded.step_ms for result in traces.analyze_run(tmp_path).results]

@@ -171,9 +171,10 @@ def test_a_refused_model_gives_no_number_and_says_why() -> None:
     (answer,) = answers(pricing, [parse_what_if("gpu*0.5")])
     assert answer.saving_ms is None
     assert answer.reason == pricing.facts.reason
-    result = tt.analyze(trace, what_if=["gpu*0.5"])
+    result = tt.analyze(trace, what_if=["gpu*0.5"], step_ms=0.5)
     assert result.replay is not None
     assert not result.replay.accepted
+    assert result.replay.unprofiled_step_ms is None  # nothing was scaled
     assert result.critical_path is None
 
 

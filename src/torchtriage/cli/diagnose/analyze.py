@@ -176,8 +176,9 @@ def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None
     from torchtriage.report.words import outside
 
     single = outside(results, jobs)  # ranks of a job do not count again
-    _complain_of_step(single, asked.step_ms)
     judged: list[Result | JobResult] = [*jobs, *single]
+    if asked.step_ms is not None:
+        _complain_of_step(judged, asked.step_ms)
     if fails((finding for subject in judged for finding in subject.findings), options["fail_on"]):
         ctx.exit(1)
     if n_unusable or any(result.refused for result in results):
@@ -246,14 +247,27 @@ def _judge(
     return list(report.results), list(report.jobs), len(report.unreadable)
 
 
-def _complain_of_step(results: Sequence[Result], step_ms: float | None) -> None:
+def _complain_of_step(judged: Sequence[Result | JobResult], step_ms: float) -> None:
     """Say what savings are scaled to where that is another step than was asked for."""
-    for result in results:
-        reached = result.replay.unprofiled_step_ms if result.replay is not None else None
-        if step_ms and reached and abs(reached - step_ms) > 0.01 * step_ms:
+    for subject in judged:
+        if isinstance(subject, JobResult):
+            name, reached, n_steps = f"job of {len(subject.ranks)} ranks", subject.step_ms, subject.n_steady_steps
+        elif subject.replay is None or subject.summary is None:
+            continue  # refused
+        elif not subject.replay.accepted:
+            complain(f"{subject.trace.path}: savings are not scaled to --step-ms {step_ms:g}: {subject.replay.reason}")
+            continue
+        else:
+            name, reached = subject.trace.path, subject.replay.unprofiled_step_ms
+            n_steps = subject.summary.n_steady_steps
+        if reached and abs(reached - step_ms) > 0.01 * step_ms:
+            whole = "step" if n_steps else "window"
+            why = f"the recorded {whole} is shorter"
+            if reached > step_ms:
+                why = "nothing but the profiler's own cost can be taken off"
             complain(
-                f"{result.trace.path}: --step-ms {step_ms:g} is not reached: nothing but the profiler's own cost can be"
-                f" taken off, so savings are scaled to {format_ms(reached)} per step"
+                f"{name}: --step-ms {step_ms:g} is not reached: {why}, so savings are scaled to a {whole} of"
+                f" {format_ms(reached)}"
             )
 
 

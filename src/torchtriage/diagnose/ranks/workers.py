@@ -27,7 +27,7 @@ from torchtriage.core.trace.select import select_each
 from torchtriage.core.workers import PROCESSES_VARIABLE, WorkerLateError, WorkerLostError, Workers, can_start, n_cores
 from torchtriage.diagnose.patterns import lookup
 from torchtriage.diagnose.ranks.job import OF_JOB, judge
-from torchtriage.diagnose.ranks.job_detection import detect_jobs
+from torchtriage.diagnose.ranks.job_detection import Job, detect_jobs
 from torchtriage.diagnose.ranks.job_replay import rank_replay
 from torchtriage.diagnose.ranks.object_store import is_url, opened
 from torchtriage.diagnose.ranks.rank_record import RankRecord, build_record
@@ -82,8 +82,11 @@ def analyze_files(
     processes: int | None = None,
     max_seconds: float | None = None,
     starting: Callable[[str, int], Callable[[int, int], None] | None] | None = None,
+    in_proportion: bool = False,
 ) -> AnalyzedFiles:
     """Analyse files; the options are those of ``api.analyze_ranks``.
+
+    ``in_proportion`` : a job's step is ``step_ms`` even where the replay of its ranks cannot be scaled to that.
 
     Raises TraceFormatError: none of them can be read; MissingExtraError, UsageError: what an engine or a URL needs is
     not installed; there is no such engine.
@@ -116,12 +119,19 @@ def analyze_files(
             min_share=options.min_share,
             codes=asked,
             what_if=tuple(options.what_if),
-            unprofiled_ms=options.step_ms,
+            unprofiled_ms=options.step_ms if in_proportion else _reached_ms(records, job),
         )
         for job in found
     )
     timelines = tuple(rank_timelines(records, job) for job in found)
     return AnalyzedFiles(jobs, tuple(record.result for record in records), errors, timelines)
+
+
+def _reached_ms(records: Sequence[RankRecord], job: Job) -> float | None:
+    """Return the step that the savings of a job's ranks are scaled to, in the mean; None where none are."""
+    replays = [records[at].result.replay for at in job.positions]
+    reached = [one.unprofiled_step_ms for one in replays if one is not None and one.unprofiled_step_ms is not None]
+    return sum(reached) / len(reached) if reached else None
 
 
 def _names(codes: Collection[str], code: str) -> bool:

@@ -124,7 +124,7 @@ def _jobs(usable: Sequence[Recording], results: Sequence[Result], options: Optio
     for kind in ("light", "heavy"):
         paths = [str(path) for recording in usable if (path := getattr(recording, kind)) is not None]
         if len(paths) == len(usable):
-            jobs = analyze_files(paths, options).jobs
+            jobs = analyze_files(paths, options, in_proportion=True).jobs
             by_kind.append(tuple(scaled(job, step_ms) for job in jobs))
     if len(by_kind) < 2 or [len(jobs) for jobs in by_kind] != [1, 1]:
         return by_kind[0] if by_kind else ()

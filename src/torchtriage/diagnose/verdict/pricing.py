@@ -62,8 +62,9 @@ class Pricing:
         """Build the model of a trace and judge it."""
         built = model(trace, step_ms=step_ms)
         quality = built.quality
-        if step_ms is not None and quality.accepted:
-            step_ms = ms(built.step_ns)  # nothing but the profiler's own cost can be taken away
+        if step_ms is not None:
+            # nothing but the profiler's own cost can be taken away
+            step_ms = ms(built.step_ns) if quality.accepted else None
         facts = Replay(
             quality.accepted,
             quality.reason,

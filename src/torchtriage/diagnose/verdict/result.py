@@ -25,7 +25,8 @@ class Replay:
     ``strict_error`` : the run told again from its causes alone, against the recorded total, signed
     share. ``unexplained`` : share of the critical path without a recorded cause. ``pinned`` : share
     of the total that stays when all work takes no time. ``reason`` : why it is not ``accepted``.
-    ``unprofiled_step_ms`` : the step time it was scaled to, when one was given: as near to that as its own cost allows.
+    ``unprofiled_step_ms`` : the step time it was scaled to, when one was given: as near to that as its own cost allows;
+    None where nothing was scaled.
     """
 
     accepted: bool

@@ -271,7 +271,8 @@ def _trust(subject: Result | JobResult) -> Iterator[b.Text]:
     # the step of a run stands above
     of_ms = replay.unprofiled_step_ms if replay is not None and replay.accepted else None
     if of_ms is not None and isinstance(subject, Result) and subject.recorded is None:
-        yield f"Savings are scaled to a step of {format_ms(of_ms)} without the profiler."
+        whole = "step" if subject.summary is None or subject.summary.n_steady_steps else "window"
+        yield f"Savings are scaled to a {whole} of {format_ms(of_ms)}."
 
 
 def _checked(subject: Result | JobResult) -> str:

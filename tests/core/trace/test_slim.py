@@ -110,6 +110,20 @@ def test_a_step_that_a_window_cuts_is_none(tmp_path, kind):
     assert int(kept.start_ns[kept.named("aten::mm")].max()) == 4_010_000
 
 
+def test_an_engines_frame_that_a_window_cuts_is_no_step(tmp_path):
+    builder = TraceBuilder(with_stack=1)
+    for at in range(0, 5000, 1000):
+        builder.annotation("execute_context_1(4)_generation_0(0)", at + 20, 900)
+        builder.frame("vllm/v1/worker/gpu_model_runner.py(9): execute_model", at + 10, 980).op(
+            "aten::mm", at + 550, 100
+        )
+    path = write(tmp_path / "in.json", builder)
+    write_slim(path, tmp_path / "out.json.gz", part=find_part(read_trace(path), 500_000, 700_000))
+    kept = read_trace(tmp_path / "out.json.gz")
+    assert kept.serving is None
+    assert (kept.steps.names, len(kept)) == ((), 1)
+
+
 def test_frames_and_shapes_go_on_request(tmp_path):
     document, out = slimmed(tmp_path, steps(), less=Less(frames=True, shapes=True))
     assert not read_trace(out).has_stacks

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from torchtriage.core.arrays import Ints
+from torchtriage.core.arrays import Ints, Mask
 from torchtriage.core.finding import Phase
 from torchtriage.core.trace.schema import Kind
 from torchtriage.core.trace.steps import one_lane
@@ -152,7 +152,7 @@ def find_serving(trace: Trace) -> Serving | None:
     notes = np.flatnonzero(trace.kind == Kind.ANNOTATION)
     steps = trace.mask_of(notes[trace.rows_where(notes, read_batch)])
     captures = notes[trace.rows_where(notes, _CAPTURE.match)]
-    engine, step_function = _package(trace)
+    engine, _ = _package(trace)
     if steps.any():
         # a harness may put a range of its own around the engine's, whose dialect is the engine's
         inside = trace.tree.under(steps)
@@ -163,11 +163,17 @@ def find_serving(trace: Trace) -> Serving | None:
         return Serving(engine or said, "ranges", rows, batches, captures)
     if not engine:
         return None
-    frames = trace.matching(step_function, Kind.PYTHON)
+    frames = step_frames(trace)
     rows = one_lane(trace, np.flatnonzero(frames & ~trace.frames.under(frames)))
     if not len(rows) and not len(captures):
         return None
     return Serving(engine, "frames", rows, (Batch("unknown"),) * len(rows), captures)
+
+
+def step_frames(trace: Trace) -> Mask:
+    """Return bool[rows]: Python frames in which the engine that was recorded runs one step."""
+    engine, step_function = _package(trace)
+    return trace.matching(step_function, Kind.PYTHON) if engine else np.zeros(len(trace), bool)
 
 
 def _package(trace: Trace) -> tuple[str, str]:

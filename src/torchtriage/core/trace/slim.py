@@ -26,6 +26,7 @@ from torchtriage.core.trace.events import EventReader
 from torchtriage.core.trace.input import open_source
 from torchtriage.core.trace.overlay import created, write
 from torchtriage.core.trace.schema import CATEGORY_KINDS, Kind
+from torchtriage.core.trace.serving import step_frames
 from torchtriage.core.units import DEFAULT_MAX_BYTES
 
 SHAPES = frozenset(("Input Dims", "Input type", "Input Strides", "Concrete Inputs"))
@@ -112,7 +113,8 @@ def _marks_step(trace: Trace, rows: Ints) -> Mask:
     begins = np.isin(trace.start_ns[rows], steps.host_start_ns)
     ends = np.isin(trace.end_ns[rows], np.append(steps.host_start_ns, steps.host_end_ns))
     marks = trace.is_kind(Kind.ANNOTATION, Kind.OP)[rows] & (trace.lane[rows] == steps.lane)
-    return marks & (begins | ends)
+    # without an engine's ranges its frames are the steps
+    return marks & (begins | ends) | step_frames(trace)[rows]
 
 
 def write_slim(

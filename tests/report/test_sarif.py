@@ -8,7 +8,7 @@ from urllib.parse import unquote
 import pytest
 from tests.report.sample_result import HOSTILE, OPTIMIZER, PAGEABLE, SYNC, all_results, partial, problems, refused
 
-from torchtriage.core.finding import Frame
+from torchtriage.core.finding import Frame, NotChecked
 from torchtriage.report import sarif
 
 
@@ -135,6 +135,13 @@ def test_what_was_not_judged_is_notified():
         "HST021",
     }
     assert run_of(refused())["invocations"][0]["executionSuccessful"] is False
+
+
+def test_patterns_that_were_left_out_are_one_notification():
+    left_out = tuple(NotChecked(code, "a pattern", (), "") for code in ("AAA001", "BBB002"))
+    run = run_of(replace(problems(), notes=(), not_checked=left_out, crashes=()))
+    notes = [note["message"]["text"] for note in run["invocations"][0]["toolExecutionNotifications"]]
+    assert len([note for note in notes if "AAA001" in note or "BBB002" in note]) == 1
 
 
 def test_equal_results_give_equal_bytes():

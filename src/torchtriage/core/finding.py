@@ -215,7 +215,7 @@ def rank_order(finding: Finding, part: float = 1.0) -> tuple[Any, ...]:
 class NotChecked:
     """A pattern that was not judged on this recording, and how to record so that it can.
 
-    ``missing`` : empty for one that its reader left out.
+    ``missing`` and ``how_to_record`` : empty for one that its reader left out.
     """
 
     code: str

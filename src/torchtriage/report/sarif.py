@@ -180,9 +180,12 @@ def _notifications(result: Result) -> list[dict[str, Any]]:
     rows = [(note.code, _NOTE_LEVEL[note.level], f"{note.message} {note.fix}".strip()) for note in result.notes]
     rows += [("read", "warning", line) for line in words.losses(result.trace)]
     for entry in result.not_checked:
-        why = words.LEFT_OUT if entry.left_out else f"missing: {', '.join(entry.missing)}"
-        text = f"{entry.name} was not checked, {why}. {entry.how_to_record}"
-        rows.append((entry.code, "note", text.strip()))
+        if not entry.left_out:
+            text = f"{entry.name} was not checked, missing: {', '.join(entry.missing)}. {entry.how_to_record}"
+            rows.append((entry.code, "note", text.strip()))
+    left_out = [entry.code for entry in result.not_checked if entry.left_out]
+    if left_out:
+        rows.append(("left-out", "note", f"not checked, {words.LEFT_OUT}: {', '.join(left_out)}"))
     rows += [(crash.code, "error", f"the pattern failed: {crash.error}") for crash in result.crashes]
     path = visible(result.trace.path)
     return [notification(code, level, f"{path}: {text}") for code, level, text in rows]

@@ -112,6 +112,7 @@ def test_not_healthy_when_patterns_were_left_out(install: Install, options: dict
     assert not result.healthy
     assert [item.code for item in result.not_checked if item.left_out] == ["TST002"]
     assert result.verdict[1] == "Nothing found by 1 of 2 patterns that saves 1.0 % of a step or more."
+    assert result.verdict[2] == "1 pattern checked, 1 not checked."  # the doctor would say that it is
 
 
 def test_not_healthy_when_small_findings_were_left_out(install: Install) -> None:

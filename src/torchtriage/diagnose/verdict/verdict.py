@@ -119,8 +119,7 @@ def diagnose_with_fixes(
         if pricing.replayed:
             pricing.replayed.release()
         notes += places.notes() if places is not None else ()
-    again = "analyze without only and skip, on the command line and in pyproject.toml"
-    not_checked += [NotChecked(pattern.code, pattern.name, (), again) for pattern in left_out]
+    not_checked += [NotChecked(pattern.code, pattern.name, (), "") for pattern in left_out]
     missing = missing_rows(notes)
     with part("summary"):
         summary = None if refused else summarise(trace, missing.message if missing else "")

@@ -28,9 +28,11 @@ def sentences(trace: Trace, result: Result, min_share: float) -> tuple[str, str,
     limits = ["device time is not judged"] if missing else []
     limits += [note.message for note in result.notes if note.level == "warn" and note is not missing]
     n_missing, n_failed = len(result.not_checked), len(result.crashes)
+    # the doctor knows nothing of those that were left out
+    see = " (see torchtriage doctor)" * any(not entry.left_out for entry in result.not_checked)
     trust = (
         f"{format_count(len(result.checked), 'pattern')} checked"
-        + (f", {n_missing} not checked (see torchtriage doctor)" if n_missing else "")
+        + (f", {n_missing} not checked{see}" if n_missing else "")
         + (f", {n_failed} failed" if n_failed else "")
     )
     if limits:

@@ -77,7 +77,7 @@ def test_a_run_that_died_and_left_no_stacks_is_not_called_healthy(tmp_path: Path
     process(tmp_path, 1, loop=LOOP, files=("light.json.gz",), sampled=True)
     (result,) = traces.analyze_run(tmp_path, exit_code=-11).results
     notes = {note.code: note.message for note in result.notes}
-    assert notes["ended-by-signal"].startswith("the script was ended by SIGSEGV")
+    assert notes["ended-by-signal"].startswith("the script ended by SIGSEGV")
     assert notes["no-stacks"].endswith("the process ended before they were written")
     assert not result.healthy
     assert "SIGSEGV" in result.verdict[2]

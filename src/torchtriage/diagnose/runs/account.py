@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from torchtriage.diagnose.runs.causes import SLEEPING, Cause, cause_of, kind_of_library
+from torchtriage.diagnose.runs.causes import PYTHON, SLEEPING, Cause, cause_of, kind_of_library
 from torchtriage.diagnose.runs.recorded_host import HostShares
 from torchtriage.diagnose.runs.result import AccountLine, AccountPart, RunAccount, StepAccount
 from torchtriage.diagnose.runs.samples import Look, Position, Samples
@@ -24,7 +24,7 @@ FEWEST_LOOKS = 12
 """With fewer in the steady steps, all time in the loop is accounted for instead."""
 ONE_THING = 0.9
 """Of the step: a line of the loop that takes more calls what the loop does."""
-OPERATORS, PYTHON, EITHER = "operators", "Python", "operators or Python"
+OPERATORS, EITHER = "operators", "operators or Python"
 COLLECTION = "garbage collection"
 WAITS_FOR_LOADER = "waiting for the loader"
 STARTS_WORKERS = "starting loader workers"
@@ -317,13 +317,13 @@ def _seen(samples: Samples, view: SourceView, place: Place | None, spans: Sequen
 def _kind(look: Look, view: SourceView) -> tuple[str, Cause | None, str]:
     """Return the part of the account that a look belongs to, the cause that explains it, and what is called."""
     if kind := kind_of_library(look.stack):
-        return {"torchtriage": "torchtriage"}.get(kind, kind), None, ""
+        return kind, None, ""
     innermost = look.stack[0]
     call = view.call(innermost) if look.user[:1] == (0,) else ""
     sleeps = bool(innermost.library) and view.sleeps(innermost)
     cause = cause_of(look.below, call or ("sleep" if sleeps else ""))
     if cause is not None:
-        return SLEEPING if sleeps and cause.kind == "python" else cause.kind, cause, call
+        return SLEEPING if sleeps and cause.kind == PYTHON else cause.kind, cause, call
     if look.collects:
         return COLLECTION, None, call
     loading = list(filter(_loading, look.below))
@@ -454,7 +454,6 @@ def step_account(loop: SampledLoop, samples: Samples, step_ms: float | None) -> 
             ours += item.weight_ns
             continue
         for kind, part in loop.parts(item).items():
-            kind = "Python" if kind == "python" else kind
             parts[kind] += round(item.weight_ns * part)
             if item.chain:
                 lines.setdefault(line_of(item.chain[0]), Counter())[kind] += round(item.weight_ns * part)
@@ -496,7 +495,7 @@ def _body(loop: SampledLoop, whole: int) -> tuple[AccountLine, ...]:
         for item in chains:
             position = item.chain[-min(depth, len(item.chain))]
             kind = max(loop.parts(item).items(), key=lambda part: part[1])[0]
-            lines.setdefault(line_of(position), Counter())["Python" if kind == "python" else kind] += item.weight_ns
+            lines.setdefault(line_of(position), Counter())[kind] += item.weight_ns
         found = _account_lines(lines, whole)
         if found[0].share < ONE_THING:
             return found

@@ -65,7 +65,7 @@ Source: stacks looked at while ``torchtriage run`` lets the program run; see ``d
 """
 
 
-SLEEPING = "sleeping"
+PYTHON, SLEEPING = "Python", "sleeping"
 
 
 def _names(text: str) -> frozenset[str]:
@@ -96,7 +96,7 @@ CAUSES: tuple[Cause, ...] = (
         "report-in-step",
         "host",
         "Logging or progress output in every step",
-        "python",
+        PYTHON,
         "logging, printing or formatting",
         Fix(
             "Report every so many steps, keep the values as tensors until then, and let the log buffer.",
@@ -114,7 +114,7 @@ CAUSES: tuple[Cause, ...] = (
         "pictures-in-step",
         "host",
         "Figures are rendered in every step",
-        "python",
+        PYTHON,
         "drawing figures",
         Fix(
             "Draw every few hundred steps, and keep the numbers until then.",
@@ -148,7 +148,7 @@ CAUSES: tuple[Cause, ...] = (
         "deepcopy-in-step",
         "host",
         "Objects are deep-copied in every step",
-        "python",
+        PYTHON,
         "copy.deepcopy",
         Fix("Copy once and update in place (``torch._foreach_lerp_`` for averages), or share what never changes."),
         r"^copy\.py:",
@@ -177,7 +177,7 @@ CAUSES: tuple[Cause, ...] = (
         "built-in-step",
         "host",
         "Objects are made anew in every step",
-        "python",
+        PYTHON,
         "making modules, optimizers or loaders",
         Fix("Make it once before the loop and use it again.", "model = Net().to(device)  # before the loop"),
         r"^torch/nn/init\.py:|^torch/nn/modules/(?!module\.py)[^:]*:.*\.(__init__|reset_parameters)$"
@@ -208,7 +208,7 @@ CAUSES: tuple[Cause, ...] = (
         "image-work",
         "host",
         "Images are decoded or transformed on the loop's thread",
-        "python",
+        PYTHON,
         "image or audio work on the CPU",
         Fix(
             "Resize first, so that everything after it works on fewer pixels; decode in DataLoader workers; keep"
@@ -226,7 +226,7 @@ CAUSES: tuple[Cause, ...] = (
         "table-rows-in-step",
         "host",
         "A DataFrame is processed row by row",
-        "python",
+        PYTHON,
         "pandas",
         Fix("Convert the columns to tensors once before the loop and index those."),
         r"^(pandas|polars|pyarrow)/",
@@ -253,7 +253,7 @@ CAUSES: tuple[Cause, ...] = (
         "parsing-in-step",
         "host",
         "Text or bytes are parsed and packed in every step",
-        "python",
+        PYTHON,
         "JSON, pickle, regular expressions, compression or hashing",
         Fix("Parse once before the loop and keep the result; compile expressions once; keep arrays as arrays."),
         r"^(json/|re/|re\.py|sre_\w+\.py|pickle\.py|_compat_pickle|base64\.py|csv\.py|xml/|html/|gzip\.py|bz2\.py|lzma\.py|hashlib\.py|hmac\.py|uuid\.py|configparser|string\.py|textwrap\.py|difflib\.py|_strptime\.py|datetime\.py)|^(yaml|ruamel|toml|msgpack|orjson|bs4|lxml)/",
@@ -314,7 +314,7 @@ CAUSES: tuple[Cause, ...] = (
         "errors-in-step",
         "host",
         "Warnings or exceptions in every step",
-        "python",
+        PYTHON,
         "warnings, exceptions and stack traces",
         Fix("Test the condition first, and mend what warns."),
         r"^(traceback|warnings|linecache|inspect|tokenize|contextlib\.py:.*__exit__)",
@@ -340,7 +340,7 @@ CAUSES: tuple[Cause, ...] = (
         "empty-cache-in-loop",
         "alloc",
         "The allocator's cache is emptied inside the loop",
-        "python",
+        PYTHON,
         "empty_cache",
         Fix("Call it once, or not at all."),
         r"^torch/cuda/memory\.py:empty_cache",

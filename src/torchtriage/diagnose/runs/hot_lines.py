@@ -14,14 +14,13 @@ from torchtriage.core.units import format_count, format_ms, format_share
 from torchtriage.diagnose.runs.account import (
     EITHER,
     OPERATORS,
-    PYTHON,
     WAITS_FOR_DEVICE,
     SampledLoop,
     Seen,
     line_of,
     makes_sample,
 )
-from torchtriage.diagnose.runs.causes import SLEEPING, Cause
+from torchtriage.diagnose.runs.causes import PYTHON, SLEEPING, Cause
 from torchtriage.diagnose.runs.costs import counting_error, severity_of, share_cost
 from torchtriage.diagnose.runs.recorded_host import work_growth
 from torchtriage.diagnose.runs.samples import Position, Samples
@@ -146,7 +145,7 @@ def hot_lines(loop: SampledLoop, view: SourceView, step_ms: float) -> tuple[Find
                 hot = (OPERATORS, inside, *line_of(item.chain[0])[:2])
                 group = groups.setdefault(hot, _Group(HOT_FORWARD if inside else HOT_OPERATOR_LINES, (0.0, 1.0)))
                 _count(group, item, item.weight_ns * operators, operators)
-            if item.kind not in (PYTHON, "python", EITHER):
+            if item.kind not in (PYTHON, EITHER):
                 continue
             part = parts[PYTHON] if item.kind == EITHER else 1.0
         if part <= 0:

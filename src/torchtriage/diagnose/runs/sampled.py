@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from torchtriage.core.finding import Cost, Finding, Frame, Note, rank_order
+from torchtriage.core.isolate.processes import describe_exit
 from torchtriage.core.names import file_name
 from torchtriage.core.source.files import Sources
 from torchtriage.core.source.locate import Locator
@@ -164,7 +165,7 @@ def _missing(recording: Recording, facts: RecordedRun) -> Iterator[Note]:
         yield Note(
             "ended-by-signal",
             "warn",
-            f"the script was ended by {_signal_name(-code)}: what it did last was not seen",
+            f"the script {describe_exit(code)}: what it did last was not seen",
             "if it ends well without torchtriage, report it",
         )
     if not recording.facts.get("loop") and (failed := failed_early(code)):
@@ -176,13 +177,6 @@ def _missing(recording: Recording, facts: RecordedRun) -> Iterator[Note]:
         yield Note("no-stacks", "warn", f"nothing is known of the script's stacks: {why}", "run it again, longer")
     elif samples is not None and samples.problem:
         yield Note("no-stacks", "warn", f"stacks were sampled in part: {samples.problem}", "report it")
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 MADE_BY = {"DAT018": ("DataLoader",), "DAT019": ("DataLoader",), "CFG044": ("set_detect_anomaly", "detect_anomaly")}

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from torchtriage.core.finding import Finding, Fix, Frame, Place
 from torchtriage.core.names import file_name
 from torchtriage.core.units import format_share
-from torchtriage.diagnose.runs.account import PYTHON, SampledLoop, line_of
-from torchtriage.diagnose.runs.causes import CAUSES, Cause
+from torchtriage.diagnose.runs.account import SampledLoop, line_of
+from torchtriage.diagnose.runs.causes import CAUSES, PYTHON, Cause
 from torchtriage.diagnose.runs.costs import WORTH, severity_of, share_cost
 from torchtriage.diagnose.runs.samples import Look, Position, Samples
 from torchtriage.diagnose.runs.source_view import Loop, SourceView

@@ -18,9 +18,13 @@ MS = 1_000_000
 
 
 class SamplesBuilder:
-    """Looks at a program given as text; lines are named by what they begin with."""
+    """Looks at a program given as text; lines are named by what they begin with.
 
-    def __init__(self, folder: Path, source: str) -> None:
+    ``called`` : what a line with several calls stands at.
+    """
+
+    def __init__(self, folder: Path, source: str, called: str = "") -> None:
+        self.called = called
         self.folder = folder
         self.lines = source.splitlines()
         self.tree = ast.parse(source)
@@ -76,7 +80,8 @@ class SamplesBuilder:
         calls = [node for node in ast.walk(self.tree) if isinstance(node, ast.Call) and node.lineno == number]
         where: list[Any] = [number, None, None, None]
         if calls:
-            call = calls[0]
+            named = [call for call in calls if ast.unparse(call.func) == self.called]
+            call = (named or calls)[0]
             where = [number, call.end_lineno, call.col_offset, call.end_col_offset]
         return self._add([str(self.folder / "train.py"), function, first, *where])
 

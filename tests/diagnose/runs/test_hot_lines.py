@@ -73,9 +73,11 @@ def found(built: SamplesBuilder, operators: float = 0.5) -> list[Finding]:
     return list(hot_lines(loop, built.view, 10.0))
 
 
-def hundred_steps(folder: Path, *lines: str, below: tuple[str, ...] = ()) -> SamplesBuilder:
-    """Half of each step in operators, half at these lines."""
-    built = SamplesBuilder(folder, SOURCE)
+def hundred_steps(
+    folder: Path, *lines: str, below: tuple[str, ...] = (), source: str = SOURCE, called: str = ""
+) -> SamplesBuilder:
+    """Half of each step in operators, half at these lines, at the call of ``called`` in the last where it has more."""
+    built = SamplesBuilder(folder, source, called)
     built.step()
     for _ in range(100):
         built.look("loss = model(batch)", below=OP, ms=5)
@@ -161,6 +163,34 @@ def test_a_library_that_sleeps_is_no_python(tmp_path: Path) -> None:
         assert loop is not None
         assert {item.kind for item in loop.seen} == {OPERATORS, SLEEPING}
         assert [finding.code for finding in found(built)] == [code]
+
+
+@pytest.mark.parametrize(
+    ("before", "seconds", "n"),
+    [
+        ("delay = 0.02", "delay", 1),
+        ("poll = 0.02", "poll", 1),
+        ("pass", 'float("0.02")', 1),
+        ("pass", 'options.get("delay")', 1),
+        ("left = due - time.monotonic()", "left", 0),
+        ("begin = time.time()", "max(0, period - (time.time() - begin))", 0),
+        ("self.rest = due - clock()", "self.rest", 0),
+        ("pass", "rate.left()", 0),
+        ("pass", "slack", 0),
+    ],
+)
+def test_a_sleep_is_of_a_pace_by_its_value_not_its_name(tmp_path: Path, before: str, seconds: str, n: int) -> None:
+    source = SOURCE.replace("time.sleep(0.01)", f"{before}\n    time.sleep({seconds})")
+    source = source.replace("def poll(queue)", "def poll(queue, slack)")
+    built = hundred_steps(tmp_path, "poll(queue)", f"time.sleep({seconds})", source=source)
+    assert [finding.code for finding in found(built)] == ["HST104"] * n
+
+
+@pytest.mark.parametrize("line", ["step(); time.sleep(0.01)", "time.sleep(0.01); step()"])
+def test_of_two_statements_on_a_line_the_one_that_runs_counts(tmp_path: Path, line: str) -> None:
+    source = SOURCE.replace("time.sleep(0.01)", line)
+    (finding,) = found(hundred_steps(tmp_path, "poll(queue)", line, source=source, called="time.sleep"))
+    assert finding.code == "HST104"
 
 
 def test_a_loop_that_keeps_a_rate_is_quiet(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ CHANGES = frozenset(
     ["reset", "step", "update", "append", "extend", "push", "pop", "put", "write", "send", "fit", "seek", "all_reduce"]
 )
 """Methods that change an object, or others' work."""
+_SCOPES = (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef)
 _SLEEP = re.compile(r"[^#'\"]*\bsleep\(")
 
 
@@ -55,9 +56,29 @@ class SourceView:
         function = next((node for node in self._nodes(file) if _begins(node) == first_line), None)
         for node in ast.walk(function) if function is not None else ():
             targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-            if isinstance(node, ast.stmt) and any(item is not None and _dotted(item) == name for item in targets):
+            if isinstance(node, ast.stmt) and any(item is not None and dotted(item) == name for item in targets):
                 return node.lineno
         return 0
+
+    def values(self, position: Position, name: str) -> list[ast.expr]:
+        """Return what a name or attribute is set to in the function around a position, or else in its file.
+
+        Nothing for an argument, or for what a loop or an import gives.
+        """
+        around = list(self._around(position.file, position.line))
+        for scope in reversed([node for node in around if isinstance(node, _SCOPES)]):
+            if found := [
+                value
+                for node in ast.walk(scope)
+                for target, value in _set_by(node)
+                if dotted(target) == name and isinstance(value, ast.expr)
+            ]:
+                return found
+            if not isinstance(scope, ast.Module) and name in {
+                part.arg for part in ast.walk(scope.args) if isinstance(part, ast.arg)
+            }:
+                break
+        return []
 
     def _sleeps(self, position: Position) -> bool:
         """Return whether a line of a library's calls ``sleep``, by its text: parsing libraries takes long."""
@@ -68,7 +89,7 @@ class SourceView:
         """Return the lines on which a file uses a name such as ``torch.compile``, decorators and partials included."""
         nodes = self._nodes(file)
         return tuple(
-            sorted({node.lineno for node in nodes if isinstance(node, ast.Attribute) and _dotted(node) == name})
+            sorted({node.lineno for node in nodes if isinstance(node, ast.Attribute) and dotted(node) == name})
         )
 
     def made(self, name: str, file: str, without: str = "") -> tuple[int, ...]:
@@ -80,7 +101,7 @@ class SourceView:
                     node.lineno
                     for node in nodes
                     if isinstance(node, ast.Call)
-                    and _dotted(node.func).rpartition(".")[2] == name
+                    and dotted(node.func).rpartition(".")[2] == name
                     and not any(keyword.arg == without for keyword in node.keywords)
                 }
             )
@@ -88,7 +109,7 @@ class SourceView:
 
     def readers(self, file: str, line: int) -> set[int]:
         """Return the lines of the statements that read, in the same function, what the statement at a line assigns."""
-        around = list(self._around(file, 0, line))
+        around = list(self._around(file, line))
         assigned = next((node for node in reversed(around) if isinstance(node, ast.Assign | ast.AnnAssign)), None)
         if assigned is None:
             return set()
@@ -123,8 +144,8 @@ class SourceView:
         functions = [node for node in nodes if isinstance(node, ast.FunctionDef) and _begins(node) == first_line]
         return not functions or any(_changes_state(function) for function in functions)
 
-    def _around(self, file: str, first_line: int, line: int) -> Iterator[ast.AST]:
-        """Yield the nodes around a line, outermost first, from the function that begins at ``first_line`` on."""
+    def _around(self, file: str, line: int, column: int | None = None) -> Iterator[ast.AST]:
+        """Yield the nodes around a line, or around a column of it, outermost first."""
         node: ast.AST | None = self._tree(file)
         while node is not None:
             yield node
@@ -133,6 +154,7 @@ class SourceView:
                     child
                     for child in ast.iter_child_nodes(node)
                     if _begins(child) <= line <= (getattr(child, "end_lineno", None) or 0)
+                    and (column is None or _has_column(child, line, column))
                 ),
                 None,
             )
@@ -140,7 +162,7 @@ class SourceView:
     def _loops(self, file: str, first_line: int, line: int) -> tuple[Loop, ...]:
         """Return the loops of the function that a line stands in, which repeat it; outermost first."""
         found: list[Loop] = []
-        for node in self._around(file, first_line, line):
+        for node in self._around(file, line):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 found.clear()
             elif isinstance(node, ast.For | ast.AsyncFor):
@@ -167,17 +189,17 @@ class SourceView:
             if isinstance(inner, COMPREHENSIONS) and inner.lineno <= line <= (inner.end_lineno or 0)
         ]
 
-    def _statement(self, file: str, line: int) -> ast.stmt | None:
-        """Return the innermost statement that a line belongs to."""
+    def _statement(self, file: str, line: int, column: int | None = None) -> ast.stmt | None:
+        """Return the innermost statement that a line, or a column of it, belongs to."""
         found = None
-        for node in self._around(file, 0, line):
+        for node in self._around(file, line, column):
             if isinstance(node, ast.stmt):
                 found = node
         return found
 
     def _call(self, position: Position) -> str:
         """Return the dotted name that the frame's instruction calls; empty where it calls nothing by name."""
-        statement = self._statement(position.file, position.line)
+        statement = self._statement(position.file, position.line, position.column)
         if statement is None:
             return ""
         calls = [node for node in ast.walk(statement) if isinstance(node, ast.Call)]
@@ -190,9 +212,9 @@ class SourceView:
             ]
             if not exact:
                 return ""
-            return _dotted(exact[0].func)
+            return dotted(exact[0].func)
         mine = [node for node in calls if node.lineno <= position.line <= (node.end_lineno or 0)]
-        return _dotted(mine[0].func) if len(mine) == 1 else ""
+        return dotted(mine[0].func) if len(mine) == 1 else ""
 
 
 def _changes_state(function: ast.FunctionDef) -> bool:
@@ -213,14 +235,35 @@ def _changes(node: ast.AST, given: set[str], own: set[str]) -> bool:
     return isinstance(node, ast.Global | ast.Nonlocal)
 
 
+def _set_by(node: ast.AST) -> list[tuple[ast.expr, ast.expr | None]]:
+    """Return the targets of an assignment or a ``with``, and their values."""
+    if isinstance(node, ast.Assign):
+        return [(target, node.value) for target in node.targets]
+    if isinstance(node, ast.AugAssign):
+        return [(node.target, ast.BinOp(node.target, node.op, node.value))]
+    if isinstance(node, ast.AnnAssign | ast.NamedExpr):
+        return [(node.target, node.value)]
+    if isinstance(node, ast.withitem) and node.optional_vars is not None:
+        return [(node.optional_vars, node.context_expr)]
+    return []
+
+
 def _begins(node: ast.AST) -> int:
     decorators = [decorator.lineno for decorator in getattr(node, "decorator_list", ())]
     return int(min([getattr(node, "lineno", 1 << 30), *decorators]))
 
 
-def _dotted(node: ast.expr) -> str:
+def _has_column(node: ast.AST, line: int, column: int) -> bool:
+    """Whether a node that spans a line does so at a column."""
+    begin, end = getattr(node, "lineno", 0), getattr(node, "end_lineno", 0)
+    after = line != begin or getattr(node, "col_offset", 0) <= column
+    return after and (line != end or column < getattr(node, "end_col_offset", 0))
+
+
+def dotted(node: ast.expr) -> str:
+    """Return the name that an expression is, ``a.b`` for an attribute; empty for what has none."""
     if isinstance(node, ast.Attribute):
-        return f"{_dotted(node.value)}.{node.attr}"
+        return f"{dotted(node.value)}.{node.attr}"
     return node.id if isinstance(node, ast.Name) else ""
 
 

@@ -13,7 +13,7 @@ from torchtriage.diagnose.runs.account import SampledLoop, line_of
 from torchtriage.diagnose.runs.causes import CAUSES, PYTHON, Cause
 from torchtriage.diagnose.runs.costs import WORTH, severity_of, share_cost
 from torchtriage.diagnose.runs.samples import Look, Position, Samples
-from torchtriage.diagnose.runs.source_view import Loop, SourceView
+from torchtriage.diagnose.runs.source_view import Loop, SourceView, dotted
 
 RIVAL = Cause(
     "HST108",
@@ -115,21 +115,39 @@ def _only_asks(loop: Loop) -> bool:
     )
 
 
+CONVERSIONS = frozenset(["float", "int", "abs", "min", "max", "round"])
+REST = frozenset(["slack", "remaining", "left", "rest", "dt_left"])
+"""Names of arguments that are what is left of a period; what gave them is not seen."""
+
+
 def paced(position: Position, view: SourceView) -> bool:
     """Whether a sleep waits for a time to come, as a loop does that keeps a rate."""
-    statement = view.statement(position.file, position.line)
-    if statement is None:
-        return False
-    for node in ast.walk(statement):
+    statement = view.statement(position.file, position.line, position.column)
+    for node in ast.walk(statement) if statement is not None else ():
         if isinstance(node, ast.Call) and "sleep" in ast.unparse(node.func) and node.args:
-            inner = list(ast.walk(node.args[0]))
-            if any(isinstance(part, ast.BinOp) and isinstance(part.op, ast.Sub) for part in inner):
-                return True
-            if any(isinstance(part, ast.Call) for part in inner):
-                return True
-            # a name that was computed from the clock
-            names = {part.id for part in inner if isinstance(part, ast.Name)}
-            return bool(
-                names & {"slack", "remaining", "left", "delay", "rest", "wait", "pause", "sleep_time", "dt_left"}
-            )
+            return _computed(node.args[0], position, view, frozenset())
     return False
+
+
+def _computed(seconds: ast.expr, position: Position, view: SourceView, seen: frozenset[str]) -> bool:
+    """Whether a time is the difference of two, or comes from a call that may look at a clock."""
+    if isinstance(seconds, ast.Call):
+        if seconds.args and all(isinstance(argument, ast.Constant) for argument in seconds.args):
+            return False
+        if dotted(seconds.func) not in CONVERSIONS:
+            return True
+    if isinstance(seconds, ast.BinOp) and isinstance(seconds.op, ast.Sub):
+        return True
+    if isinstance(seconds, ast.Subscript):
+        return False
+    if name := dotted(seconds):
+        values = view.values(position, name) if name not in seen else []
+        seen |= {name}
+        return (
+            any(_computed(value, position, view, seen) for value in values)
+            if values
+            else name.rpartition(".")[2] in REST
+        )
+    return any(
+        _computed(part, position, view, seen) for part in ast.iter_child_nodes(seconds) if isinstance(part, ast.expr)
+    )

@@ -186,11 +186,32 @@ def test_a_sleep_is_of_a_pace_by_its_value_not_its_name(tmp_path: Path, before: 
     assert [finding.code for finding in found(built)] == ["HST104"] * n
 
 
-@pytest.mark.parametrize("line", ["step(); time.sleep(0.01)", "time.sleep(0.01); step()"])
-def test_of_two_statements_on_a_line_the_one_that_runs_counts(tmp_path: Path, line: str) -> None:
-    source = SOURCE.replace("time.sleep(0.01)", line)
-    (finding,) = found(hundred_steps(tmp_path, "poll(queue)", line, source=source, called="time.sleep"))
-    assert finding.code == "HST104"
+@pytest.mark.parametrize(
+    ("line", "code", "certainty"),
+    [
+        ("blob = io.BytesIO(); blob.write(loss)", "HST114", "hint"),
+        ("out = open(path); out.write(loss)", "HST101", "certain"),
+        ("sink.write(loss)", "HST101", "likely"),
+        ("os.fsync(path)", "HST101", "certain"),
+        ("box = queue.SimpleQueue(); box.get()", "HST112", "likely"),
+        ("box.get()", "HST114", "hint"),
+        ("os.system(path)", "HST104", "certain"),
+        ("step(); time.sleep(0.01)", "HST104", "certain"),
+        ("time.sleep(0.01); step()", "HST104", "certain"),
+    ],
+)
+def test_a_call_in_c_is_what_its_object_was_made_for(tmp_path: Path, line: str, code: str, certainty: str) -> None:
+    source = "import io, os, queue, time\n" + SOURCE.replace("time.sleep(0.01)", line)
+    called = next(word for word in ("blob.write", "out.write", "box.get", "time.sleep", "") if word in line)
+    built = hundred_steps(tmp_path, "poll(queue)", line, source=source, called=called)
+    (finding,) = found(built)
+    assert (finding.code, finding.certainty) == (code, certainty)
+
+
+def test_an_idle_event_loop_waits_for_no_lock(tmp_path: Path) -> None:
+    below = ("asyncio/runners.py:run", "asyncio/base_events.py:BaseEventLoop._run_once", "selectors.py:select")
+    (finding,) = found(hundred_steps(tmp_path, "loss = model(batch)", below=below))
+    assert (finding.title, finding.certainty) == ("The event loop has nothing to run", "likely")
 
 
 def test_a_loop_that_keeps_a_rate_is_quiet(tmp_path: Path) -> None:

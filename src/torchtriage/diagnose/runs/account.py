@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from torchtriage.diagnose.runs.causes import PYTHON, SLEEPING, Cause, cause_of, kind_of_library
+from torchtriage.diagnose.runs.causes import IN_MEMORY, PYTHON, SLEEPING, Cause, cause_of, kind_of_library
 from torchtriage.diagnose.runs.recorded_host import HostShares
 from torchtriage.diagnose.runs.result import AccountLine, AccountPart, RunAccount, StepAccount
 from torchtriage.diagnose.runs.samples import Look, Position, Samples
@@ -320,8 +320,9 @@ def _kind(look: Look, view: SourceView) -> tuple[str, Cause | None, str]:
         return kind, None, ""
     innermost = look.stack[0]
     call = view.call(innermost) if look.user[:1] == (0,) else ""
+    typed = view.typed_call(innermost) if call else ""
     sleeps = bool(innermost.library) and view.sleeps(innermost)
-    cause = cause_of(look.below, call or ("sleep" if sleeps else ""))
+    cause = cause_of(look.below, typed or ("sleep" if sleeps else ""))
     if cause is not None:
         return SLEEPING if sleeps and cause.kind == PYTHON else cause.kind, cause, call
     if look.collects:
@@ -352,7 +353,7 @@ def _kind(look: Look, view: SourceView) -> tuple[str, Cause | None, str]:
         return "unknown", None, ""
     if call.startswith(("torch.", "F.", "nn.functional.")):
         return OPERATORS, None, call
-    if call.startswith(("np.", "numpy.", "math.", "random.")):
+    if call.startswith(("np.", "numpy.", "math.", "random.")) or IN_MEMORY.search(typed):
         return PYTHON, None, call
     return EITHER, None, call
 

@@ -162,11 +162,12 @@ CAUSES: tuple[Cause, ...] = (
         "HST104",
         "waiting-in-step",
         "host",
-        "Every step starts a process",
+        "Every step starts a process or waits for one",
         "waiting for a process",
         "starting a process and waiting for it",
         Fix("Use a library call in this process, or start the helper once and talk to it."),
         r"^subprocess\.py:|^multiprocessing/(popen|process|context|managers|pool)",
+        _names("os.system os.wait os.waitpid os.wait3 os.wait4"),
         gain=(0.7, 1.0),
         looks="``subprocess`` or ``multiprocessing`` starts processes inside the step.",
         slow="a process takes milliseconds to start, a Python interpreter a hundred.",
@@ -270,15 +271,29 @@ CAUSES: tuple[Cause, ...] = (
         "HST112",
         "lock-wait",
         "host",
+        "The event loop has nothing to run",
+        "waiting in the event loop",
+        "waiting in the event loop",
+        Fix(
+            "Find what the coroutine of the steps awaits, and begin it earlier (asyncio.create_task) or several at once"
+            " (asyncio.gather). The line is the one that runs the event loop: no stack shows who waits."
+        ),
+        r"^asyncio/",
+        gain=(0.0, 0.9),
+    ),
+    Cause(
+        "HST112",
+        "lock-wait",
+        "host",
         "The loop waits for other threads",
         "waiting for a lock or a queue",
         "waiting for a lock, a queue or another thread",
         Fix(
             "Hold the lock for less, prepare ahead with a bounded queue, and let waiting threads block instead of poll."
         ),
-        r"^(threading|queue|selectors|signal)\.py:|^concurrent/futures/|^asyncio/"
+        r"^(threading|queue|selectors|signal)\.py:|^concurrent/futures/"
         r"|^multiprocessing/(connection|queues|synchronize|shared_memory|reduction)",
-        _names("acquire select.select"),
+        _names("acquire select.select SimpleQueue.get SimpleQueue.put"),
         gain=(0.0, 0.9),
         looks="the thread of the loop stands in ``acquire``, ``get``, ``wait`` or ``join``.",
         slow="other work holds what the step needs.",
@@ -363,6 +378,7 @@ CAUSES: tuple[Cause, ...] = (
 )
 
 _MATCHERS = [(cause, re.compile(cause.frames)) for cause in CAUSES]
+IN_MEMORY = re.compile(r"(^|\.)(BytesIO|StringIO)\.")
 _COMPILES = re.compile(
     r"^torch/_dynamo/(convert_frame|symbolic_convert|bytecode_transformation)|^torch/_inductor/(compile_fx|scheduler|codecache\.py:.*compile)"
     r"|^triton/compiler|^torch/_functorch/aot_autograd|^torch/fx/"
@@ -391,7 +407,6 @@ def cause_of(below: Sequence[Position], call: str) -> Cause | None:
     words = [f"{position.library}:{position.function}" for position in below]
     if any(_LOADER.match(word) for word in words):
         return None  # the loader's own patterns judge it
-    for cause, matcher in _MATCHERS:
-        if any(matcher.match(word) for word in words) or call in cause.calls or call.rpartition(".")[2] in cause.calls:
-            return cause
-    return None
+    parts = () if IN_MEMORY.search(call) else call.split(".")
+    names = {".".join(parts[-n:]) for n in (1, 2) if parts}
+    return next((cause for cause, matcher in _MATCHERS if any(map(matcher.match, words)) or names & cause.calls), None)

@@ -119,6 +119,8 @@ class _Group:
     loop_lines: tuple[int, int] = (0, 0)
     fix: Fix | None = None
     """Of what a loop does, where the cause's own says less."""
+    known: bool = True
+    """Whether what is called is known by more than the name of a method."""
 
 
 def hot_lines(loop: SampledLoop, view: SourceView, step_ms: float) -> tuple[Finding, ...]:
@@ -187,10 +189,12 @@ def _note(
     if item.cause is not None:
         if item.cause.kind == SLEEPING and paced(item.chain[0], view):
             return
-        key: tuple[object, ...] = (item.cause.code, file, function)
+        cause = item.cause
+        key: tuple[object, ...] = (cause.title, file, function)
         # to read and decode is what a data set is for: it may be done for less, and may not
-        low, high = item.cause.gain
-        group = groups.setdefault(key, _Group(item.cause, (0.0 if makes_sample(item.look) else low, high)))
+        low, high = cause.gain
+        group = groups.setdefault(key, _Group(cause, (0.0 if makes_sample(item.look) else low, high)))
+        group.known &= not item.call or view.knows(item.chain[0])
     elif around is not None:
         key = (PYTHON_LOOP.code, *around[:3])
         group = groups.setdefault(key, _Group(PYTHON_LOOP, (0.75, 1.0) if around[4] else (0.3, 0.95)))
@@ -268,7 +272,7 @@ def _finding(group: _Group, share: float, step_ms: float, n_looks: int, loop: Sa
         message += f"; up to {format_ms(cost.high_ms)} with {backward}the error of counting"
     return cause.finding(
         severity="note" if group.cause in UNNAMED[1:] else severity_of(low, high),
-        certainty=_certainty(group.cause),
+        certainty=_certainty(group),
         message=message,
         place=Place(frame=frame, stack=frames),
         cost=cost,
@@ -296,10 +300,10 @@ def _message(group: _Group, function: str, file: str, took: str, called: str) ->
     return f"{what} takes {took} in {at}{by}"
 
 
-def _certainty(cause: Cause) -> Certainty:
-    if cause in UNNAMED:
+def _certainty(group: _Group) -> Certainty:
+    if group.cause in UNNAMED:
         return "hint"
-    return "likely" if cause is PYTHON_LOOP or not cause.gain[0] else "certain"
+    return "likely" if group.cause is PYTHON_LOOP or not group.cause.gain[0] or not group.known else "certain"
 
 
 # -- the steps together ------------------------------------------------------------------------------

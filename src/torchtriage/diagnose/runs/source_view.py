@@ -32,6 +32,9 @@ class SourceView:
         self.call = lru_cache(maxsize=None)(self._call)
         self.sleeps = lru_cache(maxsize=None)(self._sleeps)
         self.statement = lru_cache(maxsize=None)(self._statement)
+        self.made = lru_cache(maxsize=None)(self._made)
+        self.knows = lru_cache(maxsize=None)(self._knows)
+        self.typed_call = lru_cache(maxsize=None)(self._typed_call)
 
     def _tree(self, file: str) -> ast.Module | None:
         if self._sources is None:
@@ -80,6 +83,27 @@ class SourceView:
                 break
         return []
 
+    def _typed_call(self, position: Position) -> str:
+        """Return what the frame's instruction calls, with what made the object in its place: ``io.BytesIO.write``."""
+        call = self.call(position)
+        name, _, method = call.rpartition(".")
+        values = self.values(position, name) if name else []
+        makers = {dotted(value.func) if isinstance(value, ast.Call) else "" for value in values}
+        maker = makers.pop() if len(makers) == 1 else ""
+        return f"{maker}.{method}" if maker else call
+
+    def _knows(self, position: Position) -> bool:
+        """Whether a frame calls a name by itself, a module's, or a method of what was made by a known call."""
+        call = self.call(position)
+        name, _, method = call.partition(".")
+        imports = (node for node in self._nodes(position.file) if isinstance(node, ast.Import | ast.ImportFrom))
+        aliases = (alias for node in imports for alias in node.names)
+        return (
+            not method
+            or self.typed_call(position) != call
+            or any((alias.asname or alias.name.partition(".")[0]) == name for alias in aliases)
+        )
+
     def _sleeps(self, position: Position) -> bool:
         """Return whether a line of a library's calls ``sleep``, by its text: parsing libraries takes long."""
         readable = self._sources is not None and Path(position.file).is_file()
@@ -92,7 +116,7 @@ class SourceView:
             sorted({node.lineno for node in nodes if isinstance(node, ast.Attribute) and dotted(node) == name})
         )
 
-    def made(self, name: str, file: str, without: str = "") -> tuple[int, ...]:
+    def _made(self, name: str, file: str, without: str = "") -> tuple[int, ...]:
         """Return the lines on which a file calls something of this name, ``without`` an argument of that name."""
         nodes = self._nodes(file)
         return tuple(

@@ -297,7 +297,7 @@ def test_a_thread_that_polls_while_the_loop_waits_for_work(tmp_path: Path, line:
     loop = built.loop(boundary="optimizer.step()", operators=1.0)
     assert loop is not None
     (*findings,) = rival_threads(loop, built.samples(), built.view, 10.0)
-    assert [finding.code for finding in findings] == ["HST104"] * n
+    assert [finding.title for finding in findings] == ["The loop sleeps or polls"] * n
     assert all(finding.cost and finding.cost.share_high == pytest.approx(0.5, abs=0.02) for finding in findings)
 
 

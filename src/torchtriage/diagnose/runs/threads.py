@@ -10,7 +10,7 @@ from torchtriage.core.finding import Finding, Fix, Frame, Place
 from torchtriage.core.names import file_name
 from torchtriage.core.units import format_share
 from torchtriage.diagnose.runs.account import SampledLoop, line_of
-from torchtriage.diagnose.runs.causes import CAUSES, PYTHON, Cause
+from torchtriage.diagnose.runs.causes import CAUSES, PYTHON, SLEEPING, Cause
 from torchtriage.diagnose.runs.costs import WORTH, severity_of, share_cost
 from torchtriage.diagnose.runs.samples import Look, Position, Samples
 from torchtriage.diagnose.runs.source_view import Loop, SourceView, dotted
@@ -32,7 +32,7 @@ SPINS, SLEEPS = 0.5, 0.5
 """Of the looks at another thread, what part finds it busy, or asleep."""
 MIN_LOOKS = 8
 WAITS = "HST112"
-POLLING = next(cause for cause in CAUSES if cause.code == "HST104")
+POLLING = next(cause for cause in CAUSES if cause.kind == SLEEPING)
 
 
 def rival_threads(loop: SampledLoop, samples: Samples, view: SourceView, step_ms: float) -> Iterator[Finding]:

@@ -214,6 +214,23 @@ def test_an_idle_event_loop_waits_for_no_lock(tmp_path: Path) -> None:
     assert (finding.title, finding.certainty) == ("The event loop has nothing to run", "likely")
 
 
+@pytest.mark.parametrize(("options", "title"), [("", "left on"), ("schedule=schedule(wait=9)", "takes a good part")])
+def test_a_profiler_with_a_schedule_is_not_left_on(tmp_path: Path, options: str, title: str) -> None:
+    source = SOURCE + f"with profile({options}) as p:\n    pass\n"
+    below = ("torch/profiler/profiler.py:profile.step",)
+    (finding,) = found(hundred_steps(tmp_path, "loss = model(batch)", below=below, source=source))
+    assert finding.code == "MSR045"
+    assert title in finding.title
+    assert ("schedule, and switch" in finding.fix.text) == (not options)
+
+
+def test_one_line_is_not_told_as_operators_and_as_python(tmp_path: Path) -> None:
+    for operators, said in ((0.8, "Operators take"), (0.6, "Python takes")):
+        source = SOURCE.replace("len(batch) // 3", "batch @ batch")
+        (finding,) = found(hundred_steps(tmp_path, "total = batch", source=source), operators)
+        assert said in finding.message
+
+
 def test_a_loop_that_keeps_a_rate_is_quiet(tmp_path: Path) -> None:
     assert found(hundred_steps(tmp_path, "pace(due)", "time.sleep(due - clock())")) == []
 

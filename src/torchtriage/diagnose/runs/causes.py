@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torchtriage.core.finding import Finding, Fix
@@ -377,6 +377,13 @@ CAUSES: tuple[Cause, ...] = (
     ),
 )
 
+SCHEDULED = replace(
+    next(cause for cause in CAUSES if cause.code == "MSR045"),
+    title="The script's profiler takes a good part of the steps",
+    fix=Fix(
+        "Profile less often: a longer ``wait`` or a small ``repeat`` in the schedule, and less work on each trace."
+    ),
+)
 _MATCHERS = [(cause, re.compile(cause.frames)) for cause in CAUSES]
 IN_MEMORY = re.compile(r"(^|\.)(BytesIO|StringIO)\.")
 _COMPILES = re.compile(

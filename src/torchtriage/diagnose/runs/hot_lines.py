@@ -20,7 +20,7 @@ from torchtriage.diagnose.runs.account import (
     line_of,
     makes_sample,
 )
-from torchtriage.diagnose.runs.causes import PYTHON, SLEEPING, Cause
+from torchtriage.diagnose.runs.causes import PYTHON, SCHEDULED, SLEEPING, Cause
 from torchtriage.diagnose.runs.costs import counting_error, severity_of, share_cost
 from torchtriage.diagnose.runs.recorded_host import work_growth
 from torchtriage.diagnose.runs.samples import Position, Samples
@@ -120,7 +120,7 @@ class _Group:
     fix: Fix | None = None
     """Of what a loop does, where the cause's own says less."""
     known: bool = True
-    """Whether what is called is known by more than the name of a method."""
+    """Whether what is called is known by more than the name of a method; of a line, that it is Python."""
 
 
 def hot_lines(loop: SampledLoop, view: SourceView, step_ms: float) -> tuple[Finding, ...]:
@@ -154,10 +154,17 @@ def hot_lines(loop: SampledLoop, view: SourceView, step_ms: float) -> tuple[Find
             continue
         _note(groups, item, part, around, view)
     n_looks = len(loop.seen)
+    operators_at: Counter[tuple[object, ...]] = Counter()
+    for key, group in groups.items():
+        if group.cause.kind == OPERATORS and group.weight_ns >= LEAST[group.cause] * loop.judged_ns:
+            line, weight = group.lines.most_common(1)[0]
+            operators_at[(*key[2:], line)] += weight
     found = []
     for key, group in groups.items():
         if group.cause is PYTHON_LOOP and group.weight_ns < MOSTLY * in_loops[key[1:4]]:
             continue
+        if group.cause is HOT_LINE and not group.known and group.weight_ns <= operators_at[key[1:]]:
+            continue  # the same looks are told as operators
         share = group.weight_ns / loop.judged_ns
         least = LEAST.get(group.cause, MIN_SHARE)
         if share < least or group.n_looks < MIN_LOOKS:
@@ -190,6 +197,8 @@ def _note(
         if item.cause.kind == SLEEPING and paced(item.chain[0], view):
             return
         cause = item.cause
+        if cause.code == SCHEDULED.code and view.made("profile", file) != view.made("profile", file, "schedule"):
+            cause = SCHEDULED
         key: tuple[object, ...] = (cause.title, file, function)
         # to read and decode is what a data set is for: it may be done for less, and may not
         low, high = cause.gain
@@ -201,7 +210,8 @@ def _note(
         group.loop_lines, group.fix = around[2:4], around[4]
     else:
         key = (HOT_LINE.code, file, function, line)
-        group = groups.setdefault(key, _Group(HOT_LINE, (0.0, 1.0)))
+        group = groups.setdefault(key, _Group(HOT_LINE, (0.0, 1.0), known=False))
+        group.known |= item.kind != EITHER
     _count(group, item, item.weight_ns * part, part)
 
 

@@ -188,6 +188,21 @@ def test_an_encoder_that_runs_twice_in_an_iteration_begins_one_step_and_is_the_s
     assert at <= {"cond = encoder(prompt)", "uncond = encoder(empty)"}
 
 
+def test_optimizers_that_step_in_backward_are_left_alone_and_forwards_are_the_steps(tmp_path: Path) -> None:
+    source = FORWARDS + (
+        "import warnings\n"
+        "warnings.simplefilter('error')\n"
+        "optimizers = {one: torch.optim.SGD([one], lr=0.1) for one in model.parameters()}\n"
+        "def take(one):\n    optimizers[one].step(); optimizers[one].zero_grad()\n"
+        "for one in model.parameters():\n    one.register_post_accumulate_grad_hook(take)\n"
+        "for _ in turns():\n    model(torch.randn(4096, 32)).square().mean().backward()\n"
+    )
+    watched = run(tmp_path, source)
+    assert watched.stderr == ""
+    assert "called; optimizers step in backward" in " ".join(watched.stdout.split())
+    assert [*(tmp_path / "out").glob("*/heavy.json.gz")]
+
+
 def test_a_forward_too_short_to_be_seen_is_heard(tmp_path: Path) -> None:
     # sum() keeps the interpreter to itself: another thread hardly ever sees the forward
     source = FORWARDS + (

@@ -46,6 +46,7 @@ from torchtriage.core.record.torch_hooks import (
     before_compile,
     before_fetches,
     has_compiled,
+    in_backward,
     may_compile,
     optimizer_made,
 )
@@ -114,6 +115,7 @@ class LoopFinder:
         self.undo: list[Callable[[], object]] = []
         self.over = False
         self.forward_found = False
+        self.n_in_backward = 0
         self.fetches: dict[int, int] = {}
         self.fetched = 0
         self.drop_loader: Callable[[], object] = lambda: None
@@ -203,7 +205,7 @@ class LoopFinder:
                 "world_size": world_size(),
                 "loop": asdict(self.loop) if self.loop else None,
                 "folder": self.folder,
-                "n_optimizer_steps": sum(self.optimizers.n_steps.values()),
+                "n_optimizer_steps": sum(self.optimizers.n_steps.values()) + self.n_in_backward,
                 "sampled": self.sampler is not None,
                 "done": self.recorder.done if self.recorder else False,
                 "memory_problem": self.memory_problem,
@@ -224,6 +226,9 @@ class LoopFinder:
 
         # part of a compiled step this would break its graph
         if torch.compiler.is_compiling() or self.over:
+            return
+        if in_backward():  # nothing can be recorded from here: forwards are the steps then
+            self.n_in_backward += 1
             return
         if self.optimizers.is_chosen(optimizer) or self._made_anew(optimizer, sys._getframe(1)):
             self.trains_s, self.n_others = 0.0, 0  # one that follows begins after the last step of this one
@@ -310,7 +315,7 @@ class LoopFinder:
                     if worked_s > windows[0]:
                         windows.pop(0)
                         _thread.start_new_thread(self._record_window, ())
-                if passed < PATIENCE_S and optimizer_made():
+                if passed < PATIENCE_S and not self.n_in_backward and optimizer_made():
                     continue
                 if passed > PATIENCE_S and not fetches_count:
                     fetches_count = self._hook_loader()
@@ -377,12 +382,13 @@ class LoopFinder:
             return
         self.forward_found = True
         name = type(getattr(module, "_orig_mod", module)).__name__
-        how = f"one forward of {name}, the outermost module called; no optimizer steps were seen"
+        optimizers = "optimizers step in backward" if self.n_in_backward else "no optimizer steps were seen"
+        how = f"one forward of {name}, the outermost module called; {optimizers}"
 
         place = CallPlace()
 
         def before() -> None:
-            if self.over:
+            if self.over or in_backward():
                 return
             trains = self.loop is not None and self.loop.boundary == "optimizer"
             if trains or (self.optimizers.n_steps and not self._recorded):

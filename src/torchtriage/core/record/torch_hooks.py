@@ -96,6 +96,13 @@ def optimizer_made() -> bool:
     return False
 
 
+def in_backward() -> bool:
+    """Return whether a backward pass calls this, in whichever thread: a profiler must neither begin nor end there."""
+    import torch
+
+    return getattr(torch._C, "_current_graph_task_id", lambda: -1)() != -1
+
+
 def has_compiled() -> bool:
     """Return whether torch.compile has compiled any frame."""
     utils = sys.modules.get("torch._dynamo.utils")

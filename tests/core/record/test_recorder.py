@@ -331,6 +331,25 @@ def test_a_profiler_of_the_script_is_left_alone(work: Callable[[], float], tmp_p
 
 
 @pytest.mark.torch
+def test_a_profile_function_of_the_script_stays_on(work: Callable[[], float], tmp_path: Path) -> None:
+    def listens(*_event: object) -> None:
+        pass
+
+    one = Recorder(tmp_path, QUICK)
+    sys.setprofile(listens)
+    try:
+        run(one, work)
+        assert sys.getprofile() is listens
+    finally:
+        sys.setprofile(None)
+    facts = read(tmp_path)
+    assert facts["ended"] == "complete"
+    assert facts["light"]["whole"]
+    assert facts["heavy"] is None
+    assert [text for text in facts["failures"] if text.startswith(recorder.NO_STACKS)]
+
+
+@pytest.mark.torch
 @pytest.mark.parametrize("state", ["light", "heavy"])
 def test_a_profiler_that_the_script_starts_later_takes_over(
     state: str, work: Callable[[], float], tmp_path: Path

@@ -11,6 +11,7 @@ import atexit
 import json
 import os
 import sys
+import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable
@@ -51,6 +52,8 @@ FEWEST_STEPS = 3
 """Slow steps are timed no more often than this where ``max_timing_s`` is over."""
 AGAIN_AT_MOST = 3
 """So many times ``timing_steps`` are timed in the end: it is a check of the times before."""
+NO_STACKS = "stacks were not recorded: "
+"""Begins why, among the failures."""
 TAKE_OVER = 5
 """So many steps of another thread, without one of the first, and the loop has moved there."""
 
@@ -368,9 +371,14 @@ class Recorder:
             return 0  # the stacks of a compiler are endless
         if state == CALLS and may_compile():
             return 0  # it would compile what compares the calls, too
-        if state in (EARLY_HEAVY, HEAVY) and not self._may_trace():
-            self._failures["stacks were not recorded: another thread runs Python all the time"] += 1
-            return 0
+        if state in (EARLY_HEAVY, HEAVY):
+            if sys.getprofile() is not None or threading.getprofile() is not None:
+                why = "the script has a profiler such as cProfile on, which that would switch off"
+            else:
+                why = "" if self._may_trace() else "another thread runs Python all the time"
+            if why:
+                self._failures[NO_STACKS + why] += 1
+                return 0
         steps = {
             EARLY_LIGHT: plan.early_light,
             EARLY_HEAVY: plan.early_heavy,

@@ -9,6 +9,7 @@ from dataclasses import replace
 from torchtriage.core.finding import Cost, Finding, Frame, Note, rank_order
 from torchtriage.core.isolate.processes import describe_exit
 from torchtriage.core.names import file_name
+from torchtriage.core.record.recorder import NO_STACKS
 from torchtriage.core.source.files import Sources
 from torchtriage.core.source.locate import Locator
 from torchtriage.core.trace import Trace
@@ -177,6 +178,9 @@ def _missing(recording: Recording, facts: RecordedRun) -> Iterator[Note]:
         yield Note("no-stacks", "warn", f"nothing is known of the script's stacks: {why}", "run it again, longer")
     elif samples is not None and samples.problem:
         yield Note("no-stacks", "warn", f"stacks were sampled in part: {samples.problem}", "report it")
+    for why in recording.measured.get("failures") or ():
+        if why.startswith(NO_STACKS):
+            yield Note("no-stacks", "warn", why, "without that, lines and shapes of operators are known, too")
 
 
 MADE_BY = {"DAT018": ("DataLoader",), "DAT019": ("DataLoader",), "CFG044": ("set_detect_anomaly", "detect_anomaly")}

@@ -26,7 +26,7 @@ FORWARDED = tuple(
     getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2") if hasattr(signal, name)
 )
 IGNORED = tuple(getattr(signal, name) for name in ("SIGINT", "SIGQUIT") if hasattr(signal, name))
-"""The terminal sends these to the script as well."""
+"""The terminal sends these to the script as well; :func:`_hand_on_sent` hands on what a process sends."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,10 @@ def launch(
         except OSError as error:
             raise UsageError(f"cannot be started: {error.strerror}", where=command.arguments[0]) from error
         children.append(child)
+        if hasattr(signal, "sigtimedwait"):  # not before: the child would begin with them blocked
+            signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)
         while (code := _ended(child)) is None:
+            _hand_on_sent(child)
             number = while_running() if while_running is not None else None
             if number is not None:
                 child.send_signal(number)
@@ -136,6 +139,15 @@ def _ended(child: subprocess.Popen[bytes]) -> int | None:
         return child.wait(timeout=0.5)
     except subprocess.TimeoutExpired:
         return None
+
+
+def _hand_on_sent(child: subprocess.Popen[bytes]) -> None:
+    """Hand on what a process has sent to us, and not the terminal to both; macOS does not tell who sent it."""
+    if not hasattr(signal, "sigtimedwait"):
+        return
+    while (sent := signal.sigtimedwait(IGNORED, 0)) is not None:
+        if sent.si_code <= 0:  # the kernel's own are above
+            child.send_signal(sent.si_signo)
 
 
 @contextlib.contextmanager
@@ -168,9 +180,12 @@ def _standing_aside(children: list[subprocess.Popen[bytes]]) -> Iterator[None]:
         for number in numbers:
             if signal.getsignal(number) not in (signal.SIG_IGN, None):
                 before[number] = signal.signal(number, handler)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ()) if hasattr(signal, "pthread_sigmask") else None
     try:
         yield
     finally:
+        if blocked is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         for number, handler in before.items():
             signal.signal(number, handler)
 

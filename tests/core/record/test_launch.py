@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from torchtriage.core.errors import UsageError
 from torchtriage.core.record.launch import BOOTSTRAP, Command, end_like, find_command
@@ -165,6 +166,20 @@ def test_nothing_is_left_where_nothing_was_recorded(folder: Path) -> None:
         timeout=60,
     )
     assert {*folder.iterdir()} == before
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the output is left open to the end
+def test_a_reader_of_the_report_may_go_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torchtriage.cli.diagnose import run as cli
+
+    def closed(*_given: object) -> None:
+        raise BrokenPipeError
+
+    (tmp_path / "script.py").write_text("raise SystemExit(3)")
+    monkeypatch.setattr(cli, "_report", closed)
+    ended = CliRunner().invoke(cli.command, ["--out", str(tmp_path / "out"), str(tmp_path / "script.py")])
+    assert ended.exit_code == 3
+    assert ended.output == ""
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import sys
@@ -98,6 +99,8 @@ def command(ctx: click.Context, /, words: tuple[str, ...], **given: Any) -> None
         _complain_of_watches(out)
         if given["out"] is None:
             _remove_if_empty(out)
+    except BrokenPipeError:  # the reader of our output went away (| head): not our failure
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123
     except Exception as error:
         if sys.flags.dev_mode:
             raise

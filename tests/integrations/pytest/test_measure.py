@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import numpy as np
 import pytest
 
+from torchtriage.core.errors import BenchmarkError
 from torchtriage.core.machine import HostUse
 from torchtriage.integrations.pytest.measure import MIB, Memory, Step, Timing, judge_memory, judge_time
 
@@ -119,3 +121,21 @@ def test_each_call_waits_for_the_device() -> None:
     seen.look(Step(lambda: events.append("step")), lambda: events.append("wait"), 3)
     assert events == ["wait", *["step", "wait"] * 3]
     assert len(seen.wall_ns) == len(seen.cpu_ns) == 3
+
+
+async def _coroutine() -> None: ...
+
+
+def _generator() -> Iterator[int]:
+    yield 1
+
+
+async def _async_generator() -> AsyncIterator[int]:
+    yield 1
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("step", [_coroutine, _generator, _async_generator])
+def test_a_step_that_only_makes_what_could_run_is_an_error(step: Callable[[], object]) -> None:
+    with pytest.raises(BenchmarkError, match="nothing of it has run"):
+        Step(step)()

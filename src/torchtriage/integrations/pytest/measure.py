@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
 
 from torchtriage.core.errors import BenchmarkError
@@ -31,6 +32,12 @@ MOST_CALLS = 20_000
 BUSY_FACTOR = 2.0
 """What neighbours can do to a thread's own CPU time: two threads that share a core."""
 MIB = 1024 * 1024
+LATER: dict[type, tuple[str, str]] = {
+    CoroutineType: ("a coroutine", "give perf_gate a function that calls asyncio.run(step())"),
+    GeneratorType: ("a generator", "give perf_gate a function that goes through it: for _ in step(): pass"),
+    AsyncGeneratorType: ("an async generator", "give perf_gate a function that goes through it with asyncio.run"),
+}
+"""What is returned before anything of it runs, in words, and what to do."""
 
 
 class Step:
@@ -41,10 +48,10 @@ class Step:
         self.n_calls = 0
 
     def __call__(self) -> None:
-        """Run it once; a BenchmarkError where it raises."""
+        """Run it once; a BenchmarkError where it raises, or returns what has not run yet."""
         self.n_calls += 1
         try:
-            self._call()
+            made = self._call()
         except Exception as error:
             frames = traceback.extract_tb(error.__traceback__)[1:]
             place = next(
@@ -58,6 +65,11 @@ class Step:
                 where="" if place is None else f"{place.filename}:{place.lineno}",
                 hint="call it once before perf_gate to see all of the traceback",
             ) from error
+        for later, (words, how) in LATER.items():
+            if isinstance(made, later):
+                if isinstance(made, CoroutineType):
+                    made.close()  # or Python warns of it
+                raise BenchmarkError(f"the step returned {words}: nothing of it has run", hint=how)
 
 
 @dataclass

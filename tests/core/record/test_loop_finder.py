@@ -325,6 +325,23 @@ def test_the_script_ends_after_the_recordings_if_asked(tmp_path: Path) -> None:
     assert int(looks[1].replace(",", "")) > 200  # the recordings of such steps take a tenth of a second
 
 
+def test_a_script_whose_loop_is_in_another_thread_ends_as_with_sys_exit(tmp_path: Path) -> None:
+    source = MODEL + (
+        "import atexit, threading\n"
+        "atexit.register(print, 'at exit')\n"
+        "def work():\n"
+        "    try:\n        for n in range(1_000_000):\n            step()\n"
+        "    finally:\n        print('cleaned')\n"
+        "thread = threading.Thread(target=work)\n"
+        "thread.start()\n"
+        "try:\n    thread.join()\n    while True:\n        pass\n"
+        "finally:\n    print('joined')\n"
+    )
+    watched = run(tmp_path, source, "--exit-after")
+    assert watched.stdout.startswith("cleaned\njoined\nat exit\n")
+    assert "Traceback" not in watched.stderr
+
+
 def test_a_script_that_profiles_itself_is_looked_at_all_the_same(tmp_path: Path) -> None:
     source = MODEL + (
         "n = 0\nimport time\nfrom torch.profiler import profile\ntry:\n    with profile():\n"

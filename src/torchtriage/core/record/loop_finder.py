@@ -33,7 +33,7 @@ from torchtriage.core.record.call_place import CallPlace
 from torchtriage.core.record.environment import process_rank, world_size
 from torchtriage.core.record.growth_guard import GrowthGuard
 from torchtriage.core.record.loop import Boundary, Loop
-from torchtriage.core.record.main_thread import in_main_thread, main_thread_prepares
+from torchtriage.core.record.main_thread import end_main_thread, in_main_thread, main_thread_prepares
 from torchtriage.core.record.optimizer_choice import OptimizerChoice
 from torchtriage.core.record.output_digest import Answers
 from torchtriage.core.record.printed_output import finish_printing, print_by_line
@@ -576,10 +576,14 @@ class LoopFinder:
 
     def _end_script(self) -> None:
         finish_printing(self.out if self.settings["answers"] else None)
-        if threading.current_thread() is threading.main_thread():
-            raise SystemExit(0)
-        self._ended()
-        os._exit(0)
+        if threading.current_thread() is not threading.main_thread():
+            _thread.start_new_thread(self._end_main_thread, ())  # the main one may wait for this
+        raise SystemExit(0)
+
+    def _end_main_thread(self) -> None:
+        if not end_main_thread():
+            self._ended()
+            os._exit(0)
 
 
 def start_watching(settings: dict[str, Any], leak_watch: Callable[[Path], LeakWatcher]) -> None:

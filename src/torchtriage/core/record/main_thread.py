@@ -19,6 +19,8 @@ COMPILING = ("_dynamo/convert_frame.py", "_inductor/compile_fx.py")
 BACKWARD = ("torch/autograd/graph.py", "torch/autograd/function.py")
 """Frames between a backward pass in C++ and the Python that it calls, or was called from."""
 AGAIN_S = 0.01
+ENDS_S = 1.0
+"""So long a script has to end by itself once the thread of its loop has ended."""
 _ASKED: list[object] = []
 """What the interpreter still has to call: C knows them by address alone."""
 
@@ -33,6 +35,23 @@ def in_main_thread(act: Callable[[], object]) -> bool:
     while (called := _ask_main_thread(act)) is None and time.monotonic() < until:
         time.sleep(AGAIN_S)
     return bool(called)
+
+
+def end_main_thread() -> bool:
+    """Raise SystemExit in the main thread, unless it ends by itself; False where the interpreter does not come to it.
+
+    For another thread to call: in the main one it would be raised inside of what is asked for.
+    """
+    time.sleep(ENDS_S)
+    reached = in_main_thread(lambda: None)
+    if not threading.main_thread().is_alive():  # exit handlers are at work
+        return True
+    if reached:
+        import ctypes
+
+        thread = ctypes.c_ulong(threading.main_thread().ident or 0)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(SystemExit))
+    return reached
 
 
 def _ask_main_thread(act: Callable[[], object]) -> bool | None:

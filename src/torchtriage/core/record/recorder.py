@@ -372,7 +372,8 @@ class Recorder:
         if state == CALLS and may_compile():
             return 0  # it would compile what compares the calls, too
         if state in (EARLY_HEAVY, HEAVY):
-            if sys.getprofile() is not None or threading.getprofile() is not None:
+            theirs = self._capture is None and (sys.getprofile() is not None or threading.getprofile() is not None)
+            if theirs:
                 why = "the script has a profiler such as cProfile on, which that would switch off"
             else:
                 why = "" if self._may_trace() else "another thread runs Python all the time"

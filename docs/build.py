@@ -243,7 +243,7 @@ in the chosen steps, and of a device what was launched in them (of a window: wha
 
 Names are promised, and those that measure end in their unit. What is not known is null: where `analyze` refuses a
 recording, it has no judged time, and is left out of a table of findings, which is refused where nothing else is in it.
-Times are nanoseconds on the trace's own clock; the file's `baseTimeNanoseconds`, where it is there, makes them dates."""
+Times are nanoseconds on the trace's own clock; the file's `baseTimeNanoseconds`, where known, makes them dates."""
 
 COOKBOOK_HEAD = """## How far to trust them
 

@@ -82,7 +82,11 @@ PRIVATE = [
     ),
     (Kind.PYTHON, "x/site-packages/acmelib/net.py(1): attend", ["acmelib", "net.py", "attend"]),
     (Kind.PYTHON, "train.py(3): torch_dynamo_resume_in_secret_at_7", ["train.py", "secret"]),
-    (Kind.PYTHON, "/cache/alice/dn/cdniggnbpjo6ck7jj7d4oel3kskalexpxacrci3ow345jwe33wgw.py(16): call", ["alice"]),
+    (
+        Kind.PYTHON,
+        "/cache/alice/dn/cdniggnbpjo6ck7jj7d4oel3kskalexpxacrci3ow345jwe33wgw.py(16): call",
+        ["alice", "cdniggnbpjo6ck7jj7d4oel3kskalexpxacrci3ow345jwe33wgw"],
+    ),
     (Kind.PYTHON, "/tmp/torchinductor_alice/train.py(16): step", ["alice", "train"]),
     (Kind.PYTHON, "<built-in method acme_run of AcmeThing object at 0x7f>", ["acme", "Acme"]),
     (Kind.OP, "acme::fused_attention", ["acme"]),

@@ -296,6 +296,7 @@ class Anonymiser:
         kept = _public_from(names)
         if re.fullmatch(INDUCTOR_FILE, "/".join(names[-2:])):
             kept = min(kept, len(names) - 2)
+            parts[-1] = names[-1][:3] + self._component(names[-1][3:])
         for at, part in enumerate(names[:kept]):
             is_kept = part in _INSTALLED or part in _KEPT_FOLDERS or _PYTHON.fullmatch(part)
             parts[2 * at] = part if is_kept else self._component(part)

@@ -12,6 +12,7 @@ import numpy as np
 from torchtriage.core.arrays import Ints
 from torchtriage.core.finding import Frame
 from torchtriage.core.intervals import Spans
+from torchtriage.core.trace.pseudonyms import PSEUDONYM
 from torchtriage.core.trace.schema import Kind
 
 if TYPE_CHECKING:
@@ -33,8 +34,8 @@ LIBRARIES = (
 )
 STANDARD_ANYWHERE = "importlib|asyncio|multiprocessing|concurrent|logging|json|unittest"
 STANDARD_FIRST = "collections|ctypes|email|encodings|http|re|urllib|xml"
-INDUCTOR_FILE = r"(?P<folder>\w\w)/c(?P=folder)[a-z2-7]{40,}\.py"
-"""The end of the path of code that Inductor generates, wherever its cache is."""
+INDUCTOR_FILE = rf"(?P<folder>\w\w)/c(?P=folder)(?:[a-z2-7]{{40,}}|{PSEUDONYM.pattern})\.py"
+"""The end of the path of code that Inductor generates, wherever its cache is: a hash, also anonymised."""
 _LIBRARY = re.compile(
     rf"(^|/)({LIBRARIES}|{STANDARD_ANYWHERE}|site-packages|dist-packages)/|^({STANDARD_FIRST})/"
     r"|lib/python\d|^<frozen|^<string>|^<eval_with_key>"

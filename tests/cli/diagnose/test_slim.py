@@ -11,7 +11,7 @@ import pytest
 from builder import TraceBuilder
 
 from torchtriage.core.trace import read_trace
-from torchtriage.core.trace.pseudonyms import PSEUDONYM
+from torchtriage.core.trace.schema import PSEUDONYM
 
 
 def secret(n: int = 12) -> TraceBuilder:

@@ -15,7 +15,8 @@ from torchtriage.core.trace import Kind
 from torchtriage.core.trace.anonymise import Anonymiser
 from torchtriage.core.trace.frames import is_user_frame
 from torchtriage.core.trace.operator_words import OPERATOR_WORDS
-from torchtriage.core.trace.pseudonyms import PSEUDONYM, Pseudonyms, restore
+from torchtriage.core.trace.pseudonyms import Pseudonyms, restore
+from torchtriage.core.trace.schema import PSEUDONYM
 
 PUBLIC = [
     (Kind.OP, "aten::scaled_dot_product_attention"),

@@ -12,8 +12,7 @@ import numpy as np
 from torchtriage.core.arrays import Ints
 from torchtriage.core.finding import Frame
 from torchtriage.core.intervals import Spans
-from torchtriage.core.trace.pseudonyms import PSEUDONYM
-from torchtriage.core.trace.schema import Kind
+from torchtriage.core.trace.schema import PSEUDONYM, Kind
 
 if TYPE_CHECKING:
     from torchtriage.core.trace.columns import Trace

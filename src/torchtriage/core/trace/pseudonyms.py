@@ -9,15 +9,14 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
-import re
 import secrets
 from pathlib import Path
 
 import msgspec
 
 from torchtriage.core.errors import UsageError
+from torchtriage.core.trace.schema import PSEUDONYM
 
-PSEUDONYM = re.compile(r"[xX]q[0-9jkqwyz]{12}z")
 _FORMAT = "torchtriage/pseudonyms-1"
 _SPELLED = str.maketrans("abcdef", "jkqwyz")
 

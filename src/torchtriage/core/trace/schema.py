@@ -67,6 +67,8 @@ ANNOTATION_NAME = re.compile(
     r"|DistributedDataParallel\."
 )
 """Names that mark a stretch of work rather than an operator, whatever category holds them."""
+PSEUDONYM = re.compile(r"[xX]q[0-9jkqwyz]{12}z")
+"""A word that an anonymised recording has in place of a private one."""
 BACKWARD_NODE = "autograd::engine::evaluate_function: "
 """What the name of a node of the backward pass begins with."""
 LOADER_NAME = r"^enumerate\(DataLoader\)#"

@@ -7,6 +7,7 @@ import inspect
 import os
 import sys
 import threading
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -228,3 +229,20 @@ def test_budget_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     # 200 s of steps: the credit, its share of them, and the last look
     assert spent["looks"] <= leak_watch.CREDIT_S + leak_watch.SHARE * 201 + 0.1 + 1e-6
     assert watch.report().n_looks >= 5
+
+
+def test_slow_counts_of_objects_take_no_looks_and_grow_rare(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow() -> int:
+        until = time.thread_time() + 0.02
+        while time.thread_time() < until:
+            pass
+        return 500_000
+
+    monkeypatch.setattr(leak_watch.sys, "getallocatedblocks", slow)
+    watch = quiet(credit_s=leak_watch.CREDIT_S)
+    for _ in range(1000):
+        watch.step()
+    report = watch.report()
+    assert report.answer == "no leak"
+    assert report.n_looks >= leak_watch.MIN_LOOKS
+    assert len(watch._blocks) <= 12

@@ -167,7 +167,7 @@ def measured(
             History(Path(folder) / HISTORY),
             settings=settings,
             evidence=evidence,
-            told=rounds.append,
+            report=rounds.append,
         )
     after = scored(report.judge, test)
     return {

@@ -130,7 +130,7 @@ def loop(tmp_path: Path, labels: Labels, reviewer: Any, seen: list[Round] | None
         History.read(tmp_path / "labels.jsonl"),
         settings=Settings(**{"windows": 10_000, **settings}),
         evidence=Seen(),
-        told=(seen if seen is not None else []).append,
+        report=(seen if seen is not None else []).append,
     )
 
 

@@ -231,8 +231,8 @@ class Expert:
         outputs = len(trees.faulty.base), len(trees.kinds.base)
         if len(trees.codes) < 2 or outputs != (1, n_outputs) or not len(centres):
             raise ValueError(f"{len(trees.codes)} types and {len(trees.kinds.base)} outputs, {len(centres)} centres")
-        told = facts.get("account")
-        account = Account(**{name: _number(value) for name, value in told.items()}) if told else None
+        costs = facts.get("account")
+        account = Account(**{name: _number(value) for name, value in costs.items()}) if costs else None
         return cls(trees, _number(facts["enough"]), _number(facts["certain"]), likeness, account)
 
 

@@ -129,8 +129,8 @@ def analyze_files(
 
 def _reached_ms(records: Sequence[RankRecord], job: Job) -> float | None:
     """Return the step that the savings of a job's ranks are scaled to, in the mean; None where none are."""
-    replays = [records[at].result.replay for at in job.positions]
-    reached = [one.unprofiled_step_ms for one in replays if one is not None and one.unprofiled_step_ms is not None]
+    replays = [replay for at in job.positions if (replay := records[at].result.replay) is not None]
+    reached = [replay.unprofiled_step_ms for replay in replays if replay.unprofiled_step_ms is not None]
     return sum(reached) / len(reached) if reached else None
 
 

@@ -1,7 +1,7 @@
 """How far a replay of a trace can be trusted, and when it is refused.
 
 With its residuals the replay repeats the recording by construction, which proves nothing. Three
-numbers do: the run told again from its causes alone, the share of the critical path without a
+numbers do: the run replayed from its causes alone, the share of the critical path without a
 cause, and what is left of the total when all work takes no time.
 """
 

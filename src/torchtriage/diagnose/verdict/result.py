@@ -22,7 +22,7 @@ MISSING_ROWS = ("missing-kernels", "cut-window")
 class Replay:
     """The model that savings were replayed with, and how far to trust it (``docs/replay.md``).
 
-    ``strict_error`` : the run told again from its causes alone, against the recorded total, signed
+    ``strict_error`` : the run replayed from its causes alone, against the recorded total, signed
     share. ``unexplained`` : share of the critical path without a recorded cause. ``pinned`` : share
     of the total that stays when all work takes no time. ``reason`` : why it is not ``accepted``.
     ``unprofiled_step_ms`` : the step time it was scaled to, when one was given: as near to that as its own cost allows;

@@ -228,7 +228,8 @@ def _mean(rows: list[_Row], right: Callable[[_Row], float]) -> Figure:
     if not rows:
         return Figure(np.nan, np.nan, np.nan, 0)
     programs = [np.array([right(row) for row in some], np.float64) for some in _programs(rows)]
-    sums, sizes = np.array([one.sum() for one in programs]), np.array([len(one) for one in programs])
+    sums = np.array([program.sum() for program in programs])
+    sizes = np.array([len(program) for program in programs])
     value = float(sums.sum() / len(rows))
     # nothing tells how alike a program's recordings are: each program counts once
     low, high = share_interval(sums, sizes) if 0 < value < 1 else share_interval(sums / sizes, np.ones(len(sizes)))

@@ -46,7 +46,7 @@ def record(folder: Path, count: int, part: str | None, seed: int, jobs: int, tim
     items = plan(count, seed, part) if part else whole(count, seed)
     done = itertools.count(1)
     with counting(f"of {len(items):,} recorded", quiet=quiet) as progress:
-        outcomes = record_all(items, folder, jobs=jobs, timeout_s=timeout, told=lambda _: progress(next(done)))
+        outcomes = record_all(items, folder, jobs=jobs, timeout_s=timeout, report=lambda _: progress(next(done)))
     failed = [outcome for outcome in outcomes if outcome.failure]
     if len(failed) < len(outcomes):
         write_index(folder, seed)
@@ -79,7 +79,7 @@ def synthesize(folder: Path, count: int, seed: int, quiet: bool) -> None:
     items = synthetic_plan(count, seed)
     done = itertools.count(1)
     with counting(f"of {len(items):,} made", quiet=quiet) as progress:
-        outcomes = make_all(items, folder, told=lambda _: progress(next(done)))
+        outcomes = make_all(items, folder, report=lambda _: progress(next(done)))
     failed = [outcome for outcome in outcomes if outcome.failure]
     if len(failed) < len(outcomes):
         write_index(folder)

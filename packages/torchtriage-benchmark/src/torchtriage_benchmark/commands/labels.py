@@ -85,7 +85,7 @@ def iterate(ctx: click.Context, /, folder: Path, **given: Any) -> None:
     history = History.read(folder / HISTORY)
     _tell_damage(history)
     with counting("recordings read", quiet=given["quiet"]) as progress:
-        found = examples(folder, told=progress)
+        found = examples(folder, report=progress)
 
     def review(evidence: Sequence[Evidence]) -> tuple[Outcome, ...]:
         return review_with_progress(reviewer, evidence, quiet=given["quiet"])
@@ -99,7 +99,7 @@ def iterate(ctx: click.Context, /, folder: Path, **given: Any) -> None:
         settings=Settings(given["rounds"], given["windows"], given["trust"]),
         review=review,
         evidence=Findings(redact=not given["no_redact"]),
-        told=_tell,
+        report=_tell,
     )
     click.echo(f"ended: {report.ended}")
     if report.interrupted:

@@ -106,14 +106,14 @@ def table(folder: Path, systems: tuple[str, ...], seed: int, jobs: int, quiet: b
     found = _examples(folder, jobs, quiet)
     done = itertools.count(1)
     with counting(f"of {len(names)} systems", quiet=quiet) as progress:
-        click.echo(make(found, names, seed=seed, told=lambda _: progress(next(done))))
+        click.echo(make(found, names, seed=seed, report=lambda _: progress(next(done))))
 
 
 def _examples(folder: Path, jobs: int, quiet: bool) -> list[Example]:
     from torchtriage_benchmark.training.training_set import examples
 
     with counting("recordings read", quiet=quiet) as progress:
-        return examples(folder, jobs=jobs, told=progress)
+        return examples(folder, jobs=jobs, report=progress)
 
 
 for _one in (labelling.iterate, labelling.audit, labelling.veto):

@@ -51,7 +51,7 @@ def record(
     *,
     jobs: int = 1,
     timeout_s: float = TIMEOUT_S,
-    told: Callable[[Outcome], None] = lambda _: None,
+    report: Callable[[Outcome], None] = lambda _: None,
 ) -> tuple[Outcome, ...]:
     """Record items into a folder: ``ID.ttcol`` the trace, ``ID.json`` what is known of it.
 
@@ -88,7 +88,7 @@ def record(
             for done in as_completed(waiting):
                 for outcome in done.result():
                     outcomes.append(outcome)
-                    told(outcome)
+                    report(outcome)
         finally:
             pool.shutdown(cancel_futures=True)
     return tuple(sorted(outcomes, key=lambda outcome: outcome.item.id))

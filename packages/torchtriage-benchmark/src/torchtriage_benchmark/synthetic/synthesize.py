@@ -200,7 +200,7 @@ class Outcome:
 
 
 def synthesize(
-    items: Iterable[SyntheticItem], folder: Path, *, told: Callable[[Outcome], None] = lambda _: None
+    items: Iterable[SyntheticItem], folder: Path, *, report: Callable[[Outcome], None] = lambda _: None
 ) -> tuple[Outcome, ...]:
     """Make items in a folder that has the eager recordings they are made from.
 
@@ -214,7 +214,7 @@ def synthesize(
         _check_kept(item, folder / f"{item.id}.json")
     for item in items:
         outcomes.append(_make(item, folder))
-        told(outcomes[-1])
+        report(outcomes[-1])
     return tuple(outcomes)
 
 

@@ -179,14 +179,14 @@ def iterate(
     settings: Settings = Settings(),
     review: Callable[[Sequence[Evidence]], Sequence[Outcome]] | None = None,
     evidence: Findings | None = None,
-    told: Callable[[Round], None] = lambda _: None,
+    report: Callable[[Round], None] = lambda _: None,
 ) -> Report:
     """Run the loop on the recordings of splits ``train`` and ``validation``.
 
     ``items`` : those of other splits are not looked at. ``labels`` : before any change; the history
     is applied to them. ``history`` : every change goes there before anything is learned from it.
     ``review`` : asks the reviewer, where that needs more than to call it. ``evidence`` : with what
-    was gathered before. ``told`` : is given each round.
+    was gathered before. ``report`` : is given each round.
 
     Raises UsageError: there are too few model families to learn from, or none to validate with.
     """
@@ -204,7 +204,7 @@ def iterate(
     judge = train(learn, tune)
     score = _validation(judge, tune)
     rounds = [Round(0, score)]
-    told(rounds[0])
+    report(rounds[0])
     seen: dict[tuple[str, int], float] = {}
     ended = f"after {settings.rounds} rounds"
     for number in range(1, settings.rounds + 1):
@@ -239,7 +239,7 @@ def iterate(
                 judge = learned
         kept = len(proposals) - len(changes) - sum(left.values())
         rounds.append(Round(number, score, len(proposals), len(changes), kept, undone, dict(left)))
-        told(rounds[-1])
+        report(rounds[-1])
         if stopped:
             ended = INTERRUPTED
             break

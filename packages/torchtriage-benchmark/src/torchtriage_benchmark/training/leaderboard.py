@@ -29,7 +29,7 @@ def scored(found: Sequence[Example], name: str, system: System) -> dict[str, Sco
 
 
 def table(
-    found: Sequence[Example], names: Sequence[str], *, seed: int = 0, told: Callable[[str], None] = lambda _: None
+    found: Sequence[Example], names: Sequence[str], *, seed: int = 0, report: Callable[[str], None] = lambda _: None
 ) -> str:
     """Return the table as Markdown; each system is trained anew.
 
@@ -37,7 +37,7 @@ def table(
     """
     rows = []
     for name in names:
-        told(name)
+        report(name)
         rows += _rows(name, scored(found, name, SYSTEMS[name](found, seed)))
     return "\n".join([*_head("system"), *rows])
 

@@ -99,7 +99,7 @@ class Example(DatasetItem):
         return str(self.about["split"])
 
 
-def examples(folder: Path, *, jobs: int = 1, told: Callable[[int], None] = lambda _: None) -> list[Example]:
+def examples(folder: Path, *, jobs: int = 1, report: Callable[[int], None] = lambda _: None) -> list[Example]:
     """Return the recordings in a folder with their features computed.
 
     Raises UsageError: there are none; TraceFormatError: one cannot be read.
@@ -108,11 +108,11 @@ def examples(folder: Path, *, jobs: int = 1, told: Callable[[int], None] = lambd
     if jobs == 1:
         for done, one in enumerate(found, 1):
             _ = one.looked
-            told(done)
+            report(done)
         return found
     with ProcessPoolExecutor(jobs) as pool:
         for done, _ in enumerate(pool.map(_look, found, chunksize=4), 1):
-            told(done)
+            report(done)
     return found
 
 

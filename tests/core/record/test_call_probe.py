@@ -194,7 +194,7 @@ def test_small_results_tell_nothing() -> None:
     ids=["nan", "text", "bytes", "nested", "array-of-nan", "array-of-text"],
 )
 def test_equal_values_of_many_kinds_have_equal_digests(value: Any) -> None:
-    assert call_probe._digest(value, 3, result=True) == call_probe._digest(value, 3, result=True)
+    assert call_probe._digest(value, 3, (0, 0)) == call_probe._digest(value, 3, (0, 0))
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_equal_values_of_many_kinds_have_equal_digests(value: Any) -> None:
     ids=["type", "dtype", "shape", "last-element", "kind", "entry", "object"],
 )
 def test_other_values_have_other_digests(value: Any, other: Any) -> None:
-    assert call_probe._digest(value, 3, result=True)[0] != call_probe._digest(other, 3, result=True)[0]
+    assert call_probe._digest(value, 3, (0, 0))[0] != call_probe._digest(other, 3, (0, 0))[0]
 
 
 def test_generators_and_library_functions_are_not_compared() -> None:
@@ -281,14 +281,14 @@ def test_what_a_signal_handler_raises_reaches_the_script(monkeypatch: pytest.Mon
 def test_a_digest_reads_more_than_one_column() -> None:
     first, second = np.zeros((1024, 1024)), np.zeros((1024, 1024))
     first[100:200, 100:200] = second[500:600, 700:800] = 1
-    assert call_probe._digest(first, 3, result=True)[0] != call_probe._digest(second, 3, result=True)[0]
+    assert call_probe._digest(first, 3, (0, 0))[0] != call_probe._digest(second, 3, (0, 0))[0]
 
 
 @pytest.mark.parametrize(
     ("value", "other"), [([-1] * 20, [-2] * 20), ([0] * 640, [0] * 639 + [1])], ids=["minus", "last"]
 )
 def test_lists_of_numbers_are_read_to_the_end(value: list[int], other: list[int]) -> None:
-    assert call_probe._digest(value, 3, result=True)[0] != call_probe._digest(other, 3, result=True)[0]
+    assert call_probe._digest(value, 3, (0, 0))[0] != call_probe._digest(other, 3, (0, 0))[0]
 
 
 @pytest.mark.torch
@@ -320,6 +320,34 @@ def test_modes_tracers_and_graphs_see_nothing_of_the_probe() -> None:
     ]
     by_line = {call["caller_line"]: call["repeated"] for call in calls if call["function"] == "double"}
     assert sorted(by_line.values()) in ([0.0, 1.0], [])  # with a graph a result is another one's
+
+
+@pytest.mark.torch
+def test_equal_results_with_graphs_count_until_a_backward_pass() -> None:
+    import torch
+
+    layer = torch.nn.Linear(64, 64)
+
+    def encoded(x: Any) -> Any:
+        return layer(x)
+
+    x = torch.randn(32, 64)
+
+    def step(_number: int) -> None:
+        samples = [encoded(x) for _ in range(8)]
+        sum(samples).sum().backward()
+
+    def passes(_number: int) -> None:
+        for _ in range(4):
+            encoded(x).sum().backward()
+
+    def gradients(_number: int) -> None:
+        for _ in range(4):
+            torch.autograd.grad(encoded(x).sum(), list(layer.parameters()))
+
+    together, passed, differentiated = (probed(kind)["Linear"] for kind in (step, passes, gradients))
+    assert 0.3 < together["repeated"] == together["within"] < 1.0  # seven of eight, by their time
+    assert passed["repeated"] == differentiated["repeated"] == 0.0
 
 
 def test_what_cannot_be_read_does_no_harm() -> None:

@@ -44,6 +44,7 @@ SUSPENDS = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR
 SCALARS = (bool, int, float, complex, str, bytes)
 COMPILER = f"{os.sep}_dynamo{os.sep}convert_frame.py"
 MODULE_CALL = "_wrapped_call_impl"
+BACKWARD, BACKWARD_FILE = ("backward", "grad"), f"{os.sep}autograd{os.sep}__init__.py"
 LOSS, LOSS_FILE = "cross_entropy", f"{os.sep}nn{os.sep}functional.py"
 FEW_LABELLED, MANY_CLASSES = 0.5, 256
 
@@ -83,6 +84,8 @@ class Subnormal:
     shape: tuple[int, ...]
 
 
+Passes: TypeAlias = tuple[int, int]
+"""Of the probe so far: steps, and backward passes."""
 Rows: TypeAlias = tuple[list[int], Any]
 """The digest of each row of a module's input, and some elements of each row of its result, float64[n, k]."""
 _UNEQUAL = count()
@@ -92,7 +95,8 @@ class CallProbe:
     """Reads the calls of the thread that starts it, from :meth:`start` to :meth:`stop`; steps end at :meth:`step`."""
 
     def __init__(self) -> None:
-        self._wanted: dict[CodeType, int] = {}  # 0: not, 1: a function of the user's, 2: a module's call, 3: a loss
+        # 0: not, 1: a function of the user's, 2: a module's call, 3: a loss, 4: a backward pass
+        self._wanted: dict[CodeType, int] = {}
         # by frame: key, digest of inputs, digests of the rows of a module's, begin
         self._open: dict[int, tuple[tuple[Any, ...], int, list[int], int]] = {}
         self._calls: dict[tuple[Any, ...], list[tuple[int, int, int, int, Rows]]] = {}
@@ -100,7 +104,7 @@ class CallProbe:
         self._counted: dict[tuple[Any, ...], int] = {}  # of the last whole step
         self._subnormal: dict[tuple[str, int, str], Subnormal] = {}
         self._unlabelled: dict[tuple[str, int, str], dict[str, Any]] = {}
-        self._n_steps = self._n_events = self._own_ns = 0
+        self._n_steps = self._n_backward = self._n_events = self._own_ns = 0
         self._incomplete = False
         self._until_ns = 0
 
@@ -164,6 +168,9 @@ class CallProbe:
         if kind < 0 or begun > self._until_ns:  # a compiler at work, or a step without an end
             self._cut()
             return
+        if kind == 4:
+            self._n_backward += 1
+            return
         caller = frame.f_back
         if caller is None or (kind == 2 and is_library(caller.f_code.co_filename)):
             return
@@ -180,7 +187,7 @@ class CallProbe:
         n_calls = self._n_calls[key] = self._n_calls.get(key, 0) + 1
         if n_calls > MOST_CALLS:
             return
-        inputs = _digest([given[name] for name in sorted(given)], DEEPEST, result=False)[0]
+        inputs = _digest([given[name] for name in sorted(given)], DEEPEST)[0]
         given_rows = _rows(given.get("args"), ELEMENTS // 4) if kind == 2 else None
         rows = _digests(given_rows) if given_rows is not None else []
         now = time.perf_counter_ns()
@@ -191,7 +198,7 @@ class CallProbe:
         key, inputs, rows, begun = entry
         now = time.perf_counter_ns()
         took = now - self._own_ns - begun
-        result, size = _digest(value, DEEPEST, result=True)
+        result, size = _digest(value, DEEPEST, (self._n_steps, self._n_backward))
         results = _rows(value, OF_A_ROW) if rows else None
         matched = (rows, results) if results is not None and len(results) == len(rows) else ([], [])
         self._calls.setdefault(key, []).append((self._n_steps, took, hash((inputs, result)), size, matched))
@@ -273,6 +280,8 @@ def _kind(code: CodeType) -> int:
         return 2
     if code.co_name == LOSS and file.endswith(LOSS_FILE):
         return 3
+    if code.co_name in BACKWARD and file.endswith(BACKWARD_FILE):
+        return 4
     if is_library(file):
         return -1 if file.endswith(COMPILER) else 0
     # what is suspended returns many times; a comprehension and a module's body are part of what is around them
@@ -283,30 +292,32 @@ def _kind(code: CodeType) -> int:
     return 0 if sys.version_info < (3, 13) and (code.co_freevars or code.co_cellvars) else 1
 
 
-def _digest(value: Any, depth: int, *, result: bool) -> tuple[int, int]:
+def _digest(value: Any, depth: int, passes: Passes | None = None) -> tuple[int, int]:
     """Return a digest of a value, and how many elements it has.
 
-    What cannot be read is equal to itself as an input, and to nothing as a ``result``: another object may get its id.
+    ``passes`` : None for an input. What cannot be read is equal to itself as an input, and to nothing as a result:
+    another object may get its id. A result with a graph is equal to none that a step or a backward pass lies between:
+    each such pass needs a graph of its own.
     """
     try:
-        return _read(value, depth, result)
+        return _read(value, depth, passes)
     except Exception as error:  # anything may refuse to be read
         if of_the_user(error):
             raise
-        return _unread(value, result)
+        return _unread(value, passes)
 
 
-def _unread(value: Any, result: bool) -> tuple[int, int]:
-    return hash(("object", next(_UNEQUAL) if result else id(value))), 0
+def _unread(value: Any, passes: Passes | None) -> tuple[int, int]:
+    return hash(("object", id(value) if passes is None else next(_UNEQUAL))), 0
 
 
-def _read(value: Any, depth: int, result: bool) -> tuple[int, int]:
+def _read(value: Any, depth: int, passes: Passes | None) -> tuple[int, int]:
     if value is None or isinstance(value, SCALARS):
         return hash((type(value), repr(value) if isinstance(value, int | float | complex) else value)), 1
     largest = LARGEST >> 4 * (DEEPEST - depth)  # a list may hold many
     torch: Any = sys.modules.get("torch")
     if torch is not None and type(value) in (torch.Tensor, torch.nn.Parameter):
-        return _of_tensor(value, torch, result, largest)
+        return _of_tensor(value, torch, passes, largest)
     numpy: Any = sys.modules.get("numpy")
     if numpy is not None and type(value) is numpy.ndarray and not value.dtype.hasobject and value.size <= largest:
         flat = value.reshape(-1)
@@ -317,34 +328,32 @@ def _read(value: Any, depth: int, result: bool) -> tuple[int, int]:
     if depth and type(value) in (list, tuple):
         if len(value) <= LONGEST_LIST and all(isinstance(item, SCALARS) for item in value):
             return hash((type(value), *map(repr, value))), len(value)
-        return _of_items(type(value), len(value), value[:: max(len(value) // ITEMS, 1)], depth, result)
+        return _of_items(type(value), len(value), value[:: max(len(value) // ITEMS, 1)], depth, passes)
     if depth and type(value) is dict and len(value) <= 4 * ITEMS:
-        return _of_items(dict, len(value), [*value.keys(), *value.values()], depth, result)
-    return _unread(value, result)
+        return _of_items(dict, len(value), [*value.keys(), *value.values()], depth, passes)
+    return _unread(value, passes)
 
 
 def _stride(size: int, n: int = ELEMENTS) -> int:
     return max(size // n, 1) | 1  # odd: else it may be the length of a row, and read one column alone
 
 
-def _of_items(kind: type, n_items: int, some: Sequence[Any], depth: int, result: bool) -> tuple[int, int]:
-    parts = [_digest(item, depth - 1, result=result) for item in some]
+def _of_items(kind: type, n_items: int, some: Sequence[Any], depth: int, passes: Passes | None) -> tuple[int, int]:
+    parts = [_digest(item, depth - 1, passes) for item in some]
     return hash((kind, n_items, *(part for part, _ in parts))), max(n_items, sum(size for _, size in parts))
 
 
-def _of_tensor(tensor: Any, torch: Any, result: bool, largest: int) -> tuple[int, int]:
+def _of_tensor(tensor: Any, torch: Any, passes: Passes | None, largest: int) -> tuple[int, int]:
     size = tensor.numel()
     device = tensor.device.type
     readable = tensor.layout == torch.strided and device in ("cpu", "cuda") and size <= largest
-    # with a graph it is another one's input, whose backward pass needs its own; and a tracer or a mode of the script's
-    # would see what reads it
-    if not readable or (result and tensor.requires_grad) or is_watched(torch, device):
-        return _unread(tensor, result)[0], size
+    if not readable or is_watched(torch, device):  # a tracer or a mode of the script's would see what reads it
+        return _unread(tensor, passes)[0], size
     with torch.no_grad():
         flat = tensor.detach().reshape(-1)
         some = flat[:: _stride(size)]
         some = some.float() if some.dtype == torch.bfloat16 else some
-        about = "tensor", tuple(tensor.shape), tensor.dtype, device
+        about = "tensor", tuple(tensor.shape), tensor.dtype, device, passes if tensor.requires_grad else None
         return hash((*about, some.cpu().numpy().tobytes(), repr(flat.sum().item()))), size
 
 

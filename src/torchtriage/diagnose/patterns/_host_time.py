@@ -2,9 +2,12 @@
 
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from torchtriage.core import intervals
+from torchtriage.core.trace.schema import BACKWARD_NODE
 from torchtriage.core.units import format_ns, ms
-from torchtriage.diagnose.patterns.base import Claim, Floats, Ints, Spans, Trace
+from torchtriage.diagnose.patterns.base import Claim, Floats, Ints, Kind, Spans, Trace
 
 
 class HostTime(NamedTuple):
@@ -47,6 +50,26 @@ def host_time(trace: Trace, held: Spans) -> HostTime:
     held = intervals.intersect(held, trace.steps.host_judged)
     spans = intervals.intersect(held, trace.devices[0].host_late) if trace.devices else held
     return HostTime(trace, held, spans, *(intervals.length(part) / trace.steps.n_steady for part in (held, spans)))
+
+
+def with_backward(trace: Trace, first: Ints, last: Ints) -> Spans:
+    """Return the time from each ``first`` operator to the end of its ``last``, and of their backward passes."""
+    sequence = trace.key
+    numbered = np.flatnonzero((trace.kind == Kind.OP) & (sequence >= 0))
+    is_backward = trace.matching(f"^{BACKWARD_NODE}")[numbered]
+    backward, forward = numbered[is_backward], numbered[~is_backward & (trace.lane[numbered] == trace.steps.lane)]
+    step_of = trace.steps.of_host(backward)
+    found = []
+    for step, begin, end in zip(trace.steps.of_host(first), trace.start_ns[first], trace.end_ns[last], strict=True):
+        found.append((begin, end))
+        mine = forward[(trace.start_ns[forward] >= begin) & (trace.end_ns[forward] <= end)]
+        if not len(mine):
+            continue
+        of_these = (sequence[backward] >= sequence[mine].min()) & (sequence[backward] <= sequence[mine].max())
+        nodes = backward[of_these & (trace.start_ns[backward] >= end) & (step_of == step)]
+        if len(nodes):
+            found.append((trace.start_ns[nodes].min(), trace.end_ns[nodes].max()))
+    return intervals.union(np.array(found, np.int64))
 
 
 def host_claim(

@@ -20,14 +20,13 @@ Source: PyTorch documentation, ``torch.nn.GRU`` and ``torch.nn.LSTM``; measured:
 import numpy as np
 from numpy.typing import NDArray
 
-from torchtriage.core import intervals
 from torchtriage.core.arrays import distinct
 from torchtriage.core.trace.op_inputs import Inputs, inputs_of, where_inputs
 from torchtriage.core.trace.schema import BACKWARD_NODE
 from torchtriage.core.units import format_count, format_ns
-from torchtriage.diagnose.patterns._host_time import host_claim, host_time
+from torchtriage.diagnose.patterns._host_time import host_claim, host_time, with_backward
 from torchtriage.diagnose.patterns._recurrence import recurs
-from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Fix, Ints, Kind, Pattern, Spans, Trace, aten
+from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Fix, Ints, Pattern, Trace, aten
 from torchtriage.diagnose.patterns.launch._sample_loops import MAX_ROUND_OPS, MIN_ROUNDS, loop_ops
 
 PATTERN = Pattern.of(
@@ -98,7 +97,8 @@ def _claim(trace: Trace, ops: Ints, runs: list[Ints]) -> Claim | None:
         return None
     steps = trace.steps
     rows = ops[np.concatenate(runs)]
-    time = host_time(trace, _spans(trace, ops, runs))
+    first, last = (ops[[run[at] for run in runs]] for at in (0, -1))
+    time = host_time(trace, with_backward(trace, first, last))
     if not recurs(trace, rows) or not time.lost_ns or time.held_ns < MIN_SHARE * steps.wall_ns:
         return None
     # before the first call its state is made
@@ -193,25 +193,3 @@ def _state_changes(trace: Trace, rows: Ints, between: NDArray[np.integer]) -> bo
     shapes = [state] if state and not isinstance(state[0], list) else state
     changing = between[trace.named(*_ON_STATE)[between]]
     return bool(where_inputs(trace, changing, lambda call: call.shape(0) in shapes).any())
-
-
-def _spans(trace: Trace, ops: Ints, runs: list[Ints]) -> Spans:
-    """Return the time from the first to the last call of each run, and of its backward pass."""
-    sequence = trace.key
-    numbered = np.flatnonzero((trace.kind == Kind.OP) & (sequence >= 0))
-    is_backward = trace.matching(f"^{BACKWARD_NODE}")[numbered]
-    backward, forward = numbered[is_backward], numbered[~is_backward & (trace.lane[numbered] == trace.steps.lane)]
-    step_of = trace.steps.of_host(backward)
-    found = []
-    for run in runs:
-        first, end = int(trace.start_ns[ops[run[0]]]), int(trace.end_ns[ops[run[-1]]])
-        found.append((first, end))
-        mine = forward[(trace.start_ns[forward] >= first) & (trace.end_ns[forward] <= end)]
-        if not len(mine):
-            continue
-        of_run = (sequence[backward] >= sequence[mine].min()) & (sequence[backward] <= sequence[mine].max())
-        of_run &= (trace.start_ns[backward] >= end) & (step_of == trace.steps.of_host(ops[run[:1]])[0])
-        nodes = backward[of_run]
-        if len(nodes):
-            found.append((int(trace.start_ns[nodes].min()), int(trace.end_ns[nodes].max())))
-    return intervals.union(np.array(found, np.int64))

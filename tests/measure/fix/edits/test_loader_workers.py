@@ -105,6 +105,13 @@ def test_workers_that_are_started_again() -> None:
     assert "DataLoader(Pictures(names), num_workers=0)" in without
 
 
+def test_workers_of_data_in_memory_are_left_running_too() -> None:
+    made = 'DataLoader(TensorDataset(torch.zeros(9, 3)), num_workers=1, multiprocessing_context="spawn")'
+    text = f"{PICTURES}\nfrom torch.utils.data import TensorDataset\nloader = {made}\n{TRAIN}"
+    (left,) = proposed(text, "for x in loader", "DAT019", "loader-workers")
+    assert "persistent_workers=True" in left
+
+
 def test_loaders_of_a_trainer() -> None:
     text = "from transformers import TrainingArguments\nargs = TrainingArguments(output_dir)\ntrainer.train()\n"
     (new,) = proposed(text, "trainer.train()", "DAT018", "loader-workers")

@@ -103,6 +103,13 @@ def test_what_is_put_into_a_list(head, row, use, read, listed):
     assert proposed(before, "for ", "LCH017", "vmapped-loops") == [head_lines + "\n".join(new) + "\n" + tail]
 
 
+def test_a_function_that_reads_its_result_is_not_mapped():
+    before = LOOP.format(head="row in rows", read="").replace("torch.softmax(rows[i], 0)", "scaled(row)")
+    helper = "\n\n    def scaled(row):\n        return row / row.norm(){read}\n"
+    assert proposed(before + helper.format(read=""), "for ", "LCH017", "vmapped-loops")
+    assert not proposed(before + helper.format(read=".item()"), "for ", "LCH017", "vmapped-loops")
+
+
 def test_scores_are_the_same():
     torch = pytest.importorskip("torch")
     before = LOOP.format(head="row in rows", read=".item()").replace("rows[i]", "row")

@@ -97,7 +97,7 @@ def _running(module: Module, call: SourceCall, number: int) -> Iterator[Proposal
         return
     known = dataset(module, call)
     cheap = in_memory(module, call) or (known is not None and not reads_or_transforms(module, known))
-    if keyword(node, "persistent_workers") is None and not cheap:
+    if keyword(node, "persistent_workers") is None:
         lasts = "True" if constant is given else f"{source(module, given)} > 0"
         changes = REORDERED if shuffles(call) or draws(module, call) else ""
         yield Proposal(set_keywords(module, node, {"persistent_workers": lasts}), "leave the workers running", changes)

@@ -31,9 +31,11 @@ from torchtriage.measure.fix.statements import INDENT, bound, free_name, indent_
 CODES = words("LCH017 LCH102 LCH107 LCH109 LCH014 HST020 HST114 LCH105")
 AT_ONCE = 256
 """Samples: more would take more memory, and are not faster."""
-NOT_MAPPED = re.compile(
-    r"\.(tolist|numpy|nonzero|backward|unique|masked_select|cpu|item)\(|\bnp\.|(?<![.\w])(len|print|int|float|bool|str)\(|torch\.(\w*Tensor|tensor|as_tensor|from_numpy)\("
+READS = re.compile(
+    r"\.(tolist|numpy|nonzero|backward|unique|masked_select|cpu|item)\(|\bnp\.|(?<![.\w])(int|float|bool)\("
 )
+"""What no function may do whose turns are computed at once; in the loop itself, neither ``NOT_MAPPED``."""
+NOT_MAPPED = re.compile(r"(?<![.\w])(len|print|str)\(|torch\.(\w*Tensor|tensor|as_tensor|from_numpy)\(")
 DRAWS = re.compile(r"[dD]ropout|\brand|bernoulli|normal_?\(|multinomial")
 MODEL = re.compile(r"loss|criterion|model|net$|encoder|decoder|head|proj|policy|critic", re.IGNORECASE)
 """Names of what a model or a loss is handed over as."""
@@ -230,7 +232,7 @@ def _check(site: Site, parts: Sequence[ast.expr], steps: Sequence[ast.stmt], kep
         own |= bound([item])
     if (
         not all(_changes_nothing_in(flow, part) for part in parts)
-        or NOT_MAPPED.search("\n".join(source(module, part) for part in parts))
+        or any(pattern.search(source(module, part)) for part in parts for pattern in (READS, NOT_MAPPED))
         or mutated(steps) - {"self"}
         or {path for path in kept if path} & {path_of(item) for item in named if isinstance(item, ast.expr)}
         or any(
@@ -398,7 +400,9 @@ def _changes_nothing(flow: Flow, call: ast.Call) -> bool:
     """Return whether a call, apart from what it is given, gives the same for the same, or is one of a model."""
     known, func = flow.call(call), call.func
     if known is not None and (known.callees or known.receiver.kind == "module"):
-        return known.receiver.kind == "module" or all(flow.pure(callee) for callee in known.callees)
+        return known.receiver.kind == "module" or all(
+            flow.pure(callee) and not READS.search(ast.unparse(callee.node)) for callee in known.callees
+        )
     if MODEL.search(path_of(func)) and not flow.module.name_of(func).startswith("torch."):
         return True
     if isinstance(func, ast.Attribute) and not flow.module.name_of(func).startswith("torch."):

@@ -64,12 +64,22 @@ OF_THE_MACHINE = re.compile(
     | mem | memory | rss | v?ram | gpu | cpu | cuda | alloc | allocated | reserved | cached | bytes | [kmg]i?b | load
     | pid | process | port | threads? | workers? | cores? | host | util | utilization | address | u?id | size
     | fwd | bwd | forward | backward | wait | idle | busy | overhead | done | finished | completed
-    | calls? | passes | launches | graphs? | (?:re)?compil\w* | syncs? | caches? | evals? | evaluations?
+    | calls? | passes | launches | graphs? | (?:re)?compil\w* | syncs? | caches?
     | diff | difference | drift | tolerance | [ar]tol  # rounding itself
     """,
     re.VERBOSE | re.IGNORECASE,
 )
-"""Words that say of a number that it is none of what is computed."""
+"""Words that say of a number that it is none of what is computed ..."""
+OF_A_RESULT = re.compile(
+    r"""
+    loss | losses | nll | acc | accuracy | accuracies | scores? | err | errors? | f | precision | recall | auc | iou
+    | bleu | r?mse | mae | perplexity | ppl | rewards? | returns? | success | win
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+"""... unless one of these is nearer to the number: ``cached score``."""
+CALLS = re.compile(r"\b(?:evals|evaluations)$", re.IGNORECASE)
+"""Beside a whole number: so many. A fraction is what they gave."""
 COUNTER = re.compile(
     r"""
     steps? | epochs? | iters? | iterations? | it | batch | batches | chunks? | updates? | rounds? | gen | generations?
@@ -148,24 +158,34 @@ def _line(place: int, text: str, header: tuple[str, ...]) -> Line:
     words = [gaps[0]]
     numbers: list[Number] = []
     beside: list[str] = []
-    counts = False
+    counts = by_words = False
     for column, match in enumerate(found):
         gap = gaps[column]
         if named := WORD.findall(titles[column]) if titles else _words_before(gaps, column):
-            beside, counts = named, COUNTER.fullmatch(named[-1]) is not None
+            beside, counts, by_words = named, COUNTER.fullmatch(named[-1]) is not None, _of_the_machine(named[::-1])
         elif (not column or BREAK.search(gap)) and (named := _words_after(gaps, column)):
-            beside, counts = named, COUNTER.fullmatch(named[0]) is not None
+            beside, counts, by_words = named, COUNTER.fullmatch(named[0]) is not None, _of_the_machine(named)
         else:  # of a list, or a total: 3/100
-            beside, counts = [] if "|" in gap else beside, counts and gap.strip() == "/"
+            counts = counts and gap.strip() == "/"
+            if "|" in gap:
+                beside, by_words = [], False
         of_machine = (
             UNIT.match(gaps[column + 1])
-            or any(map(OF_THE_MACHINE.fullmatch, beside))
+            or by_words
+            or (match.group().isdigit() and CALLS.search(" ".join(beside)))
             or (TIME_FOLLOWS.search(gap) and "." in match.group())
         )
         words += ["~" if of_machine else "#", gaps[column + 1]]
         if not of_machine:
             numbers.append(_number(match.group(), " ".join(beside), counts=counts))
     return Line(place, " ".join("".join(words).split()), tuple(numbers))
+
+
+def _of_the_machine(nearest_first: list[str]) -> bool:
+    """Return whether words beside a number say that it is the machine's; ``rate`` says least: ``error rate``."""
+    words = sorted(nearest_first, key=lambda word: word.lower() in ("rate", "rates"))
+    said = (word for word in words if OF_A_RESULT.fullmatch(word) or OF_THE_MACHINE.fullmatch(word))
+    return OF_A_RESULT.fullmatch(next(said, "loss")) is None
 
 
 def _words_before(gaps: list[str], column: int) -> list[str]:

@@ -158,6 +158,30 @@ def test_the_project_is_the_folder_with_its_marks_else_the_scripts_own(project, 
         project_of(("train.py",), "src")
 
 
+def test_behind_an_interpreter_or_a_launcher_the_script_says_where_the_project_is(project, tmp_path):
+    program = tmp_path / "env" / "bin" / "python3"
+    program.parent.mkdir(parents=True)
+    program.write_text("")
+    program.chmod(0o755)
+    words = (str(program), "-u", "train.py")
+    assert project_of(words) == project_of(words, str(project)) == project
+    assert project_of((str(program), "-m", "pkg.a"), str(project)) == project
+    assert project_of((str(program), str(project / "src" / "pkg" / "a.py")), "src") == project / "src"
+    copy = made(project, *words)
+    assert copy.command.arguments == (str(program), "-u", str(copy.root / "train.py"))
+
+
+def test_a_program_of_an_environment_in_the_project_is_that_of_the_project(project):
+    program = project / "venv" / "bin" / "torchrun"
+    program.parent.mkdir()
+    program.write_text("")
+    program.chmod(0o755)
+    copy = made(project, "venv/bin/torchrun", "train.py")
+    assert copy.command.arguments == (str(program), str(copy.root / "train.py"))
+    absolute = made(project, str(program), "train.py", into=project.parent / "other")
+    assert absolute.command.arguments[0] == str(program)
+
+
 def test_what_is_saved_into_the_project_meanwhile_changes_no_run(tmp_path, monkeypatch):
     folder = tmp_path / "project"
     folder.mkdir()

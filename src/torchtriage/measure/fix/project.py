@@ -29,8 +29,8 @@ def project_of(words: Sequence[str], given: str | None = None) -> Path:
 
     Raises UsageError: the folder that was given does not hold the script.
     """
-    start = Path.cwd() if words[0] == "-m" else Path(words[0]).absolute().parent
-    start = start.resolve()
+    place = _script(words)
+    start = (Path.cwd() if place is None else Path(words[place]).absolute().parent).resolve()
     if given is not None:
         project = Path(given).resolve()
         if not start.is_relative_to(project):
@@ -44,6 +44,17 @@ def project_of(words: Sequence[str], given: str | None = None) -> Path:
             return folder
     here = Path.cwd().resolve()
     return here if start.is_relative_to(here) and here != home and here != Path(here.anchor) else start
+
+
+def _script(words: Sequence[str]) -> int | None:
+    """Return the place of the script in a command, also behind an interpreter or a launcher; None for a module."""
+    for place, word in enumerate(words):
+        path = Path(word)
+        if word == "-m":
+            return None
+        if (path.suffix in (".py", ".pyw") and path.is_file()) or (not place and path.is_dir()):
+            return place
+    return None
 
 
 @dataclass(frozen=True)
@@ -92,17 +103,17 @@ class ProjectCopy:
     def command(self) -> Command:
         """The command with absolute names in the project replaced by those in the copy."""
         found = find_command(self.words)
-        script = Path(self.words[0]).resolve()
+        place = _script(self.words)
         arguments = [
             str(self._mirrored(Path(word).resolve()))
-            if Path(word).is_absolute() and Path(word).resolve().is_relative_to(self.project)
-            else str(self._mirrored(script))
-            if number == 0 and script.is_relative_to(self.project) and script.exists()
+            if (number == place or Path(word).is_absolute()) and Path(word).resolve().is_relative_to(self.project)
             else word
             for number, word in enumerate(self.words)
         ]
-        n = len(self.words)
-        return Command((*found.arguments[:-n], *arguments), found.is_script)
+        ours = found.arguments[: -len(self.words)]
+        if not ours:  # a program: environments are not copied
+            arguments[0] = str(Path(found.arguments[0]).absolute())
+        return Command((*ours, *arguments), found.is_script)
 
     @cached_property
     def script(self) -> frozenset[str]:

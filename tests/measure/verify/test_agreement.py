@@ -152,3 +152,27 @@ def test_outputs_of_other_shapes_are_not_compared():
 
 def test_programs_that_note_nothing_are_not_called_alike():
     assert agreement([()], [()]).status == "not compared"
+
+
+def test_fewer_steps_are_other_results():
+    differs = agreement([training()] * 2, [training(n=3)] * 2)
+    assert (differs.status, differs.n, differs.first) == ("differ", 7, "gradients 4")
+    assert differs.reason == "16 of the first gradients and updates before, 6 after"
+    assert agreement([training(n=3)] * 2, [training()] * 2).status == "differ"
+
+
+def test_a_program_that_was_ended_may_have_noted_less():
+    assert agreement([training()] * 2, [training(n=3)] * 2, (True, False)).n == 6
+    assert agreement([training(n=3)] * 2, [training()] * 2, (False, True)).status == "same"
+    assert agreement([training(n=3)] * 2, [training()] * 2, (True, False)).status == "differ"
+
+
+def test_runs_of_one_program_may_be_of_other_lengths():
+    assert agreement([training(), training(n=3)], [training(n=3)] * 2).status == "same"
+
+
+def test_models_that_are_called_less_often_are_not_compared():
+    often = noted(*[("output", [2], [1.0, 2.0])] * 8)
+    agrees = agreement([often], [often[:2]])
+    assert (agrees.of, agrees.status) == ("outputs", "not compared")
+    assert agrees.reason == "the models are called a different number of times: 8 of the first outputs before, 2 after"

@@ -96,14 +96,25 @@ def read_answers(document: dict[str, Any]) -> tuple[Answer, ...]:
     )
 
 
-def agreement(before: Sequence[tuple[Answer, ...]], after: Sequence[tuple[Answer, ...]]) -> ResultAgreement:
-    """Say whether both programs compute the same; ``before``, ``after`` : what each run of them noted, in order."""
+def agreement(
+    before: Sequence[tuple[Answer, ...]], after: Sequence[tuple[Answer, ...]], whole: tuple[bool, bool] = (True, True)
+) -> ResultAgreement:
+    """Say whether both programs compute the same.
+
+    ``before``, ``after`` : what each run of them noted, in order. ``whole`` : whether their runs went on to their own
+    end; else more might have been noted.
+    """
     before, after = ([_judged(run, [*before, *after]) for run in side] for side in (before, after))
     n = min(map(len, [*before, *after]))
     if not n:
         reason = "in one of them nothing trains and no model is called"
         return ResultAgreement("nothing", "not compared", 0, None, None, reason)
     of: Any = {"output": "outputs", "loss": "losses"}.get(before[0][0].kind, "steps")
+    lengths = [{len(run) for run in side} for side in (before, after)]
+    uneven = lengths[0].isdisjoint(lengths[1]) and whole[max(lengths[1]) < max(lengths[0])]
+    if uneven and of == "outputs":
+        reason = f"the models are called a different number of times: {_lengths(before[0], after[0])}"
+        return ResultAgreement(of, "not compared", 0, None, None, reason)
     worst = own_worst = 0.0
     repeats = True
     largest = {kind: max(answer.size for answer in before[0] if answer.kind == kind) for kind in _kinds(before[0])}
@@ -132,6 +143,10 @@ def agreement(before: Sequence[tuple[Answer, ...]], after: Sequence[tuple[Answer
                 return ResultAgreement(of, "differ", place + 1, apart, own, _largest(old[0], new[0]), where)
             worst, own_worst = max(worst, apart), max(own_worst, own)
             repeats = repeats and apart <= allowed
+    if uneven:
+        longest = max(*before, *after, key=len)
+        where = f"{longest[n].kind} {longest[n].step}"
+        return ResultAgreement(of, "differ", n + 1, None, None, _lengths(before[0], after[0]), where)
     return ResultAgreement(of, "same" if repeats else "within its own spread", n, worst, own_worst)
 
 
@@ -163,6 +178,11 @@ def _noise(answers: Sequence[Answer], place: int) -> NDArray[np.bool_]:
 
 def _kinds(answers: Sequence[Answer]) -> list[Kind]:
     return list(dict.fromkeys(answer.kind for answer in answers))
+
+
+def _lengths(old: tuple[Answer, ...], new: tuple[Answer, ...]) -> str:
+    what = {"output": "outputs", "loss": "losses"}.get(old[0].kind, "gradients and updates")
+    return f"{len(old)} of the first {what} before, {len(new)} after"
 
 
 def _form_reason(old: Answer, new: Answer) -> str:

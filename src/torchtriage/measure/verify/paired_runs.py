@@ -49,6 +49,7 @@ class ProgramRun:
     ``step_ms`` : mean time of its timed steps, over the processes of a job; None where no loop was found. ``low_ms`` :
     the mean of its fastest tenth. ``run_ms`` : of the whole process. ``own_step_ms``, ``own_run_ms`` : without the wait
     for a processor, where only one thread computes; else None. ``printed`` : its output until it was ended.
+    ``whole`` : it went on to its own end.
     """
 
     step_ms: float | None
@@ -59,6 +60,7 @@ class ProgramRun:
     printed: str = ""
     own_step_ms: float | None = None
     own_run_ms: float | None = None
+    whole: bool = True
 
 
 @dataclass(frozen=True)
@@ -204,6 +206,7 @@ def sample(
         printed=_printed(folder),
         own_step_ms=_own_step_ms(recordings),
         own_run_ms=own_run_ms if cpu_ms <= ONE_THREAD * own_run_ms else None,
+        whole=not any(folder.glob(PRINTED_FILE.format(pid="*"))),
     )
 
 

@@ -112,7 +112,9 @@ def _agreement(trial: Trial) -> ResultAgreement:
         trains=not noted or any(answer.kind != "output" for answer in noted),
         epsilon=max((answer.epsilon for answer in noted), default=0.0),
     )
-    return with_printed(agreement(*([run.answers for run in side] for side in sides)), printed)
+    before, after = ([run.answers for run in side] for side in sides)
+    whole = (all(run.whole for run in trial.before), all(run.whole for run in trial.after))
+    return with_printed(agreement(before, after, whole), printed)
 
 
 def _outcome(ratio: Ratio, *, differ: bool) -> Outcome:

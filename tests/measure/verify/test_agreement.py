@@ -133,7 +133,14 @@ def test_an_optimizer_written_out_in_one_script_leaves_the_losses():
 def test_a_value_that_became_nan_differs():
     whole, broken = noted(("loss", [], [1.0])), noted(("loss", [], [float("nan")]))
     assert agreement([whole], [broken]).reason == "some values are not finite in one of them only"
-    assert agreement([broken], [broken]).status == "same"
+
+
+def test_values_that_are_not_finite_prove_nothing():
+    broken = noted(*[("loss", [], [float("nan")])] * 2)
+    agrees = agreement([broken] * 2, [broken] * 2)
+    assert (agrees.status, agrees.n, agrees.reason) == ("not compared", 0, "none of the values are finite")
+    later = noted(("loss", [], [1.0]), ("loss", [], [float("nan")]))
+    assert (agreement([later], [later]).status, agreement([later], [later]).n) == ("same", 1)
 
 
 def test_outputs_speak_where_nothing_trains():

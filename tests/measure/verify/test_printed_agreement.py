@@ -96,7 +96,8 @@ def test_lines_are_paired_by_their_counters():
 
 def test_a_number_that_is_not_finite_on_one_side_differs():
     assert compared(["loss 0.5"], ["loss nan"]).reason == "loss nan instead of 0.5"
-    assert compared(["loss nan", "a 0.5"], ["loss nan", "a 0.5"]).n == 2
+    assert compared(["loss nan", "a 0.5"], ["loss nan", "a 0.5"]).n == 1
+    assert compared(["loss nan"] * 9, ["loss nan"] * 9).status == "not compared"
 
 
 def test_rounding_itself_is_not_compared():

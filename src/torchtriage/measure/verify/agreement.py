@@ -70,6 +70,11 @@ class Answer:
         return np.array([max(math.prod(shape), 1) for shape in self.shapes], np.float64)
 
     @property
+    def is_finite(self) -> bool:
+        """Whether any value is."""
+        return any(values is not None and bool(np.isfinite(values).any()) for values in self.values)
+
+    @property
     def size(self) -> float:
         """The root mean square over all tensors; values that are not finite left out."""
         squares = [0.0 if values is None else float(np.nan_to_num(values**2).mean()) for values in self.values]
@@ -117,6 +122,7 @@ def agreement(
         return ResultAgreement(of, "not compared", 0, None, None, reason)
     worst = own_worst = 0.0
     repeats = True
+    n_finite = 0
     largest = {kind: max(answer.size for answer in before[0] if answer.kind == kind) for kind in _kinds(before[0])}
     for place in range(n):
         old, new = [run[place] for run in before], [run[place] for run in after]
@@ -131,6 +137,7 @@ def agreement(
         if not all(_finite_alike(old[0], answer) for answer in (*old, *new)):
             reason = "some values are not finite in one of them only"
             return ResultAgreement(of, "differ", place + 1, None, None, reason, where)
+        n_finite += old[0].is_finite
         old, new = ([answer.without(noise) for answer in side] for side in (old, new))
         floor = NOTHING * largest[old[0].kind]
         same_program = [pair for side in (old, new) for pair in combinations(side, 2)]
@@ -147,7 +154,9 @@ def agreement(
         longest = max(*before, *after, key=len)
         where = f"{longest[n].kind} {longest[n].step}"
         return ResultAgreement(of, "differ", n + 1, None, None, _lengths(before[0], after[0]), where)
-    return ResultAgreement(of, "same" if repeats else "within its own spread", n, worst, own_worst)
+    if not n_finite:
+        return ResultAgreement(of, "not compared", 0, None, None, "none of the values are finite")
+    return ResultAgreement(of, "same" if repeats else "within its own spread", n_finite, worst, own_worst)
 
 
 def _judged(run: tuple[Answer, ...], runs: Sequence[tuple[Answer, ...]]) -> tuple[Answer, ...]:

@@ -78,7 +78,7 @@ def printed_agreement(
             if left_out:
                 continue
             if _same(number, again, allowed * scales[key[0], number.label]):
-                n, fractions = n + 1, fractions or not number.whole
+                n, fractions = n + math.isfinite(number.value), fractions or not number.whole
             elif _in_another_order(key, sides, varying, max(SAME, 4 * epsilon)):
                 others.add(key[:2])
             else:

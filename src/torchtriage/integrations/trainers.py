@@ -58,6 +58,7 @@ class _Callback(_OfTrainer):
         super().__init__()
         self._settings = {"out": out, "steps": steps, "warmup": warmup, "stop": stop}
         self._profile: Profile | None = None
+        self._may_end = False
 
     @property
     def profile(self) -> Profile | None:
@@ -70,6 +71,7 @@ class _Callback(_OfTrainer):
         return None if self._profile is None else self._profile.report
 
     def _start(self) -> None:
+        self._may_end = self._settings["stop"] and self._profile is None
         if self._profile is not None:
             return  # a second fit goes on in the first one's recording, or is not recorded
         run = profile(self._settings["out"], steps=self._settings["steps"], warmup=self._settings["warmup"])
@@ -81,7 +83,7 @@ class _Callback(_OfTrainer):
         if self._profile is None:
             return False
         self._profile.step()
-        return bool(self._settings["stop"]) and self._profile.done
+        return self._may_end and self._profile.done
 
     def _stop(self, reason: str) -> None:
         if self._profile is not None:
@@ -91,8 +93,8 @@ class _Callback(_OfTrainer):
 class HFCallback(_Callback):
     """Records a ``transformers.Trainer``; a step is an optimizer step, with its accumulation.
 
-    ``out steps warmup`` : as for :func:`torchtriage.profile`. ``stop`` : end the training when everything is
-    recorded. Raises MissingExtraError where torch or transformers is not installed.
+    ``out steps warmup`` : as for :func:`torchtriage.profile`. ``stop`` : end the training that is
+    recorded, the first, when everything is. Raises MissingExtraError where torch or transformers is not installed.
     """
 
     trainers = (("transformers", "TrainerCallback"),)

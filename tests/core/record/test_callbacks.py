@@ -100,6 +100,19 @@ def test_a_training_may_end_when_all_is_recorded(tmp_path: Path) -> None:
     assert recording["steps_seen"] < 2 * N_STEPS
 
 
+def test_a_second_training_goes_on(tmp_path: Path) -> None:
+    import transformers
+
+    callback = HFCallback(tmp_path / "out", stop=True)
+    control = transformers.TrainerControl()
+    callback.on_train_begin(None, None, control)
+    callback.on_train_end(None, None, control)
+    callback.on_train_begin(None, None, control)
+    callback.on_step_end(None, None, control)
+    assert callback.profile.done
+    assert not control.should_training_stop
+
+
 def test_a_transformers_trainer_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entered = Counter[int]()
     monkeypatch.setattr(phase_clock, "TIMED_NS", 0)  # every step is timed

@@ -22,7 +22,7 @@ from builder import TraceBuilder
 from click.testing import CliRunner
 from diagnose.ranks.jobs import job, write
 
-from torchtriage.agents import desk
+from torchtriage.agents import desk, records
 from torchtriage.agents.server import READERS, RUNNERS, SKILL, server
 from torchtriage.api import traces
 from torchtriage.cli.main import cli
@@ -147,6 +147,17 @@ def test_numbers_are_those_of_the_command_line(folder: Path, name: str, monkeypa
         shown = {key: value for key, value in evidence.items() if key != "example"}
         if len(json.dumps(finding["evidence"])) < 2000:
             assert shown == finding["evidence"]
+
+
+def test_the_step_time_of_a_run_is_that_without_the_profiler(folder: Path) -> None:
+    document = printed("analyze", folder / "slow.json")
+    (result,) = document["results"]
+    verdict, *_ = records.analysis(document)
+    assert verdict["step_ms"] == result["summary"]["step_ms"]
+    assert "recorded_step_ms" not in verdict
+    result["recorded"] = {"step_ms": 1.5}
+    verdict, *_ = records.analysis(document)
+    assert (verdict["step_ms"], verdict["recorded_step_ms"]) == (1.5, result["summary"]["step_ms"])
 
 
 def test_tables_by_kernel_are_those_of_the_command_line(folder: Path) -> None:

@@ -227,12 +227,15 @@ def _subjects(document: Document) -> Iterator[tuple[str, Document]]:
 def _subject(prefix: str, subject: Document) -> Iterator[Record]:
     summary = subject.get("summary") or {}
     path = {"path": subject["trace"]["path"]} if "trace" in subject else {"basis": subject["basis"]}
+    times = {"step_ms": subject.get("step_ms", summary.get("step_ms"))}
+    if timed_ms := (subject.get("recorded") or {}).get("step_ms"):  # without the profiler
+        times = {"step_ms": timed_ms, "recorded_step_ms": times["step_ms"]}
     yield {
         "kind": "verdict",
         "id": f"{prefix}verdict",
         "healthy": subject["healthy"],
         "refused": subject["refused"],
-        "step_ms": subject.get("step_ms", summary.get("step_ms")),
+        **times,
         "joint_cost": _cost(subject["joint_cost"]),
         "findings": len(subject["findings"]),
         "not_checked": len(subject["not_checked"]),

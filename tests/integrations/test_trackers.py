@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ from builder import TraceBuilder
 import torchtriage as tt
 from torchtriage.api.traces import Report
 from torchtriage.core.errors import MissingExtraError
+from torchtriage.diagnose.runs.result import RecordedRun
 from torchtriage.integrations.trackers import MLflow, TensorBoard, WandB, scalars
 
 
@@ -52,6 +54,13 @@ def test_the_numbers_are_those_of_the_report(report: Report) -> None:
         for name, value in numbers.items()
         if "/finding/" in name
     }
+
+
+def test_the_step_time_is_that_without_the_profiler(report: Report) -> None:
+    recorded = RecordedRun("train.py", 0, "each step", "train.py", 3, "main", 40, 4.5, 20, True, 10.0, None)
+    assert scalars(replace(report, recorded=recorded))["torchtriage/step_ms"] == 4.5
+    untimed = replace(recorded, step_ms=None)
+    assert scalars(replace(report, recorded=untimed)) == scalars(report)
 
 
 def test_what_is_not_known_is_no_number() -> None:

@@ -22,7 +22,8 @@ PAGE = "torchtriage/report"
 def scalars(result: Result) -> dict[str, float]:
     """Return the numbers of a result that make a curve, by name; what the recording does not show is left out.
 
-    ``step_ms``, ``busy_share`` of the main device and ``mfu`` are of the steady steps, ``saving_low_ms`` and
+    ``step_ms``, without the profiler where that was timed, ``busy_share`` of the main device and ``mfu`` are of the
+    steady steps, ``saving_low_ms`` and
     ``saving_high_ms`` of all findings together, ``finding/CODE_low_ms`` of those of a code, all per step, or window.
     """
     return {f"torchtriage/{name}": float(value) for name, value in _numbers(result)}
@@ -74,9 +75,11 @@ class MLflow:
 
 
 def _numbers(result: Result) -> Iterator[tuple[str, float]]:
+    timed_ms = result.recorded.step_ms if result.recorded is not None else None
     if result.summary is not None:
-        if result.summary.step_ms is not None:
-            yield "step_ms", result.summary.step_ms
+        step_ms = timed_ms or result.summary.step_ms
+        if step_ms is not None:
+            yield "step_ms", step_ms
         for device in result.summary.devices[:1]:
             classes = device.classes
             if classes is not None and classes.wall_ns:

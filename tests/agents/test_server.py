@@ -203,6 +203,20 @@ def test_lint_has_the_findings_of_the_command_line(folder: Path) -> None:
     ]
 
 
+def test_names_in_lint_are_those_below_the_root(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "sub").mkdir()
+    made = "from torch.utils.data import DataLoader\nloader = DataLoader(files, num_workers=4)\n"
+    slow = SLOW.replace("\n\n", f"\n{made}", 1).replace("model(batch)", "model(batch.to('cuda'))")
+    (folder / "sub" / "slow.py").write_text(slow)
+    (folder / "sub" / "odd.py").write_text("import torch\nx = (\n")
+    monkeypatch.chdir(folder / "sub")
+    text = json.dumps(Agent(folder).ask("lint", paths=["sub"]))
+    assert '"file": "sub/slow.py"' in text
+    assert '"file": "sub/odd.py"' in text
+    assert "a/sub/slow.py" in text
+    assert str(folder) not in text
+
+
 # -- ids and pages -----------------------------------------------------------------------------
 
 

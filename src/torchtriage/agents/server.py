@@ -165,6 +165,7 @@ class Lint(Tool, frozen=True, kw_only=True):
                 names,
                 only=self.only,
                 exclude=[escape(link) for link in outside],
+                named=desk.roots.shown,
                 progress=lambda n: progress(n, None, f"{n} files looked at"),
             )
             return msgspec.json.decode(format_of(result).encode(result))

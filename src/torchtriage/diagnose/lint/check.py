@@ -28,6 +28,7 @@ def lint(
     exclude: Collection[str] = (),
     notes: bool = False,
     fix: bool = False,
+    named: Callable[[str], str] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> LintResult:
     """Look at Python files, notebooks and folders of them.
@@ -44,12 +45,14 @@ def lint(
         Keep findings of severity ``note``, which are counted otherwise.
     fix : bool
         Write the autofixes into the files; the findings are those of what is written.
+    named : callable, optional
+        Returns what a path is called in the result; as it lies below the working folder by default.
     progress : callable, optional
         Called with the number of files looked at so far.
 
     Raises UsageError: a path does not exist, or a code is unknown.
     """
-    run = _Run(only, skip, notes=notes, fix=fix)
+    run = _Run(only, skip, notes=notes, fix=fix, named=named or _shown)
     # millions of nodes that all live until the file is done: collecting finds nothing
     collecting = gc.isenabled()
     gc.disable()
@@ -77,7 +80,7 @@ def lint_text(
     notes: bool = False,
 ) -> LintResult:
     """Look at one source that is given as text."""
-    run = _Run(only, skip, notes=notes, fix=False)
+    run = _Run(only, skip, notes=notes, fix=False, named=_shown)
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     source = source_of(path, data, run.tally)
     if source is not None:
@@ -86,7 +89,9 @@ def lint_text(
 
 
 class _Run:
-    def __init__(self, only: Collection[str], skip: Collection[str], *, notes: bool, fix: bool) -> None:
+    def __init__(
+        self, only: Collection[str], skip: Collection[str], *, notes: bool, fix: bool, named: Callable[[str], str]
+    ) -> None:
         wanted = {lookup(item).rule.code for item in only}
         unwanted = {lookup(item).rule.code for item in skip}
         self.entries = [
@@ -94,7 +99,7 @@ class _Run:
             for entry in catalogue()
             if (not wanted or entry.rule.code in wanted) and entry.rule.code not in unwanted
         ]
-        self.notes, self.fix = notes, fix
+        self.notes, self.fix, self.named = notes, fix, named
         self.tally = Tally()
         self.findings: list[Finding] = []
         self.unused: list[Unused] = []
@@ -103,7 +108,7 @@ class _Run:
 
     def look(self, source: LintSource, *, mended: bool = False) -> None:
         """Find what one file holds, or still holds once it is ``mended``."""
-        shown = _shown(source.path)
+        shown = self.named(source.path)
         try:
             module = walk(source.tree, source.text, shown)
             found = [
@@ -172,7 +177,7 @@ class _Run:
             schema=SCHEMA,
             version=__version__,
             findings=tuple(self.findings),
-            odd=tuple(Odd(_shown(item.file), item.line, item.message) for item in self.tally.odd),
+            odd=tuple(Odd(self.named(item.file), item.line, item.message) for item in self.tally.odd),
             unused=tuple(self.unused),
             patches=tuple(self.patches),
             n_files=self.tally.n_files,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
@@ -15,8 +16,20 @@ from torchtriage.core.units import DEFAULT_MAX_BYTES
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 T = TypeVar("T")
-POSITIVE = click.FloatRange(0, min_open=True)
 LEVELS = SEVERITIES[::-1]
+
+
+class _Finite(click.FloatRange):
+    """A number: no comparison holds of NaN, so that every range has room for it."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"expected a number, found {value!r}", param, ctx)
+        return number
+
+
+POSITIVE = _Finite(0, min_open=True)
 
 
 def value_option(

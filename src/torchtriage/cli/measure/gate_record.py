@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import secrets
 import shlex
@@ -131,8 +130,6 @@ def _check_usage(words: Sequence[str], given: dict[str, Any]) -> None:
         raise click.UsageError(
             f"expected a command after -- or --import FILE, found {found}: torchtriage gate record -- python bench.py"
         )
-    if not math.isfinite(given["timeout"]):
-        raise click.UsageError(f"expected seconds for --timeout, found {given['timeout']}")
     if given["against"] is not None and given["before"] is not None:
         raise click.UsageError("--against and --before exclude each other")
     if given["setup"] is not None and given["against"] is None:

@@ -261,7 +261,8 @@ def open_key(key: str | None, output: str | None = None) -> Iterator[tuple[Pseud
     try:
         yield names, path
     except BaseException:
-        if is_new:
-            Path(path).unlink(missing_ok=True)
+        with suppress(UsageError):  # it is gone
+            if is_new and not Pseudonyms.load(path).names:  # nobody else's, either
+                Path(path).unlink(missing_ok=True)
         raise
     names.save(path)

@@ -218,6 +218,15 @@ def test_arguments_read_from_the_file_are_anonymised():
     assert "acme" not in found["kernel"]
 
 
+def test_commands_that_use_one_key_file_at_a_time_keep_the_names_of_each_other(tmp_path: Path):
+    path = tmp_path / "key.json"
+    first, second = Pseudonyms.of_file(path), Pseudonyms.of_file(path)
+    names = [first.of("alice"), second.of("bob")]
+    first.save(path)
+    second.save(path)
+    assert sorted(Pseudonyms.load(path).names) == sorted(names)
+
+
 def test_key_file_is_its_owners_and_never_overwritten(tmp_path: Path):
     path = tmp_path / "key.json"
     one = Pseudonyms.of_file(path)
@@ -227,7 +236,7 @@ def test_key_file_is_its_owners_and_never_overwritten(tmp_path: Path):
     assert Pseudonyms.of_file(path).of("acme") == name
     assert restore(f"in {name}_gemm", Pseudonyms.load(path).names) == "in acme_gemm"
     with pytest.raises(UsageError, match="cannot be written"):
-        Pseudonyms().save(path, new=True)
+        Pseudonyms().save(tmp_path / "nowhere" / "key.json")
     other = tmp_path / "report.json"
     other.write_text('{"key": 1}')
     with pytest.raises(UsageError, match="expected a key file"):

@@ -10,6 +10,8 @@ import hashlib
 import hmac
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -68,34 +70,52 @@ class Pseudonyms:
 
         Raises UsageError: it is no key file, or cannot be written.
         """
-        if os.path.lexists(path):
-            return cls.load(path)
-        made = cls()
-        made.save(path, new=True)
+        with _in_turn(path):
+            if os.path.lexists(path):
+                return cls.load(path)
+            made = cls()
+            made._write(Path(path))
         return made
 
-    def save(self, path: str | os.PathLike[str], *, new: bool = False) -> None:
-        """Write the key file, readable by its owner alone; ``new`` : it must not exist yet.
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the key file, readable by its owner alone, with what others have written to it meanwhile.
 
-        Raises UsageError: it exists, or cannot be written.
+        Raises UsageError: it cannot be written, or is no key file.
         """
-        target = Path(path)
+        with _in_turn(path):
+            if os.path.lexists(path):
+                self.names = {**self.load(path).names, **self.names}
+            self._write(Path(path))
+
+    def _write(self, target: Path) -> None:
         document = _KeyFile(_FORMAT, self._key.hex(), dict(sorted(self.names.items())))
         text = msgspec.json.format(msgspec.json.encode(document), indent=1)
         # a whole file or none: it is the only way back
-        part = target if new else target.with_name(f"{target.name}.{os.getpid()}.part")
+        part = target.with_name(f"{target.name}.{os.getpid()}.part")
         try:
             handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(handle, "wb") as stream:
                 stream.write(text)
-            if part != target:
-                part.replace(target)
+            part.replace(target)
         except OSError as error:
             raise UsageError(
                 f"the key file cannot be written: {error.strerror}",
                 where=str(target),
                 hint="name another file with --key",
             ) from error
+
+
+@contextmanager
+def _in_turn(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Have commands that use one key file wait for each other; the lock is its folder's, for the file is replaced."""
+    with ExitStack() as stack:
+        with suppress(ImportError, OSError):  # a system without such locks, or no such folder, which writing will tell
+            import fcntl
+
+            folder = os.open(Path(path).parent, os.O_RDONLY)
+            stack.callback(os.close, folder)
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
 
 
 def restore(text: str, names: dict[str, str]) -> str:

@@ -106,6 +106,7 @@ def _folder(out: Path | None) -> Iterator[Path]:
 
 
 def _run(shell: Any, code: str, folder: Path, *, window: bool) -> Report:
+    folder = Path(tempfile.mkdtemp(prefix="cell-", dir=folder))  # the processes of one cell
     if window:
         recording = profile(folder, steps=None)
         recording.start(sys._getframe(1))
@@ -116,7 +117,6 @@ def _run(shell: Any, code: str, folder: Path, *, window: bool) -> Report:
         return recording.report
     from torchtriage.core.record.loop_finder import LoopFinder
 
-    folder = Path(tempfile.mkdtemp(prefix="cell-", dir=folder))  # the processes of one cell
     watch = LoopFinder({"out": str(folder), "plan": {}, "exit_after": False, "answers": False})
     watch.start()
     try:

@@ -92,3 +92,12 @@ def test_a_line_and_a_cell_that_raises(shell: Any, capsys: Any) -> None:
     shown = shell.run_cell_magic("torchtriage", "", cell)
     assert "of the cell" in capsys.readouterr().out
     assert isinstance(shown, CellReport)
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore")
+def test_each_cell_keeps_its_recording(shell: Any, tmp_path: Path) -> None:
+    shell.run_cell("import torch")
+    for _ in range(2):
+        shell.run_line_magic("torchtriage", f"--window -o {tmp_path} torch.ones(8) @ torch.ones(8)")
+    assert len(list(tmp_path.glob("cell-*/**/recording.json"))) == 2

@@ -52,7 +52,8 @@ def load_ipython_extension(shell: Any) -> None:
             window, out, code = _read(line, cell)
             need_torch("%torchtriage")
             with _folder(out) as folder:
-                return CellReport(_run(shell, code, folder, window=window))
+                report = _run(shell, code, folder, window=window)
+            return None if report is None else CellReport(report)
         except TriageError as error:
             sys.stderr.write(f"torchtriage: {error}\n")
             return None
@@ -105,24 +106,32 @@ def _folder(out: Path | None) -> Iterator[Path]:
         yield Path(name)
 
 
-def _run(shell: Any, code: str, folder: Path, *, window: bool) -> Report:
+def _run(shell: Any, code: str, folder: Path, *, window: bool) -> Report | None:
+    """Return the report of what ran; None where nothing did, which the shell has told."""
     folder = Path(tempfile.mkdtemp(prefix="cell-", dir=folder))  # the processes of one cell
     if window:
         recording = profile(folder, steps=None)
         recording.start(sys._getframe(1))
         try:
-            shell.run_cell(code)
+            ran = shell.run_cell(code)
         finally:
             recording.stop()
-        return recording.report
-    from torchtriage.core.record.loop_finder import LoopFinder
+    else:
+        from torchtriage.core.record.loop_finder import LoopFinder
 
-    watch = LoopFinder({"out": str(folder), "plan": {}, "exit_after": False, "answers": False})
-    watch.start()
-    try:
-        shell.run_cell(code)
-    finally:
-        watch.stop()
+        watch = LoopFinder({"out": str(folder), "plan": {}, "exit_after": False, "answers": False})
+        watch.start()
+        try:
+            ran = shell.run_cell(code)
+        finally:
+            watch.stop()
+    if ran.error_before_exec is not None:
+        return None
+    if ran.error_in_exec is not None:
+        raised = type(ran.error_in_exec).__name__
+        sys.stderr.write(f"torchtriage: the code raised {raised}; what ran before is judged\n")
+    if window:
+        return recording.report
     try:
         report = analyze_run(folder, pid=os.getpid()).results[0]
     except TriageError as error:

@@ -101,3 +101,18 @@ def test_each_cell_keeps_its_recording(shell: Any, tmp_path: Path) -> None:
     for _ in range(2):
         shell.run_line_magic("torchtriage", f"--window -o {tmp_path} torch.ones(8) @ torch.ones(8)")
     assert len(list(tmp_path.glob("cell-*/**/recording.json"))) == 2
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("options", ["", "--window"])
+def test_code_that_did_not_run_has_no_report(shell: Any, capsys: Any, options: str) -> None:
+    assert shell.run_cell_magic("torchtriage", options, "x = (\n") is None
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore")
+def test_a_window_that_raised_says_so(shell: Any, capsys: Any) -> None:
+    shell.run_cell_magic("torchtriage", "--window", "import torch\ntorch.ones(8)\n1 / 0")
+    assert "the code raised ZeroDivisionError; what ran before is judged" in capsys.readouterr().err

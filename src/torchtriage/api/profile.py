@@ -17,12 +17,14 @@ import sys
 import tempfile
 import weakref
 from functools import cached_property
+from numbers import Integral
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
 from torchtriage.api.traces import Report, analyze_run
 from torchtriage.core.errors import MissingExtraError, UsageError
+from torchtriage.core.record.environment import process_rank
 from torchtriage.core.record.job_store import process_group
 from torchtriage.core.record.profiler_capture import BUSY
 from torchtriage.core.record.recorder import COMPLETE, Recorder, RecordPlan
@@ -44,14 +46,19 @@ def profile(out: str | os.PathLike[str] | None = None, *, steps: int | None = 6,
 
     Raises UsageError: a number of steps cannot be meant.
     """
-    if steps is not None and steps < 1:
-        raise UsageError(
-            f"expected at least one step to record, found {steps}", hint="steps=None records the block as one window"
-        )
-    if warmup < 0:
-        raise UsageError(f"expected warmup steps, found {warmup}")
-    plan = RecordPlan(warmup=warmup, light=steps) if steps is not None else None
-    return Profile(out, plan)
+    return Profile(out, None if steps is None else plan_of(steps, warmup))
+
+
+def plan_of(steps: int, warmup: int) -> RecordPlan:
+    """Return how many steps of what are recorded.
+
+    Raises UsageError: a number of steps cannot be meant.
+    """
+    for name, value, least in (("steps", steps, 1), ("warmup", warmup, 0)):
+        if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+            hint = "tt.profile(steps=None) records a block as one window" if name == "steps" else ""
+            raise UsageError(f"expected {name} as a whole number from {least}, found {value!r}", hint=hint)
+    return RecordPlan(warmup=warmup, light=steps)
 
 
 class Profile:
@@ -90,7 +97,7 @@ class Profile:
         if self.recorder is not None:
             raise UsageError("expected a new tt.profile(), found one that has recorded")
         group = process_group()  # ranks that were spawned have no RANK
-        rank = group[0] if group else int(os.environ.get("RANK", "0") or 0)
+        rank = group[0] if group else process_rank() or 0
         folder = self.out / f"rank{rank}"
         try:
             self._clear(folder, rank)

@@ -20,11 +20,10 @@ from importlib.util import find_spec
 from types import FrameType
 from typing import Any
 
-from torchtriage.api.profile import Profile, need_torch, profile
+from torchtriage.api.profile import Profile, need_torch, plan_of, profile
 from torchtriage.api.straggler_watch import StragglerWatch
 from torchtriage.api.traces import Report
 from torchtriage.core.errors import MissingExtraError, UsageError
-from torchtriage.core.record.recorder import RecordPlan
 
 
 class _OfTrainer:
@@ -230,7 +229,7 @@ class AccelerateProfile(Profile):
     def __init__(
         self, accelerator: Any, out: str | os.PathLike[str] | None = None, *, steps: int = 6, warmup: int = 5
     ) -> None:
-        super().__init__(out, RecordPlan(warmup=warmup, light=steps))
+        super().__init__(out, plan_of(steps, warmup))
         self.how = "each optimizer step of accelerate"
         self._accelerator = accelerator
         self._hook: Any = None
@@ -268,7 +267,7 @@ class TorchTitanProfile(Profile):
     """
 
     def __init__(self, out: str | os.PathLike[str] | None = None, *, steps: int = 6, warmup: int = 5) -> None:
-        super().__init__(out, RecordPlan(warmup=warmup, light=steps))
+        super().__init__(out, plan_of(steps, warmup))
         self.how = "each training step of torchtitan's Trainer"
 
     def build(self, **runtime: Any) -> TorchTitanProfile:

@@ -37,8 +37,10 @@ def test_without_torch_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> No
         tt.sample("anywhere")
 
 
-@pytest.mark.parametrize("wrong", [{"steps": 0}, {"warmup": -1}])
-def test_what_cannot_be_meant_is_refused(wrong: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    "wrong", [{"steps": 0}, {"steps": "6"}, {"steps": 2.5}, {"steps": True}, {"warmup": -1}, {"warmup": None}]
+)
+def test_what_cannot_be_meant_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(tt.UsageError, match="expected"):
         tt.profile(**wrong)  # type: ignore[arg-type]
 
@@ -122,6 +124,14 @@ def test_what_the_block_raises_goes_on_and_the_recording_stays(work: Callable[[]
     assert p.recording["ended"] == "the block raised ZeroDivisionError"
     assert p.recording["light"]["steps"] == 6
     assert p.report.summary is not None
+
+
+@pytest.mark.torch
+def test_a_rank_that_cannot_be_read_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "x")
+    with tt.profile(tmp_path, steps=None):
+        pass
+    assert (tmp_path / "rank0" / "recording.json").exists()
 
 
 @pytest.mark.torch

@@ -161,7 +161,7 @@ def _of_group(function: str, variable: str) -> int | None:
     if dist is not None and dist.is_available() and dist.is_initialized():
         return int(getattr(dist, function)())
     text = os.environ.get(variable, "")
-    return int(text) if text.isdigit() else None
+    return int(text) if text.isdecimal() else None
 
 
 def _plain(value: Any) -> Any:

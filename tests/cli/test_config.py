@@ -83,6 +83,7 @@ def test_the_nearest_file_above_counts(
         ("fail-on = 3", "odd value for 'fail-on'"),
         ("top = 0", "odd value for 'top'"),
         ('top = "many"', "odd value for 'top'"),
+        ("top = 1.5", "odd value for 'top'"),
         ("top = true", "odd value for 'top'"),
         ("min-share = 2", "odd value for 'min-share'"),
         ("min-share = [0.1]", "expected one value, found [0.1]"),

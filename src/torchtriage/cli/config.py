@@ -52,7 +52,8 @@ def _checked(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
     for item in value if isinstance(value, list) else [value]:
         if isinstance(item, bool) or not isinstance(item, str | int | float):
             raise click.BadParameter(f"expected text or a number, found {item!r}")
-    return param.process_value(ctx, value)
+    # as text, as on the command line: a whole number would be cut out of 1.5
+    return param.process_value(ctx, [*map(str, value)] if isinstance(value, list) else str(value))
 
 
 def _section(start: Path) -> tuple[Path, dict[str, Any]]:

@@ -164,6 +164,15 @@ def test_a_version_that_fails_more_is_told(fleet):
     assert ("failing-version", "2") in kinds
 
 
+def test_a_version_that_fails_every_request_is_told(fleet):
+    for device in fleet.devices[:6]:
+        fleet.version[device] = "2"
+        fleet.fails[device] = 1.0
+    kinds = {(alarm.kind, alarm.version) for alarm in fleet.run(150)}
+    assert ("failing-version", "2") in kinds
+    assert "slow-version" not in {kind for kind, _ in kinds}
+
+
 def test_a_device_with_few_requests_is_judged_by_as_many(fleet):
     fleet.rate = 2
     fleet.slower["cam-3"] = 2.0

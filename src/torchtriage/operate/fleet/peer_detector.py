@@ -48,7 +48,7 @@ FORGET_S = 3_600.0  # a device that is silent for so long counts as one of the f
 GONE_S = 86_400.0  # and after so long its alarm is taken back
 UPDATE_S, UPDATE = 30.0, 1.1  # an alarm that is on is told again so much later at least, where it changed by so much
 VERSION_EVERY = 15  # windows between two comparisons of versions
-VERSION_LEVELS = 30  # levels a device must have of a version: half a minute
+VERSION_LEVELS = 30  # windows a device must have of a version: half a minute
 VERSION_MATTERS = math.log(1.10)
 VERSION_FAILS = 0.01  # share of failures by which a version must be worse
 VERSION_CHANCE = 1e-5
@@ -110,6 +110,7 @@ class Cell(msgspec.Struct):
     model: str
     version: str
     born: int  # the window of its first request
+    asked: int = 0  # and of the newest
     n: int = 0  # in the window that is open
     total: float = 0.0
     failed: int = 0
@@ -118,6 +119,7 @@ class Cell(msgspec.Struct):
     fail_share: float = 0.0  # of its last minutes
     n_levels: int = 0
     newest: int = 0  # window of the last level
+    n_judged: int = 0  # windows, also those in which every request failed
     means: list[float] = msgspec.field(default_factory=lambda: [0.0] * len(CHARTS))
     spreads: list[float] = msgspec.field(default_factory=lambda: [0.0] * len(CHARTS))  # mean squares of the means
     on: int = 0  # levels since an alarm of it began, 0 without
@@ -254,6 +256,8 @@ class PeerDetector:
         cell = self._cells.get(key)
         if cell is None and len(self._cells) < MAX_CELLS:
             cell = self._cells[key] = Cell(*key, born=self.state.window)
+        if cell is not None:
+            cell.asked = self.state.window
         return cell
 
     def _bucket(self, size: int | None) -> int:
@@ -293,6 +297,7 @@ class PeerDetector:
                     cell.raw += (cell.total / cell.n - cell.raw) / min(cell.n_levels + 1, 60)
                     cell.n_levels += 1
                     cell.newest = self.state.window
+                cell.n_judged += 1
                 cell.n = cell.failed = 0
                 cell.total = 0.0
 
@@ -379,7 +384,7 @@ class PeerDetector:
                 cell.failing = False
                 yield from self._over(_key(alarm), at_s)
         if not too_many:
-            cell.fail_share += (cell.failed / own - cell.fail_share) / min(cell.n_levels + 1, MEMORY)
+            cell.fail_share += (cell.failed / own - cell.fail_share) / min(cell.n_judged + 1, MEMORY)
 
     def _silent(self, at_s: float) -> Iterator[PeerAlarm]:
         contacts = self.state.contacts
@@ -407,7 +412,7 @@ class PeerDetector:
     def _versions(self, at_s: float) -> Iterator[PeerAlarm]:
         models: dict[str, dict[str, dict[str, Cell]]] = defaultdict(lambda: defaultdict(dict))
         for cell in self._cells.values():
-            if cell.n_levels >= VERSION_LEVELS and self.state.window - cell.newest < RECENT:
+            if cell.n_judged >= VERSION_LEVELS and self.state.window - cell.asked < RECENT:
                 models[cell.model][cell.version][cell.device] = cell
         for key in [key for key in self._on if key[0] in ("slow-version", "failing-version")]:
             gone = [version for version in key[3:] if version not in models.get(key[2], {})]
@@ -424,13 +429,14 @@ class PeerDetector:
         self, model: str, new: tuple[str, dict[str, Cell]], old: tuple[str, dict[str, Cell]], at_s: float
     ) -> Iterator[PeerAlarm]:
         devices = f"on {len(new[1])} devices"
-        took, failed = (
-            _difference(
-                {name: getattr(cell, field) for name, cell in new[1].items()},
-                {name: getattr(cell, field) for name, cell in old[1].items()},
-            )
-            for field in ("raw", "fail_share")
-        )
+        cells, last = (new[1], old[1]), self.state.window - RECENT
+        # a version that fails every request has no levels, and is compared by its failures alone
+        levels = [
+            {name: cell.raw for name, cell in known.items() if cell.n_levels >= VERSION_LEVELS and cell.newest > last}
+            for known in cells
+        ]
+        took = _difference(*levels)
+        failed = _difference(*({name: cell.fail_share for name, cell in known.items()} for known in cells))
         slower = f"{new[0]} takes {math.exp(took[0]) - 1:.0%} longer than {old[0]}, {devices}"
         worse = f"{failed[0]:.1%} more of the requests of {new[0]} fail than of {old[0]}, {devices}"
         for kind, (more, chance), matters, text, ratio in (

@@ -135,6 +135,13 @@ def test_what_is_no_latency_is_missing(value: object) -> None:
     assert [row.n_missing for row in one.result().rows] == [(0, 1), (0, 1)]
 
 
+def test_a_covariate_beyond_all_measure_is_missing() -> None:
+    one = experiment(metric=Typical("latency_s", covariate="size"), guardrails=[Rate("error")])
+    one.record("int8", latency_s=0.01, size=1e200, error=False)
+    told = one.result()
+    assert (told.candidate.n_requests, told.rows[0].n_missing, told.rows[1].n) == (1, (0, 1), (0, 1))
+
+
 def test_a_split_that_is_not_the_plans_breaks_it() -> None:
     one = experiment()
     for request in range(5000):

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from torchtriage.core.errors import UsageError
-from torchtriage.core.stats.sequential_ab import BLOCK, Difference, EventRatio, Moments
+from torchtriage.core.stats.sequential_ab import BLOCK, LARGEST, Difference, EventRatio, Moments
 from torchtriage.operate.experiment.result import ExperimentRow, Verdict
 
 Role = Literal["metric", "guardrail"]
@@ -144,7 +144,7 @@ class _TypicalTest(SequentialTest):
     def _take(self, treated: bool, values: dict[str, Any]) -> bool:
         log = _log(values.get(self.spec.metric))
         beside = finite(values.get(self.spec.covariate)) if self.spec.covariate else 0.0
-        if log is None or beside is None:
+        if log is None or beside is None or abs(beside) > LARGEST:
             return False
         self.looks = self.difference.add(treated, log, beside)
         return True

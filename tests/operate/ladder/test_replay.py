@@ -50,6 +50,11 @@ def test_it_goes_down_where_calls_are_late_and_comes_back():
     assert replayed.faults == (down,)
 
 
+def test_a_clock_too_large_for_a_look_to_count_ends():
+    recorded = [RecordedCall(1.7e15 + at // 2, 0.005) for at in range(4)]
+    assert replay_ladder(recorded, MODES, POLICY).calls == {"full": 4, "lite": 0}
+
+
 def test_a_mode_that_is_no_quicker_does_not_help():
     recorded = calls((30, 0.005), (30, 0.03))
     replayed = replay_ladder(recorded, (AssumedMode("full"), AssumedMode("same", 1.0)), POLICY)

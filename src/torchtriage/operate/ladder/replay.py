@@ -166,7 +166,7 @@ def replay_ladder(
     for row, call in enumerate(calls):
         at_s = max(call.at_s, now_s) if math.isfinite(call.at_s) else now_s
         step_s = max(LOOK_S, (at_s - looked_s) / LOOKS)
-        while looked_s + step_s <= at_s:
+        while looked_s < looked_s + step_s <= at_s:  # a clock of other units may be too large for a step to count
             looked_s += step_s
             advance(max(looked_s, now_s))
             ladder.look()

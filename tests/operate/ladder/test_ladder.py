@@ -422,6 +422,11 @@ def test_the_accuracy_gate_compares_answers() -> None:
     # an image instead of its call's arguments would be taken apart, row by row
     with pytest.raises(UsageError, match="expected a tuple of each call's arguments, found ndarray"):
         answers_agree(abs, abs, [np.full(3, 1)])  # type: ignore[list-item]
+    with pytest.raises(UsageError, match="expected a tuple of each call's arguments, found ndarray"):
+        answers_agree(abs, abs, np.full((3, 1), 1))
+    with pytest.raises(UsageError, match="expected a tuple of each call's arguments, found int"):
+        answers_agree(abs, abs, (n for n in range(3)))  # type: ignore[misc]
+    assert answers_agree(abs, abs, ((n,) for n in range(3)))() == ""
 
 
 def test_a_person_holds_it_whatever_happens(model: Model, clock: Clock) -> None:

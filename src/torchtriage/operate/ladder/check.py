@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torchtriage.core.errors import UsageError
@@ -13,7 +13,7 @@ from torchtriage.operate.experiment.output_agreement import Agreement, agreement
 def answers_agree(
     full: Callable[..., Any],
     lite: Callable[..., Any],
-    inputs: Sequence[tuple[Any, ...]],
+    inputs: Iterable[tuple[Any, ...]],
     *,
     least: float = 0.99,
     compare: Callable[[Any, Any], Agreement | bool] = agreement,
@@ -26,6 +26,7 @@ def answers_agree(
     classifier, one that knows what an equal answer is.
     Raises ``UsageError``: no inputs, one that is no tuple, or a share out of 0 to 1.
     """
+    inputs = list(inputs)
     if not inputs or not 0 < least <= 1:
         raise UsageError(f"expected inputs and a share up to 1, found {len(inputs)} and {least}")
     for args in inputs:

@@ -409,6 +409,21 @@ def test_a_check_that_raises_is_a_failure(model: Model, clock: Clock) -> None:
     assert ladder.status().modes[1].why == "ZeroDivisionError: division by zero"
 
 
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (None, ""),
+        (True, "TypeError: expected text, why it may not be used, or nothing, found True"),
+        (False, "TypeError: expected text, why it may not be used, or nothing, found False"),
+    ],
+)
+def test_a_check_says_why_or_nothing(model: Model, clock: Clock, said: object, why: str) -> None:
+    full, lite, _ = model.modes()
+    ladder = Ladder("m", [full, Mode("lite", lite.call, check=lambda: said)], clock=clock)  # type: ignore[arg-type]
+    ladder.check_modes()
+    assert (ladder.status().modes[1].why, ladder.entries[-1].after) == (why, "failed" if why else "passed")
+
+
 def test_the_accuracy_gate_compares_answers() -> None:
     inputs = [(np.full(3, n),) for n in range(1, 101)]
     assert answers_agree(lambda x: x * 2.0, lambda x: x * 2.0001, inputs)() == ""

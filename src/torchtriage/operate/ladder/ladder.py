@@ -274,7 +274,10 @@ class Ladder:
             if rung.check != "not checked" or rung.mode.check is None:
                 continue
             try:
-                rung.why_not = rung.mode.check()
+                said: object = rung.mode.check()
+                if not isinstance(said, str | None):  # True may mean either
+                    raise TypeError(f"expected text, why it may not be used, or nothing, found {said!r}")
+                rung.why_not = said or ""
             except Exception as error:
                 rung.why_not = f"{type(error).__name__}: {error}"
             rung.check = "failed" if rung.why_not else "passed"

@@ -318,7 +318,11 @@ def test_modes_that_cannot_be_watched_are_refused() -> None:
     async def later() -> str:
         return "full"
 
-    for call in (later, "full"):
+    class Later:
+        async def __call__(self) -> str:
+            return "full"
+
+    for call in (later, Later(), "full"):
         with pytest.raises(UsageError, match="expected a function that answers"):
             Ladder("m", [Mode("full", call), Mode("lite", lambda: "lite")])
 

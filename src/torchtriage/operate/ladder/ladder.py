@@ -98,7 +98,7 @@ class Ladder:
         for mode in modes:
             # an async one would never be late and never fail: what it returns is not its answer
             call: object = mode.call
-            if not callable(call) or iscoroutinefunction(call):
+            if not callable(call) or iscoroutinefunction(call) or iscoroutinefunction(type(call).__call__):
                 raise UsageError(
                     f"expected a function that answers, found {call!r}",
                     where=f"{name}, mode {mode.name}",

@@ -137,6 +137,25 @@ def test_a_silent_device_is_told_and_a_silent_fleet_is_not(fleet):
     assert fleet.run(200) == []
 
 
+@pytest.mark.parametrize("n", [2, 5])
+def test_a_silent_device_is_told_in_a_small_fleet(n):
+    fleet = Fleet(n=n)
+    fleet.rate = 1
+    fleet.run(30)
+    fleet.silent = {"cam-1"}
+    (alarm,) = fleet.run(60)
+    assert (alarm.kind, alarm.device) == ("silent-device", "cam-1")
+    assert f"while {n - 1} of {n} devices were" in alarm.message
+
+
+def test_quiet_on_a_fleet_that_comes_back_one_by_one_after_hours():
+    fleet = Fleet(n=5)
+    fleet.rate = 1
+    fleet.run(30)
+    for second, device in enumerate(fleet.devices[:3]):
+        assert fleet.detector.add(device, [fleet.record(device)], (5_000 + second) * WINDOW_S) == []
+
+
 def test_a_slower_version_is_told_once_whoever_runs_it(fleet):
     for device in fleet.devices[:6]:
         fleet.version[device] = "2"

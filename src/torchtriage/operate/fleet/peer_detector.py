@@ -397,14 +397,15 @@ class PeerDetector:
             old = self.state.window - FORGET_S / WINDOW_S
             self._cells = {key: cell for key, cell in self._cells.items() if cell.newest > old or key[0] in contacts}
         heard = sum(at_s - contact.last_s < SILENT_S for contact in contacts.values())
-        known = sum(at_s - contact.last_s < FORGET_S for contact in contacts.values())
-        if heard < max(PEERS, known / 2):
+        # one that was never told may be missing because the way here is broken
+        known = sum(at_s - contact.last_s < FORGET_S or not contact.silent for contact in contacts.values())
+        if not heard or heard < known / 2:
             return  # the way here is broken, not one device
         for device, contact in contacts.items():
             quiet_s = at_s - contact.last_s
             if not contact.silent and quiet_s > SILENT_S + SILENT_GAPS * contact.longest_s:
                 contact.silent = True
-                text = f"{device}: nothing was heard for {quiet_s:.0f} s, from {heard} others it was"
+                text = f"{device}: nothing was heard for {quiet_s:.0f} s, while {heard} of {known} devices were"
                 yield from self._is_on(PeerAlarm("silent-device", device, "", "", at_s, text, 2.0, 1.0))
 
     # -- versions --------------------------------------------------------------------------

@@ -382,6 +382,21 @@ def test_a_dry_run_changes_nothing_and_says_what_it_would(model: Model, clock: C
     assert ladder.status().mode == "bf16"
 
 
+def test_a_dry_run_moves_no_other_ladder_and_takes_no_budget(model: Model, clock: Clock) -> None:
+    store, policy = LocalStore(clock), Policy(dwell_s=10, budget=1)
+    trial = made(model, clock, policy, store=store, dry_run=True)
+    trial.raise_alarm("slow")
+    trial.look()
+    real = made(model, clock, policy, store=store)
+    real.look()
+    assert real("x") == "full"
+    other = Ladder("other", model.modes(), policy, store=store, clock=clock, dry_run=False)
+    other.raise_alarm("slow")
+    other.look()
+    assert other("x") == "bf16"
+    assert kinds(trial) == ["would switch"]
+
+
 def test_dry_run_is_the_default(model: Model) -> None:
     assert Ladder("m", model.modes()).dry_run
 

@@ -189,6 +189,7 @@ def test_a_store_compares_and_sets_by_redis_clock(server: Server) -> None:
     assert switch(state, Shared(2), 60).refused == "the last switch is not 60 s ago"
     time.sleep(0.25)
     assert store.switch("n", Shared(), first, dwell_s=0, budget=1).refused == ("1 other ladders are down, 1 may be")
+    assert store.switch("n:dry", Shared(), first, dwell_s=0, budget=None).state.level == 1  # a dry run counts nowhere
     assert switch(state, Shared(2), budget=1).state.level == 2
     # a person waits for nothing
     held = switch(store.read("m"), Shared(0, held=True, actor="me"), dwell_s=99).state

@@ -15,7 +15,7 @@ from torchtriage.core.errors import StoreError, UsageError
 from torchtriage.core.units import format_share
 from torchtriage.operate.ladder.policy import N_NEWEST, LadderState, Policy, decide, trouble
 from torchtriage.operate.ladder.result import Check, LadderEntry, LadderStatus, ModeStatus
-from torchtriage.operate.ladder.store import LadderStore, LocalStore, Shared
+from torchtriage.operate.ladder.store import DRY, LadderStore, LocalStore, Shared
 from torchtriage.operate.monitor import process_metrics
 from torchtriage.operate.monitor.metrics import Value
 
@@ -58,7 +58,7 @@ class _Rung:
 class Ladder:
     """Answers calls by the current mode, goes down when it must and comes back when it can.
 
-    ``name`` : of the model; workers with the same name and store share the level.
+    ``name`` : of the model; workers with the same name and store share the level, dry runs one of their own.
     ``modes`` : from the full one to the cheapest, two or more.
     ``fallback`` : the answer when every mode fails, or a function of the call's arguments that gives it.
     ``alarm`` : looked at many times a second; any text it returns is a reason to go down. Detectors of
@@ -342,7 +342,7 @@ class Ladder:
             self._wake.clear()
 
     def _look(self) -> None:
-        shared = self._store.read(self.name)
+        shared = self._store.read(self._key)
         if not self._connected:
             self._connected = True
             self._log("found", self._mode, self._mode, "the store answers again")
@@ -373,7 +373,7 @@ class Ladder:
             return
         if troubled and shared.level > 0:
             # nobody tries a better mode meanwhile
-            self._store.mark(self.name)
+            self._store.mark(self._key)
         move = decide(self.policy, view)
         if shared.share and move.do != "down" and shared.trouble:
             self._give_up("another worker is in trouble")
@@ -432,7 +432,7 @@ class Ladder:
         # another share of calls for the better mode, in all workers
         shared = self._shared
         after = Shared(shared.level, why=shared.why, actor=self._actor, share=share, wait_s=wait_s)
-        switched = self._store.switch(self.name, shared, after, dwell_s=0, budget=None)
+        switched = self._store.switch(self._key, shared, after, dwell_s=0, budget=None)
         self._take(switched.state)
         # where another worker was quicker it is in that one's log
         if not switched.refused:
@@ -453,8 +453,8 @@ class Ladder:
             # a return that did not last says more than a trial that failed
             wait_s = self._longer(4) if shared.rose_s < QUICK_AGAIN * policy.dwell_s else 0.0
         before, after = self._mode, Shared(level, why=why, actor=self._actor, wait_s=wait_s)
-        budget = None if rises else policy.budget
-        switched = self._store.switch(self.name, shared, after, dwell_s=policy.dwell_s, budget=budget)
+        budget = None if rises or self.dry_run else policy.budget
+        switched = self._store.switch(self._key, shared, after, dwell_s=policy.dwell_s, budget=budget)
         self._take(switched.state)
         if switched.refused:
             self._once("refused", self.modes[level].name, f"{why}; {switched.refused}")
@@ -467,15 +467,20 @@ class Ladder:
         with self._look_lock:
             mode = self._mode
             for _ in range(N_BY_HAND):
-                before = self._store.read(self.name)
+                before = self._store.read(self._key)
                 at = before.level if level is None else level
                 after = Shared(at, why=why, actor=actor, held=level is not None, wait_s=before.wait_s)
-                switched = self._store.switch(self.name, replace(before, held=True), after, dwell_s=0, budget=None)
+                switched = self._store.switch(self._key, replace(before, held=True), after, dwell_s=0, budget=None)
                 self._take(switched.state)
                 if not switched.refused:
                     self._log(kind, mode, self._mode, why, actor)
                     return
             raise StoreError(switched.refused, where=self.name, hint="try again")
+
+    @property
+    def _key(self) -> str:
+        # what a dry run would do must not move those that do it
+        return f"{self.name}{DRY}" if self.dry_run else self.name
 
     @property
     def _mode(self) -> str:

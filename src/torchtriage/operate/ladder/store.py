@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Protocol
 from torchtriage.core.database import connect_redis, undamaged
 from torchtriage.core.errors import MissingExtraError, StoreError
 
+DRY = ":dry"  # ends the names that dry runs have in a store: they take no part of the budget
 TROUBLE_S = 1.0  # how long a worker's trouble keeps all of them from trying a better mode
 
 
@@ -104,7 +105,9 @@ class LocalStore:
                     self._switched_s[ladder] = now_s  # the clock went back
                 if since_s < dwell_s:
                     return Switched(current, f"the last switch is not {dwell_s:g} s ago")
-                others = sum(state.level > 0 for name, state in self._states.items() if name != ladder)
+                others = sum(
+                    state.level > 0 for name, state in self._states.items() if name != ladder and not name.endswith(DRY)
+                )
                 if budget is not None and after.level > 0 and others + 1 > budget:
                     return Switched(current, f"{others} other ladders are down, {budget} may be")
             self._states[ladder] = replace(after, epoch=current.epoch + 1)
@@ -144,7 +147,8 @@ if ARGV[5] == '0' and tonumber(ARGV[4]) ~= level then
     local others = 0
     local levels = redis.call('HGETALL', KEYS[2])
     for i = 1, #levels, 2 do
-      if levels[i] ~= ARGV[1] and tonumber(levels[i + 1]) > 0 then others = others + 1 end
+      local counts = levels[i] ~= ARGV[1] and string.sub(levels[i], -4) ~= ':dry'
+      if counts and tonumber(levels[i + 1]) > 0 then others = others + 1 end
     end
     if others + 1 > budget then
       return {stored or '', others .. ' other ladders are down, ' .. budget .. ' may be'}

@@ -277,6 +277,22 @@ def test_a_version_that_is_gone_ends_its_alarm(fleet):
     assert [end.kind for end in fleet.ends] == ["slow-version"]
 
 
+@pytest.mark.parametrize("kind", ["slow-device", "failing-device"])
+def test_a_device_whose_version_is_replaced_ends_its_alarm(fleet, kind):
+    fleet.rate = 10
+    if kind == "slow-device":
+        fleet.slower["cam-3"] = 3.0
+    else:
+        fleet.fails["cam-3"] = 0.5
+    assert kind in {alarm.kind for alarm in fleet.run(30)}
+    fleet.slower["cam-3"], fleet.fails["cam-3"] = 1.0, 0.002
+    fleet.version = dict.fromkeys(fleet.devices, "2")
+    fleet.run(620)
+    end = next(end for end in fleet.ends if end.kind == kind)
+    assert end.message.endswith("1 had no requests lately")
+    assert {cell.ratio for cell in fleet.detector.cells()} == {1.0}
+
+
 def test_a_device_that_is_dead_for_a_day_is_forgotten(fleet):
     fleet.silent = {"cam-2"}
     fleet.run(60)

@@ -419,6 +419,12 @@ class PeerDetector:
             gone = [version for version in key[3:] if version not in models.get(key[2], {})]
             if gone:
                 yield from self._over(key, at_s, f": {gone[0]} had no requests lately")
+        for key in [key for key in self._on if key[0] in ("slow-device", "failing-device")]:
+            known = self._cells.get(key[1:4])
+            if known is None or self.state.window - known.asked >= RECENT:
+                yield from self._over(key, at_s, f": {key[3] or 'it'} had no requests lately")
+                if known is not None:
+                    known.on, known.ratio = 0, 1.0
         for model, versions in models.items():
             born = {version: min(cell.born for cell in cells.values()) for version, cells in versions.items()}
             for new, newer in versions.items():

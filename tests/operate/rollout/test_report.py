@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import re
+import sqlite3
 from dataclasses import replace
 from pathlib import Path
 
@@ -131,6 +133,16 @@ def test_a_person_promotes_rolls_back_and_starts_again(place: str) -> None:
     for line in ("started", "rolled back 5 % → 0 %", "boxes look wrong", "restarted"):
         assert line in text
     assert "int8  Running" in call("status", "--store", place).stdout
+
+
+def test_a_damaged_rollout_hides_no_other(place: str) -> None:
+    with open_rollouts(place) as store:
+        store.start(RolloutPlan("bf16"), actor="a", at_s=1)
+    with contextlib.closing(sqlite3.connect(place, isolation_level=None)) as database:
+        database.execute("UPDATE torchtriage_rollout SET state = '{}' WHERE name = 'bf16'")
+    told = call("status", "--store", place, code=2).stdout.splitlines()
+    assert told[0].startswith("bf16  what is stored is damaged")
+    assert told[1].startswith("int8  Running")
 
 
 def test_reports_are_written_and_shown_again(place: str, tmp_path: Path) -> None:

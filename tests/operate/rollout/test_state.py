@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from torchtriage.core.errors import UsageError
+from torchtriage.operate.experiment import Rate, Tail, Typical
 from torchtriage.operate.rollout.state import RolloutPlan, RolloutState, StageEvidence, advance, roll_back
 
 PLAN = RolloutPlan("int8", least_s=10)
@@ -99,6 +100,14 @@ def test_a_second_rollback_changes_nothing() -> None:
         {"fresh_s": math.nan},
         {"candidate": "control"},
         {"alpha": 0},
+        {"steps": (0.5, "1")},
+        {"steps": 0.5},
+        {"least_requests": "500"},
+        {"candidate": 2},
+        {"metric": Tail("latency_s")},
+        {"guardrails": ("error",)},
+        {"guardrails": Rate("error")},
+        {"guardrails": (Typical("latency_s", worse_than=1.05), Rate("error"))},
     ],
 )
 def test_plans_that_cannot_be_carried_out_are_refused(options) -> None:

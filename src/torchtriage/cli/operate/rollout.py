@@ -11,7 +11,7 @@ import click
 
 from torchtriage.cli.options import file_option, result_options
 from torchtriage.cli.output import check_outputs, present
-from torchtriage.core.errors import UsageError
+from torchtriage.core.errors import TriageError, UsageError
 
 if TYPE_CHECKING:
     from torchtriage.operate.rollout.store import RolloutStore
@@ -36,18 +36,25 @@ def command() -> None:
 def status(store: str | None) -> None:
     """Show every rollout in one line.
 
-    Exit codes: 0 none is rolled back, 1 one is, 2 no store.
+    Exit codes: 0 none is rolled back, 1 one is, 2 no store, or one is damaged.
     """
     from torchtriage.core.names import visible
     from torchtriage.operate.rollout.summary import summary
 
+    code = 0
     with _opened(store) as rollouts:
-        results = [summary(rollouts, name) for name in rollouts.names()]
-    for result in results:
-        click.echo(f"{visible(result.name)}  {visible('; '.join(filter(None, result.verdict)))}")
-    if not results:
+        names = rollouts.names()
+        for name in names:
+            try:
+                result = summary(rollouts, name)
+                text = "; ".join(filter(None, result.verdict))
+                code = max(code, int(result.status == "rolled back"))
+            except TriageError as error:  # one that is damaged hides no other
+                text, code = error.message, 2
+            click.echo(f"{visible(name)}  {visible(text)}")
+    if not names:
         click.echo("no rollouts")
-    click.get_current_context().exit(int(any(result.status == "rolled back" for result in results)))
+    click.get_current_context().exit(code)
 
 
 @command.command("report")

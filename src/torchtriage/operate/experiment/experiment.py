@@ -12,7 +12,7 @@ import msgspec
 
 from torchtriage.core.errors import StoreError, UsageError
 from torchtriage.core.stats.sequential_ab import SplitCheck
-from torchtriage.operate.experiment.metrics import Metric, Rate, SequentialTest, Tail, Typical, begin
+from torchtriage.operate.experiment.metrics import Metric, SequentialTest, Typical, begin, check_metrics
 from torchtriage.operate.experiment.result import Arm, Decision, ExperimentResult
 from torchtriage.operate.experiment.sentences import notes, sentence, verdict
 from torchtriage.operate.experiment.split import Split
@@ -62,18 +62,7 @@ class Experiment:
             raise UsageError(f"expected shares that add up to 1, found {sum(arms.values()):g}", where=name)
         if not 0 < alpha < 0.5:
             raise UsageError(f"expected alpha between 0 and 0.5, found {alpha}", where=name)
-        if not isinstance(metric, Typical):
-            raise UsageError(
-                f"expected a Typical as the metric, found {type(metric).__name__}",
-                where=name,
-                hint="tails and rates can only get worse: they are guardrails",
-            )
-        for guardrail in guardrails:
-            if not isinstance(guardrail, Typical | Tail | Rate):
-                raise UsageError(f"expected a Typical, Tail or Rate as a guardrail, found {guardrail!r}", where=name)
-        specs = [metric, *guardrails]
-        if len(set(specs)) < len(specs):
-            raise UsageError("expected each metric and guardrail once, found one twice", where=name)
+        check_metrics(metric, guardrails, name)
         self.name = name
         self.arms = dict(arms)
         self.unit = unit

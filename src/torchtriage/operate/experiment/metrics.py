@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -66,6 +67,21 @@ class Rate(msgspec.Struct, frozen=True, tag="rate"):
 
 
 Metric = Typical | Tail | Rate
+
+
+def check_metrics(metric: Typical, guardrails: Sequence[Metric], where: str) -> None:
+    """Refuse what cannot be compared together: ``UsageError``."""
+    if not isinstance(metric, Typical):
+        raise UsageError(
+            f"expected a Typical as the metric, found {type(metric).__name__}",
+            where=where,
+            hint="tails and rates can only get worse: they are guardrails",
+        )
+    for guardrail in guardrails:
+        if not isinstance(guardrail, Typical | Tail | Rate):
+            raise UsageError(f"expected a Typical, Tail or Rate as a guardrail, found {guardrail!r}", where=where)
+    if len({metric, *guardrails}) < 1 + len(guardrails):
+        raise UsageError("expected each metric and guardrail once, found one twice", where=where)
 
 
 def _check(metric: str, worse_than: float) -> None:

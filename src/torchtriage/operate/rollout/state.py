@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, Literal
 
 from torchtriage.core.errors import UsageError
 from torchtriage.core.units import format_count
-from torchtriage.operate.experiment.metrics import Metric, Rate, Tail, Typical
+from torchtriage.operate.experiment.metrics import Metric, Rate, Tail, Typical, check_metrics
 
 STEPS = (0.01, 0.05, 0.2, 0.5, 1.0)
 Status = Literal["running", "done", "rolled back"]
@@ -58,13 +59,25 @@ class RolloutPlan:
 
     def __post_init__(self) -> None:
         """Refuse a plan that cannot be carried out."""
-        for name in ("steps", "guardrails"):  # what is stored comes back as tuples, and is compared with this
-            object.__setattr__(self, name, tuple(getattr(self, name)))
+        name: object = self.name
+        if not isinstance(name, str) or not name or "\0" in name:
+            raise UsageError(f"expected a name of the rollout, found {name!r}")
+        for what in ("steps", "guardrails"):
+            given = getattr(self, what)
+            if not isinstance(given, list | tuple):
+                raise UsageError(f"expected {what} as a list or tuple, found {given!r}", where=self.name)
+            # what is stored comes back as tuples, and is compared with this
+            object.__setattr__(self, what, tuple(given))
+        for what in ("control", "candidate"):
+            if not isinstance(getattr(self, what), str):
+                raise UsageError(f"expected text as {what}, found {getattr(self, what)!r}", where=self.name)
+        for what in ("least_requests", "least_s", "fresh_s", "most_missing", "alpha"):
+            if not isinstance(getattr(self, what), int | float):
+                raise UsageError(f"expected a number as {what}, found {getattr(self, what)!r}", where=self.name)
+        check_metrics(self.metric, self.guardrails, self.name)
         steps = self.steps
-        if not self.name or "\0" in self.name:
-            raise UsageError(f"expected a name of the rollout, found {self.name!r}")
-        growing = all(a < b for a, b in zip((0.0, *steps), steps, strict=False))
-        if not steps or not growing or steps[-1] != 1.0:
+        numbers = all(isinstance(step, int | float) for step in steps)
+        if not numbers or not steps or not all(a < b for a, b in pairwise((0.0, *steps))) or steps[-1] != 1.0:
             raise UsageError(f"expected steps that grow and end at 1.0, found {steps}", where=self.name)
         if self.control == self.candidate:
             raise UsageError(f"expected two names of versions, found {self.control!r} twice", where=self.name)

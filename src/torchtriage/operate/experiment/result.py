@@ -31,13 +31,13 @@ class Arm:
 class ExperimentRow:
     """One metric, compared.
 
-    ``kind`` : ``typical`` compares geometric means, ``tail`` how often requests pass the control's
-    quantile ``p``, ``rate`` how often the event happens. ``worse_than`` : the ratio that is still
-    allowed. ``alpha`` : chance that this row is ever wrongly called worse (or, of the metric,
-    decided at all). ``n_missing`` : requests without this metric or with NaN. ``block`` : requests
-    that make one independent observation; 5 and above for means, 1 for events that are all counted.
-    ``explained`` : share of the variance that the covariate took away. ``decided_at`` : requests of
-    both arms when the verdict was reached.
+    ``kind`` : ``typical`` compares geometric means, ``tail`` how often values pass the quantile ``p``, where the
+    candidate's may be ``worse_than`` times as large, ``rate`` how often the event happens. ``worse_than`` : the ratio
+    that is still allowed, of values or, for ``rate``, of how often. ``alpha`` : chance that this row is ever wrongly
+    called worse (or, of the metric, decided at all). ``n_missing`` : requests without this metric or with NaN.
+    ``block`` : requests that make one independent observation; 5 and above for means, 1 for events that are all
+    counted. ``explained`` : share of the variance that the covariate took away. ``decided_at`` : requests of both arms
+    when the verdict was reached.
     """
 
     name: str

@@ -85,6 +85,38 @@ def test_a_version_is_not_called_slower_by_chance(tmp_path):
     assert named <= 1
 
 
+def versions_on(devices, slower=1.0, seed=0):
+    """Lines of devices that differ by 10 %; ``devices`` : of each version."""
+    draw = random.Random(seed)
+    own = {device: draw.lognormvariate(0, 0.1) for device in sorted({*devices[0], *devices[1]})}
+    for version, on in enumerate(devices):
+        for device in on:
+            for at in range(120):
+                ms = 10 * own[device] * (slower if version else 1) * draw.lognormvariate(0, 0.1)
+                yield line(float(at), ms, version=str(version), device=device)
+
+
+def named(path, lines):
+    result = report([write(path, lines)])
+    told = any("longer than the others" in text for text in result.verdict)
+    return told, any(note.code == "versions" for note in result.notes)
+
+
+def test_quiet_on_equal_versions_of_which_only_the_devices_differ(tmp_path):
+    found = [named(tmp_path / "log", versions_on(("abcd", "efgh"), seed=seed)) for seed in range(20)]
+    assert sum(told for told, _ in found) <= 1
+    assert not any(noted for _, noted in found)
+
+
+def test_a_slower_version_is_named_by_devices_that_ran_both(tmp_path):
+    assert named(tmp_path / "log", versions_on(("abcdef", "abcdef"), slower=1.15)) == (True, False)
+
+
+def test_too_few_devices_name_no_version_and_the_report_says_so(tmp_path):
+    for devices in (("a", "b"), ("a", "a"), ("ab", "cd")):
+        assert named(tmp_path / "log", versions_on(devices, slower=1.5)) == (False, True)
+
+
 def test_many_sizes_become_powers_of_two(tmp_path):
     lines = [line(at, size=at % 100 + 1) for at in range(1000)]
     (model,) = report([write(tmp_path / "log", lines)]).models

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from itertools import pairwise
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from torchtriage.core.arrays import Floats
 from torchtriage.core.finding import Note
+from torchtriage.core.stats.difference import student_quantile
 from torchtriage.core.stats.median import median_interval
 from torchtriage.core.units import format_count, format_ms, format_share
 from torchtriage.operate.collected.records import NO_SIZE, Records, read_records
@@ -24,7 +26,8 @@ MAX_SIZES = 24  # distinct sizes shown as they are; of more, powers of two
 FEWEST = 100  # requests from which a group is compared with the others
 PEERS = 3  # groups from which one is compared with their median
 SLOW, SPREADS = math.log(1.2), 6.0  # a device is named that takes so much longer, and so many median deviations
-VERSION_SLOW, SURE = 1.05, 3.0  # a version is named that takes so much longer, by so many standard errors
+VERSION_SLOW, SURE = 1.05, 0.99865  # a version is named that takes so much longer, and is so sure to take longer
+OF_NORMAL = 1.4826  # standard deviations in a median deviation
 NORMAL_95 = 1.6449
 DRIFT_FEWEST = 300  # values on each side
 DRIFT = 0.25  # population stability index that the verdict names
@@ -34,6 +37,7 @@ NEAR_S = 1.0  # lines of one batch are so near
 
 Rows = NDArray[np.intp]
 Beside = tuple["float | None", "float | None"]
+Levels = dict[int, tuple[float, float]]  # of each device, and the variance with which it is known
 
 
 def report(paths: Sequence[str | Path]) -> RecordsReport:
@@ -53,6 +57,9 @@ def report(paths: Sequence[str | Path]) -> RecordsReport:
     if records.devices == [""]:
         fix = 'JsonLog(..., device="cam-17") or RedisStream(..., device="cam-17")'
         notes.append(Note("devices", "info", "no line names a device: nothing was compared between them", fix))
+    if any(group.beside and group.beside_low is None for model in models for group in model.versions):
+        text = f"no version is called slower: to tell it from its devices takes {PEERS} of both, or of each"
+        notes.append(Note("versions", "info", text))
     return RecordsReport(
         verdict=tuple(_verdict(models)),
         logs=tuple(map(str, paths)),
@@ -106,30 +113,47 @@ class _Requests:
         A version's level is the median of its devices', so that one slow device makes no slow version; a device is
         compared with those of its version, where there are some.
         """
-        cells: dict[tuple[int, int], float] = {}
-        variances: dict[int, list[float]] = {}
+        cells: dict[int, Levels] = defaultdict(dict)
         for _, rows in _split(version.astype(np.int64) << 32 | device):
             took = self.beside[rows[self.good[rows]]]
             if len(took) >= FEWEST:
                 low, level, high = median_interval(took)
-                of = int(version[rows[0]])
-                cells[of, int(device[rows[0]])] = level
-                variances.setdefault(of, []).append(((high - low) / 2 / NORMAL_95) ** 2)
-        levels: dict[int, list[float]] = {}
-        for (of, _), level in cells.items():
-            levels.setdefault(of, []).append(level)
-        usual = {of: float(np.median(several)) for of, several in levels.items()}
-        own: dict[int, list[float]] = {}
-        for (of, on), level in cells.items():
-            own.setdefault(on, []).append(level - (usual[of] if len(levels[of]) >= PEERS else 0.0))
-        ratios = _ratios(usual)
-        spread = {of: float(np.mean(several)) / len(several) for of, several in variances.items()}
+                error = (high - low) / 2 / NORMAL_95
+                cells[int(version[rows[0]])][int(device[rows[0]])] = level, error**2
+        own: dict[int, list[float]] = defaultdict(list)
+        for levels in cells.values():
+            usual = float(np.median([level for level, _ in levels.values()])) if len(levels) >= PEERS else 0.0
+            for on, (level, _) in levels.items():
+                own[on].append(level - usual)
         sure: dict[int, Beside] = {}
-        for of, ratio in ratios.items():
-            others = float(np.median([spread[other] for other in spread if other != of]))
-            sure[of] = ratio, round(ratio / math.exp(SURE * math.sqrt(spread[of] + others)), 4)
+        for of, levels in cells.items():
+            longer = [_longer(levels, others) for other, others in cells.items() if other != of]
+            if longer:
+                centre, low = (float(np.median(several)) for several in zip(*longer, strict=True))
+                sure[of] = round(math.exp(centre), 4), round(math.exp(low), 4) if math.isfinite(low) else None
         devices = _ratios({on: float(np.mean(several)) for on, several in own.items()})
         return sure, {on: (ratio, None) for on, ratio in devices.items()}
+
+
+def _longer(new: Levels, old: Levels) -> tuple[float, float]:
+    """Return how much longer a version takes than another, and how much at least, as logarithms.
+
+    Devices differ, and each has one level: what chance leaves is in the spread of their levels, or, of devices that ran
+    both, of the differences. By their median deviations, so that one slow device hides nothing.
+    """
+    both = new.keys() & old.keys()
+    if len(both) >= PEERS:
+        samples = [np.array([[new[on][0] - old[on][0], new[on][1] + old[on][1]] for on in both])]
+    else:
+        samples = [np.array(list(levels.values())) * (sign, 1) for levels, sign in ((new, 1), (old, -1))]
+    medians = [float(np.median(sample[:, 0])) for sample in samples]
+    if min(map(len, samples)) < PEERS:
+        return sum(medians), -math.inf
+    off = np.concatenate([np.abs(sample[:, 0] - middle) for sample, middle in zip(samples, medians, strict=True)])
+    free = len(off) - len(samples)
+    between = (OF_NORMAL * float(np.median(off))) ** 2 * len(off) / free
+    variance = sum(max(between, float(sample[:, 1].mean())) / len(sample) for sample in samples) * math.pi / 2
+    return sum(medians), sum(medians) - student_quantile(SURE, free) * math.sqrt(variance)
 
 
 def _ratios(levels: dict[int, float]) -> dict[int, float]:

@@ -17,8 +17,8 @@ class LatencyGroup:
 
     ``failed`` : without an answer, or with NaN. Times of those that succeeded, None without any. ``beside`` : what they
     take as a ratio to the median of the other groups, by the same sizes; None where there is nothing to compare with.
-    ``beside_low`` : of a version, the least ratio that chance leaves (3 standard errors). ``requests`` : of a log that
-    holds a share of them, an estimate.
+    ``beside_low`` : of a version, the least ratio that chance leaves; None where too few devices ran it. ``requests`` :
+    of a log that holds a share of them, an estimate.
     """
 
     name: str

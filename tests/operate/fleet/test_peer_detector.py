@@ -204,6 +204,22 @@ def test_further_cells_are_not_judged(monkeypatch):
     fleet = Fleet(n=5)
     fleet.run(2)
     assert len(list(fleet.detector.cells())) == 3
+    assert fleet.detector.n_not_judged == 2 * 2 * RATE
+
+
+def test_versions_that_a_device_ran_before_make_room(monkeypatch):
+    monkeypatch.setattr("torchtriage.operate.fleet.peer_detector.MAX_CELLS", 12)
+    fleet = Fleet(n=6)
+    fleet.rate = 10
+    fleet.silent = {"cam-5"}
+    fleet.detector.add("cam-5", [fleet.record("cam-5")], 0.0)
+    for version in range(8):
+        fleet.version = dict.fromkeys(fleet.devices, str(version))
+        fleet.run(2)
+        fleet.windows += 3_598
+    assert fleet.detector.n_not_judged == 0
+    # of a device that is silent all stay
+    assert ("cam-5", "1") in {(cell.device, cell.version) for cell in fleet.detector.cells()}
 
 
 def restored(fleet):

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from torchtriage.core.errors import StoreError, UsageError
-from torchtriage.operate.fleet.peer_detector import KINDS, WINDOW_S, PeerAlarm, PeerDetector, PeerState
+from torchtriage.operate.fleet.peer_detector import KINDS, MAX_CELLS, WINDOW_S, PeerAlarm, PeerDetector, PeerState
 from torchtriage.operate.fleet.stream_reader import Lag, StreamEntry, StreamReader
 from torchtriage.operate.monitor.aggregate import RequestNote, RequestRow
 from torchtriage.operate.monitor.alert import Alert
@@ -225,7 +225,10 @@ class FleetConsumer:
         counts.records += len(records)
         if device in counts.devices or len(counts.devices) < MAX_DEVICES:
             self._count(device, records)
+            before = self._detector.n_not_judged
             self._raise(self._detector.add(device, records, entry.at_s))
+            if not before and self._detector.n_not_judged:
+                _logger.warning("more than %d versions on devices: further ones are counted, not judged", MAX_CELLS)
         else:
             self._count(OTHER, records)
             self._raise(self._detector.advance(entry.at_s))
@@ -295,6 +298,7 @@ class FleetConsumer:
             ("fleet_records_total", {"outcome": "again"}, counts.again),
             ("fleet_records_total", {"outcome": "lost"}, counts.lost),
             ("fleet_records_total", {"outcome": "unreadable"}, counts.unread),
+            ("fleet_records_total", {"outcome": "not judged"}, self._detector.n_not_judged),
             ("fleet_lag_seconds", {}, lag.seconds),
             ("fleet_pending_entries", {}, lag.pending),
             ("monitor_failures_total", {}, self.n_failures + self._outbox.failures),

@@ -44,7 +44,7 @@ FAIL_FEWEST = 5
 FAIL_WELL = 30  # windows of a device that does not fail too often any more, after which that is over
 FAIL_LEAST = 2e-3  # share of failures that is usual in any case
 SILENT_S, SILENT_GAPS = 30.0, 3.0  # silent for so long, and for so many of the longest gaps before
-FORGET_S = 3_600.0  # a device that is silent for so long counts as one of the fleet no more
+FORGET_S = 3_600.0  # a device that is silent for so long counts as one of the fleet no more; and so does a version
 GONE_S = 86_400.0  # and after so long its alarm is taken back
 UPDATE_S, UPDATE = 30.0, 1.1  # an alarm that is on is told again so much later at least, where it changed by so much
 VERSION_EVERY = 15  # windows between two comparisons of versions
@@ -158,6 +158,7 @@ class PeerDetector:
         self._cells = {(cell.device, cell.model, cell.version): cell for cell in self.state.cells}
         self._on = {episode.key: episode for episode in self.state.on}
         self._buckets: dict[int | None, int] = {None: -1}
+        self.n_not_judged = 0  # records of cells beyond the most
 
     def snapshot(self) -> PeerState:
         """Return the state, to be stored."""
@@ -184,6 +185,7 @@ class PeerDetector:
             if cell is None or record.version != cell.version or record.model != cell.model:
                 cell = self._cell(device, record.model, record.version)
                 if cell is None:
+                    self.n_not_judged += 1
                     continue
                 levels = self.state.sizes.setdefault(cell.model, {})
                 usual = cell.level
@@ -394,8 +396,12 @@ class PeerDetector:
             for key in [key for key in self._on if key[1] == device]:
                 yield from self._over(key, at_s, ": it is forgotten")
         if gone or self.state.window % 600 == 0:
-            old = self.state.window - FORGET_S / WINDOW_S
-            self._cells = {key: cell for key, cell in self._cells.items() if cell.newest > old or key[0] in contacts}
+            # a version that its device has not run for so long goes; of a device that is silent all stay
+            self._cells = {
+                key: cell
+                for key, cell in self._cells.items()
+                if key[0] in contacts and contacts[key[0]].last_s - cell.asked * WINDOW_S < FORGET_S
+            }
         heard = sum(at_s - contact.last_s < SILENT_S for contact in contacts.values())
         # one that was never told may be missing because the way here is broken
         known = sum(at_s - contact.last_s < FORGET_S or not contact.silent for contact in contacts.values())

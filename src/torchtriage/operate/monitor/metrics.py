@@ -65,7 +65,8 @@ fleet_slowness_ratio | gauge max | device model version | How many times as long
 device's requests take.
 fleet_alarms_total | counter | kind | Alarms about devices slower than their peers and about versions, by kind.
 fleet_records_total | counter | outcome | Records of the fleet's stream: taken, again (duplicates, counted once), lost \
-(dropped by their device or trimmed before they were read) or unreadable.
+(dropped by their device or trimmed before they were read), unreadable, or not judged (taken, beyond 20,000 versions \
+on devices).
 fleet_lag_entries | gauge |  | Entries of the fleet's stream not read yet, if Redis reports it.
 fleet_lag_seconds | gauge |  | Age of the last entry read, relative to the newest; grows while Redis is unreachable.
 fleet_pending_entries | gauge |  | Entries read whose effect is not stored yet.

@@ -161,6 +161,34 @@ def test_units_other_than_requests_are_counted_on_their_own() -> None:
     assert one.decision == "broken"
 
 
+def test_users_who_come_again_break_no_split_and_one_that_is_wrong_is_found() -> None:
+    one, wrong = experiment(unit="user"), experiment(unit="user")
+    for request in range(10_000):
+        user = f"user-{request % 40}"  # 40 users are rarely half and half
+        one.record(one.assign(user), id=user)
+        if wrong.decision == "undecided":
+            arm = wrong.assign(request)
+            wrong.record("fp32" if request % 10 == 0 else arm, id=request)
+    assert sum(one._check.n) == 40
+    assert (one.decision, wrong.decision) == ("undecided", "broken")
+    assert [note.code for note in one.result().notes if note.code in ("split", "units")] == ["units"]
+
+
+def test_a_unit_of_two_processes_counts_once() -> None:
+    both = experiment(unit="user")
+    other = experiment(unit="user")
+    for user in range(1000):
+        for process in (both, other) if user % 2 else (other,):
+            process.record(process.assign(user), id=user)
+    alone = experiment(unit="user")
+    alone.restore(json.loads(json.dumps(other.state())))
+    both.join(alone)
+    for user in range(1000):
+        other.record(other.assign(user), id=user)
+    # some share a slot
+    assert 970 <= sum(both._check.n) == sum(other._check.n) <= 1000
+
+
 @pytest.mark.parametrize(
     ("replicas", "said"), [(1, "one replica per arm: no test can tell"), (2, "two replicas per arm"), (3, None)]
 )

@@ -97,6 +97,21 @@ def test_a_bad_version_goes_back_at_the_first_step(store, clock: Clock, bad, why
     assert "worse" in {row.verdict for row in told.events[-1].rows}
 
 
+def test_users_who_come_again_roll_nothing_back(store, clock: Clock) -> None:
+    rollout = made(store, clock)
+    draw = random.Random(3)
+    for _ in range(150):
+        for _ in range(100):
+            # 10 users of whom other than one in five have the candidate
+            ticket = rollout.assign(f"user-{draw.randrange(10)}")
+            rollout.record(ticket, latency_s=draw.lognormvariate(-4, 0.3), error=False)
+        clock.now_s += 1
+        rollout.tick()
+        if rollout.state.stage:
+            break
+    assert rollout.state.status == "running"
+
+
 def test_values_that_are_nan_hold_it_for_ever(store, clock: Clock) -> None:
     rollout = made(store, clock)
     serve(rollout, clock, 40, nan=0.1)
@@ -240,6 +255,10 @@ def test_answers_of_an_earlier_stage_are_late(store, clock: Clock) -> None:
     store.promote("int8", "by hand", actor="person", at_s=1)
     rollout.tick()
     assert not rollout.record(ticket, latency_s=0.1)
+    ticket = rollout.assign("a")
+    assert rollout.record(ticket[:2], id="a", latency_s=0.1)  # one made by hand
+    assert rollout.record(ticket, latency_s=0.1)
+    assert sum(rollout._stage._experiment._check.n) == 1
     with pytest.raises(UsageError, match="expected control or candidate, found 'other'"):
         rollout.record(Ticket("other", 2))
 

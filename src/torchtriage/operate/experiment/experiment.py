@@ -19,6 +19,9 @@ from torchtriage.operate.experiment.split import Split
 
 MISMATCH = 1e-4  # chance of calling a right split wrong: nothing can be concluded after that
 N_REPLICAS = 1000  # names of replicas that are kept per arm
+# An id is counted if it is the first one in its slot, so that none is counted twice and memory has a bound. Slots know
+# nothing of arms: those that are left out are a random part of both.
+N_SLOTS = 1 << 15
 
 
 class Experiment:
@@ -30,7 +33,8 @@ class Experiment:
     ``guardrails`` : what must not get worse; the chance of a false alarm is shared between them.
     ``alpha`` : chance that the metric ever decides though there is no difference; again as much for all guardrails
     together.
-    ``unit`` : what is assigned. Of any other than a request, count each once by :meth:`count`.
+    ``unit`` : what is assigned, such as a user. Of any other than a request, give its id to :meth:`record`: all
+    requests of one user go to one arm, so that the split is right or wrong by users.
 
     ``record`` takes some 10 us: call it where answers are collected, not on the way of a request. Any thread may call
     it. Requests are recorded in the order they came. Nothing here reads a clock or random numbers; :meth:`state` is
@@ -76,6 +80,7 @@ class Experiment:
         ]
         self._check = SplitCheck(share)
         self._broken = False
+        self._units = [0, 0]  # bits of the slots that ids of each arm have taken
         self._n = [0, 0]
         self._replicas: tuple[set[str], set[str]] = (set(), set())
         self._lock = threading.Lock()
@@ -85,24 +90,31 @@ class Experiment:
         return self.candidate if self.split.treats(id) else self.control
 
     def count(self, arm: str) -> None:
-        """Count a unit for the check of the split; ``record`` does it where units are requests."""
+        """Count a unit for the check of the split; ``record`` does it of ids, and where units are requests."""
         treated = self._treated(arm)
         with self._lock:
             self._count(treated)
 
-    def record(self, arm: str, /, *, replica: str | int | None = None, **values: Any) -> None:
+    def record(
+        self, arm: str, /, *, id: str | int | bytes | None = None, replica: str | int | None = None, **values: Any
+    ) -> None:
         """Take in one request: a value for each metric that it has.
 
+        ``id`` : what was assigned; the check of the split counts each once, up to some 30,000 of them.
         ``replica`` : the process, pod or machine that answered; without at least three per arm
         nobody can tell a version from where it ran.
-        Raises ``UsageError``: an arm that the experiment does not have.
+        Raises ``UsageError``: an arm that the experiment does not have, or an id that is none.
         """
         treated = self._treated(arm)
+        slot = None if id is None else 1 << self.split.place(id) % N_SLOTS
         with self._lock:
             self._n[treated] += 1
             if replica is not None and len(self._replicas[treated]) < N_REPLICAS:
                 self._replicas[treated].add(str(replica))
-            if self.unit == "request":
+            if slot is None and self.unit == "request":
+                self._count(treated)
+            elif slot is not None and not (self._units[0] | self._units[1]) & slot:
+                self._units[treated] |= slot
                 self._count(treated)
             for row in self._rows:
                 row.add(treated, values)
@@ -151,6 +163,7 @@ class Experiment:
                 "arms": list(self.arms.items()),
                 "rows": [msgspec.to_builtins(row) for row in self._rows],
                 "check": msgspec.to_builtins(self._check),
+                "units": [f"{slots:x}" for slots in self._units],
                 "broken": self._broken,
                 "n": list(self._n),
                 "replicas": [sorted(names) for names in self._replicas],
@@ -169,12 +182,13 @@ class Experiment:
             n = msgspec.convert(state["n"], tuple[int, int])
             control, candidate = msgspec.convert(state["replicas"], tuple[set[str], set[str]])
             broken = msgspec.convert(state["broken"], bool)
+            units = [int(slots, 16) for slots in msgspec.convert(state.get("units", ("0", "0")), tuple[str, str])]
         except (KeyError, TypeError, ValueError) as error:
             raise StoreError(
                 f"expected the state of this experiment, found another: {error}", where=self.name
             ) from error
         with self._lock:
-            self._rows, self._check, self._broken = rows, check, broken
+            self._rows, self._check, self._broken, self._units = rows, check, broken, units
             self._n, self._replicas = list(n), (control, candidate)
 
     def join(self, other: Experiment) -> None:
@@ -184,7 +198,11 @@ class Experiment:
         """
         for row, others in zip(self._rows, other._rows, strict=True):
             row.join(others)
-        self._check.n = [a + b for a, b in zip(self._check.n, other._check.n, strict=True)]
+        taken = self._units[0] | self._units[1]
+        for treated, slots in enumerate(other._units):
+            # of a unit that both recorded, one counts
+            self._check.n[treated] += other._check.n[treated] - (slots & taken).bit_count()
+            self._units[treated] |= slots & ~taken
         self._broken = sum(self._check.n) > 0 and self._check.log_evidence >= -math.log(MISMATCH)
         self._n = [a + b for a, b in zip(self._n, other._n, strict=True)]
         for names, more in zip(self._replicas, other._replicas, strict=True):

@@ -9,6 +9,7 @@ from torchtriage.core.units import format_count, format_share
 from torchtriage.operate.experiment.result import Arm, Decision, ExperimentRow
 
 LEAST_REPLICAS = 3
+N_COUNTED = 30_000  # units beyond which not all are counted
 
 
 def change(ratio: float) -> str:
@@ -51,7 +52,8 @@ def verdict(
         share = split[1] / max(sum(split), 1)
         return (
             f"Broken: {candidate.name} receives {share:.2%} instead of {candidate.share:.2%}",
-            "Something loses or adds requests of one arm, so the arms are no longer alike: find it and start again.",
+            "Something loses or adds requests of one arm, so the arms are no longer alike, or users who come again were"
+            " counted each time, which record(arm, id=...) does not: find it and start again.",
             seen,
         )
     metric = rows[0]
@@ -95,7 +97,11 @@ def notes(
             block = format_count(row.block)
             message = f"{row.name}: requests resemble their neighbours, {block} of them carry as much as a few"
             limits.append(Note("memory", "info", message))
-    if unit != "request" and not sum(split):
+    n_units, n_requests = sum(split), control.n_requests + candidate.n_requests
+    if unit != "request" and 0 < 2 * n_units < min(n_requests, N_COUNTED):
+        message = f"the requests of one {unit} are alike: with {format_count(n_units, unit)} intervals are too narrow"
+        limits.append(Note("units", "warn", message, "assign each request by an id of its own where that may be"))
+    if unit != "request" and not n_units:
         message = f"the split is not checked: no {unit} was counted"
-        limits.append(Note("split", "warn", message, f"count(arm), once for each {unit}"))
+        limits.append(Note("split", "warn", message, f"record(arm, id=...) with the {unit}'s id"))
     return tuple(limits)

@@ -36,10 +36,11 @@ Alarm = Callable[[], str]
 
 
 class Ticket(NamedTuple):
-    """What a request was given: the version's name, and the epoch its answer belongs to."""
+    """What a request was given: the version's name, the epoch its answer belongs to, and by which id."""
 
     arm: str
     epoch: int
+    id: str | int | bytes | None = None
 
 
 class Rollout:
@@ -97,7 +98,7 @@ class Rollout:
         if self._is_stale(stage):
             return Ticket(self.plan.control, 0)
         treated = stage.split.treats(id)
-        return Ticket(self.plan.candidate if treated else self.plan.control, stage.epoch)
+        return Ticket(self.plan.candidate if treated else self.plan.control, stage.epoch, id)
 
     def _is_stale(self, stage: _StageData) -> bool:
         return stage.ends and self._clock() - self._read_s > STALE_S
@@ -110,10 +111,15 @@ class Rollout:
 
     # -- where answers are collected -----------------------------------------------------------
 
-    def record(self, ticket: Ticket, /, *, replica: str | int | None = None, **values: Any) -> bool:
-        """Take in what a request showed; False where its stage is over, ``UsageError`` where it names no version."""
+    def record(
+        self, ticket: Ticket, /, *, id: str | int | bytes | None = None, replica: str | int | None = None, **values: Any
+    ) -> bool:
+        """Take in what a request showed; False where its stage is over, ``UsageError`` where it names no version.
+
+        ``id`` : what was assigned, where the ticket does not have it; without one it says nothing of the split.
+        """
         self._check_fork()
-        arm, epoch = ticket
+        arm, epoch, assigned = Ticket(*ticket)
         stage = self._stage
         if arm not in (self.plan.control, self.plan.candidate):
             raise UsageError(
@@ -121,7 +127,7 @@ class Rollout:
             )
         if epoch != stage.epoch:
             return False
-        stage.record(arm, replica, values, self._clock())
+        stage.record(arm, assigned if id is None else id, replica, values, self._clock())
         return True
 
     # -- once a second -------------------------------------------------------------------------
@@ -320,14 +326,17 @@ class _StageData:
             guardrails=plan.guardrails,
             # each step may be wrong once: they share what the plan allows
             alpha=plan.alpha / len(plan.steps),
+            unit="id",
         )
 
-    def record(self, arm: str, replica: str | int | None, values: dict[str, Any], now_s: float) -> None:
+    def record(
+        self, arm: str, id: str | int | bytes | None, replica: str | int | None, values: dict[str, Any], now_s: float
+    ) -> None:
         with self._lock:
             self._newest_s = now_s
             self._number += 1
             if self._experiment is not None:
-                self._experiment.record(arm, replica=replica, **values)
+                self._experiment.record(arm, id=id, replica=replica, **values)
             elif arm == self._plan.candidate:
                 self._n += 1
                 for name in self._n_missing:

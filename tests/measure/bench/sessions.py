@@ -20,6 +20,7 @@ OPENED = {
     "dtype": "float32",
     "device": "cpu",
     "takes": [],
+    "sources": {},
     "device_total_bytes": None,
     "facts": {"torch": "2.13.0", "threads": "2"},
 }

@@ -10,9 +10,11 @@ from measure.bench.sessions import filled, measured
 
 import torchtriage as tt
 from torchtriage.core.errors import UsageError
+from torchtriage.core.isolate.target import file_hash
 from torchtriage.measure.bench.checkpoint import Checkpoint
 from torchtriage.measure.bench.plan import BenchPlan, check_target, settings, target_of
 from torchtriage.measure.bench.result import Setting
+from torchtriage.measure.bench.run import measure
 
 
 def test_eager_comes_once_and_the_rest_in_every_combination() -> None:
@@ -142,15 +144,16 @@ def test_measuring_anew_removes_what_a_benchmark_wrote_and_nothing_else(tmp_path
     assert (elsewhere / "log.txt").exists()
 
 
-def test_a_corrected_target_takes_the_folder_where_nothing_was_measured(tmp_path: Path) -> None:
-    file = tmp_path / "m.py"
-    file.write_text("a = 1 /")
-    Checkpoint(tmp_path / "b", BenchPlan(f"{file}:f", settings(["eager"])))
+def test_measurements_of_a_target_that_has_changed_since_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "models" / "__init__.py"
+    file.parent.mkdir()
     file.write_text("a = 1")
-    held(tmp_path / "b", BenchPlan(f"{file}:f", settings(["eager"])))
+    plan = BenchPlan("models:f", settings(["eager"]))
+    checked = {"device": "cpu", "sources": {str(file): file_hash(str(file))}}
+    Checkpoint(tmp_path / "b", plan).write("check.json", checked)
     file.write_text("a = 2")
-    with pytest.raises(UsageError, match="holds measurements of another target"):
-        Checkpoint(tmp_path / "b", BenchPlan(f"{file}:f", settings(["eager"])))
+    with pytest.raises(UsageError, match=r"of another target: .*__init__\.py has changed since"):
+        measure(plan, tmp_path / "b")
 
 
 def test_another_torch_or_machine_or_variable_is_another_benchmark(
@@ -181,14 +184,6 @@ def test_more_rounds_go_on_in_the_same_folder_and_other_settings_do_not(tmp_path
         Checkpoint(tmp_path / "b", BenchPlan("m.py:f", two, threads=1))
     fresh = Checkpoint(tmp_path / "b", BenchPlan("m.py:f", two, threads=1), fresh=True)
     assert fresh.read("rounds/1.0.json") is None
-
-
-def test_a_changed_target_is_another_benchmark(tmp_path: Path) -> None:
-    file = tmp_path / "m.py"
-    file.write_text("a = 1")
-    one = BenchPlan(f"{file}:f", settings(["eager"])).digest
-    file.write_text("a = 2")
-    assert BenchPlan(f"{file}:f", settings(["eager"])).digest != one
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:

@@ -128,6 +128,7 @@ class ModelSession:
             "dtype": self.case.dtype,
             "device": str(place),
             "takes": self.case.takes,
+            "sources": targets.sources(target, self.function),
             "device_total_bytes": int(torch.cuda.mem_get_info(place)[1]) if place.type == "cuda" else None,
             "facts": facts_of(place),
         }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -105,6 +106,22 @@ def _import_file(path: Path) -> Any:
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)
     return module
+
+
+def sources(target: str, function: Callable[..., Any]) -> dict[str, str]:
+    """Return the files of a loaded target and of its function, which another may define, with a hash of each."""
+    where = target.rpartition(":")[0]
+    names = (Path(where).stem if where.endswith(".py") else where, getattr(function, "__module__", None))
+    files = [getattr(sys.modules.get(name or ""), "__file__", None) for name in names]
+    return {path: file_hash(path) for path in (str(Path(file).resolve()) for file in files if file)}
+
+
+def file_hash(path: str) -> str:
+    """Return a hash of what a file holds; empty where it is gone."""
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    except OSError:
+        return ""
 
 
 def describe_error(error: BaseException) -> str:

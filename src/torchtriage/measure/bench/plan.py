@@ -77,7 +77,6 @@ class BenchPlan:
         facts = asdict(self)
         for name in ("rounds", "max_rounds", "deadline_ms", "timeout_s"):
             del facts[name]
-        facts["source"] = _source(self.target)
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
     def other_size(self, setting: Setting) -> int | None:
@@ -102,17 +101,6 @@ class BenchPlan:
         for setting in self.settings:
             found.setdefault((setting.batch_size, setting.dtype), []).append(setting)
         return list(found.values())
-
-
-def _source(target: str) -> str:
-    """Return a hash of the target's file where the target names one, else of nothing."""
-    path = Path(target.rpartition(":")[0])
-    if path.suffix != ".py":
-        path = Path(*str(path).split(".")).with_suffix(".py")
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError:
-        return ""
 
 
 def settings(

@@ -16,6 +16,7 @@ import numpy as np
 
 from torchtriage.core.errors import UsageError
 from torchtriage.core.isolate.session_client import SessionClient, SessionError
+from torchtriage.core.isolate.target import file_hash
 from torchtriage.core.machine import read_host
 from torchtriage.core.stats.steady_state import find_steady
 from torchtriage.measure.bench.advice import all_settled
@@ -158,6 +159,13 @@ def _checked(plan: BenchPlan, store: Checkpoint, progress: Progress) -> dict[str
             where=plan.target,
             hint=error.hint,
         ) from error
+    changed = [file for file, known in opened["sources"].items() if file_hash(file) != known]
+    if changed:
+        raise UsageError(
+            f"holds measurements of another target: {', '.join(changed)} has changed since",
+            where=str(store.path),
+            hint="--fresh measures anew, --out names another folder",
+        )
     return opened
 
 

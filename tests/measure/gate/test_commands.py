@@ -219,6 +219,29 @@ def test_a_file_is_judged_against_the_store(stored: str, tmp_path: Path) -> None
     assert gate("check", "--store", stored, file).exit_code == 1
 
 
+def test_what_is_in_no_commit_is_a_baseline_only_where_nothing_else_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    now = written(tmp_path / "now.jsonl", run(timed(1.2, seed=77, rounds=False), commit="e" * 40, at_s=3000.0))
+    edited = [
+        run(timed(1.2, seed=i, rounds=False), at_s=2000.0 + i, environment=(("uncommitted changes", "yes"),))
+        for i in range(6)
+    ]
+    with open_store("gate.db") as store:
+        for found in edited:
+            store.add(found)
+    told = gate("check", "--store", "gate.db", now)
+    assert told.exit_code == 0
+    assert "main was recorded with uncommitted changes" in " ".join(told.stdout.split())
+    with open_store("gate.db") as store:
+        for i in range(6):
+            store.add(run(timed(seed=i, rounds=False), at_s=1000.0 + i))
+    told = gate("check", "--store", "gate.db", now)
+    assert told.exit_code == 1
+    assert "uncommitted" not in told.stdout
+
+
 def test_two_runs_of_one_benchmark_have_one_baseline(stored: str, tmp_path: Path) -> None:
     now = [run(timed(seed=i, rounds=False), at_s=3000.0 + i, commit="e" * 40) for i in (70, 71)]
     told = gate("check", "--store", stored, written(tmp_path / "now.jsonl", *now), "--json")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from torchtriage.core.finding import Note
 from torchtriage.core.samples import Run
-from torchtriage.measure.gate.revision import commit_of
+from torchtriage.measure.gate.revision import UNCOMMITTED, commit_of
 from torchtriage.measure.gate.run import INTERLEAVING, SIDE
 from torchtriage.measure.gate.store import Store, StoredRun
 
@@ -183,7 +183,7 @@ def _is(entry: StoredRun, name: str, folder: Path) -> bool:
 def _baseline(
     store: Store, name: str, candidate: Run, n_runs: int, folder: Path, *, without: str = ""
 ) -> Sequence[StoredRun]:
-    """Return runs of a branch or a commit, of the candidate's machine where there are such."""
+    """Return runs of a branch or a commit, of the candidate's machine and without uncommitted changes if it can be."""
     found = store.find(benchmark=candidate.benchmark, branch=name)
     on_branch = bool(found)
     if not found:
@@ -198,6 +198,8 @@ def _baseline(
     ]
     fingerprint = candidate.machine.fingerprint
     alike = [entry for entry in others if entry.run.machine.fingerprint == fingerprint] or others
+    # what was measured with uncommitted changes is no commit's program
+    alike = [entry for entry in alike if UNCOMMITTED not in dict(entry.run.environment)] or alike
     at_s = candidate.recorded_at_s
     earlier = [entry for entry in alike if not at_s or entry.run.recorded_at_s <= at_s]
     # the branch's own CI may end later than the candidate's

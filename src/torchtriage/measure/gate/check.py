@@ -346,6 +346,14 @@ def _differences(before: Sequence[Run], after: Sequence[Run], labels: tuple[str,
         yield Note("later", "info", f"all runs of {labels[0]} were recorded later than {labels[1]}")
     commits, other = ({run.commit for run in runs if run.commit} for runs in (before, after))
     commands, others = ({dict(run.environment).get("command", "") for run in runs} for runs in (before, after))
+    edited = [run for run in before if UNCOMMITTED in dict(run.environment)]
+    if not all(INTERLEAVING in dict(run.environment) for run in edited):
+        yield Note(
+            "uncommitted",
+            "warn",
+            f"{labels[0]} was recorded with uncommitted changes: what it is compared with is in no commit",
+            "record it without them: torchtriage gate record -- CMD",
+        )
     if any(UNCOMMITTED in dict(run.environment) for run in after):
         yield Note("uncommitted", "info", "the candidate is its commit with uncommitted changes")
     elif commits & other and commands == others:

@@ -92,6 +92,15 @@ def test_the_portable_file_holds_what_the_store_does(recorded: Recorded) -> None
     assert len(stored()) == 1
 
 
+def test_one_measurement_that_names_no_time_is_stored_once(recorded: Recorded, folder: Path) -> None:
+    (folder / "m.json").write_text(json.dumps({"metric": "step", "unit": "s", "value": 1}))
+    os.utime("m.json", (1e9, 1e9))
+    for said in ("stored in", "was in"):
+        assert said in recorded("--import", "m.json").stdout
+    (run,) = stored()
+    assert run.recorded_at_s == 1e9
+
+
 def test_files_are_imported_as_sessions(recorded: Recorded, folder: Path) -> None:
     for number in range(2):
         text = json.dumps({"metric": "step", "unit": "s", "value": number + 1})

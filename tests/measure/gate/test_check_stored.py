@@ -80,6 +80,10 @@ def test_a_busy_host_is_blamed_before_the_program_unless_in_turns() -> None:
     assert result.exit_code == 2
     assert "the host was noisy then; pairs run in turns would decide" in first(result).sentence
     assert check(repeats, [replace(slow, environment=())], LIMITS).exit_code == 1
+    # what disturbed one benchmark says nothing of another
+    alone = [replace(found, benchmark="other") for found in repeats]
+    both = check([*repeats, *alone], [slow, replace(slow, benchmark="other", environment=())], LIMITS)
+    assert [row.benchmark for row in both.rows if row.decides and row.verdict == "regression"] == ["other"]
     mark = (("interleaving", "one"),)
     turns = [run(timed(seed=1)), run(timed(1.3, seed=2), environment=(*mark, *busy))]
     assert check(turns[:1], turns[1:], LIMITS).exit_code == 1

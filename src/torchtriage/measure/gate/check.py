@@ -83,8 +83,7 @@ def check(
     rows: tuple[MetricRow, ...] = ()
     culprits: list[Culprit] = []
     if not any(note.level == "refuse" for note in notes):
-        noisy = any(dict(run.environment).get(HOST, "").startswith("noisy") for run in after)
-        matches = list(_matches(before, after, noisy=noisy))
+        matches = list(_matches(before, after))
         spent = limits if look is None else replace(limits, alpha=look[0], miss=look[1])
         rows = tuple(
             sorted(
@@ -230,13 +229,14 @@ def _differing(before: Run, after: Run) -> str:
     return "; ".join(differ) or "one side was recorded on several machines"
 
 
-def _matches(before: Sequence[Run], after: Sequence[Run], *, noisy: bool) -> Iterator[MetricMatch]:
+def _matches(before: Sequence[Run], after: Sequence[Run]) -> Iterator[MetricMatch]:
     """Return both sides of every metric; the sessions of a side's runs are put together."""
     for benchmark in dict.fromkeys(run.benchmark for run in chain(after, before)):
         sides = [
             sorted((run for run in runs if run.benchmark == benchmark), key=lambda run: run.recorded_at_s)
             for runs in (before, after)
         ]
+        noisy = any(dict(run.environment).get(HOST, "").startswith("noisy") for run in sides[1])
         metrics = dict.fromkeys(series.metric for runs in reversed(sides) for run in runs for series in run.series)
         for metric in metrics:
             commits, known = zip(*(_of(metric, runs) for runs in sides), strict=True)

@@ -29,17 +29,14 @@ def test_each_round_is_a_session_of_each_setting() -> None:
     run.check()
     assert run.benchmark == "bench models.py:linear"
     assert dict(run.environment)["torch"] == "2.13.0"
+    assert dict(run.environment)["host"].startswith(("quiet", "noisy", "not checked"))
     series = {one.metric: one for one in run.series}
+    # the gate is never sure of one session
+    assert all(len(one.sessions) == 5 for one in run.series)
     assert set(series) == {
         f"{way}: {what}"
         for way in ("eager", "default")
-        for what in (
-            "step",
-            "first call, empty caches",
-            "first call, caches kept",
-            "peak host memory",
-            "relative error",
-        )
+        for what in ("step", "first call, caches kept", "peak host memory")
     } | {"default: graph breaks", "default: recompilations"}
     for way, step_ms in (("eager", 2.0), ("default", 1.0)):
         step = series[f"{way}: step"]
@@ -47,10 +44,9 @@ def test_each_round_is_a_session_of_each_setting() -> None:
         for session in step.sessions:
             assert len(session.values) == 100
             assert np.median(session.values) == pytest.approx(step_ms, rel=0.3)
-    empty, kept = (series[f"default: first call, {name}"] for name in ("empty caches", "caches kept"))
-    assert [one.values for one in empty.sessions] == [(20.0,)]
+    kept = series["default: first call, caches kept"]
     assert [one.values for one in kept.sessions] == [(2.0,)] * 5
-    assert {empty.kind, kept.kind} == {"compile_time"}
+    assert kept.kind == "compile_time"
     assert series["eager: peak host memory"].sessions[0].values == (300 << 20,)
 
 
@@ -62,16 +58,6 @@ def test_a_setting_that_failed_has_no_samples() -> None:
     }
     run = samples_of(found, NOWHERE)
     assert {one.metric.partition(":")[0] for one in run.series} == {"eager"}
-
-
-def test_an_answer_that_is_not_finite_spoils_no_times() -> None:
-    found = two()
-    for one in found.cold.values():
-        one["numerics"]["error"] = float("nan")
-    run = samples_of(found, NOWHERE)
-    run.check()
-    assert not any("error" in one.metric for one in run.series)
-    assert len(run.series) == 10
 
 
 def test_bench_writes_what_gate_record_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

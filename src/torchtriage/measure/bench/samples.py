@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -12,6 +11,7 @@ from torchtriage.core.samples import Kind, Run, Series, Session
 from torchtriage.core.units import NS_PER_MS
 from torchtriage.measure.bench.measurements import Measurements
 from torchtriage.measure.bench.result import Setting
+from torchtriage.measure.gate.run import HOST
 
 
 def samples_of(measured: Measurements, here: Run) -> Run:
@@ -20,8 +20,8 @@ def samples_of(measured: Measurements, here: Run) -> Run:
     ``here`` : a run without samples, which knows the machine, the commit and the time. Sessions of one round carry
     its number: they ran in turns. No series where nothing could be measured.
     """
-    noise = {"noise": str(judge_noise(measured.uses())), "device": str(measured.opened["device"])}
-    environment = {**dict(here.environment), **measured.opened["facts"], **noise}
+    facts = {**measured.opened["facts"], "device": str(measured.opened["device"])}
+    environment = {**dict(here.environment), **facts, HOST: str(judge_noise(measured.uses()))}
     where, _, name = measured.plan.target.rpartition(":")
     file = where.replace("\\", "/").rpartition("/")[2]
     return replace(
@@ -38,7 +38,11 @@ def samples_of(measured: Measurements, here: Run) -> Run:
 
 
 def _series(measured: Measurements, setting: Setting) -> Iterator[Series]:
-    """Yield what was measured of one setting, a session of each round."""
+    """Yield what was measured of one setting, a session of each round.
+
+    What was measured once, the start with empty caches and the answers, would hold up every check: of one session
+    none can be sure.
+    """
     found = [(number, measured.session(setting, number)) for number in sorted(measured.rounds)]
     steps = [
         Session(tuple((session.values / NS_PER_MS).tolist()), round=number - 1)
@@ -48,14 +52,11 @@ def _series(measured: Measurements, setting: Setting) -> Iterator[Series]:
     if not steps:
         return
     raws = [(number - 1, measured.rounds[number][setting.key]) for number, session in found if session is not None]
-    cold = measured.cold[setting.key]
 
     def series(what: str, unit: str, kind: Kind, sessions: Iterable[Session]) -> Series:
         return Series(f"{setting.name}: {what}", unit, "lower", kind, tuple(sessions))
 
     yield series("step", "ms", "latency", steps)
-    first = Session((cold["first"]["ns"] / 1e9,))
-    yield series("first call, empty caches", "s", "compile_time", [first])
     warm = [_single(at, raw["first"]["ns"] / 1e9) for at, raw in raws if "cold" not in raw]
     if warm:
         yield series("first call, caches kept", "s", "compile_time", warm)
@@ -72,9 +73,6 @@ def _series(measured: Measurements, setting: Setting) -> Iterator[Series]:
         yield series("graph breaks", "1", "count", breaks)
         again = (_single(at, counts["recompiles"]) for at, counts in compiled)
         yield series("recompilations", "1", "count", again)
-    error = cold.get("numerics", {}).get("error")
-    if error is not None and math.isfinite(error):
-        yield series("relative error", "1", "accuracy", [Session((error,))])
 
 
 def _single(number: int, value: Any) -> Session:

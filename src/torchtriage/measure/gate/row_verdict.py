@@ -206,7 +206,9 @@ def _drafts(match: MetricMatch, limits: GateLimits) -> Iterator[_RowDraft | Metr
         return
     n_least = min(len(table.series.sessions) for table in (before, after))
     n_values = min(matrix.shape[1] for table in (before, after) for _, matrix in table.parts)
-    exact = all(table.least == table.most for table in (before, after))
+    # to a zero nothing has a ratio, and what is always above it is more
+    none_at_all = known.kind != "count" and 0 in (before.most, after.most)
+    exact = none_at_all or all(table.least == table.most for table in (before, after))
     for name in names:
         row = replace(row, statistic=name, decides=name == names[0] or name in limits.statistics, paired=match.paired)
         if n_values < (least := LEAST_VALUES.get(name, 0)):
@@ -300,8 +302,12 @@ def _exact(row: MetricRow) -> MetricRow:
     if less == more or more <= less * (1 + row.max_regress):
         verdict = "same"
     change = "" if ratio is None or ratio == 1 else f", {formatting.change(ratio)}"
-    n = f"the same in all {before.n_sessions} and {after.n_sessions} sessions"
-    return replace(row, verdict=verdict, ratio=ratio, sentence=f"{_sides(row)}{change}, {n}")
+    n = f"in all {before.n_sessions} and {after.n_sessions} sessions"
+    if all(len({*side.sessions}) == 1 for side in (before, after)):
+        sentence = f"{_sides(row)}{change}, the same {n}"
+    else:
+        sentence = f"{_range(row, before.sessions)} to {_range(row, after.sessions)} {n}"
+    return replace(row, verdict=verdict, ratio=ratio, sentence=sentence)
 
 
 def _ratio(before: float, after: float) -> float | None:

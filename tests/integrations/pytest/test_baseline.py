@@ -72,6 +72,13 @@ def test_many_tests_need_stronger_evidence() -> None:
     assert of(compare(now, recordings(), "main", n_tests=1000), "step time").verdict != "over"
 
 
+def test_many_steps_of_a_test_need_stronger_evidence() -> None:
+    now = run_of(5.25)
+    before = recordings()
+    assert of(compare(now, before, "main", n_tests=1), "step time").verdict == "over"
+    assert of(compare(now, before, "main", n_tests=1, n_earlier=30), "step time").verdict != "over"
+
+
 def test_equal_programs_seldom_fail() -> None:
     """At most 1 % of runs: 600 of them, each against ten recordings."""
     rng = np.random.default_rng(11)

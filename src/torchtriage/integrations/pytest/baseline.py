@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from torchtriage.measure.gate.revision import GitRevision
 
 ALPHA = 0.01
-"""How often a pytest run of unchanged code may fail for its times, all tests together."""
+"""How often a pytest run of unchanged code may fail for its times and memory, all tests together."""
 MISS = 0.05
 """How often a change of the smallest size of interest may pass as none, test by test."""
 LEAST_RUNS = 3
@@ -127,8 +127,12 @@ def series_of(timing: Timing, counts: Mapping[str, float], memory: Memory | None
     return tuple(out)
 
 
-def compare(run: Run, before: Sequence[Run], label: str, *, n_tests: int) -> list[Check]:
-    """Return a check of each metric against the stored runs."""
+def compare(run: Run, before: Sequence[Run], label: str, *, n_tests: int, n_earlier: int = 0) -> list[Check]:
+    """Return a check of each metric against the stored runs.
+
+    ``n_tests`` : of this pytest run, ``n_earlier`` : times and memory this test has compared before: their error rates
+    add up.
+    """
     if not before:
         return [Check("baseline", "not checked", f"nothing is recorded for {label}; pytest --perf-record records it")]
     like = [other for other in before if other.machine.fingerprint == run.machine.fingerprint]
@@ -151,7 +155,10 @@ def compare(run: Run, before: Sequence[Run], label: str, *, n_tests: int) -> lis
         elif series.kind == "count":
             checks.append(_counted(metric, series, stored, lines))
         else:
-            checks.append(_timed(metric, series, stored, lines, n_tests))
+            # 1/2, 1/6, 1/12, ...: the parts of a whole, however many comparisons a test will come to
+            n_earlier += 1
+            alpha = ALPHA / n_tests / (n_earlier * (n_earlier + 1))
+            checks.append(_timed(metric, series, stored, lines, alpha))
     return checks
 
 
@@ -175,7 +182,7 @@ def _counted(metric: str, series: Series, before: Sequence[Series], lines: tuple
     return Check(metric, "over", f"{sentence}: {now - known[-1]:,.0f} more", (fix, *lines))
 
 
-def _timed(metric: str, series: Series, before: Sequence[Series], lines: tuple[str, ...], n_tests: int) -> Check:
+def _timed(metric: str, series: Series, before: Sequence[Series], lines: tuple[str, ...], alpha: float) -> Check:
     import numpy as np
 
     interest = MAX_REGRESS[series.kind]
@@ -196,7 +203,7 @@ def _timed(metric: str, series: Series, before: Sequence[Series], lines: tuple[s
     spread = float(logs.std(ddof=1)) * math.sqrt(1 + 1 / n)
     slower = math.log(ratio)
     least = math.log1p(interest)
-    if slower >= least and (spread == 0 or student_tail(slower / spread, n - 1) < ALPHA / n_tests):
+    if slower >= least and (spread == 0 or student_tail(slower / spread, n - 1) < alpha):
         how = "where: torchtriage compare BEFORE AFTER of two recordings names the cause"
         return Check(metric, "over", sentence, (how, *lines))
     if slower < least and (spread == 0 or student_tail((least - slower) / spread, n - 1) < MISS):

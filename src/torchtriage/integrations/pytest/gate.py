@@ -74,6 +74,7 @@ class PerfGate:
         self.budgets = budgets
         self.log: CompileLog | None = None
         self.n_calls = 0
+        self._n_compared = 0
         self._baseline = baseline
         self._say = say
         self._names: set[str] = set()
@@ -212,7 +213,9 @@ class PerfGate:
             before, label = baseline.find(run)
         except StoreError as error:
             return [Check("baseline", "not checked", " ".join(str(error).split()))]
-        return compare(run, before, label, n_tests=baseline.n_tests)
+        n_earlier = self._n_compared
+        self._n_compared += sum(recorded.kind != "count" for recorded in series)
+        return compare(run, before, label, n_tests=baseline.n_tests, n_earlier=n_earlier)
 
 
 def _time(timing: Timing, step: Step, wait: Callable[[], None], budget_ms: float, repeats: int | None) -> Check:

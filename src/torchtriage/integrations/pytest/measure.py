@@ -18,7 +18,7 @@ from typing import Any
 from torchtriage.core.errors import BenchmarkError
 from torchtriage.core.machine import HostUse, Noise, judge_noise, read_host, use_between
 from torchtriage.core.process import status_bytes
-from torchtriage.core.units import format_bytes, format_ns, format_share
+from torchtriage.core.units import format_bytes, format_count, format_ns, format_share
 from torchtriage.integrations.pytest.check import Check
 
 LOOKS = 3
@@ -157,8 +157,9 @@ def judge_time(timing: Timing, budget_ms: float, *, looks: int = LOOKS) -> Check
     values = np.asarray(timing.wall_ns, dtype=np.float64)
     budget_ns = budget_ms * 1e6
     value, low, high = quantile_interval(values, 0.5, level)
-    ends = " to ".join("?" if math.isnan(end) else format_ns(end) for end in (low, high))
-    sentence = f"{format_ns(value)} ({ends}, {len(values):,} calls), budget {format_ns(budget_ns)}"
+    few = math.isnan(low) or math.isnan(high)
+    ends = "" if few else f"{format_ns(low)} to {format_ns(high)}, "
+    sentence = f"{format_ns(value)} ({ends}{format_count(len(values), 'call')}), budget {format_ns(budget_ns)}"
     noise = timing.noise
     if high <= budget_ns:
         return Check("step time", "within", sentence)
@@ -177,11 +178,15 @@ def judge_time(timing: Timing, budget_ms: float, *, looks: int = LOOKS) -> Check
                 f"{over}; the host was noisy ({'; '.join(noise.reasons)}), but the step's own"
                 f" thread computed for {format_ns(own.value)}",
             )
-    why = (
-        f"the host was noisy: {'; '.join(noise.reasons)}; run it alone"
-        if noise.status == "noisy"
-        else "the budget is inside the interval; time more calls: perf_gate(step, repeats=…)"
-    )
+    # all calls of a step of its budget are on one side of it once in 2^n
+    least = math.ceil(math.log2(looks / ALPHA))
+    if few:
+        enough = f"{least} or more" if len(values) < least else "more"
+        why = f"too few calls for an interval; time {enough}: perf_gate(step, repeats=…)"
+    elif noise.status == "noisy":
+        why = f"the host was noisy: {'; '.join(noise.reasons)}; run it alone"
+    else:
+        why = "the budget is inside the interval; time more calls: perf_gate(step, repeats=…)"
     return Check("step time", "inconclusive", f"{sentence}; {why}")
 
 

@@ -518,6 +518,24 @@ def test_history_finds_the_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "metrics of the newest run: graph breaks, latency" in none.stderr
 
 
+def test_history_converts_units_and_says_what_is_left_out() -> None:
+    def found(at: int, factor: float, unit: str) -> Run:
+        return run(timed(factor, seed=at, n=5, rounds=False, unit=unit), commit=f"{at:040x}", at_s=1000.0 + at)
+
+    runs = [found(i, 1.0 if i < 12 else 1.2, "ms") if i < 20 else found(i, 0.0012, "s") for i in range(24)]
+    result = find_history(runs)
+    (track,) = result.tracks
+    assert (len(track.points), [change.index for change in track.changes], result.notes) == (24, [12], ())
+    other = [found(i, 1.0, "calls/s") for i in (3, 4)]
+    edited = [replace(each, environment=(("uncommitted changes", "yes"),)) for each in runs]
+    said = [note.message for note in find_history([*runs, *other, *edited]).notes]
+    assert said == [
+        "24 runs with uncommitted changes left out",
+        "2 recordings of a metric in another unit than its newest left out: latency in calls/s",
+    ]
+    assert "24 runs with uncommitted changes left out" in find_history(edited, branch="main").verdict[0]
+
+
 @pytest.mark.parametrize("per_commit", [1, 4])
 def test_history_of_a_count_that_varies_has_no_steps(per_commit: int) -> None:
     rng = np.random.default_rng(per_commit)

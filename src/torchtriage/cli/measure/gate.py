@@ -60,17 +60,16 @@ def history(**given: Any) -> None:
 
 def _history(given: dict[str, Any]) -> HistoryResult:
     from torchtriage.measure.gate.history import find_history
-    from torchtriage.measure.gate.revision import UNCOMMITTED, commits_along
+    from torchtriage.measure.gate.revision import commits_along
     from torchtriage.measure.gate.store import open_store
 
     branch = given["branch"]
     with open_store(given["store"], create=False) as store:
         entries = store.find(benchmark=given["name"], branch=branch, limit=given["last"])
-        committed = [entry for entry in entries if UNCOMMITTED not in dict(entry.run.environment)]
-        runs = store.load(committed, metrics=given["metrics"] or None)
+        runs = store.load(entries, metrics=given["metrics"] or None)
         recorded = {series.metric for run in runs for series in run.series}
         unknown = [name for name in given["metrics"] if name not in recorded]
-        newest = store.load(committed[:1]) if unknown else ()
+        newest = store.load(entries[:1]) if unknown else ()
     if not entries:
         raise UsageError(
             f"nothing is recorded on {branch}",

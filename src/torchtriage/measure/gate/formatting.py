@@ -28,6 +28,14 @@ def amount(value: float, unit: str) -> str:
     return f"{_plain(value)} {visible(unit)}"
 
 
+def factor(unit: str, other: str) -> float | None:
+    """Return by what values of a unit are multiplied to be of another; None where no number is."""
+    if unit == other:
+        return 1.0
+    scales = (scale for scale in (_NS, _BYTES) if unit in scale and other in scale)
+    return next((scale[unit] / scale[other] for scale in scales), None)
+
+
 def seconds(value: float, unit: str) -> float | None:
     """Return a time in seconds; None where the unit is none of time."""
     return value * _NS[unit] / 1e9 if unit in _NS else None

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
 
 import numpy as np
 
 from torchtriage.core.finding import Note
-from torchtriage.core.samples import Run, Series
+from torchtriage.core.samples import Run, Series, Session
 from torchtriage.core.stats import change_points
 from torchtriage.core.units import format_count
 from torchtriage.core.version import __version__
 from torchtriage.measure.gate import formatting
 from torchtriage.measure.gate.result import HISTORY_SCHEMA, HistoryResult, MetricChangePoint, Point, Track
+from torchtriage.measure.gate.revision import UNCOMMITTED
 from torchtriage.measure.gate.row_verdict import STATISTICS, amount
 from torchtriage.measure.gate.session_stats import SessionTable
 
@@ -34,7 +34,8 @@ def find_history(
 ) -> HistoryResult:
     """Return the tracks of every metric and where their level changed.
 
-    ``runs`` : of one branch, in any order. Unlike machines get tracks of their own. ``branch`` : how it is called.
+    ``runs`` : of one branch, in any order. Unlike machines get tracks of their own; what has uncommitted changes is of
+    no commit, and left out. ``branch`` : how it is called.
     ``min_change`` : changes of a smaller share are left out; of counts that are exact each is reported. ``order`` :
     commits, oldest first. Those that are not named stand where their recording falls.
 
@@ -43,15 +44,16 @@ def find_history(
     for run in runs:
         run.check()
     place = {commit: number for number, commit in enumerate(order)}
-    tracks = tuple(_tracks(runs, min_change, place))
+    committed = [run for run in runs if UNCOMMITTED not in dict(run.environment)]
+    tracks = tuple(_tracks(committed, min_change, place))
     return HistoryResult(
         schema=HISTORY_SCHEMA,
         version=__version__,
-        verdict=_verdict(tracks, branch, min_change),
+        verdict=_verdict(tracks, branch, min_change, n_edited=len(runs) - len(committed)),
         branch=branch,
         min_change=min_change,
         tracks=tracks,
-        notes=tuple(_notes(tracks)),
+        notes=tuple(_notes(tracks, committed, n_edited=len(runs) - len(committed))),
     )
 
 
@@ -87,11 +89,16 @@ def _tracks(runs: Sequence[Run], min_change: float, place: Mapping[str, int]) ->
 
 
 def _point(commit: str, found: Sequence[tuple[Run, Series]], newest: Series, statistic: str) -> Point | None:
-    """Return one commit's point, of all its runs; None where it was measured in another unit."""
-    alike = [(run, series) for run, series in found if series.unit == newest.unit]
+    """Return one commit's point, of all its runs; None where it was measured in a unit that cannot be converted."""
+    factors = [(run, series, formatting.factor(series.unit, newest.unit)) for run, series in found]
+    alike = [(run, series, factor) for run, series, factor in factors if factor is not None]
     if not alike:
         return None
-    sessions = tuple(chain(*(series.sessions for _, series in alike)))
+    sessions = tuple(
+        session if factor == 1 else Session(tuple(value * factor for value in session.values))
+        for _, series, factor in alike
+        for session in series.sessions
+    )
     whole = Series(newest.metric, newest.unit, newest.better, newest.kind, sessions)
     exact = amount(SessionTable(whole), statistic)
     return Point(commit, alike[0][0].recorded_at_s, exact.value, exact.n_sessions, len(alike))
@@ -149,14 +156,17 @@ def _changes(points: Sequence[Point], series: Series, min_change: float, *, exac
     ]
 
 
-def _verdict(tracks: Sequence[Track], branch: str, min_change: float) -> tuple[str, str, str]:
+def _verdict(tracks: Sequence[Track], branch: str, min_change: float, *, n_edited: int) -> tuple[str, str, str]:
     judged = [track for track in tracks if not track.refused]
     changes = [(track, change) for track in judged for change in track.changes]
     where = f" of {branch}" if branch else ""
     if not judged:
         n = max((len(track.points) for track in tracks), default=0)
+        found = f"{format_count(n, 'commit')} recorded"
+        if n_edited:
+            found += f", and {_edited(n_edited)}"
         return (
-            f"No history{where} to analyse: {format_count(n, 'commit')} recorded.",
+            f"No history{where} to analyse: {found}.",
             f"A level shows from {LEAST_VALUES} commits on either side of a change.",
             "Try: torchtriage gate record -- CMD on every commit of the branch.",
         )
@@ -179,7 +189,24 @@ def _verdict(tracks: Sequence[Track], branch: str, min_change: float) -> tuple[s
     )
 
 
-def _notes(tracks: Sequence[Track]) -> Iterator[Note]:
+def _edited(n: int) -> str:
+    return f"{format_count(n, 'run')} with uncommitted changes left out"
+
+
+def _notes(tracks: Sequence[Track], runs: Sequence[Run], *, n_edited: int) -> Iterator[Note]:
+    if n_edited:
+        yield Note("uncommitted", "info", _edited(n_edited))
+    units = {(track.benchmark, track.metric, track.fingerprint): track.unit for track in tracks}
+    unlike = [
+        series
+        for run in runs
+        for series in run.series
+        if formatting.factor(series.unit, units[run.benchmark, series.metric, run.machine.fingerprint]) is None
+    ]
+    if unlike:
+        n = format_count(len(unlike), "recording of a metric", "recordings of a metric")
+        what = f"{unlike[0].metric} in {unlike[0].unit}"
+        yield Note("units", "warn", f"{n} in another unit than its newest left out: {what}")
     fingerprints = {track.fingerprint for track in tracks}
     if len(fingerprints) > 1:
         yield Note(

@@ -29,6 +29,9 @@ NON_NEGATIVE = frozenset({"memory", "count"})
 COMPARABLE = frozenset({"cpu", "cores", "memory", "architecture", "os", "gpu", "gpus", "gpu memory", "driver"})
 """Fields of a machine that make its times comparable; others (host name, kernel) are shown only."""
 
+YEAR_10000_S = 253_402_300_800
+"""The first second that no calendar of ours has."""
+
 
 @dataclass(frozen=True)
 class Session:
@@ -113,7 +116,8 @@ class Run:
         """Refuse what nothing can be concluded from.
 
         Raises SampleError: no series, a metric twice, a session without values or with other numbers of CPU times, NaN
-        or infinity, zero or less where a metric has to be above, no unit, an unknown kind, text that no file can hold.
+        or infinity, zero or less where a metric has to be above, no unit, an unknown kind, a time beyond the year
+        9999, text that no file can hold.
         """
         where = self.benchmark
         if not where:
@@ -122,8 +126,12 @@ class Run:
         _check_text(where, self.commit, self.branch, self.parent or "", *self.traces)
         _check_text(*(text for pair in pairs for text in pair))
         _check_text(*(text for item in self.series for text in (item.metric, item.unit)))
-        if not math.isfinite(self.recorded_at_s):
-            raise SampleError(f"expected recorded_at_s as a number, found {self.recorded_at_s}", where=where)
+        if not abs(self.recorded_at_s) < YEAR_10000_S:
+            raise SampleError(
+                f"expected recorded_at_s in seconds since 1970, found {self.recorded_at_s:g}",
+                where=where,
+                hint="are they milliseconds? divide by 1000",
+            )
         if not self.series:
             raise SampleError(
                 "expected at least one metric with samples, found none",

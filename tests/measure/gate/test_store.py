@@ -115,6 +115,8 @@ def test_unusable_samples_are_not_stored(place: str) -> None:
     with open_store(place) as store:
         with pytest.raises(SampleError, match="finite"):
             store.add(bad)
+        with pytest.raises(SampleError, match=r"in seconds since 1970, found 1\.7e\+12"):
+            store.add(replace(run_of(), recorded_at_s=1.7e12))
         assert store.find() == ()
 
 

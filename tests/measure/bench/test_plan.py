@@ -96,7 +96,8 @@ def test_numbers_that_measure_nothing_are_refused(name: str, value: float) -> No
 
 def test_asked_for_rounds_are_run() -> None:
     assert BenchPlan("m.py:f", settings(["eager"]), rounds=20).most_rounds == 20
-    assert BenchPlan("m.py:f", settings(["eager"]), rounds=3, max_rounds=2).most_rounds == 3
+    with pytest.raises(UsageError, match="expected max_rounds of 3 or more, found 2"):
+        BenchPlan("m.py:f", settings(["eager"]), rounds=3, max_rounds=2)
 
 
 @pytest.mark.parametrize("target", ["models", "models:", ":build", "", "nowhere.py:build"])

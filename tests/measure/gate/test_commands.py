@@ -79,6 +79,13 @@ def test_files_of_equal_programs_exit_with_0(base: Path, same: Path) -> None:
     assert told.stdout.startswith("No regression against base.jsonl: 1 metric analysed")
 
 
+@pytest.mark.parametrize("option", ["base", "candidate"])
+def test_an_option_that_files_have_no_use_for_is_refused(base: Path, same: Path, option: str) -> None:
+    told = gate("check", base, same, f"--{option}", "topic")
+    assert told.exit_code == 3
+    assert f"--{option} is for stored samples" in told.stderr
+
+
 def test_files_of_a_slower_program_exit_with_1(base: Path, slow: Path) -> None:
     told = gate("check", base, slow)
     assert told.exit_code == 1
@@ -129,6 +136,11 @@ def test_broken_samples_exit_with_3_and_one_line(tmp_path: Path, base: Path, nam
         ["check", "--before", "true", "--after", "true", "--", "true"],
         ["check", "--before", "true", "--after", "'"],
         ["check", "--setup", "true"],
+        ["check", "--before", "true", "--after", "true", "--setup", "true"],
+        ["check", "--before", "true", "--after", "true", "--trace", "t.json"],
+        ["check", "--before", "true", "--after", "true", "--timeout", "inf"],
+        ["check", "--before", "true", "--after", "true", "--timeout", "1e12"],
+        ["check", "--before", "true", "--after", "true", "--base", "main"],
         ["check", "--pairs", "1"],
         ["check", "--no-such-option"],
         ["check", "--store", "mysql://host/db"],

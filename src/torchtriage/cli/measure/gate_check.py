@@ -13,6 +13,7 @@ import click
 
 from torchtriage.cli.measure.gate_record import (
     GateCommand,
+    check_measured,
     measure,
     samples_option,
     setup_option,
@@ -172,8 +173,10 @@ def _limits(given: dict[str, Any]) -> GateLimits:
 
 
 def _words(words: tuple[str, ...], given: dict[str, Any], *, live: bool) -> tuple[str, ...]:
-    if given["against"] and given["before"]:
-        raise click.UsageError("--against and --before exclude each other")
+    check_measured(given)
+    for name, idle in (("base", live or len(words) > 1), ("candidate", live or bool(words))):
+        if idle and given[name] not in (None, "HEAD"):
+            raise click.UsageError(f"--{name} is for stored samples: {given[name]!r} would not be compared")
     if given["after"] and not given["before"]:
         raise click.UsageError("--after COMMAND needs --before COMMAND")
     if given["after"]:
@@ -190,7 +193,7 @@ def _words(words: tuple[str, ...], given: dict[str, Any], *, live: bool) -> tupl
             f"expected a baseline's and a candidate's file, found {len(words)} words; a command"
             " needs --against REVISION or --before COMMAND"
         )
-    for name in ("setup", "traces", "samples"):
+    for name in ("traces", "samples"):
         if not live and given[name]:
             option = "trace" if name == "traces" else name
             raise click.UsageError(f"--{option} is for --against and --before")

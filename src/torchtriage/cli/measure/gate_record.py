@@ -7,6 +7,7 @@ import os
 import secrets
 import shlex
 import statistics
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -130,15 +131,25 @@ def _check_usage(words: Sequence[str], given: dict[str, Any]) -> None:
         raise click.UsageError(
             f"expected a command after -- or --import FILE, found {found}: torchtriage gate record -- python bench.py"
         )
+    check_measured(given)
+    for name in ("against", "before", "samples"):
+        if given["imports"] and given[name] not in (None, False):
+            raise click.UsageError(f"--{name} needs a command, not --import")
+
+
+def check_measured(given: dict[str, Any]) -> None:
+    """Refuse options of a measurement that exclude each other.
+
+    Raises click.UsageError: they do.
+    """
+    if not given["timeout"] <= threading.TIMEOUT_MAX:
+        raise click.UsageError(f"expected seconds for --timeout, found {given['timeout']}")
     if given["against"] is not None and given["before"] is not None:
         raise click.UsageError("--against and --before exclude each other")
     if given["setup"] is not None and given["against"] is None:
         raise click.UsageError("--setup is for the checkout of --against")
     if given["before"] is not None and given["traces"]:
         raise click.UsageError("--trace with --before: both commands would write the same file")
-    for name in ("against", "before", "samples"):
-        if given["imports"] and given[name] not in (None, False):
-            raise click.UsageError(f"--{name} needs a command, not --import")
 
 
 def _record(words: Sequence[str], given: dict[str, Any]) -> None:

@@ -56,6 +56,11 @@ class BenchPlan:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < least):
                 raise UsageError(f"expected {name} of {least} or more, found {value!r}")
+        if self.max_rounds is not None and self.max_rounds < self.rounds:
+            raise UsageError(
+                f"expected max_rounds of {self.rounds} or more, found {self.max_rounds}",
+                hint=f"rounds={self.max_rounds} measures no more of each setting, --rounds {self.max_rounds}",
+            )
         for name in ("seconds", "timeout_s", "deadline_ms"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:

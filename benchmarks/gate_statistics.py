@@ -32,7 +32,7 @@ from torchtriage.core.stats.classical_tests import cohen_d, mann_whitney, welch
 from torchtriage.core.stats.multiple_testing import adjust
 from torchtriage.core.stats.quantiles import quantile_interval
 from torchtriage.core.stats.sequential import StoppingPlan
-from torchtriage.core.stats.session_comparison import noise_floor, session_value, verdict
+from torchtriage.core.stats.session_comparison import recording_noise, session_value, verdict
 from torchtriage.measure.gate.history import LEAST_T, LEAST_VALUES, MIN_CHANGE
 
 Floats = NDArray[np.float64]
@@ -280,7 +280,7 @@ def unpaired_table(n_trials: int) -> Table:
         said: dict[str, list[bool]] = {"none": [], "floor": [], "found": []}
         for _ in range(n_trials):
             earlier = [run(0) for _ in range(6)]
-            floor = noise_floor(earlier)
+            floor = recording_noise(earlier).floor(0.98)
             for key, effect, allowed in (("none", 0, 0.0), ("floor", 0, floor), ("found", 0.1, floor)):
                 change = compare_sessions(earlier[-1], run(effect), paired=False, floor=allowed)
                 said[key].append(verdict(change, min_effect=MIN_EFFECT) == "regression")

@@ -16,8 +16,8 @@ from tests.core.stats.noise import pairs
 from torchtriage.core.stats.session_comparison import (
     least_sessions,
     newest_level,
-    noise_floor,
     pairs_needed,
+    recording_noise,
     session_value,
     verdict,
 )
@@ -66,7 +66,7 @@ def test_treating_a_drifting_host_as_unpaired_is_wrong_and_the_floor_mends_it() 
     for _ in range(n):
         earlier = [run() for _ in range(6)]
         now = run()
-        floor = noise_floor(earlier)
+        floor = recording_noise(earlier).floor(0.98)
         bare += said(earlier[-1], now, paired=False) == "regression"
         floored += said(earlier[-1], now, paired=False, floor=floor) == "regression"
     assert bare / n > 0.2
@@ -183,11 +183,19 @@ def test_the_newest_level_begins_at_the_last_change(levels, found) -> None:
 def test_a_change_of_level_is_no_noise() -> None:
     rng = np.random.default_rng(5)
     runs = [[np.array([one])] for one in np.exp(rng.normal([0] * 6 + [0.2] * 4, 0.005))]
-    assert noise_floor(runs) > 0.2
-    assert 0.01 < noise_floor(runs, change=6) < 0.04
-    assert noise_floor(runs[:6]) == pytest.approx(noise_floor([*runs[:6]], change=0))
+    assert recording_noise(runs).floor(0.98) > 0.2
+    assert 0.01 < recording_noise(runs, change=6).floor(0.98) < 0.04
     with pytest.raises(ValueError, match="4 runs"):
-        noise_floor(runs[:3], change=1)
+        recording_noise(runs[:3], change=1)
+
+
+def test_the_floor_at_a_level_is_where_the_p_value_is_the_rest() -> None:
+    runs = [[np.array([value])] for value in (1.0, 1.03, 0.98, 1.01)]
+    noise = recording_noise(runs, n_before=4)
+    for level in (0.9, 0.98, 0.9995):
+        assert noise.p_value(1 + noise.floor(level)) == pytest.approx(1 - level, rel=0.01)
+    # a further recording is less far from the middle of four than from one
+    assert noise.deviation < recording_noise(runs).deviation
 
 
 def test_the_fewest_sessions_are_those_that_can_show_a_change() -> None:
@@ -261,7 +269,7 @@ def test_unknown_statistics_levels_and_floors_are_refused() -> None:
     with pytest.raises(ValueError, match="floor"):
         compare_sessions(GOOD, GOOD, paired=True, floor=-0.1)
     with pytest.raises(ValueError, match="3 runs"):
-        noise_floor([GOOD, GOOD])
+        recording_noise([GOOD, GOOD])
 
 
 @pytest.mark.data

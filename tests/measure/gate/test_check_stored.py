@@ -8,6 +8,7 @@ from tests.measure.gate.sides import LIMITS, constant, first, run, series, timed
 
 from torchtriage.core.samples import Run
 from torchtriage.measure.gate.check import check
+from torchtriage.measure.gate.result import MetricRow
 
 
 def stored(factor: float, seed: int, at_s: float) -> Run:
@@ -30,7 +31,26 @@ def test_drift_between_recordings_is_no_regression() -> None:
     repeats = [stored(factor, i, i) for i, factor in enumerate((1.0, 1.06, 0.95, 1.03, 0.98), 1)]
     result = check(repeats, [stored(1.05, 9, 90)], LIMITS)
     assert result.exit_code == 2
-    assert "recordings of one program may differ by 25.9 %" in first(result).sentence
+    assert "recordings of one program may differ by 21 %" in first(result).sentence
+
+
+def test_the_floor_is_as_wide_as_the_number_of_metrics_asks() -> None:
+    """Of 30 metrics, one is 12 % off: by as much as five recordings may be once in 700."""
+
+    def recorded(factor: float, seed: int, n: int) -> Run:
+        found = [timed(factor if i == 0 else 1, seed=seed + i, rounds=False, metric=f"m{i}") for i in range(n)]
+        return run(*found, at_s=float(seed), commit=f"{seed:040d}")
+
+    def told(n: int) -> MetricRow:
+        repeats = [recorded(factor, 100 * i, n) for i, factor in enumerate((1.0, 1.02, 0.98, 1.01, 0.99), 1)]
+        result = check(repeats, [recorded(1.12, 900, n)], LIMITS)
+        return next(row for row in result.rows if (row.metric, row.statistic) == ("m0", "low"))
+
+    alone, among = told(1), told(30)
+    assert (alone.verdict, among.verdict) == ("regression", "inconclusive")
+    assert alone.floor is not None
+    assert among.floor is not None
+    assert alone.floor < 0.1 < among.floor
 
 
 def test_the_baseline_is_what_it_is_since_its_last_change() -> None:

@@ -16,7 +16,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from torchtriage.core.arrays import Floats
-from torchtriage.core.stats.difference import student_quantile
+from torchtriage.core.stats.difference import student_quantile, student_tail
 from torchtriage.core.stats.quantiles import check_enough, session_quantile
 from torchtriage.core.stats.rank_tests import centre_and_interval, rank_sum_below, signed_rank_below, two_sided_p
 
@@ -74,7 +74,7 @@ def compare_values(
     left out. Positive, of any one unit. ``paired`` : session i of either ran in the same round, in turns: what a round
     shares cancels. ``level`` : how often the interval holds the true ratio. 0.98 leaves 1 % at either end: of equal
     programs at most one in a hundred is called slower. ``floor`` : what two runs of one program may differ by on this
-    machine however many sessions they have, as a share (see :func:`noise_floor`): the interval is never narrower. 0
+    machine however many sessions they have, as a share (see :class:`RecordingNoise`): the interval is never narrower. 0
     for pairs. ``statistic`` : what sums up a session. ``low``: the mean of its lowest tenth; neighbours on the machine
     only ever add time, so the fast iterations carry the program (Chen and Revels 2016). ``peak``: its largest value,
     for memory.
@@ -260,18 +260,37 @@ def _step_needed(n: int, degrees: int) -> float:
     return student_quantile(1 - LEVEL_RISK / (n * (n - 1)), degrees)
 
 
-def noise_floor(
-    runs: Sequence[Sequence[Floats]], *, level: float = 0.98, statistic: Statistic = "low", change: int = 0
-) -> float:
-    """Return by what share two runs of one program differ on this machine, at ``level``.
+@dataclass(frozen=True)
+class RecordingNoise:
+    """What two recordings of one program differ by on a machine, however many sessions they have.
+
+    ``deviation`` : of the logarithm of their ratio; ``degrees`` of freedom it is known with.
+    """
+
+    deviation: float
+    degrees: int
+
+    def floor(self, level: float) -> float:
+        """Return the share they differ by at ``level``: Student's prediction interval."""
+        # e^100 is larger than any change
+        return math.expm1(min(student_quantile((1 + level) / 2, self.degrees) * self.deviation, 100.0))
+
+    def p_value(self, ratio: float) -> float:
+        """Return how often they differ by more than ``ratio``, to either side."""
+        return 2 * student_tail(abs(math.log(ratio)) / self.deviation, self.degrees) if self.deviation else 0.0
+
+
+def recording_noise(
+    runs: Sequence[Sequence[Floats]], *, statistic: Statistic = "low", change: int = 0, n_before: int = 1
+) -> RecordingNoise:
+    """Return by what a further run of one program differs from ``n_before`` others put together.
 
     ``runs`` : earlier runs of the same program on the same machine, each with its sessions; at least 3.
     ``change`` : the run from which on the level was another one (see :func:`newest_level`); 0 for none. The spread is
     that around the level of either stretch.
 
-    The spread of the runs' medians, sessions' noise included, as Student's prediction interval for the difference of
-    two further ones. Assumes that the next run is as far from these as they are from each other, and has as many
-    sessions or more.
+    From the spread of the runs' medians, sessions' noise included. Assumes that the next run is as far from these as
+    they are from each other, and has as many sessions or more.
 
     Raises ValueError: fewer than 3 runs, or 4 with a change.
     """
@@ -282,9 +301,8 @@ def noise_floor(
     for part in (centres[:change], centres[change:]) if change else (centres,):
         part -= part.mean()
     degrees = len(runs) - levels
-    deviation = math.sqrt(float(centres @ centres) / degrees)
-    reach = student_quantile((1 + level) / 2, degrees) * 2**0.5 * deviation
-    return math.expm1(reach)
+    deviation = math.sqrt(float(centres @ centres) / degrees * (1 + 1 / n_before))
+    return RecordingNoise(deviation, degrees)
 
 
 def session_value(values: Floats, statistic: Statistic) -> float:

@@ -114,11 +114,15 @@ class MetricMatch:
 
 @dataclass(frozen=True, eq=False)
 class _RowDraft:
-    """A row that needs an interval, with its sessions as costs: lower is better."""
+    """A row that needs an interval, with its sessions as costs: lower is better.
+
+    ``noise`` : of recordings, where there are enough to know it; else ``floor``.
+    """
 
     row: MetricRow
     before: Floats
     after: Floats
+    noise: session_comparison.RecordingNoise | None
     floor: float
     noisy: bool
 
@@ -232,10 +236,13 @@ def _drafts(match: MetricMatch, limits: GateLimits) -> Iterator[_RowDraft | Metr
             )
         elif known.kind == "count":
             # ranks are the same of counts and more, and zero has no logarithm
-            yield _RowDraft(both, _count_costs(before), _count_costs(after), 0.0, noisy=False)
+            yield _RowDraft(both, _count_costs(before), _count_costs(after), None, 0.0, noisy=False)
         else:
-            noisy = match.noisy and not match.paired and known.kind in TIMED
-            yield _RowDraft(both, before.costs(name), after.costs(name), _floor(match, before, name), noisy)
+            # pairs need no allowance
+            timed = known.kind in TIMED and not match.paired
+            noise = _noise(match, name) if timed and match.knows_floor else None
+            floor = ASSUMED_FLOOR if timed else 0.0
+            yield _RowDraft(both, before.costs(name), after.costs(name), noise, floor, match.noisy and timed)
 
 
 def least_pairs(limits: GateLimits, *, paired: bool = True) -> int:
@@ -328,20 +335,22 @@ def _sides(row: MetricRow) -> str:
 
 
 def _compare(draft: _RowDraft, level: float) -> session_comparison.Change:
-    return session_comparison.compare_values(
-        draft.before, draft.after, paired=draft.row.paired, level=level, floor=draft.floor, statistic=SUMMED_UP
+    noise = draft.noise
+    floor = draft.floor if noise is None else noise.floor(level)
+    change = session_comparison.compare_values(
+        draft.before, draft.after, paired=draft.row.paired, level=level, floor=floor, statistic=SUMMED_UP
     )
+    # ranks of sessions know nothing of what all those of a recording share
+    return change if noise is None else replace(change, p_value=max(change.p_value, noise.p_value(change.ratio)))
 
 
-def _floor(match: MetricMatch, before: SessionTable, statistic: str) -> float:
-    """Return what two recordings of the baseline differ by; pairs need no allowance."""
-    if match.paired or before.series.kind not in TIMED:
-        return 0.0
-    if not match.knows_floor:
-        return ASSUMED_FLOOR
+def _noise(match: MetricMatch, statistic: str) -> session_comparison.RecordingNoise:
+    """Return what a recording differs by from those of the baseline that it is compared with."""
     tables = [SessionTable(series) for series in (*match.earlier, *match.repeats)]
     runs = [[np.median(table.costs(statistic), keepdims=True)] for table in tables]
-    return session_comparison.noise_floor(runs, statistic=SUMMED_UP, change=len(match.earlier))
+    return session_comparison.recording_noise(
+        runs, statistic=SUMMED_UP, change=len(match.earlier), n_before=len(match.repeats)
+    )
 
 
 def _judge_count(draft: _RowDraft, change: session_comparison.Change, adjusted_p: float) -> MetricRow:

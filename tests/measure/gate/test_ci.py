@@ -93,6 +93,37 @@ def test_the_action_annotates_sums_up_and_fails(clone: Path, tmp_path: Path) -> 
     assert (tmp_path / "output").read_text().count("outcome=inconclusive") == 1
 
 
+STUB = """#!/bin/sh
+git rev-parse --quiet --verify "$4^{commit}" || git rev-parse --quiet --verify "origin/$4^{commit}" || exit 3
+"""
+
+
+def test_the_action_finds_what_it_compares_with_and_leaves_a_whole_clone_whole(clone: Path, tmp_path: Path) -> None:
+    origin, whole = tmp_path / "origin.git", tmp_path / "whole"
+    git(tmp_path, "clone", "-q", "--branch", "topic", origin.as_uri(), "whole")
+    git(origin, "tag", "v1", "main")
+    main, topic = (git(origin, "rev-parse", name) for name in ("main", "topic"))
+    stub = tmp_path / "bin" / "torchtriage"
+    stub.parent.mkdir()
+    stub.write_text(STUB)
+    stub.chmod(0o755)
+    given = {
+        "PATH": f"{stub.parent}{os.pathsep}{os.environ['PATH']}",
+        "GITHUB_OUTPUT": str(tmp_path / "output"),
+        "OUT": str(tmp_path / "out"),
+        **dict.fromkeys(("COMMAND", "SAMPLES", "PAIRS", "MAX_REGRESS", "OPTIONS", "UNDECIDED"), ""),
+    }
+    # the default branch of this origin is topic
+    wanted = {"main": main, "v1": main, main: main, main[:8]: main, "": topic, "0" * 40: topic}
+    for folder in (whole, clone):
+        for against, commit in wanted.items():
+            done = run(action_lines(), folder, **given, AGAINST=against)
+            assert (done.returncode, done.stdout.strip()) == (0, commit), (against, done.stderr)
+    assert git(whole, "rev-parse", "--is-shallow-repository") == "false"
+    assert run(action_lines(), whole, **given, AGAINST="nothing").returncode == 3
+    assert (tmp_path / "output").read_text().splitlines()[-2] == "outcome=infrastructure"
+
+
 @pytest.mark.parametrize(
     ("package", "is_whole", "installed"),
     [("", True, "{action}"), ("", False, "torchtriage"), ("./mine.whl", True, "./mine.whl")],

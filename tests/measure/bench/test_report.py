@@ -247,7 +247,7 @@ def test_show_renders_a_saved_benchmark(tmp_path: Path, result: BenchResult) -> 
         (["json:dumps", "--modes", ""], "expected at least one mode or backend"),
         (["json:dumps", "--batch-sizes", "1,x"], "expected numbers between commas"),
         (["json:dumps", "--rounds", "0"], "0 is not in the range"),
-        (["json:dumps", "--seconds", "nan"], "expected seconds above 0, found nan"),
+        (["json:dumps", "--seconds", "nan"], "expected a number, found 'nan'"),
         (["json:dumps", "--html", "no/such/folder/page.html"], "the folder does not exist"),
     ],
 )

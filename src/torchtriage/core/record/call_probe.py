@@ -99,7 +99,10 @@ class CallProbe:
         self._wanted: dict[CodeType, int] = {}
         # by frame: key, digest of inputs, digests of the rows of a module's, begin
         self._open: dict[int, tuple[tuple[Any, ...], int, list[int], int]] = {}
-        self._calls: dict[tuple[Any, ...], list[tuple[int, int, int, int, Rows]]] = {}
+        # step, ns, digest, elements, rows, and backward passes before it
+        self._calls: dict[tuple[Any, ...], list[tuple[int, int, int, int, Rows, int]]] = {}
+        self._passed_twice: set[int] = set()  # backward passes before modules whose graphs two passes go through
+        self._last_module = 0
         self._n_calls: dict[tuple[Any, ...], int] = {}
         self._counted: dict[tuple[Any, ...], int] = {}  # of the last whole step
         self._subnormal: dict[tuple[str, int, str], Subnormal] = {}
@@ -169,6 +172,8 @@ class CallProbe:
             self._cut()
             return
         if kind == 4:
+            if self._last_module < self._n_backward:
+                self._passed_twice.add(self._last_module)
             self._n_backward += 1
             return
         caller = frame.f_back
@@ -201,7 +206,10 @@ class CallProbe:
         result, size = _digest(value, DEEPEST, (self._n_steps, self._n_backward))
         results = _rows(value, OF_A_ROW) if rows else None
         matched = (rows, results) if results is not None and len(results) == len(rows) else ([], [])
-        self._calls.setdefault(key, []).append((self._n_steps, took, hash((inputs, result)), size, matched))
+        if not key[0]:
+            self._last_module = self._n_backward
+        called = self._n_steps, took, hash((inputs, result)), size, matched, self._n_backward
+        self._calls.setdefault(key, []).append(called)
         self._own_ns += time.perf_counter_ns() - now
 
     def _look_for_subnormal(self, frame: FrameType) -> None:
@@ -260,7 +268,9 @@ class CallProbe:
             }
             repeated = within = ns = 0
             rows = 0.0
-            for _, took, digest, _, matched in mine:
+            for _, took, digest, _, matched, n_backward in mine:
+                if n_backward in self._passed_twice:
+                    here.discard(digest)
                 within += took * (digest in here)
                 repeated += took * (digest in here or digest in before)
                 rows += took * _known_rows(matched, known)
@@ -297,7 +307,7 @@ def _digest(value: Any, depth: int, passes: Passes | None = None) -> tuple[int, 
 
     ``passes`` : None for an input. What cannot be read is equal to itself as an input, and to nothing as a result:
     another object may get its id. A result with a graph is equal to none that a step or a backward pass lies between:
-    each such pass needs a graph of its own.
+    each such pass needs a graph of its own. And gradients that an input wants are not those of its values alone.
     """
     try:
         return _read(value, depth, passes)
@@ -353,7 +363,8 @@ def _of_tensor(tensor: Any, torch: Any, passes: Passes | None, largest: int) -> 
         flat = tensor.detach().reshape(-1)
         some = flat[:: _stride(size)]
         some = some.float() if some.dtype == torch.bfloat16 else some
-        about = "tensor", tuple(tensor.shape), tensor.dtype, device, passes if tensor.requires_grad else None
+        graph = tensor.requires_grad, passes if tensor.requires_grad else None
+        about = "tensor", tuple(tensor.shape), tensor.dtype, device, graph
         return hash((*about, some.cpu().numpy().tobytes(), repr(flat.sum().item()))), size
 
 

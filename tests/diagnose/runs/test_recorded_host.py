@@ -11,7 +11,7 @@ from tests.diagnose.runs.samples_builder import SamplesBuilder
 from torchtriage.core.trace import Trace
 from torchtriage.diagnose.runs.account import step_account
 from torchtriage.diagnose.runs.hot_lines import growing_step, hot_lines
-from torchtriage.diagnose.runs.recorded_host import host_shares, work_growth
+from torchtriage.diagnose.runs.recorded_host import host_shares, long_operators, work_growth
 
 AUTOGRAD = 7
 SOURCE = """\
@@ -152,3 +152,17 @@ def test_a_line_that_waits_for_the_device_is_no_hot_line(tmp_path: Path) -> None
         loop = built.loop(boundary="optimizer.step()", operators=1.0, results=results)
         assert loop is not None
         assert len(hot_lines(loop, built.view, 100.0)) == n
+
+
+def test_long_operators_that_are_no_products() -> None:
+    builder = TraceBuilder(vendor="cpu")
+    for step in range(4):
+        at = 10_000 * step
+        builder.step(step, at, 10_000)
+        builder.op("aten::convolution", at + 100, 3_000).op("aten::mkldnn_convolution", at + 200, 2_500)
+        builder.op("aten::relu", at + 4_000, 100)
+        builder.op("aten::linear", at + 5_000, 2_000).op("aten::addmm", at + 5_010, 1_900)
+        builder.op("aten::batch_norm", at + 1_000, 5_000, tid=77)
+    assert long_operators(builder.build()) == pytest.approx(0.25)
+    assert long_operators(TraceBuilder(vendor="cpu").op("aten::convolution", 0, 3_000).build()) == 0.0
+    assert long_operators(None) == 0.0

@@ -173,3 +173,65 @@ def test_a_clock_is_right_where_there_is_no_device_to_wait_for(tmp_path: Path, o
         built.step()
     seen = with_source((), built.samples(), [str(tmp_path)], on_device=on_device, judged=(), timed=(), view=built.view)
     assert ("MSR034" in [finding.code for finding in seen]) == on_device
+
+
+ONE_BY_ONE = """\
+import torch
+
+def scores(model, images):
+    with torch.no_grad():
+        for image in images:
+            found = model(image.unsqueeze(0))
+            end(found)
+
+scores(model, images)
+"""
+
+
+@pytest.mark.parametrize(("held", "low"), [(0.0, 0.32), (0.4, 0.12), (0.9, 0.0)])
+def test_a_batch_saves_nothing_of_long_operators(tmp_path: Path, held: float, low: float) -> None:
+    built = SamplesBuilder(tmp_path, ONE_BY_ONE)
+    for _ in range(40):
+        built.look("scores(model, images)", "found =", below=(OP,), ms=7)
+        built.look("scores(model, images)", "end(", ms=3)
+        built.step()
+    loop = built.loop(boundary="found =")
+    assert loop is not None
+    (seen,) = with_source(
+        (),
+        built.samples(),
+        [str(tmp_path)],
+        on_device=False,
+        judged=(),
+        timed=[(loop, 10.0)],
+        view=built.view,
+        held=held,
+    )
+    assert seen.code == "LCH107"
+    assert seen.cost is not None
+    assert seen.cost.share_low == pytest.approx(low, abs=0.03)
+
+
+LOADED = """\
+from torch.utils.data import DataLoader, Dataset
+
+class Pictures(Dataset):
+    def __getitem__(self, at):
+        return load_picture(self.names[at])
+
+for batch in DataLoader(Pictures(), batch_size=8):
+    model(batch).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(("judged", "told"), [(("DAT018",), False), ((), True)])
+def test_a_loader_that_costs_nothing_in_the_recording_is_not_told(
+    tmp_path: Path, judged: tuple[str, ...], told: bool
+) -> None:
+    built = SamplesBuilder(tmp_path, LOADED)
+    for _ in range(20):
+        built.look("model(batch)", below=(OP,), ms=4)
+        built.step()
+    found = with_source([], built.samples(), [str(tmp_path)], on_device=False, judged=judged, timed=(), view=built.view)
+    assert ("DAT018" in {finding.code for finding in found}) == told

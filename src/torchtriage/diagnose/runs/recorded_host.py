@@ -26,6 +26,8 @@ _LAUNCH = r"^(cuda|hip|cu)(Launch|Memcpy\w*Async|Memset\w*Async)"
 LAUNCHES_NS = 20_000
 """A launch takes 5 to 10 us; longer ones under which the device never stands still wait for a place in its queue. In 18
 recordings of 11 programs they are half of the step where the queue is full, and none at all where it is not."""
+LONG_NS = 200_000
+_PRODUCT = r"^aten::(mm|mv|addmm|addmv|bmm|baddbmm|addbmm|dot|\w*linear\w*)$"
 COVERED = 0.9
 RISING, MOSTLY = 0.5, 0.8
 """Of the pairs of steps, how many more must rise than fall: in what is counted, and in what is measured."""
@@ -67,6 +69,21 @@ def host_shares(trace: Trace | None) -> HostShares | None:
         share(results),
         share(intervals.subtract(queue, results)),
     )
+
+
+def long_operators(trace: Trace | None) -> float:
+    """Return the share of the recorded steps that the loop's thread is in operators of 0.2 ms or more, products aside.
+
+    A batch takes as long for each of its items. Of products it need not: their weights are read once.
+    """
+    if trace is None or not len(trace.steps):
+        return 0.0
+    ops = np.flatnonzero((trace.kind == Kind.OP) & (trace.lane == trace.steps.lane))
+    following = np.append(trace.start_ns[ops[1:]], np.iinfo(np.int64).max)
+    innermost = following >= trace.end_ns[ops]
+    rows = ops[innermost & (trace.dur_ns[ops] >= LONG_NS) & ~trace.matching(_PRODUCT)[ops]]
+    judged = trace.steps.host_judged
+    return intervals.length(intervals.intersect(trace.spans_of(rows), judged)) / max(intervals.length(judged), 1)
 
 
 def _passes(trace: Trace) -> Mask:

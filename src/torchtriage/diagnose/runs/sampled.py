@@ -40,7 +40,7 @@ from torchtriage.diagnose.runs.loaders import (
     spent_loading,
 )
 from torchtriage.diagnose.runs.memory_growth import growing_memory, growth_per_step, with_graph_cost
-from torchtriage.diagnose.runs.recorded_host import host_shares
+from torchtriage.diagnose.runs.recorded_host import host_shares, long_operators
 from torchtriage.diagnose.runs.repeated_calls import repeated_calls
 from torchtriage.diagnose.runs.result import RecordedRun
 from torchtriage.diagnose.runs.run_folder import Recording, failed_early
@@ -117,7 +117,14 @@ def with_samples(
         on_device = any(trace.devices for trace in traces)
         findings = tuple(_at_its_cause(finding, view) for finding in findings)
         findings = with_source(
-            findings, samples, folders, on_device=on_device, judged=result.checked, timed=timed, view=view
+            findings,
+            samples,
+            folders,
+            on_device=on_device,
+            judged=result.checked,
+            timed=timed,
+            view=view,
+            held=long_operators(traces[-1] if traces else None) if not on_device else 0.0,
         )
     if step_ms and result.summary is not None:
         n_steps = max(result.summary.n_steady_steps, 1)

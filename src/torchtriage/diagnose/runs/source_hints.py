@@ -34,8 +34,10 @@ GROWING = "HST106"
 PYTHON_LOOP = "HST020"
 UNNAMED = (PYTHON_LOOP, "HST114")
 """Codes that say where the time is, and not why."""
-FENCES = frozenset({"SYN003"})
-"""What a program may need, and costs nothing while the device has work: only a recording can tell."""
+RECORDED = frozenset({"SYN003", "DAT018"})
+"""What a program may need, and costs nothing while other work hides it: a recording that was checked for it tells."""
+ONE_BY_ONE = frozenset({"LCH102", "LCH107", "LCH109"})
+"""What is done at once saves the calls, and nothing of long operators that do as much for each item."""
 CLOCK = "MSR034"
 """With its rule's own fix it is about a device's clock; compiling has another."""
 LOADED = ("DAT018", "DAT019", "MEM029")
@@ -51,15 +53,19 @@ def with_source(
     judged: Collection[str],
     timed: Sequence[tuple[SampledLoop, float]],
     view: SourceView,
+    held: float = 0.0,
 ) -> tuple[Finding, ...]:
     """Return the findings with the source's own: one that both see is certain, and has the line of the source.
 
     Only files that the looks at the stack went through are read; what did not run is not reported. ``on_device`` : the
     run used an accelerator; else nothing is said about the way to one. ``judged`` : codes that a recording was checked
     for. ``timed`` : loops with the ms of a step, whose looks show how much is spent at a line of the source.
+    ``held`` : the share of a step in operators that take as long for each item of a batch.
     """
     out = list(findings)
-    needless = _of_devices() if not on_device else FENCES & frozenset(judged) - {finding.code for finding in out}
+    needless = RECORDED & frozenset(judged) - {finding.code for finding in out}
+    if not on_device:
+        needless |= _of_devices()
     ran = {
         (position.file, line_function)
         for look in samples.looks
@@ -92,12 +98,16 @@ def with_source(
         elif not same or hint.severity != "note":
             alone.setdefault((hint.code, frame.file, frame.function), []).append(hint)
     for hints in alone.values():
-        out = _with_hints(out, hints, timed, view)
+        out = _with_hints(out, hints, timed, held, view)
     return tuple(_without_repeats(out, view))
 
 
 def _with_hints(
-    findings: list[Finding], hints: Sequence[Finding], timed: Sequence[tuple[SampledLoop, float]], view: SourceView
+    findings: list[Finding],
+    hints: Sequence[Finding],
+    timed: Sequence[tuple[SampledLoop, float]],
+    held: float,
+    view: SourceView,
 ) -> list[Finding]:
     """Return the findings with what the source alone says of one function, as one where time is spent at its lines.
 
@@ -106,7 +116,7 @@ def _with_hints(
     at = {id(hint): [finding for finding in findings if _at(finding, hint)] for hint in hints}
     hints = [hint for hint in hints if all(_unexplained(finding, hint) for finding in at[id(hint)])]
     here = [finding for hint in hints for finding in at[id(hint)]]
-    costed = _costed(hints, here, timed, view)
+    costed = _costed(hints, here, timed, held, view)
     if costed is None or costed.cost is None:
         quiet = [hint for hint in hints if not at[id(hint)]]
         return [*findings, *(hint if hint.severity == "note" else replace(hint, severity="low") for hint in quiet)]
@@ -140,7 +150,11 @@ def _unexplained(finding: Finding, hint: Finding) -> bool:
 
 
 def _costed(
-    hints: Sequence[Finding], here: Sequence[Finding], timed: Sequence[tuple[SampledLoop, float]], view: SourceView
+    hints: Sequence[Finding],
+    here: Sequence[Finding],
+    timed: Sequence[tuple[SampledLoop, float]],
+    held: float,
+    view: SourceView,
 ) -> Finding | None:
     """Return the hints on one function as a finding with the share of the step that their statements take.
 
@@ -163,6 +177,7 @@ def _costed(
             continue
         # who does not wait here for what the device has to do may wait for it elsewhere; but copies are gone
         surely = share - (loop.device_wait_at(file, at) if hints[0].family != "copy" else 0.0)
+        surely -= held if hints[0].code in ONE_BY_ONE else 0.0
         # what a library does at these lines is one piece of work with what it does beside them
         costs = [other.cost for other in here if other.cost and other.code not in UNNAMED]
         share = max([share, *((cost.calibration or cost).share_high for cost in costs)])

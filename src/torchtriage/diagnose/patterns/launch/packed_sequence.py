@@ -5,12 +5,14 @@ Looks like: on a CPU ``aten::lstm`` of single precision in one direction with th
 Slow because: oneDNN's layer does a whole sequence in one call, forward and backward, but knows no packed sequences:
     they run as a dozen small operators for each layer and time step, and twice as many in the backward pass.
 Cost: the layer's time and that of its backward pass; on the padded batch it takes 0.05 to 0.5 of it for each result
-    that is read (0.13 to 0.8 without a backward pass), and as much for each that is padding.
+    that is read, and as much for each that is padding; 0.8 at most without a backward pass, and where a time step takes
+    25 million floating-point operations or more.
 Fix: give the layer the padded batch, and read its outputs where the sequences end.
 Leave it when: it runs in both directions, which would begin in the padding; or most of the batch is padding. On a
     device nothing is reported: cuDNN works on packed sequences.
-Source: measured with torch 2.13 (one thread), six sizes of 4 to 128 sequences of 40 to 300 time steps, 32 to 512 wide
-    and 61 to 99 % full: 0.06 to 0.45 for each result that is read, 0.14 to 0.77 without a backward pass.
+Source: measured with torch 2.13 (one thread), fifteen sizes of 4 to 128 sequences of 30 to 300 time steps, 32 to 512
+    wide and 54 to 99 % full: for each result that is read 0.06 to 0.45 where a time step takes less than 25 million
+    floating-point operations, else 0.26 to 0.71; 0.14 to 0.77 without a backward pass.
 """
 
 from typing import NamedTuple
@@ -36,17 +38,20 @@ last = outputs[torch.arange(len(lengths)), lengths - 1]""",
 
 MIN_SHARE = 0.02  # of the step, as for other loops of the host
 MIN_TIME_STEPS, MIN_FILLED = 8, 0.5
-PADDED, INFERRED = (0.05, 0.5), (0.13, 0.8)
-"""What a padded batch takes of a packed one's time, for each result that is read: the best and the worst."""
+BEST, WORST, WORST_OF_LARGE = 0.05, 0.5, 0.8
+"""What a padded batch takes of a packed one's time, for each result that is read."""
+MANY_FLOPS = 25e6
+"""Of a time step: products take most of it, and not the operators around them."""
 BIDIRECTIONAL = 8
 
 
 class _Packed(NamedTuple):
-    """Time steps of a packed batch, its sequences and all their elements; 0 of what is none."""
+    """Time steps of a packed batch, sequences, all their elements, and FLOPs of a time step; 0 of what is none."""
 
     time_steps: int = 0
     n_sequences: int = 0
     n_elements: int = 0
+    flops: float = 0.0
 
 
 def find(trace: Trace) -> Claims:
@@ -60,13 +65,14 @@ def find(trace: Trace) -> Claims:
     rows, which = rows[found], which[found]
     time = host_time(trace, with_backward(trace, rows, rows))
     forward = host_time(trace, trace.spans_of(rows))
-    full = sum(batches[code].time_steps * batches[code].n_sequences for code in which.tolist())
-    filled = sum(batches[code].n_elements for code in which.tolist()) / max(full, 1)
+    own = [batches[code] for code in which.tolist()]
+    full = sum(batch.time_steps * batch.n_sequences for batch in own)
+    filled = sum(batch.n_elements for batch in own) / max(full, 1)
     if filled < MIN_FILLED or time.held_ns <= MIN_SHARE * trace.steps.wall_ns:
         return
-    best, worst = PADDED if time.held_ns > forward.held_ns else INFERRED
-    kept, most_kept = min(best / filled, 1.0), min(worst / filled, 1.0)
     per_step = trace.steps.mean_count(trace.steps.of_host(rows))
+    small = time.held_ns > forward.held_ns and max(batch.flops for batch in own) < MANY_FLOPS
+    kept, most_kept = BEST / filled, min((WORST if small else WORST_OF_LARGE) / filled, 1.0)
     longest = trace.longest(rows)
     batch = _packed(inputs_of(trace, np.array([longest]))[0][0])
     yield host_claim(
@@ -100,4 +106,6 @@ def _packed(call: Inputs) -> _Packed:
     hidden, cell = states
     if not is_shape(hidden) or hidden != cell or len(hidden) != 3:  # they differ where the output is projected
         return _Packed()
-    return _Packed(batch_sizes[0], hidden[1], data[0])
+    time_steps, width, n_hidden = batch_sizes[0], data[1], hidden[2]
+    flops = 8 * n_hidden * (width + n_hidden) * data[0] / max(time_steps, 1)
+    return _Packed(time_steps, hidden[1], data[0], flops)

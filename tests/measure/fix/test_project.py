@@ -182,6 +182,32 @@ def test_a_program_of_an_environment_in_the_project_is_that_of_the_project(proje
     assert absolute.command.arguments[0] == str(program)
 
 
+@pytest.mark.parametrize("name", ["run.sh", "train"])
+def test_a_program_of_the_project_runs_from_the_copy(project, monkeypatch, name):
+    program = project / name
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    elsewhere = project.parent / "elsewhere"
+    elsewhere.mkdir()
+    for number, (folder, word) in enumerate(
+        ((project, f"./{name}"), (project, str(program)), (elsewhere, f"../{project.name}/{name}"))
+    ):
+        monkeypatch.chdir(folder)
+        assert project_of((word, "--lr=1")) == project_of((word,), str(project)) == project
+        copy = made(project, word, "--lr=1", into=project.parent / f"{number}")
+        assert copy.command.arguments == (str(copy.root / name), "--lr=1")
+
+
+def test_a_launcher_says_nothing_of_where_the_project_is(project, tmp_path, monkeypatch):
+    for marker in ("env/pyvenv.cfg", "conda/conda-meta", "system/none"):
+        folder = tmp_path / marker.partition("/")[0]
+        (folder / "bin").mkdir(parents=True)
+        (tmp_path / marker).write_text("")
+        if marker.startswith("system"):
+            monkeypatch.setenv("PATH", str(folder / "bin"))
+        assert project_of((str(folder / "bin" / "launch"), "train")) == project
+
+
 def test_what_is_saved_into_the_project_meanwhile_changes_no_run(tmp_path, monkeypatch):
     folder = tmp_path / "project"
     folder.mkdir()

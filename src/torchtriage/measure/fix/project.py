@@ -30,7 +30,7 @@ def project_of(words: Sequence[str], given: str | None = None) -> Path:
     Raises UsageError: the folder that was given does not hold the script.
     """
     place = _script(words)
-    start = (Path.cwd() if place is None else Path(words[place]).absolute().parent).resolve()
+    start = (_folder_of(words) if place is None else Path(words[place]).absolute().parent).resolve()
     if given is not None:
         project = Path(given).resolve()
         if not start.is_relative_to(project):
@@ -55,6 +55,14 @@ def _script(words: Sequence[str]) -> int | None:
         if (path.suffix in (".py", ".pyw") and path.is_file()) or (not place and path.is_dir()):
             return place
     return None
+
+
+def _folder_of(words: Sequence[str]) -> Path:
+    """Return the folder of a program such as ``../proj/train.sh``; the current one for a module or a launcher."""
+    folder = Path(words[0]).absolute().parent
+    # interpreters and launchers lie where programs are installed, whichever project they start
+    installed = any((folder.parent / marker).exists() for marker in ("pyvenv.cfg", "conda-meta"))
+    return Path.cwd() if "-m" in words or installed or str(folder) in os.get_exec_path() else folder
 
 
 @dataclass(frozen=True)
@@ -111,8 +119,11 @@ class ProjectCopy:
             for number, word in enumerate(self.words)
         ]
         ours = found.arguments[: -len(self.words)]
-        if not ours:  # a program: environments are not copied
-            arguments[0] = str(Path(found.arguments[0]).absolute())
+        if not ours:
+            program = Path(found.arguments[0]).absolute()
+            where = program.parent.resolve() / program.name  # a link, such as an environment's Python, is what it is
+            inside = where.is_relative_to(self.project) and self._mirrored(where).is_file()
+            arguments[0] = str(self._mirrored(where) if inside else program)  # environments are not copied
         return Command((*ours, *arguments), found.is_script)
 
     @cached_property

@@ -70,7 +70,8 @@ class _Callback(_OfTrainer):
         return None if self._profile is None else self._profile.report
 
     def _start(self) -> None:
-        self._may_end = self._settings["stop"] and self._profile is None
+        # of a training that begins again, with a smaller batch, too; of none after the recording
+        self._may_end = self._settings["stop"] and not (self._profile is not None and self._profile.done)
         if self._profile is not None:
             return  # a second fit goes on in the first one's recording, or is not recorded
         run = profile(self._settings["out"], steps=self._settings["steps"], warmup=self._settings["warmup"])
@@ -93,7 +94,9 @@ class HFCallback(_Callback):
     """Records a ``transformers.Trainer``; a step is an optimizer step, with its accumulation.
 
     ``out steps warmup`` : as for :func:`torchtriage.profile`. ``stop`` : end the training that is
-    recorded, the first, when everything is. Raises MissingExtraError where torch or transformers is not installed.
+    recorded when everything is, and none after it.
+
+    Raises MissingExtraError where torch or transformers is not installed.
     """
 
     trainers = (("transformers", "TrainerCallback"),)

@@ -113,6 +113,20 @@ def test_a_second_training_goes_on(tmp_path: Path) -> None:
     assert not control.should_training_stop
 
 
+def test_a_training_that_begins_again_may_end(tmp_path: Path) -> None:
+    import transformers
+
+    callback = HFCallback(tmp_path / "out", steps=2, warmup=0, stop=True)
+    control = transformers.TrainerControl()
+    for _ in range(2):  # as auto_find_batch_size does when memory runs out
+        callback.on_train_begin(None, None, control)
+        callback.on_step_end(None, None, control)
+    for _ in range(2 * N_STEPS):
+        callback.on_step_end(None, None, control)
+    assert callback.profile.done
+    assert control.should_training_stop
+
+
 def test_a_transformers_trainer_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entered = Counter[int]()
     monkeypatch.setattr(phase_clock, "TIMED_NS", 0)  # every step is timed

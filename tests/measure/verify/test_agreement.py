@@ -143,6 +143,12 @@ def test_values_that_are_not_finite_prove_nothing():
     assert (agreement([later], [later]).status, agreement([later], [later]).n) == ("same", 1)
 
 
+def test_answers_that_hold_no_values_are_not_called_infinite():
+    nothing_found = noted(("output", [0, 4], None))
+    agrees = agreement([nothing_found] * 2, [nothing_found] * 2)
+    assert (agrees.status, agrees.n, agrees.reason) == ("not compared", 0, "the first outputs hold no values")
+
+
 def test_outputs_speak_where_nothing_trains():
     side, other = noted(("output", [2], [1.0, 2.0])), noted(("output", [2], [1.03, 2.06]))
     assert agreement([side], [side]).of == "outputs"
@@ -176,6 +182,15 @@ def test_a_program_that_was_ended_may_have_noted_less():
 
 def test_runs_of_one_program_may_be_of_other_lengths():
     assert agreement([training(), training(n=3)], [training(n=3)] * 2).status == "same"
+
+
+@pytest.mark.parametrize(
+    ("n_before", "n_after", "status"),
+    [((3, 5), (4, 4), "same"), ((3, 4), (8, 8), "same"), ((3, 3), (5, 6), "same"), ((3, 3), (5, 5), "differ")],
+)
+def test_only_lengths_that_repeat_themselves_are_held_against_the_other_program(n_before, n_after, status):
+    before, after = ([training(n=n) for n in side] for side in (n_before, n_after))
+    assert agreement(before, after).status == status
 
 
 def test_models_that_are_called_less_often_are_not_compared():

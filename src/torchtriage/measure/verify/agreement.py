@@ -116,7 +116,9 @@ def agreement(
         return ResultAgreement("nothing", "not compared", 0, None, None, reason)
     of: Any = {"output": "outputs", "loss": "losses"}.get(before[0][0].kind, "steps")
     lengths = [{len(run) for run in side} for side in (before, after)]
-    uneven = lengths[0].isdisjoint(lengths[1]) and whole[max(lengths[1]) < max(lengths[0])]
+    # a program whose own runs differ in length, with a time budget perhaps, has none that the other must keep to
+    settled = all(len(counts) == 1 for counts in lengths) and lengths[0] != lengths[1]
+    uneven = settled and whole[max(lengths[1]) < max(lengths[0])]
     if uneven and of == "outputs":
         reason = f"the models are called a different number of times: {_lengths(before[0], after[0])}"
         return ResultAgreement(of, "not compared", 0, None, None, reason)
@@ -155,7 +157,9 @@ def agreement(
         where = f"{longest[n].kind} {longest[n].step}"
         return ResultAgreement(of, "differ", n + 1, None, None, _lengths(before[0], after[0]), where)
     if not n_finite:
-        return ResultAgreement(of, "not compared", 0, None, None, "none of the values are finite")
+        empty = all(values is None for answer in before[0][:n] for values in answer.values)
+        reason = f"the first {of} hold no values" if empty else "none of the values are finite"
+        return ResultAgreement(of, "not compared", 0, None, None, reason)
     return ResultAgreement(of, "same" if repeats else "within its own spread", n_finite, worst, own_worst)
 
 

@@ -30,6 +30,9 @@ def numbers(text: str) -> list[float]:
         ("load balance loss 0.5, cached score 0.25, GPU accuracy 0.75", [0.5, 0.25, 0.75]),
         ("error rate 0.5 success rate 0.25", [0.5, 0.25]),
         ("0.5 accuracy on cpu", [0.5]),
+        ("cached mAP 0.5, forward KL 0.25, GPU psnr 30.5, done dice 0.75", [0.5, 0.25, 30.5, 0.75]),
+        ("Score cpu 0.5, hit rate 0.25, true positive rate 0.75", [0.5, 0.25, 0.75]),
+        ("F1 0.5, cached f1_macro: 0.25, Finished: score=0.75", [0.5, 0.25, 0.75]),
     ],
 )
 def test_results_are_read(text, values):
@@ -72,6 +75,11 @@ def test_results_are_read(text, values):
         "40 evals, 30 evaluations",
         "eval loss time 3.2",
         "frame rate 60.5",
+        "throughput score 120.5, fps score: 60.5",
+        "time to accuracy 12.5",
+        "time: f 0.9",
+        "GPU 0.9, mean forward 0.4, forward mean 0.4, backward pass 0.8, cpu usage 80.5, rate 3.5",
+        "cache hit rate 0.9",
         "learning on gpu 3",
         "W1124 19:01:52.568000 11081 torch/convert_frame.py:1994] [1/8] limit (8)",
         "USDT:2026 11510:11510 Handler.cpp:52] start 3",

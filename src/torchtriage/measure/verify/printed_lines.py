@@ -43,7 +43,7 @@ NUMBER = re.compile(
     re.VERBOSE | re.IGNORECASE,
 )
 OF_A_TOTAL = re.compile(r"[^#~]*# ?/ ?#")
-WORD = re.compile(r"[^\W\d_]+")
+WORD = re.compile(r"f1(?!\d)|[^\W\d_]+", re.IGNORECASE)
 BREAK = re.compile(r"[,;|()\[\]{}]")
 """Ends what words say of a number."""
 TIME_FOLLOWS = re.compile(r"\b(?:in|p\d\d)[ :=]*$", re.IGNORECASE)
@@ -58,12 +58,12 @@ UNIT = re.compile(
 )
 OF_THE_MACHINE = re.compile(
     r"""
-    times? | took | takes? | taken | elapsed | eta | duration | latency | speed | throughput | rates? | runtime | wall
+    times? | took | takes? | taken | elapsed | eta | duration | latency | speed | throughput | runtime | wall
     | clock | now | timestamp | date | uptime | budget | late | deadline | overruns? | missed | dropped | s | secs?
     | seconds? | ms | us | ns | minutes | hours | faster | slower | speedup | [fqrt]ps | ips | progress | percentile
-    | mem | memory | rss | v?ram | gpu | cpu | cuda | alloc | allocated | reserved | cached | bytes | [kmg]i?b | load
+    | mem | memory | rss | v?ram | cuda | alloc | allocated | reserved | bytes | [kmg]i?b | load
     | pid | process | port | threads? | workers? | cores? | host | util | utilization | address | u?id | size
-    | fwd | bwd | forward | backward | wait | idle | busy | overhead | done | finished | completed
+    | fwd | bwd | wait | idle | busy | overhead | finished | completed
     | calls? | passes | launches | graphs? | (?:re)?compil\w* | syncs? | caches?
     | diff | difference | drift | tolerance | [ar]tol  # rounding itself
     """,
@@ -72,12 +72,24 @@ OF_THE_MACHINE = re.compile(
 """Words that say of a number that it is none of what is computed ..."""
 OF_A_RESULT = re.compile(
     r"""
-    loss | losses | nll | acc | accuracy | accuracies | scores? | err | errors? | f | precision | recall | auc | iou
+    loss | losses | nll | acc | accuracy | accuracies | scores? | err | errors? | f1 | precision | recall | auc | iou
     | bleu | r?mse | mae | perplexity | ppl | rewards? | returns? | success | win
     """,
     re.VERBOSE | re.IGNORECASE,
 )
-"""... unless one of these is nearer to the number: ``cached score``."""
+"""... unless one of these is nearer to the number: ``load balance loss``; not so where it is what was timed."""
+MEASURED = re.compile(r"\btime to\b|\b(?:throughput|latency|speed|[fqrt]ps|ips) scores?\b", re.IGNORECASE)
+WHERE_OR_HOW = re.compile(r"cached|forward|backward|done|gpu|cpu|rates?", re.IGNORECASE)
+"""Alone they speak of the machine, beside a name of a result: ``cached mAP``, ``hit rate``."""
+NO_NAME = re.compile(
+    r"""
+    \w | in | at | on | of | to | after | for | with | is | was | the | and | avg | average | mean | median | min | max
+    | std | total | sum | peak | percent | pct | usage | used | free | power | temp | pass | count | number | index
+    | device | tokens? | data | bit | transfer | sampling | refresh
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+"""Words that name no result, beside those of ``COUNTER``: ``GPU usage``, ``frame rate``."""
 CALLS = re.compile(r"\b(?:evals|evaluations)$", re.IGNORECASE)
 """Beside a whole number: so many. A fraction is what they gave."""
 COUNTER = re.compile(
@@ -182,10 +194,14 @@ def _line(place: int, text: str, header: tuple[str, ...]) -> Line:
 
 
 def _of_the_machine(nearest_first: list[str]) -> bool:
-    """Return whether words beside a number say that it is the machine's; ``rate`` says least: ``error rate``."""
+    """Return whether words beside a number say that it is the machine's."""
+    said = [word for word in nearest_first if OF_A_RESULT.fullmatch(word) or OF_THE_MACHINE.fullmatch(word)]
+    if said:
+        return OF_A_RESULT.fullmatch(said[0]) is None or MEASURED.search(" ".join(nearest_first[::-1])) is not None
+    # "rate" stands behind what it is one of
     words = sorted(nearest_first, key=lambda word: word.lower() in ("rate", "rates"))
-    said = (word for word in words if OF_A_RESULT.fullmatch(word) or OF_THE_MACHINE.fullmatch(word))
-    return OF_A_RESULT.fullmatch(next(said, "loss")) is None
+    names = (word for word in words if not (NO_NAME.fullmatch(word) or COUNTER.fullmatch(word)))
+    return WHERE_OR_HOW.fullmatch(next(names, "")) is not None
 
 
 def _words_before(gaps: list[str], column: int) -> list[str]:

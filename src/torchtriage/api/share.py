@@ -261,8 +261,7 @@ def open_key(key: str | None, output: str | None = None) -> Iterator[tuple[Pseud
     try:
         yield names, path
     except BaseException:
-        with suppress(UsageError):  # it is gone
-            if is_new and not Pseudonyms.load(path).names:  # nobody else's, either
-                Path(path).unlink(missing_ok=True)
+        if is_new:
+            names.take_away(path)
         raise
     names.save(path)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import stat
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -225,6 +228,47 @@ def test_commands_that_use_one_key_file_at_a_time_keep_the_names_of_each_other(t
     first.save(path)
     second.save(path)
     assert sorted(Pseudonyms.load(path).names) == sorted(names)
+
+
+@pytest.mark.parametrize("ends", [Pseudonyms.save, Pseudonyms.take_away])
+def test_who_looks_into_a_key_file_is_alone_until_it_is_written_or_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: Callable[[Pseudonyms, Path], None]
+):
+    pytest.importorskip("fcntl")
+    path = tmp_path / "key.json"
+    first, second = Pseudonyms.of_file(path), Pseudonyms.of_file(path)
+    name, load = second.of("bob"), Pseudonyms.load
+    other = threading.Thread(target=second.save, args=(path,))
+
+    def load_and_let_the_other_try(path: Path) -> Pseudonyms:
+        found = load(path)
+        monkeypatch.setattr(Pseudonyms, "load", load)
+        other.start()
+        other.join(0.2)  # with a lock it waits
+        return found
+
+    monkeypatch.setattr(Pseudonyms, "load", staticmethod(load_and_let_the_other_try))
+    ends(first, path)
+    other.join()
+    assert Pseudonyms.load(path).names == {name: "bob"}
+
+
+def test_another_key_that_came_meanwhile_is_not_written_over(tmp_path: Path):
+    path = tmp_path / "key.json"
+    first = Pseudonyms.of_file(path)
+    path.unlink()
+    second = Pseudonyms.of_file(path)
+    names = [first.of("alice"), second.of("bob")]
+    second.save(path)
+    with pytest.raises(UsageError, match="found another"):
+        first.save(path)
+    first.take_away(path)
+    assert list(Pseudonyms.load(path).names) == names[1:]
+
+
+def test_what_a_killed_command_left_refuses_no_key_file(tmp_path: Path):
+    (tmp_path / f"key.json.{os.getpid()}.part").write_text("")
+    Pseudonyms.of_file(tmp_path / "key.json")
 
 
 def test_key_file_is_its_owners_and_never_overwritten(tmp_path: Path):

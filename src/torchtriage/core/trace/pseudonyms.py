@@ -80,18 +80,32 @@ class Pseudonyms:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the key file, readable by its owner alone, with what others have written to it meanwhile.
 
-        Raises UsageError: it cannot be written, or is no key file.
+        Raises UsageError: it cannot be written, is no key file, or is that of another key.
         """
         with _in_turn(path):
             if os.path.lexists(path):
-                self.names = {**self.load(path).names, **self.names}
+                there = self.load(path)
+                if there._key != self._key:
+                    raise UsageError(
+                        "expected the key file that was there at the beginning, found another",
+                        where=os.fspath(path),
+                        hint="another command has made it meanwhile: run this one again",
+                    )
+                self.names = {**there.names, **self.names}
             self._write(Path(path))
+
+    def take_away(self, path: str | os.PathLike[str]) -> None:
+        """Delete the key file, unless others have written theirs to it meanwhile."""
+        with _in_turn(path), suppress(UsageError, OSError):  # it is gone, or no key file
+            there = self.load(path)
+            if there._key == self._key and not there.names:
+                Path(path).unlink(missing_ok=True)
 
     def _write(self, target: Path) -> None:
         document = _KeyFile(_FORMAT, self._key.hex(), dict(sorted(self.names.items())))
         text = msgspec.json.format(msgspec.json.encode(document), indent=1)
         # a whole file or none: it is the only way back
-        part = target.with_name(f"{target.name}.{os.getpid()}.part")
+        part = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part")
         try:
             handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(handle, "wb") as stream:

@@ -103,11 +103,23 @@ def test_what_is_put_into_a_list(head, row, use, read, listed):
     assert proposed(before, "for ", "LCH017", "vmapped-loops") == [head_lines + "\n".join(new) + "\n" + tail]
 
 
-def test_a_function_that_reads_its_result_is_not_mapped():
-    before = LOOP.format(head="row in rows", read="").replace("torch.softmax(rows[i], 0)", "scaled(row)")
-    helper = "\n\n    def scaled(row):\n        return row / row.norm(){read}\n"
-    assert proposed(before + helper.format(read=""), "for ", "LCH017", "vmapped-loops")
-    assert not proposed(before + helper.format(read=".item()"), "for ", "LCH017", "vmapped-loops")
+HELPERS = """
+
+    def scaled(row):
+        return shifted(row) / row.norm()
+
+
+    def shifted(row):
+        return row - {value}
+"""
+
+
+@pytest.mark.parametrize("value", ["row.mean().item()", "float(row.mean())", "int(row.mean() * row.shape[0])"])
+def test_a_function_that_reads_what_tensors_hold_is_not_mapped(value):
+    before = LOOP.format(head="row in rows", read="").replace("torch.softmax(rows[i], 0)", "{}(row)")
+    helpers = HELPERS.format(value=value)
+    assert not proposed(before.format("shifted") + helpers, "for ", "LCH017", "vmapped-loops")
+    assert not proposed(before.format("scaled") + helpers, "for ", "LCH017", "vmapped-loops")
 
 
 def test_scores_are_the_same():
@@ -119,6 +131,26 @@ def test_scores_are_the_same():
         exec(text, space)
         torch.manual_seed(0)
         made.append(space["scores"](None, list(torch.randn(300, 4))))
+    assert made[0] == pytest.approx(made[1])
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["row.mean()", 'row.masked_fill(row < 0, float("-inf")).max()', "int(row.shape[0])", "float(row.size(0) * -2)"],
+)
+@pytest.mark.torch
+def test_numbers_that_are_constants_or_sizes_are_mapped(value):
+    import torch
+
+    before = LOOP.format(head="row in rows", read=".item()").replace("torch.softmax(rows[i], 0)", "shifted(row)")
+    before += HELPERS.format(value=value)
+    (after,) = proposed(before, "for ", "LCH017", "vmapped-loops")
+    made = []
+    for text in (source(before), after):
+        space: dict[str, object] = {}
+        exec(text, space)
+        torch.manual_seed(0)
+        made.append(space["scores"](None, list(torch.randn(30, 4))))
     assert made[0] == pytest.approx(made[1])
 
 

@@ -31,10 +31,9 @@ from torchtriage.measure.fix.statements import INDENT, bound, free_name, indent_
 CODES = words("LCH017 LCH102 LCH107 LCH109 LCH014 HST020 HST114 LCH105")
 AT_ONCE = 256
 """Samples: more would take more memory, and are not faster."""
-READS = re.compile(
-    r"\.(tolist|numpy|nonzero|backward|unique|masked_select|cpu|item)\(|\bnp\.|(?<![.\w])(int|float|bool)\("
-)
+READS = re.compile(r"\.(tolist|numpy|nonzero|backward|unique|masked_select|cpu|item)\(|\bnp\.")
 """What no function may do whose turns are computed at once; in the loop itself, neither ``NOT_MAPPED``."""
+NUMBERS = words("int float bool")
 NOT_MAPPED = re.compile(r"(?<![.\w])(len|print|str)\(|torch\.(\w*Tensor|tensor|as_tensor|from_numpy)\(")
 DRAWS = re.compile(r"[dD]ropout|\brand|bernoulli|normal_?\(|multinomial")
 MODEL = re.compile(r"loss|criterion|model|net$|encoder|decoder|head|proj|policy|critic", re.IGNORECASE)
@@ -232,7 +231,7 @@ def _check(site: Site, parts: Sequence[ast.expr], steps: Sequence[ast.stmt], kep
         own |= bound([item])
     if (
         not all(_changes_nothing_in(flow, part) for part in parts)
-        or any(pattern.search(source(module, part)) for part in parts for pattern in (READS, NOT_MAPPED))
+        or any(_reads(part) or NOT_MAPPED.search(source(module, part)) for part in parts)
         or mutated(steps) - {"self"}
         or {path for path in kept if path} & {path_of(item) for item in named if isinstance(item, ast.expr)}
         or any(
@@ -400,11 +399,27 @@ def _changes_nothing(flow: Flow, call: ast.Call) -> bool:
     """Return whether a call, apart from what it is given, gives the same for the same, or is one of a model."""
     known, func = flow.call(call), call.func
     if known is not None and (known.callees or known.receiver.kind == "module"):
-        return known.receiver.kind == "module" or all(
-            flow.pure(callee) and not READS.search(ast.unparse(callee.node)) for callee in known.callees
+        return known.receiver.kind == "module" or (
+            all(flow.pure(callee) for callee in known.callees)
+            and not any(_reads(function.node) for function in flow.facts.reached([known]))
         )
     if MODEL.search(path_of(func)) and not flow.module.name_of(func).startswith("torch."):
         return True
     if isinstance(func, ast.Attribute) and not flow.module.name_of(func).startswith("torch."):
         func = ast.Attribute(ast.Name("x"), func.attr)
     return flow.repeats(ast.Call(func, [], []))
+
+
+def _reads(node: ast.AST) -> bool:
+    """Return whether code reads what tensors hold, which those of one turn do not tell."""
+    calls = [part for part in ast.walk(node) if isinstance(part, ast.Call) and path_of(part.func) in NUMBERS]
+    return READS.search(ast.unparse(node)) is not None or any(not _is_size(arg) for call in calls for arg in call.args)
+
+
+def _is_size(node: ast.expr) -> bool:
+    """Return whether an expression is made of constants and the sizes of tensors alone."""
+    of = node.func if isinstance(node, ast.Call) else node
+    if path_of(of) == "len" or (isinstance(of, ast.Attribute) and of.attr in SIZES):
+        return True
+    inner = [item for item in ast.iter_child_nodes(node) if isinstance(item, ast.expr)]
+    return isinstance(node, ast.Constant | ast.BinOp | ast.UnaryOp | ast.Subscript) and all(map(_is_size, inner))

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from tests.report.sample_result import problems
 
-from torchtriage.core.finding import Cost, Finding, Frame, Place
+from torchtriage.core.finding import Cost, Crash, Finding, Frame, NotChecked, Place
 from torchtriage.diagnose.compare.findings import keep_promise, match
 from torchtriage.diagnose.compare.result import FindingChange, TimeChange
 from torchtriage.diagnose.compare.sentences import promise_saved
@@ -98,6 +98,19 @@ def test_without_stacks_one_code_at_other_operators_is_the_same_finding():
     before = result(finding("SYN001", 5, 10, Place(ops=("aten::item",))))
     after = result(finding("SYN001", 5, 10, Place(ops=("aten::is_nonzero",))))
     assert statuses(before, after) == [("stayed", "SYN001")]
+
+
+@pytest.mark.parametrize(
+    "looked",
+    [
+        {"not_checked": (NotChecked("KRN025", "attention-unfused", ("input shapes",), ""),)},
+        {"crashes": (Crash("KRN025", "ValueError: odd"),)},
+    ],
+)
+def test_what_the_other_run_was_not_checked_for_is_neither_gone_nor_new(looked):
+    there, away = result(finding("KRN025", 20, 30)), replace(result(), **looked)
+    assert statuses(there, away) == statuses(away, there) == [("unchecked", "KRN025")]
+    assert keep_promise(match(there, away), total(100, 70), whole) is None
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,20 @@ def test_a_rank_that_is_missing_on_one_side_is_a_reason(tmp_path: Path) -> None:
     assert result.reasons[0].message == "other ranks were recorded: 0, 1, 2, 3 before, 0, 1, 2 after"
 
 
+def test_a_late_rank_is_not_gone_where_nobodys_waiting_could_be_told(tmp_path: Path) -> None:
+    write(job(late={2: 4000}), tmp_path / "before")
+    # other ranks' messages have other sizes: none match
+    odd = job(late={2: 4000})
+    for rank, builder in enumerate(odd):
+        for event in builder.events:
+            if "In msg nelems" in event.get("args", {}):
+                event["args"]["In msg nelems"] = 4096 + rank
+    write(odd, tmp_path / "after")
+    result = tt.compare(tmp_path / "before", tmp_path / "after")
+    assert ("COM036", "unchecked") in {(item.code, item.status) for item in result.findings}
+    assert result.promise is None
+
+
 def test_a_folder_is_not_compared_with_a_file_nor_one_that_holds_no_job(tmp_path: Path) -> None:
     paths = write(job(2), tmp_path / "job")
     with pytest.raises(UsageError, match="expected two folders"):

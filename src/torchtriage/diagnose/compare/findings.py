@@ -1,4 +1,4 @@
-"""Findings that went, came or stayed, and whether what the gone ones promised came true."""
+"""Findings that went, came, stayed or are unknown, and whether what the gone ones promised came true."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ cheap because something else holds the step up."""
 
 
 def match(before: Result, after: Result) -> tuple[FindingChange, ...]:
-    """Return which findings of two results went, came or stayed, the costliest first.
+    """Return which findings of two results went, came, stayed or are not known to, the costliest first.
 
     The same code at the same place is the same finding. Places are the user's functions where both
     recordings have stacks; without them one code at other operators is still the same finding,
@@ -27,10 +27,12 @@ def match(before: Result, after: Result) -> tuple[FindingChange, ...]:
     for i, result in enumerate((before, after)):
         for finding in result.findings:
             codes[finding.code][i].append(finding)
+    unchecked = [{item.code for item in (*result.not_checked, *result.crashes)} for result in (before, after)]
     out = []
-    for old, new in codes.values():
+    for code, (old, new) in codes.items():
         for item, other in _pairs(old, new):
-            change = _change(item, other)
+            known = code not in unchecked[0 if item is None else 1]
+            change = _change(item, other, known=known or None not in (item, other))
             if change is not None:
                 out.append(change)
     return tuple(sorted(out, key=_rank))
@@ -98,12 +100,15 @@ def _likeness(one: Finding, other: Finding) -> int:
     return 3 if left.ops == right.ops else 2 if shared else 1
 
 
-def _change(one: Finding | None, other: Finding | None) -> FindingChange | None:
+def _change(one: Finding | None, other: Finding | None, *, known: bool) -> FindingChange | None:
     shown = next(finding for finding in (one, other) if finding is not None)
     seen, still = _reportable(one), _reportable(other)
     if not seen and not still:
         return None
-    if not seen:
+    if not known:
+        # that nobody looked is no sign that it is gone
+        status = "unchecked"
+    elif not seen:
         status = "stayed" if one and _plain(one) > MOST * _plain(other) else "came"
     elif not still:
         status = "stayed" if other and _plain(other) > MOST * _plain(one) else "went"
@@ -138,7 +143,7 @@ def place_of(finding: Finding) -> str:
     return finding.place.ops[0] if finding.place.ops else finding.place.lane
 
 
-STATUS_WORDS = {"went": "gone", "came": "new", "stayed": "stayed"}
+STATUS_WORDS = {"went": "gone", "came": "new", "unchecked": "unknown", "stayed": "stayed"}
 """How each status reads, in the order of reports."""
 
 

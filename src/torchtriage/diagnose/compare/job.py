@@ -57,9 +57,12 @@ def gather_job(traces: Iterable[Trace], folder: str) -> JobEvidence:
     first = members[0]
     facts = [side.result.trace for side in members]
     names = current()
+    together = judge(records, job, min_share=0.0)
     result = replace(
         first.result,
-        findings=judge(records, job, min_share=0.0).findings,
+        findings=together.findings,
+        not_checked=together.not_checked,
+        crashes=together.crashes,
         trace=replace(
             facts[0],
             path=folder if names is None else names.path(folder),

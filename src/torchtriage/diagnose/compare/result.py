@@ -81,9 +81,12 @@ class Unlike:
 
 @dataclass(frozen=True)
 class FindingChange:
-    """A finding that went, came or stayed, with its cost on each side where it was found."""
+    """A finding that went, came or stayed, with its cost on each side where it was found.
 
-    status: Literal["went", "came", "stayed"]
+    ``unchecked`` : found on one side, and the other could not be checked for it.
+    """
+
+    status: Literal["went", "came", "unchecked", "stayed"]
     code: str
     title: str
     place: str

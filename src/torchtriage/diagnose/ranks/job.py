@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from torchtriage.core.finding import Cost, Finding, Note, rank_order
+from torchtriage.core.finding import Cost, Finding, NotChecked, Note, rank_order
 from torchtriage.core.names import visible
 from torchtriage.core.units import format_count, format_ms, format_ns, format_range, format_share, ms
 from torchtriage.diagnose.ranks.across_ranks import FINDERS, across_ranks
@@ -148,6 +148,12 @@ def judge(
     findings.sort(key=rank_order)
     answered = {*((*FINDERS, SLOW_LINK) if measured else ()), *pipes.checked}.intersection(codes)
     checked, not_checked, crashes = merge_checks(results, numbers, answered)
+    if STRAGGLER in checked and not measured and all(finding.code != STRAGGLER for finding in findings):
+        # nobody's lateness could be told, whatever each rank's own recording was looked at for
+        checked = tuple(code for code in checked if code != STRAGGLER)
+        missing = ("collectives of all ranks that match",)
+        item = NotChecked(STRAGGLER, "rank-straggler", missing, "record 5 or more whole steps at once on every rank")
+        not_checked = tuple(sorted((*not_checked, item), key=lambda entry: entry.code))
     # what nobody's lateness costs is only replayed where the ranks wait in a way that the replay knows
     known = through is None and (straggler is None or straggler.off_ns is not None)
     result = JobResult(

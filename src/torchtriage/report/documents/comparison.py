@@ -23,7 +23,7 @@ INSIDE = 22
 """Where the lines about the inside of a cause begin on the terminal: names of kernels are long."""
 WIDTH, LABELS, AMOUNTS = 1000, 390, 90
 HEIGHT, GAP = 22, 10
-_STATUS = {"went": "green", "came": "red", "stayed": "dim"}
+_STATUS = {"went": "green", "came": "red", "unchecked": "yellow", "stayed": "dim"}
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,10 @@ def _cost(change: FindingChange) -> str:
     if change.status == "stayed" and change.before and change.after:
         return f"{reach(change.before)} before, {reach(change.after)} after"
     known = (change.before if change.status == "went" else change.after) or change.before or change.after
-    return saving(known) if known is not None and known.high_ms > 0 else "not costed"
+    cost = saving(known) if known is not None and known.high_ms > 0 else "not costed"
+    if change.status == "unchecked":
+        cost += f"; not checked in the run {'before' if change.before is None else 'after'}"
+    return cost
 
 
 def _amounts(line: ChangeLine) -> tuple[str, str, str, str]:

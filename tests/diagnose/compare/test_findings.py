@@ -152,4 +152,4 @@ def test_nothing_is_said_of_a_promise_whose_time_did_not_change_beyond_the_noise
     promise = keep_promise(found, replace(total(100.0, 88.0), told=False), whole)
     assert promise is not None
     assert (promise.holds, promise.holds_within_noise, promise.outcome) == (False, False, "not checked")
-    assert promise_saved(promise) == "not checked: no significant change of its own time"
+    assert promise_saved(promise) == "not checked: no significant change of the step"

@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from builder import TraceBuilder
 from tests.conftest import DATA
 from tests.core.trace.formats.nsys_files import OTHER_PROCESS, PROCESS, NsysFile
+from tests.diagnose.ranks import jobs
 from tests.diagnose.ranks.jobs import job, write
 
 import torchtriage as tt
 from torchtriage.core.errors import UsageError
+from torchtriage.diagnose.compare.sentences import promise_saved
 
 
 def test_a_straggler_that_is_gone_is_the_jobs_saving(tmp_path: Path) -> None:
@@ -29,6 +32,26 @@ def test_a_straggler_that_is_gone_is_the_jobs_saving(tmp_path: Path) -> None:
     assert waited.change.delta_ns == pytest.approx(-3_000_000, rel=0.01)
     assert result.promise is not None
     assert result.promise.codes[0] == "COM036"
+    assert promise_saved(result.promise) == "4.00 ms of the step saved (kept)"
+
+
+def test_a_late_rank_and_another_finding_that_are_gone_are_held_against_the_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(job(), tmp_path / "after")
+    begin_step = jobs._until_all_reduce
+
+    def load_first(builder: TraceBuilder, begin: float, extra: float, how: str) -> float:
+        builder.annotation("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", begin + 1, 1499)
+        return begin_step(builder, begin + 1500, extra, how)
+
+    monkeypatch.setattr(jobs, "_until_all_reduce", load_first)
+    write(job(late={2: 4000}), tmp_path / "before")
+    promise = tt.compare(tmp_path / "before", tmp_path / "after").promise
+    assert promise is not None
+    assert promise.codes == ("COM036", "DAT018")
+    assert promise.holds_within_noise
+    assert promise.measured_ms == promise.step_ms == pytest.approx(5.5, rel=0.01)
 
 
 def test_a_rank_that_is_missing_on_one_side_is_a_reason(tmp_path: Path) -> None:

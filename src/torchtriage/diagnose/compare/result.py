@@ -98,8 +98,9 @@ class FindingChange:
 class Promise:
     """What the findings that went had promised to save, against what was saved of what they are about.
 
-    ``measured_ms`` is the time of their kernels, gaps and waits before minus after, ``measured_low_ms`` and
-    ``measured_high_ms`` its interval, ``step_ms`` what the whole step saved. ``checked`` : that time has changed by
+    ``measured_ms`` is the time of their kernels, gaps and waits before minus after, or the step's where that of one of
+    them is not known (a late rank's), ``measured_low_ms`` and ``measured_high_ms`` its interval, ``step_ms`` what the
+    whole step saved. ``checked`` : that time has changed by
     more than the noise; else nothing is said of the promise. ``holds`` : the measured saving lies between ``low_ms``
     and ``high_ms``; ``holds_within_noise`` : its interval touches that range.
     """

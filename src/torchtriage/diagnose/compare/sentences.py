@@ -39,6 +39,8 @@ def label(cause: ChangeCause) -> str:
 def promise_saved(promise: Promise) -> str:
     """Return ``55.2 ms of its own time saved (kept)``, or why it is not checked."""
     own = f"of {'its' if len(promise.codes) == 1 else 'their'} own time"
+    if promise.measured_ms == promise.step_ms:
+        own = "of the step"  # held against all of it, or all that it saved is theirs
     if not promise.checked:
         return f"not checked: no significant change {own}"
     return f"{format_ms(promise.measured_ms)} {own} saved ({promise.outcome})"

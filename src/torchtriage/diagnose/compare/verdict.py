@@ -136,7 +136,9 @@ def compare(
 
 
 def _change_of(went: list[FindingChange], before: ChangeEvidence, attribution: ChangeAttribution) -> TimeChange | None:
-    return attribution.of({key for item in went for key in before.about.get((item.code, item.place), ())})
+    keys = [before.about.get((item.code, item.place), frozenset()) for item in went]
+    # what one of them is about being unknown, the others' time is not all that was promised of
+    return attribution.of(frozenset[Key]().union(*keys)) if all(keys) else None
 
 
 MUCH_DRIFT = 1.10

@@ -76,6 +76,41 @@ def test_a_late_rank_is_not_gone_where_nobodys_waiting_could_be_told(tmp_path: P
     assert result.promise is None
 
 
+def test_ranks_are_averaged_over_the_steps_that_are_steady_on_all_of_them(tmp_path: Path) -> None:
+    ranks = job(late=[{}] * 5 + [{2: 4000}])
+    ranks[1].events = [event for event in ranks[1].events if event["name"] != "ProfilerStep#15"]
+    write(ranks, tmp_path / "job")
+    result = tt.compare(tmp_path / "job", tmp_path / "job")
+    assert result.before.n_steps == 4
+    # the last step, 4 ms longer, is in three of the recordings only
+    assert result.before.mean_ns == pytest.approx(6_865_000, rel=0.001)
+    assert {item.change.before_ns for item in result.ranks} == {6_869_750, 6_871_000}
+
+
+def test_jobs_without_a_step_that_is_steady_on_every_rank_are_refused(tmp_path: Path) -> None:
+    write(job(2), tmp_path / "after")
+    odd = job(2)
+    for event in odd[1].events:
+        if event["name"].startswith("ProfilerStep#") and event["name"] != "ProfilerStep#10":
+            event["name"] = event["name"].replace("#1", "#2")
+    write(odd, tmp_path / "before")
+    result = tt.compare(tmp_path / "before", tmp_path / "after")
+    assert [reason.code for reason in result.reasons] == ["steps"]
+    assert result.reasons[0].message.startswith("no step of the run before is steady on every rank")
+
+
+def test_work_of_one_rank_counts_as_its_share(tmp_path: Path) -> None:
+    ranks = job()
+    for event in ranks[0].events:
+        if event["name"] == "forward":
+            event["name"] = "fused"
+    write(ranks, tmp_path / "before")
+    write(job(), tmp_path / "after")
+    parts = [part for cause in tt.compare(tmp_path / "before", tmp_path / "after").causes for part in cause.parts]
+    counts = {part.name: (part.n_before, part.n_after, part.before_ns) for part in parts}
+    assert counts["fused"] == (0.25, 0.0, 500_000)
+
+
 def test_a_folder_is_not_compared_with_a_file_nor_one_that_holds_no_job(tmp_path: Path) -> None:
     paths = write(job(2), tmp_path / "job")
     with pytest.raises(UsageError, match="expected two folders"):

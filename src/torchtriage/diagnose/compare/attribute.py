@@ -106,9 +106,9 @@ class _Side:
 
     time_ns: Ints
     keys: set[Key]
-    count: int = 0
+    count: float = 0
     names: list[str] = field(default_factory=list)
-    parts: dict[str, tuple[int, int]] = field(default_factory=dict)
+    parts: dict[str, tuple[float, float]] = field(default_factory=dict)
 
 
 _Pair = tuple[_Side, _Side]
@@ -224,7 +224,7 @@ def _aligned(before: Account, after: Account) -> tuple[dict[Key, _Side], dict[Ke
                 key = key._replace(mark="")
             if key.region == PYTHON and not frames:
                 key = key._replace(what="")
-            own = _Side(run.time_ns[i], {own_key}, int(run.count[i]), [key.what], run.parts[i])
+            own = _Side(run.time_ns[i], {own_key}, float(run.count[i]), [key.what], run.parts[i])
             side[key] = _sum([side[key], own]) if key in side else own
         out.append(side)
     return out[0], out[1]
@@ -297,7 +297,7 @@ def _size(side: _Side) -> tuple[int, list[str]]:
 
 def _sum(sides: Iterable[_Side]) -> _Side:
     sides = list(sides)
-    parts: dict[str, tuple[int, int]] = {}
+    parts: dict[str, tuple[float, float]] = {}
     for side in sides:
         for name, (ns, count) in side.parts.items():
             old = parts.get(name, (0, 0))

@@ -27,7 +27,10 @@ def match(before: Result, after: Result) -> tuple[FindingChange, ...]:
     for i, result in enumerate((before, after)):
         for finding in result.findings:
             codes[finding.code][i].append(finding)
-    unchecked = [{item.code for item in (*result.not_checked, *result.crashes)} for result in (before, after)]
+    unchecked = [
+        {item.code for item in result.not_checked} | {item.code for item in result.crashes}
+        for result in (before, after)
+    ]
     out = []
     for code, (old, new) in codes.items():
         for item, other in _pairs(old, new):

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 
 import numpy as np
+from numpy.typing import NDArray
 
 from torchtriage.core.anonymous import current
 from torchtriage.core.errors import UsageError
@@ -70,14 +72,39 @@ def gather_job(traces: Iterable[Trace], folder: str) -> JobEvidence:
             size_bytes=sum(fact.size_bytes for fact in facts),
         ),
     )
+    of_rank = {number: records[at].steps for at, number in zip(job.positions, job.numbers, strict=True)}
+    steady = [of_rank[number].number[of_rank[number].steady] for number in sorted(ranks)]
+    common = reduce(np.intersect1d, steady)
+    members = [_over(side, np.isin(own, common)) for side, own in zip(members, steady, strict=True)]
+    ranks = dict(zip(sorted(ranks), members, strict=True))
     accounts = [side.account for side in members if side.account is not None]
     about: dict[tuple[str, str], frozenset[Key]] = {}
     for side in members:
         for where, keys in side.about.items():
             # who waits for a straggler, and for what, is the whole step's
             about[where] = about.get(where, frozenset()) | (keys if where[0] != STRAGGLER else frozenset())
-    account = _mean(accounts) if len(accounts) == len(members) else None
-    return JobEvidence(ranks, ChangeEvidence(result, first.workload, account, about))
+    account = _mean(accounts) if len(common) and len(accounts) == len(members) else None
+    return JobEvidence(ranks, ChangeEvidence(result, members[0].workload, account, about))
+
+
+def _over(side: ChangeEvidence, judged: NDArray[np.bool_]) -> ChangeEvidence:
+    """Return a rank's evidence over some of its steady steps: those that are steady on every rank."""
+    account = side.account
+    if account is None or judged.all():
+        return side
+    # what a key consists of is known over all steps together: its mean stands for these
+    share = float(judged.mean())
+    return replace(
+        side,
+        workload=replace(side.workload, n_steady=int(judged.sum())),
+        account=replace(
+            account,
+            step_ns=account.step_ns[judged],
+            time_ns=account.time_ns[:, judged],
+            count=np.asarray(account.count * share, np.float64),
+            parts=tuple({name: (ns * share, n * share) for name, (ns, n) in parts.items()} for parts in account.parts),
+        ),
+    )
 
 
 def compare_jobs(before: JobEvidence, after: JobEvidence, *, across: bool = False) -> Comparison:
@@ -98,6 +125,16 @@ def compare_jobs(before: JobEvidence, after: JobEvidence, *, across: bool = Fals
         for reason in unlike(before.ranks[number].workload, after.ranks[number].workload, across=across):
             if reason.code not in {known.code for known in reasons}:
                 reasons.append(replace(reason, message=f"rank {number}: {reason.message}"))
+    for side, job in (("before", before), ("after", after)):
+        if not reasons and job.whole.account is None:
+            reasons.append(
+                Unlike(
+                    "steps",
+                    f"no step of the run {side} is steady on every rank: they recorded others, or warmed up in them",
+                    *(("none", "") if side == "before" else ("", "none")),
+                    "record 5 or more whole steps at the same time on every rank",
+                )
+            )
     result = compare(before.whole, after.whole, across=across, reasons=tuple(reasons))
     if not result.comparable:
         return result
@@ -111,29 +148,27 @@ def compare_jobs(before: JobEvidence, after: JobEvidence, *, across: bool = Fals
 
 
 def _mean(accounts: Sequence[Account]) -> Account:
-    """Return the mean of the ranks' accounts, step by step from the last; what rounding leaves is the step's."""
-    n, n_steps = len(accounts), min(account.n_steps for account in accounts)
+    """Return the mean of the ranks' accounts of the same steps; what rounding leaves is the step's."""
+    n = len(accounts)
     rows: dict[Key, list[tuple[Account, int]]] = defaultdict(list)
     for account in accounts:
         for at, key in enumerate(account.keys):
             rows[key].append((account, at))
-    time_ns = np.stack(
-        [np.sum([account.time_ns[at, -n_steps:] for account, at in some], axis=0) // n for some in rows.values()]
-    )
+    time_ns = np.stack([np.sum([account.time_ns[at] for account, at in some], axis=0) // n for some in rows.values()])
     parts = []
     for some in rows.values():
-        sums: dict[str, tuple[int, int]] = {}
+        sums: dict[str, tuple[float, float]] = {}
         for account, at in some:
             for name, (ns, count) in account.parts[at].items():
                 old = sums.get(name, (0, 0))
-                sums[name] = old[0] + ns // n, old[1] + count // n
-        parts.append(sums)
+                sums[name] = old[0] + ns, old[1] + count
+        parts.append({name: (ns / n, count / n) for name, (ns, count) in sums.items()})
     return replace(
         accounts[0],
         keys=tuple(rows),
         step_ns=time_ns.sum(axis=0),
         time_ns=time_ns,
-        count=np.array([sum(int(account.count[at]) for account, at in some) // n for some in rows.values()], np.int64),
+        count=np.array([sum(float(account.count[at]) for account, at in some) / n for some in rows.values()]),
         first_ns=np.array([min(int(account.first_ns[at]) for account, at in some) for some in rows.values()], np.int64),
         parts=tuple(parts),
     )

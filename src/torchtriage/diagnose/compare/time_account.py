@@ -66,8 +66,8 @@ class Account:
     """One run's steady steps, or its window; rows of the tables are one per key.
 
     ``step_ns`` : int64[n_steps], wall time of each. ``time_ns`` : int64[k, n_steps], each column
-    adds up to its step exactly. ``count`` : int64[k], pieces of work or calls over all steps (0
-    for idle time). ``first_ns`` : int64[k], how far into a step the key first appears.
+    adds up to its step exactly. ``count`` : [k], pieces of work or calls over all steps (0
+    for idle time; of a job the ranks' mean). ``first_ns`` : int64[k], how far into a step the key first appears.
     ``parts`` : for each key, what its time consists of: kernel, operator or frame name to
     (ns, count) over all steps. ``pace`` : how fast the ``host`` and the ``device`` did each kind
     of work: the yardstick for how alike two recordings of one program are. ``asked`` : for each of the spans asked
@@ -77,9 +77,9 @@ class Account:
     keys: tuple[Key, ...]
     step_ns: Ints
     time_ns: Ints
-    count: Ints
+    count: Ints | NDArray[np.float64]
     first_ns: Ints
-    parts: tuple[dict[str, tuple[int, int]], ...]
+    parts: tuple[dict[str, tuple[float, float]], ...]
     pace: dict[str, Pace]
     per: Literal["step", "window"]
     has_frames: bool
@@ -433,8 +433,8 @@ def plain_name(name: str) -> str:
 
 def _parts(
     trace: Trace, code: Ints, part: Ints, inner: Ints, dur: Ints, n_keys: int
-) -> list[dict[str, tuple[int, int]]]:
-    out: list[dict[str, tuple[int, int]]] = [{} for _ in range(n_keys)]
+) -> list[dict[str, tuple[float, float]]]:
+    out: list[dict[str, tuple[float, float]]] = [{} for _ in range(n_keys)]
     width = len(trace.names) + 1
     pairs, where = np.unique(code * width + part + 1, return_inverse=True)
     time = np.bincount(where, weights=dur, minlength=len(pairs)).astype(np.int64)

@@ -111,6 +111,30 @@ def test_work_of_one_rank_counts_as_its_share(tmp_path: Path) -> None:
     assert counts["fused"] == (0.25, 0.0, 500_000)
 
 
+def test_what_any_rank_lacks_limits_the_comparison(tmp_path: Path) -> None:
+    ranks = job()
+    (*_, last) = (event for event in ranks[1].events if "nccl" in event["name"])
+    ranks[1].events.remove(last)
+    write(ranks, tmp_path / "before")
+    write(job(), tmp_path / "after")
+    limits = {note.code: note.message for note in tt.compare(tmp_path / "before", tmp_path / "after").limits}
+    assert limits["collectives-unmatched"].startswith("before: process group 0: different numbers of collectives")
+    assert limits["sizes-unknown"].startswith("on each of 4 ranks: no input shapes")
+
+
+def test_a_machine_in_another_state_is_named_by_its_rank(tmp_path: Path) -> None:
+    write(job(), tmp_path / "before")
+    ranks = job()
+    for event in ranks[2].events:
+        if event.get("cat") == "kernel" and "nccl" not in event["name"]:
+            event["dur"] *= 1.2
+    write(ranks, tmp_path / "after")
+    (note,) = (
+        note for note in tt.compare(tmp_path / "before", tmp_path / "after").limits if note.code == "machine-state"
+    )
+    assert note.message.startswith("on rank 2: kernels that did the same work took 1.20 times as long after")
+
+
 def test_a_folder_is_not_compared_with_a_file_nor_one_that_holds_no_job(tmp_path: Path) -> None:
     paths = write(job(2), tmp_path / "job")
     with pytest.raises(UsageError, match="expected two folders"):

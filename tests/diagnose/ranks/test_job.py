@@ -393,13 +393,13 @@ def test_notes_say_on_which_ranks() -> None:
     base = records(job(2))[0].result
     note = base.notes[0]
     results = [replace(base, notes=(note,)), replace(base, notes=(replace(note, level="refuse"),))]
-    first, second = merge_notes(results, (0, 5))
+    first, second = merge_notes([result.notes for result in results], (0, 5))
     assert first.message == f"on rank 0: {note.message}"
     assert second.message == f"on rank 5: {note.message}"
     assert second.level == "warn"  # one rank that cannot be judged does not stop the other
-    (both,) = merge_notes([results[0]] * 2, (0, 5))
+    (both,) = merge_notes([results[0].notes] * 2, (0, 5))
     assert both.message == f"on each of 2 ranks: {note.message}"  # what it counts is one rank's
-    (twice,) = merge_notes([replace(base, notes=(note,) * 3), replace(base, notes=())], (0, 5))
+    (twice,) = merge_notes([(note,) * 3, ()], (0, 5))
     assert twice.message == f"on rank 0: {note.message}"
 
 

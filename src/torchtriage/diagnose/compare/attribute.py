@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import Literal
 
 import numpy as np
@@ -114,9 +115,17 @@ class _Side:
 _Pair = tuple[_Side, _Side]
 
 
-def attribute(before: Account, after: Account, *, across: bool = False) -> ChangeAttribution:
-    """Return where the change in the mean steady step comes from; ``across`` : from one kind of device to another."""
+def attribute(
+    before: Account, after: Account, *, across: bool = False, ranks: Sequence[ChangeAttribution] = ()
+) -> ChangeAttribution:
+    """Return where the change in the mean steady step comes from; ``across`` : from one kind of device to another.
+
+    ``ranks`` : of a job the change of each rank, by which its machine differs between the runs; their mean is taken.
+    """
     drift, slack = _yardsticks(before, after)
+    if ranks:
+        drift = {domain: fmean(rank.drift[domain] for rank in ranks) for domain in drift}
+        slack = {domain: fmean(rank.slack[domain] for rank in ranks) for domain in slack}
     if across:
         # that the same work takes another time is the change, not what recordings differ by
         drift, slack = dict.fromkeys(drift, 1.0), dict.fromkeys(slack, 1 + _least(before, after))

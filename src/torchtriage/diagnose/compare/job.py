@@ -17,11 +17,11 @@ from torchtriage.core.units import format_count
 from torchtriage.diagnose.compare.attribute import attribute
 from torchtriage.diagnose.compare.result import Comparison, RankChange, Unlike
 from torchtriage.diagnose.compare.time_account import Account, Key
-from torchtriage.diagnose.compare.verdict import ALL_FINDINGS, ChangeEvidence, compare, evidence
-from torchtriage.diagnose.compare.workload import unlike
+from torchtriage.diagnose.compare.verdict import ALL_FINDINGS, ByRank, ChangeEvidence, compare, drift_notes, evidence
+from torchtriage.diagnose.compare.workload import limits, recordings, unlike
 from torchtriage.diagnose.ranks.job import judge
 from torchtriage.diagnose.ranks.job_detection import detect_jobs
-from torchtriage.diagnose.ranks.merge import STRAGGLER
+from torchtriage.diagnose.ranks.merge import STRAGGLER, merge_notes
 from torchtriage.diagnose.ranks.rank_record import build_record
 from torchtriage.diagnose.ranks.rank_skeleton import rank_skeleton
 from torchtriage.diagnose.verdict.verdict import diagnose_with_fixes
@@ -83,8 +83,9 @@ def gather_job(traces: Iterable[Trace], folder: str) -> JobEvidence:
         for where, keys in side.about.items():
             # who waits for a straggler, and for what, is the whole step's
             about[where] = about.get(where, frozenset()) | (keys if where[0] != STRAGGLER else frozenset())
+    work = replace(members[0].workload, notes=together.notes)
     account = _mean(accounts) if len(common) and len(accounts) == len(members) else None
-    return JobEvidence(ranks, ChangeEvidence(result, members[0].workload, account, about))
+    return JobEvidence(ranks, ChangeEvidence(result, work, account, about))
 
 
 def _over(side: ChangeEvidence, judged: NDArray[np.bool_]) -> ChangeEvidence:
@@ -135,16 +136,27 @@ def compare_jobs(before: JobEvidence, after: JobEvidence, *, across: bool = Fals
                     "record 5 or more whole steps at the same time on every rank",
                 )
             )
-    result = compare(before.whole, after.whole, across=across, reasons=tuple(reasons))
-    if not result.comparable:
-        return result
-    changes = []
-    for number in sorted(before.ranks):
-        one, other = before.ranks[number].account, after.ranks[number].account
+    if reasons:
+        return compare(before.whole, after.whole, across=across, by_rank=ByRank(tuple(reasons)))
+    numbers = sorted(before.ranks)
+    changes, notes = [], []
+    for number in numbers:
+        pair = before.ranks[number], after.ranks[number]
+        one, other = (side.account for side in pair)
         assert one is not None
         assert other is not None
-        changes.append(RankChange(number, attribute(one, other, across=across).total))
-    return replace(result, ranks=tuple(changes))
+        change = attribute(one, other, across=across)
+        changes.append(change)
+        # what the recordings themselves lack was judged for the ranks together
+        own = limits(*(replace(side.workload, notes=()) for side in pair))
+        notes.append((*own, *drift_notes(change)))
+    together = (
+        *merge_notes(notes, numbers, lambda note: (note.code, note.evidence.get("domain", note.message))),
+        *recordings(before.whole.workload, after.whole.workload),
+    )
+    result = compare(before.whole, after.whole, across=across, by_rank=ByRank((), together, tuple(changes)))
+    ranks = (RankChange(number, change.total) for number, change in zip(numbers, changes, strict=True))
+    return replace(result, ranks=tuple(ranks))
 
 
 def _mean(accounts: Sequence[Account]) -> Account:

@@ -45,6 +45,15 @@ class ChangeEvidence:
     about: dict[tuple[str, str], frozenset[Key]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, eq=False)
+class ByRank:
+    """What two jobs show rank by rank: why they are unlike, what limits the comparison, and each rank's change."""
+
+    reasons: tuple[Unlike, ...]
+    limits: tuple[Note, ...] = ()
+    ranks: tuple[ChangeAttribution, ...] = ()
+
+
 ALL_FINDINGS = Options(min_share=0.0)
 """Those too small to report may be what is left of one that was large."""
 MIN_ABOUT = 0.05
@@ -77,13 +86,13 @@ def compare(
     *,
     promised: Result | None = None,
     across: bool = False,
-    reasons: tuple[Unlike, ...] | None = None,
+    by_rank: ByRank | None = None,
 ) -> Comparison:
     """Compare two runs.
 
     ``promised`` : an earlier report on the run before, whose promises are checked instead of today's. ``across`` : the
-    runs are of two kinds of device; the difference is split, and nothing is called fixed. ``reasons`` : why they are
-    unlike, where that was looked at already.
+    runs are of two kinds of device; the difference is split, and nothing is called fixed. ``by_rank`` : of two jobs,
+    what was looked at already.
 
     Raises UsageError: ``promised`` is about another recording.
     """
@@ -96,14 +105,15 @@ def compare(
             f" ({promised.trace.n_events:,} events)",
             hint="pass the report that torchtriage analyze wrote about the run before",
         )
-    if reasons is None:
-        reasons = unlike(before.workload, after.workload, across=across)
-    notes = limits(before.workload, after.workload)
+    reasons = unlike(before.workload, after.workload, across=across) if by_rank is None else by_rank.reasons
+    notes = limits(before.workload, after.workload) if by_rank is None else by_rank.limits
     found: tuple[FindingChange, ...] = ()
     attribution, promise = None, None
     if not reasons and before.account is not None and after.account is not None:
-        attribution = attribute(before.account, after.account, across=across)
-        notes += tuple(_drift(attribution))
+        ranks = by_rank.ranks if by_rank is not None else ()
+        attribution = attribute(before.account, after.account, across=across, ranks=ranks)
+        if by_rank is None:
+            notes += tuple(drift_notes(attribution))
         found = match(promised or before.result, after.result)
         promise = (
             None
@@ -145,7 +155,8 @@ MUCH_DRIFT = 1.10
 """Unchanged work that takes this much longer or shorter is worth a word."""
 
 
-def _drift(attribution: ChangeAttribution) -> Iterator[Note]:
+def drift_notes(attribution: ChangeAttribution) -> Iterator[Note]:
+    """Yield a note for the host and one for the device, where its own work differs much between the runs."""
     for domain, factor in attribution.drift.items():
         if max(factor, 1 / factor) < MUCH_DRIFT:
             continue
@@ -157,7 +168,7 @@ def _drift(attribution: ChangeAttribution) -> Iterator[Note]:
             f" of the machine (clocks, neighbours, threads), so {domain} times count as"
             f" changed only beyond {attribution.slack[domain]:.2f} times",
             "record both runs one after the other on an otherwise idle machine",
-            {"drift": round(factor, 4), "slack": round(attribution.slack[domain], 4)},
+            {"domain": domain, "drift": round(factor, 4), "slack": round(attribution.slack[domain], 4)},
         )
 
 

@@ -468,14 +468,15 @@ def _other_rank(before: Workload, after: Workload) -> Iterator[Note]:
         )
 
 
-def _recordings(before: Workload, after: Workload) -> Iterator[Note]:
+def recordings(before: Workload, after: Workload) -> Iterator[Note]:
+    """Yield what either recording cannot be trusted with."""
     for side, run in (("before", before), ("after", after)):
         for note in run.notes:
             if note.level == "warn":
                 yield Note(note.code, "warn", f"{side}: {note.message}", note.fix)
 
 
-_LIMITS = (_different_options, _sizes_unknown, _other_code, _device_unknown, _one_each, _other_rank, _recordings)
+_LIMITS = (_different_options, _sizes_unknown, _other_code, _device_unknown, _one_each, _other_rank, recordings)
 
 
 # -- reading a run -----------------------------------------------------------------------------

@@ -100,7 +100,7 @@ def judge(
         *job.notes,
         *_own_notes(ranks, numbers, matches, waits, pipelines=bool(pipes.bubbles)),
         *pipes.notes(),
-        *merge_notes(results, numbers),
+        *merge_notes([result.notes for result in results], numbers),
     ]
     gone: list[Finding] = []
     if measured and only_waits(results, wait_ms, step_ms):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -188,12 +188,16 @@ def scaled(finding: Finding, scale: float) -> Finding:
 # -- what is said beside findings ----------------------------------------------------------------
 
 
-def merge_notes(results: Sequence[Result], numbers: Sequence[int]) -> list[Note]:
-    """Return the ranks' notes, equal codes as one, saying on which ranks."""
-    found: dict[tuple[str, str], list[tuple[int, Note]]] = {}
-    for number, result in zip(numbers, results, strict=True):
-        for note in result.notes:
-            found.setdefault((note.code, note.level), []).append((number, note))
+def merge_notes(
+    of_rank: Iterable[Sequence[Note]],
+    numbers: Sequence[int],
+    alike: Callable[[Note], Hashable] = lambda note: (note.code, note.level),
+) -> list[Note]:
+    """Return the ranks' notes, those of equal codes (or what ``alike`` tells them by) as one, saying on which ranks."""
+    found: dict[Hashable, list[tuple[int, Note]]] = {}
+    for number, own in zip(numbers, of_rank, strict=True):
+        for note in own:
+            found.setdefault(alike(note), []).append((number, note))
     out = []
     for notes in found.values():
         number, first = notes[0]

@@ -135,6 +135,14 @@ def test_a_machine_in_another_state_is_named_by_its_rank(tmp_path: Path) -> None
     assert note.message.startswith("on rank 2: kernels that did the same work took 1.20 times as long after")
 
 
+def test_a_late_rank_in_place_of_another_is_a_new_finding(tmp_path: Path) -> None:
+    write(job(late={2: 4000}), tmp_path / "before")
+    write(job(late={1: 4000}), tmp_path / "after")
+    result = tt.compare(tmp_path / "before", tmp_path / "after")
+    late = [(item.status, item.title) for item in result.findings if item.code == "COM036"]
+    assert late == [("went", "Rank 2 makes the others wait"), ("came", "Rank 1 makes the others wait")]
+
+
 def test_a_folder_is_not_compared_with_a_file_nor_one_that_holds_no_job(tmp_path: Path) -> None:
     paths = write(job(2), tmp_path / "job")
     with pytest.raises(UsageError, match="expected two folders"):

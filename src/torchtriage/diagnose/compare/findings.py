@@ -95,6 +95,9 @@ def _pairs(old: list[Finding], new: list[Finding]) -> list[tuple[Finding | None,
 
 
 def _likeness(one: Finding, other: Finding) -> int:
+    late = {finding.evidence.get("late_rank") for finding in (one, other)} - {None}
+    if len(late) > 1:
+        return 0  # the others wait for another rank now
     left, right = one.place, other.place
     if left.frame is not None and right.frame is not None:
         same = (left.frame.file, left.frame.function) == (right.frame.file, right.frame.function)

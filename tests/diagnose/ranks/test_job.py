@@ -138,6 +138,19 @@ def test_missing_ranks_make_it_a_hint() -> None:
     assert any(note.code == "rank-missing" for note in result.notes)
 
 
+def test_ranks_that_are_there_twice_or_recorded_other_steps_make_it_a_hint_as_well() -> None:
+    ranks = records(job(late={2: 4000}))
+    twice = of([*ranks, replace(ranks[0], path="run/copy.json")])
+    steps = ranks[0].steps
+    away = replace(ranks[0], steps=replace(steps, number=steps.number + 100))
+    for result, code in ((twice, "rank-duplicate"), (of([away, *ranks[1:]]), "rank-skewed")):
+        found = straggler(result)
+        assert found.certainty == "hint"
+        assert found.cost is not None
+        assert found.cost.low_ms == 0
+        assert code in {note.code for note in result.notes}
+
+
 def test_pipeline_stages_promise_nothing() -> None:
     builders = job(2, late={1: 4000})
     for rank, builder in enumerate(builders):

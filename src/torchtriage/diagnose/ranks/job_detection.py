@@ -20,6 +20,8 @@ MIN_COLLECTIVES = 3
 """Matched, before files that say nothing of a rank are taken for one job."""
 MIN_MATCHED = 0.9
 """Of each such file's collectives."""
+NOT_JUDGED = ("rank-missing", "rank-duplicate", "rank-skewed")
+"""Codes of notes that name ranks of the job that are not judged with the others: the late one may be among them."""
 
 
 @dataclass(frozen=True)

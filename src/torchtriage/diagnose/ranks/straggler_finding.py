@@ -12,7 +12,7 @@ from torchtriage.core.names import visible
 from torchtriage.core.stats.median import median_interval
 from torchtriage.core.trace.frames import parse_frame
 from torchtriage.core.units import format_ns, ms
-from torchtriage.diagnose.ranks.job_detection import Job
+from torchtriage.diagnose.ranks.job_detection import NOT_JUDGED, Job
 from torchtriage.diagnose.ranks.joint_cost import LATE_AGAIN
 from torchtriage.diagnose.ranks.merge import STRAGGLER
 from torchtriage.diagnose.ranks.rank_record import RankRecord
@@ -60,7 +60,7 @@ def straggler_finding(
     hint = ""
     if n < 2 or (n < 3 and not (cause is not None and cause.everywhere and cause.excess_ns >= MOST * middle_ns)):
         hint = f"only {n} step{'s' * (n > 1)} to compare with"
-    elif any(note.code == "rank-missing" for note in job.notes):
+    elif any(note.code in NOT_JUDGED for note in job.notes):
         hint = "ranks are missing"
         low_ns = 0.0
     elif not late.reaches_all:

@@ -19,6 +19,7 @@ import torchtriage as tt
 from torchtriage.api import traces
 from torchtriage.api.catalogue import pages
 from torchtriage.cli.main import COMMANDS, GROUPS, cli
+from torchtriage.cli.options import Finite
 from torchtriage.diagnose.patterns import PatternEntry, catalogue
 
 Run = Callable[..., Result]
@@ -68,6 +69,19 @@ def test_every_command_and_option_is_documented(run: Run, command: click.Command
         if isinstance(param, click.Option):
             assert param.help, param.name
             assert all(opt in text for opt in param.opts)
+
+
+def test_no_option_takes_what_is_no_number() -> None:
+    open_ended = []
+    found = commands()
+    while found:
+        command = found.pop()
+        if isinstance(command, click.Group):
+            context = click.Context(command)
+            found += [item for name in command.list_commands(context) if (item := command.get_command(context, name))]
+        numbers = [item for item in command.params if item.type.name in ("float", "float range")]
+        open_ended += [(command.name, item.name) for item in numbers if not isinstance(item.type, Finite)]
+    assert not open_ended
 
 
 def test_version(run: Run) -> None:

@@ -19,17 +19,18 @@ T = TypeVar("T")
 LEVELS = SEVERITIES[::-1]
 
 
-class _Finite(click.FloatRange):
+class Finite(click.FloatRange):
     """A number: no comparison holds of NaN, so that every range has room for it."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number; NaN and infinity are refused like text."""
         number = float(super().convert(value, param, ctx))
         if not math.isfinite(number):
             self.fail(f"expected a number, found {value!r}", param, ctx)
         return number
 
 
-POSITIVE = _Finite(0, min_open=True)
+POSITIVE = Finite(0, min_open=True)
 
 
 def value_option(

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from torchtriage.cli.options import POSITIVE, made_of, quiet_option, result_options, value_option
+from torchtriage.cli.options import POSITIVE, Finite, made_of, quiet_option, result_options, value_option
 from torchtriage.cli.output import check_outputs, present
 from torchtriage.cli.progress import working
 from torchtriage.core.errors import UsageError
@@ -30,9 +30,7 @@ from torchtriage.core.errors import UsageError
     "Timed sessions of each route; 0 counts only. Default: 3 to 6, until it is clear which is faster.",
 )
 @value_option("--seconds", POSITIVE, "S", 0.5, "Steady steps per timed session.")
-@value_option(
-    "--timeout", click.FloatRange(1), "S", 600.0, "Count a start or run longer than this as failed.", dest="timeout_s"
-)
+@value_option("--timeout", Finite(1), "S", 600.0, "Count a start or run longer than this as failed.", dest="timeout_s")
 @result_options
 @quiet_option
 @click.pass_context

@@ -12,6 +12,7 @@ from torchtriage.cli.anonymising import anonymise_options
 from torchtriage.cli.config import with_config
 from torchtriage.cli.options import (
     POSITIVE,
+    Finite,
     fail_on_option,
     fails,
     file_option,
@@ -67,7 +68,7 @@ def _once(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) 
 @click.option("--skip", multiple=True, metavar="CODE", help="Skip this pattern (repeatable).")
 @value_option(
     "--min-share",
-    click.FloatRange(0, 1),
+    Finite(0, 1),
     "RATIO",
     DEFAULTS.min_share,
     "Leave out findings that save less than this share of a step.",

@@ -9,6 +9,7 @@ import click
 
 from torchtriage.cli.anonymising import anonymise_options
 from torchtriage.cli.options import (
+    Finite,
     file_option,
     quiet_option,
     result_options,
@@ -30,7 +31,7 @@ from torchtriage.core.errors import UsageError
 )
 @value_option(
     "--fail-on-slower",
-    click.FloatRange(0),
+    Finite(0),
     "PCT",
     None,
     "Exit with 1 when the step is slower by more than PCT percent and than the noise.",

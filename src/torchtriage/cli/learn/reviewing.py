@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from torchtriage.cli.options import POSITIVE, file_option, value_option
+from torchtriage.cli.options import POSITIVE, Finite, file_option, value_option
 from torchtriage.cli.progress import working
 from torchtriage.core.errors import UsageError
 
@@ -35,10 +35,10 @@ def llm_options(function: Callable[..., Any]) -> Callable[..., Any]:
             click.option("--base-url", metavar="URL", help="The endpoint. [default: OpenAI's]"),
             click.option("--model", metavar="NAME", help="The model to ask."),
             click.option("--no-redact", is_flag=True, help="Show the model names, paths and texts as they are."),
-            value_option("--price-prompt", click.FloatRange(0), "PRICE", None, "Price of a million tokens sent."),
-            value_option("--price-reply", click.FloatRange(0), "PRICE", None, "Price of a million tokens received."),
+            value_option("--price-prompt", Finite(0), "PRICE", None, "Price of a million tokens sent."),
+            value_option("--price-reply", Finite(0), "PRICE", None, "Price of a million tokens received."),
             value_option(
-                "--max-cost", click.FloatRange(0), "COST", None, "Stop before the cost exceeds this; needs both prices."
+                "--max-cost", Finite(0), "COST", None, "Stop before the cost exceeds this; needs both prices."
             ),
             value_option(
                 "--max-reply-tokens",

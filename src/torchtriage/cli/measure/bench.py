@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchtriage.cli.options import POSITIVE, file_option, made_of, quiet_option, result_options, value_option
+from torchtriage.cli.options import POSITIVE, Finite, file_option, made_of, quiet_option, result_options, value_option
 from torchtriage.cli.output import check_outputs, complain, present, save
 from torchtriage.cli.progress import working
 
@@ -57,10 +57,8 @@ DEFAULT_MODES = "eager,default,reduce-overhead,max-autotune"
     metavar="N",
     help="Sessions until the order is clear, at most. [default: 10, and none begins after a minute]",
 )
-@value_option("--warm-up", click.FloatRange(0), "S", 5.0, "Longest wait for steady steps.", dest="warm_up_s")
-@value_option(
-    "--timeout", click.FloatRange(1), "S", 900.0, "Count a start or run longer than this as failed.", dest="timeout_s"
-)
+@value_option("--warm-up", Finite(0), "S", 5.0, "Longest wait for steady steps.", dest="warm_up_s")
+@value_option("--timeout", Finite(1), "S", 900.0, "Count a start or run longer than this as failed.", dest="timeout_s")
 @value_option("--out", click.Path(file_okay=False), "DIR", None, "Where sessions are kept: bench-TARGET.")
 @click.option("--fresh", is_flag=True, help="Measure again what the folder already holds.")
 @result_options

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchtriage.cli.options import file_option, output_option, result_options, value_option
+from torchtriage.cli.options import POSITIVE, Finite, file_option, output_option, result_options, value_option
 from torchtriage.cli.output import check_outputs, emit, present, save
 from torchtriage.core.errors import UsageError
 from torchtriage.core.names import visible
@@ -37,12 +37,12 @@ def command() -> None:
     help="Run a ladder of these modes beside the alarms: full,bf16=0.6,lite=0.2, each with what it"
     " is assumed to take as a share of the full one.",
 )
-@click.option("--deadline-ms", type=float, help="Ladder: calls slower than this are late.")
-@value_option("--enter", float, None, 0.05, "Ladder: switch down above this share of late calls.")
-@value_option("--leave", float, None, 0.01, "Ladder: switch back up to this share of late trial calls.")
-@value_option("--dwell-s", float, None, 30.0, "Ladder: minimum time between two switches.")
+@click.option("--deadline-ms", type=POSITIVE, metavar="MS", help="Ladder: calls slower than this are late.")
+@value_option("--enter", Finite(0), "SHARE", 0.05, "Ladder: switch down above this share of late calls.")
+@value_option("--leave", Finite(0), "SHARE", 0.01, "Ladder: switch back up to this share of late trial calls.")
+@value_option("--dwell-s", Finite(0), "S", 30.0, "Ladder: minimum time between two switches.")
 @value_option(
-    "--recover-s", float, None, 30.0, "Ladder: how long calls must be on time before it tries the better mode."
+    "--recover-s", Finite(0), "S", 30.0, "Ladder: how long calls must be on time before it tries the better mode."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the versioned JSON document.")
 @output_option
@@ -210,7 +210,7 @@ def dashboard(output: str | None) -> None:
     metavar="[MODEL=]SECONDS",
     help="Alert when p99 is above this; without MODEL, for all models not named.",
 )
-@value_option("--errors", float, "SHARE", 0.05, "Alert when a larger share of a model's requests fails.")
+@value_option("--errors", Finite(0), "SHARE", 0.05, "Alert when a larger share of a model's requests fails.")
 @click.option(
     "--slo",
     multiple=True,

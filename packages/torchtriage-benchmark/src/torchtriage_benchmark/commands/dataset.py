@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from torchtriage.cli.learn.dataset import folder_option
-from torchtriage.cli.options import value_option
+from torchtriage.cli.options import POSITIVE, value_option
 from torchtriage.cli.progress import counting
 from torchtriage.core.errors import UsageError
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 )
 @value_option("--seed", int, None, 0, "Seed that selects the programs.")
 @value_option("--jobs", click.IntRange(min=1), None, 1, "Parallel recordings, of one thread each.")
-@value_option("--timeout", float, None, 300.0, "Time limit of a recording, in seconds.")
+@value_option("--timeout", POSITIVE, "S", 300.0, "Time limit of a recording.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress line.")
 def record(folder: Path, count: int, part: str | None, seed: int, jobs: int, timeout: float, quiet: bool) -> None:
     """Record the benchmark's programs, except those already recorded.

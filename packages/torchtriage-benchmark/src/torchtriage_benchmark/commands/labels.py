@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchtriage.cli.learn.reviewing import llm_options, make_reviewer, review_with_progress
-from torchtriage.cli.options import value_option
+from torchtriage.cli.options import Finite, value_option
 from torchtriage.cli.output import check_outputs
 from torchtriage.cli.progress import counting
 from torchtriage.core.errors import UsageError
@@ -47,7 +47,7 @@ _folder = click.argument("folder", type=click.Path(path_type=Path, exists=True, 
 )
 @value_option(
     "--trust",
-    click.FloatRange(0, 1, max_open=True),
+    Finite(0, 1, max_open=True),
     "SHARE",
     0.9,
     "Assumed probability that a label is right; a reviewer must be surer to change it.",

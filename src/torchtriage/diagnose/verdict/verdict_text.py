@@ -113,7 +113,7 @@ def _largest_saving(trace: Trace, result: Result, min_share: float) -> str:
 
 
 def by_some(checked: Sequence[str], not_checked: Sequence[NotChecked]) -> str:
-    """Return `` by 1 of 71 patterns`` where some were left out on request, else nothing."""
+    """Return `` by 1 of 72 patterns`` where some were left out on request, else nothing."""
     if not any(entry.left_out for entry in not_checked):
         return ""
     return f" by {len(checked):,} of {format_count(len(checked) + len(not_checked), 'pattern')}"

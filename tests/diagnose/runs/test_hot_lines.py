@@ -142,15 +142,39 @@ def test_the_advice_follows_what_the_line_does(tmp_path: Path, lines: tuple[str,
     assert "compute once" not in finding.fix.text
 
 
-@pytest.mark.parametrize(("more", "told"), [(1.66, True), (1.0, False)])
-def test_a_high_end_above_what_the_line_takes_says_what_it_includes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: float, told: bool
+@pytest.mark.parametrize(
+    ("lines", "below", "other", "most", "says"),
+    [
+        (("image = image.resize",), "PIL/Image.py:Image.resize", "", 0.5, ""),
+        (("loss = model(batch)",), "torch/_tensor.py:Tensor.mul", "", 0.5, ""),
+        (("loss = model(batch)",), "torch/_tensor.py:Tensor.mul", "torch/autograd/function.py:backward", 0.7,
+         "the backward pass and "),
+        (("walk(batch)", "graph = graph.next"), "", "torch/_tensor.py:Tensor.mul", 0.7, "the rest of the loop and "),
+    ],
+)  # fmt: skip
+def test_no_line_saves_more_than_is_found_there(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    lines: tuple[str, ...],
+    below: str,
+    other: str,
+    most: float,
+    says: str,
 ) -> None:
-    monkeypatch.setattr(calibration, "margins", lambda family: calibration.Margins(1.0, more, 0.0, 0.8))
-    (finding,) = found(hundred_steps(tmp_path, "total = len(batch)"))
+    monkeypatch.setattr(calibration, "margins", lambda family: calibration.Margins(1.0, 20.0, 0.0, 0.8))
+    built = SamplesBuilder(tmp_path, SOURCE)
+    built.step()
+    for _ in range(16):
+        built.look(*lines, below=(below,) if below else (), ms=5)
+        built.look(*lines, below=(other or "torch/optim/adam.py:step",), ms=2)
+        built.look("optimizer.step()", below=("torch/optim/adam.py:step",), ms=3)
+        built.step()
+    finding = found(built)[0]
     assert finding.cost is not None
-    says = f"; up to {format_ms(finding.cost.high_ms)} with the error of counting"
-    assert finding.message.endswith(says) == told
+    error = (most * (1 - most) / 48) ** 0.5
+    assert finding.cost.high_ms == pytest.approx(10 * (most + error), abs=0.1)
+    with_all = f"; up to {format_ms(finding.cost.high_ms)} with {says}the error of counting"
+    assert finding.message.endswith(with_all) == bool(says)
 
 
 def test_a_library_that_sleeps_is_no_python(tmp_path: Path) -> None:

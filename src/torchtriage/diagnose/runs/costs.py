@@ -15,9 +15,16 @@ WORTH = 0.03
 
 
 def share_cost(
-    low: float, high: float, of_ms: float, share: float, method: str, loop: SampledLoop, grade: Literal["B", "C"]
+    low: float,
+    high: float,
+    of_ms: float,
+    share: float,
+    method: str,
+    loop: SampledLoop,
+    grade: Literal["B", "C"],
+    most: float = 1.0,
 ) -> Cost:
-    """Return a saving of ``low`` to ``high`` of ``of_ms``, where ``share`` of it is spent.
+    """Return a saving of ``low`` to ``high`` of ``of_ms``, where ``share`` of it is spent; no fix saves over ``most``.
 
     Grade B is measured, C bounded.
     """
@@ -33,7 +40,7 @@ def share_cost(
         method=method,
         grade=grade,
     )
-    return calibrated(cost, "looks")
+    return calibrated(cost, "looks", most_ms=most * of_ms)
 
 
 def of_looks(cost: Cost, low: float, high: float, of_ms: float, method: str) -> Cost:

@@ -275,11 +275,16 @@ def _finding(group: _Group, share: float, step_ms: float, n_looks: int, loop: Sa
     }
     cause = group.cause if group.fix is None else replace(group.cause, fix=group.fix)
     rests = f"share of {format_count(n_looks, 'look')} at the stack"
-    cost = share_cost(low, high, step_ms, share, rests, loop, "B")
+    most, beside = share, ""
+    if group.cause is PYTHON_LOOP:
+        first, last = group.loop_lines
+        most, beside = loop.share_at(file, set(range(first, last + 1))), "the rest of the loop and "
+    if loop.backward_share and (group.cause is PYTHON_LOOP or group.cause.kind == OPERATORS):
+        most, beside = most + loop.backward_share, f"{beside}the backward pass and "
+    cost = share_cost(low, high, step_ms, share, rests, loop, "B", most + counting_error(most, n_looks))
     message = _message(group, function, file, took, called)
     if cost.high_ms > BEYOND * share * step_ms:
-        backward = "its backward pass and " if group.cause.kind == OPERATORS and loop.backward_share else ""
-        message += f"; up to {format_ms(cost.high_ms)} with {backward}the error of counting"
+        message += f"; up to {format_ms(cost.high_ms)} with {beside}the error of counting"
     return cause.finding(
         severity="note" if group.cause in UNNAMED[1:] else severity_of(low, high),
         certainty=_certainty(group),

@@ -14,10 +14,11 @@ import torchtriage as tt
 from torchtriage.api.traces import sample_path
 from torchtriage.core.finding import Cost, Finding, Frame, Place
 from torchtriage.core.trace import Trace
-from torchtriage.diagnose.runs.result import RecordedRun
+from torchtriage.diagnose.runs.result import RecordedRun, WatchedMemory
 from torchtriage.diagnose.runs.run_folder import Recording
 from torchtriage.diagnose.runs.sampled import _order, with_samples
 from torchtriage.diagnose.verdict.result import Result
+from torchtriage.diagnose.verdict.verdict_text import sentences
 
 SOURCE = """\
 import gc
@@ -416,3 +417,36 @@ def test_steps_that_are_a_part_of_a_run_rank_their_findings_as_any_step_does() -
     wide = replace(finding("LCH016", 0.009, of_ms=1650), cost=replace(cost, low_ms=14.9, high_ms=249, share_low=0.009))
     for part in (1.0, 0.31):
         assert sorted((wide, sure), key=lambda one: _order(one, part)) == [sure, wide]
+
+
+KEEPS = """\
+import torch
+
+losses = []
+for batch in loader:
+    loss = model(batch)
+    loss.backward()
+    optimizer.step()
+    losses.append(loss)
+"""
+
+
+def test_memory_that_surely_grows_leads_the_verdict_and_is_not_too_early_to_tell(tmp_path: Path) -> None:
+    built = SamplesBuilder(tmp_path, KEEPS)
+    built.step()
+    for at in range(40):
+        built.look("loss = model(batch)", below=(OP,), ms=10)
+        built.resident(300 + 2 * at)
+        built.step()
+    built.samples()
+    early = WatchedMemory("too early", 40, 1, (), 300 << 20, 378 << 20, 378 << 20, None, None, "", 0.0, ())
+    run = RecordedRun("train.py", 0, "a loop", "train.py", 5, "<module>", 40, 10.0, 40, True, 10.0, None, memory=early)
+    facts = {"pid": 1, "roots": [str(tmp_path)], "sampled": True}
+    recording = Recording(facts, {}, None, None, samples_file=tmp_path / "samples-1.json")
+    result = replace(tt.analyze(sample_path()), findings=())
+    result, run = with_samples(result, recording, run, (), [str(tmp_path)])
+    assert run.memory is not None
+    grows = "the process grows by 2.00 MiB per step: from 320 MiB to 378 MiB over 29 steps"
+    assert (run.memory.answer, run.memory.leaks) == ("leak", (grows,))
+    _, saving, _ = sentences(tt.load(sample_path()), result, 0.01)
+    assert saving == f"Memory grows from step to step (MEM029): {grows}."

@@ -23,10 +23,17 @@ PAGE = 4096
 
 @dataclass(frozen=True)
 class Growth:
-    """By how much the resident set grows per step, and what the system takes to hand out these pages."""
+    """How the resident set grows over ``n_steps``, and what the system takes per step to hand out these pages."""
 
-    per_step: float
+    first: int
+    last: int
+    n_steps: int
     system_ms: float
+
+    @property
+    def per_step(self) -> float:
+        """By how many bytes it grows."""
+        return (self.last - self.first) / self.n_steps
 
     def saved_ms(self, step_ms: float) -> tuple[float, float]:
         """Return what a step surely and possibly saves without the growth."""
@@ -49,24 +56,22 @@ def growth_per_step(samples: Samples) -> Growth | None:
     points = [at[round(number * (len(at) - 1) / 8)].resident for number in range(9)]
     rises = [later - earlier for earlier, later in pairwise(points)]
     total, n_steps = points[-1] - points[0], max(len(some) - 1, 1)
-    per_step = total / n_steps
     # caches and allocators fill up at first
     steadily = sum(rise > 0 for rise in rises) >= STEADILY * len(rises) and points[-1] - points[5] >= total / 5
-    if not steadily or total < MIN_TOTAL or per_step < MIN_PER_STEP:
+    if not steadily or total < MIN_TOTAL or total / n_steps < MIN_PER_STEP:
         return None
     # pages that are handed out and given back again in the same step are not the growth's
     faulted = (at[-1].faults - at[0].faults) * PAGE
     part = min(1.0, total / faulted) if faulted > 0 else 1.0
-    return Growth(per_step, (at[-1].system_ns - at[0].system_ns) * part / n_steps / 1e6)
+    return Growth(points[0], points[-1], n_steps, (at[-1].system_ns - at[0].system_ns) * part / n_steps / 1e6)
 
 
 def growing_memory(samples: Samples, growth: Growth | None, step_ms: float) -> tuple[Finding, ...]:
     """Return a finding where the resident set grows with every step of ``step_ms``."""
     if growth is None:
         return ()
-    first, last = samples.memory[0].resident, samples.memory[-1].resident
     most = max(look.resident for look in samples.memory)
-    steps = format_count(len(samples.steps), "step")
+    first, last = format_bytes(growth.first), format_bytes(growth.last)
     return (
         Finding(
             code=CODE,
@@ -75,14 +80,15 @@ def growing_memory(samples: Samples, growth: Growth | None, step_ms: float) -> t
             title="Memory grows from step to step",
             severity="medium",
             certainty="likely",
-            message=f"the process grows by {format_bytes(round(growth.per_step))} per step, over"
-            f" {steps}: {format_bytes(first)} at first, {format_bytes(most)} at most",
+            message=f"the process grows by {format_bytes(round(growth.per_step))} per step: from {first}"
+            f" to {last} over {format_count(growth.n_steps, 'step')}",
             place=Place(),
             cost=_cost(growth, step_ms) if step_ms else None,
             evidence={
                 "bytes_per_step": round(growth.per_step),
-                "first_bytes": first,
-                "last_bytes": last,
+                "first_bytes": growth.first,
+                "last_bytes": growth.last,
+                "steps": growth.n_steps,
                 "most_bytes": most,
             },
             fix=Fix(

@@ -39,6 +39,7 @@ from torchtriage.diagnose.runs.loaders import (
     restarted_workers,
     spent_loading,
 )
+from torchtriage.diagnose.runs.memory_growth import CODE as LEAK
 from torchtriage.diagnose.runs.memory_growth import growing_memory, growth_per_step, with_graph_cost
 from torchtriage.diagnose.runs.recorded_host import host_shares, long_operators
 from torchtriage.diagnose.runs.repeated_calls import repeated_calls
@@ -135,6 +136,9 @@ def with_samples(
     findings = tuple(sorted(findings, key=lambda finding: _order(finding, part)))
     if loop is not None:
         findings = symptoms_last(causes_first(findings, loop))
+    grows = tuple(finding.message for finding in findings if finding.code == LEAK and finding.certainty == "certain")
+    if grows and facts.memory is not None and facts.memory.answer == "too early":
+        facts = replace(facts, memory=replace(facts.memory, answer="leak", leaks=grows))
     findings = one_of_each_cause(findings)
     loud = any(finding.severity != "note" and finding.cost for finding in findings)
     joint = _joint(result.joint_cost, findings, loop)

@@ -11,6 +11,7 @@ from torchtriage.core.units import format_count, format_ms, format_ns, format_ra
 from torchtriage.diagnose.verdict.doctor import missing_rows
 from torchtriage.diagnose.verdict.result import Result, Summary
 
+LEAK = "MEM029"
 _COMMANDS = ("rocprofv3 ", "nsys ")
 
 
@@ -37,7 +38,14 @@ def sentences(trace: Trace, result: Result, min_share: float) -> tuple[str, str,
     )
     if limits:
         trust = f"Limited trust: {'; '.join(limits[:2])}"
-    return _where_time_goes(trace, result.summary, missing), _largest_saving(trace, result, min_share), f"{trust}."
+    where, costliest = _where_time_goes(trace, result.summary, missing), _largest_saving(trace, result, min_share)
+    leaks = [finding for finding in result.findings if finding.code == LEAK and finding.certainty == "certain"]
+    leak = next(iter(leaks), None)
+    if leak is not None and not result.findings[0].grave:
+        # a saving by it is not all that it costs: memory runs out
+        rest = f" {costliest}" if costliest.startswith("Largest saving") and leak is not result.findings[0] else ""
+        costliest = f"{leak.title} ({leak.code}): {leak.message}.{rest}"
+    return where, costliest, f"{trust}."
 
 
 _BUSY = ("compute_ns", "comm_only_ns", "copy_only_ns")

@@ -64,7 +64,8 @@ def _head(subject: Result | JobResult, path: str, several: bool) -> Iterator[b.B
     where, saving, _ = subject.verdict
     first = next(iter(subject.findings), None)
     # the first finding says it itself
-    said = first is not None and (first.saves or first.grave) and not saving.startswith("Nothing found")
+    others = ("Nothing found", *(finding.title for finding in subject.findings[1:]))
+    said = first is not None and (first.saves or first.grave) and not saving.startswith(others)
     lines = (where, "" if said or subject.refused else saving.partition("; the largest saving:")[0])
     yield b.Head(
         "",

@@ -20,7 +20,7 @@ MS = 1_000_000
 class SamplesBuilder:
     """Looks at a program given as text; lines are named by what they begin with.
 
-    ``called`` : what a line with several calls stands at.
+    ``called`` : what a line with several calls stands at, or another expression.
     """
 
     def __init__(self, folder: Path, source: str, called: str = "") -> None:
@@ -77,12 +77,14 @@ class SamplesBuilder:
         for node in ast.walk(self.tree):
             if isinstance(node, ast.FunctionDef) and node.lineno <= number <= (node.end_lineno or 0):
                 function, first = node.name, node.lineno
-        calls = [node for node in ast.walk(self.tree) if isinstance(node, ast.Call) and node.lineno == number]
+        nodes = [node for node in ast.walk(self.tree) if isinstance(node, ast.expr) and node.lineno == number]
+        calls = [node for node in nodes if isinstance(node, ast.Call)]
+        named = [call for call in calls if ast.unparse(call.func) == self.called]
+        named += [node for node in nodes if ast.unparse(node) == self.called]
         where: list[Any] = [number, None, None, None]
-        if calls:
-            named = [call for call in calls if ast.unparse(call.func) == self.called]
-            call = (named or calls)[0]
-            where = [number, call.end_lineno, call.col_offset, call.end_col_offset]
+        if named or calls:
+            node = (named or calls)[0]
+            where = [number, node.end_lineno, node.col_offset, node.end_col_offset]
         return self._add([str(self.folder / "train.py"), function, first, *where])
 
     def _library(self, word: str) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.diagnose.runs.samples_builder import MS, SamplesBuilder
 
-from torchtriage.diagnose.runs.account import run_account, step_account
+from torchtriage.diagnose.runs.account import EITHER, OPERATORS, run_account, step_account
 from torchtriage.diagnose.runs.samples import read_samples
 
 SOURCE = """\
@@ -95,6 +95,35 @@ def test_long_steps_that_recur_are_of_the_loop_unless_they_compile(
     loop = built.loop(boundary="optimizer.step()", operators=1.0)
     assert loop is not None
     assert (loop.share_of("operators") < 0.7) == counts
+
+
+@pytest.mark.parametrize(
+    ("value", "at", "made"),
+    [
+        ("torch.from_numpy(img).permute(2, 0, 1).float() / 255", "", True),
+        ("torch.from_numpy(img).permute(2, 0, 1).float() / 255", "torch.from_numpy(img).permute(2, 0, 1).float", True),
+        ("(made - mean) / std", "", True),
+        ("made.softmax(-1)", "", True),
+        ("img / 255", "", False),
+        ("torch.from_numpy(img).numpy() / 255", "", False),
+        ("sum(made.tolist()) * 3", "", False),
+        ("torch.load(path)['words'] * 3", "", False),
+        ("net(img)", "", False),
+        ("given + 1", "", False),
+    ],
+)
+def test_arithmetic_on_what_torch_has_made_is_an_operator(tmp_path: Path, value: str, at: str, made: bool) -> None:
+    source = (
+        "net = torch.nn.Linear(2, 2)\n"
+        "def step(img, given):\n    made = torch.ones(2)\n    made = F.relu(made)[0]\n"
+        f"    y = {value}\nfor img in images:\n    step(img, 1)\n"
+    )
+    built = SamplesBuilder(tmp_path, source, at or value)
+    for _ in range(100):
+        built.look("step(img, 1)", "y =")
+    loop = built.loop()
+    assert loop is not None
+    assert {item.kind for item in loop.seen} == ({OPERATORS} if made else {EITHER})
 
 
 def test_what_is_called_with_a_list_is_not_inside_the_loop_that_makes_the_list(tmp_path: Path) -> None:

@@ -351,7 +351,7 @@ def _kind(look: Look, view: SourceView) -> tuple[str, Cause | None, str]:
         )
     if not look.user:
         return "unknown", None, ""
-    if call.startswith(("torch.", "F.", "nn.functional.")):
+    if call.startswith(("torch.", "F.", "nn.functional.")) or view.of_tensor(innermost):
         return OPERATORS, None, call
     if call.startswith(("np.", "numpy.", "math.", "random.")) or IN_MEMORY.search(typed):
         return PYTHON, None, call

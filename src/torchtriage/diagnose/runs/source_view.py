@@ -19,6 +19,11 @@ CHANGES = frozenset(
     ["reset", "step", "update", "append", "extend", "push", "pop", "put", "write", "send", "fit", "seek", "all_reduce"]
 )
 """Methods that change an object, or others' work."""
+_MAKES_TENSOR = re.compile(
+    r"(torch\.((nn\.functional|linalg|fft|special)\.)?(?!load$|compile$|device$|get_|is_)|F\.|nn\.functional\.)\w+"
+)
+_NO_TENSOR = frozenset({"item", "tolist", "numpy", "size", "dim", "numel", "data_ptr", "shape"})
+"""Methods and attributes of a tensor that are none."""
 _SCOPES = (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef)
 _SLEEP = re.compile(r"[^#'\"]*\bsleep\(")
 
@@ -35,6 +40,7 @@ class SourceView:
         self.made = lru_cache(maxsize=None)(self._made)
         self.knows = lru_cache(maxsize=None)(self._knows)
         self.typed_call = lru_cache(maxsize=None)(self._typed_call)
+        self.of_tensor = lru_cache(maxsize=None)(self._of_tensor)
 
     def _tree(self, file: str) -> ast.Module | None:
         if self._sources is None:
@@ -103,6 +109,32 @@ class SourceView:
             or self.typed_call(position) != call
             or any((alias.asname or alias.name.partition(".")[0]) == name for alias in aliases)
         )
+
+    def _of_tensor(self, position: Position) -> bool:
+        """Whether the frame's instruction is arithmetic on a tensor, or a method of one, that torch has just made."""
+        statement = self._statement(position.file, position.line, position.column)
+        place = position.line, position.column, position.end_line, position.end_column
+        return statement is not None and any(
+            self._is_tensor(part, position)
+            for node in ast.walk(statement)
+            if isinstance(node, ast.Call | ast.BinOp)
+            and (node.lineno, node.col_offset, node.end_lineno, node.end_col_offset) == place
+            for part in ((node.left, node.right) if isinstance(node, ast.BinOp) else (node.func,))
+        )
+
+    def _is_tensor(self, node: ast.expr, position: Position | None) -> bool:
+        """Whether an expression begins with a call of torch's and stays a tensor; names by what ``position`` sees."""
+        if isinstance(node, ast.Name) and position is not None:
+            values = self.values(position, node.id)
+            return bool(values) and all(self._is_tensor(value, None) for value in values)
+        if isinstance(node, ast.BinOp):
+            return self._is_tensor(node.left, position) or self._is_tensor(node.right, position)
+        if isinstance(node, ast.Call):
+            made = _MAKES_TENSOR.fullmatch(dotted(node.func)) is not None
+            return made or (isinstance(node.func, ast.Attribute) and self._is_tensor(node.func, position))
+        if isinstance(node, ast.Attribute):
+            return node.attr not in _NO_TENSOR and self._is_tensor(node.value, position)
+        return isinstance(node, ast.Subscript) and self._is_tensor(node.value, position)
 
     def _sleeps(self, position: Position) -> bool:
         """Return whether a line of a library's calls ``sleep``, by its text: parsing libraries takes long."""

@@ -232,6 +232,38 @@ def test_a_call_in_c_is_what_its_object_was_made_for(tmp_path: Path, line: str, 
     assert (finding.code, finding.certainty) == (code, certainty)
 
 
+@pytest.mark.parametrize(
+    ("body", "loops", "ahead"),
+    [
+        ("image = np.load(path)", "for path in paths:", True),
+        ("place = folder / path\n    image = np.load(place)", "for path in paths:", True),
+        ("file = open(path, 'rb')", "for path in paths:", True),
+        ("file = open(path, 'ab')", "for path in paths:", False),
+        ("file = path.open('w')", "for path in paths:", False),
+        ("image = np.load('all.npy')", "for path in paths:", False),
+        ("image = np.load(path)", "for step in range(100):", False),
+        ("image = np.load(path)", "for path in paths:\n  for step in range(100):", False),
+    ],
+)
+def test_another_file_in_each_step_is_read_ahead_and_not_kept(
+    tmp_path: Path, body: str, loops: str, ahead: bool
+) -> None:
+    source = (
+        "import numpy as np\npath = 'all.npy'\npaths = names()\ndef read(path):\n"
+        f"    {body}\n    return image\n{loops}\n    loss = model(read(path))\n    optimizer.step()\n"
+    )
+    line = body.rpartition("\n")[2].strip()
+    built = SamplesBuilder(tmp_path, source, "read")
+    built.step()
+    for _ in range(100):
+        built.look("loss = model", below=OP, ms=5)
+        built.look("loss = model", line, below=("numpy/lib/npyio.py:load",), ms=5)
+        built.step()
+    (finding,) = [finding for finding in found(built) if finding.code == "HST101"]
+    assert ("read ahead" in finding.fix.text) == ahead
+    assert finding.certainty == ("likely" if ahead else "certain")
+
+
 def test_an_idle_event_loop_waits_for_no_lock(tmp_path: Path) -> None:
     below = ("asyncio/runners.py:run", "asyncio/base_events.py:BaseEventLoop._run_once", "selectors.py:select")
     (finding,) = found(hundred_steps(tmp_path, "loss = model(batch)", below=below))

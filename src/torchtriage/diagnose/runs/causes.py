@@ -384,6 +384,17 @@ SCHEDULED = replace(
         "Profile less often: a longer ``wait`` or a small ``repeat`` in the schedule, and less work on each trace."
     ),
 )
+FILES = next(cause for cause in CAUSES if cause.code == "HST101")
+READ_AHEAD = replace(
+    FILES,
+    title="Every step waits for another file",
+    fix=Fix(
+        "Each step reads another file: read ahead, in the workers of a DataLoader or in a thread that fills a queue.",
+        "loader = DataLoader(files, num_workers=2)  # the data set's __getitem__ reads one file",
+        "https://docs.pytorch.org/docs/stable/data.html#multi-process-data-loading",
+    ),
+    gain=(0.5, 1.0),
+)
 _MATCHERS = [(cause, re.compile(cause.frames)) for cause in CAUSES]
 IN_MEMORY = re.compile(r"(^|\.)(BytesIO|StringIO)\.")
 _COMPILES = re.compile(

@@ -24,6 +24,7 @@ _MAKES_TENSOR = re.compile(
 )
 _NO_TENSOR = frozenset({"item", "tolist", "numpy", "size", "dim", "numel", "data_ptr", "shape"})
 """Methods and attributes of a tensor that are none."""
+_READS = frozenset({"load", "open", "loadtxt", "genfromtxt", "read", "read_bytes", "read_text", "readlines"})
 _SCOPES = (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef)
 _SLEEP = re.compile(r"[^#'\"]*\bsleep\(")
 
@@ -41,6 +42,7 @@ class SourceView:
         self.knows = lru_cache(maxsize=None)(self._knows)
         self.typed_call = lru_cache(maxsize=None)(self._typed_call)
         self.of_tensor = lru_cache(maxsize=None)(self._of_tensor)
+        self.reads_another = lru_cache(maxsize=None)(self._reads_another)
 
     def _tree(self, file: str) -> ast.Module | None:
         if self._sources is None:
@@ -109,6 +111,35 @@ class SourceView:
             or self.typed_call(position) != call
             or any((alias.asname or alias.name.partition(".")[0]) == name for alias in aliases)
         )
+
+    def _reads_another(self, chain: tuple[Position, ...]) -> bool:
+        """Whether the innermost frame reads a file that is named by what a loop around it or its callers goes through.
+
+        What a function is given is followed to its callers by name of its arguments only.
+        """
+        for depth, position in enumerate(chain):
+            call = self._called(position)
+            if call is None or (depth == 0 and not _reads(call)):
+                return False
+            names = self._names_behind(call, position)
+            inner = self.loops(position.file, position.first_line, position.line)[-1:]
+            repeated = [loop.target if isinstance(loop, ast.For | ast.AsyncFor) else loop for loop in inner]
+            if any(names & stored_names(node) for node in repeated if not isinstance(node, ast.While)):
+                return True
+            nodes = (node for node in self._nodes(position.file) if isinstance(node, _SCOPES[1:]))
+            given = [node.args for node in nodes if _begins(node) == position.first_line]
+            if not names & {part.arg for args in given for part in ast.walk(args) if isinstance(part, ast.arg)}:
+                return False
+        return False
+
+    def _names_behind(self, node: ast.expr, position: Position) -> set[str]:
+        """Return the names in an expression, and in what they are set to."""
+        names, new = set[str](), names_in(node)
+        while new - names:
+            name = min(new - names)
+            names.add(name)
+            new |= {other for value in self.values(position, name) for other in names_in(value)}
+        return names
 
     def _of_tensor(self, position: Position) -> bool:
         """Whether the frame's instruction is arithmetic on a tensor, or a method of one, that torch has just made."""
@@ -255,22 +286,36 @@ class SourceView:
 
     def _call(self, position: Position) -> str:
         """Return the dotted name that the frame's instruction calls; empty where it calls nothing by name."""
+        called = self._called(position)
+        return "" if called is None else dotted(called.func)
+
+    def _called(self, position: Position) -> ast.Call | None:
+        """Return the call that the frame's instruction makes; None where it is none, or not known."""
         statement = self._statement(position.file, position.line, position.column)
         if statement is None:
-            return ""
+            return None
         calls = [node for node in ast.walk(statement) if isinstance(node, ast.Call)]
         if position.column is not None:
-            exact = [
-                node
-                for node in calls
-                if (node.lineno, node.col_offset, node.end_lineno, node.end_col_offset)
-                == (position.line, position.column, position.end_line, position.end_column)
-            ]
-            if not exact:
-                return ""
-            return dotted(exact[0].func)
+            place = position.line, position.column, position.end_line, position.end_column
+            return next(
+                (
+                    node
+                    for node in calls
+                    if (node.lineno, node.col_offset, node.end_lineno, node.end_col_offset) == place
+                ),
+                None,
+            )
         mine = [node for node in calls if node.lineno <= position.line <= (node.end_lineno or 0)]
-        return dotted(mine[0].func) if len(mine) == 1 else ""
+        return mine[0] if len(mine) == 1 else None
+
+
+def _reads(call: ast.Call) -> bool:
+    """Whether a call reads a file, by its name, and not to write it."""
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else dotted(call.func)
+    values = [*call.args, *(keyword.value for keyword in call.keywords)]
+    texts = [value.value for value in values if isinstance(value, ast.Constant) and isinstance(value.value, str)]
+    writes = any(set("wax+") & set(text) for text in texts if set(text) <= set("rwaxbt+"))
+    return name in _READS and not writes
 
 
 def _changes_state(function: ast.FunctionDef) -> bool:

@@ -70,6 +70,44 @@ def test_without_steps_on_both_sides_whole_runs_are_compared():
     assert [note.code for note in result.notes] == ["whole-runs"]
 
 
+OUTPUTS = {
+    n: read_answers({"epsilon": 0.0, "events": [{"kind": "output", "tensors": [{"shape": [n, 10], "values": [1.0]}]}]})
+    for n in (1, 16)
+}
+
+
+def classifying(n: int, *, step_ms: float, run_ms: float, n_steps: int = 40, whole: bool = False):
+    """Return a program that classifies ``n`` pictures in each step."""
+    return lambda _number: ProgramRun(step_ms, step_ms, run_ms, n_steps, OUTPUTS[n], whole=whole)
+
+
+def test_steps_that_hold_another_amount_of_work_are_not_compared():
+    single = classifying(1, step_ms=27.5, run_ms=4000.0)
+    batches = classifying(16, step_ms=533.0, run_ms=9000.0)
+    cut = conclude(run_trial(single, batches, most_rounds=3), before="a", after="b")
+    assert (cut.outcome, cut.per, cut.told) == ("undecided", "run", False)
+    assert cut.verdict[0].startswith("Undecided: their steps cannot be compared")
+    assert [note.code for note in cut.notes] == ["other-steps"]
+    # what was ended early may be the slower one for sure, and never the faster one
+    over = classifying(16, step_ms=533.0, run_ms=3000.0, n_steps=7, whole=True)
+    faster = conclude(run_trial(single, over, most_rounds=3), before="a", after="b")
+    assert faster.verdict[0].startswith("Faster: 3.00 s per run instead of 4.00 s, 1.33 times as fast")
+    assert faster.notes[1].message.endswith("it takes longer still")
+    longer = classifying(16, step_ms=533.0, run_ms=5000.0, n_steps=7, whole=True)
+    assert conclude(run_trial(single, longer, most_rounds=3), before="a", after="b").outcome == "undecided"
+
+
+def test_whole_runs_are_compared_where_one_has_far_fewer_steps():
+    single = classifying(1, step_ms=27.5, run_ms=5000.0, n_steps=30, whole=True)
+    batches = classifying(16, step_ms=533.0, run_ms=3000.0, n_steps=2, whole=True)
+    result = conclude(run_trial(single, batches, most_rounds=3), before="a", after="b")
+    assert (result.outcome, result.per) == ("faster", "run")
+    assert [note.code for note in result.notes] == ["other-steps", "whole-runs"]
+    # as many steps to the end: pictures of a step are classified at once or singly
+    at_once = classifying(16, step_ms=20.0, run_ms=5000.0, n_steps=29, whole=True)
+    assert conclude(run_trial(single, at_once, most_rounds=3), before="a", after="b").per == "step"
+
+
 # -- the verdict -----------------------------------------------------------------------------------
 
 

@@ -108,15 +108,19 @@ def run_trial(
 
 
 def trial_of(
-    before: Sequence[ProgramRun], after: Sequence[ProgramRun], firsts: Sequence[Literal["before", "after"]]
+    before: Sequence[ProgramRun],
+    after: Sequence[ProgramRun],
+    firsts: Sequence[Literal["before", "after"]],
+    *,
+    whole: bool = False,
 ) -> Trial:
-    """Return what rounds of runs say; ``firsts`` : who went first in each."""
+    """Return what rounds of runs say; ``firsts`` : who went first in each. ``whole`` : of whole runs, not of steps."""
     samples = before, after
-    everywhere = all(sample.step_ms is not None for side in samples for sample in side)
+    everywhere = not whole and all(sample.step_ms is not None for side in samples for sample in side)
     before_ms, after_ms = (
         tuple(sample.step_ms if everywhere and sample.step_ms else sample.run_ms for sample in side) for side in samples
     )
-    ratio = _ratio(before_ms, after_ms, samples)
+    ratio = _ratio(before_ms, after_ms, samples, whole=not everywhere)
     per: Literal["step", "run"] = "step" if everywhere else "run"
     return Trial(per, tuple(before), tuple(after), tuple(firsts), before_ms, after_ms, ratio)
 
@@ -129,7 +133,7 @@ def is_settled(trial: Trial, fewest: int = FEWEST_ROUNDS) -> bool:
 
 
 def _ratio(
-    before_ms: tuple[float, ...], after_ms: tuple[float, ...], samples: tuple[Sequence[ProgramRun], ...]
+    before_ms: tuple[float, ...], after_ms: tuple[float, ...], samples: tuple[Sequence[ProgramRun], ...], *, whole: bool
 ) -> Ratio:
     """Return after over before, of the mean steps or, where that is known better, of the fastest tenth.
 
@@ -137,7 +141,7 @@ def _ratio(
     two do not fit each other, the mean counts. Which is taken never depends on who is faster. Another one is the time
     without the wait for a processor; of whole runs it is the only other one.
     """
-    if any(run.step_ms is None for side in samples for run in side):
+    if whole:
         others = [[[run.own_run_ms for run in side] for side in samples]]
     else:
         others = [

@@ -63,8 +63,9 @@ class Verification:
 
     ``ratio`` is after over before, the rounds' geometric mean; ``saved_ms`` follows from it and the
     mean of before. ``low``/``high`` hold the truth in 95 % of trials. ``told`` : the ratio's
-    interval leaves out 1. ``outcome`` : ``no difference`` where the interval lies within 2 % of 1, ``undecided`` where
-    it holds 1 and reaches further. ``allowed`` : other results were allowed.
+    interval leaves out 1, and what was timed can be compared. ``outcome`` : ``no difference`` where the interval lies
+    within 2 % of 1, ``undecided`` where it holds 1 and reaches further, or where neither steps nor runs can be
+    compared. ``allowed`` : other results were allowed.
     """
 
     schema: str

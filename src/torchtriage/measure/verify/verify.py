@@ -18,7 +18,7 @@ from torchtriage.diagnose.compare.findings import keep_promise, match
 from torchtriage.diagnose.compare.result import FindingChange, Promise, TimeChange
 from torchtriage.diagnose.verdict.result import Result
 from torchtriage.measure.verify.agreement import agreement
-from torchtriage.measure.verify.paired_runs import NARROW, Trial
+from torchtriage.measure.verify.paired_runs import NARROW, ProgramRun, Trial, trial_of
 from torchtriage.measure.verify.printed_agreement import LINES_DIFFER, printed_agreement, with_printed
 from torchtriage.measure.verify.result import VERIFICATION_SCHEMA, Outcome, ResultAgreement, Round, Verification
 
@@ -26,7 +26,12 @@ REST = 0.25
 LONG_ENOUGH_S = 1.0
 """Of timed steps in one run: below, a neighbour on the machine is most of what is measured."""
 ENDED_EARLY = "what the programs print at their end was not reached: --steps 0 runs them to it, and compares it"
+FAR_FEWER = 0.75
+"""Of the timed steps: a loop is found a few steps earlier or later by chance."""
 WHOLE_RUNS = "whole runs are compared, not steps: start-up and imports dilute the difference"
+OTHER_STEPS = "a step holds another amount of work in each: steps are not compared with steps"
+LONGER_STILL = "whole runs are compared, not steps, and the slower one was ended early: it takes longer still"
+CUT_RUNS = "their steps cannot be compared, and whole runs were not timed: --steps 0 compares those"
 
 
 def conclude(
@@ -44,12 +49,19 @@ def conclude(
     recording of each: the findings that are gone are the promise. ``scripts`` : file names of two scripts that are
     two versions of one, so that places can be compared. ``allow`` : other results are intended.
     """
-    per = trial.per
     answers = _agreement(trial)
+    other_steps = trial.per == "step" and _other_steps(trial, answers)
+    if other_steps:
+        trial = trial_of(trial.before, trial.after, trial.firsts, whole=True)
+    per = trial.per
     before_ms, after_ms = (geometric_mean(times) for times in (trial.before_ms, trial.after_ms))
     ratio = trial.ratio
     saved = [before_ms * (1 - end) for end in (ratio.value, ratio.high, ratio.low)]
     significant = ratio.high < 1 or ratio.low > 1
+    whole = [all(run.whole for run in side) for side in (trial.before, trial.after)]
+    # what was ended early takes longer still: that the other one is faster holds
+    comparable = per == "step" or all(whole) or (significant and whole[ratio.value < 1])
+    significant = significant and comparable
     change = TimeChange(
         before_ns=round(before_ms * NS_PER_MS),
         after_ns=round(after_ms * NS_PER_MS),
@@ -63,10 +75,12 @@ def conclude(
     if results is not None and per == "step":
         findings = match(results[0], _renamed(results[1], scripts))
         promise = keep_promise(tuple(map(_mostly_gone, findings)), change, lambda _: None)
-    notes = [] if per == "step" else [Note("whole-runs", "warn", WHOLE_RUNS)]
+    notes = [Note("other-steps", "warn", OTHER_STEPS)] if other_steps else []
+    if per == "run" and comparable:
+        notes.append(Note("whole-runs", "warn", WHOLE_RUNS if all(whole) else LONGER_STILL))
     if answers.status == "not compared" and per == "step":
         notes.append(Note("ended-early", "info", ENDED_EARLY))
-    outcome = _outcome(ratio, differ=answers.status == "differ" and not allow)
+    outcome = _outcome(ratio, differ=answers.status == "differ" and not allow, comparable=comparable)
     if outcome == "undecided" and per == "step":
         timed_s = before_ms * trial.before[0].n_steps / 1000
         if timed_s < LONG_ENOUGH_S:
@@ -100,7 +114,8 @@ def conclude(
         notes=tuple(notes),
     )
     allowed = " That was allowed." if allow and answers.status == "differ" else ""
-    verdict = (_speed(out), f"{_computed(answers)}{_printed(answers)}{allowed}", _promise(promise, results is not None))
+    speed = _speed(out) if comparable else f"Undecided: {CUT_RUNS}."
+    verdict = (speed, f"{_computed(answers)}{_printed(answers)}{allowed}", _promise(promise, results is not None))
     return replace(out, verdict=verdict)
 
 
@@ -117,9 +132,35 @@ def _agreement(trial: Trial) -> ResultAgreement:
     return with_printed(agreement(before, after, whole), printed)
 
 
-def _outcome(ratio: Ratio, *, differ: bool) -> Outcome:
+def _other_steps(trial: Trial, answers: ResultAgreement) -> bool:
+    """Whether a step holds another amount of work in each program, such as one picture and sixteen.
+
+    Where one runs to its end with far fewer steps; until then, where the first outputs are of other leading sizes.
+    """
+    if answers.status in ("same", "within its own spread") and answers.of != "printed":
+        return False
+    sides = sorted((trial.before, trial.after), key=lambda side: max(run.n_steps for run in side))
+    whole = [all(run.whole for run in side) for side in sides]
+    if whole[0] and max(run.n_steps for run in sides[0]) < FAR_FEWER * min(run.n_steps for run in sides[1]):
+        return True
+    if all(whole) or answers.status != "not compared":
+        return False
+    sizes = [{size for run in side if (size := _leading_size(run)) is not None} for side in sides]
+    return all(sizes) and sizes[0].isdisjoint(sizes[1])
+
+
+def _leading_size(run: ProgramRun) -> int | None:
+    """Return how many rows the first output of a model has; None where something trains."""
+    first = run.answers[0] if run.answers else None
+    shapes = first.shapes if first is not None and first.kind == "output" else ()
+    return shapes[0][0] if shapes and shapes[0] else None
+
+
+def _outcome(ratio: Ratio, *, differ: bool, comparable: bool) -> Outcome:
     if differ:
         return "results differ"
+    if not comparable:
+        return "undecided"
     if ratio.high < 1:
         return "faster"
     if ratio.low > 1:

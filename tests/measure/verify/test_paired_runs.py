@@ -108,6 +108,14 @@ def test_whole_runs_are_compared_where_one_has_far_fewer_steps():
     assert conclude(run_trial(single, at_once, most_rounds=3), before="a", after="b").per == "step"
 
 
+def test_the_steps_of_each_program_are_counted():
+    long, short = (lambda _number, n=n: replace(took(40), n_steps=n) for n in (40, 12))
+    result = conclude(run_trial(long, short, most_rounds=3), before="a", after="b")
+    assert (result.n_steps, result.n_steps_after) == (120, 36)
+    assert "120 and 36 timed steps" in forms.terminal(result).plain
+    assert "120 and" in forms.terminal(forms.decode(forms.encode(result), "verification")).plain
+
+
 # -- the verdict -----------------------------------------------------------------------------------
 
 

@@ -87,8 +87,10 @@ class Verification:
     told: bool
     rounds: tuple[Round, ...]
     n_steps: int
-    """Timed steps of each program, over all rounds."""
+    """Timed steps of the program before, over all rounds."""
     answers: ResultAgreement
     promise: Promise | None
     findings: tuple[FindingChange, ...]
     notes: tuple[Note, ...]
+    n_steps_after: int | None = None
+    """Those of the program after; None in a document that counted the mean of both."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import chain
-from statistics import fmean, geometric_mean
+from statistics import geometric_mean
 
 from torchtriage.core.finding import Finding, Note
 from torchtriage.core.stats.paired_interval import Ratio
@@ -107,11 +107,12 @@ def conclude(
             Round(round(old_ms, 6), round(new_ms, 6), first)
             for old_ms, new_ms, first in zip(trial.before_ms, trial.after_ms, trial.firsts, strict=True)
         ),
-        n_steps=round(fmean(sample.n_steps for sample in (*trial.before, *trial.after))) * len(trial.before),
+        n_steps=sum(run.n_steps for run in trial.before),
         answers=answers,
         promise=promise,
         findings=findings,
         notes=tuple(notes),
+        n_steps_after=sum(run.n_steps for run in trial.after),
     )
     allowed = " That was allowed." if allow and answers.status == "differ" else ""
     speed = _speed(out) if comparable else f"Undecided: {CUT_RUNS}."

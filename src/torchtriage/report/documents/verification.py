@@ -14,7 +14,10 @@ def document(result: Verification) -> b.Document:
     """Return the report of ``torchtriage verify``."""
     speed = "bold" if not result.told else "bold green" if result.ratio < 1 else "bold red"
     agree = "bold red" if result.answers.status == "differ" else ""
-    steps = f", {format_count(result.n_steps, 'timed step')} each" if result.per == "step" else ""
+    steps = ""
+    if result.per == "step":
+        n, n_after = result.n_steps, result.n_steps_after or result.n_steps
+        steps = f", {format_count(n, 'timed step')} each" if n == n_after else f", {n:,} and {n_after:,} timed steps"
     programs = [b.Row("before", result.before, fit=True), b.Row("after", result.after, fit=True)]
     blocks: list[b.Block] = [
         b.Head("torchtriage verify", result.verdict, (speed, agree, ""), hang=0),

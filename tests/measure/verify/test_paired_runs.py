@@ -116,6 +116,12 @@ def test_the_steps_of_each_program_are_counted():
     assert "120 and" in forms.terminal(forms.decode(forms.encode(result), "verification")).plain
 
 
+def test_times_that_say_another_ratio_are_not_taken_for_its_source():
+    result = conclude(queued(10.0, 7.0, whole=False), before="a", after="b")
+    assert abs(result.after_ms / result.before_ms - result.ratio) > 0.01 * result.ratio
+    assert " ms, and where other programs disturb least, 1.4" in result.verdict[0]
+
+
 # -- the verdict -----------------------------------------------------------------------------------
 
 

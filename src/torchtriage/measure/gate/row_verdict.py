@@ -51,6 +51,8 @@ LEAST_REPEATS = 3
 ASSUMED_FLOOR = 0.05
 """What two recordings of one program differ by where that was not measured: medians of ten sessions each, minutes
 apart on a busy host of two cores, differ by up to 4.7 % nine times in ten."""
+ROUNDING = 0.01
+"""What two amounts, as they are shown, may say another change by."""
 MANY_PAIRS = 500
 """Nobody runs more."""
 WATCHED_ALPHA = 0.2
@@ -469,16 +471,13 @@ def _change(row: MetricRow) -> str:
     before, after = _both(row)
     assert row.ratio is not None
     text = f"{_sides(row)}, {formatting.change(row.ratio)}"
-    low, high = sorted((1.0, row.ratio))
-    if row.low is not None and row.high is not None:
-        low, high = row.low, row.high
-    if not low * (1 - 1e-9) <= after.value / before.value <= high * (1 + 1e-9):
+    if abs(after.value / before.value - row.ratio) > ROUNDING * row.ratio:
         # neighbours came and went: the medians say nothing, the pairs or the ranks still do
         how = "pair by pair" if row.paired else "session by session"
         text = f"{formatting.amount(before.value, row.unit)} before, {formatting.change(row.ratio)} {how}"
     if row.low is None or row.high is None or row.level is None:
         return text
-    return f"{text} ({formatting.level(row.level)} interval {formatting.interval(low, high)})"
+    return f"{text} ({formatting.level(row.level)} interval {formatting.interval(row.low, row.high)})"
 
 
 def _more(row: MetricRow, change: session_comparison.Change) -> str:

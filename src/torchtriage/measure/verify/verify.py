@@ -26,6 +26,8 @@ REST = 0.25
 LONG_ENOUGH_S = 1.0
 """Of timed steps in one run: below, a neighbour on the machine is most of what is measured."""
 ENDED_EARLY = "what the programs print at their end was not reached: --steps 0 runs them to it, and compares it"
+ROUNDING = 0.01
+"""What two times, as they are shown, may say another ratio by."""
 FAR_FEWER = 0.75
 """Of the timed steps: a loop is found a few steps earlier or later by chance."""
 WHOLE_RUNS = "whole runs are compared, not steps: start-up and imports dilute the difference"
@@ -195,6 +197,9 @@ def _mostly_gone(finding: FindingChange) -> FindingChange:
 
 def _speed(verification: Verification) -> str:
     times = f"{format_ms(verification.after_ms)} per {verification.per} instead of {format_ms(verification.before_ms)}"
+    if abs(verification.after_ms / verification.before_ms - verification.ratio) > ROUNDING * verification.ratio:
+        # the ratio is of the fastest steps, or of the time without the wait for a processor
+        times = f"{times}, and where other programs disturb least"
     ends = f"{1 / verification.ratio_high:.3g}-{1 / verification.ratio_low:.3g}"
     if not verification.told:
         known = "No difference" if verification.outcome == "no difference" else "Undecided"

@@ -235,7 +235,7 @@ class _Fixing:
                 row.reason = f"it saves time once a run, and a run takes more than {format_ms(1000 * LONG_RUN_S)}"
             return
         for row in heat:
-            self.tell(f"on trial: {row.candidate.finding.code} {row.candidate.what}")
+            self.tell(f"on trial: {row.candidate.what}, for {row.candidate.finding.code}")
         self._race([row.entrant for row in heat], per_run=steps == 0)
         for row in heat:
             self._conclude(row)
@@ -295,7 +295,7 @@ class _Fixing:
             _Try(row.candidate, Entrant(self.contents([*below, row.candidate])[0], row.entrant.allow)) for row in rows
         ]
         for row in again:
-            self.tell(f"on trial, on top: {row.candidate.finding.code} {row.candidate.what}")
+            self.tell(f"on trial, on top: {row.candidate.what}, for {row.candidate.finding.code}")
         if again:
             self._race([row.entrant for row in again], per_run=again[0].candidate.per_run, base=self.contents(below)[0])
         more = []

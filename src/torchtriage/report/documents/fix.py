@@ -35,7 +35,8 @@ def document(result: FixResult) -> b.Document:
 
 def _attempt(number: int, attempt: Attempt) -> b.Entry:
     style = STYLES.get(attempt.outcome, "yellow")
-    title = (b.dim(f"{number}. "), b.bold(f"{attempt.code} {attempt.what}"), b.Span(f"  ({attempt.outcome})", style))
+    change = (b.bold(attempt.what), b.dim(f", for {attempt.code}"))
+    title = (b.dim(f"{number}. "), *change, b.Span(f"  ({attempt.outcome})", style))
     rows = [
         b.Row("where", b.code(f"{attempt.file}:{attempt.line}" if attempt.file else "")),
         b.Row("promised", _promise(attempt.promise)),

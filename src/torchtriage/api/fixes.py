@@ -52,10 +52,11 @@ def fix(
     progress : callable, optional
         Called with a line of text on what is done next.
 
-    Raises UsageError: the program fails, a code is unknown, or a file was changed by someone else meanwhile.
+    Raises UsageError: the program fails, a code is unknown, or a file was changed by someone else meanwhile;
+    KeyboardInterrupt, with a ``result`` without a patch once changes are on trial.
     """
     from torchtriage.api.catalogue import lookup
-    from torchtriage.measure.fix.fix import Wanted
+    from torchtriage.measure.fix.fix import FixInterrupted, Wanted
     from torchtriage.measure.fix.fix import fix as find_fixes
     from torchtriage.measure.fix.project import ProjectCopy, project_of
 
@@ -68,6 +69,8 @@ def fix(
         measured = kept or Path(temporary) / "out"
         measured.mkdir(exist_ok=True)
         copy = ProjectCopy.make(folder, Path(temporary) / "copy", words, apart=measured)
-        return FixReport.of(
-            find_fixes(copy, measured, wanted, model=model, apply=apply, tell=progress or (lambda _: None))
-        )
+        try:
+            result = find_fixes(copy, measured, wanted, model=model, apply=apply, tell=progress or (lambda _: None))
+        except FixInterrupted as interrupted:
+            raise FixInterrupted(FixReport.of(interrupted.result)) from None
+        return FixReport.of(result)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,11 +16,14 @@ from torchtriage.core.errors import UsageError
 from torchtriage.core.finding import Cost, Finding, Fix, Place
 from torchtriage.core.record.side_effects import watch_effects
 from torchtriage.diagnose.lint.edits import SourceEdit
+from torchtriage.measure.fix import fix as fixes
 from torchtriage.measure.fix.candidates import Candidate, Files
-from torchtriage.measure.fix.fix import Wanted, _Fixing, _Try, _written, best_of_each, judged
+from torchtriage.measure.fix.fix import FixInterrupted, Wanted, _Fixing, _Try, _written, best_of_each, judged
 from torchtriage.measure.fix.project import ProjectCopy
 from torchtriage.measure.fix.race import Entrant
+from torchtriage.measure.fix.result import SideEffects
 from torchtriage.measure.fix.side_effects import effects_of, effects_sentences
+from torchtriage.measure.verify.paired_runs import ProgramRun, trial_of
 
 TEXTS = {
     "plain.py": b"import torch\nx = 1\ny = 2\n",
@@ -244,3 +248,27 @@ def test_time_outside_of_the_steps_is_measured_on_whole_runs(fixing, monkeypatch
     cost = Cost(1.0, 2.0, per, of_ms, 0.1, 0.2, 2.0, "measured", "", "A")
     found = Finding("HST114", "", "", "", "high", "certain", "", Place(), cost, {}, Fix(""))
     assert fixing.measured(Candidate(found, "an-edit", "", {})).per_run == whole
+
+
+def test_what_is_known_when_it_is_interrupted_is_shown(fixing, monkeypatch):
+    finding = Finding("HST020", "python-bound", "host", "", "high", "likely", "", Place(), None, {}, Fix(""))
+    candidates = [change("plain.py", finding=finding), change("crlf.py", finding=replace(finding, code="SYN001"))]
+
+    def interrupted(entrants: Any, **_: Any) -> None:
+        runs = [ProgramRun(10.0 + number, 10.0, 100.0, 40, ()) for number in range(4)]
+        entrants[0].trial = trial_of(runs, runs, ["before"] * 4)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fixes._Fixing, "record", lambda _: SimpleNamespace(findings=[finding], notes=()))
+    monkeypatch.setattr(fixes._Fixing, "timed_steps", 40)
+    monkeypatch.setattr(fixes._Fixing, "_race", lambda _self, entrants, **more: interrupted(entrants, **more))
+    monkeypatch.setattr(fixes, "effects_of", lambda *_: SideEffects())
+    monkeypatch.setattr(fixes, "candidates_of", lambda *_: (candidates, []))
+    with pytest.raises(FixInterrupted) as ended:
+        fixes.fix(fixing.copy, fixing.out, Wanted(), apply=True)
+    first, second = ended.value.result.attempts
+    assert (first.outcome, first.reason) == ("undecided", "interrupted after 4 rounds")
+    assert first.trial is not None
+    assert (second.outcome, second.reason) == ("not tried", "interrupted")
+    assert ended.value.result.verdict == ("Interrupted: no patch.",)
+    assert (fixing.copy.project / "plain.py").read_bytes() == TEXTS["plain.py"]

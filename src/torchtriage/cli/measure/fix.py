@@ -64,23 +64,28 @@ def command(ctx: click.Context, /, words: tuple[str, ...], **given: Any) -> None
     key in OPENAI_API_KEY: it is shown the finding and the functions at its place, with names that are
     not public redacted, and its diff runs on this machine, in the copy, like any other change.
 
-    Exit codes: 0 a patch, 2 the script failed, 3 nothing is proved.
+    Exit codes: 0 a patch, 2 the script failed, 3 nothing is proved, 130 interrupted: what was known by then is shown.
     """  # noqa: D301 - \b keeps click from joining lines
     from torchtriage.api import fixes
+    from torchtriage.measure.fix.fix import FixInterrupted
 
     model = _model(given)
     check_outputs([given["output"], given["html"], given["patch"]])
-    result = fixes.fix(
-        words,
-        project=given["project"],
-        only=given["only"],
-        allow=given["allow"],
-        budget_s=60 * given["budget"],
-        apply=given["apply"],
-        out=given["out"],
-        model=model,
-        progress=None if given["quiet"] else lambda text: click.echo(text, err=True),
-    )
+    try:
+        result = fixes.fix(
+            words,
+            project=given["project"],
+            only=given["only"],
+            allow=given["allow"],
+            budget_s=60 * given["budget"],
+            apply=given["apply"],
+            out=given["out"],
+            model=model,
+            progress=None if given["quiet"] else lambda text: click.echo(text, err=True),
+        )
+    except FixInterrupted as interrupted:
+        present(interrupted.result, given)
+        raise
     present(result, given)
     if given["patch"] and result.patch:
         save(given["patch"], result.patch.encode())

@@ -19,6 +19,7 @@ from statistics import fmean
 from torchtriage.core.errors import TraceFormatError, UsageError
 from torchtriage.core.finding import Finding, Note
 from torchtriage.core.record.launch import find_command, launch
+from torchtriage.core.stats.paired_interval import LEAST_PAIRS
 from torchtriage.core.units import format_count, format_ms
 from torchtriage.core.version import __version__
 from torchtriage.diagnose.lint.edits import Autofix, exact_diff
@@ -96,6 +97,14 @@ class _Try:
         return 1 - self.verification.ratio if self.verification is not None else 0.0
 
 
+class FixInterrupted(KeyboardInterrupt):
+    """Somebody ended it; ``result`` : what was known by then, without a patch."""
+
+    def __init__(self, result: FixResult) -> None:
+        super().__init__()
+        self.result = result
+
+
 @dataclass
 class _Fixing:
     copy: ProjectCopy
@@ -110,6 +119,7 @@ class _Fixing:
     run_s: float = 0.0
     timed_ms: float = 0.0
     first_s: float = 0.0
+    tries: list[_Try] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.files = Files(self.copy.root, self.copy.script)
@@ -203,6 +213,7 @@ class _Fixing:
     def attempt(self, candidates: Sequence[Candidate]) -> list[_Try]:
         """Try the changes alone: for each finding the first one, and the next where that does not keep the promise."""
         tries = [_Try(item, Entrant(self.contents([item])[0], bool(item.changes))) for item in candidates]
+        self.tries += tries
         waiting = list(tries)
         while waiting and time.monotonic() < self.deadline_s:
             # what saves time once a run is measured on whole runs; the others on steps
@@ -239,6 +250,19 @@ class _Fixing:
         self._race([row.entrant for row in heat], per_run=steps == 0)
         for row in heat:
             self._conclude(row)
+
+    def interrupt(self) -> None:
+        """Mark what is not measured to its end, with what is known of it."""
+        for row in self.tries:
+            trial = row.entrant.trial
+            if row.outcome != "not tried":
+                continue
+            row.reason = "interrupted"
+            if trial is not None:
+                n = len(trial.firsts)
+                if n >= LEAST_PAIRS:
+                    self._conclude(row)
+                row.outcome, row.reason = "undecided", f"interrupted after {format_count(n, 'round')}"
 
     def _conclude(self, row: _Try) -> None:
         entrant = row.entrant
@@ -387,7 +411,8 @@ def fix(
     asked for a change of each finding that nothing else mends. ``apply`` : write the patch into the project. ``tell`` :
     called with a line of text on what is done next.
 
-    Raises UsageError: the program fails, nothing of it could be recorded, or its files were changed meanwhile.
+    Raises UsageError: the program fails, nothing of it could be recorded, or its files were changed meanwhile;
+    FixInterrupted, with what is known by then, where somebody ends it once changes are on trial.
     """
     fixing = _Fixing(copy, out, wanted, tell)
     tell(f"recording {fixing.command} in a copy of {copy.project}")
@@ -398,12 +423,21 @@ def fix(
         tell(sentence)
     findings = [finding for finding in recorded.findings if _wanted(finding, wanted.only)]
     candidates, without = candidates_of(findings, fixing.files)
-    tries = fixing.attempt(list(map(fixing.measured, candidates)))
-    if model is not None:
-        asked = fixing.ask(model, findings, tries)
-        tries += asked
-        without = [finding for finding in without if all(row.candidate.finding is not finding for row in asked)]
-    chosen, whole = fixing.together(tries)
+    chosen: list[_Try] = []
+    whole: Verification | None = None
+    interrupted = False
+    try:
+        tries = fixing.attempt(list(map(fixing.measured, candidates)))
+        if model is not None:
+            asked = fixing.ask(model, findings, tries)
+            tries += asked
+            without = [finding for finding in without if all(row.candidate.finding is not finding for row in asked)]
+        chosen, whole = fixing.together(tries)
+    except KeyboardInterrupt:
+        if not fixing.tries:
+            raise
+        tries, interrupted = fixing.tries, True
+        fixing.interrupt()
     for row in chosen:
         row.outcome = "in the patch"
     contents, in_patch = fixing.contents(row.candidate for row in chosen)
@@ -422,9 +456,11 @@ def fix(
         patch=fixing.patch(in_patch),
         together=whole,
         effects=effects,
-        applied=tuple(_written(copy.project, contents, fixing.files)) if apply else (),
+        applied=tuple(_written(copy.project, contents, fixing.files)) if apply and not interrupted else (),
         notes=tuple(_notes(fixing, recorded)),
     )
+    if interrupted:
+        raise FixInterrupted(replace(result, verdict=("Interrupted: no patch.",)))
     return replace(result, verdict=_verdict(result))
 
 

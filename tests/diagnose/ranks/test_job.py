@@ -2,13 +2,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from diagnose.ranks.jobs import all_reduce, job, records
 
-from torchtriage.core.finding import Cost, Finding, Fix, Place, RankSpread
+from torchtriage.core.finding import Cost, Finding, Fix, Note, Place, RankSpread
 from torchtriage.core.units import format_ms
 from torchtriage.diagnose.patterns import lookup
 from torchtriage.diagnose.ranks.job import judge
@@ -229,6 +230,17 @@ def test_what_a_file_without_all_rows_does_not_show_is_not_idle_time() -> None:
     result = of(records(filtered))
     assert result.verdict[0].endswith(" without rows.")
     assert words.rank_parts(result)[-1][:2] == ("idle_ns", "no rows")
+    cut = of(records(whole))
+    for share, word in ((0.007, "idle"), (0.3, "no rows")):
+        note = Note("cut-window", "warn", "the window was cut", "", {"share": share})
+        assert words.rank_parts(replace(cut, notes=(note,)))[-1][1] == word
+
+
+def test_the_rank_that_lacks_most_rows_speaks_for_all() -> None:
+    notes = [Note("cut-window", "warn", f"{share} is missing", "", {"share": share}) for share in (0.01, 0.5, 0.02)]
+    (merged,) = merge_notes([SimpleNamespace(notes=(note,)) for note in notes], [0, 1, 2])
+    assert merged.message == "on all 3 ranks, as rank 1: 0.5 is missing"
+    assert merged.evidence == {"share": 0.5, "ranks": [0, 1, 2]}
 
 
 def test_parts_of_a_rank_add_up() -> None:

@@ -200,7 +200,8 @@ def merge_notes(
             found.setdefault(alike(note), []).append((number, note))
     out = []
     for notes in found.values():
-        number, first = notes[0]
+        # the rank with most of it speaks for all
+        number, first = max(notes, key=lambda item: item[1].evidence.get("share", 0))
         ranks = list(dict.fromkeys(item for item, _ in notes))
         where = _on(ranks, len(numbers))
         same = len({note.message for _, note in notes}) == 1

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from torchtriage.core.finding import Cost, Crash, Finding, NotChecked, Note
 from torchtriage.diagnose.verdict.result import MISSING_ROWS, Answer, GroupSummary
 
+FEW_MISSING = 0.05
+"""Of the launches: so few rows, at the end of a cut window, fill no idle time to speak of."""
+
 
 @dataclass(frozen=True)
 class RankSummary:
@@ -167,5 +170,6 @@ class JobResult:
 
     @property
     def lacks_rows(self) -> bool:
-        """Whether a rank's file lacks rows of its device: what it does not show may be work."""
-        return any(note.code in MISSING_ROWS for note in self.notes)
+        """Whether a rank's file lacks more than a few rows of its device: what it does not show may be work."""
+        missing = [note for note in self.notes if note.code in MISSING_ROWS]
+        return any(note.evidence.get("share", 1) > FEW_MISSING for note in missing)

@@ -56,6 +56,7 @@ def test_a_prefetch_that_the_kernels_waited_for() -> None:
         trace.launch(start + 100, 5, start + 4_025, 5_000)
     (claim,) = find(trace.profiler_stop(40_001, 5).build())
     assert claim.evidence["exposed_copy_ms_per_step"] == pytest.approx(4.0)
+    assert " per step are copied to the GPU at 20 GB/s, for 4.00 ms with no kernel running" in claim.message
 
 
 def test_quiet_on_a_prefetch_before_the_host_launches_anything() -> None:
@@ -109,6 +110,7 @@ def test_uploads_that_take_longer_than_all_the_rest_cannot_hide_behind_it() -> N
     assert not claim.edits
     assert "Copy less" in claim.fix.text
     assert "88 % of the time" in claim.message
+    assert " with no kernel running: " in claim.message  # copies back may run
 
 
 def test_a_blocking_copy_also_costs_the_gap_behind_it() -> None:

@@ -63,12 +63,15 @@ def find(trace: Trace) -> Claims:
     blocked = waits.idle(np.isin(waits.copy, copies))
     n_blocking = int(np.isin(steady, waits.copy).sum())
     size = int(np.maximum(trace.value[steady], 0).sum()) // steps.n_steady
-    amount = f"{format_bytes(size)} {steps.per} are" if size else "data is"
+    took_ns = int(trace.dur_ns[steady].sum()) / steps.n_steady
+    copied = f"{format_bytes(size)} {steps.per} are copied to the GPU at {size / took_ns:.3g} GB/s"
+    # another copy may run there: kernels are what the upload could hide behind
+    copied = f"{copied if size else 'data is copied to the GPU'}, for {format_ns(exposed_ns)} with no kernel running"
     rest_ns, share = _beside_uploads(trace)
     if exposed_ns * steps.n_steady > rest_ns:
         yield Claim(
-            message=f"{amount} copied to the GPU, for {format_ns(exposed_ns)} of it with nothing else running there:"
-            f" uploads take {format_share(share)} of the time, and a prefetch hides them only behind the rest",
+            message=f"{copied}: uploads take {format_share(share)} of the time, and a prefetch hides them only behind"
+            " the rest",
             certainty="likely",
             rows=copies,
             spans=transfer,
@@ -87,7 +90,7 @@ def find(trace: Trace) -> Claims:
         return
     streams = distinct(np.array([trace.lanes[lane].stream for lane in trace.lane[copies]]))
     yield Claim(
-        message=f"{amount} copied to the GPU, for {format_ns(exposed_ns)} of it with nothing else running there",
+        message=copied,
         certainty="likely",
         rows=copies,
         spans=np.concatenate([transfer, blocked]),

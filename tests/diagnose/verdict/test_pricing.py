@@ -8,6 +8,7 @@ from builder import TraceBuilder
 from diagnose.replay import programs
 
 import torchtriage as tt
+from torchtriage.api.traces import sample_path
 from torchtriage.core import intervals
 from torchtriage.core.errors import UsageError
 from torchtriage.core.finding import Finding, Fix, Place
@@ -176,6 +177,12 @@ def test_a_refused_model_gives_no_number_and_says_why() -> None:
     assert not result.replay.accepted
     assert result.replay.unprofiled_step_ms is None  # nothing was scaled
     assert result.critical_path is None
+
+
+def test_what_is_taken_away_is_the_most_that_it_saves() -> None:
+    (answer,) = tt.analyze(sample_path(), what_if=["loader=0"]).what_ifs
+    assert answer.high_ms == pytest.approx(answer.naive_ms)
+    assert answer.low_ms < answer.saving_ms <= answer.high_ms
 
 
 def test_answers_are_in_the_result() -> None:

@@ -304,6 +304,8 @@ def answers(pricing: Pricing, questions: Sequence[WhatIf]) -> tuple[Answer, ...]
             continue
         shares = one.low_ns / pricing.wall_ns, one.high_ns / pricing.wall_ns
         low, high = widened(*shares, margins("replay"), pricing.noise)
+        # no more than the time taken away, unless the model itself finds more
+        high = min(high, max(one.naive_ns, one.high_ns) / pricing.wall_ns)
         out.append(
             Answer(
                 question.text,

@@ -471,7 +471,8 @@ def _inputs(trace: Trace) -> Iterator[Note]:
             "heavy-flags",
             "info",
             f"recorded with {', '.join(trace.origin.flags)}: host time looks about"
-            f" {trace.origin.inflation:.1f}x longer than it is; low ends are divided by it",
+            f" {trace.origin.inflation:.1f}x longer than it is; low ends of host time that is not replayed"
+            " are divided by it",
             "for cost, record once without these flags; for location, as here",
             {"profiler_inflation": trace.origin.inflation},
         )

@@ -11,7 +11,11 @@ import time
 import urllib.request
 from pathlib import Path
 
+import pytest
+from tests.conftest import DATA
 from tests.ports import free_port
+
+import torchtriage as tt
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -33,6 +37,18 @@ def test_the_first_screen_is_the_output_of_the_demo() -> None:
     block = re.search(r"<!-- demo.*?```text\n(.*?)```", README, re.DOTALL)
     assert block is not None
     assert demo().startswith(block[1])
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("page", ["tutorial-compare.md", "compare.md"])
+def test_the_comparison_of_two_public_recordings_is_what_its_pages_show(page: str) -> None:
+    sides = [DATA / "traces" / "cv" / f"resnet50_v100_train_workers{n}.json.gz" for n in (0, 4)]
+    shown = re.search(
+        r"^\$ torchtriage compare .*\n(Faster by [^`]*)```", (ROOT / "docs" / page).read_text("utf-8"), re.M
+    )
+    assert shown is not None
+    # the pages break lines at other widths
+    assert " ".join(str(tt.compare(*sides)).split()).startswith(" ".join(shown[1].split()))
 
 
 def test_the_readme_is_short() -> None:

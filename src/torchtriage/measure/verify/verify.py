@@ -33,7 +33,7 @@ FAR_FEWER = 0.75
 WHOLE_RUNS = "whole runs are compared, not steps: start-up and imports dilute the difference"
 OTHER_STEPS = "a step holds another amount of work in each: steps are not compared with steps"
 LONGER_STILL = "whole runs are compared, not steps, and the slower one was ended early: it takes longer still"
-CUT_RUNS = "their steps cannot be compared, and whole runs were not timed: --steps 0 compares those"
+CUT_RUNS = "their steps cannot be compared, and not every run went to its end: --steps 0 compares whole runs"
 
 
 def conclude(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import random
 import time
 from dataclasses import replace
@@ -110,6 +111,22 @@ def test_users_who_come_again_roll_nothing_back(store, clock: Clock) -> None:
         if rollout.state.stage:
             break
     assert rollout.state.status == "running"
+
+
+def test_a_ticket_is_a_pair_that_keeps_its_id(store, clock: Clock) -> None:
+    rollout = made(store, clock)
+    ticket = rollout.assign("user-1")
+    arm, epoch = ticket
+    assert ticket == (arm, epoch) == (ticket.arm, 1)
+    assert pickle.loads(pickle.dumps(ticket)).id == ticket.id == "user-1"
+
+
+@pytest.mark.parametrize("given", [{}, {"id": "user-1"}])
+def test_a_split_that_nobody_checks_is_told(store, clock: Clock, given) -> None:
+    rollout = made(store, clock)
+    rollout.record(("candidate", 1), latency_s=0.01, error=False, **given)
+    rollout.tick()
+    assert ("split" in [note.code for note in summary(store, "int8").notes]) is not bool(given)
 
 
 def test_values_that_are_nan_hold_it_for_ever(store, clock: Clock) -> None:

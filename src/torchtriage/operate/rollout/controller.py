@@ -35,11 +35,17 @@ Judge = Callable[[RolloutState], StageEvidence | None]
 Alarm = Callable[[], str]
 
 
-class Ticket(NamedTuple):
-    """What a request was given: the version's name, the epoch its answer belongs to, and by which id."""
-
+class _Pair(NamedTuple):
     arm: str
     epoch: int
+
+
+class Ticket(_Pair):
+    """What a request was given: the version's name, and the epoch its answer belongs to.
+
+    ``id`` : by which it was given; no part of the pair, None of one made by hand.
+    """
+
     id: str | int | bytes | None = None
 
 
@@ -98,7 +104,9 @@ class Rollout:
         if self._is_stale(stage):
             return Ticket(self.plan.control, 0)
         treated = stage.split.treats(id)
-        return Ticket(self.plan.candidate if treated else self.plan.control, stage.epoch, id)
+        ticket = Ticket(self.plan.candidate if treated else self.plan.control, stage.epoch)
+        ticket.id = id
+        return ticket
 
     def _is_stale(self, stage: _StageData) -> bool:
         return stage.ends and self._clock() - self._read_s > STALE_S
@@ -112,14 +120,20 @@ class Rollout:
     # -- where answers are collected -----------------------------------------------------------
 
     def record(
-        self, ticket: Ticket, /, *, id: str | int | bytes | None = None, replica: str | int | None = None, **values: Any
+        self,
+        ticket: tuple[str, int],
+        /,
+        *,
+        id: str | int | bytes | None = None,
+        replica: str | int | None = None,
+        **values: Any,
     ) -> bool:
         """Take in what a request showed; False where its stage is over, ``UsageError`` where it names no version.
 
         ``id`` : what was assigned, where the ticket does not have it; without one it says nothing of the split.
         """
         self._check_fork()
-        arm, epoch, assigned = Ticket(*ticket)
+        arm, epoch = ticket
         stage = self._stage
         if arm not in (self.plan.control, self.plan.candidate):
             raise UsageError(
@@ -127,7 +141,7 @@ class Rollout:
             )
         if epoch != stage.epoch:
             return False
-        stage.record(arm, assigned if id is None else id, replica, values, self._clock())
+        stage.record(arm, getattr(ticket, "id", None) if id is None else id, replica, values, self._clock())
         return True
 
     # -- once a second -------------------------------------------------------------------------

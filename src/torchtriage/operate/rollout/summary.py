@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
+import msgspec
+
+from torchtriage.core.database import undamaged
 from torchtriage.core.finding import Note
 from torchtriage.core.units import format_count
 from torchtriage.operate.rollout.result import RolloutEvent, RolloutResult, Stage
@@ -23,6 +27,7 @@ def summary(store: RolloutStore, name: str) -> RolloutResult:
     state = stored.state
     plan = state.plan
     watched = stored.is_held(*store.clock(boot_id(), boot_seconds()))
+    recorded = [text for _, text in store.published(name, state.epoch).values()]
     return RolloutResult(
         name=name,
         status=state.status,
@@ -36,7 +41,7 @@ def summary(store: RolloutStore, name: str) -> RolloutResult:
         watched_s=state.watched_s,
         events=events,
         rows=stored.rows or (events[-1].rows if events and state.status == "rolled back" else ()),
-        notes=tuple(_notes(state, watched)),
+        notes=tuple(_notes(state, watched, recorded)),
     )
 
 
@@ -63,7 +68,7 @@ def _stages(state: RolloutState) -> list[Stage]:
     ]
 
 
-def _notes(state: RolloutState, watched: bool) -> list[Note]:
+def _notes(state: RolloutState, watched: bool, recorded: Sequence[str]) -> list[Note]:
     if state.status != "running":
         return []
     notes = []
@@ -76,4 +81,10 @@ def _notes(state: RolloutState, watched: bool) -> list[Note]:
     if state.share == 1:
         message = "no requests go to the control any more: only alarms can roll this step back"
         notes.append(Note("alone", "info", message))
+    with undamaged(state.plan.name, "what a process recorded"):
+        found = [experiment for text in recorded if (experiment := msgspec.json.decode(text)["experiment"])]
+        if any(sum(each["n"]) for each in found) and not any(sum(each["check"]["n"]) for each in found):
+            message = "the split is not checked: no request was recorded with its id"
+            fix = "record(ticket, ...) with what assign returned, or record((arm, epoch), id=..., ...)"
+            notes.append(Note("split", "warn", message, fix))
     return notes

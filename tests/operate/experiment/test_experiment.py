@@ -185,8 +185,23 @@ def test_a_unit_of_two_processes_counts_once() -> None:
     both.join(alone)
     for user in range(1000):
         other.record(other.assign(user), id=user)
-    # some share a slot
-    assert 970 <= sum(both._check.n) == sum(other._check.n) <= 1000
+    assert sum(both._check.n) == sum(other._check.n) == 1000
+
+
+def test_of_many_ids_a_part_is_counted_that_knows_nothing_of_who_comes_first() -> None:
+    whole, parts = experiment(unit="user"), [experiment(unit="user") for _ in range(2)]
+    # all come, but those of one version sooner
+    for user in sorted(range(60_000), key=lambda user: user * (1.08 if whole.assign(user) == "fp32" else 1)):
+        for each in (whole, parts[user % 2]):
+            each.record(each.assign(user), id=user)
+    counted, treated = sum(whole._check.n), whole._check.n[1]
+    assert 3700 < counted <= 8192
+    assert abs(treated - counted / 2) < 3 * math.sqrt(counted) / 2
+    assert whole.decision == "undecided"
+    assert [len(places) for places in whole._places] == whole._check.n
+    parts[0].join(parts[1])
+    assert (parts[0]._check.n, parts[0]._places) == (whole._check.n, whole._places)
+    assert "units" not in {note.code for note in whole.result().notes}
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import math
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -19,9 +19,9 @@ from torchtriage.operate.experiment.split import Split
 
 MISMATCH = 1e-4  # chance of calling a right split wrong: nothing can be concluded after that
 N_REPLICAS = 1000  # names of replicas that are kept per arm
-# An id is counted if it is the first one in its slot, so that none is counted twice and memory has a bound. Slots know
-# nothing of arms: those that are left out are a random part of both.
-N_SLOTS = 1 << 15
+# Ids are kept, so that none is counted twice. Of more than so many those are kept whose place is a multiple of 2, then
+# of 4, and so on: a random part of both arms, whichever comes first or more often.
+N_IDS = 1 << 13
 
 
 class Experiment:
@@ -80,7 +80,8 @@ class Experiment:
         ]
         self._check = SplitCheck(share)
         self._broken = False
-        self._units = [0, 0]  # bits of the slots that ids of each arm have taken
+        self._every = 1  # ids are counted whose place is a multiple
+        self._places: list[set[int]] = [set(), set()]  # of the ids of each arm
         self._n = [0, 0]
         self._replicas: tuple[set[str], set[str]] = (set(), set())
         self._lock = threading.Lock()
@@ -100,21 +101,24 @@ class Experiment:
     ) -> None:
         """Take in one request: a value for each metric that it has.
 
-        ``id`` : what was assigned; the check of the split counts each once, up to some 30,000 of them.
+        ``id`` : what was assigned; the check of the split counts each once, and of more than 8192 a random part.
         ``replica`` : the process, pod or machine that answered; without at least three per arm
         nobody can tell a version from where it ran.
         Raises ``UsageError``: an arm that the experiment does not have, or an id that is none.
         """
         treated = self._treated(arm)
-        slot = None if id is None else 1 << self.split.place(id) % N_SLOTS
+        place = None if id is None else self.split.place(id)
         with self._lock:
             self._n[treated] += 1
             if replica is not None and len(self._replicas[treated]) < N_REPLICAS:
                 self._replicas[treated].add(str(replica))
-            if slot is None and self.unit == "request":
-                self._count(treated)
-            elif slot is not None and not (self._units[0] | self._units[1]) & slot:
-                self._units[treated] |= slot
+            if place is None:
+                if self.unit == "request":
+                    self._count(treated)
+            elif not self._broken and place % self._every == 0 and not any(place in places for places in self._places):
+                # what showed that it is broken stays to be told
+                self._places[treated].add(place)
+                self._keep(self._every)
                 self._count(treated)
             for row in self._rows:
                 row.add(treated, values)
@@ -125,6 +129,15 @@ class Experiment:
         n = sum(self._check.n)
         if n & 63 == 0 and self._check.log_evidence >= -math.log(MISMATCH):
             self._broken = True
+
+    def _keep(self, every: int) -> None:
+        # only ids whose place is a multiple, and no more than there is room for
+        while every > self._every or sum(map(len, self._places)) > N_IDS:
+            self._every = max(every, 2 * self._every)
+            for treated, places in enumerate(self._places):
+                kept = {place for place in places if place % self._every == 0}
+                self._check.n[treated] -= len(places) - len(kept)
+                self._places[treated] = kept
 
     @property
     def decision(self) -> Decision:
@@ -163,7 +176,8 @@ class Experiment:
                 "arms": list(self.arms.items()),
                 "rows": [msgspec.to_builtins(row) for row in self._rows],
                 "check": msgspec.to_builtins(self._check),
-                "units": [f"{slots:x}" for slots in self._units],
+                "every": self._every,
+                "places": [sorted(places) for places in self._places],
                 "broken": self._broken,
                 "n": list(self._n),
                 "replicas": [sorted(names) for names in self._replicas],
@@ -182,13 +196,15 @@ class Experiment:
             n = msgspec.convert(state["n"], tuple[int, int])
             control, candidate = msgspec.convert(state["replicas"], tuple[set[str], set[str]])
             broken = msgspec.convert(state["broken"], bool)
-            units = [int(slots, 16) for slots in msgspec.convert(state.get("units", ("0", "0")), tuple[str, str])]
+            every = msgspec.convert(state.get("every", 1), Annotated[int, msgspec.Meta(ge=1)])
+            places = msgspec.convert(state.get("places", ((), ())), tuple[set[int], set[int]])
         except (KeyError, TypeError, ValueError) as error:
             raise StoreError(
                 f"expected the state of this experiment, found another: {error}", where=self.name
             ) from error
         with self._lock:
-            self._rows, self._check, self._broken, self._units = rows, check, broken, units
+            self._rows, self._check, self._broken = rows, check, broken
+            self._every, self._places = every, list(places)
             self._n, self._replicas = list(n), (control, candidate)
 
     def join(self, other: Experiment) -> None:
@@ -198,11 +214,12 @@ class Experiment:
         """
         for row, others in zip(self._rows, other._rows, strict=True):
             row.join(others)
-        taken = self._units[0] | self._units[1]
-        for treated, slots in enumerate(other._units):
+        for treated, places in enumerate(other._places):
             # of a unit that both recorded, one counts
-            self._check.n[treated] += other._check.n[treated] - (slots & taken).bit_count()
-            self._units[treated] |= slots & ~taken
+            fresh = places - self._places[0] - self._places[1]
+            self._check.n[treated] += other._check.n[treated] - len(places) + len(fresh)
+            self._places[treated] |= fresh
+        self._keep(other._every)
         self._broken = sum(self._check.n) > 0 and self._check.log_evidence >= -math.log(MISMATCH)
         self._n = [a + b for a, b in zip(self._n, other._n, strict=True)]
         for names, more in zip(self._replicas, other._replicas, strict=True):

@@ -227,6 +227,25 @@ def restored(fleet):
     fleet.detector = PeerDetector(msgspec.json.decode(state, type=PeerState))
 
 
+def test_alarms_and_what_was_learned_outlive_an_upgrade():
+    fleet = Fleet(n=14)
+    fleet.windows = 8_000
+    fleet.run(100)
+    for device in fleet.devices[:7]:
+        fleet.version[device], fleet.slower[device] = "2", 1.5
+    assert ("slow-version", "2") in {(alarm.kind, alarm.version) for alarm in fleet.run(200)}
+    fleet.silent = {"cam-13"}
+    fleet.ends.clear()
+    stored = msgspec.to_builtins(fleet.detector.snapshot())
+    for cell in stored["cells"]:  # as the first release stored them
+        del cell["asked"], cell["n_judged"]
+    fleet.detector = PeerDetector(msgspec.convert(stored, PeerState))
+    begun = fleet.run(200)
+    assert [alarm for alarm in begun if alarm.kind != "silent-device"] == []
+    assert [alarm for alarm in fleet.ends if alarm.kind.endswith("-version")] == []
+    assert "cam-13" in {cell.device for cell in fleet.detector.cells()}
+
+
 def test_a_slow_device_is_told_again_as_it_gets_slower_and_when_it_is_over(fleet):
     fleet.slower["cam-3"] = 1.5
     (alarm,) = fleet.run(20)

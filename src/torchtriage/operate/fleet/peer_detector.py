@@ -130,6 +130,11 @@ class Cell(msgspec.Struct):
     before: float | None = None  # the level before an alarm that lasts
     born_slow: bool = False
 
+    def __post_init__(self) -> None:
+        """Fill in what an earlier release did not store."""
+        self.asked = max(self.asked, self.newest, self.born)
+        self.n_judged = max(self.n_judged, self.n_levels)
+
 
 class Contact(msgspec.Struct):
     """When a device was heard of."""

@@ -246,6 +246,16 @@ def test_alarms_and_what_was_learned_outlive_an_upgrade():
     assert "cam-13" in {cell.device for cell in fleet.detector.cells()}
 
 
+def test_a_share_of_failures_is_learned_over_all_windows_also_those_without_a_level():
+    fleet = Fleet(n=6)
+    fleet.fails = dict.fromkeys(fleet.devices, 1.0)
+    fleet.run(20)
+    fleet.fails = dict.fromkeys(fleet.devices, 0.0)
+    fleet.run(10)
+    # of 29 windows that have ended 20 failed
+    assert {round(cell.fail_share, 3) for cell in fleet.detector.cells()} == {round(20 / 29, 3)}
+
+
 def test_a_slow_device_is_told_again_as_it_gets_slower_and_when_it_is_over(fleet):
     fleet.slower["cam-3"] = 1.5
     (alarm,) = fleet.run(20)

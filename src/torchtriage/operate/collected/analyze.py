@@ -27,7 +27,6 @@ FEWEST = 100  # requests from which a group is compared with the others
 PEERS = 3  # groups from which one is compared with their median
 SLOW, SPREADS = math.log(1.2), 6.0  # a device is named that takes so much longer, and so many median deviations
 VERSION_SLOW, SURE = 1.05, 0.99865  # a version is named that takes so much longer, and is so sure to take longer
-OF_NORMAL = 1.4826  # standard deviations in a median deviation
 NORMAL_95 = 1.6449
 DRIFT_FEWEST = 300  # values on each side
 DRIFT = 0.25  # population stability index that the verdict names
@@ -139,7 +138,7 @@ def _longer(new: Levels, old: Levels) -> tuple[float, float]:
     """Return how much longer a version takes than another, and how much at least, as logarithms.
 
     Devices differ, and each has one level: what chance leaves is in the spread of their levels, or, of devices that ran
-    both, of the differences. By their median deviations, so that one slow device hides nothing.
+    both, of the differences. By their standard deviation: of devices of two kinds, the median deviation is near zero.
     """
     both = new.keys() & old.keys()
     if len(both) >= PEERS:
@@ -149,9 +148,9 @@ def _longer(new: Levels, old: Levels) -> tuple[float, float]:
     medians = [float(np.median(sample[:, 0])) for sample in samples]
     if min(map(len, samples)) < PEERS:
         return sum(medians), -math.inf
-    off = np.concatenate([np.abs(sample[:, 0] - middle) for sample, middle in zip(samples, medians, strict=True)])
+    off = np.concatenate([sample[:, 0] - middle for sample, middle in zip(samples, medians, strict=True)])
     free = len(off) - len(samples)
-    between = (OF_NORMAL * float(np.median(off))) ** 2 * len(off) / free
+    between = float(off @ off) / free
     variance = sum(max(between, float(sample[:, 1].mean())) / len(sample) for sample in samples) * math.pi / 2
     return sum(medians), sum(medians) - student_quantile(SURE, free) * math.sqrt(variance)
 

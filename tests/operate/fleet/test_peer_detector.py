@@ -156,6 +156,16 @@ def test_quiet_on_a_fleet_that_comes_back_one_by_one_after_hours():
         assert fleet.detector.add(device, [fleet.record(device)], (5_000 + second) * WINDOW_S) == []
 
 
+def test_most_of_a_fleet_that_stays_silent_is_told_after_an_hour():
+    fleet = Fleet(n=20)
+    fleet.rate = 1
+    fleet.run(30)
+    fleet.silent = set(fleet.devices[:12])
+    assert fleet.run(3_600) == []
+    told = fleet.run(700)
+    assert {(alarm.kind, alarm.device) for alarm in told} == {("silent-device", name) for name in fleet.silent}
+
+
 def test_a_slower_version_is_told_once_whoever_runs_it(fleet):
     for device in fleet.devices[:6]:
         fleet.version[device] = "2"

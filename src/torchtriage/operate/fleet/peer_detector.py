@@ -45,6 +45,7 @@ FAIL_WELL = 30  # windows of a device that does not fail too often any more, aft
 FAIL_LEAST = 2e-3  # share of failures that is usual in any case
 SILENT_S, SILENT_GAPS = 30.0, 3.0  # silent for so long, and for so many of the longest gaps before
 FORGET_S = 3_600.0  # a device that is silent for so long counts as one of the fleet no more; and so does a version
+RETURN_S = 600.0  # after the way here was broken, devices have so long to come back
 GONE_S = 86_400.0  # and after so long its alarm is taken back
 UPDATE_S, UPDATE = 30.0, 1.1  # an alarm that is on is told again so much later at least, where it changed by so much
 VERSION_EVERY = 15  # windows between two comparisons of versions
@@ -153,6 +154,7 @@ class PeerState(msgspec.Struct):
     # model: size's bucket: weight, level, and number and sum of the window that is open
     sizes: dict[str, dict[int, list[float]]] = {}
     on: list[Episode] = []
+    broken_s: float | None = None  # when the way here seemed broken last
 
 
 class PeerDetector:
@@ -407,16 +409,21 @@ class PeerDetector:
                 for key, cell in self._cells.items()
                 if key[0] in contacts and contacts[key[0]].last_s - cell.asked * WINDOW_S < FORGET_S
             }
-        heard = sum(at_s - contact.last_s < SILENT_S for contact in contacts.values())
-        # one that was never told may be missing because the way here is broken
-        known = sum(at_s - contact.last_s < FORGET_S or not contact.silent for contact in contacts.values())
-        if not heard or heard < known / 2:
+        quiet = {device: at_s - contact.last_s for device, contact in contacts.items()}
+        away = [device for device in quiet if quiet[device] > SILENT_S + SILENT_GAPS * contacts[device].longest_s]
+        heard = sum(quiet_s < SILENT_S for quiet_s in quiet.values())
+        known = sum(quiet_s < FORGET_S for quiet_s in quiet.values())
+        least = max(known / 2, 1)
+        if known - sum(quiet[device] < FORGET_S for device in away) < least:
+            self.state.broken_s = at_s
+        returning = self.state.broken_s is not None and at_s - self.state.broken_s < RETURN_S
+        if heard < least or returning:
             return  # the way here is broken, not one device
-        for device, contact in contacts.items():
-            quiet_s = at_s - contact.last_s
-            if not contact.silent and quiet_s > SILENT_S + SILENT_GAPS * contact.longest_s:
-                contact.silent = True
-                text = f"{device}: nothing was heard for {quiet_s:.0f} s, while {heard} of {known} devices were"
+        for device in away:
+            if not contacts[device].silent:
+                contacts[device].silent = True
+                others = f"{heard} of {len(quiet)} devices were"
+                text = f"{device}: nothing was heard for {quiet[device]:.0f} s, while {others}"
                 yield from self._is_on(PeerAlarm("silent-device", device, "", "", at_s, text, 2.0, 1.0))
 
     # -- versions --------------------------------------------------------------------------

@@ -485,6 +485,21 @@ def test_a_person_holds_a_dry_run_too(model: Model, clock: Clock) -> None:
     assert ladder("x") == "bf16"
 
 
+@pytest.mark.parametrize("by", [0, 1])
+def test_a_hold_reaches_all_workers_also_those_in_a_dry_run(model: Model, clock: Clock, by: int) -> None:
+    store = LocalStore(clock)
+    workers = [made(model, clock, store=store, dry_run=dry_run) for dry_run in (True, False)]
+    workers[by].hold("lite", "maintenance")
+    for worker in workers:
+        worker.look()
+        assert (worker("x"), worker.status().held) == ("lite", True)
+    workers[1 - by].release()
+    for worker in workers:
+        worker.look()
+        assert not worker.status().held
+    assert workers[0]("x") == "full"
+
+
 def test_the_budget_is_of_all_ladders_together(model: Model, clock: Clock) -> None:
     store = LocalStore(clock)
     policy = Policy(dwell_s=10, budget=2)

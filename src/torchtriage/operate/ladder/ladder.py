@@ -58,7 +58,8 @@ class _Rung:
 class Ladder:
     """Answers calls by the current mode, goes down when it must and comes back when it can.
 
-    ``name`` : of the model; workers with the same name and store share the level, dry runs one of their own.
+    ``name`` : of the model; workers with the same name and store share the level, dry runs one of their own; a
+    hold is for all of them.
     ``modes`` : from the full one to the cheapest, two or more.
     ``fallback`` : the answer when every mode fails, or a function of the call's arguments that gives it.
     ``alarm`` : looked at many times a second; any text it returns is a reason to go down. Detectors of
@@ -342,7 +343,9 @@ class Ladder:
             self._wake.clear()
 
     def _look(self) -> None:
-        shared = self._store.read(self._key)
+        shared = self._store.read(self.name)
+        if self.dry_run and not shared.held:
+            shared = self._store.read(self._key)
         if not self._connected:
             self._connected = True
             self._log("found", self._mode, self._mode, "the store answers again")
@@ -467,10 +470,10 @@ class Ladder:
         with self._look_lock:
             mode = self._mode
             for _ in range(N_BY_HAND):
-                before = self._store.read(self._key)
+                before = self._store.read(self.name)
                 at = before.level if level is None else level
                 after = Shared(at, why=why, actor=actor, held=level is not None, wait_s=before.wait_s)
-                switched = self._store.switch(self._key, replace(before, held=True), after, dwell_s=0, budget=None)
+                switched = self._store.switch(self.name, replace(before, held=True), after, dwell_s=0, budget=None)
                 self._take(switched.state)
                 if not switched.refused:
                     self._log(kind, mode, self._mode, why, actor)
@@ -479,7 +482,7 @@ class Ladder:
 
     @property
     def _key(self) -> str:
-        # what a dry run would do must not move those that do it
+        # what a dry run would do must not move those that do it; what a person says is for all
         return f"{self.name}{DRY}" if self.dry_run else self.name
 
     @property

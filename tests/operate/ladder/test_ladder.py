@@ -434,6 +434,7 @@ def test_a_check_that_raises_is_a_failure(model: Model, clock: Clock) -> None:
         (None, ""),
         (True, "TypeError: expected text, why it may not be used, or nothing, found True"),
         (False, "TypeError: expected text, why it may not be used, or nothing, found False"),
+        (0, "TypeError: expected text, why it may not be used, or nothing, found 0"),
     ],
 )
 def test_a_check_says_why_or_nothing(model: Model, clock: Clock, said: object, why: str) -> None:

@@ -276,7 +276,7 @@ class Ladder:
                 continue
             try:
                 said: object = rung.mode.check()
-                if not isinstance(said, str | None):  # True may mean either
+                if not isinstance(said, str | None):  # a bool may mean either: the mode stays out
                     raise TypeError(f"expected text, why it may not be used, or nothing, found {said!r}")
                 rung.why_not = said or ""
             except Exception as error:

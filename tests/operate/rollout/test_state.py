@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import msgspec
+import numpy as np
 import pytest
 
 from torchtriage.core.errors import UsageError
@@ -90,6 +92,21 @@ def test_a_second_rollback_changes_nothing() -> None:
 @pytest.mark.parametrize(
     "options",
     [
+        {"steps": np.array([0.2, 1.0])},
+        {"steps": (share for share in (0.2, 1))},
+        {"guardrails": {Rate("error"), Rate("nan"), Tail("latency_s")}},
+        {"least_requests": np.int64(5), "alpha": np.float32(0.05)},
+    ],
+)
+def test_numbers_and_lists_of_other_kinds_are_stored_as_they_were_meant(options) -> None:
+    plan = RolloutPlan("int8", **options)
+    assert msgspec.json.decode(msgspec.json.encode(plan), type=RolloutPlan) == plan
+    assert type(plan.steps) is tuple
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
         {"name": ""},
         {"steps": ()},
         {"steps": (0.5, 0.1, 1.0)},
@@ -102,7 +119,10 @@ def test_a_second_rollback_changes_nothing() -> None:
         {"alpha": 0},
         {"steps": (0.5, "1")},
         {"steps": 0.5},
+        {"steps": (0.5, True)},
+        {"steps": "0.5"},
         {"least_requests": "500"},
+        {"least_s": True},
         {"candidate": 2},
         {"metric": Tail("latency_s")},
         {"guardrails": ("error",)},

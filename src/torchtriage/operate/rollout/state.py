@@ -14,8 +14,10 @@ The rules, each of them a test:
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from numbers import Integral, Real
 from typing import Any, Literal
 
 from torchtriage.core.errors import UsageError
@@ -63,21 +65,21 @@ class RolloutPlan:
         if not isinstance(name, str) or not name or "\0" in name:
             raise UsageError(f"expected a name of the rollout, found {name!r}")
         for what in ("steps", "guardrails"):
-            given = getattr(self, what)
-            if not isinstance(given, list | tuple):
+            given: object = getattr(self, what)
+            if isinstance(given, str) or not isinstance(given, Iterable):
                 raise UsageError(f"expected {what} as a list or tuple, found {given!r}", where=self.name)
-            # what is stored comes back as tuples, and is compared with this
-            object.__setattr__(self, what, tuple(given))
+            # what is stored comes back as tuples of Python's numbers, and is compared with this
+            listed = sorted(given, key=repr) if isinstance(given, Set) else given
+            object.__setattr__(self, what, tuple(listed))
         for what in ("control", "candidate"):
             if not isinstance(getattr(self, what), str):
                 raise UsageError(f"expected text as {what}, found {getattr(self, what)!r}", where=self.name)
         for what in ("least_requests", "least_s", "fresh_s", "most_missing", "alpha"):
-            if not isinstance(getattr(self, what), int | float):
-                raise UsageError(f"expected a number as {what}, found {getattr(self, what)!r}", where=self.name)
+            object.__setattr__(self, what, _number(getattr(self, what), what, self.name))
         check_metrics(self.metric, self.guardrails, self.name)
-        steps = self.steps
-        numbers = all(isinstance(step, int | float) for step in steps)
-        if not numbers or not steps or not all(a < b for a, b in pairwise((0.0, *steps))) or steps[-1] != 1.0:
+        steps = tuple(_number(step, "each step", self.name) for step in self.steps)
+        object.__setattr__(self, "steps", steps)
+        if not steps or not all(a < b for a, b in pairwise((0.0, *steps))) or steps[-1] != 1.0:
             raise UsageError(f"expected steps that grow and end at 1.0, found {steps}", where=self.name)
         if self.control == self.candidate:
             raise UsageError(f"expected two names of versions, found {self.control!r} twice", where=self.name)
@@ -89,6 +91,13 @@ class RolloutPlan:
         for what, share in (("most_missing", self.most_missing), ("alpha", self.alpha)):
             if not 0 < share < 0.5:
                 raise UsageError(f"expected {what} of 0 to 0.5, found {share}", where=self.name)
+
+
+def _number(value: Any, what: str, where: str) -> int | float:
+    # also NumPy's, which cannot be stored
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise UsageError(f"expected a number as {what}, found {value!r}", where=where)
+    return int(value) if isinstance(value, Integral) else float(value)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import pytest
 
 from torchtriage.core.isolate.dynamo_counters import PHASES
 from torchtriage.core.isolate.session_client import SessionClient
-from torchtriage.core.isolate.target import Case, TargetError, build, cast, file_hash, leaves, load, sources
+from torchtriage.core.isolate.target import Case, TargetError, build, cast, leaves, load, sources
 
 pytestmark = pytest.mark.torch
 
@@ -55,17 +55,22 @@ def test_a_bad_target_is_one_clear_line(name: str, said: str) -> None:
     assert "\n" not in caught.value.message
 
 
-def test_the_sources_of_a_target_are_its_module_and_where_the_function_is(
+def test_the_sources_of_a_target_are_all_modules_of_its_project(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "zoo").mkdir()
-    (tmp_path / "zoo" / "__init__.py").write_text("from zoo.net import build")
+    (tmp_path / "zoo" / "__init__.py").write_text("import zoo.layers\nfrom zoo.net import build")
     (tmp_path / "zoo" / "net.py").write_text("def build(): ...")
+    (tmp_path / "zoo" / "layers.py").write_text("width = 1")
     monkeypatch.syspath_prepend(tmp_path)
-    found = sources("zoo:build", load("zoo:build"))
-    assert sorted(Path(file).name for file in found) == ["__init__.py", "net.py"]
-    assert all(file_hash(file) == known for file, known in found.items())
-    assert [*sources(f"{MODELS}:linear", load(f"{MODELS}:linear"))] == [str(MODELS)]
+    function = load("zoo:build")
+    before = sources("zoo:build", function)
+    assert {"zoo", "zoo.net", "zoo.layers"} <= before.keys()
+    assert not {"torch", "json", "torchtriage"} & before.keys()
+    (tmp_path / "zoo" / "layers.py").write_text("width = 2")
+    after = sources("zoo:build", function)
+    assert [name for name in after if before[name] != after[name]] == ["zoo.layers"]
+    assert "torch.nn" in sources("torch.nn:Linear", load("torch.nn:Linear"))
 
 
 def test_a_target_that_needs_a_gpu_says_so_where_there_is_none() -> None:

@@ -34,6 +34,23 @@ COMPILING = {
 }
 
 
+class TargetClient:
+    """A session that says what the target is, and measures nothing; ``sources`` : what it was loaded from."""
+
+    sources: Mapping[str, str] = {}
+
+    def __init__(self, *_given: object) -> None: ...
+
+    def __enter__(self) -> TargetClient:
+        return self
+
+    def __exit__(self, *_error: object) -> None: ...
+
+    def ask(self, what: str, _timeout_s: float, **_how: object) -> Any:
+        assert what == "open"
+        return OPENED | {"sources": self.sources}
+
+
 def plan(modes: Sequence[str] = ("eager", "default"), **more: Any) -> BenchPlan:
     chosen = {name: more.pop(name) for name in ("backends", "batch_sizes", "dynamic", "dtypes") if name in more}
     return BenchPlan("models.py:linear", settings(modes, **chosen), **more)

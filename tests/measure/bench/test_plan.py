@@ -6,11 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from measure.bench.sessions import filled, measured
+from measure.bench.sessions import OPENED, TargetClient, filled, measured
 
 import torchtriage as tt
 from torchtriage.core.errors import UsageError
-from torchtriage.core.isolate.target import file_hash
 from torchtriage.measure.bench.checkpoint import Checkpoint
 from torchtriage.measure.bench.plan import BenchPlan, check_target, settings, target_of
 from torchtriage.measure.bench.result import Setting
@@ -145,16 +144,20 @@ def test_measuring_anew_removes_what_a_benchmark_wrote_and_nothing_else(tmp_path
     assert (elsewhere / "log.txt").exists()
 
 
-def test_measurements_of_a_target_that_has_changed_since_are_refused(tmp_path: Path) -> None:
-    file = tmp_path / "models" / "__init__.py"
-    file.parent.mkdir()
-    file.write_text("a = 1")
-    plan = BenchPlan("models:f", settings(["eager"]))
-    checked = {"device": "cpu", "sources": {str(file): file_hash(str(file))}}
-    Checkpoint(tmp_path / "b", plan).write("check.json", checked)
-    file.write_text("a = 2")
-    with pytest.raises(UsageError, match=r"of another target: .*__init__\.py has changed since"):
-        measure(plan, tmp_path / "b")
+def test_measurements_of_a_program_that_has_changed_since_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where its files are now decides, not where they were: checkouts are moved and copied."""
+    monkeypatch.setattr("torchtriage.measure.bench.run.SessionClient", TargetClient)
+    of = BenchPlan("models:f", settings(["eager"]))
+    found = measured(of, dict.fromkeys(of.settings, 5.0), np.random.default_rng(0))
+    found.opened = OPENED | {"sources": {"models": "1", "zoo.net": "2"}}
+    filled(tmp_path / "b", found)
+    monkeypatch.setattr(TargetClient, "sources", {"models": "1", "zoo.net": "2"})
+    assert measure(of, tmp_path / "b").opened == found.opened
+    monkeypatch.setattr(TargetClient, "sources", {"models": "1", "zoo.net": "3"})
+    with pytest.raises(UsageError, match=r"of another program: zoo\.net changed since"):
+        measure(of, tmp_path / "b")
 
 
 def test_another_torch_or_machine_or_variable_is_another_benchmark(
@@ -203,8 +206,8 @@ def test_half_a_file_counts_as_none(tmp_path: Path) -> None:
 
 
 def test_from_python_it_is_the_same_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The function's file is the target; everything is in the folder, so nothing is started."""
-    monkeypatch.setattr("torchtriage.measure.bench.run.SessionClient", None)
+    """The function's file is the target; everything is in the folder, so nothing is measured."""
+    monkeypatch.setattr("torchtriage.measure.bench.run.SessionClient", TargetClient)
     chosen = settings(["eager", "default"], batch_sizes=[4])
     of = BenchPlan(target_of(settings), chosen, steps=30)
     filled(tmp_path, measured(of, dict.fromkeys(chosen, 5.0), np.random.default_rng(0)))

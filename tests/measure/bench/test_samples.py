@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from measure.bench.sessions import filled, measured, plan
+from measure.bench.sessions import TargetClient, filled, measured, plan
 
 from torchtriage.cli.main import cli
 from torchtriage.measure.bench.measurements import Measurements
@@ -67,6 +67,7 @@ def test_bench_writes_what_gate_record_imports(tmp_path: Path, monkeypatch: pyte
     Path("models.py").write_text("def linear(): ...\n")
     found = two()
     filled(tmp_path / "out", found)
+    monkeypatch.setattr("torchtriage.measure.bench.run.SessionClient", TargetClient)
     words = [
         "bench",
         "models.py:linear",

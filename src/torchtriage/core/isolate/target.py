@@ -14,12 +14,14 @@ import importlib.util
 import inspect
 import random
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 SEED = 0
 ASKED = ("batch_size", "dtype", "device")
+INSTALLED = frozenset({"site-packages", "dist-packages"})
 
 
 class TargetError(Exception):
@@ -109,17 +111,31 @@ def _import_file(path: Path) -> Any:
 
 
 def sources(target: str, function: Callable[..., Any]) -> dict[str, str]:
-    """Return the files of a loaded target and of its function, which another may define, with a hash of each."""
+    """Return a hash of the file of each loaded module that is the user's, and of those that the target is from.
+
+    By name: a checkout that was moved is the same program, another in its place is not.
+    """
     where = target.rpartition(":")[0]
-    names = (Path(where).stem if where.endswith(".py") else where, getattr(function, "__module__", None))
-    files = [getattr(sys.modules.get(name or ""), "__file__", None) for name in names]
-    return {path: file_hash(path) for path in (str(Path(file).resolve()) for file in files if file)}
+    asked = (Path(where).stem if where.endswith(".py") else where, getattr(function, "__module__", None))
+    # libraries are known by their versions
+    standard, ours = Path(sysconfig.get_path("stdlib")).resolve(), Path(__file__).resolve().parents[2]
+    out = {}
+    for name, module in sorted(sys.modules.items()):
+        # what is loaded when it is first asked for stays unloaded
+        file = getattr(module, "__dict__", {}).get("__file__")
+        if not isinstance(file, str):
+            continue
+        path = Path(file).resolve()
+        library = path.is_relative_to(standard) or path.is_relative_to(ours) or not INSTALLED.isdisjoint(path.parts)
+        if name in asked or not library:
+            out[name] = _file_hash(path)
+    return out
 
 
-def file_hash(path: str) -> str:
-    """Return a hash of what a file holds; empty where it is gone."""
+def _file_hash(path: Path) -> str:
+    """Return a hash of what a file holds; empty where it cannot be read."""
     try:
-        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+        return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError:
         return ""
 

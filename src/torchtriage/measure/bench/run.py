@@ -16,7 +16,6 @@ import numpy as np
 
 from torchtriage.core.errors import UsageError
 from torchtriage.core.isolate.session_client import SessionClient, SessionError
-from torchtriage.core.isolate.target import file_hash
 from torchtriage.core.machine import read_host
 from torchtriage.core.stats.steady_state import find_steady
 from torchtriage.measure.bench.advice import all_settled
@@ -139,34 +138,35 @@ def _open(plan: BenchPlan, worker: SessionClient, setting: Setting) -> dict[str,
 
 
 def _checked(plan: BenchPlan, store: Checkpoint, progress: Progress) -> dict[str, Any]:
-    """Return what the target is; one process learns it before anything is measured."""
-
-    def check() -> dict[str, Any]:
-        progress("the target", 0.0)
-        eager = Setting("eager", "", "auto", plan.settings[0].batch_size, "")
+    """Return what the target is; one process learns it before anything is measured, or what is kept is taken."""
+    known: dict[str, Any] | None = store.read("check.json")
+    eager = Setting("eager", "", "auto", plan.settings[0].batch_size, "")
+    progress("the target", 0.0)
+    try:
         with SessionClient(store.cache("check"), store.log("check"), plan.threads) as worker:
             opened = _open(plan, worker, eager)
-            backends = sorted({setting.backend for setting in plan.settings if setting.backend})
-            worker.ask("check_backends", plan.timeout_s, names=backends)
-            worker.ask("first", plan.timeout_s)
-        return opened
-
-    try:
-        opened: dict[str, Any] = _stored(store, "check.json", check)
+            if known is None:
+                backends = sorted({setting.backend for setting in plan.settings if setting.backend})
+                worker.ask("check_backends", plan.timeout_s, names=backends)
+                worker.ask("first", plan.timeout_s)
     except SessionError as error:
         raise UsageError(
             error.message if error.kind != "timeout" else f"eager gave {error.message}",
             where=plan.target,
             hint=error.hint,
         ) from error
-    changed = [file for file, known in opened["sources"].items() if file_hash(file) != known]
+    if known is None:
+        store.write("check.json", opened)
+        return opened
+    then, now = known.get("sources", {}), opened["sources"]
+    changed = sorted(name for name in {*then, *now} if then.get(name) != now.get(name))
     if changed:
         raise UsageError(
-            f"holds measurements of another target: {', '.join(changed)} has changed since",
+            f"holds measurements of another program: {', '.join(changed[:8])} changed since",
             where=str(store.path),
             hint="--fresh measures anew, --out names another folder",
         )
-    return opened
+    return known
 
 
 def _cold(

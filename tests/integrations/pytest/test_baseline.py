@@ -146,6 +146,15 @@ def test_a_run_is_stored_and_found_again(tmp_path: Path) -> None:
     assert dict(found.environment)["host"] == "quiet"
 
 
+def test_recordings_of_the_own_commit_and_with_uncommitted_changes_are_found(tmp_path: Path) -> None:
+    baseline = Baseline(str(tmp_path / "gate.db"), True, "main", tmp_path, 1)
+    for i in range(7):
+        environment = (("uncommitted changes", "yes"),) if i > 3 else ()
+        baseline.store(replace(run_of(5.0 + i), commit="c" * 40, branch="main", environment=environment))
+    found, _ = baseline.find(replace(run_of(6.0), commit="c" * 40))
+    assert len(found) == 7
+
+
 STEP = """
 def test_it(perf_gate):
     perf_gate(lambda: sum(range(5000)))

@@ -178,6 +178,17 @@ def test_the_checkouts_own_modules_are_found(
     assert {one.series[0].metric for one in stored()} == {"new"}
 
 
+def test_what_is_recorded_with_uncommitted_changes_is_said(
+    recorded: Recorded, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(repository)
+    words = ("--sessions", "1", "--samples", "--store", "gate.db", "--", "benchmarks/bench.py")
+    assert "uncommitted" not in recorded(*words).stderr
+    with Path("benchmarks/bench.py").open("a") as file:
+        file.write("# edited\n")
+    assert "recorded with uncommitted changes" in recorded(*words).stderr
+
+
 def test_in_turns_with_another_command(recorded: Recorded) -> None:
     recorded("--sessions", "2", "--samples", "--before", "bench.py 1", "--", "bench.py", "2")
     values = {dict(one.environment)["side"]: one.series[0].sessions[0].values for one in stored()}

@@ -154,6 +154,8 @@ def check_measured(given: dict[str, Any]) -> None:
 
 def _record(words: Sequence[str], given: dict[str, Any]) -> None:
     from torchtriage.measure.gate.importers import encode_runs
+    from torchtriage.measure.gate.revision import UNCOMMITTED
+    from torchtriage.measure.gate.run import SIDE
     from torchtriage.measure.gate.store import open_store
 
     # before anything is measured: minutes would be lost
@@ -164,6 +166,8 @@ def _record(words: Sequence[str], given: dict[str, Any]) -> None:
         for run in runs:
             new = store.add(run)
             click.echo(_summary(run, store.name, new=new))
+        if any(UNCOMMITTED in (facts := dict(run.environment)) and SIDE not in facts for run in runs):
+            complain("recorded with uncommitted changes: left out of a baseline that has enough without")
     click.echo("next: torchtriage gate check")
 
 

@@ -12,7 +12,7 @@ import platform
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -82,11 +82,10 @@ class Baseline:
         Raises StoreError: there is no store, or it cannot be read.
         """
         names = [self.base] if self.base is not None else ["main", "master", run.branch]
-        # who asks has recorded before the last edit: the own commit is a baseline, too
-        asked = replace(run, commit="")
         with self._open(create=False) as store:
             for name in names:
-                runs, _ = find_baseline(store, [asked], name, folder=self.folder)
+                # who asks has recorded before the last edit
+                runs, _ = find_baseline(store, [run], name, folder=self.folder, own=True)
                 if runs:
                     return runs, name or "the recordings before"
         return (), names[0]

@@ -8,7 +8,9 @@ from typing import NamedTuple
 
 from torchtriage.core.finding import Note
 from torchtriage.core.samples import Run
+from torchtriage.core.units import format_count
 from torchtriage.measure.gate.revision import UNCOMMITTED, commit_of
+from torchtriage.measure.gate.row_verdict import LEAST_REPEATS
 from torchtriage.measure.gate.run import INTERLEAVING, SIDE
 from torchtriage.measure.gate.store import Store, StoredRun
 
@@ -44,6 +46,7 @@ def find_sides(
     """
     entries, label, notes = _candidate(store, candidate, benchmark, folder)
     before: list[StoredRun] = []
+    n_edited = 0
     wanted = base or "main"
     names = [base] if base is not None else ["main", "master"]
     for entry in entries:
@@ -53,9 +56,10 @@ def find_sides(
             before.append(partner)
             continue
         for name in names:
-            found = _baseline(store, name, entry.run, n_runs, folder, without=entry.id)
+            found, edited = _baseline(store, name, entry.run, n_runs, folder, without=entry.id)
             if found:
                 before += found
+                n_edited += len(edited)
                 wanted = name
                 break
     if base is None and before and all(_mark(entry) for entry in before):
@@ -64,19 +68,28 @@ def find_sides(
         before += _missing(store, entries, before)
     if not before:
         notes = (*notes, *_own(store, [entry.run for entry in entries], names))
+    notes = (*notes, *_edited(n_edited, wanted))
     return Sides(tuple(store.load(before)), tuple(store.load(entries)), (wanted, label), notes)
 
 
 def find_baseline(
-    store: Store, after: Sequence[Run], base: str, *, n_runs: int = N_RUNS, folder: Path
+    store: Store, after: Sequence[Run], base: str, *, n_runs: int = N_RUNS, folder: Path, own: bool = False
 ) -> tuple[tuple[Run, ...], tuple[Note, ...]]:
-    """Return the stored runs of a branch or a commit for candidates that are in no store, and why there are none.
+    """Return the stored runs of a branch or a commit for candidates that are in no store, and what to know of them.
+
+    ``own`` : what was recorded at the candidate's commit, and with uncommitted changes, is a baseline, too.
 
     Raises StoreError: the store cannot be read.
     """
     # several runs of one benchmark have one baseline
-    found = {entry.id: entry for run in after for entry in _baseline(store, base, run, n_runs, folder)}
-    return tuple(store.load(list(found.values()))), () if found else tuple(_own(store, after, [base]))
+    found: dict[str, StoredRun] = {}
+    left_out: set[str] = set()
+    for run in after:
+        taken, edited = _baseline(store, base, run, n_runs, folder, own=own)
+        found.update((entry.id, entry) for entry in taken)
+        left_out |= {entry.id for entry in edited}
+    notes = _edited(len(left_out), base) if found else _own(store, after, [base])
+    return tuple(store.load(list(found.values()))), tuple(notes)
 
 
 def sides_of(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
@@ -91,6 +104,12 @@ def sides_of(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
         before = facts.get(SIDE) == "before" and facts.get(INTERLEAVING) in marks
         sides[0 if before else 1].append(run)
     return sides
+
+
+def _edited(n: int, name: str) -> Iterator[Note]:
+    if n:
+        left_out = f"{format_count(n, 'run')} of {name} with uncommitted changes left out"
+        yield Note("uncommitted", "info", left_out)
 
 
 def _own(store: Store, after: Sequence[Run], names: Sequence[str]) -> Iterator[Note]:
@@ -181,9 +200,9 @@ def _is(entry: StoredRun, name: str, folder: Path) -> bool:
 
 
 def _baseline(
-    store: Store, name: str, candidate: Run, n_runs: int, folder: Path, *, without: str = ""
-) -> Sequence[StoredRun]:
-    """Return runs of a branch or a commit, of the candidate's machine and without uncommitted changes if it can be."""
+    store: Store, name: str, candidate: Run, n_runs: int, folder: Path, *, without: str = "", own: bool = False
+) -> tuple[Sequence[StoredRun], Sequence[StoredRun]]:
+    """Return runs of a branch or a commit, of the candidate's machine if it can be, and those left out as edited."""
     found = store.find(benchmark=candidate.benchmark, branch=name)
     on_branch = bool(found)
     if not found:
@@ -194,13 +213,18 @@ def _baseline(
         for entry in found
         if entry.id != without
         # who names a commit means it; of a branch, the candidate's own commit is no baseline
-        and not (on_branch and entry.run.commit and entry.run.commit == candidate.commit)
+        and not (on_branch and not own and entry.run.commit and entry.run.commit == candidate.commit)
     ]
     fingerprint = candidate.machine.fingerprint
     alike = [entry for entry in others if entry.run.machine.fingerprint == fingerprint] or others
-    # what was measured with uncommitted changes is no commit's program
-    alike = [entry for entry in alike if UNCOMMITTED not in dict(entry.run.environment)] or alike
     at_s = candidate.recorded_at_s
-    earlier = [entry for entry in alike if not at_s or entry.run.recorded_at_s <= at_s]
     # the branch's own CI may end later than the candidate's
-    return (earlier or alike)[:n_runs]
+    earlier = [entry for entry in alike if not at_s or entry.run.recorded_at_s <= at_s] or alike
+    # what was measured with uncommitted changes is no commit's program, but shows what recordings differ by
+    clean, edited = (
+        [entry for entry in earlier if (UNCOMMITTED in dict(entry.run.environment)) == is_edited]
+        for is_edited in (False, True)
+    )
+    if own or len(clean) < LEAST_REPEATS:
+        return earlier[:n_runs], ()
+    return clean[:n_runs], edited

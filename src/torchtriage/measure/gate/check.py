@@ -351,8 +351,9 @@ def _differences(before: Sequence[Run], after: Sequence[Run], labels: tuple[str,
         yield Note(
             "uncommitted",
             "warn",
-            f"{labels[0]} was recorded with uncommitted changes: what it is compared with is in no commit",
-            "record it without them: torchtriage gate record -- CMD",
+            f"{len(edited)} of {format_count(len(before), 'run')} of {labels[0]} recorded with uncommitted changes:"
+            " what they measured is in no commit",
+            f"record {LEAST_REPEATS} without them, and they are left out: torchtriage gate record -- CMD",
         )
     if any(UNCOMMITTED in dict(run.environment) for run in after):
         yield Note("uncommitted", "info", "the candidate is its commit with uncommitted changes")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,12 @@ from click.testing import CliRunner
 from measure.bench.sessions import TargetClient, filled, measured, plan
 
 from torchtriage.cli.main import cli
+from torchtriage.core.samples import Run, Series, Session
 from torchtriage.measure.bench.measurements import Measurements
 from torchtriage.measure.bench.samples import samples_of
+from torchtriage.measure.gate.check import check
 from torchtriage.measure.gate.importers import NOWHERE, read_runs
+from torchtriage.measure.gate.row_verdict import GateLimits
 from torchtriage.measure.gate.store import open_store
 
 
@@ -48,6 +52,28 @@ def test_each_round_is_a_session_of_each_setting() -> None:
     assert [one.values for one in kept.sessions] == [(2.0,)] * 5
     assert kept.kind == "compile_time"
     assert series["eager: peak host memory"].sessions[0].values == (300 << 20,)
+
+
+def bench_run(seed: int) -> Run:
+    """Return what bench measures at its defaults: three rounds, of which the first began with empty caches."""
+    of = plan(("eager", "default"))
+    eager, default = of.settings
+    found = measured(of, {eager: 2.0, default: 1.0}, np.random.default_rng(seed), rounds=3)
+    for session in found.rounds[1].values():
+        session["cold"] = True
+    return replace(samples_of(found, NOWHERE), commit=f"{seed:040x}", recorded_at_s=1000.0 + seed)
+
+
+def test_samples_of_equal_programs_pass_the_gate_also_against_those_of_older_releases() -> None:
+    before, now = [bench_run(seed) for seed in range(8)], bench_run(9)
+    assert check(before, [now], GateLimits()).outcome == "fine"
+    once = [
+        Series("eager: first call, empty caches", "s", "lower", "compile_time", (Session((3.0,)),)),
+        Series("eager: relative error", "1", "lower", "accuracy", (Session((0.001,)),)),
+        Series("eager: first call, caches kept", "s", "lower", "compile_time", (Session((2.0,)), Session((2.1,)))),
+    ]
+    older = [replace(run, series=(*run.series, *once)) for run in before]
+    assert check(older, [now], GateLimits()).outcome == "fine"
 
 
 def test_a_setting_that_failed_has_no_samples() -> None:

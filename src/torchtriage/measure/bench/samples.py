@@ -11,6 +11,7 @@ from torchtriage.core.samples import Kind, Run, Series, Session
 from torchtriage.core.units import NS_PER_MS
 from torchtriage.measure.bench.measurements import Measurements
 from torchtriage.measure.bench.result import Setting
+from torchtriage.measure.gate.row_verdict import LEAST_SESSIONS
 from torchtriage.measure.gate.run import HOST
 
 
@@ -40,8 +41,8 @@ def samples_of(measured: Measurements, here: Run) -> Run:
 def _series(measured: Measurements, setting: Setting) -> Iterator[Series]:
     """Yield what was measured of one setting, a session of each round.
 
-    What was measured once, the start with empty caches and the answers, would hold up every check: of one session
-    none can be sure.
+    What was measured once or twice, such as the start with empty caches, would hold up every check: of so few
+    sessions none can be sure.
     """
     found = [(number, measured.session(setting, number)) for number in sorted(measured.rounds)]
     steps = [
@@ -58,7 +59,7 @@ def _series(measured: Measurements, setting: Setting) -> Iterator[Series]:
 
     yield series("step", "ms", "latency", steps)
     warm = [_single(at, raw["first"]["ns"] / 1e9) for at, raw in raws if "cold" not in raw]
-    if warm:
+    if len(warm) >= LEAST_SESSIONS:
         yield series("first call, caches kept", "s", "compile_time", warm)
     for what, values in (
         ("peak host memory", [raw.get("peak") for _, raw in raws]),

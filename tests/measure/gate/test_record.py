@@ -101,6 +101,17 @@ def test_one_measurement_that_names_no_time_is_stored_once(recorded: Recorded, f
     assert run.recorded_at_s == 1e9
 
 
+def test_a_file_beside_it_does_not_change_the_time_of_an_import(recorded: Recorded, folder: Path) -> None:
+    for number, name in enumerate(("old", "new")):
+        series = [{"metric": "step", "unit": "s", "sessions": [[1.0]]}]
+        (folder / f"{name}.json").write_text(json.dumps({"benchmark": name, "series": series}))
+        os.utime(f"{name}.json", (1e9 + number, 1e9 + number))
+    recorded("--import", "old.json")
+    done = recorded("--import", "old.json", "--import", "new.json")
+    assert done.stdout.count("stored in") == done.stdout.count("was in") == 1
+    assert {run.benchmark: run.recorded_at_s for run in stored()} == {"old": 1e9, "new": 1e9 + 1}
+
+
 def test_files_are_imported_as_sessions(recorded: Recorded, folder: Path) -> None:
     for number in range(2):
         text = json.dumps({"metric": "step", "unit": "s", "value": number + 1})

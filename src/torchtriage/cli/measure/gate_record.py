@@ -184,9 +184,6 @@ def _import(given: dict[str, Any]) -> list[Run]:
     from torchtriage.measure.gate.importers import read_sessions
 
     here = _revision(given).run(given["name"] or "", gather_machine())
-    # what is measured is written at once; the time of the import would make one measurement several
-    written_s = [Path(name).stat().st_mtime for name in given["imports"] if Path(name).is_file()]
-    here = replace(here, recorded_at_s=max(written_s, default=here.recorded_at_s))
     imported = read_sessions(given["imports"], here=here)
     for note in imported.notes:
         complain(note)

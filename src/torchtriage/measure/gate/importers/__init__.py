@@ -68,11 +68,14 @@ def read_sessions(paths: Sequence[str | Path], *, here: Run = NOWHERE) -> Import
     """Return the runs of several files; those of one benchmark, commit and machine are one run.
 
     Each file adds its sessions: a file of pytest-benchmark is one process. Runs that were interleaved, or that
-    stand in one file, stay apart.
+    stand in one file, stay apart. Where ``here`` has a time, a file that tells none has that of its writing.
     """
     notes: list[str] = []
     merged: dict[object, Run] = {}
     for number, path in enumerate(paths):
+        if here.recorded_at_s and Path(path).is_file():
+            # the time of the import would make one measurement several
+            here = replace(here, recorded_at_s=Path(path).stat().st_mtime)
         imported = read_runs(path, here=here)
         notes += [note for note in imported.notes if note not in notes]
         for place, run in enumerate(imported.runs):

@@ -227,11 +227,20 @@ def test_memory_is_exact_where_it_never_varies(after: float, code: int) -> None:
 def test_device_memory_that_was_none_before_is_a_regression() -> None:
     assert judge(constant(0, "memory"), constant(0, "memory")).exit_code == 0
     assert judge(constant(0, "memory"), constant(4096, "memory")).exit_code == 1
-    varied = series([[1e6 + 1000 * i] for i in range(5)], "memory", unit="B", kind="memory")
-    grown = judge(constant(0, "memory"), varied)
+    varied = series([[1e6 + 1000 * i] for i in range(7)], "memory", unit="B", kind="memory")
+    grown = judge(constant(0, "memory", 7), varied)
     assert grown.exit_code == 1
-    assert first(grown).sentence == "0 B to 977 KiB … 980 KiB in all 5 and 5 sessions"
-    assert judge(varied, constant(0, "memory")).exit_code == 0
+    assert first(grown).sentence == "0 B to 977 KiB … 982 KiB, in the middle 0 B to 979 KiB: more"
+    assert judge(varied, constant(0, "memory", 7)).exit_code == 0
+
+
+def test_memory_that_is_none_now_and_then_seldom_fails() -> None:
+    """Three times none and three times some happen to equal programs once in 64."""
+    few = series([[0.0]] * 3, "memory", unit="B", kind="memory")
+    some = series([[4096.0 * i] for i in (1, 2, 3)], "memory", unit="B", kind="memory")
+    told = judge(few, some)
+    assert told.exit_code == 2
+    assert "at least 7 sessions a side are needed" in first(told).sentence
 
 
 def test_memory_that_varies_has_an_interval() -> None:
@@ -321,9 +330,9 @@ def test_accuracy_that_falls_is_a_regression() -> None:
     assert judge(before, constant(0.850, "accuracy", **higher)).exit_code == 1
     assert judge(before, constant(0.912, "accuracy", **higher)).exit_code == 0
     assert judge(before, constant(0.930, "accuracy", **higher)).exit_code == 0
-    varied = series([[0.5 + i / 100] for i in range(5)], "accuracy", unit="1", kind="accuracy", **higher)
-    assert judge(constant(0, "accuracy", **higher), varied).exit_code == 0
-    assert judge(varied, constant(0, "accuracy", **higher)).exit_code == 1
+    varied = series([[0.5 + i / 100] for i in range(7)], "accuracy", unit="1", kind="accuracy", **higher)
+    assert judge(constant(0, "accuracy", 7, **higher), varied).exit_code == 0
+    assert judge(varied, constant(0, "accuracy", 7, **higher)).exit_code == 1
 
 
 # -- many metrics --------------------------------------------------------------------------------

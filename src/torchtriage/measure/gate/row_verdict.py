@@ -128,6 +128,11 @@ class _RowDraft:
     floor: float
     noisy: bool
 
+    @property
+    def has_zeros(self) -> bool:
+        """Whether nothing may have a ratio to it: counts, and what is none at all on one side."""
+        return self.row.kind == "count" or 0 in (side.value for side in _both(self.row))
+
 
 def judge_rows(matches: Iterable[MetricMatch], limits: GateLimits) -> tuple[MetricRow, ...]:
     """Return a verdict on every statistic of every match, in their order.
@@ -166,7 +171,7 @@ def _judge_family(family: Sequence[_RowDraft], alpha: float, miss: float) -> lis
         levels[side] = 1 - 2 * alpha * n_found / len(family)
     changes = [_compare(draft, float(level)) for draft, level in zip(family, levels, strict=True)]
     return [
-        _judge_count(draft, change, float(p)) if draft.row.kind == "count" else _judge(draft, change, float(p), miss)
+        _judge_ranks(draft, change, float(p)) if draft.has_zeros else _judge(draft, change, float(p), miss)
         for draft, change, p in zip(family, changes, adjusted, strict=True)
     ]
 
@@ -212,9 +217,7 @@ def _drafts(match: MetricMatch, limits: GateLimits) -> Iterator[_RowDraft | Metr
         return
     n_least = min(len(table.series.sessions) for table in (before, after))
     n_values = min(matrix.shape[1] for table in (before, after) for _, matrix in table.parts)
-    # to a zero nothing has a ratio, and what is always above it is more
-    none_at_all = known.kind != "count" and 0 in (before.most, after.most)
-    exact = none_at_all or all(table.least == table.most for table in (before, after))
+    exact = all(table.least == table.most for table in (before, after))
     for name in names:
         row = replace(row, statistic=name, decides=name == names[0] or name in limits.statistics, paired=match.paired)
         if n_values < (least := LEAST_VALUES.get(name, 0)):
@@ -236,9 +239,10 @@ def _drafts(match: MetricMatch, limits: GateLimits) -> Iterator[_RowDraft | Metr
                 f" {len(match.repeats) + len(match.earlier)} of the baseline; {LEAST_REPEATS} are needed, or"
                 " interleaved pairs",
             )
-        elif known.kind == "count":
-            # ranks are the same of counts and more, and zero has no logarithm
-            yield _RowDraft(both, _count_costs(before), _count_costs(after), None, 0.0, noisy=False)
+        elif known.kind == "count" or 0 in (before.most, after.most):
+            # ranks are the same of values and one more, and zero has no logarithm
+            costs = (_costs_from_one(table, name) for table in (before, after))
+            yield _RowDraft(both, *costs, None, 0.0, noisy=False)
         else:
             # pairs need no allowance
             timed = known.kind in TIMED and not match.paired
@@ -253,8 +257,8 @@ def least_pairs(limits: GateLimits, *, paired: bool = True) -> int:
     return max(session_comparison.least_sessions(1 - 2 * alpha, paired=paired), LEAST_SESSIONS)
 
 
-def _count_costs(table: SessionTable) -> Floats:
-    values = 1 + table.values("count")
+def _costs_from_one(table: SessionTable, name: str) -> Floats:
+    values = 1 + table.values(name)
     return values if table.series.better == "lower" else 1 / values
 
 
@@ -311,11 +315,7 @@ def _exact(row: MetricRow) -> MetricRow:
     if less == more or more <= less * (1 + row.max_regress):
         verdict = "same"
     change = "" if ratio is None or ratio == 1 else f", {formatting.change(ratio)}"
-    n = f"in all {before.n_sessions} and {after.n_sessions} sessions"
-    if all(len({*side.sessions}) == 1 for side in (before, after)):
-        sentence = f"{_sides(row)}{change}, the same {n}"
-    else:
-        sentence = f"{_range(row, before.sessions)} to {_range(row, after.sessions)} {n}"
+    sentence = f"{_sides(row)}{change}, the same in all {before.n_sessions} and {after.n_sessions} sessions"
     return replace(row, verdict=verdict, ratio=ratio, sentence=sentence)
 
 
@@ -355,8 +355,8 @@ def _noise(match: MetricMatch, statistic: str) -> session_comparison.RecordingNo
     )
 
 
-def _judge_count(draft: _RowDraft, change: session_comparison.Change, adjusted_p: float) -> MetricRow:
-    """Judge counts that vary: any rise counts, once ranks show one."""
+def _judge_ranks(draft: _RowDraft, change: session_comparison.Change, adjusted_p: float) -> MetricRow:
+    """Judge counts that vary, and what is zero on one side: any rise counts, once ranks show one."""
     row = draft.row
     before, after = _both(row)
     values = f"{_range(row, before.sessions)} to {_range(row, after.sessions)}"

@@ -32,7 +32,7 @@ def template_lines() -> str:
     found = re.search(r"  script:\n(.*?)\n  allow_failure", text, re.DOTALL)
     assert found is not None
     lines = re.sub(r">-\n((?:      .*\n)+)", lambda m: " ".join(m[1].split()) + "\n", found[1] + "\n")
-    return "\n".join(line.strip().removeprefix("- ") for line in lines.split("\n")[1:])
+    return "\n".join(re.sub("^'(.*)'$", r"\1", line.strip().removeprefix("- ")) for line in lines.split("\n")[1:])
 
 
 @pytest.fixture
@@ -120,8 +120,29 @@ def test_the_action_finds_what_it_compares_with_and_leaves_a_whole_clone_whole(c
             done = run(action_lines(), folder, **given, AGAINST=against)
             assert (done.returncode, done.stdout.strip()) == (0, commit), (against, done.stderr)
     assert git(whole, "rev-parse", "--is-shallow-repository") == "false"
-    assert run(action_lines(), whole, **given, AGAINST="nothing").returncode == 3
+    done = run(action_lines(), whole, **given, AGAINST="nothing")
+    assert done.returncode == 3
+    assert "couldn't find remote ref nothing" in done.stderr
     assert (tmp_path / "output").read_text().splitlines()[-2] == "outcome=infrastructure"
+    git(origin, "update-ref", "--no-deref", "HEAD", main)
+    for is_there in (True, False):
+        if not is_there:
+            origin.rename(tmp_path / "gone.git")
+        done = run(action_lines(), whole, **given, AGAINST="")
+        assert (done.returncode, done.stdout.count("::error::expected a revision")) == (3, 1)
+        assert (tmp_path / "output").read_text().splitlines()[-1] == "outcome=infrastructure"
+
+
+def test_the_template_knows_an_answer_of_old_git_from_a_shallow_clone(clone: Path, tmp_path: Path) -> None:
+    """Before 2.15 git prints an option that it does not know."""
+    old = tmp_path / "bin" / "git"
+    old.parent.mkdir()
+    old.write_text('#!/bin/sh\necho "$2"\n')
+    old.chmod(0o755)
+    line = next(line for line in template_lines().splitlines() if "depth=" in line)
+    shown = f'{line}\necho "[$depth]"'
+    assert run(shown, clone).stdout == "[--depth=1]\n"
+    assert run(shown, clone, PATH=f"{old.parent}{os.pathsep}{os.environ['PATH']}").stdout == "[]\n"
 
 
 @pytest.mark.parametrize(

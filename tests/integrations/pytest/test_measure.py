@@ -65,9 +65,10 @@ def test_a_budget_inside_the_interval_is_not_told() -> None:
 
 def test_too_few_calls_tell_nothing() -> None:
     assert judge_time(timing(4.99, n=3), 5.0).verdict == "inconclusive"
-    few = judge_time(timing(1.0, n=6), 5.0, looks=1)
-    assert few.verdict == "inconclusive"
-    assert "(6 calls), budget 5.00 ms; too few calls for an interval; time 7 or more" in few.sentence
+    for n, calls in ((1, "1 call"), (6, "6 calls")):
+        few = judge_time(timing(1.0, n=n), 5.0, looks=1)
+        assert few.verdict == "inconclusive"
+        assert f"({calls}), budget 5.00 ms; too few calls for an interval; time 20 or more" in few.sentence
     assert judge_time(timing(1.0, n=7), 5.0, looks=1).verdict == "within"
 
 

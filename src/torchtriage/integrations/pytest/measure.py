@@ -156,7 +156,8 @@ def judge_time(timing: Timing, budget_ms: float, *, looks: int = LOOKS) -> Check
     level = 1 - 2 * ALPHA / looks
     values = np.asarray(timing.wall_ns, dtype=np.float64)
     budget_ns = budget_ms * 1e6
-    value, low, high = quantile_interval(values, 0.5, level)
+    # one call has no interval
+    value, low, high = quantile_interval(values, 0.5, level) if len(values) > 1 else (values[0], math.nan, math.nan)
     few = math.isnan(low) or math.isnan(high)
     ends = "" if few else f"{format_ns(low)} to {format_ns(high)}, "
     sentence = f"{format_ns(value)} ({ends}{format_count(len(values), 'call')}), budget {format_ns(budget_ns)}"
@@ -178,10 +179,9 @@ def judge_time(timing: Timing, budget_ms: float, *, looks: int = LOOKS) -> Check
                 f"{over}; the host was noisy ({'; '.join(noise.reasons)}), but the step's own"
                 f" thread computed for {format_ns(own.value)}",
             )
-    # all calls of a step of its budget are on one side of it once in 2^n
-    least = math.ceil(math.log2(looks / ALPHA))
     if few:
-        enough = f"{least} or more" if len(values) < least else "more"
+        # where calls resemble their neighbours, more of them are needed
+        enough = f"{TIMED_CALLS} or more" if len(values) < TIMED_CALLS else "more"
         why = f"too few calls for an interval; time {enough}: perf_gate(step, repeats=…)"
     elif noise.status == "noisy":
         why = f"the host was noisy: {'; '.join(noise.reasons)}; run it alone"

@@ -111,6 +111,13 @@ def test_memory_that_never_varies_is_compared_exactly() -> None:
     assert of(compare(run_of(5, memory=1020), before, "main", n_tests=1), "peak").verdict == "over"
 
 
+def test_memory_that_is_none_now_is_within_whatever_was_recorded() -> None:
+    """Of a recording of zero there is no ratio, and how much it varies by is not known."""
+    for recorded, now, verdict in ((0, 0, "within"), (4096, 0, "within"), (0, 4096, "not checked")):
+        before = [run_of(5.0, memory=recorded, seed=seed) for seed in range(4)]
+        assert of(compare(run_of(5.0, memory=now), before, "main", n_tests=1), "peak device").verdict == verdict
+
+
 def test_what_is_new_is_not_checked() -> None:
     before = [run_of(5, kernels=None, seed=i) for i in range(4)]
     assert of(compare(run_of(5), before, "main", n_tests=1), "kernels").verdict == "not checked"

@@ -186,6 +186,8 @@ def _timed(metric: str, series: Series, before: Sequence[Series], lines: tuple[s
 
     interest = MAX_REGRESS[series.kind]
     samples = [np.asarray(recorded.sessions[0].values, dtype=np.float64) for recorded in (series, *before)]
+    if samples[0].max() == 0:
+        return Check(metric, "within", f"{amount(0, series.unit)}, which is never more than what was recorded")
     if min(values.min() for values in samples) <= 0:
         return Check(metric, "not checked", "a recording of zero has no ratio")
     now, *others = (session_value(values, STATISTIC[series.kind]) for values in samples)  # type: ignore[arg-type]

@@ -241,8 +241,7 @@ def _drafts(match: MetricMatch, limits: GateLimits) -> Iterator[_RowDraft | Metr
             )
         elif known.kind == "count" or 0 in (before.most, after.most):
             # ranks are the same of values and one more, and zero has no logarithm
-            costs = (_costs_from_one(table, name) for table in (before, after))
-            yield _RowDraft(both, *costs, None, 0.0, noisy=False)
+            yield _RowDraft(both, _costs_from_one(before, name), _costs_from_one(after, name), None, 0.0, noisy=False)
         else:
             # pairs need no allowance
             timed = known.kind in TIMED and not match.paired

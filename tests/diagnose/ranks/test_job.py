@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -238,7 +237,7 @@ def test_what_a_file_without_all_rows_does_not_show_is_not_idle_time() -> None:
 
 def test_the_rank_that_lacks_most_rows_speaks_for_all() -> None:
     notes = [Note("cut-window", "warn", f"{share} is missing", "", {"share": share}) for share in (0.01, 0.5, 0.02)]
-    (merged,) = merge_notes([SimpleNamespace(notes=(note,)) for note in notes], [0, 1, 2])
+    (merged,) = merge_notes([(note,) for note in notes], [0, 1, 2])
     assert merged.message == "on all 3 ranks, as rank 1: 0.5 is missing"
     assert merged.evidence == {"share": 0.5, "ranks": [0, 1, 2]}
 

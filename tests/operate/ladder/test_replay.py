@@ -158,7 +158,7 @@ def test_the_document_holds_the_ladder(log):
         (["--deadline-ms", "10"], "expected --ladder"),
         (["--ladder", "full"], "expected two modes"),
         (["--ladder", "full,lite", "--enter", "0.001"], "leave < enter"),
-        (["--ladder", "full,lite", "--dwell-s", "-1"], "dwell_s above zero"),
+        (["--ladder", "full,lite", "--dwell-s", "-1"], "-1.0 is not in the range"),
     ],
 )
 def test_what_cannot_be_meant_is_said_and_is_no_traceback(log, arguments, says):

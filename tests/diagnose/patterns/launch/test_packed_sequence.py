@@ -94,6 +94,13 @@ def test_what_is_fast_or_something_else(given: dict[str, Any]) -> None:
     assert steps(**given) == []
 
 
+def test_programs_without_recurrent_layers() -> None:
+    builder = TraceBuilder(vendor="cpu")
+    for step in range(4):
+        builder.step(step, 1000 * step, 1000).op("aten::mm", 1000 * step + 10, 500)
+    assert builder.claims(find) == []
+
+
 @pytest.mark.torch
 def test_what_torch_records(tmp_path: Any) -> None:
     import torch

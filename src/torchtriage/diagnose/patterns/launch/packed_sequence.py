@@ -1,8 +1,8 @@
-"""A recurrent layer works on packed sequences, one time step after the other.
+"""A recurrent layer works on packed sequences, which oneDNN does not know.
 
 Looks like: on a CPU ``aten::lstm`` of single precision in one direction with the sizes of its batches (from
-    ``pack_padded_sequence``), eight time steps or more, half of the padded batch or more filled.
-Slow because: oneDNN's layer does a whole sequence in one call, forward and backward, but knows no packed sequences:
+    ``pack_padded_sequence``), eight of them or more, half of the padded batch or more filled.
+Slow because: oneDNN's layer does a whole sequence in one call, forward and backward; packed sequences it refuses:
     they run as a dozen small operators for each layer and time step, and twice as many in the backward pass.
 Cost: the layer's time and that of its backward pass; on the padded batch it takes 0.05 to 0.5 of it for each result
     that is read, and as much for each that is padding; 0.8 at most without a backward pass, and where a time step takes
@@ -29,8 +29,8 @@ PATTERN = Pattern.of(
     __name__, "LCH076", "A recurrent layer works on packed sequences", order=348, needs="ops shapes work"
 )
 FIX = Fix(
-    text="Give the layer the padded batch. Outputs before the end of a sequence stay the same; the last of each stands"
-    " at its length less 1, and is not the state that the layer returns. Batches of like lengths have little padding.",
+    text="Give the layer the padded batch, of sequences of like lengths. The last output of each stands at its length"
+    " less 1, and is not the state that the layer returns.",
     code="""outputs, _ = lstm(padded)  # batch_first; not pack_padded_sequence(padded, lengths)
 last = outputs[torch.arange(len(lengths)), lengths - 1]""",
     link="https://docs.pytorch.org/docs/stable/generated/torch.nn.LSTM.html",
@@ -63,6 +63,8 @@ def find(trace: Trace) -> Claims:
     batches = [_packed(call) for call in inputs]
     found = np.array([batch.time_steps >= MIN_TIME_STEPS for batch in batches], dtype=bool)[which]
     rows, which = rows[found], which[found]
+    if not len(rows):
+        return
     time = host_time(trace, with_backward(trace, rows, rows))
     forward = host_time(trace, trace.spans_of(rows))
     own = [batches[code] for code in which.tolist()]

@@ -214,6 +214,11 @@ def test_what_was_written_twice_counts_once_and_what_cannot_be_read_is_told(tmp_
     assert [note.message.split()[0] for note in result.notes] == ["2", "5"]
 
 
+def test_a_failure_is_no_copy_of_the_answer_in_the_same_microsecond(tmp_path):
+    result = report([write(tmp_path / "log", [line(1.0), line(1.0, error="ValueError"), line(1.0)])])
+    assert (result.requests, result.repeated, result.models[0].whole.failed) == (2, 1, 1)
+
+
 def test_a_log_of_a_share_of_the_requests_counts_all(tmp_path):
     path = tmp_path / "requests.jsonl"
     with Monitor(JsonLog(path, sample=0.05)) as monitor:

@@ -117,7 +117,7 @@ def read_records(paths: Iterable[str | Path]) -> Records:
         columns, dtype=list(zip(kinds.split(), ("i4", "i4", "i4", "f8", "i8", "i8", "?", "f8", "i8"), strict=True))
     )
     # the same to the microsecond and the nanosecond: the same request, written again after a crash
-    _, first = np.unique(table[["model", "version", "device", "at_s", "took_ns", "size"]], return_index=True)
+    _, first = np.unique(table[["model", "version", "device", "at_s", "took_ns", "size", "failed"]], return_index=True)
     first = first[np.argsort(table["at_s"][first], kind="stable")]
     kept = table[first]
     kept_columns: dict[str, Any] = {kind: np.ascontiguousarray(kept[kind]) for kind in kinds.split()}

@@ -107,7 +107,7 @@ def _folder(out: Path | None) -> Iterator[Path]:
 
 
 def _run(shell: Any, code: str, folder: Path, *, window: bool) -> Report | None:
-    """Return the report of what ran; None where nothing did, which the shell has told."""
+    """Return the report of what ran; None where nothing did, which the shell has said."""
     folder = Path(tempfile.mkdtemp(prefix="cell-", dir=folder))  # the processes of one cell
     if window:
         recording = profile(folder, steps=None)

@@ -141,7 +141,8 @@ def test_the_best_change_of_each_finding_is_chosen_and_the_others_say_why(fixing
 def test_together_the_smallest_goes_where_it_adds_nothing(fixing, monkeypatch, whole):
     rows = [tried(change("plain.py", finding=object()), 0.3), tried(change("crlf.py", finding=object()), 0.9)]
     monkeypatch.setattr(fixing, "_whole", lambda _: verified(whole, 0.25) if whole == "faster" else None)
-    chosen, proof = fixing.together(rows)
+    fixing.tries = rows
+    chosen, proof = fixing.together()
     assert chosen == (rows if whole == "faster" else rows[:1])
     assert rows[1].reason == ("" if whole == "faster" else "adds nothing to the others")
     assert proof is not None

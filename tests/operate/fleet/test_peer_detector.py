@@ -185,18 +185,11 @@ def test_quiet_on_a_version_that_is_equal_or_quicker(fleet):
     assert fleet.run(150) == []
 
 
-def test_a_version_that_fails_more_is_told(fleet):
+@pytest.mark.parametrize("share", [0.06, 1.0])
+def test_a_version_that_fails_more_is_reported(fleet, share):
     for device in fleet.devices[:6]:
         fleet.version[device] = "2"
-        fleet.fails[device] = 0.06
-    kinds = {(alarm.kind, alarm.version) for alarm in fleet.run(150)}
-    assert ("failing-version", "2") in kinds
-
-
-def test_a_version_that_fails_every_request_is_told(fleet):
-    for device in fleet.devices[:6]:
-        fleet.version[device] = "2"
-        fleet.fails[device] = 1.0
+        fleet.fails[device] = share
     kinds = {(alarm.kind, alarm.version) for alarm in fleet.run(150)}
     assert ("failing-version", "2") in kinds
     assert "slow-version" not in {kind for kind, _ in kinds}

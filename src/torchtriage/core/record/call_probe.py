@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR
 from itertools import count
 from types import CodeType, FrameType
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from torchtriage.core.record.stacks import is_library, of_the_user, user_call
 
@@ -91,6 +91,17 @@ Rows: TypeAlias = tuple[list[int], Any]
 _UNEQUAL = count()
 
 
+class _Call(NamedTuple):
+    """One call: ``digest`` of inputs and result, ``size`` of the result, ``n_backward`` passes of the probe before."""
+
+    step: int
+    ns: int
+    digest: int
+    size: int
+    rows: Rows
+    n_backward: int
+
+
 class CallProbe:
     """Reads the calls of the thread that starts it, from :meth:`start` to :meth:`stop`; steps end at :meth:`step`."""
 
@@ -99,8 +110,7 @@ class CallProbe:
         self._wanted: dict[CodeType, int] = {}
         # by frame: key, digest of inputs, digests of the rows of a module's, begin
         self._open: dict[int, tuple[tuple[Any, ...], int, list[int], int]] = {}
-        # step, ns, digest, elements, rows, and backward passes before it
-        self._calls: dict[tuple[Any, ...], list[tuple[int, int, int, int, Rows, int]]] = {}
+        self._calls: dict[tuple[Any, ...], list[_Call]] = {}
         self._passed_twice: set[int] = set()  # backward passes before modules whose graphs two passes go through
         self._last_module = 0
         self._n_calls: dict[tuple[Any, ...], int] = {}
@@ -208,7 +218,7 @@ class CallProbe:
         matched = (rows, results) if results is not None and len(results) == len(rows) else ([], [])
         if not key[0]:
             self._last_module = self._n_backward
-        called = self._n_steps, took, hash((inputs, result)), size, matched, self._n_backward
+        called = _Call(self._n_steps, took, hash((inputs, result)), size, matched, self._n_backward)
         self._calls.setdefault(key, []).append(called)
         self._own_ns += time.perf_counter_ns() - now
 
@@ -255,28 +265,28 @@ class CallProbe:
     def _judged(self, last: int) -> list[ProbedCall]:
         judged = []
         for key, calls in self._calls.items():
-            mine = [call for call in calls if call[0] == last]
-            before = {call[2] for call in calls if call[0] < last}
+            mine = [call for call in calls if call.step == last]
+            before = {call.digest for call in calls if call.step < last}
             if not mine:
                 continue
             here: set[int] = set()
             known = {
                 (row, len(values)): values
                 for call in calls
-                if call[0] < last
-                for row, values in zip(*call[4], strict=True)
+                if call.step < last
+                for row, values in zip(*call.rows, strict=True)
             }
             repeated = within = ns = 0
             rows = 0.0
-            for _, took, digest, _, matched, n_backward in mine:
-                if n_backward in self._passed_twice:
-                    here.discard(digest)
-                within += took * (digest in here)
-                repeated += took * (digest in here or digest in before)
-                rows += took * _known_rows(matched, known)
-                here.add(digest)
-                ns += took
-            n_calls, large = self._counted.get(key, len(mine)), any(call[3] >= FEWEST for call in mine)
+            for call in mine:
+                if call.n_backward in self._passed_twice:
+                    here.discard(call.digest)
+                within += call.ns * (call.digest in here)
+                repeated += call.ns * (call.digest in here or call.digest in before)
+                rows += call.ns * _known_rows(call.rows, known)
+                here.add(call.digest)
+                ns += call.ns
+            n_calls, large = self._counted.get(key, len(mine)), any(call.size >= FEWEST for call in mine)
             file, function, first_line, caller_file, caller_line = key
             parts = repeated / max(ns, 1), within / max(ns, 1)
             place = file, function, first_line, caller_file, caller_line

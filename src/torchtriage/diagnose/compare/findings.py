@@ -17,7 +17,7 @@ cheap because something else holds the step up."""
 
 
 def match(before: Result, after: Result) -> tuple[FindingChange, ...]:
-    """Return which findings of two results went, came, stayed or are not known to, the costliest first.
+    """Return which findings of two results went, came, stayed or are not known to; the largest cost first.
 
     The same code at the same place is the same finding. Places are the user's functions where both
     recordings have stacks; without them one code at other operators is still the same finding,

@@ -149,7 +149,7 @@ def judge(
     answered = {*((*FINDERS, SLOW_LINK) if measured else ()), *pipes.checked}.intersection(codes)
     checked, not_checked, crashes = merge_checks(results, numbers, answered)
     if STRAGGLER in checked and not measured and all(finding.code != STRAGGLER for finding in findings):
-        # nobody's lateness could be told, whatever each rank's own recording was looked at for
+        # nobody's lateness is known, whatever each rank's own recording was looked at for
         checked = tuple(code for code in checked if code != STRAGGLER)
         missing = ("collectives of all ranks that match",)
         item = NotChecked(STRAGGLER, "rank-straggler", missing, "record 5 or more whole steps at once on every rank")

@@ -38,14 +38,14 @@ def sentences(trace: Trace, result: Result, min_share: float) -> tuple[str, str,
     )
     if limits:
         trust = f"Limited trust: {'; '.join(limits[:2])}"
-    where, costliest = _where_time_goes(trace, result.summary, missing), _largest_saving(trace, result, min_share)
-    leaks = [finding for finding in result.findings if finding.code == LEAK and finding.certainty == "certain"]
-    leak = next(iter(leaks), None)
+    where, saving = _where_time_goes(trace, result.summary, missing), _largest_saving(trace, result, min_share)
+    leaks = (finding for finding in result.findings if finding.code == LEAK and finding.certainty == "certain")
+    leak = next(leaks, None)
     if leak is not None and not result.findings[0].grave:
         # a saving by it is not all that it costs: memory runs out
-        rest = f" {costliest}" if costliest.startswith("Largest saving") and leak is not result.findings[0] else ""
-        costliest = f"{leak.title} ({leak.code}): {leak.message}.{rest}"
-    return where, costliest, f"{trust}."
+        rest = f" {saving}" if saving.startswith("Largest saving") and leak is not result.findings[0] else ""
+        saving = f"{leak.title} ({leak.code}): {leak.message}.{rest}"
+    return where, saving, f"{trust}."
 
 
 _BUSY = ("compute_ns", "comm_only_ns", "copy_only_ns")

@@ -210,7 +210,7 @@ class _Fixing:
             self.steps = min(max(round(1000 * TIMED_S / self.step_ms), FEWEST_STEPS), MOST_STEPS)
         return result
 
-    def attempt(self, candidates: Sequence[Candidate]) -> list[_Try]:
+    def attempt(self, candidates: Sequence[Candidate]) -> None:
         """Try the changes alone: for each finding the first one, and the next where that does not keep the promise."""
         tries = [_Try(item, Entrant(self.contents([item])[0], bool(item.changes))) for item in candidates]
         self.tries += tries
@@ -230,15 +230,16 @@ class _Fixing:
                 if row.candidate.finding in mended and row not in heat:
                     row.outcome, row.reason = "not needed", ""
             waiting = [row for row in waiting if row not in heat and row.candidate.finding not in mended]
-        return tries
 
-    def ask(self, model: ModelProposer, findings: Iterable[Finding], tries: Sequence[_Try]) -> list[_Try]:
+    def ask(self, model: ModelProposer, findings: Iterable[Finding]) -> None:
         """Try what a model proposes for findings without a change that helps; what is dropped says why."""
-        mended = [row.candidate.finding for row in tries if row.outcome in ("faster alone", "not needed", "not tried")]
+        helped = ("faster alone", "not needed", "not tried")
+        mended = [row.candidate.finding for row in self.tries if row.outcome in helped]
         open_ones = [item for item in findings if item.saves and not any(item is other for other in mended)]
         answers = model.candidates(open_ones, self.files) if time.monotonic() < self.deadline_s else []
         dropped = [_Try(item, Entrant({}), "dropped", reason) for item, reason in answers if reason]
-        return [*self.attempt([item for item, reason in answers if not reason]), *dropped]
+        self.attempt([item for item, reason in answers if not reason])
+        self.tries += dropped
 
     def _heat(self, heat: Sequence[_Try], steps: int) -> None:
         if steps == 0 and not self.complete:
@@ -276,13 +277,13 @@ class _Fixing:
         if row.outcome == "faster alone" and row.candidate.changes and not self.wanted.allow:
             row.outcome, row.reason = "not allowed", "--allow takes it"
 
-    def together(self, tries: Sequence[_Try]) -> tuple[list[_Try], Verification | None]:
+    def together(self) -> tuple[list[_Try], Verification | None]:
         """Return the changes that are in the patch, and what it saves as a whole."""
-        chosen, whole = self._combined(best_of_each(tries, self.contents))
+        chosen, whole = self._combined(best_of_each(self.tries, self.contents))
         if whole is None or whole.ratio > 1 - MUCH:
             return chosen, whole
         # what was lost in the time that is saved now may show
-        small = [row for row in tries if row.outcome in ("no difference", "undecided") and self._fits(chosen, row)]
+        small = [row for row in self.tries if row.outcome in ("no difference", "undecided") and self._fits(chosen, row)]
         small = [row for row in small if row.candidate.per_run == small[0].candidate.per_run]
         more = self._beside(chosen, small[:HEAT]) if time.monotonic() < self.deadline_s else []
         return self._combined([*chosen, *more]) if more else (chosen, whole)
@@ -427,16 +428,14 @@ def fix(
     whole: Verification | None = None
     interrupted = False
     try:
-        tries = fixing.attempt(list(map(fixing.measured, candidates)))
+        fixing.attempt(list(map(fixing.measured, candidates)))
         if model is not None:
-            asked = fixing.ask(model, findings, tries)
-            tries += asked
-            without = [finding for finding in without if all(row.candidate.finding is not finding for row in asked)]
-        chosen, whole = fixing.together(tries)
+            fixing.ask(model, findings)
+        chosen, whole = fixing.together()
     except KeyboardInterrupt:
         if not fixing.tries:
             raise
-        tries, interrupted = fixing.tries, True
+        interrupted = True
         fixing.interrupt()
     for row in chosen:
         row.outcome = "in the patch"
@@ -447,11 +446,11 @@ def fix(
         verdict=(),
         command=fixing.command,
         project=copy.project.name,
-        attempts=tuple(_attempt(row, fixing) for row in tries),
+        attempts=tuple(_attempt(row, fixing) for row in fixing.tries),
         unedited=tuple(
             Unedited(finding.code, finding.name, *_place(finding, fixing.files), finding.cost)
             for finding in without
-            if finding.saves
+            if finding.saves and all(row.candidate.finding is not finding for row in fixing.tries)
         ),
         patch=fixing.patch(in_patch),
         together=whole,

@@ -116,7 +116,7 @@ class Experiment:
                 if self.unit == "request":
                     self._count(treated)
             elif not self._broken and place % self._every == 0 and not any(place in places for places in self._places):
-                # what showed that it is broken stays to be told
+                # what showed that it is broken stays for the report
                 self._places[treated].add(place)
                 self._keep(self._every)
                 self._count(treated)

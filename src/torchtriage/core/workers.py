@@ -25,7 +25,7 @@ _BROKEN = (OSError, ValueError, EOFError, ImportError, AttributeError, IndexErro
 
 
 class WorkerLostError(Exception):
-    """A worker ended without an answer: killed, out of memory, or not our interpreter."""
+    """A worker ended without an answer, or did not start: killed, out of memory, or not our interpreter."""
 
 
 class WorkerLateError(WorkerLostError):
@@ -45,26 +45,21 @@ def n_cores() -> int:
 
 
 class Workers:
-    """Processes that call a module's function; one that is lost is replaced.
+    """Processes that call a module's function, started when there is work; one that is lost is replaced.
 
     ``limit_s`` : a call that takes longer is ended with its process.
-
-    Raises OSError: the system has no more processes or memory.
     """
 
     def __init__(self, n_workers: int, function: Callable[..., Any], limit_s: float | None = None) -> None:
-        """Start them."""
+        """Start nothing yet."""
         self._function = function
         self._limit_s = limit_s
         self._idle: SimpleQueue[subprocess.Popen[bytes] | None] = SimpleQueue()
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._ended = False
         self._threads = ThreadPoolExecutor(n_workers)
-        try:
-            for _ in range(n_workers):
-                self._idle.put(self._start())
-        except OSError:
-            self.__exit__()
-            raise
+        for _ in range(n_workers):
+            self._idle.put(None)
 
     def __enter__(self) -> Workers:
         """Return the workers, which end with the context."""
@@ -72,17 +67,22 @@ class Workers:
 
     def __exit__(self, *exc: object) -> None:
         """End them, whatever they are doing."""
-        for process in self._processes:
-            process.kill()
-        self._threads.shutdown(wait=True, cancel_futures=True)
-        for process in self._processes:
-            process.communicate()
+        self._ended = True
+        try:
+            for process in self._processes:
+                process.kill()
+            self._threads.shutdown(wait=True, cancel_futures=True)
+        finally:
+            for process in self._processes:
+                process.communicate()
 
     def submit(self, *task: Any) -> Future[Any]:
         """Have the function called with these arguments; a lost worker is a :class:`WorkerLostError`."""
         return self._threads.submit(self._run, task)
 
     def _start(self) -> subprocess.Popen[bytes]:
+        # in a thread of the pool only: Ctrl-C is raised in the main thread, and there a process that is being
+        # started would be lost, neither ended nor waited for
         import subprocess  # few traces need processes
 
         # the same import path as here, and never the current folder's modules by accident
@@ -96,12 +96,17 @@ class Workers:
             env={**os.environ, PROCESSES_VARIABLE: "1"},
         )
         self._processes.append(process)
+        if self._ended:  # while it was being started
+            process.kill()
         return process
 
     def _run(self, task: tuple[Any, ...]) -> Any:
         process = self._idle.get()
         try:
-            process = process or self._start()
+            try:
+                process = process or self._start()
+            except OSError as error:  # no more processes or memory
+                raise WorkerLostError from error
             assert process.stdin is not None
             assert process.stdout is not None
             late: list[subprocess.Popen[bytes]] = []

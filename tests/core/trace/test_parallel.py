@@ -207,6 +207,25 @@ def test_an_error_here_leaves_no_worker_behind(monkeypatch: pytest.MonkeyPatch) 
     assert all(process.returncode is not None for process in pools[0]._processes)
 
 
+def test_control_c_while_a_worker_is_started_leaves_none_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    popen, processes = subprocess.Popen, []
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        processes.append(popen(*arguments, **options))
+        signal.raise_signal(signal.SIGINT)
+        return processes[-1]
+
+    monkeypatch.setattr("subprocess.Popen", interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            read_trace(io.BytesIO(TEXT), processes=2)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert processes
+    assert all(process.returncode is not None for process in processes)
+
+
 def test_control_c_ends_everything_quickly(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_bytes(document(mixed(60_000), META, "one line", "last"))

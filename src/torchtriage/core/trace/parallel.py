@@ -56,11 +56,7 @@ def read_parallel(reader: EventReader, builder: ColumnBuilder, n_workers: int) -
 
     Yields after each block. Leaves the reader where the sequential one has to go on, if at all.
     """
-    try:
-        workers = Workers(n_workers, settle)
-    except OSError:  # no more processes or memory: without them, then
-        return
-    with workers:
+    with Workers(n_workers, settle) as workers:
         pending: deque[tuple[int, bytes, Future[Settled | None]]] = deque()
         more = alive = True
         while alive and not reader.ended and (more or pending):
@@ -74,7 +70,7 @@ def read_parallel(reader: EventReader, builder: ColumnBuilder, n_workers: int) -
             offset, text, future = pending.popleft()
             try:
                 settled = future.result()
-            except (WorkerLostError, OSError):
+            except WorkerLostError:
                 settled, alive = None, False
             if settled is not None:
                 builder.take(settled.builder)

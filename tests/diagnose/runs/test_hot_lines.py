@@ -177,6 +177,21 @@ def test_no_line_saves_more_than_is_found_there(
     assert finding.message.endswith(with_all) == bool(says)
 
 
+def test_a_loop_is_looked_up_in_its_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "margins", lambda family: calibration.Margins(1.0, 20.0, 0.0, 0.8))
+    built = SamplesBuilder(tmp_path, SOURCE.replace("graph = graph.next", "graph = follow(graph)"))
+    built.step()
+    for _ in range(16):
+        built.look("walk(batch)", "graph = follow", below=(f"{tmp_path}/helpers.py:follow",), ms=5)
+        built.look("walk(batch)", "graph = follow", below=("torch/_tensor.py:Tensor.mul",), ms=2)
+        built.look("optimizer.step()", below=("torch/optim/adam.py:step",), ms=3)
+        built.step()
+    (finding,) = [finding for finding in found(built) if finding.code == "HST020"]
+    assert "a loop in Python (lines 7-8 of train.py)" in finding.message
+    assert "in follow(), helpers.py:1, called from line 8 of train.py; up to" in finding.message
+    assert finding.message.endswith(" with the rest of the loop and the error of counting")
+
+
 def test_a_library_that_sleeps_is_no_python(tmp_path: Path) -> None:
     library = tmp_path / "site-packages" / "client.py"
     library.parent.mkdir()

@@ -116,6 +116,7 @@ class _Group:
     """What each line calls."""
     callers: Counter[Position] = field(default_factory=Counter)
     examples: dict[int, Seen] = field(default_factory=dict)
+    loop_file: str = ""
     loop_lines: tuple[int, int] = (0, 0)
     fix: Fix | None = None
     """Of what a loop does, where the cause's own says less."""
@@ -209,7 +210,7 @@ def _note(
     elif around is not None:
         key = (PYTHON_LOOP.code, *around[:3])
         group = groups.setdefault(key, _Group(PYTHON_LOOP, (0.75, 1.0) if around[4] else (0.3, 0.95)))
-        group.loop_lines, group.fix = around[2:4], around[4]
+        group.loop_file, group.loop_lines, group.fix = around[0], around[2:4], around[4]
     else:
         key = (HOT_LINE.code, file, function, line)
         group = groups.setdefault(key, _Group(HOT_LINE, (0.0, 1.0), known=False))
@@ -280,7 +281,7 @@ def _finding(group: _Group, share: float, step_ms: float, n_looks: int, loop: Sa
     most, beside = share, ""
     if group.cause is PYTHON_LOOP:
         first, last = group.loop_lines
-        most, beside = loop.share_at(file, set(range(first, last + 1))), "the rest of the loop and "
+        most, beside = loop.share_at(group.loop_file, set(range(first, last + 1))), "the rest of the loop and "
     if loop.backward_share and (group.cause is PYTHON_LOOP or group.cause.kind == OPERATORS):
         most, beside = most + loop.backward_share, f"{beside}the backward pass and "
     cost = share_cost(low, high, step_ms, share, rests, loop, "B", most + counting_error(most, n_looks))
@@ -303,10 +304,11 @@ def _message(group: _Group, function: str, file: str, took: str, called: str) ->
     numbers = sorted(number for number, _ in group.lines.most_common(5))
     at = f"{where}:{numbers[0]}" + (f"-{numbers[-1]}" if numbers[-1] > numbers[0] else "")
     caller = group.callers.most_common(1)
-    by = f", called from line {caller[0][0].line}" if caller else ""
+    by = f", called from line {caller[0][0].line}{_of_another(caller[0][0].file, file)}" if caller else ""
     if group.cause is PYTHON_LOOP:
         first, last = group.loop_lines
         lines = f"line {first}" if first == last else f"lines {first}-{last}"
+        lines += _of_another(group.loop_file, file)
         kind = "element by element" if group.gain[0] > 0.5 else "in Python"
         return f"a loop {kind} ({lines}) takes {took} in {at}{by}"
     if group.cause in UNNAMED:
@@ -315,6 +317,11 @@ def _message(group: _Group, function: str, file: str, took: str, called: str) ->
         return f"{what} {takes} {took} in {at}{by}"
     what = f"{called}()" if called else group.cause.what
     return f"{what} takes {took} in {at}{by}"
+
+
+def _of_another(file: str, told: str) -> str:
+    """Return words for the file of a line, where it is not the one that is told of."""
+    return "" if file == told else f" of {file_name(file)}"
 
 
 def _certainty(group: _Group) -> Certainty:

@@ -23,7 +23,7 @@ FACTORIES = frozenset(
 HOST_CALLS = re.compile(
     r"torch\.(is_|get_|set_|use_|are_|can_|finfo|iinfo|Size|device|dtype|manual_seed|initial_seed|seed"
     r"|save|promote_types|result_type|numel|version|typename|Generator|load|hub|cuda|mps|xpu|npu|hpu|mlu"
-    r"|distributed|backends|jit|fx|onnx|export|utils|multiprocessing|profiler|autograd|compiler"
+    r"|distributed|backends|jit|fx|onnx|export|utils|multiprocessing|profiler|autograd|compile"
     r"|_|library|ops|overrides|accelerator|nn\.init|nn\.utils|nn\.attention|optim|amp|no_grad"
     r"|inference_mode|enable_grad|autocast|broadcast_shapes|Tensor$|Stream|Event|testing|package|cond$)"
 )

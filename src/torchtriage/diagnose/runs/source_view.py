@@ -10,6 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from torchtriage.core.source.files import Sources
+from torchtriage.diagnose.lint import torch_names
 from torchtriage.diagnose.lint.syntax import names_in, stored_names
 from torchtriage.diagnose.runs.samples import Position
 
@@ -19,11 +20,10 @@ CHANGES = frozenset(
     ["reset", "step", "update", "append", "extend", "push", "pop", "put", "write", "send", "fit", "seek", "all_reduce"]
 )
 """Methods that change an object, or others' work."""
-_MAKES_TENSOR = re.compile(
-    r"(torch\.((nn\.functional|linalg|fft|special)\.)?(?!load$|compile$|device$|get_|is_)|F\.|nn\.functional\.)\w+"
-)
-_NO_TENSOR = frozenset({"item", "tolist", "numpy", "size", "dim", "numel", "data_ptr", "shape"})
-"""Methods and attributes of a tensor that are none."""
+_TENSOR_CLASS = re.compile(r"torch\.(cuda\.)?\w*Tensor$")
+_FUNCTIONAL = re.compile(r"^(F|nn\.functional)\.")
+_NO_TENSOR = (torch_names.HOST_METHODS | torch_names.HOST_ATTRIBUTES | {"item", "tolist", "numpy"}) - {"type"}
+"""Methods and attributes of a tensor that are none; ``x.type(...)`` is one."""
 _READS = frozenset({"load", "open", "loadtxt", "genfromtxt", "read", "read_bytes", "read_text", "readlines"})
 _SCOPES = (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef)
 _SLEEP = re.compile(r"[^#'\"]*\bsleep\(")
@@ -161,8 +161,9 @@ class SourceView:
         if isinstance(node, ast.BinOp):
             return self._is_tensor(node.left, position) or self._is_tensor(node.right, position)
         if isinstance(node, ast.Call):
-            made = _MAKES_TENSOR.fullmatch(dotted(node.func)) is not None
-            return made or (isinstance(node.func, ast.Attribute) and self._is_tensor(node.func, position))
+            return _makes_tensor(node) or (
+                isinstance(node.func, ast.Attribute) and self._is_tensor(node.func, position)
+            )
         if isinstance(node, ast.Attribute):
             return node.attr not in _NO_TENSOR and self._is_tensor(node.value, position)
         return isinstance(node, ast.Subscript) and self._is_tensor(node.value, position)
@@ -307,6 +308,13 @@ class SourceView:
             )
         mine = [node for node in calls if node.lineno <= position.line <= (node.end_lineno or 0)]
         return mine[0] if len(mine) == 1 else None
+
+
+def _makes_tensor(call: ast.Call) -> bool:
+    """Whether a call is one of torch's that return a tensor, by its name."""
+    name = _FUNCTIONAL.sub("torch.nn.functional.", dotted(call.func))
+    function = torch_names.TENSOR_SPACES.match(name) is not None and torch_names.HOST_CALLS.match(name) is None
+    return function or _TENSOR_CLASS.match(name) is not None
 
 
 def _reads(call: ast.Call) -> bool:

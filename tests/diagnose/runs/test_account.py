@@ -134,6 +134,32 @@ def test_arithmetic_on_what_torch_has_made_is_an_operator(tmp_path: Path, value:
     assert {item.kind for item in loop.seen} == ({OPERATORS} if made else {EITHER})
 
 
+@pytest.mark.parametrize(
+    ("lines", "at", "made"),
+    [
+        ("img = torch.from_numpy(img); img = img.float() / 255", "img.float() / 255", True),
+        ("img = img[::-1]; img = torch.from_numpy(img); img = img.float(); y = img / 255", "img / 255", True),
+        ("a = torch.zeros(3); b = a.float(); y = b / 255", "b / 255", True),
+        ("a = torch.zeros(3); a += img; y = a * 2", "a * 2", True),
+        ("a, b = torch.zeros(2, 3); y = b * 2", "b * 2", True),
+        ("y = MEAN - img", "MEAN - img", True),
+        ("img = img / 255; img = torch.from_numpy(img)", "img / 255", False),
+        ("a = torch.zeros(3); a = a.numpy(); y = a * 2", "a * 2", False),
+        ("a = torch.zeros(3); a, b = a.numpy(), img; y = a * 2", "a * 2", False),
+        ("a = torch.zeros(3); for a in img:;     y = a * 2", "a * 2", False),
+        ("img = img * 2; y = img / 255", "img / 255", False),
+        ("y = part / 255", "part / 255", False),
+    ],
+)
+def test_a_name_is_what_it_was_last_set_to_above(tmp_path: Path, lines: str, at: str, made: bool) -> None:
+    body = "".join(f"    {line}\n" for line in lines.split("; "))
+    source = f"MEAN = torch.ones(3)\ndef other():\n    part = torch.ones(2)\ndef step(img):\n{body}step(img)\n"
+    built = SamplesBuilder(tmp_path, source, at)
+    built.look(next(line.strip() for line in source.splitlines() if at in line))
+    (look,) = built.samples().looks
+    assert built.view.of_tensor(look.stack[0]) == made
+
+
 def test_what_is_called_with_a_list_is_not_inside_the_loop_that_makes_the_list(tmp_path: Path) -> None:
     source = """def main(model, rows):
     for batch in rows:

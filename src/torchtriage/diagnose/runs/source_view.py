@@ -41,6 +41,7 @@ class SourceView:
         self.made = lru_cache(maxsize=None)(self._made)
         self.knows = lru_cache(maxsize=None)(self._knows)
         self.typed_call = lru_cache(maxsize=None)(self._typed_call)
+        self.sets = lru_cache(maxsize=None)(_sets)
         self.of_tensor = lru_cache(maxsize=None)(self._of_tensor)
         self.reads_another = lru_cache(maxsize=None)(self._reads_another)
 
@@ -85,9 +86,7 @@ class SourceView:
                 if dotted(target) == name and isinstance(value, ast.expr)
             ]:
                 return found
-            if not isinstance(scope, ast.Module) and name in {
-                part.arg for part in ast.walk(scope.args) if isinstance(part, ast.arg)
-            }:
+            if name in _parameters(scope):
                 break
         return []
 
@@ -127,8 +126,7 @@ class SourceView:
             if any(names & stored_names(node) for node in repeated if not isinstance(node, ast.While)):
                 return True
             nodes = (node for node in self._nodes(position.file) if isinstance(node, _SCOPES[1:]))
-            given = [node.args for node in nodes if _begins(node) == position.first_line]
-            if not names & {part.arg for args in given for part in ast.walk(args) if isinstance(part, ast.arg)}:
+            if not any(names & _parameters(node) for node in nodes if _begins(node) == position.first_line):
                 return False
         return False
 
@@ -142,31 +140,33 @@ class SourceView:
         return names
 
     def _of_tensor(self, position: Position) -> bool:
-        """Whether the frame's instruction is arithmetic on a tensor, or a method of one, that torch has just made."""
+        """Whether the frame's instruction is arithmetic on a tensor, or a method of one, that torch has made."""
         statement = self._statement(position.file, position.line, position.column)
         place = position.line, position.column, position.end_line, position.end_column
-        return statement is not None and any(
-            self._is_tensor(part, position)
-            for node in ast.walk(statement)
+        parts = [
+            part
+            for node in (ast.walk(statement) if statement is not None else ())
             if isinstance(node, ast.Call | ast.BinOp)
             and (node.lineno, node.col_offset, node.end_lineno, node.end_col_offset) == place
             for part in ((node.left, node.right) if isinstance(node, ast.BinOp) else (node.func,))
-        )
+        ]
+        tensors = self._tensors(position) if parts else set[str]()
+        return any(_is_tensor(part, tensors) for part in parts)
 
-    def _is_tensor(self, node: ast.expr, position: Position | None) -> bool:
-        """Whether an expression begins with a call of torch's and stays a tensor; names by what ``position`` sees."""
-        if isinstance(node, ast.Name) and position is not None:
-            values = self.values(position, node.id)
-            return bool(values) and all(self._is_tensor(value, None) for value in values)
-        if isinstance(node, ast.BinOp):
-            return self._is_tensor(node.left, position) or self._is_tensor(node.right, position)
-        if isinstance(node, ast.Call):
-            return _makes_tensor(node) or (
-                isinstance(node.func, ast.Attribute) and self._is_tensor(node.func, position)
-            )
-        if isinstance(node, ast.Attribute):
-            return node.attr not in _NO_TENSOR and self._is_tensor(node.value, position)
-        return isinstance(node, ast.Subscript) and self._is_tensor(node.value, position)
+    def _tensors(self, position: Position) -> set[str]:
+        """Return the names that hold a tensor of torch's making, by what they were last set to above a position."""
+        tensors = set[str]()
+        scopes = [node for node in self._around(position.file, position.line) if isinstance(node, _SCOPES)]
+        for scope in scopes:
+            tensors -= _parameters(scope)
+            for target, value in self.sets(scope):
+                end = (target if value is None else value).end_lineno or 0
+                # a function is called when all of its file has run
+                if scope is scopes[-1] and end >= position.line:
+                    continue
+                names = stored_names(target)
+                tensors = tensors | names if value is not None and _is_tensor(value, tensors) else tensors - names
+        return tensors
 
     def _sleeps(self, position: Position) -> bool:
         """Return whether a line of a library's calls ``sleep``, by its text: parsing libraries takes long."""
@@ -310,6 +310,37 @@ class SourceView:
         return mine[0] if len(mine) == 1 else None
 
 
+def _parameters(scope: ast.Module | ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
+    """Return the names of a function's parameters."""
+    if isinstance(scope, ast.Module):
+        return set()
+    return {arg.arg for arg in ast.walk(scope.args) if isinstance(arg, ast.arg)}
+
+
+def _sets(scope: ast.AST) -> list[tuple[ast.expr, ast.expr | None]]:
+    """Return what a function, or a file, sets itself, line by line, and to what; None for what a loop gives."""
+    found: list[tuple[ast.expr, ast.expr | None]] = []
+    pending = list(ast.iter_child_nodes(scope))
+    for node in pending:
+        found += [(node.target, None)] if isinstance(node, ast.For | ast.AsyncFor) else _set_by(node)
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+            pending += ast.iter_child_nodes(node)
+    return sorted(found, key=lambda item: item[0].lineno)
+
+
+def _is_tensor(node: ast.expr, tensors: set[str]) -> bool:
+    """Whether an expression begins with a call of torch's, or with one of ``tensors``, and stays a tensor."""
+    if isinstance(node, ast.Name):
+        return node.id in tensors
+    if isinstance(node, ast.BinOp):
+        return _is_tensor(node.left, tensors) or _is_tensor(node.right, tensors)
+    if isinstance(node, ast.Call):
+        return _makes_tensor(node) or (isinstance(node.func, ast.Attribute) and _is_tensor(node.func, tensors))
+    if isinstance(node, ast.Attribute):
+        return node.attr not in _NO_TENSOR and _is_tensor(node.value, tensors)
+    return isinstance(node, ast.Subscript) and _is_tensor(node.value, tensors)
+
+
 def _makes_tensor(call: ast.Call) -> bool:
     """Whether a call is one of torch's that return a tensor, by its name."""
     name = _FUNCTIONAL.sub("torch.nn.functional.", dotted(call.func))
@@ -327,7 +358,7 @@ def _reads(call: ast.Call) -> bool:
 
 
 def _changes_state(function: ast.FunctionDef) -> bool:
-    given = {arg.arg for arg in ast.walk(function.args) if isinstance(arg, ast.arg)}
+    given = _parameters(function)
     own = stored_names(function)
     return any(_changes(node, given, own) for node in ast.walk(function))
 
@@ -349,7 +380,7 @@ def _set_by(node: ast.AST) -> list[tuple[ast.expr, ast.expr | None]]:
     if isinstance(node, ast.Assign):
         return [(target, node.value) for target in node.targets]
     if isinstance(node, ast.AugAssign):
-        return [(node.target, ast.BinOp(node.target, node.op, node.value))]
+        return [(node.target, ast.copy_location(ast.BinOp(node.target, node.op, node.value), node))]
     if isinstance(node, ast.AnnAssign | ast.NamedExpr):
         return [(node.target, node.value)]
     if isinstance(node, ast.withitem) and node.optional_vars is not None:

@@ -279,6 +279,34 @@ def test_another_file_in_each_step_is_read_ahead_and_not_kept(
     assert finding.certainty == ("likely" if ahead else "certain")
 
 
+@pytest.mark.parametrize(
+    ("read", "loop", "ahead"),
+    [
+        ("class Store:\n  def read(self, i):\n    data = np.load(self.path)\n    return data[i]",
+         "for i in range(9):\n  store.read(i)", False),
+        ("class Store:\n  def read(self, i):\n    data = np.load(self.paths[i])\n    return data",
+         "for i in range(9):\n  store.read(i)", True),
+        ("class Store:\n  def read(self):\n    data = np.load(self.path)\n    return data",
+         "for store in stores:\n  store.read()", True),
+        ("def read(path, i):\n  data = np.load(path)\n  return data[i]",
+         "for i in range(9):\n  read('all.npy', i)", False),
+        ("def read(path, i):\n  data = np.load(path)\n  return data[i]",
+         "for path in paths:\n  read(i=1, path=path)", True),
+    ],
+)  # fmt: skip
+def test_a_file_is_another_by_the_argument_that_names_it(tmp_path: Path, read: str, loop: str, ahead: bool) -> None:
+    source = f"import numpy as np\n{read}\n{loop}\n  loss = model(1)\n  optimizer.step()\n"
+    line = next(line.strip() for line in loop.splitlines() if "read(" in line)
+    built = SamplesBuilder(tmp_path, source)
+    built.step()
+    for _ in range(100):
+        built.look("loss = model", below=OP, ms=5)
+        built.look(line, "data = np.load", below=("numpy/lib/npyio.py:load",), ms=5)
+        built.step()
+    (finding,) = [finding for finding in found(built) if finding.code == "HST101"]
+    assert ("read ahead" in finding.fix.text) == ahead
+
+
 def test_an_idle_event_loop_waits_for_no_lock(tmp_path: Path) -> None:
     below = ("asyncio/runners.py:run", "asyncio/base_events.py:BaseEventLoop._run_once", "selectors.py:select")
     (finding,) = found(hundred_steps(tmp_path, "loss = model(batch)", below=below))

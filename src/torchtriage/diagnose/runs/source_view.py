@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import linecache
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -114,25 +114,28 @@ class SourceView:
     def _reads_another(self, chain: tuple[Position, ...]) -> bool:
         """Whether the innermost frame reads a file that is named by what a loop around it or its callers goes through.
 
-        What a function is given is followed to its callers by name of its arguments only.
+        What a function is given is followed to its callers by the arguments that name the file.
         """
-        for depth, position in enumerate(chain):
+        function: ast.FunctionDef | ast.AsyncFunctionDef | None = None
+        names = set[str]()
+        for position in chain:
             call = self._called(position)
-            if call is None or (depth == 0 and not _reads(call)):
+            if call is None or (function is None and not _reads(call)):
                 return False
-            names = self._names_behind(call, position)
+            names = self._names_behind([call] if function is None else _given(call, function, names), position)
             inner = self.loops(position.file, position.first_line, position.line)[-1:]
             repeated = [loop.target if isinstance(loop, ast.For | ast.AsyncFor) else loop for loop in inner]
             if any(names & stored_names(node) for node in repeated if not isinstance(node, ast.While)):
                 return True
             nodes = (node for node in self._nodes(position.file) if isinstance(node, _SCOPES[1:]))
-            if not any(names & _parameters(node) for node in nodes if _begins(node) == position.first_line):
+            function = next((node for node in nodes if _begins(node) == position.first_line), None)
+            if function is None:
                 return False
         return False
 
-    def _names_behind(self, node: ast.expr, position: Position) -> set[str]:
-        """Return the names in an expression, and in what they are set to."""
-        names, new = set[str](), names_in(node)
+    def _names_behind(self, nodes: Sequence[ast.expr], position: Position) -> set[str]:
+        """Return the names in expressions, and in what they are set to."""
+        names, new = set[str](), {name for node in nodes for name in names_in(node)}
         while new - names:
             name = min(new - names)
             names.add(name)
@@ -315,6 +318,14 @@ def _parameters(scope: ast.Module | ast.FunctionDef | ast.AsyncFunctionDef) -> s
     if isinstance(scope, ast.Module):
         return set()
     return {arg.arg for arg in ast.walk(scope.args) if isinstance(arg, ast.arg)}
+
+
+def _given(call: ast.Call, function: ast.FunctionDef | ast.AsyncFunctionDef, names: set[str]) -> list[ast.expr]:
+    """Return what a call gives those of a function's parameters that have these names; ``self`` by what it calls."""
+    places = [arg.arg for arg in (*function.args.posonlyargs, *function.args.args)]
+    values = [call.func, *call.args] if places[:1] in (["self"], ["cls"]) else call.args
+    given = [*zip(places, values, strict=False), *((keyword.arg, keyword.value) for keyword in call.keywords)]
+    return [value for name, value in given if name in names]
 
 
 def _sets(scope: ast.AST) -> list[tuple[ast.expr, ast.expr | None]]:

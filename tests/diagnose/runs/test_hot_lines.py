@@ -292,6 +292,9 @@ def test_another_file_in_each_step_is_read_ahead_and_not_kept(
          "for i in range(9):\n  read('all.npy', i)", False),
         ("def read(path, i):\n  data = np.load(path)\n  return data[i]",
          "for path in paths:\n  read(i=1, path=path)", True),
+        ("def read(i):\n  data = np.load(paths[i])", "i = 0\nwhile i < 9:\n  read(i)\n  i += 1", True),
+        ("def read(path):\n  data = np.load(path)", "while True:\n  path = 'all.npy'\n  read(path)", False),
+        ("def read(i):\n  data = np.load(paths[i])", "i = 0\nfor step in range(9):\n  read(i)\n  i += 1", True),
     ],
 )  # fmt: skip
 def test_a_file_is_another_by_the_argument_that_names_it(tmp_path: Path, read: str, loop: str, ahead: bool) -> None:
@@ -305,6 +308,22 @@ def test_a_file_is_another_by_the_argument_that_names_it(tmp_path: Path, read: s
         built.step()
     (finding,) = [finding for finding in found(built) if finding.code == "HST101"]
     assert ("read ahead" in finding.fix.text) == ahead
+
+
+@pytest.mark.parametrize(("file", "ahead"), [("self.files[i]", True), ("self.file", False)])
+def test_a_data_set_without_workers_reads_another_file_by_its_index(tmp_path: Path, file: str, ahead: bool) -> None:
+    source = (
+        f"class Images:\n  def __getitem__(self, i):\n    data = open({file})\n    return data.read(i)\n"
+        "for batch in loader:\n  loss = model(batch)\n  optimizer.step()\n"
+    )
+    built = SamplesBuilder(tmp_path, source)
+    built.step()
+    for _ in range(100):
+        built.look("loss = model", below=OP, ms=5)
+        built.between("for batch", below=("torch/utils/data/_utils/fetch.py:fetch",), inner="data = open", ms=5)
+        built.step()
+    (finding,) = found(built)
+    assert (finding.code, "read ahead" in finding.fix.text) == ("HST101", ahead)
 
 
 def test_an_idle_event_loop_waits_for_no_lock(tmp_path: Path) -> None:

@@ -124,14 +124,25 @@ class SourceView:
                 return False
             names = self._names_behind([call] if function is None else _given(call, function, names), position)
             inner = self.loops(position.file, position.first_line, position.line)[-1:]
-            repeated = [loop.target if isinstance(loop, ast.For | ast.AsyncFor) else loop for loop in inner]
-            if any(names & stored_names(node) for node in repeated if not isinstance(node, ast.While)):
+            if any(names & self._turning(loop, position) for loop in inner):
                 return True
             nodes = (node for node in self._nodes(position.file) if isinstance(node, _SCOPES[1:]))
             function = next((node for node in nodes if _begins(node) == position.first_line), None)
             if function is None:
                 return False
+            if function.name == "__getitem__" and names & _parameters(function) - {"self"}:
+                return True  # a sample's number: what goes through them is a loader
         return False
+
+    def _turning(self, loop: Loop, position: Position) -> set[str]:
+        """Return the names that have another value in each turn of a loop: what it goes through, and what it counts."""
+        over = loop.target if isinstance(loop, ast.For | ast.AsyncFor) else loop
+        through = set[str]() if isinstance(over, ast.While) else stored_names(over)
+        return through | {
+            name
+            for name in stored_names(loop)
+            if any(isinstance(value, ast.BinOp) and name in names_in(value) for value in self.values(position, name))
+        }
 
     def _names_behind(self, nodes: Sequence[ast.expr], position: Position) -> set[str]:
         """Return the names in expressions, and in what they are set to."""

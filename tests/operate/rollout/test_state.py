@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from decimal import Decimal
 
 import msgspec
 import numpy as np
@@ -94,6 +95,8 @@ def test_a_second_rollback_changes_nothing() -> None:
     [
         {"steps": np.array([0.2, 1.0])},
         {"steps": (share for share in (0.2, 1))},
+        {"steps": {0.5, 1.0, 1e-5, 0.05}},
+        {"steps": (Decimal("0.2"), 1)},
         {"guardrails": {Rate("error"), Rate("nan"), Tail("latency_s")}},
         {"least_requests": np.int64(5), "alpha": np.float32(0.05)},
     ],
@@ -119,6 +122,7 @@ def test_numbers_and_lists_of_other_kinds_are_stored_as_they_were_meant(options)
         {"alpha": 0},
         {"steps": (0.5, "1")},
         {"steps": 0.5},
+        {"steps": np.array(1.0)},
         {"steps": (0.5, True)},
         {"steps": "0.5"},
         {"least_requests": "500"},

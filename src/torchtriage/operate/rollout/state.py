@@ -14,8 +14,10 @@ The rules, each of them a test:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Set
+from collections.abc import Set
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from itertools import pairwise
 from numbers import Integral, Real
 from typing import Any, Literal
@@ -64,23 +66,22 @@ class RolloutPlan:
         name: object = self.name
         if not isinstance(name, str) or not name or "\0" in name:
             raise UsageError(f"expected a name of the rollout, found {name!r}")
-        for what in ("steps", "guardrails"):
-            given: object = getattr(self, what)
-            if isinstance(given, str) or not isinstance(given, Iterable):
-                raise UsageError(f"expected {what} as a list or tuple, found {given!r}", where=self.name)
-            # what is stored comes back as tuples of Python's numbers, and is compared with this
-            listed = sorted(given, key=repr) if isinstance(given, Set) else given
-            object.__setattr__(self, what, tuple(listed))
+        # what is stored comes back as tuples of Python's numbers, and is compared with this: sets need an order
+        given: Any = self.steps
+        steps = [_number(step, "each step", self.name) for step in _items(given, "steps", self.name)]
+        object.__setattr__(self, "steps", tuple(sorted(steps) if isinstance(given, Set) else steps))
+        given = self.guardrails
+        guardrails = _items(given, "guardrails", self.name)
+        in_order = tuple(sorted(guardrails, key=repr)) if isinstance(given, Set) else guardrails
+        object.__setattr__(self, "guardrails", in_order)
         for what in ("control", "candidate"):
             if not isinstance(getattr(self, what), str):
                 raise UsageError(f"expected text as {what}, found {getattr(self, what)!r}", where=self.name)
         for what in ("least_requests", "least_s", "fresh_s", "most_missing", "alpha"):
             object.__setattr__(self, what, _number(getattr(self, what), what, self.name))
         check_metrics(self.metric, self.guardrails, self.name)
-        steps = tuple(_number(step, "each step", self.name) for step in self.steps)
-        object.__setattr__(self, "steps", steps)
-        if not steps or not all(a < b for a, b in pairwise((0.0, *steps))) or steps[-1] != 1.0:
-            raise UsageError(f"expected steps that grow and end at 1.0, found {steps}", where=self.name)
+        if not self.steps or not all(a < b for a, b in pairwise((0.0, *self.steps))) or self.steps[-1] != 1.0:
+            raise UsageError(f"expected steps that grow and end at 1.0, found {self.steps}", where=self.name)
         if self.control == self.candidate:
             raise UsageError(f"expected two names of versions, found {self.control!r} twice", where=self.name)
         for what, value in (("least_requests", self.least_requests), ("fresh_s", self.fresh_s)):
@@ -93,9 +94,17 @@ class RolloutPlan:
                 raise UsageError(f"expected {what} of 0 to 0.5, found {share}", where=self.name)
 
 
+def _items(given: Any, what: str, where: str) -> tuple[Any, ...]:
+    # some have the method and cannot be iterated, such as an array of no dimension
+    with suppress(TypeError):
+        if not isinstance(given, str):
+            return tuple(given)
+    raise UsageError(f"expected {what} as a list or tuple, found {given!r}", where=where)
+
+
 def _number(value: Any, what: str, where: str) -> int | float:
     # also NumPy's, which cannot be stored
-    if isinstance(value, bool) or not isinstance(value, Real):
+    if isinstance(value, bool) or not isinstance(value, Real | Decimal):
         raise UsageError(f"expected a number as {what}, found {value!r}", where=where)
     return int(value) if isinstance(value, Integral) else float(value)
 

@@ -501,6 +501,28 @@ def test_a_hold_reaches_all_workers_also_those_in_a_dry_run(model: Model, clock:
     assert workers[0]("x") == "full"
 
 
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_release_where_nothing_is_held_does_nothing(model: Model, clock: Clock, dry_run: bool) -> None:
+    store = LocalStore(clock)
+    shared = store.switch("m", Shared(), Shared(2, why="slow", share=0.5), dwell_s=0, budget=None).state
+    ladder = made(model, clock, store=store, dry_run=dry_run)
+    ladder.release("over")
+    assert store.read("m") == shared
+    assert kinds(ladder) == []
+
+
+def test_a_hold_of_dry_runs_alone_leaves_no_level_behind(model: Model, clock: Clock) -> None:
+    store = LocalStore(clock)
+    shared = store.switch("m", Shared(), Shared(1, why="slow"), dwell_s=0, budget=None).state
+    for mode in ("full", "lite"):
+        made(model, clock, store=store, dry_run=True).hold(mode, "maintenance")
+    ladder = made(model, clock, store=store, dry_run=True)
+    ladder.look()
+    ladder.release("over")
+    assert store.read("m").level == shared.level
+    assert (ladder.entries[-1].before, ladder.entries[-1].after) == ("lite", "full")
+
+
 def test_the_budget_is_of_all_ladders_together(model: Model, clock: Clock) -> None:
     store = LocalStore(clock)
     policy = Policy(dwell_s=10, budget=2)

@@ -192,8 +192,8 @@ def test_a_store_compares_and_sets_by_redis_clock(server: Server) -> None:
     assert store.switch("n:dry", Shared(), first, dwell_s=0, budget=None).state.level == 1  # a dry run counts nowhere
     assert switch(state, Shared(2), budget=1).state.level == 2
     # a person waits for nothing
-    held = switch(store.read("m"), Shared(0, held=True, actor="me"), dwell_s=99).state
-    assert held.held
+    held = switch(store.read("m"), Shared(0, held=True, actor="me", back=2), dwell_s=99).state
+    assert (held.held, held.back) == (True, 2)
 
 
 def test_a_clock_of_redis_that_went_back_holds_no_longer_than_a_dwell(server: Server) -> None:

@@ -266,7 +266,7 @@ class Ladder:
         self._by_hand(level, why, actor, "hold")
 
     def release(self, why: str = "", actor: str = "a person") -> None:
-        """Let the ladder move again from where it is held; ``StoreError`` as :meth:`hold`."""
+        """Let the ladder move again from where it is held, if it is; ``StoreError`` as :meth:`hold`."""
         self._by_hand(None, why, actor, "release")
 
     def check_modes(self) -> None:
@@ -343,9 +343,7 @@ class Ladder:
             self._wake.clear()
 
     def _look(self) -> None:
-        shared = self._store.read(self.name)
-        if self.dry_run and not shared.held:
-            shared = self._store.read(self._key)
+        shared = self._read()
         if not self._connected:
             self._connected = True
             self._log("found", self._mode, self._mode, "the store answers again")
@@ -391,6 +389,10 @@ class Ladder:
             self._ramp(move.share, shared.wait_s, "probe", f"{format_share(move.share)} of calls: {move.why}")
         elif move.do == "give up":
             self._give_up(move.why)
+
+    def _read(self) -> Shared:
+        shared = self._store.read(self.name)
+        return self._store.read(self._key) if self.dry_run and not shared.held else shared
 
     def _take(self, shared: Shared) -> None:
         if shared.level >= len(self.modes):
@@ -471,10 +473,18 @@ class Ladder:
             mode = self._mode
             for _ in range(N_BY_HAND):
                 before = self._store.read(self.name)
-                at = before.level if level is None else level
-                after = Shared(at, why=why, actor=actor, held=level is not None, wait_s=before.wait_s)
+                if level is None and not before.held:
+                    return
+                # a hold that dry runs alone had leaves no level behind
+                free = before.back if before.held else before.level
+                if level is None:
+                    after = Shared(free if self.dry_run else before.level, wait_s=before.wait_s)
+                else:
+                    back = free if self.dry_run else level
+                    after = Shared(level, held=True, wait_s=before.wait_s, back=back)
+                after = replace(after, why=why, actor=actor)
                 switched = self._store.switch(self.name, replace(before, held=True), after, dwell_s=0, budget=None)
-                self._take(switched.state)
+                self._take(self._read())
                 if not switched.refused:
                     self._log(kind, mode, self._mode, why, actor)
                     return

@@ -31,7 +31,7 @@ class Shared:
     ``held`` : a person holds it there. ``share`` : of calls that the better mode answers on the way back. ``wait_s`` :
     how long all must be well before it is tried; 0 for the policy's. ``since_s`` : since the level or the share last
     changed, and ``rose_s`` since the level last rose, by the store's clock. ``trouble`` : one of the workers has seen
-    some a moment ago.
+    some a moment ago. ``back`` : the level that a dry run goes back to when it releases a hold.
     """
 
     level: int = 0
@@ -41,6 +41,7 @@ class Shared:
     held: bool = False
     share: float = 0.0
     wait_s: float = 0.0
+    back: int = 0
     since_s: float = field(default=math.inf, compare=False)
     rose_s: float = field(default=math.inf, compare=False)
     trouble: bool = field(default=False, compare=False)
@@ -212,7 +213,7 @@ class RedisStore:
     def switch(self, ladder: str, before: Shared, after: Shared, *, dwell_s: float, budget: int | None) -> Switched:
         """Set another state."""
         by_hand = int(after.held or before.held)
-        names = ("level", "why", "actor", "held", "share", "wait_s")
+        names = ("level", "why", "actor", "held", "share", "wait_s", "back")
         state = json.dumps({name: getattr(after, name) for name in names})
         limits = (by_hand, round(dwell_s * 1000), -1 if budget is None else budget)
         keys = [self._key(ladder), f"{self._prefix}:ladders", f"{self._prefix}:log"]
@@ -247,7 +248,8 @@ def _state(text: str | None, now_ms: float) -> Shared:
     with undamaged("", "what Redis holds of the ladder"):
         state = json.loads(text)
         level, share, wait_s = int(state["level"]), float(state.get("share", 0)), float(state.get("wait_s", 0))
-        if level < 0 or not 0 <= share <= 1 or not 0 <= wait_s < math.inf:
+        back = int(state.get("back", 0))
+        if level < 0 or back < 0 or not 0 <= share <= 1 or not 0 <= wait_s < math.inf:
             raise ValueError(f"level {level}, share {share}, wait {wait_s}")
         # absent: it never happened, or a version before wrote it
         since_s, rose_s = (
@@ -255,4 +257,4 @@ def _state(text: str | None, now_ms: float) -> Shared:
             for name in ("moved_ms", "rose_ms")
         )
         texts = str(state["why"]), str(state["actor"])
-        return Shared(level, int(state["epoch"]), *texts, bool(state["held"]), share, wait_s, since_s, rose_s)
+        return Shared(level, int(state["epoch"]), *texts, bool(state["held"]), share, wait_s, back, since_s, rose_s)

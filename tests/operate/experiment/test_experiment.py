@@ -147,7 +147,7 @@ def test_a_split_that_is_not_the_plans_breaks_it() -> None:
     for request in range(5000):
         one.record("int8" if request % 100 < 44 else "fp32", latency_s=0.01)
     assert one.decision == "broken"
-    assert one.result().verdict[0] == "Broken: int8 receives 44.00% instead of 50.00%"
+    assert one.result().verdict[0] == "Broken: int8 receives 44.10% instead of 50.00%"
 
 
 def test_units_other_than_requests_are_counted_on_their_own() -> None:
@@ -169,7 +169,7 @@ def test_users_who_come_again_break_no_split_and_one_that_is_wrong_is_found() ->
         if wrong.decision == "undecided":
             arm = wrong.assign(request)
             wrong.record("fp32" if request % 10 == 0 else arm, id=request)
-    assert sum(one._check.n) == 40
+    assert sum(one._units()) == 40
     assert (one.decision, wrong.decision) == ("undecided", "broken")
     assert [note.code for note in one.result().notes if note.code in ("split", "units")] == ["units"]
 
@@ -185,7 +185,8 @@ def test_a_unit_of_two_processes_counts_once() -> None:
     both.join(alone)
     for user in range(1000):
         other.record(other.assign(user), id=user)
-    assert sum(both._check.n) == sum(other._check.n) == 1000
+    assert both._units() == other._units()
+    assert sum(both._units()) == 1000
 
 
 def test_of_many_ids_a_part_is_counted_that_knows_nothing_of_who_comes_first() -> None:
@@ -194,14 +195,40 @@ def test_of_many_ids_a_part_is_counted_that_knows_nothing_of_who_comes_first() -
     for user in sorted(range(60_000), key=lambda user: user * (1.08 if whole.assign(user) == "fp32" else 1)):
         for each in (whole, parts[user % 2]):
             each.record(each.assign(user), id=user)
-    counted, treated = sum(whole._check.n), whole._check.n[1]
+    treated, counted = len(whole._places[1]), sum(map(len, whole._places))
     assert 3700 < counted <= 8192
     assert abs(treated - counted / 2) < 3 * math.sqrt(counted) / 2
     assert whole.decision == "undecided"
-    assert [len(places) for places in whole._places] == whole._check.n
+    assert abs(sum(whole._units()) - 60_000) < 2500
     parts[0].join(parts[1])
-    assert (parts[0]._check.n, parts[0]._places) == (whole._check.n, whole._places)
+    assert (parts[0]._units(), parts[0]._places) == (whole._units(), whole._places)
     assert "units" not in {note.code for note in whole.result().notes}
+
+
+@pytest.mark.parametrize("share", [0.05, 0.5])
+def test_processes_that_answer_for_one_version_each_are_judged_together(share: float) -> None:
+    parts = [experiment(unit="user", arms={"fp32": 1 - share, "int8": share}) for _ in range(4)]
+    for user in range(20_000):
+        arm = parts[0].assign(user)
+        parts[3 if arm == "int8" else user % 3].record(arm, id=user)
+    joined = []
+    for order in (parts, parts[::-1]):
+        joined.append(experiment(unit="user", arms=parts[0].arms))
+        for part in order:
+            joined[-1].join(part)
+    assert joined[0]._places == joined[1]._places
+    assert abs(sum(joined[0]._units()) - 20_000) < 1000
+    assert [each.decision for each in joined] == ["undecided", "undecided"]
+
+
+def test_a_loss_of_few_users_is_found_and_its_size_stays_for_the_report() -> None:
+    one = experiment(unit="user", arms={"fp32": 0.99, "int8": 0.01})
+    for user in range(100_000):
+        arm = one.assign(user)
+        if arm == "fp32" or user % 5 > 1 or one.decision == "broken":
+            one.record(arm, id=user)
+    assert one.decision == "broken"
+    assert one.result().verdict[0] == "Broken: int8 receives 0.69% instead of 1.00%"
 
 
 @pytest.mark.parametrize(

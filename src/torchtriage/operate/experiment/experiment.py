@@ -19,9 +19,10 @@ from torchtriage.operate.experiment.split import Split
 
 MISMATCH = 1e-4  # chance of calling a right split wrong: nothing can be concluded after that
 N_REPLICAS = 1000  # names of replicas that are kept per arm
-# Ids are kept, so that none is counted twice. Of more than so many those are kept whose place is a multiple of 2, then
-# of 4, and so on: a random part of both arms, whichever comes first or more often.
-N_IDS = 1 << 13
+# Ids are kept, so that none is counted twice. Of more than so many of an arm those are kept whose place is a multiple
+# of 2, then of 4, and so on: a random part, whoever comes first or more often, and all of an arm that gets few.
+N_IDS = 1 << 12
+_Every = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Experiment:
@@ -78,10 +79,10 @@ class Experiment:
             begin(metric, "metric", alpha, share),
             *(begin(guardrail, "guardrail", each, share) for guardrail in guardrails),
         ]
-        self._check = SplitCheck(share)
-        self._broken = False
-        self._every = 1  # ids are counted whose place is a multiple
+        self._check = SplitCheck(share)  # of what has no id
         self._places: list[set[int]] = [set(), set()]  # of the ids of each arm
+        self._every = [1, 1]  # those are kept whose place is a multiple
+        self._broken: tuple[int, int] | None = None  # the units that showed it
         self._n = [0, 0]
         self._replicas: tuple[set[str], set[str]] = (set(), set())
         self._lock = threading.Lock()
@@ -101,7 +102,8 @@ class Experiment:
     ) -> None:
         """Take in one request: a value for each metric that it has.
 
-        ``id`` : what was assigned; the check of the split counts each once, and of more than 8192 a random part.
+        ``id`` : what was assigned; the check of the split counts each once, and of more than 4096 of an arm a random
+        part.
         ``replica`` : the process, pod or machine that answered; without at least three per arm
         nobody can tell a version from where it ran.
         Raises ``UsageError``: an arm that the experiment does not have, or an id that is none.
@@ -115,34 +117,47 @@ class Experiment:
             if place is None:
                 if self.unit == "request":
                     self._count(treated)
-            elif not self._broken and place % self._every == 0 and not any(place in places for places in self._places):
-                # what showed that it is broken stays for the report
+            elif place % self._every[treated] == 0 and place not in self._places[treated]:
                 self._places[treated].add(place)
-                self._keep(self._every)
-                self._count(treated)
+                self._thin(treated)
+                self._look()
             for row in self._rows:
                 row.add(treated, values)
 
     def _count(self, treated: bool) -> None:
         self._check.add(treated)
-        # two logarithms of the gamma function: not at each of thousands
-        n = sum(self._check.n)
-        if n & 63 == 0 and self._check.log_evidence >= -math.log(MISMATCH):
-            self._broken = True
+        self._look()
 
-    def _keep(self, every: int) -> None:
+    def _look(self) -> None:
+        # logarithms of the gamma function: not at each of thousands
+        n = sum(self._check.n) + sum(map(len, self._places))
+        if n & 63 == 0 and self._broken is None:
+            self._judge()
+
+    def _judge(self) -> None:
+        # the kept ids have the share that follows from the part that is kept of each arm
+        control, treated = (share / every for share, every in zip(self.arms.values(), self._every, strict=True))
+        ids = SplitCheck(treated / (control + treated), [len(places) for places in self._places])
+        broken = self._check.log_evidence + ids.log_evidence >= -math.log(MISMATCH)
+        self._broken = self._units() if broken else None
+
+    def _units(self) -> tuple[int, int]:
+        # how many arrived of both arms, as far as the kept ids tell
+        control, treated = (
+            n + every * len(places) for n, every, places in zip(self._check.n, self._every, self._places, strict=True)
+        )
+        return control, treated
+
+    def _thin(self, treated: int, every: int = 1) -> None:
         # only ids whose place is a multiple, and no more than there is room for
-        while every > self._every or sum(map(len, self._places)) > N_IDS:
-            self._every = max(every, 2 * self._every)
-            for treated, places in enumerate(self._places):
-                kept = {place for place in places if place % self._every == 0}
-                self._check.n[treated] -= len(places) - len(kept)
-                self._places[treated] = kept
+        while every > self._every[treated] or len(self._places[treated]) > N_IDS:
+            self._every[treated] = max(every, 2 * self._every[treated])
+            self._places[treated] = {place for place in self._places[treated] if place % self._every[treated] == 0}
 
     @property
     def decision(self) -> Decision:
         """What is certain now: never undecided again, though better may become worse, and all of it broken."""
-        if self._broken:
+        if self._broken is not None:
             return "broken"
         if any(row.verdict == "worse" for row in self._rows):
             return "worse"
@@ -156,7 +171,8 @@ class Experiment:
                 Arm(name, share, n, len(replicas) if replicas else None)
                 for (name, share), n, replicas in zip(self.arms.items(), self._n, self._replicas, strict=True)
             )
-            split = (self._check.n[0], self._check.n[1])
+            units = self._units()
+            split = self._broken or units
             decision = self.decision
         return ExperimentResult(
             name=self.name,
@@ -166,7 +182,7 @@ class Experiment:
             candidate=candidate,
             rows=tuple(rows),
             unit=self.unit,
-            notes=notes(control, candidate, rows, self.unit, split),
+            notes=notes(control, candidate, rows, self.unit, units),
         )
 
     def state(self) -> dict[str, Any]:
@@ -176,7 +192,7 @@ class Experiment:
                 "arms": list(self.arms.items()),
                 "rows": [msgspec.to_builtins(row) for row in self._rows],
                 "check": msgspec.to_builtins(self._check),
-                "every": self._every,
+                "every": list(self._every),
                 "places": [sorted(places) for places in self._places],
                 "broken": self._broken,
                 "n": list(self._n),
@@ -195,16 +211,16 @@ class Experiment:
                     raise ValueError(f"it is of {_plan(row)}")
             n = msgspec.convert(state["n"], tuple[int, int])
             control, candidate = msgspec.convert(state["replicas"], tuple[set[str], set[str]])
-            broken = msgspec.convert(state["broken"], bool)
-            every = msgspec.convert(state.get("every", 1), Annotated[int, msgspec.Meta(ge=1)])
-            places = msgspec.convert(state.get("places", ((), ())), tuple[set[int], set[int]])
+            broken = msgspec.convert(state["broken"], tuple[int, int] | None)
+            every = msgspec.convert(state["every"], tuple[_Every, _Every])
+            places = msgspec.convert(state["places"], tuple[set[int], set[int]])
         except (KeyError, TypeError, ValueError) as error:
             raise StoreError(
                 f"expected the state of this experiment, found another: {error}", where=self.name
             ) from error
         with self._lock:
             self._rows, self._check, self._broken = rows, check, broken
-            self._every, self._places = every, list(places)
+            self._every, self._places = list(every), list(places)
             self._n, self._replicas = list(n), (control, candidate)
 
     def join(self, other: Experiment) -> None:
@@ -215,12 +231,12 @@ class Experiment:
         for row, others in zip(self._rows, other._rows, strict=True):
             row.join(others)
         for treated, places in enumerate(other._places):
-            # of a unit that both recorded, one counts
-            fresh = places - self._places[0] - self._places[1]
-            self._check.n[treated] += other._check.n[treated] - len(places) + len(fresh)
-            self._places[treated] |= fresh
-        self._keep(other._every)
-        self._broken = sum(self._check.n) > 0 and self._check.log_evidence >= -math.log(MISMATCH)
+            self._check.n[treated] += other._check.n[treated]
+            # both sides by the same multiple: of a unit that both recorded, one counts
+            self._thin(treated, other._every[treated])
+            self._places[treated] |= {place for place in places if place % self._every[treated] == 0}
+            self._thin(treated)
+        self._judge()
         self._n = [a + b for a, b in zip(self._n, other._n, strict=True)]
         for names, more in zip(self._replicas, other._replicas, strict=True):
             names.update(more)

@@ -9,7 +9,7 @@ from torchtriage.core.units import format_count, format_share
 from torchtriage.operate.experiment.result import Arm, Decision, ExperimentRow
 
 LEAST_REPLICAS = 3
-N_MANY = 7_500  # requests, half as many units of which are many in any case: of more units a part is counted
+N_MANY = 7_500  # requests, half as many units of which are many in any case
 
 
 def change(ratio: float) -> str:
@@ -70,7 +70,7 @@ def verdict(
 
 
 def notes(
-    control: Arm, candidate: Arm, rows: Sequence[ExperimentRow], unit: str, split: tuple[int, int]
+    control: Arm, candidate: Arm, rows: Sequence[ExperimentRow], unit: str, units: tuple[int, int]
 ) -> tuple[Note, ...]:
     """Return what limits the numbers."""
     limits = []
@@ -97,7 +97,7 @@ def notes(
             block = format_count(row.block)
             message = f"{row.name}: requests resemble their neighbours, {block} of them carry as much as a few"
             limits.append(Note("memory", "info", message))
-    n_units, n_requests = sum(split), control.n_requests + candidate.n_requests
+    n_units, n_requests = sum(units), control.n_requests + candidate.n_requests
     if unit != "request" and 0 < 2 * n_units < min(n_requests, N_MANY):
         message = f"the requests of one {unit} are alike: with {format_count(n_units, unit)} intervals are too narrow"
         limits.append(Note("units", "warn", message, "assign each request by an id of its own where that may be"))

@@ -83,7 +83,7 @@ def _notes(state: RolloutState, watched: bool, recorded: Sequence[str]) -> list[
         notes.append(Note("alone", "info", message))
     with undamaged(state.plan.name, "what a process recorded"):
         found = [experiment for text in recorded if (experiment := msgspec.json.decode(text)["experiment"])]
-        if any(sum(each["n"]) for each in found) and not any(sum(each["check"]["n"]) for each in found):
+        if any(sum(each["n"]) for each in found) and not any(any(each["places"]) for each in found):
             message = "the split is not checked: no request was recorded with its id"
             fix = "record(ticket, ...) with what assign returned, or record((arm, epoch), id=..., ...)"
             notes.append(Note("split", "warn", message, fix))

@@ -275,7 +275,7 @@ def test_answers_of_an_earlier_stage_are_late(store, clock: Clock) -> None:
     ticket = rollout.assign("a")
     assert rollout.record(ticket[:2], id="a", latency_s=0.1)  # one made by hand
     assert rollout.record(ticket, latency_s=0.1)
-    assert sum(rollout._stage._experiment._units()) == 1
+    assert sum(arm.units for arm in rollout._stage._experiment.arrived()) == 1
     with pytest.raises(UsageError, match="expected control or candidate, found 'other'"):
         rollout.record(Ticket("other", 2))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import sqlite3
@@ -10,6 +11,7 @@ from dataclasses import replace
 import pytest
 from histories import rollout_history
 
+from torchtriage.core.errors import StoreError
 from torchtriage.operate.experiment import Experiment, Rate, Tail, Typical
 from torchtriage.operate.monitor.alerts import ActiveAlarm
 from torchtriage.operate.rollout import Rollout, RolloutPlan, open_rollouts
@@ -26,6 +28,10 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now_s
+
+
+def fails(*_: object) -> None:
+    raise StoreError("gone")
 
 
 class Fleet:
@@ -154,6 +160,33 @@ def test_joined_experiments_say_what_one_would(store) -> None:
     assert several.rows[0].ratio == pytest.approx(one.rows[0].ratio, rel=0.01)
     assert several.rows[0].low == pytest.approx(one.rows[0].low, rel=0.02)
     assert several.rows[0].verdict == one.rows[0].verdict == "worse"
+
+
+@pytest.mark.parametrize(("lost", "status"), [(0.0, "running"), (0.4, "rolled back")])
+def test_a_split_is_judged_where_each_version_has_its_own_process(store, monkeypatch, lost: float, status: str) -> None:
+    clock, draw = Clock(), random.Random(9)
+    plan = replace(PLAN, steps=(0.5, 1.0), least_s=1e6)
+    pods = {arm: Rollout(plan, store, clock=clock, wall=clock, owner=arm) for arm in (plan.control, plan.candidate)}
+
+    def serve(half_seconds: int) -> None:
+        for _ in range(half_seconds):
+            for _ in range(400):
+                ticket = pods[plan.control].assign(draw.getrandbits(60))
+                if ticket.arm == plan.control or draw.random() >= lost:
+                    pods[ticket.arm].record(ticket, latency_s=draw.lognormvariate(-4, 0.1), error=False)
+            clock.now_s += 0.5
+            for pod in pods.values():
+                with contextlib.suppress(StoreError):
+                    pod.tick()
+
+    serve(3)
+    pods[plan.candidate]._published_s -= 1  # from now on each tells at other moments
+    serve(60)
+    with monkeypatch.context() as gone:
+        gone.setattr(store, "read", fails)
+        serve(18)
+    assert [pod.state.status for pod in pods.values()] == [status, status]
+    assert not lost or "2.1 receives 3" in store.read("int8").state.waiting
 
 
 def test_too_few_values_are_no_claim(store) -> None:

@@ -6,7 +6,8 @@ import math
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from itertools import starmap
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -23,6 +24,19 @@ N_REPLICAS = 1000  # names of replicas that are kept per arm
 # of 2, then of 4, and so on: a random part, whoever comes first or more often, and all of an arm that gets few.
 N_IDS = 1 << 12
 _Every = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class Arrived(NamedTuple):
+    """What was counted of one arm: units without an id, ids that are kept, and how many each of these stands for."""
+
+    n_counted: int
+    n_ids: int
+    every: int
+
+    @property
+    def units(self) -> int:
+        """How many arrived, as far as the kept ids tell."""
+        return self.n_counted + self.every * self.n_ids
 
 
 class Experiment:
@@ -79,7 +93,7 @@ class Experiment:
             begin(metric, "metric", alpha, share),
             *(begin(guardrail, "guardrail", each, share) for guardrail in guardrails),
         ]
-        self._check = SplitCheck(share)  # of what has no id
+        self._n_counted = [0, 0]  # without an id
         self._places: list[set[int]] = [set(), set()]  # of the ids of each arm
         self._every = [1, 1]  # those are kept whose place is a multiple
         self._broken: tuple[int, int] | None = None  # the units that showed it
@@ -125,28 +139,33 @@ class Experiment:
                 row.add(treated, values)
 
     def _count(self, treated: bool) -> None:
-        self._check.add(treated)
+        self._n_counted[treated] += 1
         self._look()
 
     def _look(self) -> None:
         # logarithms of the gamma function: not at each of thousands
-        n = sum(self._check.n) + sum(map(len, self._places))
+        n = sum(self._n_counted) + sum(map(len, self._places))
         if n & 63 == 0 and self._broken is None:
             self._judge()
 
     def _judge(self) -> None:
-        # the kept ids have the share that follows from the part that is kept of each arm
-        control, treated = (share / every for share, every in zip(self.arms.values(), self._every, strict=True))
-        ids = SplitCheck(treated / (control + treated), [len(places) for places in self._places])
-        broken = self._check.log_evidence + ids.log_evidence >= -math.log(MISMATCH)
-        self._broken = self._units() if broken else None
+        arrived = self.arrived()
+        self._broken = (arrived[0].units, arrived[1].units) if self.deviation(*arrived) else None
 
-    def _units(self) -> tuple[int, int]:
-        # how many arrived of both arms, as far as the kept ids tell
-        control, treated = (
-            n + every * len(places) for n, every, places in zip(self._check.n, self._every, self._places, strict=True)
-        )
-        return control, treated
+    def arrived(self) -> tuple[Arrived, Arrived]:
+        """Return what the check of the split has counted of the control and of the candidate."""
+        control, candidate = starmap(Arrived, zip(self._n_counted, map(len, self._places), self._every, strict=True))
+        return control, candidate
+
+    def deviation(self, control: Arrived, candidate: Arrived) -> Literal[-1, 0, 1]:
+        """Return whether too few (-1) or too many (1) are the candidate's to be chance."""
+        # the kept ids have the share that follows from the part that is kept of each arm
+        of_control, of_candidate = self.arms[self.control] / control.every, self.split.share / candidate.every
+        ids = SplitCheck(of_candidate / (of_control + of_candidate), [control.n_ids, candidate.n_ids])
+        counted = SplitCheck(self.split.share, [control.n_counted, candidate.n_counted])
+        if ids.log_evidence + counted.log_evidence < -math.log(MISMATCH):
+            return 0
+        return 1 if candidate.units > self.split.share * (control.units + candidate.units) else -1
 
     def _thin(self, treated: int, every: int = 1) -> None:
         # only ids whose place is a multiple, and no more than there is room for
@@ -171,7 +190,8 @@ class Experiment:
                 Arm(name, share, n, len(replicas) if replicas else None)
                 for (name, share), n, replicas in zip(self.arms.items(), self._n, self._replicas, strict=True)
             )
-            units = self._units()
+            arrived = self.arrived()
+            units = arrived[0].units, arrived[1].units
             split = self._broken or units
             decision = self.decision
         return ExperimentResult(
@@ -191,7 +211,7 @@ class Experiment:
             return {
                 "arms": list(self.arms.items()),
                 "rows": [msgspec.to_builtins(row) for row in self._rows],
-                "check": msgspec.to_builtins(self._check),
+                "counted": list(self._n_counted),
                 "every": list(self._every),
                 "places": [sorted(places) for places in self._places],
                 "broken": self._broken,
@@ -205,7 +225,7 @@ class Experiment:
             if [tuple(arm) for arm in state["arms"]] != list(self.arms.items()):
                 raise ValueError(f"its arms are {state['arms']}")
             rows = [msgspec.convert(row, type(fresh)) for fresh, row in zip(self._rows, state["rows"], strict=True)]
-            check = msgspec.convert(state["check"], SplitCheck)
+            counted = msgspec.convert(state["counted"], tuple[int, int])
             for fresh, row in zip(self._rows, rows, strict=True):
                 if _plan(row) != _plan(fresh):
                     raise ValueError(f"it is of {_plan(row)}")
@@ -219,7 +239,7 @@ class Experiment:
                 f"expected the state of this experiment, found another: {error}", where=self.name
             ) from error
         with self._lock:
-            self._rows, self._check, self._broken = rows, check, broken
+            self._rows, self._n_counted, self._broken = rows, list(counted), broken
             self._every, self._places = list(every), list(places)
             self._n, self._replicas = list(n), (control, candidate)
 
@@ -231,7 +251,7 @@ class Experiment:
         for row, others in zip(self._rows, other._rows, strict=True):
             row.join(others)
         for treated, places in enumerate(other._places):
-            self._check.n[treated] += other._check.n[treated]
+            self._n_counted[treated] += other._n_counted[treated]
             # both sides by the same multiple: of a unit that both recorded, one counts
             self._thin(treated, other._every[treated])
             self._places[treated] |= {place for place in places if place % self._every[treated] == 0}

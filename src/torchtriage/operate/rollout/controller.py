@@ -17,18 +17,26 @@ import msgspec
 from torchtriage.core.database import undamaged
 from torchtriage.core.errors import StoreError, TriageError, UsageError
 from torchtriage.core.units import format_share
-from torchtriage.operate.experiment.experiment import Experiment
+from torchtriage.operate.experiment.experiment import Arrived, Experiment
 from torchtriage.operate.experiment.metrics import finite
 from torchtriage.operate.experiment.result import ExperimentResult, ExperimentRow
 from torchtriage.operate.experiment.split import Split
 from torchtriage.operate.monitor import process_metrics
 from torchtriage.operate.monitor.metrics import Value
-from torchtriage.operate.rollout.state import RolloutPlan, RolloutState, StageEvidence, advance, roll_back
+from torchtriage.operate.rollout.state import (
+    LONGEST_LOOK_S,
+    RolloutPlan,
+    RolloutState,
+    StageEvidence,
+    advance,
+    roll_back,
+)
 from torchtriage.operate.rollout.store import LEASE_S, Lease, RolloutStore, boot_id, boot_seconds, open_rollouts
 
 PUBLISH_S = 2.0  # how often a process stores what it recorded, for the owner to judge all of it together
 # what an alarm may say of the machine or of the callers is not the candidate's doing: it only holds
 NOT_THE_VERSION = ("host contention", "input mix")
+LAG_S = PUBLISH_S + LONGEST_LOOK_S  # how much later than others a process may tell what it recorded
 STALE_S = 10.0  # when nobody could look for so long, the candidate gets nothing until somebody does
 
 Judge = Callable[[RolloutState], StageEvidence | None]
@@ -269,11 +277,11 @@ class Rollout:
         return ""
 
     def _look_for_worse(
-        self, state: RolloutState, now_s: float, others: Sequence[tuple[float, str]] = ()
+        self, state: RolloutState, now_s: float, others: Sequence[tuple[float, str]] | None = None
     ) -> tuple[StageEvidence | None, tuple[ExperimentRow, ...], str]:
         """Return what is seen; where it is worse, send nothing to the candidate from now on.
 
-        ``others`` : what other processes recorded, and how long ago they told.
+        ``others`` : what other processes recorded, and how long ago they told; None where the store does not say.
         """
         evidence: StageEvidence | None = None
         rows: tuple[ExperimentRow, ...] = ()
@@ -329,6 +337,7 @@ class _StageData:
         self._n_missing = dict.fromkeys(sorted({metric.metric for metric in (plan.metric, *plan.guardrails)}), 0)
         self._newest_s: float | None = None
         self._number = 0
+        self._earlier: list[tuple[float, tuple[Arrived, Arrived]]] = []
         self._lock = threading.Lock()
 
     def _begin_experiment(self) -> Experiment:
@@ -373,7 +382,7 @@ class _StageData:
         return msgspec.json.encode(state).decode()
 
     def evidence(
-        self, now_s: float, others: Sequence[tuple[float, str]] = ()
+        self, now_s: float, others: Sequence[tuple[float, str]] | None = None
     ) -> tuple[StageEvidence, tuple[ExperimentRow, ...]]:
         """Return what this process and others recorded, and the comparisons behind it."""
         plan = self._plan
@@ -384,7 +393,7 @@ class _StageData:
             if own is not None and others:
                 joined = self._begin_experiment()
                 joined.restore(own.state())
-        for told_s, text in others:
+        for told_s, text in others or ():
             with undamaged(plan.name, "what another process recorded"):
                 data = msgspec.json.decode(text)
                 number += data["number"]
@@ -398,14 +407,16 @@ class _StageData:
                     joined.join(other)
         age_s = min(ages, default=None)
         if joined is not None:
-            return self._compared(joined.result(), number, age_s)
+            # alone, one that answers for one version would find that the other gets nothing
+            lags = others is None or self._may_lag(joined, now_s)
+            return self._compared(joined.result(), number, age_s, lags)
         missing = [
             _too_few(name, lost, n, plan.candidate) for name, lost in n_missing.items() if lost > plan.most_missing * n
         ]
         return StageEvidence(self.epoch, number, age_s, 0, n, tuple(missing)), ()
 
     def _compared(
-        self, result: ExperimentResult, number: int, age_s: float | None
+        self, result: ExperimentResult, number: int, age_s: float | None, lags: bool
     ) -> tuple[StageEvidence, tuple[ExperimentRow, ...]]:
         # A metric without which a regression could not be seen is missing: without data, with too few
         # values to compare, or of which too many are NaN.
@@ -418,11 +429,24 @@ class _StageData:
                 if lost > self._plan.most_missing * (n + lost):
                     missing.append(_too_few(row.name, lost, n + lost, arm))
         worse = [f"{row.name}: {row.sentence}" for row in result.rows if row.verdict == "worse"]
-        if result.decision == "broken":
+        if result.decision == "broken" and lags:
+            missing.append(f"{result.verdict[0]}, as far as all processes have told")
+        elif result.decision == "broken":
             worse.append(result.verdict[0])
         n_control, n_candidate = result.control.n_requests, result.candidate.n_requests
         evidence = StageEvidence(self.epoch, number, age_s, n_control, n_candidate, tuple(missing), tuple(worse))
         return evidence, result.rows
+
+    def _may_lag(self, joined: Experiment, now_s: float) -> bool:
+        # processes tell at different moments, so the newest of one arm may not be there yet: the split is wrong where
+        # it is so with either arm as it was before that
+        newest = joined.arrived()
+        self._earlier.append((now_s, newest))
+        while len(self._earlier) > 1 and now_s - self._earlier[1][0] >= LAG_S:
+            del self._earlier[0]
+        then_s, before = self._earlier[0]
+        ways = {joined.deviation(before[0], newest[1]), joined.deviation(newest[0], before[1])}
+        return now_s - then_s < LAG_S or 0 in ways or len(ways) > 1
 
 
 def _too_few(name: str, lost: int, n: int, arm: str) -> str:

@@ -273,3 +273,37 @@ def test_what_is_known_when_it_is_interrupted_is_shown(fixing, monkeypatch):
     assert (second.outcome, second.reason) == ("not tried", "interrupted")
     assert ended.value.result.verdict == ("Interrupted: no patch.",)
     assert (fixing.copy.project / "plain.py").read_bytes() == TEXTS["plain.py"]
+
+
+@pytest.mark.parametrize(
+    ("known", "n_rounds", "printed", "outcome", "reason"),
+    [
+        ({"over": True, "error": "exit code 1"}, 0, "", "failed", "exit code 1"),
+        ({"over": True}, 3, "loss 2.5\n", "faster alone", ""),
+        ({}, 3, "loss 2.5\n", "undecided", "interrupted after 3 rounds"),
+        ({}, 3, "loss 7.5\n", "results differ", ""),
+        ({}, 2, "loss 7.5\n", "undecided", "interrupted after 2 rounds"),
+    ],
+)
+def test_an_interrupted_change_keeps_what_is_known_of_it(fixing, known, n_rounds, printed, outcome, reason):
+    entrant = Entrant({}, **known)
+    if n_rounds:
+        before, after = (
+            [ProgramRun(ms + number / 100, None, 10 * ms, 40, (), text) for number in range(n_rounds)]
+            for ms, text in ((10.0, "loss 2.5\n"), (5.0, printed))
+        )
+        entrant.trial = trial_of(before, after, ["before"] * n_rounds)
+    fixing.tries = [_Try(change("plain.py"), entrant)]
+    fixing.interrupt()
+    assert (fixing.tries[0].outcome, fixing.tries[0].reason) == (outcome, reason)
+
+
+def test_an_interrupt_is_no_reason_where_something_else_kept_a_change_from_its_trial(fixing):
+    fixing.complete = False
+    fixing.tries = [_Try(change("plain.py", per_run=True), Entrant({})), _Try(change("crlf.py"), Entrant({}))]
+    fixing._heat(fixing.tries[:1], 0)
+    fixing.begun_s -= fixing.wanted.budget_s
+    fixing.interrupt()
+    long, late = fixing.tries
+    assert long.reason.startswith("it saves time once a run")
+    assert late.reason == "the time was over"

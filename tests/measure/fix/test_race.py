@@ -78,8 +78,24 @@ def test_what_fails_or_computes_something_else_is_out_and_the_others_go_on(copy,
     run(copy, broken, other, fast)
     assert "exit code 1" in broken.error
     assert broken.trial is None
-    assert other.differs
+    assert other.over
     assert (ran.count("broken"), ran.count("other"), ran.count("fast")) == (1, 3, 4)
+
+
+def test_who_has_left_a_race_that_is_interrupted_is_known(copy, ran, monkeypatch):
+    broken, fast = Entrant({"a.py": b"broken"}), Entrant({"a.py": b"fast"})
+
+    def interrupted(command, out, **options):
+        if broken.over:
+            raise KeyboardInterrupt
+        return made_up(command, out, **options)
+
+    made_up = module.sample
+    monkeypatch.setattr(module, "sample", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(copy, broken, fast)
+    assert "exit code 1" in broken.error
+    assert not fast.over
 
 
 def test_other_results_stay_on_trial_where_they_are_allowed(copy, ran):

@@ -59,6 +59,7 @@ MUCH = 0.2
 """Of the time that a patch saves, so that what was too small to tell is tried once more on top of it."""
 LONG_RUN_S = 120.0
 """Of a program that is ended once it is recorded, and never run to its end again."""
+TIME_OVER = "the time was over"
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class _Try:
     candidate: Candidate
     entrant: Entrant
     outcome: AttemptOutcome = "not tried"
-    reason: str = "the time was over"
+    reason: str = TIME_OVER
     verification: Verification | None = None
 
     @property
@@ -254,16 +255,16 @@ class _Fixing:
 
     def interrupt(self) -> None:
         """Mark what is not measured to its end, with what is known of it."""
-        for row in self.tries:
-            trial = row.entrant.trial
-            if row.outcome != "not tried":
-                continue
-            row.reason = "interrupted"
-            if trial is not None:
-                n = len(trial.firsts)
-                if n >= LEAST_PAIRS:
-                    self._conclude(row)
+        time_left = time.monotonic() < self.deadline_s
+        for row in [row for row in self.tries if row.outcome == "not tried"]:
+            entrant = row.entrant
+            n = len(entrant.trial.firsts) if entrant.trial is not None else 0
+            if entrant.over or n >= LEAST_PAIRS:
+                self._conclude(row)
+            if n and not entrant.over and row.outcome != "results differ":
                 row.outcome, row.reason = "undecided", f"interrupted after {format_count(n, 'round')}"
+            elif time_left and row.reason == TIME_OVER:
+                row.reason = "interrupted"
 
     def _conclude(self, row: _Try) -> None:
         entrant = row.entrant

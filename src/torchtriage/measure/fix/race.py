@@ -23,14 +23,14 @@ HOPE = 0.97
 class Entrant:
     """A change on trial: the files it makes, by name in the project, and what is known of it so far.
 
-    ``trial`` : None until there are rounds. ``error`` : why it failed; ``differs`` : it computes something else.
+    ``trial`` : None until there are rounds. ``error`` : why it failed. ``over`` : it has left the race.
     """
 
     files: dict[str, bytes]
     allow: bool = False
     trial: Trial | None = None
     error: str = ""
-    differs: bool = False
+    over: bool = False
     runs: list[ProgramRun] = field(default_factory=list)
 
 
@@ -80,22 +80,23 @@ def race(
         for entrant in live:
             if not entrant.error:
                 entrant.trial = trial_of(base, entrant.runs, firsts)
-                answers = agreement([run.answers for run in base], [run.answers for run in entrant.runs])
-                entrant.differs = answers.status == "differ" and number + 1 >= LEAST_PAIRS
-        live = [
-            entrant
-            for entrant in live
-            if not entrant.error
-            and not (entrant.differs and not entrant.allow)
-            and entrant.trial is not None
-            and not is_settled(entrant.trial, LEAST_PAIRS)
-            and not (number + 1 >= LEAST_PAIRS and entrant.trial.ratio.low > HOPE)
-        ]
+                entrant.over = _is_over(entrant, entrant.trial, base)
+        live = [entrant for entrant in live if not entrant.over]
         run_s = (time.monotonic() - begun_s) / n_runs
         needed_s = (FEWEST_ROUNDS - number - 1) * (1 + len(live)) * run_s
         if number + 1 >= LEAST_PAIRS and time.monotonic() + needed_s > deadline_s:
-            better = sorted(live, key=_ratio)[: -(-len(live) // 2)]
-            live = [entrant for entrant in live if entrant in better]
+            for entrant in sorted(live, key=_ratio)[-(-len(live) // 2) :]:
+                entrant.over = True
+            live = [entrant for entrant in live if not entrant.over]
+
+
+def _is_over(entrant: Entrant, trial: Trial, base: Sequence[ProgramRun]) -> bool:
+    """Whether nothing more need be known: it is settled, without hope, or computes something else."""
+    if len(trial.firsts) < LEAST_PAIRS:
+        return False
+    answers = agreement([run.answers for run in base], [run.answers for run in entrant.runs])
+    differs = answers.status == "differ" and not entrant.allow
+    return differs or trial.ratio.low > HOPE or is_settled(trial, LEAST_PAIRS)
 
 
 def _ratio(entrant: Entrant) -> float:
@@ -111,4 +112,4 @@ def _run_changed(copy: ProjectCopy, entrant: Entrant, out: Path, steps: int) -> 
     try:
         entrant.runs.append(_run(copy, entrant.files, out, steps))
     except TriageError as error:
-        entrant.error = str(error)
+        entrant.error, entrant.over = str(error), True

@@ -11,6 +11,7 @@ import pytest
 
 from torchtriage.core.isolate.dynamo_counters import PHASES
 from torchtriage.core.isolate.session_client import SessionClient
+from torchtriage.core.isolate.session_main import ModelSession
 from torchtriage.core.isolate.target import Case, TargetError, build, cast, leaves, load, sources
 
 pytestmark = pytest.mark.torch
@@ -71,6 +72,25 @@ def test_the_sources_of_a_target_are_all_modules_of_its_project(
     after = sources("zoo:build", function)
     assert [name for name in after if before[name] != after[name]] == ["zoo.layers"]
     assert "torch.nn" in sources("torch.nn:Linear", load("torch.nn:Linear"))
+
+
+def test_a_module_that_is_imported_in_the_first_step_is_one_of_the_sources(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a compiler has written meanwhile is not: it says nothing that the program does not."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "written_kernel.py").write_text("")
+    (tmp_path / "late_layers.py").write_text("import written_kernel")
+    (tmp_path / "late_net.py").write_text("def build(): return lambda: __import__('late_layers')")
+    monkeypatch.syspath_prepend(tmp_path / "cache")
+    monkeypatch.syspath_prepend(tmp_path)
+    session = ModelSession()
+    way = {"mode": "eager", "backend": "", "dynamic": None}
+    session.open("late_net:build", way, train=False, device="", threads=1, batch_size=None, dtype="")
+    session.first()
+    assert {"late_net", "late_layers"} <= session.sources().keys()
+    assert "written_kernel" not in session.sources()
 
 
 def test_a_target_that_needs_a_gpu_says_so_where_there_is_none() -> None:
@@ -148,8 +168,6 @@ def test_a_function_cannot_be_converted_or_trained() -> None:
 
 def judged(backend: str, name: str = "linear", standard: str = "", **more: Any) -> dict[str, Any]:
     """Return what a session says about a backend's answers."""
-    from torchtriage.core.isolate.session_main import ModelSession
-
     session = ModelSession()
     way = {"mode": "" if backend else "eager", "backend": backend, "dynamic": None}
     given = {"train": False, "device": "", "threads": None, "batch_size": None, "dtype": ""} | more

@@ -288,6 +288,7 @@ class FakeClient:
             return {"ns": times, "wall_ns": sum(times), "cpu_ns": sum(times)}
         answers = {
             "open": OPENED,
+            "sources": {},
             "first": {"ns": 10 * step_ns if "cold" in self.name else 3 * step_ns, "compiling": COMPILING},
             "warm_up": [step_ns] * 30,
             "finish": {"compiling": COMPILING, "memory": {"host_now_peak_bytes": 200 << 20}},

@@ -91,6 +91,7 @@ class ModelSession:
         self.way: dict[str, Any] = {}
         self.train = False
         self.batch_size: int | None = None
+        self.target = ""
         self.function: Callable[..., Any] = lambda: None
         self.dtype = self.device = ""
         self.run: Callable[[], Any] = lambda: None
@@ -112,7 +113,7 @@ class ModelSession:
         from torchtriage.core.isolate import target as targets
 
         torch.set_grad_enabled(train)
-        self.function = targets.load(target)
+        self.target, self.function = target, targets.load(target)
         self.dtype, self.device, self.batch_size = dtype, device, batch_size
         self.case = targets.build(self.function, batch_size=batch_size, dtype=dtype, device=device, train=train)
         self.train, self.way = train, way
@@ -128,10 +129,15 @@ class ModelSession:
             "dtype": self.case.dtype,
             "device": str(place),
             "takes": self.case.takes,
-            "sources": targets.sources(target, self.function),
             "device_total_bytes": int(torch.cuda.mem_get_info(place)[1]) if place.type == "cuda" else None,
             "facts": facts_of(place),
         }
+
+    def sources(self) -> dict[str, str]:
+        """Return a hash of each file of the target's that was imported by now."""
+        from torchtriage.core.isolate import target as targets
+
+        return targets.sources(self.target, self.function)
 
     def check_backends(self, names: list[str]) -> None:
         """Refuse backends that neither torch nor the target's module knows."""

@@ -12,6 +12,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import os
 import random
 import sys
 import sysconfig
@@ -117,7 +118,8 @@ def sources(target: str, function: Callable[..., Any]) -> dict[str, str]:
     """
     where = target.rpartition(":")[0]
     asked = (Path(where).stem if where.endswith(".py") else where, getattr(function, "__module__", None))
-    # libraries are known by their versions
+    # libraries are known by their versions; what a compiler writes follows from both
+    compiled = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", os.devnull)).resolve()
     standard, ours = Path(sysconfig.get_path("stdlib")).resolve(), Path(__file__).resolve().parents[2]
     out = {}
     for name, module in sorted(sys.modules.items()):
@@ -127,7 +129,7 @@ def sources(target: str, function: Callable[..., Any]) -> dict[str, str]:
             continue
         path = Path(file).resolve()
         library = path.is_relative_to(standard) or path.is_relative_to(ours) or not INSTALLED.isdisjoint(path.parts)
-        if name in asked or not library:
+        if name in asked or not (library or path.is_relative_to(compiled)):
             out[name] = _file_hash(path)
     return out
 

@@ -148,7 +148,8 @@ def _checked(plan: BenchPlan, store: Checkpoint, progress: Progress) -> dict[str
             if known is None:
                 backends = sorted({setting.backend for setting in plan.settings if setting.backend})
                 worker.ask("check_backends", plan.timeout_s, names=backends)
-                worker.ask("first", plan.timeout_s)
+            worker.ask("first", plan.timeout_s)  # it may import more
+            opened = opened | {"sources": worker.ask("sources", plan.timeout_s)}
     except SessionError as error:
         raise UsageError(
             error.message if error.kind != "timeout" else f"eager gave {error.message}",

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from measure.bench.sessions import TargetClient, filled, measured, plan
 
 from torchtriage.cli.main import cli
-from torchtriage.core.samples import Run, Series, Session
+from torchtriage.core.samples import Run
 from torchtriage.measure.bench.measurements import Measurements
 from torchtriage.measure.bench.samples import samples_of
 from torchtriage.measure.gate.check import check
@@ -23,7 +23,7 @@ from torchtriage.measure.gate.store import open_store
 
 def two() -> Measurements:
     """Return a benchmark of five rounds: eager takes 2 ms, compiled 1 ms."""
-    of = plan(("eager", "default"))
+    of = plan(("eager", "default"), rounds=5)
     eager, default = of.settings
     return measured(of, {eager: 2.0, default: 1.0}, np.random.default_rng(0), rounds=5)
 
@@ -55,25 +55,18 @@ def test_each_round_is_a_session_of_each_setting() -> None:
 
 
 def bench_run(seed: int) -> Run:
-    """Return what bench measures at its defaults: three rounds, of which the first began with empty caches."""
+    """Return what bench measures at its defaults: three rounds, of which the first began with empty caches, or more."""
     of = plan(("eager", "default"))
     eager, default = of.settings
-    found = measured(of, {eager: 2.0, default: 1.0}, np.random.default_rng(seed), rounds=3)
+    rounds = of.rounds + (2 if seed < 8 else 0)
+    found = measured(of, {eager: 2.0, default: 1.0}, np.random.default_rng(seed), rounds=rounds)
     for session in found.rounds[1].values():
         session["cold"] = True
     return replace(samples_of(found, NOWHERE), commit=f"{seed:040x}", recorded_at_s=1000.0 + seed)
 
 
-def test_samples_of_equal_programs_pass_the_gate_also_against_those_of_older_releases() -> None:
-    before, now = [bench_run(seed) for seed in range(8)], bench_run(9)
-    assert check(before, [now], GateLimits()).outcome == "fine"
-    once = [
-        Series("eager: first call, empty caches", "s", "lower", "compile_time", (Session((3.0,)),)),
-        Series("eager: relative error", "1", "lower", "accuracy", (Session((0.001,)),)),
-        Series("eager: first call, caches kept", "s", "lower", "compile_time", (Session((2.0,)), Session((2.1,)))),
-    ]
-    older = [replace(run, series=(*run.series, *once)) for run in before]
-    assert check(older, [now], GateLimits()).outcome == "fine"
+def test_samples_of_equal_programs_pass_the_gate_however_many_rounds_they_took() -> None:
+    assert check([bench_run(seed) for seed in range(8)], [bench_run(9)], GateLimits()).outcome == "fine"
 
 
 def test_a_setting_that_failed_has_no_samples() -> None:

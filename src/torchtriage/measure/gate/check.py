@@ -50,10 +50,6 @@ UNKNOWN = "unknown"
 OWN = frozenset({"command", "committed_at_s", HOST, INTERLEAVING, SIDE, UNCOMMITTED, "torchtriage"})
 """Names in a run's environment that differ from run to run by nature."""
 
-NOT_ALWAYS = (": first call, caches kept", ": first call, empty caches", ": relative error")
-"""Ends of metrics that not all samples of ``torchtriage bench`` hold: the first one needs four rounds, the others were
-measured once and are no longer stored. Where the candidate lacks them, nothing failed."""
-
 
 def check(
     before: Sequence[Run],
@@ -255,8 +251,6 @@ def _matches(before: Sequence[Run], after: Sequence[Run]) -> Iterator[MetricMatc
             else:
                 repeats, earlier = newest_level(list(zip(commits[0], known[0], strict=True)))
                 first, other = _joined(repeats), _joined(known[1])
-                if other is None and metric.endswith(NOT_ALWAYS):
-                    continue
                 yield MetricMatch(benchmark, first, other, repeats, earlier, noisy=noisy)
 
 

@@ -120,6 +120,8 @@ def test_times_that_say_another_ratio_are_not_taken_for_its_source():
     result = conclude(queued(10.0, 7.0, whole=False), before="a", after="b")
     assert abs(result.after_ms / result.before_ms - result.ratio) > 0.01 * result.ratio
     assert " ms, and where other programs disturb least, 1.4" in result.verdict[0]
+    equal = conclude(queued(10.0, 10.0, whole=False), before="a", after="b")
+    assert " ms; where other programs disturb least, 2.2 % less to " in equal.verdict[0]
 
 
 # -- the verdict -----------------------------------------------------------------------------------

@@ -197,19 +197,21 @@ def _mostly_gone(finding: FindingChange) -> FindingChange:
 
 def _speed(verification: Verification) -> str:
     times = f"{format_ms(verification.after_ms)} per {verification.per} instead of {format_ms(verification.before_ms)}"
+    source = ""
     if abs(verification.after_ms / verification.before_ms - verification.ratio) > ROUNDING * verification.ratio:
         # the ratio is of the fastest steps, or of the time without the wait for a processor
-        times = f"{times}, and where other programs disturb least"
+        source = "where other programs disturb least, "
     ends = f"{1 / verification.ratio_high:.3g}-{1 / verification.ratio_low:.3g}"
     if not verification.told:
         known = "No difference" if verification.outcome == "no difference" else "Undecided"
         less, more = _percent(verification.ratio_low), _percent(verification.ratio_high)
-        return f"{known}: {times}; {-less} % less to {more} % more would fit."
+        return f"{known}: {times}; {source}{-less} % less to {more} % more would fit."
+    times = f"{times}, and {source}" if source else f"{times}, "
     if verification.ratio < 1:
         saved = f"{format_ms(verification.saved_ms)} saved"
-        return f"Faster: {times}, {1 / verification.ratio:.3g} times as fast ({ends}), {saved}."
+        return f"Faster: {times}{1 / verification.ratio:.3g} times as fast ({ends}), {saved}."
     lost = f"{_percent(verification.ratio_low)} to {_percent(verification.ratio_high)} %"
-    return f"SLOWER: {times}, {lost} more."
+    return f"SLOWER: {times}{lost} more."
 
 
 def _percent(ratio: float) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -193,6 +194,17 @@ def test_runs_that_were_interleaved_stay_apart(tmp_path: Path) -> None:
     assert len(read_sessions(paths).runs) == 2
     two = saved(tmp_path, encode_runs([replace(run, environment=())] * 2), "two.jsonl")
     assert len(read_sessions([two]).runs) == 2
+
+
+def test_what_comes_through_a_pipe_is_of_now_whatever_stands_before_it(tmp_path: Path) -> None:
+    file = saved(tmp_path, metric())
+    os.utime(file, (5e8, 5e8))
+    read, write = os.pipe()
+    with os.fdopen(write, "wb") as pipe:
+        pipe.write(file.read_bytes())
+    (both,) = read_sessions([file, f"/dev/fd/{read}"], here=HERE).runs
+    os.close(read)
+    assert both.recorded_at_s == HERE.recorded_at_s
 
 
 def test_pytest_benchmark_without_samples_says_how_to_save_them(tmp_path: Path) -> None:

@@ -73,10 +73,11 @@ def read_sessions(paths: Sequence[str | Path], *, here: Run = NOWHERE) -> Import
     notes: list[str] = []
     merged: dict[object, Run] = {}
     for number, path in enumerate(paths):
+        dated = here
         if here.recorded_at_s and Path(path).is_file():
             # the time of the import would make one measurement several
-            here = replace(here, recorded_at_s=Path(path).stat().st_mtime)
-        imported = read_runs(path, here=here)
+            dated = replace(here, recorded_at_s=Path(path).stat().st_mtime)
+        imported = read_runs(path, here=dated)
         notes += [note for note in imported.notes if note not in notes]
         for place, run in enumerate(imported.runs):
             alone = len(imported.runs) > 1 or dict(run.environment).get("interleaving")

@@ -230,7 +230,7 @@ def test_device_memory_that_was_none_before_is_a_regression() -> None:
     varied = series([[1e6 + 1000 * i] for i in range(7)], "memory", unit="B", kind="memory")
     grown = judge(constant(0, "memory", 7), varied)
     assert grown.exit_code == 1
-    assert first(grown).sentence == "0 B to 977 KiB … 982 KiB, in the middle 0 B to 979 KiB: more"
+    assert first(grown).sentence == "0 B to 977 KiB … 982 KiB, in the middle 0 B to 979 KiB: higher"
     assert judge(varied, constant(0, "memory", 7)).exit_code == 0
 
 
@@ -332,7 +332,16 @@ def test_accuracy_that_falls_is_a_regression() -> None:
     assert judge(before, constant(0.930, "accuracy", **higher)).exit_code == 0
     varied = series([[0.5 + i / 100] for i in range(7)], "accuracy", unit="1", kind="accuracy", **higher)
     assert judge(constant(0, "accuracy", 7, **higher), varied).exit_code == 0
-    assert judge(varied, constant(0, "accuracy", 7, **higher)).exit_code == 1
+    fallen = judge(varied, constant(0, "accuracy", 7, **higher))
+    assert fallen.exit_code == 1
+    assert first(fallen).sentence.endswith(": lower")
+
+
+def test_an_error_that_was_none_is_higher_however_small_it_is() -> None:
+    small = series([[1e-17 * (1 + i / 10)] for i in range(7)], "accuracy", unit="1", kind="accuracy")
+    grown = judge(constant(0, "accuracy", 7), small)
+    assert grown.exit_code == 1
+    assert first(grown).sentence.endswith(": higher")
 
 
 # -- many metrics --------------------------------------------------------------------------------

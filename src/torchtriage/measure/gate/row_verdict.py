@@ -240,8 +240,10 @@ def _drafts(match: MetricMatch, limits: GateLimits) -> Iterator[_RowDraft | Metr
                 " interleaved pairs",
             )
         elif known.kind == "count" or 0 in (before.most, after.most):
-            # ranks are the same of values and one more, and zero has no logarithm
-            yield _RowDraft(both, _costs_from_one(before, name), _costs_from_one(after, name), None, 0.0, noisy=False)
+            # zero has no logarithm; what is added to all values leaves their ranks, if it is not large beside them
+            added = 1.0 if known.kind == "count" else max(before.least, after.least)
+            costs, other = (_costs_above_zero(table, name, added) for table in (before, after))
+            yield _RowDraft(both, costs, other, None, 0.0, noisy=False)
         else:
             # pairs need no allowance
             timed = known.kind in TIMED and not match.paired
@@ -256,8 +258,8 @@ def least_pairs(limits: GateLimits, *, paired: bool = True) -> int:
     return max(session_comparison.least_sessions(1 - 2 * alpha, paired=paired), LEAST_SESSIONS)
 
 
-def _costs_from_one(table: SessionTable, name: str) -> Floats:
-    values = 1 + table.values(name)
+def _costs_above_zero(table: SessionTable, name: str, added: float) -> Floats:
+    values = added + table.values(name)
     return values if table.series.better == "lower" else 1 / values
 
 
@@ -359,7 +361,8 @@ def _judge_ranks(draft: _RowDraft, change: session_comparison.Change, adjusted_p
     row = draft.row
     before, after = _both(row)
     values = f"{_range(row, before.sessions)} to {_range(row, after.sessions)}"
-    worse = "more" if row.better == "lower" else "fewer"
+    words = ("more", "fewer") if row.kind == "count" else ("higher", "lower")
+    worse = words[row.better == "higher"]
     less, more = sorted((before.value, after.value))
     beyond = more > less * (1 + row.max_regress) or not row.max_regress
     least = None

@@ -14,7 +14,7 @@ from torchtriage.learn.review.asking import AskingLlm
 from torchtriage.learn.review.llm_reviewer import Endpoint, Limits, Prices
 from torchtriage.measure.fix import source_redaction
 from torchtriage.measure.fix.candidates import Files, changed
-from torchtriage.measure.fix.model import ModelProposer, Question
+from torchtriage.measure.fix.model import MOST_LINES, ModelProposer, Question
 from torchtriage.measure.fix.model_diff import LONGEST, DiffError, Shown, edits_of
 from torchtriage.measure.fix.source_redaction import SourceNames
 
@@ -161,7 +161,8 @@ def test_redacted_source_has_public_names_alone_and_comes_back_the_same():
     assert names.restore("name999")[1] == "name999"
 
 
-def test_a_model_is_shown_the_function_and_the_imports_and_its_names_come_back(project):
+def test_of_a_long_file_a_model_is_shown_the_function_and_the_imports_and_its_names_come_back(project):
+    (project / "acme.py").write_text(SOURCE + "    # more\n" * MOST_LINES)
     asked: list[Question] = []
 
     def ask(questions):
@@ -173,8 +174,9 @@ def test_a_model_is_shown_the_function_and_the_imports_and_its_names_come_back(p
         answer = {"what": f"sum over {private}", "diff": diff(f"-{line}", f"+{more}{private})", name="file1.py")}
         return [(answer, "")]
 
-    ((candidate, reason),) = ModelProposer(ask).candidates([finding(project / "acme.py")], Files(project))
-    assert reason == ""
+    (answer,) = ModelProposer(ask).propose([finding(project / "acme.py")], Files(project))
+    candidate = answer.candidate
+    assert answer.reason == ""
     assert candidate.what == "sum over customers"
     assert "total += len(customers)" in changed(SOURCE, [candidate.edits["acme.py"]])
     text = asked[0].text
@@ -184,10 +186,40 @@ def test_a_model_is_shown_the_function_and_the_imports_and_its_names_come_back(p
     assert not any(private in text for private in ("acme", "customers", "pays", str(project)))
 
 
+def test_a_short_file_is_shown_whole(project):
+    asked: list[Question] = []
+    ask = lambda questions: asked.extend(questions) or [(None, "no")]  # noqa: E731
+    ModelProposer(ask).propose([finding(project / "acme.py")], Files(project))
+    assert "return 1" in asked[0].text
+
+
+@pytest.mark.parametrize(("redact", "quoted"), [(True, "uses something, which"), (False, "uses 'exec', which")])
+def test_a_model_is_told_what_became_of_its_change_and_asked_once_more(project, redact, quoted):
+    asked: list[Question] = []
+    line = "    total = 0.0"
+
+    def ask(questions):
+        asked.extend(questions)
+        row = next(row for row in questions[0].text.splitlines() if row.endswith("= 0.0"))[6:]
+        new = f"{line}\n+    exec('')" if len(asked) == 1 else line.replace("0.0", "0")
+        return [({"what": "x", "diff": diff(f"-{row}", f"+{new}", name="file1.py" if redact else "acme.py")}, "")]
+
+    proposer = ModelProposer(ask, redact)
+    (answer,) = proposer.propose([finding(project / "acme.py")], Files(project))
+    assert "uses 'exec'" in answer.reason
+    (other,) = proposer.propose_again([(answer, f"it was not tried: the diff {answer.refused}")])
+    assert other.reason == ""
+    assert "total = 0\n" in changed(SOURCE, [other.candidate.edits["acme.py"]])
+    first, again = asked
+    assert again.messages[: len(first.messages)] == first.messages
+    assert json.loads(again.messages[-2]["content"]) == answer.answer
+    assert f"it was not tried: the diff {quoted}" in again.messages[-1]["content"]
+
+
 def test_words_of_the_source_stay_between_the_marks(project):
     asked: list[Question] = []
     ask = lambda questions: asked.extend(questions) or [(None, "no")]  # noqa: E731
-    ModelProposer(ask, redact=False).candidates([finding(project / "acme.py")], Files(project))
+    ModelProposer(ask, redact=False).propose([finding(project / "acme.py")], Files(project))
     user = asked[0].messages[1]["content"]
     digest = user.partition("=== data ")[2].partition(" ===")[0]
     inside = user.partition(f"=== data {digest} ===")[2].partition(f"=== end of data {digest} ===")[0]
@@ -199,7 +231,7 @@ def test_nothing_is_asked_where_no_source_is_in_the_project(project):
     def ask(_questions):
         raise AssertionError
 
-    assert ModelProposer(ask).candidates([finding(Path("/elsewhere/x.py"))], Files(project)) == []
+    assert ModelProposer(ask).propose([finding(Path("/elsewhere/x.py"))], Files(project)) == []
 
 
 @pytest.mark.parametrize(
@@ -224,19 +256,19 @@ def test_whatever_an_endpoint_answers_is_a_reason(project, step: Step, reason: s
         wait_s = 0.5 if step is hangs else 60.0
         limits = Limits(silence_s=wait_s, total_s=wait_s, attempts=2, longest_wait_s=0.01)
         llm = AskingLlm(Endpoint("tiny", endpoint.url, "sk-secret"), limits=limits)
-        ((candidate, said),) = ModelProposer(llm.ask).candidates([finding(project / "acme.py")], Files(project))
-    assert not candidate.edits
-    assert re.search(reason, said)
-    assert "sk-secret" not in said
+        (answer,) = ModelProposer(llm.ask).propose([finding(project / "acme.py")], Files(project))
+    assert not answer.candidate.edits
+    assert re.search(reason, answer.reason)
+    assert "sk-secret" not in answer.reason
 
 
 def test_the_cost_cap_holds(project):
     with serving() as endpoint:
         llm = AskingLlm(Endpoint("tiny", endpoint.url), prices=Prices(1.0, 1.0, 1e-9))
-        ((_, reason),) = ModelProposer(llm.ask).candidates([finding(project / "acme.py")], Files(project))
+        (answer,) = ModelProposer(llm.ask).propose([finding(project / "acme.py")], Files(project))
         assert endpoint.requests == []
-    assert "cost cap" in reason
-    assert "this finding" in reason
+    assert "cost cap" in answer.reason
+    assert "this finding" in answer.reason
 
 
 def test_the_request_has_the_form_and_the_notice_says_where_it_goes(project):
@@ -248,7 +280,7 @@ def test_the_request_has_the_form_and_the_notice_says_where_it_goes(project):
             questions.extend(asked)
             return llm.ask(asked)
 
-        ModelProposer(ask).candidates([finding(project / "acme.py")], Files(project))
+        ModelProposer(ask).propose([finding(project / "acme.py")], Files(project))
         (request,) = endpoint.requests
         notice = llm.notice(questions)
         assert endpoint.url in notice

@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 
 from torchtriage.core.errors import UsageError
-from torchtriage.core.finding import Cost, Finding, Fix, Place
+from torchtriage.core.finding import Cost, Finding, Fix, Frame, Place
 from torchtriage.core.record.side_effects import watch_effects
 from torchtriage.diagnose.lint.edits import SourceEdit
 from torchtriage.measure.fix import fix as fixes
 from torchtriage.measure.fix.candidates import Candidate, Files
 from torchtriage.measure.fix.fix import FixInterrupted, Wanted, _Fixing, _Try, _written, best_of_each, judged
+from torchtriage.measure.fix.model import ModelProposer, Question
 from torchtriage.measure.fix.project import ProjectCopy
 from torchtriage.measure.fix.race import Entrant
 from torchtriage.measure.fix.result import SideEffects
@@ -249,6 +250,28 @@ def test_time_outside_of_the_steps_is_measured_on_whole_runs(fixing, monkeypatch
     cost = Cost(1.0, 2.0, per, of_ms, 0.1, 0.2, 2.0, "measured", "", "A")
     found = Finding("HST114", "", "", "", "high", "certain", "", Place(), cost, {}, Fix(""))
     assert fixing.measured(Candidate(found, "an-edit", "", {})).per_run == whole
+
+
+def test_a_model_whose_change_is_of_no_use_is_told_so_and_asked_once_more(fixing, monkeypatch):
+    asked: list[Question] = []
+
+    def ask(questions):
+        asked.extend(questions)
+        new = "x = undefined" if len(asked) == 1 else "x = 3"
+        return [({"what": "w", "diff": f"--- a/plain.py\n+++ b/plain.py\n@@ -2 +2 @@\n-x = 1\n+{new}\n"}, "")]
+
+    def race(_copy, entrants, *_, **__):
+        for entrant in entrants:
+            entrant.error = "NameError: undefined" if b"undefined" in entrant.files["plain.py"] else "killed"
+
+    monkeypatch.setattr(fixes, "race", race)
+    place = Place(frame=Frame("plain.py", 2, "", lines=(2,)))
+    cost = Cost(5.0, 6.0, "step", 10.0, 0.5, 0.6, 6.0, "measured", "", "A")
+    found = Finding("HST114", "a", "host", "A", "high", "certain", "A.", place, cost, {}, Fix("Mend it."))
+    fixing.ask(ModelProposer(ask, redact=False), [found])
+    assert [row.reason for row in fixing.tries] == ["NameError: undefined", "killed"]
+    assert "the changed program failed: NameError: undefined." in asked[1].text
+    assert len(asked) == 2
 
 
 def test_what_is_known_when_it_is_interrupted_is_shown(fixing, monkeypatch):

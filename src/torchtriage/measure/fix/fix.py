@@ -6,6 +6,8 @@ computes the same, alone and together with the others.
 
 from __future__ import annotations
 
+import builtins
+import re
 import shutil
 import signal
 import sys
@@ -29,7 +31,7 @@ from torchtriage.diagnose.runs.run_folder import all_recorded
 from torchtriage.diagnose.verdict.options import Options
 from torchtriage.diagnose.verdict.result import Result
 from torchtriage.measure.fix.candidates import Candidate, Files, candidates_of
-from torchtriage.measure.fix.model import ModelProposer
+from torchtriage.measure.fix.model import ModelAnswer, ModelProposer
 from torchtriage.measure.fix.project import ProjectCopy
 from torchtriage.measure.fix.race import Entrant, race
 from torchtriage.measure.fix.result import FIX_SCHEMA, Attempt, AttemptOutcome, FixResult, Unedited
@@ -211,7 +213,7 @@ class _Fixing:
             self.steps = min(max(round(1000 * TIMED_S / self.step_ms), FEWEST_STEPS), MOST_STEPS)
         return result
 
-    def attempt(self, candidates: Sequence[Candidate]) -> None:
+    def attempt(self, candidates: Sequence[Candidate]) -> list[_Try]:
         """Try the changes alone: for each finding the first one, and the next where that does not keep the promise."""
         tries = [_Try(item, Entrant(self.contents([item])[0], bool(item.changes))) for item in candidates]
         self.tries += tries
@@ -231,16 +233,31 @@ class _Fixing:
                 if row.candidate.finding in mended and row not in heat:
                     row.outcome, row.reason = "not needed", ""
             waiting = [row for row in waiting if row not in heat and row.candidate.finding not in mended]
+        return tries
 
     def ask(self, model: ModelProposer, findings: Iterable[Finding]) -> None:
-        """Try what a model proposes for findings without a change that helps; what is dropped says why."""
-        helped = ("faster alone", "not needed", "not tried")
-        mended = [row.candidate.finding for row in self.tries if row.outcome in helped]
+        """Try what a model proposes for findings without a change that helps; what is dropped says why.
+
+        Where that is of no use, the model is told so, and asked once more.
+        """
+        mended = [row.candidate.finding for row in self.tries if row.keeps_promise]
         open_ones = [item for item in findings if item.saves and not any(item is other for other in mended)]
-        answers = model.candidates(open_ones, self.files) if time.monotonic() < self.deadline_s else []
-        dropped = [_Try(item, Entrant({}), "dropped", reason) for item, reason in answers if reason]
-        self.attempt([item for item, reason in answers if not reason])
-        self.tries += dropped
+        if time.monotonic() < self.deadline_s:
+            tried = self._try(model.propose(open_ones, self.files))
+            again = [(answer, fate) for answer, row in tried if (fate := _fate(answer, row))]
+            if again and time.monotonic() < self.deadline_s:
+                self._try(model.propose_again(again))
+
+    def _try(self, answers: Sequence[ModelAnswer]) -> list[tuple[ModelAnswer, _Try]]:
+        good = [answer for answer in answers if not answer.reason]
+        tried = list(zip(good, self.attempt([self.measured(answer.candidate) for answer in good]), strict=True))
+        dropped = [
+            (answer, _Try(answer.candidate, Entrant({}), "dropped", answer.reason))
+            for answer in answers
+            if answer.reason
+        ]
+        self.tries += [row for _, row in dropped]
+        return [*tried, *dropped]
 
     def _heat(self, heat: Sequence[_Try], steps: int) -> None:
         if steps == 0 and not self.complete:
@@ -377,6 +394,29 @@ def judged(verification: Verification, *, allow: bool) -> tuple[AttemptOutcome, 
     if verification.answers.status == "not compared" and not allow:
         return "not compared", verification.answers.reason
     return "faster alone", ""
+
+
+def _fate(answer: ModelAnswer, row: _Try) -> str:
+    """Return what a model is told of its change; empty where another would do no better."""
+    trial = row.verification
+    if answer.refused:
+        return f"it was not tried: the diff {answer.refused}"
+    if row.outcome == "failed":
+        # the message may hold private names
+        error = re.search(r"\b[A-Z]\w*(?:Error|Exception)\b", row.reason)
+        public = error is not None and hasattr(builtins, error[0])
+        why = row.reason if not answer.question.redacted else error[0] if error is not None and public else ""
+        return f"the changed program failed{f': {why}' if why else ''}"
+    if trial is None:
+        return ""
+    if row.outcome == "results differ":
+        of = trial.answers
+        first = f", first in {of.first}" if of.first else ""
+        worst = f", by {of.worst:.2g} of its size" if of.worst is not None else ""
+        return f"the changed program computes something else{first}{worst}"
+    if row.outcome in ("no difference", "slower"):
+        return f"it makes the program take {trial.ratio_low:.2f} to {trial.ratio_high:.2f} times as long as before"
+    return ""
 
 
 def best_of_each(

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 from torchtriage.core.finding import Finding
 from torchtriage.core.names import visible
 from torchtriage.core.units import format_ms
+from torchtriage.diagnose.lint.edits import lines_of
 from torchtriage.diagnose.lint.syntax import first_line
 from torchtriage.measure.fix.candidates import Candidate, Files
 from torchtriage.measure.fix.model_diff import DiffError, Shown, edits_of
@@ -24,6 +27,7 @@ MOST_ASKED = 8
 """Findings, those that matter most first."""
 MOST_FUNCTIONS, MOST_LINES, AROUND = 3, 300, 30
 LONGEST_WHAT = 100
+_QUOTED = re.compile(r"(['\"]).*\1")
 FORM = {
     "type": "object",
     "properties": {"what": {"type": "string"}, "diff": {"type": "string"}},
@@ -57,43 +61,86 @@ Ask = Callable[[Sequence[Question]], Sequence[tuple[Any, str]]]
 """Returns an answer of the form, or None and the reason, for each question."""
 
 
+@dataclass(frozen=True, eq=False)
+class ModelAnswer:
+    """What a model made of a question: a change, or one without edits and the reason why it is dropped.
+
+    ``refused`` : of an answer that can be given again in a better form, what is wrong with it.
+    """
+
+    finding: Finding
+    shown: Mapping[str, Shown]
+    question: Question
+    answer: Any
+    candidate: Candidate
+    reason: str = ""
+    refused: str = ""
+
+
 @dataclass(frozen=True)
 class ModelProposer:
     """Asks a model for changes. ``ask`` : reaches it."""
 
     ask: Ask
     redact: bool = True
+    names: SourceNames = field(init=False)
 
-    def candidates(self, findings: Sequence[Finding], files: Files) -> list[tuple[Candidate, str]]:
-        """Return a change for each finding that can be asked about; or one without edits, and why it is dropped.
+    def __post_init__(self) -> None:
+        """Give each private name one number in all that is asked."""
+        object.__setattr__(self, "names", SourceNames(redact=self.redact))
+
+    def propose(self, findings: Sequence[Finding], files: Files) -> list[ModelAnswer]:
+        """Return an answer for each finding that can be asked about.
 
         Raises UsageError: source cannot be redacted.
         """
-        names = SourceNames(redact=self.redact)
-        asked = [(finding, shown) for finding in findings if (shown := _shown(finding, files, names))][:MOST_ASKED]
-        questions = [Question(_messages(finding, shown, names), self.redact) for finding, shown in asked]
-        answers = self.ask(questions) if questions else []
-        return [_candidate(*row, *answer, names) for row, answer in zip(asked, answers, strict=True)]
+        shown = [(finding, _shown(finding, files, self.names)) for finding in findings]
+        asked = [row for row in shown if row[1]][:MOST_ASKED]
+        return self._answers([(*row, Question(_messages(*row, self.names), self.redact)) for row in asked])
 
+    def propose_again(self, answers: Sequence[tuple[ModelAnswer, str]]) -> list[ModelAnswer]:
+        """Return other answers to the same questions, where the model is told what became of its first one.
 
-def _candidate(
-    finding: Finding, shown: Mapping[str, Shown], answer: Any, reason: str, names: SourceNames
-) -> tuple[Candidate, str]:
-    per_run = finding.cost is not None and finding.cost.per == "run"
-    if answer is None:
-        return Candidate(finding, MODEL, "no change", {}), reason
-    what = visible(" ".join(names.restore(answer["what"])[0].split()))[:LONGEST_WHAT] or "a change"
-    if not answer["diff"].strip():
-        return Candidate(finding, MODEL, "no change", {}), f"the model proposes none: {what}"
-    try:
-        edits = edits_of(answer["diff"], shown, names)
-    except DiffError as error:
-        return Candidate(finding, MODEL, what, {}), f"the model's diff {error}"
-    return Candidate(finding, MODEL, what, edits, per_run=per_run), ""
+        That has to be free of private names.
+        """
+        asked = []
+        for answer, fate in answers:
+            said = {"role": "assistant", "content": json.dumps(answer.answer)}
+            told = {"role": "user", "content": _prompt("again").replace("{fate}", fate)}
+            asked.append(
+                (
+                    answer.finding,
+                    answer.shown,
+                    replace(answer.question, messages=[*answer.question.messages, said, told]),
+                )
+            )
+        return self._answers(asked)
+
+    def _answers(self, asked: Sequence[tuple[Finding, Mapping[str, Shown], Question]]) -> list[ModelAnswer]:
+        answers = self.ask([question for *_, question in asked]) if asked else []
+        return [self._answer(*row, *answer) for row, answer in zip(asked, answers, strict=True)]
+
+    def _answer(
+        self, finding: Finding, shown: Mapping[str, Shown], question: Question, answer: Any, reason: str
+    ) -> ModelAnswer:
+        known = partial(ModelAnswer, finding, shown, question, answer)
+        per_run = finding.cost is not None and finding.cost.per == "run"
+        if answer is None:
+            return known(Candidate(finding, MODEL, "no change", {}), reason)
+        what = visible(" ".join(self.names.restore(answer["what"])[0].split()))[:LONGEST_WHAT] or "a change"
+        if not answer["diff"].strip():
+            return known(Candidate(finding, MODEL, "no change", {}), f"the model proposes none: {what}")
+        try:
+            edits = edits_of(answer["diff"], shown, self.names)
+        except DiffError as error:
+            # what it quotes may have private names
+            refused = _QUOTED.sub("something", str(error)) if self.redact else str(error)
+            return known(Candidate(finding, MODEL, what, {}), f"the model's diff {error}", refused)
+        return known(Candidate(finding, MODEL, what, edits, per_run=per_run))
 
 
 def _shown(finding: Finding, files: Files, names: SourceNames) -> dict[str, Shown]:
-    """Return the source that a finding is about: the functions at its place, and the imports of their files."""
+    """Return the source that a finding is about: short files; of others the functions and the imports."""
     lines: dict[str, set[int]] = {}
     for path, begin, end in _functions(finding, files):
         lines.setdefault(path, set()).update(range(begin, end + 1))
@@ -120,8 +167,11 @@ def _functions(finding: Finding, files: Files) -> Iterator[tuple[str, int, int]]
         if frame is None or path is None or module is None or len(seen) == MOST_FUNCTIONS:
             continue
         function = Site(module, frame.line, finding).function
+        n_lines = len(lines_of(files.text(path)))
         begin, end = max(frame.line - AROUND, 1), frame.line + AROUND
-        if function is not None:
+        if n_lines <= room:
+            begin, end = 1, n_lines
+        elif function is not None:
             begin = first_line(function)
             end = function.end_lineno or begin
         if end - begin >= MOST_LINES:

@@ -1,4 +1,4 @@
-"""Source that may leave this machine: the names of Python and PyTorch; a number for the rest.
+"""Source that may leave this machine: the names of Python, NumPy and PyTorch; a number for the rest.
 
 What is not known to be public is private: names of the user's, what strings and comments say. Numbers stay.
 """
@@ -6,22 +6,26 @@ What is not known to be public is private: names of the user's, what strings and
 from __future__ import annotations
 
 import builtins
-import functools
+import importlib
 import importlib.util
 import io
-import itertools
 import keyword
-import math
 import re
 import sys
-import time
 import tokenize
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
+
+import numpy as np
 
 from torchtriage.core.errors import UsageError
 from torchtriage.diagnose.lint.edits import lines_of
 
+_OF_PYTHON = """
+collections concurrent.futures contextlib copy dataclasses functools itertools json math operator os os.path pathlib
+queue random re statistics threading time typing
+"""
 OF_TORCH = (
     "*.py",
     "_C/*.pyi",
@@ -46,7 +50,7 @@ _OURS = re.compile(r"\b(?:name|text)\d+\b")
 
 @lru_cache(maxsize=1)
 def public_names() -> frozenset[str]:
-    """Return the names of Python, and those that PyTorch's own source defines.
+    """Return the names of Python, and those that the source of PyTorch and NumPy defines.
 
     Raises UsageError: torch is not installed here.
     """
@@ -58,12 +62,13 @@ def public_names() -> frozenset[str]:
         )
     of_types = (str, bytes, list, dict, set, tuple, int, float, object, BaseException)
     named: set[str] = set(LIBRARIES | sys.stdlib_module_names)
-    for holder in (builtins, *of_types, functools, itertools, math, time):
+    for holder in (builtins, *of_types, *map(importlib.import_module, _OF_PYTHON.split())):
         named |= set(dir(holder))
-    for pattern in OF_TORCH:
-        for path in Path(spec.origin).parent.glob(pattern):
-            text = path.read_text(encoding="utf-8", errors="replace")
-            named |= {name for pair in _NAMED.findall(text) for name in pair if name}
+    of_torch, of_numpy = Path(spec.origin).parent, Path(np.__file__).parent
+    patterns = [*((of_torch, pattern) for pattern in OF_TORCH), (of_numpy, "*.pyi"), (of_numpy, "[a-z]*/*.pyi")]
+    for path in chain.from_iterable(folder.glob(pattern) for folder, pattern in patterns):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        named |= {path.stem, path.parent.name, *(name for pair in _NAMED.findall(text) for name in pair if name)}
     return frozenset(named)
 
 

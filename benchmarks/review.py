@@ -46,13 +46,14 @@ def main() -> None:
     labels = recorded_labels(list(items.values()))
     chance = random.Random(given.seed)
     places = [(key, at, code) for key in items for at, code in enumerate(labels[key])]
-    faulty, healthy = ([one for one in places if (one[2] != NONE) == wanted] for wanted in (True, False))
+    faulty, healthy = ([place for place in places if (place[2] != NONE) == wanted] for wanted in (True, False))
     half = given.windows // 2
     drawn = sorted(chance.sample(faulty, min(half, len(faulty))) + chance.sample(healthy, min(half, len(healthy))))
     known = Findings()
     evidence = [known.of(items[key], [at])[0] for key, at, _ in drawn]
     outcomes = reviewer.review_all(evidence, silent)
-    told = [(code, one.review) for (_, _, code), one in zip(drawn, outcomes, strict=True) if one.review is not None]
+    pairs = zip(drawn, outcomes, strict=True)
+    told = [(code, outcome.review) for (_, _, code), outcome in pairs if outcome.review is not None]
     named = [(code, review.code) for code, review in told if NONE not in (code, review.code)]
     print(
         json.dumps(
@@ -60,13 +61,15 @@ def main() -> None:
                 "reviewer": reviewer.name,
                 "windows": len(drawn),
                 "with_verdict": len(told),
-                "faulty_or_not_right": sum((code != NONE) == (review.code != NONE) for code, review in told),
-                "called_faulty_both": len(named),
+                "faulty": sum(code != NONE for code, _ in told),
+                "faulty_called_faulty": len(named),
+                "healthy": sum(code == NONE for code, _ in told),
+                "healthy_called_healthy": sum(code == review.code == NONE for code, review in told),
                 "fault_right": sum(code == said for code, said in named),
                 "lines_cited": sum(len(review.why) + len(review.against) for _, review in told),
-                "no_verdict": Counter(one.reason[:80] for one in outcomes if one.review is None),
-                "prompt_tokens": sum(one.prompt_tokens for one in outcomes),
-                "reply_tokens": sum(one.reply_tokens for one in outcomes),
+                "no_verdict": Counter(outcome.reason[:80] for outcome in outcomes if outcome.review is None),
+                "prompt_tokens": sum(outcome.prompt_tokens for outcome in outcomes),
+                "reply_tokens": sum(outcome.reply_tokens for outcome in outcomes),
             },
             indent=1,
         )

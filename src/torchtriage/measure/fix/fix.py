@@ -116,6 +116,7 @@ class _Fixing:
     tell: Callable[[str], None]
     files: Files = field(init=False)
     begun_s: float = field(default_factory=time.monotonic)
+    spendable: float = 1.0
     complete: bool = True
     steps: int = 40
     step_ms: float = 0.0
@@ -134,7 +135,7 @@ class _Fixing:
 
     @property
     def deadline_s(self) -> float:
-        return self.begun_s + self.wanted.budget_s
+        return self.begun_s + self.spendable * self.wanted.budget_s
 
     @cached_property
     def timed_steps(self) -> int:
@@ -242,13 +243,17 @@ class _Fixing:
         """
         mended = [row.candidate.finding for row in self.tries if row.keeps_promise]
         open_ones = [item for item in findings if item.saves and not any(item is other for other in mended)]
-        if time.monotonic() < self.deadline_s:
-            tried = self._try(model.propose(open_ones, self.files))
-            again = [(answer, fate) for answer, row in tried if (fate := _fate(answer, row))]
-            if again and time.monotonic() < self.deadline_s:
-                self._try(model.propose_again(again))
+        tried = self._try(lambda: model.propose(open_ones, self.files))
+        again = [(answer, fate) for answer, row in tried if (fate := _fate(answer, row))]
+        if again:
+            self._try(lambda: model.propose_again(again))
 
-    def _try(self, answers: Sequence[ModelAnswer]) -> list[tuple[ModelAnswer, _Try]]:
+    def _try(self, propose: Callable[[], Sequence[ModelAnswer]]) -> list[tuple[ModelAnswer, _Try]]:
+        asked_s = time.monotonic()
+        if asked_s > self.deadline_s:
+            return []
+        answers = propose()
+        self.begun_s += time.monotonic() - asked_s  # the budget is for trials
         good = [answer for answer in answers if not answer.reason]
         tried = list(zip(good, self.attempt([self.measured(answer.candidate) for answer in good]), strict=True))
         dropped = [
@@ -469,7 +474,10 @@ def fix(
     whole: Verification | None = None
     interrupted = False
     try:
+        if model is not None:
+            fixing.spendable = HALF  # known changes leave time for those of the model
         fixing.attempt(list(map(fixing.measured, candidates)))
+        fixing.spendable = 1.0
         if model is not None:
             fixing.ask(model, findings)
         chosen, whole = fixing.together()

@@ -161,6 +161,22 @@ def test_redacted_source_has_public_names_alone_and_comes_back_the_same():
     assert names.restore("name999")[1] == "name999"
 
 
+@pytest.mark.parametrize(
+    ("source", "shown"),
+    [
+        ('f"pays {total:.4f}, {row!r}"', 'f"text1{total:.4f}text2{row!r}"'),
+        ('f"{{acme}} {acme.total} {acme:>{total}}"', 'f"{{text1}} {name2.total}text3{total}text4"'),
+        ('rf"{acme:%acme}"', 'rf"{name1:%name1}"'),
+        ('f"{acme"', 'f"text1"'),
+        ('"pays {total}"', '"text1"'),
+    ],
+)
+def test_of_an_f_string_the_expressions_are_shown_and_no_private_name(source, shown):
+    names = SourceNames()
+    assert names.rows(source) == [shown]
+    assert names.restore(shown) == (source, "")
+
+
 def test_of_a_long_file_a_model_is_shown_the_function_and_the_imports_and_its_names_come_back(project):
     (project / "acme.py").write_text(SOURCE + "    # more\n" * MOST_LINES)
     asked: list[Question] = []

@@ -45,6 +45,9 @@ _NAMED = re.compile(r"\b(?:def|class)\s+(\w+)|\b([^\W\d]\w*)\s*[:=]")
 _WORD = re.compile(r"[^\W\d]\w*")
 _SIMPLE = re.compile(r"[\w.:/-]{0,40}")
 _STRING = re.compile(r"([A-Za-z]*)('''|\"\"\"|'|\")(.*)\2", re.DOTALL)
+_FIELDS = re.compile(r"(\{\{|\}\}|\{[^{}\n]+\})")
+"""The expressions in an f-string; of one with braces of its own only what these hold."""
+_FORM = re.compile(r"(\{[^{}\n]+?)((?:![ars])?(?::[-<>^+.,\d]*[a-zA-Z%]?)?\})")
 _OURS = re.compile(r"\b(?:name|text)\d+\b")
 
 
@@ -135,10 +138,21 @@ class SourceNames:
         match = _STRING.fullmatch(spelled)
         assert match is not None
         prefix, quote, inner = match.groups()
-        if "f" not in prefix.lower() and _SIMPLE.fullmatch(inner) and all(map(self._is_public, _WORD.findall(inner))):
+        if "f" in prefix.lower():
+            return prefix + quote + "".join(map(self._piece, _FIELDS.split(inner))) + quote
+        if _SIMPLE.fullmatch(inner) and all(map(self._is_public, _WORD.findall(inner))):
             return spelled
-        pieces = [self._number("text", piece) if piece.strip() else piece for piece in inner.split("\n")]
-        return prefix + quote + "\n".join(pieces) + quote
+        return prefix + quote + self._text(inner) + quote
+
+    def _piece(self, piece: str) -> str:
+        """Return a piece of an f-string: text, or an expression in braces with its format."""
+        match = _FORM.fullmatch(piece)
+        if match is None:
+            return piece if piece in ("{{", "}}") else self._text(piece)
+        return _WORD.sub(lambda word: self.name(word[0]), match[1]) + match[2]
+
+    def _text(self, inner: str) -> str:
+        return "\n".join(self._number("text", piece) if piece.strip() else piece for piece in inner.split("\n"))
 
     def _number(self, kind: str, meant: str) -> str:
         if not meant:

@@ -25,7 +25,11 @@ _BROKEN = (OSError, ValueError, EOFError, ImportError, AttributeError, IndexErro
 
 
 class WorkerLostError(Exception):
-    """A worker ended without an answer, or did not start: killed, out of memory, or not our interpreter."""
+    """A worker ended without an answer: killed, out of memory, or not our interpreter."""
+
+
+class WorkerStartError(WorkerLostError):
+    """No process or thread could be started: the system has no more of them, or no memory."""
 
 
 class WorkerLateError(WorkerLostError):
@@ -78,7 +82,12 @@ class Workers:
 
     def submit(self, *task: Any) -> Future[Any]:
         """Have the function called with these arguments; a lost worker is a :class:`WorkerLostError`."""
-        return self._threads.submit(self._run, task)
+        try:
+            return self._threads.submit(self._run, task)
+        except RuntimeError as error:  # no more threads
+            failed: Future[Any] = Future()
+            failed.set_exception(WorkerStartError(str(error)))
+            return failed
 
     def _start(self) -> subprocess.Popen[bytes]:
         # in a thread of the pool only: Ctrl-C is raised in the main thread, and there a process that is being
@@ -103,17 +112,17 @@ class Workers:
     def _run(self, task: tuple[Any, ...]) -> Any:
         process = self._idle.get()
         try:
+            late: list[subprocess.Popen[bytes]] = []
             try:
                 process = process or self._start()
-            except OSError as error:  # no more processes or memory
-                raise WorkerLostError from error
-            assert process.stdin is not None
-            assert process.stdout is not None
-            late: list[subprocess.Popen[bytes]] = []
-            timer = Timer(self._limit_s or 0, _end, (process, late))
-            try:
+                timer = Timer(self._limit_s or 0, _end, (process, late))
                 if self._limit_s is not None:
                     timer.start()
+            except (OSError, RuntimeError) as error:
+                raise WorkerStartError(str(error)) from error
+            assert process.stdin is not None
+            assert process.stdout is not None
+            try:
                 pickle.dump(task, process.stdin, pickle.HIGHEST_PROTOCOL)
                 process.stdin.flush()
                 return pickle.load(process.stdout)

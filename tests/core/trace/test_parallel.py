@@ -186,11 +186,18 @@ def test_workers_that_never_work(code: str, monkeypatch: pytest.MonkeyPatch) -> 
     read_both(TEXT)
 
 
-def test_no_more_processes_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("what", "error"),
+    [
+        ("subprocess.Popen", BlockingIOError("no more processes")),
+        ("threading.Thread.start", RuntimeError("can't start new thread")),
+    ],
+)
+def test_no_more_processes_or_threads_to_be_had(what: str, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> Any:
-        raise BlockingIOError("no more processes")
+        raise error
 
-    monkeypatch.setattr("subprocess.Popen", refuse)
+    monkeypatch.setattr(what, refuse)
     read_both(TEXT)
 
 

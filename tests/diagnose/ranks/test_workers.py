@@ -67,6 +67,19 @@ def test_a_worker_that_dies_costs_its_file_only(tmp_path: Path, monkeypatch: pyt
     ]
 
 
+@pytest.mark.parametrize("what", ["subprocess.Popen", "threading.Thread.start", "threading.Timer.start"])
+def test_files_are_read_here_where_no_process_can_be_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("can't start new thread") if "thread" in what else BlockingIOError("no more processes")
+
+    files = [str(path) for path in write(job(2), tmp_path)]
+    monkeypatch.setattr(what, refuse)
+    found = list(examine_all(files, Options(sources=None), processes=2, max_seconds=60))
+    assert [outcome.result.trace.rank for outcome in found] == [0, 1]
+
+
 class FakeRay:
     """A cluster of one node, on which tasks for some files fail, once for each error."""
 

@@ -24,7 +24,15 @@ from torchtriage.core.trace import Trace, read_trace
 from torchtriage.core.trace.memory_limit import within
 from torchtriage.core.trace.merged_ranks import split_ranks
 from torchtriage.core.trace.select import select_each
-from torchtriage.core.workers import PROCESSES_VARIABLE, WorkerLateError, WorkerLostError, Workers, can_start, n_cores
+from torchtriage.core.workers import (
+    PROCESSES_VARIABLE,
+    WorkerLateError,
+    WorkerLostError,
+    Workers,
+    WorkerStartError,
+    can_start,
+    n_cores,
+)
 from torchtriage.diagnose.patterns import lookup
 from torchtriage.diagnose.ranks.job import OF_JOB, judge
 from torchtriage.diagnose.ranks.job_detection import Job, detect_jobs
@@ -306,14 +314,17 @@ def _by_processes(
         for done, path in enumerate(paths):
             if starting is not None:
                 starting(path, done)
-            outcomes = _outcomes(_result(answers[done], path, f"set {PROCESSES_VARIABLE}=1"))
+            hint = f"set {PROCESSES_VARIABLE}=1"
+            outcomes = _outcomes(_result(answers[done], path, options, timeline, hint))
             answers[done] = None  # its records are the reader's now
             yield from outcomes
 
 
-def _result(answer: Future[Any], path: str, hint: str) -> Records | TriageError:
+def _result(answer: Future[Any], path: str, options: Options, timeline: bool, hint: str) -> Records | TriageError:
     try:
         found: Records | TriageError = answer.result()
+    except WorkerStartError:  # without it, then
+        return _answer(path, options, timeline)
     except WorkerLateError as error:
         late = f"not read and analysed within {error}"
         return TraceFormatError(late, where=path, hint="raise --max-seconds, or see whether its store answers")
@@ -371,7 +382,7 @@ def _answer_within(path: str, options: Options, timeline: bool, max_seconds: flo
     if max_seconds is None:
         return _answer(path, options, timeline)
     with Workers(1, _answer, max_seconds) as workers:
-        return _result(workers.submit(path, options, timeline), path, _MORE_MEMORY)
+        return _result(workers.submit(path, options, timeline), path, options, timeline, _MORE_MEMORY)
 
 
 def _of_cluster(ray: Any, task: Any, again: Callable[[], Any], path: str) -> Records | TriageError:

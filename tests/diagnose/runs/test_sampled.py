@@ -16,7 +16,7 @@ from torchtriage.core.finding import Cost, Finding, Frame, Place
 from torchtriage.core.trace import Trace
 from torchtriage.diagnose.runs.result import RecordedRun, WatchedMemory
 from torchtriage.diagnose.runs.run_folder import Recording
-from torchtriage.diagnose.runs.sampled import _order, with_samples
+from torchtriage.diagnose.runs.sampled import _order, untraced, with_samples
 from torchtriage.diagnose.verdict.result import Result
 from torchtriage.diagnose.verdict.verdict_text import sentences
 
@@ -431,11 +431,25 @@ for batch in loader:
 """
 
 
-def test_memory_that_surely_grows_leads_the_verdict_and_is_not_too_early_to_tell(tmp_path: Path) -> None:
-    built = SamplesBuilder(tmp_path, KEEPS)
+EVALUATES = """\
+import torch
+
+outs = []
+for batch in loader:
+    out = model(batch)
+    outs.append(out)
+    show(out)
+"""
+
+
+@pytest.mark.parametrize(("source", "code", "why"), [(KEEPS, "MEM029", ""), (EVALUATES, "CFG043", "train.py:6 keeps")])
+def test_memory_that_surely_grows_leads_the_verdict_and_is_not_too_early_to_tell(
+    tmp_path: Path, source: str, code: str, why: str
+) -> None:
+    built = SamplesBuilder(tmp_path, source)
     built.step()
     for at in range(40):
-        built.look("loss = model(batch)", below=(OP,), ms=10)
+        built.look(source.splitlines()[4].strip(), below=(OP,), ms=10)
         built.resident(300 + 2 * at)
         built.step()
     built.samples()
@@ -443,10 +457,14 @@ def test_memory_that_surely_grows_leads_the_verdict_and_is_not_too_early_to_tell
     run = RecordedRun("train.py", 0, "a loop", "train.py", 5, "<module>", 40, 10.0, 40, True, 10.0, None, memory=early)
     facts = {"pid": 1, "roots": [str(tmp_path)], "sampled": True}
     recording = Recording(facts, {}, None, None, samples_file=tmp_path / "samples-1.json")
-    result = replace(tt.analyze(sample_path()), findings=())
+    result = replace(tt.analyze(sample_path()), findings=(), healthy=True)
     result, run = with_samples(result, recording, run, (), [str(tmp_path)])
     assert run.memory is not None
     grows = "the process grows by 2.00 MiB per step: from 320 MiB to 378 MiB over 29 steps"
     assert (run.memory.answer, run.memory.leaks) == ("leak", (grows,))
+    assert not result.healthy
     _, saving, _ = sentences(tt.load(sample_path()), result, 0.01)
-    assert saving == f"Memory grows from step to step (MEM029): {grows}."
+    assert saving.startswith(f"Memory grows from step to step ({code}): ")
+    assert why in saving
+    assert grows.partition(":")[0] in saving
+    assert untraced(recording, run, "none", "", [str(tmp_path)]).verdict[1] == saving

@@ -51,6 +51,7 @@ from torchtriage.diagnose.runs.symptoms import one_of_each_cause, symptoms_last
 from torchtriage.diagnose.runs.threads import rival_threads
 from torchtriage.diagnose.runs.unlabelled import unlabelled_positions
 from torchtriage.diagnose.verdict.result import SCHEMA, Result, TraceFacts
+from torchtriage.diagnose.verdict.verdict_text import growth_first
 
 REPLACED = ("HST020", "HST021", "MEM028")
 """Codes that a recording and the looks at the stack both report; the looks know the line and do not slow it down."""
@@ -148,7 +149,7 @@ def with_samples(
             result,
             findings=findings,
             joint_cost=joint,
-            healthy=result.healthy and not loud,
+            healthy=result.healthy and not loud and not grows,
             checked=tuple(
                 sorted({*result.checked, *(entry.code for entry in result.not_checked if entry.code in named)})
             ),
@@ -434,4 +435,5 @@ def _verdict(result: Result, facts: RecordedRun) -> tuple[str, str, str]:
         second = (
             f"Largest saving: {best.title} ({best.code}), {amount} of {format_ms(best.cost.of_ms)} per {account.per}."
         )
+    second = growth_first(result.findings, second)
     return first, second, f"Limited trust: {result.notes[0].message}; {looks} at the stacks."

@@ -8,6 +8,7 @@ from dataclasses import replace
 from torchtriage.core.finding import SEVERITIES, Finding
 from torchtriage.core.names import file_name
 from torchtriage.core.units import format_bytes, format_ms
+from torchtriage.diagnose.verdict.verdict_text import GROWTH_CERTAINTY
 
 ANYWHERE, THERE = ("LCH014",), ("HST114",)
 """Codes that say that time is lost, and not what for: in the whole step, or at a line."""
@@ -109,6 +110,6 @@ def _with_growth(graph: Finding, growth: Finding) -> Finding:
         graph,
         message=said + what,
         severity=min(graph.severity, growth.severity, key=SEVERITIES.index),
-        evidence={**growth.evidence, **graph.evidence},
+        evidence={**growth.evidence, **graph.evidence, GROWTH_CERTAINTY: growth.certainty},
         also_explains=(*graph.also_explains, GROWTH),
     )

@@ -12,6 +12,8 @@ from torchtriage.diagnose.verdict.doctor import missing_rows
 from torchtriage.diagnose.verdict.result import Result, Summary
 
 LEAK = "MEM029"
+GROWTH_CERTAINTY = "growth_certainty"
+"""Key of a finding's evidence: how certain the growth of memory is that it took in."""
 _COMMANDS = ("rocprofv3 ", "nsys ")
 
 
@@ -39,13 +41,27 @@ def sentences(trace: Trace, result: Result, min_share: float) -> tuple[str, str,
     if limits:
         trust = f"Limited trust: {'; '.join(limits[:2])}"
     where, saving = _where_time_goes(trace, result.summary, missing), _largest_saving(trace, result, min_share)
-    leaks = (finding for finding in result.findings if finding.code == LEAK and finding.certainty == "certain")
-    leak = next(leaks, None)
-    if leak is not None and not result.findings[0].grave:
-        # a saving by it is not all that it costs: memory runs out
-        rest = f" {saving}" if saving.startswith("Largest saving") and leak is not result.findings[0] else ""
-        saving = f"{leak.title} ({leak.code}): {leak.message}.{rest}"
-    return where, saving, f"{trust}."
+    return where, growth_first(result.findings, saving), f"{trust}."
+
+
+def sure_growth(findings: Sequence[Finding]) -> Finding | None:
+    """Return the finding of memory that surely grows, alone or with its cause; None where what is grave goes first."""
+    if findings and findings[0].grave:
+        return None
+    grows = (finding for finding in findings if LEAK in (finding.code, *finding.also_explains))
+    return next((item for item in grows if item.evidence.get(GROWTH_CERTAINTY, item.certainty) == "certain"), None)
+
+
+def growth_first(findings: Sequence[Finding], saving: str) -> str:
+    """Return a verdict's second sentence, begun with memory that surely grows.
+
+    A saving by it is not all that it costs: memory runs out.
+    """
+    growth = sure_growth(findings)
+    if growth is None:
+        return saving
+    rest = f" {saving}" if saving.startswith("Largest saving") and growth is not findings[0] else ""
+    return f"Memory grows from step to step ({growth.code}): {growth.message}.{rest}"
 
 
 _BUSY = ("compute_ns", "comm_only_ns", "copy_only_ns")

@@ -15,6 +15,7 @@ from torchtriage.core.names import visible
 from torchtriage.core.units import format_count, format_ms, format_ns, format_share
 from torchtriage.diagnose.ranks.result import JobResult
 from torchtriage.diagnose.verdict.result import DeviceSummary, Result, Summary
+from torchtriage.diagnose.verdict.verdict_text import sure_growth
 from torchtriage.report import blocks as b
 from torchtriage.report import recorded, words
 from torchtriage.report.documents import device_time, findings, pictures, serving
@@ -64,8 +65,8 @@ def _head(subject: Result | JobResult, path: str, several: bool) -> Iterator[b.B
     where, saving, _ = subject.verdict
     first = next(iter(subject.findings), None)
     # the first finding says it itself
-    others = ("Nothing found", *(finding.title for finding in subject.findings[1:]))
-    said = first is not None and (first.saves or first.grave) and not saving.startswith(others)
+    said = first is not None and (first.saves or first.grave) and not saving.startswith("Nothing found")
+    said = said and sure_growth(subject.findings) in (None, first)
     lines = (where, "" if said or subject.refused else saving.partition("; the largest saving:")[0])
     yield b.Head(
         "",

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from core.record.test_loop_finder import MODEL, recorded, run
+from diagnose.runs.test_merge import cost, finding
 from diagnose.runs.test_run_folder import LOOP, process
 from memory.leaks.test_leak_watch import FakeCuda
 from tests.report import forms
@@ -24,6 +25,7 @@ from torchtriage.diagnose.runs.merge import with_leaks
 from torchtriage.diagnose.runs.result import WatchedMemory
 from torchtriage.diagnose.runs.run_folder import find_recordings, watched
 from torchtriage.diagnose.verdict.result import Result
+from torchtriage.diagnose.verdict.verdict_text import GROWTH_CERTAINTY
 from torchtriage.memory.leaks import run_watch
 from torchtriage.memory.leaks.leak_report import REPORT, SCHEMA, SNAPSHOT, findings
 from torchtriage.memory.leaks.run_watch import LeakWatch
@@ -147,13 +149,37 @@ def test_a_leak_of_one_rank_is_the_jobs(
         left(tmp_path, answer, *([LEAK] * (answer == "leak")), pid=rank + 1, rank=rank)
     missing = NotChecked("MEM029", "memory-growth", ("memory",), "record it")
     nothing: dict[str, Any] = {one.name: () for one in fields(JobResult)}
-    job = JobResult(**{**nothing, "not_checked": (missing,), "healthy": True})
+    job = JobResult(**{**nothing, "not_checked": (missing,), "healthy": True, "verdict": ("", "Nothing found.", "")})
     monkeypatch.setattr(analyze, "_jobs", lambda *_: (job,))
     (told,) = traces.analyze_run(tmp_path).jobs
     assert tuple(one.ranks.ranks for one in told.findings if one.ranks) == found
     assert ("MEM029" in told.checked) is checked
     assert bool(told.not_checked) is not checked
     assert told.healthy is not bool(found)
+    assert told.verdict[1].startswith(f"Memory grows from step to step (MEM029): {SENTENCE}" if found else "Nothing")
+
+
+@pytest.mark.parametrize("growth", ["alone", "with its cause"])
+def test_memory_that_surely_grows_in_a_rank_is_the_jobs_without_a_watch(
+    growth: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grows = finding("MEM029", cost(1, 2), certainty="certain")
+    if growth == "with its cause":
+        taken = {"evidence": {GROWTH_CERTAINTY: "certain"}, "also_explains": ("MEM029",)}
+        grows = replace(finding("CFG043", None), **taken)
+    for rank in (0, 1):
+        process(tmp_path, rank + 1, loop=LOOP, files=("light.json.gz",), rank=rank)
+    missing = NotChecked("MEM029", "memory-growth", ("memory",), "record it")
+    nothing: dict[str, Any] = {one.name: () for one in fields(JobResult)}
+    job = JobResult(**{**nothing, "not_checked": (missing,), "healthy": True, "verdict": ("", "Nothing found.", "")})
+    monkeypatch.setattr(analyze, "_jobs", lambda *_: (job,))
+    monkeypatch.setattr(
+        analyze, "with_samples", lambda result, _, facts, *__: (replace(result, findings=(grows,)), facts)
+    )
+    (told,) = traces.analyze_run(tmp_path).jobs
+    assert [(found.code, found.message, found.cost) for found in told.findings] == [(grows.code, "what was seen", None)]
+    assert told.verdict[1] == f"Memory grows from step to step ({grows.code}): what was seen."
+    assert not told.healthy
 
 
 def test_a_report_that_was_cut_is_none(tmp_path: Path) -> None:

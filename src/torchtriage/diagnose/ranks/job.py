@@ -38,7 +38,7 @@ from torchtriage.diagnose.ranks.straggler import Waiting, find_straggler, waitin
 from torchtriage.diagnose.ranks.straggler_finding import straggler_finding, with_reasons
 from torchtriage.diagnose.verdict.options import DEFAULTS
 from torchtriage.diagnose.verdict.result import SCHEMA, Answer
-from torchtriage.diagnose.verdict.verdict_text import by_some
+from torchtriage.diagnose.verdict.verdict_text import by_some, growth_first
 
 OF_JOB = (STRAGGLER, *PIPELINES, *FINDERS, SLOW_LINK)
 """Codes of what is looked for in the ranks together."""
@@ -515,6 +515,12 @@ def checked_clause(result: JobResult) -> str:
 
 def costliest_sentence(result: JobResult, min_share: float) -> str:
     """Return what costs the job most, as its verdict says it."""
+    return growth_first(result.findings, _costliest(result, min_share))
+
+
+def _costliest(result: JobResult, min_share: float) -> str:
+    if result.findings and result.findings[0].grave:
+        return f"{result.findings[0].title} ({result.findings[0].code}): {result.findings[0].message}."
     timed = [finding for finding in result.findings if finding.cost is not None and finding.cost.high_ms > 0]
     if timed:
         first = timed[0]

@@ -36,7 +36,7 @@ from torchtriage.diagnose.runs.sampled import untraced, with_samples
 from torchtriage.diagnose.verdict.options import Options
 from torchtriage.diagnose.verdict.result import Result
 from torchtriage.diagnose.verdict.verdict import diagnose
-from torchtriage.diagnose.verdict.verdict_text import sentences
+from torchtriage.diagnose.verdict.verdict_text import sentences, surely_grows
 from torchtriage.memory.leaks.growth_test import CODE as LEAK
 from torchtriage.memory.leaks.leak_report import findings as leak_findings
 
@@ -65,7 +65,7 @@ def judge_run(
     if len(usable) == 1:
         return (), results
     jobs = _jobs(usable, results, options)
-    return tuple(named_as(_with_leaks(job, usable, results), results) for job in jobs), results
+    return tuple(named_as(_with_leaks(job, usable, results, options), results) for job in jobs), results
 
 
 def _by_stacks_alone(
@@ -134,16 +134,31 @@ def _jobs(usable: Sequence[Recording], results: Sequence[Result], options: Optio
     return (replace(job, verdict=(first, costliest_sentence(job, options.min_share), last)),)
 
 
-def _with_leaks(job: JobResult, usable: Sequence[Recording], results: Sequence[Result]) -> JobResult:
-    """Return the job with what leaks in its ranks."""
+def _with_leaks(job: JobResult, usable: Sequence[Recording], results: Sequence[Result], options: Options) -> JobResult:
+    """Return the job with what leaks in its ranks: by their watches, or surely by what else was seen of one."""
     watched = [recording.memory for recording in usable if recording.memory is not None]
     # one leak is the job's; that there is none must be known of every rank
     answers = ("leak", "too early", "no leak")
     seen = min(watched, key=lambda item: answers.index(item.answer), default=None)
+    answered = seen is not None and seen.answer != "too early"
     leaks = [
-        replace(result, findings=tuple(found for found in result.findings if found.code == LEAK)) for result in results
+        replace(
+            result,
+            findings=tuple(
+                replace(found, cost=None)
+                for found in result.findings
+                if surely_grows(found) or (answered and found.code == LEAK)
+            ),
+        )
+        for result in results
     ]
     ranks = [recording.facts.get("rank") for recording in usable]
     numbers = [at if rank is None else rank for at, rank in enumerate(ranks)]
     found = merge_findings(leaks, numbers, [0.0] * len(leaks), 0.0, judged=True)
-    return with_leaks(job, seen, found)
+    # of what a rank saves by them a job saves as much as its own recordings say, if they do
+    costs = {finding.code: finding.cost for finding in job.findings}
+    job = with_leaks(job, seen, [replace(finding, cost=costs.get(finding.code)) for finding in found])
+    if job.refused:
+        return job
+    first, _, last = job.verdict
+    return replace(job, verdict=(first, costliest_sentence(job, options.min_share), last))

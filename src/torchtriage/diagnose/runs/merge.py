@@ -95,15 +95,17 @@ def _scaled(cost: Cost | None, step_ms: float) -> Cost | None:
 
 
 def with_leaks(result: Judged, seen: WatchReport | None, found: Sequence[Finding]) -> Judged:
-    """Return the result with the leaks of a watch among its findings.
+    """Return the result with leaks among its findings, alone or with their cause.
 
-    Where the watch has an answer, growth of memory is judged by it, and not by a recording of a
+    Where the watch has an answer or a leak was found, growth of memory is judged by that, and not by a recording of a
     few steps.
     """
     known = {*result.checked, *(entry.code for entry in result.not_checked if not entry.left_out)}
-    if seen is None or seen.answer == "too early" or LEAK not in known:
+    answered = seen is not None and seen.answer != "too early"
+    if not (answered or found) or LEAK not in known:
         return result
-    ranked = sorted([*(finding for finding in result.findings if finding.code != LEAK), *found], key=rank_order)
+    codes: set[str] = {LEAK, *(finding.code for finding in found)}
+    ranked = sorted([*(finding for finding in result.findings if finding.code not in codes), *found], key=rank_order)
     return replace(
         result,
         findings=tuple(ranked),

@@ -44,12 +44,17 @@ def sentences(trace: Trace, result: Result, min_share: float) -> tuple[str, str,
     return where, growth_first(result.findings, saving), f"{trust}."
 
 
+def surely_grows(finding: Finding) -> bool:
+    """Whether a finding is of memory that surely grows from step to step, alone or with its cause."""
+    certainty = finding.evidence.get(GROWTH_CERTAINTY, finding.certainty)
+    return LEAK in (finding.code, *finding.also_explains) and certainty == "certain"
+
+
 def sure_growth(findings: Sequence[Finding]) -> Finding | None:
-    """Return the finding of memory that surely grows, alone or with its cause; None where what is grave goes first."""
+    """Return the finding of memory that surely grows; None where there is none, or what is grave goes first."""
     if findings and findings[0].grave:
         return None
-    grows = (finding for finding in findings if LEAK in (finding.code, *finding.also_explains))
-    return next((item for item in grows if item.evidence.get(GROWTH_CERTAINTY, item.certainty) == "certain"), None)
+    return next(filter(surely_grows, findings), None)
 
 
 def growth_first(findings: Sequence[Finding], saving: str) -> str:

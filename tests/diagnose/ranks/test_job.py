@@ -134,7 +134,7 @@ def test_missing_ranks_make_it_a_hint() -> None:
     # a rank that is not here may be later still: then nothing is gained
     assert found.cost is not None
     assert (found.cost.low_ms, found.severity) == (0, "low")
-    assert "ranks are missing" in found.message
+    assert "ranks are missing or were left out" in found.message
     assert any(note.code == "rank-missing" for note in result.notes)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 from builder import TraceBuilder
@@ -12,6 +13,7 @@ from diagnose.ranks.pipelines import SEND
 from torchtriage.core.finding import Finding
 from torchtriage.diagnose.ranks.job import judge
 from torchtriage.diagnose.ranks.job_detection import detect_jobs
+from torchtriage.diagnose.ranks.rank_record import RankRecord
 
 N, TENSOR, DATA = 8, 2, 4
 TRANSFER = 500.0
@@ -113,9 +115,12 @@ def test_a_stage_that_would_wait_anyway_saves_only_what_is_beyond_its_bubble() -
 
 
 def late_rank(builders: list[TraceBuilder]) -> Finding | None:
-    some = records(builders)
-    (found,) = detect_jobs(some)
-    findings = [finding for finding in judge(some, found, min_share=0.01).findings if finding.code == "COM036"]
+    return late_of(records(builders))
+
+
+def late_of(ranks: list[RankRecord]) -> Finding | None:
+    (found,) = detect_jobs(ranks)
+    findings = [finding for finding in judge(ranks, found, min_share=0.01).findings if finding.code == "COM036"]
     return findings[0] if findings else None
 
 
@@ -130,6 +135,30 @@ def test_the_rank_that_all_wait_for_is_named_through_the_groups(how: str, cause:
     assert "all ranks together" not in found.fix.text
     assert found.cost is not None
     assert found.cost.low_ms <= 0.8 <= found.cost.high_ms
+
+
+@pytest.mark.parametrize("left_out", ["missing", "twice", "other steps"])
+def test_a_hint_where_the_late_rank_may_be_one_that_was_left_out(left_out: str) -> None:
+    ranks = records(job({3: 4000, 5: 9000}))
+    late = ranks.pop(5)
+    if left_out == "twice":
+        ranks += [late, replace(late, path="run/copy.json")]
+    elif left_out == "other steps":
+        ranks.append(replace(late, steps=replace(late.steps, number=late.steps.number + 100)))
+    found = late_of(ranks)
+    assert found is not None
+    assert found.cost is not None
+    assert (found.certainty, found.cost.low_ms, found.cost.grade, found.severity) == ("hint", 0, "C", "low")
+    assert "; ranks are missing or were left out: the late one may be among them" in found.message
+
+
+def test_a_hint_where_there_is_a_single_step() -> None:
+    ranks = [
+        replace(rank, steps=replace(rank.steps, steady=rank.steps.number == 12)) for rank in records(job({4: 800}))
+    ]
+    found = late_of(ranks)
+    assert found is not None
+    assert found.certainty == "hint"
 
 
 def test_quiet_where_none_is_late() -> None:

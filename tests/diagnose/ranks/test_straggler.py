@@ -9,7 +9,6 @@ from builder import TraceBuilder
 from diagnose.ranks.jobs import all_reduce, job, records
 
 from torchtriage.diagnose.ranks.host_activity import PHASES, find_pieces
-from torchtriage.diagnose.ranks.job_detection import detect_jobs
 from torchtriage.diagnose.ranks.match import match
 from torchtriage.diagnose.ranks.rank_record import RankRecord
 from torchtriage.diagnose.ranks.straggler import Straggler, Waiting, find_straggler, waiting
@@ -159,8 +158,7 @@ def test_a_message_that_only_the_late_rank_hides_is_waiting_too() -> None:
     ranks = records(builders)
     waits, found = judged(ranks)
     assert found is not None
-    (one,) = detect_jobs(ranks)
-    cost = straggler_finding(ranks, range(3), one, found, waits).cost
+    cost = straggler_finding(ranks, range(3), found, waits).cost
     assert cost is not None
     # 3 ms of waiting until the first, its transfer of 1 ms, 1 ms until the second
     assert cost.low_ms == pytest.approx(4, abs=0.1)
@@ -172,9 +170,8 @@ def test_a_rank_without_its_cause_is_at_times_the_last_again() -> None:
     waits, found = judged(ranks)
     assert found is not None
     assert found.cause is not None
-    (one,) = detect_jobs(ranks)
     part = replace(found, cause=replace(found.cause, excess_ns=2.0 * MS))
-    cost = straggler_finding(ranks, range(4), one, part, waits).cost
+    cost = straggler_finding(ranks, range(4), part, waits).cost
     assert cost is not None
     assert 1.7 <= cost.low_ms <= 1.8
 

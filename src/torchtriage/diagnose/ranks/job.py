@@ -12,7 +12,7 @@ from torchtriage.core.finding import Cost, Finding, NotChecked, Note, rank_order
 from torchtriage.core.names import visible
 from torchtriage.core.units import format_count, format_ms, format_ns, format_range, format_share, ms
 from torchtriage.diagnose.ranks.across_ranks import FINDERS, across_ranks
-from torchtriage.diagnose.ranks.job_detection import Job
+from torchtriage.diagnose.ranks.job_detection import NOT_JUDGED, Job
 from torchtriage.diagnose.ranks.job_patterns import RanksTogether
 from torchtriage.diagnose.ranks.job_replay import JobReplay
 from torchtriage.diagnose.ranks.joint_cost import all_cost, with_joint_gain
@@ -35,7 +35,7 @@ from torchtriage.diagnose.ranks.rank_record import RankRecord
 from torchtriage.diagnose.ranks.result import CollectiveSummary, JobResult, JobStep, RankSummary
 from torchtriage.diagnose.ranks.slow_link import SLOW_LINK, slow_links
 from torchtriage.diagnose.ranks.straggler import Waiting, find_straggler, waiting
-from torchtriage.diagnose.ranks.straggler_finding import straggler_finding, with_reasons
+from torchtriage.diagnose.ranks.straggler_finding import in_doubt, straggler_finding, with_reasons
 from torchtriage.diagnose.verdict.options import DEFAULTS
 from torchtriage.diagnose.verdict.result import SCHEMA, Answer
 from torchtriage.diagnose.verdict.verdict_text import by_some, growth_first
@@ -122,7 +122,7 @@ def judge(
         ]
     findings = [finding for finding in findings if finding not in gone]
     if straggler is not None and not refused:
-        found = scaled(straggler_finding(pipes.ranks, numbers, job, straggler, waits), scale)
+        found = scaled(straggler_finding(pipes.ranks, numbers, straggler, waits), scale)
         findings.append(replace(found, also_explains=tuple(dict.fromkeys(item.code for item in gone))))
     late = straggler.position if straggler is not None else None
     together = RanksTogether(ranks, numbers, matches, waits, late, scale)
@@ -134,6 +134,8 @@ def judge(
         findings.append(agreed(one_group, through))
         late = numbers.index(through.evidence["late_rank"])
         together = replace(together, late=late)
+    if any(note.code in NOT_JUDGED for note in job.notes):
+        findings = [in_doubt(finding) if finding.code == STRAGGLER else finding for finding in findings]
     findings = with_reasons(findings)
     if measured and not refused:
         findings = across_ranks(together, codes, findings)

@@ -173,7 +173,7 @@ def _finding(job: RanksTogether, late: _Late) -> Finding:
         naive_ns=more_ns,
         method="own time beyond that of the ranks with the same program: of all of them, and of their median; in a"
         " pipeline no more than others wait for it",
-        certainty="likely" if cause and len(late.peers) >= SURE_PEERS else "hint",
+        certainty="likely" if cause and len(late.peers) >= SURE_PEERS and len(steps) > 1 else "hint",
     )
     place = replace(found.place, steps=tuple(steps.tolist()))
     return replace(found, title=f"Rank {number} makes the others wait", place=place, fix=Fix(text, code))

@@ -12,7 +12,6 @@ from torchtriage.core.names import visible
 from torchtriage.core.stats.median import median_interval
 from torchtriage.core.trace.frames import parse_frame
 from torchtriage.core.units import format_ns, ms
-from torchtriage.diagnose.ranks.job_detection import NOT_JUDGED, Job
 from torchtriage.diagnose.ranks.joint_cost import LATE_AGAIN
 from torchtriage.diagnose.ranks.merge import STRAGGLER
 from torchtriage.diagnose.ranks.rank_record import RankRecord
@@ -23,9 +22,7 @@ HOST_ACTIVITIES = ("op", "python", "gc")
 _LINK = "https://docs.pytorch.org/docs/stable/notes/ddp.html"
 
 
-def straggler_finding(
-    ranks: Sequence[RankRecord], numbers: Sequence[int], job: Job, late: Straggler, waits: Waiting
-) -> Finding:
+def straggler_finding(ranks: Sequence[RankRecord], numbers: Sequence[int], late: Straggler, waits: Waiting) -> Finding:
     """Return what the late rank costs the job, why it is late, and what would help."""
     low_ns, middle_ns, high_ns = median_interval(late.gain_ns)
     n = len(late.gain_ns)
@@ -60,9 +57,6 @@ def straggler_finding(
     hint = ""
     if n < 2 or (n < 3 and not (cause is not None and cause.everywhere and cause.excess_ns >= MOST * middle_ns)):
         hint = f"only {n} step{'s' * (n > 1)} to compare with"
-    elif any(note.code in NOT_JUDGED for note in job.notes):
-        hint = "ranks are missing"
-        low_ns = 0.0
     elif not late.reaches_all:
         hint = "its groups do not hold all ranks, and waiting handed on between groups is not"
         hint += " followed"
@@ -132,6 +126,15 @@ def straggler_finding(
         n_events=waits.n_judged,
         ranks=RankSpread(1, len(numbers), ms(middle_ns), ms(middle_ns), (rank,)),
     )
+
+
+def in_doubt(late: Finding) -> Finding:
+    """Return the finding of a late rank as it is where ranks were left out: with a later one among them it saves 0."""
+    if late.cost is None:
+        return late
+    cost = replace(late.cost.saving(0.0, late.cost.high_ms), basis="bounded", grade="C")
+    message = f"{late.message}; ranks are missing or were left out: the late one may be among them"
+    return replace(late, message=message, cost=cost, severity=severity_of(cost, "hint"), certainty="hint")
 
 
 def _why(cause: StragglerCause | None, *, device: bool) -> str:

@@ -122,17 +122,25 @@ def test_what_any_rank_lacks_limits_the_comparison(tmp_path: Path) -> None:
     assert limits["sizes-unknown"].startswith("on each of 4 ranks: no input shapes")
 
 
-def test_a_machine_in_another_state_is_named_by_its_rank(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("factors", "where", "bar"),
+    [({2: 1.2}, "on rank 2", 1.07), ({0: 1.11, 2: 1.2}, "on 2 of 4 ranks (0, 2), as rank 2", 1.09)],
+)
+def test_a_machine_in_another_state_is_named_by_its_rank_and_raises_the_bar_by_its_part(
+    tmp_path: Path, factors: dict[int, float], where: str, bar: float
+) -> None:
     write(job(), tmp_path / "before")
     ranks = job()
-    for event in ranks[2].events:
-        if event.get("cat") == "kernel" and "nccl" not in event["name"]:
-            event["dur"] *= 1.2
+    for rank, factor in factors.items():
+        for event in ranks[rank].events:
+            if event.get("cat") == "kernel" and "nccl" not in event["name"]:
+                event["dur"] *= factor
     write(ranks, tmp_path / "after")
     (note,) = (
         note for note in tt.compare(tmp_path / "before", tmp_path / "after").limits if note.code == "machine-state"
     )
-    assert note.message.startswith("on rank 2: kernels that did the same work took 1.20 times as long after")
+    assert note.message.startswith(f"{where}: kernels that did the same work took 1.20 times as long after")
+    assert note.message.endswith(f"so device times count as changed only beyond {bar} times")
 
 
 def test_a_late_rank_in_place_of_another_is_a_new_finding(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from math import log
+from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
@@ -141,17 +143,23 @@ def compare_jobs(before: JobEvidence, after: JobEvidence, *, across: bool = Fals
     numbers = sorted(before.ranks)
     changes, notes = [], []
     for number in numbers:
-        pair = before.ranks[number], after.ranks[number]
-        one, other = (side.account for side in pair)
+        one, other = before.ranks[number].account, after.ranks[number].account
         assert one is not None
         assert other is not None
-        change = attribute(one, other, across=across)
-        changes.append(change)
+        changes.append(attribute(one, other, across=across))
+    # a time of the job counts as changed by the mean of the ranks
+    slack = {domain: fmean(change.slack[domain] for change in changes) for domain in changes[0].slack}
+    for number, change in zip(numbers, changes, strict=True):
         # what the recordings themselves lack was judged for the ranks together
-        own = limits(*(replace(side.workload, notes=()) for side in pair))
-        notes.append((*own, *drift_notes(change)))
+        own = limits(*(replace(job.ranks[number].workload, notes=()) for job in (before, after)))
+        notes.append((*own, *drift_notes(replace(change, slack=slack))))
     together = (
-        *merge_notes(notes, numbers, lambda note: (note.code, note.evidence.get("domain", note.message))),
+        *merge_notes(
+            notes,
+            numbers,
+            lambda note: (note.code, note.evidence.get("domain", note.message)),
+            lambda note: abs(log(note.evidence.get("drift", 1.0))),
+        ),
         *recordings(before.whole.workload, after.whole.workload),
     )
     result = compare(before.whole, after.whole, across=across, by_rank=ByRank((), together, tuple(changes)))

@@ -192,16 +192,19 @@ def merge_notes(
     of_rank: Iterable[Sequence[Note]],
     numbers: Sequence[int],
     alike: Callable[[Note], Hashable] = lambda note: (note.code, note.level),
+    much: Callable[[Note], float] = lambda note: note.evidence.get("share", 0),
 ) -> list[Note]:
-    """Return the ranks' notes, those of equal codes (or what ``alike`` tells them by) as one, saying on which ranks."""
+    """Return the ranks' notes, those of equal codes (or what ``alike`` tells them by) as one, saying on which ranks.
+
+    ``much`` : how much of it a rank has; the one with most speaks for all.
+    """
     found: dict[Hashable, list[tuple[int, Note]]] = {}
     for number, own in zip(numbers, of_rank, strict=True):
         for note in own:
             found.setdefault(alike(note), []).append((number, note))
     out = []
     for notes in found.values():
-        # the rank with most of it speaks for all
-        number, first = max(notes, key=lambda item: item[1].evidence.get("share", 0))
+        number, first = max(notes, key=lambda item: much(item[1]))
         ranks = list(dict.fromkeys(item for item, _ in notes))
         where = _on(ranks, len(numbers))
         same = len({note.message for _, note in notes}) == 1

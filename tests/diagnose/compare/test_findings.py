@@ -105,12 +105,18 @@ def test_without_stacks_one_code_at_other_operators_is_the_same_finding():
     [
         {"not_checked": (NotChecked("KRN025", "attention-unfused", ("input shapes",), ""),)},
         {"crashes": (Crash("KRN025", "ValueError: odd"),)},
+        {"checked": ("SYN001",)},  # by a release without the pattern
     ],
 )
 def test_what_the_other_run_was_not_checked_for_is_neither_gone_nor_new(looked):
-    there, away = result(finding("KRN025", 20, 30)), replace(result(), **looked)
+    there, away = replace(result(finding("KRN025", 20, 30)), checked=("KRN025",)), replace(result(), **looked)
     assert statuses(there, away) == statuses(away, there) == [("unchecked", "KRN025")]
     assert keep_promise(match(there, away), total(100, 70), whole) is None
+
+
+def test_what_is_seen_beside_the_patterns_is_gone_where_it_is_not_seen_again():
+    # a run's looks at its stacks: which codes they look for is listed nowhere
+    assert statuses(result(finding("HST114", 20, 30)), result()) == [("went", "HST114")]
 
 
 @pytest.mark.parametrize(

@@ -209,7 +209,9 @@ def test_a_job_whose_waiting_is_unknown_is_not_healthy() -> None:
     ]
     result = of(ranks)
     assert not result.healthy
-    assert [note.code for note in result.notes if note.level == "warn"] == ["no-collectives"]
+    (note,) = (note for note in result.notes if note.level == "warn")
+    assert note.code == "no-collectives"
+    assert [entry.how_to_record for entry in result.not_checked if entry.code == "COM036"] == [note.fix]
 
 
 def _none(table: Any) -> Any:

@@ -27,10 +27,7 @@ def match(before: Result, after: Result) -> tuple[FindingChange, ...]:
     for i, result in enumerate((before, after)):
         for finding in result.findings:
             codes[finding.code][i].append(finding)
-    unchecked = [
-        {item.code for item in result.not_checked} | {item.code for item in result.crashes}
-        for result in (before, after)
-    ]
+    unchecked = _unchecked(after, before), _unchecked(before, after)
     out = []
     for code, (old, new) in codes.items():
         for item, other in _pairs(old, new):
@@ -39,6 +36,12 @@ def match(before: Result, after: Result) -> tuple[FindingChange, ...]:
             if change is not None:
                 out.append(change)
     return tuple(sorted(out, key=_rank))
+
+
+def _unchecked(looked: Result, result: Result) -> set[str]:
+    """Return what a result was not checked for: as it says, or for want of the pattern in an earlier release."""
+    named = {item.code for item in result.not_checked} | {item.code for item in result.crashes}
+    return named | set(looked.checked) - set(result.checked)
 
 
 def keep_promise(

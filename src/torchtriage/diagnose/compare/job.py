@@ -65,6 +65,7 @@ def gather_job(traces: Iterable[Trace], folder: str) -> JobEvidence:
     result = replace(
         first.result,
         findings=together.findings,
+        checked=together.checked,
         not_checked=together.not_checked,
         crashes=together.crashes,
         trace=replace(

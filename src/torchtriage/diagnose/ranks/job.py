@@ -96,12 +96,8 @@ def judge(
     findings = merge_findings(results, numbers, wait_ms, step_ms, judged=measured or bool(pipes.bubbles), joint=joint)
     findings = pipes.without_waiting(findings, waits.step, scale)
     findings += [one for one in pipes.findings(numbers, waits.step_ns, scale) if one.code in codes]
-    notes = [
-        *job.notes,
-        *_own_notes(ranks, numbers, matches, waits, pipelines=bool(pipes.bubbles)),
-        *pipes.notes(),
-        *merge_notes([result.notes for result in results], numbers),
-    ]
+    own_notes = _own_notes(ranks, numbers, matches, waits, pipelines=bool(pipes.bubbles))
+    notes = [*job.notes, *own_notes, *pipes.notes(), *merge_notes([result.notes for result in results], numbers)]
     gone: list[Finding] = []
     if measured and only_waits(results, wait_ms, step_ms):
         gone = [finding for finding in findings if finding.code == EXPOSED]
@@ -154,7 +150,8 @@ def judge(
         # nobody's lateness is known, whatever each rank's own recording was looked at for
         checked = tuple(code for code in checked if code != STRAGGLER)
         missing = ("collectives of all ranks that match",)
-        item = NotChecked(STRAGGLER, "rank-straggler", missing, "record 5 or more whole steps at once on every rank")
+        advice = next((note.fix for note in own_notes if note.level == "warn"), "")
+        item = NotChecked(STRAGGLER, "rank-straggler", missing, advice)
         not_checked = tuple(sorted((*not_checked, item), key=lambda entry: entry.code))
     # what nobody's lateness costs is only replayed where the ranks wait in a way that the replay knows
     known = through is None and (straggler is None or straggler.off_ns is not None)

@@ -69,7 +69,7 @@ def with_backward(trace: Trace, first: Ints, last: Ints) -> Spans:
         nodes = backward[of_these & (trace.start_ns[backward] >= end) & (step_of == step)]
         if len(nodes):
             found.append((trace.start_ns[nodes].min(), trace.end_ns[nodes].max()))
-    return intervals.union(np.array(found, np.int64))
+    return intervals.union(np.array(found, np.int64).reshape(-1, 2))
 
 
 def host_claim(

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from builder import TraceBuilder
 
+from torchtriage.core.engine import READER_VARIABLE
 from torchtriage.diagnose.patterns.base import Claim
 from torchtriage.diagnose.patterns.launch.packed_sequence import find
 
@@ -94,7 +95,9 @@ def test_what_is_fast_or_something_else(given: dict[str, Any]) -> None:
     assert steps(**given) == []
 
 
-def test_programs_without_recurrent_layers() -> None:
+@pytest.mark.parametrize("reader", ["", "python"])
+def test_programs_without_recurrent_layers(reader: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(READER_VARIABLE, reader)
     builder = TraceBuilder(vendor="cpu")
     for step in range(4):
         builder.step(step, 1000 * step, 1000).op("aten::mm", 1000 * step + 10, 500)

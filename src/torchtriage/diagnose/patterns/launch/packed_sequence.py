@@ -63,8 +63,6 @@ def find(trace: Trace) -> Claims:
     batches = [_packed(call) for call in inputs]
     found = np.array([batch.time_steps >= MIN_TIME_STEPS for batch in batches], dtype=bool)[which]
     rows, which = rows[found], which[found]
-    if not len(rows):
-        return
     time = host_time(trace, with_backward(trace, rows, rows))
     forward = host_time(trace, trace.spans_of(rows))
     own = [batches[code] for code in which.tolist()]

@@ -115,12 +115,12 @@ def match(ranks: Sequence[RankRecord], numbers: Sequence[int]) -> Matches:
     offset = _clocks(ranks, numbers, raw)
     groups = tuple(_judged(ranks, item, offset) for item in raw)
     rank, row, match_id, first = [], [], [], 0
-    for one in groups:
-        for column, position in enumerate(one.members.tolist()):
-            rank.append(np.full(len(one), position, np.int64))
-            row.append(ranks[position].collectives.row[one.index[:, column]])
-            match_id.append(np.arange(first, first + len(one)))
-        first += len(one)
+    for matched in groups:
+        for column, position in enumerate(matched.members.tolist()):
+            rank.append(np.full(len(matched), position, np.int64))
+            row.append(ranks[position].collectives.row[matched.index[:, column]])
+            match_id.append(np.arange(first, first + len(matched)))
+        first += len(matched)
     none = [np.empty(0, np.int64)]
     return Matches(
         groups,
@@ -181,8 +181,8 @@ def _match_group(
         if not len(keep) and 0 < len(odd) < len(members) - 1:
             # cut in every step: the others can still be matched
             rest = [position for column, position in enumerate(members) if column not in odd]
-            one = _match_group(ranks, numbers, group, rest)
-            return replace(one, unmatched=(*unmatched, *one.unmatched), n_unmatched=n_here - one.index.size)
+            matched = _match_group(ranks, numbers, group, rest)
+            return replace(matched, unmatched=(*unmatched, *matched.unmatched), n_unmatched=n_here - matched.index.size)
         masks = [np.isin(pair[:, 0], keep) for pair in pairs]
         pairs = [pair[mask] for pair, mask in zip(pairs, masks, strict=True)]
         places = [at[mask] for at, mask in zip(places, masks, strict=True)]
@@ -361,22 +361,23 @@ def _last(source: RankRecord, target_number: int, target: RankRecord, source_num
     return min(least, default=None)
 
 
-def _together(one: GroupMatch) -> Ints:
+def _together(matched: GroupMatch) -> Ints:
     """Return the matches that end on all ranks at once: not those with one sender or receiver."""
     good = [
-        any(word in name.lower() for word in _ENDS_TOGETHER) and name.lower() not in ("reduce",) for name in one.name
+        any(word in name.lower() for word in _ENDS_TOGETHER) and name.lower() not in ("reduce",)
+        for name in matched.name
     ]
     return np.flatnonzero(np.array(good, bool))
 
 
-def _judged(ranks: Sequence[RankRecord], one: GroupMatch, offset_ns: Ints) -> GroupMatch:
-    device = all(ranks[position].device for position in one.members.tolist())
-    start, end = one.start_ns + offset_ns[one.members], one.end_ns + offset_ns[one.members]
-    pick = _together(one)
+def _judged(ranks: Sequence[RankRecord], matched: GroupMatch, offset_ns: Ints) -> GroupMatch:
+    device = all(ranks[position].device for position in matched.members.tolist())
+    start, end = matched.start_ns + offset_ns[matched.members], matched.end_ns + offset_ns[matched.members]
+    pick = _together(matched)
     skew = end[pick].max(axis=1) - end[pick].min(axis=1) if len(pick) else np.empty(0, np.int64)
     fault = ""
-    if not len(one):
-        fault = one.unmatched[0] if one.unmatched else "no collective could be matched"
+    if not len(matched):
+        fault = matched.unmatched[0] if matched.unmatched else "no collective could be matched"
     elif len(pick):
         acausal = (start[pick].max(axis=1) > end[pick].min(axis=1) + END_SKEW_NS).mean()
         if acausal > MAX_ACAUSAL:
@@ -386,4 +387,4 @@ def _judged(ranks: Sequence[RankRecord], one: GroupMatch, offset_ns: Ints) -> Gr
             )
         elif device and float(np.median(skew)) > END_SKEW_NS:
             fault = f"its matched ends lie {format_ns(float(np.median(skew)))} apart in the median"
-    return replace(one, start_ns=start, end_ns=end, end_skew_ns=skew, fault=fault)
+    return replace(matched, start_ns=start, end_ns=end, end_skew_ns=skew, fault=fault)

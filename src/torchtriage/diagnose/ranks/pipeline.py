@@ -109,7 +109,7 @@ def find_pipelines(
             reason = made
         if reason:
             unjudged[tuple(recorded)] = Unjudged(name, tuple(numbers[at] for at in recorded), reason)
-    yield from (one for members, one in unjudged.items() if left.issuperset(members))
+    yield from (pipeline for members, pipeline in unjudged.items() if left.issuperset(members))
 
 
 def _candidates(
@@ -150,7 +150,7 @@ def _pipeline(
 ) -> Pipeline | str:
     """Return the pipeline that some ranks form, else why it is not known, empty where they form none."""
     made = [ranks[position].pipeline for position in members]
-    labelled = all((one.blocks.stage >= 0).all() and len(one.blocks) for one in made)
+    labelled = all((rank.blocks.stage >= 0).all() and len(rank.blocks) for rank in made)
     steps, uneven = [], Counter[int]()
     rank_of: tuple[int, ...] = ()
     n_micro = n_sends = n_matched = n_odd = 0
@@ -172,7 +172,7 @@ def _pipeline(
             n_odd += 1
             continue
         steps.append(PipelineStep(number, tuple(passes)))
-        n_sends += sum(int((one.messages.send & (one.messages.step == number)).sum()) for one in made)
+        n_sends += sum(int((rank.messages.send & (rank.messages.step == number)).sum()) for rank in made)
         n_matched += _matched(made, number, [numbers[position] for position in members], rank_of)
     if not steps:
         if (uneven and labelled) or _one_way(made):
@@ -242,8 +242,8 @@ def _stages(counts: Sequence[Counter[tuple[bool, int]]]) -> tuple[tuple[int, ...
 def _labelled_stages(made: Sequence[RankPipeline], number: int) -> tuple[tuple[int, ...], int] | None:
     owner: dict[int, int] = {}
     n_micro = 0
-    for place, one in enumerate(made):
-        blocks = one.blocks
+    for place, rank in enumerate(made):
+        blocks = rank.blocks
         here = blocks.step == number
         if not here.any():
             return None
@@ -264,8 +264,8 @@ def _peers_agree(made: Sequence[RankPipeline], number: int, names: Sequence[int]
         for kind, source, target in ((FORWARD, rank, after), (BACKWARD, after, rank)):
             near.setdefault((source, True, kind), set()).add(names[target])
             near.setdefault((target, False, kind), set()).add(names[source])
-    for place, one in enumerate(made):
-        messages = one.messages
+    for place, rank_pipeline in enumerate(made):
+        messages = rank_pipeline.messages
         here = (messages.step == number) & (messages.peer >= 0) & (messages.kind >= 0)
         for send, kind, peer in {
             *zip(messages.send[here].tolist(), messages.kind[here].tolist(), messages.peer[here].tolist(), strict=True)
@@ -298,7 +298,7 @@ def _passes(
 
 def _complete(passes: Sequence[Sequence[Pass]], rank_of: tuple[int, ...], n_micro: int) -> bool:
     """Return whether every micro-batch goes forward and back through every stage."""
-    done = {one.task for mine in passes for one in mine}
+    done = {pass_.task for mine in passes for pass_ in mine}
     return all(
         (stage, "F", micro) in done and ((stage, "B", micro) in done or (stage, "I" if stage else "W", micro) in done)
         for stage in range(len(rank_of))
@@ -309,12 +309,12 @@ def _complete(passes: Sequence[Sequence[Pass]], rank_of: tuple[int, ...], n_micr
 def _acausal(step: PipelineStep, rank_of: tuple[int, ...]) -> Iterator[float]:
     """Yield for each pass that needs another rank's whether it began before that had ended: 1 or 0."""
     done = {pass_.task: pass_ for passes in step.passes for pass_ in passes}
-    for task, one in done.items():
+    for task, dependent in done.items():
         others = [need for need in needs(task, done, len(rank_of)) if need[0] != task[0]]
         need = done.get(others[0]) if others else None
         if need is not None:
             slack = max(SLACK_NS, SLACK * (need.end_ns - need.start_ns))
-            yield float(one.start_ns < need.end_ns - slack)
+            yield float(dependent.start_ns < need.end_ns - slack)
 
 
 def _matched(made: Sequence[RankPipeline], number: int, names: Sequence[int], rank_of: tuple[int, ...]) -> int:
@@ -331,12 +331,12 @@ def _matched(made: Sequence[RankPipeline], number: int, names: Sequence[int], ra
             ends = (made[source].messages, True, names[target]), (made[target].messages, False, names[source])
             sends, receives = (
                 np.flatnonzero(
-                    (one.step == number)
-                    & (one.send == send)
-                    & (one.kind == kind)
-                    & ((one.peer == peer) | (one.peer < 0))
+                    (messages.step == number)
+                    & (messages.send == send)
+                    & (messages.kind == kind)
+                    & ((messages.peer == peer) | (messages.peer < 0))
                 )
-                for one, send, peer in ends
+                for messages, send, peer in ends
             )
             n_out, n_in = (sum(link[end] == rank for link in links) for end, rank in ((0, source), (1, target)))
             left, right = ends[0][0], ends[1][0]

@@ -41,37 +41,37 @@ def pipeline_findings(
     known = [bubble for bubble in bubbles if bubble.even is not None and bubble.implied is not None]
     if not known or step_ns <= 0:
         return []
-    slowest = max(known, key=lambda one: float(one.span_ns.mean()))
-    alike = [one for one in known if one.pipeline.rank_of == slowest.pipeline.rank_of]
+    slowest = max(known, key=lambda bubble: float(bubble.span_ns.mean()))
+    alike = [bubble for bubble in known if bubble.pipeline.rank_of == slowest.pipeline.rank_of]
     found = [_imbalance(slowest, alike, ranks, numbers, step_ns), _bubble(slowest, alike, numbers, step_ns)]
-    return [one for one in found if one is not None]
+    return [finding for finding in found if finding is not None]
 
 
-def _bubble(one: Bubble, alike: Sequence[Bubble], numbers: Sequence[int], step_ns: float) -> Finding | None:
-    assert one.even is not None
-    made = one.pipeline
+def _bubble(bubble: Bubble, alike: Sequence[Bubble], numbers: Sequence[int], step_ns: float) -> Finding | None:
+    assert bubble.even is not None
+    made = bubble.pipeline
     p, m, v = len(made.members), made.n_micro, made.n_chunks
-    implied_ns = one.even.idle_share * one.even.span_ns
-    now_ns = one.lasts_ns(made.orders, one.even_ns)
-    gains = {name: now_ns - after for name, after in _options(one).items() if after > 0}
+    implied_ns = bubble.even.idle_share * bubble.even.span_ns
+    now_ns = bubble.lasts_ns(made.orders, bubble.even_ns)
+    gains = {name: now_ns - after for name, after in _options(bubble).items() if after > 0}
     gains = {name: gain for name, gain in gains.items() if gain >= MIN_GAIN * step_ns}
-    if implied_ns < MIN_BUBBLE * step_ns or one.share < MIN_MEASURED * one.even.idle_share or not gains:
+    if implied_ns < MIN_BUBBLE * step_ns or bubble.share < MIN_MEASURED * bubble.even.idle_share or not gains:
         return None
     # no more can come back than is waited
-    most = float(one.bubble_ns.mean())
+    most = float(bubble.bubble_ns.mean())
     # passes that are cut smaller take more than their part, which was not measured
     low_ns, high_ns = min(most, *gains.values()) / 2, min(most, max(gains.values()))
-    books = f", by the schedule's formula {format_share(one.books_share)}" if one.books_share is not None else ""
+    books = f", by the schedule's formula {format_share(bubble.books_share)}" if bubble.books_share is not None else ""
     what = "; ".join(f"{name} would give back {format_ns(min(gain, most))}" for name, gain in gains.items())
-    share = one.share
+    share = bubble.share
     return _finding(
         BUBBLE,
         "Ranks wait for each other as the pipeline's schedule has it",
-        f"{_pipeline(one, alike)} ({made.schedule}, {format_count(m, 'micro-batch', 'micro-batches')}): a rank stands"
-        f" idle for {format_ns(float(one.bubble_ns.mean()))} of its {format_ns(float(one.span_ns.mean()))} per step"
-        f" ({format_share(share)}) until another stage is done; equal stages in this order would for"
-        f" {format_share(one.even.idle_share)}{books}; {what}",
-        one,
+        f"{_pipeline(bubble, alike)} ({made.schedule}, {format_count(m, 'micro-batch', 'micro-batches')}): a rank"
+        f" stands idle for {format_ns(float(bubble.bubble_ns.mean()))} of its {format_ns(float(bubble.span_ns.mean()))}"
+        f" per step ({format_share(share)}) until another stage is done; equal stages in this order would for"
+        f" {format_share(bubble.even.idle_share)}{books}; {what}",
+        bubble,
         numbers,
         (low_ns, high_ns, step_ns),
         "this schedule and others played through with the measured times of stages, messages and host;"
@@ -83,19 +83,19 @@ def _bubble(one: Bubble, alike: Sequence[Bubble], numbers: Sequence[int], step_n
             "n_chunks": v,
             "n_pipelines": len(alike),
             "bubble_share": round(share, 6),
-            "even_share": round(one.even.idle_share, 6),
-            **({"books_share": round(one.books_share, 6)} if one.books_share is not None else {}),
-            "bubble_ms_per_step": ms(float(one.bubble_ns.mean())),
-            "transfer_ms_per_step": ms(float(one.transfer_ns.mean())),
+            "even_share": round(bubble.even.idle_share, 6),
+            **({"books_share": round(bubble.books_share, 6)} if bubble.books_share is not None else {}),
+            "bubble_ms_per_step": ms(float(bubble.bubble_ns.mean())),
+            "transfer_ms_per_step": ms(float(bubble.transfer_ns.mean())),
             "saved_ms": {name: ms(min(gain, most)) for name, gain in gains.items()},
         },
         fix=ONE_BY_ONE_FIX if made.schedule == ONE_BY_ONE else None,
     )
 
 
-def _options(one: Bubble) -> dict[str, float]:
+def _options(bubble: Bubble) -> dict[str, float]:
     """Return what could be done instead, and how long a step would take in ns (0: not possible)."""
-    made = one.pipeline
+    made = bubble.pipeline
     p, m, v = len(made.members), made.n_micro, made.n_chunks
     if made.schedule not in ("GPipe", "1F1B", "interleaved 1F1B", ONE_BY_ONE):
         return {}
@@ -107,7 +107,7 @@ def _options(one: Bubble) -> dict[str, float]:
             for kind, (of, share) in kinds.items():
                 whole = sum(
                     time_ns
-                    for (stage, what), time_ns in one.even_ns.items()
+                    for (stage, what), time_ns in bubble.even_ns.items()
                     if what == of and made.rank_of[stage] == place
                 )
                 for chunk in range(parts):
@@ -123,22 +123,22 @@ def _options(one: Bubble) -> dict[str, float]:
     if v == 1:
         ways["two stages on each rank, interleaved"] = (order_of("interleaved 1F1B", p, m, 2), times(2, whole))
         ways["a zero-bubble schedule"] = (order_of("zero bubble", p, m, 1), times(1, split))
-    return {name: one.lasts_ns(orders, cut) if orders else 0.0 for name, (orders, cut) in ways.items()}
+    return {name: bubble.lasts_ns(orders, cut) if orders else 0.0 for name, (orders, cut) in ways.items()}
 
 
 def _imbalance(
-    one: Bubble, alike: Sequence[Bubble], ranks: Sequence[RankRecord], numbers: Sequence[int], step_ns: float
+    bubble: Bubble, alike: Sequence[Bubble], ranks: Sequence[RankRecord], numbers: Sequence[int], step_ns: float
 ) -> Finding | None:
-    made = one.pipeline
-    place = max(range(len(one.rank_ns)), key=one.rank_ns.__getitem__)
-    mean_ns = sum(one.rank_ns) / len(one.rank_ns)
-    longest_ns = one.rank_ns[place]
-    assert one.implied is not None
-    assert one.even is not None
+    made = bubble.pipeline
+    place = max(range(len(bubble.rank_ns)), key=bubble.rank_ns.__getitem__)
+    mean_ns = sum(bubble.rank_ns) / len(bubble.rank_ns)
+    longest_ns = bubble.rank_ns[place]
+    assert bubble.implied is not None
+    assert bubble.even is not None
     # messages and the host hide some of the difference, or none
-    gain_ns = max(one.even_gain_ns, one.implied.span_ns - one.even.span_ns)
+    gain_ns = max(bubble.even_gain_ns, bubble.implied.span_ns - bubble.even.span_ns)
     # what the other ranks wait is all that can come back
-    others = [float(one.bubble_ns[at].mean()) for at in range(len(one.rank_ns)) if at != place]
+    others = [float(bubble.bubble_ns[at].mean()) for at in range(len(bubble.rank_ns)) if at != place]
     most_ns = sum(others) / len(others)
     gain_ns = min(gain_ns, most_ns)
     # one rank of many replicas is no stage that is too long but a rank that is late
@@ -148,15 +148,15 @@ def _imbalance(
     rank = numbers[made.members[place]]
     stages = [stage for stage, at in enumerate(made.rank_of) if at == place]
     name = f"stage{'s' * (len(stages) > 1)} {', '.join(map(str, stages))}"
-    usual_ns = sum(time_ns for at, time_ns in enumerate(one.rank_ns) if at != place) / (len(one.rank_ns) - 1)
+    usual_ns = sum(time_ns for at, time_ns in enumerate(bubble.rank_ns) if at != place) / (len(bubble.rank_ns) - 1)
     more, why = _why(ranks, made.members, place)
     return _finding(
         IMBALANCE,
         f"Stages of a pipeline are not equally long: rank {rank}'s takes longest",
-        f"{_pipeline(one, alike)} ({made.schedule}): {name} on rank {rank} {'take' if len(stages) > 1 else 'takes'}"
+        f"{_pipeline(bubble, alike)} ({made.schedule}): {name} on rank {rank} {'take' if len(stages) > 1 else 'takes'}"
         f" {format_ns(longest_ns)} for a micro-batch, forward and back, those of the other ranks"
         f" {format_ns(usual_ns)} on average; {why}; with equal stages a step would be {format_ns(gain_ns)} shorter",
-        one,
+        bubble,
         numbers,
         (gain_ns / 2, min(gain_ns * (1 + MODEL_ERROR), most_ns), step_ns),
         "the recorded order played through with the measured times of the stages and with equal ones, and 5 %; low end:"
@@ -170,7 +170,7 @@ def _imbalance(
             "longest_ms": ms(longest_ns),
             "others_ms": ms(usual_ns),
             "times_as_many_calls": round(more, 4),
-            "ms_by_rank": {str(numbers[at]): ms(t) for at, t in zip(made.members, one.rank_ns, strict=True)},
+            "ms_by_rank": {str(numbers[at]): ms(t) for at, t in zip(made.members, bubble.rank_ns, strict=True)},
         },
         rank=rank,
     )
@@ -193,8 +193,8 @@ def _why(ranks: Sequence[RankRecord], members: Sequence[int], place: int) -> tup
     return more, "it makes no more calls than they do: each takes longer"
 
 
-def _pipeline(one: Bubble, alike: Sequence[Bubble]) -> str:
-    p, v = len(one.pipeline.members), one.pipeline.n_chunks
+def _pipeline(bubble: Bubble, alike: Sequence[Bubble]) -> str:
+    p, v = len(bubble.pipeline.members), bubble.pipeline.n_chunks
     stages = f"{p * v} stages on {p} ranks" if v > 1 else f"{p} stages"
     return f"{len(alike)} pipelines of {stages}" if len(alike) > 1 else f"a pipeline of {stages}"
 
@@ -203,7 +203,7 @@ def _finding(
     code: str,
     title: str,
     message: str,
-    one: Bubble,
+    bubble: Bubble,
     numbers: Sequence[int],
     amounts_ns: tuple[float, float, float],
     method: str,
@@ -212,9 +212,9 @@ def _finding(
     fix: Fix | None = None,
 ) -> Finding:
     cost = Cost.of(
-        *(ns / 1e6 for ns in (*amounts_ns, float(one.bubble_ns.mean()))), basis="modelled", method=method, grade="B"
+        *(ns / 1e6 for ns in (*amounts_ns, float(bubble.bubble_ns.mean()))), basis="modelled", method=method, grade="B"
     )
-    members = tuple(numbers[position] for position in one.pipeline.members)
+    members = tuple(numbers[position] for position in bubble.pipeline.members)
     pattern = lookup(code)
     return Finding(
         code=code,
@@ -224,11 +224,11 @@ def _finding(
         severity=severity_of(cost, "likely"),
         certainty="likely",
         message=message,
-        place=Place(lane=f"rank {rank}" if rank is not None else "", steps=one.pipeline.numbers),
+        place=Place(lane=f"rank {rank}" if rank is not None else "", steps=bubble.pipeline.numbers),
         cost=cost,
         evidence=evidence,
         fix=fix or pattern.fix,
-        n_events=one.pipeline.n_matched,
+        n_events=bubble.pipeline.n_matched,
         ranks=RankSpread(
             len(members), len(numbers), cost.low_ms, cost.high_ms, (rank,) if rank is not None else members[:64]
         ),

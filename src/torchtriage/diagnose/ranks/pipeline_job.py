@@ -50,9 +50,9 @@ class JobPipelines:
     def waits_ns(self) -> list[int]:
         """What each rank of the job waits for stages, per step."""
         out = [0] * len(self.ranks)
-        for one in self.bubbles:
-            for place, position in enumerate(one.pipeline.members):
-                out[position] = round(float(one.bubble_ns[place].mean()))
+        for bubble in self.bubbles:
+            for place, position in enumerate(bubble.pipeline.members):
+                out[position] = round(float(bubble.bubble_ns[place].mean()))
         return out
 
     def findings(self, numbers: Sequence[int], step_ns: float, scale: float) -> list[Finding]:
@@ -70,12 +70,15 @@ class JobPipelines:
             at = at[rank.steps.steady[at]]
             spans = intervals.spans(rank.steps.start_ns[at], rank.steps.end_ns[at])
             left = float(intervals.covered(spans, rank.exposed).sum()) / max(len(at), 1)
-            for one in self.bubbles:
-                if position in one.pipeline.members:
-                    left += float(one.transfer_ns[one.pipeline.members.index(position)].mean())
+            for bubble in self.bubbles:
+                if position in bubble.pipeline.members:
+                    left += float(bubble.transfer_ns[bubble.pipeline.members.index(position)].mean())
             left_ns.append(left)
         most_ms = ms(min(left_ns) * scale)
-        return [_at_most(one, most_ms) if one.code == EXPOSED and one.cost is not None else one for one in findings]
+        return [
+            _at_most(finding, most_ms) if finding.code == EXPOSED and finding.cost is not None else finding
+            for finding in findings
+        ]
 
     def notes(self) -> list[Note]:
         """Return what might be a pipeline and is not judged, and sends that belong to none."""
@@ -83,12 +86,13 @@ class JobPipelines:
             Note(
                 "pipeline-not-judged",
                 "warn",
-                f"ranks {_listed(one.ranks)} send and receive as pipeline stages do"
-                f"{f' in process group {visible(one.group)}' if one.group else ''}, which is not judged: {one.reason}",
+                f"ranks {_listed(pipeline.ranks)} send and receive as pipeline stages do"
+                f"{f' in process group {visible(pipeline.group)}' if pipeline.group else ''}, which is not judged:"
+                f" {pipeline.reason}",
                 "record the same whole steps on every rank of the pipeline",
-                {"ranks": list(one.ranks[:64]), "reason": one.reason},
+                {"ranks": list(pipeline.ranks[:64]), "reason": pipeline.reason},
             )
-            for one in self.unjudged
+            for pipeline in self.unjudged
         ]
         n_left = sum(rank.n_point_to_point for rank in self.ranks)
         if n_left:
@@ -131,22 +135,22 @@ def job_pipelines(
     return JobPipelines(tuple(bubbles), tuple(unjudged), tuple(out), complete)
 
 
-def _summary(one: Bubble, numbers: Sequence[int]) -> PipelineSummary:
-    made = one.pipeline
+def _summary(bubble: Bubble, numbers: Sequence[int]) -> PipelineSummary:
+    made = bubble.pipeline
     ranks = [
         PipelineRank(
             rank=numbers[position],
             stages=tuple(stage for stage, at in enumerate(made.rank_of) if at == place),
-            micro_ns=round(one.rank_ns[place]),
-            busy_ns=round(float(one.busy_ns[place].mean())),
-            bubble_ns=round(float(one.bubble_ns[place].mean())),
-            transfer_ns=round(float(one.transfer_ns[place].mean())),
+            micro_ns=round(bubble.rank_ns[place]),
+            busy_ns=round(float(bubble.busy_ns[place].mean())),
+            bubble_ns=round(float(bubble.bubble_ns[place].mean())),
+            transfer_ns=round(float(bubble.transfer_ns[place].mean())),
         )
         for place, position in enumerate(made.members)
     ]
     steps = [
         PipelineStep(number, span, tuple(waits))
-        for number, span, waits in zip(made.numbers, one.span_ns.tolist(), one.bubble_ns.T.tolist(), strict=True)
+        for number, span, waits in zip(made.numbers, bubble.span_ns.tolist(), bubble.bubble_ns.T.tolist(), strict=True)
     ]
     return PipelineSummary(
         group=made.group,
@@ -154,12 +158,12 @@ def _summary(one: Bubble, numbers: Sequence[int]) -> PipelineSummary:
         schedule=made.schedule,
         n_micro=made.n_micro,
         n_chunks=made.n_chunks,
-        span_ns=round(float(one.span_ns.mean())),
-        bubble_share=round(one.share, 6),
-        transfer_share=round(one.transfer_share, 6),
-        implied_share=round(one.implied.idle_share, 6) if one.implied else None,
-        even_share=round(one.even.idle_share, 6) if one.even else None,
-        books_share=round(one.books_share, 6) if one.books_share is not None else None,
+        span_ns=round(float(bubble.span_ns.mean())),
+        bubble_share=round(bubble.share, 6),
+        transfer_share=round(bubble.transfer_share, 6),
+        implied_share=round(bubble.implied.idle_share, 6) if bubble.implied else None,
+        even_share=round(bubble.even.idle_share, 6) if bubble.even else None,
+        books_share=round(bubble.books_share, 6) if bubble.books_share is not None else None,
         n_matched=made.n_matched,
         n_unmatched=made.n_unmatched,
         ranks=tuple(ranks),

@@ -106,11 +106,11 @@ def groups_of_one(trace: Trace) -> tuple[GroupSummary, ...]:
     found = group_rows(trace, messages, single, numbers, device=True)
     base = trace.origin.base_time_ns or 0
     number = -1 if trace.origin.rank is None else trace.origin.rank
-    one = _Rank(number, found, steps.judged + base, device.comm_only + base, host_name(trace), device.name)
+    rank = _Rank(number, found, steps.judged + base, device.comm_only + base, host_name(trace), device.name)
     none = int((found.place >= 0).sum())
     judged = numbers[steps.steady] if len(steps) else numbers
-    table = _table([one], judged, [np.zeros(none, np.int64)], [np.zeros(none, bool)])
-    return _folded(list(table.values()), [one], len(judged))
+    table = _table([rank], judged, [np.zeros(none, np.int64)], [np.zeros(none, bool)])
+    return _folded(list(table.values()), [rank], len(judged))
 
 
 def _table(
@@ -125,15 +125,19 @@ def _table(
         parts = _parts(rows, rank.windows, rank.exposed, last[position], known[position])
         for code, named in enumerate(rows.groups):
             key = group_of(named, rank.number) if rank.number >= 0 else named
-            one = table.setdefault(key, _Group(key))
-            if one.members and one.members[-1] == position:
-                one.parts_ns[-1] = one.parts_ns[-1] + parts[code]
+            group = table.setdefault(key, _Group(key))
+            if group.members and group.members[-1] == position:
+                group.parts_ns[-1] = group.parts_ns[-1] + parts[code]
             else:
-                one.members.append(position)
-                one.parts_ns.append(parts[code])
-            one.n_listed = max(one.n_listed, len(set(key.ranks)), int(rows.n_members[code]))
-            _count(one, rows, (rows.group == code) & steady)
-    return {key: one for key, one in table.items() if one.n_rows or np.any(one.parts_ns)}
+                group.members.append(position)
+                group.parts_ns.append(parts[code])
+            group.n_listed = max(group.n_listed, len(set(key.ranks)), int(rows.n_members[code]))
+            _count(group, rows, (rows.group == code) & steady)
+    return {
+        key: process_group
+        for key, process_group in table.items()
+        if process_group.n_rows or np.any(process_group.parts_ns)
+    }
 
 
 def _last_starts(ranks: Sequence[RankRecord], matches: Matches) -> tuple[list[Ints], list[Mask]]:
@@ -197,22 +201,22 @@ def _covered(first: Ints, end: Ints, n: int) -> Mask:
     return np.cumsum(change)[:n] > 0
 
 
-def _count(one: _Group, rows: GroupRows, mask: Mask) -> None:
+def _count(group: _Group, rows: GroupRows, mask: Mask) -> None:
     """Add what a rank exchanges in the steady steps."""
     kind, forward, size = rows.kind[mask], rows.forward[mask], rows.size_bytes[mask]
     weight = np.maximum(size, 0) if (size > 0).any() else np.ones(len(size))
     for code in np.unique(kind).tolist():
         name = KINDS[code]
-        for table, some in ((one.kinds, kind == code), (one.forward, (kind == code) & (forward == 1))):
+        for table, some in ((group.kinds, kind == code), (group.forward, (kind == code) & (forward == 1))):
             table[name] = table.get(name, np.zeros(2)) + np.array([some.sum(), weight[some].sum()], np.float64)
     reduces = np.isin(kind, [KINDS.index("allreduce"), KINDS.index("reducescatter")]) & (forward == 1)
     if reduces.any():
-        one.repeated = max(one.repeated, int(np.unique(size[reduces], return_counts=True)[1].max()))
+        group.repeated = max(group.repeated, int(np.unique(size[reduces], return_counts=True)[1].max()))
     early = kind[forward == 1]
-    one.by_rank.append((int((early == KINDS.index("send")).sum()), int((early == KINDS.index("recv")).sum())))
-    one.sizes.append(size[size > 0])
-    one.n_rows += int(mask.sum())
-    one.phased &= not (forward < 0).any()
+    group.by_rank.append((int((early == KINDS.index("send")).sum()), int((early == KINDS.index("recv")).sum())))
+    group.sizes.append(size[size > 0])
+    group.n_rows += int(mask.sum())
+    group.phased &= not (forward < 0).any()
 
 
 def _carried(ranks: Sequence[RankRecord], match: GroupMatch, use: Mask) -> Floats:
@@ -235,11 +239,16 @@ def _folded(groups: Sequence[_Group], ranks: Sequence[_Rank], n_steps: int) -> t
     alike: dict[tuple[Role, str], list[_Group]] = {}
     for group in groups:
         alike.setdefault((_role(group, n_steps), _name(group.group)), []).append(group)
-    folds = sorted(alike.items(), key=lambda item: -sum(float(np.sum(one.parts_ns)) for one in item[1]))
+    folds = sorted(
+        alike.items(), key=lambda item: -sum(float(np.sum(process_group.parts_ns)) for process_group in item[1])
+    )
     if len(folds) > MAX_GROUPS:
         beyond = folds[MAX_GROUPS - 1 :]
         how = f"{len(beyond):,} more kinds of groups, together"
-        folds = [*folds[: MAX_GROUPS - 1], ((Role(UNKNOWN, "", how), ""), [one for _, some in beyond for one in some])]
+        folds = [
+            *folds[: MAX_GROUPS - 1],
+            ((Role(UNKNOWN, "", how), ""), [process_group for _, some in beyond for process_group in some]),
+        ]
     found = [_summary(role, name, some, ranks, n_steps) for (role, name), some in folds]
     return tuple(sorted(found, key=lambda item: (-item.exposed_ns, -item.overlapped_ns, item.role, item.name)))
 
@@ -251,20 +260,20 @@ def _name(group: ProcessGroup) -> str:
     return elide(text, MAX_NAME)
 
 
-def _role(one: _Group, n_steps: int) -> Role:
-    name = _name(one.group)
+def _role(group: _Group, n_steps: int) -> Role:
+    name = _name(group.group)
     if role := role_by_name(name):
         return Role(role, "name", "its name")
-    if not one.group.name:
+    if not group.group.name:
         return Role(UNKNOWN, "", "collectives of the host name no group: it may be several")
-    if one.n_listed == 1:
+    if group.n_listed == 1:
         return Role(UNKNOWN, "", "a group of one rank")
-    each = len(one.members) * n_steps
+    each = len(group.members) * n_steps
     kinds, forward = (
         {kind: (count / each, size / each) for kind, (count, size) in table.items()}
-        for table in (one.kinds, one.forward)
+        for table in (group.kinds, group.forward)
     )
-    return role_by_exchange(Exchanged(kinds, forward, one.repeated / n_steps, one.by_rank, one.phased))
+    return role_by_exchange(Exchanged(kinds, forward, group.repeated / n_steps, group.by_rank, group.phased))
 
 
 def _summary(role: Role, name: str, groups: Sequence[_Group], ranks: Sequence[_Rank], n_steps: int) -> GroupSummary:
@@ -294,7 +303,7 @@ def _summary(role: Role, name: str, groups: Sequence[_Group], ranks: Sequence[_R
         least_ranks=min(n_members),
         most_ranks=max(n_members),
         n_ranks=len({position for group in groups for position in group.members}),
-        n_missing=sum(max(n - len(one.members), 0) for n, one in zip(n_members, groups, strict=True)),
+        n_missing=sum(max(n - len(group.members), 0) for n, group in zip(n_members, groups, strict=True)),
         layout=layouts.pop() if len(layouts) == 1 else "",
         n_per_step=round(
             sum(group.n_rows for group in groups) / n_steps / sum(len(group.members) for group in groups), 3
@@ -320,9 +329,9 @@ def _summary(role: Role, name: str, groups: Sequence[_Group], ranks: Sequence[_R
     )
 
 
-def _link(one: _Group, ranks: Sequence[_Rank]) -> tuple[Link | None, str]:
+def _link(group: _Group, ranks: Sequence[_Rank]) -> tuple[Link | None, str]:
     """Return the link that a group's ranks share, None where the recording does not say, and how it is told."""
-    mine = [ranks[position] for position in one.members]
+    mine = [ranks[position] for position in group.members]
     names = {rank.device for rank in mine}
     if None in names:
         return None, ""
@@ -330,10 +339,10 @@ def _link(one: _Group, ranks: Sequence[_Rank]) -> tuple[Link | None, str]:
     hosts = {rank.host for rank in mine}
     if len(hosts) > 1:
         return None, "link not recorded: the group spans hosts"
-    whole = one.n_listed <= len(mine)
+    whole = group.n_listed <= len(mine)
     if hosts != {""} and whole:
         return link, "one host, and the device's name" if link else "link not recorded: the device's name does not say"
-    _, on_bus, took_ns = one.carried
+    _, on_bus, took_ns = group.carried
     if link is not None and took_ns and link.gbps > FASTEST_OTHER_GBPS < on_bus / took_ns:
         return link, "its bandwidth, more than PCIe and network cards have, and the device's name"
     return None, "link not recorded: " + ("ranks are missing" if hosts != {""} else "no host names")

@@ -34,7 +34,7 @@ Message = tuple[str, int]
 
 @dataclass(frozen=True)
 class _Slow:
-    one: GroupMatch
+    match: GroupMatch
     messages: list[Message]
     excess_ns: float
     """Per step, of all messages."""
@@ -58,23 +58,23 @@ def slow_links(job: RanksTogether) -> list[Finding]:
     return [_finding(job, slow) for slow in found if slow.exposed_ns >= MIN_SHARE * job.waits.step_ns]
 
 
-def _part(ranks: Sequence[RankRecord], numbers: Sequence[int], one: GroupMatch) -> Part | None:
+def _part(ranks: Sequence[RankRecord], numbers: Sequence[int], match: GroupMatch) -> Part | None:
     """Return what a group has in common with its equals; None where that is not known."""
-    here = [numbers[at] for at in one.members.tolist()]
-    if one.fault or (one.group.ranks and len(one.group.ranks) > len(here)):
+    here = [numbers[at] for at in match.members.tolist()]
+    if match.fault or (match.group.ranks and len(match.group.ranks) > len(here)):
         return None  # the last to come may be among the missing
-    hosts = {ranks[at].host for at in one.members.tolist()}
+    hosts = {ranks[at].host for at in match.members.tolist()}
     apart = tuple(np.diff(here).tolist())
-    return one.group.what, len(here), apart, 0 if "" in hosts else len(hosts)
+    return match.group.what, len(here), apart, 0 if "" in hosts else len(hosts)
 
 
-def _sent(one: GroupMatch, steps: Ints) -> dict[Message, Ints]:
+def _sent(match: GroupMatch, steps: Ints) -> dict[Message, Ints]:
     """Return the matches of the steady steps by operation and size; all-to-alls have a size for each rank."""
-    use = np.flatnonzero(np.isin(one.step, steps) & ~one.begins & (one.transfer_ns > 0))
+    use = np.flatnonzero(np.isin(match.step, steps) & ~match.begins & (match.transfer_ns > 0))
     out: dict[Message, list[int]] = {}
     for at in use.tolist():
-        if one.nelems[at] > 0 and "all_to_all" not in one.name[at] and "alltoall" not in one.name[at]:
-            out.setdefault((one.name[at], int(one.nelems[at])), []).append(at)
+        if match.nelems[at] > 0 and "all_to_all" not in match.name[at] and "alltoall" not in match.name[at]:
+            out.setdefault((match.name[at], int(match.nelems[at])), []).append(at)
     return {message: np.array(places, np.int64) for message, places in out.items()}
 
 
@@ -82,47 +82,47 @@ def _outliers(
     ranks: Sequence[RankRecord], some: list[tuple[GroupMatch, dict[Message, Ints]]], n_steps: int
 ) -> list[_Slow]:
     out = []
-    for one, sent in some:
+    for match, sent in some:
         slow, excess, exposed, took, usual_all = [], 0.0, 0.0, 0.0, 0.0
         n_equal = 0
         for message, places in sent.items():
-            others = [float(np.median(o.transfer_ns[s[message]])) for o, s in some if o is not one and message in s]
+            others = [float(np.median(o.transfer_ns[s[message]])) for o, s in some if o is not match and message in s]
             if not others:
                 continue
             usual = float(np.median(others))
-            mine = one.transfer_ns[places]
+            mine = match.transfer_ns[places]
             if float(np.median(mine)) < SLOWER * usual or (mine > SLOWER * usual).mean() < MOSTLY:
                 continue
             more = np.maximum(mine - usual, 0)
             slow.append(message)
             excess += float(more.sum()) / n_steps
-            exposed += float(np.minimum(more, _exposed(ranks, one, places)).sum()) / n_steps
+            exposed += float(np.minimum(more, _exposed(ranks, match, places)).sum()) / n_steps
             took, usual_all = took + float(mine.sum()), usual_all + usual * len(mine)
             n_equal = max(n_equal, len(others))
         if slow:
-            out.append(_Slow(one, slow, excess, exposed, took / usual_all, n_equal))
+            out.append(_Slow(match, slow, excess, exposed, took / usual_all, n_equal))
     return out
 
 
-def _exposed(ranks: Sequence[RankRecord], one: GroupMatch, places: Ints) -> Ints:
+def _exposed(ranks: Sequence[RankRecord], match: GroupMatch, places: Ints) -> Ints:
     """Return ns of each transfer with nothing beside it on the rank that has the least of that."""
-    least = one.transfer_ns[places].copy()
-    for column, at in enumerate(one.members.tolist()):
-        end = ranks[at].collectives.end_ns[one.index[places, column]]
-        transfer = intervals.spans(end - one.transfer_ns[places], end)
+    least = match.transfer_ns[places].copy()
+    for column, at in enumerate(match.members.tolist()):
+        end = ranks[at].collectives.end_ns[match.index[places, column]]
+        transfer = intervals.spans(end - match.transfer_ns[places], end)
         least = np.minimum(least, intervals.covered(transfer, ranks[at].exposed))
     return least
 
 
 def _finding(job: RanksTogether, slow: _Slow) -> Finding:
-    one = slow.one
-    members = one.members.tolist()
+    match = slow.match
+    members = match.members.tolist()
     here = [job.numbers[at] for at in members]
     # what all of them wait for others would not be saved
-    slack = float(job.waits.wait_ns[one.members][:, job.waits.steady].mean(axis=1).min())
+    slack = float(job.waits.wait_ns[match.members][:, job.waits.steady].mean(axis=1).min())
     name, nelems = max(slow.messages, key=lambda message: message[1])
-    label = visible(one.group.label) or "without a name"
-    which = f"{label}, group {visible(one.group.name)}" if label != one.group.name else f"group {label}"
+    label = visible(match.group.label) or "without a name"
+    which = f"{label}, group {visible(match.group.name)}" if label != match.group.name else f"group {label}"
     found = job_finding(
         job,
         SLOW_LINK,
@@ -130,7 +130,7 @@ def _finding(job: RanksTogether, slow: _Slow) -> Finding:
         f" times as long as in {format_count(slow.n_equal, 'equal group')}, {format_ns(slow.excess_ns)} more per step,"
         f" {format_share(slow.exposed_ns / max(slow.excess_ns, 1.0))} of it with nothing computed beside it",
         {
-            "group": one.group.name,
+            "group": match.group.name,
             "ranks": here[:MAX_NAMED],
             "hosts": sorted({job.ranks[at].host for at in members} - {""})[:MAX_NAMED],
             "times_as_long": round(slow.times, 3),
@@ -145,7 +145,7 @@ def _finding(job: RanksTogether, slow: _Slow) -> Finding:
         # of two one may be slow, or the other fast; without hosts the way is known by the ranks' numbers alone
         certainty="likely" if slow.n_equal > 1 else "hint",
     )
-    return replace(found, place=Place(ops=(name,), lane=f"process group {visible(one.group.name)}"))
+    return replace(found, place=Place(ops=(name,), lane=f"process group {visible(match.group.name)}"))
 
 
 def _shown(here: Sequence[int]) -> str:

@@ -239,7 +239,9 @@ def _aligned(before: Account, after: Account) -> tuple[dict[Key, _Side], dict[Ke
     return out[0], out[1]
 
 
-def _paired(before: dict[Key, _Side], after: dict[Key, _Side], one: Account, other: Account) -> dict[Key, _Pair]:
+def _paired(
+    before: dict[Key, _Side], after: dict[Key, _Side], account_before: Account, account_after: Account
+) -> dict[Key, _Pair]:
     """Return both sides of every cause; what stands where something else stood replaced it."""
     pairs: dict[Key, _Pair] = {key: (before[key], after[key]) for key in before if key in after}
     places: dict[tuple[Key, str], tuple[list[Key], list[Key]]] = defaultdict(lambda: ([], []))
@@ -253,7 +255,7 @@ def _paired(before: dict[Key, _Side], after: dict[Key, _Side], one: Account, oth
                 places[group, last.get(group, "")][i].append(key)
     for (group, _), (gone, come) in places.items():
         if group.region not in (PYTHON, REST) and _comparable(
-            [before[key] for key in gone], [after[key] for key in come], one, other
+            [before[key] for key in gone], [after[key] for key in come], account_before, account_after
         ):
             names = sorted({key.what for key in (*gone, *come)})
             key = group._replace(what="\0".join(names))
@@ -263,18 +265,18 @@ def _paired(before: dict[Key, _Side], after: dict[Key, _Side], one: Account, oth
             )
             continue
         for key in gone:
-            pairs[key] = (before[key], _nothing(other))
+            pairs[key] = (before[key], _nothing(account_after))
         for key in come:
-            pairs[key] = (_nothing(one), after[key])
+            pairs[key] = (_nothing(account_before), after[key])
     return dict(sorted(pairs.items()))
 
 
-def _comparable(gone: list[_Side], come: list[_Side], one: Account, other: Account) -> bool:
+def _comparable(gone: list[_Side], come: list[_Side], before: Account, after: Account) -> bool:
     """Return whether some causes may have replaced others: both take time of one magnitude."""
     amounts = sorted(
         (
-            sum(int(side.time_ns.sum()) for side in gone) / one.n_steps,
-            sum(int(side.time_ns.sum()) for side in come) / other.n_steps,
+            sum(int(side.time_ns.sum()) for side in gone) / before.n_steps,
+            sum(int(side.time_ns.sum()) for side in come) / after.n_steps,
         )
     )
     return amounts[0] * UNLIKELY > amounts[1]
@@ -295,8 +297,8 @@ def _shortened(pairs: dict[Key, _Pair], before: Account, after: Account) -> dict
         if key not in kept:
             small[Key(key.time_class, REST, "", "small causes")].append(pair)
     for key, some in small.items():
-        one, other = (_sum([pair[i] for pair in some]) for i in (0, 1))
-        out[key] = (replace(one, names=[key.what]), replace(other, names=[key.what]))
+        first, second = (_sum([pair[i] for pair in some]) for i in (0, 1))
+        out[key] = (replace(first, names=[key.what]), replace(second, names=[key.what]))
     return dict(sorted(out.items()))
 
 
@@ -378,22 +380,22 @@ def _classes(
 
 
 def _cause(key: Key, pair: _Pair, change: TimeChange, before: Account, after: Account) -> ChangeCause:
-    one, other = pair
+    first, second = pair
     kind: Literal["changed", "replaced", "went", "came"] = "changed"
     if "\0" in key.what:
         kind = "replaced"
-    elif not one.names:
+    elif not first.names:
         kind = "came"
-    elif not other.names:
+    elif not second.names:
         kind = "went"
-    names = set(one.parts) | set(other.parts)
+    names = set(first.parts) | set(second.parts)
     parts = [
         ChangePart(
             name,
-            round(one.parts.get(name, (0, 0))[0] / before.n_steps),
-            round(other.parts.get(name, (0, 0))[0] / after.n_steps),
-            round(one.parts.get(name, (0, 0))[1] / before.n_steps, 3),
-            round(other.parts.get(name, (0, 0))[1] / after.n_steps, 3),
+            round(first.parts.get(name, (0, 0))[0] / before.n_steps),
+            round(second.parts.get(name, (0, 0))[0] / after.n_steps),
+            round(first.parts.get(name, (0, 0))[1] / before.n_steps, 3),
+            round(second.parts.get(name, (0, 0))[1] / after.n_steps, 3),
         )
         for name in names
         if name
@@ -404,11 +406,11 @@ def _cause(key: Key, pair: _Pair, change: TimeChange, before: Account, after: Ac
         time_class=key.time_class,
         region=key.region,
         mark=key.mark,
-        what=tuple(filter(None, one.names or other.names)),
-        what_after=tuple(filter(None, other.names or one.names)),
+        what=tuple(filter(None, first.names or second.names)),
+        what_after=tuple(filter(None, second.names or first.names)),
         change=change,
-        n_before=round(one.count / before.n_steps, 3),
-        n_after=round(other.count / after.n_steps, 3),
+        n_before=round(first.count / before.n_steps, 3),
+        n_after=round(second.count / after.n_steps, 3),
         parts=tuple(parts[:MAX_PARTS]),
         of_host=key.time_class in _HOST,
         label="",

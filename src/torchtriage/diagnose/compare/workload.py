@@ -192,14 +192,14 @@ def _rows(before: Workload, after: Workload) -> Iterator[Unlike]:
 
 
 def _device(before: Workload, after: Workload) -> Iterator[Unlike]:
-    one, other = _device_text(before), _device_text(after)
+    first, second = _device_text(before), _device_text(after)
     known = (before.device and after.device) or before.vendor != after.vendor
-    if before.n_devices != after.n_devices or (known and one != other):
+    if before.n_devices != after.n_devices or (known and first != second):
         yield Unlike(
             "device",
-            f"recorded on different devices: {one} before, {other} after",
-            one,
-            other,
+            f"recorded on different devices: {first} before, {second} after",
+            first,
+            second,
             "record both runs on the same kind of device"
             + (", or compare the two kinds with --across" if before.n_devices == after.n_devices else ""),
         )
@@ -213,13 +213,13 @@ def _device_text(run: Workload) -> str:
 
 
 def _job(before: Workload, after: Workload) -> Iterator[Unlike]:
-    one, other = before.world_size or 1, after.world_size or 1
-    if one != other:
+    first, second = before.world_size or 1, after.world_size or 1
+    if first != second:
         yield Unlike(
             "ranks",
-            f"jobs of different size: {format_count(one, 'rank')} before, {other:,} after",
-            str(one),
-            str(other),
+            f"jobs of different size: {format_count(first, 'rank')} before, {second:,} after",
+            str(first),
+            str(second),
             "record both runs with the same number of ranks",
         )
 
@@ -259,18 +259,18 @@ def _model(before: Workload, after: Workload) -> Iterator[Unlike]:
     marked = before.per == after.per == "step" and not (before.served or after.served)
     if before.compiles != after.compiles and marked and not unlike:
         return  # compiled code shows no operators to go by; steps are at least marked alike
-    what, one, other = "operators", before.names, after.names
-    if (not (one and other)) or (not marked and (before.replays or after.replays) and not unlike):
-        what, one, other = "kernels", before.kernels, after.kernels
+    what, first, second = "operators", before.names, after.names
+    if (not (first and second)) or (not marked and (before.replays or after.replays) and not unlike):
+        what, first, second = "kernels", before.kernels, after.kernels
     elif before.layers and after.layers and not unlike:
         return
-    alike = _likeness(one, other)
+    alike = _likeness(first, second)
     if alike < MIN_NAMES:
         yield Unlike(
             "model",
             f"different {what}: those of the two runs are {format_share(alike)} alike",
-            _top(one, other),
-            _top(other, one),
+            _top(first, second),
+            _top(second, first),
             "record the same model in both runs",
         )
 
@@ -577,8 +577,8 @@ def _names(trace: Trace, kind: Kind) -> dict[str, float]:
     return {trace.names[code]: int(counts[code]) / n for code in np.flatnonzero(counts).tolist()}
 
 
-def _likeness(one: dict[str, float], other: dict[str, float]) -> float:
+def _likeness(first: dict[str, float], second: dict[str, float]) -> float:
     """Return the cosine of two tables of counts, their square roots compared; 1 for the same."""
-    dot = sum(math.sqrt(count * other.get(name, 0)) for name, count in one.items())
-    norm = math.sqrt(sum(one.values()) * sum(other.values()))
-    return dot / norm if norm else float(not one and not other)
+    dot = sum(math.sqrt(count * second.get(name, 0)) for name, count in first.items())
+    norm = math.sqrt(sum(first.values()) * sum(second.values()))
+    return dot / norm if norm else float(not first and not second)

@@ -109,7 +109,7 @@ class Pricing:
         # where the step without the profiler is known, the model's own steps are as long
         known = self.facts.unprofiled_step_ms is not None
         fast = [] if known else [Edit("threads", factor=1 / self.trace.origin.inflation, spans=self._near_events)]
-        replayed = [index for index, one in enumerate(out) if one is not None]
+        replayed = [index for index, replay in enumerate(out) if replay is not None]
         idle = [index for index in replayed if claims[index].time_class == "idle" and not known]
         alone = [index for index in replayed if index not in idle and self._on_device(claims[index].edits)]
         sets = [
@@ -121,17 +121,19 @@ class Pricing:
             return
         base, *savings = self.replayed.savings(sets)
         for place, index in enumerate((*idle, *alone)):
-            one, low = out[index], savings[place] - base
-            assert one is not None
+            prediction, low = out[index], savings[place] - base
+            assert prediction is not None
             if place < len(idle):
-                low, high = min(one.low_ns, low), one.high_ns
+                low, high = min(prediction.low_ns, low), prediction.high_ns
             else:
-                high = max(one.high_ns, savings[place + len(alone)] - base)
+                high = max(prediction.high_ns, savings[place + len(alone)] - base)
                 # what goes with its operator may have been slow on the host as recorded, too: only more is possible
                 dropped = any(edit.kind == "drop" for edit in claims[index].edits)
-                low = one.low_ns if dropped else max(one.low_ns, SURE_UNHIDDEN * low)
+                low = prediction.low_ns if dropped else max(prediction.low_ns, SURE_UNHIDDEN * low)
                 high = max(high, low)
-            out[index] = replace(one, low_ns=low, high_ns=high, saving_ns=min(max(one.saving_ns, low), high))
+            out[index] = replace(
+                prediction, low_ns=low, high_ns=high, saving_ns=min(max(prediction.saving_ns, low), high)
+            )
 
     def _at_best(self, edit: Edit, *, everywhere: bool) -> Edit:
         """Return the hopeful edit, else of the judged steps: taking the backlog they begin with would lengthen them."""
@@ -298,24 +300,24 @@ def answers(pricing: Pricing, questions: Sequence[WhatIf]) -> tuple[Answer, ...]
     found = dict(zip(asked, replayed.predict_many([edits[i] for i in asked]), strict=True))
     out = []
     for index, question in enumerate(questions):
-        one = found.get(index)
-        if one is None:
+        prediction = found.get(index)
+        if prediction is None:
             out.append(Answer(question.text, per, wall, reason="nothing in the recording is that"))
             continue
-        shares = one.low_ns / pricing.wall_ns, one.high_ns / pricing.wall_ns
+        shares = prediction.low_ns / pricing.wall_ns, prediction.high_ns / pricing.wall_ns
         low, high = widened(*shares, margins("replay"), pricing.noise)
         # no more than the time taken away, unless the model itself finds more
-        high = min(high, max(one.naive_ns, one.high_ns) / pricing.wall_ns)
+        high = min(high, max(prediction.naive_ns, prediction.high_ns) / pricing.wall_ns)
         out.append(
             Answer(
                 question.text,
                 per,
                 wall,
-                after_ms=ms(replayed.step_ns - one.saving_ns),
-                saving_ms=ms(one.saving_ns),
+                after_ms=ms(replayed.step_ns - prediction.saving_ns),
+                saving_ms=ms(prediction.saving_ns),
                 low_ms=ms(low * pricing.wall_ns),
                 high_ms=ms(high * pricing.wall_ns),
-                naive_ms=ms(one.naive_ns),
+                naive_ms=ms(prediction.naive_ns),
             )
         )
     return tuple(out)

@@ -52,9 +52,9 @@ def record(folder: Path, count: int, part: str | None, seed: int, jobs: int, tim
         write_index(folder, seed)
     n_kept = sum(outcome.kept for outcome in outcomes)
     click.echo(f"{len(outcomes) - n_kept - len(failed)} recorded, {n_kept} were there, {len(failed)} failed: {folder}")
-    for one in failed:
-        item = one.item
-        click.echo(f"  {item.id} {item.family} {item.mode} {item.code or 'clean'}: {one.failure}", err=True)
+    for recording in failed:
+        item = recording.item
+        click.echo(f"  {item.id} {item.family} {item.mode} {item.code or 'clean'}: {recording.failure}", err=True)
     click.get_current_context().exit(int(bool(failed)))
 
 
@@ -137,8 +137,8 @@ def fetch(folder: Path, local: Path | None, index: Path, quiet: bool) -> None:
     failed = [outcome for outcome in outcomes if outcome.failure]
     n_kept = sum(outcome.kept for outcome in outcomes)
     click.echo(f"{len(outcomes) - n_kept - len(failed)} fetched, {n_kept} were there, {len(failed)} missing: {folder}")
-    for one in failed:
-        click.echo(f"  {one.id} {one.failure}", err=True)
+    for recording in failed:
+        click.echo(f"  {recording.id} {recording.failure}", err=True)
     click.get_current_context().exit(int(bool(failed)))
 
 

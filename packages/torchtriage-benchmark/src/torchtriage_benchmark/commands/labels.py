@@ -132,16 +132,16 @@ def _ask(question: str) -> str:
     return line.rstrip("\n")
 
 
-def _tell(one: Round) -> None:
-    if one.number == 0:
-        click.echo(f"before: validation AUROC {one.validation:.4f}")
+def _tell(round_: Round) -> None:
+    if round_.number == 0:
+        click.echo(f"before: validation AUROC {round_.validation:.4f}")
         return
-    changed = "changed and, validation being worse, taken back" if one.undone else "changed"
+    changed = "changed and, validation being worse, taken back" if round_.undone else "changed"
     click.echo(
-        f"round {one.number}: {one.proposed:,} windows proposed, {one.changed:,} labels {changed}, "
-        f"{one.kept:,} kept; validation AUROC {one.validation:.4f}"
+        f"round {round_.number}: {round_.proposed:,} windows proposed, {round_.changed:,} labels {changed}, "
+        f"{round_.kept:,} kept; validation AUROC {round_.validation:.4f}"
     )
-    for reason, n in one.not_reviewed.items():
+    for reason, n in round_.not_reviewed.items():
         click.echo(f"  not reviewed, {n:,}: {reason}")
 
 
@@ -161,28 +161,28 @@ def audit(folder: Path, who: str | None, as_json: bool) -> None:
     _tell_damage(history)
     shown = [change for change in history.changes if who in (None, change.who)]
     if as_json:
-        for one in shown:
-            click.echo(json.dumps({"action": one.action, **asdict(one)}))
+        for entry in shown:
+            click.echo(json.dumps({"action": entry.action, **asdict(entry)}))
         return
     standing = {item.number for item in history.standing}
     counts = Counter((item.who, item.action) for item in shown)
     for (name, action), n in sorted(counts.items()):
         click.echo(f"{visible(name)}: {n:,} {'vetoes' if action == 'veto' else 'changes'}")
-    for one in shown:
-        click.echo(_line(one, one.number in standing or bool(one.vetoes)))
+    for entry in shown:
+        click.echo(_line(entry, entry.number in standing or bool(entry.vetoes)))
     if not shown:
         click.echo("no label was changed")
 
 
-def _line(one: Change, stands: bool) -> str:
+def _line(change: Change, stands: bool) -> str:
     from torchtriage.core.names import visible
 
-    what = f"takes back {one.vetoes}" if one.vetoes else f"confidence {one.confidence:.2f}"
+    what = f"takes back {change.vetoes}" if change.vetoes else f"confidence {change.confidence:.2f}"
     gone = "" if stands else ", taken back"
-    why = " ".join(f"{it.text} [{', '.join(it.evidence)}]".removesuffix(" []").strip() for it in one.why)
+    why = " ".join(f"{it.text} [{', '.join(it.evidence)}]".removesuffix(" []").strip() for it in change.why)
     return visible(
-        f"{one.number} {one.at} {one.who}: item {one.item} window {one.window}: "
-        f"{one.before} -> {one.after} ({what}{gone}): {why}"
+        f"{change.number} {change.at} {change.who}: item {change.item} window {change.window}: "
+        f"{change.before} -> {change.after} ({what}{gone}): {why}"
     )
 
 

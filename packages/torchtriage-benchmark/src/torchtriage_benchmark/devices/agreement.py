@@ -55,32 +55,34 @@ def pairs(readings: Sequence[Mapping[str, Label]]) -> dict[str, tuple[Label, Lab
 
 def agreements(both: Mapping[str, tuple[Label, Label]], folder: Path | None) -> Iterator[Agreement]:
     """Yield the agreement on the state, on the first fault's code, and on windows where recordings are at hand."""
-    yield _of("state", [((one["state"],), (two["state"],)) for one, two in both.values()])
+    yield _of("state", [((first["state"],), (second["state"],)) for first, second in both.values()])
     ill = {key: pair for key, pair in both.items() if pair[0]["state"] == pair[1]["state"] == "faulty"}
-    firsts = [(one["faults"][0], two["faults"][0]) for one, two in ill.values()]
-    yield _of("first fault, exact", [((one["code"],), (two["code"],)) for one, two in firsts])
-    yield _of("first fault, accepted", [((one["code"],), (_as(one, two),)) for one, two in firsts])
+    firsts = [(first["faults"][0], second["faults"][0]) for first, second in ill.values()]
+    yield _of("first fault, exact", [((first["code"],), (second["code"],)) for first, second in firsts])
+    yield _of("first fault, accepted", [((first["code"],), (_as(first, second),)) for first, second in firsts])
     if folder is not None:
         yield _of("windows", list(_windows(both, folder)))
         yield _of("windows of what both call faulty", list(_windows(ill, folder)))
 
 
-def _as(one: Mapping[str, Any], two: Mapping[str, Any]) -> str:
+def _as(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
     """Return the second fault's code, the first's where either reader accepts it for the other's."""
-    same = two["code"] in one.get("or", ()) or one["code"] in two.get("or", ())
-    return str(one["code"] if same else two["code"])
+    same = second["code"] in first.get("or", ()) or first["code"] in second.get("or", ())
+    return str(first["code"] if same else second["code"])
 
 
 def _windows(both: Mapping[str, tuple[Label, Label]], folder: Path) -> Iterator[Answers]:
-    for key, (one, two) in both.items():
-        if one["state"] not in JUDGED or two["state"] not in JUDGED:
+    for key, (first, second) in both.items():
+        if first["state"] not in JUDGED or second["state"] not in JUDGED:
             continue
         # of a job the windows of the rank that the first reader names
-        path = folder / key / f"rank{rank(one) if one.get('faults') else rank(two)}.json.gz"
+        path = folder / key / f"rank{rank(first) if first.get('faults') else rank(second)}.json.gz"
         path = path if path.exists() else folder / f"{key}{RECORDING}"
         if path.exists():
             windows_ns = judged_windows(read_trace(path))
-            marks = [faulty(windows_ns, intervals_ns(label, rank(one))).astype(str).tolist() for label in (one, two)]
+            marks = [
+                faulty(windows_ns, intervals_ns(label, rank(first))).astype(str).tolist() for label in (first, second)
+            ]
             yield marks[0], marks[1]
 
 
@@ -103,8 +105,11 @@ def main(index: Path, folder: Path) -> None:
     """Print how far the readers agree."""
     both = pairs([read_labels(path) for path in sorted((index / "readings").glob("*.toml"))])
     click.echo("| question | recordings | equal | kappa |\n|:--|--:|--:|--:|")
-    for one in agreements(both, folder if folder.exists() else None):
-        click.echo(f"| {one.asked} | {one.n} | {one.share:.2f} | {one.kappa:.2f} ({one.low:.2f}-{one.high:.2f}) |")
+    for agreement in agreements(both, folder if folder.exists() else None):
+        click.echo(
+            f"| {agreement.asked} | {agreement.n} | {agreement.share:.2f} |"
+            f" {agreement.kappa:.2f} ({agreement.low:.2f}-{agreement.high:.2f}) |"
+        )
 
 
 if __name__ == "__main__":

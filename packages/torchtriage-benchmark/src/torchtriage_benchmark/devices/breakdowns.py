@@ -51,7 +51,7 @@ class _Sums:
 
     @cached_property
     def device(self) -> Device:
-        return max(self.trace.devices, key=lambda one: intervals.length(one.busy))
+        return max(self.trace.devices, key=lambda device: intervals.length(device.busy))
 
     @property
     def idle(self) -> float:
@@ -137,9 +137,9 @@ def _above(parts: Mapping[str, tuple[float, float]], sums: _Sums, communication:
 
 
 def _system(types: Callable[[_Sums], dict[str, float]]) -> Callable[[DatasetItem], Prediction]:
-    def says(one: DatasetItem) -> Prediction:
+    def says(recording: DatasetItem) -> Prediction:
         # a recording of its own: its trace does not stay in memory
-        item = DatasetItem(one.about, one.path)
+        item = DatasetItem(recording.about, recording.path)
         windows_ns = item.windows_ns
         if not item.trace.devices:
             return Prediction((0.0,) * len(windows_ns))

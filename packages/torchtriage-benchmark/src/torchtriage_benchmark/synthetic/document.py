@@ -111,9 +111,9 @@ def _hosts(stream: Stream, run: Run, clock: Clock) -> list[Event]:
 def _flows(stream: Stream, run: Run, clock: Clock) -> list[Event]:
     """Return the arrows from forward operators to backward ones, where both are still there."""
     came: dict[int, HostRow] = {}
-    for one in run.hosts:
-        if one.op is not None and not one.op.put_in:
-            came.setdefault(round(one.op.begin_ns), one)
+    for host_row in run.hosts:
+        if host_row.op is not None and not host_row.op.put_in:
+            came.setdefault(round(host_row.op.begin_ns), host_row)
     arrows = [item for item in stream.document["traceEvents"] if item.get("cat") == "fwdbwd"]
     ends: dict[int, list[Event]] = {}
     for arrow in arrows:
@@ -186,15 +186,23 @@ def _device(stream: Stream, run: Run, clock: Clock, accelerator: Accelerator) ->
     return found
 
 
-def _call(stream: Stream, one: CallRow, clock: Clock) -> list[Event]:
-    tid = _tid(stream, one.thread)
-    args: dict[str, Any] = {"External id": one.row + 1} if one.row >= 0 else {}
-    args |= {"cbid": CALL_IDS[one.name], "correlation": one.correlation}
-    span = clock.span(one.begin, one.end)
-    call = {"ph": "X", "cat": "cuda_runtime", "name": one.name, "pid": stream.pid, "tid": tid, **span, "args": args}
+def _call(stream: Stream, call_row: CallRow, clock: Clock) -> list[Event]:
+    tid = _tid(stream, call_row.thread)
+    args: dict[str, Any] = {"External id": call_row.row + 1} if call_row.row >= 0 else {}
+    args |= {"cbid": CALL_IDS[call_row.name], "correlation": call_row.correlation}
+    span = clock.span(call_row.begin, call_row.end)
+    call = {
+        "ph": "X",
+        "cat": "cuda_runtime",
+        "name": call_row.name,
+        "pid": stream.pid,
+        "tid": tid,
+        **span,
+        "args": args,
+    }
     arrow = {
-        "ph": "s" if one.enqueues or one.waits else "f",
-        "id": one.correlation,
+        "ph": "s" if call_row.enqueues or call_row.waits else "f",
+        "id": call_row.correlation,
         "pid": stream.pid,
         "tid": tid,
         "ts": span["ts"],
@@ -204,21 +212,29 @@ def _call(stream: Stream, one: CallRow, clock: Clock) -> list[Event]:
     return [call, arrow if arrow["ph"] == "s" else arrow | {"bp": "e"}]
 
 
-def _work(one: WorkRow, clock: Clock, accelerator: Accelerator, seen: bool) -> list[Event]:
-    span = clock.span(one.begin, one.end)
-    args: dict[str, Any] = {"External id": one.row + 1} if seen and one.row >= 0 else {}
-    place = {"device": 0, "context": 1, "stream": one.stream, "correlation": one.correlation}
-    if one.work.kind == "kernel":
-        args |= {"queued": 0, **place, **_occupancy(one.work, accelerator)}
+def _work(work_row: WorkRow, clock: Clock, accelerator: Accelerator, seen: bool) -> list[Event]:
+    span = clock.span(work_row.begin, work_row.end)
+    args: dict[str, Any] = {"External id": work_row.row + 1} if seen and work_row.row >= 0 else {}
+    place = {"device": 0, "context": 1, "stream": work_row.stream, "correlation": work_row.correlation}
+    if work_row.work.kind == "kernel":
+        args |= {"queued": 0, **place, **_occupancy(work_row.work, accelerator)}
     else:
-        rate = one.work.n_bytes / max(span["dur"] * 1000, 1)
-        args |= {**place, "bytes": one.work.n_bytes, "memory bandwidth (GB/s)": rate}
-    work = {"ph": "X", "cat": one.work.kind, "name": one.work.name, "pid": 0, "tid": one.stream, **span, "args": args}
+        rate = work_row.work.n_bytes / max(span["dur"] * 1000, 1)
+        args |= {**place, "bytes": work_row.work.n_bytes, "memory bandwidth (GB/s)": rate}
+    work = {
+        "ph": "X",
+        "cat": work_row.work.kind,
+        "name": work_row.work.name,
+        "pid": 0,
+        "tid": work_row.stream,
+        **span,
+        "args": args,
+    }
     arrow = {
         "ph": "f",
-        "id": one.correlation,
+        "id": work_row.correlation,
         "pid": 0,
-        "tid": one.stream,
+        "tid": work_row.stream,
         "ts": span["ts"],
         "cat": "ac2g",
         "name": "ac2g",

@@ -108,10 +108,10 @@ def _object(chance: Random) -> str:
 
 def _pointwise(name: str, shape: Shape, *scalars: str) -> Op:
     """Return an operator of one small or large kernel over a tensor."""
-    one = _op(name, shape, *scalars, host_us=4.2)
+    op = _op(name, shape, *scalars, host_us=4.2)
     # pointwise kernels are the same everywhere
-    one.work = kernels_of(name, one.args, next(iter(ACCELERATORS.values())), Precision("float"))
-    return one
+    op.work = kernels_of(name, op.args, next(iter(ACCELERATORS.values())), Precision("float"))
+    return op
 
 
 APART_NS = 0.02
@@ -193,9 +193,9 @@ def uploads(stream: Stream, inputs: list[Shape], spots: Spots, how: str) -> None
             ops.append(_bare(Call("cudaStreamWaitEvent", takes_us=1.3, on=COMPUTE, until=SIDE)))
         side = SIDE if how == "prefetched" else COMPUTE
         for shape in inputs:
-            one = _transfer(shape, memcpy(kind, _bytes(shape)), stream=side, blocking=how in ("blocking", "pageable"))
-            one.fault = how in ("blocking", "pageable")
-            ops.append(one)
+            op = _transfer(shape, memcpy(kind, _bytes(shape)), stream=side, blocking=how in ("blocking", "pageable"))
+            op.fault = how in ("blocking", "pageable")
+            ops.append(op)
         if how == "prefetched":
             ops.append(_bare(Call("cudaEventRecord", takes_us=1.8, on=SIDE)))
         put(step, spots.after_fetch(step), ops)
@@ -278,11 +278,11 @@ def _spread(scene: Scene, n: int, make: Callable[[], list[Op]]) -> None:
 def _read(chance: Random, what: str = "item") -> Op:
     value: Shape = ((), "bool" if what == "is_nonzero" else "float")
     local = _op("aten::_local_scalar_dense", value, host_us=2.0, reads=4 if what == "item" else 1)
-    one = _op("aten::item", value, host_us=1.2, children=[local])
+    op = _op("aten::item", value, host_us=1.2, children=[local])
     if what == "is_nonzero":
-        one = _op("aten::is_nonzero", value, host_us=1.0, children=[one])
-    one.frames = (f"<built-in method {what} of {_object(chance)}>",)
-    return one
+        op = _op("aten::is_nonzero", value, host_us=1.0, children=[op])
+    op.frames = (f"<built-in method {what} of {_object(chance)}>",)
+    return op
 
 
 def _scalar_reads(scene: Scene, n: int) -> None:
@@ -367,9 +367,9 @@ def _readbacks(scene: Scene, n: int) -> None:
     def take() -> list[Op]:
         shape = scene.result
         copy = memcpy("DtoH (Device -> Pageable)", _bytes(shape))
-        one = _transfer(shape, copy, blocking=True, target="")
-        one.frames = (f"<built-in method cpu of {_object(scene.chance)}>",)
-        return [one]
+        op = _transfer(shape, copy, blocking=True, target="")
+        op.frames = (f"<built-in method cpu of {_object(scene.chance)}>",)
+        return [op]
 
     if n == 1:
         _each(scene, scene.spots.after_forward, take)

@@ -6,14 +6,14 @@ from torchtriage_benchmark.synthetic.pointwise_kernels import _elementwise
 from torchtriage_benchmark.synthetic.work import HALF, Asked, Tensor, Work
 
 
-def _rows(one: Tensor) -> int:
-    return max(one.numel // max(one.dims[-1], 1), 1) if one.dims else 1
+def _rows(tensor: Tensor) -> int:
+    return max(tensor.numel // max(tensor.dims[-1], 1), 1) if tensor.dims else 1
 
 
 def softmax_kernels(asked: Asked) -> list[Work]:
     """Return the kernels of a softmax."""
-    one = asked.tensor(0)
-    kind, last = one.dtype, one.dims[-1] if one.dims else 1
+    tensor = asked.tensor(0)
+    kind, last = tensor.dtype, tensor.dims[-1] if tensor.dims else 1
     back = "backward" in asked.name
     log = "true" if "log" in asked.name else "false"
     reads = 3 if back else 2
@@ -35,9 +35,9 @@ def softmax_kernels(asked: Asked) -> list[Work]:
             "kernel",
             name,
             f"softmax {way}",
-            reads * one.n_bytes,
-            8.0 * one.numel,
-            grid=(max(_rows(one) // 4, 1), 1, 1),
+            reads * tensor.n_bytes,
+            8.0 * tensor.numel,
+            grid=(max(_rows(tensor) // 4, 1), 1, 1),
             block=(32, 4, 1),
         )
     ]
@@ -45,8 +45,8 @@ def softmax_kernels(asked: Asked) -> list[Work]:
 
 def layer_norm_kernels(asked: Asked) -> list[Work]:
     """Return the kernels of a layer norm."""
-    one = asked.tensor(0)
-    kind = one.dtype
+    tensor = asked.tensor(0)
+    kind = tensor.dtype
     name = (
         f"void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<{kind}, float>"
         f"(int, float, {kind} const*, {kind} const*, {kind} const*, float*, float*, {kind}*)"
@@ -56,9 +56,9 @@ def layer_norm_kernels(asked: Asked) -> list[Work]:
             "kernel",
             name,
             "layer norm",
-            2 * one.n_bytes,
-            8.0 * one.numel,
-            grid=(_rows(one), 1, 1),
+            2 * tensor.n_bytes,
+            8.0 * tensor.numel,
+            grid=(_rows(tensor), 1, 1),
             block=(32, 4, 1),
             registers=38,
             shared=24,
@@ -68,8 +68,8 @@ def layer_norm_kernels(asked: Asked) -> list[Work]:
 
 def layer_norm_backward_kernels(asked: Asked) -> list[Work]:
     """Return the kernels of a layer norm backward."""
-    one = asked.tensor(0)
-    kind, rows = one.dtype, _rows(one)
+    tensor = asked.tensor(0)
+    kind, rows = tensor.dtype, _rows(tensor)
     space = "void at::native::(anonymous namespace)::"
     return [
         Work(
@@ -77,8 +77,8 @@ def layer_norm_backward_kernels(asked: Asked) -> list[Work]:
             f"{space}layer_norm_grad_input_kernel_vectorized<{kind}, float>({kind} "
             f"const*, {kind} const*, float const*, float const*, {kind} const*, {kind}*, int)",
             "layer norm grad",
-            3 * one.n_bytes,
-            12.0 * one.numel,
+            3 * tensor.n_bytes,
+            12.0 * tensor.numel,
             grid=(rows, 1, 1),
             block=(256, 1, 1),
             shared=64,
@@ -89,9 +89,9 @@ def layer_norm_backward_kernels(asked: Asked) -> list[Work]:
             f"true, true>(long, long, {kind} const*, {kind} const*, float const*, float const*, "
             f"{kind}*, {kind}*)",
             "layer norm weights",
-            2 * one.n_bytes,
-            6.0 * one.numel,
-            grid=(max(one.dims[-1] // 64, 1), max(rows // 2048, 1), 1),
+            2 * tensor.n_bytes,
+            6.0 * tensor.numel,
+            grid=(max(tensor.dims[-1] // 64, 1), max(rows // 2048, 1), 1),
             block=(64, 8, 1),
         ),
     ]
@@ -99,11 +99,11 @@ def layer_norm_backward_kernels(asked: Asked) -> list[Work]:
 
 def group_norm_kernels(asked: Asked) -> list[Work]:
     """Return the kernels of a group norm."""
-    one = asked.tensor(0)
-    kind = one.dtype
+    tensor = asked.tensor(0)
+    kind = tensor.dtype
     back = "backward" in asked.name
     space = "void at::native::(anonymous namespace)::"
-    groups = max(one.dims[0] * 8, 1)
+    groups = max(tensor.dims[0] * 8, 1)
     if back:
         return [
             Work(
@@ -111,18 +111,18 @@ def group_norm_kernels(asked: Asked) -> list[Work]:
                 f"{space}ComputeInternalGradientsCUDAKernel<{kind}>(long, {kind} const*,"
                 f" {kind} const*, float*, float*)",
                 "group norm sums",
-                2 * one.n_bytes,
-                4.0 * one.numel,
-                grid=(one.dims[0] * one.dims[1], 1, 1),
+                2 * tensor.n_bytes,
+                4.0 * tensor.numel,
+                grid=(tensor.dims[0] * tensor.dims[1], 1, 1),
                 block=(256, 1, 1),
             ),
-            _elementwise("GroupNormBackward", kind, one.numel, 4, 3 * one.n_bytes, False),
+            _elementwise("GroupNormBackward", kind, tensor.numel, 4, 3 * tensor.n_bytes, False),
             Work(
                 "kernel",
                 f"{space}GammaBetaBackwardCUDAKernel1<{kind}>(long, long, long, float "
                 f"const*, float const*, float const*, float const*, {kind}*, {kind}*)",
                 "group norm weights",
-                16 * one.dims[0] * one.dims[1],
+                16 * tensor.dims[0] * tensor.dims[1],
                 0.0,
                 block=(256, 1, 1),
             ),
@@ -132,8 +132,8 @@ def group_norm_kernels(asked: Asked) -> list[Work]:
             "kernel",
             f"{space}RowwiseMomentsCUDAKernel<{kind}>(long, float, {kind} const*, float*, float*)",
             "group norm moments",
-            one.n_bytes,
-            4.0 * one.numel,
+            tensor.n_bytes,
+            4.0 * tensor.numel,
             grid=(groups, 1, 1),
             block=(512, 1, 1),
         ),
@@ -142,21 +142,21 @@ def group_norm_kernels(asked: Asked) -> list[Work]:
             f"{space}ComputeFusedParamsCUDAKernel<{kind}>(long, long, long, float const*"
             f", float const*, {kind} const*, {kind} const*, float*, float*)",
             "group norm params",
-            8 * one.dims[0] * one.dims[1],
+            8 * tensor.dims[0] * tensor.dims[1],
             0.0,
             block=(256, 1, 1),
         ),
-        _elementwise("GroupNorm", kind, one.numel, 4, 2 * one.n_bytes, False),
+        _elementwise("GroupNorm", kind, tensor.numel, 4, 2 * tensor.n_bytes, False),
     ]
 
 
 def batch_norm_kernels(asked: Asked) -> list[Work]:
     """Return the kernels of a batch norm."""
-    one = asked.tensor(0)
-    kind = one.dtype
+    tensor = asked.tensor(0)
+    kind = tensor.dtype
     other = "__nv_bfloat16" if kind == "c10::BFloat16" else "__half" if kind in HALF else kind
-    channels = one.dims[1]
-    pixels_last = len(one.strides) > 1 and one.strides[1] != 1
+    channels = tensor.dims[1]
+    pixels_last = len(tensor.strides) > 1 and tensor.strides[1] != 1
     # one block a channel, or as many as fit where channels come last
     blocks = channels if pixels_last else 2 * asked.accelerator.n_sms
     if "cudnn" not in asked.name:
@@ -171,9 +171,9 @@ def batch_norm_kernels(asked: Asked) -> list[Work]:
                 "kernel",
                 name,
                 "batch norm",
-                2 * one.n_bytes,
-                4.0 * one.numel,
-                grid=(blocks, max(one.dims[0] // 2, 1), 1),
+                2 * tensor.n_bytes,
+                4.0 * tensor.numel,
+                grid=(blocks, max(tensor.dims[0] // 2, 1), 1),
                 block=(128, 1, 1),
             )
         ]
@@ -192,8 +192,8 @@ def batch_norm_kernels(asked: Asked) -> list[Work]:
             "kernel",
             name,
             f"batch norm {way}",
-            reads * one.n_bytes,
-            10.0 * one.numel,
+            reads * tensor.n_bytes,
+            10.0 * tensor.numel,
             grid=(blocks, 1, 1),
             block=(512, 1, 1),
             registers=40,
@@ -204,21 +204,21 @@ def batch_norm_kernels(asked: Asked) -> list[Work]:
 
 def sampled_kernels(asked: Asked) -> list[Work]:
     """Pooling and interpolation."""
-    one = max(asked.flat, key=lambda each: each.numel)
+    tensor = max(asked.flat, key=lambda each: each.numel)
     up = "upsample" in asked.name
     name = (
-        f"void at::native::(anonymous namespace)::{asked.base}_out_cuda_frame<{one.dtype}, "
-        f"{one.dtype}>({one.dtype} const*, {one.dtype}*, int, int, int, int)"
+        f"void at::native::(anonymous namespace)::{asked.base}_out_cuda_frame<{tensor.dtype}, "
+        f"{tensor.dtype}>({tensor.dtype} const*, {tensor.dtype}*, int, int, int, int)"
     )
-    moved = one.n_bytes * (5 if up and "backward" not in asked.name else 1.4)
+    moved = tensor.n_bytes * (5 if up and "backward" not in asked.name else 1.4)
     return [
         Work(
             "kernel",
             name,
             f"sample {asked.base}",
             int(moved),
-            4.0 * one.numel,
-            grid=(max(one.numel // 256, 1), 1, 1),
+            4.0 * tensor.numel,
+            grid=(max(tensor.numel // 256, 1), 1, 1),
             block=(256, 1, 1),
         )
     ]

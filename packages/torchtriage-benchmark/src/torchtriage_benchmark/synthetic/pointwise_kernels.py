@@ -87,8 +87,8 @@ def pointwise_kernels(asked: Asked) -> list[Work]:
 
 def fill_kernels(asked: Asked) -> list[Work]:
     """Return the kernels of a fill."""
-    one = asked.flat[0]
-    return [_elementwise("fill", one.dtype, one.numel, 1, one.n_bytes, True)]
+    tensor = asked.flat[0]
+    return [_elementwise("fill", tensor.dtype, tensor.numel, 1, tensor.n_bytes, True)]
 
 
 def copy_kernels(asked: Asked) -> list[Work]:
@@ -104,8 +104,8 @@ def copy_kernels(asked: Asked) -> list[Work]:
 
 def reduce_kernels(asked: Asked) -> list[Work]:
     """Return the kernels of a reduce."""
-    one = max(asked.flat, key=lambda each: each.numel)
-    kind = one.dtype.removesuffix(" int")
+    tensor = max(asked.flat, key=lambda each: each.numel)
+    kind = tensor.dtype.removesuffix(" int")
     how = {
         "mean": "MeanOps<K, float, float, K>",
         "linalg_vector_norm": "NormTwoOps<K, float, K>",
@@ -125,9 +125,9 @@ def reduce_kernels(asked: Asked) -> list[Work]:
             "kernel",
             name,
             f"reduce {asked.base}",
-            one.n_bytes,
-            2.0 * one.numel,
-            grid=(max(-(-one.numel // 4096), 1), 1, 1),
+            tensor.n_bytes,
+            2.0 * tensor.numel,
+            grid=(max(-(-tensor.numel // 4096), 1), 1, 1),
             block=(32, 16, 1),
             shared=16,
         )
@@ -136,19 +136,19 @@ def reduce_kernels(asked: Asked) -> list[Work]:
 
 def loss_kernels(asked: Asked) -> list[Work]:
     """Pointwise loss, then its mean."""
-    one = max(asked.flat, key=lambda each: each.numel)
+    tensor = max(asked.flat, key=lambda each: each.numel)
     kernels = pointwise_kernels(asked)
     if "backward" in asked.name:
         return kernels
-    mean = replace(asked, name="aten::mean", flat=[one])
+    mean = replace(asked, name="aten::mean", flat=[tensor])
     return [*kernels, *reduce_kernels(mean)]
 
 
 def nll_kernels(asked: Asked) -> list[Work]:
     """Return the kernels of a nll."""
-    one = max(asked.flat, key=lambda each: each.numel)
+    tensor = max(asked.flat, key=lambda each: each.numel)
     way = "backward" if "backward" in asked.name else "forward"
-    kind = one.dtype
+    kind = tensor.dtype
     return [
         Work(
             "kernel",
@@ -156,9 +156,9 @@ def nll_kernels(asked: Asked) -> list[Work]:
             f"kernel_2d<{kind}, float, long>({kind}*, {kind}*, {kind} const*, long const*, "
             f"{kind} const*, bool, long, long, long, long)",
             "reduce nll",
-            one.n_bytes if way == "backward" else one.n_bytes // 4,
-            2.0 * one.numel,
-            grid=(max(one.dims[0] // 32, 1), 1, 1),
+            tensor.n_bytes if way == "backward" else tensor.n_bytes // 4,
+            2.0 * tensor.numel,
+            grid=(max(tensor.dims[0] // 32, 1), 1, 1),
             block=(32, 1, 1),
         )
     ]
@@ -208,19 +208,19 @@ def gathered_kernels(asked: Asked) -> list[Work]:
 
 def embedding_backward_kernels(asked: Asked) -> list[Work]:
     """Return the kernels of an embedding backward."""
-    one = asked.tensor(0)
+    tensor = asked.tensor(0)
     name = (
-        f"void at::native::(anonymous namespace)::compute_grad_weight<{one.dtype}, long>(long*, "
-        f"{one.dtype} const*, long*, long, long, long*, long, float*, long)"
+        f"void at::native::(anonymous namespace)::compute_grad_weight<{tensor.dtype}, long>(long*, "
+        f"{tensor.dtype} const*, long*, long, long, long*, long, float*, long)"
     )
     return [
         Work(
             "kernel",
             name,
             "embedding grad",
-            3 * one.n_bytes,
-            2.0 * one.numel,
-            grid=(max(one.numel // 4096, 1), 1, 1),
+            3 * tensor.n_bytes,
+            2.0 * tensor.numel,
+            grid=(max(tensor.numel // 4096, 1), 1, 1),
             block=(128, 1, 1),
         )
     ]
@@ -239,9 +239,9 @@ def make_kernels(asked: Asked) -> list[Work]:
 
 def random_kernels(asked: Asked) -> list[Work]:
     """Return the kernels of a random."""
-    one = max(asked.flat, key=lambda each: each.numel)
+    tensor = max(asked.flat, key=lambda each: each.numel)
     name = (
-        f"void at::native::(anonymous namespace)::fused_dropout_kernel_vec<{one.dtype}, float, "
+        f"void at::native::(anonymous namespace)::fused_dropout_kernel_vec<{tensor.dtype}, float, "
         "unsigned int, 1, 4, bool>(at::cuda::detail::TensorInfo<float const, unsigned int>)"
     )
     return [
@@ -249,9 +249,9 @@ def random_kernels(asked: Asked) -> list[Work]:
             "kernel",
             name,
             "dropout",
-            2 * one.n_bytes + one.numel,
-            20.0 * one.numel,
-            grid=(max(-(-one.numel // 1024), 1), 1, 1),
+            2 * tensor.n_bytes + tensor.numel,
+            20.0 * tensor.numel,
+            grid=(max(-(-tensor.numel // 1024), 1), 1, 1),
             block=(256, 1, 1),
         )
     ]

@@ -108,9 +108,9 @@ def _items(chance: Random) -> Iterator[SyntheticItem]:
     eager = plan(SOURCES, SOURCES_SEED)
     bases = [item for item in eager if not item.code and item.batch > 1]
     twins: dict[str, list[Item]] = {}
-    for one in eager:
-        if one.code in RECORDED:
-            twins.setdefault(one.twin, []).append(one)
+    for twin in eager:
+        if twin.code in RECORDED:
+            twins.setdefault(twin.twin, []).append(twin)
     taken: Counter[str] = Counter()
     number = 0
     while True:
@@ -167,8 +167,8 @@ def _group(
         return
     if recorded:
         number += 1
-        one = chance.choice(recorded)
-        yield replace(clean, id=f"s{number:04d}", source=one.id, code=one.code, severity=one.severity)
+        recording = chance.choice(recorded)
+        yield replace(clean, id=f"s{number:04d}", source=recording.id, code=recording.code, severity=recording.severity)
     if chance.random() < 0.4:
         number += 1
         yield replace(clean, id=f"s{number:04d}", lookalike=chance.choice(list(LOOKALIKES)))

@@ -134,14 +134,14 @@ class Asked:
 
     def tensor(self, at: int) -> Tensor:
         """Return one input that has to be a tensor."""
-        one = self.inputs[at]
-        assert isinstance(one, Tensor), (self.name, at)
-        return one
+        tensor = self.inputs[at]
+        assert isinstance(tensor, Tensor), (self.name, at)
+        return tensor
 
     def has(self, at: int) -> bool:
         """Whether an input is a tensor with elements."""
-        one = self.inputs[at] if at < len(self.inputs) else None
-        return isinstance(one, Tensor) and len(one.dims) > 0
+        value = self.inputs[at] if at < len(self.inputs) else None
+        return isinstance(value, Tensor) and len(value.dims) > 0
 
     def numbers(self, at: int) -> list[int]:
         """Return a recorded list of numbers."""

@@ -69,8 +69,8 @@ def boosted_trees(seed: int = 0) -> Train:
     def train(learn: Sequence[Labelled], tune: Sequence[Labelled]) -> Judge:
         trees = fit_trees(learn, tune, seed=seed)
 
-        def judge(one: Labelled) -> Judged:
-            rows = window_rows(one)
+        def judge(recording: Labelled) -> Judged:
+            rows = window_rows(recording)
             usual = np.zeros(len(rows), np.bool_)
             return Judged(trees.probability(rows), trees.types(rows), usual)
 
@@ -147,9 +147,9 @@ class Findings:
         missing = [at for at in wanted if (item.id, at) not in self._known]
         if missing:
             # a recording of its own: its trace does not stay in memory
-            one = DatasetItem(item.about, item.path)
-            trace = one.trace
-            findings, codes = diagnose(trace, Options(step_ms=one.step_ms)).findings, applicable(trace)
+            recording = DatasetItem(item.about, item.path)
+            trace = recording.trace
+            findings, codes = diagnose(trace, Options(step_ms=recording.step_ms)).findings, applicable(trace)
             for at in missing:
                 begin_ns, end_ns = item.windows_ns[at].tolist()
                 self._known[(item.id, at)] = gather(
@@ -310,15 +310,15 @@ def _proposals(
         judged += [(item, others(item)) for item in learn if _family(item) in away]
     closed = history.closed
     found = []
-    for one, said in judged:
-        for window, (label, likely) in enumerate(zip(one.labels, said.probability.tolist(), strict=True)):
-            key = (one.id, window)
+    for recording, said in judged:
+        for window, (label, likely) in enumerate(zip(recording.labels, said.probability.tolist(), strict=True)):
+            key = (recording.id, window)
             shares = [share for code, share in said.types[window].items() if code != label]
             another = likely * max(shares, default=0.0)
             apart = likely if label == NONE else max(1 - likely, another)
             stale = key in seen and abs(seen[key] - likely) < settings.moved
             if apart > 0.5 and key not in closed and not stale:
-                found.append(_Proposal(one, window, apart, likely, said.types[window]))
+                found.append(_Proposal(recording, window, apart, likely, said.types[window]))
     found.sort(key=lambda item: (-item.apart, item.item.id, item.window))
     return found[: settings.windows]
 

@@ -77,10 +77,10 @@ def said(probability: Floats, types: Sequence[Mapping[str, float]], enough: floa
 def detector_says(detector: Detector) -> System:
     """Return a trained detector as a system."""
 
-    def says(one: Example) -> Prediction:
-        made_up = one.about.get("part") == SYNTHETIC
-        judged = detector.judge(one.features, made_up=made_up)
-        expert = detector.experts.get(domain_of(one.features))
+    def says(example: Example) -> Prediction:
+        made_up = example.about.get("part") == SYNTHETIC
+        judged = detector.judge(example.features, made_up=made_up)
+        expert = detector.experts.get(domain_of(example.features))
         limits = expert.account if expert and expert.account and not made_up else expert
         return said(judged.probability, judged.types, limits.enough if limits else np.inf)
 
@@ -108,8 +108,8 @@ def _network(found: Sequence[Example], seed: int) -> System:
     sure = [pooled(likely(scores), types) for scores, types in judged]
     enough = dividing([max(item.values(), default=0.0) for item in sure], tune)
 
-    def says(one: Example) -> Prediction:
-        scores, types = judge(one)
+    def says(example: Example) -> Prediction:
+        scores, types = judge(example)
         return said(likely(scores), types, enough)
 
     return says
@@ -117,7 +117,7 @@ def _network(found: Sequence[Example], seed: int) -> System:
 
 def _rules(_found: Sequence[Example], _seed: int) -> System:
     # a recording of its own: its trace does not stay in memory
-    return lambda one: rules(DatasetItem(one.about, one.path))
+    return lambda example: rules(DatasetItem(example.about, example.path))
 
 
 # -- rules and detector --------------------------------------------------------------------------
@@ -143,7 +143,7 @@ def both(
         return _together(detector, here[0], judged, by_rules)
 
     parts = {domain: together(domain) for domain in detector.experts}
-    return lambda one: parts[domain_of(one.features)](one)
+    return lambda example: parts[domain_of(example.features)](example)
 
 
 def _together(
@@ -186,8 +186,8 @@ def _together(
     share = max(np.linspace(0.1, 0.9, 9).tolist(), key=right)
     enough = dividing([max(mixed(*opinion, share).values(), default=0.0) for opinion in opinions], tune)
 
-    def system(one: Example) -> Prediction:
-        judged, rule = detector.judge(one.features, made_up=True), by_rules(one)
+    def system(example: Example) -> Prediction:
+        judged, rule = detector.judge(example.features, made_up=True), by_rules(example)
         likely, own = opinion(judged, rule)
         types = mixed(judged, rule, own, share)
         speaks = max(types.values(), default=0.0) > enough
@@ -229,7 +229,7 @@ def _alone(looks: Callable[[Sequence[Example]], Look]) -> Callable[[Sequence[Exa
         trees = fit_trees(train, tune, seed=seed, look=look)
         sure = [pooled(trees.probability(look(item)), trees.types(look(item))) for item in tune]
         enough = dividing([max(item.values(), default=0.0) for item in sure], tune)
-        return lambda one: said(trees.probability(look(one)), trees.types(look(one)), enough)
+        return lambda example: said(trees.probability(look(example)), trees.types(look(example)), enough)
 
     return made
 
@@ -237,13 +237,13 @@ def _alone(looks: Callable[[Sequence[Example]], Look]) -> Callable[[Sequence[Exa
 def _names(train: Sequence[Example]) -> Look:
     """Return which names are in a window, whatever their times and numbers."""
     counts = np.zeros(BUCKETS)
-    for one in train:
-        counts += np.bincount(one.looked["kind_names"][:, :, 0].ravel(), minlength=BUCKETS)
+    for recording in train:
+        counts += np.bincount(recording.looked["kind_names"][:, :, 0].ravel(), minlength=BUCKETS)
     counts[0] = 0
     chosen = np.argsort(-counts, kind="stable")[:_NAMES]
 
-    def look(one: Example) -> Rows:
-        names = one.looked["kind_names"][:, :, 0]
+    def look(example: Example) -> Rows:
+        names = example.looked["kind_names"][:, :, 0]
         there = np.zeros((len(names), BUCKETS), np.float32)
         there[np.arange(len(names))[:, None], names] = 1
         return there[:, chosen]
@@ -255,10 +255,10 @@ def _durations(_train: Sequence[Example]) -> Look:
     """Return how long windows and what is in them last, whatever it is."""
     places = [NAMES.index(name) for name in _DURATIONS]
 
-    def look(one: Example) -> Rows:
-        length = np.log((one.windows_ns[:, 1] - one.windows_ns[:, 0]).astype(np.float32) + 1)
+    def look(example: Example) -> Rows:
+        length = np.log((example.windows_ns[:, 1] - example.windows_ns[:, 0]).astype(np.float32) + 1)
         beside = length - np.median(length)
-        return np.column_stack([one.features[:, places], length, beside]).astype(np.float32)
+        return np.column_stack([example.features[:, places], length, beside]).astype(np.float32)
 
     return look
 
@@ -319,8 +319,8 @@ def _without_labels(made: Callable[[Rows, int], Score]) -> Callable[[Sequence[Ex
         slope, offset = calibrated(scores, tune, "recordings")
         limit = dividing([suspicion(score) for score in scores], tune)
 
-        def says(one: Example) -> Prediction:
-            found_ = score(one.features)
+        def says(example: Example) -> Prediction:
+            found_ = score(example.features)
             likely = 1 / (1 + np.exp(-np.clip(slope * found_ + offset, -50, 50)))
             types = {_UNKNOWN: suspicion(likely)} if suspicion(found_) > limit else {}
             return Prediction(tuple(likely.tolist()), types)
@@ -365,15 +365,15 @@ def _multiple_instance(found: Sequence[Example], seed: int) -> System:
             weights = weights - 0.002 * step
             bias = bias - 0.01 * error
 
-    def margins(one: Example) -> Floats:
-        return scale(one.features) / 4 @ weights + bias
+    def margins(example: Example) -> Floats:
+        return scale(example.features) / 4 @ weights + bias
 
     tuned = [margins(item).max(axis=1) for item in tune]
     slope_, offset = calibrated(tuned, tune, "recordings")
     limit = dividing([suspicion(item) for item in tuned], tune)
 
-    def says(one: Example) -> Prediction:
-        scores = margins(one)
+    def says(example: Example) -> Prediction:
+        scores = margins(example)
         worst = scores.max(axis=1)
         likely = 1 / (1 + np.exp(-np.clip(slope_ * worst + offset, -50, 50)))
         types: dict[str, float] = {}

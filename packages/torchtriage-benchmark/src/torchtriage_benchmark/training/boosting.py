@@ -55,9 +55,9 @@ Look = Callable[[Example], NDArray[np.float32]]
 """What is learned from: float32[windows, columns] of a recording."""
 
 
-def window_rows(one: Example) -> NDArray[np.float32]:
+def window_rows(example: Example) -> NDArray[np.float32]:
     """Return the features that the detector learns from."""
-    return one.features
+    return example.features
 
 
 def fit(train: Sequence[Example], tune: Sequence[Example], *, seed: int = 0, labels: Labels = "windows") -> Detector:

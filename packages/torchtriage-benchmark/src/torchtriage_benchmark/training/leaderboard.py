@@ -58,7 +58,7 @@ def _named(detector: Detector, found: Sequence[Example], group: str) -> float:
     """Return the share of faulty recordings whose type is right, however sure it is."""
     faulty = [item for item in recorded(found, group) if item.code]
     judged = [detector.judge(item.features) for item in faulty]
-    told = [pooled(one.probability, one.types) for one in judged]
+    told = [pooled(prediction.probability, prediction.types) for prediction in judged]
     named = [max(types, key=types.__getitem__, default="") for types in told]
     return sum(name == item.code for name, item in zip(named, faulty, strict=True)) / max(len(named), 1)
 

@@ -70,9 +70,9 @@ def network(train: Sequence[Example], *, seed: int = 0) -> Network:
                 schedule.step()
         encoder.eval()
 
-    def judge(one: Example) -> tuple[Floats, tuple[dict[str, float], ...]]:
+    def judge(example: Example) -> tuple[Floats, tuple[dict[str, float], ...]]:
         with torch.inference_mode():
-            scores, types = encoder(*_tensors(one))
+            scores, types = encoder(*_tensors(example))
             shares = torch.softmax(types, dim=1).numpy()
         told = tuple(dict(zip(codes, row.tolist(), strict=True)) for row in shares)
         return scores.double().numpy(), told
@@ -80,14 +80,14 @@ def network(train: Sequence[Example], *, seed: int = 0) -> Network:
     return judge
 
 
-def _tensors(one: Example) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _tensors(example: Example) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return buckets int64[windows, kinds, 2], families int64[windows, kinds] and values."""
     import torch
 
-    values = one.looked["kind_values"].astype(np.float32)
+    values = example.looked["kind_values"].astype(np.float32)
     family = values[:, :, VALUES.index("category")].astype(np.int64)
     numbers = values[:, :, : len(_SCALE)] / np.array(_SCALE, np.float32)
-    names = one.looked["kind_names"].astype(np.int64)
+    names = example.looked["kind_names"].astype(np.int64)
     return torch.from_numpy(names), torch.from_numpy(family), torch.from_numpy(numbers)
 
 

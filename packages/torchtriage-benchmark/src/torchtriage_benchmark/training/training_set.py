@@ -70,8 +70,8 @@ class Example(DatasetItem):
 
     def _look(self) -> dict[str, Any]:
         # a recording of its own: its trace does not stay in memory
-        one = DatasetItem(self.about, self.path)
-        trace, windows_ns = one.trace, one.windows_ns
+        recording = DatasetItem(self.about, self.path)
+        trace, windows_ns = recording.trace, recording.windows_ns
         return {
             "windows_ns": windows_ns,
             "features": window_features(trace, windows_ns),
@@ -106,8 +106,8 @@ def examples(folder: Path, *, jobs: int = 1, report: Callable[[int], None] = lam
     """
     found = [Example(item.about, item.path) for item in dataset_items(folder)]
     if jobs == 1:
-        for done, one in enumerate(found, 1):
-            _ = one.looked
+        for done, example in enumerate(found, 1):
+            _ = example.looked
             report(done)
         return found
     with ProcessPoolExecutor(jobs) as pool:
@@ -137,16 +137,16 @@ def recorded(found: Sequence[Example], split: str) -> list[Example]:
 def data_hash(found: Sequence[Example]) -> str:
     """Return what tells one set of recordings from another: their checksums and labels."""
     said = hashlib.sha256()
-    for one in sorted(found, key=lambda item: item.id):
+    for example in sorted(found, key=lambda item: item.id):
         # of what others publish the content counts, not how it is packed
-        content = one.about.get("content_sha256", one.about["sha256"])
-        text = f"{one.id} {content} {' '.join(one.codes)}\n"
+        content = example.about.get("content_sha256", example.about["sha256"])
+        text = f"{example.id} {content} {' '.join(example.codes)}\n"
         said.update(text.encode())
     return said.hexdigest()[:32]
 
 
-def _look(one: Example) -> None:
-    _ = one.looked
+def _look(example: Example) -> None:
+    _ = example.looked
 
 
 @cache

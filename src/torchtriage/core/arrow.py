@@ -165,7 +165,7 @@ def _fill_schema(out: Any, formats: str | Mapping[str, str], name: str = "", *, 
 
 
 def _fill_array(out: Any, length: int, buffers: list[Any], *, n_null: int = 0, held: Any = None) -> None:
-    addresses = (c_void_p * len(buffers))(*(None if one is None else one.ctypes.data for one in buffers))
+    addresses = (c_void_p * len(buffers))(*(None if buffer is None else buffer.ctypes.data for buffer in buffers))
     out.length, out.null_count, out.n_buffers = length, n_null, len(buffers)
     out.buffers = ctypes.cast(addresses, POINTER(c_void_p))
     out.release = _RELEASE_ARRAY
@@ -205,7 +205,9 @@ class _Source:
 
     def __init__(self, n_rows: int, formats: Mapping[str, str], columns: Mapping[str, Values]) -> None:
         self.n_rows, self.formats = n_rows, formats
-        self.columns = [(one, None if one.texts is None else _text_buffers(one.texts)) for one in columns.values()]
+        self.columns = [
+            (column, None if column.texts is None else _text_buffers(column.texts)) for column in columns.values()
+        ]
         self.at = 0
         self.error = b""
 
@@ -221,8 +223,8 @@ class _Source:
         out = _Array.from_address(address)
         rows = slice(self.at, min(self.at + BATCH_ROWS, self.n_rows))
         children = [_Array() for _ in self.columns]
-        for child, (one, table) in zip(children, self.columns, strict=True):
-            _fill_column(child, one, rows, table)
+        for child, (column, table) in zip(children, self.columns, strict=True):
+            _fill_column(child, column, rows, table)
         out.children = (POINTER(_Array) * len(children))(*map(ctypes.pointer, children))
         out.n_children = len(children)
         _fill_array(out, rows.stop - rows.start, [None], held=(children, out.children))

@@ -75,7 +75,7 @@ class Table:
         columns = [self.values(name) for name in self._kinds]
         for first in range(0, len(self), size):
             rows = slice(first, first + size)
-            yield [_objects(one, rows) for one in columns]
+            yield [_objects(column, rows) for column in columns]
 
     def __arrow_c_schema__(self) -> object:  # noqa: D105
         return schema_capsule(self._kinds)
@@ -88,7 +88,7 @@ def _objects(values: Values, rows: slice) -> list[Any]:
     data, valid, texts = values
     out = data[rows].tolist() if texts is None else [texts[code] for code in data[rows].tolist()]
     if valid is not None:
-        out = [one if known else None for one, known in zip(out, valid[rows].tolist(), strict=True)]
+        out = [value if known else None for value, known in zip(out, valid[rows].tolist(), strict=True)]
     return out
 
 
@@ -138,8 +138,8 @@ def stored(found: Any, kind: str, n_rows: int) -> Values:
         data = np.array([-1 if text is None else codes.setdefault(text, len(codes)) for text in found], np.int32)
         return coded(data, tuple(codes))
     if isinstance(found, list):
-        valid = np.array([one is not None for one in found], bool)
-        found = np.ma.masked_array([_EMPTY[kind] if one is None else one for one in found], ~valid)
+        valid = np.array([value is not None for value in found], bool)
+        found = np.ma.masked_array([_EMPTY[kind] if value is None else value for value in found], ~valid)
     mask = np.ma.getmaskarray(found) if isinstance(found, np.ma.MaskedArray) else None
     values = np.ascontiguousarray(np.ma.getdata(found), kind)
     return Values(values, ~mask if mask is not None and mask.any() else None)

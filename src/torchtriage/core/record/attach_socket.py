@@ -223,8 +223,8 @@ def _stacks(*_: Any) -> Answer:
         name = names.get(ident, "")
         if not name.startswith(OWN):
             frames = [
-                {"name": one.f_code.co_name, "filename": one.f_code.co_filename, "line": one.f_lineno or 0}
-                for one in callers(frame)
+                {"name": caller.f_code.co_name, "filename": caller.f_code.co_filename, "line": caller.f_lineno or 0}
+                for caller in callers(frame)
             ]
             threads.append({"thread_name": name, "frames": frames})
     return {"threads": threads}

@@ -197,14 +197,14 @@ def _outputs(output: Any, most: int) -> Iterator[torch.Tensor]:
     """Yield the first tensors of a module's output that a backward pass can begin at."""
     todo = [output]
     while todo and most:
-        one = todo.pop()
-        if getattr(one, "grad_fn", None) is not None:
+        value = todo.pop()
+        if getattr(value, "grad_fn", None) is not None:
             most -= 1
-            yield one
-        elif isinstance(one, dict):
-            todo += reversed(list(one.values())[:most])
-        elif isinstance(one, (tuple, list)):
-            todo += reversed(one[:most])
+            yield value
+        elif isinstance(value, dict):
+            todo += reversed(list(value.values())[:most])
+        elif isinstance(value, (tuple, list)):
+            todo += reversed(value[:most])
 
 
 def phase_of(stack: Iterable[FrameType]) -> int:

@@ -23,10 +23,10 @@ class RankCorrelation(NamedTuple):
     high: float
 
 
-def rank_correlation(one: Floats, other: Floats) -> RankCorrelation:
+def rank_correlation(first: Floats, second: Floats) -> RankCorrelation:
     """Return Spearman's rho of pairs, ties at their mean rank, with a 95 % interval.
 
-    ``one``, ``other`` : float64[n], pairs, which must be independent: one for each model, not one for each step.
+    ``first``, ``second`` : float64[n], pairs, which must be independent: one for each model, not one for each step.
 
     Raises ValueError: fewer than ``MIN_PAIRS`` pairs, values that are not finite, or a side that is constant.
 
@@ -34,16 +34,16 @@ def rank_correlation(one: Floats, other: Floats) -> RankCorrelation:
     23-28. Coverage falls short where ``|rho|`` exceeds 0.9; ties, as counts of graphs have many, make it somewhat less
     precise.
     """
-    if len(one) != len(other) or len(one) < MIN_PAIRS:
-        raise ValueError(f"expected {MIN_PAIRS} or more pairs, found {min(len(one), len(other))}")
-    if not (np.isfinite(one).all() and np.isfinite(other).all()):
+    if len(first) != len(second) or len(first) < MIN_PAIRS:
+        raise ValueError(f"expected {MIN_PAIRS} or more pairs, found {min(len(first), len(second))}")
+    if not (np.isfinite(first).all() and np.isfinite(second).all()):
         raise ValueError("expected finite values")
-    ranks = [mean_ranks(one), mean_ranks(other)]
+    ranks = [mean_ranks(first), mean_ranks(second)]
     if any(np.ptp(each) == 0 for each in ranks):
         raise ValueError("all values of one side are equal")
     rho = float(np.clip(np.corrcoef(ranks[0], ranks[1])[0, 1], -1.0, 1.0))
     if abs(rho) > 1 - 1e-12:
         return RankCorrelation(rho, rho, rho)
-    error = Z * math.sqrt((1 + rho**2 / 2) / (len(one) - 3))
+    error = Z * math.sqrt((1 + rho**2 / 2) / (len(first) - 3))
     middle = math.atanh(rho)
     return RankCorrelation(rho, math.tanh(middle - error), math.tanh(middle + error))

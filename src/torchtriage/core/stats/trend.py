@@ -49,8 +49,8 @@ def sen_slope(x: Floats, y: Floats, *, z: float = 1.96) -> Slope:
     n = len(x)
     if n < 3:
         return Slope(float("nan"), float("nan"), float("nan"))
-    one, other = np.triu_indices(n, 1)
-    slopes = np.sort((y[other] - y[one]) / (x[other] - x[one]))
+    first, second = np.triu_indices(n, 1)
+    slopes = np.sort((y[second] - y[first]) / (x[second] - x[first]))
     apart = z * np.sqrt(n * (n - 1) * (2 * n + 5) / 18.0)
     low = int(max((len(slopes) - apart) / 2, 0))
     high = min(len(slopes) - 1, len(slopes) - 1 - low)

@@ -164,11 +164,11 @@ def _parts(trace: Trace, rows: Ints, op: Ints, multiplies: Mask, dur: Floats) ->
     gradient = multiplies & both[op]
     which = np.where(gradient & trace.matches(rows, _OF_INPUT), 1, 0)
     which[gradient & trace.matches(rows, _OF_WEIGHT)] = 2
-    _, one = np.unique(op * 2 + multiplies, return_inverse=True)
-    kinds, half = np.unique(one * 3 + which, return_inverse=True)
-    n_kinds = np.bincount(kinds // 3)[one] if len(one) else one
+    _, pair = np.unique(op * 2 + multiplies, return_inverse=True)
+    kinds, half = np.unique(pair * 3 + which, return_inverse=True)
+    n_kinds = np.bincount(kinds // 3)[pair] if len(pair) else pair
     halved = n_kinds == 2
-    group = np.where(halved, half, len(kinds) + one)
+    group = np.where(halved, half, len(kinds) + pair)
     return dur / np.bincount(group, weights=dur)[group] / np.where(halved, 2, 1)
 
 

@@ -80,10 +80,10 @@ def find_rank(traces: Iterable[Trace], rank: int) -> Trace:
     where = ""
     for trace in traces:
         where = where or trace.report.path
-        for one in (trace,) if trace.origin.rank == rank else split_ranks(trace):
-            if one.origin.rank == rank:
-                return one
-            seen.add(one.origin.rank)
+        for part in (trace,) if trace.origin.rank == rank else split_ranks(trace):
+            if part.origin.rank == rank:
+                return part
+            seen.add(part.origin.rank)
     known = sorted(number for number in seen if number is not None)
     there = f"ranks {', '.join(map(str, known))}" if known else "recordings that name no rank"
     raise UsageError(f"expected rank {rank}, found {there}", where=where)
@@ -171,7 +171,7 @@ def _judging(steps: Steps, chosen: np.ndarray[tuple[int], np.dtype[np.bool_]]) -
     if not (steps.end_ns - steps.start_ns)[which].any():
         raise UsageError("expected a part with work in it, found an empty one", where=steps.trace.report.path)
     window = Window(start_ns, end_ns, f"selected of {steps.window.basis}", int(steps.host_start_ns[which[0]]))
-    left_out = tuple("" if one else NOT_SELECTED for one in chosen.tolist())
+    left_out = tuple("" if choice else NOT_SELECTED for choice in chosen.tolist())
     return replace(steps, window=window, left_out=left_out)
 
 

@@ -155,7 +155,7 @@ class _Rows:
     def detail(self, what: str) -> Values:
         """Return one of the arguments as JSON text, null where it was not recorded."""
         index = type(self.trace.details[0])._fields.index(what) if self.trace.details else 0
-        texts = [one[index].decode("utf-8", "replace") for one in self.trace.details]
+        texts = [detail[index].decode("utf-8", "replace") for detail in self.trace.details]
         distinct: dict[str, int] = {}
         table = np.array([distinct.setdefault(text, len(distinct)) if text else -1 for text in texts] + [-1], np.int32)
         return _used(table[self.at(self.trace.detail)], tuple(distinct))
@@ -263,7 +263,7 @@ class _StepRows:
         if not self.trace.devices or self.refused or self.lacks_rows:
             return None
         found = self.trace.devices[0].classes(self.spans)
-        return {name: np.array([getattr(one, name) for one in found], np.int64) for name, _ in _CLASSES}
+        return {name: np.array([getattr(classes, name) for classes in found], np.int64) for name, _ in _CLASSES}
 
 
 def _step_rows(trace: Trace) -> _StepRows:
@@ -320,7 +320,7 @@ class _CollectiveRows(_Rows):
 
     @property
     def seq(self) -> list[int | None]:
-        return [one if isinstance(one, int) else None for one in self.trace.details_of("seq", self.rows)]
+        return [number if isinstance(number, int) else None for number in self.trace.details_of("seq", self.rows)]
 
 
 def _collective_rows(trace: Trace) -> _CollectiveRows:

@@ -55,13 +55,13 @@ def tracks(timelines: Sequence[RankTimeline], results: Sequence[Result]) -> list
     """Return the ranks of a job as tracks of one file, each with its findings."""
     found = {result.trace.path: result for result in results}
     out = []
-    for at, one in enumerate(timelines):
-        process, title = (at + 2) * PROCESSES - 1, f"rank {one.number}"
-        result = found[one.path]
-        extra = events(result, process=process, title=f"{title}: torchtriage findings", shift_ns=one.shift_ns)
+    for at, timeline in enumerate(timelines):
+        process, title = (at + 2) * PROCESSES - 1, f"rank {timeline.number}"
+        result = found[timeline.path]
+        extra = events(result, process=process, title=f"{title}: torchtriage findings", shift_ns=timeline.shift_ns)
         # Perfetto sorts by it: a rank's findings stand above its processes
         extra[1]["args"]["sort_index"] = (at + 1) * PROCESSES - 1
-        out.append(Track(one.path, title, one.shift_ns, one.flows, extra))
+        out.append(Track(timeline.path, title, timeline.shift_ns, timeline.flows, extra))
     return out
 
 

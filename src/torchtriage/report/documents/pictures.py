@@ -47,20 +47,20 @@ _ACCOUNT_MARKS = {
 _OTHER_MARK = ("░", "blue")
 
 
-def label(one: DeviceSummary, vendor: str) -> str:
+def label(summary: DeviceSummary, vendor: str) -> str:
     """Return what a device is called: ``GPU 0``."""
-    return f"{ACCELERATORS.get(vendor, 'GPU')} {one.device}"
+    return f"{ACCELERATORS.get(vendor, 'GPU')} {summary.device}"
 
 
-def device(one: DeviceSummary, vendor: str, over: str = "") -> b.Rows:
+def device(summary: DeviceSummary, vendor: str, over: str = "") -> b.Rows:
     """Return how a device's time is spent; without ``over``, what it is given over, no numbers."""
-    name = label(one, vendor)
-    if one.classes is None:
+    name = label(summary, vendor)
+    if summary.classes is None:
         return b.Rows(b.labelled(name, [b.dim("busy and idle time not known")]), on=b.TERMINAL)
-    wall_ns = one.classes.wall_ns
+    wall_ns = summary.classes.wall_ns
     if wall_ns <= 0:
         return b.Rows([])
-    shares = {field: int(getattr(one.classes, field)) / wall_ns for field, *_ in _BUSY + _IDLE}
+    shares = {field: int(getattr(summary.classes, field)) / wall_ns for field, *_ in _BUSY + _IDLE}
     bar = b.share_bar([(shares[field], mark, style) for field, _, mark, style in _BUSY + _IDLE], BAR)
     if not over:
         drawn = "".join(span.text for span in bar)

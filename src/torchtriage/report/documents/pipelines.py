@@ -14,10 +14,10 @@ N_RANKS = 16
 
 def of_job(job: JobResult) -> Iterator[b.Block]:
     """Return what is said of each pipeline, those with most waiting first, and the ranks of the first."""
-    shown = sorted(job.pipelines, key=lambda one: -one.bubble_share * one.span_ns)
+    shown = sorted(job.pipelines, key=lambda pipeline: -pipeline.bubble_share * pipeline.span_ns)
     if not shown:
         return
-    lines: list[b.Text] = [headline(one) for one in shown[:N_PIPELINES]]
+    lines: list[b.Text] = [headline(pipeline) for pipeline in shown[:N_PIPELINES]]
     if rest := len(shown) - N_PIPELINES:
         lines += [b.dim(f"{format_count(rest, 'more pipeline')} in the JSON")] * (rest > 0)
     yield b.Rows(b.labelled("pipeline" + "s" * (len(shown) > 1), lines))
@@ -33,19 +33,19 @@ def of_job(job: JobResult) -> Iterator[b.Block]:
     yield b.Table(columns, rows, align="rlrrrr", limit=N_RANKS, drop=(5, 3))
 
 
-def headline(one: PipelineSummary) -> str:
+def headline(pipeline: PipelineSummary) -> str:
     """Return a pipeline in one line."""
-    ranks = [rank.rank for rank in one.ranks]
+    ranks = [rank.rank for rank in pipeline.ranks]
     named = ", ".join(map(str, ranks)) if len(ranks) <= 8 else f"{ranks[0]}, …, {ranks[-1]}"
-    each = f", {one.n_chunks} stages on each rank" if one.n_chunks > 1 else ""
+    each = f", {pipeline.n_chunks} stages on each rank" if pipeline.n_chunks > 1 else ""
     text = (
-        f"ranks {named}: {one.schedule}, {format_count(one.n_micro, 'micro-batch', 'micro-batches')}{each};"
-        f" {format_share(one.bubble_share)} of {format_ns(one.span_ns)} waiting for a stage"
+        f"ranks {named}: {pipeline.schedule}, {format_count(pipeline.n_micro, 'micro-batch', 'micro-batches')}{each};"
+        f" {format_share(pipeline.bubble_share)} of {format_ns(pipeline.span_ns)} waiting for a stage"
     )
-    if one.implied_share is None or one.even_share is None:
+    if pipeline.implied_share is None or pipeline.even_share is None:
         return f"{text}; no theory is claimed"
-    books = f", its formula {format_share(one.books_share)}" if one.books_share is not None else ""
+    books = f", its formula {format_share(pipeline.books_share)}" if pipeline.books_share is not None else ""
     return (
-        f"{text}, {format_share(one.implied_share)} implied by the order and the measured stages,"
-        f" {format_share(one.even_share)} with equal ones{books}"
+        f"{text}, {format_share(pipeline.implied_share)} implied by the order and the measured stages,"
+        f" {format_share(pipeline.even_share)} with equal ones{books}"
     )

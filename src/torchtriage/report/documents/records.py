@@ -62,15 +62,15 @@ def _groups(what: str, groups: Sequence[LatencyGroup], limit: int) -> b.Table:
 def _slowest(slowest: Sequence[SlowRecord]) -> b.Table:
     rows = [
         (
-            f"{one.times:.1f} x",
-            _time(one.took_ms),
-            "" if one.size is None else f"{one.size:,}",
-            one.version,
-            one.device,
-            _when(one.at_s),
-            ", ".join(f"{name}={value}" for name, value in one.fields.items()),
+            f"{record.times:.1f} x",
+            _time(record.took_ms),
+            "" if record.size is None else f"{record.size:,}",
+            record.version,
+            record.device,
+            _when(record.at_s),
+            ", ".join(f"{name}={value}" for name, value in record.fields.items()),
         )
-        for one in slowest
+        for record in slowest
     ]
     columns = ("slowest, to their size's median", "took", "size", "version", "device", "when, UTC", "fields")
     return b.Table(columns, rows, align="lrrllll", limit=N_SLOWEST, drop=(6, 3))

@@ -303,11 +303,14 @@ class _Packer:
                 ],
                 "pipelines": [
                     [
-                        pipelines.headline(one),
-                        one.basis,
-                        [self.row(rank, "rank stages micro_ns busy_ns bubble_ns transfer_ns") for rank in one.ranks],
+                        pipelines.headline(pipeline),
+                        pipeline.basis,
+                        [
+                            self.row(rank, "rank stages micro_ns busy_ns bubble_ns transfer_ns")
+                            for rank in pipeline.ranks
+                        ],
                     ]
-                    for one in self.take(job.pipelines, self.detail.rows, "pipelines")
+                    for pipeline in self.take(job.pipelines, self.detail.rows, "pipelines")
                 ],
             },
             "groups": self.groups(job.process_groups),

@@ -320,10 +320,10 @@ def _pace(trace: Trace, rows: Ints, step: Ints, dur: Ints, sizes: tuple[str, ...
     return out
 
 
-def added(one: tuple[float, float, float] | None, other: Sequence[float]) -> tuple[float, float, float]:
+def added(first: tuple[float, float, float] | None, second: Sequence[float]) -> tuple[float, float, float]:
     """Return the sum of two entries of a pace."""
-    a, b, c = one or (0.0, 0.0, 0.0)
-    return a + other[0], b + other[1], c + other[2]
+    a, b, c = first or (0.0, 0.0, 0.0)
+    return a + second[0], b + second[1], c + second[2]
 
 
 # -- whose time --------------------------------------------------------------------------------

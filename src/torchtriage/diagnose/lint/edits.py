@@ -179,10 +179,10 @@ def _insertion(text: str, index: int, new: str) -> SourceEdit:
     raise ValueError("an index outside the text")
 
 
-def _overlap(one: tuple[int, int, str], other: tuple[int, int, str]) -> bool:
-    if one[0] == one[1] and other[0] == other[1]:
+def _overlap(first: tuple[int, int, str], second: tuple[int, int, str]) -> bool:
+    if first[0] == first[1] and second[0] == second[1]:
         return False  # two insertions follow each other
-    return one[0] < other[1] and other[0] < one[1]
+    return first[0] < second[1] and second[0] < first[1]
 
 
 def _changed(text: str, spans: list[tuple[int, int, str]]) -> str:

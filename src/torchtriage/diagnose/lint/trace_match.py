@@ -113,8 +113,8 @@ def _agree(ours: Frame, theirs: Frame) -> bool:
     return ours.function.rpartition(".")[2] == theirs.function.rpartition(".")[2]
 
 
-def _same_file(one: str, other: str) -> bool:
+def _same_file(first: str, second: str) -> bool:
     """Return whether one path ends with the other: profilers shorten them."""
-    parts = PurePath(one.replace("\\", "/")).parts, PurePath(other.replace("\\", "/")).parts
+    parts = PurePath(first.replace("\\", "/")).parts, PurePath(second.replace("\\", "/")).parts
     length = min(len(parts[0]), len(parts[1]))
     return length > 0 and parts[0][-length:] == parts[1][-length:]

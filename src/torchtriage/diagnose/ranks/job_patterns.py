@@ -97,15 +97,19 @@ def job_finding(
 
 def without_straggler(findings: Sequence[Finding], found: Sequence[Finding], rank: int) -> list[Finding]:
     """Return the findings and what was found, without the late rank where one of these explains that it is late."""
-    taking = [one for one in found if one.cost is not None and (one.ranks is None or rank in one.ranks.ranks)]
+    taking = [
+        finding
+        for finding in found
+        if finding.cost is not None and (finding.ranks is None or rank in finding.ranks.ranks)
+    ]
     if not taking:
         return [*findings, *found]
     late = next((finding for finding in findings if finding.code == STRAGGLER), None)
     if late is None:
         return [*findings, *found]
-    first = max(taking, key=lambda one: one.cost.high_ms if one.cost else 0.0)
+    first = max(taking, key=lambda finding: finding.cost.high_ms if finding.cost else 0.0)
     also = tuple(dict.fromkeys((*first.also_explains, STRAGGLER, *late.also_explains)))
     return [
         *(finding for finding in findings if finding is not late),
-        *(replace(one, also_explains=also) if one is first else one for one in found),
+        *(replace(finding, also_explains=also) if finding is first else finding for finding in found),
     ]

@@ -62,7 +62,7 @@ def all_cost(
     for position, result in enumerate(results):
         replayed = joint.fixes_of(position)
         places = [place for place in replayed if place != ALL]
-        costs = [one for place in places if (one := result.findings[place].cost) is not None]
+        costs = [own_cost for place in places if (own_cost := result.findings[place].cost) is not None]
         if not costs:
             continue
         key = ALL if ALL in replayed else places[0]

@@ -141,10 +141,10 @@ class JointSavings:
         bounds = np.searchsorted(meeting[by_meeting], np.arange(len(meet_ns) + 1))
         reached = [0] * len(self._ranks)
         wave = np.zeros(len(meet_ns), np.int64)
-        for one in np.argsort(meet_ns, kind="stable").tolist():
-            members = rank_of[by_meeting[bounds[one] : bounds[one + 1]]].tolist()
+        for encounter in np.argsort(meet_ns, kind="stable").tolist():
+            members = rank_of[by_meeting[bounds[encounter] : bounds[encounter + 1]]].tolist()
             level = max(reached[member] for member in members) + 1
-            wave[one] = level
+            wave[encounter] = level
             for member in members:
                 reached[member] = level
         order = np.lexsort((np.arange(n), meeting, wave[meeting]))

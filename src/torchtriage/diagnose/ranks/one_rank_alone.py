@@ -38,7 +38,7 @@ def one_rank_alone(job: RanksTogether) -> Finding | None:
                 found.append((cost_ns, position, kind, steps))
     if not found:
         return None
-    cost_ns, position, kind, steps = max(found, key=lambda one: one[0])
+    cost_ns, position, kind, steps = max(found, key=lambda candidate: candidate[0])
     rank, work = job.numbers[position], job.ranks[position].work
     names = work.saves if kind == "saves" else work.evaluates
     how = f" ({visible(names[0])})" if names else ""

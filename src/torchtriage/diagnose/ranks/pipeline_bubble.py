@@ -153,8 +153,10 @@ def measure(pipeline: Pipeline, ranks: Sequence[RankRecord], offset_ns: Ints) ->
     times: dict[tuple[int, str], list[tuple[int, int]]] = {}
     for step in pipeline.steps:
         for passes in step.passes:
-            for one in passes:
-                times.setdefault(one.task[:2], []).append((one.busy_ns, one.end_ns - one.start_ns))
+            for micro_pass in passes:
+                times.setdefault(micro_pass.task[:2], []).append(
+                    (micro_pass.busy_ns, micro_pass.end_ns - micro_pass.start_ns)
+                )
     means = {key: np.mean(values, axis=0).tolist() for key, values in times.items()}
     return Bubble(
         pipeline=replace(pipeline, steps=()),

@@ -152,7 +152,10 @@ def rank_pipeline(trace: Trace, pieces: Pieces, rows: Ints, said: Ints, numbers:
     exposed = intervals.intersect(
         intervals.union(trace.time_of(rows)), trace.devices[0].comm_only if device else pieces.idle
     )
-    listed = (ProcessGroup(one.name, one.ranks, one.what) for one, _ in messages._configured.values())
+    listed = (
+        ProcessGroup(configured.name, configured.ranks, configured.what)
+        for configured, _ in messages._configured.values()
+    )
     return RankPipeline(
         RankMessages(
             send=send,
@@ -179,7 +182,7 @@ def _first_kept(step: Ints) -> int:
 
 def _whole(trace: Trace, what: str, rows: Ints) -> Ints:
     given = trace.details_of(what, rows)
-    return np.array([one if isinstance(one, int) and 0 <= one < 1 << 31 else -1 for one in given], np.int64)
+    return np.array([value if isinstance(value, int) and 0 <= value < 1 << 31 else -1 for value in given], np.int64)
 
 
 # -- passes --------------------------------------------------------------------------------------
@@ -282,8 +285,8 @@ def _noise(kind: Ints, spans: Spans, host_ns: Ints, cuts_ns: Ints) -> Mask:
         return np.zeros(0, bool)
     busy = np.add.reduceat(spans[:, 1] - spans[:, 0], first).astype(np.float64)
     short = np.zeros(len(first), bool)
-    for one in (FORWARD, BACKWARD):
-        mine = kind[first] == one
+    for direction in (FORWARD, BACKWARD):
+        mine = kind[first] == direction
         if busy[mine].sum():
             # weighted by themselves: many short ones do not count
             short |= mine & (busy < NOISE * (busy[mine] ** 2).sum() / busy[mine].sum())

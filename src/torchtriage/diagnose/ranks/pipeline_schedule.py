@@ -126,7 +126,7 @@ def order_of(schedule: str, p: int, m: int, v: int) -> Orders | None:
         ]
     if schedule == "zero bubble" and v == 1:
         split = order_of("1F1B", p, m, 1)
-        return [[(stage, "I" if kind == "B" else kind, micro) for stage, kind, micro in one] for one in split or ()]
+        return [[(stage, "I" if kind == "B" else kind, micro) for stage, kind, micro in order] for order in split or ()]
     return None
 
 

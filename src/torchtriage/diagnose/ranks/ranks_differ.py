@@ -96,9 +96,9 @@ def _inputs(job: RanksTogether) -> list[tuple[int, str]]:
         usual = _usual(job, types)
         if usual is not None:
             out += [
-                (at, f"{visible(kind)} computes in {' and '.join(sorted(one))}, not {' and '.join(sorted(usual))}")
-                for at, one in enumerate(types)
-                if one != usual and one and usual
+                (at, f"{visible(kind)} computes in {' and '.join(sorted(floats))}, not {' and '.join(sorted(usual))}")
+                for at, floats in enumerate(types)
+                if floats != usual and floats and usual
             ]
     return out
 

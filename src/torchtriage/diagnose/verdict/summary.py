@@ -305,13 +305,13 @@ def _shown(path: CriticalPath) -> list[PathPiece]:
         last = int(np.searchsorted(path.begin_ns, b))
         inside = slice(first, last)
         held = np.minimum(path.finish_ns[inside], b) - np.maximum(path.begin_ns[inside], a)
-        one = first + int(np.argmax(held))
+        longest = first + int(np.argmax(held))
         before = out[-1][0] if out else -1
-        if before >= 0 and path.lane[before] == path.lane[one] and path.kind[before] == path.kind[one]:
-            lengths = path.finish_ns[[before, one]] - path.begin_ns[[before, one]]
-            out[-1] = (before if lengths[0] >= lengths[1] else one, out[-1][1], b)
+        if before >= 0 and path.lane[before] == path.lane[longest] and path.kind[before] == path.kind[longest]:
+            lengths = path.finish_ns[[before, longest]] - path.begin_ns[[before, longest]]
+            out[-1] = (before if lengths[0] >= lengths[1] else longest, out[-1][1], b)
         else:
-            out.append((one, a, b))
+            out.append((longest, a, b))
     return [_piece(path, *item) for item in out]
 
 

@@ -226,7 +226,7 @@ def _is_detached(module: Module, call: SourceCall) -> bool:
         names |= {caller.target for caller in callers if caller.target}
         if any(caller.user is not None and caller.user.attr == "detach" for caller in callers):
             return True
-    return any(one.owner is not None and module.name_of(one.owner) in names for one in module.sent("detach"))
+    return any(detach.owner is not None and module.name_of(detach.owner) in names for detach in module.sent("detach"))
 
 
 def _repeats(call: SourceCall) -> bool:

@@ -68,12 +68,12 @@ def ranks_of(pid: int) -> list[Process]:
         children.setdefault(parent, []).append(int(entry.parent.name))
     found = []
     below = [pid]
-    for one in below:
-        process = _process(one)
+    for child in below:
+        process = _process(child)
         if process.rank is not None:
             found.append(process)
         else:
-            below += sorted(children.get(one, ()))
+            below += sorted(children.get(child, ()))
     return found or [_process(pid)]
 
 

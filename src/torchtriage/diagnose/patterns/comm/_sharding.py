@@ -74,9 +74,9 @@ def _by_order(trace: Trace, around: Ints, step: Ints, which: Ints, base: int) ->
     """Return a code for each gather where units have no names: the backward pass goes through them in reverse."""
     backward = trace.matching(_BACKWARD)[around]
     out = np.zeros(len(around), np.int64)
-    for one in distinct(step).tolist():
-        for turn in distinct(which[step == one]).tolist():
-            mine = (step == one) & (which == turn)
+    for number in distinct(step).tolist():
+        for turn in distinct(which[step == number]).tolist():
+            mine = (step == number) & (which == turn)
             ahead, back = np.flatnonzero(mine & ~backward), np.flatnonzero(mine & backward)
             out[ahead] = base + np.arange(len(ahead))
             out[back] = base + len(ahead) - 1 - np.arange(len(back))

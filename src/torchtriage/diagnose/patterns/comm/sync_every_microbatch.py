@@ -133,11 +133,11 @@ def _windows(trace: Trace, found: Collectives, issued_ns: Ints) -> Iterator[_Rou
         yield _Rounds(inside, [reduces[round_of == k] for k in range(len(inside))])
 
 
-def _even(found: Collectives, one: _Rounds, issued_ns: Ints) -> bool:
-    counts = [len(part) for part in one.reduced]
+def _even(found: Collectives, rounds: _Rounds, issued_ns: Ints) -> bool:
+    counts = [len(part) for part in rounds.reduced]
     if not counts[0] or len(set(counts)) > 1:
         return False
-    order = [part[np.argsort(issued_ns[part], kind="stable")] for part in one.reduced]
+    order = [part[np.argsort(issued_ns[part], kind="stable")] for part in rounds.reduced]
     return all((found.equal[part] == found.equal[order[0]]).all() for part in order)
 
 

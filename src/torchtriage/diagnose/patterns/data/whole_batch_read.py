@@ -92,7 +92,7 @@ def _whole(given: object, rank: int, world: int) -> int:
     """
     if not isinstance(given, list) or len(given) < 5 or str(given[1]) != "0":
         return 0
-    numbers = [int(text) if (text := str(one)).isdecimal() else 0 for one in given[2:5]]
+    numbers = [int(text) if (text := str(value)).isdecimal() else 0 for value in given[2:5]]
     begin, end, every = numbers
     if (begin, every) == (rank, world):
         return -1

@@ -54,11 +54,11 @@ def select_loops(trace: Trace, ops: Ints) -> list[SampleLoop]:
     members: dict[int, list[int]] = {}
     reach = 0
     candidates = np.flatnonzero(good)
-    for one in candidates[np.lexsort((-end[candidates], begin[candidates]))].tolist():
+    for candidate in candidates[np.lexsort((-end[candidates], begin[candidates]))].tolist():
         # x[i] and y[i] in one body, and loops inside it, are the same loop
-        if begin[one] >= reach:
-            members.setdefault(int(kind[one]), []).append(one)
-            reach = end[one]
+        if begin[candidate] >= reach:
+            members.setdefault(int(kind[candidate]), []).append(candidate)
+            reach = end[candidate]
     loops = []
     for same in members.values():
         longest = max(same, key=lambda item: rounds[item])

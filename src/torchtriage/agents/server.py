@@ -374,7 +374,7 @@ def serve(desk: Desk) -> None:
     try:
         anyio.run(_serve, served)
     except Exception as error:
-        if not all(isinstance(one, BrokenPipeError) for one in getattr(error, "exceptions", [error])):
+        if not all(isinstance(cause, BrokenPipeError) for cause in getattr(error, "exceptions", [error])):
             raise
         os._exit(0)  # the client went away while it was answered, which is how some of them end
 

@@ -291,15 +291,15 @@ class StragglerWatch:
     def _compare(self, store: JobStore, job: JobWatch) -> None:
         told = store.get([str(rank) for rank in range(self._n_ranks)])
         notes = {int(rank): RankNote.unpack(data) for rank, data in told.items()}
-        for one in job.update(notes, time.monotonic()):
-            self._history.append(one)
-            _logger.warning("%s", one)
-            if isinstance(one, Late) and one.kind == "late":
-                self._n_late[one.rank, next(iter(one.phases))] += 1
-                self._ask(store, job, one, max(note.step for note in notes.values()))
+        for event in job.update(notes, time.monotonic()):
+            self._history.append(event)
+            _logger.warning("%s", event)
+            if isinstance(event, Late) and event.kind == "late":
+                self._n_late[event.rank, next(iter(event.phases))] += 1
+                self._ask(store, job, event, max(note.step for note in notes.values()))
             if self._on_late is not None:
                 try:
-                    self._on_late(one)
+                    self._on_late(event)
                 except Exception as error:
                     _logger.warning("on_late raised %s: %s", type(error).__name__, error)
 
@@ -307,7 +307,7 @@ class StragglerWatch:
         """Ask the late rank and a usual one to record the same steps."""
         if self._arm is None or len(self._recordings) >= MOST_RECORDINGS or self._stop.is_set():
             return
-        busy = {one.rank for one in job.judge.late}
+        busy = {straggler.rank for straggler in job.judge.late}
         other = next(rank for rank in job.judge.typical if rank not in busy)
         begin = step + int(ARM_PERIODS * PERIOD_S * 1e3 / late.step_ms) + 1
         folder = str(self._arm / f"step{begin}")
@@ -339,7 +339,9 @@ class StragglerWatch:
             "steps": self._clock.step,
             "windows": 0 if job is None else job.judge.n_windows,
             "every": self._every,
-            "told": [{"what": type(one).__name__.lower(), "text": str(one), **asdict(one)} for one in self._history],
+            "told": [
+                {"what": type(event).__name__.lower(), "text": str(event), **asdict(event)} for event in self._history
+            ],
             "recordings": self._recordings,
         }
 

@@ -192,10 +192,12 @@ class Trial:
     def __init__(self, model: Any, reader: Reader, context: CallContext) -> None:
         self._model, self._reader, self._context = model, reader, context
         buffers = dict(model.named_buffers())
-        large = {name: one for name, one in buffers.items() if one.numel() > _LARGE and not one.is_inference()}
-        self._large = {name: (one, one._version) for name, one in large.items()}
+        large = {
+            name: buffer for name, buffer in buffers.items() if buffer.numel() > _LARGE and not buffer.is_inference()
+        }
+        self._large = {name: (buffer, buffer._version) for name, buffer in large.items()}
         self._shared = {id(tensor): tensor for tensor in (*model.parameters(), *large.values())}
-        self._shapes = {name: one.shape for name, one in buffers.items()}
+        self._shapes = {name: buffer.shape for name, buffer in buffers.items()}
         self.held, self.varies = False, ""
         self.rows: dict[int, int] = {}
 
@@ -217,7 +219,7 @@ class Trial:
 
     def written(self) -> str:
         """Return the first of the large buffers that a run wrote into."""
-        return next((name for name, (one, version) in self._large.items() if one._version != version), "")
+        return next((name for name, (buffer, version) in self._large.items() if buffer._version != version), "")
 
     def hold_random(self, call: ModelCall, plain: Answer) -> None:
         """Hold random numbers if the model draws any, and find out whether answers differ from call to call even so."""
@@ -262,7 +264,7 @@ class Trial:
 
     def _gradients(self, out: Any, call: ModelCall) -> dict[str, torch.Tensor]:
         outs = [tensor for tensor in tensors.tensors(out).values() if tensor.requires_grad]
-        named = {name: one for name, one in self._model.named_parameters() if one.requires_grad}
+        named = {name: parameter for name, parameter in self._model.named_parameters() if parameter.requires_grad}
         named |= {
             path: leaf
             for path, leaf in zip(call.paths, call.leaves, strict=True)
@@ -272,7 +274,7 @@ class Trial:
             return {}
         weights = [torch.arange(y.numel(), device=y.device).cos().to(y.dtype).view(y.shape) for y in outs]
         found = torch.autograd.grad(outs, list(named.values()), weights, allow_unused=True)
-        return {name: one for name, one in zip(named, found, strict=True) if one is not None}
+        return {name: gradient for name, gradient in zip(named, found, strict=True) if gradient is not None}
 
 
 def _is_same(indices: torch.Tensor, leaf: Any) -> bool:

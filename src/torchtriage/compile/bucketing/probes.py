@@ -156,8 +156,8 @@ def _reflected(x: Tensor, low: float, high: float, _fill: Any, _dim: int) -> Ten
 def _like_one(x: Tensor, place: int, dim: int) -> Tensor:
     """Return values that are nearly those of one place: whatever the padding makes is often beyond all of them."""
     index = torch.tensor([place % x.shape[dim]], device=x.device)
-    one = x.index_select(dim, index).expand_as(x)
-    return (0.9 * one + 0.1 * x).to(x.dtype) if x.is_floating_point() else one.clone()
+    value = x.index_select(dim, index).expand_as(x)
+    return (0.9 * value + 0.1 * x).to(x.dtype) if x.is_floating_point() else value.clone()
 
 
 def _first(x: Tensor, _low: float, _high: float, _fill: Any, dim: int) -> Tensor:

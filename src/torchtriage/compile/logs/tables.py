@@ -253,9 +253,11 @@ def _with(
     """Return the remedy of all that changed: what ends one cause ends nothing while another goes on."""
     text, codes = fix.text, [fix.code]
     for failures in also[:N_CURED]:
-        one = failures[0]
-        other = recompile_fix(one.cause, one.source, one.dim, len(failures), automatic=automatic, guard=one.guard)
-        text += f" Also {one.cause}{f' of {one.source}' if one.source else ''}: {other.text}"
+        failure = failures[0]
+        other = recompile_fix(
+            failure.cause, failure.source, failure.dim, len(failures), automatic=automatic, guard=failure.guard
+        )
+        text += f" Also {failure.cause}{f' of {failure.source}' if failure.source else ''}: {other.text}"
         codes.append(other.code)
         if len(failures) == count:
             answers = {

@@ -166,7 +166,9 @@ def summarise(rows: Sequence[dict[str, Any]]) -> RouteTimes:
     steady = [_steady_ms(row) for row in rows]
     blocks = [[block for block in row["blocks"] if "queued_ns" in block] for row in rows]
     queued = [
-        sum(block["queued_ns"] for block in one) / sum(len(block["ns"]) for block in one) / 1e6 for one in blocks if one
+        sum(block["queued_ns"] for block in session) / sum(len(block["ns"]) for block in session) / 1e6
+        for session in blocks
+        if session
     ]
     return RouteTimes(
         first_ms=median(firsts),

@@ -179,7 +179,11 @@ def _referents(thing: Any) -> list[Any]:
         cells = [cell.cell_contents for cell in thing.__closure__ or () if _bound(cell)]
         return [*cells, *(thing.__defaults__ or ()), *vars(thing).values()]
     # a module's names are there anyway
-    return [one for one in islice(gc.get_referents(thing), MANY) if type(one) is not dict or "__builtins__" not in one]
+    return [
+        referent
+        for referent in islice(gc.get_referents(thing), MANY)
+        if type(referent) is not dict or "__builtins__" not in referent
+    ]
 
 
 def _bound(cell: Any) -> bool:

@@ -265,7 +265,7 @@ class Watch:
         for held in (*compiled_graphs(), *child_processes()):
             now[held.key] = held
         self._growth.follow(now, self._step)
-        self._light = {key: one for key, one in self._light.items() if key in self._growth.growing}
+        self._light = {key: growth for key, growth in self._light.items() if key in self._growth.growing}
         self._sites.look()
         suspects = [
             track

@@ -77,7 +77,7 @@ def changes(timeline: Timeline, owners: Owners, row: int, checkpointing: tuple[N
     best = max([change.high for change in rest] + [note.evidence["high_bytes"] for note in checkpointing], default=0)
     ranked = [(change.is_free and change.high >= FREE_SHARE * best, change.high, change.note(total)) for change in rest]
     ranked += [(False, note.evidence["high_bytes"], note) for note in checkpointing]
-    ranked.sort(key=lambda one: (not one[0], -one[1]))
+    ranked.sort(key=lambda entry: (not entry[0], -entry[1]))
     notes = tuple(note for _, _, note in ranked)
     if row >= timeline.start and timeline.end > timeline.start:
         return notes

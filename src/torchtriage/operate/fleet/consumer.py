@@ -315,7 +315,7 @@ class FleetConsumer:
                     ("fleet_failed_total", labels, cell.failed),
                     ("fleet_seconds_total", labels, cell.seconds),
                 ]
-        for slow in [one for one in list(self._detector.cells()) if one.ratio > 1]:
+        for slow in [peer for peer in list(self._detector.cells()) if peer.ratio > 1]:
             labels = {"device": slow.device, "model": slow.model, "version": slow.version}
             values.append(("fleet_slowness_ratio", labels, slow.ratio))
         values += [("fleet_alarms_total", {"kind": kind}, counts.alarms.get(kind, 0)) for kind in KINDS]

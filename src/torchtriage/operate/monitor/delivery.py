@@ -236,13 +236,13 @@ class Outbox:
 
     def start(self) -> None:
         """Begin to send."""
-        for one in self.deliveries:
-            one.start()
+        for delivery in self.deliveries:
+            delivery.start()
 
     def put(self, alert: Alert) -> None:
         """Queue an alert for each channel."""
-        for one in self.deliveries:
-            one.put(alert)
+        for delivery in self.deliveries:
+            delivery.put(alert)
 
     def pending(self) -> list[Alert]:
         """Return what some channel did not get yet, each once."""
@@ -250,8 +250,8 @@ class Outbox:
 
     def resume(self, alert: Alert) -> None:
         """Go on with an alarm that another process told."""
-        for one in self.deliveries:
-            one.resume(alert)
+        for delivery in self.deliveries:
+            delivery.resume(alert)
 
     def close(self, deadline_s: float, *, kept: bool = False) -> None:
         """Send what waits, all channels at once."""

@@ -187,7 +187,7 @@ class Listener:
             return
         connection.setblocking(False)
         waiting = _Waiting(connection, address, network(address[0]), time.monotonic() + REQUEST_S)
-        of_address = [one for one in self._waiting if one.network == waiting.network]
+        of_address = [client for client in self._waiting if client.network == waiting.network]
         if len(of_address) >= MAX_PER_ADDRESS:
             self._drop(of_address[0], "slow")
         elif len(self._waiting) >= MAX_WAITING:

@@ -163,7 +163,7 @@ class Judge:
     def _follow(self, number: int, names: Any, values: Any, found: dict[int, tuple[float, bool]]) -> list[Late]:
         told: list[Late] = []
         last_step = (number + 1) * self._every
-        for rank in [one for one in self._streaks if one not in found]:
+        for rank in [member for member in self._streaks if member not in found]:
             streak = self._streaks[rank]
             streak.absent = 0 if rank in names else streak.absent + 1
             if 0 < streak.absent < GONE:
@@ -211,14 +211,14 @@ class Judge:
         others = np.delete(columns, at, axis=0)
         more = columns[at] - np.median(others, axis=0)
         host = (values[:, HOST][at] - np.median(np.delete(values[:, HOST], at, axis=0), axis=0))[more.argmax()]
-        order = [one for one in np.argsort(-more) if more[one] >= SECOND * more.max()][:2]
+        order = [phase for phase in np.argsort(-more) if more[phase] >= SECOND * more.max()][:2]
         return Late(
             kind,
             rank,
             round(excess, 3),
             round(float(np.median(values[:, STEP])), 3),
             round(max(0.0, float(own[at] - np.delete(own, at).max())), 3),
-            {PHASE_NAMES[one]: round(float(more[one]), 3) for one in order},
+            {PHASE_NAMES[phase]: round(float(more[phase]), 3) for phase in order},
             every_step,
             "device" if every_step and host < 0.5 * more.max() else "host",
             since * self._every,

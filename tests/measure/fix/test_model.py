@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -168,6 +169,8 @@ def test_redacted_source_has_public_names_alone_and_comes_back_the_same():
         ('f"{{acme}} {acme.total} {acme:>{total}}"', 'f"{{text1}} {name2.total}text3{total}text4"'),
         ('rf"{acme:%acme}"', 'rf"{name1:%name1}"'),
         ('f"{acme"', 'f"text1"'),
+        ('f"{total * 1e3:.1f} {row[1_000]}"', 'f"{total * 1e3:.1f} {row[1_000]}"'),
+        ("f\"{row['4711 customers']}\"", "f\"{row['text1']}\""),
         ('"pays {total}"', '"text1"'),
     ],
 )
@@ -230,6 +233,26 @@ def test_a_model_is_told_what_became_of_its_change_and_asked_once_more(project, 
     assert again.messages[: len(first.messages)] == first.messages
     assert json.loads(again.messages[-2]["content"]) == answer.answer
     assert f"it was not tried: the diff {quoted}" in again.messages[-1]["content"]
+
+
+def test_of_a_fix_that_names_what_is_in_the_source_the_usual_one_is_shown(project):
+    asked: list[Question] = []
+    ask = lambda questions: asked.extend(questions) or [(None, "no")]  # noqa: E731
+    found = replace(finding(project / "acme.py"), code="CMP030", fix=Fix("acme_ward is a value inside."))
+    ModelProposer(ask).propose([found], Files(project))
+    assert "acme" not in asked[0].text
+    assert "usual fix: " in asked[0].text
+
+
+def test_frames_of_a_file_that_is_shown_leave_room_for_others(project):
+    asked: list[Question] = []
+    ask = lambda questions: asked.extend(questions) or [(None, "no")]  # noqa: E731
+    (project / "acme.py").write_text(SOURCE + "# more\n" * 120)
+    (project / "loop.py").write_text("total = 1\n" * 120)
+    found = finding(project / "acme.py")
+    frames = tuple(Frame(str(project / name), line, "") for name, line in (("acme.py", 20), ("loop.py", 3)))
+    ModelProposer(ask).propose([replace(found, place=replace(found.place, stack=frames))], Files(project))
+    assert "total = 1\n" in asked[0].text
 
 
 def test_words_of_the_source_stay_between_the_marks(project):

@@ -252,6 +252,50 @@ def test_time_outside_of_the_steps_is_measured_on_whole_runs(fixing, monkeypatch
     assert fixing.measured(Candidate(found, "an-edit", "", {})).per_run == whole
 
 
+def found(code: str) -> Finding:
+    place = Place(frame=Frame("plain.py", 2, "", lines=(2,)))
+    cost = Cost(5.0, 6.0, "step", 10.0, 0.5, 0.6, 6.0, "measured", "", "A")
+    return Finding(code, "a", "host", "A", "high", "certain", "A.", place, cost, {}, Fix("Mend it."))
+
+
+def test_known_changes_that_waited_for_a_model_are_tried_when_it_has_answered(fixing, monkeypatch):
+    findings = [found(f"HST{number}") for number in range(2 * fixes.HEAT)]
+    clock = [fixing.begun_s]
+
+    def race(_copy, entrants, *_, **__):
+        clock[0] += 6
+        for entrant in entrants:
+            entrant.error = "killed"
+
+    monkeypatch.setattr(fixes, "race", race)
+    monkeypatch.setattr(fixes.time, "monotonic", lambda: clock[0])
+    fixing.wanted, fixing.spendable = Wanted(budget_s=10.0), fixes.HALF
+    fixing.attempt([change("plain.py", finding=finding) for finding in findings])
+    assert [row.outcome for row in fixing.tries].count("not tried") == fixes.HEAT
+    fixing.spendable = 1.0
+    fixing.ask(ModelProposer(lambda questions: [(None, "no")] * len(questions), redact=False), findings)
+    assert {row.outcome for row in fixing.tries} == {"failed", "dropped"}
+
+
+def test_of_two_small_changes_for_a_finding_one_is_tried_on_top(fixing, monkeypatch):
+    def verified_as(ratio: float) -> Any:
+        return SimpleNamespace(ratio=ratio, verdict=("", ""))
+
+    def conclude(_fixing, row):
+        row.outcome, row.reason, row.verification = "faster alone", "", verified_as(0.45)
+
+    changes = [change("plain.py", new, finding=found("HST002")) for new in ("x = 3", "x = 4")]
+    large = change("crlf.py", finding=found("HST001"))
+    fixing.tries = [
+        _Try(large, Entrant({}), "faster alone", "", verified_as(0.5)),
+        *(_Try(small, Entrant({}), "no difference", "", verified_as(0.995)) for small in changes),
+    ]
+    monkeypatch.setattr(_Fixing, "_race", lambda *_, **__: None)
+    monkeypatch.setattr(_Fixing, "_conclude", conclude)
+    chosen, _ = fixing.together()
+    assert len(chosen) == len(fixing.contents(row.candidate for row in chosen)[1]) == 2
+
+
 def test_a_model_whose_change_is_of_no_use_is_told_so_and_asked_once_more(fixing, monkeypatch):
     asked: list[Question] = []
 
@@ -265,10 +309,7 @@ def test_a_model_whose_change_is_of_no_use_is_told_so_and_asked_once_more(fixing
             entrant.error = "NameError: undefined" if b"undefined" in entrant.files["plain.py"] else "killed"
 
     monkeypatch.setattr(fixes, "race", race)
-    place = Place(frame=Frame("plain.py", 2, "", lines=(2,)))
-    cost = Cost(5.0, 6.0, "step", 10.0, 0.5, 0.6, 6.0, "measured", "", "A")
-    found = Finding("HST114", "a", "host", "A", "high", "certain", "A.", place, cost, {}, Fix("Mend it."))
-    fixing.ask(ModelProposer(ask, redact=False), [found])
+    fixing.ask(ModelProposer(ask, redact=False), [found("HST114")])
     assert [row.reason for row in fixing.tries] == ["NameError: undefined", "killed"]
     assert "the changed program failed: NameError: undefined." in asked[1].text
     assert len(asked) == 2

@@ -218,7 +218,10 @@ class _Fixing:
         """Try the changes alone: for each finding the first one, and the next where that does not keep the promise."""
         tries = [_Try(item, Entrant(self.contents([item])[0], bool(item.changes))) for item in candidates]
         self.tries += tries
-        waiting = list(tries)
+        self._work(tries)
+        return tries
+
+    def _work(self, waiting: Sequence[_Try]) -> None:
         while waiting and time.monotonic() < self.deadline_s:
             # what saves time once a run is measured on whole runs; the others on steps
             first = waiting[0].candidate
@@ -229,12 +232,14 @@ class _Fixing:
                 if alike and row.candidate.finding not in others and len(heat) < HEAT:
                     heat.append(row)
             self._heat(heat, 0 if first.per_run else self.timed_steps)
-            mended = [row.candidate.finding for row in heat if row.keeps_promise]
-            for row in waiting:
-                if row.candidate.finding in mended and row not in heat:
-                    row.outcome, row.reason = "not needed", ""
-            waiting = [row for row in waiting if row not in heat and row.candidate.finding not in mended]
-        return tries
+            waiting = self._without_mended([row for row in waiting if row not in heat])
+
+    def _without_mended(self, waiting: Sequence[_Try]) -> list[_Try]:
+        mended = [row.candidate.finding for row in self.tries if row.keeps_promise]
+        for row in waiting:
+            if row.candidate.finding in mended:
+                row.outcome, row.reason = "not needed", ""
+        return [row for row in waiting if row.candidate.finding not in mended]
 
     def ask(self, model: ModelProposer, findings: Iterable[Finding]) -> None:
         """Try what a model proposes for findings without a change that helps; what is dropped says why.
@@ -247,6 +252,7 @@ class _Fixing:
         again = [(answer, fate) for answer, row in tried if (fate := _fate(answer, row))]
         if again:
             self._try(lambda: model.propose_again(again))
+        self._work(self._without_mended([row for row in self.tries if row.reason == TIME_OVER]))
 
     def _try(self, propose: Callable[[], Sequence[ModelAnswer]]) -> list[tuple[ModelAnswer, _Try]]:
         asked_s = time.monotonic()
@@ -306,8 +312,11 @@ class _Fixing:
         if whole is None or whole.ratio > 1 - MUCH:
             return chosen, whole
         # what was lost in the time that is saved now may show
-        small = [row for row in self.tries if row.outcome in ("no difference", "undecided") and self._fits(chosen, row)]
-        small = [row for row in small if row.candidate.per_run == small[0].candidate.per_run]
+        small: list[_Try] = []
+        for row in sorted(self.tries, key=lambda row: -row.saves):
+            alike = not small or row.candidate.per_run == small[0].candidate.per_run
+            if row.outcome in ("no difference", "undecided") and alike and self._fits([*chosen, *small], row):
+                small.append(row)
         more = self._beside(chosen, small[:HEAT]) if time.monotonic() < self.deadline_s else []
         return self._combined([*chosen, *more]) if more else (chosen, whole)
 

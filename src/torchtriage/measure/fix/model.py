@@ -17,6 +17,7 @@ from torchtriage.core.names import visible
 from torchtriage.core.units import format_ms
 from torchtriage.diagnose.lint.edits import lines_of
 from torchtriage.diagnose.lint.syntax import first_line
+from torchtriage.diagnose.patterns.base import catalogue
 from torchtriage.measure.fix.candidates import Candidate, Files
 from torchtriage.measure.fix.model_diff import DiffError, Shown, edits_of
 from torchtriage.measure.fix.proposal import Site
@@ -166,6 +167,8 @@ def _functions(finding: Finding, files: Files) -> Iterator[tuple[str, int, int]]
         module = files.module(path) if path is not None else None
         if frame is None or path is None or module is None or len(seen) == MOST_FUNCTIONS:
             continue
+        if any(known == path and begin <= frame.line <= end for known, begin, end in seen):
+            continue
         function = Site(module, frame.line, finding).function
         n_lines = len(lines_of(files.text(path)))
         begin, end = max(frame.line - AROUND, 1), frame.line + AROUND
@@ -178,7 +181,7 @@ def _functions(finding: Finding, files: Files) -> Iterator[tuple[str, int, int]]
             begin, end = max(begin, frame.line - AROUND), min(end, frame.line + AROUND)
         place = path, begin, end
         room -= end - begin + 1
-        if place not in seen and room >= 0:
+        if room >= 0:
             seen.add(place)
             yield place
 
@@ -219,7 +222,9 @@ def _told(finding: Finding, shown: Mapping[str, Shown], names: SourceNames) -> s
         if isinstance(value, int | float) and not isinstance(value, bool)
     ]
     rows += [", ".join(numbers)] * bool(numbers)
-    rows.append(f"usual fix: {finding.fix.text}")
+    # of the compiler's findings the fix names what is in the source
+    known = (entry.fix.text for entry in catalogue() if names.redact and entry.pattern.code == finding.code)
+    rows.append(f"usual fix: {next(known, finding.fix.text)}")
     return "\n".join(rows)
 
 

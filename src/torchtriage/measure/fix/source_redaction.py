@@ -47,7 +47,7 @@ _SIMPLE = re.compile(r"[\w.:/-]{0,40}")
 _STRING = re.compile(r"([A-Za-z]*)('''|\"\"\"|'|\")(.*)\2", re.DOTALL)
 _FIELDS = re.compile(r"(\{\{|\}\}|\{[^{}\n]+\})")
 """The expressions in an f-string; of one with braces of its own only what these hold."""
-_FORM = re.compile(r"(\{[^{}\n]+?)((?:![ars])?(?::[-<>^+.,\d]*[a-zA-Z%]?)?\})")
+_FORM = re.compile(r"\{([^{}\n]+?)((?:![ars])?(?::[-<>^+.,\d]*[a-zA-Z%]?)?\})")
 _OURS = re.compile(r"\b(?:name|text)\d+\b")
 
 
@@ -149,7 +149,8 @@ class SourceNames:
         match = _FORM.fullmatch(piece)
         if match is None:
             return piece if piece in ("{{", "}}") else self._text(piece)
-        return _WORD.sub(lambda word: self.name(word[0]), match[1]) + match[2]
+        rows = self.rows(f"({match[1]})")
+        return "{" + rows[0][1:-1] + match[2] if rows is not None else self._text(piece)
 
     def _text(self, inner: str) -> str:
         return "\n".join(self._number("text", piece) if piece.strip() else piece for piece in inner.split("\n"))
